@@ -1,0 +1,1 @@
+"""ONNX export: the same rotation as graph ops, validated under onnxruntime."""

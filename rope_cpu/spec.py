@@ -1,0 +1,188 @@
+"""The frozen description of one rotation: pure float64 data, which NumPy kernels and ONNX graphs alike are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Float64 = NDArray[np.float64]
+
+ANGLE_DTYPES = ("float64", "float32")
+
+
+class LengthRule(Protocol):
+    """Frequencies that depend on the sequence length (rope types dynamic and longrope).
+
+    An implementation is immutable, hashable, compares by value and can be pickled.
+    """
+
+    def at_length(self, length: int) -> tuple[Float64, float]:
+        """Return inv_freq, (axes, heads, pairs) or fewer leading axes, and the attention factor for `length` tokens."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RopeSpec:
+    """One rotation: which elements pair, and by what angle per position each pair turns.
+
+    inv_freq: float64 (rows, axes, heads, pairs), radians per unit of position. rows is 1, or the batch size where every
+        sequence has a length of its own; heads is 1 unless heads have frequencies of their own.
+    attention_factor: float64 (rows,), the factor on cos and sin.
+    blocks: widths, in elements, of the contiguous blocks that pairs are formed in; their sum is rotary_dim.
+    shared_id: several axes take one plain id for all of them (M-RoPE on text).
+    length_rule: where it is set, the frequencies depend on the sequence length; lengths then says for which they are.
+    """
+
+    inv_freq: Float64
+    attention_factor: Float64
+    head_dim: int
+    blocks: tuple[int, ...]
+    interleaved: bool = False
+    rope_type: str = "default"
+    angle_dtype: str = "float64"
+    shared_id: bool = False
+    length_rule: LengthRule | None = None
+    lengths: tuple[int, ...] | None = None
+
+    @property
+    def axes(self) -> int:
+        """Number of position coordinates."""
+        return int(self.inv_freq.shape[1])
+
+    @property
+    def pairs(self) -> int:
+        """Number of rotated pairs in a head vector."""
+        return int(self.inv_freq.shape[3])
+
+    @property
+    def rotary_dim(self) -> int:
+        """Number of rotated elements in a head vector."""
+        return 2 * self.pairs
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether `at_length` must be called before anything is rotated."""
+        return self.length_rule is not None and self.lengths is None
+
+    def at_length(self, lengths: int | Sequence[int]) -> RopeSpec:
+        """Return the spec for one length of all sequences, or for one length per batch row."""
+        if self.length_rule is None:
+            return self
+        many = tuple(lengths) if isinstance(lengths, Sequence) else (lengths,)
+        rows = [self.length_rule.at_length(length) for length in many]
+        shape = (len(rows), *self.inv_freq.shape[1:])
+        return replace(
+            self,
+            inv_freq=_frozen(np.stack([row for row, _ in rows]).reshape(shape)),
+            attention_factor=_frozen(np.array([factor for _, factor in rows])),
+            lengths=many,
+        )
+
+    def _key(self) -> tuple[Any, ...]:
+        arrays = (self.inv_freq, self.attention_factor)
+        return (
+            *((array.shape, array.tobytes()) for array in arrays),
+            *(self.head_dim, self.blocks, self.interleaved, self.rope_type, self.angle_dtype),
+            *(self.shared_id, self.length_rule, self.lengths),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, RopeSpec) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+
+def from_inv_freq(
+    inv_freq: ArrayLike,
+    *,
+    head_dim: int | None = None,
+    attention_factor: float = 1.0,
+    interleaved: bool = False,
+    blocks: int | Sequence[int] = 1,
+    **described: Any,
+) -> RopeSpec:
+    """Check a frequency matrix and describe the rotation by it; every other builder ends here.
+
+    inv_freq: (pairs,), (axes, pairs) or (axes, heads, pairs), radians per unit of position.
+    blocks: how many equal blocks the rotated part has, or their widths in elements; each is paired within itself.
+    described: further fields of RopeSpec (rope_type, angle_dtype, shared_id, length_rule).
+
+    Raises ValueError or TypeError naming the argument, its value and the rule.
+    """
+    frequencies = _frequencies(inv_freq)
+    rotary_dim = 2 * frequencies.shape[-1]
+    head_dim = rotary_dim if head_dim is None else whole_number("head_dim", head_dim)
+    if head_dim < rotary_dim:
+        raise ValueError(f"`head_dim` is {head_dim}, but `inv_freq` rotates {rotary_dim} elements (2 a pair)")
+    factor = float(attention_factor)
+    if not (np.isfinite(factor) and factor > 0):
+        raise ValueError(f"`attention_factor` is {attention_factor!r}; it must be finite and positive")
+    angle_dtype = described.get("angle_dtype", "float64")
+    if angle_dtype not in ANGLE_DTYPES:
+        raise ValueError(f"`angle_dtype` is {angle_dtype!r}; it must be one of {', '.join(ANGLE_DTYPES)}")
+    widths = _widths(blocks, rotary_dim)
+    return RopeSpec(
+        inv_freq=_frozen(frequencies[None]),
+        attention_factor=_frozen(np.array([factor])),
+        head_dim=head_dim,
+        # Adjacent pairs never cross a boundary between even blocks, so blocks say nothing about them.
+        blocks=(rotary_dim,) if interleaved else widths,
+        interleaved=boolean("interleaved", interleaved),
+        **described,
+    )
+
+
+def whole_number(name: str, value: object, least: int = 1) -> int:
+    """Return `value` as an int; raise unless it is a whole number of at least `least`."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise TypeError(f"`{name}` is {value!r}; it must be an integer")
+    if value < least:
+        raise ValueError(f"`{name}` is {value!r}; it must be at least {least}")
+    return int(value)
+
+
+def boolean(name: str, value: object) -> bool:
+    """Return `value` as a bool; raise unless it is one."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"`{name}` is {value!r}; it must be True or False")
+    return bool(value)
+
+
+def _frequencies(inv_freq: ArrayLike) -> Float64:
+    given = np.asarray(inv_freq)
+    if given.dtype.kind not in "fiu":
+        raise TypeError(f"`inv_freq` has dtype {given.dtype}; it must hold real numbers")
+    frequencies = given.astype(np.float64)
+    if not 1 <= frequencies.ndim <= 3 or 0 in frequencies.shape:
+        raise ValueError(
+            f"`inv_freq` has shape {frequencies.shape}; it must be (pairs,), (axes, pairs) or (axes, heads, pairs), "
+            "none of them 0"
+        )
+    if not np.isfinite(frequencies).all():
+        raise ValueError(f"`inv_freq` holds {frequencies[~np.isfinite(frequencies)][0]}; it must be finite")
+    axes, heads, pairs = {1: (1, 1), 2: (-1, 1), 3: frequencies.shape[:2]}[frequencies.ndim] + frequencies.shape[-1:]
+    return frequencies.reshape(axes, heads, pairs)
+
+
+def _widths(blocks: int | Sequence[int], rotary_dim: int) -> tuple[int, ...]:
+    if isinstance(blocks, Sequence) or isinstance(blocks, np.ndarray):
+        widths = tuple(whole_number("blocks", width, 2) for width in blocks)
+    else:
+        count = whole_number("blocks", blocks)
+        if rotary_dim % (2 * count):
+            raise ValueError(f"`blocks` is {count}, which does not divide {rotary_dim // 2} pairs evenly")
+        widths = (rotary_dim // count,) * count
+    if sum(widths) != rotary_dim or any(width % 2 for width in widths):
+        raise ValueError(f"`blocks` is {blocks}; widths must be even and add up to rotary_dim {rotary_dim}")
+    return widths
+
+
+def _frozen(array: Float64) -> Float64:
+    # A copy of our own that cannot be made writeable again through a base: plans rely on it never changing.
+    array = np.frombuffer(np.ascontiguousarray(array).tobytes(), dtype=np.float64).reshape(array.shape)
+    return array
