@@ -1,4 +1,4 @@
-"""The frozen description of one rotation: pure float64 data, which NumPy kernels and ONNX graphs alike are made from."""
+"""The frozen description of one rotation: pure float64 data, which kernels and ONNX graphs alike are made from."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _frequencies(inv_freq: ArrayLike) -> Float64:
 
 
 def _widths(blocks: int | Sequence[int], rotary_dim: int) -> tuple[int, ...]:
-    if isinstance(blocks, Sequence) or isinstance(blocks, np.ndarray):
+    if isinstance(blocks, Sequence | np.ndarray):
         widths = tuple(whole_number("blocks", width, 2) for width in blocks)
     else:
         count = whole_number("blocks", blocks)
@@ -184,5 +184,4 @@ def _widths(blocks: int | Sequence[int], rotary_dim: int) -> tuple[int, ...]:
 
 def _frozen(array: Float64) -> Float64:
     # A copy of our own that cannot be made writeable again through a base: plans rely on it never changing.
-    array = np.frombuffer(np.ascontiguousarray(array).tobytes(), dtype=np.float64).reshape(array.shape)
-    return array
+    return np.frombuffer(np.ascontiguousarray(array).tobytes(), dtype=np.float64).reshape(array.shape)

@@ -1,0 +1,133 @@
+"""The angle kernel: exact cos and sin of position times frequency, faster than a table of them could be read.
+
+Each frequency is kept as turns, ω/2π = high + low, two float64 that hold it to about 2^-106. The product with a
+position is formed in two parts as well, whole turns are dropped while nothing is lost, and short polynomials do the
+rest. So the result is within an ulp of float64 for every position up to 2^53, and the loop over pairs has no branch.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, var-annotated"
+
+from __future__ import annotations
+
+from functools import cache
+from math import factorial
+
+import numpy as np
+from numba import prange, types
+
+from rope_cpu._compile import SOURCES, Kernel, array_type, compiled, helper
+from rope_cpu._vectors import muladd, product_error
+
+# 2π, and what float64 leaves of it; the Taylor coefficients of sin and cos, enough for an angle of ⅛ turn.
+_TWO_PI, _TWO_PI_REST = 6.283185307179586, 2.4492935982947064e-16
+_SIN = tuple((-1.0) ** n / factorial(2 * n + 1) for n in range(8, 0, -1))
+_COS = tuple((-1.0) ** n / factorial(2 * n) for n in range(8, 0, -1))
+
+
+@helper
+def _add_turns(position, high, low, turns, rest):
+    """Add position·(high + low) to turns + rest, less whole turns; what rounding loses of either sum goes to rest."""
+    for i in range(high.size):
+        product = position * high[i]
+        part = product - np.rint(product)
+        total = turns[i] + part
+        shadow = total - turns[i]
+        lost = (turns[i] - (total - shadow)) + (part - shadow)
+        rest[i] += lost + muladd(position, low[i], product_error(position, high[i], product))
+        turns[i] = total
+
+
+@helper
+def _circle(turns, rest, sign, factor, cos, sin):
+    """Write factor·cos and sign·factor·sin of turns + rest: to a float64 ulp, then rounded to the array's dtype."""
+    for i in range(turns.size):
+        total = turns[i] + rest[i]
+        tail = (turns[i] - total) + rest[i]
+        quarter = np.rint(4.0 * total)
+        r = muladd(quarter, -0.25, total)
+        z = r * _TWO_PI
+        dz = muladd(r, _TWO_PI_REST, product_error(r, _TWO_PI, z)) + tail * _TWO_PI
+        z2 = z * z
+        s, c = _SIN[0], _COS[0]
+        s, c = muladd(z2, s, _SIN[1]), muladd(z2, c, _COS[1])
+        s, c = muladd(z2, s, _SIN[2]), muladd(z2, c, _COS[2])
+        s, c = muladd(z2, s, _SIN[3]), muladd(z2, c, _COS[3])
+        s, c = muladd(z2, s, _SIN[4]), muladd(z2, c, _COS[4])
+        s, c = muladd(z2, s, _SIN[5]), muladd(z2, c, _COS[5])
+        s, c = muladd(z2, s, _SIN[6]), muladd(z2, c, _COS[6])
+        s, c = muladd(z2, s, _SIN[7]), muladd(z2, c, _COS[7])
+        sine = z + muladd(z * z2, s, dz)
+        cosine = 1.0 + muladd(z2, c, -z * dz)
+        # A quarter turn swaps the two, a half turn negates both: selects and products, for a loop without branches.
+        quarter -= 4.0 * np.rint(0.25 * quarter)
+        odd, even = quarter * quarter == 1.0, 1.0 - 0.5 * quarter * quarter
+        cos[i] = factor * (-quarter * sine if odd else even * cosine)
+        sin[i] = factor * sign * (quarter * cosine if odd else even * sine)
+
+
+# 1 / 2π in two parts: the turns of an angle of one radian.
+_TURN, _TURN_REST = 0.15915494309189535, -9.839338337591001e-18
+
+
+@helper
+def _add_radians32(position, frequencies, angle):
+    """Add the float32 product position·frequency to float32 angles, as a float32 model does."""
+    for i in range(angle.size):
+        product = np.float32(position) * np.float32(frequencies[i])
+        angle[i] = np.float32(angle[i]) + product
+
+
+@helper
+def _scale32(factor, cos, sin):
+    """Round cos and sin to float32 and multiply them there, as a float32 model does."""
+    for i in range(cos.size):
+        cos[i] = np.float32(cos[i]) * np.float32(factor)
+        sin[i] = np.float32(sin[i]) * np.float32(factor)
+
+
+@cache
+def angles(dtype: str, parallel: bool) -> Kernel:
+    """Return the kernel (positions, limit, turns, factor, sign, single, cos, sin, chunks) → DONE or LOOK_CLOSER.
+
+    positions: float64 (1 or batch, seq, 1 or axes); one coordinate serves every axis. turns: float64 (1 or batch, axes,
+    heads, 2, pairs), high and low parts of ω/2π. factor: float64 (1 or batch,), on cos and sin. sign: −1 turns back.
+    single: repeat float32 arithmetic; the first part of turns is then ω itself, the second unused. cos, sin: float32 or
+    float64 (1 or batch, seq, heads, pairs). LOOK_CLOSER: a position is not finite or beyond ±limit.
+    """
+    sources = SOURCES
+
+    def fill(positions, limit, turns, factor, sign, single, cos, sin, chunks):
+        _ = sources  # a part of the cache key
+        for p in positions.flat:
+            if not abs(p) <= limit:
+                return 1
+        seq, pairs, axes = cos.shape[1], cos.shape[3], turns.shape[1]
+        rows = cos.shape[0] * seq
+        chunks = max(1, min(chunks, rows))
+        for chunk in prange(chunks):
+            whole, rest, angle, nothing = np.empty(pairs), np.empty(pairs), np.empty(pairs), np.zeros(pairs)
+            for row in range(rows * chunk // chunks, rows * (chunk + 1) // chunks):
+                b, t = row // seq, row % seq
+                p, f = min(b, positions.shape[0] - 1), min(b, factor.size - 1)
+                for h in range(cos.shape[2]):
+                    whole[:], rest[:], angle[:] = 0.0, 0.0, 0.0
+                    for axis in range(axes):
+                        position, omega = positions[p, t, min(axis, positions.shape[2] - 1)], turns[f, axis, h]
+                        if single:
+                            _add_radians32(position, omega[0], angle)
+                        else:
+                            _add_turns(position, omega[0], omega[1], whole, rest)
+                    if single:
+                        _add_turns(_TURN, angle, nothing, whole, rest)
+                        _add_turns(_TURN_REST, angle, nothing, whole, rest)
+                        _circle(whole, rest, sign, 1.0, cos[b, t, h], sin[b, t, h])
+                        _scale32(factor[f], cos[b, t, h], sin[b, t, h])
+                    else:
+                        _circle(whole, rest, sign, factor[f], cos[b, t, h], sin[b, t, h])
+        return 0
+
+    real = types.float64 if dtype == "float64" else types.float32
+    table = array_type(real, 4, readonly=False, layout="C")
+    positions, turns, factor = (array_type(types.float64, n, layout="C") for n in (3, 5, 1))
+    signature = (positions, types.float64, turns, factor, types.float64, types.boolean, table, table, types.int64)
+    return compiled(fill, f"angles_{dtype}", signature, parallel)

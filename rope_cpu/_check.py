@@ -1,0 +1,203 @@
+"""Every check of an array argument and its error text: the argument, its value, the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_cpu.angles import MAX_POSITION
+from rope_cpu.spec import Float64
+
+Array = NDArray[Any]
+
+FORMAT_OF = {np.dtype(name): name for name in ("float32", "float64", "float16")}
+FORMAT_OF[np.dtype(ml_dtypes.bfloat16)] = "bfloat16"
+
+# Axes of (batch, token, head) in each layout; packed tokens have no batch.
+AXES = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2), "thd": (None, 0, 1)}
+
+_AXIS_NAMES = {"b": "batch", "s": "seq", "h": "heads", "d": "head_dim", "t": "tokens"}
+
+
+def layout(value: object) -> str:
+    """Return the layout; raise where it is unknown."""
+    if not isinstance(value, str) or value not in AXES:
+        raise ValueError(f"`layout` is {value!r}; it must be one of {', '.join(AXES)}")
+    return value
+
+
+def array(name: str, x: object, form: str) -> Array:
+    """Return `x` if it is an array that can be rotated in this layout; raise otherwise."""
+    if not isinstance(x, np.ndarray):
+        raise TypeError(f"`{name}` is a {type(x).__name__}; it must be a NumPy array")
+    if x.dtype not in FORMAT_OF:
+        raise TypeError(f"`{name}` has dtype {x.dtype}; it must be {', '.join(FORMAT_OF.values())} (native byte order)")
+    if x.ndim != len(form):
+        names = ", ".join(_AXIS_NAMES[letter] for letter in form)
+        raise ValueError(f"`{name}` has shape {x.shape}; layout {form} means ({names})")
+    return x
+
+
+def rotated(xs: Mapping[str, object], form: str, head_dim: int, table: tuple[int, ...]) -> None:
+    """Raise unless every array fits head_dim and the (batch or 1, seq, frequency heads, pairs) of cos and sin."""
+    batch_axis, token, head = AXES[form]
+    seen: dict[str, Array] = {}
+    for name, given in xs.items():
+        x = array(name, given, form)
+        if x.shape[-1] != head_dim:
+            raise ValueError(f"`{name}` has head_dim {x.shape[-1]}, but this rotary is for head_dim {head_dim}")
+        if x.shape[token] != table[1]:
+            raise ValueError(
+                f"`{name}` has {x.shape[token]} tokens ({form} {x.shape}), but positions are given for {table[1]}"
+            )
+        batch = 1 if batch_axis is None else x.shape[batch_axis]
+        if table[0] not in (1, batch):
+            raise ValueError(f"`{name}` has batch {batch} ({form} {x.shape}), but positions are given for {table[0]}")
+        if x.shape[head] % table[2]:
+            raise ValueError(
+                f"`{name}` has {x.shape[head]} heads, not a multiple of {table[2]}, the heads that frequencies are for"
+            )
+        for other, y in seen.items():
+            if y.dtype != x.dtype:
+                raise TypeError(f"`{name}` has dtype {x.dtype}, but `{other}` has {y.dtype}; they must be the same")
+            if batch_axis is not None and y.shape[batch_axis] != batch:
+                raise ValueError(f"`{name}` has batch {batch}, but `{other}` has {y.shape[batch_axis]}")
+        seen[name] = x
+
+
+def outputs(outs: Mapping[str, object], xs: Mapping[str, Array]) -> None:
+    """Raise unless each result can be written: in place, or into memory that shares no element with anything read."""
+    for (name, out), (of, x) in zip(outs.items(), xs.items(), strict=True):
+        if not isinstance(out, np.ndarray):
+            raise TypeError(f"`{name}` is a {type(out).__name__}; it must be a NumPy array like `{of}`")
+        if out.dtype != x.dtype:
+            raise TypeError(f"`{name}` has dtype {out.dtype}; it must be that of `{of}`, {x.dtype}")
+        if out.shape != x.shape:
+            raise ValueError(f"`{name}` has shape {out.shape}; it must be that of `{of}`, {x.shape}")
+        if not out.flags.writeable:
+            raise ValueError(f"`{name}` is read-only; the result cannot be written into it")
+        if out.size and any(n > 1 and step == 0 for n, step in zip(out.shape, out.strides, strict=True)):
+            raise ValueError(f"`{name}` has strides {out.strides}; several elements share memory")
+        for read, y in xs.items():
+            if not (read == of and _same(x, out)) and _share(out, y):
+                rule = "it must be the very same array (in place) or share nothing with the inputs"
+                raise ValueError(f"`{name}` shares memory with `{read}`; {rule}")
+    first, *others = outs.items()
+    for name, out in others:
+        if _share(first[1], out):
+            raise ValueError(f"`{name}` shares memory with `{first[0]}`; each result needs memory of its own")
+
+
+def out_pair(out: object) -> tuple[object, object]:
+    """Return the two arrays of `out` for q and k."""
+    if not isinstance(out, tuple | list) or len(out) != 2:
+        raise TypeError(f"`out` is {_brief(out)}; it must be a pair of arrays, for q and for k")
+    return out[0], out[1]
+
+
+def positions(name: str, value: object, axes: int, form: str | None, rows: int = 1) -> Float64:
+    """Return position ids as float64 (batch or 1, seq, axes).
+
+    value: (seq,) or (batch, seq), for thd (tokens,); with several axes a trailing axis of coordinates. form: the
+    layout, or None where no array will be rotated.
+    """
+    ids = np.asarray(value)
+    if ids.dtype.kind not in "iu" and ids.dtype not in (np.float32, np.float64):
+        raise TypeError(f"`{name}` has dtype {ids.dtype}; positions must be integers, float32 or float64")
+    packed = form == "thd"
+    if axes == 1:
+        rule = "(tokens,)" if packed else "(seq,) or (batch, seq)"
+    else:
+        rule = f"with {axes} axes " + (f"(tokens, {axes})" if packed else f"(seq, {axes}) or (batch, seq, {axes})")
+    rank = ids.ndim if axes == 1 else ids.ndim - 1
+    if rank not in ((1,) if packed else (1, 2)) or (axes > 1 and ids.shape[-1] != axes):
+        moved = axes > 1 and ids.ndim > 1 and ids.shape[0] == axes
+        hint = f"; its axes come first: np.moveaxis({name}, 0, -1)" if moved else ""
+        raise ValueError(f"`{name}` has shape {ids.shape}; it must be {rule}{hint}")
+    if axes == 1:
+        ids = ids[..., None]
+    ids = ids if ids.ndim == 3 else ids[None]
+    if rows > 1 and ids.shape[0] not in (1, rows):
+        raise ValueError(f"`{name}` has batch {ids.shape[0]}, but lengths were given for {rows} sequences")
+    return np.ascontiguousarray(ids, dtype=np.float64)
+
+
+def position_values(name: str, value: object) -> None:
+    """Raise where a position is not finite or too large."""
+    ids = np.asarray(value)
+    if ids.dtype.kind == "f" and not np.isfinite(ids).all():
+        raise ValueError(f"`{name}` holds {ids[~np.isfinite(ids)][0]}; positions must be finite")
+    for extreme in (ids.max(), ids.min()) if ids.size else ():
+        if abs(extreme.item()) > MAX_POSITION:
+            raise ValueError(f"`{name}` holds {extreme}; positions must be within ±2^53, which float64 holds exactly")
+
+
+def offsets(value: object, batch: int) -> Array:
+    """Return offsets as int64 (1 or batch,)."""
+    given = np.asarray(value)
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"`offset` is {_brief(value)}; it must be an integer, or one per batch row")
+    if given.ndim > 1 or given.shape not in ((), (batch,)):
+        raise ValueError(
+            f"`offset` has shape {given.shape}; it must be one integer, or one for each of {batch} batch rows"
+        )
+    position_values("offset", given)
+    return given.astype(np.int64).reshape(-1)
+
+
+def tables(cos: object, sin: object, looked_up: bool, form: str) -> tuple[Array, Array]:
+    """Return cos and sin of `apply_rotary` if they are tables; looked_up: position ids choose their rows."""
+    rows = (
+        "(table, pairs)" if looked_up else "(tokens, pairs)" if form == "thd" else "(seq, pairs) or (batch, seq, pairs)"
+    )
+    found = []
+    for name, table in (("cos", cos), ("sin", sin)):
+        if not isinstance(table, np.ndarray):
+            raise TypeError(f"`{name}` is a {type(table).__name__}; it must be a NumPy array")
+        if table.dtype not in (np.float32, np.float64):
+            raise TypeError(f"`{name}` has dtype {table.dtype}; it must be float32 or float64")
+        if table.ndim not in ((2,) if looked_up or form == "thd" else (2, 3)) or table.shape[-1] == 0:
+            raise ValueError(f"`{name}` has shape {table.shape}; it must be {rows}, with at least one pair")
+        found.append(table)
+    if found[0].shape != found[1].shape or found[0].dtype != found[1].dtype:
+        a, b = (f"{table.dtype} {table.shape}" for table in found)
+        raise ValueError(f"`cos` is {a}, but `sin` is {b}; they must be alike")
+    return found[0], found[1]
+
+
+def table_ids(value: object, length: int, form: str) -> Array:
+    """Return position ids that index a table of `length` rows."""
+    ids = np.asarray(value)
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"`position_ids` has dtype {ids.dtype}; rows of a table are looked up by integers")
+    if ids.ndim not in ((1,) if form == "thd" else (1, 2)):
+        rule = "(tokens,)" if form == "thd" else "(seq,) or (batch, seq)"
+        raise ValueError(f"`position_ids` has shape {ids.shape}; it must be {rule}")
+    for extreme in (ids.min(), ids.max()) if ids.size else ():
+        if not 0 <= extreme < length:
+            raise ValueError(f"`position_ids` holds {extreme}, but `cos` has rows 0 to {length - 1}")
+    return ids
+
+
+def _brief(value: object) -> str:
+    return f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+
+
+def _same(a: Array, b: Array) -> bool:
+    return a.ctypes.data == b.ctypes.data and a.strides == b.strides and a.shape == b.shape
+
+
+_OVERLAP_WORK: Any = 10**6  # steps NumPy may take to find out whether two arrays share an element
+
+
+def _share(a: object, b: object) -> bool:
+    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)) or not a.size or not b.size:
+        return False
+    try:
+        return np.shares_memory(a, b, max_work=_OVERLAP_WORK)
+    except np.exceptions.TooHardError:  # too entangled to tell: refuse rather than overwrite
+        return True

@@ -1,0 +1,46 @@
+"""How a function becomes a compiled, cached kernel: the only place where Numba's options stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from numba import njit, types
+
+Kernel = Callable[..., int]
+
+# What a kernel answers: it did its work, or it wrote nothing because its arguments need a closer look.
+DONE, LOOK_CLOSER = 0, 1
+
+# Numba's disk cache looks at a kernel's own file alone. Kernels close over this string, so that they are compiled anew
+# when code they are generated from, in other files, has changed.
+SOURCES = sha256(
+    b"".join(Path(__file__).with_name(name).read_bytes() for name in ("_compile.py", "_formats.py", "_vectors.py"))
+).hexdigest()
+
+# A function that kernels call; nothing calls it from Python, so it needs no wrappers.
+helper = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def array_type(element: Any, ndim: int, *, readonly: bool = True, layout: str = "A") -> Any:
+    """Return the type of an array; "A" takes any strides and alignment: only address, shape and strides may be used."""
+    return types.Array(element, ndim, layout, readonly=readonly, aligned=layout == "C")
+
+
+def compiled(function: Callable[..., Any], name: str, signature: Any, parallel: bool) -> Kernel:
+    """Compile `function` for one signature.
+
+    nogil: other Python threads go on. error_model: no branch for division by zero. The name is unique and the signature
+    the only one, because two specialisations that processes compile under one name at the same time can later be loaded
+    one for the other. Where no folder is writable, nothing is cached and every process compiles.
+    """
+    function.__qualname__ = function.__name__ = f"{name}_{'parallel' if parallel else 'serial'}"
+    kernel = njit(nogil=True, parallel=parallel, error_model="numpy")(function)
+    with suppress(RuntimeError):
+        kernel.enable_caching()
+    kernel.compile(signature)
+    kernel.disable_compile()
+    return kernel  # type: ignore[no-any-return]

@@ -1,0 +1,197 @@
+"""Storage formats as LLVM vectors: loads and stores of float32, float64, float16 and bfloat16, converted on the way.
+
+Nothing here names an instruction. Where the processor lacks a conversion, LLVM would call a library function that is
+not there and the process would die; so each conversion is tried out at code generation and written with integers where
+it is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba.core import cgutils
+
+
+class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]
+    """LLVM's `bfloat`, which llvmlite does not define."""
+
+    null, intrinsic_name = "0.0", "bf16"
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    def format_constant(self, value: float) -> str:
+        raise NotImplementedError("no bfloat16 constant is ever emitted")
+
+
+_BFloat._create_instance()
+
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F32, F64 = ir.FloatType(), ir.DoubleType()
+
+
+@dataclass(frozen=True)
+class Format:
+    """How elements are stored and what they are computed in; sizes in bytes, lanes of one 512-bit vector."""
+
+    stored: Any
+    size: int
+    real: Any = F32
+    real_size: int = 4
+    lanes: int = 16
+
+
+FORMATS = {
+    "float32": Format(F32, 4),
+    "float64": Format(F64, 8, F64, 8, 8),
+    "float16": Format(ir.HalfType(), 2),
+    "bfloat16": Format(_BFloat(), 2),
+}
+
+
+def vector(element: Any, lanes: int) -> Any:
+    """Return the type of `lanes` elements: a scalar for one."""
+    return ir.VectorType(element, lanes) if lanes > 1 else element
+
+
+def splat(element: Any, lanes: int, value: float) -> Any:
+    """Return a constant with every lane `value`."""
+    return ir.Constant(vector(element, lanes), [value] * lanes if lanes > 1 else value)
+
+
+def lanes_of(value: Any) -> int:
+    """Return how many lanes a value has."""
+    return int(value.type.count) if isinstance(value.type, ir.VectorType) else 1
+
+
+def element_of(value: Any) -> Any:
+    """Return the type of one lane of a value."""
+    return value.type.element if isinstance(value.type, ir.VectorType) else value.type
+
+
+def call_float(b: Any, name: str, *values: Any) -> Any:
+    """Call the LLVM intrinsic `name` (llvm.fma, llvm.fmuladd, …) on floats or vectors of them."""
+    first = values[0]
+    lanes = lanes_of(first)
+    suffix = (f"v{lanes}" if lanes > 1 else "") + ("f64" if element_of(first) == F64 else "f32")
+    signature = ir.FunctionType(first.type, [value.type for value in values])
+    return b.call(cgutils.get_or_insert_function(b.module, signature, f"llvm.{name}.{suffix}"), values)
+
+
+@cache
+def lowers(body: str, triple: str, cpu: str, features: str) -> bool:
+    """Tell whether this processor does `body` in instructions of its own, without a call into a library."""
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features)
+    assembly = machine.emit_assembly(llvm.parse_assembly(f'target triple = "{triple}"\n{body}'))
+    return not re.search(r"__\w+|\bfma\b", assembly)
+
+
+def conversion(name: str, source: str, target: str) -> str:
+    """Return LLVM text that converts one number, for `lowers`."""
+    return f"define {target} @f({source} %v) {{ %r = {name} {source} %v to {target}\n ret {target} %r }}"
+
+
+def _widen_half(b: Any, half: Any, lanes: int) -> Any:
+    """float16 bits → float32: shift the exponent into place and scale by 2^112, which is exact, subnormals too."""
+
+    def k(value: int) -> Any:
+        return splat(I32, lanes, value)
+
+    bits = b.zext(half, vector(I32, lanes))
+    magnitude = b.shl(b.and_(bits, k(0x7FFF)), k(13))
+    sign = b.shl(b.and_(bits, k(0x8000)), k(16))
+    scaled = b.fmul(b.bitcast(magnitude, vector(F32, lanes)), splat(F32, lanes, 2.0**112))
+    special = b.icmp_unsigned(">=", magnitude, k(0x7C00 << 13))  # infinity and NaN keep the largest exponent
+    finite = b.bitcast(scaled, vector(I32, lanes))
+    return b.bitcast(b.or_(b.select(special, b.or_(magnitude, k(0x7F800000)), finite), sign), vector(F32, lanes))
+
+
+def _narrow_half(b: Any, value: Any, lanes: int) -> Any:
+    """float32 → float16 bits, to nearest even: subnormal results by adding ½, normal ones in integers."""
+
+    def k(number: int) -> Any:
+        return splat(I32, lanes, number)
+
+    bits = b.bitcast(value, vector(I32, lanes))
+    sign = b.and_(bits, k(0x80000000))
+    magnitude = b.xor(bits, sign)
+    shifted = b.fadd(b.bitcast(magnitude, vector(F32, lanes)), splat(F32, lanes, 0.5))
+    subnormal = b.sub(b.bitcast(shifted, vector(I32, lanes)), k(0x3F000000))
+    odd = b.and_(b.lshr(magnitude, k(13)), k(1))
+    normal = b.lshr(b.add(b.add(magnitude, k(0xC8000FFF)), odd), k(13))
+    finite = b.select(b.icmp_unsigned("<", magnitude, k(113 << 23)), subnormal, normal)
+    special = b.select(b.icmp_unsigned(">", magnitude, k(0x7F800000)), k(0x7E00), k(0x7C00))
+    result = b.select(b.icmp_unsigned(">=", magnitude, k(143 << 23)), special, finite)
+    return b.trunc(b.or_(result, b.lshr(sign, k(16))), vector(I16, lanes))
+
+
+def _widen_bfloat(b: Any, half: Any, lanes: int) -> Any:
+    """bfloat16 bits → float32: the upper half of the same number."""
+    return b.bitcast(b.shl(b.zext(half, vector(I32, lanes)), splat(I32, lanes, 16)), vector(F32, lanes))
+
+
+def _narrow_bfloat(b: Any, value: Any, lanes: int) -> Any:
+    """float32 → bfloat16 bits, to nearest even; below 2^-126 it becomes zero, as AVX512-BF16 has it."""
+
+    def k(number: int) -> Any:
+        return splat(I32, lanes, number)
+
+    bits = b.bitcast(value, vector(I32, lanes))
+    top = b.lshr(bits, k(16))
+    rounded = b.lshr(b.add(b.add(bits, k(0x7FFF)), b.and_(top, k(1))), k(16))
+    finite = b.select(b.icmp_unsigned("<", b.and_(bits, k(0x7FFFFFFF)), k(1 << 23)), b.and_(top, k(0x8000)), rounded)
+    return b.trunc(b.select(b.fcmp_unordered("uno", value, value), b.or_(top, k(0x40)), finite), vector(I16, lanes))
+
+
+class Memory:
+    """Loads and stores of one storage format, converted to and from the type that is computed in."""
+
+    def __init__(self, b: Any, dtype: str, target: tuple[str, str, str], stream: bool) -> None:
+        self.b, self.format, self.stream = b, FORMATS[dtype], stream
+        narrow, half = self.format.size == 2, dtype == "float16"
+        stored = str(self.format.stored)
+        self.widen = self.narrow = None
+        # Widening a bfloat16 is a shift everywhere; LLVM's own fpext is a library call on some targets.
+        if narrow and not (half and lowers(conversion("fpext", stored, "float"), *target)):
+            self.widen = _widen_half if half else _widen_bfloat
+        if narrow and not lowers(conversion("fptrunc", "float", stored), *target):
+            self.narrow = _narrow_half if half else _narrow_bfloat
+
+    def address(self, base: Any, index: Any, size: int) -> Any:
+        return self.b.inttoptr(self.b.add(base, self.b.mul(index, I64(size))), I8.as_pointer())
+
+    def fetch(self, pointer: Any, element: Any, lanes: int, align: int) -> Any:
+        value = self.b.load(self.b.bitcast(pointer, vector(element, lanes).as_pointer()))
+        value.align = align
+        return value
+
+    def load_real(self, base: Any, index: Any, lanes: int) -> Any:
+        """Load cos or sin."""
+        form = self.format
+        return self.fetch(self.address(base, index, form.real_size), form.real, lanes, form.real_size)
+
+    def load(self, base: Any, index: Any, lanes: int) -> Any:
+        form, pointer = self.format, self.address(base, index, self.format.size)
+        if self.widen:
+            return self.widen(self.b, self.fetch(pointer, I16, lanes, form.size), lanes)
+        value = self.fetch(pointer, form.stored, lanes, form.size)
+        return value if form.stored == form.real else self.b.fpext(value, vector(form.real, lanes))
+
+    def store(self, value: Any, base: Any, index: Any) -> None:
+        form, lanes = self.format, lanes_of(value)
+        if self.narrow:
+            value = self.narrow(self.b, value, lanes)
+        elif form.stored != form.real:
+            value = self.b.fptrunc(value, vector(form.stored, lanes))
+        pointer = self.address(base, index, form.size)
+        stored = self.b.store(value, self.b.bitcast(pointer, value.type.as_pointer()))
+        # Streaming rows start at a multiple of 16 bytes; LLVM splits a vector into stores of that alignment.
+        whole = self.stream and form.size * lanes >= 16
+        stored.align = 16 if whole else form.size
+        if whole:
+            stored.set_metadata("nontemporal", self.b.module.add_metadata([ir.Constant(I32, 1)]))

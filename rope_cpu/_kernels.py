@@ -1,0 +1,188 @@
+"""The rotation kernel: q and k of any strides in one launch, checked in compiled code.
+
+A kernel that finds its arguments unfit writes nothing and returns LOOK_CLOSER; `_check` then says in words what is
+wrong, or brings the arguments into a form the kernel takes. So a good call pays for its checks in compiled code alone.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, var-annotated"
+
+from __future__ import annotations
+
+from functools import cache
+
+from numba import prange, types
+
+from rope_cpu._compile import SOURCES, Kernel, array_type, compiled, helper
+from rope_cpu._formats import FORMATS
+from rope_cpu._vectors import copy_bytes, fence, rotate_row
+
+ALONE, TRUSTED = 1, 2  # flags of a rotation
+LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2, "thd": 0}  # thd comes as a batch of one
+
+
+@helper
+def _roles(layout):
+    """Axes of batch, token and head."""
+    return (0, 0, 1)[layout], (1, 2, 0)[layout], (2, 1, 2)[layout]
+
+
+@helper
+def _range(start, shape, strides, size):
+    """First byte and last byte + 1 of an array."""
+    low, high = start, start + size
+    for axis in range(4):
+        span = (shape[axis] - 1) * strides[axis]
+        low, high = low + min(span, 0), high + max(span, 0)
+    return low, high
+
+
+@helper
+def _apart(a, b, size, layout):
+    """Tell whether two arrays certainly share no element: by range, or as views that interleave in one packed buffer.
+
+    In such a buffer all strides are multiples of a period (from token to token, or from head to head), and the
+    innermost parts of the two views (a token's heads, or one head vector) lie in different places of the period.
+    """
+    (start_a, shape_a, strides_a), (start_b, shape_b, strides_b) = a, b
+    low_a, high_a = _range(start_a, shape_a, strides_a, size)
+    low_b, high_b = _range(start_b, shape_b, strides_b, size)
+    if high_a <= low_b or high_b <= low_a:
+        return True
+    batch, token, head = _roles(layout)
+    for by_token in (True, False):
+        period, span = strides_a[token] if by_token else strides_a[head], shape_a[3] * size
+        if period <= 0 or strides_a[head] < 0 or strides_b[head] < 0:
+            continue
+        fits = (shape_a[batch] == 1 or strides_a[batch] % period == 0) and strides_a[token] % period == 0
+        fits = fits and (shape_b[batch] == 1 or strides_b[batch] % period == 0) and strides_b[token] % period == 0
+        fits = fits and (by_token or strides_b[head] % period == 0)
+        span_a = span + (shape_a[head] - 1) * strides_a[head] if by_token else span
+        span_b = span + (shape_b[head] - 1) * strides_b[head] if by_token else span
+        shift = (start_b - start_a) % period
+        if fits and span_a <= shift and shift + span_b <= period:
+            return True
+    return False
+
+
+@helper
+def _fits(x_shape, x_strides, out_shape, out_strides, table, size, layout, width):
+    """Tell whether an array can be rotated as it stands; table: the shape of cos."""
+    batch, token, head = _roles(layout)
+    fits = x_shape == out_shape and x_shape[3] == width and x_strides[3] == size and out_strides[3] == size
+    fits = fits and x_shape[token] == table[1] and (table[0] == 1 or x_shape[batch] == table[0])
+    fits = fits and x_shape[head] % table[2] == 0
+    for axis in range(3):
+        fits = fits and (out_shape[axis] <= 1 or out_strides[axis] != 0)
+    return fits
+
+
+@helper
+def _aliasing_allowed(q, q_in_place, k, k_in_place, out_q, out_k, both, size, layout):
+    """Tell whether no element is overwritten before it is read; each array is (address, shape, strides)."""
+    if not q_in_place and not _apart(q, out_q, size, layout):
+        return False
+    if not both:
+        return True
+    if not k_in_place and not (_apart(k, out_k, size, layout) and _apart(k, out_q, size, layout)):
+        return False
+    return (q_in_place or _apart(q, out_k, size, layout)) and _apart(out_q, out_k, size, layout)
+
+
+@cache
+def rotation(dtype: str, pairing: str, parallel: bool) -> Kernel:
+    """Return the kernel (q, k, out_q, out_k, cos, sin, form, flags, chunks) → DONE or LOOK_CLOSER.
+
+    q, k, out_q, out_k: 4-D, axes ordered as the layout says; 16-bit formats as uint16. cos, sin: float32 (float64 for
+    float64), (batch or 1, seq, frequency heads, pairs). form: int64, layout, head_dim, the number of bytes above which
+    results are stored past the caches, then the pairs of each block. flags: ALONE rotates q only (k is then ignored);
+    TRUSTED says that aliasing was checked before. chunks: how many threads share the work.
+    """
+    sources, size, real_size = SOURCES, FORMATS[dtype].size, FORMATS[dtype].real_size
+
+    def rotate(q, k, out_q, out_k, cos, sin, form, flags, chunks):
+        _ = sources  # a part of the cache key
+        layout, width, both, trusted = form[0], form[1], not flags & 1, flags & 2
+        batch, token, head = _roles(layout)
+        q_at, k_at, oq_at, ok_at = q.ctypes.data, k.ctypes.data, out_q.ctypes.data, out_k.ctypes.data
+        q_in_place = q_at == oq_at and q.strides == out_q.strides
+        k_in_place = k_at == ok_at and k.strides == out_k.strides
+        fit = _fits(q.shape, q.strides, out_q.shape, out_q.strides, cos.shape, size, layout, width)
+        if both:
+            fit = fit and _fits(k.shape, k.strides, out_k.shape, out_k.strides, cos.shape, size, layout, width)
+            fit = fit and q.shape[batch] == k.shape[batch]
+        if not fit or cos.shape != sin.shape or cos.strides[3] != real_size or sin.strides[3] != real_size:
+            return 1
+        if not trusted and not _aliasing_allowed(
+            (q_at, q.shape, q.strides), q_in_place, (k_at, k.shape, k.strides), k_in_place,
+            (oq_at, q.shape, out_q.strides), (ok_at, k.shape, out_k.strides), both, size, layout,
+        ):  # fmt: skip
+            return 1
+
+        # One unit of work: the heads that share cos and sin of a run of tokens. Where tokens lie closer in memory than
+        # heads, four heads and 64 tokens; where heads lie closer, all heads of q or k and 8 tokens.
+        tokens, q_heads, k_heads = q.shape[token], q.shape[head], k.shape[head] if both else 0
+        by_head = abs(q.strides[token]) < abs(q.strides[head])
+        tile, group = (64, 4) if by_head else (8, max(q_heads, k_heads, 1))
+        tiles, q_groups = (tokens + tile - 1) // tile, (q_heads + group - 1) // group
+        groups = q_groups + (k_heads + group - 1) // group
+        units = q.shape[batch] * tiles * groups
+        chunks = max(1, min(chunks, units))
+
+        rotated, addresses = 0, oq_at | ok_at | width * size
+        for axis in range(3):
+            addresses |= out_q.strides[axis] | out_k.strides[axis]
+        for block in range(3, form.size):
+            rotated += 2 * form[block] * size
+            addresses |= form[block] * size
+        written = (q_heads + k_heads) * q.shape[batch] * tokens * width * size
+        stream = written > form[2] and addresses % 16 == 0 and not q_in_place
+        rest, frequency_heads = width * size - rotated, cos.shape[2]
+
+        for chunk in prange(chunks):
+            for unit in range(units * chunk // chunks, units * (chunk + 1) // chunks):
+                b, r = unit // (tiles * groups), unit % (tiles * groups)
+                g, t0 = (r // tiles, r % tiles * tile) if by_head else (r % groups, r // groups * tile)
+                x, o, heads = q_at + b * q.strides[batch], oq_at + b * out_q.strides[batch], q_heads
+                x_token, x_head, o_token, o_head = (
+                    q.strides[token],
+                    q.strides[head],
+                    out_q.strides[token],
+                    out_q.strides[head],
+                )
+                if g >= q_groups:
+                    g -= q_groups
+                    x, o, heads = k_at + b * k.strides[batch], ok_at + b * out_k.strides[batch], k_heads
+                    x_token, x_head, o_token, o_head = (
+                        k.strides[token],
+                        k.strides[head],
+                        out_k.strides[token],
+                        out_k.strides[head],
+                    )
+                row = b if cos.shape[0] > 1 else 0
+                c, s = cos.ctypes.data + row * cos.strides[0], sin.ctypes.data + row * sin.strides[0]
+                for t in range(t0, min(tokens, t0 + tile)):
+                    for h in range(g * group, min(heads, g * group + group)):
+                        f = h // (heads // frequency_heads) if frequency_heads > 1 else 0
+                        cr = c + t * cos.strides[1] + f * cos.strides[2]
+                        sr = s + t * sin.strides[1] + f * sin.strides[2]
+                        xr, tr = x + t * x_token + h * x_head, o + t * o_token + h * o_head
+                        if rest and xr != tr:
+                            copy_bytes(tr + rotated, xr + rotated, rest)
+                        for block in range(3, form.size):
+                            pairs = form[block]
+                            if stream:
+                                rotate_row(xr, tr, cr, sr, pairs, dtype, pairing, "stream")
+                            else:
+                                rotate_row(xr, tr, cr, sr, pairs, dtype, pairing, "")
+                            xr, tr = xr + 2 * pairs * size, tr + 2 * pairs * size
+                            cr, sr = cr + pairs * real_size, sr + pairs * real_size
+            if stream:
+                fence()
+        return 0
+
+    element = {2: types.uint16, 4: types.float32, 8: types.float64}[size]
+    real = types.float64 if real_size == 8 else types.float32
+    x, out, table = array_type(element, 4), array_type(element, 4, readonly=False), array_type(real, 4)
+    form = types.Array(types.int64, 1, "C", readonly=True)
+    signature = (x, x, out, out, table, table, form, types.int64, types.int64)
+    return compiled(rotate, f"rotate_{dtype}_{pairing}", signature, parallel)

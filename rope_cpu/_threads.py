@@ -1,0 +1,75 @@
+"""When a kernel may run in parallel, and on how many threads: the only state the library has outside its objects.
+
+A child made by fork from a process that had started OpenMP is killed when it launches a parallel kernel, so it stays
+serial. Numba's workqueue layer aborts the process when two Python threads launch at a time and costs 100 µs a launch,
+so nothing runs in parallel on it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numba
+
+from rope_cpu.spec import whole_number
+
+VARIABLE = "ROPE_CPU_NUM_THREADS"
+
+# Below these a launch on several threads (1–2 µs, and the wake-up of idle ones) costs more than it saves.
+SERIAL_ELEMENTS = 32768
+SERIAL_PAIRS = 8192
+
+_limit = numba.config.NUMBA_NUM_THREADS
+_usable: int | None = None  # None: not known before the threading layer has been started
+_forked = False
+
+
+def set_num_threads(n: int) -> None:
+    """Let rotations use at most `n` threads, in all Python threads of this process; 1 means serial.
+
+    Raises TypeError or ValueError where `n` is no integer from 1 to the number of threads Numba was started with.
+    """
+    global _limit, _usable
+    n = whole_number("n", n)
+    if n > numba.config.NUMBA_NUM_THREADS:
+        raise ValueError(f"`n` is {n}, but Numba was started with {numba.config.NUMBA_NUM_THREADS} threads")
+    _limit, _usable = n, None
+
+
+def get_num_threads() -> int:
+    """Return how many threads rotations may use at most."""
+    return int(_limit)
+
+
+def usable() -> int:
+    """Return how many threads a kernel may use now; where it is 1, the serial kernel must run."""
+    global _usable
+    if _usable is None:
+        _usable = 1 if _limit == 1 or _forked or _layer() not in ("omp", "tbb") else int(_limit)
+    return _usable
+
+
+def _layer() -> str:
+    try:
+        numba.get_num_threads()  # starts the layer: 15–30 ms, once
+        return str(numba.threading_layer())
+    except ValueError:  # the layer asked for by NUMBA_THREADING_LAYER is not there
+        return "none"
+
+
+def _after_fork_in_child() -> None:
+    global _forked, _usable
+    try:
+        started = numba.threading_layer() == "omp"
+    except ValueError:  # not started yet: the child may start its own
+        started = False
+    _forked, _usable = _forked or started, None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+if VARIABLE in os.environ:
+    try:
+        set_num_threads(int(os.environ[VARIABLE]))
+    except ValueError as error:
+        raise ValueError(f"{VARIABLE} is {os.environ[VARIABLE]!r}; it must be a number of threads: {error}") from None

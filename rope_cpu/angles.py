@@ -1,0 +1,78 @@
+"""From a spec and positions to cos and sin: exact inside, one rounding at the end."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_cpu import _threads
+from rope_cpu._angles import angles as angle_kernel
+from rope_cpu._compile import DONE
+from rope_cpu.spec import Float64, RopeSpec
+
+MAX_POSITION = 2.0**53  # beyond it float64 does not hold every whole number
+
+# ⌊2^256 / 2π⌋, from the digits of π (OEIS A000796).
+_PI = int(
+    "31415926535897932384626433832795028841971693993751058209749445923078164062862089986280348253421170679821480865"
+)
+_TURN_BITS = 256
+_INVERSE_TWO_PI = (10 ** (len(str(_PI)) - 1) << (_TURN_BITS - 1)) // _PI
+
+
+def turns(spec: RopeSpec) -> Float64:
+    """Return what the angle kernel keeps of the frequencies: (rows, axes, heads, 2, pairs).
+
+    Two float64 whose sum is ω/2π to about 2^-106; for angle_dtype float32 ω itself and zeros.
+    """
+    omega = spec.inv_freq
+    if spec.angle_dtype == "float32":
+        return np.ascontiguousarray(np.stack([omega, np.zeros_like(omega)], axis=-2))
+    parts = np.array([_in_turns(value) for value in omega.flat]).reshape(*omega.shape, 2)
+    return np.ascontiguousarray(np.moveaxis(parts, -1, -2))
+
+
+def _in_turns(omega: float) -> tuple[float, float]:
+    mantissa, exponent = math.frexp(omega)
+    product = int(mantissa * 2.0**53) * _INVERSE_TWO_PI
+    high = float(product)
+    return math.ldexp(high, exponent - 53 - _TURN_BITS), math.ldexp(
+        float(product - int(high)), exponent - 53 - _TURN_BITS
+    )
+
+
+def tables(
+    spec: RopeSpec,
+    parts: Float64,
+    positions: Float64,
+    factor: Float64,
+    sign: float,
+    dtype: str,
+    limit: float = MAX_POSITION - 1,
+) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """Return factor·cos and sign·factor·sin, (batch or 1, seq, heads, pairs) float32 or float64.
+
+    positions: float64 (batch or 1, seq, axes or 1). None: a position is not finite or beyond ±limit.
+    """
+    shape = (max(positions.shape[0], factor.size), positions.shape[1], spec.inv_freq.shape[2], spec.pairs)
+    cos, sin = np.empty(shape, dtype), np.empty(shape, dtype)
+    threads = _threads.usable() if cos.size > _threads.SERIAL_PAIRS else 1
+    fill = angle_kernel(dtype, threads > 1)
+    status = fill(positions, limit, parts, factor, sign, spec.angle_dtype == "float32", cos, sin, threads)
+    return (cos, sin) if status == DONE else None
+
+
+def to_dtype(table: Float64, dtype: Any) -> NDArray[Any]:
+    """Round float64 to a dtype once; ml_dtypes goes to bfloat16 through float32, which would round twice."""
+    if np.dtype(dtype) != ml_dtypes.bfloat16:
+        return table.astype(dtype)
+    single = table.astype(np.float32)
+    bits = single.view(np.int32)
+    # Round to odd on the way: cut towards zero, and keep in the last bit that something was cut off.
+    bits -= np.abs(single.astype(np.float64)) > np.abs(table)
+    bits |= single.astype(np.float64) != table
+    return single.astype(dtype)

@@ -1,0 +1,350 @@
+"""What users hold: a rotary embedding, and a plan of one forward pass made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from rope_cpu import _check, angles
+from rope_cpu import spec as specs
+from rope_cpu._check import Array
+from rope_cpu._rotate import REAL_OF, Rotation
+from rope_cpu.spec import Float64, RopeSpec
+
+_FLOAT32 = np.dtype(np.float32)
+
+# What an operation does to the angle.
+_SIGN = {"rotate": 1.0, "inverse": -1.0, "shift": 1.0}
+
+
+class RotaryEmbedding:
+    """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
+
+    __slots__ = ("_factors", "_parts", "_spec")
+    _spec: RopeSpec
+    _parts: Float64
+    _factors: dict[str, Float64]
+
+    @classmethod
+    def from_spec(cls, spec: RopeSpec) -> RotaryEmbedding:
+        """Return the rotary of a spec; every constructor ends here."""
+        rope = cls.__new__(cls)
+        rope._spec, rope._parts = spec, angles.turns(spec)
+        factor = spec.attention_factor
+        rope._factors = {"rotate": factor, "inverse": 1.0 / factor, "shift": np.ones_like(factor)}
+        return rope
+
+    @classmethod
+    def from_inv_freq(
+        cls,
+        inv_freq: ArrayLike,
+        *,
+        head_dim: int | None = None,
+        attention_factor: float = 1.0,
+        interleaved: bool = False,
+        blocks: int | Sequence[int] = 1,
+    ) -> RotaryEmbedding:
+        """Return the rotary of a frequency matrix: the primitive that every other constructor ends in.
+
+        inv_freq: (pairs,), (axes, pairs) or (axes, heads, pairs), radians per unit of position.
+        head_dim: width of a head vector, 2·pairs unless more elements follow that are copied.
+        attention_factor: factor on cos and sin.
+        interleaved: pairs are (2i, 2i+1) rather than (i, i+n).
+        blocks: the rotated part is this many equal contiguous blocks, or blocks of these widths in elements, each
+        paired
+            within itself.
+
+        Raises ValueError or TypeError where shapes, widths or values do not fit, naming argument, value and rule.
+        """
+        return cls.from_spec(
+            specs.from_inv_freq(
+                inv_freq, head_dim=head_dim, attention_factor=attention_factor, interleaved=interleaved, blocks=blocks
+            )
+        )
+
+    @property
+    def spec(self) -> RopeSpec:
+        """The pure description of this rotation."""
+        return self._spec
+
+    @property
+    def inv_freq(self) -> Float64:
+        """The definition of this rotation: float64 radians per unit of position.
+
+        (pairs,), (axes, pairs) or (axes, heads, pairs).
+
+        Where sequences have lengths of their own (`at_length` of several), a leading axis of batch rows comes first.
+        """
+        omega = self._spec.inv_freq
+        rows, axes, heads, _ = omega.shape
+        omega = omega if rows > 1 else omega[0]
+        if heads > 1:
+            return omega
+        omega = omega[..., 0, :]
+        return omega[..., 0, :] if axes == 1 else omega
+
+    @property
+    def attention_factor(self) -> float:
+        """The factor A on cos and sin (several lengths: that of the first)."""
+        return float(self._spec.attention_factor[0])
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head vector in elements."""
+        return self._spec.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many leading elements of a head vector are rotated."""
+        return self._spec.rotary_dim
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether pairs are (2i, 2i+1) rather than (i, i+n)."""
+        return self._spec.interleaved
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Widths in elements of the contiguous blocks that pairs are formed in."""
+        return self._spec.blocks
+
+    @property
+    def rope_type(self) -> str:
+        """Name of the scaling kind."""
+        return self._spec.rope_type
+
+    @property
+    def axes(self) -> int:
+        """Number of position coordinates of a token."""
+        return self._spec.axes
+
+    def at_length(self, seq_len: int | Sequence[int] | NDArray[Any]) -> RotaryEmbedding:
+        """Return the rotary for a sequence length in tokens, or for one length per batch row.
+
+        Returns itself where length plays no part. A key rotated for one length and a query rotated for another do not
+        match: where a growing sequence crosses into other frequencies, its cached keys must be rotated anew.
+
+        Raises TypeError or ValueError where a length is no integer of at least 1.
+        """
+        many = seq_len if isinstance(seq_len, Sequence) else np.atleast_1d(seq_len).tolist()
+        lengths = [specs.whole_number("seq_len", length) for length in many]
+        if not lengths:
+            raise ValueError("`seq_len` is empty; it must be a length, or one per batch row")
+        if self._spec.length_rule is None:
+            return self
+        return type(self).from_spec(self._spec.at_length(lengths))
+
+    def cos_sin(self, position_ids: ArrayLike, dtype: DTypeLike = np.float32) -> tuple[Array, Array]:
+        """Return cos and sin of the positions, attention factor included, rounded once to `dtype`.
+
+        position_ids: integers or float32/float64 of any shape; with several axes the last axis holds the coordinates.
+        dtype: float32, float64, float16 or bfloat16.
+        Each result has position_ids.shape (without the last axis where there are several) + (pairs,); where heads have
+        frequencies of their own, + (heads, pairs).
+
+        Raises TypeError or ValueError for other dtypes, non-finite positions and positions beyond ±2^53.
+        """
+        wanted = np.dtype(dtype)
+        if wanted not in _check.FORMAT_OF:
+            raise TypeError(f"`dtype` is {wanted}; it must be {', '.join(_check.FORMAT_OF.values())}")
+        ids = np.asarray(position_ids)
+        tail = 1 if self.axes > 1 else 0
+        shape = ids.shape[: ids.ndim - tail]
+        rows = self._spec.attention_factor.size
+        if rows == 1 and ids.ndim >= tail:
+            ids = ids.reshape(1, -1, *ids.shape[ids.ndim - tail :])
+        positions = _check.positions("position_ids", ids, self.axes, None, rows)
+        real = "float32" if wanted == np.float32 else "float64"
+        cos, sin = self._tables(positions, position_ids, "rotate", real)
+        heads = self._spec.inv_freq.shape[2]
+        shape = shape if rows == 1 else cos.shape[:2]
+        shape = (*shape, heads, self._spec.pairs) if heads > 1 else (*shape, self._spec.pairs)
+        cos, sin = cos.reshape(shape), sin.reshape(shape)
+        return (cos, sin) if cos.dtype == wanted else (angles.to_dtype(cos, wanted), angles.to_dtype(sin, wanted))
+
+    def rotate(
+        self,
+        x: Array,
+        position_ids: ArrayLike | None = None,
+        *,
+        offset: int | ArrayLike = 0,
+        layout: str = "bshd",
+        inverse: bool = False,
+        out: Array | None = None,
+    ) -> Array:
+        """Rotate one array, queries or keys.
+
+        x: float32, float64, float16 or bfloat16, axes as `layout` says: "bshd" (batch, seq, heads, head_dim), "bhsd",
+            "sbhd" or "thd" (packed tokens, heads, head_dim); any strides.
+        position_ids: integers or float32/float64, (seq,) or (batch, seq), for thd (tokens,) and required; with several
+            axes one more trailing axis of coordinates. None: offset + 0, 1, 2, …
+        offset: position of the first token, an int or one per batch row; not together with position_ids.
+        inverse: undo the rotation: the angle −θ and the factor 1/A.
+        out: where to write, `x` itself or memory that shares nothing with it; it is returned.
+
+        Returns an array of x's shape and dtype, computed in float32 (float64 for float64) and rounded once; elements
+        past rotary_dim are copied.
+
+        Raises TypeError or ValueError, before anything is written, naming argument, value and rule.
+        """
+        return self._plan_of("x", x, position_ids, offset, layout, inverse).rotate(x, out)
+
+    def __call__(
+        self,
+        q: Array,
+        k: Array,
+        position_ids: ArrayLike | None = None,
+        *,
+        offset: int | ArrayLike = 0,
+        layout: str = "bshd",
+        inverse: bool = False,
+        out: tuple[Array, Array] | None = None,
+    ) -> tuple[Array, Array]:
+        """Rotate queries and keys of the same tokens in one go; arguments as in `rotate`.
+
+        q, k: of one dtype; they may differ in their number of heads (grouped-query attention).
+        out: a pair of arrays, for q and for k; views of one packed buffer are fine.
+
+        Returns the pair (q_rot, k_rot). Raises as `rotate` does.
+        """
+        return self._plan_of("q", q, position_ids, offset, layout, inverse)(q, k, out)
+
+    def plan(self, position_ids: ArrayLike, *, layout: str = "bshd", inverse: bool = False) -> RotaryPlan:
+        """Compute cos and sin of a step's positions once, for every layer and every dtype.
+
+        position_ids, layout, inverse: as in `rotate`. Ids (seq,) serve any batch.
+
+        Raises TypeError or ValueError as `rotate` does.
+        """
+        return self._plan("position_ids", position_ids, layout, _mode(inverse))
+
+    def shift(
+        self, keys: Array, delta: int | float | ArrayLike, *, layout: str = "bshd", out: Array | None = None
+    ) -> Array:
+        """Move rotated keys by `delta` positions: the angle delta·F, the factor 1 (llama.cpp's K-shift).
+
+        keys: as `x` in `rotate`. delta: tokens, one number for all, or like position_ids one per token; with several
+        axes a trailing axis of coordinates, (axes,) for all tokens.
+
+        Returns the keys as they would be, had they been rotated at their new positions.
+        Raises TypeError or ValueError as `rotate` does.
+        """
+        form = _check.layout(layout)
+        keys = _check.array("keys", keys, form)
+        moved = np.asarray(delta)
+        tokens = keys.shape[_check.AXES[form][1]]
+        if moved.ndim == 0 and (self.axes == 1 or self._spec.shared_id):
+            moved = np.full((tokens, self.axes) if self.axes > 1 else tokens, moved)
+        elif moved.ndim == 1 and self.axes > 1:
+            moved = np.broadcast_to(moved, (tokens, *moved.shape))
+        return self._plan("delta", moved, form, "shift").rotate(keys, out)
+
+    def __repr__(self) -> str:
+        length = "" if self._spec.lengths is None else f", lengths={self._spec.lengths}"
+        return (
+            f"RotaryEmbedding(head_dim={self.head_dim}, rotary_dim={self.rotary_dim}, interleaved={self.interleaved}, "
+            f"rope_type={self.rope_type!r}, axes={self.axes}, attention_factor={self.attention_factor:.6g}, "
+            f"wavelengths={self._wavelengths()}{length})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return self._spec == other._spec if isinstance(other, RotaryEmbedding) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._spec)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_spec, (self._spec,)
+
+    def _wavelengths(self) -> str:
+        turning = np.abs(self._spec.inv_freq[self._spec.inv_freq != 0])
+        return f"{2 * np.pi / turning.max():.4g}…{2 * np.pi / turning.min():.4g}" if turning.size else "none"
+
+    def _ready(self) -> None:
+        if self._spec.needs_length:
+            raise ValueError(
+                f"rope type {self.rope_type!r} depends on the sequence length; call `at_length(seq_len)` first and "
+                "rotate queries and keys with what it returns"
+            )
+
+    def _plan(self, name: str, ids: ArrayLike, layout: str, mode: str) -> RotaryPlan:
+        self._ready()
+        form, rows = _check.layout(layout), self._spec.attention_factor.size
+        return RotaryPlan(self, _check.positions(name, ids, self.axes, form, rows), ids, form, mode, _FLOAT32)
+
+    def _plan_of(
+        self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str, inverse: bool
+    ) -> RotaryPlan:
+        if ids is not None:
+            if not (isinstance(offset, int) and offset == 0):
+                raise ValueError(f"`offset` is {offset!r} and `position_ids` are given as well; give one of them")
+            return self._plan("position_ids", ids, layout, _mode(inverse))
+        self._ready()
+        form = _check.layout(layout)
+        positions = self._consecutive(_check.array(name, x, form), offset, form)
+        return RotaryPlan(self, positions, positions, form, _mode(inverse), x.dtype)
+
+    def _consecutive(self, x: Array, offset: int | ArrayLike, form: str) -> Float64:
+        batch, token, _ = _check.AXES[form]
+        if batch is None:
+            raise ValueError(
+                "`position_ids` is None; packed tokens (layout thd) need them: sequences have no common order"
+            )
+        if self.axes > 1 and not self._spec.shared_id:
+            raise ValueError(f"`position_ids` is None; with {self.axes} axes each token needs its coordinates")
+        steps = np.arange(x.shape[token], dtype=np.float64)
+        if type(offset) is int and abs(offset) < angles.MAX_POSITION / 2:
+            steps += offset
+            return steps.reshape(1, -1, 1)
+        return (_check.offsets(offset, x.shape[batch])[:, None] + steps)[..., None]
+
+    def _tables(self, positions: Float64, ids: ArrayLike, mode: str, real: str) -> tuple[Array, Array]:
+        """Return cos and sin; `ids` are the positions as they were given, for the error text."""
+        arguments = self._spec, self._parts, positions, self._factors[mode], _SIGN[mode], real
+        result = angles.tables(*arguments)
+        if result is None:
+            _check.position_values("delta" if mode == "shift" else "position_ids", ids)
+            result = angles.tables(*arguments, angles.MAX_POSITION)
+            if result is None:
+                raise RuntimeError("positions passed their check, but the kernel refused them")
+        return result
+
+
+class RotaryPlan(Rotation):
+    """Cos and sin of the tokens at hand, for every layer, dtype and number of heads; made by `RotaryEmbedding.plan`.
+
+    A plan may be used by several threads at a time.
+    """
+
+    __slots__ = ("_ids", "_mode", "_positions", "_rotary")
+
+    def __init__(
+        self, rotary: RotaryEmbedding, positions: Float64, ids: ArrayLike, layout: str, mode: str, dtype: np.dtype[Any]
+    ) -> None:
+        """Compute cos and sin for the arithmetic of `dtype`; others follow when they are first asked for."""
+        spec = rotary.spec
+        batch = max(positions.shape[0], spec.attention_factor.size)
+        shape = (batch, positions.shape[1], spec.inv_freq.shape[2], spec.pairs)
+        super().__init__(layout, spec.head_dim, spec.blocks, spec.interleaved, shape)
+        self._rotary, self._positions, self._ids, self._mode = rotary, positions, ids, mode
+        self._prepare(dtype)
+
+    def _cos_sin(self, real: str) -> tuple[Array, Array]:
+        for dtype, (cos, sin, *_) in self._prepared.copy().items():
+            if REAL_OF[dtype] == real:
+                return cos, sin
+        return self._rotary._tables(self._positions, self._ids, self._mode, real)
+
+    def __repr__(self) -> str:
+        batch, seq, _, _ = self._table_shape
+        return f"RotaryPlan(batch={batch}, seq={seq}, layout={self._layout!r}, {self._mode}, {self._rotary!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RotaryPlan, (self._rotary, self._positions, self._ids, self._layout, self._mode, np.dtype(np.float32))
+
+
+def _mode(inverse: bool) -> str:
+    return "inverse" if specs.boolean("inverse", inverse) else "rotate"

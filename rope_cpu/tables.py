@@ -1,0 +1,71 @@
+"""The functional form: rotation by cos and sin tables of the caller's own."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rope_cpu import _check
+from rope_cpu._check import Array
+from rope_cpu._rotate import Rotation
+from rope_cpu.spec import boolean
+
+
+class _TableRotation(Rotation):
+    """A rotation by given cos and sin, (batch or 1, seq, 1, pairs)."""
+
+    __slots__ = ("_cos", "_sin")
+
+    def __init__(self, cos: Array, sin: Array, interleaved: bool, layout: str, head_dim: int) -> None:
+        super().__init__(layout, head_dim, (2 * cos.shape[-1],), interleaved, cos.shape)
+        self._cos, self._sin = cos, sin
+
+    def _cos_sin(self, real: str) -> tuple[Array, Array]:
+        def ready(table: Array) -> Array:
+            table = table.astype(real, copy=False)
+            return table if table.strides[-1] == table.itemsize else np.ascontiguousarray(table)
+
+        return ready(self._cos), ready(self._sin)
+
+
+def apply_rotary(
+    x: Array,
+    cos: Array,
+    sin: Array,
+    position_ids: ArrayLike | None = None,
+    *,
+    interleaved: bool = False,
+    layout: str = "bshd",
+    inverse: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """Rotate `x` by tables of cos and sin, like the ONNX operator RotaryEmbedding (whose layout is bhsd).
+
+    x: float32, float64, float16 or bfloat16, axes as `layout` says: "bshd", "bhsd", "sbhd" or "thd"; any strides.
+    cos, sin: float32 or float64. With position_ids: (table, pairs), looked up. Without: (seq, pairs) or (batch, seq,
+        pairs), for thd (tokens, pairs). Elements of x past 2·pairs are copied.
+    position_ids: integers from 0 to table − 1, (seq,) or (batch, seq), for thd (tokens,).
+    interleaved: pairs are (2i, 2i+1) rather than (i, i+n). inverse: −sin, the transposed rotation.
+    out: where to write, `x` itself or memory that shares nothing with it; it is returned.
+
+    Returns an array of x's shape and dtype, computed in float32 (float64 for float64) and rounded once.
+
+    Raises TypeError or ValueError, before anything is written, naming argument, value and rule.
+    Source: ONNX operator RotaryEmbedding, opset 23.
+    """
+    form = _check.layout(layout)
+    x = _check.array("x", x, form)
+    cos, sin = _check.tables(cos, sin, position_ids is not None, form)
+    if 2 * cos.shape[-1] > x.shape[-1]:
+        raise ValueError(
+            f"`x` has head_dim {x.shape[-1]}, but `cos` of shape {cos.shape} rotates {2 * cos.shape[-1]} elements"
+        )
+    if position_ids is not None:
+        ids = _check.table_ids(position_ids, len(cos), form)
+        cos, sin = cos[ids], sin[ids]
+    if boolean("inverse", inverse):
+        sin = -sin
+    if cos.ndim == 2:
+        cos, sin = cos[None], sin[None]
+    rotation = _TableRotation(cos[:, :, None], sin[:, :, None], boolean("interleaved", interleaved), form, x.shape[-1])
+    return rotation.rotate(x, out)

@@ -1,0 +1,49 @@
+"""How far a rotated value may lie from the exact one: the one bound that tests, `verify` and `validate` share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+Float64 = NDArray[np.float64]
+
+# Rounding of the arithmetic and of cos and sin, in units of u; ideal arithmetic needs 1.3 of it.
+ARITHMETIC_ROUNDINGS = 3.0
+
+# Absolute error of the cosine and sine before they are rounded to float32.
+ANGLE_ERROR = 1e-9
+
+
+def half_ulp(exact: ArrayLike, dtype: DTypeLike) -> Float64:
+    """Return half a unit in the last place of `dtype` at `exact`: the error of one rounding to nearest."""
+    info = ml_dtypes.finfo(np.dtype(dtype))
+    _, exponent = np.frexp(np.abs(np.asarray(exact, np.float64)))
+    least = int(np.frexp(float(info.smallest_normal))[1])
+    half: Float64 = np.ldexp(1.0, np.maximum(exponent, least) - info.nmant - 2)
+    if np.dtype(dtype) == ml_dtypes.bfloat16:
+        # Results below the smallest normal number become zero, as bfloat16 hardware has it.
+        return np.where(exponent < least, np.maximum(half, float(info.smallest_normal)), half)
+    return half
+
+
+def rotation_bound(
+    exact: ArrayLike, x_a: ArrayLike, x_b: ArrayLike, attention_factor: float, dtype: DTypeLike
+) -> Float64:
+    """Return the allowed |result − exact| of rotated elements: ½ ulp(exact) + 3·u·A·(|x_a| + |x_b|).
+
+    exact: the float64 result; x_a, x_b: the two elements of each one's pair; u: 2^-53 for float64, else 2^-24, in which
+    all other dtypes are computed.
+    """
+    unit = 2.0**-53 if np.dtype(dtype) == np.float64 else 2.0**-24
+    reach = np.abs(np.asarray(x_a, np.float64)) + np.abs(np.asarray(x_b, np.float64))
+    bound: Any = half_ulp(exact, dtype) + ARITHMETIC_ROUNDINGS * unit * attention_factor * reach
+    return bound  # type: ignore[no-any-return]
+
+
+def table_bound(exact: ArrayLike, attention_factor: float, dtype: DTypeLike = np.float32) -> Float64:
+    """Return the allowed error of cos and sin tables: ½ ulp(exact) + 1e-9·A; for float64, + 4·2^-53·A."""
+    slack = 4 * 2.0**-53 if np.dtype(dtype) == np.float64 else ANGLE_ERROR
+    return half_ulp(exact, dtype) + slack * attention_factor
