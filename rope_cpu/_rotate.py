@@ -91,21 +91,27 @@ class Rotation:
         if outs is not None:
             _check.outputs(outs, xs)
         results = tuple(np.empty_like(x, subok=False) for x in xs.values()) if outs is None else tuple(outs.values())
-        sources = [x if _contiguous(x) else np.ascontiguousarray(x) for x in xs.values()]
-        targets = [out if _contiguous(out) else np.empty(out.shape, out.dtype) for out in results]
-        x = sources[0]
+        given = [(x, out) for x, out in zip(xs.values(), results, strict=True) if x.size]
+        sources = [x if _contiguous(x) else np.ascontiguousarray(x) for x, _ in given]
+        targets = [out if _contiguous(out) else np.empty(out.shape, out.dtype) for _, out in given]
+        if given:
+            self._rotate_checked(sources, targets)
+        for (_, out), target in zip(given, targets, strict=True):
+            if out is not target:
+                out[...] = target
+        return results
+
+    def _rotate_checked(self, sources: list[Array], targets: list[Array]) -> None:
+        """Rotate one or two arrays that need no further check."""
+        x, flags = sources[0], TRUSTED if len(sources) == 2 else TRUSTED | ALONE
         if x.dtype not in self._prepared:
             self._prepare(x.dtype)
         cos, sin, kernel, views = self._prepared[x.dtype]
         threads, kernel = self._parallel(x, kernel)
-        four = sources[0], sources[-1], targets[0], targets[-1]
-        flags = TRUSTED if len(xs) == 2 else TRUSTED | ALONE
-        if kernel(*(views(*four) if views else four), cos, sin, self._form, flags, threads) != DONE:
-            raise RuntimeError(f"arrays passed their checks, but the kernel refused them: {[x.strides for x in four]}")
-        for out, target in zip(results, targets, strict=True):
-            if out is not target:
-                out[...] = target
-        return results
+        arrays = sources[0], sources[-1], targets[0], targets[-1]
+        if kernel(*(views(*arrays) if views else arrays), cos, sin, self._form, flags, threads) != DONE:
+            shown = [(array.shape, array.strides) for array in arrays]
+            raise RuntimeError(f"arrays passed their checks, but the kernel refused them: {shown}")
 
 
 @cache
@@ -119,7 +125,7 @@ def _form(layout: str, head_dim: int, blocks: tuple[int, ...]) -> NDArray[np.int
 
 def _contiguous(x: Array) -> bool:
     """Tell whether head vectors lie in memory without gaps."""
-    return x.strides[-1] == x.itemsize or x.size == 0
+    return x.strides[-1] == x.itemsize
 
 
 def _one_dtype(*xs: Array) -> None:

@@ -1,0 +1,80 @@
+"""The mathematics, written again without a line of the library: angles in 200 bits, rotation in float64.
+
+Nothing here imports rope_cpu; `rotate` picks pairs by index arithmetic of its own.
+"""
+
+from functools import cache
+
+import mpmath
+import numpy as np
+
+CONTEXT = mpmath.mp.clone()
+CONTEXT.prec = 200
+
+
+@cache
+def _cos_sin(position, frequency):
+    angle = CONTEXT.mpf(position) * CONTEXT.mpf(frequency)
+    return float(CONTEXT.cos(angle)), float(CONTEXT.sin(angle))
+
+
+def cos_sin(positions, inv_freq):
+    """cos and sin of position·frequency, float64, positions.shape + (pairs,); one axis."""
+    positions = np.asarray(positions)
+    rows = [[_cos_sin(float(p), float(w)) for w in inv_freq] for p in positions.flat]
+    table = np.array(rows).reshape(*positions.shape, len(inv_freq), 2)
+    return table[..., 0], table[..., 1]
+
+
+def cos_sin_axes(positions, inv_freq):
+    """The same for several axes: positions (…, axes), inv_freq (axes, pairs)."""
+    positions = np.asarray(positions, dtype=np.float64)
+    flat = positions.reshape(-1, positions.shape[-1])
+    rows = []
+    for p in flat:
+        angles = [sum(CONTEXT.mpf(a) * CONTEXT.mpf(w) for a, w in zip(p, column, strict=True)) for column in inv_freq.T]
+        rows.append([(float(CONTEXT.cos(a)), float(CONTEXT.sin(a))) for a in angles])
+    table = np.array(rows).reshape(*positions.shape[:-1], inv_freq.shape[1], 2)
+    return table[..., 0], table[..., 1]
+
+
+def pair_indices(pairs, interleaved, blocks=None):
+    """Indices of the first and the second element of each pair."""
+    if interleaved:
+        return [2 * i for i in range(pairs)], [2 * i + 1 for i in range(pairs)]
+    first, second, start = [], [], 0
+    for width in blocks or [2 * pairs]:
+        first += [start + i for i in range(width // 2)]
+        second += [start + width // 2 + i for i in range(width // 2)]
+        start += width
+    return first, second
+
+
+def rotate(x, cos, sin, interleaved=False, blocks=None):
+    """Rotate (…, heads, head_dim) by cos and sin (…, pairs) in float64; also return |x_a| + |x_b| of each pair."""
+    x = np.asarray(x).astype(np.float64)
+    result, reach = x.copy(), np.zeros_like(x)
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    first, second = pair_indices(cos.shape[-1], interleaved, blocks)
+    a, b = x[..., first], x[..., second]
+    result[..., first] = a * cos - b * sin
+    result[..., second] = b * cos + a * sin
+    reach[..., first] = reach[..., second] = np.abs(a) + np.abs(b)
+    return result, reach
+
+
+def inv_freq(dim, base=10000.0):
+    return base ** (-np.arange(0, dim, 2) / dim)
+
+
+def bound(exact, reach, dtype, factor=1.0):
+    """½ ulp of the dtype + 3·u·A·(|x_a| + |x_b|), from the parameters of the formats."""
+    bits, least = {"float32": (24, -126), "float64": (53, -1022), "float16": (11, -14), "bfloat16": (8, -126)}[
+        str(dtype)
+    ]
+    exponent = np.maximum(np.floor(np.log2(np.maximum(np.abs(exact), 1e-300))), least)
+    half_ulp = 0.5 * 2.0 ** (exponent - (bits - 1))
+    if str(dtype) == "bfloat16":  # results below the smallest normal number are written as zero
+        half_ulp = np.where(np.abs(exact) < 2.0**-126, 2.0**-126, half_ulp)
+    unit = 2.0**-53 if str(dtype) == "float64" else 2.0**-24
+    return half_ulp + 3 * unit * factor * reach

@@ -1,0 +1,132 @@
+"""cos and sin are those of the exact product of position and float64 frequency, wherever the position lies."""
+
+import ml_dtypes
+import numpy as np
+import oracle
+import pytest
+
+from rope_cpu import RotaryEmbedding, angles
+
+
+def positions_up_to(limit, count, rng):
+    whole = rng.integers(-limit, limit, count, endpoint=True)
+    return np.concatenate([whole, [0, 1, -1, 2, 3, limit, limit - 1, -limit]]).astype(np.float64)
+
+
+@pytest.mark.parametrize("base", [1e4, 5e5, 1e6, 1e7])
+def test_float32_is_within_half_an_ulp_at_one_for_every_position(base, rng):
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(128, base))
+    positions = positions_up_to(2**31 - 1, 60, rng)
+    cos, sin = rope.cos_sin(positions)
+    exact_cos, exact_sin = oracle.cos_sin(positions, rope.inv_freq)
+    assert cos.dtype == np.float32
+    assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 3.1e-8
+
+
+@pytest.mark.parametrize("limit", [100, 2**31 - 1, 2**53])
+def test_float64_is_within_two_units(limit, rng):
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(96, 5e5))
+    positions = positions_up_to(limit, 60, rng)
+    cos, sin = rope.cos_sin(positions, np.float64)
+    exact_cos, exact_sin = oracle.cos_sin(positions, rope.inv_freq)
+    assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 2 * 2.0**-53
+
+
+def test_fractional_positions(rng):
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(32))
+    positions = rng.uniform(-1e6, 1e6, 200)
+    cos, sin = rope.cos_sin(positions, np.float64)
+    exact_cos, exact_sin = oracle.cos_sin(positions, rope.inv_freq)
+    assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 2 * 2.0**-53
+
+
+def test_float32_positions_are_taken_as_they_are():
+    rope = RotaryEmbedding.from_inv_freq([1.0])
+    third = np.float32(1 / 3)
+    assert rope.cos_sin(np.array([third]), np.float64)[1][0, 0] == pytest.approx(np.sin(float(third)), abs=2.0**-52)
+
+
+@pytest.mark.parametrize("frequency", [1e-30, 1e-5, 0.5, 2 * np.pi, 200.0, 1e9])
+def test_frequencies_of_any_size(frequency, rng):
+    rope = RotaryEmbedding.from_inv_freq([frequency, -frequency])
+    positions = rng.integers(-(2**20), 2**20, 50).astype(float)
+    cos, sin = rope.cos_sin(positions, np.float64)
+    exact_cos, exact_sin = oracle.cos_sin(positions, rope.inv_freq)
+    assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 2 * 2.0**-53
+
+
+def test_position_zero_and_frequency_zero_are_the_identity():
+    rope = RotaryEmbedding.from_inv_freq([1.0, 0.25, 0.0])
+    cos, sin = rope.cos_sin([0, 7])
+    assert (cos[0] == 1).all()
+    assert (sin[0] == 0).all()
+    assert cos[1, 2] == 1
+    assert sin[1, 2] == 0
+
+
+def test_several_axes_add_up(rng):
+    matrix = rng.uniform(-3, 3, (3, 10))
+    rope = RotaryEmbedding.from_inv_freq(matrix)
+    positions = np.concatenate([rng.uniform(-1e5, 1e5, (40, 3)), rng.integers(-(2**31), 2**31, (40, 3))])
+    cos, sin = rope.cos_sin(positions, np.float64)
+    exact_cos, exact_sin = oracle.cos_sin_axes(positions, matrix)
+    assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 2.5 * 2.0**-53
+
+
+def test_attention_factor_is_multiplied_before_the_one_rounding(rng):
+    factor = 1.3465735902799727
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(64), attention_factor=factor)
+    positions = rng.integers(0, 10**6, 100)
+    cos, sin = rope.cos_sin(positions)
+    exact_cos, exact_sin = (factor * table for table in oracle.cos_sin(positions, rope.inv_freq))
+    half_ulp = 0.5 * 2.0 ** (np.floor(np.log2(factor)) - 23)
+    assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= half_ulp + 1e-9 * factor
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_16_bit_tables_are_rounded_once(dtype, rng):
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(64))
+    positions = rng.integers(0, 10**6, 200)
+    exact = np.concatenate(oracle.cos_sin(positions, rope.inv_freq))
+    table = np.concatenate(rope.cos_sin(positions, dtype)).astype(np.float64)
+    bits = 11 if dtype == np.float16 else 8
+    half_ulp = 0.5 * 2.0 ** (np.maximum(np.floor(np.log2(np.abs(exact))), -14 if bits == 11 else -126) - bits + 1)
+    assert (np.abs(table - exact) <= half_ulp * (1 + 1e-9)).all()
+
+
+def test_bfloat16_does_not_round_twice():
+    # 1 + 2^-8 + 2^-40 lies just above the middle of two bfloat16; float32 would first cut it down to the middle.
+    above = np.array([1 + 2.0**-8 + 2.0**-40, -(1 + 2.0**-8 + 2.0**-40), 1 + 2.0**-8, 1 + 3 * 2.0**-8 - 2.0**-40])
+    assert angles.to_dtype(above, ml_dtypes.bfloat16).astype(float).tolist() == [1 + 2**-7, -1 - 2**-7, 1, 1 + 2**-7]
+
+
+def test_float32_angles_repeat_float32_arithmetic(rng):
+    spec = RotaryEmbedding.from_inv_freq(oracle.inv_freq(64).astype(np.float32)).spec
+    from dataclasses import replace
+
+    rope = RotaryEmbedding.from_spec(replace(spec, angle_dtype="float32", attention_factor=np.array([1.1])))
+    positions = rng.integers(0, 131072, 300)
+    product = positions.astype(np.float32)[:, None] * rope.inv_freq.astype(np.float32)
+    cos, sin = rope.cos_sin(positions)
+    exact_cos, exact_sin = oracle.cos_sin(np.unique(product), [1.0])
+    index = np.searchsorted(np.unique(product), product)
+    assert np.array_equal(cos, exact_cos[index, 0].astype(np.float32) * np.float32(1.1))
+    assert np.array_equal(sin, exact_sin[index, 0].astype(np.float32) * np.float32(1.1))
+
+
+def test_turns_hold_106_bits():
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(128, 5e5))
+    for frequency, (high, low) in zip(rope.inv_freq, angles.turns(rope.spec)[0, 0, 0].T, strict=True):
+        exact = oracle.CONTEXT.mpf(float(frequency)) / (2 * oracle.CONTEXT.pi)
+        assert abs((oracle.CONTEXT.mpf(high) + oracle.CONTEXT.mpf(low) - exact) / exact) < 2.0**-105
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (2, 3, 4), (0,)])
+def test_shapes(shape):
+    rope = RotaryEmbedding.from_inv_freq([1.0, 0.5])
+    cos, sin = rope.cos_sin(np.zeros(shape, int))
+    assert cos.shape == sin.shape == (*shape, 2)
+    axial = RotaryEmbedding.from_inv_freq([[1.0, 0.5], [0.0, 2.0]])
+    assert axial.cos_sin(np.zeros((*shape, 2)))[0].shape == (*shape, 2)
+    per_head = RotaryEmbedding.from_inv_freq(np.ones((2, 3, 4)))
+    assert per_head.cos_sin(np.zeros((*shape, 2)))[0].shape == (*shape, 3, 4)

@@ -1,0 +1,137 @@
+"""Every refusal names the argument, its value and the rule, and nothing is written before it."""
+
+import numpy as np
+import pytest
+
+import rope_cpu
+from rope_cpu import RotaryEmbedding, apply_rotary
+
+F32 = np.float32
+
+
+def zeros(*shape, dtype=F32):
+    return np.zeros(shape, dtype)
+
+
+def read_only(x):
+    x.flags.writeable = False
+    return x
+
+
+ROPE = RotaryEmbedding.from_inv_freq([1.0, 0.1], head_dim=6)
+AXIAL = RotaryEmbedding.from_inv_freq([[1.0, 0.1], [0.5, 2.0], [1.0, 1.0]])
+PER_HEAD = RotaryEmbedding.from_inv_freq(np.ones((1, 3, 2)))
+PLAN = ROPE.plan([1, 2, 3])
+X = zeros(2, 3, 4, 6)
+TABLE = zeros(10, 2)
+OVERLAP = zeros(2, 3, 5, 6)
+
+WRONG = {
+    "head_dim": (lambda: ROPE.rotate(zeros(1, 3, 4, 8)), ValueError, "`x` has head_dim 8, but this rotary is for head_dim 6"),
+    "head_dim of k": (lambda: ROPE(X, zeros(2, 3, 1, 5)), ValueError, "`k` has head_dim 5"),
+    "rank": (lambda: ROPE.rotate(zeros(3, 4, 6)), ValueError, "`x` has shape .3, 4, 6.; layout bshd means .batch, seq, heads, head_dim"),
+    "rank of packed tokens": (lambda: ROPE.rotate(X, [1, 2, 3], layout="thd"), ValueError, "layout thd means .tokens, heads, head_dim"),
+    "list": (lambda: ROPE.rotate([[1.0]]), TypeError, "`x` is a list; it must be a NumPy array"),
+    "none": (lambda: ROPE(X, None), TypeError, "`k` is a NoneType"),
+    "integer array": (lambda: ROPE.rotate(zeros(2, 3, 4, 6, dtype=int)), TypeError, "`x` has dtype int64; it must be float32"),
+    "complex array": (lambda: ROPE.rotate(zeros(2, 3, 4, 6, dtype=complex)), TypeError, "`x` has dtype complex128"),
+    "other byte order": (lambda: PLAN.rotate(zeros(2, 3, 4, 6, dtype=">f4")), TypeError, "native byte order"),
+    "two dtypes": (lambda: PLAN(X, zeros(2, 3, 1, 6, dtype="f8")), TypeError, "`k` has dtype float64, but `q` has float32"),
+    "16-bit dtypes mixed": (
+        lambda: PLAN(zeros(2, 3, 4, 6, dtype="f2"), zeros(2, 3, 1, 6).astype("bfloat16")),
+        TypeError,
+        "`k` has dtype bfloat16, but `q` has float16",
+    ),
+    "batch of k": (lambda: ROPE(X, zeros(1, 3, 1, 6)), ValueError, "`k` has batch 1, but `q` has 2"),
+    "sequence of k": (lambda: ROPE(X, zeros(2, 4, 1, 6)), ValueError, "`k` has 4 tokens .*positions are given for 3"),
+    "sequence of a plan": (lambda: PLAN.rotate(zeros(2, 4, 1, 6)), ValueError, "`x` has 4 tokens .*positions are given for 3"),
+    "batch of ids": (lambda: ROPE.rotate(X, zeros(3, 3, dtype=int)), ValueError, "`x` has batch 2 .*positions are given for 3"),
+    "heads": (lambda: PER_HEAD.rotate(zeros(1, 1, 4, 4), [[0]]), ValueError, "`x` has 4 heads, not a multiple of 3"),
+    "layout": (lambda: ROPE.rotate(X, layout="bsdh"), ValueError, "`layout` is 'bsdh'; it must be one of bshd, bhsd, sbhd, thd"),
+    "layout of another type": (lambda: ROPE.plan([1], layout=3), ValueError, "`layout` is 3"),
+    "inverse": (lambda: ROPE.rotate(X, inverse=1), TypeError, "`inverse` is 1; it must be True or False"),
+    "bool ids": (lambda: ROPE.plan([True, False]), TypeError, "`position_ids` has dtype bool"),
+    "complex ids": (lambda: ROPE.plan([1j]), TypeError, "`position_ids` has dtype complex128"),
+    "text ids": (lambda: ROPE.plan("12"), TypeError, "`position_ids` has dtype <U2"),
+    "half ids": (lambda: ROPE.plan(np.zeros(3, "f2")), TypeError, "`position_ids` has dtype float16"),
+    "one id": (lambda: ROPE.plan(3), ValueError, "`position_ids` has shape .*; it must be .seq,. or .batch, seq."),
+    "three-dimensional ids": (lambda: ROPE.plan(zeros(1, 1, 1)), ValueError, "`position_ids` has shape .1, 1, 1."),
+    "batched ids of packed tokens": (lambda: ROPE.plan([[1]], layout="thd"), ValueError, "it must be .tokens,."),
+    "no ids for packed tokens": (lambda: ROPE.rotate(X[0], layout="thd"), ValueError, "`position_ids` is None; packed tokens"),
+    "axes": (lambda: AXIAL.plan([1, 2, 3]), ValueError, "with 3 axes .seq, 3. or .batch, seq, 3."),
+    "axes first": (lambda: AXIAL.plan(zeros(3, 2, 5)), ValueError, "its axes come first: np.moveaxis.position_ids, 0, -1."),
+    "no ids for axes": (lambda: AXIAL.rotate(zeros(1, 1, 1, 4)), ValueError, "with 3 axes each token needs its coordinates"),
+    "infinite position": (lambda: ROPE.plan([0.0, np.inf]), ValueError, "`position_ids` holds inf; positions must be finite"),
+    "no number": (lambda: ROPE.cos_sin([np.nan]), ValueError, "`position_ids` holds nan"),
+    "too large": (lambda: ROPE.plan([2**53 + 1]), ValueError, r"`position_ids` holds 9007199254740993; positions must be within ±2\^53"),
+    "too small": (lambda: ROPE.plan([-(2**60)]), ValueError, "positions must be within"),
+    "infinite delta": (lambda: ROPE.shift(X, np.inf), ValueError, "`delta` holds inf"),
+    "delta shape": (lambda: ROPE.shift(X, zeros(2, 2, 2)), ValueError, "`delta` has shape .2, 2, 2."),
+    "both": (lambda: ROPE.rotate(X, [1, 2, 3], offset=1), ValueError, "`offset` is 1 and `position_ids` are given as well"),
+    "offset of another type": (lambda: ROPE.rotate(X, offset=1.5), TypeError, "`offset` is 1.5; it must be an integer"),
+    "bool offset": (lambda: ROPE.rotate(X, offset=True), TypeError, "`offset` is True"),
+    "offsets": (lambda: ROPE.rotate(X, offset=[1, 2, 3]), ValueError, "`offset` has shape .3,.; .* one for each of 2 batch rows"),
+    "huge offset": (lambda: ROPE.rotate(X, offset=2**53), ValueError, "positions must be within"),
+    "very huge offset": (lambda: ROPE.rotate(X, offset=2**70), (TypeError, ValueError), "`offset`"),
+    "out for two": (lambda: ROPE(X, X.copy(), out=X), TypeError, "`out` is an array .*; it must be a pair of arrays"),
+    "out is one of a pair": (lambda: ROPE(X, X.copy(), out=(X,)), TypeError, "it must be a pair of arrays"),
+    "out shape": (lambda: ROPE.rotate(X, out=zeros(2, 3, 3, 6)), ValueError, "`out` has shape .2, 3, 3, 6.; it must be that of `x`"),
+    "out dtype": (lambda: ROPE.rotate(X, out=zeros(2, 3, 4, 6, dtype="f8")), TypeError, "`out` has dtype float64; it must be that of `x`"),
+    "out is no array": (lambda: ROPE.rotate(X, out=[1]), TypeError, "`out` is a list"),
+    "out of q": (lambda: ROPE(X, X.copy(), out=(None, None)), TypeError, r"`out\[0\]` is a NoneType"),
+    "read-only out": (lambda: ROPE.rotate(X, out=read_only(zeros(2, 3, 4, 6))), ValueError, "`out` is read-only"),
+    "overlapping out": (lambda: ROPE.rotate(OVERLAP[:, :, :4], out=OVERLAP[:, :, 1:]), ValueError, "`out` shares memory with `x`"),
+    "out is the other input": (lambda: PLAN(X, Y, out=(Y, zeros(2, 3, 4, 6))), ValueError, r"`out\[0\]` shares memory with `k`"),
+    "one out for both": (lambda: PLAN(X, Y, out=(X, X)), ValueError, r"`out\[1\]` shares memory with `q`"),
+    "one new out for both": (lambda: PLAN(X, Y, out=(Z, Z)), ValueError, r"`out\[1\]` shares memory with `out\[0\]`"),
+    "out that repeats itself": (
+        lambda: PLAN.rotate(X, out=np.lib.stride_tricks.as_strided(zeros(6), X.shape, (0, 0, 0, 4))),
+        ValueError,
+        "several elements share memory",
+    ),
+    "length 0": (lambda: ROPE.at_length(0), ValueError, "`seq_len` is 0; it must be at least 1"),
+    "fractional length": (lambda: ROPE.at_length(1.5), TypeError, "`seq_len` is 1.5; it must be an integer"),
+    "no length": (lambda: ROPE.at_length([]), ValueError, "`seq_len` is empty"),
+    "table dtype": (lambda: ROPE.cos_sin([1], dtype=int), TypeError, "`dtype` is int64; it must be float32"),
+    "inv_freq shape": (lambda: RotaryEmbedding.from_inv_freq(zeros(1, 1, 1, 1)), ValueError, "`inv_freq` has shape"),
+    "no pairs": (lambda: RotaryEmbedding.from_inv_freq([]), ValueError, "`inv_freq` has shape .0,."),
+    "inv_freq values": (lambda: RotaryEmbedding.from_inv_freq([1, np.nan]), ValueError, "`inv_freq` holds nan"),
+    "inv_freq dtype": (lambda: RotaryEmbedding.from_inv_freq([1j]), TypeError, "`inv_freq` has dtype complex128"),
+    "narrow head": (lambda: RotaryEmbedding.from_inv_freq([1, 2], head_dim=3), ValueError, "`head_dim` is 3, but `inv_freq` rotates 4"),
+    "head_dim type": (lambda: RotaryEmbedding.from_inv_freq([1], head_dim=2.0), TypeError, "`head_dim` is 2.0"),
+    "factor": (lambda: RotaryEmbedding.from_inv_freq([1], attention_factor=0), ValueError, "`attention_factor` is 0"),
+    "blocks": (lambda: RotaryEmbedding.from_inv_freq([1, 2, 3], blocks=2), ValueError, "`blocks` is 2, which does not divide 3 pairs"),
+    "odd blocks": (lambda: RotaryEmbedding.from_inv_freq([1, 2, 3], blocks=(3, 3)), ValueError, "widths must be even"),
+    "blocks and pairs": (lambda: RotaryEmbedding.from_inv_freq([1, 2, 3], blocks=(2, 2)), ValueError, "add up to rotary_dim 6"),
+    "interleaved": (lambda: RotaryEmbedding.from_inv_freq([1], interleaved="no"), TypeError, "`interleaved` is 'no'"),
+    "threads": (lambda: rope_cpu.set_num_threads(0), ValueError, "`n` is 0; it must be at least 1"),
+    "too many threads": (lambda: rope_cpu.set_num_threads(10**6), ValueError, "`n` is 1000000, but Numba was started with"),
+    "ids outside the table": (lambda: apply_rotary(X, TABLE, TABLE, [0, 1, 10]), ValueError, "`position_ids` holds 10, but `cos` has rows 0 to 9"),
+    "negative ids": (lambda: apply_rotary(X, TABLE, TABLE, [0, -1, 2]), ValueError, "`position_ids` holds -1"),
+    "fractional ids": (lambda: apply_rotary(X, TABLE, TABLE, [0.0, 1.0, 2.0]), TypeError, "`position_ids` has dtype float64"),
+    "ids shape": (lambda: apply_rotary(X, TABLE, TABLE, [[[0]]]), ValueError, "`position_ids` has shape .1, 1, 1."),
+    "table rank": (lambda: apply_rotary(X, zeros(2), zeros(2)), ValueError, "`cos` has shape .2,."),
+    "table and ids": (lambda: apply_rotary(X, zeros(2, 3, 2), zeros(2, 3, 2), [0, 1, 2]), ValueError, "it must be .table, pairs."),
+    "integer table": (lambda: apply_rotary(X, zeros(3, 2, dtype=int), TABLE), TypeError, "`cos` has dtype int64"),
+    "list table": (lambda: apply_rotary(X, TABLE, [1]), TypeError, "`sin` is a list"),
+    "unlike tables": (lambda: apply_rotary(X, zeros(3, 2), zeros(3, 3)), ValueError, "`cos` is float32 .3, 2., but `sin` is float32 .3, 3."),
+    "wide table": (lambda: apply_rotary(X, zeros(3, 4), zeros(3, 4)), ValueError, "`x` has head_dim 6, but `cos` .* rotates 8"),
+    "table length": (lambda: apply_rotary(X, zeros(4, 2), zeros(4, 2)), ValueError, "`x` has 3 tokens .*positions are given for 4"),
+}  # fmt: skip
+Y, Z = zeros(2, 3, 4, 6), zeros(2, 3, 4, 6)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refused(case):
+    call, error, message = WRONG[case]
+    watched = (X, Y, Z, OVERLAP)
+    for array in watched:
+        array[...] = 1
+    with pytest.raises(error, match=message):
+        call()
+    assert all((array == 1).all() for array in watched)
+
+
+def test_the_largest_position_is_accepted():
+    assert ROPE.plan([2**53, -(2**53)]) is not None
+    assert ROPE.rotate(zeros(1, 1, 1, 6), offset=2**53).shape == (1, 1, 1, 6)

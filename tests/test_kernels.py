@@ -1,0 +1,161 @@
+"""Kernels by themselves: the same bits whatever the threads, layout and strides; every conversion; other processors.
+
+Run with NUMBA_CPU_NAME=haswell or x86-64 to see what machines without AVX-512, F16C, BF16 or FMA compute.
+"""
+
+import os
+import subprocess
+import sys
+
+import llvmlite.binding
+import ml_dtypes
+import numpy as np
+import oracle
+import pytest
+
+from rope_cpu import RotaryEmbedding, _angles, _compile, _kernels, _machine, angles
+
+NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+def rotate(kind, pairing, parallel, q, k, cos, sin, layout="bshd", chunks=2, stream_above=2**62):
+    """Call the kernel on arrays in bshd order, laid out in memory as `layout` says; return copies in bshd order."""
+    order = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}[layout]
+    arrays = [np.ascontiguousarray(x.transpose(order)) for x in (q, k)]
+    outs = [np.zeros_like(x) for x in arrays]
+    views = [x.view(np.uint16) if kind in NARROW else x for x in (*arrays, *outs)]
+    form = np.array([_kernels.LAYOUTS[layout], q.shape[3], stream_above, cos.shape[-1]])
+    status = _kernels.rotation(kind, pairing, parallel)(*views, cos, sin, form, 0, chunks)
+    assert status == _compile.DONE
+    return [np.ascontiguousarray(x.transpose(np.argsort(order))) for x in outs]
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_the_same_bits_for_every_way_of_running(kind, pairing, rng):
+    dtype = NARROW.get(kind, np.dtype(kind))
+    real = np.float64 if kind == "float64" else np.float32
+    angle = rng.uniform(-9, 9, (2, 70, 1, 37))
+    cos, sin = np.cos(angle).astype(real), np.sin(angle).astype(real)
+    q = rng.standard_normal((2, 70, 6, 77)).astype(dtype)
+    k = rng.standard_normal((2, 70, 2, 77)).astype(dtype)
+    first = rotate(kind, pairing, False, q, k, cos, sin)
+    exact, reach = oracle.rotate(q, cos[:, :, 0].astype(float), sin[:, :, 0].astype(float), pairing == "interleaved")
+    assert (np.abs(first[0].astype(float) - exact) <= oracle.bound(exact, reach, dtype)).all()
+    for parallel in (False, True):
+        for layout in ("bshd", "bhsd", "sbhd"):
+            for chunks in (1, 2, 5):
+                for stream_above in (0, 2**62):
+                    again = rotate(kind, pairing, parallel, q, k, cos, sin, layout, chunks, stream_above)
+                    assert [x.tobytes() for x in again] == [x.tobytes() for x in first]
+
+
+@np.errstate(invalid="ignore")  # NumPy warns of signalling NaNs
+@pytest.mark.parametrize("kind", NARROW)
+def test_every_16_bit_number_passes_through(kind):
+    """cos 1, sin 0: what is read is written, for all 65536 patterns; a NaN stays one, bfloat16 subnormals go."""
+    bits = np.arange(65536, dtype=np.uint16).reshape(1, 512, 1, 128)
+    x = bits.view(NARROW[kind])
+    one, zero = np.ones((1, 512, 1, 64), np.float32), np.zeros((1, 512, 1, 64), np.float32)
+    # x·1 − y·0 is NaN where the partner y is infinite or NaN, so partners are set to 0 in turn.
+    for side in (slice(0, 64), slice(64, 128)):
+        alone = x.copy()
+        alone[..., slice(64, 128) if side.start == 0 else slice(0, 64)] = 0
+        result = rotate(kind, "half", False, alone, alone, one, zero)[0][..., side]
+        given = alone[..., side]
+        nan = np.isnan(given)
+        assert np.isnan(result[nan]).all()
+        expect = given.copy()
+        if kind == "bfloat16":
+            expect = np.where(np.abs(given.astype(float)) < 2.0**-126, np.copysign(np.zeros_like(given), given), given)
+        equal = result.view(np.uint16) == expect.view(np.uint16)
+        # −0 + 0 is +0: the sign of a zero may go.
+        assert (equal | nan | (expect.astype(float) == 0)).all()
+
+
+@pytest.mark.parametrize("kind", NARROW)
+def test_rounding_to_16_bits_is_to_nearest_even(kind, rng):
+    """cos and sin carry float32 values that are rounded on the way out; NumPy and ml_dtypes say what to."""
+    values = rng.integers(0, 2**32, 200_000, dtype=np.uint32)
+    halfway = (rng.integers(0, 2**16, 50_000, dtype=np.uint32) << np.uint32(16)) | np.uint32(0x8000)
+    around = np.float32(2.0) ** rng.integers(-26, 17, 50_000).astype(np.float32) * (
+        1 + rng.integers(0, 4096, 50_000) / 2048
+    )
+    table = np.concatenate([values.view(np.float32), halfway.view(np.float32), around.astype(np.float32)])
+    table = table[np.isfinite(table)]
+    table = table[: len(table) // 64 * 64].reshape(1, -1, 1, 64)
+    x = np.zeros((1, table.shape[1], 1, 128), NARROW[kind])
+    x[..., :64] = 1
+    zero = np.zeros_like(table)
+    with np.errstate(over="ignore"):
+        expect = table.astype(NARROW[kind])
+    if kind == "bfloat16":
+        expect = np.where(np.abs(table) < 2.0**-126, np.zeros_like(expect), expect)
+    result = rotate(kind, "half", False, x, x, table, zero)[0][..., :64]
+    assert np.array_equal(result, expect)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd"])
+def test_the_kernel_never_writes_where_an_input_is_read(layout, rng):
+    """Slide an output over an input in one buffer: the kernel takes exactly the placements that share nothing."""
+    heads, tokens, dim = 2, 3, 4
+    cos = np.ones((1, tokens, 1, 2), np.float32)
+    form = np.array([_kernels.LAYOUTS[layout], dim, 2**62, 2])
+    kernel = _kernels.rotation("float32", "half", False)
+    taken = 0
+    for head_stride, token_stride in ((4, 12), (8, 24), (12, 4), (12, 36), (-4, 12)):
+        steps = {"bshd": (0, token_stride, head_stride), "bhsd": (0, head_stride, token_stride)}
+        strides = steps.get(layout, (token_stride, 0, head_stride))
+        shape = {"bshd": (1, tokens, heads), "bhsd": (1, heads, tokens)}.get(layout, (tokens, 1, heads))
+        buffer = np.zeros(400, np.float32)
+
+        def view(start, buffer=buffer, shape=(*shape, dim), strides=tuple(4 * s for s in (*strides, 1))):
+            return np.lib.stride_tricks.as_strided(buffer[start:], shape, strides)
+
+        x = view(150)
+        for start in range(80, 230):
+            out = view(start)
+            status = kernel(x, x, out, out, cos, 0 * cos, form, _kernels.ALONE, 1)
+            shared = np.shares_memory(x, out)
+            if status == _compile.DONE:
+                assert start == 150 or not shared, (head_stride, token_stride, start)
+                taken += 1
+    assert taken > 100
+
+
+def test_conversions_are_probed_for_the_processor_at_hand():
+    program = (
+        "import numpy as np, ml_dtypes, hashlib, rope_cpu\n"
+        "rope = rope_cpu.RotaryEmbedding.from_inv_freq(1e4 ** -(np.arange(48) / 48), head_dim=100)\n"
+        "x = np.random.default_rng(0).standard_normal((1, 40, 3, 100))\n"
+        "for d in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16):\n"
+        "    y = rope.rotate(x.astype(d), offset=10**6)\n"
+        "    print(hashlib.sha256(y.tobytes()).hexdigest())\n"
+    )
+
+    def digests(cpu):
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CPU_")}
+        variables |= {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": ""} if cpu else {}
+        result = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True)
+        assert result.returncode == 0, (cpu, result.stderr)
+        return result.stdout.split()
+
+    if llvmlite.binding.get_host_cpu_features().get("avx2"):
+        assert digests("haswell") == digests("")
+    assert len(digests("x86-64")) == 4
+
+
+def test_the_angle_kernel_in_parallel_gives_the_same_bits(rng):
+    rope = RotaryEmbedding.from_inv_freq(rng.uniform(-1, 1, (2, 9)))
+    parts, factor = angles.turns(rope.spec), np.array([1.5])
+    positions = rng.uniform(-1e6, 1e6, (3, 50, 2))
+    results = []
+    for parallel in (False, True):
+        cos, sin = np.empty((2, 3, 50, 1, 9), np.float32)
+        _angles.angles("float32", parallel)(positions, 2.0**53, parts, factor, 1.0, False, cos, sin, 3)
+        results.append((cos, sin))
+    assert np.array_equal(results[0], results[1])
+
+
+def test_the_last_level_cache_is_told():
+    assert 2**18 <= _machine.last_level_cache() <= 2**32

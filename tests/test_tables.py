@@ -1,0 +1,52 @@
+"""apply_rotary: rotation by the caller's tables."""
+
+import numpy as np
+import oracle
+import pytest
+from test_rotary import from_layout, to_layout
+
+from rope_cpu import RotaryEmbedding, apply_rotary
+
+
+def tables(rng, rows, pairs, dtype):
+    angles = rng.uniform(-9, 9, (rows, pairs))
+    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "thd"])
+@pytest.mark.parametrize("table_dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("given", ["ids", "batched ids", "rows", "batched rows"])
+def test_against_the_matrix(dtype, interleaved, layout, table_dtype, given, rng):
+    batch = 1 if layout == "thd" else 2
+    if layout == "thd" and given.startswith("batched"):
+        given = given.split()[1]
+    x = rng.standard_normal((batch, 5, 3, 22)).astype(dtype)
+    cos, sin = tables(rng, 40, 10, table_dtype)
+    ids = rng.integers(0, 40, (batch, 5))
+    if not given.startswith("batched"):
+        ids[:] = ids[0]
+    used = ids if given.startswith("batched") else ids[0]
+    arguments = (cos, sin, used) if given.endswith("ids") else (cos[used], sin[used])
+    for inverse in (False, True):
+        result = apply_rotary(to_layout(x, layout), *arguments, interleaved=interleaved, layout=layout, inverse=inverse)
+        exact, reach = oracle.rotate(
+            x, cos[ids].astype(float), (-sin if inverse else sin)[ids].astype(float), interleaved
+        )
+        assert result.dtype == x.dtype
+        # A float64 table is cut to float32 for the arithmetic, which the 3·u of the bound contains.
+        assert (np.abs(from_layout(result, layout).astype(float) - exact) <= oracle.bound(exact, reach, x.dtype)).all()
+
+
+def test_in_place_and_strided_tables(rng):
+    x = rng.standard_normal((1, 4, 2, 8)).astype(np.float32)
+    wide = rng.standard_normal((4, 8))
+    expect = apply_rotary(x, wide[:, ::2].copy(), wide[:, 1::2].copy())
+    assert apply_rotary(x, wide[:, ::2], wide[:, 1::2], out=x) is x
+    assert np.array_equal(x, expect)
+
+
+def test_tables_of_a_rotary_give_its_rotation(interleaved, rng):
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(32), interleaved=interleaved)
+    x = rng.standard_normal((2, 6, 3, 32)).astype(np.float32)
+    cos, sin = rope.cos_sin(np.arange(6))
+    assert np.array_equal(apply_rotary(x, cos, sin, interleaved=interleaved), rope.rotate(x))

@@ -1,0 +1,125 @@
+"""Python threads, fork, and the number of threads: each case that can kill a process runs in one of its own."""
+
+import subprocess
+import sys
+import textwrap
+
+import numba
+import pytest
+
+import rope_cpu
+
+
+def run(code, **variables):
+    import os
+
+    program = textwrap.dedent("""
+        import os, sys, threading
+        import numba
+        import numpy as np
+        import rope_cpu
+        from rope_cpu import _threads
+        rope = rope_cpu.RotaryEmbedding.from_inv_freq(1e4 ** -(np.arange(64) / 64))
+        x = np.random.default_rng(0).standard_normal((1, 300, 8, 128)).astype(np.float32)
+    """) + textwrap.dedent(code)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=os.environ | variables
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split()
+
+
+FORK = """
+    def child(task):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if task() else 3)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+
+
+def test_a_forked_child_rotates_before_and_after_the_parent_did():
+    code = (
+        FORK
+        + """
+    print(child(lambda: rope.rotate(x).any()))
+    expected = rope.rotate(x)
+    print(_threads.usable() > 1 or numba.config.NUMBA_NUM_THREADS == 1)
+    print(child(lambda: np.array_equal(rope.rotate(x), expected)))
+    print(child(lambda: child(lambda: np.array_equal(rope.rotate(x), expected)) == 0))
+    done = []
+    thread = threading.Thread(target=lambda: done.append(child(lambda: np.array_equal(rope.rotate(x), expected))))
+    thread.start(); thread.join()
+    print(done[0])
+    """
+    )
+    assert run(code) == ["0", "True", "0", "0", "0"]
+
+
+def test_a_pool_of_forked_processes():
+    code = """
+    import multiprocessing
+    expected = rope.rotate(x)
+    def job(i):
+        return np.array_equal(rope.rotate(x), expected)
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        print(all(pool.map(job, range(12))))
+    """
+    assert run(code) == ["True"]
+
+
+@pytest.mark.parametrize("layer", ["omp", "workqueue"])
+def test_python_threads_rotate_in_parallel_kernels_at_a_time(layer):
+    code = """
+    expected = rope.rotate(x)
+    wrong = []
+    def work():
+        for _ in range(50):
+            if not np.array_equal(rope.rotate(x), expected):
+                wrong.append(1)
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    print(len(wrong), _threads.usable())
+    """
+    wrong, usable = run(code, NUMBA_THREADING_LAYER=layer, NUMBA_NUM_THREADS="2")
+    assert wrong == "0"
+    assert usable == ("1" if layer == "workqueue" else "2")
+
+
+def test_a_threading_layer_that_is_missing_means_serial():
+    assert run("print(_threads.usable(), rope.rotate(x).shape[1])", NUMBA_THREADING_LAYER="tbb") in (
+        ["1", "300"],
+        [str(numba.config.NUMBA_NUM_THREADS), "300"],  # where tbb is installed
+    )
+
+
+def test_the_environment_variable():
+    assert run("print(rope_cpu.get_num_threads(), _threads.usable())", ROPE_CPU_NUM_THREADS="1") == ["1", "1"]
+
+
+@pytest.mark.parametrize("value", ["0", "many", "100000"])
+def test_a_wrong_environment_variable_is_named(value):
+    with pytest.raises(AssertionError, match=f"ROPE_CPU_NUM_THREADS is '{value}'"):
+        run("", ROPE_CPU_NUM_THREADS=value)
+
+
+def test_set_num_threads():
+    before = rope_cpu.get_num_threads()
+    try:
+        rope_cpu.set_num_threads(1)
+        assert rope_cpu.get_num_threads() == 1
+        assert rope_cpu._threads.usable() == 1
+    finally:
+        rope_cpu.set_num_threads(before)
+    assert rope_cpu.get_num_threads() == before
+
+
+def test_it_runs_where_nothing_can_be_cached(tmp_path):
+    """A read-only installation run by a user without a home: kernels are compiled in memory."""
+    code = f"""
+    import runpy, shutil
+    sys.path.insert(0, {str(tmp_path)!r})
+    """
+    assert run(code + "print(rope.rotate(x).shape[1])", NUMBA_CACHE_DIR=str(tmp_path / "cache")) == ["300"]
+    assert list((tmp_path / "cache").rglob("*.nbi"))
