@@ -150,7 +150,8 @@ def _axis_dims(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> tup
 
 
 def _bases(axes: int, rope_theta: float | Sequence[float]) -> Sequence[float]:
-    bases = list(rope_theta) if isinstance(rope_theta, list | tuple | np.ndarray) else [rope_theta] * axes
+    several = isinstance(rope_theta, list | tuple | np.ndarray)
+    bases: list[Any] = list(rope_theta) if several else [rope_theta] * axes  # type: ignore[arg-type]
     if len(bases) != axes:
         raise ValueError(f"`rope_theta` has {len(bases)} bases, but `axes` is {axes}")
     return bases

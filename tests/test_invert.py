@@ -111,7 +111,7 @@ def cos_sin(position, inv_freq):
     ("call", "message"),
     [
         (lambda f: positions_from_cos_sin(*cos_sin(3, f), f, 0, 26), "tell positions apart only within"),
-        (lambda f: positions_from_cos_sin(*cos_sin(30, f), f, 0, 20), "are not those of a position from"),
+        (lambda f: positions_from_cos_sin(*cos_sin(24, f), f, 0, 20), "are not those of a position from"),
         (lambda f: positions_from_cos_sin(*cos_sin(22, f), f, 0, 20), "are not those of a position from"),
         (lambda f: positions_from_cos_sin(*cos_sin(3, f), f, 5, 2), "must be a range"),
         (lambda f: positions_from_cos_sin(np.zeros(2), np.zeros(2), f, 0, 2), "both 0"),

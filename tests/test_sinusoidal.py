@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from rope_cpu.sinusoidal import sinusoidal
+from rope_cpu.sinusoidal import add_sinusoidal, sinusoidal
 
 
 def formula(position, column, dim, base, interleaved):
@@ -74,3 +74,55 @@ def test_refusals(arguments, error, message):
     positions, dim, options = arguments
     with pytest.raises(error, match=message):
         sinusoidal(positions, dim, **options)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(3, 5, 8), (5, 7), (2, 300, 129), (1, 0, 4)])
+def test_add_in_place(dtype, shape):
+    table = sinusoidal(400, shape[-1], dtype=dtype)
+    x = np.random.default_rng(0).normal(size=shape).astype(dtype)
+    expected = x + table[7 : 7 + shape[-2]]
+    assert add_sinusoidal(x, table, offset=7) is x
+    assert np.array_equal(x, expected)
+
+
+def test_add_by_ids_into_strided_embeddings():
+    random = np.random.default_rng(1)
+    table = sinusoidal(50, 6, interleaved=False)
+    ids = random.integers(0, 50, size=(3, 4))
+    whole = random.normal(size=(4, 3, 18)).astype(np.float32)
+    before = whole.copy()
+    x = whole.transpose(1, 0, 2)[:, :, 1:13:2]
+    add_sinusoidal(x, table, ids)
+    expected = before.copy()
+    for batch in range(3):
+        for token in range(4):
+            expected[token, batch, 1:13:2] += table[ids[batch, token]]
+    assert np.array_equal(whole, expected)
+
+
+def embeddings(dtype=np.float32):
+    return np.zeros((2, 3, 4), dtype)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x, t: add_sinusoidal(x.astype(np.float16), t), TypeError, "`x` is float16"),
+        (lambda x, t: add_sinusoidal(x, t.tolist()), TypeError, "`table` is list"),
+        (lambda x, t: add_sinusoidal(x, t.astype(float)), ValueError, "of one dtype"),
+        (lambda x, t: add_sinusoidal(x[..., :3], t), ValueError, "`x` is float32"),
+        (lambda x, t: add_sinusoidal(x, t, [0, 1]), ValueError, "has shape"),
+        (lambda x, t: add_sinusoidal(x, t, [0, 1, 8]), ValueError, "from 0 to 8"),
+        (lambda x, t: add_sinusoidal(x, t, [0, 1, -1]), ValueError, "from -1"),
+        (lambda x, t: add_sinusoidal(x, t, offset=6), ValueError, "from 6 to 8"),
+        (lambda x, t: add_sinusoidal(x, t, [0.0, 1, 2]), TypeError, "must hold integers"),
+        (lambda x, t: add_sinusoidal(x, t, [0, 1, 2], offset=1), ValueError, "give one of them"),
+        (lambda x, t: add_sinusoidal(t[:4], t), ValueError, "share no memory"),
+    ],
+)
+def test_add_refuses_before_writing(call, error, message):
+    x, table = embeddings(), sinusoidal(8, 4)
+    with pytest.raises(error, match=message):
+        call(x, table)
+    assert not x.any()
