@@ -121,9 +121,15 @@ def spread(inv_freq: ArrayLike, mrope_section: Sequence[int], mrope_interleaved:
     return np.where(owner == np.arange(axes)[:, None], frequencies, 0.0)
 
 
-def base_frequencies(rope_theta: float, width: int) -> Float64:
-    """Return rope_theta^(-2i/width) for i < width/2, radians per unit of position, float64."""
+def base_frequencies(rope_theta: float, width: int, angle_dtype: str = "float64") -> Float64:
+    """Return rope_theta^(-2i/width) for i < width/2, radians per unit of position, float64.
+
+    angle_dtype: "float32" rounds every step to float32, as transformers does.
+    """
     base = _base(rope_theta)
+    if angle_dtype == "float32":
+        exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+        return (1 / np.float32(base) ** exponents).astype(np.float64)
     return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
 
 
