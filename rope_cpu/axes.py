@@ -1,0 +1,178 @@
+"""Frequencies for positions of several coordinates: which pair turns with which axis (axial, M-RoPE)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rope_cpu.spec import Float64, LengthRule, RopeSpec, from_inv_freq, whole_number
+
+SPANS = ("axis", "head")
+
+
+def axial(
+    head_dim: int,
+    axes: int = 2,
+    *,
+    rope_theta: float | Sequence[float] = 10000.0,
+    interleaved: bool = False,
+    axis_dims: Sequence[int] | None = None,
+    span: str = "axis",
+) -> RopeSpec:
+    """Describe a rotation in which every axis turns a run of pairs of its own.
+
+    head_dim: elements of a head vector. Elements past the sum of axis_dims are not rotated.
+    axes: number of position coordinates.
+    rope_theta: base of the frequencies base^(-2i/width), one for all axes or one for each.
+    axis_dims: even number of elements for each axis; None shares head_dim equally.
+    span: "axis" pairs within the contiguous block of each axis, "head" pairs (i, i + n) across all of them. For
+        interleaved pairs the two are the same.
+
+    Raises TypeError or ValueError naming the argument, its value and the rule.
+    Source: Su, kexue.fm/archives/8397 (span "axis"); Qwen2-VL's vision tower in transformers (span "head").
+    """
+    head_dim, axes = whole_number("head_dim", head_dim), whole_number("axes", axes)
+    if span not in SPANS:
+        raise ValueError(f"`span` is {span!r}; it must be one of {', '.join(SPANS)}")
+    widths = _axis_dims(head_dim, axes, axis_dims)
+    bases = _bases(axes, rope_theta)
+    rows = [base_frequencies(base, width) for base, width in zip(bases, widths, strict=True)]
+    return from_inv_freq(
+        block_diagonal(rows),
+        head_dim=head_dim,
+        interleaved=interleaved,
+        blocks=widths if span == "axis" else 1,
+        rope_type="axial",
+    )
+
+
+def mrope(
+    head_dim: int,
+    mrope_section: Sequence[int],
+    *,
+    rope_theta: float,
+    mrope_interleaved: bool = False,
+    interleaved: bool = False,
+    scaling: Mapping[str, Any] | None = None,
+) -> RopeSpec:
+    """Describe M-RoPE: the frequencies of one axis, shared out among time, height and width.
+
+    head_dim: elements of a head vector; the first 2 * sum(mrope_section) are rotated.
+    mrope_section: pairs for time, height and width.
+    rope_theta: base of the frequencies.
+    mrope_interleaved: False gives each axis one run of pairs (Qwen2-VL), True deals them out in turn (Qwen3-VL).
+    scaling: a dict in Hugging Face form, or None.
+
+    Raises TypeError or ValueError naming the argument, its value and the rule.
+    Source: Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.
+    """
+    pairs = sum(_section(mrope_section))
+    text = from_inv_freq(base_frequencies(rope_theta, 2 * pairs), head_dim=head_dim, interleaved=interleaved)
+    if scaling is not None:
+        raise NotImplementedError("`scaling` needs rope_cpu.scaling")
+    return spread_spec(text, mrope_section, mrope_interleaved)
+
+
+def spread_spec(spec: RopeSpec, mrope_section: Sequence[int], mrope_interleaved: bool) -> RopeSpec:
+    """Return a rotation of one axis as M-RoPE, whose axes all take the id of a text token."""
+    rule = spec.length_rule and SpreadRule(spec.length_rule, _section(mrope_section), mrope_interleaved)
+    described = from_inv_freq(spread(spec.inv_freq[0, 0, 0], mrope_section, mrope_interleaved))
+    return replace(spec, inv_freq=described.inv_freq, shared_id=True, length_rule=rule)
+
+
+@dataclass(frozen=True)
+class SpreadRule:
+    """A length rule of one axis, shared out among the axes of M-RoPE."""
+
+    rule: LengthRule
+    mrope_section: tuple[int, ...]
+    mrope_interleaved: bool
+
+    def at_length(self, length: int) -> tuple[Float64, float]:
+        """Return inv_freq (axes, pairs) and the attention factor for `length` tokens."""
+        inv_freq, factor = self.rule.at_length(length)
+        return spread(inv_freq.reshape(-1), self.mrope_section, self.mrope_interleaved), factor
+
+
+def spread(inv_freq: ArrayLike, mrope_section: Sequence[int], mrope_interleaved: bool = False) -> Float64:
+    """Return the frequencies (pairs,) as (axes, pairs) float64: each pair keeps its own, on the axis it belongs to.
+
+    Chunked, the axes own consecutive runs of mrope_section[a] pairs. Interleaved, pair j belongs to axis
+    a = j % axes while j < axes * mrope_section[a], and to axis 0 after that.
+
+    Raises TypeError or ValueError where mrope_section is no split of the pairs.
+    """
+    frequencies = np.asarray(inv_freq, dtype=np.float64)
+    section = _section(mrope_section)
+    pairs, axes = frequencies.size, len(section)
+    if sum(section) != pairs:
+        raise ValueError(f"`mrope_section` is {list(section)}, which adds up to {sum(section)}, not to {pairs} pairs")
+    if mrope_interleaved:
+        turn = np.arange(pairs) % axes
+        owner = np.where(np.arange(pairs) < axes * np.array(section)[turn], turn, 0)
+        if tuple(np.bincount(owner, minlength=axes)) != section:
+            raise ValueError(f"`mrope_section` is {list(section)}, which cannot be dealt out in turn (interleaved)")
+    else:
+        owner = np.repeat(np.arange(axes), section)
+    return np.where(owner == np.arange(axes)[:, None], frequencies, 0.0)
+
+
+def base_frequencies(rope_theta: float, width: int, angle_dtype: str = "float64") -> Float64:
+    """Return rope_theta^(-2i/width) for i < width/2, radians per unit of position, float64.
+
+    angle_dtype: "float32" rounds every step to float32, as transformers does.
+    """
+    base = _base(rope_theta)
+    if angle_dtype == "float32":
+        exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+        return (1 / np.float32(base) ** exponents).astype(np.float64)
+    return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+
+
+def block_diagonal(rows: Sequence[ArrayLike]) -> Float64:
+    """Return F (axes, pairs) in which axis a owns the next len(rows[a]) pairs, and is zero in all others."""
+    values = [np.asarray(row, dtype=np.float64) for row in rows]
+    owner = np.repeat(np.arange(len(values)), [row.size for row in values])
+    return np.where(owner == np.arange(len(values))[:, None], np.concatenate(values), 0.0)
+
+
+def _axis_dims(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> tuple[int, ...]:
+    if axis_dims is None:
+        if head_dim % (2 * axes):
+            raise ValueError(
+                f"`head_dim` is {head_dim}, which {axes} axes cannot share equally in pairs; say how in `axis_dims`"
+            )
+        return (head_dim // axes,) * axes
+    widths = tuple(whole_number("axis_dims", width, 2) for width in axis_dims)
+    if len(widths) != axes:
+        raise ValueError(f"`axis_dims` is {widths}, {len(widths)} widths, but `axes` is {axes}")
+    if any(width % 2 for width in widths) or sum(widths) > head_dim:
+        raise ValueError(f"`axis_dims` is {widths}; widths must be even and add up to head_dim {head_dim} at most")
+    return widths
+
+
+def _bases(axes: int, rope_theta: float | Sequence[float]) -> Sequence[float]:
+    several = isinstance(rope_theta, list | tuple | np.ndarray)
+    bases: list[Any] = list(rope_theta) if several else [rope_theta] * axes  # type: ignore[arg-type]
+    if len(bases) != axes:
+        raise ValueError(f"`rope_theta` has {len(bases)} bases, but `axes` is {axes}")
+    return bases
+
+
+def _base(rope_theta: object) -> float:
+    if isinstance(rope_theta, bool) or not isinstance(rope_theta, int | float | np.integer | np.floating):
+        raise TypeError(f"`rope_theta` is {rope_theta!r}; it must be a number")
+    if not (np.isfinite(rope_theta) and rope_theta > 0):
+        raise ValueError(f"`rope_theta` is {rope_theta!r}; it must be finite and positive")
+    return float(rope_theta)
+
+
+def _section(mrope_section: Sequence[int]) -> tuple[int, ...]:
+    section = tuple(whole_number("mrope_section", pairs, 0) for pairs in mrope_section)
+    if sum(section) == 0:
+        raise ValueError(f"`mrope_section` is {list(section)}; it must name the pairs of each axis")
+    return section

@@ -1,0 +1,118 @@
+"""Configurations of diffusers transformers → spec: image and video models with positions of three coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rope_cpu import axes
+from rope_cpu.spec import RopeSpec, from_inv_freq, whole_number
+
+Config = Mapping[str, Any]
+
+
+def is_transformer(config: Config) -> bool:
+    """Tell whether this is the configuration of a diffusers transformer, of any class."""
+    return "_diffusers_version" in config or config.get("_class_name") in MODELS or _COGVIDEOX in config
+
+
+def read(config: Config, *, angle_dtype: str = "float64") -> RopeSpec:
+    """Return the rotation of a diffusers transformer's configuration; pairs are interleaved, coordinates as follows.
+
+    - Flux, Chroma: the three columns of `img_ids` and `txt_ids`.
+    - Wan, HunyuanVideo, HunyuanVideo-1.5: frame, row and column of the patch, from 0.
+    - CogVideoX: frame, row and column on the grid of the training resolution, so rows and columns may be fractional;
+      text tokens stay unrotated.
+    - Qwen-Image: frame, row and column, the latter two centred: from -(n - n // 2); text goes on along the diagonal.
+    - LTX, LTX-2: frame (LTX-2: seconds), row and column of the patch (LTX-2: of its middle) in pixels, as fractions of
+      the base size in the file, then 2·fraction - 1, so from -1 to 1; every head has frequencies of its own.
+
+    Raises ValueError for other classes, missing keys, and files that do not determine the rotation.
+    Source: the transformers of the same names in diffusers 0.37.
+    """
+    name = config.get("_class_name") or ("CogVideoXTransformer3DModel" if _COGVIDEOX in config else None)
+    if name not in MODELS:
+        raise ValueError(f"`_class_name` is {name!r}, which does not determine a rotation; known are {sorted(MODELS)}")
+    return MODELS[name](config, angle_dtype)
+
+
+_COGVIDEOX = "use_rotary_positional_embeddings"
+
+
+def _axes_from(key: str, default: Sequence[int] | None, theta: float) -> Callable[[Config, str], RopeSpec]:
+    """Widths of the axes stand in the file under a key, or are the class's own."""
+
+    def build(config: Config, angle_dtype: str) -> RopeSpec:
+        return _blocks(config.get(key, default), config.get("rope_theta", theta), config, angle_dtype)
+
+    return build
+
+
+def _wan(config: Config, angle_dtype: str) -> RopeSpec:
+    head_dim = config.get("attention_head_dim")
+    if head_dim is None:
+        head_dim = _required(config, "dim") // _required(config, "num_heads")
+    side = 2 * (head_dim // 6)
+    return _blocks((head_dim - 2 * side, side, side), 10000.0, config, angle_dtype)
+
+
+def _cogvideox(config: Config, angle_dtype: str) -> RopeSpec:
+    if not config.get(_COGVIDEOX):
+        raise ValueError(f"`{_COGVIDEOX}` is {config.get(_COGVIDEOX)!r}: this CogVideoX adds sinusoidal embeddings")
+    head_dim = _required(config, "attention_head_dim")
+    return _blocks((head_dim // 4, head_dim // 8 * 3, head_dim // 8 * 3), 10000.0, config, angle_dtype)
+
+
+def _ltx(config: Config, angle_dtype: str) -> RopeSpec:
+    """Return frequencies π/2·theta^(k/(n-1)), dealt out in turn over the pairs of all heads, after unrotated ones."""
+    head_dim, heads = _required(config, "attention_head_dim"), _required(config, "num_attention_heads")
+    layout = config.get("rope_type", "interleaved")
+    if layout not in ("interleaved", "split"):
+        raise ValueError(f"`rope_type` is {layout!r}; it must be interleaved or split")
+    width = head_dim * heads
+    rounds, theta = width // 6, float(config.get("rope_theta", 10000.0))
+    # These are float32 in the model, also where they are computed in float64.
+    powers = np.float32(np.pi / 2 * theta ** np.linspace(0.0, 1.0, rounds))
+    matrix = np.zeros((3, width // 2))
+    spare = width // 2 - 3 * rounds
+    matrix[np.tile(np.arange(3), rounds), spare + np.arange(3 * rounds)] = np.repeat(powers, 3)
+    return from_inv_freq(
+        matrix.reshape(3, heads, head_dim // 2),
+        head_dim=head_dim,
+        interleaved=layout == "interleaved",
+        rope_type="axial",
+        angle_dtype=angle_dtype,
+    )
+
+
+def _blocks(axis_dims: Any, theta: float, config: Config, angle_dtype: str) -> RopeSpec:
+    if not isinstance(axis_dims, Sequence) or len(axis_dims) != 3:
+        raise ValueError(f"the widths of the axes are {axis_dims!r}; they must be three numbers")
+    widths = [whole_number("axes_dims_rope", width, 2) for width in axis_dims]
+    head_dim = config.get("attention_head_dim", sum(widths))
+    if head_dim != sum(widths):
+        raise ValueError(f"`attention_head_dim` is {head_dim}, but the axes are {widths} wide together")
+    rows = [axes.base_frequencies(theta, width, angle_dtype) for width in widths]
+    return from_inv_freq(axes.block_diagonal(rows), interleaved=True, rope_type="axial", angle_dtype=angle_dtype)
+
+
+def _required(config: Config, key: str) -> int:
+    if config.get(key) is None:
+        raise ValueError(f"`config` has no `{key}`")
+    return whole_number(key, config[key], 1)
+
+
+MODELS: dict[str, Callable[[Config, str], RopeSpec]] = {
+    "FluxTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "ChromaTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "QwenImageTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "HunyuanVideoTransformer3DModel": _axes_from("rope_axes_dim", (16, 56, 56), 256.0),
+    "HunyuanVideo15Transformer3DModel": _axes_from("rope_axes_dim", (16, 56, 56), 256.0),
+    "WanModel": _wan,
+    "WanTransformer3DModel": _wan,
+    "CogVideoXTransformer3DModel": _cogvideox,
+    "LTXVideoTransformer3DModel": _ltx,
+    "LTX2VideoTransformer3DModel": _ltx,
+}

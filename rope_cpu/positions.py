@@ -1,0 +1,246 @@
+"""Builders of position ids: packed and padded sequences, image and video grids, the ids of M-RoPE models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rope_cpu.spec import Float64, whole_number
+
+Int64 = NDArray[np.int64]
+
+TEXT, IMAGE, VIDEO = 0, 1, 2
+
+
+def packed(cu_seqlens: ArrayLike) -> Int64:
+    """Return the ids (tokens,) of sequences packed one after another, each counted from 0.
+
+    cu_seqlens: (sequences + 1,) integers, 0 and then the end of each sequence, in tokens.
+
+    Raises TypeError or ValueError unless they start at 0 and never fall.
+    """
+    ends = _integers("cu_seqlens", cu_seqlens)
+    if ends.ndim != 1 or ends.size == 0 or ends[0] != 0 or (np.diff(ends) < 0).any():
+        raise ValueError(f"`cu_seqlens` is {ends.tolist()}; it must be one row that starts at 0 and never falls")
+    return np.arange(ends[-1]) - np.repeat(ends[:-1], np.diff(ends))
+
+
+def left_padded(attention_mask: ArrayLike) -> Int64:
+    """Return the ids (batch, seq) of padded sequences: tokens are counted from 0, padding has id 0.
+
+    attention_mask: (batch, seq), 1 or True for tokens and 0 or False for padding, wherever it stands.
+
+    Raises ValueError for another shape or other values.
+    """
+    kept = _mask(attention_mask)
+    return np.where(kept, np.cumsum(kept, axis=1) - 1, 0)
+
+
+def grid(
+    sizes: Sequence[int],
+    *,
+    centred: bool = False,
+    start: float | Sequence[float] = 0,
+    scale: float | Sequence[float] = 1,
+) -> Int64 | Float64:
+    """Return the ids (tokens, axes) of a grid, last axis fastest: coordinate (i + start) * scale for index i.
+
+    sizes: cells along each axis: (height, width) for an image, (frames, height, width) for a video.
+    centred: start at -(size - 1) / 2, so that the ids are symmetric around 0.
+    start, scale: one number for all axes, or one for each. Whole coordinates come as int64, others as float64.
+
+    `grid((h, w), centred=True, scale=(2 / h, 2 / w))` are the centres of patches in an image that spans -1 to 1, and
+    `grid((t, h, w), start=(0, -(h - h // 2), -(w - w // 2)))` the centred whole ids of Qwen-Image.
+
+    Raises TypeError or ValueError naming the argument, its value and the rule.
+    """
+    counts = [whole_number("sizes", size) for size in sizes]
+    begin = _per_axis("start", start, len(counts))
+    if centred:
+        if any(begin):
+            raise ValueError(f"`start` is {start!r}, but `centred` already says where the grid starts")
+        begin = [-(count - 1) / 2 for count in counts]
+    scales = _per_axis("scale", scale, len(counts))
+    lines = [(np.arange(n) + first) * step for n, first, step in zip(counts, begin, scales, strict=True)]
+    ids = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, len(counts))
+    whole = np.rint(ids)
+    return whole.astype(np.int64) if np.array_equal(whole, ids) else ids.astype(np.float64)
+
+
+def patches(grid_thw: ArrayLike, *, merge_size: int = 1) -> Int64:
+    """Return the ids (tokens, 2), row and column, of the patches of images and videos, one after another.
+
+    grid_thw: (images, 3) integers: frames, rows and columns of patches. Every frame repeats the same ids.
+    merge_size: patches come in squares of this edge, square after square, as the vision towers of Qwen2-VL, GLM-4V
+        and their successors order them.
+
+    Raises TypeError or ValueError where rows or columns do not divide into the squares.
+    """
+    edge = whole_number("merge_size", merge_size)
+    every = []
+    for frames, rows, columns in _grids("grid_thw", grid_thw, edge).tolist():
+        squares = (rows // edge, edge, columns // edge, edge, 2)
+        frame = np.indices((rows, columns)).transpose(1, 2, 0).reshape(squares).swapaxes(1, 2).reshape(-1, 2)
+        every.append(np.tile(frame, (frames, 1)))
+    return np.concatenate(every)
+
+
+def with_unrotated(position_ids: ArrayLike, *, before: int = 0, after: int = 0) -> NDArray[Any]:
+    """Return ids with tokens before and after them that stay unrotated: id 0 on every axis (CLS, registers).
+
+    position_ids: (..., tokens, axes). Token 0 of a grid that starts at 0 has the same ids: grids of models with such
+        tokens start at 1 or are centred.
+
+    Raises TypeError or ValueError for ids without an axis of coordinates.
+    """
+    ids = np.asarray(position_ids)
+    if ids.ndim < 2:
+        raise ValueError(f"`position_ids` has shape {ids.shape}; it must be (..., tokens, axes)")
+    width = (whole_number("before", before, 0), whole_number("after", after, 0))
+    return np.pad(ids, [(0, 0)] * (ids.ndim - 2) + [width, (0, 0)])
+
+
+def mrope(
+    token_types: ArrayLike,
+    *,
+    image_grid_thw: ArrayLike | None = None,
+    video_grid_thw: ArrayLike | None = None,
+    merge_size: int = 2,
+    merge_frames: int = 1,
+    seconds_per_grid: ArrayLike | None = None,
+    tokens_per_second: float = 1.0,
+    split_frames: bool = False,
+    attention_mask: ArrayLike | None = None,
+) -> tuple[Int64, Int64]:
+    """Return the M-RoPE ids (batch, seq, 3), time, row and column, and the offset (batch,) at which decoding goes on.
+
+    Text counts up on all three axes; an image or video takes the grid of its merged patches, and what follows starts
+    past its longer side. After n tokens, padding not counted, the next one has the id n + offset[b] on all axes.
+
+    token_types: (batch, seq): 0 text, 1 image, 2 video, see `token_types`.
+    image_grid_thw, video_grid_thw: (images, 3), (videos, 3): frames, rows and columns of patches, in order.
+    merge_size: patches along the edge of the square that becomes one token (`spatial_merge_size`).
+    merge_frames: frames of a video that become one (Ernie-4.5-VL's `temporal_merge_size`).
+    seconds_per_grid: (videos,) seconds from frame to frame, None for 1 (Qwen2.5-VL's `second_per_grid_ts`).
+    tokens_per_second: ids per second: 1 for Qwen2-VL and Qwen3-VL, in the configuration of Qwen2.5-VL.
+    split_frames: the frames of a video stand apart, with text between them (Qwen3-VL, GLM-4V).
+    attention_mask: (batch, seq), 0 for padding, which gets id 0.
+
+    Raises TypeError or ValueError where grids and tokens do not fit each other.
+    Source: get_rope_index of qwen2_vl, qwen2_5_vl, qwen3_vl in transformers 5.23 (earlier ones let text go on after
+    the last frame where that is further than the longer side).
+    """
+    types, kept = _types_and_mask(token_types, attention_mask)
+    edge, merged = whole_number("merge_size", merge_size), whole_number("merge_frames", merge_frames)
+    images = _grids("image_grid_thw", image_grid_thw, edge)
+    videos = _grids("video_grid_thw", video_grid_thw, edge)
+    steps = _steps(seconds_per_grid, tokens_per_second, len(videos))
+    if split_frames:
+        frames = videos[:, 0]
+        videos, steps = np.repeat(videos, frames, axis=0), np.repeat(steps, frames)
+        videos[:, 0] = 1
+    media = {
+        IMAGE: iter([_vision_ids(grid // (1, edge, edge), np.float32(1)) for grid in images]),
+        VIDEO: iter([_vision_ids(g // (merged, edge, edge), s) for g, s in zip(videos, steps, strict=True)]),
+    }
+    ids = np.zeros((*types.shape, 3), dtype=np.int64)
+    for row, mask in enumerate(kept):
+        ids[row, mask] = _sequence(types[row, mask].tolist(), media)
+    for kind, unused in media.items():
+        if next(unused, None) is not None:
+            raise ValueError(f"`{_GRIDS[kind]}` has more grids than `token_types` has tokens of type {kind} for")
+    return ids, ids.max(axis=(1, 2)) + 1 - kept.sum(axis=1)
+
+
+def token_types(token_ids: ArrayLike, *, image_token_id: int | None, video_token_id: int | None) -> Int64:
+    """Return 0 for text, 1 for image tokens and 2 for video tokens, shaped like token_ids; None: there are none."""
+    ids = _integers("token_ids", token_ids)
+    types = np.zeros(ids.shape, dtype=np.int64)
+    for kind, token in ((IMAGE, image_token_id), (VIDEO, video_token_id)):
+        if token is not None:
+            types[ids == token] = kind
+    return types
+
+
+def _vision_ids(sizes: Int64, step: np.float32) -> tuple[Int64, int]:
+    """Return the ids (tokens, 3) of one image or video that starts at 0, and how far it moves what follows."""
+    ids = np.indices(sizes.tolist()).reshape(3, -1).T.copy()
+    # float32, then cut off: the ids that transformers gives the same frames.
+    ids[:, 0] = (ids[:, 0].astype(np.float32) * step).astype(np.int64)
+    return ids, int(sizes[1:].max())
+
+
+def _sequence(kinds: list[int], media: dict[int, Iterator[tuple[Int64, int]]]) -> Int64:
+    """Return the ids (tokens, 3) of one sequence without padding."""
+    position, parts = 0, [np.zeros((0, 3), dtype=np.int64)]
+    for kind, run in groupby(kinds):
+        left = len(list(run))
+        while left:
+            ids, further = (np.tile(np.arange(left)[:, None], 3), left) if kind == TEXT else next(media[kind], _NONE)
+            if not 0 < len(ids) <= left:
+                raise ValueError(
+                    f"`token_types` has a run with {left} more tokens of type {kind}, but the next grid in "
+                    f"`{_GRIDS[kind]}` makes {len(ids) or 'none, or there is none left'}"
+                )
+            parts.append(ids + position)
+            position, left = position + further, left - len(ids)
+    return np.concatenate(parts)
+
+
+_GRIDS = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
+_NONE: tuple[Int64, int] = (np.zeros((0, 3), dtype=np.int64), 0)
+
+
+def _types_and_mask(token_types: ArrayLike, attention_mask: ArrayLike | None) -> tuple[Int64, NDArray[np.bool_]]:
+    types = _integers("token_types", token_types)
+    if types.ndim != 2 or not np.isin(types, (TEXT, IMAGE, VIDEO)).all():
+        raise ValueError(f"`token_types` has shape {types.shape}; it must be (batch, seq) of 0, 1 and 2")
+    if attention_mask is None:
+        return types, np.ones(types.shape, dtype=bool)
+    mask = _mask(attention_mask)
+    if mask.shape != types.shape:
+        raise ValueError(f"`attention_mask` has shape {mask.shape}, but `token_types` has {types.shape}")
+    return types, mask
+
+
+def _mask(attention_mask: ArrayLike) -> NDArray[np.bool_]:
+    mask = np.asarray(attention_mask)
+    if mask.ndim != 2 or not np.isin(mask, (0, 1)).all():
+        raise ValueError(f"`attention_mask` has shape {mask.shape}; it must be (batch, seq) of zeros and ones")
+    return mask.astype(bool)
+
+
+def _steps(seconds_per_grid: ArrayLike | None, tokens_per_second: float, videos: int) -> NDArray[np.float32]:
+    seconds = np.ones(videos) if seconds_per_grid is None else np.asarray(seconds_per_grid)
+    if seconds.shape != (videos,):
+        raise ValueError(f"`seconds_per_grid` has shape {seconds.shape}; it must be ({videos},), one for each video")
+    return np.float32(tokens_per_second) * seconds.astype(np.float32)
+
+
+def _grids(name: str, grids: ArrayLike | None, edge: int) -> Int64:
+    if grids is None:
+        return np.zeros((0, 3), dtype=np.int64)
+    sizes = _integers(name, grids)
+    if sizes.ndim != 2 or sizes.shape[1] != 3 or (sizes < 1).any():
+        raise ValueError(f"`{name}` has shape {sizes.shape}; it must be (grids, 3): frames, rows, columns, at least 1")
+    if (sizes[:, 1:] % edge).any():
+        raise ValueError(f"`{name}` is {sizes.tolist()}; rows and columns must be multiples of merge_size {edge}")
+    return sizes
+
+
+def _integers(name: str, values: ArrayLike) -> Int64:
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"`{name}` has dtype {array.dtype}; it must hold integers")
+    return array.astype(np.int64)
+
+
+def _per_axis(name: str, value: float | Sequence[float], axes: int) -> list[float]:
+    values = list(value) if isinstance(value, Sequence | np.ndarray) else [value] * axes
+    if len(values) != axes:
+        raise ValueError(f"`{name}` has {len(values)} numbers, but `sizes` has {axes}")
+    return values

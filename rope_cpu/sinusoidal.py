@@ -1,0 +1,113 @@
+"""Sinusoidal position embeddings: tables, and adding them in place."""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import prange, types
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from rope_cpu import _threads
+from rope_cpu._compile import SOURCES, Kernel, array_type, compiled
+from rope_cpu.spec import whole_number
+
+_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def sinusoidal(
+    num_positions: int,
+    dim: int,
+    *,
+    base: float = 10000.0,
+    interleaved: bool = True,
+    dtype: DTypeLike = np.float32,
+) -> NDArray[Any]:
+    """Return the sinusoidal table (num_positions, dim): sin and cos of position · base^(-2i/dim).
+
+    interleaved: True puts sin in even and cos in odd columns, False sin in the first half and cos in the second
+        (RoFormer, XLM). An odd dim has one sin more.
+    dtype: of the table; values are computed in float64 and rounded once.
+
+    Raises TypeError or ValueError naming the argument, its value and the rule.
+    Source: Vaswani et al., arXiv:1706.03762; RoFormerSinusoidalPositionalEmbedding in transformers.
+    """
+    rows, columns = whole_number("num_positions", num_positions, 0), whole_number("dim", dim)
+    if not (np.isfinite(base) and base > 0):
+        raise ValueError(f"`base` is {base!r}; it must be finite and positive")
+    sines = (columns + 1) // 2
+    angles = np.arange(rows)[:, None] * float(base) ** (-2.0 * np.arange(sines) / columns)
+    where_sin, where_cos = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(sines), slice(sines, None))
+    table = np.empty((rows, columns), dtype=dtype)
+    table[:, where_sin] = np.sin(angles)
+    table[:, where_cos] = np.cos(angles[:, : columns // 2])
+    return table
+
+
+def add_sinusoidal(
+    x: NDArray[Any], table: NDArray[Any], position_ids: ArrayLike | None = None, *, offset: int = 0
+) -> NDArray[Any]:
+    """Add rows of a sinusoidal table to embeddings, in place, and return them.
+
+    x: (batch, seq, dim) or (seq, dim), float32 or float64, any strides.
+    table: (num_positions, dim) of x's dtype.
+    position_ids: (seq,) or (batch, seq) integers below num_positions. None: offset + 0, 1, 2, …
+
+    Raises TypeError or ValueError, before anything is written, naming argument, value and rule.
+    """
+    for name, array in (("x", x), ("table", table)):
+        if not isinstance(array, np.ndarray) or array.dtype not in _DTYPES:
+            kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+            raise TypeError(f"`{name}` is {kind}; it must be a float32 or float64 array")
+    if x.ndim not in (2, 3) or table.ndim != 2 or table.shape[1] != x.shape[-1] or table.dtype != x.dtype:
+        raise ValueError(
+            f"`x` is {x.dtype} {x.shape} and `table` {table.dtype} {table.shape}; they must be (batch, seq, dim) or "
+            "(seq, dim) and (num_positions, dim) of one dtype"
+        )
+    if not x.flags.writeable or np.may_share_memory(x, table):
+        raise ValueError("`x` must be writeable and share no memory with `table`")
+    rows = x if x.ndim == 3 else x[None]
+    ids = _row_ids(position_ids, offset, rows.shape[:2], len(table))
+    threads = _threads.usable() if x.size > _threads.SERIAL_ELEMENTS else 1
+    _adding(x.dtype.name, threads > 1)(rows, table, ids, threads)
+    return x
+
+
+def _row_ids(position_ids: ArrayLike | None, offset: int, shape: tuple[int, ...], positions: int) -> NDArray[np.int64]:
+    if position_ids is None:
+        ids = np.arange(shape[1]) + whole_number("offset", offset, 0)
+    elif offset != 0:
+        raise ValueError(f"`offset` is {offset!r} and `position_ids` are given as well; give one of them")
+    else:
+        ids = np.asarray(position_ids)
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"`position_ids` has dtype {ids.dtype}; it must hold integers")
+    if ids.shape not in (shape[1:], shape, (1, shape[1])):
+        raise ValueError(f"`position_ids` has shape {ids.shape}; it must be {shape[1:]} or {shape}")
+    if ids.size and not 0 <= ids.min() <= ids.max() < positions:
+        raise ValueError(f"positions run from {ids.min()} to {ids.max()}, but `table` has rows 0 to {positions - 1}")
+    return np.ascontiguousarray(np.broadcast_to(ids, shape), dtype=np.int64)
+
+
+@cache
+def _adding(dtype: str, parallel: bool) -> Kernel:
+    """Return the kernel (x, table, ids, chunks): x[b, s] += table[ids[b, s]]."""
+    sources = SOURCES
+
+    def add(x, table, ids, chunks):
+        _ = sources  # a part of the cache key
+        seq, tokens = x.shape[1], x.shape[0] * x.shape[1]
+        for chunk in prange(chunks):
+            for token in range(tokens * chunk // chunks, tokens * (chunk + 1) // chunks):
+                row, embedding = table[ids[token // seq, token % seq]], x[token // seq, token % seq]
+                for column in range(x.shape[2]):
+                    embedding[column] += row[column]
+        return 0
+
+    element = getattr(types, dtype)
+    x, table = array_type(element, 3, readonly=False), array_type(element, 2)
+    signature = (x, table, array_type(types.int64, 2, layout="C"), types.int64)
+    return compiled(add, f"add_sinusoidal_{dtype}", signature, parallel)

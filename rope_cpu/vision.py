@@ -1,0 +1,208 @@
+"""Configurations of vision towers in transformers → spec: one table, model type → how pairs belong to axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rope_cpu import axes, diffusion
+from rope_cpu.spec import Float64, RopeSpec, from_inv_freq, whole_number
+
+Builder = Callable[[int, float, str], RopeSpec]
+
+
+def read(config: Mapping[str, Any], *, angle_dtype: str = "float64") -> RopeSpec | None:
+    """Return the rotation of a vision, video or diffusers configuration; None where it is none of these.
+
+    config: of the tower itself (`config["vision_config"]`, see `tower`), or of a diffusers transformer.
+
+    Positions have the coordinates (row, column), (time, row, column) for video. They start at 0, but at 1 for Llama-4
+    (the class token has id 0) and EfficientLoFTR; DINOv3 takes patch centres from -1 to 1; for diffusers see
+    `rope_cpu.diffusion`.
+
+    Raises ValueError where a key is missing or the model's form is no rotation.
+    Source: the modules of the same names in transformers 5.23.
+    """
+    if diffusion.is_transformer(config):
+        return diffusion.read(config, angle_dtype=angle_dtype)
+    model_type = config.get("model_type")
+    if model_type in NO_ROTATION:
+        raise ValueError(f"`model_type` is {model_type!r}: {NO_ROTATION[model_type]}")
+    if model_type in _ERNIE:
+        return _ernie(config, angle_dtype)
+    found = TOWERS.get(str(model_type))
+    if found is None:
+        return None
+    theta = _theta(config, found.rope_theta)
+    return found.build(found.head_dim(config), theta, angle_dtype)
+
+
+def tower(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the vision part of a whole model's configuration, with the model type that `read` knows it by.
+
+    Older files leave the model type of the part out, or repeat that of the whole: then it is that of the whole and
+    `_vision`.
+
+    Raises ValueError where there is no vision part.
+    """
+    part = config.get("vision_config")
+    if not isinstance(part, Mapping):
+        raise ValueError("`config` has no `vision_config`")
+    whole = config.get("model_type")
+    named = part.get("model_type") or whole
+    if named == whole:
+        named = next((name for name in (f"{whole}_vision", f"{whole}_vision_encoder") if name in TOWERS), named)
+    return {**part, "model_type": named}
+
+
+@dataclass(frozen=True)
+class Tower:
+    """How one vision tower rotates: its head_dim, its default base, and which pair belongs to which axis."""
+
+    build: Builder
+    rope_theta: float = 10000.0
+    head_dim: Callable[[Mapping[str, Any]], int] = lambda config: _head_dim(config, "hidden_size")
+
+
+def _head_dim(config: Mapping[str, Any], width_key: str) -> int:
+    if config.get("head_dim") is not None:
+        return whole_number("head_dim", config["head_dim"], 2)
+    width = _first(config, width_key, f"vt_{width_key}")
+    heads = _first(config, "num_attention_heads", "num_heads", "vt_num_attention_heads")
+    return whole_number(width_key, width, 2) // whole_number("num_attention_heads", heads)
+
+
+def _first(config: Mapping[str, Any], *keys: str) -> Any:
+    for key in keys:
+        if config.get(key) is not None:
+            return config[key]
+    raise ValueError(f"`config` has no `{keys[0]}`")
+
+
+def _memory_head_dim(config: Mapping[str, Any]) -> int:
+    keys = ("memory_attention_hidden_size", "memory_attention_downsample_rate", "memory_attention_num_attention_heads")
+    width, rate, heads = (whole_number(key, _first(config, key)) for key in keys)
+    return width // (rate * heads)
+
+
+def _theta(config: Mapping[str, Any], default: float) -> float:
+    """Return the base; raise for a section that asks for more than one."""
+    section = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if section.get("rope_type", section.get("type", "axial")) not in ("axial", "default"):
+        raise ValueError(f"`rope_type` is {section['rope_type']!r}; vision towers take no scaling")
+    unknown = set(section) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    if unknown:
+        raise ValueError(f"`rope_parameters` holds {sorted(unknown)}, which a vision tower has no use for")
+    theta = section.get("rope_theta", config.get("rope_theta", default))
+    return float(theta)
+
+
+def _owned(frequencies: Float64, owner: Any, count: int) -> Float64:
+    """Return F (count, pairs): pair j turns by frequencies[j] with axis owner[j]."""
+    return np.where(np.asarray(owner) == np.arange(count)[:, None], frequencies, 0.0)
+
+
+def _runs(order: tuple[int, ...], interleaved: bool) -> Builder:
+    """Give each axis a run of pairs across the head, the runs in the order of these axes."""
+
+    def build(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+        width = 2 * (head_dim // len(order) // 2)
+        each = axes.base_frequencies(theta, width, angle_dtype)
+        owner = np.repeat(order, each.size)
+        return _spec(_owned(np.tile(each, len(order)), owner, len(order)), head_dim, interleaved, angle_dtype)
+
+    return build
+
+
+def _turns(order: tuple[int, ...], interleaved: bool) -> Builder:
+    """Deal the pairs out to the axes in turn, one frequency for every round."""
+
+    def build(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+        each = axes.base_frequencies(theta, head_dim // len(order), angle_dtype)
+        frequencies, owner = np.repeat(each, len(order)), np.tile(order, each.size)
+        return _spec(_owned(frequencies, owner, len(order)), head_dim, interleaved, angle_dtype)
+
+    return build
+
+
+def _blocks(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+    """Rotate each half of the head in itself, the first with the row (Gemma-4)."""
+    each = axes.base_frequencies(theta, 2 * (head_dim // 4), angle_dtype)
+    return from_inv_freq(
+        axes.block_diagonal([each, each]), head_dim=head_dim, blocks=2, rope_type="axial", angle_dtype=angle_dtype
+    )
+
+
+def _alternate(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+    """Turn even frequencies of the whole head with the row, odd ones with the column (Pixtral)."""
+    every = axes.base_frequencies(theta, head_dim, angle_dtype)
+    return _spec(axes.block_diagonal([every[0::2], every[1::2]]), head_dim, False, angle_dtype)
+
+
+def _whole_turns(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+    """Give row and column a run of pairs each, and positions the unit of a whole turn (DINOv3)."""
+    each = 2 * np.pi * axes.base_frequencies(theta, head_dim // 2, angle_dtype)
+    return _spec(axes.block_diagonal([each, each]), head_dim, False, angle_dtype)
+
+
+_ERNIE = ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")
+
+
+def _ernie(config: Mapping[str, Any], angle_dtype: str) -> RopeSpec:
+    """Give time the slowest pairs, and deal the others out to row and column (the text model of Ernie-4.5-VL)."""
+    text = config.get("text_config", config)
+    section = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if section.get("rope_type", "default") != "default":
+        raise ValueError(f"`rope_type` is {section['rope_type']!r}; Ernie-4.5-VL takes only default")
+    rows, columns, times = section.get("mrope_section", (22, 22, 20))
+    head_dim = _head_dim(text, "hidden_size")
+    every = axes.base_frequencies(section.get("rope_theta", text.get("rope_theta", 500000.0)), head_dim, angle_dtype)
+    owner = np.where(np.arange(rows + columns) % 2, 2, 1)
+    if rows != columns or rows + columns + times != every.size:
+        raise ValueError(
+            f"`mrope_section` is {[rows, columns, times]}; it must split {every.size} pairs, rows as columns"
+        )
+    matrix = _owned(every, np.append(owner, np.zeros(times, dtype=int)), 3)
+    return from_inv_freq(matrix, head_dim=head_dim, interleaved=True, angle_dtype=angle_dtype, shared_id=True)
+
+
+def _spec(matrix: Float64, head_dim: int, interleaved: bool, angle_dtype: str) -> RopeSpec:
+    return from_inv_freq(matrix, head_dim=head_dim, interleaved=interleaved, rope_type="axial", angle_dtype=angle_dtype)
+
+
+_ROW_COLUMN = Tower(_runs((0, 1), interleaved=False))
+_MEMORY = Tower(_runs((0, 1), interleaved=True), head_dim=_memory_head_dim)
+
+TOWERS: dict[str, Tower] = {
+    **dict.fromkeys(
+        (
+            "cohere_compass_vision", "dots3_note_vision_encoder", "ernie4_5_vl_moe_vision", "exaone4_5_vision",
+            "glm4v_moe_vision", "glm4v_vision", "glm5_next_vision", "glm_ocr_vision", "mlcd_vision_model",
+            "muse_glimmer_vision", "muse_spark_vision", "paddleocr_vl_vision", "qwen2_5_omni_vision_encoder",
+            "qwen2_5_vl_vision", "qwen3_5_moe_vision", "qwen3_5_vision", "qwen3_omni_moe_vision_encoder",
+            "qwen3_vl_moe_vision", "qwen3_vl_vision", "qwen4_exp_vision", "video_llama_3_vision",
+        ),
+        _ROW_COLUMN,
+    ),
+    "qwen2_vl_vision": Tower(_ROW_COLUMN.build, head_dim=lambda config: _head_dim(config, "embed_dim")),
+    "lfm3_vl_vision": Tower(_ROW_COLUMN.build, rope_theta=1e6),
+    "step3p5_vision": Tower(_runs((1, 0), interleaved=False)),
+    "minimax_m3_vl_vision": Tower(_runs((0, 1, 2), interleaved=False)),
+    "inkling2_vision": Tower(_runs((1, 0), interleaved=True)),
+    "llama4_vision_model": Tower(_runs((1, 0), interleaved=True)),
+    "sam3_vit_model": Tower(_runs((0, 1), interleaved=True)),
+    **dict.fromkeys(("edgetam_video", "sam2_video", "sam3_tracker_video"), _MEMORY),
+    "kimi_k25_vision": Tower(_turns((1, 0), interleaved=False)),
+    "gemma4_vision": Tower(_blocks, rope_theta=100.0),
+    "pixtral": Tower(_alternate),
+    "dinov3_vit": Tower(_whole_turns, rope_theta=100.0),
+}  # fmt: skip
+
+NO_ROTATION = {
+    "vjepa2": "it gives the two members of an adjacent pair angles of different frequencies, which is no rotation",
+    "hunyuan_vl": "its doubled sections give the two members of a pair different axes, which is no rotation",
+    "lightglue": "its frequencies are weights; pass them to RotaryEmbedding.from_inv_freq(weight.T, interleaved=True)",
+}

@@ -1,0 +1,134 @@
+"""Builders of position ids against ids written out token by token."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from rope_cpu import positions
+
+
+def test_packed():
+    assert positions.packed([0, 3, 3, 5, 9]).tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 3]
+    assert positions.packed([0]).tolist() == []
+
+
+def test_left_padded():
+    mask = [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 1, 0, 1, 0]]
+    assert positions.left_padded(mask).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4], [0, 0, 0, 1, 0]]
+
+
+def test_grid_of_an_image_and_a_video():
+    assert positions.grid((2, 3)).tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    video = positions.grid((2, 2, 3))
+    assert video.dtype == np.int64
+    assert [tuple(p) for p in video] == [(t, r, c) for t in range(2) for r in range(2) for c in range(3)]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 4), (2, 7)])
+def test_grid_centred_and_scaled(rows, columns):
+    """Patch centres of an image that spans -1 to 1 on both sides: 2 (i + 1/2) / n - 1."""
+    ids = positions.grid((rows, columns), centred=True, scale=(2 / rows, 2 / columns))
+    exact = [(2 * (r + 0.5) / rows - 1, 2 * (c + 0.5) / columns - 1) for r in range(rows) for c in range(columns)]
+    np.testing.assert_allclose(ids, exact, atol=1e-15)
+
+
+def test_grid_with_whole_starts_stays_whole():
+    ids = positions.grid((2, 3), start=(-1, -2))
+    assert ids.dtype == np.int64
+    assert ids.tolist() == [[-1, -2], [-1, -1], [-1, 0], [0, -2], [0, -1], [0, 0]]
+    assert positions.grid((2,), start=0.5).tolist() == [[0.5], [1.5]]
+
+
+@pytest.mark.parametrize("edge", [1, 2, 3])
+def test_patches_come_square_after_square(edge):
+    expected = []
+    for frames, rows, columns in [(2, 6, 12), (1, 12, 6)]:
+        for _ in range(frames):
+            for top in range(0, rows, edge):
+                for left in range(0, columns, edge):
+                    expected += [[top + i, left + j] for i in range(edge) for j in range(edge)]
+    assert positions.patches([[2, 6, 12], [1, 12, 6]], merge_size=edge).tolist() == expected
+
+
+def test_unrotated_tokens_have_id_zero():
+    ids = positions.grid((2, 2), start=1)
+    padded = positions.with_unrotated(ids, before=2, after=1)
+    assert padded.tolist() == [[0, 0], [0, 0], [1, 1], [1, 2], [2, 1], [2, 2], [0, 0]]
+    assert positions.with_unrotated(np.ones((3, 4, 2)), before=1).shape == (3, 5, 2)
+
+
+TEXT_IMAGE_VIDEO = [[0] * 2 + [1] * 6 + [0] + [2] * 8 + [0] * 2]
+
+
+def test_mrope_token_by_token():
+    ids, offset = positions.mrope(
+        TEXT_IMAGE_VIDEO, image_grid_thw=[[1, 4, 6]], video_grid_thw=[[2, 4, 4]], merge_size=2
+    )
+    image = [[2, 2 + r, 2 + c] for r in range(2) for c in range(3)]  # the longer side is 3: text goes on at 5
+    video = [[6 + t, 6 + r, 6 + c] for t in range(2) for r in range(2) for c in range(2)]
+    expected = [[0] * 3, [1] * 3, *image, [5] * 3, *video, [8] * 3, [9] * 3]
+    assert ids.tolist() == [expected]
+    assert offset.tolist() == [10 - 19]
+
+
+def test_mrope_seconds_split_and_merged_frames():
+    video = {"video_grid_thw": [[3, 2, 2]], "merge_size": 2}
+    ids, _ = positions.mrope([[2] * 3], seconds_per_grid=[0.7], tokens_per_second=2, **video)
+    assert ids[0].tolist() == [[math.floor(0.7 * 2 * t), 0, 0] for t in range(3)]
+    ids, offset = positions.mrope([[0, 2, 0, 2, 0, 2, 0]], split_frames=True, **video)
+    assert ids[0].tolist() == [[t] * 3 for t in range(7)]
+    assert offset.tolist() == [0]
+    ids, _ = positions.mrope([[2, 2]], video_grid_thw=[[4, 2, 2]], merge_frames=2)
+    assert ids[0].tolist() == [[0, 0, 0], [1, 0, 0]]
+
+
+def test_mrope_images_side_by_side():
+    ids, _ = positions.mrope([[1] * 5], image_grid_thw=[[1, 2, 4], [1, 6, 2]])
+    assert ids[0].tolist() == [[0, 0, 0], [0, 0, 1], [2, 2, 2], [2, 3, 2], [2, 4, 2]]
+
+
+def test_mrope_left_padded_batch():
+    types = [[0, 0, 0, 1], [0, 1, 0, 0]]
+    ids, offset = positions.mrope(types, image_grid_thw=[[1, 2, 2]] * 2, attention_mask=[[0, 0, 1, 1], [1, 1, 1, 1]])
+    assert ids[:, :, 0].tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
+    assert offset.tolist() == [0, 0]
+
+
+def test_token_types():
+    types = positions.token_types([[5, 7, 7, 9, 5]], image_token_id=7, video_token_id=9)
+    assert types.tolist() == [[0, 1, 1, 2, 0]]
+    assert positions.token_types([[7, 9]], image_token_id=None, video_token_id=9).tolist() == [[0, 2]]
+
+
+IMAGE = [[1, 4, 4]]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: positions.packed([1, 3]), ValueError, "`cu_seqlens` is"),
+        (lambda: positions.packed([0, 3, 2]), ValueError, "never falls"),
+        (lambda: positions.packed([0.0, 3.0]), TypeError, "`cu_seqlens` has dtype float64"),
+        (lambda: positions.left_padded([0, 1]), ValueError, "`attention_mask` has shape"),
+        (lambda: positions.left_padded([[0, 2]]), ValueError, "zeros and ones"),
+        (lambda: positions.grid((0, 3)), ValueError, "`sizes` is 0"),
+        (lambda: positions.grid((2, 3), centred=True, start=1), ValueError, "`start` is 1"),
+        (lambda: positions.grid((2, 3), scale=(1, 2, 3)), ValueError, "`scale` has 3 numbers"),
+        (lambda: positions.patches([[1, 3, 4]], merge_size=2), ValueError, "multiples of merge_size 2"),
+        (lambda: positions.patches([1, 3, 4]), ValueError, "`grid_thw` has shape"),
+        (lambda: positions.with_unrotated([1, 2]), ValueError, "`position_ids` has shape"),
+        (lambda: positions.mrope([[1] * 3], image_grid_thw=IMAGE), ValueError, "a run with 3 more tokens of type 1"),
+        (lambda: positions.mrope([[1] * 5], image_grid_thw=IMAGE), ValueError, "none left"),
+        (lambda: positions.mrope([[0] * 5], image_grid_thw=IMAGE), ValueError, "more grids than"),
+        (lambda: positions.mrope([[1] * 4]), ValueError, "`image_grid_thw` makes none"),
+        (lambda: positions.mrope([[3]]), ValueError, "`token_types` has shape"),
+        (lambda: positions.mrope([[0]], attention_mask=[[1, 1]]), ValueError, "`attention_mask` has shape"),
+        (lambda: positions.mrope([[0]], seconds_per_grid=[1.0]), ValueError, "`seconds_per_grid` has shape"),
+    ],
+)
+def test_refusals(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
