@@ -91,8 +91,9 @@ def _memory_head_dim(config: Mapping[str, Any]) -> int:
 def _theta(config: Mapping[str, Any], default: float) -> float:
     """Return the base; raise for a section that asks for more than one."""
     section = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if section.get("rope_type", section.get("type", "axial")) not in ("axial", "default"):
-        raise ValueError(f"`rope_type` is {section['rope_type']!r}; vision towers take no scaling")
+    rope_type = section.get("rope_type", section.get("type", "axial"))
+    if rope_type not in ("axial", "default"):
+        raise ValueError(f"`rope_type` is {rope_type!r}; vision towers take no scaling")
     unknown = set(section) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
     if unknown:
         raise ValueError(f"`rope_parameters` holds {sorted(unknown)}, which a vision tower has no use for")

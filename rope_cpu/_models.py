@@ -1,0 +1,71 @@
+"""What is known of model types: where their config files are silent, and which elements their code pairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+# Made by tests/tools/make_model_table.py from transformers' classes, and written by hand from models' own code.
+TABLES = ("models.json", "other_models.json")
+
+
+@dataclass(frozen=True)
+class Model:
+    """One row: the facts of a model type. Every field is a rope-relevant default or name, none a rule of ours.
+
+    interleaved: the pairing of the model's code, or the name of the config key that decides it.
+    names: this type's own names of standard keys. defaults: values of standard keys where a file has none.
+    rope_parameters: the section where a file has none; by layer type where layers differ.
+    theta, partial: which old top-level key fills the base and the rotated share of which section ("": the flat one).
+    scaled: the layer types that an old flat `rope_scaling` applies to.
+    whole_head: the default rope type takes no notice of partial_rotary_factor.
+    refuse: keys with the values under which the model has no rotation that could be described, and why.
+    """
+
+    interleaved: bool | str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    rope_parameters: Mapping[str, Any] | None = None
+    theta: Mapping[str, str] = field(default_factory=lambda: {"": "rope_theta"})
+    partial: Mapping[str, str] = field(default_factory=lambda: {"": "partial_rotary_factor"})
+    scaled: tuple[str, ...] = ("",)
+    types: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    whole_head: bool = False
+    head_dim_derived: bool = False
+    head_dim_ratio: int = 1
+    layer_head_dim: Mapping[str, Any] = field(default_factory=dict)
+    mrope_section: tuple[int, ...] | None = None
+    mrope_interleaved: bool | None = None
+    direction: int = 1
+    unrotated: tuple[str, ...] = ()
+    refuse: Mapping[str, Any] = field(default_factory=dict)
+    part: tuple[str, str] | None = None
+
+    @property
+    def layered(self) -> bool:
+        """Whether layer types have sections of their own."""
+        return any(value is None or isinstance(value, Mapping) for value in (self.rope_parameters or {}).values())
+
+
+@cache
+def _rows() -> dict[str, dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for name in TABLES:
+        for model_type, row in json.loads(resources.files("rope_cpu.data").joinpath(name).read_text("utf-8")).items():
+            rows[model_type] = {**rows.get(row.pop("like", model_type), {}), **row}
+    return rows
+
+
+@cache
+def model(model_type: str) -> Model | None:
+    """Return what is known of a model type, or None."""
+    row = _rows().get(model_type)
+    if row is None:
+        return None
+    return Model(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items() if key != "source"})

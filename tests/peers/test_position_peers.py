@@ -1,0 +1,101 @@
+"""M-RoPE ids against get_rope_index of transformers, on random batches of text, images and videos."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rope_cpu import positions
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.peers
+
+# Model folder, its model class, whether frames stand apart, ids per second.
+MODELS = [
+    ("qwen2_vl", "Qwen2VLModel", False, None),
+    ("qwen2_5_vl", "Qwen2_5_VLModel", False, 2),
+    ("qwen3_vl", "Qwen3VLModel", True, None),
+    ("glm4v", "Glm4vModel", True, None),
+    ("ernie4_5_vl_moe", "Ernie4_5_VLMoeModel", False, None),
+]
+IMAGE_TOKEN, VIDEO_TOKEN = 900, 901
+
+
+class Theirs:
+    """The two methods of a model, without the model: they need its configuration alone."""
+
+    def __init__(self, folder, name, tokens_per_second):
+        module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+        model = getattr(module, name)
+        vision = SimpleNamespace(
+            spatial_merge_size=2, tokens_per_second=tokens_per_second, temporal_merge_size=2, temporal_patch_size=2
+        )
+        self.config = SimpleNamespace(vision_config=vision)
+        self._index, self._ids = model.get_rope_index, model.get_vision_position_ids
+
+    def get_vision_position_ids(self, *args, **kwargs):
+        return self._ids(self, *args, **kwargs)
+
+    def get_rope_index(self, *args, **kwargs):
+        return self._index(self, *args, **kwargs)
+
+
+def batch(random, apart, merged_frames):
+    """Return token ids (batch, seq), left-padded, their mask, and the grids in order."""
+    rows, images, videos = [], [], []
+    for _ in range(3):
+        row = []
+        for _ in range(random.integers(1, 5)):
+            row += [int(t) for t in random.integers(0, 100, size=random.integers(1, 6))]
+            kind = random.integers(0, 3)
+            grid = [1, *(2 * random.integers(1, 6, size=2)).tolist()]
+            if kind == 1:
+                images.append(grid)
+                row += [IMAGE_TOKEN] * (grid[1] * grid[2] // 4)
+            elif kind == 2:
+                grid[0] = int(random.integers(1, 4)) * merged_frames
+                videos.append(grid)
+                frame = [VIDEO_TOKEN] * (grid[1] * grid[2] // 4)
+                row += ([*frame, 5] if apart else frame) * (grid[0] // merged_frames)
+        rows.append(row)
+    length = max(map(len, rows))
+    tokens = np.array([[0] * (length - len(row)) + row for row in rows])
+    mask = np.array([[0] * (length - len(row)) + [1] * len(row) for row in rows])
+    return tokens, mask, images, videos
+
+
+@pytest.mark.parametrize(("folder", "name", "apart", "tokens_per_second"), MODELS, ids=[m[0] for m in MODELS])
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("masked", [False, True])
+def test_ids_equal_get_rope_index(folder, name, apart, tokens_per_second, seed, masked):
+    random = np.random.default_rng(seed)
+    merged = 2 if folder == "ernie4_5_vl_moe" else 1
+    tokens, mask, images, videos = batch(random, apart, merged)
+    types = positions.token_types(tokens, image_token_id=IMAGE_TOKEN, video_token_id=VIDEO_TOKEN)
+    seconds = random.uniform(0.1, 3, size=len(videos)).astype(np.float32) if tokens_per_second else None
+    more = {} if seconds is None else {"second_per_grid_ts": torch.from_numpy(seconds)}
+    theirs, offsets = Theirs(folder, name, tokens_per_second).get_rope_index(
+        torch.from_numpy(tokens),
+        torch.from_numpy(types).int(),
+        image_grid_thw=torch.tensor(images) if images else None,
+        video_grid_thw=torch.tensor(videos) if videos else None,
+        attention_mask=torch.from_numpy(mask) if masked else None,
+        **more,
+    )
+    ours, offset = positions.mrope(
+        types,
+        image_grid_thw=images or None,
+        video_grid_thw=videos or None,
+        merge_size=2,
+        merge_frames=merged,
+        seconds_per_grid=seconds,
+        tokens_per_second=tokens_per_second or 1,
+        split_frames=apart,
+        attention_mask=mask if masked else None,
+    )
+    assert np.array_equal(ours, theirs.permute(1, 2, 0).numpy())
+    assert np.array_equal(offset, offsets[:, 0].numpy())

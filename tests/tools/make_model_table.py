@@ -1,0 +1,187 @@
+"""Write rope_cpu/data/models.json: what each model type of transformers takes where its config file is silent.
+
+Facts only, read from the configuration classes (defaults, names, sub-configs) and from the modelling code (which config
+a rotary module is built from, whether its default type honours partial_rotary_factor, which elements make a pair).
+Run it with the installed transformers to be described: python tests/tools/make_model_table.py
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig
+
+MODELS = Path(transformers.__file__).parent / "models"
+TARGET = Path(__file__).parents[2] / "rope_cpu" / "data" / "models.json"
+
+WIDTHS = ("hidden_size", "num_attention_heads", "head_dim", "qk_rope_head_dim", "max_position_embeddings")
+NAMES = (*WIDTHS, "layer_types", "rope_theta", "partial_rotary_factor")
+
+# Model types whose code pairs neighbours (2i, 2i+1), read from their apply functions and held against them by
+# tests/peers/test_pairing.py. DeepSeek's kind reads pairs of neighbours and writes the halves apart: that is the same
+# rotation and a permutation of its result. Where `rope_interleave` decides, the config says which.
+NEIGHBOURS = """
+axk2 bailing_hybrid blt blt_global_transformer blt_local_decoder blt_local_encoder blt_patcher cohere cohere2
+cohere2_moe deepseek_v2 deepseek_v32 deepseek_v4 dots3_note_text ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text glm glm4
+glm4v_text glm_moe_dsa glm_ocr_text helium llama4_text longcat_flash mistral_large4_text moonshine moonshine_streaming
+openai_privacy_filter pe_audio_encoder pe_audio_video_encoder pe_video_encoder
+""".split()
+
+# Top-level keys of older files that hold a base, or the rotated share of a head.
+THETA_KEYS = (
+    *("rope_theta", "rotary_emb_base", "rope_local_base_freq", "global_rope_theta", "local_rope_theta"),
+    *("compress_rope_theta", "swa_rope_theta"),
+)
+PARTIAL_KEYS = ("partial_rotary_factor", "rotary_pct")
+
+# The parts of a multimodal config that hold a language model.
+TEXT_PARTS = ("text_config", "thinker_config")
+
+
+def config_classes() -> dict[tuple[str, str], type[PreTrainedConfig]]:
+    """Return every configuration class, by folder and name."""
+    found = {}
+    for path in sorted(MODELS.glob("*/configuration_*.py")):
+        module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
+        for name, cls in vars(module).items():
+            if inspect.isclass(cls) and issubclass(cls, PreTrainedConfig) and cls.__module__ == module.__name__:
+                found[path.parent.name, name] = cls
+    return found
+
+
+def rotary_modules(folder: str) -> dict[str, ast.ClassDef]:
+    """Return the rotary classes of a folder that are built from a config, by the config class they are annotated with."""
+    found: dict[str, ast.ClassDef] = {}
+    for path in (MODELS / folder).glob("modeling_*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if not (isinstance(node, ast.ClassDef) and re.search("Rotary|RoPE|Rope", node.name)):
+                continue
+            for item in node.body:
+                if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+                    for argument in item.args.args:
+                        if argument.annotation is not None and argument.arg == "config":
+                            found.setdefault(ast.unparse(argument.annotation).strip("'\""), node)
+    return found
+
+
+def neighbours(folder: str, model_type: str) -> bool | str:
+    """Return whether pairs are neighbours, or the config key that decides."""
+    for path in (MODELS / folder).glob("modeling_*.py"):
+        if "config.rope_interleave" in path.read_text():
+            return "rope_interleave"
+    return model_type in NEIGHBOURS
+
+
+def sections(cls: type[PreTrainedConfig], **given: Any) -> dict[str, Any]:
+    """Return the rope sections of a config made with these keys, by layer type; a flat one under ""."""
+    try:
+        instance = cls(**given)
+    except Exception:  # the class does not take these keys
+        return {}
+    instance.allow_global_per_layer_attribute_access = True
+    parameters = getattr(instance, "rope_parameters", None) or {}
+    nested = instance.nested_rope_parameter_keys(parameters)
+    return {key: parameters[key] for key in nested} if nested else {"": parameters}
+
+
+def old_keys(cls: type[PreTrainedConfig], keys: tuple[str, ...], reads: str, value: float) -> dict[str, str]:
+    """Return which old top-level key fills `reads` of which section, found by setting each key."""
+    found: dict[str, str] = {}
+    for key in keys:
+        for label, section in sections(cls, **{key: value}).items():
+            if section and section.get(reads) == value:
+                found.setdefault(label, key)
+    return found
+
+
+def head_dim_rule(cls: type[PreTrainedConfig], instance: PreTrainedConfig, entry: dict[str, Any]) -> None:
+    """Note where head_dim does not follow from `head_dim`, else hidden_size / num_attention_heads."""
+    try:
+        taken = cls(head_dim=48)
+        taken.allow_global_per_layer_attribute_access = True
+        if getattr(taken, "head_dim", 48) != 48:
+            entry["head_dim_derived"] = True
+        widths = [getattr(instance, name, None) for name in ("head_dim", "num_attention_heads", "hidden_size")]
+        if "head_dim" not in entry["defaults"] and all(widths) and widths[0] * widths[1] == 2 * widths[2]:
+            entry["head_dim_ratio"] = 2
+    except Exception as error:  # a value that this class refuses tells nothing
+        print(f"head_dim of {cls.__name__} not tried: {type(error).__name__}")
+
+
+def facts(cls: type[PreTrainedConfig], instance: PreTrainedConfig, rotary: ast.ClassDef | None, folder: str) -> Any:
+    """Return one model type's entry."""
+    fields = getattr(cls, "__dataclass_fields__", {})
+    renamed = {name: cls.attribute_map[name] for name in NAMES if name in cls.attribute_map}
+    entry: dict[str, Any] = {"interleaved": neighbours(folder, cls.model_type), "defaults": {}}
+    defaults = entry["defaults"]
+    for name in WIDTHS:
+        field = fields.get(renamed.get(name, name))
+        if field is not None and isinstance(field.default, int) and not isinstance(field.default, bool):
+            defaults[name] = field.default
+    parameters = sections(cls)
+    flat = parameters.get("", {})
+    if "" not in parameters or flat.get("rope_type", "default") != "default":
+        entry["rope_parameters"] = flat or parameters
+    defaults.update({key: flat[key] for key in ("rope_theta", "partial_rotary_factor") if flat.get(key) is not None})
+    if flat.get("mrope_section"):
+        entry["mrope_section"] = flat["mrope_section"]
+    theta, partial = old_keys(cls, THETA_KEYS, "rope_theta", 777.0), old_keys(cls, PARTIAL_KEYS, PARTIAL_KEYS[0], 0.375)
+    linear = {"rope_type": "linear", "factor": 3.0}
+    scaled = [key for key, value in sections(cls, rope_scaling=linear).items() if (value or {}).get("factor") == 3.0]
+    for key, found, usual in (
+        ("theta", theta, {"": "rope_theta"}),
+        ("partial", partial, {"": "partial_rotary_factor"}),
+        ("scaled", scaled, [""]),
+    ):
+        if found != usual:
+            entry[key] = found
+    if rotary is not None and "partial_rotary_factor" not in ast.unparse(rotary):
+        entry["whole_head"] = True
+    if renamed:
+        entry["names"] = renamed
+    head_dim_rule(cls, instance, entry)
+    return entry
+
+
+def main() -> None:
+    """Write the table."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    table: dict[str, Any] = {}
+    rotaries: dict[str, dict[str, ast.ClassDef]] = {}
+    for (folder, name), cls in config_classes().items():
+        try:
+            instance = cls()
+        except Exception as error:  # a class that cannot be made without arguments has no defaults
+            print(f"left out {name}: {error}")
+            continue
+        if not isinstance(cls.model_type, str) or not cls.model_type:
+            continue
+        rotary = rotaries.setdefault(folder, rotary_modules(folder)).get(name)
+        axial = cls.default_rope_type == "axial" or cls.model_type.endswith("_vision")
+        rotates = getattr(instance, "rope_parameters", None) or (rotary is not None and hasattr(instance, "rope_theta"))
+        if rotates and not axial:
+            instance.allow_global_per_layer_attribute_access = True
+            table[cls.model_type] = facts(cls, instance, rotary, folder)
+        for key in TEXT_PARTS:
+            part = getattr(instance, key, None)
+            if isinstance(part, PreTrainedConfig):
+                table.setdefault(cls.model_type, {})["part"] = [key, part.model_type]
+    parts = {name for name, entry in table.items() if "defaults" in entry}
+    parts |= {name for name, entry in table.items() if "part" in entry and entry["part"][1] in parts}
+    table = {name: entry for name, entry in table.items() if "defaults" in entry or entry["part"][1] in parts}
+    rows = [f"{json.dumps(name)}: {json.dumps(table[name])}" for name in sorted(table)]
+    TARGET.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    print(f"{len(table)} model types, {TARGET.stat().st_size} bytes, transformers {transformers.__version__}")
+
+
+if __name__ == "__main__":
+    main()
