@@ -1,7 +1,8 @@
 """Rotary position embeddings for NumPy and ONNX on the CPU: exact, fast, in every variant."""
 
 from rope_cpu._threads import get_num_threads, set_num_threads
-from rope_cpu.rotary import RotaryEmbedding, RotaryPlan
+from rope_cpu.plan import RotaryPlan
+from rope_cpu.rotary import RotaryEmbedding
 from rope_cpu.tables import apply_rotary
 
 __version__ = "0.1.0"

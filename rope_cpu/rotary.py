@@ -1,4 +1,4 @@
-"""What users hold: a rotary embedding, and a plan of one forward pass made from it."""
+"""What users hold: a rotary embedding."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from rope_cpu import _check, angles
 from rope_cpu import spec as specs
 from rope_cpu._check import Array
-from rope_cpu._rotate import REAL_OF, Rotation
+from rope_cpu._constructors import Constructors
+from rope_cpu.plan import RotaryPlan, exact_tables
 from rope_cpu.spec import Float64, RopeSpec
 
 _FLOAT32 = np.dtype(np.float32)
 
-# What an operation does to the angle.
-_SIGN = {"rotate": 1.0, "inverse": -1.0, "shift": 1.0}
 
-
-class RotaryEmbedding:
+class RotaryEmbedding(Constructors):
     """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
 
     __slots__ = ("_factors", "_parts", "_spec")
@@ -28,42 +26,10 @@ class RotaryEmbedding:
     _parts: Float64
     _factors: dict[str, Float64]
 
-    @classmethod
-    def from_spec(cls, spec: RopeSpec) -> RotaryEmbedding:
-        """Return the rotary of a spec; every constructor ends here."""
-        rope = cls.__new__(cls)
-        rope._spec, rope._parts = spec, angles.turns(spec)
+    def _of(self, spec: RopeSpec) -> None:
+        self._spec, self._parts = spec, angles.turns(spec)
         factor = spec.attention_factor
-        rope._factors = {"rotate": factor, "inverse": 1.0 / factor, "shift": np.ones_like(factor)}
-        return rope
-
-    @classmethod
-    def from_inv_freq(
-        cls,
-        inv_freq: ArrayLike,
-        *,
-        head_dim: int | None = None,
-        attention_factor: float = 1.0,
-        interleaved: bool = False,
-        blocks: int | Sequence[int] = 1,
-    ) -> RotaryEmbedding:
-        """Return the rotary of a frequency matrix: the primitive that every other constructor ends in.
-
-        inv_freq: (pairs,), (axes, pairs) or (axes, heads, pairs), radians per unit of position.
-        head_dim: width of a head vector, 2·pairs unless more elements follow that are copied.
-        attention_factor: factor on cos and sin.
-        interleaved: pairs are (2i, 2i+1) rather than (i, i+n).
-        blocks: the rotated part is this many equal contiguous blocks, or blocks of these widths in elements, each
-        paired
-            within itself.
-
-        Raises ValueError or TypeError where shapes, widths or values do not fit, naming argument, value and rule.
-        """
-        return cls.from_spec(
-            specs.from_inv_freq(
-                inv_freq, head_dim=head_dim, attention_factor=attention_factor, interleaved=interleaved, blocks=blocks
-            )
-        )
+        self._factors = {"rotate": factor, "inverse": 1.0 / factor, "shift": np.ones_like(factor)}
 
     @property
     def spec(self) -> RopeSpec:
@@ -158,7 +124,7 @@ class RotaryEmbedding:
             ids = ids.reshape(1, -1, *ids.shape[ids.ndim - tail :])
         positions = _check.positions("position_ids", ids, self.axes, None, rows)
         real = "float32" if wanted == np.float32 else "float64"
-        cos, sin = self._tables(positions, position_ids, "rotate", real)
+        cos, sin = exact_tables(self, positions, position_ids, "rotate", real)
         heads = self._spec.inv_freq.shape[2]
         shape = shape if rows == 1 else cos.shape[:2]
         shape = (*shape, heads, self._spec.pairs) if heads > 1 else (*shape, self._spec.pairs)
@@ -300,50 +266,6 @@ class RotaryEmbedding:
             steps += offset
             return steps.reshape(1, -1, 1)
         return (_check.offsets(offset, x.shape[batch])[:, None] + steps)[..., None]
-
-    def _tables(self, positions: Float64, ids: ArrayLike, mode: str, real: str) -> tuple[Array, Array]:
-        """Return cos and sin; `ids` are the positions as they were given, for the error text."""
-        arguments = self._spec, self._parts, positions, self._factors[mode], _SIGN[mode], real
-        result = angles.tables(*arguments)
-        if result is None:
-            _check.position_values("delta" if mode == "shift" else "position_ids", ids)
-            result = angles.tables(*arguments, angles.MAX_POSITION)
-            if result is None:
-                raise RuntimeError("positions passed their check, but the kernel refused them")
-        return result
-
-
-class RotaryPlan(Rotation):
-    """Cos and sin of the tokens at hand, for every layer, dtype and number of heads; made by `RotaryEmbedding.plan`.
-
-    A plan may be used by several threads at a time.
-    """
-
-    __slots__ = ("_ids", "_mode", "_positions", "_rotary")
-
-    def __init__(
-        self, rotary: RotaryEmbedding, positions: Float64, ids: ArrayLike, layout: str, mode: str, dtype: np.dtype[Any]
-    ) -> None:
-        """Compute cos and sin for the arithmetic of `dtype`; others follow when they are first asked for."""
-        spec = rotary.spec
-        batch = max(positions.shape[0], spec.attention_factor.size)
-        shape = (batch, positions.shape[1], spec.inv_freq.shape[2], spec.pairs)
-        super().__init__(layout, spec.head_dim, spec.blocks, spec.interleaved, shape)
-        self._rotary, self._positions, self._ids, self._mode = rotary, positions, ids, mode
-        self._prepare(dtype)
-
-    def _cos_sin(self, real: str) -> tuple[Array, Array]:
-        for dtype, (cos, sin, *_) in self._prepared.copy().items():
-            if REAL_OF[dtype] == real:
-                return cos, sin
-        return self._rotary._tables(self._positions, self._ids, self._mode, real)
-
-    def __repr__(self) -> str:
-        batch, seq, _, _ = self._table_shape
-        return f"RotaryPlan(batch={batch}, seq={seq}, layout={self._layout!r}, {self._mode}, {self._rotary!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RotaryPlan, (self._rotary, self._positions, self._ids, self._layout, self._mode, np.dtype(np.float32))
 
 
 def _mode(inverse: bool) -> str:

@@ -1,0 +1,169 @@
+"""How a rotary comes to be: one classmethod for each way of saying which rotation is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from numpy.typing import ArrayLike
+
+from rope_cpu import axes as axes_
+from rope_cpu import generators as generators_
+from rope_cpu import scaling as scaling_
+from rope_cpu import spec as specs
+from rope_cpu.spec import Float64, RopeSpec
+
+
+class Constructors:
+    """The constructors of RotaryEmbedding, each of which makes a spec and hands it to `_of`."""
+
+    __slots__ = ()
+
+    def _of(self, spec: RopeSpec) -> None:
+        """Become the rotary of a spec."""
+        raise NotImplementedError
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        rope_theta: float | None = None,
+        rotary_dim: int | None = None,
+        interleaved: bool = False,
+        scaling: Mapping[str, Any] | None = None,
+        max_position_embeddings: int | None = None,
+        angle_dtype: str = "float64",
+    ) -> None:
+        """Make a rotary for text: one axis, frequencies rope_theta^(−2i/rotary_dim), scaled where `scaling` says so.
+
+        head_dim: width of a head vector in elements. rotary_dim: how many of its leading elements are rotated, all
+            where it is not given; frequencies are computed for rotary_dim.
+        rope_theta: the base; 10000 where it is said nowhere.
+        interleaved: pairs are (2i, 2i+1), "GPT-J", rather than (i, i+n), "NeoX" and `rotate_half`.
+        scaling: a dict in Hugging Face form, {"rope_type": "llama3", "factor": 8.0, …}; it may hold rope_theta too.
+        max_position_embeddings: tokens; needed by some kinds of scaling.
+        angle_dtype: "float64" is exact; "float32" repeats the float32 arithmetic of transformers, step by step.
+
+        Raises TypeError or ValueError for odd or too wide rotary_dim, unknown rope types, unknown or missing keys and
+        values that make no rotation, naming argument, value and rule.
+        Source: RoFormer, arXiv:2104.09864; for scaling see `rope_cpu.rope_types`.
+        """
+        self._of(
+            scaling_.scaled(
+                head_dim,
+                rope_theta=rope_theta,
+                rotary_dim=rotary_dim,
+                interleaved=interleaved,
+                scaling=scaling,
+                max_position_embeddings=max_position_embeddings,
+                angle_dtype=angle_dtype,
+            )
+        )
+
+    @classmethod
+    def from_spec(cls, spec: RopeSpec) -> Self:
+        """Return the rotary of a spec; every constructor ends here."""
+        rope = cls.__new__(cls)
+        rope._of(spec)
+        return rope
+
+    @classmethod
+    def from_inv_freq(
+        cls,
+        inv_freq: ArrayLike,
+        *,
+        head_dim: int | None = None,
+        attention_factor: float = 1.0,
+        interleaved: bool = False,
+        blocks: int | Sequence[int] = 1,
+    ) -> Self:
+        """Return the rotary of a frequency matrix: the primitive that every other constructor comes down to.
+
+        inv_freq: (pairs,), (axes, pairs) or (axes, heads, pairs), radians per unit of position.
+        head_dim: width of a head vector, 2·pairs unless more elements follow that are copied.
+        attention_factor: factor on cos and sin.
+        interleaved: pairs are (2i, 2i+1) rather than (i, i+n).
+        blocks: the rotated part is this many equal contiguous blocks, or blocks of these widths in elements, each
+            paired within itself.
+
+        Raises ValueError or TypeError where shapes, widths or values do not fit, naming argument, value and rule.
+        """
+        return cls.from_spec(
+            specs.from_inv_freq(
+                inv_freq, head_dim=head_dim, attention_factor=attention_factor, interleaved=interleaved, blocks=blocks
+            )
+        )
+
+    @classmethod
+    def axial(
+        cls,
+        head_dim: int,
+        axes: int = 2,
+        *,
+        rope_theta: float | Sequence[float] = 10000.0,
+        interleaved: bool = False,
+        axis_dims: Sequence[int] | None = None,
+        span: str = "axis",
+    ) -> Self:
+        """Return a rotary for positions of several coordinates, each of which turns pairs of its own.
+
+        head_dim: width of a head vector in elements; those past the sum of axis_dims are copied.
+        axes: number of coordinates. rope_theta: base of the frequencies, one for all axes or one each.
+        axis_dims: even widths in elements, None for equal shares.
+        span: "axis" pairs within the contiguous block of each axis, with frequencies base^(−2i/block); "head" pairs
+            (i, i + n) across the head, of which axes own runs. For interleaved pairs the two are the same.
+
+        Raises TypeError or ValueError where widths do not fit, naming argument, value and rule.
+        Source: Su, kexue.fm/archives/8397 (span "axis"); Qwen2-VL's vision tower (span "head").
+        """
+        return cls.from_spec(
+            axes_.axial(head_dim, axes, rope_theta=rope_theta, interleaved=interleaved, axis_dims=axis_dims, span=span)
+        )
+
+    @classmethod
+    def mrope(
+        cls,
+        head_dim: int,
+        mrope_section: Sequence[int],
+        *,
+        rope_theta: float,
+        mrope_interleaved: bool = False,
+        interleaved: bool = False,
+        scaling: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Return M-RoPE: the frequencies of one axis, shared out among time, height and width.
+
+        head_dim: width of a head vector in elements. mrope_section: pairs for time, height and width.
+        rope_theta: base of the frequencies.
+        mrope_interleaved: False gives each axis one run of pairs (Qwen2-VL), True deals them out in turn (Qwen3-VL).
+        interleaved: pairs are (2i, 2i+1) rather than (i, i+n).
+        scaling: a dict in Hugging Face form, or None.
+
+        Raises TypeError or ValueError where sections do not fit, naming argument, value and rule.
+        Source: Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.
+        """
+        return cls.from_spec(
+            axes_.mrope(
+                head_dim,
+                mrope_section,
+                rope_theta=rope_theta,
+                mrope_interleaved=mrope_interleaved,
+                interleaved=interleaved,
+                scaling=scaling,
+            )
+        )
+
+    @classmethod
+    def from_generators(cls, generators: ArrayLike) -> tuple[Self, Float64]:
+        """Return the rotary and the orthogonal basis Q of position p ↦ expm(Σ p_k B_k).
+
+        generators: (axes, head_dim, head_dim), real, each antisymmetric, all commuting.
+
+        Q is (head_dim, head_dim) float64 with Q · rotate(Qᵀx, p) = expm(Σ p_k B_k) · x. Fold it into a projection once,
+        rotate(QᵀW·x); scores of queries and keys need no more, since Q cancels in them.
+
+        Raises TypeError or ValueError naming the matrices that are not square, finite, antisymmetric or do not commute.
+        Source: Su, kexue.fm/archives/8397.
+        """
+        spec, basis = generators_.solve(generators)
+        return cls.from_spec(spec), basis

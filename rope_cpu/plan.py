@@ -1,0 +1,67 @@
+"""A plan: cos and sin of the tokens at hand, computed once for every layer of a forward pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rope_cpu import _check, angles
+from rope_cpu._check import Array
+from rope_cpu._rotate import REAL_OF, Rotation
+from rope_cpu.spec import Float64
+
+if TYPE_CHECKING:
+    from rope_cpu.rotary import RotaryEmbedding
+
+# What each operation does to the angle; what it does to the attention factor stands in the rotary.
+_SIGN = {"rotate": 1.0, "inverse": -1.0, "shift": 1.0}
+
+
+def exact_tables(
+    rotary: RotaryEmbedding, positions: Float64, ids: ArrayLike, mode: str, real: str
+) -> tuple[Array, Array]:
+    """Return cos and sin, (batch or 1, seq, frequency heads, pairs); `ids`: the positions as given, for error texts."""
+    arguments = rotary.spec, rotary._parts, positions, rotary._factors[mode], _SIGN[mode], real
+    result = angles.tables(*arguments)
+    if result is None:
+        _check.position_values("delta" if mode == "shift" else "position_ids", ids)
+        result = angles.tables(*arguments, angles.MAX_POSITION)
+        if result is None:
+            raise RuntimeError("positions passed their check, but the kernel refused them")
+    return result
+
+
+class RotaryPlan(Rotation):
+    """Cos and sin of the tokens at hand, for every layer, dtype and number of heads; made by `RotaryEmbedding.plan`.
+
+    A plan is immutable, and several threads may use it at a time.
+    """
+
+    __slots__ = ("_ids", "_mode", "_positions", "_rotary")
+
+    def __init__(
+        self, rotary: RotaryEmbedding, positions: Float64, ids: ArrayLike, layout: str, mode: str, dtype: np.dtype[Any]
+    ) -> None:
+        """Compute cos and sin for the arithmetic of `dtype`; those for others follow when they are first needed."""
+        spec = rotary.spec
+        batch = max(positions.shape[0], spec.attention_factor.size)
+        shape = (batch, positions.shape[1], spec.inv_freq.shape[2], spec.pairs)
+        super().__init__(layout, spec.head_dim, spec.blocks, spec.interleaved, shape)
+        self._rotary, self._positions, self._ids, self._mode = rotary, positions, ids, mode
+        self._prepare(dtype)
+
+    def _cos_sin(self, real: str) -> tuple[Array, Array]:
+        for dtype, (cos, sin, *_) in self._prepared.copy().items():
+            if REAL_OF[dtype] == real:
+                return cos, sin
+        return exact_tables(self._rotary, self._positions, self._ids, self._mode, real)
+
+    def __repr__(self) -> str:
+        batch, seq, _, _ = self._table_shape
+        return f"RotaryPlan(batch={batch}, seq={seq}, layout={self._layout!r}, {self._mode}, {self._rotary!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        float32 = np.dtype(np.float32)
+        return RotaryPlan, (self._rotary, self._positions, self._ids, self._layout, self._mode, float32)
