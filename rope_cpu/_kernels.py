@@ -14,7 +14,7 @@ from numba import prange, types
 
 from rope_cpu._compile import SOURCES, Kernel, array_type, compiled, helper
 from rope_cpu._formats import FORMATS
-from rope_cpu._vectors import copy_bytes, fence, rotate_row
+from rope_cpu._vectors import copy_bytes, fence, rotate_heads
 
 ALONE, TRUSTED = 1, 2  # flags of a rotation
 LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2, "thd": 0}  # thd comes as a batch of one
@@ -160,22 +160,31 @@ def rotation(dtype: str, pairing: str, parallel: bool) -> Kernel:
                     )
                 row = b if cos.shape[0] > 1 else 0
                 c, s = cos.ctypes.data + row * cos.strides[0], sin.ctypes.data + row * sin.strides[0]
+                h0, h1 = g * group, min(heads, g * group + group)
+                # Heads that share frequencies are rotated together.
+                share = max(1, heads // frequency_heads)
                 for t in range(t0, min(tokens, t0 + tile)):
-                    for h in range(g * group, min(heads, g * group + group)):
-                        f = h // (heads // frequency_heads) if frequency_heads > 1 else 0
-                        cr = c + t * cos.strides[1] + f * cos.strides[2]
-                        sr = s + t * sin.strides[1] + f * sin.strides[2]
+                    h = h0
+                    while h < h1:
+                        f = h // share if frequency_heads > 1 else 0
+                        count = min(h1, (f + 1) * share) - h
+                        cr, sr = (
+                            c + t * cos.strides[1] + f * cos.strides[2],
+                            s + t * sin.strides[1] + f * sin.strides[2],
+                        )
                         xr, tr = x + t * x_token + h * x_head, o + t * o_token + h * o_head
-                        if rest and xr != tr:
-                            copy_bytes(tr + rotated, xr + rotated, rest)
                         for block in range(3, form.size):
-                            pairs = form[block]
+                            n = form[block]
                             if stream:
-                                rotate_row(xr, tr, cr, sr, pairs, dtype, pairing, "stream")
+                                rotate_heads(xr, tr, cr, sr, n, count, x_head, o_head, dtype, pairing, "stream")
                             else:
-                                rotate_row(xr, tr, cr, sr, pairs, dtype, pairing, "")
-                            xr, tr = xr + 2 * pairs * size, tr + 2 * pairs * size
-                            cr, sr = cr + pairs * real_size, sr + pairs * real_size
+                                rotate_heads(xr, tr, cr, sr, n, count, x_head, o_head, dtype, pairing, "")
+                            xr, tr = xr + 2 * n * size, tr + 2 * n * size
+                            cr, sr = cr + n * real_size, sr + n * real_size
+                        if rest and xr != tr:
+                            for i in range(count):
+                                copy_bytes(tr + i * o_head, xr + i * x_head, rest)
+                        h += count
             if stream:
                 fence()
         return 0

@@ -19,17 +19,34 @@ from numba.extending import intrinsic
 
 from rope_cpu._formats import F64, FORMATS, I32, I64, Memory, call_float, lowers, splat, vector
 
-Step = Callable[[Any, int], None]
+# Bytes of cos, and as many of sin, that are held in registers at a time: four vectors, or eight when spread over
+# interleaved pairs, of the 32 that AVX-512 has. With 16 shorter ones they are read again from the first cache.
+_PIECE = 256
+
+# A rotation of one piece of a row: of pairs at an index, for an input row and an output row.
+Step = Callable[[Any, Any], None]
 
 
 @intrinsic
-def rotate_row(
-    typingctx: Any, x: Any, out: Any, cos: Any, sin: Any, pairs: Any, dtype: Any, pairing: Any, stream: Any
+def rotate_heads(
+    typingctx: Any,
+    x: Any,
+    out: Any,
+    cos: Any,
+    sin: Any,
+    pairs: Any,
+    heads: Any,
+    x_step: Any,
+    out_step: Any,
+    dtype: Any,
+    pairing: Any,
+    stream: Any,
 ) -> Any:
-    """Rotate `pairs` pairs at address `x` into `out`, which may be `x`.
+    """Rotate `pairs` pairs of `heads` head vectors by one row of cos and sin; `out` may be `x`.
 
-    x, out, cos, sin: addresses (int64) of contiguous rows. dtype: a key of FORMATS; pairing: "half" or "interleaved";
-    stream: "stream" stores past the caches, "" does not. These three are string literals and select the code.
+    x, out, cos, sin: addresses (int64); x_step, out_step: bytes from head to head. dtype: a key of FORMATS; pairing:
+    "half" or "interleaved"; stream: "stream" stores past the caches, "" does not. These three are string literals and
+    select the code.
     """
     texts = (dtype, pairing, stream)
     if not all(isinstance(text, types.StringLiteral) for text in texts):
@@ -37,61 +54,71 @@ def rotate_row(
     dtype_name, pairing_name, stream_name = (text.literal_value for text in texts)
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        target = tuple(context.codegen().magic_tuple())
-        memory = Memory(b, dtype_name, target, stream_name == "stream")
-        emit = _half_step if pairing_name == "half" else _interleaved_step
-        widest = FORMATS[dtype_name].lanes // (1 if pairing_name == "half" else 2)
-        _over_row(b, args[4], widest, emit(memory, *args[:5]))
+        x, out, cos, sin, pairs, heads, x_step, out_step = args[:8]
+        memory = Memory(b, dtype_name, tuple(context.codegen().magic_tuple()), stream_name == "stream")
+        prepare = _half if pairing_name == "half" else _interleaved
+
+        def piece(start: Any, lanes: int, vectors: int) -> None:
+            # cos and sin of the piece stay in registers while all heads pass by.
+            steps = [prepare(memory, cos, sin, b.add(start, I64(v * lanes)), lanes, pairs) for v in range(vectors)]
+            with cgutils.for_range(b, heads) as loop:
+                row, out_row = b.add(x, b.mul(loop.index, x_step)), b.add(out, b.mul(loop.index, out_step))
+                for step in steps:
+                    step(row, out_row)
+
+        form = FORMATS[dtype_name]
+        widest = form.lanes if pairing_name == "half" else form.lanes // 2
+        _in_pieces(b, pairs, _PIECE // form.real_size, widest, piece)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 5, *texts), codegen
+    return types.void(*[types.int64] * 8, *texts), codegen
 
 
-def _over_row(b: Any, pairs: Any, widest: int, step: Step) -> None:
-    """Emit a loop of the widest vectors, then at most one step of each narrower width."""
-    done = b.and_(pairs, I64(-widest))
-    with cgutils.for_range(b, b.sdiv(pairs, I64(widest))) as loop:
-        step(b.mul(loop.index, I64(widest)), widest)
-    lanes = widest // 2
-    while lanes:
-        present = b.icmp_unsigned("!=", b.and_(pairs, I64(lanes)), I64(0))
-        with b.if_then(present):
-            step(done, lanes)
-        done = b.add(done, b.and_(pairs, I64(lanes)))
-        lanes //= 2
+def _in_pieces(b: Any, pairs: Any, whole: int, widest: int, piece: Callable[[Any, int, int], None]) -> None:
+    """Emit pieces of `whole` pairs, as many as there are, then at most one of every smaller power of two."""
+    done = b.and_(pairs, I64(-whole))
+    with cgutils.for_range(b, b.sdiv(pairs, I64(whole))) as loop:
+        piece(b.mul(loop.index, I64(whole)), widest, whole // widest)
+    size = whole // 2
+    while size:
+        present = b.and_(pairs, I64(size))
+        with b.if_then(b.icmp_unsigned("!=", present, I64(0))):
+            piece(done, min(size, widest), max(size // widest, 1))
+        done = b.add(done, present)
+        size //= 2
 
 
-def _half_step(memory: Memory, x: Any, out: Any, cos: Any, sin: Any, pairs: Any) -> Step:
-    b = memory.b
+def _half(memory: Memory, cos: Any, sin: Any, i: Any, lanes: int, pairs: Any) -> Step:
+    b, partner = memory.b, memory.b.add(i, pairs)
+    c, s = memory.load_real(cos, i, lanes), memory.load_real(sin, i, lanes)
 
-    def step(i: Any, lanes: int) -> None:
-        partner = b.add(i, pairs)
+    def step(x: Any, out: Any) -> None:
         first, second = memory.load(x, i, lanes), memory.load(x, partner, lanes)
-        c, s = memory.load_real(cos, i, lanes), memory.load_real(sin, i, lanes)
         memory.store(call_float(b, "fmuladd", first, c, b.fneg(b.fmul(second, s))), out, i)
         memory.store(call_float(b, "fmuladd", second, c, b.fmul(first, s)), out, partner)
 
     return step
 
 
-def _interleaved_step(memory: Memory, x: Any, out: Any, cos: Any, sin: Any, pairs: Any) -> Step:
-    b, real = memory.b, memory.format.real
+def _interleaved(memory: Memory, cos: Any, sin: Any, i: Any, lanes: int, pairs: Any) -> Step:
+    b, real, at = memory.b, memory.format.real, memory.b.mul(i, I64(2))
 
     def take(value: Any, mask: list[int]) -> Any:
         return b.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(mask)), mask))
 
-    def twice(base: Any, i: Any, lanes: int) -> Any:
+    def twice(base: Any) -> Any:
         value = memory.load_real(base, i, lanes)
         if lanes == 1:
             value = b.insert_element(ir.Constant(vector(real, 2), ir.Undefined), value, I32(0))
         return take(value, [lane // 2 for lane in range(2 * lanes)])
 
-    def step(i: Any, lanes: int) -> None:
-        at = b.mul(i, I64(2))
-        z, c, s = memory.load(x, at, 2 * lanes), twice(cos, i, lanes), twice(sin, i, lanes)
+    c = twice(cos)
+    s = b.fmul(twice(sin), ir.Constant(vector(real, 2 * lanes), [-1.0, 1.0] * lanes))
+
+    def step(x: Any, out: Any) -> None:
+        z = memory.load(x, at, 2 * lanes)
         crossed = b.fmul(take(z, [lane ^ 1 for lane in range(2 * lanes)]), s)
-        signs = ir.Constant(vector(real, 2 * lanes), [-1.0, 1.0] * lanes)
-        memory.store(call_float(b, "fmuladd", z, c, b.fmul(crossed, signs)), out, at)
+        memory.store(call_float(b, "fmuladd", z, c, crossed), out, at)
 
     return step
 
