@@ -22,8 +22,16 @@ class Model:
     rope_parameters: the section where a file has none; by layer type where layers differ.
     theta, partial: which old top-level key fills the base and the rotated share of which section ("": the flat one).
     scaled: the layer types that an old flat `rope_scaling` applies to.
+    types: rope types that mean another one here. keys: keys of a section that mean another one. ignored: keys of a
+        section that the model's code takes no notice of. assumed: rope type → what its section holds where silent.
     whole_head: the default rope type takes no notice of partial_rotary_factor.
-    refuse: keys with the values under which the model has no rotation that could be described, and why.
+    head_dim_derived: `head_dim` follows from other keys whatever it says. head_dim_ratio: head_dim over hidden_size /
+        num_attention_heads. layer_head_dim: layer type → (key, default) of a head_dim of its own.
+    mrope_section, mrope_interleaved: how pairs are shared out among axes where the section does not say.
+    direction: -1 where the code turns the other way. theta_ratio: a key whose value multiplies the base.
+    unrotated: layer types that the model's code does not rotate.
+    refuse: key → (value, why): the model has no rotation that could be described.
+    part: the key of the language model's config inside this one, and its model type.
     """
 
     interleaved: bool | str | None = None
@@ -36,6 +44,7 @@ class Model:
     types: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    assumed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     whole_head: bool = False
     head_dim_derived: bool = False
     head_dim_ratio: int = 1
@@ -44,6 +53,7 @@ class Model:
     mrope_interleaved: bool | None = None
     direction: int = 1
     unrotated: tuple[str, ...] = ()
+    theta_ratio: str | None = None
     refuse: Mapping[str, Any] = field(default_factory=dict)
     part: tuple[str, str] | None = None
 
@@ -68,4 +78,7 @@ def model(model_type: str) -> Model | None:
     row = _rows().get(model_type)
     if row is None:
         return None
-    return Model(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items() if key != "source"})
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in row.items() if key != "source"
+    }
+    return Model(**fields)

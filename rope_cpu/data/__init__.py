@@ -1,0 +1,1 @@
+"""Facts about model types, as JSON: read through rope_cpu._models."""

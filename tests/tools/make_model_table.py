@@ -28,12 +28,14 @@ NAMES = (*WIDTHS, "layer_types", "rope_theta", "partial_rotary_factor")
 # Model types whose code pairs neighbours (2i, 2i+1), read from their apply functions and held against them by
 # tests/peers/test_pairing.py. DeepSeek's kind reads pairs of neighbours and writes the halves apart: that is the same
 # rotation and a permutation of its result. Where `rope_interleave` decides, the config says which.
-NEIGHBOURS = """
+NEIGHBOURS = set(
+    """
 axk2 bailing_hybrid blt blt_global_transformer blt_local_decoder blt_local_encoder blt_patcher cohere cohere2
 cohere2_moe deepseek_v2 deepseek_v32 deepseek_v4 dots3_note_text ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text glm glm4
 glm4v_text glm_moe_dsa glm_ocr_text helium llama4_text longcat_flash mistral_large4_text moonshine moonshine_streaming
 openai_privacy_filter pe_audio_encoder pe_audio_video_encoder pe_video_encoder
-""".split()
+""".split()  # noqa: SIM905
+)
 
 # Top-level keys of older files that hold a base, or the rotated share of a head.
 THETA_KEYS = (
@@ -58,7 +60,7 @@ def config_classes() -> dict[tuple[str, str], type[PreTrainedConfig]]:
 
 
 def rotary_modules(folder: str) -> dict[str, ast.ClassDef]:
-    """Return the rotary classes of a folder that are built from a config, by the config class they are annotated with."""
+    """Return the rotary classes of a folder that are built from a config, by the config class they name."""
     found: dict[str, ast.ClassDef] = {}
     for path in (MODELS / folder).glob("modeling_*.py"):
         for node in ast.parse(path.read_text()).body:
@@ -131,8 +133,10 @@ def facts(cls: type[PreTrainedConfig], instance: PreTrainedConfig, rotary: ast.C
     if "" not in parameters or flat.get("rope_type", "default") != "default":
         entry["rope_parameters"] = flat or parameters
     defaults.update({key: flat[key] for key in ("rope_theta", "partial_rotary_factor") if flat.get(key) is not None})
-    if flat.get("mrope_section"):
-        entry["mrope_section"] = flat["mrope_section"]
+    code = "" if rotary is None else ast.unparse(rotary)
+    if section := re.search(r"'mrope_section', (\[[\d, ]+\])", code):
+        entry["mrope_section"] = json.loads(section[1])
+        entry["mrope_interleaved"] = "mrope_section[dim] * 3" in code or "length = mrope_section[dim]" in code
     theta, partial = old_keys(cls, THETA_KEYS, "rope_theta", 777.0), old_keys(cls, PARTIAL_KEYS, PARTIAL_KEYS[0], 0.375)
     linear = {"rope_type": "linear", "factor": 3.0}
     scaled = [key for key, value in sections(cls, rope_scaling=linear).items() if (value or {}).get("factor") == 3.0]
@@ -143,12 +147,22 @@ def facts(cls: type[PreTrainedConfig], instance: PreTrainedConfig, rotary: ast.C
     ):
         if found != usual:
             entry[key] = found
-    if rotary is not None and "partial_rotary_factor" not in ast.unparse(rotary):
+    if code and "partial_rotary_factor" not in code:
         entry["whole_head"] = True
     if renamed:
         entry["names"] = renamed
     head_dim_rule(cls, instance, entry)
     return entry
+
+
+def text_part(cls: type[PreTrainedConfig]) -> tuple[str, PreTrainedConfig | None]:
+    """Return the language model's config inside a default config of this class, and its key."""
+    try:
+        instance = cls()
+    except Exception:  # nothing is known of a class that needs arguments
+        return "", None
+    parts = {key: getattr(instance, key, None) for key in TEXT_PARTS}
+    return next(((key, part) for key, part in parts.items() if isinstance(part, PreTrainedConfig)), ("", None))
 
 
 def main() -> None:
@@ -157,7 +171,8 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     table: dict[str, Any] = {}
     rotaries: dict[str, dict[str, ast.ClassDef]] = {}
-    for (folder, name), cls in config_classes().items():
+    classes = config_classes()
+    for (folder, name), cls in classes.items():
         try:
             instance = cls()
         except Exception as error:  # a class that cannot be made without arguments has no defaults
@@ -165,16 +180,19 @@ def main() -> None:
             continue
         if not isinstance(cls.model_type, str) or not cls.model_type:
             continue
-        rotary = rotaries.setdefault(folder, rotary_modules(folder)).get(name)
+        found = rotaries.setdefault(folder, rotary_modules(folder))
+        rotary = found.get(name)
+        if rotary is None:  # some text modules are annotated with the config of the whole
+            wholes = {n: text_part(c) for (f, n), c in classes.items() if f == folder and n in found}
+            rotary = next((found[n] for n, part in wholes.items() if type(part[1]).__name__ == name), None)
         axial = cls.default_rope_type == "axial" or cls.model_type.endswith("_vision")
         rotates = getattr(instance, "rope_parameters", None) or (rotary is not None and hasattr(instance, "rope_theta"))
         if rotates and not axial:
             instance.allow_global_per_layer_attribute_access = True
             table[cls.model_type] = facts(cls, instance, rotary, folder)
-        for key in TEXT_PARTS:
-            part = getattr(instance, key, None)
-            if isinstance(part, PreTrainedConfig):
-                table.setdefault(cls.model_type, {})["part"] = [key, part.model_type]
+        key, part = text_part(cls)
+        if part is not None:
+            table.setdefault(cls.model_type, {})["part"] = [key, part.model_type]
     parts = {name for name, entry in table.items() if "defaults" in entry}
     parts |= {name for name, entry in table.items() if "part" in entry and entry["part"][1] in parts}
     table = {name: entry for name, entry in table.items() if "defaults" in entry or entry["part"][1] in parts}

@@ -1,0 +1,106 @@
+"""The rope sections of a config, by layer type, whatever form it is in: old or new, flat or nested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rope_cpu._models import Model
+from rope_cpu.scaling import DEFAULT_THETA
+
+Config = Mapping[str, Any]
+Section = dict[str, Any]
+
+
+def sections(text: Config, known: Model) -> dict[str, Section | None]:
+    """Return the sections by layer type, one for all layers under ""; None: layers of this type are not rotated.
+
+    Each holds its base and its rotated share, from where the config or its model type has them.
+    """
+    given = _given(text)
+    if any(isinstance(value, Mapping) for value in given.values()):
+        by_layer = {key: value for key, value in given.items() if value is None or isinstance(value, Mapping)}
+        return {
+            key: None if value is None else _filled(key, _renamed(value, known), text, known)
+            for key, value in by_layer.items()
+        }
+    if known.layered:
+        return _old_layered(given, text, known)
+    if not given and known.rope_parameters:
+        given = {**known.rope_parameters}
+        if "" in known.theta and text.get(known.theta[""]) is not None:
+            given["rope_theta"] = text[known.theta[""]]
+    return {"": _filled("", _renamed(given, known), text, known)}
+
+
+def _given(text: Config) -> Config:
+    """Return the config's own section; where there are both, transformers reads the old one."""
+    for key in ("rope_scaling", "rope_parameters"):
+        section = text.get(key)
+        if section is not None and not isinstance(section, Mapping):
+            raise TypeError(f"`{key}` is {section!r}; it must be an object")
+        if section:
+            return section
+    return {}
+
+
+def _old_layered(given: Config, text: Config, known: Model) -> dict[str, Section | None]:
+    """Return the sections of a model whose layer types differ, from an old file: one section or none for all."""
+    if given and not known.scaled:
+        raise ValueError("`rope_parameters` is one section, but this model type has one for each layer type")
+    found: dict[str, Section | None] = {}
+    for label, default in (known.rope_parameters or {}).items():
+        if default is None:
+            found[label] = None
+            continue
+        own = _renamed(given, known) if label in known.scaled else {}
+        section = {**default, **own}
+        if "type" in own or "rope_type" in own:
+            section["rope_type"] = own.get("rope_type", own.get("type"))
+        for name, keys in (("rope_theta", known.theta), ("partial_rotary_factor", known.partial)):
+            value = _of_layer(text.get(keys.get(label, "")), label, text)
+            if value is not None and name not in given:
+                section[name] = value
+        found[label] = section
+    return found
+
+
+def _of_layer(value: Any, label: str, text: Config) -> Any:
+    """Return the value for a layer type, from a list with one for each layer, or the one value there is."""
+    if not isinstance(value, list):
+        return value
+    layers = text.get("layer_types") or []
+    return value[layers.index(label)] if label in layers and layers.index(label) < len(value) else None
+
+
+def _filled(label: str, section: Section, text: Config, known: Model) -> Section:
+    """Return the section with its base, its rotated share and its original length."""
+    theta = text.get(known.theta.get(label, "rope_theta" if not known.theta else ""))
+    default = ((known.rope_parameters or {}).get(label) or {}) if known.layered else known.defaults
+    section.setdefault("rope_theta", theta if theta is not None else default.get("rope_theta", DEFAULT_THETA))
+    if known.theta_ratio is not None:
+        section["rope_theta"] *= text.get(known.theta_ratio, 1)
+    key = known.partial.get(label, "partial_rotary_factor" if label else "")
+    if key.endswith("_dim"):
+        width = text.get(key, known.defaults.get(key))
+        if width is not None and "partial_rotary_factor" not in section:
+            section["rotary_dim"] = width
+    else:
+        partial = text.get(key, default.get("partial_rotary_factor"))
+        if partial is not None:
+            section.setdefault("partial_rotary_factor", partial)
+    if not label and text.get("original_max_position_embeddings") is not None:
+        section["original_max_position_embeddings"] = text["original_max_position_embeddings"]
+    return section
+
+
+def _renamed(section: Config, known: Model) -> Section:
+    """Return a section without empty and ignored keys, with types and keys as this model type means them."""
+    kept = {known.keys.get(key, key): value for key, value in section.items() if value is not None}
+    for key in known.ignored:
+        if kept.get("alpha") or key not in kept:
+            kept.pop(key, None)
+    for key in ("rope_type", "type"):
+        if key in kept:
+            kept[key] = known.types.get(kept[key], kept[key])
+    return {**known.assumed.get(kept.get("rope_type", kept.get("type", "")), {}), **kept}

@@ -1,0 +1,190 @@
+"""Hugging Face configs → spec: either what the model's own code rotates by, or an error that says why not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from rope_cpu import axes, scaling, vision
+from rope_cpu import spec as specs
+from rope_cpu._models import Model, model
+from rope_cpu._sections import sections
+from rope_cpu.spec import RopeSpec
+
+Config = Mapping[str, Any]
+
+# The parts of a multimodal config that hold a language model, for model types that no table knows.
+TEXT_PARTS = ("text_config", "llm_config", "language_config", "llm_cfg", "talker_config", "decoder_config")
+
+
+def read(
+    config: str | PathLike[str] | Config,
+    *,
+    layer_type: str | None = None,
+    interleaved: bool | None = None,
+    angle_dtype: str = "float64",
+) -> RopeSpec:
+    """Return the rotation that a Hugging Face config describes.
+
+    config: path of a config.json, a folder with one, or a dict; in the old form (`rope_scaling`, `rope_theta` at the
+        top level) or the new one (`rope_parameters`, flat or nested by layer type). The language model inside a
+        multimodal config is followed; give `config["vision_config"]` for its vision part. With latent attention (MLA)
+        head_dim is the width of the rotated part, qk_rope_head_dim.
+    layer_type: which section, where layer types differ ("full_attention", "sliding_attention", …).
+    interleaved: the pairing; None takes it from the model type. Where a model reads neighbours and writes halves
+        (DeepSeek-V3), it is True: the same rotation, whose result the model has permuted.
+    angle_dtype: "float64", or "float32" for the frequencies and angles that transformers computes.
+
+    Raises ValueError or TypeError where the file does not determine the rotation: unknown rope types, unknown or
+    missing keys of the rope section, an unknown model type without `interleaved`, no rotation at all.
+    Source: the configuration classes and modelling code of transformers 5.23, and of models with code of their own.
+    """
+    raw = load(config)
+    if interleaved is not None:
+        interleaved = specs.boolean("interleaved", interleaved)
+    seen = vision.read(raw, angle_dtype=angle_dtype)
+    if seen is not None:
+        return seen if interleaved is None else replace(seen, interleaved=interleaved)
+    text, known = language_model(raw)
+    if known is None and interleaved is None:
+        raise ValueError(
+            f"`model_type` is {text.get('model_type')!r}, whose pairing is not known; say `interleaved` (True for "
+            "pairs (2i, 2i+1), False for (i, i+n))"
+        )
+    known = known or Model()
+    _refuse(text, known)
+    values = with_defaults(text, known)
+    label, section = _pick(sections(text, known), values, layer_type, known)
+    return _spec(values, known, label, section, _pairing(values, known, interleaved), angle_dtype)
+
+
+def load(config: str | PathLike[str] | Config) -> dict[str, Any]:
+    """Return the dict of a config: the one given, or that of a file or of a folder's config.json."""
+    if isinstance(config, Mapping):
+        return dict(config)
+    if not isinstance(config, str | PathLike):
+        raise TypeError(f"`config` is a {type(config).__name__}; it must be a path or a dict")
+    path = Path(fspath(config))
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise ValueError(f"`config` is {fspath(config)!r}, where there is no config.json")
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(raw, dict):
+        raise ValueError(f"`config` {fspath(path)!r} holds a {type(raw).__name__}; it must hold an object")
+    return raw
+
+
+def language_model(raw: Config) -> tuple[Config, Model | None]:
+    """Return the config of the language model in `raw`, which may be `raw` itself, and what is known of its type."""
+    known = model(str(raw.get("model_type")))
+    if known is not None and known.part is not None:
+        own_key, part_type = known.part
+        for key in (own_key, *TEXT_PARTS):
+            if isinstance(raw.get(key), Mapping):
+                return language_model({"model_type": part_type, **raw[key]})
+        return language_model(
+            {**raw, "model_type": part_type}
+        )  # an older file has the language model's keys at the top
+    if known is None:
+        for key in TEXT_PARTS:
+            if isinstance(raw.get(key), Mapping):
+                return language_model(raw[key])
+    return raw, known
+
+
+def with_defaults(text: Config, known: Model) -> dict[str, Any]:
+    """Return the config with standard names, and with the defaults of its model type where it is silent."""
+    values = {key: value for key, value in text.items() if value is not None}
+    for name, own in known.names.items():
+        if own in values:
+            values.setdefault(name, values[own])
+    return {**known.defaults, **values}
+
+
+def head_dim(values: Config, known: Model, label: str | None) -> int:
+    """Return the width of a head vector, or of its rotated part where attention is latent (MLA)."""
+    if "qk_rope_head_dim" in values:
+        return specs.whole_number("qk_rope_head_dim", values["qk_rope_head_dim"], 2)
+    own, default = known.layer_head_dim.get(str(label), ("head_dim", None))
+    layer = _layer_config(values, label)
+    width = layer.get("head_dim", values.get(own, default if default is not None else values.get("head_dim")))
+    if width is None or known.head_dim_derived:
+        for key in ("hidden_size", "num_attention_heads"):
+            if key not in values:
+                raise ValueError(f"`{key}` is missing, and so is `head_dim`, which would follow from it")
+        heads = specs.whole_number("num_attention_heads", values["num_attention_heads"])
+        width = known.head_dim_ratio * specs.whole_number("hidden_size", values["hidden_size"]) // heads
+    return specs.whole_number("head_dim", width, 2)
+
+
+def _layer_config(values: Config, label: str | None) -> Config:
+    """Return what `per_layer_config` says of the layers of a type (Gemma 4, in transformers 5)."""
+    for index, name in enumerate(values.get("layer_types") or ()):
+        if name == label:
+            layers = {int(key): value for key, value in (values.get("per_layer_config") or {}).items()}
+            return layers.get(index) or {}
+    return {}
+
+
+def _refuse(text: Config, known: Model) -> None:
+    for key, (value, reason) in known.refuse.items():
+        if key in text and text[key] == value:
+            raise ValueError(f"`{key}` is {text[key]!r} in a config of model type {text.get('model_type')!r}: {reason}")
+
+
+def _pairing(values: Config, known: Model, interleaved: bool | None) -> bool:
+    if interleaved is not None:
+        return interleaved
+    if isinstance(known.interleaved, str):
+        return specs.boolean(known.interleaved, values.get(known.interleaved, True))
+    return bool(known.interleaved)
+
+
+def _pick(
+    found: Mapping[str, Config | None], values: Config, layer_type: str | None, known: Model
+) -> tuple[str | None, Config]:
+    """Return the section of a layer type, with its name where there are several."""
+    declared = set(values.get("layer_types") or ())
+    if layer_type in known.unrotated:
+        raise ValueError(f"`layer_type` is {layer_type!r}; layers of this type are not rotated")
+    if "" in found:
+        if layer_type is not None and layer_type not in declared:
+            raise ValueError(f"`layer_type` is {layer_type!r}, but this config has one rotation for all layers")
+        return layer_type, found[""] or {}
+    if layer_type is None and len(found) == 1:
+        layer_type = next(iter(found))
+    if layer_type not in found:
+        raise ValueError(f"`layer_type` is {layer_type!r}; it must be one of {', '.join(map(repr, found))}")
+    section = found[str(layer_type)]
+    if section is None:
+        raise ValueError(f"`layer_type` is {layer_type!r}; layers of this type are not rotated")
+    return layer_type, section
+
+
+def _spec(
+    values: Config, known: Model, label: str | None, section: Config, interleaved: bool, angle_dtype: str
+) -> RopeSpec:
+    width = head_dim(values, known, label)
+    section = dict(section)
+    rotary_dim = section.pop("rotary_dim", None)
+    if "qk_rope_head_dim" in values or (known.whole_head and scaling.type_of(section) == "default"):
+        section.pop("partial_rotary_factor", None)
+    shares, dealt = section.pop("mrope_section", known.mrope_section), section.pop("mrope_interleaved", None)
+    spec = scaling.scaled(
+        width,
+        rotary_dim=None if rotary_dim is None else int(rotary_dim),
+        interleaved=interleaved,
+        scaling=section,
+        max_position_embeddings=values.get("max_position_embeddings"),
+        angle_dtype=angle_dtype,
+    )
+    if known.direction < 0:
+        spec = replace(spec, inv_freq=-spec.inv_freq)
+    if shares is None:
+        return spec
+    return axes.spread_spec(spec, shares, bool(known.mrope_interleaved if dealt is None else dealt))
