@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rope_cpu.scaling import scaled
 from rope_cpu.spec import Float64, LengthRule, RopeSpec, from_inv_freq, whole_number
 
 SPANS = ("axis", "head")
@@ -67,13 +68,13 @@ def mrope(
     mrope_interleaved: False gives each axis one run of pairs (Qwen2-VL), True deals them out in turn (Qwen3-VL).
     scaling: a dict in Hugging Face form, or None.
 
+    Scaling that depends on the sequence length needs `at_length`, like that of one axis.
+
     Raises TypeError or ValueError naming the argument, its value and the rule.
     Source: Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.
     """
-    pairs = sum(_section(mrope_section))
-    text = from_inv_freq(base_frequencies(rope_theta, 2 * pairs), head_dim=head_dim, interleaved=interleaved)
-    if scaling is not None:
-        raise NotImplementedError("`scaling` needs rope_cpu.scaling")
+    width = 2 * sum(_section(mrope_section))
+    text = scaled(head_dim, rope_theta=rope_theta, rotary_dim=width, interleaved=interleaved, scaling=scaling)
     return spread_spec(text, mrope_section, mrope_interleaved)
 
 
@@ -122,15 +123,12 @@ def spread(inv_freq: ArrayLike, mrope_section: Sequence[int], mrope_interleaved:
 
 
 def base_frequencies(rope_theta: float, width: int, angle_dtype: str = "float64") -> Float64:
-    """Return rope_theta^(-2i/width) for i < width/2, radians per unit of position, float64.
+    """Return the unscaled frequencies rope_theta^(-2i/width), i < width/2, radians per unit of position, float64.
 
     angle_dtype: "float32" rounds every step to float32, as transformers does.
     """
-    base = _base(rope_theta)
-    if angle_dtype == "float32":
-        exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
-        return (1 / np.float32(base) ** exponents).astype(np.float64)
-    return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+    frequencies: Float64 = scaled(width, rope_theta=rope_theta, angle_dtype=angle_dtype).inv_freq[0, 0, 0]
+    return frequencies
 
 
 def block_diagonal(rows: Sequence[ArrayLike]) -> Float64:
@@ -161,14 +159,6 @@ def _bases(axes: int, rope_theta: float | Sequence[float]) -> Sequence[float]:
     if len(bases) != axes:
         raise ValueError(f"`rope_theta` has {len(bases)} bases, but `axes` is {axes}")
     return bases
-
-
-def _base(rope_theta: object) -> float:
-    if isinstance(rope_theta, bool) or not isinstance(rope_theta, int | float | np.integer | np.floating):
-        raise TypeError(f"`rope_theta` is {rope_theta!r}; it must be a number")
-    if not (np.isfinite(rope_theta) and rope_theta > 0):
-        raise ValueError(f"`rope_theta` is {rope_theta!r}; it must be finite and positive")
-    return float(rope_theta)
 
 
 def _section(mrope_section: Sequence[int]) -> tuple[int, ...]:

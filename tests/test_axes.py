@@ -84,6 +84,18 @@ def test_axes_of_mrope_add_up_to_text():
         assert np.array_equal(axes.spread(frequencies, (12, 10, 10), interleaved).sum(axis=0), frequencies)
 
 
+def test_scaled_mrope():
+    """Linear scaling slows every pair down, on the axis that it belongs to; yarn brings its attention factor."""
+    plain, slow = (
+        axes.mrope(64, (12, 10, 10), rope_theta=1e6, scaling=s) for s in (None, {"type": "linear", "factor": 4.0})
+    )
+    np.testing.assert_allclose(matrix(slow), matrix(plain) / 4, rtol=1e-15)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    spec = axes.mrope(64, (12, 10, 10), rope_theta=1e6, mrope_interleaved=True, scaling=yarn)
+    assert spec.attention_factor.tolist() == pytest.approx([0.1 * math.log(4) + 1])
+    assert spec.shared_id
+
+
 def test_partial_mrope():
     spec = axes.mrope(128, (8, 12, 12), rope_theta=1e4, interleaved=True)
     assert (spec.rotary_dim, spec.head_dim, spec.interleaved) == (64, 128, True)
@@ -129,7 +141,7 @@ def test_length_rules_are_spread_too():
         (lambda: axes.axial(64, 2, rope_theta=-1.0), ValueError, "`rope_theta` is -1.0"),
         (lambda: axes.axial(64, 2, rope_theta="1e4"), TypeError, "`rope_theta` is '1e4'"),
         (lambda: axes.axial(64.0, 2), TypeError, "`head_dim` is 64.0"),
-        (lambda: axes.mrope(64, (8, 12, 16), rope_theta=1e4), ValueError, "`head_dim` is 64"),
+        (lambda: axes.mrope(64, (8, 12, 16), rope_theta=1e4), ValueError, "head_dim 64"),
         (lambda: axes.mrope(64, (), rope_theta=1e4), ValueError, "`mrope_section` is"),
         (lambda: axes.mrope(64, (8, -2, 26), rope_theta=1e4), ValueError, "`mrope_section` is -2"),
         (lambda: axes.spread(np.ones(8), (2, 2, 2)), ValueError, "adds up to 6, not to 8 pairs"),
