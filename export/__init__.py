@@ -10,7 +10,8 @@ except ImportError as error:
     ) from error
 
 from rope_cpu.export.files import save
+from rope_cpu.export.report import Report
 from rope_cpu.export.rope import export_rope
-from rope_cpu.export.validate import Report, validate
+from rope_cpu.export.validate import validate
 
 __all__ = ["Report", "export_rope", "save", "validate"]

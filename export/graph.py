@@ -82,12 +82,12 @@ class Graph:
 
     def ints(self, *values: int) -> str:
         """Return an int64 vector; equal ones are one initializer."""
-        name = "int64_" + "_".join(str(value).replace("-", "minus") for value in values)
+        name = "vector_" + "_".join(str(value).replace("-", "minus") for value in values)
         return self.table(name, np.array(values, np.int64))
 
     def scalar(self, value: float, dtype: DTypeLike) -> str:
         """Return a scalar; equal ones are one initializer."""
-        return self.table(f"{np.dtype(dtype)}_{value!r}", np.array(value, dtype))
+        return self.table(f"scalar_{np.dtype(dtype)}_{value!r}", np.array(value, dtype))
 
     def cast(self, value: str, dtype: DTypeLike, name: str) -> str:
         """Return `value` in another dtype."""

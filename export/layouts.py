@@ -22,12 +22,13 @@ class Layout:
         return self.axes.index(name)
 
 
-# "bsd" is the packed form (batch, seq, heads·head_dim) that projections give; "thd" gains a batch of one on the way.
+# "bsd" is the form (batch, seq, heads·head_dim) that projections give. A "thd" token is a batch row of its own, of one
+# token: RotaryEmbedding refuses sequences longer than its table, and packed ones may be.
 LAYOUTS = {
     "bhsd": Layout(("batch", "heads", "sequence", "head_dim"), None, (None, 1)),
     "bshd": Layout(("batch", "sequence", "heads", "head_dim"), (0, 2, 1, 3)),
     "sbhd": Layout(("sequence", "batch", "heads", "head_dim"), (1, 2, 0, 3), ((1, 0, 2), 2)),
-    "thd": Layout(("tokens", "heads", "head_dim"), (0, 2, 1, 3)),
+    "thd": Layout(("tokens", "heads", "head_dim"), None, (None, 1)),
     "bsd": Layout(("batch", "sequence", "hidden"), (0, 2, 1, 3)),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,8 @@ class OperatorRotator(Rotator):
     def rotate(self, x: str, heads: int | None) -> str:
         """Rotate `x` as it is where the operator takes three axes, else by head."""
         if self.layout == "bsd" and len(self.rope.blocks) == 1:
-            return self.operator(x, self._tables[0], "rotate", self._attributes(heads))
+            shape = ["batch", "sequence", (heads or 0) * self.rope.head_dim]
+            return self.operator(x, self._tables[0], "rotate", shape, **self._attributes(heads))
         return super().rotate(x, heads)
 
     def by_head(self, x: str, heads: int | None) -> str:
@@ -44,10 +46,11 @@ class OperatorRotator(Rotator):
         order = LAYOUTS[self.layout].to_bhsd
         if order:
             x = self.graph.node("Transpose", [x], "to_bhsd", perm=order)
+        shape = ["batch", heads or f"{x}_heads", "sequence", self.rope.head_dim]
         if len(self.rope.blocks) == 1 and self.takes_partial(heads):
-            y = self.operator(x, self._tables[0], "rotate", self._attributes(heads))
+            y = self.operator(x, self._tables[0], "rotate", shape, **self._attributes(heads))
         else:
-            y = self._by_block(x)
+            y = self._by_block(x, shape)
         return self.graph.node("Transpose", [y], "from_bhsd", perm=back(order)) if order else y
 
     def takes_partial(self, heads: int | None) -> bool:
@@ -59,11 +62,13 @@ class OperatorRotator(Rotator):
         packed = {"num_heads": heads} if heads and (self.layout == "bsd" or partial) else {}
         return packed | ({"rotary_embedding_dim": self.rope.rotary_dim} if partial else {})
 
-    def _by_block(self, x: str) -> str:
+    def _by_block(self, x: str, shape: list[str | int]) -> str:
         parts, widths = parts_of(self.rope)
         pieces = self.graph.split("Split", [x, self.graph.ints(*widths)], "x", parts, axis=-1)
-        blocks = zip(pieces, self._tables, block_names(self.rope), strict=False)
-        turned = [self.operator(piece, tables, f"rotate_{name}", {}) for piece, tables, name in blocks]
+        turned = [
+            self.operator(piece, tables, f"rotate_{name}", [*shape[:3], width])
+            for piece, tables, name, width in zip(pieces, self._tables, block_names(self.rope), widths, strict=False)
+        ]
         return self.graph.node("Concat", [*turned, *pieces[len(turned) :]], "joined", axis=-1)
 
     def expanded(self, value: str, name: str, *last: int) -> str:
@@ -76,8 +81,8 @@ class OperatorRotator(Rotator):
         """Return what the operator takes for cos, sin and ids."""
         raise NotImplementedError
 
-    def operator(self, x: str, tables: list[str], name: str, attributes: dict[str, Any]) -> str:
-        """Add the operator that rotates `x`."""
+    def operator(self, x: str, tables: list[str], name: str, shape: list[str | int], **attributes: Any) -> str:
+        """Add the operator that rotates `x`, of this shape."""
         raise NotImplementedError
 
 
@@ -89,9 +94,9 @@ class OnnxRotator(OperatorRotator):
         if angles.ids is not None and angles.owner is None:
             return [angles.cos, angles.sin, self.expanded(angles.ids, "position_ids_by_batch")]
         found = angle_ops.of_tokens(self.graph, angles)
-        return [self.expanded(v, f"{name}/{n}", found.pairs) for v, n in ((found.cos, "cos"), (found.sin, "sin"))]
+        return [self.expanded(v, f"{name}/{n}_by_batch", found.pairs) for v, n in ((found.cos, "cos"), (found.sin, "sin"))]
 
-    def operator(self, x: str, tables: list[str], name: str, attributes: dict[str, Any]) -> str:
+    def operator(self, x: str, tables: list[str], name: str, shape: list[str | int], **attributes: Any) -> str:
         """Add RotaryEmbedding(x, cos, sin[, ids])."""
         return self.graph.node(
             "RotaryEmbedding", [x, *tables], name, interleaved=int(self.rope.interleaved), **attributes
@@ -127,24 +132,33 @@ class OrtRotator(OperatorRotator):
         if angles.ids is not None and angles.owner is None:
             return [self.expanded(angles.ids, "position_ids_by_batch"), angles.cos, angles.sin]
         found = angle_ops.of_tokens(self.graph, angles)
-        rows = [
-            self.graph.node("Reshape", [self.expanded(v, f"{name}/{n}", found.pairs), self.graph.ints(-1, found.pairs)], f"{name}/{n}_rows")
-            for v, n in ((found.cos, "cos"), (found.sin, "sin"))
-        ]
-        return [self._every_row(), *rows]
+        values = ((found.cos, f"{name}/cos"), (found.sin, f"{name}/sin"))
+        return [self._every_row, *(self._rows(value, of, found.pairs) for value, of in values)]
 
+    def _rows(self, value: str, name: str, pairs: int) -> str:
+        """Return cos or sin of the tokens as a table with a row for each."""
+        value = self.expanded(value, f"{name}_by_batch", pairs)
+        # Angles of more batch rows than x has would be cut off; reshaped to [batch, 0, 0], 0 keeping a size, they fail.
+        exact = self.graph.node("Mul", [self.batch, self.graph.ints(1, 0, 0)], f"{name}_exact/shape")
+        value = self.graph.node("Reshape", [value, exact], f"{name}_exact")
+        value = self.graph.node("Reshape", [value, self.graph.ints(-1, pairs)], f"{name}_rows")
+        # The operator wants a table of at least `sequence` rows even where the batch is empty.
+        more = self.graph.node("Mul", [self.sequence, self.graph.ints(0, 0, 1, 0)], f"{name}_rows/more")
+        return self.graph.node("Pad", [value, more], f"{name}_table")
+
+    @cached_property
     def _every_row(self) -> str:
         """Return ids (batch, seq) that count the tokens: batch row · seq + token."""
-        graph, counts = self.graph, []
-        for size, name in ((self.batch, "batch_row"), (self.sequence, "token")):
-            counts.append(counting(graph, size, name))
-        column = graph.node("Unsqueeze", [counts[0], graph.ints(1)], "batch_row/column")
-        return graph.node("Add", [graph.node("Mul", [column, self.sequence], "batch_row/first"), counts[1]], "every_row")
+        graph = self.graph
+        row, token = counting(graph, self.batch, "batch_row"), counting(graph, self.sequence, "token")
+        column = graph.node("Unsqueeze", [row, graph.ints(1)], "batch_row/column")
+        return graph.node("Add", [graph.node("Mul", [column, self.sequence], "batch_row/first"), token], "every_row")
 
-    def operator(self, x: str, tables: list[str], name: str, attributes: dict[str, Any]) -> str:
+    def operator(self, x: str, tables: list[str], name: str, shape: list[str | int], **attributes: Any) -> str:
         """Add the operator, and say what its output is: shape inference stops at a foreign op."""
         options = attributes | self._mrope | {"interleaved": int(self.rope.interleaved)}
         y = self.graph.node(self.op, [x, *tables], name, domain=ORT_DOMAIN, **options)
+        self.graph.describe(y, self.core, shape)
         return y
 
 

@@ -67,6 +67,11 @@ class RopeOptions:
         """Whether cos and sin are looked up."""
         return self.table_inputs or self.max_positions is not None
 
+    @property
+    def token_tables(self) -> bool:
+        """Whether cos and sin of the tokens themselves are inputs."""
+        return self.table_inputs and self.positions == "none"
+
     def _fit_together(self) -> None:
         if self.table_inputs and self.max_positions is not None:
             raise ValueError("`table_inputs` and `max_positions` are both given; tables are inputs or initializers")
@@ -77,7 +82,7 @@ class RopeOptions:
                 f"`position_dtype` is {self.position_dtype}, but tables are looked up by int64 ids; without "
                 "`max_positions` and `table_inputs` angles are computed in the graph, from any position"
             )
-        if self.layout == "thd" and self.positions != "position_ids":
+        if self.layout == "thd" and self.positions != "position_ids" and not self.token_tables:
             raise ValueError(f"`positions` is {self.positions!r}; packed tokens (layout thd) need position_ids")
         if self.layout == "bsd" and None in self.heads:
             raise ValueError("`num_heads` is None; layout bsd (batch, seq, heads·head_dim) needs it")
@@ -91,7 +96,7 @@ class RopeOptions:
             )
         if rows > 1:
             raise ValueError(f"`rope` holds frequencies for {rows} batch rows; a graph is written for one length")
-        if axes > 1 and not spec.shared_id and self.positions != "position_ids":
+        if axes > 1 and not spec.shared_id and self.positions != "position_ids" and not self.token_tables:
             raise ValueError(f"`positions` is {self.positions!r}; with {axes} axes each token needs its coordinates")
         if heads > 1 and not target.per_head:
             raise ValueError(

@@ -121,21 +121,22 @@ def rotator_of(graph: Graph, rope: RotaryEmbedding, options: RopeOptions) -> Rot
     """Add what comes before the rotation, positions and angles, and return what rotates."""
     x, axes = options.inputs[0], LAYOUTS[options.layout].axes
     packed = options.layout == "thd"
-    sequence = graph.size(x, axes.index("tokens" if packed else "sequence"), "sequence_length")
-    batch = graph.ints(1) if packed else graph.size(x, axes.index("batch"), "batch_size")
+    batch = graph.size(x, axes.index("tokens" if packed else "batch"), "batch_size")
+    sequence = graph.ints(1) if packed else graph.size(x, axes.index("sequence"), "sequence_length")
     core = core_of(np.dtype(options.dtype) if options.dtype != "bfloat16" else np.dtype(np.float32))
-    angles = _angles(graph, rope, options, sequence, core)
+    angles = _angles(graph, rope, options, batch, sequence, core)
     rotator = ROTATORS[options.target](graph, rope, angles, options.layout, batch, sequence, core)
     rotator.prepare()
     return rotator
 
 
-def _angles(graph: Graph, rope: RotaryEmbedding, options: RopeOptions, sequence: str, core: np.dtype[Any]) -> Angles:
+def _angles(
+    graph: Graph, rope: RotaryEmbedding, options: RopeOptions, batch: str, sequence: str, core: np.dtype[Any]
+) -> Angles:
     pairs = rope.rotary_dim // 2
-    if options.table_inputs and options.positions == "none":
-        shape = ["tokens", pairs] if options.layout == "thd" else ["batch_or_1", "sequence", pairs]
-        return Angles(*(graph.input(name, core, shape) for name in ("cos_cache", "sin_cache")), pairs)
-    ids = _ids(graph, rope, options, sequence)
+    if options.token_tables:
+        return _token_tables(graph, options.layout, pairs, core)
+    ids = _ids(graph, rope, options, batch, sequence)
     if not options.tables:
         return angle_ops.computed(graph, rope, ids, options.inverse, core)
     owner = angle_ops.owners(rope.spec.inv_freq[0]) if rope.axes > 1 else None
@@ -148,18 +149,28 @@ def _angles(graph: Graph, rope: RotaryEmbedding, options: RopeOptions, sequence:
     return Angles(cos, sin, pairs, ids=ids, owner=owner)
 
 
-def _ids(graph: Graph, rope: RotaryEmbedding, options: RopeOptions, sequence: str) -> str:
+def _token_tables(graph: Graph, layout: str, pairs: int, core: np.dtype[Any]) -> Angles:
+    packed = layout == "thd"
+    shape = ["tokens", pairs] if packed else ["batch_or_1", "sequence", pairs]
+    both = [graph.input(name, core, shape) for name in ("cos_cache", "sin_cache")]
+    if packed:
+        both = [graph.node("Unsqueeze", [name, graph.ints(1)], f"{name}_of_tokens") for name in both]
+    return Angles(*both, pairs)
+
+
+def _ids(graph: Graph, rope: RotaryEmbedding, options: RopeOptions, batch: str, sequence: str) -> str:
     """Return ids (batch or 1, seq), with several axes (batch or 1, seq, axes)."""
     axes = rope.axes
     if options.positions == "position_ids":
-        tail = [axes] if axes > 1 else []
-        shape = ["tokens"] if options.layout == "thd" else ["batch_or_1", "sequence"]
+        packed, tail = options.layout == "thd", [axes] if axes > 1 else []
+        shape = ["tokens"] if packed else ["batch_or_1", "sequence"]
         ids = graph.input("position_ids", options.position_dtype, [*shape, *tail])
-        if options.layout == "thd":
-            ids = graph.node("Unsqueeze", [ids, graph.ints(0)], "position_ids_with_batch")
-        # One id for many tokens would broadcast; reshaped to the length of the sequence, it fails instead.
-        exact = graph.node("Concat", [graph.ints(0), sequence, *(graph.ints(a) for a in tail)], "ids_shape", axis=0)
-        return graph.node("Reshape", [ids, exact], "ids")
+        # One id for many tokens would broadcast; reshaped to [0, seq], 0 keeping a size, it fails instead. (As a Concat
+        # of sizes, onnxruntime's optimizer would put a -1 there, which takes anything.)
+        size, place = (batch, [1]) if packed else (sequence, [0, 1])
+        exact = graph.node("Mul", [size, graph.ints(*place, *(0 for _ in tail))], "ids_shape")
+        ids = graph.node("Reshape", [ids, exact], "ids")
+        return graph.node("Unsqueeze", [ids, graph.ints(1)], "ids_of_tokens") if packed else ids
     ids = graph.node("Unsqueeze", [counting(graph, sequence, "token_index"), graph.ints(0)], "ids")
     if options.positions == "offset":
         offset = graph.input("offset", options.position_dtype, ["batch_or_1"])

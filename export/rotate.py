@@ -35,16 +35,15 @@ class Rotator:
 
     def rotate(self, x: str, heads: int | None) -> str:
         """Rotate `x`, of self.layout and the core's dtype; heads: their number where it is known."""
+        graph, width = self.graph, self.rope.head_dim
         if self.layout == "thd":
-            x = self.graph.node("Unsqueeze", [x, self.graph.ints(0)], "with_batch")
-        elif self.layout == "bsd":
-            x = self.graph.node("Reshape", [x, self.graph.ints(0, 0, heads or 0, self.rope.head_dim)], "split_heads")
-        y = self.by_head(x, heads)
-        if self.layout == "thd":
-            return self.graph.node("Squeeze", [y, self.graph.ints(0)], "without_batch")
+            y = self.by_head(graph.node("Unsqueeze", [x, graph.ints(2)], "as_bhsd"), heads)
+            return graph.node("Squeeze", [y, graph.ints(2)], "as_thd")
         if self.layout == "bsd":
-            return self.graph.node("Reshape", [y, self.graph.ints(0, 0, (heads or 0) * self.rope.head_dim)], "merge")
-        return y
+            many = heads or 0
+            y = self.by_head(graph.node("Reshape", [x, graph.ints(0, 0, many, width)], "split_heads"), heads)
+            return graph.node("Reshape", [y, graph.ints(0, 0, many * width)], "merge_heads")
+        return self.by_head(x, heads)
 
     def by_head(self, x: str, heads: int | None) -> str:
         """Rotate `x` with four axes."""
