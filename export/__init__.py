@@ -1,1 +1,17 @@
-"""ONNX export: the same rotation as graph ops, validated under onnxruntime."""
+"""ONNX export: the same rotation as graph ops, validated under onnxruntime (needs the extra `onnx`)."""
+
+try:
+    import onnx as _onnx  # noqa: F401
+    import onnxruntime as _onnxruntime  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"rope_cpu.export needs onnx and onnxruntime, and {error.name!r} is missing: "
+        'pip install "rope-cpu[onnx]"'
+    ) from error
+
+from rope_cpu.export.files import save
+from rope_cpu.export.report import Report
+from rope_cpu.export.rope import export_rope
+from rope_cpu.export.validate import validate
+
+__all__ = ["Report", "export_rope", "save", "validate"]

@@ -1,0 +1,133 @@
+"""Positions → cos and sin inside a graph: computed there in float64, or looked up in tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_cpu.export.graph import Graph
+from rope_cpu.export.targets import FLOAT32, FLOAT64
+
+if TYPE_CHECKING:
+    from rope_cpu import RotaryEmbedding
+
+# Rows of a table that are computed at a time: the float64 values on the way stay small.
+TABLE_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class Angles:
+    """Cos and sin in a graph, attention factor included.
+
+    Looked up: cos and sin are (table, pairs), ids (batch, seq) or (batch, seq, axes) says which row a token takes, and
+    owner, with several axes, which of its coordinates each pair goes by.
+    Of the tokens themselves: ids is None and cos and sin are (batch or 1, seq, pairs), or (…, heads, pairs).
+    """
+
+    cos: str
+    sin: str
+    pairs: int
+    heads: int = 1
+    ids: str | None = None
+    owner: NDArray[np.int64] | None = None
+
+
+def owners(inv_freq: NDArray[np.float64]) -> NDArray[np.int64] | None:
+    """Return the axis that each pair turns by, or None where a pair turns by several; inv_freq: (axes, heads, pairs)."""
+    turning = inv_freq[:, 0, :] != 0
+    if inv_freq.shape[1] > 1 or (turning.sum(axis=0) > 1).any():
+        return None
+    return turning.argmax(axis=0).astype(np.int64)
+
+
+def tables(rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return cos and sin of positions 0 … rows − 1 on every axis, (rows, pairs), each rounded once to `dtype`."""
+    pairs, factor = rope.rotary_dim // 2, rope.attention_factor
+    cos, sin = np.empty((rows, pairs), dtype), np.empty((rows, pairs), dtype)
+    for start in range(0, rows, TABLE_ROWS):
+        part = slice(start, start + TABLE_ROWS)
+        ids = np.arange(start, min(start + TABLE_ROWS, rows))
+        if rope.axes > 1:
+            ids = np.repeat(ids[:, None], rope.axes, axis=1)
+        if inverse:
+            forward_cos, forward_sin = rope.cos_sin(ids, np.float64)
+            cos[part], sin[part] = forward_cos / factor**2, -forward_sin / factor**2
+        else:
+            cos[part], sin[part] = rope.cos_sin(ids, dtype)
+    return cos, sin
+
+
+def computed(graph: Graph, rope: RotaryEmbedding, ids: str, inverse: bool, dtype: np.dtype[Any]) -> Angles:
+    """Compute cos and sin in the graph; ids (batch or 1, seq), or (…, axes) with several axes, of any real dtype.
+
+    The product of position and frequency is float64 and off by its rounding, |p·ω|·2^-53. With angle_dtype float32
+    product and results are float32, as in transformers; cos and sin pass through float64 on the way there.
+    """
+    spec = rope.spec
+    _, axes, heads, pairs = spec.inv_freq.shape
+    single = spec.angle_dtype == "float32"
+    real = FLOAT32 if single else FLOAT64
+    omega = graph.table("inv_freq", spec.inv_freq[0].reshape(axes, heads * pairs).astype(real))
+    with graph.scope("angles"):
+        position = graph.cast(ids, real, "position")
+        if axes == 1:
+            position = graph.node("Unsqueeze", [position, graph.ints(-1)], "position_column")
+        angle = graph.node("Mul" if axes == 1 else "MatMul", [position, omega], "position_times_inv_freq")
+        if heads > 1:
+            angle = graph.node("Reshape", [angle, graph.ints(0, 0, heads, pairs)], "by_head")
+        angle = graph.cast(angle, FLOAT64, "angle")
+        factor = 1 / rope.attention_factor if inverse else rope.attention_factor
+        cos = _scaled(graph, graph.node("Cos", [angle], "cos"), factor, "cos", real, dtype)
+        sin = _scaled(graph, graph.node("Sin", [angle], "sin"), -factor if inverse else factor, "sin", real, dtype)
+    return Angles(cos, sin, pairs, heads)
+
+
+def _scaled(graph: Graph, value: str, factor: float, name: str, real: Any, dtype: np.dtype[Any]) -> str:
+    if real == FLOAT32:
+        value = graph.cast(value, real, f"{name}_float32")
+    if factor != 1:
+        value = graph.node("Mul", [value, graph.scalar(factor, real)], f"{name}_factor")
+    return value if real == dtype else graph.cast(value, dtype, f"{name}_{dtype}")
+
+
+def counting(graph: Graph, size: str, name: str) -> str:
+    """Return 0, 1, 2, … up to a size, an int64 vector of length 1."""
+    zero, one = graph.scalar(0, np.int64), graph.scalar(1, np.int64)
+    end = graph.node("Squeeze", [size, graph.ints(0)], f"{name}/end")
+    return graph.node("Range", [zero, end, one], f"{name}/count")
+
+
+def of_tokens(graph: Graph, angles: Angles) -> Angles:
+    """Look tables up, so that cos and sin are those of the tokens; a row outside the table fails when it runs.
+
+    Gather counts negative indices from the end: they are sent past the end instead.
+    """
+    if angles.ids is None:
+        return angles
+    with graph.scope("lookup"):
+        length = graph.size(angles.cos, 0, "table_length")
+        negative = graph.node("Less", [angles.ids, graph.ints(0)], "is_negative")
+        ids = graph.node("Where", [negative, length, angles.ids], "row")
+        if angles.owner is None:
+            cos, sin = (graph.node("Gather", [table, ids], name, axis=0) for table, name in _both(angles))
+        else:
+            cos, sin = (_by_axis(graph, table, ids, angles.owner, name) for table, name in _both(angles))
+    return replace(angles, cos=cos, sin=sin, ids=None, owner=None)
+
+
+def _by_axis(graph: Graph, table: str, ids: str, owner: NDArray[np.int64], name: str) -> str:
+    """Look a token up by each of its coordinates, and take from each look-up the pairs that turn by it."""
+    found = ""
+    for axis in np.unique(owner).tolist():
+        row = graph.node("Gather", [ids, graph.scalar(axis, np.int64)], f"{name}/row_of_axis_{axis}", axis=-1)
+        value = graph.node("Gather", [table, row], f"{name}/by_axis_{axis}", axis=0)
+        mine = graph.table(f"pairs_of_axis_{axis}", owner == axis)
+        found = graph.node("Where", [mine, value, found], f"{name}/to_axis_{axis}") if found else value
+    return found
+
+
+def _both(angles: Angles) -> list[tuple[str, str]]:
+    return [(angles.cos, "cos"), (angles.sin, "sin")]

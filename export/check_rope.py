@@ -1,0 +1,161 @@
+"""The check of a model from `export_rope`: draws, runs, and compares each case."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from rope_cpu.export import angles as angle_ops
+from rope_cpu.export import reference, runtime
+from rope_cpu.export.cases import COMPUTED_LIMIT, Case, cases_of, values
+from rope_cpu.export.layouts import LAYOUTS, back
+from rope_cpu.export.options import RopeOptions
+from rope_cpu.export.report import Outcome
+from rope_cpu.export.targets import core_of
+
+if TYPE_CHECKING:
+    from rope_cpu import RotaryEmbedding
+
+Array = NDArray[Any]
+
+# Table length that is fed where tables are inputs, and the number of heads where any will do.
+FED_ROWS = 96
+FREE_HEADS = (4, 2)
+
+
+class RopeCheck:
+    """Runs cases through a session and compares them with the float64 reference and the NumPy kernels."""
+
+    def __init__(self, opened: onnxruntime.InferenceSession, rope: RotaryEmbedding, options: RopeOptions) -> None:
+        """Hold what a case needs."""
+        self.session, self.rope, self.options = opened, rope, options
+        self.dtype = runtime.BFLOAT16 if options.dtype == "bfloat16" else np.dtype(options.dtype)
+        self.core = core_of(self.dtype)
+        fed = FED_ROWS if options.table_inputs else COMPUTED_LIMIT
+        self.limit = options.max_positions or fed
+        unit = rope.spec.inv_freq.shape[2]
+        self.heads = [
+            count or unit * FREE_HEADS[min(index, 1)] for index, count in enumerate(options.heads)
+        ]
+
+    def outcomes(self, seed: int) -> list[Outcome]:
+        """Run every case that applies."""
+        return [self.outcome(case, seed) for case in cases_of(self.options)]
+
+    def again(self, outcome: Outcome) -> dict[str, Array]:
+        """Run the case of an outcome again; return its inputs, results, exact values and bounds."""
+        case = next(case for case in cases_of(self.options) if case.name == outcome.case)
+        feeds, ids, tensors = self._draw(case, outcome.seed)
+        found = dict(feeds)
+        if not case.must_fail:
+            results = self._run(feeds, tensors)
+            for (name, x), result in zip(tensors.items(), results, strict=True):
+                exact, bound = self._exact(x, ids)
+                found |= {f"{name}_rot": result, f"{name}_exact": exact, f"{name}_bound": bound}
+        return found
+
+    def outcome(self, case: Case, seed: int) -> Outcome:
+        """Run one case."""
+        feeds, ids, tensors = self._draw(case, seed)
+        about = {"case": case.name, "seed": seed, "shape": next(iter(tensors.values())).shape}
+        try:
+            results = self._run(feeds, tensors)
+        except Exception as error:  # onnxruntime's errors share no class of their own
+            if case.must_fail:
+                return Outcome(**about)
+            return Outcome(**about, problem=f"failed to run: {str(error).splitlines()[0][-160:]}")
+        if case.must_fail:
+            return Outcome(**about, problem="ran, but these ids must be refused")
+        return self._compared(about, ids, tensors, results)
+
+    def _compared(self, about: dict[str, Any], ids: Array, tensors: dict[str, Array], results: list[Array]) -> Outcome:
+        error = ratio = against = 0.0
+        for x, result in zip(tensors.values(), results, strict=True):
+            if result.shape != x.shape or result.dtype != x.dtype:
+                return Outcome(**about, problem=f"gave {result.dtype} {result.shape} for {x.dtype} {x.shape}")
+            if not x.size:
+                continue
+            exact, bound = self._exact(x, ids)
+            off = np.abs(result.astype(np.float64) - exact)
+            kernels = self.rope.rotate(x, ids, inverse=self.options.inverse)
+            error, ratio = max(error, float(off.max())), max(ratio, float(_ratio(off, bound).max()))
+            gap = np.abs(result.astype(np.float64) - kernels.astype(np.float64))
+            against = max(against, float(gap.max()))
+            if not (gap <= 2 * bound).all():
+                return Outcome(**about, error=error, ratio=ratio, against_numpy=against, problem="differs from NumPy")
+        return Outcome(**about, error=error, ratio=ratio, against_numpy=against)
+
+    def _exact(self, x: Array, ids: Array) -> tuple[Array, Array]:
+        computed = not self.options.tables
+        return reference.rotated(self.rope, x, ids, inverse=self.options.inverse, computed=computed)
+
+    def _draw(self, case: Case, seed: int) -> tuple[dict[str, Array], Array, dict[str, Array]]:
+        """Return feeds, the ids that the tokens have, and the tensors as (batch, seq, heads, head_dim)."""
+        rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
+        options, axes = self.options, self.rope.axes
+        tensors = {
+            name: values(rng, self.rope, (case.batch, case.seq, heads, self.rope.head_dim), self.dtype)
+            for name, heads in zip(options.inputs, self.heads, strict=True)
+        }
+        feeds = {name: to_layout(x, options.layout) for name, x in tensors.items()}
+        first = rng.integers(0, max(self.limit - case.seq, 1), case.batch)
+        if options.positions == "position_ids":
+            ids = case.ids(rng, case.batch, case.seq, self.limit)
+            if axes > 1:
+                ids = np.stack([ids, *(rng.permuted(ids, axis=-1) for _ in range(axes - 1))], axis=-1)
+            packed = ids.reshape(-1, *ids.shape[2:]) if options.layout == "thd" else ids
+            feeds["position_ids"] = packed.astype(options.position_dtype)
+        else:
+            offset = options.positions == "offset"
+            ids = np.arange(case.seq) + (first[:, None] if offset else np.zeros((case.batch, 1), np.int64))
+            if offset:
+                feeds["offset"] = first.astype(options.position_dtype)
+            if axes > 1:
+                ids = np.repeat(ids[..., None], axes, axis=-1)
+        return feeds | self._tables(ids), np.ascontiguousarray(ids), tensors
+
+    def _tables(self, ids: Array) -> dict[str, Array]:
+        if not self.options.table_inputs:
+            return {}
+        if not self.options.token_tables:
+            cos, sin = angle_ops.tables(self.rope, FED_ROWS, False, self.core)
+        else:
+            cos, sin = self.rope.cos_sin(ids, self.core)
+            if self.options.layout == "thd":
+                cos, sin = cos.reshape(-1, cos.shape[-1]), sin.reshape(-1, sin.shape[-1])
+        return {"cos_cache": cos, "sin_cache": sin}
+
+    def _run(self, feeds: dict[str, Array], tensors: dict[str, Array]) -> list[Array]:
+        shapes = [feeds[name].shape for name in tensors]
+        results = runtime.run(self.session, feeds, shapes)
+        return [
+            from_layout(result, self.options.layout, x.shape)
+            for result, x in zip(results, tensors.values(), strict=True)
+        ]
+
+
+def _ratio(off: Array, bound: Array) -> Array:
+    """Return off / bound: infinite where nothing is allowed, and where the result is no number."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(off == 0, 0.0, np.nan_to_num(off / bound, nan=np.inf))
+
+
+def to_layout(x: Array, layout: str) -> Array:
+    """Bring (batch, seq, heads, head_dim) into a layout."""
+    batch, seq, heads, width = x.shape
+    if layout in ("thd", "bsd"):
+        return x.reshape((batch * seq, heads, width) if layout == "thd" else (batch, seq, heads * width))
+    order = LAYOUTS[layout].to_bhsd or (0, 1, 2, 3)
+    return np.ascontiguousarray(x.transpose(0, 2, 1, 3).transpose(back(order)))
+
+
+def from_layout(x: Array, layout: str, shape: tuple[int, ...]) -> Array:
+    """Bring a layout back into (batch, seq, heads, head_dim) of `shape`."""
+    if layout in ("thd", "bsd"):
+        return x.reshape(shape) if x.size == np.prod(shape) else x
+    order = LAYOUTS[layout].to_bhsd or (0, 1, 2, 3)
+    return x.transpose(order).transpose(0, 2, 1, 3)

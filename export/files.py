@@ -1,0 +1,63 @@
+"""Writing models to disk, large tables beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+
+# Tables from this size on go into a file of their own: protobuf cannot hold 2 GiB, and runtimes map such files.
+EXTERNAL_BYTES = 1 << 20
+
+# onnxruntime maps external data by pages.
+ALIGNMENT = 4096
+
+
+def save(model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes: int = EXTERNAL_BYTES) -> None:
+    """Write a model; initializers of at least `external_bytes` bytes go into `path` + ".data" beside it.
+
+    The model itself stays as it is. Files are put in place once they are whole.
+
+    Raises TypeError where `model` is not an ONNX model, OSError where the folder cannot be written.
+    """
+    if not isinstance(model, onnx.ModelProto):
+        raise TypeError(f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto")
+    target = Path(path)
+    data, parts = Path(f"{target}.data"), (Path(f"{target}.part"), Path(f"{target}.data.part"))
+    large = [tensor for tensor in model.graph.initializer if len(tensor.raw_data) >= external_bytes]
+    try:
+        with _outside(large, parts[1], data.name):
+            parts[0].write_bytes(model.SerializeToString())
+        if large:
+            parts[1].replace(data)
+        parts[0].replace(target)
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _outside(tensors: list[onnx.TensorProto], file: Path, location: str) -> Iterator[None]:
+    """Write the tensors' bytes to `file`, and let them point there for the time being: a copy would double the memory."""
+    kept: list[tuple[onnx.TensorProto, bytes]] = []
+    try:
+        if tensors:
+            with file.open("wb") as stream:
+                for tensor in tensors:
+                    stream.write(b"\0" * (-stream.tell() % ALIGNMENT))
+                    entry = {"location": location, "offset": stream.tell(), "length": len(tensor.raw_data)}
+                    stream.write(tensor.raw_data)
+                    kept.append((tensor, tensor.raw_data))
+                    tensor.ClearField("raw_data")
+                    tensor.data_location = onnx.TensorProto.EXTERNAL
+                    for key, value in entry.items():
+                        tensor.external_data.add(key=key, value=str(value))
+        yield
+    finally:
+        for tensor, raw in kept:
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+            tensor.raw_data = raw

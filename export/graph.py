@@ -1,0 +1,146 @@
+"""A small builder of ONNX graphs: nodes, initializers, inputs and outputs, all with readable names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from numpy.typing import DTypeLike, NDArray
+from onnx import helper
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DOMAIN = "rope_cpu"
+ORT_DOMAIN = "com.microsoft"
+
+Shape = Sequence[str | int]
+
+
+def onnx_type(dtype: DTypeLike) -> int:
+    """Return ONNX's number for a NumPy dtype."""
+    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
+class Graph:
+    """An ONNX graph under construction. Values are named by strings; a scope prefixes the names made inside it."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.outputs: list[onnx.ValueInfoProto] = []
+        self.value_info: list[onnx.ValueInfoProto] = []
+        self.tables: dict[str, NDArray[Any]] = {}
+        self._prefix = ""
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Prefix the names made inside with `name`/."""
+        outer, self._prefix = self._prefix, f"{self._prefix}{name}/"
+        try:
+            yield
+        finally:
+            self._prefix = outer
+
+    def input(self, name: str, dtype: DTypeLike, shape: Shape) -> str:
+        """Declare a graph input; strings in the shape are dynamic."""
+        self.inputs.append(helper.make_tensor_value_info(name, onnx_type(dtype), shape))
+        return name
+
+    def output(self, value: str, name: str, dtype: DTypeLike, shape: Shape) -> None:
+        """Give `value` out under `name`: the node that makes it writes to that name."""
+        for node in reversed(self.nodes):
+            if value in node.output:
+                break
+        else:
+            raise ValueError(f"`value` is {value!r}, which no node of this graph makes")
+        for user in self.nodes:
+            user.input[:] = [name if value == used else used for used in user.input]
+        node.output[:] = [name if value == made else made for made in node.output]
+        self.outputs.append(helper.make_tensor_value_info(name, onnx_type(dtype), shape))
+
+    def node(self, op: str, inputs: Sequence[str], name: str, *, domain: str = "", **attributes: Any) -> str:
+        """Add a node with one output, named after it; return that name."""
+        return self.split(op, inputs, name, [""], domain=domain, **attributes)[0]
+
+    def split(
+        self, op: str, inputs: Sequence[str], name: str, outputs: Sequence[str], *, domain: str = "", **attributes: Any
+    ) -> list[str]:
+        """Add a node with several outputs, the node's name followed by `outputs`; return their names."""
+        base = f"{self._prefix}{name}"
+        made = [f"{base}/{output}" if output else base for output in outputs]
+        self.nodes.append(helper.make_node(op, list(inputs), made, name=base, domain=domain, **attributes))
+        return made
+
+    def table(self, name: str, array: NDArray[Any]) -> str:
+        """Add an initializer; return its name."""
+        self.tables[name] = array
+        return name
+
+    def ints(self, *values: int) -> str:
+        """Return an int64 vector; equal ones are one initializer."""
+        name = "vector_" + "_".join(str(value).replace("-", "minus") for value in values)
+        return self.table(name, np.array(values, np.int64))
+
+    def scalar(self, value: float, dtype: DTypeLike) -> str:
+        """Return a scalar; equal ones are one initializer."""
+        return self.table(f"scalar_{np.dtype(dtype)}_{value!r}", np.array(value, dtype))
+
+    def cast(self, value: str, dtype: DTypeLike, name: str) -> str:
+        """Return `value` in another dtype."""
+        return self.node("Cast", [value], name, to=onnx_type(dtype))
+
+    def describe(self, value: str, dtype: DTypeLike, shape: Shape) -> None:
+        """Say what type and shape a value has, where shape inference cannot know: outputs of onnxruntime's own ops."""
+        self.value_info.append(helper.make_tensor_value_info(value, onnx_type(dtype), shape))
+
+    def size(self, value: str, axis: int, name: str) -> str:
+        """Return one entry of a value's shape, an int64 vector of length 1."""
+        shape = self.node("Shape", [value], f"{name}/shape")
+        return self.node("Gather", [shape, self.ints(axis)], name, axis=0)
+
+    def model(
+        self,
+        name: str,
+        *,
+        opset: int,
+        doc: str,
+        functions: Sequence[onnx.FunctionProto] = (),
+        metadata: dict[str, str] | None = None,
+    ) -> onnx.ModelProto:
+        """Put the model together; only the initializers that nodes read go in."""
+        graph = helper.make_graph(
+            self.nodes, name, self.inputs, self.outputs, doc_string=doc, value_info=self.value_info
+        )
+        imports = [helper.make_opsetid("", opset)]
+        imports += [helper.make_opsetid(domain, 1) for domain in self._domains()]
+        model = helper.make_model(graph, opset_imports=imports, functions=list(functions), producer_name=DOMAIN)
+        # Functions came with IR 8; a newer IR than the opset's own would shut out older runtimes.
+        model.ir_version = max(8, helper.find_min_ir_version_for(imports[:1]))
+        helper.set_model_props(model, metadata or {})
+        # Tables can be large, and protobuf copies what is put into a message: they go in last, one by one.
+        read = {value for node in self.nodes for value in node.input}
+        for key, array in self.tables.items():
+            if key in read:
+                tensor = model.graph.initializer.add(name=key, data_type=onnx_type(array.dtype), dims=array.shape)
+                tensor.raw_data = array.tobytes()
+        return model
+
+    def function(
+        self, name: str, inputs: Sequence[str], outputs: Sequence[str], opset: int, doc: str
+    ) -> onnx.FunctionProto:
+        """Put the nodes together as a model-local function in a domain of ours; the tables become constants."""
+        constants = [
+            helper.make_node("Constant", [], [key], name=key, value=onnx.numpy_helper.from_array(array, key))
+            for key, array in self.tables.items()
+        ]
+        imports = [helper.make_opsetid("", opset)]
+        return helper.make_function(
+            DOMAIN, name, list(inputs), list(outputs), [*constants, *self.nodes], imports, doc_string=doc
+        )
+
+    def _domains(self) -> list[str]:
+        return sorted({node.domain for node in self.nodes} - {""})

@@ -1,0 +1,64 @@
+"""What a rotation is, in float64 and without any of the code that it is compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_cpu import tolerance
+
+if TYPE_CHECKING:
+    from rope_cpu import RotaryEmbedding
+
+Float64 = NDArray[np.float64]
+
+
+def pair_elements(rope: RotaryEmbedding) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the elements of a head vector that are first and second in their pair, (pairs,) each."""
+    first = np.arange(0, rope.rotary_dim, 2)
+    if rope.interleaved:
+        return first, first + 1
+    starts = np.concatenate([[0], np.cumsum(rope.blocks)[:-1]])
+    first = np.concatenate([start + np.arange(width // 2) for start, width in zip(starts, rope.blocks, strict=True)])
+    return first, first + np.repeat(rope.blocks, np.array(rope.blocks) // 2) // 2
+
+
+def turns(rope: RotaryEmbedding, ids: NDArray[Any]) -> tuple[Float64, Float64, Float64]:
+    """Return cos and sin without the attention factor, and how many roundings of 2^-53 a float64 angle may be off by.
+
+    Those are |p·ω| for one axis; a sum over n axes rounds n products and n − 1 sums of them.
+    ids: (batch, seq), or (batch, seq, axes) with several axes. Each result is (batch, seq, heads or 1, pairs).
+    """
+    omega = rope.spec.inv_freq[0]
+    single = rope.spec.angle_dtype == "float32"
+    real = np.float32 if single else np.longdouble
+    position = ids.reshape(*ids.shape[:2], rope.axes).astype(real)
+    products = position[..., None, None] * omega.astype(real)
+    angle = products.sum(axis=2, dtype=real).astype(np.longdouble)
+    size = np.abs(products).sum(axis=2) * np.maximum((omega != 0).sum(axis=0), 1)
+    return np.cos(angle).astype(np.float64), np.sin(angle).astype(np.float64), size.astype(np.float64)
+
+
+def rotated(
+    rope: RotaryEmbedding, x: NDArray[Any], ids: NDArray[Any], *, inverse: bool, computed: bool
+) -> tuple[Float64, Float64]:
+    """Return the exact rotation of `x` (batch, seq, heads, head_dim) and how far a result of x's dtype may lie from it.
+
+    computed: angles are products in float64, rounded, rather than looked up.
+    """
+    cos, sin, size = turns(rope, ids)
+    repeat = x.shape[2] // cos.shape[2] if cos.shape[2] > 1 else 1
+    cos, sin, size = (np.repeat(value, repeat, axis=2) for value in (cos, sin, size))
+    factor = 1 / rope.attention_factor if inverse else rope.attention_factor
+    sin = -sin if inverse else sin
+    first, second = pair_elements(rope)
+    exact = x.astype(np.float64)
+    a, b = exact[..., first], exact[..., second]
+    bound = np.zeros_like(exact)
+    off = size * 2.0**-53 * factor * (np.abs(a) + np.abs(b)) if computed else 0.0
+    for elements, value in ((first, a * cos - b * sin), (second, b * cos + a * sin)):
+        exact[..., elements] = factor * value
+        bound[..., elements] = tolerance.rotation_bound(factor * value, a, b, factor, x.dtype) + off
+    return exact, bound

@@ -1,0 +1,73 @@
+"""What a validation found, case by case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One case: what was drawn, and how far the model's result lay from the exact one.
+
+    error: largest |result − exact|; ratio: largest |result − exact| / allowed; against_numpy: largest difference from
+    this package's NumPy kernels, nan where they were not run; problem: why the case failed, empty where it passed.
+    """
+
+    case: str
+    seed: int
+    shape: tuple[int, ...]
+    error: float = 0.0
+    ratio: float = 0.0
+    against_numpy: float = float("nan")
+    problem: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the case is as it must be."""
+        return not self.problem and self.ratio <= 1
+
+    def __str__(self) -> str:
+        verdict = "ok" if self.passed else self.problem or "OUT OF TOLERANCE"
+        return (
+            f"{self.case:<26} {'x'.join(map(str, self.shape)):<16} error {self.error:.2e}  {self.ratio:5.2f} of allowed"
+            f"  numpy {self.against_numpy:.2e}  {verdict}"
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of `validate`: passed, max_abs_error, the outcome of each case, and the worst of them."""
+
+    title: str
+    outcomes: tuple[Outcome, ...]
+    _again: Callable[[Outcome], dict[str, NDArray[Any]]] = field(repr=False, compare=False)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every case passed."""
+        return all(outcome.passed for outcome in self.outcomes)
+
+    @property
+    def max_abs_error(self) -> float:
+        """Largest |result − exact| of all cases."""
+        return max((outcome.error for outcome in self.outcomes), default=0.0)
+
+    @property
+    def worst(self) -> Outcome:
+        """The case that failed, or that came closest to what is allowed."""
+        return max(self.outcomes, key=lambda outcome: (not outcome.passed, np.nan_to_num(outcome.ratio, nan=np.inf)))
+
+    def replay(self, outcome: Outcome | None = None) -> dict[str, NDArray[Any]]:
+        """Run a case again, the worst unless told: its inputs, and results, exact values and bounds by output name."""
+        return self._again(self.worst if outcome is None else outcome)
+
+    def __str__(self) -> str:
+        failed = sum(not outcome.passed for outcome in self.outcomes)
+        verdict = f"{failed} of {len(self.outcomes)} cases FAILED" if failed else f"passed, {len(self.outcomes)} cases"
+        worst = f"largest error {self.max_abs_error:.3e}; worst case: {self.worst.case} (seed {self.worst.seed})"
+        return "\n".join([f"{self.title}: {verdict}; {worst}", *(f"  {outcome}" for outcome in self.outcomes)])

@@ -1,0 +1,85 @@
+"""What each export target can express; everything else is refused here, before a graph is begun."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import DTypeLike
+
+FLOAT32 = np.dtype(np.float32)
+FLOAT64 = np.dtype(np.float64)
+HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+@dataclass(frozen=True)
+class Target:
+    """One way to write a rotation in ONNX.
+
+    op: the operator that rotates; opsets: the first and the last opset it is written in; default_opset: what is
+    written unless asked otherwise; dtypes: types of queries and keys; per_head: heads may have their own frequencies.
+    """
+
+    name: str
+    op: str
+    opsets: tuple[int, int]
+    default_opset: int
+    dtypes: tuple[np.dtype[Any], ...]
+    per_head: bool = False
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("primitive", "ops of opset 13", (13, 24), 13, (FLOAT32, FLOAT64, *HALF), per_head=True),
+        Target("onnx", "ai.onnx RotaryEmbedding", (23, 24), 23, (FLOAT32, *HALF)),
+        Target("ort", "com.microsoft RotaryEmbedding", (13, 24), 13, (FLOAT32, *HALF)),
+    )
+}
+
+
+def target_of(name: object) -> Target:
+    """Return the target of a name; raise unless there is one."""
+    if not isinstance(name, str) or name not in TARGETS:
+        raise ValueError(f"`target` is {name!r}; it must be one of {', '.join(TARGETS)}")
+    return TARGETS[name]
+
+
+def dtype_of(dtype: DTypeLike, target: Target) -> np.dtype[Any]:
+    """Return `dtype` if the target can express it."""
+    wanted = np.dtype(dtype)
+    able = [name for name, other in TARGETS.items() if wanted in other.dtypes]
+    if not able:
+        known = ", ".join(str(known) for known in TARGETS["primitive"].dtypes)
+        raise TypeError(f"`dtype` is {wanted}; it must be one of {known}")
+    if wanted not in target.dtypes:
+        raise ValueError(
+            f"`dtype` is {wanted}, which {target.op} has no kernel for; target {_either(able)} can express it"
+        )
+    return wanted
+
+
+def opset_of(opset: int | None, target: Target) -> int:
+    """Return the opset to write, the target's own where `opset` is None."""
+    if opset is None:
+        return target.default_opset
+    first, last = target.opsets
+    if isinstance(opset, bool) or not isinstance(opset, int) or not first <= opset <= last:
+        raise ValueError(f"`opset` is {opset!r}; target {target.name!r} is written in opsets {first} to {last}")
+    return opset
+
+
+def core_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type that a rotation of `dtype` is computed in."""
+    return FLOAT64 if dtype == FLOAT64 else FLOAT32
+
+
+def refuse(why: str, can: str) -> None:
+    """Raise the refusal of something that this target cannot express; `can` says what can."""
+    raise ValueError(f"{why}; {can}")
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join(repr(name) for name in names)

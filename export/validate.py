@@ -1,0 +1,60 @@
+"""validate: run a model under onnxruntime, and compare it with the float64 reference and the NumPy kernels."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import onnx
+
+from rope_cpu.export import runtime
+from rope_cpu.export.check_rope import RopeCheck
+from rope_cpu.export.options import RopeOptions, read
+from rope_cpu.export.report import Outcome, Report
+
+if TYPE_CHECKING:
+    from rope_cpu import RotaryEmbedding
+
+
+def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedding, *, seed: int = 0) -> Report:
+    """Prove that a model of this package rotates as `rope` does, or find where it does not.
+
+    model: from `export_rope`, or the path of a saved one; its metadata says what its inputs are.
+    seed: of the draws.
+
+    The model is checked statically (full check, strict shape inference, a type and a shape for every output) and run on
+    shapes, lengths and ids drawn to break it: no tokens, one token, left-padded and shuffled ids, ids up to the table's
+    end (1,000,000 where angles are computed) and past it, where it has to fail.
+
+    Returns the report; it never raises because a model is wrong. Raises ValueError where the model says nothing about
+    its own export, or is not one that onnxruntime can load.
+    """
+    loaded = model if isinstance(model, onnx.ModelProto) else onnx.load(os.fspath(model), load_external_data=False)
+    options = read(loaded)
+    kind = options.pop("kind")
+    if kind not in CHECKS:
+        raise ValueError(f"`model` holds {kind!r}; it must be one of {', '.join(CHECKS)}")
+    problem = static_problem(model if isinstance(model, onnx.ModelProto) else os.fspath(model), loaded)
+    static = Outcome("checker, shape inference", seed, (), problem=problem)
+    check = CHECKS[kind][0](runtime.session(model), rope, CHECKS[kind][1](**options))
+    title = f"{kind} model, target {options['target']}, {options['dtype']}, opset {options['opset']}"
+    return Report(title, (static, *check.outcomes(seed)), check.again)
+
+
+CHECKS = {"rope": (RopeCheck, RopeOptions)}
+
+
+def static_problem(model: onnx.ModelProto | str, loaded: onnx.ModelProto) -> str:
+    """Return what is wrong with a model before it runs, or nothing; `loaded`: the model, large tables aside."""
+    try:
+        onnx.checker.check_model(model, full_check=True)
+        inferred = onnx.shape_inference.infer_shapes(loaded, check_type=True, strict_mode=True, data_prop=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return str(error).splitlines()[0]
+    for output in inferred.graph.output:
+        kind = output.type.tensor_type
+        if not kind.elem_type or not kind.HasField("shape"):
+            return f"output {output.name} has no type or no shape"
+    known = {value.name for value in (*inferred.graph.value_info, *inferred.graph.output)}
+    unknown = [name for node in inferred.graph.node for name in node.output if name and name not in known]
+    return f"nothing is known about the shape of {', '.join(unknown)}" if unknown else ""
