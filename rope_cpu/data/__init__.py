@@ -1,0 +1,1 @@
+"""Model configs that the command `rope-cpu` knows by itself."""
