@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from rope_cpu import export
+from rope_cpu.export import runtime
 from rope_cpu.rotary import RotaryEmbedding
 
 Array = NDArray[Any]
@@ -22,7 +23,7 @@ class OnnxPath:
     def __init__(self, rope: RotaryEmbedding, dtype: np.dtype[Any], target: str, layout: str, tokens: int) -> None:
         """Export it with tables for `tokens` positions; ValueError where the target cannot express it."""
         model = export.export_rope(rope, target=target, dtype=dtype, layout=layout, max_positions=tokens)
-        self.session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        self.session = runtime.session(model)
 
     def prepare(self, q: Array, k: Array, ids: Array) -> tuple[Callable[[], object], Array, Array]:
         """Bind inputs and outputs to memory once, as a server does; calls then copy nothing."""

@@ -30,8 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(args.run(args))
     except UsageError as error:
         return _complain(str(error))
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
+    except ImportError as error:
+        # rope_cpu.export says on its own behalf what it misses; the cause has the name.
+        package = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
         if package not in _EXTRA_OF:
             raise
         return _complain(f'`{name}` needs the package {package}: pip install "rope-cpu[{_EXTRA_OF[package]}]"')
