@@ -1,6 +1,7 @@
 """Rotary position embeddings for NumPy and ONNX on the CPU: exact, fast, in every variant."""
 
 from rope_cpu._threads import get_num_threads, set_num_threads
+from rope_cpu._warmup import warmup
 from rope_cpu.plan import RotaryPlan
 from rope_cpu.rotary import RotaryEmbedding
 from rope_cpu.tables import apply_rotary
@@ -13,4 +14,5 @@ __all__ = [
     "apply_rotary",
     "get_num_threads",
     "set_num_threads",
+    "warmup",
 ]

@@ -1,1 +1,1 @@
-"""Facts about model types, as JSON: read through rope_cpu._models."""
+"""Facts about models, as JSON: what model types leave unsaid, and the config that `rope-cpu` knows by itself."""

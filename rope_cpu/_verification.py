@@ -1,0 +1,216 @@
+"""What `rope-cpu verify` finds out: every dtype and pairing, by NumPy kernel and by ONNX, judged and timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_cpu import _reference
+from rope_cpu._reference import Exact, Float64
+from rope_cpu.rotary import RotaryEmbedding
+from rope_cpu.tolerance import rotation_bound
+
+Array = NDArray[Any]
+
+DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16")}
+DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
+PAIRINGS = {"half-split": False, "interleaved": True}
+LAYOUT = "bhsd"  # the axis order that ONNX has, so that all do the same work on the same bytes
+
+TIMED_SECONDS, TIMED_CALLS = 0.05, 20
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of one way to rotate; errors are the larger of the prompt's and the decode step's.
+
+    max_error: largest |result − exact|. of_bound: largest error as a fraction of what the tolerance allows that very
+    element. from_numpy: largest difference from the NumPy kernel's result. prompt_seconds, decode_seconds: the
+    fastest call on q and k.
+    """
+
+    max_error: float
+    of_bound: float
+    from_numpy: float
+    prompt_seconds: float
+    decode_seconds: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: figures, or the reason why they cannot be had."""
+
+    dtype: str
+    pairing: str
+    path: str
+    figures: Figures | None = None
+    refused: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """What to make of it."""
+        if self.figures is None:
+            return "not offered"
+        return "ok" if self.figures.of_bound <= 1 else "FAIL"  # NaN fails
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that `rope-cpu verify` reports: of which model, which rotation, how many heads, and the rows."""
+
+    model: str
+    rope: RotaryEmbedding
+    heads: tuple[int, int]
+    rows: list[Row]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every row that could be had is within tolerance."""
+        return all(row.verdict != "FAIL" for row in self.rows)
+
+
+class Path(Protocol):
+    """One way to rotate q and k of a dtype."""
+
+    def prepare(self, q: Array, k: Array, ids: Array) -> tuple[Callable[[], object], Array, Array]:
+        """Return a call that rotates q and k, and the arrays it writes to."""
+        ...
+
+
+class NumPyPath:
+    """The compiled kernels, by a plan."""
+
+    def __init__(self, rope: RotaryEmbedding) -> None:
+        self.rope = rope
+
+    def prepare(self, q: Array, k: Array, ids: Array) -> tuple[Callable[[], object], Array, Array]:
+        """Plan for these ids; calls then serve every layer of a model."""
+        plan, out = self.rope.plan(ids, layout=LAYOUT), (np.empty_like(q), np.empty_like(k))
+        return lambda: plan(q, k, out=out), *out
+
+
+@dataclass(frozen=True)
+class Step:
+    """Tokens that are rotated together, and what must come out: x (1, heads, tokens, head_dim), q above k."""
+
+    x: Array
+    q_heads: int
+    ids: Array
+    exact: Exact
+    bound: Float64
+
+    def run(self, path: Path) -> tuple[Array, float]:
+        """Return what a path makes of x, and the seconds its fastest call takes."""
+        q, k = (np.ascontiguousarray(part) for part in (self.x[:, : self.q_heads], self.x[:, self.q_heads :]))
+        call, q_rot, k_rot = path.prepare(q, k, self.ids)
+        seconds = fastest(call)
+        return np.concatenate([q_rot, k_rot], axis=1), seconds
+
+    def judge(self, result: Array) -> tuple[float, float]:
+        """Return the largest error, and the largest as a fraction of its bound."""
+        error = self.exact.error(result)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            fraction = np.where(error == 0, 0.0, error / self.bound)
+        return float(error.max()), float(fraction.max())
+
+
+def steps(rope: RotaryEmbedding, heads: tuple[int, int], tokens: int, dtype: np.dtype[Any]) -> tuple[Step, Step]:
+    """Return a prompt and the one token after it, in a dtype, and the exact results for both."""
+    turn = [sum(map(Fraction, column), Fraction(0)) for column in np.atleast_2d(rope.inv_freq).T.tolist()]
+    cos, sin = _reference.consecutive(turn, 0, tokens + 1, rope.attention_factor)
+    normal = np.random.default_rng(0).standard_normal
+    prompt, decode = slice(0, tokens), slice(tokens, tokens + 1)
+    return _step(rope, heads, prompt, dtype, cos, sin, normal), _step(rope, heads, decode, dtype, cos, sin, normal)
+
+
+def _step(
+    rope: RotaryEmbedding,
+    heads: tuple[int, int],
+    rows: slice,
+    dtype: np.dtype[Any],
+    cos: Exact,
+    sin: Exact,
+    normal: Callable[[tuple[int, ...]], Float64],
+) -> Step:
+    ids = np.arange(rows.start, rows.stop)
+    x = normal((1, sum(heads), len(ids), rope.head_dim)).astype(dtype)
+    first, second = pair_indices(rope)
+    c, s = (Exact(part.high[rows], part.low[rows]) for part in (cos, sin))
+    wide = x.astype(np.float64)
+    high, low, bound = wide.copy(), np.zeros_like(wide), np.zeros_like(wide)
+    # Head by head: what one head needs on the way fits the cache.
+    for head in range(sum(heads)):
+        values = wide[0, head]
+        x_a, x_b = values[:, first], values[:, second]
+        for where, exact in zip((first, second), _reference.rotate(x_a, x_b, c, s), strict=True):
+            high[0, head][:, where], low[0, head][:, where] = exact.high, exact.low
+            bound[0, head][:, where] = rotation_bound(exact.high, x_a, x_b, rope.attention_factor, dtype)
+    return Step(x, heads[0], ids, Exact(high, low), bound)
+
+
+def pair_indices(rope: RotaryEmbedding) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return which elements of a head vector are first and which are second in their pair."""
+    if rope.interleaved:
+        return np.arange(0, rope.rotary_dim, 2), np.arange(1, rope.rotary_dim, 2)
+    starts = np.cumsum([0, *rope.blocks[:-1]])
+    first = np.concatenate([start + np.arange(w // 2) for start, w in zip(starts, rope.blocks, strict=True)])
+    half = np.repeat([w // 2 for w in rope.blocks], [w // 2 for w in rope.blocks])
+    return first, first + half
+
+
+def fastest(call: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of several calls: the one that other programs disturbed least."""
+    call()
+    times: list[float] = []
+    while len(times) < TIMED_CALLS or sum(times) < TIMED_SECONDS:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def rows(
+    ropes: dict[str, RotaryEmbedding],
+    heads: tuple[int, int],
+    tokens: int,
+    paths: dict[str, Callable[[RotaryEmbedding, np.dtype[Any]], Path]],
+) -> Iterator[Row]:
+    """Yield a row for each dtype, pairing and path; the first path is the one that others are compared with.
+
+    ropes: by pairing. paths: how to make each; it raises ValueError where it cannot express the rotation.
+    """
+    for dtype_name, dtype in DTYPES.items():
+        for pairing, rope in ropes.items():
+            parts = steps(rope, heads, tokens, dtype)
+            baseline: list[Array] = []
+            for name, make in paths.items():
+                try:
+                    path = make(rope, dtype)
+                except ValueError as error:
+                    yield Row(dtype_name, pairing, name, refused=str(error))
+                    continue
+                done = [part.run(path) for part in parts]
+                baseline = baseline or [result for result, _ in done]
+                yield Row(dtype_name, pairing, name, _figures(parts, done, baseline))
+
+
+def _figures(parts: tuple[Step, Step], done: list[tuple[Array, float]], baseline: list[Array]) -> Figures:
+    results, seconds = zip(*done, strict=True)
+    errors, fractions = zip(*(part.judge(result) for part, result in zip(parts, results, strict=True)), strict=True)
+    differences = [_difference(result, other) for result, other in zip(results, baseline, strict=True)]
+    return Figures(_largest(errors), _largest(fractions), _largest(differences), *seconds)
+
+
+def _largest(values: Sequence[float]) -> float:
+    return float(np.max(values))  # unlike max(), keeps NaN
+
+
+def _difference(a: Array, b: Array) -> float:
+    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())

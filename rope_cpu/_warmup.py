@@ -1,0 +1,115 @@
+"""Compiling kernels ahead of their first use: `rope_cpu.warmup` and `rope-cpu warmup`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from rope_cpu._angles import angles
+from rope_cpu._check import FORMAT_OF
+from rope_cpu._compile import Kernel
+from rope_cpu._kernels import rotation
+
+DTYPES = tuple(FORMAT_OF.values())
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """One compiled kernel.
+
+    name: what it does, in which dtype, serial or parallel. seconds: how long it took to compile or load now.
+    compiled: it was not in the cache before. cache: the folder that holds it, None where no folder is writable and
+    every process compiles.
+    """
+
+    name: str
+    seconds: float
+    compiled: bool
+    cache: Path | None
+
+
+def warmup(dtypes: DTypeLike | Sequence[DTypeLike] = DTYPES) -> list[Specialisation]:
+    """Compile every kernel for these dtypes into the cache on disk, for later processes; return them.
+
+    dtypes: one or several of float32, float64, float16 and bfloat16; all by default. Each comes in both pairings, serial
+    and parallel. A kernel that is not in the cache takes a second or two, one that is takes milliseconds.
+
+    Raises TypeError for any other dtype.
+    """
+    return list(specialise(dtypes))
+
+
+def specialise(dtypes: DTypeLike | Sequence[DTypeLike]) -> Iterator[Specialisation]:
+    """Compile or load one kernel after the other."""
+    for kernel, arguments in todo(dtypes):
+        start = time.perf_counter()
+        made = kernel(*arguments)
+        seconds = time.perf_counter() - start
+        stats = made.stats  # type: ignore[attr-defined]
+        folder = stats.cache_path
+        yield Specialisation(made.__name__, seconds, not stats.cache_hits, None if folder is None else Path(folder))
+
+
+def todo(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[tuple[Callable[..., Kernel], tuple[Any, ...]]]:
+    """Return the kernels that these dtypes need, each as its builder and the arguments for it."""
+    names = _names(dtypes)
+    reals = sorted({"float64" if name == "float64" else "float32" for name in names})
+    both = (False, True)
+    pairings = ("half", "interleaved")
+    return [
+        *((angles, key) for key in product(reals, both)),
+        *((rotation, key) for key in product(names, pairings, both)),
+    ]
+
+
+def _names(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[str]:
+    many: Any = dtypes if isinstance(dtypes, list | tuple | set | frozenset) else [dtypes]
+    names = []
+    for dtype in many:
+        try:
+            name = FORMAT_OF[np.dtype(dtype)]
+        except (KeyError, TypeError):
+            raise TypeError(f"`dtypes` holds {dtype!r}; each must be one of {', '.join(DTYPES)}") from None
+        if name not in names:
+            names.append(name)
+    return names
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments of `rope-cpu warmup`."""
+    parser.add_argument(
+        "dtypes",
+        nargs="*",
+        type=_argument,
+        metavar="DTYPE",
+        default=list(DTYPES),
+        help=f"some of {', '.join(DTYPES)} (default: all)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fill the cache and print a line for each kernel."""
+    caches, total = set(), 0.0
+    for made in specialise(args.dtypes):
+        print(f"{made.name:40}{'compiled' if made.compiled else 'cached':10}{made.seconds:7.2f} s", flush=True)
+        caches.add(made.cache)
+        total += made.seconds
+    places = sorted(str(folder) for folder in caches if folder)
+    where = f"cached in {', '.join(places)}" if places else "not cached: no folder is writable; set NUMBA_CACHE_DIR"
+    print(f"{total:.1f} s in all; {where}")
+    return 0
+
+
+def _argument(dtype: str) -> str:
+    try:
+        return _names(dtype)[0]
+    except TypeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,0 +1,116 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+import rope_cpu
+from rope_cpu import cli
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in cli.COMMANDS)
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"rope-cpu {rope_cpu.__version__}\n"
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([name, "--help"])
+    assert stop.value.code == 0
+    assert cli.COMMANDS[name][1].split()[0] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [[], ["nope"], ["warmup", "int8"], ["verify", "a", "b"], ["verify", "--jso", "x"]])
+def test_bad_arguments_exit_with_2(argv, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(argv)
+    assert stop.value.code == 2
+    assert "rope-cpu" in capsys.readouterr().err
+
+
+def test_help_imports_no_extra():
+    code = (
+        "import sys; from rope_cpu.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print({'onnx', 'onnxruntime', 'rich', 'matplotlib', 'torch'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("set()\n")
+
+
+@pytest.mark.parametrize(("package", "extra"), [("rich", "cli"), ("onnx", "onnx"), ("onnxruntime", "onnx")])
+def test_a_missing_extra_is_one_line(package, extra):
+    code = f"import sys; sys.modules[{package!r}] = None; from rope_cpu.cli import main; sys.exit(main(['verify']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f'rope-cpu: `verify` needs the package {package}: pip install "rope-cpu[{extra}]"\n'
+
+
+def test_a_defect_is_no_usage_error(monkeypatch):
+    monkeypatch.setitem(cli.COMMANDS, "verify", ("rope_cpu.no_such_module", "x"))
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["verify"])
+
+
+def test_reader_that_stops_reading():
+    code = "from rope_cpu.cli import main; raise SystemExit(main(['warmup', 'float32']))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_warmup_lists_what_it_compiled(capsys):
+    assert cli.main(["warmup", "float32", "float32"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == [
+        "angles_float32_serial",
+        "angles_float32_parallel",
+        "rotate_float32_half_serial",
+        "rotate_float32_half_parallel",
+        "rotate_float32_interleaved_serial",
+        "rotate_float32_interleaved_parallel",
+    ]
+    assert "cached in" in lines[-1]
+
+
+@pytest.mark.parametrize("dtypes", ["int8", ["float32", "q"], [None, "complex64"]])
+def test_warmup_refuses_other_dtypes(dtypes):
+    with pytest.raises(TypeError, match="`dtypes` holds"):
+        rope_cpu.warmup(dtypes)
+
+
+def test_warmup_fills_an_empty_cache_once(tmp_path):
+    code = (
+        "import json, rope_cpu\n"
+        "made = rope_cpu.warmup(dtypes='float32')\n"
+        "print(json.dumps([[m.name, m.compiled, str(m.cache)] for m in made]))"
+    )
+
+    def run():
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**__import__("os").environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        )
+        return json.loads(done.stdout)
+
+    first, second = run(), run()
+    assert all(compiled for _, compiled, _ in first)
+    assert not any(compiled for _, compiled, _ in second)
+    assert all(cache.startswith(str(tmp_path)) for _, _, cache in first)
+    assert len(list(tmp_path.rglob("*.nbi"))) == len(first)

@@ -1,0 +1,237 @@
+import argparse
+import json
+import re
+from fractions import Fraction
+
+import numpy as np
+import oracle
+import pytest
+
+from rope_cpu import RotaryEmbedding, _reference, _usage, _verification, cli, verify
+
+mp = oracle.CONTEXT
+TOLD = 2.0**-100
+
+
+def exact_value(exact, index):
+    return mp.mpf(float(exact.high[index])) + mp.mpf(float(exact.low[index]))
+
+
+@pytest.mark.parametrize("first", [0, 1, 511, 2**20 - 3])
+@pytest.mark.parametrize("factor", [1.0, 1.25, 0.1])
+def test_reference_angles_against_mpmath(first, factor):
+    steps = [1.0, -0.3, 2.5e-6, 5e5**-0.5, 0.0, 7.25]
+    cos, sin = _reference.consecutive([Fraction(step) for step in steps], first, 3, factor)
+    for row in range(3):
+        for pair, step in enumerate(steps):
+            angle = mp.mpf(first + row) * mp.mpf(step)
+            assert abs(exact_value(cos, (row, pair)) - mp.mpf(factor) * mp.cos(angle)) < TOLD
+            assert abs(exact_value(sin, (row, pair)) - mp.mpf(factor) * mp.sin(angle)) < TOLD
+
+
+def test_reference_rotation_against_mpmath(rng):
+    x_a, x_b = rng.standard_normal((2, 7, 5)) * 10.0 ** rng.integers(-3, 3, (2, 7, 5))
+    cos, sin = _reference.consecutive([Fraction(step) for step in rng.random(5).tolist()], 3, 7, 1.0)
+    first, second = _reference.rotate(x_a, x_b, cos, sin)
+    for index in np.ndindex(7, 5):
+        a, b, c, s = mp.mpf(x_a[index]), mp.mpf(x_b[index]), exact_value(cos, index), exact_value(sin, index)
+        reach = abs(a) + abs(b)
+        assert abs(exact_value(first, index) - (a * c - b * s)) < TOLD * reach
+        assert abs(exact_value(second, index) - (a * s + b * c)) < TOLD * reach
+
+
+def test_error_is_seen_below_float64():
+    exact = _reference.Exact(np.array([1.0]), np.array([2.0**-60]))
+    assert exact.error(np.array([1.0])) == 2.0**-60
+    assert exact.error(np.array([1.0 + 2.0**-52])) == 2.0**-52 - 2.0**-60
+
+
+class Spoiled(_verification.NumPyPath):
+    """The kernels, and then a fault in one place."""
+
+    def __init__(self, rope, spoil):
+        super().__init__(rope)
+        self.spoil = spoil
+
+    def prepare(self, q, k, ids):
+        call, q_rot, k_rot = super().prepare(q, k, ids)
+
+        def spoiled():
+            call()
+            self.spoil(q_rot, k_rot)
+
+        return spoiled, q_rot, k_rot
+
+
+def small(interleaved=False):
+    return RotaryEmbedding.from_inv_freq([1.0, 0.1, 0.01], head_dim=8, interleaved=interleaved, attention_factor=1.1)
+
+
+def rows(spoil=None, tokens=40):
+    ropes = {"half-split": small(), "interleaved": small(True)}
+    paths = {"numpy": lambda rope, dtype: _verification.NumPyPath(rope)}
+    if spoil:
+        paths["spoiled"] = lambda rope, dtype: Spoiled(rope, spoil)
+    return list(_verification.rows(ropes, (4, 2), tokens, paths))
+
+
+def test_kernels_pass_in_every_dtype_and_pairing():
+    found = rows()
+    assert [(row.dtype, row.pairing) for row in found] == [
+        (dtype, pairing)
+        for dtype in ("float32", "float64", "float16", "bfloat16")
+        for pairing in ("half-split", "interleaved")
+    ]
+    for row in found:
+        assert row.verdict == "ok"
+        assert 0 < row.figures.of_bound <= 1
+        assert row.figures.max_error > 0
+        assert row.figures.from_numpy == 0
+        assert row.figures.decode_seconds > 0
+
+
+def sixteen_ulps(q, k):
+    bits = {2: np.int16, 4: np.int32, 8: np.int64}[k.itemsize]
+    k.view(bits)[0, 1, -1, 0] += 16
+
+
+def rest(q, k):
+    q[0, 0, 0, 7] += np.asarray(0.5, q.dtype)
+
+
+def not_a_number(q, k):
+    q[0, 3, -1, 2] = np.nan
+
+
+def swapped(q, k):
+    q[:] = q[:, ::-1].copy()
+
+
+@pytest.mark.parametrize("spoil", [sixteen_ulps, rest, not_a_number, swapped])
+def test_a_fault_fails_every_row(spoil):
+    for row in rows(spoil):
+        assert row.verdict == ("FAIL" if row.path == "spoiled" else "ok"), row
+
+
+def test_a_fault_in_the_decode_step_alone_fails():
+    def spoil(q, k):
+        if q.shape[2] == 1:
+            k[0, 0, 0, 0] = 0
+
+    assert {row.verdict for row in rows(spoil) if row.path == "spoiled"} == {"FAIL"}
+
+
+def test_pairs_of_blocks():
+    rope = RotaryEmbedding.from_inv_freq([1.0, 0.5, 0.1], blocks=(2, 4), head_dim=7)
+    first, second = _verification.pair_indices(rope)
+    assert first.tolist() == [0, 2, 3]
+    assert second.tolist() == [1, 4, 5]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(verify, "TOKENS", 16)
+    monkeypatch.setattr(_verification, "TIMED_SECONDS", 0.0)
+
+
+def test_table_and_json_say_the_same(quick, tmp_path, capsys):
+    file = tmp_path / "report.json"
+    assert cli.main(["verify", "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= 100
+    report = json.loads(file.read_text())
+    assert report["passed"]
+    assert (report["heads"], report["kv_heads"], report["rope_type"]) == (32, 8, "llama3")
+    table = [line.split() for line in out.splitlines() if line.startswith(("float", "bfloat"))]
+    assert [line[:3] for line in table] == [[row["dtype"], row["pairing"], row["path"]] for row in report["rows"]]
+    assert len(table) == 4 * 2 * 4
+    for line, row in zip(table, report["rows"], strict=True):
+        if row["verdict"] == "not offered":
+            assert line[3:5] == ["not", "offered"]
+            assert row["refused"].split(";")[0] in " ".join(out.split())
+        else:
+            assert line[-1] == row["verdict"] == "ok"
+            assert float(line[3]) == pytest.approx(row["max_error"], rel=0.01)
+    # float64 has no kernel behind either operator; the elementary ops have.
+    refused = {(row["dtype"], row["path"]) for row in report["rows"] if row["verdict"] == "not offered"}
+    assert refused == {("float64", "onnx"), ("float64", "ort")}
+
+
+def test_exit_code_1_where_a_row_fails(quick, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(verify, "NumPyPath", lambda rope: Spoiled(rope, not_a_number))
+    assert cli.main(["verify", "--json", str(tmp_path / "r.json")]) == 1
+    assert re.search(r"float32 +half-split +numpy +nan +nan +.* FAIL", capsys.readouterr().out)
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert not report["passed"]
+    assert report["rows"][0]["max_error"] == "nan"
+
+
+def llama3_inv_freq(i, rotary_dim=128, theta=500000, factor=8, low=1, high=4, original=8192):
+    """Llama 3.1's own rule, in 200 bits: short waves stay, long ones stretch, those between are mixed."""
+    omega = mp.mpf(theta) ** (-mp.mpf(2 * i) / rotary_dim)
+    wavelength = 2 * mp.pi / omega
+    if wavelength < mp.mpf(original) / high:
+        return omega
+    if wavelength > mp.mpf(original) / low:
+        return omega / factor
+    smooth = (original / wavelength - low) / (high - low)
+    return (1 - smooth) * omega / factor + smooth * omega
+
+
+def test_the_shipped_config_is_llama_3_1(capsys):
+    rope = _usage.rotary_of(_usage.config_of(argparse.Namespace(config=None)), None)
+    assert (rope.head_dim, rope.rotary_dim, rope.interleaved, rope.attention_factor) == (128, 128, False, 1.0)
+    for i, omega in enumerate(rope.inv_freq.tolist()):
+        exact = llama3_inv_freq(i)
+        assert abs(mp.mpf(omega) - exact) <= 8 * 2.0**-53 * exact
+
+
+def config(tmp_path, **changes):
+    file = tmp_path / "config.json"
+    keys = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    file.write_text(json.dumps({**keys, "rope_theta": 1e4, "max_position_embeddings": 2048} | changes))
+    return file
+
+
+def test_a_config_of_ones_own(quick, tmp_path, capsys):
+    file = config(tmp_path)
+    assert cli.main(["verify", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert f"{file}: rope type default, 16 of 16 elements rotated" in " ".join(out.split())
+    assert "q (4 heads) and k (2)" in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_attention_heads": None, "head_dim": 16}, "number of heads"),
+        ({"rope_scaling": {"rope_type": "nope", "factor": 2.0}}, "nope"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+    ],
+)
+def test_a_bad_config_is_one_line(changes, said, tmp_path, capsys):
+    assert cli.main(["verify", str(config(tmp_path, **changes))]) == 2
+    one_line(capsys, said)
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "no JSON"), ("[1]", "holds a list"), (None, "cannot read")])
+def test_a_bad_file_is_one_line(text, said, tmp_path, capsys):
+    file = tmp_path / "config.json"
+    if text is not None:
+        file.write_text(text)
+    assert cli.main(["verify", str(file)]) == 2
+    one_line(capsys, said, str(file))
+
+
+def test_json_into_no_folder(tmp_path, capsys):
+    assert cli.main(["verify", "--json", str(tmp_path / "no" / "x.json")]) == 2
+    one_line(capsys, "cannot write")
+
+
+def one_line(capsys, *said):
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("rope-cpu: ")
+    assert captured.err.count("\n") == 1
+    assert all(text in captured.err for text in said)
