@@ -12,7 +12,7 @@ Array = NDArray[Any]
 Pair = tuple[Array, Array]
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """An implementation cannot be timed here; the text says why."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,12 +28,12 @@ class Ready:
     sets: list[tuple[Any, ...]]
     moved: int = 0
     error: Callable[[Any], float] | None = None
-    enter: Callable[[], object] = field(default=lambda: None)
+    enter: Callable[[], object] = field(default=lambda: None)  # see Timed
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of a case. role: "ours", "floor", "peer" or "limit". bind: gets it ready, or raises Unavailable."""
+    """One row of a case. role: "ours", "floor", "peer" or "limit". bind: gets it ready, or raises UnavailableError."""
 
     name: str
     role: str
@@ -56,9 +56,14 @@ class Case:
     effort: Effort = field(default=Effort())
 
 
-def rotating(name: str, problem: Problem, label: str | None = None) -> Contender:
-    """Return an implementation of the table on a problem, checked against the float64 reference before it is timed."""
+def rotating(name: str, problem: Problem, label: str | None = None, threads: int | None = None) -> Contender | None:
+    """Return an implementation of the table on a problem, checked against the float64 reference before it is timed.
+
+    threads: how many ours may use; None: as many as now. None is returned for a form of the other pairing.
+    """
     implementation = BY_NAME[name]
+    if problem.rope.interleaved not in implementation.pairings:
+        return None
 
     def bind() -> Ready:
         binding = implementation.bound(problem)
@@ -74,22 +79,29 @@ def rotating(name: str, problem: Problem, label: str | None = None) -> Contender
                 problem.error(x, picked(y), implementation.arithmetic) for x, y in zip(given, results, strict=True)
             )
 
-        return Ready(binding.function, binding.sets, problem.moved, error)
+        enter = partial(rope_cpu.set_num_threads, threads) if threads else _nothing
+        return Ready(binding.function, binding.sets, problem.moved, error, enter)
 
-    return Contender(label or name, implementation.role, bind)
+    return Contender((label or name) + _on(threads), implementation.role, bind)
 
 
-def limits(moved: int, copies: int = 1) -> list[Contender]:
-    """Return the scaling of as many bytes in place, on one thread and on all; the faster one is the limit."""
+def limits(moved: int, copies: int = 1, threads: Sequence[int] = ()) -> list[Contender]:
+    """Return the scaling of as many bytes in place, on one thread and on more; the fastest is the limit."""
     shared: list[Any] = []
 
-    def bind(parallel: bool) -> Ready:
+    def bind(count: int) -> Ready:
         if not shared:
             shared.extend(limit.buffers(moved, copies))
-        threads = rope_cpu.get_num_threads()
-        enter = partial(numba.set_num_threads, threads) if parallel else (lambda: None)
-        return Ready(limit.scale(parallel), [(x, np.float32(1)) for x in shared], moved, enter=enter)
+        enter = partial(numba.set_num_threads, count) if count > 1 else _nothing
+        return Ready(limit.scale(count > 1), [(x, np.float32(1)) for x in shared], moved, enter=enter)
 
-    many = rope_cpu.get_num_threads()
-    wanted = [False] if many == 1 else [False, True]
-    return [Contender(f"limit, {many if parallel else 1} thr.", "limit", partial(bind, parallel)) for parallel in wanted]
+    counts = sorted({1, *(threads or (rope_cpu.get_num_threads(),))})
+    return [Contender("limit" + _on(count), "limit", partial(bind, count)) for count in counts]
+
+
+def _on(threads: int | None) -> str:
+    return "" if threads is None else f", {threads} thread{'s'[: threads > 1]}"
+
+
+def _nothing() -> None:
+    pass

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import rope_cpu
-from rope_cpu.bench.binding import Array, Binding, Pair, Unavailable
+from rope_cpu.bench.binding import Array, Binding, Pair, UnavailableError
 from rope_cpu.bench.problem import Problem
 
 # The functions of transformers that rotate in each pairing; both take cos and sin as wide as the head.
@@ -83,7 +83,7 @@ def jax_jit(problem: Problem) -> Binding:
     import jax.numpy as jnp
 
     if rope_cpu.get_num_threads() != (os.cpu_count() or 1):
-        raise Unavailable("XLA always uses all cores")
+        raise UnavailableError("XLA always uses all cores")
     interleaved = problem.rope.interleaved
     cos, sin = (jnp.asarray(table[:, None]) for table in _wide(problem))
 
@@ -99,7 +99,9 @@ def jax_jit(problem: Problem) -> Binding:
     both = jax.jit(lambda q, k: (rotate(q), rotate(k)))
 
     def call(q: Any, k: Any) -> Any:
-        return jax.block_until_ready(both(q, k))
+        turned = both(q, k)
+        turned[1].block_until_ready()
+        return turned
 
     pairs = [(problem.bshd(q), problem.bshd(k)) for q, k in problem.arrays()]
     sets = [tuple(jnp.asarray(x.transpose(0, 2, 1, 3)) for x in pair) for pair in pairs]

@@ -12,7 +12,7 @@ from rope_cpu.bench.binding import Array, Binding, Pair
 from rope_cpu.bench.problem import DTYPES, Problem
 
 TITLES = {"onnx": "ORT RotaryEmbedding-23", "ort": "ORT com.microsoft", "primitive": "ORT primitive ops"}
-WAYS = ("run", "IO binding")
+WAYS = ("run", "IO-bound")
 
 _OPERATOR = {
     "onnx": "{x}_rot = RotaryEmbedding <interleaved = {interleaved}> ({x}, cos, sin, ids)",
@@ -40,9 +40,7 @@ def binder(form: str, way: str) -> Callable[[Problem], Binding]:
         session = _session(problem, form)
         pairs = [(problem.bshd(q), problem.bshd(k)) for q, k in problem.arrays()]
         ids = np.broadcast_to(problem.ids, (problem.batch, problem.tokens)).astype(np.int64)
-        feeds = [
-            {"q": _bhsd(q), "k": _bhsd(k), "ids": ids} for q, k in pairs
-        ]
+        feeds = [{"q": _bhsd(q), "k": _bhsd(k), "ids": ids} for q, k in pairs]
         return (_run if way == "run" else _bound)(session, feeds, pairs[0])
 
     return bind
@@ -53,10 +51,11 @@ def _run(session: Any, feeds: list[dict[str, Array]], inputs: Pair) -> Binding:
 
 
 def _bound(session: Any, feeds: list[dict[str, Array]], inputs: Pair) -> Binding:
-    """Inputs and outputs stay where they are from call to call."""
+    """Bind inputs and outputs where they are, to stay there from call to call."""
     import onnxruntime
 
-    sets, first = [], []
+    sets: list[tuple[Any, ...]] = []
+    first: list[Any] = []
     for feed in feeds:
         binding = session.io_binding()
         for name, x in feed.items():

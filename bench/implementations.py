@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 
 from rope_cpu.bench import frameworks, graphs, numpy_forms
-from rope_cpu.bench.binding import Binding, Unavailable
+from rope_cpu.bench.binding import Binding, UnavailableError
 from rope_cpu.bench.problem import Array, Problem
 
 Bind = Callable[[Problem], Binding]
@@ -40,7 +39,7 @@ class Implementation:
             if find_spec(module) is None:
                 return f"{module} is not installed"
         if problem.dtype not in self.dtypes:
-            return f"is not for {problem.dtype}"
+            return f"has no {problem.dtype}"
         if rope.interleaved not in self.pairings:
             return "is for the other pairing"
         if self.whole and (rope.rotary_dim != rope.head_dim or len(rope.blocks) > 1):
@@ -48,10 +47,10 @@ class Implementation:
         return None
 
     def bound(self, problem: Problem) -> Binding:
-        """Return the call, ready to be made; raise Unavailable where it cannot be made."""
+        """Return the call, ready to be made; raise UnavailableError where it cannot be made."""
         reason = self.missing(problem)
         if reason:
-            raise Unavailable(reason)
+            raise UnavailableError(reason)
         return self.bind(problem)
 
 
@@ -74,11 +73,12 @@ def _new_arrays(problem: Problem) -> Binding:
 
 def _call(problem: Problem) -> Binding:
     pairs, rope, ids, layout = problem.arrays(), problem.rope, problem.ids, problem.layout
-    first = int(ids.flat[0])
-    if ids.ndim == 1 and layout != "thd" and np.array_equal(ids, np.arange(first, first + ids.size)):
+    rows = np.atleast_2d(ids)
+    if rope.axes == 1 and layout != "thd" and np.array_equal(rows, rows[:, :1] + np.arange(rows.shape[1])):
+        offset = int(rows[0, 0]) if len(rows) == 1 else rows[:, 0]
 
         def call(q: Array, k: Array, out: tuple[Array, Array]) -> tuple[Array, Array]:
-            return rope(q, k, offset=first, layout=layout, out=out)
+            return rope(q, k, offset=offset, layout=layout, out=out)
     else:
 
         def call(q: Array, k: Array, out: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -89,15 +89,14 @@ def _call(problem: Problem) -> Binding:
 
 
 def _bare_kernel(problem: Problem) -> Binding:
-    """Bind the compiled kernel with everything ready: the one place that looks behind the public door."""
-    if problem.dtype not in ("float32", "float64") or problem.layout == "thd":
-        raise Unavailable("the kernel takes integer views of 16-bit arrays, four axes")
+    """Bind the compiled serial kernel with its arguments ready: the one place that looks behind the public door."""
     pairs = problem.arrays()
     plan = problem.rope.plan(problem.ids, layout=problem.layout)
-    plan(*pairs[0])
-    cos, sin, kernel, _ = plan._prepared[pairs[0][0].dtype]
+    plan(*pairs[0])  # prepares the dtype
+    cos, sin, kernel, views = plan._prepared[pairs[0][0].dtype]
     targets = _targets(problem, pairs)
-    sets = [(q, k, *out, cos, sin, plan._form, 0, 1) for (q, k), out in zip(pairs, targets, strict=True)]
+    arrays = [(q, k, *out) for (q, k), out in zip(pairs, targets, strict=True)]
+    sets = [(*(views(*four) if views else four), cos, sin, plan._form, 0, 1) for four in arrays]
     return Binding(kernel, sets, pairs[0], problem.bshd, lambda _: targets[0])
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rope_cpu.bench import statistics
-from rope_cpu.bench.binding import Unavailable
+from rope_cpu.bench.binding import UnavailableError
 from rope_cpu.bench.contender import Case, Contender, Ready
 from rope_cpu.bench.statistics import Estimate
 from rope_cpu.bench.timing import Effort, Timed, interleave
@@ -101,7 +101,7 @@ def _first_call(contender: Contender) -> tuple[Row, Ready | None]:
         returned: Any = ready.function(*ready.sets[0])
         row.first_call, row.moved = time.perf_counter() - start, ready.moved
         row.error = None if ready.error is None else ready.error(returned)
-    except Unavailable as reason:
+    except UnavailableError as reason:
         row.status, row.reason = "skipped", str(reason)
         return row, None
     except Exception as error:  # whatever breaks in a peer must not end the run of the others

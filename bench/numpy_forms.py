@@ -18,12 +18,13 @@ def tables(problem: Problem) -> Pair:
 
 
 def rotate_half(problem: Problem) -> Binding:
-    """x·cos + rotate_half(x)·sin with cos and sin as wide as the head."""
+    """Bind the sum of x·cos and rotate_half(x)·sin, with cos and sin as wide as the head."""
     cos, sin = (np.concatenate([table, table], -1)[:, :, None] for table in tables(problem))
 
     def rotate(x: Array) -> Array:
         half = x.shape[-1] // 2
-        return x * cos + np.concatenate([-x[..., half:], x[..., :half]], -1) * sin
+        turned: Array = x * cos + np.concatenate([-x[..., half:], x[..., :half]], -1) * sin
+        return turned
 
     return _over(problem, rotate, cos.dtype)
 
@@ -34,7 +35,8 @@ def as_complex(problem: Problem) -> Binding:
     circle = (cos + 1j * sin)[:, :, None]
 
     def rotate(x: Array) -> Array:
-        return (x.view(circle.dtype) * circle).view(cos.dtype)
+        turned: Array = (x.view(circle.dtype) * circle).view(cos.dtype)
+        return turned
 
     return _over(problem, rotate, cos.dtype)
 

@@ -17,10 +17,10 @@ from rope_cpu.tolerance import half_ulp, rotation_bound
 Array = NDArray[Any]
 
 DTYPES = {
-    "float32": np.dtype(np.float32),
-    "float64": np.dtype(np.float64),
-    "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "float64": np.dtype(np.float64),
 }
 
 # Tokens whose results are compared with the reference.
@@ -60,7 +60,7 @@ class Problem:
     def packed_bytes(self) -> int:
         """Bytes of one packed QKV buffer."""
         rows = self.batch * self.tokens * (self.heads + 2 * self.kv_heads)
-        return rows * self.rope.head_dim * DTYPES[self.dtype].itemsize
+        return int(rows * self.rope.head_dim * DTYPES[self.dtype].itemsize)
 
     @property
     def moved(self) -> int:
@@ -69,7 +69,7 @@ class Problem:
         vectors = self.batch * self.tokens * (self.heads + self.kv_heads)
         real = 8 if self.dtype == "float64" else 4
         ids = int(np.prod(self.ids.shape[: self.ids.ndim - (self.rope.axes > 1)]))
-        return 2 * vectors * width * DTYPES[self.dtype].itemsize + ids * self.rope.rotary_dim * real
+        return int(2 * vectors * width * DTYPES[self.dtype].itemsize + ids * self.rope.rotary_dim * real)
 
     def arrays(self) -> list[tuple[Array, Array]]:
         """Return q and k for each copy, filled with the same normal numbers, starting on cache lines."""
@@ -157,4 +157,5 @@ class Problem:
         for start in range(0, x.size, block.size):
             part = x[start : start + block.size]
             part[:] = block[: part.size]
-        return x.reshape(shape)
+        filled: Array = x.reshape(shape)
+        return filled

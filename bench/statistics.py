@@ -45,8 +45,8 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the median of `values`, its quartiles and its interval."""
-    low, high = median_interval(values)
-    return Estimate(*(quantile(values, part) for part in (0.5, 0.25, 0.75)), low, high, len(values))
+    median, lower, upper = (quantile(values, part) for part in (0.5, 0.25, 0.75))
+    return Estimate(median, lower, upper, *median_interval(values), len(values))
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
