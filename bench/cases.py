@@ -23,16 +23,22 @@ def catalog(model: Model, peers: bool | None = None, threads: Sequence[int] = ()
 def select(cases: list[Case], patterns: list[str]) -> list[Case]:
     """Return the cases of these names; without any, those of a plain run.
 
-    patterns: a whole name, a pattern with * and ?, or a part of names.
+    patterns: a whole name, a pattern with * and ?, or a part of names: of those in a plain run if it is in any.
 
     Raises ValueError where a pattern matches none.
     """
-    chosen = [case.name for case in cases if case.default and not patterns]
+    plain = [case.name for case in cases if case.default]
+    chosen = set() if patterns else set(plain)
     for pattern in patterns:
-        wild = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
         names = [case.name for case in cases]
-        found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, wild)]
+        if any(mark in pattern for mark in "*?["):
+            found = [name for name in names if fnmatchcase(name, pattern)]
+        elif pattern in names:
+            found = [pattern]
+        else:
+            parts = [name for name in names if pattern in name]
+            found = [name for name in parts if name in plain] or parts
         if not found:
             raise ValueError(f"`pattern` is {pattern!r}, which matches no case; `--list` shows them")
-        chosen.extend(found)
+        chosen.update(found)
     return [case for case in cases if case.name in chosen]

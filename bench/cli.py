@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import rope_cpu
-from rope_cpu.bench import compare, environment, models, report, results
+from rope_cpu.bench import environment, latency, models, plot, report
 from rope_cpu.bench.cases import catalog, select
+from rope_cpu.bench.compare import Finding, compare, confirm
 from rope_cpu.bench.contender import Case
 from rope_cpu.bench.measure import Result, measure
+from rope_cpu.bench.results import Run, load, save
+
+# What counts as slower where --fail-slower does not say.
+_THRESHOLD = 0.1
+
+Say = Callable[[str], object]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `rope-cpu bench`."""
-    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="cases: a part of a name, or * and ? patterns")
-    parser.add_argument("--list", action="store_true", help="name the cases (* marks those of a plain run) and stop")
+    add = parser.add_argument
+    add("patterns", nargs="*", metavar="PATTERN", help="cases: names, parts of names, or patterns with * and ?")
+    add("--list", action="store_true", help="name the cases (* marks those of a plain run) and stop")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", default="llama3-8b", help=f"heads and rotation of {', '.join(models.MODELS)}")
     which.add_argument("--config", metavar="FILE", help="heads and rotation of a Hugging Face config.json")
-    parser.add_argument(
-        "--peers",
-        action=argparse.BooleanOptionalAction,
-        help="time other libraries in every rotation, or in none (default: in the headline)",
-    )
-    parser.add_argument("--threads", type=_count, metavar="N", help="threads of everybody")
-    parser.add_argument("--json", metavar="FILE", help="write every sample and figure")
-    parser.add_argument("--compare", metavar="OLD.json", help="say what got slower since an older --json")
-    parser.add_argument(
-        "--fail-slower", type=_percent, metavar="10%", help="exit 1 where --compare finds something slower by more"
-    )
+    add("--peers", action=argparse.BooleanOptionalAction, help="time other libraries in every decode and prefill case")
+    add("--threads", type=_counts, metavar="N[,N…]", default=(), help="threads to use; several: how ours scales")
+    add("--latency", action="store_true", help="the slowest of many decode calls (cases only where patterns are given)")
+    add("--json", metavar="FILE", help="write every sample and figure")
+    add("--plot", metavar="FILE", help="draw bars, limit and scaling (.png or .svg)")
+    add("--compare", metavar="OLD.json", help="say what got slower since an older --json")
+    add("--fail-slower", type=_percent, metavar="10%", help="with --compare, exit 1 where something got slower by more")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,85 +51,89 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.threads is not None:
-        rope_cpu.set_num_threads(args.threads)
-    if args.fail_slower is not None and args.compare is None:
-        raise ValueError("`--fail-slower` is given without `--compare`, which says slower than what")
+    for count in sorted(args.threads):
+        rope_cpu.set_num_threads(count)
     model = models.from_file(args.config) if args.config else models.known(args.model)
-    cases = catalog(model, args.peers)
+    cases = catalog(model, args.peers, args.threads if len(args.threads) > 1 else ())
     if args.list:
-        for case in cases if not args.patterns else select(cases, args.patterns):
-            print(f"{'*' if case.default else ' '} {case.name:<34} {case.what}"[: report.WIDTH])
+        _print(report.listing(select(cases, args.patterns) if args.patterns else cases))
         return 0
-    old = results.load(args.compare) if args.compare else None
-    chosen = select(cases, args.patterns)
-    done = results.Run(" ".join(["rope-cpu", *sys.argv[1:]]), model.name, environment.record())
-    _print(report.heading(done.environment, model.name))
-    start = time.perf_counter()
+    if args.fail_slower is not None and args.compare is None:
+        raise ValueError(f"`--fail-slower` is {args.fail_slower:.0%}, but `--compare` does not say of what")
+    if args.plot:
+        plot.check(args.plot)
+    old = load(args.compare) if args.compare else None
+    chosen = [] if args.latency and not args.patterns else select(cases, args.patterns)
+    done = Run(shlex.join(["rope-cpu", *sys.argv[1:]]), model.name, environment.record())
+    findings = _timed(done, chosen, model if args.latency else None, old, args.fail_slower or _THRESHOLD)
+    if args.json:
+        save(done, args.json)
+    if args.plot:
+        plot.save(done, args.plot)
+    slower = args.fail_slower is not None and any(finding.change.slower(args.fail_slower) for finding in findings)
+    return int(slower or any(case.broken for case in done.cases))
+
+
+def _timed(
+    done: Run, chosen: list[Case], latency_of: models.Model | None, old: Run | None, threshold: float
+) -> list[Finding]:
+    """Measure, print as it goes, and return what changed since the older run."""
+    start, findings = time.perf_counter(), []
     with _progress(len(chosen)) as (say, advance):
+        _print(report.heading(done.environment, done.model))
+        if chosen:
+            _print(report.columns())
         for case in chosen:
             result = _measured(case, say)
             done.cases.append(result)
-            advance(report.case_lines(result))
-        done.seconds = time.perf_counter() - start
-        findings = [] if old is None else _compared(done, old, args.fail_slower or 0.1, chosen, say)
-    done.environment["threading_layer"] = environment.record()["threading_layer"]
+            _print(report.case_lines(result))
+            advance()
+        if latency_of is not None:
+            done.latency = [asdict(row) for row in latency.latencies(latency_of, say=say)]
+        if old is not None:
+            by_name = {case.name: case for case in chosen}
+            again = lambda name: measure(by_name[name], say=say)  # noqa: E731
+            findings = confirm(compare(done, old), old, threshold, again)
+    done.seconds = time.perf_counter() - start
+    done.environment["threading_layer"] = environment.threading_layer()
+    if done.latency:
+        _print(report.latency_lines(done.latency))
     _print(report.closing(done))
-    if args.json:
-        results.save(done, args.json)
-    slower = False
     if old is not None:
-        threshold = args.fail_slower or 0.1
         elsewhere = old.environment["processor"] != done.environment["processor"]
         _print(report.findings_lines(findings, threshold, elsewhere))
-        slower = args.fail_slower is not None and any(f.change.slower(threshold) for f in findings)
-    broken = any(row.role == "ours" and row.status in ("wrong", "failed") for case in done.cases for row in case.rows)
-    return int(slower or broken)
+    return findings
 
 
-def _measured(case: Case, say: Callable[[str], object]) -> Result:
+def _measured(case: Case, say: Say) -> Result:
     free = environment.available_memory()
     if case.memory > free / 2:
-        row = f"needs {case.memory / 2**30:.1f} GiB of memory, half of {free / 2**30:.1f} GiB is too little"
-        return Result(case.name, f"not timed: {row}")
+        reason = f"needs {case.memory / 2**30:.1f} GiB of memory, more than half of the {free / 2**30:.1f} GiB free"
+        return Result(case.name, f"not timed: {reason}", case.cold)
     return measure(case, say=say)
 
 
-def _compared(
-    done: results.Run, old: results.Run, threshold: float, chosen: list[Case], say: Callable[[str], object]
-) -> list[compare.Finding]:
-    by_name = {case.name: case for case in chosen}
-    findings = compare.compare(done, old)
-    return compare.confirm(findings, old, threshold, lambda name: measure(by_name[name], say=say))
-
-
 @contextmanager
-def _progress(total: int) -> Iterator[tuple[Callable[[str], object], Callable[[Iterator[str]], None]]]:
-    """Show on stderr what runs now, where that is a terminal; tables go to stdout as they are ready."""
+def _progress(total: int) -> Iterator[tuple[Say, Callable[[], object]]]:
+    """Show on stderr what runs now, where that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
     console = Console(stderr=True)
-    # Redirected, stdout would be written through the display, wrapped and out of order with it.
-    redirect = console.is_terminal and sys.stdout.isatty()
-    with Progress(*columns, console=console, transient=True, redirect_stdout=redirect, refresh_per_second=2) as bar:
+    # Twice a second: drawing must not be heard in the timings.
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2, redirect_stderr=False) as bar:
         task = bar.add_task("", total=total)
-
-        def advance(lines: Iterator[str]) -> None:
-            _print(lines)
-            bar.advance(task)
-
-        yield lambda text: bar.update(task, description=text), advance
+        yield lambda text: bar.update(task, description=text), lambda: bar.advance(task)
 
 
-def _print(lines: Iterator[str]) -> None:
+def _print(lines: Iterable[str]) -> None:
     for line in lines:
         print(line, flush=True)
 
 
-def _count(text: str) -> int:
-    return int(text)
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(sorted({int(part) for part in text.split(",")}))
 
 
 def _percent(text: str) -> float:

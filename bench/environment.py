@@ -38,7 +38,7 @@ def record() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "threads": rope_cpu.get_num_threads(),
-        "threading_layer": _layer(),
+        "threading_layer": threading_layer(),
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
         "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)},
     }
@@ -81,7 +81,8 @@ def available_memory() -> int:
     return 2**62
 
 
-def _layer() -> str:
+def threading_layer() -> str:
+    """Return the layer that Numba's parallel kernels run on, once one has run."""
     try:
         return str(numba.threading_layer())
     except ValueError:

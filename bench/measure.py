@@ -66,6 +66,11 @@ class Result:
         """The limit of the machine: the faster of the ways to scale as many bytes."""
         return min(self.timed("limit"), key=lambda row: row.seconds.median, default=None)
 
+    @property
+    def broken(self) -> bool:
+        """Whether something of ours is wrong or failed."""
+        return any(row.role == "ours" and row.status in ("wrong", "failed") for row in self.rows)
+
     def ratio(self, row: Row, base: Row | None = None) -> Estimate:
         """Return how many times as long `row` takes as the base, per byte where they move different amounts."""
         other = base or self.base

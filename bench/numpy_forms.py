@@ -18,7 +18,7 @@ def tables(problem: Problem) -> Pair:
 
 
 def rotate_half(problem: Problem) -> Binding:
-    """Bind the sum of x·cos and rotate_half(x)·sin, with cos and sin as wide as the head."""
+    """Bind the form with the halves of x swapped and negated, cos and sin as wide as the head."""
     cos, sin = (np.concatenate([table, table], -1)[:, :, None] for table in tables(problem))
 
     def rotate(x: Array) -> Array:

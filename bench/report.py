@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rope_cpu.bench.compare import Finding
+from rope_cpu.bench.contender import Case
 from rope_cpu.bench.measure import Result, Row
 from rope_cpu.bench.results import Run
 from rope_cpu.bench.statistics import Estimate
@@ -42,7 +43,9 @@ def case_lines(case: Result) -> Iterator[str]:
         if row.status != "timed":
             reasons.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
     for reason, names in reasons.items():
-        yield from textwrap.wrap(f"{reason} ({', '.join(names)})", WIDTH - 4, initial_indent="  ", subsequent_indent="    ")
+        yield from textwrap.wrap(
+            f"{reason} ({', '.join(names)})", WIDTH - 4, initial_indent="  ", subsequent_indent="    "
+        )
 
 
 def _row(case: Result, row: Row) -> str:
@@ -74,11 +77,21 @@ def heading(environment: dict[str, Any], model: str) -> Iterator[str]:
     versions = ", ".join(f"{name} {known[name]}" for name in names)
     yield f"Python {environment['python']}, {versions}"[:WIDTH]
     yield f"governor {environment['governor']}, load {environment['load']} at the start; shapes of {model}"[:WIDTH]
+
+
+def columns() -> Iterator[str]:
+    """Yield what the columns of cases are."""
     yield "q and k are strided views of one packed QKV buffer. limit: the time it takes to scale as many bytes"
     yield "in place, as a part of the row's time. ratio: the row's time in times of the case's first row, round"
     yield "by round, with the 95 % interval of its median; noise: it means nothing."
     yield ""
     yield _HEADER
+
+
+def listing(cases: Iterable[Case]) -> Iterator[str]:
+    """Yield the names of cases; * marks those of a plain run."""
+    for case in cases:
+        yield f"{'*' if case.default else ' '} {case.name:<34} {case.what}"[:WIDTH]
 
 
 def closing(run: Run) -> Iterator[str]:
@@ -98,6 +111,16 @@ def closing(run: Run) -> Iterator[str]:
         slowest = sorted(first.items(), key=lambda item: -item[1])[:6]
         yield ("Slowest first calls, compiling: " + ", ".join(f"{n} {duration(s)}" for n, s in slowest))[:WIDTH]
     yield f"{len(run.cases)} cases in {run.seconds:.0f} s"
+
+
+def latency_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the table of latencies."""
+    yield ""
+    yield "Latency of a plan's call on one token in bfloat16, in place, in Python threads of one process"
+    yield f"  {'':<17}{'callers':>8}{'p50':>11}{'p99':>11}{'p99.9':>11}{'calls':>10}{'calls a second':>17}"
+    for row in rows:
+        times = "".join(f"{duration(row[part]):>11}" for part in ("p50", "p99", "p999"))
+        yield f"  {row['situation']:<17}{row['callers']:>8}{times}{row['calls']:>10}{row['rate']:>17,.0f}"
 
 
 def _headline(case: Result) -> Iterator[str]:
