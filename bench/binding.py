@@ -1,0 +1,35 @@
+"""A call that is ready to be made: what an implementation makes of a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Pair = tuple[Array, Array]
+
+
+class UnavailableError(Exception):
+    """An implementation cannot be timed here; the text says why."""
+
+
+def _itself(returned: Any) -> Any:
+    return returned
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A function and the arguments of its calls.
+
+    inputs: the q and k of the first call, as NumPy arrays. bshd: brings them and results to (batch, seq, heads,
+    head_dim). results: makes NumPy arrays of what the function returns.
+    """
+
+    function: Callable[..., Any]
+    sets: list[tuple[Any, ...]]
+    inputs: Pair
+    bshd: Callable[[Array], Array]
+    results: Callable[[Any], Pair] = field(default=_itself)

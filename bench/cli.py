@@ -1,0 +1,143 @@
+"""`rope-cpu bench`: how fast is it here, how close to the limit of this machine, how much faster than the others."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import rope_cpu
+from rope_cpu.bench import environment, latency, models, plot, report
+from rope_cpu.bench.cases import catalog, select
+from rope_cpu.bench.compare import Finding, compare, confirm
+from rope_cpu.bench.contender import Case
+from rope_cpu.bench.measure import Result, measure
+from rope_cpu.bench.results import Run, load, save
+
+# What counts as slower where --fail-slower does not say.
+_THRESHOLD = 0.1
+
+Say = Callable[[str], object]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `rope-cpu bench`."""
+    add = parser.add_argument
+    add("patterns", nargs="*", metavar="PATTERN", help="cases: names, parts of names, or patterns with * and ?")
+    add("--list", action="store_true", help="name the cases (* marks those of a plain run) and stop")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--model", default="llama3-8b", help=f"heads and rotation of {', '.join(models.MODELS)}")
+    which.add_argument("--config", metavar="FILE", help="heads and rotation of a Hugging Face config.json")
+    add("--peers", action=argparse.BooleanOptionalAction, help="time other libraries in every decode and prefill case")
+    add("--threads", type=_counts, metavar="N[,N…]", default=(), help="threads to use; several: how ours scales")
+    add("--latency", action="store_true", help="the slowest of many decode calls (cases only where patterns are given)")
+    add("--json", metavar="FILE", help="write every sample and figure")
+    add("--plot", metavar="FILE", help="draw bars, limit and scaling (.png or .svg)")
+    add("--compare", metavar="OLD.json", help="say what got slower since an older --json")
+    add("--fail-slower", type=_percent, metavar="10%", help="with --compare, exit 1 where something got slower by more")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; return its exit code: 1 where something of ours is wrong or too much slower, 2 for bad usage."""
+    try:
+        return _run(args)
+    except (ValueError, TypeError, OSError) as error:
+        print(f"rope-cpu bench: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(args: argparse.Namespace) -> int:
+    for count in sorted(args.threads):
+        rope_cpu.set_num_threads(count)
+    model = models.from_file(args.config) if args.config else models.known(args.model)
+    cases = catalog(model, args.peers, args.threads if len(args.threads) > 1 else ())
+    if args.list:
+        _print(report.listing(select(cases, args.patterns) if args.patterns else cases))
+        return 0
+    if args.fail_slower is not None and args.compare is None:
+        raise ValueError(f"`--fail-slower` is {args.fail_slower:.0%}, but `--compare` does not say of what")
+    if args.plot:
+        plot.check(args.plot)
+    old = load(args.compare) if args.compare else None
+    chosen = [] if args.latency and not args.patterns else select(cases, args.patterns)
+    done = Run(shlex.join(["rope-cpu", *sys.argv[1:]]), model.name, environment.record())
+    findings = _timed(done, chosen, model if args.latency else None, old, args.fail_slower or _THRESHOLD)
+    if args.json:
+        save(done, args.json)
+    if args.plot:
+        plot.save(done, args.plot)
+    slower = args.fail_slower is not None and any(finding.change.slower(args.fail_slower) for finding in findings)
+    return int(slower or any(case.broken for case in done.cases))
+
+
+def _timed(
+    done: Run, chosen: list[Case], latency_of: models.Model | None, old: Run | None, threshold: float
+) -> list[Finding]:
+    """Measure, print as it goes, and return what changed since the older run."""
+    start, findings = time.perf_counter(), []
+    with _progress(len(chosen)) as (say, advance):
+        _print(report.heading(done.environment, done.model))
+        if chosen:
+            _print(report.columns())
+        for case in chosen:
+            result = _measured(case, say)
+            done.cases.append(result)
+            _print(report.case_lines(result))
+            advance()
+        if latency_of is not None:
+            done.latency = [asdict(row) for row in latency.latencies(latency_of, say=say)]
+        if old is not None:
+            by_name = {case.name: case for case in chosen}
+            again = lambda name: measure(by_name[name], say=say)  # noqa: E731
+            findings = confirm(compare(done, old), old, threshold, again)
+    done.seconds = time.perf_counter() - start
+    done.environment["threading_layer"] = environment.threading_layer()
+    if done.latency:
+        _print(report.latency_lines(done.latency))
+    _print(report.closing(done))
+    if old is not None:
+        elsewhere = old.environment["processor"] != done.environment["processor"]
+        _print(report.findings_lines(findings, threshold, elsewhere))
+    return findings
+
+
+def _measured(case: Case, say: Say) -> Result:
+    free = environment.available_memory()
+    if case.memory > free / 2:
+        reason = f"needs {case.memory / 2**30:.1f} GiB of memory, more than half of the {free / 2**30:.1f} GiB free"
+        return Result(case.name, f"not timed: {reason}", case.cold)
+    return measure(case, say=say)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[tuple[Say, Callable[[], object]]]:
+    """Show on stderr what runs now, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
+    console = Console(stderr=True)
+    # Twice a second: drawing must not be heard in the timings.
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2, redirect_stderr=False) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda text: bar.update(task, description=text), lambda: bar.advance(task)
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(sorted({int(part) for part in text.split(",")}))
+
+
+def _percent(text: str) -> float:
+    value = float(text.removesuffix("%")) / 100
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 %")
+    return value

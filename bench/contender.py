@@ -1,0 +1,107 @@
+"""What a case lets run against each other, and how each gets ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numba
+import numpy as np
+
+import rope_cpu
+from rope_cpu.bench import limit
+from rope_cpu.bench.implementations import BY_NAME
+from rope_cpu.bench.problem import Problem
+from rope_cpu.bench.timing import Effort
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A call that can be timed. moved: bytes one call reads and writes, 0 where that means nothing.
+
+    error: takes what a call returned and says how far off it is, in units of what is allowed: above 1 it is wrong.
+    """
+
+    function: Callable[..., Any]
+    sets: list[tuple[Any, ...]]
+    moved: int = 0
+    error: Callable[[Any], float] | None = None
+    enter: Callable[[], object] = field(default=lambda: None)  # see Timed
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row of a case. role: "ours", "floor", "peer" or "limit". bind: gets it ready, or raises UnavailableError."""
+
+    name: str
+    role: str
+    bind: Callable[[], Ready]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Contenders that are timed together; ratios are to the first. default: a plain run includes it.
+
+    memory: bytes it needs at the most, where that is much.
+    """
+
+    name: str
+    what: str
+    contenders: Callable[[], list[Contender]]
+    default: bool = True
+    cold: bool = False
+    memory: int = 0
+    effort: Effort = field(default=Effort())
+
+
+def rotating(name: str, problem: Problem, label: str | None = None, threads: int | None = None) -> Contender | None:
+    """Return an implementation of the table on a problem, checked against the float64 reference before it is timed.
+
+    threads: how many ours may use; None: as many as now. None is returned for a form of the other pairing.
+    """
+    implementation = BY_NAME[name]
+    if problem.rope.interleaved not in implementation.pairings:
+        return None
+
+    def bind() -> Ready:
+        binding = implementation.bound(problem)
+
+        def picked(x: Any) -> Any:
+            return binding.bshd(x)[:, problem.checked].copy()
+
+        given = [picked(x) for x in binding.inputs]
+
+        def error(returned: Any) -> float:
+            results = binding.results(returned)
+            return max(
+                problem.error(x, picked(y), implementation.arithmetic) for x, y in zip(given, results, strict=True)
+            )
+
+        enter = partial(rope_cpu.set_num_threads, threads) if threads else _nothing
+        return Ready(binding.function, binding.sets, problem.moved, error, enter)
+
+    return Contender((label or name) + _on(threads), implementation.role, bind)
+
+
+def limits(moved: int, copies: int = 1, threads: Sequence[int] = ()) -> list[Contender]:
+    """Return the scaling of as many bytes in place, on one thread and on more; the fastest is the limit."""
+    shared: list[Any] = []
+
+    def bind(count: int) -> Ready:
+        if not shared:
+            shared.extend(limit.buffers(moved, copies))
+        enter = partial(numba.set_num_threads, count) if count > 1 else _nothing
+        return Ready(limit.scale(count > 1), [(x, np.float32(1)) for x in shared], moved, enter=enter)
+
+    counts = sorted({1, *(threads or (rope_cpu.get_num_threads(),))})
+    return [Contender("limit" + _on(count), "limit", partial(bind, count)) for count in counts]
+
+
+def _on(threads: int | None) -> str:
+    return "" if threads is None else f", {threads} thread{'s'[: threads > 1]}"
+
+
+def _nothing() -> None:
+    pass

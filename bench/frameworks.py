@@ -1,0 +1,113 @@
+"""The same rotation in torch and JAX, as models there do it: (batch, heads, seq, head_dim), cos and sin at hand."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+import rope_cpu
+from rope_cpu.bench.binding import Array, Binding, Pair, UnavailableError
+from rope_cpu.bench.problem import Problem
+
+# The functions of transformers that rotate in each pairing; both take cos and sin as wide as the head.
+_MODELS = {False: "llama", True: "cohere"}
+
+
+def _wide(problem: Problem) -> Pair:
+    """Return cos and sin (batch or 1, seq, head_dim), each as often as its pair has elements."""
+    cos, sin = problem.rope.cos_sin(problem.ids, np.float64 if problem.dtype == "float64" else np.float32)
+    if problem.rope.interleaved:
+        cos, sin = (np.repeat(table, 2, axis=-1) for table in (cos, sin))
+    else:
+        cos, sin = (np.concatenate([table, table], -1) for table in (cos, sin))
+    return (cos, sin) if cos.ndim == 3 else (cos[None], sin[None])
+
+
+def _tensor(x: Array) -> Any:
+    """Return a tensor that shares the memory of `x`."""
+    import torch
+
+    if x.dtype.itemsize == 2:
+        kind = torch.float16 if x.dtype == np.float16 else torch.bfloat16
+        return torch.from_numpy(x.view(np.int16)).view(kind)
+    return torch.from_numpy(x)
+
+
+def _array(tensor: Any, dtype: Any) -> Array:
+    import torch
+
+    if tensor.element_size() == 2:
+        return tensor.contiguous().view(torch.int16).numpy().view(dtype)  # type: ignore[no-any-return]
+    return tensor.numpy()  # type: ignore[no-any-return]
+
+
+def _transformers(problem: Problem, compiled: bool) -> Binding:
+    import torch
+
+    torch.set_num_threads(rope_cpu.get_num_threads())
+    torch.set_grad_enabled(False)
+    model = _MODELS[problem.rope.interleaved]
+    rotate = import_module(f"transformers.models.{model}.modeling_{model}").apply_rotary_pos_emb
+    if compiled:
+        torch.compiler.reset()  # else the ninth shape of a process would silently run uncompiled
+        rotate = torch.compile(rotate, dynamic=False)
+    pairs = [(problem.bshd(q), problem.bshd(k)) for q, k in problem.arrays()]
+    dtype = pairs[0][0].dtype
+    # A model casts cos and sin to the dtype of its activations once a step.
+    cos, sin = (_tensor(table.astype(dtype)) for table in _wide(problem))
+    sets = [(*(_tensor(x.transpose(0, 2, 1, 3)) for x in pair), cos, sin) for pair in pairs]
+
+    def results(returned: Any) -> Pair:
+        q, k = (_array(tensor, dtype).transpose(0, 2, 1, 3) for tensor in returned)
+        return q, k
+
+    return Binding(rotate, sets, pairs[0], lambda x: x, results)
+
+
+def torch_eager(problem: Problem) -> Binding:
+    """Bind transformers' apply_rotary_pos_emb."""
+    return _transformers(problem, compiled=False)
+
+
+def torch_compiled(problem: Problem) -> Binding:
+    """Bind transformers' apply_rotary_pos_emb under torch.compile."""
+    return _transformers(problem, compiled=True)
+
+
+def jax_jit(problem: Problem) -> Binding:
+    """Bind the rotation under jax.jit, computed in float32 and rounded at the end."""
+    import jax
+    import jax.numpy as jnp
+
+    if rope_cpu.get_num_threads() != (os.cpu_count() or 1):
+        raise UnavailableError("XLA always uses all cores")
+    interleaved = problem.rope.interleaved
+    cos, sin = (jnp.asarray(table[:, None]) for table in _wide(problem))
+
+    def rotate(x: Any) -> Any:
+        y = x.astype(jnp.float32)
+        if interleaved:
+            turned = jnp.stack([-y[..., 1::2], y[..., ::2]], -1).reshape(y.shape)
+        else:
+            first, second = jnp.split(y, 2, axis=-1)
+            turned = jnp.concatenate([-second, first], -1)
+        return (y * cos + turned * sin).astype(x.dtype)
+
+    both = jax.jit(lambda q, k: (rotate(q), rotate(k)))
+
+    def call(q: Any, k: Any) -> Any:
+        turned = both(q, k)
+        turned[1].block_until_ready()
+        return turned
+
+    pairs = [(problem.bshd(q), problem.bshd(k)) for q, k in problem.arrays()]
+    sets = [tuple(jnp.asarray(x.transpose(0, 2, 1, 3)) for x in pair) for pair in pairs]
+
+    def results(returned: Any) -> Pair:
+        q, k = (np.asarray(x).transpose(0, 2, 1, 3) for x in returned)
+        return q, k
+
+    return Binding(call, sets, pairs[0], lambda x: x, results)

@@ -1,0 +1,103 @@
+"""How long the slowest calls take: a decode step alone, with all cores busy, and from many threads at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rope_cpu.bench import statistics
+from rope_cpu.bench.environment import cores
+from rope_cpu.bench.models import Model
+from rope_cpu.bench.problem import Problem
+
+CALLERS = (1, 2, 4, 8, 16, 32, 64)
+_PARTS = (0.5, 0.99, 0.999)
+_WARM_UP = 1000
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds of a call in one situation. callers: Python threads that call at a time; rate: calls a second of all."""
+
+    situation: str
+    callers: int
+    calls: int
+    p50: float
+    p99: float
+    p999: float
+    rate: float
+
+
+def summary(situation: str, taken: list[list[int]], seconds: float) -> Latency:
+    """Return what the calls of all callers, in nanoseconds, come to.
+
+    Raises ValueError where there are none.
+    """
+    calls = [one for caller in taken for one in caller]
+    p50, p99, p999 = (statistics.quantile(calls, part) / 1e9 for part in _PARTS)
+    return Latency(situation, len(taken), len(calls), p50, p99, p999, len(calls) / seconds)
+
+
+def latencies(
+    model: Model, seconds: float = 1.0, callers: tuple[int, ...] = CALLERS, say: Callable[[str], object] = print
+) -> Iterator[Latency]:
+    """Yield the latencies of a plan's call on one token in bfloat16, in place, in each situation for some seconds."""
+    for busy in (False, True):
+        for count in callers if not busy else (1,):
+            situation = "all cores busy" if busy else "alone" if count == 1 else "callers at once"
+            say(f"latency: {situation}, {count}")
+            with _busy_cores(cores() if busy else 0):
+                yield summary(situation, *_calls(model, count, seconds))
+
+
+def _calls(model: Model, callers: int, seconds: float) -> tuple[list[list[int]], float]:
+    """Return the nanoseconds of each call of each caller, and the seconds they called for."""
+    rope = model.rope(None)
+    problem = Problem(rope, np.array([[4096]]), 1, 1, model.heads, model.kv_heads, "bfloat16", copies=callers)
+    pairs, plan = problem.arrays(), rope.plan(problem.ids)
+    taken: list[list[int]] = [[] for _ in pairs]
+    barrier = threading.Barrier(callers + 1)
+
+    def call(place: int, q: Any, k: Any) -> None:
+        out, now, mine = (q, k), time.perf_counter_ns, taken[place]
+        for _ in range(_WARM_UP):
+            plan(q, k, out)
+        barrier.wait()
+        stop = end = now()
+        stop += int(seconds * 1e9)
+        while end < stop:
+            start = now()
+            plan(q, k, out)
+            end = now()
+            mine.append(end - start)
+
+    threads = [threading.Thread(target=call, args=(place, *pair)) for place, pair in enumerate(pairs)]
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    start = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    return taken, time.perf_counter() - start
+
+
+@contextmanager
+def _busy_cores(count: int) -> Iterator[None]:
+    """Keep `count` cores busy with other processes."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        if processes:
+            time.sleep(0.2)  # they start
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

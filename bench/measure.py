@@ -1,0 +1,119 @@
+"""A case measured: everyone made ready and checked, then timed together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rope_cpu.bench import statistics
+from rope_cpu.bench.binding import UnavailableError
+from rope_cpu.bench.contender import Case, Contender, Ready
+from rope_cpu.bench.statistics import Estimate
+from rope_cpu.bench.timing import Effort, Timed, interleave
+
+
+@dataclass
+class Row:
+    """One contender's outcome: its samples, or why there are none.
+
+    status: "timed", "skipped" (it cannot run here), "wrong" (it does not compute the rotation) or "failed".
+    samples: seconds per call, round by round. first_call: seconds of the first call, compilation included.
+    error: largest error in units of what is allowed. moved: bytes a call reads and writes.
+    """
+
+    name: str
+    role: str
+    status: str = "timed"
+    reason: str = ""
+    samples: list[float] = field(default_factory=list)
+    moved: int = 0
+    first_call: float = 0.0
+    error: float | None = None
+
+    @property
+    def seconds(self) -> Estimate:
+        """Seconds of a call."""
+        return statistics.estimate(self.samples)
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self.moved / self.seconds.median
+
+
+@dataclass
+class Result:
+    """A case and what was measured of it."""
+
+    name: str
+    what: str
+    cold: bool = False
+    rows: list[Row] = field(default_factory=list)
+
+    def timed(self, *roles: str) -> list[Row]:
+        """Return the rows that were timed, of these roles or of all."""
+        return [row for row in self.rows if row.status == "timed" and (not roles or row.role in roles)]
+
+    @property
+    def base(self) -> Row | None:
+        """The row that others are compared with: the first of ours."""
+        return next(iter(self.timed("ours")), None)
+
+    @property
+    def limit(self) -> Row | None:
+        """The limit of the machine: the faster of the ways to scale as many bytes."""
+        return min(self.timed("limit"), key=lambda row: row.seconds.median, default=None)
+
+    @property
+    def broken(self) -> bool:
+        """Whether something of ours is wrong or failed."""
+        return any(row.role == "ours" and row.status in ("wrong", "failed") for row in self.rows)
+
+    def ratio(self, row: Row, base: Row | None = None) -> Estimate:
+        """Return how many times as long `row` takes as the base, per byte where they move different amounts."""
+        other = base or self.base
+        if other is None:
+            raise ValueError(f"`row` is {row.name!r} of {self.name}, where nothing of ours was timed")
+        scale = other.moved / row.moved if row.moved and other.moved else 1.0
+        return statistics.estimate([scale * ratio for ratio in statistics.ratios(row.samples, other.samples)])
+
+
+def measure(case: Case, effort: Effort | None = None, say: Callable[[str], object] = lambda text: None) -> Result:
+    """Make a case's contenders ready, check what they compute, and time those that are right."""
+    result, running = Result(case.name, case.what, case.cold), []
+    for contender in case.contenders():
+        say(f"{case.name}: {contender.name}")
+        row, ready = _first_call(contender)
+        result.rows.append(row)
+        if ready is not None:
+            running.append((row, Timed.over(ready.function, ready.sets, enter=ready.enter)))
+    if running:
+        say(f"{case.name}: {len(running)} in turn")
+        samples = interleave([timed for _, timed in running], effort or case.effort)
+        for (row, _), taken in zip(running, samples, strict=True):
+            row.samples = taken
+    return result
+
+
+def _first_call(contender: Contender) -> tuple[Row, Ready | None]:
+    row = Row(contender.name, contender.role)
+    try:
+        ready = contender.bind()
+        start = time.perf_counter()
+        ready.enter()
+        returned: Any = ready.function(*ready.sets[0])
+        row.first_call, row.moved = time.perf_counter() - start, ready.moved
+        row.error = None if ready.error is None else ready.error(returned)
+    except UnavailableError as reason:
+        row.status, row.reason = "skipped", str(reason)
+        return row, None
+    except Exception as error:  # whatever breaks in a peer must not end the run of the others
+        lines = str(error).strip().splitlines()
+        row.status, row.reason = "failed", f"{type(error).__name__}: {lines[0] if lines else ''}"
+        return row, None
+    if row.error is not None and not row.error <= 1:
+        row.status, row.reason = "wrong", f"error {row.error:.3g} times what is allowed; not timed"
+        return row, None
+    return row, ready

@@ -1,0 +1,94 @@
+"""Shapes of known models: the few lines of their config.json that a rotation depends on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rope_cpu import RotaryEmbedding
+
+
+def _config(model_type: str, heads: int, kv_heads: int, head_dim: int, theta: float, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_size": heads * head_dim,
+        "rope_theta": theta,
+    } | more
+
+
+# From the models' published config.json.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama3-8b": _config("llama", 32, 8, 128, 500000.0, max_position_embeddings=8192),
+    "llama3-70b": _config("llama", 64, 8, 128, 500000.0, max_position_embeddings=8192),
+    "mistral-7b": _config("mistral", 32, 8, 128, 1000000.0, max_position_embeddings=32768),
+    "qwen2-7b": _config("qwen2", 28, 4, 128, 1000000.0, max_position_embeddings=32768),
+    "qwen3-0.6b": _config("qwen3", 16, 8, 128, 1000000.0, max_position_embeddings=40960),
+    "qwen3-32b": _config("qwen3", 64, 8, 128, 1000000.0, max_position_embeddings=40960),
+    "tinyllama-1.1b": _config("llama", 32, 4, 64, 10000.0, max_position_embeddings=2048),
+    "cohere-35b": _config("cohere", 64, 64, 128, 8000000.0, max_position_embeddings=131072),
+    "gemma2-2b": _config("gemma2", 8, 4, 256, 10000.0, max_position_embeddings=8192),
+}
+
+_HEADS = ("num_attention_heads", "n_head", "num_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
+
+
+@dataclass(frozen=True)
+class Model:
+    """The rotation of one model. rope: makes its rotary, in the pairing asked for or in its own (None)."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    rope: Callable[[bool | None], RotaryEmbedding]
+
+
+def known(name: str) -> Model:
+    """Return a model of the table; raise ValueError where there is none of that name."""
+    if name not in MODELS:
+        raise ValueError(f"`model` is {name!r}; known are {', '.join(MODELS)}")
+    return from_config(name, MODELS[name])
+
+
+def from_file(path: str | Path) -> Model:
+    """Return the model of a config.json, or of a folder with one.
+
+    Raises ValueError or TypeError where it says no number of heads or no rotation; OSError where it cannot be read.
+    """
+    path = Path(path)
+    file = path / "config.json" if path.is_dir() else path
+    return from_config(file.stem if file.stem != "config" else file.parent.name, json.loads(file.read_text()))
+
+
+def from_config(name: str, config: Mapping[str, Any]) -> Model:
+    """Return the model that a config describes: its heads, and its rotary through RotaryEmbedding.from_config."""
+    heads = _number(config, _HEADS, None)
+    # Latent attention (DeepSeek) rotates one key, which all heads share.
+    kv_heads = 1 if "kv_lora_rank" in _text(config) else _number(config, _KV_HEADS, heads)
+
+    def rope(interleaved: bool | None) -> RotaryEmbedding:
+        rotary = RotaryEmbedding.from_config(dict(config), interleaved=interleaved)
+        return rotary.at_length(4096)
+
+    return Model(name, heads, kv_heads, rope)
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    nested = config.get("text_config", config.get("llm_config"))
+    return nested if isinstance(nested, Mapping) else config
+
+
+def _number(config: Mapping[str, Any], names: tuple[str, ...], otherwise: int | None) -> int:
+    for name in names:
+        value = _text(config).get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    if otherwise is None:
+        raise ValueError(f"`config` has none of {', '.join(names)}; the number of heads is needed")
+    return otherwise

@@ -1,0 +1,56 @@
+"""Rotations as they are commonly written in NumPy; 16-bit arrays are computed in float32 and rounded at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rope_cpu.bench.binding import Array, Binding, Pair
+from rope_cpu.bench.problem import DTYPES, Problem
+
+
+def tables(problem: Problem) -> Pair:
+    """Return cos and sin (batch or 1, seq, pairs) in the type that NumPy forms compute in."""
+    real = np.float64 if problem.dtype == "float64" else np.float32
+    cos, sin = problem.rope.cos_sin(problem.ids, real)
+    return (cos, sin) if cos.ndim == 3 else (cos[None], sin[None])
+
+
+def rotate_half(problem: Problem) -> Binding:
+    """Bind the form with the halves of x swapped and negated, cos and sin as wide as the head."""
+    cos, sin = (np.concatenate([table, table], -1)[:, :, None] for table in tables(problem))
+
+    def rotate(x: Array) -> Array:
+        half = x.shape[-1] // 2
+        turned: Array = x * cos + np.concatenate([-x[..., half:], x[..., :half]], -1) * sin
+        return turned
+
+    return _over(problem, rotate, cos.dtype)
+
+
+def as_complex(problem: Problem) -> Binding:
+    """View adjacent pairs as complex numbers and multiply."""
+    cos, sin = tables(problem)
+    circle = (cos + 1j * sin)[:, :, None]
+
+    def rotate(x: Array) -> Array:
+        turned: Array = (x.view(circle.dtype) * circle).view(cos.dtype)
+        return turned
+
+    return _over(problem, rotate, cos.dtype)
+
+
+def _over(problem: Problem, rotate: Any, real: Any) -> Binding:
+    dtype, bshd = DTYPES[problem.dtype], problem.bshd
+    pairs = [(bshd(q), bshd(k)) for q, k in problem.arrays()]
+    if dtype == real:
+
+        def call(q: Array, k: Array) -> Pair:
+            return rotate(q), rotate(k)
+    else:
+
+        def call(q: Array, k: Array) -> Pair:
+            return rotate(q.astype(real)).astype(dtype), rotate(k.astype(real)).astype(dtype)
+
+    return Binding(call, list(pairs), pairs[0], lambda x: x)

@@ -1,0 +1,137 @@
+"""What is timed besides rotations: angles, plans, moved keys, weights, graphs, start-up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+import rope_cpu
+from rope_cpu import RotaryEmbedding
+from rope_cpu.bench import limit
+from rope_cpu.bench.binding import UnavailableError
+from rope_cpu.bench.contender import Case, Contender, Ready, limits
+from rope_cpu.bench.problem import DTYPES, Array
+from rope_cpu.bench.timing import Effort
+from rope_cpu.tolerance import rotation_bound, table_bound
+
+
+def _rope(interleaved: bool = False) -> RotaryEmbedding:
+    return RotaryEmbedding.from_inv_freq(500000.0 ** (-np.arange(0, 128, 2) / 128), interleaved=interleaved)
+
+
+def cases() -> list[Case]:
+    """Return the cases of everything that is not a rotation of q and k."""
+    long, brief = Effort(budget=3.0, least=5), Effort(sample=0.001)
+    starts = Effort(budget=4.0, least=5, most=9)
+    keys = "4096 cached keys of 8 heads of 128, moved in place"
+    return [
+        Case("angles-4096", "cos and sin of 4096 positions, 64 pairs, float32", partial(_angles, 4096)),
+        Case("angles-131072", "cos and sin of 131072 positions, 64 pairs", partial(_angles, 131072), effort=long),
+        Case("plan-64", "a plan of one token of 64 sequences", partial(_plan, np.arange(64)[:, None])),
+        Case("plan-4096", "a plan of 4096 tokens", partial(_plan, np.arange(4096))),
+        Case("shift/bfloat16", keys, partial(_shift, "bfloat16")),
+        Case("shift/float32", keys, partial(_shift, "float32")),
+        Case("convert", "a 4096 by 4096 float32 projection weight, 32 heads, made half-split", _convert),
+        Case("export", "an ONNX graph of a rotation, in memory", _export, effort=brief),
+        Case("import", "a new Python process that imports one module", _imports, effort=starts),
+    ]
+
+
+def _angles(count: int) -> list[Contender]:
+    rope, ids = _rope(), np.arange(count)
+    omega = rope.inv_freq
+    moved = count * rope.rotary_dim * 4 + ids.nbytes
+
+    def numpy_form(ids: Array) -> tuple[Array, Array]:
+        angle = ids[:, None] * omega
+        return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+    def error(returned: Any) -> float:
+        some = np.linspace(0, count - 1, 64).astype(int)
+        angle = ids[some, None].astype(np.longdouble) * omega
+        exact = [f(angle).astype(np.float64) for f in (np.cos, np.sin)]
+        # float64 forms round the angle: |angle|·2^-53 more.
+        return max(
+            float(np.max(np.abs(got[some] - want) / (table_bound(want, 1.0) + np.abs(angle) * 2.0**-53)))
+            for got, want in zip(returned, exact, strict=True)
+        )
+
+    return [
+        Contender("cos_sin", "ours", lambda: Ready(rope.cos_sin, [(ids,)], moved, error)),
+        Contender("NumPy float64, cast", "peer", lambda: Ready(numpy_form, [(ids,)], moved, error)),
+        *limits(moved),
+    ]
+
+
+def _plan(ids: Array) -> list[Contender]:
+    rope = _rope()
+    moved = ids.size * rope.rotary_dim * 4 + ids.nbytes
+    return [Contender("plan", "ours", lambda: Ready(rope.plan, [(ids,)], moved)), *limits(moved)]
+
+
+def _shift(dtype: str) -> list[Contender]:
+    rope = _rope()
+    size = 4096 * 8 * 128 * DTYPES[dtype].itemsize
+    keys = limit.aligned(size).view(DTYPES[dtype]).reshape(1, 4096, 8, 128)
+    keys[:] = np.random.default_rng(7).standard_normal(keys.shape[2:]).astype(keys.dtype)
+    before: Array = keys[:, :1].astype(np.float64)
+
+    def shift(moved: Array) -> Array:
+        return rope.shift(moved, -256, out=moved)
+
+    def error(returned: Array) -> float:
+        a, b = before[..., :64], before[..., 64:]
+        c, s = np.cos(-256 * rope.inv_freq), np.sin(-256 * rope.inv_freq)
+        exact = np.concatenate([a * c - b * s, b * c + a * s], -1)
+        bound = rotation_bound(exact, before, np.roll(before, 64, -1), 1.0, dtype)
+        return float(np.max(np.abs(returned.astype(np.float64) - exact) / bound))
+
+    return [Contender("shift", "ours", lambda: Ready(shift, [(keys,)], 2 * size, error)), *limits(2 * size)]
+
+
+def _convert() -> list[Contender]:
+    weight = limit.aligned(4096 * 4096 * 4).view(np.float32).reshape(4096, 4096)
+    weight[:] = np.arange(4096, dtype=np.float32)[:, None]
+
+    def numpy_form(w: Array) -> Array:
+        halves: Array = w.reshape(32, 64, 2, 4096).swapaxes(1, 2).reshape(4096, 4096)
+        return halves
+
+    def error(returned: Array) -> float:
+        rows = np.arange(4096).reshape(32, 64, 2).swapaxes(1, 2).ravel()
+        return 0.0 if np.array_equal(returned[:, 0], weight[rows, 0]) else float("inf")
+
+    def ours(w: Array) -> Array:
+        return rope_cpu.convert_weight(w, 32, to="half")
+
+    sets, moved = [(weight,)], 2 * weight.nbytes
+    return [
+        Contender("convert_weight", "ours", lambda: Ready(ours, sets, moved, error)),
+        Contender("NumPy reshape", "peer", lambda: Ready(numpy_form, sets, moved, error)),
+        *limits(moved),
+    ]
+
+
+def _export() -> list[Contender]:
+    def bind(target: str) -> Ready:
+        if find_spec("onnx") is None:
+            raise UnavailableError("onnx is not installed")
+        from rope_cpu import export
+
+        return Ready(partial(export.export_rope, _rope(), target=target), [()])
+
+    targets = "onnx", "primitive", "ort"
+    return [Contender(f"export_rope {target}", "ours", partial(bind, target)) for target in targets]
+
+
+def _imports() -> list[Contender]:
+    def bind(module: str) -> Ready:
+        return Ready(partial(subprocess.run, [sys.executable, "-c", f"import {module}"], check=True), [()])
+
+    roles: dict[str, str] = {"rope_cpu": "ours", "numba": "peer"}
+    return [Contender(f"import {module}", role, partial(bind, module)) for module, role in roles.items()]

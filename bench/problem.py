@@ -1,0 +1,161 @@
+"""One rotation to time: its arrays, laid out as they are in use, and what must come out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_cpu import RotaryEmbedding
+from rope_cpu.bench.limit import aligned
+from rope_cpu.tolerance import half_ulp, rotation_bound
+
+Array = NDArray[Any]
+
+DTYPES = {
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "float64": np.dtype(np.float64),
+}
+
+# Tokens whose results are compared with the reference.
+_CHECKED = 64
+
+# Axes that bring a layout to (batch, seq, heads, head_dim), and back.
+_TO_BSHD = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Queries and keys of (batch, tokens) at `ids`, as views of one packed QKV buffer or as arrays of their own.
+
+    ids: (tokens,) or (batch, tokens), with several axes a trailing axis of coordinates.
+    layout: "bshd", "bhsd" or "thd" (batch 1). storage: "packed" or "contiguous".
+    in_place: results overwrite q and k; otherwise they go to given arrays, contiguous in the same layout.
+    copies: how many such arrays there are; calls go round, so that many copies are met cold.
+    """
+
+    rope: RotaryEmbedding
+    ids: Array
+    batch: int
+    tokens: int
+    heads: int = 32
+    kv_heads: int = 8
+    dtype: str = "float32"
+    layout: str = "bshd"
+    storage: str = "packed"
+    in_place: bool = True
+    copies: int = 1
+
+    def but(self, **changes: Any) -> Problem:
+        """Return the same problem with some fields changed."""
+        return replace(self, **changes)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of one packed QKV buffer."""
+        rows = self.batch * self.tokens * (self.heads + 2 * self.kv_heads)
+        return int(rows * self.rope.head_dim * DTYPES[self.dtype].itemsize)
+
+    @property
+    def moved(self) -> int:
+        """Bytes a rotation must read and write: q and k once each (in place: their rotated part), cos and sin."""
+        width = self.rope.rotary_dim if self.in_place else self.rope.head_dim
+        vectors = self.batch * self.tokens * (self.heads + self.kv_heads)
+        real = 8 if self.dtype == "float64" else 4
+        ids = int(np.prod(self.ids.shape[: self.ids.ndim - (self.rope.axes > 1)]))
+        return int(2 * vectors * width * DTYPES[self.dtype].itemsize + ids * self.rope.rotary_dim * real)
+
+    def arrays(self) -> list[tuple[Array, Array]]:
+        """Return q and k for each copy, filled with the same normal numbers, starting on cache lines."""
+        width, (h, k) = self.rope.head_dim, (self.heads, self.kv_heads)
+        pairs = []
+        for _ in range(self.copies):
+            if self.storage == "packed":
+                qkv = self._filled((self.batch, self.tokens, h + 2 * k, width))
+                q, keys = (self._arranged(x) for x in (qkv[:, :, :h], qkv[:, :, h : h + k]))
+            else:
+                q, keys = (self._own(n) for n in (h, k))
+            pairs.append((q, keys))
+        return pairs
+
+    def outs(self) -> list[tuple[Array, Array]]:
+        """Return arrays that results can be written to, for each copy."""
+        return [(self._own(self.heads), self._own(self.kv_heads)) for _ in range(self.copies)]
+
+    def bshd(self, x: Array) -> Array:
+        """Return a view of an array of this problem's layout with axes (batch, seq, heads, head_dim)."""
+        return x[None] if self.layout == "thd" else x.transpose(_TO_BSHD[self.layout])
+
+    @cached_property
+    def checked(self) -> Array:
+        """The tokens whose results are checked: first, last and evenly between."""
+        return np.unique(np.linspace(0, self.tokens - 1, _CHECKED).astype(int))
+
+    def expected(self, x: Array) -> Array:
+        """Return the exact rotation of `x` (batch, checked, heads, head_dim), in float64 and by its definition."""
+        rope, x = self.rope, x.astype(np.float64)
+        c, s = self._circle
+        result = x.copy()
+        for first, second, pairs in self._pairs():
+            a, b = x[..., first], x[..., second]
+            result[..., first] = a * c[..., pairs] - b * s[..., pairs]
+            result[..., second] = b * c[..., pairs] + a * s[..., pairs]
+        result[..., : rope.rotary_dim] *= rope.attention_factor
+        return result
+
+    def error(self, x: Array, result: Array, arithmetic: str) -> float:
+        """Return the largest error of `result` in units of what is allowed: above 1 it is wrong.
+
+        x, result: (batch, checked, heads, head_dim). arithmetic: "float32" where every step but the last is at least
+        that, "own" where each step rounds to the dtype: cos and sin, two products and a sum.
+        """
+        exact, partner = self.expected(x), np.zeros(x.shape)
+        for first, second, _ in self._pairs():
+            partner[..., first], partner[..., second] = x[..., second], x[..., first]
+        factor = self.rope.attention_factor
+        bound = rotation_bound(exact, x, partner, factor, self.dtype)
+        if arithmetic == "own":
+            reach = factor * (np.abs(x.astype(np.float64)) + np.abs(partner))
+            bound = bound + 4 * half_ulp(reach, self.dtype)
+        return float(np.max(np.abs(result.astype(np.float64) - exact) / bound))
+
+    @cached_property
+    def _circle(self) -> tuple[Array, Array]:
+        ids = self.ids if self.ids.ndim - (self.rope.axes > 1) > 1 else self.ids[None]
+        ids = ids[:, self.checked].astype(np.longdouble)
+        angle = (ids[..., None, :] if self.rope.axes > 1 else ids[..., None, None]) @ np.atleast_2d(self.rope.inv_freq)
+        return np.cos(angle).astype(np.float64), np.sin(angle).astype(np.float64)
+
+    def _pairs(self) -> list[tuple[Any, Any, slice]]:
+        """Return, for each block, where first and second elements of pairs stand, and which pairs they are."""
+        found, start = [], 0
+        for width in self.rope.blocks:
+            half, pairs = start + width // 2, slice(start // 2, (start + width) // 2)
+            adjacent = (slice(start, start + width, 2), slice(start + 1, start + width, 2), pairs)
+            split = (slice(start, half), slice(half, start + width), pairs)
+            found.append(adjacent if self.rope.interleaved else split)
+            start += width
+        return found
+
+    def _arranged(self, x: Array) -> Array:
+        return x[0] if self.layout == "thd" else x.transpose(_TO_BSHD[self.layout])
+
+    def _own(self, heads: int) -> Array:
+        shape = np.array((self.batch, self.tokens, heads, self.rope.head_dim))
+        return self._filled(tuple(shape[1:] if self.layout == "thd" else shape[list(_TO_BSHD[self.layout])]))
+
+    def _filled(self, shape: tuple[int, ...]) -> Array:
+        dtype = DTYPES[self.dtype]
+        x = aligned(int(np.prod(shape)) * dtype.itemsize).view(dtype)
+        block = np.random.default_rng(7).standard_normal(min(x.size, 2**18)).astype(dtype)
+        for start in range(0, x.size, block.size):
+            part = x[start : start + block.size]
+            part[:] = block[: part.size]
+        filled: Array = x.reshape(shape)
+        return filled

@@ -1,0 +1,154 @@
+"""A run on paper: tables of at most 100 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rope_cpu.bench.compare import Finding
+from rope_cpu.bench.contender import Case
+from rope_cpu.bench.measure import Result, Row
+from rope_cpu.bench.results import Run
+from rope_cpu.bench.statistics import Estimate
+
+WIDTH = 100
+_HEADER = f"  {'':<31}{'median':>10}  {'quartiles':>13}  {'GB/s':>6} {'limit':>6}  {'ratio':>6}  interval"
+_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+
+
+def duration(seconds: float) -> str:
+    """Return a time with three digits and its unit."""
+    unit, scale = _unit(seconds)
+    return f"{_digits(seconds / scale)} {unit}"
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    return next((pair for pair in _UNITS if seconds >= pair[1]), _UNITS[-1])
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def case_lines(case: Result) -> Iterator[str]:
+    """Yield the table of one case."""
+    yield f"{case.name}: {case.what}"[:WIDTH]
+    for row in case.timed("ours", "floor", "peer"):
+        yield _row(case, row)
+    if case.limit:
+        yield _row(case, case.limit)
+    reasons: dict[str, list[str]] = {}
+    for row in case.rows:
+        if row.status != "timed":
+            reasons.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
+    for reason, names in reasons.items():
+        yield from textwrap.wrap(
+            f"{reason} ({', '.join(names)})", WIDTH - 4, initial_indent="  ", subsequent_indent="    "
+        )
+
+
+def _row(case: Result, row: Row) -> str:
+    seconds = row.seconds
+    scale = _unit(seconds.median)[1]
+    quartiles = " … ".join(_digits(quartile / scale) for quartile in (seconds.lower_quartile, seconds.upper_quartile))
+    rate = _digits(row.rate / 1e9) if row.moved else ""
+    share = f"{100 / case.ratio(row, case.limit).median:.0f} %" if row.moved and case.limit else ""
+    ratio = interval = ""
+    if case.base and row.role != "limit":
+        ratio, interval = ("1", "") if row is case.base else _ratio(case.ratio(row))
+    times = f"  {row.name:<31}{duration(seconds.median):>10}  {quartiles:>13}"
+    return f"{times}  {rate:>6} {share:>6}  {ratio:>6}  {interval}".rstrip()
+
+
+def _ratio(ratio: Estimate) -> tuple[str, str]:
+    if ratio.meaningless:
+        return "noise", f"{_digits(ratio.lower_quartile)} … {_digits(ratio.upper_quartile)}"
+    return _digits(ratio.median), f"{_digits(ratio.low)} … {_digits(ratio.high)}"
+
+
+def heading(environment: dict[str, Any], model: str) -> Iterator[str]:
+    """Yield what the figures depend on, and how to read them."""
+    caches = ", ".join(f"{name} {size // 1024} KiB" for name, size in environment["caches"].items())
+    counts = f"{environment['cores']} cores, {environment['threads']} threads"
+    yield f"{environment['processor']}, {counts}; {caches}"[:WIDTH]
+    known = environment["versions"]
+    names = [name for name in ("numpy", "numba", "torch", "jax", "onnxruntime") if name in known]
+    versions = ", ".join(f"{name} {known[name]}" for name in names)
+    yield f"Python {environment['python']}, {versions}"[:WIDTH]
+    yield f"governor {environment['governor']}, load {environment['load']} at the start; shapes of {model}"[:WIDTH]
+
+
+def columns() -> Iterator[str]:
+    """Yield what the columns of cases are."""
+    yield "q and k are strided views of one packed QKV buffer. limit: the time it takes to scale as many bytes"
+    yield "in place, as a part of the row's time. ratio: the row's time in times of the case's first row, round"
+    yield "by round, with the 95 % interval of its median; noise: it means nothing."
+    yield ""
+    yield _HEADER
+
+
+def listing(cases: Iterable[Case]) -> Iterator[str]:
+    """Yield the names of cases; * marks those of a plain run."""
+    for case in cases:
+        yield f"{'*' if case.default else ' '} {case.name:<34} {case.what}"[:WIDTH]
+
+
+def closing(run: Run) -> Iterator[str]:
+    """Yield the headline, and how long first calls took."""
+    lines = [line for case in run.cases for line in _headline(case)]
+    if lines:
+        yield ""
+        yield "Headline: strided q and k of a packed QKV buffer rotated in place by a plan; times as fast as"
+        yield from lines
+    first: dict[str, float] = {}
+    for case in run.cases:
+        for row in case.rows:
+            if row.status == "timed" and row.role in ("ours", "peer") and row.first_call > 0.1:
+                first[row.name] = max(first.get(row.name, 0.0), row.first_call)
+    if first:
+        yield ""
+        slowest = sorted(first.items(), key=lambda item: -item[1])[:6]
+        yield ("Slowest first calls, compiling: " + ", ".join(f"{n} {duration(s)}" for n, s in slowest))[:WIDTH]
+    yield f"{len(run.cases)} cases in {run.seconds:.0f} s"
+
+
+def latency_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the table of latencies."""
+    yield ""
+    yield "Latency of a plan's call on one token in bfloat16, in place, in Python threads of one process"
+    yield f"  {'':<17}{'callers':>8}{'p50':>11}{'p99':>11}{'p99.9':>11}{'calls':>10}{'calls a second':>17}"
+    for row in rows:
+        times = "".join(f"{duration(row[part]):>11}" for part in ("p50", "p99", "p999"))
+        yield f"  {row['situation']:<17}{row['callers']:>8}{times}{row['calls']:>10}{row['rate']:>17,.0f}"
+
+
+def _headline(case: Result) -> Iterator[str]:
+    """Yield one case's peers in a line or two."""
+    peers, text = case.timed("peer"), ""
+    if case.base is None or case.base.name != "plan" or not peers:
+        return
+    text = f"  {case.name:<22}"
+    for row in peers:
+        ratio = case.ratio(row)
+        part = f"{row.name} {'noise' if ratio.meaningless else _digits(ratio.median)}"
+        if len(text) + len(part) + 2 > WIDTH:
+            yield text.rstrip(", ")
+            text = " " * 24
+        text += part + ", "
+    yield text.rstrip(", ")
+
+
+def findings_lines(findings: list[Finding], threshold: float, other_machine: bool) -> Iterator[str]:
+    """Yield what changed since an older run."""
+    yield ""
+    if other_machine:
+        yield "The older run is of another machine: times are compared as parts of each machine's limit."
+    changed = [f for f in findings if f.change.slower(threshold) or f.change.faster(threshold)]
+    for finding in changed:
+        change = finding.change
+        verdict = "slower" if change.slower(threshold) else "faster"
+        interval = f"{change.low:.2f} … {change.high:.2f}"
+        yield f"  {finding.case:<36.36} {finding.row:<20.20} {change.factor:>5.2f} times ({interval}), {verdict}"
+    slower = sum(f.change.slower(threshold) for f in findings)
+    yield f"{len(findings)} rows compared, {slower} slower by more than {100 * threshold:.0f} % and beyond noise"

@@ -1,0 +1,71 @@
+"""A run as data: its environment and its cases, to and from JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rope_cpu.bench.measure import Result, Row
+
+FORMAT = 1
+
+
+@dataclass
+class Run:
+    """One run of the benchmarks. latency: rows of `latency.Latency`, as dicts."""
+
+    command: str
+    model: str
+    environment: dict[str, Any]
+    cases: list[Result] = field(default_factory=list)
+    latency: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def save(run: Run, path: str | Path) -> None:
+    """Write a run as JSON: every sample, and the figures made of them."""
+    cases = [asdict(case) | {"rows": [asdict(row) | _figures(case, row) for row in case.rows]} for case in run.cases]
+    text = json.dumps({"format": FORMAT, **asdict(run), "cases": cases}, indent=1, allow_nan=False)
+    Path(path).write_text(text + "\n")
+
+
+def load(path: str | Path) -> Run:
+    """Read a run that `save` wrote.
+
+    Raises ValueError where the file holds no such run; OSError where it cannot be read.
+    """
+    data = json.loads(Path(path).read_text())
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError(f"`path` is {str(path)!r}, which holds no run of `rope-cpu bench` in format {FORMAT}")
+    known = set(Row.__dataclass_fields__)
+    cases = [
+        Result(
+            case["name"],
+            case["what"],
+            case["cold"],
+            [Row(**{name: value for name, value in row.items() if name in known}) for row in case["rows"]],
+        )
+        for case in data["cases"]
+    ]
+    return Run(data["command"], data["model"], data["environment"], cases, data["latency"], data["seconds"])
+
+
+def _figures(case: Result, row: Row) -> dict[str, Any]:
+    """Return what is worked out from the samples, for whoever reads the file without us."""
+    if row.status != "timed":
+        return {}
+    seconds = row.seconds
+    figures: dict[str, Any] = {
+        "seconds": {"median": seconds.median, "quartiles": [seconds.lower_quartile, seconds.upper_quartile]},
+    }
+    if row.moved:
+        figures["gb_per_s"] = row.rate / 1e9
+        if case.limit:
+            figures["of_limit"] = 1 / case.ratio(row, case.limit).median
+    if case.base and row.role != "limit":
+        ratio = case.ratio(row)
+        bounded = [ratio.low, ratio.high] if ratio.low > 0 else None
+        figures["ratio"] = {"median": ratio.median, "interval": bounded, "meaningless": ratio.meaningless}
+    return figures

@@ -1,0 +1,97 @@
+"""How time is taken: loop counts calibrated, contenders interleaved round by round, in an order that changes."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from typing import Any
+
+Clock = Callable[[], float]
+
+# Threads of a pool go on spinning for a while after their work; the next contender waits until they sleep.
+PAUSE = 0.003
+# A call longer than this needs no warm-up: what it evicted is a small part of what it does.
+LONG_CALL = 0.01
+
+
+@dataclass
+class Timed:
+    """A call to time: a function and the arguments of one call after another, without end.
+
+    enter: called before each sample, untimed (sets the number of threads).
+    """
+
+    function: Callable[..., object]
+    arguments: Iterator[tuple[Any, ...]]
+    enter: Callable[[], object] = field(default=lambda: None)
+
+    @classmethod
+    def over(cls, function: Callable[..., object], sets: Sequence[tuple[Any, ...]], **more: Any) -> Timed:
+        """Return a call whose arguments go round: one set stays in the caches, many do not."""
+        return cls(function, cycle(sets), **more)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: seconds of one sample, seconds of all rounds together, and how many rounds at the least."""
+
+    sample: float = 0.002
+    budget: float = 1.0
+    least: int = 7
+    most: int = 41
+
+
+def elapsed(timed: Timed, loops: int, clock: Clock = time.perf_counter) -> float:
+    """Return the seconds that `loops` calls take together."""
+    function, arguments = timed.function, islice(timed.arguments, loops)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        start = clock()
+        for these in arguments:
+            function(*these)
+        return clock() - start
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def calibrate(timed: Timed, sample: float, clock: Clock = time.perf_counter) -> tuple[int, float]:
+    """Return how many calls make a sample of about `sample` seconds, and the seconds a call takes."""
+    timed.enter()
+    elapsed(timed, 1, clock)
+    loops = 1
+    while (seconds := elapsed(timed, loops, clock)) < sample / 2:
+        loops *= 2
+    per_call = seconds / loops
+    return max(1, round(sample / per_call)), per_call
+
+
+def interleave(
+    contenders: Sequence[Timed],
+    effort: Effort,
+    clock: Clock = time.perf_counter,
+    pause: Callable[[float], object] = time.sleep,
+) -> list[list[float]]:
+    """Return seconds per call of each contender in each round.
+
+    A round takes one sample of everyone, in an order drawn anew, so that drift and neighbours hit all alike. A sample
+    follows a pause and a few untimed calls. Rounds end when the budget is spent and there are enough.
+    """
+    plans = [(timed, *calibrate(timed, effort.sample, clock)) for timed in contenders]
+    samples: list[list[float]] = [[] for _ in contenders]
+    order, draw, start = list(range(len(plans))), random.Random(0), clock()
+    while len(samples[0]) < effort.least or (len(samples[0]) < effort.most and clock() - start < effort.budget):
+        draw.shuffle(order)
+        for place in order:
+            timed, loops, per_call = plans[place]
+            pause(PAUSE)
+            timed.enter()
+            if per_call < LONG_CALL:
+                elapsed(timed, max(1, loops // 8), clock)
+            samples[place].append(elapsed(timed, loops, clock) / loops)
+    return samples
