@@ -4,6 +4,7 @@ from rope_cpu._threads import get_num_threads, set_num_threads
 from rope_cpu._warmup import warmup
 from rope_cpu.plan import RotaryPlan
 from rope_cpu.rotary import RotaryEmbedding
+from rope_cpu.sinusoids import sinusoidal
 from rope_cpu.tables import apply_rotary
 
 __version__ = "0.1.0"
@@ -14,5 +15,6 @@ __all__ = [
     "apply_rotary",
     "get_num_threads",
     "set_num_threads",
+    "sinusoidal",
     "warmup",
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any, Self
 
 from numpy.typing import ArrayLike
 
 from rope_cpu import axes as axes_
+from rope_cpu import config as config_
 from rope_cpu import generators as generators_
 from rope_cpu import scaling as scaling_
 from rope_cpu import spec as specs
@@ -66,6 +68,31 @@ class Constructors:
         rope = cls.__new__(cls)
         rope._of(spec)
         return rope
+
+    @classmethod
+    def from_config(
+        cls,
+        config: str | PathLike[str] | Mapping[str, Any],
+        *,
+        layer_type: str | None = None,
+        interleaved: bool | None = None,
+        angle_dtype: str = "float64",
+    ) -> Self:
+        """Return the rotary that a Hugging Face config describes, or refuse it with the reason.
+
+        config: path of a config.json, a folder with one, or a dict, in the old form (`rope_scaling`, `rope_theta`) or
+            the new one (`rope_parameters`, flat or nested by layer type).
+        layer_type: which layers, where they differ ("full_attention", "sliding_attention", …).
+        interleaved: the pairing; None takes it from the model type.
+        angle_dtype: "float64" is exact; "float32" repeats the float32 arithmetic of transformers, step by step.
+
+        Raises ValueError or TypeError where the file does not determine one rotation: unknown rope types, unknown or
+        missing keys of the rope section, an unknown model type without `interleaved`, layers without rotation.
+        Source: the configuration classes and modelling code of transformers 5.23, and of models with code of their own.
+        """
+        return cls.from_spec(
+            config_.read(config, layer_type=layer_type, interleaved=interleaved, angle_dtype=angle_dtype)
+        )
 
     @classmethod
     def from_inv_freq(

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from rope_cpu.sinusoidal import add_sinusoidal, sinusoidal
+from rope_cpu.sinusoids import add_sinusoidal, sinusoidal
 
 
 def formula(position, column, dim, base, interleaved):
