@@ -93,10 +93,12 @@ def _bare_kernel(problem: Problem) -> Binding:
     pairs = problem.arrays()
     plan = problem.rope.plan(problem.ids, layout=problem.layout)
     plan(*pairs[0])  # prepares the dtype
-    cos, sin, kernel, views = plan._prepared[pairs[0][0].dtype]
+    cos, sin, kernel = plan._prepared[pairs[0][0].dtype]
     targets = _targets(problem, pairs)
     arrays = [(q, k, *out) for (q, k), out in zip(pairs, targets, strict=True)]
-    sets = [(*(views(*four) if views else four), cos, sin, plan._form, 0, 1) for four in arrays]
+    if problem.layout == "thd":
+        arrays = [tuple(x[None] for x in four) for four in arrays]
+    sets = [(*four, cos, sin, plan._frame.numbers, 0, 1) for four in arrays]
     return Binding(kernel, sets, pairs[0], problem.bshd, lambda _: targets[0])
 
 

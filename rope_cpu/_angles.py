@@ -15,7 +15,7 @@ from math import factorial
 import numpy as np
 from numba import prange, types
 
-from rope_cpu._compile import SOURCES, Kernel, array_type, compiled, helper
+from rope_cpu._compile import SOURCES, Kernel, array_type, compiled, entry_point, helper
 from rope_cpu._vectors import muladd, product_error
 
 # 2π, and what float64 leaves of it; the Taylor coefficients of sin and cos, enough for an angle of ⅛ turn.
@@ -131,3 +131,9 @@ def angles(dtype: str, parallel: bool) -> Kernel:
     positions, turns, factor = (array_type(types.float64, n, layout="C") for n in (3, 5, 1))
     signature = (positions, types.float64, turns, factor, types.float64, types.boolean, table, table, types.int64)
     return compiled(fill, f"angles_{dtype}", signature, parallel)
+
+
+@cache
+def quick_angles(dtype: str, parallel: bool) -> Kernel:
+    """Return the same without the check of types."""
+    return entry_point(angles(dtype, parallel))

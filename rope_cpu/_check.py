@@ -123,7 +123,7 @@ def positions(name: str, value: object, axes: int, form: str | None, rows: int =
     ids = ids if ids.ndim == 3 else ids[None]
     if rows > 1 and ids.shape[0] not in (1, rows):
         raise ValueError(f"`{name}` has batch {ids.shape[0]}, but lengths were given for {rows} sequences")
-    return np.ascontiguousarray(ids, dtype=np.float64)
+    return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
 
 
 def position_values(name: str, value: object) -> None:

@@ -12,7 +12,7 @@ from functools import cache
 
 from numba import prange, types
 
-from rope_cpu._compile import SOURCES, Kernel, array_type, compiled, helper
+from rope_cpu._compile import SOURCES, Kernel, array_type, compiled, entry_point, helper
 from rope_cpu._formats import FORMATS
 from rope_cpu._vectors import copy_bytes, fence, rotate_heads
 
@@ -195,3 +195,9 @@ def rotation(dtype: str, pairing: str, parallel: bool) -> Kernel:
     form = types.Array(types.int64, 1, "C", readonly=True)
     signature = (x, x, out, out, table, table, form, types.int64, types.int64)
     return compiled(rotate, f"rotate_{dtype}_{pairing}", signature, parallel)
+
+
+@cache
+def quick_rotation(dtype: str, pairing: str, parallel: bool) -> Kernel:
+    """Return the same without the check of types: arrays may then be of any dtype of the right size, also bfloat16."""
+    return entry_point(rotation(dtype, pairing, parallel))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,45 +10,82 @@ from numpy.typing import NDArray
 
 from rope_cpu import _check, _machine, _threads
 from rope_cpu._check import Array
-from rope_cpu._compile import DONE, LOOK_CLOSER
-from rope_cpu._kernels import ALONE, LAYOUTS, TRUSTED, rotation
+from rope_cpu._compile import DONE, LOOK_CLOSER, Kernel
+from rope_cpu._kernels import ALONE, LAYOUTS, TRUSTED, quick_rotation
 
 # What each dtype is computed in.
 REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in _check.FORMAT_OF.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What is rotated: the layout and width of arrays, and which of their elements are pairs.
+
+    numbers: the same for the kernel; see `_kernels.rotation`.
+    """
+
+    layout: str
+    head_dim: int
+    pairing: str
+    numbers: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, layout: str, head_dim: int, blocks: tuple[int, ...], interleaved: bool) -> Frame:
+        """Return the frame of a checked layout; blocks: widths in elements."""
+        pairs = [width // 2 for width in blocks]
+        numbers = np.array([LAYOUTS[layout], head_dim, _machine.last_level_cache(), *pairs], np.int64)
+        return cls(layout, head_dim, "interleaved" if interleaved else "half", numbers)
+
+
 class Rotation:
     """Rotates arrays by the cos and sin that a subclass provides for each real dtype."""
 
-    __slots__ = ("_blocks", "_form", "_head_dim", "_layout", "_pairing", "_prepared", "_table_shape")
+    __slots__ = ("_frame", "_prepared", "_table_shape")
 
-    def __init__(
-        self, layout: str, head_dim: int, blocks: tuple[int, ...], interleaved: bool, shape: tuple[int, ...]
-    ) -> None:
-        """Describe the arrays; shape: (batch or 1, seq, frequency heads, pairs) of cos and sin."""
-        self._layout, self._head_dim, self._table_shape = layout, head_dim, shape
-        self._pairing = "interleaved" if interleaved else "half"
-        self._form = _form(layout, head_dim, blocks)
-        self._prepared: dict[Any, tuple[Any, ...]] = {}
+    def __init__(self, frame: Frame, table_shape: tuple[int, ...]) -> None:
+        """Take what is rotated, and the shape (batch or 1, seq, frequency heads, pairs) of cos and sin."""
+        self._frame, self._table_shape = frame, table_shape
+        self._prepared: dict[Any, tuple[Array, Array, Kernel]] = {}
 
     def _cos_sin(self, real: str) -> tuple[Array, Array]:
         """Return cos and sin as float32 or float64 arrays of the table shape."""
         raise NotImplementedError
 
+    def _name(self) -> str:
+        """Return what `rotate` calls its array in error texts."""
+        return "x"
+
     def __call__(self, q: Array, k: Array, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
         """Rotate queries and keys; see RotaryEmbedding.__call__ for the arguments."""
+        status = LOOK_CLOSER
         try:
-            cos, sin, kernel, views = self._prepared[q.dtype]
+            dtype = q.dtype
+            cos, sin, kernel = self._prepared[dtype]
             out_q, out_k = (np.empty_like(q), np.empty_like(k)) if out is None else out
             threads = 1
             if q.size > _threads.SERIAL_ELEMENTS:
-                threads, kernel = self._parallel(q, kernel)
-            if views is None:
-                status = kernel(q, k, out_q, out_k, cos, sin, self._form, 0, threads)
+                threads, kernel = self._parallel(dtype, kernel)
+            if self._frame.layout == "thd":
+                q4, k4, out_q4, out_k4 = q[None], k[None], out_q[None], out_k[None]
             else:
-                status = kernel(*views(q, k, out_q, out_k), cos, sin, self._form, 0, threads)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            status = LOOK_CLOSER  # which finds out what was wrong and says it in the words of the argument
+                q4, k4, out_q4, out_k4 = q, k, out_q, out_k
+            # The kernel checks all else, but neither dtypes nor ranks nor whether results may be written.
+            if (
+                k.dtype is dtype
+                and q4.ndim == k4.ndim == 4
+                and (
+                    out is None
+                    or (
+                        out_q.dtype is dtype is out_k.dtype
+                        and out_q4.ndim == out_k4.ndim == 4
+                        and out_q.flags.writeable
+                        and out_k.flags.writeable
+                    )
+                )
+            ):
+                status = kernel(q4, k4, out_q4, out_k4, cos, sin, self._frame.numbers, 0, threads)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            pass  # what was wrong is found out below, and said in the words of the argument
         if status != DONE:
             outs = None if out is None else dict(zip(("out[0]", "out[1]"), _check.out_pair(out), strict=True))
             out_q, out_k = self._look_closer({"q": q, "k": k}, outs)
@@ -56,38 +93,37 @@ class Rotation:
 
     def rotate(self, x: Array, out: Array | None = None) -> Array:
         """Rotate one array; see RotaryEmbedding.rotate for the arguments."""
+        status = LOOK_CLOSER
         try:
-            cos, sin, kernel, views = self._prepared[x.dtype]
+            cos, sin, kernel = self._prepared[x.dtype]
             result = np.empty_like(x) if out is None else out
             threads = 1
             if x.size > _threads.SERIAL_ELEMENTS:
-                threads, kernel = self._parallel(x, kernel)
-            if views is None:
-                status = kernel(x, x, result, result, cos, sin, self._form, ALONE, threads)
-            else:
-                x_view, _, out_view, _ = views(x, x, result, result)
-                status = kernel(x_view, x_view, out_view, out_view, cos, sin, self._form, ALONE, threads)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            status = LOOK_CLOSER
+                threads, kernel = self._parallel(x.dtype, kernel)
+            x4, out4 = (x[None], result[None]) if self._frame.layout == "thd" else (x, result)
+            if x4.ndim == out4.ndim == 4 and result.dtype is x.dtype and result.flags.writeable:
+                status = kernel(x4, x4, out4, out4, cos, sin, self._frame.numbers, ALONE, threads)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            pass
         if status != DONE:
-            (result,) = self._look_closer({"x": x}, None if out is None else {"out": out})
+            (result,) = self._look_closer({self._name(): x}, None if out is None else {"out": out})
         return result
 
     def _prepare(self, dtype: np.dtype[Any]) -> None:
         """Get cos, sin and the kernel for one dtype ready."""
-        narrow, packed = dtype.itemsize == 2, self._layout == "thd"
-        views = None if not (narrow or packed) else _VIEWS[narrow, packed]
-        kernel = rotation(_check.FORMAT_OF[dtype], self._pairing, False)
-        self._prepared[dtype] = (*self._cos_sin(REAL_OF[dtype]), kernel, views)
+        cos, sin = self._cos_sin(REAL_OF[dtype])
+        self._prepared[dtype] = cos, sin, quick_rotation(_check.FORMAT_OF[dtype], self._frame.pairing, False)
 
-    def _parallel(self, x: Array, serial: Any) -> tuple[int, Any]:
+    def _parallel(self, dtype: np.dtype[Any], serial: Kernel) -> tuple[int, Kernel]:
         """Return how many threads to use on a large array, and the kernel for that."""
         threads = _threads.usable()
-        return threads, serial if threads == 1 else rotation(_check.FORMAT_OF[x.dtype], self._pairing, True)
+        if threads == 1:
+            return 1, serial
+        return threads, quick_rotation(_check.FORMAT_OF[dtype], self._frame.pairing, True)
 
     def _look_closer(self, xs: dict[str, Any], outs: dict[str, Any] | None) -> tuple[Array, ...]:
         """Say what is wrong with the arguments, or rotate copies where the kernel cannot take them as they are."""
-        _check.rotated(xs, self._layout, self._head_dim, self._table_shape)
+        _check.rotated(xs, self._frame.layout, self._frame.head_dim, self._table_shape)
         if outs is not None:
             _check.outputs(outs, xs)
         results = tuple(np.empty_like(x, subok=False) for x in xs.values()) if outs is None else tuple(outs.values())
@@ -106,49 +142,16 @@ class Rotation:
         x, flags = sources[0], TRUSTED if len(sources) == 2 else TRUSTED | ALONE
         if x.dtype not in self._prepared:
             self._prepare(x.dtype)
-        cos, sin, kernel, views = self._prepared[x.dtype]
-        threads, kernel = self._parallel(x, kernel)
-        arrays = sources[0], sources[-1], targets[0], targets[-1]
-        if kernel(*(views(*arrays) if views else arrays), cos, sin, self._form, flags, threads) != DONE:
+        cos, sin, kernel = self._prepared[x.dtype]
+        threads, kernel = self._parallel(x.dtype, kernel)
+        arrays = [sources[0], sources[-1], targets[0], targets[-1]]
+        if self._frame.layout == "thd":
+            arrays = [array[None] for array in arrays]
+        if kernel(*arrays, cos, sin, self._frame.numbers, flags, threads) != DONE:
             shown = [(array.shape, array.strides) for array in arrays]
             raise RuntimeError(f"arrays passed their checks, but the kernel refused them: {shown}")
-
-
-@cache
-def _form(layout: str, head_dim: int, blocks: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return what the kernel must know of the arrays; see `_kernels.rotation`."""
-    pairs = [width // 2 for width in blocks]
-    form = np.array([LAYOUTS[layout], head_dim, _machine.last_level_cache(), *pairs], np.int64)
-    form.flags.writeable = False
-    return form
 
 
 def _contiguous(x: Array) -> bool:
     """Tell whether head vectors lie in memory without gaps."""
     return x.strides[-1] == x.itemsize
-
-
-def _one_dtype(*xs: Array) -> None:
-    """Raise unless all arrays share a dtype: as uint16 views, float16 and bfloat16 would pass for one another."""
-    dtype = xs[0].dtype
-    for x in xs[1:]:
-        if x.dtype is not dtype and x.dtype != dtype:
-            raise TypeError
-
-
-def _narrow(q: Array, k: Array, out_q: Array, out_k: Array) -> tuple[Array, ...]:
-    _one_dtype(q, k, out_q, out_k)
-    bits = np.uint16
-    return q.view(bits), k.view(bits), out_q.view(bits), out_k.view(bits)
-
-
-def _packed(q: Array, k: Array, out_q: Array, out_k: Array) -> tuple[Array, ...]:
-    return q[None], k[None], out_q[None], out_k[None]
-
-
-def _narrow_packed(q: Array, k: Array, out_q: Array, out_k: Array) -> tuple[Array, ...]:
-    return _packed(*_narrow(q, k, out_q, out_k))
-
-
-# How the kernel sees arrays, by (16-bit dtype, packed layout): 4-D, and 16-bit elements as integers.
-_VIEWS = {(True, False): _narrow, (False, True): _packed, (True, True): _narrow_packed}

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu import _threads
-from rope_cpu._angles import angles as angle_kernel
+from rope_cpu._angles import quick_angles as angle_kernel
 from rope_cpu._compile import DONE
 from rope_cpu.spec import Float64, RopeSpec
 
@@ -46,8 +46,8 @@ def _in_turns(omega: float) -> tuple[float, float]:
 
 
 def tables(
-    spec: RopeSpec,
     parts: Float64,
+    single: bool,
     positions: Float64,
     factor: Float64,
     sign: float,
@@ -56,13 +56,14 @@ def tables(
 ) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """Return factor·cos and sign·factor·sin, (batch or 1, seq, heads, pairs) float32 or float64.
 
-    positions: float64 (batch or 1, seq, axes or 1). None: a position is not finite or beyond ±limit.
+    parts, single: from `turns`, and whether they are for float32 angles. positions: float64 (batch or 1, seq, axes or
+    1), C-contiguous. None: a position is not finite or beyond ±limit.
     """
-    shape = (max(positions.shape[0], factor.size), positions.shape[1], spec.inv_freq.shape[2], spec.pairs)
+    shape = (max(len(positions), len(factor)), positions.shape[1], parts.shape[2], parts.shape[4])
     cos, sin = np.empty(shape, dtype), np.empty(shape, dtype)
     threads = _threads.usable() if cos.size > _threads.SERIAL_PAIRS else 1
     fill = angle_kernel(dtype, threads > 1)
-    status = fill(positions, limit, parts, factor, sign, spec.angle_dtype == "float32", cos, sin, threads)
+    status = fill(positions, limit, parts, factor, sign, single, cos, sin, threads)
     return (cos, sin) if status == DONE else None
 
 

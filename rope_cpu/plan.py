@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu import _check, angles
-from rope_cpu._check import Array
+from rope_cpu._check import FORMAT_OF, Array
+from rope_cpu._kernels import quick_rotation
 from rope_cpu._rotate import REAL_OF, Rotation
 from rope_cpu.spec import Float64
 
@@ -23,7 +24,7 @@ def exact_tables(
     rotary: RotaryEmbedding, positions: Float64, ids: ArrayLike, mode: str, real: str
 ) -> tuple[Array, Array]:
     """Return cos and sin, (batch or 1, seq, frequency heads, pairs); `ids`: the positions as given, for error texts."""
-    arguments = rotary.spec, rotary._parts, positions, rotary._factors[mode], _SIGN[mode], real
+    arguments = rotary._parts, rotary._single, positions, rotary._factors[mode], _SIGN[mode], real
     result = angles.tables(*arguments)
     if result is None:
         _check.position_values("delta" if mode == "shift" else "position_ids", ids)
@@ -39,29 +40,30 @@ class RotaryPlan(Rotation):
     A plan is immutable, and several threads may use it at a time.
     """
 
-    __slots__ = ("_ids", "_mode", "_positions", "_rotary")
+    __slots__ = ("_mode", "_positions", "_rotary")
 
     def __init__(
         self, rotary: RotaryEmbedding, positions: Float64, ids: ArrayLike, layout: str, mode: str, dtype: np.dtype[Any]
     ) -> None:
         """Compute cos and sin for the arithmetic of `dtype`; those for others follow when they are first needed."""
-        spec = rotary.spec
-        batch = max(positions.shape[0], spec.attention_factor.size)
-        shape = (batch, positions.shape[1], spec.inv_freq.shape[2], spec.pairs)
-        super().__init__(layout, spec.head_dim, spec.blocks, spec.interleaved, shape)
-        self._rotary, self._positions, self._ids, self._mode = rotary, positions, ids, mode
-        self._prepare(dtype)
+        cos, sin = exact_tables(rotary, positions, ids, mode, REAL_OF[dtype])
+        super().__init__(rotary._frames[layout], cos.shape)
+        self._rotary, self._positions, self._mode = rotary, positions, mode
+        self._prepared[dtype] = cos, sin, quick_rotation(FORMAT_OF[dtype], self._frame.pairing, False)
+
+    def _name(self) -> str:
+        return "keys" if self._mode == "shift" else "x"
 
     def _cos_sin(self, real: str) -> tuple[Array, Array]:
         for dtype, (cos, sin, *_) in self._prepared.copy().items():
             if REAL_OF[dtype] == real:
                 return cos, sin
-        return exact_tables(self._rotary, self._positions, self._ids, self._mode, real)
+        return exact_tables(self._rotary, self._positions, self._positions, self._mode, real)
 
     def __repr__(self) -> str:
         batch, seq, _, _ = self._table_shape
-        return f"RotaryPlan(batch={batch}, seq={seq}, layout={self._layout!r}, {self._mode}, {self._rotary!r})"
+        return f"RotaryPlan(batch={batch}, seq={seq}, layout={self._frame.layout!r}, {self._mode}, {self._rotary!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         float32 = np.dtype(np.float32)
-        return RotaryPlan, (self._rotary, self._positions, self._ids, self._layout, self._mode, float32)
+        return RotaryPlan, (self._rotary, self._positions, self._positions, self._frame.layout, self._mode, float32)

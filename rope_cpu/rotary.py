@@ -12,6 +12,7 @@ from rope_cpu import _check, angles
 from rope_cpu import spec as specs
 from rope_cpu._check import Array
 from rope_cpu._constructors import Constructors
+from rope_cpu._rotate import Frame
 from rope_cpu.plan import RotaryPlan, exact_tables
 from rope_cpu.spec import Float64, RopeSpec
 
@@ -21,13 +22,16 @@ _FLOAT32 = np.dtype(np.float32)
 class RotaryEmbedding(Constructors):
     """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
 
-    __slots__ = ("_factors", "_parts", "_spec")
+    __slots__ = ("_factors", "_frames", "_parts", "_single", "_spec")
     _spec: RopeSpec
+    _single: bool
+    _frames: dict[str, Frame]
     _parts: Float64
     _factors: dict[str, Float64]
 
     def _of(self, spec: RopeSpec) -> None:
-        self._spec, self._parts = spec, angles.turns(spec)
+        self._spec, self._parts, self._single = spec, angles.turns(spec), spec.angle_dtype == "float32"
+        self._frames = {form: Frame.of(form, spec.head_dim, spec.blocks, spec.interleaved) for form in _check.AXES}
         factor = spec.attention_factor
         self._factors = {"rotate": factor, "inverse": 1.0 / factor, "shift": np.ones_like(factor)}
 
@@ -261,10 +265,10 @@ class RotaryEmbedding(Constructors):
             )
         if self.axes > 1 and not self._spec.shared_id:
             raise ValueError(f"`position_ids` is None; with {self.axes} axes each token needs its coordinates")
-        steps = np.arange(x.shape[token], dtype=np.float64)
+        seq = x.shape[token]
         if type(offset) is int and abs(offset) < angles.MAX_POSITION / 2:
-            steps += offset
-            return steps.reshape(1, -1, 1)
+            return np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
+        steps = np.arange(seq, dtype=np.float64)
         return (_check.offsets(offset, x.shape[batch])[:, None] + steps)[..., None]
 
 

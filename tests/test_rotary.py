@@ -248,20 +248,28 @@ def test_large_arrays_take_the_parallel_kernel_and_agree(dtype, interleaved, rng
 
 
 def test_outputs_beyond_the_cache_are_stored_the_same(monkeypatch, dtype, interleaved, rng):
-    from rope_cpu import _machine, _rotate
+    from rope_cpu import _machine
 
-    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(56), head_dim=64, interleaved=interleaved)
+    def rope():
+        return RotaryEmbedding.from_inv_freq(oracle.inv_freq(56), head_dim=64, interleaved=interleaved)
+
     x = draw(rng, (1, 40, 4, 64), dtype)
-    usual = rope.rotate(x)
+    usual = rope().rotate(x)
     monkeypatch.setattr(_machine, "last_level_cache", lambda: 0)
-    _rotate._form.cache_clear()
-    try:
-        for start in range(0, 80, 8):  # outputs of every alignment
-            raw = np.zeros(x.nbytes + 128, np.uint8)
-            out = raw[start : start + x.nbytes].view(dtype).reshape(x.shape)
-            assert np.array_equal(rope.rotate(x, out=out), usual)
-    finally:
-        _rotate._form.cache_clear()
+    streaming = rope()
+    for start in range(0, 80, 8):  # outputs of every alignment
+        raw = np.zeros(x.nbytes + 128, np.uint8)
+        out = raw[start : start + x.nbytes].view(dtype).reshape(x.shape)
+        assert np.array_equal(streaming.rotate(x, out=out), usual)
+
+
+def test_a_plan_outlives_the_ids_it_was_made_from(rng):
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
+    ids = np.array([[1.0, 2.0, 3.0]])
+    plan = rope.plan(ids)
+    ids[:] = 7
+    x = draw(rng, (1, 3, 2, 16), np.float64)  # whose cos and sin the plan computes only now
+    assert np.array_equal(plan.rotate(x), rope.rotate(x, [1, 2, 3]))
 
 
 def test_shift_moves_rotated_keys(dtype, interleaved, rng):
