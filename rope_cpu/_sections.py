@@ -89,7 +89,7 @@ def _filled(label: str, section: Section, text: Config, known: Model) -> Section
         partial = text.get(key, default.get("partial_rotary_factor"))
         if partial is not None:
             section.setdefault("partial_rotary_factor", partial)
-    kind = section.get("rope_type", section.get("type", "default"))
+    kind = str(section.get("rope_type", section.get("type", "default")))
     section = {**known.assumed.get(kind, {}), **section}
     if not label and text.get("original_max_position_embeddings") is not None:
         section["original_max_position_embeddings"] = text["original_max_position_embeddings"]

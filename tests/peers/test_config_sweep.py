@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import re
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +14,9 @@ pytestmark = pytest.mark.peers
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
-transformers.logging.set_verbosity_error()
+from rotary_modules import frequencies, modules  # noqa: E402
 
-MODELS = Path(transformers.__file__).parent / "models"
+transformers.logging.set_verbosity_error()
 
 # Modules that are not compared, and why. Keys are module class names.
 NOT_COMPARED: dict[str, str] = {
@@ -53,13 +49,6 @@ MENDED: dict[str, dict[str, Any]] = {
     },
 }
 
-NOT_ANNOTATED = {
-    "ClvpRotaryPositionalEmbedding": "ClvpEncoderConfig",
-    "SeamlessM4TConformerRotaryPositionalEmbedding": "SeamlessM4TConfig",
-    "Wav2Vec2BertRotaryPositionalEmbedding": "Wav2Vec2BertConfig",
-    "Wav2Vec2ConformerRotaryPositionalEmbedding": "Wav2Vec2ConformerConfig",
-}
-
 # Modules annotated with the config of a whole model, and the part they are built from.
 PARTS = {
     "BltRotaryEmbedding": "decoder_config",
@@ -69,29 +58,6 @@ PARTS = {
     "Nemotron3DiarizationRotaryEmbedding": "audio_config",
     "GlmAsrRotaryEmbedding": "audio_config",
 }
-
-
-@cache
-def modules() -> list[tuple[str, type, type]]:
-    """Return (folder, rotary class, config class) for every rotary module built from a config."""
-    found = []
-    for path in sorted(MODELS.glob("*/modeling_*.py")):
-        text = path.read_text()
-        if not re.search(r"^class \w*(Rotary|RoPE|Rope)\w*\(", text, re.M):
-            continue
-        module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
-        for name, cls in vars(module).items():
-            if not (inspect.isclass(cls) and cls.__module__ == module.__name__ and re.search("Rotary|RoPE|Rope", name)):
-                continue
-            parameters = inspect.signature(cls.__init__).parameters
-            if "config" in parameters and hasattr(cls, "forward") and "Attention" not in name:
-                annotation = parameters["config"].annotation
-                if annotation is inspect.Parameter.empty:
-                    annotation = getattr(transformers, NOT_ANNOTATED[name])
-                elif isinstance(annotation, str):
-                    annotation = getattr(module, annotation)
-                found.append((path.parent.name, cls, annotation))
-    return found
 
 
 def default_config(rotary: type, config_class: type) -> Any:
@@ -105,19 +71,6 @@ def default_config(rotary: type, config_class: type) -> Any:
                 part = getattr(whole, key)
                 return getattr(part, "text_config", part)
     return whole
-
-
-def frequencies(module: Any) -> dict[str | None, tuple[np.ndarray, float]]:
-    """Return inv_freq and attention factor by layer type."""
-    buffers = dict(module.named_buffers())
-    layered = {name[: -len("_inv_freq")] for name in buffers if name.endswith("_inv_freq")} - {"original"}
-    layered = {name for name in layered if not name.endswith("_original")}
-    if not layered:
-        return {None: (buffers["inv_freq"].double().numpy(), float(getattr(module, "attention_scaling", 1.0)))}
-    return {
-        name: (buffers[f"{name}_inv_freq"].double().numpy(), float(getattr(module, f"{name}_attention_scaling", 1.0)))
-        for name in layered
-    }
 
 
 def compare(given: dict[str, Any], expected: dict[str | None, tuple[np.ndarray, float]]) -> None:
@@ -165,7 +118,12 @@ def test_other_sections(folder: str, rotary: type, config_class: type, rope_type
     section = {"rope_type": rope_type, "rope_theta": 54321.0, **SECTIONS[rope_type]}
     if not getattr(default, "rope_parameters", None) or (rotary.__name__, rope_type) in BROKEN:
         pytest.skip("this model has no rope section, or fails on this one")
-    if hasattr(default, "qk_rope_head_dim") or any("mrope" in inspect.getsource(cls) for cls in rotary.__mro__[:-2]):
+    of_axes = default.model_type.startswith("qwen3_omni")
+    if (
+        of_axes
+        or hasattr(default, "qk_rope_head_dim")
+        or any("mrope" in inspect.getsource(cls) for cls in rotary.__mro__[:-2])
+    ):
         section.pop("partial_rotary_factor", None)  # the width is said elsewhere, and shared out among axes
     layers = default.nested_rope_parameter_keys(getattr(default, "rope_parameters", None) or {})
     nested = {layer: dict(section) for layer in layers} if layers else section
