@@ -114,7 +114,7 @@ def rotary_of(cfg: Any) -> Any:
     for _, rotary, config_class in modules():
         if config_class is type(cfg) and "Vision" not in rotary.__name__:
             return rotary(cfg)
-    for folder, rotary, config_class in modules():
+    for folder, rotary, _ in modules():
         if f".{folder}." in type(cfg).__module__ and "Vision" not in rotary.__name__:
             return rotary(cfg)
     raise LookupError(f"no rotary module for {type(cfg).__name__}")
