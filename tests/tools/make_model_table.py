@@ -38,7 +38,15 @@ openai_privacy_filter pe_audio_encoder pe_audio_video_encoder pe_video_encoder
 )
 
 # Model types whose positions have several coordinates, or turn other things than heads.
-SEVERAL_AXES = ("efficientloftr", "eomt_dinov3", "sapiens2", "musicflamingo", "dinov3_vit", "vjepa2")
+SEVERAL_AXES = (
+    "efficientloftr",
+    "eomt_dinov3",
+    "sapiens2",
+    "musicflamingo",
+    "dinov3_vit",
+    "vjepa2",
+    "llama4_vision_model",
+)
 
 # Top-level keys of older files that hold a base, or the rotated share of a head.
 THETA_KEYS = (
