@@ -20,10 +20,12 @@ class Model:
     interleaved: the pairing of the model's code, or the name of the config key that decides it.
     names: this type's own names of standard keys. defaults: values of standard keys where a file has none.
     rope_parameters: the section where a file has none; by layer type where layers differ.
+    filled: layer type → what a section of its own is filled up with.
     theta, partial: which old top-level key fills the base and the rotated share of which section ("": the flat one).
     scaled: the layer types that an old flat `rope_scaling` applies to.
     types: rope types that mean another one here. keys: keys of a section that mean another one. ignored: keys of a
-        section that the model's code takes no notice of. assumed: rope type → what its section holds where silent.
+        section that the model's code takes no notice of. assumed, assumed_old: rope type →
+        what its section (of the new form, of the old one) holds where it is silent.
     whole_head: the default rope type takes no notice of partial_rotary_factor.
     head_dim_derived: `head_dim` follows from other keys whatever it says. head_dim_ratio: head_dim over hidden_size /
         num_attention_heads. layer_head_dim: layer type → (key, default) of a head_dim of its own.
@@ -38,6 +40,7 @@ class Model:
     names: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     rope_parameters: Mapping[str, Any] | None = None
+    filled: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     theta: Mapping[str, str] = field(default_factory=lambda: {"": "rope_theta"})
     partial: Mapping[str, str] = field(default_factory=lambda: {"": "partial_rotary_factor"})
     scaled: tuple[str, ...] = ("",)
@@ -45,6 +48,7 @@ class Model:
     keys: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     assumed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    assumed_old: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     whole_head: bool = False
     head_dim_derived: bool = False
     head_dim_ratio: int = 1

@@ -61,7 +61,7 @@ def _old_layered(given: Config, text: Config, known: Model) -> dict[str, Section
             value = _of_layer(text.get(keys.get(label, "")), label, text)
             if value is not None and name not in given:
                 section[name] = value
-        found[label] = section
+        found[label] = {**known.assumed_old.get(section.get("rope_type", "default"), {}), **section}
     return found
 
 
@@ -76,7 +76,7 @@ def _of_layer(value: Any, label: str, text: Config) -> Any:
 def _filled(label: str, section: Section, text: Config, known: Model) -> Section:
     """Return the section with its base, its rotated share and its original length."""
     theta = text.get(known.theta.get(label, "rope_theta" if not known.theta else ""))
-    default = ((known.rope_parameters or {}).get(label) or {}) if known.layered else known.defaults
+    default = known.filled.get(label, {}) if label else known.defaults
     section.setdefault("rope_theta", theta if theta is not None else default.get("rope_theta", DEFAULT_THETA))
     if known.theta_ratio is not None:
         section["rope_theta"] *= text.get(known.theta_ratio, 1)
@@ -89,6 +89,8 @@ def _filled(label: str, section: Section, text: Config, known: Model) -> Section
         partial = text.get(key, default.get("partial_rotary_factor"))
         if partial is not None:
             section.setdefault("partial_rotary_factor", partial)
+    kind = str(section.get("rope_type", section.get("type", "default")))
+    section = {**known.assumed.get(kind, {}), **section}
     if not label and text.get("original_max_position_embeddings") is not None:
         section["original_max_position_embeddings"] = text["original_max_position_embeddings"]
     return section
@@ -103,4 +105,4 @@ def _renamed(section: Config, known: Model) -> Section:
     for key in ("rope_type", "type"):
         if key in kept:
             kept[key] = known.types.get(kept[key], kept[key])
-    return {**known.assumed.get(kept.get("rope_type", kept.get("type", "")), {}), **kept}
+    return kept

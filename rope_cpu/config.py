@@ -56,8 +56,8 @@ def read(
             "pairs (2i, 2i+1), False for (i, i+n))"
         )
     known = known or Model()
-    _refuse(text, known)
     values = with_defaults(text, known)
+    _refuse(values, known)
     label, section = _pick(sections(text, known), values, layer_type, known)
     return _spec(values, known, label, section, _pairing(values, known, interleaved), angle_dtype)
 
@@ -131,10 +131,10 @@ def _layer_config(values: Config, label: str | None) -> Config:
     return {}
 
 
-def _refuse(text: Config, known: Model) -> None:
+def _refuse(values: Config, known: Model) -> None:
     for key, (value, reason) in known.refuse.items():
-        if key in text and text[key] == value:
-            raise ValueError(f"`{key}` is {text[key]!r} in a config of model type {text.get('model_type')!r}: {reason}")
+        if values.get(key) == value:
+            raise ValueError(f"`{key}` is {value!r} in a config of model type {values.get('model_type')!r}: {reason}")
 
 
 def _pairing(values: Config, known: Model, interleaved: bool | None) -> bool:
@@ -187,4 +187,7 @@ def _spec(
         spec = replace(spec, inv_freq=-spec.inv_freq)
     if shares is None:
         return spec
-    return axes.spread_spec(spec, shares, bool(known.mrope_interleaved if dealt is None else dealt))
+    dealt = bool(known.mrope_interleaved if dealt is None else dealt)
+    if dealt and sum(shares) < spec.pairs:  # dealt out in turn, what is left over is the first axis'
+        shares = (spec.pairs - sum(shares[1:]), *shares[1:])
+    return axes.spread_spec(spec, shares, dealt)

@@ -37,6 +37,17 @@ openai_privacy_filter pe_audio_encoder pe_audio_video_encoder pe_video_encoder
 """.split()  # noqa: SIM905
 )
 
+# Model types whose positions have several coordinates, or turn other things than heads.
+SEVERAL_AXES = (
+    "efficientloftr",
+    "eomt_dinov3",
+    "sapiens2",
+    "musicflamingo",
+    "dinov3_vit",
+    "vjepa2",
+    "llama4_vision_model",
+)
+
 # Top-level keys of older files that hold a base, or the rotated share of a head.
 THETA_KEYS = (
     *("rope_theta", "rotary_emb_base", "rope_local_base_freq", "global_rope_theta", "local_rope_theta"),
@@ -94,6 +105,18 @@ def sections(cls: type[PreTrainedConfig], **given: Any) -> dict[str, Any]:
     return {key: parameters[key] for key in nested} if nested else {"": parameters}
 
 
+def filled_in(cls: type[PreTrainedConfig], labels: list[str]) -> dict[str, dict[str, float]]:
+    """Return, by layer type, the base and the rotated share that a class fills into a section without them."""
+    linear = {"rope_type": "linear", "factor": 3.0}
+    given = linear if labels == [""] else {label: dict(linear) for label in labels}
+    found = sections(cls, rope_parameters=given) or sections(cls, rope_parameters={"rope_type": "default"})
+    return {
+        label: {key: section[key] for key in ("rope_theta", "partial_rotary_factor") if section.get(key) is not None}
+        for label, section in found.items()
+        if label in labels and section
+    }
+
+
 def old_keys(cls: type[PreTrainedConfig], keys: tuple[str, ...], reads: str, value: float) -> dict[str, str]:
     """Return which old top-level key fills `reads` of which section, found by setting each key."""
     found: dict[str, str] = {}
@@ -130,9 +153,13 @@ def facts(cls: type[PreTrainedConfig], instance: PreTrainedConfig, rotary: ast.C
             defaults[name] = field.default
     parameters = sections(cls)
     flat = parameters.get("", {})
-    if "" not in parameters or flat.get("rope_type", "default") != "default":
+    filled = filled_in(cls, list(parameters))
+    if "" not in parameters or any(flat[key] != filled.get("", flat).get(key) for key in flat if key != "rope_type"):
         entry["rope_parameters"] = flat or parameters
-    defaults.update({key: flat[key] for key in ("rope_theta", "partial_rotary_factor") if flat.get(key) is not None})
+    if "" in parameters:
+        defaults.update(filled.pop("", {}))
+    if filled:
+        entry["filled"] = filled
     code = "" if rotary is None else ast.unparse(rotary)
     if section := re.search(r"'mrope_section', (\[[\d, ]+\])", code):
         entry["mrope_section"] = json.loads(section[1])
@@ -165,6 +192,14 @@ def text_part(cls: type[PreTrainedConfig]) -> tuple[str, PreTrainedConfig | None
     return next(((key, part) for key, part in parts.items() if isinstance(part, PreTrainedConfig)), ("", None))
 
 
+def parts_of(cls: type[PreTrainedConfig]) -> set[str]:
+    """Return the names of the config classes of a whole's parts."""
+    try:
+        return {type(part).__name__ for part in vars(cls()).values() if isinstance(part, PreTrainedConfig)}
+    except Exception:  # nothing is known of a class that needs arguments
+        return set()
+
+
 def main() -> None:
     """Write the table."""
     warnings.simplefilter("ignore")
@@ -183,9 +218,9 @@ def main() -> None:
         found = rotaries.setdefault(folder, rotary_modules(folder))
         rotary = found.get(name)
         if rotary is None:  # some text modules are annotated with the config of the whole
-            wholes = {n: text_part(c) for (f, n), c in classes.items() if f == folder and n in found}
-            rotary = next((found[n] for n, part in wholes.items() if type(part[1]).__name__ == name), None)
-        axial = cls.default_rope_type == "axial" or cls.model_type.endswith("_vision")
+            wholes = {n: parts_of(c) for (f, n), c in classes.items() if f == folder and n in found}
+            rotary = next((found[n] for n, parts in wholes.items() if name in parts), None)
+        axial = cls.default_rope_type == "axial" or cls.model_type.endswith("_vision") or cls.model_type in SEVERAL_AXES
         rotates = getattr(instance, "rope_parameters", None) or (rotary is not None and hasattr(instance, "rope_theta"))
         if rotates and not axial:
             instance.allow_global_per_layer_attribute_access = True
