@@ -162,9 +162,17 @@ def test_llama4_vision():
     assert np.array_equal(ours[:, -1], x[:, -1])
 
 
+CENTRES = [
+    ("dinov3_vit", "DINOv3ViTConfig", "DINOv3ViTRopePositionEmbedding", {}),
+    ("eomt_dinov3", "EomtDinov3Config", "EomtDinov3RotaryEmbedding", {}),
+    ("sapiens2", "Sapiens2Config", "Sapiens2RopePositionEmbedding", {"num_hidden_layers": 24}),
+]
+
+
+@pytest.mark.parametrize(("folder", "config_name", "rotary_name", "values"), CENTRES)
 @pytest.mark.parametrize("size", [(112, 112), (64, 160)])
-def test_dinov3(size):
-    config = config_of("dinov3_vit", "DINOv3ViTConfig", patch_size=16, hidden_size=384, num_attention_heads=6)
+def test_patch_centres(folder, config_name, rotary_name, values, size):
+    config = config_of(folder, config_name, patch_size=16, hidden_size=384, num_attention_heads=6, **values)
     rope = RotaryEmbedding.from_spec(vision.read(config.to_dict()))
     rows, columns = size[0] // 16, size[1] // 16
     prefix = 1 + 4
@@ -172,12 +180,25 @@ def test_dinov3(size):
     # Patch centres have no zero id, so the class and register tokens in front are the only ones left alone.
     ids = positions.with_unrotated(ids, before=prefix)
     x = heads(len(ids), 6, 64)
-    cos, sin = load("dinov3_vit", "DINOv3ViTRopePositionEmbedding")(config).eval()(torch.zeros(1, 3, *size))
+    cos, sin = load(folder, rotary_name)(config).eval()(torch.zeros(1, 3, *size))
     q = torch.from_numpy(x).transpose(1, 2)
-    theirs = load("dinov3_vit", "apply_rotary_pos_emb")(q, q, cos, sin)[0].transpose(1, 2).numpy()
+    theirs = load(folder, "apply_rotary_pos_emb")(q, q, cos, sin)[0].transpose(1, 2).numpy()
     ours = rope.rotate(x, ids)
     agrees(ours, theirs, x, ids, rope.inv_freq)
     assert np.array_equal(ours[:, :prefix], x[:, :prefix])
+
+
+def test_efficientloftr_turns_all_heads_as_one_vector():
+    config = config_of("efficientloftr", "EfficientLoFTRConfig")
+    rope = RotaryEmbedding.from_spec(vision.read(config.to_dict()))
+    assert rope.head_dim == config.hidden_size
+    cos, sin = load("efficientloftr", "EfficientLoFTRRotaryEmbedding")(config)(torch.zeros(1, 256, 24, 32))
+    ids = positions.grid(cos.shape[1:3], start=1)
+    x = heads(len(ids), 1, rope.head_dim)
+    q = torch.from_numpy(x)
+    rows = (cos.reshape(1, len(ids), -1), sin.reshape(1, len(ids), -1))
+    theirs = load("efficientloftr", "apply_rotary_pos_emb")(q, q, *rows, unsqueeze_dim=2)[0].numpy()
+    agrees(rope.rotate(x, ids), theirs, x, ids, rope.inv_freq)
 
 
 def test_ernie_text():
