@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding, positions, vision
+from rope_cpu.config import read
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -201,44 +205,95 @@ def test_efficientloftr_turns_all_heads_as_one_vector():
     agrees(rope.rotate(x, ids), theirs, x, ids, rope.inv_freq)
 
 
-def test_ernie_text():
-    config = config_of("ernie4_5_vl_moe", "Ernie4_5_VLMoeTextConfig", head_dim=128)
-    config.rope_parameters["mrope_section"] = [22, 22, 20]
-    rope = RotaryEmbedding.from_spec(vision.read(config.to_dict()))
-    ids = RANDOM.integers(0, 500, size=(1, 20, 3))
-    x = heads(20, 4, 128)
-    module = load("ernie4_5_vl_moe", "Ernie4_5_VLMoeTextRotaryEmbedding")(config)
-    q = torch.from_numpy(x).transpose(1, 2)
-    cos, sin = module(q, torch.from_numpy(ids.transpose(2, 0, 1)))
-    theirs = load("ernie4_5_vl_moe", "apply_rotary_pos_emb")(q, q, cos, sin)[0].transpose(1, 2).numpy()
-    agrees(rope.rotate(x, ids), theirs, x, ids, rope.inv_freq)
+# Rotary classes of language models with several axes that are refused, and the words that say why.
+REFUSED = {"HunYuanVLRotaryEmbedding": "no rotation", "NeoMMERotaryEmbedding": "kinds of layers"}
 
 
-# Folder, text configuration, rotary, and how a user writes it.
-TEXTS = [
-    ("qwen2_vl", "Qwen2VLTextConfig", "Qwen2VLRotaryEmbedding", (16, 24, 24), False, False),
-    ("qwen2_5_vl", "Qwen2_5_VLTextConfig", "Qwen2_5_VLRotaryEmbedding", (16, 24, 24), False, False),
-    ("qwen3_vl", "Qwen3VLTextConfig", "Qwen3VLTextRotaryEmbedding", (24, 20, 20), True, False),
-    ("glm4v", "Glm4vTextConfig", "Glm4vTextRotaryEmbedding", (8, 12, 12), False, True),
+def language_rotaries():
+    """Return (folder, rotary class, configuration class) of every rotary of several axes that is no vision tower's.
+
+    Found in the sources: classes that put together frequencies of several axes, but those compared above.
+    """
+    root = Path(importlib.import_module("transformers").__file__).parent / "models"
+    compared = {name for _, _, name, _ in TOWERS}
+    for path in sorted(root.glob("*/modeling_*.py")):
+        text = path.read_text()
+        if "def recomposition_frequencies" not in text:
+            continue
+        for node in ast.parse(text).body:
+            methods = {n.name: n for n in getattr(node, "body", ()) if isinstance(n, ast.FunctionDef)}
+            if "recomposition_frequencies" in methods and node.name not in compared:
+                yield path.parent.name, node.name, methods["__init__"].args.args[1].annotation.id
+
+
+LANGUAGE = list(language_rotaries())
+
+
+def test_the_sweep_finds_the_models_it_must():
+    found = {folder for folder, *_ in LANGUAGE}
+    assert {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "ernie4_5_vl_moe", "qwen2_5_omni", "qwen3_5"} <= found
+    assert len(found) >= 17
+
+
+def language_config(folder, config_name):
+    """Return a configuration with heads of 128 and shares of the axes that fit them; the defaults often do not."""
+    module = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
+    # Some classes are annotated with the whole model's configuration, but are given the language model's.
+    part = re.sub(r"(VL|Text)?Config$", "TextConfig", config_name), re.sub("Config$", "TextConfig", config_name)
+    name = next((name for name in part if hasattr(module, name)), config_name)
+    values = getattr(module, name)(hidden_size=512, num_attention_heads=4, num_key_value_heads=4)
+    values.head_dim = 128
+    sections = values.rope_parameters or {kind: {} for kind in set(values.layer_types)}
+    for section in sections.values() if isinstance(next(iter(sections.values())), dict) else [sections]:
+        pairs = int(128 * section.get("partial_rotary_factor", 1)) // 2
+        third = pairs // 3
+        shares = [pairs - 2 * third, third, third]
+        section.setdefault("rope_type", "default")
+        section.setdefault("rope_theta", 20000.0)
+        section["mrope_section"] = shares[::-1] if folder == "ernie4_5_vl_moe" else shares
+    values.rope_parameters = sections
+    return values
+
+
+@pytest.mark.parametrize(("folder", "rotary_name", "config_name"), LANGUAGE, ids=lambda value: value[:24])
+def test_language_model_with_several_axes_equals_its_module(folder, rotary_name, config_name):
+    values = language_config(folder, config_name)
+    nested = {key for key, section in values.rope_parameters.items() if isinstance(section, dict)}
+    for layer_type in nested or {None}:
+        if rotary_name in REFUSED:
+            with pytest.raises(ValueError, match=REFUSED[rotary_name]):
+                read(values.to_dict(), layer_type=layer_type)
+            continue
+        rope = RotaryEmbedding.from_spec(read(values.to_dict(), layer_type=layer_type))
+        ids = RANDOM.integers(0, 500, size=(2, 20, 3))
+        x = np.repeat(heads(20, 4, rope.head_dim), 2, axis=0)
+        q = torch.from_numpy(x).transpose(1, 2)
+        more = () if layer_type is None else (layer_type,)
+        cos, sin = load(folder, rotary_name)(values)(q, torch.from_numpy(ids.transpose(2, 0, 1)), *more)
+        theirs = load(folder, "apply_rotary_pos_emb")(q, q, cos, sin)[0].transpose(1, 2).numpy()
+        agrees(rope.rotate(x, ids), theirs, x, ids, rope.inv_freq)
+        # A text token has the same id on all axes, so none need be given.
+        assert np.array_equal(rope.rotate(x), rope.rotate(x, np.repeat(np.arange(20), 3).reshape(20, 3)))
+
+
+# How a user writes them without a configuration.
+BY_HAND = [
+    ("qwen2_vl", "Qwen2VLTextConfig", (16, 24, 24), False, False),
+    ("qwen2_5_vl", "Qwen2_5_VLTextConfig", (16, 24, 24), False, False),
+    ("qwen3_vl", "Qwen3VLTextConfig", (24, 20, 20), True, False),
+    ("glm4v", "Glm4vTextConfig", (8, 12, 12), False, True),
 ]
 
 
-@pytest.mark.parametrize(("folder", "config_name", "rotary_name", "section", "dealt", "interleaved"), TEXTS)
-def test_mrope_text_equals_its_module(folder, config_name, rotary_name, section, dealt, interleaved):
-    config = config_of(folder, config_name, hidden_size=512, num_attention_heads=4)
-    config.head_dim = 128
-    theta = 1e6
-    config.rope_parameters = {"rope_type": "default", "rope_theta": theta, "mrope_section": list(section)}
-    config.rope_parameters["partial_rotary_factor"] = 2 * sum(section) / 128
-    rope = RotaryEmbedding.mrope(128, section, rope_theta=theta, mrope_interleaved=dealt, interleaved=interleaved)
-    ids = RANDOM.integers(0, 500, size=(2, 20, 3))
-    x = np.repeat(heads(20, 4, 128), 2, axis=0)
-    q = torch.from_numpy(x).transpose(1, 2)
-    cos, sin = load(folder, rotary_name)(config)(q, torch.from_numpy(ids.transpose(2, 0, 1)))
-    theirs = load(folder, "apply_rotary_pos_emb")(q, q, cos, sin)[0].transpose(1, 2).numpy()
-    agrees(rope.rotate(x, ids), theirs, x, ids, rope.inv_freq)
-    text = rope.rotate(x)
-    assert np.array_equal(text, rope.rotate(x, np.repeat(np.arange(20), 3).reshape(20, 3)))
+@pytest.mark.parametrize(("folder", "config_name", "section", "dealt", "interleaved"), BY_HAND)
+def test_mrope_by_hand_is_the_configured_one(folder, config_name, section, dealt, interleaved):
+    values = config_of(folder, config_name, hidden_size=512, num_attention_heads=4).to_dict()
+    values["head_dim"] = 128
+    values["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(section)}
+    if sum(section) != 64:
+        values["rope_parameters"]["partial_rotary_factor"] = 2 * sum(section) / 128
+    by_hand = RotaryEmbedding.mrope(128, section, rope_theta=1e6, mrope_interleaved=dealt, interleaved=interleaved)
+    assert by_hand.spec == read(values)
 
 
 def test_vjepa2_is_refused_because_it_is_no_rotation():
