@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding, positions, vision
-from rope_cpu.config import read
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -105,7 +104,7 @@ def theirs_applied(function, apply, x, cos, sin, ids):
 )
 def test_tower_equals_its_module(folder, config_name, rotary_name, function):
     config = config_of(folder, config_name)
-    rope = RotaryEmbedding.from_spec(vision.read(config.to_dict()))
+    rope = RotaryEmbedding.from_config(config.to_dict())
     grid = positions.grid((3, 7, 9)[3 - rope.axes :])
     x = heads(len(grid), 4, rope.head_dim)
     ids = torch.from_numpy(grid)
@@ -121,7 +120,7 @@ def test_tower_equals_its_module(folder, config_name, rotary_name, function):
 def test_float32_frequencies_are_theirs(folder, config_name, rotary_name, function):
     """Bit by bit but for the power function: torch's is off by a unit in the last place now and then."""
     config = config_of(folder, config_name)
-    spec = vision.read(config.to_dict(), angle_dtype="float32")
+    spec = RotaryEmbedding.from_config(config.to_dict(), angle_dtype="float32")
     theirs = np.unique(load(folder, rotary_name)(config).inv_freq.double().numpy())
     ours = np.unique(spec.inv_freq[spec.inv_freq != 0])
     assert (ours == theirs).mean() > 0.9
@@ -153,7 +152,7 @@ def test_every_axial_configuration_of_transformers_is_here():
 
 def test_llama4_vision():
     config = config_of("llama4", "Llama4VisionConfig", image_size=112, patch_size=14)
-    rope = RotaryEmbedding.from_spec(vision.read(config.to_dict()))
+    rope = RotaryEmbedding.from_config(config.to_dict())
     side = 112 // 14
     # Positions start at 1; the class token comes last and stays unrotated.
     ids = positions.with_unrotated(positions.grid((side, side), start=1), after=1)
@@ -177,7 +176,7 @@ CENTRES = [
 @pytest.mark.parametrize("size", [(112, 112), (64, 160)])
 def test_patch_centres(folder, config_name, rotary_name, values, size):
     config = config_of(folder, config_name, patch_size=16, hidden_size=384, num_attention_heads=6, **values)
-    rope = RotaryEmbedding.from_spec(vision.read(config.to_dict()))
+    rope = RotaryEmbedding.from_config(config.to_dict())
     rows, columns = size[0] // 16, size[1] // 16
     prefix = 1 + 4
     ids = positions.grid((rows, columns), centred=True, scale=(2 / rows, 2 / columns))
@@ -194,7 +193,7 @@ def test_patch_centres(folder, config_name, rotary_name, values, size):
 
 def test_efficientloftr_turns_all_heads_as_one_vector():
     config = config_of("efficientloftr", "EfficientLoFTRConfig")
-    rope = RotaryEmbedding.from_spec(vision.read(config.to_dict()))
+    rope = RotaryEmbedding.from_config(config.to_dict())
     assert rope.head_dim == config.hidden_size
     cos, sin = load("efficientloftr", "EfficientLoFTRRotaryEmbedding")(config)(torch.zeros(1, 256, 24, 32))
     ids = positions.grid(cos.shape[1:3], start=1)
@@ -262,9 +261,9 @@ def test_language_model_with_several_axes_equals_its_module(folder, rotary_name,
     for layer_type in nested or {None}:
         if rotary_name in REFUSED:
             with pytest.raises(ValueError, match=REFUSED[rotary_name]):
-                read(values.to_dict(), layer_type=layer_type)
+                RotaryEmbedding.from_config(values.to_dict(), layer_type=layer_type)
             continue
-        rope = RotaryEmbedding.from_spec(read(values.to_dict(), layer_type=layer_type))
+        rope = RotaryEmbedding.from_config(values.to_dict(), layer_type=layer_type)
         ids = RANDOM.integers(0, 500, size=(2, 20, 3))
         x = np.repeat(heads(20, 4, rope.head_dim), 2, axis=0)
         q = torch.from_numpy(x).transpose(1, 2)
@@ -293,13 +292,13 @@ def test_mrope_by_hand_is_the_configured_one(folder, config_name, section, dealt
     if sum(section) != 64:
         values["rope_parameters"]["partial_rotary_factor"] = 2 * sum(section) / 128
     by_hand = RotaryEmbedding.mrope(128, section, rope_theta=1e6, mrope_interleaved=dealt, interleaved=interleaved)
-    assert by_hand.spec == read(values)
+    assert by_hand == RotaryEmbedding.from_config(values)
 
 
 def test_vjepa2_is_refused_because_it_is_no_rotation():
     config = config_of("vjepa2", "VJEPA2Config")
     with pytest.raises(ValueError, match="no rotation"):
-        vision.read(config.to_dict())
+        RotaryEmbedding.from_config(config.to_dict())
     rotate = load("vjepa2", "rotate_queries_or_keys")
     x = torch.from_numpy(heads(6, 1, 8)).transpose(1, 2)
     turned = rotate(x, torch.arange(6.0))
