@@ -31,7 +31,6 @@ def solve(generators: ArrayLike) -> tuple[RopeSpec, Float64]:
     matrices, eps = _matrices(generators)
     _refuse_asymmetry(matrices, eps)
     _refuse_noncommuting(matrices, eps)
-    matrices = (matrices - matrices.transpose(0, 2, 1)) / 2
     basis, inv_freq = _planes(matrices, eps)
     pairs = inv_freq.shape[1]
     order = np.lexsort(-np.abs(inv_freq[::-1]))  # fastest planes first, axis 0 before the others

@@ -20,8 +20,8 @@ def read(config: Mapping[str, Any], *, angle_dtype: str = "float64") -> RopeSpec
     config: of the tower itself (`config["vision_config"]`, see `tower`), or of a diffusers transformer.
 
     Positions have the coordinates (row, column), (time, row, column) for video. They start at 0, but at 1 for Llama-4
-    (the class token has id 0) and EfficientLoFTR; DINOv3 takes patch centres from -1 to 1; for diffusers see
-    `rope_cpu.diffusion`.
+    (the class token has id 0) and EfficientLoFTR (all heads as one vector); DINOv3, EoMT and Sapiens-2 take patch
+    centres from -1 to 1; for diffusers see `rope_cpu.diffusion`.
 
     Raises ValueError where a key is missing or the model's form is no rotation.
     Source: the modules of the same names in transformers 5.23.
@@ -29,15 +29,14 @@ def read(config: Mapping[str, Any], *, angle_dtype: str = "float64") -> RopeSpec
     if diffusion.is_transformer(config):
         return diffusion.read(config, angle_dtype=angle_dtype)
     model_type = config.get("model_type")
-    if model_type in NO_ROTATION:
-        raise ValueError(f"`model_type` is {model_type!r}: {NO_ROTATION[model_type]}")
+    if model_type in REFUSED:
+        raise ValueError(f"`model_type` is {model_type!r}: {REFUSED[model_type]}")
     if model_type in _ERNIE:
         return _ernie(config, angle_dtype)
     found = TOWERS.get(str(model_type))
     if found is None:
         return None
-    theta = _theta(config, found.rope_theta)
-    return found.build(found.head_dim(config), theta, angle_dtype)
+    return found.build(found.head_dim(config), _theta(config, found), angle_dtype)
 
 
 def tower(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,6 +63,7 @@ class Tower:
 
     build: Builder
     rope_theta: float = 10000.0
+    partial: float = 1.0  # the only partial_rotary_factor that the model works with
     head_dim: Callable[[Mapping[str, Any]], int] = lambda config: _head_dim(config, "hidden_size")
 
 
@@ -88,16 +88,19 @@ def _memory_head_dim(config: Mapping[str, Any]) -> int:
     return width // (rate * heads)
 
 
-def _theta(config: Mapping[str, Any], default: float) -> float:
-    """Return the base; raise for a section that asks for more than one."""
+def _theta(config: Mapping[str, Any], known: Tower) -> float:
+    """Return the base; raise for a section that asks for more than that."""
     section = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope_type = section.get("rope_type", section.get("type", "axial"))
     if rope_type not in ("axial", "default"):
         raise ValueError(f"`rope_type` is {rope_type!r}; vision towers take no scaling")
+    partial = section.get("partial_rotary_factor", known.partial)
+    if partial != known.partial:
+        raise ValueError(f"`partial_rotary_factor` is {partial!r}; this vision tower has {known.partial}")
     unknown = set(section) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
     if unknown:
         raise ValueError(f"`rope_parameters` holds {sorted(unknown)}, which a vision tower has no use for")
-    theta = section.get("rope_theta", config.get("rope_theta", default))
+    theta = section.get("rope_theta", config.get("rope_theta", known.rope_theta))
     return float(theta)
 
 
@@ -199,11 +202,18 @@ TOWERS: dict[str, Tower] = {
     "kimi_k25_vision": Tower(_turns((1, 0), interleaved=False)),
     "gemma4_vision": Tower(_blocks, rope_theta=100.0),
     "pixtral": Tower(_alternate),
-    "dinov3_vit": Tower(_whole_turns, rope_theta=100.0),
+    **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2"), Tower(_whole_turns, rope_theta=100.0)),
+    # Before heads part: one vector of hidden_size, and four times the frequencies of a head.
+    "efficientloftr": Tower(
+        _turns((0, 1), interleaved=True), head_dim=lambda config: _first(config, "hidden_size"), partial=4.0
+    ),
 }  # fmt: skip
 
-NO_ROTATION = {
+REFUSED = {
     "vjepa2": "it gives the two members of an adjacent pair angles of different frequencies, which is no rotation",
     "hunyuan_vl": "its doubled sections give the two members of a pair different axes, which is no rotation",
+    "hunyuan_vl_text": "its doubled sections give the two members of a pair different axes, which is no rotation",
     "lightglue": "its frequencies are weights; pass them to RotaryEmbedding.from_inv_freq(weight.T, interleaved=True)",
+    "neomme": "its kinds of layers have bases of their own; pass frequencies (2, pairs), even pairs in the first row "
+    "and odd ones in the second, to RotaryEmbedding.from_inv_freq",
 }

@@ -1,4 +1,4 @@
-"""The example that compares text, images and videos: every plan is the rotation it says, and it prints a line for each."""
+"""The example that compares text, images and videos: every plan is the rotation it says, and each gets a line."""
 
 from __future__ import annotations
 

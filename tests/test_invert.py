@@ -19,6 +19,7 @@ RANGES = {
     "2-D": (axes.axial(64, 2).inv_freq[0, :, 0], 0, 35000),
     "3-D": (axes.axial(128, 3, axis_dims=(16, 56, 56)).inv_freq[0, :, 0], (-50, 0, 0), (50, 1000, 3000)),
     "M-RoPE": (axes.mrope(128, [24, 20, 20], rope_theta=5e6, mrope_interleaved=True).inv_freq[0, :, 0], 0, 262144),
+    "axes of very different speed": (np.diag([1.0, 1e-9]), 0, (6, 6e9)),
     "mixed": (DENSE, -64, 64),
     "mixed, by head": (HEADS, -64, 64),
 }
@@ -84,6 +85,14 @@ def test_range_of_mixed_frequencies_is_safe():
     angles = net @ DENSE
     turned = np.abs(angles - 2 * np.pi * np.rint(angles / (2 * np.pi))).max(axis=1)
     assert turned.min() > 0.05
+
+
+def test_range_of_mixed_frequencies_is_as_large_as_it_can_be():
+    """(π, π) turns the first pair by a whole turn and the second not at all."""
+    inv_freq = [[1.0, 0.5], [1.0, -0.5]]
+    assert unique_range(inv_freq).tolist() == pytest.approx([np.pi, np.pi])
+    angles = np.array([np.pi, np.pi]) @ inv_freq
+    np.testing.assert_allclose(np.exp(1j * angles), 1, atol=1e-15)
 
 
 def test_parallel_mixed_frequencies_determine_nothing():

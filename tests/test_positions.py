@@ -76,8 +76,8 @@ def test_mrope_token_by_token():
 
 def test_mrope_seconds_split_and_merged_frames():
     video = {"video_grid_thw": [[3, 2, 2]], "merge_size": 2}
-    ids, _ = positions.mrope([[2] * 3], seconds_per_grid=[0.7], tokens_per_second=2, **video)
-    assert ids[0].tolist() == [[math.floor(0.7 * 2 * t), 0, 0] for t in range(3)]
+    ids, _ = positions.mrope([[2] * 3], seconds_per_grid=[0.8], tokens_per_second=2, **video)
+    assert ids[0].tolist() == [[math.floor(0.8 * 2 * t), 0, 0] for t in range(3)]
     ids, offset = positions.mrope([[0, 2, 0, 2, 0, 2, 0]], split_frames=True, **video)
     assert ids[0].tolist() == [[t] * 3 for t in range(7)]
     assert offset.tolist() == [0]

@@ -68,7 +68,7 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_video_and_image_models_equal_their_closed_form(name):
     config, widths, theta, ids = FORMS[name]
-    rope = RotaryEmbedding.from_spec(vision.read(config))
+    rope = RotaryEmbedding.from_config(config)
     assert rope.interleaved
     x = RANDOM.normal(size=(len(ids), 2, sum(widths)))
     exact = turned(x, axis_by_axis(ids, widths, theta)[:, None])
@@ -78,7 +78,7 @@ def test_video_and_image_models_equal_their_closed_form(name):
 @pytest.mark.parametrize(("config", "width"), [(LTX2, 4096), (LTX, 2048)])
 def test_ltx_turns_all_heads_as_one_vector(config, width):
     """Frequency k of n on the three axes in turn, from the end of what three axes cannot share, before heads part."""
-    rope = RotaryEmbedding.from_spec(vision.read(config))
+    rope = RotaryEmbedding.from_config(config)
     ids = RANDOM.uniform(-1, 1, size=(10, 3))
     count, heads = width // 6, config["num_attention_heads"]
     spare = width // 2 - 3 * count

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,7 +104,7 @@ def theirs_applied(function, apply, x, cos, sin, ids):
 )
 def test_tower_equals_its_module(folder, config_name, rotary_name, function):
     config = config_of(folder, config_name)
-    rope = RotaryEmbedding.from_spec(vision.read(config.to_dict()))
+    rope = RotaryEmbedding.from_config(config.to_dict())
     grid = positions.grid((3, 7, 9)[3 - rope.axes :])
     x = heads(len(grid), 4, rope.head_dim)
     ids = torch.from_numpy(grid)
@@ -117,7 +120,7 @@ def test_tower_equals_its_module(folder, config_name, rotary_name, function):
 def test_float32_frequencies_are_theirs(folder, config_name, rotary_name, function):
     """Bit by bit but for the power function: torch's is off by a unit in the last place now and then."""
     config = config_of(folder, config_name)
-    spec = vision.read(config.to_dict(), angle_dtype="float32")
+    spec = RotaryEmbedding.from_config(config.to_dict(), angle_dtype="float32")
     theirs = np.unique(load(folder, rotary_name)(config).inv_freq.double().numpy())
     ours = np.unique(spec.inv_freq[spec.inv_freq != 0])
     assert (ours == theirs).mean() > 0.9
@@ -149,7 +152,7 @@ def test_every_axial_configuration_of_transformers_is_here():
 
 def test_llama4_vision():
     config = config_of("llama4", "Llama4VisionConfig", image_size=112, patch_size=14)
-    rope = RotaryEmbedding.from_spec(vision.read(config.to_dict()))
+    rope = RotaryEmbedding.from_config(config.to_dict())
     side = 112 // 14
     # Positions start at 1; the class token comes last and stays unrotated.
     ids = positions.with_unrotated(positions.grid((side, side), start=1), after=1)
@@ -162,68 +165,140 @@ def test_llama4_vision():
     assert np.array_equal(ours[:, -1], x[:, -1])
 
 
+CENTRES = [
+    ("dinov3_vit", "DINOv3ViTConfig", "DINOv3ViTRopePositionEmbedding", {}),
+    ("eomt_dinov3", "EomtDinov3Config", "EomtDinov3RotaryEmbedding", {}),
+    ("sapiens2", "Sapiens2Config", "Sapiens2RopePositionEmbedding", {"num_hidden_layers": 24}),
+]
+
+
+@pytest.mark.parametrize(("folder", "config_name", "rotary_name", "values"), CENTRES)
 @pytest.mark.parametrize("size", [(112, 112), (64, 160)])
-def test_dinov3(size):
-    config = config_of("dinov3_vit", "DINOv3ViTConfig", patch_size=16, hidden_size=384, num_attention_heads=6)
-    rope = RotaryEmbedding.from_spec(vision.read(config.to_dict()))
+def test_patch_centres(folder, config_name, rotary_name, values, size):
+    config = config_of(folder, config_name, patch_size=16, hidden_size=384, num_attention_heads=6, **values)
+    rope = RotaryEmbedding.from_config(config.to_dict())
     rows, columns = size[0] // 16, size[1] // 16
     prefix = 1 + 4
     ids = positions.grid((rows, columns), centred=True, scale=(2 / rows, 2 / columns))
     # Patch centres have no zero id, so the class and register tokens in front are the only ones left alone.
     ids = positions.with_unrotated(ids, before=prefix)
     x = heads(len(ids), 6, 64)
-    cos, sin = load("dinov3_vit", "DINOv3ViTRopePositionEmbedding")(config).eval()(torch.zeros(1, 3, *size))
+    cos, sin = load(folder, rotary_name)(config).eval()(torch.zeros(1, 3, *size))
     q = torch.from_numpy(x).transpose(1, 2)
-    theirs = load("dinov3_vit", "apply_rotary_pos_emb")(q, q, cos, sin)[0].transpose(1, 2).numpy()
+    theirs = load(folder, "apply_rotary_pos_emb")(q, q, cos, sin)[0].transpose(1, 2).numpy()
     ours = rope.rotate(x, ids)
     agrees(ours, theirs, x, ids, rope.inv_freq)
     assert np.array_equal(ours[:, :prefix], x[:, :prefix])
 
 
-def test_ernie_text():
-    config = config_of("ernie4_5_vl_moe", "Ernie4_5_VLMoeTextConfig", head_dim=128)
-    config.rope_parameters["mrope_section"] = [22, 22, 20]
-    rope = RotaryEmbedding.from_spec(vision.read(config.to_dict()))
-    ids = RANDOM.integers(0, 500, size=(1, 20, 3))
-    x = heads(20, 4, 128)
-    module = load("ernie4_5_vl_moe", "Ernie4_5_VLMoeTextRotaryEmbedding")(config)
-    q = torch.from_numpy(x).transpose(1, 2)
-    cos, sin = module(q, torch.from_numpy(ids.transpose(2, 0, 1)))
-    theirs = load("ernie4_5_vl_moe", "apply_rotary_pos_emb")(q, q, cos, sin)[0].transpose(1, 2).numpy()
+def test_efficientloftr_turns_all_heads_as_one_vector():
+    config = config_of("efficientloftr", "EfficientLoFTRConfig")
+    rope = RotaryEmbedding.from_config(config.to_dict())
+    assert rope.head_dim == config.hidden_size
+    cos, sin = load("efficientloftr", "EfficientLoFTRRotaryEmbedding")(config)(torch.zeros(1, 256, 24, 32))
+    ids = positions.grid(cos.shape[1:3], start=1)
+    x = heads(len(ids), 1, rope.head_dim)
+    q = torch.from_numpy(x)
+    rows = (cos.reshape(1, len(ids), -1), sin.reshape(1, len(ids), -1))
+    theirs = load("efficientloftr", "apply_rotary_pos_emb")(q, q, *rows, unsqueeze_dim=2)[0].numpy()
     agrees(rope.rotate(x, ids), theirs, x, ids, rope.inv_freq)
 
 
-# Folder, text configuration, rotary, and how a user writes it.
-TEXTS = [
-    ("qwen2_vl", "Qwen2VLTextConfig", "Qwen2VLRotaryEmbedding", (16, 24, 24), False, False),
-    ("qwen2_5_vl", "Qwen2_5_VLTextConfig", "Qwen2_5_VLRotaryEmbedding", (16, 24, 24), False, False),
-    ("qwen3_vl", "Qwen3VLTextConfig", "Qwen3VLTextRotaryEmbedding", (24, 20, 20), True, False),
-    ("glm4v", "Glm4vTextConfig", "Glm4vTextRotaryEmbedding", (8, 12, 12), False, True),
+# Rotary classes of language models with several axes that are refused, and the words that say why.
+REFUSED = {"HunYuanVLRotaryEmbedding": "no rotation", "NeoMMERotaryEmbedding": "kinds of layers"}
+
+
+def language_rotaries():
+    """Return (folder, rotary class, configuration class) of every rotary of several axes that is no vision tower's.
+
+    Found in the sources: classes that put together frequencies of several axes, but those compared above.
+    """
+    root = Path(importlib.import_module("transformers").__file__).parent / "models"
+    compared = {name for _, _, name, _ in TOWERS}
+    for path in sorted(root.glob("*/modeling_*.py")):
+        text = path.read_text()
+        if "def recomposition_frequencies" not in text:
+            continue
+        for node in ast.parse(text).body:
+            methods = {n.name: n for n in getattr(node, "body", ()) if isinstance(n, ast.FunctionDef)}
+            if "recomposition_frequencies" in methods and node.name not in compared:
+                yield path.parent.name, node.name, methods["__init__"].args.args[1].annotation.id
+
+
+LANGUAGE = list(language_rotaries())
+
+
+def test_the_sweep_finds_the_models_it_must():
+    found = {folder for folder, *_ in LANGUAGE}
+    assert {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "ernie4_5_vl_moe", "qwen2_5_omni", "qwen3_5"} <= found
+    assert len(found) >= 17
+
+
+def language_config(folder, config_name):
+    """Return a configuration with heads of 128 and shares of the axes that fit them; the defaults often do not."""
+    module = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
+    # Some classes are annotated with the whole model's configuration, but are given the language model's.
+    part = re.sub(r"(VL|Text)?Config$", "TextConfig", config_name), re.sub("Config$", "TextConfig", config_name)
+    name = next((name for name in part if hasattr(module, name)), config_name)
+    values = getattr(module, name)(hidden_size=512, num_attention_heads=4, num_key_value_heads=4)
+    values.head_dim = 128
+    sections = values.rope_parameters or {kind: {} for kind in set(values.layer_types)}
+    for section in sections.values() if isinstance(next(iter(sections.values())), dict) else [sections]:
+        pairs = int(128 * section.get("partial_rotary_factor", 1)) // 2
+        third = pairs // 3
+        shares = [pairs - 2 * third, third, third]
+        section.setdefault("rope_type", "default")
+        section.setdefault("rope_theta", 20000.0)
+        section["mrope_section"] = shares[::-1] if folder == "ernie4_5_vl_moe" else shares
+    values.rope_parameters = sections
+    return values
+
+
+@pytest.mark.parametrize(("folder", "rotary_name", "config_name"), LANGUAGE, ids=lambda value: value[:24])
+def test_language_model_with_several_axes_equals_its_module(folder, rotary_name, config_name):
+    values = language_config(folder, config_name)
+    nested = {key for key, section in values.rope_parameters.items() if isinstance(section, dict)}
+    for layer_type in nested or {None}:
+        if rotary_name in REFUSED:
+            with pytest.raises(ValueError, match=REFUSED[rotary_name]):
+                RotaryEmbedding.from_config(values.to_dict(), layer_type=layer_type)
+            continue
+        rope = RotaryEmbedding.from_config(values.to_dict(), layer_type=layer_type)
+        ids = RANDOM.integers(0, 500, size=(2, 20, 3))
+        x = np.repeat(heads(20, 4, rope.head_dim), 2, axis=0)
+        q = torch.from_numpy(x).transpose(1, 2)
+        more = () if layer_type is None else (layer_type,)
+        cos, sin = load(folder, rotary_name)(values)(q, torch.from_numpy(ids.transpose(2, 0, 1)), *more)
+        theirs = load(folder, "apply_rotary_pos_emb")(q, q, cos, sin)[0].transpose(1, 2).numpy()
+        agrees(rope.rotate(x, ids), theirs, x, ids, rope.inv_freq)
+        # A text token has the same id on all axes, so none need be given.
+        assert np.array_equal(rope.rotate(x), rope.rotate(x, np.repeat(np.arange(20), 3).reshape(20, 3)))
+
+
+# How a user writes them without a configuration.
+BY_HAND = [
+    ("qwen2_vl", "Qwen2VLTextConfig", (16, 24, 24), False, False),
+    ("qwen2_5_vl", "Qwen2_5_VLTextConfig", (16, 24, 24), False, False),
+    ("qwen3_vl", "Qwen3VLTextConfig", (24, 20, 20), True, False),
+    ("glm4v", "Glm4vTextConfig", (8, 12, 12), False, True),
 ]
 
 
-@pytest.mark.parametrize(("folder", "config_name", "rotary_name", "section", "dealt", "interleaved"), TEXTS)
-def test_mrope_text_equals_its_module(folder, config_name, rotary_name, section, dealt, interleaved):
-    config = config_of(folder, config_name, hidden_size=512, num_attention_heads=4)
-    config.head_dim = 128
-    theta = 1e6
-    config.rope_parameters = {"rope_type": "default", "rope_theta": theta, "mrope_section": list(section)}
-    config.rope_parameters["partial_rotary_factor"] = 2 * sum(section) / 128
-    rope = RotaryEmbedding.mrope(128, section, rope_theta=theta, mrope_interleaved=dealt, interleaved=interleaved)
-    ids = RANDOM.integers(0, 500, size=(2, 20, 3))
-    x = np.repeat(heads(20, 4, 128), 2, axis=0)
-    q = torch.from_numpy(x).transpose(1, 2)
-    cos, sin = load(folder, rotary_name)(config)(q, torch.from_numpy(ids.transpose(2, 0, 1)))
-    theirs = load(folder, "apply_rotary_pos_emb")(q, q, cos, sin)[0].transpose(1, 2).numpy()
-    agrees(rope.rotate(x, ids), theirs, x, ids, rope.inv_freq)
-    text = rope.rotate(x)
-    assert np.array_equal(text, rope.rotate(x, np.repeat(np.arange(20), 3).reshape(20, 3)))
+@pytest.mark.parametrize(("folder", "config_name", "section", "dealt", "interleaved"), BY_HAND)
+def test_mrope_by_hand_is_the_configured_one(folder, config_name, section, dealt, interleaved):
+    values = config_of(folder, config_name, hidden_size=512, num_attention_heads=4).to_dict()
+    values["head_dim"] = 128
+    values["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(section)}
+    if sum(section) != 64:
+        values["rope_parameters"]["partial_rotary_factor"] = 2 * sum(section) / 128
+    by_hand = RotaryEmbedding.mrope(128, section, rope_theta=1e6, mrope_interleaved=dealt, interleaved=interleaved)
+    assert by_hand == RotaryEmbedding.from_config(values)
 
 
 def test_vjepa2_is_refused_because_it_is_no_rotation():
     config = config_of("vjepa2", "VJEPA2Config")
     with pytest.raises(ValueError, match="no rotation"):
-        vision.read(config.to_dict())
+        RotaryEmbedding.from_config(config.to_dict())
     rotate = load("vjepa2", "rotate_queries_or_keys")
     x = torch.from_numpy(heads(6, 1, 8)).transpose(1, 2)
     turned = rotate(x, torch.arange(6.0))
