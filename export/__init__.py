@@ -5,8 +5,7 @@ try:
     import onnxruntime as _onnxruntime  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        f"rope_cpu.export needs onnx and onnxruntime, and {error.name!r} is missing: "
-        'pip install "rope-cpu[onnx]"'
+        f'rope_cpu.export needs onnx and onnxruntime, and {error.name!r} is missing: pip install "rope-cpu[onnx]"'
     ) from error
 
 from rope_cpu.export.files import save

@@ -36,11 +36,12 @@ class Angles:
 
 
 def owners(inv_freq: NDArray[np.float64]) -> NDArray[np.int64] | None:
-    """Return the axis that each pair turns by, or None where a pair turns by several; inv_freq: (axes, heads, pairs)."""
+    """Return the axis that each pair turns by, or None where some turn by several; inv_freq: (axes, heads, pairs)."""
     turning = inv_freq[:, 0, :] != 0
     if inv_freq.shape[1] > 1 or (turning.sum(axis=0) > 1).any():
         return None
-    return turning.argmax(axis=0).astype(np.int64)
+    owner: NDArray[np.int64] = turning.argmax(axis=0).astype(np.int64)
+    return owner
 
 
 def tables(rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

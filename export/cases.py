@@ -43,7 +43,8 @@ def _drawn(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
 
 
 def _left_padded(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
-    return np.maximum(np.arange(seq)[None] - rng.integers(0, seq, (batch, 1)), 0) % limit
+    ids: Array = np.maximum(np.arange(seq)[None] - rng.integers(0, seq, (batch, 1)), 0) % limit
+    return ids
 
 
 def _at_the_end(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
@@ -94,8 +95,9 @@ def cases_of(options: RopeOptions) -> list[Case]:
 
 
 def values(rng: np.random.Generator, rope: RotaryEmbedding, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Draw queries or keys (…, head_dim): normal, with tokens of very large, very small and equal elements among them."""
+    """Draw queries or keys (…, head_dim): normal, very large, very small and equal elements too."""
     x = rng.standard_normal(shape)
     scale = rng.choice([1.0, 1.0, 1.0, 1e3, 1e-3], size=(*shape[:-1], 1))
     equal = rng.random((*shape[:-1], 1)) < 0.1
-    return np.where(equal, x[..., :1], x * scale).astype(dtype)
+    drawn: Array = np.where(equal, x[..., :1], x * scale)
+    return drawn.astype(dtype)

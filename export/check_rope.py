@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,9 +39,7 @@ class RopeCheck:
         fed = FED_ROWS if options.table_inputs else COMPUTED_LIMIT
         self.limit = options.max_positions or fed
         unit = rope.spec.inv_freq.shape[2]
-        self.heads = [
-            count or unit * FREE_HEADS[min(index, 1)] for index, count in enumerate(options.heads)
-        ]
+        self.heads = [count or unit * FREE_HEADS[min(index, 1)] for index, count in enumerate(options.heads)]
 
     def outcomes(self, seed: int) -> list[Outcome]:
         """Run every case that applies."""
@@ -61,7 +60,7 @@ class RopeCheck:
     def outcome(self, case: Case, seed: int) -> Outcome:
         """Run one case."""
         feeds, ids, tensors = self._draw(case, seed)
-        about = {"case": case.name, "seed": seed, "shape": next(iter(tensors.values())).shape}
+        about: dict[str, Any] = {"case": case.name, "seed": seed, "shape": next(iter(tensors.values())).shape}
         try:
             results = self._run(feeds, tensors)
         except Exception as error:  # onnxruntime's errors share no class of their own
@@ -85,7 +84,7 @@ class RopeCheck:
             error, ratio = max(error, float(off.max())), max(ratio, float(_ratio(off, bound).max()))
             gap = np.abs(result.astype(np.float64) - kernels.astype(np.float64))
             against = max(against, float(gap.max()))
-            if not (gap <= 2 * bound).all():
+            if ratio <= 1 and not (gap <= 2 * bound).all():
                 return Outcome(**about, error=error, ratio=ratio, against_numpy=against, problem="differs from NumPy")
         return Outcome(**about, error=error, ratio=ratio, against_numpy=against)
 
@@ -96,13 +95,15 @@ class RopeCheck:
     def _draw(self, case: Case, seed: int) -> tuple[dict[str, Array], Array, dict[str, Array]]:
         """Return feeds, the ids that the tokens have, and the tensors as (batch, seq, heads, head_dim)."""
         rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
+        # The fused operators refuse sequences longer than their table, whatever the ids.
+        case = replace(case, seq=min(case.seq, self.limit))
         options, axes = self.options, self.rope.axes
         tensors = {
             name: values(rng, self.rope, (case.batch, case.seq, heads, self.rope.head_dim), self.dtype)
             for name, heads in zip(options.inputs, self.heads, strict=True)
         }
         feeds = {name: to_layout(x, options.layout) for name, x in tensors.items()}
-        first = rng.integers(0, max(self.limit - case.seq, 1), case.batch)
+        first = rng.integers(0, self.limit - case.seq + 1, case.batch)
         if options.positions == "position_ids":
             ids = case.ids(rng, case.batch, case.seq, self.limit)
             if axes > 1:

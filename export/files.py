@@ -41,7 +41,7 @@ def save(model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes
 
 @contextmanager
 def _outside(tensors: list[onnx.TensorProto], file: Path, location: str) -> Iterator[None]:
-    """Write the tensors' bytes to `file`, and let them point there for the time being: a copy would double the memory."""
+    """Write the tensors' bytes to `file` and let them point there for the time being: a copy doubles the memory."""
     kept: list[tuple[onnx.TensorProto, bytes]] = []
     try:
         if tensors:

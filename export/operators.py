@@ -32,12 +32,14 @@ class OperatorRotator(Rotator):
             self.graph.split("Split", [value, self.graph.ints(*pairs)], f"{name}_by_block", names, axis=-1)
             for value, name in ((found.cos, "cos"), (found.sin, "sin"))
         )
-        return [(replace(found, cos=c, sin=s, pairs=n), name) for c, s, n, name in zip(cos, sin, pairs, names, strict=True)]
+        return [
+            (replace(found, cos=c, sin=s, pairs=n), name) for c, s, n, name in zip(cos, sin, pairs, names, strict=True)
+        ]
 
     def rotate(self, x: str, heads: int | None) -> str:
         """Rotate `x` as it is where the operator takes three axes, else by head."""
         if self.layout == "bsd" and len(self.rope.blocks) == 1:
-            shape = ["batch", "sequence", (heads or 0) * self.rope.head_dim]
+            shape: list[str | int] = ["batch", "sequence", (heads or 0) * self.rope.head_dim]
             return self.operator(x, self._tables[0], "rotate", shape, **self._attributes(heads))
         return super().rotate(x, heads)
 
@@ -46,7 +48,7 @@ class OperatorRotator(Rotator):
         order = LAYOUTS[self.layout].to_bhsd
         if order:
             x = self.graph.node("Transpose", [x], "to_bhsd", perm=order)
-        shape = ["batch", heads or f"{x}_heads", "sequence", self.rope.head_dim]
+        shape: list[str | int] = ["batch", heads or f"{x}_heads", "sequence", self.rope.head_dim]
         if len(self.rope.blocks) == 1 and self.takes_partial(heads):
             y = self.operator(x, self._tables[0], "rotate", shape, **self._attributes(heads))
         else:
@@ -94,7 +96,9 @@ class OnnxRotator(OperatorRotator):
         if angles.ids is not None and angles.owner is None:
             return [angles.cos, angles.sin, self.expanded(angles.ids, "position_ids_by_batch")]
         found = angle_ops.of_tokens(self.graph, angles)
-        return [self.expanded(v, f"{name}/{n}_by_batch", found.pairs) for v, n in ((found.cos, "cos"), (found.sin, "sin"))]
+        return [
+            self.expanded(v, f"{name}/{n}_by_batch", found.pairs) for v, n in ((found.cos, "cos"), (found.sin, "sin"))
+        ]
 
     def operator(self, x: str, tables: list[str], name: str, shape: list[str | int], **attributes: Any) -> str:
         """Add RotaryEmbedding(x, cos, sin[, ids])."""

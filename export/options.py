@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from rope_cpu.export.layouts import LAYOUTS, layout_of
-from rope_cpu.export.targets import FLOAT32, FLOAT64, TARGETS, dtype_of, opset_of, target_of
+from rope_cpu.export.layouts import layout_of
+from rope_cpu.export.targets import TARGETS, dtype_of, opset_of, target_of
 from rope_cpu.spec import boolean, whole_number
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class RopeOptions:
         if self.table_inputs and self.max_positions is not None:
             raise ValueError("`table_inputs` and `max_positions` are both given; tables are inputs or initializers")
         if self.table_inputs and self.inverse:
-            raise ValueError("`inverse` and `table_inputs` are both given; feed tables with −sin instead")
+            raise ValueError("`inverse` and `table_inputs` are both given; feed tables with -sin instead")
         if self.tables and self.position_dtype != "int64":
             raise ValueError(
                 f"`position_dtype` is {self.position_dtype}, but tables are looked up by int64 ids; without "

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from onnx import helper
 
 from rope_cpu.export import angles as angle_ops
 from rope_cpu.export.graph import DOMAIN, Graph
@@ -44,7 +43,8 @@ class PrimitiveRotator(Rotator):
             axis = LAYOUTS[self.layout].tables[1]
             index = np.arange(heads or 0) // ((heads or 0) // self.angles.heads)
             of_heads = self.graph.table(f"frequencies_of_{heads}_heads", index)
-            tables = [self.graph.node("Gather", [t, of_heads], n, axis=axis) for t, n in zip(tables, ("cos", "sin"))]
+            named = zip(tables, ("cos", "sin"), strict=True)
+            tables = [self.graph.node("Gather", [t, of_heads], n, axis=axis) for t, n in named]
         return self.graph.node(FUNCTION, [x, *tables], "rotate", domain=DOMAIN)
 
     def functions(self, opset: int) -> list[onnx.FunctionProto]:
@@ -77,7 +77,7 @@ def rotation_function(rope: RotaryEmbedding, opset: int) -> onnx.FunctionProto:
         ["x", "cos", "sin"],
         ["y"],
         opset,
-        "Each pair (a, b) of the last axis becomes (a·cos − b·sin, b·cos + a·sin); other elements are copied. "
+        "Each pair (a, b) of the last axis becomes (a·cos - b·sin, b·cos + a·sin); other elements are copied. "
         f"Pairs: {pairing(rope)}.",
     )
 

@@ -29,7 +29,7 @@ def session(model: onnx.ModelProto | str | os.PathLike[str], threads: int = 0) -
 def run(
     opened: onnxruntime.InferenceSession, feeds: Mapping[str, Array], shapes: Sequence[tuple[int, ...]]
 ) -> list[Array]:
-    """Run a model; shapes: of the outputs. bfloat16 goes in and out through buffers, which is all onnxruntime offers."""
+    """Run a model; shapes: of the outputs. onnxruntime takes and gives bfloat16 only through buffers bound to it."""
     if not any(value.type == "tensor(bfloat16)" for value in (*opened.get_inputs(), *opened.get_outputs())):
         return list(opened.run(None, dict(feeds)))
     binding = opened.io_binding()
@@ -46,7 +46,5 @@ def run(
 
 def _buffer(array: Array) -> onnxruntime.OrtValue:
     if array.dtype == BFLOAT16:
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
-            array.view(np.uint16), onnx.TensorProto.BFLOAT16
-        )
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)

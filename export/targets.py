@@ -76,10 +76,5 @@ def core_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return FLOAT64 if dtype == FLOAT64 else FLOAT32
 
 
-def refuse(why: str, can: str) -> None:
-    """Raise the refusal of something that this target cannot express; `can` says what can."""
-    raise ValueError(f"{why}; {can}")
-
-
 def _either(names: list[str]) -> str:
     return " or ".join(repr(name) for name in names)

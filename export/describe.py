@@ -1,0 +1,44 @@
+"""What a file says about itself."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from rope_cpu import __version__
+from rope_cpu.export.rotate import pairing
+
+if TYPE_CHECKING:
+    from rope_cpu import RotaryEmbedding
+
+TOLERANCE = "|result - exact| <= 1/2 ulp(exact) + 3 u A (|x_a| + |x_b|), u = 2^-53 for float64, else 2^-24"
+
+
+def described(rope: RotaryEmbedding) -> str:
+    """Say in words what a rotation is."""
+    return (
+        f"Rotary position embedding, rope type {rope.rope_type}: pair i turns by position · inv_freq[i], its length "
+        f"times {rope.attention_factor:.6g}. Pairs: {pairing(rope)}."
+    )
+
+
+def facts(rope: RotaryEmbedding) -> dict[str, str]:
+    """Return what a file says about its rotation and its maker."""
+    spec = rope.spec
+    rotation = {
+        "rope_type": rope.rope_type,
+        "head_dim": rope.head_dim,
+        "rotary_dim": rope.rotary_dim,
+        "interleaved": rope.interleaved,
+        "blocks": list(rope.blocks),
+        "axes": rope.axes,
+        "attention_factor": rope.attention_factor,
+        "angle_dtype": spec.angle_dtype,
+        "lengths": spec.lengths,
+        "inv_freq": rope.inv_freq.tolist(),
+    }
+    return {
+        "rope_cpu.version": __version__,
+        "rope_cpu.rotation": json.dumps(rotation),
+        "rope_cpu.tolerance": TOLERANCE,
+    }

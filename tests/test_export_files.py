@@ -1,0 +1,88 @@
+"""Saving, metadata, memory, and what happens without onnx."""
+
+import json
+import subprocess
+import sys
+
+import onnx
+import pytest
+
+from rope_cpu import RotaryEmbedding, __version__, export
+
+ROPE = RotaryEmbedding(128, rope_theta=5e5)
+
+
+def test_large_tables_go_beside_the_model(tmp_path):
+    model = export.export_rope(ROPE, max_positions=4096)
+    before = model.SerializeToString()
+    export.save(model, tmp_path / "rope.onnx")
+    assert model.SerializeToString() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rope.onnx", "rope.onnx.data"]
+    assert (tmp_path / "rope.onnx").stat().st_size < 20_000
+    assert (tmp_path / "rope.onnx.data").stat().st_size == 2 * 4096 * 64 * 4
+    assert export.validate(tmp_path / "rope.onnx", ROPE).passed
+    assert onnx.load(tmp_path / "rope.onnx").graph.initializer[0].raw_data == model.graph.initializer[0].raw_data
+
+
+def test_small_models_are_one_file(tmp_path):
+    export.save(export.export_rope(ROPE, max_positions=16), tmp_path / "rope.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["rope.onnx"]
+    assert export.validate(str(tmp_path / "rope.onnx"), ROPE).passed
+
+
+def test_saving_leaves_nothing_half_done(tmp_path):
+    model = export.export_rope(ROPE, max_positions=4096)
+    before = model.SerializeToString()
+    with pytest.raises(OSError, match="missing"):
+        export.save(model, tmp_path / "missing" / "rope.onnx")
+    assert model.SerializeToString() == before
+    with pytest.raises(TypeError, match=r"`model` is a str; it must be an onnx.ModelProto"):
+        export.save("model", tmp_path / "rope.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_explains_itself():
+    model = export.export_rope(ROPE, metadata={"rope_cpu.config": "{}"})
+    entries = {entry.key: entry.value for entry in model.metadata_props}
+    assert entries["rope_cpu.version"] == __version__
+    assert "ulp" in entries["rope_cpu.tolerance"]
+    assert entries["rope_cpu.config"] == "{}"
+    assert json.loads(entries["rope_cpu.export"])["target"] == "onnx"
+    assert json.loads(entries["rope_cpu.rotation"])["inv_freq"] == ROPE.inv_freq.tolist()
+    assert "half-split" in model.graph.doc_string
+
+
+MEASURED = """
+import resource, time
+from rope_cpu import RotaryEmbedding, export
+rope = RotaryEmbedding(128, rope_theta=5e5)
+export.save(export.export_rope(rope, max_positions=64), "{folder}/small.onnx")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start = time.perf_counter()
+export.save(export.export_rope(rope, max_positions=131072), "{folder}/rope.onnx")
+print(time.perf_counter() - start, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def test_a_long_table_is_quick_and_small(tmp_path):
+    """131072 positions of 128 elements: 64 MiB of tables, and less than 300 MiB of memory on the way."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED.format(folder=tmp_path)], capture_output=True, text=True, check=True
+    )
+    seconds, mebibytes = map(float, done.stdout.split())
+    print(f"131072 positions: {seconds:.2f} s, {mebibytes:.0f} MiB")
+    assert mebibytes < 300
+    assert (tmp_path / "rope.onnx.data").stat().st_size == 64 << 20
+
+
+def test_the_library_does_not_import_onnx():
+    code = "import sys, rope_cpu; print([m for m in ('onnx', 'onnxruntime') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])
+def test_without_the_extra_the_error_names_it(missing):
+    code = f"import sys; sys.modules[{missing!r}] = None\nfrom rope_cpu import export"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert 'pip install "rope-cpu[onnx]"' in done.stderr.splitlines()[-1]

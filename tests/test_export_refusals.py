@@ -1,0 +1,64 @@
+"""What a target cannot express is refused before a graph is begun, saying why and what can."""
+
+import numpy as np
+import pytest
+
+from rope_cpu import RotaryEmbedding, export
+
+PLAIN = RotaryEmbedding(16)
+AXIAL = RotaryEmbedding.from_inv_freq(np.kron(np.eye(2), [1.0, 0.1]))
+BY_HEAD = RotaryEmbedding.from_inv_freq(np.random.default_rng(0).standard_normal((2, 4, 8)))
+LONG = RotaryEmbedding(16, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=64)
+
+REFUSED = {
+    "unknown target": (PLAIN, {"target": "tflite"}, "`target` is 'tflite'; it must be one of primitive, onnx, ort"),
+    "float64 by operator": (
+        PLAIN,
+        {"dtype": np.float64},
+        "float64, which ai.onnx RotaryEmbedding has no kernel for; target 'primitive'",
+    ),
+    "float64 by onnxruntime": (PLAIN, {"target": "ort", "dtype": np.float64}, "target 'primitive' can express it"),
+    "opset": (PLAIN, {"opset": 22}, "`opset` is 22; target 'onnx' is written in opsets 23 to 24"),
+    "heads' own frequencies": (BY_HEAD, {}, "frequencies for 4 heads; target 'primitive' can"),
+    "number of those heads": (BY_HEAD, {"target": "primitive", "num_heads": 6}, "`num_heads` is 6; frequencies of 4"),
+    "no number of those heads": (BY_HEAD, {"target": "primitive"}, "`num_heads` is None; frequencies of 4"),
+    "a table of dense axes": (
+        RotaryEmbedding.from_inv_freq(np.ones((2, 4))),
+        {"max_positions": 8},
+        "tables cannot hold .* turn by several axes",
+    ),
+    "a length that is not chosen": (LONG, {}, "'dynamic' depends on the sequence length; export `rope.at_length"),
+    "a length for each row": (LONG.at_length([64, 128]), {}, "for 2 batch rows; a graph is written for one length"),
+    "counting on axes": (AXIAL, {"positions": "none"}, "`positions` is 'none'; with 2 axes each token needs"),
+    "counting packed tokens": (PLAIN, {"layout": "thd", "positions": "offset"}, "layout thd. need position_ids"),
+    "packed heads unnumbered": (PLAIN, {"layout": "bsd"}, "`num_heads` is None; layout bsd"),
+    "unknown layout": (PLAIN, {"layout": "hbsd"}, "`layout` is 'hbsd'; it must be one of bhsd"),
+    "two kinds of tables": (PLAIN, {"table_inputs": True, "max_positions": 4}, "are both given"),
+    "inverse of given tables": (PLAIN, {"table_inputs": True, "inverse": True}, "feed tables with -sin"),
+    "fractions in a table": (PLAIN, {"max_positions": 4, "position_dtype": np.float32}, "looked up by int64 ids"),
+    "no rows": (PLAIN, {"max_positions": 0}, "`max_positions` is 0; it must be at least 1"),
+    "kv heads alone": (PLAIN, {"num_kv_heads": 2}, "`num_kv_heads` is 2, but `num_heads` is None"),
+    "names twice": (PLAIN, {"inputs": ("q", "q")}, "must hold different identifiers"),
+    "positions": (PLAIN, {"positions": "ids"}, "`positions` is 'ids'; it must be one of position_ids, offset, none"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_say_why(name):
+    rope, options, text = REFUSED[name]
+    with pytest.raises(ValueError, match=text):
+        export.export_rope(rope, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"dtype": np.int32}, "`dtype` is int32; it must be one of float32"),
+        ({"inputs": "qk"}, "`inputs` is 'qk'; it must be a sequence of names"),
+        ({"max_positions": 2.5}, "`max_positions` is 2.5; it must be an integer"),
+        ({"inverse": 1}, "`inverse` is 1; it must be True or False"),
+    ],
+)
+def test_wrong_types(options, text):
+    with pytest.raises(TypeError, match=text):
+        export.export_rope(PLAIN, **options)

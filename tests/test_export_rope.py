@@ -1,0 +1,255 @@
+"""export_rope: all targets, dtypes, layouts and ways of giving positions, against the mathematics and NumPy."""
+
+import itertools
+
+import numpy as np
+import oracle
+import pytest
+from conftest import DTYPES
+
+from rope_cpu import RotaryEmbedding, export, tolerance
+from rope_cpu.export import runtime
+
+TARGETS = ("primitive", "onnx", "ort")
+OMEGA = 500.0 ** (-np.arange(8) / 8)
+MROPE = np.repeat(np.arange(3), [4, 2, 2]), np.array([0, 1, 2, 0, 1, 2, 0, 0])
+
+
+def on_axes(owner, axes):
+    """Frequencies of which pair i turns by axis owner[i] only."""
+    return OMEGA[: len(owner)] * (np.asarray(owner) == np.arange(axes)[:, None])
+
+
+# name → arguments of from_inv_freq
+DIMENSIONS = {
+    "plain": {"inv_freq": OMEGA},
+    "partial": {"inv_freq": OMEGA[:4], "head_dim": 16},
+    "scaled": {"inv_freq": OMEGA / 3, "attention_factor": 1.37},
+    "axial, in blocks": {"inv_freq": on_axes([0] * 4 + [1] * 4, 2), "blocks": 2, "head_dim": 20},
+    "axial, over the head": {"inv_freq": on_axes([0, 0, 0, 1, 1, 1, 2, 2], 3), "attention_factor": 0.7},
+    "mrope": {"inv_freq": on_axes(MROPE[0], 3)},
+    "mrope, interleaved axes": {"inv_freq": on_axes(MROPE[1], 3), "head_dim": 24},
+    "mixed": {"inv_freq": np.random.default_rng(7).standard_normal((2, 8))},
+    "mixed, by head": {"inv_freq": np.random.default_rng(8).standard_normal((2, 2, 8)), "attention_factor": 1.1},
+}
+DENSE = ("mixed", "mixed, by head")
+TABLE = 40
+
+
+def exact(rope, x, ids, inverse=False):
+    """The rotation of (batch, seq, heads, head_dim) in float64, and what a result may be off by."""
+    omega, heads = rope.spec.inv_freq[0], x.shape[2]
+    ids = ids[..., None] if rope.axes == 1 else ids
+    factor = 1 / rope.attention_factor if inverse else rope.attention_factor
+    result, bound = np.empty(x.shape), np.empty(x.shape)
+    for head in range(heads):
+        cos, sin = oracle.cos_sin_axes(ids, omega[:, head // (heads // omega.shape[1])])
+        sin = -sin if inverse else sin
+        one = x[:, :, head : head + 1]
+        y, reach = oracle.rotate(one, factor * cos, factor * sin, rope.interleaved, rope.blocks)
+        result[:, :, head : head + 1] = y
+        bound[:, :, head : head + 1] = tolerance.rotation_bound(y, reach, 0, factor, x.dtype)
+    # Elements that are copied have no error at all; angles computed in float64 are off by their rounding.
+    bound[..., rope.rotary_dim :] = 0
+    if x.dtype == np.float64:
+        bound[..., : rope.rotary_dim] += (
+            4 * np.abs(ids).max(initial=0) * np.abs(omega).max() * 2.0**-53 * np.abs(x).max()
+        )
+    return result, bound
+
+
+FORMS = {
+    "bhsd": lambda x: x.transpose(0, 2, 1, 3),
+    "bshd": lambda x: x,
+    "sbhd": lambda x: x.transpose(1, 0, 2, 3),
+    "thd": lambda x: x.reshape(-1, *x.shape[2:]),
+    "bsd": lambda x: x.reshape(*x.shape[:2], -1),
+}
+
+
+def rotate_by(model, layout, feeds, q, k):
+    tensors = [np.ascontiguousarray(FORMS[layout](x)) for x in (q, k)]
+    feeds = dict(zip("qk", tensors, strict=True)) | feeds
+    return runtime.run(runtime.session(model, 1), feeds, [x.shape for x in tensors])
+
+
+def position_feed(positions, layout, ids):
+    if positions == "position_ids":
+        return {"position_ids": ids.reshape(-1, *ids.shape[2:]) if layout == "thd" else ids}
+    return {"offset": ids[:, 0].copy()} if positions == "offset" else {}
+
+
+def sizes(rope, layout):
+    return {"num_heads": 4, "num_kv_heads": 2} if layout == "bsd" or rope.spec.inv_freq.shape[2] > 1 else {}
+
+
+@pytest.mark.parametrize("name", DIMENSIONS)
+@pytest.mark.parametrize("kind", DTYPES)
+def test_targets_agree_with_the_mathematics_and_numpy(name, kind, interleaved, rng):
+    if interleaved and "blocks" in DIMENSIONS[name]:
+        pytest.skip("interleaved pairs do not cross blocks: the same rotation without them")
+    rope, dtype = RotaryEmbedding.from_inv_freq(**DIMENSIONS[name], interleaved=interleaved), DTYPES[kind]
+    q, k = (rng.standard_normal((2, 5, heads, rope.head_dim)).astype(dtype) for heads in (4, 2))
+    drawn = rng.integers(0, TABLE, (2, 5, rope.axes)[: 3 if rope.axes > 1 else 2])
+    counted = np.arange(5) + np.array([[3], [11]])
+    runs = 0
+    for layout, positions, table in itertools.product(FORMS, ("position_ids", "offset"), (None, TABLE)):
+        if (table and name in DENSE) or (positions == "offset" and (rope.axes > 1 or layout == "thd")):
+            continue
+        ids = drawn if positions == "position_ids" else counted
+        want = [exact(rope, x, ids) for x in (q, k)]
+        for target in TARGETS:
+            if target != "primitive" and (kind == "float64" or name == "mixed, by head"):
+                continue
+            options = {"target": target, "dtype": dtype, "layout": layout, "positions": positions}
+            model = export.export_rope(rope, **options, max_positions=table, **sizes(rope, layout))
+            results = rotate_by(model, layout, position_feed(positions, layout, ids), q, k)
+            for result, (y, bound), kernels in zip(results, want, rope(q, k, ids), strict=True):
+                assert result.dtype == dtype
+                off = np.abs(result.astype(np.float64) - FORMS[layout](y))
+                assert (off <= FORMS[layout](bound)).all(), (target, layout, positions, table)
+                gap = np.abs(result.astype(np.float64) - FORMS[layout](kernels.astype(np.float64)))
+                assert (gap <= 2 * FORMS[layout](bound)).all(), (target, layout, positions, table)
+            runs += 1
+    assert runs >= 5
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("table", [None, TABLE])
+@pytest.mark.parametrize("name", ["partial", "scaled", "axial, in blocks"])
+def test_inverse_undoes_the_rotation(target, table, name, rng):
+    rope = RotaryEmbedding.from_inv_freq(**DIMENSIONS[name])
+    q, k = (rng.standard_normal((2, 5, heads, rope.head_dim)).astype(np.float32) for heads in (4, 2))
+    ids = rng.integers(0, TABLE, (2, 5, rope.axes)[: 3 if rope.axes > 1 else 2])
+    options = {"target": target, "layout": "bshd", "max_positions": table}
+    there = rotate_by(export.export_rope(rope, **options), "bshd", {"position_ids": ids}, q, k)
+    back = rotate_by(export.export_rope(rope, **options, inverse=True), "bshd", {"position_ids": ids}, *there)
+    for x, y, turned in zip((q, k), back, there, strict=True):
+        assert np.abs(turned - x).max() > 0.1
+        np.testing.assert_allclose(y, x, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("table", [None, 3000])
+def test_float64_is_exact(table, rng):
+    """To 1e-14 with tables, and to |p·ω|·2^-53 + 1e-14 where angles are computed in the graph."""
+    rope = RotaryEmbedding(64, rope_theta=10000.0)
+    x = rng.uniform(-1, 1, (1, 50, 2, 64))
+    ids = np.sort(rng.integers(0, 3000, (1, 50)))
+    model = export.export_rope(rope, target="primitive", dtype=np.float64, layout="bshd", max_positions=table)
+    result, _ = rotate_by(model, "bshd", {"position_ids": ids}, x, x)
+    cos, sin = oracle.cos_sin(ids, rope.inv_freq)
+    y, reach = oracle.rotate(x, cos, sin)
+    angle = np.concatenate([ids[..., None, None] * rope.inv_freq] * 2, axis=-1)
+    allowed = 1e-14 + (0 if table else angle * 2.0**-53 * reach)
+    assert (np.abs(result - y) <= allowed).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_computed_angles_know_no_limit(target, rng):
+    rope = RotaryEmbedding(32, rope_theta=1e6)
+    x = rng.standard_normal((1, 6, 1, 32)).astype(np.float32)
+    ids = np.array([[0, 1_000_000, 999_999, 2**27 + 1, -1, -123_456]])
+    result, _ = rotate_by(export.export_rope(rope, target=target, layout="bshd"), "bshd", {"position_ids": ids}, x, x)
+    y, bound = exact(rope, x, ids)
+    slack = np.abs(ids)[..., None, None] * 2.0**-53 * 2 * np.abs(x).max()
+    assert (np.abs(result - y) <= bound + slack).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_fractional_positions(target, rng):
+    rope = RotaryEmbedding(16)
+    x = rng.standard_normal((2, 4, 1, 16)).astype(np.float32)
+    ids = rng.uniform(-50, 50, (2, 4))
+    model = export.export_rope(rope, target=target, layout="bshd", position_dtype=np.float64)
+    result, _ = rotate_by(model, "bshd", {"position_ids": ids}, x, x)
+    y, bound = exact(rope, x, ids)
+    assert (np.abs(result - y) <= bound).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("table", [None, 20])
+def test_float32_angles_repeat_the_library(target, table, rng):
+    """angle_dtype="float32" is transformers' arithmetic: the product and each result are rounded to float32."""
+    rope = RotaryEmbedding(
+        32,
+        angle_dtype="float32",
+        scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4},
+    )
+    x = rng.standard_normal((1, 5, 2, 32)).astype(np.float32)
+    scale = 1 if table else 100_000
+    ids = np.array([[0, 1, 7, 15, 19]]) * scale
+    model = export.export_rope(rope, target=target, layout="bshd", max_positions=table)
+    result, _ = rotate_by(model, "bshd", {"position_ids": ids}, x, x)
+    reach = 2 * np.abs(x).max() * rope.attention_factor
+    assert np.abs(result - rope.rotate(x, ids)).max() <= 4 * 2.0**-24 * reach
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("opset", [13, 15, 18, 21, 23, 24])
+def test_opsets(target, opset, rng):
+    rope = RotaryEmbedding(16, interleaved=True)
+    options = {"target": target, "layout": "bshd", "opset": opset, "max_positions": 8}
+    if target == "onnx" and opset < 23:
+        with pytest.raises(ValueError, match=r"`opset` is .*opsets 23 to 24"):
+            export.export_rope(rope, **options)
+        return
+    model = export.export_rope(rope, **options)
+    assert model.opset_import[0].version == opset
+    assert export.validate(model, rope).passed
+
+
+def test_half_precision_is_the_rounded_exact_result(rng):
+    """float16 and bfloat16 pass through float32 around the rotation: more than 99.9 % of the elements are exact."""
+    rope = RotaryEmbedding(64)
+    for kind, target in itertools.product(("float16", "bfloat16"), TARGETS):
+        x = rng.standard_normal((1, 40, 8, 64)).astype(DTYPES[kind])
+        model = export.export_rope(rope, target=target, dtype=DTYPES[kind], layout="bshd", max_positions=40)
+        result, _ = rotate_by(model, "bshd", {"position_ids": np.arange(40)[None]}, x, x)
+        y, _ = exact(rope, x, np.arange(40)[None])
+        rounded = y.astype(np.float32).astype(DTYPES[kind])
+        assert np.mean(result == rounded) > 0.999
+
+
+def test_one_function_of_ours_and_plain_opset_13():
+    model = export.export_rope(RotaryEmbedding(16), target="primitive", max_positions=8)
+    assert [(function.domain, function.name) for function in model.functions] == [("rope_cpu", "RotaryEmbedding")]
+    assert {node.domain for node in model.graph.node} == {"", "rope_cpu"}
+    assert model.opset_import[0].version == 13
+    assert [node.name for node in model.graph.node if node.domain] == ["q/rotate", "k/rotate"]
+
+
+@pytest.mark.parametrize(("target", "domain"), [("onnx", ""), ("ort", "com.microsoft")])
+def test_fused_operators_rotate(target, domain):
+    model = export.export_rope(RotaryEmbedding(16), target=target, max_positions=8)
+    found = [node for node in model.graph.node if node.op_type == "RotaryEmbedding"]
+    assert [(node.domain, len(node.input)) for node in found] == [(domain, 4)] * 2
+    mrope = RotaryEmbedding.from_inv_freq(**DIMENSIONS["mrope, interleaved axes"])
+    model = export.export_rope(mrope, target="ort", max_positions=8, num_heads=4)
+    (node, _) = (node for node in model.graph.node if node.op_type == "MRotaryEmbedding")
+    attributes = {attribute.name: list(attribute.ints) or attribute.i for attribute in node.attribute}
+    assert attributes["mrope_section"] == [4, 2, 2]
+    assert attributes["mrope_layout"] == 1
+
+
+def test_shapes_are_dynamic_and_names_readable():
+    model = export.export_rope(RotaryEmbedding(16), num_heads=4, num_kv_heads=2, layout="bshd")
+    shape = lambda value: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]  # noqa: E731
+    assert {v.name: shape(v) for v in (*model.graph.input, *model.graph.output)} == {
+        "q": ["batch", "sequence", 4, 16],
+        "k": ["batch", "sequence", 2, 16],
+        "position_ids": ["batch_or_1", "sequence"],
+        "q_rot": ["batch", "sequence", 4, 16],
+        "k_rot": ["batch", "sequence", 2, 16],
+    }
+    assert all(node.name for node in model.graph.node)
+
+
+def test_three_inputs_of_one_graph(rng):
+    """RoFormer rotates v as well."""
+    rope = RotaryEmbedding(16)
+    model = export.export_rope(rope, inputs=("q", "k", "v"), layout="bshd")
+    x = rng.standard_normal((1, 3, 2, 16)).astype(np.float32)
+    ids = np.array([[5, 0, 2]])
+    results = runtime.session(model).run(None, {"q": x, "k": 2 * x, "v": -x, "position_ids": ids})
+    np.testing.assert_allclose(results[2], -rope.rotate(x, ids), atol=1e-6)
+    assert [value.name for value in model.graph.output] == ["q_rot", "k_rot", "v_rot"]

@@ -1,0 +1,94 @@
+"""validate: finds what is wrong with a model, names the worst case and replays it."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from rope_cpu import RotaryEmbedding, export
+
+ROPE = RotaryEmbedding(16, rope_theta=1000.0)
+TARGETS = ("primitive", "onnx", "ort")
+
+
+def changed(model, name, change):
+    """The model with one initializer changed."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in copy.graph.initializer:
+        if tensor.name == name:
+            tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor)), name))
+            return copy
+    raise LookupError(name)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_right_model_passes(target, dtype):
+    report = export.validate(export.export_rope(ROPE, target=target, dtype=dtype, max_positions=64), ROPE)
+    assert report.passed, str(report)
+    assert 0 < report.max_abs_error < 40
+    names = {outcome.case for outcome in report.outcomes}
+    assert {"one token", "no tokens", "left-padded ids", "shuffled ids", "last ids", "id past the table"} <= names
+    assert "passed" in str(report)
+    assert report.worst.case in str(report)
+
+
+def test_the_worst_case_can_be_replayed():
+    report = export.validate(export.export_rope(ROPE, layout="bshd"), ROPE, seed=5)
+    again = report.replay()
+    off = max(np.abs(again[f"{name}_rot"] - again[f"{name}_exact"]).max() for name in "qk")
+    assert off == report.worst.error
+    assert again["q"].shape == report.worst.shape
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_one_wrong_entry_of_a_table_is_found(target):
+    def change(table):
+        table = table.copy()
+        table[-1, 3] += 1e-5
+        return table
+
+    model = export.export_rope(ROPE, target=target, max_positions=64)
+    report = export.validate(changed(model, "cos_cache", change), ROPE)
+    assert not report.passed
+    assert not {outcome.case: outcome for outcome in report.outcomes}["last ids"].passed
+    assert "FAILED" in str(report)
+    assert "OUT OF TOLERANCE" in str(report)
+
+
+def test_another_rotary_is_found():
+    model = export.export_rope(ROPE)
+    assert not export.validate(model, RotaryEmbedding(16, rope_theta=1001.0)).passed
+    assert not export.validate(model, RotaryEmbedding(16, rope_theta=1000.0, interleaved=True)).passed
+
+
+def test_frequencies_rounded_to_float32_are_found():
+    """The usual fault of exporters: right near zero, wrong at a million."""
+    report = export.validate(
+        changed(export.export_rope(ROPE), "inv_freq", lambda omega: omega.astype(np.float32).astype(np.float64)), ROPE
+    )
+    assert not report.passed
+
+
+def test_a_model_that_takes_ids_past_its_table_is_found():
+    """A table that is longer than said: ids past the end run instead of failing."""
+    model = export.export_rope(ROPE, target="onnx", max_positions=64)
+    for name in ("cos_cache", "sin_cache"):
+        model = changed(model, name, lambda table: np.concatenate([table, table]))
+    report = export.validate(model, ROPE)
+    assert "must be refused" in {outcome.case: outcome.problem for outcome in report.outcomes}["id past the table"]
+
+
+def test_a_model_of_somebody_else_is_refused():
+    model = export.export_rope(ROPE)
+    del model.metadata_props[:]
+    with pytest.raises(ValueError, match=r"`model` has no metadata 'rope_cpu.export'"):
+        export.validate(model, ROPE)
+
+
+def test_an_output_without_a_shape_is_found():
+    model = export.export_rope(ROPE, target="ort", layout="bshd")
+    del model.graph.value_info[:]
+    report = export.validate(model, ROPE)
+    assert report.outcomes[0].problem.startswith("nothing is known about the shape of q/rotate")
