@@ -17,7 +17,7 @@ def test_python_blocks_run_in_order(tmp_path, monkeypatch):
     names = {}
     for language, text in BLOCKS:
         if language == "python":
-            exec(compile(text, "README.md", "exec"), names)  # noqa: S102
+            exec(compile(text, "README.md", "exec"), names)
     assert names["report"].passed
     assert (tmp_path / "rope.onnx").stat().st_size > 0
 
