@@ -8,6 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from rope_cpu._models import Model
+from rope_cpu.config import language_model, with_defaults
 from rope_cpu.rotary import RotaryEmbedding
 
 DEFAULT_CONFIG = "llama3.1-8b.json"
@@ -63,13 +65,15 @@ def rotary_of(config: dict[str, Any], layer_type: str | None, interleaved: bool 
 
 
 def heads_of(config: dict[str, Any]) -> tuple[int, int]:
-    """Return the number of query heads and of key heads; raise UsageError where the config does not say."""
-    texts = [config, *(config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), dict))]
+    """Return the number of query heads and of key heads; raise UsageError where nothing says how many.
 
-    def first(keys: tuple[str, ...]) -> int | None:
-        return next((int(text[key]) for text in texts for key in keys if text.get(key)), None)
-
-    heads = first(_HEADS)
+    Where the file is silent, the default of its model type counts.
+    """
+    text, known = language_model(config)
+    values = with_defaults(text, known or Model())
+    heads = next((values[key] for key in _HEADS if key in values), None)
     if heads is None:
         raise UsageError(f"the config says no number of heads; one of the keys {', '.join(_HEADS)} must")
-    return heads, first(_KV_HEADS) or heads
+    kv_heads = next((values[key] for key in _KV_HEADS if key in values), heads)
+    # Latent attention (MLA) rotates one key, which all heads share.
+    return int(heads), 1 if "kv_lora_rank" in values else int(kv_heads)

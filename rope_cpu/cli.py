@@ -14,6 +14,7 @@ from rope_cpu._usage import UsageError
 # Each module offers add_arguments(parser) and run(args) → exit code, and is imported only when its command is called.
 COMMANDS = {
     "verify": ("rope_cpu.verify", "prove that NumPy and ONNX rotate alike and within their tolerance"),
+    "bench": ("rope_cpu.bench.cli", "measure how fast it is here, against this machine's limit and other libraries"),
     "warmup": ("rope_cpu._warmup", "compile the kernels into the cache on disk"),
 }
 

@@ -81,8 +81,7 @@ def _with_progress(ropes: dict[str, RotaryEmbedding], heads: tuple[int, int]) ->
 
 
 def _print(outcome: Outcome) -> None:
-    console = Console(highlight=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    console = Console(highlight=False, width=WIDTH)
     rope, (heads, kv_heads) = outcome.rope, outcome.heads
     factor = "" if rope.attention_factor == 1 else f", attention factor {rope.attention_factor:.6g}"
     rotated = f"rope type {rope.rope_type}, {rope.rotary_dim} of {rope.head_dim} elements rotated{factor}"

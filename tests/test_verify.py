@@ -205,7 +205,7 @@ def test_a_config_of_ones_own(quick, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_attention_heads": None, "head_dim": 16}, "number of heads"),
+        ({"model_type": "mystery", "num_attention_heads": None, "head_dim": 16}, "number of heads"),
         ({"rope_scaling": {"rope_type": "nope", "factor": 2.0}}, "nope"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
     ],
