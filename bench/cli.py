@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 import rope_cpu
+from rope_cpu._usage import UsageError
 from rope_cpu.bench import environment, latency, models, plot, report
 from rope_cpu.bench.cases import catalog, select
 from rope_cpu.bench.compare import Finding, compare, confirm
@@ -42,12 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return its exit code: 1 where something of ours is wrong or too much slower, 2 for bad usage."""
+    """Run the command; return 1 where something of ours is wrong, failed or too much slower, else 0.
+
+    Raises UsageError where the command cannot do what it was asked to.
+    """
     try:
         return _run(args)
     except (ValueError, TypeError, OSError) as error:
-        print(f"rope-cpu bench: {error}", file=sys.stderr)
-        return 2
+        raise UsageError(str(error)) from error
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu._usage import heads_of
 
 
 def _config(model_type: str, heads: int, kv_heads: int, head_dim: int, theta: float, **more: Any) -> dict[str, Any]:
@@ -35,9 +36,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma2-2b": _config("gemma2", 8, 4, 256, 10000.0, max_position_embeddings=8192),
 }
 
-_HEADS = ("num_attention_heads", "n_head", "num_heads")
-_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
-
 
 @dataclass(frozen=True)
 class Model:
@@ -59,7 +57,8 @@ def known(name: str) -> Model:
 def from_file(path: str | Path) -> Model:
     """Return the model of a config.json, or of a folder with one.
 
-    Raises ValueError or TypeError where it says no number of heads or no rotation; OSError where it cannot be read.
+    Raises UsageError, ValueError or TypeError where it says no number of heads or no rotation; OSError where it cannot
+    be read.
     """
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
@@ -68,27 +67,12 @@ def from_file(path: str | Path) -> Model:
 
 def from_config(name: str, config: Mapping[str, Any]) -> Model:
     """Return the model that a config describes: its heads, and its rotary through RotaryEmbedding.from_config."""
-    heads = _number(config, _HEADS, None)
-    # Latent attention (DeepSeek) rotates one key, which all heads share.
-    kv_heads = 1 if "kv_lora_rank" in _text(config) else _number(config, _KV_HEADS, heads)
+    heads, kv_heads = heads_of(dict(config))
+    if "kv_lora_rank" in config:  # latent attention (DeepSeek) rotates one key, which all heads share
+        kv_heads = 1
 
     def rope(interleaved: bool | None) -> RotaryEmbedding:
         rotary = RotaryEmbedding.from_config(dict(config), interleaved=interleaved)
         return rotary.at_length(4096)
 
     return Model(name, heads, kv_heads, rope)
-
-
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    nested = config.get("text_config", config.get("llm_config"))
-    return nested if isinstance(nested, Mapping) else config
-
-
-def _number(config: Mapping[str, Any], names: tuple[str, ...], otherwise: int | None) -> int:
-    for name in names:
-        value = _text(config).get(name)
-        if isinstance(value, int) and value > 0:
-            return value
-    if otherwise is None:
-        raise ValueError(f"`config` has none of {', '.join(names)}; the number of heads is needed")
-    return otherwise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,10 @@ _DTYPE = {
 
 
 def check(path: str | Path) -> None:
-    """Raise ValueError unless a picture can be written to `path`."""
+    """Raise ValueError unless a picture can be written to `path`, ImportError without matplotlib."""
     if Path(path).suffix.lower() not in FORMATS:
         raise ValueError(f"`--plot` is {str(path)!r}; the name must end in {' or '.join(FORMATS)}")
-    if find_spec("matplotlib") is None:
-        raise ValueError("`--plot` needs matplotlib, which is not installed")
+    import_module("matplotlib")
 
 
 def save(run: Run, path: str | Path) -> None:
@@ -37,7 +36,7 @@ def save(run: Run, path: str | Path) -> None:
 
     bars = [case for case in run.cases if case.timed("peer") and case.base and case.base.name == "plan"]
     points = [case for case in run.cases if case.limit and case.timed("ours")]
-    scaling = [case for case in run.cases if len(_by_threads(case, "ours")) > 1]
+    scaling = [case for case in run.cases if case.name.count("/") == 1 and len(_by_threads(case)) > 1]
     panels = [(draw, of) for draw, of in ((_bars, bars), (_roofline, points), (_scaling, scaling)) if of]
     if not panels:
         raise ValueError(f"`--plot` is {str(path)!r}, but nothing that can be drawn was timed")
@@ -66,7 +65,7 @@ def _title(run: Run) -> str:
     versions = ", ".join(
         f"{n} {v}" for n, v in facts["versions"].items() if n in ("rope-cpu", "numba", "torch", "onnxruntime")
     )
-    counts = f"{facts['cores']} cores, {facts['threads']} threads"
+    counts = f"{facts['cores']} cores, {facts['threads']} in use"
     return f"{run.model} on {facts['processor']}, {counts}\n{versions}; {facts['time']}"
 
 
@@ -76,7 +75,13 @@ def _bar_rows(case: Result) -> list[Row]:
 
 def _bars(figure: Any, cases: list[Result]) -> None:
     """Draw, for each case, the time of every implementation, with its quartiles and how many times as long it is."""
-    figure.suptitle("Time of one call (shorter is better; times as long as our plan)", fontsize=11, weight="bold")
+    figure.suptitle(
+        "Time of one call, logarithmic: shorter is better. In brackets: as many times as long as our plan",
+        fontsize=11,
+        weight="bold",
+    )
+    from matplotlib.ticker import EngFormatter
+
     axes = figure.subplots(-(-len(cases) // 2), 2, squeeze=False).ravel()
     for ax in axes[len(cases) :]:
         ax.set_visible(False)
@@ -89,7 +94,7 @@ def _bars(figure: Any, cases: list[Result]) -> None:
         names = [f"rope_cpu {row.name}" if row.role == "ours" else row.name for row in rows]
         ax.barh(names, medians, color=[colors[row.role] for row in rows], xerr=spread, error_kw={"lw": 0.8})
         for place, row in enumerate(rows):
-            ratio = "" if row is case.base else f"  {_times(case, row)}"
+            ratio = "" if row is case.base else f" ({_times(case, row)})"
             ax.text(
                 row.seconds.upper_quartile * 1.15, place, duration(row.seconds.median) + ratio, va="center", fontsize=7
             )
@@ -97,7 +102,7 @@ def _bars(figure: Any, cases: list[Result]) -> None:
         ax.set_xlim(min(medians) / 2, max(medians) * 14)
         ax.invert_yaxis()
         ax.tick_params(labelsize=7)
-        ax.set_xlabel("seconds (logarithmic)", fontsize=7)
+        ax.xaxis.set_major_formatter(EngFormatter("s"))
         ax.set_title(case.name, fontsize=9, loc="left")
 
 
@@ -107,80 +112,66 @@ def _times(case: Result, row: Row) -> str:
 
 
 def _roofline(figure: Any, cases: list[Result]) -> None:
-    """Draw bytes per second over bytes: the limit of the machine, warm and cold, and our rows under it."""
+    """Draw bytes per second over bytes: the limit of the machine, warm and cold, and our plans under it."""
+    from matplotlib.ticker import EngFormatter, ScalarFormatter
+
     ax = figure.subplots()
     for cold, style in ((False, "-"), (True, ":")):
         limits = {case.limit.moved: case.limit.rate for case in cases if case.limit and case.cold == cold}
         if limits:
             x = sorted(limits)
-            label = "limit, cold" if cold else "limit: scaled in place"
-            ax.plot([b / 1e6 for b in x], [limits[b] / 1e9 for b in x], style, color=_LIMIT, marker=".", label=label)
+            label = "limit, cold" if cold else "limit: as many bytes\nscaled in place"
+            ax.plot(x, [limits[size] / 1e9 for size in x], style, color=_LIMIT, marker=".", label=label)
     for dtype, (marker, color) in _DTYPE.items():
         for cold in (False, True):
-            found = [case.base for case in cases if dtype in case.name.split("/") and case.cold == cold and case.base]
-            face = "none" if cold else color
-            label = f"{dtype}{', cold' if cold else ''}"
+            form = [dtype, "cold"] if cold else [dtype]
+            found = [case.base for case in cases if case.name.split("/")[1:] == form and case.base]
             if found:
-                where = [row.moved / 1e6 for row in found], [row.rate / 1e9 for row in found]
+                where = [row.moved for row in found], [row.rate / 1e9 for row in found]
+                face, label = "none" if cold else color, ", ".join(form)
                 ax.scatter(*where, marker=marker, s=36, facecolors=face, edgecolors=color, label=label, zorder=3)
     _name_sizes(ax, cases)
     ax.set_xscale("log")
     ax.set_yscale("log")
-    ax.set_xlabel("MB read and written by one call")
+    ax.xaxis.set_major_formatter(EngFormatter("B"))
+    ax.yaxis.set_major_formatter(ScalarFormatter())
+    ax.set_xlabel("bytes that one call reads and writes")
     ax.set_ylabel("GB/s")
     ax.grid(True, which="major", alpha=0.3)
-    ax.legend(fontsize=7, ncols=2, loc="lower right")
-    ax.set_title("How close to the limit of this machine: a plan's calls", fontsize=11, weight="bold")
+    ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    ax.set_title("How close to the limit of this machine: calls of a plan, in place", fontsize=11, weight="bold")
 
 
 def _name_sizes(ax: Any, cases: list[Result]) -> None:
-    """Write the shape's name over the points of its headline, in bfloat16."""
+    """Write each shape's name over its point in bfloat16."""
     for case in cases:
         shape, *form = case.name.split("/")
-        if form == ["bfloat16"] and case.limit and case.base:
-            ax.annotate(
-                shape,
-                (case.base.moved / 1e6, case.limit.rate / 1e9),
-                xytext=(0, 7),
-                textcoords="offset points",
-                ha="center",
-                fontsize=7,
-            )
+        if form == ["bfloat16"] and case.base:
+            at = case.base.moved, case.base.rate / 1e9
+            ax.annotate(shape, at, xytext=(0, -13), textcoords="offset points", ha="center", fontsize=7)
 
 
-def _by_threads(case: Result, role: str) -> dict[int, Row]:
-    """Return the rows that differ in their number of threads, by that number."""
-    found = {}
-    for row in case.timed(role):
-        name, _, count = row.name.rpartition(", ")
-        if name and count.split()[0].isdigit():
-            found[int(count.split()[0])] = row
-    return found
+def _by_threads(case: Result) -> dict[int, Row]:
+    """Return the rows of ours that differ in their number of threads, by that number."""
+    counts = {row.name.rpartition(", ")[2].split()[0]: row for row in case.timed("ours") if ", " in row.name}
+    return {int(count): row for count, row in counts.items() if count.isdigit()}
 
 
 def _scaling(figure: Any, cases: list[Result]) -> None:
-    """Draw how many times as fast as on one thread each case is, ours and the limit."""
+    """Draw how many times as fast as on the fewest threads each case is."""
+    from matplotlib import colormaps
+
     ax = figure.subplots()
-    most = max(count for case in cases for count in _by_threads(case, "ours"))
-    ax.plot([1, most], [1, most], color=_LIMIT, lw=0.8, ls="--", label="in proportion")
+    ax.set_prop_cycle(color=colormaps["tab20"].colors)
+    counts = sorted({count for case in cases for count in _by_threads(case)})
+    ax.plot([counts[0], counts[-1]], [1, counts[-1] / counts[0]], color=_LIMIT, lw=0.8, ls="--", label="in proportion")
     for case in cases:
-        rows = _by_threads(case, "ours")
-        least = rows[min(rows)]
-        speed = [1 / case.ratio(rows[count], least).median for count in sorted(rows)]
-        line = ax.plot(sorted(rows), speed, marker="o", ms=4, lw=1.2)[0]
-        ax.annotate(
-            case.name,
-            (most, speed[-1]),
-            xytext=(6, 0),
-            textcoords="offset points",
-            fontsize=7,
-            va="center",
-            color=line.get_color(),
-        )
-    ax.set_xticks(range(1, most + 1) if most <= 16 else sorted({n for c in cases for n in _by_threads(c, "ours")}))
-    ax.margins(x=0.25)
+        rows = _by_threads(case)
+        speed = [1 / case.ratio(rows[count], rows[min(rows)]).median for count in sorted(rows)]
+        ax.plot(sorted(rows), speed, marker="o", ms=4, lw=1.2, label=f"{case.name}: {speed[-1]:.2f}")
+    ax.set_xticks(counts)
     ax.set_xlabel("threads")
     ax.set_ylabel("times as fast as on the fewest")
     ax.grid(True, alpha=0.3)
-    ax.legend(fontsize=7)
-    ax.set_title("Scaling over threads", fontsize=11, weight="bold")
+    ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    ax.set_title("Scaling over threads, and what the most threads bring", fontsize=11, weight="bold")

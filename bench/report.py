@@ -70,7 +70,7 @@ def _ratio(ratio: Estimate) -> tuple[str, str]:
 def heading(environment: dict[str, Any], model: str) -> Iterator[str]:
     """Yield what the figures depend on, and how to read them."""
     caches = ", ".join(f"{name} {size // 1024} KiB" for name, size in environment["caches"].items())
-    counts = f"{environment['cores']} cores, {environment['threads']} threads"
+    counts = f"{environment['cores']} cores, {environment['threads']} in use"
     yield f"{environment['processor']}, {counts}; {caches}"[:WIDTH]
     known = environment["versions"]
     names = [name for name in ("numpy", "numba", "torch", "jax", "onnxruntime") if name in known]

@@ -8,8 +8,8 @@ from math import comb, inf
 
 CONFIDENCE = 0.95
 
-# A median that is known to no better than this part of itself is not worth a comparison.
-MEANINGLESS = 0.25
+# A median whose interval reaches from one value to more than this many times as much says too little.
+MEANINGLESS = 1.5
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Estimate:
     @property
     def meaningless(self) -> bool:
         """Whether noise leaves the median undetermined."""
-        return self.high - self.low > MEANINGLESS * self.median
+        return self.low <= 0 or self.high > MEANINGLESS * self.low
 
 
 def quantile(values: Sequence[float], part: float) -> float:

@@ -1,0 +1,170 @@
+"""What is made of results: files, tables, comparisons, pictures; on made results."""
+
+import json
+
+import pytest
+
+from rope_cpu.bench import report, results
+from rope_cpu.bench.compare import Finding, compare, confirm
+from rope_cpu.bench.implementations import TABLE
+from rope_cpu.bench.measure import Result, Row
+from rope_cpu.bench.statistics import Change
+
+ENVIRONMENT = {
+    "processor": "A processor with a name as long as processors' names are, 64-core, 3.5 GHz",
+    "cores": 128,
+    "threads": 128,
+    "governor": "performance",
+    "load": 0.5,
+    "caches": {"L1": 49152, "L2": 1048576, "L3": 33554432},
+    "python": "3.11.7",
+    "versions": {"numpy": "2.4.6", "numba": "0.68.1", "torch": "2.13.0+cpu", "jax": "0.10.2", "onnxruntime": "1.31.1"},
+    "time": "2026-01-01T00:00:00+00:00",
+}
+
+
+def _row(name, role, seconds, moved=40960, wobble=0.01, **more):
+    samples = [seconds * (1 + wobble * (i % 5 - 2)) for i in range(15)]
+    return Row(name, role, samples=samples, moved=moved, **more)
+
+
+def _case(ours=2e-6, limit=1e-6, name="prefill-32768/bfloat16/interleaved/out/cold", **more):
+    rows = [_row("plan", "ours", ours, **more), _row("limit, 1 thread", "limit", limit)]
+    peers = [
+        _row(row.name, "peer", 3e-3 * (i + 1), first_call=1.0) for i, row in enumerate(TABLE) if row.role == "peer"
+    ]
+    skipped = Row(
+        "a peer", "peer", "skipped", "a_package_with_a_long_name is not installed, and neither is another one"
+    )
+    wrong = Row("another", "peer", "wrong", "error 1e+09 times what is allowed; not timed")
+    slow_limit = _row("limit, 128 threads", "limit", 2 * limit)
+    return Result(name, "a description " * 20, rows=[rows[0], *peers, skipped, wrong, rows[1], slow_limit])
+
+
+def _run(*cases):
+    return results.Run("rope-cpu bench", "llama3-8b", ENVIRONMENT, list(cases))
+
+
+def test_tables_fit_a_hundred_columns():
+    run = _run(_case(), _case(wobble=0.4, name="layouts"))
+    findings = [Finding("a case with a name that is longer than any", "row " * 9, Change(1.5, 1.2, 123.4))]
+    latency = [{"situation": "all cores busy", "callers": 64, "calls": 123456789, "rate": 123456789.0}]
+    latency[0] |= {"p50": 1.3e-6, "p99": 2e-3, "p999": 1.5}
+    lines = [
+        *report.heading(ENVIRONMENT, "a-model-with-a-long-name" * 3),
+        *report.columns(),
+        *(line for case in run.cases for line in report.case_lines(case)),
+        *report.closing(run),
+        *report.findings_lines(findings, 0.1, True),
+        *report.latency_lines(latency),
+    ]
+    assert max(map(len, lines)) <= report.WIDTH
+    text = "\n".join(lines)
+    assert "a_package_with_a_long_name is not installed" in text
+    assert "1e+09 times what is allowed" in text
+    assert "limit, 128 threads" not in text  # the slower way is not the limit
+
+
+def test_a_row_says_bytes_share_of_the_limit_and_ratio():
+    case = _case()
+    ours, peer = list(report.case_lines(case))[1:3]
+    # 40960 bytes in 2 µs are 20.48 GB/s, half of the limit.
+    assert ours.split() == ["plan", "2.00", "µs", "1.98", "…", "2.02", "20.5", "50", "%", "1"]
+    assert " 7500 " in peer  # 15 ms
+
+
+def test_noise_is_said():
+    case = Result("case", "", rows=[_row("plan", "ours", 1e-6), _row("peer", "peer", 2e-6, wobble=0.4)])
+    assert "noise" in list(report.case_lines(case))[2]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (2.5e-9, "2.50 ns"),
+        (9.996e-7, "1000 ns"),
+        (1.3e-6, "1.30 µs"),
+        (0.0123, "12.3 ms"),
+        (123.4, "123 s"),
+        (0, "0.00 ns"),
+    ],
+)
+def test_durations(seconds, text):
+    assert report.duration(seconds) == text
+
+
+def test_a_run_survives_its_file(tmp_path):
+    run, path = _run(_case()), tmp_path / "run.json"
+    results.save(run, path)
+    assert results.load(path) == run
+    row = json.loads(path.read_text())["cases"][0]["rows"][0]
+    assert row["seconds"]["median"] == pytest.approx(2e-6)
+    assert row["gb_per_s"] == pytest.approx(20.48)
+    assert row["of_limit"] == pytest.approx(0.5)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text('{"format": 0}')
+    with pytest.raises(ValueError, match="holds no run"):
+        results.load(path)
+
+
+def test_a_slower_kernel_is_caught_on_a_slower_machine():
+    old, same, slower = _run(_case()), _run(_case(ours=3e-6, limit=1.5e-6)), _run(_case(ours=2.4e-6))
+    assert [finding.change.slower(0.1) for finding in compare(same, old)] == [False]
+    (finding,) = compare(slower, old)
+    assert finding.change.slower(0.1)
+    assert finding.change.factor == pytest.approx(1.2)
+    assert not finding.change.slower(0.3)
+
+
+def test_without_a_limit_the_peer_is_the_yardstick():
+    def case(ours, peer):
+        return Result("import", "", rows=[_row("ours", "ours", ours, 0), _row("peer", "peer", peer, 0)])
+
+    (finding,) = compare(_run(case(4.0, 2.0)), _run(case(2.0, 1.0)))
+    assert finding.change.factor == pytest.approx(1)
+
+
+def test_rows_and_cases_of_one_run_only_are_left_out():
+    assert compare(_run(_case(name="new")), _run(_case(name="old"))) == []
+
+
+def test_what_is_slower_once_is_measured_again():
+    old, asked = _run(_case()), []
+
+    def again(cost):
+        return lambda name: asked.append(name) or _case(ours=cost)
+
+    findings = compare(_run(_case(ours=3e-6)), old)
+    calm = confirm(findings, old, 0.1, again(2e-6))
+    assert [finding.change.slower(0.1) for finding in calm] == [False]
+    assert len(asked) == 1
+    still = confirm(findings, old, 0.1, again(2.8e-6))
+    assert still[0].change.slower(0.1)
+    assert still[0].change.factor == pytest.approx(1.4)
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_a_picture_is_drawn(tmp_path, form):
+    pytest.importorskip("matplotlib")
+    from rope_cpu.bench import plot
+
+    threads = [_row(f"plan, {n} thread{'s'[: n > 1]}", "ours", 2e-6 / n) for n in (1, 2, 4)]
+    scaling = Result("prefill-512/bfloat16", "", rows=[*threads, _row("limit, 1 thread", "limit", 1e-6)])
+    path = tmp_path / f"run.{form}"
+    plot.save(_run(_case(name="decode-1/float32"), _case(name="decode-1/bfloat16"), scaling), path)
+    start = path.read_bytes()[:200]
+    assert start.startswith(b"\x89PNG") if form == "png" else b"<?xml" in start
+
+
+def test_a_picture_of_nothing_is_refused(tmp_path):
+    pytest.importorskip("matplotlib")
+    from rope_cpu.bench import plot
+
+    with pytest.raises(ValueError, match="nothing that can be drawn"):
+        plot.save(_run(), tmp_path / "run.png")
+    with pytest.raises(ValueError, match=r"must end in \.png or \.svg"):
+        plot.check(tmp_path / "run.pdf")

@@ -1,0 +1,92 @@
+"""The statistics of the benchmarks, on made data whose truth is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rope_cpu.bench import statistics
+from rope_cpu.bench.statistics import Change, change, estimate, median_interval, quantile, ratios
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 41])
+@pytest.mark.parametrize("part", [0.0, 0.25, 0.5, 0.9, 0.999, 1.0])
+def test_quantiles_are_numpys(count, part):
+    values = np.random.default_rng(count).lognormal(size=count)
+    assert quantile(values.tolist(), part) == pytest.approx(np.quantile(values, part), rel=1e-14)
+
+
+@pytest.mark.parametrize(("values", "part"), [([], 0.5), ([1.0], 1.5), ([1.0], -0.1)])
+def test_impossible_quantiles_are_refused(values, part):
+    with pytest.raises(ValueError, match="`part` is"):
+        quantile(values, part)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_few_values_bound_nothing(count):
+    assert median_interval([1.0] * count) == (-math.inf, math.inf)
+    assert estimate([1.0] * count).meaningless
+
+
+def test_the_interval_is_made_of_order_statistics():
+    # Binomial(6, ½): one outside on either side has probability 1/64 each, two would have 7/64.
+    assert median_interval([6.0, 5.0, 4.0, 3.0, 2.0, 1.0]) == (1.0, 6.0)
+    # Binomial(9, ½): 1 + 9 of 512 on either side are within 2.5 %, 1 + 9 + 36 are not.
+    assert median_interval(list(range(1, 10))) == (2, 8)
+
+
+@pytest.mark.parametrize("count", [7, 15, 41])
+def test_the_interval_holds_the_median_as_often_as_it_says(count):
+    draws = np.random.default_rng(3).lognormal(sigma=1.0, size=(4000, count))
+    held = sum(low <= 1.0 <= high for low, high in map(median_interval, draws.tolist()))
+    # 4000 draws of an event of probability p ≥ 0.95 scatter by sqrt(0.95·0.05/4000) = 0.0034.
+    assert held / 4000 > 0.95 - 4 * 0.0034
+
+
+def test_drift_cancels_in_ratios():
+    drift = np.exp(np.linspace(0, 1, 20))
+    noise = np.random.default_rng(0).uniform(0.99, 1.01, 20)
+    ours, theirs = (2e-6 * drift).tolist(), (6e-6 * drift * noise).tolist()
+    ratio = estimate(ratios(theirs, ours))
+    assert ratio.median == pytest.approx(3, rel=0.01)
+    assert not ratio.meaningless
+    assert estimate(ours).meaningless
+
+
+def _rounds(rng, cost, spread=0.05, count=25):
+    """Ratios to the limit, with the long tail to one side that timings have."""
+    return estimate((cost * (1 + spread * rng.exponential(size=count))).tolist())
+
+
+def test_runs_of_the_same_build_show_no_regression():
+    rng, alarms = np.random.default_rng(5), 0
+    for _ in range(200):
+        rows = [change(_rounds(rng, 2.0), _rounds(rng, 2.0)) for _ in range(60)]
+        alarms += any(row.slower(0.1) for row in rows)
+    assert alarms <= 10  # of 200 comparisons of 60 rows: 19 of 20 must be silent
+
+
+def test_twenty_percent_slower_is_caught_and_named():
+    rng = np.random.default_rng(6)
+    caught = sum(change(_rounds(rng, 2.4), _rounds(rng, 2.0)).slower(0.1) for _ in range(200))
+    assert caught > 195
+    back = sum(change(_rounds(rng, 2.0), _rounds(rng, 2.4)).faster(0.1) for _ in range(200))
+    assert back > 195
+
+
+def test_noise_is_no_regression():
+    rng = np.random.default_rng(7)
+    alarms = sum(change(_rounds(rng, 2.0, spread=3.0), _rounds(rng, 2.0, spread=3.0)).slower(0.1) for _ in range(1000))
+    # Two intervals of 95 % that exclude each other on one side: 3 of 1000 for a normal law.
+    assert alarms <= 12
+
+
+def test_too_few_rounds_tell_nothing():
+    assert change(estimate([2.0] * 5), estimate([1.0] * 5)) == Change(2.0, 0.0, math.inf)
+    assert not change(estimate([2.0] * 5), estimate([1.0] * 5)).slower(0.1)
+
+
+def test_a_known_but_wide_median_is_meaningless():
+    values = np.linspace(1, 3, 21).tolist()
+    assert estimate(values).meaningless
+    assert estimate(values).high > statistics.MEANINGLESS * estimate(values).low

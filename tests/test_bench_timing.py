@@ -1,0 +1,97 @@
+"""How time is taken, on a clock that the timed functions move themselves."""
+
+import pytest
+
+from rope_cpu.bench.timing import Effort, Timed, calibrate, elapsed, interleave
+
+
+class Machine:
+    """A clock, and calls that take as long as they are told, times a drift that grows with time."""
+
+    def __init__(self, drift=0.0):
+        self.now, self.drift, self.log = 0.0, drift, []
+
+    def clock(self):
+        return self.now
+
+    def call(self, name, cost):
+        self.now += cost * (1 + self.drift * self.now)
+        self.log.append(name)
+
+    def timed(self, name, cost, **more):
+        return Timed.over(self.call, [(name, cost)], **more)
+
+    def pause(self, seconds):
+        self.now += seconds
+
+
+def test_elapsed_counts_calls():
+    machine = Machine()
+    assert elapsed(machine.timed("a", 0.5), 4, machine.clock) == 2.0
+    assert machine.log == ["a"] * 4
+
+
+@pytest.mark.parametrize(("cost", "loops"), [(1e-6, 2000), (3e-4, 7), (0.002, 1), (0.5, 1)])
+def test_calls_are_repeated_until_a_sample_is_long_enough(cost, loops):
+    machine = Machine()
+    found, per_call = calibrate(machine.timed("a", cost), 0.002, machine.clock)
+    assert found == pytest.approx(loops, abs=1)
+    assert per_call == pytest.approx(cost)
+
+
+def test_rounds_take_one_sample_of_everyone():
+    machine = Machine()
+    costs = [1e-4, 3e-4, 5e-3]
+    contenders = [machine.timed(place, cost) for place, cost in enumerate(costs)]
+    samples = interleave(contenders, Effort(0.001, 0.0, least=7), machine.clock, machine.pause)
+    assert [len(taken) for taken in samples] == [7, 7, 7]
+    for taken, cost in zip(samples, costs, strict=True):
+        assert taken == pytest.approx([cost] * 7)
+
+
+def test_rounds_end_with_the_budget_or_the_most():
+    for budget, least, most, rounds in ((0.0, 3, 9, 3), (1e9, 3, 9, 9)):
+        machine = Machine()
+        samples = interleave(
+            [machine.timed("a", 1e-3)], Effort(1e-3, budget, least, most), machine.clock, machine.pause
+        )
+        assert len(samples[0]) == rounds
+
+
+def test_the_order_changes_from_round_to_round():
+    machine, orders = Machine(), []
+    contenders = [machine.timed(name, 0.02) for name in "abcd"]
+    interleave(contenders, Effort(0.02, 0.0, least=12), machine.clock, machine.pause)
+    timed = machine.log[-12 * 4 :]
+    orders = {tuple(timed[i : i + 4]) for i in range(0, len(timed), 4)}
+    assert all(sorted(order) == list("abcd") for order in orders)
+    assert len(orders) > 4
+
+
+def test_a_drifting_machine_leaves_ratios_alone():
+    machine = Machine(drift=0.5)
+    ours, theirs = interleave(
+        [machine.timed("ours", 1e-4), machine.timed("theirs", 4e-4)],
+        Effort(0.002, 2.0, least=30),
+        machine.clock,
+        machine.pause,
+    )
+    assert max(ours) > 1.05 * min(ours)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert other / mine == pytest.approx(4, rel=0.02)
+
+
+def test_threads_are_set_before_each_sample_and_untimed():
+    machine, entered = Machine(), []
+    timed = machine.timed("a", 0.02, enter=lambda: entered.append(machine.pause(5.0)))
+    (samples,) = interleave([timed], Effort(0.02, 0.0, least=4), machine.clock, machine.pause)
+    assert len(entered) == 5  # once to calibrate, then once a sample
+    assert samples == pytest.approx([0.02] * 4)
+
+
+def test_cold_arguments_go_round():
+    seen = []
+    timed = Timed.over(seen.append, [(0,), (1,), (2,)])
+    elapsed(timed, 4)
+    elapsed(timed, 3)
+    assert seen == [0, 1, 2, 0, 1, 2, 0]
