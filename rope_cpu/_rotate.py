@@ -17,6 +17,10 @@ from rope_cpu._kernels import ALONE, LAYOUTS, TRUSTED, quick_rotation
 REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in _check.FORMAT_OF.items()}
 
 
+# What a dtype is rotated with: cos, sin, and the serial kernel.
+Prepared = tuple[Array, Array, Kernel]
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """What is rotated: the layout and width of arrays, and which of their elements are pairs.
@@ -42,10 +46,9 @@ class Rotation:
 
     __slots__ = ("_frame", "_prepared", "_table_shape")
 
-    def __init__(self, frame: Frame, table_shape: tuple[int, ...]) -> None:
-        """Take what is rotated, and the shape (batch or 1, seq, frequency heads, pairs) of cos and sin."""
-        self._frame, self._table_shape = frame, table_shape
-        self._prepared: dict[Any, tuple[Array, Array, Kernel]] = {}
+    def __init__(self, frame: Frame, table_shape: tuple[int, ...], prepared: dict[Any, Prepared]) -> None:
+        """Take what is rotated, the (batch or 1, seq, frequency heads, pairs) of cos and sin, and what is ready."""
+        self._frame, self._table_shape, self._prepared = frame, table_shape, prepared
 
     def _cos_sin(self, real: str) -> tuple[Array, Array]:
         """Return cos and sin as float32 or float64 arrays of the table shape."""

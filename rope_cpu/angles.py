@@ -16,6 +16,8 @@ from rope_cpu.spec import Float64, RopeSpec
 
 MAX_POSITION = 2.0**53  # beyond it float64 does not hold every whole number
 
+_REAL = {name: np.dtype(name) for name in ("float32", "float64")}
+
 # ⌊2^256 / 2π⌋, from the digits of π (OEIS A000796).
 _PI = int(
     "31415926535897932384626433832795028841971693993751058209749445923078164062862089986280348253421170679821480865"
@@ -59,8 +61,9 @@ def tables(
     parts, single: from `turns`, and whether they are for float32 angles. positions: float64 (batch or 1, seq, axes or
     1), C-contiguous. None: a position is not finite or beyond ±limit.
     """
-    shape = (max(len(positions), len(factor)), positions.shape[1], parts.shape[2], parts.shape[4])
-    cos, sin = np.empty(shape, dtype), np.empty(shape, dtype)
+    (batch, seq, _), (rows, _, heads, _, pairs) = positions.shape, parts.shape
+    shape, real = (max(batch, rows), seq, heads, pairs), _REAL[dtype]
+    cos, sin = np.empty(shape, real), np.empty(shape, real)
     threads = _threads.usable() if cos.size > _threads.SERIAL_PAIRS else 1
     fill = angle_kernel(dtype, threads > 1)
     status = fill(positions, limit, parts, factor, sign, single, cos, sin, threads)

@@ -47,9 +47,10 @@ class RotaryPlan(Rotation):
     ) -> None:
         """Compute cos and sin for the arithmetic of `dtype`; those for others follow when they are first needed."""
         cos, sin = exact_tables(rotary, positions, ids, mode, REAL_OF[dtype])
-        super().__init__(rotary._frames[layout], cos.shape)
+        frame = rotary._frames[layout]
+        kernel = quick_rotation(FORMAT_OF[dtype], frame.pairing, False)
+        super().__init__(frame, cos.shape, {dtype: (cos, sin, kernel)})
         self._rotary, self._positions, self._mode = rotary, positions, mode
-        self._prepared[dtype] = cos, sin, quick_rotation(FORMAT_OF[dtype], self._frame.pairing, False)
 
     def _name(self) -> str:
         return "keys" if self._mode == "shift" else "x"

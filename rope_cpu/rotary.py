@@ -22,9 +22,10 @@ _FLOAT32 = np.dtype(np.float32)
 class RotaryEmbedding(Constructors):
     """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
 
-    __slots__ = ("_factors", "_frames", "_parts", "_single", "_spec")
+    __slots__ = ("_consecutive", "_factors", "_frames", "_parts", "_single", "_spec")
     _spec: RopeSpec
     _single: bool
+    _consecutive: bool  # ids may be left out: one id a token, and nothing to be known of the sequence
     _frames: dict[str, Frame]
     _parts: Float64
     _factors: dict[str, Float64]
@@ -32,6 +33,7 @@ class RotaryEmbedding(Constructors):
     def _of(self, spec: RopeSpec) -> None:
         self._spec, self._parts, self._single = spec, angles.turns(spec), spec.angle_dtype == "float32"
         self._frames = {form: Frame.of(form, spec.head_dim, spec.blocks, spec.interleaved) for form in _check.AXES}
+        self._consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
         factor = spec.attention_factor
         self._factors = {"rotate": factor, "inverse": 1.0 / factor, "shift": np.ones_like(factor)}
 
@@ -252,25 +254,30 @@ class RotaryEmbedding(Constructors):
             if not (isinstance(offset, int) and offset == 0):
                 raise ValueError(f"`offset` is {offset!r} and `position_ids` are given as well; give one of them")
             return self._plan("position_ids", ids, layout, _mode(inverse))
-        self._ready()
         form = _check.layout(layout)
-        positions = self._consecutive(_check.array(name, x, form), offset, form)
-        return RotaryPlan(self, positions, positions, form, _mode(inverse), x.dtype)
-
-    def _consecutive(self, x: Array, offset: int | ArrayLike, form: str) -> Float64:
+        x = _check.array(name, x, form)
+        if form == "thd" or not self._consecutive:
+            self._needs_ids(form)
         batch, token, _ = _check.AXES[form]
-        if batch is None:
-            raise ValueError(
-                "`position_ids` is None; packed tokens (layout thd) need them: sequences have no common order"
-            )
-        if self.axes > 1 and not self._spec.shared_id:
-            raise ValueError(f"`position_ids` is None; with {self.axes} axes each token needs its coordinates")
         seq = x.shape[token]
         if type(offset) is int and abs(offset) < angles.MAX_POSITION / 2:
-            return np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
-        steps = np.arange(seq, dtype=np.float64)
-        return (_check.offsets(offset, x.shape[batch])[:, None] + steps)[..., None]
+            positions = np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
+        else:
+            rows = _check.offsets(offset, x.shape[batch])
+            positions = (rows[:, None] + np.arange(seq, dtype=np.float64))[..., None]
+        return RotaryPlan(self, positions, positions, form, _mode(inverse), x.dtype)
+
+    def _needs_ids(self, form: str) -> None:
+        """Raise the reason why position_ids cannot be left out."""
+        self._ready()
+        if form == "thd":
+            raise ValueError(
+                "`position_ids` is None; packed tokens (layout thd) need them, as sequences share no order"
+            )
+        raise ValueError(f"`position_ids` is None; with {self.axes} axes each token needs its coordinates")
 
 
 def _mode(inverse: bool) -> str:
+    if inverse is False:
+        return "rotate"
     return "inverse" if specs.boolean("inverse", inverse) else "rotate"

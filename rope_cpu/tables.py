@@ -17,7 +17,7 @@ class _TableRotation(Rotation):
     __slots__ = ("_cos", "_sin")
 
     def __init__(self, cos: Array, sin: Array, interleaved: bool, layout: str, head_dim: int) -> None:
-        super().__init__(Frame.of(layout, head_dim, (2 * cos.shape[-1],), interleaved), cos.shape)
+        super().__init__(Frame.of(layout, head_dim, (2 * cos.shape[-1],), interleaved), cos.shape, {})
         self._cos, self._sin = cos, sin
 
     def _cos_sin(self, real: str) -> tuple[Array, Array]:
