@@ -258,12 +258,11 @@ class RotaryEmbedding(Constructors):
         x = _check.array(name, x, form)
         if form == "thd" or not self._consecutive:
             self._needs_ids(form)
-        batch, token, _ = _check.AXES[form]
-        seq = x.shape[token]
+        seq = x.shape[_check.AXES[form][1]]
         if type(offset) is int and abs(offset) < angles.MAX_POSITION / 2:
             positions = np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
         else:
-            rows = _check.offsets(offset, x.shape[batch])
+            rows = _check.offsets(offset, x.shape[1 if form == "sbhd" else 0])
             positions = (rows[:, None] + np.arange(seq, dtype=np.float64))[..., None]
         return RotaryPlan(self, positions, positions, form, _mode(inverse), x.dtype)
 
