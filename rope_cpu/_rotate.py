@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ class Rotation:
         threads = _threads.usable()
         if threads == 1:
             return 1, serial
-        return threads, quick_rotation(_check.FORMAT_OF[dtype], self._frame.pairing, True)
+        return threads, partial(_threads.run, quick_rotation(_check.FORMAT_OF[dtype], self._frame.pairing, True))
 
     def _look_closer(self, xs: dict[str, Any], outs: dict[str, Any] | None) -> tuple[Array, ...]:
         """Say what is wrong with the arguments, or rotate copies where the kernel cannot take them as they are."""

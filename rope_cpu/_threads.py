@@ -8,20 +8,30 @@ so nothing runs in parallel on it.
 from __future__ import annotations
 
 import os
+import time
+from typing import Any
 
 import numba
 
+from rope_cpu._compile import Kernel
 from rope_cpu.spec import whole_number
 
 VARIABLE = "ROPE_CPU_NUM_THREADS"
 
-# Below these a launch on several threads (1–2 µs, and the wake-up of idle ones) costs more than it saves.
-SERIAL_ELEMENTS = 32768
-SERIAL_PAIRS = 8192
+# Below these a launch on several threads (3 µs with the wake-up of idle ones) costs more than it saves on two cores:
+# elements of q, where 48 tokens of 32 heads take 13 µs serially, and pairs of cos and sin, at 1.7 ns each.
+SERIAL_ELEMENTS = 3 * 2**16
+SERIAL_PAIRS = 2**14
+
+# Where other processes keep the cores busy, a launch waits until the scheduler has run all its threads, milliseconds at
+# a time. A launch that was kept waiting for longer than STALL is a sign of that; kernels then run serially for PAUSE.
+STALL_SECONDS = 0.0005
+PAUSE_SECONDS = 1.0
 
 _limit = numba.config.NUMBA_NUM_THREADS
 _usable: int | None = None  # None: not known before the threading layer has been started
 _forked = False
+_paused_until = 0.0
 
 
 def set_num_threads(n: int) -> None:
@@ -46,7 +56,17 @@ def usable() -> int:
     global _usable
     if _usable is None:
         _usable = 1 if _limit == 1 or _forked or _layer() not in ("omp", "tbb") else int(_limit)
-    return _usable
+    return 1 if _usable == 1 or time.monotonic() < _paused_until else _usable
+
+
+def run(kernel: Kernel, *arguments: Any) -> int:
+    """Run a parallel kernel, and note whether it was kept waiting for other processes."""
+    global _paused_until
+    wall, busy = time.perf_counter(), time.thread_time()
+    status = kernel(*arguments)
+    if time.perf_counter() - wall - (time.thread_time() - busy) > STALL_SECONDS:
+        _paused_until = time.monotonic() + PAUSE_SECONDS
+    return status
 
 
 def _layer() -> str:

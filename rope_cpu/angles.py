@@ -65,8 +65,11 @@ def tables(
     shape, real = (max(batch, rows), seq, heads, pairs), _REAL[dtype]
     cos, sin = np.empty(shape, real), np.empty(shape, real)
     threads = _threads.usable() if cos.size > _threads.SERIAL_PAIRS else 1
-    fill = angle_kernel(dtype, threads > 1)
-    status = fill(positions, limit, parts, factor, sign, single, cos, sin, threads)
+    fill, arguments = (
+        angle_kernel(dtype, threads > 1),
+        (positions, limit, parts, factor, sign, single, cos, sin, threads),
+    )
+    status = _threads.run(fill, *arguments) if threads > 1 else fill(*arguments)
     return (cos, sin) if status == DONE else None
 
 

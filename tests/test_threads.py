@@ -20,7 +20,7 @@ def run(code, **variables):
         import rope_cpu
         from rope_cpu import _threads
         rope = rope_cpu.RotaryEmbedding.from_inv_freq(1e4 ** -(np.arange(64) / 64))
-        x = np.random.default_rng(0).standard_normal((1, 300, 8, 128)).astype(np.float32)
+        x = np.random.default_rng(0).standard_normal((1, 900, 8, 128)).astype(np.float32)
     """) + textwrap.dedent(code)
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=os.environ | variables
@@ -44,7 +44,7 @@ def test_a_forked_child_rotates_before_and_after_the_parent_did():
         + """
     print(child(lambda: rope.rotate(x).any()))
     expected = rope.rotate(x)
-    print(_threads.usable() > 1 or numba.config.NUMBA_NUM_THREADS == 1)
+    print(_threads._usable > 1 or numba.config.NUMBA_NUM_THREADS == 1)
     print(child(lambda: np.array_equal(rope.rotate(x), expected)))
     print(child(lambda: child(lambda: np.array_equal(rope.rotate(x), expected)) == 0))
     done = []
@@ -80,7 +80,7 @@ def test_python_threads_rotate_in_parallel_kernels_at_a_time(layer):
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
-    print(len(wrong), _threads.usable())
+    print(len(wrong), _threads._usable)
     """
     wrong, usable = run(code, NUMBA_THREADING_LAYER=layer, NUMBA_NUM_THREADS="2")
     assert wrong == "0"
@@ -89,8 +89,8 @@ def test_python_threads_rotate_in_parallel_kernels_at_a_time(layer):
 
 def test_a_threading_layer_that_is_missing_means_serial():
     assert run("print(_threads.usable(), rope.rotate(x).shape[1])", NUMBA_THREADING_LAYER="tbb") in (
-        ["1", "300"],
-        [str(numba.config.NUMBA_NUM_THREADS), "300"],  # where tbb is installed
+        ["1", "900"],
+        [str(numba.config.NUMBA_NUM_THREADS), "900"],  # where tbb is installed
     )
 
 
@@ -115,11 +115,29 @@ def test_set_num_threads():
     assert rope_cpu.get_num_threads() == before
 
 
+def test_a_launch_that_was_kept_waiting_means_serial_for_a_while(monkeypatch):
+    from rope_cpu import _threads
+
+    clock = iter([0.0, 0.010])  # 10 ms on the wall
+    monkeypatch.setattr(_threads, "_usable", 2)
+    monkeypatch.setattr(_threads, "_paused_until", 0.0)
+    monkeypatch.setattr(_threads.time, "thread_time", iter([0.0, 0.0098, 0.0, 0.001]).__next__)
+    monkeypatch.setattr(_threads.time, "perf_counter", clock.__next__)
+    monkeypatch.setattr(_threads.time, "monotonic", lambda: 100.0)
+    assert _threads.run(lambda x: x, 7) == 7  # it worked for 9.8 of them
+    assert _threads.usable() == 2
+    monkeypatch.setattr(_threads.time, "perf_counter", iter([0.0, 0.010]).__next__)
+    _threads.run(lambda: 0)  # it worked for 1 of them
+    assert _threads.usable() == 1
+    monkeypatch.setattr(_threads.time, "monotonic", lambda: 101.5)
+    assert _threads.usable() == 2
+
+
 def test_it_runs_where_nothing_can_be_cached(tmp_path):
     """A read-only installation run by a user without a home: kernels are compiled in memory."""
     code = f"""
     import runpy, shutil
     sys.path.insert(0, {str(tmp_path)!r})
     """
-    assert run(code + "print(rope.rotate(x).shape[1])", NUMBA_CACHE_DIR=str(tmp_path / "cache")) == ["300"]
+    assert run(code + "print(rope.rotate(x).shape[1])", NUMBA_CACHE_DIR=str(tmp_path / "cache")) == ["900"]
     assert list((tmp_path / "cache").rglob("*.nbi"))
