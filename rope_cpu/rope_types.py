@@ -83,7 +83,7 @@ def dynamic(
         return 1 / base.wavelengths(), 1.0
     real = base.real
     stretch = real(factor) * real(base.length) / real(max_position_embeddings) - real(factor - 1)
-    theta = real(base.rope_theta) * base.power(float(stretch), np.asarray(exponent, dtype=real))
+    theta = real(base.rope_theta) * base.power(float(stretch), np.asarray(exponent))
     return 1 / base.wavelengths(float(theta)), 1.0
 
 
