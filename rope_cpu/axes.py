@@ -66,15 +66,19 @@ def mrope(
     mrope_section: pairs for time, height and width.
     rope_theta: base of the frequencies.
     mrope_interleaved: False gives each axis one run of pairs (Qwen2-VL), True deals them out in turn (Qwen3-VL).
-    scaling: a dict in Hugging Face form, or None.
+    scaling: a dict in Hugging Face form, or None; it may repeat mrope_section and mrope_interleaved.
 
     Scaling that depends on the sequence length needs `at_length`, like that of one axis.
 
     Raises TypeError or ValueError naming the argument, its value and the rule.
     Source: Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.
     """
+    section = dict(scaling or {})
+    for key, said in (("mrope_section", list(mrope_section)), ("mrope_interleaved", mrope_interleaved)):
+        if section.pop(key, said) != said:
+            raise ValueError(f"`{key}` is {said!r}, but `scaling` says {(scaling or {})[key]!r}; say it once")
     width = 2 * sum(_section(mrope_section))
-    text = scaled(head_dim, rope_theta=rope_theta, rotary_dim=width, interleaved=interleaved, scaling=scaling)
+    text = scaled(head_dim, rope_theta=rope_theta, rotary_dim=width, interleaved=interleaved, scaling=section)
     return spread_spec(text, mrope_section, mrope_interleaved)
 
 

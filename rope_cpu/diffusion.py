@@ -27,7 +27,8 @@ def read(config: Config, *, angle_dtype: str = "float64") -> RopeSpec:
       text tokens stay unrotated.
     - Qwen-Image: frame, row and column, the latter two centred: from -(n - n // 2); text goes on along the diagonal.
     - LTX, LTX-2: frame (LTX-2: seconds), row and column of the patch (LTX-2: of its middle) in pixels, as fractions of
-      the base size in the file, then 2·fraction - 1, so from -1 to 1; every head has frequencies of its own.
+      the base size in the file, then 2·fraction - 1, so from -1 to 1; every head has frequencies of its own. The
+      rotation of LTX-2's video, not of its audio.
 
     Raises ValueError for other classes, missing keys, and files that do not determine the rotation.
     Source: the transformers of the same names in diffusers 0.37.

@@ -83,7 +83,7 @@ def dynamic(
         return 1 / base.wavelengths(), 1.0
     real = base.real
     stretch = real(factor) * real(base.length) / real(max_position_embeddings) - real(factor - 1)
-    theta = real(base.rope_theta) * base.power(float(stretch), np.asarray(exponent, dtype=real))
+    theta = real(base.rope_theta) * base.power(float(stretch), np.asarray(exponent))
     return 1 / base.wavelengths(float(theta)), 1.0
 
 
@@ -151,12 +151,12 @@ def longrope(
     Source: Ding et al., "LongRoPE", arXiv:2402.13753; the code of Phi-3 and Phi-3.5-MoE.
     """
     is_long = base.length is not None and base.length > original_max_position_embeddings
-    name, extension = ("long_factor", long_factor) if is_long else ("short_factor", short_factor)
     attention_factor = (long_mscale if is_long else short_mscale) or attention_factor
     wavelengths = base.wavelengths()
-    if len(extension) != len(wavelengths):
-        raise ValueError(f"`{name}` has {len(extension)} entries; it needs one for each of {len(wavelengths)} pairs")
-    inv_freq = 1 / (np.asarray(extension, dtype=base.real) * wavelengths)
+    for name, entries in (("short_factor", short_factor), ("long_factor", long_factor)):
+        if len(entries) != len(wavelengths):
+            raise ValueError(f"`{name}` has {len(entries)} entries; it needs one for each of {len(wavelengths)} pairs")
+    inv_freq = 1 / (np.asarray(long_factor if is_long else short_factor, dtype=base.real) * wavelengths)
     if attention_factor is not None:
         return inv_freq, float(attention_factor)
     scale = _ratio(factor, max_position_embeddings, original_max_position_embeddings)

@@ -28,12 +28,12 @@ def read(config: Mapping[str, Any], *, angle_dtype: str = "float64") -> RopeSpec
     """
     if diffusion.is_transformer(config):
         return diffusion.read(config, angle_dtype=angle_dtype)
-    model_type = config.get("model_type")
-    if model_type in REFUSED:
-        raise ValueError(f"`model_type` is {model_type!r}: {REFUSED[model_type]}")
-    if model_type in _ERNIE:
+    name = model_type(config)
+    if name in REFUSED:
+        raise ValueError(f"`model_type` is {name!r}: {REFUSED[name]}")
+    if name in _ERNIE:
         return _ernie(config, angle_dtype)
-    found = TOWERS.get(str(model_type))
+    found = TOWERS.get(name)
     if found is None:
         return None
     return found.build(found.head_dim(config), _theta(config, found), angle_dtype)
@@ -42,19 +42,26 @@ def read(config: Mapping[str, Any], *, angle_dtype: str = "float64") -> RopeSpec
 def tower(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the vision part of a whole model's configuration, with the model type that `read` knows it by.
 
-    Older files leave the model type of the part out, or repeat that of the whole: then it is that of the whole and
-    `_vision`.
-
     Raises ValueError where there is no vision part.
     """
     part = config.get("vision_config")
     if not isinstance(part, Mapping):
         raise ValueError("`config` has no `vision_config`")
-    whole = config.get("model_type")
-    named = part.get("model_type") or whole
-    if named == whole:
-        named = next((name for name in (f"{whole}_vision", f"{whole}_vision_encoder") if name in TOWERS), named)
-    return {**part, "model_type": named}
+    return {**part, "model_type": _part_type(part, part.get("model_type") or config.get("model_type"))}
+
+
+def model_type(config: Mapping[str, Any]) -> str:
+    """Return the model type of a configuration; a vision part is told by the size of its patches."""
+    name = config.get("model_type")
+    is_part = "patch_size" in config and "vision_config" not in config
+    return _part_type(config, name) if is_part else str(name or "")
+
+
+def _part_type(part: Mapping[str, Any], name: str | None) -> str:
+    """Return a vision part's own model type, where older files repeat that of the whole model or name none."""
+    if not name:
+        return next((named for keys, named in UNNAMED if keys <= part.keys()), "")
+    return next((known for known in (name, f"{name}_vision", f"{name}_vision_encoder") if known in TOWERS), name)
 
 
 @dataclass(frozen=True)
@@ -209,7 +216,19 @@ TOWERS: dict[str, Tower] = {
     ),
 }  # fmt: skip
 
+# Keys of vision parts in files that name no model type. Their models rotate alike, but for where the width stands.
+_QWEN = {"depth", "num_heads", "spatial_merge_size", "temporal_patch_size"}
+UNNAMED = (
+    ({"vt_hidden_size", "vt_num_attention_heads"}, "kimi_k25_vision"),
+    (_QWEN | {"embed_dim"}, "qwen2_vl_vision"),
+    (_QWEN, "qwen2_5_vl_vision"),
+)
+
+_LEARNED = "its position embeddings are learned and added; nothing is rotated"
+
 REFUSED = {
+    **dict.fromkeys(("siglip_vision_model", "siglip2_vision_model", "clip_vision_model"), _LEARNED),
+    **dict.fromkeys(("mllama_vision_model", "intern_vit_6b"), _LEARNED),
     "vjepa2": "it gives the two members of an adjacent pair angles of different frequencies, which is no rotation",
     "hunyuan_vl": "its doubled sections give the two members of a pair different axes, which is no rotation",
     "hunyuan_vl_text": "its doubled sections give the two members of a pair different axes, which is no rotation",

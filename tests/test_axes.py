@@ -96,6 +96,13 @@ def test_scaled_mrope():
     assert spec.shared_id
 
 
+def test_sections_of_files_may_repeat_the_shares():
+    section = {"type": "mrope", "mrope_section": [8, 12, 12], "mrope_interleaved": False}
+    assert axes.mrope(64, (8, 12, 12), rope_theta=1e6, scaling=section) == axes.mrope(64, [8, 12, 12], rope_theta=1e6)
+    with pytest.raises(ValueError, match=r"`mrope_section` is .16, 8, 8., but `scaling` says"):
+        axes.mrope(64, (16, 8, 8), rope_theta=1e6, scaling=section)
+
+
 def test_partial_mrope():
     spec = axes.mrope(128, (8, 12, 12), rope_theta=1e4, interleaved=True)
     assert (spec.rotary_dim, spec.head_dim, spec.interleaved) == (64, 128, True)

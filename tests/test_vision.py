@@ -147,9 +147,9 @@ def test_minimax_leaves_what_three_axes_cannot_share():
 @pytest.mark.parametrize(
     ("config", "model_type"),
     [
-        ({"model_type": "qwen2_vl", "vision_config": {"embed_dim": 80, "num_heads": 4}}, "qwen2_vl_vision"),
-        ({"model_type": "qwen2_vl", "vision_config": {"model_type": "qwen2_vl"}}, "qwen2_vl_vision"),
-        ({"model_type": "qwen2_5_omni", "vision_config": {}}, "qwen2_5_omni_vision_encoder"),
+        ({"model_type": "qwen2_vl", "vision_config": {"patch_size": 14}}, "qwen2_vl_vision"),
+        ({"model_type": "qwen2_vl", "vision_config": {"model_type": "qwen2_vl", "patch_size": 14}}, "qwen2_vl_vision"),
+        ({"model_type": "qwen2_5_omni", "vision_config": {"patch_size": 14}}, "qwen2_5_omni_vision_encoder"),
         ({"model_type": "llava", "vision_config": {"model_type": "pixtral"}}, "pixtral"),
     ],
 )
@@ -157,9 +157,30 @@ def test_the_vision_part_of_a_whole_model(config, model_type):
     assert vision.tower(config)["model_type"] == model_type
 
 
+QWEN = {"depth": 24, "num_heads": 16, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("part", "head_dim"),
+    [
+        ({"model_type": "qwen3_vl", "hidden_size": 1024, **QWEN}, 64),
+        ({"hidden_size": 1536, "embed_dim": 1280, **QWEN}, 80),
+        ({"hidden_size": 1280, **QWEN}, 80),
+        ({"model_type": "", "patch_size": 14, "vt_hidden_size": 1152, "vt_num_attention_heads": 16}, 72),
+    ],
+)
+def test_a_vision_part_is_never_taken_for_its_language_model(part, head_dim):
+    rope = RotaryEmbedding.from_config(part)
+    assert (rope.axes, rope.head_dim, rope.rope_type) == (2, head_dim, "axial")
+
+
 @pytest.mark.parametrize(
     "config",
-    [{"model_type": "llama", "hidden_size": 64}, {"hidden_size": 64}, {"model_type": "siglip_vision_model"}],
+    [
+        {"model_type": "llama", "hidden_size": 64},
+        {"hidden_size": 64},
+        {"model_type": "qwen3_vl", "vision_config": QWEN},
+    ],
 )
 def test_other_configurations_are_left_to_others(config):
     assert vision.read(config) is None
@@ -170,6 +191,7 @@ def test_other_configurations_are_left_to_others(config):
     [
         ({"model_type": "vjepa2"}, "no rotation"),
         ({"model_type": "hunyuan_vl"}, "no rotation"),
+        ({"model_type": "siglip_vision_model"}, "nothing is rotated"),
         ({"model_type": "lightglue"}, "its frequencies are weights"),
         ({"model_type": "qwen2_5_vl_vision", "num_heads": 4}, "`config` has no `hidden_size`"),
         ({"model_type": "qwen2_5_vl_vision", "hidden_size": 64}, "`config` has no `num_attention_heads`"),
