@@ -14,7 +14,7 @@ import rope_cpu
 from rope_cpu._usage import UsageError
 from rope_cpu.bench import environment, latency, models, plot, report
 from rope_cpu.bench.cases import catalog, select
-from rope_cpu.bench.compare import Finding, compare, confirm
+from rope_cpu.bench.compare import Finding, compare, confirm, same_machine
 from rope_cpu.bench.contender import Case
 from rope_cpu.bench.measure import Result, measure
 from rope_cpu.bench.results import Run, load, save
@@ -96,15 +96,14 @@ def _timed(
         if old is not None:
             by_name = {case.name: case for case in chosen}
             again = lambda name: measure(by_name[name], say=say)  # noqa: E731
-            findings = confirm(compare(done, old), old, threshold, again)
+            findings = confirm(compare(done, old), old, threshold, again, same_machine(done, old))
     done.seconds = time.perf_counter() - start
     done.environment["threading_layer"] = environment.threading_layer()
     if done.latency:
         _print(report.latency_lines(done.latency))
     _print(report.closing(done))
     if old is not None:
-        elsewhere = old.environment["processor"] != done.environment["processor"]
-        _print(report.findings_lines(findings, threshold, elsewhere))
+        _print(report.findings_lines(findings, threshold, same_machine(done, old)))
     return findings
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rope_cpu.bench.measure import Result, Row
 from rope_cpu.bench.results import Run
-from rope_cpu.bench.statistics import Change, Estimate, change
+from rope_cpu.bench.statistics import Change, change, lesser, relative
 
 
 @dataclass(frozen=True)
@@ -20,25 +20,34 @@ class Finding:
 
 
 def compare(new: Run, old: Run) -> list[Finding]:
-    """Return how each row of ours changed.
-
-    A machine is not as fast today as it was then; so what is compared is each row's time in times of the limit, which
-    was measured in the same rounds, or of the first peer where a case has no limit.
-    """
+    """Return how each row of ours changed."""
     before = {case.name: case for case in old.cases}
-    return [finding for case in new.cases if case.name in before for finding in compare_case(case, before[case.name])]
+    here = same_machine(new, old)
+    return [f for case in new.cases if case.name in before for f in compare_case(case, before[case.name], here)]
 
 
-def compare_case(new: Result, old: Result) -> list[Finding]:
-    """Return how each row of ours in one case changed."""
-    olds = {row.name: row for row in old.timed("ours")}
-    found = []
+def same_machine(new: Run, old: Run) -> bool:
+    """Tell whether two runs are of the same kind of machine, in use alike."""
+    return all(new.environment[fact] == old.environment[fact] for fact in ("processor", "cores", "threads"))
+
+
+def compare_case(new: Result, old: Result, here: bool = True) -> list[Finding]:
+    """Return how each row of ours in one case changed; here: both were measured on the same machine.
+
+    A machine is not as fast today as it was then; so a row must have changed in seconds and in times of its yardstick,
+    the limit (without one, the first peer), which was measured in the same rounds. On another machine only the second
+    means something.
+    """
+    olds, found = {row.name: row for row in old.timed("ours")}, []
+    yard, old_yard = _yardstick(new), _yardstick(old)
     for row in new.timed("ours"):
-        if row.name in olds:
-            yards = _yardstick(new), _yardstick(old)
-            common = yards[0] is not None and yards[1] is not None and yards[0].role == yards[1].role
-            then, now = ((old, olds[row.name], yards[1]), (new, row, yards[0]))
-            found.append(Finding(new.name, row.name, change(_cost(*now, common), _cost(*then, common))))
+        if row.name not in olds:
+            continue
+        seconds = changed = change(row.samples, olds[row.name].samples)
+        if yard is not None and old_yard is not None and yard.role == old_yard.role:
+            changed = relative(seconds, change(yard.samples, old_yard.samples))
+            changed = lesser(seconds, changed) if here else changed
+        found.append(Finding(new.name, row.name, changed))
     return found
 
 
@@ -46,24 +55,22 @@ def _yardstick(case: Result) -> Row | None:
     return case.limit or next(iter(case.timed("peer")), None)
 
 
-def _cost(case: Result, row: Row, yardstick: Row | None, common: bool) -> Estimate:
-    return case.ratio(row, yardstick) if common and yardstick else row.seconds
-
-
 def confirm(
-    findings: list[Finding], old: Run, threshold: float, again: Callable[[str], Result], times: int = 2
+    findings: list[Finding], old: Run, threshold: float, again: Callable[[str], Result], here: bool, times: int = 3
 ) -> list[Finding]:
-    """Return the findings, those that say slower measured anew: what is slower only once was noise.
+    """Return the findings, those that say slower measured anew: what is not slower each time was noise.
 
-    again: measures the case of this name. times: how often at the most.
+    again: measures the case of this name. here: as in compare_case. times: how often at the most.
     """
     before = {case.name: case for case in old.cases}
     for _ in range(times):
-        suspects = {f.case for f in findings if f.change.slower(threshold)}
-        anew = {name: compare_case(again(name), before[name]) for name in suspects}
-        best = {(f.case, f.row): f for fresh in anew.values() for f in fresh}
-        findings = [
-            min(f, best.get((f.case, f.row), f), key=lambda g: g.change.factor) if f.change.slower(threshold) else f
-            for f in findings
-        ]
+        suspects = {finding.case for finding in findings if finding.change.slower(threshold)}
+        anew = {(f.case, f.row): f for name in suspects for f in compare_case(again(name), before[name], here)}
+        findings = [_milder(finding, anew.get((finding.case, finding.row)), threshold) for finding in findings]
     return findings
+
+
+def _milder(first: Finding, second: Finding | None, threshold: float) -> Finding:
+    if second is None or not first.change.slower(threshold):
+        return first
+    return min(first, second, key=lambda finding: finding.change.factor)

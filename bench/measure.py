@@ -88,7 +88,7 @@ def measure(case: Case, effort: Effort | None = None, say: Callable[[str], objec
         row, ready = _first_call(contender)
         result.rows.append(row)
         if ready is not None:
-            running.append((row, Timed.over(ready.function, ready.sets, enter=ready.enter)))
+            running.append((row, Timed(ready.function, ready.sets, case.cold, ready.enter)))
     if running:
         say(f"{case.name}: {len(running)} in turn")
         samples = interleave([timed for _, timed in running], effort or case.effort)

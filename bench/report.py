@@ -139,11 +139,11 @@ def _headline(case: Result) -> Iterator[str]:
     yield text.rstrip(", ")
 
 
-def findings_lines(findings: list[Finding], threshold: float, other_machine: bool) -> Iterator[str]:
+def findings_lines(findings: list[Finding], threshold: float, here: bool) -> Iterator[str]:
     """Yield what changed since an older run."""
     yield ""
-    if other_machine:
-        yield "The older run is of another machine: times are compared as parts of each machine's limit."
+    if not here:
+        yield "The older run is of another machine, or other threads: rows are compared in times of the limit."
     changed = [f for f in findings if f.change.slower(threshold) or f.change.faster(threshold)]
     for finding in changed:
         change = finding.change

@@ -23,8 +23,8 @@ PREFILL = (128, 512, 4096, 32768)
 HEADLINE = ("decode-1", "prefill-512", "prefill-4096")
 # A decode step comes after this many tokens; from so many tokens on only the plan is timed.
 _CONTEXT, _LONG = 4096, 16384
-# Cold copies together take this many times the last-level cache.
-_BEYOND_CACHE, _MOST_COPIES = 3, 4096
+# Cold copies together take this many times the last-level cache; warm ones are for different places in memory.
+_BEYOND_CACHE, _MOST_COPIES, _PLACES = 3, 4096, 5
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,8 @@ def _case(
     batch, tokens = (n, 1) if kind == "decode" else (1, n)
     ids = _CONTEXT + 17 * np.arange(batch)[:, None] if kind == "decode" else np.arange(tokens)
     problem = Problem(rope, ids, batch, tokens, model.heads, model.kv_heads, form.dtype, in_place=form.in_place)
-    if form.cold:
-        enough = _BEYOND_CACHE * last_level_cache() // problem.packed_bytes
-        problem = problem.but(copies=max(2, min(_MOST_COPIES, enough)))
+    enough = _BEYOND_CACHE * last_level_cache() // problem.packed_bytes
+    problem = problem.but(copies=max(2, min(_MOST_COPIES, enough)) if form.cold else _places(problem))
     headline = form.changes == 0 and shape in HEADLINE
     compared = not threads and (headline if peers is None else peers)
     names = ["plan"]
@@ -92,6 +91,11 @@ def _case(
         memory=problem.copies * problem.packed_bytes * (4 + 4 * len(names)) // 2,
         effort=_effort(compared, form.cold or tokens >= _LONG),
     )
+
+
+def _places(problem: Problem) -> int:
+    """Return how many copies a warm case has: several where they fit the caches, and it matters where they lie."""
+    return _PLACES if problem.packed_bytes < last_level_cache() else 1
 
 
 def _in_plain_run(shape: str, form: Form) -> bool:
@@ -140,7 +144,8 @@ def other_kinds(threads: Sequence[int]) -> Iterator[Case]:
 
 
 def _other_kind(make: Callable[[], Problem], dtype: str, threads: Sequence[int]) -> list[Contender]:
-    return _rows(make().but(dtype=dtype), ["plan"] if threads else ["plan", "call"], threads)
+    problem = make().but(dtype=dtype)
+    return _rows(problem.but(copies=_places(problem)), ["plan"] if threads else ["plan", "call"], threads)
 
 
 def layouts(model: Model) -> Case:
@@ -148,10 +153,10 @@ def layouts(model: Model) -> Case:
 
     def contenders() -> list[Contender]:
         rope, ids = model.rope(None), np.arange(512)
-        plain = Problem(rope, ids, 1, 512, model.heads, model.kv_heads, "float32", storage="contiguous")
+        plain = Problem(rope, ids, 1, 512, model.heads, model.kv_heads, "float32", storage="contiguous", copies=_PLACES)
         rows = [rotating("plan", plain, "contiguous bshd float32")]
         for dtype, layout in product(("float32", "bfloat16"), ("bshd", "bhsd", "thd")):
             rows.append(rotating("plan", plain.but(dtype=dtype, layout=layout, storage="packed"), f"{layout} {dtype}"))
-        return [row for row in rows if row is not None] + limits(plain.moved)
+        return [row for row in rows if row is not None] + limits(plain.moved, plain.copies)
 
     return Case("layouts", "512 tokens: views of a packed QKV buffer against contiguous arrays, per byte", contenders)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, inf
+from math import comb, inf, log
 
 CONFIDENCE = 0.95
 
@@ -46,23 +46,29 @@ def quantile(values: Sequence[float], part: float) -> float:
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the median of `values`, its quartiles and its interval."""
     median, lower, upper = (quantile(values, part) for part in (0.5, 0.25, 0.75))
-    return Estimate(median, lower, upper, *median_interval(values), len(values))
+    return Estimate(median, lower, upper, *interval(values), len(values))
 
 
-def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return an interval that holds the median of the values' law with at least this confidence, whatever the law.
+def interval(values: Sequence[float], part: float = 0.5, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return an interval that holds this quantile of the values' law with at least this confidence, whatever the law.
 
-    The number of values below the true median is binomial(n, ½), so order statistics bound it. Fewer than six values
-    cannot reach 95 %: their interval is unbounded.
+    The number of values below the true quantile is binomial(n, part), so order statistics bound it. Too few values (for
+    a median fewer than six, for 95 %) leave a side unbounded.
 
     Source: H. A. David and H. N. Nagaraja, Order Statistics, 2003, section 7.1.
     """
     ordered, n = sorted(values), len(values)
-    below = outside = 0
-    while outside + comb(n, below) <= (1 - confidence) / 2 * 2**n:
-        outside += comb(n, below)
-        below += 1
-    return (ordered[below - 1], ordered[n - below]) if below else (-inf, inf)
+    below = _outside(n, part, (1 - confidence) / 2)
+    above = _outside(n, 1 - part, (1 - confidence) / 2)
+    return (ordered[below - 1] if below else -inf, ordered[n - above] if above else inf)
+
+
+def _outside(n: int, part: float, chance: float) -> int:
+    """Return how many of the lowest of n values lie below a quantile but for this chance."""
+    total, count = 0.0, 0
+    while (total := total + comb(n, count) * part**count * (1 - part) ** (n - count)) <= chance:
+        count += 1
+    return count
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
@@ -87,8 +93,22 @@ class Change:
         return self.factor * (1 + threshold) < 1 and self.high < 1
 
 
-def change(new: Estimate, old: Estimate) -> Change:
-    """Return the change from one measurement to another, which knows nothing of the first one's noise."""
-    if new.low <= 0 or old.low <= 0:  # too few rounds for an interval
-        return Change(new.median / old.median, 0.0, inf)
-    return Change(new.median / old.median, new.low / old.high, new.high / old.low)
+def change(new: Sequence[float], old: Sequence[float]) -> Change:
+    """Return how the lower quartile changed.
+
+    Whatever else a machine does only adds time, so the quick quarter of the rounds tells most of the code.
+    """
+    (new_low, new_high), (old_low, old_high) = interval(new, 0.25), interval(old, 0.25)
+    factor = quantile(new, 0.25) / quantile(old, 0.25)
+    return Change(factor, max(new_low, 0.0) / old_high, new_high / old_low if old_low > 0 else inf)
+
+
+def relative(row: Change, yardstick: Change) -> Change:
+    """Return a change in times of another one."""
+    low = row.low / yardstick.high
+    return Change(row.factor / yardstick.factor, low, row.high / yardstick.low if yardstick.low > 0 else inf)
+
+
+def lesser(a: Change, b: Change) -> Change:
+    """Return the change that is closer to none."""
+    return min(a, b, key=lambda change: abs(log(change.factor)))

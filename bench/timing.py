@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import cycle, islice, repeat
 from typing import Any
 
 Clock = Callable[[], float]
@@ -20,19 +20,27 @@ LONG_CALL = 0.01
 
 @dataclass
 class Timed:
-    """A call to time: a function and the arguments of one call after another, without end.
+    """A call to time: a function, and sets of arguments that mean the same work on arrays of their own.
 
+    cold: each call takes the next set, so that many sets are met outside the caches; otherwise each round takes the
+    next one, since where arrays happen to lie in memory makes them up to twice as slow.
     enter: called before each sample, untimed (sets the number of threads).
     """
 
     function: Callable[..., object]
-    arguments: Iterator[tuple[Any, ...]]
+    sets: Sequence[tuple[Any, ...]]
+    cold: bool = False
     enter: Callable[[], object] = field(default=lambda: None)
+    arguments: Iterator[tuple[Any, ...]] = field(init=False)
 
-    @classmethod
-    def over(cls, function: Callable[..., object], sets: Sequence[tuple[Any, ...]], **more: Any) -> Timed:
-        """Return a call whose arguments go round: one set stays in the caches, many do not."""
-        return cls(function, cycle(sets), **more)
+    def __post_init__(self) -> None:
+        """Start with the first set."""
+        self.arguments = cycle(self.sets) if self.cold else repeat(self.sets[0])
+
+    def turn(self, round_number: int) -> None:
+        """Take the arguments of a round."""
+        if not self.cold:
+            self.arguments = repeat(self.sets[round_number % len(self.sets)])
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,7 @@ def interleave(
             timed, loops, per_call = plans[place]
             pause(PAUSE)
             timed.enter()
+            timed.turn(len(samples[place]))
             if per_call < LONG_CALL:
                 elapsed(timed, max(1, loops // 8), clock)
             samples[place].append(elapsed(timed, loops, clock) / loops)

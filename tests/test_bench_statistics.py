@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rope_cpu.bench import statistics
-from rope_cpu.bench.statistics import Change, change, estimate, median_interval, quantile, ratios
+from rope_cpu.bench.statistics import Change, change, estimate, interval, lesser, quantile, ratios, relative
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 41])
@@ -24,21 +24,21 @@ def test_impossible_quantiles_are_refused(values, part):
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_few_values_bound_nothing(count):
-    assert median_interval([1.0] * count) == (-math.inf, math.inf)
+    assert interval([1.0] * count) == (-math.inf, math.inf)
     assert estimate([1.0] * count).meaningless
 
 
 def test_the_interval_is_made_of_order_statistics():
     # Binomial(6, ½): one outside on either side has probability 1/64 each, two would have 7/64.
-    assert median_interval([6.0, 5.0, 4.0, 3.0, 2.0, 1.0]) == (1.0, 6.0)
+    assert interval([6.0, 5.0, 4.0, 3.0, 2.0, 1.0]) == (1.0, 6.0)
     # Binomial(9, ½): 1 + 9 of 512 on either side are within 2.5 %, 1 + 9 + 36 are not.
-    assert median_interval(list(range(1, 10))) == (2, 8)
+    assert interval(list(range(1, 10))) == (2, 8)
 
 
 @pytest.mark.parametrize("count", [7, 15, 41])
 def test_the_interval_holds_the_median_as_often_as_it_says(count):
     draws = np.random.default_rng(3).lognormal(sigma=1.0, size=(4000, count))
-    held = sum(low <= 1.0 <= high for low, high in map(median_interval, draws.tolist()))
+    held = sum(low <= 1.0 <= high for low, high in map(interval, draws.tolist()))
     # 4000 draws of an event of probability p ≥ 0.95 scatter by sqrt(0.95·0.05/4000) = 0.0034.
     assert held / 4000 > 0.95 - 4 * 0.0034
 
@@ -54,8 +54,8 @@ def test_drift_cancels_in_ratios():
 
 
 def _rounds(rng, cost, spread=0.05, count=25):
-    """Ratios to the limit, with the long tail to one side that timings have."""
-    return estimate((cost * (1 + spread * rng.exponential(size=count))).tolist())
+    """Times with the long tail to one side that timings have."""
+    return (cost * (1 + spread * rng.exponential(size=count))).tolist()
 
 
 def test_runs_of_the_same_build_show_no_regression():
@@ -82,8 +82,30 @@ def test_noise_is_no_regression():
 
 
 def test_too_few_rounds_tell_nothing():
-    assert change(estimate([2.0] * 5), estimate([1.0] * 5)) == Change(2.0, 0.0, math.inf)
-    assert not change(estimate([2.0] * 5), estimate([1.0] * 5)).slower(0.1)
+    assert change([2.0] * 5, [1.0] * 5) == Change(2.0, 0.0, math.inf)
+    assert not change([2.0] * 5, [1.0] * 5).slower(0.1)
+
+
+@pytest.mark.parametrize("count", [13, 25, 41])
+def test_the_interval_holds_the_lower_quartile_as_often_as_it_says(count):
+    draws = np.random.default_rng(4).exponential(size=(4000, count))
+    quartile = -math.log(0.75)
+    held = sum(low <= quartile <= high for low, high in (interval(draw, 0.25) for draw in draws.tolist()))
+    assert held / 4000 > 0.95 - 4 * 0.0034
+
+
+def test_disturbed_rounds_do_not_hide_a_change():
+    rng = np.random.default_rng(8)
+    disturbed = [[x * (1 if i % 2 else rng.uniform(2, 50)) for i, x in enumerate(_rounds(rng, c))] for c in (2.0, 2.4)]
+    assert change(disturbed[1], disturbed[0]).slower(0.1)
+
+
+def test_changes_in_times_of_a_yardstick():
+    row, yardstick = Change(1.5, 1.4, 1.6), Change(1.5, 1.45, 1.55)
+    both = relative(row, yardstick)
+    assert (both.factor, both.low, both.high) == (1.0, 1.4 / 1.55, 1.6 / 1.45)
+    assert lesser(row, both) is both
+    assert lesser(Change(0.5, 0.4, 0.6), Change(1.1, 1.0, 1.2)).factor == 1.1
 
 
 def test_a_known_but_wide_median_is_meaningless():

@@ -19,7 +19,7 @@ class Machine:
         self.log.append(name)
 
     def timed(self, name, cost, **more):
-        return Timed.over(self.call, [(name, cost)], **more)
+        return Timed(self.call, [(name, cost)], **more)
 
     def pause(self, seconds):
         self.now += seconds
@@ -91,7 +91,15 @@ def test_threads_are_set_before_each_sample_and_untimed():
 
 def test_cold_arguments_go_round():
     seen = []
-    timed = Timed.over(seen.append, [(0,), (1,), (2,)])
+    timed = Timed(seen.append, [(0,), (1,), (2,)], cold=True)
+    timed.turn(5)
     elapsed(timed, 4)
     elapsed(timed, 3)
     assert seen == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_warm_arguments_stay_for_a_round():
+    machine = Machine()
+    timed = Timed(machine.call, [("a", 0.02), ("b", 0.02)])
+    interleave([timed], Effort(0.04, 0.0, least=3), machine.clock, machine.pause)
+    assert machine.log[-6:] == ["a", "a", "b", "b", "a", "a"]
