@@ -46,7 +46,7 @@ def _given(text: Config) -> Config:
 
 def _old_layered(given: Config, text: Config, known: Model) -> dict[str, Section | None]:
     """Return the sections of a model whose layer types differ, from an old file: one section or none for all."""
-    if given and not known.scaled:
+    if given and not set(known.scaled) & set(known.rope_parameters or ()):
         raise ValueError("`rope_parameters` is one section, but this model type has one for each layer type")
     found: dict[str, Section | None] = {}
     for label, default in (known.rope_parameters or {}).items():

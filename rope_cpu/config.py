@@ -48,16 +48,15 @@ def read(
         interleaved = specs.boolean("interleaved", interleaved)
     seen = vision.read(raw, angle_dtype=angle_dtype)
     if seen is not None:
-        return seen if interleaved is None else replace(seen, interleaved=interleaved)
+        return _as_said(seen, layer_type, interleaved)
     text, known = language_model(raw)
-    if known is None and interleaved is None:
+    values = with_defaults(text, known)
+    _refuse(values, known)
+    if known.interleaved is None and interleaved is None:
         raise ValueError(
             f"`model_type` is {text.get('model_type')!r}, whose pairing is not known; say `interleaved` (True for "
             "pairs (2i, 2i+1), False for (i, i+n))"
         )
-    known = known or Model()
-    values = with_defaults(text, known)
-    _refuse(values, known)
     label, section = _pick(sections(text, known), values, layer_type, known)
     return _spec(values, known, label, section, _pairing(values, known, interleaved), angle_dtype)
 
@@ -79,7 +78,16 @@ def load(config: str | PathLike[str] | Config) -> dict[str, Any]:
     return raw
 
 
-def language_model(raw: Config) -> tuple[Config, Model | None]:
+def _as_said(seen: RopeSpec, layer_type: str | None, interleaved: bool | None) -> RopeSpec:
+    """Return the spec of a config with several axes; raise where an argument contradicts it."""
+    if layer_type is not None:
+        raise ValueError(f"`layer_type` is {layer_type!r}, but this config has one rotation for all layers")
+    if interleaved not in (None, seen.interleaved):
+        raise ValueError(f"`interleaved` is {interleaved}, but this config's model has {seen.interleaved}")
+    return seen
+
+
+def language_model(raw: Config) -> tuple[Config, Model]:
     """Return the config of the language model in `raw`, which may be `raw` itself, and what is known of its type."""
     known = model(str(raw.get("model_type")))
     if known is not None and known.part is not None:
@@ -94,7 +102,7 @@ def language_model(raw: Config) -> tuple[Config, Model | None]:
         for key in TEXT_PARTS:
             if isinstance(raw.get(key), Mapping):
                 return language_model(raw[key])
-    return raw, known
+    return raw, known or Model()
 
 
 def with_defaults(text: Config, known: Model) -> dict[str, Any]:

@@ -49,4 +49,5 @@ def convert_weight(
         raise ValueError(f"`rotary_dim` is {width}; it must be even and at most head_dim {head_dim}")
     order = np.arange(head_dim)
     order[:width] = order[:width].reshape((-1, 2) if to == "half" else (2, -1)).T.reshape(-1)
-    return np.take(w, (np.arange(num_heads)[:, None] * head_dim + order).reshape(-1), axis=axis)
+    converted: NDArray[Any] = np.take(w, (np.arange(num_heads)[:, None] * head_dim + order).reshape(-1), axis=axis)
+    return converted

@@ -1,0 +1,227 @@
+"""Configs in every form: old and new, flat and nested, sparse and wrong."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rope_cpu import RotaryEmbedding, config
+from rope_cpu._models import _rows, model
+
+LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32}
+GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "hidden_size": 2304, "num_attention_heads": 8, "head_dim": 64}
+
+
+def omega(theta: float, width: int) -> np.ndarray:
+    return theta ** (-np.arange(0, width, 2) / width)
+
+
+def read(*keys: dict[str, Any], **arguments: Any) -> RotaryEmbedding:
+    merged: dict[str, Any] = {}
+    for part in keys:
+        merged |= part
+    return RotaryEmbedding.from_config(merged, **arguments)
+
+
+def test_path_folder_and_dict_are_alike(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "rope_theta": 5e5}))
+    rope = read(LLAMA, {"rope_theta": 5e5})
+    assert rope == RotaryEmbedding.from_config(tmp_path) == RotaryEmbedding.from_config(str(tmp_path / "config.json"))
+
+
+def test_old_and_new_forms_are_alike() -> None:
+    scaling = {"type": "linear", "factor": 4.0}
+    old = read(LLAMA, {"rope_theta": 5e5, "rope_scaling": scaling})
+    new = read(LLAMA, {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}})
+    assert old == new
+    np.testing.assert_allclose(old.inv_freq, omega(5e5, 128) / 4, rtol=1e-14)
+
+
+def test_the_file_given_is_not_written_to() -> None:
+    given = {**LLAMA, "rope_parameters": {"rope_type": "default"}}
+    read(given)
+    assert given == {**LLAMA, "rope_parameters": {"rope_type": "default"}}
+
+
+def test_defaults_of_the_model_type_fill_a_sparse_file() -> None:
+    np.testing.assert_allclose(read({"model_type": "qwen2_moe"}).inv_freq, omega(1e4, 128), rtol=1e-14)
+    np.testing.assert_allclose(read({"model_type": "cohere"}).inv_freq, omega(5e5, 128), rtol=1e-14)
+    assert read({"model_type": "gpt_oss"}).rope_type == "yarn"
+
+
+# Keys, what they are added to, rotated width, head_dim and base.
+PARTIAL = [
+    ({"model_type": "glm4", "partial_rotary_factor": 0.25}, 32, 128, 1e4),
+    ({"model_type": "stablelm", "rope_parameters": {"partial_rotary_factor": 0.5}}, 64, 128, 1e4),
+    ({"model_type": "gpt_neox", "rotary_pct": 0.25, "rotary_emb_base": 2e4}, 32, 128, 2e4),
+    ({"model_type": "gptj", "n_embd": 2048, "n_head": 16, "rotary_dim": 64}, 64, 128, 1e4),
+    ({"model_type": "codegen", "n_embd": 2048, "n_head": 16, "rotary_dim": 32}, 32, 128, 1e4),
+    ({"model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64, "rope_theta": 5e6}, 64, 128, 5e6),
+    ({"model_type": "stablelm_epoch", "rope_pct": 0.25}, 32, 128, 1e4),
+    ({"model_type": "chatglm", "kv_channels": 128, "rope_ratio": 50}, 64, 128, 5e5),
+    ({"model_type": "llama", "partial_rotary_factor": 0.25}, 128, 128, 1e4),  # its default type takes no notice
+    ({"model_type": "llama", "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, 128, 128, 1e4),
+]
+
+
+@pytest.mark.parametrize(("keys", "rotary_dim", "head_dim", "theta"), PARTIAL, ids=lambda value: str(value)[:60])
+def test_partial_rotary_under_all_its_names(keys: dict[str, Any], rotary_dim: int, head_dim: int, theta: float) -> None:
+    rope = read({"hidden_size": 2048, "num_attention_heads": 16}, keys)
+    assert (rope.rotary_dim, rope.head_dim) == (rotary_dim, head_dim)
+    np.testing.assert_allclose(rope.inv_freq, omega(theta, rotary_dim), rtol=1e-13)
+
+
+def test_a_scaled_type_of_llama_honours_partial_rotary() -> None:
+    assert (
+        read(LLAMA, {"rope_scaling": {"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}}).rotary_dim == 64
+    )
+
+
+def test_latent_attention() -> None:
+    rope = read({"model_type": "deepseek_v3", "qk_rope_head_dim": 32, "hidden_size": 512, "num_attention_heads": 4})
+    assert (rope.head_dim, rope.rotary_dim, rope.interleaved) == (32, 32, True)
+    assert not read({"model_type": "deepseek_v3", "rope_interleave": False}).interleaved
+
+
+@pytest.mark.parametrize(
+    ("model_type", "interleaved"),
+    [("llama", False), ("gptj", True), ("cohere2", True), ("glm", True), ("llama4_text", True), ("roformer", True)],
+)
+def test_pairing_comes_from_the_model_type(model_type: str, interleaved: bool) -> None:
+    keys = {"model_type": model_type, "hidden_size": 512, "num_attention_heads": 8, "n_embd": 512, "n_head": 8}
+    assert read(keys).interleaved is interleaved
+    assert read(keys, interleaved=not interleaved).interleaved is not interleaved
+
+
+def test_an_unknown_model_type_needs_the_pairing() -> None:
+    keys = {**LLAMA, "model_type": "mymodel"}
+    with pytest.raises(ValueError, match=r"`model_type` is 'mymodel'.*`interleaved`"):
+        read(keys)
+    assert read(keys, interleaved=True).interleaved
+    with pytest.raises(TypeError, match="`interleaved` is 1"):
+        read(keys, interleaved=1)
+
+
+OLD_GEMMA = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+NEW_GEMMA = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+}
+
+
+@pytest.mark.parametrize("form", [OLD_GEMMA, NEW_GEMMA], ids=["old", "new"])
+def test_layer_types(form: dict[str, Any]) -> None:
+    full, local = (read(GEMMA3, form, layer_type=name) for name in ("full_attention", "sliding_attention"))
+    np.testing.assert_allclose(full.inv_freq, omega(1e6, 64) / 8, rtol=1e-14)
+    np.testing.assert_allclose(local.inv_freq, omega(1e4, 64), rtol=1e-14)
+    with pytest.raises(ValueError, match=r"`layer_type` is None; it must be one of .*'full_attention'"):
+        read(GEMMA3, form)
+    with pytest.raises(ValueError, match="`layer_type` is 'local'; it must be one of"):
+        read(GEMMA3, form, layer_type="local")
+
+
+def test_a_layer_type_without_rotation_is_told() -> None:
+    with pytest.raises(ValueError, match="`layer_type` is 'full_attention'; layers of this type are not rotated"):
+        read({"model_type": "beam"}, layer_type="full_attention")
+    assert read({"model_type": "beam"}, layer_type="sliding_attention").head_dim == 128
+
+
+def test_a_layer_type_where_there_is_one_rotation() -> None:
+    layered = {**LLAMA, "layer_types": ["full_attention", "sliding_attention"]}
+    assert read(layered, layer_type="full_attention") == read(LLAMA)
+    with pytest.raises(ValueError, match="`layer_type` is 'full_attention', but this config has one rotation"):
+        read(LLAMA, layer_type="full_attention")
+
+
+def test_head_dim_by_layer_type() -> None:
+    keys = {"model_type": "gemma4_text", "head_dim": 256, "global_head_dim": 128}
+    assert read(keys, layer_type="sliding_attention").head_dim == 256
+    full = read(keys, layer_type="full_attention")
+    assert (full.head_dim, full.rotary_dim, int((full.inv_freq > 0).sum())) == (128, 128, 16)
+
+
+def test_the_language_model_of_a_multimodal_config_is_followed() -> None:
+    inner = {**LLAMA, "rope_theta": 7e5}
+    assert read({"model_type": "llava", "text_config": inner, "rope_theta": 1.0}) == read(inner)
+    assert read({"model_type": "somevlm", "llm_config": inner}) == read(inner)
+    thinker = {"model_type": "qwen2_5_omni_thinker", "text_config": {"rope_theta": 5e5, "max_position_embeddings": 8}}
+    assert read({"model_type": "qwen2_5_omni", "thinker_config": thinker}).axes == 3
+    nameless = {"model_type": "gemma3", "text_config": {"head_dim": 64, "rope_theta": 1e6}}
+    assert read(nameless, layer_type="full_attention").head_dim == 64
+
+
+def test_sections_of_several_axes() -> None:
+    keys = {"model_type": "qwen2_vl", "hidden_size": 1536, "num_attention_heads": 12, "rope_theta": 1e6}
+    rope = read(keys, {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}})
+    assert (rope.axes, rope.rope_type, rope.interleaved) == (3, "default", False)
+    np.testing.assert_allclose(rope.inv_freq.sum(axis=0), omega(1e6, 128), rtol=1e-14)
+    assert np.flatnonzero(rope.inv_freq[1]).tolist() == list(range(16, 40))
+    keys = {"model_type": "qwen3_vl_text", "head_dim": 128}
+    section = {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+    assert np.flatnonzero(read(keys, {"rope_scaling": section}).inv_freq[1]).tolist() == list(range(1, 60, 3))
+
+
+def test_phi3_forms_of_longrope() -> None:
+    factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+    keys = {"model_type": "phi3", "hidden_size": 128, "num_attention_heads": 4, "original_max_position_embeddings": 64}
+    for name in ("su", "yarn", "longrope"):
+        rope = read(keys, {"max_position_embeddings": 4096, "rope_scaling": {"type": name, **factors}})
+        assert rope.rope_type == "longrope"
+        assert rope.attention_factor == pytest.approx(np.sqrt(1 + np.log(64) / np.log(64)), rel=1e-15)
+        np.testing.assert_allclose(rope.at_length(65).inv_freq, omega(1e4, 32) / 2, rtol=1e-14)
+
+
+def test_the_other_way_round() -> None:
+    rope = read({"model_type": "nanochat", "hidden_size": 512, "num_attention_heads": 4})
+    np.testing.assert_allclose(rope.inv_freq, -omega(1e4, 128), rtol=1e-14)
+
+
+REFUSALS: list[tuple[Any, type[Exception], str]] = [
+    (17, TypeError, "`config` is a int"),
+    ("/no/such/folder", ValueError, "`config` is '/no/such/folder'"),
+    ({**LLAMA, "rope_scaling": [1]}, TypeError, "`rope_scaling` is"),
+    ({**LLAMA, "rope_scaling": {"type": "ntk"}}, ValueError, "`type` is 'ntk'"),
+    ({**LLAMA, "rope_scaling": {"type": "linear"}}, ValueError, "`factor` is missing"),
+    ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0, "x": 1}}, ValueError, "`x` is not a key"),
+    ({**LLAMA, "rope_theta": 0}, ValueError, "`rope_theta` is 0"),
+    ({**LLAMA, "num_attention_heads": 0}, ValueError, "`num_attention_heads` is 0"),
+    ({"model_type": "roformer", "hidden_size": "768"}, TypeError, "`hidden_size` is '768'"),
+    ({"model_type": "llama", "head_dim": 128.0}, TypeError, "`head_dim` is 128.0"),
+    ({"model_type": "falcon", "alibi": True}, ValueError, "`alibi` is True.*ALiBi"),
+    ({"model_type": "esm"}, ValueError, "`position_embedding_type` is 'absolute'"),
+    ({"model_type": "qwen", "use_dynamic_ntk": True}, ValueError, "`use_dynamic_ntk` is True"),
+    ({"model_type": "nemotron_h"}, ValueError, "not rotated"),
+    ({"model_type": "gemma4_text", "rope_scaling": {"type": "linear", "factor": 2.0}}, ValueError, "one section"),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "words"), REFUSALS, ids=[row[2] for row in REFUSALS])
+def test_refusals(given: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        config.read(given)
+
+
+def test_a_list_is_no_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="holds a list"):
+        config.read(tmp_path)
+
+
+def test_every_row_of_the_tables_can_be_made() -> None:
+    for name in _rows():
+        known = model(name)
+        assert known is not None
+        assert known.part is not None or known.interleaved is not None or known.refuse, name
+
+
+@pytest.mark.parametrize("length", [1024, 10**7])
+def test_a_rotary_is_small_whatever_the_context(length: int) -> None:
+    rope = read(LLAMA, {"max_position_embeddings": length, "rope_scaling": {"type": "dynamic", "factor": 2.0}})
+    assert len(pickle.dumps(rope.at_length(2 * length))) < 100_000
