@@ -31,8 +31,8 @@ class Model:
         num_attention_heads. layer_head_dim: layer type → (key, default) of a head_dim of its own.
     mrope_section, mrope_interleaved: how pairs are shared out among axes where the section does not say.
     direction: -1 where the code turns the other way. theta_ratio: a key whose value multiplies the base.
-    unrotated: layer types that the model's code does not rotate.
-    refuse: key → (value, why): the model has no rotation that could be described.
+    unrotated: layer types that the model's code does not rotate, with the key that must be set for it ("": none).
+    refuse: key → (values, why): the model has no rotation that could be described.
     part: the key of the language model's config inside this one, and its model type.
     """
 
@@ -56,7 +56,7 @@ class Model:
     mrope_section: tuple[int, ...] | None = None
     mrope_interleaved: bool | None = None
     direction: int = 1
-    unrotated: tuple[str, ...] = ()
+    unrotated: Mapping[str, str] = field(default_factory=dict)
     theta_ratio: str | None = None
     refuse: Mapping[str, Any] = field(default_factory=dict)
     part: tuple[str, str] | None = None
@@ -72,7 +72,8 @@ def _rows() -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for name in TABLES:
         for model_type, row in json.loads(resources.files("rope_cpu.data").joinpath(name).read_text("utf-8")).items():
-            rows[model_type] = {**rows.get(row.pop("like", model_type), {}), **row}
+            like = rows.get(row.pop("like", model_type), {})
+            rows[model_type] = {**like, **row, "defaults": {**like.get("defaults", {}), **row.get("defaults", {})}}
     return rows
 
 

@@ -140,9 +140,11 @@ def _layer_config(values: Config, label: str | None) -> Config:
 
 
 def _refuse(values: Config, known: Model) -> None:
-    for key, (value, reason) in known.refuse.items():
-        if values.get(key) == value:
-            raise ValueError(f"`{key}` is {value!r} in a config of model type {values.get('model_type')!r}: {reason}")
+    for key, (refused, reason) in known.refuse.items():
+        if values.get(key) in refused:
+            raise ValueError(
+                f"`{key}` is {values.get(key)!r} in a config of model type {values.get('model_type')!r}: {reason}"
+            )
 
 
 def _pairing(values: Config, known: Model, interleaved: bool | None) -> bool:
@@ -158,7 +160,8 @@ def _pick(
 ) -> tuple[str | None, Config]:
     """Return the section of a layer type, with its name where there are several."""
     declared = set(values.get("layer_types") or ())
-    if layer_type in known.unrotated:
+    unless = known.unrotated.get(str(layer_type))
+    if unless is not None and (not unless or unless in values):
         raise ValueError(f"`layer_type` is {layer_type!r}; layers of this type are not rotated")
     if "" in found:
         if layer_type is not None and layer_type not in declared:

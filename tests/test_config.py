@@ -131,6 +131,10 @@ def test_a_layer_type_without_rotation_is_told() -> None:
     with pytest.raises(ValueError, match="`layer_type` is 'full_attention'; layers of this type are not rotated"):
         read({"model_type": "beam"}, layer_type="full_attention")
     assert read({"model_type": "beam"}, layer_type="sliding_attention").head_dim == 128
+    exaone = {"model_type": "exaone4", "layer_types": ["full_attention", "sliding_attention"]}
+    with pytest.raises(ValueError, match="not rotated"):
+        read(exaone, {"sliding_window": 4096}, layer_type="full_attention")
+    assert read(exaone, layer_type="full_attention") == read(exaone)
 
 
 def test_a_layer_type_where_there_is_one_rotation() -> None:
