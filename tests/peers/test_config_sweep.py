@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rope_cpu import config
+from rope_cpu import config, vision
 
 pytestmark = pytest.mark.peers
 
@@ -20,6 +20,8 @@ transformers.logging.set_verbosity_error()
 
 # Modules that are not compared, and why. Keys are module class names.
 NOT_COMPARED: dict[str, str] = {
+    "HunYuanVLRotaryEmbedding": "refused: the members of a pair take different axes, which is no rotation",
+    "NeoMMERotaryEmbedding": "refused: two axes dealt out to alternate pairs, which no key of its config says",
     "ClvpRotaryPositionalEmbedding": "refused: its width is max(projection_dim / (2·heads), 32), and values turn too",
     "SeamlessM4TConformerRotaryPositionalEmbedding": "a buffer of its own name; the rule of wav2vec2-conformer",
     "EvollaSaProtRotaryEmbedding": "its config has no model type; ESM's rotation, read with interleaved=False",
@@ -116,6 +118,8 @@ BROKEN = {("Mistral4RotaryEmbedding", "default"), ("DeepseekV4RotaryEmbedding", 
 def test_other_sections(folder: str, rotary: type, config_class: type, rope_type: str) -> None:
     if rotary.__name__ in NOT_COMPARED:
         pytest.skip(NOT_COMPARED[rotary.__name__])
+    if config_class.default_rope_type != "default" or config_class.model_type in vision.TOWERS:
+        pytest.skip("a vision tower: tests/test_vision.py")
     default = default_config(rotary, config_class)
     section = {"rope_type": rope_type, "rope_theta": 54321.0, **SECTIONS[rope_type]}
     if not getattr(default, "rope_parameters", None) or (rotary.__name__, rope_type) in BROKEN:
