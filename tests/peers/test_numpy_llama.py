@@ -1,0 +1,106 @@
+"""The NumPy example against transformers: logits of the prompt and of 64 decode steps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.peers
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+from numpy_llama import Cache, Transformer  # noqa: E402
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 199,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+    "attn_implementation": "eager",
+    "initializer_range": 0.08,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "factor": 32.0,
+    "short_factor": [1 + i / 20 for i in range(16)],
+    "long_factor": [1 + i for i in range(16)],
+}
+CASES = {
+    "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3}),
+    "qwen3": ("Qwen3Config", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "longrope, short": ("LlamaConfig", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 2048}}),
+    "longrope, long": ("LlamaConfig", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 16}}),
+}
+PROMPT, STEPS = 40, 64
+
+
+def saved(name: str, folder: Path) -> Any:
+    """Make a small random model, save it, and return it."""
+    kind, keys = CASES[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, kind)(**SMALL, **keys)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_of_prompt_and_decode(name: str, tmp_path: Path) -> None:
+    theirs, ours = saved(name, tmp_path), Transformer(tmp_path)
+    tokens = np.random.default_rng(1).integers(0, 199, (2, PROMPT + STEPS))
+    cache, past, step = Cache(), None, tokens[:, :PROMPT]
+    for end in range(PROMPT, PROMPT + STEPS + 1):
+        with torch.no_grad():
+            out = theirs(torch.from_numpy(step), past_key_values=past, use_cache=True)
+        past = out.past_key_values
+        expected, logits = out.logits.numpy(), ours(step, cache)
+        assert np.abs(expected).max() > 0.5, "logits must be large enough for the bound to mean something"
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+        step = tokens[:, end : end + 1]
+        if step.shape[1] == 0:
+            break
+
+
+def test_growing_into_the_long_factors_equals_starting_there(tmp_path: Path) -> None:
+    saved("longrope, long", tmp_path)
+    model = Transformer(tmp_path)
+    model.config["num_hidden_layers"] = 1  # keys of the first layer depend on tokens alone, not on earlier attention
+    tokens = np.random.default_rng(2).integers(0, 199, (1, 30))
+    whole, grown = Cache(), Cache()
+    expected = model(tokens, whole)[:, -1]
+    model(tokens[:, :10], grown)
+    assert grown.rope != whole.rope
+    result = model(tokens[:, 10:], grown)[:, -1]
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(grown.keys[0], whole.keys[0], rtol=0, atol=1e-5)
+
+
+def test_command_line(tmp_path: Path) -> None:
+    theirs = saved("llama3", tmp_path)
+    expected = theirs.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False, eos_token_id=None)
+    command = [sys.executable, str(EXAMPLES / "numpy_llama.py"), str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--tokens", "5", "6", "7", "--steps", "8"], capture_output=True, text=True, check=True
+    )
+    assert [int(word) for word in done.stdout.split()] == expected[0, 3:].tolist()
