@@ -49,15 +49,13 @@ def read(
     seen = vision.read(raw, angle_dtype=angle_dtype)
     if seen is not None:
         return _as_said(seen, layer_type, interleaved)
-    text, known = language_model(raw)
-    values = with_defaults(text, known)
-    _refuse(values, known)
+    values, known, found = layers(raw)
     if known.interleaved is None and interleaved is None:
         raise ValueError(
-            f"`model_type` is {text.get('model_type')!r}, whose pairing is not known; say `interleaved` (True for "
+            f"`model_type` is {values.get('model_type')!r}, whose pairing is not known; say `interleaved` (True for "
             "pairs (2i, 2i+1), False for (i, i+n))"
         )
-    label, section = _pick(sections(text, known), values, layer_type, known)
+    label, section = _pick(found, values, layer_type, known)
     return _spec(values, known, label, section, _pairing(values, known, interleaved), angle_dtype)
 
 
@@ -76,6 +74,19 @@ def load(config: str | PathLike[str] | Config) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ValueError(f"`config` {fspath(path)!r} holds a {type(raw).__name__}; it must hold an object")
     return raw
+
+
+def layers(raw: Config) -> tuple[dict[str, Any], Model, dict[str, dict[str, Any] | None]]:
+    """Return the language model's config with its defaults, what is known of its type, and its rope sections.
+
+    Sections stand under their layer types, one for all layers under ""; None where layers of a type are not rotated.
+
+    Raises ValueError or TypeError where the model has no rotation, or its sections are malformed.
+    """
+    text, known = language_model(raw)
+    values = with_defaults(text, known)
+    _refuse(values, known)
+    return values, known, sections(text, known)
 
 
 def _as_said(seen: RopeSpec, layer_type: str | None, interleaved: bool | None) -> RopeSpec:

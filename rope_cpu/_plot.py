@@ -1,0 +1,52 @@
+"""The drawing of `rope-cpu show --plot`: wavelengths by pair, and how far a score reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from rope_cpu.rotary import RotaryEmbedding
+
+if TYPE_CHECKING:
+    from rope_cpu.show import Layers
+
+DISTANCES = np.unique(np.geomspace(1, 131072, 400).astype(int))
+
+
+def plot(shown: Sequence[Layers], path: Path) -> None:
+    """Draw wavelength against pair, before and after scaling, and the expected score against distance, into a file.
+
+    The expected score of a query and a key whose pairs have the same direction is A² times the mean cosine of their
+    angles; 1 at distance 0 for A = 1.
+
+    Raises ValueError for a file type that matplotlib does not write.
+    """
+    from rope_cpu.show import one_axis
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    waves, decay = figure.subplots(1, 2)
+    for layers in shown:
+        if layers.plain is not None and layers.lengths:
+            _curves(waves, decay, 2 * np.pi / layers.plain, layers.plain, f"{layers.name}, before scaling", "--")
+        for when, rope in layers.lengths.items():
+            frequencies = one_axis(rope)
+            with np.errstate(divide="ignore"):
+                wavelengths = np.where(frequencies > 0, 2 * np.pi / frequencies, np.nan)
+            label = f"{layers.name} {when}".strip()
+            _curves(waves, decay, wavelengths, frequencies, label, "-", rope.attention_factor**2)
+    waves.set(xlabel="pair", ylabel="wavelength in tokens", yscale="log")
+    decay.set(xlabel="distance in tokens", ylabel="expected score", xscale="log")
+    waves.legend(fontsize="small")
+    figure.savefig(path)
+
+
+def _curves(
+    waves: Any, decay: Any, wavelengths: Any, frequencies: Any, label: str, style: str, scale: float = 1
+) -> None:
+    (line,) = waves.plot(wavelengths, style, label=label)
+    cos, _ = RotaryEmbedding.from_inv_freq(frequencies).cos_sin(DISTANCES, dtype=np.float64)
+    decay.plot(DISTANCES, scale * cos.mean(axis=-1), style, color=line.get_color())

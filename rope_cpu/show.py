@@ -1,0 +1,164 @@
+"""`rope-cpu show CONFIG`: what a config file means for its rotation, in words, and as a drawing."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rope_cpu import config as configs
+from rope_cpu import scaling, vision
+from rope_cpu._usage import UsageError, add_config_arguments, config_of
+from rope_cpu.rotary import RotaryEmbedding
+from rope_cpu.spec import Float64
+
+# Ratios closer than this are the same: frequencies carry a few float64 roundings.
+SAME = 1e-9
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The rotation of one kind of layers. lengths: the rotary for each length at which it is another one."""
+
+    name: str
+    section: Mapping[str, Any]
+    lengths: Mapping[str, RotaryEmbedding]
+    plain: Float64 | None
+
+    @property
+    def rope(self) -> RotaryEmbedding:
+        """The rotary, for the original length where there are several."""
+        return next(iter(self.lengths.values()))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `rope-cpu show`."""
+    add_config_arguments(parser)
+    pairing = parser.add_mutually_exclusive_group()
+    pairing.add_argument("--interleaved", action="store_true", default=None, help="pairs are (2i, 2i+1)")
+    pairing.add_argument("--half", dest="interleaved", action="store_false", help="pairs are (i, i+n)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw wavelengths and the decay of scores (SVG, PNG)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what the config means; return 0. Raises UsageError where it means nothing that is known."""
+    try:
+        shown = list(rotations(config_of(args), args.layer_type, args.interleaved))
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    for number, layers in enumerate(shown):
+        print("\n".join([""] * (number > 0) + list(describe(layers))))
+    if args.plot is not None:
+        from rope_cpu._plot import plot
+
+        try:
+            plot(shown, args.plot)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot write {args.plot}: {error}") from error
+        print(f"\nwritten: {args.plot}")
+    return 0
+
+
+def rotations(raw: Mapping[str, Any], layer_type: str | None, interleaved: bool | None) -> Iterator[Layers]:
+    """Yield the rotation of each kind of layers of a config, or of the one that is named."""
+    seen = vision.read(raw)
+    if seen is not None:
+        rope = RotaryEmbedding.from_spec(configs.read(raw, layer_type=layer_type, interleaved=interleaved))
+        yield Layers(f"{raw.get('_class_name') or raw.get('model_type')}, all layers", {}, {"": rope}, None)
+        return
+    values, _, sections = configs.layers(raw)
+    for name in [layer_type] if layer_type is not None else [label or None for label in sections]:
+        section = sections.get(name or "", sections.get("")) if name in sections or "" in sections else {}
+        title = f"{values.get('model_type')}, {'all layers' if name is None else name}"
+        if section is None:
+            yield Layers(f"{title}: not rotated", {}, {}, None)
+            continue
+        rope = RotaryEmbedding.from_config(raw, layer_type=name, interleaved=interleaved)
+        yield Layers(title, section or {}, dict(_lengths(rope, values)), _plain(rope, section or {}))
+
+
+def _lengths(rope: RotaryEmbedding, values: Mapping[str, Any]) -> Iterator[tuple[str, RotaryEmbedding]]:
+    """Yield the rotary by the lengths to show: the original one, and a longer one where that is another rotation."""
+    if not rope.spec.needs_length:
+        yield "", rope
+        return
+    rule: Any = rope.spec.length_rule
+    parameters = dict(getattr(rule, "rule", rule).parameters)
+    original = parameters.get("original_max_position_embeddings") or parameters["max_position_embeddings"]
+    reached = max(int(values.get("max_position_embeddings", 0)), 4 * original if rope.rope_type == "dynamic" else 0)
+    for length in (original, max(reached, original + 1)):
+        yield f"at {length} tokens", rope.at_length(length)
+
+
+def _plain(rope: RotaryEmbedding, section: Mapping[str, Any]) -> Float64:
+    """Return the frequencies before scaling: those of the base alone."""
+    theta = section.get("rope_theta", scaling.DEFAULT_THETA)
+    spec = scaling.scaled(rope.head_dim, rope_theta=theta, rotary_dim=rope.rotary_dim)
+    frequencies: Float64 = spec.inv_freq[0, 0, 0]
+    return frequencies
+
+
+def describe(layers: Layers) -> Iterator[str]:
+    """Yield the lines that say what a rotation is."""
+    yield layers.name
+    if not layers.lengths:
+        return
+    rope = layers.rope
+    n = rope.rotary_dim // 2
+    pairing = "(2i, 2i+1), interleaved" if rope.interleaved else f"(i, i+{n}), half-split"
+    if len(rope.blocks) > 1:
+        pairing = f"half-split within blocks of {', '.join(map(str, rope.blocks))} elements"
+    yield _line("pairs", f"{n}: {pairing}")
+    yield _line("widths", f"{rope.rotary_dim} of {rope.head_dim} elements of a head are rotated")
+    yield _line("rope type", f"{rope.rope_type}")
+    for key in sorted(set(layers.section) - {"rope_type", "type"}):
+        yield _line(key, _brief(layers.section[key]))
+    if rope.axes > 1:
+        turning = (rope.spec.inv_freq[0, :, 0] != 0).sum(axis=-1)
+        yield _line("axes", f"{rope.axes}, which turn {', '.join(map(str, turning))} pairs")
+    for when, one in layers.lengths.items():
+        if when:
+            yield f"  {when}"
+        yield _line("attention factor", f"{one.attention_factor:.6g}")
+        frequencies = one_axis(one)
+        moving = frequencies[frequencies > 0]
+        yield _line("wavelengths", f"{2 * np.pi / moving.max():.6g} to {2 * np.pi / moving.min():.6g} tokens")
+        if layers.plain is not None:
+            yield from _scaled_pairs(frequencies, layers.plain)
+
+
+def one_axis(rope: RotaryEmbedding) -> Float64:
+    """Return one frequency for each pair, whatever axis it belongs to, of the first head."""
+    spec = rope.spec.inv_freq[0, :, 0]
+    result: Float64 = np.abs(spec).max(axis=0)
+    return result
+
+
+def _scaled_pairs(frequencies: Float64, plain: Float64) -> Iterator[str]:
+    """Yield, for each run of pairs treated alike, which they are and by how much their wavelengths grew."""
+    with np.errstate(divide="ignore"):
+        stretch = plain / frequencies
+    kind = np.where(np.isinf(stretch), 3, np.where(np.abs(stretch - 1) < SAME, 0, 1))
+    top = stretch[~np.isinf(stretch)].max(initial=1.0)
+    most = (kind == 1) & (np.abs(stretch / top - 1) < SAME)
+    kind[most if most.sum() > 1 else []] = 2
+    starts = np.flatnonzero(np.r_[True, kind[1:] != kind[:-1]])
+    for first, last in zip(starts, np.r_[starts[1:], len(kind)] - 1, strict=True):
+        ratios = stretch[first], stretch[last]
+        words = {0: "as the base has them", 3: "do not turn", 2: f"{ratios[0]:.6g} times as long"}
+        text = words.get(int(kind[first]), f"{ratios[0]:.6g} to {ratios[1]:.6g} times as long")
+        yield f"    {f'pairs {first}-{last}' if first < last else f'pair {first}'}: {text}"
+
+
+def _line(name: str, value: object) -> str:
+    return f"  {name:<32} {value}"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, list | tuple) and len(value) > 6:
+        return f"{len(value)} values, {value[0]} … {value[-1]}"
+    return str(value)
