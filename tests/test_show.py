@@ -13,14 +13,23 @@ from rope_cpu import show
 from rope_cpu._usage import UsageError
 
 LLAMA3 = {
-    **{"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "rope_theta": 500000.0},
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "rope_theta": 500000.0,
     "rope_scaling": {
-        **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     },
 }
 PHI3 = {
-    **{"model_type": "phi3", "hidden_size": 128, "num_attention_heads": 4, "max_position_embeddings": 4096},
+    "model_type": "phi3",
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 4096,
     "original_max_position_embeddings": 64,
     "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16},
 }
