@@ -140,7 +140,7 @@ class Attending:
         return (y if bias is None else self._zero_without_keys(y, bias)), keys, values
 
     def _zero_without_keys(self, y: str, bias: str) -> str:
-        """Return y (batch, seq, heads, width), zero where a query has no key: GroupQueryAttention gives NaN at times."""
+        """Return y (batch, seq, heads, width), zero where a query has no key: GroupQueryAttention may give NaN."""
         graph = self.graph
         allowed = graph.node("Greater", [bias, graph.scalar(-np.inf, self.core)], "has_key")
         count = graph.node("ReduceSum", [graph.cast(allowed, self.core, "has_key/count"), graph.ints(-1)], "key_count")

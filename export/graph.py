@@ -137,7 +137,8 @@ class Graph:
                 needed.update(node.input)
                 kept.append(node)
         self.nodes = kept[::-1]
-        self.value_info = [value for value in self.value_info if value.name in needed]
+        made = {name for node in self.nodes for name in node.output}
+        self.value_info = [value for value in self.value_info if value.name in made]
 
     def function(
         self, name: str, inputs: Sequence[str], outputs: Sequence[str], opset: int, doc: str
