@@ -60,7 +60,12 @@ class RopeCheck:
     def outcome(self, case: Case, seed: int) -> Outcome:
         """Run one case."""
         feeds, ids, tensors = self._draw(case, seed)
-        about: dict[str, Any] = {"case": case.name, "seed": seed, "shape": next(iter(tensors.values())).shape}
+        about: dict[str, Any] = {
+            "case": case.name,
+            "seed": seed,
+            "shape": next(iter(tensors.values())).shape,
+            "refused": case.must_fail,
+        }
         try:
             results = self._run(feeds, tensors)
         except Exception as error:  # onnxruntime's errors share no class of their own

@@ -111,7 +111,8 @@ class Graph:
         functions: Sequence[onnx.FunctionProto] = (),
         metadata: dict[str, str] | None = None,
     ) -> onnx.ModelProto:
-        """Put the model together; only the initializers that nodes read go in."""
+        """Put the model together; nodes and initializers that no output needs are left out."""
+        self._prune()
         graph = helper.make_graph(
             self.nodes, name, self.inputs, self.outputs, doc_string=doc, value_info=self.value_info
         )
@@ -128,6 +129,16 @@ class Graph:
                 tensor = model.graph.initializer.add(name=key, data_type=onnx_type(array.dtype), dims=array.shape)
                 tensor.raw_data = array.tobytes()
         return model
+
+    def _prune(self) -> None:
+        needed, kept = {value.name for value in self.outputs}, []
+        for node in reversed(self.nodes):
+            if needed.intersection(node.output):
+                needed.update(node.input)
+                kept.append(node)
+        self.nodes = kept[::-1]
+        made = {name for node in self.nodes for name in node.output}
+        self.value_info = [value for value in self.value_info if value.name in made]
 
     def function(
         self, name: str, inputs: Sequence[str], outputs: Sequence[str], opset: int, doc: str

@@ -15,7 +15,8 @@ class Outcome:
     """One case: what was drawn, and how far the model's result lay from the exact one.
 
     error: largest |result − exact|; ratio: largest |result − exact| / allowed; against_numpy: largest difference from
-    this package's NumPy kernels, nan where they were not run; problem: why the case failed, empty where it passed.
+    this package's NumPy kernels, nan where they were not run; problem: why the case failed, empty where it passed;
+    refused: the model has to refuse to run it.
     """
 
     case: str
@@ -25,6 +26,7 @@ class Outcome:
     ratio: float = 0.0
     against_numpy: float = float("nan")
     problem: str = ""
+    refused: bool = False
 
     @property
     def passed(self) -> bool:
@@ -32,11 +34,12 @@ class Outcome:
         return not self.problem and self.ratio <= 1
 
     def __str__(self) -> str:
+        about = f"{self.case:<26} {'x'.join(map(str, self.shape)):<18}"
+        if self.refused:
+            return f"{about} {self.problem or 'refused when it ran, as it must be'}"
+        numpy = "" if np.isnan(self.against_numpy) else f", from NumPy {self.against_numpy:.2e}"
         verdict = "ok" if self.passed else self.problem or "OUT OF TOLERANCE"
-        return (
-            f"{self.case:<26} {'x'.join(map(str, self.shape)):<16} error {self.error:.2e}  {self.ratio:5.2f} of allowed"
-            f"  numpy {self.against_numpy:.2e}  {verdict}"
-        )
+        return f"{about} error {self.error:.2e}, {self.ratio:4.2f} of allowed{numpy}: {verdict}"
 
 
 @dataclass(frozen=True)

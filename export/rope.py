@@ -13,7 +13,7 @@ from rope_cpu.export.describe import described, facts
 from rope_cpu.export.graph import Graph
 from rope_cpu.export.layouts import LAYOUTS
 from rope_cpu.export.options import RopeOptions
-from rope_cpu.export.positions import rotator_of
+from rope_cpu.export.positions import rotator_of, sizes_of
 from rope_cpu.export.rotate import Rotator
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def export_rope(
     graph = Graph()
     for name, heads in zip(options.inputs, options.heads, strict=True):
         graph.input(name, dtype, shape_of(layout, name, heads, rope.head_dim))
-    rotator = rotator_of(graph, rope, options)
+    rotator = rotator_of(graph, rope, options, sizes_of(graph, options))
     for name, heads in zip(options.inputs, options.heads, strict=True):
         with graph.scope(name):
             turned = rotated(graph, rotator, name, heads, np.dtype(dtype))

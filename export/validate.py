@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import onnx
+import onnxruntime
+from onnx import numpy_helper
 
 from rope_cpu.export import runtime
+from rope_cpu.export.attention_options import AttentionOptions
+from rope_cpu.export.check_attention import AttentionCheck
 from rope_cpu.export.check_rope import RopeCheck
 from rope_cpu.export.options import RopeOptions, read
 from rope_cpu.export.report import Outcome, Report
@@ -36,12 +41,30 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
         raise ValueError(f"`model` holds {kind!r}; it must be one of {', '.join(CHECKS)}")
     problem = static_problem(model if isinstance(model, onnx.ModelProto) else os.fspath(model), loaded)
     static = Outcome("checker, shape inference", seed, (), problem=problem)
-    check = CHECKS[kind][0](runtime.session(model), rope, CHECKS[kind][1](**options))
+    check = CHECKS[kind](runtime.session(model), rope, options, loaded)
     title = f"{kind} model, target {options['target']}, {options['dtype']}, opset {options['opset']}"
     return Report(title, (static, *check.outcomes(seed)), check.again)
 
 
-CHECKS = {"rope": (RopeCheck, RopeOptions)}
+def _rope_check(
+    opened: onnxruntime.InferenceSession, rope: RotaryEmbedding, said: dict[str, Any], loaded: onnx.ModelProto
+) -> RopeCheck:
+    return RopeCheck(opened, rope, RopeOptions(**said))
+
+
+def _attention_check(
+    opened: onnxruntime.InferenceSession, rope: RotaryEmbedding, said: dict[str, Any], loaded: onnx.ModelProto
+) -> AttentionCheck:
+    tables = {
+        tensor.name: numpy_helper.to_array(tensor)
+        for tensor in loaded.graph.initializer
+        if tensor.name.endswith(("_weight", "_bias", "_norm"))
+    }
+    return AttentionCheck(opened, rope, AttentionOptions.read(**said), tables)
+
+
+# what a model holds → its check
+CHECKS: dict[str, Callable[..., RopeCheck | AttentionCheck]] = {"rope": _rope_check, "attention": _attention_check}
 
 
 def static_problem(model: onnx.ModelProto | str, loaded: onnx.ModelProto) -> str:

@@ -1,0 +1,91 @@
+"""`rope-cpu export`: write a config's rotation, or its attention, as an ONNX file that has been validated."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from rope_cpu import RotaryEmbedding, export
+from rope_cpu._usage import UsageError, add_config_arguments, config_of, heads_of, rotary_of
+from rope_cpu.export.attention_options import LAYOUTS as ATTENTION_LAYOUTS
+from rope_cpu.export.attention_options import MASKS
+from rope_cpu.export.attention_options import POSITIONS as ATTENTION_POSITIONS
+from rope_cpu.export.layouts import LAYOUTS
+from rope_cpu.export.options import POSITIONS
+from rope_cpu.export.targets import TARGETS
+
+DTYPES = tuple(str(dtype) for dtype in TARGETS["primitive"].dtypes)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments of `rope-cpu export`."""
+    add_config_arguments(parser)
+    add = parser.add_argument
+    add("-o", "--output", type=Path, required=True, metavar="FILE", help="where to write; tables may go to FILE.data")
+    add("--target", choices=TARGETS, default="onnx", help="what the graph is made of (default: onnx)")
+    add("--dtype", choices=DTYPES, default="float32", help="of inputs and outputs (default: float32)")
+    add("--opset", type=int, metavar="N", help="default: the lowest that the target can be written in")
+    add("--layout", choices=LAYOUTS, default="bhsd", help="axes of queries and keys (default: bhsd)")
+    add("--positions", choices=sorted({*POSITIONS, *ATTENTION_POSITIONS}), help="how a token's position is known")
+    add("--max-positions", type=int, metavar="N", help="rows of cos and sin tables; without, they are computed")
+    add("--seq-len", type=int, metavar="N", help="the length, for rope types that depend on it")
+    add("--inverse", action="store_true", help="undo the rotation")
+    add("--seed", type=int, default=0, help="of what validation draws (default: 0)")
+    more = parser.add_argument_group("attention")
+    more.add_argument("--attention", action="store_true", help="rotate inside attention, with a cache")
+    more.add_argument("--mask", choices=MASKS, help="the kind of mask that is an input (default: none)")
+    more.add_argument("--window", type=int, metavar="N", help="attend to N keys at most, the query's own included")
+    more.add_argument("--softcap", type=float, metavar="C", help="cap scores: C·tanh(score/C)")
+    more.add_argument("--scale", type=float, metavar="S", help="of the scores (default: head_dim^-½)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export, validate, print the report, and write the file; 1, and no file, where validation fails."""
+    config = config_of(args)
+    rope = rotary_of(config, args.layer_type)
+    if not args.output.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {args.output}: there is no folder {args.output.parent}")
+    try:
+        rope = rope if args.seq_len is None else rope.at_length(args.seq_len)
+        model = _model(args, config, rope)
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    report = export.validate(model, rope, seed=args.seed)
+    print(report)
+    if not report.passed:
+        print(f"{args.output} is not written")
+        return 1
+    export.save(model, args.output)
+    print(f"{args.output} is written")
+    return 0
+
+
+def _model(args: argparse.Namespace, config: dict[str, Any], rope: RotaryEmbedding) -> onnx.ModelProto:
+    heads, kv_heads = heads_of(config)
+    chosen: dict[str, Any] = {
+        "target": args.target,
+        "dtype": args.dtype,
+        "layout": args.layout,
+        "max_positions": args.max_positions,
+        "opset": args.opset,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "metadata": {"rope_cpu.config": json.dumps(config)},
+    }
+    if args.positions is not None:
+        chosen["positions"] = args.positions
+    of_attention = {name: getattr(args, name) for name in ("mask", "window", "softcap", "scale")}
+    given = {name: value for name, value in of_attention.items() if value is not None}
+    if not args.attention:
+        if given:
+            raise UsageError(f"--{next(iter(given))} is an option of attention; give --attention as well")
+        return export.export_rope(rope, **chosen, inverse=args.inverse)
+    if args.inverse:
+        raise UsageError("--inverse and --attention are both given; attention rotates forward")
+    if args.layout not in ATTENTION_LAYOUTS:
+        raise UsageError(f"--layout is {args.layout}; with --attention it is one of {', '.join(ATTENTION_LAYOUTS)}")
+    return export.export_attention(rope, **chosen, **given)

@@ -1,0 +1,324 @@
+"""export_attention: three targets, step by step, against attention written from its definition."""
+
+import itertools
+import zlib
+
+import numpy as np
+import oracle
+import pytest
+from conftest import DTYPES
+
+from rope_cpu import RotaryEmbedding, export
+from rope_cpu.export import runtime
+
+TARGETS = ("primitive", "onnx", "ort")
+ROPE = RotaryEmbedding(32, rope_theta=500.0)
+# What one rounding to the dtype of results and cached keys comes to, on values of the order of 1.
+ALLOWED = {"float32": 2e-6, "float64": 1e-14, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+def turned(rope, x, ids):
+    """Rotate (batch, seq, heads, head_dim)."""
+    cos, sin = oracle.cos_sin_axes(ids[..., None] if rope.axes == 1 else ids, rope.spec.inv_freq[0, :, 0])
+    factor = rope.attention_factor
+    return oracle.rotate(x, factor * cos, factor * sin, rope.interleaved, rope.blocks)[0]
+
+
+def attention(rope, q, k, v, ids, *, causal=True, window=None, softcap=None, scale=None, allowed=None, added=0.0):
+    """One query at a time, from the definition; (batch, seq, heads, width) in and out."""
+    q, k, v = turned(rope, q, ids), turned(rope, k, ids), v.astype(np.float64)
+    batch, seq, heads, width = q.shape
+    result = np.zeros((batch, seq, heads, v.shape[-1]))
+    added = np.broadcast_to(added, (batch, heads, seq, seq))
+    for row, head, i in itertools.product(range(batch), range(heads), range(seq)):
+        shared = head * k.shape[2] // heads
+        scores = (scale or width**-0.5) * k[row, :, shared] @ q[row, i, head]
+        scores = softcap * np.tanh(scores / softcap) if softcap else scores
+        near = [(j <= i or not causal) and (window is None or j > i - window) for j in range(seq)]
+        seen = np.array(near) & (
+            True if allowed is None else np.broadcast_to(allowed, (batch, heads, seq, seq))[row, head, i]
+        )
+        seen &= added[row, head, i] > -np.inf
+        if seen.any():
+            weights = np.exp(scores[seen] + added[row, head, i][seen])
+            result[row, i, head] = weights / weights.sum() @ v[row, seen, shared]
+    return result
+
+
+def drawn(name, rope, batch=2, seq=13, heads=4, kv_heads=2, dtype=np.float32, width=None):
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    sizes = (heads, rope.head_dim), (kv_heads, rope.head_dim), (kv_heads, width or rope.head_dim)
+    return rng, [rng.standard_normal((batch, seq, *size)).astype(dtype) for size in sizes]
+
+
+def run_steps(model, tensors, steps, masks=None, ids=None):
+    """Feed (batch, seq, heads, width) in steps through a model of layout bshd; return the result and the cache."""
+    session, done, results = runtime.session(model, 1), 0, []
+    q, k, v = tensors
+    has_past = "past_key" in {value.name for value in session.get_inputs()}
+    cache = [np.zeros((x.shape[0], x.shape[2], 0, x.shape[3]), q.dtype) for x in (k, v)]
+    for count in steps:
+        span = slice(done, done + count)
+        feeds = {name: np.ascontiguousarray(x[:, span]) for name, x in zip("qkv", tensors, strict=True)}
+        feeds |= dict(zip(("past_key", "past_value"), cache, strict=True)) if has_past else {}
+        if ids is not None:
+            feeds["position_ids"] = np.ascontiguousarray(ids[:, span])
+        done += count
+        if masks is not None:
+            part = masks[:, :done] if masks.ndim == 2 else masks[:, :, span, :done]
+            feeds["attention_mask"] = np.ascontiguousarray(part)
+        shapes = [(*q[:, span].shape[:3], v.shape[3]), *((x.shape[0], x.shape[2], done, x.shape[3]) for x in (k, v))]
+        result, *cache = runtime.run(session, feeds, shapes[: 3 if has_past else 1])
+        results.append(result)
+    return np.concatenate(results, axis=1), cache
+
+
+def count_on(batch, seq):
+    return np.broadcast_to(np.arange(seq), (batch, seq))
+
+
+STEPS = {"one pass": (13,), "prompt and single steps": (9, 1, 1, 1, 1), "single steps": (1,) * 13}
+OPTIONS = {
+    "plain": {},
+    "window": {"window": 4},
+    "window of one": {"window": 1},
+    "softcap": {"softcap": 1.5},
+    "scale": {"scale": 0.31},
+    "everything": {"window": 5, "softcap": 3.0, "scale": 0.4},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_way_of_feeding_is_one_pass(target, kind, name):
+    if target != "primitive" and kind == "float64":
+        pytest.skip("refused, as test_refusals shows")
+    _, tensors = drawn(name, ROPE, dtype=DTYPES[kind])
+    model = export.export_attention(
+        ROPE,
+        num_heads=4,
+        num_kv_heads=2,
+        target=target,
+        dtype=DTYPES[kind],
+        layout="bshd",
+        max_positions=32,
+        **OPTIONS[name],
+    )
+    want = attention(ROPE, *tensors, count_on(2, 13), **OPTIONS[name])
+    for steps in STEPS.values():
+        result, (keys, values) = run_steps(model, tensors, steps)
+        assert result.dtype == DTYPES[kind]
+        assert np.abs(result.astype(np.float64) - want).max() <= ALLOWED[kind]
+        exact = turned(ROPE, tensors[1], count_on(2, 13)).transpose(0, 2, 1, 3)
+        assert np.abs(keys.astype(np.float64) - exact).max() <= ALLOWED[kind] * np.abs(exact).max()
+        np.testing.assert_array_equal(values, tensors[2].transpose(0, 2, 1, 3))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_chunks_of_one_sequence(target):
+    _, tensors = drawn("chunks", ROPE, batch=1)
+    model = export.export_attention(ROPE, num_heads=4, num_kv_heads=2, target=target, layout="bshd", max_positions=13)
+    result, _ = run_steps(model, tensors, (4, 5, 1, 3))
+    assert np.abs(result - attention(ROPE, *tensors, count_on(1, 13))).max() <= 2e-6
+
+
+@pytest.mark.parametrize("kind", ["padding", "bool", "float"])
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("target", TARGETS)
+def test_masks(target, window, kind):
+    """Queries without any key among them: left padding has such."""
+    rng, tensors = drawn(kind, ROPE)
+    model = export.export_attention(
+        ROPE, num_heads=4, num_kv_heads=2, target=target, layout="bshd", max_positions=32, mask=kind, window=window
+    )
+    if kind == "padding":
+        masks = np.arange(13) >= np.array([[0], [6]])
+        given = {"allowed": masks[:, None, None]}
+    else:
+        masks = rng.random((2, 4, 13, 13)) < 0.6
+        masks[0, 1, 7] = False
+        given = {"allowed": masks}
+        if kind == "float":
+            masks = np.where(masks, rng.standard_normal(masks.shape), -np.inf).astype(np.float32)
+            given = {"added": masks}
+    want = attention(ROPE, *tensors, count_on(2, 13), window=window, **given)
+    for steps in ((13,), (9, 1, 1, 1, 1)):
+        result, _ = run_steps(model, tensors, steps, masks)
+        assert np.abs(result - want).max() <= 2e-6
+    assert (want == 0).all(axis=-1).any()
+
+
+@pytest.mark.parametrize("target", ["primitive", "onnx"])
+@pytest.mark.parametrize("table", [None, 64])
+def test_any_position_ids(target, table):
+    rng, tensors = drawn("ids", ROPE)
+    ids = rng.integers(0, 64, (2, 13))
+    model = export.export_attention(
+        ROPE, num_heads=4, num_kv_heads=2, target=target, layout="bshd", positions="position_ids", max_positions=table
+    )
+    result, _ = run_steps(model, tensors, (8, 1, 4), ids=ids)
+    assert np.abs(result - attention(ROPE, *tensors, ids)).max() <= 2e-6
+
+
+ROTATIONS = {
+    "interleaved, partial": RotaryEmbedding.from_inv_freq(ROPE.inv_freq[:8], head_dim=32, interleaved=True),
+    "scaled": RotaryEmbedding.from_inv_freq(ROPE.inv_freq, attention_factor=1.2),
+    "blocks": RotaryEmbedding.from_inv_freq(np.kron(np.eye(2), ROPE.inv_freq[:8]), blocks=2),
+    "mrope": RotaryEmbedding.mrope(32, [8, 4, 4], rope_theta=500.0),
+}
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_other_rotations(target, name):
+    rope = ROTATIONS[name]
+    rng, tensors = drawn(name, rope)
+    given = rope.axes > 1 and not rope.spec.shared_id
+    options = {"num_heads": 4, "num_kv_heads": 1, "layout": "bshd", "max_positions": 32, "target": target}
+    tensors[1:] = [x[:, :, :1] for x in tensors[1:]]
+    if target == "ort" and given:
+        with pytest.raises(ValueError, match="targets 'onnx' and 'primitive' can"):
+            export.export_attention(rope, **options, positions="past" if rope.spec.shared_id else "position_ids")
+        return
+    ids = rng.integers(0, 32, (2, 13, rope.axes)) if given else count_on(2, 13)
+    model = export.export_attention(rope, **options, positions="position_ids" if given else "past")
+    result, _ = run_steps(model, tensors, (12, 1), ids=ids if given else None)
+    shared = np.repeat(ids[..., None], rope.axes, axis=-1) if rope.axes > 1 and not given else ids
+    assert np.abs(result - attention(rope, *tensors, shared)).max() <= 3e-6
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "bsd"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_layouts(target, layout):
+    _, (q, k, v) = drawn(layout, ROPE)
+    forms = {"bhsd": lambda x: x.transpose(0, 2, 1, 3), "bshd": lambda x: x, "bsd": lambda x: x.reshape(2, 13, -1)}
+    feeds = {name: np.ascontiguousarray(forms[layout](x)) for name, x in zip("qkv", (q, k, v), strict=True)}
+    model = export.export_attention(
+        ROPE, num_heads=4, num_kv_heads=2, target=target, layout=layout, past=False, max_positions=16
+    )
+    assert [value.name for value in model.graph.output] == ["attention"]
+    (result,) = runtime.session(model).run(None, feeds)
+    assert np.abs(result - forms[layout](attention(ROPE, q, k, v, count_on(2, 13)))).max() <= 2e-6
+
+
+@pytest.mark.parametrize("target", ["primitive", "onnx"])
+def test_not_causal_and_values_of_another_width(target):
+    _, tensors = drawn("encoder", ROPE, width=24)
+    model = export.export_attention(
+        ROPE, num_heads=4, num_kv_heads=2, target=target, layout="bshd", causal=False, past=False, v_head_dim=24
+    )
+    result, _ = run_steps(model, tensors, (13,))
+    assert result.shape == (2, 13, 4, 24)
+    assert np.abs(result - attention(ROPE, *tensors, count_on(2, 13), causal=False)).max() <= 2e-6
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_projections_norms_and_biases(target, kind):
+    """From hidden states to the output projection, as a layer has it."""
+    if target != "primitive" and kind == "float64":
+        pytest.skip("refused")
+    rng, hidden, dtype = np.random.default_rng(3), 48, DTYPES[kind]
+    widths = {"q": 4 * 32, "k": 2 * 32, "v": 2 * 32}
+    weights = {name: (rng.standard_normal((width, hidden)) * hidden**-0.5) for name, width in widths.items()}
+    weights |= {"q_bias": rng.standard_normal(128), "v_bias": rng.standard_normal(64)}
+    weights["o"] = rng.standard_normal((40, 128)) * 128**-0.5
+    weights = {name: value.astype(dtype).astype(np.float64) for name, value in weights.items()}
+    norms = rng.uniform(0.5, 1.5, 32).astype(np.float32), rng.uniform(0.5, 1.5, 32).astype(np.float32)
+    model = export.export_attention(
+        ROPE,
+        num_heads=4,
+        num_kv_heads=2,
+        target=target,
+        dtype=dtype,
+        weights=weights,
+        qk_norm=norms,
+        norm_epsilon=1e-5,
+        past=False,
+        max_positions=32,
+    )
+    x = rng.standard_normal((2, 7, hidden)).astype(dtype)
+    (result,) = runtime.run(runtime.session(model), {"hidden": x}, [(2, 7, 40)])
+    made = {n: x.astype(np.float64) @ weights[n].T + weights.get(f"{n}_bias", 0) for n in "qkv"}
+    made = {name: value.reshape(2, 7, -1, 32) for name, value in made.items()}
+    for name, weight in zip("qk", norms, strict=True):
+        made[name] = made[name] / np.sqrt((made[name] ** 2).mean(-1, keepdims=True) + 1e-5) * weight
+    want = attention(ROPE, *made.values(), count_on(2, 7)).reshape(2, 7, -1) @ weights["o"].T
+    assert np.abs(result.astype(np.float64) - want).max() <= ALLOWED[kind] * 2
+    assert export.validate(model, ROPE).passed
+
+
+REFUSED = {
+    "ids of a prompt": ({"positions": "position_ids"}, "reads the first id of a prompt only"),
+    "not causal": ({"causal": False}, "`causal` is False, but com.microsoft GroupQueryAttention is causal"),
+    "no table": ({"max_positions": None}, "`max_positions` is None, but .* looks angles up in tables itself"),
+    "values of another width": ({"v_head_dim": 16}, "`v_head_dim` is 16, but .* knows head_dim only"),
+    "head size": ({"rope": RotaryEmbedding(24)}, "`head_dim` is 24, but .* rotates multiples of 16 only"),
+    "table width": (
+        {"rope": RotaryEmbedding.from_inv_freq(np.ones(4), head_dim=32)},
+        "`rotary_dim` is 8, but .* wants tables of a multiple of 8 columns",
+    ),
+    "blocks": ({"rope": ROTATIONS["blocks"]}, r"has blocks \[16, 16\]|each token needs its coordinates"),
+    "float64": ({"dtype": np.float64}, "float64, which .* has no kernel for; target 'primitive'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_group_query_attention_would_do_wrong_is_refused(name):
+    changed, text = REFUSED[name]
+    options = {"num_heads": 4, "num_kv_heads": 2, "target": "ort", "max_positions": 8} | changed
+    rope = options.pop("rope", ROPE)
+    with pytest.raises(ValueError, match=text):
+        export.export_attention(rope, **options)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"num_kv_heads": 3}, "`num_heads` is 4, not a multiple of `num_kv_heads`, 3"),
+        ({"causal": False, "window": 3}, "`window` is 3, .* it needs `causal`"),
+        ({"softcap": 0.0}, "`softcap` is 0.0; it must be finite and positive"),
+        ({"scale": float("nan")}, "`scale` is nan"),
+        ({"mask": "alibi"}, "`mask` is 'alibi'; it must be one of none, padding, bool, float"),
+        ({"layout": "thd"}, "`layout` is 'thd'; it must be one of bhsd, bshd, bsd"),
+        ({"weights": {"q": np.ones((128, 8))}}, "it must hold q, k and v"),
+        ({"weights": {"q": np.ones((128, 8)), "k": np.ones((64, 9)), "v": np.ones((64, 8))}}, r"must be \(64, 8\)"),
+        ({"qk_norm": (np.ones(32), np.ones(31))}, r"`qk_norm` of k has shape \(31,\); it must be \(32,\)"),
+        ({"dtype": np.float64}, "target 'primitive' can express it"),
+    ],
+)
+def test_bad_arguments(changed, text):
+    with pytest.raises(ValueError, match=text):
+        export.export_attention(ROPE, **({"num_heads": 4, "num_kv_heads": 2} | changed))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_validate_finds_a_wrong_attention(target):
+    model = export.export_attention(ROPE, num_heads=4, target=target, max_positions=32)
+    assert export.validate(model, ROPE).passed
+    report = export.validate(model, RotaryEmbedding(32, rope_theta=501.0))
+    assert not report.passed
+    again = report.replay()
+    assert np.abs(again["attention"] - again["attention_exact"]).max() == report.worst.error
+
+
+def test_float64_scale_is_float64():
+    """onnxruntime folds a scalar factor of MatMul into a float32 attribute; 1/√80 would be off by 1e-9."""
+    rope = RotaryEmbedding(80)
+    _, tensors = drawn("float64", rope, dtype=np.float64)
+    model = export.export_attention(
+        rope, num_heads=4, num_kv_heads=2, target="primitive", dtype=np.float64, layout="bshd", softcap=0.7
+    )
+    result, _ = run_steps(model, tensors, (13,))
+    assert np.abs(result - attention(rope, *tensors, count_on(2, 13), softcap=0.7)).max() <= 1e-14
+
+
+def test_a_table_that_ends_fails_instead_of_guessing():
+    for target in TARGETS:
+        _, tensors = drawn("end", ROPE)
+        model = export.export_attention(
+            ROPE, num_heads=4, num_kv_heads=2, target=target, layout="bshd", max_positions=12
+        )
+        with pytest.raises(Exception, match=r"INVALID_ARGUMENT|out of|bounds"):
+            run_steps(model, tensors, (12, 1))
