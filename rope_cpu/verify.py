@@ -70,9 +70,12 @@ def _with_progress(ropes: dict[str, RotaryEmbedding], heads: tuple[int, int]) ->
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         kernels = progress.add_task("loading kernels", total=len(_warmup.todo(list(DTYPES))))
+        told = False
         for made in _warmup.specialise(list(DTYPES)):
-            what = "compiling kernels, once for this machine" if made.compiled else "loading kernels"
-            progress.update(kernels, advance=1, description=what)
+            if made.compiled and not told:
+                progress.console.print("compiling kernels: this takes up to a minute, once for this machine")
+                told = True
+            progress.update(kernels, advance=1, description=made.name)
         progress.remove_task(kernels)
         rotating = progress.add_task("rotating", total=len(DTYPES) * len(ropes) * len(paths))
         found = []
