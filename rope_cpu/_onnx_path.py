@@ -20,9 +20,20 @@ Array = NDArray[Any]
 class OnnxPath:
     """A rotary exported for one target and dtype, in a session."""
 
-    def __init__(self, rope: RotaryEmbedding, dtype: np.dtype[Any], target: str, layout: str, tokens: int) -> None:
+    def __init__(
+        self, rope: RotaryEmbedding, dtype: np.dtype[Any], target: str, layout: str, heads: tuple[int, int], tokens: int
+    ) -> None:
         """Export it with tables for `tokens` positions; ValueError where the target cannot express it."""
-        model = export.export_rope(rope, target=target, dtype=dtype, layout=layout, max_positions=tokens)
+        num_heads, num_kv_heads = heads
+        model = export.export_rope(
+            rope,
+            target=target,
+            dtype=dtype,
+            layout=layout,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            max_positions=tokens,
+        )
         self.session = runtime.session(model)
 
     def prepare(self, q: Array, k: Array, ids: Array) -> tuple[Callable[[], object], Array, Array]:

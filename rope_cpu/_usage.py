@@ -61,7 +61,17 @@ def rotary_of(config: dict[str, Any], layer_type: str | None, interleaved: bool 
     try:
         return RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
     except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
+        hint = "; choose with --layer-type" if layer_type is None and "`layer_type`" in str(error) else ""
+        raise UsageError(f"{error}{hint}") from error
+
+
+def pairing_of(config: dict[str, Any], layer_type: str | None) -> str:
+    """Say how the model itself pairs elements; only the model type tells, and it may be unknown."""
+    try:
+        rope = RotaryEmbedding.from_config(config, layer_type=layer_type)
+    except (TypeError, ValueError):
+        return "a pairing that its type does not tell"
+    return "interleaved pairs" if rope.interleaved else "half-split pairs"
 
 
 def heads_of(config: dict[str, Any]) -> tuple[int, int]:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
-from rope_cpu import _reference
-from rope_cpu._reference import Exact, Float64
+from rope_cpu._prompt import Array, Step, steps
 from rope_cpu.rotary import RotaryEmbedding
-from rope_cpu.tolerance import rotation_bound
-
-Array = NDArray[Any]
 
 DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16")}
 DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
@@ -63,9 +57,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that `rope-cpu verify` reports: of which model, which rotation, how many heads, and the rows."""
+    """All that `rope-cpu verify` reports: of which model, its own pairing, its rotation, its heads, and the rows."""
 
     model: str
+    pairing: str
     rope: RotaryEmbedding
     heads: tuple[int, int]
     rows: list[Row]
@@ -96,73 +91,11 @@ class NumPyPath:
         return lambda: plan(q, k, out=out), *out
 
 
-@dataclass(frozen=True)
-class Step:
-    """Tokens that are rotated together, and what must come out: x (1, heads, tokens, head_dim), q above k."""
-
-    x: Array
-    q_heads: int
-    ids: Array
-    exact: Exact
-    bound: Float64
-
-    def run(self, path: Path) -> tuple[Array, float]:
-        """Return what a path makes of x, and the seconds its fastest call takes."""
-        q, k = (np.ascontiguousarray(part) for part in (self.x[:, : self.q_heads], self.x[:, self.q_heads :]))
-        call, q_rot, k_rot = path.prepare(q, k, self.ids)
-        seconds = fastest(call)
-        return np.concatenate([q_rot, k_rot], axis=1), seconds
-
-    def judge(self, result: Array) -> tuple[float, float]:
-        """Return the largest error, and the largest as a fraction of its bound."""
-        error = self.exact.error(result)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            fraction = np.where(error == 0, 0.0, error / self.bound)
-        return float(error.max()), float(fraction.max())
-
-
-def steps(rope: RotaryEmbedding, heads: tuple[int, int], tokens: int, dtype: np.dtype[Any]) -> tuple[Step, Step]:
-    """Return a prompt and the one token after it, in a dtype, and the exact results for both."""
-    turn = [sum(map(Fraction, column), Fraction(0)) for column in np.atleast_2d(rope.inv_freq).T.tolist()]
-    cos, sin = _reference.consecutive(turn, 0, tokens + 1, rope.attention_factor)
-    normal = np.random.default_rng(0).standard_normal
-    prompt, decode = slice(0, tokens), slice(tokens, tokens + 1)
-    return _step(rope, heads, prompt, dtype, cos, sin, normal), _step(rope, heads, decode, dtype, cos, sin, normal)
-
-
-def _step(
-    rope: RotaryEmbedding,
-    heads: tuple[int, int],
-    rows: slice,
-    dtype: np.dtype[Any],
-    cos: Exact,
-    sin: Exact,
-    normal: Callable[[tuple[int, ...]], Float64],
-) -> Step:
-    ids = np.arange(rows.start, rows.stop)
-    x = normal((1, sum(heads), len(ids), rope.head_dim)).astype(dtype)
-    first, second = pair_indices(rope)
-    c, s = (Exact(part.high[rows], part.low[rows]) for part in (cos, sin))
-    wide = x.astype(np.float64)
-    high, low, bound = wide.copy(), np.zeros_like(wide), np.zeros_like(wide)
-    # Head by head: what one head needs on the way fits the cache.
-    for head in range(sum(heads)):
-        values = wide[0, head]
-        x_a, x_b = values[:, first], values[:, second]
-        for where, exact in zip((first, second), _reference.rotate(x_a, x_b, c, s), strict=True):
-            high[0, head][:, where], low[0, head][:, where] = exact.high, exact.low
-            bound[0, head][:, where] = rotation_bound(exact.high, x_a, x_b, rope.attention_factor, dtype)
-    return Step(x, heads[0], ids, Exact(high, low), bound)
-
-
-def pair_indices(rope: RotaryEmbedding) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return which elements of a head vector are first and which are second in their pair."""
-    if rope.interleaved:
-        return np.arange(0, rope.rotary_dim, 2), np.arange(1, rope.rotary_dim, 2)
-    starts = np.cumsum([0, *rope.blocks[:-1]])
-    first = np.concatenate([start + np.arange(w // 2) for start, w in zip(starts, rope.blocks, strict=True)])
-    half = np.repeat([w // 2 for w in rope.blocks], [w // 2 for w in rope.blocks])
-    return first, first + half
+def run(path: Path, step: Step) -> tuple[Array, float]:
+    """Return what a path makes of a step, and the seconds its fastest call takes."""
+    call, q_rot, k_rot = path.prepare(*step.q_and_k, step.ids)
+    seconds = fastest(call)
+    return np.concatenate([q_rot, k_rot], axis=1), seconds
 
 
 def fastest(call: Callable[[], object]) -> float:
@@ -196,7 +129,7 @@ def rows(
                 except ValueError as error:
                     yield Row(dtype_name, pairing, name, refused=str(error))
                     continue
-                done = [part.run(path) for part in parts]
+                done = [run(path, part) for part in parts]
                 baseline = baseline or [result for result, _ in done]
                 yield Row(dtype_name, pairing, name, _figures(parts, done, baseline))
 

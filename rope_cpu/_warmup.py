@@ -37,7 +37,7 @@ class Specialisation:
 
 
 def warmup(dtypes: DTypeLike | Sequence[DTypeLike] = DTYPES) -> list[Specialisation]:
-    """Compile every kernel for these dtypes into the cache on disk, for later processes; return them.
+    """Compile the kernels that rotate in these dtypes into the cache on disk, for later processes; return them.
 
     dtypes: one or several of float32, float64, float16 and bfloat16; all by default. Each comes in both pairings,
     serial and parallel. A kernel that is not in the cache takes a second or two, one that is takes milliseconds.

@@ -20,7 +20,7 @@ from rich.table import Table
 from rope_cpu import __version__, _warmup
 from rope_cpu._onnx_path import OnnxPath
 from rope_cpu._threads import get_num_threads
-from rope_cpu._usage import UsageError, add_config_arguments, config_of, heads_of, rotary_of
+from rope_cpu._usage import UsageError, add_config_arguments, config_of, heads_of, pairing_of, rotary_of
 from rope_cpu._verification import DTYPES, LAYOUT, PAIRINGS, NumPyPath, Outcome, Row, rows
 from rope_cpu.rotary import RotaryEmbedding
 
@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None and not args.json.parent.is_dir():
         raise UsageError(f"cannot write {args.json}: there is no folder {args.json.parent}")
     model = "Llama 3.1 8B" if args.config is None else str(args.config)
-    outcome = Outcome(model, ropes["half-split"], heads, _with_progress(ropes, heads))
+    pairing = pairing_of(config, args.layer_type)
+    outcome = Outcome(model, pairing, ropes["half-split"], heads, _with_progress(ropes, heads))
     if args.json is not None:
         _write(args.json, outcome)
     _print(outcome)
@@ -63,14 +64,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _with_progress(ropes: dict[str, RotaryEmbedding], heads: tuple[int, int]) -> list[Row]:
     """Compile and verify, with a progress bar on standard error."""
-    onnx_paths = {target: partial(OnnxPath, target=target, layout=LAYOUT, tokens=TOKENS + 1) for target in TARGETS}
+    exported = partial(OnnxPath, layout=LAYOUT, heads=heads, tokens=TOKENS + 1)
+    onnx_paths = {target: partial(exported, target=target) for target in TARGETS}
     paths: dict[str, Any] = {"numpy": lambda rope, dtype: NumPyPath(rope), **onnx_paths}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         kernels = progress.add_task("loading kernels", total=len(_warmup.todo(list(DTYPES))))
+        told = False
         for made in _warmup.specialise(list(DTYPES)):
-            what = "compiling kernels, once for this machine" if made.compiled else "loading kernels"
-            progress.update(kernels, advance=1, description=what)
+            if made.compiled and not told:
+                progress.console.print("compiling kernels: this takes up to a minute, once for this machine")
+                told = True
+            progress.update(kernels, advance=1, description=made.name)
         progress.remove_task(kernels)
         rotating = progress.add_task("rotating", total=len(DTYPES) * len(ropes) * len(paths))
         found = []
@@ -84,8 +89,8 @@ def _print(outcome: Outcome) -> None:
     console = Console(highlight=False, width=WIDTH)
     rope, (heads, kv_heads) = outcome.rope, outcome.heads
     factor = "" if rope.attention_factor == 1 else f", attention factor {rope.attention_factor:.6g}"
-    rotated = f"rope type {rope.rope_type}, {rope.rotary_dim} of {rope.head_dim} elements rotated{factor}"
-    console.print(f"{outcome.model}: {rotated}", markup=False)
+    rotated = f"{rope.rotary_dim} of {rope.head_dim} elements rotated in {outcome.pairing}{factor}"
+    console.print(f"{outcome.model}: rope type {rope.rope_type}, {rotated}", markup=False)
     console.print(f"q ({heads} heads) and k ({kv_heads}): a prompt of {TOKENS} tokens, and a decode step after it\n")
     reasons = list(dict.fromkeys(row.refused for row in outcome.rows if row.refused))
     console.print(_table(outcome.rows, reasons))
@@ -132,6 +137,7 @@ def _report(outcome: Outcome) -> dict[str, Any]:
     rope, (heads, kv_heads) = outcome.rope, outcome.heads
     return {
         "model": outcome.model,
+        "pairing": outcome.pairing,
         "rope_type": rope.rope_type,
         "head_dim": rope.head_dim,
         "rotary_dim": rope.rotary_dim,

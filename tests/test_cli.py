@@ -1,11 +1,31 @@
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import rope_cpu
 from rope_cpu import cli
+
+
+@pytest.fixture
+def child(tmp_path):
+    """Start Python on a program, away from the source tree but with the package under test."""
+    package = str(Path(rope_cpu.__file__).parents[1])
+
+    def start(program, **variables):
+        return subprocess.Popen(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": package, **variables},
+        )
+
+    return start
 
 
 def test_help_names_every_command(capsys):
@@ -39,23 +59,24 @@ def test_bad_arguments_exit_with_2(argv, capsys):
     assert "rope-cpu" in capsys.readouterr().err
 
 
-def test_help_imports_no_extra():
-    code = (
+def test_help_imports_no_extra(child):
+    program = (
         "import sys; from rope_cpu.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "print({'onnx', 'onnxruntime', 'rich', 'matplotlib', 'torch'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("set()\n")
+    out, err = child(program).communicate()
+    assert out.endswith("set()\n"), err
 
 
 @pytest.mark.parametrize(("package", "extra"), [("rich", "cli"), ("onnx", "onnx"), ("onnxruntime", "onnx")])
-def test_a_missing_extra_is_one_line(package, extra):
-    code = f"import sys; sys.modules[{package!r}] = None; from rope_cpu.cli import main; sys.exit(main(['verify']))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == f'rope-cpu: `verify` needs the package {package}: pip install "rope-cpu[{extra}]"\n'
+def test_a_missing_extra_is_one_line(package, extra, child):
+    program = f"import sys; sys.modules[{package!r}] = None; from rope_cpu.cli import main; sys.exit(main(['verify']))"
+    process = child(program)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (2, "")
+    assert err == f'rope-cpu: `verify` needs the package {package}: pip install "rope-cpu[{extra}]"\n'
 
 
 def test_a_defect_is_no_usage_error(monkeypatch):
@@ -64,11 +85,10 @@ def test_a_defect_is_no_usage_error(monkeypatch):
         cli.main(["verify"])
 
 
-def test_reader_that_stops_reading():
-    code = "from rope_cpu.cli import main; raise SystemExit(main(['warmup', 'float32']))"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+def test_reader_that_stops_reading(child):
+    with child("from rope_cpu.cli import main; raise SystemExit(main(['warmup', 'float32']))") as process:
         process.stdout.close()
-        assert process.stderr.read() == b""
+        assert process.stderr.read() == ""
     assert process.returncode == 141
 
 
@@ -92,25 +112,21 @@ def test_warmup_refuses_other_dtypes(dtypes):
         rope_cpu.warmup(dtypes)
 
 
-def test_warmup_fills_an_empty_cache_once(tmp_path):
-    code = (
+def test_warmup_fills_an_empty_cache_once(tmp_path, child):
+    cache = tmp_path / "cache"
+    program = (
         "import json, rope_cpu\n"
         "made = rope_cpu.warmup(dtypes='float32')\n"
         "print(json.dumps([[m.name, m.compiled, str(m.cache)] for m in made]))"
     )
 
     def run():
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**__import__("os").environ, "NUMBA_CACHE_DIR": str(tmp_path)},
-        )
-        return json.loads(done.stdout)
+        out, err = child(program, NUMBA_CACHE_DIR=str(cache)).communicate()
+        assert out, err
+        return json.loads(out)
 
     first, second = run(), run()
     assert all(compiled for _, compiled, _ in first)
     assert not any(compiled for _, compiled, _ in second)
-    assert all(cache.startswith(str(tmp_path)) for _, _, cache in first)
-    assert len(list(tmp_path.rglob("*.nbi"))) == len(first)
+    assert all(folder.startswith(str(cache)) for _, _, folder in first)
+    assert len(list(cache.rglob("*.nbi"))) == len(first)

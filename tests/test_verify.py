@@ -7,7 +7,7 @@ import numpy as np
 import oracle
 import pytest
 
-from rope_cpu import RotaryEmbedding, _reference, _usage, _verification, cli, verify
+from rope_cpu import RotaryEmbedding, _prompt, _reference, _usage, _verification, cli, verify
 
 mp = oracle.CONTEXT
 TOLD = 2.0**-100
@@ -123,7 +123,7 @@ def test_a_fault_in_the_decode_step_alone_fails():
 
 def test_pairs_of_blocks():
     rope = RotaryEmbedding.from_inv_freq([1.0, 0.5, 0.1], blocks=(2, 4), head_dim=7)
-    first, second = _verification.pair_indices(rope)
+    first, second = _prompt.pair_indices(rope)
     assert first.tolist() == [0, 2, 3]
     assert second.tolist() == [1, 4, 5]
 
@@ -187,6 +187,14 @@ def test_the_shipped_config_is_llama_3_1(capsys):
         assert abs(mp.mpf(omega) - exact) <= 8 * 2.0**-53 * exact
 
 
+def test_several_axes_and_heads_with_frequencies_of_their_own():
+    frequencies = np.array([[[1.0, 0.0], [0.5, 0.1]], [[0.0, 0.3], [0.2, 0.7]]])  # (axes, heads, pairs)
+    ropes = {"half-split": RotaryEmbedding.from_inv_freq(frequencies)}
+    paths = {"numpy": lambda rope, dtype: _verification.NumPyPath(rope)}
+    found = list(_verification.rows(ropes, (4, 2), 20, paths))
+    assert [row.verdict for row in found] == ["ok"] * 4
+
+
 def config(tmp_path, **changes):
     file = tmp_path / "config.json"
     keys = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -198,7 +206,7 @@ def test_a_config_of_ones_own(quick, tmp_path, capsys):
     file = config(tmp_path)
     assert cli.main(["verify", str(file)]) == 0
     out = capsys.readouterr().out
-    assert f"{file}: rope type default, 16 of 16 elements rotated" in " ".join(out.split())
+    assert f"{file}: rope type default, 16 of 16 elements rotated in half-split pairs" in " ".join(out.split())
     assert "q (4 heads) and k (2)" in out
 
 
