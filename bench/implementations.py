@@ -94,15 +94,16 @@ def _bare_kernel(problem: Problem) -> Binding:
     """Bind the compiled kernel with the very arguments that a plan gives it: the one look behind the public door."""
     pairs = problem.arrays()
     plan = problem.rope.plan(problem.ids, layout=problem.layout)
-    dtype, targets, sets = pairs[0][0].dtype, _targets(problem, pairs), []
-    plan(*(x.copy() for x in pairs[0]))  # prepares the dtype
-    *tables, kernel = plan._prepared[dtype]
+    dtype, targets = pairs[0][0].dtype, _targets(problem, pairs)
+    sets: list[tuple[Any, ...]] = []
+    plan(pairs[0][0].copy(), pairs[0][1].copy())  # prepares the dtype
+    cos, sin, kernel = plan._prepared[dtype]
 
     def record(*arguments: Any) -> int:
         sets.append(arguments)
         return DONE
 
-    plan._prepared[dtype] = (*tables, record)
+    plan._prepared[dtype] = cos, sin, record
     for (q, k), out in zip(pairs, targets, strict=True):
         plan(q, k, out)
     if not sets:

@@ -8,13 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice, repeat
+from math import ceil
 from typing import Any
 
 Clock = Callable[[], float]
 
 # Threads of a pool go on spinning for a while after their work; the next contender waits until they sleep.
 PAUSE = 0.002
-# A call longer than this needs no warm-up: what it evicted is a small part of what it does.
+# Arrays of some megabytes need about ten calls, a millisecond, until they have their place in a shared cache again.
+WARM_UP = 0.0015
+# A call longer than this needs no warm-up: its arrays fit no cache.
 LONG_CALL = 0.01
 
 
@@ -106,6 +109,6 @@ def interleave(
             timed.enter()
             timed.turn(len(samples[place]))
             if per_call < LONG_CALL:
-                elapsed(timed, max(1, loops // 4), clock)
+                elapsed(timed, ceil(WARM_UP / per_call), clock)
             samples[place].append(elapsed(timed, loops, clock) / loops)
     return samples
