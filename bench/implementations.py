@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
+from rope_cpu._compile import DONE
 from rope_cpu.bench import frameworks, graphs, numpy_forms
 from rope_cpu.bench.binding import Binding, UnavailableError
 from rope_cpu.bench.problem import Array, Problem
@@ -89,16 +91,23 @@ def _call(problem: Problem) -> Binding:
 
 
 def _bare_kernel(problem: Problem) -> Binding:
-    """Bind the compiled serial kernel with its arguments ready: the one place that looks behind the public door."""
+    """Bind the compiled kernel with the very arguments that a plan gives it: the one look behind the public door."""
     pairs = problem.arrays()
     plan = problem.rope.plan(problem.ids, layout=problem.layout)
-    plan(*pairs[0])  # prepares the dtype
-    cos, sin, kernel = plan._prepared[pairs[0][0].dtype]
-    targets = _targets(problem, pairs)
-    arrays = [(q, k, *out) for (q, k), out in zip(pairs, targets, strict=True)]
-    if problem.layout == "thd":
-        arrays = [tuple(x[None] for x in four) for four in arrays]
-    sets = [(*four, cos, sin, plan._frame.numbers, 0, 1) for four in arrays]
+    dtype, targets = pairs[0][0].dtype, _targets(problem, pairs)
+    sets: list[tuple[Any, ...]] = []
+    plan(pairs[0][0].copy(), pairs[0][1].copy())  # prepares the dtype
+    cos, sin, kernel = plan._prepared[dtype]
+
+    def record(*arguments: Any) -> int:
+        sets.append(arguments)
+        return DONE
+
+    plan._prepared[dtype] = cos, sin, record
+    for (q, k), out in zip(pairs, targets, strict=True):
+        plan(q, k, out)
+    if not sets:
+        raise UnavailableError("more than a decode step: the parallel kernel is chosen on the way")
     return Binding(kernel, sets, pairs[0], problem.bshd, lambda _: targets[0])
 
 

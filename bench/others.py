@@ -26,8 +26,8 @@ def _rope(interleaved: bool = False) -> RotaryEmbedding:
 
 def cases() -> list[Case]:
     """Return the cases of everything that is not a rotation of q and k."""
-    long, brief = Effort(budget=3.0, least=5), Effort(sample=0.001)
-    starts = Effort(budget=4.0, least=5, most=9)
+    long = Effort(budget=3.0)
+    starts = Effort(budget=4.0, least=6, most=13)
     keys = "4096 cached keys of 8 heads of 128, moved in place"
     return [
         Case("angles-4096", "cos and sin of 4096 positions, 64 pairs, float32", partial(_angles, 4096)),
@@ -37,7 +37,7 @@ def cases() -> list[Case]:
         Case("shift/bfloat16", keys, partial(_shift, "bfloat16")),
         Case("shift/float32", keys, partial(_shift, "float32")),
         Case("convert", "a 4096 by 4096 float32 projection weight, 32 heads, made half-split", _convert),
-        Case("export", "an ONNX graph of a rotation, in memory", _export, effort=brief),
+        Case("export", "an ONNX graph of a rotation, in memory", _export),
         Case("import", "a new Python process that imports one module", _imports, effort=starts),
     ]
 

@@ -162,7 +162,7 @@ def _scaling(figure: Any, cases: list[Result]) -> None:
     from matplotlib import colormaps
 
     ax = figure.subplots()
-    ax.set_prop_cycle(color=colormaps["tab20"].colors)
+    ax.set_prop_cycle(color=colormaps["tab20"](range(20)))
     counts = sorted({count for case in cases for count in _by_threads(case)})
     ax.plot([counts[0], counts[-1]], [1, counts[-1] / counts[0]], color=_LIMIT, lw=0.8, ls="--", label="in proportion")
     for case in cases:

@@ -8,13 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice, repeat
+from math import ceil
 from typing import Any
 
 Clock = Callable[[], float]
 
 # Threads of a pool go on spinning for a while after their work; the next contender waits until they sleep.
-PAUSE = 0.003
-# A call longer than this needs no warm-up: what it evicted is a small part of what it does.
+PAUSE = 0.002
+# Arrays of some megabytes need about ten calls, a millisecond, until they have their place in a shared cache again.
+WARM_UP = 0.0015
+# A call longer than this needs no warm-up: its arrays fit no cache.
 LONG_CALL = 0.01
 
 
@@ -45,12 +48,16 @@ class Timed:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: seconds of one sample, seconds of all rounds together, and how many rounds at the least."""
+    """How long to measure: seconds of one sample, seconds of all rounds together, and how many rounds.
 
-    sample: float = 0.002
+    A sample is much shorter than the turns that an operating system gives to processes, so that most samples are not
+    interrupted on a busy machine, and much longer than a look at the clock.
+    """
+
+    sample: float = 0.0005
     budget: float = 1.0
-    least: int = 7
-    most: int = 41
+    least: int = 13
+    most: int = 101
 
 
 def elapsed(timed: Timed, loops: int, clock: Clock = time.perf_counter) -> float:
@@ -75,8 +82,9 @@ def calibrate(timed: Timed, sample: float, clock: Clock = time.perf_counter) -> 
     loops = 1
     while (seconds := elapsed(timed, loops, clock)) < sample / 2:
         loops *= 2
-    per_call = seconds / loops
-    return max(1, round(sample / per_call)), per_call
+    if seconds < LONG_CALL:  # an interruption must not pass for a long call
+        seconds = min(seconds, *(elapsed(timed, loops, clock) for _ in range(2)))
+    return max(1, round(sample * loops / seconds)), seconds / loops
 
 
 def interleave(
@@ -101,6 +109,6 @@ def interleave(
             timed.enter()
             timed.turn(len(samples[place]))
             if per_call < LONG_CALL:
-                elapsed(timed, max(1, loops // 8), clock)
+                elapsed(timed, ceil(WARM_UP / per_call), clock)
             samples[place].append(elapsed(timed, loops, clock) / loops)
     return samples
