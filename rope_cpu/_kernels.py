@@ -14,7 +14,7 @@ from numba import prange, types
 
 from rope_cpu._compile import SOURCES, Kernel, array_type, compiled, entry_point, helper
 from rope_cpu._formats import FORMATS
-from rope_cpu._vectors import copy_bytes, fence, rotate_heads
+from rope_cpu._vectors import copy_bytes, fence, rotate_rows
 
 ALONE, TRUSTED = 1, 2  # flags of a rotation
 LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2, "thd": 0}  # thd comes as a batch of one
@@ -118,13 +118,14 @@ def rotation(dtype: str, pairing: str, parallel: bool) -> Kernel:
         ):  # fmt: skip
             return 1
 
-        # One unit of work: the heads that share cos and sin of a run of tokens. Where tokens lie closer in memory than
-        # heads, four heads and 64 tokens; where heads lie closer, all heads of q or k and 8 tokens.
+        # One unit of work: where heads lie closer in memory than tokens, a few tokens, each with all heads that share
+        # its cos and sin; where tokens lie closer, a few heads for a run of tokens whose cos and sin stay in the cache.
         tokens, q_heads, k_heads = q.shape[token], q.shape[head], k.shape[head] if both else 0
+        q_share, k_share = max(1, q_heads // cos.shape[2]), max(1, k_heads // cos.shape[2])
         by_head = abs(q.strides[token]) < abs(q.strides[head])
-        tile, group = (64, 4) if by_head else (8, max(q_heads, k_heads, 1))
-        tiles, q_groups = (tokens + tile - 1) // tile, (q_heads + group - 1) // group
-        groups = q_groups + (k_heads + group - 1) // group
+        tile, q_group, k_group = (32, 4, 4) if by_head else (8, q_share, k_share)
+        tiles, q_groups = (tokens + tile - 1) // tile, (q_heads + q_group - 1) // q_group
+        groups = q_groups + (k_heads + k_group - 1) // k_group
         units = q.shape[batch] * tiles * groups
         chunks = max(1, min(chunks, units))
 
@@ -136,55 +137,47 @@ def rotation(dtype: str, pairing: str, parallel: bool) -> Kernel:
             addresses |= form[block] * size
         written = (q_heads + k_heads) * q.shape[batch] * tokens * width * size
         stream = written > form[2] and addresses % 16 == 0 and not q_in_place
-        rest, frequency_heads = width * size - rotated, cos.shape[2]
+        rest = width * size - rotated
 
         for chunk in prange(chunks):
             for unit in range(units * chunk // chunks, units * (chunk + 1) // chunks):
                 b, r = unit // (tiles * groups), unit % (tiles * groups)
                 g, t0 = (r // tiles, r % tiles * tile) if by_head else (r % groups, r // groups * tile)
-                x, o, heads = q_at + b * q.strides[batch], oq_at + b * out_q.strides[batch], q_heads
-                x_token, x_head, o_token, o_head = (
-                    q.strides[token],
-                    q.strides[head],
-                    out_q.strides[token],
-                    out_q.strides[head],
-                )
-                if g >= q_groups:
+                if g < q_groups:
+                    x, o, heads, share, group = q_at, oq_at, q_heads, q_share, q_group
+                    x_steps, o_steps = q.strides, out_q.strides
+                else:
                     g -= q_groups
-                    x, o, heads = k_at + b * k.strides[batch], ok_at + b * out_k.strides[batch], k_heads
-                    x_token, x_head, o_token, o_head = (
-                        k.strides[token],
-                        k.strides[head],
-                        out_k.strides[token],
-                        out_k.strides[head],
-                    )
+                    x, o, heads, share, group = k_at, ok_at, k_heads, k_share, k_group
+                    x_steps, o_steps = k.strides, out_k.strides
                 row = b if cos.shape[0] > 1 else 0
                 c, s = cos.ctypes.data + row * cos.strides[0], sin.ctypes.data + row * sin.strides[0]
-                h0, h1 = g * group, min(heads, g * group + group)
-                # Heads that share frequencies are rotated together.
-                share = max(1, heads // frequency_heads)
-                for t in range(t0, min(tokens, t0 + tile)):
-                    h = h0
-                    while h < h1:
-                        f = h // share if frequency_heads > 1 else 0
-                        count = min(h1, (f + 1) * share) - h
-                        cr, sr = (
-                            c + t * cos.strides[1] + f * cos.strides[2],
-                            s + t * sin.strides[1] + f * sin.strides[2],
-                        )
-                        xr, tr = x + t * x_token + h * x_head, o + t * o_token + h * o_head
-                        for block in range(3, form.size):
-                            n = form[block]
+                h0, h1, t1 = g * group, min(heads, g * group + group), min(tokens, t0 + tile)
+                rows, along = (t1 - t0, token) if by_head else (h1 - h0, head)
+                for i in range(h1 - h0 if by_head else t1 - t0):
+                    t, h = (t0, h0 + i) if by_head else (t0 + i, h0)
+                    cr = c + t * cos.strides[1] + h // share * cos.strides[2]
+                    sr = s + t * sin.strides[1] + h // share * sin.strides[2]
+                    xr = x + b * x_steps[batch] + t * x_steps[token] + h * x_steps[head]
+                    tr = o + b * o_steps[batch] + t * o_steps[token] + h * o_steps[head]
+                    x_step, o_step, c_step, s_step = x_steps[along], o_steps[along], cos.strides[1], sin.strides[1]
+                    if rest and xr != tr:
+                        for n in range(rows):
+                            copy_bytes(tr + n * o_step + rotated, xr + n * x_step + rotated, rest)
+                    for block in range(3, form.size):
+                        n = form[block]
+                        run = xr, tr, cr, sr, n, rows, x_step, o_step, c_step, s_step
+                        if by_head:
                             if stream:
-                                rotate_heads(xr, tr, cr, sr, n, count, x_head, o_head, dtype, pairing, "stream")
+                                rotate_rows(run, dtype, pairing, "each", "stream")
                             else:
-                                rotate_heads(xr, tr, cr, sr, n, count, x_head, o_head, dtype, pairing, "")
-                            xr, tr = xr + 2 * n * size, tr + 2 * n * size
-                            cr, sr = cr + n * real_size, sr + n * real_size
-                        if rest and xr != tr:
-                            for i in range(count):
-                                copy_bytes(tr + i * o_head, xr + i * x_head, rest)
-                        h += count
+                                rotate_rows(run, dtype, pairing, "each", "")
+                        elif stream:
+                            rotate_rows(run, dtype, pairing, "shared", "stream")
+                        else:
+                            rotate_rows(run, dtype, pairing, "shared", "")
+                        xr, tr = xr + 2 * n * size, tr + 2 * n * size
+                        cr, sr = cr + n * real_size, sr + n * real_size
             if stream:
                 fence()
         return 0

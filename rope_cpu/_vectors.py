@@ -28,42 +28,36 @@ Step = Callable[[Any, Any], None]
 
 
 @intrinsic
-def rotate_heads(
-    typingctx: Any,
-    x: Any,
-    out: Any,
-    cos: Any,
-    sin: Any,
-    pairs: Any,
-    heads: Any,
-    x_step: Any,
-    out_step: Any,
-    dtype: Any,
-    pairing: Any,
-    stream: Any,
-) -> Any:
-    """Rotate `pairs` pairs of `heads` head vectors by one row of cos and sin; `out` may be `x`.
+def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, angles: Any, stream: Any) -> Any:
+    """Rotate the rows of a run; the output may be the input.
 
-    x, out, cos, sin: addresses (int64); x_step, out_step: bytes from head to head. dtype: a key of FORMATS; pairing:
-    "half" or "interleaved"; stream: "stream" stores past the caches, "" does not. These three are string literals and
-    select the code.
+    run: int64 (x, out, cos, sin, pairs, rows, x_step, out_step, cos_step, sin_step), addresses of first rows, how many
+    pairs and rows, and bytes from row to row. The rest are string literals, which select the code. dtype: a key of
+    FORMATS; pairing: "half" or "interleaved"; angles: "shared" rotates all rows by the first row of cos and sin, the
+    heads of one token; "each" by one row each, the tokens of one head; stream: "stream" stores past the caches.
     """
-    texts = (dtype, pairing, stream)
+    texts = (dtype, pairing, angles, stream)
     if not all(isinstance(text, types.StringLiteral) for text in texts):
         return None
-    dtype_name, pairing_name, stream_name = (text.literal_value for text in texts)
+    dtype_name, pairing_name, angles_name, stream_name = (text.literal_value for text in texts)
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, out, cos, sin, pairs, heads, x_step, out_step = args[:8]
+        x, out, cos, sin, pairs, rows, x_step, out_step, cos_step, sin_step = cgutils.unpack_tuple(b, args[0])
         memory = Memory(b, dtype_name, tuple(context.codegen().magic_tuple()), stream_name == "stream")
         prepare = _half if pairing_name == "half" else _interleaved
 
+        def steps(c: Any, s: Any, start: Any, lanes: int, vectors: int) -> list[Step]:
+            return [prepare(memory, c, s, b.add(start, I64(v * lanes)), lanes, pairs) for v in range(vectors)]
+
         def piece(start: Any, lanes: int, vectors: int) -> None:
-            # cos and sin of the piece stay in registers while all heads pass by.
-            steps = [prepare(memory, cos, sin, b.add(start, I64(v * lanes)), lanes, pairs) for v in range(vectors)]
-            with cgutils.for_range(b, heads) as loop:
-                row, out_row = b.add(x, b.mul(loop.index, x_step)), b.add(out, b.mul(loop.index, out_step))
-                for step in steps:
+            # Shared cos and sin stay in registers while all rows pass by.
+            ready = steps(cos, sin, start, lanes, vectors) if angles_name == "shared" else None
+            with cgutils.for_range(b, rows) as loop:
+                row, out_row, c, s = (
+                    b.add(base, b.mul(loop.index, step))
+                    for base, step in ((x, x_step), (out, out_step), (cos, cos_step), (sin, sin_step))
+                )
+                for step in ready or steps(c, s, start, lanes, vectors):
                     step(row, out_row)
 
         form = FORMATS[dtype_name]
@@ -71,7 +65,7 @@ def rotate_heads(
         _in_pieces(b, pairs, _PIECE // form.real_size, widest, piece)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 8, *texts), codegen
+    return types.void(types.UniTuple(types.int64, 10), *texts), codegen
 
 
 def _in_pieces(b: Any, pairs: Any, whole: int, widest: int, piece: Callable[[Any, int, int], None]) -> None:
