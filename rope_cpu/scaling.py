@@ -174,8 +174,8 @@ def _check_values(rope_type: str, base: Base, values: Mapping[str, Any]) -> None
             specs.whole_number(key, value)
         else:
             _number(key, value)
-    if rope_type == "dynamic" and base.rotary_dim == 2:
-        raise ValueError("`rotary_dim` is 2; rope type 'dynamic' needs at least 4")
+    if rope_type.startswith("dynamic") and base.rotary_dim == 2:
+        raise ValueError(f"`rotary_dim` is 2; rope type {rope_type!r} needs at least 4")
     if rope_type == "yarn" and base.rope_theta <= 1:
         raise ValueError(
             f"`rope_theta` is {base.rope_theta}; rope type 'yarn' divides by its logarithm, so it must be > 1"

@@ -182,6 +182,20 @@ def test_phi3_forms_of_longrope() -> None:
         np.testing.assert_allclose(rope.at_length(65).inv_freq, omega(1e4, 32) / 2, rtol=1e-14)
 
 
+def test_qwen_doubles_its_base_with_the_length() -> None:
+    rope = read({"model_type": "qwen", "use_dynamic_ntk": True, "seq_length": 1000, "rotary_emb_base": 10000})
+    for length, alpha in ((1000, 1), (1001, 3), (2000, 3), (2001, 7), (4000, 7), (4001, 15)):
+        expected = omega(1e4 * alpha ** (128 / 126), 128)
+        np.testing.assert_allclose(rope.at_length(length).inv_freq, expected, rtol=1e-13)
+    assert not read({"model_type": "qwen", "use_dynamic_ntk": False, "seq_length": 1000}).spec.needs_length
+
+
+def test_own_names_of_keys() -> None:
+    rope = read({"model_type": "dbrx", "d_model": 512, "n_heads": 4, "attn_config": {"rope_theta": 5e5}})
+    np.testing.assert_allclose(rope.inv_freq, omega(5e5, 128), rtol=1e-14)
+    assert read({"model_type": "llava_qwen", "hidden_size": 512, "num_attention_heads": 8}).head_dim == 64
+
+
 def test_the_other_way_round() -> None:
     rope = read({"model_type": "nanochat", "hidden_size": 512, "num_attention_heads": 4})
     np.testing.assert_allclose(rope.inv_freq, -omega(1e4, 128), rtol=1e-14)
@@ -200,7 +214,8 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     ({"model_type": "llama", "head_dim": 128.0}, TypeError, "`head_dim` is 128.0"),
     ({"model_type": "falcon", "alibi": True}, ValueError, "`alibi` is True.*ALiBi"),
     ({"model_type": "esm"}, ValueError, "`position_embedding_type` is 'absolute'"),
-    ({"model_type": "qwen", "use_dynamic_ntk": True}, ValueError, "`use_dynamic_ntk` is True"),
+    ({"model_type": "chatglm", "position_encoding_2d": True}, ValueError, "`position_encoding_2d` is True"),
+    ({"model_type": "qwen2_vl_text", "head_dim": 64}, ValueError, "`mrope_section` is"),
     ({"model_type": "nemotron_h"}, ValueError, "not rotated"),
     ({"model_type": "gemma4_text", "rope_scaling": {"type": "linear", "factor": 2.0}}, ValueError, "one section"),
 ]
