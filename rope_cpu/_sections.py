@@ -84,11 +84,11 @@ def _filled(label: str, section: Section, text: Config, known: Model) -> Section
     if known.theta_ratio is not None:
         section["rope_theta"] *= text.get(known.theta_ratio, 1)
     key = known.partial.get(label, "partial_rotary_factor" if label else "")
-    if key.endswith("_dim"):
-        width = text.get(key, known.defaults.get(key))
-        if width is not None and "partial_rotary_factor" not in section:
-            section["rotary_dim"] = width
+    width = text.get(key, known.defaults.get(key)) if key.endswith("_dim") else None
+    if width is not None and "partial_rotary_factor" not in section:
+        section["rotary_dim"] = width
     else:
+        key = "partial_rotary_factor" if key.endswith("_dim") else key
         partial = text.get(key, default.get("partial_rotary_factor"))
         if partial is not None:
             section.setdefault("partial_rotary_factor", partial)
