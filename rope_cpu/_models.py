@@ -24,7 +24,7 @@ class Model:
     filled: layer type → what a section of its own is filled up with.
     theta, partial: which old top-level key fills the base and the rotated share of which section ("": the flat one).
     scaled: the layer types that an old flat `rope_scaling` applies to.
-    types: rope types that mean another one here. keys: keys of a section that mean another one. ignored: keys of a
+    types: rope types that mean another one here. ignored: keys of a
         section that the model's code takes no notice of. assumed, assumed_old: rope type →
         what its section (of the new form, of the old one) holds where it is silent.
     whole_head: the default rope type takes no notice of partial_rotary_factor.
@@ -47,7 +47,6 @@ class Model:
     partial: Mapping[str, str] = field(default_factory=lambda: {"": "partial_rotary_factor"})
     scaled: tuple[str, ...] = ("",)
     types: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     assumed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     assumed_old: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -100,8 +100,8 @@ def _filled(label: str, section: Section, text: Config, known: Model) -> Section
 
 
 def _renamed(section: Config, known: Model) -> Section:
-    """Return a section without empty and ignored keys, with types and keys as this model type means them."""
-    kept = {known.keys.get(key, key): value for key, value in section.items() if value is not None}
+    """Return a section without empty and ignored keys, with types as this model type means them."""
+    kept = {key: value for key, value in section.items() if value is not None}
     for key in known.ignored:
         if kept.get("alpha") or key not in kept:
             kept.pop(key, None)

@@ -178,10 +178,11 @@ def _spec(
     rotary_dim = section.pop("rotary_dim", None)
     if "qk_rope_head_dim" in values or (known.whole_head and scaling.type_of(section) == "default"):
         section.pop("partial_rotary_factor", None)
-    shares, dealt = section.pop("mrope_section", known.mrope_section), section.pop("mrope_interleaved", None)
+    shares = section.pop("mrope_section", known.mrope_section)
+    dealt = shares is not None and _dealt(section, known)
     spec = scaling.scaled(
         width,
-        rotary_dim=None if rotary_dim is None else int(rotary_dim),
+        rotary_dim=rotary_dim,
         interleaved=interleaved,
         scaling=section,
         max_position_embeddings=values.get("max_position_embeddings"),
@@ -191,7 +192,17 @@ def _spec(
         spec = replace(spec, inv_freq=-spec.inv_freq)
     if shares is None:
         return spec
-    dealt = bool(known.mrope_interleaved if dealt is None else dealt)
-    if dealt and sum(shares) < spec.pairs:  # dealt out in turn, what is left over is the first axis'
-        shares = (spec.pairs - sum(shares[1:]), *shares[1:])
+    if dealt and isinstance(shares, list | tuple) and sum(shares) < spec.pairs:
+        shares = (spec.pairs - sum(shares[1:]), *shares[1:])  # what is left over is the first axis'
     return axes.spread_spec(spec, shares, dealt)
+
+
+def _dealt(section: dict[str, Any], known: Model) -> bool:
+    """Take the keys out of a section that say whether pairs are dealt out to the axes in turn (M-RoPE)."""
+    names = [key for key in ("mrope_interleaved", "interleaved") if key in section]
+    said = {specs.boolean(key, section.pop(key)) for key in names}
+    if known.mrope_interleaved is not None:
+        said.add(known.mrope_interleaved)
+    if len(said) > 1:
+        raise ValueError(f"`{names[-1]}` contradicts what else is known of how pairs are shared out among axes")
+    return said == {True}

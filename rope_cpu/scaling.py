@@ -72,6 +72,8 @@ def scaled(
     head_dim = specs.whole_number("head_dim", head_dim, 2)
     section = {key: value for key, value in dict(scaling or {}).items() if value is not None}
     rope_type = type_of(section)
+    if rope_type == "default" and section.get("factor") == 1:
+        section.pop("factor")  # published sections say so, and it changes nothing
     theta = _said_once("rope_theta", rope_theta, section.get("rope_theta"), DEFAULT_THETA)
     base = Base(_number("rope_theta", theta), _rotated(head_dim, rotary_dim, rope_type, section), head_dim, angle_dtype)
     if angle_dtype not in specs.ANGLE_DTYPES:

@@ -172,6 +172,17 @@ def test_sections_of_several_axes() -> None:
     assert np.flatnonzero(read(keys, {"rope_scaling": section}).inv_freq[1]).tolist() == list(range(1, 60, 3))
 
 
+def test_how_pairs_are_dealt_out_is_said_once() -> None:
+    keys = {"model_type": "qwen3_vl_text", "head_dim": 128}
+    plain = {"mrope_section": [24, 20, 20]}
+    both = {**plain, "interleaved": True, "mrope_interleaved": True}
+    assert read(keys, {"rope_scaling": both}) == read(keys, {"rope_scaling": plain})
+    with pytest.raises(ValueError, match="`mrope_interleaved` contradicts"):
+        read(keys, {"rope_scaling": {**plain, "mrope_interleaved": False}})
+    unknown = {**keys, "model_type": "llama"}
+    assert read(unknown, {"rope_scaling": both}) == read(keys, {"rope_scaling": plain, "rope_theta": 1e4})
+
+
 def test_phi3_forms_of_longrope() -> None:
     factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
     keys = {"model_type": "phi3", "hidden_size": 128, "num_attention_heads": 4, "original_max_position_embeddings": 64}
