@@ -18,12 +18,13 @@ class Model:
     """One row: the facts of a model type. Every field is a rope-relevant default or name, none a rule of ours.
 
     interleaved: the pairing of the model's code, or the name of the config key that decides it.
-    names: this type's own names of standard keys. defaults: values of standard keys where a file has none.
+    names: this type's own names of standard keys, "part.key" inside a part.
+    defaults: values of standard keys where a file has none.
     rope_parameters: the section where a file has none; by layer type where layers differ.
     filled: layer type → what a section of its own is filled up with.
     theta, partial: which old top-level key fills the base and the rotated share of which section ("": the flat one).
     scaled: the layer types that an old flat `rope_scaling` applies to.
-    types: rope types that mean another one here. keys: keys of a section that mean another one. ignored: keys of a
+    types: rope types that mean another one here. ignored: keys of a
         section that the model's code takes no notice of. assumed, assumed_old: rope type →
         what its section (of the new form, of the old one) holds where it is silent.
     whole_head: the default rope type takes no notice of partial_rotary_factor.
@@ -31,8 +32,9 @@ class Model:
         num_attention_heads. layer_head_dim: layer type → (key, default) of a head_dim of its own.
     mrope_section, mrope_interleaved: how pairs are shared out among axes where the section does not say.
     direction: -1 where the code turns the other way. theta_ratio: a key whose value multiplies the base.
+    implied: key, value and the section that they stand for.
     unrotated: layer types that the model's code does not rotate, with the key that must be set for it ("": none).
-    refuse: key → (values, why): the model has no rotation that could be described.
+    refuse: key → (values, or "*" for any, why): the model has no rotation that could be described.
     part: the key of the language model's config inside this one, and its model type.
     """
 
@@ -45,7 +47,6 @@ class Model:
     partial: Mapping[str, str] = field(default_factory=lambda: {"": "partial_rotary_factor"})
     scaled: tuple[str, ...] = ("",)
     types: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     assumed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     assumed_old: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class Model:
     mrope_interleaved: bool | None = None
     direction: int = 1
     unrotated: Mapping[str, str] = field(default_factory=dict)
+    implied: tuple[str, Any, Mapping[str, Any]] | None = None
     theta_ratio: str | None = None
     refuse: Mapping[str, Any] = field(default_factory=dict)
     part: tuple[str, str] | None = None

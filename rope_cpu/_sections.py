@@ -1,10 +1,11 @@
-"""The rope sections of a config, by layer type, whatever form it is in: old or new, flat or nested."""
+"""What a config says by layer type, whatever form it is in: its rope sections, and the width of a head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from rope_cpu import spec as specs
 from rope_cpu._models import Model
 from rope_cpu.scaling import DEFAULT_THETA
 
@@ -18,6 +19,8 @@ def sections(text: Config, known: Model) -> dict[str, Section | None]:
     Each holds its base and its rotated share, from where the config or its model type has them.
     """
     given = _given(text)
+    if known.implied is not None and text.get(known.implied[0]) == known.implied[1]:
+        given = {**known.implied[2], **given}
     if any(isinstance(value, Mapping) for value in given.values()):
         by_layer = {key: value for key, value in given.items() if value is None or isinstance(value, Mapping)}
         return {
@@ -81,11 +84,11 @@ def _filled(label: str, section: Section, text: Config, known: Model) -> Section
     if known.theta_ratio is not None:
         section["rope_theta"] *= text.get(known.theta_ratio, 1)
     key = known.partial.get(label, "partial_rotary_factor" if label else "")
-    if key.endswith("_dim"):
-        width = text.get(key, known.defaults.get(key))
-        if width is not None and "partial_rotary_factor" not in section:
-            section["rotary_dim"] = width
+    width = text.get(key, known.defaults.get(key)) if key.endswith("_dim") else None
+    if width is not None and "partial_rotary_factor" not in section:
+        section["rotary_dim"] = width
     else:
+        key = "partial_rotary_factor" if key.endswith("_dim") else key
         partial = text.get(key, default.get("partial_rotary_factor"))
         if partial is not None:
             section.setdefault("partial_rotary_factor", partial)
@@ -97,8 +100,8 @@ def _filled(label: str, section: Section, text: Config, known: Model) -> Section
 
 
 def _renamed(section: Config, known: Model) -> Section:
-    """Return a section without empty and ignored keys, with types and keys as this model type means them."""
-    kept = {known.keys.get(key, key): value for key, value in section.items() if value is not None}
+    """Return a section without empty and ignored keys, with types as this model type means them."""
+    kept = {key: value for key, value in section.items() if value is not None}
     for key in known.ignored:
         if kept.get("alpha") or key not in kept:
             kept.pop(key, None)
@@ -106,3 +109,28 @@ def _renamed(section: Config, known: Model) -> Section:
         if key in kept:
             kept[key] = known.types.get(kept[key], kept[key])
     return kept
+
+
+def head_dim(values: Config, known: Model, label: str | None) -> int:
+    """Return the width of a head vector, or of its rotated part where attention is latent (MLA)."""
+    if "qk_rope_head_dim" in values:
+        return specs.whole_number("qk_rope_head_dim", values["qk_rope_head_dim"], 2)
+    own, default = known.layer_head_dim.get(str(label), ("head_dim", None))
+    layer = _layer_config(values, label)
+    width = layer.get("head_dim", values.get(own, default if default is not None else values.get("head_dim")))
+    if width is None or known.head_dim_derived:
+        for key in ("hidden_size", "num_attention_heads"):
+            if key not in values:
+                raise ValueError(f"`{key}` is missing, and so is `head_dim`, which would follow from it")
+        heads = specs.whole_number("num_attention_heads", values["num_attention_heads"])
+        width = known.head_dim_ratio * specs.whole_number("hidden_size", values["hidden_size"]) // heads
+    return specs.whole_number("head_dim", width, 2)
+
+
+def _layer_config(values: Config, label: str | None) -> Config:
+    """Return what `per_layer_config` says of the layers of a type (Gemma 4, in transformers 5)."""
+    for index, name in enumerate(values.get("layer_types") or ()):
+        if name == label:
+            layers = {int(key): value for key, value in (values.get("per_layer_config") or {}).items()}
+            return layers.get(index) or {}
+    return {}

@@ -12,7 +12,7 @@ from typing import Any
 from rope_cpu import axes, scaling, vision
 from rope_cpu import spec as specs
 from rope_cpu._models import Model, model
-from rope_cpu._sections import sections
+from rope_cpu._sections import head_dim, sections
 from rope_cpu.spec import RopeSpec
 
 Config = Mapping[str, Any]
@@ -86,7 +86,7 @@ def layers(raw: Config) -> tuple[dict[str, Any], Model, dict[str, dict[str, Any]
     text, known = language_model(raw)
     values = with_defaults(text, known)
     _refuse(values, known)
-    return values, known, sections(text, known)
+    return values, known, sections(_named(text, known), known)
 
 
 def _as_said(seen: RopeSpec, layer_type: str | None, interleaved: bool | None) -> RopeSpec:
@@ -118,41 +118,23 @@ def language_model(raw: Config) -> tuple[Config, Model]:
 
 def with_defaults(text: Config, known: Model) -> dict[str, Any]:
     """Return the config with standard names, and with the defaults of its model type where it is silent."""
+    return {**known.defaults, **_named(text, known)}
+
+
+def _named(text: Config, known: Model) -> dict[str, Any]:
+    """Return what the config says, under standard names."""
     values = {key: value for key, value in text.items() if value is not None}
     for name, own in known.names.items():
-        if own in values:
-            values.setdefault(name, values[own])
-    return {**known.defaults, **values}
-
-
-def head_dim(values: Config, known: Model, label: str | None) -> int:
-    """Return the width of a head vector, or of its rotated part where attention is latent (MLA)."""
-    if "qk_rope_head_dim" in values:
-        return specs.whole_number("qk_rope_head_dim", values["qk_rope_head_dim"], 2)
-    own, default = known.layer_head_dim.get(str(label), ("head_dim", None))
-    layer = _layer_config(values, label)
-    width = layer.get("head_dim", values.get(own, default if default is not None else values.get("head_dim")))
-    if width is None or known.head_dim_derived:
-        for key in ("hidden_size", "num_attention_heads"):
-            if key not in values:
-                raise ValueError(f"`{key}` is missing, and so is `head_dim`, which would follow from it")
-        heads = specs.whole_number("num_attention_heads", values["num_attention_heads"])
-        width = known.head_dim_ratio * specs.whole_number("hidden_size", values["hidden_size"]) // heads
-    return specs.whole_number("head_dim", width, 2)
-
-
-def _layer_config(values: Config, label: str | None) -> Config:
-    """Return what `per_layer_config` says of the layers of a type (Gemma 4, in transformers 5)."""
-    for index, name in enumerate(values.get("layer_types") or ()):
-        if name == label:
-            layers = {int(key): value for key, value in (values.get("per_layer_config") or {}).items()}
-            return layers.get(index) or {}
-    return {}
+        part, _, key = own.rpartition(".")
+        found = (values.get(part) or {}).get(key) if part else values.get(key)
+        if found is not None:
+            values[name] = found
+    return values
 
 
 def _refuse(values: Config, known: Model) -> None:
     for key, (refused, reason) in known.refuse.items():
-        if values.get(key) in refused:
+        if values.get(key) in refused or (refused == ["*"] and key in values):
             raise ValueError(
                 f"`{key}` is {values.get(key)!r} in a config of model type {values.get('model_type')!r}: {reason}"
             )
@@ -196,10 +178,11 @@ def _spec(
     rotary_dim = section.pop("rotary_dim", None)
     if "qk_rope_head_dim" in values or (known.whole_head and scaling.type_of(section) == "default"):
         section.pop("partial_rotary_factor", None)
-    shares, dealt = section.pop("mrope_section", known.mrope_section), section.pop("mrope_interleaved", None)
+    shares = section.pop("mrope_section", known.mrope_section)
+    dealt = shares is not None and _dealt(section, known)
     spec = scaling.scaled(
         width,
-        rotary_dim=None if rotary_dim is None else int(rotary_dim),
+        rotary_dim=rotary_dim,
         interleaved=interleaved,
         scaling=section,
         max_position_embeddings=values.get("max_position_embeddings"),
@@ -209,7 +192,17 @@ def _spec(
         spec = replace(spec, inv_freq=-spec.inv_freq)
     if shares is None:
         return spec
-    dealt = bool(known.mrope_interleaved if dealt is None else dealt)
-    if dealt and sum(shares) < spec.pairs:  # dealt out in turn, what is left over is the first axis'
-        shares = (spec.pairs - sum(shares[1:]), *shares[1:])
+    if dealt and isinstance(shares, list | tuple) and sum(shares) < spec.pairs:
+        shares = (spec.pairs - sum(shares[1:]), *shares[1:])  # what is left over is the first axis'
     return axes.spread_spec(spec, shares, dealt)
+
+
+def _dealt(section: dict[str, Any], known: Model) -> bool:
+    """Take the keys out of a section that say whether pairs are dealt out to the axes in turn (M-RoPE)."""
+    names = [key for key in ("mrope_interleaved", "interleaved") if key in section]
+    said = {specs.boolean(key, section.pop(key)) for key in names}
+    if known.mrope_interleaved is not None:
+        said.add(known.mrope_interleaved)
+    if len(said) > 1:
+        raise ValueError(f"`{names[-1]}` contradicts what else is known of how pairs are shared out among axes")
+    return said == {True}

@@ -87,6 +87,19 @@ def dynamic(
     return 1 / base.wavelengths(float(theta)), 1.0
 
 
+def powers(base: Base, *, max_position_embeddings: int | None = None) -> Result:
+    """Qwen's dynamic NTK, a base for each doubling: b′ = b·α^(d/(d−2)), α = 2^⌈log₂(L/L₀) + 1⌉ − 1. A = 1.
+
+    Source: `get_ntk_alpha` in modeling_qwen.py of Qwen/Qwen-7B, where L₀ is the config's `seq_length`.
+    """
+    if max_position_embeddings is None:
+        raise ValueError("rope type 'dynamic_powers' needs `max_position_embeddings`")
+    if base.length is None or base.length <= max_position_embeddings:
+        return 1 / base.wavelengths(), 1.0
+    alpha = 2 ** math.ceil(math.log2(base.length / max_position_embeddings) + 1) - 1
+    return 1 / base.wavelengths(base.rope_theta * alpha ** (base.rotary_dim / (base.rotary_dim - 2))), 1.0
+
+
 def yarn(
     base: Base,
     *,
@@ -235,6 +248,7 @@ ROPE_TYPES: dict[str, RopeType] = {
     "default": RopeType(default),
     "linear": RopeType(linear),
     "dynamic": RopeType(dynamic, lambda parameters: not parameters.get("alpha")),
+    "dynamic_powers": RopeType(powers, lambda parameters: True),
     "yarn": RopeType(yarn),
     "longrope": RopeType(longrope, lambda parameters: True),
     "llama3": RopeType(llama3),

@@ -72,6 +72,8 @@ def scaled(
     head_dim = specs.whole_number("head_dim", head_dim, 2)
     section = {key: value for key, value in dict(scaling or {}).items() if value is not None}
     rope_type = type_of(section)
+    if rope_type == "default" and section.get("factor") == 1:
+        section.pop("factor")  # published sections say so, and it changes nothing
     theta = _said_once("rope_theta", rope_theta, section.get("rope_theta"), DEFAULT_THETA)
     base = Base(_number("rope_theta", theta), _rotated(head_dim, rotary_dim, rope_type, section), head_dim, angle_dtype)
     if angle_dtype not in specs.ANGLE_DTYPES:
@@ -174,8 +176,8 @@ def _check_values(rope_type: str, base: Base, values: Mapping[str, Any]) -> None
             specs.whole_number(key, value)
         else:
             _number(key, value)
-    if rope_type == "dynamic" and base.rotary_dim == 2:
-        raise ValueError("`rotary_dim` is 2; rope type 'dynamic' needs at least 4")
+    if rope_type.startswith("dynamic") and base.rotary_dim == 2:
+        raise ValueError(f"`rotary_dim` is 2; rope type {rope_type!r} needs at least 4")
     if rope_type == "yarn" and base.rope_theta <= 1:
         raise ValueError(
             f"`rope_theta` is {base.rope_theta}; rope type 'yarn' divides by its logarithm, so it must be > 1"

@@ -172,6 +172,17 @@ def test_sections_of_several_axes() -> None:
     assert np.flatnonzero(read(keys, {"rope_scaling": section}).inv_freq[1]).tolist() == list(range(1, 60, 3))
 
 
+def test_how_pairs_are_dealt_out_is_said_once() -> None:
+    keys = {"model_type": "qwen3_vl_text", "head_dim": 128}
+    plain = {"mrope_section": [24, 20, 20]}
+    both = {**plain, "interleaved": True, "mrope_interleaved": True}
+    assert read(keys, {"rope_scaling": both}) == read(keys, {"rope_scaling": plain})
+    with pytest.raises(ValueError, match="`mrope_interleaved` contradicts"):
+        read(keys, {"rope_scaling": {**plain, "mrope_interleaved": False}})
+    unknown = {**keys, "model_type": "llama"}
+    assert read(unknown, {"rope_scaling": both}) == read(keys, {"rope_scaling": plain, "rope_theta": 1e4})
+
+
 def test_phi3_forms_of_longrope() -> None:
     factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
     keys = {"model_type": "phi3", "hidden_size": 128, "num_attention_heads": 4, "original_max_position_embeddings": 64}
@@ -180,6 +191,20 @@ def test_phi3_forms_of_longrope() -> None:
         assert rope.rope_type == "longrope"
         assert rope.attention_factor == pytest.approx(np.sqrt(1 + np.log(64) / np.log(64)), rel=1e-15)
         np.testing.assert_allclose(rope.at_length(65).inv_freq, omega(1e4, 32) / 2, rtol=1e-14)
+
+
+def test_qwen_doubles_its_base_with_the_length() -> None:
+    rope = read({"model_type": "qwen", "use_dynamic_ntk": True, "seq_length": 1000, "rotary_emb_base": 10000})
+    for length, alpha in ((1000, 1), (1001, 3), (2000, 3), (2001, 7), (4000, 7), (4001, 15)):
+        expected = omega(1e4 * alpha ** (128 / 126), 128)
+        np.testing.assert_allclose(rope.at_length(length).inv_freq, expected, rtol=1e-13)
+    assert not read({"model_type": "qwen", "use_dynamic_ntk": False, "seq_length": 1000}).spec.needs_length
+
+
+def test_own_names_of_keys() -> None:
+    rope = read({"model_type": "dbrx", "d_model": 512, "n_heads": 4, "attn_config": {"rope_theta": 5e5}})
+    np.testing.assert_allclose(rope.inv_freq, omega(5e5, 128), rtol=1e-14)
+    assert read({"model_type": "llava_qwen", "hidden_size": 512, "num_attention_heads": 8}).head_dim == 64
 
 
 def test_the_other_way_round() -> None:
@@ -200,7 +225,8 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     ({"model_type": "llama", "head_dim": 128.0}, TypeError, "`head_dim` is 128.0"),
     ({"model_type": "falcon", "alibi": True}, ValueError, "`alibi` is True.*ALiBi"),
     ({"model_type": "esm"}, ValueError, "`position_embedding_type` is 'absolute'"),
-    ({"model_type": "qwen", "use_dynamic_ntk": True}, ValueError, "`use_dynamic_ntk` is True"),
+    ({"model_type": "chatglm", "position_encoding_2d": True}, ValueError, "`position_encoding_2d` is True"),
+    ({"model_type": "qwen2_vl_text", "head_dim": 64}, ValueError, "`mrope_section` is"),
     ({"model_type": "nemotron_h"}, ValueError, "not rotated"),
     ({"model_type": "gemma4_text", "rope_scaling": {"type": "linear", "factor": 2.0}}, ValueError, "one section"),
 ]

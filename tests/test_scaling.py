@@ -108,6 +108,22 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, list[Any], Any]] = {
         *({**YARN, "factor": 4.0, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False}, {}, 1),
         *(yarn(50000, 4, 2048, 1, 1, False), mpf("0.1") * mp.log(4) + 1),
     ),
+    "yarn, ramp from the first pair": (
+        *({**YARN, "factor": 4.0, "original_max_position_embeddings": 64}, {}, 1),
+        *(yarn(50000, 4, 64), mpf("0.1") * mp.log(4) + 1),
+    ),
+    "yarn, ramp to the last pair": (
+        *({**YARN, "factor": 4.0, "original_max_position_embeddings": 10**6, "rope_theta": 50.0}, {}, 1),
+        *(yarn(50, 4, 10**6), mpf("0.1") * mp.log(4) + 1),
+    ),
+    "yarn, one mscale is none": (
+        *({**YARN, "factor": 16.0, "mscale": 0.7}, {}, 1),
+        *(yarn(50000, 16, 2048), mpf("0.1") * mp.log(16) + 1),
+    ),
+    "yarn, original length from the reached one": (
+        *({"rope_type": "yarn", "factor": 16.0, "rope_theta": 50000.0}, {"max_position_embeddings": 2048}, 1),
+        *(yarn(50000, 16, 2048), mpf("0.1") * mp.log(16) + 1),
+    ),
     "longrope, short": (
         *({**LONGROPE, "factor": 32.0}, {}, 4096, [w / mpf(e) for w, e in zip(plain(10000), SHORT, strict=True)]),
         mp.sqrt(1 + mp.log(32) / mp.log(4096)),

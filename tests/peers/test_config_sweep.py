@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -139,4 +140,59 @@ def test_other_sections(folder: str, rotary: type, config_class: type, rope_type
     except Exception as error:
         pytest.skip(f"transformers refuses this section for this model: {error}")
     given = {"model_type": cfg.model_type, **cfg.to_dict()}
+    compare(given, expected)
+
+
+# Files in the old form, as far as they speak of the rotation; each is read by the class itself.
+OLD_FORMS: dict[str, dict[str, Any]] = {
+    "theta": {"rope_theta": 54321.0},
+    "scaling": {"rope_theta": 54321.0, "rope_scaling": {"rope_type": "linear", "factor": 3.5}},
+    "partial": {"rope_theta": 54321.0, "partial_rotary_factor": 0.5, "rope_scaling": None},
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 5.0, "original_max_position_embeddings": 777}},
+}
+
+
+# Where the answers part, and why. Where ours is a refusal, the test says so by itself.
+OTHERWISE = {
+    (
+        "MiMoV2FlashRotaryEmbedding",
+        "theta",
+    ): "transformers takes no notice of rope_theta in an old file; MiMo's code does",
+    ("Glm4MoeLiteRotaryEmbedding", "partial"): "transformers' frequencies are narrower than the slice it rotates",
+    ("MistralLarge4TextRotaryEmbedding", "partial"): "transformers' frequencies are narrower than the slice it rotates",
+    ("Mistral4RotaryEmbedding", "scaling"): "transformers' frequencies are wider than the slice it rotates",
+    ("Mistral4RotaryEmbedding", "yarn"): "transformers' frequencies are wider than the slice it rotates",
+}
+REFUSED_OLD: dict[tuple[str, str], str] = {
+    ("Cohere2MoeRotaryEmbedding", "scaling"): "its class reads rope_parameters only",
+    ("Cohere2MoeRotaryEmbedding", "yarn"): "its class reads rope_parameters only",
+    ("Dots3NoteTextRotaryEmbedding", "scaling"): "one section for layers with a base each",
+    ("Dots3NoteTextRotaryEmbedding", "yarn"): "one section for layers with a base each",
+    ("Ernie4_5_VLMoeTextRotaryEmbedding", "theta"): "no hidden_size",
+    ("Ernie4_5_VLMoeTextRotaryEmbedding", "partial"): "no hidden_size",
+    ("GlmOcrTextRotaryEmbedding", "partial"): "its default mrope_section does not fit",
+    ("Wav2Vec2BertRotaryPositionalEmbedding", "scaling"): "its code knows no scaling",
+    ("Wav2Vec2ConformerRotaryPositionalEmbedding", "scaling"): "its code knows no scaling",
+}
+
+
+@pytest.mark.parametrize("form", OLD_FORMS)
+@pytest.mark.parametrize(("folder", "rotary", "config_class"), modules(), ids=name_of)
+def test_old_forms(folder: str, rotary: type, config_class: type, form: str) -> None:
+    if rotary.__name__ in NOT_COMPARED or config_class.default_rope_type != "default":
+        pytest.skip(NOT_COMPARED.get(rotary.__name__, "a vision tower: tests/test_vision.py"))
+    if config_class.model_type in vision.TOWERS:
+        pytest.skip("a vision tower: tests/test_vision.py")
+    cls = type(default_config(rotary, config_class))
+    given = {"model_type": cls.model_type, **MENDED.get(cls.__name__, {}), **OLD_FORMS[form]}
+    try:
+        expected = frequencies(rotary(cls.from_dict(copy.deepcopy(given))))
+    except Exception as error:
+        pytest.skip(f"transformers refuses this file for this model: {error}")
+    if (rotary.__name__, form) in OTHERWISE:
+        pytest.skip(OTHERWISE[rotary.__name__, form])
+    if (rotary.__name__, form) in REFUSED_OLD:
+        with pytest.raises(ValueError, match="`"):
+            config.read(given)
+        return
     compare(given, expected)

@@ -144,6 +144,36 @@ def test_rotated_values(name: str) -> None:
     assert np.mean(apart == 0) > 0.9, "more than a few frequencies differ in the last bit"
 
 
+AXES = {
+    "qwen2_vl": ("Qwen2VL", {"head_dim": None, "hidden_size": 512, "num_attention_heads": 4}),
+    "qwen3_vl": ("Qwen3VLText", {"head_dim": 128}),
+    "qwen3_5": ("Qwen3_5Text", {"head_dim": 256, "partial_rotary_factor": 0.25}),
+    "glm4v": ("Glm4vText", {"hidden_size": 512, "num_attention_heads": 4, "partial_rotary_factor": 0.5}),
+}
+
+
+@pytest.mark.parametrize("folder", AXES)
+def test_several_axes(folder: str) -> None:
+    stem, keys = AXES[folder]
+    module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    configuration = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
+    cfg = getattr(configuration, f"{stem.removesuffix('Text')}TextConfig")(**keys)
+    rotary = getattr(module, f"{stem}RotaryEmbedding")(cfg)
+    rope = RotaryEmbedding.from_config(cfg.to_dict(), angle_dtype="float32")
+    rng = np.random.default_rng(5)
+    ids = rng.integers(0, 5000, (3, 1, 40))
+    x = rng.standard_normal((1, 2, 40, rope.head_dim)).astype(np.float32)
+    tensor = torch.from_numpy(x)
+    expected = module.apply_rotary_pos_emb(tensor, tensor, *rotary(tensor, torch.from_numpy(ids)))[0].double().numpy()
+    result = rope.rotate(x, np.moveaxis(ids, 0, -1), layout="bhsd")
+    width, (x_a, x_b) = rope.rotary_dim, members(x, rope)
+    # A frequency may differ in its last bit, an angle of at most 5000 then by two roundings of itself.
+    drift = 2 * half_ulp(5000.0, np.float32) * (np.abs(x_a) + np.abs(x_b))
+    bound = 2 * rotation_bound(expected[..., :width], x_a, x_b, 1.0, np.float32) + drift
+    assert (np.abs(result[..., :width] - expected[..., :width]) <= bound).all()
+    np.testing.assert_array_equal(result[..., width:], x[..., width:])
+
+
 def turned_by_table(name: str, x: np.ndarray) -> tuple[np.ndarray, dict[str, Any], int]:
     """Return what GPT-J or RoFormer makes of x (bhsd) at its first positions, from the table it holds."""
     import transformers

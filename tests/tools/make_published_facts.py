@@ -42,6 +42,7 @@ OWN_CODE: dict[str, tuple[float, int, bool]] = {
     "chatglm3-6b-32k": (1e4 * 50, 64, True),
     "fla_transformer-340m": (1e4, 64, False),
     "qwen-72b-chat": (1e6, 128, False),
+    **dict.fromkeys(("qwen-7b", "qwen_vl-7b-chat"), (1e4, 128, False)),
     "emu3.5-14b": (1e6, 128, False),
     "mimo-7b": (640000.0, 128, False),
     "internlm2-reward-7b": (1e6, 128, False),
@@ -72,8 +73,6 @@ READ_AS = {
 PARTS = ("text_config", "llm_config", "llm_cfg", "decoder_config", "language_config")
 
 REFUSED = {
-    "qwen-7b": "use_dynamic_ntk: its frequencies jump by powers of two of the length",
-    "qwen_vl-7b-chat": "use_dynamic_ntk: its frequencies jump by powers of two of the length",
     "gpt_neox-2.7b-2021": "its model type `gpt-neox` was never that of a released model",
     "hf_olmo-tiny": "its `rope` key is false: it is not rotated",
     "minicpm3-4b-nomodeltype": "it has no model type, so its pairing is not known",

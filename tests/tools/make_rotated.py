@@ -35,7 +35,9 @@ def main() -> None:
         turned, inv_freq, config = theirs(case, ids, fixed_input(len(ids)))
         table[name] = {
             "config": {"model_type": config["model_type"], **case.keys},
-            **{"layer_type": case.layer_type, "length": case.length, "ids": ids.tolist()},
+            "layer_type": case.layer_type,
+            "length": case.length,
+            "ids": ids.tolist(),
             "halves_out": case.apply.endswith("interleave"),
             "inv_freq": [float(f"{value:.9g}") for value in inv_freq],
             "rotated": [float(f"{value:.9g}") for value in turned.reshape(-1)],
