@@ -81,9 +81,18 @@ def computed(graph: Graph, rope: RotaryEmbedding, ids: str, inverse: bool, dtype
             angle = graph.node("Reshape", [angle, graph.ints(0, 0, heads, pairs)], "by_head")
         angle = graph.cast(angle, FLOAT64, "angle")
         factor = 1 / rope.attention_factor if inverse else rope.attention_factor
-        cos = _scaled(graph, graph.node("Cos", [angle], "cos"), factor, "cos", real, dtype)
+        cos = _scaled(graph, _cosine(graph, angle), factor, "cos", real, dtype)
         sin = _scaled(graph, graph.node("Sin", [angle], "sin"), -factor if inverse else factor, "sin", real, dtype)
     return Angles(cos, sin, pairs, heads)
+
+
+def _cosine(graph: Graph, angle: str) -> str:
+    """Return 1 - 2·sin²(angle/2), off by 4·2^-53: onnxruntime has Sin in float64, but Cos only since 1.29."""
+    half = graph.node("Mul", [angle, graph.scalar(0.5, FLOAT64)], "half_angle")
+    sine = graph.node("Sin", [half], "sin_of_half")
+    square = graph.node("Mul", [sine, sine], "sin_of_half/squared")
+    twice = graph.node("Mul", [square, graph.scalar(2.0, FLOAT64)], "sin_of_half/squared_twice")
+    return graph.node("Sub", [graph.scalar(1.0, FLOAT64), twice], "cos")
 
 
 def _scaled(graph: Graph, value: str, factor: float, name: str, real: Any, dtype: np.dtype[Any]) -> str:
