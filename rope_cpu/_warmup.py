@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -17,6 +16,9 @@ from rope_cpu._angles import angles
 from rope_cpu._check import FORMAT_OF
 from rope_cpu._compile import Kernel
 from rope_cpu._kernels import rotation
+
+if TYPE_CHECKING:  # `import rope_cpu` comes by here and has no use for it
+    import argparse
 
 DTYPES = tuple(FORMAT_OF.values())
 
@@ -109,6 +111,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _argument(dtype: str) -> str:
+    import argparse
+
     try:
         return _names(dtype)[0]
     except TypeError as error:

@@ -15,6 +15,8 @@ from rope_cpu._usage import UsageError
 COMMANDS = {
     "verify": ("rope_cpu.verify", "prove that NumPy and ONNX rotate alike and within their tolerance"),
     "bench": ("rope_cpu.bench.cli", "measure how fast it is here, against this machine's limit and other libraries"),
+    "export": ("rope_cpu.export.cli", "write a model's rotation, or its attention, as an ONNX file that was validated"),
+    "show": ("rope_cpu.show", "say what a model's config means for its rotation"),
     "warmup": ("rope_cpu._warmup", "compile the kernels into the cache on disk"),
 }
 
