@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 import rope_cpu
 from rope_cpu._usage import UsageError
@@ -63,6 +64,9 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     if args.fail_slower is not None and args.compare is None:
         raise ValueError(f"`--fail-slower` is {args.fail_slower:.0%}, but `--compare` does not say of what")
+    for path in filter(None, (args.json, args.plot)):
+        if not Path(path).parent.is_dir():
+            raise ValueError(f"cannot write {path}: there is no folder {Path(path).parent}")
     if args.plot:
         plot.check(args.plot)
     old = load(args.compare) if args.compare else None
