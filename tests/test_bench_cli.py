@@ -190,6 +190,19 @@ def test_a_config_file_gives_heads_and_rotation(tmp_path):
     assert (model.heads, model.kv_heads, model.rope(None).head_dim) == (16, 8, 64)
 
 
+def test_models_of_several_axes_rotate_text(tmp_path, bench, capsys):
+    pytest.importorskip("onnx")
+    config = models.MODELS["qwen2-7b"] | {
+        "model_type": "qwen2_vl",
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert bench("--config", str(tmp_path), "decode-1/float32", "--peers") == 0
+    out = capsys.readouterr().out
+    assert "NumPy rotate_half  " in out
+    assert "skipped: takes one position a token (ORT" in out
+
+
 def test_latency_of_made_calls():
     calls = [[1000] * 989 + [5000] * 10, [9_000_000]]
     found = latency.summary("alone", calls, 2.0)
