@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 import rope_cpu
 from rope_cpu._usage import UsageError
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", default="llama3-8b", help=f"heads and rotation of {', '.join(models.MODELS)}")
     which.add_argument("--config", metavar="FILE", help="heads and rotation of a Hugging Face config.json")
+    add("--layer-type", metavar="NAME", help="which layers of --config, where their rotations differ")
     add("--peers", action=argparse.BooleanOptionalAction, help="time other libraries in every decode and prefill case")
     add("--threads", type=_counts, metavar="N[,N…]", default=(), help="threads to use; several: how ours scales")
     add("--latency", action="store_true", help="the slowest of many decode calls (cases only where patterns are given)")
@@ -56,13 +58,18 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     for count in sorted(args.threads):
         rope_cpu.set_num_threads(count)
-    model = models.from_file(args.config) if args.config else models.known(args.model)
+    if args.layer_type and not args.config:
+        raise ValueError(f"`--layer-type` is {args.layer_type!r}, but no `--config` has layer types")
+    model = models.from_file(args.config, args.layer_type) if args.config else models.known(args.model)
     cases = catalog(model, args.peers, args.threads if len(args.threads) > 1 else ())
     if args.list:
         _print(report.listing(select(cases, args.patterns) if args.patterns else cases))
         return 0
     if args.fail_slower is not None and args.compare is None:
         raise ValueError(f"`--fail-slower` is {args.fail_slower:.0%}, but `--compare` does not say of what")
+    for path in filter(None, (args.json, args.plot)):
+        if not Path(path).parent.is_dir():
+            raise ValueError(f"cannot write {path}: there is no folder {Path(path).parent}")
     if args.plot:
         plot.check(args.plot)
     old = load(args.compare) if args.compare else None
@@ -123,8 +130,9 @@ def _progress(total: int) -> Iterator[tuple[Say, Callable[[], object]]]:
 
     columns = BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
     console = Console(stderr=True)
-    # Twice a second: drawing must not be heard in the timings.
-    with Progress(*columns, console=console, transient=True, refresh_per_second=2, redirect_stderr=False) as bar:
+    # Twice a second: drawing must not be heard in the timings. Tables pass through the display only on a terminal.
+    through = sys.stdout.isatty()
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2, redirect_stdout=through) as bar:
         task = bar.add_task("", total=total)
         yield lambda text: bar.update(task, description=text), lambda: bar.advance(task)
 

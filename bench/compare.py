@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rope_cpu.bench.measure import Result, Row
 from rope_cpu.bench.results import Run
 from rope_cpu.bench.statistics import Change, change, lesser, relative
+
+# Seconds before each new attempt at what looks slower.
+_ATTEMPTS = (0.0, 2.0, 5.0)
 
 
 @dataclass(frozen=True)
@@ -56,15 +60,24 @@ def _yardstick(case: Result) -> Row | None:
 
 
 def confirm(
-    findings: list[Finding], old: Run, threshold: float, again: Callable[[str], Result], here: bool, times: int = 3
+    findings: list[Finding],
+    old: Run,
+    threshold: float,
+    again: Callable[[str], Result],
+    here: bool,
+    pause: Callable[[float], object] = time.sleep,
 ) -> list[Finding]:
     """Return the findings, those that say slower measured anew: what is not slower each time was noise.
 
-    again: measures the case of this name. here: as in compare_case. times: how often at the most.
+    again: measures the case of this name. here: as in compare_case. pause: waits before a new attempt, since what
+    disturbed the last one may go on for seconds.
     """
     before = {case.name: case for case in old.cases}
-    for _ in range(times):
+    for seconds in _ATTEMPTS:
         suspects = {finding.case for finding in findings if finding.change.slower(threshold)}
+        if not suspects:
+            break
+        pause(seconds)
         anew = {(f.case, f.row): f for name in suspects for f in compare_case(again(name), before[name], here)}
         findings = [_milder(finding, anew.get((finding.case, finding.row)), threshold) for finding in findings]
     return findings

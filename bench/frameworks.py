@@ -54,7 +54,8 @@ def _transformers(problem: Problem, compiled: bool) -> Binding:
     if compiled:
         torch.compiler.reset()  # else the ninth shape of a process would silently run uncompiled
         rotate = torch.compile(rotate, dynamic=False)
-    pairs = [(problem.bshd(q), problem.bshd(k)) for q, k in problem.arrays()]
+    # Where torch's own tensors start.
+    pairs = [(problem.bshd(q), problem.bshd(k)) for q, k in problem.but(past=0).arrays()]
     dtype = pairs[0][0].dtype
     # A model casts cos and sin to the dtype of its activations once a step.
     cos, sin = (_tensor(table.astype(dtype)) for table in _wide(problem))

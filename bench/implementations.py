@@ -22,7 +22,8 @@ class Implementation:
     """One way to rotate q and k, used as its users use it.
 
     role: "ours", "floor" (part of ours, timed by itself) or "peer". arithmetic: see Problem.error.
-    whole: it rotates whole head vectors of one axis only. needs: modules it imports.
+    whole: it rotates whole head vectors only. one_axis: it looks cos and sin up by one position. needs: modules it
+    imports.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Implementation:
     pairings: tuple[bool, ...] = (False, True)
     arithmetic: str = "float32"
     whole: bool = True
+    one_axis: bool = False
     needs: tuple[str, ...] = ()
 
     def missing(self, problem: Problem) -> str | None:
@@ -46,6 +48,8 @@ class Implementation:
             return "is for the other pairing"
         if self.whole and (rope.rotary_dim != rope.head_dim or len(rope.blocks) > 1):
             return "rotates whole head vectors only"
+        if self.one_axis and rope.axes > 1:
+            return "takes one position a token"
         return None
 
     def bound(self, problem: Problem) -> Binding:
@@ -133,6 +137,7 @@ TABLE: tuple[Implementation, ...] = (
             graphs.binder(form, way),
             dtypes=("float32", "float16"),
             arithmetic="own",
+            one_axis=True,
             needs=("onnx", "onnxruntime"),
         )
         for form in graphs.TITLES

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-def aligned(size: int) -> NDArray[np.uint8]:
-    """Return `size` bytes that start on a cache line, all of them touched."""
-    raw = np.ones(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
+def memory(size: int, past: int = 0) -> NDArray[np.uint8]:
+    """Return `size` bytes, all of them touched, that start `past` bytes after the start of a cache line."""
+    raw = np.ones(size + 128, np.uint8)
+    start = -raw.ctypes.data % 64 + past
     return raw[start : start + size]
 
 
@@ -39,4 +39,4 @@ def scale(parallel: bool) -> Any:
 def buffers(moved: int, copies: int) -> list[Array]:
     """Return arrays that scaling in place moves `moved` bytes of, half of them read and half of them written."""
     floats = max(1, moved // 8)
-    return [aligned(4 * floats).view(np.float32) for _ in range(copies)]
+    return [memory(4 * floats).view(np.float32) for _ in range(copies)]

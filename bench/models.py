@@ -54,7 +54,7 @@ def known(name: str) -> Model:
     return from_config(name, MODELS[name])
 
 
-def from_file(path: str | Path) -> Model:
+def from_file(path: str | Path, layer_type: str | None = None) -> Model:
     """Return the model of a config.json, or of a folder with one.
 
     Raises UsageError, ValueError or TypeError where it says no number of heads or no rotation; OSError where it cannot
@@ -62,17 +62,19 @@ def from_file(path: str | Path) -> Model:
     """
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
-    return from_config(file.stem if file.stem != "config" else file.parent.name, json.loads(file.read_text()))
+    return from_config(
+        file.stem if file.stem != "config" else file.parent.name, json.loads(file.read_text()), layer_type
+    )
 
 
-def from_config(name: str, config: Mapping[str, Any]) -> Model:
+def from_config(name: str, config: Mapping[str, Any], layer_type: str | None = None) -> Model:
     """Return the model that a config describes: its heads, and its rotary through RotaryEmbedding.from_config."""
     heads, kv_heads = heads_of(dict(config))
     if "kv_lora_rank" in config:  # latent attention (DeepSeek) rotates one key, which all heads share
         kv_heads = 1
 
     def rope(interleaved: bool | None) -> RotaryEmbedding:
-        rotary = RotaryEmbedding.from_config(dict(config), interleaved=interleaved)
+        rotary = RotaryEmbedding.from_config(dict(config), layer_type=layer_type, interleaved=interleaved)
         return rotary.at_length(4096)
 
     return Model(name, heads, kv_heads, rope)

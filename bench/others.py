@@ -77,7 +77,7 @@ def _plan(ids: Array) -> list[Contender]:
 def _shift(dtype: str) -> list[Contender]:
     rope = _rope()
     size = 4096 * 8 * 128 * DTYPES[dtype].itemsize
-    keys = limit.aligned(size).view(DTYPES[dtype]).reshape(1, 4096, 8, 128)
+    keys = limit.memory(size).view(DTYPES[dtype]).reshape(1, 4096, 8, 128)
     keys[:] = np.random.default_rng(7).standard_normal(keys.shape[2:]).astype(keys.dtype)
     before: Array = keys[:, :1].astype(np.float64)
 
@@ -95,7 +95,7 @@ def _shift(dtype: str) -> list[Contender]:
 
 
 def _convert() -> list[Contender]:
-    weight = limit.aligned(4096 * 4096 * 4).view(np.float32).reshape(4096, 4096)
+    weight = limit.memory(4096 * 4096 * 4).view(np.float32).reshape(4096, 4096)
     weight[:] = np.arange(4096, dtype=np.float32)[:, None]
 
     def numpy_form(w: Array) -> Array:

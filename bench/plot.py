@@ -34,9 +34,10 @@ def save(run: Run, path: str | Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    bars = [case for case in run.cases if case.timed("peer") and case.base and case.base.name == "plan"]
-    points = [case for case in run.cases if case.limit and case.timed("ours")]
-    scaling = [case for case in run.cases if case.name.count("/") == 1 and len(_by_threads(case)) > 1]
+    plain = [case for case in run.cases if case.name.startswith(("decode-", "prefill-"))]
+    bars = [case for case in plain if case.timed("peer") and case.base and case.base.name == "plan"]
+    points = [case for case in plain if case.limit and case.timed("ours")]
+    scaling = [case for case in plain if case.name.count("/") == 1 and len(_by_threads(case)) > 1]
     panels = [(draw, of) for draw, of in ((_bars, bars), (_roofline, points), (_scaling, scaling)) if of]
     if not panels:
         raise ValueError(f"`--plot` is {str(path)!r}, but nothing that can be drawn was timed")
@@ -113,7 +114,7 @@ def _times(case: Result, row: Row) -> str:
 
 def _roofline(figure: Any, cases: list[Result]) -> None:
     """Draw bytes per second over bytes: the limit of the machine, warm and cold, and our plans under it."""
-    from matplotlib.ticker import EngFormatter, ScalarFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator, ScalarFormatter
 
     ax = figure.subplots()
     for cold, style in ((False, "-"), (True, ":")):
@@ -134,6 +135,7 @@ def _roofline(figure: Any, cases: list[Result]) -> None:
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.xaxis.set_major_formatter(EngFormatter("B"))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.set_xlabel("bytes that one call reads and writes")
     ax.set_ylabel("GB/s")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.bench.limit import aligned
+from rope_cpu.bench.limit import memory
 from rope_cpu.tolerance import half_ulp, rotation_bound
 
 Array = NDArray[Any]
@@ -22,6 +22,9 @@ DTYPES = {
     "float16": np.dtype(np.float16),
     "float64": np.dtype(np.float64),
 }
+
+# Bytes past a cache line where large arrays of NumPy start; torch's start on a cache line.
+_NUMPYS_START = 16
 
 # Tokens whose results are compared with the reference.
 _CHECKED = 64
@@ -37,7 +40,8 @@ class Problem:
     ids: (tokens,) or (batch, tokens), with several axes a trailing axis of coordinates.
     layout: "bshd", "bhsd" or "thd" (batch 1). storage: "packed" or "contiguous".
     in_place: results overwrite q and k; otherwise they go to given arrays, contiguous in the same layout.
-    copies: how many such arrays there are; calls go round, so that many copies are met cold.
+    copies: how many such arrays there are, in places of their own in memory.
+    past: how many bytes past a cache line arrays start.
     """
 
     rope: RotaryEmbedding
@@ -51,6 +55,7 @@ class Problem:
     storage: str = "packed"
     in_place: bool = True
     copies: int = 1
+    past: int = _NUMPYS_START
 
     def but(self, **changes: Any) -> Problem:
         """Return the same problem with some fields changed."""
@@ -72,7 +77,7 @@ class Problem:
         return int(2 * vectors * width * DTYPES[self.dtype].itemsize + ids * self.rope.rotary_dim * real)
 
     def arrays(self) -> list[tuple[Array, Array]]:
-        """Return q and k for each copy, filled with the same normal numbers, starting on cache lines."""
+        """Return q and k for each copy, filled with the same normal numbers."""
         width, (h, k) = self.rope.head_dim, (self.heads, self.kv_heads)
         pairs = []
         for _ in range(self.copies):
@@ -152,7 +157,7 @@ class Problem:
 
     def _filled(self, shape: tuple[int, ...]) -> Array:
         dtype = DTYPES[self.dtype]
-        x = aligned(int(np.prod(shape)) * dtype.itemsize).view(dtype)
+        x = memory(int(np.prod(shape)) * dtype.itemsize, self.past).view(dtype)
         block = np.random.default_rng(7).standard_normal(min(x.size, 2**18)).astype(dtype)
         for start in range(0, x.size, block.size):
             part = x[start : start + block.size]

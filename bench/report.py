@@ -44,7 +44,11 @@ def case_lines(case: Result) -> Iterator[str]:
             reasons.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
     for reason, names in reasons.items():
         yield from textwrap.wrap(
-            f"{reason} ({', '.join(names)})", WIDTH - 4, initial_indent="  ", subsequent_indent="    "
+            f"{reason} ({', '.join(names)})",
+            WIDTH - 4,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_on_hyphens=False,
         )
 
 

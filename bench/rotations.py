@@ -69,6 +69,8 @@ def _case(
     kind, n = shape.split("-")[0], int(shape.split("-")[1])
     batch, tokens = (n, 1) if kind == "decode" else (1, n)
     ids = _CONTEXT + 17 * np.arange(batch)[:, None] if kind == "decode" else np.arange(tokens)
+    if rope.axes > 1:  # text, in a model of several axes
+        ids = np.repeat(ids[..., None], rope.axes, axis=-1)
     problem = Problem(rope, ids, batch, tokens, model.heads, model.kv_heads, form.dtype, in_place=form.in_place)
     enough = _BEYOND_CACHE * last_level_cache() // problem.packed_bytes
     problem = problem.but(copies=max(2, min(_MOST_COPIES, enough)) if form.cold else _places(problem))

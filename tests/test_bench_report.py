@@ -132,19 +132,20 @@ def test_rows_and_cases_of_one_run_only_are_left_out():
 
 
 def test_what_is_slower_once_is_measured_again():
-    old, asked = _run(_case()), []
+    old, asked, waited = _run(_case()), [], []
 
     def again(cost):
         return lambda name: asked.append(name) or _case(ours=cost)
 
     findings = compare(_run(_case(ours=3e-6)), old)
-    calm = confirm(findings, old, 0.1, again(2e-6), True)
+    calm = confirm(findings, old, 0.1, again(2e-6), True, waited.append)
     assert [finding.change.slower(0.1) for finding in calm] == [False]
     assert len(asked) == 1
-    still = confirm(findings, old, 0.1, again(2.8e-6), True)
+    still = confirm(findings, old, 0.1, again(2.8e-6), True, waited.append)
     assert still[0].change.slower(0.1)
     assert still[0].change.factor == pytest.approx(1.4)
     assert len(asked) == 4
+    assert waited == [0.0, 0.0, 2.0, 5.0]
 
 
 @pytest.mark.parametrize("form", ["png", "svg"])
