@@ -2,7 +2,8 @@
 
 Each frequency is kept as turns, ω/2π = high + low, two float64 that hold it to about 2^-106. The product with a
 position is formed in two parts as well, whole turns are dropped while nothing is lost, and short polynomials do the
-rest. So the result is within an ulp of float64 for every position up to 2^53, and the loop over pairs has no branch.
+rest. So the result is within two ulp of float64 where |position·ω| is below 2^53 radians, and the loop over pairs has
+no branch.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, var-annotated"
@@ -15,7 +16,7 @@ from math import factorial
 import numpy as np
 from numba import prange, types
 
-from rope_cpu._compile import SOURCES, Kernel, array_type, compiled, entry_point, helper
+from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, array_type, compiled, entry_point, helper
 from rope_cpu._vectors import muladd, product_error
 
 # 2π, and what float64 leaves of it; the Taylor coefficients of sin and cos, enough for an angle of ⅛ turn.
@@ -100,7 +101,7 @@ def angles(dtype: str, parallel: bool) -> Kernel:
         _ = sources  # a part of the cache key
         for p in positions.flat:
             if not abs(p) <= limit:
-                return 1
+                return LOOK_CLOSER
         seq, pairs, axes = cos.shape[1], cos.shape[3], turns.shape[1]
         rows = cos.shape[0] * seq
         chunks = max(1, min(chunks, rows))
@@ -124,7 +125,7 @@ def angles(dtype: str, parallel: bool) -> Kernel:
                         _scale32(factor[f], cos[b, t, h], sin[b, t, h])
                     else:
                         _circle(whole, rest, sign, factor[f], cos[b, t, h], sin[b, t, h])
-        return 0
+        return DONE
 
     real = types.float64 if dtype == "float64" else types.float32
     table = array_type(real, 4, readonly=False, layout="C")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +21,8 @@ FORMAT_OF[np.dtype(ml_dtypes.bfloat16)] = "bfloat16"
 # Axes of (batch, token, head) in each layout; packed tokens have no batch.
 AXES = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2), "thd": (None, 0, 1)}
 
+_WITHIN = "positions must be within ±2^53, which float64 holds exactly"
+
 _AXIS_NAMES = {"b": "batch", "s": "seq", "h": "heads", "d": "head_dim", "t": "tokens"}
 
 
@@ -28,6 +31,15 @@ def layout(value: object) -> str:
     if not isinstance(value, str) or value not in AXES:
         raise ValueError(f"`layout` is {value!r}; it must be one of {', '.join(AXES)}")
     return value
+
+
+def dtype(value: Any) -> np.dtype[Any]:
+    """Return a dtype that can be rotated in; raise for any other."""
+    with suppress(TypeError):
+        wanted: np.dtype[Any] = np.dtype(value)
+        if value is not None and wanted in FORMAT_OF:
+            return wanted
+    raise TypeError(f"`dtype` is {value!r}; it must be {', '.join(FORMAT_OF.values())}")
 
 
 def array(name: str, x: object, form: str) -> Array:
@@ -42,7 +54,7 @@ def array(name: str, x: object, form: str) -> Array:
     return x
 
 
-def rotated(xs: Mapping[str, object], form: str, head_dim: int, table: tuple[int, ...]) -> None:
+def rotated(xs: Mapping[str, object], form: str, head_dim: int, table: tuple[int, ...], by: str) -> None:
     """Raise unless every array fits head_dim and the (batch or 1, seq, frequency heads, pairs) of cos and sin."""
     batch_axis, token, head = AXES[form]
     seen: dict[str, Array] = {}
@@ -51,12 +63,12 @@ def rotated(xs: Mapping[str, object], form: str, head_dim: int, table: tuple[int
         if x.shape[-1] != head_dim:
             raise ValueError(f"`{name}` has head_dim {x.shape[-1]}, but this rotary is for head_dim {head_dim}")
         if x.shape[token] != table[1]:
-            raise ValueError(
-                f"`{name}` has {x.shape[token]} tokens ({form} {x.shape}), but positions are given for {table[1]}"
-            )
+            raise ValueError(f"`{name}` has {x.shape[token]} tokens ({form} {x.shape}), but {by} {table[1]}")
         batch = 1 if batch_axis is None else x.shape[batch_axis]
+        if batch_axis is None and table[0] > 1:
+            raise ValueError(f"lengths are given for {table[0]} batch rows, but packed tokens (layout thd) have none")
         if table[0] not in (1, batch):
-            raise ValueError(f"`{name}` has batch {batch} ({form} {x.shape}), but positions are given for {table[0]}")
+            raise ValueError(f"`{name}` has batch {batch} ({form} {x.shape}), but {by} {table[0]}")
         if x.shape[head] % table[2]:
             raise ValueError(
                 f"`{name}` has {x.shape[head]} heads, not a multiple of {table[2]}, the heads that frequencies are for"
@@ -69,7 +81,7 @@ def rotated(xs: Mapping[str, object], form: str, head_dim: int, table: tuple[int
         seen[name] = x
 
 
-def outputs(outs: Mapping[str, object], xs: Mapping[str, Array]) -> None:
+def outputs(outs: Mapping[str, Any], xs: Mapping[str, Array]) -> None:
     """Raise unless each result can be written: in place, or into memory that shares no element with anything read."""
     for (name, out), (of, x) in zip(outs.items(), xs.items(), strict=True):
         if not isinstance(out, np.ndarray):
@@ -80,22 +92,24 @@ def outputs(outs: Mapping[str, object], xs: Mapping[str, Array]) -> None:
             raise ValueError(f"`{name}` has shape {out.shape}; it must be that of `{of}`, {x.shape}")
         if not out.flags.writeable:
             raise ValueError(f"`{name}` is read-only; the result cannot be written into it")
-        if out.size and any(n > 1 and step == 0 for n, step in zip(out.shape, out.strides, strict=True)):
-            raise ValueError(f"`{name}` has strides {out.strides}; several elements share memory")
+        if out.size and not _apart_within(out):
+            raise ValueError(f"`{name}` has strides {out.strides}; several of its elements share memory")
         for read, y in xs.items():
-            if not (read == of and _same(x, out)) and _share(out, y):
+            if not (read == of and _same(x, out)) and share(out, y):
                 rule = "it must be the very same array (in place) or share nothing with the inputs"
                 raise ValueError(f"`{name}` shares memory with `{read}`; {rule}")
     first, *others = outs.items()
     for name, out in others:
-        if _share(first[1], out):
+        if share(first[1], out):
             raise ValueError(f"`{name}` shares memory with `{first[0]}`; each result needs memory of its own")
 
 
-def out_pair(out: object) -> tuple[object, object]:
+def out_pair(out: object) -> tuple[Any, Any]:
     """Return the two arrays of `out` for q and k."""
-    if not isinstance(out, tuple | list) or len(out) != 2:
+    if not isinstance(out, tuple | list):
         raise TypeError(f"`out` is {_brief(out)}; it must be a pair of arrays, for q and for k")
+    if len(out) != 2:
+        raise TypeError(f"`out` is a {type(out).__name__} of {len(out)}; it must be a pair of arrays, for q and for k")
     return out[0], out[1]
 
 
@@ -106,24 +120,33 @@ def positions(name: str, value: object, axes: int, form: str | None, rows: int =
     layout, or None where no array will be rotated.
     """
     ids = np.asarray(value)
-    if ids.dtype.kind not in "iu" and ids.dtype not in (np.float32, np.float64):
-        raise TypeError(f"`{name}` has dtype {ids.dtype}; positions must be integers, float32 or float64")
-    packed = form == "thd"
-    if axes == 1:
-        rule = "(tokens,)" if packed else "(seq,) or (batch, seq)"
-    else:
-        rule = f"with {axes} axes " + (f"(tokens, {axes})" if packed else f"(seq, {axes}) or (batch, seq, {axes})")
-    rank = ids.ndim if axes == 1 else ids.ndim - 1
-    if rank not in ((1,) if packed else (1, 2)) or (axes > 1 and ids.shape[-1] != axes):
-        moved = axes > 1 and ids.ndim > 1 and ids.shape[0] == axes
-        hint = f"; its axes come first: np.moveaxis({name}, 0, -1)" if moved else ""
-        raise ValueError(f"`{name}` has shape {ids.shape}; it must be {rule}{hint}")
+    numbers(name, ids)
+    packed, tail = form == "thd", f", {axes}" if axes > 1 else ","
+    coordinates(name, ids, axes)
+    if (ids.ndim if axes == 1 else ids.ndim - 1) not in ((1,) if packed else (1, 2)):
+        rule = f"(tokens{tail})" if packed else f"(seq{tail}) or (batch, seq{tail.rstrip(',')})"
+        raise ValueError(f"`{name}` has shape {ids.shape}; it must be {rule}")
     if axes == 1:
         ids = ids[..., None]
     ids = ids if ids.ndim == 3 else ids[None]
     if rows > 1 and ids.shape[0] not in (1, rows):
         raise ValueError(f"`{name}` has batch {ids.shape[0]}, but lengths were given for {rows} sequences")
     return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
+
+
+def numbers(name: str, ids: Array) -> None:
+    """Raise unless an array has the dtype of positions."""
+    if ids.dtype == object and all(isinstance(value, int) for value in ids.flat):
+        raise ValueError(f"`{name}` holds {max(ids.flat, key=abs)}; {_WITHIN}")
+    if ids.dtype.kind not in "iu" and ids.dtype.newbyteorder("=") not in (np.float32, np.float64):
+        raise TypeError(f"`{name}` has dtype {ids.dtype}; positions must be integers, float32 or float64")
+
+
+def coordinates(name: str, ids: Array, axes: int) -> None:
+    """Raise unless the last axis of ids holds the coordinates of a token, where there are several."""
+    if axes > 1 and (ids.ndim == 0 or ids.shape[-1] != axes):
+        hint = f"; its axes come first: np.moveaxis({name}, 0, -1)" if ids.ndim > 1 and len(ids) == axes else ""
+        raise ValueError(f"`{name}` has shape {ids.shape}; its last axis must hold {axes} coordinates{hint}")
 
 
 def position_values(name: str, value: object) -> None:
@@ -133,19 +156,23 @@ def position_values(name: str, value: object) -> None:
         raise ValueError(f"`{name}` holds {ids[~np.isfinite(ids)][0]}; positions must be finite")
     for extreme in (ids.max(), ids.min()) if ids.size else ():
         if abs(extreme.item()) > MAX_POSITION:
-            raise ValueError(f"`{name}` holds {extreme}; positions must be within ±2^53, which float64 holds exactly")
+            raise ValueError(f"`{name}` holds {extreme}; {_WITHIN}")
 
 
-def offsets(value: object, batch: int) -> Array:
-    """Return offsets as int64 (1 or batch,)."""
+def offsets(value: object, batch: int, seq: int) -> Array:
+    """Return offsets as int64 (1 or batch,), from which `seq` tokens follow."""
     given = np.asarray(value)
+    if given.dtype == object:
+        numbers("offset", given)
     if given.dtype.kind not in "iu":
         raise TypeError(f"`offset` is {_brief(value)}; it must be an integer, or one per batch row")
     if given.ndim > 1 or given.shape not in ((), (batch,)):
         raise ValueError(
             f"`offset` has shape {given.shape}; it must be one integer, or one for each of {batch} batch rows"
         )
-    position_values("offset", given)
+    for extreme in (given.max(), given.min()) if given.size else ():
+        if max(abs(int(extreme)), abs(int(extreme) + seq - 1)) > MAX_POSITION:
+            raise ValueError(f"`offset` is {extreme}, for {seq} tokens; {_WITHIN}")
     return given.astype(np.int64).reshape(-1)
 
 
@@ -187,17 +214,27 @@ def _brief(value: object) -> str:
     return f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
 
 
+def _apart_within(x: Array) -> bool:
+    """Tell whether all elements certainly lie apart: every axis steps over all that lies closer together."""
+    span = x.itemsize
+    for step, count in sorted((abs(step), count) for step, count in zip(x.strides, x.shape, strict=True) if count > 1):
+        if step < span:
+            return False
+        span += step * (count - 1)
+    return True
+
+
 def _same(a: Array, b: Array) -> bool:
-    return a.ctypes.data == b.ctypes.data and a.strides == b.strides and a.shape == b.shape
+    steps = zip(a.shape, a.strides, b.strides, strict=True)
+    return a.ctypes.data == b.ctypes.data and all(count <= 1 or one == other for count, one, other in steps)
 
 
-_OVERLAP_WORK: Any = 10**6  # steps NumPy may take to find out whether two arrays share an element
-
-
-def _share(a: object, b: object) -> bool:
-    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)) or not a.size or not b.size:
-        return False
+def share(a: Array, b: Array) -> bool:
+    """Tell whether two arrays share an element, or are too entangled to tell: better refuse than overwrite."""
     try:
         return np.shares_memory(a, b, max_work=_OVERLAP_WORK)
-    except np.exceptions.TooHardError:  # too entangled to tell: refuse rather than overwrite
+    except np.exceptions.TooHardError:
         return True
+
+
+_OVERLAP_WORK: Any = 10**6  # steps NumPy may take to find out

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
+import numba
 from numba import njit, types
 
 Kernel = Callable[..., int]
@@ -45,12 +48,25 @@ def compiled(function: Callable[..., Any], name: str, signature: Any, parallel: 
 
     nogil: other Python threads go on. error_model: no branch for division by zero. The name is unique and the signature
     the only one, because two specialisations that processes compile under one name at the same time can later be loaded
-    one for the other. Where no folder is writable, nothing is cached and every process compiles.
+    one for the other. Where no folder is writable, or what lies there cannot be read, every process compiles.
+
+    Raises RuntimeError where Numba's compiler is switched off.
     """
+    if numba.config.DISABLE_JIT:
+        raise RuntimeError("NUMBA_DISABLE_JIT is set, but rope_cpu has no kernels without Numba's compiler; unset it")
     function.__qualname__ = function.__name__ = f"{name}_{'parallel' if parallel else 'serial'}"
     kernel = njit(nogil=True, parallel=parallel, error_model="numpy")(function)
-    with suppress(RuntimeError):
-        kernel.enable_caching()
-    kernel.compile(signature)
+    try:
+        with suppress(RuntimeError):
+            kernel.enable_caching()
+        kernel.compile(signature)
+    except (OSError, EOFError, UnpicklingError) as error:
+        folder = kernel.stats.cache_path
+        warnings.warn(
+            f"kernels cannot be cached in {folder} ({error}); empty it, or name another in NUMBA_CACHE_DIR",
+            stacklevel=2,
+        )
+        kernel = njit(nogil=True, parallel=parallel, error_model="numpy")(function)
+        kernel.compile(signature)
     kernel.disable_compile()
     return kernel  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ from functools import cache
 
 from numba import prange, types
 
-from rope_cpu._compile import SOURCES, Kernel, array_type, compiled, entry_point, helper
+from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, array_type, compiled, entry_point, helper
 from rope_cpu._formats import FORMATS
 from rope_cpu._vectors import copy_bytes, fence, rotate_rows
 
@@ -65,15 +65,42 @@ def _apart(a, b, size, layout):
 
 
 @helper
+def _in_place(a, b):
+    """Tell whether two arrays (address, shape, strides) of one shape are the very same elements."""
+    (start_a, shape, strides_a), (start_b, _, strides_b) = a, b
+    same = start_a == start_b
+    for axis in range(3):
+        same = same and (shape[axis] <= 1 or strides_a[axis] == strides_b[axis])
+    return same
+
+
+@helper
+def _ordered(a, b):
+    return (a, b) if a <= b else (b, a)
+
+
+@helper
+def _apart_within(shape, strides, row):
+    """Tell whether rows certainly share nothing: every axis steps over all that lies closer together."""
+    a, b, c = (abs(strides[0]), shape[0]), (abs(strides[1]), shape[1]), (abs(strides[2]), shape[2])
+    a, b = _ordered(a, b)
+    b, c = _ordered(b, c)
+    a, b = _ordered(a, b)
+    span = row
+    for step, count in (a, b, c):
+        if count > 1 and step < span:
+            return False
+        span += step * max(count - 1, 0)
+    return True
+
+
+@helper
 def _fits(x_shape, x_strides, out_shape, out_strides, table, size, layout, width):
     """Tell whether an array can be rotated as it stands; table: the shape of cos."""
     batch, token, head = _roles(layout)
     fits = x_shape == out_shape and x_shape[3] == width and x_strides[3] == size and out_strides[3] == size
     fits = fits and x_shape[token] == table[1] and (table[0] == 1 or x_shape[batch] == table[0])
-    fits = fits and x_shape[head] % table[2] == 0
-    for axis in range(3):
-        fits = fits and (out_shape[axis] <= 1 or out_strides[axis] != 0)
-    return fits
+    return fits and x_shape[head] % table[2] == 0 and _apart_within(out_shape, out_strides, width * size)
 
 
 @helper
@@ -101,22 +128,22 @@ def rotation(dtype: str, pairing: str, parallel: bool) -> Kernel:
 
     def rotate(q, k, out_q, out_k, cos, sin, form, flags, chunks):
         _ = sources  # a part of the cache key
-        layout, width, both, trusted = form[0], form[1], not flags & 1, flags & 2
+        layout, width, both, trusted = form[0], form[1], not flags & ALONE, flags & TRUSTED
         batch, token, head = _roles(layout)
         q_at, k_at, oq_at, ok_at = q.ctypes.data, k.ctypes.data, out_q.ctypes.data, out_k.ctypes.data
-        q_in_place = q_at == oq_at and q.strides == out_q.strides
-        k_in_place = k_at == ok_at and k.strides == out_k.strides
+        q_in_place = _in_place((q_at, q.shape, q.strides), (oq_at, q.shape, out_q.strides))
+        k_in_place = _in_place((k_at, k.shape, k.strides), (ok_at, k.shape, out_k.strides))
         fit = _fits(q.shape, q.strides, out_q.shape, out_q.strides, cos.shape, size, layout, width)
         if both:
             fit = fit and _fits(k.shape, k.strides, out_k.shape, out_k.strides, cos.shape, size, layout, width)
             fit = fit and q.shape[batch] == k.shape[batch]
         if not fit or cos.shape != sin.shape or cos.strides[3] != real_size or sin.strides[3] != real_size:
-            return 1
+            return LOOK_CLOSER
         if not trusted and not _aliasing_allowed(
             (q_at, q.shape, q.strides), q_in_place, (k_at, k.shape, k.strides), k_in_place,
             (oq_at, q.shape, out_q.strides), (ok_at, k.shape, out_k.strides), both, size, layout,
         ):  # fmt: skip
-            return 1
+            return LOOK_CLOSER
 
         # One unit of work: where heads lie closer in memory than tokens, a few tokens, each with all heads that share
         # its cos and sin; where tokens lie closer, a few heads for a run of tokens whose cos and sin stay in the cache.
@@ -180,7 +207,7 @@ def rotation(dtype: str, pairing: str, parallel: bool) -> Kernel:
                         cr, sr = cr + n * real_size, sr + n * real_size
             if stream:
                 fence()
-        return 0
+        return DONE
 
     element = {2: types.uint16, 4: types.float32, 8: types.float64}[size]
     real = types.float64 if real_size == 8 else types.float32

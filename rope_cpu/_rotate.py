@@ -59,13 +59,17 @@ class Rotation:
         """Return what `rotate` calls its array in error texts."""
         return "x"
 
+    def _rows_are(self) -> str:
+        """Return what cos and sin have a row for, in error texts."""
+        return "positions are given for"
+
     def __call__(self, q: Array, k: Array, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
         """Rotate queries and keys; see RotaryEmbedding.__call__ for the arguments."""
         status = LOOK_CLOSER
         try:
             dtype = q.dtype
             cos, sin, kernel = self._prepared[dtype]
-            out_q, out_k = (np.empty_like(q), np.empty_like(k)) if out is None else out
+            out_q, out_k = (np.empty_like(q), np.empty_like(k)) if out is None else _check.out_pair(out)
             threads = 1
             if q.size > _threads.SERIAL_ELEMENTS:
                 threads, kernel = self._parallel(dtype, kernel)
@@ -75,12 +79,13 @@ class Rotation:
                 q4, k4, out_q4, out_k4 = q, k, out_q, out_k
             # The kernel checks all else, but neither dtypes nor ranks nor whether results may be written.
             if (
-                k.dtype is dtype
+                (k.dtype is dtype or k.dtype == dtype)
                 and q4.ndim == k4.ndim == 4
                 and (
                     out is None
                     or (
-                        out_q.dtype is dtype is out_k.dtype
+                        (out_q.dtype is dtype or out_q.dtype == dtype)
+                        and (out_k.dtype is dtype or out_k.dtype == dtype)
                         and out_q4.ndim == out_k4.ndim == 4
                         and out_q.flags.writeable
                         and out_k.flags.writeable
@@ -105,7 +110,7 @@ class Rotation:
             if x.size > _threads.SERIAL_ELEMENTS:
                 threads, kernel = self._parallel(x.dtype, kernel)
             x4, out4 = (x[None], result[None]) if self._frame.layout == "thd" else (x, result)
-            if x4.ndim == out4.ndim == 4 and result.dtype is x.dtype and result.flags.writeable:
+            if x4.ndim == out4.ndim == 4 and result.dtype == x.dtype and result.flags.writeable:
                 status = kernel(x4, x4, out4, out4, cos, sin, self._frame.numbers, ALONE, threads)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             pass
@@ -127,10 +132,10 @@ class Rotation:
 
     def _look_closer(self, xs: dict[str, Any], outs: dict[str, Any] | None) -> tuple[Array, ...]:
         """Say what is wrong with the arguments, or rotate copies where the kernel cannot take them as they are."""
-        _check.rotated(xs, self._frame.layout, self._frame.head_dim, self._table_shape)
+        _check.rotated(xs, self._frame.layout, self._frame.head_dim, self._table_shape, self._rows_are())
         if outs is not None:
             _check.outputs(outs, xs)
-        results = tuple(np.empty_like(x, subok=False) for x in xs.values()) if outs is None else tuple(outs.values())
+        results = tuple(np.empty_like(x) for x in xs.values()) if outs is None else tuple(outs.values())
         given = [(x, out) for x, out in zip(xs.values(), results, strict=True) if x.size]
         sources = [x if _contiguous(x) else np.ascontiguousarray(x) for x, _ in given]
         targets = [out if _contiguous(out) else np.empty(out.shape, out.dtype) for _, out in given]

@@ -1,8 +1,9 @@
 """When a kernel may run in parallel, and on how many threads: the only state the library has outside its objects.
 
-A child made by fork from a process that had started OpenMP is killed when it launches a parallel kernel, so it stays
-serial. Numba's workqueue layer aborts the process when two Python threads launch at a time and costs 100 µs a launch,
-so nothing runs in parallel on it.
+A child made by fork from a process that had started OpenMP, through Numba or any other library, is killed or hangs when
+it launches a parallel kernel; whether one had cannot be found out, so every forked child stays serial. Numba's
+workqueue layer aborts the process when two Python threads launch at a time and costs 100 µs a launch, so nothing runs
+in parallel on it.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ def get_num_threads() -> int:
 def usable() -> int:
     """Return how many threads a kernel may use now; where it is 1, the serial kernel must run."""
     global _usable
-    if _usable is None:
-        _usable = 1 if _limit == 1 or _forked or _layer() not in ("omp", "tbb") else int(_limit)
-    return 1 if _usable == 1 or time.monotonic() < _paused_until else _usable
+    threads = _usable
+    if threads is None:
+        threads = _usable = 1 if _limit == 1 or _forked or _layer() not in ("omp", "tbb") else int(_limit)
+    return 1 if threads == 1 or time.monotonic() < _paused_until else threads
 
 
 def run(kernel: Kernel, *arguments: Any) -> int:
@@ -79,16 +81,12 @@ def _layer() -> str:
 
 def _after_fork_in_child() -> None:
     global _forked, _usable
-    try:
-        started = numba.threading_layer() == "omp"
-    except ValueError:  # not started yet: the child may start its own
-        started = False
-    _forked, _usable = _forked or started, None
+    _forked, _usable = True, None
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-if VARIABLE in os.environ:
+if os.environ.get(VARIABLE):
     try:
         set_num_threads(int(os.environ[VARIABLE]))
     except ValueError as error:

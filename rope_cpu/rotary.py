@@ -101,7 +101,9 @@ class RotaryEmbedding(Constructors):
 
         Raises TypeError or ValueError where a length is no integer of at least 1.
         """
-        many = seq_len if isinstance(seq_len, Sequence) else np.atleast_1d(seq_len).tolist()
+        if isinstance(seq_len, np.ndarray):
+            seq_len = seq_len.tolist()
+        many = [seq_len] if isinstance(seq_len, str) or not isinstance(seq_len, Sequence) else seq_len
         lengths = [specs.whole_number("seq_len", length) for length in many]
         if not lengths:
             raise ValueError("`seq_len` is empty; it must be a length, or one per batch row")
@@ -115,24 +117,24 @@ class RotaryEmbedding(Constructors):
         position_ids: integers or float32/float64 of any shape; with several axes the last axis holds the coordinates.
         dtype: float32, float64, float16 or bfloat16.
         Each result has position_ids.shape (without the last axis where there are several) + (pairs,); where heads have
-        frequencies of their own, + (heads, pairs).
+        frequencies of their own, + (heads, pairs). Where sequences have lengths of their own, ids are (seq,) or (rows,
+        seq) and results (rows, seq, pairs). Before `at_length` it is the original length's.
 
         Raises TypeError or ValueError for other dtypes, non-finite positions and positions beyond ±2^53.
         """
-        wanted = np.dtype(dtype)
-        if wanted not in _check.FORMAT_OF:
-            raise TypeError(f"`dtype` is {wanted}; it must be {', '.join(_check.FORMAT_OF.values())}")
+        wanted, axes, rows = _check.dtype(dtype), self.axes, self._spec.attention_factor.size
         ids = np.asarray(position_ids)
-        tail = 1 if self.axes > 1 else 0
-        shape = ids.shape[: ids.ndim - tail]
-        rows = self._spec.attention_factor.size
-        if rows == 1 and ids.ndim >= tail:
-            ids = ids.reshape(1, -1, *ids.shape[ids.ndim - tail :])
-        positions = _check.positions("position_ids", ids, self.axes, None, rows)
+        _check.numbers("position_ids", ids)
+        _check.coordinates("position_ids", ids, axes)
+        if rows == 1:
+            shape = ids.shape[:-1] if axes > 1 else ids.shape
+            positions = ids.astype(np.float64).reshape(1, -1, axes)
+        else:
+            positions = _check.positions("position_ids", ids, axes, None, rows)
+            shape = (rows, positions.shape[1])
         real = "float32" if wanted == np.float32 else "float64"
         cos, sin = exact_tables(self, positions, position_ids, "rotate", real)
         heads = self._spec.inv_freq.shape[2]
-        shape = shape if rows == 1 else cos.shape[:2]
         shape = (*shape, heads, self._spec.pairs) if heads > 1 else (*shape, self._spec.pairs)
         cos, sin = cos.reshape(shape), sin.reshape(shape)
         return (cos, sin) if cos.dtype == wanted else (angles.to_dtype(cos, wanted), angles.to_dtype(sin, wanted))
@@ -208,6 +210,8 @@ class RotaryEmbedding(Constructors):
         keys = _check.array("keys", keys, form)
         moved = np.asarray(delta)
         tokens = keys.shape[_check.AXES[form][1]]
+        if moved.ndim:
+            _check.coordinates("delta", moved, self.axes)
         if moved.ndim == 0 and (self.axes == 1 or self._spec.shared_id):
             moved = np.full((tokens, self.axes) if self.axes > 1 else tokens, moved)
         elif moved.ndim == 1 and self.axes > 1:
@@ -242,18 +246,19 @@ class RotaryEmbedding(Constructors):
                 "rotate queries and keys with what it returns"
             )
 
-    def _plan(self, name: str, ids: ArrayLike, layout: str, mode: str) -> RotaryPlan:
+    def _plan(self, name: str, ids: ArrayLike, layout: str, mode: str, dtype: np.dtype[Any] = _FLOAT32) -> RotaryPlan:
         self._ready()
         form, rows = _check.layout(layout), self._spec.attention_factor.size
-        return RotaryPlan(self, _check.positions(name, ids, self.axes, form, rows), ids, form, mode, _FLOAT32)
+        return RotaryPlan(self, _check.positions(name, ids, self.axes, form, rows), ids, form, mode, dtype)
 
     def _plan_of(
         self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str, inverse: bool
     ) -> RotaryPlan:
         if ids is not None:
-            if not (isinstance(offset, int) and offset == 0):
+            if type(offset) is not int or offset != 0:
                 raise ValueError(f"`offset` is {offset!r} and `position_ids` are given as well; give one of them")
-            return self._plan("position_ids", ids, layout, _mode(inverse))
+            dtype = _check.array(name, x, _check.layout(layout)).dtype
+            return self._plan("position_ids", ids, layout, _mode(inverse), dtype)
         form = _check.layout(layout)
         x = _check.array(name, x, form)
         if form == "thd" or not self._consecutive:
@@ -262,7 +267,7 @@ class RotaryEmbedding(Constructors):
         if type(offset) is int and abs(offset) < angles.MAX_POSITION / 2:
             positions = np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
         else:
-            rows = _check.offsets(offset, x.shape[1 if form == "sbhd" else 0])
+            rows = _check.offsets(offset, x.shape[1 if form == "sbhd" else 0], seq)
             positions = (rows[:, None] + np.arange(seq, dtype=np.float64))[..., None]
         return RotaryPlan(self, positions, positions, form, _mode(inverse), x.dtype)
 

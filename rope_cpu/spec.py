@@ -82,6 +82,11 @@ class RopeSpec:
             lengths=many,
         )
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Pickle and deepcopy hand out arrays that can be written to.
+        frozen = {name: _frozen(value) for name, value in state.items() if isinstance(value, np.ndarray)}
+        self.__dict__.update(state | frozen)
+
     def _key(self) -> tuple[Any, ...]:
         arrays = (self.inv_freq, self.attention_factor)
         return (

@@ -20,6 +20,9 @@ class _TableRotation(Rotation):
         super().__init__(Frame.of(layout, head_dim, (2 * cos.shape[-1],), interleaved), cos.shape, {})
         self._cos, self._sin = cos, sin
 
+    def _rows_are(self) -> str:
+        return "`cos` and `sin` are for"
+
     def _cos_sin(self, real: str) -> tuple[Array, Array]:
         def ready(table: Array) -> Array:
             table = table.astype(real, copy=False)
@@ -68,4 +71,7 @@ def apply_rotary(
     if cos.ndim == 2:
         cos, sin = cos[None], sin[None]
     rotation = _TableRotation(cos[:, :, None], sin[:, :, None], boolean("interleaved", interleaved), form, x.shape[-1])
+    for name, table in (("cos", cos), ("sin", sin)):
+        if isinstance(out, np.ndarray) and np.may_share_memory(out, table) and _check.share(out, table):
+            raise ValueError(f"`out` shares memory with `{name}`; it must share nothing with what is read")
     return rotation.rotate(x, out)

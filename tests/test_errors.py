@@ -25,6 +25,7 @@ PLAN = ROPE.plan([1, 2, 3])
 X = zeros(2, 3, 4, 6)
 TABLE = zeros(10, 2)
 OVERLAP = zeros(2, 3, 5, 6)
+BUFFER = zeros(100)
 
 WRONG = {
     "head_dim": (lambda: ROPE.rotate(zeros(1, 3, 4, 8)), ValueError, "`x` has head_dim 8, but this rotary is for head_dim 6"),
@@ -58,7 +59,10 @@ WRONG = {
     "three-dimensional ids": (lambda: ROPE.plan(zeros(1, 1, 1)), ValueError, "`position_ids` has shape .1, 1, 1."),
     "batched ids of packed tokens": (lambda: ROPE.plan([[1]], layout="thd"), ValueError, "it must be .tokens,."),
     "no ids for packed tokens": (lambda: ROPE.rotate(X[0], layout="thd"), ValueError, "`position_ids` is None; packed tokens"),
-    "axes": (lambda: AXIAL.plan([1, 2, 3]), ValueError, "with 3 axes .seq, 3. or .batch, seq, 3."),
+    "axes": (lambda: AXIAL.plan([1, 2, 3]), ValueError, "`position_ids` has shape .3,.; it must be .seq, 3. or .batch, seq, 3."),
+    "coordinates": (lambda: AXIAL.plan(zeros(5, 2)), ValueError, "`position_ids` has shape .5, 2.; its last axis must hold 3 coordinates"),
+    "coordinates of a table": (lambda: AXIAL.cos_sin(zeros(3, 2, 5)), ValueError, "has shape .3, 2, 5.; .*np.moveaxis.position_ids, 0, -1."),
+    "coordinates of a shift": (lambda: AXIAL.shift(zeros(1, 3, 1, 4), [1, 2]), ValueError, "`delta` has shape .2,.; its last axis must hold 3"),
     "axes first": (lambda: AXIAL.plan(zeros(3, 2, 5)), ValueError, "its axes come first: np.moveaxis.position_ids, 0, -1."),
     "no ids for axes": (lambda: AXIAL.rotate(zeros(1, 1, 1, 4)), ValueError, "with 3 axes each token needs its coordinates"),
     "infinite position": (lambda: ROPE.plan([0.0, np.inf]), ValueError, "`position_ids` holds inf; positions must be finite"),
@@ -74,8 +78,21 @@ WRONG = {
     "offset of another type": (lambda: ROPE.rotate(X, offset=1.5), TypeError, "`offset` is 1.5; it must be an integer"),
     "bool offset": (lambda: ROPE.rotate(X, offset=True), TypeError, "`offset` is True"),
     "offsets": (lambda: ROPE.rotate(X, offset=[1, 2, 3]), ValueError, "`offset` has shape .3,.; .* one for each of 2 batch rows"),
-    "huge offset": (lambda: ROPE.rotate(X, offset=2**53), ValueError, "positions must be within"),
-    "very huge offset": (lambda: ROPE.rotate(X, offset=2**70), (TypeError, ValueError), "`offset`"),
+    "huge offset": (lambda: ROPE.rotate(X, offset=2**53), ValueError, "`offset` is 9007199254740992, for 3 tokens; positions must be within"),
+    "very huge offset": (lambda: ROPE.rotate(X, offset=2**70), ValueError, "`offset` holds 1180591620717411303424; positions must be within"),
+    "very huge position": (lambda: ROPE.plan([2**70]), ValueError, "`position_ids` holds 1180591620717411303424; positions must be within"),
+    "False as offset": (lambda: ROPE.rotate(X, [1, 2, 3], offset=False), ValueError, "`offset` is False and `position_ids` are given"),
+    "text as length": (lambda: ROPE.at_length("12"), TypeError, "`seq_len` is '12'"),
+    "unknown table dtype": (lambda: ROPE.cos_sin([1], "foo"), TypeError, "`dtype` is 'foo'"),
+    "no table dtype": (lambda: ROPE.cos_sin([1], None), TypeError, "`dtype` is None"),
+    "out over cos": (lambda: apply_rotary(X[:1], BUFFER[:6].reshape(3, 2), TABLE[:3], out=BUFFER[:72].reshape(1, 3, 4, 6)), ValueError, "`out` shares memory with `cos`"),
+    "three outs": (lambda: PLAN(X, Y, out=(X, Y, Z)), TypeError, "`out` is a tuple of 3; it must be a pair of arrays"),
+    "a stack of outs": (lambda: PLAN(X, Y, out=np.zeros((2, 2, 3, 4, 6), F32)), TypeError, "it must be a pair of arrays"),
+    "sliding windows": (
+        lambda: PLAN.rotate(X[:1], out=np.lib.stride_tricks.as_strided(BUFFER, (1, 3, 4, 6), (0, 48, 12, 4))),
+        ValueError,
+        "several of its elements share memory",
+    ),
     "out for two": (lambda: ROPE(X, X.copy(), out=X), TypeError, "`out` is an array .*; it must be a pair of arrays"),
     "out is one of a pair": (lambda: ROPE(X, X.copy(), out=(X,)), TypeError, "it must be a pair of arrays"),
     "out shape": (lambda: ROPE.rotate(X, out=zeros(2, 3, 3, 6)), ValueError, "`out` has shape .2, 3, 3, 6.; it must be that of `x`"),
@@ -90,12 +107,12 @@ WRONG = {
     "out that repeats itself": (
         lambda: PLAN.rotate(X, out=np.lib.stride_tricks.as_strided(zeros(6), X.shape, (0, 0, 0, 4))),
         ValueError,
-        "several elements share memory",
+        "several of its elements share memory",
     ),
     "length 0": (lambda: ROPE.at_length(0), ValueError, "`seq_len` is 0; it must be at least 1"),
     "fractional length": (lambda: ROPE.at_length(1.5), TypeError, "`seq_len` is 1.5; it must be an integer"),
     "no length": (lambda: ROPE.at_length([]), ValueError, "`seq_len` is empty"),
-    "table dtype": (lambda: ROPE.cos_sin([1], dtype=int), TypeError, "`dtype` is int64; it must be float32"),
+    "table dtype": (lambda: ROPE.cos_sin([1], dtype=int), TypeError, "`dtype` is <class .int.>; it must be float32"),
     "inv_freq shape": (lambda: RotaryEmbedding.from_inv_freq(zeros(1, 1, 1, 1)), ValueError, "`inv_freq` has shape"),
     "no pairs": (lambda: RotaryEmbedding.from_inv_freq([]), ValueError, "`inv_freq` has shape .0,."),
     "inv_freq values": (lambda: RotaryEmbedding.from_inv_freq([1, np.nan]), ValueError, "`inv_freq` holds nan"),
@@ -119,7 +136,7 @@ WRONG = {
     "list table": (lambda: apply_rotary(X, TABLE, [1]), TypeError, "`sin` is a list"),
     "unlike tables": (lambda: apply_rotary(X, zeros(3, 2), zeros(3, 3)), ValueError, "`cos` is float32 .3, 2., but `sin` is float32 .3, 3."),
     "wide table": (lambda: apply_rotary(X, zeros(3, 4), zeros(3, 4)), ValueError, "`x` has head_dim 6, but `cos` .* rotates 8"),
-    "table length": (lambda: apply_rotary(X, zeros(4, 2), zeros(4, 2)), ValueError, "`x` has 3 tokens .*positions are given for 4"),
+    "table length": (lambda: apply_rotary(X, zeros(4, 2), zeros(4, 2)), ValueError, "`x` has 3 tokens .*`cos` and `sin` are for 4"),
 }  # fmt: skip
 Y, Z = zeros(2, 3, 4, 6), zeros(2, 3, 4, 6)
 
@@ -127,7 +144,7 @@ Y, Z = zeros(2, 3, 4, 6), zeros(2, 3, 4, 6)
 @pytest.mark.parametrize("case", WRONG)
 def test_refused(case):
     call, error, message = WRONG[case]
-    watched = (X, Y, Z, OVERLAP)
+    watched = (X, Y, Z, OVERLAP, BUFFER)
     for array in watched:
         array[...] = 1
     with pytest.raises(error, match=message):

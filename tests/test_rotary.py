@@ -396,3 +396,40 @@ def test_a_length_plays_no_part_where_frequencies_are_fixed():
     rope = RotaryEmbedding.from_inv_freq([1.0, 0.1])
     assert rope.at_length(5) is rope
     assert rope.at_length([5, 6]) is rope
+
+
+def test_nothing_that_fits_the_kernel_takes_the_slow_path(dtype, monkeypatch, rng):
+    """Ids or an offset, dtypes that came through pickle, new or given outputs, in place through other strides."""
+    from rope_cpu import _rotate
+
+    def slow(*_):
+        raise AssertionError("took the slow path")
+
+    monkeypatch.setattr(_rotate.Rotation, "_look_closer", slow)
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
+    q, k = draw(rng, (1, 3, 4, 16), dtype), pickle.loads(pickle.dumps(draw(rng, (1, 3, 2, 16), dtype)))
+    for keywords in ({"offset": 3}, {"position_ids": [1, 2, 3]}):
+        rope(q, k, **keywords)
+        rope(q, k, out=(q, k), **keywords)
+        rope(q, k, out=[np.empty_like(q), np.empty_like(k)], **keywords)
+        rope.rotate(k, **keywords)
+        rope.rotate(k, out=k, **keywords)
+    cache = np.zeros((1, 40, 4, 16), dtype)
+    rope.rotate(cache[:, 5:6], out=cache[0, 5:6][None])
+    packed = draw(rng, (5, 8, 16), dtype)
+    plan = rope.plan(np.arange(5), layout="thd")
+    if dtype != np.float32:
+        monkeypatch.undo()  # the first call of another dtype gets its cos and sin ready there
+        plan.rotate(packed)
+        monkeypatch.setattr(_rotate.Rotation, "_look_closer", slow)
+    plan(packed[:, :6], packed[:, 6:], out=(packed[:, :6], packed[:, 6:]))
+
+
+def test_copies_stay_immutable():
+    import copy
+
+    rope = RotaryEmbedding.from_inv_freq([1.0, 0.5])
+    for twin in (pickle.loads(pickle.dumps(rope)), copy.deepcopy(rope), copy.copy(rope)):
+        assert twin == rope
+        with pytest.raises(ValueError, match="read-only"):
+            twin.inv_freq[0] = 99

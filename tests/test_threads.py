@@ -133,11 +133,45 @@ def test_a_launch_that_was_kept_waiting_means_serial_for_a_while(monkeypatch):
     assert _threads.usable() == 2
 
 
-def test_it_runs_where_nothing_can_be_cached(tmp_path):
-    """A read-only installation run by a user without a home: kernels are compiled in memory."""
-    code = f"""
-    import runpy, shutil
-    sys.path.insert(0, {str(tmp_path)!r})
+def test_kernels_are_cached_where_numba_is_told(tmp_path):
+    assert run("print(rope.rotate(x).shape[1])", NUMBA_CACHE_DIR=str(tmp_path)) == ["900"]
+    assert list(tmp_path.rglob("*.nbi"))
+
+
+def test_a_broken_cache_is_named_and_done_without(tmp_path):
+    run("rope.rotate(x)", NUMBA_CACHE_DIR=str(tmp_path))
+    for file in tmp_path.rglob("*.nbi"):
+        file.write_bytes(b"")
+    code = """
+    import warnings
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        shape = rope.rotate(x).shape
+    texts = [str(warning.message) for warning in caught]
+    print(shape[1], all("empty it, or name another in NUMBA_CACHE_DIR" in text for text in texts), len(texts) > 0)
     """
-    assert run(code + "print(rope.rotate(x).shape[1])", NUMBA_CACHE_DIR=str(tmp_path / "cache")) == ["900"]
-    assert list((tmp_path / "cache").rglob("*.nbi"))
+    assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == ["900", "True", "True"]
+
+
+def test_without_a_compiler_it_says_so():
+    code = """
+    try:
+        rope.rotate(x)
+    except RuntimeError as error:
+        print("NUMBA_DISABLE_JIT" in str(error))
+    """
+    assert run(code, NUMBA_DISABLE_JIT="1") == ["True"]
+
+
+@pytest.mark.peers
+def test_a_child_of_a_process_that_used_openmp_elsewhere():
+    code = (
+        FORK
+        + """
+    import torch
+    torch.set_num_threads(2)
+    (torch.randn(1000, 1000) @ torch.randn(1000, 1000)).sum()
+    print(child(lambda: rope.rotate(x).shape[1] == 900))
+    """
+    )
+    assert run(code) == ["0"]
