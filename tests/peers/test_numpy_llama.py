@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -96,11 +96,11 @@ def test_growing_into_the_long_factors_equals_starting_there(tmp_path: Path) -> 
     np.testing.assert_allclose(grown.keys[0], whole.keys[0], rtol=0, atol=1e-5)
 
 
-def test_command_line(tmp_path: Path) -> None:
+def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     theirs = saved("llama3", tmp_path)
     expected = theirs.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False, eos_token_id=None)
-    command = [sys.executable, str(EXAMPLES / "numpy_llama.py"), str(tmp_path)]
-    done = subprocess.run(
-        [*command, "--tokens", "5", "6", "7", "--steps", "8"], capture_output=True, text=True, check=True
-    )
-    assert [int(word) for word in done.stdout.split()] == expected[0, 3:].tolist()
+    program = str(EXAMPLES / "numpy_llama.py")
+    monkeypatch.setattr(sys, "argv", [program, str(tmp_path), "--tokens", "5", "6", "7", "--steps", "8"])
+    capsys.readouterr()
+    runpy.run_path(program, run_name="__main__")
+    assert [int(word) for word in capsys.readouterr().out.split()] == expected[0, 3:].tolist()
