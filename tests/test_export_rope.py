@@ -6,6 +6,7 @@ import numpy as np
 import oracle
 import pytest
 from conftest import DTYPES
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from rope_cpu import RotaryEmbedding, export, tolerance
 from rope_cpu.export import runtime
@@ -32,6 +33,8 @@ DIMENSIONS = {
     "mixed": {"inv_freq": np.random.default_rng(7).standard_normal((2, 8))},
     "mixed, by head": {"inv_freq": np.random.default_rng(8).standard_normal((2, 2, 8)), "attention_factor": 1.1},
 }
+THREE_AXES = ("axial, over the head", "mrope", "mrope, interleaved axes")
+HAS_MROPE = "MRotaryEmbedding" in {schema.name for schema in get_all_operator_schema()}  # onnxruntime 1.29
 DENSE = ("mixed", "mixed, by head")
 TABLE = 40
 
@@ -100,6 +103,8 @@ def test_targets_agree_with_the_mathematics_and_numpy(name, kind, interleaved, r
         want = [exact(rope, x, ids) for x in (q, k)]
         for target in TARGETS:
             if target != "primitive" and (kind == "float64" or name == "mixed, by head"):
+                continue
+            if target == "ort" and table and name in THREE_AXES and not HAS_MROPE:
                 continue
             options = {"target": target, "dtype": dtype, "layout": layout, "positions": positions}
             model = export.export_rope(rope, **options, max_positions=table, **sizes(rope, layout))
