@@ -119,6 +119,41 @@ def test_targets_agree_with_the_mathematics_and_numpy(name, kind, interleaved, r
     assert runs >= 5
 
 
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+SCALINGS = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 8.0, "original_max_position_embeddings": 32},
+    "longrope": {
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "short_factor": [1.0] * 8,
+        "long_factor": [3.0] * 8,
+    },
+    "llama3": {"factor": 8.0, **LLAMA3},
+    "proportional": {"partial_rotary_factor": 0.5},
+}
+
+
+@pytest.mark.parametrize("rope_type", SCALINGS)
+@pytest.mark.parametrize("table", [None, 300])
+def test_every_rope_type(rope_type, table, interleaved, rng):
+    scaling = {"rope_type": rope_type, **SCALINGS[rope_type]}
+    rope = RotaryEmbedding(16, interleaved=interleaved, scaling=scaling, max_position_embeddings=32)
+    if rope.spec.needs_length:
+        with pytest.raises(ValueError, match=rope_type):
+            export.export_rope(rope)
+        rope = rope.at_length(300)
+    x = rng.standard_normal((2, 6, 2, 16)).astype(np.float32)
+    ids = rng.integers(0, 300, (2, 6))
+    y, bound = exact(rope, x, ids)
+    for target in TARGETS:
+        model = export.export_rope(rope, target=target, layout="bshd", max_positions=table)
+        for result in rotate_by(model, "bshd", {"position_ids": ids}, x, x):
+            assert (np.abs(result - y) <= bound).all(), target
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("table", [None, TABLE])
 @pytest.mark.parametrize("name", ["partial", "scaled", "axial, in blocks"])
