@@ -6,6 +6,7 @@ import numpy as np
 import oracle
 import pytest
 from conftest import DTYPES
+from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from rope_cpu import RotaryEmbedding, export, tolerance
@@ -293,3 +294,39 @@ def test_three_inputs_of_one_graph(rng):
     results = runtime.session(model).run(None, {"q": x, "k": 2 * x, "v": -x, "position_ids": ids})
     np.testing.assert_allclose(results[2], -rope.rotate(x, ids), atol=1e-6)
     assert [value.name for value in model.graph.output] == ["q_rot", "k_rot", "v_rot"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_another_number_of_heads_is_refused_when_it_runs(target):
+    """RotaryEmbedding itself would take any `num_heads` with four axes."""
+    model = export.export_rope(RotaryEmbedding(16), target=target, num_heads=4)
+    q, k = (np.zeros((1, heads, 2, 16), np.float32) for heads in (3, 4))
+    with pytest.raises(Exception, match="INVALID_ARGUMENT"):
+        runtime.session(model).run(None, {"q": q, "k": k, "position_ids": np.zeros((1, 2), np.int64)})
+
+
+@pytest.mark.parametrize("target", ["primitive", "onnx"])
+@pytest.mark.parametrize("table", [None, 16])
+def test_the_reference_evaluator_agrees(target, table, rng):
+    """A second runtime, ONNX's own in NumPy."""
+    rope = RotaryEmbedding(16, interleaved=True)
+    x = rng.standard_normal((2, 5, 3, 16)).astype(np.float32)
+    ids = rng.integers(0, 16, (2, 5))
+    model = export.export_rope(rope, target=target, max_positions=table)
+    transposed = np.ascontiguousarray(x.transpose(0, 2, 1, 3))
+    result, _ = ReferenceEvaluator(model).run(None, {"q": transposed, "k": transposed, "position_ids": ids})
+    y, bound = exact(rope, x, ids)
+    assert (np.abs(result.transpose(0, 2, 1, 3) - y) <= bound).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_one_file_takes_tables_of_any_length(target, rng):
+    rope = RotaryEmbedding(16)
+    session = runtime.session(export.export_rope(rope, target=target, table_inputs=True))
+    for rows in (7, 300):
+        x = rng.standard_normal((2, 3, 6, 16)).astype(np.float32)
+        ids = rng.integers(0, rows, (2, 6))
+        cos, sin = rope.cos_sin(np.arange(rows))
+        result, _ = session.run(None, {"q": x, "k": x, "position_ids": ids, "cos_cache": cos, "sin_cache": sin})
+        y, bound = exact(rope, x.transpose(0, 2, 1, 3), ids)
+        assert (np.abs(result.transpose(0, 2, 1, 3) - y) <= bound).all()
