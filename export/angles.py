@@ -81,13 +81,18 @@ def computed(graph: Graph, rope: RotaryEmbedding, ids: str, inverse: bool, dtype
             angle = graph.node("Reshape", [angle, graph.ints(0, 0, heads, pairs)], "by_head")
         angle = graph.cast(angle, FLOAT64, "angle")
         factor = 1 / rope.attention_factor if inverse else rope.attention_factor
-        cos = _scaled(graph, _cosine(graph, angle), factor, "cos", real, dtype)
+        cos = _scaled(graph, _cosine(graph, angle, dtype), factor, "cos", real, dtype)
         sin = _scaled(graph, graph.node("Sin", [angle], "sin"), -factor if inverse else factor, "sin", real, dtype)
     return Angles(cos, sin, pairs, heads)
 
 
-def _cosine(graph: Graph, angle: str) -> str:
-    """Return 1 - 2·sin²(angle/2), off by 4·2^-53: onnxruntime has Sin in float64, but Cos only since 1.29."""
+def _cosine(graph: Graph, angle: str, dtype: np.dtype[Any]) -> str:
+    """Return the cosine, for float32 as 1 - 2·sin²(angle/2): onnxruntime has Sin in float64, but Cos only since 1.29.
+
+    That is off by some roundings of 2^-53, too many for float64 itself.
+    """
+    if dtype == FLOAT64:
+        return graph.node("Cos", [angle], "cos")
     half = graph.node("Mul", [angle, graph.scalar(0.5, FLOAT64)], "half_angle")
     sine = graph.node("Sin", [half], "sin_of_half")
     square = graph.node("Mul", [sine, sine], "sin_of_half/squared")

@@ -23,6 +23,7 @@ from rope_cpu.export.masks import lengths_of
 from rope_cpu.export.positions import rotator_of
 from rope_cpu.export.rope import shape_of
 from rope_cpu.export.targets import core_of
+from rope_cpu.export.tensors import relayout, rms_norm
 
 if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding
@@ -78,30 +79,22 @@ def export_attention(
 
     Source: https://onnx.ai/onnx/operators/onnx__Attention.html and onnxruntime's docs/ContribOperators.md
     """
-    rotation = {"target": target, "dtype": dtype, "max_positions": max_positions, "opset": opset}
+    asked = {name: value for name, value in locals().items() if name not in ("rope", "metadata")}
+    options, arrays, norms = _checked(rope, asked)
+    return _Builder(rope, options, arrays, norms).model(facts(rope) | options.metadata() | dict(metadata or {}))
+
+
+def _checked(
+    rope: RotaryEmbedding, asked: dict[str, Any]
+) -> tuple[AttentionOptions, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """Return the options, the weights of projections and those of norms, all checked."""
+    weights, qk_norm = asked["weights"], asked["qk_norm"]
     if weights is not None and "q" not in weights:
         raise ValueError(f"`weights` holds {sorted(weights)}; it must hold q, k and v")
-    options = AttentionOptions.checked(
-        rope,
-        rotation,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        layout=layout,
-        causal=causal,
-        window=window,
-        softcap=softcap,
-        scale=scale,
-        mask=mask,
-        qk_norm=qk_norm,
-        norm_epsilon=norm_epsilon,
-        past=past,
-        positions=positions,
-        weights=weights,
-        v_head_dim=v_head_dim,
-    )
+    rotation = {name: asked.pop(name) for name in ("target", "dtype", "max_positions", "opset")}
+    options = AttentionOptions.checked(rope, rotation, **asked)
     arrays = checked_weights(weights, rope, options.heads, options.kv_heads, options.v_head_dim)
-    builder = _Builder(rope, options, arrays, checked_norm(qk_norm, rope.head_dim))
-    return builder.model(facts(rope) | options.metadata() | dict(metadata or {}))
+    return options, arrays, checked_norm(qk_norm, rope.head_dim)
 
 
 class _Builder:
@@ -173,9 +166,9 @@ class _Builder:
         graph, heads, width = self.graph, self.heads[name], self.widths[name]
         with graph.scope(name):
             x = self._projected(given["hidden"], name) if "hidden" in given else self._wide(given[name])
-            x = self._relayout(x, self.options.layout, self.inner, heads, width)
+            x = relayout(graph, x, self.options.layout, self.inner, heads, width)
             if name in self.norms:
-                x = self._normed(x, self.norms[name], width)
+                x = rms_norm(graph, x, name, self.norms[name].astype(self.core), self.options.epsilon)
             if name == "v":
                 return self._as_cached(x, name) if "hidden" in given else x
             if self.options.rope.target == "ort":
@@ -206,40 +199,17 @@ class _Builder:
     def _wide_weight(self, name: str) -> str:
         return name if self.dtype == self.core else self.graph.cast(name, self.core, f"{name}_wide")
 
-    def _relayout(self, x: str, source: str, target: str, heads: int, width: int) -> str:
-        """Change the axis order, by way of (batch, seq, heads, width)."""
-        if source == target:
-            return x
-        if source == "bsd":
-            x = self.graph.node("Reshape", [x, self.graph.ints(0, 0, heads, width)], "by_head")
-        elif source == "bhsd":
-            x = self.graph.node("Transpose", [x], "to_bshd", perm=(0, 2, 1, 3))
-        if target == "bsd":
-            return self.graph.node("Reshape", [x, self.graph.ints(0, 0, heads * width)], "merged_heads")
-        return self.graph.node("Transpose", [x], "to_bhsd", perm=(0, 2, 1, 3)) if target == "bhsd" else x
-
-    def _normed(self, x: str, weight: NDArray[Any], width: int) -> str:
-        """Divide by the root of the mean square and multiply by the weights; ReduceSum reads alike in every opset."""
-        graph = self.graph
-        square = graph.node("Mul", [x, x], "norm/square")
-        total = graph.node("ReduceSum", [square, graph.ints(-1)], "norm/sum", keepdims=1)
-        mean = graph.node("Mul", [total, graph.scalar(1 / width, self.core)], "norm/mean")
-        shifted = graph.node("Add", [mean, graph.scalar(self.options.epsilon, self.core)], "norm/with_epsilon")
-        unit = graph.node("Div", [x, graph.node("Sqrt", [shifted], "norm/root")], "norm/unit")
-        scale = graph.table(f"{x.split('/')[0]}_norm", weight.astype(self.core))
-        return graph.node("Mul", [unit, scale], "norm")
-
     def _outputs(self, y: str, keys: str, values: str) -> None:
         graph, options = self.graph, self.options
         heads, width = options.heads, options.v_head_dim
         if options.output is not None:
             with graph.scope("output"):
-                merged = self._relayout(y, self.inner, "bsd", heads, width)
+                merged = relayout(graph, y, self.inner, "bsd", heads, width)
                 y = self._projected(merged, "o")
             shape: list[str | int] = ["batch", "sequence", options.output]
         else:
             with graph.scope("output"):
-                y = self._relayout(y, self.inner, options.layout, heads, width)
+                y = relayout(graph, y, self.inner, options.layout, heads, width)
             shape = shape_of(options.layout, "q", heads, width)
         graph.output(self._narrow(y, "attention"), "attention", self.dtype, shape)
         if options.past:

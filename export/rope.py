@@ -62,35 +62,29 @@ def export_rope(
 
     Source: https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html and onnxruntime's docs/ContribOperators.md
     """
-    options = RopeOptions.checked(
-        rope,
-        target=target,
-        dtype=dtype,
-        layout=layout,
-        inputs=inputs,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        positions=positions,
-        position_dtype=position_dtype,
-        max_positions=max_positions,
-        table_inputs=table_inputs,
-        inverse=inverse,
-        opset=opset,
-    )
-    graph = Graph()
-    for name, heads in zip(options.inputs, options.heads, strict=True):
-        graph.input(name, dtype, shape_of(layout, name, heads, rope.head_dim))
+    asked = {name: value for name, value in locals().items() if name not in ("rope", "metadata")}
+    return _model(rope, RopeOptions.checked(rope, **asked), dict(metadata or {}))
+
+
+def _model(rope: RotaryEmbedding, options: RopeOptions, metadata: dict[str, str]) -> onnx.ModelProto:
+    graph, dtype = Graph(), np.dtype(options.dtype)
+    shapes = {
+        name: shape_of(options.layout, name, heads, rope.head_dim)
+        for name, heads in zip(options.inputs, options.heads, strict=True)
+    }
+    for name, shape in shapes.items():
+        graph.input(name, dtype, shape)
     rotator = rotator_of(graph, rope, options, sizes_of(graph, options))
-    for name, heads in zip(options.inputs, options.heads, strict=True):
+    for (name, shape), heads in zip(shapes.items(), options.heads, strict=True):
         with graph.scope(name):
-            turned = rotated(graph, rotator, name, heads, np.dtype(dtype))
-        graph.output(turned, f"{name}_rot", dtype, shape_of(layout, name, heads, rope.head_dim))
+            turned = rotated(graph, rotator, name, heads, dtype)
+        graph.output(turned, f"{name}_rot", dtype, shape)
     return graph.model(
         "rotary_embedding",
         opset=options.opset,
         doc=described(rope),
         functions=rotator.functions(options.opset),
-        metadata=facts(rope) | options.metadata() | dict(metadata or {}),
+        metadata=facts(rope) | options.metadata() | metadata,
     )
 
 

@@ -32,17 +32,22 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
     end (1,000,000 where angles are computed) and past it, where it has to fail.
 
     Returns the report; it never raises because a model is wrong. Raises ValueError where the model says nothing about
-    its own export, or is not one that onnxruntime can load.
+    its own export.
     """
     loaded = model if isinstance(model, onnx.ModelProto) else onnx.load(os.fspath(model), load_external_data=False)
     options = read(loaded)
     kind = options.pop("kind")
     if kind not in CHECKS:
         raise ValueError(f"`model` holds {kind!r}; it must be one of {', '.join(CHECKS)}")
+    title = f"{kind} model, target {options['target']}, {options['dtype']}, opset {options['opset']}"
     problem = static_problem(model if isinstance(model, onnx.ModelProto) else os.fspath(model), loaded)
     static = Outcome("checker, shape inference", seed, (), problem=problem)
-    check = CHECKS[kind](runtime.session(model), rope, options, loaded)
-    title = f"{kind} model, target {options['target']}, {options['dtype']}, opset {options['opset']}"
+    try:
+        opened = runtime.session(model)
+    except Exception as error:  # onnxruntime's errors share no class of their own
+        unloaded = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {str(error).splitlines()[0][-200:]}")
+        return Report(title, (static, unloaded), lambda outcome: {})
+    check = CHECKS[kind](opened, rope, options, loaded)
     return Report(title, (static, *check.outcomes(seed)), check.again)
 
 

@@ -92,3 +92,34 @@ def test_an_output_without_a_shape_is_found():
     del model.graph.value_info[:]
     report = export.validate(model, ROPE)
     assert report.outcomes[0].problem.startswith("nothing is known about the shape of q/rotate")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "sbhd", "thd", "bsd"])
+@pytest.mark.parametrize("positions", ["position_ids", "offset", "none"])
+@pytest.mark.parametrize("tables", [{}, {"max_positions": 50}, {"table_inputs": True}])
+def test_every_form_of_export_passes(target, layout, positions, tables):
+    if layout == "thd" and positions != "position_ids" and not (positions == "none" and "table_inputs" in tables):
+        pytest.skip("refused: packed tokens have no common order")
+    options = {"target": target, "layout": layout, "positions": positions, "num_heads": 4, "num_kv_heads": 2} | tables
+    report = export.validate(export.export_rope(ROPE, **options), ROPE)
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("heads", [None, 4])
+@pytest.mark.parametrize("width", [17, 18, 31])
+def test_head_sizes_that_operators_know_little_of(target, heads, width, interleaved):
+    """Odd sizes, of which some elements are rotated; onnxruntime's operator needs num_heads for that, or a detour."""
+    rope = RotaryEmbedding.from_inv_freq(ROPE.inv_freq, head_dim=width, interleaved=interleaved)
+    report = export.validate(export.export_rope(rope, target=target, num_heads=heads, max_positions=64), rope)
+    assert report.passed, str(report)
+
+
+def test_a_model_that_does_not_load_is_a_failure():
+    model = export.export_rope(ROPE)
+    model.opset_import[0].version = 99
+    report = export.validate(model, ROPE)
+    assert not report.passed
+    assert "cannot load it" in str(report)
+    assert report.replay() == {}

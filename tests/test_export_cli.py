@@ -1,0 +1,108 @@
+"""`rope-cpu export`: what it writes, what it prints, and that nothing is left where it fails."""
+
+import argparse
+import json
+
+import onnx
+import pytest
+
+from rope_cpu import RotaryEmbedding, export
+from rope_cpu._usage import UsageError
+from rope_cpu.export import cli
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rope_theta": 5e5,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
+@pytest.fixture
+def export_to(tmp_path):
+    """Run the command on CONFIG, or on another config, with these arguments; return code and file."""
+
+    def call(*arguments, config=CONFIG):
+        folder = tmp_path / "model"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        parser = argparse.ArgumentParser()
+        cli.add_arguments(parser)
+        file = tmp_path / "out.onnx"
+        return cli.run(parser.parse_args([str(folder), "-o", str(file), *arguments])), file
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--target", "primitive", "--dtype", "float64", "--layout", "bshd"),
+        ("--target", "ort", "--dtype", "bfloat16", "--max-positions", "4096"),
+        ("--positions", "offset", "--inverse", "--opset", "24"),
+        ("--attention", "--target", "onnx", "--mask", "padding", "--window", "16"),
+        ("--attention", "--target", "ort", "--max-positions", "128", "--softcap", "30"),
+        ("--attention", "--target", "primitive", "--positions", "position_ids", "--scale", "0.2"),
+    ],
+)
+def test_it_writes_a_validated_file(export_to, capsys, arguments):
+    code, file = export_to(*arguments)
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    assert "passed" in printed
+    assert f"{file} is written" in printed
+    rope = RotaryEmbedding.from_config(CONFIG)
+    assert export.validate(file, rope).passed
+    said = {entry.key: entry.value for entry in onnx.load(file, load_external_data=False).metadata_props}
+    assert json.loads(said["rope_cpu.config"]) == CONFIG
+
+
+def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path):
+    """A model that is wrong: its rotary is swapped for another one after the export."""
+    right = export.validate
+    monkeypatch.setattr(export, "validate", lambda model, rope, seed: right(model, RotaryEmbedding(32), seed=seed))
+    code, file = export_to("--max-positions", "64")
+    assert code == 1
+    assert "FAILED" in capsys.readouterr().out
+    assert not file.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--dtype", "float64"), "target 'primitive' can express it"),
+        (("--window", "4"), "--window is an option of attention; give --attention as well"),
+        (("--attention", "--inverse"), "attention rotates forward"),
+        (("--attention", "--layout", "thd"), "with --attention it is one of bhsd, bshd, bsd"),
+        (("--attention", "--target", "ort"), "`max_positions` is None"),
+        (("--opset", "7"), "`opset` is 7"),
+    ],
+)
+def test_bad_usage_is_one_line(export_to, arguments, text):
+    with pytest.raises(UsageError, match=text):
+        export_to(*arguments)
+
+
+def test_a_length_is_asked_for(export_to):
+    config = CONFIG | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64}
+    with pytest.raises(UsageError, match="depends on the sequence length"):
+        export_to(config=config)
+    code, _ = export_to("--seq-len", "256", config=config)
+    assert code == 0
+
+
+def test_a_missing_folder(tmp_path):
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    with pytest.raises(UsageError, match="there is no folder"):
+        cli.run(parser.parse_args(["-o", str(tmp_path / "missing" / "rope.onnx")]))
