@@ -81,6 +81,8 @@ def heading(environment: dict[str, Any], model: str) -> Iterator[str]:
     versions = ", ".join(f"{name} {known[name]}" for name in names)
     yield f"Python {environment['python']}, {versions}"[:WIDTH]
     yield f"governor {environment['governor']}, load {environment['load']} at the start; shapes of {model}"[:WIDTH]
+    if (environment["load"] or 0) > environment["cores"] / 2:
+        yield "The machine is busy: what is timed here competes with other processes, parallel calls most of all."
 
 
 def columns() -> Iterator[str]:

@@ -17,6 +17,8 @@ Clock = Callable[[], float]
 PAUSE = 0.002
 # Arrays of some megabytes need about ten calls, a millisecond, until they have their place in a shared cache again.
 WARM_UP = 0.0015
+# Rounds there always are; how many times its budget a measurement may take where calls are slow or interrupted.
+_FEWEST, _OVERRUN = 5, 3.0
 # A call longer than this needs no warm-up: its arrays fit no cache.
 LONG_CALL = 0.01
 
@@ -96,12 +98,13 @@ def interleave(
     """Return seconds per call of each contender in each round.
 
     A round takes one sample of everyone, in an order drawn anew, so that drift and neighbours hit all alike. A sample
-    follows a pause and a few untimed calls. Rounds end when the budget is spent and there are enough.
+    follows a pause and a few untimed calls. Rounds end when the budget is spent and there are enough, or when it is
+    spent several times over.
     """
     plans = [(timed, *calibrate(timed, effort.sample, clock)) for timed in contenders]
     samples: list[list[float]] = [[] for _ in contenders]
     order, draw, start = list(range(len(plans))), random.Random(0), clock()
-    while len(samples[0]) < effort.least or (len(samples[0]) < effort.most and clock() - start < effort.budget):
+    while not _enough(effort, len(samples[0]), clock() - start):
         draw.shuffle(order)
         for place in order:
             timed, loops, per_call = plans[place]
@@ -112,3 +115,10 @@ def interleave(
                 elapsed(timed, ceil(WARM_UP / per_call), clock)
             samples[place].append(elapsed(timed, loops, clock) / loops)
     return samples
+
+
+def _enough(effort: Effort, rounds: int, spent: float) -> bool:
+    if rounds < min(_FEWEST, effort.least):
+        return False
+    wanted = effort.budget if rounds >= effort.least else _OVERRUN * effort.budget
+    return rounds >= effort.most or spent >= wanted

@@ -43,14 +43,15 @@ def test_rounds_take_one_sample_of_everyone():
     machine = Machine()
     costs = [1e-4, 3e-4, 5e-3]
     contenders = [machine.timed(place, cost) for place, cost in enumerate(costs)]
-    samples = interleave(contenders, Effort(0.001, 0.0, least=7), machine.clock, machine.pause)
+    samples = interleave(contenders, Effort(0.001, 9e9, least=7, most=7), machine.clock, machine.pause)
     assert [len(taken) for taken in samples] == [7, 7, 7]
     for taken, cost in zip(samples, costs, strict=True):
         assert taken == pytest.approx([cost] * 7)
 
 
 def test_rounds_end_with_the_budget_or_the_most():
-    for budget, least, most, rounds in ((0.0, 3, 9, 3), (1e9, 3, 9, 9)):
+    # A round takes 5 ms: a pause of 2, two calls to warm up, one that is timed. A budget is overrun threefold.
+    for budget, least, most, rounds in ((0.0, 3, 9, 3), (1e9, 7, 9, 9), (1e-9, 7, 99, 5), (0.01, 20, 99, 6)):
         machine = Machine()
         samples = interleave(
             [machine.timed("a", 1e-3)], Effort(1e-3, budget, least, most), machine.clock, machine.pause
@@ -61,7 +62,7 @@ def test_rounds_end_with_the_budget_or_the_most():
 def test_the_order_changes_from_round_to_round():
     machine, orders = Machine(), []
     contenders = [machine.timed(name, 0.02) for name in "abcd"]
-    interleave(contenders, Effort(0.02, 0.0, least=12), machine.clock, machine.pause)
+    interleave(contenders, Effort(0.02, 9e9, least=12, most=12), machine.clock, machine.pause)
     timed = machine.log[-12 * 4 :]
     orders = {tuple(timed[i : i + 4]) for i in range(0, len(timed), 4)}
     assert all(sorted(order) == list("abcd") for order in orders)
