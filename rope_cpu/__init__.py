@@ -2,6 +2,7 @@
 
 from rope_cpu._threads import get_num_threads, set_num_threads
 from rope_cpu._warmup import warmup
+from rope_cpu.convert import convert_weight
 from rope_cpu.plan import RotaryPlan
 from rope_cpu.rotary import RotaryEmbedding
 from rope_cpu.sinusoids import sinusoidal
@@ -13,6 +14,7 @@ __all__ = [
     "RotaryEmbedding",
     "RotaryPlan",
     "apply_rotary",
+    "convert_weight",
     "get_num_threads",
     "set_num_threads",
     "sinusoidal",
