@@ -47,21 +47,30 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
     except Exception as error:  # onnxruntime's errors share no class of their own
         unloaded = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {str(error).splitlines()[0][-200:]}")
         return Report(title, (static, unloaded), lambda outcome: {})
-    check = CHECKS[kind](opened, rope, options, loaded)
+    folder = "" if isinstance(model, onnx.ModelProto) else os.path.dirname(os.fspath(model))
+    check = CHECKS[kind](opened, rope, options, loaded, folder)
     return Report(title, (static, *check.outcomes(seed)), check.again)
 
 
 def _rope_check(
-    opened: onnxruntime.InferenceSession, rope: RotaryEmbedding, said: dict[str, Any], loaded: onnx.ModelProto
+    opened: onnxruntime.InferenceSession,
+    rope: RotaryEmbedding,
+    said: dict[str, Any],
+    loaded: onnx.ModelProto,
+    folder: str,
 ) -> RopeCheck:
     return RopeCheck(opened, rope, RopeOptions(**said))
 
 
 def _attention_check(
-    opened: onnxruntime.InferenceSession, rope: RotaryEmbedding, said: dict[str, Any], loaded: onnx.ModelProto
+    opened: onnxruntime.InferenceSession,
+    rope: RotaryEmbedding,
+    said: dict[str, Any],
+    loaded: onnx.ModelProto,
+    folder: str,
 ) -> AttentionCheck:
     tables = {
-        tensor.name: numpy_helper.to_array(tensor)
+        tensor.name: numpy_helper.to_array(tensor, base_dir=folder)
         for tensor in loaded.graph.initializer
         if tensor.name.endswith(("_weight", "_bias", "_norm"))
     }

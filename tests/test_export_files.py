@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import onnx
 import pytest
 
@@ -28,6 +29,15 @@ def test_small_models_are_one_file(tmp_path):
     export.save(export.export_rope(ROPE, max_positions=16), tmp_path / "rope.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["rope.onnx"]
     assert export.validate(str(tmp_path / "rope.onnx"), ROPE).passed
+
+
+def test_attention_with_weights_beside_it(tmp_path):
+    rope, rng = RotaryEmbedding(32), np.random.default_rng(0)
+    weights = {name: rng.standard_normal((64, 48)) * 0.1 for name in "qkv"}
+    model = export.export_attention(rope, num_heads=2, weights=weights)
+    export.save(model, tmp_path / "attention.onnx", external_bytes=4096)
+    assert (tmp_path / "attention.onnx.data").stat().st_size == 3 * 64 * 48 * 4
+    assert export.validate(tmp_path / "attention.onnx", rope).passed
 
 
 def test_saving_leaves_nothing_half_done(tmp_path):
