@@ -100,7 +100,8 @@ def _bars(figure: Any, cases: list[Result]) -> None:
                 row.seconds.upper_quartile * 1.15, place, duration(row.seconds.median) + ratio, va="center", fontsize=7
             )
         ax.set_xscale("log")
-        ax.set_xlim(min(medians) / 2, max(medians) * 14)
+        least, most = min(medians) / 2, max(medians)
+        ax.set_xlim(least, most * (most / least) ** 0.55)  # room for the words after the longest bar
         ax.invert_yaxis()
         ax.tick_params(labelsize=7)
         ax.xaxis.set_major_formatter(EngFormatter("s"))
