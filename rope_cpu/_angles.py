@@ -26,6 +26,15 @@ _COS = tuple((-1.0) ** n / factorial(2 * n) for n in range(8, 0, -1))
 
 
 @helper
+def _set_turns(position, high, low, turns, rest):
+    """Split position·(high + low), less whole turns, into turns + rest."""
+    for i in range(high.size):
+        product = position * high[i]
+        turns[i] = product - np.rint(product)
+        rest[i] = muladd(position, low[i], product_error(position, high[i], product))
+
+
+@helper
 def _add_turns(position, high, low, turns, rest):
     """Add position·(high + low) to turns + rest, less whole turns; what rounding loses of either sum goes to rest."""
     for i in range(high.size):
@@ -36,6 +45,17 @@ def _add_turns(position, high, low, turns, rest):
         lost = (turns[i] - (total - shadow)) + (part - shadow)
         rest[i] += lost + muladd(position, low[i], product_error(position, high[i], product))
         turns[i] = total
+
+
+@helper
+def _place(sine, cosine, quarter):
+    """Cosine and sine of an angle from those of its rest after so many quarter turns, without a branch.
+
+    A quarter turn swaps the two and a half turn negates both; quarter is a whole number.
+    """
+    quarter -= 4.0 * np.rint(0.25 * quarter)
+    odd, even = quarter * quarter == 1.0, 1.0 - 0.5 * quarter * quarter
+    return -quarter * sine if odd else even * cosine, quarter * cosine if odd else even * sine
 
 
 @helper
@@ -57,13 +77,27 @@ def _circle(turns, rest, sign, factor, cos, sin):
         s, c = muladd(z2, s, _SIN[5]), muladd(z2, c, _COS[5])
         s, c = muladd(z2, s, _SIN[6]), muladd(z2, c, _COS[6])
         s, c = muladd(z2, s, _SIN[7]), muladd(z2, c, _COS[7])
-        sine = z + muladd(z * z2, s, dz)
-        cosine = 1.0 + muladd(z2, c, -z * dz)
-        # A quarter turn swaps the two, a half turn negates both: selects and products, for a loop without branches.
-        quarter -= 4.0 * np.rint(0.25 * quarter)
-        odd, even = quarter * quarter == 1.0, 1.0 - 0.5 * quarter * quarter
-        cos[i] = factor * (-quarter * sine if odd else even * cosine)
-        sin[i] = factor * sign * (quarter * cosine if odd else even * sine)
+        cosine, sine = _place(z + muladd(z * z2, s, dz), 1.0 + muladd(z2, c, -z * dz), quarter)
+        cos[i] = factor * cosine
+        sin[i] = factor * sign * sine
+
+
+@helper
+def _circle32(turns, rest, sign, factor, cos, sin):
+    """Do the same to 1.2e-10, far below what float32 rounds away: half the work, for float32 arrays."""
+    for i in range(turns.size):
+        total = turns[i] + rest[i]
+        quarter = np.rint(4.0 * total)
+        z = muladd(quarter, -0.25, total) * _TWO_PI
+        z2 = z * z
+        s, c = _SIN[3], _COS[3]
+        s, c = muladd(z2, s, _SIN[4]), muladd(z2, c, _COS[4])
+        s, c = muladd(z2, s, _SIN[5]), muladd(z2, c, _COS[5])
+        s, c = muladd(z2, s, _SIN[6]), muladd(z2, c, _COS[6])
+        s, c = muladd(z2, s, _SIN[7]), muladd(z2, c, _COS[7])
+        cosine, sine = _place(muladd(z * z2, s, z), muladd(z2, c, 1.0), quarter)
+        cos[i] = factor * cosine
+        sin[i] = factor * sign * sine
 
 
 # 1 / 2π in two parts: the turns of an angle of one radian.
@@ -95,7 +129,7 @@ def angles(dtype: str, parallel: bool) -> Kernel:
     single: repeat float32 arithmetic; the first part of turns is then ω itself, the second unused. cos, sin: float32 or
     float64 (1 or batch, seq, heads, pairs). LOOK_CLOSER: a position is not finite or beyond ±limit.
     """
-    sources = SOURCES
+    sources, wide = SOURCES, dtype == "float64"
 
     def fill(positions, limit, turns, factor, sign, single, cos, sin, chunks):
         _ = sources  # a part of the cache key
@@ -111,20 +145,25 @@ def angles(dtype: str, parallel: bool) -> Kernel:
                 b, t = row // seq, row % seq
                 p, f = min(b, positions.shape[0] - 1), min(b, factor.size - 1)
                 for h in range(cos.shape[2]):
-                    whole[:], rest[:], angle[:] = 0.0, 0.0, 0.0
+                    if single:
+                        angle[:] = 0.0
                     for axis in range(axes):
                         position, omega = positions[p, t, min(axis, positions.shape[2] - 1)], turns[f, axis, h]
                         if single:
                             _add_radians32(position, omega[0], angle)
-                        else:
+                        elif axis:
                             _add_turns(position, omega[0], omega[1], whole, rest)
+                        else:
+                            _set_turns(position, omega[0], omega[1], whole, rest)
                     if single:
-                        _add_turns(_TURN, angle, nothing, whole, rest)
+                        _set_turns(_TURN, angle, nothing, whole, rest)
                         _add_turns(_TURN_REST, angle, nothing, whole, rest)
                         _circle(whole, rest, sign, 1.0, cos[b, t, h], sin[b, t, h])
                         _scale32(factor[f], cos[b, t, h], sin[b, t, h])
-                    else:
+                    elif wide:
                         _circle(whole, rest, sign, factor[f], cos[b, t, h], sin[b, t, h])
+                    else:
+                        _circle32(whole, rest, sign, factor[f], cos[b, t, h], sin[b, t, h])
         return DONE
 
     real = types.float64 if dtype == "float64" else types.float32
