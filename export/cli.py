@@ -11,6 +11,7 @@ import onnx
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu._usage import UsageError, add_config_arguments, config_of, heads_of, rotary_of
+from rope_cpu.config import language_model
 from rope_cpu.export.attention_options import LAYOUTS as ATTENTION_LAYOUTS
 from rope_cpu.export.attention_options import MASKS
 from rope_cpu.export.attention_options import POSITIONS as ATTENTION_POSITIONS
@@ -35,11 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seq-len", type=int, metavar="N", help="the length, for rope types that depend on it")
     add("--inverse", action="store_true", help="undo the rotation")
     add("--seed", type=int, default=0, help="of what validation draws (default: 0)")
-    more = parser.add_argument_group("attention")
+    more = parser.add_argument_group("attention", "of queries, keys and values that are projected (and normed) already")
     more.add_argument("--attention", action="store_true", help="rotate inside attention, with a cache")
     more.add_argument("--mask", choices=MASKS, help="the kind of mask that is an input (default: none)")
-    more.add_argument("--window", type=int, metavar="N", help="attend to N keys at most, the query's own included")
-    more.add_argument("--softcap", type=float, metavar="C", help="cap scores: C·tanh(score/C)")
+    more.add_argument("--window", type=int, metavar="N", help="attend to N keys at most, its own included; 0: to all")
+    more.add_argument("--softcap", type=float, metavar="C", help="cap scores: C·tanh(score/C); 0: not at all")
     more.add_argument("--scale", type=float, metavar="S", help="of the scores (default: head_dim^-½)")
 
 
@@ -88,4 +89,24 @@ def _model(args: argparse.Namespace, config: dict[str, Any], rope: RotaryEmbeddi
         raise UsageError("--inverse and --attention are both given; attention rotates forward")
     if args.layout not in ATTENTION_LAYOUTS:
         raise UsageError(f"--layout is {args.layout}; with --attention it is one of {', '.join(ATTENTION_LAYOUTS)}")
-    return export.export_attention(rope, **chosen, **given)
+    _hear(config, rope, given)
+    return export.export_attention(rope, **chosen, **{name: value for name, value in given.items() if value != 0})
+
+
+def _hear(config: dict[str, Any], rope: RotaryEmbedding, given: dict[str, Any]) -> None:
+    """Refuse to pass over what a config says about its attention: layers may differ, so the user has to say it."""
+    text, _ = language_model(config)
+    if "kv_lora_rank" in text:
+        raise UsageError("the config has latent attention (kv_lora_rank), of which only a part of each head is rotated")
+    scalar = text.get("query_pre_attn_scalar")
+    said = {
+        "sliding_window": ("window", text.get("sliding_window") if text.get("use_sliding_window", True) else None),
+        "attn_logit_softcapping": ("softcap", text.get("attn_logit_softcapping")),
+        "attention_multiplier": ("scale", text.get("attention_multiplier")),
+        "query_pre_attn_scalar": ("scale", None if not scalar else scalar**-0.5),
+    }
+    for key, (option, value) in said.items():
+        default = option == "scale" and value == rope.head_dim**-0.5
+        if value is not None and not default and option not in given:
+            none = "" if option == "scale" else f", or --{option} 0 for layers without"
+            raise UsageError(f"the config has {key} {text[key]}; give --{option} {value:.6g}{none}")

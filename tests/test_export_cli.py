@@ -93,6 +93,24 @@ def test_bad_usage_is_one_line(export_to, arguments, text):
         export_to(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("said", "text", "arguments"),
+    [
+        ({"sliding_window": 32}, "sliding_window 32; give --window 32, or --window 0 for layers", ("--window", "0")),
+        ({"attn_logit_softcapping": 50.0}, "give --softcap 50, or --softcap 0", ("--softcap", "50")),
+        ({"query_pre_attn_scalar": 64}, "query_pre_attn_scalar 64; give --scale 0.125", ("--scale", "0.125")),
+        ({"attention_multiplier": 0.5}, "attention_multiplier 0.5; give --scale 0.5", ("--scale", "0.5")),
+    ],
+)
+def test_what_a_config_says_about_attention_is_not_passed_over(export_to, said, text, arguments):
+    with pytest.raises(UsageError, match=text):
+        export_to("--attention", config=CONFIG | said)
+    assert export_to("--attention", *arguments, config=CONFIG | said)[0] == 0
+    assert export_to(config=CONFIG | said)[0] == 0
+    unused = {"sliding_window": 32, "use_sliding_window": False, "query_pre_attn_scalar": 32}
+    assert export_to("--attention", config=CONFIG | unused)[0] == 0
+
+
 def test_a_length_is_asked_for(export_to):
     config = CONFIG | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64}
     with pytest.raises(UsageError, match="depends on the sequence length"):

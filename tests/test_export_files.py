@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -63,17 +64,21 @@ def test_a_file_explains_itself():
 
 
 MEASURED = """
-import resource, time
+import time
+from pathlib import Path
 from rope_cpu import RotaryEmbedding, export
 rope = RotaryEmbedding(128, rope_theta=5e5)
 export.save(export.export_rope(rope, max_positions=64), "{folder}/small.onnx")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def kibibytes(entry):  # resource.getrusage would count what the parent had before it started this process
+    return int(Path("/proc/self/status").read_text().split(entry)[1].split()[0])
+before = kibibytes("VmRSS:")
 start = time.perf_counter()
 export.save(export.export_rope(rope, max_positions=131072), "{folder}/rope.onnx")
-print(time.perf_counter() - start, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+print(time.perf_counter() - start, (kibibytes("VmHWM:") - before) / 1024)
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux' /proc")
 def test_a_long_table_is_quick_and_small(tmp_path):
     """131072 positions of 128 elements: 64 MiB of tables, and less than 300 MiB of memory on the way."""
     done = subprocess.run(
@@ -81,7 +86,7 @@ def test_a_long_table_is_quick_and_small(tmp_path):
     )
     seconds, mebibytes = map(float, done.stdout.split())
     print(f"131072 positions: {seconds:.2f} s, {mebibytes:.0f} MiB")
-    assert mebibytes < 300
+    assert 64 < mebibytes < 300
     assert (tmp_path / "rope.onnx.data").stat().st_size == 64 << 20
 
 

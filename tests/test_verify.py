@@ -46,6 +46,13 @@ def test_error_is_seen_below_float64():
     assert exact.error(np.array([1.0 + 2.0**-52])) == 2.0**-52 - 2.0**-60
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """A short prompt, and no more timing than it takes to have a figure."""
+    monkeypatch.setattr(verify, "TOKENS", 16)
+    monkeypatch.setattr(_verification, "TIMED_SECONDS", 0.0)
+
+
 class Spoiled(_verification.NumPyPath):
     """The kernels, and then a fault in one place."""
 
@@ -128,13 +135,7 @@ def test_pairs_of_blocks():
     assert second.tolist() == [1, 4, 5]
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(verify, "TOKENS", 16)
-    monkeypatch.setattr(_verification, "TIMED_SECONDS", 0.0)
-
-
-def test_table_and_json_say_the_same(quick, tmp_path, capsys):
+def test_table_and_json_say_the_same(tmp_path, capsys):
     file = tmp_path / "report.json"
     assert cli.main(["verify", "--json", str(file)]) == 0
     out = capsys.readouterr().out
@@ -158,7 +159,7 @@ def test_table_and_json_say_the_same(quick, tmp_path, capsys):
     assert refused == {("float64", "onnx"), ("float64", "ort")}
 
 
-def test_exit_code_1_where_a_row_fails(quick, monkeypatch, tmp_path, capsys):
+def test_exit_code_1_where_a_row_fails(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(verify, "NumPyPath", lambda rope: Spoiled(rope, not_a_number))
     assert cli.main(["verify", "--json", str(tmp_path / "r.json")]) == 1
     assert re.search(r"float32 +half-split +numpy +nan +nan +.* FAIL", capsys.readouterr().out)
@@ -202,12 +203,19 @@ def config(tmp_path, **changes):
     return file
 
 
-def test_a_config_of_ones_own(quick, tmp_path, capsys):
+def test_a_config_of_ones_own(tmp_path, capsys):
     file = config(tmp_path)
     assert cli.main(["verify", str(file)]) == 0
     out = capsys.readouterr().out
     assert f"{file}: rope type default, 16 of 16 elements rotated in half-split pairs" in " ".join(out.split())
     assert "q (4 heads) and k (2)" in out
+
+
+def test_layers_that_differ(tmp_path, capsys):
+    file = config(tmp_path, model_type="gemma3_text", head_dim=16, rope_theta=1e6, rope_local_base_freq=1e4)
+    assert cli.main(["verify", str(file)]) == 2
+    one_line(capsys, "full_attention", "choose with --layer-type")
+    assert cli.main(["verify", str(file), "--layer-type", "sliding_attention"]) == 0
 
 
 @pytest.mark.parametrize(
