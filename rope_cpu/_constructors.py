@@ -43,7 +43,8 @@ class Constructors:
         rope_theta: the base; 10000 where it is said nowhere.
         interleaved: pairs are (2i, 2i+1), "GPT-J", rather than (i, i+n), "NeoX" and `rotate_half`.
         scaling: a dict in Hugging Face form, {"rope_type": "llama3", "factor": 8.0, …}; it may hold rope_theta too.
-        max_position_embeddings: tokens; needed by some kinds of scaling.
+        max_position_embeddings: tokens; needed by some kinds of scaling. Others check it and have no use for it, since
+            every config says it.
         angle_dtype: "float64" is exact; "float32" repeats the float32 arithmetic of transformers, step by step.
 
         Raises TypeError or ValueError for odd or too wide rotary_dim, unknown rope types, unknown or missing keys and
@@ -64,7 +65,12 @@ class Constructors:
 
     @classmethod
     def from_spec(cls, spec: RopeSpec) -> Self:
-        """Return the rotary of a spec; every constructor ends here."""
+        """Return the rotary of a spec; every constructor ends here.
+
+        Raises TypeError for anything else.
+        """
+        if not isinstance(spec, RopeSpec):
+            raise TypeError(f"`spec` is {spec!r}; it must be a RopeSpec")
         rope = cls.__new__(cls)
         rope._of(spec)
         return rope
@@ -164,7 +170,7 @@ class Constructors:
         rope_theta: base of the frequencies.
         mrope_interleaved: False gives each axis one run of pairs (Qwen2-VL), True deals them out in turn (Qwen3-VL).
         interleaved: pairs are (2i, 2i+1) rather than (i, i+n).
-        scaling: a dict in Hugging Face form, or None.
+        scaling: a dict in Hugging Face form, or None; it may repeat rope_theta, mrope_section and mrope_interleaved.
 
         Raises TypeError or ValueError where sections do not fit, naming argument, value and rule.
         Source: Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.

@@ -77,8 +77,8 @@ def _names(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[str]:
     names = []
     for dtype in many:
         try:
-            name = FORMAT_OF[np.dtype(dtype)]
-        except (KeyError, TypeError):
+            name = FORMAT_OF[np.dtype(dtype if dtype is not None else "none")]  # NumPy takes None for float64
+        except (KeyError, TypeError, ValueError):
             raise TypeError(f"`dtypes` holds {dtype!r}; each must be one of {', '.join(DTYPES)}") from None
         if name not in names:
             names.append(name)

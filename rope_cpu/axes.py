@@ -9,8 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.scaling import scaled
-from rope_cpu.spec import Float64, LengthRule, RopeSpec, from_inv_freq, whole_number
+from rope_cpu.scaling import said_once, scaled, section_of
+from rope_cpu.spec import (
+    Float64,
+    LengthRule,
+    RopeSpec,
+    boolean,
+    from_inv_freq,
+    one_of,
+    real_number,
+    whole_number,
+    whole_numbers,
+)
 
 SPANS = ("axis", "head")
 
@@ -37,8 +47,7 @@ def axial(
     Source: Su, kexue.fm/archives/8397 (span "axis"); Qwen2-VL's vision tower in transformers (span "head").
     """
     head_dim, axes = whole_number("head_dim", head_dim), whole_number("axes", axes)
-    if span not in SPANS:
-        raise ValueError(f"`span` is {span!r}; it must be one of {', '.join(SPANS)}")
+    span = one_of("span", span, SPANS)
     widths = _axis_dims(head_dim, axes, axis_dims)
     bases = _bases(axes, rope_theta)
     rows = [base_frequencies(base, width) for base, width in zip(bases, widths, strict=True)]
@@ -66,26 +75,29 @@ def mrope(
     mrope_section: pairs for time, height and width.
     rope_theta: base of the frequencies.
     mrope_interleaved: False gives each axis one run of pairs (Qwen2-VL), True deals them out in turn (Qwen3-VL).
-    scaling: a dict in Hugging Face form, or None; it may repeat mrope_section and mrope_interleaved.
+    scaling: a dict in Hugging Face form, or None; it may repeat rope_theta, mrope_section and mrope_interleaved.
 
     Scaling that depends on the sequence length needs `at_length`, like that of one axis.
 
     Raises TypeError or ValueError naming the argument, its value and the rule.
     Source: Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.
     """
-    section = dict(scaling or {})
-    for key, said in (("mrope_section", list(mrope_section)), ("mrope_interleaved", mrope_interleaved)):
-        if section.pop(key, said) != said:
-            raise ValueError(f"`{key}` is {said!r}, but `scaling` says {(scaling or {})[key]!r}; say it once")
-    width = 2 * sum(_section(mrope_section))
-    text = scaled(head_dim, rope_theta=rope_theta, rotary_dim=width, interleaved=interleaved, scaling=section)
-    return spread_spec(text, mrope_section, mrope_interleaved)
+    head_dim, theta = whole_number("head_dim", head_dim, 2), real_number("rope_theta", rope_theta)
+    shares, dealt = _section("mrope_section", mrope_section), boolean("mrope_interleaved", mrope_interleaved)
+    section = section_of(scaling)
+    said_once("mrope_section", shares, section.pop("mrope_section", None), _section)
+    said_once("mrope_interleaved", dealt, section.pop("mrope_interleaved", None), boolean)
+    if 2 * sum(shares) > head_dim:
+        raise ValueError(f"`mrope_section` is {shares}, {sum(shares)} pairs; head_dim {head_dim} has {head_dim // 2}")
+    text = scaled(head_dim, rope_theta=theta, rotary_dim=2 * sum(shares), interleaved=interleaved, scaling=section)
+    return spread_spec(text, shares, dealt)
 
 
 def spread_spec(spec: RopeSpec, mrope_section: Sequence[int], mrope_interleaved: bool) -> RopeSpec:
     """Return a rotation of one axis as M-RoPE, whose axes all take the id of a text token."""
-    rule = spec.length_rule and SpreadRule(spec.length_rule, _section(mrope_section), mrope_interleaved)
-    described = from_inv_freq(spread(spec.inv_freq[0, 0, 0], mrope_section, mrope_interleaved))
+    shares, dealt = _section("mrope_section", mrope_section), boolean("mrope_interleaved", mrope_interleaved)
+    rule = spec.length_rule and SpreadRule(spec.length_rule, shares, dealt)
+    described = from_inv_freq(spread(spec.inv_freq[0, 0, 0], shares, dealt))
     return replace(spec, inv_freq=described.inv_freq, shared_id=True, length_rule=rule)
 
 
@@ -112,11 +124,11 @@ def spread(inv_freq: ArrayLike, mrope_section: Sequence[int], mrope_interleaved:
     Raises TypeError or ValueError where mrope_section is no split of the pairs.
     """
     frequencies = np.asarray(inv_freq, dtype=np.float64)
-    section = _section(mrope_section)
+    section = _section("mrope_section", mrope_section)
     pairs, axes = frequencies.size, len(section)
     if sum(section) != pairs:
         raise ValueError(f"`mrope_section` is {list(section)}, which adds up to {sum(section)}, not to {pairs} pairs")
-    if mrope_interleaved:
+    if boolean("mrope_interleaved", mrope_interleaved):
         turn = np.arange(pairs) % axes
         owner = np.where(np.arange(pairs) < axes * np.array(section)[turn], turn, 0)
         if tuple(np.bincount(owner, minlength=axes)) != section:
@@ -131,7 +143,8 @@ def base_frequencies(rope_theta: float, width: int, angle_dtype: str = "float64"
 
     angle_dtype: "float32" rounds every step to float32, as transformers does.
     """
-    frequencies: Float64 = scaled(width, rope_theta=rope_theta, angle_dtype=angle_dtype).inv_freq[0, 0, 0]
+    theta = real_number("rope_theta", rope_theta)
+    frequencies: Float64 = scaled(width, rope_theta=theta, angle_dtype=angle_dtype).inv_freq[0, 0, 0]
     return frequencies
 
 
@@ -149,7 +162,7 @@ def _axis_dims(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> tup
                 f"`head_dim` is {head_dim}, which {axes} axes cannot share equally in pairs; say how in `axis_dims`"
             )
         return (head_dim // axes,) * axes
-    widths = tuple(whole_number("axis_dims", width, 2) for width in axis_dims)
+    widths = whole_numbers("axis_dims", axis_dims, 2)
     if len(widths) != axes:
         raise ValueError(f"`axis_dims` is {widths}, {len(widths)} widths, but `axes` is {axes}")
     if any(width % 2 for width in widths) or sum(widths) > head_dim:
@@ -158,15 +171,15 @@ def _axis_dims(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> tup
 
 
 def _bases(axes: int, rope_theta: float | Sequence[float]) -> Sequence[float]:
-    several = isinstance(rope_theta, list | tuple | np.ndarray)
+    several = isinstance(rope_theta, list | tuple) or np.ndim(rope_theta) == 1
     bases: list[Any] = list(rope_theta) if several else [rope_theta] * axes  # type: ignore[arg-type]
     if len(bases) != axes:
         raise ValueError(f"`rope_theta` has {len(bases)} bases, but `axes` is {axes}")
     return bases
 
 
-def _section(mrope_section: Sequence[int]) -> tuple[int, ...]:
-    section = tuple(whole_number("mrope_section", pairs, 0) for pairs in mrope_section)
+def _section(name: str, mrope_section: object) -> tuple[int, ...]:
+    section = whole_numbers(name, mrope_section, 0)
     if sum(section) == 0:
-        raise ValueError(f"`mrope_section` is {list(section)}; it must name the pairs of each axis")
+        raise ValueError(f"`{name}` is {mrope_section}; it must name the pairs of each axis")
     return section

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.spec import Float64, RopeSpec, from_inv_freq
+from rope_cpu.spec import LARGEST_FREQUENCY, Float64, RopeSpec, from_inv_freq, real_array
 
 # Draws of the one combination whose eigenvectors are used; the best is kept. A draw is bad only where two different
 # planes happen to get nearly the same frequency in it.
@@ -40,9 +40,7 @@ def solve(generators: ArrayLike) -> tuple[RopeSpec, Float64]:
 
 
 def _matrices(generators: ArrayLike) -> tuple[Float64, float]:
-    given = np.asarray(generators)
-    if given.dtype.kind not in "fiu":
-        raise TypeError(f"`generators` has dtype {given.dtype}; it must hold real numbers")
+    given = real_array("generators", generators)
     shape = given.shape
     matrices = given.astype(np.float64).reshape(1, *shape) if given.ndim == 2 else given.astype(np.float64)
     if matrices.ndim != 3 or matrices.shape[0] == 0 or matrices.shape[1] != matrices.shape[2] or matrices.shape[1] < 2:
@@ -50,6 +48,8 @@ def _matrices(generators: ArrayLike) -> tuple[Float64, float]:
     for axis, matrix in enumerate(matrices):
         if not np.isfinite(matrix).all():
             raise ValueError(f"`generators`[{axis}] holds {matrix[~np.isfinite(matrix)][0]}; it must be finite")
+        if np.abs(matrix).max() > LARGEST_FREQUENCY:  # no entry is larger than the fastest turn
+            raise ValueError(f"`generators`[{axis}] reaches {np.abs(matrix).max()}, which is beyond ±2^40")
     # Rounding of the entries as they were given, and of sums of head_dim products of them.
     eps = float(np.finfo(given.dtype if given.dtype.kind == "f" else np.float64).eps)
     return matrices, 4 * matrices.shape[1] * eps

@@ -164,18 +164,16 @@ def longrope(
     Source: Ding et al., "LongRoPE", arXiv:2402.13753; the code of Phi-3 and Phi-3.5-MoE.
     """
     is_long = base.length is not None and base.length > original_max_position_embeddings
-    attention_factor = (long_mscale if is_long else short_mscale) or attention_factor
     wavelengths = base.wavelengths()
     for name, entries in (("short_factor", short_factor), ("long_factor", long_factor)):
         if len(entries) != len(wavelengths):
             raise ValueError(f"`{name}` has {len(entries)} entries; it needs one for each of {len(wavelengths)} pairs")
     inv_freq = 1 / (np.asarray(long_factor if is_long else short_factor, dtype=base.real) * wavelengths)
-    if attention_factor is not None:
-        return inv_freq, float(attention_factor)
-    scale = _ratio(factor, max_position_embeddings, original_max_position_embeddings)
-    if scale <= 1:
-        return inv_freq, 1.0
-    return inv_freq, math.sqrt(1 + math.log(scale) / math.log(original_max_position_embeddings))
+    factors = [short_mscale or attention_factor, long_mscale or attention_factor]
+    if None in factors:  # at either length: what is missing for the long one shows when the short one is made
+        scale = _ratio(factor, max_position_embeddings, original_max_position_embeddings)
+        factors = [given or _stretch(scale, original_max_position_embeddings) for given in factors]
+    return inv_freq, float(factors[is_long] or 1.0)
 
 
 def llama3(
@@ -210,10 +208,14 @@ def proportional(base: Base, *, factor: float = 1.0, partial_rotary_factor: floa
 
     Source: `_compute_proportional_rope_parameters` in transformers' modeling_rope_utils.
     """
-    turning = int(partial_rotary_factor * base.head_dim // 2)
     inv_freq = 1 / base.wavelengths()
-    inv_freq[turning:] = 0
+    inv_freq[_turning(base, partial_rotary_factor) :] = 0
     return inv_freq / base.real(factor), 1.0
+
+
+def _turning(base: Base, partial_rotary_factor: float) -> int:
+    """Return how many pairs of a head turn where the others stand still."""
+    return int(partial_rotary_factor * base.head_dim // 2)
 
 
 def _ratio(factor: float | None, reached: int | None, original: int) -> float:
@@ -225,6 +227,17 @@ def _ratio(factor: float | None, reached: int | None, original: int) -> float:
     return reached / original
 
 
+def _stretch(scale: float, original: int) -> float:
+    """Return LongRoPE's attention factor: √(1 + ln s / ln L₀), and 1 where nothing is stretched."""
+    if scale <= 1:
+        return 1.0
+    if original == 1:
+        raise ValueError(
+            "`original_max_position_embeddings` is 1; rope type 'longrope' divides by its logarithm, so it must be > 1"
+        )
+    return math.sqrt(1 + math.log(scale) / math.log(original))
+
+
 def _mscale(scale: float, mscale: float) -> float:
     """Return YaRN's m: 0.1·μ·ln s + 1, and 1 where nothing is stretched."""
     return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0
@@ -232,10 +245,11 @@ def _mscale(scale: float, mscale: float) -> float:
 
 @dataclass(frozen=True)
 class RopeType:
-    """A row of the table: the function, and whether its result depends on the sequence length."""
+    """A row of the table: the function, whether its result depends on the sequence length, and how many pairs turn."""
 
     compute: Callable[..., Result]
     depends_on_length: Callable[[Mapping[str, Any]], bool] = lambda parameters: False
+    turning: Callable[[Base, Mapping[str, Any]], int] = lambda base, parameters: (base.rotary_dim + 1) // 2
 
     @cached_property
     def parameters(self) -> dict[str, bool]:
@@ -252,6 +266,8 @@ ROPE_TYPES: dict[str, RopeType] = {
     "yarn": RopeType(yarn),
     "longrope": RopeType(longrope, lambda parameters: True),
     "llama3": RopeType(llama3),
-    "proportional": RopeType(proportional),
+    "proportional": RopeType(
+        proportional, turning=lambda base, parameters: _turning(base, parameters.get("partial_rotary_factor", 1.0))
+    ),
 }
 ALIASES = {"su": "longrope", "mrope": "default"}

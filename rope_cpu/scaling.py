@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,27 @@ INERT_KEYS = {
 # Keys that mean several axes: they describe another rotation than the one-dimensional one built here.
 AXES_KEYS = ("mrope_section", "mrope_interleaved", "xdrope_section")
 
-_INTEGERS = ("original_max_position_embeddings",)
-_LISTS = ("short_factor", "long_factor")
-_MAY_BE_ZERO = ("mscale", "mscale_all_dim", "alpha", "partial_rotary_factor")
+
+def _numbers(name: str, value: object) -> None:
+    """Raise unless `value` is a list of numbers above 0."""
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"`{name}` is {value!r}; it must be a list of numbers")
+    for entry in value:
+        specs.real_number(name, entry)
+
+
+_not_negative = partial(specs.real_number, zero=True)
+
+# What the value of a key is, in sections of whatever type; a number above 0 where nothing is said.
+CHECKS: dict[str, Callable[[str, Any], object]] = {
+    **dict.fromkeys(("rope_type", "type"), lambda name, value: None),  # looked up in the table of types
+    **dict.fromkeys(("original_max_position_embeddings", "max_position_embeddings"), specs.whole_number),
+    **dict.fromkeys(("short_factor", "long_factor"), _numbers),
+    **dict.fromkeys(("truncate", "finetuned"), specs.boolean),
+    **dict.fromkeys(
+        ("mscale", "mscale_all_dim", "alpha", "partial_rotary_factor", "llama_4_scaling_beta"), _not_negative
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -44,9 +62,25 @@ class Scaled:
 
     def at_length(self, length: int | None) -> tuple[Float64, float]:
         """Return inv_freq (pairs,) and the attention factor for `length` tokens; None: for the original length."""
-        compute = ROPE_TYPES[self.rope_type].compute
-        inv_freq, factor = compute(replace(self.base, length=length), **dict(self.parameters))
+        row, parameters = ROPE_TYPES[self.rope_type], dict(self.parameters)
+        try:
+            with np.errstate(all="ignore"):
+                inv_freq, factor = row.compute(replace(self.base, length=length), **parameters)
+        except OverflowError:
+            raise self._unusable(length, "values overflow") from None
+        turning = inv_freq[: row.turning(self.base, parameters)]
+        for extreme in (turning.min(), turning.max()):
+            if not 0 < extreme <= specs.LARGEST_FREQUENCY:
+                raise self._unusable(length, f"a frequency comes to {float(extreme)}")
         return inv_freq.astype(np.float64), float(factor)
+
+    def _unusable(self, length: int | None, what: str) -> ValueError:
+        """Return the error that says what came of the numbers given."""
+        numbers = {"rope_theta": self.base.rope_theta, **dict(self.parameters), "seq_len": length}
+        said = ", ".join(f"`{key}` {value!r}" for key, value in numbers.items() if isinstance(value, int | float))
+        return ValueError(
+            f"{said}: {what} in {self.base.angle_dtype}; frequencies must be finite, above 0 and at most 2^40"
+        )
 
 
 def scaled(
@@ -65,23 +99,23 @@ def scaled(
         is not given. rope_theta: the base; it may stand in the section instead; 10000 where it stands nowhere.
     scaling: a section in Hugging Face form, {"rope_type": "llama3", "factor": 8.0, …}.
     max_position_embeddings: tokens; dynamic needs it, and others where the section leaves a value to follow from it.
+        It may stand in the section instead. Types with no use for it check it and go without: every config says it.
     angle_dtype: "float64", or "float32" for the frequencies and angles that transformers computes.
 
     Raises ValueError or TypeError for unknown types, unknown or missing keys and values that make no rotation.
     """
     head_dim = specs.whole_number("head_dim", head_dim, 2)
-    section = {key: value for key, value in dict(scaling or {}).items() if value is not None}
+    angle_dtype = specs.one_of("angle_dtype", angle_dtype, specs.ANGLE_DTYPES)
+    section = section_of(scaling)
     rope_type = type_of(section)
-    if rope_type == "default" and section.get("factor") == 1:
-        section.pop("factor")  # published sections say so, and it changes nothing
-    theta = _said_once("rope_theta", rope_theta, section.get("rope_theta"), DEFAULT_THETA)
-    base = Base(_number("rope_theta", theta), _rotated(head_dim, rotary_dim, rope_type, section), head_dim, angle_dtype)
-    if angle_dtype not in specs.ANGLE_DTYPES:
-        raise ValueError(f"`angle_dtype` is {angle_dtype!r}; it must be one of {', '.join(specs.ANGLE_DTYPES)}")
-    if max_position_embeddings is not None:
-        max_position_embeddings = specs.whole_number("max_position_embeddings", max_position_embeddings)
-    parameters = _parameters(rope_type, section, max_position_embeddings)
-    _check_values(rope_type, base, parameters)
+    _check_values(rope_type, section)
+    theta = said_once("rope_theta", rope_theta, section.get("rope_theta"), specs.real_number)
+    length_said = section.get("max_position_embeddings")
+    length = said_once("max_position_embeddings", max_position_embeddings, length_said, specs.whole_number)
+    width = _rotated(head_dim, rotary_dim, rope_type, section)
+    base = Base(DEFAULT_THETA if theta is None else theta, width, head_dim, angle_dtype)
+    parameters = _parameters(rope_type, section, length)
+    _check_together(rope_type, base, parameters)
     return spec_of(
         Scaled(rope_type, base, tuple(sorted(parameters.items()))), head_dim=head_dim, interleaved=interleaved
     )
@@ -102,6 +136,21 @@ def spec_of(rule: Scaled, *, head_dim: int, interleaved: bool) -> RopeSpec:
     )
 
 
+def section_of(scaling: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what a scaling section says, without its empty keys; raise unless it is a dict or None."""
+    if scaling is not None and not isinstance(scaling, Mapping):
+        raise TypeError(f"`scaling` is {scaling!r}; it must be None or a dict in Hugging Face form")
+    return {key: value for key, value in (scaling or {}).items() if value is not None}
+
+
+def said_once(name: str, argument: Any, in_section: Any, check: Callable[[str, Any], Any]) -> Any:
+    """Return the checked value that was said, None where it was not; raise where it was said twice and differently."""
+    said, here = (None if value is None else check(name, value) for value in (argument, in_section))
+    if None not in (said, here) and said != here:
+        raise ValueError(f"`{name}` is {argument!r}, but `scaling` says {in_section!r}; say it once")
+    return here if said is None else said
+
+
 def type_of(section: Mapping[str, Any]) -> str:
     """Return the rope type that a section names, by `rope_type` or the older `type`.
 
@@ -118,20 +167,26 @@ def type_of(section: Mapping[str, Any]) -> str:
     return next(iter(types.values()), "default")
 
 
-def _parameters(rope_type: str, section: Mapping[str, Any], max_position_embeddings: int | None) -> dict[str, Any]:
-    """Return the values that the type's function takes; raise for unknown and for missing keys."""
+def _check_values(rope_type: str, section: Mapping[str, Any]) -> None:
+    """Raise for keys that the type does not know, and for values that no type could use."""
     known = ROPE_TYPES[rope_type].parameters
-    for key in section:
+    for key, value in section.items():
         if key in AXES_KEYS:
             raise ValueError(f"`{key}` in the scaling section describes several axes; use RotaryEmbedding.mrope")
-        if key not in known and key not in COMMON_KEYS and key not in INERT_KEYS:
+        # Published sections without scaling say a factor of 1, which changes nothing.
+        unscaled = (rope_type, key) == ("default", "factor") and specs.real_number(key, value) == 1
+        if not unscaled and key not in known and key not in COMMON_KEYS and key not in INERT_KEYS:
             raise ValueError(f"`{key}` is not a key of rope type {rope_type!r}; known are {_listed(known)}")
-    values = {key: section[key] for key in known if key in section}
-    if max_position_embeddings is not None:
-        length = {"max_position_embeddings": max_position_embeddings}
-        original = {"original_max_position_embeddings": max_position_embeddings}
-        values = {**{key: value for key, value in original.items() if key in known}, **values}
-        values.update({key: value for key, value in length.items() if key in known})
+        CHECKS.get(key, specs.real_number)(key, value)
+
+
+def _parameters(rope_type: str, section: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    """Return the values that the type's function takes; raise for missing keys."""
+    known = ROPE_TYPES[rope_type].parameters
+    # The original length, where the section does not say it, is the one that the config says.
+    lengths = {"max_position_embeddings": length, "original_max_position_embeddings": length}
+    said = {**{key: value for key, value in lengths.items() if value is not None}, **section}
+    values = {key: said[key] for key in known if key in said}
     for key, required in known.items():
         if required and key not in values:
             raise ValueError(f"`{key}` is missing; rope type {rope_type!r} needs it")
@@ -140,42 +195,30 @@ def _parameters(rope_type: str, section: Mapping[str, Any], max_position_embeddi
 
 def _rotated(head_dim: int, rotary_dim: int | None, rope_type: str, section: Mapping[str, Any]) -> int:
     """Return the width that frequencies are computed for."""
-    partial = _number("partial_rotary_factor", section.get("partial_rotary_factor", 1.0))
+    share = section.get("partial_rotary_factor", 1.0)
+    width = int(head_dim * share)
+    if not 0 < share <= 1:
+        raise ValueError(f"`partial_rotary_factor` is {share}; it must be above 0 and at most 1")
+    if width == 0 or (rope_type == "proportional" and width < 2):
+        raise ValueError(f"`partial_rotary_factor` is {share}; of head_dim {head_dim} it rotates nothing")
     if rope_type == "proportional":
-        if rotary_dim not in (None, head_dim):
+        width = head_dim
+        if rotary_dim is not None and specs.whole_number("rotary_dim", rotary_dim) != width:
             raise ValueError(f"`rotary_dim` is {rotary_dim}, but rope type 'proportional' pairs the whole head")
-        return head_dim
-    if not 0 < partial <= 1:
-        raise ValueError(f"`partial_rotary_factor` is {partial}; it must be above 0 and at most 1")
-    width = int(head_dim * partial)
-    if rotary_dim is None:
-        if width == 0:
-            raise ValueError(f"`partial_rotary_factor` is {partial}; of head_dim {head_dim} it rotates nothing")
-        return width  # an odd width has its exponents over itself, and one more element turns with it
+    if rotary_dim is None or rope_type == "proportional":
+        if width == head_dim and width % 2:
+            raise ValueError(f"`rotary_dim` is {width}, that of the whole head; it must be even")
+        return width  # a smaller odd width has its exponents over itself, and one more element turns with it
     rotary_dim = specs.whole_number("rotary_dim", rotary_dim, 2)
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(f"`rotary_dim` is {rotary_dim}; it must be even and at most head_dim {head_dim}")
     if "partial_rotary_factor" in section and rotary_dim != width:
-        raise ValueError(
-            f"`rotary_dim` is {rotary_dim}, but `partial_rotary_factor` {partial} rotates {width} elements"
-        )
+        raise ValueError(f"`rotary_dim` is {rotary_dim}, but `partial_rotary_factor` {share} rotates {width} elements")
     return rotary_dim
 
 
-def _check_values(rope_type: str, base: Base, values: Mapping[str, Any]) -> None:
-    """Raise unless every number is one that the type's formula is defined for."""
-    for key, value in values.items():
-        if key in _LISTS:
-            if not isinstance(value, tuple):
-                raise TypeError(f"`{key}` is {value!r}; it must be a list of numbers")
-            for entry in value:
-                _number(key, entry)
-        elif key == "truncate":
-            specs.boolean(key, value)
-        elif key in _INTEGERS:
-            specs.whole_number(key, value)
-        else:
-            _number(key, value)
+def _check_together(rope_type: str, base: Base, values: Mapping[str, Any]) -> None:
+    """Raise where the type's formula is not defined for the numbers together."""
     if rope_type.startswith("dynamic") and base.rotary_dim == 2:
         raise ValueError(f"`rotary_dim` is 2; rope type {rope_type!r} needs at least 4")
     if rope_type == "yarn" and base.rope_theta <= 1:
@@ -184,24 +227,6 @@ def _check_values(rope_type: str, base: Base, values: Mapping[str, Any]) -> None
         )
     if rope_type == "llama3" and values["high_freq_factor"] < values["low_freq_factor"]:
         raise ValueError(f"`high_freq_factor` {values['high_freq_factor']} is below `low_freq_factor`")
-
-
-def _number(name: str, value: object) -> float:
-    """Return `value` as a float; raise unless it is a finite positive number (some may be 0)."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
-        raise TypeError(f"`{name}` is {value!r}; it must be a number")
-    least = "at least 0" if name in _MAY_BE_ZERO else "above 0"
-    if not math.isfinite(value) or value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
-        raise ValueError(f"`{name}` is {value!r}; it must be finite and {least}")
-    return float(value)
-
-
-def _said_once(name: str, argument: Any, in_section: Any, default: Any) -> Any:
-    """Return the value that was said; raise where it was said twice and differently."""
-    if argument is not None and in_section is not None and argument != in_section:
-        raise ValueError(f"`{name}` is {argument!r}, but `scaling` says {in_section!r}; say it once")
-    said = in_section if argument is None else argument
-    return default if said is None else said
 
 
 def _listed(known: Mapping[str, bool]) -> str:

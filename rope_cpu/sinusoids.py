@@ -11,9 +11,10 @@ import numpy as np
 from numba import prange, types
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from rope_cpu import _threads
+from rope_cpu import _check, _threads
 from rope_cpu._compile import SOURCES, Kernel, array_type, compiled
-from rope_cpu.spec import whole_number
+from rope_cpu.angles import to_dtype
+from rope_cpu.spec import LARGEST_FREQUENCY, boolean, real_array, real_number, whole_number
 
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -30,20 +31,23 @@ def sinusoidal(
 
     interleaved: True puts sin in even and cos in odd columns, False sin in the first half and cos in the second
         (RoFormer, XLM). An odd dim has one sin more.
-    dtype: of the table; values are computed in float64 and rounded once.
+    dtype: float32, float64, float16 or bfloat16; values are computed in float64 and rounded once.
 
     Raises TypeError or ValueError naming the argument, its value and the rule.
     Source: Vaswani et al., arXiv:1706.03762; RoFormerSinusoidalPositionalEmbedding in transformers.
     """
     rows, columns = whole_number("num_positions", num_positions, 0), whole_number("dim", dim)
-    if not (np.isfinite(base) and base > 0):
-        raise ValueError(f"`base` is {base!r}; it must be finite and positive")
+    base, wanted = real_number("base", base), _check.dtype(dtype)
     sines = (columns + 1) // 2
-    angles = np.arange(rows)[:, None] * float(base) ** (-2.0 * np.arange(sines) / columns)
-    where_sin, where_cos = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(sines), slice(sines, None))
-    table = np.empty((rows, columns), dtype=dtype)
-    table[:, where_sin] = np.sin(angles)
-    table[:, where_cos] = np.cos(angles[:, : columns // 2])
+    exponents = 2.0 * np.arange(sines) / columns
+    if base ** -exponents[-1] > LARGEST_FREQUENCY:
+        raise ValueError(f"`base` is {base!r}; its frequencies must be at most 2^40 radians per position")
+    angles = np.arange(rows)[:, None] * base**-exponents
+    adjacent = boolean("interleaved", interleaved)
+    where_sin, where_cos = (slice(0, None, 2), slice(1, None, 2)) if adjacent else (slice(sines), slice(sines, None))
+    table = np.empty((rows, columns), dtype=wanted)
+    table[:, where_sin] = to_dtype(np.sin(angles), wanted)
+    table[:, where_cos] = to_dtype(np.cos(angles[:, : columns // 2]), wanted)
     return table
 
 
@@ -77,18 +81,26 @@ def add_sinusoidal(
 
 
 def _row_ids(position_ids: ArrayLike | None, offset: int, shape: tuple[int, ...], positions: int) -> NDArray[np.int64]:
+    offset = whole_number("offset", offset, 0)
     if position_ids is None:
-        ids = np.arange(shape[1]) + whole_number("offset", offset, 0)
+        if offset + shape[1] > positions:
+            last = offset + shape[1] - 1
+            raise ValueError(
+                f"`offset` is {offset}: positions run to {last}, but `table` has rows 0 to {positions - 1}"
+            )
+        ids = np.arange(offset, offset + shape[1])
     elif offset != 0:
         raise ValueError(f"`offset` is {offset!r} and `position_ids` are given as well; give one of them")
     else:
-        ids = np.asarray(position_ids)
+        ids = real_array("position_ids", position_ids)
     if ids.dtype.kind not in "iu":
         raise TypeError(f"`position_ids` has dtype {ids.dtype}; it must hold integers")
     if ids.shape not in (shape[1:], shape, (1, shape[1])):
         raise ValueError(f"`position_ids` has shape {ids.shape}; it must be {shape[1:]} or {shape}")
     if ids.size and not 0 <= ids.min() <= ids.max() < positions:
-        raise ValueError(f"positions run from {ids.min()} to {ids.max()}, but `table` has rows 0 to {positions - 1}")
+        raise ValueError(
+            f"`position_ids` run from {ids.min()} to {ids.max()}, but `table` has rows 0 to {positions - 1}"
+        )
     return np.ascontiguousarray(np.broadcast_to(ids, shape), dtype=np.int64)
 
 

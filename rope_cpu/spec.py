@@ -13,6 +13,9 @@ Float64 = NDArray[np.float64]
 
 ANGLE_DTYPES = ("float64", "float32")
 
+# Radians per unit of position. Beyond it the angle of a large position would lose its precision.
+LARGEST_FREQUENCY = 2.0**40
+
 
 class LengthRule(Protocol):
     """Frequencies that depend on the sequence length (rope types dynamic and longrope).
@@ -119,17 +122,14 @@ def from_inv_freq(
 
     Raises ValueError or TypeError naming the argument, its value and the rule.
     """
+    interleaved = boolean("interleaved", interleaved)
     frequencies = _frequencies(inv_freq)
     rotary_dim = 2 * frequencies.shape[-1]
     head_dim = rotary_dim if head_dim is None else whole_number("head_dim", head_dim)
     if head_dim < rotary_dim:
         raise ValueError(f"`head_dim` is {head_dim}, but `inv_freq` rotates {rotary_dim} elements (2 a pair)")
-    factor = float(attention_factor)
-    if not (np.isfinite(factor) and factor > 0):
-        raise ValueError(f"`attention_factor` is {attention_factor!r}; it must be finite and positive")
-    angle_dtype = described.get("angle_dtype", "float64")
-    if angle_dtype not in ANGLE_DTYPES:
-        raise ValueError(f"`angle_dtype` is {angle_dtype!r}; it must be one of {', '.join(ANGLE_DTYPES)}")
+    factor = real_number("attention_factor", attention_factor)
+    one_of("angle_dtype", described.get("angle_dtype", "float64"), ANGLE_DTYPES)
     widths = _widths(blocks, rotary_dim)
     return RopeSpec(
         inv_freq=_frozen(frequencies[None]),
@@ -137,7 +137,7 @@ def from_inv_freq(
         head_dim=head_dim,
         # Adjacent pairs never cross a boundary between even blocks, so blocks say nothing about them.
         blocks=(rotary_dim,) if interleaved else widths,
-        interleaved=boolean("interleaved", interleaved),
+        interleaved=interleaved,
         **described,
     )
 
@@ -151,6 +151,26 @@ def whole_number(name: str, value: object, least: int = 1) -> int:
     return int(value)
 
 
+def whole_numbers(name: str, value: object, least: int = 1) -> tuple[int, ...]:
+    """Return a sequence of whole numbers as a tuple; raise unless each is at least `least`."""
+    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str | bytes) or getattr(value, "ndim", 1) != 1:
+        raise TypeError(f"`{name}` is {value!r}; it must be a sequence of integers")
+    return tuple(whole_number(name, entry, least) for entry in value)
+
+
+def real_number(name: str, value: object, *, zero: bool = False) -> float:
+    """Return `value` as a float; raise unless it is a finite number above 0, or 0 where `zero` allows it."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(f"`{name}` is {value!r}; it must be a number")
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond every float
+        number = np.inf
+    if not np.isfinite(number) or number < 0 or (number == 0 and not zero):
+        raise ValueError(f"`{name}` is {value!r}; it must be finite and {'at least' if zero else 'above'} 0")
+    return number
+
+
 def boolean(name: str, value: object) -> bool:
     """Return `value` as a bool; raise unless it is one."""
     if not isinstance(value, bool | np.bool_):
@@ -158,11 +178,26 @@ def boolean(name: str, value: object) -> bool:
     return bool(value)
 
 
-def _frequencies(inv_freq: ArrayLike) -> Float64:
-    given = np.asarray(inv_freq)
+def one_of(name: str, value: object, known: Sequence[str]) -> str:
+    """Return `value`; raise unless it is one of the known names."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"`{name}` is {value!r}; it must be one of {', '.join(known)}")
+    return value
+
+
+def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
+    """Return `value` as an array; raise unless it holds real numbers."""
+    try:
+        given = np.asarray(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"`{name}` is a {type(value).__name__} of unequal rows; it must be a regular array") from None
     if given.dtype.kind not in "fiu":
-        raise TypeError(f"`inv_freq` has dtype {given.dtype}; it must hold real numbers")
-    frequencies = given.astype(np.float64)
+        raise TypeError(f"`{name}` has dtype {given.dtype}; it must hold real numbers")
+    return given
+
+
+def _frequencies(inv_freq: ArrayLike) -> Float64:
+    frequencies = real_array("inv_freq", inv_freq).astype(np.float64)
     if not 1 <= frequencies.ndim <= 3 or 0 in frequencies.shape:
         raise ValueError(
             f"`inv_freq` has shape {frequencies.shape}; it must be (pairs,), (axes, pairs) or (axes, heads, pairs), "
@@ -170,13 +205,19 @@ def _frequencies(inv_freq: ArrayLike) -> Float64:
         )
     if not np.isfinite(frequencies).all():
         raise ValueError(f"`inv_freq` holds {frequencies[~np.isfinite(frequencies)][0]}; it must be finite")
+    beyond = frequencies[np.abs(frequencies) > LARGEST_FREQUENCY]
+    if beyond.size:
+        raise ValueError(
+            f"`inv_freq` holds {beyond[0]}, which is beyond ±2^40 radians per position: the angle of a large position "
+            "would lose its precision"
+        )
     axes, heads, pairs = {1: (1, 1), 2: (-1, 1), 3: frequencies.shape[:2]}[frequencies.ndim] + frequencies.shape[-1:]
     return frequencies.reshape(axes, heads, pairs)
 
 
 def _widths(blocks: int | Sequence[int], rotary_dim: int) -> tuple[int, ...]:
-    if isinstance(blocks, Sequence | np.ndarray):
-        widths = tuple(whole_number("blocks", width, 2) for width in blocks)
+    if isinstance(blocks, Sequence) or np.ndim(blocks):
+        widths = whole_numbers("blocks", blocks, 2)
     else:
         count = whole_number("blocks", blocks)
         if rotary_dim % (2 * count):

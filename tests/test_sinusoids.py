@@ -115,7 +115,7 @@ def embeddings(dtype=np.float32):
         (lambda x, t: add_sinusoidal(x, t, [0, 1]), ValueError, "has shape"),
         (lambda x, t: add_sinusoidal(x, t, [0, 1, 8]), ValueError, "from 0 to 8"),
         (lambda x, t: add_sinusoidal(x, t, [0, 1, -1]), ValueError, "from -1"),
-        (lambda x, t: add_sinusoidal(x, t, offset=6), ValueError, "from 6 to 8"),
+        (lambda x, t: add_sinusoidal(x, t, offset=6), ValueError, "`offset` is 6: positions run to 8"),
         (lambda x, t: add_sinusoidal(x, t, [0.0, 1, 2]), TypeError, "must hold integers"),
         (lambda x, t: add_sinusoidal(x, t, [0, 1, 2], offset=1), ValueError, "give one of them"),
         (lambda x, t: add_sinusoidal(t[:4], t), ValueError, "share no memory"),
