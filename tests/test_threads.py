@@ -165,6 +165,7 @@ def test_without_a_compiler_it_says_so():
 
 @pytest.mark.peers
 def test_a_child_of_a_process_that_used_openmp_elsewhere():
+    pytest.importorskip("torch")
     code = (
         FORK
         + """
