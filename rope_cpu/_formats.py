@@ -35,6 +35,9 @@ I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F32, F64 = ir.FloatType(), ir.DoubleType()
 
 
+_LINE = 64  # bytes in a cache line
+
+
 @dataclass(frozen=True)
 class Format:
     """How elements are stored and what they are computed in; sizes in bytes, lanes of one 512-bit vector."""
@@ -181,6 +184,15 @@ class Memory:
             return self.widen(self.b, self.fetch(pointer, I16, lanes, form.size), lanes)
         value = self.fetch(pointer, form.stored, lanes, form.size)
         return value if form.stored == form.real else self.b.fpext(value, vector(form.real, lanes))
+
+    def prefetch(self, base: Any, index: Any, count: int) -> None:
+        """Ask for the cache lines of `count` elements, whether or not there is memory."""
+        b, byte = self.b, I8.as_pointer()
+        signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+        fetch = cgutils.get_or_insert_function(b.module, signature, "llvm.prefetch.p0")
+        start = self.address(base, index, self.format.size)
+        for offset in range(0, count * self.format.size, _LINE):
+            b.call(fetch, [b.gep(start, [I64(offset)]), I32(0), I32(3), I32(1)])  # to read, into all caches, as data
 
     def store(self, value: Any, base: Any, index: Any) -> None:
         form, lanes = self.format, lanes_of(value)

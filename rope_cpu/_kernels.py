@@ -188,12 +188,15 @@ def rotation(dtype: str, pairing: str, parallel: bool) -> Kernel:
                     xr = x + b * x_steps[batch] + t * x_steps[token] + h * x_steps[head]
                     tr = o + b * o_steps[batch] + t * o_steps[token] + h * o_steps[head]
                     x_step, o_step, c_step, s_step = x_steps[along], o_steps[along], cos.strides[1], sin.strides[1]
+                    # Heads of the token after the next: a buffer's other parts lie between tokens, which ends the
+                    # hardware's own fetching ahead at each of them.
+                    ahead = 0 if by_head or t + 2 >= tokens else 2 * x_steps[token]
                     if rest and xr != tr:
                         for n in range(rows):
                             copy_bytes(tr + n * o_step + rotated, xr + n * x_step + rotated, rest)
                     for block in range(3, form.size):
                         n = form[block]
-                        run = xr, tr, cr, sr, n, rows, x_step, o_step, c_step, s_step
+                        run = xr, tr, cr, sr, n, rows, x_step, o_step, c_step, s_step, ahead
                         if by_head:
                             if stream:
                                 rotate_rows(run, dtype, pairing, "each", "stream")

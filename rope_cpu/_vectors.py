@@ -31,10 +31,11 @@ Step = Callable[[Any, Any], None]
 def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, angles: Any, stream: Any) -> Any:
     """Rotate the rows of a run; the output may be the input.
 
-    run: int64 (x, out, cos, sin, pairs, rows, x_step, out_step, cos_step, sin_step), addresses of first rows, how many
-    pairs and rows, and bytes from row to row. The rest are string literals, which select the code. dtype: a key of
-    FORMATS; pairing: "half" or "interleaved"; angles: "shared" rotates all rows by the first row of cos and sin, the
-    heads of one token; "each" by one row each, the tokens of one head; stream: "stream" stores past the caches.
+    run: int64 (x, out, cos, sin, pairs, rows, x_step, out_step, cos_step, sin_step, ahead): addresses of first rows, how
+    many pairs and rows, bytes from row to row, and how many bytes further on to fetch rows that will be needed soon (0:
+    none). The rest are string literals, which select the code. dtype: a key of FORMATS; pairing: "half" or
+    "interleaved"; angles: "shared" rotates all rows by the first row of cos and sin, the heads of one token; "each" by
+    one row each, the tokens of one head; stream: "stream" stores past the caches.
     """
     texts = (dtype, pairing, angles, stream)
     if not all(isinstance(text, types.StringLiteral) for text in texts):
@@ -42,7 +43,7 @@ def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, angles: Any,
     dtype_name, pairing_name, angles_name, stream_name = (text.literal_value for text in texts)
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, out, cos, sin, pairs, rows, x_step, out_step, cos_step, sin_step = cgutils.unpack_tuple(b, args[0])
+        x, out, cos, sin, pairs, rows, x_step, out_step, cos_step, sin_step, ahead = cgutils.unpack_tuple(b, args[0])
         memory = Memory(b, dtype_name, tuple(context.codegen().magic_tuple()), stream_name == "stream")
         prepare = _half if pairing_name == "half" else _interleaved
 
@@ -57,6 +58,9 @@ def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, angles: Any,
                     b.add(base, b.mul(loop.index, step))
                     for base, step in ((x, x_step), (out, out_step), (cos, cos_step), (sin, sin_step))
                 )
+                with b.if_then(b.icmp_unsigned("!=", ahead, I64(0))):
+                    for first, count in _touched(b, pairing_name, start, pairs, lanes * vectors):
+                        memory.prefetch(b.add(row, ahead), first, count)
                 for step in ready or steps(c, s, start, lanes, vectors):
                     step(row, out_row)
 
@@ -65,7 +69,7 @@ def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, angles: Any,
         _in_pieces(b, pairs, _PIECE // form.real_size, widest, piece)
         return context.get_dummy_value()
 
-    return types.void(types.UniTuple(types.int64, 10), *texts), codegen
+    return types.void(types.UniTuple(types.int64, 11), *texts), codegen
 
 
 def _in_pieces(b: Any, pairs: Any, whole: int, widest: int, piece: Callable[[Any, int, int], None]) -> None:
@@ -80,6 +84,13 @@ def _in_pieces(b: Any, pairs: Any, whole: int, widest: int, piece: Callable[[Any
             piece(done, min(size, widest), max(size // widest, 1))
         done = b.add(done, present)
         size //= 2
+
+
+def _touched(b: Any, pairing: str, start: Any, pairs: Any, count: int) -> list[tuple[Any, int]]:
+    """Return the runs of elements, first and how many, that `count` pairs from `start` are in."""
+    if pairing == "half":
+        return [(start, count), (b.add(start, pairs), count)]
+    return [(b.mul(start, I64(2)), 2 * count)]
 
 
 def _half(memory: Memory, cos: Any, sin: Any, i: Any, lanes: int, pairs: Any) -> Step:
