@@ -27,7 +27,7 @@ SERIAL_PAIRS = 2**14
 # Where other processes keep the cores busy, a launch waits until the scheduler has run all its threads, milliseconds at
 # a time. A launch that was kept waiting for longer than STALL is a sign of that; kernels then run serially for PAUSE.
 STALL_SECONDS = 0.0005
-PAUSE_SECONDS = 1.0
+PAUSE_SECONDS = 0.1
 
 _limit = numba.config.NUMBA_NUM_THREADS
 _usable: int | None = None  # None: not known before the threading layer has been started

@@ -31,9 +31,9 @@ Step = Callable[[Any, Any], None]
 def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, angles: Any, stream: Any) -> Any:
     """Rotate the rows of a run; the output may be the input.
 
-    run: int64 (x, out, cos, sin, pairs, rows, x_step, out_step, cos_step, sin_step, ahead): addresses of first rows, how
-    many pairs and rows, bytes from row to row, and how many bytes further on to fetch rows that will be needed soon (0:
-    none). The rest are string literals, which select the code. dtype: a key of FORMATS; pairing: "half" or
+    run: int64 (x, out, cos, sin, pairs, rows, x_step, out_step, cos_step, sin_step, ahead): addresses of first rows,
+    how many pairs and rows, bytes from row to row, and how many bytes further on to fetch rows that will be needed soon
+    (0: none). The rest are string literals, which select the code. dtype: a key of FORMATS; pairing: "half" or
     "interleaved"; angles: "shared" rotates all rows by the first row of cos and sin, the heads of one token; "each" by
     one row each, the tokens of one head; stream: "stream" stores past the caches.
     """

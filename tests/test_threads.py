@@ -129,7 +129,7 @@ def test_a_launch_that_was_kept_waiting_means_serial_for_a_while(monkeypatch):
     monkeypatch.setattr(_threads.time, "perf_counter", iter([0.0, 0.010]).__next__)
     _threads.run(lambda: 0)  # it worked for 1 of them
     assert _threads.usable() == 1
-    monkeypatch.setattr(_threads.time, "monotonic", lambda: 101.5)
+    monkeypatch.setattr(_threads.time, "monotonic", lambda: 100.2)
     assert _threads.usable() == 2
 
 
