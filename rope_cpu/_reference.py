@@ -42,7 +42,9 @@ def consecutive(steps: list[Fraction], first: int, count: int, factor: float) ->
     cos = np.empty((2, count, len(steps)))
     sin = np.empty((2, count, len(steps)))
     for pair, step in enumerate(steps):
-        turn = _circle(step.numerator * _ONE // step.denominator)
+        # The series is for small angles; squaring brings back what halving took.
+        halvings = int(abs(step)).bit_length()
+        turn = _power(_circle(step.numerator * _ONE // (step.denominator << halvings)), 1 << halvings)
         at = _power(turn, first)
         for row in range(count):
             cos[:, row, pair] = _two_parts(at[0] * numerator // denominator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -65,13 +66,20 @@ def rotary_of(config: dict[str, Any], layer_type: str | None, interleaved: bool 
         raise UsageError(f"{error}{hint}") from error
 
 
-def pairing_of(config: dict[str, Any], layer_type: str | None) -> str:
-    """Say how the model itself pairs elements; only the model type tells, and it may be unknown."""
+def both_pairings(config: dict[str, Any], layer_type: str | None) -> tuple[dict[str, RotaryEmbedding], str]:
+    """Return the rotation of a config in half-split and in interleaved pairs, and in words which of them is its own.
+
+    Only the model type tells the pairing, and it may be unknown. Raises UsageError as `rotary_of` does.
+    """
     try:
         rope = RotaryEmbedding.from_config(config, layer_type=layer_type)
+        own = "interleaved pairs" if rope.interleaved else "half-split pairs"
     except (TypeError, ValueError):
-        return "a pairing that its type does not tell"
-    return "interleaved pairs" if rope.interleaved else "half-split pairs"
+        rope, own = rotary_of(config, layer_type, False), "pairs that its type does not tell"
+    # Adjacent pairs know no blocks.
+    interleaved = replace(rope.spec, interleaved=True, blocks=(rope.rotary_dim,))
+    specs = {"half-split": replace(rope.spec, interleaved=False), "interleaved": interleaved}
+    return {name: RotaryEmbedding.from_spec(spec) for name, spec in specs.items()}, own
 
 
 def heads_of(config: dict[str, Any]) -> tuple[int, int]:

@@ -16,7 +16,6 @@ from rope_cpu.rotary import RotaryEmbedding
 
 DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16")}
 DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
-PAIRINGS = {"half-split": False, "interleaved": True}
 LAYOUT = "bhsd"  # the axis order that ONNX has, so that all do the same work on the same bytes
 
 TIMED_SECONDS, TIMED_CALLS = 0.05, 20

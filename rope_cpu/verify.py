@@ -20,8 +20,8 @@ from rich.table import Table
 from rope_cpu import __version__, _warmup
 from rope_cpu._onnx_path import OnnxPath
 from rope_cpu._threads import get_num_threads
-from rope_cpu._usage import UsageError, add_config_arguments, config_of, heads_of, pairing_of, rotary_of
-from rope_cpu._verification import DTYPES, LAYOUT, PAIRINGS, NumPyPath, Outcome, Row, rows
+from rope_cpu._usage import UsageError, add_config_arguments, both_pairings, config_of, heads_of
+from rope_cpu._verification import DTYPES, LAYOUT, NumPyPath, Outcome, Row, rows
 from rope_cpu.rotary import RotaryEmbedding
 
 TOKENS = 512
@@ -47,15 +47,12 @@ def run(args: argparse.Namespace) -> int:
     """Verify a config and print the table; return 1 where a row is out of tolerance."""
     config = config_of(args)
     heads = heads_of(config)
-    ropes = {
-        pairing: rotary_of(config, args.layer_type, interleaved).at_length(TOKENS + 1)
-        for pairing, interleaved in PAIRINGS.items()
-    }
+    pairings, own_pairing = both_pairings(config, args.layer_type)
+    ropes = {name: rope.at_length(TOKENS + 1) for name, rope in pairings.items()}
     if args.json is not None and not args.json.parent.is_dir():
         raise UsageError(f"cannot write {args.json}: there is no folder {args.json.parent}")
     model = "Llama 3.1 8B" if args.config is None else str(args.config)
-    pairing = pairing_of(config, args.layer_type)
-    outcome = Outcome(model, pairing, ropes["half-split"], heads, _with_progress(ropes, heads))
+    outcome = Outcome(model, own_pairing, ropes["half-split"], heads, _with_progress(ropes, heads))
     if args.json is not None:
         _write(args.json, outcome)
     _print(outcome)

@@ -20,7 +20,7 @@ def exact_value(exact, index):
 @pytest.mark.parametrize("first", [0, 1, 511, 2**20 - 3])
 @pytest.mark.parametrize("factor", [1.0, 1.25, 0.1])
 def test_reference_angles_against_mpmath(first, factor):
-    steps = [1.0, -0.3, 2.5e-6, 5e5**-0.5, 0.0, 7.25]
+    steps = [1.0, -0.3, 2.5e-6, 5e5**-0.5, 0.0, 7.25, -15707.9]
     cos, sin = _reference.consecutive([Fraction(step) for step in steps], first, 3, factor)
     for row in range(3):
         for pair, step in enumerate(steps):
@@ -216,6 +216,18 @@ def test_layers_that_differ(tmp_path, capsys):
     assert cli.main(["verify", str(file)]) == 2
     one_line(capsys, "full_attention", "choose with --layer-type")
     assert cli.main(["verify", str(file), "--layer-type", "sliding_attention"]) == 0
+
+
+def test_a_model_of_unknown_type(tmp_path, capsys):
+    assert cli.main(["verify", str(config(tmp_path, model_type="mystery"))]) == 0
+    assert "pairs that its type does not tell" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_model_whose_pairing_cannot_be_overruled(tmp_path, capsys):
+    file = tmp_path / "config.json"
+    file.write_text('{"_class_name": "FluxTransformer2DModel", "num_attention_heads": 2, "attention_head_dim": 128}')
+    assert cli.main(["verify", str(file)]) == 0
+    assert "in interleaved pairs" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
