@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx_cases import cases, inputs_of, outputs_of
 
-from rope_cpu import RotaryEmbedding, export
+from rope_cpu import RotaryEmbedding, apply_rotary, export
 from rope_cpu.export import runtime
 
 
@@ -47,6 +47,20 @@ def test_rotary_case_through_the_exported_graph(case, target):
     np.testing.assert_allclose(result, expected, rtol=case.rtol, atol=case.atol)
     # The same numbers to the last bits: the cases' own tolerance would forgive a wrong rounding.
     np.testing.assert_allclose(result, expected, rtol=0, atol=3e-7)
+
+
+@pytest.mark.parametrize("case", ROTARY, ids=lambda case: case.name)
+def test_rotary_case_through_apply_rotary(case):
+    asked, feeds = described(case), inputs_of(case)
+    (expected,) = outputs_of(case).values()
+    x, ids = feeds["input"], feeds.get("position_ids")
+    layout = "bhsd"
+    if asked["packed"]:  # (batch, seq, heads·head_dim)
+        x, layout = x.reshape(*x.shape[:2], 4, 8), "bshd"
+    result = apply_rotary(
+        x, feeds["cos_cache"], feeds["sin_cache"], ids, interleaved=asked["interleaved"], layout=layout
+    )
+    np.testing.assert_allclose(result.reshape(expected.shape), expected, rtol=0, atol=3e-7)
 
 
 ATTENTION = cases("test_attention")
