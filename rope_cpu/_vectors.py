@@ -50,40 +50,62 @@ def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, angles: Any,
         def steps(c: Any, s: Any, start: Any, lanes: int, vectors: int) -> list[Step]:
             return [prepare(memory, c, s, b.add(start, I64(v * lanes)), lanes, pairs) for v in range(vectors)]
 
+        def rows_of(body: Callable[[Any, Any, Any, Any], None]) -> None:
+            with cgutils.for_range(b, rows) as loop:
+                moves = (x, x_step), (out, out_step), (cos, cos_step), (sin, sin_step)
+                body(*(b.add(base, b.mul(loop.index, move)) for base, move in moves))
+
+        def fetch_ahead(row: Any, start: Any, count: int) -> None:
+            with b.if_then(b.icmp_unsigned("!=", ahead, I64(0))):
+                for first, length in _touched(b, pairing_name, start, pairs, count):
+                    memory.prefetch(b.add(row, ahead), first, length)
+
         def piece(start: Any, lanes: int, vectors: int) -> None:
             # Shared cos and sin stay in registers while all rows pass by.
             ready = steps(cos, sin, start, lanes, vectors) if angles_name == "shared" else None
-            with cgutils.for_range(b, rows) as loop:
-                row, out_row, c, s = (
-                    b.add(base, b.mul(loop.index, step))
-                    for base, step in ((x, x_step), (out, out_step), (cos, cos_step), (sin, sin_step))
-                )
-                with b.if_then(b.icmp_unsigned("!=", ahead, I64(0))):
-                    for first, count in _touched(b, pairing_name, start, pairs, lanes * vectors):
-                        memory.prefetch(b.add(row, ahead), first, count)
+
+            def body(row: Any, out_row: Any, c: Any, s: Any) -> None:
+                fetch_ahead(row, start, lanes * vectors)
                 for step in ready or steps(c, s, start, lanes, vectors):
                     step(row, out_row)
 
+            rows_of(body)
+
+        def rest(start: Any, sizes: list[tuple[int, int]]) -> None:
+            def body(row: Any, out_row: Any, c: Any, s: Any) -> None:
+                at, c, s = start, cos if angles_name == "shared" else c, sin if angles_name == "shared" else s
+                for lanes, vectors in sizes:
+                    present = b.and_(pairs, I64(lanes * vectors))
+                    with b.if_then(b.icmp_unsigned("!=", present, I64(0))):
+                        fetch_ahead(row, at, lanes * vectors)
+                        for step in steps(c, s, at, lanes, vectors):
+                            step(row, out_row)
+                    at = b.add(at, present)
+
+            rows_of(body)
+
         form = FORMATS[dtype_name]
         widest = form.lanes if pairing_name == "half" else form.lanes // 2
-        _in_pieces(b, pairs, _PIECE // form.real_size, widest, piece)
+        _in_pieces(b, pairs, _PIECE // form.real_size, widest, piece, rest)
         return context.get_dummy_value()
 
     return types.void(types.UniTuple(types.int64, 11), *texts), codegen
 
 
-def _in_pieces(b: Any, pairs: Any, whole: int, widest: int, piece: Callable[[Any, int, int], None]) -> None:
-    """Emit pieces of `whole` pairs, as many as there are, then at most one of every smaller power of two."""
-    done = b.and_(pairs, I64(-whole))
+def _in_pieces(
+    b: Any,
+    pairs: Any,
+    whole: int,
+    widest: int,
+    piece: Callable[[Any, int, int], None],
+    rest: Callable[[Any, list[tuple[int, int]]], None],
+) -> None:
+    """Emit pieces of `whole` pairs, then the rest by at most one of every smaller power of two."""
     with cgutils.for_range(b, b.sdiv(pairs, I64(whole))) as loop:
         piece(b.mul(loop.index, I64(whole)), widest, whole // widest)
-    size = whole // 2
-    while size:
-        present = b.and_(pairs, I64(size))
-        with b.if_then(b.icmp_unsigned("!=", present, I64(0))):
-            piece(done, min(size, widest), max(size // widest, 1))
-        done = b.add(done, present)
-        size //= 2
+    done, smaller = b.and_(pairs, I64(-whole)), [whole >> n for n in range(1, whole.bit_length())]
+    with b.if_then(b.icmp_unsigned("!=", done, pairs)):
+        rest(done, [(min(size, widest), max(size // widest, 1)) for size in smaller])
 
 
 def _touched(b: Any, pairing: str, start: Any, pairs: Any, count: int) -> list[tuple[Any, int]]:
