@@ -20,7 +20,7 @@ from rope_cpu.spec import whole_number
 VARIABLE = "ROPE_CPU_NUM_THREADS"
 
 # Below these a launch on several threads (3 µs with the wake-up of idle ones) costs more than it saves on two cores:
-# elements of q, where 48 tokens of 32 heads take 13 µs serially, and pairs of cos and sin, at 1.7 ns each.
+# elements of q, where 48 tokens of 32 heads take 13 µs serially, and pairs of cos and sin, at 1.3 ns each.
 SERIAL_ELEMENTS = 3 * 2**16
 SERIAL_PAIRS = 2**14
 

@@ -14,7 +14,9 @@ from rope_cpu._angles import quick_angles as angle_kernel
 from rope_cpu._compile import DONE
 from rope_cpu.spec import Float64, RopeSpec
 
-MAX_POSITION = 2.0**53  # beyond it float64 does not hold every whole number
+# Beyond it float64 does not hold every whole number. At the limit itself 2^53 + 1 has been rounded to it, so tables are
+# first asked for with one less, and the ids as they were given are looked at before the limit is allowed.
+MAX_POSITION = 2.0**53
 
 _REAL = {name: np.dtype(name) for name in ("float32", "float64")}
 
