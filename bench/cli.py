@@ -105,7 +105,6 @@ def _timed(
             again = lambda name: measure(by_name[name], say=say)  # noqa: E731
             findings = confirm(compare(done, old), old, threshold, again, same_machine(done, old))
     done.seconds = time.perf_counter() - start
-    done.environment["threading_layer"] = environment.threading_layer()
     if done.latency:
         _print(report.latency_lines(done.latency))
     _print(report.closing(done))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
 
 import rope_cpu
@@ -92,8 +91,8 @@ def limits(moved: int, copies: int = 1, threads: Sequence[int] = ()) -> list[Con
     def bind(count: int) -> Ready:
         if not shared:
             shared.extend(limit.buffers(moved, copies))
-        enter = partial(numba.set_num_threads, count) if count > 1 else _nothing
-        return Ready(limit.scale(count > 1), [(x, np.float32(1)) for x in shared], moved, enter=enter)
+        enter, one = partial(rope_cpu.set_num_threads, count) if count > 1 else _nothing, np.ones(1, np.float32)
+        return Ready(limit.scale, [(x, one, count > 1) for x in shared], moved, enter=enter)
 
     counts = sorted({1, *(threads or (rope_cpu.get_num_threads(),))})
     return [Contender("limit" + _on(count), "limit", partial(bind, count)) for count in counts]

@@ -10,8 +10,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numba
-
 import rope_cpu
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -38,7 +36,7 @@ def record() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "threads": rope_cpu.get_num_threads(),
-        "threading_layer": threading_layer(),
+        "threading_layer": "rope_cpu",  # its own threads, not one of Numba's layers
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
         "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)},
     }
@@ -79,14 +77,6 @@ def available_memory() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 2**62
-
-
-def threading_layer() -> str:
-    """Return the layer that Numba's parallel kernels run on, once one has run."""
-    try:
-        return str(numba.threading_layer())
-    except ValueError:
-        return "not started"
 
 
 def _version(package: str) -> str | None:

@@ -101,17 +101,15 @@ def _bare_kernel(problem: Problem) -> Binding:
     dtype, targets = pairs[0][0].dtype, _targets(problem, pairs)
     sets: list[tuple[Any, ...]] = []
     plan(pairs[0][0].copy(), pairs[0][1].copy())  # prepares the dtype
-    cos, sin, kernel = plan._prepared[dtype]
+    cos, sin, kernel, form = plan._prepared[dtype]
 
     def record(*arguments: Any) -> int:
         sets.append(arguments)
         return DONE
 
-    plan._prepared[dtype] = cos, sin, record
+    plan._prepared[dtype] = cos, sin, record, form
     for (q, k), out in zip(pairs, targets, strict=True):
         plan(q, k, out)
-    if not sets:
-        raise UnavailableError("more than a decode step: the parallel kernel is chosen on the way")
     return Binding(kernel, sets, pairs[0], problem.bshd, lambda _: targets[0])
 
 

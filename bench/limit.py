@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
+from numba import carray, types
 from numpy.typing import NDArray
 
+from rope_cpu import _threads
+from rope_cpu._compile import SOURCES, address, compiled
+from rope_cpu._pool import share
+from rope_cpu._words import fetch, pointer, spill
+
 Array = NDArray[Any]
+
+_UNIT = 2**14  # elements that threads share in
 
 
 def memory(size: int, past: int = 0) -> NDArray[np.uint8]:
@@ -21,19 +27,33 @@ def memory(size: int, past: int = 0) -> NDArray[np.uint8]:
 
 
 @cache
-def scale(parallel: bool) -> Any:
-    """Return the compiled kernel (x, factor) that scales contiguous float32 in place: as plain as a kernel can be."""
+def _scaling() -> tuple[Any, int]:
+    """Return the compiled kernel (x, factor, work, pool), and the `work` it needs: as plain as a kernel can be."""
+    sources = SOURCES
 
-    def scale_in_place(x: Any, factor: Any) -> None:
-        for i in numba.prange(x.size):
-            x[i] *= factor
+    def scale_part(job, start, stop):  # type: ignore[no-untyped-def]
+        _ = sources  # a part of the cache key
+        at, size, factor_at = fetch(job, 3)
+        part = carray(pointer(at, "float32"), (size,))[start * _UNIT : stop * _UNIT]
+        factor = carray(pointer(factor_at, "float32"), (1,))[0]
+        for i in range(part.size):
+            part[i] *= factor
+        return 0
 
-    scale_in_place.__qualname__ = f"scale_{'parallel' if parallel else 'serial'}"
-    kernel = numba.njit(nogil=True, parallel=parallel, error_model="numpy")(scale_in_place)
-    with suppress(RuntimeError):  # nowhere to write a cache: compile each time
-        kernel.enable_caching()
-    kernel.compile(numba.void(numba.float32[::1], numba.float32))
-    return kernel
+    def scale(x, factor, work, pool):  # type: ignore[no-untyped-def]
+        _ = sources
+        share(pool, work, spill((x.ctypes.data, x.size, factor.ctypes.data)), -(-x.size // _UNIT), x.size // _UNIT)
+        return 0
+
+    array, word = types.Array(types.float32, 1, "C"), types.int64
+    kernel = compiled(scale, "scale", (array, array, word, word))
+    return kernel, address(compiled(scale_part, "scale_part", (word,) * 3))
+
+
+def scale(x: Array, factor: Array, parallel: bool) -> None:
+    """Multiply contiguous float32 by factor[0] in place."""
+    kernel, work = _scaling()
+    kernel(x, factor, work, _threads.pool() if parallel else 0)
 
 
 def buffers(moved: int, copies: int) -> list[Array]:

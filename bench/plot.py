@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_cpu.bench.measure import Result, Row
-from rope_cpu.bench.report import duration
+from rope_cpu.bench.report import duration, times
 from rope_cpu.bench.results import Run
 
 FORMATS = (".png", ".svg")
@@ -109,8 +109,8 @@ def _bars(figure: Any, cases: list[Result]) -> None:
 
 
 def _times(case: Result, row: Row) -> str:
-    ratio = case.ratio(row)
-    return "noise" if ratio.meaningless else f"{ratio.median:.{1 if ratio.median < 10 else 0}f} times"
+    known = times(case.ratio(row))
+    return known if known == "noise" else f"{known} times"
 
 
 def _roofline(figure: Any, cases: list[Result]) -> None:

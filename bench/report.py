@@ -66,9 +66,15 @@ def _row(case: Result, row: Row) -> str:
 
 
 def _ratio(ratio: Estimate) -> tuple[str, str]:
+    low, high = (ratio.low, ratio.high) if ratio.low > 0 else (ratio.lower_quartile, ratio.upper_quartile)
+    return times(ratio), f"{_digits(low)} … {_digits(high)}"
+
+
+def times(ratio: Estimate) -> str:
+    """Return what is known of a ratio: its median, at least a bound that it lies above, or nothing."""
     if ratio.meaningless:
-        return "noise", f"{_digits(ratio.lower_quartile)} … {_digits(ratio.upper_quartile)}"
-    return _digits(ratio.median), f"{_digits(ratio.low)} … {_digits(ratio.high)}"
+        return f"> {_digits(ratio.low)}" if ratio.low > 1 else "noise"
+    return _digits(ratio.median)
 
 
 def heading(environment: dict[str, Any], model: str) -> Iterator[str]:
@@ -89,7 +95,8 @@ def columns() -> Iterator[str]:
     """Yield what the columns of cases are."""
     yield "q and k are strided views of one packed QKV buffer. limit: the time it takes to scale as many bytes"
     yield "in place, as a part of the row's time. ratio: the row's time in times of the case's first row, round"
-    yield "by round, with the 95 % interval of its median; noise: it means nothing."
+    yield "by round, with the 95 % interval of its median; where that is wide, >: more than its lower end, or"
+    yield "noise: it means nothing."
     yield ""
     yield _HEADER
 
@@ -137,7 +144,7 @@ def _headline(case: Result) -> Iterator[str]:
     text = f"  {case.name:<22}"
     for row in peers:
         ratio = case.ratio(row)
-        part = f"{row.name} {'noise' if ratio.meaningless else _digits(ratio.median)}"
+        part = f"{row.name} {times(ratio)}"
         if len(text) + len(part) + 2 > WIDTH:
             yield text.rstrip(", ")
             text = " " * 24

@@ -106,7 +106,7 @@ def _in_plain_run(shape: str, form: Form) -> bool:
 
 
 def _effort(compared: bool, slow: bool) -> Effort:
-    return Effort(budget=3.5) if compared else Effort(budget=1.5 if slow else 1.0)
+    return Effort(budget=6.0) if compared else Effort(budget=1.5 if slow else 1.0)
 
 
 def _rows(problem: Problem, names: Sequence[str], threads: Sequence[int] = ()) -> list[Contender]:

@@ -13,8 +13,9 @@ from typing import Any
 
 Clock = Callable[[], float]
 
-# Threads of a pool go on spinning for a while after their work; the next contender waits until they sleep.
-PAUSE = 0.002
+# Threads of a pool go on spinning for a while after their work, onnxruntime's for 30 ms; the next contender waits until
+# they sleep, but not for ever. In seconds: how long to look at a time, and in all.
+_LOOK, _PATIENCE = 0.002, 0.1
 # Arrays of some megabytes need about ten calls, a millisecond, until they have their place in a shared cache again.
 WARM_UP = 0.0015
 # Rounds there always are; how many times its budget a measurement may take where calls are slow or interrupted.
@@ -89,11 +90,20 @@ def calibrate(timed: Timed, sample: float, clock: Clock = time.perf_counter) -> 
     return max(1, round(sample * loops / seconds)), seconds / loops
 
 
+def settle(sleep: Callable[[float], object] = time.sleep, busy: Clock = time.process_time) -> None:
+    """Wait until no thread of this process is at work any more."""
+    for _ in range(round(_PATIENCE / _LOOK)):
+        before = busy()
+        sleep(_LOOK)
+        if busy() - before < _LOOK / 4:
+            return
+
+
 def interleave(
     contenders: Sequence[Timed],
     effort: Effort,
     clock: Clock = time.perf_counter,
-    pause: Callable[[float], object] = time.sleep,
+    pause: Callable[[], object] = settle,
 ) -> list[list[float]]:
     """Return seconds per call of each contender in each round.
 
@@ -108,7 +118,7 @@ def interleave(
         draw.shuffle(order)
         for place in order:
             timed, loops, per_call = plans[place]
-            pause(PAUSE)
+            pause()
             timed.enter()
             timed.turn(len(samples[place]))
             if per_call < LONG_CALL:

@@ -14,10 +14,12 @@ from functools import cache
 from math import factorial
 
 import numpy as np
-from numba import prange, types
+from numba import carray, types
 
-from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, array_type, compiled, entry_point, helper
+from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, address, array_type, compiled, entry_point, helper
+from rope_cpu._pool import share
 from rope_cpu._vectors import muladd, product_error
+from rope_cpu._words import fetch, pointer, spill
 
 # 2π, and what float64 leaves of it; the Taylor coefficients of sin and cos, enough for an angle of ⅛ turn.
 _TWO_PI, _TWO_PI_REST = 6.283185307179586, 2.4492935982947064e-16
@@ -120,60 +122,92 @@ def _scale32(factor, cos, sin):
         sin[i] = np.float32(sin[i]) * np.float32(factor)
 
 
+_WORDS = 15  # of a job
+
+# Pairs that are worth a thread of their own: 5 µs of work, where it takes 2 to wake one.
+_WORTH_A_THREAD = 2**12
+
+
 @cache
-def angles(dtype: str, parallel: bool) -> Kernel:
-    """Return the kernel (positions, limit, turns, factor, sign, single, cos, sin, chunks) → DONE or LOOK_CLOSER.
+def circles(dtype: str) -> Kernel:
+    """Return the kernel that computes cos and sin: (address of a job, start, stop), a range of rows of the tables."""
+    sources, wide = SOURCES, dtype == "float64"
+
+    def fill(job, start, stop):
+        _ = sources  # a part of the cache key
+        (
+            positions_at, position_rows, coordinates, turns_at, turn_rows, axes, heads, pairs,
+            factor_at, sign, single, cos_at, sin_at, batch, seq,
+        ) = fetch(job, _WORDS)  # fmt: skip
+        positions = carray(pointer(positions_at, "float64"), (position_rows, seq, coordinates))
+        turns = carray(pointer(turns_at, "float64"), (turn_rows, axes, heads, 2, pairs))
+        factor = carray(pointer(factor_at, "float64"), (turn_rows,))
+        cos = carray(pointer(cos_at, dtype), (batch, seq, heads, pairs))
+        sin = carray(pointer(sin_at, dtype), (batch, seq, heads, pairs))
+        scratch = np.empty((4, pairs))
+        whole, rest, angle, nothing = scratch[0], scratch[1], scratch[2], scratch[3]
+        nothing[:] = 0.0
+        for row in range(start, stop):
+            b, t = row // seq, row % seq
+            p, f = min(b, position_rows - 1), min(b, turn_rows - 1)
+            for h in range(heads):
+                if single:
+                    angle[:] = 0.0
+                for axis in range(axes):
+                    position, omega = positions[p, t, min(axis, coordinates - 1)], turns[f, axis, h]
+                    if single:
+                        _add_radians32(position, omega[0], angle)
+                    elif axis:
+                        _add_turns(position, omega[0], omega[1], whole, rest)
+                    else:
+                        _set_turns(position, omega[0], omega[1], whole, rest)
+                if single:
+                    _set_turns(_TURN, angle, nothing, whole, rest)
+                    _add_turns(_TURN_REST, angle, nothing, whole, rest)
+                    _circle(whole, rest, sign, 1.0, cos[b, t, h], sin[b, t, h])
+                    _scale32(factor[f], cos[b, t, h], sin[b, t, h])
+                elif wide:
+                    _circle(whole, rest, sign, factor[f], cos[b, t, h], sin[b, t, h])
+                else:
+                    _circle32(whole, rest, sign, factor[f], cos[b, t, h], sin[b, t, h])
+        return DONE
+
+    return compiled(fill, f"circles_{dtype}", (types.int64,) * 3)
+
+
+@cache
+def angles(dtype: str) -> Kernel:
+    """Return the kernel (positions, limit, turns, factor, sign, single, cos, sin, work, pool) → DONE or LOOK_CLOSER.
 
     positions: float64 (1 or batch, seq, 1 or axes); one coordinate serves every axis. turns: float64 (1 or batch, axes,
     heads, 2, pairs), high and low parts of ω/2π. factor: float64 (1 or batch,), on cos and sin. sign: −1 turns back.
     single: repeat float32 arithmetic; the first part of turns is then ω itself, the second unused. cos, sin: float32 or
-    float64 (1 or batch, seq, heads, pairs). LOOK_CLOSER: a position is not finite or beyond ±limit.
+    float64 (1 or batch, seq, heads, pairs). work: where `circles` is. pool: whose threads share the work; 0: none.
+    LOOK_CLOSER: a position is not finite or beyond ±limit.
     """
-    sources, wide = SOURCES, dtype == "float64"
+    sources = SOURCES
 
-    def fill(positions, limit, turns, factor, sign, single, cos, sin, chunks):
+    def check(positions, limit, turns, factor, sign, single, cos, sin, work, pool):
         _ = sources  # a part of the cache key
         for p in positions.flat:
             if not abs(p) <= limit:
                 return LOOK_CLOSER
-        seq, pairs, axes = cos.shape[1], cos.shape[3], turns.shape[1]
-        rows = cos.shape[0] * seq
-        chunks = max(1, min(chunks, rows))
-        for chunk in prange(chunks):
-            whole, rest, angle, nothing = np.empty(pairs), np.empty(pairs), np.empty(pairs), np.zeros(pairs)
-            for row in range(rows * chunk // chunks, rows * (chunk + 1) // chunks):
-                b, t = row // seq, row % seq
-                p, f = min(b, positions.shape[0] - 1), min(b, factor.size - 1)
-                for h in range(cos.shape[2]):
-                    if single:
-                        angle[:] = 0.0
-                    for axis in range(axes):
-                        position, omega = positions[p, t, min(axis, positions.shape[2] - 1)], turns[f, axis, h]
-                        if single:
-                            _add_radians32(position, omega[0], angle)
-                        elif axis:
-                            _add_turns(position, omega[0], omega[1], whole, rest)
-                        else:
-                            _set_turns(position, omega[0], omega[1], whole, rest)
-                    if single:
-                        _set_turns(_TURN, angle, nothing, whole, rest)
-                        _add_turns(_TURN_REST, angle, nothing, whole, rest)
-                        _circle(whole, rest, sign, 1.0, cos[b, t, h], sin[b, t, h])
-                        _scale32(factor[f], cos[b, t, h], sin[b, t, h])
-                    elif wide:
-                        _circle(whole, rest, sign, factor[f], cos[b, t, h], sin[b, t, h])
-                    else:
-                        _circle32(whole, rest, sign, factor[f], cos[b, t, h], sin[b, t, h])
+        job = spill((
+            positions.ctypes.data, positions.shape[0], positions.shape[2],
+            turns.ctypes.data, turns.shape[0], turns.shape[1], cos.shape[2], cos.shape[3],
+            factor.ctypes.data, sign, int(single), cos.ctypes.data, sin.ctypes.data, cos.shape[0], cos.shape[1],
+        ))  # fmt: skip
+        share(pool, work, job, cos.shape[0] * cos.shape[1], cos.size // _WORTH_A_THREAD)
         return DONE
 
     real = types.float64 if dtype == "float64" else types.float32
     table = array_type(real, 4, readonly=False, layout="C")
     positions, turns, factor = (array_type(types.float64, n, layout="C") for n in (3, 5, 1))
-    signature = (positions, types.float64, turns, factor, types.float64, types.boolean, table, table, types.int64)
-    return compiled(fill, f"angles_{dtype}", signature, parallel)
+    signature = (positions, types.float64, turns, factor, types.int64, types.boolean, table, table)
+    return compiled(check, f"angles_{dtype}", (*signature, types.int64, types.int64))
 
 
 @cache
-def quick_angles(dtype: str, parallel: bool) -> Kernel:
-    """Return the same without the check of types."""
-    return entry_point(angles(dtype, parallel))
+def quick_angles(dtype: str) -> tuple[Kernel, int]:
+    """Return the same without the check of types, and the `work` it needs."""
+    return entry_point(angles(dtype)), address(circles(dtype))

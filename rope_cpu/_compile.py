@@ -20,9 +20,8 @@ DONE, LOOK_CLOSER = 0, 1
 
 # Numba's disk cache looks at a kernel's own file alone. Kernels close over this string, so that they are compiled anew
 # when code they are generated from, in other files, has changed.
-SOURCES = sha256(
-    b"".join(Path(__file__).with_name(name).read_bytes() for name in ("_compile.py", "_formats.py", "_vectors.py"))
-).hexdigest()
+_GENERATORS = ("_compile.py", "_formats.py", "_pool.py", "_vectors.py", "_words.py")
+SOURCES = sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _GENERATORS)).hexdigest()
 
 # A function that kernels call; nothing calls it from Python, so it needs no wrappers.
 helper = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -43,7 +42,13 @@ def entry_point(kernel: Kernel) -> Kernel:
     return overload.entry_point  # type: ignore[no-any-return]
 
 
-def compiled(function: Callable[..., Any], name: str, signature: Any, parallel: bool) -> Kernel:
+def address(kernel: Kernel) -> int:
+    """Return where the compiled function is, for calls from other compiled code."""
+    (overload,) = kernel.overloads.values()  # type: ignore[attr-defined]
+    return int(overload.library.get_pointer_to_function(overload.fndesc.llvm_cfunc_wrapper_name))
+
+
+def compiled(function: Callable[..., Any], name: str, signature: Any) -> Kernel:
     """Compile `function` for one signature.
 
     nogil: other Python threads go on. error_model: no branch for division by zero. The name is unique and the signature
@@ -54,8 +59,8 @@ def compiled(function: Callable[..., Any], name: str, signature: Any, parallel: 
     """
     if numba.config.DISABLE_JIT:
         raise RuntimeError("NUMBA_DISABLE_JIT is set, but rope_cpu has no kernels without Numba's compiler; unset it")
-    function.__qualname__ = function.__name__ = f"{name}_{'parallel' if parallel else 'serial'}"
-    kernel = njit(nogil=True, parallel=parallel, error_model="numpy")(function)
+    function.__qualname__ = function.__name__ = name
+    kernel = njit(nogil=True, error_model="numpy")(function)
     try:
         with suppress(RuntimeError):
             kernel.enable_caching()
@@ -66,7 +71,7 @@ def compiled(function: Callable[..., Any], name: str, signature: Any, parallel: 
             f"kernels cannot be cached in {folder} ({error}); empty it, or name another in NUMBA_CACHE_DIR",
             stacklevel=2,
         )
-        kernel = njit(nogil=True, parallel=parallel, error_model="numpy")(function)
+        kernel = njit(nogil=True, error_model="numpy")(function)
         kernel.compile(signature)
     kernel.disable_compile()
     return kernel  # type: ignore[no-any-return]

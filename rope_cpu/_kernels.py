@@ -8,16 +8,24 @@ wrong, or brings the arguments into a form the kernel takes. So a good call pays
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
-from numba import prange, types
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
 
-from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, array_type, compiled, entry_point, helper
-from rope_cpu._formats import FORMATS
+from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, address, array_type, compiled, entry_point, helper
+from rope_cpu._pool import share
 from rope_cpu._vectors import copy_bytes, fence, rotate_rows
+from rope_cpu._words import fetch, spill
 
 ALONE, TRUSTED = 1, 2  # flags of a rotation
 LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2, "thd": 0}  # thd comes as a batch of one
+
+_BLOCKS = 4  # where the pairs of blocks begin in a form
+# Elements of q and k that are worth a thread of their own: 4 µs of work, where it takes 2 to wake one.
+_WORTH_A_THREAD = 2**16
 
 
 @helper
@@ -115,20 +123,77 @@ def _aliasing_allowed(q, q_in_place, k, k_in_place, out_q, out_k, both, size, la
     return (q_in_place or _apart(q, out_k, size, layout)) and _apart(out_q, out_k, size, layout)
 
 
+# The words of a job: SIDE for q, as many for k, then the rest.
+_SIDE, _COMMON = 11, 20
+
+
 @cache
-def rotation(dtype: str, pairing: str, parallel: bool) -> Kernel:
-    """Return the kernel (q, k, out_q, out_k, cos, sin, form, flags, chunks) → DONE or LOOK_CLOSER.
+def rows(dtype: str, pairing: str) -> Kernel:
+    """Return the kernel that rotates: (address of a job, start, stop), a range of its units of work.
 
-    q, k, out_q, out_k: 4-D, axes ordered as the layout says; 16-bit formats as uint16. cos, sin: float32 (float64 for
-    float64), (batch or 1, seq, frequency heads, pairs). form: int64, layout, head_dim, the number of bytes above which
-    results are stored past the caches, then the pairs of each block. flags: ALONE rotates q only (k is then ignored);
-    TRUSTED says that aliasing was checked before. chunks: how many threads share the work.
+    A unit: where heads lie closer in memory than tokens, a few tokens, each with all heads that share its cos and sin;
+    where tokens lie closer, a few heads for a run of tokens whose cos and sin stay in the cache.
     """
-    sources, size, real_size = SOURCES, FORMATS[dtype].size, FORMATS[dtype].real_size
+    sources = SOURCES
 
-    def rotate(q, k, out_q, out_k, cos, sin, form, flags, chunks):
+    def rotate(job, start, stop):
         _ = sources  # a part of the cache key
-        layout, width, both, trusted = form[0], form[1], not flags & ALONE, flags & TRUSTED
+        (
+            tokens, tile, tiles, groups, q_groups, by_head, each_batch,
+            cos, c_batch, c_token, c_head, sin, s_batch, s_token, s_head,
+            blocks, count, rotated, rest, stream,
+        ) = fetch(job + 2 * 8 * _SIDE, _COMMON)  # fmt: skip
+        last = ((stop - 1) % (tiles * groups) // groups + 1) * tile
+        for unit in range(start, stop):
+            b, r = unit // (tiles * groups), unit % (tiles * groups)
+            g, t0 = (r // tiles, r % tiles * tile) if by_head else (r % groups, r // groups * tile)
+            is_k = g >= q_groups
+            (
+                x, x_batch, x_token, x_head, out, o_batch, o_token, o_head, heads, share_of, group,
+            ) = fetch(job + 8 * _SIDE * is_k, _SIDE)  # fmt: skip
+            g -= q_groups * is_k
+            c, s = cos + b * each_batch * c_batch, sin + b * each_batch * s_batch
+            x, out = x + b * x_batch, out + b * o_batch
+            h0, h1, t1 = g * group, min(heads, g * group + group), min(tokens, t0 + tile)
+            count_rows, x_step, o_step, c_step, s_step = (
+                (t1 - t0, x_token, o_token, c_token, s_token) if by_head else (h1 - h0, x_head, o_head, 0, 0)
+            )
+            for i in range(h1 - h0 if by_head else t1 - t0):
+                t, h = (t0, h0 + i) if by_head else (t0 + i, h0)
+                cr, sr = c + t * c_token + h // share_of * c_head, s + t * s_token + h // share_of * s_head
+                xr, tr = x + t * x_token + h * x_head, out + t * o_token + h * o_head
+                # The same heads of the next token: where other parts of a buffer lie between tokens, the hardware's own
+                # fetching ahead ends at each. Not beyond the range, where another thread is at work.
+                ahead = 0 if by_head or t + 1 >= last else x_token
+                if rest and xr != tr:
+                    for n in range(count_rows):
+                        copy_bytes(tr + n * o_step + rotated, xr + n * x_step + rotated, rest)
+                run = xr, tr, cr, sr, blocks, count, count_rows, x_step, o_step, c_step, s_step, ahead
+                if stream:
+                    rotate_rows(run, dtype, pairing, "stream")
+                else:
+                    rotate_rows(run, dtype, pairing, "")
+        if stream:
+            fence()
+        return DONE
+
+    return compiled(rotate, f"rotate_{dtype}_{pairing}", (types.int64,) * 3)
+
+
+@cache
+def rotation(size: int) -> Kernel:
+    """Return the kernel (q, k, out_q, out_k, cos, sin, form, flags, pool) → DONE or LOOK_CLOSER.
+
+    size: bytes of an element. q, k, out_q, out_k: 4-D, axes ordered as the layout says; 16-bit formats as uint16. cos,
+    sin: float32 (float64 for float64), (batch or 1, seq, frequency heads, pairs). form: see `numbers`. flags: ALONE
+    rotates q only (k is then ignored); TRUSTED says that aliasing was checked before. pool: whose threads share the
+    work; 0: none.
+    """
+    sources, real_size = SOURCES, max(size, 4)
+
+    def rotate(q, k, out_q, out_k, cos, sin, form, flags, pool):
+        _ = sources  # a part of the cache key
+        layout, width, both, trusted = form[1], form[2], not flags & ALONE, flags & TRUSTED
         batch, token, head = _roles(layout)
         q_at, k_at, oq_at, ok_at = q.ctypes.data, k.ctypes.data, out_q.ctypes.data, out_k.ctypes.data
         q_in_place = _in_place((q_at, q.shape, q.strides), (oq_at, q.shape, out_q.strides))
@@ -145,82 +210,52 @@ def rotation(dtype: str, pairing: str, parallel: bool) -> Kernel:
         ):  # fmt: skip
             return LOOK_CLOSER
 
-        # One unit of work: where heads lie closer in memory than tokens, a few tokens, each with all heads that share
-        # its cos and sin; where tokens lie closer, a few heads for a run of tokens whose cos and sin stay in the cache.
         tokens, q_heads, k_heads = q.shape[token], q.shape[head], k.shape[head] if both else 0
         q_share, k_share = max(1, q_heads // cos.shape[2]), max(1, k_heads // cos.shape[2])
         by_head = abs(q.strides[token]) < abs(q.strides[head])
         tile, q_group, k_group = (32, 4, 4) if by_head else (8, q_share, k_share)
         tiles, q_groups = (tokens + tile - 1) // tile, (q_heads + q_group - 1) // q_group
         groups = q_groups + (k_heads + k_group - 1) // k_group
-        units = q.shape[batch] * tiles * groups
-        chunks = max(1, min(chunks, units))
 
         rotated, addresses = 0, oq_at | ok_at | width * size
         for axis in range(3):
             addresses |= out_q.strides[axis] | out_k.strides[axis]
-        for block in range(3, form.size):
+        for block in range(_BLOCKS, form.size):
             rotated += 2 * form[block] * size
             addresses |= form[block] * size
-        written = (q_heads + k_heads) * q.shape[batch] * tokens * width * size
-        stream = written > form[2] and addresses % 16 == 0 and not q_in_place
-        rest = width * size - rotated
-
-        for chunk in prange(chunks):
-            for unit in range(units * chunk // chunks, units * (chunk + 1) // chunks):
-                b, r = unit // (tiles * groups), unit % (tiles * groups)
-                g, t0 = (r // tiles, r % tiles * tile) if by_head else (r % groups, r // groups * tile)
-                if g < q_groups:
-                    x, o, heads, share, group = q_at, oq_at, q_heads, q_share, q_group
-                    x_steps, o_steps = q.strides, out_q.strides
-                else:
-                    g -= q_groups
-                    x, o, heads, share, group = k_at, ok_at, k_heads, k_share, k_group
-                    x_steps, o_steps = k.strides, out_k.strides
-                row = b if cos.shape[0] > 1 else 0
-                c, s = cos.ctypes.data + row * cos.strides[0], sin.ctypes.data + row * sin.strides[0]
-                h0, h1, t1 = g * group, min(heads, g * group + group), min(tokens, t0 + tile)
-                rows, along = (t1 - t0, token) if by_head else (h1 - h0, head)
-                for i in range(h1 - h0 if by_head else t1 - t0):
-                    t, h = (t0, h0 + i) if by_head else (t0 + i, h0)
-                    cr = c + t * cos.strides[1] + h // share * cos.strides[2]
-                    sr = s + t * sin.strides[1] + h // share * sin.strides[2]
-                    xr = x + b * x_steps[batch] + t * x_steps[token] + h * x_steps[head]
-                    tr = o + b * o_steps[batch] + t * o_steps[token] + h * o_steps[head]
-                    x_step, o_step, c_step, s_step = x_steps[along], o_steps[along], cos.strides[1], sin.strides[1]
-                    # Heads of the token after the next: a buffer's other parts lie between tokens, which ends the
-                    # hardware's own fetching ahead at each of them.
-                    ahead = 0 if by_head or t + 2 >= tokens else 2 * x_steps[token]
-                    if rest and xr != tr:
-                        for n in range(rows):
-                            copy_bytes(tr + n * o_step + rotated, xr + n * x_step + rotated, rest)
-                    for block in range(3, form.size):
-                        n = form[block]
-                        run = xr, tr, cr, sr, n, rows, x_step, o_step, c_step, s_step, ahead
-                        if by_head:
-                            if stream:
-                                rotate_rows(run, dtype, pairing, "each", "stream")
-                            else:
-                                rotate_rows(run, dtype, pairing, "each", "")
-                        elif stream:
-                            rotate_rows(run, dtype, pairing, "shared", "stream")
-                        else:
-                            rotate_rows(run, dtype, pairing, "shared", "")
-                        xr, tr = xr + 2 * n * size, tr + 2 * n * size
-                        cr, sr = cr + n * real_size, sr + n * real_size
-            if stream:
-                fence()
+        elements = (q_heads + k_heads) * q.shape[batch] * tokens * width
+        stream = elements * size > form[3] and addresses % 16 == 0 and not q_in_place
+        job = spill((
+            q_at, q.strides[batch], q.strides[token], q.strides[head],
+            oq_at, out_q.strides[batch], out_q.strides[token], out_q.strides[head], q_heads, q_share, q_group,
+            k_at, k.strides[batch], k.strides[token], k.strides[head],
+            ok_at, out_k.strides[batch], out_k.strides[token], out_k.strides[head], k_heads, k_share, k_group,
+            tokens, tile, tiles, groups, q_groups, int(by_head), int(cos.shape[0] > 1),
+            cos.ctypes.data, cos.strides[0], cos.strides[1], cos.strides[2],
+            sin.ctypes.data, sin.strides[0], sin.strides[1], sin.strides[2],
+            form.ctypes.data + 8 * _BLOCKS, form.size - _BLOCKS, rotated, width * size - rotated, int(stream),
+        ))  # fmt: skip
+        share(pool, form[0], job, q.shape[batch] * tiles * groups, elements // _WORTH_A_THREAD)
         return DONE
 
     element = {2: types.uint16, 4: types.float32, 8: types.float64}[size]
     real = types.float64 if real_size == 8 else types.float32
     x, out, table = array_type(element, 4), array_type(element, 4, readonly=False), array_type(real, 4)
     form = types.Array(types.int64, 1, "C", readonly=True)
-    signature = (x, x, out, out, table, table, form, types.int64, types.int64)
-    return compiled(rotate, f"rotate_{dtype}_{pairing}", signature, parallel)
+    return compiled(rotate, f"rotation_{size}", (x, x, out, out, table, table, form, types.int64, types.int64))
 
 
 @cache
-def quick_rotation(dtype: str, pairing: str, parallel: bool) -> Kernel:
+def quick_rotation(size: int) -> Kernel:
     """Return the same without the check of types: arrays may then be of any dtype of the right size, also bfloat16."""
-    return entry_point(rotation(dtype, pairing, parallel))
+    return entry_point(rotation(size))
+
+
+def numbers(
+    dtype: str, pairing: str, layout: str, head_dim: int, stream_above: int, pairs: Sequence[int]
+) -> NDArray[np.int64]:
+    """Return what a kernel is told of the form of arrays.
+
+    Where `rows` is, layout, head_dim, the bytes above which results are stored past the caches, the pairs of blocks.
+    """
+    return np.array([address(rows(dtype, pairing)), LAYOUTS[layout], head_dim, stream_above, *pairs], np.int64)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,34 +11,39 @@ from numpy.typing import NDArray
 from rope_cpu import _check, _machine, _threads
 from rope_cpu._check import Array
 from rope_cpu._compile import DONE, LOOK_CLOSER, Kernel
-from rope_cpu._kernels import ALONE, LAYOUTS, TRUSTED, quick_rotation
+from rope_cpu._kernels import ALONE, TRUSTED, numbers, quick_rotation
 
 # What each dtype is computed in.
 REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in _check.FORMAT_OF.items()}
 
 
-# What a dtype is rotated with: cos, sin, and the serial kernel.
-Prepared = tuple[Array, Array, Kernel]
+# What a dtype is rotated with: cos, sin, the kernel, and what it is told of the form of arrays.
+Prepared = tuple[Array, Array, Kernel, NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is rotated: the layout and width of arrays, and which of their elements are pairs.
-
-    numbers: the same for the kernel; see `_kernels.rotation`.
-    """
+    """What is rotated: the layout and width of arrays, which elements are pairs, and the pairs of each block."""
 
     layout: str
     head_dim: int
     pairing: str
-    numbers: NDArray[np.int64]
+    pairs: tuple[int, ...]
+    _forms: dict[Any, NDArray[np.int64]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, layout: str, head_dim: int, blocks: tuple[int, ...], interleaved: bool) -> Frame:
         """Return the frame of a checked layout; blocks: widths in elements."""
-        pairs = [width // 2 for width in blocks]
-        numbers = np.array([LAYOUTS[layout], head_dim, _machine.last_level_cache(), *pairs], np.int64)
-        return cls(layout, head_dim, "interleaved" if interleaved else "half", numbers)
+        return cls(layout, head_dim, "interleaved" if interleaved else "half", tuple(width // 2 for width in blocks))
+
+    def prepared(self, dtype: np.dtype[Any], cos: Array, sin: Array) -> Prepared:
+        """Return what rotates arrays of a dtype by cos and sin."""
+        form = self._forms.get(dtype)
+        if form is None:
+            stream_above, name = _machine.last_level_cache(), _check.FORMAT_OF[dtype]
+            form = numbers(name, self.pairing, self.layout, self.head_dim, stream_above, self.pairs)
+            self._forms[dtype] = form
+        return cos, sin, quick_rotation(dtype.itemsize), form
 
 
 class Rotation:
@@ -68,11 +72,9 @@ class Rotation:
         status = LOOK_CLOSER
         try:
             dtype = q.dtype
-            cos, sin, kernel = self._prepared[dtype]
+            cos, sin, kernel, form = self._prepared[dtype]
             out_q, out_k = (np.empty_like(q), np.empty_like(k)) if out is None else _check.out_pair(out)
-            threads = 1
-            if q.size > _threads.SERIAL_ELEMENTS:
-                threads, kernel = self._parallel(dtype, kernel)
+            pool = _threads.pool() if q.size > _threads.SERIAL_ELEMENTS else 0
             if self._frame.layout == "thd":
                 q4, k4, out_q4, out_k4 = q[None], k[None], out_q[None], out_k[None]
             else:
@@ -92,7 +94,7 @@ class Rotation:
                     )
                 )
             ):
-                status = kernel(q4, k4, out_q4, out_k4, cos, sin, self._frame.numbers, 0, threads)
+                status = kernel(q4, k4, out_q4, out_k4, cos, sin, form, 0, pool)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             pass  # what was wrong is found out below, and said in the words of the argument
         if status != DONE:
@@ -104,14 +106,12 @@ class Rotation:
         """Rotate one array; see RotaryEmbedding.rotate for the arguments."""
         status = LOOK_CLOSER
         try:
-            cos, sin, kernel = self._prepared[x.dtype]
+            cos, sin, kernel, form = self._prepared[x.dtype]
             result = np.empty_like(x) if out is None else out
-            threads = 1
-            if x.size > _threads.SERIAL_ELEMENTS:
-                threads, kernel = self._parallel(x.dtype, kernel)
+            pool = _threads.pool() if x.size > _threads.SERIAL_ELEMENTS else 0
             x4, out4 = (x[None], result[None]) if self._frame.layout == "thd" else (x, result)
             if x4.ndim == out4.ndim == 4 and result.dtype == x.dtype and result.flags.writeable:
-                status = kernel(x4, x4, out4, out4, cos, sin, self._frame.numbers, ALONE, threads)
+                status = kernel(x4, x4, out4, out4, cos, sin, form, ALONE, pool)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             pass
         if status != DONE:
@@ -120,15 +120,7 @@ class Rotation:
 
     def _prepare(self, dtype: np.dtype[Any]) -> None:
         """Get cos, sin and the kernel for one dtype ready."""
-        cos, sin = self._cos_sin(REAL_OF[dtype])
-        self._prepared[dtype] = cos, sin, quick_rotation(_check.FORMAT_OF[dtype], self._frame.pairing, False)
-
-    def _parallel(self, dtype: np.dtype[Any], serial: Kernel) -> tuple[int, Kernel]:
-        """Return how many threads to use on a large array, and the kernel for that."""
-        threads = _threads.usable()
-        if threads == 1:
-            return 1, serial
-        return threads, partial(_threads.run, quick_rotation(_check.FORMAT_OF[dtype], self._frame.pairing, True))
+        self._prepared[dtype] = self._frame.prepared(dtype, *self._cos_sin(REAL_OF[dtype]))
 
     def _look_closer(self, xs: dict[str, Any], outs: dict[str, Any] | None) -> tuple[Array, ...]:
         """Say what is wrong with the arguments, or rotate copies where the kernel cannot take them as they are."""
@@ -151,12 +143,11 @@ class Rotation:
         x, flags = sources[0], TRUSTED if len(sources) == 2 else TRUSTED | ALONE
         if x.dtype not in self._prepared:
             self._prepare(x.dtype)
-        cos, sin, kernel = self._prepared[x.dtype]
-        threads, kernel = self._parallel(x.dtype, kernel)
+        cos, sin, kernel, form = self._prepared[x.dtype]
         arrays = [sources[0], sources[-1], targets[0], targets[-1]]
         if self._frame.layout == "thd":
             arrays = [array[None] for array in arrays]
-        if kernel(*arrays, cos, sin, self._frame.numbers, flags, threads) != DONE:
+        if kernel(*arrays, cos, sin, form, flags, _threads.pool()) != DONE:
             shown = [(array.shape, array.strides) for array in arrays]
             raise RuntimeError(f"arrays passed their checks, but the kernel refused them: {shown}")
 

@@ -1,38 +1,97 @@
-"""When a kernel may run in parallel, and on how many threads: the only state the library has outside its objects.
+"""On how many threads kernels run: the only state the library has outside its objects.
 
-A child made by fork from a process that had started OpenMP, through Numba or any other library, is killed or hangs when
-it launches a parallel kernel; whether one had cannot be found out, so every forked child stays serial. Numba's
-workqueue layer aborts the process when two Python threads launch at a time and costs 100 µs a launch, so nothing runs
-in parallel on it.
+The threads are our own, see `_pool`. They are started when a large array is first met, in every process anew: a forked
+child, which has none of its parent's threads, starts its own.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
-import time
-from typing import Any
+import threading
+from dataclasses import dataclass
 
 import numba
+import numpy as np
+from numpy.typing import NDArray
 
-from rope_cpu._compile import Kernel
+from rope_cpu import _pool
+from rope_cpu._compile import address
 from rope_cpu.spec import whole_number
 
 VARIABLE = "ROPE_CPU_NUM_THREADS"
 
-# Below these a launch on several threads (3 µs with the wake-up of idle ones) costs more than it saves on two cores:
-# elements of q, where 48 tokens of 32 heads take 13 µs serially, and pairs of cos and sin, at 1.3 ns each.
-SERIAL_ELEMENTS = 3 * 2**16
+# Below these it costs more than it saves on two cores to share the work: elements of q, where 48 tokens of 32 heads
+# take 13 µs, and pairs of cos and sin, at 1.3 ns each.
+SERIAL_ELEMENTS = 2**17
 SERIAL_PAIRS = 2**14
 
-# Where other processes keep the cores busy, a launch waits until the scheduler has run all its threads, milliseconds at
-# a time. A launch that was kept waiting for longer than STALL is a sign of that; kernels then run serially for PAUSE.
-STALL_SECONDS = 0.0005
-PAUSE_SECONDS = 0.1
-
 _limit = numba.config.NUMBA_NUM_THREADS
-_usable: int | None = None  # None: not known before the threading layer has been started
-_forked = False
-_paused_until = 0.0
+_pool_in_use: Pool | None = None
+_starting = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Threads that share the work of kernels. words: what they know of each other. address: where that stands."""
+
+    words: NDArray[np.int64]
+    address: int
+
+    @property
+    def size(self) -> int:
+        """How many threads there are, the caller included."""
+        return int(self.words[_pool.SIZE // 8])
+
+    def use(self, threads: int) -> None:
+        """Let jobs be shared by at most so many threads, the caller included."""
+        self.words[_pool.THREADS // 8] = min(threads, self.size)
+
+
+def start(threads: int) -> Pool:
+    """Start a pool of so many threads, the caller included; of fewer where the system allows no more."""
+    memory = np.zeros(_pool.HEAD_WORDS + _pool.THREAD_WORDS * threads + 8, np.int64)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # workers look at it for as long as the process lives
+    words = memory[-(memory.ctypes.data // 8) % 8 :]
+    pool, kernel = Pool(words, words.ctypes.data), _pool.serving()
+    words[_pool.SIZE // 8], words[_pool.SHARE // 8] = 1, address(_pool.sharing())
+    for me in range(1, threads):
+        own = words[_pool.HEAD_WORDS + _pool.THREAD_WORDS * me :]
+        own[_pool.LOCK // 8] = _locked()
+        worker = threading.Thread(target=kernel, args=(pool.address, me), daemon=True, name=f"rope_cpu {me}")
+        try:
+            worker.start()
+        except RuntimeError:  # no more threads
+            break
+        own[_pool.NATIVE // 8] = worker.native_id or 0
+        words[_pool.SIZE // 8] += 1
+    pool.use(threads)
+    return pool
+
+
+def _locked() -> int:
+    """Return the address of a new lock of CPython's that is held."""
+    allocate, acquire = ctypes.pythonapi.PyThread_allocate_lock, ctypes.pythonapi.PyThread_acquire_lock
+    allocate.restype, acquire.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int)
+    lock = allocate()
+    acquire(lock, 1)
+    return int(lock)
+
+
+def pool() -> int:
+    """Return the address of the pool that kernels share their work in now, or 0 where they must not."""
+    if _limit == 1:
+        return 0
+    ready = _pool_in_use
+    return _started() if ready is None else ready.address
+
+
+def _started() -> int:
+    global _pool_in_use
+    with _starting:
+        if _pool_in_use is None:
+            _pool_in_use = start(_limit)
+        return _pool_in_use.address
 
 
 def set_num_threads(n: int) -> None:
@@ -40,11 +99,16 @@ def set_num_threads(n: int) -> None:
 
     Raises TypeError or ValueError where `n` is no integer from 1 to the number of threads Numba was started with.
     """
-    global _limit, _usable
+    global _limit, _pool_in_use
     n = whole_number("n", n)
     if n > numba.config.NUMBA_NUM_THREADS:
         raise ValueError(f"`n` is {n}, but Numba was started with {numba.config.NUMBA_NUM_THREADS} threads")
-    _limit, _usable = n, None
+    with _starting:
+        if _pool_in_use is not None and n > _pool_in_use.size:
+            _pool_in_use = None  # a larger one is started when it is needed; the threads of this one sleep on
+        elif _pool_in_use is not None:
+            _pool_in_use.use(n)
+        _limit = n
 
 
 def get_num_threads() -> int:
@@ -52,39 +116,13 @@ def get_num_threads() -> int:
     return int(_limit)
 
 
-def usable() -> int:
-    """Return how many threads a kernel may use now; where it is 1, the serial kernel must run."""
-    global _usable
-    threads = _usable
-    if threads is None:
-        threads = _usable = 1 if _limit == 1 or _forked or _layer() not in ("omp", "tbb") else int(_limit)
-    return 1 if threads == 1 or time.monotonic() < _paused_until else threads
-
-
-def run(kernel: Kernel, *arguments: Any) -> int:
-    """Run a parallel kernel, and note whether it was kept waiting for other processes."""
-    global _paused_until
-    wall, busy = time.perf_counter(), time.thread_time()
-    status = kernel(*arguments)
-    if time.perf_counter() - wall - (time.thread_time() - busy) > STALL_SECONDS:
-        _paused_until = time.monotonic() + PAUSE_SECONDS
-    return status
-
-
-def _layer() -> str:
-    try:
-        numba.get_num_threads()  # starts the layer: 15–30 ms, once
-        return str(numba.threading_layer())
-    except ValueError:  # the layer asked for by NUMBA_THREADING_LAYER is not there
-        return "none"
-
-
 def _after_fork_in_child() -> None:
-    global _forked, _usable
-    _forked, _usable = True, None
+    global _pool_in_use, _starting
+    _pool_in_use, _starting = None, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 if os.environ.get(VARIABLE):
     try:

@@ -9,7 +9,8 @@ bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
@@ -17,112 +18,173 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from rope_cpu._formats import F64, FORMATS, I32, I64, Memory, call_float, lowers, splat, vector
+from rope_cpu._formats import F64, I32, I64, Memory, call_float, lowers, splat, vector
 
 # Bytes of cos, and as many of sin, that are held in registers at a time: four vectors, or eight when spread over
 # interleaved pairs, of the 32 that AVX-512 has. With 16 shorter ones they are read again from the first cache.
 _PIECE = 256
 
-# A rotation of one piece of a row: of pairs at an index, for an input row and an output row.
-Step = Callable[[Any, Any], None]
+# Some pairs of a row, made ready: takes the row, and returns values with the indices where they are stored.
+Step = Callable[[Any], list[tuple[Any, Any]]]
 
 
 @intrinsic
-def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, angles: Any, stream: Any) -> Any:
+def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, stream: Any) -> Any:
     """Rotate the rows of a run; the output may be the input.
 
-    run: int64 (x, out, cos, sin, pairs, rows, x_step, out_step, cos_step, sin_step, ahead): addresses of first rows,
-    how many pairs and rows, bytes from row to row, and how many bytes further on to fetch rows that will be needed soon
-    (0: none). The rest are string literals, which select the code. dtype: a key of FORMATS; pairing: "half" or
-    "interleaved"; angles: "shared" rotates all rows by the first row of cos and sin, the heads of one token; "each" by
-    one row each, the tokens of one head; stream: "stream" stores past the caches.
+    run: int64 (x, out, cos, sin, blocks, count, rows, x_step, out_step, cos_step, sin_step, ahead): addresses of first
+    rows; address of the pairs of each block, and how many blocks and rows there are; bytes from row to row (cos_step 0:
+    all rows share cos and sin, the heads of one token), and how many bytes further on to fetch rows that will be needed
+    soon (0: none). The rest are string literals, which select the code. dtype: a key of FORMATS; pairing: "half" or
+    "interleaved"; stream: "stream" stores past the caches.
     """
-    texts = (dtype, pairing, angles, stream)
+    texts = (dtype, pairing, stream)
     if not all(isinstance(text, types.StringLiteral) for text in texts):
         return None
-    dtype_name, pairing_name, angles_name, stream_name = (text.literal_value for text in texts)
+    dtype_name, pairing_name, stream_name = (text.literal_value for text in texts)
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, out, cos, sin, pairs, rows, x_step, out_step, cos_step, sin_step, ahead = cgutils.unpack_tuple(b, args[0])
         memory = Memory(b, dtype_name, tuple(context.codegen().magic_tuple()), stream_name == "stream")
-        prepare = _half if pairing_name == "half" else _interleaved
-
-        def steps(c: Any, s: Any, start: Any, lanes: int, vectors: int) -> list[Step]:
-            return [prepare(memory, c, s, b.add(start, I64(v * lanes)), lanes, pairs) for v in range(vectors)]
-
-        def rows_of(body: Callable[[Any, Any, Any, Any], None]) -> None:
-            with cgutils.for_range(b, rows) as loop:
-                moves = (x, x_step), (out, out_step), (cos, cos_step), (sin, sin_step)
-                body(*(b.add(base, b.mul(loop.index, move)) for base, move in moves))
-
-        def fetch_ahead(row: Any, start: Any, count: int) -> None:
-            with b.if_then(b.icmp_unsigned("!=", ahead, I64(0))):
-                for first, length in _touched(b, pairing_name, start, pairs, count):
-                    memory.prefetch(b.add(row, ahead), first, length)
-
-        def piece(start: Any, lanes: int, vectors: int) -> None:
-            # Shared cos and sin stay in registers while all rows pass by.
-            ready = steps(cos, sin, start, lanes, vectors) if angles_name == "shared" else None
-
-            def body(row: Any, out_row: Any, c: Any, s: Any) -> None:
-                fetch_ahead(row, start, lanes * vectors)
-                for step in ready or steps(c, s, start, lanes, vectors):
-                    step(row, out_row)
-
-            rows_of(body)
-
-        def rest(start: Any, sizes: list[tuple[int, int]]) -> None:
-            def body(row: Any, out_row: Any, c: Any, s: Any) -> None:
-                at, c, s = start, cos if angles_name == "shared" else c, sin if angles_name == "shared" else s
-                for lanes, vectors in sizes:
-                    present = b.and_(pairs, I64(lanes * vectors))
-                    with b.if_then(b.icmp_unsigned("!=", present, I64(0))):
-                        fetch_ahead(row, at, lanes * vectors)
-                        for step in steps(c, s, at, lanes, vectors):
-                            step(row, out_row)
-                    at = b.add(at, present)
-
-            rows_of(body)
-
-        form = FORMATS[dtype_name]
-        widest = form.lanes if pairing_name == "half" else form.lanes // 2
-        _in_pieces(b, pairs, _PIECE // form.real_size, widest, piece, rest)
+        _Rows(memory, pairing_name, *cgutils.unpack_tuple(b, args[0])).emit()
         return context.get_dummy_value()
 
-    return types.void(types.UniTuple(types.int64, 11), *texts), codegen
+    return types.void(types.UniTuple(types.int64, 12), *texts), codegen
 
 
-def _in_pieces(
-    b: Any,
-    pairs: Any,
-    whole: int,
-    widest: int,
-    piece: Callable[[Any, int, int], None],
-    rest: Callable[[Any, list[tuple[int, int]]], None],
-) -> None:
-    """Emit pieces of `whole` pairs, then the rest by at most one of every smaller power of two."""
-    with cgutils.for_range(b, b.sdiv(pairs, I64(whole))) as loop:
-        piece(b.mul(loop.index, I64(whole)), widest, whole // widest)
-    done, smaller = b.and_(pairs, I64(-whole)), [whole >> n for n in range(1, whole.bit_length())]
-    with b.if_then(b.icmp_unsigned("!=", done, pairs)):
-        rest(done, [(min(size, widest), max(size // widest, 1)) for size in smaller])
+class _Rows:
+    """Emits the loops over the rows of a run; attributes are LLVM values named as in `rotate_rows`."""
 
+    def __init__(
+        self, memory: Memory, pairing: str,
+        x: Any, out: Any, cos: Any, sin: Any, blocks: Any, count: Any, rows: Any,
+        x_step: Any, out_step: Any, cos_step: Any, sin_step: Any, ahead: Any,
+    ) -> None:  # fmt: skip
+        self.b, self.memory, self.half = memory.b, memory, pairing == "half"
+        self.starts, self.moves = (x, out, cos, sin), (x_step, out_step, cos_step, sin_step)
+        self.rows, self.ahead = rows, ahead
+        self.blocks, self.count = blocks, count
+        self.widest = memory.format.lanes if self.half else memory.format.lanes // 2
+        self.whole = _PIECE // memory.format.real_size
 
-def _touched(b: Any, pairing: str, start: Any, pairs: Any, count: int) -> list[tuple[Any, int]]:
-    """Return the runs of elements, first and how many, that `count` pairs from `start` are in."""
-    if pairing == "half":
-        return [(start, count), (b.add(start, pairs), count)]
-    return [(b.mul(start, I64(2)), 2 * count)]
+    def emit(self) -> None:
+        """Emit everything.
+
+        Of a single block, whole pieces go first: where rows share cos and sin, a piece at a time, over all rows, with
+        cos and sin held in registers. What is left of it, and several blocks, go row by row.
+        """
+        b = self.b
+        single, shared = (b.icmp_signed("==", value, I64(n)) for value, n in ((self.count, 1), (self.moves[2], 0)))
+        first = self._pairs_of(I64(0))
+        held = b.select(single, b.and_(first, I64(-self.whole)), I64(0))
+        with b.if_else(shared) as (together, apart):
+            with together, self._pieces(held) as start:
+                steps = self._steps(*self.starts[2:], start, first)
+                self._each_row(lambda row, out, cos, sin: self._piece(row, out, steps, start, first))
+            with apart:
+
+                def row_by_row(row: Any, out: Any, cos: Any, sin: Any) -> None:
+                    with self._pieces(held) as start:
+                        self._piece(row, out, self._steps(cos, sin, start, first), start, first)
+
+                self._each_row(row_by_row)
+        with b.if_then(b.or_(b.not_(single), b.icmp_signed("<", held, first))):
+            self._each_row(lambda row, out, cos, sin: self._row(row, out, cos, sin, held))
+
+    @contextmanager
+    def _pieces(self, pairs: Any) -> Iterator[Any]:
+        """Loop over the pieces of so many pairs; yields where a piece starts."""
+        b = self.b
+        with cgutils.for_range(b, b.sdiv(pairs, I64(self.whole))) as loop:
+            yield b.mul(loop.index, I64(self.whole))
+
+    def _steps(self, cos: Any, sin: Any, start: Any, pairs: Any) -> list[Step]:
+        """Return what rotates a piece."""
+        indices = [self.b.add(start, I64(n)) for n in range(0, self.whole, self.widest)]
+        return [self._step(cos, sin, i, self.widest, pairs) for i in indices]
+
+    def _piece(self, row: Any, out: Any, steps: list[Step], start: Any, pairs: Any) -> None:
+        self._fetch_ahead(row, start, self.whole, pairs)
+        for step in steps:
+            self._store(step(row), out)
+
+    def _pairs_of(self, block: Any) -> Any:
+        b = self.b
+        return b.load(b.inttoptr(b.add(self.blocks, b.mul(block, I64(8))), I64.as_pointer()))
+
+    def _each_row(self, body: Callable[[Any, Any, Any, Any], None]) -> None:
+        b = self.b
+        with cgutils.for_range(b, self.rows) as loop:
+            body(*(b.add(start, b.mul(loop.index, move)) for start, move in zip(self.starts, self.moves, strict=True)))
+
+    def _row(self, row: Any, out: Any, cos: Any, sin: Any, held: Any) -> None:
+        """Rotate one row, block after block; the first one from pair `held` on."""
+        b, form = self.b, self.memory.format
+        places = [cgutils.alloca_once(b, place.type) for place in (row, out, cos, sin)]
+        for place, start in zip(places, (row, out, cos, sin), strict=True):
+            b.store(start, place)
+        with cgutils.for_range(b, self.count) as loop:
+            pairs = self._pairs_of(loop.index)
+            x_at, out_at, c_at, s_at = map(b.load, places)
+            self._block(x_at, out_at, c_at, s_at, pairs, held)
+            for place, size in zip(places, (2 * form.size, 2 * form.size, form.real_size, form.real_size), strict=True):
+                b.store(b.add(b.load(place), b.mul(pairs, I64(size))), place)
+
+    def _block(self, row: Any, out: Any, cos: Any, sin: Any, pairs: Any, held: Any) -> None:
+        """Rotate one block of one row: wide vectors, then two that overlap, or one that fits."""
+        b = self.b
+
+        def several(indices: list[Any], lanes: int) -> None:
+            steps = [self._step(cos, sin, i, lanes, pairs) for i in indices]
+            # All are read before any is stored: vectors that overlap find what they read as it was.
+            values = [value for step in steps for value in step(row)]
+            self._store(values, out)
+
+        span = 4 * self.widest
+        with cgutils.for_range(b, b.sdiv(b.sub(pairs, held), I64(span))) as loop:
+            at = b.add(held, b.mul(loop.index, I64(span)))
+            self._fetch_ahead(row, at, span, pairs)
+            several([b.add(at, I64(n)) for n in range(0, span, self.widest)], self.widest)
+        at = b.add(held, b.and_(b.sub(pairs, held), I64(-span)))
+        left, lanes = b.sub(pairs, at), 2 * self.widest
+        two = b.and_(left, I64(lanes))
+        with b.if_then(b.icmp_signed("!=", two, I64(0))):
+            self._fetch_ahead(row, at, lanes, pairs)
+            several([at, b.add(at, I64(self.widest))], self.widest)
+        at, left = b.add(at, two), b.sub(left, two)
+        while lanes := lanes // 2:
+            above = b.icmp_signed("<", left, I64(2 * lanes))
+            with b.if_then(b.and_(above, b.icmp_signed(">", left, I64(lanes)))):
+                self._fetch_ahead(row, at, 2 * lanes, pairs)
+                several([at, b.sub(pairs, I64(lanes))], lanes)
+            with b.if_then(b.icmp_signed("==", left, I64(lanes))):
+                self._fetch_ahead(row, at, lanes, pairs)
+                several([at], lanes)
+
+    def _fetch_ahead(self, row: Any, start: Any, count: int, pairs: Any) -> None:
+        """Ask for the elements of `count` pairs, where rows further on are to be fetched."""
+        b = self.b
+        runs = [(start, count), (b.add(start, pairs), count)] if self.half else [(b.mul(start, I64(2)), 2 * count)]
+        with b.if_then(b.icmp_unsigned("!=", self.ahead, I64(0))):
+            for first, length in runs:
+                self.memory.prefetch(b.add(row, self.ahead), first, length)
+
+    def _store(self, values: list[tuple[Any, Any]], out: Any) -> None:
+        for value, index in values:
+            self.memory.store(value, out, index)
+
+    def _step(self, cos: Any, sin: Any, i: Any, lanes: int, pairs: Any) -> Step:
+        """Return what rotates `lanes` pairs from pair i on."""
+        return (_half if self.half else _interleaved)(self.memory, cos, sin, i, lanes, pairs)
 
 
 def _half(memory: Memory, cos: Any, sin: Any, i: Any, lanes: int, pairs: Any) -> Step:
     b, partner = memory.b, memory.b.add(i, pairs)
     c, s = memory.load_real(cos, i, lanes), memory.load_real(sin, i, lanes)
 
-    def step(x: Any, out: Any) -> None:
+    def step(x: Any) -> list[tuple[Any, Any]]:
         first, second = memory.load(x, i, lanes), memory.load(x, partner, lanes)
-        memory.store(call_float(b, "fmuladd", first, c, b.fneg(b.fmul(second, s))), out, i)
-        memory.store(call_float(b, "fmuladd", second, c, b.fmul(first, s)), out, partner)
+        turned = call_float(b, "fmuladd", first, c, b.fneg(b.fmul(second, s)))
+        return [(turned, i), (call_float(b, "fmuladd", second, c, b.fmul(first, s)), partner)]
 
     return step
 
@@ -142,10 +204,10 @@ def _interleaved(memory: Memory, cos: Any, sin: Any, i: Any, lanes: int, pairs: 
     c = twice(cos)
     s = b.fmul(twice(sin), ir.Constant(vector(real, 2 * lanes), [-1.0, 1.0] * lanes))
 
-    def step(x: Any, out: Any) -> None:
+    def step(x: Any) -> list[tuple[Any, Any]]:
         z = memory.load(x, at, 2 * lanes)
         crossed = b.fmul(take(z, [lane ^ 1 for lane in range(2 * lanes)]), s)
-        memory.store(call_float(b, "fmuladd", z, c, crossed), out, at)
+        return [(call_float(b, "fmuladd", z, c, crossed), at)]
 
     return step
 

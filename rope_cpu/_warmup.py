@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from rope_cpu._angles import angles
+from rope_cpu._angles import angles, circles
 from rope_cpu._check import FORMAT_OF
 from rope_cpu._compile import Kernel
-from rope_cpu._kernels import rotation
+from rope_cpu._formats import FORMATS
+from rope_cpu._kernels import rotation, rows
+from rope_cpu._pool import serving, sharing
 
 if TYPE_CHECKING:  # `import rope_cpu` comes by here and has no use for it
     import argparse
@@ -27,7 +29,7 @@ DTYPES = tuple(FORMAT_OF.values())
 class Specialisation:
     """One compiled kernel.
 
-    name: what it does, in which dtype, serial or parallel. seconds: how long it took to compile or load now.
+    name: what it does, in which dtype. seconds: how long it took to compile or load now.
     compiled: it was not in the cache before. cache: the folder that holds it, None where no folder is writable and
     every process compiles.
     """
@@ -41,8 +43,8 @@ class Specialisation:
 def warmup(dtypes: DTypeLike | Sequence[DTypeLike] = DTYPES) -> list[Specialisation]:
     """Compile the kernels that rotate in these dtypes into the cache on disk, for later processes; return them.
 
-    dtypes: one or several of float32, float64, float16 and bfloat16; all by default. Each comes in both pairings,
-    serial and parallel. A kernel that is not in the cache takes a second or two, one that is takes milliseconds.
+    dtypes: one or several of float32, float64, float16 and bfloat16; all by default. Each comes in both
+        pairings. A kernel that is not in the cache takes up to a second or two, one that is takes milliseconds.
 
     Raises TypeError for any other dtype.
     """
@@ -64,11 +66,13 @@ def todo(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[tuple[Callable[..., Ke
     """Return the kernels that these dtypes need, each as its builder and the arguments for it."""
     names = _names(dtypes)
     reals = sorted({"float64" if name == "float64" else "float32" for name in names})
-    both = (False, True)
-    pairings = ("half", "interleaved")
+    sizes = sorted({FORMATS[name].size for name in names})
     return [
-        *((angles, key) for key in product(reals, both)),
-        *((rotation, key) for key in product(names, pairings, both)),
+        (sharing, ()),
+        (serving, ()),
+        *((kernel, (real,)) for real in reals for kernel in (angles, circles)),
+        *((rotation, (size,)) for size in sizes),
+        *((rows, key) for key in product(names, ("half", "interleaved"))),
     ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu import _threads
-from rope_cpu._angles import quick_angles as angle_kernel
+from rope_cpu._angles import quick_angles
 from rope_cpu._compile import DONE
 from rope_cpu.spec import Float64, RopeSpec
 
@@ -54,7 +54,7 @@ def tables(
     single: bool,
     positions: Float64,
     factor: Float64,
-    sign: float,
+    sign: int,
     dtype: str,
     limit: float = MAX_POSITION - 1,
 ) -> tuple[NDArray[Any], NDArray[Any]] | None:
@@ -66,12 +66,9 @@ def tables(
     (batch, seq, _), (rows, _, heads, _, pairs) = positions.shape, parts.shape
     shape, real = (max(batch, rows), seq, heads, pairs), _REAL[dtype]
     cos, sin = np.empty(shape, real), np.empty(shape, real)
-    threads = _threads.usable() if cos.size > _threads.SERIAL_PAIRS else 1
-    fill, arguments = (
-        angle_kernel(dtype, threads > 1),
-        (positions, limit, parts, factor, sign, single, cos, sin, threads),
-    )
-    status = _threads.run(fill, *arguments) if threads > 1 else fill(*arguments)
+    kernel, work = quick_angles(dtype)
+    pool = _threads.pool() if cos.size > _threads.SERIAL_PAIRS else 0
+    status = kernel(positions, limit, parts, factor, sign, single, cos, sin, work, pool)
     return (cos, sin) if status == DONE else None
 
 

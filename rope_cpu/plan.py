@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu import _check, angles
-from rope_cpu._check import FORMAT_OF, Array
-from rope_cpu._kernels import quick_rotation
+from rope_cpu._check import Array
 from rope_cpu._rotate import REAL_OF, Rotation
 from rope_cpu.spec import Float64
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from rope_cpu.rotary import RotaryEmbedding
 
 # What each operation does to the angle; what it does to the attention factor stands in the rotary.
-_SIGN = {"rotate": 1.0, "inverse": -1.0, "shift": 1.0}
+_SIGN = {"rotate": 1, "inverse": -1, "shift": 1}
 
 
 def exact_tables(
@@ -48,8 +47,7 @@ class RotaryPlan(Rotation):
         """Compute cos and sin for the arithmetic of `dtype`; those for others follow when they are first needed."""
         cos, sin = exact_tables(rotary, positions, ids, mode, REAL_OF[dtype])
         frame = rotary._frames[layout]
-        kernel = quick_rotation(FORMAT_OF[dtype], frame.pairing, False)
-        super().__init__(frame, cos.shape, {dtype: (cos, sin, kernel)})
+        super().__init__(frame, cos.shape, {dtype: frame.prepared(dtype, cos, sin)})
         self._rotary, self._positions, self._mode = rotary, positions, mode
 
     def _name(self) -> str:

@@ -8,10 +8,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import prange, types
+from numba import types
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from rope_cpu import _check, _threads
+from rope_cpu import _check
 from rope_cpu._compile import SOURCES, Kernel, array_type, compiled
 from rope_cpu.angles import to_dtype
 from rope_cpu.spec import LARGEST_FREQUENCY, boolean, real_array, real_number, whole_number
@@ -75,8 +75,7 @@ def add_sinusoidal(
         raise ValueError("`x` must be writeable and share no memory with `table`")
     rows = x if x.ndim == 3 else x[None]
     ids = _row_ids(position_ids, offset, rows.shape[:2], len(table))
-    threads = _threads.usable() if x.size > _threads.SERIAL_ELEMENTS else 1
-    _adding(x.dtype.name, threads > 1)(rows, table, ids, threads)
+    _adding(x.dtype.name)(rows, table, ids)
     return x
 
 
@@ -105,21 +104,19 @@ def _row_ids(position_ids: ArrayLike | None, offset: int, shape: tuple[int, ...]
 
 
 @cache
-def _adding(dtype: str, parallel: bool) -> Kernel:
-    """Return the kernel (x, table, ids, chunks): x[b, s] += table[ids[b, s]]."""
+def _adding(dtype: str) -> Kernel:
+    """Return the kernel (x, table, ids): x[b, s] += table[ids[b, s]]."""
     sources = SOURCES
 
-    def add(x, table, ids, chunks):
+    def add(x, table, ids):
         _ = sources  # a part of the cache key
-        seq, tokens = x.shape[1], x.shape[0] * x.shape[1]
-        for chunk in prange(chunks):
-            for token in range(tokens * chunk // chunks, tokens * (chunk + 1) // chunks):
-                row, embedding = table[ids[token // seq, token % seq]], x[token // seq, token % seq]
+        for b in range(x.shape[0]):
+            for s in range(x.shape[1]):
+                row, embedding = table[ids[b, s]], x[b, s]
                 for column in range(x.shape[2]):
                     embedding[column] += row[column]
         return 0
 
     element = getattr(types, dtype)
     x, table = array_type(element, 3, readonly=False), array_type(element, 2)
-    signature = (x, table, array_type(types.int64, 2, layout="C"), types.int64)
-    return compiled(add, f"add_sinusoidal_{dtype}", signature, parallel)
+    return compiled(add, f"add_sinusoidal_{dtype}", (x, table, array_type(types.int64, 2, layout="C")))

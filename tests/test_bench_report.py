@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rope_cpu.bench import report, results
+from rope_cpu.bench import report, results, statistics
 from rope_cpu.bench.compare import Finding, compare, confirm
 from rope_cpu.bench.implementations import TABLE
 from rope_cpu.bench.measure import Result, Row
@@ -74,8 +74,16 @@ def test_a_row_says_bytes_share_of_the_limit_and_ratio():
 
 
 def test_noise_is_said():
-    case = Result("case", "", rows=[_row("plan", "ours", 1e-6), _row("peer", "peer", 2e-6, wobble=0.4)])
+    case = Result("case", "", rows=[_row("plan", "ours", 1e-6), _row("peer", "peer", 1.2e-6, wobble=0.4)])
     assert "noise" in list(report.case_lines(case))[2]
+
+
+def test_noise_above_a_bound_says_the_bound():
+    wide = statistics.estimate([3.0] * 20 + [9.0] * 20)
+    assert wide.meaningless
+    assert report.times(wide) == "> 3.00"
+    assert report.times(statistics.estimate([0.5] * 20 + [9.0] * 20)) == "noise"
+    assert report.times(statistics.estimate([4.0] * 40)) == "4.00"
 
 
 @pytest.mark.parametrize(

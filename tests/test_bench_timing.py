@@ -2,7 +2,7 @@
 
 import pytest
 
-from rope_cpu.bench.timing import Effort, Timed, calibrate, elapsed, interleave
+from rope_cpu.bench.timing import Effort, Timed, calibrate, elapsed, interleave, settle
 
 
 class Machine:
@@ -21,8 +21,16 @@ class Machine:
     def timed(self, name, cost, **more):
         return Timed(self.call, [(name, cost)], **more)
 
-    def pause(self, seconds):
+    def pause(self, seconds=0.002):
         self.now += seconds
+
+
+@pytest.mark.parametrize(("spinning", "looks"), [(0.0, 1), (0.03, 16), (9.0, 50)])
+def test_the_next_one_waits_until_threads_sleep(spinning, looks):
+    """Threads that spin for so many seconds add to the process's time; its own sleep adds little."""
+    slept = []
+    settle(slept.append, lambda: min(sum(slept), spinning) + 1e-5 * len(slept))
+    assert len(slept) == looks
 
 
 def test_elapsed_counts_calls():

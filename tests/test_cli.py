@@ -96,12 +96,13 @@ def test_warmup_lists_what_it_compiled(capsys):
     assert cli.main(["warmup", "float32", "float32"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:-1]] == [
-        "angles_float32_serial",
-        "angles_float32_parallel",
-        "rotate_float32_half_serial",
-        "rotate_float32_half_parallel",
-        "rotate_float32_interleaved_serial",
-        "rotate_float32_interleaved_parallel",
+        "share",
+        "serve",
+        "angles_float32",
+        "circles_float32",
+        "rotation_4",
+        "rotate_float32_half",
+        "rotate_float32_interleaved",
     ]
     assert "cached in" in lines[-1]
 

@@ -13,41 +13,82 @@ import numpy as np
 import oracle
 import pytest
 
-from rope_cpu import RotaryEmbedding, _angles, _compile, _kernels, _machine, angles
+from rope_cpu import RotaryEmbedding, _angles, _compile, _kernels, _machine, _threads, angles
 
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
-def rotate(kind, pairing, parallel, q, k, cos, sin, layout="bshd", chunks=2, stream_above=2**62):
+@pytest.fixture(scope="module")
+def pools():
+    """Pools of threads that share every job, however small: by their number, 1 for none."""
+    return {1: 0} | {threads: _threads.start(threads).address for threads in (2, 5)}
+
+
+def rotate(kind, pairing, pool, q, k, cos, sin, layout="bshd", stream_above=2**62):
     """Call the kernel on arrays in bshd order, laid out in memory as `layout` says; return copies in bshd order."""
     order = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}[layout]
     arrays = [np.ascontiguousarray(x.transpose(order)) for x in (q, k)]
     outs = [np.zeros_like(x) for x in arrays]
     views = [x.view(np.uint16) if kind in NARROW else x for x in (*arrays, *outs)]
-    form = np.array([_kernels.LAYOUTS[layout], q.shape[3], stream_above, cos.shape[-1]])
-    status = _kernels.rotation(kind, pairing, parallel)(*views, cos, sin, form, 0, chunks)
+    form = _kernels.numbers(kind, pairing, layout, q.shape[3], stream_above, [cos.shape[-1]])
+    status = _kernels.rotation(q.dtype.itemsize)(*views, cos, sin, form, 0, pool)
     assert status == _compile.DONE
     return [np.ascontiguousarray(x.transpose(np.argsort(order))) for x in outs]
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
-def test_the_same_bits_for_every_way_of_running(kind, pairing, rng):
+def test_the_same_bits_for_every_way_of_running(kind, pairing, rng, pools):
     dtype = NARROW.get(kind, np.dtype(kind))
     real = np.float64 if kind == "float64" else np.float32
-    angle = rng.uniform(-9, 9, (2, 70, 1, 37))
+    angle = rng.uniform(-9, 9, (2, 420, 1, 37))  # 400,000 elements: work for five
     cos, sin = np.cos(angle).astype(real), np.sin(angle).astype(real)
-    q = rng.standard_normal((2, 70, 6, 77)).astype(dtype)
-    k = rng.standard_normal((2, 70, 2, 77)).astype(dtype)
-    first = rotate(kind, pairing, False, q, k, cos, sin)
+    q = rng.standard_normal((2, 420, 5, 77)).astype(dtype)
+    k = rng.standard_normal((2, 420, 2, 77)).astype(dtype)
+    first = rotate(kind, pairing, 0, q, k, cos, sin)
     exact, reach = oracle.rotate(q, cos[:, :, 0].astype(float), sin[:, :, 0].astype(float), pairing == "interleaved")
     assert (np.abs(first[0].astype(float) - exact) <= oracle.bound(exact, reach, dtype)).all()
-    for parallel in (False, True):
+    for pool in pools.values():
         for layout in ("bshd", "bhsd", "sbhd"):
-            for chunks in (1, 2, 5):
-                for stream_above in (0, 2**62):
-                    again = rotate(kind, pairing, parallel, q, k, cos, sin, layout, chunks, stream_above)
-                    assert [x.tobytes() for x in again] == [x.tobytes() for x in first]
+            for stream_above in (0, 2**62):
+                again = rotate(kind, pairing, pool, q, k, cos, sin, layout, stream_above)
+                assert [x.tobytes() for x in again] == [x.tobytes() for x in first]
+
+
+BLOCKS = [[n] for n in range(1, 71)] + [[8, 28, 28], [32, 32], [1, 2, 3, 5, 7, 11], [17, 64, 15], [128, 33], [66]]
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
+    """Vectors overlap where widths are no powers of two: nothing may be rotated twice, and nothing left out."""
+    dtype = NARROW.get(kind, np.dtype(kind))
+    real = np.float64 if kind == "float64" else np.float32
+    for blocks in BLOCKS:
+        pairs = sum(blocks)
+        angle = rng.uniform(-9, 9, (1, 3, 1, pairs))
+        cos, sin = np.cos(angle).astype(real), np.sin(angle).astype(real)
+        x = rng.standard_normal((1, 3, 2, 2 * pairs + 1)).astype(dtype)
+        results = []
+        for layout in ("bshd", "bhsd"):
+            given = x if layout == "bshd" else np.ascontiguousarray(x.transpose(0, 2, 1, 3))
+            form = _kernels.numbers(kind, pairing, layout, x.shape[3], 2**62, blocks)
+            out = np.zeros_like(given)
+            for source, target in ((given, out), (given.copy(),) * 2):
+                views = [a.view(np.uint16) if kind in NARROW else a for a in (source, source, target, target)]
+                status = _kernels.rotation(dtype.itemsize)(*views, cos, sin, form, _kernels.ALONE, 0)
+                assert status == _compile.DONE
+                results.append(target if layout == "bshd" else target.transpose(0, 2, 1, 3))
+        for other in results[1:]:
+            assert other.tobytes() == results[0].tobytes(), blocks
+        start = 0
+        for n in blocks:
+            part, at = slice(2 * start, 2 * (start + n)), slice(start, start + n)
+            c, s = (table[:, :, 0, at].astype(float) for table in (cos, sin))
+            exact, reach = oracle.rotate(x[..., part], c, s, pairing == "interleaved")
+            assert (np.abs(results[0][..., part].astype(float) - exact) <= oracle.bound(exact, reach, dtype)).all()
+            start += n
+        assert (results[0][..., -1] == x[..., -1]).all()
 
 
 @np.errstate(invalid="ignore")  # NumPy warns of signalling NaNs
@@ -61,7 +102,7 @@ def test_every_16_bit_number_passes_through(kind):
     for side in (slice(0, 64), slice(64, 128)):
         alone = x.copy()
         alone[..., slice(64, 128) if side.start == 0 else slice(0, 64)] = 0
-        result = rotate(kind, "half", False, alone, alone, one, zero)[0][..., side]
+        result = rotate(kind, "half", 0, alone, alone, one, zero)[0][..., side]
         given = alone[..., side]
         nan = np.isnan(given)
         assert np.isnan(result[nan]).all()
@@ -91,7 +132,7 @@ def test_rounding_to_16_bits_is_to_nearest_even(kind, rng):
         expect = table.astype(NARROW[kind])
     if kind == "bfloat16":
         expect = np.where(np.abs(table) < 2.0**-126, np.zeros_like(expect), expect)
-    result = rotate(kind, "half", False, x, x, table, zero)[0][..., :64]
+    result = rotate(kind, "half", 0, x, x, table, zero)[0][..., :64]
     assert np.array_equal(result, expect)
 
 
@@ -100,8 +141,8 @@ def test_the_kernel_never_writes_where_an_input_is_read(layout, rng):
     """Slide an output over an input in one buffer: the kernel takes exactly the placements that share nothing."""
     heads, tokens, dim = 2, 3, 4
     cos = np.ones((1, tokens, 1, 2), np.float32)
-    form = np.array([_kernels.LAYOUTS[layout], dim, 2**62, 2])
-    kernel = _kernels.rotation("float32", "half", False)
+    form = _kernels.numbers("float32", "half", layout, dim, 2**62, [2])
+    kernel = _kernels.rotation(4)
     taken = 0
     for head_stride, token_stride in ((4, 12), (8, 24), (12, 4), (12, 36), (-4, 12)):
         steps = {"bshd": (0, token_stride, head_stride), "bhsd": (0, head_stride, token_stride)}
@@ -115,7 +156,7 @@ def test_the_kernel_never_writes_where_an_input_is_read(layout, rng):
         x = view(150)
         for start in range(80, 230):
             out = view(start)
-            status = kernel(x, x, out, out, cos, 0 * cos, form, _kernels.ALONE, 1)
+            status = kernel(x, x, out, out, cos, 0 * cos, form, _kernels.ALONE, 0)
             shared = np.shares_memory(x, out)
             if status == _compile.DONE:
                 assert start == 150 or not shared, (head_stride, token_stride, start)
@@ -145,16 +186,18 @@ def test_conversions_are_probed_for_the_processor_at_hand():
     assert len(digests("x86-64")) == 4
 
 
-def test_the_angle_kernel_in_parallel_gives_the_same_bits(rng):
+def test_the_angle_kernel_in_parallel_gives_the_same_bits(rng, pools):
     rope = RotaryEmbedding.from_inv_freq(rng.uniform(-1, 1, (2, 9)))
     parts, factor = angles.turns(rope.spec), np.array([1.5])
-    positions = rng.uniform(-1e6, 1e6, (3, 50, 2))
+    positions = rng.uniform(-1e6, 1e6, (3, 1000, 2))
     results = []
-    for parallel in (False, True):
-        cos, sin = np.empty((2, 3, 50, 1, 9), np.float32)
-        _angles.angles("float32", parallel)(positions, 2.0**53, parts, factor, 1.0, False, cos, sin, 3)
-        results.append((cos, sin))
-    assert np.array_equal(results[0], results[1])
+    for pool in pools.values():
+        cos, sin = np.empty((2, 3, 1000, 1, 9), np.float32)
+        work = _compile.address(_angles.circles("float32"))
+        status = _angles.angles("float32")(positions, 2.0**53, parts, factor, 1, False, cos, sin, work, pool)
+        assert status == _compile.DONE
+        results.append(cos.tobytes() + sin.tobytes())
+    assert len(set(results)) == 1
 
 
 def test_the_last_level_cache_is_told():

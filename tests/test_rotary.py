@@ -238,7 +238,7 @@ def test_nothing_to_rotate_is_fine(shape, dtype):
     assert k.shape == (*shape[:2], 4, 16)
 
 
-def test_large_arrays_take_the_parallel_kernel_and_agree(dtype, interleaved, rng):
+def test_large_arrays_are_shared_by_threads_and_agree(dtype, interleaved, rng):
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(128), interleaved=interleaved)
     x = draw(rng, (2, 700, 4, 128), dtype)
     whole = rope.rotate(x, offset=11)

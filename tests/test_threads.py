@@ -4,7 +4,6 @@ import subprocess
 import sys
 import textwrap
 
-import numba
 import pytest
 
 import rope_cpu
@@ -44,16 +43,33 @@ def test_a_forked_child_rotates_before_and_after_the_parent_did():
         + """
     print(child(lambda: rope.rotate(x).any()))
     expected = rope.rotate(x)
-    print(_threads._usable > 1 or numba.config.NUMBA_NUM_THREADS == 1)
-    print(child(lambda: np.array_equal(rope.rotate(x), expected)))
-    print(child(lambda: child(lambda: np.array_equal(rope.rotate(x), expected)) == 0))
+    def shared():
+        return np.array_equal(rope.rotate(x), expected) and _threads._pool_in_use.size == 2
+    print(shared(), child(shared), child(lambda: child(shared) == 0))
     done = []
-    thread = threading.Thread(target=lambda: done.append(child(lambda: np.array_equal(rope.rotate(x), expected))))
+    thread = threading.Thread(target=lambda: done.append(child(shared)))
     thread.start(); thread.join()
     print(done[0])
     """
     )
-    assert run(code) == ["0", "True", "0", "0", "0"]
+    assert run(code, NUMBA_NUM_THREADS="2") == ["0", "True", "0", "0", "0"]
+
+
+def test_a_child_forked_while_others_rotate():
+    code = (
+        FORK
+        + """
+    expected, stop = rope.rotate(x), []
+    def work():
+        while not stop:
+            rope.rotate(x)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads: thread.start()
+    print({child(lambda: np.array_equal(rope.rotate(x), expected)) for _ in range(20)})
+    stop.append(1)
+    """
+    )
+    assert run(code, NUMBA_NUM_THREADS="2") == ["{0}"]
 
 
 def test_a_pool_of_forked_processes():
@@ -68,34 +84,91 @@ def test_a_pool_of_forked_processes():
     assert run(code) == ["True"]
 
 
-@pytest.mark.parametrize("layer", ["omp", "workqueue"])
-def test_python_threads_rotate_in_parallel_kernels_at_a_time(layer):
+@pytest.mark.parametrize("threads", [2, 7])
+def test_python_threads_rotate_at_a_time(threads):
+    """More threads than processors as well: some are then interrupted in the middle of their work."""
     code = """
     expected = rope.rotate(x)
     wrong = []
     def work():
-        for _ in range(50):
+        for _ in range(200):
             if not np.array_equal(rope.rotate(x), expected):
                 wrong.append(1)
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
-    print(len(wrong), _threads._usable)
+    print(len(wrong), _threads._pool_in_use.size)
     """
-    wrong, usable = run(code, NUMBA_THREADING_LAYER=layer, NUMBA_NUM_THREADS="2")
-    assert wrong == "0"
-    assert usable == ("1" if layer == "workqueue" else "2")
+    assert run(code, NUMBA_NUM_THREADS=str(threads)) == ["0", str(threads)]
 
 
-def test_a_threading_layer_that_is_missing_means_serial():
-    assert run("print(_threads.usable(), rope.rotate(x).shape[1])", NUMBA_THREADING_LAYER="tbb") in (
-        ["1", "900"],
-        [str(numba.config.NUMBA_NUM_THREADS), "900"],  # where tbb is installed
-    )
+def test_work_is_done_by_the_caller_where_workers_never_come():
+    code = """
+    _threads._pool.serving = lambda: lambda *arguments: None
+    print(np.array_equal(rope.rotate(x), rope.rotate(x, out=x.copy())))
+    rope_cpu.set_num_threads(1)
+    alone = rope.rotate(x)
+    rope_cpu.set_num_threads(2)
+    print(np.array_equal(rope.rotate(x), alone), _threads._pool_in_use.size)
+    """
+    assert run(code, NUMBA_NUM_THREADS="2") == ["True", "True", "2"]
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "sched_setaffinity"), reason="Linux only")
+def test_a_process_of_one_processor():
+    code = """
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    expected = rope.rotate(x[:, :1])
+    for _ in range(50):
+        assert np.array_equal(rope.rotate(x)[:, :1], expected)
+    print("done")
+    """
+    assert run(code, NUMBA_NUM_THREADS="2") == ["done"]
+
+
+def test_jobs_of_every_size_on_more_threads_than_there_are():
+    """Each unit of work is done once: the kernels here count units in place of rotating."""
+    code = """
+    from numba import carray, types
+    from rope_cpu import _pool, _words
+    from rope_cpu._compile import address, compiled
+    def count(job, start, stop):
+        for unit in range(start, stop):
+            _words.add(job + 8 * unit, 1)
+        return 0
+    work = address(compiled(count, "count", (types.int64,) * 3))
+    share = _pool.sharing()
+    for threads in (2, 3, 16):
+        pool = _threads.start(threads)
+        for units in [*range(2, 40), 1000]:
+            for most in (2, 5, 100):
+                for _ in range(5):
+                    units_done = np.zeros(units, np.int64)
+                    share(pool.address, work, units_done.ctypes.data, units, most)
+                    assert (units_done == 1).all(), (threads, units, most, units_done)
+    print("done")
+    """
+    assert run(code) == ["done"]
+
+
+def test_a_system_that_allows_no_more_threads():
+    code = """
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+    start, threading.Thread.start = threading.Thread.start, refuse
+    expected = rope.rotate(x[:, :1])
+    print(np.array_equal(rope.rotate(x)[:, :1], expected), _threads._pool_in_use.size)
+    """
+    assert run(code, NUMBA_NUM_THREADS="3") == ["True", "1"]
+
+
+def test_a_process_ends_while_its_threads_look_for_work():
+    for _ in range(5):
+        assert run("rope.rotate(x); print('end')", NUMBA_NUM_THREADS="2") == ["end"]
 
 
 def test_the_environment_variable():
-    assert run("print(rope_cpu.get_num_threads(), _threads.usable())", ROPE_CPU_NUM_THREADS="1") == ["1", "1"]
+    assert run("print(rope_cpu.get_num_threads(), _threads.pool())", ROPE_CPU_NUM_THREADS="1") == ["1", "0"]
 
 
 @pytest.mark.parametrize("value", ["0", "many", "100000"])
@@ -109,28 +182,23 @@ def test_set_num_threads():
     try:
         rope_cpu.set_num_threads(1)
         assert rope_cpu.get_num_threads() == 1
-        assert rope_cpu._threads.usable() == 1
+        assert rope_cpu._threads.pool() == 0
     finally:
         rope_cpu.set_num_threads(before)
     assert rope_cpu.get_num_threads() == before
 
 
-def test_a_launch_that_was_kept_waiting_means_serial_for_a_while(monkeypatch):
-    from rope_cpu import _threads
-
-    clock = iter([0.0, 0.010])  # 10 ms on the wall
-    monkeypatch.setattr(_threads, "_usable", 2)
-    monkeypatch.setattr(_threads, "_paused_until", 0.0)
-    monkeypatch.setattr(_threads.time, "thread_time", iter([0.0, 0.0098, 0.0, 0.001]).__next__)
-    monkeypatch.setattr(_threads.time, "perf_counter", clock.__next__)
-    monkeypatch.setattr(_threads.time, "monotonic", lambda: 100.0)
-    assert _threads.run(lambda x: x, 7) == 7  # it worked for 9.8 of them
-    assert _threads.usable() == 2
-    monkeypatch.setattr(_threads.time, "perf_counter", iter([0.0, 0.010]).__next__)
-    _threads.run(lambda: 0)  # it worked for 1 of them
-    assert _threads.usable() == 1
-    monkeypatch.setattr(_threads.time, "monotonic", lambda: 100.2)
-    assert _threads.usable() == 2
+def test_more_threads_after_fewer():
+    code = """
+    sizes = []
+    for n in (2, 1, 3, 2, 3):
+        rope_cpu.set_num_threads(n)
+        rope.rotate(x)
+        pool = _threads._pool_in_use
+        sizes += [pool.size, int(pool.words[_threads._pool.THREADS // 8])]
+    print(*sizes)
+    """
+    assert run(code, NUMBA_NUM_THREADS="3") == ["2", "2", "2", "1", "3", "3", "3", "2", "3", "3"]
 
 
 def test_kernels_are_cached_where_numba_is_told(tmp_path):

@@ -1,0 +1,199 @@
+"""Compiled code that shares a kernel's work between threads and never waits for a thread that has no processor.
+
+The caller works too. Each thread takes chunks from the front of a range of its own and then from the back of the
+others'; where no worker turns up, because every processor is busy or wakes up slowly, the caller does all of it, in the
+time a serial kernel takes. It waits at the end for chunks that are being worked on, never for threads. OpenMP's teams
+wait for all their threads, milliseconds on a busy machine, and do not survive a fork.
+
+Between jobs workers look out for the next one for some microseconds, then sleep on a lock of CPython's, which exists on
+every platform and needs no GIL.
+
+A pool is one block of int64 words. Words 0 to 31 are the job's; then each thread has 16 of its own.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+
+from numba import types
+
+from rope_cpu._compile import SOURCES, Kernel, compiled, helper
+from rope_cpu._words import add, call, exchange, load, relax, replace
+
+# Words of a pool, as byte offsets. BUSY: a job is under way. WORK, JOB, UNITS: what is called, with what, and how many
+# units of work there are. CHUNKS: into how many parts these are cut. DONE: how many parts are finished. THREADS: how
+# many may share a job. TEAM: how many share this one. NUMBER: of the job. AWAY: 1 + the processor that workers are kept
+# off. SHARE: where `sharing` is. PASSED: how many small jobs
+# let workers sleep. MASK: a set of 1024 processors.
+BUSY, WORK, JOB, UNITS, CHUNKS, THREADS, SIZE, TEAM, NUMBER, AWAY, SHARE, PASSED, DONE, MASK = (
+    8 * i for i in (*range(12), 14, 16)
+)
+# Words of a thread. RANGE: number of the job << 32 | first chunk << 16 | end. ASLEEP: whether its LOCK must be
+# released. LOCK: the address of that. NATIVE: the system's number of the thread.
+RANGE, ASLEEP, LOCK, NATIVE = 0, 64, 72, 80
+HEAD_WORDS, THREAD_WORDS = 32, 16
+
+# Chunks a thread starts with: so many that one which started late or was interrupted leaves little to wait for.
+_CHUNKS = 8
+# A job for fewer threads than this is small: it takes about as long as waking a worker, and does so only every so many
+# times. In quick succession small jobs find workers awake, and one by itself does not pay for it.
+_SMALL, _PATIENCE = 4, 8
+# How often a thread that has nothing left to do looks whether others come for their first or last chunk: about 5 µs.
+_GRACE = 200
+# How often an idle worker looks for a job before it sleeps: about 50 µs.
+_LOOKS = 1000
+
+_acquire = types.ExternalFunction("PyThread_acquire_lock", types.int32(types.int64, types.int32))
+_release = types.ExternalFunction("PyThread_release_lock", types.void(types.int64))
+
+
+@helper
+def _thread(pool, i):
+    return pool + 8 * (HEAD_WORDS + THREAD_WORDS * i)
+
+
+@helper
+def _waiting(words):
+    """Tell whether a range has chunks that nobody took."""
+    return (words >> 16) & 0xFFFF < words & 0xFFFF
+
+
+@helper
+def _wake(pool, me):
+    """Wake two more threads of the team if they sleep; they wake four."""
+    for i in range(2 * me + 1, min(2 * me + 3, load(pool + TEAM))):
+        place = _thread(pool, i)
+        if load(place + ASLEEP) and _waiting(load(place + RANGE)) and replace(place + ASLEEP, 1, 0):
+            _release(load(place + LOCK))
+
+
+@helper
+def _take_part(pool, me):
+    """Work on chunks until all are taken: one's own from the front, then the others' from the back.
+
+    What lies in another processor's cache is slow to get at, so the first and the last chunk of others are left to
+    them, unless they do not come for them.
+    """
+    _wake(pool, me)
+    team, chunks, looks = load(pool + TEAM), load(pool + CHUNKS), 0
+    for i in range(team):
+        owner = (me + i) % team
+        place = _thread(pool, owner) + RANGE
+        while True:
+            words = load(place)
+            first, end = (words >> 16) & 0xFFFF, words & 0xFFFF
+            if first >= end:
+                break
+            if i and (end - first == 1 or first == chunks * owner // team) and looks < _GRACE:
+                relax()
+                looks += 1
+            elif replace(place, words, words - 1 if i else words + 0x10000):
+                # The number of the job is in the word: what belongs to it stays until the chunk is done.
+                units, chunks = load(pool + UNITS), load(pool + CHUNKS)
+                chunk = end - 1 if i else first
+                call(load(pool + WORK), (load(pool + JOB), units * chunk // chunks, units * (chunk + 1) // chunks))
+                add(pool + DONE, 1)
+
+
+if sys.platform == "linux":
+    _processor = types.ExternalFunction("sched_getcpu", types.int32())
+    _allowed = types.ExternalFunction("sched_getaffinity", types.int32(types.int32, types.uint64, types.int64))
+    _allow = types.ExternalFunction("sched_setaffinity", types.int32(types.int32, types.uint64, types.int64))
+
+    @helper
+    def _elsewhere(pool):
+        """Keep workers off the caller's processor, where the system may queue a thread that the caller wakes up.
+
+        Returns whether the caller may use any other.
+        """
+        here = _processor()
+        if load(pool + AWAY) == here + 1:
+            return True
+        if here < 0 or here >= 1024 or _allowed(0, 128, pool + MASK) < 0:
+            return True
+        word = pool + MASK + here // 64 * 8
+        exchange(word, load(word) & ~(1 << here % 64))
+        rest = 0
+        for i in range(16):
+            rest |= load(pool + MASK + 8 * i)
+        if not rest:
+            return False
+        for i in range(1, load(pool + SIZE)):
+            _allow(types.int32(load(_thread(pool, i) + NATIVE)), 128, pool + MASK)
+        exchange(pool + AWAY, here + 1)
+        return True
+
+else:
+
+    @helper
+    def _elsewhere(pool):
+        return True
+
+
+@cache
+def sharing() -> Kernel:
+    """Return the kernel (pool, work, job, units, most) that `share` calls."""
+    sources = SOURCES
+
+    def share_out(pool, work, job, units, most):
+        _ = sources  # a part of the cache key
+        if load(pool + THREADS) < 2 or not replace(pool + BUSY, 0, 1):
+            return call(work, (job, 0, units))
+        small = most < _SMALL and load(_thread(pool, 1) + ASLEEP)
+        if (small and add(pool + PASSED, 1) % _PATIENCE < _PATIENCE - 1) or not _elsewhere(pool):
+            exchange(pool + BUSY, 0)
+            return call(work, (job, 0, units))
+        team = min(load(pool + THREADS), units, most)
+        chunks = min(units, _CHUNKS * team)
+        number = (load(pool + NUMBER) + 1) & 0x7FFFFFFF
+        exchange(pool + WORK, work)
+        exchange(pool + JOB, job)
+        exchange(pool + UNITS, units)
+        exchange(pool + CHUNKS, chunks)
+        exchange(pool + TEAM, team)
+        exchange(pool + NUMBER, number)
+        exchange(pool + DONE, 0)
+        for i in range(team):
+            exchange(_thread(pool, i) + RANGE, number << 32 | (chunks * i // team) << 16 | chunks * (i + 1) // team)
+        _take_part(pool, 0)
+        while load(pool + DONE) < chunks:
+            relax()
+        exchange(pool + BUSY, 0)
+        return 0
+
+    return compiled(share_out, "share", (types.int64,) * 5)
+
+
+@cache
+def serving() -> Kernel:
+    """Return the kernel (pool, me) that a worker runs for ever."""
+    sources = SOURCES
+
+    def serve(pool, me):
+        _ = sources  # a part of the cache key
+        place = _thread(pool, me)
+        while True:
+            _take_part(pool, me)
+            looks = 0
+            while looks < _LOOKS and not _waiting(load(place + RANGE)):
+                relax()
+                looks += 1
+            if looks == _LOOKS:
+                exchange(place + ASLEEP, 1)
+                # A job that came in between has not seen that this thread sleeps; or it has, and releases the lock.
+                if not _waiting(load(place + RANGE)) or not replace(place + ASLEEP, 1, 0):
+                    _acquire(load(place + LOCK), 1)
+
+    return compiled(serve, "serve", (types.int64,) * 2)
+
+
+@helper
+def share(pool, work, job, units, most):
+    """Call work(job, start, stop) for parts of `units` on up to `most` threads of a pool; on this one alone for 0."""
+    if pool == 0 or min(units, most) < 2:
+        call(work, (job, 0, units))
+    else:
+        call(load(pool + SHARE), (pool, work, job, units, most))

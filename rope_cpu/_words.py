@@ -1,0 +1,118 @@
+"""Numba intrinsics on int64 words at addresses: atomic ones that threads talk by, and jobs that are tuples of words."""
+
+# mypy: disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_WORD = ir.IntType(64)
+
+
+def _atomic(emit: Any, words: int) -> Any:
+    """Return an intrinsic on the word at an address: emit(builder, pointer, *values) → a value, or None."""
+
+    def declare(typingctx: Any, address: Any, *values: Any) -> Any:
+        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            return emit(b, b.inttoptr(args[0], _WORD.as_pointer()), *args[1:])
+
+        return types.int64(*[types.int64] * (1 + words)), codegen
+
+    return declare
+
+
+@intrinsic
+def load(typingctx: Any, address: Any) -> Any:
+    """Read a word that other threads write."""
+    return _atomic(lambda b, at: b.load_atomic(at, "seq_cst", 8), 0)(typingctx, address)
+
+
+@intrinsic
+def exchange(typingctx: Any, address: Any, value: Any) -> Any:
+    """Write a word that other threads read, and return what it was."""
+    return _atomic(lambda b, at, value: b.atomic_rmw("xchg", at, value, "seq_cst"), 1)(typingctx, address, value)
+
+
+@intrinsic
+def add(typingctx: Any, address: Any, value: Any) -> Any:
+    """Add to a word that other threads add to, and return what it was."""
+    return _atomic(lambda b, at, value: b.atomic_rmw("add", at, value, "seq_cst"), 1)(typingctx, address, value)
+
+
+@intrinsic
+def replace(typingctx: Any, address: Any, old: Any, new: Any) -> Any:
+    """Write `new` if the word is `old`; return whether it was."""
+
+    def emit(b: Any, at: Any, old: Any, new: Any) -> Any:
+        return b.zext(b.extract_value(b.cmpxchg(at, old, new, "seq_cst", "seq_cst"), 1), _WORD)
+
+    return _atomic(emit, 2)(typingctx, address, old, new)
+
+
+@intrinsic
+def call(typingctx: Any, function: Any, words: Any) -> Any:
+    """Call the compiled function at an address with a tuple of int64."""
+    if not isinstance(words, types.UniTuple):
+        return None
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(_WORD, [_WORD] * words.count)
+        return b.call(b.inttoptr(args[0], kind.as_pointer()), cgutils.unpack_tuple(b, args[1]))
+
+    return types.int64(types.int64, words), codegen
+
+
+@intrinsic
+def relax(typingctx: Any) -> Any:
+    """Tell the processor that this is a loop that waits, where it wants to know."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        if context.codegen().magic_tuple()[0].startswith("x86_64"):
+            nothing = ir.FunctionType(ir.VoidType(), [])
+            b.call(cgutils.get_or_insert_function(b.module, nothing, "llvm.x86.sse2.pause"), [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def spill(typingctx: Any, words: Any) -> Any:
+    """Put a tuple of int64 on the stack of this call and return its address."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        place = cgutils.alloca_once(b, args[0].type)
+        b.store(args[0], place)
+        return b.ptrtoint(place, _WORD)
+
+    return types.int64(words), codegen
+
+
+@intrinsic
+def fetch(typingctx: Any, address: Any, count: Any) -> Any:
+    """Return the tuple of `count` int64 at an address; the count is a literal."""
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+    words = types.UniTuple(types.int64, count.literal_value)
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.load(b.inttoptr(args[0], context.get_value_type(words).as_pointer()), align=8)
+
+    return words(types.int64, count), codegen
+
+
+@intrinsic
+def pointer(typingctx: Any, address: Any, dtype: Any) -> Any:
+    """Return an address as a pointer to numbers of a dtype, named by a literal."""
+    if not isinstance(dtype, types.StringLiteral):
+        return None
+    target = types.CPointer(getattr(types, dtype.literal_value))
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.inttoptr(args[0], context.get_value_type(target))
+
+    return target(types.int64, dtype), codegen
