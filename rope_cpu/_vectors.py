@@ -9,8 +9,7 @@ bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -60,105 +59,103 @@ class _Rows:
         x_step: Any, out_step: Any, cos_step: Any, sin_step: Any, ahead: Any,
     ) -> None:  # fmt: skip
         self.b, self.memory, self.half = memory.b, memory, pairing == "half"
-        self.starts, self.moves = (x, out, cos, sin), (x_step, out_step, cos_step, sin_step)
-        self.rows, self.ahead = rows, ahead
-        self.blocks, self.count = blocks, count
+        self.starts, self.moves = [x, out, cos, sin], (x_step, out_step, cos_step, sin_step)
+        self.rows, self.ahead, self.blocks, self.count = rows, ahead, blocks, count
+        self.shared = memory.b.icmp_signed("==", cos_step, I64(0))
         self.widest = memory.format.lanes if self.half else memory.format.lanes // 2
-        self.whole = _PIECE // memory.format.real_size
 
     def emit(self) -> None:
-        """Emit everything.
+        """Emit a pass over all rows for each part of each block, with cos and sin in registers.
 
-        Of a single block, whole pieces go first: where rows share cos and sin, a piece at a time, over all rows, with
-        cos and sin held in registers. What is left of it, and several blocks, go row by row.
+        Results that go elsewhere go row by row instead where rows have several parts, since a memory line that is not
+        filled at once costs twice: of several blocks, and of one that is stored past the caches.
         """
-        b = self.b
-        single, shared = (b.icmp_signed("==", value, I64(n)) for value, n in ((self.count, 1), (self.moves[2], 0)))
-        first = self._pairs_of(I64(0))
-        held = b.select(single, b.and_(first, I64(-self.whole)), I64(0))
-        with b.if_else(shared) as (together, apart):
-            with together, self._pieces(held) as start:
-                steps = self._steps(*self.starts[2:], start, first)
-                self._each_row(lambda row, out, cos, sin: self._piece(row, out, steps, start, first))
-            with apart:
+        b, whole = self.b, _PIECE // self.memory.format.real_size
+        one = b.icmp_signed("==", self.count, I64(1))
+        if self.memory.stream:
+            pairs = self._pairs(I64(0))
+            part = b.or_(b.icmp_signed("==", pairs, I64(whole)), b.icmp_signed("<=", pairs, I64(whole // 2)))
+            one = b.and_(one, part)
+        one = b.or_(one, b.icmp_signed("==", self.starts[0], self.starts[1]))
+        times, self.rows = b.select(one, I64(1), self.rows), b.select(one, self.rows, I64(1))
+        first = self.starts
+        with cgutils.for_range(b, times) as loop:
+            self._blocks([b.add(at, b.mul(loop.index, move)) for at, move in zip(first, self.moves, strict=True)])
 
-                def row_by_row(row: Any, out: Any, cos: Any, sin: Any) -> None:
-                    with self._pieces(held) as start:
-                        self._piece(row, out, self._steps(cos, sin, start, first), start, first)
-
-                self._each_row(row_by_row)
-        with b.if_then(b.or_(b.not_(single), b.icmp_signed("<", held, first))):
-            self._each_row(lambda row, out, cos, sin: self._row(row, out, cos, sin, held))
-
-    @contextmanager
-    def _pieces(self, pairs: Any) -> Iterator[Any]:
-        """Loop over the pieces of so many pairs; yields where a piece starts."""
-        b = self.b
-        with cgutils.for_range(b, b.sdiv(pairs, I64(self.whole))) as loop:
-            yield b.mul(loop.index, I64(self.whole))
-
-    def _steps(self, cos: Any, sin: Any, start: Any, pairs: Any) -> list[Step]:
-        """Return what rotates a piece."""
-        indices = [self.b.add(start, I64(n)) for n in range(0, self.whole, self.widest)]
-        return [self._step(cos, sin, i, self.widest, pairs) for i in indices]
-
-    def _piece(self, row: Any, out: Any, steps: list[Step], start: Any, pairs: Any) -> None:
-        self._fetch_ahead(row, start, self.whole, pairs)
-        for step in steps:
-            self._store(step(row), out)
-
-    def _pairs_of(self, block: Any) -> Any:
+    def _pairs(self, block: Any) -> Any:
         b = self.b
         return b.load(b.inttoptr(b.add(self.blocks, b.mul(block, I64(8))), I64.as_pointer()))
+
+    def _blocks(self, starts: list[Any]) -> None:
+        b, size, real_size = self.b, self.memory.format.size, self.memory.format.real_size
+        places = [cgutils.alloca_once(b, I64) for _ in starts]
+        for place, start in zip(places, starts, strict=True):
+            b.store(start, place)
+        with cgutils.for_range(b, self.count) as loop:
+            pairs = self._pairs(loop.index)
+            self.starts = [b.load(place) for place in places]
+            self._block(pairs)
+            for place, width in zip(places, (2 * size, 2 * size, real_size, real_size), strict=True):
+                b.store(b.add(b.load(place), b.mul(pairs, I64(width))), place)
+
+    def _block(self, pairs: Any) -> None:
+        """Rotate a block: in wide vectors, at its end two that overlap or a single one, as wide as fits."""
+        b, whole, widest = self.b, _PIECE // self.memory.format.real_size, self.widest
+        with cgutils.for_range(b, b.sdiv(pairs, I64(whole))) as loop:
+            self._vectors(b.mul(loop.index, I64(whole)), whole, pairs)
+        at = b.and_(pairs, I64(-whole))
+        while (whole := whole // 2) > widest:
+            part = b.and_(pairs, I64(whole))
+            with b.if_then(b.icmp_signed("!=", part, I64(0))):
+                self._vectors(at, whole, pairs)
+            at = b.add(at, part)
+        self._end(at, b.sub(pairs, at), widest, pairs)
+
+    def _end(self, at: Any, left: Any, lanes: int, pairs: Any) -> None:
+        """Rotate the last pairs of a block, fewer than 2·lanes."""
+        b = self.b
+        with b.if_else(b.icmp_signed(">", left, I64(lanes))) as (two, one):
+            with two:
+                self._pass([at, b.sub(pairs, I64(lanes))], lanes, pairs)
+            with one, b.if_else(b.icmp_signed("==", left, I64(lanes))) as (fits, narrower):
+                with fits:
+                    self._pass([at], lanes, pairs)
+                with narrower:
+                    if lanes > 1:
+                        self._end(at, left, lanes // 2, pairs)
+
+    def _vectors(self, start: Any, count: int, pairs: Any) -> None:
+        self._pass([self.b.add(start, I64(n)) for n in range(0, count, self.widest)], self.widest, pairs)
+
+    def _pass(self, indices: list[Any], lanes: int, pairs: Any) -> None:
+        """Rotate `lanes` pairs from each index on, in all rows; whole vectors of shared cos and sin stay in registers."""
+
+        def steps(cos: Any, sin: Any) -> list[Step]:
+            return [self._step(cos, sin, i, lanes, pairs) for i in indices]
+
+        def rotate(row: Any, out: Any, ready: list[Step]) -> None:
+            self._fetch_ahead(row, indices[0], lanes * len(indices), pairs)
+            # All are read before any is stored: vectors that overlap find what they read as it was.
+            for value, index in [stored for step in ready for stored in step(row)]:
+                self.memory.store(value, out, index)
+
+        def apart() -> None:
+            self._each_row(lambda row, out, cos, sin: rotate(row, out, steps(cos, sin)))
+
+        if lanes < self.widest:  # not worth the code
+            apart()
+            return
+        with self.b.if_else(self.shared) as (shared, others):
+            with shared:
+                ready = steps(*self.starts[2:])
+                self._each_row(lambda row, out, cos, sin: rotate(row, out, ready))
+            with others:
+                apart()
 
     def _each_row(self, body: Callable[[Any, Any, Any, Any], None]) -> None:
         b = self.b
         with cgutils.for_range(b, self.rows) as loop:
             body(*(b.add(start, b.mul(loop.index, move)) for start, move in zip(self.starts, self.moves, strict=True)))
-
-    def _row(self, row: Any, out: Any, cos: Any, sin: Any, held: Any) -> None:
-        """Rotate one row, block after block; the first one from pair `held` on."""
-        b, form = self.b, self.memory.format
-        places = [cgutils.alloca_once(b, place.type) for place in (row, out, cos, sin)]
-        for place, start in zip(places, (row, out, cos, sin), strict=True):
-            b.store(start, place)
-        with cgutils.for_range(b, self.count) as loop:
-            pairs = self._pairs_of(loop.index)
-            x_at, out_at, c_at, s_at = map(b.load, places)
-            self._block(x_at, out_at, c_at, s_at, pairs, held)
-            for place, size in zip(places, (2 * form.size, 2 * form.size, form.real_size, form.real_size), strict=True):
-                b.store(b.add(b.load(place), b.mul(pairs, I64(size))), place)
-
-    def _block(self, row: Any, out: Any, cos: Any, sin: Any, pairs: Any, held: Any) -> None:
-        """Rotate one block of one row: wide vectors, then two that overlap, or one that fits."""
-        b = self.b
-
-        def several(indices: list[Any], lanes: int) -> None:
-            steps = [self._step(cos, sin, i, lanes, pairs) for i in indices]
-            # All are read before any is stored: vectors that overlap find what they read as it was.
-            values = [value for step in steps for value in step(row)]
-            self._store(values, out)
-
-        span = 4 * self.widest
-        with cgutils.for_range(b, b.sdiv(b.sub(pairs, held), I64(span))) as loop:
-            at = b.add(held, b.mul(loop.index, I64(span)))
-            self._fetch_ahead(row, at, span, pairs)
-            several([b.add(at, I64(n)) for n in range(0, span, self.widest)], self.widest)
-        at = b.add(held, b.and_(b.sub(pairs, held), I64(-span)))
-        left, lanes = b.sub(pairs, at), 2 * self.widest
-        two = b.and_(left, I64(lanes))
-        with b.if_then(b.icmp_signed("!=", two, I64(0))):
-            self._fetch_ahead(row, at, lanes, pairs)
-            several([at, b.add(at, I64(self.widest))], self.widest)
-        at, left = b.add(at, two), b.sub(left, two)
-        while lanes := lanes // 2:
-            above = b.icmp_signed("<", left, I64(2 * lanes))
-            with b.if_then(b.and_(above, b.icmp_signed(">", left, I64(lanes)))):
-                self._fetch_ahead(row, at, 2 * lanes, pairs)
-                several([at, b.sub(pairs, I64(lanes))], lanes)
-            with b.if_then(b.icmp_signed("==", left, I64(lanes))):
-                self._fetch_ahead(row, at, lanes, pairs)
-                several([at], lanes)
 
     def _fetch_ahead(self, row: Any, start: Any, count: int, pairs: Any) -> None:
         """Ask for the elements of `count` pairs, where rows further on are to be fetched."""
@@ -167,10 +164,6 @@ class _Rows:
         with b.if_then(b.icmp_unsigned("!=", self.ahead, I64(0))):
             for first, length in runs:
                 self.memory.prefetch(b.add(row, self.ahead), first, length)
-
-    def _store(self, values: list[tuple[Any, Any]], out: Any) -> None:
-        for value, index in values:
-            self.memory.store(value, out, index)
 
     def _step(self, cos: Any, sin: Any, i: Any, lanes: int, pairs: Any) -> Step:
         """Return what rotates `lanes` pairs from pair i on."""
