@@ -110,5 +110,7 @@ def relative(row: Change, yardstick: Change) -> Change:
 
 
 def lesser(a: Change, b: Change) -> Change:
-    """Return the change that is closer to none."""
+    """Return the change that is closer to none; none, where one says slower and the other faster."""
+    if (a.factor - 1) * (b.factor - 1) < 0:
+        return Change(1.0, min(a.low, b.low), max(a.high, b.high))
     return min(a, b, key=lambda change: abs(log(change.factor)))

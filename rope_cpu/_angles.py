@@ -122,22 +122,25 @@ def _scale32(factor, cos, sin):
         sin[i] = np.float32(sin[i]) * np.float32(factor)
 
 
-_WORDS = 15  # of a job
+_WORDS = 14  # of a job
 
 # Pairs that are worth a thread of their own: 5 µs of work, where it takes 2 to wake one.
 _WORTH_A_THREAD = 2**12
 
 
 @cache
-def circles(dtype: str) -> Kernel:
-    """Return the kernel that computes cos and sin: (address of a job, start, stop), a range of rows of the tables."""
+def circles(dtype: str, single: bool) -> Kernel:
+    """Return the kernel that computes cos and sin: (address of a job, start, stop), a range of rows of the tables.
+
+    single: repeat float32 arithmetic; the first part of turns is then ω itself, the second unused.
+    """
     sources, wide = SOURCES, dtype == "float64"
 
     def fill(job, start, stop):
         _ = sources  # a part of the cache key
         (
             positions_at, position_rows, coordinates, turns_at, turn_rows, axes, heads, pairs,
-            factor_at, sign, single, cos_at, sin_at, batch, seq,
+            factor_at, sign, cos_at, sin_at, batch, seq,
         ) = fetch(job, _WORDS)  # fmt: skip
         positions = carray(pointer(positions_at, "float64"), (position_rows, seq, coordinates))
         turns = carray(pointer(turns_at, "float64"), (turn_rows, axes, heads, 2, pairs))
@@ -172,22 +175,22 @@ def circles(dtype: str) -> Kernel:
                     _circle32(whole, rest, sign, factor[f], cos[b, t, h], sin[b, t, h])
         return DONE
 
-    return compiled(fill, f"circles_{dtype}", (types.int64,) * 3)
+    return compiled(fill, f"circles_{'single_' if single else ''}{dtype}", (types.int64,) * 3)
 
 
 @cache
 def angles(dtype: str) -> Kernel:
-    """Return the kernel (positions, limit, turns, factor, sign, single, cos, sin, work, pool) → DONE or LOOK_CLOSER.
+    """Return the kernel (positions, limit, turns, factor, sign, cos, sin, work, pool) → DONE or LOOK_CLOSER.
 
     positions: float64 (1 or batch, seq, 1 or axes); one coordinate serves every axis. turns: float64 (1 or batch, axes,
     heads, 2, pairs), high and low parts of ω/2π. factor: float64 (1 or batch,), on cos and sin. sign: −1 turns back.
-    single: repeat float32 arithmetic; the first part of turns is then ω itself, the second unused. cos, sin: float32 or
-    float64 (1 or batch, seq, heads, pairs). work: where `circles` is. pool: whose threads share the work; 0: none.
+    cos, sin: float32 or float64 (1 or batch, seq, heads, pairs). work: where `circles` is. pool: whose threads share
+    the work; 0: none.
     LOOK_CLOSER: a position is not finite or beyond ±limit.
     """
     sources = SOURCES
 
-    def check(positions, limit, turns, factor, sign, single, cos, sin, work, pool):
+    def check(positions, limit, turns, factor, sign, cos, sin, work, pool):
         _ = sources  # a part of the cache key
         for p in positions.flat:
             if not abs(p) <= limit:
@@ -195,7 +198,7 @@ def angles(dtype: str) -> Kernel:
         job = spill((
             positions.ctypes.data, positions.shape[0], positions.shape[2],
             turns.ctypes.data, turns.shape[0], turns.shape[1], cos.shape[2], cos.shape[3],
-            factor.ctypes.data, sign, int(single), cos.ctypes.data, sin.ctypes.data, cos.shape[0], cos.shape[1],
+            factor.ctypes.data, sign, cos.ctypes.data, sin.ctypes.data, cos.shape[0], cos.shape[1],
         ))  # fmt: skip
         share(pool, work, job, cos.shape[0] * cos.shape[1], cos.size // _WORTH_A_THREAD)
         return DONE
@@ -203,11 +206,11 @@ def angles(dtype: str) -> Kernel:
     real = types.float64 if dtype == "float64" else types.float32
     table = array_type(real, 4, readonly=False, layout="C")
     positions, turns, factor = (array_type(types.float64, n, layout="C") for n in (3, 5, 1))
-    signature = (positions, types.float64, turns, factor, types.int64, types.boolean, table, table)
+    signature = (positions, types.float64, turns, factor, types.int64, table, table)
     return compiled(check, f"angles_{dtype}", (*signature, types.int64, types.int64))
 
 
 @cache
-def quick_angles(dtype: str) -> tuple[Kernel, int]:
+def quick_angles(dtype: str, single: bool) -> tuple[Kernel, int]:
     """Return the same without the check of types, and the `work` it needs."""
-    return entry_point(angles(dtype)), address(circles(dtype))
+    return entry_point(angles(dtype)), address(circles(dtype, single))

@@ -15,15 +15,16 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, address, array_type, compiled, entry_point, helper
+from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, array_type, compiled, entry_point, helper
 from rope_cpu._pool import share
 from rope_cpu._vectors import copy_bytes, fence, rotate_rows
-from rope_cpu._words import fetch, spill
+from rope_cpu._words import call, fetch, spill
 
 ALONE, TRUSTED = 1, 2  # flags of a rotation
+FIRST = 4  # times a position, added to flags
 LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2, "thd": 0}  # thd comes as a batch of one
 
-_BLOCKS = 4  # where the pairs of blocks begin in a form
+_BLOCKS = 6  # where the pairs of blocks begin in a form
 # Elements of q and k that are worth a thread of their own: 4 µs of work, where it takes 2 to wake one.
 _WORTH_A_THREAD = 2**16
 
@@ -180,29 +181,51 @@ def rows(dtype: str, pairing: str) -> Kernel:
     return compiled(rotate, f"rotate_{dtype}_{pairing}", (types.int64,) * 3)
 
 
+_FORM = types.Array(types.int64, 1, "C", readonly=True)
+_ELEMENTS = {2: types.uint16, 4: types.float32, 8: types.float64}
+
+
 @cache
-def rotation(size: int) -> Kernel:
+def rotation(size: int, on_the_way: bool) -> Kernel:
     """Return the kernel (q, k, out_q, out_k, cos, sin, form, flags, pool) → DONE or LOOK_CLOSER.
 
     size: bytes of an element. q, k, out_q, out_k: 4-D, axes ordered as the layout says; 16-bit formats as uint16. cos,
     sin: float32 (float64 for float64), (batch or 1, seq, frequency heads, pairs). form: see `numbers`. flags: ALONE
     rotates q only (k is then ignored); TRUSTED says that aliasing was checked before. pool: whose threads share the
     work; 0: none.
+
+    on_the_way: of tokens at consecutive positions, compute cos and sin; in their place come turns and factor, as
+    `_angles.angles` takes them, and flags hold also the first position times FIRST.
     """
-    sources, real_size = SOURCES, max(size, 4)
+    sources, real, real_size = SOURCES, np.float64 if size == 8 else np.float32, max(size, 4)
 
     def rotate(q, k, out_q, out_k, cos, sin, form, flags, pool):
         _ = sources  # a part of the cache key
+        if on_the_way:
+            turns, factor, seq = cos, sin, q.shape[_roles(form[1])[1]]
+            positions = np.empty(seq)
+            for token in range(seq):
+                positions[token] = flags // FIRST + token
+            tables = np.empty((2, turns.shape[0], seq, turns.shape[2], turns.shape[4]), real)
+            c, s = tables[0], tables[1]
+            circle = spill((
+                positions.ctypes.data, 1, 1, turns.ctypes.data, turns.shape[0], turns.shape[1], c.shape[2], c.shape[3],
+                factor.ctypes.data, form[5], c.ctypes.data, s.ctypes.data, c.shape[0], seq,
+            ))  # fmt: skip
+            call(form[4], (circle, 0, c.shape[0] * seq))
+        else:
+            c, s = cos, sin
+        table = c.shape
         layout, width, both, trusted = form[1], form[2], not flags & ALONE, flags & TRUSTED
         batch, token, head = _roles(layout)
         q_at, k_at, oq_at, ok_at = q.ctypes.data, k.ctypes.data, out_q.ctypes.data, out_k.ctypes.data
         q_in_place = _in_place((q_at, q.shape, q.strides), (oq_at, q.shape, out_q.strides))
         k_in_place = _in_place((k_at, k.shape, k.strides), (ok_at, k.shape, out_k.strides))
-        fit = _fits(q.shape, q.strides, out_q.shape, out_q.strides, cos.shape, size, layout, width)
+        fit = _fits(q.shape, q.strides, out_q.shape, out_q.strides, table, size, layout, width)
         if both:
-            fit = fit and _fits(k.shape, k.strides, out_k.shape, out_k.strides, cos.shape, size, layout, width)
+            fit = fit and _fits(k.shape, k.strides, out_k.shape, out_k.strides, table, size, layout, width)
             fit = fit and q.shape[batch] == k.shape[batch]
-        if not fit or cos.shape != sin.shape or cos.strides[3] != real_size or sin.strides[3] != real_size:
+        if not fit or table != s.shape or c.strides[3] != real_size or s.strides[3] != real_size:
             return LOOK_CLOSER
         if not trusted and not _aliasing_allowed(
             (q_at, q.shape, q.strides), q_in_place, (k_at, k.shape, k.strides), k_in_place,
@@ -211,7 +234,7 @@ def rotation(size: int) -> Kernel:
             return LOOK_CLOSER
 
         tokens, q_heads, k_heads = q.shape[token], q.shape[head], k.shape[head] if both else 0
-        q_share, k_share = max(1, q_heads // cos.shape[2]), max(1, k_heads // cos.shape[2])
+        q_share, k_share = max(1, q_heads // table[2]), max(1, k_heads // table[2])
         by_head = abs(q.strides[token]) < abs(q.strides[head])
         tile, q_group, k_group = (32, 4, 4) if by_head else (8, q_share, k_share)
         tiles, q_groups = (tokens + tile - 1) // tile, (q_heads + q_group - 1) // q_group
@@ -230,32 +253,33 @@ def rotation(size: int) -> Kernel:
             oq_at, out_q.strides[batch], out_q.strides[token], out_q.strides[head], q_heads, q_share, q_group,
             k_at, k.strides[batch], k.strides[token], k.strides[head],
             ok_at, out_k.strides[batch], out_k.strides[token], out_k.strides[head], k_heads, k_share, k_group,
-            tokens, tile, tiles, groups, q_groups, int(by_head), int(cos.shape[0] > 1),
-            cos.ctypes.data, cos.strides[0], cos.strides[1], cos.strides[2],
-            sin.ctypes.data, sin.strides[0], sin.strides[1], sin.strides[2],
+            tokens, tile, tiles, groups, q_groups, int(by_head), int(table[0] > 1),
+            c.ctypes.data, c.strides[0], c.strides[1], c.strides[2],
+            s.ctypes.data, s.strides[0], s.strides[1], s.strides[2],
             form.ctypes.data + 8 * _BLOCKS, form.size - _BLOCKS, rotated, width * size - rotated, int(stream),
         ))  # fmt: skip
         share(pool, form[0], job, q.shape[batch] * tiles * groups, elements // _WORTH_A_THREAD)
         return DONE
 
-    element = {2: types.uint16, 4: types.float32, 8: types.float64}[size]
-    real = types.float64 if real_size == 8 else types.float32
-    x, out, table = array_type(element, 4), array_type(element, 4, readonly=False), array_type(real, 4)
-    form = types.Array(types.int64, 1, "C", readonly=True)
-    return compiled(rotate, f"rotation_{size}", (x, x, out, out, table, table, form, types.int64, types.int64))
+    x, out = array_type(_ELEMENTS[size], 4), array_type(_ELEMENTS[size], 4, readonly=False)
+    table = array_type(types.float64 if size == 8 else types.float32, 4)
+    turns, factor = (array_type(types.float64, n, layout="C") for n in (5, 1))
+    given, name = ((turns, factor), "rotation_at") if on_the_way else ((table, table), "rotation")
+    return compiled(rotate, f"{name}_{size}", (x, x, out, out, *given, _FORM, types.int64, types.int64))
 
 
 @cache
-def quick_rotation(size: int) -> Kernel:
+def quick_rotation(size: int, on_the_way: bool) -> Kernel:
     """Return the same without the check of types: arrays may then be of any dtype of the right size, also bfloat16."""
-    return entry_point(rotation(size))
+    return entry_point(rotation(size, on_the_way))
 
 
 def numbers(
-    dtype: str, pairing: str, layout: str, head_dim: int, stream_above: int, pairs: Sequence[int]
+    work: int, layout: str, head_dim: int, stream_above: int, pairs: Sequence[int], angles: Sequence[int] = (0, 0)
 ) -> NDArray[np.int64]:
     """Return what a kernel is told of the form of arrays.
 
-    Where `rows` is, layout, head_dim, the bytes above which results are stored past the caches, the pairs of blocks.
+    work: where `rows` is. stream_above: bytes above which results are stored past the caches. pairs: of each block.
+    angles: for a rotation on the way, where `circles` is, and the sign.
     """
-    return np.array([address(rows(dtype, pairing)), LAYOUTS[layout], head_dim, stream_above, *pairs], np.int64)
+    return np.array([work, LAYOUTS[layout], head_dim, stream_above, *angles, *pairs], np.int64)

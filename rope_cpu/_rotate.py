@@ -9,15 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu import _check, _machine, _threads
+from rope_cpu._angles import circles
 from rope_cpu._check import Array
-from rope_cpu._compile import DONE, LOOK_CLOSER, Kernel
-from rope_cpu._kernels import ALONE, TRUSTED, numbers, quick_rotation
+from rope_cpu._compile import DONE, LOOK_CLOSER, Kernel, address
+from rope_cpu._kernels import ALONE, TRUSTED, numbers, quick_rotation, rows
 
 # What each dtype is computed in.
 REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in _check.FORMAT_OF.items()}
 
 
-# What a dtype is rotated with: cos, sin, the kernel, and what it is told of the form of arrays.
+# What a dtype is rotated with: cos and sin (or what they are computed from on the way), the kernel, and what it is told
+# of the form of arrays.
 Prepared = tuple[Array, Array, Kernel, NDArray[np.int64]]
 
 
@@ -40,20 +42,30 @@ class Frame:
         """Return what rotates arrays of a dtype by cos and sin."""
         form = self._forms.get(dtype)
         if form is None:
-            stream_above, name = _machine.last_level_cache(), _check.FORMAT_OF[dtype]
-            form = numbers(name, self.pairing, self.layout, self.head_dim, stream_above, self.pairs)
-            self._forms[dtype] = form
-        return cos, sin, quick_rotation(dtype.itemsize), form
+            form = self._forms[dtype] = self._numbers(dtype, (0, 0))
+        return cos, sin, quick_rotation(dtype.itemsize, False), form
+
+    def prepared_at(self, dtype: np.dtype[Any], turns: Array, factor: Array, sign: int, single: bool) -> Prepared:
+        """Return what also computes cos and sin on the way; arguments as in `angles.tables`."""
+        circles_at = address(circles(REAL_OF[dtype], single))
+        form = self._numbers(dtype, (circles_at, sign))
+        return turns, factor, quick_rotation(dtype.itemsize, True), form
+
+    def _numbers(self, dtype: np.dtype[Any], angles: tuple[int, int]) -> NDArray[np.int64]:
+        work, above = address(rows(_check.FORMAT_OF[dtype], self.pairing)), _machine.last_level_cache()
+        return numbers(work, self.layout, self.head_dim, above, self.pairs, angles)
 
 
 class Rotation:
     """Rotates arrays by the cos and sin that a subclass provides for each real dtype."""
 
-    __slots__ = ("_frame", "_prepared", "_table_shape")
+    __slots__ = ("_flags", "_frame", "_prepared", "_table_shape")
 
-    def __init__(self, frame: Frame, table_shape: tuple[int, ...], prepared: dict[Any, Prepared]) -> None:
+    def __init__(
+        self, frame: Frame, table_shape: tuple[int, ...], prepared: dict[Any, Prepared], flags: int = 0
+    ) -> None:
         """Take what is rotated, the (batch or 1, seq, frequency heads, pairs) of cos and sin, and what is ready."""
-        self._frame, self._table_shape, self._prepared = frame, table_shape, prepared
+        self._frame, self._table_shape, self._prepared, self._flags = frame, table_shape, prepared, flags
 
     def _cos_sin(self, real: str) -> tuple[Array, Array]:
         """Return cos and sin as float32 or float64 arrays of the table shape."""
@@ -73,7 +85,10 @@ class Rotation:
         try:
             dtype = q.dtype
             cos, sin, kernel, form = self._prepared[dtype]
-            out_q, out_k = (np.empty_like(q), np.empty_like(k)) if out is None else _check.out_pair(out)
+            if out is None:
+                out_q, out_k = np.empty_like(q), np.empty_like(k)
+            else:
+                out_q, out_k = out if type(out) is tuple and len(out) == 2 else _check.out_pair(out)
             pool = _threads.pool() if q.size > _threads.SERIAL_ELEMENTS else 0
             if self._frame.layout == "thd":
                 q4, k4, out_q4, out_k4 = q[None], k[None], out_q[None], out_k[None]
@@ -94,7 +109,7 @@ class Rotation:
                     )
                 )
             ):
-                status = kernel(q4, k4, out_q4, out_k4, cos, sin, form, 0, pool)
+                status = kernel(q4, k4, out_q4, out_k4, cos, sin, form, self._flags, pool)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             pass  # what was wrong is found out below, and said in the words of the argument
         if status != DONE:
@@ -111,7 +126,7 @@ class Rotation:
             pool = _threads.pool() if x.size > _threads.SERIAL_ELEMENTS else 0
             x4, out4 = (x[None], result[None]) if self._frame.layout == "thd" else (x, result)
             if x4.ndim == out4.ndim == 4 and result.dtype == x.dtype and result.flags.writeable:
-                status = kernel(x4, x4, out4, out4, cos, sin, form, ALONE, pool)
+                status = kernel(x4, x4, out4, out4, cos, sin, form, self._flags + ALONE, pool)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             pass
         if status != DONE:

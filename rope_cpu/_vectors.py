@@ -114,9 +114,18 @@ class _Rows:
     def _end(self, at: Any, left: Any, lanes: int, pairs: Any) -> None:
         """Rotate the last pairs of a block, fewer than 2·lanes."""
         b = self.b
+        both = [at, b.sub(pairs, I64(lanes))]
+        if lanes < self.widest // 2:  # few and rare: where one fits, do the same twice
+            with b.if_else(b.icmp_signed(">=", left, I64(lanes))) as (fits, narrower):
+                with fits:
+                    self._pass(both, lanes, pairs)
+                with narrower:
+                    if lanes > 1:
+                        self._end(at, left, lanes // 2, pairs)
+            return
         with b.if_else(b.icmp_signed(">", left, I64(lanes))) as (two, one):
             with two:
-                self._pass([at, b.sub(pairs, I64(lanes))], lanes, pairs)
+                self._pass(both, lanes, pairs)
             with one, b.if_else(b.icmp_signed("==", left, I64(lanes))) as (fits, narrower):
                 with fits:
                     self._pass([at], lanes, pairs)
@@ -128,7 +137,7 @@ class _Rows:
         self._pass([self.b.add(start, I64(n)) for n in range(0, count, self.widest)], self.widest, pairs)
 
     def _pass(self, indices: list[Any], lanes: int, pairs: Any) -> None:
-        """Rotate `lanes` pairs from each index on, in all rows; whole vectors of shared cos and sin stay in registers."""
+        """Rotate `lanes` pairs from each index on, in all rows; wide shared cos and sin stay in registers."""
 
         def steps(cos: Any, sin: Any) -> list[Step]:
             return [self._step(cos, sin, i, lanes, pairs) for i in indices]
@@ -142,7 +151,7 @@ class _Rows:
         def apart() -> None:
             self._each_row(lambda row, out, cos, sin: rotate(row, out, steps(cos, sin)))
 
-        if lanes < self.widest:  # not worth the code
+        if lanes < self.widest or self.memory.stream:  # not worth the code: rare, or waiting for memory
             apart()
             return
         with self.b.if_else(self.shared) as (shared, others):

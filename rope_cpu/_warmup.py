@@ -70,8 +70,9 @@ def todo(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[tuple[Callable[..., Ke
     return [
         (sharing, ()),
         (serving, ()),
-        *((kernel, (real,)) for real in reals for kernel in (angles, circles)),
-        *((rotation, (size,)) for size in sizes),
+        *((angles, (real,)) for real in reals),
+        *((circles, key) for key in product(reals, (False, True))),
+        *((rotation, key) for key in product(sizes, (False, True))),
         *((rows, key) for key in product(names, ("half", "interleaved"))),
     ]
 

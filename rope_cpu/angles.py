@@ -66,9 +66,9 @@ def tables(
     (batch, seq, _), (rows, _, heads, _, pairs) = positions.shape, parts.shape
     shape, real = (max(batch, rows), seq, heads, pairs), _REAL[dtype]
     cos, sin = np.empty(shape, real), np.empty(shape, real)
-    kernel, work = quick_angles(dtype)
+    kernel, work = quick_angles(dtype, single)
     pool = _threads.pool() if cos.size > _threads.SERIAL_PAIRS else 0
-    status = kernel(positions, limit, parts, factor, sign, single, cos, sin, work, pool)
+    status = kernel(positions, limit, parts, factor, sign, cos, sin, work, pool)
     return (cos, sin) if status == DONE else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,21 +10,22 @@ from numpy.typing import ArrayLike
 
 from rope_cpu import _check, angles
 from rope_cpu._check import Array
-from rope_cpu._rotate import REAL_OF, Rotation
+from rope_cpu._kernels import FIRST
+from rope_cpu._rotate import REAL_OF, Frame, Prepared, Rotation
 from rope_cpu.spec import Float64
 
 if TYPE_CHECKING:
     from rope_cpu.rotary import RotaryEmbedding
 
 # What each operation does to the angle; what it does to the attention factor stands in the rotary.
-_SIGN = {"rotate": 1, "inverse": -1, "shift": 1}
+SIGN = {"rotate": 1, "inverse": -1, "shift": 1}
 
 
 def exact_tables(
     rotary: RotaryEmbedding, positions: Float64, ids: ArrayLike, mode: str, real: str
 ) -> tuple[Array, Array]:
     """Return cos and sin, (batch or 1, seq, frequency heads, pairs); `ids`: the positions as given, for error texts."""
-    arguments = rotary._parts, rotary._single, positions, rotary._factors[mode], _SIGN[mode], real
+    arguments = rotary._parts, rotary._single, positions, rotary._factors[mode], SIGN[mode], real
     result = angles.tables(*arguments)
     if result is None:
         _check.position_values("delta" if mode == "shift" else "position_ids", ids)
@@ -66,3 +68,19 @@ class RotaryPlan(Rotation):
     def __reduce__(self) -> tuple[Any, ...]:
         float32 = np.dtype(np.float32)
         return RotaryPlan, (self._rotary, self._positions, self._positions, self._frame.layout, self._mode, float32)
+
+
+class ConsecutiveRotation(Rotation):
+    """Rotates the few tokens of a decode step: cos and sin are computed on the way and not kept."""
+
+    __slots__ = ("_plan",)
+
+    def __init__(
+        self, frame: Frame, prepared: dict[Any, Prepared], offset: int, plan: Callable[[], RotaryPlan]
+    ) -> None:
+        """Take what is ready, the first position, and what makes a plan for arguments that need a closer look."""
+        super().__init__(frame, (), prepared, offset * FIRST)
+        self._plan = plan
+
+    def _look_closer(self, xs: dict[str, Any], outs: dict[str, Any] | None) -> tuple[Array, ...]:
+        return self._plan()._look_closer(xs, outs)

@@ -12,28 +12,33 @@ from rope_cpu import _check, angles
 from rope_cpu import spec as specs
 from rope_cpu._check import Array
 from rope_cpu._constructors import Constructors
-from rope_cpu._rotate import Frame
-from rope_cpu.plan import RotaryPlan, exact_tables
+from rope_cpu._rotate import Frame, Prepared, Rotation
+from rope_cpu.plan import SIGN, ConsecutiveRotation, RotaryPlan, exact_tables
 from rope_cpu.spec import Float64, RopeSpec
 
 _FLOAT32 = np.dtype(np.float32)
+
+# Elements of an array up to which cos and sin are computed on the way, on one thread; more are worth a plan's.
+_SMALL = 2**17
 
 
 class RotaryEmbedding(Constructors):
     """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
 
-    __slots__ = ("_consecutive", "_factors", "_frames", "_parts", "_single", "_spec")
+    __slots__ = ("_consecutive", "_factors", "_frames", "_on_the_way", "_parts", "_single", "_spec")
     _spec: RopeSpec
     _single: bool
     _consecutive: bool  # ids may be left out: one id a token, and nothing to be known of the sequence
     _frames: dict[str, Frame]
     _parts: Float64
     _factors: dict[str, Float64]
+    _on_the_way: dict[tuple[str, bool, np.dtype[Any]], dict[Any, Prepared]]  # what is ready for short calls
 
     def _of(self, spec: RopeSpec) -> None:
         self._spec, self._parts, self._single = spec, angles.turns(spec), spec.angle_dtype == "float32"
         self._frames = {form: Frame.of(form, spec.head_dim, spec.blocks, spec.interleaved) for form in _check.AXES}
         self._consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
+        self._on_the_way = {}
         factor = spec.attention_factor
         self._factors = {"rotate": factor, "inverse": 1.0 / factor, "shift": np.ones_like(factor)}
 
@@ -167,7 +172,7 @@ class RotaryEmbedding(Constructors):
 
         Raises TypeError or ValueError, before anything is written, naming argument, value and rule.
         """
-        return self._plan_of("x", x, position_ids, offset, layout, inverse).rotate(x, out)
+        return self._of_call("x", x, position_ids, offset, layout, inverse).rotate(x, out)
 
     def __call__(
         self,
@@ -187,7 +192,7 @@ class RotaryEmbedding(Constructors):
 
         Returns the pair (q_rot, k_rot). Raises as `rotate` does.
         """
-        return self._plan_of("q", q, position_ids, offset, layout, inverse)(q, k, out)
+        return self._of_call("q", q, position_ids, offset, layout, inverse)(q, k, out)
 
     def plan(self, position_ids: ArrayLike, *, layout: str = "bshd", inverse: bool = False) -> RotaryPlan:
         """Compute cos and sin of a step's positions once, for every layer and every dtype.
@@ -253,6 +258,29 @@ class RotaryEmbedding(Constructors):
         self._ready()
         form, rows = _check.layout(layout), self._spec.attention_factor.size
         return RotaryPlan(self, _check.positions(name, ids, self.axes, form, rows), ids, form, mode, dtype)
+
+    def _of_call(
+        self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str, inverse: bool
+    ) -> Rotation:
+        """Return what rotates the arrays of one call: few consecutive tokens on the way, others by a plan."""
+
+        def plan() -> RotaryPlan:
+            return self._plan_of(name, x, ids, offset, layout, inverse)
+
+        if ids is not None or type(offset) is not int or type(inverse) is not bool or not self._consecutive:
+            return plan()
+        if type(x) is not np.ndarray or x.size > _SMALL or abs(offset) > angles.MAX_POSITION / 2:
+            return plan()
+        dtype = x.dtype
+        prepared = self._on_the_way.get((layout, inverse, dtype))
+        if prepared is None:
+            form = _check.layout(layout)
+            if form == "thd" or dtype not in _check.FORMAT_OF:
+                return plan()
+            mode = _mode(inverse)
+            ready = self._frames[form].prepared_at(dtype, self._parts, self._factors[mode], SIGN[mode], self._single)
+            prepared = self._on_the_way[layout, inverse, dtype] = {dtype: ready}
+        return ConsecutiveRotation(self._frames[layout], prepared, offset, plan)
 
     def _plan_of(
         self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str, inverse: bool

@@ -100,7 +100,9 @@ def test_warmup_lists_what_it_compiled(capsys):
         "serve",
         "angles_float32",
         "circles_float32",
+        "circles_single_float32",
         "rotation_4",
+        "rotation_at_4",
         "rotate_float32_half",
         "rotate_float32_interleaved",
     ]

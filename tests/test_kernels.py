@@ -30,8 +30,10 @@ def rotate(kind, pairing, pool, q, k, cos, sin, layout="bshd", stream_above=2**6
     arrays = [np.ascontiguousarray(x.transpose(order)) for x in (q, k)]
     outs = [np.zeros_like(x) for x in arrays]
     views = [x.view(np.uint16) if kind in NARROW else x for x in (*arrays, *outs)]
-    form = _kernels.numbers(kind, pairing, layout, q.shape[3], stream_above, [cos.shape[-1]])
-    status = _kernels.rotation(q.dtype.itemsize)(*views, cos, sin, form, 0, pool)
+    form = _kernels.numbers(
+        _compile.address(_kernels.rows(kind, pairing)), layout, q.shape[3], stream_above, [cos.shape[-1]]
+    )
+    status = _kernels.rotation(q.dtype.itemsize, False)(*views, cos, sin, form, 0, pool)
     assert status == _compile.DONE
     return [np.ascontiguousarray(x.transpose(np.argsort(order))) for x in outs]
 
@@ -72,11 +74,11 @@ def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
         results = []
         for layout in ("bshd", "bhsd"):
             given = x if layout == "bshd" else np.ascontiguousarray(x.transpose(0, 2, 1, 3))
-            form = _kernels.numbers(kind, pairing, layout, x.shape[3], 2**62, blocks)
+            form = _kernels.numbers(_compile.address(_kernels.rows(kind, pairing)), layout, x.shape[3], 2**62, blocks)
             out = np.zeros_like(given)
             for source, target in ((given, out), (given.copy(),) * 2):
                 views = [a.view(np.uint16) if kind in NARROW else a for a in (source, source, target, target)]
-                status = _kernels.rotation(dtype.itemsize)(*views, cos, sin, form, _kernels.ALONE, 0)
+                status = _kernels.rotation(dtype.itemsize, False)(*views, cos, sin, form, _kernels.ALONE, 0)
                 assert status == _compile.DONE
                 results.append(target if layout == "bshd" else target.transpose(0, 2, 1, 3))
         for other in results[1:]:
@@ -141,8 +143,8 @@ def test_the_kernel_never_writes_where_an_input_is_read(layout, rng):
     """Slide an output over an input in one buffer: the kernel takes exactly the placements that share nothing."""
     heads, tokens, dim = 2, 3, 4
     cos = np.ones((1, tokens, 1, 2), np.float32)
-    form = _kernels.numbers("float32", "half", layout, dim, 2**62, [2])
-    kernel = _kernels.rotation(4)
+    form = _kernels.numbers(_compile.address(_kernels.rows("float32", "half")), layout, dim, 2**62, [2])
+    kernel = _kernels.rotation(4, False)
     taken = 0
     for head_stride, token_stride in ((4, 12), (8, 24), (12, 4), (12, 36), (-4, 12)):
         steps = {"bshd": (0, token_stride, head_stride), "bhsd": (0, head_stride, token_stride)}
@@ -193,8 +195,8 @@ def test_the_angle_kernel_in_parallel_gives_the_same_bits(rng, pools):
     results = []
     for pool in pools.values():
         cos, sin = np.empty((2, 3, 1000, 1, 9), np.float32)
-        work = _compile.address(_angles.circles("float32"))
-        status = _angles.angles("float32")(positions, 2.0**53, parts, factor, 1, False, cos, sin, work, pool)
+        work = _compile.address(_angles.circles("float32", False))
+        status = _angles.angles("float32")(positions, 2.0**53, parts, factor, 1, cos, sin, work, pool)
         assert status == _compile.DONE
         results.append(cos.tobytes() + sin.tobytes())
     assert len(set(results)) == 1

@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from dataclasses import replace
 
 import numpy as np
 import oracle
@@ -236,6 +237,24 @@ def test_nothing_to_rotate_is_fine(shape, dtype):
     q, k = rope(x, np.empty((*shape[:2], 4, 16), dtype))
     assert q.shape == shape
     assert k.shape == (*shape[:2], 4, 16)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd"])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_short_calls_compute_angles_on_the_way_to_the_same_bits(layout, inverse, dtype, interleaved, rng):
+    """A plan and a call at an offset are different code with the same arithmetic."""
+    exact = RotaryEmbedding.from_inv_freq(oracle.inv_freq(24), head_dim=28, interleaved=interleaved)
+    scaled = RotaryEmbedding.from_inv_freq(oracle.inv_freq(28), interleaved=interleaved, attention_factor=1.3)
+    single = RotaryEmbedding.from_spec(replace(scaled.spec, angle_dtype="float32"))
+    for rope in (exact, scaled, single):
+        for tokens, offset in ((1, 0), (1, 2**31), (3, -7), (9, 10**9)):
+            shape = {"bshd": (2, tokens, 4, 28), "bhsd": (2, 4, tokens, 28), "sbhd": (tokens, 2, 4, 28)}[layout]
+            q, k = draw(rng, shape, dtype), draw(rng, shape, dtype)
+            plan = rope.plan(offset + np.arange(tokens), layout=layout, inverse=inverse)
+            expected = plan(q, k)
+            result = rope(q, k, offset=offset, layout=layout, inverse=inverse)
+            alone = rope.rotate(k, offset=offset, layout=layout, inverse=inverse, out=k.copy())
+            assert [x.tobytes() for x in (*result, alone)] == [x.tobytes() for x in (*expected, expected[1])]
 
 
 def test_large_arrays_are_shared_by_threads_and_agree(dtype, interleaved, rng):
