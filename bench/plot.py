@@ -101,7 +101,7 @@ def _bars(figure: Any, cases: list[Result]) -> None:
             )
         ax.set_xscale("log")
         least, most = min(medians) / 2, max(medians)
-        ax.set_xlim(least, most * (most / least) ** 0.55)  # room for the words after the longest bar
+        ax.set_xlim(least, most * (most / least) ** 0.7)  # room for the words after the longest bar
         ax.invert_yaxis()
         ax.tick_params(labelsize=7)
         ax.xaxis.set_major_formatter(EngFormatter("s"))
