@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+import rope_cpu
 from rope_cpu.bench import statistics
 from rope_cpu.bench.environment import cores
 from rope_cpu.bench.models import Model
@@ -21,6 +22,7 @@ from rope_cpu.bench.problem import Problem
 CALLERS = (1, 2, 4, 8, 16, 32, 64)
 _PARTS = (0.5, 0.99, 0.999)
 _WARM_UP = 1000
+_PROMPT = 512
 
 
 @dataclass(frozen=True)
@@ -49,19 +51,37 @@ def summary(situation: str, taken: list[list[int]], seconds: float) -> Latency:
 def latencies(
     model: Model, seconds: float = 1.0, callers: tuple[int, ...] = CALLERS, say: Callable[[str], object] = print
 ) -> Iterator[Latency]:
-    """Yield the latencies of a plan's call on one token in bfloat16, in place, in each situation for some seconds."""
-    for busy in (False, True):
-        for count in callers if not busy else (1,):
-            situation = "all cores busy" if busy else "alone" if count == 1 else "callers at once"
-            say(f"latency: {situation}, {count}")
-            with _busy_cores(cores() if busy else 0):
-                yield summary(situation, *_calls(model, count, seconds))
+    """Yield the latencies of a plan's call in bfloat16, in place, in each situation for some seconds.
+
+    Of one token: alone, from several callers at once, and with all cores busy. Of a prompt, with all cores busy: on one
+    thread and on as many as are in use now.
+    """
+    for count in callers:
+        situation = "alone" if count == 1 else "callers at once"
+        say(f"latency: {situation}, {count}")
+        yield summary(situation, *_calls(model, count, seconds))
+    with _busy_cores(cores()):
+        say("latency: all cores busy")
+        yield summary("all cores busy", *_calls(model, 1, seconds))
+        threads = rope_cpu.get_num_threads()
+        for n in sorted({1, threads}):
+            situation = f"busy, {_PROMPT} tokens, {n} thread{'s'[: n > 1]}"
+            say(f"latency: {situation}")
+            rope_cpu.set_num_threads(n)
+            try:
+                taken = _calls(model, 1, seconds, _PROMPT)
+            finally:
+                rope_cpu.set_num_threads(threads)
+            yield summary(situation, *taken)
 
 
-def _calls(model: Model, callers: int, seconds: float) -> tuple[list[list[int]], float]:
+def _calls(model: Model, callers: int, seconds: float, tokens: int = 1) -> tuple[list[list[int]], float]:
     """Return the nanoseconds of each call of each caller, and the seconds they called for."""
     rope = model.rope(None)
-    problem = Problem(rope, np.array([[4096]]), 1, 1, model.heads, model.kv_heads, "bfloat16", copies=callers)
+    ids = 4096 + np.arange(tokens)[None]
+    if rope.axes > 1:  # text, in a model of several axes
+        ids = np.repeat(ids[..., None], rope.axes, axis=-1)
+    problem = Problem(rope, ids, 1, tokens, model.heads, model.kv_heads, "bfloat16", copies=callers)
     pairs, plan = problem.arrays(), rope.plan(problem.ids)
     taken: list[list[int]] = [[] for _ in pairs]
     barrier = threading.Barrier(callers + 1)

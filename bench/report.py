@@ -129,11 +129,11 @@ def closing(run: Run) -> Iterator[str]:
 def latency_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the table of latencies."""
     yield ""
-    yield "Latency of a plan's call on one token in bfloat16, in place, in Python threads of one process"
-    yield f"  {'':<17}{'callers':>8}{'p50':>11}{'p99':>11}{'p99.9':>11}{'calls':>10}{'calls a second':>17}"
+    yield "Latency of a plan's call in bfloat16, in place, on one token where not said otherwise"
+    yield f"  {'':<28}{'callers':>8}{'p50':>11}{'p99':>11}{'p99.9':>11}{'calls':>10}{'calls a second':>17}"
     for row in rows:
         times = "".join(f"{duration(row[part]):>11}" for part in ("p50", "p99", "p999"))
-        yield f"  {row['situation']:<17}{row['callers']:>8}{times}{row['calls']:>10}{row['rate']:>17,.0f}"
+        yield f"  {row['situation']:<28}{row['callers']:>8}{times}{row['calls']:>10}{row['rate']:>17,.0f}"
 
 
 def _headline(case: Result) -> Iterator[str]:
