@@ -134,8 +134,12 @@ def _narrow_half(b: Any, value: Any, lanes: int) -> Any:
 
 
 def _widen_bfloat(b: Any, half: Any, lanes: int) -> Any:
-    """bfloat16 bits → float32: the upper half of the same number."""
-    return b.bitcast(b.shl(b.zext(half, vector(I32, lanes)), splat(I32, lanes, 16)), vector(F32, lanes))
+    """bfloat16 bits → float32: its upper half, above zeros: one shuffle, where a shift takes two steps."""
+    if lanes == 1:
+        return b.bitcast(b.shl(b.zext(half, I32), I32(16)), F32)
+    zeros = ir.Constant(half.type, [0] * lanes)
+    mask = ir.Constant(vector(I32, 2 * lanes), [at for lane in range(lanes) for at in (lane, lanes + lane)])
+    return b.bitcast(b.shuffle_vector(zeros, half, mask), vector(F32, lanes))
 
 
 def _narrow_bfloat(b: Any, value: Any, lanes: int) -> Any:
@@ -201,9 +205,17 @@ class Memory:
         elif form.stored != form.real:
             value = self.b.fptrunc(value, vector(form.stored, lanes))
         pointer = self.address(base, index, form.size)
-        stored = self.b.store(value, self.b.bitcast(pointer, value.type.as_pointer()))
-        # Streaming rows start at a multiple of 16 bytes; LLVM splits a vector into stores of that alignment.
-        whole = self.stream and form.size * lanes >= 16
-        stored.align = 16 if whole else form.size
-        if whole:
+        if not self.stream or form.size * lanes < 16:
+            stored = self.b.store(value, self.b.bitcast(pointer, value.type.as_pointer()))
+            stored.align = form.size
+            return
+        # Streaming rows start at multiples of 16 bytes. LLVM would split a vector itself, but one of bfloat16 by way of
+        # the stack and the caches.
+        words = self.b.bitcast(value, vector(I32, lanes * form.size // 4))
+        for first in range(0, words.type.count, 4):
+            mask = ir.Constant(vector(I32, 4), list(range(first, first + 4)))
+            part = self.b.shuffle_vector(words, words, mask)
+            place = self.b.gep(pointer, [I64(4 * first)])
+            stored = self.b.store(part, self.b.bitcast(place, part.type.as_pointer()))
+            stored.align = 16
             stored.set_metadata("nontemporal", self.b.module.add_metadata([ir.Constant(I32, 1)]))
