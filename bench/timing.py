@@ -16,8 +16,9 @@ Clock = Callable[[], float]
 # Threads of a pool go on spinning for a while after their work, onnxruntime's for 30 ms; the next contender waits until
 # they sleep, but not for ever. In seconds: how long to look at a time, and in all.
 _LOOK, _PATIENCE = 0.002, 0.1
-# Arrays of some megabytes need about ten calls, a millisecond, until they have their place in a shared cache again.
-WARM_UP = 0.0015
+# Arrays of some megabytes need about ten calls, a millisecond, until they have their place in a shared cache again;
+# arrays about as large as that cache need as many calls, however long these take.
+WARM_UP, WARM_UP_CALLS = 0.0015, 8
 # Rounds there always are; how many times its budget a measurement may take where calls are slow or interrupted.
 _FEWEST, _OVERRUN = 5, 3.0
 # A call longer than this needs no warm-up: its arrays fit no cache.
@@ -122,7 +123,7 @@ def interleave(
             timed.enter()
             timed.turn(len(samples[place]))
             if per_call < LONG_CALL:
-                elapsed(timed, ceil(WARM_UP / per_call), clock)
+                elapsed(timed, max(WARM_UP_CALLS, ceil(WARM_UP / per_call)), clock)
             samples[place].append(elapsed(timed, loops, clock) / loops)
     return samples
 
