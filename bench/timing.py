@@ -16,9 +16,9 @@ Clock = Callable[[], float]
 # Threads of a pool go on spinning for a while after their work, onnxruntime's for 30 ms; the next contender waits until
 # they sleep, but not for ever. In seconds: how long to look at a time, and in all.
 _LOOK, _PATIENCE = 0.002, 0.1
-# Arrays of some megabytes need about ten calls, a millisecond, until they have their place in a shared cache again;
-# arrays about as large as that cache need as many calls, however long these take.
-WARM_UP, WARM_UP_CALLS = 0.0015, 8
+# Untimed calls before a sample, in seconds and at the least: arrays of some megabytes need about ten calls until they
+# have their place in a shared cache again, and a processor that slept needs milliseconds until it is as fast as before.
+WARM_UP, WARM_UP_CALLS = 0.006, 8
 # Rounds there always are; how many times its budget a measurement may take where calls are slow or interrupted.
 _FEWEST, _OVERRUN = 5, 3.0
 # A call longer than this needs no warm-up: its arrays fit no cache.
