@@ -115,7 +115,7 @@ def _times(case: Result, row: Row) -> str:
 
 def _roofline(figure: Any, cases: list[Result]) -> None:
     """Draw bytes per second over bytes: the limit of the machine, warm and cold, and our plans under it."""
-    from matplotlib.ticker import EngFormatter, LogLocator, ScalarFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, ScalarFormatter
 
     ax = figure.subplots()
     for cold, style in ((False, "-"), (True, ":")):
@@ -138,6 +138,7 @@ def _roofline(figure: Any, cases: list[Result]) -> None:
     ax.xaxis.set_major_formatter(EngFormatter("B"))
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.yaxis.set_major_formatter(ScalarFormatter())
+    ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("bytes that one call reads and writes")
     ax.set_ylabel("GB/s")
     ax.grid(True, which="major", alpha=0.3)
