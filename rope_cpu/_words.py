@@ -15,7 +15,7 @@ _WORD = ir.IntType(64)
 
 
 def _atomic(emit: Any, words: int) -> Any:
-    """Return an intrinsic on the word at an address: emit(builder, pointer, *values) → a value, or None."""
+    """Return an intrinsic on the word at an address: emit(builder, pointer, *values) → a word."""
 
     def declare(typingctx: Any, address: Any, *values: Any) -> Any:
         def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from rope_cpu import _check, angles
+from rope_cpu import _check, _threads, angles
 from rope_cpu import spec as specs
 from rope_cpu._check import Array
 from rope_cpu._constructors import Constructors
@@ -17,9 +17,6 @@ from rope_cpu.plan import SIGN, ConsecutiveRotation, RotaryPlan, exact_tables
 from rope_cpu.spec import Float64, RopeSpec
 
 _FLOAT32 = np.dtype(np.float32)
-
-# Elements of an array up to which cos and sin are computed on the way, on one thread; more are worth a plan's.
-_SMALL = 2**17
 
 
 class RotaryEmbedding(Constructors):
@@ -269,7 +266,9 @@ class RotaryEmbedding(Constructors):
 
         if ids is not None or type(offset) is not int or type(inverse) is not bool or not self._consecutive:
             return plan()
-        if type(x) is not np.ndarray or x.size > _SMALL or abs(offset) > angles.MAX_POSITION / 2:
+        if type(layout) is not str or type(x) is not np.ndarray:
+            return plan()
+        if x.size > _threads.SERIAL_ELEMENTS or abs(offset) > angles.MAX_POSITION / 2:
             return plan()
         dtype = x.dtype
         prepared = self._on_the_way.get((layout, inverse, dtype))

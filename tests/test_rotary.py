@@ -452,3 +452,10 @@ def test_copies_stay_immutable():
         assert twin == rope
         with pytest.raises(ValueError, match="read-only"):
             twin.inv_freq[0] = 99
+
+
+@pytest.mark.parametrize("layout", [["bshd"], None, "hsbd"])
+def test_a_layout_that_is_none_is_named_by_short_calls(layout):
+    x = np.ones((1, 1, 2, 8), np.float32)
+    with pytest.raises(ValueError, match="`layout` is"):
+        RotaryEmbedding(8)(x, x, layout=layout)
