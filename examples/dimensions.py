@@ -31,22 +31,27 @@ def plans() -> dict[str, rope_cpu.RotaryPlan]:
     }
 
 
-def main(repeats: int = 60) -> dict[str, float]:
-    """Print the median time of each and the median of its ratio to text, round by round; return the ratios."""
+def main(repeats: int = 60) -> dict[str, tuple[float, float]]:
+    """Print what each costs in times of text, the median round by round, into another array and in place; return it."""
     x = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
-    out = np.empty_like(x)
     each = plans()
+    elsewhere, in_place = ratios(each, x, np.empty_like(x), repeats), ratios(each, x, x, repeats)
+    print(f"{'times of text':24s} {'into another array':>18s} {'in place':>9s}")
+    for name in each:
+        print(f"{name:24s} {elsewhere[name]:18.2f} {in_place[name]:9.2f}")
+    return {name: (elsewhere[name], in_place[name]) for name in each}
+
+
+def ratios(each: dict[str, rope_cpu.RotaryPlan], x: np.ndarray, out: np.ndarray, repeats: int) -> dict[str, float]:
+    """Return the time of each plan in times of the first."""
     times: dict[str, list[float]] = {name: [] for name in each}
     for _ in range(repeats):  # in turn, so that a busy moment of the machine meets all of them
         for name, plan in each.items():
             start = time.perf_counter()
             plan.rotate(x, out=out)
             times[name].append(time.perf_counter() - start)
-    text = np.array(times["1-D, text"])
-    ratios = {name: float(np.median(taken / text)) for name, taken in times.items()}
-    for name, taken in times.items():
-        print(f"{name:24s} {np.median(taken) * 1e3:7.2f} ms   {ratios[name]:5.2f} of text")
-    return ratios
+    text = np.array(next(iter(times.values())))
+    return {name: float(np.median(taken / text)) for name, taken in times.items()}
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ import numpy as np
 from numba import carray, types
 
 from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, address, array_type, compiled, entry_point, helper
+from rope_cpu._muladd import muladd, product_error
 from rope_cpu._pool import share
-from rope_cpu._vectors import muladd, product_error
 from rope_cpu._words import fetch, pointer, spill
 
 # 2π, and what float64 leaves of it; the Taylor coefficients of sin and cos, enough for an angle of ⅛ turn.

@@ -20,7 +20,7 @@ DONE, LOOK_CLOSER = 0, 1
 
 # Numba's disk cache looks at a kernel's own file alone. Kernels close over this string, so that they are compiled anew
 # when code they are generated from, in other files, has changed.
-_GENERATORS = ("_compile.py", "_formats.py", "_pool.py", "_vectors.py", "_words.py")
+_GENERATORS = ("_compile.py", "_formats.py", "_muladd.py", "_pool.py", "_rows.py", "_turn.py", "_words.py")
 SOURCES = sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _GENERATORS)).hexdigest()
 
 # A function that kernels call; nothing calls it from Python, so it needs no wrappers.

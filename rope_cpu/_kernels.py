@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, array_type, compiled, entry_point, helper
 from rope_cpu._pool import share
-from rope_cpu._vectors import copy_bytes, fence, rotate_rows
-from rope_cpu._words import call, fetch, spill
+from rope_cpu._rows import rotate_rows
+from rope_cpu._words import call, copy_bytes, fence, fetch, spill
 
 ALONE, TRUSTED = 1, 2  # flags of a rotation
 FIRST = 4  # times a position, added to flags
@@ -27,6 +27,10 @@ LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2, "thd": 0}  # thd comes as a batch of
 _BLOCKS = 6  # where the pairs of blocks begin in a form
 # Elements of q and k that are worth a thread of their own: 4 µs of work, where it takes 2 to wake one.
 _WORTH_A_THREAD = 2**16
+# Bytes of the heads that go together: what is read, fetched ahead and written fits three times into the first cache.
+_NEAREST = 2**14
+# Bytes of q and k that are in the second cache: asking for them ahead costs more than it saves.
+_NEAR = 2**20
 
 
 @helper
@@ -125,7 +129,7 @@ def _aliasing_allowed(q, q_in_place, k, k_in_place, out_q, out_k, both, size, la
 
 
 # The words of a job: SIDE for q, as many for k, then the rest.
-_SIDE, _COMMON = 11, 20
+_SIDE, _COMMON = 11, 23
 
 
 @cache
@@ -142,7 +146,7 @@ def rows(dtype: str, pairing: str) -> Kernel:
         (
             tokens, tile, tiles, groups, q_groups, by_head, each_batch,
             cos, c_batch, c_token, c_head, sin, s_batch, s_token, s_head,
-            blocks, count, rotated, rest, stream,
+            blocks, count, rotated, rest, together, far, whole, stream,
         ) = fetch(job + 2 * 8 * _SIDE, _COMMON)  # fmt: skip
         last = ((stop - 1) % (tiles * groups) // groups + 1) * tile
         for unit in range(start, stop):
@@ -156,24 +160,24 @@ def rows(dtype: str, pairing: str) -> Kernel:
             c, s = cos + b * each_batch * c_batch, sin + b * each_batch * s_batch
             x, out = x + b * x_batch, out + b * o_batch
             h0, h1, t1 = g * group, min(heads, g * group + group), min(tokens, t0 + tile)
-            count_rows, x_step, o_step, c_step, s_step = (
-                (t1 - t0, x_token, o_token, c_token, s_token) if by_head else (h1 - h0, x_head, o_head, 0, 0)
-            )
+            x_step, o_step, c_step, s_step = (x_token, o_token, c_token, s_token) if by_head else (x_head, o_head, 0, 0)
             for i in range(h1 - h0 if by_head else t1 - t0):
-                t, h = (t0, h0 + i) if by_head else (t0 + i, h0)
-                cr, sr = c + t * c_token + h // share_of * c_head, s + t * s_token + h // share_of * s_head
-                xr, tr = x + t * x_token + h * x_head, out + t * o_token + h * o_head
+                t, first = (t0, h0 + i) if by_head else (t0 + i, h0)
                 # The same heads of the next token: where other parts of a buffer lie between tokens, the hardware's own
                 # fetching ahead ends at each. Not beyond the range, where another thread is at work.
-                ahead = 0 if by_head or t + 1 >= last else x_token
-                if rest and xr != tr:
-                    for n in range(count_rows):
-                        copy_bytes(tr + n * o_step + rotated, xr + n * x_step + rotated, rest)
-                run = xr, tr, cr, sr, blocks, count, count_rows, x_step, o_step, c_step, s_step, ahead
-                if stream:
-                    rotate_rows(run, dtype, pairing, "stream")
-                else:
-                    rotate_rows(run, dtype, pairing, "")
+                ahead = x_token if far and not by_head and t + 1 < last else 0
+                for h in range(first, first + 1 if by_head else h1, together):
+                    cr, sr = c + t * c_token + h // share_of * c_head, s + t * s_token + h // share_of * s_head
+                    xr, tr = x + t * x_token + h * x_head, out + t * o_token + h * o_head
+                    count_rows = t1 - t0 if by_head else min(h1 - h, together)
+                    if rest and xr != tr:
+                        for n in range(count_rows):
+                            copy_bytes(tr + n * o_step + rotated, xr + n * x_step + rotated, rest)
+                    run = xr, tr, cr, sr, blocks, count, count_rows, x_step, o_step, c_step, s_step, ahead, whole
+                    if stream:
+                        rotate_rows(run, dtype, pairing, "stream")
+                    else:
+                        rotate_rows(run, dtype, pairing, "")
         if stream:
             fence()
         return DONE
@@ -247,7 +251,9 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             rotated += 2 * form[block] * size
             addresses |= form[block] * size
         elements = (q_heads + k_heads) * q.shape[batch] * tokens * width
-        stream = elements * size > form[3] and addresses % 16 == 0 and not q_in_place
+        elsewhere = not q_in_place and not (both and k_in_place)
+        far, whole = elements * size > _NEAR, elsewhere and elements * size > form[3] // 2
+        stream = elsewhere and elements * size > form[3] and addresses % 16 == 0
         job = spill((
             q_at, q.strides[batch], q.strides[token], q.strides[head],
             oq_at, out_q.strides[batch], out_q.strides[token], out_q.strides[head], q_heads, q_share, q_group,
@@ -256,7 +262,8 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             tokens, tile, tiles, groups, q_groups, int(by_head), int(table[0] > 1),
             c.ctypes.data, c.strides[0], c.strides[1], c.strides[2],
             s.ctypes.data, s.strides[0], s.strides[1], s.strides[2],
-            form.ctypes.data + 8 * _BLOCKS, form.size - _BLOCKS, rotated, width * size - rotated, int(stream),
+            form.ctypes.data + 8 * _BLOCKS, form.size - _BLOCKS, rotated, width * size - rotated,
+            max(1, _NEAREST // (width * size)), int(far), int(whole), int(stream),
         ))  # fmt: skip
         share(pool, form[0], job, q.shape[batch] * tiles * groups, elements // _WORTH_A_THREAD)
         return DONE

@@ -116,3 +116,26 @@ def pointer(typingctx: Any, address: Any, dtype: Any) -> Any:
         return b.inttoptr(args[0], context.get_value_type(target))
 
     return target(types.int64, dtype), codegen
+
+
+@intrinsic
+def copy_bytes(typingctx: Any, out: Any, x: Any, size: Any) -> Any:
+    """Copy `size` bytes from address `x` to address `out`, which share none."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        target, source = (b.inttoptr(address, ir.IntType(8).as_pointer()) for address in args[:2])
+        cgutils.raw_memcpy(b, target, source, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def fence(typingctx: Any) -> Any:
+    """Make streaming stores visible to other threads."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        b.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), codegen

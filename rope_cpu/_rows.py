@@ -1,0 +1,242 @@
+"""Numba intrinsic in explicit vectors: the rotation of rows.
+
+LLVM's own vectoriser gives up on rows of unknown alignment that may be rotated in place, and knows no bfloat16; so the
+loop over a row is emitted in vectors by hand, with the same arithmetic in every width: body and tail give the same
+bits.
+"""
+
+# mypy: disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from rope_cpu._formats import FORMATS, I64, Memory
+from rope_cpu._turn import Step, turn_half, turn_interleaved
+
+# Bytes of cos, and as many of sin, that are held in registers at a time: four vectors, or eight when spread over
+# interleaved pairs, of the 32 that AVX-512 has. With 16 shorter ones they are read again from the first cache.
+_PIECE = 256
+
+
+@intrinsic
+def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, stream: Any) -> Any:
+    """Rotate the rows of a run; the output may be the input.
+
+    run: int64 (x, out, cos, sin, blocks, count, rows, x_step, out_step, cos_step, sin_step, ahead, whole): addresses of
+    first rows; address of the pairs of each block, and how many blocks and rows there are; bytes from row to row
+    (cos_step 0: all rows share cos and sin, the heads of one token), how many bytes further on to fetch rows that will
+    be needed soon (0: none), and whether to finish each row before the next (0 or 1; 0 in place). The rest are string
+    literals, which select the code. dtype: a key of FORMATS; pairing: "half" or "interleaved"; stream: "stream" stores
+    past the caches, row after row.
+    """
+    texts = (dtype, pairing, stream)
+    if not all(isinstance(text, types.StringLiteral) for text in texts):
+        return None
+    dtype_name, pairing_name, stream_name = (text.literal_value for text in texts)
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = dtype_name, tuple(context.codegen().magic_tuple()), stream_name == "stream"
+        _Rows(b, kind, pairing_name == "half", cgutils.unpack_tuple(b, args[0])).emit()
+        return context.get_dummy_value()
+
+    return types.void(types.UniTuple(types.int64, 13), *texts), codegen
+
+
+# What the functions that rotate parts are told of a run, by a pointer: the places of the row and its cos and sin, the
+# steps from row to row, how many rows there are, and how far on to fetch. Arguments take longer for eight rows.
+_TOLD = 10
+
+
+class _Rows:
+    """Emits the division of rows into parts, each rotated by a function of its own.
+
+    A function of its own for each shape of part has all registers to itself: a loop over rows that reads even one
+    step from the stack waits there for stores that only look as if they might lie at the same place.
+
+    kind: what `Memory` takes; run: LLVM values as in `rotate_rows`.
+    """
+
+    def __init__(self, b: Any, kind: tuple[Any, ...], half: bool, run: Sequence[Any]) -> None:
+        x, out, cos, sin, self.blocks, self.count, self.rows, *steps, ahead, self.whole = run
+        self.b, self.kind, self.half = b, kind, half
+        self.starts, self.moves = [x, out, cos, sin], steps
+        self.format = FORMATS[kind[0]]
+        self.widest = self.format.lanes if half else self.format.lanes // 2
+        self.told = cgutils.alloca_once(b, ir.ArrayType(I64, _TOLD))
+        self._tell(len(self.starts), [*steps, self.rows, ahead])
+
+    def emit(self) -> None:
+        """Emit a pass over all rows for each part of each block, or row after row.
+
+        Row after row is for what goes elsewhere and far: a memory line costs twice that is not filled at once.
+        """
+        if self.kind[2]:
+            self._row_after_row()
+            return
+        b, whole = self.b, _PIECE // self.format.real_size
+        pairs = self._pairs(I64(0))
+        part = b.or_(b.icmp_signed("==", pairs, I64(whole)), b.icmp_signed("<=", pairs, I64(whole // 2)))
+        one = b.and_(part, b.icmp_signed("==", self.count, I64(1)))
+        with b.if_else(b.or_(one, b.icmp_signed("==", self.whole, I64(0)))) as (passes, row_after_row):
+            with passes:
+                self._blocks(self.starts, self._block)
+            with row_after_row:
+                self._row_after_row()
+
+    def _row_after_row(self) -> None:
+        self._tell(len(self.starts) + len(self.moves), [I64(1)])
+        with _plain_loop(self.b, self.rows, self.starts, self.moves) as starts:
+            self._blocks(starts, self._row)
+
+    def _tell(self, at: int, values: Sequence[Any]) -> None:
+        for place, value in enumerate(values, at):
+            self.b.store(value, cgutils.gep_inbounds(self.b, self.told, 0, place))
+
+    def _pairs(self, block: Any) -> Any:
+        b = self.b
+        return b.load(b.inttoptr(b.add(self.blocks, b.mul(block, I64(8))), I64.as_pointer()))
+
+    def _blocks(self, starts: list[Any], rotate: Callable[[Any], None]) -> None:
+        b, size, real_size = self.b, self.format.size, self.format.real_size
+        self._tell(0, starts)
+        with cgutils.for_range(b, self.count) as loop:
+            pairs = self._pairs(loop.index)
+            rotate(pairs)
+            for place, width in enumerate((2 * size, 2 * size, real_size, real_size)):
+                start = cgutils.gep_inbounds(b, self.told, 0, place)
+                b.store(b.add(b.load(start), b.mul(pairs, I64(width))), start)
+
+    def _row(self, pairs: Any) -> None:
+        """Rotate a block of one row, which goes elsewhere."""
+        with self.b.if_else(self.b.icmp_signed(">=", pairs, I64(self.widest))) as (wide, narrow):
+            with wide:
+                self._call("row", lambda part: part.row(self.widest), I64(0), pairs)
+            with narrow:
+                self._end(I64(0), pairs, self.widest // 2, pairs)
+
+    def _block(self, pairs: Any) -> None:
+        """Rotate a block: in wide vectors, at its end two that overlap or a single one, as wide as fits."""
+        b, whole, widest = self.b, _PIECE // self.format.real_size, self.widest
+        with cgutils.for_range(b, b.sdiv(pairs, I64(whole))) as loop:
+            self._vectors(b.mul(loop.index, I64(whole)), widest, pairs, whole // widest)
+        at = b.and_(pairs, I64(-whole))
+        while (whole := whole // 2) > widest:
+            part = b.and_(pairs, I64(whole))
+            with b.if_then(b.icmp_signed("!=", part, I64(0))):
+                self._vectors(at, widest, pairs, whole // widest)
+            at = b.add(at, part)
+        left = b.sub(pairs, at)
+        with b.if_then(b.icmp_signed("!=", left, I64(0))):
+            self._end(at, left, widest, pairs)
+
+    def _end(self, at: Any, left: Any, lanes: int, pairs: Any) -> None:
+        """Rotate the last pairs of a block, fewer than 2·lanes."""
+        b = self.b
+        with b.if_else(b.icmp_signed(">", left, I64(lanes))) as (two, one):
+            with two:
+                self._call(f"ends_{lanes}", lambda part: part.rows(lanes, 2, overlap=True), at, pairs)
+            with one, b.if_else(b.icmp_signed("==", left, I64(lanes))) as (fits, narrower):
+                with fits:
+                    self._vectors(at, lanes, pairs, 1)
+                with narrower:
+                    if lanes > 1:
+                        self._end(at, left, lanes // 2, pairs)
+
+    def _vectors(self, at: Any, lanes: int, pairs: Any, count: int) -> None:
+        self._call(f"vectors_{lanes}_{count}", lambda part: part.rows(lanes, count), at, pairs)
+
+    def _call(self, name: str, emit: Callable[[_Part], None], at: Any, pairs: Any) -> None:
+        """Call the function `name`, which `emit` writes where there is none yet, for pairs of a block from `at` on."""
+        module, name = self.b.module, name + "_stream" * self.kind[2]
+        function = module.globals.get(name)
+        if function is None:
+            function = ir.Function(module, ir.FunctionType(ir.VoidType(), [self.told.type, I64, I64]), name)
+            function.linkage = "internal"
+            function.attributes.add("noinline")
+            b = ir.IRBuilder(function.append_basic_block())
+            emit(_Part(Memory(b, *self.kind), self.half, *function.args))
+            b.ret_void()
+        self.b.call(function, [self.told, at, pairs])
+
+
+class _Part:
+    """Emits the body of a function that rotates some pairs of a block, in all rows of a run."""
+
+    def __init__(self, memory: Memory, half: bool, told: Any, at: Any, pairs: Any) -> None:
+        self.b, self.memory, self.half, self.at, self.pairs = memory.b, memory, half, at, pairs
+        values = [self.b.load(cgutils.gep_inbounds(self.b, told, 0, place)) for place in range(_TOLD)]
+        self.starts, self.moves, (self.count, self.ahead) = values[:4], values[4:8], values[8:]
+
+    def rows(self, lanes: int, count: int, overlap: bool = False) -> None:
+        """Rotate, in all rows, `count` vectors of pairs; overlap: the last one ends where the block does."""
+        b = self.b
+        indices = [b.add(self.at, I64(n * lanes)) for n in range(count)]
+        if overlap:
+            indices[-1] = b.sub(self.pairs, I64(lanes))
+
+        def rotate(row: Any, out: Any, ready: list[Step]) -> None:
+            self._fetch_ahead(row, self.at, lanes * count)
+            # All are read before any is stored: vectors that overlap find what they read as it was.
+            for value, index in [stored for step in ready for stored in step(row)]:
+                self.memory.store(value, out, index)
+
+        with b.if_else(b.icmp_signed("==", self.moves[2], I64(0))) as (shared, others):
+            with shared:
+                cos, sin = self.starts[2:]
+                ready = [self._step(cos, sin, i, lanes) for i in indices]
+                with _plain_loop(b, self.count, self.starts[:2], self.moves[:2]) as (row, out):
+                    rotate(row, out, ready)
+            with others, _plain_loop(b, self.count, self.starts, self.moves) as (row, out, cos, sin):
+                rotate(row, out, [self._step(cos, sin, i, lanes) for i in indices])
+
+    def row(self, lanes: int) -> None:
+        """Rotate one row, which goes elsewhere, vector by vector; the last may overlap the one before."""
+        b, (x, out, cos, sin) = self.b, self.starts
+        times, last = b.udiv(b.add(self.pairs, I64(lanes - 1)), I64(lanes)), b.sub(self.pairs, I64(lanes))
+        with _plain_loop(b, times, [I64(0)], [I64(lanes)]) as (at,):
+            at = b.select(b.icmp_signed("<", at, last), at, last)
+            self._fetch_ahead(x, at, lanes)
+            for value, index in self._step(cos, sin, at, lanes)(x):
+                self.memory.store(value, out, index)
+
+    def _fetch_ahead(self, row: Any, start: Any, count: int) -> None:
+        """Ask for the elements of `count` pairs, where rows further on are to be fetched."""
+        b = self.b
+        runs = [(start, count), (b.add(start, self.pairs), count)] if self.half else [(b.mul(start, I64(2)), 2 * count)]
+        with b.if_then(b.icmp_unsigned("!=", self.ahead, I64(0))):
+            for first, length in runs:
+                self.memory.prefetch(b.add(row, self.ahead), first, length)
+
+    def _step(self, cos: Any, sin: Any, i: Any, lanes: int) -> Step:
+        turn = turn_half if self.half else turn_interleaved
+        return turn(self.memory, cos, sin, i, lanes, self.pairs)
+
+
+@contextmanager
+def _plain_loop(b: Any, times: Any, starts: Sequence[Any], moves: Sequence[Any]) -> Iterator[list[Any]]:
+    """Emit a loop whose body sees `starts`, each further on by its move every time.
+
+    What the body does is as long as it should be. Nothing is known of values that have been through assembly, however
+    empty: so LLVM does not repeat the body, and does not make of every address in it a variable to be counted up, more
+    than there are registers for.
+    """
+    before, loop, after = b.block, b.append_basic_block("row"), b.append_basic_block("rows.end")
+    b.cbranch(b.icmp_signed(">", times, I64(0)), loop, after)
+    b.position_at_end(loop)
+    values = [b.phi(I64) for _ in (times, *starts)]
+    left, *places = [b.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [value], False) for value in values]
+    yield places
+    steps = [b.add(value, move) for value, move in zip((left, *places), (I64(-1), *moves), strict=True)]
+    for value, start, step in zip(values, (times, *starts), steps, strict=True):
+        value.add_incoming(start, before)
+        value.add_incoming(step, b.block)
+    b.cbranch(b.icmp_signed(">", steps[0], I64(0)), loop, after)
+    b.position_at_end(after)
