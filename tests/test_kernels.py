@@ -6,6 +6,7 @@ Run with NUMBA_CPU_NAME=haswell or x86-64 to see what machines without AVX-512, 
 import os
 import subprocess
 import sys
+from itertools import product
 
 import llvmlite.binding
 import ml_dtypes
@@ -72,9 +73,9 @@ def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
         cos, sin = np.cos(angle).astype(real), np.sin(angle).astype(real)
         x = rng.standard_normal((1, 3, 2, 2 * pairs + 1)).astype(dtype)
         results = []
-        for layout in ("bshd", "bhsd"):
+        for layout, above in product(("bshd", "bhsd"), (0, 2**62)):
             given = x if layout == "bshd" else np.ascontiguousarray(x.transpose(0, 2, 1, 3))
-            form = _kernels.numbers(_compile.address(_kernels.rows(kind, pairing)), layout, x.shape[3], 2**62, blocks)
+            form = _kernels.numbers(_compile.address(_kernels.rows(kind, pairing)), layout, x.shape[3], above, blocks)
             out = np.zeros_like(given)
             for source, target in ((given, out), (given.copy(),) * 2):
                 views = [a.view(np.uint16) if kind in NARROW else a for a in (source, source, target, target)]
@@ -91,6 +92,22 @@ def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
             assert (np.abs(results[0][..., part].astype(float) - exact) <= oracle.bound(exact, reach, dtype)).all()
             start += n
         assert (results[0][..., -1] == x[..., -1]).all()
+
+
+@pytest.mark.parametrize("in_place", ["neither", "q", "k", "both"])
+def test_one_in_place_and_the_other_not(in_place, rng):
+    """What is stored past the caches, row after row, may overlap itself; what is rotated in place may not."""
+    angle = rng.uniform(-9, 9, (1, 3, 1, 28))
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    q, k = (rng.standard_normal((1, 3, 2, 56)).astype(np.float32) for _ in range(2))
+    expected = rotate("float32", "half", 0, q, k, cos, sin)
+    work = _compile.address(_kernels.rows("float32", "half"))
+    for above in (0, 2**62):
+        form = _kernels.numbers(work, "bshd", 56, above, [28])
+        outs = [x if in_place in (name, "both") else np.zeros_like(x) for name, x in (("q", q.copy()), ("k", k.copy()))]
+        given = [out if in_place in (name, "both") else x for name, x, out in zip("qk", (q, k), outs, strict=True)]
+        assert _kernels.rotation(4, False)(*given, *outs, cos, sin, form, 0, 0) == _compile.DONE
+        assert [x.tobytes() for x in outs] == [x.tobytes() for x in expected]
 
 
 @np.errstate(invalid="ignore")  # NumPy warns of signalling NaNs
