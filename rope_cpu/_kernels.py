@@ -29,7 +29,8 @@ _BLOCKS = 6  # where the pairs of blocks begin in a form
 _WORTH_A_THREAD = 2**16
 # Bytes of the heads that go together: what is read, fetched ahead and written fits three times into the first cache.
 _NEAREST = 2**14
-# Bytes of q and k that are in the second cache: asking for them ahead costs more than it saves.
+# Bytes of q and k that are in the second cache: loads and stores are what limits wide elements there, so asking for
+# them ahead costs more than it saves.
 _NEAR = 2**20
 
 
@@ -252,7 +253,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             addresses |= form[block] * size
         elements = (q_heads + k_heads) * q.shape[batch] * tokens * width
         elsewhere = not q_in_place and not (both and k_in_place)
-        far, whole = elements * size > _NEAR, elsewhere and elements * size > form[3] // 2
+        far, whole = size == 2 or elements * size > _NEAR, elsewhere and elements * size > form[3] // 2
         stream = elsewhere and elements * size > form[3] and addresses % 16 == 0
         job = spill((
             q_at, q.strides[batch], q.strides[token], q.strides[head],

@@ -70,6 +70,7 @@ class _Rows:
         self.starts, self.moves = [x, out, cos, sin], steps
         self.format = FORMATS[kind[0]]
         self.widest = self.format.lanes if half else self.format.lanes // 2
+        self.piece = _PIECE // self.format.real_size
         self.told = cgutils.alloca_once(b, ir.ArrayType(I64, _TOLD))
         self._tell(len(self.starts), [*steps, self.rows, ahead])
 
@@ -81,8 +82,7 @@ class _Rows:
         if self.kind[2]:
             self._row_after_row()
             return
-        b, whole = self.b, _PIECE // self.format.real_size
-        pairs = self._pairs(I64(0))
+        b, whole, pairs = self.b, self.piece, self._pairs(I64(0))
         part = b.or_(b.icmp_signed("==", pairs, I64(whole)), b.icmp_signed("<=", pairs, I64(whole // 2)))
         one = b.and_(part, b.icmp_signed("==", self.count, I64(1)))
         with b.if_else(b.or_(one, b.icmp_signed("==", self.whole, I64(0)))) as (passes, row_after_row):
@@ -124,7 +124,7 @@ class _Rows:
 
     def _block(self, pairs: Any) -> None:
         """Rotate a block: in wide vectors, at its end two that overlap or a single one, as wide as fits."""
-        b, whole, widest = self.b, _PIECE // self.format.real_size, self.widest
+        b, whole, widest = self.b, self.piece, self.widest
         with cgutils.for_range(b, b.sdiv(pairs, I64(whole))) as loop:
             self._vectors(b.mul(loop.index, I64(whole)), widest, pairs, whole // widest)
         at = b.and_(pairs, I64(-whole))
@@ -151,16 +151,18 @@ class _Rows:
                         self._end(at, left, lanes // 2, pairs)
 
     def _vectors(self, at: Any, lanes: int, pairs: Any, count: int) -> None:
-        self._call(f"vectors_{lanes}_{count}", lambda part: part.rows(lanes, count), at, pairs)
+        # A whole piece, what most heads consist of, stands in the caller: a call would take 3 % of a decode step.
+        where = "alwaysinline" if lanes * count == self.piece else "noinline"
+        self._call(f"vectors_{lanes}_{count}", lambda part: part.rows(lanes, count), at, pairs, where)
 
-    def _call(self, name: str, emit: Callable[[_Part], None], at: Any, pairs: Any) -> None:
+    def _call(self, name: str, emit: Callable[[_Part], None], at: Any, pairs: Any, where: str = "noinline") -> None:
         """Call the function `name`, which `emit` writes where there is none yet, for pairs of a block from `at` on."""
         module, name = self.b.module, name + "_stream" * self.kind[2]
         function = module.globals.get(name)
         if function is None:
             function = ir.Function(module, ir.FunctionType(ir.VoidType(), [self.told.type, I64, I64]), name)
             function.linkage = "internal"
-            function.attributes.add("noinline")
+            function.attributes.add(where)
             b = ir.IRBuilder(function.append_basic_block())
             emit(_Part(Memory(b, *self.kind), self.half, *function.args))
             b.ret_void()
@@ -171,53 +173,66 @@ class _Part:
     """Emits the body of a function that rotates some pairs of a block, in all rows of a run."""
 
     def __init__(self, memory: Memory, half: bool, told: Any, at: Any, pairs: Any) -> None:
-        self.b, self.memory, self.half, self.at, self.pairs = memory.b, memory, half, at, pairs
-        values = [self.b.load(cgutils.gep_inbounds(self.b, told, 0, place)) for place in range(_TOLD)]
-        self.starts, self.moves, (self.count, self.ahead) = values[:4], values[4:8], values[8:]
+        b, size = memory.b, memory.format.size
+        x, out, cos, sin, *steps, self.count, self.ahead = (
+            b.load(cgutils.gep_inbounds(b, told, 0, place)) for place in range(_TOLD)
+        )
+        self.b, self.memory, self.at, self.pairs = b, memory, at, pairs
+        self.turn, self.width = (turn_half, 1) if half else (turn_interleaved, 2)
+        # Addresses apart for the two halves, so that all that is added to them in a loop are constants.
+        apart = [I64(0), b.mul(pairs, I64(size))] if half else [I64(0)]
+        self.sides = len(apart)
+        skipped, passed = b.mul(at, I64(self.width * size)), b.mul(at, I64(memory.format.real_size))
+        self.starts = [b.add(b.add(base, skipped), side) for base in (x, out) for side in apart]
+        self.starts += [b.add(base, passed) for base in (cos, sin)]
+        self.shared = b.icmp_signed("==", steps[2], I64(0))
+        self.moves = [step for step in steps[:2] for _ in apart] + steps[2:]
 
     def rows(self, lanes: int, count: int, overlap: bool = False) -> None:
         """Rotate, in all rows, `count` vectors of pairs; overlap: the last one ends where the block does."""
-        b = self.b
-        indices = [b.add(self.at, I64(n * lanes)) for n in range(count)]
+        b, rotated = self.b, 2 * self.sides
+        indices = [I64(n * lanes) for n in range(count)]
         if overlap:
-            indices[-1] = b.sub(self.pairs, I64(lanes))
+            indices[-1] = b.sub(b.sub(self.pairs, self.at), I64(lanes))
 
-        def rotate(row: Any, out: Any, ready: list[Step]) -> None:
-            self._fetch_ahead(row, self.at, lanes * count)
+        def rotate(places: Sequence[Any], ready: Sequence[Step]) -> None:
+            self._fetch_ahead(places, I64(0), lanes * count)
             # All are read before any is stored: vectors that overlap find what they read as it was.
-            for value, index in [stored for step in ready for stored in step(row)]:
-                self.memory.store(value, out, index)
+            turned = [step(places[: self.sides]) for step in ready]
+            for i, values in zip(indices, turned, strict=True):
+                self._store(values, places, i)
 
-        with b.if_else(b.icmp_signed("==", self.moves[2], I64(0))) as (shared, others):
+        with b.if_else(self.shared) as (shared, others):
             with shared:
-                cos, sin = self.starts[2:]
-                ready = [self._step(cos, sin, i, lanes) for i in indices]
-                with _plain_loop(b, self.count, self.starts[:2], self.moves[:2]) as (row, out):
-                    rotate(row, out, ready)
-            with others, _plain_loop(b, self.count, self.starts, self.moves) as (row, out, cos, sin):
-                rotate(row, out, [self._step(cos, sin, i, lanes) for i in indices])
+                ready = [self._step(self.starts, i, lanes) for i in indices]
+                with _plain_loop(b, self.count, self.starts[:rotated], self.moves[:rotated]) as places:
+                    rotate(places, ready)
+            with others, _plain_loop(b, self.count, self.starts, self.moves) as places:
+                rotate(places, [self._step(places, i, lanes) for i in indices])
 
     def row(self, lanes: int) -> None:
         """Rotate one row, which goes elsewhere, vector by vector; the last may overlap the one before."""
-        b, (x, out, cos, sin) = self.b, self.starts
+        b, places = self.b, self.starts
         times, last = b.udiv(b.add(self.pairs, I64(lanes - 1)), I64(lanes)), b.sub(self.pairs, I64(lanes))
-        with _plain_loop(b, times, [I64(0)], [I64(lanes)]) as (at,):
-            at = b.select(b.icmp_signed("<", at, last), at, last)
-            self._fetch_ahead(x, at, lanes)
-            for value, index in self._step(cos, sin, at, lanes)(x):
-                self.memory.store(value, out, index)
+        with _plain_loop(b, times, [I64(0)], [I64(lanes)]) as (i,):
+            i = b.select(b.icmp_signed("<", i, last), i, last)
+            self._fetch_ahead(places, i, lanes)
+            self._store(self._step(places, i, lanes)(places[: self.sides]), places, i)
 
-    def _fetch_ahead(self, row: Any, start: Any, count: int) -> None:
+    def _step(self, places: Sequence[Any], i: Any, lanes: int) -> Step:
+        cos, sin = places[-2:]
+        return self.turn(self.memory, cos, sin, i, lanes)
+
+    def _store(self, values: Sequence[Any], places: Sequence[Any], i: Any) -> None:
+        for value, out in zip(values, places[self.sides : 2 * self.sides], strict=True):
+            self.memory.store(value, out, self.b.mul(i, I64(self.width)))
+
+    def _fetch_ahead(self, places: Sequence[Any], i: Any, count: int) -> None:
         """Ask for the elements of `count` pairs, where rows further on are to be fetched."""
         b = self.b
-        runs = [(start, count), (b.add(start, self.pairs), count)] if self.half else [(b.mul(start, I64(2)), 2 * count)]
         with b.if_then(b.icmp_unsigned("!=", self.ahead, I64(0))):
-            for first, length in runs:
-                self.memory.prefetch(b.add(row, self.ahead), first, length)
-
-    def _step(self, cos: Any, sin: Any, i: Any, lanes: int) -> Step:
-        turn = turn_half if self.half else turn_interleaved
-        return turn(self.memory, cos, sin, i, lanes, self.pairs)
+            for x in places[: self.sides]:
+                self.memory.prefetch(b.add(x, self.ahead), b.mul(i, I64(self.width)), self.width * count)
 
 
 @contextmanager
