@@ -127,7 +127,7 @@ def _roofline(figure: Any, cases: list[Result]) -> None:
     for dtype, (marker, color) in _DTYPE.items():
         for cold in (False, True):
             form = [dtype, "cold"] if cold else [dtype]
-            found = [case.base for case in cases if case.name.split("/")[1:] == form and case.base]
+            found = [row for case in cases if case.name.split("/")[1:] == form and (row := _on_most_threads(case))]
             if found:
                 where = [row.moved for row in found], [row.rate / 1e9 for row in found]
                 face, label = "none" if cold else color, ", ".join(form)
@@ -136,9 +136,10 @@ def _roofline(figure: Any, cases: list[Result]) -> None:
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.xaxis.set_major_formatter(EngFormatter("B"))
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.yaxis.set_major_formatter(ScalarFormatter())
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("bytes that one call reads and writes")
     ax.set_ylabel("GB/s")
     ax.grid(True, which="major", alpha=0.3)
@@ -150,8 +151,8 @@ def _name_sizes(ax: Any, cases: list[Result]) -> None:
     """Write each shape's name over its point in bfloat16."""
     for case in cases:
         shape, *form = case.name.split("/")
-        if form == ["bfloat16"] and case.base:
-            at = case.base.moved, case.base.rate / 1e9
+        if form == ["bfloat16"] and (row := _on_most_threads(case)):
+            at = row.moved, row.rate / 1e9
             ax.annotate(shape, at, xytext=(0, -13), textcoords="offset points", ha="center", fontsize=7)
 
 
@@ -159,6 +160,12 @@ def _by_threads(case: Result) -> dict[int, Row]:
     """Return the rows of ours that differ in their number of threads, by that number."""
     counts = {row.name.rpartition(", ")[2].split()[0]: row for row in case.timed("ours") if ", " in row.name}
     return {int(count): row for count, row in counts.items() if count.isdigit()}
+
+
+def _on_most_threads(case: Result) -> Row | None:
+    """Return the row of ours that the limit, which is that of all threads, is a limit of."""
+    rows = _by_threads(case)
+    return rows[max(rows)] if rows else case.base
 
 
 def _scaling(figure: Any, cases: list[Result]) -> None:

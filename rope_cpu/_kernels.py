@@ -15,7 +15,8 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, array_type, compiled, entry_point, helper
+from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, compiled, entry_point, helper
+from rope_cpu._objects import OBJECT, location, look, view
 from rope_cpu._pool import share
 from rope_cpu._rows import rotate_rows
 from rope_cpu._words import call, copy_bytes, fence, fetch, spill
@@ -24,7 +25,7 @@ ALONE, TRUSTED = 1, 2  # flags of a rotation
 FIRST = 4  # times a position, added to flags
 LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2, "thd": 0}  # thd comes as a batch of one
 
-_BLOCKS = 6  # where the pairs of blocks begin in a form
+_BLOCKS = 8  # where the pairs of blocks begin in a form
 # Elements of q and k that are worth a thread of their own: 4 µs of work, where it takes 2 to wake one.
 _WORTH_A_THREAD = 2**16
 # Bytes of the heads that go together: what is read, fetched ahead and written fits three times into the first cache.
@@ -186,99 +187,114 @@ def rows(dtype: str, pairing: str) -> Kernel:
     return compiled(rotate, f"rotate_{dtype}_{pairing}", (types.int64,) * 3)
 
 
-_FORM = types.Array(types.int64, 1, "C", readonly=True)
-_ELEMENTS = {2: types.uint16, 4: types.float32, 8: types.float64}
-
-
 @cache
 def rotation(size: int, on_the_way: bool) -> Kernel:
     """Return the kernel (q, k, out_q, out_k, cos, sin, form, flags, pool) → DONE or LOOK_CLOSER.
 
-    size: bytes of an element. q, k, out_q, out_k: 4-D, axes ordered as the layout says; 16-bit formats as uint16. cos,
-    sin: float32 (float64 for float64), (batch or 1, seq, frequency heads, pairs). form: see `numbers`. flags: ALONE
-    rotates q only (k is then ignored); TRUSTED says that aliasing was checked before. pool: whose threads share the
-    work; 0: none.
+    size: bytes of an element. q, k, out_q, out_k: any objects; what is no array of as many axes as the layout has, in
+    its order, is not touched. cos, sin: float32 (float64 for float64), (batch or 1, seq, frequency heads, pairs). form:
+    see `numbers`. flags: ALONE rotates q only (k is then ignored); TRUSTED says that dtypes and aliasing were checked
+    before, otherwise all dtypes must be that of q, which the caller knows. pool: whose threads share the work; 0: none.
 
     on_the_way: of tokens at consecutive positions, compute cos and sin; in their place come turns and factor, as
     `_angles.angles` takes them, and flags hold also the first position times FIRST.
+
+    The caller holds the arrays, and nobody else changes their shape meanwhile.
     """
+    look()
     sources, real, real_size = SOURCES, np.float64 if size == 8 else np.float32, max(size, 4)
 
     def rotate(q, k, out_q, out_k, cos, sin, form, flags, pool):
         _ = sources  # a part of the cache key
-        if on_the_way:
-            turns, factor, seq = cos, sin, q.shape[_roles(form[1])[1]]
-            positions = np.empty(seq)
-            for token in range(seq):
-                positions[token] = flags // FIRST + token
-            tables = np.empty((2, turns.shape[0], seq, turns.shape[2], turns.shape[4]), real)
-            c, s = tables[0], tables[1]
-            circle = spill((
-                positions.ctypes.data, 1, 1, turns.ctypes.data, turns.shape[0], turns.shape[1], c.shape[2], c.shape[3],
-                factor.ctypes.data, form[5], c.ctypes.data, s.ctypes.data, c.shape[0], seq,
-            ))  # fmt: skip
-            call(form[4], (circle, 0, c.shape[0] * seq))
-        else:
-            c, s = cos, sin
-        table = c.shape
-        layout, width, both, trusted = form[1], form[2], not flags & ALONE, flags & TRUSTED
+        told, told_shape = location(form)
+        work, layout, width, stream_above, circles, sign, kind, rank = fetch(told, _BLOCKS)
+        blocks = fetch(told_shape, 1)[0] - _BLOCKS
+        both, trusted = not flags & ALONE, flags & TRUSTED
         batch, token, head = _roles(layout)
-        q_at, k_at, oq_at, ok_at = q.ctypes.data, k.ctypes.data, out_q.ctypes.data, out_k.ctypes.data
-        q_in_place = _in_place((q_at, q.shape, q.strides), (oq_at, q.shape, out_q.strides))
-        k_in_place = _in_place((k_at, k.shape, k.strides), (ok_at, k.shape, out_k.strides))
-        fit = _fits(q.shape, q.strides, out_q.shape, out_q.strides, table, size, layout, width)
+        q_at, q_shape, q_strides, q_sort, _unused = view(q, kind, rank)
+        k_at, k_shape, k_strides, k_sort, _unused = view(k, kind, rank)
+        oq_at, oq_shape, oq_strides, oq_sort, oq_writeable = view(out_q, kind, rank)
+        ok_at, ok_shape, ok_strides, ok_sort, ok_writeable = view(out_k, kind, rank)
+        if not (q_sort and k_sort and oq_sort and ok_sort and oq_writeable and ok_writeable):
+            return LOOK_CLOSER
+        if not trusted and not q_sort == k_sort == oq_sort == ok_sort:
+            return LOOK_CLOSER
+
+        if on_the_way:
+            (turns, turns_shape), (factor, _unused) = location(cos), location(sin)
+            turn_rows, axes, table_heads, _unused, pairs = fetch(turns_shape, 5)
+            seq = q_shape[token]
+            positions = np.empty(seq)
+            for n in range(seq):
+                positions[n] = flags // FIRST + n
+            tables = np.empty((2, turn_rows, seq, table_heads, pairs), real)
+            table, steps = (turn_rows, seq, table_heads, pairs), tables.strides[1:]
+            c_at, c_steps, s_at, s_steps = tables.ctypes.data, steps, tables.ctypes.data + tables.strides[0], steps
+            circle = spill((
+                positions.ctypes.data, 1, 1, turns, turn_rows, axes, table_heads, pairs,
+                factor, sign, c_at, s_at, turn_rows, seq,
+            ))  # fmt: skip
+            call(circles, (circle, 0, turn_rows * seq))
+        else:
+            c_at, table, c_steps, _unused, _unused = view(cos, kind, 4)
+            s_at, s_shape, s_steps, _unused, _unused = view(sin, kind, 4)
+            if table != s_shape or c_steps[3] != real_size or s_steps[3] != real_size:
+                return LOOK_CLOSER
+
+        q_in_place = _in_place((q_at, q_shape, q_strides), (oq_at, q_shape, oq_strides))
+        k_in_place = _in_place((k_at, k_shape, k_strides), (ok_at, k_shape, ok_strides))
+        fit = _fits(q_shape, q_strides, oq_shape, oq_strides, table, size, layout, width)
         if both:
-            fit = fit and _fits(k.shape, k.strides, out_k.shape, out_k.strides, table, size, layout, width)
-            fit = fit and q.shape[batch] == k.shape[batch]
-        if not fit or table != s.shape or c.strides[3] != real_size or s.strides[3] != real_size:
+            fit = fit and _fits(k_shape, k_strides, ok_shape, ok_strides, table, size, layout, width)
+            fit = fit and q_shape[batch] == k_shape[batch]
+        if not fit:
             return LOOK_CLOSER
         if not trusted and not _aliasing_allowed(
-            (q_at, q.shape, q.strides), q_in_place, (k_at, k.shape, k.strides), k_in_place,
-            (oq_at, q.shape, out_q.strides), (ok_at, k.shape, out_k.strides), both, size, layout,
+            (q_at, q_shape, q_strides), q_in_place, (k_at, k_shape, k_strides), k_in_place,
+            (oq_at, q_shape, oq_strides), (ok_at, k_shape, ok_strides), both, size, layout,
         ):  # fmt: skip
             return LOOK_CLOSER
 
-        tokens, q_heads, k_heads = q.shape[token], q.shape[head], k.shape[head] if both else 0
+        tokens, q_heads, k_heads = q_shape[token], q_shape[head], k_shape[head] if both else 0
         q_share, k_share = max(1, q_heads // table[2]), max(1, k_heads // table[2])
-        by_head = abs(q.strides[token]) < abs(q.strides[head])
+        by_head = abs(q_strides[token]) < abs(q_strides[head])
         tile, q_group, k_group = (32, 4, 4) if by_head else (8, q_share, k_share)
         tiles, q_groups = (tokens + tile - 1) // tile, (q_heads + q_group - 1) // q_group
         groups = q_groups + (k_heads + k_group - 1) // k_group
 
         rotated, addresses = 0, oq_at | ok_at | width * size
         for axis in range(3):
-            addresses |= out_q.strides[axis] | out_k.strides[axis]
-        for block in range(_BLOCKS, form.size):
-            rotated += 2 * form[block] * size
-            addresses |= form[block] * size
-        elements = (q_heads + k_heads) * q.shape[batch] * tokens * width
+            addresses |= oq_strides[axis] | ok_strides[axis]
+        for block in range(blocks):
+            pairs = fetch(told + 8 * (_BLOCKS + block), 1)[0]
+            rotated += 2 * pairs * size
+            addresses |= pairs * size
+        elements = (q_heads + k_heads) * q_shape[batch] * tokens * width
         elsewhere = not q_in_place and not (both and k_in_place)
-        far, whole = size == 2 or elements * size > _NEAR, elsewhere and elements * size > form[3] // 2
-        stream = elsewhere and elements * size > form[3] and addresses % 16 == 0
+        far, whole = size == 2 or elements * size > _NEAR, elsewhere and elements * size > stream_above // 2
+        stream = elsewhere and elements * size > stream_above and addresses % 16 == 0
         job = spill((
-            q_at, q.strides[batch], q.strides[token], q.strides[head],
-            oq_at, out_q.strides[batch], out_q.strides[token], out_q.strides[head], q_heads, q_share, q_group,
-            k_at, k.strides[batch], k.strides[token], k.strides[head],
-            ok_at, out_k.strides[batch], out_k.strides[token], out_k.strides[head], k_heads, k_share, k_group,
+            q_at, q_strides[batch], q_strides[token], q_strides[head],
+            oq_at, oq_strides[batch], oq_strides[token], oq_strides[head], q_heads, q_share, q_group,
+            k_at, k_strides[batch], k_strides[token], k_strides[head],
+            ok_at, ok_strides[batch], ok_strides[token], ok_strides[head], k_heads, k_share, k_group,
             tokens, tile, tiles, groups, q_groups, int(by_head), int(table[0] > 1),
-            c.ctypes.data, c.strides[0], c.strides[1], c.strides[2],
-            s.ctypes.data, s.strides[0], s.strides[1], s.strides[2],
-            form.ctypes.data + 8 * _BLOCKS, form.size - _BLOCKS, rotated, width * size - rotated,
+            c_at, c_steps[0], c_steps[1], c_steps[2], s_at, s_steps[0], s_steps[1], s_steps[2],
+            told + 8 * _BLOCKS, blocks, rotated, width * size - rotated,
             max(1, _NEAREST // (width * size)), int(far), int(whole), int(stream),
         ))  # fmt: skip
-        share(pool, form[0], job, q.shape[batch] * tiles * groups, elements // _WORTH_A_THREAD)
+        share(pool, work, job, q_shape[batch] * tiles * groups, elements // _WORTH_A_THREAD)
+        if on_the_way and positions.size + tables.size < 0:  # they live until here
+            return LOOK_CLOSER
         return DONE
 
-    x, out = array_type(_ELEMENTS[size], 4), array_type(_ELEMENTS[size], 4, readonly=False)
-    table = array_type(types.float64 if size == 8 else types.float32, 4)
-    turns, factor = (array_type(types.float64, n, layout="C") for n in (5, 1))
-    given, name = ((turns, factor), "rotation_at") if on_the_way else ((table, table), "rotation")
-    return compiled(rotate, f"{name}_{size}", (x, x, out, out, *given, _FORM, types.int64, types.int64))
+    given, name = (OBJECT,) * 7, "rotation_at" if on_the_way else "rotation"
+    return compiled(rotate, f"{name}_{size}", (*given, types.int64, types.int64))
 
 
 @cache
 def quick_rotation(size: int, on_the_way: bool) -> Kernel:
-    """Return the same without the check of types: arrays may then be of any dtype of the right size, also bfloat16."""
+    """Return the same to be called from Python."""
     return entry_point(rotation(size, on_the_way))
 
 
@@ -290,4 +306,5 @@ def numbers(
     work: where `rows` is. stream_above: bytes above which results are stored past the caches. pairs: of each block.
     angles: for a rotation on the way, where `circles` is, and the sign.
     """
-    return np.array([work, LAYOUTS[layout], head_dim, stream_above, *angles, *pairs], np.int64)
+    rank = 3 if layout == "thd" else 4
+    return np.array([work, LAYOUTS[layout], head_dim, stream_above, *angles, id(np.ndarray), rank, *pairs], np.int64)

@@ -83,34 +83,14 @@ class Rotation:
         """Rotate queries and keys; see RotaryEmbedding.__call__ for the arguments."""
         status = LOOK_CLOSER
         try:
-            dtype = q.dtype
-            cos, sin, kernel, form = self._prepared[dtype]
+            cos, sin, kernel, form = self._prepared[q.dtype]
             if out is None:
                 out_q, out_k = np.empty_like(q), np.empty_like(k)
             else:
                 out_q, out_k = out if type(out) is tuple and len(out) == 2 else _check.out_pair(out)
             pool = _threads.pool() if q.size > _threads.SERIAL_ELEMENTS else 0
-            if self._frame.layout == "thd":
-                q4, k4, out_q4, out_k4 = q[None], k[None], out_q[None], out_k[None]
-            else:
-                q4, k4, out_q4, out_k4 = q, k, out_q, out_k
-            # The kernel checks all else, but neither dtypes nor ranks nor whether results may be written.
-            if (
-                (k.dtype is dtype or k.dtype == dtype)
-                and q4.ndim == k4.ndim == 4
-                and (
-                    out is None
-                    or (
-                        (out_q.dtype is dtype or out_q.dtype == dtype)
-                        and (out_k.dtype is dtype or out_k.dtype == dtype)
-                        and out_q4.ndim == out_k4.ndim == 4
-                        and out_q.flags.writeable
-                        and out_k.flags.writeable
-                    )
-                )
-            ):
-                status = kernel(q4, k4, out_q4, out_k4, cos, sin, form, self._flags, pool)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            status = kernel(q, k, out_q, out_k, cos, sin, form, self._flags, pool)
+        except (AttributeError, KeyError, TypeError, ValueError):
             pass  # what was wrong is found out below, and said in the words of the argument
         if status != DONE:
             outs = None if out is None else dict(zip(("out[0]", "out[1]"), _check.out_pair(out), strict=True))
@@ -124,10 +104,8 @@ class Rotation:
             cos, sin, kernel, form = self._prepared[x.dtype]
             result = np.empty_like(x) if out is None else out
             pool = _threads.pool() if x.size > _threads.SERIAL_ELEMENTS else 0
-            x4, out4 = (x[None], result[None]) if self._frame.layout == "thd" else (x, result)
-            if x4.ndim == out4.ndim == 4 and result.dtype == x.dtype and result.flags.writeable:
-                status = kernel(x4, x4, out4, out4, cos, sin, form, self._flags + ALONE, pool)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            status = kernel(x, x, result, result, cos, sin, form, self._flags + ALONE, pool)
+        except (AttributeError, KeyError, TypeError, ValueError):
             pass
         if status != DONE:
             (result,) = self._look_closer({self._name(): x}, None if out is None else {"out": out})
@@ -159,9 +137,7 @@ class Rotation:
         if x.dtype not in self._prepared:
             self._prepare(x.dtype)
         cos, sin, kernel, form = self._prepared[x.dtype]
-        arrays = [sources[0], sources[-1], targets[0], targets[-1]]
-        if self._frame.layout == "thd":
-            arrays = [array[None] for array in arrays]
+        arrays = [np.asarray(array) for array in (sources[0], sources[-1], targets[0], targets[-1])]
         if kernel(*arrays, cos, sin, form, flags, _threads.pool()) != DONE:
             shown = [(array.shape, array.strides) for array in arrays]
             raise RuntimeError(f"arrays passed their checks, but the kernel refused them: {shown}")

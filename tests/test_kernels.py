@@ -30,11 +30,10 @@ def rotate(kind, pairing, pool, q, k, cos, sin, layout="bshd", stream_above=2**6
     order = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}[layout]
     arrays = [np.ascontiguousarray(x.transpose(order)) for x in (q, k)]
     outs = [np.zeros_like(x) for x in arrays]
-    views = [x.view(np.uint16) if kind in NARROW else x for x in (*arrays, *outs)]
     form = _kernels.numbers(
         _compile.address(_kernels.rows(kind, pairing)), layout, q.shape[3], stream_above, [cos.shape[-1]]
     )
-    status = _kernels.rotation(q.dtype.itemsize, False)(*views, cos, sin, form, 0, pool)
+    status = _kernels.quick_rotation(q.dtype.itemsize, False)(*arrays, *outs, cos, sin, form, 0, pool)
     assert status == _compile.DONE
     return [np.ascontiguousarray(x.transpose(np.argsort(order))) for x in outs]
 
@@ -78,8 +77,8 @@ def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
             form = _kernels.numbers(_compile.address(_kernels.rows(kind, pairing)), layout, x.shape[3], above, blocks)
             out = np.zeros_like(given)
             for source, target in ((given, out), (given.copy(),) * 2):
-                views = [a.view(np.uint16) if kind in NARROW else a for a in (source, source, target, target)]
-                status = _kernels.rotation(dtype.itemsize, False)(*views, cos, sin, form, _kernels.ALONE, 0)
+                kernel = _kernels.quick_rotation(dtype.itemsize, False)
+                status = kernel(source, source, target, target, cos, sin, form, _kernels.ALONE, 0)
                 assert status == _compile.DONE
                 results.append(target if layout == "bshd" else target.transpose(0, 2, 1, 3))
         for other in results[1:]:
@@ -106,7 +105,7 @@ def test_one_in_place_and_the_other_not(in_place, rng):
         form = _kernels.numbers(work, "bshd", 56, above, [28])
         outs = [x if in_place in (name, "both") else np.zeros_like(x) for name, x in (("q", q.copy()), ("k", k.copy()))]
         given = [out if in_place in (name, "both") else x for name, x, out in zip("qk", (q, k), outs, strict=True)]
-        assert _kernels.rotation(4, False)(*given, *outs, cos, sin, form, 0, 0) == _compile.DONE
+        assert _kernels.quick_rotation(4, False)(*given, *outs, cos, sin, form, 0, 0) == _compile.DONE
         assert [x.tobytes() for x in outs] == [x.tobytes() for x in expected]
 
 
@@ -161,7 +160,7 @@ def test_the_kernel_never_writes_where_an_input_is_read(layout, rng):
     heads, tokens, dim = 2, 3, 4
     cos = np.ones((1, tokens, 1, 2), np.float32)
     form = _kernels.numbers(_compile.address(_kernels.rows("float32", "half")), layout, dim, 2**62, [2])
-    kernel = _kernels.rotation(4, False)
+    kernel = _kernels.quick_rotation(4, False)
     taken = 0
     for head_stride, token_stride in ((4, 12), (8, 24), (12, 4), (12, 36), (-4, 12)):
         steps = {"bshd": (0, token_stride, head_stride), "bhsd": (0, head_stride, token_stride)}

@@ -1,0 +1,100 @@
+"""NumPy arrays as kernels see them: their fields, read where they lie, without a word to NumPy or Numba.
+
+For each array that it takes, Numba makes a record and counts a reference: 40 ns an array, and it knows no bfloat16. A
+kernel that only looks while its caller holds the arrays needs neither. The fields are those of NumPy's binary interface
+(PyArrayObject_fields in ndarraytypes.h), after the part that all objects have.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+
+from __future__ import annotations
+
+from ctypes import c_int64
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import NativeValue, intrinsic, models, register_model, unbox
+
+from rope_cpu._compile import helper
+from rope_cpu._words import fetch
+
+_HEAD = object.__basicsize__  # bytes that all objects begin with; the last word of them is the type
+_WORDS = 7  # data, rank, shape, strides, base, dtype, flags; rank and flags in the lower half
+_WRITEABLE = 0x400  # of an array's flags
+_LOWER = 0xFFFFFFFF
+_SORT = ~0xFF000000  # of the second word of a dtype: kind, character, byte order and number, but not its flags
+_WORD = ir.IntType(64)
+
+
+def look() -> None:
+    """Look at an array where its fields should lie.
+
+    Raises RuntimeError where they do not: with a NumPy or a Python that did not exist when this was written.
+    """
+    array = np.zeros((3, 5, 7, 11), np.float32)[1:, ::2]
+    kind = c_int64.from_address(id(array) + _HEAD - 8).value
+    data, rank, shape, strides, _, dtype, flags = (c_int64 * _WORDS).from_address(id(array) + _HEAD)
+    sort = c_int64.from_address(dtype + _HEAD + 8).value if dtype == id(array.dtype) else 0
+    found = kind, data, rank & _LOWER, sort & 0xFFFF, sort >> 32
+    if found == (id(np.ndarray), array.ctypes.data, array.ndim, int.from_bytes(b"ff", "little"), array.dtype.num):
+        axes = [tuple((c_int64 * array.ndim).from_address(at)) for at in (shape, strides)]
+        if axes == [array.shape, array.strides] and flags & _WRITEABLE:
+            return
+    raise RuntimeError(f"arrays of NumPy {np.__version__} are not laid out as these kernels read them; use NumPy 2")
+
+
+class _Object(types.Type):
+    """Any object, by its address."""
+
+    def __init__(self) -> None:
+        super().__init__(name="rope_cpu.object")
+
+
+OBJECT = _Object()
+
+
+@register_model(_Object)
+class _Address(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _WORD)
+
+
+@unbox(_Object)
+def _take(kind: Any, given: Any, c: Any) -> Any:
+    return NativeValue(c.builder.ptrtoint(given, _WORD))
+
+
+@intrinsic
+def _where(typingctx: Any, given: Any) -> Any:
+    return types.int64(OBJECT), lambda context, b, signature, args: args[0]
+
+
+@helper
+def location(array):
+    """Where the first element of an array lies, and where its shape does."""
+    data, _, shape = fetch(_where(array) + _HEAD, 3)
+    return data, shape
+
+
+@helper
+def view(given, kind, rank):
+    """Where an array's elements are, its shape and strides, the sort of its dtype, and whether it may be written.
+
+    kind: where `numpy.ndarray` itself lies. rank: number of axes, 4, or 3 to add one of length 1 in front. The sort is
+    that of all equal dtypes, which may be several objects; 0 where the object is no such array.
+    """
+    data, shape, strides, sort, writeable = 0, (0, 0, 0, 0), (0, 0, 0, 0), 0, False
+    at = _where(given)
+    if fetch(at + _HEAD - 8, 1)[0] == kind:
+        first, axes, shape_at, strides_at, _, dtype, flags = fetch(at + _HEAD, _WORDS)
+        if axes & _LOWER == rank:
+            data, writeable = first, flags & _WRITEABLE != 0
+            sort = fetch(dtype + _HEAD + 8, 1)[0] & _SORT
+            if rank == 4:
+                shape, strides = fetch(shape_at, 4), fetch(strides_at, 4)
+            else:
+                (a, b, c), (i, j, k) = fetch(shape_at, 3), fetch(strides_at, 3)
+                shape, strides = (1, a, b, c), (0, i, j, k)
+    return data, shape, strides, sort, writeable
