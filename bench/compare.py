@@ -39,14 +39,14 @@ def compare_case(new: Result, old: Result, here: bool = True) -> list[Finding]:
     """Return how each row of ours in one case changed; here: both were measured on the same machine.
 
     A machine is not as fast today as it was then; so a row must have changed in seconds and in times of its yardstick,
-    the limit (without one, the first peer), which was measured in the same rounds. On another machine only the second
-    means something.
+    which was measured in the same rounds: the limit (without one, the first peer), or what new memory costs where a row
+    returns such. On another machine only the second means something.
     """
     olds, found = {row.name: row for row in old.timed("ours")}, []
-    yard, old_yard = _yardstick(new), _yardstick(old)
     for row in new.timed("ours"):
         if row.name not in olds:
             continue
+        yard, old_yard = _yardstick(new, row), _yardstick(old, row)
         seconds = changed = change(row.samples, olds[row.name].samples)
         if yard is not None and old_yard is not None and yard.role == old_yard.role:
             changed = relative(seconds, change(yard.samples, old_yard.samples))
@@ -55,9 +55,10 @@ def compare_case(new: Result, old: Result, here: bool = True) -> list[Finding]:
     return found
 
 
-def _yardstick(case: Result) -> Row | None:
+def _yardstick(case: Result, row: Row) -> Row | None:
+    memory = case.timed("memory") if row.new else []
     # The limit on the most threads, even where one is faster: what slows threads down slows it as well.
-    return next(iter([*case.timed("limit")[::-1], *case.timed("peer")]), None)
+    return next(iter([*memory, *case.timed("limit")[::-1], *case.timed("peer")]), None)
 
 
 def confirm(

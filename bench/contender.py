@@ -20,6 +20,7 @@ from rope_cpu.bench.timing import Effort
 class Ready:
     """A call that can be timed. moved: bytes one call reads and writes, 0 where that means nothing.
 
+    new: bytes of new memory that it returns, where that is what varies most from run to run.
     error: takes what a call returned and says how far off it is, in units of what is allowed: above 1 it is wrong.
     """
 
@@ -28,11 +29,15 @@ class Ready:
     moved: int = 0
     error: Callable[[Any], float] | None = None
     enter: Callable[[], object] = field(default=lambda: None)  # see Timed
+    new: int = 0
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of a case. role: "ours", "floor", "peer" or "limit". bind: gets it ready, or raises UnavailableError."""
+    """One row of a case. bind: gets it ready, or raises UnavailableError.
+
+    role: "ours", "floor" (part of ours), "peer", "limit" (of the machine) or "memory" (its taking new memory).
+    """
 
     name: str
     role: str
@@ -79,7 +84,8 @@ def rotating(name: str, problem: Problem, label: str | None = None, threads: int
             )
 
         enter = partial(rope_cpu.set_num_threads, threads) if threads else _nothing
-        return Ready(binding.function, binding.sets, problem.moved, error, enter)
+        new = problem.moved // 2 if implementation.new else 0
+        return Ready(binding.function, binding.sets, problem.moved, error, enter, new)
 
     return Contender((label or name) + _on(threads), implementation.role, bind)
 
@@ -96,6 +102,13 @@ def limits(moved: int, copies: int = 1, threads: Sequence[int] = ()) -> list[Con
 
     counts = sorted({1, *(threads or (rope_cpu.get_num_threads(),))})
     return [Contender("limit" + _on(count), "limit", partial(bind, count)) for count in counts]
+
+
+def memory(size: int) -> Contender:
+    """Return the taking and touching of `size` bytes of new memory: what calls that return new arrays do besides."""
+    parallel = rope_cpu.get_num_threads() > 1
+    sets = [(size // 4, np.ones(1, np.float32), parallel)]
+    return Contender("new memory", "memory", lambda: Ready(limit.scale_new, sets, size))
 
 
 def _on(threads: int | None) -> str:

@@ -23,7 +23,7 @@ class Implementation:
 
     role: "ours", "floor" (part of ours, timed by itself) or "peer". arithmetic: see Problem.error.
     whole: it rotates whole head vectors only. one_axis: it looks cos and sin up by one position. needs: modules it
-    imports.
+    imports. new: it returns new arrays.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Implementation:
     whole: bool = True
     one_axis: bool = False
     needs: tuple[str, ...] = ()
+    new: bool = False
 
     def missing(self, problem: Problem) -> str | None:
         """Return why it cannot be timed on this problem, or None."""
@@ -118,7 +119,7 @@ _NOT_DOUBLE = ("float32", "float16", "bfloat16")
 # Ours come first: the first row that a case names is what the others are compared with.
 TABLE: tuple[Implementation, ...] = (
     Implementation("plan", _plan, role="ours", whole=False),
-    Implementation("plan, new arrays", _new_arrays, role="ours", whole=False),
+    Implementation("plan, new arrays", _new_arrays, role="ours", whole=False, new=True),
     Implementation("call", _call, role="ours", whole=False),
     Implementation("bare kernel", _bare_kernel, role="floor", whole=False),
     Implementation("NumPy rotate_half", numpy_forms.rotate_half, pairings=(False,)),

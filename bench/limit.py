@@ -56,6 +56,13 @@ def scale(x: Array, factor: Array, parallel: bool) -> None:
     kernel(x, factor, work, _threads.pool() if parallel else 0)
 
 
+def scale_new(floats: int, factor: Array, parallel: bool) -> Array:
+    """Multiply so many float32 of new memory by factor[0]; what they are does not matter."""
+    x = np.empty(floats, np.float32)
+    scale(x, factor, parallel)
+    return x
+
+
 def buffers(moved: int, copies: int) -> list[Array]:
     """Return arrays that scaling in place moves `moved` bytes of, half of them read and half of them written."""
     floats = max(1, moved // 8)

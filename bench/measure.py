@@ -20,7 +20,8 @@ class Row:
 
     status: "timed", "skipped" (it cannot run here), "wrong" (it does not compute the rotation) or "failed".
     samples: seconds per call, round by round. first_call: seconds of the first call, compilation included.
-    error: largest error in units of what is allowed. moved: bytes a call reads and writes.
+    error: largest error in units of what is allowed. moved: bytes a call reads and writes. new: of
+    new memory that it returns.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Row:
     reason: str = ""
     samples: list[float] = field(default_factory=list)
     moved: int = 0
+    new: int = 0
     first_call: float = 0.0
     error: float | None = None
 
@@ -104,7 +106,7 @@ def _first_call(contender: Contender) -> tuple[Row, Ready | None]:
         start = time.perf_counter()
         ready.enter()
         returned: Any = ready.function(*ready.sets[0])
-        row.first_call, row.moved = time.perf_counter() - start, ready.moved
+        row.first_call, row.moved, row.new = time.perf_counter() - start, ready.moved, ready.new
         row.error = None if ready.error is None else ready.error(returned)
     except UnavailableError as reason:
         row.status, row.reason = "skipped", str(reason)

@@ -14,7 +14,7 @@ import rope_cpu
 from rope_cpu import RotaryEmbedding
 from rope_cpu.bench import limit
 from rope_cpu.bench.binding import UnavailableError
-from rope_cpu.bench.contender import Case, Contender, Ready, limits
+from rope_cpu.bench.contender import Case, Contender, Ready, limits, memory
 from rope_cpu.bench.problem import DTYPES, Array
 from rope_cpu.bench.timing import Effort
 from rope_cpu.tolerance import rotation_bound, table_bound
@@ -62,16 +62,21 @@ def _angles(count: int) -> list[Contender]:
         )
 
     return [
-        Contender("cos_sin", "ours", lambda: Ready(rope.cos_sin, [(ids,)], moved, error)),
-        Contender("NumPy float64, cast", "peer", lambda: Ready(numpy_form, [(ids,)], moved, error)),
+        Contender("cos_sin", "ours", lambda: Ready(rope.cos_sin, [(ids,)], moved, error, new=moved)),
+        Contender("NumPy float64, cast", "peer", lambda: Ready(numpy_form, [(ids,)], moved, error, new=moved)),
         *limits(moved),
+        memory(moved),
     ]
 
 
 def _plan(ids: Array) -> list[Contender]:
     rope = _rope()
     moved = ids.size * rope.rotary_dim * 4 + ids.nbytes
-    return [Contender("plan", "ours", lambda: Ready(rope.plan, [(ids,)], moved)), *limits(moved)]
+    return [
+        Contender("plan", "ours", lambda: Ready(rope.plan, [(ids,)], moved, new=moved)),
+        *limits(moved),
+        memory(moved),
+    ]
 
 
 def _shift(dtype: str) -> list[Contender]:
@@ -111,9 +116,10 @@ def _convert() -> list[Contender]:
 
     sets, moved = [(weight,)], 2 * weight.nbytes
     return [
-        Contender("convert_weight", "ours", lambda: Ready(ours, sets, moved, error)),
-        Contender("NumPy reshape", "peer", lambda: Ready(numpy_form, sets, moved, error)),
+        Contender("convert_weight", "ours", lambda: Ready(ours, sets, moved, error, new=moved // 2)),
+        Contender("NumPy reshape", "peer", lambda: Ready(numpy_form, sets, moved, error, new=moved // 2)),
         *limits(moved),
+        memory(moved // 2),
     ]
 
 

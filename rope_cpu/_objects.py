@@ -71,11 +71,15 @@ def _where(typingctx: Any, given: Any) -> Any:
     return types.int64(OBJECT), lambda context, b, signature, args: args[0]
 
 
-@helper
-def location(array):
+@intrinsic
+def location(typingctx: Any, array: Any) -> Any:
     """Where the first element of an array lies, and where its shape does."""
-    data, _, shape = fetch(_where(array) + _HEAD, 3)
-    return data, shape
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        fields = b.inttoptr(b.add(args[0], _WORD(_HEAD)), _WORD.as_pointer())
+        return context.make_tuple(b, signature.return_type, [b.load(b.gep(fields, [_WORD(n)])) for n in (0, 2)])
+
+    return types.UniTuple(types.int64, 2)(OBJECT), codegen
 
 
 @helper

@@ -29,7 +29,7 @@ class RotaryEmbedding(Constructors):
     _frames: dict[str, Frame]
     _parts: Float64
     _factors: dict[str, Float64]
-    _on_the_way: dict[tuple[str, bool, np.dtype[Any]], dict[Any, Prepared]]  # what is ready for short calls
+    _on_the_way: dict[tuple[str, bool, np.dtype[Any]], tuple[Frame, dict[Any, Prepared]]]  # ready for short calls
 
     def _of(self, spec: RopeSpec) -> None:
         self._spec, self._parts, self._single = spec, angles.turns(spec), spec.angle_dtype == "float32"
@@ -260,26 +260,30 @@ class RotaryEmbedding(Constructors):
         self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str, inverse: bool
     ) -> Rotation:
         """Return what rotates the arrays of one call: few consecutive tokens on the way, others by a plan."""
+        if (
+            ids is None
+            and type(offset) is int
+            and type(x) is np.ndarray
+            and x.size <= _threads.SERIAL_ELEMENTS
+            and type(layout) is str
+            and type(inverse) is bool
+            and abs(offset) <= angles.MAX_POSITION / 2
+            and self._consecutive
+        ):
+            ready = self._on_the_way.get((layout, inverse, x.dtype)) or self._get_ready(layout, inverse, x.dtype)
+            if ready:
+                frame, prepared = ready
+                return ConsecutiveRotation(frame, prepared, offset, (self, name, x, ids, offset, layout, inverse))
+        return self._plan_of(name, x, ids, offset, layout, inverse)
 
-        def plan() -> RotaryPlan:
-            return self._plan_of(name, x, ids, offset, layout, inverse)
-
-        if ids is not None or type(offset) is not int or type(inverse) is not bool or not self._consecutive:
-            return plan()
-        if type(layout) is not str or type(x) is not np.ndarray:
-            return plan()
-        if x.size > _threads.SERIAL_ELEMENTS or abs(offset) > angles.MAX_POSITION / 2:
-            return plan()
-        dtype = x.dtype
-        prepared = self._on_the_way.get((layout, inverse, dtype))
-        if prepared is None:
-            form = _check.layout(layout)
-            if form == "thd" or dtype not in _check.FORMAT_OF:
-                return plan()
-            mode = _mode(inverse)
-            ready = self._frames[form].prepared_at(dtype, self._parts, self._factors[mode], SIGN[mode], self._single)
-            prepared = self._on_the_way[layout, inverse, dtype] = {dtype: ready}
-        return ConsecutiveRotation(self._frames[layout], prepared, offset, plan)
+    def _get_ready(self, layout: str, inverse: bool, dtype: np.dtype[Any]) -> tuple[Frame, dict[Any, Prepared]] | None:
+        """Return, and keep, what rotates consecutive tokens on the way, if that can be."""
+        form = _check.layout(layout)
+        if form == "thd" or dtype not in _check.FORMAT_OF:
+            return None
+        mode, frame = _mode(inverse), self._frames[form]
+        prepared = frame.prepared_at(dtype, self._parts, self._factors[mode], SIGN[mode], self._single)
+        return self._on_the_way.setdefault((layout, inverse, dtype), (frame, {dtype: prepared}))
 
     def _plan_of(
         self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str, inverse: bool
