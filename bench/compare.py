@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 from rope_cpu.bench.measure import Result, Row
 from rope_cpu.bench.results import Run
@@ -38,27 +39,29 @@ def same_machine(new: Run, old: Run) -> bool:
 def compare_case(new: Result, old: Result, here: bool = True) -> list[Finding]:
     """Return how each row of ours in one case changed; here: both were measured on the same machine.
 
-    A machine is not as fast today as it was then; so a row must have changed in seconds and in times of its yardstick,
-    which was measured in the same rounds: the limit (without one, the first peer), or what new memory costs where a row
-    returns such. On another machine only the second means something.
+    A machine is not as fast today as it was then; so a row must have changed in seconds and in times of its yardsticks,
+    which were measured in the same rounds: the limit (without one, the first peer), and what new memory costs where the
+    row returns such. On another machine only the limit means something.
     """
     olds, found = {row.name: row for row in old.timed("ours")}, []
     for row in new.timed("ours"):
         if row.name not in olds:
             continue
-        yard, old_yard = _yardstick(new, row), _yardstick(old, row)
-        seconds = changed = change(row.samples, olds[row.name].samples)
-        if yard is not None and old_yard is not None and yard.role == old_yard.role:
-            changed = relative(seconds, change(yard.samples, old_yard.samples))
-            changed = lesser(seconds, changed) if here else changed
+        seconds = change(row.samples, olds[row.name].samples)
+        others = [
+            relative(seconds, change(yard.samples, old_yard.samples))
+            for yard, old_yard in zip(_yardsticks(new, row), _yardsticks(old, row), strict=False)
+            if yard.role == old_yard.role
+        ]
+        changed = reduce(lesser, others, seconds) if here or not others else others[0]
         found.append(Finding(new.name, row.name, changed))
     return found
 
 
-def _yardstick(case: Result, row: Row) -> Row | None:
-    memory = case.timed("memory") if row.new else []
+def _yardsticks(case: Result, row: Row) -> list[Row]:
     # The limit on the most threads, even where one is faster: what slows threads down slows it as well.
-    return next(iter([*memory, *case.timed("limit")[::-1], *case.timed("peer")]), None)
+    yards = [*case.timed("limit")[::-1], *case.timed("peer")][:1]
+    return yards + (case.timed("memory") if row.new else [])
 
 
 def confirm(
