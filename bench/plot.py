@@ -140,6 +140,7 @@ def _roofline(figure: Any, cases: list[Result]) -> None:
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_minor_formatter(NullFormatter())
+    ax.tick_params(axis="x", labelsize=7)
     ax.set_xlabel("bytes that one call reads and writes")
     ax.set_ylabel("GB/s")
     ax.grid(True, which="major", alpha=0.3)
