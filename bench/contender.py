@@ -20,7 +20,7 @@ from rope_cpu.bench.timing import Effort
 class Ready:
     """A call that can be timed. moved: bytes one call reads and writes, 0 where that means nothing.
 
-    new: bytes of new memory that it returns, where that is what varies most from run to run.
+    new: whether it returns new memory, whose price varies more than all else from run to run.
     error: takes what a call returned and says how far off it is, in units of what is allowed: above 1 it is wrong.
     """
 
@@ -29,7 +29,7 @@ class Ready:
     moved: int = 0
     error: Callable[[Any], float] | None = None
     enter: Callable[[], object] = field(default=lambda: None)  # see Timed
-    new: int = 0
+    new: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,7 @@ def rotating(name: str, problem: Problem, label: str | None = None, threads: int
             )
 
         enter = partial(rope_cpu.set_num_threads, threads) if threads else _nothing
-        new = problem.moved // 2 if implementation.new else 0
-        return Ready(binding.function, binding.sets, problem.moved, error, enter, new)
+        return Ready(binding.function, binding.sets, problem.moved, error, enter, implementation.new)
 
     return Contender((label or name) + _on(threads), implementation.role, bind)
 

@@ -20,8 +20,8 @@ class Row:
 
     status: "timed", "skipped" (it cannot run here), "wrong" (it does not compute the rotation) or "failed".
     samples: seconds per call, round by round. first_call: seconds of the first call, compilation included.
-    error: largest error in units of what is allowed. moved: bytes a call reads and writes. new: of
-    new memory that it returns.
+    error: largest error in units of what is allowed. moved: bytes a call reads and writes. new:
+    whether it returns new memory.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Row:
     reason: str = ""
     samples: list[float] = field(default_factory=list)
     moved: int = 0
-    new: int = 0
+    new: bool = False
     first_call: float = 0.0
     error: float | None = None
 

@@ -62,8 +62,8 @@ def _angles(count: int) -> list[Contender]:
         )
 
     return [
-        Contender("cos_sin", "ours", lambda: Ready(rope.cos_sin, [(ids,)], moved, error, new=moved)),
-        Contender("NumPy float64, cast", "peer", lambda: Ready(numpy_form, [(ids,)], moved, error, new=moved)),
+        Contender("cos_sin", "ours", lambda: Ready(rope.cos_sin, [(ids,)], moved, error, new=True)),
+        Contender("NumPy float64, cast", "peer", lambda: Ready(numpy_form, [(ids,)], moved, error)),
         *limits(moved),
         memory(moved),
     ]
@@ -73,7 +73,7 @@ def _plan(ids: Array) -> list[Contender]:
     rope = _rope()
     moved = ids.size * rope.rotary_dim * 4 + ids.nbytes
     return [
-        Contender("plan", "ours", lambda: Ready(rope.plan, [(ids,)], moved, new=moved)),
+        Contender("plan", "ours", lambda: Ready(rope.plan, [(ids,)], moved, new=True)),
         *limits(moved),
         memory(moved),
     ]
@@ -116,8 +116,8 @@ def _convert() -> list[Contender]:
 
     sets, moved = [(weight,)], 2 * weight.nbytes
     return [
-        Contender("convert_weight", "ours", lambda: Ready(ours, sets, moved, error, new=moved // 2)),
-        Contender("NumPy reshape", "peer", lambda: Ready(numpy_form, sets, moved, error, new=moved // 2)),
+        Contender("convert_weight", "ours", lambda: Ready(ours, sets, moved, error, new=True)),
+        Contender("NumPy reshape", "peer", lambda: Ready(numpy_form, sets, moved, error)),
         *limits(moved),
         memory(moved // 2),
     ]

@@ -110,8 +110,9 @@ def _apart_within(shape, strides, row):
 
 
 @helper
-def _fits(x_shape, x_strides, out_shape, out_strides, table, size, layout, width):
-    """Tell whether an array can be rotated as it stands; table: the shape of cos."""
+def _fits(x, out, table, size, layout, width):
+    """Tell whether an array (address, shape, strides) can be rotated as it stands; table: the shape of cos."""
+    (_, x_shape, x_strides), (_, out_shape, out_strides) = x, out
     batch, token, head = _roles(layout)
     fits = x_shape == out_shape and x_shape[3] == width and x_strides[3] == size and out_strides[3] == size
     fits = fits and x_shape[token] == table[1] and (table[0] == 1 or x_shape[batch] == table[0])
@@ -211,18 +212,20 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         blocks = fetch(told_shape, 1)[0] - _BLOCKS
         both, trusted = not flags & ALONE, flags & TRUSTED
         batch, token, head = _roles(layout)
-        q_at, q_shape, q_strides, q_sort, _unused = view(q, kind, rank)
-        k_at, k_shape, k_strides, k_sort, _unused = view(k, kind, rank)
-        oq_at, oq_shape, oq_strides, oq_sort, oq_writeable = view(out_q, kind, rank)
-        ok_at, ok_shape, ok_strides, ok_sort, ok_writeable = view(out_k, kind, rank)
+        q_lies, q_sort, _read = view(q, kind, rank)
+        k_lies, k_sort, _read = view(k, kind, rank)
+        oq_lies, oq_sort, oq_writeable = view(out_q, kind, rank)
+        ok_lies, ok_sort, ok_writeable = view(out_k, kind, rank)
         if not (q_sort and k_sort and oq_sort and ok_sort and oq_writeable and ok_writeable):
             return LOOK_CLOSER
+        (q_at, q_shape, q_strides), (k_at, k_shape, k_strides) = q_lies, k_lies
+        (oq_at, _shape, oq_strides), (ok_at, _shape, ok_strides) = oq_lies, ok_lies
         if not trusted and not q_sort == k_sort == oq_sort == ok_sort:
             return LOOK_CLOSER
 
         if on_the_way:
-            (turns, turns_shape), (factor, _unused) = location(cos), location(sin)
-            turn_rows, axes, table_heads, _unused, pairs = fetch(turns_shape, 5)
+            (turns, turns_shape), (factor, _rows) = location(cos), location(sin)
+            turn_rows, axes, table_heads, _two, pairs = fetch(turns_shape, 5)
             seq = q_shape[token]
             positions = np.empty(seq)
             for n in range(seq):
@@ -236,23 +239,19 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             ))  # fmt: skip
             call(circles, (circle, 0, turn_rows * seq))
         else:
-            c_at, table, c_steps, _unused, _unused = view(cos, kind, 4)
-            s_at, s_shape, s_steps, _unused, _unused = view(sin, kind, 4)
+            (c_at, table, c_steps), (s_at, s_shape, s_steps) = view(cos, kind, 4)[0], view(sin, kind, 4)[0]
             if table != s_shape or c_steps[3] != real_size or s_steps[3] != real_size:
                 return LOOK_CLOSER
 
-        q_in_place = _in_place((q_at, q_shape, q_strides), (oq_at, q_shape, oq_strides))
-        k_in_place = _in_place((k_at, k_shape, k_strides), (ok_at, k_shape, ok_strides))
-        fit = _fits(q_shape, q_strides, oq_shape, oq_strides, table, size, layout, width)
+        fit = _fits(q_lies, oq_lies, table, size, layout, width)
         if both:
-            fit = fit and _fits(k_shape, k_strides, ok_shape, ok_strides, table, size, layout, width)
-            fit = fit and q_shape[batch] == k_shape[batch]
+            fit = fit and _fits(k_lies, ok_lies, table, size, layout, width) and q_shape[batch] == k_shape[batch]
         if not fit:
             return LOOK_CLOSER
+        q_in_place, k_in_place = _in_place(q_lies, oq_lies), _in_place(k_lies, ok_lies)
         if not trusted and not _aliasing_allowed(
-            (q_at, q_shape, q_strides), q_in_place, (k_at, k_shape, k_strides), k_in_place,
-            (oq_at, q_shape, oq_strides), (ok_at, k_shape, ok_strides), both, size, layout,
-        ):  # fmt: skip
+            q_lies, q_in_place, k_lies, k_in_place, oq_lies, ok_lies, both, size, layout
+        ):
             return LOOK_CLOSER
 
         tokens, q_heads, k_heads = q_shape[token], q_shape[head], k_shape[head] if both else 0
@@ -284,7 +283,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             max(1, _NEAREST // (width * size)), int(far), int(whole), int(stream),
         ))  # fmt: skip
         share(pool, work, job, q_shape[batch] * tiles * groups, elements // _WORTH_A_THREAD)
-        if on_the_way and positions.size + tables.size < 0:  # they live until here
+        if on_the_way and positions.size + tables.size < 0:  # Numba lets go of arrays after their last use
             return LOOK_CLOSER
         return DONE
 

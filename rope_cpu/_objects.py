@@ -84,7 +84,7 @@ def location(typingctx: Any, array: Any) -> Any:
 
 @helper
 def view(given, kind, rank):
-    """Where an array's elements are, its shape and strides, the sort of its dtype, and whether it may be written.
+    """Where an array lies (address, shape, strides), the sort of its dtype, and whether it may be written.
 
     kind: where `numpy.ndarray` itself lies. rank: number of axes, 4, or 3 to add one of length 1 in front. The sort is
     that of all equal dtypes, which may be several objects; 0 where the object is no such array.
@@ -101,4 +101,4 @@ def view(given, kind, rank):
             else:
                 (a, b, c), (i, j, k) = fetch(shape_at, 3), fetch(strides_at, 3)
                 shape, strides = (1, a, b, c), (0, i, j, k)
-    return data, shape, strides, sort, writeable
+    return (data, shape, strides), sort, writeable

@@ -51,7 +51,7 @@ def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, stream: Any)
 
 
 # What the functions that rotate parts are told of a run, by a pointer: the places of the row and its cos and sin, the
-# steps from row to row, how many rows there are, and how far on to fetch. Arguments take longer for eight rows.
+# steps from row to row, how many rows there are, and how far on to fetch.
 _TOLD = 10
 
 
@@ -66,7 +66,7 @@ class _Rows:
 
     def __init__(self, b: Any, kind: tuple[Any, ...], half: bool, run: Sequence[Any]) -> None:
         x, out, cos, sin, self.blocks, self.count, self.rows, *steps, ahead, self.whole = run
-        self.b, self.kind, self.half = b, kind, half
+        self.b, self.kind, self.half, self.stream = b, kind, half, kind[2]
         self.starts, self.moves = [x, out, cos, sin], steps
         self.format = FORMATS[kind[0]]
         self.widest = self.format.lanes if half else self.format.lanes // 2
@@ -79,7 +79,7 @@ class _Rows:
 
         Row after row is for what goes elsewhere and far: a memory line costs twice that is not filled at once.
         """
-        if self.kind[2]:
+        if self.stream:
             self._row_after_row()
             return
         b, whole, pairs = self.b, self.piece, self._pairs(I64(0))
@@ -157,7 +157,7 @@ class _Rows:
 
     def _call(self, name: str, emit: Callable[[_Part], None], at: Any, pairs: Any, where: str = "noinline") -> None:
         """Call the function `name`, which `emit` writes where there is none yet, for pairs of a block from `at` on."""
-        module, name = self.b.module, name + "_stream" * self.kind[2]
+        module, name = self.b.module, name + "_stream" * self.stream
         function = module.globals.get(name)
         if function is None:
             function = ir.Function(module, ir.FunctionType(ir.VoidType(), [self.told.type, I64, I64]), name)

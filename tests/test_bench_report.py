@@ -140,7 +140,7 @@ def test_rows_and_cases_of_one_run_only_are_left_out():
 
 
 def test_what_returns_new_memory_is_measured_by_what_that_costs_too():
-    def run(ours, memory, limit=1e-6, new=20480):
+    def run(ours, memory, limit=1e-6, new=True):
         rows = [_row("plan, new arrays", "ours", ours, new=new), _row("limit, 2 threads", "limit", limit)]
         return _run(Result("prefill-4096/float32", "", rows=[*rows, _row("new memory", "memory", memory)]))
 
@@ -148,7 +148,10 @@ def test_what_returns_new_memory_is_measured_by_what_that_costs_too():
     for same in (run(5e-6, 2.5e-6), run(5e-6, 2e-6, limit=1.25e-6)):  # memory is slower to get, or all of it is slower
         (finding,) = compare(same, old)
         assert finding.change.factor == pytest.approx(1)
-    for slower in (run(5e-6, 2e-6), run(5e-6, 2.5e-6, new=0)):  # with new=0 in place, where new memory is no excuse
+    for slower in (
+        run(5e-6, 2e-6),
+        run(5e-6, 2.5e-6, new=False),
+    ):  # without new in place, where new memory is no excuse
         (finding,) = compare(slower, old)
         assert finding.change.slower(0.1)
 
