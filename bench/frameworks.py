@@ -55,7 +55,7 @@ def _transformers(problem: Problem, compiled: bool) -> Binding:
         torch.compiler.reset()  # else the ninth shape of a process would silently run uncompiled
         rotate = torch.compile(rotate, dynamic=False)
     # Where torch's own tensors start.
-    pairs = [(problem.bshd(q), problem.bshd(k)) for q, k in problem.but(past=0).arrays()]
+    pairs = [(problem.bshd(q), problem.bshd(k)) for q, k in problem.but(aligned=True).arrays()]
     dtype = pairs[0][0].dtype
     # A model casts cos and sin to the dtype of its activations once a step.
     cos, sin = (_tensor(table.astype(dtype)) for table in _wide(problem))

@@ -23,7 +23,7 @@ DTYPES = {
     "float64": np.dtype(np.float64),
 }
 
-# Bytes past a cache line where large arrays of NumPy start; torch's start on a cache line.
+# NumPy's arrays start at any multiple of so many bytes, torch's on a cache line.
 _NUMPYS_START = 16
 
 # Tokens whose results are compared with the reference.
@@ -41,7 +41,7 @@ class Problem:
     layout: "bshd", "bhsd" or "thd" (batch 1). storage: "packed" or "contiguous".
     in_place: results overwrite q and k; otherwise they go to given arrays, contiguous in the same layout.
     copies: how many such arrays there are, in places of their own in memory.
-    past: how many bytes past a cache line arrays start.
+    aligned: arrays start on a cache line; otherwise those of copy n start n + 1 times 16 bytes past one.
     """
 
     rope: RotaryEmbedding
@@ -55,7 +55,7 @@ class Problem:
     storage: str = "packed"
     in_place: bool = True
     copies: int = 1
-    past: int = _NUMPYS_START
+    aligned: bool = False
 
     def but(self, **changes: Any) -> Problem:
         """Return the same problem with some fields changed."""
@@ -80,18 +80,18 @@ class Problem:
         """Return q and k for each copy, filled with the same normal numbers."""
         width, (h, k) = self.rope.head_dim, (self.heads, self.kv_heads)
         pairs = []
-        for _ in range(self.copies):
+        for copy in range(self.copies):
             if self.storage == "packed":
-                qkv = self._filled((self.batch, self.tokens, h + 2 * k, width))
+                qkv = self._filled((self.batch, self.tokens, h + 2 * k, width), copy)
                 q, keys = (self._arranged(x) for x in (qkv[:, :, :h], qkv[:, :, h : h + k]))
             else:
-                q, keys = (self._own(n) for n in (h, k))
+                q, keys = (self._own(n, copy) for n in (h, k))
             pairs.append((q, keys))
         return pairs
 
     def outs(self) -> list[tuple[Array, Array]]:
         """Return arrays that results can be written to, for each copy."""
-        return [(self._own(self.heads), self._own(self.kv_heads)) for _ in range(self.copies)]
+        return [(self._own(self.heads, copy), self._own(self.kv_heads, copy)) for copy in range(self.copies)]
 
     def bshd(self, x: Array) -> Array:
         """Return a view of an array of this problem's layout with axes (batch, seq, heads, head_dim)."""
@@ -151,13 +151,13 @@ class Problem:
     def _arranged(self, x: Array) -> Array:
         return x[0] if self.layout == "thd" else x.transpose(_TO_BSHD[self.layout])
 
-    def _own(self, heads: int) -> Array:
+    def _own(self, heads: int, copy: int) -> Array:
         shape = np.array((self.batch, self.tokens, heads, self.rope.head_dim))
-        return self._filled(tuple(shape[1:] if self.layout == "thd" else shape[list(_TO_BSHD[self.layout])]))
+        return self._filled(tuple(shape[1:] if self.layout == "thd" else shape[list(_TO_BSHD[self.layout])]), copy)
 
-    def _filled(self, shape: tuple[int, ...]) -> Array:
-        dtype = DTYPES[self.dtype]
-        x = memory(int(np.prod(shape)) * dtype.itemsize, self.past).view(dtype)
+    def _filled(self, shape: tuple[int, ...], copy: int) -> Array:
+        dtype, past = DTYPES[self.dtype], 0 if self.aligned else _NUMPYS_START * (copy + 1) % 64
+        x = memory(int(np.prod(shape)) * dtype.itemsize, past).view(dtype)
         block = np.random.default_rng(7).standard_normal(min(x.size, 2**18)).astype(dtype)
         for start in range(0, x.size, block.size):
             part = x[start : start + block.size]

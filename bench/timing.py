@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice, repeat
 from math import ceil
+from statistics import median
 from typing import Any
 
 Clock = Callable[[], float]
@@ -21,6 +22,8 @@ _LOOK, _PATIENCE = 0.002, 0.1
 WARM_UP, WARM_UP_CALLS = 0.006, 8
 # Rounds there always are; how many times its budget a measurement may take where calls are slow or interrupted.
 _FEWEST, _OVERRUN = 5, 3.0
+# Samples that the speed of arrays in one place of memory is judged by.
+_LOOKS = 3
 # A call longer than this needs no warm-up: its arrays fit no cache.
 LONG_CALL = 0.01
 
@@ -29,8 +32,8 @@ LONG_CALL = 0.01
 class Timed:
     """A call to time: a function, and sets of arguments that mean the same work on arrays of their own.
 
-    cold: each call takes the next set, so that many sets are met outside the caches; otherwise each round takes the
-    next one, since where arrays happen to lie in memory makes them up to twice as slow.
+    cold: each call takes the next set, so that many sets are met outside the caches; otherwise all calls take the one
+    that `arguments` repeats.
     enter: called before each sample, untimed (sets the number of threads).
     """
 
@@ -43,11 +46,6 @@ class Timed:
     def __post_init__(self) -> None:
         """Start with the first set."""
         self.arguments = cycle(self.sets) if self.cold else repeat(self.sets[0])
-
-    def turn(self, round_number: int) -> None:
-        """Take the arguments of a round."""
-        if not self.cold:
-            self.arguments = repeat(self.sets[round_number % len(self.sets)])
 
 
 @dataclass(frozen=True)
@@ -91,6 +89,31 @@ def calibrate(timed: Timed, sample: float, clock: Clock = time.perf_counter) -> 
     return max(1, round(sample * loops / seconds)), seconds / loops
 
 
+def warm_up(timed: Timed, per_call: float, clock: Clock = time.perf_counter) -> None:
+    """Make untimed calls, unless calls of `per_call` seconds need none."""
+    if per_call < LONG_CALL:
+        elapsed(timed, max(WARM_UP_CALLS, ceil(WARM_UP / per_call)), clock)
+
+
+def choose_place(timed: Timed, loops: int, per_call: float, clock: Clock = time.perf_counter) -> None:
+    """Take the set of arguments of median speed.
+
+    Where arrays happen to lie in memory makes a call a few per cent faster or slower, rarely twice as slow. A new set
+    for every round would be as fair, but a shared cache takes hundreds of calls until it holds megabytes as well as
+    it can, and the sets would push each other out of it.
+    """
+    if timed.cold or len(timed.sets) == 1:
+        return
+    taken = []
+    timed.enter()
+    for arguments in timed.sets:
+        timed.arguments = repeat(arguments)
+        warm_up(timed, per_call, clock)
+        taken.append((median(elapsed(timed, loops, clock) for _ in range(_LOOKS)), len(taken)))
+    _, chosen = sorted(taken)[len(taken) // 2]
+    timed.arguments = repeat(timed.sets[chosen])
+
+
 def settle(sleep: Callable[[float], object] = time.sleep, busy: Clock = time.process_time) -> None:
     """Wait until no thread of this process is at work any more."""
     for _ in range(round(_PATIENCE / _LOOK)):
@@ -109,10 +132,12 @@ def interleave(
     """Return seconds per call of each contender in each round.
 
     A round takes one sample of everyone, in an order drawn anew, so that drift and neighbours hit all alike. A sample
-    follows a pause and a few untimed calls. Rounds end when the budget is spent and there are enough, or when it is
-    spent several times over.
+    follows a pause and a few untimed calls, on arrays in a place of median speed. Rounds end when the budget is spent
+    and there are enough, or when it is spent several times over.
     """
     plans = [(timed, *calibrate(timed, effort.sample, clock)) for timed in contenders]
+    for plan in plans:
+        choose_place(*plan, clock)
     samples: list[list[float]] = [[] for _ in contenders]
     order, draw, start = list(range(len(plans))), random.Random(0), clock()
     while not _enough(effort, len(samples[0]), clock() - start):
@@ -121,9 +146,7 @@ def interleave(
             timed, loops, per_call = plans[place]
             pause()
             timed.enter()
-            timed.turn(len(samples[place]))
-            if per_call < LONG_CALL:
-                elapsed(timed, max(WARM_UP_CALLS, ceil(WARM_UP / per_call)), clock)
+            warm_up(timed, per_call, clock)
             samples[place].append(elapsed(timed, loops, clock) / loops)
     return samples
 
