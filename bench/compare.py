@@ -12,7 +12,7 @@ from rope_cpu.bench.results import Run
 from rope_cpu.bench.statistics import Change, change, lesser, relative
 
 # Seconds before each new attempt at what looks slower.
-_ATTEMPTS = (0.0, 2.0, 5.0, 10.0, 20.0)
+_ATTEMPTS = (0.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 
 
 @dataclass(frozen=True)
