@@ -169,8 +169,8 @@ def test_what_is_slower_once_is_measured_again():
     still = confirm(findings, old, 0.1, again(2.8e-6), True, waited.append)
     assert still[0].change.slower(0.1)
     assert still[0].change.factor == pytest.approx(1.4)
-    assert len(asked) == 6
-    assert waited == [0.0, 0.0, 2.0, 5.0, 10.0, 20.0]
+    assert len(asked) == 7
+    assert waited == [0.0, 0.0, 2.0, 5.0, 10.0, 20.0, 40.0]
 
 
 @pytest.mark.parametrize("form", ["png", "svg"])
