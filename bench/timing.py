@@ -104,7 +104,7 @@ def choose_place(timed: Timed, loops: int, per_call: float, clock: Clock = time.
     """
     if timed.cold or len(timed.sets) == 1:
         return
-    taken = []
+    taken: list[tuple[float, int]] = []
     timed.enter()
     for arguments in timed.sets:
         timed.arguments = repeat(arguments)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 from llvmlite import ir
@@ -72,6 +73,7 @@ class _Rows:
         self.widest = self.format.lanes if half else self.format.lanes // 2
         self.piece = _PIECE // self.format.real_size
         self.told = cgutils.alloca_once(b, ir.ArrayType(I64, _TOLD))
+        self.done = cgutils.alloca_once_value(b, ir.Constant(ir.IntType(1), 0))  # the block, with the one before
         self._tell(len(self.starts), [*steps, self.rows, ahead])
 
     def emit(self) -> None:
@@ -87,7 +89,7 @@ class _Rows:
         one = b.and_(part, b.icmp_signed("==", self.count, I64(1)))
         with b.if_else(b.or_(one, b.icmp_signed("==", self.whole, I64(0)))) as (passes, row_after_row):
             with passes:
-                self._blocks(self.starts, self._block)
+                self._blocks(self.starts, self._twins_or_block if self.half else self._block)
             with row_after_row:
                 self._row_after_row()
 
@@ -104,17 +106,17 @@ class _Rows:
         b = self.b
         return b.load(b.inttoptr(b.add(self.blocks, b.mul(block, I64(8))), I64.as_pointer()))
 
-    def _blocks(self, starts: list[Any], rotate: Callable[[Any], None]) -> None:
+    def _blocks(self, starts: list[Any], rotate: Callable[[Any, Any], None]) -> None:
         b, size, real_size = self.b, self.format.size, self.format.real_size
         self._tell(0, starts)
         with cgutils.for_range(b, self.count) as loop:
             pairs = self._pairs(loop.index)
-            rotate(pairs)
+            rotate(pairs, loop.index)
             for place, width in enumerate((2 * size, 2 * size, real_size, real_size)):
                 start = cgutils.gep_inbounds(b, self.told, 0, place)
                 b.store(b.add(b.load(start), b.mul(pairs, I64(width))), start)
 
-    def _row(self, pairs: Any) -> None:
+    def _row(self, pairs: Any, _: Any) -> None:
         """Rotate a block of one row, which goes elsewhere."""
         with self.b.if_else(self.b.icmp_signed(">=", pairs, I64(self.widest))) as (wide, narrow):
             with wide:
@@ -122,7 +124,25 @@ class _Rows:
             with narrow:
                 self._end(I64(0), pairs, self.widest // 2, pairs)
 
-    def _block(self, pairs: Any) -> None:
+    def _twins_or_block(self, pairs: Any, block: Any) -> None:
+        """Rotate a block, with the next one where both are the same two overlapping vectors: together in one pass.
+
+        Most of their loads and stores cross a line, and two passes would meet the line between the blocks twice.
+        """
+        b, nearly = self.b, self.widest
+        following = b.add(block, I64(1))
+        following = b.select(b.icmp_signed("<", following, self.count), following, I64(0))
+        alike = b.icmp_signed("==", pairs, self._pairs(following))
+        fits = b.and_(b.icmp_signed(">", pairs, I64(nearly)), b.icmp_signed("<", pairs, I64(2 * nearly)))
+        done = b.load(self.done)
+        twins = b.and_(b.and_(alike, fits), b.and_(b.not_(done), b.icmp_signed("!=", following, I64(0))))
+        b.store(twins, self.done)
+        with b.if_then(twins):
+            self._call("twins", lambda part: part.rows(nearly, 2, overlap=True), I64(0), pairs, blocks=2)
+        with b.if_then(b.not_(b.or_(twins, done))):
+            self._block(pairs, block)
+
+    def _block(self, pairs: Any, _: Any) -> None:
         """Rotate a block: in wide vectors, at its end two that overlap or a single one, as wide as fits."""
         b, whole, widest = self.b, self.piece, self.widest
         with cgutils.for_range(b, b.sdiv(pairs, I64(whole))) as loop:
@@ -155,8 +175,16 @@ class _Rows:
         where = "alwaysinline" if lanes * count == self.piece else "noinline"
         self._call(f"vectors_{lanes}_{count}", lambda part: part.rows(lanes, count), at, pairs, where)
 
-    def _call(self, name: str, emit: Callable[[_Part], None], at: Any, pairs: Any, where: str = "noinline") -> None:
-        """Call the function `name`, which `emit` writes where there is none yet, for pairs of a block from `at` on."""
+    def _call(
+        self,
+        name: str,
+        emit: Callable[[_Part], None],
+        at: Any,
+        pairs: Any,
+        where: str = "noinline",
+        blocks: int = 1,
+    ) -> None:
+        """Call the function `name`, which `emit` writes where there is none yet, for pairs of blocks from `at` on."""
         module, name = self.b.module, name + "_stream" * self.stream
         function = module.globals.get(name)
         if function is None:
@@ -164,15 +192,19 @@ class _Rows:
             function.linkage = "internal"
             function.attributes.add(where)
             b = ir.IRBuilder(function.append_basic_block())
-            emit(_Part(Memory(b, *self.kind), self.half, *function.args))
+            emit(_Part(Memory(b, *self.kind), self.half, blocks, *function.args))
             b.ret_void()
         self.b.call(function, [self.told, at, pairs])
 
 
 class _Part:
-    """Emits the body of a function that rotates some pairs of a block, in all rows of a run."""
+    """Emits the body of a function that rotates some pairs of a block, or of equal ones in a row, in all rows of a run.
 
-    def __init__(self, memory: Memory, half: bool, told: Any, at: Any, pairs: Any) -> None:
+    The addresses are, of each block, those of a row's halves, or of the row; the same of the output; then of each block
+    cos and sin.
+    """
+
+    def __init__(self, memory: Memory, half: bool, blocks: int, told: Any, at: Any, pairs: Any) -> None:
         b, size = memory.b, memory.format.size
         x, out, cos, sin, *steps, self.count, self.ahead = (
             b.load(cgutils.gep_inbounds(b, told, 0, place)) for place in range(_TOLD)
@@ -180,35 +212,43 @@ class _Part:
         self.b, self.memory, self.at, self.pairs = b, memory, at, pairs
         self.turn, self.width = (turn_half, 1) if half else (turn_interleaved, 2)
         # Addresses apart for the two halves, so that all that is added to them in a loop are constants.
-        apart = [I64(0), b.mul(pairs, I64(size))] if half else [I64(0)]
-        self.sides = len(apart)
-        skipped, passed = b.mul(at, I64(self.width * size)), b.mul(at, I64(memory.format.real_size))
+        self.blocks, self.halves = blocks, 2 if half else 1
+        self.sides, real_size = blocks * self.halves, memory.format.real_size
+        apart = [b.mul(pairs, I64(side * size)) for side in range(self.sides)]
+        skipped, passed = b.mul(at, I64(self.width * size)), b.mul(at, I64(real_size))
         self.starts = [b.add(b.add(base, skipped), side) for base in (x, out) for side in apart]
-        self.starts += [b.add(base, passed) for base in (cos, sin)]
+        for block in range(blocks):
+            before = b.add(passed, b.mul(pairs, I64(block * real_size)))
+            self.starts += [b.add(base, before) for base in (cos, sin)]
         self.shared = b.icmp_signed("==", steps[2], I64(0))
-        self.moves = [step for step in steps[:2] for _ in apart] + steps[2:]
+        self.moves = [step for step in steps[:2] for _ in apart] + steps[2:] * blocks
 
     def rows(self, lanes: int, count: int, overlap: bool = False) -> None:
-        """Rotate, in all rows, `count` vectors of pairs; overlap: the last one ends where the block does."""
+        """Rotate, in all rows and each block, `count` vectors of pairs; overlap: the last one ends where it does."""
         b, rotated = self.b, 2 * self.sides
         indices = [I64(n * lanes) for n in range(count)]
         if overlap:
             indices[-1] = b.sub(b.sub(self.pairs, self.at), I64(lanes))
 
+        each = list(product(range(self.blocks), indices))
+
+        def made_ready(places: Sequence[Any]) -> list[Step]:
+            return [self._step(places, i, lanes, block) for block, i in each]
+
         def rotate(places: Sequence[Any], ready: Sequence[Step]) -> None:
             self._fetch_ahead(places, I64(0), lanes * count)
             # All are read before any is stored: vectors that overlap find what they read as it was.
-            turned = [step(places[: self.sides]) for step in ready]
-            for i, values in zip(indices, turned, strict=True):
-                self._store(values, places, i)
+            turned = [step(self._of(block, places)) for step, (block, _) in zip(ready, each, strict=True)]
+            for (block, i), values in zip(each, turned, strict=True):
+                self._store(values, self._of(block, places[self.sides :]), i)
 
         with b.if_else(self.shared) as (shared, others):
             with shared:
-                ready = [self._step(self.starts, i, lanes) for i in indices]
+                ready = made_ready(self.starts)
                 with _plain_loop(b, self.count, self.starts[:rotated], self.moves[:rotated]) as places:
                     rotate(places, ready)
             with others, _plain_loop(b, self.count, self.starts, self.moves) as places:
-                rotate(places, [self._step(places, i, lanes) for i in indices])
+                rotate(places, made_ready(places))
 
     def row(self, lanes: int) -> None:
         """Rotate one row, which goes elsewhere, vector by vector; the last may overlap the one before."""
@@ -217,14 +257,17 @@ class _Part:
         with _plain_loop(b, times, [I64(0)], [I64(lanes)]) as (i,):
             i = b.select(b.icmp_signed("<", i, last), i, last)
             self._fetch_ahead(places, i, lanes)
-            self._store(self._step(places, i, lanes)(places[: self.sides]), places, i)
+            self._store(self._step(places, i, lanes)(places[: self.sides]), places[self.sides : 2 * self.sides], i)
 
-    def _step(self, places: Sequence[Any], i: Any, lanes: int) -> Step:
-        cos, sin = places[-2:]
+    def _of(self, block: int, sides: Sequence[Any]) -> Sequence[Any]:
+        return sides[block * self.halves : (block + 1) * self.halves]
+
+    def _step(self, places: Sequence[Any], i: Any, lanes: int, block: int = 0) -> Step:
+        cos, sin = places[2 * self.sides :][2 * block : 2 * block + 2]
         return self.turn(self.memory, cos, sin, i, lanes)
 
-    def _store(self, values: Sequence[Any], places: Sequence[Any], i: Any) -> None:
-        for value, out in zip(values, places[self.sides : 2 * self.sides], strict=True):
+    def _store(self, values: Sequence[Any], outs: Sequence[Any], i: Any) -> None:
+        for value, out in zip(values, outs, strict=True):
             self.memory.store(value, out, self.b.mul(i, I64(self.width)))
 
     def _fetch_ahead(self, places: Sequence[Any], i: Any, count: int) -> None:
