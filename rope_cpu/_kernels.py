@@ -26,8 +26,8 @@ FIRST = 4  # times a position, added to flags
 LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2, "thd": 0}  # thd comes as a batch of one
 
 _BLOCKS = 8  # where the pairs of blocks begin in a form
-# Elements of q and k that are worth a thread of their own: 4 µs of work, where it takes 2 to wake one.
-_WORTH_A_THREAD = 2**16
+# Elements of q and k that are worth a thread of their own: 2 µs of work. Where threads sleep, see `_pool`.
+_WORTH_A_THREAD = 2**15
 # Bytes of the heads that go together: what is read, fetched ahead and written fits three times into the first cache.
 _NEAREST = 2**14
 # Bytes of q and k that are in the second cache: loads and stores are what limits wide elements there, so asking for

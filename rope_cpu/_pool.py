@@ -26,10 +26,10 @@ from rope_cpu._words import add, call, exchange, load, relax, replace
 # Words of a pool, as byte offsets. BUSY: a job is under way. WORK, JOB, UNITS: what is called, with what, and how many
 # units of work there are. CHUNKS: into how many parts these are cut. DONE: how many parts are finished. THREADS: how
 # many may share a job. TEAM: how many share this one. NUMBER: of the job. AWAY: 1 + the processor that workers are kept
-# off. SHARE: where `sharing` is. PASSED: how many small jobs
-# let workers sleep. MASK: a set of 1024 processors.
-BUSY, WORK, JOB, UNITS, CHUNKS, THREADS, SIZE, TEAM, NUMBER, AWAY, SHARE, PASSED, DONE, MASK = (
-    8 * i for i in (*range(12), 14, 16)
+# off. SHARE: where `sharing` is. PASSED: how many small jobs let workers sleep since one woke them. IN_VAIN: how often
+# small jobs woke them in succession. MASK: a set of 1024 processors.
+BUSY, WORK, JOB, UNITS, CHUNKS, THREADS, SIZE, TEAM, NUMBER, AWAY, SHARE, PASSED, IN_VAIN, DONE, MASK = (
+    8 * i for i in (*range(13), 14, 16)
 )
 # Words of a thread. RANGE: number of the job << 32 | first chunk << 16 | end. ASLEEP: whether its LOCK must be
 # released. LOCK: the address of that. NATIVE: the system's number of the thread.
@@ -39,9 +39,10 @@ HEAD_WORDS, THREAD_WORDS = 32, 16
 # Chunks a thread starts with: enough that one which started late or was interrupted leaves little to wait for. Eight
 # took 5 % longer than four at 512 tokens.
 _CHUNKS = 4
-# A job for fewer threads than this is small: it takes about as long as waking a worker, and does so only every so many
-# times. In quick succession small jobs find workers awake, and one by itself does not pay for it.
-_SMALL, _PATIENCE = 4, 8
+# A job for fewer threads than this is small: it takes about as long as waking a worker. In quick succession small jobs
+# find workers awake, once one has woken them; by themselves they had better be serial. So workers are woken after so
+# many small jobs, and where the next one finds them asleep again, after twice as many, up to 2^7 times as many.
+_SMALL, _PATIENCE, _MOST_IN_VAIN = 8, 8, 7
 # How often a thread that has nothing left to do looks whether others come for their first or last chunk: about 5 µs.
 _GRACE = 200
 # How often an idle worker looks for a job before it sleeps: about 50 µs.
@@ -134,6 +135,20 @@ else:
         return True
 
 
+@helper
+def _had_better_be_serial(pool):
+    """Tell whether a small job should let workers sleep."""
+    if not load(_thread(pool, 1) + ASLEEP):
+        if load(pool + IN_VAIN):
+            exchange(pool + IN_VAIN, 0)
+        return False
+    if add(pool + PASSED, 1) + 1 < _PATIENCE << load(pool + IN_VAIN):
+        return True
+    exchange(pool + PASSED, 0)
+    exchange(pool + IN_VAIN, min(load(pool + IN_VAIN) + 1, _MOST_IN_VAIN))
+    return False
+
+
 @cache
 def sharing() -> Kernel:
     """Return the kernel (pool, work, job, units, most) that `share` calls."""
@@ -143,8 +158,7 @@ def sharing() -> Kernel:
         _ = sources  # a part of the cache key
         if load(pool + THREADS) < 2 or not replace(pool + BUSY, 0, 1):
             return call(work, (job, 0, units))
-        small = most < _SMALL and load(_thread(pool, 1) + ASLEEP)
-        if (small and add(pool + PASSED, 1) % _PATIENCE < _PATIENCE - 1) or not _elsewhere(pool):
+        if (most < _SMALL and _had_better_be_serial(pool)) or not _elsewhere(pool):
             exchange(pool + BUSY, 0)
             return call(work, (job, 0, units))
         team = min(load(pool + THREADS), units, most)

@@ -21,9 +21,9 @@ from rope_cpu.spec import whole_number
 
 VARIABLE = "ROPE_CPU_NUM_THREADS"
 
-# Below these it costs more than it saves on two cores to share the work: elements of q, where 32 tokens of 32 heads
-# take 9 µs, and pairs of cos and sin, at 1.3 ns each.
-SERIAL_ELEMENTS = 2**17
+# Below these it costs more than it saves on two cores to share the work: elements of q, where 8 tokens of 32 heads
+# take 2 µs, and pairs of cos and sin, at 1.3 ns each.
+SERIAL_ELEMENTS = 2**15
 SERIAL_PAIRS = 2**14
 
 _limit = numba.config.NUMBA_NUM_THREADS

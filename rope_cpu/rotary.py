@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from rope_cpu import _check, _threads, angles
+from rope_cpu import _check, angles
 from rope_cpu import spec as specs
 from rope_cpu._check import Array
 from rope_cpu._constructors import Constructors
@@ -17,6 +17,8 @@ from rope_cpu.plan import SIGN, ConsecutiveRotation, RotaryPlan, exact_tables
 from rope_cpu.spec import Float64, RopeSpec
 
 _FLOAT32 = np.dtype(np.float32)
+# Elements of q up to which cos and sin are computed on the way.
+_FEW_ELEMENTS = 2**17
 
 
 class RotaryEmbedding(Constructors):
@@ -264,7 +266,7 @@ class RotaryEmbedding(Constructors):
             ids is None
             and type(offset) is int
             and type(x) is np.ndarray
-            and x.size <= _threads.SERIAL_ELEMENTS
+            and x.size <= _FEW_ELEMENTS
             and type(layout) is str
             and type(inverse) is bool
             and abs(offset) <= angles.MAX_POSITION / 2

@@ -126,6 +126,27 @@ def test_a_process_of_one_processor():
     assert run(code, NUMBA_NUM_THREADS="2") == ["done"]
 
 
+def test_small_jobs_wake_workers_the_more_rarely_the_more_often_it_was_in_vain():
+    """One core is enough: what is looked at is what a job decides, not what the worker makes of it."""
+    code = """
+    import time
+    from rope_cpu import _pool
+    small, pool = x[:, :16].repeat(4, axis=2), _threads.start(2)
+    _threads._pool_in_use = pool
+    worker = pool.words[_pool.HEAD_WORDS + _pool.THREAD_WORDS:]
+    plan = rope.plan(np.arange(16))
+    for expected in (8, 16, 32, 64):
+        while not worker[_pool.ASLEEP // 8]:
+            time.sleep(0.001)
+        before, jobs = pool.words[_pool.IN_VAIN // 8], 0
+        while pool.words[_pool.IN_VAIN // 8] == before:
+            plan.rotate(small, out=small)
+            jobs += 1
+        print(jobs == expected)
+    """
+    assert run(code, NUMBA_NUM_THREADS="2") == ["True"] * 4
+
+
 def test_jobs_of_every_size_on_more_threads_than_there_are():
     """Each unit of work is done once: the kernels here count units in place of rotating."""
     code = """
