@@ -26,7 +26,7 @@ FIRST = 4  # times a position, added to flags
 LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2, "thd": 0}  # thd comes as a batch of one
 
 _BLOCKS = 8  # where the pairs of blocks begin in a form
-# Elements of q and k that are worth a thread of their own: 2 µs of work. Where threads sleep, see `_pool`.
+# Elements of q and k that are worth one more thread: 2 µs of work. Where threads sleep, see `_pool`.
 _WORTH_A_THREAD = 2**15
 # Bytes of the heads that go together: what is read, fetched ahead and written fits three times into the first cache.
 _NEAREST = 2**14
@@ -282,7 +282,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             told + 8 * _BLOCKS, blocks, rotated, width * size - rotated,
             max(1, _NEAREST // (width * size)), int(far), int(whole), int(stream),
         ))  # fmt: skip
-        share(pool, work, job, q_shape[batch] * tiles * groups, elements // _WORTH_A_THREAD)
+        share(pool, work, job, q_shape[batch] * tiles * groups, 1 + elements // _WORTH_A_THREAD)
         if on_the_way and positions.size + tables.size < 0:  # Numba lets go of arrays after their last use
             return LOOK_CLOSER
         return DONE

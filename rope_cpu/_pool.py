@@ -42,7 +42,7 @@ _CHUNKS = 4
 # A job for fewer threads than this is small: it takes about as long as waking a worker. In quick succession small jobs
 # find workers awake, once one has woken them; by themselves they had better be serial. So workers are woken after so
 # many small jobs, and where the next one finds them asleep again, after twice as many, up to 2^7 times as many.
-_SMALL, _PATIENCE, _MOST_IN_VAIN = 8, 8, 7
+_SMALL, _PATIENCE, _MOST_IN_VAIN = 9, 8, 7
 # How often a thread that has nothing left to do looks whether others come for their first or last chunk: about 5 µs.
 _GRACE = 200
 # How often an idle worker looks for a job before it sleeps: about 50 µs.
