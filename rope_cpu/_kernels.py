@@ -149,7 +149,7 @@ def rows(dtype: str, pairing: str) -> Kernel:
         (
             tokens, tile, tiles, groups, q_groups, by_head, each_batch,
             cos, c_batch, c_token, c_head, sin, s_batch, s_token, s_head,
-            blocks, count, rotated, rest, together, far, whole, stream,
+            blocks, count, rotated, rest, together, far, large, stream,
         ) = fetch(job + 2 * 8 * _SIDE, _COMMON)  # fmt: skip
         last = ((stop - 1) % (tiles * groups) // groups + 1) * tile
         for unit in range(start, stop):
@@ -168,7 +168,8 @@ def rows(dtype: str, pairing: str) -> Kernel:
                 t, first = (t0, h0 + i) if by_head else (t0 + i, h0)
                 # The same heads of the next token: where other parts of a buffer lie between tokens, the hardware's own
                 # fetching ahead ends at each. Not beyond the range, where another thread is at work.
-                ahead = x_token if far and not by_head and t + 1 < last else 0
+                fetched = far > (x_token == heads * x_head) and not by_head and t + 1 < last
+                ahead = x_token if fetched else 0
                 for h in range(first, first + 1 if by_head else h1, together):
                     cr, sr = c + t * c_token + h // share_of * c_head, s + t * s_token + h // share_of * s_head
                     xr, tr = x + t * x_token + h * x_head, out + t * o_token + h * o_head
@@ -176,7 +177,7 @@ def rows(dtype: str, pairing: str) -> Kernel:
                     if rest and xr != tr:
                         for n in range(count_rows):
                             copy_bytes(tr + n * o_step + rotated, xr + n * x_step + rotated, rest)
-                    run = xr, tr, cr, sr, blocks, count, count_rows, x_step, o_step, c_step, s_step, ahead, whole
+                    run = xr, tr, cr, sr, blocks, count, count_rows, x_step, o_step, c_step, s_step, ahead, large
                     if stream:
                         rotate_rows(run, dtype, pairing, "stream")
                     else:
@@ -269,9 +270,13 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             rotated += 2 * pairs * size
             addresses |= pairs * size
         elements = (q_heads + k_heads) * q_shape[batch] * tokens * width
-        elsewhere = not q_in_place and not (both and k_in_place)
-        far, whole = size == 2 or elements * size > _NEAR, elsewhere and elements * size > stream_above // 2
-        stream = elsewhere and elements * size > stream_above and addresses % 16 == 0
+        total, elsewhere = elements * size, not q_in_place and not (both and k_in_place)
+        large = int(total >= stream_above // 2) + int(total > stream_above)
+        stream = elsewhere and large == 2 and addresses % 16 == 0
+        # 1: only across gaps, as the hardware does well without, 2: everywhere. Where is a matter of measurement.
+        far = int(size == 2 or total > _NEAR)
+        if far and (stream or (not large if elsewhere else total >= stream_above // 4)):
+            far = 2
         job = spill((
             q_at, q_strides[batch], q_strides[token], q_strides[head],
             oq_at, oq_strides[batch], oq_strides[token], oq_strides[head], q_heads, q_share, q_group,
@@ -280,7 +285,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             tokens, tile, tiles, groups, q_groups, int(by_head), int(table[0] > 1),
             c_at, c_steps[0], c_steps[1], c_steps[2], s_at, s_steps[0], s_steps[1], s_steps[2],
             told + 8 * _BLOCKS, blocks, rotated, width * size - rotated,
-            max(1, _NEAREST // (width * size)), int(far), int(whole), int(stream),
+            max(1, _NEAREST // (width * size)), far, large, int(stream),
         ))  # fmt: skip
         share(pool, work, job, q_shape[batch] * tiles * groups, 1 + elements // _WORTH_A_THREAD)
         if on_the_way and positions.size + tables.size < 0:  # Numba lets go of arrays after their last use

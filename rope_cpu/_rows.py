@@ -31,12 +31,12 @@ _PIECE = 256
 def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, stream: Any) -> Any:
     """Rotate the rows of a run; the output may be the input.
 
-    run: int64 (x, out, cos, sin, blocks, count, rows, x_step, out_step, cos_step, sin_step, ahead, whole): addresses of
+    run: int64 (x, out, cos, sin, blocks, count, rows, x_step, out_step, cos_step, sin_step, ahead, large): addresses of
     first rows; address of the pairs of each block, and how many blocks and rows there are; bytes from row to row
     (cos_step 0: all rows share cos and sin, the heads of one token), how many bytes further on to fetch rows that will
-    be needed soon (0: none), and whether to finish each row before the next (0 or 1; 0 in place). The rest are string
-    literals, which select the code. dtype: a key of FORMATS; pairing: "half" or "interleaved"; stream: "stream" stores
-    past the caches, row after row.
+    be needed soon (0: none), and whether input and output together (1) or each (2) are too large for the caches. The
+    rest are string literals, which select the code. dtype: a key of FORMATS; pairing: "half" or "interleaved"; stream:
+    "stream" stores past the caches, row after row.
     """
     texts = (dtype, pairing, stream)
     if not all(isinstance(text, types.StringLiteral) for text in texts):
@@ -66,7 +66,7 @@ class _Rows:
     """
 
     def __init__(self, b: Any, kind: tuple[Any, ...], half: bool, run: Sequence[Any]) -> None:
-        x, out, cos, sin, self.blocks, self.count, self.rows, *steps, ahead, self.whole = run
+        x, out, cos, sin, self.blocks, self.count, self.rows, *steps, ahead, self.large = run
         self.b, self.kind, self.half, self.stream = b, kind, half, kind[2]
         self.starts, self.moves = [x, out, cos, sin], steps
         self.format = FORMATS[kind[0]]
@@ -79,15 +79,20 @@ class _Rows:
     def emit(self) -> None:
         """Emit a pass over all rows for each part of each block, or row after row.
 
-        Row after row is for what goes elsewhere and far: a memory line costs twice that is not filled at once.
+        Row after row is for what is far: a memory line costs twice that is not filled at once. Where the output may be
+        the input, no two vectors of a row may overlap.
         """
         if self.stream:
             self._row_after_row()
             return
         b, whole, pairs = self.b, self.piece, self._pairs(I64(0))
+        alone = b.icmp_signed("==", self.count, I64(1))
         part = b.or_(b.icmp_signed("==", pairs, I64(whole)), b.icmp_signed("<=", pairs, I64(whole // 2)))
-        one = b.and_(part, b.icmp_signed("==", self.count, I64(1)))
-        with b.if_else(b.or_(one, b.icmp_signed("==", self.whole, I64(0)))) as (passes, row_after_row):
+        in_place = b.icmp_signed("==", *self.starts[:2])
+        even = b.and_(alone, b.icmp_signed("==", b.and_(pairs, I64(self.widest - 1)), I64(0)))
+        unfit = b.or_(b.and_(part, alone), b.and_(in_place, b.not_(even)))
+        near = b.icmp_signed("<", self.large, b.select(in_place, I64(2), I64(2 if self.half else 1)))
+        with b.if_else(b.or_(unfit, near)) as (passes, row_after_row):
             with passes:
                 self._blocks(self.starts, self._twins_or_block if self.half else self._block)
             with row_after_row:
@@ -117,7 +122,7 @@ class _Rows:
                 b.store(b.add(b.load(start), b.mul(pairs, I64(width))), start)
 
     def _row(self, pairs: Any, _: Any) -> None:
-        """Rotate a block of one row, which goes elsewhere."""
+        """Rotate a block of one row."""
         with self.b.if_else(self.b.icmp_signed(">=", pairs, I64(self.widest))) as (wide, narrow):
             with wide:
                 self._call("row", lambda part: part.row(self.widest), I64(0), pairs)
@@ -251,7 +256,7 @@ class _Part:
                 rotate(places, made_ready(places))
 
     def row(self, lanes: int) -> None:
-        """Rotate one row, which goes elsewhere, vector by vector; the last may overlap the one before."""
+        """Rotate one row, vector by vector; the last may overlap the one before, where the row goes elsewhere."""
         b, places = self.b, self.starts
         times, last = b.udiv(b.add(self.pairs, I64(lanes - 1)), I64(lanes)), b.sub(self.pairs, I64(lanes))
         with _plain_loop(b, times, [I64(0)], [I64(lanes)]) as (i,):

@@ -59,7 +59,7 @@ def test_the_same_bits_for_every_way_of_running(kind, pairing, rng, pools):
 
 BLOCKS = [[n] for n in range(1, 71)] + [[8, 28, 28], [32, 32], [1, 2, 3, 5, 7, 11], [17, 64, 15], [128, 33], [66]]
 # Equal blocks of two overlapping vectors, which go by twos: an odd one is left, others stand in between.
-BLOCKS += [[28] * 3, [28, 28, 31, 31, 8], [12] * 4, [9, 9, 12, 12, 12], [17, 18, 18, 17]]
+BLOCKS += [[96], [128], [28] * 3, [28, 28, 31, 31, 8], [12] * 4, [9, 9, 12, 12, 12], [17, 18, 18, 17]]
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
