@@ -91,7 +91,9 @@ class _Rows:
         in_place = b.icmp_signed("==", *self.starts[:2])
         even = b.and_(alone, b.icmp_signed("==", b.and_(pairs, I64(self.widest - 1)), I64(0)))
         unfit = b.or_(b.and_(part, alone), b.and_(in_place, b.not_(even)))
-        near = b.icmp_signed("<", self.large, b.select(in_place, I64(2), I64(2 if self.half else 1)))
+        never = not self.half and self.format.size == 2  # in place; 8 % faster in passes
+        least = b.select(in_place, I64(3 if never else 2), I64(2 if self.half else 1))
+        near = b.icmp_signed("<", self.large, least)
         with b.if_else(b.or_(unfit, near)) as (passes, row_after_row):
             with passes:
                 self._blocks(self.starts, self._twins_or_block if self.half else self._block)
