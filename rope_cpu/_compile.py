@@ -25,6 +25,7 @@ _GENERATORS = (
     "_formats.py",
     "_muladd.py",
     "_objects.py",
+    "_part.py",
     "_pool.py",
     "_rows.py",
     "_turn.py",
