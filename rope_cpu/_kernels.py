@@ -36,9 +36,12 @@ _NEAR = 2**20
 
 
 @helper
-def _roles(layout):
-    """Axes of batch, token and head."""
-    return (0, 0, 1)[layout], (1, 2, 0)[layout], (2, 1, 2)[layout]
+def _in_order(array, layout):
+    """Return an array (address, shape, strides) with its axes in the order batch, token, head, element."""
+    at, shape, strides = array
+    batch, token, head = (0, 0, 1)[layout], (1, 2, 0)[layout], (2, 1, 2)[layout]
+    shape = shape[batch], shape[token], shape[head], shape[3]
+    return at, shape, (strides[batch], strides[token], strides[head], strides[3])
 
 
 @helper
@@ -52,7 +55,7 @@ def _range(start, shape, strides, size):
 
 
 @helper
-def _apart(a, b, size, layout):
+def _apart(a, b, size):
     """Tell whether two arrays certainly share no element: by range, or as views that interleave in one packed buffer.
 
     In such a buffer all strides are multiples of a period (from token to token, or from head to head), and the
@@ -63,16 +66,15 @@ def _apart(a, b, size, layout):
     low_b, high_b = _range(start_b, shape_b, strides_b, size)
     if high_a <= low_b or high_b <= low_a:
         return True
-    batch, token, head = _roles(layout)
-    for by_token in (True, False):
-        period, span = strides_a[token] if by_token else strides_a[head], shape_a[3] * size
-        if period <= 0 or strides_a[head] < 0 or strides_b[head] < 0:
+    for by_token in range(2):
+        period, span = strides_a[1] if by_token else strides_a[2], shape_a[3] * size
+        if period <= 0 or strides_a[2] < 0 or strides_b[2] < 0:
             continue
-        fits = (shape_a[batch] == 1 or strides_a[batch] % period == 0) and strides_a[token] % period == 0
-        fits = fits and (shape_b[batch] == 1 or strides_b[batch] % period == 0) and strides_b[token] % period == 0
-        fits = fits and (by_token or strides_b[head] % period == 0)
-        span_a = span + (shape_a[head] - 1) * strides_a[head] if by_token else span
-        span_b = span + (shape_b[head] - 1) * strides_b[head] if by_token else span
+        fits = (shape_a[0] == 1 or strides_a[0] % period == 0) and strides_a[1] % period == 0
+        fits = fits and (shape_b[0] == 1 or strides_b[0] % period == 0) and strides_b[1] % period == 0
+        fits = fits and (by_token or strides_b[2] % period == 0)
+        span_a = span + by_token * (shape_a[2] - 1) * strides_a[2]
+        span_b = span + by_token * (shape_b[2] - 1) * strides_b[2]
         shift = (start_b - start_a) % period
         if fits and span_a <= shift and shift + span_b <= period:
             return True
@@ -110,25 +112,24 @@ def _apart_within(shape, strides, row):
 
 
 @helper
-def _fits(x, out, table, size, layout, width):
+def _fits(x, out, table, size, width):
     """Tell whether an array (address, shape, strides) can be rotated as it stands; table: the shape of cos."""
     (_, x_shape, x_strides), (_, out_shape, out_strides) = x, out
-    batch, token, head = _roles(layout)
     fits = x_shape == out_shape and x_shape[3] == width and x_strides[3] == size and out_strides[3] == size
-    fits = fits and x_shape[token] == table[1] and (table[0] == 1 or x_shape[batch] == table[0])
-    return fits and x_shape[head] % table[2] == 0 and _apart_within(out_shape, out_strides, width * size)
+    fits = fits and x_shape[1] == table[1] and (table[0] == 1 or x_shape[0] == table[0])
+    return fits and x_shape[2] % table[2] == 0 and _apart_within(out_shape, out_strides, width * size)
 
 
 @helper
-def _aliasing_allowed(q, q_in_place, k, k_in_place, out_q, out_k, both, size, layout):
+def _aliasing_allowed(q, q_in_place, k, k_in_place, out_q, out_k, both, size):
     """Tell whether no element is overwritten before it is read; each array is (address, shape, strides)."""
-    if not q_in_place and not _apart(q, out_q, size, layout):
+    if not q_in_place and not _apart(q, out_q, size):
         return False
     if not both:
         return True
-    if not k_in_place and not (_apart(k, out_k, size, layout) and _apart(k, out_q, size, layout)):
+    if not k_in_place and not (_apart(k, out_k, size) and _apart(k, out_q, size)):
         return False
-    return (q_in_place or _apart(q, out_k, size, layout)) and _apart(out_q, out_k, size, layout)
+    return (q_in_place or _apart(q, out_k, size)) and _apart(out_q, out_k, size)
 
 
 # The words of a job: SIDE for q, as many for k, then the rest.
@@ -212,13 +213,14 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         work, layout, width, stream_above, circles, sign, kind, rank = fetch(told, _BLOCKS)
         blocks = fetch(told_shape, 1)[0] - _BLOCKS
         both, trusted = not flags & ALONE, flags & TRUSTED
-        batch, token, head = _roles(layout)
         q_lies, q_sort, _read = view(q, kind, rank)
         k_lies, k_sort, _read = view(k, kind, rank)
         oq_lies, oq_sort, oq_writeable = view(out_q, kind, rank)
         ok_lies, ok_sort, ok_writeable = view(out_k, kind, rank)
         if not (q_sort and k_sort and oq_sort and ok_sort and oq_writeable and ok_writeable):
             return LOOK_CLOSER
+        q_lies, k_lies = _in_order(q_lies, layout), _in_order(k_lies, layout)
+        oq_lies, ok_lies = _in_order(oq_lies, layout), _in_order(ok_lies, layout)
         (q_at, q_shape, q_strides), (k_at, k_shape, k_strides) = q_lies, k_lies
         (oq_at, _shape, oq_strides), (ok_at, _shape, ok_strides) = oq_lies, ok_lies
         if not trusted and not q_sort == k_sort == oq_sort == ok_sort:
@@ -227,7 +229,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         if on_the_way:
             (turns, turns_shape), (factor, _rows) = location(cos), location(sin)
             turn_rows, axes, table_heads, _two, pairs = fetch(turns_shape, 5)
-            seq = q_shape[token]
+            seq = q_shape[1]
             positions = np.empty(seq)
             for n in range(seq):
                 positions[n] = flags // FIRST + n
@@ -244,20 +246,18 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             if table != s_shape or c_steps[3] != real_size or s_steps[3] != real_size:
                 return LOOK_CLOSER
 
-        fit = _fits(q_lies, oq_lies, table, size, layout, width)
+        fit = _fits(q_lies, oq_lies, table, size, width)
         if both:
-            fit = fit and _fits(k_lies, ok_lies, table, size, layout, width) and q_shape[batch] == k_shape[batch]
+            fit = fit and _fits(k_lies, ok_lies, table, size, width) and q_shape[0] == k_shape[0]
         if not fit:
             return LOOK_CLOSER
         q_in_place, k_in_place = _in_place(q_lies, oq_lies), _in_place(k_lies, ok_lies)
-        if not trusted and not _aliasing_allowed(
-            q_lies, q_in_place, k_lies, k_in_place, oq_lies, ok_lies, both, size, layout
-        ):
+        if not trusted and not _aliasing_allowed(q_lies, q_in_place, k_lies, k_in_place, oq_lies, ok_lies, both, size):
             return LOOK_CLOSER
 
-        tokens, q_heads, k_heads = q_shape[token], q_shape[head], k_shape[head] if both else 0
+        tokens, q_heads, k_heads = q_shape[1], q_shape[2], k_shape[2] if both else 0
         q_share, k_share = max(1, q_heads // table[2]), max(1, k_heads // table[2])
-        by_head = abs(q_strides[token]) < abs(q_strides[head])
+        by_head = abs(q_strides[1]) < abs(q_strides[2])
         tile, q_group, k_group = (32, 4, 4) if by_head else (8, q_share, k_share)
         tiles, q_groups = (tokens + tile - 1) // tile, (q_heads + q_group - 1) // q_group
         groups = q_groups + (k_heads + k_group - 1) // k_group
@@ -269,7 +269,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             pairs = fetch(told + 8 * (_BLOCKS + block), 1)[0]
             rotated += 2 * pairs * size
             addresses |= pairs * size
-        elements = (q_heads + k_heads) * q_shape[batch] * tokens * width
+        elements = (q_heads + k_heads) * q_shape[0] * tokens * width
         total, elsewhere = elements * size, not q_in_place and not (both and k_in_place)
         large = int(total >= stream_above // 2) + int(total > stream_above)
         stream = elsewhere and large == 2 and addresses % 16 == 0
@@ -278,16 +278,16 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         if far and (stream or (not large if elsewhere else total >= stream_above // 4)):
             far = 2
         job = spill((
-            q_at, q_strides[batch], q_strides[token], q_strides[head],
-            oq_at, oq_strides[batch], oq_strides[token], oq_strides[head], q_heads, q_share, q_group,
-            k_at, k_strides[batch], k_strides[token], k_strides[head],
-            ok_at, ok_strides[batch], ok_strides[token], ok_strides[head], k_heads, k_share, k_group,
+            q_at, q_strides[0], q_strides[1], q_strides[2],
+            oq_at, oq_strides[0], oq_strides[1], oq_strides[2], q_heads, q_share, q_group,
+            k_at, k_strides[0], k_strides[1], k_strides[2],
+            ok_at, ok_strides[0], ok_strides[1], ok_strides[2], k_heads, k_share, k_group,
             tokens, tile, tiles, groups, q_groups, int(by_head), int(table[0] > 1),
             c_at, c_steps[0], c_steps[1], c_steps[2], s_at, s_steps[0], s_steps[1], s_steps[2],
             told + 8 * _BLOCKS, blocks, rotated, width * size - rotated,
             max(1, _NEAREST // (width * size)), far, large, int(stream),
         ))  # fmt: skip
-        share(pool, work, job, q_shape[batch] * tiles * groups, 1 + elements // _WORTH_A_THREAD)
+        share(pool, work, job, q_shape[0] * tiles * groups, 1 + elements // _WORTH_A_THREAD)
         if on_the_way and positions.size + tables.size < 0:  # Numba lets go of arrays after their last use
             return LOOK_CLOSER
         return DONE

@@ -173,7 +173,7 @@ def sharing() -> Kernel:
         exchange(pool + DONE, 0)
         for i in range(team):
             exchange(_thread(pool, i) + RANGE, number << 32 | (chunks * i // team) << 16 | chunks * (i + 1) // team)
-        _take_part(pool, 0)
+        _take_part(pool, types.int64(0))  # a literal would be compiled for itself
         while load(pool + DONE) < chunks:
             relax()
         exchange(pool + BUSY, 0)
