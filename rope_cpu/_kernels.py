@@ -152,7 +152,6 @@ def rows(dtype: str, pairing: str) -> Kernel:
             cos, c_batch, c_token, c_head, sin, s_batch, s_token, s_head,
             blocks, count, rotated, rest, together, far, large, stream,
         ) = fetch(job + 2 * 8 * _SIDE, _COMMON)  # fmt: skip
-        last = ((stop - 1) % (tiles * groups) // groups + 1) * tile
         for unit in range(start, stop):
             b, r = unit // (tiles * groups), unit % (tiles * groups)
             g, t0 = (r // tiles, r % tiles * tile) if by_head else (r % groups, r // groups * tile)
@@ -169,7 +168,7 @@ def rows(dtype: str, pairing: str) -> Kernel:
                 t, first = (t0, h0 + i) if by_head else (t0 + i, h0)
                 # The same heads of the next token: where other parts of a buffer lie between tokens, the hardware's own
                 # fetching ahead ends at each. Not beyond the range, where another thread is at work.
-                fetched = far > (x_token == heads * x_head) and not by_head and t + 1 < last
+                fetched = far > (x_token == heads * x_head) and not by_head and (t + 1 < t1 or unit + groups < stop)
                 ahead = x_token if fetched else 0
                 for h in range(first, first + 1 if by_head else h1, together):
                     cr, sr = c + t * c_token + h // share_of * c_head, s + t * s_token + h // share_of * s_head
