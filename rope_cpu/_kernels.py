@@ -270,8 +270,8 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             addresses |= pairs * size
         elements = (q_heads + k_heads) * q_shape[0] * tokens * width
         total, elsewhere = elements * size, not q_in_place and not (both and k_in_place)
-        large = int(total >= stream_above // 2) + int(total > stream_above)
-        stream = elsewhere and large == 2 and addresses % 16 == 0
+        large = int(total >= stream_above // 2) + int(total >= stream_above // 8 * 5) + int(total > stream_above)
+        stream = elsewhere and large == 3 and addresses % 16 == 0
         # 1: only across gaps, as the hardware does well without, 2: everywhere. Where is a matter of measurement.
         far = int(size == 2 or total > _NEAR)
         if far and (stream or (not large if elsewhere else total >= stream_above // 4)):

@@ -32,9 +32,10 @@ def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, stream: Any)
     run: int64 (x, out, cos, sin, blocks, count, rows, x_step, out_step, cos_step, sin_step, ahead, large): addresses of
     first rows; address of the pairs of each block, and how many blocks and rows there are; bytes from row to row
     (cos_step 0: all rows share cos and sin, the heads of one token), how many bytes further on to fetch rows that will
-    be needed soon (0: none), and whether input and output together (1) or each (2) are too large for the caches. The
-    rest are string literals, which select the code. dtype: a key of FORMATS; pairing: "half" or "interleaved"; stream:
-    "stream" stores past the caches, row after row.
+    be needed soon (0: none), and how large the arrays are: 0 where input and output fit the caches together, 1 where
+    they just do not, 2 where they do not by a quarter, 3 where each alone does not. The rest are string literals, which
+    select the code. dtype: a key of FORMATS; pairing: "half" or "interleaved"; stream: "stream" stores past the caches,
+    row after row.
     """
     texts = (dtype, pairing, stream)
     if not all(isinstance(text, types.StringLiteral) for text in texts):
@@ -93,7 +94,7 @@ class _Rows:
         even = b.and_(alone, b.icmp_signed("==", b.and_(pairs, I64(self.widest - 1)), I64(0)))
         fit = b.and_(b.not_(b.and_(part, alone)), b.or_(b.not_(in_place), even))
         never = not self.half and self.format.size == 2  # in place; passes are 8 % faster
-        least = b.select(in_place, I64(3 if never else 2), I64(2 if self.half else 1))
+        least = b.select(in_place, I64(4 if never else 3), I64(2 if self.half else 1))
         return b.and_(fit, b.icmp_signed(">=", self.large, least))
 
     def _row_after_row(self) -> None:
