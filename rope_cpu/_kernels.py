@@ -30,6 +30,13 @@ _BLOCKS = 8  # where the pairs of blocks begin in a form
 _WORTH_A_THREAD = 2**15
 # Bytes of the heads that go together: what is read, fetched ahead and written fits three times into the first cache.
 _NEAREST = 2**14
+# As many tokens are gone through one by one, wherever they lie.
+_FEW_TOKENS = 8
+# Bytes of a run of tokens of one head that are in the first cache: cos and sin, what is read and what is written.
+_RUN = 2**15
+# With fewer runs than these, threads share heads instead of tokens: where tokens are neighbours, rows of two threads
+# have a memory line in common, for each head.
+_FEW_RUNS = 64
 # Bytes of q and k that are in the second cache: loads and stores are what limits wide elements there, so asking for
 # them ahead costs more than it saves.
 _NEAR = 2**20
@@ -133,7 +140,7 @@ def _aliasing_allowed(q, q_in_place, k, k_in_place, out_q, out_k, both, size):
 
 
 # The words of a job: SIDE for q, as many for k, then the rest.
-_SIDE, _COMMON = 11, 23
+_SIDE, _COMMON = 11, 24
 
 
 @cache
@@ -141,20 +148,20 @@ def rows(dtype: str, pairing: str) -> Kernel:
     """Return the kernel that rotates: (address of a job, start, stop), a range of its units of work.
 
     A unit: where heads lie closer in memory than tokens, a few tokens, each with all heads that share its cos and sin;
-    where tokens lie closer, a few heads for a run of tokens whose cos and sin stay in the cache.
+    where tokens lie closer, a run of tokens of all these heads, or of some, while its cos and sin stay in the cache.
     """
     sources = SOURCES
 
     def rotate(job, start, stop):
         _ = sources  # a part of the cache key
         (
-            tokens, tile, tiles, groups, q_groups, by_head, each_batch,
+            tokens, tile, tiles, groups, q_groups, by_head, by_group, each_batch,
             cos, c_batch, c_token, c_head, sin, s_batch, s_token, s_head,
             blocks, count, rotated, rest, together, far, large, stream,
         ) = fetch(job + 2 * 8 * _SIDE, _COMMON)  # fmt: skip
         for unit in range(start, stop):
             b, r = unit // (tiles * groups), unit % (tiles * groups)
-            g, t0 = (r // tiles, r % tiles * tile) if by_head else (r % groups, r // groups * tile)
+            g, t0 = (r // tiles, r % tiles * tile) if by_group else (r % groups, r // groups * tile)
             is_k = g >= q_groups
             (
                 x, x_batch, x_token, x_head, out, o_batch, o_token, o_head, heads, share_of, group,
@@ -166,10 +173,15 @@ def rows(dtype: str, pairing: str) -> Kernel:
             x_step, o_step, c_step, s_step = (x_token, o_token, c_token, s_token) if by_head else (x_head, o_head, 0, 0)
             for i in range(h1 - h0 if by_head else t1 - t0):
                 t, first = (t0, h0 + i) if by_head else (t0 + i, h0)
-                # The same heads of the next token: where other parts of a buffer lie between tokens, the hardware's own
-                # fetching ahead ends at each. Not beyond the range, where another thread is at work.
-                fetched = far > (x_token == heads * x_head) and not by_head and (t + 1 < t1 or unit + groups < stop)
-                ahead = x_token if fetched else 0
+                # What comes next: the same heads of the next token, or the same run of the next head. Where other parts
+                # of a buffer lie between, the hardware's own fetching ahead ends at each. Not beyond the range, where
+                # another thread is at work.
+                last = i + 1 == h1 - h0 if by_head else t + 1 == t1
+                ahead = x_token if not by_head else tile * x_token - i * x_head if last else x_head
+                if last and unit + (1 if by_group else groups) >= stop:
+                    ahead = 0
+                if far <= (x_token == heads * x_head):
+                    ahead = 0
                 for h in range(first, first + 1 if by_head else h1, together):
                     cr, sr = c + t * c_token + h // share_of * c_head, s + t * s_token + h // share_of * s_head
                     xr, tr = x + t * x_token + h * x_head, out + t * o_token + h * o_head
@@ -256,9 +268,16 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
 
         tokens, q_heads, k_heads = q_shape[1], q_shape[2], k_shape[2] if both else 0
         q_share, k_share = max(1, q_heads // table[2]), max(1, k_heads // table[2])
-        by_head = abs(q_strides[1]) < abs(q_strides[2])
-        tile, q_group, k_group = (32, 4, 4) if by_head else (8, q_share, k_share)
-        tiles, q_groups = (tokens + tile - 1) // tile, (q_heads + q_group - 1) // q_group
+        by_head = tokens > _FEW_TOKENS and abs(q_strides[1]) < abs(q_strides[2])
+        elements = (q_heads + k_heads) * q_shape[0] * tokens * width
+        most = 1 + elements // _WORTH_A_THREAD if pool else 1
+        tile = max(8, _RUN // (width * (real_size + 2 * size))) if by_head else 8
+        tiles = (tokens + tile - 1) // tile
+        q_group, k_group, by_group = q_share, k_share, by_head and most > 1 and tiles < _FEW_RUNS
+        if by_group:
+            q_group = max(4, min(q_share, k_share if both else q_share, q_share * tiles // _FEW_RUNS))
+            k_group = q_group
+        q_groups = (q_heads + q_group - 1) // q_group
         groups = q_groups + (k_heads + k_group - 1) // k_group
 
         rotated, addresses = 0, oq_at | ok_at | width * size
@@ -268,25 +287,24 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             pairs = fetch(told + 8 * (_BLOCKS + block), 1)[0]
             rotated += 2 * pairs * size
             addresses |= pairs * size
-        elements = (q_heads + k_heads) * q_shape[0] * tokens * width
         total, elsewhere = elements * size, not q_in_place and not (both and k_in_place)
         large = int(total >= stream_above // 2) + int(total >= stream_above // 8 * 5) + int(total > stream_above)
         stream = elsewhere and large == 3 and addresses % 16 == 0
         # 1: only across gaps, as the hardware does well without, 2: everywhere. Where is a matter of measurement.
-        far = int(size == 2 or total > _NEAR)
-        if far and (stream or (not large if elsewhere else total >= stream_above // 4)):
+        far = int(total > 2 * _NEAR) if by_head else int(size == 2 or total > _NEAR)
+        if far and not by_head and (stream or (not large if elsewhere else total >= stream_above // 4)):
             far = 2
         job = spill((
             q_at, q_strides[0], q_strides[1], q_strides[2],
             oq_at, oq_strides[0], oq_strides[1], oq_strides[2], q_heads, q_share, q_group,
             k_at, k_strides[0], k_strides[1], k_strides[2],
             ok_at, ok_strides[0], ok_strides[1], ok_strides[2], k_heads, k_share, k_group,
-            tokens, tile, tiles, groups, q_groups, int(by_head), int(table[0] > 1),
+            tokens, tile, tiles, groups, q_groups, int(by_head), int(by_group), int(table[0] > 1),
             c_at, c_steps[0], c_steps[1], c_steps[2], s_at, s_steps[0], s_steps[1], s_steps[2],
             told + 8 * _BLOCKS, blocks, rotated, width * size - rotated,
             max(1, _NEAREST // (width * size)), far, large, int(stream),
         ))  # fmt: skip
-        share(pool, work, job, q_shape[0] * tiles * groups, 1 + elements // _WORTH_A_THREAD)
+        share(pool, work, job, q_shape[0] * tiles * groups, most)
         if on_the_way and positions.size + tables.size < 0:  # Numba lets go of arrays after their last use
             return LOOK_CLOSER
         return DONE

@@ -44,12 +44,11 @@ class Part:
         self.shared = b.icmp_signed("==", steps[2], I64(0))
         self.moves = [step for step in steps[:2] for _ in apart] + steps[2:] * blocks
 
-    def rows(self, lanes: int, count: int, overlap: bool = False) -> None:
-        """Rotate, in all rows and each block, `count` vectors of pairs; overlap: the last one ends where it does."""
+    def rows(self, lanes: int, count: int, overlap: int = 0) -> None:
+        """Rotate, in all rows and each block, `count` vectors of pairs; the last `overlap` of them end where it does."""
         b, rotated = self.b, 2 * self.sides
-        indices = [I64(n * lanes) for n in range(count)]
-        if overlap:
-            indices[-1] = b.sub(b.sub(self.pairs, self.at), I64(lanes))
+        indices = [I64(n * lanes) for n in range(count - overlap)]
+        indices += [b.sub(b.sub(self.pairs, self.at), I64(n * lanes)) for n in range(overlap, 0, -1)]
         each = list(product(range(self.blocks), indices))
 
         def made_ready(places: Sequence[Any]) -> list[Step]:
@@ -70,14 +69,25 @@ class Part:
             with others, plain_loop(b, self.count, self.starts, self.moves) as places:
                 rotate(places, made_ready(places))
 
-    def row(self, lanes: int) -> None:
-        """Rotate one row, vector by vector; the last may overlap the one before, where the row goes elsewhere."""
-        b, places = self.b, self.starts
-        times, last = b.udiv(b.add(self.pairs, I64(lanes - 1)), I64(lanes)), b.sub(self.pairs, I64(lanes))
-        with plain_loop(b, times, [I64(0)], [I64(lanes)]) as (i,):
-            i = b.select(b.icmp_signed("<", i, last), i, last)
-            self._fetch_ahead(places, i, lanes)
-            self._store(self._step(places, i, lanes)(places[: self.sides]), places[self.sides : 2 * self.sides], i)
+    def row_by_row(self, lanes: int, count: int) -> None:
+        """Rotate rows, `count` vectors at a time, then one by one; the last may overlap the one before."""
+        b, whole = self.b, lanes * count
+        done, last = b.and_(self.pairs, I64(-whole)), b.sub(self.pairs, I64(lanes))
+        pieces, rest = b.udiv(self.pairs, I64(whole)), b.sub(self.pairs, done)
+        vectors = b.udiv(b.add(rest, I64(lanes - 1)), I64(lanes))
+        with plain_loop(b, self.count, self.starts, self.moves) as places:
+            with plain_loop(b, pieces, [I64(0)], [I64(whole)]) as (i,):
+                self._fetch_ahead(places, i, whole)
+                for n in range(count):
+                    self._rotate_at(places, b.add(i, I64(n * lanes)), lanes)
+            with plain_loop(b, vectors, [done], [I64(lanes)]) as (i,):
+                i = b.select(b.icmp_signed("<", i, last), i, last)
+                self._fetch_ahead(places, i, lanes)
+                self._rotate_at(places, i, lanes)
+
+    def _rotate_at(self, places: Sequence[Any], i: Any, lanes: int) -> None:
+        values = self._step(places, i, lanes)(places[: self.sides])
+        self._store(values, places[self.sides : 2 * self.sides], i)
 
     def _of(self, block: int, sides: Sequence[Any]) -> Sequence[Any]:
         return sides[block * self.halves : (block + 1) * self.halves]

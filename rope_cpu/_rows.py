@@ -87,19 +87,20 @@ class _Rows:
 
     def _row_by_row(self) -> Any:
         """Tell whether there are several parts to a row, rows may go one by one, and are far enough for that to pay."""
-        b, whole, pairs = self.b, self.piece, self._pairs(I64(0))
+        b, pairs = self.b, self._pairs(I64(0))
         alone = b.icmp_signed("==", self.count, I64(1))
-        part = b.or_(b.icmp_signed("==", pairs, I64(whole)), b.icmp_signed("<=", pairs, I64(whole // 2)))
+        part = b.icmp_signed("<=", pairs, I64(self.piece))
         in_place = b.icmp_signed("==", *self.starts[:2])
         even = b.and_(alone, b.icmp_signed("==", b.and_(pairs, I64(self.widest - 1)), I64(0)))
         fit = b.and_(b.not_(b.and_(part, alone)), b.or_(b.not_(in_place), even))
-        never = not self.half and self.format.size == 2  # in place; passes are 8 % faster
-        least = b.select(in_place, I64(4 if never else 3), I64(2 if self.half else 1))
+        least = b.select(in_place, I64(3), I64(2 if self.half else 1))
         return b.and_(fit, b.icmp_signed(">=", self.large, least))
 
     def _row_after_row(self) -> None:
-        self._tell(len(self.starts) + len(self.moves), [I64(1)])
-        with plain_loop(self.b, self.rows, self.starts, self.moves) as starts:
+        b = self.b
+        alone = b.icmp_signed("==", self.count, I64(1))  # then the function of the block goes over rows
+        self._tell(len(self.starts) + len(self.moves), [b.select(alone, self.rows, I64(1))])
+        with plain_loop(b, b.select(alone, I64(1), self.rows), self.starts, self.moves) as starts:
             self._blocks(starts, self._row)
 
     def _tell(self, at: int, values: Sequence[Any]) -> None:
@@ -124,7 +125,7 @@ class _Rows:
         """Rotate a block of one row."""
         with self.b.if_else(self.b.icmp_signed(">=", pairs, I64(self.widest))) as (wide, narrow):
             with wide:
-                self._call("row", lambda part: part.row(self.widest), I64(0), pairs)
+                self._call("row", lambda part: part.row_by_row(self.widest, self.piece // self.widest), I64(0), pairs)
             with narrow:
                 self._end(I64(0), pairs, self.widest // 2, pairs)
 
@@ -142,31 +143,30 @@ class _Rows:
         twins = b.and_(b.and_(alike, fits), b.and_(b.not_(done), b.icmp_signed("!=", following, I64(0))))
         b.store(twins, self.done)
         with b.if_then(twins):
-            self._call("twins", lambda part: part.rows(nearly, 2, overlap=True), I64(0), pairs, blocks=2)
+            self._call("twins", lambda part: part.rows(nearly, 2, overlap=1), I64(0), pairs, blocks=2)
         with b.if_then(b.not_(b.or_(twins, done))):
             self._block(pairs, block)
 
     def _block(self, pairs: Any, _: Any) -> None:
-        """Rotate a block: in wide vectors, at its end two that overlap or a single one, as wide as fits."""
-        b, whole, widest = self.b, self.piece, self.widest
+        """Rotate a block: whole pieces, then in one pass what is left, as wide as fits; its last vectors may overlap."""
+        b, widest, whole, few = self.b, self.widest, self.piece, 2 * self.widest
         with cgutils.for_range(b, b.sdiv(pairs, I64(whole))) as loop:
             self._vectors(b.mul(loop.index, I64(whole)), widest, pairs, whole // widest)
         at = b.and_(pairs, I64(-whole))
-        while (whole := whole // 2) > widest:
-            part = b.and_(pairs, I64(whole))
-            with b.if_then(b.icmp_signed("!=", part, I64(0))):
-                self._vectors(at, widest, pairs, whole // widest)
-            at = b.add(at, part)
-        left = b.sub(pairs, at)
-        with b.if_then(b.icmp_signed("!=", left, I64(0))):
+        left, step = b.sub(pairs, at), self.format.lanes
+        for most in range(few + step, whole + 1, step):
+            fits = b.and_(b.icmp_signed(">", left, I64(most - step)), b.icmp_signed("<=", left, I64(most)))
+            with b.if_then(fits):
+                self._vectors(at, widest, pairs, most // widest, step // widest)
+        with b.if_then(b.and_(b.icmp_signed("!=", left, I64(0)), b.icmp_signed("<=", left, I64(few)))):
             self._end(at, left, widest, pairs)
 
     def _end(self, at: Any, left: Any, lanes: int, pairs: Any) -> None:
-        """Rotate the last pairs of a block, fewer than 2·lanes."""
+        """Rotate the last pairs of a block, at most 2·lanes."""
         b = self.b
         with b.if_else(b.icmp_signed(">", left, I64(lanes))) as (two, one):
             with two:
-                self._call(f"ends_{lanes}", lambda part: part.rows(lanes, 2, overlap=True), at, pairs)
+                self._vectors(at, lanes, pairs, 2, 1)
             with one, b.if_else(b.icmp_signed("==", left, I64(lanes))) as (fits, narrower):
                 with fits:
                     self._vectors(at, lanes, pairs, 1)
@@ -174,10 +174,11 @@ class _Rows:
                     if lanes > 1:
                         self._end(at, left, lanes // 2, pairs)
 
-    def _vectors(self, at: Any, lanes: int, pairs: Any, count: int) -> None:
+    def _vectors(self, at: Any, lanes: int, pairs: Any, count: int, overlap: int = 0) -> None:
         # A whole piece, what most heads consist of, stands in the caller: a call would take 3 % of a decode step.
-        where = "alwaysinline" if lanes * count == self.piece else "noinline"
-        self._call(f"vectors_{lanes}_{count}", lambda part: part.rows(lanes, count), at, pairs, where)
+        where = "noinline" if overlap or lanes * count < self.piece else "alwaysinline"
+        name = f"vectors_{lanes}_{count}" + "_overlapping" * bool(overlap)
+        self._call(name, lambda part: part.rows(lanes, count, overlap), at, pairs, where)
 
     def _call(
         self,
