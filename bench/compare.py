@@ -40,8 +40,10 @@ def compare_case(new: Result, old: Result, here: bool = True) -> list[Finding]:
     """Return how each row of ours in one case changed; here: both were measured on the same machine.
 
     A machine is not as fast today as it was then; so a row must have changed in seconds and in times of its yardsticks,
-    which were measured in the same rounds: the limit (without one, the first peer), and what new memory costs where the
-    row returns such. On another machine only the limit means something.
+    which were measured in the same rounds: the limit (without one, the first peer), what cores do in their first caches
+    (a virtual machine's may be two of one core for a minute), the same as the limit from one array to another where
+    results go elsewhere, and what new memory costs where the row returns such. On another machine only the limit means
+    something.
     """
     olds, found = {row.name: row for row in old.timed("ours")}, []
     for row in new.timed("ours"):
@@ -61,7 +63,7 @@ def compare_case(new: Result, old: Result, here: bool = True) -> list[Finding]:
 def _yardsticks(case: Result, row: Row) -> list[Row]:
     # The limit on the most threads, even where one is faster: what slows threads down slows it as well.
     yards = [*case.timed("limit")[::-1], *case.timed("peer")][:1]
-    return yards + (case.timed("memory") if row.new else [])
+    return yards + case.timed("core", "copy") + (case.timed("memory") if row.new else [])
 
 
 def confirm(

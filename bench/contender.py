@@ -36,7 +36,8 @@ class Ready:
 class Contender:
     """One row of a case. bind: gets it ready, or raises UnavailableError.
 
-    role: "ours", "floor" (part of ours), "peer", "limit" (of the machine) or "memory" (its taking new memory).
+    role: "ours", "floor" (part of ours), "peer", "limit" (of the machine), or, to tell a slow machine from slow code,
+    "copy" (the same from one array to another), "core" (work in the first cache) or "memory" (taking new memory).
     """
 
     name: str
@@ -90,17 +91,34 @@ def rotating(name: str, problem: Problem, label: str | None = None, threads: int
 
 
 def limits(moved: int, copies: int = 1, threads: Sequence[int] = ()) -> list[Contender]:
-    """Return the scaling of as many bytes in place, on one thread and on more; the fastest is the limit."""
+    """Return the scaling of as many bytes in place, on one thread and on more: the fastest is the limit; and "core"."""
     shared: list[Any] = []
 
     def bind(count: int) -> Ready:
         if not shared:
             shared.extend(limit.buffers(moved, copies))
         enter, one = partial(rope_cpu.set_num_threads, count) if count > 1 else _nothing, np.ones(1, np.float32)
-        return Ready(limit.scale, [(x, one, count > 1) for x in shared], moved, enter=enter)
+        return Ready(limit.scale, [(x, x, one, count > 1) for x in shared], moved, enter=enter)
 
     counts = sorted({1, *(threads or (rope_cpu.get_num_threads(),))})
-    return [Contender("limit" + _on(count), "limit", partial(bind, count)) for count in counts]
+    rows = [Contender("limit" + _on(count), "limit", partial(bind, count)) for count in counts]
+    return [*rows, Contender("scaled in the first cache", "core", _in_cores)]
+
+
+def _in_cores() -> Ready:
+    arguments = limit.core_buffer(), np.ones(1, np.float32), rope_cpu.get_num_threads() > 1
+    return Ready(limit.scale_in_cores, [arguments])
+
+
+def copy(moved: int, copies: int = 1) -> Contender:
+    """Return the scaling of as many bytes from one array to another, which takes twice the room in the caches."""
+    parallel, one = rope_cpu.get_num_threads() > 1, np.ones(1, np.float32)
+
+    def bind() -> Ready:
+        pairs = zip(limit.buffers(moved, copies), limit.buffers(moved, copies), strict=True)
+        return Ready(limit.scale, [(x, out, one, parallel) for x, out in pairs], moved)
+
+    return Contender("scaled into another array", "copy", bind)
 
 
 def memory(size: int) -> Contender:

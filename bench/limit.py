@@ -17,6 +17,9 @@ from rope_cpu._words import fetch, pointer, spill
 Array = NDArray[Any]
 
 _UNIT = 2**14  # elements that threads share in
+# Elements that fit the first cache, how many times they are scaled there, and for how many such units, to keep each
+# core busy for some 20 µs.
+_CORE_UNIT, _CORE_TIMES, _CORE_UNITS = 2**12, 64, 8
 
 
 def memory(size: int, past: int = 0) -> NDArray[np.uint8]:
@@ -27,39 +30,61 @@ def memory(size: int, past: int = 0) -> NDArray[np.uint8]:
 
 
 @cache
-def _scaling() -> tuple[Any, int]:
-    """Return the compiled kernel (x, factor, work, pool), and the `work` it needs: as plain as a kernel can be."""
+def _scaling(elsewhere: bool) -> tuple[Any, int]:
+    """Return the compiled kernel (x, out, factor, unit, times, work, pool), and the `work` it needs: as plain as a kernel can be.
+
+    elsewhere: out is not x. The compiler must know, as it would not make vectors of what may be either.
+    """
     sources = SOURCES
 
     def scale_part(job, start, stop):  # type: ignore[no-untyped-def]
         _ = sources  # a part of the cache key
-        at, size, factor_at = fetch(job, 3)
-        part = carray(pointer(at, "float32"), (size,))[start * _UNIT : stop * _UNIT]
+        at, to, size, factor_at, unit, times = fetch(job, 6)
         factor = carray(pointer(factor_at, "float32"), (1,))[0]
-        for i in range(part.size):
-            part[i] *= factor
+        for first in range(start * unit, stop * unit, unit):
+            part = carray(pointer(at, "float32"), (size,))[first : first + unit]
+            for _ in range(times):
+                if elsewhere:
+                    out = carray(pointer(to, "float32"), (size,))[first : first + unit]
+                    for i in range(part.size):
+                        out[i] = part[i] * factor
+                else:
+                    for i in range(part.size):
+                        part[i] *= factor
         return 0
 
-    def scale(x, factor, work, pool):  # type: ignore[no-untyped-def]
+    def scale(x, out, factor, unit, times, work, pool):  # type: ignore[no-untyped-def]
         _ = sources
-        share(pool, work, spill((x.ctypes.data, x.size, factor.ctypes.data)), -(-x.size // _UNIT), x.size // _UNIT)
+        job = spill((x.ctypes.data, out.ctypes.data, x.size, factor.ctypes.data, unit, times))
+        share(pool, work, job, -(-x.size // unit), x.size * times // _UNIT)
         return 0
 
     array, word = types.Array(types.float32, 1, "C"), types.int64
-    kernel = compiled(scale, "scale", (array, array, word, word))
-    return kernel, address(compiled(scale_part, "scale_part", (word,) * 3))
+    kernel = compiled(scale, "scale", (array, array, array, word, word, word, word))
+    name = "scale_part_elsewhere" if elsewhere else "scale_part"
+    return kernel, address(compiled(scale_part, name, (word,) * 3))
 
 
-def scale(x: Array, factor: Array, parallel: bool) -> None:
-    """Multiply contiguous float32 by factor[0] in place."""
-    kernel, work = _scaling()
-    kernel(x, factor, work, _threads.pool() if parallel else 0)
+def scale(x: Array, out: Array, factor: Array, parallel: bool, unit: int = _UNIT, times: int = 1) -> None:
+    """Write contiguous float32 times factor[0] to out, which may be x; so many elements at a time, each several times."""
+    kernel, work = _scaling(out is not x)
+    kernel(x, out, factor, unit, times, work, _threads.pool() if parallel else 0)
+
+
+def scale_in_cores(x: Array, factor: Array, parallel: bool) -> None:
+    """Keep cores busy with what lies in their first cache; x: from `core_buffer`."""
+    scale(x, x, factor, parallel, _CORE_UNIT, _CORE_TIMES)
+
+
+def core_buffer() -> Array:
+    """Return what `scale_in_cores` takes."""
+    return memory(4 * _CORE_UNIT * _CORE_UNITS).view(np.float32)
 
 
 def scale_new(floats: int, factor: Array, parallel: bool) -> Array:
     """Multiply so many float32 of new memory by factor[0]; what they are does not matter."""
     x = np.empty(floats, np.float32)
-    scale(x, factor, parallel)
+    scale(x, x, factor, parallel)
     return x
 
 

@@ -38,7 +38,7 @@ def case_lines(case: Result) -> Iterator[str]:
         yield _row(case, row)
     if case.limit:
         yield _row(case, case.limit)
-    for row in case.timed("memory"):
+    for row in case.timed("copy", "memory"):
         yield _row(case, row)
     reasons: dict[str, list[str]] = {}
     for row in case.rows:
@@ -61,7 +61,7 @@ def _row(case: Result, row: Row) -> str:
     rate = _digits(row.rate / 1e9) if row.moved else ""
     share = f"{100 / case.ratio(row, case.limit).median:.0f} %" if row.moved and case.limit else ""
     ratio = interval = ""
-    if case.base and row.role not in ("limit", "memory"):
+    if case.base and row.role in ("ours", "floor", "peer"):
         ratio, interval = ("1", "") if row is case.base else _ratio(case.ratio(row))
     times = f"  {row.name:<31}{duration(seconds.median):>10}  {quartiles:>13}"
     return f"{times}  {rate:>6} {share:>6}  {ratio:>6}  {interval}".rstrip()

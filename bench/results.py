@@ -64,7 +64,7 @@ def _figures(case: Result, row: Row) -> dict[str, Any]:
         figures["gb_per_s"] = row.rate / 1e9
         if case.limit:
             figures["of_limit"] = 1 / case.ratio(row, case.limit).median
-    if case.base and row.role not in ("limit", "memory"):
+    if case.base and row.role in ("ours", "floor", "peer"):
         ratio = case.ratio(row)
         bounded = [ratio.low, ratio.high] if ratio.low > 0 else None
         figures["ratio"] = {"median": ratio.median, "interval": bounded, "meaningless": ratio.meaningless}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.bench.contender import Case, Contender, limits, memory, rotating
+from rope_cpu.bench.contender import Case, Contender, copy, limits, memory, rotating
 from rope_cpu.bench.environment import last_level_cache
 from rope_cpu.bench.implementations import BY_NAME, PEERS
 from rope_cpu.bench.models import Model
@@ -112,8 +112,10 @@ def _effort(compared: bool, slow: bool) -> Effort:
 def _rows(problem: Problem, names: Sequence[str], threads: Sequence[int] = ()) -> list[Contender]:
     rows = [rotating(name, problem, threads=n) for name in names for n in threads or (None,)]
     # Those for the other pairing are no news to anybody.
-    new = [memory(problem.moved // 2)] if any(BY_NAME[name].new for name in names) else []
-    return [row for row in rows if row is not None] + limits(problem.moved, problem.copies, threads) + new
+    yards = limits(problem.moved, problem.copies, threads)
+    yards += [] if problem.in_place else [copy(problem.moved, problem.copies)]
+    yards += [memory(problem.moved // 2)] if any(BY_NAME[name].new for name in names) else []
+    return [row for row in rows if row is not None] + yards
 
 
 def inv_freq(dim: int, base: float = 500000.0) -> Any:
