@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import rope_cpu
+from rope_cpu._threads import SERIAL_ELEMENTS
 from rope_cpu.bench import limit
 from rope_cpu.bench.implementations import BY_NAME
 from rope_cpu.bench.problem import Problem
@@ -102,12 +103,12 @@ def limits(moved: int, copies: int = 1, threads: Sequence[int] = ()) -> list[Con
 
     counts = sorted({1, *(threads or (rope_cpu.get_num_threads(),))})
     rows = [Contender("limit" + _on(count), "limit", partial(bind, count)) for count in counts]
-    return [*rows, Contender("scaled in the first cache", "core", _in_cores)]
+    return [*rows, Contender("scaled in the first cache", "core", partial(_in_cores, moved))]
 
 
-def _in_cores() -> Ready:
-    arguments = limit.core_buffer(), np.ones(1, np.float32), rope_cpu.get_num_threads() > 1
-    return Ready(limit.scale_in_cores, [arguments])
+def _in_cores(moved: int) -> Ready:
+    parallel = rope_cpu.get_num_threads() > 1 and moved > 8 * SERIAL_ELEMENTS  # as a rotation of so many bytes
+    return Ready(limit.scale_in_cores, [(limit.core_buffer(), np.ones(1, np.float32), parallel)])
 
 
 def copy(moved: int, copies: int = 1) -> Contender:

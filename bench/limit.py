@@ -31,7 +31,7 @@ def memory(size: int, past: int = 0) -> NDArray[np.uint8]:
 
 @cache
 def _scaling(elsewhere: bool) -> tuple[Any, int]:
-    """Return the compiled kernel (x, out, factor, unit, times, work, pool), and the `work` it needs: as plain as a kernel can be.
+    """Return the kernel (x, out, factor, unit, times, work, pool), as plain as can be, and the `work` it needs.
 
     elsewhere: out is not x. The compiler must know, as it would not make vectors of what may be either.
     """
@@ -66,7 +66,7 @@ def _scaling(elsewhere: bool) -> tuple[Any, int]:
 
 
 def scale(x: Array, out: Array, factor: Array, parallel: bool, unit: int = _UNIT, times: int = 1) -> None:
-    """Write contiguous float32 times factor[0] to out, which may be x; so many elements at a time, each several times."""
+    """Write contiguous float32 times factor[0] to out, which may be x; `unit` elements at a time, each so often."""
     kernel, work = _scaling(out is not x)
     kernel(x, out, factor, unit, times, work, _threads.pool() if parallel else 0)
 

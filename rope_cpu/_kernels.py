@@ -288,11 +288,11 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             rotated += 2 * pairs * size
             addresses |= pairs * size
         total, elsewhere = elements * size, not q_in_place and not (both and k_in_place)
-        large = int(total >= stream_above // 2) + int(total >= stream_above // 8 * 5) + int(total > stream_above)
+        large = int(total >= stream_above // 4) + int(total >= stream_above // 2) + int(total > stream_above)
         stream = elsewhere and large == 3 and addresses % 16 == 0
         # 1: only across gaps, as the hardware does well without, 2: everywhere. Where is a matter of measurement.
         far = int(total > 2 * _NEAR) if by_head else int(size == 2 or total > _NEAR)
-        if far and not by_head and (stream or (not large if elsewhere else total >= stream_above // 4)):
+        if far and not by_head and (stream or (not elsewhere and total > stream_above // 2)):
             far = 2
         job = spill((
             q_at, q_strides[0], q_strides[1], q_strides[2],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import product
 from typing import Any
 
 from llvmlite import ir
@@ -16,89 +15,128 @@ from rope_cpu._turn import Step, turn_half, turn_interleaved
 # What the functions that rotate parts are told of a run, by a pointer: the places of the row and its cos and sin, the
 # steps from row to row, how many rows there are, and how far on to fetch.
 TOLD = 10
+# So many pairs or fewer go one by one.
+FEW = 4
 
 
 class Part:
-    """Emits the body of a function that rotates some pairs of a block, or of equal ones in a row, in all rows of a run.
+    """Emits the body of a function that rotates, in all rows of a run, some pairs of a block or all blocks.
 
     The addresses are, of each block, those of a row's halves, or of the row; the same of the output; then of each block
-    cos and sin.
+    cos and sin. blocks: how many equal ones are rotated at a time.
     """
 
-    def __init__(self, memory: Memory, half: bool, blocks: int, told: Any, at: Any, pairs: Any) -> None:
-        b, size = memory.b, memory.format.size
-        x, out, cos, sin, *steps, self.count, self.ahead = (
-            b.load(cgutils.gep_inbounds(b, told, 0, place)) for place in range(TOLD)
-        )
-        self.b, self.memory, self.at, self.pairs = b, memory, at, pairs
+    def __init__(self, memory: Memory, half: bool, told: Any, blocks: int = 1) -> None:
+        b = memory.b
+        values = [b.load(cgutils.gep_inbounds(b, told, 0, place)) for place in range(TOLD)]
+        self.starts, self.steps, (self.count, self.ahead) = values[:4], values[4:8], values[8:]
+        self.b, self.memory = b, memory
         self.turn, self.width = (turn_half, 1) if half else (turn_interleaved, 2)
-        # Addresses apart for the two halves, so that all that is added to them in a loop are constants.
         self.blocks, self.halves = blocks, 2 if half else 1
-        self.sides, real_size = blocks * self.halves, memory.format.real_size
-        apart = [b.mul(pairs, I64(side * size)) for side in range(self.sides)]
-        skipped, passed = b.mul(at, I64(self.width * size)), b.mul(at, I64(real_size))
-        self.starts = [b.add(b.add(base, skipped), side) for base in (x, out) for side in apart]
-        for block in range(blocks):
-            before = b.add(passed, b.mul(pairs, I64(block * real_size)))
-            self.starts += [b.add(base, before) for base in (cos, sin)]
-        self.shared = b.icmp_signed("==", steps[2], I64(0))
-        self.moves = [step for step in steps[:2] for _ in apart] + steps[2:] * blocks
+        self.sides = blocks * self.halves
 
-    def rows(self, lanes: int, count: int, overlap: int = 0) -> None:
-        """Rotate, in all rows and each block, `count` vectors of pairs; the last `overlap` of them end where it does."""
+    def rows(self, at: Any, pairs: Any, lanes: int, count: int, overlap: int = 0) -> None:
+        """Rotate, in all rows, `count` vectors of pairs from pair `at` on of a block, or of each of equal ones.
+
+        pairs: of a block; the last `overlap` vectors end where it does.
+        """
         b, rotated = self.b, 2 * self.sides
         indices = [I64(n * lanes) for n in range(count - overlap)]
-        indices += [b.sub(b.sub(self.pairs, self.at), I64(n * lanes)) for n in range(overlap, 0, -1)]
-        each = list(product(range(self.blocks), indices))
-
-        def made_ready(places: Sequence[Any]) -> list[Step]:
-            return [self._step(places, i, lanes, block) for block, i in each]
-
-        def rotate(places: Sequence[Any], ready: Sequence[Step]) -> None:
-            self._fetch_ahead(places, I64(0), lanes * count)
-            # All are read before any is stored: vectors that overlap find what they read as it was.
-            turned = [step(self._of(block, places)) for step, (block, _) in zip(ready, each, strict=True)]
-            for (block, i), values in zip(each, turned, strict=True):
-                self._store(values, self._of(block, places[self.sides :]), i)
-
-        with b.if_else(self.shared) as (shared, others):
+        indices += [b.sub(b.sub(pairs, at), I64(n * lanes)) for n in range(overlap, 0, -1)]
+        starts = self._places(self.starts, pairs, at)
+        moves = [step for step in self.steps[:2] for _ in range(self.sides)] + self.steps[2:] * self.blocks
+        with b.if_else(b.icmp_signed("==", self.steps[2], I64(0))) as (shared, others):
             with shared:
-                ready = made_ready(self.starts)
-                with plain_loop(b, self.count, self.starts[:rotated], self.moves[:rotated]) as places:
-                    rotate(places, ready)
-            with others, plain_loop(b, self.count, self.starts, self.moves) as places:
-                rotate(places, made_ready(places))
+                ready = self._made_ready(starts, indices, lanes)
+                with plain_loop(b, self.count, starts[:rotated], moves[:rotated]) as places:
+                    self._fetch_ahead(places, I64(0), lanes * count)
+                    self._rotate(places, indices, lanes, ready)
+            with others, plain_loop(b, self.count, starts, moves) as places:
+                self._fetch_ahead(places, I64(0), lanes * count)
+                self._rotate(places, indices, lanes, self._made_ready(places, indices, lanes))
 
-    def row_by_row(self, lanes: int, count: int) -> None:
-        """Rotate rows, `count` vectors at a time, then one by one; the last may overlap the one before."""
+    def pieces_row_by_row(self, at: Any, pairs: Any, lanes: int, count: int) -> None:
+        """Rotate a block of one row after the other, `count` vectors at a time, as often as they fit."""
+        with plain_loop(self.b, self.count, self.starts, self.steps) as starts:
+            self._pieces(self._places(starts, pairs, at), pairs, lanes, count)
+
+    def row_by_row(self, blocks: Any, number: Any, lanes: int, count: int) -> None:
+        """Rotate all blocks of one row after the other; blocks: address of how many pairs each has; number: of them."""
+        b, size, real_size = self.b, self.memory.format.size, self.memory.format.real_size
+        with plain_loop(b, self.count, self.starts, self.steps) as starts:
+            moves = [I64(8)]
+            with plain_loop(b, number, [blocks, *starts], moves) as (block, *of_block):
+                pairs = b.load(b.inttoptr(block, I64.as_pointer()))
+                moves += [b.mul(pairs, I64(width)) for width in (2 * size, 2 * size, real_size, real_size)]
+                places = self._places(of_block, pairs, I64(0))
+                self._pieces(places, pairs, lanes, count)
+                at = b.and_(pairs, I64(-lanes * count))
+                left = b.sub(pairs, at)
+                with b.if_then(b.icmp_signed("!=", left, I64(0))):
+                    self._rest(places, at, left, lanes, lanes * count // 2)
+
+    def _pieces(self, places: Sequence[Any], pairs: Any, lanes: int, count: int) -> None:
         b, whole = self.b, lanes * count
-        done, last = b.and_(self.pairs, I64(-whole)), b.sub(self.pairs, I64(lanes))
-        pieces, rest = b.udiv(self.pairs, I64(whole)), b.sub(self.pairs, done)
-        vectors = b.udiv(b.add(rest, I64(lanes - 1)), I64(lanes))
-        with plain_loop(b, self.count, self.starts, self.moves) as places:
-            with plain_loop(b, pieces, [I64(0)], [I64(whole)]) as (i,):
-                self._fetch_ahead(places, i, whole)
-                for n in range(count):
-                    self._rotate_at(places, b.add(i, I64(n * lanes)), lanes)
-            with plain_loop(b, vectors, [done], [I64(lanes)]) as (i,):
-                i = b.select(b.icmp_signed("<", i, last), i, last)
-                self._fetch_ahead(places, i, lanes)
-                self._rotate_at(places, i, lanes)
+        with plain_loop(b, b.udiv(pairs, I64(whole)), [I64(0)], [I64(whole)]) as (at,):
+            self._vectors(places, [b.add(at, I64(n * lanes)) for n in range(count)], lanes)
 
-    def _rotate_at(self, places: Sequence[Any], i: Any, lanes: int) -> None:
-        values = self._step(places, i, lanes)(places[: self.sides])
-        self._store(values, places[self.sides : 2 * self.sides], i)
+    def _rest(self, places: Sequence[Any], at: Any, pairs: Any, lanes: int, most: int) -> None:
+        """Rotate the last pairs of a block, at most 2·most: `most` from the first on and as many to the last."""
+        b, lanes = self.b, min(lanes, most)
+        if most < FEW:
+            with plain_loop(b, pairs, [at], [I64(1)]) as (i,):
+                self._vectors(places, [i], 1)
+            return
+        with b.if_else(b.icmp_signed(">", pairs, I64(most))) as (fits, fewer):
+            with fits:
+                ends, ahead = b.add(at, b.sub(pairs, I64(most))), range(0, most, lanes)
+                self._vectors(places, [b.add(start, I64(n)) for start in (at, ends) for n in ahead], lanes)
+            with fewer:
+                self._rest(places, at, pairs, lanes, most // 2)
 
-    def _of(self, block: int, sides: Sequence[Any]) -> Sequence[Any]:
-        return sides[block * self.halves : (block + 1) * self.halves]
+    def _vectors(self, places: Sequence[Any], indices: Sequence[Any], lanes: int) -> None:
+        self._fetch_ahead(places, indices[0], lanes * len(indices))
+        self._rotate(places, indices, lanes, self._made_ready(places, indices, lanes))
 
-    def _step(self, places: Sequence[Any], i: Any, lanes: int, block: int = 0) -> Step:
-        cos, sin = places[2 * self.sides :][2 * block : 2 * block + 2]
-        return self.turn(self.memory, cos, sin, i, lanes)
+    def _places(self, starts: Sequence[Any], pairs: Any, at: Any) -> list[Any]:
+        """Return the addresses of pair `at` of each block, from those of the first one's x, out, cos and sin."""
+        b, size, real_size = self.b, self.memory.format.size, self.memory.format.real_size
+        # Addresses apart for the two halves, so that all that is added to them in a loop are constants.
+        apart = [b.mul(pairs, I64(side * size)) for side in range(self.sides)]
+        skipped, passed = b.mul(at, I64(self.width * size)), b.mul(at, I64(real_size))
+        places = [b.add(b.add(base, skipped), side) for base in starts[:2] for side in apart]
+        for block in range(self.blocks):
+            before = b.add(passed, b.mul(pairs, I64(block * real_size)))
+            places += [b.add(base, before) for base in starts[2:]]
+        return places
 
-    def _store(self, values: Sequence[Any], outs: Sequence[Any], i: Any) -> None:
-        for value, out in zip(values, outs, strict=True):
-            self.memory.store(value, out, self.b.mul(i, I64(self.width)))
+    def _made_ready(self, places: Sequence[Any], indices: Sequence[Any], lanes: int) -> list[list[Step]]:
+        cos_sin = places[2 * self.sides :]
+        return [
+            [self.turn(self.memory, cos, sin, i, lanes) for i in indices]
+            for cos, sin in zip(cos_sin[::2], cos_sin[1::2], strict=True)
+        ]
+
+    def _rotate(self, places: Sequence[Any], indices: Sequence[Any], lanes: int, ready: list[list[Step]]) -> None:
+        """Rotate vectors of pairs of each block in one row.
+
+        All are read before any is stored: vectors that overlap find what they read as it was. Both go line by line:
+        with the halves in turn, what does not fit the last-level cache takes up to 1.4 times as long.
+        """
+        given = []
+        for x in places[: self.sides]:
+            given.append([self._load(x, i, lanes) for i in indices])
+            _keep_order(self.b)
+        turned: list[Sequence[Any]] = []
+        for block, steps in enumerate(ready):
+            halves = given[block * self.halves : (block + 1) * self.halves]
+            turned += zip(*(step(values) for step, *values in zip(steps, *halves, strict=True)), strict=True)
+        for out, values in zip(places[self.sides :], turned, strict=False):
+            for i, value in zip(indices, values, strict=True):
+                self.memory.store(value, out, self.b.mul(i, I64(self.width)))
+
+    def _load(self, x: Any, i: Any, lanes: int) -> Any:
+        return self.memory.load(x, self.b.mul(i, I64(self.width)), self.width * lanes)
 
     def _fetch_ahead(self, places: Sequence[Any], i: Any, count: int) -> None:
         """Ask for the elements of `count` pairs, where rows further on are to be fetched."""
@@ -108,9 +146,14 @@ class Part:
                 self.memory.prefetch(b.add(x, self.ahead), b.mul(i, I64(self.width)), self.width * count)
 
 
+def _keep_order(b: Any) -> None:
+    """Keep what is read before apart from what is read after, in LLVM's eyes."""
+    b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+
+
 @contextmanager
 def plain_loop(b: Any, times: Any, starts: Sequence[Any], moves: Sequence[Any]) -> Iterator[list[Any]]:
-    """Emit a loop whose body sees `starts`, each further on by its move every time.
+    """Emit a loop whose body sees `starts`, each further on by its move every time; the body may add to the moves.
 
     What the body does is as long as it should be. Nothing is known of values that have been through assembly, however
     empty: so LLVM does not repeat the body, and does not make of every address in it a variable to be counted up, more

@@ -10,6 +10,7 @@ bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -18,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from rope_cpu._formats import FORMATS, I64, Memory
-from rope_cpu._part import TOLD, Part, plain_loop
+from rope_cpu._part import FEW, TOLD, Part
 
 # Bytes of cos, and as many of sin, that are held in registers at a time: four vectors, or eight when spread over
 # interleaved pairs, of the 32 that AVX-512 has. With 16 shorter ones they are read again from the first cache.
@@ -83,25 +84,38 @@ class _Rows:
             with row_after_row:
                 self._row_after_row()
             with passes:
-                self._blocks(self.starts, self._twins_or_block if self.half else self._block)
+                self._blocks(self._twins_or_block if self.half else self._block)
 
     def _row_by_row(self) -> Any:
-        """Tell whether there are several parts to a row, rows may go one by one, and are far enough for that to pay."""
+        """Tell whether there are several parts to a row, and rows are far enough to go one by one."""
         b, pairs = self.b, self._pairs(I64(0))
-        alone = b.icmp_signed("==", self.count, I64(1))
-        part = b.icmp_signed("<=", pairs, I64(self.piece))
+        several = b.or_(b.icmp_signed(">", self.count, I64(1)), b.icmp_signed(">", pairs, I64(self.piece)))
+        if self.half:
+            both = b.and_(b.icmp_signed("==", self.count, I64(2)), self._are_twins(I64(0), I64(1)))
+            several = b.and_(several, b.not_(both))
         in_place = b.icmp_signed("==", *self.starts[:2])
-        even = b.and_(alone, b.icmp_signed("==", b.and_(pairs, I64(self.widest - 1)), I64(0)))
-        fit = b.and_(b.not_(b.and_(part, alone)), b.or_(b.not_(in_place), even))
-        least = b.select(in_place, I64(3), I64(2 if self.half else 1))
-        return b.and_(fit, b.icmp_signed(">=", self.large, least))
+        least = b.select(in_place, I64(3), I64(1 if self.half else 2))
+        return b.and_(several, b.icmp_signed(">=", self.large, least))
 
     def _row_after_row(self) -> None:
-        b = self.b
-        alone = b.icmp_signed("==", self.count, I64(1))  # then the function of the block goes over rows
-        self._tell(len(self.starts) + len(self.moves), [b.select(alone, self.rows, I64(1))])
-        with plain_loop(b, b.select(alone, I64(1), self.rows), self.starts, self.moves) as starts:
-            self._blocks(starts, self._row)
+        b, count = self.b, self.piece // self.widest
+        self._tell(0, self.starts)
+        if self.stream:
+            # Past the caches, halves go vector by vector: loads at even distances are what the hardware foresees.
+            self._blocks_row_by_row(1 if self.half else count)
+            return
+        pairs = self._pairs(I64(0))
+        alone = b.icmp_signed("==", self.count, I64(1))
+        even = b.icmp_signed("==", b.and_(pairs, I64(self.piece - 1)), I64(0))
+        with b.if_else(b.and_(alone, even)) as (pieces, blocks):
+            with pieces:
+                emit = partial(Part.pieces_row_by_row, lanes=self.widest, count=count)
+                self._call("pieces_row_by_row", emit, I64(0), pairs)
+            with blocks:
+                self._blocks_row_by_row(count)
+
+    def _blocks_row_by_row(self, count: int) -> None:
+        self._call("row_by_row", partial(Part.row_by_row, lanes=self.widest, count=count), self.blocks, self.count)
 
     def _tell(self, at: int, values: Sequence[Any]) -> None:
         for place, value in enumerate(values, at):
@@ -111,9 +125,9 @@ class _Rows:
         b = self.b
         return b.load(b.inttoptr(b.add(self.blocks, b.mul(block, I64(8))), I64.as_pointer()))
 
-    def _blocks(self, starts: list[Any], rotate: Callable[[Any, Any], None]) -> None:
+    def _blocks(self, rotate: Callable[[Any, Any], None]) -> None:
         b, size, real_size = self.b, self.format.size, self.format.real_size
-        self._tell(0, starts)
+        self._tell(0, self.starts)
         with cgutils.for_range(b, self.count) as loop:
             pairs = self._pairs(loop.index)
             rotate(pairs, loop.index)
@@ -121,34 +135,31 @@ class _Rows:
                 start = cgutils.gep_inbounds(b, self.told, 0, place)
                 b.store(b.add(b.load(start), b.mul(pairs, I64(width))), start)
 
-    def _row(self, pairs: Any, _: Any) -> None:
-        """Rotate a block of one row."""
-        with self.b.if_else(self.b.icmp_signed(">=", pairs, I64(self.widest))) as (wide, narrow):
-            with wide:
-                self._call("row", lambda part: part.row_by_row(self.widest, self.piece // self.widest), I64(0), pairs)
-            with narrow:
-                self._end(I64(0), pairs, self.widest // 2, pairs)
+    def _are_twins(self, block: Any, following: Any) -> Any:
+        """Tell whether two blocks are equal, of two vectors each."""
+        b, pairs = self.b, self._pairs(block)
+        fits = b.icmp_unsigned("<", b.sub(pairs, I64(self.widest + 1)), I64(self.widest))
+        return b.and_(fits, b.icmp_signed("==", pairs, self._pairs(following)))
 
     def _twins_or_block(self, pairs: Any, block: Any) -> None:
-        """Rotate a block, with the next one where both are the same two overlapping vectors: together in one pass.
+        """Rotate a block, with the next one where these are twins: together in one pass.
 
-        Most of their loads and stores cross a line, and two passes would meet the line between the blocks twice.
+        Two passes would meet the line between the blocks twice, and where there are no others fill no row at once.
         """
-        b, nearly = self.b, self.widest
-        following = b.add(block, I64(1))
+        b, following = self.b, self.b.add(block, I64(1))
         following = b.select(b.icmp_signed("<", following, self.count), following, I64(0))
-        alike = b.icmp_signed("==", pairs, self._pairs(following))
-        fits = b.and_(b.icmp_signed(">", pairs, I64(nearly)), b.icmp_signed("<", pairs, I64(2 * nearly)))
         done = b.load(self.done)
-        twins = b.and_(b.and_(alike, fits), b.and_(b.not_(done), b.icmp_signed("!=", following, I64(0))))
+        twins = b.and_(b.icmp_signed("!=", following, I64(0)), self._are_twins(block, following))
+        twins = b.and_(twins, b.not_(done))
         b.store(twins, self.done)
         with b.if_then(twins):
-            self._call("twins", lambda part: part.rows(nearly, 2, overlap=1), I64(0), pairs, blocks=2)
+            emit = partial(Part.rows, lanes=self.widest, count=2, overlap=1)
+            self._call("twins", emit, I64(0), pairs, blocks=2)
         with b.if_then(b.not_(b.or_(twins, done))):
             self._block(pairs, block)
 
     def _block(self, pairs: Any, _: Any) -> None:
-        """Rotate a block: whole pieces, then in one pass what is left, as wide as fits; its last vectors may overlap."""
+        """Rotate a block: whole pieces, then what is left in one pass, whose last vectors may overlap."""
         b, widest, whole, few = self.b, self.widest, self.piece, 2 * self.widest
         with cgutils.for_range(b, b.sdiv(pairs, I64(whole))) as loop:
             self._vectors(b.mul(loop.index, I64(whole)), widest, pairs, whole // widest)
@@ -162,34 +173,35 @@ class _Rows:
             self._end(at, left, widest, pairs)
 
     def _end(self, at: Any, left: Any, lanes: int, pairs: Any) -> None:
-        """Rotate the last pairs of a block, at most 2·lanes."""
+        """Rotate the last pairs of a block, 1 to 2·lanes: in two vectors that overlap, or one where that fits."""
         b = self.b
-        with b.if_else(b.icmp_signed(">", left, I64(lanes))) as (two, one):
+        if lanes < FEW:
+            with cgutils.for_range(b, left) as loop:
+                self._vectors(b.add(at, loop.index), 1, pairs, 1)
+            return
+        with b.if_else(b.icmp_signed(">", left, I64(lanes))) as (two, fewer):
             with two:
                 self._vectors(at, lanes, pairs, 2, 1)
-            with one, b.if_else(b.icmp_signed("==", left, I64(lanes))) as (fits, narrower):
-                with fits:
-                    self._vectors(at, lanes, pairs, 1)
-                with narrower:
-                    if lanes > 1:
-                        self._end(at, left, lanes // 2, pairs)
+            with fewer:
+                if lanes == self.widest:
+                    with b.if_else(b.icmp_signed("==", left, I64(lanes))) as (fits, narrower):
+                        with fits:
+                            self._vectors(at, lanes, pairs, 1)
+                        with narrower:
+                            self._end(at, left, lanes // 2, pairs)
+                else:
+                    self._end(at, left, lanes // 2, pairs)
 
     def _vectors(self, at: Any, lanes: int, pairs: Any, count: int, overlap: int = 0) -> None:
         # A whole piece, what most heads consist of, stands in the caller: a call would take 3 % of a decode step.
         where = "noinline" if overlap or lanes * count < self.piece else "alwaysinline"
         name = f"vectors_{lanes}_{count}" + "_overlapping" * bool(overlap)
-        self._call(name, lambda part: part.rows(lanes, count, overlap), at, pairs, where)
+        self._call(name, partial(Part.rows, lanes=lanes, count=count, overlap=overlap), at, pairs, where)
 
     def _call(
-        self,
-        name: str,
-        emit: Callable[[Part], None],
-        at: Any,
-        pairs: Any,
-        where: str = "noinline",
-        blocks: int = 1,
+        self, name: str, emit: Callable[..., None], first: Any, second: Any, where: str = "noinline", blocks: int = 1
     ) -> None:
-        """Call the function `name`, which `emit` writes where there is none yet, for pairs of blocks from `at` on."""
+        """Call the function `name`, which `emit(part, first, second)` writes where there is none yet."""
         module, name = self.b.module, name + "_stream" * self.stream
         function = module.globals.get(name)
         if function is None:
@@ -197,6 +209,7 @@ class _Rows:
             function.linkage = "internal"
             function.attributes.add(where)
             b = ir.IRBuilder(function.append_basic_block())
-            emit(Part(Memory(b, *self.kind), self.half, blocks, *function.args))
+            told, *given = function.args
+            emit(Part(Memory(b, *self.kind), self.half, told, blocks), *given)
             b.ret_void()
-        self.b.call(function, [self.told, at, pairs])
+        self.b.call(function, [self.told, first, second])

@@ -7,9 +7,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from rope_cpu._formats import I32, I64, Memory, call_float, vector
+from rope_cpu._formats import I32, Memory, call_float, vector
 
-# Some pairs of a row, made ready: takes the addresses of the row's halves, or of the row, and returns what is stored.
+# Some pairs of a row, made ready: takes vectors of the row's halves, or one of the row, and returns them rotated.
 Step = Callable[[Sequence[Any]], list[Any]]
 
 
@@ -18,7 +18,7 @@ def turn_half(memory: Memory, cos: Any, sin: Any, i: Any, lanes: int) -> Step:
     b, c, s = memory.b, memory.load_real(cos, i, lanes), memory.load_real(sin, i, lanes)
 
     def step(halves: Sequence[Any]) -> list[Any]:
-        first, second = (memory.load(x, i, lanes) for x in halves)
+        first, second = halves
         turned = call_float(b, "fmuladd", first, c, b.fneg(b.fmul(second, s)))
         return [turned, call_float(b, "fmuladd", second, c, b.fmul(first, s))]
 
@@ -42,7 +42,7 @@ def turn_interleaved(memory: Memory, cos: Any, sin: Any, i: Any, lanes: int) -> 
     s = b.fmul(twice(sin), ir.Constant(vector(real, 2 * lanes), [-1.0, 1.0] * lanes))
 
     def step(row: Sequence[Any]) -> list[Any]:
-        z = memory.load(row[0], b.mul(i, I64(2)), 2 * lanes)
+        (z,) = row
         crossed = b.fmul(take(z, [lane ^ 1 for lane in range(2 * lanes)]), s)
         return [call_float(b, "fmuladd", z, c, crossed)]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import product
 from math import exp, log
 from typing import Any
@@ -36,14 +35,14 @@ TOKENS, HEADS, KV_HEADS = (1, 16, 512, 4096), 32, 8
 DIMS = (128, 64, 96, 256)  # the C takes multiples of 32
 LAYOUTS = ("bshd", "bhsd")
 PLACES = {True: "in place", False: "out"}
-BAR = 1.15
+BAR, MOST = 1.15, rope_cpu.get_num_threads()
 Cell = tuple[int, str, bool, int]  # tokens, dtype, interleaved, threads
 
 
 def cells() -> Iterator[Cell]:
     """Yield what has a row for each place."""
     for tokens, dtype, interleaved in product(TOKENS, DTYPES, (False, True)):
-        for threads in {1} if tokens == 1 else sorted({1, rope_cpu.get_num_threads()}):
+        for threads in {MOST} if tokens == 1 else sorted({1, MOST}):  # of a token's, peers may use all
             yield tokens, dtype, interleaved, threads
 
 
@@ -65,7 +64,7 @@ def against_c(rotation: Callable[..., Any], dim: int, cell: Cell) -> dict[tuple[
         out = x if in_place else aligned(x.shape, dtype)
         given = [a.view(np.uint16) if name == "bfloat16" else a for a in (x, out)]
         past_caches = not in_place and x.nbytes > last_level_cache()
-        call = rotation(given[0], cos, sin, given[1], interleaved, past_caches, threads)
+        call = rotation(given[0], cos, sin, given[1], interleaved, past_caches, threads if tokens > 1 else 1)
         timed[in_place, "C"] = Timed(call, [()])
         for layout in LAYOUTS:
             y = aligned((1, tokens, HEADS, dim) if layout == "bshd" else (1, HEADS, tokens, dim), dtype)
@@ -125,9 +124,8 @@ def table_of_cells(rotation: Callable[..., Any]) -> None:
     line("tokens", "dtype", "pairing", "place", "threads", "µs", *titles)
     line(*["---"] * (6 + len(titles)))
     columns: dict[str, list[float]] = {title: [] for title in titles}
-    most = rope_cpu.get_num_threads()
     for cell in cells():
-        rope_cpu.set_num_threads(most)
+        rope_cpu.set_num_threads(MOST)
         c = against_c(rotation, 128, cell) if cell[1] != "float64" else {}
         peers = against_peers(cell)
         for place in PLACES:
@@ -137,7 +135,7 @@ def table_of_cells(rotation: Callable[..., Any]) -> None:
                 columns[name].append(value)
             values = [f"{row[name]:.2f}" if name in row else "" for name in titles]
             line(*shown(cell, place), f"{1e6 * seconds:.2f}", *values)
-    rope_cpu.set_num_threads(most)
+    rope_cpu.set_num_threads(MOST)
     for what, of in (("geometric mean", geometric_mean), ("least", min), ("most", max)):
         line(what, "", "", "", "", "", *(f"{of(columns[name]):.2f}" if columns[name] else "" for name in titles))
 
