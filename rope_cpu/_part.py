@@ -50,10 +50,10 @@ class Part:
                 ready = self._made_ready(starts, indices, lanes)
                 with plain_loop(b, self.count, starts[:rotated], moves[:rotated]) as places:
                     self._fetch_ahead(places, I64(0), lanes * count)
-                    self._rotate(places, indices, lanes, ready)
+                    self._rotate(places, indices, lanes, ready, not overlap)
             with others, plain_loop(b, self.count, starts, moves) as places:
                 self._fetch_ahead(places, I64(0), lanes * count)
-                self._rotate(places, indices, lanes, self._made_ready(places, indices, lanes))
+                self._rotate(places, indices, lanes, self._made_ready(places, indices, lanes), not overlap)
 
     def pieces_row_by_row(self, at: Any, pairs: Any, lanes: int, count: int) -> None:
         """Rotate a block of one row after the other, `count` vectors at a time, as often as they fit."""
@@ -78,7 +78,7 @@ class Part:
     def _pieces(self, places: Sequence[Any], pairs: Any, lanes: int, count: int) -> None:
         b, whole = self.b, lanes * count
         with plain_loop(b, b.udiv(pairs, I64(whole)), [I64(0)], [I64(whole)]) as (at,):
-            self._vectors(places, [b.add(at, I64(n * lanes)) for n in range(count)], lanes)
+            self._vectors(places, [b.add(at, I64(n * lanes)) for n in range(count)], lanes, apart=True)
 
     def _rest(self, places: Sequence[Any], at: Any, pairs: Any, lanes: int, most: int) -> None:
         """Rotate the last pairs of a block, at most 2·most: `most` from the first on and as many to the last."""
@@ -94,9 +94,9 @@ class Part:
             with fewer:
                 self._rest(places, at, pairs, lanes, most // 2)
 
-    def _vectors(self, places: Sequence[Any], indices: Sequence[Any], lanes: int) -> None:
+    def _vectors(self, places: Sequence[Any], indices: Sequence[Any], lanes: int, apart: bool = False) -> None:
         self._fetch_ahead(places, indices[0], lanes * len(indices))
-        self._rotate(places, indices, lanes, self._made_ready(places, indices, lanes))
+        self._rotate(places, indices, lanes, self._made_ready(places, indices, lanes), apart)
 
     def _places(self, starts: Sequence[Any], pairs: Any, at: Any) -> list[Any]:
         """Return the addresses of pair `at` of each block, from those of the first one's x, out, cos and sin."""
@@ -117,12 +117,19 @@ class Part:
             for cos, sin in zip(cos_sin[::2], cos_sin[1::2], strict=True)
         ]
 
-    def _rotate(self, places: Sequence[Any], indices: Sequence[Any], lanes: int, ready: list[list[Step]]) -> None:
-        """Rotate vectors of pairs of each block in one row.
+    def _rotate(
+        self, places: Sequence[Any], indices: Sequence[Any], lanes: int, ready: list[list[Step]], apart: bool
+    ) -> None:
+        """Rotate vectors of pairs of each block in one row; apart: they do not overlap.
 
         All are read before any is stored: vectors that overlap find what they read as it was. Both go line by line:
-        with the halves in turn, what does not fit the last-level cache takes up to 1.4 times as long.
+        with the halves in turn, what does not fit the last-level cache takes up to 1.4 times as long. Pairs side by
+        side do so in any case, and had better be stored one vector after the other.
         """
+        if apart and self.halves == self.blocks == 1 < len(indices):
+            for i, step in zip(indices, *ready, strict=True):
+                self._rotate(places, [i], lanes, [[step]], apart)
+            return
         given = []
         for x in places[: self.sides]:
             given.append([self._load(x, i, lanes) for i in indices])

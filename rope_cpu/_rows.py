@@ -88,21 +88,25 @@ class _Rows:
 
     def _row_by_row(self) -> Any:
         """Tell whether there are several parts to a row, and rows are far enough to go one by one."""
-        b, pairs = self.b, self._pairs(I64(0))
-        several = b.or_(b.icmp_signed(">", self.count, I64(1)), b.icmp_signed(">", pairs, I64(self.piece)))
-        if self.half:
-            both = b.and_(b.icmp_signed("==", self.count, I64(2)), self._are_twins(I64(0), I64(1)))
-            several = b.and_(several, b.not_(both))
+        b = self.b
+        answer = cgutils.alloca_once_value(b, ir.Constant(ir.IntType(1), 0))
         in_place = b.icmp_signed("==", *self.starts[:2])
         least = b.select(in_place, I64(3), I64(1 if self.half else 2))
-        return b.and_(several, b.icmp_signed(">=", self.large, least))
+        with b.if_then(b.icmp_signed(">=", self.large, least)):
+            more = b.icmp_signed(">", self._pairs(I64(0)), I64(self.piece))
+            several = b.or_(b.icmp_signed(">", self.count, I64(1)), more)
+            if self.half:
+                two = b.icmp_signed("==", self.count, I64(2))
+                both = b.and_(two, self._are_twins(I64(0), b.sub(self.count, I64(1))))
+                several = b.and_(several, b.not_(both))
+            b.store(several, answer)
+        return b.load(answer)
 
     def _row_after_row(self) -> None:
         b, count = self.b, self.piece // self.widest
         self._tell(0, self.starts)
-        if self.stream:
-            # Past the caches, halves go vector by vector: loads at even distances are what the hardware foresees.
-            self._blocks_row_by_row(1 if self.half else count)
+        if self.stream:  # nothing twice, so vector by vector
+            self._blocks_row_by_row(1)
             return
         pairs = self._pairs(I64(0))
         alone = b.icmp_signed("==", self.count, I64(1))

@@ -92,7 +92,7 @@ def against_peers(cell: Cell) -> dict[bool, tuple[float, dict[str, float]]]:
         ours = [rotating("plan", problem.but(in_place=place), PLACES[place]) for place in PLACES]
         return [row for row in (*ours, *(rotating(peer, problem) for peer in PEERS)) if row is not None]
 
-    result = measure(Case("", "", contenders, effort=Effort(budget=3.0)))
+    result = measure(Case("", "", contenders, effort=Effort(budget=2.0)))
     for row in result.rows:
         if row.status in ("wrong", "failed"):
             print(f"{cell}: {row.name}: {row.reason}", file=sys.stderr)
