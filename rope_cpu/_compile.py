@@ -25,6 +25,7 @@ _GENERATORS = (
     "_formats.py",
     "_muladd.py",
     "_objects.py",
+    "_overlap.py",
     "_part.py",
     "_pool.py",
     "_rows.py",

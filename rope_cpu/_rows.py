@@ -33,10 +33,9 @@ def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, stream: Any)
     run: int64 (x, out, cos, sin, blocks, count, rows, x_step, out_step, cos_step, sin_step, ahead, large): addresses of
     first rows; address of the pairs of each block, and how many blocks and rows there are; bytes from row to row
     (cos_step 0: all rows share cos and sin, the heads of one token), how many bytes further on to fetch rows that will
-    be needed soon (0: none), and how large the arrays are: 0 where input and output fit the caches together, 1 where
-    they just do not, 2 where they do not by a quarter, 3 where each alone does not. The rest are string literals, which
-    select the code. dtype: a key of FORMATS; pairing: "half" or "interleaved"; stream: "stream" stores past the caches,
-    row after row.
+    be needed soon (0: none), and how large the arrays are: 1 from a quarter of the last-level cache on, 2 from
+    half, 3 beyond it. The rest are string literals, which select the code. dtype: a key of FORMATS; pairing: "half" or
+    "interleaved"; stream: "stream" stores past the caches, row after row.
     """
     texts = (dtype, pairing, stream)
     if not all(isinstance(text, types.StringLiteral) for text in texts):
@@ -61,21 +60,20 @@ class _Rows:
     """
 
     def __init__(self, b: Any, kind: tuple[Any, ...], half: bool, run: Sequence[Any]) -> None:
-        x, out, cos, sin, self.blocks, self.count, self.rows, *steps, ahead, self.large = run
+        x, out, cos, sin, self.blocks, self.count, rows, *steps, ahead, self.large = run
         self.b, self.kind, self.half, self.stream = b, kind, half, kind[2]
-        self.starts, self.moves = [x, out, cos, sin], steps
+        self.starts = [x, out, cos, sin]
         self.format = FORMATS[kind[0]]
         self.widest = self.format.lanes if half else self.format.lanes // 2
         self.piece = _PIECE // self.format.real_size
         self.told = cgutils.alloca_once(b, ir.ArrayType(I64, TOLD))
         self.done = cgutils.alloca_once_value(b, ir.Constant(ir.IntType(1), 0))  # the block, with the one before
-        self._tell(len(self.starts), [*steps, self.rows, ahead])
+        self._tell(len(self.starts), [*steps, rows, ahead])
 
     def emit(self) -> None:
         """Emit a pass over all rows for each part of each block, or row after row.
 
-        Row after row is for what is far: a memory line costs twice that is not filled at once. Where the output may be
-        the input, no two vectors of a row may overlap.
+        Row after row is for what is far: a memory line costs twice that is not filled at once.
         """
         if self.stream:
             self._row_after_row()
@@ -158,7 +156,7 @@ class _Rows:
         b.store(twins, self.done)
         with b.if_then(twins):
             emit = partial(Part.rows, lanes=self.widest, count=2, overlap=1)
-            self._call("twins", emit, I64(0), pairs, blocks=2)
+            self._call("twins", emit, I64(0), pairs, "alwaysinline", blocks=2)
         with b.if_then(b.not_(b.or_(twins, done))):
             self._block(pairs, block)
 
@@ -197,7 +195,8 @@ class _Rows:
                     self._end(at, left, lanes // 2, pairs)
 
     def _vectors(self, at: Any, lanes: int, pairs: Any, count: int, overlap: int = 0) -> None:
-        # A whole piece, what most heads consist of, stands in the caller: a call would take 3 % of a decode step.
+        # A whole piece, what most heads consist of, stands in the caller, as twins do: a call would take 3 % of a decode
+        # step, and more where it is for few rows.
         where = "noinline" if overlap or lanes * count < self.piece else "alwaysinline"
         name = f"vectors_{lanes}_{count}" + "_overlapping" * bool(overlap)
         self._call(name, partial(Part.rows, lanes=lanes, count=count, overlap=overlap), at, pairs, where)
