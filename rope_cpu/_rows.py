@@ -195,8 +195,8 @@ class _Rows:
                     self._end(at, left, lanes // 2, pairs)
 
     def _vectors(self, at: Any, lanes: int, pairs: Any, count: int, overlap: int = 0) -> None:
-        # A whole piece, what most heads consist of, stands in the caller, as twins do: a call would take 3 % of a decode
-        # step, and more where it is for few rows.
+        # A whole piece, what most heads consist of, stands in the caller, as twins do: a call would take 3 % of a
+        # decode step, and more where it is for few rows.
         where = "noinline" if overlap or lanes * count < self.piece else "alwaysinline"
         name = f"vectors_{lanes}_{count}" + "_overlapping" * bool(overlap)
         self._call(name, partial(Part.rows, lanes=lanes, count=count, overlap=overlap), at, pairs, where)
