@@ -156,6 +156,22 @@ def test_what_returns_new_memory_is_measured_by_what_that_costs_too():
         assert finding.change.slower(0.1)
 
 
+@pytest.mark.parametrize("role", ["core", "copy"])
+def test_what_slows_cores_or_copies_down_is_no_fault_of_ours(role):
+    def run(ours, other, limit=1e-6):
+        rows = [_row("call", "ours", ours), _row("limit, 2 threads", "limit", limit), _row("other", role, other, 0)]
+        return _run(Result("prefill-128/float32", "", rows=rows))
+
+    old = run(4e-6, 2e-6)
+    (finding,) = compare(run(6e-6, 3e-6, limit=1.1e-6), old)
+    assert finding.change.factor == pytest.approx(1)
+    (finding,) = compare(run(6e-6, 2e-6), old)
+    assert finding.change.slower(0.3)
+    without = _run(Result("prefill-128/float32", "", rows=[row for row in old.cases[0].rows if row.role != role]))
+    (finding,) = compare(run(6e-6, 3e-6), without)  # an older file has no such row
+    assert finding.change.slower(0.3)
+
+
 def test_what_is_slower_once_is_measured_again():
     old, asked, waited = _run(_case()), [], []
 

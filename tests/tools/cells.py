@@ -142,16 +142,17 @@ def table_of_cells(rotation: Callable[..., Any]) -> None:
 
 def table_of_widths(rotation: Callable[..., Any]) -> None:
     """Print, for each width of heads and layout, what cells come to against C."""
-    print(f"\nThe kernels against C, by width of heads: geometric mean, most, cells above {BAR}.\n")
-    line("head_dim", "layout", "cells", "geometric mean", "most", f"above {BAR}", "which")
+    print("\nThe kernels against C, by width of heads:\n")
+    line("head_dim", "layout", "cells", "geometric mean", "most", f"above {BAR}", "those most above")
     line(*["---"] * 7)
     for dim in DIMS:
         found = {cell: against_c(rotation, dim, cell) for cell in cells() if cell[1] != "float64"}
         for layout in LAYOUTS:
             values = {shown(cell, place): c[place, layout] for cell, c in found.items() for place in PLACES}
-            above = [f"{' '.join(texts)}: {values[texts]:.2f}" for texts in values if values[texts] > BAR]
+            above = sorted((value, " ".join(texts)) for texts, value in values.items() if value > BAR)[::-1]
             mean, most = geometric_mean(list(values.values())), max(values.values())
-            line(dim, layout, len(values), f"{mean:.2f}", f"{most:.2f}", len(above), "; ".join(above))
+            worst = "; ".join(f"{texts}: {value:.2f}" for value, texts in above[:3])
+            line(dim, layout, len(values), f"{mean:.2f}", f"{most:.2f}", len(above), worst)
 
 
 if __name__ == "__main__":
