@@ -41,7 +41,7 @@ def compare_case(new: Result, old: Result, here: bool = True) -> list[Finding]:
 
     A machine is not as fast today as it was then; so a row must have changed in seconds and in times of its yardsticks,
     which were measured in the same rounds: the limit (without one, the first peer), what cores do in their first caches
-    (a virtual machine's may be two of one core for a minute), the same as the limit from one array to another where
+    (two processors of a virtual machine may share one for a minute), the same as the limit from one array to another where
     results go elsewhere, and what new memory costs where the row returns such. On another machine only the limit means
     something.
     """
