@@ -41,9 +41,9 @@ def compare_case(new: Result, old: Result, here: bool = True) -> list[Finding]:
 
     A machine is not as fast today as it was then; so a row must have changed in seconds and in times of its yardsticks,
     which were measured in the same rounds: the limit (without one, the first peer), what cores do in their first caches
-    (two processors of a virtual machine may share one for a minute), the same as the limit from one array to another where
-    results go elsewhere, and what new memory costs where the row returns such. On another machine only the limit means
-    something.
+    (two processors of a virtual machine may share one core for a minute), the same as the limit from one array to
+    another where results go elsewhere, and what new memory costs where the row returns such. On another machine only
+    the limit means something.
     """
     olds, found = {row.name: row for row in old.timed("ours")}, []
     for row in new.timed("ours"):
