@@ -90,10 +90,10 @@ def rows(dtype: str, pairing: str) -> Kernel:
                 # of a buffer lie between, the hardware's own fetching ahead ends at each. Not beyond the range, where
                 # another thread is at work.
                 last = i + 1 == h1 - h0 if by_head else t + 1 == t1
-                ahead = x_token if not by_head else tile * x_token - i * x_head if last else x_head
-                if last and unit + (1 if by_group else groups) >= stop:
-                    ahead = 0
-                if far <= (x_token == heads * x_head):
+                next_run = tile * x_token - i * x_head if last else x_head
+                ahead = next_run if by_head else x_token
+                beyond = last and unit + (1 if by_group else groups) >= stop
+                if beyond or far <= (x_token == heads * x_head):
                     ahead = 0
                 for h in range(first, first + 1 if by_head else h1, together):
                     cr, sr = c + t * c_token + h // share_of * c_head, s + t * s_token + h // share_of * s_head

@@ -171,11 +171,14 @@ class _Rows:
             fits = b.and_(b.icmp_signed(">", left, I64(most - step)), b.icmp_signed("<=", left, I64(most)))
             with b.if_then(fits):
                 self._vectors(at, widest, pairs, most // widest, step // widest)
-        with b.if_then(b.and_(b.icmp_signed("!=", left, I64(0)), b.icmp_signed("<=", left, I64(few)))):
-            self._end(at, left, widest, pairs)
+        with b.if_else(b.icmp_signed("==", left, I64(widest))) as (fits, others):
+            with fits:
+                self._vectors(at, widest, pairs, 1)
+            with others, b.if_then(b.and_(b.icmp_signed("!=", left, I64(0)), b.icmp_signed("<=", left, I64(few)))):
+                self._end(at, left, widest, pairs)
 
     def _end(self, at: Any, left: Any, lanes: int, pairs: Any) -> None:
-        """Rotate the last pairs of a block, 1 to 2·lanes: in two vectors that overlap, or one where that fits."""
+        """Rotate the last pairs of a block, 1 to 2·lanes: in two vectors that overlap, few one by one."""
         b = self.b
         if lanes < FEW:
             with cgutils.for_range(b, left) as loop:
@@ -185,14 +188,7 @@ class _Rows:
             with two:
                 self._vectors(at, lanes, pairs, 2, 1)
             with fewer:
-                if lanes == self.widest:
-                    with b.if_else(b.icmp_signed("==", left, I64(lanes))) as (fits, narrower):
-                        with fits:
-                            self._vectors(at, lanes, pairs, 1)
-                        with narrower:
-                            self._end(at, left, lanes // 2, pairs)
-                else:
-                    self._end(at, left, lanes // 2, pairs)
+                self._end(at, left, lanes // 2, pairs)
 
     def _vectors(self, at: Any, lanes: int, pairs: Any, count: int, overlap: int = 0) -> None:
         # A whole piece, what most heads consist of, stands in the caller, as twins do: a call would take 3 % of a

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import rope_cpu
+from rope_cpu.bench import limit
 from rope_cpu.bench.binding import UnavailableError
 from rope_cpu.bench.contender import Case, Contender, Ready, limits, rotating
 from rope_cpu.bench.implementations import BY_NAME, TABLE
@@ -146,3 +147,16 @@ def test_a_wrong_implementation_is_named_and_not_timed():
     assert [len(row.samples) for row in case.rows[:4]] == [2, 0, 0, 0]
     assert case.limit.status == "timed"
     assert not case.broken
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_yardsticks_do_their_work(parallel, rng):
+    x, factor = rng.standard_normal(50_001).astype(np.float32), np.array([2], np.float32)
+    given, out = x.copy(), np.zeros_like(x)
+    limit.scale(x, out, factor, parallel)
+    assert (x == given).all()
+    assert (out == 2 * given).all()
+    limit.scale(x, x, factor, parallel)
+    assert (x == 2 * given).all()
+    limit.scale(x, x, factor, parallel, unit=4096, times=3)
+    assert (x == 16 * given).all()

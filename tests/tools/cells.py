@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from itertools import product
-from math import exp, log
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -103,10 +103,6 @@ def against_peers(cell: Cell) -> dict[bool, tuple[float, dict[str, float]]]:
         compared = {peer: quantile(ratios(rows[peer].samples, base.samples), 0.5) for peer in PEERS if peer in rows}
         found[place] = base.seconds.median, compared
     return found
-
-
-def geometric_mean(values: list[float]) -> float:
-    return exp(sum(map(log, values)) / len(values))
 
 
 def shown(cell: Cell, in_place: bool) -> tuple[str, ...]:
