@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import rope_cpu
-from rope_cpu._threads import SERIAL_ELEMENTS
+from rope_cpu._kernels import SERIAL_ELEMENTS
 from rope_cpu.bench import limit
 from rope_cpu.bench.implementations import BY_NAME
 from rope_cpu.bench.problem import Problem

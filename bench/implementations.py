@@ -102,13 +102,13 @@ def _bare_kernel(problem: Problem) -> Binding:
     dtype, targets = pairs[0][0].dtype, _targets(problem, pairs)
     sets: list[tuple[Any, ...]] = []
     plan(pairs[0][0].copy(), pairs[0][1].copy())  # prepares the dtype
-    cos, sin, kernel, form = plan._prepared[dtype]
+    kernel, *rest = plan._prepared[dtype]
 
     def record(*arguments: Any) -> int:
         sets.append(arguments)
         return DONE
 
-    plan._prepared[dtype] = cos, sin, record, form
+    plan._prepared[dtype] = (record, *rest)
     for (q, k), out in zip(pairs, targets, strict=True):
         plan(q, k, out)
     return Binding(kernel, sets, pairs[0], problem.bshd, lambda _: targets[0])

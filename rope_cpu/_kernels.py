@@ -10,23 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, compiled, entry_point, helper
-from rope_cpu._objects import OBJECT, location, look, view
+from rope_cpu._compile import DONE, LOOK_CLOSER, OTHER_DTYPE, SOURCES, Kernel, compiled, entry_point, helper
+from rope_cpu._objects import ITEMS, OBJECT, items, location, look, sort, view, where
 from rope_cpu._overlap import aliasing_allowed, fits, in_place
 from rope_cpu._pool import share
 from rope_cpu._rows import rotate_rows
-from rope_cpu._words import call, copy_bytes, fence, fetch, spill
+from rope_cpu._words import call, copy_bytes, fence, fetch, load, spill
 
 ALONE, TRUSTED = 1, 2  # flags of a rotation
 FIRST = 4  # times a position, added to flags
+# Of a rotation on the way: elements of q, up to which it is faster, and the position, which others are added to.
+_FEW_ELEMENTS, _FURTHEST = 2**17, 2**52
 LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2, "thd": 0}  # thd comes as a batch of one
 
-_BLOCKS = 8  # where the pairs of blocks begin in a form
+_BLOCKS = 11  # where the pairs of blocks begin in a form
+# Elements of q that are rotated by the caller alone: sharing costs more than it saves. 8 tokens of 32 heads: 2 µs.
+SERIAL_ELEMENTS = 2**15
 # Elements of q and k that are worth one more thread: 2 µs of work. Where threads sleep, see `_pool`.
 _WORTH_A_THREAD = 2**15
 # Bytes of the heads that go together: what is read, fetched ahead and written fits three times into the first cache.
@@ -116,40 +121,49 @@ def rows(dtype: str, pairing: str) -> Kernel:
 
 @cache
 def rotation(size: int, on_the_way: bool) -> Kernel:
-    """Return the kernel (q, k, out_q, out_k, cos, sin, form, flags, pool) → DONE or LOOK_CLOSER.
+    """Return the kernel (q, k, out, prepared, flags) → DONE, LOOK_CLOSER or, where q has one, OTHER_DTYPE.
 
-    size: bytes of an element. q, k, out_q, out_k: any objects; what is no array of as many axes as the layout has, in
-    its order, is not touched. cos, sin: float32 (float64 for float64), (batch or 1, seq, frequency heads, pairs). form:
-    see `numbers`. flags: ALONE rotates q only (k is then ignored); TRUSTED says that dtypes and aliasing were checked
-    before, otherwise all dtypes must be that of q, which the caller knows. pool: whose threads share the work; 0: none.
+    size: bytes of an element. q, k: any objects; what is no array of as many axes as the layout has, in its order, is
+    not touched. out: a pair of the like. prepared: a tuple of anything, cos and sin, float32 (float64 for float64),
+    (batch or 1, seq, frequency heads, pairs), and of the form, see `numbers`. flags: ALONE rotates q only, into out
+    itself (k is then ignored); TRUSTED says that dtypes and aliasing were checked before.
 
     on_the_way: of tokens at consecutive positions, compute cos and sin; in their place come turns and factor, as
-    `_angles.angles` takes them, and flags hold also the first position times FIRST.
+    `_angles.angles` takes them, and flags hold also the first position times FIRST. Many tokens need a closer look.
 
     The caller holds the arrays, and nobody else changes their shape meanwhile.
     """
     look()
     sources, real, real_size = SOURCES, np.float64 if size == 8 else np.float32, max(size, 4)
 
-    def rotate(q, k, out_q, out_k, cos, sin, form, flags, pool):
+    def rotate(q, k, out, prepared, flags):
         _ = sources  # a part of the cache key
+        _anything, cos, sin, form = fetch(where(prepared) + ITEMS, 4)
         told, told_shape = location(form)
-        work, layout, width, stream_above, circles, sign, kind, rank = fetch(told, _BLOCKS)
+        work, layout, width, stream_above, circles, sign, kind, pair, rank, sort, pools = fetch(told, _BLOCKS)
         blocks = fetch(told_shape, 1)[0] - _BLOCKS
         both, trusted = not flags & ALONE, flags & TRUSTED
-        q_lies, q_sort, _read = view(q, kind, rank)
-        k_lies, k_sort, _read = view(k, kind, rank)
+        q_is, k_is, (out_q, out_k) = where(q), where(k), (where(out), where(out))
+        if both:
+            out_q, out_k = items(where(out), pair)
+            if out_q == 0:
+                return LOOK_CLOSER
+        q_lies, q_sort, _read = view(q_is, kind, rank)
+        k_lies, k_sort, _read = view(k_is, kind, rank)
         oq_lies, oq_sort, oq_writeable = view(out_q, kind, rank)
         ok_lies, ok_sort, ok_writeable = view(out_k, kind, rank)
         if not (q_sort and k_sort and oq_sort and ok_sort and oq_writeable and ok_writeable):
             return LOOK_CLOSER
+        if not trusted and not q_sort == k_sort == oq_sort == ok_sort == sort:
+            return LOOK_CLOSER if q_sort == sort else OTHER_DTYPE
         q_lies, k_lies = _in_order(q_lies, layout), _in_order(k_lies, layout)
         oq_lies, ok_lies = _in_order(oq_lies, layout), _in_order(ok_lies, layout)
         (q_at, q_shape, q_strides), (k_at, k_shape, k_strides) = q_lies, k_lies
         (oq_at, _shape, oq_strides), (ok_at, _shape, ok_strides) = oq_lies, ok_lies
-        if not trusted and not q_sort == k_sort == oq_sort == ok_sort:
-            return LOOK_CLOSER
 
+        q_elements = q_shape[0] * q_shape[1] * q_shape[2] * width
+        if on_the_way and (q_elements > _FEW_ELEMENTS or abs(flags // FIRST) > _FURTHEST):
+            return LOOK_CLOSER
         if on_the_way:
             (turns, turns_shape), (factor, _rows) = location(cos), location(sin)
             turn_rows, axes, table_heads, _two, pairs = fetch(turns_shape, 5)
@@ -175,6 +189,9 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             fit = fit and fits(k_lies, ok_lies, table, size, width) and q_shape[0] == k_shape[0]
         if not fit:
             return LOOK_CLOSER
+        pool = load(pools) if q_elements > SERIAL_ELEMENTS else 0
+        if pool < 0 and not trusted:
+            return LOOK_CLOSER
         q_in_place, k_in_place = in_place(q_lies, oq_lies), in_place(k_lies, ok_lies)
         if not trusted and not aliasing_allowed(q_lies, q_in_place, k_lies, k_in_place, oq_lies, ok_lies, both, size):
             return LOOK_CLOSER
@@ -183,7 +200,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         q_share, k_share = max(1, q_heads // table[2]), max(1, k_heads // table[2])
         by_head = tokens > _FEW_TOKENS and abs(q_strides[1]) < abs(q_strides[2])
         elements = (q_heads + k_heads) * q_shape[0] * tokens * width
-        most = 1 + elements // _WORTH_A_THREAD if pool else 1
+        most = 1 + elements // _WORTH_A_THREAD if pool > 0 else 1
         tile = max(8, _RUN // (width * (real_size + 2 * size))) if by_head else 8
         tiles = (tokens + tile - 1) // tile
         q_group, k_group, by_group = q_share, k_share, by_head and most > 1 and tiles < _FEW_RUNS
@@ -222,8 +239,8 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             return LOOK_CLOSER
         return DONE
 
-    given, name = (OBJECT,) * 7, "rotation_at" if on_the_way else "rotation"
-    return compiled(rotate, f"{name}_{size}", (*given, types.int64, types.int64))
+    name = "rotation_at" if on_the_way else "rotation"
+    return compiled(rotate, f"{name}_{size}", (*(OBJECT,) * 4, types.int64))
 
 
 @cache
@@ -233,12 +250,20 @@ def quick_rotation(size: int, on_the_way: bool) -> Kernel:
 
 
 def numbers(
-    work: int, layout: str, head_dim: int, stream_above: int, pairs: Sequence[int], angles: Sequence[int] = (0, 0)
+    work: int,
+    dtype: np.dtype[Any],
+    layout: str,
+    head_dim: int,
+    stream_above: int,
+    pools: int,
+    pairs: Sequence[int],
+    angles: Sequence[int] = (0, 0),
 ) -> NDArray[np.int64]:
     """Return what a kernel is told of the form of arrays.
 
-    work: where `rows` is. stream_above: bytes above which results are stored past the caches. pairs: of each block.
-    angles: for a rotation on the way, where `circles` is, and the sign.
+    work: where `rows` is. stream_above: bytes above which results are stored past the caches. pools: where it stands
+    whose threads share the work; 0 there is none, −1 that they are not started, which needs a closer look. pairs: of
+    each block. angles: for a rotation on the way, where `circles` is, and the sign.
     """
-    rank = 3 if layout == "thd" else 4
-    return np.array([work, LAYOUTS[layout], head_dim, stream_above, *angles, id(np.ndarray), rank, *pairs], np.int64)
+    seen = id(np.ndarray), id(tuple), 3 if layout == "thd" else 4, sort(dtype)
+    return np.array([work, LAYOUTS[layout], head_dim, stream_above, *angles, *seen, pools, *pairs], np.int64)

@@ -21,6 +21,7 @@ from rope_cpu._compile import helper
 from rope_cpu._words import fetch
 
 _HEAD = object.__basicsize__  # bytes that all objects begin with; the last word of them is the type
+ITEMS = tuple.__basicsize__  # where the items of a tuple begin, after their number
 _WORDS = 7  # data, rank, shape, strides, base, dtype, flags; rank and flags in the lower half
 _WRITEABLE = 0x400  # of an array's flags
 _LOWER = 0xFFFFFFFF
@@ -29,7 +30,7 @@ _WORD = ir.IntType(64)
 
 
 def look() -> None:
-    """Look at an array where its fields should lie.
+    """Look at an array and a tuple where their fields should lie.
 
     Raises RuntimeError where they do not: with a NumPy or a Python that did not exist when this was written.
     """
@@ -40,9 +41,18 @@ def look() -> None:
     found = kind, data, rank & _LOWER, sort & 0xFFFF, sort >> 32
     if found == (id(np.ndarray), array.ctypes.data, array.ndim, int.from_bytes(b"ff", "little"), array.dtype.num):
         axes = [tuple((c_int64 * array.ndim).from_address(at)) for at in (shape, strides)]
+        pair = array, None
+        words = c_int64 * 2
+        known, *held = *words.from_address(id(pair) + _HEAD - 8), *words.from_address(id(pair) + ITEMS)
         if axes == [array.shape, array.strides] and flags & _WRITEABLE:
-            return
+            if [known, *held] == [id(tuple), 2, id(array), id(None)]:
+                return
     raise RuntimeError(f"arrays of NumPy {np.__version__} are not laid out as these kernels read them; use NumPy 2")
+
+
+def sort(dtype: np.dtype[Any]) -> int:
+    """Return the sort of a dtype, as `view` says it."""
+    return c_int64.from_address(id(dtype) + _HEAD + 8).value & _SORT
 
 
 class _Object(types.Type):
@@ -67,30 +77,34 @@ def _take(kind: Any, given: Any, c: Any) -> Any:
 
 
 @intrinsic
-def _where(typingctx: Any, given: Any) -> Any:
+def where(typingctx: Any, given: Any) -> Any:
+    """Return the address of an object."""
     return types.int64(OBJECT), lambda context, b, signature, args: args[0]
 
 
-@intrinsic
-def location(typingctx: Any, array: Any) -> Any:
-    """Where the first element of an array lies, and where its shape does."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        fields = b.inttoptr(b.add(args[0], _WORD(_HEAD)), _WORD.as_pointer())
-        return context.make_tuple(b, signature.return_type, [b.load(b.gep(fields, [_WORD(n)])) for n in (0, 2)])
-
-    return types.UniTuple(types.int64, 2)(OBJECT), codegen
+@helper
+def items(at, kind):
+    """Where the two items of a tuple at an address lie; 0 for anything else. kind: where `tuple` itself lies."""
+    if fetch(at + _HEAD - 8, 2) != (kind, 2):
+        return 0, 0
+    return fetch(at + ITEMS, 2)
 
 
 @helper
-def view(given, kind, rank):
-    """Where an array lies (address, shape, strides), the sort of its dtype, and whether it may be written.
+def location(at):
+    """Where the first element of the array at an address lies, and where its shape does."""
+    words = fetch(at + _HEAD, _WORDS)
+    return words[0], words[2]
+
+
+@helper
+def view(at, kind, rank):
+    """Where the array at an address lies (address, shape, strides), the sort of its dtype, and whether it is writable.
 
     kind: where `numpy.ndarray` itself lies. rank: number of axes, 4, or 3 to add one of length 1 in front. The sort is
     that of all equal dtypes, which may be several objects; 0 where the object is no such array.
     """
     data, shape, strides, sort, writeable = 0, (0, 0, 0, 0), (0, 0, 0, 0), 0, False
-    at = _where(given)
     if fetch(at + _HEAD - 8, 1)[0] == kind:
         first, axes, shape_at, strides_at, _, dtype, flags = fetch(at + _HEAD, _WORDS)
         if axes & _LOWER == rank:

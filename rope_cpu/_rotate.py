@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 from rope_cpu import _check, _machine, _threads
 from rope_cpu._angles import circles
 from rope_cpu._check import Array
-from rope_cpu._compile import DONE, LOOK_CLOSER, Kernel, address
-from rope_cpu._kernels import ALONE, TRUSTED, numbers, quick_rotation, rows
+from rope_cpu._compile import DONE, LOOK_CLOSER, OTHER_DTYPE, Kernel, address
+from rope_cpu._kernels import ALONE, FIRST, TRUSTED, numbers, quick_rotation, rows
 
 # What each dtype is computed in.
 REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in _check.FORMAT_OF.items()}
 
+# What each operation does to the angle; what it does to the attention factor stands in the rotary.
+SIGN = {"rotate": 1, "inverse": -1, "shift": 1}
 
-# What a dtype is rotated with: cos and sin (or what they are computed from on the way), the kernel, and what it is told
-# of the form of arrays.
-Prepared = tuple[Array, Array, Kernel, NDArray[np.int64]]
+# What a dtype is rotated with: the kernel, and what it takes as a whole: cos and sin (or what they are computed from on
+# the way), and what it is told of the form of arrays.
+Prepared = tuple[Kernel, Array, Array, NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +45,30 @@ class Frame:
         form = self._forms.get(dtype)
         if form is None:
             form = self._forms[dtype] = self._numbers(dtype, (0, 0))
-        return cos, sin, quick_rotation(dtype.itemsize, False), form
+        return quick_rotation(dtype.itemsize, False), cos, sin, form
 
     def prepared_at(self, dtype: np.dtype[Any], turns: Array, factor: Array, sign: int, single: bool) -> Prepared:
         """Return what also computes cos and sin on the way; arguments as in `angles.tables`."""
         circles_at = address(circles(REAL_OF[dtype], single))
         form = self._numbers(dtype, (circles_at, sign))
-        return turns, factor, quick_rotation(dtype.itemsize, True), form
+        return quick_rotation(dtype.itemsize, True), turns, factor, form
 
     def _numbers(self, dtype: np.dtype[Any], angles: tuple[int, int]) -> NDArray[np.int64]:
         work, above = address(rows(_check.FORMAT_OF[dtype], self.pairing)), _machine.last_level_cache()
-        return numbers(work, self.layout, self.head_dim, above, self.pairs, angles)
+        return numbers(work, dtype, self.layout, self.head_dim, above, _threads.IN_USE.ctypes.data, self.pairs, angles)
 
 
 class Rotation:
     """Rotates arrays by the cos and sin that a subclass provides for each real dtype."""
 
-    __slots__ = ("_flags", "_frame", "_prepared", "_table_shape")
+    __slots__ = ("_frame", "_prepared", "_ready", "_table_shape")
 
-    def __init__(
-        self, frame: Frame, table_shape: tuple[int, ...], prepared: dict[Any, Prepared], flags: int = 0
-    ) -> None:
+    _ready: Prepared | None  # for the dtype that was rotated last
+
+    def __init__(self, frame: Frame, table_shape: tuple[int, ...], prepared: dict[Any, Prepared]) -> None:
         """Take what is rotated, the (batch or 1, seq, frequency heads, pairs) of cos and sin, and what is ready."""
-        self._frame, self._table_shape, self._prepared, self._flags = frame, table_shape, prepared, flags
+        self._frame, self._table_shape, self._prepared = frame, table_shape, prepared
+        self._ready = next(iter(prepared.values()), None)
 
     def _cos_sin(self, real: str) -> tuple[Array, Array]:
         """Return cos and sin as float32 or float64 arrays of the table shape."""
@@ -81,32 +84,35 @@ class Rotation:
 
     def __call__(self, q: Array, k: Array, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
         """Rotate queries and keys; see RotaryEmbedding.__call__ for the arguments."""
-        status = LOOK_CLOSER
+        # What can be is left to compiled code: of one token's time, this is a third.
         try:
-            cos, sin, kernel, form = self._prepared[q.dtype]
-            if out is None:
-                out_q, out_k = np.empty_like(q), np.empty_like(k)
-            else:
-                out_q, out_k = out if type(out) is tuple and len(out) == 2 else _check.out_pair(out)
-            pool = _threads.pool() if q.size > _threads.SERIAL_ELEMENTS else 0
-            status = kernel(q, k, out_q, out_k, cos, sin, form, self._flags, pool)
+            pair = (np.empty_like(q), np.empty_like(k)) if out is None else out
+            ready = self._ready
+            status = ready[0](q, k, pair, ready, 0)
+            if status == OTHER_DTYPE:
+                ready = self._ready = self._prepared[q.dtype]
+                status = ready[0](q, k, pair, ready, 0)
         except (AttributeError, KeyError, TypeError, ValueError):
-            pass  # what was wrong is found out below, and said in the words of the argument
-        if status != DONE:
-            outs = None if out is None else dict(zip(("out[0]", "out[1]"), _check.out_pair(out), strict=True))
-            out_q, out_k = self._look_closer({"q": q, "k": k}, outs)
-        return out_q, out_k
+            status = LOOK_CLOSER  # what was wrong is found out there, and said in the words of the argument
+        if status == DONE:
+            return pair
+        if out is not None and type(out) is not tuple:
+            return self(q, k, _check.out_pair(out))
+        outs = None if out is None else dict(zip(("out[0]", "out[1]"), _check.out_pair(out), strict=True))
+        first, second = self._look_closer({"q": q, "k": k}, outs)
+        return first, second
 
     def rotate(self, x: Array, out: Array | None = None) -> Array:
         """Rotate one array; see RotaryEmbedding.rotate for the arguments."""
-        status = LOOK_CLOSER
         try:
-            cos, sin, kernel, form = self._prepared[x.dtype]
             result = np.empty_like(x) if out is None else out
-            pool = _threads.pool() if x.size > _threads.SERIAL_ELEMENTS else 0
-            status = kernel(x, x, result, result, cos, sin, form, self._flags + ALONE, pool)
+            ready = self._ready
+            status = ready[0](x, x, result, ready, ALONE)
+            if status == OTHER_DTYPE:
+                ready = self._ready = self._prepared[x.dtype]
+                status = ready[0](x, x, result, ready, ALONE)
         except (AttributeError, KeyError, TypeError, ValueError):
-            pass
+            status = LOOK_CLOSER
         if status != DONE:
             (result,) = self._look_closer({self._name(): x}, None if out is None else {"out": out})
         return result
@@ -136,11 +142,49 @@ class Rotation:
         x, flags = sources[0], TRUSTED if len(sources) == 2 else TRUSTED | ALONE
         if x.dtype not in self._prepared:
             self._prepare(x.dtype)
-        cos, sin, kernel, form = self._prepared[x.dtype]
-        arrays = [np.asarray(array) for array in (sources[0], sources[-1], targets[0], targets[-1])]
-        if kernel(*arrays, cos, sin, form, flags, _threads.pool()) != DONE:
+        _threads.pool()  # if it was that which the kernel missed
+        self._ready = ready = self._prepared[x.dtype]
+        arrays = [np.asarray(array) for array in (sources[0], sources[-1], *targets)]
+        out = arrays[2] if len(targets) == 1 else tuple(arrays[2:])
+        if ready[0](*arrays[:2], out, ready, flags) != DONE:
             shown = [(array.shape, array.strides) for array in arrays]
             raise RuntimeError(f"arrays passed their checks, but the kernel refused them: {shown}")
+
+
+class OnTheWay:
+    """Rotates the few consecutive tokens of a decode step: kernels compute their cos and sin and do not keep them."""
+
+    __slots__ = ("_arguments", "_frames", "_prepared", "_ready")
+
+    def __init__(self, frames: dict[str, Frame], parts: Array, factors: dict[str, Array], single: bool) -> None:
+        """Take frames by layout, and arguments as in `angles.tables`, factors by what is done."""
+        self._frames, self._arguments = frames, (parts, factors, single)
+        self._prepared: dict[tuple[str, bool, np.dtype[Any]], Prepared] = {}
+        self._ready: dict[tuple[str, bool], Prepared] = {}  # for the dtype that was rotated last
+
+    def rotate(self, q: Any, k: Any, out: Any, offset: int, layout: str, inverse: bool, flags: int = 0) -> Any:
+        """Rotate q and k, or with ALONE q, from position `offset` on; return `out`, or None where that cannot be."""
+        try:
+            if out is None:
+                out = np.empty_like(q) if flags else (np.empty_like(q), np.empty_like(k))
+            ready = self._ready.get((layout, inverse)) or self._prepare(layout, inverse, q.dtype)
+            status = ready[0](q, k, out, ready, offset * FIRST + flags)
+            if status == OTHER_DTYPE:
+                ready = self._prepare(layout, inverse, q.dtype)
+                status = ready[0](q, k, out, ready, offset * FIRST + flags)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            return None
+        return out if status == DONE else None
+
+    def _prepare(self, layout: str, inverse: bool, dtype: np.dtype[Any]) -> Prepared:
+        """Return, and keep, what rotates a dtype; raise where there is none."""
+        prepared = self._prepared.get((layout, inverse, dtype))
+        if prepared is None:
+            (parts, factors, single), mode = self._arguments, "inverse" if inverse else "rotate"
+            prepared = self._frames[layout].prepared_at(dtype, parts, factors[mode], SIGN[mode], single)
+            self._prepared[layout, inverse, dtype] = prepared
+        self._ready[layout, inverse] = prepared
+        return prepared
 
 
 def _contiguous(x: Array) -> bool:

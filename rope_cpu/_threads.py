@@ -21,13 +21,13 @@ from rope_cpu.spec import whole_number
 
 VARIABLE = "ROPE_CPU_NUM_THREADS"
 
-# Below these it costs more than it saves on two cores to share the work: elements of q, where 8 tokens of 32 heads
-# take 2 µs, and pairs of cos and sin, at 1.3 ns each.
-SERIAL_ELEMENTS = 2**15
+# Below so many pairs of cos and sin, at 1.3 ns each, it costs more than it saves on two cores to share the work.
 SERIAL_PAIRS = 2**14
 
 _limit = numba.config.NUMBA_NUM_THREADS
 _pool_in_use: Pool | None = None
+# What kernels see of it: its address, 0 where they must not share their work, −1 where it is not started.
+IN_USE = np.array([0 if _limit == 1 else -1])
 _starting = threading.Lock()
 
 
@@ -80,18 +80,21 @@ def _locked() -> int:
 
 def pool() -> int:
     """Return the address of the pool that kernels share their work in now, or 0 where they must not."""
-    if _limit == 1:
-        return 0
-    ready = _pool_in_use
-    return _started() if ready is None else ready.address
+    at = int(IN_USE[0])
+    return _started() if at < 0 else at
 
 
 def _started() -> int:
-    global _pool_in_use
     with _starting:
         if _pool_in_use is None:
-            _pool_in_use = start(_limit)
-        return _pool_in_use.address
+            _use(start(_limit), _limit)
+        return int(IN_USE[0])
+
+
+def _use(pool: Pool | None, limit: int) -> None:
+    global _pool_in_use, _limit
+    _pool_in_use, _limit = pool, limit
+    IN_USE[0] = 0 if limit == 1 else -1 if pool is None else pool.address
 
 
 def set_num_threads(n: int) -> None:
@@ -99,16 +102,15 @@ def set_num_threads(n: int) -> None:
 
     Raises TypeError or ValueError where `n` is no integer from 1 to the number of threads Numba was started with.
     """
-    global _limit, _pool_in_use
     n = whole_number("n", n)
     if n > numba.config.NUMBA_NUM_THREADS:
         raise ValueError(f"`n` is {n}, but Numba was started with {numba.config.NUMBA_NUM_THREADS} threads")
     with _starting:
-        if _pool_in_use is not None and n > _pool_in_use.size:
-            _pool_in_use = None  # a larger one is started when it is needed; the threads of this one sleep on
-        elif _pool_in_use is not None:
+        if _pool_in_use is None or n > _pool_in_use.size:
+            _use(None, n)  # a larger one is started when it is needed; the threads of this one sleep on
+        else:
             _pool_in_use.use(n)
-        _limit = n
+            _use(_pool_in_use, n)
 
 
 def get_num_threads() -> int:
@@ -117,8 +119,9 @@ def get_num_threads() -> int:
 
 
 def _after_fork_in_child() -> None:
-    global _pool_in_use, _starting
-    _pool_in_use, _starting = None, threading.Lock()
+    global _starting
+    _starting = threading.Lock()
+    _use(None, _limit)
 
 
 if hasattr(os, "register_at_fork"):

@@ -9,16 +9,11 @@ from numpy.typing import ArrayLike
 
 from rope_cpu import _check, angles
 from rope_cpu._check import Array
-from rope_cpu._kernels import FIRST
-from rope_cpu._rotate import REAL_OF, Frame, Prepared, Rotation
+from rope_cpu._rotate import REAL_OF, SIGN, Rotation
 from rope_cpu.spec import Float64
 
 if TYPE_CHECKING:
     from rope_cpu.rotary import RotaryEmbedding
-
-# What each operation does to the angle; what it does to the attention factor stands in the rotary.
-SIGN = {"rotate": 1, "inverse": -1, "shift": 1}
-
 
 def exact_tables(
     rotary: RotaryEmbedding, positions: Float64, ids: ArrayLike, mode: str, real: str
@@ -55,7 +50,7 @@ class RotaryPlan(Rotation):
         return "keys" if self._mode == "shift" else "x"
 
     def _cos_sin(self, real: str) -> tuple[Array, Array]:
-        for dtype, (cos, sin, *_) in self._prepared.copy().items():
+        for dtype, (_, cos, sin, _) in self._prepared.copy().items():
             if REAL_OF[dtype] == real:
                 return cos, sin
         return exact_tables(self._rotary, self._positions, self._positions, self._mode, real)
@@ -67,19 +62,3 @@ class RotaryPlan(Rotation):
     def __reduce__(self) -> tuple[Any, ...]:
         float32 = np.dtype(np.float32)
         return RotaryPlan, (self._rotary, self._positions, self._positions, self._frame.layout, self._mode, float32)
-
-
-class ConsecutiveRotation(Rotation):
-    """Rotates the few tokens of a decode step: cos and sin are computed on the way and not kept."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, frame: Frame, prepared: dict[Any, Prepared], offset: int, call: tuple[Any, ...]) -> None:
-        """Take what is ready, the first position, and rotary and arguments of the call, should they need a plan."""
-        # Not by way of the base class, which would cost a tenth of the call.
-        self._frame, self._prepared, self._flags, self._call = frame, prepared, offset * FIRST, call
-
-    def _look_closer(self, xs: dict[str, Any], outs: dict[str, Any] | None) -> tuple[Array, ...]:
-        rotary, *arguments = self._call
-        plan: RotaryPlan = rotary._plan_of(*arguments)
-        return plan._look_closer(xs, outs)

@@ -12,34 +12,33 @@ from rope_cpu import _check, angles
 from rope_cpu import spec as specs
 from rope_cpu._check import Array
 from rope_cpu._constructors import Constructors
-from rope_cpu._rotate import Frame, Prepared, Rotation
-from rope_cpu.plan import SIGN, ConsecutiveRotation, RotaryPlan, exact_tables
+from rope_cpu._kernels import ALONE
+from rope_cpu._rotate import Frame, OnTheWay
+from rope_cpu.plan import RotaryPlan, exact_tables
 from rope_cpu.spec import Float64, RopeSpec
 
 _FLOAT32 = np.dtype(np.float32)
-# Elements of q up to which cos and sin are computed on the way.
-_FEW_ELEMENTS = 2**17
 
 
 class RotaryEmbedding(Constructors):
     """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
 
-    __slots__ = ("_consecutive", "_factors", "_frames", "_on_the_way", "_parts", "_single", "_spec")
+    __slots__ = ("_factors", "_frames", "_parts", "_short", "_single", "_spec")
     _spec: RopeSpec
     _single: bool
-    _consecutive: bool  # ids may be left out: one id a token, and nothing to be known of the sequence
     _frames: dict[str, Frame]
     _parts: Float64
     _factors: dict[str, Float64]
-    _on_the_way: dict[tuple[str, bool, np.dtype[Any]], tuple[Frame, dict[Any, Prepared]]]  # ready for short calls
+    _short: OnTheWay | None  # None: ids may not be left out
 
     def _of(self, spec: RopeSpec) -> None:
         self._spec, self._parts, self._single = spec, angles.turns(spec), spec.angle_dtype == "float32"
         self._frames = {form: Frame.of(form, spec.head_dim, spec.blocks, spec.interleaved) for form in _check.AXES}
-        self._consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
-        self._on_the_way = {}
         factor = spec.attention_factor
         self._factors = {"rotate": factor, "inverse": 1.0 / factor, "shift": np.ones_like(factor)}
+        consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
+        frames = {form: frame for form, frame in self._frames.items() if form != "thd"}
+        self._short = OnTheWay(frames, self._parts, self._factors, self._single) if consecutive else None
 
     @property
     def spec(self) -> RopeSpec:
@@ -171,7 +170,11 @@ class RotaryEmbedding(Constructors):
 
         Raises TypeError or ValueError, before anything is written, naming argument, value and rule.
         """
-        return self._of_call("x", x, position_ids, offset, layout, inverse).rotate(x, out)
+        if position_ids is None and type(offset) is int and type(inverse) is bool and self._short:
+            result = self._short.rotate(x, x, out, offset, layout, inverse, ALONE)
+            if result is not None:
+                return result
+        return self._plan_of("x", x, position_ids, offset, layout, inverse).rotate(x, out)
 
     def __call__(
         self,
@@ -191,7 +194,11 @@ class RotaryEmbedding(Constructors):
 
         Returns the pair (q_rot, k_rot). Raises as `rotate` does.
         """
-        return self._of_call("q", q, position_ids, offset, layout, inverse)(q, k, out)
+        if position_ids is None and type(offset) is int and type(inverse) is bool and self._short:
+            pair = self._short.rotate(q, k, out, offset, layout, inverse)
+            if pair is not None:
+                return pair
+        return self._plan_of("q", q, position_ids, offset, layout, inverse)(q, k, out)
 
     def plan(self, position_ids: ArrayLike, *, layout: str = "bshd", inverse: bool = False) -> RotaryPlan:
         """Compute cos and sin of a step's positions once, for every layer and every dtype.
@@ -258,35 +265,6 @@ class RotaryEmbedding(Constructors):
         form, rows = _check.layout(layout), self._spec.attention_factor.size
         return RotaryPlan(self, _check.positions(name, ids, self.axes, form, rows), ids, form, mode, dtype)
 
-    def _of_call(
-        self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str, inverse: bool
-    ) -> Rotation:
-        """Return what rotates the arrays of one call: few consecutive tokens on the way, others by a plan."""
-        if (
-            ids is None
-            and type(offset) is int
-            and type(x) is np.ndarray
-            and x.size <= _FEW_ELEMENTS
-            and type(layout) is str
-            and type(inverse) is bool
-            and abs(offset) <= angles.MAX_POSITION / 2
-            and self._consecutive
-        ):
-            ready = self._on_the_way.get((layout, inverse, x.dtype)) or self._get_ready(layout, inverse, x.dtype)
-            if ready:
-                frame, prepared = ready
-                return ConsecutiveRotation(frame, prepared, offset, (self, name, x, ids, offset, layout, inverse))
-        return self._plan_of(name, x, ids, offset, layout, inverse)
-
-    def _get_ready(self, layout: str, inverse: bool, dtype: np.dtype[Any]) -> tuple[Frame, dict[Any, Prepared]] | None:
-        """Return, and keep, what rotates consecutive tokens on the way, if that can be."""
-        form = _check.layout(layout)
-        if form == "thd" or dtype not in _check.FORMAT_OF:
-            return None
-        mode, frame = _mode(inverse), self._frames[form]
-        prepared = frame.prepared_at(dtype, self._parts, self._factors[mode], SIGN[mode], self._single)
-        return self._on_the_way.setdefault((layout, inverse, dtype), (frame, {dtype: prepared}))
-
     def _plan_of(
         self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str, inverse: bool
     ) -> RotaryPlan:
@@ -297,7 +275,7 @@ class RotaryEmbedding(Constructors):
             return self._plan("position_ids", ids, layout, _mode(inverse), dtype)
         form = _check.layout(layout)
         x = _check.array(name, x, form)
-        if form == "thd" or not self._consecutive:
+        if form == "thd" or self._short is None:
             self._needs_ids(form)
         seq = x.shape[_check.AXES[form][1]]
         if type(offset) is int and abs(offset) < angles.MAX_POSITION / 2:

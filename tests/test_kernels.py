@@ -16,6 +16,7 @@ import pytest
 
 from rope_cpu import RotaryEmbedding, _angles, _compile, _kernels, _machine, _threads, angles
 
+NO_POOL = np.zeros(1, np.int64)
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -30,10 +31,11 @@ def rotate(kind, pairing, pool, q, k, cos, sin, layout="bshd", stream_above=2**6
     order = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}[layout]
     arrays = [np.ascontiguousarray(x.transpose(order)) for x in (q, k)]
     outs = [np.zeros_like(x) for x in arrays]
-    form = _kernels.numbers(
-        _compile.address(_kernels.rows(kind, pairing)), layout, q.shape[3], stream_above, [cos.shape[-1]]
-    )
-    status = _kernels.quick_rotation(q.dtype.itemsize, False)(*arrays, *outs, cos, sin, form, 0, pool)
+    in_use = np.array([pool])
+    work, pools = _compile.address(_kernels.rows(kind, pairing)), in_use.ctypes.data
+    form = _kernels.numbers(work, q.dtype, layout, q.shape[3], stream_above, pools, [cos.shape[-1]])
+    prepared = None, cos, sin, form
+    status = _kernels.quick_rotation(q.dtype.itemsize, False)(*arrays, tuple(outs), prepared, 0)
     assert status == _compile.DONE
     return [np.ascontiguousarray(x.transpose(np.argsort(order))) for x in outs]
 
@@ -80,11 +82,12 @@ def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
         results = []
         for layout, above in product(("bshd", "bhsd"), (0, 2**62)):
             given = x if layout == "bshd" else np.ascontiguousarray(x.transpose(0, 2, 1, 3))
-            form = _kernels.numbers(_compile.address(_kernels.rows(kind, pairing)), layout, x.shape[3], above, blocks)
+            work = _compile.address(_kernels.rows(kind, pairing))
+            form = _kernels.numbers(work, dtype, layout, x.shape[3], above, NO_POOL.ctypes.data, blocks)
             out = np.zeros_like(given)
             for source, target in ((given, out), (given.copy(),) * 2):
                 kernel = _kernels.quick_rotation(dtype.itemsize, False)
-                status = kernel(source, source, target, target, cos, sin, form, _kernels.ALONE, 0)
+                status = kernel(source, source, target, (None, cos, sin, form), _kernels.ALONE)
                 assert status == _compile.DONE
                 results.append(target if layout == "bshd" else target.transpose(0, 2, 1, 3))
         for other in results[1:]:
@@ -108,10 +111,10 @@ def test_one_in_place_and_the_other_not(in_place, rng):
     expected = rotate("float32", "half", 0, q, k, cos, sin)
     work = _compile.address(_kernels.rows("float32", "half"))
     for above in (0, 2**62):
-        form = _kernels.numbers(work, "bshd", 56, above, [28])
+        form = _kernels.numbers(work, q.dtype, "bshd", 56, above, NO_POOL.ctypes.data, [28])
         outs = [x if in_place in (name, "both") else np.zeros_like(x) for name, x in (("q", q.copy()), ("k", k.copy()))]
         given = [out if in_place in (name, "both") else x for name, x, out in zip("qk", (q, k), outs, strict=True)]
-        assert _kernels.quick_rotation(4, False)(*given, *outs, cos, sin, form, 0, 0) == _compile.DONE
+        assert _kernels.quick_rotation(4, False)(*given, tuple(outs), (None, cos, sin, form), 0) == _compile.DONE
         assert [x.tobytes() for x in outs] == [x.tobytes() for x in expected]
 
 
@@ -165,7 +168,8 @@ def test_the_kernel_never_writes_where_an_input_is_read(layout, rng):
     """Slide an output over an input in one buffer: the kernel takes exactly the placements that share nothing."""
     heads, tokens, dim = 2, 3, 4
     cos = np.ones((1, tokens, 1, 2), np.float32)
-    form = _kernels.numbers(_compile.address(_kernels.rows("float32", "half")), layout, dim, 2**62, [2])
+    work = _compile.address(_kernels.rows("float32", "half"))
+    form = _kernels.numbers(work, cos.dtype, layout, dim, 2**62, NO_POOL.ctypes.data, [2])
     kernel = _kernels.quick_rotation(4, False)
     taken = 0
     for head_stride, token_stride in ((4, 12), (8, 24), (12, 4), (12, 36), (-4, 12)):
@@ -180,7 +184,7 @@ def test_the_kernel_never_writes_where_an_input_is_read(layout, rng):
         x = view(150)
         for start in range(80, 230):
             out = view(start)
-            status = kernel(x, x, out, out, cos, 0 * cos, form, _kernels.ALONE, 0)
+            status = kernel(x, x, out, (None, cos, 0 * cos, form), _kernels.ALONE)
             shared = np.shares_memory(x, out)
             if status == _compile.DONE:
                 assert start == 150 or not shared, (head_stride, token_stride, start)

@@ -132,7 +132,7 @@ def test_small_jobs_wake_workers_the_more_rarely_the_more_often_it_was_in_vain()
     import time
     from rope_cpu import _pool
     small, pool = x[:, :16].repeat(4, axis=2), _threads.start(2)
-    _threads._pool_in_use = pool
+    _threads._use(pool, 2)
     worker = pool.words[_pool.HEAD_WORDS + _pool.THREAD_WORDS:]
     plan = rope.plan(np.arange(16))
     for expected in (8, 16, 32, 64):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from statistics import geometric_mean
 from typing import Any
@@ -21,7 +22,6 @@ import numpy as np
 import rope_cpu
 from rope_cpu import RotaryEmbedding
 from rope_cpu._kernels import ALONE
-from rope_cpu._threads import pool
 from rope_cpu.bench.contender import Case, Contender, rotating
 from rope_cpu.bench.environment import last_level_cache
 from rope_cpu.bench.implementations import PEERS
@@ -71,9 +71,9 @@ def against_c(rotation: Callable[..., Any], dim: int, cell: Cell) -> dict[tuple[
             to = y if in_place else aligned(y.shape, dtype)
             plan = rope.plan(np.arange(tokens), layout=layout)
             plan.rotate(y, to)  # prepares the dtype
-            *tables, kernel, form = plan._prepared[dtype]
-            arguments = (y, y, to, to, *tables, form, ALONE, pool() if threads > 1 else 0)
-            timed[in_place, layout] = Timed(kernel, [arguments])
+            prepared = plan._prepared[dtype]
+            enter = partial(rope_cpu.set_num_threads, threads)
+            timed[in_place, layout] = Timed(prepared[0], [(y, y, to, prepared, ALONE)], enter=enter)
     taken = dict(zip(timed, interleave(list(timed.values()), Effort(budget=0.8)), strict=True))
     return {
         (place, layout): quantile(ratios(taken[place, layout], taken[place, "C"]), 0.25)
