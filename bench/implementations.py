@@ -99,16 +99,16 @@ def _bare_kernel(problem: Problem) -> Binding:
     """Bind the compiled kernel with the very arguments that a plan gives it: the one look behind the public door."""
     pairs = problem.arrays()
     plan = problem.rope.plan(problem.ids, layout=problem.layout)
-    dtype, targets = pairs[0][0].dtype, _targets(problem, pairs)
+    targets = _targets(problem, pairs)
     sets: list[tuple[Any, ...]] = []
     plan(pairs[0][0].copy(), pairs[0][1].copy())  # prepares the dtype
-    kernel, *rest = plan._prepared[dtype]
+    kernel, cos, sin, form = plan._ready
 
     def record(*arguments: Any) -> int:
         sets.append(arguments)
         return DONE
 
-    plan._prepared[dtype] = (record, *rest)
+    plan._ready = record, cos, sin, form
     for (q, k), out in zip(pairs, targets, strict=True):
         plan(q, k, out)
     return Binding(kernel, sets, pairs[0], problem.bshd, lambda _: targets[0])

@@ -76,18 +76,19 @@ class Problem:
         ids = int(np.prod(self.ids.shape[: self.ids.ndim - (self.rope.axes > 1)]))
         return int(2 * vectors * width * DTYPES[self.dtype].itemsize + ids * self.rope.rotary_dim * real)
 
+    def buffers(self) -> list[Array]:
+        """Return a packed buffer (batch, tokens, heads + 2·kv_heads, head_dim) for each copy, filled like `arrays`."""
+        heads = self.heads + 2 * self.kv_heads
+        return [self._filled((self.batch, self.tokens, heads, self.rope.head_dim), n) for n in range(self.copies)]
+
+    def views(self, qkv: Array) -> tuple[Array, Array]:
+        """Return the q and k of a packed buffer, in this problem's layout."""
+        h, k = self.heads, self.kv_heads
+        return self._arranged(qkv[:, :, :h]), self._arranged(qkv[:, :, h : h + k])
+
     def arrays(self) -> list[tuple[Array, Array]]:
         """Return q and k for each copy, filled with the same normal numbers."""
-        width, (h, k) = self.rope.head_dim, (self.heads, self.kv_heads)
-        pairs = []
-        for copy in range(self.copies):
-            if self.storage == "packed":
-                qkv = self._filled((self.batch, self.tokens, h + 2 * k, width), copy)
-                q, keys = (self._arranged(x) for x in (qkv[:, :, :h], qkv[:, :, h : h + k]))
-            else:
-                q, keys = (self._own(n, copy) for n in (h, k))
-            pairs.append((q, keys))
-        return pairs
+        return [self.views(qkv) for qkv in self.buffers()] if self.storage == "packed" else self.outs()
 
     def outs(self) -> list[tuple[Array, Array]]:
         """Return arrays that results can be written to, for each copy."""

@@ -15,8 +15,9 @@ from numba import njit, types
 
 Kernel = Callable[..., int]
 
-# What a kernel answers: it did its work, or it wrote nothing because its arguments need a closer look, or another dtype.
-DONE, LOOK_CLOSER, OTHER_DTYPE = 0, 1, 2
+# What a kernel answers: it did its work; or it wrote nothing, as its arguments need a closer look, are of another dtype
+# than it was told, or are worth threads that are not started.
+DONE, LOOK_CLOSER, OTHER_DTYPE, NO_THREADS = 0, 1, 2, 3
 
 # Numba's disk cache looks at a kernel's own file alone. Kernels close over this string, so that they are compiled anew
 # when code they are generated from, in other files, has changed.

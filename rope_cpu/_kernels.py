@@ -16,7 +16,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from rope_cpu._compile import DONE, LOOK_CLOSER, OTHER_DTYPE, SOURCES, Kernel, compiled, entry_point, helper
+from rope_cpu._compile import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, SOURCES, Kernel, compiled, entry_point, helper
 from rope_cpu._objects import ITEMS, OBJECT, items, location, look, sort, view, where
 from rope_cpu._overlap import aliasing_allowed, fits, in_place
 from rope_cpu._pool import share
@@ -121,7 +121,7 @@ def rows(dtype: str, pairing: str) -> Kernel:
 
 @cache
 def rotation(size: int, on_the_way: bool) -> Kernel:
-    """Return the kernel (q, k, out, prepared, flags) → DONE, LOOK_CLOSER or, where q has one, OTHER_DTYPE.
+    """Return the kernel (q, k, out, prepared, flags) → DONE, LOOK_CLOSER, OTHER_DTYPE (q's) or NO_THREADS.
 
     size: bytes of an element. q, k: any objects; what is no array of as many axes as the layout has, in its order, is
     not touched. out: a pair of the like. prepared: a tuple of anything, cos and sin, float32 (float64 for float64),
@@ -191,7 +191,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             return LOOK_CLOSER
         pool = load(pools) if q_elements > SERIAL_ELEMENTS else 0
         if pool < 0 and not trusted:
-            return LOOK_CLOSER
+            return NO_THREADS
         q_in_place, k_in_place = in_place(q_lies, oq_lies), in_place(k_lies, ok_lies)
         if not trusted and not aliasing_allowed(q_lies, q_in_place, k_lies, k_in_place, oq_lies, ok_lies, both, size):
             return LOOK_CLOSER

@@ -42,11 +42,10 @@ def look() -> None:
     if found == (id(np.ndarray), array.ctypes.data, array.ndim, int.from_bytes(b"ff", "little"), array.dtype.num):
         axes = [tuple((c_int64 * array.ndim).from_address(at)) for at in (shape, strides)]
         pair = array, None
-        words = c_int64 * 2
-        known, *held = *words.from_address(id(pair) + _HEAD - 8), *words.from_address(id(pair) + ITEMS)
-        if axes == [array.shape, array.strides] and flags & _WRITEABLE:
-            if [known, *held] == [id(tuple), 2, id(array), id(None)]:
-                return
+        known, held = ((c_int64 * 2).from_address(id(pair) + at) for at in (_HEAD - 8, ITEMS))
+        as_known = [*known, *held] == [id(tuple), 2, id(array), id(None)]
+        if as_known and axes == [array.shape, array.strides] and flags & _WRITEABLE:
+            return
     raise RuntimeError(f"arrays of NumPy {np.__version__} are not laid out as these kernels read them; use NumPy 2")
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rope_cpu import _check, _machine, _threads
 from rope_cpu._angles import circles
 from rope_cpu._check import Array
-from rope_cpu._compile import DONE, LOOK_CLOSER, OTHER_DTYPE, Kernel, address
+from rope_cpu._compile import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, Kernel, address
 from rope_cpu._kernels import ALONE, FIRST, TRUSTED, numbers, quick_rotation, rows
 
 # What each dtype is computed in.
@@ -23,6 +23,8 @@ SIGN = {"rotate": 1, "inverse": -1, "shift": 1}
 # What a dtype is rotated with: the kernel, and what it takes as a whole: cos and sin (or what they are computed from on
 # the way), and what it is told of the form of arrays.
 Prepared = tuple[Kernel, Array, Array, NDArray[np.int64]]
+_NOTHING = np.empty(0, np.int64)
+_NOT_READY: Prepared = (lambda *_: LOOK_CLOSER), _NOTHING, _NOTHING, _NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,12 @@ class Rotation:
 
     __slots__ = ("_frame", "_prepared", "_ready", "_table_shape")
 
-    _ready: Prepared | None  # for the dtype that was rotated last
+    _ready: Prepared  # for the dtype that was rotated last
 
     def __init__(self, frame: Frame, table_shape: tuple[int, ...], prepared: dict[Any, Prepared]) -> None:
         """Take what is rotated, the (batch or 1, seq, frequency heads, pairs) of cos and sin, and what is ready."""
         self._frame, self._table_shape, self._prepared = frame, table_shape, prepared
-        self._ready = next(iter(prepared.values()), None)
+        self._ready = next(iter(prepared.values()), _NOT_READY)
 
     def _cos_sin(self, real: str) -> tuple[Array, Array]:
         """Return cos and sin as float32 or float64 arrays of the table shape."""
@@ -162,19 +164,22 @@ class OnTheWay:
         self._prepared: dict[tuple[str, bool, np.dtype[Any]], Prepared] = {}
         self._ready: dict[tuple[str, bool], Prepared] = {}  # for the dtype that was rotated last
 
-    def rotate(self, q: Any, k: Any, out: Any, offset: int, layout: str, inverse: bool, flags: int = 0) -> Any:
+    def rotate(self, q: Any, k: Any, out: Any, offset: int, layout: str, inverse: bool, flags: int = 0) -> Any | None:
         """Rotate q and k, or with ALONE q, from position `offset` on; return `out`, or None where that cannot be."""
         try:
             if out is None:
                 out = np.empty_like(q) if flags else (np.empty_like(q), np.empty_like(k))
             ready = self._ready.get((layout, inverse)) or self._prepare(layout, inverse, q.dtype)
-            status = ready[0](q, k, out, ready, offset * FIRST + flags)
-            if status == OTHER_DTYPE:
-                ready = self._prepare(layout, inverse, q.dtype)
-                status = ready[0](q, k, out, ready, offset * FIRST + flags)
+            while (status := ready[0](q, k, out, ready, offset * FIRST + flags)) != DONE:
+                if status == NO_THREADS:
+                    _threads.pool()
+                    continue
+                before, ready = ready, self._prepare(layout, inverse, q.dtype)
+                if status == LOOK_CLOSER or ready is before:
+                    return None
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             return None
-        return out if status == DONE else None
+        return out
 
     def _prepare(self, layout: str, inverse: bool, dtype: np.dtype[Any]) -> Prepared:
         """Return, and keep, what rotates a dtype; raise where there is none."""

@@ -15,6 +15,7 @@ from rope_cpu.spec import Float64
 if TYPE_CHECKING:
     from rope_cpu.rotary import RotaryEmbedding
 
+
 def exact_tables(
     rotary: RotaryEmbedding, positions: Float64, ids: ArrayLike, mode: str, real: str
 ) -> tuple[Array, Array]:

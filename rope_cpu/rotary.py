@@ -171,7 +171,7 @@ class RotaryEmbedding(Constructors):
         Raises TypeError or ValueError, before anything is written, naming argument, value and rule.
         """
         if position_ids is None and type(offset) is int and type(inverse) is bool and self._short:
-            result = self._short.rotate(x, x, out, offset, layout, inverse, ALONE)
+            result: Array | None = self._short.rotate(x, x, out, offset, layout, inverse, ALONE)
             if result is not None:
                 return result
         return self._plan_of("x", x, position_ids, offset, layout, inverse).rotate(x, out)
@@ -195,7 +195,7 @@ class RotaryEmbedding(Constructors):
         Returns the pair (q_rot, k_rot). Raises as `rotate` does.
         """
         if position_ids is None and type(offset) is int and type(inverse) is bool and self._short:
-            pair = self._short.rotate(q, k, out, offset, layout, inverse)
+            pair: tuple[Array, Array] | None = self._short.rotate(q, k, out, offset, layout, inverse)
             if pair is not None:
                 return pair
         return self._plan_of("q", q, position_ids, offset, layout, inverse)(q, k, out)

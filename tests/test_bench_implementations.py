@@ -34,6 +34,7 @@ def _turned(x, ids, interleaved):
     return np.concatenate([turned.real, turned.imag], -1)
 
 
+@pytest.mark.parametrize("storage", ["packed", "contiguous"])
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -41,9 +42,9 @@ def _turned(x, ids, interleaved):
     "row", [pytest.param(row, id=row.name, marks=[pytest.mark.peers] * ("torch" in row.needs)) for row in TABLE]
 )
 @pytest.mark.filterwarnings("default")  # what others warn of is not ours
-def test_it_rotates(row, dtype, interleaved, positions):
+def test_it_rotates(row, dtype, interleaved, positions, storage):
     ids, batch, tokens = POSITIONS[positions]
-    problem = Problem(_rope(interleaved), ids, batch, tokens, 4, 2, dtype)
+    problem = Problem(_rope(interleaved), ids, batch, tokens, 4, 2, dtype, storage=storage)
     try:
         binding = row.bound(problem)
     except UnavailableError as reason:

@@ -11,7 +11,7 @@ round.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from statistics import geometric_mean
@@ -71,7 +71,7 @@ def against_c(rotation: Callable[..., Any], dim: int, cell: Cell) -> dict[tuple[
             to = y if in_place else aligned(y.shape, dtype)
             plan = rope.plan(np.arange(tokens), layout=layout)
             plan.rotate(y, to)  # prepares the dtype
-            prepared = plan._prepared[dtype]
+            prepared = plan._ready
             enter = partial(rope_cpu.set_num_threads, threads)
             timed[in_place, layout] = Timed(prepared[0], [(y, y, to, prepared, ALONE)], enter=enter)
     taken = dict(zip(timed, interleave(list(timed.values()), Effort(budget=0.8)), strict=True))
@@ -81,16 +81,19 @@ def against_c(rotation: Callable[..., Any], dim: int, cell: Cell) -> dict[tuple[
     }
 
 
-def against_peers(cell: Cell) -> dict[bool, tuple[float, dict[str, float]]]:
-    """Return, by place, the seconds of a plan on views of a packed buffer, and how many times as long peers take."""
+def against_peers(cell: Cell, peers: Sequence[str], storage: str) -> dict[bool, tuple[float, dict[str, float]]]:
+    """Return, by place, the seconds of a plan, and how many times as long peers take.
+
+    storage: "packed", q and k are views of one buffer, for peers as well; "contiguous", they are not.
+    """
     tokens, name, interleaved, threads = cell
     rope_cpu.set_num_threads(threads)
     rope = RotaryEmbedding(128, interleaved=interleaved)
-    problem = Problem(rope, np.arange(tokens), 1, tokens, HEADS, KV_HEADS, name)
+    problem = Problem(rope, np.arange(tokens), 1, tokens, HEADS, KV_HEADS, name, storage=storage)
 
     def contenders() -> list[Contender]:
         ours = [rotating("plan", problem.but(in_place=place), PLACES[place]) for place in PLACES]
-        return [row for row in (*ours, *(rotating(peer, problem) for peer in PEERS)) if row is not None]
+        return [row for row in (*ours, *(rotating(peer, problem) for peer in peers)) if row is not None]
 
     result = measure(Case("", "", contenders, effort=Effort(budget=2.0)))
     for row in result.rows:
@@ -100,7 +103,7 @@ def against_peers(cell: Cell) -> dict[bool, tuple[float, dict[str, float]]]:
     found = {}
     for place, title in PLACES.items():
         base = rows[title]
-        compared = {peer: quantile(ratios(rows[peer].samples, base.samples), 0.5) for peer in PEERS if peer in rows}
+        compared = {peer: quantile(ratios(rows[peer].samples, base.samples), 0.5) for peer in peers if peer in rows}
         found[place] = base.seconds.median, compared
     return found
 
@@ -123,7 +126,7 @@ def table_of_cells(rotation: Callable[..., Any]) -> None:
     for cell in cells():
         rope_cpu.set_num_threads(MOST)
         c = against_c(rotation, 128, cell) if cell[1] != "float64" else {}
-        peers = against_peers(cell)
+        peers = against_peers(cell, PEERS, "packed")
         for place in PLACES:
             seconds, row = peers[place]
             row |= {"C, " + layout: c[place, layout] for layout in LAYOUTS if c}
@@ -151,9 +154,28 @@ def table_of_widths(rotation: Callable[..., Any]) -> None:
             line(dim, layout, len(values), f"{mean:.2f}", f"{most:.2f}", len(above), worst)
 
 
+def table_of_contiguous_arrays() -> None:
+    """Print, for each number of tokens and place, geometric mean and least of onnxruntime, all on contiguous arrays."""
+    peers = [peer for peer in PEERS if peer.startswith("ORT") and "primitive" not in peer]
+    print("\nonnxruntime and a plan, both on contiguous q and k, geometric mean and least:\n")
+    line("tokens", "place", "cells", *peers)
+    line(*["---"] * (3 + len(peers)))
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for cell in cells():
+        if cell[1] in ("float32", "float16"):
+            for place, (_, row) in against_peers(cell, peers, "contiguous").items():
+                for key in ((str(cell[0]), PLACES[place]), ("all", "")):
+                    found.setdefault(key, []).append(row)
+    rope_cpu.set_num_threads(MOST)
+    for key in sorted(found, key=lambda key: (key == ("all", ""), int(key[0]) if key[1] else 0)):
+        columns = [[row[peer] for row in found[key]] for peer in peers]
+        line(*key, len(found[key]), *(f"{geometric_mean(column):.2f}, {min(column):.2f}" for column in columns))
+
+
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
     from rope_limit import rotation  # type: ignore[import-not-found]
 
     table_of_cells(rotation)
     table_of_widths(rotation)
+    table_of_contiguous_arrays()
