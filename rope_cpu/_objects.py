@@ -84,9 +84,9 @@ def where(typingctx: Any, given: Any) -> Any:
 @helper
 def items(at, kind):
     """Where the two items of a tuple at an address lie; 0 for anything else. kind: where `tuple` itself lies."""
-    if fetch(at + _HEAD - 8, 2) != (kind, 2):
-        return 0, 0
-    return fetch(at + ITEMS, 2)
+    if fetch(at + _HEAD - 8, 1)[0] == kind and fetch(at + _HEAD, 1)[0] == 2:
+        return fetch(at + ITEMS, 2)
+    return 0, 0
 
 
 @helper

@@ -19,9 +19,10 @@ def draw(rng, dtype=np.float32):
     return rng.standard_normal((1, 3, 2, 16)).astype(dtype)
 
 
-def test_fields_lie_where_kernels_look(monkeypatch):
+@pytest.mark.parametrize(("name", "wrong"), [("_WRITEABLE", 2**30), ("ITEMS", tuple.__basicsize__ - 8)])
+def test_fields_lie_where_kernels_look(monkeypatch, name, wrong):
     _objects.look()
-    monkeypatch.setattr(_objects, "_WRITEABLE", 2**30)
+    monkeypatch.setattr(_objects, name, wrong)
     with pytest.raises(RuntimeError, match="not laid out"):
         _objects.look()
 

@@ -4,6 +4,7 @@ import pickle
 import threading
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import oracle
 import pytest
@@ -442,6 +443,59 @@ def test_nothing_that_fits_the_kernel_takes_the_slow_path(dtype, monkeypatch, rn
         plan.rotate(packed)
         monkeypatch.setattr(_rotate.Rotation, "_look_closer", slow)
     plan(packed[:, :6], packed[:, 6:], out=(packed[:, :6], packed[:, 6:]))
+
+
+def test_dtypes_that_take_turns_take_the_quick_path(monkeypatch, rng):
+    """What was prepared for one dtype must serve no other, and all stay prepared."""
+    from rope_cpu import _rotate
+
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
+    plan, dtypes = rope.plan([3]), (np.float32, np.float16, np.float64, ml_dtypes.bfloat16, np.float16)
+    q, k = draw(rng, (1, 1, 4, 16), np.float64), draw(rng, (1, 1, 2, 16), np.float64)
+    expected = [rope.plan([3])(q.astype(dtype), k.astype(dtype)) for dtype in dtypes]
+    for dtype in dtypes:
+        plan.rotate(q.astype(dtype))
+
+    def slow(*_):
+        raise AssertionError("took the slow path")
+
+    monkeypatch.setattr(_rotate.Rotation, "_look_closer", slow)
+    monkeypatch.setattr(RotaryEmbedding, "_plan_of", slow)
+    for _ in range(2):
+        for dtype, (q_rot, k_rot) in zip(dtypes, expected, strict=True):
+            pair = q.astype(dtype), k.astype(dtype)
+            for result in (plan(*pair), rope(*pair, offset=3), rope(*pair, offset=3, out=pair)):
+                assert [x.tobytes() for x in result] == [q_rot.tobytes(), k_rot.tobytes()]
+            assert plan.rotate(q.astype(dtype)).tobytes() == q_rot.tobytes()
+            assert rope.rotate(k.astype(dtype), offset=3).tobytes() == k_rot.tobytes()
+
+
+def test_a_list_or_a_named_pair_takes_results(rng):
+    from collections import namedtuple
+
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
+    q, k = draw(rng, (1, 3, 4, 16), np.float32), draw(rng, (1, 3, 2, 16), np.float32)
+    expected = rope(q, k)
+    for kind in (list, tuple, namedtuple("Pair", "q k")._make):
+        for rotate in (rope, rope.plan([0, 1, 2])):
+            outs = np.empty_like(q), np.empty_like(k)
+            for out, target, exact in zip(rotate(q, k, out=kind(outs)), outs, expected, strict=True):
+                assert out is target
+                assert np.array_equal(out, exact)
+
+
+@pytest.mark.parametrize("offset", [2**53, 2**61, 2**70, -(2**70), True, 1.5, "1"])
+def test_offsets_that_are_none_are_named(offset):
+    x = np.ones((1, 2, 1, 8), np.float32)
+    with pytest.raises((TypeError, ValueError), match="`offset`"):
+        RotaryEmbedding(8).rotate(x, offset=offset)
+
+
+def test_inverse_is_a_boolean():
+    rope, x = RotaryEmbedding(8), np.ones((1, 1, 1, 8), np.float32)
+    rope.rotate(x, inverse=True)  # now what is prepared for True could serve 1
+    with pytest.raises(TypeError, match="`inverse`"):
+        rope.rotate(x, inverse=1)
 
 
 def test_copies_stay_immutable():

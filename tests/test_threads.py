@@ -55,6 +55,18 @@ def test_a_forked_child_rotates_before_and_after_the_parent_did():
     assert run(code, NUMBA_NUM_THREADS="2") == ["0", "True", "0", "0", "0"]
 
 
+@pytest.mark.parametrize("way", ["rope.rotate(x[:, :16])", "rope.plan(np.arange(16)).rotate(x[:, :16])"])
+def test_threads_start_with_the_first_job_that_is_worth_them(way):
+    """Sixteen tokens of 32 heads; eight are not worth it."""
+    code = f"""
+    x = np.random.default_rng(0).standard_normal((1, 16, 32, 128)).astype(np.float32)
+    small = rope.rotate(x[:, :8])
+    print(_threads._pool_in_use)
+    print(np.array_equal({way}[:, :8], small), _threads._pool_in_use.size)
+    """
+    assert run(code, NUMBA_NUM_THREADS="2") == ["None", "True", "2"]
+
+
 def test_a_child_forked_while_others_rotate():
     code = (
         FORK
