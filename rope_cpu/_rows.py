@@ -89,7 +89,9 @@ class _Rows:
         b = self.b
         answer = cgutils.alloca_once_value(b, ir.Constant(ir.IntType(1), 0))
         in_place = b.icmp_signed("==", *self.starts[:2])
-        least = b.select(in_place, I64(3), I64(1 if self.half else 2))
+        # Where there is no time spent on converting, reading cos and sin for each row costs nothing.
+        near = b.select(self._whole_pieces(), I64(0), I64(1)) if self.format.size >= 4 else I64(1)
+        least = b.select(in_place, I64(3), near)
         with b.if_then(b.icmp_signed(">=", self.large, least)):
             more = b.icmp_signed(">", self._pairs(I64(0)), I64(self.piece))
             several = b.or_(b.icmp_signed(">", self.count, I64(1)), more)
@@ -100,19 +102,21 @@ class _Rows:
             b.store(several, answer)
         return b.load(answer)
 
+    def _whole_pieces(self) -> Any:
+        """Tell whether there is one block, which consists of whole pieces."""
+        b, rest = self.b, self.b.and_(self._pairs(I64(0)), I64(self.piece - 1))
+        return b.and_(b.icmp_signed("==", self.count, I64(1)), b.icmp_signed("==", rest, I64(0)))
+
     def _row_after_row(self) -> None:
         b, count = self.b, self.piece // self.widest
         self._tell(0, self.starts)
         if self.stream:  # nothing twice, so vector by vector
             self._blocks_row_by_row(1)
             return
-        pairs = self._pairs(I64(0))
-        alone = b.icmp_signed("==", self.count, I64(1))
-        even = b.icmp_signed("==", b.and_(pairs, I64(self.piece - 1)), I64(0))
-        with b.if_else(b.and_(alone, even)) as (pieces, blocks):
+        with b.if_else(self._whole_pieces()) as (pieces, blocks):
             with pieces:
                 emit = partial(Part.pieces_row_by_row, lanes=self.widest, count=count)
-                self._call("pieces_row_by_row", emit, I64(0), pairs)
+                self._call("pieces_row_by_row", emit, I64(0), self._pairs(I64(0)))
             with blocks:
                 self._blocks_row_by_row(count)
 
