@@ -147,9 +147,10 @@ def circles(dtype: str, single: bool) -> Kernel:
         factor = carray(pointer(factor_at, "float64"), (turn_rows,))
         cos = carray(pointer(cos_at, dtype), (batch, seq, heads, pairs))
         sin = carray(pointer(sin_at, dtype), (batch, seq, heads, pairs))
-        scratch = np.empty((4, pairs))
-        whole, rest, angle, nothing = scratch[0], scratch[1], scratch[2], scratch[3]
-        nothing[:] = 0.0
+        scratch = np.empty(2 * pairs)
+        whole, rest = scratch[:pairs], scratch[pairs:]
+        if single:
+            angle, nothing = np.empty(pairs), np.zeros(pairs)
         for row in range(start, stop):
             b, t = row // seq, row % seq
             p, f = min(b, position_rows - 1), min(b, turn_rows - 1)

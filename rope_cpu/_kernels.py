@@ -134,7 +134,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
     The caller holds the arrays, and nobody else changes their shape meanwhile.
     """
     look()
-    sources, real, real_size = SOURCES, np.float64 if size == 8 else np.float32, max(size, 4)
+    sources, real_size = SOURCES, max(size, 4)
 
     def rotate(q, k, out, prepared, flags):
         _ = sources  # a part of the cache key
@@ -168,15 +168,19 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             (turns, turns_shape), (factor, _rows) = location(cos), location(sin)
             turn_rows, axes, table_heads, _two, pairs = fetch(turns_shape, 5)
             seq = q_shape[1]
-            positions = np.empty(seq)
+            table, values = (turn_rows, seq, table_heads, pairs), turn_rows * seq * table_heads * pairs
+            # Positions, to the end of a memory line, then cos and sin.
+            ahead = (seq + 7) // 8 * 8
+            memory = np.empty(ahead + 2 * values)
             for n in range(seq):
-                positions[n] = flags // FIRST + n
-            tables = np.empty((2, turn_rows, seq, table_heads, pairs), real)
-            table, steps = (turn_rows, seq, table_heads, pairs), tables.strides[1:]
-            c_at, c_steps, s_at, s_steps = tables.ctypes.data, steps, tables.ctypes.data + tables.strides[0], steps
+                memory[n] = flags // FIRST + n
+            positions = memory.ctypes.data
+            c_at = positions + 8 * ahead
+            s_at = c_at + values * real_size
+            row = table_heads * pairs * real_size
+            c_steps = s_steps = (seq * row, row, pairs * real_size, real_size)
             circle = spill((
-                positions.ctypes.data, 1, 1, turns, turn_rows, axes, table_heads, pairs,
-                factor, sign, c_at, s_at, turn_rows, seq,
+                positions, 1, 1, turns, turn_rows, axes, table_heads, pairs, factor, sign, c_at, s_at, turn_rows, seq,
             ))  # fmt: skip
             call(circles, (circle, 0, turn_rows * seq))
         else:
@@ -205,7 +209,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         tiles = (tokens + tile - 1) // tile
         q_group, k_group, by_group = q_share, k_share, by_head and most > 1 and tiles < _FEW_RUNS
         if by_group:
-            q_group = max(4, min(q_share, k_share if both else q_share, q_share * tiles // _FEW_RUNS))
+            q_group = max(4, min(min(q_share, k_share if both else q_share), q_share * tiles // _FEW_RUNS))
             k_group = q_group
         q_groups = (q_heads + q_group - 1) // q_group
         groups = q_groups + (k_heads + k_group - 1) // k_group
@@ -235,7 +239,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             max(1, _NEAREST // (width * size)), far, large, int(stream),
         ))  # fmt: skip
         share(pool, work, job, q_shape[0] * tiles * groups, most)
-        if on_the_way and positions.size + tables.size < 0:  # Numba lets go of arrays after their last use
+        if on_the_way and memory.size < 0:  # Numba lets go of arrays after their last use
             return LOOK_CLOSER
         return DONE
 

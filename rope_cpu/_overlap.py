@@ -16,7 +16,7 @@ def _range(start, shape, strides, size):
     low, high = start, start + size
     for axis in range(4):
         span = (shape[axis] - 1) * strides[axis]
-        low, high = low + min(span, 0), high + max(span, 0)
+        low, high = (low + span, high) if span < 0 else (low, high + span)
     return low, high
 
 
@@ -58,22 +58,16 @@ def in_place(a, b):
 
 
 @helper
-def _ordered(a, b):
-    return (a, b) if a <= b else (b, a)
-
-
-@helper
 def _apart_within(shape, strides, row):
     """Tell whether rows certainly share nothing: every axis steps over all that lies closer together."""
-    a, b, c = (abs(strides[0]), shape[0]), (abs(strides[1]), shape[1]), (abs(strides[2]), shape[2])
-    a, b = _ordered(a, b)
-    b, c = _ordered(b, c)
-    a, b = _ordered(a, b)
-    span = row
-    for step, count in (a, b, c):
-        if count > 1 and step < span:
+    for axis in range(3):
+        step, span = abs(strides[axis]), row
+        for other in range(3):
+            inner = abs(strides[other])
+            if inner < step or (inner == step and other < axis):
+                span += inner * (shape[other] - 1)
+        if shape[axis] > 1 and step < span:
             return False
-        span += step * max(count - 1, 0)
     return True
 
 
