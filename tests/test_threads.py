@@ -239,6 +239,17 @@ def test_kernels_are_cached_where_numba_is_told(tmp_path):
     assert list(tmp_path.rglob("*.nbi"))
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_garbage_is_collected_after_compiling_as_before(tmp_path, before):
+    code = f"""
+    import gc
+    {"gc.enable()" if before else "gc.disable()"}
+    rope.rotate(x)
+    print(gc.isenabled())
+    """
+    assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == [str(before)]
+
+
 def test_a_broken_cache_is_named_and_done_without(tmp_path):
     run("rope.rotate(x)", NUMBA_CACHE_DIR=str(tmp_path))
     for file in tmp_path.rglob("*.nbi"):
