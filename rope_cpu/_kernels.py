@@ -210,7 +210,8 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         q_group, k_group, by_group = q_share, k_share, by_head and most > 1 and tiles < _FEW_RUNS
         if by_group:
             q_group = max(4, min(min(q_share, k_share if both else q_share), q_share * tiles // _FEW_RUNS))
-            k_group = q_group
+            most_groups = (q_heads + q_group - 1) // q_group
+            q_group = k_group = (q_heads + most_groups - 1) // most_groups
         q_groups = (q_heads + q_group - 1) // q_group
         groups = q_groups + (k_heads + k_group - 1) // k_group
 
