@@ -149,7 +149,7 @@ def circles(dtype: str, single: bool) -> Kernel:
         sin = carray(pointer(sin_at, dtype), (batch, seq, heads, pairs))
         scratch = np.empty(2 * pairs)
         whole, rest = scratch[:pairs], scratch[pairs:]
-        if single:
+        if single:  # known while compiling
             angle, nothing = np.empty(pairs), np.zeros(pairs)
         for row in range(start, stop):
             b, t = row // seq, row % seq

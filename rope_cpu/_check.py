@@ -46,6 +46,7 @@ def array(name: str, x: object, form: str) -> Array:
     """Return `x` if it is an array that can be rotated in this layout; raise otherwise."""
     if not isinstance(x, np.ndarray):
         raise TypeError(f"`{name}` is a {type(x).__name__}; it must be a NumPy array")
+    _unmasked(name, x)
     if x.dtype not in FORMAT_OF:
         raise TypeError(f"`{name}` has dtype {x.dtype}; it must be {', '.join(FORMAT_OF.values())} (native byte order)")
     if x.ndim != len(form):
@@ -86,6 +87,7 @@ def outputs(outs: Mapping[str, Any], xs: Mapping[str, Array]) -> None:
     for (name, out), (of, x) in zip(outs.items(), xs.items(), strict=True):
         if not isinstance(out, np.ndarray):
             raise TypeError(f"`{name}` is a {type(out).__name__}; it must be a NumPy array like `{of}`")
+        _unmasked(name, out)
         if out.dtype != x.dtype:
             raise TypeError(f"`{name}` has dtype {out.dtype}; it must be that of `{of}`, {x.dtype}")
         if out.shape != x.shape:
@@ -162,7 +164,7 @@ def position_values(name: str, value: object) -> None:
 def offsets(value: object, batch: int, seq: int) -> Array:
     """Return offsets as int64 (1 or batch,), from which `seq` tokens follow."""
     given = np.asarray(value)
-    if given.dtype == object:
+    if given.dtype == object and value is not None:
         numbers("offset", given)
     if given.dtype.kind not in "iu":
         raise TypeError(f"`offset` is {_brief(value)}; it must be an integer, or one per batch row")
@@ -189,7 +191,7 @@ def tables(cos: object, sin: object, looked_up: bool, form: str) -> tuple[Array,
             raise TypeError(f"`{name}` has dtype {table.dtype}; it must be float32 or float64")
         if table.ndim not in ((2,) if looked_up or form == "thd" else (2, 3)) or table.shape[-1] == 0:
             raise ValueError(f"`{name}` has shape {table.shape}; it must be {rows}, with at least one pair")
-        found.append(table)
+        found.append(np.asarray(table))
     if found[0].shape != found[1].shape or found[0].dtype != found[1].dtype:
         a, b = (f"{table.dtype} {table.shape}" for table in found)
         raise ValueError(f"`cos` is {a}, but `sin` is {b}; they must be alike")
@@ -208,6 +210,11 @@ def table_ids(value: object, length: int, form: str) -> Array:
         if not 0 <= extreme < length:
             raise ValueError(f"`position_ids` holds {extreme}, but `cos` has rows 0 to {length - 1}")
     return ids
+
+
+def _unmasked(name: str, x: Array) -> None:
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"`{name}` is a masked array; give its `.data`, as a mask cannot be rotated")
 
 
 def _brief(value: object) -> str:

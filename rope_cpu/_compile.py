@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from pickle import UnpicklingError
@@ -54,25 +54,16 @@ def entry_point(kernel: Kernel) -> Kernel:
     return overload.entry_point  # type: ignore[no-any-return]
 
 
+@cache
 def address(kernel: Kernel) -> int:
-    """Return where the compiled function is, for calls from other compiled code."""
+    """Return where the compiled function is, for calls from other compiled code.
+
+    LLVM is asked once: a process forked while another thread compiles would wait for ever for LLVM's lock.
+    """
     (overload,) = kernel.overloads.values()  # type: ignore[attr-defined]
     return int(overload.library.get_pointer_to_function(overload.fndesc.llvm_cfunc_wrapper_name))
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Let Python's garbage be until the end: among a compiler's many objects, looking for it is 7 % of the time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
-@_uncollected()
 def compiled(function: Callable[..., Any], name: str, signature: Any) -> Kernel:
     """Compile `function` for one signature.
 

@@ -2,6 +2,7 @@
 
 A kernel that finds its arguments unfit writes nothing and returns LOOK_CLOSER; `_check` then says in words what is
 wrong, or brings the arguments into a form the kernel takes. So a good call pays for its checks in compiled code alone.
+It also says when it is told of another dtype, and when it needs threads that are not started.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, var-annotated"
@@ -26,7 +27,7 @@ from rope_cpu._words import call, copy_bytes, fence, fetch, load, spill
 ALONE, TRUSTED = 1, 2  # flags of a rotation
 FIRST = 4  # times a position, added to flags
 # Of a rotation on the way: elements of q, up to which it is faster, and the position, which others are added to.
-_FEW_ELEMENTS, _FURTHEST = 2**17, 2**52
+FEW_ELEMENTS, _FURTHEST = 2**17, 2**52
 LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2, "thd": 0}  # thd comes as a batch of one
 
 _BLOCKS = 11  # where the pairs of blocks begin in a form
@@ -121,12 +122,13 @@ def rows(dtype: str, pairing: str) -> Kernel:
 
 @cache
 def rotation(size: int, on_the_way: bool) -> Kernel:
-    """Return the kernel (q, k, out, prepared, flags) → DONE, LOOK_CLOSER, OTHER_DTYPE (q's) or NO_THREADS.
+    """Return the kernel (q, k, out, prepared, flags) → DONE, LOOK_CLOSER, OTHER_DTYPE or NO_THREADS.
 
     size: bytes of an element. q, k: any objects; what is no array of as many axes as the layout has, in its order, is
-    not touched. out: a pair of the like. prepared: a tuple of anything, cos and sin, float32 (float64 for float64),
-    (batch or 1, seq, frequency heads, pairs), and of the form, see `numbers`. flags: ALONE rotates q only, into out
-    itself (k is then ignored); TRUSTED says that dtypes and aliasing were checked before.
+    not touched. If q is of another dtype than the form is for, OTHER_DTYPE. out: a pair of the like. prepared: a tuple
+    of this kernel, of cos and sin, float32 (float64 for float64), (batch or 1, seq, frequency heads, pairs), and of the
+    form, see `numbers`. flags: ALONE rotates q only, into out itself (k is then ignored); TRUSTED says that dtypes and
+    aliasing were checked before.
 
     on_the_way: of tokens at consecutive positions, compute cos and sin; in their place come turns and factor, as
     `_angles.angles` takes them, and flags hold also the first position times FIRST. Many tokens need a closer look.
@@ -138,16 +140,15 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
 
     def rotate(q, k, out, prepared, flags):
         _ = sources  # a part of the cache key
-        _anything, cos, sin, form = fetch(where(prepared) + ITEMS, 4)
+        _kernel, cos, sin, form = fetch(where(prepared) + ITEMS, 4)
         told, told_shape = location(form)
-        work, layout, width, stream_above, circles, sign, kind, pair, rank, sort, pools = fetch(told, _BLOCKS)
+        work, layout, width, stream_above, circles, sign, kind, pair, rank, sort, in_use = fetch(told, _BLOCKS)
         blocks = fetch(told_shape, 1)[0] - _BLOCKS
         both, trusted = not flags & ALONE, flags & TRUSTED
-        q_is, k_is, (out_q, out_k) = where(q), where(k), (where(out), where(out))
-        if both:
-            out_q, out_k = items(where(out), pair)
-            if out_q == 0:
-                return LOOK_CLOSER
+        q_is, k_is = where(q), where(k)
+        out_q, out_k = items(where(out), pair) if both else (where(out), where(out))
+        if out_q == 0:
+            return LOOK_CLOSER
         q_lies, q_sort, _read = view(q_is, kind, rank)
         k_lies, k_sort, _read = view(k_is, kind, rank)
         oq_lies, oq_sort, oq_writeable = view(out_q, kind, rank)
@@ -162,7 +163,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         (oq_at, _shape, oq_strides), (ok_at, _shape, ok_strides) = oq_lies, ok_lies
 
         q_elements = q_shape[0] * q_shape[1] * q_shape[2] * width
-        if on_the_way and (q_elements > _FEW_ELEMENTS or abs(flags // FIRST) > _FURTHEST):
+        if on_the_way and (q_elements > FEW_ELEMENTS or abs(flags // FIRST) > _FURTHEST):
             return LOOK_CLOSER
         if on_the_way:
             (turns, turns_shape), (factor, _rows) = location(cos), location(sin)
@@ -171,7 +172,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             table, values = (turn_rows, seq, table_heads, pairs), turn_rows * seq * table_heads * pairs
             # Positions, to the end of a memory line, then cos and sin.
             ahead = (seq + 7) // 8 * 8
-            memory = np.empty(ahead + 2 * values)
+            memory = np.empty(ahead + (2 * values * real_size + 7) // 8)
             for n in range(seq):
                 memory[n] = flags // FIRST + n
             positions = memory.ctypes.data
@@ -193,7 +194,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             fit = fit and fits(k_lies, ok_lies, table, size, width) and q_shape[0] == k_shape[0]
         if not fit:
             return LOOK_CLOSER
-        pool = load(pools) if q_elements > SERIAL_ELEMENTS else 0
+        pool = load(in_use) if q_elements > SERIAL_ELEMENTS else 0
         if pool < 0 and not trusted:
             return NO_THREADS
         q_in_place, k_in_place = in_place(q_lies, oq_lies), in_place(k_lies, ok_lies)
@@ -260,15 +261,15 @@ def numbers(
     layout: str,
     head_dim: int,
     stream_above: int,
-    pools: int,
+    in_use: int,
     pairs: Sequence[int],
     angles: Sequence[int] = (0, 0),
 ) -> NDArray[np.int64]:
     """Return what a kernel is told of the form of arrays.
 
-    work: where `rows` is. stream_above: bytes above which results are stored past the caches. pools: where it stands
-    whose threads share the work; 0 there is none, −1 that they are not started, which needs a closer look. pairs: of
+    work: where `rows` is. stream_above: bytes above which results are stored past the caches. in_use: where the address
+    of the pool stands whose threads share the work: at that place 0 means none, −1 that it is not started. pairs: of
     each block. angles: for a rotation on the way, where `circles` is, and the sign.
     """
     seen = id(np.ndarray), id(tuple), 3 if layout == "thd" else 4, sort(dtype)
-    return np.array([work, LAYOUTS[layout], head_dim, stream_above, *angles, *seen, pools, *pairs], np.int64)
+    return np.array([work, LAYOUTS[layout], head_dim, stream_above, *angles, *seen, in_use, *pairs], np.int64)

@@ -12,7 +12,7 @@ from rope_cpu import _check, _machine, _threads
 from rope_cpu._angles import circles
 from rope_cpu._check import Array
 from rope_cpu._compile import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, Kernel, address
-from rope_cpu._kernels import ALONE, FIRST, TRUSTED, numbers, quick_rotation, rows
+from rope_cpu._kernels import ALONE, FEW_ELEMENTS, FIRST, TRUSTED, numbers, quick_rotation, rows
 
 # What each dtype is computed in.
 REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in _check.FORMAT_OF.items()}
@@ -166,30 +166,43 @@ class OnTheWay:
 
     def rotate(self, q: Any, k: Any, out: Any, offset: int, layout: str, inverse: bool, flags: int = 0) -> Any | None:
         """Rotate q and k, or with ALONE q, from position `offset` on; return `out`, or None where that cannot be."""
+        if type(layout) is not str:
+            return None
+        ready = self._ready.get((layout, inverse))
+        if ready is None or out is None:
+            ready = (ready or self._prepare(layout, inverse, q.dtype)) if _are_few(q) else None
+        if ready is None:
+            return None
         try:
             if out is None:
                 out = np.empty_like(q) if flags else (np.empty_like(q), np.empty_like(k))
-            ready = self._ready.get((layout, inverse)) or self._prepare(layout, inverse, q.dtype)
-            while (status := ready[0](q, k, out, ready, offset * FIRST + flags)) != DONE:
-                if status == NO_THREADS:
-                    _threads.pool()
-                    continue
-                before, ready = ready, self._prepare(layout, inverse, q.dtype)
-                if status == LOOK_CLOSER or ready is before:
-                    return None
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-            return None
-        return out
+            status = ready[0](q, k, out, ready, offset * FIRST + flags)
+        except (OverflowError, TypeError, ValueError):
+            return None  # what was wrong is found out elsewhere
+        if status == DONE:
+            return out
+        if status == NO_THREADS:
+            _threads.pool()
+        else:
+            ready = self._prepare(layout, inverse, q.dtype) if status == OTHER_DTYPE and _are_few(q) else None
+        return out if ready and ready[0](q, k, out, ready, offset * FIRST + flags) == DONE else None
 
-    def _prepare(self, layout: str, inverse: bool, dtype: np.dtype[Any]) -> Prepared:
-        """Return, and keep, what rotates a dtype; raise where there is none."""
+    def _prepare(self, layout: str, inverse: bool, dtype: np.dtype[Any]) -> Prepared | None:
+        """Return, and keep, what rotates a dtype; None where there is none."""
         prepared = self._prepared.get((layout, inverse, dtype))
         if prepared is None:
+            if layout not in self._frames or dtype not in _check.FORMAT_OF:
+                return None
             (parts, factors, single), mode = self._arguments, "inverse" if inverse else "rotate"
             prepared = self._frames[layout].prepared_at(dtype, parts, factors[mode], SIGN[mode], single)
             self._prepared[layout, inverse, dtype] = prepared
         self._ready[layout, inverse] = prepared
         return prepared
+
+
+def _are_few(x: Any) -> bool:
+    """Tell whether kernels might rotate an array on the way: others must not make one be compiled."""
+    return type(x) is np.ndarray and x.size <= FEW_ELEMENTS
 
 
 def _contiguous(x: Array) -> bool:

@@ -194,6 +194,8 @@ class RotaryEmbedding(Constructors):
 
         Returns the pair (q_rot, k_rot). Raises as `rotate` does.
         """
+        if out is not None and type(out) is not tuple:
+            out = _check.out_pair(out)
         if position_ids is None and type(offset) is int and type(inverse) is bool and self._short:
             pair: tuple[Array, Array] | None = self._short.rotate(q, k, out, offset, layout, inverse)
             if pair is not None:

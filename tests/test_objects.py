@@ -38,6 +38,15 @@ def test_subclasses_are_rotated_too(plan, rng, tmp_path):
     assert np.array_equal(mapped, q)
 
 
+def test_masks_are_not_ignored(plan, rng):
+    x = np.ma.masked_array(draw(rng), mask=False)
+    for refused in (plan.rotate, RotaryEmbedding(16).rotate, RotaryEmbedding(16).shift):
+        with pytest.raises(TypeError, match="masked"):
+            refused(x, 1) if refused.__name__ == "shift" else refused(x)
+    with pytest.raises(TypeError, match="masked"):
+        plan(draw(rng), draw(rng), (draw(rng), x))
+
+
 class Pretender(SimpleNamespace):
     """It has the dtype and the size of an array, and nothing else."""
 

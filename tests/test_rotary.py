@@ -470,12 +470,16 @@ def test_dtypes_that_take_turns_take_the_quick_path(monkeypatch, rng):
             assert rope.rotate(k.astype(dtype), offset=3).tobytes() == k_rot.tobytes()
 
 
-def test_a_list_or_a_named_pair_takes_results(rng):
+def test_a_list_or_a_named_pair_takes_results(rng, monkeypatch):
     from collections import namedtuple
+
+    def slow(*_):
+        raise AssertionError("took the slow path")
 
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
     q, k = draw(rng, (1, 3, 4, 16), np.float32), draw(rng, (1, 3, 2, 16), np.float32)
     expected = rope(q, k)
+    monkeypatch.setattr(RotaryEmbedding, "_plan_of", slow)
     for kind in (list, tuple, namedtuple("Pair", "q k")._make):
         for rotate in (rope, rope.plan([0, 1, 2])):
             outs = np.empty_like(q), np.empty_like(k)
@@ -484,11 +488,28 @@ def test_a_list_or_a_named_pair_takes_results(rng):
                 assert np.array_equal(out, exact)
 
 
-@pytest.mark.parametrize("offset", [2**53, 2**61, 2**70, -(2**70), True, 1.5, "1"])
+@pytest.mark.parametrize("offset", [2**53, 2**61, 2**70, -(2**70), True, 1.5, "1", None])
 def test_offsets_that_are_none_are_named(offset):
     x = np.ones((1, 2, 1, 8), np.float32)
     with pytest.raises((TypeError, ValueError), match="`offset`"):
         RotaryEmbedding(8).rotate(x, offset=offset)
+
+
+def test_what_is_not_short_has_no_kernel_for_short_calls_compiled(monkeypatch, rng):
+    from rope_cpu import _rotate
+
+    def refuse(*_):
+        raise AssertionError("prepared")
+
+    class Sub(np.ndarray):
+        pass
+
+    monkeypatch.setattr(_rotate.Frame, "prepared_at", refuse)
+    rope, x = RotaryEmbedding(128), draw(rng, (1, 1025, 1, 128), np.float32)
+    assert rope.rotate(x).tobytes() == rope.rotate(x, out=x.copy()).tobytes()
+    assert rope.rotate(x[:, :3].view(Sub)).tobytes() == rope.plan([0, 1, 2]).rotate(x[:, :3]).tobytes()
+    with pytest.raises(AssertionError, match="prepared"):
+        rope.rotate(x[:, :1024])
 
 
 def test_inverse_is_a_boolean():

@@ -50,3 +50,13 @@ def test_tables_of_a_rotary_give_its_rotation(interleaved, rng):
     x = rng.standard_normal((2, 6, 3, 32)).astype(np.float32)
     cos, sin = rope.cos_sin(np.arange(6))
     assert np.array_equal(apply_rotary(x, cos, sin, interleaved=interleaved), rope.rotate(x))
+
+
+def test_mapped_tables_are_read(tmp_path, rng):
+    rope, x = RotaryEmbedding(16), rng.standard_normal((1, 3, 2, 16)).astype(np.float32)
+    cos, sin = rope.cos_sin(np.arange(3))
+    mapped = []
+    for name, table in (("cos", cos), ("sin", sin)):
+        mapped.append(np.memmap(tmp_path / name, table.dtype, "w+", shape=table.shape))
+        mapped[-1][:] = table
+    assert np.array_equal(apply_rotary(x, *mapped), apply_rotary(x, cos, sin))
