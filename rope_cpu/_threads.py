@@ -27,7 +27,7 @@ SERIAL_PAIRS = 2**14
 _limit = numba.config.NUMBA_NUM_THREADS
 _pool_in_use: Pool | None = None
 # What kernels see of it: its address, 0 where they must not share their work, −1 where it is not started.
-IN_USE = np.array([0 if _limit == 1 else -1])
+IN_USE = np.array([0 if _limit == 1 else -1], np.int64)
 _starting = threading.Lock()
 
 
