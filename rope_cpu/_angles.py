@@ -50,6 +50,15 @@ def _add_turns(position, high, low, turns, rest):
 
 
 @helper
+def _add_turns32(position, high, low, turns):
+    """Add the same to turns alone: what rounding loses, 2^-53 of a turn, is far below what float32 rounds away."""
+    for i in range(high.size):
+        product = position * high[i]
+        rest = muladd(position, low[i], product_error(position, high[i], product))
+        turns[i] += (product - np.rint(product)) + rest
+
+
+@helper
 def _place(sine, cosine, quarter):
     """Cosine and sine of an angle from those of its rest after so many quarter turns, without a branch.
 
@@ -85,12 +94,11 @@ def _circle(turns, rest, sign, factor, cos, sin):
 
 
 @helper
-def _circle32(turns, rest, sign, factor, cos, sin):
+def _circle32(turns, sign, factor, cos, sin):
     """Do the same to 1.2e-10, far below what float32 rounds away: half the work, for float32 arrays."""
     for i in range(turns.size):
-        total = turns[i] + rest[i]
-        quarter = np.rint(4.0 * total)
-        z = muladd(quarter, -0.25, total) * _TWO_PI
+        quarter = np.rint(4.0 * turns[i])
+        z = muladd(quarter, -0.25, turns[i]) * _TWO_PI
         z2 = z * z
         s, c = _SIN[3], _COS[3]
         s, c = muladd(z2, s, _SIN[4]), muladd(z2, c, _COS[4])
@@ -157,14 +165,19 @@ def circles(dtype: str, single: bool) -> Kernel:
             for h in range(heads):
                 if single:
                     angle[:] = 0.0
+                elif not wide:
+                    whole[:] = 0.0
                 for axis in range(axes):
                     position, omega = positions[p, t, min(axis, coordinates - 1)], turns[f, axis, h]
                     if single:
                         _add_radians32(position, omega[0], angle)
-                    elif axis:
-                        _add_turns(position, omega[0], omega[1], whole, rest)
+                    elif wide:
+                        if axis:
+                            _add_turns(position, omega[0], omega[1], whole, rest)
+                        else:
+                            _set_turns(position, omega[0], omega[1], whole, rest)
                     else:
-                        _set_turns(position, omega[0], omega[1], whole, rest)
+                        _add_turns32(position, omega[0], omega[1], whole)
                 if single:
                     _set_turns(_TURN, angle, nothing, whole, rest)
                     _add_turns(_TURN_REST, angle, nothing, whole, rest)
@@ -173,7 +186,7 @@ def circles(dtype: str, single: bool) -> Kernel:
                 elif wide:
                     _circle(whole, rest, sign, factor[f], cos[b, t, h], sin[b, t, h])
                 else:
-                    _circle32(whole, rest, sign, factor[f], cos[b, t, h], sin[b, t, h])
+                    _circle32(whole, sign, factor[f], cos[b, t, h], sin[b, t, h])
         return DONE
 
     return compiled(fill, f"circles_{'single_' if single else ''}{dtype}", (types.int64,) * 3)
