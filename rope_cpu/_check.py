@@ -138,10 +138,15 @@ def positions(name: str, value: object, axes: int, form: str | None, rows: int =
 
 def numbers(name: str, ids: Array) -> None:
     """Raise unless an array has the dtype of positions."""
-    if ids.dtype == object and all(isinstance(value, int) for value in ids.flat):
-        raise ValueError(f"`{name}` holds {max(ids.flat, key=abs)}; {_WITHIN}")
+    _held(name, ids)
     if ids.dtype.kind not in "iu" and ids.dtype.newbyteorder("=") not in (np.float32, np.float64):
         raise TypeError(f"`{name}` has dtype {ids.dtype}; positions must be integers, float32 or float64")
+
+
+def _held(name: str, ids: Array) -> None:
+    """Raise where integers are too large for any dtype of NumPy's."""
+    if ids.dtype == object and ids.size and all(isinstance(value, int) for value in ids.flat):
+        raise ValueError(f"`{name}` holds {max(ids.flat, key=abs)}; {_WITHIN}")
 
 
 def coordinates(name: str, ids: Array, axes: int) -> None:
@@ -164,8 +169,7 @@ def position_values(name: str, value: object) -> None:
 def offsets(value: object, batch: int, seq: int) -> Array:
     """Return offsets as int64 (1 or batch,), from which `seq` tokens follow."""
     given = np.asarray(value)
-    if given.dtype == object and value is not None:
-        numbers("offset", given)
+    _held("offset", given)
     if given.dtype.kind not in "iu":
         raise TypeError(f"`offset` is {_brief(value)}; it must be an integer, or one per batch row")
     if given.ndim > 1 or given.shape not in ((), (batch,)):

@@ -164,9 +164,9 @@ class OnTheWay:
         self._prepared: dict[tuple[str, bool, np.dtype[Any]], Prepared] = {}
         self._ready: dict[tuple[str, bool], Prepared] = {}  # for the dtype that was rotated last
 
-    def rotate(self, q: Any, k: Any, out: Any, offset: int, layout: str, inverse: bool, flags: int = 0) -> Any | None:
+    def rotate(self, q: Any, k: Any, out: Any, offset: Any, layout: Any, inverse: Any, flags: int = 0) -> Any | None:
         """Rotate q and k, or with ALONE q, from position `offset` on; return `out`, or None where that cannot be."""
-        if type(layout) is not str:
+        if type(offset) is not int or type(layout) is not str or type(inverse) is not bool:
             return None
         ready = self._ready.get((layout, inverse))
         if ready is None or out is None:
@@ -191,8 +191,8 @@ class OnTheWay:
         """Return, and keep, what rotates a dtype; None where there is none."""
         prepared = self._prepared.get((layout, inverse, dtype))
         if prepared is None:
-            if layout not in self._frames or dtype not in _check.FORMAT_OF:
-                return None
+            if layout not in self._frames or layout == "thd" or dtype not in _check.FORMAT_OF:
+                return None  # packed tokens share no order
             (parts, factors, single), mode = self._arguments, "inverse" if inverse else "rotate"
             prepared = self._frames[layout].prepared_at(dtype, parts, factors[mode], SIGN[mode], single)
             self._prepared[layout, inverse, dtype] = prepared

@@ -37,8 +37,7 @@ class RotaryEmbedding(Constructors):
         factor = spec.attention_factor
         self._factors = {"rotate": factor, "inverse": 1.0 / factor, "shift": np.ones_like(factor)}
         consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
-        frames = {form: frame for form, frame in self._frames.items() if form != "thd"}
-        self._short = OnTheWay(frames, self._parts, self._factors, self._single) if consecutive else None
+        self._short = OnTheWay(self._frames, self._parts, self._factors, self._single) if consecutive else None
 
     @property
     def spec(self) -> RopeSpec:
@@ -170,7 +169,7 @@ class RotaryEmbedding(Constructors):
 
         Raises TypeError or ValueError, before anything is written, naming argument, value and rule.
         """
-        if position_ids is None and type(offset) is int and type(inverse) is bool and self._short:
+        if position_ids is None and self._short:
             result: Array | None = self._short.rotate(x, x, out, offset, layout, inverse, ALONE)
             if result is not None:
                 return result
@@ -196,7 +195,7 @@ class RotaryEmbedding(Constructors):
         """
         if out is not None and type(out) is not tuple:
             out = _check.out_pair(out)
-        if position_ids is None and type(offset) is int and type(inverse) is bool and self._short:
+        if position_ids is None and self._short:
             pair: tuple[Array, Array] | None = self._short.rotate(q, k, out, offset, layout, inverse)
             if pair is not None:
                 return pair
