@@ -204,18 +204,28 @@ class Memory:
             value = self.narrow(self.b, value, lanes)
         elif form.stored != form.real:
             value = self.b.fptrunc(value, vector(form.stored, lanes))
-        pointer = self.address(base, index, form.size)
-        if not self.stream or form.size * lanes < 16:
-            stored = self.b.store(value, self.b.bitcast(pointer, value.type.as_pointer()))
-            stored.align = form.size
+        self._put(value, self.address(base, index, form.size), form.size)
+
+    def copy_word(self, x: Any, out: Any) -> None:
+        """Copy 8 bytes as they are."""
+        given, place = (self.b.inttoptr(address, I8.as_pointer()) for address in (x, out))
+        self._put(self.fetch(given, I64, 1, self.format.size), place, 8)
+
+    def _put(self, value: Any, pointer: Any, size: int) -> None:
+        words = size * lanes_of(value) // 4
+        if not self.stream or not words:
+            self._put_part(value, pointer)
             return
-        # Streaming rows start at multiples of 16 bytes. LLVM would split a vector itself, but one of bfloat16 by way of
-        # the stack and the caches.
-        words = self.b.bitcast(value, vector(I32, lanes * form.size // 4))
-        for first in range(0, words.type.count, 4):
-            mask = ir.Constant(vector(I32, 4), list(range(first, first + 4)))
-            part = self.b.shuffle_vector(words, words, mask)
-            place = self.b.gep(pointer, [I64(4 * first)])
-            stored = self.b.store(part, self.b.bitcast(place, part.type.as_pointer()))
-            stored.align = 16
+        # LLVM would split a vector itself, but one of bfloat16 by way of the stack and the caches.
+        value = self.b.bitcast(value, ir.VectorType(I32, words))
+        for first in range(0, words, 4):
+            lanes = list(range(first, min(first + 4, words)))
+            part = self.b.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+            stored = self._put_part(part, self.b.gep(pointer, [I64(4 * first)]))
             stored.set_metadata("nontemporal", self.b.module.add_metadata([ir.Constant(I32, 1)]))
+
+    def _put_part(self, value: Any, pointer: Any) -> Any:
+        stored = self.b.store(value, self.b.bitcast(pointer, value.type.as_pointer()))
+        # Where no more is known, x86 streams words of 8 bytes, which may start anywhere, 64-bit Arm vectors.
+        stored.align = self.format.size
+        return stored

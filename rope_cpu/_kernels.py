@@ -37,6 +37,7 @@ SERIAL_ELEMENTS = 2**15
 _WORTH_A_THREAD = 2**15
 # Bytes of the heads that go together: what is read, fetched ahead and written fits three times into the first cache.
 _NEAREST = 2**14
+_WORD = 8  # bytes that are stored past the caches at a time
 # As many tokens are gone through one by one, wherever they lie.
 _FEW_TOKENS = 8
 # Bytes of a run of tokens of one head that are in the first cache: cos and sin, what is read and what is written.
@@ -105,13 +106,16 @@ def rows(dtype: str, pairing: str) -> Kernel:
                     cr, sr = c + t * c_token + h // share_of * c_head, s + t * s_token + h // share_of * s_head
                     xr, tr = x + t * x_token + h * x_head, out + t * o_token + h * o_head
                     count_rows = t1 - t0 if by_head else min(h1 - h, together)
-                    if rest and xr != tr:
-                        for n in range(count_rows):
-                            copy_bytes(tr + n * o_step + rotated, xr + n * x_step + rotated, rest)
-                    run = xr, tr, cr, sr, blocks, count, count_rows, x_step, o_step, c_step, s_step, ahead, large
+                    run = (
+                        xr, tr, cr, sr, blocks, count, count_rows, x_step, o_step, c_step, s_step, ahead, rotated, rest,
+                        large,
+                    )  # fmt: skip
                     if stream:
                         rotate_rows(run, dtype, pairing, "stream")
                     else:
+                        if rest and xr != tr:
+                            for n in range(count_rows):
+                                copy_bytes(tr + n * o_step + rotated, xr + n * x_step + rotated, rest)
                         rotate_rows(run, dtype, pairing, "")
         if stream:
             fence()
@@ -216,16 +220,16 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         q_groups = (q_heads + q_group - 1) // q_group
         groups = q_groups + (k_heads + k_group - 1) // k_group
 
-        rotated, addresses = 0, oq_at | ok_at | width * size
-        for axis in range(3):
-            addresses |= oq_strides[axis] | ok_strides[axis]
+        rotated, least = 0, width * size
         for block in range(blocks):
             pairs = fetch(told + 8 * (_BLOCKS + block), 1)[0]
             rotated += 2 * pairs * size
-            addresses |= pairs * size
+            least = min(least, pairs * size)
+        rest = width * size - rotated
         total, elsewhere = elements * size, not q_in_place and not (both and k_in_place)
         large = int(total >= stream_above // 4) + int(total >= stream_above // 2) + int(total > stream_above)
-        stream = elsewhere and large == 3 and addresses % 16 == 0
+        # What is shorter than a word cannot be stored so.
+        stream = elsewhere and large == 3 and least > _WORD and (rest == 0 or rest >= _WORD)
         # 1: only across gaps, as the hardware does well without, 2: everywhere. Where is a matter of measurement.
         far = int(total > 2 * _NEAR) if by_head else int(size == 2 or total > _NEAR)
         if far and not by_head and (stream or (not elsewhere and total > stream_above // 2)):
@@ -237,7 +241,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             ok_at, ok_strides[0], ok_strides[1], ok_strides[2], k_heads, k_share, k_group,
             tokens, tile, tiles, groups, q_groups, int(by_head), int(by_group), int(table[0] > 1),
             c_at, c_steps[0], c_steps[1], c_steps[2], s_at, s_steps[0], s_steps[1], s_steps[2],
-            told + 8 * _BLOCKS, blocks, rotated, width * size - rotated,
+            told + 8 * _BLOCKS, blocks, rotated, rest,
             max(1, _NEAREST // (width * size)), far, large, int(stream),
         ))  # fmt: skip
         share(pool, work, job, q_shape[0] * tiles * groups, most)

@@ -13,8 +13,9 @@ from rope_cpu._formats import I64, Memory
 from rope_cpu._turn import Step, turn_half, turn_interleaved
 
 # What the functions that rotate parts are told of a run, by a pointer: the places of the row and its cos and sin, the
-# steps from row to row, how many rows there are, and how far on to fetch.
-TOLD = 10
+# steps from row to row, how many rows there are, how far on to fetch, and how many bytes of a row are rotated and how
+# many are left.
+TOLD = 12
 # So many pairs or fewer go one by one.
 FEW = 4
 
@@ -29,7 +30,8 @@ class Part:
     def __init__(self, memory: Memory, half: bool, told: Any, blocks: int = 1) -> None:
         b = memory.b
         values = [b.load(cgutils.gep_inbounds(b, told, 0, place)) for place in range(TOLD)]
-        self.starts, self.steps, (self.count, self.ahead) = values[:4], values[4:8], values[8:]
+        self.starts, self.steps = values[:4], values[4:8]
+        self.count, self.ahead, self.rotated, self.left = values[8:]
         self.b, self.memory = b, memory
         self.turn, self.width = (turn_half, 1) if half else (turn_interleaved, 2)
         self.blocks, self.halves = blocks, 2 if half else 1
@@ -62,18 +64,51 @@ class Part:
 
     def row_by_row(self, blocks: Any, number: Any, lanes: int, count: int) -> None:
         """Rotate all blocks of one row after the other; blocks: address of how many pairs each has; number: of them."""
-        b, size, real_size = self.b, self.memory.format.size, self.memory.format.real_size
+        b, each_row = self.b, plain_loop(self.b, self.count, self.starts, self.steps)
+        with each_row as starts, self._each_block(blocks, number, starts) as (pairs, places):
+            self._pieces(places, pairs, lanes, count)
+            at = b.and_(pairs, I64(-lanes * count))
+            left = b.sub(pairs, at)
+            with b.if_then(b.icmp_signed("!=", left, I64(0))):
+                self._rest(places, at, left, lanes, lanes * count // 2)
+
+    def stream(self, blocks: Any, number: Any, lanes: int) -> None:
+        """Rotate all blocks of one row after the other and copy what is left of it, each byte in its turn.
+
+        A line that is also stored to in another way, or not filled at once, takes many times as long. The output is
+        not the input, so that the last vector of a block may begin before the one before it ends.
+        """
+        b = self.b
         with plain_loop(b, self.count, self.starts, self.steps) as starts:
-            moves = [I64(8)]
-            with plain_loop(b, number, [blocks, *starts], moves) as (block, *of_block):
-                pairs = b.load(b.inttoptr(block, I64.as_pointer()))
-                moves += [b.mul(pairs, I64(width)) for width in (2 * size, 2 * size, real_size, real_size)]
-                places = self._places(of_block, pairs, I64(0))
-                self._pieces(places, pairs, lanes, count)
-                at = b.and_(pairs, I64(-lanes * count))
-                left = b.sub(pairs, at)
-                with b.if_then(b.icmp_signed("!=", left, I64(0))):
-                    self._rest(places, at, left, lanes, lanes * count // 2)
+            with self._each_block(blocks, number, starts) as (pairs, places):
+                self._pieces(places, pairs, lanes, 1)
+                rest = b.icmp_signed("!=", b.and_(pairs, I64(lanes - 1)), I64(0))
+                with b.if_then(rest), b.if_else(b.icmp_signed(">", pairs, I64(lanes))) as (fits, few):
+                    with fits:
+                        self._vectors(places, [b.sub(pairs, I64(lanes))], lanes)
+                    with few:
+                        self._rest(places, I64(0), pairs, lanes, lanes // 2)
+            self._copy(*(b.add(start, self.rotated) for start in starts[:2]))
+
+    def _copy(self, x: Any, out: Any) -> None:
+        """Copy what is left of a row in words of 8 bytes, the last of which may begin in the one before it."""
+        b = self.b
+        with b.if_then(b.icmp_signed("!=", self.left, I64(0))):
+            words = b.ashr(b.sub(self.left, I64(1)), I64(3))
+            with plain_loop(b, words, [x, out], [I64(8), I64(8)]) as word:
+                self.memory.copy_word(*word)
+            last = b.sub(self.left, I64(8))
+            self.memory.copy_word(b.add(x, last), b.add(out, last))
+
+    @contextmanager
+    def _each_block(self, blocks: Any, number: Any, starts: Sequence[Any]) -> Iterator[tuple[Any, list[Any]]]:
+        """Emit a loop over the blocks of a row, whose body sees how many pairs there are and its addresses."""
+        b, size, real_size = self.b, self.memory.format.size, self.memory.format.real_size
+        moves = [I64(8)]
+        with plain_loop(b, number, [blocks, *starts], moves) as (block, *of_block):
+            pairs = b.load(b.inttoptr(block, I64.as_pointer()))
+            moves += [b.mul(pairs, I64(width)) for width in (2 * size, 2 * size, real_size, real_size)]
+            yield pairs, self._places(of_block, pairs, I64(0))
 
     def _pieces(self, places: Sequence[Any], pairs: Any, lanes: int, count: int) -> None:
         b, whole = self.b, lanes * count

@@ -30,12 +30,13 @@ _PIECE = 256
 def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, stream: Any) -> Any:
     """Rotate the rows of a run; the output may be the input.
 
-    run: int64 (x, out, cos, sin, blocks, count, rows, x_step, out_step, cos_step, sin_step, ahead, large): addresses of
-    first rows; address of the pairs of each block, and how many blocks and rows there are; bytes from row to row
-    (cos_step 0: all rows share cos and sin, the heads of one token), how many bytes further on to fetch rows that will
-    be needed soon (0: none), and how large the arrays are: 1 from a quarter of the last-level cache on, 2 from
-    half, 3 beyond it. The rest are string literals, which select the code. dtype: a key of FORMATS; pairing: "half" or
-    "interleaved"; stream: "stream" stores past the caches, row after row.
+    run: int64 (x, out, cos, sin, blocks, count, rows, x_step, out_step, cos_step, sin_step, ahead, rotated, left,
+    large): addresses of first rows; address of the pairs of each block, and how many blocks and rows there are; bytes
+    from row to row (cos_step 0: all rows share cos and sin, the heads of one token), how many bytes further on to fetch
+    rows that will be needed soon (0: none), how many bytes of a row are rotated and how many are not, and how large the
+    arrays are: 1 from a quarter of the last-level cache on, 2 from half, 3 beyond it. The rest are string literals,
+    which select the code. dtype: a key of FORMATS; pairing: "half" or "interleaved"; stream: "stream" stores past the
+    caches, row after row, what is not rotated as well.
     """
     texts = (dtype, pairing, stream)
     if not all(isinstance(text, types.StringLiteral) for text in texts):
@@ -47,7 +48,7 @@ def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, stream: Any)
         _Rows(b, kind, pairing_name == "half", cgutils.unpack_tuple(b, args[0])).emit()
         return context.get_dummy_value()
 
-    return types.void(types.UniTuple(types.int64, 13), *texts), codegen
+    return types.void(types.UniTuple(types.int64, 15), *texts), codegen
 
 
 class _Rows:
@@ -60,7 +61,7 @@ class _Rows:
     """
 
     def __init__(self, b: Any, kind: tuple[Any, ...], half: bool, run: Sequence[Any]) -> None:
-        x, out, cos, sin, self.blocks, self.count, rows, *steps, ahead, self.large = run
+        x, out, cos, sin, self.blocks, self.count, rows, *steps, ahead, rotated, left, self.large = run
         self.b, self.kind, self.half, self.stream = b, kind, half, kind[2]
         self.starts = [x, out, cos, sin]
         self.format = FORMATS[kind[0]]
@@ -68,7 +69,7 @@ class _Rows:
         self.piece = _PIECE // self.format.real_size
         self.told = cgutils.alloca_once(b, ir.ArrayType(I64, TOLD))
         self.done = cgutils.alloca_once_value(b, ir.Constant(ir.IntType(1), 0))  # the block, with the one before
-        self._tell(len(self.starts), [*steps, rows, ahead])
+        self._tell(len(self.starts), [*steps, rows, ahead, rotated, left])
 
     def emit(self) -> None:
         """Emit a pass over all rows for each part of each block, or row after row.
@@ -76,7 +77,8 @@ class _Rows:
         Row after row is for what is far: a memory line costs twice that is not filled at once.
         """
         if self.stream:
-            self._row_after_row()
+            self._tell(0, self.starts)
+            self._call("stream", partial(Part.stream, lanes=self.widest), self.blocks, self.count)
             return
         with self.b.if_else(self._row_by_row()) as (row_after_row, passes):
             with row_after_row:
@@ -110,18 +112,13 @@ class _Rows:
     def _row_after_row(self) -> None:
         b, count = self.b, self.piece // self.widest
         self._tell(0, self.starts)
-        if self.stream:  # nothing twice, so vector by vector
-            self._blocks_row_by_row(1)
-            return
         with b.if_else(self._whole_pieces()) as (pieces, blocks):
             with pieces:
                 emit = partial(Part.pieces_row_by_row, lanes=self.widest, count=count)
                 self._call("pieces_row_by_row", emit, I64(0), self._pairs(I64(0)))
             with blocks:
-                self._blocks_row_by_row(count)
-
-    def _blocks_row_by_row(self, count: int) -> None:
-        self._call("row_by_row", partial(Part.row_by_row, lanes=self.widest, count=count), self.blocks, self.count)
+                emit = partial(Part.row_by_row, lanes=self.widest, count=count)
+                self._call("row_by_row", emit, self.blocks, self.count)
 
     def _tell(self, at: int, values: Sequence[Any]) -> None:
         for place, value in enumerate(values, at):
@@ -205,7 +202,7 @@ class _Rows:
         self, name: str, emit: Callable[..., None], first: Any, second: Any, where: str = "noinline", blocks: int = 1
     ) -> None:
         """Call the function `name`, which `emit(part, first, second)` writes where there is none yet."""
-        module, name = self.b.module, name + "_stream" * self.stream
+        module = self.b.module
         function = module.globals.get(name)
         if function is None:
             function = ir.Function(module, ir.FunctionType(ir.VoidType(), [self.told.type, I64, I64]), name)

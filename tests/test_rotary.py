@@ -267,20 +267,27 @@ def test_large_arrays_are_shared_by_threads_and_agree(dtype, interleaved, rng):
         assert piece.tobytes() == whole[:, start : start + 1].tobytes()
 
 
-def test_outputs_beyond_the_cache_are_stored_the_same(monkeypatch, dtype, interleaved, rng):
+@pytest.mark.parametrize(("width", "rotated"), [(64, 56), (72, 72), (100, 34), (20, 10), (12, 10), (6, 6)])
+def test_outputs_beyond_the_cache_are_stored_the_same(monkeypatch, dtype, interleaved, width, rotated, rng):
     from rope_cpu import _machine
 
     def rope():
-        return RotaryEmbedding.from_inv_freq(oracle.inv_freq(56), head_dim=64, interleaved=interleaved)
+        return RotaryEmbedding.from_inv_freq(oracle.inv_freq(rotated), head_dim=width, interleaved=interleaved)
 
-    x = draw(rng, (1, 40, 4, 64), dtype)
+    x = draw(rng, (1, 40, 4, width), dtype)
     usual = rope().rotate(x)
     monkeypatch.setattr(_machine, "last_level_cache", lambda: 0)
     streaming = rope()
-    for start in range(0, 80, 8):  # outputs of every alignment
-        raw = np.zeros(x.nbytes + 128, np.uint8)
-        out = raw[start : start + x.nbytes].view(dtype).reshape(x.shape)
-        assert np.array_equal(streaming.rotate(x, out=out), usual)
+    for start in (0, dtype.itemsize, 16, 24, 64 - dtype.itemsize):  # outputs of every alignment
+        for layout, shape, order in (("bshd", x.shape, (0, 1, 2, 3)), ("bhsd", (1, 4, 40, width), (0, 2, 1, 3))):
+            for gap in (0, 3):  # elements between rows
+                rows = np.zeros(start + x.nbytes // width * (width + gap), np.uint8)
+                held = rows[start:].view(dtype).reshape(*shape[:3], width + gap)
+                out = held[..., :width]
+                streaming.rotate(np.ascontiguousarray(x.transpose(order)), layout=layout, out=out)
+                assert np.array_equal(out.transpose(order), usual)
+                assert not rows[:start].any()
+                assert not held[..., width:].any()
 
 
 def test_a_plan_outlives_the_ids_it_was_made_from(rng):
