@@ -16,7 +16,7 @@ from rope_cpu._turn import Step, turn_half, turn_interleaved
 # steps from row to row, how many rows there are, how far on to fetch, and how many bytes of a row are rotated and how
 # many are left.
 TOLD = 12
-# So many pairs or fewer go one by one.
+# Fewer pairs go one by one.
 FEW = 4
 
 
@@ -122,7 +122,7 @@ class Part:
             with plain_loop(b, pairs, [at], [I64(1)]) as (i,):
                 self._vectors(places, [i], 1)
             return
-        with b.if_else(b.icmp_signed(">", pairs, I64(most))) as (fits, fewer):
+        with b.if_else(b.icmp_signed(">" if most > FEW else ">=", pairs, I64(most))) as (fits, fewer):
             with fits:
                 ends, ahead = b.add(at, b.sub(pairs, I64(most))), range(0, most, lanes)
                 self._vectors(places, [b.add(start, I64(n)) for start in (at, ends) for n in ahead], lanes)

@@ -179,13 +179,13 @@ class _Rows:
                 self._end(at, left, widest, pairs)
 
     def _end(self, at: Any, left: Any, lanes: int, pairs: Any) -> None:
-        """Rotate the last pairs of a block, 1 to 2·lanes: in two vectors that overlap, few one by one."""
+        """Rotate the last pairs of a block, 1 to 2·lanes: in two vectors that may overlap, very few one by one."""
         b = self.b
         if lanes < FEW:
             with cgutils.for_range(b, left) as loop:
                 self._vectors(b.add(at, loop.index), 1, pairs, 1)
             return
-        with b.if_else(b.icmp_signed(">", left, I64(lanes))) as (two, fewer):
+        with b.if_else(b.icmp_signed(">" if lanes > FEW else ">=", left, I64(lanes))) as (two, fewer):
             with two:
                 self._vectors(at, lanes, pairs, 2, 1)
             with fewer:
