@@ -228,8 +228,8 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         rest = width * size - rotated
         total, elsewhere = elements * size, not q_in_place and not (both and k_in_place)
         large = int(total >= stream_above // 4) + int(total >= stream_above // 2) + int(total > stream_above)
-        # What is shorter than a word cannot be stored so.
-        stream = elsewhere and large == 3 and least >= _WORD and (rest == 0 or rest >= _WORD)
+        # Of what is hardly a word, or less, it does not pay.
+        stream = elsewhere and large == 3 and least > _WORD and (rest == 0 or rest >= _WORD)
         # 1: only across gaps, as the hardware does well without, 2: everywhere. Where is a matter of measurement.
         far = int(total > 2 * _NEAR) if by_head else int(size == 2 or total > _NEAR)
         if far and not by_head and (stream or (not elsewhere and total > stream_above // 2)):
