@@ -37,7 +37,7 @@ SERIAL_ELEMENTS = 2**15
 _WORTH_A_THREAD = 2**15
 # Bytes of the heads that go together: what is read, fetched ahead and written fits three times into the first cache.
 _NEAREST = 2**14
-_WORD = 8  # bytes that are stored past the caches at a time
+_LONG_ROW, _WORD = 128, 8  # bytes: of a row that is stored past the caches, and of what is stored at a time
 # As many tokens are gone through one by one, wherever they lie.
 _FEW_TOKENS = 8
 # Bytes of a run of tokens of one head that are in the first cache: cos and sin, what is read and what is written.
@@ -228,8 +228,9 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         rest = width * size - rotated
         total, elsewhere = elements * size, not q_in_place and not (both and k_in_place)
         large = int(total >= stream_above // 4) + int(total >= stream_above // 2) + int(total > stream_above)
-        # Of what is hardly a word, or less, it does not pay.
-        stream = elsewhere and large == 3 and least > _WORD and (rest == 0 or rest >= _WORD)
+        # Shorter rows, heads of less than 64 in 16 bits, take longer that way; shorter parts cannot go it.
+        stream = elsewhere and large == 3 and width * size >= _LONG_ROW
+        stream = stream and least >= _WORD and (rest == 0 or rest >= _WORD)
         # 1: only across gaps, as the hardware does well without, 2: everywhere. Where is a matter of measurement.
         far = int(total > 2 * _NEAR) if by_head else int(size == 2 or total > _NEAR)
         if far and not by_head and (stream or (not elsewhere and total > stream_above // 2)):
