@@ -290,6 +290,20 @@ def test_outputs_beyond_the_cache_are_stored_the_same(monkeypatch, dtype, interl
                 assert not held[..., width:].any()
 
 
+@pytest.mark.parametrize("axis_dims", [(16, 56, 56), (8, 4, 116), (10, 24, 30)])
+def test_blocks_beyond_the_cache_are_stored_the_same(monkeypatch, dtype, interleaved, axis_dims, rng):
+    from rope_cpu import _machine
+
+    def plan():
+        rope = RotaryEmbedding.axial(sum(axis_dims), 3, axis_dims=axis_dims, interleaved=interleaved)
+        return rope.plan(np.arange(90).reshape(30, 3))
+
+    x = draw(rng, (1, 30, 5, sum(axis_dims)), dtype)
+    usual = plan().rotate(x)
+    monkeypatch.setattr(_machine, "last_level_cache", lambda: 0)
+    assert np.array_equal(plan().rotate(x), usual)
+
+
 def test_a_plan_outlives_the_ids_it_was_made_from(rng):
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
     ids = np.array([[1.0, 2.0, 3.0]])
