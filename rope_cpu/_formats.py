@@ -212,6 +212,7 @@ class Memory:
         self._put(self.fetch(given, I64, 1, self.format.size), place, 8)
 
     def _put(self, value: Any, pointer: Any, size: int) -> None:
+        """Store a value, past the caches where this memory is for that; less than 8 bytes LLVM may store as usual."""
         words = size * lanes_of(value) // 4
         if not self.stream or not words:
             self._put_part(value, pointer)
@@ -219,13 +220,13 @@ class Memory:
         # LLVM would split a vector itself, but one of bfloat16 by way of the stack and the caches.
         value = self.b.bitcast(value, ir.VectorType(I32, words))
         for first in range(0, words, 4):
-            lanes = list(range(first, min(first + 4, words)))
-            part = self.b.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+            taken = list(range(first, min(first + 4, words)))
+            part = self.b.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(taken)), taken))
             stored = self._put_part(part, self.b.gep(pointer, [I64(4 * first)]))
             stored.set_metadata("nontemporal", self.b.module.add_metadata([ir.Constant(I32, 1)]))
 
     def _put_part(self, value: Any, pointer: Any) -> Any:
         stored = self.b.store(value, self.b.bitcast(pointer, value.type.as_pointer()))
-        # Where no more is known, x86 streams words of 8 bytes, which may start anywhere, 64-bit Arm vectors.
+        # Nothing more is known. On x86, vectors then go past the caches as words of 8 bytes, which may start anywhere.
         stored.align = self.format.size
         return stored

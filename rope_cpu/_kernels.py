@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rope_cpu._compile import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, SOURCES, Kernel, compiled, entry_point, helper
 from rope_cpu._objects import ITEMS, OBJECT, items, location, look, sort, view, where
 from rope_cpu._overlap import aliasing_allowed, fits, in_place
+from rope_cpu._part import FEW
 from rope_cpu._pool import share
 from rope_cpu._rows import rotate_rows
 from rope_cpu._words import call, copy_bytes, fence, fetch, load, spill
@@ -77,7 +78,7 @@ def rows(dtype: str, pairing: str) -> Kernel:
         (
             tokens, tile, tiles, groups, q_groups, by_head, by_group, each_batch,
             cos, c_batch, c_token, c_head, sin, s_batch, s_token, s_head,
-            blocks, count, rotated, rest, together, far, large, stream,
+            blocks, count, rotated, kept, together, far, large, stream,
         ) = fetch(job + 2 * 8 * _SIDE, _COMMON)  # fmt: skip
         for unit in range(start, stop):
             b, r = unit // (tiles * groups), unit % (tiles * groups)
@@ -107,15 +108,15 @@ def rows(dtype: str, pairing: str) -> Kernel:
                     xr, tr = x + t * x_token + h * x_head, out + t * o_token + h * o_head
                     count_rows = t1 - t0 if by_head else min(h1 - h, together)
                     run = (
-                        xr, tr, cr, sr, blocks, count, count_rows, x_step, o_step, c_step, s_step, ahead, rotated, rest,
+                        xr, tr, cr, sr, blocks, count, count_rows, x_step, o_step, c_step, s_step, ahead, rotated, kept,
                         large,
                     )  # fmt: skip
                     if stream:
                         rotate_rows(run, dtype, pairing, "stream")
                     else:
-                        if rest and xr != tr:
+                        if kept and xr != tr:
                             for n in range(count_rows):
-                                copy_bytes(tr + n * o_step + rotated, xr + n * x_step + rotated, rest)
+                                copy_bytes(tr + n * o_step + rotated, xr + n * x_step + rotated, kept)
                         rotate_rows(run, dtype, pairing, "")
         if stream:
             fence()
@@ -220,17 +221,18 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         q_groups = (q_heads + q_group - 1) // q_group
         groups = q_groups + (k_heads + k_group - 1) // k_group
 
-        rotated, least = 0, width * size
+        rotated, fewest = 0, width
         for block in range(blocks):
             pairs = fetch(told + 8 * (_BLOCKS + block), 1)[0]
             rotated += 2 * pairs * size
-            least = min(least, pairs * size)
-        rest = width * size - rotated
+            fewest = min(fewest, pairs)
+        kept = width * size - rotated
         total, elsewhere = elements * size, not q_in_place and not (both and k_in_place)
         large = int(total >= stream_above // 4) + int(total >= stream_above // 2) + int(total > stream_above)
-        # Shorter rows, heads of less than 64 in 16 bits, take longer that way; shorter parts cannot go it.
+        # Past the caches: not shorter rows, which take longer that way, nor what would have to be stored by less than a
+        # word: pairs one by one, and what is kept of a row.
         stream = elsewhere and large == 3 and width * size >= _LONG_ROW
-        stream = stream and least >= _WORD and (rest == 0 or rest >= _WORD)
+        stream = stream and fewest >= FEW and (kept == 0 or kept >= _WORD)
         # 1: only across gaps, as the hardware does well without, 2: everywhere. Where is a matter of measurement.
         far = int(total > 2 * _NEAR) if by_head else int(size == 2 or total > _NEAR)
         if far and not by_head and (stream or (not elsewhere and total > stream_above // 2)):
@@ -242,7 +244,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             ok_at, ok_strides[0], ok_strides[1], ok_strides[2], k_heads, k_share, k_group,
             tokens, tile, tiles, groups, q_groups, int(by_head), int(by_group), int(table[0] > 1),
             c_at, c_steps[0], c_steps[1], c_steps[2], s_at, s_steps[0], s_steps[1], s_steps[2],
-            told + 8 * _BLOCKS, blocks, rotated, rest,
+            told + 8 * _BLOCKS, blocks, rotated, kept,
             max(1, _NEAREST // (width * size)), far, large, int(stream),
         ))  # fmt: skip
         share(pool, work, job, q_shape[0] * tiles * groups, most)

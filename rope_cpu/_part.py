@@ -14,10 +14,18 @@ from rope_cpu._turn import Step, turn_half, turn_interleaved
 
 # What the functions that rotate parts are told of a run, by a pointer: the places of the row and its cos and sin, the
 # steps from row to row, how many rows there are, how far on to fetch, and how many bytes of a row are rotated and how
-# many are left.
+# many are kept as they are.
 TOLD = 12
 # Fewer pairs go one by one.
 FEW = 4
+
+
+def reaches(lanes: int) -> str:
+    """Return what pairs must be, compared with `lanes`, to be rotated as two vectors of so many that overlap.
+
+    FEW pairs are twice the same vector, which costs less than going one by one; of more, two shorter ones do as well.
+    """
+    return ">" if lanes > FEW else ">="
 
 
 class Part:
@@ -31,7 +39,7 @@ class Part:
         b = memory.b
         values = [b.load(cgutils.gep_inbounds(b, told, 0, place)) for place in range(TOLD)]
         self.starts, self.steps = values[:4], values[4:8]
-        self.count, self.ahead, self.rotated, self.left = values[8:]
+        self.count, self.ahead, self.rotated, self.kept = values[8:]
         self.b, self.memory = b, memory
         self.turn, self.width = (turn_half, 1) if half else (turn_interleaved, 2)
         self.blocks, self.halves = blocks, 2 if half else 1
@@ -73,7 +81,7 @@ class Part:
                 self._rest(places, at, left, lanes, lanes * count // 2)
 
     def stream(self, blocks: Any, number: Any, lanes: int) -> None:
-        """Rotate all blocks of one row after the other and copy what is left of it, each byte in its turn.
+        """Rotate all blocks of one row after the other and copy what is kept of it, each byte in its turn.
 
         A line that is also stored to in another way, or not filled at once, takes many times as long. The output is
         not the input, so that the last vector of a block may begin before the one before it ends.
@@ -82,8 +90,8 @@ class Part:
         with plain_loop(b, self.count, self.starts, self.steps) as starts:
             with self._each_block(blocks, number, starts) as (pairs, places):
                 self._pieces(places, pairs, lanes, 1)
-                rest = b.icmp_signed("!=", b.and_(pairs, I64(lanes - 1)), I64(0))
-                with b.if_then(rest), b.if_else(b.icmp_signed(">", pairs, I64(lanes))) as (fits, few):
+                uneven = b.icmp_signed("!=", b.and_(pairs, I64(lanes - 1)), I64(0))
+                with b.if_then(uneven), b.if_else(b.icmp_signed(">", pairs, I64(lanes))) as (fits, few):
                     with fits:
                         self._vectors(places, [b.sub(pairs, I64(lanes))], lanes)
                     with few:
@@ -91,13 +99,13 @@ class Part:
             self._copy(*(b.add(start, self.rotated) for start in starts[:2]))
 
     def _copy(self, x: Any, out: Any) -> None:
-        """Copy what is left of a row in words of 8 bytes, the last of which may begin in the one before it."""
+        """Copy what is kept of a row in words of 8 bytes, the last of which may begin in the one before it."""
         b = self.b
-        with b.if_then(b.icmp_signed("!=", self.left, I64(0))):
-            words = b.ashr(b.sub(self.left, I64(1)), I64(3))
+        with b.if_then(b.icmp_signed("!=", self.kept, I64(0))):
+            words = b.ashr(b.sub(self.kept, I64(1)), I64(3))
             with plain_loop(b, words, [x, out], [I64(8), I64(8)]) as word:
                 self.memory.copy_word(*word)
-            last = b.sub(self.left, I64(8))
+            last = b.sub(self.kept, I64(8))
             self.memory.copy_word(b.add(x, last), b.add(out, last))
 
     @contextmanager
@@ -122,7 +130,7 @@ class Part:
             with plain_loop(b, pairs, [at], [I64(1)]) as (i,):
                 self._vectors(places, [i], 1)
             return
-        with b.if_else(b.icmp_signed(">" if most > FEW else ">=", pairs, I64(most))) as (fits, fewer):
+        with b.if_else(b.icmp_signed(reaches(most), pairs, I64(most))) as (fits, fewer):
             with fits:
                 ends, ahead = b.add(at, b.sub(pairs, I64(most))), range(0, most, lanes)
                 self._vectors(places, [b.add(start, I64(n)) for start in (at, ends) for n in ahead], lanes)

@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from rope_cpu._formats import FORMATS, I64, Memory
-from rope_cpu._part import FEW, TOLD, Part
+from rope_cpu._part import FEW, TOLD, Part, reaches
 
 # Bytes of cos, and as many of sin, that are held in registers at a time: four vectors, or eight when spread over
 # interleaved pairs, of the 32 that AVX-512 has. With 16 shorter ones they are read again from the first cache.
@@ -28,15 +28,15 @@ _PIECE = 256
 
 @intrinsic
 def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, stream: Any) -> Any:
-    """Rotate the rows of a run; the output may be the input.
+    """Rotate the rows of a run; the output may be the input, but not where it is stored past the caches.
 
-    run: int64 (x, out, cos, sin, blocks, count, rows, x_step, out_step, cos_step, sin_step, ahead, rotated, left,
+    run: int64 (x, out, cos, sin, blocks, count, rows, x_step, out_step, cos_step, sin_step, ahead, rotated, kept,
     large): addresses of first rows; address of the pairs of each block, and how many blocks and rows there are; bytes
     from row to row (cos_step 0: all rows share cos and sin, the heads of one token), how many bytes further on to fetch
     rows that will be needed soon (0: none), how many bytes of a row are rotated and how many are not, and how large the
     arrays are: 1 from a quarter of the last-level cache on, 2 from half, 3 beyond it. The rest are string literals,
     which select the code. dtype: a key of FORMATS; pairing: "half" or "interleaved"; stream: "stream" stores past the
-    caches, row after row, what is not rotated as well.
+    caches, row after row, and copies what is not rotated, which is otherwise the caller's to do.
     """
     texts = (dtype, pairing, stream)
     if not all(isinstance(text, types.StringLiteral) for text in texts):
@@ -61,7 +61,7 @@ class _Rows:
     """
 
     def __init__(self, b: Any, kind: tuple[Any, ...], half: bool, run: Sequence[Any]) -> None:
-        x, out, cos, sin, self.blocks, self.count, rows, *steps, ahead, rotated, left, self.large = run
+        x, out, cos, sin, self.blocks, self.count, rows, *steps, ahead, rotated, kept, self.large = run
         self.b, self.kind, self.half, self.stream = b, kind, half, kind[2]
         self.starts = [x, out, cos, sin]
         self.format = FORMATS[kind[0]]
@@ -69,7 +69,7 @@ class _Rows:
         self.piece = _PIECE // self.format.real_size
         self.told = cgutils.alloca_once(b, ir.ArrayType(I64, TOLD))
         self.done = cgutils.alloca_once_value(b, ir.Constant(ir.IntType(1), 0))  # the block, with the one before
-        self._tell(len(self.starts), [*steps, rows, ahead, rotated, left])
+        self._tell(len(self.starts), [*steps, rows, ahead, rotated, kept])
 
     def emit(self) -> None:
         """Emit a pass over all rows for each part of each block, or row after row.
@@ -185,7 +185,7 @@ class _Rows:
             with cgutils.for_range(b, left) as loop:
                 self._vectors(b.add(at, loop.index), 1, pairs, 1)
             return
-        with b.if_else(b.icmp_signed(">" if lanes > FEW else ">=", left, I64(lanes))) as (two, fewer):
+        with b.if_else(b.icmp_signed(reaches(lanes), left, I64(lanes))) as (two, fewer):
             with two:
                 self._vectors(at, lanes, pairs, 2, 1)
             with fewer:

@@ -267,7 +267,7 @@ def test_large_arrays_are_shared_by_threads_and_agree(dtype, interleaved, rng):
         assert piece.tobytes() == whole[:, start : start + 1].tobytes()
 
 
-@pytest.mark.parametrize(("width", "rotated"), [(64, 56), (72, 72), (100, 34), (128, 8), (96, 10), (64, 62)])
+@pytest.mark.parametrize(("width", "rotated"), [(64, 56), (72, 72), (100, 34), (128, 8), (96, 10), (64, 58)])
 def test_outputs_beyond_the_cache_are_stored_the_same(monkeypatch, dtype, interleaved, width, rotated, rng):
     from rope_cpu import _machine
 
@@ -278,7 +278,7 @@ def test_outputs_beyond_the_cache_are_stored_the_same(monkeypatch, dtype, interl
     usual = rope().rotate(x)
     monkeypatch.setattr(_machine, "last_level_cache", lambda: 0)
     streaming = rope()
-    for start in (0, dtype.itemsize, 16, 24, 64 - dtype.itemsize):  # outputs of every alignment
+    for start in (0, dtype.itemsize, 16, 24, 64 - dtype.itemsize):  # where outputs begin
         for layout, shape, order in (("bshd", x.shape, (0, 1, 2, 3)), ("bhsd", (1, 4, 40, width), (0, 2, 1, 3))):
             for gap in (0, 3):  # elements between rows
                 rows = np.zeros(start + x.nbytes // width * (width + gap), np.uint8)
@@ -290,7 +290,7 @@ def test_outputs_beyond_the_cache_are_stored_the_same(monkeypatch, dtype, interl
                 assert not held[..., width:].any()
 
 
-@pytest.mark.parametrize("axis_dims", [(16, 56, 56), (8, 4, 116), (10, 24, 30)])
+@pytest.mark.parametrize("axis_dims", [(16, 56, 56), (8, 12, 108), (10, 24, 30)])
 def test_blocks_beyond_the_cache_are_stored_the_same(monkeypatch, dtype, interleaved, axis_dims, rng):
     from rope_cpu import _machine
 
