@@ -1,9 +1,10 @@
-"""Compiled code that shares a kernel's work between threads and never waits for a thread that has no processor.
+"""Compiled code that shares a kernel's work between threads and waits for no thread to turn up.
 
 The caller works too. Each thread takes chunks from the front of a range of its own and then from the back of the
 others'; where no worker turns up, because every processor is busy or wakes up slowly, the caller does all of it, in the
-time a serial kernel takes. It waits at the end for chunks that are being worked on, never for threads. OpenMP's teams
-wait for all their threads, milliseconds on a busy machine, and do not survive a fork.
+time a serial kernel takes. It waits at the end for chunks that are being worked on, even where a worker loses its
+processor within one, but for no thread that has taken none. OpenMP's teams wait for all their threads, milliseconds on
+a busy machine, and do not survive a fork.
 
 Between jobs workers look out for the next one for some microseconds, then sleep on a lock of CPython's, which exists on
 every platform and needs no GIL.

@@ -69,7 +69,8 @@ class _Rows:
         self.piece = _PIECE // self.format.real_size
         self.told = cgutils.alloca_once(b, ir.ArrayType(I64, TOLD))
         self.done = cgutils.alloca_once_value(b, ir.Constant(ir.IntType(1), 0))  # the block, with the one before
-        self._tell(len(self.starts), [*steps, rows, ahead, rotated, kept])
+        for place, value in enumerate((*self.starts, *steps, rows, ahead, rotated, kept)):
+            b.store(value, cgutils.gep_inbounds(b, self.told, 0, place))
 
     def emit(self) -> None:
         """Emit a pass over all rows for each part of each block, or row after row.
@@ -77,7 +78,6 @@ class _Rows:
         Row after row is for what is far: a memory line costs twice that is not filled at once.
         """
         if self.stream:
-            self._tell(0, self.starts)
             self._call("stream", partial(Part.stream, lanes=self.widest), self.blocks, self.count)
             return
         with self.b.if_else(self._row_by_row()) as (row_after_row, passes):
@@ -111,7 +111,6 @@ class _Rows:
 
     def _row_after_row(self) -> None:
         b, count = self.b, self.piece // self.widest
-        self._tell(0, self.starts)
         with b.if_else(self._whole_pieces()) as (pieces, blocks):
             with pieces:
                 emit = partial(Part.pieces_row_by_row, lanes=self.widest, count=count)
@@ -120,17 +119,12 @@ class _Rows:
                 emit = partial(Part.row_by_row, lanes=self.widest, count=count)
                 self._call("row_by_row", emit, self.blocks, self.count)
 
-    def _tell(self, at: int, values: Sequence[Any]) -> None:
-        for place, value in enumerate(values, at):
-            self.b.store(value, cgutils.gep_inbounds(self.b, self.told, 0, place))
-
     def _pairs(self, block: Any) -> Any:
         b = self.b
         return b.load(b.inttoptr(b.add(self.blocks, b.mul(block, I64(8))), I64.as_pointer()))
 
     def _blocks(self, rotate: Callable[[Any, Any], None]) -> None:
         b, size, real_size = self.b, self.format.size, self.format.real_size
-        self._tell(0, self.starts)
         with cgutils.for_range(b, self.count) as loop:
             pairs = self._pairs(loop.index)
             rotate(pairs, loop.index)
