@@ -86,18 +86,14 @@ class Rotation:
 
     def __call__(self, q: Array, k: Array, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
         """Rotate queries and keys; see RotaryEmbedding.__call__ for the arguments."""
-        # What can be is left to compiled code: of one token's time, this is a third.
+        # What can be is left to compiled code, and the usual way is the shortest: Python is a third of a token's time.
         try:
             pair = (np.empty_like(q), np.empty_like(k)) if out is None else out
             ready = self._ready
-            status = ready[0](q, k, pair, ready, 0)
-            if status == OTHER_DTYPE:
-                ready = self._ready = self._prepared[q.dtype]
-                status = ready[0](q, k, pair, ready, 0)
+            if ready[0](q, k, pair, ready, 0) == DONE or self._changed_dtype(ready, q, k, pair, 0):
+                return pair
         except (AttributeError, KeyError, TypeError, ValueError):
-            status = LOOK_CLOSER  # what was wrong is found out there, and said in the words of the argument
-        if status == DONE:
-            return pair
+            pass  # what is wrong is found out below, and said in the words of the argument
         if out is not None and type(out) is not tuple:
             return self(q, k, _check.out_pair(out))
         outs = None if out is None else dict(zip(("out[0]", "out[1]"), _check.out_pair(out), strict=True))
@@ -109,15 +105,20 @@ class Rotation:
         try:
             result = np.empty_like(x) if out is None else out
             ready = self._ready
-            status = ready[0](x, x, result, ready, ALONE)
-            if status == OTHER_DTYPE:
-                ready = self._ready = self._prepared[x.dtype]
-                status = ready[0](x, x, result, ready, ALONE)
+            if ready[0](x, x, result, ready, ALONE) == DONE or self._changed_dtype(ready, x, x, result, ALONE):
+                return result
         except (AttributeError, KeyError, TypeError, ValueError):
-            status = LOOK_CLOSER
-        if status != DONE:
-            (result,) = self._look_closer({self._name(): x}, None if out is None else {"out": out})
+            pass
+        (result,) = self._look_closer({self._name(): x}, None if out is None else {"out": out})
         return result
+
+    def _changed_dtype(self, before: Prepared, q: Array, k: Array, out: Any, flags: int) -> bool:
+        """Rotate what the kernel did not, in case q is just of another dtype than before; tell whether it was."""
+        ready = self._prepared.get(q.dtype, before)
+        if ready is before or ready[0](q, k, out, ready, flags) != DONE:
+            return False
+        self._ready = ready
+        return True
 
     def _prepare(self, dtype: np.dtype[Any]) -> None:
         """Get cos, sin and the kernel for one dtype ready."""
@@ -156,19 +157,20 @@ class Rotation:
 class OnTheWay:
     """Rotates the few consecutive tokens of a decode step: kernels compute their cos and sin and do not keep them."""
 
-    __slots__ = ("_arguments", "_frames", "_prepared", "_ready")
+    __slots__ = ("_arguments", "_frames", "_prepared", "ready")
 
     def __init__(self, frames: dict[str, Frame], parts: Array, factors: dict[str, Array], single: bool) -> None:
         """Take frames by layout, and arguments as in `angles.tables`, factors by what is done."""
         self._frames, self._arguments = frames, (parts, factors, single)
         self._prepared: dict[tuple[str, bool, np.dtype[Any]], Prepared] = {}
-        self._ready: dict[tuple[str, bool], Prepared] = {}  # for the dtype that was rotated last
+        # For each layout, for the dtype that was rotated last: what rotates forwards, and what undoes it.
+        self.ready: tuple[dict[str, Prepared], dict[str, Prepared]] = ({}, {})
 
     def rotate(self, q: Any, k: Any, out: Any, offset: Any, layout: Any, inverse: Any, flags: int = 0) -> Any | None:
         """Rotate q and k, or with ALONE q, from position `offset` on; return `out`, or None where that cannot be."""
         if type(offset) is not int or type(layout) is not str or type(inverse) is not bool:
             return None
-        ready = self._ready.get((layout, inverse))
+        ready = self.ready[inverse].get(layout)
         if ready is None or out is None:
             ready = (ready or self._prepare(layout, inverse, q.dtype)) if _are_few(q) else None
         if ready is None:
@@ -196,7 +198,7 @@ class OnTheWay:
             (parts, factors, single), mode = self._arguments, "inverse" if inverse else "rotate"
             prepared = self._frames[layout].prepared_at(dtype, parts, factors[mode], SIGN[mode], single)
             self._prepared[layout, inverse, dtype] = prepared
-        self._ready[layout, inverse] = prepared
+        self.ready[inverse][layout] = prepared
         return prepared
 
 

@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from rope_cpu import _check, angles
 from rope_cpu import spec as specs
 from rope_cpu._check import Array
+from rope_cpu._compile import DONE
 from rope_cpu._constructors import Constructors
-from rope_cpu._kernels import ALONE
-from rope_cpu._rotate import Frame, OnTheWay
+from rope_cpu._kernels import ALONE, FIRST
+from rope_cpu._rotate import Frame, OnTheWay, Prepared
 from rope_cpu.plan import RotaryPlan, exact_tables
 from rope_cpu.spec import Float64, RopeSpec
 
@@ -23,13 +24,14 @@ _FLOAT32 = np.dtype(np.float32)
 class RotaryEmbedding(Constructors):
     """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
 
-    __slots__ = ("_factors", "_frames", "_parts", "_short", "_single", "_spec")
+    __slots__ = ("_factors", "_forward", "_frames", "_parts", "_short", "_single", "_spec")
     _spec: RopeSpec
     _single: bool
     _frames: dict[str, Frame]
     _parts: Float64
     _factors: dict[str, Float64]
     _short: OnTheWay | None  # None: ids may not be left out
+    _forward: dict[str, Prepared]  # what that has ready for each layout
 
     def _of(self, spec: RopeSpec) -> None:
         self._spec, self._parts, self._single = spec, angles.turns(spec), spec.angle_dtype == "float32"
@@ -38,6 +40,7 @@ class RotaryEmbedding(Constructors):
         self._factors = {"rotate": factor, "inverse": 1.0 / factor, "shift": np.ones_like(factor)}
         consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
         self._short = OnTheWay(self._frames, self._parts, self._factors, self._single) if consecutive else None
+        self._forward = self._short.ready[False] if self._short else {}
 
     @property
     def spec(self) -> RopeSpec:
@@ -193,6 +196,14 @@ class RotaryEmbedding(Constructors):
 
         Returns the pair (q_rot, k_rot). Raises as `rotate` does.
         """
+        # The usual decode step; what is new, unusual or wrong is left to what follows.
+        try:
+            if out is not None and position_ids is None and inverse is False and type(offset) is int:
+                ready = self._forward[layout]
+                if ready[0](q, k, out, ready, offset * FIRST) == DONE:
+                    return out
+        except (KeyError, OverflowError, TypeError):
+            pass
         if out is not None and type(out) is not tuple:
             out = _check.out_pair(out)
         if position_ids is None and self._short:

@@ -255,7 +255,12 @@ def test_short_calls_compute_angles_on_the_way_to_the_same_bits(layout, inverse,
             expected = plan(q, k)
             result = rope(q, k, offset=offset, layout=layout, inverse=inverse)
             alone = rope.rotate(k, offset=offset, layout=layout, inverse=inverse, out=k.copy())
-            assert [x.tobytes() for x in (*result, alone)] == [x.tobytes() for x in (*expected, expected[1])]
+            given = q.copy(), k.copy()
+            placed = rope(*given, offset=offset, layout=layout, inverse=inverse, out=given)
+            assert placed is given
+            assert [x.tobytes() for x in (*result, *placed, alone)] == [
+                x.tobytes() for x in (*expected * 2, expected[1])
+            ]
 
 
 def test_large_arrays_are_shared_by_threads_and_agree(dtype, interleaved, rng):
