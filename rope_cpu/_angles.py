@@ -14,12 +14,12 @@ from functools import cache
 from math import factorial
 
 import numpy as np
-from numba import carray, types
+from numba import types
 
 from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, address, array_type, compiled, entry_point, helper
 from rope_cpu._muladd import muladd, product_error
 from rope_cpu._pool import share
-from rope_cpu._words import fetch, pointer, spill
+from rope_cpu._words import fetch, least, pointer, room, spill
 
 # 2π, and what float64 leaves of it; the Taylor coefficients of sin and cos, enough for an angle of ⅛ turn.
 _TWO_PI, _TWO_PI_REST = 6.283185307179586, 2.4492935982947064e-16
@@ -28,18 +28,18 @@ _COS = tuple((-1.0) ** n / factorial(2 * n) for n in range(8, 0, -1))
 
 
 @helper
-def _set_turns(position, high, low, turns, rest):
+def _set_turns(count, position, high, low, turns, rest):
     """Split position·(high + low), less whole turns, into turns + rest."""
-    for i in range(high.size):
+    for i in range(count):
         product = position * high[i]
         turns[i] = product - np.rint(product)
         rest[i] = muladd(position, low[i], product_error(position, high[i], product))
 
 
 @helper
-def _add_turns(position, high, low, turns, rest):
+def _add_turns(count, position, high, low, turns, rest):
     """Add position·(high + low) to turns + rest, less whole turns; what rounding loses of either sum goes to rest."""
-    for i in range(high.size):
+    for i in range(count):
         product = position * high[i]
         part = product - np.rint(product)
         total = turns[i] + part
@@ -50,9 +50,9 @@ def _add_turns(position, high, low, turns, rest):
 
 
 @helper
-def _add_turns32(position, high, low, turns):
+def _add_turns32(count, position, high, low, turns):
     """Add the same to turns alone: what rounding loses, 2^-53 of a turn, is far below what float32 rounds away."""
-    for i in range(high.size):
+    for i in range(count):
         product = position * high[i]
         rest = muladd(position, low[i], product_error(position, high[i], product))
         turns[i] += (product - np.rint(product)) + rest
@@ -70,9 +70,9 @@ def _place(sine, cosine, quarter):
 
 
 @helper
-def _circle(turns, rest, sign, factor, cos, sin):
+def _circle(count, turns, rest, sign, factor, cos, sin):
     """Write factor·cos and sign·factor·sin of turns + rest: to a float64 ulp, then rounded to the array's dtype."""
-    for i in range(turns.size):
+    for i in range(count):
         total = turns[i] + rest[i]
         tail = (turns[i] - total) + rest[i]
         quarter = np.rint(4.0 * total)
@@ -94,9 +94,9 @@ def _circle(turns, rest, sign, factor, cos, sin):
 
 
 @helper
-def _circle32(turns, sign, factor, cos, sin):
+def _circle32(count, turns, sign, factor, cos, sin):
     """Do the same to 1.2e-10, far below what float32 rounds away: half the work, for float32 arrays."""
-    for i in range(turns.size):
+    for i in range(count):
         quarter = np.rint(4.0 * turns[i])
         z = muladd(quarter, -0.25, turns[i]) * _TWO_PI
         z2 = z * z
@@ -115,22 +115,23 @@ _TURN, _TURN_REST = 0.15915494309189535, -9.839338337591001e-18
 
 
 @helper
-def _add_radians32(position, frequencies, angle):
+def _add_radians32(count, position, frequencies, angle):
     """Add the float32 product position·frequency to float32 angles, as a float32 model does."""
-    for i in range(angle.size):
+    for i in range(count):
         product = np.float32(position) * np.float32(frequencies[i])
         angle[i] = np.float32(angle[i]) + product
 
 
 @helper
-def _scale32(factor, cos, sin):
+def _scale32(count, factor, cos, sin):
     """Round cos and sin to float32 and multiply them there, as a float32 model does."""
-    for i in range(cos.size):
+    for i in range(count):
         cos[i] = np.float32(cos[i]) * np.float32(factor)
         sin[i] = np.float32(sin[i]) * np.float32(factor)
 
 
 _WORDS = 14  # of a job
+_PIECE = 128  # pairs whose angles are held on the stack at a time
 
 # Pairs that are worth a thread of their own: 5 µs of work, where it takes 2 to wake one.
 _WORTH_A_THREAD = 2**12
@@ -143,50 +144,48 @@ def circles(dtype: str, single: bool) -> Kernel:
     single: repeat float32 arithmetic; the first part of turns is then ω itself, the second unused.
     """
     sources, wide = SOURCES, dtype == "float64"
+    size = 8 if wide else 4
 
     def fill(job, start, stop):
         _ = sources  # a part of the cache key
         (
-            positions_at, position_rows, coordinates, turns_at, turn_rows, axes, heads, pairs,
-            factor_at, sign, cos_at, sin_at, batch, seq,
+            positions, position_rows, coordinates, turns, turn_rows, axes, heads, pairs,
+            factors, sign, cos_at, sin_at, _batch, seq,
         ) = fetch(job, _WORDS)  # fmt: skip
-        positions = carray(pointer(positions_at, "float64"), (position_rows, seq, coordinates))
-        turns = carray(pointer(turns_at, "float64"), (turn_rows, axes, heads, 2, pairs))
-        factor = carray(pointer(factor_at, "float64"), (turn_rows,))
-        cos = carray(pointer(cos_at, dtype), (batch, seq, heads, pairs))
-        sin = carray(pointer(sin_at, dtype), (batch, seq, heads, pairs))
-        scratch = np.empty(2 * pairs)
-        whole, rest = scratch[:pairs], scratch[pairs:]
-        if single:  # known while compiling
-            angle, nothing = np.empty(pairs), np.zeros(pairs)
+        whole, rest, angle, nothing = room(_PIECE), room(_PIECE), room(_PIECE), room(_PIECE)
+        pieces = (pairs + _PIECE - 1) // _PIECE
         for row in range(start, stop):
-            b, t = row // seq, row % seq
-            p, f = min(b, position_rows - 1), min(b, turn_rows - 1)
-            for h in range(heads):
-                if single:
-                    angle[:] = 0.0
-                elif not wide:
-                    whole[:] = 0.0
+            b = row // seq
+            p, f = least(b, position_rows - 1) * seq + row % seq, least(b, turn_rows - 1)
+            factor = pointer(factors, "float64")[f]
+            for piece in range(heads * pieces):
+                h, first = piece // pieces, piece % pieces * _PIECE
+                count = least(pairs - first, _PIECE)
+                place = ((row * heads + h) * pairs + first) * size
+                cos, sin = pointer(cos_at + place, dtype), pointer(sin_at + place, dtype)
+                for i in range(count):
+                    whole[i] = angle[i] = nothing[i] = 0.0
                 for axis in range(axes):
-                    position, omega = positions[p, t, min(axis, coordinates - 1)], turns[f, axis, h]
-                    if single:
-                        _add_radians32(position, omega[0], angle)
-                    elif wide:
-                        if axis:
-                            _add_turns(position, omega[0], omega[1], whole, rest)
-                        else:
-                            _set_turns(position, omega[0], omega[1], whole, rest)
+                    position = pointer(positions, "float64")[p * coordinates + least(axis, coordinates - 1)]
+                    omega = turns + (((f * axes + axis) * heads + h) * 2 * pairs + first) * 8
+                    high, low = pointer(omega, "float64"), pointer(omega + 8 * pairs, "float64")
+                    if single:  # known while compiling
+                        _add_radians32(count, position, high, angle)
+                    elif not wide:
+                        _add_turns32(count, position, high, low, whole)
+                    elif axis:
+                        _add_turns(count, position, high, low, whole, rest)
                     else:
-                        _add_turns32(position, omega[0], omega[1], whole)
+                        _set_turns(count, position, high, low, whole, rest)
                 if single:
-                    _set_turns(_TURN, angle, nothing, whole, rest)
-                    _add_turns(_TURN_REST, angle, nothing, whole, rest)
-                    _circle(whole, rest, sign, 1.0, cos[b, t, h], sin[b, t, h])
-                    _scale32(factor[f], cos[b, t, h], sin[b, t, h])
+                    _set_turns(count, _TURN, angle, nothing, whole, rest)
+                    _add_turns(count, _TURN_REST, angle, nothing, whole, rest)
+                    _circle(count, whole, rest, sign, 1.0, cos, sin)
+                    _scale32(count, factor, cos, sin)
                 elif wide:
-                    _circle(whole, rest, sign, factor[f], cos[b, t, h], sin[b, t, h])
+                    _circle(count, whole, rest, sign, factor, cos, sin)
                 else:
-                    _circle32(whole, sign, factor[f], cos[b, t, h], sin[b, t, h])
+                    _circle32(count, whole, sign, factor, cos, sin)
         return DONE
 
     return compiled(fill, f"circles_{'single_' if single else ''}{dtype}", (types.int64,) * 3)

@@ -23,7 +23,20 @@ from rope_cpu._overlap import aliasing_allowed, fits, in_place
 from rope_cpu._part import FEW
 from rope_cpu._pool import share
 from rope_cpu._rows import rotate_rows
-from rope_cpu._words import call, copy_bytes, fence, fetch, load, spill
+from rope_cpu._words import (
+    LINE,
+    allocate,
+    call,
+    copy_bytes,
+    fence,
+    fetch,
+    free,
+    greatest,
+    least,
+    load,
+    pointer,
+    spill,
+)
 
 ALONE, TRUSTED = 1, 2  # flags of a rotation
 FIRST = 4  # times a position, added to flags
@@ -90,7 +103,7 @@ def rows(dtype: str, pairing: str) -> Kernel:
             g -= q_groups * is_k
             c, s = cos + b * each_batch * c_batch, sin + b * each_batch * s_batch
             x, out = x + b * x_batch, out + b * o_batch
-            h0, h1, t1 = g * group, min(heads, g * group + group), min(tokens, t0 + tile)
+            h0, h1, t1 = g * group, least(heads, g * group + group), least(tokens, t0 + tile)
             x_step, o_step, c_step, s_step = (x_token, o_token, c_token, s_token) if by_head else (x_head, o_head, 0, 0)
             for i in range(h1 - h0 if by_head else t1 - t0):
                 t, first = (t0, h0 + i) if by_head else (t0 + i, h0)
@@ -106,7 +119,7 @@ def rows(dtype: str, pairing: str) -> Kernel:
                 for h in range(first, first + 1 if by_head else h1, together):
                     cr, sr = c + t * c_token + h // share_of * c_head, s + t * s_token + h // share_of * s_head
                     xr, tr = x + t * x_token + h * x_head, out + t * o_token + h * o_head
-                    count_rows = t1 - t0 if by_head else min(h1 - h, together)
+                    count_rows = t1 - t0 if by_head else least(h1 - h, together)
                     run = (
                         xr, tr, cr, sr, blocks, count, count_rows, x_step, o_step, c_step, s_step, ahead, rotated, kept,
                         large,
@@ -172,23 +185,11 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             return LOOK_CLOSER
         if on_the_way:
             (turns, turns_shape), (factor, _rows) = location(cos), location(sin)
-            turn_rows, axes, table_heads, _two, pairs = fetch(turns_shape, 5)
-            seq = q_shape[1]
-            table, values = (turn_rows, seq, table_heads, pairs), turn_rows * seq * table_heads * pairs
-            # Positions, to the end of a memory line, then cos and sin.
-            ahead = (seq + 7) // 8 * 8
-            memory = np.empty(ahead + (2 * values * real_size + 7) // 8)
-            for n in range(seq):
-                memory[n] = flags // FIRST + n
-            positions = memory.ctypes.data
-            c_at = positions + 8 * ahead
-            s_at = c_at + values * real_size
-            row = table_heads * pairs * real_size
-            c_steps = s_steps = (seq * row, row, pairs * real_size, real_size)
-            circle = spill((
-                positions, 1, 1, turns, turn_rows, axes, table_heads, pairs, factor, sign, c_at, s_at, turn_rows, seq,
-            ))  # fmt: skip
-            call(circles, (circle, 0, turn_rows * seq))
+            turn_rows, axes, table_heads, _two, table_pairs = fetch(turns_shape, 5)
+            table = turn_rows, q_shape[1], table_heads, table_pairs
+            head = table_pairs * real_size
+            row, table_size = table_heads * head, turn_rows * q_shape[1] * table_heads * head
+            c_steps = s_steps = (q_shape[1] * row, row, head, real_size)
         else:
             (c_at, table, c_steps), (s_at, s_shape, s_steps) = view(cos, kind, 4)[0], view(sin, kind, 4)[0]
             if table != s_shape or c_steps[3] != real_size or s_steps[3] != real_size:
@@ -207,15 +208,15 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             return LOOK_CLOSER
 
         tokens, q_heads, k_heads = q_shape[1], q_shape[2], k_shape[2] if both else 0
-        q_share, k_share = max(1, q_heads // table[2]), max(1, k_heads // table[2])
+        q_share, k_share = greatest(1, q_heads // table[2]), greatest(1, k_heads // table[2])
         by_head = tokens > _FEW_TOKENS and abs(q_strides[1]) < abs(q_strides[2])
         elements = (q_heads + k_heads) * q_shape[0] * tokens * width
         most = 1 + elements // _WORTH_A_THREAD if pool > 0 else 1
-        tile = max(8, _RUN // (width * (real_size + 2 * size))) if by_head else 8
+        tile = greatest(8, _RUN // (width * (real_size + 2 * size))) if by_head else 8
         tiles = (tokens + tile - 1) // tile
         q_group, k_group, by_group = q_share, k_share, by_head and most > 1 and tiles < _FEW_RUNS
         if by_group:
-            q_group = max(4, min(min(q_share, k_share if both else q_share), q_share * tiles // _FEW_RUNS))
+            q_group = greatest(4, least(least(q_share, k_share if both else q_share), q_share * tiles // _FEW_RUNS))
             most_groups = (q_heads + q_group - 1) // q_group
             q_group = k_group = (q_heads + most_groups - 1) // most_groups
         q_groups = (q_heads + q_group - 1) // q_group
@@ -225,7 +226,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         for block in range(blocks):
             pairs = fetch(told + 8 * (_BLOCKS + block), 1)[0]
             rotated += 2 * pairs * size
-            fewest = min(fewest, pairs)
+            fewest = least(fewest, pairs)
         kept = width * size - rotated
         total, elsewhere = elements * size, not q_in_place and not (both and k_in_place)
         large = int(total >= stream_above // 4) + int(total >= stream_above // 2) + int(total > stream_above)
@@ -237,6 +238,22 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         far = int(total > 2 * _NEAR) if by_head else int(size == 2 or total > _NEAR)
         if far and not by_head and (stream or (not elsewhere and total > stream_above // 2)):
             far = 2
+        if on_the_way:
+            # Positions, to the end of a memory line, then cos and sin.
+            before = (8 * tokens + LINE - 1) & -LINE
+            memory = allocate(LINE + before + 2 * table_size)
+            if memory == 0:
+                return LOOK_CLOSER
+            positions = (memory + LINE) & -LINE
+            for n in range(tokens):
+                pointer(positions, "float64")[n] = flags // FIRST + n
+            c_at = positions + before
+            s_at = c_at + table_size
+            circle = spill((
+                positions, 1, 1, turns, turn_rows, axes, table_heads, table_pairs, factor, sign, c_at, s_at,
+                turn_rows, tokens,
+            ))  # fmt: skip
+            call(circles, (circle, 0, turn_rows * tokens))
         job = spill((
             q_at, q_strides[0], q_strides[1], q_strides[2],
             oq_at, oq_strides[0], oq_strides[1], oq_strides[2], q_heads, q_share, q_group,
@@ -245,11 +262,11 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             tokens, tile, tiles, groups, q_groups, int(by_head), int(by_group), int(table[0] > 1),
             c_at, c_steps[0], c_steps[1], c_steps[2], s_at, s_steps[0], s_steps[1], s_steps[2],
             told + 8 * _BLOCKS, blocks, rotated, kept,
-            max(1, _NEAREST // (width * size)), far, large, int(stream),
+            greatest(1, _NEAREST // (width * size)), far, large, int(stream),
         ))  # fmt: skip
         share(pool, work, job, q_shape[0] * tiles * groups, most)
-        if on_the_way and memory.size < 0:  # Numba lets go of arrays after their last use
-            return LOOK_CLOSER
+        if on_the_way:
+            free(memory)
         return DONE
 
     name = "rotation_at" if on_the_way else "rotation"

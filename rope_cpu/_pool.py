@@ -22,7 +22,7 @@ from functools import cache
 from numba import types
 
 from rope_cpu._compile import SOURCES, Kernel, compiled, helper
-from rope_cpu._words import add, call, exchange, load, relax, replace
+from rope_cpu._words import add, call, exchange, least, load, relax, replace
 
 # Words of a pool, as byte offsets. BUSY: a job is under way. WORK, JOB, UNITS: what is called, with what, and how many
 # units of work there are. CHUNKS: into how many parts these are cut. DONE: how many parts are finished. THREADS: how
@@ -67,7 +67,7 @@ def _waiting(words):
 @helper
 def _wake(pool, me):
     """Wake two more threads of the team if they sleep; they wake four."""
-    for i in range(2 * me + 1, min(2 * me + 3, load(pool + TEAM))):
+    for i in range(2 * me + 1, least(2 * me + 3, load(pool + TEAM))):
         place = _thread(pool, i)
         if load(place + ASLEEP) and _waiting(load(place + RANGE)) and replace(place + ASLEEP, 1, 0):
             _release(load(place + LOCK))
@@ -146,7 +146,7 @@ def _had_better_be_serial(pool):
     if add(pool + PASSED, 1) + 1 < _PATIENCE << load(pool + IN_VAIN):
         return True
     exchange(pool + PASSED, 0)
-    exchange(pool + IN_VAIN, min(load(pool + IN_VAIN) + 1, _MOST_IN_VAIN))
+    exchange(pool + IN_VAIN, least(load(pool + IN_VAIN) + 1, _MOST_IN_VAIN))
     return False
 
 
@@ -162,8 +162,8 @@ def sharing() -> Kernel:
         if (most < _SMALL and _had_better_be_serial(pool)) or not _elsewhere(pool):
             exchange(pool + BUSY, 0)
             return call(work, (job, 0, units))
-        team = min(load(pool + THREADS), units, most)
-        chunks = min(units, _CHUNKS * team)
+        team = least(least(load(pool + THREADS), units), most)
+        chunks = least(units, _CHUNKS * team)
         number = (load(pool + NUMBER) + 1) & 0x7FFFFFFF
         exchange(pool + WORK, work)
         exchange(pool + JOB, job)
@@ -209,7 +209,7 @@ def serving() -> Kernel:
 @helper
 def share(pool, work, job, units, most):
     """Call work(job, start, stop) for parts of `units` on up to `most` threads of a pool; on this one alone for 0."""
-    if pool == 0 or min(units, most) < 2:
+    if pool == 0 or least(units, most) < 2:
         call(work, (job, 0, units))
     else:
         call(load(pool + SHARE), (pool, work, job, units, most))

@@ -11,6 +11,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+LINE = 64  # bytes of a memory line
+
 _WORD = ir.IntType(64)
 
 
@@ -54,6 +56,25 @@ def replace(typingctx: Any, address: Any, old: Any, new: Any) -> Any:
     return _atomic(emit, 2)(typingctx, address, old, new)
 
 
+def _chosen(comparison: str) -> Any:
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.select(b.icmp_signed(comparison, *args), *args)
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def least(typingctx: Any, x: Any, y: Any) -> Any:
+    """Return the smaller of two words; Numba's min is compiled anew for each kind of literal."""
+    return _chosen("<")
+
+
+@intrinsic
+def greatest(typingctx: Any, x: Any, y: Any) -> Any:
+    """Return the greater of two words."""
+    return _chosen(">")
+
+
 @intrinsic
 def call(typingctx: Any, function: Any, words: Any) -> Any:
     """Call the compiled function at an address with a tuple of int64."""
@@ -93,6 +114,20 @@ def spill(typingctx: Any, words: Any) -> Any:
 
 
 @intrinsic
+def room(typingctx: Any, count: Any) -> Any:
+    """Return a pointer to `count` float64 on the stack of this call, from the start of a memory line; a literal."""
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        place = cgutils.alloca_once(b, ir.ArrayType(ir.DoubleType(), count.literal_value))
+        place.align = LINE
+        return cgutils.gep_inbounds(b, place, 0, 0)
+
+    return types.CPointer(types.float64)(count), codegen
+
+
+@intrinsic
 def fetch(typingctx: Any, address: Any, count: Any) -> Any:
     """Return the tuple of `count` int64 at an address; the count is a literal."""
     if not isinstance(count, types.IntegerLiteral):
@@ -116,6 +151,11 @@ def pointer(typingctx: Any, address: Any, dtype: Any) -> Any:
         return b.inttoptr(args[0], context.get_value_type(target))
 
     return target(types.int64, dtype), codegen
+
+
+# CPython's allocator of bytes, which needs no GIL; 0 where there is no memory left.
+allocate = types.ExternalFunction("PyMem_RawMalloc", types.int64(types.int64))
+free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
 
 
 @intrinsic

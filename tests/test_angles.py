@@ -1,5 +1,7 @@
 """cos and sin are those of the exact product of position and float64 frequency, wherever the position lies."""
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import oracle
@@ -71,6 +73,22 @@ def test_several_axes_add_up(rng):
     cos, sin = rope.cos_sin(positions, np.float64)
     exact_cos, exact_sin = oracle.cos_sin_axes(positions, matrix)
     assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 2.5 * 2.0**-53
+
+
+@pytest.mark.parametrize("angle_dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_pairs_do_not_depend_on_their_number(angle_dtype, dtype, rng):
+    """More pairs than are computed at a time, of two axes and two heads, have the bits that each pair has alone."""
+
+    def cos_sin(matrix):
+        spec = RotaryEmbedding.from_inv_freq(matrix, attention_factor=1.3).spec
+        return RotaryEmbedding.from_spec(replace(spec, angle_dtype=angle_dtype)).cos_sin(positions, dtype)
+
+    matrix, positions = rng.uniform(-3, 3, (2, 2, 300)), rng.integers(-(2**20), 2**20, (3, 2))
+    together = cos_sin(matrix)
+    for pair in (0, 1, 127, 128, 129, 255, 256, 299):
+        alone = cos_sin(matrix[:, :, pair : pair + 1])
+        assert [t[..., pair : pair + 1].tobytes() for t in together] == [t.tobytes() for t in alone]
 
 
 def test_attention_factor_is_multiplied_before_the_one_rounding(rng):
