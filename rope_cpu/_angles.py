@@ -130,7 +130,7 @@ def _scale32(count, factor, cos, sin):
         sin[i] = np.float32(sin[i]) * np.float32(factor)
 
 
-_WORDS = 14  # of a job
+_WORDS = 13  # of a job
 _PIECE = 128  # pairs whose angles are held on the stack at a time
 
 # Pairs that are worth a thread of their own: 5 µs of work, where it takes 2 to wake one.
@@ -150,7 +150,7 @@ def circles(dtype: str, single: bool) -> Kernel:
         _ = sources  # a part of the cache key
         (
             positions, position_rows, coordinates, turns, turn_rows, axes, heads, pairs,
-            factors, sign, cos_at, sin_at, _batch, seq,
+            factors, sign, cos_at, sin_at, seq,
         ) = fetch(job, _WORDS)  # fmt: skip
         whole, rest, angle, nothing = room(_PIECE), room(_PIECE), room(_PIECE), room(_PIECE)
         pieces = (pairs + _PIECE - 1) // _PIECE
@@ -211,7 +211,7 @@ def angles(dtype: str) -> Kernel:
         job = spill((
             positions.ctypes.data, positions.shape[0], positions.shape[2],
             turns.ctypes.data, turns.shape[0], turns.shape[1], cos.shape[2], cos.shape[3],
-            factor.ctypes.data, sign, cos.ctypes.data, sin.ctypes.data, cos.shape[0], cos.shape[1],
+            factor.ctypes.data, sign, cos.ctypes.data, sin.ctypes.data, cos.shape[1],
         ))  # fmt: skip
         share(pool, work, job, cos.shape[0] * cos.shape[1], cos.size // _WORTH_A_THREAD)
         return DONE

@@ -181,7 +181,8 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         (oq_at, _shape, oq_strides), (ok_at, _shape, ok_strides) = oq_lies, ok_lies
 
         q_elements = q_shape[0] * q_shape[1] * q_shape[2] * width
-        if on_the_way and (q_elements > FEW_ELEMENTS or abs(flags // FIRST) > _FURTHEST):
+        # Without heads there may be any number of tokens.
+        if on_the_way and (greatest(q_elements, q_shape[1]) > FEW_ELEMENTS or abs(flags // FIRST) > _FURTHEST):
             return LOOK_CLOSER
         if on_the_way:
             (turns, turns_shape), (factor, _rows) = location(cos), location(sin)
@@ -250,8 +251,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             c_at = positions + before
             s_at = c_at + table_size
             circle = spill((
-                positions, 1, 1, turns, turn_rows, axes, table_heads, table_pairs, factor, sign, c_at, s_at,
-                turn_rows, tokens,
+                positions, 1, 1, turns, turn_rows, axes, table_heads, table_pairs, factor, sign, c_at, s_at, tokens,
             ))  # fmt: skip
             call(circles, (circle, 0, turn_rows * tokens))
         job = spill((

@@ -113,8 +113,8 @@ class Rotation:
         return result
 
     def _changed_dtype(self, before: Prepared, q: Array, k: Array, out: Any, flags: int) -> bool:
-        """Rotate what the kernel did not, in case q is just of another dtype than before; tell whether it was."""
-        ready = self._prepared.get(q.dtype, before)
+        """Rotate what the kernel did not, if q is an array of another dtype than before; tell whether that was done."""
+        ready = self._prepared.get(q.dtype, before) if type(q) is np.ndarray else before
         if ready is before or ready[0](q, k, out, ready, flags) != DONE:
             return False
         self._ready = ready

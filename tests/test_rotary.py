@@ -517,8 +517,14 @@ def test_a_list_or_a_named_pair_takes_results(rng, monkeypatch):
 @pytest.mark.parametrize("offset", [2**53, 2**61, 2**70, -(2**70), True, 1.5, "1", None])
 def test_offsets_that_are_none_are_named(offset):
     x = np.ones((1, 2, 1, 8), np.float32)
+    rope, pair = RotaryEmbedding(8), (x, x.copy())
+    rope(*pair, offset=1, out=pair)  # now what is ready could take anything for a position
+    before = pair[0].copy()
     with pytest.raises((TypeError, ValueError), match="`offset`"):
-        RotaryEmbedding(8).rotate(x, offset=offset)
+        rope(*pair, offset=offset, out=pair)
+    with pytest.raises((TypeError, ValueError), match="`offset`"):
+        rope.rotate(x, offset=offset)
+    assert (x == before).all()
 
 
 def test_what_is_not_short_has_no_kernel_for_short_calls_compiled(monkeypatch, rng):
@@ -543,6 +549,25 @@ def test_inverse_is_a_boolean():
     rope.rotate(x, inverse=True)  # now what is prepared for True could serve 1
     with pytest.raises(TypeError, match="`inverse`"):
         rope.rotate(x, inverse=1)
+    with pytest.raises(TypeError, match="`inverse`"):
+        rope(x, x.copy(), inverse=0, out=(x, x.copy()))
+
+
+def test_more_tokens_than_there_is_memory_for():
+    """Without heads an array of any number of tokens takes no memory, but its cos and sin would."""
+    x = np.lib.stride_tricks.as_strided(np.zeros(14, np.float16), (1, 2**58, 0, 14), (0, 28, 28, 2))
+    with pytest.raises(MemoryError):
+        RotaryEmbedding(14).rotate(x, out=x)
+
+
+def test_what_a_dtype_raises_is_no_business_of_plans():
+    class Released:
+        @property
+        def dtype(self):
+            raise RuntimeError("released")
+
+    with pytest.raises(TypeError, match="`q` is a Released"):
+        RotaryEmbedding(8).plan([1])(Released(), Released())
 
 
 def test_copies_stay_immutable():
@@ -558,5 +583,6 @@ def test_copies_stay_immutable():
 @pytest.mark.parametrize("layout", [["bshd"], None, "hsbd"])
 def test_a_layout_that_is_none_is_named_by_short_calls(layout):
     x = np.ones((1, 1, 2, 8), np.float32)
-    with pytest.raises(ValueError, match="`layout` is"):
-        RotaryEmbedding(8)(x, x, layout=layout)
+    for out in (None, (x, x.copy())):
+        with pytest.raises(ValueError, match="`layout` is"):
+            RotaryEmbedding(8)(x, x.copy(), layout=layout, out=out)
