@@ -27,10 +27,10 @@ from rope_cpu._words import add, call, exchange, least, load, relax, replace
 # Words of a pool, as byte offsets. BUSY: a job is under way. WORK, JOB, UNITS: what is called, with what, and how many
 # units of work there are. CHUNKS: into how many parts these are cut. DONE: how many parts are finished. THREADS: how
 # many may share a job. TEAM: how many share this one. NUMBER: of the job. AWAY: 1 + the processor that workers are kept
-# off. SHARE: where `sharing` is. PASSED: how many small jobs let workers sleep since one woke them. IN_VAIN: how often
-# small jobs woke them in succession. MASK: a set of 1024 processors.
-BUSY, WORK, JOB, UNITS, CHUNKS, THREADS, SIZE, TEAM, NUMBER, AWAY, SHARE, PASSED, IN_VAIN, DONE, MASK = (
-    8 * i for i in (*range(13), 14, 16)
+# off. SHARE: where `sharing` is. PASSED: how many small jobs let workers be since one was shared. IN_VAIN: how often in
+# succession that was in vain. WOKEN: whether the last small job woke them. MASK: a set of 1024 processors.
+BUSY, WORK, JOB, UNITS, CHUNKS, THREADS, SIZE, TEAM, NUMBER, AWAY, SHARE, PASSED, IN_VAIN, WOKEN, DONE, MASK = (
+    8 * i for i in (*range(15), 16)
 )
 # Words of a thread. RANGE: number of the job << 32 | first chunk << 16 | end. ASLEEP: whether its LOCK must be
 # released. LOCK: the address of that. NATIVE: the system's number of the thread.
@@ -41,11 +41,14 @@ HEAD_WORDS, THREAD_WORDS = 32, 16
 # took 5 % longer than four at 512 tokens.
 _CHUNKS = 4
 # A job for fewer threads than this is small: it takes about as long as waking a worker. In quick succession small jobs
-# find workers awake, once one has woken them; by themselves they had better be serial. So workers are woken after so
-# many small jobs, and where the next one finds them asleep again, after twice as many, up to 2^7 times as many.
-_SMALL, _PATIENCE, _MOST_IN_VAIN = 9, 8, 7
-# How often a thread that has nothing left to do looks whether others come for their first or last chunk: about 5 µs.
-_GRACE = 200
+# find workers awake, once one has woken them; by themselves they had better be serial. So had all small jobs where
+# processors are so far apart that workers come late. So one in so many small jobs wakes workers; where the next finds
+# them asleep again, or more than one after the other has waited for them, small jobs are shared after twice as many,
+# up to 2^7 times as many.
+_SMALL, _PATIENCE, _OFTEN, _MOST_IN_VAIN = 9, 8, 2, 7
+# How often a thread that has nothing left to do looks whether others come for their first or last chunk: about 5 µs,
+# and the caller of a small job no longer than it would take to do their part, for each thread that it is worth.
+_GRACE, _GRACE_A_THREAD = 200, 15
 # How often an idle worker looks for a job before it sleeps: about 50 µs.
 _LOOKS = 1000
 
@@ -74,11 +77,11 @@ def _wake(pool, me):
 
 
 @helper
-def _take_part(pool, me):
+def _take_part(pool, me, grace):
     """Work on chunks until all are taken: one's own from the front, then the others' from the back.
 
     What lies in another processor's cache is slow to get at, so the first and the last chunk of others are left to
-    them, unless they do not come for them.
+    them, unless they do not come for them while this thread looks `grace` times. Returns how often it has looked.
     """
     _wake(pool, me)
     team, chunks, looks = load(pool + TEAM), load(pool + CHUNKS), 0
@@ -90,7 +93,7 @@ def _take_part(pool, me):
             first, end = (words >> 16) & 0xFFFF, words & 0xFFFF
             if first >= end:
                 break
-            if i and (end - first == 1 or first == chunks * owner // team) and looks < _GRACE:
+            if i and (end - first == 1 or first == chunks * owner // team) and looks < grace:
                 relax()
                 looks += 1
             elif replace(place, words, words - 1 if i else words + 0x10000):
@@ -99,6 +102,7 @@ def _take_part(pool, me):
                 chunk = end - 1 if i else first
                 call(load(pool + WORK), (load(pool + JOB), units * chunk // chunks, units * (chunk + 1) // chunks))
                 add(pool + DONE, 1)
+    return looks
 
 
 if sys.platform == "linux":
@@ -138,15 +142,20 @@ else:
 
 @helper
 def _had_better_be_serial(pool):
-    """Tell whether a small job should let workers sleep."""
-    if not load(_thread(pool, 1) + ASLEEP):
-        if load(pool + IN_VAIN):
-            exchange(pool + IN_VAIN, 0)
+    """Tell whether a small job should let workers be: they sleep, or came late for the ones before."""
+    asleep, in_vain = load(_thread(pool, 1) + ASLEEP), load(pool + IN_VAIN)
+    if load(pool + WOKEN):
+        exchange(pool + WOKEN, 0)
+        if not asleep:
+            return False
+        in_vain = least(in_vain + 1, _MOST_IN_VAIN)
+        exchange(pool + IN_VAIN, in_vain)
+    elif not asleep and in_vain < _OFTEN:
         return False
-    if add(pool + PASSED, 1) + 1 < _PATIENCE << load(pool + IN_VAIN):
+    if add(pool + PASSED, 1) + 1 < _PATIENCE << in_vain:
         return True
     exchange(pool + PASSED, 0)
-    exchange(pool + IN_VAIN, least(load(pool + IN_VAIN) + 1, _MOST_IN_VAIN))
+    exchange(pool + WOKEN, asleep)
     return False
 
 
@@ -174,9 +183,15 @@ def sharing() -> Kernel:
         exchange(pool + DONE, 0)
         for i in range(team):
             exchange(_thread(pool, i) + RANGE, number << 32 | (chunks * i // team) << 16 | chunks * (i + 1) // team)
-        _take_part(pool, types.int64(0))  # a literal would be compiled for itself
+        grace = least(_GRACE, _GRACE_A_THREAD * most)
+        looks = _take_part(pool, types.int64(0), grace)  # a literal would be compiled for itself
         while load(pool + DONE) < chunks:
             relax()
+            looks += 1
+        if most < _SMALL and not load(pool + WOKEN):  # those that were just woken are late in any case
+            in_vain = least(load(pool + IN_VAIN) + 1, _MOST_IN_VAIN) if looks >= grace else 0
+            if in_vain != load(pool + IN_VAIN):
+                exchange(pool + IN_VAIN, in_vain)
         exchange(pool + BUSY, 0)
         return 0
 
@@ -192,7 +207,7 @@ def serving() -> Kernel:
         _ = sources  # a part of the cache key
         place = _thread(pool, me)
         while True:
-            _take_part(pool, me)
+            _take_part(pool, me, types.int64(_GRACE))
             looks = 0
             while looks < _LOOKS and not _waiting(load(place + RANGE)):
                 relax()

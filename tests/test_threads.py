@@ -173,13 +173,31 @@ def test_small_jobs_wake_workers_the_more_rarely_the_more_often_it_was_in_vain()
     for expected in (8, 16, 32, 64):
         while not worker[_pool.ASLEEP // 8]:
             time.sleep(0.001)
-        before, jobs = pool.words[_pool.IN_VAIN // 8], 0
-        while pool.words[_pool.IN_VAIN // 8] == before:
+        jobs = 0
+        while not jobs or not pool.words[_pool.WOKEN // 8]:
             plan.rotate(small, out=small)
             jobs += 1
         print(jobs == expected)
     """
     assert run(code, NUMBA_NUM_THREADS="2") == ["True"] * 4
+
+
+def test_small_jobs_are_shared_the_more_rarely_the_more_often_workers_came_late():
+    """Workers that never come are late each time: two jobs at once are shared, then one after 32, 64 and 128."""
+    code = """
+    from rope_cpu import _pool
+    small, plan = x[:, :16].repeat(4, axis=2), rope.plan(np.arange(16))
+    def shared(pool, jobs):
+        _threads._use(pool, 2)
+        numbers = [0]
+        for _ in range(jobs):
+            plan.rotate(small, out=small)
+            numbers.append(int(pool.words[_pool.NUMBER // 8]))
+        return np.flatnonzero(np.diff(numbers))
+    _pool.serving = lambda: lambda *arguments: None
+    print(*shared(_threads.start(2), 240))
+    """
+    assert run(code, NUMBA_NUM_THREADS="2") == ["0", "1", "33", "97", "225"]
 
 
 def test_jobs_of_every_size_on_more_threads_than_there_are():
