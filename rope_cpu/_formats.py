@@ -16,6 +16,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils
 
+from rope_cpu._words import LINE
+
 
 class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]
     """LLVM's `bfloat`, which llvmlite does not define."""
@@ -33,9 +35,6 @@ _BFloat._create_instance()
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F32, F64 = ir.FloatType(), ir.DoubleType()
-
-
-_LINE = 64  # bytes in a cache line
 
 
 @dataclass(frozen=True)
@@ -195,7 +194,7 @@ class Memory:
         signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
         fetch = cgutils.get_or_insert_function(b.module, signature, "llvm.prefetch.p0")
         start = self.address(base, index, self.format.size)
-        for offset in range(0, count * self.format.size, _LINE):
+        for offset in range(0, count * self.format.size, LINE):
             b.call(fetch, [b.gep(start, [I64(offset)]), I32(0), I32(3), I32(1)])  # to read, into all caches, as data
 
     def store(self, value: Any, base: Any, index: Any) -> None:
