@@ -549,8 +549,10 @@ def test_inverse_is_a_boolean():
     rope.rotate(x, inverse=True)  # now what is prepared for True could serve 1
     with pytest.raises(TypeError, match="`inverse`"):
         rope.rotate(x, inverse=1)
+    pair = x, x.copy()
+    rope(*pair, out=pair)  # and this for False could serve 0
     with pytest.raises(TypeError, match="`inverse`"):
-        rope(x, x.copy(), inverse=0, out=(x, x.copy()))
+        rope(*pair, inverse=0, out=pair)
 
 
 def test_more_tokens_than_there_is_memory_for():
