@@ -9,7 +9,7 @@ a busy machine, and do not survive a fork.
 Between jobs workers look out for the next one for some microseconds, then sleep on a lock of CPython's, which exists on
 every platform and needs no GIL.
 
-A pool is one block of int64 words. Words 0 to 31 are the job's; then each thread has 16 of its own.
+A pool is one block of int64 words. Words 0 to 47 are the job's; then each thread has 16 of its own.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -22,35 +22,37 @@ from functools import cache
 from numba import types
 
 from rope_cpu._compile import SOURCES, Kernel, compiled, helper
-from rope_cpu._words import add, call, exchange, least, load, relax, replace
+from rope_cpu._words import add, call, exchange, least, load, relax, replace, ticks
 
 # Words of a pool, as byte offsets. BUSY: a job is under way. WORK, JOB, UNITS: what is called, with what, and how many
 # units of work there are. CHUNKS: into how many parts these are cut. DONE: how many parts are finished. THREADS: how
 # many may share a job. TEAM: how many share this one. NUMBER: of the job. AWAY: 1 + the processor that workers are kept
-# off. SHARE: where `sharing` is. PASSED: how many small jobs let workers be since one was shared. IN_VAIN: how often in
-# succession that was in vain. WOKEN: whether the last small job woke them. MASK: a set of 1024 processors.
-BUSY, WORK, JOB, UNITS, CHUNKS, THREADS, SIZE, TEAM, NUMBER, AWAY, SHARE, PASSED, IN_VAIN, WOKEN, DONE, MASK = (
-    8 * i for i in (*range(15), 16)
-)
-# Words of a thread. RANGE: number of the job << 32 | first chunk << 16 | end. ASLEEP: whether its LOCK must be
-# released. LOCK: the address of that. NATIVE: the system's number of the thread.
+# off. SHARE: where `sharing` is. LOOKS: how often an idle worker looks for a job before it sleeps. PASSED: how many
+# small jobs let workers be since they were last tried. IN_VAIN: how often in succession they were tried in vain.
+# CHANCES: how many more small jobs may wait for them until that is said of this time. WOKEN: whether the last small job
+# that was shared woke them. MASK: a set of 1024 processors.
+BUSY, WORK, JOB, UNITS, CHUNKS, THREADS, SIZE, TEAM, NUMBER, AWAY, DONE = (8 * i for i in range(11))
+SHARE, LOOKS, PASSED, IN_VAIN, CHANCES, WOKEN, MASK = (8 * i for i in (*range(16, 22), 32))
+# Words of a thread. RANGE: number of the job << 32 | first chunk << 16 | end. ASLEEP: 1 if its LOCK must be released, 2
+# from then until it runs. LOCK: the address of that. NATIVE: the system's number of the thread.
 RANGE, ASLEEP, LOCK, NATIVE = 0, 64, 72, 80
-HEAD_WORDS, THREAD_WORDS = 32, 16
+HEAD_WORDS, THREAD_WORDS = 48, 16
 
 # Chunks a thread starts with: enough that one which started late or was interrupted leaves little to wait for. Eight
 # took 5 % longer than four at 512 tokens.
 _CHUNKS = 4
 # A job for fewer threads than this is small: it takes about as long as waking a worker. In quick succession small jobs
 # find workers awake, once one has woken them; by themselves they had better be serial. So had all small jobs where
-# processors are so far apart that workers come late. So one in so many small jobs wakes workers; where the next finds
-# them asleep again, or more than one after the other has waited for them, small jobs are shared after twice as many,
-# up to 2^7 times as many.
-_SMALL, _PATIENCE, _OFTEN, _MOST_IN_VAIN = 9, 8, 2, 7
-# How often a thread that has nothing left to do looks whether others come for their first or last chunk: about 5 µs,
-# and the caller of a small job no longer than it would take to do their part, for each thread that it is worth.
-_GRACE, _GRACE_A_THREAD = 200, 15
-# How often an idle worker looks for a job before it sleeps: about 50 µs.
-_LOOKS = 1000
+# processors are so far apart that workers come late. So one in so many small jobs tries workers, and wakes them. Where
+# the first after they came finds them asleep again, or so many in succession have waited for them, that was in vain,
+# and the next is tried after twice as many, up to 2^7 times as many. At first more may wait: the data is elsewhere.
+_SMALL, _PATIENCE, _CHANCES_AT_FIRST, _CHANCES, _MOST_IN_VAIN = 9, 8, 4, 2, 7
+# How long a worker looks for a job before it sleeps, in seconds. A look takes 5 to 50 ns, by the processor, so how many
+# these are is measured when a pool is started. In parts of it: how long a thread that has nothing left to do waits for
+# others to come for their first or last chunk, 5 µs; the caller of a small job, for each thread that the job is worth,
+# a quarter of what a thread's part takes, 0.5 µs.
+IDLE_SECONDS = 50e-6
+_GRACE, _GRACE_A_THREAD = 10, 100
 
 _acquire = types.ExternalFunction("PyThread_acquire_lock", types.int32(types.int64, types.int32))
 _release = types.ExternalFunction("PyThread_release_lock", types.void(types.int64))
@@ -72,7 +74,7 @@ def _wake(pool, me):
     """Wake two more threads of the team if they sleep; they wake four."""
     for i in range(2 * me + 1, least(2 * me + 3, load(pool + TEAM))):
         place = _thread(pool, i)
-        if load(place + ASLEEP) and _waiting(load(place + RANGE)) and replace(place + ASLEEP, 1, 0):
+        if load(place + ASLEEP) == 1 and _waiting(load(place + RANGE)) and replace(place + ASLEEP, 1, 2):
             _release(load(place + LOCK))
 
 
@@ -81,11 +83,13 @@ def _take_part(pool, me, grace):
     """Work on chunks until all are taken: one's own from the front, then the others' from the back.
 
     What lies in another processor's cache is slow to get at, so the first and the last chunk of others are left to
-    them, unless they do not come for them while this thread looks `grace` times. Returns how often it has looked.
+    them, unless they do not come for them while this thread looks `grace` times. Returns when its own were taken.
     """
     _wake(pool, me)
-    team, chunks, looks = load(pool + TEAM), load(pool + CHUNKS), 0
+    team, chunks, looks, when = load(pool + TEAM), load(pool + CHUNKS), 0, 0
     for i in range(team):
+        if i == 1:
+            when = ticks()
         owner = (me + i) % team
         place = _thread(pool, owner) + RANGE
         while True:
@@ -102,7 +106,7 @@ def _take_part(pool, me, grace):
                 chunk = end - 1 if i else first
                 call(load(pool + WORK), (load(pool + JOB), units * chunk // chunks, units * (chunk + 1) // chunks))
                 add(pool + DONE, 1)
-    return looks
+    return when
 
 
 if sys.platform == "linux":
@@ -142,19 +146,21 @@ else:
 
 @helper
 def _had_better_be_serial(pool):
-    """Tell whether a small job should let workers be: they sleep, or came late for the ones before."""
-    asleep, in_vain = load(_thread(pool, 1) + ASLEEP), load(pool + IN_VAIN)
+    """Tell whether a small job should let workers be: they sleep, are on their way, or came late for those before."""
+    asleep = load(_thread(pool, 1) + ASLEEP)
+    if asleep == 2:
+        return True
     if load(pool + WOKEN):
         exchange(pool + WOKEN, 0)
-        if not asleep:
-            return False
-        in_vain = least(in_vain + 1, _MOST_IN_VAIN)
-        exchange(pool + IN_VAIN, in_vain)
-    elif not asleep and in_vain < _OFTEN:
+        if asleep:
+            exchange(pool + CHANCES, 0)
+            exchange(pool + IN_VAIN, least(load(pool + IN_VAIN) + 1, _MOST_IN_VAIN))
+    if not asleep and load(pool + CHANCES):
         return False
-    if add(pool + PASSED, 1) + 1 < _PATIENCE << in_vain:
+    if add(pool + PASSED, 1) + 1 < _PATIENCE << load(pool + IN_VAIN):
         return True
     exchange(pool + PASSED, 0)
+    exchange(pool + CHANCES, _CHANCES_AT_FIRST)
     exchange(pool + WOKEN, asleep)
     return False
 
@@ -183,15 +189,17 @@ def sharing() -> Kernel:
         exchange(pool + DONE, 0)
         for i in range(team):
             exchange(_thread(pool, i) + RANGE, number << 32 | (chunks * i // team) << 16 | chunks * (i + 1) // team)
-        grace = least(_GRACE, _GRACE_A_THREAD * most)
-        looks = _take_part(pool, types.int64(0), grace)  # a literal would be compiled for itself
+        looks = load(pool + LOOKS)
+        start = ticks()
+        own = _take_part(pool, types.int64(0), least(looks // _GRACE, looks * most // _GRACE_A_THREAD)) - start
         while load(pool + DONE) < chunks:
             relax()
-            looks += 1
         if most < _SMALL and not load(pool + WOKEN):  # those that were just woken are late in any case
-            in_vain = least(load(pool + IN_VAIN) + 1, _MOST_IN_VAIN) if looks >= grace else 0
-            if in_vain != load(pool + IN_VAIN):
-                exchange(pool + IN_VAIN, in_vain)
+            if ticks() - start <= own * team:
+                exchange(pool + CHANCES, _CHANCES)
+                exchange(pool + IN_VAIN, 0)
+            elif add(pool + CHANCES, -1) == 1:  # it took longer than it would have by itself, once more
+                exchange(pool + IN_VAIN, least(load(pool + IN_VAIN) + 1, _MOST_IN_VAIN))
         exchange(pool + BUSY, 0)
         return 0
 
@@ -200,23 +208,27 @@ def sharing() -> Kernel:
 
 @cache
 def serving() -> Kernel:
-    """Return the kernel (pool, me) that a worker runs for ever."""
+    """Return the kernel (pool, me) that a worker runs for ever, and the caller, 0, until it found nothing to do."""
     sources = SOURCES
 
     def serve(pool, me):
         _ = sources  # a part of the cache key
         place = _thread(pool, me)
         while True:
-            _take_part(pool, me, types.int64(_GRACE))
+            most = load(pool + LOOKS)
+            _take_part(pool, me, most // _GRACE)
             looks = 0
-            while looks < _LOOKS and not _waiting(load(place + RANGE)):
+            while looks < most and not _waiting(load(place + RANGE)):
                 relax()
                 looks += 1
-            if looks == _LOOKS:
+            if me == 0:
+                return
+            if looks == most:
                 exchange(place + ASLEEP, 1)
                 # A job that came in between has not seen that this thread sleeps; or it has, and releases the lock.
                 if not _waiting(load(place + RANGE)) or not replace(place + ASLEEP, 1, 0):
                     _acquire(load(place + LOCK), 1)
+                    exchange(place + ASLEEP, 0)
 
     return compiled(serve, "serve", (types.int64,) * 2)
 

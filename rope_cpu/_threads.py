@@ -10,6 +10,7 @@ import ctypes
 import os
 import threading
 from dataclasses import dataclass
+from timeit import repeat
 
 import numba
 import numpy as np
@@ -18,6 +19,9 @@ from numpy.typing import NDArray
 from rope_cpu import _pool
 from rope_cpu._compile import address
 from rope_cpu.spec import whole_number
+
+# Enough to be measured, 10 to 100 µs.
+_MEASURED_LOOKS = 2000
 
 VARIABLE = "ROPE_CPU_NUM_THREADS"
 
@@ -55,6 +59,9 @@ def start(threads: int) -> Pool:
     words = memory[-(memory.ctypes.data // 8) % 8 :]
     pool, kernel = Pool(words, words.ctypes.data), _pool.serving()
     words[_pool.SIZE // 8], words[_pool.SHARE // 8] = 1, address(_pool.sharing())
+    words[_pool.LOOKS // 8] = _MEASURED_LOOKS
+    seconds = min(repeat(lambda: kernel(pool.address, 0), number=1, repeat=3))
+    words[_pool.LOOKS // 8] = np.clip(_MEASURED_LOOKS * _pool.IDLE_SECONDS / seconds, 100, 100_000)
     for me in range(1, threads):
         own = words[_pool.HEAD_WORDS + _pool.THREAD_WORDS * me :]
         own[_pool.LOCK // 8] = _locked()

@@ -102,6 +102,21 @@ def relax(typingctx: Any) -> Any:
 
 
 @intrinsic
+def ticks(typingctx: Any) -> Any:
+    """Read the processor's clock, in units of its own; always 0 where it is not known how."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        target, kind = context.codegen().magic_tuple()[0], ir.FunctionType(_WORD, [])
+        if target.startswith("x86_64"):
+            return b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.readcyclecounter"), [])
+        if target.startswith("aarch64"):  # there LLVM's counter is one that programs may not read
+            return b.asm(kind, "mrs $0, cntvct_el0", "=r", [], side_effect=True)
+        return _WORD(0)
+
+    return types.int64(), codegen
+
+
+@intrinsic
 def spill(typingctx: Any, words: Any) -> Any:
     """Put a tuple of int64 on the stack of this call and return its address."""
 

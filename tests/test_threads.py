@@ -171,7 +171,7 @@ def test_small_jobs_wake_workers_the_more_rarely_the_more_often_it_was_in_vain()
     worker = pool.words[_pool.HEAD_WORDS + _pool.THREAD_WORDS:]
     plan = rope.plan(np.arange(16))
     for expected in (8, 16, 32, 64):
-        while not worker[_pool.ASLEEP // 8]:
+        while worker[_pool.ASLEEP // 8] != 1:
             time.sleep(0.001)
         jobs = 0
         while not jobs or not pool.words[_pool.WOKEN // 8]:
@@ -183,7 +183,7 @@ def test_small_jobs_wake_workers_the_more_rarely_the_more_often_it_was_in_vain()
 
 
 def test_small_jobs_are_shared_the_more_rarely_the_more_often_workers_came_late():
-    """Workers that never come are late each time: two jobs at once are shared, then one after 32, 64 and 128."""
+    """Workers that never come are late each time: after 8, 16, 32, and 64 jobs by themselves four are shared."""
     code = """
     from rope_cpu import _pool
     small, plan = x[:, :16].repeat(4, axis=2), rope.plan(np.arange(16))
@@ -195,9 +195,20 @@ def test_small_jobs_are_shared_the_more_rarely_the_more_often_workers_came_late(
             numbers.append(int(pool.words[_pool.NUMBER // 8]))
         return np.flatnonzero(np.diff(numbers))
     _pool.serving = lambda: lambda *arguments: None
-    print(*shared(_threads.start(2), 240))
+    print(*shared(_threads.start(2), 250))
     """
-    assert run(code, NUMBA_NUM_THREADS="2") == ["0", "1", "33", "97", "225"]
+    assert run(code, NUMBA_NUM_THREADS="2") == [str(first + i) for first in (7, 26, 61, 128) for i in range(4)]
+
+
+@pytest.mark.parametrize(("seconds", "looks"), [(0, 100_000), (0.2, 100)])
+def test_how_often_workers_look_before_they_sleep_is_measured(seconds, looks):
+    """Within bounds, however fast or slow the processor seems: here it takes no time, or 0.2 s."""
+    code = f"""
+    import time
+    _threads._pool.serving = lambda: lambda *arguments: {seconds} and time.sleep({seconds})
+    print(_threads.start(2).words[_threads._pool.LOOKS // 8])
+    """
+    assert run(code) == [str(looks)]
 
 
 def test_jobs_of_every_size_on_more_threads_than_there_are():
