@@ -155,13 +155,16 @@ def _narrow_bfloat(b: Any, value: Any, lanes: int) -> Any:
 
 
 class Memory:
-    """Loads and stores of one storage format, converted to and from the type that is computed in."""
+    """Loads and stores of one storage format, converted to and from the type that is computed in.
+
+    aligned: of how many bytes the addresses are multiples that are stored to past the caches.
+    """
 
     def __init__(self, b: Any, dtype: str, target: tuple[str, str, str], stream: bool) -> None:
         self.b, self.format, self.stream = b, FORMATS[dtype], stream
         narrow, half = self.format.size == 2, dtype == "float16"
         stored = str(self.format.stored)
-        self.widen = self.narrow = None
+        self.aligned, self.widen, self.narrow = self.format.size, None, None
         # Widening a bfloat16 is a shift everywhere; LLVM's own fpext is a library call on some targets.
         if narrow and not (half and lowers(conversion("fpext", stored, "float"), *target)):
             self.widen = _widen_half if half else _widen_bfloat
@@ -214,18 +217,18 @@ class Memory:
         """Store a value, past the caches where this memory is for that; less than 8 bytes LLVM may store as usual."""
         words = size * lanes_of(value) // 4
         if not self.stream or not words:
-            self._put_part(value, pointer)
+            self._put_part(value, pointer, self.format.size)
             return
-        # LLVM would split a vector itself, but one of bfloat16 by way of the stack and the caches.
-        value = self.b.bitcast(value, ir.VectorType(I32, words))
-        for first in range(0, words, 4):
-            taken = list(range(first, min(first + 4, words)))
+        # LLVM would split a vector itself, but one of bfloat16 by way of the stack and the caches. On x86, vectors at
+        # addresses of which too little is known go past the caches as words of 8 bytes, which may start anywhere.
+        value, together = self.b.bitcast(value, ir.VectorType(I32, words)), max(self.aligned // 4, 4)
+        for first in range(0, words, together):
+            taken = list(range(first, min(first + together, words)))
             part = self.b.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(taken)), taken))
-            stored = self._put_part(part, self.b.gep(pointer, [I64(4 * first)]))
+            stored = self._put_part(part, self.b.gep(pointer, [I64(4 * first)]), self.aligned)
             stored.set_metadata("nontemporal", self.b.module.add_metadata([ir.Constant(I32, 1)]))
 
-    def _put_part(self, value: Any, pointer: Any) -> Any:
+    def _put_part(self, value: Any, pointer: Any, align: int) -> Any:
         stored = self.b.store(value, self.b.bitcast(pointer, value.type.as_pointer()))
-        # Nothing more is known. On x86, vectors then go past the caches as words of 8 bytes, which may start anywhere.
-        stored.align = self.format.size
+        stored.align = align
         return stored

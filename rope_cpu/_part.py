@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir
@@ -89,7 +90,7 @@ class Part:
         b = self.b
         with plain_loop(b, self.count, self.starts, self.steps) as starts:
             with self._each_block(blocks, number, starts) as (pairs, places):
-                self._pieces(places, pairs, lanes, 1)
+                self._pieces_past_caches(places, pairs, lanes)
                 uneven = b.icmp_signed("!=", b.and_(pairs, I64(lanes - 1)), I64(0))
                 with b.if_then(uneven), b.if_else(b.icmp_signed(">", pairs, I64(lanes))) as (fits, few):
                     with fits:
@@ -122,6 +123,22 @@ class Part:
         b, whole = self.b, lanes * count
         with plain_loop(b, b.udiv(pairs, I64(whole)), [I64(0)], [I64(whole)]) as (at,):
             self._vectors(places, [b.add(at, I64(n * lanes)) for n in range(count)], lanes, apart=True)
+
+    def _pieces_past_caches(self, places: Sequence[Any], pairs: Any, lanes: int) -> None:
+        """Rotate pieces of one vector each, stored whole or 16 bytes at a time where these are aligned."""
+        b, memory = self.b, self.memory
+        addresses, unknown = reduce(b.or_, places[self.sides : 2 * self.sides]), memory.aligned
+
+        def emit(size: int, *smaller: int) -> None:
+            with b.if_else(b.icmp_signed("==", b.and_(addresses, I64(size - 1)), I64(0))) as (fits, others):
+                with fits:
+                    memory.aligned = size
+                    self._pieces(places, pairs, lanes, 1)
+                    memory.aligned = unknown
+                with others:
+                    emit(*smaller) if smaller else self._pieces(places, pairs, lanes, 1)
+
+        emit(lanes * self.width * memory.format.size, 16)
 
     def _rest(self, places: Sequence[Any], at: Any, pairs: Any, lanes: int, most: int) -> None:
         """Rotate the last pairs of a block, at most 2·most: `most` from the first on and as many to the last."""

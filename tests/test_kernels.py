@@ -102,6 +102,33 @@ def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
         assert (results[0][..., -rest:] == x[..., -rest:]).all()
 
 
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_results_past_the_caches_at_any_address(kind, pairing, rng):
+    """How many bytes are stored at a time depends on the address, for each row: an odd step changes that within."""
+    dtype = NARROW.get(kind, np.dtype(kind))
+    real = np.float64 if kind == "float64" else np.float32
+    work = _compile.address(_kernels.rows(kind, pairing))
+    for pairs, odd in product((64, 80), (0, 16, dtype.itemsize)):
+        angle = rng.uniform(-9, 9, (1, 9, 1, pairs))
+        cos, sin = np.cos(angle).astype(real), np.sin(angle).astype(real)
+        x = rng.standard_normal((1, 9, 2, 2 * pairs)).astype(dtype)
+        step = x.shape[3] * dtype.itemsize + odd
+        expected = rotate(kind, pairing, 0, x, x, cos, sin)[0]
+        for offset in (0, dtype.itemsize, 8, 16, 32, 64):
+            memory = np.full(18 * step + 256, 0xA5, np.uint8)
+            start = -memory.ctypes.data % 64 + offset
+            strides = (18 * step, 2 * step, step, dtype.itemsize)
+            out = np.ndarray(x.shape, dtype, memory, start, strides)
+            before = memory.copy()
+            form = _kernels.numbers(work, dtype, "bshd", 2 * pairs, 0, NO_POOL.ctypes.data, [pairs])
+            kernel = _kernels.quick_rotation(dtype.itemsize, False)
+            assert kernel(x, x, out, (None, cos, sin, form), _kernels.ALONE) == _compile.DONE
+            assert out.tobytes() == expected.tobytes(), (pairs, odd, offset)
+            out[...] = np.ndarray(x.shape, dtype, before, start, strides)
+            assert (memory == before).all(), (pairs, odd, offset)
+
+
 @pytest.mark.parametrize("in_place", ["neither", "q", "k", "both"])
 def test_one_in_place_and_the_other_not(in_place, rng):
     """What is stored past the caches, row after row, may overlap itself; what is rotated in place may not."""
