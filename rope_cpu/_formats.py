@@ -133,9 +133,14 @@ def _narrow_half(b: Any, value: Any, lanes: int) -> Any:
 
 
 def _widen_bfloat(b: Any, half: Any, lanes: int) -> Any:
-    """bfloat16 bits → float32: its upper half, above zeros: one shuffle, where a shift takes two steps."""
+    """bfloat16 bits → float32: its upper half."""
+    return b.bitcast(b.shl(b.zext(half, vector(I32, lanes)), splat(I32, lanes, 16)), vector(F32, lanes))
+
+
+def _widen_bfloat_at_once(b: Any, half: Any, lanes: int) -> Any:
+    """Do the same in one shuffle with zeros: a step less on AMD's processors, one more on Intel's."""
     if lanes == 1:
-        return b.bitcast(b.shl(b.zext(half, I32), I32(16)), F32)
+        return _widen_bfloat(b, half, lanes)
     zeros = ir.Constant(half.type, [0] * lanes)
     mask = ir.Constant(vector(I32, 2 * lanes), [at for lane in range(lanes) for at in (lane, lanes + lane)])
     return b.bitcast(b.shuffle_vector(zeros, half, mask), vector(F32, lanes))
@@ -148,10 +153,12 @@ def _narrow_bfloat(b: Any, value: Any, lanes: int) -> Any:
         return splat(I32, lanes, number)
 
     bits = b.bitcast(value, vector(I32, lanes))
-    top = b.lshr(bits, k(16))
-    rounded = b.lshr(b.add(b.add(bits, k(0x7FFF)), b.and_(top, k(1))), k(16))
-    finite = b.select(b.icmp_unsigned("<", b.and_(bits, k(0x7FFFFFFF)), k(1 << 23)), b.and_(top, k(0x8000)), rounded)
-    return b.trunc(b.select(b.fcmp_unordered("uno", value, value), b.or_(top, k(0x40)), finite), vector(I16, lanes))
+    even = b.icmp_unsigned("==", b.and_(bits, k(1 << 16)), k(0))
+    rounded = b.add(bits, b.select(even, k(0x7FFF), k(0x8000)))
+    small = b.icmp_unsigned("==", b.and_(bits, k(0x7F800000)), k(0))
+    finite = b.select(small, b.and_(bits, k(0x80000000)), rounded)
+    result = b.select(b.fcmp_unordered("uno", value, value), b.or_(bits, k(0x400000)), finite)
+    return b.trunc(b.lshr(result, k(16)), vector(I16, lanes))
 
 
 class Memory:
@@ -166,8 +173,10 @@ class Memory:
         stored = str(self.format.stored)
         self.aligned, self.widen, self.narrow = self.format.size, None, None
         # Widening a bfloat16 is a shift everywhere; LLVM's own fpext is a library call on some targets.
-        if narrow and not (half and lowers(conversion("fpext", stored, "float"), *target)):
-            self.widen = _widen_half if half else _widen_bfloat
+        if narrow and not half:
+            self.widen = _widen_bfloat_at_once if target[1].startswith("znver") else _widen_bfloat
+        elif narrow and not lowers(conversion("fpext", stored, "float"), *target):
+            self.widen = _widen_half
         if narrow and not lowers(conversion("fptrunc", "float", stored), *target):
             self.narrow = _narrow_half if half else _narrow_bfloat
 

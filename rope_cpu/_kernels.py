@@ -230,7 +230,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             fewest = least(fewest, pairs)
         kept = width * size - rotated
         total, elsewhere = elements * size, not q_in_place and not (both and k_in_place)
-        large = int(total >= stream_above // 4) + int(total >= stream_above // 2) + int(total > stream_above)
+        large = int(total >= stream_above // 5) + int(total >= stream_above // 2) + int(total > stream_above)
         # Past the caches: not shorter rows, which take longer that way, nor what would have to be stored by less than a
         # word: pairs one by one, and what is kept of a row.
         stream = elsewhere and large == 3 and width * size >= _LONG_ROW
