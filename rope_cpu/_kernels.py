@@ -21,7 +21,7 @@ from rope_cpu._compile import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, SOURCE
 from rope_cpu._objects import ITEMS, OBJECT, items, location, look, sort, view, where
 from rope_cpu._overlap import aliasing_allowed, fits, in_place
 from rope_cpu._part import FEW
-from rope_cpu._pool import share
+from rope_cpu._pool import THREADS, share
 from rope_cpu._rows import rotate_rows
 from rope_cpu._words import (
     LINE,
@@ -59,8 +59,8 @@ _RUN = 2**15
 # With fewer runs than these, threads share heads instead of tokens: where tokens are neighbours, rows of two threads
 # have a memory line in common, for each head.
 _FEW_RUNS = 64
-# Bytes of q and k that are in the second cache: loads and stores are what limits wide elements there, so asking for
-# them ahead costs more than it saves.
+# Bytes of q and k that are in the second cache of a thread: loads and stores are what limits wide elements there, so
+# asking for them ahead costs more than it saves.
 _NEAR = 2**20
 
 
@@ -213,6 +213,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         by_head = tokens > _FEW_TOKENS and abs(q_strides[1]) < abs(q_strides[2])
         elements = (q_heads + k_heads) * q_shape[0] * tokens * width
         most = 1 + elements // _WORTH_A_THREAD if pool > 0 else 1
+        threads = least(most, load(pool + THREADS)) if pool > 0 else 1
         tile = greatest(8, _RUN // (width * (real_size + 2 * size))) if by_head else 8
         tiles = (tokens + tile - 1) // tile
         q_group, k_group, by_group = q_share, k_share, by_head and most > 1 and tiles < _FEW_RUNS
@@ -230,14 +231,14 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             fewest = least(fewest, pairs)
         kept = width * size - rotated
         total, elsewhere = elements * size, not q_in_place and not (both and k_in_place)
-        large = int(total >= stream_above // 5) + int(total >= stream_above // 2) + int(total > stream_above)
+        large = int(total >= stream_above // 5) + int(total > stream_above)
         # Past the caches: not shorter rows, which take longer that way, nor what would have to be stored by less than a
         # word: pairs one by one, and what is kept of a row.
-        stream = elsewhere and large == 3 and width * size >= _LONG_ROW
+        stream = elsewhere and large == 2 and width * size >= _LONG_ROW
         stream = stream and fewest >= FEW and (kept == 0 or kept >= _WORD)
         # 1: only across gaps, as the hardware does well without, 2: everywhere. Where is a matter of measurement.
-        far = int(total > 2 * _NEAR) if by_head else int(size == 2 or total > _NEAR)
-        if far and not by_head and (stream or (not elsewhere and total > stream_above // 2)):
+        far = int(total > 2 * _NEAR) if by_head else int(size == 2 or total > threads * _NEAR)
+        if far and not by_head and (stream or (not elsewhere and total > stream_above // 5 * 2)):
             far = 2
         if on_the_way:
             # Positions, to the end of a memory line, then cos and sin.

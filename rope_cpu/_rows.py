@@ -34,7 +34,7 @@ def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, stream: Any)
     large): addresses of first rows; address of the pairs of each block, and how many blocks and rows there are; bytes
     from row to row (cos_step 0: all rows share cos and sin, the heads of one token), how many bytes further on to fetch
     rows that will be needed soon (0: none), how many bytes of a row are rotated and how many are not, and how large the
-    arrays are: 1 from a fifth of the last-level cache on, 2 from half, 3 beyond it. The rest are string literals,
+    arrays are: 1 from a fifth of the last-level cache on, 2 beyond it. The rest are string literals,
     which select the code. dtype: a key of FORMATS; pairing: "half" or "interleaved"; stream: "stream" stores past the
     caches, row after row, and copies what is not rotated, which is otherwise the caller's to do.
     """
@@ -93,7 +93,7 @@ class _Rows:
         in_place = b.icmp_signed("==", *self.starts[:2])
         # Where there is no time spent on converting, reading cos and sin for each row costs nothing.
         near = b.select(self._whole_pieces(), I64(0), I64(1)) if self.format.size >= 4 else I64(1)
-        least = b.select(in_place, I64(3), near)
+        least = b.select(in_place, I64(2), near)
         with b.if_then(b.icmp_signed(">=", self.large, least)):
             more = b.icmp_signed(">", self._pairs(I64(0)), I64(self.piece))
             several = b.or_(b.icmp_signed(">", self.count, I64(1)), more)
