@@ -17,7 +17,7 @@ import numpy as np
 from numba import types
 
 from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, address, array_type, compiled, entry_point, helper
-from rope_cpu._muladd import muladd, product_error
+from rope_cpu._muladd import in_widest_vectors, muladd, product_error
 from rope_cpu._pool import share
 from rope_cpu._words import fetch, least, pointer, room, spill
 
@@ -30,6 +30,7 @@ _COS = tuple((-1.0) ** n / factorial(2 * n) for n in range(8, 0, -1))
 @helper
 def _set_turns(count, position, high, low, turns, rest):
     """Split position·(high + low), less whole turns, into turns + rest."""
+    in_widest_vectors()
     for i in range(count):
         product = position * high[i]
         turns[i] = product - np.rint(product)
@@ -39,6 +40,7 @@ def _set_turns(count, position, high, low, turns, rest):
 @helper
 def _add_turns(count, position, high, low, turns, rest):
     """Add position·(high + low) to turns + rest, less whole turns; what rounding loses of either sum goes to rest."""
+    in_widest_vectors()
     for i in range(count):
         product = position * high[i]
         part = product - np.rint(product)
@@ -52,6 +54,7 @@ def _add_turns(count, position, high, low, turns, rest):
 @helper
 def _add_turns32(count, position, high, low, turns):
     """Add the same to turns alone: what rounding loses, 2^-53 of a turn, is far below what float32 rounds away."""
+    in_widest_vectors()
     for i in range(count):
         product = position * high[i]
         rest = muladd(position, low[i], product_error(position, high[i], product))
@@ -72,6 +75,7 @@ def _place(sine, cosine, quarter):
 @helper
 def _circle(count, turns, rest, sign, factor, cos, sin):
     """Write factor·cos and sign·factor·sin of turns + rest: to a float64 ulp, then rounded to the array's dtype."""
+    in_widest_vectors()
     for i in range(count):
         total = turns[i] + rest[i]
         tail = (turns[i] - total) + rest[i]
@@ -96,6 +100,7 @@ def _circle(count, turns, rest, sign, factor, cos, sin):
 @helper
 def _circle32(count, turns, sign, factor, cos, sin):
     """Do the same to 1.2e-10, far below what float32 rounds away: half the work, for float32 arrays."""
+    in_widest_vectors()
     for i in range(count):
         quarter = np.rint(4.0 * turns[i])
         z = muladd(quarter, -0.25, turns[i]) * _TWO_PI
