@@ -81,7 +81,7 @@ class Part:
             with b.if_then(b.icmp_signed("!=", left, I64(0))):
                 self._rest(places, at, left, lanes, lanes * count // 2)
 
-    def stream(self, blocks: Any, number: Any, lanes: int) -> None:
+    def stream(self, blocks: Any, number: Any, lanes: int, count: int) -> None:
         """Rotate all blocks of one row after the other and copy what is kept of it, each byte in its turn.
 
         A line that is also stored to in another way, or not filled at once, takes many times as long. The output is
@@ -90,7 +90,7 @@ class Part:
         b = self.b
         with plain_loop(b, self.count, self.starts, self.steps) as starts:
             with self._each_block(blocks, number, starts) as (pairs, places):
-                self._pieces_past_caches(places, pairs, lanes)
+                self._pieces_past_caches(places, pairs, lanes, count)
                 uneven = b.icmp_signed("!=", b.and_(pairs, I64(lanes - 1)), I64(0))
                 with b.if_then(uneven), b.if_else(b.icmp_signed(">", pairs, I64(lanes))) as (fits, few):
                     with fits:
@@ -119,26 +119,41 @@ class Part:
             moves += [b.mul(pairs, I64(width)) for width in (2 * size, 2 * size, real_size, real_size)]
             yield pairs, self._places(of_block, pairs, I64(0))
 
-    def _pieces(self, places: Sequence[Any], pairs: Any, lanes: int, count: int) -> None:
+    def _pieces(self, places: Sequence[Any], pairs: Any, lanes: int, count: int, start: Any = None) -> None:
+        """Rotate `count` vectors of pairs at a time, as often as they fit, from pair `start` on, or the first."""
+        start = I64(0) if start is None else start
         b, whole = self.b, lanes * count
-        with plain_loop(b, b.udiv(pairs, I64(whole)), [I64(0)], [I64(whole)]) as (at,):
+        with plain_loop(b, b.udiv(b.sub(pairs, start), I64(whole)), [start], [I64(whole)]) as (at,):
             self._vectors(places, [b.add(at, I64(n * lanes)) for n in range(count)], lanes, apart=True)
 
-    def _pieces_past_caches(self, places: Sequence[Any], pairs: Any, lanes: int) -> None:
-        """Rotate pieces of one vector each, stored whole or 16 bytes at a time where these are aligned."""
-        b, memory = self.b, self.memory
+    def _pieces_past_caches(self, places: Sequence[Any], pairs: Any, lanes: int, count: int) -> None:
+        """Rotate whole vectors of pairs, stored whole or 16 bytes at a time where these are aligned.
+
+        One that is not aligned leaves a line unfinished, so that of halves `count` neighbours had better go together.
+        """
+        b, memory, together = self.b, self.memory, count if self.halves == 2 else 1
         addresses, unknown = reduce(b.or_, places[self.sides : 2 * self.sides]), memory.aligned
 
-        def emit(size: int, *smaller: int) -> None:
-            with b.if_else(b.icmp_signed("==", b.and_(addresses, I64(size - 1)), I64(0))) as (fits, others):
-                with fits:
-                    memory.aligned = size
-                    self._pieces(places, pairs, lanes, 1)
-                    memory.aligned = unknown
-                with others:
-                    emit(*smaller) if smaller else self._pieces(places, pairs, lanes, 1)
+        def neighbours() -> None:
+            self._pieces(places, pairs, lanes, together)
+            if together > 1:
+                self._pieces(places, pairs, lanes, 1, b.and_(pairs, I64(-lanes * together)))
 
-        emit(lanes * self.width * memory.format.size, 16)
+        def aligned(size: int) -> Any:
+            return b.icmp_signed("==", b.and_(addresses, I64(size - 1)), I64(0))
+
+        whole = lanes * self.width * memory.format.size
+        with b.if_else(aligned(whole)) as (fits, others):
+            with fits:
+                memory.aligned = whole
+                self._pieces(places, pairs, lanes, 1)
+            with others, b.if_else(aligned(16)) as (fits, others):
+                with fits:
+                    memory.aligned = 16
+                    neighbours()
+                with others:
+                    memory.aligned = unknown
+                    neighbours()
 
     def _rest(self, places: Sequence[Any], at: Any, pairs: Any, lanes: int, most: int) -> None:
         """Rotate the last pairs of a block, at most 2·most: `most` from the first on and as many to the last."""

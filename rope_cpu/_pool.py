@@ -33,8 +33,8 @@ from rope_cpu._words import add, call, exchange, least, load, relax, replace, ti
 # that was shared woke them. MASK: a set of 1024 processors.
 BUSY, WORK, JOB, UNITS, CHUNKS, THREADS, SIZE, TEAM, NUMBER, AWAY, DONE = (8 * i for i in range(11))
 SHARE, LOOKS, PASSED, IN_VAIN, CHANCES, WOKEN, MASK = (8 * i for i in (*range(16, 22), 32))
-# Words of a thread. RANGE: number of the job << 32 | first chunk << 16 | end. ASLEEP: 1 if its LOCK must be released, 2
-# from then until it runs. LOCK: the address of that. NATIVE: the system's number of the thread.
+# Words of a thread. RANGE: number of the job << 32 | first chunk << 16 | end. ASLEEP: whether its LOCK must be
+# released. LOCK: the address of that. NATIVE: the system's number of the thread.
 RANGE, ASLEEP, LOCK, NATIVE = 0, 64, 72, 80
 HEAD_WORDS, THREAD_WORDS = 48, 16
 
@@ -44,9 +44,9 @@ _CHUNKS = 4
 # A job for fewer threads than this is small: it takes about as long as waking a worker. In quick succession small jobs
 # find workers awake, once one has woken them; by themselves they had better be serial. So had all small jobs where
 # processors are so far apart that workers come late. So one in so many small jobs tries workers, and wakes them. Where
-# the first after they came finds them asleep again, or so many in succession have waited for them, that was in vain,
-# and the next is tried after twice as many, up to 2^7 times as many. At first more may wait: the data is elsewhere.
-_SMALL, _PATIENCE, _CHANCES_AT_FIRST, _CHANCES, _MOST_IN_VAIN = 9, 8, 4, 2, 7
+# the next finds them asleep again, or so many in succession have waited for them, that was in vain, and they are tried
+# again after twice as many, up to 2^7 times as many. At first more may wait: workers and data are elsewhere.
+_SMALL, _PATIENCE, _CHANCES_AT_FIRST, _CHANCES, _MOST_IN_VAIN = 9, 8, 8, 2, 7
 # How long a worker looks for a job before it sleeps, in seconds. A look takes 5 to 50 ns, by the processor, so how many
 # these are is measured when a pool is started. In parts of it: how long a thread that has nothing left to do waits for
 # others to come for their first or last chunk, 5 µs; the caller of a small job, for each thread that the job is worth,
@@ -74,7 +74,7 @@ def _wake(pool, me):
     """Wake two more threads of the team if they sleep; they wake four."""
     for i in range(2 * me + 1, least(2 * me + 3, load(pool + TEAM))):
         place = _thread(pool, i)
-        if load(place + ASLEEP) == 1 and _waiting(load(place + RANGE)) and replace(place + ASLEEP, 1, 2):
+        if load(place + ASLEEP) and _waiting(load(place + RANGE)) and replace(place + ASLEEP, 1, 0):
             _release(load(place + LOCK))
 
 
@@ -146,10 +146,8 @@ else:
 
 @helper
 def _had_better_be_serial(pool):
-    """Tell whether a small job should let workers be: they sleep, are on their way, or came late for those before."""
+    """Tell whether a small job should let workers be: they sleep, or came late for the ones before."""
     asleep = load(_thread(pool, 1) + ASLEEP)
-    if asleep == 2:
-        return True
     if load(pool + WOKEN):
         exchange(pool + WOKEN, 0)
         if asleep:
@@ -228,7 +226,6 @@ def serving() -> Kernel:
                 # A job that came in between has not seen that this thread sleeps; or it has, and releases the lock.
                 if not _waiting(load(place + RANGE)) or not replace(place + ASLEEP, 1, 0):
                     _acquire(load(place + LOCK), 1)
-                    exchange(place + ASLEEP, 0)
 
     return compiled(serve, "serve", (types.int64,) * 2)
 

@@ -78,7 +78,8 @@ class _Rows:
         Row after row is for what is far: a memory line costs twice that is not filled at once.
         """
         if self.stream:
-            self._call("stream", partial(Part.stream, lanes=self.widest), self.blocks, self.count)
+            emit = partial(Part.stream, lanes=self.widest, count=self.piece // self.widest)
+            self._call("stream", emit, self.blocks, self.count)
             return
         with self.b.if_else(self._row_by_row()) as (row_after_row, passes):
             with row_after_row:
