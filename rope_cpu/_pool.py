@@ -45,7 +45,7 @@ _CHUNKS = 4
 # find workers awake, once one has woken them; by themselves they had better be serial. So had all small jobs where
 # processors are so far apart that workers come late. So one in so many small jobs tries workers, and wakes them. Where
 # the next finds them asleep again, or so many in succession have waited for them, that was in vain, and they are tried
-# again after twice as many, up to 2^7 times as many. At first more may wait: workers and data are elsewhere.
+# again after twice as many, up to 2^7 times as many. More may wait right after: workers and data are elsewhere.
 _SMALL, _PATIENCE, _CHANCES_AT_FIRST, _CHANCES, _MOST_IN_VAIN = 9, 8, 8, 2, 7
 # How long a worker looks for a job before it sleeps, in seconds. A look takes 5 to 50 ns, by the processor, so how many
 # these are is measured when a pool is started. In parts of it: how long a thread that has nothing left to do waits for
@@ -193,7 +193,8 @@ def sharing() -> Kernel:
         while load(pool + DONE) < chunks:
             relax()
         if most < _SMALL and not load(pool + WOKEN):  # those that were just woken are late in any case
-            if ticks() - start <= own * team:
+            # Its own chunks, 1 in `team` of all or fewer, tell what all of them would have taken it.
+            if (ticks() - start) * (chunks // team) <= own * chunks:
                 exchange(pool + CHANCES, _CHANCES)
                 exchange(pool + IN_VAIN, 0)
             elif add(pool + CHANCES, -1) == 1:  # it took longer than it would have by itself, once more
@@ -211,9 +212,8 @@ def serving() -> Kernel:
 
     def serve(pool, me):
         _ = sources  # a part of the cache key
-        place = _thread(pool, me)
+        place, most = _thread(pool, me), load(pool + LOOKS)
         while True:
-            most = load(pool + LOOKS)
             _take_part(pool, me, most // _GRACE)
             looks = 0
             while looks < most and not _waiting(load(place + RANGE)):

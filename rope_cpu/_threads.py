@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from timeit import repeat
+from time import perf_counter
 
 import numba
 import numpy as np
@@ -59,9 +60,7 @@ def start(threads: int) -> Pool:
     words = memory[-(memory.ctypes.data // 8) % 8 :]
     pool, kernel = Pool(words, words.ctypes.data), _pool.serving()
     words[_pool.SIZE // 8], words[_pool.SHARE // 8] = 1, address(_pool.sharing())
-    words[_pool.LOOKS // 8] = _MEASURED_LOOKS
-    seconds = min(repeat(lambda: kernel(pool.address, 0), number=1, repeat=3))
-    words[_pool.LOOKS // 8] = np.clip(_MEASURED_LOOKS * _pool.IDLE_SECONDS / seconds, 100, 100_000)
+    _set_looks(pool, kernel)
     for me in range(1, threads):
         own = words[_pool.HEAD_WORDS + _pool.THREAD_WORDS * me :]
         own[_pool.LOCK // 8] = _locked()
@@ -74,6 +73,18 @@ def start(threads: int) -> Pool:
         words[_pool.SIZE // 8] += 1
     pool.use(threads)
     return pool
+
+
+def _set_looks(pool: Pool, kernel: Callable[[int, int], object]) -> None:
+    """Measure how often a worker may look for a job before it sleeps: the caller does so in vain, three times."""
+    pool.words[_pool.LOOKS // 8] = _MEASURED_LOOKS
+    taken = []
+    for _ in range(3):
+        start = perf_counter()
+        kernel(pool.address, 0)
+        taken.append(perf_counter() - start)
+    looks = _MEASURED_LOOKS * _pool.IDLE_SECONDS / max(min(taken), 1e-9)
+    pool.words[_pool.LOOKS // 8] = np.clip(looks, 100, 100_000)
 
 
 def _locked() -> int:

@@ -183,7 +183,7 @@ def test_small_jobs_wake_workers_the_more_rarely_the_more_often_it_was_in_vain()
 
 
 def test_small_jobs_are_shared_the_more_rarely_the_more_often_workers_came_late():
-    """Workers that never come are late each time: after 8, 16, 32 and 64 jobs by themselves eight are tried."""
+    """Workers that never come are late: the 8th job is tried, and seven more, then the next 16th, 32nd and 64th."""
     code = """
     from rope_cpu import _pool
     small, plan = x[:, :16].repeat(4, axis=2), rope.plan(np.arange(16))
