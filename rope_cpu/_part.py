@@ -147,11 +147,11 @@ class Part:
             with fits:
                 memory.aligned = whole
                 self._pieces(places, pairs, lanes, 1)
-            with others, b.if_else(aligned(16)) as (fits, others):
-                with fits:
+            with others, b.if_else(aligned(16)) as (parts, words):
+                with parts:
                     memory.aligned = 16
                     neighbours()
-                with others:
+                with words:
                     memory.aligned = unknown
                     neighbours()
 
