@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import llvm_version_info
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -101,17 +102,20 @@ def relax(typingctx: Any) -> Any:
     return types.void(), codegen
 
 
+# Where LLVM's counter is one that programs may read: on 64-bit Arm in the newest only. An instruction of our own, as
+# assembly, would end the process, as Numba's LLVM has no parser for it.
+_COUNTED = ("x86_64", "aarch64") if llvm_version_info >= (22,) else ("x86_64",)
+
+
 @intrinsic
 def ticks(typingctx: Any) -> Any:
     """Read the processor's clock, in units of its own; always 0 where it is not known how."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        target, kind = context.codegen().magic_tuple()[0], ir.FunctionType(_WORD, [])
-        if target.startswith("x86_64"):
-            return b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.readcyclecounter"), [])
-        if target.startswith("aarch64"):  # there LLVM's counter is one that programs may not read
-            return b.asm(kind, "mrs $0, cntvct_el0", "=r", [], side_effect=True)
-        return _WORD(0)
+        if not context.codegen().magic_tuple()[0].startswith(_COUNTED):
+            return _WORD(0)
+        kind = ir.FunctionType(_WORD, [])
+        return b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.readcyclecounter"), [])
 
     return types.int64(), codegen
 

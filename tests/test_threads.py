@@ -200,15 +200,34 @@ def test_small_jobs_are_shared_the_more_rarely_the_more_often_workers_came_late(
     assert run(code, NUMBA_NUM_THREADS="2") == [str(first + i) for first in (7, 30, 69, 140) for i in range(8)]
 
 
-@pytest.mark.parametrize(("seconds", "looks"), [(0, 100_000), (0.2, 100)])
+@pytest.mark.parametrize(("seconds", "looks"), [(0, 100_000), (2**-13, 819), (0.25, 100)])
 def test_how_often_workers_look_before_they_sleep_is_measured(seconds, looks):
-    """Within bounds, however fast or slow the processor seems: here it takes no time, or 0.2 s."""
+    """By this clock 2000 looks take so many seconds: as many as 50 µs hold, within bounds."""
     code = f"""
-    import time
-    _threads._pool.serving = lambda: lambda *arguments: {seconds} and time.sleep({seconds})
+    import itertools
+    _threads.perf_counter = itertools.count(0, {seconds}).__next__
     print(_threads.start(2).words[_threads._pool.LOOKS // 8])
     """
     assert run(code) == [str(looks)]
+
+
+@pytest.mark.parametrize(("machine", "instruction"), [("x86_64", "rdtsc"), ("aarch64", "CNTVCT_EL0")])
+def test_the_clock_is_an_instruction_on_other_processors_too(machine, instruction):
+    """In a process of its own: what LLVM cannot assemble ends it."""
+    code = f"""
+    import llvmlite.binding as llvm
+    from rope_cpu._words import _COUNTED
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    counter = "@llvm.readcyclecounter()"
+    text = f"declare i64 {{counter}}\\ndefine i64 @f() {{{{ %r = call i64 {{counter}}\\n ret i64 %r }}}}"
+    target = llvm.Target.from_triple("{machine}-unknown-linux-gnu").create_target_machine()
+    module = llvm.parse_assembly(text)
+    module.triple = "{machine}-unknown-linux-gnu"
+    counted = "{instruction}" in target.emit_assembly(module) and len(target.emit_object(module)) > 0
+    print(counted or "{machine}" not in _COUNTED)
+    """
+    assert run(code) == ["True"]
 
 
 def test_jobs_of_every_size_on_more_threads_than_there_are():
