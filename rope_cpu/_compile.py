@@ -23,9 +23,10 @@ DONE, LOOK_CLOSER, OTHER_DTYPE, NO_THREADS = 0, 1, 2, 3
 # Numba's disk cache looks at a kernel's own file alone. Kernels close over this string, so that they are compiled anew
 # when code they are generated from, in other files, has changed.
 _GENERATORS = (
+    "_circle.py",
     "_compile.py",
     "_formats.py",
-    "_muladd.py",
+    "_lanes.py",
     "_objects.py",
     "_overlap.py",
     "_part.py",

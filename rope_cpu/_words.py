@@ -133,20 +133,6 @@ def spill(typingctx: Any, words: Any) -> Any:
 
 
 @intrinsic
-def room(typingctx: Any, count: Any) -> Any:
-    """Return a pointer to `count` float64 on the stack of this call, from the start of a memory line; a literal."""
-    if not isinstance(count, types.IntegerLiteral):
-        return None
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        place = cgutils.alloca_once(b, ir.ArrayType(ir.DoubleType(), count.literal_value))
-        place.align = LINE
-        return cgutils.gep_inbounds(b, place, 0, 0)
-
-    return types.CPointer(types.float64)(count), codegen
-
-
-@intrinsic
 def fetch(typingctx: Any, address: Any, count: Any) -> Any:
     """Return the tuple of `count` int64 at an address; the count is a literal."""
     if not isinstance(count, types.IntegerLiteral):

@@ -25,6 +25,23 @@ def test_float32_is_within_half_an_ulp_at_one_for_every_position(base, rng):
     assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 3.1e-8
 
 
+@pytest.mark.parametrize("pairs", [1, 3, 7, 16, 31, 64, 129])
+def test_float32_is_the_exact_value_rounded_once(pairs, rng):
+    """Before it is rounded it errs by less than 2e-15, which moves it as far at most, and seldom to a neighbour."""
+    rope = RotaryEmbedding.from_inv_freq(rng.uniform(-3, 3, pairs))
+    positions = positions_up_to(2**20, 3000 // pairs, rng)
+    tables, exact = np.concatenate(rope.cos_sin(positions)), np.concatenate(oracle.cos_sin(positions, rope.inv_freq))
+    half_ulp = 0.5 * 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-126))) - 23)
+    assert (np.abs(tables - exact) <= half_ulp + 2e-15).all()
+    assert np.mean(tables == exact.astype(np.float32)) > 0.999
+
+
+def test_more_turns_than_float64_counts_stay_on_the_circle(rng):
+    rope = RotaryEmbedding.from_inv_freq([2.0**40, 1e12, -3e11])
+    cos, sin = rope.cos_sin(rng.integers(2**52, 2**53, 100).astype(np.float64))
+    assert np.abs(cos.astype(np.float64) ** 2 + sin.astype(np.float64) ** 2 - 1).max() <= 2e-7
+
+
 @pytest.mark.parametrize("limit", [100, 2**31 - 1, 2**53])
 def test_float64_is_within_two_units(limit, rng):
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(96, 5e5))

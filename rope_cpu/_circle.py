@@ -1,0 +1,230 @@
+"""Cos and sin of the angles of one token, in explicit vectors: several go through the same long chain side by side.
+
+Each step of a chain waits for the one before, four cycles and more, and a processor looks ahead for less than a hundred
+steps; so what LLVM makes of a loop over single vectors leaves half of the time unused.
+"""
+
+# mypy: disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import factorial
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from rope_cpu._formats import F32, F64, I64, vector
+from rope_cpu._lanes import Lanes
+
+# 2π, and what float64 leaves of it; the Taylor coefficients of sin and cos, enough for an angle of ⅛ turn.
+_TWO_PI, _TWO_PI_REST = 6.283185307179586, 2.4492935982947064e-16
+_SIN = tuple((-1.0) ** n / factorial(2 * n + 1) for n in range(8, 0, -1))
+_COS = tuple((-1.0) ** n / factorial(2 * n) for n in range(8, 0, -1))
+# The polynomials in r² nearest to sin(πr) / r, to 4e-16, and to cos(πr), to 4e-18, for |r| up to ½.
+_HALF_SIN = (
+    -2.1133801443867396e-05, 0.00046598716815069677, -0.007370364378905986, 0.08214587882523941,
+    -0.5992645288260054, 2.5501640398619, -5.167712780049786, 3.1415926535897927,
+)  # fmt: skip
+_HALF_COS = (
+    4.1495917001716555e-06, -0.00010456658073600429, 0.0019295562835931208, -0.025806888739352957,
+    0.23533063012980837, -1.3352627688434646, 4.058712126416498, -4.934802200544676, 1.0,
+)  # fmt: skip
+# 1 / 2π in two parts: the turns of an angle of one radian.
+_TURN, _TURN_REST = 0.15915494309189535, -9.839338337591001e-18
+
+# What is known of an angle before all axes are added: numbers that add up to it.
+State = tuple[Lanes, ...]
+
+
+class Kind(NamedTuple):
+    """How angles are computed and what of them is written.
+
+    start: (position, high, low) of the first axis → state. add: (state, position, high, low) of another. finish:
+    (state, sign, factor) → factor·cos and sign·factor·sin.
+    """
+
+    start: Callable[[Lanes, Lanes, Lanes], State]
+    add: Callable[[State, Lanes, Lanes, Lanes], State]
+    finish: Callable[[State, Lanes, Lanes], tuple[Lanes, Lanes]]
+
+
+def _polynomial(z: Lanes, coefficients: tuple[float, ...]) -> Lanes:
+    """Return the polynomial in z, given by its coefficients from the highest on."""
+    result = z.muladd(*coefficients[:2])
+    for coefficient in coefficients[2:]:
+        result = result.muladd(z, coefficient)
+    return result
+
+
+def _turns(position: Lanes | float, high: Lanes, low: Lanes) -> State:
+    """Return position·(high + low), less whole turns, in two parts."""
+    product, lost = high.product(position)
+    return product - product.rounded(), low.muladd(position, lost)
+
+
+def _add_exactly(state: State, position: Lanes | float, high: Lanes, low: Lanes) -> State:
+    """Add position·(high + low), less whole turns; what rounding loses of the sum goes to the rest."""
+    (turns, rest), (part, more) = state, _turns(position, high, low)
+    total = turns + part
+    shadow = total - turns
+    lost = (turns - (total - shadow)) + (part - shadow)
+    return total, rest + (lost + more)
+
+
+def _exactly(state: State, sign: Lanes, factor: Lanes) -> tuple[Lanes, Lanes]:
+    """Return cos and sin to a float64 ulp."""
+    turns, rest = state
+    total = turns + rest
+    tail = (turns - total) + rest
+    quarter = (total * 4.0).rounded()
+    r = quarter.muladd(-0.25, total)
+    z, lost = r.product(_TWO_PI)
+    dz = r.muladd(_TWO_PI_REST, lost) + tail * _TWO_PI
+    z2 = z * z
+    sine = z + (z * z2).muladd(_polynomial(z2, _SIN), dz)
+    cosine = z2.muladd(_polynomial(z2, _COS), -z * dz) + 1.0
+    # A quarter turn swaps the two and a half turn negates both.
+    quarter -= (quarter * 0.25).rounded() * 4.0
+    square = quarter * quarter
+    even = square.muladd(-0.5, 1.0)
+    cosine, sine = square.where(1.0, -quarter * sine, even * cosine), square.where(1.0, quarter * cosine, even * sine)
+    return factor * cosine, factor * sign * sine
+
+
+def _sum(position: Lanes, high: Lanes, low: Lanes) -> State:
+    """Return the same as one number: what rounding loses, 2^-53 of a turn, is far below what float32 rounds away."""
+    turns, rest = _turns(position, high, low)
+    return (turns + rest,)
+
+
+def _add(state: State, position: Lanes, high: Lanes, low: Lanes) -> State:
+    """Add the same to one number."""
+    return (state[0] + _sum(position, high, low)[0],)
+
+
+def _nearly(state: State, sign: Lanes, factor: Lanes) -> tuple[Lanes, Lanes]:
+    """Return cos and sin to 1e-15 of the factor, from those of half the angle, which lies within a quarter turn."""
+    r = state[0] - state[0].rounded()
+    z = r * r
+    s, c = r * _polynomial(z, _HALF_SIN), _polynomial(z, _HALF_COS)
+    twice = s * (factor + factor)
+    return (-s).muladd(twice, factor), c * (sign * twice)
+
+
+def _model_start(position: Lanes, frequency: Lanes, _: Lanes) -> State:
+    """Return the float32 product position·frequency, as a float32 model has it."""
+    return (position.to(F32) * frequency.to(F32),)
+
+
+def _model_add(state: State, position: Lanes, frequency: Lanes, _: Lanes) -> State:
+    """Add the same, in float32."""
+    return (state[0] + position.to(F32) * frequency.to(F32),)
+
+
+def _of_model(state: State, sign: Lanes, factor: Lanes) -> tuple[Lanes, Lanes]:
+    """Return cos and sin rounded to float32 and multiplied there, as a float32 model has them."""
+    angle = state[0].to(F64)
+    exact = _add_exactly(_turns(_TURN, angle, angle * 0.0), _TURN_REST, angle, angle * 0.0)
+    cos, sin = _exactly(exact, sign, factor * 0.0 + 1.0)
+    return cos.to(F32) * factor.to(F32), sin.to(F32) * factor.to(F32)
+
+
+_KINDS = {
+    "float32": Kind(_sum, _add, _nearly),
+    "float64": Kind(_turns, _add_exactly, _exactly),
+    "model": Kind(_model_start, _model_add, _of_model),
+}
+
+
+@intrinsic
+def write_circles(typingctx: Any, token: Any, factor: Any, kind: Any, dtype: Any) -> Any:
+    """Write factor·cos and sign·factor·sin of the angles of a token in one head.
+
+    token: int64 (positions, step, turns, turn_step, axes, pairs, sign, cos, sin): the address of its first coordinate
+    and the bytes to that of the next axis (0: one serves all); the address of the turns of the first axis, high parts
+    and then as many low ones, and the bytes to those of the next; addresses to write to. kind: a key of _KINDS; dtype:
+    "float32" or "float64", what is written. Both are literals.
+    """
+    if not isinstance(kind, types.StringLiteral) or not isinstance(dtype, types.StringLiteral):
+        return None
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        target = tuple(context.codegen().magic_tuple())
+        element = {"float32": F32, "float64": F64}[dtype.literal_value]
+        _Token(b, target, _KINDS[kind.literal_value], element, args[1], *cgutils.unpack_tuple(b, args[0])).emit()
+        return context.get_dummy_value()
+
+    return types.void(types.UniTuple(types.int64, 9), types.float64, kind, dtype), codegen
+
+
+class _Token:
+    """Emits the loop over the pairs of a token; arguments as LLVM values, see `write_circles`."""
+
+    def __init__(self, b: Any, target: Any, kind: Kind, element: Any, factor: Any, *token: Any) -> None:
+        self.b, self.target, self.kind, self.element, self.factor = b, target, kind, element, factor
+        self.positions, self.step, self.turns, self.turn_step, self.axes, self.pairs, self.sign, *self.places = token
+
+    def emit(self) -> None:
+        """Emit loops over many, over some and over single pairs, of which one is run."""
+        many = 32 if "+avx512f" in self.target[2].split(",") else 16  # four vectors or, of shorter ones, up to eight
+        self._loops([many, many // 4, 1])
+
+    def _loops(self, choices: list[int]) -> None:
+        lanes, *fewer = choices
+        if not fewer:
+            self._loop(lanes)
+            return
+        with self.b.if_else(self.b.icmp_signed(">=", self.pairs, I64(lanes))) as (enough, others):
+            with enough:
+                self._loop(lanes)
+            with others:
+                self._loops(fewer)
+
+    def _loop(self, lanes: int) -> None:
+        """Write `lanes` pairs at a time; the last ones end where all do, and are in part written twice."""
+        b = self.b
+        with cgutils.for_range(b, b.sdiv(b.add(self.pairs, I64(lanes - 1)), I64(lanes))) as loop:
+            first, last = b.mul(loop.index, I64(lanes)), b.sub(self.pairs, I64(lanes))
+            first = b.select(b.icmp_signed("<", first, last), first, last)
+            sign, factor = b.sitofp(self.sign, F64), self.factor
+            written = self.kind.finish(self._angle(first, lanes), self._all(sign, lanes), self._all(factor, lanes))
+            for place, numbers in zip(self.places, written, strict=True):
+                size = 4 if self.element == F32 else 8
+                stored = b.store(numbers.to(self.element).value, self._pointer(place, first, size, self.element, lanes))
+                stored.align = size
+
+    def _angle(self, first: Any, lanes: int) -> State:
+        """Return the sum over the axes."""
+        b = self.b
+        state = self.kind.start(*self._axis(I64(0), first, lanes))
+        kept = [cgutils.alloca_once_value(b, number.value) for number in state]
+        with cgutils.for_range(b, b.sub(self.axes, I64(1))) as loop:
+            axis = self._axis(b.add(loop.index, I64(1)), first, lanes)
+            before = tuple(Lanes(b, b.load(place), self.target) for place in kept)
+            for place, number in zip(kept, self.kind.add(before, *axis), strict=True):
+                b.store(number.value, place)
+        return tuple(Lanes(b, b.load(place), self.target) for place in kept)
+
+    def _axis(self, axis: Any, first: Any, lanes: int) -> tuple[Lanes, Lanes, Lanes]:
+        """Return the coordinate of an axis and the parts of its turns."""
+        b, turns = self.b, self.b.add(self.turns, self.b.mul(axis, self.turn_step))
+        position = b.load(self._pointer(self.positions, axis, self.step, F64, 1))
+        low = b.add(first, self.pairs)
+        high, low = (b.load(self._pointer(turns, at, 8, F64, lanes), align=8) for at in (first, low))
+        return self._all(position, lanes), Lanes(b, high, self.target), Lanes(b, low, self.target)
+
+    def _pointer(self, base: Any, index: Any, size: Any, element: Any, lanes: int) -> Any:
+        size = I64(size) if isinstance(size, int) else size
+        return self.b.inttoptr(self.b.add(base, self.b.mul(index, size)), vector(element, lanes).as_pointer())
+
+    def _all(self, number: Any, lanes: int) -> Lanes:
+        """Return a float64 in every lane."""
+        if lanes > 1:
+            several = vector(F64, lanes)
+            one = self.b.insert_element(ir.Constant(several, ir.Undefined), number, I64(0))
+            number = self.b.shuffle_vector(one, one, ir.Constant(vector(ir.IntType(32), lanes), [0] * lanes))
+        return Lanes(self.b, number, self.target)
