@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 import rope_cpu
-from rope_cpu._kernels import SERIAL_ELEMENTS
 from rope_cpu.bench import limit
 from rope_cpu.bench.implementations import BY_NAME
 from rope_cpu.bench.problem import Problem
 from rope_cpu.bench.timing import Effort
+
+# As many bytes as a rotation shares among threads, about.
+_SERIAL_BYTES = 2**18
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def limits(moved: int, copies: int = 1, threads: Sequence[int] = ()) -> list[Con
 
 
 def _in_cores(moved: int) -> Ready:
-    parallel = rope_cpu.get_num_threads() > 1 and moved > 8 * SERIAL_ELEMENTS  # as a rotation of so many bytes
+    parallel = rope_cpu.get_num_threads() > 1 and moved > _SERIAL_BYTES
     return Ready(limit.scale_in_cores, [(limit.core_buffer(), np.ones(1, np.float32), parallel)])
 
 

@@ -22,21 +22,7 @@ from rope_cpu._objects import ITEMS, OBJECT, items, location, look, sort, view, 
 from rope_cpu._overlap import aliasing_allowed, fits, in_place
 from rope_cpu._part import FEW
 from rope_cpu._pool import THREADS, share
-from rope_cpu._rows import rotate_rows
-from rope_cpu._words import (
-    LINE,
-    allocate,
-    call,
-    copy_bytes,
-    fence,
-    fetch,
-    free,
-    greatest,
-    least,
-    load,
-    pointer,
-    spill,
-)
+from rope_cpu._words import LINE, allocate, call, fetch, free, greatest, least, load, pointer, spill
 
 ALONE, TRUSTED = 1, 2  # flags of a rotation
 FIRST = 4  # times a position, added to flags
@@ -44,11 +30,9 @@ FIRST = 4  # times a position, added to flags
 FEW_ELEMENTS, _FURTHEST = 2**17, 2**52
 LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2, "thd": 0}  # thd comes as a batch of one
 
-_BLOCKS = 11  # where the pairs of blocks begin in a form
-# Elements of q that are rotated by the caller alone: sharing costs more than it saves. 8 tokens of 32 heads: 2 µs.
-SERIAL_ELEMENTS = 2**15
-# Elements of q and k that are worth one more thread: 2 µs of work. Where threads sleep, see `_pool`.
-_WORTH_A_THREAD = 2**15
+_BLOCKS = 12  # where the pairs of blocks begin in a form
+# Elements of q and k for which one more thread than two may be woken: that takes longer the slower the processor.
+_ONE_MORE = 2**15
 # Bytes of the heads that go together: what is read, fetched ahead and written fits three times into the first cache.
 _NEAREST = 2**14
 _LONG_ROW, _WORD = 128, 8  # bytes: of a row that is stored past the caches, and of what is stored at a time
@@ -73,71 +57,6 @@ def _in_order(array, layout):
     return at, shape, (strides[batch], strides[token], strides[head], strides[3])
 
 
-# The words of a job: SIDE for q, as many for k, then the rest.
-_SIDE, _COMMON = 11, 24
-
-
-@cache
-def rows(dtype: str, pairing: str) -> Kernel:
-    """Return the kernel that rotates: (address of a job, start, stop), a range of its units of work.
-
-    A unit: where heads lie closer in memory than tokens, a few tokens, each with all heads that share its cos and sin;
-    where tokens lie closer, a run of tokens of all these heads, or of some, while its cos and sin stay in the cache.
-    """
-    sources = SOURCES
-
-    def rotate(job, start, stop):
-        _ = sources  # a part of the cache key
-        (
-            tokens, tile, tiles, groups, q_groups, by_head, by_group, each_batch,
-            cos, c_batch, c_token, c_head, sin, s_batch, s_token, s_head,
-            blocks, count, rotated, kept, together, far, large, stream,
-        ) = fetch(job + 2 * 8 * _SIDE, _COMMON)  # fmt: skip
-        for unit in range(start, stop):
-            b, r = unit // (tiles * groups), unit % (tiles * groups)
-            g, t0 = (r // tiles, r % tiles * tile) if by_group else (r % groups, r // groups * tile)
-            is_k = g >= q_groups
-            (
-                x, x_batch, x_token, x_head, out, o_batch, o_token, o_head, heads, share_of, group,
-            ) = fetch(job + 8 * _SIDE * is_k, _SIDE)  # fmt: skip
-            g -= q_groups * is_k
-            c, s = cos + b * each_batch * c_batch, sin + b * each_batch * s_batch
-            x, out = x + b * x_batch, out + b * o_batch
-            h0, h1, t1 = g * group, least(heads, g * group + group), least(tokens, t0 + tile)
-            x_step, o_step, c_step, s_step = (x_token, o_token, c_token, s_token) if by_head else (x_head, o_head, 0, 0)
-            for i in range(h1 - h0 if by_head else t1 - t0):
-                t, first = (t0, h0 + i) if by_head else (t0 + i, h0)
-                # What comes next: the same heads of the next token, or the same run of the next head. Where other parts
-                # of a buffer lie between, the hardware's own fetching ahead ends at each. Not beyond the range, where
-                # another thread is at work.
-                last = i + 1 == h1 - h0 if by_head else t + 1 == t1
-                next_run = tile * x_token - i * x_head if last else x_head
-                ahead = next_run if by_head else x_token
-                beyond = last and unit + (1 if by_group else groups) >= stop
-                if beyond or far <= (x_token == heads * x_head):
-                    ahead = 0
-                for h in range(first, first + 1 if by_head else h1, together):
-                    cr, sr = c + t * c_token + h // share_of * c_head, s + t * s_token + h // share_of * s_head
-                    xr, tr = x + t * x_token + h * x_head, out + t * o_token + h * o_head
-                    count_rows = t1 - t0 if by_head else least(h1 - h, together)
-                    run = (
-                        xr, tr, cr, sr, blocks, count, count_rows, x_step, o_step, c_step, s_step, ahead, rotated, kept,
-                        large,
-                    )  # fmt: skip
-                    if stream:
-                        rotate_rows(run, dtype, pairing, "stream")
-                    else:
-                        if kept and xr != tr:
-                            for n in range(count_rows):
-                                copy_bytes(tr + n * o_step + rotated, xr + n * x_step + rotated, kept)
-                        rotate_rows(run, dtype, pairing, "")
-        if stream:
-            fence()
-        return DONE
-
-    return compiled(rotate, f"rotate_{dtype}_{pairing}", (types.int64,) * 3)
-
-
 @cache
 def rotation(size: int, on_the_way: bool) -> Kernel:
     """Return the kernel (q, k, out, prepared, flags) → DONE, LOOK_CLOSER, OTHER_DTYPE or NO_THREADS.
@@ -160,7 +79,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         _ = sources  # a part of the cache key
         _kernel, cos, sin, form = fetch(where(prepared) + ITEMS, 4)
         told, told_shape = location(form)
-        work, layout, width, stream_above, circles, sign, kind, pair, rank, sort, in_use = fetch(told, _BLOCKS)
+        work, layout, width, stream_above, circles, sign, kind, pair, rank, sort, worth, in_use = fetch(told, _BLOCKS)
         blocks = fetch(told_shape, 1)[0] - _BLOCKS
         both, trusted = not flags & ALONE, flags & TRUSTED
         q_is, k_is = where(q), where(k)
@@ -201,18 +120,18 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             fit = fit and fits(k_lies, ok_lies, table, size, width) and q_shape[0] == k_shape[0]
         if not fit:
             return LOOK_CLOSER
-        pool = load(in_use) if q_elements > SERIAL_ELEMENTS else 0
+        tokens, q_heads, k_heads = q_shape[1], q_shape[2], k_shape[2] if both else 0
+        elements = (q_heads + k_heads) * q_shape[0] * tokens * width
+        pool = load(in_use) if elements >= 2 * worth else 0
         if pool < 0 and not trusted:
             return NO_THREADS
         q_in_place, k_in_place = in_place(q_lies, oq_lies), in_place(k_lies, ok_lies)
         if not trusted and not aliasing_allowed(q_lies, q_in_place, k_lies, k_in_place, oq_lies, ok_lies, both, size):
             return LOOK_CLOSER
 
-        tokens, q_heads, k_heads = q_shape[1], q_shape[2], k_shape[2] if both else 0
         q_share, k_share = greatest(1, q_heads // table[2]), greatest(1, k_heads // table[2])
         by_head = tokens > _FEW_TOKENS and abs(q_strides[1]) < abs(q_strides[2])
-        elements = (q_heads + k_heads) * q_shape[0] * tokens * width
-        most = 1 + elements // _WORTH_A_THREAD if pool > 0 else 1
+        most = least(elements // worth, 2 + elements // _ONE_MORE) if pool > 0 else 1
         threads = least(most, load(pool + THREADS)) if pool > 0 else 1
         tile = greatest(8, _RUN // (width * (real_size + 2 * size))) if by_head else 8
         tiles = (tokens + tile - 1) // tile
@@ -289,12 +208,14 @@ def numbers(
     in_use: int,
     pairs: Sequence[int],
     angles: Sequence[int] = (0, 0),
+    worth: int = 2**15,
 ) -> NDArray[np.int64]:
     """Return what a kernel is told of the form of arrays.
 
     work: where `rows` is. stream_above: bytes above which results are stored past the caches. in_use: where the address
     of the pool stands whose threads share the work: at that place 0 means none, −1 that it is not started. pairs: of
-    each block. angles: for a rotation on the way, where `circles` is, and the sign.
+    each block. angles: for a rotation on the way, where `circles` is, and the sign. worth: how many elements are worth
+    a thread.
     """
     seen = id(np.ndarray), id(tuple), 3 if layout == "thd" else 4, sort(dtype)
-    return np.array([work, LAYOUTS[layout], head_dim, stream_above, *angles, *seen, in_use, *pairs], np.int64)
+    return np.array([work, LAYOUTS[layout], head_dim, stream_above, *angles, *seen, worth, in_use, *pairs], np.int64)

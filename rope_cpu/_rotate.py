@@ -12,7 +12,8 @@ from rope_cpu import _check, _machine, _threads
 from rope_cpu._angles import circles
 from rope_cpu._check import Array
 from rope_cpu._compile import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, Kernel, address
-from rope_cpu._kernels import ALONE, FEW_ELEMENTS, FIRST, TRUSTED, numbers, quick_rotation, rows
+from rope_cpu._kernels import ALONE, FEW_ELEMENTS, FIRST, TRUSTED, numbers, quick_rotation
+from rope_cpu._units import rows, worth_a_thread
 
 # What each dtype is computed in.
 REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in _check.FORMAT_OF.items()}
@@ -56,8 +57,9 @@ class Frame:
         return quick_rotation(dtype.itemsize, True), turns, factor, form
 
     def _numbers(self, dtype: np.dtype[Any], angles: tuple[int, int]) -> NDArray[np.int64]:
-        work, above = address(rows(_check.FORMAT_OF[dtype], self.pairing)), _machine.last_level_cache()
-        return numbers(work, dtype, self.layout, self.head_dim, above, _threads.IN_USE.ctypes.data, self.pairs, angles)
+        kind, in_use = (_check.FORMAT_OF[dtype], self.pairing), _threads.IN_USE.ctypes.data
+        work, above, worth = address(rows(*kind)), _machine.last_level_cache(), worth_a_thread(*kind)
+        return numbers(work, dtype, self.layout, self.head_dim, above, in_use, self.pairs, angles, worth)
 
 
 class Rotation:

@@ -16,8 +16,9 @@ from rope_cpu._angles import angles, circles
 from rope_cpu._check import FORMAT_OF
 from rope_cpu._compile import Kernel
 from rope_cpu._formats import FORMATS
-from rope_cpu._kernels import rotation, rows
+from rope_cpu._kernels import rotation
 from rope_cpu._pool import serving, sharing
+from rope_cpu._units import rows
 
 if TYPE_CHECKING:  # `import rope_cpu` comes by here and has no use for it
     import argparse

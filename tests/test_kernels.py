@@ -14,7 +14,7 @@ import numpy as np
 import oracle
 import pytest
 
-from rope_cpu import RotaryEmbedding, _angles, _compile, _kernels, _machine, _threads, angles
+from rope_cpu import RotaryEmbedding, _angles, _compile, _kernels, _machine, _threads, _units, angles
 
 NO_POOL = np.zeros(1, np.int64)
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -32,8 +32,8 @@ def rotate(kind, pairing, pool, q, k, cos, sin, layout="bshd", stream_above=2**6
     arrays = [np.ascontiguousarray(x.transpose(order)) for x in (q, k)]
     outs = [np.zeros_like(x) for x in arrays]
     in_use = np.array([pool])
-    work, pools = _compile.address(_kernels.rows(kind, pairing)), in_use.ctypes.data
-    form = _kernels.numbers(work, q.dtype, layout, q.shape[3], stream_above, pools, [cos.shape[-1]])
+    work, pools = _compile.address(_units.rows(kind, pairing)), in_use.ctypes.data
+    form = _kernels.numbers(work, q.dtype, layout, q.shape[3], stream_above, pools, [cos.shape[-1]], worth=1)
     prepared = None, cos, sin, form
     status = _kernels.quick_rotation(q.dtype.itemsize, False)(*arrays, tuple(outs), prepared, 0)
     assert status == _compile.DONE
@@ -82,7 +82,7 @@ def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
         results = []
         for layout, above in product(("bshd", "bhsd"), (0, 2**62)):
             given = x if layout == "bshd" else np.ascontiguousarray(x.transpose(0, 2, 1, 3))
-            work = _compile.address(_kernels.rows(kind, pairing))
+            work = _compile.address(_units.rows(kind, pairing))
             form = _kernels.numbers(work, dtype, layout, x.shape[3], above, NO_POOL.ctypes.data, blocks)
             out = np.zeros_like(given)
             for source, target in ((given, out), (given.copy(),) * 2):
@@ -108,7 +108,7 @@ def test_results_past_the_caches_at_any_address(kind, pairing, rng):
     """How many bytes are stored at a time depends on the address, for each row: an odd step changes that within."""
     dtype = NARROW.get(kind, np.dtype(kind))
     real = np.float64 if kind == "float64" else np.float32
-    work = _compile.address(_kernels.rows(kind, pairing))
+    work = _compile.address(_units.rows(kind, pairing))
     for pairs, odd in product((64, 80), (0, 16, dtype.itemsize)):
         angle = rng.uniform(-9, 9, (1, 9, 1, pairs))
         cos, sin = np.cos(angle).astype(real), np.sin(angle).astype(real)
@@ -136,7 +136,7 @@ def test_one_in_place_and_the_other_not(in_place, rng):
     cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     q, k = (rng.standard_normal((1, 3, 2, 56)).astype(np.float32) for _ in range(2))
     expected = rotate("float32", "half", 0, q, k, cos, sin)
-    work = _compile.address(_kernels.rows("float32", "half"))
+    work = _compile.address(_units.rows("float32", "half"))
     for above in (0, 2**62):
         form = _kernels.numbers(work, q.dtype, "bshd", 56, above, NO_POOL.ctypes.data, [28])
         outs = [x if in_place in (name, "both") else np.zeros_like(x) for name, x in (("q", q.copy()), ("k", k.copy()))]
@@ -195,7 +195,7 @@ def test_the_kernel_never_writes_where_an_input_is_read(layout, rng):
     """Slide an output over an input in one buffer: the kernel takes exactly the placements that share nothing."""
     heads, tokens, dim = 2, 3, 4
     cos = np.ones((1, tokens, 1, 2), np.float32)
-    work = _compile.address(_kernels.rows("float32", "half"))
+    work = _compile.address(_units.rows("float32", "half"))
     form = _kernels.numbers(work, cos.dtype, layout, dim, 2**62, NO_POOL.ctypes.data, [2])
     kernel = _kernels.quick_rotation(4, False)
     taken = 0

@@ -55,14 +55,14 @@ def test_a_forked_child_rotates_before_and_after_the_parent_did():
     assert run(code, NUMBA_NUM_THREADS="2") == ["0", "True", "0", "0", "0"]
 
 
-@pytest.mark.parametrize("way", ["rope.rotate(x[:, :16])", "rope.plan(np.arange(16)).rotate(x[:, :16])"])
+@pytest.mark.parametrize("way", ["rope.rotate(x)", "rope.plan(np.arange(64)).rotate(x)"])
 def test_threads_start_with_the_first_job_that_is_worth_them(way):
-    """Sixteen tokens of 32 heads; eight are not worth it."""
+    """Sixty-four tokens of 32 heads; one is not worth it on any processor."""
     code = f"""
-    x = np.random.default_rng(0).standard_normal((1, 16, 32, 128)).astype(np.float32)
-    small = rope.rotate(x[:, :8])
+    x = np.random.default_rng(0).standard_normal((1, 64, 32, 128)).astype(np.float32)
+    small = rope.rotate(x[:, :1])
     print(_threads._pool_in_use)
-    print(np.array_equal({way}[:, :8], small), _threads._pool_in_use.size)
+    print(np.array_equal({way}[:, :1], small), _threads._pool_in_use.size)
     """
     assert run(code, NUMBA_NUM_THREADS="2") == ["None", "True", "2"]
 
@@ -209,6 +209,18 @@ def test_how_often_workers_look_before_they_sleep_is_measured(seconds, looks):
     print(_threads.start(2).words[_threads._pool.LOOKS // 8])
     """
     assert run(code) == [str(looks)]
+
+
+@pytest.mark.parametrize(("seconds", "elements"), [(2**-20, 82463), (2**-16, 5153), (0.25, 4096)])
+def test_how_many_elements_are_worth_a_thread_is_measured(seconds, elements):
+    """By this clock 65536 elements take so many seconds: as many as 1.2 µs are enough for, within bounds."""
+    code = f"""
+    import itertools
+    from rope_cpu import _units
+    _units.perf_counter = itertools.count(0, {seconds}).__next__
+    print(_units.worth_a_thread("bfloat16", "half"))
+    """
+    assert run(code) == [str(elements)]
 
 
 @pytest.mark.parametrize(("machine", "instruction"), [("x86_64", "rdtsc"), ("aarch64", "CNTVCT_EL0")])
