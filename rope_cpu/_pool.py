@@ -29,8 +29,8 @@ from rope_cpu._words import add, call, exchange, least, load, relax, replace, ti
 # many may share a job. TEAM: how many share this one. NUMBER: of the job. AWAY: 1 + the processor that workers are kept
 # off. SHARE: where `sharing` is. LOOKS: how often an idle worker looks for a job before it sleeps. PASSED: how many
 # small jobs let workers be since they were last tried. IN_VAIN: how often in succession they were tried in vain.
-# CHANCES: how many more small jobs may wait for them until that is said of this time. WOKEN: whether the last small job
-# that was shared woke them. MASK: a set of 1024 processors.
+# CHANCES: how many more small jobs they may be late for until that is said of this time. WOKEN: whether the last small
+# job that was shared woke them. MASK: a set of 1024 processors.
 BUSY, WORK, JOB, UNITS, CHUNKS, THREADS, SIZE, TEAM, NUMBER, AWAY, DONE = (8 * i for i in range(11))
 SHARE, LOOKS, PASSED, IN_VAIN, CHANCES, WOKEN, MASK = (8 * i for i in (*range(16, 22), 32))
 # Words of a thread. RANGE: number of the job << 32 | first chunk << 16 | end. ASLEEP: whether its LOCK must be
@@ -44,9 +44,9 @@ _CHUNKS = 4
 # A job for fewer threads than this is small: it takes about as long as waking a worker. In quick succession small jobs
 # find workers awake, once one has woken them; by themselves they had better be serial. So had all small jobs where
 # processors are so far apart that workers come late. So one in so many small jobs tries workers, and wakes them. Where
-# the next finds them asleep again, or so many in succession have waited for them, that was in vain, and they are tried
-# again after twice as many, up to 2^7 times as many. More may wait right after: workers and data are elsewhere.
-_SMALL, _PATIENCE, _CHANCES_AT_FIRST, _CHANCES, _MOST_IN_VAIN = 9, 8, 8, 2, 7
+# the next finds them asleep again, or they were late for so many more than they were in time for, that was in vain, and
+# they are tried again after twice as many, up to 2^7 times as many. Being in time makes up for at most so many.
+_SMALL, _PATIENCE, _CHANCES, _MOST_CHANCES, _MOST_IN_VAIN = 9, 8, 8, 16, 7
 # How long a worker looks for a job before it sleeps, in seconds. A look takes 5 to 50 ns, by the processor, so how many
 # these are is measured when a pool is started. In parts of it: how long a thread that has nothing left to do waits for
 # others to come for their first or last chunk, 5 µs; the caller of a small job, for each thread that the job is worth,
@@ -158,7 +158,7 @@ def _had_better_be_serial(pool):
     if add(pool + PASSED, 1) + 1 < _PATIENCE << load(pool + IN_VAIN):
         return True
     exchange(pool + PASSED, 0)
-    exchange(pool + CHANCES, _CHANCES_AT_FIRST)
+    exchange(pool + CHANCES, _CHANCES)
     exchange(pool + WOKEN, asleep)
     return False
 
@@ -175,6 +175,7 @@ def sharing() -> Kernel:
         if (most < _SMALL and _had_better_be_serial(pool)) or not _elsewhere(pool):
             exchange(pool + BUSY, 0)
             return call(work, (job, 0, units))
+        begin = ticks()
         team = least(least(load(pool + THREADS), units), most)
         chunks = least(units, _CHUNKS * team)
         number = (load(pool + NUMBER) + 1) & 0x7FFFFFFF
@@ -194,10 +195,11 @@ def sharing() -> Kernel:
             relax()
         if most < _SMALL and not load(pool + WOKEN):  # those that were just woken are late in any case
             # Its own chunks, 1 in `team` of all or fewer, tell what all of them would have taken it.
-            if (ticks() - start) * (chunks // team) <= own * chunks:
-                exchange(pool + CHANCES, _CHANCES)
-                exchange(pool + IN_VAIN, 0)
-            elif add(pool + CHANCES, -1) == 1:  # it took longer than it would have by itself, once more
+            if (ticks() - begin) * (chunks // team) <= own * chunks:
+                if add(pool + CHANCES, 1) >= _MOST_CHANCES:
+                    exchange(pool + CHANCES, _MOST_CHANCES)
+                    exchange(pool + IN_VAIN, 0)
+            elif add(pool + CHANCES, -1) == 1:  # it took longer than it would have by itself, once too often
                 exchange(pool + IN_VAIN, least(load(pool + IN_VAIN) + 1, _MOST_IN_VAIN))
         exchange(pool + BUSY, 0)
         return 0
