@@ -15,7 +15,7 @@ from rope_cpu.bench.implementations import BY_NAME
 from rope_cpu.bench.problem import Problem
 from rope_cpu.bench.timing import Effort
 
-# As many bytes as a rotation shares among threads, about.
+# Work of fewer bytes is timed on one thread, as small rotations are serial.
 _SERIAL_BYTES = 2**18
 
 

@@ -2,7 +2,7 @@
 
 Each frequency is kept as turns, ω/2π = high + low, two float64 that hold it to about 2^-106. The product with a
 position is formed in two parts as well, whole turns are dropped while nothing is lost, and short polynomials do the
-rest, see `_circle`. So the result is within two ulp of float64 where |position·ω| is below 2^53 radians.
+rest, see `_circle`. So float64 is within 2^-52 of the exact value where |position·ω| is below 2^53 radians.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, var-annotated"

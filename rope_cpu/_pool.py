@@ -30,9 +30,10 @@ from rope_cpu._words import add, call, exchange, least, load, relax, replace, ti
 # off. SHARE: where `sharing` is. LOOKS: how often an idle worker looks for a job before it sleeps. PASSED: how many
 # small jobs let workers be since they were last tried. IN_VAIN: how often in succession they were tried in vain.
 # CHANCES: how many more small jobs they may be late for until that is said of this time. WOKEN: whether the last small
-# job that was shared woke them. MASK: a set of 1024 processors.
+# job that was shared woke them. SHARED: how many were shared. KIND, TAKEN: which small job was last done by its caller
+# alone, and what it took by the processor's clock. MASK: a set of 1024 processors.
 BUSY, WORK, JOB, UNITS, CHUNKS, THREADS, SIZE, TEAM, NUMBER, AWAY, DONE = (8 * i for i in range(11))
-SHARE, LOOKS, PASSED, IN_VAIN, CHANCES, WOKEN, MASK = (8 * i for i in (*range(16, 22), 32))
+SHARE, LOOKS, PASSED, IN_VAIN, CHANCES, WOKEN, KIND, TAKEN, SHARED, MASK = (8 * i for i in (*range(16, 25), 32))
 # Words of a thread. RANGE: number of the job << 32 | first chunk << 16 | end. ASLEEP: whether its LOCK must be
 # released. LOCK: the address of that. NATIVE: the system's number of the thread.
 RANGE, ASLEEP, LOCK, NATIVE = 0, 64, 72, 80
@@ -45,12 +46,12 @@ _CHUNKS = 4
 # find workers awake, once one has woken them; by themselves they had better be serial. So had all small jobs where
 # processors are so far apart that workers come late. So one in so many small jobs tries workers, and wakes them. Where
 # the next finds them asleep again, or they were late for so many more than they were in time for, that was in vain, and
-# they are tried again after twice as many, up to 2^7 times as many. Being in time makes up for at most so many.
-_SMALL, _PATIENCE, _CHANCES, _MOST_CHANCES, _MOST_IN_VAIN = 9, 8, 8, 16, 7
+# they are tried again after twice as many, up to 2^7 times as many. Being in time makes up for at most so many. Late is
+# what takes longer than the same job did when it was last done by its caller alone, as one in so many always is.
+_SMALL, _PATIENCE, _CHANCES, _MOST_CHANCES, _MOST_IN_VAIN, _ALONE = 9, 8, 8, 16, 7, 64
 # How long a worker looks for a job before it sleeps, in seconds. A look takes 5 to 50 ns, by the processor, so how many
 # these are is measured when a pool is started. In parts of it: how long a thread that has nothing left to do waits for
-# others to come for their first or last chunk, 5 µs; the caller of a small job, for each thread that the job is worth,
-# a quarter of what a thread's part takes, 0.5 µs.
+# others to come for their first or last chunk, 5 µs; the caller of a small job 0.5 µs for each thread that it is worth.
 IDLE_SECONDS = 50e-6
 _GRACE, _GRACE_A_THREAD = 10, 100
 
@@ -83,13 +84,11 @@ def _take_part(pool, me, grace):
     """Work on chunks until all are taken: one's own from the front, then the others' from the back.
 
     What lies in another processor's cache is slow to get at, so the first and the last chunk of others are left to
-    them, unless they do not come for them while this thread looks `grace` times. Returns when its own were taken.
+    them, unless they do not come for them while this thread looks `grace` times.
     """
     _wake(pool, me)
-    team, chunks, looks, when = load(pool + TEAM), load(pool + CHUNKS), 0, 0
+    team, chunks, looks = load(pool + TEAM), load(pool + CHUNKS), 0
     for i in range(team):
-        if i == 1:
-            when = ticks()
         owner = (me + i) % team
         place = _thread(pool, owner) + RANGE
         while True:
@@ -106,7 +105,6 @@ def _take_part(pool, me, grace):
                 chunk = end - 1 if i else first
                 call(load(pool + WORK), (load(pool + JOB), units * chunk // chunks, units * (chunk + 1) // chunks))
                 add(pool + DONE, 1)
-    return when
 
 
 if sys.platform == "linux":
@@ -154,13 +152,32 @@ def _had_better_be_serial(pool):
             exchange(pool + CHANCES, 0)
             exchange(pool + IN_VAIN, least(load(pool + IN_VAIN) + 1, _MOST_IN_VAIN))
     if not asleep and load(pool + CHANCES):
-        return False
+        return (add(pool + SHARED, 1) + 1) % _ALONE == 0
     if add(pool + PASSED, 1) + 1 < _PATIENCE << load(pool + IN_VAIN):
         return True
     exchange(pool + PASSED, 0)
     exchange(pool + CHANCES, _CHANCES)
     exchange(pool + WOKEN, asleep)
     return False
+
+
+@helper
+def _remember(pool, kind, taken):
+    """Keep what a small job took that its caller did alone, or little more than it took before, if it was that job."""
+    before = load(pool + TAKEN)
+    exchange(pool + TAKEN, least(taken, before + before // 8) if load(pool + KIND) == kind else taken)
+    exchange(pool + KIND, kind)
+
+
+@helper
+def _judge(pool, taken):
+    """Weigh whether a small job that was shared took longer than its caller alone takes."""
+    if taken <= load(pool + TAKEN):
+        if add(pool + CHANCES, 1) >= _MOST_CHANCES:
+            exchange(pool + CHANCES, _MOST_CHANCES)
+            exchange(pool + IN_VAIN, 0)
+    elif add(pool + CHANCES, -1) == 1:
+        exchange(pool + IN_VAIN, least(load(pool + IN_VAIN) + 1, _MOST_IN_VAIN))
 
 
 @cache
@@ -172,9 +189,14 @@ def sharing() -> Kernel:
         _ = sources  # a part of the cache key
         if load(pool + THREADS) < 2 or not replace(pool + BUSY, 0, 1):
             return call(work, (job, 0, units))
-        if (most < _SMALL and _had_better_be_serial(pool)) or not _elsewhere(pool):
+        small, kind = most < _SMALL, work + (units << 8) + most
+        if (small and _had_better_be_serial(pool)) or not _elsewhere(pool):
             exchange(pool + BUSY, 0)
-            return call(work, (job, 0, units))
+            begin = ticks()
+            call(work, (job, 0, units))
+            if small:
+                _remember(pool, kind, ticks() - begin)
+            return 0
         begin = ticks()
         team = least(least(load(pool + THREADS), units), most)
         chunks = least(units, _CHUNKS * team)
@@ -189,18 +211,12 @@ def sharing() -> Kernel:
         for i in range(team):
             exchange(_thread(pool, i) + RANGE, number << 32 | (chunks * i // team) << 16 | chunks * (i + 1) // team)
         looks = load(pool + LOOKS)
-        start = ticks()
-        own = _take_part(pool, types.int64(0), least(looks // _GRACE, looks * most // _GRACE_A_THREAD)) - start
+        _take_part(pool, types.int64(0), least(looks // _GRACE, looks * most // _GRACE_A_THREAD))
         while load(pool + DONE) < chunks:
             relax()
-        if most < _SMALL and not load(pool + WOKEN):  # those that were just woken are late in any case
-            # Its own chunks, 1 in `team` of all or fewer, tell what all of them would have taken it.
-            if (ticks() - begin) * (chunks // team) <= own * chunks:
-                if add(pool + CHANCES, 1) >= _MOST_CHANCES:
-                    exchange(pool + CHANCES, _MOST_CHANCES)
-                    exchange(pool + IN_VAIN, 0)
-            elif add(pool + CHANCES, -1) == 1:  # it took longer than it would have by itself, once too often
-                exchange(pool + IN_VAIN, least(load(pool + IN_VAIN) + 1, _MOST_IN_VAIN))
+        # Those that were just woken are late in any case.
+        if small and load(pool + KIND) == kind and not load(pool + WOKEN):
+            _judge(pool, ticks() - begin)
         exchange(pool + BUSY, 0)
         return 0
 

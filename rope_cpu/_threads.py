@@ -26,7 +26,7 @@ _MEASURED_LOOKS = 2000
 
 VARIABLE = "ROPE_CPU_NUM_THREADS"
 
-# Below so many pairs of cos and sin, at 0.8 to 1.3 ns each, it costs more than it saves to share the work.
+# Below so many pairs of cos and sin, at 0.5 to 1.5 ns each, it costs more than it saves to share the work.
 SERIAL_PAIRS = 2**14
 
 _limit = numba.config.NUMBA_NUM_THREADS

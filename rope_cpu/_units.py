@@ -21,7 +21,7 @@ SIDE, COMMON = 11, 24
 # Work that is worth a thread, in seconds: for less than twice as much sharing costs more than it saves. Where threads
 # sleep, see `_pool`.
 _WORTH_A_THREAD = 1.2e-6
-_LEAST_WORTH = 2**12  # elements, however slow the processor
+_LEAST_WORTH, _MOST_WORTH = 2**12, 2**18  # elements, however slow or fast the processor seems to be
 
 
 @cache
@@ -102,4 +102,5 @@ def worth_a_thread(dtype: str, pairing: str) -> int:
         start = perf_counter()
         kernel(job.ctypes.data, 0, 1)
         taken.append(perf_counter() - start)
-    return max(_LEAST_WORTH, int(2 * pairs * heads * tokens * _WORTH_A_THREAD / max(min(taken), 1e-9)))
+    worth = 2 * pairs * heads * tokens * _WORTH_A_THREAD / max(min(taken), 1e-9)
+    return int(np.clip(worth, _LEAST_WORTH, _MOST_WORTH))

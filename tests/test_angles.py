@@ -27,12 +27,12 @@ def test_float32_is_within_half_an_ulp_at_one_for_every_position(base, rng):
 
 @pytest.mark.parametrize("pairs", [1, 3, 7, 16, 31, 64, 129])
 def test_float32_is_the_exact_value_rounded_once(pairs, rng):
-    """Before it is rounded it errs by less than 2e-15, which moves it as far at most, and seldom to a neighbour."""
+    """Before it is rounded it errs by less than 2.5e-15, which moves it as far at most, and seldom to a neighbour."""
     rope = RotaryEmbedding.from_inv_freq(rng.uniform(-3, 3, pairs))
     positions = positions_up_to(2**20, 3000 // pairs, rng)
     tables, exact = np.concatenate(rope.cos_sin(positions)), np.concatenate(oracle.cos_sin(positions, rope.inv_freq))
     half_ulp = 0.5 * 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-126))) - 23)
-    assert (np.abs(tables - exact) <= half_ulp + 2e-15).all()
+    assert (np.abs(tables - exact) <= half_ulp + 2.5e-15).all()
     assert np.mean(tables == exact.astype(np.float32)) > 0.999
 
 

@@ -165,7 +165,8 @@ def test_small_jobs_wake_workers_the_more_rarely_the_more_often_it_was_in_vain()
     """One core is enough: what is looked at is what a job decides, not what the worker makes of it."""
     code = """
     import time
-    from rope_cpu import _pool
+    from rope_cpu import _pool, _rotate
+    _rotate.worth_a_thread = lambda *kind: 2**14
     small, pool = x[:, :16].repeat(4, axis=2), _threads.start(2)
     _threads._use(pool, 2)
     worker = pool.words[_pool.HEAD_WORDS + _pool.THREAD_WORDS:]
@@ -185,7 +186,8 @@ def test_small_jobs_wake_workers_the_more_rarely_the_more_often_it_was_in_vain()
 def test_small_jobs_are_shared_the_more_rarely_the_more_often_workers_came_late():
     """Workers that never come are late: the 8th job is tried, and seven more, then the next 16th, 32nd and 64th."""
     code = """
-    from rope_cpu import _pool
+    from rope_cpu import _pool, _rotate
+    _rotate.worth_a_thread = lambda *kind: 2**14
     small, plan = x[:, :16].repeat(4, axis=2), rope.plan(np.arange(16))
     def shared(pool, jobs):
         _threads._use(pool, 2)
@@ -211,7 +213,7 @@ def test_how_often_workers_look_before_they_sleep_is_measured(seconds, looks):
     assert run(code) == [str(looks)]
 
 
-@pytest.mark.parametrize(("seconds", "elements"), [(2**-20, 82463), (2**-16, 5153), (0.25, 4096)])
+@pytest.mark.parametrize(("seconds", "elements"), [(0, 2**18), (2**-20, 82463), (2**-16, 5153), (0.25, 4096)])
 def test_how_many_elements_are_worth_a_thread_is_measured(seconds, elements):
     """By this clock 65536 elements take so many seconds: as many as 1.2 µs are enough for, within bounds."""
     code = f"""
