@@ -122,7 +122,9 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             return LOOK_CLOSER
         tokens, q_heads, k_heads = q_shape[1], q_shape[2], k_shape[2] if both else 0
         elements = (q_heads + k_heads) * q_shape[0] * tokens * width
-        pool = load(in_use) if elements >= 2 * worth else 0
+        # Few tokens of one sequence are two units, q and k, and shared only if these are about equal.
+        shared = q_shape[0] > 1 or tokens > _FEW_TOKENS or q_heads <= 2 * k_heads
+        pool = load(in_use) if elements >= 2 * worth and shared else 0
         if pool < 0 and not trusted:
             return NO_THREADS
         q_in_place, k_in_place = in_place(q_lies, oq_lies), in_place(k_lies, ok_lies)
