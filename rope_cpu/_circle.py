@@ -128,8 +128,9 @@ def _model_add(state: State, position: Lanes, frequency: Lanes, _: Lanes) -> Sta
 def _of_model(state: State, sign: Lanes, factor: Lanes) -> tuple[Lanes, Lanes]:
     """Return cos and sin rounded to float32 and multiplied there, as a float32 model has them."""
     angle = state[0].to(F64)
-    exact = _add_exactly(_turns(_TURN, angle, angle * 0.0), _TURN_REST, angle, angle * 0.0)
-    cos, sin = _exactly(exact, sign, factor * 0.0 + 1.0)
+    none = angle.all(0.0)
+    exact = _add_exactly(_turns(_TURN, angle, none), _TURN_REST, angle, none)
+    cos, sin = _exactly(exact, sign, factor.all(1.0))
     return cos.to(F32) * factor.to(F32), sin.to(F32) * factor.to(F32)
 
 

@@ -45,6 +45,10 @@ class Lanes:
     def __neg__(self) -> Lanes:
         return self._with(self.b.fneg(self.value))
 
+    def all(self, number: float) -> Lanes:
+        """Return a number in as many lanes."""
+        return self._with(self._of(number))
+
     def rounded(self) -> Lanes:
         """Return the nearest whole numbers."""
         return self._with(call_float(self.b, "rint", self.value))
@@ -59,7 +63,7 @@ class Lanes:
         Without a fused multiply-add the factors are split in two halves each (T. J. Dekker, Numerische Mathematik 18,
         1971), which is exact below 2^996; a library's fma would be ten times slower.
         """
-        y = self._with(self._of(other))
+        y = other if isinstance(other, Lanes) else self.all(other)
         product = self * y
         if lowers(_FMA, *self.target):
             return product, self._with(call_float(self.b, "fma", self.value, y.value, (-product).value))
