@@ -15,6 +15,7 @@ from numba import types
 
 from rope_cpu._circle import write_circles
 from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, address, array_type, compiled, entry_point
+from rope_cpu._formats import FORMATS
 from rope_cpu._pool import share
 from rope_cpu._words import fetch, least, pointer, spill
 
@@ -29,7 +30,7 @@ def circles(dtype: str, single: bool) -> Kernel:
 
     single: repeat float32 arithmetic; the first part of turns is then ω itself, the second unused.
     """
-    sources, size, kind = SOURCES, 8 if dtype == "float64" else 4, "model" if single else dtype
+    sources, size, kind = SOURCES, FORMATS[dtype].size, "model" if single else dtype
 
     def fill(job, start, stop):
         _ = sources  # a part of the cache key

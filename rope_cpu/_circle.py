@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from rope_cpu._formats import F32, F64, FORMATS, I64, Format, vector
+from rope_cpu._formats import F32, F64, I32, I64, Memory, vector
 from rope_cpu._lanes import Lanes
 
 # 2π, and what float64 leaves of it; the Taylor coefficients of sin and cos, enough for an angle of ⅛ turn.
@@ -155,18 +155,22 @@ def write_circles(typingctx: Any, token: Any, factor: Any, kind: Any, dtype: Any
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         target = tuple(context.codegen().magic_tuple())
-        of, form = _KINDS[kind.literal_value], FORMATS[dtype.literal_value]
-        _Token(b, target, of, form, args[1], *cgutils.unpack_tuple(b, args[0])).emit()
+        double, table = (Memory(b, name, target, False) for name in ("float64", dtype.literal_value))
+        _Token(_KINDS[kind.literal_value], target, double, table, args[1], *cgutils.unpack_tuple(b, args[0])).emit()
         return context.get_dummy_value()
 
     return types.void(types.UniTuple(types.int64, 9), types.float64, kind, dtype), codegen
 
 
 class _Token:
-    """Emits the loop over the pairs of a token; arguments as LLVM values, see `write_circles`."""
+    """Emits the loop over the pairs of a token.
 
-    def __init__(self, b: Any, target: Any, kind: Kind, form: Format, factor: Any, *token: Any) -> None:
-        self.b, self.target, self.kind, self.form, self.factor = b, target, kind, form, factor
+    double: what reads float64; table: what writes cos and sin; the rest are LLVM values, see `write_circles`.
+    """
+
+    def __init__(self, kind: Kind, target: Any, double: Memory, table: Memory, factor: Any, *token: Any) -> None:
+        self.b, self.kind, self.target, self.double, self.table = double.b, kind, target, double, table
+        self.factor = factor
         self.positions, self.step, self.turns, self.turn_step, self.axes, self.pairs, self.sign, *self.places = token
 
     def emit(self) -> None:
@@ -194,9 +198,7 @@ class _Token:
             sign, factor = b.sitofp(self.sign, F64), self.factor
             written = self.kind.finish(self._angle(first, lanes), self._all(sign, lanes), self._all(factor, lanes))
             for place, numbers in zip(self.places, written, strict=True):
-                element, size = self.form.stored, self.form.size
-                stored = b.store(numbers.to(element).value, self._pointer(place, first, size, element, lanes))
-                stored.align = size
+                self.table.store(numbers.to(self.table.format.real).value, place, first)
 
     def _angle(self, first: Any, lanes: int) -> State:
         """Return the sum over the axes."""
@@ -213,19 +215,14 @@ class _Token:
     def _axis(self, axis: Any, first: Any, lanes: int) -> tuple[Lanes, Lanes, Lanes]:
         """Return the coordinate of an axis and the parts of its turns."""
         b, turns = self.b, self.b.add(self.turns, self.b.mul(axis, self.turn_step))
-        position = b.load(self._pointer(self.positions, axis, self.step, F64, 1))
-        low = b.add(first, self.pairs)
-        high, low = (b.load(self._pointer(turns, at, 8, F64, lanes), align=8) for at in (first, low))
+        position = self.double.load(b.add(self.positions, b.mul(axis, self.step)), I64(0), 1)
+        high, low = (self.double.load(turns, at, lanes) for at in (first, b.add(first, self.pairs)))
         return self._all(position, lanes), Lanes(b, high, self.target), Lanes(b, low, self.target)
-
-    def _pointer(self, base: Any, index: Any, size: Any, element: Any, lanes: int) -> Any:
-        size = I64(size) if isinstance(size, int) else size
-        return self.b.inttoptr(self.b.add(base, self.b.mul(index, size)), vector(element, lanes).as_pointer())
 
     def _all(self, number: Any, lanes: int) -> Lanes:
         """Return a float64 in every lane."""
         if lanes > 1:
             several = vector(F64, lanes)
             one = self.b.insert_element(ir.Constant(several, ir.Undefined), number, I64(0))
-            number = self.b.shuffle_vector(one, one, ir.Constant(vector(ir.IntType(32), lanes), [0] * lanes))
+            number = self.b.shuffle_vector(one, one, ir.Constant(vector(I32, lanes), [0] * lanes))
         return Lanes(self.b, number, self.target)

@@ -137,7 +137,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         threads = least(most, load(pool + THREADS)) if pool > 0 else 1
         tile = greatest(8, _RUN // (width * (real_size + 2 * size))) if by_head else 8
         tiles = (tokens + tile - 1) // tile
-        tile = tile if by_head else (tokens + tiles - 1) // greatest(1, tiles)  # as many in each, about
+        tile = (tokens + tiles - 1) // greatest(1, tiles)  # as many in each, about
         q_group, k_group, by_group = q_share, k_share, by_head and most > 1 and tiles < _FEW_RUNS
         if by_group:
             q_group = greatest(4, least(least(q_share, k_share if both else q_share), q_share * tiles // _FEW_RUNS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rope_cpu._formats import call_float, element_of, lanes_of, lowers, splat, vector
+from rope_cpu._formats import F32, call_float, element_of, lanes_of, lowers, splat, vector
 
 _FMA = (
     "declare double @llvm.fma.f64(double, double, double)\n"
@@ -85,5 +85,5 @@ class Lanes:
         """Return the numbers as another type, rounded to nearest where that is narrower."""
         if element_of(self.value) == element:
             return self
-        convert = self.b.fptrunc if str(element) == "float" else self.b.fpext
+        convert = self.b.fptrunc if element == F32 else self.b.fpext
         return self._with(convert(self.value, vector(element, lanes_of(self.value))))

@@ -11,13 +11,12 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu import _pool
+from rope_cpu import _machine, _pool
 from rope_cpu._compile import address
 from rope_cpu.spec import whole_number
 
@@ -78,12 +77,7 @@ def start(threads: int) -> Pool:
 def _set_looks(pool: Pool, kernel: Callable[[int, int], object]) -> None:
     """Measure how often a worker may look for a job before it sleeps: the caller does so in vain, three times."""
     pool.words[_pool.LOOKS // 8] = _MEASURED_LOOKS
-    taken = []
-    for _ in range(3):
-        start = perf_counter()
-        kernel(pool.address, 0)
-        taken.append(perf_counter() - start)
-    looks = _MEASURED_LOOKS * _pool.IDLE_SECONDS / max(min(taken), 1e-9)
+    looks = _MEASURED_LOOKS * _pool.IDLE_SECONDS / _machine.seconds(lambda: kernel(pool.address, 0), 3)
     pool.words[_pool.LOOKS // 8] = np.clip(looks, 100, 100_000)
 
 

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 from functools import cache
-from time import perf_counter
 
 import numpy as np
 from numba import types
 
+from rope_cpu import _machine
 from rope_cpu._compile import DONE, SOURCES, Kernel, compiled, entry_point
 from rope_cpu._formats import FORMATS
 from rope_cpu._rows import rotate_rows
@@ -97,10 +97,6 @@ def worth_a_thread(dtype: str, pairing: str) -> int:
         *side, *side, heads, heads, heads, *(0,) * SIDE,
         tokens, tokens, 1, 1, 1, 0, 0, 0, *angles, *angles, blocks.ctypes.data, 1, head, 0, heads, 0, 0, 0,
     ))  # fmt: skip
-    taken = []
-    for _ in range(10):
-        start = perf_counter()
-        kernel(job.ctypes.data, 0, 1)
-        taken.append(perf_counter() - start)
-    worth = 2 * pairs * heads * tokens * _WORTH_A_THREAD / max(min(taken), 1e-9)
+    seconds = _machine.seconds(lambda: kernel(job.ctypes.data, 0, 1), 10)
+    worth = 2 * pairs * heads * tokens * _WORTH_A_THREAD / seconds
     return int(np.clip(worth, _LEAST_WORTH, _MOST_WORTH))

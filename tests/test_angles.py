@@ -27,7 +27,11 @@ def test_float32_is_within_half_an_ulp_at_one_for_every_position(base, rng):
 
 @pytest.mark.parametrize("pairs", [1, 3, 7, 16, 31, 64, 129])
 def test_float32_is_the_exact_value_rounded_once(pairs, rng):
-    """Before it is rounded it errs by less than 2.5e-15, which moves it as far at most, and seldom to a neighbour."""
+    """Before it is rounded it errs by less than 2.5e-15, which moves it as far at most, and seldom to a neighbour.
+
+    The sine s of half the angle errs by 5.2e-16: its polynomial by 3e-16, the last three steps by 2^-53, 2^-54 and
+    2^-54. The cosine of the whole, 1 − 2s², errs by four times that, and by 2^-53 of its own.
+    """
     rope = RotaryEmbedding.from_inv_freq(rng.uniform(-3, 3, pairs))
     positions = positions_up_to(2**20, 3000 // pairs, rng)
     tables, exact = np.concatenate(rope.cos_sin(positions)), np.concatenate(oracle.cos_sin(positions, rope.inv_freq))
@@ -39,7 +43,7 @@ def test_float32_is_the_exact_value_rounded_once(pairs, rng):
 def test_more_turns_than_float64_counts_stay_on_the_circle(rng):
     rope = RotaryEmbedding.from_inv_freq([2.0**40, 1e12, -3e11])
     cos, sin = rope.cos_sin(rng.integers(2**52, 2**53, 100).astype(np.float64))
-    assert np.abs(cos.astype(np.float64) ** 2 + sin.astype(np.float64) ** 2 - 1).max() <= 2e-7
+    assert np.abs(cos.astype(np.float64) ** 2 + sin.astype(np.float64) ** 2 - 1).max() <= 9e-8  # 2·√2·2^-25
 
 
 @pytest.mark.parametrize("limit", [100, 2**31 - 1, 2**53])

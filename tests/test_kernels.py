@@ -22,7 +22,7 @@ NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat
 
 @pytest.fixture(scope="module")
 def pools():
-    """Pools of threads that share every job, however small: by their number, 1 for none."""
+    """Pools of threads that share large jobs: by their number, 1 for none."""
     return {1: 0} | {threads: _threads.start(threads).address for threads in (2, 5)}
 
 

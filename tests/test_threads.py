@@ -202,12 +202,32 @@ def test_small_jobs_are_shared_the_more_rarely_the_more_often_workers_came_late(
     assert run(code, NUMBA_NUM_THREADS="2") == [str(first + i) for first in (7, 30, 69, 140) for i in range(8)]
 
 
+def test_small_jobs_stay_shared_while_workers_are_in_time_but_for_one_in_64():
+    code = """
+    from rope_cpu import _pool, _rotate
+    _rotate.worth_a_thread = lambda *kind: 2**14
+    _pool.serving = lambda: lambda *arguments: None
+    small, plan, pool, alone = x[:, :16].repeat(4, axis=2), rope.plan(np.arange(16)), _threads.start(2), []
+    _threads._use(pool, 2)
+    for job in range(200):
+        pool.words[_pool.TAKEN // 8], before = 2**60, pool.words[_pool.NUMBER // 8]
+        plan.rotate(small, out=small)
+        if pool.words[_pool.NUMBER // 8] == before:
+            alone.append(job)
+        if job == 20:
+            pool.words[_pool.IN_VAIN // 8] = 5
+    print(*alone, pool.words[_pool.CHANCES // 8], pool.words[_pool.IN_VAIN // 8])
+    """
+    # The eighth is tried; each 64th of those after it is done alone.
+    assert run(code, NUMBA_NUM_THREADS="2") == [str(n) for n in (*range(7), 71, 135, 199, 16, 0)]
+
+
 @pytest.mark.parametrize(("seconds", "looks"), [(0, 100_000), (2**-13, 819), (0.25, 100)])
 def test_how_often_workers_look_before_they_sleep_is_measured(seconds, looks):
     """By this clock 2000 looks take so many seconds: as many as 50 µs hold, within bounds."""
     code = f"""
     import itertools
-    _threads.perf_counter = itertools.count(0, {seconds}).__next__
+    _threads._machine.perf_counter = itertools.count(0, {seconds}).__next__
     print(_threads.start(2).words[_threads._pool.LOOKS // 8])
     """
     assert run(code) == [str(looks)]
@@ -219,7 +239,7 @@ def test_how_many_elements_are_worth_a_thread_is_measured(seconds, elements):
     code = f"""
     import itertools
     from rope_cpu import _units
-    _units.perf_counter = itertools.count(0, {seconds}).__next__
+    _units._machine.perf_counter = itertools.count(0, {seconds}).__next__
     print(_units.worth_a_thread("bfloat16", "half"))
     """
     assert run(code) == [str(elements)]
