@@ -32,6 +32,7 @@ def cases() -> list[Case]:
     return [
         Case("angles-4096", "cos and sin of 4096 positions, 64 pairs, float32", partial(_angles, 4096)),
         Case("angles-131072", "cos and sin of 131072 positions, 64 pairs", partial(_angles, 131072), effort=long),
+        Case("angles-axes", "the same of 131072 positions on three axes", partial(_angles, 131072, 3), effort=long),
         Case("plan-64", "a plan of one token of 64 sequences", partial(_plan, np.arange(64)[:, None])),
         Case("plan-4096", "a plan of 4096 tokens", partial(_plan, np.arange(4096))),
         Case("shift/bfloat16", keys, partial(_shift, "bfloat16")),
@@ -42,18 +43,25 @@ def cases() -> list[Case]:
     ]
 
 
-def _angles(count: int) -> list[Contender]:
-    rope, ids = _rope(), np.arange(count)
-    omega = rope.inv_freq
+def _angles(count: int, axes: int = 1) -> list[Contender]:
+    # Pairs turn with one axis each, as those of multimodal models do.
+    omega = _rope().inv_freq * (np.arange(64) % axes == np.arange(axes)[:, None])
+    rope = RotaryEmbedding.from_inv_freq(omega if axes > 1 else omega[0])
+    ids = np.arange(count)[:, None] + np.arange(axes)
+    given = ids if axes > 1 else ids[:, 0]
     moved = count * rope.rotary_dim * 4 + ids.nbytes
 
-    def numpy_form(ids: Array) -> tuple[Array, Array]:
-        angle = ids[:, None] * omega
+    def numpy_form(given: Array) -> tuple[Array, Array]:
+        angle = ids @ omega
         return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+    def at_hand() -> Ready:
+        out = np.zeros((count, 64), np.float32), np.zeros((count, 64), np.float32)
+        return Ready(partial(rope.cos_sin, out=out), [(given,)], moved, error)
 
     def error(returned: Any) -> float:
         some = np.linspace(0, count - 1, 64).astype(int)
-        angle = ids[some, None].astype(np.longdouble) * omega
+        angle = ids[some].astype(np.longdouble) @ omega
         exact = [f(angle).astype(np.float64) for f in (np.cos, np.sin)]
         # float64 forms round the angle: |angle|·2^-53 more.
         return max(
@@ -62,8 +70,9 @@ def _angles(count: int) -> list[Contender]:
         )
 
     return [
-        Contender("cos_sin", "ours", lambda: Ready(rope.cos_sin, [(ids,)], moved, error, new=True)),
-        Contender("NumPy float64, cast", "peer", lambda: Ready(numpy_form, [(ids,)], moved, error)),
+        Contender("cos_sin", "ours", lambda: Ready(rope.cos_sin, [(given,)], moved, error, new=True)),
+        Contender("cos_sin into arrays at hand", "ours", at_hand),
+        Contender("NumPy float64, cast", "peer", lambda: Ready(numpy_form, [(given,)], moved, error)),
         *limits(moved),
         memory(moved),
     ]

@@ -14,10 +14,11 @@ from functools import cache
 from numba import types
 
 from rope_cpu._circle import write_circles
-from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, address, array_type, compiled, entry_point
+from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, address, compiled, entry_point
 from rope_cpu._formats import FORMATS
+from rope_cpu._objects import OBJECT, location, look, where
 from rope_cpu._pool import share
-from rope_cpu._words import fetch, least, pointer, spill
+from rope_cpu._words import fetch, greatest, least, pointer, spill
 
 _WORDS = 13  # of a job
 # Pairs that are worth a thread of their own: 5 µs of work, where it takes 2 to wake one.
@@ -58,38 +59,41 @@ def circles(dtype: str, single: bool) -> Kernel:
 
 
 @cache
-def angles(dtype: str) -> Kernel:
+def angles() -> Kernel:
     """Return the kernel (positions, limit, turns, factor, sign, cos, sin, work, pool) → DONE or LOOK_CLOSER.
 
+    Arrays come as objects, C-contiguous and aligned; the caller holds them, and has made sure of their dtype and shape.
     positions: float64 (1 or batch, seq, 1 or axes); one coordinate serves every axis. turns: float64 (1 or batch, axes,
     heads, 2, pairs), high and low parts of ω/2π. factor: float64 (1 or batch,), on cos and sin. sign: −1 turns back.
-    cos, sin: float32 or float64 (1 or batch, seq, heads, pairs). work: where `circles` is. pool: whose threads share
+    cos, sin: (1 or batch, seq, heads, pairs) of what `circles` writes. work: where that is. pool: whose threads share
     the work; 0: none.
     LOOK_CLOSER: a position is not finite or beyond ±limit.
     """
+    look()
     sources = SOURCES
 
     def check(positions, limit, turns, factor, sign, cos, sin, work, pool):
         _ = sources  # a part of the cache key
-        for p in positions.flat:
-            if not abs(p) <= limit:
+        (positions_at, positions_shape), (turns_at, turns_shape) = location(where(positions)), location(where(turns))
+        batch, seq, coordinates = fetch(positions_shape, 3)
+        given = pointer(positions_at, "float64")
+        for n in range(batch * seq * coordinates):
+            if not abs(given[n]) <= limit:
                 return LOOK_CLOSER
+        turn_rows, axes, heads, _two, pairs = fetch(turns_shape, 5)
+        rows = seq * greatest(batch, turn_rows)
         job = spill((
-            positions.ctypes.data, positions.shape[0], positions.shape[2],
-            turns.ctypes.data, turns.shape[0], turns.shape[1], cos.shape[2], cos.shape[3],
-            factor.ctypes.data, sign, cos.ctypes.data, sin.ctypes.data, cos.shape[1],
+            positions_at, batch, coordinates, turns_at, turn_rows, axes, heads, pairs,
+            location(where(factor))[0], sign, location(where(cos))[0], location(where(sin))[0], seq,
         ))  # fmt: skip
-        share(pool, work, job, cos.shape[0] * cos.shape[1], cos.size // _WORTH_A_THREAD)
+        share(pool, work, job, rows, rows * heads * pairs // _WORTH_A_THREAD)
         return DONE
 
-    real = types.float64 if dtype == "float64" else types.float32
-    table = array_type(real, 4, readonly=False, layout="C")
-    positions, turns, factor = (array_type(types.float64, n, layout="C") for n in (3, 5, 1))
-    signature = (positions, types.float64, turns, factor, types.int64, table, table)
-    return compiled(check, f"angles_{dtype}", (*signature, types.int64, types.int64))
+    signature = (OBJECT, types.float64, OBJECT, OBJECT, types.int64, OBJECT, OBJECT, types.int64, types.int64)
+    return compiled(check, "angles", signature)
 
 
 @cache
 def quick_angles(dtype: str, single: bool) -> tuple[Kernel, int]:
-    """Return the same without the check of types, and the `work` it needs."""
-    return entry_point(angles(dtype)), address(circles(dtype, single))
+    """Return the same without the check of types, and the `work` it needs to write a dtype."""
+    return entry_point(angles()), address(circles(dtype, single))

@@ -106,13 +106,22 @@ def outputs(outs: Mapping[str, Any], xs: Mapping[str, Array]) -> None:
             raise ValueError(f"`{name}` shares memory with `{first[0]}`; each result needs memory of its own")
 
 
-def out_pair(out: object) -> tuple[Any, Any]:
-    """Return the two arrays of `out` for q and k."""
+def out_pair(out: object, first: str = "q", second: str = "k") -> tuple[Any, Any]:
+    """Return the two arrays of `out`, for what is named."""
+    rule = f"it must be a pair of arrays, for {first} and for {second}"
     if not isinstance(out, tuple | list):
-        raise TypeError(f"`out` is {_brief(out)}; it must be a pair of arrays, for q and for k")
+        raise TypeError(f"`out` is {_brief(out)}; {rule}")
     if len(out) != 2:
-        raise TypeError(f"`out` is a {type(out).__name__} of {len(out)}; it must be a pair of arrays, for q and for k")
+        raise TypeError(f"`out` is a {type(out).__name__} of {len(out)}; {rule}")
     return out[0], out[1]
+
+
+def out_tables(out: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """Return the two arrays of `out`; raise unless cos and sin of this shape and dtype can be written to them."""
+    pair = out_pair(out, "cos", "sin")
+    like = np.broadcast_to(np.empty((), dtype), shape)
+    outputs(dict(zip(("out[0]", "out[1]"), pair, strict=True)), {"cos": like, "sin": like})
+    return pair
 
 
 def positions(name: str, value: object, axes: int, form: str | None, rows: int = 1) -> Float64:

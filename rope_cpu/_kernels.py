@@ -111,7 +111,8 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             row, table_size = table_heads * head, turn_rows * q_shape[1] * table_heads * head
             c_steps = s_steps = (q_shape[1] * row, row, head, real_size)
         else:
-            (c_at, table, c_steps), (s_at, s_shape, s_steps) = view(cos, kind, 4)[0], view(sin, kind, 4)[0]
+            four = greatest(rank, 4)  # a literal would have `view` compiled once more
+            (c_at, table, c_steps), (s_at, s_shape, s_steps) = view(cos, kind, four)[0], view(sin, kind, four)[0]
             if table != s_shape or c_steps[3] != real_size or s_steps[3] != real_size:
                 return LOOK_CLOSER
 

@@ -71,7 +71,7 @@ def todo(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[tuple[Callable[..., Ke
     return [
         (sharing, ()),
         (serving, ()),
-        *((angles, (real,)) for real in reals),
+        (angles, ()),
         *((circles, key) for key in product(reals, (False, True))),
         *((rotation, key) for key in product(sizes, (False, True))),
         *((rows, key) for key in product(names, ("half", "interleaved"))),

@@ -57,15 +57,17 @@ def tables(
     sign: int,
     dtype: str,
     limit: float = MAX_POSITION - 1,
+    out: tuple[NDArray[Any], NDArray[Any]] | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """Return factor·cos and sign·factor·sin, (batch or 1, seq, heads, pairs) float32 or float64.
 
     parts, single: from `turns`, and whether they are for float32 angles. positions: float64 (batch or 1, seq, axes or
-    1), C-contiguous. None: a position is not finite or beyond ±limit.
+    1), C-contiguous. out: arrays of as many elements to write to, C-contiguous and aligned. None: a position is not
+    finite or beyond ±limit; nothing was written.
     """
     (batch, seq, _), (rows, _, heads, _, pairs) = positions.shape, parts.shape
     shape, real = (max(batch, rows), seq, heads, pairs), _REAL[dtype]
-    cos, sin = np.empty(shape, real), np.empty(shape, real)
+    cos, sin = out or (np.empty(shape, real), np.empty(shape, real))
     kernel, work = quick_angles(dtype, single)
     pool = _threads.pool() if cos.size > _threads.SERIAL_PAIRS else 0
     status = kernel(positions, limit, parts, factor, sign, cos, sin, work, pool)
@@ -75,7 +77,7 @@ def tables(
 def to_dtype(table: Float64, dtype: Any) -> NDArray[Any]:
     """Round float64 to a dtype once; ml_dtypes goes to bfloat16 through float32, which would round twice."""
     if np.dtype(dtype) != ml_dtypes.bfloat16:
-        return table.astype(dtype)
+        return table.astype(dtype, copy=False)
     single = table.astype(np.float32)
     bits = single.view(np.int32)
     # Round to odd on the way: cut towards zero, and keep in the last bit that something was cut off.

@@ -17,14 +17,22 @@ if TYPE_CHECKING:
 
 
 def exact_tables(
-    rotary: RotaryEmbedding, positions: Float64, ids: ArrayLike, mode: str, real: str
+    rotary: RotaryEmbedding,
+    positions: Float64,
+    ids: ArrayLike,
+    mode: str,
+    real: str,
+    out: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
-    """Return cos and sin, (batch or 1, seq, frequency heads, pairs); `ids`: the positions as given, for error texts."""
+    """Return cos and sin, (batch or 1, seq, frequency heads, pairs).
+
+    ids: the positions as given, for error texts. out: as in `angles.tables`.
+    """
     arguments = rotary._parts, rotary._single, positions, rotary._factors[mode], SIGN[mode], real
-    result = angles.tables(*arguments)
+    result = angles.tables(*arguments, out=out)
     if result is None:
         _check.position_values("delta" if mode == "shift" else "position_ids", ids)
-        result = angles.tables(*arguments, angles.MAX_POSITION)
+        result = angles.tables(*arguments, angles.MAX_POSITION, out)
         if result is None:
             raise RuntimeError("positions passed their check, but the kernel refused them")
     return result

@@ -119,16 +119,20 @@ class RotaryEmbedding(Constructors):
             return self
         return type(self).from_spec(self._spec.at_length(lengths))
 
-    def cos_sin(self, position_ids: ArrayLike, dtype: DTypeLike = np.float32) -> tuple[Array, Array]:
+    def cos_sin(
+        self, position_ids: ArrayLike, dtype: DTypeLike = np.float32, *, out: tuple[Array, Array] | None = None
+    ) -> tuple[Array, Array]:
         """Return cos and sin of the positions, attention factor included, rounded once to `dtype`.
 
         position_ids: integers or float32/float64 of any shape; with several axes the last axis holds the coordinates.
         dtype: float32, float64, float16 or bfloat16.
+        out: a pair of arrays to write to and return, for cos and for sin; new ones cost more time than cos and sin.
         Each result has position_ids.shape (without the last axis where there are several) + (pairs,); where heads have
         frequencies of their own, + (heads, pairs). Where sequences have lengths of their own, ids are (seq,) or (rows,
         seq) and results (rows, seq, pairs). Before `at_length` it is the original length's.
 
-        Raises TypeError or ValueError for other dtypes, non-finite positions and positions beyond ±2^53.
+        Raises TypeError or ValueError for other dtypes, non-finite positions, positions beyond ±2^53, and an `out` of
+        another shape or dtype, that is read-only, or whose elements share memory.
         """
         wanted, axes, rows = _check.dtype(dtype), self.axes, self._spec.attention_factor.size
         ids = np.asarray(position_ids)
@@ -140,12 +144,19 @@ class RotaryEmbedding(Constructors):
         else:
             positions = _check.positions("position_ids", ids, axes, None, rows)
             shape = (rows, positions.shape[1])
-        real = "float32" if wanted == np.float32 else "float64"
-        cos, sin = exact_tables(self, positions, position_ids, "rotate", real)
         heads = self._spec.inv_freq.shape[2]
         shape = (*shape, heads, self._spec.pairs) if heads > 1 else (*shape, self._spec.pairs)
-        cos, sin = cos.reshape(shape), sin.reshape(shape)
-        return (cos, sin) if cos.dtype == wanted else (angles.to_dtype(cos, wanted), angles.to_dtype(sin, wanted))
+        outs = None if out is None else _check.out_tables(out, shape, wanted)
+        real = "float32" if wanted == np.float32 else "float64"
+        direct = outs if outs and wanted == real and all(table.flags.carray for table in outs) else None
+        tables = exact_tables(self, positions, position_ids, "rotate", real, direct)
+        if outs is None:
+            cos, sin = (angles.to_dtype(table, wanted).reshape(shape) for table in tables)
+            return cos, sin
+        if not direct:
+            for table, target in zip(tables, outs, strict=True):
+                target[...] = angles.to_dtype(table, wanted).reshape(shape)
+        return outs
 
     def rotate(
         self,

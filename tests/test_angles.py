@@ -1,5 +1,6 @@
 """cos and sin are those of the exact product of position and float64 frequency, wherever the position lies."""
 
+import tracemalloc
 from dataclasses import replace
 
 import ml_dtypes
@@ -169,3 +170,64 @@ def test_shapes(shape):
     assert axial.cos_sin(np.zeros((*shape, 2)))[0].shape == (*shape, 2)
     per_head = RotaryEmbedding.from_inv_freq(np.ones((2, 3, 4)))
     assert per_head.cos_sin(np.zeros((*shape, 2)))[0].shape == (*shape, 3, 4)
+
+
+ROPES = {
+    "pairs": RotaryEmbedding.from_inv_freq(oracle.inv_freq(10)),
+    "axes": RotaryEmbedding.from_inv_freq([[1.0, 0.5, 0.1], [0.0, 2.0, 0.3]]),
+    "heads": RotaryEmbedding.from_inv_freq(np.arange(24.0).reshape(2, 3, 4)),
+    "lengths": RotaryEmbedding.from_config(
+        {
+            "model_type": "llama",
+            "head_dim": 8,
+            "max_position_embeddings": 16,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 2.0},
+        }
+    ).at_length([10, 40]),
+}
+PLACES = {
+    "contiguous": lambda shape, dtype: np.empty(shape, dtype),
+    "every second": lambda shape, dtype: np.empty((*shape[:-1], 2 * shape[-1]), dtype)[..., ::2],
+    "columns first": lambda shape, dtype: np.empty(shape, dtype, order="F"),
+    "unaligned": lambda shape, dtype: (
+        np.empty(np.prod(shape) * dtype.itemsize + 1, np.int8)[1:].view(dtype).reshape(shape)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+def test_tables_are_written_where_they_are_wanted(name, place, dtype, rng):
+    rope = ROPES[name]
+    ids = rng.integers(0, 10**6, (2, 7, rope.axes) if rope.axes > 1 else (2, 7))
+    expected = rope.cos_sin(ids, dtype)
+    out = tuple(PLACES[place](table.shape, table.dtype) for table in expected)
+    returned = rope.cos_sin(ids, dtype, out=out)
+    assert all(table is given for table, given in zip(returned, out, strict=True))
+    assert [table.tobytes() for table in out] == [table.tobytes() for table in expected]
+
+
+def test_tables_written_to_arrays_at_hand_take_no_memory_of_their_own():
+    rope, ids = ROPES["pairs"], np.arange(20000)
+    out = rope.cos_sin(ids)
+    tracemalloc.start()
+    rope.cos_sin(ids, out=out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < out[0].nbytes  # positions as float64 are two fifths of it
+
+
+def test_positions_may_lie_where_tables_are_written(rng):
+    rope, memory = RotaryEmbedding.from_inv_freq([1.0]), np.empty((2, 50, 1))
+    memory[0, :, 0] = rng.integers(0, 10**6, 50)
+    expected = rope.cos_sin(memory[0, :, 0], np.float64)
+    rope.cos_sin(memory[0, :, 0], np.float64, out=(memory[0], memory[1]))
+    assert np.array_equal(memory, expected)
+
+
+def test_nothing_is_written_for_positions_that_are_none():
+    out = np.full((2, 3, 5), 7, np.float32)
+    with pytest.raises(ValueError, match="`position_ids` holds inf"):
+        ROPES["pairs"].cos_sin([1.0, 2.0, np.inf], out=(out[0], out[1]))
+    assert (out == 7).all()

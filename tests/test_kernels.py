@@ -248,8 +248,8 @@ def test_the_angle_kernel_in_parallel_gives_the_same_bits(rng, pools):
     results = []
     for pool in pools.values():
         cos, sin = np.empty((2, 3, 1000, 1, 9), np.float32)
-        work = _compile.address(_angles.circles("float32", False))
-        status = _angles.angles("float32")(positions, 2.0**53, parts, factor, 1, cos, sin, work, pool)
+        kernel, work = _angles.quick_angles("float32", False)
+        status = kernel(positions, 2.0**53, parts, factor, 1, cos, sin, work, pool)
         assert status == _compile.DONE
         results.append(cos.tobytes() + sin.tobytes())
     assert len(set(results)) == 1
