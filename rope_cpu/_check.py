@@ -85,21 +85,30 @@ def rotated(xs: Mapping[str, object], form: str, head_dim: int, table: tuple[int
 def outputs(outs: Mapping[str, Any], xs: Mapping[str, Array]) -> None:
     """Raise unless each result can be written: in place, or into memory that shares no element with anything read."""
     for (name, out), (of, x) in zip(outs.items(), xs.items(), strict=True):
-        if not isinstance(out, np.ndarray):
-            raise TypeError(f"`{name}` is a {type(out).__name__}; it must be a NumPy array like `{of}`")
-        _unmasked(name, out)
-        if out.dtype != x.dtype:
-            raise TypeError(f"`{name}` has dtype {out.dtype}; it must be that of `{of}`, {x.dtype}")
-        if out.shape != x.shape:
-            raise ValueError(f"`{name}` has shape {out.shape}; it must be that of `{of}`, {x.shape}")
-        if not out.flags.writeable:
-            raise ValueError(f"`{name}` is read-only; the result cannot be written into it")
-        if out.size and not _apart_within(out):
-            raise ValueError(f"`{name}` has strides {out.strides}; several of its elements share memory")
+        _output(name, out, of, x.shape, x.dtype)
         for read, y in xs.items():
             if not (read == of and _same(x, out)) and share(out, y):
                 rule = "it must be the very same array (in place) or share nothing with the inputs"
                 raise ValueError(f"`{name}` shares memory with `{read}`; {rule}")
+    _each_its_own(outs)
+
+
+def _output(name: str, out: Any, of: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Raise unless a result of this shape and dtype, that of `of`, can be written to an array."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"`{name}` is a {type(out).__name__}; it must be a NumPy array like `{of}`")
+    _unmasked(name, out)
+    if out.dtype != dtype:
+        raise TypeError(f"`{name}` has dtype {out.dtype}; it must be that of `{of}`, {dtype}")
+    if out.shape != shape:
+        raise ValueError(f"`{name}` has shape {out.shape}; it must be that of `{of}`, {shape}")
+    if not out.flags.writeable:
+        raise ValueError(f"`{name}` is read-only; the result cannot be written into it")
+    if out.size and not _apart_within(out):
+        raise ValueError(f"`{name}` has strides {out.strides}; several of its elements share memory")
+
+
+def _each_its_own(outs: Mapping[str, Array]) -> None:
     first, *others = outs.items()
     for name, out in others:
         if share(first[1], out):
@@ -119,8 +128,10 @@ def out_pair(out: object, first: str = "q", second: str = "k") -> tuple[Any, Any
 def out_tables(out: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Return the two arrays of `out`; raise unless cos and sin of this shape and dtype can be written to them."""
     pair = out_pair(out, "cos", "sin")
-    like = np.broadcast_to(np.empty((), dtype), shape)
-    outputs(dict(zip(("out[0]", "out[1]"), pair, strict=True)), {"cos": like, "sin": like})
+    outs = dict(zip(("out[0]", "out[1]"), pair, strict=True))
+    for (name, table), of in zip(outs.items(), ("cos", "sin"), strict=True):
+        _output(name, table, of, shape, dtype)
+    _each_its_own(outs)
     return pair
 
 
