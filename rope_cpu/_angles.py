@@ -31,7 +31,8 @@ def circles(dtype: str, single: bool) -> Kernel:
 
     single: repeat float32 arithmetic; the first part of turns is then ω itself, the second unused.
     """
-    sources, size, kind = SOURCES, FORMATS[dtype].size, "model" if single else dtype
+    kind = "model" if single else "float32" if dtype == "float32" else "float64"
+    sources, size = SOURCES, FORMATS[dtype].size
 
     def fill(job, start, stop):
         _ = sources  # a part of the cache key

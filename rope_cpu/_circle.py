@@ -148,7 +148,7 @@ def write_circles(typingctx: Any, token: Any, factor: Any, kind: Any, dtype: Any
     token: int64 (positions, step, turns, turn_step, axes, pairs, sign, cos, sin): the address of its first coordinate
     and the bytes to that of the next axis (0: one serves all); the address of the turns of the first axis, high parts
     and then as many low ones, and the bytes to those of the next; addresses to write to. kind: a key of _KINDS; dtype:
-    "float32" or "float64", what is written. Both are literals.
+    of FORMATS, what is written. Both are literals.
     """
     if not isinstance(kind, types.StringLiteral) or not isinstance(dtype, types.StringLiteral):
         return None
@@ -198,7 +198,8 @@ class _Token:
             sign, factor = b.sitofp(self.sign, F64), self.factor
             written = self.kind.finish(self._angle(first, lanes), self._all(sign, lanes), self._all(factor, lanes))
             for place, numbers in zip(self.places, written, strict=True):
-                self.table.store(numbers.to(self.table.format.real).value, place, first)
+                narrow = numbers.to_odd() if self.table.format.size == 2 else numbers
+                self.table.store(narrow.to(self.table.format.real).value, place, first)
 
     def _angle(self, first: Any, lanes: int) -> State:
         """Return the sum over the axes."""

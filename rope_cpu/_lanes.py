@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rope_cpu._formats import F32, call_float, element_of, lanes_of, lowers, splat, vector
+from rope_cpu._formats import F32, F64, I32, call_float, element_of, lanes_of, lowers, splat, vector
 
 _FMA = (
     "declare double @llvm.fma.f64(double, double, double)\n"
@@ -87,3 +87,17 @@ class Lanes:
             return self
         convert = self.b.fptrunc if element == F32 else self.b.fpext
         return self._with(convert(self.value, vector(element, lanes_of(self.value))))
+
+    def to_odd(self) -> Lanes:
+        """Return the numbers as float32, from which they round to 16 bits as they would from float64.
+
+        What float32 does not hold is cut towards zero, and the last bit says that something was cut off.
+        """
+        if element_of(self.value) == F32:
+            return self
+        b, near = self.b, self.to(F32)
+        back, bits = near.to(F64), vector(I32, lanes_of(self.value))
+        beyond = b.fcmp_ordered(">", call_float(b, "fabs", back.value), call_float(b, "fabs", self.value))
+        cut = b.add(b.bitcast(near.value, bits), b.sext(beyond, bits))
+        odd = b.or_(cut, b.zext(b.fcmp_ordered("!=", back.value, self.value), bits))
+        return self._with(b.bitcast(odd, vector(F32, lanes_of(self.value))))

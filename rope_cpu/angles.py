@@ -18,7 +18,7 @@ from rope_cpu.spec import Float64, RopeSpec
 # first asked for with one less, and the ids as they were given are looked at before the limit is allowed.
 MAX_POSITION = 2.0**53
 
-_REAL = {name: np.dtype(name) for name in ("float32", "float64")}
+_DTYPES = {np.dtype(kind).name: np.dtype(kind) for kind in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)}
 
 # ⌊2^256 / 2π⌋, from the digits of π (OEIS A000796).
 _PI = int(
@@ -59,15 +59,15 @@ def tables(
     limit: float = MAX_POSITION - 1,
     out: tuple[NDArray[Any], NDArray[Any]] | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """Return factor·cos and sign·factor·sin, (batch or 1, seq, heads, pairs) float32 or float64.
+    """Return factor·cos and sign·factor·sin, (batch or 1, seq, heads, pairs) of a dtype.
 
     parts, single: from `turns`, and whether they are for float32 angles. positions: float64 (batch or 1, seq, axes or
     1), C-contiguous. out: arrays of as many elements to write to, C-contiguous and aligned. None: a position is not
     finite or beyond ±limit; nothing was written.
     """
     (batch, seq, _), (rows, _, heads, _, pairs) = positions.shape, parts.shape
-    shape, real = (max(batch, rows), seq, heads, pairs), _REAL[dtype]
-    cos, sin = out or (np.empty(shape, real), np.empty(shape, real))
+    shape, kind = (max(batch, rows), seq, heads, pairs), _DTYPES[dtype]
+    cos, sin = out or (np.empty(shape, kind), np.empty(shape, kind))
     kernel, work = quick_angles(dtype, single)
     pool = _threads.pool() if cos.size > _threads.SERIAL_PAIRS else 0
     status = kernel(positions, limit, parts, factor, sign, cos, sin, work, pool)

@@ -21,14 +21,14 @@ def exact_tables(
     positions: Float64,
     ids: ArrayLike,
     mode: str,
-    real: str,
+    dtype: str,
     out: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
     """Return cos and sin, (batch or 1, seq, frequency heads, pairs).
 
     ids: the positions as given, for error texts. out: as in `angles.tables`.
     """
-    arguments = rotary._parts, rotary._single, positions, rotary._factors[mode], SIGN[mode], real
+    arguments = rotary._parts, rotary._single, positions, rotary._factors[mode], SIGN[mode], dtype
     result = angles.tables(*arguments, out=out)
     if result is None:
         _check.position_values("delta" if mode == "shift" else "position_ids", ids)

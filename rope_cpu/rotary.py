@@ -147,15 +147,13 @@ class RotaryEmbedding(Constructors):
         heads = self._spec.inv_freq.shape[2]
         shape = (*shape, heads, self._spec.pairs) if heads > 1 else (*shape, self._spec.pairs)
         outs = None if out is None else _check.out_tables(out, shape, wanted)
-        real = "float32" if wanted == np.float32 else "float64"
-        direct = outs if outs and wanted == real and all(table.flags.carray for table in outs) else None
-        tables = exact_tables(self, positions, position_ids, "rotate", real, direct)
+        kind = _check.FORMAT_OF[wanted]
+        direct = outs if outs and all(table.flags.carray for table in outs) else None
+        cos, sin = exact_tables(self, positions, position_ids, "rotate", kind, direct)
         if outs is None:
-            cos, sin = (angles.to_dtype(table, wanted).reshape(shape) for table in tables)
-            return cos, sin
+            return cos.reshape(shape), sin.reshape(shape)
         if not direct:
-            for table, target in zip(tables, outs, strict=True):
-                target[...] = angles.to_dtype(table, wanted).reshape(shape)
+            outs[0][...], outs[1][...] = cos.reshape(shape), sin.reshape(shape)
         return outs
 
     def rotate(

@@ -3,6 +3,7 @@
 Run with NUMBA_CPU_NAME=haswell or x86-64 to see what machines without AVX-512, F16C, BF16 or FMA compute.
 """
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -226,7 +227,8 @@ def test_conversions_are_probed_for_the_processor_at_hand():
         "x = np.random.default_rng(0).standard_normal((1, 40, 3, 100))\n"
         "for d in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16):\n"
         "    y = rope.rotate(x.astype(d), offset=10**6)\n"
-        "    print(hashlib.sha256(y.tobytes()).hexdigest())\n"
+        "    tables = rope.cos_sin(np.arange(300), d)\n"
+        "    print(hashlib.sha256(y.tobytes() + tables[0].tobytes() + tables[1].tobytes()).hexdigest())\n"
     )
 
     def digests(cpu):
@@ -239,6 +241,17 @@ def test_conversions_are_probed_for_the_processor_at_hand():
     if llvmlite.binding.get_host_cpu_features().get("avx2"):
         assert digests("haswell") == digests("")
     assert len(digests("x86-64")) == 4
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("angle_dtype", ["float64", "float32"])
+def test_tables_of_16_bits_are_those_of_float64_rounded_once(dtype, angle_dtype, rng):
+    frequencies = np.concatenate([rng.uniform(-3, 3, 40), 10.0 ** rng.uniform(-12, 0, 40), [0, np.pi / 2, np.pi / 3]])
+    spec = RotaryEmbedding.from_inv_freq(frequencies, attention_factor=1.3).spec
+    rope = RotaryEmbedding.from_spec(dataclasses.replace(spec, angle_dtype=angle_dtype))
+    ids = np.concatenate([np.arange(500), rng.integers(0, 2**31, 500)])
+    for narrow, wide in zip(rope.cos_sin(ids, dtype), rope.cos_sin(ids, np.float64), strict=True):
+        assert narrow.tobytes() == angles.to_dtype(wide, dtype).tobytes()
 
 
 def test_the_angle_kernel_in_parallel_gives_the_same_bits(rng, pools):
