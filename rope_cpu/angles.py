@@ -72,15 +72,3 @@ def tables(
     pool = _threads.pool() if cos.size > _threads.SERIAL_PAIRS else 0
     status = kernel(positions, limit, parts, factor, sign, cos, sin, work, pool)
     return (cos, sin) if status == DONE else None
-
-
-def to_dtype(table: Float64, dtype: Any) -> NDArray[Any]:
-    """Round float64 to a dtype once; ml_dtypes goes to bfloat16 through float32, which would round twice."""
-    if np.dtype(dtype) != ml_dtypes.bfloat16:
-        return table.astype(dtype, copy=False)
-    single = table.astype(np.float32)
-    bits = single.view(np.int32)
-    # Round to odd on the way: cut towards zero, and keep in the last bit that something was cut off.
-    bits -= np.abs(single.astype(np.float64)) > np.abs(table)
-    bits |= single.astype(np.float64) != table
-    return single.astype(dtype)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from rope_cpu import _check
 from rope_cpu._compile import SOURCES, Kernel, array_type, compiled
-from rope_cpu.angles import to_dtype
+from rope_cpu.rotary import RotaryEmbedding
 from rope_cpu.spec import LARGEST_FREQUENCY, boolean, real_array, real_number, whole_number
 
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
@@ -31,7 +31,7 @@ def sinusoidal(
 
     interleaved: True puts sin in even and cos in odd columns, False sin in the first half and cos in the second
         (RoFormer, XLM). An odd dim has one sin more.
-    dtype: float32, float64, float16 or bfloat16; values are computed in float64 and rounded once.
+    dtype: float32, float64, float16 or bfloat16; the exact values are rounded once.
 
     Raises TypeError or ValueError naming the argument, its value and the rule.
     Source: Vaswani et al., arXiv:1706.03762; RoFormerSinusoidalPositionalEmbedding in transformers.
@@ -42,12 +42,11 @@ def sinusoidal(
     exponents = 2.0 * np.arange(sines) / columns
     if base ** -exponents[-1] > LARGEST_FREQUENCY:
         raise ValueError(f"`base` is {base!r}; its frequencies must be at most 2^40 radians per position")
-    angles = np.arange(rows)[:, None] * base**-exponents
+    cos, sin = RotaryEmbedding.from_inv_freq(base**-exponents).cos_sin(np.arange(rows), wanted)
     adjacent = boolean("interleaved", interleaved)
     where_sin, where_cos = (slice(0, None, 2), slice(1, None, 2)) if adjacent else (slice(sines), slice(sines, None))
     table = np.empty((rows, columns), dtype=wanted)
-    table[:, where_sin] = to_dtype(np.sin(angles), wanted)
-    table[:, where_cos] = to_dtype(np.cos(angles[:, : columns // 2]), wanted)
+    table[:, where_sin], table[:, where_cos] = sin, cos[:, : columns // 2]
     return table
 
 

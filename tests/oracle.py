@@ -78,3 +78,11 @@ def bound(exact, reach, dtype, factor=1.0):
         half_ulp = np.where(np.abs(exact) < 2.0**-126, 2.0**-126, half_ulp)
     unit = 2.0**-53 if str(dtype) == "float64" else 2.0**-24
     return half_ulp + 3 * unit * factor * reach
+
+
+def rounded(values, dtype):
+    """Return float64 values, zero or at least 2^-126, rounded once to float16 or bfloat16."""
+    if np.dtype(dtype) == np.float16:
+        return values.astype(dtype)
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.rint(mantissa * 2.0**8) / 2.0**8, exponent).astype(dtype)

@@ -134,10 +134,14 @@ def test_16_bit_tables_are_rounded_once(dtype, rng):
     assert (np.abs(table - exact) <= half_ulp * (1 + 1e-9)).all()
 
 
-def test_bfloat16_does_not_round_twice():
-    # 1 + 2^-8 + 2^-40 lies just above the middle of two bfloat16; float32 would first cut it down to the middle.
-    above = np.array([1 + 2.0**-8 + 2.0**-40, -(1 + 2.0**-8 + 2.0**-40), 1 + 2.0**-8, 1 + 3 * 2.0**-8 - 2.0**-40])
-    assert angles.to_dtype(above, ml_dtypes.bfloat16).astype(float).tolist() == [1 + 2**-7, -1 - 2**-7, 1, 1 + 2**-7]
+@pytest.mark.parametrize(("dtype", "bits"), [(np.float16, 11), (ml_dtypes.bfloat16, 8)])
+def test_16_bit_tables_do_not_round_twice(dtype, bits):
+    # Just above the middle of two numbers, and just below one: float32 would first take it to the middle.
+    step = 2.0 ** (1 - bits)
+    wanted = {1 + step / 2 + 2.0**-40: 1 + step, 1 + step / 2: 1, 1 + 3 * step / 2 - 2.0**-40: 1 + step}
+    for factor, expected in wanted.items():
+        cos, sin = RotaryEmbedding.from_inv_freq([1.0], attention_factor=factor).cos_sin([0], dtype)
+        assert (float(cos[0, 0]), float(sin[0, 0])) == (expected, 0.0)
 
 
 def test_float32_angles_repeat_float32_arithmetic(rng):
