@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu import _check
 from rope_cpu._check import Array
-from rope_cpu._rotate import Frame, Rotation
+from rope_cpu._rotate import REAL_OF, Frame, Rotation
 from rope_cpu.spec import boolean
 
 
 class _TableRotation(Rotation):
-    """A rotation by given cos and sin, (batch or 1, seq, 1, pairs)."""
+    """A rotation of one dtype by given cos and sin, (batch or 1, seq, 1, pairs)."""
 
-    __slots__ = ("_cos", "_sin")
+    __slots__ = ()
 
-    def __init__(self, cos: Array, sin: Array, interleaved: bool, layout: str, head_dim: int) -> None:
-        super().__init__(Frame.of(layout, head_dim, (2 * cos.shape[-1],), interleaved), cos.shape, {})
-        self._cos, self._sin = cos, sin
+    def __init__(self, frame: Frame, dtype: np.dtype[Any], *tables: Array) -> None:
+        cos, sin = (table.astype(REAL_OF[dtype], copy=False) for table in tables)
+        if cos.strides[-1] != cos.itemsize or sin.strides[-1] != sin.itemsize:
+            cos, sin = np.ascontiguousarray(cos), np.ascontiguousarray(sin)
+        super().__init__(frame, cos.shape, {dtype: frame.prepared(dtype, cos, sin)})
 
     def _rows_are(self) -> str:
         return "`cos` and `sin` are for"
 
-    def _cos_sin(self, real: str) -> tuple[Array, Array]:
-        def ready(table: Array) -> Array:
-            table = table.astype(real, copy=False)
-            return table if table.strides[-1] == table.itemsize else np.ascontiguousarray(table)
 
-        return ready(self._cos), ready(self._sin)
+@lru_cache(maxsize=64)
+def _frame(layout: str, head_dim: int, rotary_dim: int, interleaved: bool) -> Frame:
+    """Return the frame, which remembers what kernels are told of it: calls come for every layer."""
+    return Frame.of(layout, head_dim, (rotary_dim,), interleaved)
 
 
 def apply_rotary(
@@ -70,8 +74,8 @@ def apply_rotary(
         sin = -sin
     if cos.ndim == 2:
         cos, sin = cos[None], sin[None]
-    rotation = _TableRotation(cos[:, :, None], sin[:, :, None], boolean("interleaved", interleaved), form, x.shape[-1])
+    frame = _frame(form, x.shape[-1], 2 * cos.shape[-1], boolean("interleaved", interleaved))
     for name, table in (("cos", cos), ("sin", sin)):
         if isinstance(out, np.ndarray) and np.may_share_memory(out, table) and _check.share(out, table):
             raise ValueError(f"`out` shares memory with `{name}`; it must share nothing with what is read")
-    return rotation.rotate(x, out)
+    return _TableRotation(frame, x.dtype, cos[:, :, None], sin[:, :, None]).rotate(x, out)
