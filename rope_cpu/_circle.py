@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from rope_cpu._formats import F32, F64, I32, I64, Memory, vector
-from rope_cpu._lanes import Lanes
+from rope_cpu._lanes import Lanes, exact_sum
 
 # 2π, and what float64 leaves of it; the Taylor coefficients of sin and cos, enough for an angle of ⅛ turn.
 _TWO_PI, _TWO_PI_REST = 6.283185307179586, 2.4492935982947064e-16
@@ -33,8 +33,8 @@ _HALF_COS = (
     4.1495917001716555e-06, -0.00010456658073600429, 0.0019295562835931208, -0.025806888739352957,
     0.23533063012980837, -1.3352627688434646, 4.058712126416498, -4.934802200544676, 1.0,
 )  # fmt: skip
-# 1 / 2π in two parts: the turns of an angle of one radian.
-_TURN, _TURN_REST = 0.15915494309189535, -9.839338337591001e-18
+# 1 / 2π in three float64: the turns of an angle of one radian (OEIS A086201).
+RADIAN = (0.15915494309189535, -9.839338337591243e-18, -5.360718141446502e-34)
 
 # What is known of an angle before all axes are added: numbers that add up to it.
 State = tuple[Lanes, ...]
@@ -69,9 +69,7 @@ def _turns(position: Lanes | float, high: Lanes, low: Lanes) -> State:
 def _add_exactly(state: State, position: Lanes | float, high: Lanes, low: Lanes) -> State:
     """Add position·(high + low), less whole turns; what rounding loses of the sum goes to the rest."""
     (turns, rest), (part, more) = state, _turns(position, high, low)
-    total = turns + part
-    shadow = total - turns
-    lost = (turns - (total - shadow)) + (part - shadow)
+    total, lost = exact_sum(turns, part)
     return total, rest + (lost + more)
 
 
@@ -129,7 +127,7 @@ def _of_model(state: State, sign: Lanes, factor: Lanes) -> tuple[Lanes, Lanes]:
     """Return cos and sin rounded to float32 and multiplied there, as a float32 model has them."""
     angle = state[0].to(F64)
     none = angle.all(0.0)
-    exact = _add_exactly(_turns(_TURN, angle, none), _TURN_REST, angle, none)
+    exact = _add_exactly(_turns(RADIAN[0], angle, none), RADIAN[1], angle, none)
     cos, sin = _exactly(exact, sign, factor.all(1.0))
     return cos.to(F32) * factor.to(F32), sin.to(F32) * factor.to(F32)
 

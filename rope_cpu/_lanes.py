@@ -60,21 +60,13 @@ class Lanes:
     def product(self, other: Lanes | float) -> tuple[Lanes, Lanes]:
         """Return self·other as float64 rounds it, and what that loses, exactly.
 
-        Without a fused multiply-add the factors are split in two halves each (T. J. Dekker, Numerische Mathematik 18,
-        1971), which is exact below 2^996; a library's fma would be ten times slower.
+        Without a fused multiply-add in a longer way; a library's fma would be ten times slower.
         """
         y = other if isinstance(other, Lanes) else self.all(other)
         product = self * y
         if lowers(_FMA, *self.target):
             return product, self._with(call_float(self.b, "fma", self.value, y.value, (-product).value))
-        (x1, x2), (y1, y2) = self._halves(), y._halves()
-        return product, (((x1 * y1 - product) + x1 * y2) + x2 * y1) + x2 * y2
-
-    def _halves(self) -> tuple[Lanes, Lanes]:
-        """Split float64 into two of 26 bits that add up to it."""
-        scaled = self * 134217729.0  # 2^27 + 1
-        high = scaled - (scaled - self)
-        return high, self - high
+        return exact_product(self, y)
 
     def where(self, number: float, then: Lanes, otherwise: Lanes) -> Lanes:
         """Return `then` where a lane is `number`, else `otherwise`."""
@@ -101,3 +93,28 @@ class Lanes:
         cut = b.add(b.bitcast(near.value, bits), b.sext(beyond, bits))
         odd = b.or_(cut, b.zext(b.fcmp_ordered("!=", back.value, self.value), bits))
         return self._with(b.bitcast(odd, vector(F32, lanes_of(self.value))))
+
+
+def exact_sum(x: Any, y: Any) -> tuple[Any, Any]:
+    """Return x + y as float64 rounds it, and what that loses; of Lanes or of NumPy's arrays (D. E. Knuth)."""
+    total = x + y
+    shadow = total - x
+    return total, (x - (total - shadow)) + (y - shadow)
+
+
+def exact_product(x: Any, y: Any) -> tuple[Any, Any]:
+    """Return x·y as float64 rounds it, and what that loses, exactly below 2^996; of the same.
+
+    Source: T. J. Dekker, A floating-point technique for extending the available precision, Numerische Mathematik 18,
+    1971: each factor is split into two halves.
+    """
+    product = x * y
+    (x1, x2), (y1, y2) = _halves(x), _halves(y)
+    return product, (((x1 * y1 - product) + x1 * y2) + x2 * y1) + x2 * y2
+
+
+def _halves(x: Any) -> tuple[Any, Any]:
+    """Split float64 into two of 26 bits that add up to it."""
+    scaled = x * 134217729.0  # 2^27 + 1
+    high = scaled - (scaled - x)
+    return high, x - high

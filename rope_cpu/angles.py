@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +10,9 @@ from numpy.typing import NDArray
 
 from rope_cpu import _threads
 from rope_cpu._angles import quick_angles
+from rope_cpu._circle import RADIAN
 from rope_cpu._compile import DONE
+from rope_cpu._lanes import exact_product, exact_sum
 from rope_cpu.spec import Float64, RopeSpec
 
 # Beyond it float64 does not hold every whole number. At the limit itself 2^53 + 1 has been rounded to it, so tables are
@@ -20,13 +21,6 @@ MAX_POSITION = 2.0**53
 
 _DTYPES = {np.dtype(kind).name: np.dtype(kind) for kind in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)}
 
-# ⌊2^256 / 2π⌋, from the digits of π (OEIS A000796).
-_PI = int(
-    "31415926535897932384626433832795028841971693993751058209749445923078164062862089986280348253421170679821480865"
-)
-_TURN_BITS = 256
-_INVERSE_TWO_PI = (10 ** (len(str(_PI)) - 1) << (_TURN_BITS - 1)) // _PI
-
 
 def turns(spec: RopeSpec) -> Float64:
     """Return what the angle kernel keeps of the frequencies: (rows, axes, heads, 2, pairs).
@@ -34,19 +28,17 @@ def turns(spec: RopeSpec) -> Float64:
     Two float64 whose sum is ω/2π to about 2^-106; for angle_dtype float32 ω itself and zeros.
     """
     omega = spec.inv_freq
-    if spec.angle_dtype == "float32":
-        return np.ascontiguousarray(np.stack([omega, np.zeros_like(omega)], axis=-2))
-    parts = np.array([_in_turns(value) for value in omega.flat]).reshape(*omega.shape, 2)
-    return np.ascontiguousarray(np.moveaxis(parts, -1, -2))
+    parts = (omega, np.zeros_like(omega)) if spec.angle_dtype == "float32" else _in_turns(omega)
+    return np.stack(parts, axis=-2)
 
 
-def _in_turns(omega: float) -> tuple[float, float]:
-    mantissa, exponent = math.frexp(omega)
-    product = int(mantissa * 2.0**53) * _INVERSE_TWO_PI
-    high = float(product)
-    return math.ldexp(high, exponent - 53 - _TURN_BITS), math.ldexp(
-        float(product - int(high)), exponent - 53 - _TURN_BITS
-    )
+def _in_turns(omega: Float64) -> tuple[Float64, Float64]:
+    first, second, third = RADIAN
+    high, lost = exact_product(omega, first)
+    more, rest = exact_product(omega, second)
+    sum_, rounding = exact_sum(lost, more)
+    low = sum_ + (rounding + (rest + omega * third))
+    return exact_sum(high, low)
 
 
 def tables(
