@@ -124,7 +124,8 @@ def closing(run: Run) -> Iterator[str]:
     if first:
         yield ""
         slowest = sorted(first.items(), key=lambda item: -item[1])[:6]
-        yield ("Slowest first calls, compiling: " + ", ".join(f"{n} {duration(s)}" for n, s in slowest))[:WIDTH]
+        listed = ", ".join(f"{name} {duration(seconds)}" for name, seconds in slowest)
+        yield from textwrap.wrap(f"Slowest first calls, compiling: {listed}", WIDTH)
     yield f"{len(run.cases)} cases in {run.seconds:.0f} s"
 
 
