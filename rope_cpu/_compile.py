@@ -26,6 +26,7 @@ _GENERATORS = (
     "_circle.py",
     "_compile.py",
     "_formats.py",
+    "_integers.py",
     "_lanes.py",
     "_objects.py",
     "_overlap.py",

@@ -17,7 +17,8 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from rope_cpu._compile import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, SOURCES, Kernel, compiled, entry_point, helper
+from rope_cpu._compile import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, SOURCES, Kernel, compiled, entry_point
+from rope_cpu._integers import choose, emitted, every, larger, number
 from rope_cpu._objects import ITEMS, OBJECT, items, location, look, sort, view, where
 from rope_cpu._overlap import aliasing_allowed, fits, in_place
 from rope_cpu._part import FEW
@@ -48,13 +49,48 @@ _FEW_RUNS = 64
 _NEAR = 2**20
 
 
-@helper
+_ARRAY = types.Tuple((types.int64, *(types.UniTuple(types.int64, 4),) * 2))
+
+
+@emitted(_ARRAY)
 def _in_order(array, layout):
     """Return an array (address, shape, strides) with its axes in the order batch, token, head, element."""
-    at, shape, strides = array
-    batch, token, head = (0, 0, 1)[layout], (1, 2, 0)[layout], (2, 1, 2)[layout]
-    shape = shape[batch], shape[token], shape[head], shape[3]
-    return at, shape, (strides[batch], strides[token], strides[head], strides[3])
+    at, *both = array
+    by_head, by_token = layout == LAYOUTS["bhsd"], layout == LAYOUTS["sbhd"]
+    return at, *(
+        (
+            choose(by_token, second, first),
+            choose(by_token, first, choose(by_head, third, second)),
+            choose(by_head, second, third),
+            last,
+        )
+        for first, second, third, last in both
+    )
+
+
+@emitted(types.UniTuple(types.int64, 2))
+def _tiles(tokens, by_head, row):
+    """Return how many tokens go together, and how often: few, or as many of one head as the first cache holds.
+
+    row: bytes of what is read, written and multiplied for a token of a head.
+    """
+    tile = choose(by_head, larger(_RUN // row, 8), 8)
+    tiles = (tokens + tile - 1) // tile
+    return (tokens + tiles - 1) // tiles, tiles  # as many in each, about
+
+
+@emitted(types.UniTuple(types.int64, 3))
+def _far_large_stream(total, threads, elsewhere, by_head, row, size, fewest, kept, stream_above):
+    """Return whether to fetch ahead, how large arrays are, and whether to store past the caches; see `rotate_rows`."""
+    beyond, half = total > stream_above, total > stream_above // 5 * 2
+    # Past the caches: not shorter rows, which take longer that way, nor what would have to be stored by less than a
+    # word: pairs one by one, and what is kept of a row.
+    stream = every(elsewhere, beyond, row >= _LONG_ROW, fewest >= FEW, (kept == 0) | (kept >= _WORD))
+    # 1: only across gaps, as the hardware does well without, 2: everywhere. Where is a matter of measurement.
+    far = choose(by_head, total > 2 * _NEAR, (size == 2) | (total > threads * _NEAR))
+    everywhere = every(far, ~by_head, stream | (~elsewhere & half))
+    large = number(total >= stream_above // 5) + number(beyond)
+    return number(far) + number(everywhere), large, number(stream)
 
 
 @cache
@@ -136,9 +172,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         by_head = tokens > _FEW_TOKENS and abs(q_strides[1]) < abs(q_strides[2])
         most = least(elements // worth, 2 + elements // _ONE_MORE) if pool > 0 else 1
         threads = least(most, load(pool + THREADS)) if pool > 0 else 1
-        tile = greatest(8, _RUN // (width * (real_size + 2 * size))) if by_head else 8
-        tiles = (tokens + tile - 1) // tile
-        tile = (tokens + tiles - 1) // greatest(1, tiles)  # as many in each, about
+        tile, tiles = _tiles(tokens, by_head, width * (real_size + 2 * size))
         q_group, k_group, by_group = q_share, k_share, by_head and most > 1 and tiles < _FEW_RUNS
         if by_group:
             q_group = greatest(4, least(least(q_share, k_share if both else q_share), q_share * tiles // _FEW_RUNS))
@@ -153,16 +187,10 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             rotated += 2 * pairs * size
             fewest = least(fewest, pairs)
         kept = width * size - rotated
-        total, elsewhere = elements * size, not q_in_place and not (both and k_in_place)
-        large = int(total >= stream_above // 5) + int(total > stream_above)
-        # Past the caches: not shorter rows, which take longer that way, nor what would have to be stored by less than a
-        # word: pairs one by one, and what is kept of a row.
-        stream = elsewhere and large == 2 and width * size >= _LONG_ROW
-        stream = stream and fewest >= FEW and (kept == 0 or kept >= _WORD)
-        # 1: only across gaps, as the hardware does well without, 2: everywhere. Where is a matter of measurement.
-        far = int(total > 2 * _NEAR) if by_head else int(size == 2 or total > threads * _NEAR)
-        if far and not by_head and (stream or (not elsewhere and total > stream_above // 5 * 2)):
-            far = 2
+        elsewhere = not q_in_place and not (both and k_in_place)
+        far, large, stream = _far_large_stream(
+            elements * size, threads, elsewhere, by_head, width * size, size, fewest, kept, stream_above
+        )
         if on_the_way:
             # Positions, to the end of a memory line, then cos and sin.
             before = (8 * tokens + LINE - 1) & -LINE
@@ -186,7 +214,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             tokens, tile, tiles, groups, q_groups, int(by_head), int(by_group), int(table[0] > 1),
             c_at, c_steps[0], c_steps[1], c_steps[2], s_at, s_steps[0], s_steps[1], s_steps[2],
             told + 8 * _BLOCKS, blocks, rotated, kept,
-            greatest(1, _NEAREST // (width * size)), far, large, int(stream),
+            greatest(1, _NEAREST // (width * size)), far, large, stream,
         ))  # fmt: skip
         share(pool, work, job, q_shape[0] * tiles * groups, most)
         if on_the_way:

@@ -7,77 +7,101 @@ An array is (address, shape, strides), with axes in the order batch, token, head
 
 from __future__ import annotations
 
+from numba import types
+
 from rope_cpu._compile import helper
+from rope_cpu._integers import choose, emitted, every, same
 
 
-@helper
-def _range(start, shape, strides, size):
+def _range(array, size):
     """First byte and last byte + 1 of an array."""
+    start, shape, strides = array
     low, high = start, start + size
-    for axis in range(4):
-        span = (shape[axis] - 1) * strides[axis]
-        low, high = (low + span, high) if span < 0 else (low, high + span)
+    for count, step in zip(shape, strides, strict=True):
+        span = (count - 1) * step
+        low, high = low + choose(span < 0, span, 0), high + choose(span < 0, 0, span)
     return low, high
 
 
-@helper
-def _apart(a, b, size):
-    """Tell whether two arrays certainly share no element: by range, or as views that interleave in one packed buffer.
+@emitted(types.boolean)
+def _lie_apart(a, b, size):
+    """Tell whether one array ends before the other begins."""
+    (low_a, high_a), (low_b, high_b) = _range(a, size), _range(b, size)
+    return (high_a <= low_b) | (high_b <= low_a)
+
+
+@emitted(types.boolean)
+def _interleave(a, b, size):
+    """Tell whether two arrays share no element as views that interleave in one packed buffer.
 
     In such a buffer all strides are multiples of a period (from token to token, or from head to head), and the
     innermost parts of the two views (a token's heads, or one head vector) lie in different places of the period.
     """
-    (start_a, shape_a, strides_a), (start_b, shape_b, strides_b) = a, b
-    low_a, high_a = _range(start_a, shape_a, strides_a, size)
-    low_b, high_b = _range(start_b, shape_b, strides_b, size)
-    if high_a <= low_b or high_b <= low_a:
-        return True
-    for by_token in range(2):
-        period, span = strides_a[1] if by_token else strides_a[2], shape_a[3] * size
-        if period <= 0 or strides_a[2] < 0 or strides_b[2] < 0:
-            continue
-        fits = (shape_a[0] == 1 or strides_a[0] % period == 0) and strides_a[1] % period == 0
-        fits = fits and (shape_b[0] == 1 or strides_b[0] % period == 0) and strides_b[1] % period == 0
-        fits = fits and (by_token or strides_b[2] % period == 0)
-        span_a = span + by_token * (shape_a[2] - 1) * strides_a[2]
-        span_b = span + by_token * (shape_b[2] - 1) * strides_b[2]
-        shift = (start_b - start_a) % period
-        if fits and span_a <= shift and shift + span_b <= period:
-            return True
-    return False
+    return _interleave_by(1, a, b, size) | _interleave_by(2, a, b, size)
+
+
+def _interleave_by(axis, a, b, size):
+    (start_a, shape_a, strides_a), (start_b, _, strides_b) = a, b
+    period, row = strides_a[axis], shape_a[3] * size
+    outer = _batch_step(a), *strides_a[1:axis], _batch_step(b), *strides_b[1 : axis + 1]
+    span_a, span_b = (row + _reach(shape[axis + 1 : 3], strides[axis + 1 : 3]) for _, shape, strides in (a, b))
+    shift = (start_b - start_a) % period
+    ascending = every(period > 0, strides_a[2] >= 0, strides_b[2] >= 0)
+    return every(ascending, *(step % period == 0 for step in outer), span_a <= shift, shift + span_b <= period)
+
+
+def _batch_step(array):
+    _, shape, strides = array
+    return choose(shape[0] == 1, 0, strides[0])
+
+
+def _reach(counts, steps):
+    """Return how far it is from the first to the last along these axes."""
+    return sum((count - 1) * step for count, step in zip(counts, steps, strict=True))
 
 
 @helper
+def _apart(a, b, size):
+    """Tell whether two arrays certainly share no element."""
+    return _lie_apart(a, b, size) or _interleave(a, b, size)
+
+
+@emitted(types.boolean)
 def in_place(a, b):
     """Tell whether two arrays (address, shape, strides) of one shape are the very same elements."""
     (start_a, shape, strides_a), (start_b, _, strides_b) = a, b
-    same = start_a == start_b
-    for axis in range(3):
-        same = same and (shape[axis] <= 1 or strides_a[axis] == strides_b[axis])
-    return same
+    steps = zip(shape[:3], strides_a[:3], strides_b[:3], strict=True)
+    return every(start_a == start_b, *((count <= 1) | (one == other) for count, one, other in steps))
 
 
-@helper
 def _apart_within(shape, strides, row):
     """Tell whether rows certainly share nothing: every axis steps over all that lies closer together."""
-    for axis in range(3):
-        step, span = abs(strides[axis]), row
-        for other in range(3):
-            inner = abs(strides[other])
-            if inner < step or (inner == step and other < axis):
-                span += inner * (shape[other] - 1)
-        if shape[axis] > 1 and step < span:
-            return False
-    return True
+    steps = [abs(step) for step in strides[:3]]
+    apart = []
+    for axis, step in enumerate(steps):
+        span = row
+        for other, inner in enumerate(steps):
+            if other != axis:
+                closer = inner <= step if other < axis else inner < step
+                span += choose(closer, inner * (shape[other] - 1), 0)
+        apart.append((shape[axis] <= 1) | (step >= span))
+    return every(*apart)
 
 
-@helper
+@emitted(types.boolean)
 def fits(x, out, table, size, width):
     """Tell whether an array (address, shape, strides) can be rotated as it stands; table: the shape of cos."""
     (_, x_shape, x_strides), (_, out_shape, out_strides) = x, out
-    fit = x_shape == out_shape and x_shape[3] == width and x_strides[3] == size and out_strides[3] == size
-    fit = fit and x_shape[1] == table[1] and (table[0] == 1 or x_shape[0] == table[0])
-    return fit and x_shape[2] % table[2] == 0 and _apart_within(out_shape, out_strides, width * size)
+    return every(
+        same(x_shape, out_shape),
+        x_shape[3] == width,
+        x_strides[3] == size,
+        out_strides[3] == size,
+        x_shape[1] == table[1],
+        (table[0] == 1) | (x_shape[0] == table[0]),
+        x_shape[2] % table[2] == 0,
+        _apart_within(out_shape, out_strides, width * size),
+    )
 
 
 @helper

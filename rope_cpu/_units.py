@@ -10,10 +10,11 @@ import numpy as np
 from numba import types
 
 from rope_cpu import _machine
-from rope_cpu._compile import DONE, SOURCES, Kernel, compiled, entry_point
+from rope_cpu._compile import DONE, SOURCES, Kernel, compiled, entry_point, helper
 from rope_cpu._formats import FORMATS
+from rope_cpu._integers import choose, emitted, number, smaller
 from rope_cpu._rows import rotate_rows
-from rope_cpu._words import copy_bytes, fence, fetch, least
+from rope_cpu._words import copy_bytes, fence, fetch
 
 # The words of a job: SIDE for q, as many for k, then the rest.
 SIDE, COMMON = 11, 24
@@ -22,6 +23,63 @@ SIDE, COMMON = 11, 24
 # sleep, see `_pool`.
 _WORTH_A_THREAD = 1.2e-6
 _LEAST_WORTH, _MOST_WORTH = 2**12, 2**18  # elements, however slow or fast the processor seems to be
+
+
+@emitted(types.UniTuple(types.int64, 4))
+def _place(unit, common):
+    """Return the batch row, the group of heads and the first token of a unit, and whether it is of k."""
+    _tokens, tile, tiles, groups, q_groups, _by_head, by_group, *_ = common
+    in_row = unit % (tiles * groups)
+    divisor = choose(by_group != 0, tiles, groups)
+    one, other = in_row // divisor, in_row % divisor
+    group, tile_at = choose(by_group != 0, one, other), choose(by_group != 0, other, one)
+    is_k = group >= q_groups
+    return unit // (tiles * groups), group - choose(is_k, q_groups, 0), tile_at * tile, number(is_k)
+
+
+@emitted(types.UniTuple(types.int64, 3))
+def _loops(place, side, common):
+    """Return how many steps a unit is gone through in, and the first head of its runs and the end of them.
+
+    A step is a token with all heads of the group, or one head with all tokens of the tile: that is one run.
+    """
+    (_, g, t0, _), (tokens, tile, *_), by_head = place, common, common[5] != 0
+    heads, _share_of, group = side[8:]
+    h0, h1, t1 = g * group, smaller(heads, g * group + group), smaller(tokens, t0 + tile)
+    return choose(by_head, h1 - h0, t1 - t0), h0, choose(by_head, h0 + 1, h1)
+
+
+@emitted(types.UniTuple(types.int64, 15))
+def _run(i, h, unit, stop, place, side, common):
+    """Return the run of step `i` that begins with head `h`, as `rotate_rows` takes it; stop: the end of the range."""
+    b, g, t0, _ = place
+    x, x_batch, x_token, x_head, out, o_batch, o_token, o_head, heads, share_of, group = side
+    (
+        tokens, tile, _tiles, groups, _q_groups, by_head, by_group, each_batch,
+        cos, c_batch, c_token, c_head, sin, s_batch, s_token, s_head,
+        blocks, count, rotated, kept, together, far, large, _stream,
+    ) = common  # fmt: skip
+    by_head = by_head != 0
+    h1, t1 = smaller(heads, g * group + group), smaller(tokens, t0 + tile)
+    h, t = choose(by_head, h + i, h), choose(by_head, t0, t0 + i)
+    # What comes next: the same heads of the next token, or the same run of the next head. Where other parts of a
+    # buffer lie between, the hardware's own fetching ahead ends at each. Not beyond the range, where another thread is
+    # at work.
+    last = choose(by_head, h, t) + 1 == choose(by_head, h1, t1)
+    ahead = choose(by_head, choose(last, tile * x_token - i * x_head, x_head), x_token)
+    beyond = last & (unit + choose(by_group != 0, 1, groups) >= stop)
+    near = beyond | (far <= number(x_token == heads * x_head))
+    shared = b * each_batch
+    return (
+        x + b * x_batch + t * x_token + h * x_head,
+        out + b * o_batch + t * o_token + h * o_head,
+        cos + shared * c_batch + t * c_token + h // share_of * c_head,
+        sin + shared * s_batch + t * s_token + h // share_of * s_head,
+        blocks, count, choose(by_head, t1 - t0, smaller(h1 - h, together)),
+        choose(by_head, x_token, x_head), choose(by_head, o_token, o_head),
+        choose(by_head, c_token, 0), choose(by_head, s_token, 0),
+        choose(near, 0, ahead), rotated, kept, large,
+    )  # fmt: skip
 
 
 @cache
@@ -35,54 +93,34 @@ def rows(dtype: str, pairing: str) -> Kernel:
 
     def rotate(job, start, stop):
         _ = sources  # a part of the cache key
-        (
-            tokens, tile, tiles, groups, q_groups, by_head, by_group, each_batch,
-            cos, c_batch, c_token, c_head, sin, s_batch, s_token, s_head,
-            blocks, count, rotated, kept, together, far, large, stream,
-        ) = fetch(job + 2 * 8 * SIDE, COMMON)  # fmt: skip
+        common = fetch(job + 2 * 8 * SIDE, COMMON)
+        together, stream = common[-4], common[-1]
         for unit in range(start, stop):
-            b, r = unit // (tiles * groups), unit % (tiles * groups)
-            g, t0 = (r // tiles, r % tiles * tile) if by_group else (r % groups, r // groups * tile)
-            is_k = g >= q_groups
-            (
-                x, x_batch, x_token, x_head, out, o_batch, o_token, o_head, heads, share_of, group,
-            ) = fetch(job + 8 * SIDE * is_k, SIDE)  # fmt: skip
-            g -= q_groups * is_k
-            c, s = cos + b * each_batch * c_batch, sin + b * each_batch * s_batch
-            x, out = x + b * x_batch, out + b * o_batch
-            h0, h1, t1 = g * group, least(heads, g * group + group), least(tokens, t0 + tile)
-            x_step, o_step, c_step, s_step = (x_token, o_token, c_token, s_token) if by_head else (x_head, o_head, 0, 0)
-            for i in range(h1 - h0 if by_head else t1 - t0):
-                t, first = (t0, h0 + i) if by_head else (t0 + i, h0)
-                # What comes next: the same heads of the next token, or the same run of the next head. Where other parts
-                # of a buffer lie between, the hardware's own fetching ahead ends at each. Not beyond the range, where
-                # another thread is at work.
-                last = i + 1 == h1 - h0 if by_head else t + 1 == t1
-                next_run = tile * x_token - i * x_head if last else x_head
-                ahead = next_run if by_head else x_token
-                beyond = last and unit + (1 if by_group else groups) >= stop
-                if beyond or far <= (x_token == heads * x_head):
-                    ahead = 0
-                for h in range(first, first + 1 if by_head else h1, together):
-                    cr, sr = c + t * c_token + h // share_of * c_head, s + t * s_token + h // share_of * s_head
-                    xr, tr = x + t * x_token + h * x_head, out + t * o_token + h * o_head
-                    count_rows = t1 - t0 if by_head else least(h1 - h, together)
-                    run = (
-                        xr, tr, cr, sr, blocks, count, count_rows, x_step, o_step, c_step, s_step, ahead, rotated, kept,
-                        large,
-                    )  # fmt: skip
+            place = _place(unit, common)
+            side = fetch(job + 8 * SIDE * place[3], SIDE)
+            steps, first, end = _loops(place, side, common)
+            for i in range(steps):
+                for h in range(first, end, together):
+                    run = _run(i, h, unit, stop, place, side, common)
                     if stream:
                         rotate_rows(run, dtype, pairing, "stream")
                     else:
-                        if kept and xr != tr:
-                            for n in range(count_rows):
-                                copy_bytes(tr + n * o_step + rotated, xr + n * x_step + rotated, kept)
+                        copy_kept(run)
                         rotate_rows(run, dtype, pairing, "")
         if stream:
             fence()
         return DONE
 
     return compiled(rotate, f"rotate_{dtype}_{pairing}", (types.int64,) * 3)
+
+
+@helper
+def copy_kept(run):
+    """Copy what is not rotated of the rows of a run, unless it is there."""
+    x, out, _, _, _, _, count, x_step, o_step, _, _, _, rotated, kept, _ = run
+    if kept and x != out:
+        for n in range(count):
+            copy_bytes(out + n * o_step + rotated, x + n * x_step + rotated, kept)
 
 
 @cache

@@ -98,7 +98,7 @@ def test_warmup_lists_what_it_compiled(capsys):
     assert [line.split()[0] for line in lines[:-1]] == [
         "share",
         "serve",
-        "angles_float32",
+        "angles",
         "circles_float32",
         "circles_single_float32",
         "rotation_4",
