@@ -89,6 +89,12 @@ def _apart_within(shape, strides, row):
 
 
 @emitted(types.boolean)
+def are_tables(cos, sin, size):
+    """Tell whether arrays of rank 4 are alike and of elements of a size, without gaps."""
+    (_, cos_shape, cos_strides), (_, sin_shape, sin_strides) = cos, sin
+    return every(same(cos_shape, sin_shape), cos_strides[3] == size, sin_strides[3] == size)
+
+
 def fits(x, out, table, size, width):
     """Tell whether an array (address, shape, strides) can be rotated as it stands; table: the shape of cos."""
     (_, x_shape, x_strides), (_, out_shape, out_strides) = x, out

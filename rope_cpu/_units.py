@@ -12,17 +12,82 @@ from numba import types
 from rope_cpu import _machine
 from rope_cpu._compile import DONE, SOURCES, Kernel, compiled, entry_point, helper
 from rope_cpu._formats import FORMATS
-from rope_cpu._integers import choose, emitted, number, smaller
+from rope_cpu._integers import choose, emitted, every, larger, number, smaller
+from rope_cpu._part import FEW
 from rope_cpu._rows import rotate_rows
 from rope_cpu._words import copy_bytes, fence, fetch
 
 # The words of a job: SIDE for q, as many for k, then the rest.
 SIDE, COMMON = 11, 24
 
+_LONG_ROW, _WORD = 128, 8  # bytes: of a row that is stored past the caches, and of what is stored at a time
+# As many tokens are gone through one by one, wherever they lie.
+FEW_TOKENS = 8
+# With fewer runs than these, threads share heads instead of tokens: where tokens are neighbours, rows of two threads
+# have a memory line in common, for each head.
+_FEW_RUNS = 64
+# Bytes of q and k that are in the second cache of a thread: loads and stores are what limits wide elements there, so
+# asking for them ahead costs more than it saves.
+_NEAR = 2**20
+
 # Work that is worth a thread, in seconds: for less than twice as much sharing costs more than it saves. Where threads
 # sleep, see `_pool`.
 _WORTH_A_THREAD = 1.2e-6
 _LEAST_WORTH, _MOST_WORTH = 2**12, 2**18  # elements, however slow or fast the processor seems to be
+
+
+@emitted(types.Tuple((types.int64, types.UniTuple(types.int64, 2 * SIDE + COMMON))))
+def divide(q, k, both, cos, sin, form, blocks, most, threads, size):
+    """Return how many units a rotation is, and the words of its job.
+
+    q, k: what is read, what is written, and whether these are the same, arrays being (address, shape, strides). both:
+    whether k is rotated. cos, sin: arrays. form: from stream_above on, see `numbers`. blocks: where the pairs of each
+    stand, and how many there are. most: into how many parts it may be cut. threads: how many are there. size: bytes of
+    an element.
+    """
+    (q_read, q_written, q_in_place), (k_read, k_written, k_in_place) = q, k
+    stream_above, run, together, rotated, kept, fewest = form
+    (_, (batch, tokens, q_heads, width), q_steps), k_heads = q_read, choose(both, k_read[1][2], 0)
+    table_rows, _, table_heads, _ = cos[1]
+    q_share, k_share = larger(q_heads // table_heads, 1), larger(k_heads // table_heads, 1)
+    by_head = (tokens > FEW_TOKENS) & (abs(q_steps[1]) < abs(q_steps[2]))
+    tile = choose(by_head, run, 8)
+    tiles = _parts(tokens, tile)
+    by_group = every(by_head, most > 1, tiles < _FEW_RUNS)
+    group = larger(smaller(choose(both, smaller(q_share, k_share), q_share), q_share * tiles // _FEW_RUNS), 4)
+    group = _parts(q_heads, _parts(q_heads, group))  # as many in each, about
+    q_group, k_group = choose(by_group, group, q_share), choose(by_group, group, k_share)
+    q_groups = _parts(q_heads, q_group)
+    groups = q_groups + _parts(k_heads, k_group)
+
+    total, elsewhere = (q_heads + k_heads) * batch * tokens * width * size, ~(q_in_place | (both & k_in_place))
+    beyond, half = total > stream_above, total > stream_above // 5 * 2
+    # Past the caches: not shorter rows, which take longer that way, nor what would have to be stored by less than a
+    # word: pairs one by one, and what is kept of a row.
+    stream = every(elsewhere, beyond, width * size >= _LONG_ROW, fewest >= FEW, (kept == 0) | (kept >= _WORD))
+    # 1: only across gaps, as the hardware does well without, 2: everywhere. Where is a matter of measurement.
+    far = choose(by_head, total > 2 * _NEAR, (size == 2) | (total > threads * _NEAR))
+    everywhere = every(far, ~by_head, stream | (~elsewhere & half))
+
+    job = (
+        *_side(q_read, q_written), q_heads, q_share, q_group,
+        *_side(k_read, k_written), k_heads, k_share, k_group,
+        tokens, _parts(tokens, tiles), tiles, groups, q_groups,
+        number(by_head), number(by_group), number(table_rows > 1),
+        cos[0], *cos[2][:3], sin[0], *sin[2][:3], *blocks, rotated, kept, together,
+        number(far) + number(everywhere), number(total >= stream_above // 5) + number(beyond), number(stream),
+    )  # fmt: skip
+    return batch * tiles * groups, job
+
+
+def _side(read, written):
+    (x, _, x_steps), (out, _, out_steps) = read, written
+    return x, *x_steps[:3], out, *out_steps[:3]
+
+
+def _parts(whole, part):
+    """Return how many parts of a size, of which the last may be smaller, a whole has."""
+    return (whole + part - 1) // part
 
 
 @emitted(types.UniTuple(types.int64, 4))
