@@ -9,7 +9,7 @@ and branches is written down as LLVM in one step, and Numba sees one call.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce, wraps
 from inspect import Parameter, Signature, signature
 from operator import and_
@@ -33,7 +33,7 @@ class Integer:
         return other.value if isinstance(other, Integer) else self.value.type(int(other))
 
     def _with(self, value: Any) -> Integer:
-        return replace(self, value=value)
+        return Integer(self.b, value)
 
     def __bool__(self) -> bool:
         raise TypeError("what is true is known when compiled code runs; use &, |, ~ and `choose`")
@@ -72,6 +72,15 @@ class Integer:
     def __or__(self, other: Integer | int) -> Integer:
         return self._with(self.b.or_(self.value, self._of(other)))
 
+    def __lshift__(self, bits: int) -> Integer:
+        return self._with(self.b.shl(self.value, self._of(bits)))
+
+    def __rlshift__(self, other: int) -> Integer:
+        return self._with(self.b.shl(self._of(other), self.value))
+
+    def __rshift__(self, bits: int) -> Integer:
+        return self._with(self.b.ashr(self.value, self._of(bits)))
+
     def __invert__(self) -> Integer:
         return self._with(self.b.not_(self.value))
 
@@ -98,6 +107,28 @@ class Integer:
 
     def __ne__(self, other: Integer | int) -> Integer:  # type: ignore[override]
         return self._compare("!=", other)
+
+    # Words at addresses, which other threads read and write.
+
+    def _word(self) -> Any:
+        return self.b.inttoptr(self.value, _WORD.as_pointer())
+
+    def load(self) -> Integer:
+        """Return the word at this address."""
+        return self._with(self.b.load_atomic(self._word(), "seq_cst", 8))
+
+    def exchange(self, value: Integer | int) -> Integer:
+        """Write the word at this address, and return what it was."""
+        return self._with(self.b.atomic_rmw("xchg", self._word(), self._of(value), "seq_cst"))
+
+    def add(self, value: Integer | int) -> Integer:
+        """Add to the word at this address, and return what it was."""
+        return self._with(self.b.atomic_rmw("add", self._word(), self._of(value), "seq_cst"))
+
+    def replace(self, old: Integer | int, new: Integer | int) -> Integer:
+        """Write the word at this address if it is `old`; return whether it was."""
+        done = self.b.cmpxchg(self._word(), self._of(old), self._of(new), "seq_cst", "seq_cst")
+        return self._with(self.b.extract_value(done, 1))
 
 
 def choose(condition: Integer, then: Integer | int, otherwise: Integer | int) -> Integer:

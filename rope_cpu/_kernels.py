@@ -143,7 +143,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
         elements = q_elements + batch * tokens * k_heads * width
         # Few tokens of one sequence are two units, q and k, and shared only if these are about equal.
         shared = batch > 1 or tokens > FEW_TOKENS or q_heads <= 2 * k_heads
-        pool = load(in_use) if elements >= 2 * worth and shared else 0
+        pool = load(in_use, 0) if elements >= 2 * worth and shared else 0
         if pool < 0 and not trusted:
             return NO_THREADS
         q_in_place, k_in_place = in_place(q_lies, oq_lies), in_place(k_lies, ok_lies)
@@ -167,7 +167,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
             call(circles, (circle, 0, turn_rows * tokens))
             cos_lies, sin_lies = (c_at, table, steps), (s_at, table, steps)
         most = least(elements // worth, 2 + elements // _ONE_MORE) if pool > 0 else 1
-        threads = least(most, load(pool + THREADS)) if pool > 0 else 1
+        threads = least(most, load(pool, THREADS)) if pool > 0 else 1
         blocks = told + 8 * _BLOCKS, fetch(told_shape, 1)[0] - _BLOCKS
         q_side, k_side = (q_lies, oq_lies, q_in_place), (k_lies, ok_lies, k_in_place)
         units, job = divide(q_side, k_side, both, cos_lies, sin_lies, words[11:], blocks, most, threads, size)

@@ -1,6 +1,6 @@
 """Numba intrinsics on int64 words at addresses: atomic ones that threads talk by, and jobs that are tuples of words."""
 
-# mypy: disable-error-code="untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
 
@@ -12,68 +12,47 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from rope_cpu._integers import emitted, larger, smaller
+
 LINE = 64  # bytes of a memory line
 
 _WORD = ir.IntType(64)
 
 
-def _atomic(emit: Any, words: int) -> Any:
-    """Return an intrinsic on the word at an address: emit(builder, pointer, *values) → a word."""
-
-    def declare(typingctx: Any, address: Any, *values: Any) -> Any:
-        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            return emit(b, b.inttoptr(args[0], _WORD.as_pointer()), *args[1:])
-
-        return types.int64(*[types.int64] * (1 + words)), codegen
-
-    return declare
+@emitted(types.int64)
+def load(base, offset):
+    """Read a word that other threads write, so many bytes from an address."""
+    return (base + offset).load()
 
 
-@intrinsic
-def load(typingctx: Any, address: Any) -> Any:
-    """Read a word that other threads write."""
-    return _atomic(lambda b, at: b.load_atomic(at, "seq_cst", 8), 0)(typingctx, address)
-
-
-@intrinsic
-def exchange(typingctx: Any, address: Any, value: Any) -> Any:
+@emitted(types.int64)
+def exchange(base, offset, value):
     """Write a word that other threads read, and return what it was."""
-    return _atomic(lambda b, at, value: b.atomic_rmw("xchg", at, value, "seq_cst"), 1)(typingctx, address, value)
+    return (base + offset).exchange(value)
 
 
-@intrinsic
-def add(typingctx: Any, address: Any, value: Any) -> Any:
+@emitted(types.int64)
+def add(base, offset, value):
     """Add to a word that other threads add to, and return what it was."""
-    return _atomic(lambda b, at, value: b.atomic_rmw("add", at, value, "seq_cst"), 1)(typingctx, address, value)
+    return (base + offset).add(value)
 
 
-@intrinsic
-def replace(typingctx: Any, address: Any, old: Any, new: Any) -> Any:
+@emitted(types.boolean)
+def replace(base, offset, old, new):
     """Write `new` if the word is `old`; return whether it was."""
-
-    def emit(b: Any, at: Any, old: Any, new: Any) -> Any:
-        return b.zext(b.extract_value(b.cmpxchg(at, old, new, "seq_cst", "seq_cst"), 1), _WORD)
-
-    return _atomic(emit, 2)(typingctx, address, old, new)
+    return (base + offset).replace(old, new)
 
 
-def _chosen(comparison: str) -> Any:
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        return b.select(b.icmp_signed(comparison, *args), *args)
-
-    return types.int64(types.int64, types.int64), codegen
-
-
-@intrinsic
-def least(typingctx: Any, x: Any, y: Any) -> Any:
+@emitted(types.int64)
+def least(x, y):
     """Return the smaller of two words; Numba's min is compiled anew for each kind of literal."""
-    return _chosen("<")
+    return smaller(x, y)
 
 
-@intrinsic
-def greatest(typingctx: Any, x: Any, y: Any) -> Any:
+@emitted(types.int64)
+def greatest(x, y):
     """Return the greater of two words."""
-    return _chosen(">")
+    return larger(x, y)
 
 
 @intrinsic

@@ -272,7 +272,7 @@ def test_jobs_of_every_size_on_more_threads_than_there_are():
     from rope_cpu._compile import address, compiled
     def count(job, start, stop):
         for unit in range(start, stop):
-            _words.add(job + 8 * unit, 1)
+            _words.add(job + 8 * unit, 0, 1)
         return 0
     work = address(compiled(count, "count", (types.int64,) * 3))
     share = _pool.sharing()
