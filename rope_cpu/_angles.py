@@ -16,13 +16,32 @@ from numba import types
 from rope_cpu._circle import write_circles
 from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, address, compiled, entry_point
 from rope_cpu._formats import FORMATS
+from rope_cpu._integers import emitted, number, smaller
 from rope_cpu._objects import OBJECT, location, look, where
 from rope_cpu._pool import share
-from rope_cpu._words import fetch, greatest, least, pointer, spill
+from rope_cpu._words import fetch, greatest, pointer, spill
 
 _WORDS = 13  # of a job
 # Pairs that are worth a thread of their own: 5 µs of work, where it takes 2 to wake one.
 _WORTH_A_THREAD = 2**12
+
+
+@emitted(types.Tuple((types.UniTuple(types.int64, 9), types.int64)))
+def _token(job, b, t, row, head, size):
+    """Return the token of a row of the tables in one head, as `write_circles` takes it, and where its factor stands.
+
+    job: words. b, t: batch row and number of the token. size: bytes of an element of the tables.
+    """
+    (
+        positions, position_rows, coordinates, turns, turn_rows, axes, heads, pairs,
+        factors, sign, cos_at, sin_at, seq,
+    ) = job  # fmt: skip
+    place, own = smaller(b, position_rows - 1) * seq + t, smaller(b, turn_rows - 1)
+    first, step, to = (own * axes * heads + head) * pairs, heads * pairs, (row * heads + head) * pairs * size
+    return (
+        positions + 8 * coordinates * place, 8 * number(coordinates > 1), turns + 16 * first, 16 * step,
+        axes, pairs, sign, cos_at + to, sin_at + to,
+    ), factors + 8 * own  # fmt: skip
 
 
 @cache
@@ -36,21 +55,13 @@ def circles(dtype: str, single: bool) -> Kernel:
 
     def fill(job, start, stop):
         _ = sources  # a part of the cache key
-        (
-            positions, position_rows, coordinates, turns, turn_rows, axes, heads, pairs,
-            factors, sign, cos_at, sin_at, seq,
-        ) = fetch(job, _WORDS)  # fmt: skip
+        words = fetch(job, _WORDS)
+        heads, seq = words[6], words[12]
         b, t = start // seq, start % seq
         for row in range(start, stop):
-            p, f = least(b, position_rows - 1) * seq + t, least(b, turn_rows - 1)
-            factor = pointer(factors, "float64")[f]
-            for h in range(heads):
-                parts, place = turns + 16 * (f * axes * heads + h) * pairs, (row * heads + h) * pairs * size
-                token = (
-                    positions + 8 * p * coordinates, 8 * int(coordinates > 1), parts, 16 * heads * pairs, axes, pairs,
-                    sign, cos_at + place, sin_at + place,
-                )  # fmt: skip
-                write_circles(token, factor, kind, dtype)
+            for head in range(heads):
+                token, factor = _token(words, b, t, row, head, size)
+                write_circles(token, pointer(factor, "float64")[0], kind, dtype)
             t += 1
             if t == seq:
                 b, t = b + 1, 0
