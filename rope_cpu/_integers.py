@@ -157,6 +157,17 @@ def every(*conditions: Integer) -> Integer:
     return reduce(and_, conditions)
 
 
+def either(condition: Integer, otherwise: Callable[[], Integer]) -> Integer:
+    """Tell whether the condition holds, or else what is computed only then."""
+    b, before = condition.b, condition.b.block
+    with b.if_then(b.not_(condition.value)):
+        result, after = otherwise(), b.block
+    chosen = b.phi(condition.value.type)
+    chosen.add_incoming(condition.value, before)
+    chosen.add_incoming(result.value, after)
+    return condition._with(chosen)
+
+
 def same(a: tuple[Integer, ...], b: tuple[Integer, ...]) -> Integer:
     """Tell whether two tuples are equal."""
     return every(*(x == y for x, y in zip(a, b, strict=True)))

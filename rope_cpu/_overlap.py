@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from numba import types
 
-from rope_cpu._compile import helper
-from rope_cpu._integers import choose, emitted, every, same
+from rope_cpu._integers import choose, either, emitted, every, same
 
 
 def _range(array, size):
@@ -23,14 +22,12 @@ def _range(array, size):
     return low, high
 
 
-@emitted(types.boolean)
 def _lie_apart(a, b, size):
     """Tell whether one array ends before the other begins."""
     (low_a, high_a), (low_b, high_b) = _range(a, size), _range(b, size)
     return (high_a <= low_b) | (high_b <= low_a)
 
 
-@emitted(types.boolean)
 def _interleave(a, b, size):
     """Tell whether two arrays share no element as views that interleave in one packed buffer.
 
@@ -60,10 +57,9 @@ def _reach(counts, steps):
     return sum((count - 1) * step for count, step in zip(counts, steps, strict=True))
 
 
-@helper
 def _apart(a, b, size):
     """Tell whether two arrays certainly share no element."""
-    return _lie_apart(a, b, size) or _interleave(a, b, size)
+    return either(_lie_apart(a, b, size), lambda: _interleave(a, b, size))
 
 
 @emitted(types.boolean)
@@ -110,13 +106,14 @@ def fits(x, out, table, size, width):
     )
 
 
-@helper
+@emitted(types.boolean)
 def aliasing_allowed(q, q_in_place, k, k_in_place, out_q, out_k, both, size):
     """Tell whether no element is overwritten before it is read; each array is (address, shape, strides)."""
-    if not q_in_place and not _apart(q, out_q, size):
-        return False
-    if not both:
-        return True
-    if not k_in_place and not (_apart(k, out_k, size) and _apart(k, out_q, size)):
-        return False
-    return (q_in_place or _apart(q, out_k, size)) and _apart(out_q, out_k, size)
+    return either(q_in_place, lambda: _apart(q, out_q, size)) & either(
+        ~both,
+        lambda: every(
+            either(k_in_place, lambda: _apart(k, out_k, size) & _apart(k, out_q, size)),
+            either(q_in_place, lambda: _apart(q, out_k, size)),
+            _apart(out_q, out_k, size),
+        ),
+    )
