@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rope_cpu.export.graph import Graph
 from rope_cpu.export.targets import FLOAT32, FLOAT64
+from rope_cpu.plan import exact_tables
 
 if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding
@@ -46,18 +47,16 @@ def owners(inv_freq: NDArray[np.float64]) -> NDArray[np.int64] | None:
 
 def tables(rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return cos and sin of positions 0 … rows − 1 on every axis, (rows, pairs), each rounded once to `dtype`."""
-    pairs, factor = rope.rotary_dim // 2, rope.attention_factor
+    pairs = rope.rotary_dim // 2
     cos, sin = np.empty((rows, pairs), dtype), np.empty((rows, pairs), dtype)
     for start in range(0, rows, TABLE_ROWS):
         part = slice(start, start + TABLE_ROWS)
         ids = np.arange(start, min(start + TABLE_ROWS, rows))
         if rope.axes > 1:
             ids = np.repeat(ids[:, None], rope.axes, axis=1)
-        if inverse:
-            forward_cos, forward_sin = rope.cos_sin(ids, np.float64)
-            cos[part], sin[part] = forward_cos / factor**2, -forward_sin / factor**2
-        else:
-            cos[part], sin[part] = rope.cos_sin(ids, dtype)
+        positions = ids.astype(np.float64).reshape(1, -1, rope.axes)
+        made = exact_tables(rope, positions, ids, "inverse" if inverse else "rotate", dtype.name)
+        cos[part], sin[part] = (table[0, :, 0] for table in made)
     return cos, sin
 
 

@@ -19,7 +19,7 @@ from rope_cpu._formats import FORMATS
 from rope_cpu._integers import emitted, number, smaller
 from rope_cpu._objects import OBJECT, location, look, where
 from rope_cpu._pool import share
-from rope_cpu._words import fetch, greatest, pointer, spill
+from rope_cpu._words import fetch, pointer, spill
 
 _WORDS = 13  # of a job
 # Pairs that are worth a thread of their own: 5 µs of work, where it takes 2 to wake one.
@@ -93,7 +93,7 @@ def angles() -> Kernel:
             if not abs(given[n]) <= limit:
                 return LOOK_CLOSER
         turn_rows, axes, heads, _two, pairs = fetch(turns_shape, 5)
-        rows = seq * greatest(batch, turn_rows)
+        rows = seq * (batch if turn_rows == 1 else turn_rows)
         job = spill((
             positions_at, batch, coordinates, turns_at, turn_rows, axes, heads, pairs,
             location(where(factor))[0], sign, location(where(cos))[0], location(where(sin))[0], seq,

@@ -53,9 +53,6 @@ class Integer:
         """Divide what is not negative; numbers below one divide like one."""
         return self._with(self.b.sdiv(self.value, self._divisor(other)))
 
-    def __rfloordiv__(self, other: int) -> Integer:
-        return self._with(self._of(other)) // self
-
     def __mod__(self, other: Integer | int) -> Integer:
         """Return the remainder, which is not negative; numbers below one divide like one."""
         divisor = self._with(self._divisor(other))

@@ -72,7 +72,7 @@ def todo(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[tuple[Callable[..., Ke
         (sharing, ()),
         (serving, ()),
         (angles, ()),
-        *((circles, key) for key in product(reals, (False, True))),
+        *((circles, key) for key in product(sorted({*reals, *names}), (False, True))),
         *((rotation, key) for key in product(sizes, (False, True))),
         *((rows, key) for key in product(names, ("half", "interleaved"))),
     ]

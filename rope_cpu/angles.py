@@ -34,11 +34,11 @@ def turns(spec: RopeSpec) -> Float64:
 
 def _in_turns(omega: Float64) -> tuple[Float64, Float64]:
     first, second, third = RADIAN
-    high, lost = exact_product(omega, first)
-    more, rest = exact_product(omega, second)
-    sum_, rounding = exact_sum(lost, more)
-    low = sum_ + (rounding + (rest + omega * third))
-    return exact_sum(high, low)
+    with np.errstate(under="ignore"):
+        high, lost = exact_product(omega, first)
+        more, rest = exact_product(omega, second)
+        low, rounding = exact_sum(lost, more)
+        return exact_sum(high, low + (rounding + (rest + omega * third)))
 
 
 def tables(
@@ -58,7 +58,7 @@ def tables(
     finite or beyond ±limit; nothing was written.
     """
     (batch, seq, _), (rows, _, heads, _, pairs) = positions.shape, parts.shape
-    shape, kind = (max(batch, rows), seq, heads, pairs), _DTYPES[dtype]
+    shape, kind = (batch if rows == 1 else rows, seq, heads, pairs), _DTYPES[dtype]
     cos, sin = out or (np.empty(shape, kind), np.empty(shape, kind))
     kernel, work = quick_angles(dtype, single)
     pool = _threads.pool() if cos.size > _threads.SERIAL_PAIRS else 0

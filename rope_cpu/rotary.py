@@ -125,7 +125,7 @@ class RotaryEmbedding(Constructors):
         """Return cos and sin of the positions, attention factor included, rounded once to `dtype`.
 
         position_ids: integers or float32/float64 of any shape; with several axes the last axis holds the coordinates.
-        dtype: float32, float64, float16 or bfloat16.
+        dtype: float32, float64, float16 or bfloat16; what is below 2^-126 is zero in bfloat16, as in rotations.
         out: a pair of arrays to write to and return, for cos and for sin; new ones cost more time than cos and sin.
         Each result has position_ids.shape (without the last axis where there are several) + (pairs,); where heads have
         frequencies of their own, + (heads, pairs). Where sequences have lengths of their own, ids are (seq,) or (rows,
@@ -140,7 +140,7 @@ class RotaryEmbedding(Constructors):
         _check.coordinates("position_ids", ids, axes)
         if rows == 1:
             shape = ids.shape[:-1] if axes > 1 else ids.shape
-            positions = ids.astype(np.float64).reshape(1, -1, axes)
+            positions = ids.astype(np.float64, order="C").reshape(1, -1, axes)
         else:
             positions = _check.positions("position_ids", ids, axes, None, rows)
             shape = (rows, positions.shape[1])

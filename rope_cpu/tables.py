@@ -22,7 +22,7 @@ class _TableRotation(Rotation):
     def __init__(self, frame: Frame, dtype: np.dtype[Any], *tables: Array) -> None:
         cos, sin = (table.astype(REAL_OF[dtype], copy=False) for table in tables)
         if cos.strides[-1] != cos.itemsize or sin.strides[-1] != sin.itemsize:
-            cos, sin = np.ascontiguousarray(cos), np.ascontiguousarray(sin)
+            cos, sin = cos.copy(), sin.copy()  # also of one pair, which NumPy calls contiguous in any case
         super().__init__(frame, cos.shape, {dtype: frame.prepared(dtype, cos, sin)})
 
     def _rows_are(self) -> str:

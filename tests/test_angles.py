@@ -230,6 +230,21 @@ def test_positions_may_lie_where_tables_are_written(rng):
     assert np.array_equal(memory, expected)
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, np.int32])
+def test_positions_may_lie_in_any_order(dtype):
+    rope = ROPES["axes"]
+    grid = np.indices((3, 4)).reshape(2, -1).T.astype(dtype, order="K")
+    assert not grid.flags.c_contiguous
+    for ids in (grid, np.asfortranarray(grid), np.moveaxis(np.indices((3, 4), dtype), 0, -1), grid[::-1]):
+        for table, expected in zip(rope.cos_sin(ids), rope.cos_sin(ids.tolist()), strict=True):
+            assert np.array_equal(table, expected)
+
+
+def test_turns_do_not_trip_over_underflow():
+    with np.errstate(all="raise"):
+        assert RotaryEmbedding.from_inv_freq([5e-324, 1.0]).cos_sin([1])[1][0, 0] == 0
+
+
 def test_nothing_is_written_for_positions_that_are_none():
     out = np.full((2, 3, 5), 7, np.float32)
     with pytest.raises(ValueError, match="`position_ids` holds inf"):

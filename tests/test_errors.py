@@ -47,6 +47,7 @@ WRONG = {
     "sequence of k": (lambda: ROPE(X, zeros(2, 4, 1, 6)), ValueError, "`k` has 4 tokens .*positions are given for 3"),
     "sequence of a plan": (lambda: PLAN.rotate(zeros(2, 4, 1, 6)), ValueError, "`x` has 4 tokens .*positions are given for 3"),
     "batch of ids": (lambda: ROPE.rotate(X, zeros(3, 3, dtype=int)), ValueError, "`x` has batch 2 .*positions are given for 3"),
+    "no ids for a batch": (lambda: ROPE.rotate(X, zeros(0, 3)), ValueError, "`x` has batch 2 .*positions are given for 0"),
     "heads": (lambda: PER_HEAD.rotate(zeros(1, 1, 4, 4), [[0]]), ValueError, "`x` has 4 heads, not a multiple of 3"),
     "layout": (lambda: ROPE.rotate(X, layout="bsdh"), ValueError, "`layout` is 'bsdh'; it must be one of bshd, bhsd, sbhd, thd"),
     "layout of another type": (lambda: ROPE.plan([1], layout=3), ValueError, "`layout` is 3"),
