@@ -34,6 +34,7 @@ _GENERATORS = (
     "_pool.py",
     "_rows.py",
     "_turn.py",
+    "_units.py",
     "_words.py",
 )
 SOURCES = sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _GENERATORS)).hexdigest()

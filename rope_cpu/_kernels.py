@@ -39,7 +39,6 @@ _NEAREST = 2**14
 # Bytes of a run of tokens of one head that are in the first cache: cos and sin, what is read and what is written.
 _RUN = 2**15
 
-
 _ARRAY = types.Tuple((types.int64, *(types.UniTuple(types.int64, 4),) * 2))
 
 

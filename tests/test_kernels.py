@@ -5,9 +5,11 @@ Run with NUMBA_CPU_NAME=haswell or x86-64 to see what machines without AVX-512, 
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from itertools import product
+from pathlib import Path
 
 import llvmlite.binding
 import ml_dtypes
@@ -270,3 +272,18 @@ def test_the_angle_kernel_in_parallel_gives_the_same_bits(rng, pools):
 
 def test_the_last_level_cache_is_told():
     assert 2**18 <= _machine.last_level_cache() <= 2**32
+
+
+@pytest.mark.parametrize("module", ["_angles", "_kernels", "_pool", "_units"])
+def test_kernels_are_compiled_anew_when_any_file_that_they_are_made_from_changes(module):
+    folder = Path(_compile.__file__).parent
+
+    def imported(name):
+        return set(re.findall(r"^from rope_cpu\.(_\w+) import", (folder / f"{name}.py").read_text(), re.MULTILINE))
+
+    found, new = set(), imported(module)
+    while new:
+        found |= new
+        new = set().union(*(imported(name) for name in new)) - found
+    # Numba looks at a kernel's own file itself; `_machine` is asked before kernels are called.
+    assert found - {module, "_machine"} <= {name.removesuffix(".py") for name in _compile._GENERATORS}
