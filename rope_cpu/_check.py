@@ -237,7 +237,7 @@ def table_ids(value: object, length: int, form: str) -> Array:
 
 
 def _unmasked(name: str, x: Array) -> None:
-    # What is plain is not masked; asking NumPy would load its module for that, a twentieth of a start from the cache.
+    # What is plain is not masked; asking NumPy would load its module for that, a fiftieth of a start from the cache.
     if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"`{name}` is a masked array; give its `.data`, as a mask has no place here")
 

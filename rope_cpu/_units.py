@@ -110,22 +110,27 @@ def _loops(place, side, common):
     """
     (_, g, t0, _), (tokens, tile, *_), by_head = place, common, common[5] != 0
     heads, _share_of, group = side[8:]
-    h0, h1, t1 = g * group, smaller(heads, g * group + group), smaller(tokens, t0 + tile)
+    h0, (h1, t1) = g * group, _ends(place, heads, group, tokens, tile)
     return choose(by_head, h1 - h0, t1 - t0), h0, choose(by_head, h0 + 1, h1)
+
+
+def _ends(place, heads, group, tokens, tile):
+    """Return the ends of the heads and of the tokens of a unit."""
+    _, g, t0, _ = place
+    return smaller(heads, g * group + group), smaller(tokens, t0 + tile)
 
 
 @emitted(types.UniTuple(types.int64, 15))
 def _run(i, h, unit, stop, place, side, common):
     """Return the run of step `i` that begins with head `h`, as `rotate_rows` takes it; stop: the end of the range."""
-    b, g, t0, _ = place
+    b, _, t0, _ = place
     x, x_batch, x_token, x_head, out, o_batch, o_token, o_head, heads, share_of, group = side
     (
         tokens, tile, _tiles, groups, _q_groups, by_head, by_group, each_batch,
         cos, c_batch, c_token, c_head, sin, s_batch, s_token, s_head,
         blocks, count, rotated, kept, together, far, large, _stream,
     ) = common  # fmt: skip
-    by_head = by_head != 0
-    h1, t1 = smaller(heads, g * group + group), smaller(tokens, t0 + tile)
+    by_head, (h1, t1) = by_head != 0, _ends(place, heads, group, tokens, tile)
     h, t = choose(by_head, h + i, h), choose(by_head, t0, t0 + i)
     # What comes next: the same heads of the next token, or the same run of the next head. Where other parts of a
     # buffer lie between, the hardware's own fetching ahead ends at each. Not beyond the range, where another thread is
@@ -170,7 +175,7 @@ def rows(dtype: str, pairing: str) -> Kernel:
                     if stream:
                         rotate_rows(run, dtype, pairing, "stream")
                     else:
-                        copy_kept(run)
+                        _copy_kept(run)
                         rotate_rows(run, dtype, pairing, "")
         if stream:
             fence()
@@ -180,7 +185,7 @@ def rows(dtype: str, pairing: str) -> Kernel:
 
 
 @helper
-def copy_kept(run):
+def _copy_kept(run):
     """Copy what is not rotated of the rows of a run, unless it is there."""
     x, out, _, _, _, _, count, x_step, o_step, _, _, _, rotated, kept, _ = run
     if kept and x != out:
