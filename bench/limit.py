@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 from numba import carray, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from rope_cpu import _threads
 from rope_cpu._compile import SOURCES, address, compiled
+from rope_cpu._integers import emitted
 from rope_cpu._pool import share
-from rope_cpu._words import fetch, pointer, spill
+from rope_cpu._words import spill
 
 Array = NDArray[Any]
 
@@ -29,6 +31,27 @@ def memory(size: int, past: int = 0) -> NDArray[np.uint8]:
     return raw[start : start + size]
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _floats(typingctx: Any, address: Any) -> Any:
+    """Return an address as a pointer to float32."""
+    target = types.CPointer(types.float32)
+    return target(types.int64), lambda context, b, _, args: b.inttoptr(args[0], context.get_value_type(target))
+
+
+@emitted(types.UniTuple(types.int64, 6))
+def _words(job):  # type: ignore[no-untyped-def]
+    """Return what a part of the work is told."""
+    return job.words(6)
+
+
+@emitted(types.int64)
+def _scale(x, out, size, factor, unit, times, work, pool):  # type: ignore[no-untyped-def]
+    """Have all elements scaled, `unit` at a time."""
+    job = spill(x.b, (x, out, size, factor, unit, times))
+    share(pool, work, job, (size + unit - 1) // unit, size * times // _UNIT)
+    return 0
+
+
 @cache
 def _scaling(elsewhere: bool) -> tuple[Any, int]:
     """Return the kernel (x, out, factor, unit, times, work, pool), as plain as can be, and the `work` it needs.
@@ -39,13 +62,13 @@ def _scaling(elsewhere: bool) -> tuple[Any, int]:
 
     def scale_part(job, start, stop):  # type: ignore[no-untyped-def]
         _ = sources  # a part of the cache key
-        at, to, size, factor_at, unit, times = fetch(job, 6)
-        factor = carray(pointer(factor_at, "float32"), (1,))[0]
+        at, to, size, factor_at, unit, times = _words(job)
+        factor = carray(_floats(factor_at), (1,))[0]
         for first in range(start * unit, stop * unit, unit):
-            part = carray(pointer(at, "float32"), (size,))[first : first + unit]
+            part = carray(_floats(at), (size,))[first : first + unit]
             for _ in range(times):
                 if elsewhere:
-                    out = carray(pointer(to, "float32"), (size,))[first : first + unit]
+                    out = carray(_floats(to), (size,))[first : first + unit]
                     for i in range(part.size):
                         out[i] = part[i] * factor
                 else:
@@ -55,9 +78,7 @@ def _scaling(elsewhere: bool) -> tuple[Any, int]:
 
     def scale(x, out, factor, unit, times, work, pool):  # type: ignore[no-untyped-def]
         _ = sources
-        job = spill((x.ctypes.data, out.ctypes.data, x.size, factor.ctypes.data, unit, times))
-        share(pool, work, job, -(-x.size // unit), x.size * times // _UNIT)
-        return 0
+        return _scale(x.ctypes.data, out.ctypes.data, x.size, factor.ctypes.data, unit, times, work, pool)
 
     array, word = types.Array(types.float32, 1, "C"), types.int64
     kernel = compiled(scale, "scale", (array, array, array, word, word, word, word))

@@ -5,43 +5,71 @@ position is formed in two parts as well, whole turns are dropped while nothing i
 rest, see `_circle`. So float64 is within 2^-52 of the exact value where |position·ω| is below 2^53 radians.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, var-annotated"
-
 from __future__ import annotations
 
 from functools import cache
+from typing import Any, NamedTuple
 
 from numba import types
 
 from rope_cpu._circle import write_circles
 from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, address, compiled, entry_point
+from rope_cpu._flow import Ending, Variable, each
 from rope_cpu._formats import FORMATS
-from rope_cpu._integers import emitted, number, smaller
-from rope_cpu._objects import OBJECT, location, look, where
+from rope_cpu._integers import Integer, choose, emitted, larger, number, smaller
+from rope_cpu._objects import OBJECT, location, look
 from rope_cpu._pool import share
-from rope_cpu._words import fetch, pointer, spill
+from rope_cpu._words import spill
 
-_WORDS = 13  # of a job
+_MAGNITUDE = 2**63 - 1  # of the bits of a float64, all but its sign
 # Pairs that are worth a thread of their own: 5 µs of work, where it takes 2 to wake one.
 _WORTH_A_THREAD = 2**12
 
 
-@emitted(types.Tuple((types.UniTuple(types.int64, 9), types.int64)))
-def _token(job, b, t, row, head, size):
+class Job(NamedTuple):
+    """What is told of tables that are to be computed: addresses, and what `angles` says of the arrays there."""
+
+    positions: Any
+    position_rows: Any
+    coordinates: Any
+    turns: Any
+    turn_rows: Any
+    axes: Any
+    heads: Any
+    pairs: Any
+    factors: Any
+    sign: Any
+    cos: Any
+    sin: Any
+    seq: Any
+
+
+def _token(job: Job, b: Integer, t: Integer, row: Integer, head: Integer, size: int) -> tuple[list[Integer], Integer]:
     """Return the token of a row of the tables in one head, as `write_circles` takes it, and where its factor stands.
 
-    job: words. b, t: batch row and number of the token. size: bytes of an element of the tables.
+    b, t: batch row and number of the token. size: bytes of an element of the tables.
     """
-    (
-        positions, position_rows, coordinates, turns, turn_rows, axes, heads, pairs,
-        factors, sign, cos_at, sin_at, seq,
-    ) = job  # fmt: skip
-    place, own = smaller(b, position_rows - 1) * seq + t, smaller(b, turn_rows - 1)
-    first, step, to = (own * axes * heads + head) * pairs, heads * pairs, (row * heads + head) * pairs * size
-    return (
-        positions + 8 * coordinates * place, 8 * number(coordinates > 1), turns + 16 * first, 16 * step,
-        axes, pairs, sign, cos_at + to, sin_at + to,
-    ), factors + 8 * own  # fmt: skip
+    place, own = smaller(b, job.position_rows - 1) * job.seq + t, smaller(b, job.turn_rows - 1)
+    first, to = (own * job.axes * job.heads + head) * job.pairs, (row * job.heads + head) * job.pairs * size
+    return [
+        job.positions + 8 * job.coordinates * place, 8 * number(job.coordinates > 1),
+        job.turns + 16 * first, 16 * job.heads * job.pairs, job.axes, job.pairs, job.sign, job.cos + to, job.sin + to,
+    ], job.factors + 8 * own  # fmt: skip
+
+
+@emitted(types.int64)
+def _fill(job: Integer, start: Integer, stop: Integer, kind: str, dtype: str) -> int:
+    """Write some rows of the tables; see `circles`."""
+    told, size = Job(*job.words(len(Job._fields))), FORMATS[dtype].size
+    b, t = Variable(job.b, start // told.seq), Variable(job.b, start % told.seq)
+    with each(start, stop) as row:
+        with each(0, told.heads) as head:
+            token, factor = _token(told, b.now, t.now, row, head, size)
+            write_circles(token, factor, kind, dtype)
+        following = t.now + 1
+        b.set(b.now + number(following == told.seq))
+        t.set(choose(following == told.seq, 0, following))
+    return DONE
 
 
 @cache
@@ -51,23 +79,45 @@ def circles(dtype: str, single: bool) -> Kernel:
     single: repeat float32 arithmetic; the first part of turns is then ω itself, the second unused.
     """
     kind = "model" if single else "float32" if dtype == "float32" else "float64"
-    sources, size = SOURCES, FORMATS[dtype].size
+    sources = SOURCES
 
-    def fill(job, start, stop):
+    def fill(job, start, stop):  # type: ignore[no-untyped-def]
         _ = sources  # a part of the cache key
-        words = fetch(job, _WORDS)
-        heads, seq = words[6], words[12]
-        b, t = start // seq, start % seq
-        for row in range(start, stop):
-            for head in range(heads):
-                token, factor = _token(words, b, t, row, head, size)
-                write_circles(token, pointer(factor, "float64")[0], kind, dtype)
-            t += 1
-            if t == seq:
-                b, t = b + 1, 0
-        return DONE
+        return _fill(job, start, stop, kind, dtype)
 
     return compiled(fill, f"circles_{'single_' if single else ''}{dtype}", (types.int64,) * 3)
+
+
+@emitted(types.int64)
+def _write(
+    positions: Integer,
+    limit: Integer,
+    turns: Integer,
+    factor: Integer,
+    sign: Integer,
+    cos: Integer,
+    sin: Integer,
+    work: Integer,
+    pool: Integer,
+) -> Integer:
+    """Look at positions and have tables written; see `angles`."""
+    b, end = sign.b, Ending(sign.b)
+    (positions_at, positions_shape), (turns_at, turns_shape) = location(positions), location(turns)
+    batch, seq, coordinates = positions_shape.words(3)
+    # Numbers that are not negative are in the order of their bits, with infinity and then NaN last.
+    furthest = Variable(b, 0)
+    with each(0, batch * seq * coordinates) as n:
+        (bits,) = (positions_at + n * 8).words(1)
+        furthest.set(larger(furthest.now, bits & _MAGNITUDE))
+    end.leave_if(furthest.now > limit, LOOK_CLOSER)
+    turn_rows, axes, heads, _two, pairs = turns_shape.words(5)
+    rows = seq * choose(turn_rows == 1, batch, turn_rows)
+    job = Job(
+        positions_at, batch, coordinates, turns_at, turn_rows, axes, heads, pairs,
+        location(factor)[0], sign, location(cos)[0], location(sin)[0], seq,
+    )  # fmt: skip
+    share(pool, work, spill(b, job), rows, rows * heads * pairs // _WORTH_A_THREAD)
+    return end.reached(DONE)
 
 
 @cache
@@ -84,25 +134,12 @@ def angles() -> Kernel:
     look()
     sources = SOURCES
 
-    def check(positions, limit, turns, factor, sign, cos, sin, work, pool):
+    def write(positions, limit, turns, factor, sign, cos, sin, work, pool):  # type: ignore[no-untyped-def]
         _ = sources  # a part of the cache key
-        (positions_at, positions_shape), (turns_at, turns_shape) = location(where(positions)), location(where(turns))
-        batch, seq, coordinates = fetch(positions_shape, 3)
-        given = pointer(positions_at, "float64")
-        for n in range(batch * seq * coordinates):
-            if not abs(given[n]) <= limit:
-                return LOOK_CLOSER
-        turn_rows, axes, heads, _two, pairs = fetch(turns_shape, 5)
-        rows = seq * (batch if turn_rows == 1 else turn_rows)
-        job = spill((
-            positions_at, batch, coordinates, turns_at, turn_rows, axes, heads, pairs,
-            location(where(factor))[0], sign, location(where(cos))[0], location(where(sin))[0], seq,
-        ))  # fmt: skip
-        share(pool, work, job, rows, rows * heads * pairs // _WORTH_A_THREAD)
-        return DONE
+        return _write(positions, limit, turns, factor, sign, cos, sin, work, pool)
 
     signature = (OBJECT, types.float64, OBJECT, OBJECT, types.int64, OBJECT, OBJECT, types.int64, types.int64)
-    return compiled(check, "angles", signature)
+    return compiled(write, "angles", signature)
 
 
 @cache

@@ -4,21 +4,19 @@ Each step of a chain waits for the one before, four cycles and more, and a proce
 steps; so what LLVM makes of a loop over single vectors leaves half of the time unused.
 """
 
-# mypy: disable-error-code="untyped-decorator"
-
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import factorial
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from rope_cpu._formats import F32, F64, I32, I64, Memory, vector
+from rope_cpu._integers import Integer
 from rope_cpu._lanes import Lanes, exact_sum
+from rope_cpu._words import target
 
 # 2π, and what float64 leaves of it; the Taylor coefficients of sin and cos, enough for an angle of ⅛ turn.
 _TWO_PI, _TWO_PI_REST = 6.283185307179586, 2.4492935982947064e-16
@@ -139,25 +137,18 @@ _KINDS = {
 }
 
 
-@intrinsic
-def write_circles(typingctx: Any, token: Any, factor: Any, kind: Any, dtype: Any) -> Any:
+def write_circles(token: Sequence[Integer], factor: Integer, kind: str, dtype: str) -> None:
     """Write factor·cos and sign·factor·sin of the angles of a token in one head.
 
-    token: int64 (positions, step, turns, turn_step, axes, pairs, sign, cos, sin): the address of its first coordinate
-    and the bytes to that of the next axis (0: one serves all); the address of the turns of the first axis, high parts
-    and then as many low ones, and the bytes to those of the next; addresses to write to. kind: a key of _KINDS; dtype:
-    of FORMATS, what is written. Both are literals.
+    token: positions, step, turns, turn_step, axes, pairs, sign, cos, sin: the address of its first coordinate and the
+    bytes to that of the next axis (0: one serves all); the address of the turns of the first axis, high parts and then
+    as many low ones, and the bytes to those of the next; addresses to write to. factor: address of it. kind: a key of
+    _KINDS; dtype: of FORMATS, what is written.
     """
-    if not isinstance(kind, types.StringLiteral) or not isinstance(dtype, types.StringLiteral):
-        return None
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        target = tuple(context.codegen().magic_tuple())
-        double, table = (Memory(b, name, target, False) for name in ("float64", dtype.literal_value))
-        _Token(_KINDS[kind.literal_value], target, double, table, args[1], *cgutils.unpack_tuple(b, args[0])).emit()
-        return context.get_dummy_value()
-
-    return types.void(types.UniTuple(types.int64, 9), types.float64, kind, dtype), codegen
+    b, machine = factor.b, target()
+    double, table = (Memory(b, name, machine, False) for name in ("float64", dtype))
+    number = double.load(factor.value, I64(0), 1)
+    _Token(_KINDS[kind], machine, double, table, number, *(word.value for word in token)).emit()
 
 
 class _Token:

@@ -23,8 +23,12 @@ DONE, LOOK_CLOSER, OTHER_DTYPE, NO_THREADS = 0, 1, 2, 3
 # Numba's disk cache looks at a kernel's own file alone. Kernels close over this string, so that they are compiled anew
 # when code they are generated from, in other files, has changed.
 _GENERATORS = (
+    "_angles.py",
     "_circle.py",
     "_compile.py",
+    "_division.py",
+    "_flow.py",
+    "_form.py",
     "_formats.py",
     "_integers.py",
     "_lanes.py",
@@ -38,9 +42,6 @@ _GENERATORS = (
     "_words.py",
 )
 SOURCES = sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _GENERATORS)).hexdigest()
-
-# A function that kernels call; nothing calls it from Python, so it needs no wrappers.
-helper = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def array_type(element: Any, ndim: int, *, readonly: bool = True, layout: str = "A") -> Any:

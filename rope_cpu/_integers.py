@@ -1,7 +1,7 @@
 """Whole numbers and truth values as LLVM values that are written like numbers, and functions of them for kernels.
 
-To Numba each operator is 2.5 ms of compiling, each `and` 4 ms and each function 20; so what is computed without loops
-and branches is written down as LLVM in one step, and Numba sees one call.
+To Numba each operator is 2.5 ms of compiling, each `and` 4 ms and each function 20; so what kernels do is written down
+as LLVM in one step, and Numba sees one call. Branches and loops are in `_flow`.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -69,6 +69,8 @@ class Integer:
     def __or__(self, other: Integer | int) -> Integer:
         return self._with(self.b.or_(self.value, self._of(other)))
 
+    __rand__, __ror__ = __and__, __or__
+
     def __lshift__(self, bits: int) -> Integer:
         return self._with(self.b.shl(self.value, self._of(bits)))
 
@@ -105,10 +107,16 @@ class Integer:
     def __ne__(self, other: Integer | int) -> Integer:  # type: ignore[override]
         return self._compare("!=", other)
 
-    # Words at addresses, which other threads read and write.
+    # Words at addresses.
 
     def _word(self) -> Any:
         return self.b.inttoptr(self.value, _WORD.as_pointer())
+
+    def words(self, count: int) -> Words:
+        """Return the words at this address, which no other thread writes."""
+        return tuple(self._with(self.b.load((self + 8 * n)._word())) for n in range(count))
+
+    # Words at addresses that other threads read and write.
 
     def load(self) -> Integer:
         """Return the word at this address."""
@@ -128,9 +136,12 @@ class Integer:
         return self._with(self.b.extract_value(done, 1))
 
 
+Words = tuple[Integer, ...]
+
+
 def choose(condition: Integer, then: Integer | int, otherwise: Integer | int) -> Integer:
-    """Return `then` where the condition holds; at least one of the two is no number of Python's."""
-    known: Any = then if isinstance(then, Integer) else otherwise
+    """Return `then` where the condition holds."""
+    known = next((x for x in (then, otherwise) if isinstance(x, Integer)), condition._with(_WORD(0)))
     return condition._with(condition.b.select(condition.value, known._of(then), known._of(otherwise)))
 
 
@@ -165,7 +176,7 @@ def either(condition: Integer, otherwise: Callable[[], Integer]) -> Integer:
     return condition._with(chosen)
 
 
-def same(a: tuple[Integer, ...], b: tuple[Integer, ...]) -> Integer:
+def same(a: Words, b: Words) -> Integer:
     """Tell whether two tuples are equal."""
     return every(*(x == y for x, y in zip(a, b, strict=True)))
 
@@ -173,7 +184,8 @@ def same(a: tuple[Integer, ...], b: tuple[Integer, ...]) -> Integer:
 def emitted(result: Any) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that makes a function of Integers, and of tuples of them, one that kernels can call.
 
-    result: the type that it returns, boolean, int64 or a tuple of them.
+    Literals come as what they are in Python, a float64 as its bits. result: the type that it returns, boolean, int64
+    or a tuple of them.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -189,12 +201,16 @@ def emitted(result: Any) -> Callable[[Callable[..., Any]], Any]:
         declare.__signature__ = Signature(  # type: ignore[attr-defined]
             [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
         )
-        return intrinsic(declare)
+        return intrinsic(prefer_literal=True)(declare)
 
     return decorate
 
 
 def _taken(b: Any, kind: Any, value: Any) -> Any:
+    if isinstance(kind, types.Literal):
+        return kind.literal_value
+    if isinstance(kind, types.Float):
+        return Integer(b, b.bitcast(value, _WORD))
     if isinstance(kind, types.BaseTuple):
         return tuple(_taken(b, each, b.extract_value(value, n)) for n, each in enumerate(kind))
     return Integer(b, value)
@@ -204,4 +220,4 @@ def _given_back(context: Any, b: Any, kind: Any, result: Any) -> Any:
     if isinstance(kind, types.BaseTuple):
         parts = [_given_back(context, b, each, part) for each, part in zip(kind, result, strict=True)]
         return context.make_tuple(b, kind, parts)
-    return result.value
+    return result.value if isinstance(result, Integer) else context.get_constant(kind, result)

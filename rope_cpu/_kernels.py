@@ -5,49 +5,39 @@ wrong, or brings the arguments into a form the kernel takes. So a good call pays
 It also says when it is told of another dtype, and when it needs threads that are not started.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, var-annotated"
-
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
-import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
+from rope_cpu._angles import Job
 from rope_cpu._compile import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, SOURCES, Kernel, compiled, entry_point
-from rope_cpu._integers import choose, emitted, every
-from rope_cpu._objects import ITEMS, OBJECT, items, location, look, sort, view, where
+from rope_cpu._division import FEW_TOKENS, divide
+from rope_cpu._flow import Ending, Variable, each, when
+from rope_cpu._form import LAYOUTS, Form
+from rope_cpu._integers import Integer, Words, choose, either, emitted, every, larger, smaller
+from rope_cpu._objects import ITEMS, OBJECT, Lies, items, location, look, view
 from rope_cpu._overlap import aliasing_allowed, are_tables, fits, in_place
 from rope_cpu._pool import THREADS, share
-from rope_cpu._units import FEW_TOKENS, divide
-from rope_cpu._words import LINE, allocate, call, fetch, free, greatest, least, load, pointer, spill
+from rope_cpu._words import LINE, allocate, call, free, spill, write_float
 
 ALONE, TRUSTED = 1, 2  # flags of a rotation
-FIRST = 4  # times a position, added to flags
+_FLAGS = 2  # bits
+FIRST = 1 << _FLAGS  # times a position, added to flags
 # Of a rotation on the way: elements of q, up to which it is faster, and the position, which others are added to.
 FEW_ELEMENTS, _FURTHEST = 2**17, 2**52
-LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2, "thd": 0}  # thd comes as a batch of one
 
-_BLOCKS = 17  # where the pairs of blocks begin in a form
 # Elements of q and k for which one more thread than two may be woken: that takes longer the slower the processor.
 _ONE_MORE = 2**15
-# Bytes of the heads that go together: what is read, fetched ahead and written fits three times into the first cache.
-_NEAREST = 2**14
-# Bytes of a run of tokens of one head that are in the first cache: cos and sin, what is read and what is written.
-_RUN = 2**15
-
-_ARRAY = types.Tuple((types.int64, *(types.UniTuple(types.int64, 4),) * 2))
+_BLOCKS = len(Form._fields)  # where the pairs of blocks begin in what is told
 
 
-@emitted(_ARRAY)
-def _in_order(array, layout):
-    """Return an array (address, shape, strides) with its axes in the order batch, token, head, element."""
+def _in_order(array: Lies, layout: Integer) -> Lies:
+    """Return an array with its axes in the order batch, token, head, element."""
     at, *both = array
     by_head, by_token = layout == LAYOUTS["bhsd"], layout == LAYOUTS["sbhd"]
-    return at, *(
+    shape, strides = (
         (
             choose(by_token, second, first),
             choose(by_token, first, choose(by_head, third, second)),
@@ -56,25 +46,101 @@ def _in_order(array, layout):
         )
         for first, second, third, last in both
     )
+    return at, shape, strides
 
 
-@emitted(types.boolean)
-def _usable(sorts, writeable):
-    """Tell whether all are arrays, and outputs may be written to."""
-    return every(*(sort != 0 for sort in sorts), *writeable)
+def _arrays(q: Integer, k: Integer, out: Integer, flags: Integer, form: Form, end: Ending) -> list[Lies]:
+    """Return where q and k and what they are written to lie; end: left where that is not what it should be."""
+    out_q, out_k = Variable(q.b, out), Variable(q.b, out)
+    with when(flags & ALONE == 0):
+        for place, item in zip((out_q, out_k), items(out, form.tuple_kind, end), strict=True):
+            place.set(item)
+    views = [view(at, form.array_kind, form.rank, end) for at in (q, k, out_q.now, out_k.now)]
+    arrays, sorts, writeable = zip(*views, strict=True)
+    end.leave_if(~every(*writeable[2:]), LOOK_CLOSER)
+    known = (flags & TRUSTED != 0) | every(*(sort == form.sort for sort in sorts))
+    end.leave_if(~known, choose(sorts[0] == form.sort, LOOK_CLOSER, OTHER_DTYPE))
+    return [_in_order(array, form.layout) for array in arrays]
 
 
-@emitted(types.boolean)
-def _alike(sorts, sort):
-    """Tell whether all are of one sort."""
-    return every(*(other == sort for other in sorts))
-
-
-@emitted(types.boolean)
-def _fit(q, k, out_q, out_k, both, table, size, width):
+def _fit(q: Lies, k: Lies, out_q: Lies, out_k: Lies, both: Integer, table: Words, size: int, width: Integer) -> Integer:
     """Tell whether arrays can be rotated as they stand."""
     k_fits = fits(k, out_k, table, size, width) & (q[1][0] == k[1][0])
     return fits(q, out_q, table, size, width) & (k_fits | ~both)
+
+
+def _table(turns: Integer, tokens: Integer, size: int) -> tuple[Words, Words]:
+    """Return the shape of a table that is computed on the way, and its strides but for the last."""
+    rows, _axes, heads, _two, pairs = location(turns)[1].words(5)
+    row = heads * pairs * size
+    return (rows, tokens, heads, pairs), (tokens * row, row, pairs * size)
+
+
+def _circles(
+    turns: Integer, factor: Integer, first: Integer, table: tuple[Words, Words], form: Form, end: Ending
+) -> tuple[Integer, Lies, Lies]:
+    """Compute cos and sin on the way, from a position on; return the memory that holds them, and where they lie."""
+    b, ((rows, tokens, heads, pairs), (row_step, *_)) = turns.b, table
+    turns_at, turns_shape = location(turns)
+    # Positions, to the end of a memory line, then cos and sin.
+    before, size = (tokens * 8 + (LINE - 1)) & -LINE, rows * row_step
+    memory = allocate(b, before + size * 2 + LINE)
+    end.leave_if(memory == 0, LOOK_CLOSER)
+    positions = (memory + LINE) & -LINE
+    with each(0, tokens) as n:
+        write_float(positions + n * 8, first + n)
+    cos, sin, axes = positions + before, positions + before + size, turns_shape.words(2)[1]
+    factors = location(factor)[0]
+    job = Job(positions, 1, 1, turns_at, rows, axes, heads, pairs, factors, form.sign, cos, sin, tokens)
+    call(form.circles, spill(b, job), 0, rows * tokens)
+    return memory, (cos, *table), (sin, *table)
+
+
+@emitted(types.int64)
+def _rotate(
+    q: Integer, k: Integer, out: Integer, prepared: Integer, flags: Integer, size: int, on_the_way: bool
+) -> Integer:
+    """Rotate q and k if they can be as they stand; see `rotation`."""
+    b, end, real_size = flags.b, Ending(flags.b), max(size, 4)
+    _kernel, cos, sin, told = (prepared + ITEMS).words(4)
+    form_at, form_shape = location(told)
+    form, both, trusted = Form(*form_at.words(_BLOCKS)), flags & ALONE == 0, flags & TRUSTED != 0
+    q_lies, k_lies, oq_lies, ok_lies = _arrays(q, k, out, flags, form, end)
+    (batch, tokens, q_heads, _width), k_heads = q_lies[1], choose(both, k_lies[1][2], 0)
+    q_elements = batch * tokens * q_heads * form.width
+    if on_the_way:
+        # Without heads there may be any number of tokens.
+        end.leave_if(larger(q_elements, tokens) > FEW_ELEMENTS, LOOK_CLOSER)
+        end.leave_if(abs(flags >> _FLAGS) > _FURTHEST, LOOK_CLOSER)
+        table = _table(cos, tokens, real_size)
+    else:
+        cos_lies, sin_lies = (view(at, form.array_kind, 4, end)[0] for at in (cos, sin))
+        end.leave_if(~are_tables(cos_lies, sin_lies, real_size), LOOK_CLOSER)
+        table = cos_lies[1:]
+    end.leave_if(~_fit(q_lies, k_lies, oq_lies, ok_lies, both, table[0], size, form.width), LOOK_CLOSER)
+
+    elements = q_elements + batch * tokens * k_heads * form.width
+    # Few tokens of one sequence are two units, q and k, and shared only if these are about equal.
+    shared = (batch > 1) | (tokens > FEW_TOKENS) | (q_heads <= k_heads * 2)
+    pool = choose(shared & (elements >= form.worth * 2), form.in_use.load(), 0)
+    end.leave_if((pool < 0) & ~trusted, NO_THREADS)
+    q_in_place, k_in_place = in_place(q_lies, oq_lies), in_place(k_lies, ok_lies)
+    arrays = q_lies, q_in_place, k_lies, k_in_place, oq_lies, ok_lies
+    end.leave_if(~either(trusted, lambda: aliasing_allowed(*arrays, both, size)), LOOK_CLOSER)
+
+    if on_the_way:
+        memory, cos_lies, sin_lies = _circles(cos, sin, flags >> _FLAGS, table, form, end)
+    most, threads = Variable(b, 1), Variable(b, 1)
+    with when(pool > 0):
+        most.set(smaller(elements // form.worth, elements // _ONE_MORE + 2))
+        threads.set(smaller(most.now, (pool + THREADS).load()))
+    blocks = form_at + 8 * _BLOCKS, form_shape.words(1)[0] - _BLOCKS
+    q_side, k_side = (q_lies, oq_lies, q_in_place), (k_lies, ok_lies, k_in_place)
+    units, job = divide(q_side, k_side, both, cos_lies, sin_lies, form, blocks, most.now, threads.now, size)
+    share(pool, form.work, spill(b, job), units, most.now)
+    if on_the_way:
+        free(b, memory)
+    return end.reached(DONE)
 
 
 @cache
@@ -93,87 +159,11 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
     The caller holds the arrays, and nobody else changes their shape meanwhile.
     """
     look()
-    sources, real_size = SOURCES, max(size, 4)
+    sources = SOURCES
 
-    def rotate(q, k, out, prepared, flags):
+    def rotate(q, k, out, prepared, flags):  # type: ignore[no-untyped-def]
         _ = sources  # a part of the cache key
-        _kernel, cos, sin, form = fetch(where(prepared) + ITEMS, 4)
-        told, told_shape = location(form)
-        words = fetch(told, _BLOCKS)
-        work, layout, width, circles, sign, kind, pair, rank, sort, worth, in_use = words[:11]
-        both, trusted = flags & ALONE == 0, flags & TRUSTED
-        out_q, out_k = items(where(out), pair) if both else (where(out), where(out))
-        if out_q == 0:
-            return LOOK_CLOSER
-        q_lies, q_sort, _read = view(where(q), kind, rank)
-        k_lies, k_sort, _read = view(where(k), kind, rank)
-        oq_lies, oq_sort, oq_writeable = view(out_q, kind, rank)
-        ok_lies, ok_sort, ok_writeable = view(out_k, kind, rank)
-        sorts = q_sort, k_sort, oq_sort, ok_sort
-        if not _usable(sorts, (oq_writeable, ok_writeable)):
-            return LOOK_CLOSER
-        if not trusted and not _alike(sorts, sort):
-            return LOOK_CLOSER if q_sort == sort else OTHER_DTYPE
-        q_lies, k_lies = _in_order(q_lies, layout), _in_order(k_lies, layout)
-        oq_lies, ok_lies = _in_order(oq_lies, layout), _in_order(ok_lies, layout)
-        q_shape, k_heads = q_lies[1], k_lies[1][2] if both else 0
-        batch, tokens, q_heads, _width = q_shape
-
-        q_elements = batch * tokens * q_heads * width
-        # Without heads there may be any number of tokens.
-        if on_the_way and (greatest(q_elements, tokens) > FEW_ELEMENTS or abs(flags // FIRST) > _FURTHEST):
-            return LOOK_CLOSER
-        if on_the_way:
-            (turns, turns_shape), (factor, _rows) = location(cos), location(sin)
-            turn_rows, axes, table_heads, _two, table_pairs = fetch(turns_shape, 5)
-            head = table_pairs * real_size
-            row, table_size = table_heads * head, turn_rows * tokens * table_heads * head
-            table, steps = (turn_rows, tokens, table_heads, table_pairs), (tokens * row, row, head, real_size)
-            cos_lies = sin_lies = 0, table, steps
-        else:
-            four = greatest(rank, 4)  # a literal would have `view` compiled once more
-            cos_lies, sin_lies = view(cos, kind, four)[0], view(sin, kind, four)[0]
-            if not are_tables(cos_lies, sin_lies, real_size):
-                return LOOK_CLOSER
-            table = cos_lies[1]
-
-        if not _fit(q_lies, k_lies, oq_lies, ok_lies, both, table, size, width):
-            return LOOK_CLOSER
-        elements = q_elements + batch * tokens * k_heads * width
-        # Few tokens of one sequence are two units, q and k, and shared only if these are about equal.
-        shared = batch > 1 or tokens > FEW_TOKENS or q_heads <= 2 * k_heads
-        pool = load(in_use, 0) if elements >= 2 * worth and shared else 0
-        if pool < 0 and not trusted:
-            return NO_THREADS
-        q_in_place, k_in_place = in_place(q_lies, oq_lies), in_place(k_lies, ok_lies)
-        if not trusted and not aliasing_allowed(q_lies, q_in_place, k_lies, k_in_place, oq_lies, ok_lies, both, size):
-            return LOOK_CLOSER
-
-        if on_the_way:
-            # Positions, to the end of a memory line, then cos and sin.
-            before = (8 * tokens + LINE - 1) & -LINE
-            memory = allocate(LINE + before + 2 * table_size)
-            if memory == 0:
-                return LOOK_CLOSER
-            positions = (memory + LINE) & -LINE
-            for n in range(tokens):
-                pointer(positions, "float64")[n] = flags // FIRST + n
-            c_at = positions + before
-            s_at = c_at + table_size
-            circle = spill((
-                positions, 1, 1, turns, turn_rows, axes, table_heads, table_pairs, factor, sign, c_at, s_at, tokens,
-            ))  # fmt: skip
-            call(circles, (circle, 0, turn_rows * tokens))
-            cos_lies, sin_lies = (c_at, table, steps), (s_at, table, steps)
-        most = least(elements // worth, 2 + elements // _ONE_MORE) if pool > 0 else 1
-        threads = least(most, load(pool, THREADS)) if pool > 0 else 1
-        blocks = told + 8 * _BLOCKS, fetch(told_shape, 1)[0] - _BLOCKS
-        q_side, k_side = (q_lies, oq_lies, q_in_place), (k_lies, ok_lies, k_in_place)
-        units, job = divide(q_side, k_side, both, cos_lies, sin_lies, words[11:], blocks, most, threads, size)
-        share(pool, work, spill(job), units, most)
-        if on_the_way:
-            free(memory)
-        return DONE
+        return _rotate(q, k, out, prepared, flags, size, on_the_way)
 
     name = "rotation_at" if on_the_way else "rotation"
     return compiled(rotate, f"{name}_{size}", (*(OBJECT,) * 4, types.int64))
@@ -183,29 +173,3 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
 def quick_rotation(size: int, on_the_way: bool) -> Kernel:
     """Return the same to be called from Python."""
     return entry_point(rotation(size, on_the_way))
-
-
-def numbers(
-    work: int,
-    dtype: np.dtype[Any],
-    layout: str,
-    head_dim: int,
-    stream_above: int,
-    in_use: int,
-    pairs: Sequence[int],
-    angles: Sequence[int] = (0, 0),
-    worth: int = 2**15,
-) -> NDArray[np.int64]:
-    """Return what a kernel is told of the form of arrays.
-
-    work: where `rows` is. stream_above: bytes above which results are stored past the caches. in_use: where the address
-    of the pool stands whose threads share the work: at that place 0 means none, −1 that it is not started. pairs: of
-    each block. angles: for a rotation on the way, where `circles` is, and the sign. worth: how many elements are worth
-    a thread.
-    """
-    seen = id(np.ndarray), id(tuple), 3 if layout == "thd" else 4, sort(dtype)
-    size, rotated = dtype.itemsize, 2 * sum(pairs) * dtype.itemsize
-    row = head_dim * size
-    tile, together = _RUN // (head_dim * (max(size, 4) + 2 * size)), max(_NEAREST // row, 1)
-    shape = stream_above, max(tile, 8), together, rotated, row - rotated, min(pairs)
-    return np.array([work, LAYOUTS[layout], head_dim, *angles, *seen, worth, in_use, *shape, *pairs], np.int64)

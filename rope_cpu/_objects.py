@@ -5,7 +5,7 @@ kernel that only looks while its caller holds the arrays needs neither. The fiel
 (PyArrayObject_fields in ndarraytypes.h), after the part that all objects have.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+# mypy: disable-error-code="untyped-decorator, misc"
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import NativeValue, intrinsic, models, register_model, unbox
+from numba.extending import NativeValue, models, register_model, unbox
 
-from rope_cpu._compile import helper
-from rope_cpu._words import fetch
+from rope_cpu._compile import LOOK_CLOSER
+from rope_cpu._flow import Ending
+from rope_cpu._integers import Integer, Words, choose
+
+# Where an array lies, as compiled code knows it: address, shape and strides.
+Lies = tuple[Integer, Words, Words]
 
 _HEAD = object.__basicsize__  # bytes that all objects begin with; the last word of them is the type
 ITEMS = tuple.__basicsize__  # where the items of a tuple begin, after their number
@@ -75,43 +79,43 @@ def _take(kind: Any, given: Any, c: Any) -> Any:
     return NativeValue(c.builder.ptrtoint(given, _WORD))
 
 
-@intrinsic
-def where(typingctx: Any, given: Any) -> Any:
-    """Return the address of an object."""
-    return types.int64(OBJECT), lambda context, b, signature, args: args[0]
+def items(at: Integer, kind: Integer, end: Ending) -> Words:
+    """Where the two items of the tuple at an address lie.
 
-
-@helper
-def items(at, kind):
-    """Where the two items of a tuple at an address lie; 0 for anything else. kind: where `tuple` itself lies."""
-    if fetch(at + _HEAD - 8, 1)[0] == kind and fetch(at + _HEAD, 1)[0] == 2:
-        return fetch(at + ITEMS, 2)
-    return 0, 0
-
-
-@helper
-def location(at):
-    """Where the first element of the array at an address lies, and where its shape does."""
-    words = fetch(at + _HEAD, _WORDS)
-    return words[0], words[2]
-
-
-@helper
-def view(at, kind, rank):
-    """Where the array at an address lies (address, shape, strides), the sort of its dtype, and whether it is writable.
-
-    kind: where `numpy.ndarray` itself lies. rank: number of axes, 4, or 3 to add one of length 1 in front. The sort is
-    that of all equal dtypes, which may be several objects; 0 where the object is no such array.
+    kind: where `tuple` itself lies. end: left with LOOK_CLOSER where there is no such tuple.
     """
-    data, shape, strides, sort, writeable = 0, (0, 0, 0, 0), (0, 0, 0, 0), 0, False
-    if fetch(at + _HEAD - 8, 1)[0] == kind:
-        first, axes, shape_at, strides_at, _, dtype, flags = fetch(at + _HEAD, _WORDS)
-        if axes & _LOWER == rank:
-            data, writeable = first, flags & _WRITEABLE != 0
-            sort = fetch(dtype + _HEAD + 8, 1)[0] & _SORT
-            if rank == 4:
-                shape, strides = fetch(shape_at, 4), fetch(strides_at, 4)
-            else:
-                (a, b, c), (i, j, k) = fetch(shape_at, 3), fetch(strides_at, 3)
-                shape, strides = (1, a, b, c), (0, i, j, k)
-    return (data, shape, strides), sort, writeable
+    (found,) = (at + (_HEAD - 8)).words(1)
+    end.leave_if(found != kind, LOOK_CLOSER)
+    (count,) = (at + _HEAD).words(1)
+    end.leave_if(count != 2, LOOK_CLOSER)
+    return (at + ITEMS).words(2)
+
+
+def location(at: Integer) -> tuple[Integer, Integer]:
+    """Where the first element of the array at an address lies, and where its shape does."""
+    data, _, shape = (at + _HEAD).words(3)
+    return data, shape
+
+
+def view(at: Integer, kind: Integer, rank: Integer | int, end: Ending) -> tuple[Lies, Integer, Integer]:
+    """Where the array at an address lies, the sort of its dtype, and whether it is writable.
+
+    kind: where `numpy.ndarray` itself lies. rank: number of axes, 4, or where that is not known beforehand also 3, to
+    add one of length 1 in front. The sort is that of all equal dtypes, which may be several objects. end: left with
+    LOOK_CLOSER where there is no such array.
+    """
+    (found,) = (at + (_HEAD - 8)).words(1)
+    end.leave_if(found != kind, LOOK_CLOSER)
+    data, axes, shape_at, strides_at, _, dtype, flags = (at + _HEAD).words(_WORDS)
+    end.leave_if(axes & _LOWER != rank, LOOK_CLOSER)
+    (sort,) = (dtype + (_HEAD + 8)).words(1)
+    shape, strides = (_four(place, rank, missing) for place, missing in ((shape_at, 1), (strides_at, 0)))
+    return (data, shape, strides), sort & _SORT, flags & _WRITEABLE != 0
+
+
+def _four(at: Integer, rank: Integer | int, missing: int) -> Words:
+    """Return what is said of four axes, at an address; of three, `missing` is said of another one before them."""
+    if isinstance(rank, int):
+        return at.words(rank)
+    (first,), rest = at.words(1), (at + (rank - 3) * 8).words(3)
+    return choose(rank == 4, first, missing), *rest

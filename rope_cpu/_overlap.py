@@ -1,18 +1,17 @@
 """What arrays may be rotated into which: shapes, strides, and memory that is shared; in compiled code.
 
-An array is (address, shape, strides), with axes in the order batch, token, head, element; sizes and strides in bytes.
+Axes are in the order batch, token, head, element; sizes and strides in bytes.
 """
-
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
 
-from numba import types
+from typing import Any
 
-from rope_cpu._integers import choose, either, emitted, every, same
+from rope_cpu._integers import Integer, Words, choose, either, every, same
+from rope_cpu._objects import Lies
 
 
-def _range(array, size):
+def _range(array: Lies, size: int) -> tuple[Integer, Integer]:
     """First byte and last byte + 1 of an array."""
     start, shape, strides = array
     low, high = start, start + size
@@ -22,13 +21,13 @@ def _range(array, size):
     return low, high
 
 
-def _lie_apart(a, b, size):
+def _lie_apart(a: Lies, b: Lies, size: int) -> Integer:
     """Tell whether one array ends before the other begins."""
     (low_a, high_a), (low_b, high_b) = _range(a, size), _range(b, size)
     return (high_a <= low_b) | (high_b <= low_a)
 
 
-def _interleave(a, b, size):
+def _interleave(a: Lies, b: Lies, size: int) -> Integer:
     """Tell whether two arrays share no element as views that interleave in one packed buffer.
 
     In such a buffer all strides are multiples of a period (from token to token, or from head to head), and the
@@ -37,7 +36,7 @@ def _interleave(a, b, size):
     return _interleave_by(1, a, b, size) | _interleave_by(2, a, b, size)
 
 
-def _interleave_by(axis, a, b, size):
+def _interleave_by(axis: int, a: Lies, b: Lies, size: int) -> Integer:
     (start_a, shape_a, strides_a), (start_b, _, strides_b) = a, b
     period, row = strides_a[axis], shape_a[3] * size
     outer = _batch_step(a), *strides_a[1:axis], _batch_step(b), *strides_b[1 : axis + 1]
@@ -47,30 +46,29 @@ def _interleave_by(axis, a, b, size):
     return every(ascending, *(step % period == 0 for step in outer), span_a <= shift, shift + span_b <= period)
 
 
-def _batch_step(array):
+def _batch_step(array: Lies) -> Integer:
     _, shape, strides = array
     return choose(shape[0] == 1, 0, strides[0])
 
 
-def _reach(counts, steps):
+def _reach(counts: Words, steps: Words) -> Any:
     """Return how far it is from the first to the last along these axes."""
     return sum((count - 1) * step for count, step in zip(counts, steps, strict=True))
 
 
-def _apart(a, b, size):
+def _apart(a: Lies, b: Lies, size: int) -> Integer:
     """Tell whether two arrays certainly share no element."""
     return either(_lie_apart(a, b, size), lambda: _interleave(a, b, size))
 
 
-@emitted(types.boolean)
-def in_place(a, b):
-    """Tell whether two arrays (address, shape, strides) of one shape are the very same elements."""
+def in_place(a: Lies, b: Lies) -> Integer:
+    """Tell whether two arrays of one shape are the very same elements."""
     (start_a, shape, strides_a), (start_b, _, strides_b) = a, b
     steps = zip(shape[:3], strides_a[:3], strides_b[:3], strict=True)
     return every(start_a == start_b, *((count <= 1) | (one == other) for count, one, other in steps))
 
 
-def _apart_within(shape, strides, row):
+def _apart_within(shape: Words, strides: Words, row: Integer) -> Integer:
     """Tell whether rows certainly share nothing: every axis steps over all that lies closer together."""
     steps = [abs(step) for step in strides[:3]]
     apart = []
@@ -84,15 +82,14 @@ def _apart_within(shape, strides, row):
     return every(*apart)
 
 
-@emitted(types.boolean)
-def are_tables(cos, sin, size):
+def are_tables(cos: Lies, sin: Lies, size: int) -> Integer:
     """Tell whether arrays of rank 4 are alike and of elements of a size, without gaps."""
     (_, cos_shape, cos_strides), (_, sin_shape, sin_strides) = cos, sin
     return every(same(cos_shape, sin_shape), cos_strides[3] == size, sin_strides[3] == size)
 
 
-def fits(x, out, table, size, width):
-    """Tell whether an array (address, shape, strides) can be rotated as it stands; table: the shape of cos."""
+def fits(x: Lies, out: Lies, table: Words, size: int, width: Integer) -> Integer:
+    """Tell whether an array can be rotated as it stands; table: the shape of cos."""
     (_, x_shape, x_strides), (_, out_shape, out_strides) = x, out
     return every(
         same(x_shape, out_shape),
@@ -106,9 +103,10 @@ def fits(x, out, table, size, width):
     )
 
 
-@emitted(types.boolean)
-def aliasing_allowed(q, q_in_place, k, k_in_place, out_q, out_k, both, size):
-    """Tell whether no element is overwritten before it is read; each array is (address, shape, strides)."""
+def aliasing_allowed(
+    q: Lies, q_in_place: Integer, k: Lies, k_in_place: Integer, out_q: Lies, out_k: Lies, both: Integer, size: int
+) -> Integer:
+    """Tell whether no element is overwritten before it is read."""
     return either(q_in_place, lambda: _apart(q, out_q, size)) & either(
         ~both,
         lambda: every(

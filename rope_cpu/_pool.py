@@ -12,8 +12,6 @@ every platform and needs no GIL.
 A pool is one block of int64 words. Words 0 to 47 are the job's; then each thread has 16 of its own.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 import sys
@@ -22,19 +20,20 @@ from operator import or_
 
 from numba import types
 
-from rope_cpu._compile import SOURCES, Kernel, compiled, helper
-from rope_cpu._integers import choose, emitted, smaller
-from rope_cpu._words import add, call, exchange, least, load, relax, replace, ticks
+from rope_cpu._compile import DONE, SOURCES, Kernel, compiled
+from rope_cpu._flow import Ending, Variable, each, repeat, when, whether
+from rope_cpu._integers import Integer, choose, either, emitted, number, smaller
+from rope_cpu._words import acquire, allow, allowed, call, processor, relax, release, ticks
 
 # Words of a pool, as byte offsets. BUSY: a job is under way. WORK, JOB, UNITS: what is called, with what, and how many
-# units of work there are. CHUNKS: into how many parts these are cut. DONE: how many parts are finished. THREADS: how
+# units of work there are. CHUNKS: into how many parts these are cut. FINISHED: how many parts are. THREADS: how
 # many may share a job. TEAM: how many share this one. NUMBER: of the job. AWAY: 1 + the processor that workers are kept
 # off. SHARE: where `sharing` is. LOOKS: how often an idle worker looks for a job before it sleeps. PASSED: how many
 # small jobs let workers be since they were last tried. IN_VAIN: how often in succession they were tried in vain.
 # CHANCES: how many more small jobs they may be late for until that is said of this time. WOKEN: whether the last small
 # job that was shared woke them. SHARED: how many were shared. KIND, TAKEN: which small job was last done by its caller
 # alone, and what it took by the processor's clock. MASK: a set of 1024 processors.
-BUSY, WORK, JOB, UNITS, CHUNKS, THREADS, SIZE, TEAM, NUMBER, AWAY, DONE = (8 * i for i in range(11))
+BUSY, WORK, JOB, UNITS, CHUNKS, THREADS, SIZE, TEAM, NUMBER, AWAY, FINISHED = (8 * i for i in range(11))
 SHARE, LOOKS, PASSED, IN_VAIN, CHANCES, WOKEN, KIND, TAKEN, SHARED, MASK = (8 * i for i in (*range(16, 25), 32))
 # Words of a thread. RANGE: number of the job << 32 | first chunk << 16 | end. ASLEEP: whether its LOCK must be
 # released. LOCK: the address of that. NATIVE: the system's number of the thread.
@@ -57,43 +56,34 @@ _SMALL, _PATIENCE, _CHANCES, _MOST_CHANCES, _MOST_IN_VAIN, _ALONE = 9, 8, 8, 16,
 IDLE_SECONDS = 50e-6
 _GRACE, _GRACE_A_THREAD = 10, 100
 
-_acquire = types.ExternalFunction("PyThread_acquire_lock", types.int32(types.int64, types.int32))
-_release = types.ExternalFunction("PyThread_release_lock", types.void(types.int64))
 
-
-def _place(pool, i):
-    return pool + 8 * (HEAD_WORDS + THREAD_WORDS * i)
-
-
-@emitted(types.int64)
-def _thread(pool, i):
+def _thread(pool: Integer, i: Integer | int) -> Integer:
     """Return where the words of a thread are."""
-    return _place(pool, i)
+    return pool + 8 * HEAD_WORDS + i * (8 * THREAD_WORDS)
 
 
-def _first_end(words):
+def _first_end(words: Integer) -> tuple[Integer, Integer]:
     """Return the first chunk of a range that nobody took, and the end of them."""
     return (words >> 16) & 0xFFFF, words & 0xFFFF
 
 
-@emitted(types.boolean)
-def _waiting(words):
+def _waiting(words: Integer) -> Integer:
     """Tell whether a range has chunks that nobody took."""
     first, end = _first_end(words)
     return first < end
 
 
-@helper
-def _wake(pool, me):
+def _wake(pool: Integer, me: Integer | int) -> None:
     """Wake two more threads of the team if they sleep; they wake four."""
-    for i in range(2 * me + 1, least(2 * me + 3, load(pool, TEAM))):
+    first = me * 2 + 1
+    with each(first, smaller((pool + TEAM).load(), first + 2)) as i:
         place = _thread(pool, i)
-        if load(place, ASLEEP) and _waiting(load(place, RANGE)) and replace(place, ASLEEP, 1, 0):
-            _release(load(place, LOCK))
+        asleep = place + ASLEEP
+        with when(asleep.load() != 0), when(_waiting((place + RANGE).load())), when(asleep.replace(1, 0)):
+            release(pool.b, (place + LOCK).load())
 
 
-@emitted(types.Tuple((types.boolean, types.int64)))
-def _taking(pool, words, owner, team, is_own):
+def _taking(pool: Integer, words: Integer, owner: Integer, team: Integer, is_own: Integer) -> tuple[Integer, Integer]:
     """Return whether the next chunk of a range is left to its owner at first, and the range without that chunk.
 
     What lies in another processor's cache is slow to get at, so others leave an owner its first and its last.
@@ -103,137 +93,163 @@ def _taking(pool, words, owner, team, is_own):
     return left & ~is_own, choose(is_own, words + 0x10000, words - 1)
 
 
-@emitted(types.UniTuple(types.int64, 3))
-def _chunk(pool, words, is_own):
+def _chunk(pool: Integer, words: Integer, is_own: Integer) -> tuple[Integer, Integer, Integer]:
     """Return the job, and the range of its units that the chunk is which was taken from a range."""
     first, end = _first_end(words)
     units, chunks, chunk = (pool + UNITS).load(), (pool + CHUNKS).load(), choose(is_own, first, end - 1)
     return (pool + JOB).load(), units * chunk // chunks, units * (chunk + 1) // chunks
 
 
-@helper
-def _take_part(pool, me, grace):
+def _take_part(pool: Integer, me: Integer | int, grace: Integer) -> None:
     """Work on chunks until all are taken: one's own from the front, then the others' from the back.
 
     Those that are left to others are taken if they do not come for them while this thread looks `grace` times.
     """
     _wake(pool, me)
-    team, looks = load(pool, TEAM), 0
-    for i in range(team):
+    b, team, looks = pool.b, (pool + TEAM).load(), Variable(pool.b, 0)
+    with each(0, team) as i, repeat(b) as end_if:
         owner, is_own = (me + i) % team, i == 0
-        place = _thread(pool, owner)
-        while True:
-            words = load(place, RANGE)
-            if not _waiting(words):
-                break
-            left, taken = _taking(pool, words, owner, team, is_own)
-            if left and looks < grace:
-                relax()
-                looks += 1
-            elif replace(place, RANGE, words, taken):
+        ours = _thread(pool, owner) + RANGE
+        words = ours.load()
+        end_if(~_waiting(words))
+        left, taken = _taking(pool, words, owner, team, is_own)
+        with whether(left & (looks.now < grace)) as (wait, take):
+            with wait:
+                relax(b)
+                looks.set(looks.now + 1)
+            with take, when(ours.replace(words, taken)):
                 # The number of the job is in the word: what belongs to it stays until the chunk is done.
-                call(load(pool, WORK), _chunk(pool, words, is_own))
-                add(pool, DONE, 1)
+                call((pool + WORK).load(), *_chunk(pool, words, is_own))
+                (pool + FINISHED).add(1)
 
 
-if sys.platform == "linux":
-    _processor = types.ExternalFunction("sched_getcpu", types.int32())
-    _allowed = types.ExternalFunction("sched_getaffinity", types.int32(types.int32, types.uint64, types.int64))
-    _allow = types.ExternalFunction("sched_setaffinity", types.int32(types.int32, types.uint64, types.int64))
+def _elsewhere(pool: Integer) -> Integer:
+    """Keep workers off the caller's processor, where the system may queue a thread that the caller wakes up.
 
-    @emitted(types.boolean)
-    def _leave_out(pool, processor):
-        """Take a processor out of the set; tell whether any is left."""
-        words = [pool + MASK + 8 * i for i in range(16)]
-        own = words[0] + (processor >> 6) * 8
-        own.exchange(own.load() & ~(1 << (processor & 63)))
-        return reduce(or_, [word.load() for word in words]) != 0
+    Returns whether the caller may use any other.
+    """
+    if sys.platform != "linux":
+        return pool == pool
+    b, here, mask = pool.b, processor(pool.b), pool + MASK
 
-    @helper
-    def _elsewhere(pool):
-        """Keep workers off the caller's processor, where the system may queue a thread that the caller wakes up.
+    def move() -> Integer:
+        left = _leave_out(mask, here)
+        with when(left):
+            with each(1, (pool + SIZE).load()) as i:
+                allow(b, (_thread(pool, i) + NATIVE).load(), 128, mask)
+            (pool + AWAY).exchange(here + 1)
+        return left
 
-        Returns whether the caller may use any other.
-        """
-        here = types.int64(_processor())
-        if load(pool, AWAY) == here + 1:
-            return True
-        if here < 0 or here >= 1024 or _allowed(0, 128, pool + MASK) < 0:
-            return True
-        if not _leave_out(pool, here):
-            return False
-        for i in range(1, load(pool, SIZE)):
-            _allow(types.int32(load(_thread(pool, i), NATIVE)), 128, pool + MASK)
-        exchange(pool, AWAY, here + 1)
-        return True
-
-else:
-
-    @helper
-    def _elsewhere(pool):
-        return True
+    known = ((pool + AWAY).load() == here + 1) | (here < 0) | (here >= 1024)
+    return either(known, lambda: either(allowed(b, 0, 128, mask) < 0, move))
 
 
-@emitted(types.int64)
-def _in_vain(pool):
+def _leave_out(mask: Integer, processor: Integer) -> Integer:
+    """Take a processor out of a set; tell whether any is left."""
+    words = [mask + 8 * i for i in range(16)]
+    own = mask + (processor >> 6) * 8
+    own.exchange(own.load() & ~(1 << (processor & 63)))
+    return reduce(or_, [word.load() for word in words]) != 0
+
+
+def _in_vain(pool: Integer) -> None:
     """Note that small jobs were shared in vain once more."""
     count = pool + IN_VAIN
-    return count.exchange(smaller(count.load() + 1, _MOST_IN_VAIN))
+    count.exchange(smaller(count.load() + 1, _MOST_IN_VAIN))
 
 
-@helper
-def _had_better_be_serial(pool):
+def _had_better_be_serial(pool: Integer) -> Integer:
     """Tell whether a small job should let workers be: they sleep, or came late for the ones before."""
-    asleep = load(_thread(pool, 1), ASLEEP)
-    if load(pool, WOKEN):
-        exchange(pool, WOKEN, 0)
-        if asleep:
-            exchange(pool, CHANCES, 0)
+    end, asleep, chances = Ending(pool.b), (_thread(pool, 1) + ASLEEP).load(), pool + CHANCES
+    with when((pool + WOKEN).load() != 0):
+        (pool + WOKEN).exchange(0)
+        with when(asleep != 0):
+            chances.exchange(0)
             _in_vain(pool)
-    if not asleep and load(pool, CHANCES):
-        return (add(pool, SHARED, 1) + 1) % _ALONE == 0
-    if add(pool, PASSED, 1) + 1 < _PATIENCE << load(pool, IN_VAIN):
-        return True
-    exchange(pool, PASSED, 0)
-    exchange(pool, CHANCES, _CHANCES)
-    exchange(pool, WOKEN, asleep)
-    return False
+    with when((asleep == 0) & (chances.load() != 0)):
+        end.leave(number(((pool + SHARED).add(1) + 1) % _ALONE == 0))
+    passed = (pool + PASSED).add(1) + 1
+    end.leave_if(passed < _PATIENCE << (pool + IN_VAIN).load(), 1)
+    (pool + PASSED).exchange(0)
+    chances.exchange(_CHANCES)
+    (pool + WOKEN).exchange(asleep)
+    return end.reached(0) != 0
 
 
-@emitted(types.int64)
-def _remember(pool, kind, taken):
+def _remember(pool: Integer, kind: Integer, taken: Integer) -> None:
     """Keep what a small job took that its caller did alone, or little more than it took before, if it was that job."""
     known, before = (pool + KIND).exchange(kind) == kind, (pool + TAKEN).load()
-    return (pool + TAKEN).exchange(choose(known, smaller(taken, before + before // 8), taken))
+    (pool + TAKEN).exchange(choose(known, smaller(taken, before + before // 8), taken))
 
 
-@helper
-def _judge(pool, taken):
+def _judge(pool: Integer, taken: Integer) -> None:
     """Weigh whether a small job that was shared took longer than its caller alone takes."""
-    if taken <= load(pool, TAKEN):
-        if add(pool, CHANCES, 1) >= _MOST_CHANCES:
-            exchange(pool, CHANCES, _MOST_CHANCES)
-            exchange(pool, IN_VAIN, 0)
-    elif add(pool, CHANCES, -1) == 1:
-        _in_vain(pool)
+    chances = pool + CHANCES
+    with whether(taken <= (pool + TAKEN).load()) as (in_time, late):
+        with in_time, when(chances.add(1) >= _MOST_CHANCES):
+            chances.exchange(_MOST_CHANCES)
+            (pool + IN_VAIN).exchange(0)
+        with late, when(chances.add(-1) == 1):
+            _in_vain(pool)
 
 
-@emitted(types.UniTuple(types.int64, 3))
-def _announce(pool, work, job, units, most):
+def _announce(
+    pool: Integer, work: Integer, job: Integer, units: Integer, most: Integer
+) -> tuple[Integer, Integer, Integer]:
     """Write down a job; return its team, how many chunks it is cut into, and its number."""
     team = smaller(smaller((pool + THREADS).load(), units), most)
     chunks, number = smaller(units, _CHUNKS * team), ((pool + NUMBER).load() + 1) & 0x7FFFFFFF
-    words = {WORK: work, JOB: job, UNITS: units, CHUNKS: chunks, TEAM: team, NUMBER: number, DONE: 0}
+    words: dict[int, Integer | int] = {
+        WORK: work,
+        JOB: job,
+        UNITS: units,
+        CHUNKS: chunks,
+        TEAM: team,
+        NUMBER: number,
+        FINISHED: 0,
+    }
     for place, word in words.items():
         (pool + place).exchange(word)
     return team, chunks, number
 
 
-@emitted(types.int64)
-def _give_range(pool, i, team, chunks, number):
+def _give_range(pool: Integer, i: Integer, team: Integer, chunks: Integer, number: Integer) -> None:
     """Tell a thread which chunks it starts with."""
     words = (number << 32) | ((chunks * i // team) << 16) | (chunks * (i + 1) // team)
-    return (_place(pool, i) + RANGE).exchange(words)
+    (_thread(pool, i) + RANGE).exchange(words)
+
+
+@emitted(types.int64)
+def _share_out(pool: Integer, work: Integer, job: Integer, units: Integer, most: Integer) -> Integer:
+    """Do a job with other threads, or alone; see `sharing`."""
+    b, end, busy = pool.b, Ending(pool.b), pool + BUSY
+    with when(either((pool + THREADS).load() < 2, lambda: ~busy.replace(0, 1))):
+        end.leave(call(work, job, 0, units))
+    small, kind = most < _SMALL, work + (units << 8) + most
+    serial = Variable(b, 0)
+    with when(small):
+        serial.set(number(_had_better_be_serial(pool)))
+    with when(either(serial.now != 0, lambda: ~_elsewhere(pool))):
+        busy.exchange(0)
+        begin = ticks(b)
+        call(work, job, 0, units)
+        with when(small):
+            _remember(pool, kind, ticks(b) - begin)
+        end.leave(DONE)
+    begin = ticks(b)
+    team, chunks, job_number = _announce(pool, work, job, units, most)
+    with each(0, team) as i:
+        _give_range(pool, i, team, chunks, job_number)
+    looks = (pool + LOOKS).load()
+    _take_part(pool, 0, smaller(looks // _GRACE, looks * most // _GRACE_A_THREAD))
+    with repeat(b) as end_if:
+        end_if((pool + FINISHED).load() >= chunks)
+        relax(b)
+    # Those that were just woken are late in any case.
+    with when(small & ((pool + KIND).load() == kind) & ((pool + WOKEN).load() == 0)):
+        _judge(pool, ticks(b) - begin)
+    busy.exchange(0)
+    return end.reached(DONE)
 
 
 @cache
@@ -241,33 +257,33 @@ def sharing() -> Kernel:
     """Return the kernel (pool, work, job, units, most) that `share` calls."""
     sources = SOURCES
 
-    def share_out(pool, work, job, units, most):
+    def share_out(pool, work, job, units, most):  # type: ignore[no-untyped-def]
         _ = sources  # a part of the cache key
-        if load(pool, THREADS) < 2 or not replace(pool, BUSY, 0, 1):
-            return call(work, (job, 0, units))
-        small, kind = most < _SMALL, work + (units << 8) + most
-        if (small and _had_better_be_serial(pool)) or not _elsewhere(pool):
-            exchange(pool, BUSY, 0)
-            begin = ticks()
-            call(work, (job, 0, units))
-            if small:
-                _remember(pool, kind, ticks() - begin)
-            return 0
-        begin = ticks()
-        team, chunks, number = _announce(pool, work, job, units, most)
-        for i in range(team):
-            _give_range(pool, i, team, chunks, number)
-        looks = load(pool, LOOKS)
-        _take_part(pool, types.int64(0), least(looks // _GRACE, looks * most // _GRACE_A_THREAD))
-        while load(pool, DONE) < chunks:
-            relax()
-        # Those that were just woken are late in any case.
-        if small and load(pool, KIND) == kind and not load(pool, WOKEN):
-            _judge(pool, ticks() - begin)
-        exchange(pool, BUSY, 0)
-        return 0
+        return _share_out(pool, work, job, units, most)
 
     return compiled(share_out, "share", (types.int64,) * 5)
+
+
+@emitted(types.int64)
+def _serve(pool: Integer, me: Integer) -> int:
+    """Take part in jobs; see `serving`."""
+    b, place, most = pool.b, _thread(pool, me), (pool + LOOKS).load()
+    asleep, ours = place + ASLEEP, place + RANGE
+    with repeat(b) as end_if:
+        _take_part(pool, me, most // _GRACE)
+        looks = Variable(b, 0)
+        with repeat(b) as stop_if:
+            stop_if(looks.now >= most)
+            stop_if(_waiting(ours.load()))
+            relax(b)
+            looks.set(looks.now + 1)
+        end_if(me == 0)
+        with when(looks.now == most):
+            asleep.exchange(1)
+            # A job that came in between has not seen that this thread sleeps; or it has, and releases the lock.
+            with when(either(~_waiting(ours.load()), lambda: ~asleep.replace(1, 0))):
+                acquire(b, (place + LOCK).load(), 1)
+    return DONE
 
 
 @cache
@@ -275,30 +291,17 @@ def serving() -> Kernel:
     """Return the kernel (pool, me) that a worker runs for ever, and the caller, 0, until it found nothing to do."""
     sources = SOURCES
 
-    def serve(pool, me):
+    def serve(pool, me):  # type: ignore[no-untyped-def]
         _ = sources  # a part of the cache key
-        place, most = _thread(pool, me), load(pool, LOOKS)
-        while True:
-            _take_part(pool, me, most // _GRACE)
-            looks = 0
-            while looks < most and not _waiting(load(place, RANGE)):
-                relax()
-                looks += 1
-            if me == 0:
-                return
-            if looks == most:
-                exchange(place, ASLEEP, 1)
-                # A job that came in between has not seen that this thread sleeps; or it has, and releases the lock.
-                if not _waiting(load(place, RANGE)) or not replace(place, ASLEEP, 1, 0):
-                    _acquire(load(place, LOCK), 1)
+        return _serve(pool, me)
 
     return compiled(serve, "serve", (types.int64,) * 2)
 
 
-@helper
-def share(pool, work, job, units, most):
+def share(pool: Integer, work: Integer, job: Integer, units: Integer, most: Integer) -> None:
     """Call work(job, start, stop) for parts of `units` on up to `most` threads of a pool; on this one alone for 0."""
-    if pool == 0 or least(units, most) < 2:
-        call(work, (job, 0, units))
-    else:
-        call(load(pool, SHARE), (pool, work, job, units, most))
+    with whether((pool == 0) | (smaller(units, most) < 2)) as (alone, together):
+        with alone:
+            call(work, job, 0, units)
+        with together:
+            call((pool + SHARE).load(), pool, work, job, units, most)

@@ -12,7 +12,8 @@ from rope_cpu import _check, _machine, _threads
 from rope_cpu._angles import circles
 from rope_cpu._check import Array
 from rope_cpu._compile import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, Kernel, address
-from rope_cpu._kernels import ALONE, FEW_ELEMENTS, FIRST, TRUSTED, numbers, quick_rotation
+from rope_cpu._form import form_words
+from rope_cpu._kernels import ALONE, FEW_ELEMENTS, FIRST, TRUSTED, quick_rotation
 from rope_cpu._units import rows, worth_a_thread
 
 # What each dtype is computed in.
@@ -47,19 +48,19 @@ class Frame:
         """Return what rotates arrays of a dtype by cos and sin."""
         form = self._forms.get(dtype)
         if form is None:
-            form = self._forms[dtype] = self._numbers(dtype, (0, 0))
+            form = self._forms[dtype] = self._words(dtype, (0, 0))
         return quick_rotation(dtype.itemsize, False), cos, sin, form
 
     def prepared_at(self, dtype: np.dtype[Any], turns: Array, factor: Array, sign: int, single: bool) -> Prepared:
         """Return what also computes cos and sin on the way; arguments as in `angles.tables`."""
         circles_at = address(circles(REAL_OF[dtype], single))
-        form = self._numbers(dtype, (circles_at, sign))
+        form = self._words(dtype, (circles_at, sign))
         return quick_rotation(dtype.itemsize, True), turns, factor, form
 
-    def _numbers(self, dtype: np.dtype[Any], angles: tuple[int, int]) -> NDArray[np.int64]:
+    def _words(self, dtype: np.dtype[Any], angles: tuple[int, int]) -> NDArray[np.int64]:
         kind, in_use = (_check.FORMAT_OF[dtype], self.pairing), _threads.IN_USE.ctypes.data
         work, above, worth = address(rows(*kind)), _machine.last_level_cache(), worth_a_thread(*kind)
-        return numbers(work, dtype, self.layout, self.head_dim, above, in_use, self.pairs, angles, worth)
+        return form_words(work, dtype, self.layout, self.head_dim, above, in_use, self.pairs, angles, worth)
 
 
 class Rotation:

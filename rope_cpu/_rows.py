@@ -1,11 +1,9 @@
-"""Numba intrinsic in explicit vectors: the rotation of rows.
+"""The rotation of rows, in explicit vectors.
 
 LLVM's own vectoriser gives up on rows of unknown alignment that may be rotated in place, and knows no bfloat16; so the
 loop over a row is emitted in vectors by hand, with the same arithmetic in every width: body and tail give the same
 bits.
 """
-
-# mypy: disable-error-code="untyped-decorator"
 
 from __future__ import annotations
 
@@ -14,41 +12,30 @@ from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from rope_cpu._formats import FORMATS, I64, Memory
+from rope_cpu._integers import Integer
 from rope_cpu._part import FEW, TOLD, Part, reaches
+from rope_cpu._words import target
 
 # Bytes of cos, and as many of sin, that are held in registers at a time: four vectors, or eight when spread over
 # interleaved pairs, of the 32 that AVX-512 has. With 16 shorter ones they are read again from the first cache.
 _PIECE = 256
 
 
-@intrinsic
-def rotate_rows(typingctx: Any, run: Any, dtype: Any, pairing: Any, stream: Any) -> Any:
+def rotate_rows(run: Sequence[Integer], dtype: str, pairing: str, stream: bool) -> None:
     """Rotate the rows of a run; the output may be the input, but not where it is stored past the caches.
 
-    run: int64 (x, out, cos, sin, blocks, count, rows, x_step, out_step, cos_step, sin_step, ahead, rotated, kept,
-    large): addresses of first rows; address of the pairs of each block, and how many blocks and rows there are; bytes
-    from row to row (cos_step 0: all rows share cos and sin, the heads of one token), how many bytes further on to fetch
-    rows that will be needed soon (0: none), how many bytes of a row are rotated and how many are not, and how large the
-    arrays are: 1 from a fifth of the last-level cache on, 2 beyond it. The rest are string literals,
-    which select the code. dtype: a key of FORMATS; pairing: "half" or "interleaved"; stream: "stream" stores past the
-    caches, row after row, and copies what is not rotated, which is otherwise the caller's to do.
+    run: x, out, cos, sin, blocks, count, rows, x_step, out_step, cos_step, sin_step, ahead, rotated, kept, large:
+    addresses of first rows; address of the pairs of each block, and how many blocks and rows there are; bytes from row
+    to row (cos_step 0: all rows share cos and sin, the heads of one token), how many bytes further on to fetch rows
+    that will be needed soon (0: none), how many bytes of a row are rotated and how many are not, and how large the
+    arrays are: 1 from a fifth of the last-level cache on, 2 beyond it. dtype: a key of FORMATS; pairing: "half" or
+    "interleaved"; stream: store past the caches, row after row, and copy what is not rotated, which is otherwise the
+    caller's to do.
     """
-    texts = (dtype, pairing, stream)
-    if not all(isinstance(text, types.StringLiteral) for text in texts):
-        return None
-    dtype_name, pairing_name, stream_name = (text.literal_value for text in texts)
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        kind = dtype_name, tuple(context.codegen().magic_tuple()), stream_name == "stream"
-        _Rows(b, kind, pairing_name == "half", cgutils.unpack_tuple(b, args[0])).emit()
-        return context.get_dummy_value()
-
-    return types.void(types.UniTuple(types.int64, 15), *texts), codegen
+    _Rows(run[0].b, (dtype, target(), stream), pairing == "half", [number.value for number in run]).emit()
 
 
 class _Rows:

@@ -18,6 +18,7 @@ import oracle
 import pytest
 
 from rope_cpu import RotaryEmbedding, _angles, _compile, _kernels, _machine, _threads, _units, angles
+from rope_cpu._form import form_words
 
 NO_POOL = np.zeros(1, np.int64)
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -36,7 +37,7 @@ def rotate(kind, pairing, pool, q, k, cos, sin, layout="bshd", stream_above=2**6
     outs = [np.zeros_like(x) for x in arrays]
     in_use = np.array([pool])
     work, pools = _compile.address(_units.rows(kind, pairing)), in_use.ctypes.data
-    form = _kernels.numbers(work, q.dtype, layout, q.shape[3], stream_above, pools, [cos.shape[-1]], worth=1)
+    form = form_words(work, q.dtype, layout, q.shape[3], stream_above, pools, [cos.shape[-1]], worth=1)
     prepared = None, cos, sin, form
     status = _kernels.quick_rotation(q.dtype.itemsize, False)(*arrays, tuple(outs), prepared, 0)
     assert status == _compile.DONE
@@ -86,7 +87,7 @@ def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
         for layout, above in product(("bshd", "bhsd"), (0, 2**62)):
             given = x if layout == "bshd" else np.ascontiguousarray(x.transpose(0, 2, 1, 3))
             work = _compile.address(_units.rows(kind, pairing))
-            form = _kernels.numbers(work, dtype, layout, x.shape[3], above, NO_POOL.ctypes.data, blocks)
+            form = form_words(work, dtype, layout, x.shape[3], above, NO_POOL.ctypes.data, blocks)
             out = np.zeros_like(given)
             for source, target in ((given, out), (given.copy(),) * 2):
                 kernel = _kernels.quick_rotation(dtype.itemsize, False)
@@ -124,7 +125,7 @@ def test_results_past_the_caches_at_any_address(kind, pairing, rng):
             strides = (18 * step, 2 * step, step, dtype.itemsize)
             out = np.ndarray(x.shape, dtype, memory, start, strides)
             before = memory.copy()
-            form = _kernels.numbers(work, dtype, "bshd", 2 * pairs, 0, NO_POOL.ctypes.data, [pairs])
+            form = form_words(work, dtype, "bshd", 2 * pairs, 0, NO_POOL.ctypes.data, [pairs])
             kernel = _kernels.quick_rotation(dtype.itemsize, False)
             assert kernel(x, x, out, (None, cos, sin, form), _kernels.ALONE) == _compile.DONE
             assert out.tobytes() == expected.tobytes(), (pairs, odd, offset)
@@ -141,7 +142,7 @@ def test_one_in_place_and_the_other_not(in_place, rng):
     expected = rotate("float32", "half", 0, q, k, cos, sin)
     work = _compile.address(_units.rows("float32", "half"))
     for above in (0, 2**62):
-        form = _kernels.numbers(work, q.dtype, "bshd", 56, above, NO_POOL.ctypes.data, [28])
+        form = form_words(work, q.dtype, "bshd", 56, above, NO_POOL.ctypes.data, [28])
         outs = [x if in_place in (name, "both") else np.zeros_like(x) for name, x in (("q", q.copy()), ("k", k.copy()))]
         given = [out if in_place in (name, "both") else x for name, x, out in zip("qk", (q, k), outs, strict=True)]
         assert _kernels.quick_rotation(4, False)(*given, tuple(outs), (None, cos, sin, form), 0) == _compile.DONE
@@ -199,7 +200,7 @@ def test_the_kernel_never_writes_where_an_input_is_read(layout, rng):
     heads, tokens, dim = 2, 3, 4
     cos = np.ones((1, tokens, 1, 2), np.float32)
     work = _compile.address(_units.rows("float32", "half"))
-    form = _kernels.numbers(work, cos.dtype, layout, dim, 2**62, NO_POOL.ctypes.data, [2])
+    form = form_words(work, cos.dtype, layout, dim, 2**62, NO_POOL.ctypes.data, [2])
     kernel = _kernels.quick_rotation(4, False)
     taken = 0
     for head_stride, token_stride in ((4, 12), (8, 24), (12, 4), (12, 36), (-4, 12)):

@@ -267,13 +267,18 @@ def test_the_clock_is_an_instruction_on_other_processors_too(machine, instructio
 def test_jobs_of_every_size_on_more_threads_than_there_are():
     """Each unit of work is done once: the kernels here count units in place of rotating."""
     code = """
-    from numba import carray, types
-    from rope_cpu import _pool, _words
+    from numba import types
+    from rope_cpu import _pool
     from rope_cpu._compile import address, compiled
-    def count(job, start, stop):
-        for unit in range(start, stop):
-            _words.add(job + 8 * unit, 0, 1)
+    from rope_cpu._flow import each
+    from rope_cpu._integers import emitted
+    @emitted(types.int64)
+    def add_to_each(job, start, stop):
+        with each(start, stop) as unit:
+            (job + unit * 8).add(1)
         return 0
+    def count(job, start, stop):
+        return add_to_each(job, start, stop)
     work = address(compiled(count, "count", (types.int64,) * 3))
     share = _pool.sharing()
     for threads in (2, 3, 16):
