@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba.core import cgutils
 
+from rope_cpu._flow import plain_loop, whether
 from rope_cpu._formats import F32, F64, I32, I64, Memory, vector
-from rope_cpu._integers import Integer
+from rope_cpu._integers import Integer, smaller
 from rope_cpu._lanes import Lanes, exact_sum
 from rope_cpu._words import target
 
@@ -145,22 +146,17 @@ def write_circles(token: Sequence[Integer], factor: Integer, kind: str, dtype: s
     as many low ones, and the bytes to those of the next; addresses to write to. factor: address of it. kind: a key of
     _KINDS; dtype: of FORMATS, what is written.
     """
-    b, machine = factor.b, target()
-    double, table = (Memory(b, name, machine, False) for name in ("float64", dtype))
-    number = double.load(factor.value, I64(0), 1)
-    _Token(_KINDS[kind], machine, double, table, number, *(word.value for word in token)).emit()
+    _Token(_KINDS[kind], dtype, factor, *token).emit()
 
 
 class _Token:
-    """Emits the loop over the pairs of a token.
+    """Emits the loop over the pairs of a token; arguments as in `write_circles`."""
 
-    double: what reads float64; table: what writes cos and sin; the rest are LLVM values, see `write_circles`.
-    """
-
-    def __init__(self, kind: Kind, target: Any, double: Memory, table: Memory, factor: Any, *token: Any) -> None:
-        self.b, self.kind, self.target, self.double, self.table = double.b, kind, target, double, table
-        self.factor = factor
-        self.positions, self.step, self.turns, self.turn_step, self.axes, self.pairs, self.sign, *self.places = token
+    def __init__(self, kind: Kind, dtype: str, factor: Integer, *token: Integer) -> None:
+        self.b, self.kind, self.target = factor.b, kind, target()
+        self.double, self.table = (Memory(self.b, name, self.target, False) for name in ("float64", dtype))
+        self.positions, self.step, self.turns, self.turn_step, self.axes, self.pairs, sign, *self.places = token
+        self.factor, self.sign = self.double.load(factor, 1), self.b.sitofp(sign.value, F64)
 
     def emit(self) -> None:
         """Emit loops over many, over some and over single pairs, of which one is run."""
@@ -172,7 +168,7 @@ class _Token:
         if not fewer:
             self._loop(lanes)
             return
-        with self.b.if_else(self.b.icmp_signed(">=", self.pairs, I64(lanes))) as (enough, others):
+        with whether(self.pairs >= lanes) as (enough, others):
             with enough:
                 self._loop(lanes)
             with others:
@@ -180,34 +176,33 @@ class _Token:
 
     def _loop(self, lanes: int) -> None:
         """Write `lanes` pairs at a time; the last ones end where all do, and are in part written twice."""
-        b = self.b
-        with cgutils.for_range(b, b.sdiv(b.add(self.pairs, I64(lanes - 1)), I64(lanes))) as loop:
-            first, last = b.mul(loop.index, I64(lanes)), b.sub(self.pairs, I64(lanes))
-            first = b.select(b.icmp_signed("<", first, last), first, last)
-            sign, factor = b.sitofp(self.sign, F64), self.factor
-            written = self.kind.finish(self._angle(first, lanes), self._all(sign, lanes), self._all(factor, lanes))
+        form = self.table.format
+        with plain_loop((self.pairs + (lanes - 1)) // lanes, [0], [lanes]) as (n,):
+            first = smaller(n, self.pairs - lanes)
+            written = self.kind.finish(
+                self._angle(first, lanes), self._all(self.sign, lanes), self._all(self.factor, lanes)
+            )
             for place, numbers in zip(self.places, written, strict=True):
-                narrow = numbers.to_odd() if self.table.format.size == 2 else numbers
-                self.table.store(narrow.to(self.table.format.real).value, place, first)
+                narrow = numbers.to_odd() if form.size == 2 else numbers
+                self.table.store(narrow.to(form.real).value, place + first * form.size)
 
-    def _angle(self, first: Any, lanes: int) -> State:
+    def _angle(self, first: Integer, lanes: int) -> State:
         """Return the sum over the axes."""
         b = self.b
-        state = self.kind.start(*self._axis(I64(0), first, lanes))
+        state = self.kind.start(*self._axis(0, first, lanes))
         kept = [cgutils.alloca_once_value(b, number.value) for number in state]
-        with cgutils.for_range(b, b.sub(self.axes, I64(1))) as loop:
-            axis = self._axis(b.add(loop.index, I64(1)), first, lanes)
+        with plain_loop(self.axes - 1, [1], [1]) as (axis,):
             before = tuple(Lanes(b, b.load(place), self.target) for place in kept)
-            for place, number in zip(kept, self.kind.add(before, *axis), strict=True):
+            for place, number in zip(kept, self.kind.add(before, *self._axis(axis, first, lanes)), strict=True):
                 b.store(number.value, place)
         return tuple(Lanes(b, b.load(place), self.target) for place in kept)
 
-    def _axis(self, axis: Any, first: Any, lanes: int) -> tuple[Lanes, Lanes, Lanes]:
+    def _axis(self, axis: Integer | int, first: Integer, lanes: int) -> tuple[Lanes, Lanes, Lanes]:
         """Return the coordinate of an axis and the parts of its turns."""
-        b, turns = self.b, self.b.add(self.turns, self.b.mul(axis, self.turn_step))
-        position = self.double.load(b.add(self.positions, b.mul(axis, self.step)), I64(0), 1)
-        high, low = (self.double.load(turns, at, lanes) for at in (first, b.add(first, self.pairs)))
-        return self._all(position, lanes), Lanes(b, high, self.target), Lanes(b, low, self.target)
+        at = self.turns + self.turn_step * axis + first * 8
+        position = self.double.load(self.positions + self.step * axis, 1)
+        high, low = (Lanes(self.b, self.double.load(part, lanes), self.target) for part in (at, at + self.pairs * 8))
+        return self._all(position, lanes), high, low
 
     def _all(self, number: Any, lanes: int) -> Lanes:
         """Return a float64 in every lane."""

@@ -98,7 +98,7 @@ def divide(
     tiles = _parts(tokens, tile)
     by_group = every(by_head, most > 1, tiles < _FEW_RUNS)
     group = larger(smaller(choose(both, smaller(q_share, k_share), q_share), q_share * tiles // _FEW_RUNS), 4)
-    group = _parts(q_heads, _parts(q_heads, group))  # as many in each, about
+    group = larger(_parts(q_heads, _parts(q_heads, group)), 1)  # as many in each, about, and some for k alone
     q_group, k_group = choose(by_group, group, q_share), choose(by_group, group, k_share)
     q_groups = _parts(q_heads, q_group)
     groups = q_groups + _parts(k_heads, k_group)

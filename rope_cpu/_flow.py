@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -90,3 +90,42 @@ def repeat(b: Any) -> Iterator[Callable[[Integer], None]]:
     yield end_if
     b.branch(again)
     b.position_at_end(end)
+
+
+def separately(name: str, emit: Callable[..., Integer], *numbers: Integer) -> Integer:
+    """Call the function `name`, which `emit` writes where there is none yet; it returns a truth value."""
+    b = numbers[0].b
+    function = b.module.globals.get(name)
+    if function is None:
+        kind = ir.FunctionType(ir.IntType(1), [_WORD] * len(numbers))
+        function = ir.Function(b.module, kind, name)
+        function.linkage = "internal"
+        function.attributes.add("noinline")
+        own = ir.IRBuilder(function.append_basic_block())
+        own.ret(emit(*(Integer(own, given) for given in function.args)).value)
+    return Integer(b, b.call(function, [number.value for number in numbers]))
+
+
+@contextmanager
+def plain_loop(
+    times: Integer, starts: Sequence[Integer | int], moves: Sequence[Integer | int]
+) -> Iterator[list[Integer]]:
+    """Emit a loop whose body sees `starts`, each further on by its move every time; the body may add to the moves.
+
+    What the body does is as long as it should be. Nothing is known of values that have been through assembly, however
+    empty: so LLVM does not repeat the body, and does not make of every address in it a variable to be counted up, more
+    than there are registers for.
+    """
+    b = times.b
+    before, loop, after = b.block, b.append_basic_block("row"), b.append_basic_block("rows.end")
+    b.cbranch((times > 0).value, loop, after)
+    b.position_at_end(loop)
+    values = [b.phi(_WORD) for _ in (times, *starts)]
+    seen = [Integer(b, b.asm(ir.FunctionType(_WORD, [_WORD]), "", "=r,0", [value], False)) for value in values]
+    yield seen[1:]
+    steps = [number + move for number, move in zip(seen, (-1, *moves), strict=True)]
+    for value, start, step in zip(values, (times, *starts), steps, strict=True):
+        value.add_incoming(start.value if isinstance(start, Integer) else _WORD(start), before)
+        value.add_incoming(step.value, b.block)
+    b.cbranch((steps[0] > 0).value, loop, after)
+    b.position_at_end(after)

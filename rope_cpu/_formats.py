@@ -16,6 +16,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils
 
+from rope_cpu._integers import Integer
 from rope_cpu._words import LINE
 
 
@@ -180,53 +181,48 @@ class Memory:
         if narrow and not lowers(conversion("fptrunc", "float", stored), *target):
             self.narrow = _narrow_half if half else _narrow_bfloat
 
-    def address(self, base: Any, index: Any, size: int) -> Any:
-        return self.b.inttoptr(self.b.add(base, self.b.mul(index, I64(size))), I8.as_pointer())
-
-    def fetch(self, pointer: Any, element: Any, lanes: int, align: int) -> Any:
-        value = self.b.load(self.b.bitcast(pointer, vector(element, lanes).as_pointer()))
+    def _read(self, at: Integer, element: Any, lanes: int, align: int) -> Any:
+        value = self.b.load(self.b.inttoptr(at.value, vector(element, lanes).as_pointer()))
         value.align = align
         return value
 
-    def load_real(self, base: Any, index: Any, lanes: int) -> Any:
+    def load_real(self, at: Integer, lanes: int) -> Any:
         """Load cos or sin."""
-        form = self.format
-        return self.fetch(self.address(base, index, form.real_size), form.real, lanes, form.real_size)
+        return self._read(at, self.format.real, lanes, self.format.real_size)
 
-    def load(self, base: Any, index: Any, lanes: int) -> Any:
-        form, pointer = self.format, self.address(base, index, self.format.size)
+    def load(self, at: Integer, lanes: int) -> Any:
+        form = self.format
         if self.widen:
-            return self.widen(self.b, self.fetch(pointer, I16, lanes, form.size), lanes)
-        value = self.fetch(pointer, form.stored, lanes, form.size)
+            return self.widen(self.b, self._read(at, I16, lanes, form.size), lanes)
+        value = self._read(at, form.stored, lanes, form.size)
         return value if form.stored == form.real else self.b.fpext(value, vector(form.real, lanes))
 
-    def prefetch(self, base: Any, index: Any, count: int) -> None:
-        """Ask for the cache lines of `count` elements, whether or not there is memory."""
+    def prefetch(self, at: Integer, size: int) -> None:
+        """Ask for the cache lines of so many bytes, whether or not there is memory."""
         b, byte = self.b, I8.as_pointer()
         signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
         fetch = cgutils.get_or_insert_function(b.module, signature, "llvm.prefetch.p0")
-        start = self.address(base, index, self.format.size)
-        for offset in range(0, count * self.format.size, LINE):
-            b.call(fetch, [b.gep(start, [I64(offset)]), I32(0), I32(3), I32(1)])  # to read, into all caches, as data
+        for offset in range(0, size, LINE):
+            line = b.inttoptr((at + offset).value, byte)
+            b.call(fetch, [line, I32(0), I32(3), I32(1)])  # to read, into all caches, as data
 
-    def store(self, value: Any, base: Any, index: Any) -> None:
+    def store(self, value: Any, at: Integer) -> None:
         form, lanes = self.format, lanes_of(value)
         if self.narrow:
             value = self.narrow(self.b, value, lanes)
         elif form.stored != form.real:
             value = self.b.fptrunc(value, vector(form.stored, lanes))
-        self._put(value, self.address(base, index, form.size), form.size)
+        self._put(value, at, form.size)
 
-    def copy_word(self, x: Any, out: Any) -> None:
+    def copy_word(self, x: Integer, out: Integer) -> None:
         """Copy 8 bytes as they are."""
-        given, place = (self.b.inttoptr(address, I8.as_pointer()) for address in (x, out))
-        self._put(self.fetch(given, I64, 1, self.format.size), place, 8)
+        self._put(self._read(x, I64, 1, self.format.size), out, 8)
 
-    def _put(self, value: Any, pointer: Any, size: int) -> None:
+    def _put(self, value: Any, at: Integer, size: int) -> None:
         """Store a value, past the caches where this memory is for that; less than 8 bytes LLVM may store as usual."""
         words = size * lanes_of(value) // 4
         if not self.stream or not words:
-            self._put_part(value, pointer, self.format.size)
+            self._write(value, at, self.format.size)
             return
         # LLVM would split a vector itself, but one of bfloat16 by way of the stack and the caches. On x86, vectors at
         # addresses of which too little is known go past the caches as words of 8 bytes, which may start anywhere.
@@ -234,10 +230,10 @@ class Memory:
         for first in range(0, words, together):
             taken = list(range(first, min(first + together, words)))
             part = self.b.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(taken)), taken))
-            stored = self._put_part(part, self.b.gep(pointer, [I64(4 * first)]), self.aligned)
+            stored = self._write(part, at + 4 * first, self.aligned)
             stored.set_metadata("nontemporal", self.b.module.add_metadata([ir.Constant(I32, 1)]))
 
-    def _put_part(self, value: Any, pointer: Any, align: int) -> Any:
-        stored = self.b.store(value, self.b.bitcast(pointer, value.type.as_pointer()))
+    def _write(self, value: Any, at: Integer, align: int) -> Any:
+        stored = self.b.store(value, self.b.inttoptr(at.value, value.type.as_pointer()))
         stored.align = align
         return stored

@@ -39,19 +39,25 @@ class Integer:
         raise TypeError("what is true is known when compiled code runs; use &, |, ~ and `choose`")
 
     def __add__(self, other: Integer | int) -> Integer:
+        if isinstance(other, int) and other == 0:
+            return self
         return self._with(self.b.add(self.value, self._of(other)))
 
     def __sub__(self, other: Integer | int) -> Integer:
+        if isinstance(other, int) and other == 0:
+            return self
         return self._with(self.b.sub(self.value, self._of(other)))
 
     def __mul__(self, other: Integer | int) -> Integer:
+        if isinstance(other, int) and other in (0, 1):
+            return self if other else self._with(self._of(0))
         return self._with(self.b.mul(self.value, self._of(other)))
 
     __radd__, __rmul__ = __add__, __mul__
 
     def __floordiv__(self, other: Integer | int) -> Integer:
         """Divide what is not negative; numbers below one divide like one."""
-        return self._with(self.b.sdiv(self.value, self._divisor(other)))
+        return self._with(self.b.udiv(self.value, self._divisor(other)))
 
     def __mod__(self, other: Integer | int) -> Integer:
         """Return the remainder, which is not negative; numbers below one divide like one."""
@@ -60,8 +66,9 @@ class Integer:
         return choose(rest < 0, rest + divisor, rest)
 
     def _divisor(self, other: Integer | int) -> Any:
-        number = self._with(self._of(other))
-        return choose(number > 0, number, number._with(_WORD(1))).value
+        if isinstance(other, int):
+            return _WORD(max(other, 1))
+        return choose(other > 0, other, 1).value
 
     def __and__(self, other: Integer | int) -> Integer:
         return self._with(self.b.and_(self.value, self._of(other)))

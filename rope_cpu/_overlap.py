@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rope_cpu._flow import separately
 from rope_cpu._integers import Integer, Words, choose, either, every, same
 from rope_cpu._objects import Lies
 
@@ -58,7 +59,14 @@ def _reach(counts: Words, steps: Words) -> Any:
 
 def _apart(a: Lies, b: Lies, size: int) -> Integer:
     """Tell whether two arrays certainly share no element."""
-    return either(_lie_apart(a, b, size), lambda: _interleave(a, b, size))
+
+    def interleave(*numbers: Integer) -> Integer:
+        a, b = numbers[:9], numbers[9:]
+        return _interleave((a[0], a[1:5], a[5:]), (b[0], b[1:5], b[5:]), size)
+
+    # There are six pairs of arrays, and many divisions for each: the same code serves all.
+    numbers = [number for start, shape, strides in (a, b) for number in (start, *shape, *strides)]
+    return either(_lie_apart(a, b, size), lambda: separately("interleave", interleave, *numbers))
 
 
 def in_place(a: Lies, b: Lies) -> Integer:

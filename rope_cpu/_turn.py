@@ -8,14 +8,15 @@ from typing import Any
 from llvmlite import ir
 
 from rope_cpu._formats import I32, Memory, call_float, vector
+from rope_cpu._integers import Integer
 
 # Some pairs of a row, made ready: takes vectors of the row's halves, or one of the row, and returns them rotated.
 Step = Callable[[Sequence[Any]], list[Any]]
 
 
-def turn_half(memory: Memory, cos: Any, sin: Any, i: Any, lanes: int) -> Step:
-    """Return what rotates `lanes` pairs from pair i on, partners in two halves."""
-    b, c, s = memory.b, memory.load_real(cos, i, lanes), memory.load_real(sin, i, lanes)
+def turn_half(memory: Memory, cos: Integer, sin: Integer, lanes: int) -> Step:
+    """Return what rotates `lanes` pairs by cos and sin at addresses, partners in two halves."""
+    b, c, s = memory.b, memory.load_real(cos, lanes), memory.load_real(sin, lanes)
 
     def step(halves: Sequence[Any]) -> list[Any]:
         first, second = halves
@@ -25,15 +26,15 @@ def turn_half(memory: Memory, cos: Any, sin: Any, i: Any, lanes: int) -> Step:
     return step
 
 
-def turn_interleaved(memory: Memory, cos: Any, sin: Any, i: Any, lanes: int) -> Step:
-    """Return what rotates `lanes` pairs from pair i on, partners side by side."""
+def turn_interleaved(memory: Memory, cos: Integer, sin: Integer, lanes: int) -> Step:
+    """Return what rotates `lanes` pairs by cos and sin at addresses, partners side by side."""
     b, real = memory.b, memory.format.real
 
     def take(value: Any, mask: list[int]) -> Any:
         return b.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(mask)), mask))
 
-    def twice(base: Any) -> Any:
-        value = memory.load_real(base, i, lanes)
+    def twice(at: Integer) -> Any:
+        value = memory.load_real(at, lanes)
         if lanes == 1:
             value = b.insert_element(ir.Constant(vector(real, 2), ir.Undefined), value, I32(0))
         return take(value, [lane // 2 for lane in range(2 * lanes)])

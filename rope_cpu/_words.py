@@ -77,11 +77,16 @@ def ticks(b: Any) -> Integer:
 
 def spill(b: Any, words: Sequence[Integer | int]) -> Integer:
     """Put words on the stack of this call and return their address."""
+    return Integer(b, b.ptrtoint(spilled(b, words), _WORD))
+
+
+def spilled(b: Any, words: Sequence[Integer | int]) -> Any:
+    """Put words on the stack of this call and return an LLVM pointer to them, which LLVM knows more of."""
     with b.goto_entry_block():
         place = b.alloca(ir.ArrayType(_WORD, len(words)))
     for n, word in enumerate(words):
         b.store(word.value if isinstance(word, Integer) else _WORD(word), cgutils.gep_inbounds(b, place, 0, n))
-    return Integer(b, b.ptrtoint(place, _WORD))
+    return place
 
 
 def write_float(at: Integer, number: Integer) -> None:

@@ -195,6 +195,26 @@ def test_rounding_to_16_bits_is_to_nearest_even(kind, rng):
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd"])
+def test_keys_are_rotated_where_there_are_no_queries(layout, rng, pools):
+    """Of a slice of no heads the strides are those of the whole array, and threads would share its heads."""
+    tokens, real = 512, np.float32
+    order = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}[layout]
+    buffer = rng.standard_normal((1, tokens, 12, 16)).astype(real)
+    if layout == "bhsd":
+        buffer = np.ascontiguousarray(buffer.swapaxes(1, 2)).swapaxes(1, 2)
+    cos, sin = rng.standard_normal((2, 1, tokens, 1, 8)).astype(real)
+    work, expected = _compile.address(_units.rows("float32", "half")), None
+    for pool in pools.values():
+        in_use, written = np.array([pool]), buffer.copy("K")
+        q, k, out = (x.transpose(order) for x in (buffer[:, :, :0], buffer[:, :, 4:], written[:, :, 4:]))
+        form = form_words(work, k.dtype, layout, 16, 2**62, in_use.ctypes.data, [8], worth=1)
+        status = _kernels.quick_rotation(4, False)(q, k, (q, out), (None, cos, sin, form), 0)
+        assert status == _compile.DONE
+        expected = written.tobytes() if expected is None else expected
+        assert written.tobytes() == expected != buffer.tobytes()
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd"])
 def test_the_kernel_never_writes_where_an_input_is_read(layout, rng):
     """Slide an output over an input in one buffer: the kernel takes exactly the placements that share nothing."""
     heads, tokens, dim = 2, 3, 4
