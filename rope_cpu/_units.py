@@ -12,7 +12,7 @@ from numba import types
 from rope_cpu import _machine
 from rope_cpu._compile import DONE, SOURCES, Kernel, compiled, entry_point
 from rope_cpu._division import Common, Side
-from rope_cpu._flow import each, when, whether
+from rope_cpu._flow import Variable, each, when, whether
 from rope_cpu._formats import FORMATS
 from rope_cpu._integers import Integer, choose, emitted, number, smaller
 from rope_cpu._rows import rotate_rows
@@ -22,87 +22,100 @@ from rope_cpu._words import copy_bytes, fence
 # sleep, see `_pool`.
 _WORTH_A_THREAD = 1.2e-6
 _LEAST_WORTH, _MOST_WORTH = 2**12, 2**18  # elements, however slow or fast the processor seems to be
+_SIDE = len(Side._fields)
 
 
 class Unit(NamedTuple):
-    """Where a unit lies: batch row, group of heads, first token, and whether it is of k."""
+    """How a unit is gone through.
 
-    row: Integer
-    group: Integer
-    token: Integer
-    is_k: Integer
+    A step is a token with heads `first` to before `end` of a group, or one head with all tokens of the tile: that is
+    one run. Addresses are those of the first row, of cos and sin those for head 0; and bytes from step to step. table:
+    the place of cos and sin that the first head shares. ahead: bytes from a run to what comes next, which is to be
+    fetched, 0 for none; ahead_last: in the last step.
+    """
+
+    steps: Integer
+    first: Integer
+    end: Integer
+    x: Integer
+    out: Integer
+    cos: Integer
+    sin: Integer
+    x_step: Integer
+    out_step: Integer
+    cos_step: Integer
+    sin_step: Integer
+    tokens: Integer
+    table: Integer
+    ahead: Integer
+    ahead_last: Integer
 
 
-def _unit(number_of: Integer, job: Common) -> Unit:
-    """Return where a unit lies."""
-    in_row = number_of % (job.tiles * job.groups)
-    divisor = choose(job.by_group != 0, job.tiles, job.groups)
-    one, other = in_row // divisor, in_row % divisor
-    group, tile_at = choose(job.by_group != 0, one, other), choose(job.by_group != 0, other, one)
+def _unit(n: Integer, stop: Integer, job_at: Integer, job: Common) -> tuple[Unit, Side]:
+    """Return how unit `n` is gone through, and what it is of; stop: the end of the range that is asked for."""
+    by_head, by_group, of_row = job.by_head != 0, job.by_group != 0, job.tiles * job.groups
+    row, divisor = n // of_row, choose(by_group, job.tiles, job.groups)
+    in_row = n - row * of_row
+    one = in_row // divisor
+    other = in_row - one * divisor
+    group, t0 = choose(by_group, one, other), choose(by_group, other, one) * job.tile
     is_k = group >= job.q_groups
     group -= choose(is_k, job.q_groups, 0)
-    return Unit(number_of // (job.tiles * job.groups), group, tile_at * job.tile, number(is_k))
+    side = Side(*(job_at + number(is_k) * (8 * _SIDE)).words(_SIDE))
 
-
-def _ends(unit: Unit, side: Side, job: Common) -> tuple[Integer, Integer]:
-    """Return the ends of the heads and of the tokens of a unit."""
-    return smaller(side.heads, (unit.group + 1) * side.group), smaller(job.tokens, unit.token + job.tile)
-
-
-def _loops(unit: Unit, side: Side, job: Common) -> tuple[Integer, Integer, Integer]:
-    """Return how many steps a unit is gone through in, and the first head of its runs and the end of them.
-
-    A step is a token with all heads of the group, or one head with all tokens of the tile: that is one run.
-    """
-    by_head, h0, (h1, t1) = job.by_head != 0, unit.group * side.group, _ends(unit, side, job)
-    return choose(by_head, h1 - h0, t1 - unit.token), h0, choose(by_head, h0 + 1, h1)
-
-
-def _run(i: Integer, h: Integer, unit: Unit, side: Side, job: Common, is_last: Integer) -> list[Integer]:
-    """Return the run of step `i` that begins with head `h`, as `rotate_rows` takes it.
-
-    is_last: whether the next unit of q, or of k, is beyond the range.
-    """
-    by_head, (h1, t1) = job.by_head != 0, _ends(unit, side, job)
-    h, t = choose(by_head, h + i, h), choose(by_head, unit.token, unit.token + i)
+    h0 = group * side.group
+    heads, tokens = smaller(side.heads - h0, side.group), smaller(job.tokens - t0, job.tile)
+    steps, x_step = choose(by_head, heads, tokens), choose(by_head, side.x_head, side.x_token)
     # What comes next: the same heads of the next token, or the same run of the next head. Where other parts of a
     # buffer lie between, the hardware's own fetching ahead ends at each. Not beyond the range, where another thread is
     # at work.
-    last = choose(by_head, h, t) + 1 == choose(by_head, h1, t1)
-    ahead = choose(by_head, choose(last, job.tile * side.x_token - i * side.x_head, side.x_head), side.x_token)
-    near = (last & is_last) | (job.far <= number(side.x_token == side.heads * side.x_head))
-    shared, angle = unit.row * job.each_batch, h // side.share_of
+    following = choose(by_head, job.tile * side.x_token - (steps - 1) * side.x_head, side.x_token)
+    near = job.far <= number(side.x_token == side.heads * side.x_head)
+    is_last = n + choose(by_group, 1, job.groups) >= stop
+    shared = row * job.each_batch
+    return Unit(
+        steps, h0, choose(by_head, h0 + 1, h0 + heads),
+        side.x + row * side.x_batch + t0 * side.x_token + h0 * side.x_head,
+        side.out + row * side.out_batch + t0 * side.out_token + h0 * side.out_head,
+        job.cos + shared * job.cos_batch + t0 * job.cos_token, job.sin + shared * job.sin_batch + t0 * job.sin_token,
+        x_step, choose(by_head, side.out_head, side.out_token),
+        choose(by_head, 0, job.cos_token), choose(by_head, 0, job.sin_token), tokens, group,
+        choose(near, 0, x_step), choose(near | is_last, 0, following),
+    ), side  # fmt: skip
+
+
+def _run(i: Integer, h: Integer, table: Integer, unit: Unit, side: Side, job: Common) -> list[Integer]:
+    """Return the run of step `i` that begins with head `h` and shares a table, as `rotate_rows` takes it."""
+    by_head, before = job.by_head != 0, h - unit.first
     return [
-        side.x + unit.row * side.x_batch + t * side.x_token + h * side.x_head,
-        side.out + unit.row * side.out_batch + t * side.out_token + h * side.out_head,
-        job.cos + shared * job.cos_batch + t * job.cos_token + angle * job.cos_head,
-        job.sin + shared * job.sin_batch + t * job.sin_token + angle * job.sin_head,
-        job.blocks, job.count, choose(by_head, t1 - unit.token, smaller(h1 - h, job.together)),
+        unit.x + i * unit.x_step + before * side.x_head, unit.out + i * unit.out_step + before * side.out_head,
+        unit.cos + i * unit.cos_step + table * job.cos_head, unit.sin + i * unit.sin_step + table * job.sin_head,
+        job.blocks, job.count, choose(by_head, unit.tokens, smaller(unit.end - h, job.together)),
         choose(by_head, side.x_token, side.x_head), choose(by_head, side.out_token, side.out_head),
         choose(by_head, job.cos_token, 0), choose(by_head, job.sin_token, 0),
-        choose(near, 0, ahead), job.rotated, job.kept, job.large,
+        choose(i + 1 == unit.steps, unit.ahead_last, unit.ahead), job.rotated, job.kept, job.large,
     ]  # fmt: skip
 
 
 @emitted(types.int64)
 def _rotate(job: Integer, start: Integer, stop: Integer, dtype: str, pairing: str) -> int:
     """Rotate units of a job; see `rows`."""
-    side_words = len(Side._fields)
-    common = Common(*(job + 2 * 8 * side_words).words(len(Common._fields)))
+    common = Common(*(job + 2 * 8 * _SIDE).words(len(Common._fields)))
     stream = common.stream != 0
     with each(start, stop) as n:
-        unit = _unit(n, common)
-        side = Side(*(job + unit.is_k * (8 * side_words)).words(side_words))
-        is_last = n + choose(common.by_group != 0, 1, common.groups) >= stop
-        steps, first, end = _loops(unit, side, common)
-        with each(0, steps) as i, each(first, end, common.together) as h:
-            run = _run(i, h, unit, side, common, is_last)
-            with whether(stream) as (past_caches, as_usual):
-                with past_caches:
-                    rotate_rows(run, dtype, pairing, stream=True)
-                with as_usual:
-                    _copy_kept(run)
-                    rotate_rows(run, dtype, pairing, stream=False)
+        unit, side = _unit(n, stop, job, common)
+        with each(0, unit.steps) as i:
+            table = Variable(job.b, unit.table)
+            with when(common.by_group != 0):  # elsewhere a group are all heads that share cos and sin
+                table.set((unit.first + i) // side.share_of)
+            with each(unit.first, unit.end, common.together) as h:
+                run = _run(i, h, table.now, unit, side, common)
+                with whether(stream) as (past_caches, as_usual):
+                    with past_caches:
+                        rotate_rows(run, dtype, pairing, stream=True)
+                    with as_usual:
+                        _copy_kept(run)
+                        rotate_rows(run, dtype, pairing, stream=False)
     with when(stream):
         fence(job.b)
     return DONE
@@ -138,7 +151,7 @@ def worth_a_thread(dtype: str, pairing: str) -> int:
     x, table = np.zeros(tokens * heads * head, np.uint8), np.zeros(tokens * row, np.uint8)
     blocks = np.array([pairs])
     lies, angles = (x.ctypes.data, 0, heads * head, head), (table.ctypes.data, 0, row, 0)
-    side, none = Side(*lies, *lies, heads, heads, heads), (0,) * len(Side._fields)
+    side, none = Side(*lies, *lies, heads, heads, heads), (0,) * _SIDE
     common = Common(
         tokens, tokens, 1, 1, 1, 0, 0, 0, *angles, *angles, blocks.ctypes.data, 1, head, 0, heads, 0, 0, 0
     )  # fmt: skip

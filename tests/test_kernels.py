@@ -208,7 +208,7 @@ def test_keys_are_rotated_where_there_are_no_queries(layout, rng, pools):
         in_use, written = np.array([pool]), buffer.copy("K")
         q, k, out = (x.transpose(order) for x in (buffer[:, :, :0], buffer[:, :, 4:], written[:, :, 4:]))
         form = form_words(work, k.dtype, layout, 16, 2**62, in_use.ctypes.data, [8], worth=1)
-        status = _kernels.quick_rotation(4, False)(q, k, (q, out), (None, cos, sin, form), 0)
+        status = _kernels.quick_rotation(4, False)(q, k, (q, out), (None, cos, sin, form), _kernels.TRUSTED)
         assert status == _compile.DONE
         expected = written.tobytes() if expected is None else expected
         assert written.tobytes() == expected != buffer.tobytes()
