@@ -10,11 +10,12 @@ from rope_cpu._integers import choose, either, emitted, every, larger, number, s
 NUMBERS = [-(2**62), -9, -8, -1, 0, 1, 2, 7, 8, 63, 64, 2**40 + 3]
 
 
-@emitted(types.UniTuple(types.int64, 11))
+@emitted(types.UniTuple(types.int64, 16))
 def _computed(x, y):
     return (
         x + y, x - 2 - y, 5 * x, abs(x), x % y, abs(x) // y, (x << 2) | (y & 6), x >> 3,
         choose(x < y, x, 7), smaller(x, y) - larger(x, y), 1 << (x & 15),
+        x + 0 - 0, x * 1, x * 0 + 5, choose(x < y, 3, -4), abs(x) // 7 + x % 7,
     )  # fmt: skip
 
 
@@ -31,6 +32,7 @@ def test_what_is_computed_is_what_python_computes():
             expected = (
                 x + y, x - 2 - y, 5 * x, abs(x), x % by, abs(x) // by, (x << 2) | (y & 6), x >> 3,
                 x if x < y else 7, min(x, y) - max(x, y), 1 << (x & 15),
+                x, x, 5, 3 if x < y else -4, abs(x) // 7 + x % 7,
             )  # fmt: skip
             wrapped = [int(np.array(value & (2**64 - 1), np.uint64).view(np.int64)) for value in expected]
             assert list(computed(x, y)) == wrapped, (x, y)
