@@ -43,12 +43,12 @@ class Kind(NamedTuple):
     """How angles are computed and what of them is written.
 
     start: (position, high, low) of the first axis → state. add: (state, position, high, low) of another. finish:
-    (state, sign, factor) → factor·cos and sign·factor·sin.
+    (state, factor) → factor·cos and factor·sin.
     """
 
     start: Callable[[Lanes, Lanes, Lanes], State]
     add: Callable[[State, Lanes, Lanes, Lanes], State]
-    finish: Callable[[State, Lanes, Lanes], tuple[Lanes, Lanes]]
+    finish: Callable[[State, Lanes], tuple[Lanes, Lanes]]
 
 
 def _polynomial(z: Lanes, coefficients: tuple[float, ...]) -> Lanes:
@@ -72,7 +72,7 @@ def _add_exactly(state: State, position: Lanes | float, high: Lanes, low: Lanes)
     return total, rest + (lost + more)
 
 
-def _exactly(state: State, sign: Lanes, factor: Lanes) -> tuple[Lanes, Lanes]:
+def _exactly(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
     """Return cos and sin to 1.25 units of 2^-53."""
     turns, rest = state
     total = turns + rest
@@ -89,13 +89,12 @@ def _exactly(state: State, sign: Lanes, factor: Lanes) -> tuple[Lanes, Lanes]:
     square = quarter * quarter
     even = square.muladd(-0.5, 1.0)
     cosine, sine = square.where(1.0, -quarter * sine, even * cosine), square.where(1.0, quarter * cosine, even * sine)
-    return factor * cosine, factor * sign * sine
+    return factor * cosine, factor * sine
 
 
 def _sum(position: Lanes, high: Lanes, low: Lanes) -> State:
-    """Return the same as one number: what rounding loses, 2^-53 of a turn, is far below what float32 rounds away."""
-    turns, rest = _turns(position, high, low)
-    return (turns + rest,)
+    """Return the same as one number: what rounding loses, 2^-54 of a turn, is far below what float32 rounds away."""
+    return (low.muladd(position, high.less_whole(position)),)
 
 
 def _add(state: State, position: Lanes, high: Lanes, low: Lanes) -> State:
@@ -103,13 +102,13 @@ def _add(state: State, position: Lanes, high: Lanes, low: Lanes) -> State:
     return (state[0] + _sum(position, high, low)[0],)
 
 
-def _nearly(state: State, sign: Lanes, factor: Lanes) -> tuple[Lanes, Lanes]:
+def _nearly(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
     """Return cos and sin to 2.5e-15 of the factor, from those of half the angle, which lies within a quarter turn."""
     r = state[0] - state[0].rounded()
     z = r * r
     s, c = r * _polynomial(z, _HALF_SIN), _polynomial(z, _HALF_COS)
-    twice = s + s
-    return factor * (-s).muladd(twice, 1.0), (sign * factor) * (twice * c)
+    twice = s * (factor + factor)
+    return (-s).muladd(twice, factor), twice * c
 
 
 def _model_start(position: Lanes, frequency: Lanes, _: Lanes) -> State:
@@ -122,12 +121,12 @@ def _model_add(state: State, position: Lanes, frequency: Lanes, _: Lanes) -> Sta
     return (state[0] + position.to(F32) * frequency.to(F32),)
 
 
-def _of_model(state: State, sign: Lanes, factor: Lanes) -> tuple[Lanes, Lanes]:
+def _of_model(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
     """Return cos and sin rounded to float32 and multiplied there, as a float32 model has them."""
     angle = state[0].to(F64)
     none = angle.all(0.0)
     exact = _add_exactly(_turns(RADIAN[0], angle, none), RADIAN[1], angle, none)
-    cos, sin = _exactly(exact, sign, factor.all(1.0))
+    cos, sin = _exactly(exact, factor.all(1.0))
     return cos.to(F32) * factor.to(F32), sin.to(F32) * factor.to(F32)
 
 
@@ -179,9 +178,7 @@ class _Token:
         form = self.table.format
         with plain_loop((self.pairs + (lanes - 1)) // lanes, [0], [lanes]) as (n,):
             first = smaller(n, self.pairs - lanes)
-            written = self.kind.finish(
-                self._angle(first, lanes), self._all(self.sign, lanes), self._all(self.factor, lanes)
-            )
+            written = self.kind.finish(self._angle(first, lanes), self._all(self.factor, lanes))
             for place, numbers in zip(self.places, written, strict=True):
                 narrow = numbers.to_odd() if form.size == 2 else numbers
                 self.table.store(narrow.to(form.real).value, place + first * form.size)
@@ -198,9 +195,9 @@ class _Token:
         return tuple(Lanes(b, b.load(place), self.target) for place in kept)
 
     def _axis(self, axis: Integer | int, first: Integer, lanes: int) -> tuple[Lanes, Lanes, Lanes]:
-        """Return the coordinate of an axis and the parts of its turns."""
+        """Return the coordinate of an axis, or the opposite to turn back, and the parts of its turns."""
         at = self.turns + self.turn_step * axis + first * 8
-        position = self.double.load(self.positions + self.step * axis, 1)
+        position = self.b.fmul(self.sign, self.double.load(self.positions + self.step * axis, 1))
         high, low = (Lanes(self.b, self.double.load(part, lanes), self.target) for part in (at, at + self.pairs * 8))
         return self._all(position, lanes), high, low
 

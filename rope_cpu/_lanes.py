@@ -13,6 +13,8 @@ _FMA = (
     "{ %r = call double @llvm.fma.f64(double %x, double %y, double %z)\n ret double %r }"
 )
 
+_WHOLE = 1.5 * 2.0**52
+
 
 @dataclass(frozen=True)
 class Lanes:
@@ -67,6 +69,18 @@ class Lanes:
         if lowers(_FMA, *self.target):
             return product, self._with(call_float(self.b, "fma", self.value, y.value, (-product).value))
         return exact_product(self, y)
+
+    def less_whole(self, other: Lanes) -> Lanes:
+        """Return self·other less a whole number, about the nearest, as float64 rounds what is left.
+
+        Adding _WHOLE leaves no room for fractions, up to 2^51; beyond, fewer whole numbers are taken off.
+        """
+        if not lowers(_FMA, *self.target):
+            product, lost = exact_product(self, other)
+            rest: Lanes = (product - product.rounded()) + lost
+            return rest
+        whole = self.muladd(other, _WHOLE) - _WHOLE
+        return self._with(call_float(self.b, "fma", self.value, other.value, (-whole).value))
 
     def where(self, number: float, then: Lanes, otherwise: Lanes) -> Lanes:
         """Return `then` where a lane is `number`, else `otherwise`."""
