@@ -150,8 +150,8 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
     size: bytes of an element. q, k: any objects; what is no array of as many axes as the layout has, in its order, is
     not touched. If q is of another dtype than the form is for, OTHER_DTYPE. out: a pair of the like. prepared: a tuple
     of this kernel, of cos and sin, float32 (float64 for float64), (batch or 1, seq, frequency heads, pairs), and of the
-    form, see `numbers`. flags: ALONE rotates q only, into out itself (k is then ignored); TRUSTED says that dtypes and
-    aliasing were checked before.
+    form, see `form_words`. flags: ALONE rotates q only, into out itself (k is then ignored); TRUSTED says that dtypes
+    and aliasing were checked before.
 
     on_the_way: of tokens at consecutive positions, compute cos and sin; in their place come turns and factor, as
     `_angles.angles` takes them, and flags hold also the first position times FIRST. Many tokens need a closer look.
