@@ -9,7 +9,7 @@ from rope_cpu._integers import Integer, Words, choose, every, larger, number, sm
 from rope_cpu._objects import Lies
 from rope_cpu._part import FEW
 
-_LONG_ROW, _WORD = 128, 8  # bytes: of a row that is stored past the caches, and of what is stored at a time
+_LONG_ROW, _ONE_STORE = 128, 8  # bytes: of a row that is stored past the caches, and of what is stored at a time
 # As many tokens are gone through one by one, wherever they lie.
 FEW_TOKENS = 8
 # With fewer runs than these, threads share heads instead of tokens: where tokens are neighbours, rows of two threads
@@ -107,7 +107,7 @@ def divide(
     beyond, half = total > form.stream_above, total > form.stream_above // 5 * 2
     # Past the caches: not shorter rows, which take longer that way, nor what would have to be stored by less than a
     # word: pairs one by one, and what is kept of a row.
-    long, whole = width * size >= _LONG_ROW, (form.kept == 0) | (form.kept >= _WORD)
+    long, whole = width * size >= _LONG_ROW, (form.kept == 0) | (form.kept >= _ONE_STORE)
     stream = every(elsewhere, beyond, long, whole, form.fewest >= FEW)
     # Where to fetch ahead is a matter of measurement; across gaps alone where the hardware does well without.
     far = choose(by_head, total > 2 * _NEAR, (total > threads * _NEAR) | (size == 2))
@@ -130,4 +130,4 @@ def _side(read: Lies, written: Lies, heads: Integer, share_of: Integer, group: I
 
 def _parts(whole: Integer, part: Integer) -> Integer:
     """Return how many parts of a size, of which the last may be smaller, a whole has."""
-    return (whole + part - 1) // part
+    return (whole + larger(part, 1) - 1) // part

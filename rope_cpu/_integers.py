@@ -189,7 +189,7 @@ def same(a: Words, b: Words) -> Integer:
 
 
 def emitted(result: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator that makes a function of Integers, and of tuples of them, one that kernels can call.
+    """Return a decorator that makes a function of Integers one that kernels can call.
 
     Literals come as what they are in Python, a float64 as its bits. result: the type that it returns, boolean, int64
     or a tuple of them.
@@ -218,8 +218,6 @@ def _taken(b: Any, kind: Any, value: Any) -> Any:
         return kind.literal_value
     if isinstance(kind, types.Float):
         return Integer(b, b.bitcast(value, _WORD))
-    if isinstance(kind, types.BaseTuple):
-        return tuple(_taken(b, each, b.extract_value(value, n)) for n, each in enumerate(kind))
     return Integer(b, value)
 
 

@@ -64,7 +64,7 @@ def _apart(a: Lies, b: Lies, size: int) -> Integer:
         a, b = numbers[:9], numbers[9:]
         return _interleave((a[0], a[1:5], a[5:]), (b[0], b[1:5], b[5:]), size)
 
-    # There are six pairs of arrays, and many divisions for each: the same code serves all.
+    # There are five pairs of arrays, and many divisions for each: the same code serves all.
     numbers = [number for start, shape, strides in (a, b) for number in (start, *shape, *strides)]
     return either(_lie_apart(a, b, size), lambda: separately("interleave", interleave, *numbers))
 

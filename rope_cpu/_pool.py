@@ -128,8 +128,6 @@ def _elsewhere(pool: Integer) -> Integer:
 
     Returns whether the caller may use any other.
     """
-    if sys.platform != "linux":
-        return pool == pool
     b, here, mask = pool.b, processor(pool.b), pool + MASK
 
     def move() -> Integer:
@@ -179,7 +177,7 @@ def _had_better_be_serial(pool: Integer) -> Integer:
 def _remember(pool: Integer, kind: Integer, taken: Integer) -> None:
     """Keep what a small job took that its caller did alone, or little more than it took before, if it was that job."""
     known, before = (pool + KIND).exchange(kind) == kind, (pool + TAKEN).load()
-    (pool + TAKEN).exchange(choose(known, smaller(taken, before + before // 8), taken))
+    (pool + TAKEN).exchange(choose(known, smaller(taken, before + (before >> 3)), taken))
 
 
 def _judge(pool: Integer, taken: Integer) -> None:
@@ -229,7 +227,10 @@ def _share_out(pool: Integer, work: Integer, job: Integer, units: Integer, most:
     serial = Variable(b, 0)
     with when(small):
         serial.set(number(_had_better_be_serial(pool)))
-    with when(either(serial.now != 0, lambda: ~_elsewhere(pool))):
+    alone = serial.now != 0
+    if sys.platform == "linux":
+        alone = either(alone, lambda: ~_elsewhere(pool))
+    with when(alone):
         busy.exchange(0)
         begin = ticks(b)
         call(work, job, 0, units)

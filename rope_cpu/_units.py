@@ -29,9 +29,9 @@ class Unit(NamedTuple):
     """How a unit is gone through.
 
     A step is a token with heads `first` to before `end` of a group, or one head with all tokens of the tile: that is
-    one run. Addresses are those of the first row, of cos and sin those for head 0; and bytes from step to step. table:
-    the place of cos and sin that the first head shares. ahead: bytes from a run to what comes next, which is to be
-    fetched, 0 for none; ahead_last: in the last step.
+    one run. Addresses are those of the first row, of cos and sin those for head 0; and bytes from step to step. group:
+    its number, which is also that of the cos and sin its heads share, unless groups are smaller than that. ahead: bytes
+    from a run to what comes next, which is to be fetched, 0 for none; ahead_last: in the last step.
     """
 
     steps: Integer
@@ -46,7 +46,7 @@ class Unit(NamedTuple):
     cos_step: Integer
     sin_step: Integer
     tokens: Integer
-    table: Integer
+    group: Integer
     ahead: Integer
     ahead_last: Integer
 
@@ -105,8 +105,8 @@ def _rotate(job: Integer, start: Integer, stop: Integer, dtype: str, pairing: st
     with each(start, stop) as n:
         unit, side = _unit(n, stop, job, common)
         with each(0, unit.steps) as i:
-            table = Variable(job.b, unit.table)
-            with when(common.by_group != 0):  # elsewhere a group are all heads that share cos and sin
+            table = Variable(job.b, unit.group)
+            with when(common.by_group != 0):
                 table.set((unit.first + i) // side.share_of)
             with each(unit.first, unit.end, common.together) as h:
                 run = _run(i, h, table.now, unit, side, common)
@@ -144,6 +144,7 @@ def rows(dtype: str, pairing: str) -> Kernel:
     return compiled(rotate, f"rotate_{dtype}_{pairing}", (types.int64,) * 3)
 
 
+@cache
 def worth_a_thread(dtype: str, pairing: str) -> int:
     """Return how many elements are worth a thread on this processor; 8 tokens are rotated ten times to tell."""
     kernel, kind, (tokens, heads, pairs) = entry_point(rows(dtype, pairing)), FORMATS[dtype], (8, 64, 64)

@@ -240,7 +240,10 @@ def test_how_many_elements_are_worth_a_thread_is_measured(seconds, elements):
     import itertools
     from rope_cpu import _units
     _units._machine.perf_counter = itertools.count(0, {seconds}).__next__
-    print(_units.worth_a_thread("bfloat16", "half"))
+    elements = _units.worth_a_thread("bfloat16", "half")
+    _units._machine.perf_counter = None  # measured once
+    assert _units.worth_a_thread("bfloat16", "half") == elements
+    print(elements)
     """
     assert run(code) == [str(elements)]
 
