@@ -95,15 +95,25 @@ def repeat(b: Any) -> Iterator[Callable[[Integer], None]]:
 def separately(name: str, emit: Callable[..., Integer], *numbers: Integer) -> Integer:
     """Call the function `name`, which `emit` writes where there is none yet; it returns a truth value."""
     b = numbers[0].b
-    function = b.module.globals.get(name)
-    if function is None:
-        kind = ir.FunctionType(ir.IntType(1), [_WORD] * len(numbers))
-        function = ir.Function(b.module, kind, name)
-        function.linkage = "internal"
-        function.attributes.add("noinline")
-        own = ir.IRBuilder(function.append_basic_block())
-        own.ret(emit(*(Integer(own, given) for given in function.args)).value)
+
+    def write(own: Any, given: Sequence[Any]) -> None:
+        own.ret(emit(*(Integer(own, number) for number in given)).value)
+
+    function = own_function(b.module, name, ir.FunctionType(ir.IntType(1), [_WORD] * len(numbers)), write)
     return Integer(b, b.call(function, [number.value for number in numbers]))
+
+
+def own_function(
+    module: Any, name: str, kind: Any, write: Callable[[Any, Sequence[Any]], None], where: str = "noinline"
+) -> Any:
+    """Return the function `name` of a module, which `write(builder, arguments)` writes where there is none yet."""
+    function = module.globals.get(name)
+    if function is None:
+        function = ir.Function(module, kind, name)
+        function.linkage = "internal"
+        function.attributes.add(where)
+        write(ir.IRBuilder(function.append_basic_block()), function.args)
+    return function
 
 
 @contextmanager

@@ -79,7 +79,7 @@ class Part:
         each_row = plain_loop(self.count, self.starts, self.steps)
         with each_row as starts, self._each_block(blocks, number, starts) as (pairs, places):
             self._pieces(places, pairs, lanes, count)
-            at = pairs & -lanes * count
+            at = pairs & -(lanes * count)
             left = pairs - at
             with when(left != 0):
                 self._rest(places, at, left, lanes, lanes * count // 2)
@@ -138,7 +138,7 @@ class Part:
         def neighbours() -> None:
             self._pieces(places, pairs, lanes, together)
             if together > 1:
-                self._pieces(places, pairs, lanes, 1, pairs & -lanes * together)
+                self._pieces(places, pairs, lanes, 1, pairs & -(lanes * together))
 
         def aligned(size: int) -> Integer:
             return addresses & (size - 1) == 0

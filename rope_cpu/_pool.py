@@ -157,7 +157,7 @@ def _in_vain(pool: Integer) -> None:
 
 
 def _had_better_be_serial(pool: Integer) -> Integer:
-    """Tell whether a small job should let workers be: they sleep, or came late for the ones before."""
+    """Return 1 if a small job should let workers be, as they sleep or came late for the ones before, else 0."""
     end, asleep, chances = Ending(pool.b), (_thread(pool, 1) + ASLEEP).load(), pool + CHANCES
     with when((pool + WOKEN).load() != 0):
         (pool + WOKEN).exchange(0)
@@ -171,7 +171,7 @@ def _had_better_be_serial(pool: Integer) -> Integer:
     (pool + PASSED).exchange(0)
     chances.exchange(_CHANCES)
     (pool + WOKEN).exchange(asleep)
-    return end.reached(0) != 0
+    return end.reached(0)
 
 
 def _remember(pool: Integer, kind: Integer, taken: Integer) -> None:
@@ -226,7 +226,7 @@ def _share_out(pool: Integer, work: Integer, job: Integer, units: Integer, most:
     small, kind = most < _SMALL, work + (units << 8) + most
     serial = Variable(b, 0)
     with when(small):
-        serial.set(number(_had_better_be_serial(pool)))
+        serial.set(_had_better_be_serial(pool))
     alone = serial.now != 0
     if sys.platform == "linux":
         alone = either(alone, lambda: ~_elsewhere(pool))

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
 
-from rope_cpu._flow import Variable, each, when, whether
+from rope_cpu._flow import Variable, each, own_function, when, whether
 from rope_cpu._formats import FORMATS, I64, Memory
 from rope_cpu._integers import Integer, choose, either, number
 from rope_cpu._part import FEW, Part, two_of
@@ -177,15 +178,12 @@ class _Rows:
         blocks: int = 1,
     ) -> None:
         """Call the function `name`, which `emit(part, first, second)` writes where there is none yet."""
-        module = self.b.module
-        function = module.globals.get(name)
-        if function is None:
-            function = ir.Function(module, ir.FunctionType(ir.VoidType(), [self.told.type, I64, I64]), name)
-            function.linkage = "internal"
-            function.attributes.add(where)
-            b = ir.IRBuilder(function.append_basic_block())
-            told, *given = function.args
-            emit(Part(Memory(b, *self.kind), self.half, told, blocks), *(Integer(b, number) for number in given))
+
+        def write(b: Any, given: Sequence[Any]) -> None:
+            told, *numbers = given
+            emit(Part(Memory(b, *self.kind), self.half, told, blocks), *(Integer(b, number) for number in numbers))
             b.ret_void()
+
+        kind = ir.FunctionType(ir.VoidType(), [self.told.type, I64, I64])
         at = first.value if isinstance(first, Integer) else I64(first)
-        self.b.call(function, [self.told, at, second.value])
+        self.b.call(own_function(self.b.module, name, kind, write, where), [self.told, at, second.value])
