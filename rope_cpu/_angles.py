@@ -10,9 +10,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import types
 
-from rope_cpu._circle import write_circles
+from rope_cpu._circle import NEAR, Token, write_circles
 from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, address, compiled, entry_point
 from rope_cpu._flow import Ending, Variable, each
 from rope_cpu._formats import FORMATS
@@ -22,6 +23,7 @@ from rope_cpu._pool import share
 from rope_cpu._words import spill
 
 _MAGNITUDE = 2**63 - 1  # of the bits of a float64, all but its sign
+_NEAR_BITS = int(np.float64(NEAR).view(np.int64))
 # Pairs that are worth a thread of their own: 5 µs of work, where it takes 2 to wake one.
 _WORTH_A_THREAD = 2**12
 
@@ -36,25 +38,30 @@ class Job(NamedTuple):
     turn_rows: Any
     axes: Any
     heads: Any
+    parts: Any
     pairs: Any
     factors: Any
     sign: Any
     cos: Any
     sin: Any
     seq: Any
+    near: Any
 
 
-def _token(job: Job, b: Integer, t: Integer, row: Integer, head: Integer, size: int) -> tuple[list[Integer], Integer]:
-    """Return the token of a row of the tables in one head, as `write_circles` takes it, and where its factor stands.
+def _token(job: Job, b: Integer, t: Integer, row: Integer, head: Integer, size: int) -> tuple[Token, Integer]:
+    """Return the token of a row of the tables in one head, and where its factor stands.
 
     b, t: batch row and number of the token. size: bytes of an element of the tables.
     """
     place, own = smaller(b, job.position_rows - 1) * job.seq + t, smaller(b, job.turn_rows - 1)
-    first, to = (own * job.axes * job.heads + head) * job.pairs, (row * job.heads + head) * job.pairs * size
-    return [
-        job.positions + 8 * job.coordinates * place, 8 * number(job.coordinates > 1),
-        job.turns + 16 * first, 16 * job.heads * job.pairs, job.axes, job.pairs, job.sign, job.cos + to, job.sin + to,
-    ], job.factors + 8 * own  # fmt: skip
+    turns, to = job.pairs * job.parts * 8, (row * job.heads + head) * job.pairs * size
+    several = job.coordinates > 1
+    token = Token(
+        job.positions + 8 * job.coordinates * place, 8 * number(several),
+        job.turns + turns * (own * job.axes * job.heads + head), turns * job.heads, job.axes,
+        choose(several, job.parts - 2, 0), job.pairs, job.near, job.sign, job.cos + to, job.sin + to,
+    )  # fmt: skip
+    return token, job.factors + 8 * own
 
 
 @emitted(types.int64)
@@ -64,28 +71,33 @@ def _fill(job: Integer, start: Integer, stop: Integer, kind: str, dtype: str) ->
     b, t = Variable(job.b, start // told.seq), Variable(job.b, start % told.seq)
     with each(start, stop) as row:
         with each(0, told.heads) as head:
-            token, factor = _token(told, b.now, t.now, row, head, size)
-            write_circles(token, factor, kind, dtype)
+            write_circles(*_token(told, b.now, t.now, row, head, size), kind, dtype)
         following = t.now + 1
         b.set(b.now + number(following == told.seq))
         t.set(choose(following == told.seq, 0, following))
     return DONE
 
 
+def kinds(dtype: str) -> tuple[str, ...]:
+    """Return the ways in which tables of a dtype are computed, keys of `_circle.KINDS`; see `angles.kind_of`."""
+    return ("usual", "any", "model") if dtype == "float32" else ("exact", "model")
+
+
 @cache
-def circles(dtype: str, single: bool) -> Kernel:
+def circles(dtype: str, kind: str) -> Kernel:
     """Return the kernel that computes cos and sin: (address of a job, start, stop), a range of rows of the tables.
 
-    single: repeat float32 arithmetic; the first part of turns is then ω itself, the second unused.
+    kind: one of `kinds`; what is one for another dtype stands for the first.
     """
-    kind = "model" if single else "float32" if dtype == "float32" else "float64"
+    if kind not in kinds(dtype):
+        return circles(dtype, kinds(dtype)[0])
     sources = SOURCES
 
     def fill(job, start, stop):  # type: ignore[no-untyped-def]
         _ = sources  # a part of the cache key
         return _fill(job, start, stop, kind, dtype)
 
-    return compiled(fill, f"circles_{'single_' if single else ''}{dtype}", (types.int64,) * 3)
+    return compiled(fill, f"circles_{kind}_{dtype}", (types.int64,) * 3)
 
 
 @emitted(types.int64)
@@ -110,11 +122,11 @@ def _write(
         (bits,) = (positions_at + n * 8).words(1)
         furthest.set(larger(furthest.now, bits & _MAGNITUDE))
     end.leave_if(furthest.now > limit, LOOK_CLOSER)
-    turn_rows, axes, heads, _two, pairs = turns_shape.words(5)
+    turn_rows, axes, heads, parts, pairs = turns_shape.words(5)
     rows = seq * choose(turn_rows == 1, batch, turn_rows)
     job = Job(
-        positions_at, batch, coordinates, turns_at, turn_rows, axes, heads, pairs,
-        location(factor)[0], sign, location(cos)[0], location(sin)[0], seq,
+        positions_at, batch, coordinates, turns_at, turn_rows, axes, heads, parts, pairs,
+        location(factor)[0], sign, location(cos)[0], location(sin)[0], seq, number(furthest.now < _NEAR_BITS),
     )  # fmt: skip
     share(pool, work, spill(b, job), rows, rows * heads * pairs // _WORTH_A_THREAD)
     return end.reached(DONE)
@@ -126,7 +138,7 @@ def angles() -> Kernel:
 
     Arrays come as objects, C-contiguous and aligned; the caller holds them, and has made sure of their dtype and shape.
     positions: float64 (1 or batch, seq, 1 or axes); one coordinate serves every axis. turns: float64 (1 or batch, axes,
-    heads, 2, pairs), high and low parts of ω/2π. factor: float64 (1 or batch,), on cos and sin. sign: −1 turns back.
+    heads, parts, pairs), see `angles.parts`. factor: float64 (1 or batch,), on cos and sin. sign: −1 turns back.
     cos, sin: (1 or batch, seq, heads, pairs) of what `circles` writes. work: where that is. pool: whose threads share
     the work; 0: none.
     LOOK_CLOSER: a position is not finite or beyond ±limit.
@@ -143,6 +155,6 @@ def angles() -> Kernel:
 
 
 @cache
-def quick_angles(dtype: str, single: bool) -> tuple[Kernel, int]:
+def quick_angles(dtype: str, kind: str) -> tuple[Kernel, int]:
     """Return the same without the check of types, and the `work` it needs to write a dtype."""
-    return entry_point(angles()), address(circles(dtype, single))
+    return entry_point(angles()), address(circles(dtype, kind))

@@ -6,7 +6,7 @@ steps; so what LLVM makes of a loop over single vectors leaves half of the time 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import factorial
 from typing import Any, NamedTuple
 
@@ -35,6 +35,10 @@ _HALF_COS = (
 # 1 / 2π in three float64: the turns of an angle of one radian (OEIS A086201).
 RADIAN = (0.15915494309189535, -9.839338337591243e-18, -5.360718141446502e-34)
 
+# Where frequencies are at most SLOW and positions below NEAR, an angle has less than 2^33 turns. What is left of it
+# without whole turns is then within ½ + 2^-21, and need not be rounded once more.
+SLOW, NEAR = 16.0, 2.0**31
+
 # What is known of an angle before all axes are added: numbers that add up to it.
 State = tuple[Lanes, ...]
 
@@ -42,13 +46,14 @@ State = tuple[Lanes, ...]
 class Kind(NamedTuple):
     """How angles are computed and what of them is written.
 
-    start: (position, high, low) of the first axis → state. add: (state, position, high, low) of another. finish:
-    (state, factor) → factor·cos and factor·sin.
+    start: (position, high, low) of the first axis → state. finish: (state, factor) → factor·cos and factor·sin. add:
+    (state, position, high, low) of another axis; None: there is none. near: what to do where turns are few.
     """
 
     start: Callable[[Lanes, Lanes, Lanes], State]
-    add: Callable[[State, Lanes, Lanes, Lanes], State]
     finish: Callable[[State, Lanes], tuple[Lanes, Lanes]]
+    add: Callable[[State, Lanes, Lanes, Lanes], State] | None = None
+    near: Kind | None = None
 
 
 def _polynomial(z: Lanes, coefficients: tuple[float, ...]) -> Lanes:
@@ -97,18 +102,28 @@ def _sum(position: Lanes, high: Lanes, low: Lanes) -> State:
     return (low.muladd(position, high.less_whole(position)),)
 
 
+def _near(position: Lanes, high: Lanes, low: Lanes) -> State:
+    """Return the same where turns are few; it lies within half a turn."""
+    return (low.muladd(position, high.less_whole(position, near=True)),)
+
+
 def _add(state: State, position: Lanes, high: Lanes, low: Lanes) -> State:
     """Add the same to one number."""
     return (state[0] + _sum(position, high, low)[0],)
 
 
-def _nearly(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
+def _half(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
     """Return cos and sin to 2.5e-15 of the factor, from those of half the angle, which lies within a quarter turn."""
-    r = state[0] - state[0].rounded()
+    (r,) = state
     z = r * r
     s, c = r * _polynomial(z, _HALF_SIN), _polynomial(z, _HALF_COS)
     twice = s * (factor + factor)
     return (-s).muladd(twice, factor), twice * c
+
+
+def _half_of_any(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
+    """Return the same of an angle of any size."""
+    return _half((state[0] - state[0].rounded(),), factor)
 
 
 def _model_start(position: Lanes, frequency: Lanes, _: Lanes) -> State:
@@ -130,76 +145,126 @@ def _of_model(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
     return cos.to(F32) * factor.to(F32), sin.to(F32) * factor.to(F32)
 
 
-_KINDS = {
-    "float32": Kind(_sum, _add, _nearly),
-    "float64": Kind(_turns, _add_exactly, _exactly),
-    "model": Kind(_model_start, _model_add, _of_model),
+KINDS = {
+    "usual": Kind(_sum, _half_of_any, near=Kind(_near, _half)),
+    "any": Kind(_sum, _half_of_any, _add),
+    "exact": Kind(_turns, _exactly, _add_exactly),
+    "model": Kind(_model_start, _of_model, _model_add),
 }
 
 
-def write_circles(token: Sequence[Integer], factor: Integer, kind: str, dtype: str) -> None:
-    """Write factor·cos and sign·factor·sin of the angles of a token in one head.
+class Token(NamedTuple):
+    """What is computed of one token in one head: addresses, and bytes from one to the next.
 
-    token: positions, step, turns, turn_step, axes, pairs, sign, cos, sin: the address of its first coordinate and the
-    bytes to that of the next axis (0: one serves all); the address of the turns of the first axis, high parts and then
-    as many low ones, and the bytes to those of the next; addresses to write to. factor: address of it. kind: a key of
-    _KINDS; dtype: of FORMATS, what is written.
+    positions: its first coordinate; step: to another (0: one serves all). turns: what is kept of the first axis, see
+    `angles.parts`; turn_step: to another. weights: how many axes share out the pairs, of which each turns with the
+    coordinate of one; 0: all with the first. near: whether all coordinates are below NEAR. sign: −1 turns back. cos,
+    sin: where to write.
     """
-    _Token(_KINDS[kind], dtype, factor, *token).emit()
+
+    positions: Integer
+    step: Integer
+    turns: Integer
+    turn_step: Integer
+    axes: Integer
+    weights: Integer
+    pairs: Integer
+    near: Integer
+    sign: Integer
+    cos: Integer
+    sin: Integer
 
 
-class _Token:
-    """Emits the loop over the pairs of a token; arguments as in `write_circles`."""
+def write_circles(token: Token, factor: Integer, kind: str, dtype: str) -> None:
+    """Write factor·cos and sign·factor·sin of the angles of a token.
 
-    def __init__(self, kind: Kind, dtype: str, factor: Integer, *token: Integer) -> None:
-        self.b, self.kind, self.target = factor.b, kind, target()
+    factor: address of it. kind: a key of KINDS; dtype: of FORMATS, what is written.
+    """
+    _Writer(token, factor, KINDS[kind], dtype).emit()
+
+
+class _Writer:
+    """Emits the loops over the pairs of a token; arguments as in `write_circles`."""
+
+    def __init__(self, token: Token, factor: Integer, kind: Kind, dtype: str) -> None:
+        self.b, self.token, self.kind, self.target = factor.b, token, kind, target()
         self.double, self.table = (Memory(self.b, name, self.target, False) for name in ("float64", dtype))
-        self.positions, self.step, self.turns, self.turn_step, self.axes, self.pairs, sign, *self.places = token
-        self.factor, self.sign = self.double.load(factor, 1), self.b.sitofp(sign.value, F64)
+        self.factor, self.sign = self.double.load(factor, 1), self.b.sitofp(token.sign.value, F64)
 
     def emit(self) -> None:
-        """Emit loops over many, over some and over single pairs, of which one is run."""
+        """Emit loops over many, over some and over single pairs, of which one is run.
+
+        Where there is something else to do for near positions, many pairs are for these alone.
+        """
         many = 32 if "+avx512f" in self.target[2].split(",") else 16  # four vectors or, of shorter ones, up to eight
-        self._loops([many, many // 4, 1])
+        kind, enough = self.kind, self.token.pairs >= many
+        with whether(enough & (self.token.near != 0) if kind.near else enough) as (yes, no):
+            with yes:
+                self._loop(many, kind.near or kind)
+            with no, whether(self.token.pairs >= many // 4) as (some, single):
+                with some:
+                    self._loop(many // 4, kind)
+                with single:
+                    self._loop(1, kind)
 
-    def _loops(self, choices: list[int]) -> None:
-        lanes, *fewer = choices
-        if not fewer:
-            self._loop(lanes)
-            return
-        with whether(self.pairs >= lanes) as (enough, others):
-            with enough:
-                self._loop(lanes)
-            with others:
-                self._loops(fewer)
-
-    def _loop(self, lanes: int) -> None:
+    def _loop(self, lanes: int, kind: Kind) -> None:
         """Write `lanes` pairs at a time; the last ones end where all do, and are in part written twice."""
-        form = self.table.format
-        with plain_loop((self.pairs + (lanes - 1)) // lanes, [0], [lanes]) as (n,):
-            first = smaller(n, self.pairs - lanes)
-            written = self.kind.finish(self._angle(first, lanes), self._all(self.factor, lanes))
-            for place, numbers in zip(self.places, written, strict=True):
+        form, token = self.table.format, self.token
+        with plain_loop((token.pairs + (lanes - 1)) // lanes, [0], [lanes]) as (n,):
+            first = smaller(n, token.pairs - lanes)
+            written = kind.finish(self._angle(kind, first, lanes), self._all(self.factor, lanes))
+            for place, numbers in zip((token.cos, token.sin), written, strict=True):
                 narrow = numbers.to_odd() if form.size == 2 else numbers
                 self.table.store(narrow.to(form.real).value, place + first * form.size)
 
-    def _angle(self, first: Integer, lanes: int) -> State:
+    def _angle(self, kind: Kind, first: Integer, lanes: int) -> State:
         """Return the sum over the axes."""
-        b = self.b
-        state = self.kind.start(*self._axis(0, first, lanes))
-        kept = [cgutils.alloca_once_value(b, number.value) for number in state]
-        with plain_loop(self.axes - 1, [1], [1]) as (axis,):
-            before = tuple(Lanes(b, b.load(place), self.target) for place in kept)
-            for place, number in zip(kept, self.kind.add(before, *self._axis(axis, first, lanes)), strict=True):
-                b.store(number.value, place)
-        return tuple(Lanes(b, b.load(place), self.target) for place in kept)
+        state = kind.start(self._own_position(first, lanes), *self._turns(0, first, lanes))
+        add = kind.add
+        if add is None:
+            return state
 
-    def _axis(self, axis: Integer | int, first: Integer, lanes: int) -> tuple[Lanes, Lanes, Lanes]:
-        """Return the coordinate of an axis, or the opposite to turn back, and the parts of its turns."""
-        at = self.turns + self.turn_step * axis + first * 8
-        position = self.b.fmul(self.sign, self.double.load(self.positions + self.step * axis, 1))
-        high, low = (Lanes(self.b, self.double.load(part, lanes), self.target) for part in (at, at + self.pairs * 8))
-        return self._all(position, lanes), high, low
+        def another(state: State, axis: Integer) -> State:
+            return add(state, self._all(self._position(axis), lanes), *self._turns(axis, first, lanes))
+
+        return self._steps(1, self.token.axes, state, another)
+
+    def _own_position(self, first: Integer, lanes: int) -> Lanes:
+        """Return for each pair the coordinate of the axis it turns with, or for all of them the first one."""
+        b, weights = self.b, self.token.weights
+        start = b.select((weights == 0).value, self._position(0), F64(0.0))
+
+        def weighed(state: State, axis: Integer) -> State:
+            # One weight is 1 and the others are 0, so that nothing is rounded.
+            weight = self._kept(self.token.turns + self.token.pairs * 8 * (axis + 2) + first * 8, lanes)
+            return (weight.muladd(self._all(self._position(axis), lanes), *state),)
+
+        (position,) = self._steps(0, weights, (self._all(start, lanes),), weighed)
+        return position
+
+    def _steps(self, first: int, end: Integer, state: State, step: Callable[[State, Integer], State]) -> State:
+        """Return what becomes of a state by one step for each number from `first` to before `end`."""
+        places = [cgutils.alloca_once_value(self.b, number.value) for number in state]
+
+        def now() -> State:
+            return tuple(Lanes(self.b, self.b.load(place), self.target) for place in places)
+
+        with plain_loop(end - first, [first], [1]) as (n,):
+            for place, number in zip(places, step(now(), n), strict=True):
+                self.b.store(number.value, place)
+        return now()
+
+    def _position(self, axis: Integer | int) -> Any:
+        """Return a coordinate, or the opposite to turn back."""
+        return self.b.fmul(self.sign, self.double.load(self.token.positions + self.token.step * axis, 1))
+
+    def _turns(self, axis: Integer | int, first: Integer, lanes: int) -> tuple[Lanes, Lanes]:
+        """Return both parts of the turns of an axis."""
+        at = self.token.turns + self.token.turn_step * axis + first * 8
+        return self._kept(at, lanes), self._kept(at + self.token.pairs * 8, lanes)
+
+    def _kept(self, at: Integer, lanes: int) -> Lanes:
+        return Lanes(self.b, self.double.load(at, lanes), self.target)
 
     def _all(self, number: Any, lanes: int) -> Lanes:
         """Return a float64 in every lane."""

@@ -12,11 +12,12 @@ from functools import cache
 from numba import types
 
 from rope_cpu._angles import Job
+from rope_cpu._circle import NEAR
 from rope_cpu._compile import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, SOURCES, Kernel, compiled, entry_point
 from rope_cpu._division import FEW_TOKENS, divide
 from rope_cpu._flow import Ending, Variable, each, when
 from rope_cpu._form import LAYOUTS, Form
-from rope_cpu._integers import Integer, Words, choose, either, emitted, every, larger, smaller
+from rope_cpu._integers import Integer, Words, choose, either, emitted, every, larger, number, smaller
 from rope_cpu._objects import ITEMS, OBJECT, Lies, items, location, look, view
 from rope_cpu._overlap import aliasing_allowed, are_tables, fits, in_place
 from rope_cpu._pool import THREADS, share
@@ -71,7 +72,7 @@ def _fit(q: Lies, k: Lies, out_q: Lies, out_k: Lies, both: Integer, table: Words
 
 def _table(turns: Integer, tokens: Integer, size: int) -> tuple[Words, Words]:
     """Return the shape of a table that is computed on the way, and its strides but for the last."""
-    rows, _axes, heads, _two, pairs = location(turns)[1].words(5)
+    rows, _axes, heads, _parts, pairs = location(turns)[1].words(5)
     row = heads * pairs * size
     return (rows, tokens, heads, pairs), (tokens * row, row, pairs * size)
 
@@ -89,9 +90,10 @@ def _circles(
     positions = (memory + LINE) & -LINE
     with each(0, tokens) as n:
         write_float(positions + n * 8, first + n)
-    cos, sin, axes = positions + before, positions + before + size, turns_shape.words(2)[1]
-    factors = location(factor)[0]
-    job = Job(positions, 1, 1, turns_at, rows, axes, heads, pairs, factors, form.sign, cos, sin, tokens)
+    cos, sin = positions + before, positions + before + size
+    (_rows, axes, _heads, parts), factors = turns_shape.words(4), location(factor)[0]
+    near = number(abs(first) + tokens < int(NEAR))
+    job = Job(positions, 1, 1, turns_at, rows, axes, heads, parts, pairs, factors, form.sign, cos, sin, tokens, near)
     call(form.circles, spill(b, job), 0, rows * tokens)
     return memory, (cos, *table), (sin, *table)
 

@@ -70,16 +70,16 @@ class Lanes:
             return product, self._with(call_float(self.b, "fma", self.value, y.value, (-product).value))
         return exact_product(self, y)
 
-    def less_whole(self, other: Lanes) -> Lanes:
+    def less_whole(self, other: Lanes, near: bool = False) -> Lanes:
         """Return self·other less a whole number, about the nearest, as float64 rounds what is left.
 
-        Adding _WHOLE leaves no room for fractions, up to 2^51; beyond, fewer whole numbers are taken off.
+        near: the product is below 2^51, so that adding _WHOLE to it leaves no room for fractions.
         """
         if not lowers(_FMA, *self.target):
             product, lost = exact_product(self, other)
             rest: Lanes = (product - product.rounded()) + lost
             return rest
-        whole = self.muladd(other, _WHOLE) - _WHOLE
+        whole = self.muladd(other, _WHOLE) - _WHOLE if near else (self * other).rounded()
         return self._with(call_float(self.b, "fma", self.value, other.value, (-whole).value))
 
     def where(self, number: float, then: Lanes, otherwise: Lanes) -> Lanes:

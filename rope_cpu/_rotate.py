@@ -51,9 +51,9 @@ class Frame:
             form = self._forms[dtype] = self._words(dtype, (0, 0))
         return quick_rotation(dtype.itemsize, False), cos, sin, form
 
-    def prepared_at(self, dtype: np.dtype[Any], turns: Array, factor: Array, sign: int, single: bool) -> Prepared:
+    def prepared_at(self, dtype: np.dtype[Any], turns: Array, factor: Array, sign: int, kind: str) -> Prepared:
         """Return what also computes cos and sin on the way; arguments as in `angles.tables`."""
-        circles_at = address(circles(REAL_OF[dtype], single))
+        circles_at = address(circles(REAL_OF[dtype], kind))
         form = self._words(dtype, (circles_at, sign))
         return quick_rotation(dtype.itemsize, True), turns, factor, form
 
@@ -162,9 +162,9 @@ class OnTheWay:
 
     __slots__ = ("_arguments", "_frames", "_prepared", "ready")
 
-    def __init__(self, frames: dict[str, Frame], parts: Array, factors: dict[str, Array], single: bool) -> None:
+    def __init__(self, frames: dict[str, Frame], parts: Array, factors: dict[str, Array], kind: str) -> None:
         """Take frames by layout, and arguments as in `angles.tables`, factors by what is done."""
-        self._frames, self._arguments = frames, (parts, factors, single)
+        self._frames, self._arguments = frames, (parts, factors, kind)
         self._prepared: dict[tuple[str, bool, np.dtype[Any]], Prepared] = {}
         # For each layout, for the dtype that was rotated last: what rotates forwards, and what undoes it.
         self.ready: tuple[dict[str, Prepared], dict[str, Prepared]] = ({}, {})
@@ -198,8 +198,8 @@ class OnTheWay:
         if prepared is None:
             if layout not in self._frames or layout == "thd" or dtype not in _check.FORMAT_OF:
                 return None  # packed tokens share no order
-            (parts, factors, single), mode = self._arguments, "inverse" if inverse else "rotate"
-            prepared = self._frames[layout].prepared_at(dtype, parts, factors[mode], SIGN[mode], single)
+            (parts, factors, kind), mode = self._arguments, "inverse" if inverse else "rotate"
+            prepared = self._frames[layout].prepared_at(dtype, parts, factors[mode], SIGN[mode], kind)
             self._prepared[layout, inverse, dtype] = prepared
         self.ready[inverse][layout] = prepared
         return prepared

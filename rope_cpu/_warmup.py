@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from rope_cpu._angles import angles, circles
+from rope_cpu._angles import angles, circles, kinds
 from rope_cpu._check import FORMAT_OF
 from rope_cpu._compile import Kernel
 from rope_cpu._formats import FORMATS
@@ -72,7 +72,7 @@ def todo(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[tuple[Callable[..., Ke
         (sharing, ()),
         (serving, ()),
         (angles, ()),
-        *((circles, key) for key in product(sorted({*reals, *names}), (False, True))),
+        *((circles, (name, kind)) for name in sorted({*reals, *names}) for kind in kinds(name)),
         *((rotation, key) for key in product(sizes, (False, True))),
         *((rows, key) for key in product(names, ("half", "interleaved"))),
     ]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rope_cpu import _threads
 from rope_cpu._angles import quick_angles
-from rope_cpu._circle import RADIAN
+from rope_cpu._circle import RADIAN, SLOW
 from rope_cpu._compile import DONE
 from rope_cpu._lanes import exact_product, exact_sum
 from rope_cpu.spec import Float64, RopeSpec
@@ -22,8 +22,36 @@ MAX_POSITION = 2.0**53
 _DTYPES = {np.dtype(kind).name: np.dtype(kind) for kind in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)}
 
 
+def kind_of(spec: RopeSpec) -> str:
+    """Return how float32 tables are computed: as models do in float32, of usual frequencies or of any."""
+    if spec.angle_dtype == "float32":
+        return "model"
+    usual = _is_shared_out(spec.inv_freq) and np.abs(spec.inv_freq).max() <= SLOW
+    return "usual" if usual else "any"
+
+
+def parts(spec: RopeSpec) -> Float64:
+    """Return what the angle kernel keeps of the frequencies: (rows, axes, heads, parts, pairs).
+
+    The two of `turns`. Where several axes share out the pairs, so that each turns with one of them, there is one axis,
+    and after the two comes for each of these 1 for its own pairs and 0 for others.
+    """
+    two, omega = turns(spec), spec.inv_freq
+    if omega.shape[1] == 1 or not _is_shared_out(omega):
+        return two
+    # A pair that does not turn has any axis.
+    owners = np.argmax(omega != 0, axis=1)[:, None, :, None]
+    weights = owners == np.arange(omega.shape[1])[:, None]
+    return np.concatenate([two.sum(axis=1, keepdims=True), weights], axis=-2)
+
+
+def _is_shared_out(omega: Float64) -> bool:
+    """Tell whether no pair turns with more than one axis."""
+    return bool((np.count_nonzero(omega, axis=1) <= 1).all())
+
+
 def turns(spec: RopeSpec) -> Float64:
-    """Return what the angle kernel keeps of the frequencies: (rows, axes, heads, 2, pairs).
+    """Return frequencies as turns: (rows, axes, heads, 2, pairs).
 
     Two float64 whose sum is ω/2π to about 2^-106; for angle_dtype float32 ω itself and zeros.
     """
@@ -42,8 +70,8 @@ def _in_turns(omega: Float64) -> tuple[Float64, Float64]:
 
 
 def tables(
-    parts: Float64,
-    single: bool,
+    kept: Float64,
+    kind: str,
     positions: Float64,
     factor: Float64,
     sign: int,
@@ -53,14 +81,14 @@ def tables(
 ) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """Return factor·cos and sign·factor·sin, (batch or 1, seq, heads, pairs) of a dtype.
 
-    parts, single: from `turns`, and whether they are for float32 angles. positions: float64 (batch or 1, seq, axes or
+    kept, kind: from `parts` and `kind_of`. positions: float64 (batch or 1, seq, axes or
     1), C-contiguous. out: arrays of as many elements to write to, C-contiguous and aligned. None: a position is not
     finite or beyond ±limit; nothing was written.
     """
-    (batch, seq, _), (rows, _, heads, _, pairs) = positions.shape, parts.shape
-    shape, kind = (batch if rows == 1 else rows, seq, heads, pairs), _DTYPES[dtype]
-    cos, sin = out or (np.empty(shape, kind), np.empty(shape, kind))
-    kernel, work = quick_angles(dtype, single)
+    (batch, seq, _), (rows, _, heads, _, pairs) = positions.shape, kept.shape
+    shape, stored = (batch if rows == 1 else rows, seq, heads, pairs), _DTYPES[dtype]
+    cos, sin = out or (np.empty(shape, stored), np.empty(shape, stored))
+    kernel, work = quick_angles(dtype, kind)
     pool = _threads.pool() if cos.size > _threads.SERIAL_PAIRS else 0
-    status = kernel(positions, limit, parts, factor, sign, cos, sin, work, pool)
+    status = kernel(positions, limit, kept, factor, sign, cos, sin, work, pool)
     return (cos, sin) if status == DONE else None

@@ -28,7 +28,7 @@ def exact_tables(
 
     ids: the positions as given, for error texts. out: as in `angles.tables`.
     """
-    arguments = rotary._parts, rotary._single, positions, rotary._factors[mode], SIGN[mode], dtype
+    arguments = rotary._parts, rotary._kind, positions, rotary._factors[mode], SIGN[mode], dtype
     result = angles.tables(*arguments, out=out)
     if result is None:
         _check.position_values("delta" if mode == "shift" else "position_ids", ids)

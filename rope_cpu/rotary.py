@@ -24,9 +24,9 @@ _FLOAT32 = np.dtype(np.float32)
 class RotaryEmbedding(Constructors):
     """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
 
-    __slots__ = ("_factors", "_forward", "_frames", "_parts", "_short", "_single", "_spec")
+    __slots__ = ("_factors", "_forward", "_frames", "_kind", "_parts", "_short", "_spec")
     _spec: RopeSpec
-    _single: bool
+    _kind: str
     _frames: dict[str, Frame]
     _parts: Float64
     _factors: dict[str, Float64]
@@ -34,12 +34,12 @@ class RotaryEmbedding(Constructors):
     _forward: dict[str, Prepared]  # what that has ready for each layout
 
     def _of(self, spec: RopeSpec) -> None:
-        self._spec, self._parts, self._single = spec, angles.turns(spec), spec.angle_dtype == "float32"
+        self._spec, self._parts, self._kind = spec, angles.parts(spec), angles.kind_of(spec)
         self._frames = {form: Frame.of(form, spec.head_dim, spec.blocks, spec.interleaved) for form in _check.AXES}
         factor = spec.attention_factor
         self._factors = {"rotate": factor, "inverse": 1.0 / factor, "shift": np.ones_like(factor)}
         consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
-        self._short = OnTheWay(self._frames, self._parts, self._factors, self._single) if consecutive else None
+        self._short = OnTheWay(self._frames, self._parts, self._factors, self._kind) if consecutive else None
         self._forward = self._short.ready[False] if self._short else {}
 
     @property

@@ -35,9 +35,25 @@ def test_float32_is_the_exact_value_rounded_once(pairs, rng):
     """
     rope = RotaryEmbedding.from_inv_freq(rng.uniform(-3, 3, pairs))
     positions = positions_up_to(2**20, 3000 // pairs, rng)
-    tables, exact = np.concatenate(rope.cos_sin(positions)), np.concatenate(oracle.cos_sin(positions, rope.inv_freq))
+    assert_rounded_once(rope.cos_sin(positions), oracle.cos_sin(positions, rope.inv_freq), 2.5e-15)
+
+
+@pytest.mark.parametrize("fastest", [1, 16, 300])
+@pytest.mark.parametrize("limit", [2**31 - 1, 2**33, 2**53])
+def test_float32_is_rounded_once_wherever_positions_are(fastest, limit, rng):
+    """What is left of the turns lies within 300·2^53 / 2π / 2^53 < 48, and is rounded twice, to 2^-48 of a turn."""
+    rope = RotaryEmbedding.from_inv_freq(fastest * rng.uniform(-1, 1, 40))
+    positions = positions_up_to(limit, 60, rng)
+    positions = np.concatenate([positions, rng.uniform(0.5, 1, 30) * -limit])
+    bound = 2.5e-15 + 2 * np.pi * 2 * (2.0**-48 if fastest * limit > 2**50 else 0)
+    assert_rounded_once(rope.cos_sin(positions), oracle.cos_sin(positions, rope.inv_freq), bound)
+
+
+def assert_rounded_once(tables, exact, error):
+    """Tell whether cos and sin are within half a unit of float32 and an error, and nearly always the nearest."""
+    tables, exact = np.stack(tables), np.stack(exact)
     half_ulp = 0.5 * 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-126))) - 23)
-    assert (np.abs(tables - exact) <= half_ulp + 2.5e-15).all()
+    assert (np.abs(tables - exact) <= half_ulp + error).all()
     assert np.mean(tables == exact.astype(np.float32)) > 0.999
 
 
@@ -97,16 +113,52 @@ def test_several_axes_add_up(rng):
     assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 2.5 * 2.0**-53
 
 
+def axes_in_turn(omega, axes):
+    """Let pairs turn with one axis each, the next one with the next: (axes, …, pairs)."""
+    owners = np.arange(omega.shape[-1]) % axes
+    return np.stack([np.where(owners == axis, omega, 0.0) for axis in range(axes)])
+
+
+@pytest.mark.parametrize("axes", [2, 3, 11])
+@pytest.mark.parametrize("fastest", [1, 50])
+@pytest.mark.parametrize("limit", [1000, 2**53])
+def test_axes_that_share_out_the_pairs(axes, fastest, limit, rng):
+    rope = RotaryEmbedding.from_inv_freq(axes_in_turn(fastest * rng.uniform(-1, 1, 37), axes))
+    positions = rng.integers(-limit, limit, (20, axes), endpoint=True).astype(np.float64)
+    exact = oracle.cos_sin_axes(positions, rope.inv_freq)
+    assert_rounded_once(rope.cos_sin(positions), exact, 2.5e-15 + 2 * np.pi * 2 * (2.0**-50 if limit > 2**40 else 0))
+    if fastest * limit <= 2**53:
+        assert np.abs(np.stack(rope.cos_sin(positions, np.float64)) - np.stack(exact)).max() <= 2 * 2.0**-53
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+def test_equal_coordinates_have_the_bits_of_one_axis(dtype, rng):
+    omega, ids = oracle.inv_freq(128), rng.integers(-(2**40), 2**40, 30)
+    several = RotaryEmbedding.from_inv_freq(axes_in_turn(omega, 3)).cos_sin(np.repeat(ids[:, None], 3, axis=1), dtype)
+    alone = RotaryEmbedding.from_inv_freq(omega).cos_sin(ids, dtype)
+    assert [table.tobytes() for table in several] == [table.tobytes() for table in alone]
+
+
+def test_float32_of_axes_that_add_up(rng):
+    """Each axis adds less than a turn, which is rounded to 2^-53 of one."""
+    rope = RotaryEmbedding.from_inv_freq(rng.uniform(-3, 3, (3, 40)))
+    positions = np.concatenate([rng.uniform(-1e5, 1e5, (40, 3)), rng.integers(-(2**31), 2**31, (40, 3))])
+    exact = oracle.cos_sin_axes(positions, rope.inv_freq)
+    assert_rounded_once(rope.cos_sin(positions), exact, 2.5e-15 + 2 * np.pi * 3 * 2.0**-53)
+
+
+@pytest.mark.parametrize("shared_out", [True, False])
 @pytest.mark.parametrize("angle_dtype", ["float64", "float32"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_pairs_do_not_depend_on_their_number(angle_dtype, dtype, rng):
+def test_pairs_do_not_depend_on_their_number(angle_dtype, dtype, shared_out, rng):
     """More pairs than are computed at a time, of two axes and two heads, have the bits that each pair has alone."""
 
     def cos_sin(matrix):
         spec = RotaryEmbedding.from_inv_freq(matrix, attention_factor=1.3).spec
         return RotaryEmbedding.from_spec(replace(spec, angle_dtype=angle_dtype)).cos_sin(positions, dtype)
 
-    matrix, positions = rng.uniform(-3, 3, (2, 2, 300)), rng.integers(-(2**20), 2**20, (3, 2))
+    matrix = axes_in_turn(rng.uniform(-3, 3, (2, 300)), 2) if shared_out else rng.uniform(-3, 3, (2, 2, 300))
+    positions = rng.integers(-(2**20), 2**20, (3, 2))
     together = cos_sin(matrix)
     for pair in (0, 1, 127, 128, 129, 255, 256, 299):
         alone = cos_sin(matrix[:, :, pair : pair + 1])
