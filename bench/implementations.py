@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu._compile import DONE
+from rope_cpu._kernels.compiler import DONE
 from rope_cpu.bench import frameworks, graphs, numpy_forms
 from rope_cpu.bench.binding import Binding, UnavailableError
 from rope_cpu.bench.problem import Array, Problem

@@ -11,10 +11,10 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from rope_cpu import _threads
-from rope_cpu._compile import SOURCES, address, compiled
-from rope_cpu._integers import emitted
-from rope_cpu._pool import share
-from rope_cpu._words import spill
+from rope_cpu._kernels.compiler import SOURCES, address, compiled
+from rope_cpu._kernels.integers import emitted
+from rope_cpu._kernels.sharing import share
+from rope_cpu._kernels.words import spill
 
 Array = NDArray[Any]
 

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu import _check, _machine, _threads
-from rope_cpu._angles import circles
 from rope_cpu._check import Array
-from rope_cpu._compile import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, Kernel, address
-from rope_cpu._form import form_words
-from rope_cpu._kernels import ALONE, FEW_ELEMENTS, FIRST, TRUSTED, quick_rotation
-from rope_cpu._units import rows, worth_a_thread
+from rope_cpu._kernels.angles import circles
+from rope_cpu._kernels.compiler import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, Kernel, address
+from rope_cpu._kernels.form import form_words
+from rope_cpu._kernels.rotation import ALONE, FEW_ELEMENTS, FIRST, TRUSTED, quick_rotation
+from rope_cpu._kernels.units import rows, worth_a_thread
 
 # What each dtype is computed in.
 REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in _check.FORMAT_OF.items()}

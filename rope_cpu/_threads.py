@@ -1,6 +1,6 @@
 """On how many threads kernels run: the only state the library has outside its objects.
 
-The threads are our own, see `_pool`. They are started when a large array is first met, in every process anew: a forked
+The threads are our own, see `_kernels.sharing`. They are started when a large array is first met, in every process anew: a forked
 child, which has none of its parent's threads, starts its own.
 """
 
@@ -16,8 +16,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu import _machine, _pool
-from rope_cpu._compile import address
+from rope_cpu import _machine
+from rope_cpu._kernels import sharing
+from rope_cpu._kernels.compiler import address
 from rope_cpu.spec import whole_number
 
 # Enough to be measured, 10 to 100 µs.
@@ -45,40 +46,40 @@ class Pool:
     @property
     def size(self) -> int:
         """How many threads there are, the caller included."""
-        return int(self.words[_pool.SIZE // 8])
+        return int(self.words[sharing.SIZE // 8])
 
     def use(self, threads: int) -> None:
         """Let jobs be shared by at most so many threads, the caller included."""
-        self.words[_pool.THREADS // 8] = min(threads, self.size)
+        self.words[sharing.THREADS // 8] = min(threads, self.size)
 
 
 def start(threads: int) -> Pool:
     """Start a pool of so many threads, the caller included; of fewer where the system allows no more."""
-    memory = np.zeros(_pool.HEAD_WORDS + _pool.THREAD_WORDS * threads + 8, np.int64)
+    memory = np.zeros(sharing.HEAD_WORDS + sharing.THREAD_WORDS * threads + 8, np.int64)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # workers look at it for as long as the process lives
     words = memory[-(memory.ctypes.data // 8) % 8 :]
-    pool, kernel = Pool(words, words.ctypes.data), _pool.serving()
-    words[_pool.SIZE // 8], words[_pool.SHARE // 8] = 1, address(_pool.sharing())
+    pool, kernel = Pool(words, words.ctypes.data), sharing.serving()
+    words[sharing.SIZE // 8], words[sharing.SHARE // 8] = 1, address(sharing.sharing())
     _set_looks(pool, kernel)
     for me in range(1, threads):
-        own = words[_pool.HEAD_WORDS + _pool.THREAD_WORDS * me :]
-        own[_pool.LOCK // 8] = _locked()
+        own = words[sharing.HEAD_WORDS + sharing.THREAD_WORDS * me :]
+        own[sharing.LOCK // 8] = _locked()
         worker = threading.Thread(target=kernel, args=(pool.address, me), daemon=True, name=f"rope_cpu {me}")
         try:
             worker.start()
         except RuntimeError:  # no more threads
             break
-        own[_pool.NATIVE // 8] = worker.native_id or 0
-        words[_pool.SIZE // 8] += 1
+        own[sharing.NATIVE // 8] = worker.native_id or 0
+        words[sharing.SIZE // 8] += 1
     pool.use(threads)
     return pool
 
 
 def _set_looks(pool: Pool, kernel: Callable[[int, int], object]) -> None:
     """Measure how often a worker may look for a job before it sleeps: the caller does so in vain, three times."""
-    pool.words[_pool.LOOKS // 8] = _MEASURED_LOOKS
-    looks = _MEASURED_LOOKS * _pool.IDLE_SECONDS / _machine.seconds(lambda: kernel(pool.address, 0), 3)
-    pool.words[_pool.LOOKS // 8] = np.clip(looks, 100, 100_000)
+    pool.words[sharing.LOOKS // 8] = _MEASURED_LOOKS
+    looks = _MEASURED_LOOKS * sharing.IDLE_SECONDS / _machine.seconds(lambda: kernel(pool.address, 0), 3)
+    pool.words[sharing.LOOKS // 8] = np.clip(looks, 100, 100_000)
 
 
 def _locked() -> int:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from rope_cpu._angles import angles, circles, kinds
 from rope_cpu._check import FORMAT_OF
-from rope_cpu._compile import Kernel
-from rope_cpu._formats import FORMATS
-from rope_cpu._kernels import rotation
-from rope_cpu._pool import serving, sharing
-from rope_cpu._units import rows
+from rope_cpu._kernels.angles import angles, circles, kinds
+from rope_cpu._kernels.compiler import Kernel
+from rope_cpu._kernels.formats import FORMATS
+from rope_cpu._kernels.rotation import rotation
+from rope_cpu._kernels.sharing import serving, sharing
+from rope_cpu._kernels.units import rows
 
 if TYPE_CHECKING:  # `import rope_cpu` comes by here and has no use for it
     import argparse

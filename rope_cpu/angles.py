@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu import _threads
-from rope_cpu._angles import quick_angles
-from rope_cpu._circle import RADIAN, SLOW
-from rope_cpu._compile import DONE
-from rope_cpu._lanes import exact_product, exact_sum
+from rope_cpu._kernels.angles import quick_angles
+from rope_cpu._kernels.circle import RADIAN, SLOW
+from rope_cpu._kernels.compiler import DONE
+from rope_cpu._kernels.lanes import exact_product, exact_sum
 from rope_cpu.spec import Float64, RopeSpec
 
 # Beyond it float64 does not hold every whole number. At the limit itself 2^53 + 1 has been rounded to it, so tables are

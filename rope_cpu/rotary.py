@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from rope_cpu import _check, angles
 from rope_cpu import spec as specs
 from rope_cpu._check import Array
-from rope_cpu._compile import DONE
 from rope_cpu._constructors import Constructors
-from rope_cpu._kernels import ALONE, FIRST
+from rope_cpu._kernels.compiler import DONE
+from rope_cpu._kernels.rotation import ALONE, FIRST
 from rope_cpu._rotate import Frame, OnTheWay, Prepared
 from rope_cpu.plan import RotaryPlan, exact_tables
 from rope_cpu.spec import Float64, RopeSpec

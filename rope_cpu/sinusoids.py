@@ -12,7 +12,7 @@ from numba import types
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from rope_cpu import _check
-from rope_cpu._compile import SOURCES, Kernel, array_type, compiled
+from rope_cpu._kernels.compiler import SOURCES, Kernel, array_type, compiled
 from rope_cpu.rotary import RotaryEmbedding
 from rope_cpu.spec import LARGEST_FREQUENCY, boolean, real_array, real_number, whole_number
 

@@ -6,9 +6,9 @@ import pytest
 from llvmlite import ir
 from numba import types
 
-from rope_cpu._flow import Ending, Variable, each, plain_loop, repeat, separately, when, whether
-from rope_cpu._integers import emitted, number
-from rope_cpu._words import foreign, spill
+from rope_cpu._kernels.flow import Ending, Variable, each, plain_loop, repeat, separately, when, whether
+from rope_cpu._kernels.integers import emitted, number
+from rope_cpu._kernels.words import foreign, spill
 
 RANGES = [(0, 5, 1), (3, 3, 1), (4, 1, 1), (-3, 4, 2), (0, 10, 7), (-9, -8, 3)]
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numba import types
 
-from rope_cpu._integers import choose, either, emitted, every, larger, number, same, smaller
+from rope_cpu._kernels.integers import choose, either, emitted, every, larger, number, same, smaller
 
 NUMBERS = [-(2**62), -9, -8, -1, 0, 1, 2, 7, 8, 63, 64, 2**40 + 3]
 

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rope_cpu import RotaryEmbedding, _objects
+from rope_cpu import RotaryEmbedding
+from rope_cpu._kernels import objects
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +22,10 @@ def draw(rng, dtype=np.float32):
 
 @pytest.mark.parametrize(("name", "wrong"), [("_WRITEABLE", 2**30), ("ITEMS", tuple.__basicsize__ - 8)])
 def test_fields_lie_where_kernels_look(monkeypatch, name, wrong):
-    _objects.look()
-    monkeypatch.setattr(_objects, name, wrong)
+    objects.look()
+    monkeypatch.setattr(objects, name, wrong)
     with pytest.raises(RuntimeError, match="not laid out"):
-        _objects.look()
+        objects.look()
 
 
 def test_subclasses_are_rotated_too(plan, rng, tmp_path):

@@ -139,7 +139,7 @@ def test_python_threads_rotate_at_a_time(threads):
 
 def test_work_is_done_by_the_caller_where_workers_never_come():
     code = """
-    _threads._pool.serving = lambda: lambda *arguments: None
+    _threads.sharing.serving = lambda: lambda *arguments: None
     print(np.array_equal(rope.rotate(x), rope.rotate(x, out=x.copy())))
     rope_cpu.set_num_threads(1)
     alone = rope.rotate(x)
@@ -165,17 +165,18 @@ def test_small_jobs_wake_workers_the_more_rarely_the_more_often_it_was_in_vain()
     """One core is enough: what is looked at is what a job decides, not what the worker makes of it."""
     code = """
     import time
-    from rope_cpu import _pool, _rotate
+    from rope_cpu import _rotate
+    from rope_cpu._kernels import sharing
     _rotate.worth_a_thread = lambda *kind: 2**14
     small, pool = x[:, :16].repeat(4, axis=2), _threads.start(2)
     _threads._use(pool, 2)
-    worker = pool.words[_pool.HEAD_WORDS + _pool.THREAD_WORDS:]
+    worker = pool.words[sharing.HEAD_WORDS + sharing.THREAD_WORDS:]
     plan = rope.plan(np.arange(16))
     for expected in (8, 16, 32, 64):
-        while not worker[_pool.ASLEEP // 8]:
+        while not worker[sharing.ASLEEP // 8]:
             time.sleep(0.001)
         jobs = 0
-        while not jobs or not pool.words[_pool.WOKEN // 8]:
+        while not jobs or not pool.words[sharing.WOKEN // 8]:
             plan.rotate(small, out=small)
             jobs += 1
         print(jobs == expected)
@@ -186,7 +187,8 @@ def test_small_jobs_wake_workers_the_more_rarely_the_more_often_it_was_in_vain()
 def test_small_jobs_are_shared_the_more_rarely_the_more_often_workers_came_late():
     """Workers that never come are late: the 8th job is tried, and seven more, then the next 16th, 32nd and 64th."""
     code = """
-    from rope_cpu import _pool, _rotate
+    from rope_cpu import _rotate
+    from rope_cpu._kernels import sharing
     _rotate.worth_a_thread = lambda *kind: 2**14
     small, plan = x[:, :16].repeat(4, axis=2), rope.plan(np.arange(16))
     def shared(pool, jobs):
@@ -194,9 +196,9 @@ def test_small_jobs_are_shared_the_more_rarely_the_more_often_workers_came_late(
         numbers = [0]
         for _ in range(jobs):
             plan.rotate(small, out=small)
-            numbers.append(int(pool.words[_pool.NUMBER // 8]))
+            numbers.append(int(pool.words[sharing.NUMBER // 8]))
         return np.flatnonzero(np.diff(numbers))
-    _pool.serving = lambda: lambda *arguments: None
+    sharing.serving = lambda: lambda *arguments: None
     print(*shared(_threads.start(2), 250))
     """
     assert run(code, NUMBA_NUM_THREADS="2") == [str(first + i) for first in (7, 30, 69, 140) for i in range(8)]
@@ -204,19 +206,20 @@ def test_small_jobs_are_shared_the_more_rarely_the_more_often_workers_came_late(
 
 def test_small_jobs_stay_shared_while_workers_are_in_time_but_for_one_in_64():
     code = """
-    from rope_cpu import _pool, _rotate
+    from rope_cpu import _rotate
+    from rope_cpu._kernels import sharing
     _rotate.worth_a_thread = lambda *kind: 2**14
-    _pool.serving = lambda: lambda *arguments: None
+    sharing.serving = lambda: lambda *arguments: None
     small, plan, pool, alone = x[:, :16].repeat(4, axis=2), rope.plan(np.arange(16)), _threads.start(2), []
     _threads._use(pool, 2)
     for job in range(200):
-        pool.words[_pool.TAKEN // 8], before = 2**60, pool.words[_pool.NUMBER // 8]
+        pool.words[sharing.TAKEN // 8], before = 2**60, pool.words[sharing.NUMBER // 8]
         plan.rotate(small, out=small)
-        if pool.words[_pool.NUMBER // 8] == before:
+        if pool.words[sharing.NUMBER // 8] == before:
             alone.append(job)
         if job == 20:
-            pool.words[_pool.IN_VAIN // 8] = 5
-    print(*alone, pool.words[_pool.CHANCES // 8], pool.words[_pool.IN_VAIN // 8])
+            pool.words[sharing.IN_VAIN // 8] = 5
+    print(*alone, pool.words[sharing.CHANCES // 8], pool.words[sharing.IN_VAIN // 8])
     """
     # The eighth is tried; each 64th of those after it is done alone.
     assert run(code, NUMBA_NUM_THREADS="2") == [str(n) for n in (*range(7), 71, 135, 199, 16, 0)]
@@ -228,7 +231,7 @@ def test_how_often_workers_look_before_they_sleep_is_measured(seconds, looks):
     code = f"""
     import itertools
     _threads._machine.perf_counter = itertools.count(0, {seconds}).__next__
-    print(_threads.start(2).words[_threads._pool.LOOKS // 8])
+    print(_threads.start(2).words[_threads.sharing.LOOKS // 8])
     """
     assert run(code) == [str(looks)]
 
@@ -238,11 +241,11 @@ def test_how_many_elements_are_worth_a_thread_is_measured(seconds, elements):
     """By this clock 65536 elements take so many seconds: as many as 1.2 µs are enough for, within bounds."""
     code = f"""
     import itertools
-    from rope_cpu import _units
-    _units._machine.perf_counter = itertools.count(0, {seconds}).__next__
-    elements = _units.worth_a_thread("bfloat16", "half")
-    _units._machine.perf_counter = None  # measured once
-    assert _units.worth_a_thread("bfloat16", "half") == elements
+    from rope_cpu._kernels import units
+    units._machine.perf_counter = itertools.count(0, {seconds}).__next__
+    elements = units.worth_a_thread("bfloat16", "half")
+    units._machine.perf_counter = None  # measured once
+    assert units.worth_a_thread("bfloat16", "half") == elements
     print(elements)
     """
     assert run(code) == [str(elements)]
@@ -253,7 +256,7 @@ def test_the_clock_is_an_instruction_on_other_processors_too(machine, instructio
     """In a process of its own: what LLVM cannot assemble ends it."""
     code = f"""
     import llvmlite.binding as llvm
-    from rope_cpu._words import _COUNTED
+    from rope_cpu._kernels.words import _COUNTED
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     counter = "@llvm.readcyclecounter()"
@@ -271,10 +274,10 @@ def test_jobs_of_every_size_on_more_threads_than_there_are():
     """Each unit of work is done once: the kernels here count units in place of rotating."""
     code = """
     from numba import types
-    from rope_cpu import _pool
-    from rope_cpu._compile import address, compiled
-    from rope_cpu._flow import each
-    from rope_cpu._integers import emitted
+    from rope_cpu._kernels import sharing
+    from rope_cpu._kernels.compiler import address, compiled
+    from rope_cpu._kernels.flow import each
+    from rope_cpu._kernels.integers import emitted
     @emitted(types.int64)
     def add_to_each(job, start, stop):
         with each(start, stop) as unit:
@@ -283,7 +286,7 @@ def test_jobs_of_every_size_on_more_threads_than_there_are():
     def count(job, start, stop):
         return add_to_each(job, start, stop)
     work = address(compiled(count, "count", (types.int64,) * 3))
-    share = _pool.sharing()
+    share = sharing.sharing()
     for threads in (2, 3, 16):
         pool = _threads.start(threads)
         for units in [*range(2, 40), 1000]:
@@ -341,7 +344,7 @@ def test_more_threads_after_fewer():
         rope_cpu.set_num_threads(n)
         rope.rotate(x)
         pool = _threads._pool_in_use
-        sizes += [pool.size, int(pool.words[_threads._pool.THREADS // 8])]
+        sizes += [pool.size, int(pool.words[_threads.sharing.THREADS // 8])]
     print(*sizes)
     """
     assert run(code, NUMBA_NUM_THREADS="3") == ["2", "2", "2", "1", "3", "3", "3", "2", "3", "3"]

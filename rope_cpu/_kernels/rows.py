@@ -14,11 +14,11 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from rope_cpu._flow import Variable, each, own_function, when, whether
-from rope_cpu._formats import FORMATS, I64, Memory
-from rope_cpu._integers import Integer, choose, either, number
-from rope_cpu._part import FEW, Part, two_of
-from rope_cpu._words import spilled, target
+from rope_cpu._kernels.flow import Variable, each, own_function, when, whether
+from rope_cpu._kernels.formats import FORMATS, I64, Memory
+from rope_cpu._kernels.integers import Integer, choose, either, number
+from rope_cpu._kernels.part import FEW, Part, two_of
+from rope_cpu._kernels.words import spilled, target
 
 # Bytes of cos, and as many of sin, that are held in registers at a time: four vectors, or eight when spread over
 # interleaved pairs, of the 32 that AVX-512 has. With 16 shorter ones they are read again from the first cache.

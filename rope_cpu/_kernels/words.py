@@ -10,7 +10,7 @@ from llvmlite.binding import llvm_version_info
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 
-from rope_cpu._integers import Integer
+from rope_cpu._kernels.integers import Integer
 
 LINE = 64  # bytes of a memory line
 

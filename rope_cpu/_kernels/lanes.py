@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rope_cpu._formats import F32, F64, I32, call_float, element_of, lanes_of, lowers, splat, vector
+from rope_cpu._kernels.formats import F32, F64, I32, call_float, element_of, lanes_of, lowers, splat, vector
 
 _FMA = (
     "declare double @llvm.fma.f64(double, double, double)\n"

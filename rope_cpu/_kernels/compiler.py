@@ -21,27 +21,8 @@ Kernel = Callable[..., int]
 DONE, LOOK_CLOSER, OTHER_DTYPE, NO_THREADS = 0, 1, 2, 3
 
 # Numba's disk cache looks at a kernel's own file alone. Kernels close over this string, so that they are compiled anew
-# when code they are generated from, in other files, has changed.
-_GENERATORS = (
-    "_angles.py",
-    "_circle.py",
-    "_compile.py",
-    "_division.py",
-    "_flow.py",
-    "_form.py",
-    "_formats.py",
-    "_integers.py",
-    "_lanes.py",
-    "_objects.py",
-    "_overlap.py",
-    "_part.py",
-    "_pool.py",
-    "_rows.py",
-    "_turn.py",
-    "_units.py",
-    "_words.py",
-)
-SOURCES = sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _GENERATORS)).hexdigest()
+# when code they are generated from, in other files of this folder, has changed.
+SOURCES = sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
 
 
 def array_type(element: Any, ndim: int, *, readonly: bool = True, layout: str = "A") -> Any:

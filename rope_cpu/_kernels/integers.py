@@ -1,7 +1,7 @@
 """Whole numbers and truth values as LLVM values that are written like numbers, and functions of them for kernels.
 
 To Numba each operator is 2.5 ms of compiling, each `and` 4 ms and each function 20; so what kernels do is written down
-as LLVM in one step, and Numba sees one call. Branches and loops are in `_flow`.
+as LLVM in one step, and Numba sees one call. Branches and loops are in `flow`.
 """
 
 # mypy: disable-error-code="untyped-decorator"

@@ -11,17 +11,26 @@ from functools import cache
 
 from numba import types
 
-from rope_cpu._angles import Job
-from rope_cpu._circle import NEAR
-from rope_cpu._compile import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, SOURCES, Kernel, compiled, entry_point
-from rope_cpu._division import FEW_TOKENS, divide
-from rope_cpu._flow import Ending, Variable, each, when
-from rope_cpu._form import LAYOUTS, Form
-from rope_cpu._integers import Integer, Words, choose, either, emitted, every, larger, number, smaller
-from rope_cpu._objects import ITEMS, OBJECT, Lies, items, location, look, view
-from rope_cpu._overlap import aliasing_allowed, are_tables, fits, in_place
-from rope_cpu._pool import THREADS, share
-from rope_cpu._words import LINE, allocate, call, free, spill, write_float
+from rope_cpu._kernels.angles import Job
+from rope_cpu._kernels.circle import NEAR
+from rope_cpu._kernels.compiler import (
+    DONE,
+    LOOK_CLOSER,
+    NO_THREADS,
+    OTHER_DTYPE,
+    SOURCES,
+    Kernel,
+    compiled,
+    entry_point,
+)
+from rope_cpu._kernels.division import FEW_TOKENS, divide
+from rope_cpu._kernels.flow import Ending, Variable, each, when
+from rope_cpu._kernels.form import LAYOUTS, Form
+from rope_cpu._kernels.integers import Integer, Words, choose, either, emitted, every, larger, number, smaller
+from rope_cpu._kernels.objects import ITEMS, OBJECT, Lies, items, location, look, view
+from rope_cpu._kernels.overlap import aliasing_allowed, are_tables, fits, in_place
+from rope_cpu._kernels.sharing import THREADS, share
+from rope_cpu._kernels.words import LINE, allocate, call, free, spill, write_float
 
 ALONE, TRUSTED = 1, 2  # flags of a rotation
 _FLAGS = 2  # bits
@@ -156,7 +165,7 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
     and aliasing were checked before.
 
     on_the_way: of tokens at consecutive positions, compute cos and sin; in their place come turns and factor, as
-    `_angles.angles` takes them, and flags hold also the first position times FIRST. Many tokens need a closer look.
+    `angles.angles` takes them, and flags hold also the first position times FIRST. Many tokens need a closer look.
 
     The caller holds the arrays, and nobody else changes their shape meanwhile.
     """

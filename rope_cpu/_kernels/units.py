@@ -10,16 +10,16 @@ import numpy as np
 from numba import types
 
 from rope_cpu import _machine
-from rope_cpu._compile import DONE, SOURCES, Kernel, compiled, entry_point
-from rope_cpu._division import Common, Side
-from rope_cpu._flow import Variable, each, when, whether
-from rope_cpu._formats import FORMATS
-from rope_cpu._integers import Integer, choose, emitted, number, smaller
-from rope_cpu._rows import rotate_rows
-from rope_cpu._words import copy_bytes, fence
+from rope_cpu._kernels.compiler import DONE, SOURCES, Kernel, compiled, entry_point
+from rope_cpu._kernels.division import Common, Side
+from rope_cpu._kernels.flow import Variable, each, when, whether
+from rope_cpu._kernels.formats import FORMATS
+from rope_cpu._kernels.integers import Integer, choose, emitted, number, smaller
+from rope_cpu._kernels.rows import rotate_rows
+from rope_cpu._kernels.words import copy_bytes, fence
 
 # Work that is worth a thread, in seconds: for less than twice as much sharing costs more than it saves. Where threads
-# sleep, see `_pool`.
+# sleep, see `sharing`.
 _WORTH_A_THREAD = 1.2e-6
 _LEAST_WORTH, _MOST_WORTH = 2**12, 2**18  # elements, however slow or fast the processor seems to be
 _SIDE = len(Side._fields)

@@ -2,7 +2,7 @@
 
 Each frequency is kept as turns, ω/2π = high + low, two float64 that hold it to about 2^-106. The product with a
 position is formed in two parts as well, whole turns are dropped while nothing is lost, and short polynomials do the
-rest, see `_circle`. So float64 is within 2^-52 of the exact value where |position·ω| is below 2^53 radians.
+rest, see `circle`. So float64 is within 2^-52 of the exact value where |position·ω| is below 2^53 radians.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from rope_cpu._circle import NEAR, Token, write_circles
-from rope_cpu._compile import DONE, LOOK_CLOSER, SOURCES, Kernel, address, compiled, entry_point
-from rope_cpu._flow import Ending, Variable, each
-from rope_cpu._formats import FORMATS
-from rope_cpu._integers import Integer, choose, emitted, larger, number, smaller
-from rope_cpu._objects import OBJECT, location, look
-from rope_cpu._pool import share
-from rope_cpu._words import spill
+from rope_cpu._kernels.circle import NEAR, Token, write_circles
+from rope_cpu._kernels.compiler import DONE, LOOK_CLOSER, SOURCES, Kernel, address, compiled, entry_point
+from rope_cpu._kernels.flow import Ending, Variable, each
+from rope_cpu._kernels.formats import FORMATS
+from rope_cpu._kernels.integers import Integer, choose, emitted, larger, number, smaller
+from rope_cpu._kernels.objects import OBJECT, location, look
+from rope_cpu._kernels.sharing import share
+from rope_cpu._kernels.words import spill
 
 _MAGNITUDE = 2**63 - 1  # of the bits of a float64, all but its sign
 _NEAR_BITS = int(np.float64(NEAR).view(np.int64))
@@ -79,7 +79,7 @@ def _fill(job: Integer, start: Integer, stop: Integer, kind: str, dtype: str) ->
 
 
 def kinds(dtype: str) -> tuple[str, ...]:
-    """Return the ways in which tables of a dtype are computed, keys of `_circle.KINDS`; see `angles.kind_of`."""
+    """Return the ways in which tables of a dtype may be computed, keys of `circle.KINDS`."""
     return ("usual", "any", "model") if dtype == "float32" else ("exact", "model")
 
 
@@ -87,10 +87,10 @@ def kinds(dtype: str) -> tuple[str, ...]:
 def circles(dtype: str, kind: str) -> Kernel:
     """Return the kernel that computes cos and sin: (address of a job, start, stop), a range of rows of the tables.
 
-    kind: one of `kinds`; what is one for another dtype stands for the first.
+    kind: how float32 would be computed, see `angles.kind_of`; other dtypes are exact, but for "model".
     """
-    if kind not in kinds(dtype):
-        return circles(dtype, kinds(dtype)[0])
+    if dtype != "float32" and kind not in ("exact", "model"):
+        return circles(dtype, "exact")
     sources = SOURCES
 
     def fill(job, start, stop):  # type: ignore[no-untyped-def]

@@ -11,10 +11,10 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from rope_cpu._flow import plain_loop, when, whether
-from rope_cpu._formats import Memory
-from rope_cpu._integers import Integer
-from rope_cpu._turn import Step, turn_half, turn_interleaved
+from rope_cpu._kernels.flow import plain_loop, when, whether
+from rope_cpu._kernels.formats import Memory
+from rope_cpu._kernels.integers import Integer
+from rope_cpu._kernels.turn import Step, turn_half, turn_interleaved
 
 # What the functions that rotate parts are told of a run, by a pointer: the places of the row and its cos and sin, the
 # steps from row to row, how many rows there are, how far on to fetch, and how many bytes of a row are rotated and how

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rope_cpu._flow import separately
-from rope_cpu._integers import Integer, Words, choose, either, every, same
-from rope_cpu._objects import Lies
+from rope_cpu._kernels.flow import separately
+from rope_cpu._kernels.integers import Integer, Words, choose, either, every, same
+from rope_cpu._kernels.objects import Lies
 
 
 def _range(array: Lies, size: int) -> tuple[Integer, Integer]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from rope_cpu._formats import I32, Memory, call_float, vector
-from rope_cpu._integers import Integer
+from rope_cpu._kernels.formats import I32, Memory, call_float, vector
+from rope_cpu._kernels.integers import Integer
 
 # Some pairs of a row, made ready: takes vectors of the row's halves, or one of the row, and returns them rotated.
 Step = Callable[[Sequence[Any]], list[Any]]

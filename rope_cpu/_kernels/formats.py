@@ -16,8 +16,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils
 
-from rope_cpu._integers import Integer
-from rope_cpu._words import LINE
+from rope_cpu._kernels.integers import Integer
+from rope_cpu._kernels.words import LINE
 
 
 class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]

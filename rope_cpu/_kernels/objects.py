@@ -17,9 +17,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import NativeValue, models, register_model, unbox
 
-from rope_cpu._compile import LOOK_CLOSER
-from rope_cpu._flow import Ending
-from rope_cpu._integers import Integer, Words, choose
+from rope_cpu._kernels.compiler import LOOK_CLOSER
+from rope_cpu._kernels.flow import Ending
+from rope_cpu._kernels.integers import Integer, Words, choose
 
 # Where an array lies, as compiled code knows it: address, shape and strides.
 Lies = tuple[Integer, Words, Words]

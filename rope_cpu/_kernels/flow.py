@@ -1,4 +1,4 @@
-"""Branches and loops of compiled code, written down as LLVM like the numbers of `_integers`: by `with`."""
+"""Branches and loops of compiled code, written down as LLVM like the numbers of `integers`: by `with`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from rope_cpu._integers import Integer
+from rope_cpu._kernels.integers import Integer
 
 _WORD = ir.IntType(64)
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba.core import cgutils
 
-from rope_cpu._flow import plain_loop, whether
-from rope_cpu._formats import F32, F64, I32, I64, Memory, vector
-from rope_cpu._integers import Integer, smaller
-from rope_cpu._lanes import Lanes, exact_sum
-from rope_cpu._words import target
+from rope_cpu._kernels.flow import plain_loop, whether
+from rope_cpu._kernels.formats import F32, F64, I32, I64, Memory, vector
+from rope_cpu._kernels.integers import Integer, smaller
+from rope_cpu._kernels.lanes import Lanes, exact_sum
+from rope_cpu._kernels.words import target
 
 # 2π, and what float64 leaves of it; the Taylor coefficients of sin and cos, enough for an angle of ⅛ turn.
 _TWO_PI, _TWO_PI_REST = 6.283185307179586, 2.4492935982947064e-16

@@ -20,10 +20,10 @@ from operator import or_
 
 from numba import types
 
-from rope_cpu._compile import DONE, SOURCES, Kernel, compiled
-from rope_cpu._flow import Ending, Variable, each, repeat, when, whether
-from rope_cpu._integers import Integer, choose, either, emitted, number, smaller
-from rope_cpu._words import acquire, allow, allowed, call, processor, relax, release, ticks
+from rope_cpu._kernels.compiler import DONE, SOURCES, Kernel, compiled
+from rope_cpu._kernels.flow import Ending, Variable, each, repeat, when, whether
+from rope_cpu._kernels.integers import Integer, choose, either, emitted, number, smaller
+from rope_cpu._kernels.words import acquire, allow, allowed, call, processor, relax, release, ticks
 
 # Words of a pool, as byte offsets. BUSY: a job is under way. WORK, JOB, UNITS: what is called, with what, and how many
 # units of work there are. CHUNKS: into how many parts these are cut. FINISHED: how many parts are. THREADS: how
