@@ -1,7 +1,7 @@
 """On how many threads kernels run: the only state the library has outside its objects.
 
-The threads are our own, see `_kernels.sharing`. They are started when a large array is first met, in every process anew: a forked
-child, which has none of its parent's threads, starts its own.
+The threads are our own, see `_kernels.sharing`. They are started when a large array is first met, in every process
+anew: a forked child, which has none of its parent's threads, starts its own.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rope_cpu import _threads
 from rope_cpu._kernels.angles import quick_angles
-from rope_cpu._kernels.circle import RADIAN, SLOW
+from rope_cpu._kernels.chains import RADIAN, SLOW
 from rope_cpu._kernels.compiler import DONE
 from rope_cpu._kernels.lanes import exact_product, exact_sum
 from rope_cpu.spec import Float64, RopeSpec

@@ -2,6 +2,6 @@
 
 From the ground up: `compiler`, `integers`, `flow`, `words`, `formats` and `lanes` are what code is written with;
 `objects`, `form`, `overlap` and `division` look at the arrays of a call and cut the work; `turn`, `part`, `rows` and
-`units` rotate, `circle` computes; `sharing` divides work between threads. Kernels are in `angles`, `units`, `rotation`
-and `sharing`.
+`units` rotate; `chains`, `circle` and `angles` compute cos and sin; `sharing` divides work between threads; `rotation`
+is what is called.
 """

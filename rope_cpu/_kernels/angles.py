@@ -2,7 +2,7 @@
 
 Each frequency is kept as turns, ω/2π = high + low, two float64 that hold it to about 2^-106. The product with a
 position is formed in two parts as well, whole turns are dropped while nothing is lost, and short polynomials do the
-rest, see `circle`. So float64 is within 2^-52 of the exact value where |position·ω| is below 2^53 radians.
+rest, see `chains`. So float64 is within 2^-52 of the exact value where |position·ω| is below 2^53 radians.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from rope_cpu._kernels.circle import NEAR, Token, write_circles
+from rope_cpu._kernels.chains import NEAR
+from rope_cpu._kernels.circle import Token, write_circles
 from rope_cpu._kernels.compiler import DONE, LOOK_CLOSER, SOURCES, Kernel, address, compiled, entry_point
 from rope_cpu._kernels.flow import Ending, Variable, each
 from rope_cpu._kernels.formats import FORMATS
@@ -79,7 +80,7 @@ def _fill(job: Integer, start: Integer, stop: Integer, kind: str, dtype: str) ->
 
 
 def kinds(dtype: str) -> tuple[str, ...]:
-    """Return the ways in which tables of a dtype may be computed, keys of `circle.KINDS`."""
+    """Return the ways in which tables of a dtype may be computed, keys of `chains.KINDS`."""
     return ("usual", "any", "model") if dtype == "float32" else ("exact", "model")
 
 

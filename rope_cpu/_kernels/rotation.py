@@ -12,7 +12,7 @@ from functools import cache
 from numba import types
 
 from rope_cpu._kernels.angles import Job
-from rope_cpu._kernels.circle import NEAR
+from rope_cpu._kernels.chains import NEAR
 from rope_cpu._kernels.compiler import (
     DONE,
     LOOK_CLOSER,

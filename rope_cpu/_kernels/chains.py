@@ -1,0 +1,147 @@
+"""Chains of steps from a position and turns to cos and sin, one for each kind of table.
+
+Angles are kept as turns, ω/2π = high + low, so that whole ones can be dropped before anything is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import factorial
+from typing import NamedTuple
+
+from rope_cpu._kernels.formats import F32, F64
+from rope_cpu._kernels.lanes import Lanes, exact_sum
+
+# 2π, and what float64 leaves of it; the Taylor coefficients of sin and cos, enough for an angle of ⅛ turn.
+_TWO_PI, _TWO_PI_REST = 6.283185307179586, 2.4492935982947064e-16
+_SIN = tuple((-1.0) ** n / factorial(2 * n + 1) for n in range(8, 0, -1))
+_COS = tuple((-1.0) ** n / factorial(2 * n) for n in range(8, 0, -1))
+# The polynomials in r² nearest to sin(πr) / r, to 6e-16, and to cos(πr), to 1.2e-16 in float64, for |r| up to ½.
+_HALF_SIN = (
+    -2.1133801443867396e-05, 0.00046598716815069677, -0.007370364378905986, 0.08214587882523941,
+    -0.5992645288260054, 2.5501640398619, -5.167712780049786, 3.1415926535897927,
+)  # fmt: skip
+_HALF_COS = (
+    4.1495917001716555e-06, -0.00010456658073600429, 0.0019295562835931208, -0.025806888739352957,
+    0.23533063012980837, -1.3352627688434646, 4.058712126416498, -4.934802200544676, 1.0,
+)  # fmt: skip
+# 1 / 2π in three float64: the turns of an angle of one radian (OEIS A086201).
+RADIAN = (0.15915494309189535, -9.839338337591243e-18, -5.360718141446502e-34)
+
+# Where frequencies are at most SLOW and positions below NEAR, an angle has less than 2^33 turns. What is left of it
+# without whole turns is then within ½ + 2^-21, and need not be rounded once more.
+SLOW, NEAR = 16.0, 2.0**31
+
+# What is known of an angle before all axes are added: numbers that add up to it.
+State = tuple[Lanes, ...]
+
+
+class Kind(NamedTuple):
+    """How angles are computed and what of them is written.
+
+    start: (position, high, low) of the first axis → state. finish: (state, factor) → factor·cos and factor·sin. add:
+    (state, position, high, low) of another axis; None: there is none. near: what to do where turns are few.
+    """
+
+    start: Callable[[Lanes, Lanes, Lanes], State]
+    finish: Callable[[State, Lanes], tuple[Lanes, Lanes]]
+    add: Callable[[State, Lanes, Lanes, Lanes], State] | None = None
+    near: Kind | None = None
+
+
+def _polynomial(z: Lanes, coefficients: tuple[float, ...]) -> Lanes:
+    """Return the polynomial in z, given by its coefficients from the highest on."""
+    result = z.muladd(*coefficients[:2])
+    for coefficient in coefficients[2:]:
+        result = result.muladd(z, coefficient)
+    return result
+
+
+def _turns(position: Lanes | float, high: Lanes, low: Lanes) -> State:
+    """Return position·(high + low), less whole turns, in two parts."""
+    product, lost = high.product(position)
+    return product - product.rounded(), low.muladd(position, lost)
+
+
+def _add_exactly(state: State, position: Lanes | float, high: Lanes, low: Lanes) -> State:
+    """Add position·(high + low), less whole turns; what rounding loses of the sum goes to the rest."""
+    (turns, rest), (part, more) = state, _turns(position, high, low)
+    total, lost = exact_sum(turns, part)
+    return total, rest + (lost + more)
+
+
+def _exactly(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
+    """Return cos and sin to 1.25 units of 2^-53."""
+    turns, rest = state
+    total = turns + rest
+    tail = (turns - total) + rest
+    quarter = (total * 4.0).rounded()
+    r = quarter.muladd(-0.25, total)
+    z, lost = r.product(_TWO_PI)
+    dz = r.muladd(_TWO_PI_REST, lost) + tail * _TWO_PI
+    z2 = z * z
+    sine = z + (z * z2).muladd(_polynomial(z2, _SIN), dz)
+    cosine = z2.muladd(_polynomial(z2, _COS), -z * dz) + 1.0
+    # A quarter turn swaps the two and a half turn negates both.
+    quarter -= (quarter * 0.25).rounded() * 4.0
+    square = quarter * quarter
+    even = square.muladd(-0.5, 1.0)
+    cosine, sine = square.where(1.0, -quarter * sine, even * cosine), square.where(1.0, quarter * cosine, even * sine)
+    return factor * cosine, factor * sine
+
+
+def _sum(position: Lanes, high: Lanes, low: Lanes) -> State:
+    """Return the same as one number: what rounding loses, 2^-54 of a turn, is far below what float32 rounds away."""
+    return (low.muladd(position, high.less_whole(position)),)
+
+
+def _near(position: Lanes, high: Lanes, low: Lanes) -> State:
+    """Return the same where turns are few; it lies within half a turn."""
+    return (low.muladd(position, high.less_whole(position, near=True)),)
+
+
+def _add(state: State, position: Lanes, high: Lanes, low: Lanes) -> State:
+    """Add the same to one number."""
+    return (state[0] + _sum(position, high, low)[0],)
+
+
+def _half(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
+    """Return cos and sin to 2.5e-15 of the factor, from those of half the angle, which lies within a quarter turn."""
+    (r,) = state
+    z = r * r
+    s, c = r * _polynomial(z, _HALF_SIN), _polynomial(z, _HALF_COS)
+    twice = s * (factor + factor)
+    return (-s).muladd(twice, factor), twice * c
+
+
+def _half_of_any(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
+    """Return the same of an angle of any size."""
+    return _half((state[0] - state[0].rounded(),), factor)
+
+
+def _model_start(position: Lanes, frequency: Lanes, _: Lanes) -> State:
+    """Return the float32 product position·frequency, as a float32 model has it."""
+    return (position.to(F32) * frequency.to(F32),)
+
+
+def _model_add(state: State, position: Lanes, frequency: Lanes, _: Lanes) -> State:
+    """Add the same, in float32."""
+    return (state[0] + position.to(F32) * frequency.to(F32),)
+
+
+def _of_model(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
+    """Return cos and sin rounded to float32 and multiplied there, as a float32 model has them."""
+    angle = state[0].to(F64)
+    none = angle.all(0.0)
+    exact = _add_exactly(_turns(RADIAN[0], angle, none), RADIAN[1], angle, none)
+    cos, sin = _exactly(exact, factor.all(1.0))
+    return cos.to(F32) * factor.to(F32), sin.to(F32) * factor.to(F32)
+
+
+# Of float32 tables: of pairs that turn with one axis each, and slowly; of any others. Of other tables; of models.
+KINDS = {
+    "usual": Kind(_sum, _half_of_any, near=Kind(_near, _half)),
+    "any": Kind(_sum, _half_of_any, _add),
+    "exact": Kind(_turns, _exactly, _add_exactly),
+    "model": Kind(_model_start, _of_model, _model_add),
+}
