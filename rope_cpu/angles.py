@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rope_cpu import _threads
 from rope_cpu._kernels.angles import quick_angles
-from rope_cpu._kernels.chains import RADIAN, SLOW
+from rope_cpu._kernels.chains import NEAR, RADIAN, SLOW
 from rope_cpu._kernels.compiler import DONE
 from rope_cpu._kernels.lanes import exact_product, exact_sum
 from rope_cpu.spec import Float64, RopeSpec
@@ -22,14 +22,6 @@ MAX_POSITION = 2.0**53
 _DTYPES = {np.dtype(kind).name: np.dtype(kind) for kind in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)}
 
 
-def kind_of(spec: RopeSpec) -> str:
-    """Return how float32 tables are computed: as models do in float32, of usual frequencies or of any."""
-    if spec.angle_dtype == "float32":
-        return "model"
-    usual = _is_shared_out(spec.inv_freq) and np.abs(spec.inv_freq).max() <= SLOW
-    return "usual" if usual else "any"
-
-
 def parts(spec: RopeSpec) -> Float64:
     """Return what the angle kernel keeps of the frequencies: (rows, axes, heads, parts, pairs).
 
@@ -37,7 +29,7 @@ def parts(spec: RopeSpec) -> Float64:
     and after the two comes for each of these 1 for its own pairs and 0 for others.
     """
     two, omega = turns(spec), spec.inv_freq
-    if omega.shape[1] == 1 or not _is_shared_out(omega):
+    if omega.shape[1] == 1 or (np.count_nonzero(omega, axis=1) > 1).any():
         return two
     # A pair that does not turn has any axis.
     owners = np.argmax(omega != 0, axis=1)[:, None, :, None]
@@ -45,9 +37,14 @@ def parts(spec: RopeSpec) -> Float64:
     return np.concatenate([two.sum(axis=1, keepdims=True), weights], axis=-2)
 
 
-def _is_shared_out(omega: Float64) -> bool:
-    """Tell whether no pair turns with more than one axis."""
-    return bool((np.count_nonzero(omega, axis=1) <= 1).all())
+def kind_of(spec: RopeSpec, kept: Float64) -> str:
+    """Return how float32 tables are computed: as models do in float32, of usual frequencies or of any.
+
+    kept: from `parts`.
+    """
+    if spec.angle_dtype == "float32":
+        return "model"
+    return "usual" if kept.shape[1] == 1 and np.abs(spec.inv_freq).max() <= SLOW else "any"
 
 
 def turns(spec: RopeSpec) -> Float64:
@@ -55,9 +52,9 @@ def turns(spec: RopeSpec) -> Float64:
 
     Two float64 whose sum is ω/2π to about 2^-106; for angle_dtype float32 ω itself and zeros.
     """
-    omega = spec.inv_freq
-    parts = (omega, np.zeros_like(omega)) if spec.angle_dtype == "float32" else _in_turns(omega)
-    return np.stack(parts, axis=-2)
+    omega = np.asarray(spec.inv_freq, np.float64)
+    high, low = (omega, np.zeros_like(omega)) if spec.angle_dtype == "float32" else _in_turns(omega)
+    return np.stack([high, low], axis=-2)
 
 
 def _in_turns(omega: Float64) -> tuple[Float64, Float64]:
@@ -81,14 +78,17 @@ def tables(
 ) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """Return factor·cos and sign·factor·sin, (batch or 1, seq, heads, pairs) of a dtype.
 
-    kept, kind: from `parts` and `kind_of`. positions: float64 (batch or 1, seq, axes or
-    1), C-contiguous. out: arrays of as many elements to write to, C-contiguous and aligned. None: a position is not
-    finite or beyond ±limit; nothing was written.
+    kept, kind: from `parts` and `kind_of`. positions: float64 (batch or 1, seq, axes or 1), C-contiguous. out: arrays
+    of as many elements to write to, C-contiguous and aligned. None: a position is not finite or beyond ±limit; nothing
+    was written.
     """
     (batch, seq, _), (rows, _, heads, _, pairs) = positions.shape, kept.shape
     shape, stored = (batch if rows == 1 else rows, seq, heads, pairs), _DTYPES[dtype]
     cos, sin = out or (np.empty(shape, stored), np.empty(shape, stored))
-    kernel, work = quick_angles(dtype, kind)
     pool = _threads.pool() if cos.size > _threads.SERIAL_PAIRS else 0
-    status = kernel(positions, limit, kept, factor, sign, cos, sin, work, pool)
-    return (cos, sin) if status == DONE else None
+    # Positions that are too far for usual ones are computed like any.
+    for way, furthest in ((kind, NEAR), ("any", limit)) if kind == "usual" else ((kind, limit),):
+        kernel, work = quick_angles(dtype, way)
+        if kernel(positions, furthest, kept, factor, sign, cos, sin, work, pool) == DONE:
+            return cos, sin
+    return None

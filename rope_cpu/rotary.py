@@ -34,7 +34,8 @@ class RotaryEmbedding(Constructors):
     _forward: dict[str, Prepared]  # what that has ready for each layout
 
     def _of(self, spec: RopeSpec) -> None:
-        self._spec, self._parts, self._kind = spec, angles.parts(spec), angles.kind_of(spec)
+        self._spec, self._parts = spec, angles.parts(spec)
+        self._kind = angles.kind_of(spec, self._parts)
         self._frames = {form: Frame.of(form, spec.head_dim, spec.blocks, spec.interleaved) for form in _check.AXES}
         factor = spec.attention_factor
         self._factors = {"rotate": factor, "inverse": 1.0 / factor, "shift": np.ones_like(factor)}

@@ -131,6 +131,43 @@ def test_axes_that_share_out_the_pairs(axes, fastest, limit, rng):
         assert np.abs(np.stack(rope.cos_sin(positions, np.float64)) - np.stack(exact)).max() <= 2 * 2.0**-53
 
 
+def test_a_position_has_the_same_bits_wherever_it_stands():
+    """Near half a turn, where sines are so small that each step that is taken another way shows in their bits."""
+    first, odd = 2**31 - 4, 2 * np.arange(2**30, 2**30 + 2000) + 1
+    omega = np.pi * odd / first
+    ids, slow = np.arange(first, 2**31), RotaryEmbedding.from_inv_freq(omega[omega <= 16])
+    _, sin = slow.cos_sin(ids)
+    assert np.abs(sin[0]).max() < 1e-5
+    pairs = slow.inv_freq.size
+    far = slow.cos_sin([*ids, 2**40])[1][:4]
+    fast = RotaryEmbedding.from_inv_freq([*slow.inv_freq, 100.0]).cos_sin(ids)[1][:, :pairs]
+    added = RotaryEmbedding.from_inv_freq([[*slow.inv_freq, 1.0], [*np.zeros(pairs), 1.0]])
+    alone = [RotaryEmbedding.from_inv_freq([w]).cos_sin(ids)[1][:, 0] for w in slow.inv_freq[::100]]
+    backwards = -slow.cos_sin(-ids)[1]
+    for found in (far, fast, added.cos_sin(np.stack([ids, ids], axis=-1))[1][:, :pairs], backwards):
+        assert found.tobytes() == sin.tobytes()
+    assert np.array_equal(np.array(alone).T, sin[:, ::100])
+    x = np.zeros((1, 4, 1, 2 * pairs), np.float32)
+    x[..., pairs:] = 1
+    on_the_way = [slow.rotate(x, offset=first), slow.rotate(x[:, :3], offset=first), slow.rotate(x, -ids, inverse=True)]
+    for found in on_the_way:
+        assert np.array_equal(-found[0, :, 0, :pairs], sin[: found.shape[1]])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_sine_of_zero_is_positive(sign):
+    omega = sign * oracle.inv_freq(128)
+    ropes = [RotaryEmbedding.from_inv_freq(w) for w in (omega, [*omega, 100.0], axes_in_turn(omega, 3))]
+    for rope in ropes:
+        zeros = np.zeros((2, 3)) * np.array([[1], [-1]]) if rope.axes == 3 else np.array([0.0, -0.0])
+        sines = [rope.cos_sin(zeros)[1], rope.cos_sin(np.concatenate([zeros, zeros[:1] + 2**40]))[1][:2]]
+        assert not np.signbit(sines).any()
+        x = np.full((1, 2, 1, rope.head_dim), -0.0, np.float32)
+        x[..., rope.head_dim // 2 :] = 1
+        rotated = [rope.rotate(x, zeros), rope.rotate(x, zeros, inverse=True)]
+        assert rotated[0].tobytes() == rotated[1].tobytes()
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 def test_equal_coordinates_have_the_bits_of_one_axis(dtype, rng):
     omega, ids = oracle.inv_freq(128), rng.integers(-(2**40), 2**40, 30)

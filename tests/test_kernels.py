@@ -288,7 +288,7 @@ def test_the_angle_kernel_in_parallel_gives_the_same_bits(rng, pools):
     results = []
     for pool in pools.values():
         cos, sin = np.empty((2, 3, 1000, 1, 9), np.float32)
-        kernel, work = quick_angles("float32", angles.kind_of(rope.spec))
+        kernel, work = quick_angles("float32", angles.kind_of(rope.spec, parts))
         status = kernel(positions, 2.0**53, parts, factor, 1, cos, sin, work, pool)
         assert status == compiler.DONE
         results.append(cos.tobytes() + sin.tobytes())

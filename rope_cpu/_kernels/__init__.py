@@ -1,6 +1,6 @@
 """Compiled code: what rotates arrays and what computes cos and sin, written down as LLVM and handed to Numba.
 
-From the ground up: `compiler`, `integers`, `flow`, `words`, `formats` and `lanes` are what code is written with;
+`compiler`, `integers`, `flow`, `words`, `formats` and `lanes` are what code is written with;
 `objects`, `form`, `overlap` and `division` look at the arrays of a call and cut the work; `turn`, `part`, `rows` and
 `units` rotate; `chains`, `circle` and `angles` compute cos and sin; `sharing` divides work between threads; `rotation`
 is what is called.

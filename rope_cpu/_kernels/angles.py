@@ -10,10 +10,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
 from numba import types
 
-from rope_cpu._kernels.chains import NEAR
 from rope_cpu._kernels.circle import Token, write_circles
 from rope_cpu._kernels.compiler import DONE, LOOK_CLOSER, SOURCES, Kernel, address, compiled, entry_point
 from rope_cpu._kernels.flow import Ending, Variable, each
@@ -24,7 +22,6 @@ from rope_cpu._kernels.sharing import share
 from rope_cpu._kernels.words import spill
 
 _MAGNITUDE = 2**63 - 1  # of the bits of a float64, all but its sign
-_NEAR_BITS = int(np.float64(NEAR).view(np.int64))
 # Pairs that are worth a thread of their own: 5 µs of work, where it takes 2 to wake one.
 _WORTH_A_THREAD = 2**12
 
@@ -46,7 +43,6 @@ class Job(NamedTuple):
     cos: Any
     sin: Any
     seq: Any
-    near: Any
 
 
 def _token(job: Job, b: Integer, t: Integer, row: Integer, head: Integer, size: int) -> tuple[Token, Integer]:
@@ -60,7 +56,7 @@ def _token(job: Job, b: Integer, t: Integer, row: Integer, head: Integer, size: 
     token = Token(
         job.positions + 8 * job.coordinates * place, 8 * number(several),
         job.turns + turns * (own * job.axes * job.heads + head), turns * job.heads, job.axes,
-        choose(several, job.parts - 2, 0), job.pairs, job.near, job.sign, job.cos + to, job.sin + to,
+        choose(several, job.parts - 2, 0), job.pairs, job.sign, job.cos + to, job.sin + to,
     )  # fmt: skip
     return token, job.factors + 8 * own
 
@@ -88,7 +84,7 @@ def kinds(dtype: str) -> tuple[str, ...]:
 def circles(dtype: str, kind: str) -> Kernel:
     """Return the kernel that computes cos and sin: (address of a job, start, stop), a range of rows of the tables.
 
-    kind: how float32 would be computed, see `angles.kind_of`; other dtypes are exact, but for "model".
+    kind: how float32 would be computed, see `kind_of` in `rope_cpu.angles`; other dtypes are exact, but for "model".
     """
     if dtype != "float32" and kind not in ("exact", "model"):
         return circles(dtype, "exact")
@@ -127,7 +123,7 @@ def _write(
     rows = seq * choose(turn_rows == 1, batch, turn_rows)
     job = Job(
         positions_at, batch, coordinates, turns_at, turn_rows, axes, heads, parts, pairs,
-        location(factor)[0], sign, location(cos)[0], location(sin)[0], seq, number(furthest.now < _NEAR_BITS),
+        location(factor)[0], sign, location(cos)[0], location(sin)[0], seq,
     )  # fmt: skip
     share(pool, work, spill(b, job), rows, rows * heads * pairs // _WORTH_A_THREAD)
     return end.reached(DONE)
@@ -139,9 +135,9 @@ def angles() -> Kernel:
 
     Arrays come as objects, C-contiguous and aligned; the caller holds them, and has made sure of their dtype and shape.
     positions: float64 (1 or batch, seq, 1 or axes); one coordinate serves every axis. turns: float64 (1 or batch, axes,
-    heads, parts, pairs), see `angles.parts`. factor: float64 (1 or batch,), on cos and sin. sign: −1 turns back.
-    cos, sin: (1 or batch, seq, heads, pairs) of what `circles` writes. work: where that is. pool: whose threads share
-    the work; 0: none.
+    heads, parts, pairs), see `parts` in `rope_cpu.angles`. factor: float64 (1 or batch,), on cos and sin. sign: −1
+    turns back. cos, sin: (1 or batch, seq, heads, pairs) of what `circles` writes. work: where that is. pool: whose
+    threads share the work; 0: none.
     LOOK_CLOSER: a position is not finite or beyond ±limit.
     """
     look()

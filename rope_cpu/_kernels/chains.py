@@ -16,7 +16,8 @@ from rope_cpu._kernels.lanes import Lanes, exact_sum
 _TWO_PI, _TWO_PI_REST = 6.283185307179586, 2.4492935982947064e-16
 _SIN = tuple((-1.0) ** n / factorial(2 * n + 1) for n in range(8, 0, -1))
 _COS = tuple((-1.0) ** n / factorial(2 * n) for n in range(8, 0, -1))
-# The polynomials in r² nearest to sin(πr) / r, to 6e-16, and to cos(πr), to 1.2e-16 in float64, for |r| up to ½.
+# The polynomials in r² nearest to sin(πr) / r, to 6e-16, and to cos(πr), to 1.2e-16 in float64, for |r| up to ½
+# and a little beyond.
 _HALF_SIN = (
     -2.1133801443867396e-05, 0.00046598716815069677, -0.007370364378905986, 0.08214587882523941,
     -0.5992645288260054, 2.5501640398619, -5.167712780049786, 3.1415926535897927,
@@ -28,9 +29,9 @@ _HALF_COS = (
 # 1 / 2π in three float64: the turns of an angle of one radian (OEIS A086201).
 RADIAN = (0.15915494309189535, -9.839338337591243e-18, -5.360718141446502e-34)
 
-# Where frequencies are at most SLOW and positions below NEAR, an angle has less than 2^33 turns. What is left of it
-# without whole turns is then within ½ + 2^-21, and need not be rounded once more.
-SLOW, NEAR = 16.0, 2.0**31
+# Where frequencies are at most SLOW and positions at most NEAR, an angle has less than 2^33 turns. What is left of it
+# without whole turns lies within half a turn but for 2^-21, within _HALF, and need not be rounded once more.
+SLOW, NEAR, _HALF = 16.0, 2.0**31, 0.5 + 2.0**-20
 
 # What is known of an angle before all axes are added: numbers that add up to it.
 State = tuple[Lanes, ...]
@@ -40,13 +41,12 @@ class Kind(NamedTuple):
     """How angles are computed and what of them is written.
 
     start: (position, high, low) of the first axis → state. finish: (state, factor) → factor·cos and factor·sin. add:
-    (state, position, high, low) of another axis; None: there is none. near: what to do where turns are few.
+    (state, position, high, low) of another axis; None: there is none.
     """
 
     start: Callable[[Lanes, Lanes, Lanes], State]
     finish: Callable[[State, Lanes], tuple[Lanes, Lanes]]
     add: Callable[[State, Lanes, Lanes, Lanes], State] | None = None
-    near: Kind | None = None
 
 
 def _polynomial(z: Lanes, coefficients: tuple[float, ...]) -> Lanes:
@@ -90,14 +90,17 @@ def _exactly(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
     return factor * cosine, factor * sine
 
 
-def _sum(position: Lanes, high: Lanes, low: Lanes) -> State:
-    """Return the same as one number: what rounding loses, 2^-54 of a turn, is far below what float32 rounds away."""
-    return (low.muladd(position, high.less_whole(position)),)
+def _sum(position: Lanes, high: Lanes, low: Lanes, near: bool = False) -> State:
+    """Return the same as one number, rounded twice: by 2^-54 of a turn each time where it lies within half a turn.
+
+    That is far below what float32 rounds away.
+    """
+    return (low.muladd(position, high.less_whole(position, near)),)
 
 
 def _near(position: Lanes, high: Lanes, low: Lanes) -> State:
-    """Return the same where turns are few; it lies within half a turn."""
-    return (low.muladd(position, high.less_whole(position, near=True)),)
+    """Return the same of angles of few turns, bit for bit; it lies within _HALF."""
+    return _sum(position, high, low, near=True)
 
 
 def _add(state: State, position: Lanes, high: Lanes, low: Lanes) -> State:
@@ -115,8 +118,9 @@ def _half(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
 
 
 def _half_of_any(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
-    """Return the same of an angle of any size."""
-    return _half((state[0] - state[0].rounded(),), factor)
+    """Return the same of an angle of any size: whole turns are dropped, but not from what lies within _HALF."""
+    (turns,) = state
+    return _half((turns.below(_HALF, turns, turns - turns.rounded()),), factor)
 
 
 def _model_start(position: Lanes, frequency: Lanes, _: Lanes) -> State:
@@ -138,9 +142,10 @@ def _of_model(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
     return cos.to(F32) * factor.to(F32), sin.to(F32) * factor.to(F32)
 
 
-# Of float32 tables: of pairs that turn with one axis each, and slowly; of any others. Of other tables; of models.
+# Of float32 tables: of near positions and pairs that turn with one axis each, slowly; of any others, where those keep
+# their bits. Of other tables; of models.
 KINDS = {
-    "usual": Kind(_sum, _half_of_any, near=Kind(_near, _half)),
+    "usual": Kind(_near, _half),
     "any": Kind(_sum, _half_of_any, _add),
     "exact": Kind(_turns, _exactly, _add_exactly),
     "model": Kind(_model_start, _of_model, _model_add),

@@ -24,9 +24,8 @@ class Token(NamedTuple):
     """What is computed of one token in one head: addresses, and bytes from one to the next.
 
     positions: its first coordinate; step: to another (0: one serves all). turns: what is kept of the first axis, see
-    `angles.parts`; turn_step: to another. weights: how many axes share out the pairs, of which each turns with the
-    coordinate of one; 0: all with the first. near: whether all coordinates are below NEAR. sign: −1 turns back. cos,
-    sin: where to write.
+    `parts` in `rope_cpu.angles`; turn_step: to another. weights: how many axes share out the pairs, of which each turns
+    with the coordinate of one; 0: all with the first. sign: −1 turns back. cos, sin: where to write.
     """
 
     positions: Integer
@@ -36,7 +35,6 @@ class Token(NamedTuple):
     axes: Integer
     weights: Integer
     pairs: Integer
-    near: Integer
     sign: Integer
     cos: Integer
     sin: Integer
@@ -59,35 +57,35 @@ class _Writer:
         self.factor, self.sign = self.double.load(factor, 1), self.b.sitofp(token.sign.value, F64)
 
     def emit(self) -> None:
-        """Emit loops over many, over some and over single pairs, of which one is run.
-
-        Where there is something else to do for near positions, many pairs are for these alone.
-        """
+        """Emit loops over many, over some and over single pairs, of which one is run."""
         many = 32 if "+avx512f" in self.target[2].split(",") else 16  # four vectors or, of shorter ones, up to eight
-        kind, enough = self.kind, self.token.pairs >= many
-        with whether(enough & (self.token.near != 0) if kind.near else enough) as (yes, no):
-            with yes:
-                self._loop(many, kind.near or kind)
-            with no, whether(self.token.pairs >= many // 4) as (some, single):
-                with some:
-                    self._loop(many // 4, kind)
-                with single:
-                    self._loop(1, kind)
+        self._loops([many, many // 4, 1])
 
-    def _loop(self, lanes: int, kind: Kind) -> None:
+    def _loops(self, choices: list[int]) -> None:
+        lanes, *fewer = choices
+        if not fewer:
+            self._loop(lanes)
+            return
+        with whether(self.token.pairs >= lanes) as (enough, others):
+            with enough:
+                self._loop(lanes)
+            with others:
+                self._loops(fewer)
+
+    def _loop(self, lanes: int) -> None:
         """Write `lanes` pairs at a time; the last ones end where all do, and are in part written twice."""
         form, token = self.table.format, self.token
         with plain_loop((token.pairs + (lanes - 1)) // lanes, [0], [lanes]) as (n,):
             first = smaller(n, token.pairs - lanes)
-            written = kind.finish(self._angle(kind, first, lanes), self._all(self.factor, lanes))
+            written = self.kind.finish(self._angle(first, lanes), self._all(self.factor, lanes))
             for place, numbers in zip((token.cos, token.sin), written, strict=True):
                 narrow = numbers.to_odd() if form.size == 2 else numbers
                 self.table.store(narrow.to(form.real).value, place + first * form.size)
 
-    def _angle(self, kind: Kind, first: Integer, lanes: int) -> State:
+    def _angle(self, first: Integer, lanes: int) -> State:
         """Return the sum over the axes."""
-        state = kind.start(self._own_position(first, lanes), *self._turns(0, first, lanes))
-        add = kind.add
+        state = self.kind.start(self._own_position(first, lanes), *self._turns(0, first, lanes))
+        add = self.kind.add
         if add is None:
             return state
 

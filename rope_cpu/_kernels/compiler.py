@@ -22,7 +22,8 @@ DONE, LOOK_CLOSER, OTHER_DTYPE, NO_THREADS = 0, 1, 2, 3
 
 # Numba's disk cache looks at a kernel's own file alone. Kernels close over this string, so that they are compiled anew
 # when code they are generated from, in other files of this folder, has changed.
-SOURCES = sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
+_FILES = sorted(Path(__file__).parent.glob("[!.]*.py"))
+SOURCES = sha256(b"".join(path.name.encode() + path.read_bytes() for path in _FILES)).hexdigest()
 
 
 def array_type(element: Any, ndim: int, *, readonly: bool = True, layout: str = "A") -> Any:
@@ -66,7 +67,7 @@ def compiled(function: Callable[..., Any], name: str, signature: Any) -> Kernel:
         with suppress(RuntimeError):
             kernel.enable_caching()
         kernel.compile(signature)
-    except (OSError, EOFError, UnpicklingError) as error:
+    except (OSError, EOFError, UnpicklingError, ImportError, AttributeError) as error:
         folder = kernel.stats.cache_path
         warnings.warn(
             f"kernels cannot be cached in {folder} ({error}); empty it, or name another in NUMBA_CACHE_DIR",

@@ -13,7 +13,8 @@ _FMA = (
     "{ %r = call double @llvm.fma.f64(double %x, double %y, double %z)\n ret double %r }"
 )
 
-_WHOLE = 1.5 * 2.0**52
+# Added to a number below the second and taken off again, the first leaves the nearest whole number.
+_WHOLE, _FEW = 1.5 * 2.0**52, 2.0**51
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Lanes:
 
     def __sub__(self, other: Lanes | float) -> Lanes:
         return self._with(self.b.fsub(self.value, self._of(other)))
+
+    def __rsub__(self, other: float) -> Lanes:
+        return self._with(self.b.fsub(self._of(other), self.value))
 
     def __mul__(self, other: Lanes | float) -> Lanes:
         return self._with(self.b.fmul(self.value, self._of(other)))
@@ -70,21 +74,31 @@ class Lanes:
             return product, self._with(call_float(self.b, "fma", self.value, y.value, (-product).value))
         return exact_product(self, y)
 
-    def less_whole(self, other: Lanes, near: bool = False) -> Lanes:
-        """Return self·other less a whole number, about the nearest, as float64 rounds what is left.
+    def less_whole(self, other: Lanes, near: bool) -> Lanes:
+        """Return self·other less a whole number, about the nearest, as float64 rounds what is left, which is never −0.
 
-        near: the product is below 2^51, so that adding _WHOLE to it leaves no room for fractions.
+        near: the product is known to be below _FEW; what is returned is the same where that is true but not known.
         """
         if not lowers(_FMA, *self.target):
             product, lost = exact_product(self, other)
             rest: Lanes = (product - product.rounded()) + lost
             return rest
-        whole = self.muladd(other, _WHOLE) - _WHOLE if near else (self * other).rounded()
-        return self._with(call_float(self.b, "fma", self.value, other.value, (-whole).value))
+        # What is taken off is +0 where it is none, so that −0 and it are +0.
+        taken = _WHOLE - self.muladd(other, _WHOLE)
+        if not near:
+            product = self * other
+            taken = product.below(_FEW, taken, -product.rounded())
+        return self._with(call_float(self.b, "fma", self.value, other.value, taken.value))
 
     def where(self, number: float, then: Lanes, otherwise: Lanes) -> Lanes:
         """Return `then` where a lane is `number`, else `otherwise`."""
         chosen = self.b.fcmp_ordered("==", self.value, self._of(number))
+        return self._with(self.b.select(chosen, then.value, otherwise.value))
+
+    def below(self, number: float, then: Lanes, otherwise: Lanes) -> Lanes:
+        """Return `then` where a lane lies between ±number, else `otherwise`."""
+        size = self._with(call_float(self.b, "fabs", self.value))
+        chosen = self.b.fcmp_ordered("<", size.value, self._of(number))
         return self._with(self.b.select(chosen, then.value, otherwise.value))
 
     def to(self, element: Any) -> Lanes:

@@ -26,7 +26,7 @@ from rope_cpu._kernels.compiler import (
 from rope_cpu._kernels.division import FEW_TOKENS, divide
 from rope_cpu._kernels.flow import Ending, Variable, each, when
 from rope_cpu._kernels.form import LAYOUTS, Form
-from rope_cpu._kernels.integers import Integer, Words, choose, either, emitted, every, larger, number, smaller
+from rope_cpu._kernels.integers import Integer, Words, choose, either, emitted, every, larger, smaller
 from rope_cpu._kernels.objects import ITEMS, OBJECT, Lies, items, location, look, view
 from rope_cpu._kernels.overlap import aliasing_allowed, are_tables, fits, in_place
 from rope_cpu._kernels.sharing import THREADS, share
@@ -35,8 +35,8 @@ from rope_cpu._kernels.words import LINE, allocate, call, free, spill, write_flo
 ALONE, TRUSTED = 1, 2  # flags of a rotation
 _FLAGS = 2  # bits
 FIRST = 1 << _FLAGS  # times a position, added to flags
-# Of a rotation on the way: elements of q, up to which it is faster, and the position, which others are added to.
-FEW_ELEMENTS, _FURTHEST = 2**17, 2**52
+# Of a rotation on the way: elements of q, up to which it is faster, and how far its positions may be.
+FEW_ELEMENTS, _FURTHEST = 2**17, int(NEAR)
 
 # Elements of q and k for which one more thread than two may be woken: that takes longer the slower the processor.
 _ONE_MORE = 2**15
@@ -101,8 +101,7 @@ def _circles(
         write_float(positions + n * 8, first + n)
     cos, sin = positions + before, positions + before + size
     (_rows, axes, _heads, parts), factors = turns_shape.words(4), location(factor)[0]
-    near = number(abs(first) + tokens < int(NEAR))
-    job = Job(positions, 1, 1, turns_at, rows, axes, heads, parts, pairs, factors, form.sign, cos, sin, tokens, near)
+    job = Job(positions, 1, 1, turns_at, rows, axes, heads, parts, pairs, factors, form.sign, cos, sin, tokens)
     call(form.circles, spill(b, job), 0, rows * tokens)
     return memory, (cos, *table), (sin, *table)
 
@@ -122,7 +121,7 @@ def _rotate(
     if on_the_way:
         # Without heads there may be any number of tokens.
         end.leave_if(larger(q_elements, tokens) > FEW_ELEMENTS, LOOK_CLOSER)
-        end.leave_if(abs(flags >> _FLAGS) > _FURTHEST, LOOK_CLOSER)
+        end.leave_if(abs(flags >> _FLAGS) + tokens > _FURTHEST, LOOK_CLOSER)
         table = _table(cos, tokens, real_size)
     else:
         cos_lies, sin_lies = (view(at, form.array_kind, 4, end)[0] for at in (cos, sin))
@@ -164,8 +163,9 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
     form, see `form_words`. flags: ALONE rotates q only, into out itself (k is then ignored); TRUSTED says that dtypes
     and aliasing were checked before.
 
-    on_the_way: of tokens at consecutive positions, compute cos and sin; in their place come turns and factor, as
-    `angles.angles` takes them, and flags hold also the first position times FIRST. Many tokens need a closer look.
+    on_the_way: of tokens at consecutive positions, compute cos and sin; in their place come turns and factor, as the
+    kernel `angles` takes them, and flags hold also the first position times FIRST. Many tokens, and those beyond
+    ±_FURTHEST, need a closer look.
 
     The caller holds the arrays, and nobody else changes their shape meanwhile.
     """
