@@ -91,20 +91,20 @@ def _exactly(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
 
 
 def _sum(position: Lanes, high: Lanes, low: Lanes, near: bool = False) -> State:
-    """Return the same as one number, rounded twice: by 2^-54 of a turn each time where it lies within half a turn.
+    """Return position·(high + low), less whole turns, as one number.
 
-    That is far below what float32 rounds away.
+    It is rounded twice, within half a turn by 2^-54 of one each time, which is far below what float32 rounds away.
     """
     return (low.muladd(position, high.less_whole(position, near)),)
 
 
 def _near(position: Lanes, high: Lanes, low: Lanes) -> State:
-    """Return the same of angles of few turns, bit for bit; it lies within _HALF."""
+    """Return what `_sum` does, bit for bit, where turns are few; it lies within _HALF."""
     return _sum(position, high, low, near=True)
 
 
 def _add(state: State, position: Lanes, high: Lanes, low: Lanes) -> State:
-    """Add the same to one number."""
+    """Add position·(high + low), less whole turns, as one number."""
     return (state[0] + _sum(position, high, low)[0],)
 
 
@@ -118,7 +118,7 @@ def _half(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
 
 
 def _half_of_any(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
-    """Return the same of an angle of any size: whole turns are dropped, but not from what lies within _HALF."""
+    """Return what `_half` does, of an angle of any size: whole turns are dropped, but what lies within _HALF stays."""
     (turns,) = state
     return _half((turns.below(_HALF, turns, turns - turns.rounded()),), factor)
 
