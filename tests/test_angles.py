@@ -334,6 +334,16 @@ def test_turns_do_not_trip_over_underflow():
         assert RotaryEmbedding.from_inv_freq([5e-324, 1.0]).cos_sin([1])[1][0, 0] == 0
 
 
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 33])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -(2.0**54)])
+def test_positions_that_are_none_are_found_wherever_they_stand(count, bad):
+    for place in range(count):
+        ids = np.zeros(count)
+        ids[place] = bad
+        with pytest.raises(ValueError, match="`position_ids` holds"):
+            ROPES["pairs"].cos_sin(ids)
+
+
 def test_nothing_is_written_for_positions_that_are_none():
     out = np.full((2, 3, 5), 7, np.float32)
     with pytest.raises(ValueError, match="`position_ids` holds inf"):
