@@ -86,9 +86,14 @@ def tables(
     shape, stored = (batch if rows == 1 else rows, seq, heads, pairs), _DTYPES[dtype]
     cos, sin = out or (np.empty(shape, stored), np.empty(shape, stored))
     pool = _threads.pool() if cos.size > _threads.SERIAL_PAIRS else 0
-    # Positions that are too far for usual ones are computed like any.
-    for way, furthest in ((kind, NEAR), ("any", limit)) if kind == "usual" else ((kind, limit),):
-        kernel, work = quick_angles(dtype, way)
-        if kernel(positions, furthest, kept, factor, sign, cos, sin, work, pool) == DONE:
-            return cos, sin
-    return None
+
+    def written(kind: str, limit: float) -> bool:
+        kernel, work = quick_angles(dtype, kind)
+        return kernel(positions, limit, kept, factor, sign, cos, sin, work, pool) == DONE
+
+    if kind != "usual" or dtype != "float32":
+        return (cos, sin) if written(kind, limit) else None
+    if written(kind, NEAR):
+        return cos, sin
+    # Another kernel computes far positions, and is not compiled to find that they are none.
+    return (cos, sin) if (np.abs(positions) <= limit).all() and written("any", limit) else None

@@ -1,5 +1,6 @@
 """cos and sin are those of the exact product of position and float64 frequency, wherever the position lies."""
 
+import contextlib
 import tracemalloc
 from dataclasses import replace
 
@@ -123,10 +124,13 @@ def axes_in_turn(omega, axes):
 @pytest.mark.parametrize("fastest", [1, 50])
 @pytest.mark.parametrize("limit", [1000, 2**53])
 def test_axes_that_share_out_the_pairs(axes, fastest, limit, rng):
+    """What is left of the turns lies within 2 · 50·2^53 / 2π / 2^53 < 16, and is rounded twice, to 2^-50 of a turn."""
     rope = RotaryEmbedding.from_inv_freq(axes_in_turn(fastest * rng.uniform(-1, 1, 37), axes))
     positions = rng.integers(-limit, limit, (20, axes), endpoint=True).astype(np.float64)
     exact = oracle.cos_sin_axes(positions, rope.inv_freq)
-    assert_rounded_once(rope.cos_sin(positions), exact, 2.5e-15 + 2 * np.pi * 2 * (2.0**-50 if limit > 2**40 else 0))
+    assert_rounded_once(
+        rope.cos_sin(positions), exact, 2.5e-15 + 2 * np.pi * 2 * (2.0**-50 if fastest * limit > 2**53 else 0)
+    )
     if fastest * limit <= 2**53:
         assert np.abs(np.stack(rope.cos_sin(positions, np.float64)) - np.stack(exact)).max() <= 2 * 2.0**-53
 
@@ -342,6 +346,17 @@ def test_positions_that_are_none_are_found_wherever_they_stand(count, bad):
         ids[place] = bad
         with pytest.raises(ValueError, match="`position_ids` holds"):
             ROPES["pairs"].cos_sin(ids)
+
+
+@pytest.mark.parametrize(
+    ("position", "kinds"), [(2**31, ["usual"]), (2**31 + 1, ["usual", "any"]), (np.nan, ["usual"])]
+)
+def test_no_kernel_is_compiled_for_positions_that_are_none(position, kinds, monkeypatch):
+    asked, quick_angles = [], angles.quick_angles
+    monkeypatch.setattr(angles, "quick_angles", lambda *key: asked.append(key) or quick_angles(*key))
+    with contextlib.suppress(ValueError):
+        ROPES["pairs"].cos_sin([1.0, position])
+    assert asked == [("float32", kind) for kind in kinds]
 
 
 def test_nothing_is_written_for_positions_that_are_none():
