@@ -355,6 +355,24 @@ def test_kernels_are_cached_where_numba_is_told(tmp_path):
     assert list(tmp_path.rglob("*.nbi"))
 
 
+def test_from_the_cache_nothing_is_loaded_that_compiling_takes(tmp_path):
+    """But what is compiled after that, by us or by others, finds it, and so do kernels that take Numba's arrays."""
+    code = """
+    rope.rotate(x)
+    print("numba.np.arraymath" in sys.modules)
+    """
+    assert [run(code, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)] == [["True"], ["False"]]
+    more = """
+    from rope_cpu.sinusoids import add_sinusoidal
+    table = np.ones((900, 128), np.float32)
+    print(np.array_equal(add_sinusoidal(np.zeros((900, 128), np.float32), table), table))
+    print(np.abs(rope.rotate(x.astype(float)) - rope.rotate(x)).max() < 1e-5)
+    print(numba.njit(lambda a: np.sort(a.ravel())[-1])(x) == x.max())
+    """
+    for program in (code + more, more):
+        assert run(program, NUMBA_CACHE_DIR=str(tmp_path))[-3:] == ["True"] * 3
+
+
 @pytest.mark.parametrize("content", [b"", b"crope_cpu._gone\nType\n.", b"crope_cpu\ngone\n."])
 def test_a_broken_cache_is_named_and_done_without(tmp_path, content):
     """It may be empty, or have been written by a version that had other modules."""
