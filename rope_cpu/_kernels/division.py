@@ -8,6 +8,7 @@ from rope_cpu._kernels.form import Form
 from rope_cpu._kernels.integers import Integer, Words, choose, every, larger, number, smaller
 from rope_cpu._kernels.objects import Lies
 from rope_cpu._kernels.part import FEW
+from rope_cpu._kernels.words import target
 
 _LONG_ROW, _ONE_STORE = 128, 8  # bytes: of a row that is stored past the caches, and of what is stored at a time
 # As many tokens are gone through one by one, wherever they lie.
@@ -104,14 +105,14 @@ def divide(
     groups = q_groups + _parts(k_heads, k_group)
 
     total, elsewhere = (q_heads + k_heads) * batch * tokens * width * size, ~(q_in_place | (both & k_in_place))
-    beyond, half = total > form.stream_above, total > form.stream_above // 5 * 2
+    beyond, alone = total > form.stream_above, _fetched_alone(form, threads)
     # Past the caches: not shorter rows, which take longer that way, nor what would have to be stored by less than a
     # word: pairs one by one, and what is kept of a row.
     long, whole = width * size >= _LONG_ROW, (form.kept == 0) | (form.kept >= _ONE_STORE)
     stream = every(elsewhere, beyond, long, whole, form.fewest >= FEW)
     # Where to fetch ahead is a matter of measurement; across gaps alone where the hardware does well without.
     far = choose(by_head, total > 2 * _NEAR, (total > threads * _NEAR) | (size == 2))
-    everywhere = every(far, ~by_head, stream | (~elsewhere & half))
+    everywhere = every(far, ~by_head, stream | (~elsewhere & (total > alone)))
 
     common = Common._make((
         tokens, _parts(tokens, tiles), tiles, groups, q_groups,
@@ -121,6 +122,12 @@ def divide(
     ))  # fmt: skip
     sides = _side(q_read, q_written, q_heads, q_share, q_group), _side(k_read, k_written, k_heads, k_share, k_group)
     return batch * tiles * groups, [*sides[0], *sides[1], *common]
+
+
+def _fetched_alone(form: Form, threads: Integer) -> Integer:
+    """Return up to how many bytes of q and k, rotated in place, the hardware fetches well by itself."""
+    is_amd = "+sse4a" in target()[2]
+    return form.stream_above // 5 * 2 if is_amd else (threads + 1) * _NEAR
 
 
 def _side(read: Lies, written: Lies, heads: Integer, share_of: Integer, group: Integer) -> Side:
