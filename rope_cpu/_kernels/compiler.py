@@ -57,7 +57,7 @@ class _Cache(FunctionCache):
     """Numba's disk cache, for kernels that need nothing of Numba's to run.
 
     Before it loads one, Numba makes ready all that compiling takes: some 70 modules, and what arrays are counted with,
-    for those that take arrays. That is a quarter of the time from an empty process to a first rotation.
+    for those that take arrays. That was a third of the time from an empty process to a first rotation.
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
