@@ -373,6 +373,13 @@ def test_from_the_cache_nothing_is_loaded_that_compiling_takes(tmp_path):
         assert run(program, NUMBA_CACHE_DIR=str(tmp_path))[-3:] == ["True"] * 3
 
 
+def test_a_cache_of_code_that_was_not_optimised(tmp_path):
+    """It calls Numba's runtime, without which LLVM ends the process; the cache does not tell levels apart."""
+    for level in ("0", "0", "3"):
+        code = "print(numba.config.OPT == int(os.environ['NUMBA_OPT']), rope.rotate(x).shape[1])"
+        assert run(code, NUMBA_CACHE_DIR=str(tmp_path), NUMBA_OPT=level) == ["True", "900"]
+
+
 @pytest.mark.parametrize("content", [b"", b"crope_cpu._gone\nType\n.", b"crope_cpu\ngone\n."])
 def test_a_broken_cache_is_named_and_done_without(tmp_path, content):
     """It may be empty, or have been written by a version that had other modules."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from pickle import UnpicklingError
@@ -16,6 +16,7 @@ from typing import Any
 import numba
 from numba import njit, types
 from numba.core.caching import FunctionCache
+from numba.core.runtime import rtsys
 
 Kernel = Callable[..., int]
 
@@ -54,17 +55,18 @@ def address(kernel: Kernel) -> int:
 
 
 class _Cache(FunctionCache):
-    """Numba's disk cache, for kernels that need nothing of Numba's to run.
+    """Numba's disk cache, without what only compiling takes.
 
-    Before it loads one, Numba makes ready all that compiling takes: some 70 modules, and what arrays are counted with,
-    for those that take arrays. That was a third of the time from an empty process to a first rotation.
+    Before it loads a kernel, Numba makes that ready, some 70 modules: a third of the time from an empty process to a
+    first rotation. Compiled code itself may call Numba's runtime, where it counts arrays or was not optimised.
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        return super().load_overload(sig, target_context.subtarget(refresh=lambda: None))
+        ready = partial(rtsys.initialize, target_context)
+        return super().load_overload(sig, target_context.subtarget(refresh=ready))
 
 
-def compiled(function: Callable[..., Any], name: str, signature: tuple[Any, ...]) -> Kernel:
+def compiled(function: Callable[..., Any], name: str, signature: Any) -> Kernel:
     """Compile `function` for one signature.
 
     nogil: other Python threads go on. error_model: no branch for division by zero. The name is unique and the signature
@@ -80,8 +82,7 @@ def compiled(function: Callable[..., Any], name: str, signature: tuple[Any, ...]
     try:
         with suppress(RuntimeError):
             kernel.enable_caching()
-            if not any(isinstance(kind, types.Array) for kind in signature):
-                kernel._cache = _Cache(function)
+            kernel._cache = _Cache(function)
         kernel.compile(signature)
     except (OSError, EOFError, UnpicklingError, ImportError, AttributeError) as error:
         folder = kernel.stats.cache_path

@@ -126,8 +126,8 @@ def divide(
 
 def _fetched_alone(form: Form, threads: Integer) -> Integer:
     """Return up to how many bytes of q and k, rotated in place, the hardware fetches well by itself."""
-    is_amd = "+sse4a" in target()[2]
-    return form.stream_above // 5 * 2 if is_amd else (threads + 1) * _NEAR
+    is_amd, half = "+sse4a" in target()[2], form.stream_above // 5 * 2
+    return half if is_amd else smaller((threads + 1) * _NEAR, half)
 
 
 def _side(read: Lies, written: Lies, heads: Integer, share_of: Integer, group: Integer) -> Side:
