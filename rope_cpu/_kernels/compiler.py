@@ -1,7 +1,5 @@
 """How a function becomes a compiled, cached kernel: the only place where Numba's options stand."""
 
-# mypy: disable-error-code="misc"
-
 from __future__ import annotations
 
 import warnings
@@ -54,7 +52,7 @@ def address(kernel: Kernel) -> int:
     return int(overload.library.get_pointer_to_function(overload.fndesc.llvm_cfunc_wrapper_name))
 
 
-class _Cache(FunctionCache):
+class _Cache(FunctionCache):  # type: ignore[misc]
     """Numba's disk cache, without what only compiling takes.
 
     Before it loads a kernel, Numba makes that ready, some 70 modules: a third of the time from an empty process to a
@@ -81,7 +79,7 @@ def compiled(function: Callable[..., Any], name: str, signature: Any) -> Kernel:
     kernel = njit(nogil=True, error_model="numpy")(function)
     try:
         with suppress(RuntimeError):
-            kernel.enable_caching()
+            kernel.enable_caching()  # a Numba that keeps its cache under another name goes on with its own
             kernel._cache = _Cache(function)
         kernel.compile(signature)
     except (OSError, EOFError, UnpicklingError, ImportError, AttributeError) as error:
