@@ -168,7 +168,6 @@ def test_06_half_split_2d_with_a_table_of_one_axis_is_no_rotation():
     assert abs(np.linalg.norm(turned) - np.linalg.norm(x)) > 0.05
 
 
-@pytest.mark.skipif(not hasattr(rope_cpu, "convert_weight"), reason="convert_weight is not there yet")
 def test_07_pairings():
     hidden, w_q, w_k = vectors(1, 6, 10), vectors(3 * 16, 10), vectors(3 * 16, 10)
     names = run(7, head_dim=16, num_heads=3, hidden=hidden, w_q=w_q, w_k=w_k)
