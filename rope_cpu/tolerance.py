@@ -20,8 +20,9 @@ ANGLE_ERROR = 1e-9
 def half_ulp(exact: ArrayLike, dtype: DTypeLike) -> Float64:
     """Return half a unit in the last place of `dtype` at `exact`: the error of one rounding to nearest."""
     info = ml_dtypes.finfo(np.dtype(dtype))
-    _, exponent = np.frexp(np.abs(np.asarray(exact, np.float64)))
+    fraction, exponent = np.frexp(np.asarray(exact, np.float64))
     least = int(np.frexp(float(info.smallest_normal))[1])
+    exponent = np.where(fraction == 0, least, exponent)  # frexp calls it 0 at zero, as at a half
     half: Float64 = np.ldexp(1.0, np.maximum(exponent, least) - info.nmant - 2)
     if np.dtype(dtype) == ml_dtypes.bfloat16:
         # Results below the smallest normal number become zero, as bfloat16 hardware has it.
