@@ -44,7 +44,41 @@ def test_refused_with_a_reason(name: str) -> None:
         config.read(FACTS[name]["config"])
 
 
+# Widths of three axes and the base, as the classes' own code has them.
+THREE_AXES = {
+    "chroma": ((16, 56, 56), 1e4),
+    "cogvideox-5b": ((16, 24, 24), 1e4),
+    "flux-schnell": ((16, 56, 56), 1e4),
+    "hunyuan_video-1.5": ((16, 56, 56), 256.0),
+    "qwen_image-20b": ((16, 56, 56), 1e4),
+    "wan2.1-14b": ((44, 42, 42), 1e4),
+    "wan2.2-5b": ((44, 42, 42), 1e4),
+}
+
+
+@pytest.mark.parametrize("name", THREE_AXES)
+def test_axes_of_diffusers_models_stand_side_by_side(name: str) -> None:
+    widths, base = THREE_AXES[name]
+    spec = config.read(FACTS[f"diffusers/{name}"]["config"])
+    expected, start = np.zeros((3, sum(widths) // 2)), 0
+    for row, width in zip(expected, widths, strict=True):
+        row[start : start + width // 2] = [base ** (-2 * i / width) for i in range(width // 2)]
+        start += width // 2
+    np.testing.assert_allclose(spec.inv_freq[0, :, 0], expected, rtol=1e-14)
+    assert spec.interleaved
+
+
+def test_the_axes_of_ltx2_take_turns_over_all_heads() -> None:
+    spec = config.read(FACTS["diffusers/ltx2"]["config"])
+    flat = spec.inv_freq[0].reshape(3, -1)
+    expected = np.float32([np.pi / 2 * 1e4 ** (k / 681) for k in range(682)])
+    assert not flat[:, :2].any()
+    for axis in range(3):
+        np.testing.assert_allclose(flat[axis, 2 + axis :: 3], expected, rtol=2.0**-23)
+        assert np.count_nonzero(flat[axis]) == 682
+
+
 def test_every_file_is_accounted_for() -> None:
-    others = [name for name in FACTS if name not in READ and name not in REFUSED]
+    others = {name for name in FACTS if name not in READ and name not in REFUSED}
     assert len(FACTS) == 143
-    assert all(name.startswith("diffusers/") for name in others)
+    assert others == {f"diffusers/{name}" for name in (*THREE_AXES, "ltx2")}
