@@ -177,8 +177,8 @@ class RotaryEmbedding(Constructors):
         inverse: undo the rotation: the angle −θ and the factor 1/A.
         out: where to write, `x` itself or memory that shares nothing with it; it is returned.
 
-        Returns an array of x's shape and dtype, computed in float32 (float64 for float64) and rounded once; elements
-        past rotary_dim are copied.
+        Returns an array of x's shape and dtype, computed in float32 (float64 for float64) and rounded once; what of
+        bfloat16 is below 2^-126 becomes zero. Elements past rotary_dim are copied.
 
         Raises TypeError or ValueError, before anything is written, naming argument, value and rule.
         """
