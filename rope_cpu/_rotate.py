@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rope_cpu import _check, _machine, _threads
 from rope_cpu._check import Array
-from rope_cpu._kernels.angles import circles
+from rope_cpu._kernels.angles import cos_sin
 from rope_cpu._kernels.compiler import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, Kernel, address
 from rope_cpu._kernels.form import form_words
 from rope_cpu._kernels.rotation import ALONE, FEW_ELEMENTS, FIRST, TRUSTED, quick_rotation
@@ -53,8 +53,8 @@ class Frame:
 
     def prepared_at(self, dtype: np.dtype[Any], turns: Array, factor: Array, sign: int, kind: str) -> Prepared:
         """Return what also computes cos and sin on the way; arguments as in `angles.tables`."""
-        circles_at = address(circles(REAL_OF[dtype], kind))
-        form = self._words(dtype, (circles_at, sign))
+        cos_sin_at = address(cos_sin(REAL_OF[dtype], kind))
+        form = self._words(dtype, (cos_sin_at, sign))
         return quick_rotation(dtype.itemsize, True), turns, factor, form
 
     def _words(self, dtype: np.dtype[Any], angles: tuple[int, int]) -> NDArray[np.int64]:

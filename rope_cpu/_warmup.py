@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from rope_cpu._check import FORMAT_OF
-from rope_cpu._kernels.angles import angles, circles, kinds
+from rope_cpu._kernels.angles import angles, cos_sin, kinds
 from rope_cpu._kernels.compiler import Kernel
 from rope_cpu._kernels.formats import FORMATS
 from rope_cpu._kernels.rotation import rotation
@@ -72,7 +72,7 @@ def todo(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[tuple[Callable[..., Ke
         (sharing, ()),
         (serving, ()),
         (angles, ()),
-        *((circles, (name, kind)) for name in sorted({*reals, *names}) for kind in kinds(name)),
+        *((cos_sin, (name, kind)) for name in sorted({*reals, *names}) for kind in kinds(name)),
         *((rotation, key) for key in product(sizes, (False, True))),
         *((rows, key) for key in product(names, ("half", "interleaved"))),
     ]

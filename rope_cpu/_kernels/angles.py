@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from rope_cpu._kernels.circle import Token, write_circles
+from rope_cpu._kernels.circle import Token, write_cos_sin
 from rope_cpu._kernels.compiler import DONE, LOOK_CLOSER, SOURCES, Kernel, address, compiled, entry_point
 from rope_cpu._kernels.flow import Ending, Variable, each, plain_loop
 from rope_cpu._kernels.formats import FORMATS, I64
@@ -66,12 +66,12 @@ def _token(job: Job, b: Integer, t: Integer, row: Integer, head: Integer, size: 
 
 @emitted(types.int64)
 def _fill(job: Integer, start: Integer, stop: Integer, kind: str, dtype: str) -> int:
-    """Write some rows of the tables; see `circles`."""
+    """Write some rows of the tables; see `cos_sin`."""
     told, size = Job(*job.words(len(Job._fields))), FORMATS[dtype].size
     b, t = Variable(job.b, start // told.seq), Variable(job.b, start % told.seq)
     with each(start, stop) as row:
         with each(0, told.heads) as head:
-            write_circles(*_token(told, b.now, t.now, row, head, size), kind, dtype)
+            write_cos_sin(*_token(told, b.now, t.now, row, head, size), kind, dtype)
         following = t.now + 1
         b.set(b.now + number(following == told.seq))
         t.set(choose(following == told.seq, 0, following))
@@ -84,20 +84,20 @@ def kinds(dtype: str) -> tuple[str, ...]:
 
 
 @cache
-def circles(dtype: str, kind: str) -> Kernel:
+def cos_sin(dtype: str, kind: str) -> Kernel:
     """Return the kernel that computes cos and sin: (address of a job, start, stop), a range of rows of the tables.
 
     kind: how float32 would be computed, see `kind_of` in `rope_cpu.angles`; other dtypes are exact, but for "model".
     """
     if dtype != "float32" and kind not in ("exact", "model"):
-        return circles(dtype, "exact")
+        return cos_sin(dtype, "exact")
     sources = SOURCES
 
     def fill(job, start, stop):  # type: ignore[no-untyped-def]
         _ = sources  # a part of the cache key
         return _fill(job, start, stop, kind, dtype)
 
-    return compiled(fill, f"circles_{kind}_{dtype}", (types.int64,) * 3)
+    return compiled(fill, f"cos_sin_{kind}_{dtype}", (types.int64,) * 3)
 
 
 def _furthest(at: Integer, count: Integer) -> Integer:
@@ -156,7 +156,7 @@ def angles() -> Kernel:
     Arrays come as objects, C-contiguous and aligned; the caller holds them, and has made sure of their dtype and shape.
     positions: float64 (1 or batch, seq, 1 or axes); one coordinate serves every axis. turns: float64 (1 or batch, axes,
     heads, parts, pairs), see `parts` in `rope_cpu.angles`. factor: float64 (1 or batch,), on cos and sin. sign: −1
-    turns back. cos, sin: (1 or batch, seq, heads, pairs) of what `circles` writes. work: where that is. pool: whose
+    turns back. cos, sin: (1 or batch, seq, heads, pairs) of what `cos_sin` writes. work: where that is. pool: whose
     threads share the work; 0: none.
     LOOK_CLOSER: a position is not finite or beyond ±limit.
     """
@@ -174,4 +174,4 @@ def angles() -> Kernel:
 @cache
 def quick_angles(dtype: str, kind: str) -> tuple[Kernel, int]:
     """Return the same without the check of types, and the `work` it needs to write a dtype."""
-    return entry_point(angles()), address(circles(dtype, kind))
+    return entry_point(angles()), address(cos_sin(dtype, kind))

@@ -40,7 +40,7 @@ class Token(NamedTuple):
     sin: Integer
 
 
-def write_circles(token: Token, factor: Integer, kind: str, dtype: str) -> None:
+def write_cos_sin(token: Token, factor: Integer, kind: str, dtype: str) -> None:
     """Write factor·cos and sign·factor·sin of the angles of a token.
 
     factor: address of it. kind: a key of KINDS; dtype: of FORMATS, what is written.
@@ -49,7 +49,7 @@ def write_circles(token: Token, factor: Integer, kind: str, dtype: str) -> None:
 
 
 class _Writer:
-    """Emits the loops over the pairs of a token; arguments as in `write_circles`."""
+    """Emits the loops over the pairs of a token; arguments as in `write_cos_sin`."""
 
     def __init__(self, token: Token, factor: Integer, kind: Kind, dtype: str) -> None:
         self.b, self.token, self.kind, self.target = factor.b, token, kind, target()

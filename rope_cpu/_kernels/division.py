@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 
 from rope_cpu._kernels.form import Form
 from rope_cpu._kernels.integers import Integer, Words, choose, every, larger, number, smaller
-from rope_cpu._kernels.objects import Lies
+from rope_cpu._kernels.objects import ArrayView
 from rope_cpu._kernels.part import FEW
 from rope_cpu._kernels.words import target
 
 _LONG_ROW, _ONE_STORE = 128, 8  # bytes: of a row that is stored past the caches, and of what is stored at a time
 # As many tokens are gone through one by one, wherever they lie.
 FEW_TOKENS = 8
+# Tokens of a unit of work where all heads of a token follow each other.
+_TILE = 8
 # With fewer runs than these, threads share heads instead of tokens: where tokens are neighbours, rows of two threads
 # have a memory line in common, for each head.
 _FEW_RUNS = 64
@@ -78,11 +80,11 @@ class Common(NamedTuple):
 
 
 # What is read, what is written, and whether these are the same.
-Both = tuple[Lies, Lies, Integer]
+Both = tuple[ArrayView, ArrayView, Integer]
 
 
 def divide(
-    q: Both, k: Both, both: Integer, cos: Lies, sin: Lies, form: Form, blocks: Words,
+    q: Both, k: Both, both: Integer, cos: ArrayView, sin: ArrayView, form: Form, blocks: Words,
     most: Integer, threads: Integer, size: int,
 ) -> tuple[Integer, list[Integer]]:  # fmt: skip
     """Return how many units a rotation is, and the words of its job.
@@ -95,7 +97,7 @@ def divide(
     table_rows, _, table_heads, _ = cos[1]
     q_share, k_share = larger(q_heads // table_heads, 1), larger(k_heads // table_heads, 1)
     by_head = (tokens > FEW_TOKENS) & (abs(q_steps[1]) < abs(q_steps[2]))
-    tile = choose(by_head, form.run, 8)
+    tile = choose(by_head, form.run, _TILE)
     tiles = _parts(tokens, tile)
     by_group = every(by_head, most > 1, tiles < _FEW_RUNS)
     group = larger(smaller(choose(both, smaller(q_share, k_share), q_share), q_share * tiles // _FEW_RUNS), 4)
@@ -130,7 +132,7 @@ def _fetched_alone(form: Form, threads: Integer) -> Integer:
     return half if is_amd else smaller((threads + 1) * _NEAR, half)
 
 
-def _side(read: Lies, written: Lies, heads: Integer, share_of: Integer, group: Integer) -> Side:
+def _side(read: ArrayView, written: ArrayView, heads: Integer, share_of: Integer, group: Integer) -> Side:
     (x, _, x_steps), (out, _, out_steps) = read, written
     return Side._make((x, *x_steps[:3], out, *out_steps[:3], heads, share_of, group))
 

@@ -22,14 +22,14 @@ from rope_cpu._kernels.flow import Ending
 from rope_cpu._kernels.integers import Integer, Words, choose
 
 # Where an array lies, as compiled code knows it: address, shape and strides.
-Lies = tuple[Integer, Words, Words]
+ArrayView = tuple[Integer, Words, Words]
 
 _HEAD = object.__basicsize__  # bytes that all objects begin with; the last word of them is the type
 ITEMS = tuple.__basicsize__  # where the items of a tuple begin, after their number
 _WORDS = 7  # data, rank, shape, strides, base, dtype, flags; rank and flags in the lower half
 _WRITEABLE = 0x400  # of an array's flags
 _LOWER = 0xFFFFFFFF
-_SORT = ~0xFF000000  # of the second word of a dtype: kind, character, byte order and number, but not its flags
+_DTYPE_BITS = ~0xFF000000  # of the second word of a dtype: kind, character, byte order and number, but not its flags
 _WORD = ir.IntType(64)
 
 
@@ -41,8 +41,8 @@ def look() -> None:
     array = np.zeros((3, 5, 7, 11), np.float32)[1:, ::2]
     kind = c_int64.from_address(id(array) + _HEAD - 8).value
     data, rank, shape, strides, _, dtype, flags = (c_int64 * _WORDS).from_address(id(array) + _HEAD)
-    sort = c_int64.from_address(dtype + _HEAD + 8).value if dtype == id(array.dtype) else 0
-    found = kind, data, rank & _LOWER, sort & 0xFFFF, sort >> 32
+    word = c_int64.from_address(dtype + _HEAD + 8).value if dtype == id(array.dtype) else 0
+    found = kind, data, rank & _LOWER, word & 0xFFFF, word >> 32
     if found == (id(np.ndarray), array.ctypes.data, array.ndim, int.from_bytes(b"ff", "little"), array.dtype.num):
         axes = [tuple((c_int64 * array.ndim).from_address(at)) for at in (shape, strides)]
         pair = array, None
@@ -53,9 +53,9 @@ def look() -> None:
     raise RuntimeError(f"arrays of NumPy {np.__version__} are not laid out as these kernels read them; use NumPy 2")
 
 
-def sort(dtype: np.dtype[Any]) -> int:
-    """Return the sort of a dtype, as `view` says it."""
-    return c_int64.from_address(id(dtype) + _HEAD + 8).value & _SORT
+def dtype_word(dtype: np.dtype[Any]) -> int:
+    """Return the word that tells a dtype from others, as `view` reads it."""
+    return c_int64.from_address(id(dtype) + _HEAD + 8).value & _DTYPE_BITS
 
 
 class _Object(types.Type):
@@ -97,20 +97,20 @@ def location(at: Integer) -> tuple[Integer, Integer]:
     return data, shape
 
 
-def view(at: Integer, kind: Integer, rank: Integer | int, end: Ending) -> tuple[Lies, Integer, Integer]:
-    """Where the array at an address lies, the sort of its dtype, and whether it is writable.
+def view(at: Integer, kind: Integer, rank: Integer | int, end: Ending) -> tuple[ArrayView, Integer, Integer]:
+    """Where the array at an address lies, the `dtype_word` of its dtype, and whether it is writable.
 
     kind: where `numpy.ndarray` itself lies. rank: number of axes, 4, or where that is not known beforehand also 3, to
-    add one of length 1 in front. The sort is that of all equal dtypes, which may be several objects. end: left with
-    LOOK_CLOSER where there is no such array.
+    add one of length 1 in front. That word is the same for all equal dtypes, which may be several objects. end: left
+    with LOOK_CLOSER where there is no such array.
     """
     (found,) = (at + (_HEAD - 8)).words(1)
     end.leave_if(found != kind, LOOK_CLOSER)
     data, axes, shape_at, strides_at, _, dtype, flags = (at + _HEAD).words(_WORDS)
     end.leave_if(axes & _LOWER != rank, LOOK_CLOSER)
-    (sort,) = (dtype + (_HEAD + 8)).words(1)
+    (word,) = (dtype + (_HEAD + 8)).words(1)
     shape, strides = (_four(place, rank, missing) for place, missing in ((shape_at, 1), (strides_at, 0)))
-    return (data, shape, strides), sort & _SORT, flags & _WRITEABLE != 0
+    return (data, shape, strides), word & _DTYPE_BITS, flags & _WRITEABLE != 0
 
 
 def _four(at: Integer, rank: Integer | int, missing: int) -> Words:

@@ -9,10 +9,10 @@ from typing import Any
 
 from rope_cpu._kernels.flow import separately
 from rope_cpu._kernels.integers import Integer, Words, choose, either, every, same
-from rope_cpu._kernels.objects import Lies
+from rope_cpu._kernels.objects import ArrayView
 
 
-def _range(array: Lies, size: int) -> tuple[Integer, Integer]:
+def _range(array: ArrayView, size: int) -> tuple[Integer, Integer]:
     """First byte and last byte + 1 of an array."""
     start, shape, strides = array
     low, high = start, start + size
@@ -22,13 +22,13 @@ def _range(array: Lies, size: int) -> tuple[Integer, Integer]:
     return low, high
 
 
-def _lie_apart(a: Lies, b: Lies, size: int) -> Integer:
+def _lie_apart(a: ArrayView, b: ArrayView, size: int) -> Integer:
     """Tell whether one array ends before the other begins."""
     (low_a, high_a), (low_b, high_b) = _range(a, size), _range(b, size)
     return (high_a <= low_b) | (high_b <= low_a)
 
 
-def _interleave(a: Lies, b: Lies, size: int) -> Integer:
+def _interleave(a: ArrayView, b: ArrayView, size: int) -> Integer:
     """Tell whether two arrays share no element as views that interleave in one packed buffer.
 
     In such a buffer all strides are multiples of a period (from token to token, or from head to head), and the
@@ -37,7 +37,7 @@ def _interleave(a: Lies, b: Lies, size: int) -> Integer:
     return _interleave_by(1, a, b, size) | _interleave_by(2, a, b, size)
 
 
-def _interleave_by(axis: int, a: Lies, b: Lies, size: int) -> Integer:
+def _interleave_by(axis: int, a: ArrayView, b: ArrayView, size: int) -> Integer:
     (start_a, shape_a, strides_a), (start_b, _, strides_b) = a, b
     period, row = strides_a[axis], shape_a[3] * size
     outer = _batch_step(a), *strides_a[1:axis], _batch_step(b), *strides_b[1 : axis + 1]
@@ -47,7 +47,7 @@ def _interleave_by(axis: int, a: Lies, b: Lies, size: int) -> Integer:
     return every(ascending, *(step % period == 0 for step in outer), span_a <= shift, shift + span_b <= period)
 
 
-def _batch_step(array: Lies) -> Integer:
+def _batch_step(array: ArrayView) -> Integer:
     _, shape, strides = array
     return choose(shape[0] == 1, 0, strides[0])
 
@@ -57,7 +57,7 @@ def _reach(counts: Words, steps: Words) -> Any:
     return sum((count - 1) * step for count, step in zip(counts, steps, strict=True))
 
 
-def _apart(a: Lies, b: Lies, size: int) -> Integer:
+def _apart(a: ArrayView, b: ArrayView, size: int) -> Integer:
     """Tell whether two arrays certainly share no element."""
 
     def interleave(*numbers: Integer) -> Integer:
@@ -69,7 +69,7 @@ def _apart(a: Lies, b: Lies, size: int) -> Integer:
     return either(_lie_apart(a, b, size), lambda: separately("interleave", interleave, *numbers))
 
 
-def in_place(a: Lies, b: Lies) -> Integer:
+def in_place(a: ArrayView, b: ArrayView) -> Integer:
     """Tell whether two arrays of one shape are the very same elements."""
     (start_a, shape, strides_a), (start_b, _, strides_b) = a, b
     steps = zip(shape[:3], strides_a[:3], strides_b[:3], strict=True)
@@ -90,13 +90,13 @@ def _apart_within(shape: Words, strides: Words, row: Integer) -> Integer:
     return every(*apart)
 
 
-def are_tables(cos: Lies, sin: Lies, size: int) -> Integer:
+def are_tables(cos: ArrayView, sin: ArrayView, size: int) -> Integer:
     """Tell whether arrays of rank 4 are alike and of elements of a size, without gaps."""
     (_, cos_shape, cos_strides), (_, sin_shape, sin_strides) = cos, sin
     return every(same(cos_shape, sin_shape), cos_strides[3] == size, sin_strides[3] == size)
 
 
-def fits(x: Lies, out: Lies, table: Words, size: int, width: Integer) -> Integer:
+def fits(x: ArrayView, out: ArrayView, table: Words, size: int, width: Integer) -> Integer:
     """Tell whether an array can be rotated as it stands; table: the shape of cos."""
     (_, x_shape, x_strides), (_, out_shape, out_strides) = x, out
     return every(
@@ -112,7 +112,14 @@ def fits(x: Lies, out: Lies, table: Words, size: int, width: Integer) -> Integer
 
 
 def aliasing_allowed(
-    q: Lies, q_in_place: Integer, k: Lies, k_in_place: Integer, out_q: Lies, out_k: Lies, both: Integer, size: int
+    q: ArrayView,
+    q_in_place: Integer,
+    k: ArrayView,
+    k_in_place: Integer,
+    out_q: ArrayView,
+    out_k: ArrayView,
+    both: Integer,
+    size: int,
 ) -> Integer:
     """Tell whether no element is overwritten before it is read."""
     return either(q_in_place, lambda: _apart(q, out_q, size)) & either(

@@ -27,7 +27,7 @@ from rope_cpu._kernels.division import FEW_TOKENS, divide
 from rope_cpu._kernels.flow import Ending, Variable, each, when
 from rope_cpu._kernels.form import LAYOUTS, Form
 from rope_cpu._kernels.integers import Integer, Words, choose, either, emitted, every, larger, smaller
-from rope_cpu._kernels.objects import ITEMS, OBJECT, Lies, items, location, look, view
+from rope_cpu._kernels.objects import ITEMS, OBJECT, ArrayView, items, location, look, view
 from rope_cpu._kernels.overlap import aliasing_allowed, are_tables, fits, in_place
 from rope_cpu._kernels.sharing import THREADS, share
 from rope_cpu._kernels.words import LINE, allocate, call, free, spill, write_float
@@ -43,7 +43,7 @@ _ONE_MORE = 2**15
 _BLOCKS = len(Form._fields)  # where the pairs of blocks begin in what is told
 
 
-def _in_order(array: Lies, layout: Integer) -> Lies:
+def _in_order(array: ArrayView, layout: Integer) -> ArrayView:
     """Return an array with its axes in the order batch, token, head, element."""
     at, *both = array
     by_head, by_token = layout == LAYOUTS["bhsd"], layout == LAYOUTS["sbhd"]
@@ -59,21 +59,30 @@ def _in_order(array: Lies, layout: Integer) -> Lies:
     return at, shape, strides
 
 
-def _arrays(q: Integer, k: Integer, out: Integer, flags: Integer, form: Form, end: Ending) -> list[Lies]:
+def _arrays(q: Integer, k: Integer, out: Integer, flags: Integer, form: Form, end: Ending) -> list[ArrayView]:
     """Return where q and k and what they are written to lie; end: left where that is not what it should be."""
     out_q, out_k = Variable(q.b, out), Variable(q.b, out)
     with when(flags & ALONE == 0):
         for place, item in zip((out_q, out_k), items(out, form.tuple_kind, end), strict=True):
             place.set(item)
     views = [view(at, form.array_kind, form.rank, end) for at in (q, k, out_q.now, out_k.now)]
-    arrays, sorts, writeable = zip(*views, strict=True)
+    arrays, dtype_words, writeable = zip(*views, strict=True)
     end.leave_if(~every(*writeable[2:]), LOOK_CLOSER)
-    known = (flags & TRUSTED != 0) | every(*(sort == form.sort for sort in sorts))
-    end.leave_if(~known, choose(sorts[0] == form.sort, LOOK_CLOSER, OTHER_DTYPE))
+    known = (flags & TRUSTED != 0) | every(*(word == form.dtype_word for word in dtype_words))
+    end.leave_if(~known, choose(dtype_words[0] == form.dtype_word, LOOK_CLOSER, OTHER_DTYPE))
     return [_in_order(array, form.layout) for array in arrays]
 
 
-def _fit(q: Lies, k: Lies, out_q: Lies, out_k: Lies, both: Integer, table: Words, size: int, width: Integer) -> Integer:
+def _fit(
+    q: ArrayView,
+    k: ArrayView,
+    out_q: ArrayView,
+    out_k: ArrayView,
+    both: Integer,
+    table: Words,
+    size: int,
+    width: Integer,
+) -> Integer:
     """Tell whether arrays can be rotated as they stand."""
     k_fits = fits(k, out_k, table, size, width) & (q[1][0] == k[1][0])
     return fits(q, out_q, table, size, width) & (k_fits | ~both)
@@ -86,9 +95,9 @@ def _table(turns: Integer, tokens: Integer, size: int) -> tuple[Words, Words]:
     return (rows, tokens, heads, pairs), (tokens * row, row, pairs * size)
 
 
-def _circles(
+def _cos_sin(
     turns: Integer, factor: Integer, first: Integer, table: tuple[Words, Words], form: Form, end: Ending
-) -> tuple[Integer, Lies, Lies]:
+) -> tuple[Integer, ArrayView, ArrayView]:
     """Compute cos and sin on the way, from a position on; return the memory that holds them, and where they lie."""
     b, ((rows, tokens, heads, pairs), (row_step, *_)) = turns.b, table
     turns_at, turns_shape = location(turns)
@@ -102,7 +111,7 @@ def _circles(
     cos, sin = positions + before, positions + before + size
     (_rows, axes, _heads, parts), factors = turns_shape.words(4), location(factor)[0]
     job = Job(positions, 1, 1, turns_at, rows, axes, heads, parts, pairs, factors, form.sign, cos, sin, tokens)
-    call(form.circles, spill(b, job), 0, rows * tokens)
+    call(form.cos_sin, spill(b, job), 0, rows * tokens)
     return memory, (cos, *table), (sin, *table)
 
 
@@ -115,8 +124,8 @@ def _rotate(
     _kernel, cos, sin, told = (prepared + ITEMS).words(4)
     form_at, form_shape = location(told)
     form, both, trusted = Form(*form_at.words(_BLOCKS)), flags & ALONE == 0, flags & TRUSTED != 0
-    q_lies, k_lies, oq_lies, ok_lies = _arrays(q, k, out, flags, form, end)
-    (batch, tokens, q_heads, _width), k_heads = q_lies[1], choose(both, k_lies[1][2], 0)
+    q_view, k_view, oq_view, ok_view = _arrays(q, k, out, flags, form, end)
+    (batch, tokens, q_heads, _width), k_heads = q_view[1], choose(both, k_view[1][2], 0)
     q_elements = batch * tokens * q_heads * form.width
     if on_the_way:
         # Without heads there may be any number of tokens.
@@ -124,29 +133,29 @@ def _rotate(
         end.leave_if(abs(flags >> _FLAGS) + tokens > _FURTHEST, LOOK_CLOSER)
         table = _table(cos, tokens, real_size)
     else:
-        cos_lies, sin_lies = (view(at, form.array_kind, 4, end)[0] for at in (cos, sin))
-        end.leave_if(~are_tables(cos_lies, sin_lies, real_size), LOOK_CLOSER)
-        table = cos_lies[1:]
-    end.leave_if(~_fit(q_lies, k_lies, oq_lies, ok_lies, both, table[0], size, form.width), LOOK_CLOSER)
+        cos_view, sin_view = (view(at, form.array_kind, 4, end)[0] for at in (cos, sin))
+        end.leave_if(~are_tables(cos_view, sin_view, real_size), LOOK_CLOSER)
+        table = cos_view[1:]
+    end.leave_if(~_fit(q_view, k_view, oq_view, ok_view, both, table[0], size, form.width), LOOK_CLOSER)
 
     elements = q_elements + batch * tokens * k_heads * form.width
     # Few tokens of one sequence are two units, q and k, and shared only if these are about equal.
     shared = (batch > 1) | (tokens > FEW_TOKENS) | (q_heads <= k_heads * 2)
     pool = choose(shared & (elements >= form.worth * 2), form.in_use.load(), 0)
     end.leave_if((pool < 0) & ~trusted, NO_THREADS)
-    q_in_place, k_in_place = in_place(q_lies, oq_lies), in_place(k_lies, ok_lies)
-    arrays = q_lies, q_in_place, k_lies, k_in_place, oq_lies, ok_lies
+    q_in_place, k_in_place = in_place(q_view, oq_view), in_place(k_view, ok_view)
+    arrays = q_view, q_in_place, k_view, k_in_place, oq_view, ok_view
     end.leave_if(~either(trusted, lambda: aliasing_allowed(*arrays, both, size)), LOOK_CLOSER)
 
     if on_the_way:
-        memory, cos_lies, sin_lies = _circles(cos, sin, flags >> _FLAGS, table, form, end)
+        memory, cos_view, sin_view = _cos_sin(cos, sin, flags >> _FLAGS, table, form, end)
     most, threads = Variable(b, 1), Variable(b, 1)
     with when(pool > 0):
         most.set(smaller(elements // form.worth, elements // _ONE_MORE + 2))
         threads.set(smaller(most.now, (pool + THREADS).load()))
     blocks = form_at + 8 * _BLOCKS, form_shape.words(1)[0] - _BLOCKS
-    q_side, k_side = (q_lies, oq_lies, q_in_place), (k_lies, ok_lies, k_in_place)
-    units, job = divide(q_side, k_side, both, cos_lies, sin_lies, form, blocks, most.now, threads.now, size)
+    q_side, k_side = (q_view, oq_view, q_in_place), (k_view, ok_view, k_in_place)
+    units, job = divide(q_side, k_side, both, cos_view, sin_view, form, blocks, most.now, threads.now, size)
     share(pool, form.work, spill(b, job), units, most.now)
     if on_the_way:
         free(b, memory)

@@ -151,8 +151,8 @@ def worth_a_thread(dtype: str, pairing: str) -> int:
     row, head = pairs * kind.real_size, 2 * pairs * kind.size
     x, table = np.zeros(tokens * heads * head, np.uint8), np.zeros(tokens * row, np.uint8)
     blocks = np.array([pairs])
-    lies, angles = (x.ctypes.data, 0, heads * head, head), (table.ctypes.data, 0, row, 0)
-    side, none = Side(*lies, *lies, heads, heads, heads), (0,) * _SIDE
+    place, angles = (x.ctypes.data, 0, heads * head, head), (table.ctypes.data, 0, row, 0)
+    side, none = Side(*place, *place, heads, heads, heads), (0,) * _SIDE
     common = Common(
         tokens, tokens, 1, 1, 1, 0, 0, 0, *angles, *angles, blocks.ctypes.data, 1, head, 0, heads, 0, 0, 0
     )  # fmt: skip
