@@ -32,13 +32,34 @@ def turns(rope: RotaryEmbedding, ids: NDArray[Any]) -> tuple[Float64, Float64, F
     ids: (batch, seq), or (batch, seq, axes) with several axes. Each result is (batch, seq, heads or 1, pairs).
     """
     omega = rope.spec.inv_freq[0]
-    single = rope.spec.angle_dtype == "float32"
-    real = np.float32 if single else np.longdouble
-    position = ids.reshape(*ids.shape[:2], rope.axes).astype(real)
-    products = position[..., None, None] * omega.astype(real)
-    angle = products.sum(axis=2, dtype=real).astype(np.longdouble)
-    size = np.abs(products).sum(axis=2) * np.maximum((omega != 0).sum(axis=0), 1)
-    return np.cos(angle).astype(np.float64), np.sin(angle).astype(np.float64), size.astype(np.float64)
+    position = ids.reshape(*ids.shape[:2], rope.axes, 1, 1)
+    size = np.abs(position * omega).sum(axis=2) * np.maximum((omega != 0).sum(axis=0), 1)
+    if rope.spec.angle_dtype == "float32":
+        products = position.astype(np.float32) * omega.astype(np.float32)
+        cos, sin = _cos_sin(products.sum(axis=2, dtype=np.float32))
+    else:
+        cos, sin = _exact_cos_sin(position, omega)
+    return cos.astype(np.float64), sin.astype(np.float64), size
+
+
+def _cos_sin(angle: NDArray[Any]) -> tuple[NDArray[np.longdouble], NDArray[np.longdouble]]:
+    wide = angle.astype(np.longdouble)
+    return np.cos(wide), np.sin(wide)
+
+
+def _exact_cos_sin(position: NDArray[Any], omega: Float64) -> tuple[NDArray[np.longdouble], NDArray[np.longdouble]]:
+    """Return cos and sin of Σ position·omega over the axes, without rounding an angle.
+
+    A frequency is two parts of at most 29 bits, whose products with positions below 2^35 are exact in the 64 bits of a
+    long double (where it has them); rotations by the products follow each other.
+    """
+    high = omega.astype(np.float32).astype(np.float64)
+    shape = (*position.shape[:2], *omega.shape[1:])
+    cos, sin = np.ones(shape, np.longdouble), np.zeros(shape, np.longdouble)
+    for axis, part in ((axis, part) for part in (high, omega - high) for axis in range(len(omega))):
+        c, s = _cos_sin(position[:, :, axis].astype(np.longdouble) * part[axis].astype(np.longdouble))
+        cos, sin = cos * c - sin * s, sin * c + cos * s
+    return cos, sin
 
 
 def rotated(

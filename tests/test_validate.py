@@ -2,10 +2,12 @@
 
 import numpy as np
 import onnx
+import oracle
 import pytest
 from onnx import numpy_helper
 
 from rope_cpu import RotaryEmbedding, export
+from rope_cpu.export import reference
 
 ROPE = RotaryEmbedding(16, rope_theta=1000.0)
 TARGETS = ("primitive", "onnx", "ort")
@@ -32,6 +34,26 @@ def test_a_right_model_passes(target, dtype):
     assert {"one token", "no tokens", "left-padded ids", "shuffled ids", "last ids", "id past the table"} <= names
     assert "passed" in str(report)
     assert report.worst.case in str(report)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_table_of_one_row_passes(target):
+    assert export.validate(export.export_rope(ROPE, target=target, max_positions=1), ROPE).passed
+
+
+def test_a_long_table_in_float64_passes():
+    model = export.export_rope(ROPE, target="primitive", dtype="float64", max_positions=50_000)
+    report = export.validate(model, ROPE)
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("rope", [ROPE, RotaryEmbedding.axial(16, 2)], ids=["one axis", "two axes"])
+def test_the_reference_rounds_cos_and_sin_once(rope):
+    ids = np.array([[0, 1, 4095, 131_071, 999_999, 2**31 - 1, 2**35 - 1]])
+    ids = np.stack([ids, ids[:, ::-1]], axis=-1) if rope.axes > 1 else ids
+    expected = oracle.cos_sin_axes(ids if rope.axes > 1 else ids[..., None], np.atleast_2d(rope.inv_freq))
+    for ours, exact in zip(reference.turns(rope, ids), expected, strict=False):
+        np.testing.assert_array_equal(ours[:, :, 0], exact)
 
 
 def test_the_worst_case_can_be_replayed():
