@@ -141,8 +141,7 @@ def positions(name: str, value: object, axes: int, form: str | None, rows: int =
     value: (seq,) or (batch, seq), for thd (tokens,); with several axes a trailing axis of coordinates. form: the
     layout, or None where no array will be rotated.
     """
-    ids = np.asarray(value)
-    numbers(name, ids)
+    ids = numbers(name, value)
     packed, tail = form == "thd", f", {axes}" if axes > 1 else ","
     coordinates(name, ids, axes)
     if (ids.ndim if axes == 1 else ids.ndim - 1) not in ((1,) if packed else (1, 2)):
@@ -156,17 +155,29 @@ def positions(name: str, value: object, axes: int, form: str | None, rows: int =
     return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
 
 
-def numbers(name: str, ids: Array) -> None:
-    """Raise unless an array has the dtype of positions."""
-    _held(name, ids)
+def numbers(name: str, value: object) -> Array:
+    """Return positions as an array; raise unless it has a dtype of theirs."""
+    ids = _as_array(name, value)
     if ids.dtype.kind not in "iu" and ids.dtype.newbyteorder("=") not in (np.float32, np.float64):
         raise TypeError(f"`{name}` has dtype {ids.dtype}; positions must be integers, float32 or float64")
+    return ids
 
 
-def _held(name: str, ids: Array) -> None:
-    """Raise where integers are too large for any dtype of NumPy's."""
-    if ids.dtype == object and ids.size and all(isinstance(value, int) for value in ids.flat):
-        raise ValueError(f"`{name}` holds {max(ids.flat, key=abs)}; {_WITHIN}")
+def _as_array(name: str, value: object) -> Array:
+    """Return numbers as an array; raise for what is masked, ragged, or too large for any dtype of NumPy's."""
+    if isinstance(value, np.ndarray):
+        _unmasked(name, value)
+        ids = np.asarray(value)
+    else:
+        try:
+            ids = np.asarray(value)
+        except ValueError:
+            raise ValueError(f"`{name}` has rows of several lengths; they must be of one") from None
+    if ids.dtype == object and ids.size and all(isinstance(one, int) for one in ids.flat):
+        extreme = max(ids.flat, key=abs)
+        if abs(extreme) > MAX_POSITION:
+            raise ValueError(f"`{name}` holds {extreme}; {_WITHIN}")
+    return ids
 
 
 def coordinates(name: str, ids: Array, axes: int) -> None:
@@ -188,8 +199,7 @@ def position_values(name: str, value: object) -> None:
 
 def offsets(value: object, batch: int, seq: int) -> Array:
     """Return offsets as int64 (1 or batch,), from which `seq` tokens follow."""
-    given = np.asarray(value)
-    _held("offset", given)
+    given = _as_array("offset", value)
     if given.dtype.kind not in "iu":
         raise TypeError(f"`offset` is {_brief(value)}; it must be an integer, or one per batch row")
     if given.ndim > 1 or given.shape not in ((), (batch,)):
@@ -224,7 +234,7 @@ def tables(cos: object, sin: object, looked_up: bool, form: str) -> tuple[Array,
 
 def table_ids(value: object, length: int, form: str) -> Array:
     """Return position ids that index a table of `length` rows."""
-    ids = np.asarray(value)
+    ids = _as_array("position_ids", value)
     if ids.dtype.kind not in "iu":
         raise TypeError(f"`position_ids` has dtype {ids.dtype}; rows of a table are looked up by integers")
     if ids.ndim not in ((1,) if form == "thd" else (1, 2)):

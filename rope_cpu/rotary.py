@@ -136,8 +136,7 @@ class RotaryEmbedding(Constructors):
         another shape or dtype, that is read-only, or whose elements share memory.
         """
         wanted, axes, rows = _check.dtype(dtype), self.axes, self._spec.attention_factor.size
-        ids = np.asarray(position_ids)
-        _check.numbers("position_ids", ids)
+        ids = _check.numbers("position_ids", position_ids)
         _check.coordinates("position_ids", ids, axes)
         if rows == 1:
             shape = ids.shape[:-1] if axes > 1 else ids.shape
@@ -244,7 +243,7 @@ class RotaryEmbedding(Constructors):
         """
         form = _check.layout(layout)
         keys = _check.array("keys", keys, form)
-        moved = np.asarray(delta)
+        moved = _check.numbers("delta", delta)
         tokens = keys.shape[_check.AXES[form][1]]
         if moved.ndim:
             _check.coordinates("delta", moved, self.axes)
