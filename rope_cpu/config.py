@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -189,7 +188,7 @@ def _spec(
         angle_dtype=angle_dtype,
     )
     if known.direction < 0:
-        spec = replace(spec, inv_freq=-spec.inv_freq)
+        spec = specs.turned_back(spec)
     if shares is None:
         return spec
     if dealt and isinstance(shares, list | tuple) and sum(shares) < spec.pairs:

@@ -32,6 +32,8 @@ class LengthRule(Protocol):
 class RopeSpec:
     """One rotation: which elements pair, and by what angle per position each pair turns.
 
+    Its arrays are read-only copies of those given.
+
     inv_freq: float64 (rows, axes, heads, pairs), radians per unit of position. rows is 1, or the batch size where every
         sequence has a length of its own; heads is 1 unless heads have frequencies of their own.
     attention_factor: float64 (rows,), the factor on cos and sin.
@@ -50,6 +52,10 @@ class RopeSpec:
     shared_id: bool = False
     length_rule: LengthRule | None = None
     lengths: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("inv_freq", "attention_factor"):
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
 
     @property
     def axes(self) -> int:
@@ -80,15 +86,14 @@ class RopeSpec:
         shape = (len(rows), *self.inv_freq.shape[1:])
         return replace(
             self,
-            inv_freq=_frozen(np.stack([row for row, _ in rows]).reshape(shape)),
-            attention_factor=_frozen(np.array([factor for _, factor in rows])),
+            inv_freq=np.stack([row for row, _ in rows]).reshape(shape),
+            attention_factor=np.array([factor for _, factor in rows]),
             lengths=many,
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Pickle and deepcopy hand out arrays that can be written to.
-        frozen = {name: _frozen(value) for name, value in state.items() if isinstance(value, np.ndarray)}
-        self.__dict__.update(state | frozen)
+        self.__dict__.update(state)
+        self.__post_init__()  # pickle and deepcopy hand out arrays that can be written to
 
     def _key(self) -> tuple[Any, ...]:
         arrays = (self.inv_freq, self.attention_factor)
@@ -132,14 +137,32 @@ def from_inv_freq(
     one_of("angle_dtype", described.get("angle_dtype", "float64"), ANGLE_DTYPES)
     widths = _widths(blocks, rotary_dim)
     return RopeSpec(
-        inv_freq=_frozen(frequencies[None]),
-        attention_factor=_frozen(np.array([factor])),
+        inv_freq=frequencies[None],
+        attention_factor=np.array([factor]),
         head_dim=head_dim,
         # Adjacent pairs never cross a boundary between even blocks, so blocks say nothing about them.
         blocks=(rotary_dim,) if interleaved else widths,
         interleaved=interleaved,
         **described,
     )
+
+
+def turned_back(spec: RopeSpec) -> RopeSpec:
+    """Return the spec whose pairs turn the other way, at every length."""
+    rule = spec.length_rule and TurnedBack(spec.length_rule)
+    return replace(spec, inv_freq=-spec.inv_freq, length_rule=rule)
+
+
+@dataclass(frozen=True)
+class TurnedBack:
+    """A length rule whose pairs turn the other way."""
+
+    rule: LengthRule
+
+    def at_length(self, length: int) -> tuple[Float64, float]:
+        """Return inv_freq and the attention factor for `length` tokens."""
+        inv_freq, factor = self.rule.at_length(length)
+        return -inv_freq, factor
 
 
 def whole_number(name: str, value: object, least: int = 1) -> int:
@@ -230,4 +253,5 @@ def _widths(blocks: int | Sequence[int], rotary_dim: int) -> tuple[int, ...]:
 
 def _frozen(array: Float64) -> Float64:
     # A copy of our own that cannot be made writeable again through a base: plans rely on it never changing.
-    return np.frombuffer(np.ascontiguousarray(array).tobytes(), dtype=np.float64).reshape(array.shape)
+    held = np.asarray(array, dtype=np.float64)
+    return np.frombuffer(held.tobytes(), dtype=np.float64).reshape(held.shape)

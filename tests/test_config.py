@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rope_cpu import RotaryEmbedding, config
 from rope_cpu._models import _rows, model
 
 LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32}
+NANOCHAT: dict[str, Any] = {"model_type": "nanochat", "hidden_size": 512, "num_attention_heads": 4}
 GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "hidden_size": 2304, "num_attention_heads": 8, "head_dim": 64}
 
 
@@ -208,8 +210,26 @@ def test_own_names_of_keys() -> None:
 
 
 def test_the_other_way_round() -> None:
-    rope = read({"model_type": "nanochat", "hidden_size": 512, "num_attention_heads": 4})
+    rope = read(NANOCHAT)
     np.testing.assert_allclose(rope.inv_freq, -omega(1e4, 128), rtol=1e-14)
+    with pytest.raises(ValueError, match="read-only"):
+        rope.inv_freq[0] = 5
+
+
+def test_the_other_way_round_at_every_length() -> None:
+    scaling = {"max_position_embeddings": 100, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    back, forth = read(NANOCHAT, scaling), read(LLAMA, scaling)
+    np.testing.assert_array_equal(back.inv_freq, -forth.inv_freq)
+    for length in (10, 1000, [10, 1000]):
+        np.testing.assert_array_equal(back.at_length(length).inv_freq, -forth.at_length(length).inv_freq)
+    assert pickle.loads(pickle.dumps(back)) == back == read(NANOCHAT, scaling) != forth
+
+
+def test_a_spec_made_of_another_is_read_only_too() -> None:
+    spec = read(LLAMA).spec
+    for made in (spec, replace(spec, inv_freq=-spec.inv_freq), pickle.loads(pickle.dumps(spec))):
+        assert not made.inv_freq.flags.writeable
+        assert not made.attention_factor.flags.writeable
 
 
 REFUSALS: list[tuple[Any, type[Exception], str]] = [
