@@ -109,6 +109,11 @@ class SpreadRule:
     mrope_section: tuple[int, ...]
     mrope_interleaved: bool
 
+    @property
+    def original_length(self) -> int:
+        """That of the rule."""
+        return self.rule.original_length
+
     def at_length(self, length: int) -> tuple[Float64, float]:
         """Return inv_freq (axes, pairs) and the attention factor for `length` tokens."""
         inv_freq, factor = self.rule.at_length(length)

@@ -60,6 +60,12 @@ class Scaled:
     base: Base
     parameters: tuple[tuple[str, Any], ...]
 
+    @property
+    def original_length(self) -> int:
+        """The length that the type starts from; types without one do not depend on the length."""
+        said = dict(self.parameters)
+        return int(said.get("original_max_position_embeddings") or said["max_position_embeddings"])
+
     def at_length(self, length: int | None) -> tuple[Float64, float]:
         """Return inv_freq (pairs,) and the attention factor for `length` tokens; None: for the original length."""
         row, parameters = ROPE_TYPES[self.rope_type], dict(self.parameters)

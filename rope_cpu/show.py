@@ -78,17 +78,16 @@ def rotations(raw: Mapping[str, Any], layer_type: str | None, interleaved: bool 
             yield Layers(f"{title}: not rotated", {}, {}, None)
             continue
         rope = RotaryEmbedding.from_config(raw, layer_type=name, interleaved=interleaved)
-        yield Layers(title, section or {}, dict(_lengths(rope, values)), _plain(rope, section or {}))
+        yield Layers(title, section, dict(_lengths(rope, values)), _plain(rope, section))
 
 
 def _lengths(rope: RotaryEmbedding, values: Mapping[str, Any]) -> Iterator[tuple[str, RotaryEmbedding]]:
     """Yield the rotary by the lengths to show: the original one, and a longer one where that is another rotation."""
-    if not rope.spec.needs_length:
+    rule = rope.spec.length_rule
+    if rule is None:
         yield "", rope
         return
-    rule: Any = rope.spec.length_rule
-    parameters = dict(getattr(rule, "rule", rule).parameters)
-    original = parameters.get("original_max_position_embeddings") or parameters["max_position_embeddings"]
+    original = rule.original_length
     reached = max(int(values.get("max_position_embeddings", 0)), 4 * original if rope.rope_type == "dynamic" else 0)
     for length in (original, max(reached, original + 1)):
         yield f"at {length} tokens", rope.at_length(length)

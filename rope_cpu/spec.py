@@ -23,6 +23,11 @@ class LengthRule(Protocol):
     An implementation is immutable, hashable, compares by value and can be pickled.
     """
 
+    @property
+    def original_length(self) -> int:
+        """How many tokens the model was trained for: up to there, frequencies are the original ones."""
+        ...
+
     def at_length(self, length: int) -> tuple[Float64, float]:
         """Return inv_freq, (axes, heads, pairs) or fewer leading axes, and the attention factor for `length` tokens."""
         ...
@@ -158,6 +163,11 @@ class TurnedBack:
     """A length rule whose pairs turn the other way."""
 
     rule: LengthRule
+
+    @property
+    def original_length(self) -> int:
+        """That of the rule."""
+        return self.rule.original_length
 
     def at_length(self, length: int) -> tuple[Float64, float]:
         """Return inv_freq and the attention factor for `length` tokens."""

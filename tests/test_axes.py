@@ -111,6 +111,8 @@ def test_partial_mrope():
 class Stretch:
     """A length rule: frequencies fall in proportion to the length."""
 
+    original_length = 1
+
     def at_length(self, length: int):
         return np.arange(1.0, 5.0) / length, 2.0
 

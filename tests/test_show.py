@@ -74,6 +74,17 @@ def test_both_sides_of_longrope(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert found.count("attention factor 1.41421") == 2
 
 
+@pytest.mark.parametrize("model_type", ["nanochat", "qwen2_vl_text"])
+def test_lengths_whatever_the_rule_is_part_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model_type: str
+) -> None:
+    keys = {"model_type": model_type, "hidden_size": 512, "num_attention_heads": 4, "max_position_embeddings": 100}
+    shown({**keys, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, tmp_path)
+    found = lines(capsys.readouterr().out)
+    assert "at 100 tokens" in found
+    assert "at 400 tokens" in found
+
+
 def test_every_layer_type_or_the_one_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown(GEMMA4, tmp_path)
     found = lines(capsys.readouterr().out)
