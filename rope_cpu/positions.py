@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.spec import Float64, whole_number
+from rope_cpu.spec import Float64, real_array, real_number, whole_number, whole_numbers
 
 Int64 = NDArray[np.int64]
 
@@ -58,7 +58,9 @@ def grid(
 
     Raises TypeError or ValueError naming the argument, its value and the rule.
     """
-    counts = [whole_number("sizes", size) for size in sizes]
+    counts = whole_numbers("sizes", sizes)
+    if not counts:
+        raise ValueError(f"`sizes` is {sizes!r}; it must name the cells of one axis at least")
     begin = _per_axis("start", start, len(counts))
     if centred:
         if any(begin):
@@ -81,7 +83,7 @@ def patches(grid_thw: ArrayLike, *, merge_size: int = 1) -> Int64:
     Raises TypeError or ValueError where rows or columns do not divide into the squares.
     """
     edge = whole_number("merge_size", merge_size)
-    every = []
+    every = [np.zeros((0, 2), dtype=np.int64)]
     for frames, rows, columns in _grids("grid_thw", grid_thw, edge).tolist():
         squares = (rows // edge, edge, columns // edge, edge, 2)
         frame = np.indices((rows, columns)).transpose(1, 2, 0).reshape(squares).swapaxes(1, 2).reshape(-1, 2)
@@ -127,10 +129,11 @@ def mrope(
     merge_frames: frames of a video that become one (Ernie-4.5-VL's `temporal_merge_size`).
     seconds_per_grid: (videos,) seconds from frame to frame, None for 1 (Qwen2.5-VL's `second_per_grid_ts`).
     tokens_per_second: ids per second: 1 for Qwen2-VL and Qwen3-VL, in the configuration of Qwen2.5-VL.
-    split_frames: the frames of a video stand apart, with text between them (Qwen3-VL, GLM-4V).
+    split_frames: the frames of a video stand apart, with text between them (Qwen3-VL, GLM-4V). That text says how far
+        apart they are: merge_frames, seconds_per_grid and tokens_per_second have no use then, and are refused.
     attention_mask: (batch, seq), 0 for padding, which gets id 0.
 
-    Raises TypeError or ValueError where grids and tokens do not fit each other.
+    Raises TypeError or ValueError where grids and tokens do not fit each other, or arguments exclude one another.
     Source: get_rope_index of qwen2_vl, qwen2_5_vl, qwen3_vl in transformers 5.23 (earlier ones let text go on after
     the last frame where that is further than the longer side).
     """
@@ -138,8 +141,10 @@ def mrope(
     edge, merged = whole_number("merge_size", merge_size), whole_number("merge_frames", merge_frames)
     images = _grids("image_grid_thw", image_grid_thw, edge)
     videos = _grids("video_grid_thw", video_grid_thw, edge)
-    steps = _steps(seconds_per_grid, tokens_per_second, len(videos))
+    rate = real_number("tokens_per_second", tokens_per_second)
+    steps = _steps(seconds_per_grid, rate, len(videos))
     if split_frames:
+        _refuse_timing(merge_frames=(merged, 1), seconds_per_grid=(seconds_per_grid, None), tokens_per_second=(rate, 1))
         frames = videos[:, 0]
         videos, steps = np.repeat(videos, frames, axis=0), np.repeat(steps, frames)
         videos[:, 0] = 1
@@ -157,7 +162,13 @@ def mrope(
 
 
 def token_types(token_ids: ArrayLike, *, image_token_id: int | None, video_token_id: int | None) -> Int64:
-    """Return 0 for text, 1 for image tokens and 2 for video tokens, shaped like token_ids; None: there are none."""
+    """Return 0 for text, 1 for image tokens and 2 for video tokens, int64, shaped like token_ids.
+
+    token_ids: integers of any shape, as the model takes them.
+    image_token_id, video_token_id: the ids that stand for a token of an image or a video; None where there are none.
+
+    Raises TypeError where token_ids are no integers.
+    """
     ids = _integers("token_ids", token_ids)
     types = np.zeros(ids.shape, dtype=np.int64)
     for kind, token in ((IMAGE, image_token_id), (VIDEO, video_token_id)):
@@ -195,10 +206,20 @@ _GRIDS = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
 _NONE: tuple[Int64, int] = (np.zeros((0, 3), dtype=np.int64), 0)
 
 
+def _refuse_timing(**arguments: tuple[Any, Any]) -> None:
+    """Raise where frames that stand apart are given a time between them: name=(value, the value that says nothing)."""
+    for name, (value, nothing) in arguments.items():
+        if not np.array_equal(value, nothing):
+            raise ValueError(
+                f"`{name}` is {value!r}, but with `split_frames` each frame has its own place in the text; leave it out"
+            )
+
+
 def _types_and_mask(token_types: ArrayLike, attention_mask: ArrayLike | None) -> tuple[Int64, NDArray[np.bool_]]:
     types = _integers("token_types", token_types)
-    if types.ndim != 2 or not np.isin(types, (TEXT, IMAGE, VIDEO)).all():
-        raise ValueError(f"`token_types` has shape {types.shape}; it must be (batch, seq) of 0, 1 and 2")
+    if types.ndim != 2:
+        raise ValueError(f"`token_types` has shape {types.shape}; it must be (batch, seq)")
+    _refuse_values("token_types", types[~np.isin(types, (TEXT, IMAGE, VIDEO))], "0, 1 or 2")
     if attention_mask is None:
         return types, np.ones(types.shape, dtype=bool)
     mask = _mask(attention_mask)
@@ -209,13 +230,19 @@ def _types_and_mask(token_types: ArrayLike, attention_mask: ArrayLike | None) ->
 
 def _mask(attention_mask: ArrayLike) -> NDArray[np.bool_]:
     mask = np.asarray(attention_mask)
-    if mask.ndim != 2 or not np.isin(mask, (0, 1)).all():
-        raise ValueError(f"`attention_mask` has shape {mask.shape}; it must be (batch, seq) of zeros and ones")
+    if mask.ndim != 2:
+        raise ValueError(f"`attention_mask` has shape {mask.shape}; it must be (batch, seq)")
+    _refuse_values("attention_mask", mask[~np.isin(mask, (0, 1))], "0 or 1")
     return mask.astype(bool)
 
 
+def _refuse_values(name: str, wrong: NDArray[Any], rule: str) -> None:
+    if wrong.size:
+        raise ValueError(f"`{name}` holds {wrong[0]}; every value must be {rule}")
+
+
 def _steps(seconds_per_grid: ArrayLike | None, tokens_per_second: float, videos: int) -> NDArray[np.float32]:
-    seconds = np.ones(videos) if seconds_per_grid is None else np.asarray(seconds_per_grid)
+    seconds = np.ones(videos) if seconds_per_grid is None else real_array("seconds_per_grid", seconds_per_grid)
     if seconds.shape != (videos,):
         raise ValueError(f"`seconds_per_grid` has shape {seconds.shape}; it must be ({videos},), one for each video")
     return np.float32(tokens_per_second) * seconds.astype(np.float32)
@@ -225,8 +252,9 @@ def _grids(name: str, grids: ArrayLike | None, edge: int) -> Int64:
     if grids is None:
         return np.zeros((0, 3), dtype=np.int64)
     sizes = _integers(name, grids)
-    if sizes.ndim != 2 or sizes.shape[1] != 3 or (sizes < 1).any():
-        raise ValueError(f"`{name}` has shape {sizes.shape}; it must be (grids, 3): frames, rows, columns, at least 1")
+    if sizes.ndim != 2 or sizes.shape[1] != 3:
+        raise ValueError(f"`{name}` has shape {sizes.shape}; it must be (grids, 3): frames, rows, columns")
+    _refuse_values(name, sizes[sizes < 1], "at least 1")
     if (sizes[:, 1:] % edge).any():
         raise ValueError(f"`{name}` is {sizes.tolist()}; rows and columns must be multiples of merge_size {edge}")
     return sizes

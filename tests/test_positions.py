@@ -51,6 +51,7 @@ def test_patches_come_square_after_square(edge):
                 for left in range(0, columns, edge):
                     expected += [[top + i, left + j] for i in range(edge) for j in range(edge)]
     assert positions.patches([[2, 6, 12], [1, 12, 6]], merge_size=edge).tolist() == expected
+    assert positions.patches(np.zeros((0, 3), int), merge_size=edge).shape == (0, 2)
 
 
 def test_unrotated_tokens_have_id_zero():
@@ -106,6 +107,10 @@ def test_token_types():
 IMAGE = [[1, 4, 4]]
 
 
+def apart(**options):
+    return positions.mrope([[2, 0, 2]], video_grid_thw=[[2, 2, 2]], split_frames=True, **options)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -113,20 +118,28 @@ IMAGE = [[1, 4, 4]]
         (lambda: positions.packed([0, 3, 2]), ValueError, "never falls"),
         (lambda: positions.packed([0.0, 3.0]), TypeError, "`cu_seqlens` has dtype float64"),
         (lambda: positions.left_padded([0, 1]), ValueError, "`attention_mask` has shape"),
-        (lambda: positions.left_padded([[0, 2]]), ValueError, "zeros and ones"),
+        (lambda: positions.left_padded([[0, 2]]), ValueError, "`attention_mask` holds 2; every value must be 0 or 1"),
         (lambda: positions.grid((0, 3)), ValueError, "`sizes` is 0"),
+        (lambda: positions.grid(()), ValueError, r"`sizes` is \(\); it must name the cells of one axis"),
         (lambda: positions.grid((2, 3), centred=True, start=1), ValueError, "`start` is 1"),
         (lambda: positions.grid((2, 3), scale=(1, 2, 3)), ValueError, "`scale` has 3 numbers"),
         (lambda: positions.patches([[1, 3, 4]], merge_size=2), ValueError, "multiples of merge_size 2"),
         (lambda: positions.patches([1, 3, 4]), ValueError, "`grid_thw` has shape"),
+        (lambda: positions.patches([[1, 0, 2]]), ValueError, "`grid_thw` holds 0; every value must be at least 1"),
         (lambda: positions.with_unrotated([1, 2]), ValueError, "`position_ids` has shape"),
         (lambda: positions.mrope([[1] * 3], image_grid_thw=IMAGE), ValueError, "a run with 3 more tokens of type 1"),
         (lambda: positions.mrope([[1] * 5], image_grid_thw=IMAGE), ValueError, "none left"),
         (lambda: positions.mrope([[0] * 5], image_grid_thw=IMAGE), ValueError, "more grids than"),
         (lambda: positions.mrope([[1] * 4]), ValueError, "`image_grid_thw` makes none"),
-        (lambda: positions.mrope([[3]]), ValueError, "`token_types` has shape"),
+        (lambda: positions.mrope([0]), ValueError, "`token_types` has shape"),
+        (lambda: positions.mrope([[3]]), ValueError, "`token_types` holds 3; every value must be 0, 1 or 2"),
         (lambda: positions.mrope([[0]], attention_mask=[[1, 1]]), ValueError, "`attention_mask` has shape"),
         (lambda: positions.mrope([[0]], seconds_per_grid=[1.0]), ValueError, "`seconds_per_grid` has shape"),
+        (lambda: positions.mrope([[0]], seconds_per_grid=["a"]), TypeError, "`seconds_per_grid` has dtype <U1"),
+        (lambda: positions.mrope([[0]], tokens_per_second="a"), TypeError, "`tokens_per_second` is 'a'"),
+        (lambda: apart(merge_frames=2), ValueError, "`merge_frames` is 2, but with `split_frames`"),
+        (lambda: apart(seconds_per_grid=[1.0]), ValueError, r"`seconds_per_grid` is \[1.0\], but with `split_frames`"),
+        (lambda: apart(tokens_per_second=2), ValueError, "`tokens_per_second` is 2.0, but with `split_frames`"),
     ],
 )
 def test_refusals(call, error, message):
