@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rope_cpu import axes
-from rope_cpu.spec import RopeSpec, from_inv_freq, whole_number
+from rope_cpu.spec import RopeSpec, from_inv_freq, real_number, whole_number
 
 Config = Mapping[str, Any]
 
@@ -46,24 +46,25 @@ def _axes_from(key: str, default: Sequence[int] | None, theta: float) -> Callabl
     """Widths of the axes stand in the file under a key, or are the class's own."""
 
     def build(config: Config, angle_dtype: str) -> RopeSpec:
-        return _blocks(config.get(key, default), config.get("rope_theta", theta), config, angle_dtype)
+        return _blocks(key, config.get(key, default), config.get("rope_theta", theta), config, angle_dtype)
 
     return build
 
 
 def _wan(config: Config, angle_dtype: str) -> RopeSpec:
-    head_dim = config.get("attention_head_dim")
+    key, head_dim = "attention_head_dim", config.get("attention_head_dim")
     if head_dim is None:
-        head_dim = _required(config, "dim") // _required(config, "num_heads")
-    side = 2 * (head_dim // 6)
-    return _blocks((head_dim - 2 * side, side, side), 10000.0, config, angle_dtype)
+        key, head_dim = "dim", _required(config, "dim") // _required(config, "num_heads")
+    side = 2 * (whole_number(key, head_dim, 0) // 6)
+    return _blocks(key, (head_dim - 2 * side, side, side), 10000.0, config, angle_dtype)
 
 
 def _cogvideox(config: Config, angle_dtype: str) -> RopeSpec:
     if not config.get(_COGVIDEOX):
         raise ValueError(f"`{_COGVIDEOX}` is {config.get(_COGVIDEOX)!r}: this CogVideoX adds sinusoidal embeddings")
     head_dim = _required(config, "attention_head_dim")
-    return _blocks((head_dim // 4, head_dim // 8 * 3, head_dim // 8 * 3), 10000.0, config, angle_dtype)
+    widths = (head_dim // 4, head_dim // 8 * 3, head_dim // 8 * 3)
+    return _blocks("attention_head_dim", widths, 10000.0, config, angle_dtype)
 
 
 def _ltx(config: Config, angle_dtype: str) -> RopeSpec:
@@ -73,7 +74,7 @@ def _ltx(config: Config, angle_dtype: str) -> RopeSpec:
     if layout not in ("interleaved", "split"):
         raise ValueError(f"`rope_type` is {layout!r}; it must be interleaved or split")
     width = head_dim * heads
-    rounds, theta = width // 6, float(config.get("rope_theta", 10000.0))
+    rounds, theta = width // 6, real_number("rope_theta", config.get("rope_theta", 10000.0))
     # These are float32 in the model, also where they are computed in float64.
     powers = np.float32(np.pi / 2 * theta ** np.linspace(0.0, 1.0, rounds))
     matrix = np.zeros((3, width // 2))
@@ -88,10 +89,11 @@ def _ltx(config: Config, angle_dtype: str) -> RopeSpec:
     )
 
 
-def _blocks(axis_dims: Any, theta: float, config: Config, angle_dtype: str) -> RopeSpec:
-    if not isinstance(axis_dims, Sequence) or len(axis_dims) != 3:
-        raise ValueError(f"the widths of the axes are {axis_dims!r}; they must be three numbers")
-    widths = [whole_number("axes_dims_rope", width, 2) for width in axis_dims]
+def _blocks(key: str, widths: Any, theta: float, config: Config, angle_dtype: str) -> RopeSpec:
+    """Return the rotation in which each axis turns a block of the head. key: where the widths come from."""
+    fit = isinstance(widths, Sequence) and all(isinstance(w, int | np.integer) and w > 0 and w % 2 == 0 for w in widths)
+    if not fit or len(widths) != 3:
+        raise ValueError(f"`{key}` gives the axes the widths {widths!r}; they must be three even numbers above 0")
     head_dim = config.get("attention_head_dim", sum(widths))
     if head_dim != sum(widths):
         raise ValueError(f"`attention_head_dim` is {head_dim}, but the axes are {widths} wide together")
