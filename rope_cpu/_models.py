@@ -15,7 +15,7 @@ TABLES = ("models.json", "other_models.json")
 
 @dataclass(frozen=True)
 class Model:
-    """One row: the facts of a model type. Every field is a rope-relevant default or name, none a rule of ours.
+    """One row: the facts of a model type, each as its classes or its code have it, none a rule of ours.
 
     interleaved: the pairing of the model's code, or the name of the config key that decides it.
     names: this type's own names of standard keys, "part.key" inside a part.
@@ -24,9 +24,9 @@ class Model:
     filled: layer type → what a section of its own is filled up with.
     theta, partial: which old top-level key fills the base and the rotated share of which section ("": the flat one).
     scaled: the layer types that an old flat `rope_scaling` applies to.
-    types: rope types that mean another one here. ignored: keys of a
-        section that the model's code takes no notice of. assumed, assumed_old: rope type →
-        what its section (of the new form, of the old one) holds where it is silent.
+    types: rope types that mean another one here. assumed, assumed_old: rope type → what its section (of the new form,
+        of the old one) holds where it is silent.
+    ignored_with_alpha: keys that the model's code takes no notice of in a section with `alpha`.
     whole_head: the default rope type takes no notice of partial_rotary_factor.
     head_dim_derived: `head_dim` follows from other keys whatever it says. head_dim_ratio: head_dim over hidden_size /
         num_attention_heads. layer_head_dim: layer type → (key, default) of a head_dim of its own.
@@ -47,7 +47,7 @@ class Model:
     partial: Mapping[str, str] = field(default_factory=lambda: {"": "partial_rotary_factor"})
     scaled: tuple[str, ...] = ("",)
     types: Mapping[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
+    ignored_with_alpha: tuple[str, ...] = ()
     assumed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     assumed_old: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     whole_head: bool = False

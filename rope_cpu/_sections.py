@@ -18,17 +18,17 @@ def sections(text: Config, known: Model) -> dict[str, Section | None]:
 
     Each holds its base and its rotated share, from where the config or its model type has them.
     """
-    given = _given(text)
+    key, given = own_section(text)
     if known.implied is not None and text.get(known.implied[0]) == known.implied[1]:
         given = {**known.implied[2], **given}
     if any(isinstance(value, Mapping) for value in given.values()):
-        by_layer = {key: value for key, value in given.items() if value is None or isinstance(value, Mapping)}
+        by_layer = {label: value for label, value in given.items() if value is None or isinstance(value, Mapping)}
         return {
-            key: None if value is None else _filled(key, _renamed(value, known), text, known)
-            for key, value in by_layer.items()
+            label: None if value is None else _filled(label, _renamed(value, known), text, known)
+            for label, value in by_layer.items()
         }
     if known.layered:
-        return _old_layered(given, text, known)
+        return _old_layered(key, given, text, known)
     if not given and known.rope_parameters:
         given = {**known.rope_parameters}
         if "" in known.theta and text.get(known.theta[""]) is not None:
@@ -36,21 +36,21 @@ def sections(text: Config, known: Model) -> dict[str, Section | None]:
     return {"": _filled("", _renamed(given, known), text, known)}
 
 
-def _given(text: Config) -> Config:
-    """Return the config's own section; where there are both, transformers reads the old one."""
+def own_section(text: Config) -> tuple[str, Config]:
+    """Return the config's own section after its key; where there are both, transformers reads the old one."""
     for key in ("rope_scaling", "rope_parameters"):
         section = text.get(key)
         if section is not None and not isinstance(section, Mapping):
             raise TypeError(f"`{key}` is {section!r}; it must be an object")
         if section:
-            return section
-    return {}
+            return key, section
+    return "rope_parameters", {}
 
 
-def _old_layered(given: Config, text: Config, known: Model) -> dict[str, Section | None]:
+def _old_layered(key: str, given: Config, text: Config, known: Model) -> dict[str, Section | None]:
     """Return the sections of a model whose layer types differ, from an old file: one section or none for all."""
     if given and not set(known.scaled) & set(known.rope_parameters or ()):
-        raise ValueError("`rope_parameters` is one section, but this model type has one for each layer type")
+        raise ValueError(f"`{key}` is one section, but this model type has one for each layer type")
     found: dict[str, Section | None] = {}
     for label, default in (known.rope_parameters or {}).items():
         if default is None:
@@ -82,7 +82,8 @@ def _filled(label: str, section: Section, text: Config, known: Model) -> Section
     default = known.filled.get(label, {}) if label else known.defaults
     section.setdefault("rope_theta", theta if theta is not None else default.get("rope_theta", DEFAULT_THETA))
     if known.theta_ratio is not None:
-        section["rope_theta"] *= text.get(known.theta_ratio, 1)
+        ratio = specs.real_number(known.theta_ratio, text.get(known.theta_ratio, 1))
+        section["rope_theta"] = ratio * specs.real_number("rope_theta", section["rope_theta"])
     key = known.partial.get(label, "partial_rotary_factor" if label else "")
     width = text.get(key, known.defaults.get(key)) if key.endswith("_dim") else None
     if width is not None and "partial_rotary_factor" not in section:
@@ -100,10 +101,10 @@ def _filled(label: str, section: Section, text: Config, known: Model) -> Section
 
 
 def _renamed(section: Config, known: Model) -> Section:
-    """Return a section without empty and ignored keys, with types as this model type means them."""
+    """Return a section without keys that are empty or have no use, with types as this model type means them."""
     kept = {key: value for key, value in section.items() if value is not None}
-    for key in known.ignored:
-        if kept.get("alpha") or key not in kept:
+    if kept.get("alpha"):
+        for key in known.ignored_with_alpha:
             kept.pop(key, None)
     for key in ("rope_type", "type"):
         if key in kept:

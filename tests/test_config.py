@@ -248,7 +248,10 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     ({"model_type": "chatglm", "position_encoding_2d": True}, ValueError, "`position_encoding_2d` is True"),
     ({"model_type": "qwen2_vl_text", "head_dim": 64}, ValueError, "`mrope_section` is"),
     ({"model_type": "nemotron_h"}, ValueError, "not rotated"),
-    ({"model_type": "gemma4_text", "rope_scaling": {"type": "linear", "factor": 2.0}}, ValueError, "one section"),
+    ({"model_type": "gemma4_text", "rope_scaling": {"factor": 2.0}}, ValueError, "`rope_scaling` is one section"),
+    ({"model_type": "gemma4_text", "rope_parameters": {"factor": 2.0}}, ValueError, "`rope_parameters` is one section"),
+    ({"model_type": "chatglm", "rope_ratio": "2"}, TypeError, "`rope_ratio` is '2'; it must be a number"),
+    ({"model_type": "chatglm", "rope_scaling": {"rope_theta": "2"}}, TypeError, "`rope_theta` is '2'"),
 ]
 
 
