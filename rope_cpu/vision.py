@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu import axes, diffusion
-from rope_cpu.spec import Float64, RopeSpec, from_inv_freq, whole_number
+from rope_cpu import _sections, axes, diffusion
+from rope_cpu._models import Model
+from rope_cpu.scaling import type_of
+from rope_cpu.spec import Float64, RopeSpec, from_inv_freq, real_number, whole_number, whole_numbers
 
 Builder = Callable[[int, float, str], RopeSpec]
 
@@ -17,13 +19,15 @@ Builder = Callable[[int, float, str], RopeSpec]
 def read(config: Mapping[str, Any], *, angle_dtype: str = "float64") -> RopeSpec | None:
     """Return the rotation of a vision, video or diffusers configuration; None where it is none of these.
 
-    config: of the tower itself (`config["vision_config"]`, see `tower`), or of a diffusers transformer.
+    config: of the tower itself (`config["vision_config"]`, see `tower`), or of a diffusers transformer. Two language
+        models are met here as well, because of their several axes: that of Ernie-4.5-VL, whose deal no key of a section
+        describes, is read, alone or in the whole model; that of HunYuan-VL is refused.
 
-    Positions have the coordinates (row, column), (time, row, column) for video. They start at 0, but at 1 for Llama-4
-    (the class token has id 0) and EfficientLoFTR (all heads as one vector); DINOv3, EoMT and Sapiens-2 take patch
-    centres from -1 to 1; for diffusers see `rope_cpu.diffusion`.
+    Positions have the coordinates (row, column), (time, row, column) for video and text. They start at 0, but at 1 for
+    Llama-4 (the class token has id 0) and EfficientLoFTR (all heads as one vector); DINOv3, EoMT and Sapiens-2 take
+    patch centres from -1 to 1; for diffusers see `rope_cpu.diffusion`.
 
-    Raises ValueError where a key is missing or the model's form is no rotation.
+    Raises ValueError or TypeError where a key is missing or holds what it must not, or the model's form is no rotation.
     Source: the modules of the same names in transformers 5.23.
     """
     if diffusion.is_transformer(config):
@@ -79,7 +83,15 @@ def _head_dim(config: Mapping[str, Any], width_key: str) -> int:
         return whole_number("head_dim", config["head_dim"], 2)
     width = _first(config, width_key, f"vt_{width_key}")
     heads = _first(config, "num_attention_heads", "num_heads", "vt_num_attention_heads")
-    return whole_number(width_key, width, 2) // whole_number("num_attention_heads", heads)
+    width, heads = whole_number(width_key, width, 2), whole_number("num_attention_heads", heads)
+    if width % heads:
+        raise ValueError(f"`{width_key}` is {width}, which {heads} heads cannot share equally")
+    return width // heads
+
+
+def _floored_head_dim(config: Mapping[str, Any]) -> int:
+    """Return the head_dim of a model with projections of its own width, heads · head_dim, whatever hidden_size is."""
+    return _sections.head_dim(config, Model(), None)
 
 
 def _first(config: Mapping[str, Any], *keys: str) -> Any:
@@ -97,7 +109,7 @@ def _memory_head_dim(config: Mapping[str, Any]) -> int:
 
 def _theta(config: Mapping[str, Any], known: Tower) -> float:
     """Return the base; raise for a section that asks for more than that."""
-    section = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    key, section = _sections.own_section(config)
     rope_type = section.get("rope_type", section.get("type", "axial"))
     if rope_type not in ("axial", "default"):
         raise ValueError(f"`rope_type` is {rope_type!r}; vision towers take no scaling")
@@ -106,9 +118,8 @@ def _theta(config: Mapping[str, Any], known: Tower) -> float:
         raise ValueError(f"`partial_rotary_factor` is {partial!r}; this vision tower has {known.partial}")
     unknown = set(section) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
     if unknown:
-        raise ValueError(f"`rope_parameters` holds {sorted(unknown)}, which a vision tower has no use for")
-    theta = section.get("rope_theta", config.get("rope_theta", known.rope_theta))
-    return float(theta)
+        raise ValueError(f"`{key}` holds {sorted(unknown)}, which a vision tower has no use for")
+    return real_number("rope_theta", section.get("rope_theta", config.get("rope_theta", known.rope_theta)))
 
 
 def _owned(frequencies: Float64, owner: Any, count: int) -> Float64:
@@ -165,18 +176,18 @@ _ERNIE = ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")
 def _ernie(config: Mapping[str, Any], angle_dtype: str) -> RopeSpec:
     """Give time the slowest pairs, and deal the others out to row and column (the text model of Ernie-4.5-VL)."""
     text = config.get("text_config", config)
-    section = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    if section.get("rope_type", "default") != "default":
-        raise ValueError(f"`rope_type` is {section['rope_type']!r}; Ernie-4.5-VL takes only default")
-    rows, columns, times = section.get("mrope_section", (22, 22, 20))
-    head_dim = _head_dim(text, "hidden_size")
+    _, section = _sections.own_section(text)
+    if type_of(section) != "default":
+        raise ValueError(f"`rope_type` is {type_of(section)!r}; Ernie-4.5-VL takes only default")
+    shares = whole_numbers("mrope_section", section.get("mrope_section", (22, 22, 20)))
+    head_dim = _floored_head_dim(text)
     every = axes.base_frequencies(section.get("rope_theta", text.get("rope_theta", 500000.0)), head_dim, angle_dtype)
-    owner = np.where(np.arange(rows + columns) % 2, 2, 1)
-    if rows != columns or rows + columns + times != every.size:
+    if len(shares) != 3 or shares[0] != shares[1] or sum(shares) != every.size:
         raise ValueError(
-            f"`mrope_section` is {[rows, columns, times]}; it must split {every.size} pairs, rows as columns"
+            f"`mrope_section` is {list(shares)}; it must split {every.size} pairs into three, rows as columns"
         )
-    matrix = _owned(every, np.append(owner, np.zeros(times, dtype=int)), 3)
+    owner = np.append(1 + np.arange(2 * shares[0]) % 2, np.zeros(shares[2], dtype=int))
+    matrix = _owned(every, owner, 3)
     return from_inv_freq(matrix, head_dim=head_dim, interleaved=True, angle_dtype=angle_dtype, shared_id=True)
 
 
@@ -203,7 +214,7 @@ TOWERS: dict[str, Tower] = {
     "step3p5_vision": Tower(_runs((1, 0), interleaved=False)),
     "minimax_m3_vl_vision": Tower(_runs((0, 1, 2), interleaved=False)),
     "inkling2_vision": Tower(_runs((1, 0), interleaved=True)),
-    "llama4_vision_model": Tower(_runs((1, 0), interleaved=True)),
+    "llama4_vision_model": Tower(_runs((1, 0), interleaved=True), head_dim=_floored_head_dim),
     "sam3_vit_model": Tower(_runs((0, 1), interleaved=True)),
     **dict.fromkeys(("edgetam_video", "sam2_video", "sam3_tracker_video"), _MEMORY),
     "kimi_k25_vision": Tower(_turns((1, 0), interleaved=False)),
@@ -212,7 +223,9 @@ TOWERS: dict[str, Tower] = {
     **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2"), Tower(_whole_turns, rope_theta=100.0)),
     # Before heads part: one vector of hidden_size, and four times the frequencies of a head.
     "efficientloftr": Tower(
-        _turns((0, 1), interleaved=True), head_dim=lambda config: _first(config, "hidden_size"), partial=4.0
+        _turns((0, 1), interleaved=True),
+        head_dim=lambda config: whole_number("hidden_size", _first(config, "hidden_size")),
+        partial=4.0,
     ),
 }  # fmt: skip
 

@@ -34,6 +34,9 @@ LTX2 = {
 LTX = {"_class_name": "LTXVideoTransformer3DModel", "num_attention_heads": 32, "attention_head_dim": 64}
 
 
+ERNIE = {"model_type": "ernie4_5_vl_moe_text", "head_dim": 128}
+
+
 def turned(x, angles):
     """Rotate adjacent pairs of x (tokens, ..., width) by angles (tokens, ..., width / 2), in complex numbers."""
     z = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
@@ -210,12 +213,24 @@ def test_other_configurations_are_left_to_others(config):
         ({**COGVIDEOX, "attention_head_dim": 60}, "`attention_head_dim` gives the axes the widths (15, 21, 21)"),
         ({**LTX2, "rope_type": "mixed"}, "`rope_type` is 'mixed'"),
         ({"_class_name": "WanModel", "dim": 5120}, "`config` has no `num_heads`"),
-        (
-            {"model_type": "ernie4_5_vl_moe_text", "head_dim": 128, "rope_parameters": {"mrope_section": [8, 8, 8]}},
-            "split",
-        ),
+        ({**ERNIE, "rope_parameters": {"mrope_section": [8, 8, 8]}}, "`mrope_section` is [8, 8, 8]; it must split 64"),
+        ({**ERNIE, "rope_parameters": {"mrope_section": [32, 32]}}, "`mrope_section` is [32, 32]; it must split 64"),
+        ({**ERNIE, "rope_scaling": {"type": "linear", "factor": 2.0}}, "`rope_type` is 'linear'"),
+        (tower("pixtral", rope_scaling={"factor": 2.0}), "`rope_scaling` holds ['factor']"),
+        (tower("pixtral", hidden_size=65), "`hidden_size` is 65, which 4 heads cannot share equally"),
+        ({**ERNIE, "rope_parameters": {"mrope_section": 64}}, "`mrope_section` is 64; it must be a sequence"),
+        (tower("pixtral", rope_theta="1e4"), "`rope_theta` is '1e4'; it must be a number"),
+        (tower("pixtral", rope_scaling=["linear"]), "`rope_scaling` is ['linear']; it must be an object"),
+        ({"model_type": "efficientloftr", "hidden_size": "256"}, "`hidden_size` is '256'"),
     ],
 )
 def test_refusals(config, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         vision.read(config)
+
+
+def test_heads_of_projections_of_their_own_width_are_floored():
+    """As in the code of these two models, whose projections are heads · (hidden_size // heads) wide."""
+    assert vision.read(tower("llama4_vision_model", hidden_size=65)).head_dim == 16
+    ernie = {"hidden_size": 257, "num_attention_heads": 2, "rope_parameters": {"mrope_section": [22, 22, 20]}}
+    assert vision.read({"model_type": "ernie4_5_vl_moe_text", **ernie}).head_dim == 128
