@@ -73,7 +73,7 @@ def dynamic(
 
     Source: bloc97 and emozilla (2023), "NTK-aware scaled RoPE"; Peng et al., arXiv:2309.00071, section 3.3.
     """
-    exponent = base.rotary_dim / (base.rotary_dim - 2)
+    exponent = _base_exponent(base)
     if alpha:
         return 1 / base.wavelengths(base.rope_theta * alpha**exponent), 1.0
     if factor is None or max_position_embeddings is None:
@@ -94,10 +94,11 @@ def powers(base: Base, *, max_position_embeddings: int | None = None) -> Result:
     """
     if max_position_embeddings is None:
         raise ValueError("rope type 'dynamic_powers' needs `max_position_embeddings`")
+    exponent = _base_exponent(base)
     if base.length is None or base.length <= max_position_embeddings:
         return 1 / base.wavelengths(), 1.0
     alpha = 2 ** math.ceil(math.log2(base.length / max_position_embeddings) + 1) - 1
-    return 1 / base.wavelengths(base.rope_theta * alpha ** (base.rotary_dim / (base.rotary_dim - 2))), 1.0
+    return 1 / base.wavelengths(base.rope_theta * alpha**exponent), 1.0
 
 
 def yarn(
@@ -120,6 +121,10 @@ def yarn(
 
     Source: Peng et al., "YaRN", arXiv:2309.00071, sections 3.2 to 3.4; the m of two scales: DeepSeek-V2's code.
     """
+    if base.rope_theta <= 1:
+        raise ValueError(
+            f"`rope_theta` is {base.rope_theta}; rope type 'yarn' divides by its logarithm, so it must be > 1"
+        )
     scale = _ratio(factor, max_position_embeddings, original_max_position_embeddings)
 
     def turns(count: float) -> float:
@@ -188,6 +193,8 @@ def llama3(
 
     Source: Grattafiori et al., "The Llama 3 herd of models", arXiv:2407.21783; `apply_scaling` in Meta's llama-models.
     """
+    if high_freq_factor < low_freq_factor:
+        raise ValueError(f"`high_freq_factor` is {high_freq_factor}, below `low_freq_factor` {low_freq_factor}")
     real, original = base.real, original_max_position_embeddings
     inv_freq = 1 / base.wavelengths()
     # A number over an array is the array's reciprocal times the number in torch, one rounding more than a division.
@@ -218,6 +225,13 @@ def _turning(base: Base, partial_rotary_factor: float) -> int:
     return int(partial_rotary_factor * base.head_dim // 2)
 
 
+def _base_exponent(base: Base) -> float:
+    """Return d/(d−2), to which a stretch of the longest wavelength is raised where it changes the base."""
+    if base.rotary_dim == 2:
+        raise ValueError("`rotary_dim` is 2; rope types that change the base need at least 4")
+    return base.rotary_dim / (base.rotary_dim - 2)
+
+
 def _ratio(factor: float | None, reached: int | None, original: int) -> float:
     """Return the scale s: the factor, or how many times the original length is reached."""
     if factor is not None:
@@ -245,11 +259,20 @@ def _mscale(scale: float, mscale: float) -> float:
 
 @dataclass(frozen=True)
 class RopeType:
-    """A row of the table: the function, whether its result depends on the sequence length, and how many pairs turn."""
+    """A row of the table: the function, whether its result depends on the sequence length, and what it pairs.
+
+    pairs_whole_head: partial_rotary_factor is the share of a whole head's pairs that turn, not that of a narrower part.
+    """
 
     compute: Callable[..., Result]
     depends_on_length: Callable[[Mapping[str, Any]], bool] = lambda parameters: False
-    turning: Callable[[Base, Mapping[str, Any]], int] = lambda base, parameters: (base.rotary_dim + 1) // 2
+    pairs_whole_head: bool = False
+
+    def turning(self, base: Base, section: Mapping[str, Any]) -> int:
+        """Return how many pairs turn; the others stand still."""
+        if self.pairs_whole_head:
+            return _turning(base, section.get("partial_rotary_factor", 1.0))
+        return (base.rotary_dim + 1) // 2
 
     @cached_property
     def parameters(self) -> dict[str, bool]:
@@ -266,8 +289,6 @@ ROPE_TYPES: dict[str, RopeType] = {
     "yarn": RopeType(yarn),
     "longrope": RopeType(longrope, lambda parameters: True),
     "llama3": RopeType(llama3),
-    "proportional": RopeType(
-        proportional, turning=lambda base, parameters: _turning(base, parameters.get("partial_rotary_factor", 1.0))
-    ),
+    "proportional": RopeType(proportional, pairs_whole_head=True),
 }
 ALIASES = {"su": "longrope", "mrope": "default"}

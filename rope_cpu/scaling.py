@@ -120,8 +120,10 @@ def scaled(
     length = said_once("max_position_embeddings", max_position_embeddings, length_said, specs.whole_number)
     width = _rotated(head_dim, rotary_dim, rope_type, section)
     base = Base(DEFAULT_THETA if theta is None else theta, width, head_dim, angle_dtype)
+    if ROPE_TYPES[rope_type].turning(base, section) == 0:
+        share = section["partial_rotary_factor"]
+        raise ValueError(f"`partial_rotary_factor` is {share}; of head_dim {head_dim} it rotates nothing")
     parameters = _parameters(rope_type, section, length)
-    _check_together(rope_type, base, parameters)
     return spec_of(
         Scaled(rope_type, base, tuple(sorted(parameters.items()))), head_dim=head_dim, interleaved=interleaved
     )
@@ -201,39 +203,23 @@ def _parameters(rope_type: str, section: Mapping[str, Any], length: int | None) 
 
 def _rotated(head_dim: int, rotary_dim: int | None, rope_type: str, section: Mapping[str, Any]) -> int:
     """Return the width that frequencies are computed for."""
-    share = section.get("partial_rotary_factor", 1.0)
-    width = int(head_dim * share)
+    share, whole = section.get("partial_rotary_factor", 1.0), ROPE_TYPES[rope_type].pairs_whole_head
     if not 0 < share <= 1:
         raise ValueError(f"`partial_rotary_factor` is {share}; it must be above 0 and at most 1")
-    if width == 0 or (rope_type == "proportional" and width < 2):
-        raise ValueError(f"`partial_rotary_factor` is {share}; of head_dim {head_dim} it rotates nothing")
-    if rope_type == "proportional":
-        width = head_dim
-        if rotary_dim is not None and specs.whole_number("rotary_dim", rotary_dim) != width:
-            raise ValueError(f"`rotary_dim` is {rotary_dim}, but rope type 'proportional' pairs the whole head")
-    if rotary_dim is None or rope_type == "proportional":
+    width = head_dim if whole else int(head_dim * share)
+    if rotary_dim is None:
         if width == head_dim and width % 2:
             raise ValueError(f"`rotary_dim` is {width}, that of the whole head; it must be even")
         return width  # a smaller odd width has its exponents over itself, and one more element turns with it
     rotary_dim = specs.whole_number("rotary_dim", rotary_dim, 2)
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(f"`rotary_dim` is {rotary_dim}; it must be even and at most head_dim {head_dim}")
+    if whole and rotary_dim != width:
+        raise ValueError(f"`rotary_dim` is {rotary_dim}, but rope type {rope_type!r} pairs the whole head")
     if "partial_rotary_factor" in section and rotary_dim != width:
         raise ValueError(f"`rotary_dim` is {rotary_dim}, but `partial_rotary_factor` {share} rotates {width} elements")
     return rotary_dim
 
 
-def _check_together(rope_type: str, base: Base, values: Mapping[str, Any]) -> None:
-    """Raise where the type's formula is not defined for the numbers together."""
-    if rope_type.startswith("dynamic") and base.rotary_dim == 2:
-        raise ValueError(f"`rotary_dim` is 2; rope type {rope_type!r} needs at least 4")
-    if rope_type == "yarn" and base.rope_theta <= 1:
-        raise ValueError(
-            f"`rope_theta` is {base.rope_theta}; rope type 'yarn' divides by its logarithm, so it must be > 1"
-        )
-    if rope_type == "llama3" and values["high_freq_factor"] < values["low_freq_factor"]:
-        raise ValueError(f"`high_freq_factor` {values['high_freq_factor']} is below `low_freq_factor`")
-
-
 def _listed(known: Mapping[str, bool]) -> str:
-    return ", ".join([*known, *COMMON_KEYS])
+    return ", ".join(dict.fromkeys([*known, *COMMON_KEYS]))

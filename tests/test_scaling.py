@@ -218,7 +218,21 @@ REFUSALS = [
     ({**LONGROPE, "long_factor": [1.0], "factor": 1.0}, {}, ValueError, "`long_factor` has 1 entries"),
     ({**LONGROPE, "short_factor": [-1.0] * PAIRS}, {}, ValueError, "`short_factor` is -1.0"),
     ({**LONGROPE, "short_factor": 1.0}, {}, TypeError, "`short_factor` is 1.0"),
-    ({**LLAMA3, "low_freq_factor": 5.0}, {}, ValueError, "`high_freq_factor` 4.0 is below"),
+    ({**LLAMA3, "low_freq_factor": 5.0}, {}, ValueError, "`high_freq_factor` is 4.0, below `low_freq_factor` 5.0"),
+    (
+        {"rope_type": "dynamic", "alpha": 2.0},
+        {"rotary_dim": 2},
+        ValueError,
+        "`rotary_dim` is 2; rope types that change",
+    ),
+    (
+        *({"rope_type": "dynamic_powers"}, {"rotary_dim": 2, "max_position_embeddings": 8}),
+        *(ValueError, "`rotary_dim` is 2; rope types that change the base need at least 4"),
+    ),
+    (
+        *({"rope_type": "proportional", "x": 1}, {}, ValueError),
+        "known are factor, partial_rotary_factor, rope_type, type, rope_theta$",
+    ),
     ({"mrope_section": [8, 12, 12]}, {}, ValueError, "RotaryEmbedding.mrope"),
     ({"rope_theta": 5.0}, {"rope_theta": 6.0}, ValueError, "`rope_theta` is 6.0, but"),
     ({"rope_theta": -5.0}, {}, ValueError, "`rope_theta` is -5.0"),
