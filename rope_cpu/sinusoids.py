@@ -1,18 +1,13 @@
 """Sinusoidal position embeddings: tables, and adding them in place."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import types
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from rope_cpu import _check
-from rope_cpu._kernels.compiler import SOURCES, Kernel, array_type, compiled
 from rope_cpu.rotary import RotaryEmbedding
 from rope_cpu.spec import LARGEST_FREQUENCY, boolean, real_array, real_number, whole_number
 
@@ -70,11 +65,14 @@ def add_sinusoidal(
             f"`x` is {x.dtype} {x.shape} and `table` {table.dtype} {table.shape}; they must be (batch, seq, dim) or "
             "(seq, dim) and (num_positions, dim) of one dtype"
         )
-    if not x.flags.writeable or np.may_share_memory(x, table):
-        raise ValueError("`x` must be writeable and share no memory with `table`")
+    if not x.flags.writeable:
+        raise ValueError("`x` is read-only; the table is added in place")
+    if _check.share(x, table):
+        raise ValueError("`x` shares memory with `table`, which would change while it is added")
     rows = x if x.ndim == 3 else x[None]
     ids = _row_ids(position_ids, offset, rows.shape[:2], len(table))
-    _adding(x.dtype.name)(rows, table, ids)
+    for row, of in zip(rows, ids, strict=True):
+        row += table[of]
     return x
 
 
@@ -99,23 +97,4 @@ def _row_ids(position_ids: ArrayLike | None, offset: int, shape: tuple[int, ...]
         raise ValueError(
             f"`position_ids` run from {ids.min()} to {ids.max()}, but `table` has rows 0 to {positions - 1}"
         )
-    return np.ascontiguousarray(np.broadcast_to(ids, shape), dtype=np.int64)
-
-
-@cache
-def _adding(dtype: str) -> Kernel:
-    """Return the kernel (x, table, ids): x[b, s] += table[ids[b, s]]."""
-    sources = SOURCES
-
-    def add(x, table, ids):
-        _ = sources  # a part of the cache key
-        for b in range(x.shape[0]):
-            for s in range(x.shape[1]):
-                row, embedding = table[ids[b, s]], x[b, s]
-                for column in range(x.shape[2]):
-                    embedding[column] += row[column]
-        return 0
-
-    element = getattr(types, dtype)
-    x, table = array_type(element, 3, readonly=False), array_type(element, 2)
-    return compiled(add, f"add_sinusoidal_{dtype}", (x, table, array_type(types.int64, 2, layout="C")))
+    return np.broadcast_to(ids.astype(np.int64), shape)

@@ -101,6 +101,15 @@ def test_add_by_ids_into_strided_embeddings():
     assert np.array_equal(whole, expected)
 
 
+def test_add_to_embeddings_between_the_rows_of_the_table():
+    """They share a buffer and no element."""
+    buffer = np.zeros((8, 2, 4), np.float32)
+    buffer[:, 0] = table = sinusoidal(8, 4)
+    add_sinusoidal(buffer[:5, 1], buffer[:, 0], offset=3)
+    assert np.array_equal(buffer[:5, 1], table[3:])
+    assert np.array_equal(buffer[:, 0], table)
+
+
 def embeddings(dtype=np.float32):
     return np.zeros((2, 3, 4), dtype)
 
@@ -118,7 +127,8 @@ def embeddings(dtype=np.float32):
         (lambda x, t: add_sinusoidal(x, t, offset=6), ValueError, "`offset` is 6: positions run to 8"),
         (lambda x, t: add_sinusoidal(x, t, [0.0, 1, 2]), TypeError, "must hold integers"),
         (lambda x, t: add_sinusoidal(x, t, [0, 1, 2], offset=1), ValueError, "give one of them"),
-        (lambda x, t: add_sinusoidal(t[:4], t), ValueError, "share no memory"),
+        (lambda x, t: add_sinusoidal(t[:4], t), ValueError, "`x` shares memory with `table`"),
+        (lambda x, t: add_sinusoidal(np.broadcast_to(x[0], x.shape), t), ValueError, "`x` is read-only"),
     ],
 )
 def test_add_refuses_before_writing(call, error, message):

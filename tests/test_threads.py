@@ -356,21 +356,18 @@ def test_kernels_are_cached_where_numba_is_told(tmp_path):
 
 
 def test_from_the_cache_nothing_is_loaded_that_compiling_takes(tmp_path):
-    """But what is compiled after that, by us or by others, finds it, and so do kernels that take Numba's arrays."""
+    """But what is compiled after that, by us or by others, finds it."""
     code = """
     rope.rotate(x)
     print("numba.np.arraymath" in sys.modules)
     """
     assert [run(code, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)] == [["True"], ["False"]]
     more = """
-    from rope_cpu.sinusoids import add_sinusoidal
-    table = np.ones((900, 128), np.float32)
-    print(np.array_equal(add_sinusoidal(np.zeros((900, 128), np.float32), table), table))
     print(np.abs(rope.rotate(x.astype(float)) - rope.rotate(x)).max() < 1e-5)
     print(numba.njit(lambda a: np.sort(a.ravel())[-1])(x) == x.max())
     """
     for program in (code + more, more):
-        assert run(program, NUMBA_CACHE_DIR=str(tmp_path))[-3:] == ["True"] * 3
+        assert run(program, NUMBA_CACHE_DIR=str(tmp_path))[-2:] == ["True"] * 2
 
 
 def test_a_cache_of_code_that_was_not_optimised(tmp_path):

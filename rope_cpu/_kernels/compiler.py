@@ -12,7 +12,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import numba
-from numba import njit, types
+from numba import njit
 from numba.core.caching import FunctionCache
 from numba.core.runtime import rtsys
 
@@ -26,11 +26,6 @@ DONE, LOOK_CLOSER, OTHER_DTYPE, NO_THREADS = 0, 1, 2, 3
 # when code they are generated from, in other files of this folder, has changed.
 _FILES = sorted(Path(__file__).parent.glob("[!.]*.py"))
 SOURCES = sha256(b"".join(path.name.encode() + path.read_bytes() for path in _FILES)).hexdigest()
-
-
-def array_type(element: Any, ndim: int, *, readonly: bool = True, layout: str = "A") -> Any:
-    """Return the type of an array; "A" takes any strides and alignment: only address, shape and strides may be used."""
-    return types.Array(element, ndim, layout, readonly=readonly, aligned=layout == "C")
 
 
 def entry_point(kernel: Kernel) -> Kernel:
@@ -56,7 +51,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
     """Numba's disk cache, without what only compiling takes.
 
     Before it loads a kernel, Numba makes that ready, some 70 modules: a third of the time from an empty process to a
-    first rotation. Compiled code itself may call Numba's runtime, where it counts arrays or was not optimised.
+    first rotation. Compiled code itself may call Numba's runtime, where it was not optimised.
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
