@@ -38,13 +38,14 @@ class Constructors:
     ) -> None:
         """Make a rotary for text: one axis, frequencies rope_theta^(−2i/rotary_dim), scaled where `scaling` says so.
 
-        head_dim: width of a head vector in elements. rotary_dim: how many of its leading elements are rotated, all
-            where it is not given; frequencies are computed for rotary_dim.
+        head_dim: width of a head vector in elements. rotary_dim: how many of its leading elements are rotated; where it
+            is not given, all, or the section's partial_rotary_factor of them. Frequencies are computed for rotary_dim.
         rope_theta: the base; 10000 where it is said nowhere.
         interleaved: pairs are (2i, 2i+1), "GPT-J", rather than (i, i+n), "NeoX" and `rotate_half`.
         scaling: a dict in Hugging Face form, {"rope_type": "llama3", "factor": 8.0, …}; it may hold rope_theta too.
-        max_position_embeddings: tokens; needed by some kinds of scaling. Others check it and have no use for it, since
-            every config says it.
+        max_position_embeddings: tokens; dynamic needs it, and others where the section leaves a value to follow from
+            it. It may stand in the section instead. Types with no use for it check it and go without: every config
+            says it.
         angle_dtype: "float64" is exact; "float32" repeats the float32 arithmetic of transformers, step by step.
 
         Raises TypeError or ValueError for odd or too wide rotary_dim, unknown rope types, unknown or missing keys and
@@ -86,14 +87,18 @@ class Constructors:
     ) -> Self:
         """Return the rotary that a Hugging Face config describes, or refuse it with the reason.
 
-        config: path of a config.json, a folder with one, or a dict, in the old form (`rope_scaling`, `rope_theta`) or
-            the new one (`rope_parameters`, flat or nested by layer type).
+        config: path of a config.json, a folder with one, or a dict; in the old form (`rope_scaling`, `rope_theta` at
+            the top level) or the new one (`rope_parameters`, flat or nested by layer type). The language model inside a
+            multimodal config is followed; give `config["vision_config"]` for its vision part; for what is read of
+            vision and diffusers configs see `rope_cpu.vision.read`. With latent attention (MLA) head_dim is the width
+            of the rotated part, qk_rope_head_dim.
         layer_type: which layers, where they differ ("full_attention", "sliding_attention", …).
-        interleaved: the pairing; None takes it from the model type.
+        interleaved: the pairing; None takes it from the model type. Where a model reads neighbours and writes halves
+            (DeepSeek-V3), it is True: the same rotation, whose result the model has permuted.
         angle_dtype: "float64" is exact; "float32" repeats the float32 arithmetic of transformers, step by step.
 
         Raises ValueError or TypeError where the file does not determine one rotation: unknown rope types, unknown or
-        missing keys of the rope section, an unknown model type without `interleaved`, layers without rotation.
+        missing keys of the rope section, an unknown model type without `interleaved`, no rotation at all.
         Source: the configuration classes and modelling code of transformers 5.23, and of models with code of their own.
         """
         return cls.from_spec(
@@ -141,13 +146,14 @@ class Constructors:
         """Return a rotary for positions of several coordinates, each of which turns pairs of its own.
 
         head_dim: width of a head vector in elements; those past the sum of axis_dims are copied.
-        axes: number of coordinates. rope_theta: base of the frequencies, one for all axes or one each.
+        axes: number of coordinates.
+        rope_theta: base of the frequencies base^(−2i/width), one for all axes or one for each.
         axis_dims: even widths in elements, None for equal shares.
         span: "axis" pairs within the contiguous block of each axis, with frequencies base^(−2i/block); "head" pairs
             (i, i + n) across the head, of which axes own runs. For interleaved pairs the two are the same.
 
         Raises TypeError or ValueError where widths do not fit, naming argument, value and rule.
-        Source: Su, kexue.fm/archives/8397 (span "axis"); Qwen2-VL's vision tower (span "head").
+        Source: Su, kexue.fm/archives/8397 (span "axis"); Qwen2-VL's vision tower in transformers (span "head").
         """
         return cls.from_spec(
             axes_.axial(head_dim, axes, rope_theta=rope_theta, interleaved=interleaved, axis_dims=axis_dims, span=span)
@@ -166,11 +172,13 @@ class Constructors:
     ) -> Self:
         """Return M-RoPE: the frequencies of one axis, shared out among time, height and width.
 
-        head_dim: width of a head vector in elements. mrope_section: pairs for time, height and width.
+        head_dim: width of a head vector in elements; the first 2·sum(mrope_section) are rotated.
+        mrope_section: pairs for time, height and width.
         rope_theta: base of the frequencies.
         mrope_interleaved: False gives each axis one run of pairs (Qwen2-VL), True deals them out in turn (Qwen3-VL).
         interleaved: pairs are (2i, 2i+1) rather than (i, i+n).
         scaling: a dict in Hugging Face form, or None; it may repeat rope_theta, mrope_section and mrope_interleaved.
+            Where it depends on the sequence length, the rotary needs `at_length`, like that of one axis.
 
         Raises TypeError or ValueError where sections do not fit, naming argument, value and rule.
         Source: Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.
@@ -190,13 +198,16 @@ class Constructors:
     def from_generators(cls, generators: ArrayLike) -> tuple[Self, Float64]:
         """Return the rotary and the orthogonal basis Q of position p ↦ expm(Σ p_k B_k).
 
-        generators: (axes, head_dim, head_dim), real, each antisymmetric, all commuting.
+        generators: (axes, head_dim, head_dim), real, each antisymmetric, all commuting; a single (head_dim, head_dim)
+            is one axis. Entries are radians per unit of position.
 
-        Q is (head_dim, head_dim) float64 with Q · rotate(Qᵀx, p) = expm(Σ p_k B_k) · x. Fold it into a projection once,
-        rotate(QᵀW·x); scores of queries and keys need no more, since Q cancels in them.
+        The rotary has half-split pairs. Q is (head_dim, head_dim) float64, Q · rotate(Qᵀx, p) = expm(Σ p_k B_k) · x.
+        Fold it into a projection once, rotate(QᵀW·x); scores of queries and keys need no more, since Q cancels in them.
+        Planes that no generator turns get frequency 0; an odd head_dim leaves its last direction unrotated.
 
-        Raises TypeError or ValueError naming the matrices that are not square, finite, antisymmetric or do not commute.
-        Source: Su, kexue.fm/archives/8397.
+        Raises TypeError or ValueError naming the matrices that are not square, finite, antisymmetric or do not commute,
+        and by how much.
+        Source: Su, kexue.fm/archives/8397, for the form; the simultaneous normal form of commuting normal matrices.
         """
         spec, basis = generators_.solve(generators)
         return cls.from_spec(spec), basis

@@ -34,18 +34,7 @@ def axial(
     axis_dims: Sequence[int] | None = None,
     span: str = "axis",
 ) -> RopeSpec:
-    """Describe a rotation in which every axis turns a run of pairs of its own.
-
-    head_dim: elements of a head vector. Elements past the sum of axis_dims are not rotated.
-    axes: number of position coordinates.
-    rope_theta: base of the frequencies base^(-2i/width), one for all axes or one for each.
-    axis_dims: even number of elements for each axis; None shares head_dim equally.
-    span: "axis" pairs within the contiguous block of each axis, "head" pairs (i, i + n) across all of them. For
-        interleaved pairs the two are the same.
-
-    Raises TypeError or ValueError naming the argument, its value and the rule.
-    Source: Su, kexue.fm/archives/8397 (span "axis"); Qwen2-VL's vision tower in transformers (span "head").
-    """
+    """Describe a rotation whose axes turn pairs of their own; the arguments are `RotaryEmbedding.axial`'s."""
     head_dim, axes = whole_number("head_dim", head_dim), whole_number("axes", axes)
     span = one_of("span", span, SPANS)
     widths = _axis_dims(head_dim, axes, axis_dims)
@@ -69,19 +58,7 @@ def mrope(
     interleaved: bool = False,
     scaling: Mapping[str, Any] | None = None,
 ) -> RopeSpec:
-    """Describe M-RoPE: the frequencies of one axis, shared out among time, height and width.
-
-    head_dim: elements of a head vector; the first 2 * sum(mrope_section) are rotated.
-    mrope_section: pairs for time, height and width.
-    rope_theta: base of the frequencies.
-    mrope_interleaved: False gives each axis one run of pairs (Qwen2-VL), True deals them out in turn (Qwen3-VL).
-    scaling: a dict in Hugging Face form, or None; it may repeat rope_theta, mrope_section and mrope_interleaved.
-
-    Scaling that depends on the sequence length needs `at_length`, like that of one axis.
-
-    Raises TypeError or ValueError naming the argument, its value and the rule.
-    Source: Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.
-    """
+    """Describe M-RoPE; the arguments are `RotaryEmbedding.mrope`'s."""
     head_dim, theta = whole_number("head_dim", head_dim, 2), real_number("rope_theta", rope_theta)
     shares, dealt = _section("mrope_section", mrope_section), boolean("mrope_interleaved", mrope_interleaved)
     section = section_of(scaling)
@@ -94,7 +71,12 @@ def mrope(
 
 
 def spread_spec(spec: RopeSpec, mrope_section: Sequence[int], mrope_interleaved: bool) -> RopeSpec:
-    """Return a rotation of one axis as M-RoPE, whose axes all take the id of a text token."""
+    """Return a rotation of one axis as M-RoPE, whose axes all take the id of a text token.
+
+    mrope_section, mrope_interleaved: how many pairs each axis owns and which, see `spread`.
+
+    Raises TypeError or ValueError where mrope_section is no split of the pairs.
+    """
     shares, dealt = _section("mrope_section", mrope_section), boolean("mrope_interleaved", mrope_interleaved)
     rule = spec.length_rule and SpreadRule(spec.length_rule, shares, dealt)
     described = from_inv_freq(spread(spec.inv_freq[0, 0, 0], shares, dealt))
@@ -147,6 +129,8 @@ def base_frequencies(rope_theta: float, width: int, angle_dtype: str = "float64"
     """Return the unscaled frequencies rope_theta^(-2i/width), i < width/2, radians per unit of position, float64.
 
     angle_dtype: "float32" rounds every step to float32, as transformers does.
+
+    Raises TypeError or ValueError for a width that is odd, a base that is no number above 0, and another dtype.
     """
     theta = real_number("rope_theta", rope_theta)
     frequencies: Float64 = scaled(width, rope_theta=theta, angle_dtype=angle_dtype).inv_freq[0, 0, 0]
@@ -154,7 +138,12 @@ def base_frequencies(rope_theta: float, width: int, angle_dtype: str = "float64"
 
 
 def block_diagonal(rows: Sequence[ArrayLike]) -> Float64:
-    """Return F (axes, pairs) in which axis a owns the next len(rows[a]) pairs, and is zero in all others."""
+    """Return F (axes, pairs) float64 in which axis a owns the next len(rows[a]) pairs, and is zero in all others.
+
+    rows: for each axis its frequencies, radians per unit of position.
+
+    Raises ValueError where there are no rows.
+    """
     values = [np.asarray(row, dtype=np.float64) for row in rows]
     owner = np.repeat(np.arange(len(values)), [row.size for row in values])
     return np.where(owner == np.arange(len(values))[:, None], np.concatenate(values), 0.0)

@@ -27,21 +27,7 @@ def read(
     interleaved: bool | None = None,
     angle_dtype: str = "float64",
 ) -> RopeSpec:
-    """Return the rotation that a Hugging Face config describes.
-
-    config: path of a config.json, a folder with one, or a dict; in the old form (`rope_scaling`, `rope_theta` at the
-        top level) or the new one (`rope_parameters`, flat or nested by layer type). The language model inside a
-        multimodal config is followed; give `config["vision_config"]` for its vision part. With latent attention (MLA)
-        head_dim is the width of the rotated part, qk_rope_head_dim.
-    layer_type: which section, where layer types differ ("full_attention", "sliding_attention", …).
-    interleaved: the pairing; None takes it from the model type. Where a model reads neighbours and writes halves
-        (DeepSeek-V3), it is True: the same rotation, whose result the model has permuted.
-    angle_dtype: "float64", or "float32" for the frequencies and angles that transformers computes.
-
-    Raises ValueError or TypeError where the file does not determine the rotation: unknown rope types, unknown or
-    missing keys of the rope section, an unknown model type without `interleaved`, no rotation at all.
-    Source: the configuration classes and modelling code of transformers 5.23, and of models with code of their own.
-    """
+    """Return the rotation that a Hugging Face config describes; the arguments are `RotaryEmbedding.from_config`'s."""
     raw = load(config)
     if interleaved is not None:
         interleaved = specs.boolean("interleaved", interleaved)
@@ -59,7 +45,11 @@ def read(
 
 
 def load(config: str | PathLike[str] | Config) -> dict[str, Any]:
-    """Return the dict of a config: the one given, or that of a file or of a folder's config.json."""
+    """Return the dict of a config: the one given, or that of a file or of a folder's config.json.
+
+    Raises TypeError for anything else, ValueError where there is no such file or it holds no JSON object, and OSError
+    where it cannot be read.
+    """
     if isinstance(config, Mapping):
         return dict(config)
     if not isinstance(config, str | PathLike):

@@ -15,19 +15,7 @@ _DRAWS = 6
 
 
 def solve(generators: ArrayLike) -> tuple[RopeSpec, Float64]:
-    """Return the rotary and the orthogonal basis of position p ↦ expm(Σ p_k B_k).
-
-    generators: (axes, head_dim, head_dim) real, each antisymmetric, all commuting; a single
-        (head_dim, head_dim) is one axis.
-
-    Returns the spec (half-split pairs, radians per unit of position) and Q (head_dim, head_dim), float64, so that
-    Q · rotate(Qᵀx, p) = expm(Σ p_k B_k) · x. With a projection y = W·x, fold Q in once: rotate(QᵀW·x). Scores of
-    queries and keys need no more than that, since Q cancels in them. Planes that no generator turns get frequency 0; an
-    odd head_dim leaves its last direction unrotated.
-
-    Raises TypeError or ValueError naming the generators at fault and by how much they break the rule.
-    Source: Su, kexue.fm/archives/8397, for the form; the simultaneous normal form of commuting normal matrices.
-    """
+    """Return the spec and the basis Q of commuting generators; `RotaryEmbedding.from_generators` says which."""
     matrices, eps = _matrices(generators)
     _refuse_asymmetry(matrices, eps)
     _refuse_noncommuting(matrices, eps)

@@ -99,17 +99,7 @@ def scaled(
     max_position_embeddings: int | None = None,
     angle_dtype: str = "float64",
 ) -> RopeSpec:
-    """Return the spec of a one-dimensional rotation with scaled frequencies.
-
-    head_dim, rotary_dim: widths in elements; rotary_dim is head_dim times the section's partial_rotary_factor where it
-        is not given. rope_theta: the base; it may stand in the section instead; 10000 where it stands nowhere.
-    scaling: a section in Hugging Face form, {"rope_type": "llama3", "factor": 8.0, …}.
-    max_position_embeddings: tokens; dynamic needs it, and others where the section leaves a value to follow from it.
-        It may stand in the section instead. Types with no use for it check it and go without: every config says it.
-    angle_dtype: "float64", or "float32" for the frequencies and angles that transformers computes.
-
-    Raises ValueError or TypeError for unknown types, unknown or missing keys and values that make no rotation.
-    """
+    """Return the spec of a one-dimensional rotation with scaled frequencies; the arguments are `RotaryEmbedding`'s."""
     head_dim = specs.whole_number("head_dim", head_dim, 2)
     angle_dtype = specs.one_of("angle_dtype", angle_dtype, specs.ANGLE_DTYPES)
     section = section_of(scaling)

@@ -83,7 +83,12 @@ class RopeSpec:
         return self.length_rule is not None and self.lengths is None
 
     def at_length(self, lengths: int | Sequence[int]) -> RopeSpec:
-        """Return the spec for one length of all sequences, or for one length per batch row."""
+        """Return the spec for one length of all sequences, or for one length per batch row; itself without a rule.
+
+        lengths: tokens, at least 1, which `RotaryEmbedding.at_length` checks.
+
+        Raises ValueError where frequencies for a length are no finite numbers above 0, or turn too fast.
+        """
         if self.length_rule is None:
             return self
         many = tuple(lengths) if isinstance(lengths, Sequence) else (lengths,)
@@ -126,11 +131,8 @@ def from_inv_freq(
 ) -> RopeSpec:
     """Check a frequency matrix and describe the rotation by it; every other builder ends here.
 
-    inv_freq: (pairs,), (axes, pairs) or (axes, heads, pairs), radians per unit of position.
-    blocks: how many equal blocks the rotated part has, or their widths in elements; each is paired within itself.
-    described: further fields of RopeSpec (rope_type, angle_dtype, shared_id, length_rule).
-
-    Raises ValueError or TypeError naming the argument, its value and the rule.
+    described: further fields of RopeSpec (rope_type, angle_dtype, shared_id, length_rule); the other arguments are
+        those of `RotaryEmbedding.from_inv_freq`.
     """
     interleaved = boolean("interleaved", interleaved)
     frequencies = _frequencies(inv_freq)
