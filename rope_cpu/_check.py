@@ -104,7 +104,7 @@ def _output(name: str, out: Any, of: str, shape: tuple[int, ...], dtype: np.dtyp
         raise ValueError(f"`{name}` has shape {out.shape}; it must be that of `{of}`, {shape}")
     if not out.flags.writeable:
         raise ValueError(f"`{name}` is read-only; the result cannot be written into it")
-    if out.size and not _apart_within(out):
+    if out.size and not apart_within(out):
         raise ValueError(f"`{name}` has strides {out.strides}; several of its elements share memory")
 
 
@@ -256,7 +256,7 @@ def _brief(value: object) -> str:
     return f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
 
 
-def _apart_within(x: Array) -> bool:
+def apart_within(x: Array) -> bool:
     """Tell whether all elements certainly lie apart: every axis steps over all that lies closer together."""
     span = x.itemsize
     for step, count in sorted((abs(step), count) for step, count in zip(x.strides, x.shape, strict=True) if count > 1):

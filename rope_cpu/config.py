@@ -59,7 +59,10 @@ def load(config: str | PathLike[str] | Config) -> dict[str, Any]:
         path = path / "config.json"
     if not path.is_file():
         raise ValueError(f"`config` is {fspath(config)!r}, where there is no config.json")
-    raw = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"`config` {fspath(path)!r} is no JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"`config` {fspath(path)!r} holds a {type(raw).__name__}; it must hold an object")
     return raw

@@ -67,6 +67,8 @@ def add_sinusoidal(
         )
     if not x.flags.writeable:
         raise ValueError("`x` is read-only; the table is added in place")
+    if x.size and not _check.apart_within(x):
+        raise ValueError(f"`x` has strides {x.strides}; several of its elements share memory")
     if _check.share(x, table):
         raise ValueError("`x` shares memory with `table`, which would change while it is added")
     rows = x if x.ndim == 3 else x[None]

@@ -261,9 +261,10 @@ def test_refusals(given: Any, kind: type[Exception], words: str) -> None:
         config.read(given)
 
 
-def test_a_list_is_no_config(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ValueError, match="holds a list"):
+@pytest.mark.parametrize(("text", "words"), [("[]", "holds a list"), ("{", "config.json' is no JSON")])
+def test_what_is_no_object_is_no_config(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=words):
         config.read(tmp_path)
 
 

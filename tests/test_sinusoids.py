@@ -7,6 +7,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 from rope_cpu.sinusoids import add_sinusoidal, sinusoidal
 
@@ -129,6 +130,7 @@ def embeddings(dtype=np.float32):
         (lambda x, t: add_sinusoidal(x, t, [0, 1, 2], offset=1), ValueError, "give one of them"),
         (lambda x, t: add_sinusoidal(t[:4], t), ValueError, "`x` shares memory with `table`"),
         (lambda x, t: add_sinusoidal(np.broadcast_to(x[0], x.shape), t), ValueError, "`x` is read-only"),
+        (lambda x, t: add_sinusoidal(as_strided(x, strides=(0, 16, 4)), t), ValueError, "elements share memory"),
     ],
 )
 def test_add_refuses_before_writing(call, error, message):
