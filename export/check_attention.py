@@ -14,7 +14,7 @@ from rope_cpu.export import reference_attention, runtime
 from rope_cpu.export.attention_options import AttentionOptions
 from rope_cpu.export.cases import COMPUTED_LIMIT
 from rope_cpu.export.check_rope import from_layout, to_layout
-from rope_cpu.export.report import Outcome
+from rope_cpu.export.report import Outcome, distance
 
 if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding
@@ -81,8 +81,9 @@ class AttentionCheck:
         """Run the case of an outcome again; return its inputs, results, exact values and bounds."""
         case = next(case for case in self.cases() if case.name == outcome.case)
         drawn = self._draw(case, outcome.seed)
-        exact, bound = self._exact(drawn)
-        found = {"attention": self._run(case, drawn)[0], "attention_exact": exact, "attention_bound": bound}
+        found, due = self._run(case, drawn), self._due(drawn)
+        for name in list(found):
+            found[f"{name}_exact"], found[f"{name}_bound"] = due[name]
         return drawn | found
 
     def outcome(self, case: Case, seed: int) -> Outcome:
@@ -90,18 +91,17 @@ class AttentionCheck:
         drawn = self._draw(case, seed)
         about: dict[str, Any] = {"case": case.name, "seed": seed, "shape": (case.batch, *case.steps)}
         try:
-            result, keys = self._run(case, drawn)
+            found = self._run(case, drawn)
         except Exception as error:  # onnxruntime's errors share no class of their own
             return Outcome(**about, problem=f"failed to run: {str(error).splitlines()[0][-160:]}")
-        exact, bound = self._exact(drawn)
-        if result.shape != exact.shape:
-            return Outcome(**about, problem=f"gave {result.shape} where {exact.shape} is due")
-        off = np.abs(result.astype(np.float64) - exact)
-        ratio = float(np.nan_to_num(off / bound, nan=np.inf).max())
-        if keys is not None:
-            exact, bound = self._exact_keys(drawn)
-            ratio = max(ratio, float((np.abs(keys.astype(np.float64) - exact) / bound).max()))
-        return Outcome(**about, error=float(off.max()), ratio=ratio)
+        due, worst, ratio = self._due(drawn), 0.0, 0.0
+        for name, value in found.items():
+            exact, bound = due[name]
+            if value.shape != exact.shape:
+                return Outcome(**about, problem=f"gave {name} {value.shape} where {exact.shape} is due")
+            off, allowed = distance(value, exact, bound)
+            worst, ratio = max(worst, off), max(ratio, allowed)
+        return Outcome(**about, error=worst, ratio=ratio)
 
     def _draw(self, case: Case, seed: int) -> dict[str, Array]:
         """Return tensors (batch, all tokens, heads, width), ids and mask of a whole sequence."""
@@ -144,8 +144,8 @@ class AttentionCheck:
         added = np.where(allowed, rng.standard_normal(allowed.shape), -np.inf)
         return {"attention_mask": added.astype(self.dtype)}
 
-    def _run(self, case: Case, drawn: dict[str, Array]) -> tuple[Array, Array | None]:
-        """Run the steps one after another; return the results of all tokens, and the keys cached in the end."""
+    def _run(self, case: Case, drawn: dict[str, Array]) -> dict[str, Array]:
+        """Run the steps one after another; return the results of all tokens, and what is cached in the end."""
         options, done, results = self.options, 0, []
         width, values = self.rope.head_dim, options.v_head_dim
         cache = {
@@ -173,7 +173,8 @@ class AttentionCheck:
             results.append(self._result(made[0], case.batch, count))
             if options.past:
                 cache = dict(zip(cache, made[1:], strict=True))
-        return np.concatenate(results, axis=1), cache["past_key"] if options.past else None
+        present = {"present_key": cache["past_key"], "present_value": cache["past_value"]} if options.past else {}
+        return {"attention": np.concatenate(results, axis=1)} | present
 
     def _laid_out(self, name: str, x: Array) -> Array:
         return np.ascontiguousarray(x if name == "hidden" else to_layout(x, self.options.layout))
@@ -189,8 +190,6 @@ class AttentionCheck:
             return y
         return from_layout(y, self.options.layout, (batch, count, self.options.heads, self.options.v_head_dim))
 
-    def _exact(self, drawn: dict[str, Array]) -> tuple[Array, Array]:
-        return reference_attention.attended(self.rope, self.options, self.tables, drawn)
-
-    def _exact_keys(self, drawn: dict[str, Array]) -> tuple[Array, Array]:
-        return reference_attention.keys(self.rope, self.options, self.tables, drawn)
+    def _due(self, drawn: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
+        """Return what each output has to be, exact, and how far it may lie from that."""
+        return reference_attention.outputs(self.rope, self.options, self.tables, drawn)

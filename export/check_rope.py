@@ -15,7 +15,7 @@ from rope_cpu.export import reference, runtime
 from rope_cpu.export.cases import COMPUTED_LIMIT, Case, cases_of, values
 from rope_cpu.export.layouts import LAYOUTS, back
 from rope_cpu.export.options import RopeOptions
-from rope_cpu.export.report import Outcome
+from rope_cpu.export.report import Outcome, distance
 from rope_cpu.export.targets import core_of
 
 if TYPE_CHECKING:
@@ -81,15 +81,12 @@ class RopeCheck:
         for x, result in zip(tensors.values(), results, strict=True):
             if result.shape != x.shape or result.dtype != x.dtype:
                 return Outcome(**about, problem=f"gave {result.dtype} {result.shape} for {x.dtype} {x.shape}")
-            if not x.size:
-                continue
             exact, bound = self._exact(x, ids)
-            off = np.abs(result.astype(np.float64) - exact)
-            kernels = self.rope.rotate(x, ids, inverse=self.options.inverse)
-            error, ratio = max(error, float(off.max())), max(ratio, float(_ratio(off, bound).max()))
-            gap = np.abs(result.astype(np.float64) - kernels.astype(np.float64))
-            against = max(against, float(gap.max()))
-            if ratio <= 1 and not (gap <= 2 * bound).all():
+            kernels = self.rope.rotate(x, ids, inverse=self.options.inverse).astype(np.float64)
+            off, allowed = distance(result, exact, bound)
+            gap, twice = distance(result, kernels, 2 * bound)
+            error, ratio, against = max(error, off), max(ratio, allowed), max(against, gap)
+            if ratio <= 1 < twice:
                 return Outcome(**about, error=error, ratio=ratio, against_numpy=against, problem="differs from NumPy")
         return Outcome(**about, error=error, ratio=ratio, against_numpy=against)
 
@@ -142,12 +139,6 @@ class RopeCheck:
             from_layout(result, self.options.layout, x.shape)
             for result, x in zip(results, tensors.values(), strict=True)
         ]
-
-
-def _ratio(off: Array, bound: Array) -> Array:
-    """Return off / bound: infinite where nothing is allowed, and where the result is no number."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(off == 0, 0.0, np.nan_to_num(off / bound, nan=np.inf))
 
 
 def to_layout(x: Array, layout: str) -> Array:

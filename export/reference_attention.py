@@ -22,6 +22,15 @@ ABSOLUTE = {np.dtype(np.float64): 1e-14}
 ABSOLUTE_FLOAT32 = 2e-6
 
 
+def outputs(
+    rope: RotaryEmbedding, options: AttentionOptions, tables: dict[str, Array], drawn: dict[str, Array]
+) -> dict[str, tuple[Float64, Float64]]:
+    """Return what each output of a model has to be, exact, and how far it may lie from that."""
+    asked = rope, options, tables, drawn
+    present = {"present_key": cached(*asked, "k"), "present_value": cached(*asked, "v")} if options.past else {}
+    return {"attention": attended(*asked)} | present
+
+
 def attended(
     rope: RotaryEmbedding, options: AttentionOptions, tables: dict[str, Array], drawn: dict[str, Array]
 ) -> tuple[Float64, Float64]:
@@ -57,11 +66,13 @@ def attended(
     return result, bound + tolerance.half_ulp(result, dtype)
 
 
-def keys(
-    rope: RotaryEmbedding, options: AttentionOptions, tables: dict[str, Array], drawn: dict[str, Array]
+def cached(
+    rope: RotaryEmbedding, options: AttentionOptions, tables: dict[str, Array], drawn: dict[str, Array], name: str
 ) -> tuple[Float64, Float64]:
-    """Return the keys that are cached, (batch, kv_heads, tokens, head_dim), exact, and their bound."""
-    exact = _ready(rope, options, tables, drawn, "k").transpose(0, 2, 1, 3)
+    """Return the keys or values (k or v) that are cached, (batch, kv_heads, tokens, width), exact, and their bound."""
+    exact = _ready(rope, options, tables, drawn, name).transpose(0, 2, 1, 3)
+    if name == "v" and "hidden" not in drawn:
+        return exact, np.zeros_like(exact)
     dtype = np.dtype(options.rope.dtype)
     size = np.maximum(1.0, np.abs(exact).max(axis=-1, keepdims=True))
     relative = ABSOLUTE.get(dtype, ABSOLUTE_FLOAT32) + 2 * _angle_error(rope, options, drawn)

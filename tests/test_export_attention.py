@@ -4,9 +4,11 @@ import itertools
 import zlib
 
 import numpy as np
+import onnx
 import oracle
 import pytest
 from conftest import DTYPES
+from onnx import helper, numpy_helper
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.export import runtime
@@ -300,7 +302,29 @@ def test_validate_finds_a_wrong_attention(target):
     report = export.validate(model, RotaryEmbedding(32, rope_theta=501.0))
     assert not report.passed
     again = report.replay()
-    assert np.abs(again["attention"] - again["attention_exact"]).max() == report.worst.error
+    off = [np.abs(again[n] - again[f"{n}_exact"]).max() for n in ("attention", "present_key", "present_value")]
+    assert max(off) == report.worst.error
+
+
+def with_present(model, name, op, value):
+    """The model with one node more before an output: the output, and `value`, through `op`."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for node in copy.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [f"{name}_right" if name == used else used for used in names]
+    copy.graph.initializer.append(numpy_helper.from_array(np.array(value), "change"))
+    copy.graph.node.append(helper.make_node(op, [f"{name}_right", "change"], [name]))
+    return copy
+
+
+@pytest.mark.parametrize("name", ["present_key", "present_value"])
+@pytest.mark.parametrize(("op", "value"), [("Mul", np.float32("nan")), ("Mul", np.float32(1.001)), ("Gather", [0, 0])])
+def test_validate_finds_wrong_keys_and_values(name, op, value):
+    """Single tokens show them in no result: the cache is not read again."""
+    model = export.export_attention(ROPE, num_heads=4, target="primitive", max_positions=2)
+    assert export.validate(model, ROPE).passed
+    assert not export.validate(with_present(model, name, op, value), ROPE).passed
 
 
 def test_float64_scale_is_float64():
