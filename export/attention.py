@@ -10,20 +10,16 @@ import onnx
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from rope_cpu.export.attend import ATTEND, Attending
-from rope_cpu.export.attention_options import (
-    CORE_LAYOUTS,
-    AttentionOptions,
-    checked_norm,
-    checked_weights,
-)
-from rope_cpu.export.describe import described, facts
+from rope_cpu.export.attention_options import CORE_LAYOUTS, AttentionOptions
+from rope_cpu.export.describe import described, entries
 from rope_cpu.export.graph import Graph
-from rope_cpu.export.layouts import LAYOUTS
 from rope_cpu.export.masks import lengths_of
-from rope_cpu.export.positions import rotator_of
+from rope_cpu.export.positions import rotator_of, sizes_of
 from rope_cpu.export.rope import shape_of
+from rope_cpu.export.rotate import Rotator
 from rope_cpu.export.targets import core_of
 from rope_cpu.export.tensors import relayout, rms_norm
+from rope_cpu.export.weights import norms_of, weights_of
 
 if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding
@@ -61,7 +57,7 @@ def export_attention(
     target: "onnx" (Attention and RotaryEmbedding, opset 23), "primitive" (ops of opset 13; the only one in float64) or
         "ort" (com.microsoft GroupQueryAttention, which rotates too; several new tokens on a past need a batch of 1).
     dtype: of inputs and outputs; float16 and bfloat16 are computed in float32.
-    layout: of q, k, v and the result: "bhsd", "bshd" or "bsd" (batch, seq, heads·head_dim).
+    layout: of q, k, v and the result: "bhsd", "bshd" or "bsd" (batch, seq, heads·head_dim); with weights left out.
     causal: a query attends to keys up to itself. window: to so many of them, itself included.
     softcap: c·tanh(score/c). scale: on the scores, head_dim^-½ unless given.
     mask: "none", "padding" (an input attention_mask, bool (batch, total), true: attend), "bool" or "float" ((batch or
@@ -79,22 +75,29 @@ def export_attention(
 
     Source: https://onnx.ai/onnx/operators/onnx__Attention.html and onnxruntime's docs/ContribOperators.md
     """
-    asked = {name: value for name, value in locals().items() if name not in ("rope", "metadata")}
-    options, arrays, norms = _checked(rope, asked)
-    return _Builder(rope, options, arrays, norms).model(facts(rope) | options.metadata() | dict(metadata or {}))
-
-
-def _checked(
-    rope: RotaryEmbedding, asked: dict[str, Any]
-) -> tuple[AttentionOptions, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Return the options, the weights of projections and those of norms, all checked."""
-    weights, qk_norm = asked["weights"], asked["qk_norm"]
-    if weights is not None and "q" not in weights:
-        raise ValueError(f"`weights` holds {sorted(weights)}; it must hold q, k and v")
-    rotation = {name: asked.pop(name) for name in ("target", "dtype", "max_positions", "opset")}
-    options = AttentionOptions.checked(rope, rotation, **asked)
-    arrays = checked_weights(weights, rope, options.heads, options.kv_heads, options.v_head_dim)
-    return options, arrays, checked_norm(qk_norm, rope.head_dim)
+    arrays, norms = weights_of(weights), norms_of(qk_norm)
+    options = AttentionOptions.checked(
+        rope,
+        arrays,
+        norms,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        target=target,
+        dtype=dtype,
+        layout=layout,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        scale=scale,
+        mask=mask,
+        norm_epsilon=norm_epsilon,
+        past=past,
+        positions=positions,
+        max_positions=max_positions,
+        v_head_dim=v_head_dim,
+        opset=opset,
+    )
+    return _Builder(rope, options, arrays, norms).model(entries(rope, options.metadata(), metadata))
 
 
 class _Builder:
@@ -119,19 +122,18 @@ class _Builder:
         """Build the model."""
         graph, options = self.graph, self.options
         given = self._inputs()
-        axes = LAYOUTS[options.layout].axes
-        first = next(iter(given.values()))
-        sizes = (
-            graph.size(first, axes.index("batch"), "batch_size"),
-            graph.size(first, axes.index("sequence"), "sequence_length"),
-        )
-        past, outer_past = self._past()
-        lengths = lengths_of(graph, sizes[1], outer_past[0] if outer_past else None)
+        sizes = sizes_of(graph, given[0], options.layout)
+        past = self._past()
+        lengths = lengths_of(graph, sizes[1], past[0] if past else None)
         rotator = rotator_of(graph, self.rope, options.rope, sizes, lengths.past)
-        tensors = {name: self._ready(name, given, rotator) for name in "qkv"}
+        wide = [self._to_core(name) for name in given]
+        # One input is the hidden states, which queries, keys and values are all projected from.
+        sources = wide * 3 if len(wide) == 1 else wide
+        tensors = [self._ready(name, x, rotator) for name, x in zip("qkv", sources, strict=True)]
         with graph.scope("attention"):
-            attending = Attending(graph, options, rotator, lengths, past)
-            y, keys, values = ATTEND[options.rope.target](attending, *tensors.values())
+            cached = (self._to_core(past[0]), self._to_core(past[1])) if past else None
+            attending = Attending(graph, options, rotator, lengths, cached)
+            y, keys, values = ATTEND[options.rope.target](attending, *tensors)
         self._outputs(y, keys, values)
         return graph.model(
             "rotary_attention",
@@ -141,36 +143,35 @@ class _Builder:
             metadata=metadata,
         )
 
-    def _inputs(self) -> dict[str, str]:
-        """Declare the inputs; hidden states are projected later."""
+    def _inputs(self) -> list[str]:
+        """Declare and return q, k and v, or the hidden states."""
         layout = self.options.layout
         if self.options.hidden is not None:
-            return {"hidden": self.graph.input("hidden", self.dtype, ["batch", "sequence", self.options.hidden])}
-        return {
-            name: self.graph.input(name, self.dtype, shape_of(layout, name, self.heads[name], self.widths[name]))
+            return [self.graph.input("hidden", self.dtype, ["batch", "sequence", self.options.hidden])]
+        return [
+            self.graph.input(name, self.dtype, shape_of(layout, name, self.heads[name], self.widths[name]))
             for name in "qkv"
-        }
+        ]
 
-    def _past(self) -> tuple[tuple[str, str] | None, tuple[str, str] | None]:
-        """Declare past keys and values; return them in the core's dtype, and as they come."""
-        if not self.options.past:
-            return None, None
-        names = []
-        for name, width in (("past_key", self.widths["k"]), ("past_value", self.widths["v"])):
-            names.append(self.graph.input(name, self.dtype, ["batch", self.options.kv_heads, "past_length", width]))
-        wide = names if self.dtype == self.core else [self.graph.cast(n, self.core, f"{n}_{self.core}") for n in names]
-        return (wide[0], wide[1]), (names[0], names[1])
+    def _past(self) -> list[str]:
+        """Declare and return past keys and values, where there are any."""
+        named = (("past_key", self.widths["k"]), ("past_value", self.widths["v"])) if self.options.past else ()
+        shape = "batch", self.options.kv_heads, "past_length"
+        return [self.graph.input(name, self.dtype, [*shape, width]) for name, width in named]
 
-    def _ready(self, name: str, given: dict[str, str], rotator: Any) -> str:
+    def _to_core(self, value: str) -> str:
+        return value if self.dtype == self.core else self.graph.cast(value, self.core, f"{value}_{self.core}")
+
+    def _ready(self, name: str, x: str, rotator: Rotator) -> str:
         """Return q, k or v in the inner layout and the core's dtype: projected, normed and rotated as each needs."""
-        graph, heads, width = self.graph, self.heads[name], self.widths[name]
+        graph, heads, width, projected = self.graph, self.heads[name], self.widths[name], name in self.weights
         with graph.scope(name):
-            x = self._projected(given["hidden"], name) if "hidden" in given else self._wide(given[name])
+            x = self._projected(x, name) if projected else x
             x = relayout(graph, x, self.options.layout, self.inner, heads, width)
             if name in self.norms:
                 x = rms_norm(graph, x, name, self.norms[name].astype(self.core), self.options.epsilon)
             if name == "v":
-                return self._as_cached(x, name) if "hidden" in given else x
+                return self._as_cached(x, name) if projected else x
             if self.options.rope.target == "ort":
                 return x
             return self._as_cached(rotator.rotate(x, heads), name)
@@ -181,23 +182,14 @@ class _Builder:
             return x
         return self.graph.cast(self.graph.cast(x, self.dtype, "as_cached"), self.core, "from_cached")
 
-    def _wide(self, x: str) -> str:
-        return x if self.dtype == self.core else self.graph.cast(x, self.core, f"to_{self.core}")
-
     def _projected(self, x: str, name: str) -> str:
         """Apply a projection: x · Wᵀ + b."""
         weight = self.graph.table(f"{name}_weight", self.weights[name].T.astype(self.dtype))
-        y = self.graph.node("MatMul", [self._once_wide(x), self._wide_weight(weight)], f"{name}_projected")
+        y = self.graph.node("MatMul", [x, self._to_core(weight)], f"{name}_projected")
         if f"{name}_bias" not in self.weights:
             return y
         bias = self.graph.table(f"{name}_bias", self.weights[f"{name}_bias"].astype(self.dtype))
-        return self.graph.node("Add", [y, self._wide_weight(bias)], f"{name}_with_bias")
-
-    def _once_wide(self, x: str) -> str:
-        return x if self.dtype == self.core or x != "hidden" else self.graph.cast(x, self.core, "hidden_wide")
-
-    def _wide_weight(self, name: str) -> str:
-        return name if self.dtype == self.core else self.graph.cast(name, self.core, f"{name}_wide")
+        return self.graph.node("Add", [y, self._to_core(bias)], f"{name}_with_bias")
 
     def _outputs(self, y: str, keys: str, values: str) -> None:
         graph, options = self.graph, self.options

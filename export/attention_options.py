@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import DTypeLike
 
-from rope_cpu.export.options import METADATA_KEY, RopeOptions, _one_of
-from rope_cpu.spec import boolean, whole_number
+from rope_cpu.export.options import METADATA_KEY, RopeOptions
+from rope_cpu.export.weights import Float64
+from rope_cpu.spec import boolean, one_of, real_number, whole_number
 
 if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LAYOUTS = ("bhsd", "bshd", "bsd")
 MASKS = ("none", "padding", "bool", "float")
 POSITIONS = ("past", "position_ids")
-WEIGHTS = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
+NORM_EPSILON = 1e-6
 
 # Axis order that each target's attention works in.
 CORE_LAYOUTS = {"primitive": "bshd", "onnx": "bhsd", "ort": "bshd"}
@@ -47,44 +47,70 @@ class AttentionOptions:
     output: int | None
 
     @classmethod
-    def checked(cls, rope: RotaryEmbedding, rotation: Mapping[str, Any], **given: Any) -> AttentionOptions:
+    def checked(
+        cls,
+        rope: RotaryEmbedding,
+        weights: Mapping[str, Float64],
+        norms: Mapping[str, Float64],
+        *,
+        num_heads: int,
+        num_kv_heads: int | None,
+        target: str,
+        dtype: DTypeLike,
+        layout: str,
+        causal: bool,
+        window: int | None,
+        softcap: float | None,
+        scale: float | None,
+        mask: str,
+        norm_epsilon: float,
+        past: bool,
+        positions: str,
+        max_positions: int | None,
+        v_head_dim: int | None,
+        opset: int | None,
+    ) -> AttentionOptions:
         """Check the arguments of `export_attention`; raise what they, the target and the rotary do not allow."""
-        heads = whole_number("num_heads", given["num_heads"])
-        kv_heads = heads if given["num_kv_heads"] is None else whole_number("num_kv_heads", given["num_kv_heads"])
+        heads = whole_number("num_heads", num_heads)
+        kv_heads = heads if num_kv_heads is None else whole_number("num_kv_heads", num_kv_heads)
         if heads % kv_heads:
             raise ValueError(f"`num_heads` is {heads}, not a multiple of `num_kv_heads`, {kv_heads}")
-        positions = _one_of("positions", given["positions"], POSITIONS)
-        counted = {"positions": "position_ids" if positions == "position_ids" else "none"}
-        target = str(rotation["target"])
+        given = one_of("positions", positions, POSITIONS) == "position_ids"
         inner = RopeOptions.checked(
             rope,
-            **rotation,
-            **counted,
-            layout=CORE_LAYOUTS.get(target, "bhsd"),
+            target=target,
+            dtype=dtype,
+            layout=CORE_LAYOUTS[one_of("target", target, tuple(CORE_LAYOUTS))],
             inputs=("q", "k"),
             num_heads=heads,
             num_kv_heads=kv_heads,
+            positions="position_ids" if given else "none",
             position_dtype=np.int64,
+            max_positions=max_positions,
             table_inputs=False,
             inverse=False,
+            opset=opset,
         )
-        weights, scale, width = given["weights"], given["scale"], given["v_head_dim"]
+        outer = one_of("layout", layout, LAYOUTS)
         options = cls(
             rope=inner,
-            layout=_one_of("layout", "bsd" if weights is not None else given["layout"], LAYOUTS),
-            v_head_dim=rope.head_dim if width is None else whole_number("v_head_dim", width),
-            causal=boolean("causal", given["causal"]),
-            window=None if given["window"] is None else whole_number("window", given["window"]),
-            softcap=None if given["softcap"] is None else _positive("softcap", given["softcap"]),
-            scale=rope.head_dim**-0.5 if scale is None else _positive("scale", scale),
-            mask=_one_of("mask", given["mask"], MASKS),
-            past=boolean("past", given["past"]),
-            qk_norm=given["qk_norm"] is not None,
-            epsilon=_positive("norm_epsilon", given["norm_epsilon"]),
-            hidden=None if weights is None else int(np.shape(weights["q"])[-1]),
-            output=None if weights is None or "o" not in weights else int(np.shape(weights["o"])[0]),
+            layout="bsd" if weights else outer,
+            v_head_dim=rope.head_dim if v_head_dim is None else whole_number("v_head_dim", v_head_dim),
+            causal=boolean("causal", causal),
+            window=None if window is None else whole_number("window", window),
+            softcap=None if softcap is None else real_number("softcap", softcap),
+            scale=rope.head_dim**-0.5 if scale is None else real_number("scale", scale),
+            mask=one_of("mask", mask, MASKS),
+            past=boolean("past", past),
+            qk_norm=bool(norms),
+            epsilon=real_number("norm_epsilon", norm_epsilon),
+            hidden=weights["q"].shape[1] if weights else None,
+            output=weights["o"].shape[0] if "o" in weights else None,
         )
+        if weights and outer == "bshd":  # "bhsd" is what stands there unless said, and says nothing
+            raise ValueError(f"`layout` is {outer!r}, but `weights` are given: hidden states are (batch, seq, in)")
         options._fit(rope)
+        options._fit_arrays(rope.head_dim, weights, norms)
         return options
 
     @property
@@ -123,6 +149,21 @@ class AttentionOptions:
             if refused:
                 raise ValueError(f"{why}; targets 'onnx' and 'primitive' can express it")
 
+    def _fit_arrays(self, head_dim: int, weights: Mapping[str, Float64], norms: Mapping[str, Float64]) -> None:
+        """Raise unless the shapes of weights and norms are those that these options call for."""
+        if not norms and self.epsilon != NORM_EPSILON:
+            raise ValueError(f"`norm_epsilon` is {self.epsilon}, but there is no `qk_norm` to add it in")
+        widths = {"q": self.heads * head_dim, "k": self.kv_heads * head_dim, "v": self.kv_heads * self.v_head_dim}
+        shapes: dict[str, tuple[int, ...]] = {name: (width, self.hidden or 0) for name, width in widths.items()}
+        shapes["o"] = self.output or 0, self.heads * self.v_head_dim
+        shapes |= {f"{name}_bias": shape[:1] for name, shape in list(shapes.items())}
+        for name, array in weights.items():
+            if array.shape != shapes[name]:
+                raise ValueError(f"`weights[{name!r}]` has shape {array.shape}; it must be {shapes[name]}")
+        for name, array in norms.items():
+            if array.shape != (head_dim,):
+                raise ValueError(f"`qk_norm` of {name} has shape {array.shape}; it must be ({head_dim},)")
+
     def metadata(self) -> dict[str, str]:
         """Return the entry that `read` understands."""
         said = asdict(self) | {"kind": "attention", "target": self.rope.target}
@@ -136,44 +177,3 @@ class AttentionOptions:
         for repeated in ("target", "dtype", "opset"):
             said.pop(repeated)
         return cls(rope=RopeOptions(**inner), **said)
-
-
-def checked_weights(
-    weights: Mapping[str, ArrayLike] | None, rope: RotaryEmbedding, heads: int, kv_heads: int, v_head_dim: int
-) -> dict[str, NDArray[Any]]:
-    """Return projection weights (out, in) and biases (out,) as float64 arrays; raise unless their shapes fit."""
-    if weights is None:
-        return {}
-    unknown = sorted(set(weights) - set(WEIGHTS))
-    missing = [name for name in ("q", "k", "v") if name not in weights]
-    if unknown or missing:
-        raise ValueError(f"`weights` holds {sorted(weights)}; it must hold q, k and v, and may hold {WEIGHTS[3:]}")
-    arrays = {name: np.asarray(value, np.float64) for name, value in weights.items()}
-    hidden = arrays["q"].shape[-1]
-    widths = {"q": heads * rope.head_dim, "k": kv_heads * rope.head_dim, "v": kv_heads * v_head_dim}
-    shapes: dict[str, tuple[int, ...]] = {name: (width, hidden) for name, width in widths.items()}
-    shapes["o"] = (arrays["o"].shape[0] if "o" in arrays else 0, heads * v_head_dim)
-    shapes |= {f"{name}_bias": shape[:1] for name, shape in list(shapes.items())}
-    for name, array in arrays.items():
-        if array.shape != shapes[name]:
-            raise ValueError(f"`weights[{name!r}]` has shape {array.shape}; it must be {shapes[name]}")
-    return arrays
-
-
-def checked_norm(qk_norm: tuple[ArrayLike, ArrayLike] | None, head_dim: int) -> dict[str, NDArray[Any]]:
-    """Return the weights of the norms of q and k as float64 arrays; raise unless they are (head_dim,)."""
-    if qk_norm is None:
-        return {}
-    arrays = {name: np.asarray(value, np.float64) for name, value in zip("qk", qk_norm, strict=True)}
-    for name, array in arrays.items():
-        if array.shape != (head_dim,):
-            raise ValueError(f"`qk_norm` of {name} has shape {array.shape}; it must be ({head_dim},)")
-    return arrays
-
-
-def _positive(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"`{name}` is {value!r}; it must be a number")
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"`{name}` is {value!r}; it must be finite and positive")
-    return float(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rope_cpu import __version__
@@ -20,6 +21,20 @@ def described(rope: RotaryEmbedding) -> str:
         f"Rotary position embedding, rope type {rope.rope_type}: pair i turns by position · inv_freq[i], its length "
         f"times {rope.attention_factor:.6g}. Pairs: {pairing(rope)}."
     )
+
+
+def entries(rope: RotaryEmbedding, options: dict[str, str], further: Mapping[str, str] | None) -> dict[str, str]:
+    """Return all that a file says: of its rotation, of its export, and what a user adds; raise where that says less."""
+    own = facts(rope) | options
+    if further is None:
+        return own
+    known = isinstance(further, Mapping)
+    if not known or not all(isinstance(text, str) for pair in further.items() for text in pair):
+        raise TypeError(f"`metadata` is {further!r}; it must be a mapping of strings to strings")
+    taken = sorted(own.keys() & further.keys())
+    if taken:
+        raise ValueError(f"`metadata` holds {', '.join(taken)}, which the file says of itself; choose other names")
+    return own | dict(further)
 
 
 def facts(rope: RotaryEmbedding) -> dict[str, str]:

@@ -33,13 +33,6 @@ LAYOUTS = {
 }
 
 
-def layout_of(name: object) -> Layout:
-    """Return the layout of a name; raise unless there is one."""
-    if not isinstance(name, str) or name not in LAYOUTS:
-        raise ValueError(f"`layout` is {name!r}; it must be one of {', '.join(LAYOUTS)}")
-    return LAYOUTS[name]
-
-
 def back(permutation: tuple[int, ...]) -> list[int]:
     """Return the permutation that undoes another."""
     return sorted(range(len(permutation)), key=permutation.__getitem__)

@@ -9,7 +9,7 @@ import numpy as np
 from rope_cpu.export.angles import counting
 from rope_cpu.export.attention_options import AttentionOptions
 from rope_cpu.export.graph import Graph
-from rope_cpu.export.targets import FLOAT32
+from rope_cpu.export.targets import core_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def added_mask(graph: Graph, options: AttentionOptions) -> str | None:
         return None
     dtype = np.dtype(options.rope.dtype)
     mask = graph.input("attention_mask", dtype, ["batch_or_1", "heads_or_1", "sequence", "total_length"])
-    core = np.dtype(np.float64) if dtype == np.float64 else FLOAT32
+    core = core_of(dtype)
     return mask if dtype == core else graph.cast(mask, core, "mask_float32")
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import DTypeLike
 
-from rope_cpu.export.layouts import layout_of
-from rope_cpu.export.targets import TARGETS, dtype_of, opset_of, target_of
-from rope_cpu.spec import boolean, whole_number
-
-if TYPE_CHECKING:
-    from rope_cpu import RotaryEmbedding
+from rope_cpu import RotaryEmbedding
+from rope_cpu.export.angles import owners
+from rope_cpu.export.layouts import LAYOUTS
+from rope_cpu.export.targets import FLOAT32, FLOAT64, TARGETS, dtype_of, known_dtype, opset_of, target_of
+from rope_cpu.spec import boolean, one_of, whole_number
 
 POSITIONS = ("position_ids", "offset", "none")
-POSITION_DTYPES = ("int64", "float32", "float64")
+POSITION_DTYPES = (np.dtype(np.int64), FLOAT32, FLOAT64)
 METADATA_KEY = "rope_cpu.export"
 
 
@@ -38,25 +39,38 @@ class RopeOptions:
     opset: int
 
     @classmethod
-    def checked(cls, rope: RotaryEmbedding, **given: Any) -> RopeOptions:
+    def checked(
+        cls,
+        rope: RotaryEmbedding,
+        *,
+        target: str,
+        dtype: DTypeLike,
+        layout: str,
+        inputs: Sequence[str],
+        num_heads: int | None,
+        num_kv_heads: int | None,
+        positions: str,
+        position_dtype: DTypeLike,
+        max_positions: int | None,
+        table_inputs: bool,
+        inverse: bool,
+        opset: int | None,
+    ) -> RopeOptions:
         """Check the arguments of `export_rope`; raise what they and the rotary do not allow."""
-        target = target_of(given["target"])
-        dtype = dtype_of(given["dtype"], target)
-        layout_of(given["layout"])
-        inputs = _names(given["inputs"])
-        many = given["max_positions"]
+        is_rotary(rope)
+        wanted, names = target_of(target), _names(inputs)
         options = cls(
-            target=target.name,
-            dtype=str(dtype),
-            layout=given["layout"],
-            inputs=inputs,
-            heads=_heads(inputs, given["num_heads"], given["num_kv_heads"]),
-            positions=_one_of("positions", given["positions"], POSITIONS),
-            position_dtype=_one_of("position_dtype", str(np.dtype(given["position_dtype"])), POSITION_DTYPES),
-            max_positions=None if many is None else whole_number("max_positions", many),
-            table_inputs=boolean("table_inputs", given["table_inputs"]),
-            inverse=boolean("inverse", given["inverse"]),
-            opset=opset_of(given["opset"], target),
+            target=wanted.name,
+            dtype=str(dtype_of(dtype, wanted)),
+            layout=one_of("layout", layout, tuple(LAYOUTS)),
+            inputs=names,
+            heads=_heads(names, num_heads, num_kv_heads),
+            positions=one_of("positions", positions, POSITIONS),
+            position_dtype=str(known_dtype("position_dtype", position_dtype, POSITION_DTYPES)),
+            max_positions=None if max_positions is None else whole_number("max_positions", max_positions),
+            table_inputs=boolean("table_inputs", table_inputs),
+            inverse=boolean("inverse", inverse),
+            opset=opset_of(opset, wanted),
         )
         options._fit_together()
         options._fit(rope)
@@ -82,6 +96,8 @@ class RopeOptions:
                 f"`position_dtype` is {self.position_dtype}, but tables are looked up by int64 ids; without "
                 "`max_positions` and `table_inputs` angles are computed in the graph, from any position"
             )
+        if self.positions == "none" and self.position_dtype != "int64":
+            raise ValueError(f"`position_dtype` is {self.position_dtype}, but `positions` is 'none': there is no input")
         if self.layout == "thd" and self.positions != "position_ids" and not self.token_tables:
             raise ValueError(f"`positions` is {self.positions!r}; packed tokens (layout thd) need position_ids")
         if self.layout == "bsd" and None in self.heads:
@@ -103,9 +119,10 @@ class RopeOptions:
                 f"{target.op} takes one cos and sin for all heads, and this rotary has frequencies for {heads} heads; "
                 "target 'primitive' can express it"
             )
-        if heads > 1 and any(count is None or count % heads for count in self.heads):
-            raise ValueError(f"`num_heads` is {self.heads[0]}; frequencies of {heads} heads need a multiple of them")
-        if self.tables and (heads > 1 or (axes > 1 and _dense(rope))):
+        for name, count in zip(("num_heads", "num_kv_heads"), self.heads, strict=False):
+            if heads > 1 and (count is None or count % heads):
+                raise ValueError(f"`{name}` is {count}; frequencies of {heads} heads need a multiple of them")
+        if self.tables and owners(spec.inv_freq[0]) is None:
             raise ValueError(
                 "tables cannot hold a rotation whose pairs turn by several axes or by head; without `max_positions` "
                 "and `table_inputs` angles are computed in the graph"
@@ -125,14 +142,10 @@ def read(model: onnx.ModelProto) -> dict[str, Any]:
     raise ValueError(f"`model` has no metadata {METADATA_KEY!r}; it must come from this package's export")
 
 
-def _dense(rope: RotaryEmbedding) -> bool:
-    return bool(((rope.spec.inv_freq[0, :, 0] != 0).sum(axis=0) > 1).any())
-
-
-def _one_of(name: str, value: object, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise ValueError(f"`{name}` is {value!r}; it must be one of {', '.join(known)}")
-    return str(value)
+def is_rotary(rope: object) -> None:
+    """Raise unless `rope` is a rotary."""
+    if not isinstance(rope, RotaryEmbedding):
+        raise TypeError(f"`rope` is a {type(rope).__name__}; it must be a RotaryEmbedding")
 
 
 def _names(inputs: object) -> tuple[str, ...]:
@@ -144,9 +157,12 @@ def _names(inputs: object) -> tuple[str, ...]:
 
 
 def _heads(inputs: tuple[str, ...], first: object, others: object) -> tuple[int | None, ...]:
-    if first is None:
-        if others is not None:
-            raise ValueError(f"`num_kv_heads` is {others!r}, but `num_heads` is None; give both or neither")
-        return (None,) * len(inputs)
-    many = whole_number("num_heads", first)
-    return many, *(many if others is None else whole_number("num_kv_heads", others) for _ in inputs[1:])
+    many = None if first is None else whole_number("num_heads", first)
+    if others is None:
+        return (many,) * len(inputs)
+    few = whole_number("num_kv_heads", others)
+    if many is None:
+        raise ValueError(f"`num_kv_heads` is {few}, but `num_heads` is None; give both or neither")
+    if len(inputs) == 1:
+        raise ValueError(f"`num_kv_heads` is {few}, but `inputs` is {inputs!r}: there is no second one")
+    return many, *(few for _ in inputs[1:])

@@ -38,12 +38,12 @@ def rotator_of(
     return rotator
 
 
-def sizes_of(graph: Graph, options: RopeOptions) -> tuple[str, str]:
+def sizes_of(graph: Graph, x: str, layout: str) -> tuple[str, str]:
     """Return the sizes of batch and sequence, int64 vectors of length 1; a packed token is a batch row of its own."""
-    x, axes = options.inputs[0], LAYOUTS[options.layout].axes
-    if options.layout == "thd":
-        return graph.size(x, axes.index("tokens"), "batch_size"), graph.ints(1)
-    return graph.size(x, axes.index("batch"), "batch_size"), graph.size(x, axes.index("sequence"), "sequence_length")
+    axis = LAYOUTS[layout].axis
+    if layout == "thd":
+        return graph.size(x, axis("tokens"), "batch_size"), graph.ints(1)
+    return graph.size(x, axis("batch"), "batch_size"), graph.size(x, axis("sequence"), "sequence_length")
 
 
 def _angles(

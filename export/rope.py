@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from numpy.typing import DTypeLike
 
-from rope_cpu.export.describe import described, facts
+from rope_cpu.export.describe import described, entries
 from rope_cpu.export.graph import Graph
 from rope_cpu.export.layouts import LAYOUTS
 from rope_cpu.export.options import RopeOptions
@@ -55,15 +55,29 @@ def export_rope(
         those of the tokens, (batch or 1, seq, pairs), thd (tokens, pairs).
     inverse: undo the rotation: the angle −θ and the factor 1/A.
     opset: of the model; None: the lowest that the target can be written in.
-    metadata: further entries for the file.
+    metadata: further entries for the file, strings to strings; names that it says things of itself by are refused.
 
     Raises TypeError or ValueError, before anything is built, where the target cannot express the rotation, saying why
     and which can.
 
     Source: https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html and onnxruntime's docs/ContribOperators.md
     """
-    asked = {name: value for name, value in locals().items() if name not in ("rope", "metadata")}
-    return _model(rope, RopeOptions.checked(rope, **asked), dict(metadata or {}))
+    options = RopeOptions.checked(
+        rope,
+        target=target,
+        dtype=dtype,
+        layout=layout,
+        inputs=inputs,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        positions=positions,
+        position_dtype=position_dtype,
+        max_positions=max_positions,
+        table_inputs=table_inputs,
+        inverse=inverse,
+        opset=opset,
+    )
+    return _model(rope, options, entries(rope, options.metadata(), metadata))
 
 
 def _model(rope: RotaryEmbedding, options: RopeOptions, metadata: dict[str, str]) -> onnx.ModelProto:
@@ -74,7 +88,7 @@ def _model(rope: RotaryEmbedding, options: RopeOptions, metadata: dict[str, str]
     }
     for name, shape in shapes.items():
         graph.input(name, dtype, shape)
-    rotator = rotator_of(graph, rope, options, sizes_of(graph, options))
+    rotator = rotator_of(graph, rope, options, sizes_of(graph, options.inputs[0], options.layout))
     for (name, shape), heads in zip(shapes.items(), options.heads, strict=True):
         with graph.scope(name):
             turned = rotated(graph, rotator, name, heads, dtype)
@@ -84,7 +98,7 @@ def _model(rope: RotaryEmbedding, options: RopeOptions, metadata: dict[str, str]
         opset=options.opset,
         doc=described(rope),
         functions=rotator.functions(options.opset),
-        metadata=facts(rope) | options.metadata() | metadata,
+        metadata=metadata,
     )
 
 

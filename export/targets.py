@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
+
+from rope_cpu.spec import one_of, whole_number
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
@@ -42,22 +45,26 @@ TARGETS = {
 
 def target_of(name: object) -> Target:
     """Return the target of a name; raise unless there is one."""
-    if not isinstance(name, str) or name not in TARGETS:
-        raise ValueError(f"`target` is {name!r}; it must be one of {', '.join(TARGETS)}")
-    return TARGETS[name]
+    return TARGETS[one_of("target", name, tuple(TARGETS))]
+
+
+def known_dtype(name: str, value: DTypeLike, known: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """Return `value` as a dtype; raise unless it is one of the known ones."""
+    try:  # NumPy takes None for float64
+        wanted = None if value is None else np.dtype(value)
+    except TypeError:
+        wanted = None
+    if wanted is None or wanted not in known:
+        raise TypeError(f"`{name}` is {wanted or repr(value)}; it must be one of {', '.join(map(str, known))}")
+    return wanted
 
 
 def dtype_of(dtype: DTypeLike, target: Target) -> np.dtype[Any]:
     """Return `dtype` if the target can express it."""
-    wanted = np.dtype(dtype)
-    able = [name for name, other in TARGETS.items() if wanted in other.dtypes]
-    if not able:
-        known = ", ".join(str(known) for known in TARGETS["primitive"].dtypes)
-        raise TypeError(f"`dtype` is {wanted}; it must be one of {known}")
+    wanted = known_dtype("dtype", dtype, TARGETS["primitive"].dtypes)
     if wanted not in target.dtypes:
-        raise ValueError(
-            f"`dtype` is {wanted}, which {target.op} has no kernel for; target {_either(able)} can express it"
-        )
+        able = " or ".join(repr(name) for name, other in TARGETS.items() if wanted in other.dtypes)
+        raise ValueError(f"`dtype` is {wanted}, which {target.op} has no kernel for; target {able} can express it")
     return wanted
 
 
@@ -65,16 +72,12 @@ def opset_of(opset: int | None, target: Target) -> int:
     """Return the opset to write, the target's own where `opset` is None."""
     if opset is None:
         return target.default_opset
-    first, last = target.opsets
-    if isinstance(opset, bool) or not isinstance(opset, int) or not first <= opset <= last:
-        raise ValueError(f"`opset` is {opset!r}; target {target.name!r} is written in opsets {first} to {last}")
-    return opset
+    wanted, (first, last) = whole_number("opset", opset), target.opsets
+    if not first <= wanted <= last:
+        raise ValueError(f"`opset` is {wanted}; target {target.name!r} is written in opsets {first} to {last}")
+    return wanted
 
 
 def core_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the type that a rotation of `dtype` is computed in."""
     return FLOAT64 if dtype == FLOAT64 else FLOAT32
-
-
-def _either(names: list[str]) -> str:
-    return " or ".join(repr(name) for name in names)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import onnx
-import onnxruntime
+from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from rope_cpu.export import runtime
 from rope_cpu.export.attention_options import AttentionOptions
 from rope_cpu.export.check_attention import AttentionCheck
 from rope_cpu.export.check_rope import RopeCheck
-from rope_cpu.export.options import RopeOptions, read
+from rope_cpu.export.options import RopeOptions, is_rotary, read
 from rope_cpu.export.report import Outcome, Report
 
 if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding
+
+
+# What a model may hold.
+KINDS = ("rope", "attention")
 
 
 def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedding, *, seed: int = 0) -> Report:
@@ -31,14 +34,17 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
     shapes, lengths and ids drawn to break it: no tokens, one token, left-padded and shuffled ids, ids up to the table's
     end (1,000,000 where angles are computed) and past it, where it has to fail.
 
-    Returns the report; it never raises because a model is wrong. Raises ValueError where the model says nothing about
-    its own export.
+    Returns the report; it never raises because a model is wrong.
+
+    Raises TypeError where `model` or `rope` is something else, OSError where there is no file at the path, ValueError
+    where the model says nothing about its own export.
     """
     loaded = model if isinstance(model, onnx.ModelProto) else onnx.load(os.fspath(model), load_external_data=False)
+    is_rotary(rope)
     options = read(loaded)
     kind = options.pop("kind")
-    if kind not in CHECKS:
-        raise ValueError(f"`model` holds {kind!r}; it must be one of {', '.join(CHECKS)}")
+    if kind not in KINDS:
+        raise ValueError(f"`model` holds {kind!r}; it must be one of {', '.join(KINDS)}")
     title = f"{kind} model, target {options['target']}, {options['dtype']}, opset {options['opset']}"
     problem = static_problem(model if isinstance(model, onnx.ModelProto) else os.fspath(model), loaded)
     static = Outcome("checker, shape inference", seed, (), problem=problem)
@@ -48,37 +54,21 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
         unloaded = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {str(error).splitlines()[0][-200:]}")
         return Report(title, (static, unloaded), lambda outcome: {})
     folder = "" if isinstance(model, onnx.ModelProto) else os.path.dirname(os.fspath(model))
-    check = CHECKS[kind](opened, rope, options, loaded, folder)
+    check: RopeCheck | AttentionCheck
+    if kind == "rope":
+        check = RopeCheck(opened, rope, RopeOptions(**options))
+    else:
+        check = AttentionCheck(opened, rope, AttentionOptions.read(**options), weights_in(loaded, folder))
     return Report(title, (static, *check.outcomes(seed)), check.again)
 
 
-def _rope_check(
-    opened: onnxruntime.InferenceSession,
-    rope: RotaryEmbedding,
-    said: dict[str, Any],
-    loaded: onnx.ModelProto,
-    folder: str,
-) -> RopeCheck:
-    return RopeCheck(opened, rope, RopeOptions(**said))
-
-
-def _attention_check(
-    opened: onnxruntime.InferenceSession,
-    rope: RotaryEmbedding,
-    said: dict[str, Any],
-    loaded: onnx.ModelProto,
-    folder: str,
-) -> AttentionCheck:
-    tables = {
+def weights_in(model: onnx.ModelProto, folder: str) -> dict[str, NDArray[Any]]:
+    """Return the weights of projections and norms that a model holds, or that lie in `folder` beside it."""
+    return {
         tensor.name: numpy_helper.to_array(tensor, base_dir=folder)
-        for tensor in loaded.graph.initializer
+        for tensor in model.graph.initializer
         if tensor.name.endswith(("_weight", "_bias", "_norm"))
     }
-    return AttentionCheck(opened, rope, AttentionOptions.read(**said), tables)
-
-
-# what a model holds → its check
-CHECKS: dict[str, Callable[..., RopeCheck | AttentionCheck]] = {"rope": _rope_check, "attention": _attention_check}
 
 
 def static_problem(model: onnx.ModelProto | str, loaded: onnx.ModelProto) -> str:

@@ -275,13 +275,23 @@ def test_what_group_query_attention_would_do_wrong_is_refused(name):
         export.export_attention(rope, **options)
 
 
+WEIGHTS = {"q": np.ones((128, 8)), "k": np.ones((64, 8)), "v": np.ones((64, 8))}
+
+
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
         ({"num_kv_heads": 3}, "`num_heads` is 4, not a multiple of `num_kv_heads`, 3"),
         ({"causal": False, "window": 3}, "`window` is 3, .* it needs `causal`"),
-        ({"softcap": 0.0}, "`softcap` is 0.0; it must be finite and positive"),
+        ({"softcap": 0.0}, "`softcap` is 0.0; it must be finite and above 0"),
         ({"scale": float("nan")}, "`scale` is nan"),
+        ({"scale": 10**400}, "`scale` is 10+; it must be finite"),
+        ({"norm_epsilon": 0.5}, "`norm_epsilon` is 0.5, but there is no `qk_norm`"),
+        ({"weights": WEIGHTS, "layout": "thd"}, "`layout` is 'thd'; it must be one of bhsd, bshd, bsd"),
+        ({"weights": WEIGHTS, "layout": "bshd"}, "`layout` is 'bshd', but `weights` are given"),
+        ({"weights": WEIGHTS | {"k": 1.0}}, r"`weights\['k'\]` has shape \(\); its axes must be out, in"),
+        ({"weights": WEIGHTS | {"o_bias": np.ones(8)}}, "and with o an o_bias"),
+        ({"qk_norm": (np.ones(32),) * 3}, "`qk_norm` holds 3 arrays; it must hold two"),
         ({"mask": "alibi"}, "`mask` is 'alibi'; it must be one of none, padding, bool, float"),
         ({"layout": "thd"}, "`layout` is 'thd'; it must be one of bhsd, bshd, bsd"),
         ({"weights": {"q": np.ones((128, 8))}}, "it must hold q, k and v"),
@@ -293,6 +303,34 @@ def test_what_group_query_attention_would_do_wrong_is_refused(name):
 def test_bad_arguments(changed, text):
     with pytest.raises(ValueError, match=text):
         export.export_attention(ROPE, **({"num_heads": 4, "num_kv_heads": 2} | changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"weights": 5}, "`weights` is a int; it must be a mapping of names to arrays"),
+        ({"weights": WEIGHTS | {"k": "1"}}, r"`weights\['k'\]` has dtype <U1; it must hold real numbers"),
+        ({"qk_norm": 5}, "`qk_norm` is a int; it must be a pair of arrays"),
+        ({"scale": "1"}, "`scale` is '1'; it must be a number"),
+    ],
+)
+def test_wrong_types(changed, text):
+    with pytest.raises(TypeError, match=text):
+        export.export_attention(ROPE, **({"num_heads": 4, "num_kv_heads": 2} | changed))
+
+
+def test_the_layout_of_hidden_states_may_be_said():
+    for layout in ("bhsd", "bsd"):  # the first is what stands there unless said
+        model = export.export_attention(ROPE, num_heads=4, num_kv_heads=2, weights=WEIGHTS, layout=layout)
+        assert model.graph.input[0].name == "hidden"
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_what_goes_in_is_cast_once(kind):
+    model = export.export_attention(ROPE, num_heads=4, num_kv_heads=2, weights=WEIGHTS, dtype=DTYPES[kind])
+    casts = [node.input[0] for node in model.graph.node if node.op_type == "Cast"]
+    assert {"hidden", "past_key", "past_value"} < set(casts)
+    assert len(casts) == len(set(casts))
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -40,6 +40,26 @@ REFUSED = {
     "kv heads alone": (PLAIN, {"num_kv_heads": 2}, "`num_kv_heads` is 2, but `num_heads` is None"),
     "names twice": (PLAIN, {"inputs": ("q", "q")}, "must hold different identifiers"),
     "positions": (PLAIN, {"positions": "ids"}, "`positions` is 'ids'; it must be one of position_ids, offset, none"),
+    "number of kv heads": (
+        BY_HEAD,
+        {"target": "primitive", "num_heads": 8, "num_kv_heads": 6},
+        "`num_kv_heads` is 6; frequencies of 4",
+    ),
+    "kv heads of one input": (
+        PLAIN,
+        {"inputs": ("q",), "num_heads": 2, "num_kv_heads": 1},
+        r"`num_kv_heads` is 1, but `inputs` is \('q',\): there is no second one",
+    ),
+    "a dtype of positions that are no input": (
+        PLAIN,
+        {"positions": "none", "position_dtype": "float64"},
+        "`position_dtype` is float64, but `positions` is 'none'",
+    ),
+    "names that the file says of itself": (
+        PLAIN,
+        {"metadata": {"rope_cpu.export": "{}", "rope_cpu.config": "{}"}},
+        "`metadata` holds rope_cpu.export, which the file says of itself",
+    ),
 }
 
 
@@ -57,8 +77,33 @@ def test_refusals_say_why(name):
         ({"inputs": "qk"}, "`inputs` is 'qk'; it must be a sequence of names"),
         ({"max_positions": 2.5}, "`max_positions` is 2.5; it must be an integer"),
         ({"inverse": 1}, "`inverse` is 1; it must be True or False"),
+        ({"dtype": None}, "`dtype` is None; it must be one of float32"),
+        ({"dtype": "foo"}, "`dtype` is 'foo'; it must be one of float32"),
+        ({"position_dtype": None}, "`position_dtype` is None; it must be one of int64"),
+        ({"position_dtype": "int32"}, "`position_dtype` is int32; it must be one of int64"),
+        ({"opset": 23.0}, "`opset` is 23.0; it must be an integer"),
+        ({"inputs": ("q",), "num_kv_heads": "2"}, "`num_kv_heads` is '2'; it must be an integer"),
+        ({"metadata": "config"}, "`metadata` is 'config'; it must be a mapping of strings to strings"),
+        ({"metadata": {"config": 1}}, "`metadata` is {'config': 1}; it must be a mapping of strings to strings"),
     ],
 )
 def test_wrong_types(options, text):
     with pytest.raises(TypeError, match=text):
         export.export_rope(PLAIN, **options)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda rope: export.export_rope(rope),
+        lambda rope: export.export_attention(rope, num_heads=4),
+        lambda rope: export.validate(export.export_rope(PLAIN), rope),
+    ],
+)
+def test_what_is_no_rotary_is_refused(call):
+    with pytest.raises(TypeError, match="`rope` is a RopeSpec; it must be a RotaryEmbedding"):
+        call(PLAIN.spec)
+
+
+def test_whole_numbers_may_be_numpys():
+    assert export.export_rope(PLAIN, opset=np.int64(24)).opset_import[0].version == 24

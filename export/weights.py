@@ -1,0 +1,51 @@
+"""The arrays that a model of attention takes along: weights of projections and of norms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rope_cpu.export.runtime import BFLOAT16
+from rope_cpu.spec import real_array
+
+Float64 = NDArray[np.float64]
+
+WEIGHTS = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
+
+
+def weights_of(weights: Mapping[str, ArrayLike] | None) -> dict[str, Float64]:
+    """Return projection weights (out, in) and biases (out,) in float64; raise unless they are named and shaped so."""
+    if weights is None:
+        return {}
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"`weights` is a {type(weights).__name__}; it must be a mapping of names to arrays")
+    unknown, missing = [name for name in weights if name not in WEIGHTS], {"q", "k", "v"} - set(weights)
+    if unknown or missing or ("o_bias" in weights and "o" not in weights):
+        raise ValueError(
+            f"`weights` holds {list(weights)}; it must hold q, k and v, and may hold o, q_bias, k_bias, "
+            "v_bias, and with o an o_bias"
+        )
+    arrays = {name: _real(f"weights[{name!r}]", value) for name, value in weights.items()}
+    for name, array in arrays.items():
+        axes = ("out",) if name.endswith("_bias") else ("out", "in")
+        if array.ndim != len(axes):
+            raise ValueError(f"`weights[{name!r}]` has shape {array.shape}; its axes must be {', '.join(axes)}")
+    return arrays
+
+
+def norms_of(qk_norm: tuple[ArrayLike, ArrayLike] | None) -> dict[str, Float64]:
+    """Return the weights of the norms of q and k in float64; raise unless they are two."""
+    if qk_norm is None:
+        return {}
+    if not isinstance(qk_norm, tuple | list):
+        raise TypeError(f"`qk_norm` is a {type(qk_norm).__name__}; it must be a pair of arrays, for q and for k")
+    if len(qk_norm) != 2:
+        raise ValueError(f"`qk_norm` holds {len(qk_norm)} arrays; it must hold two, for q and for k")
+    return {name: _real(f"qk_norm of {name}", value) for name, value in zip("qk", qk_norm, strict=True)}
+
+
+def _real(name: str, value: ArrayLike) -> Float64:
+    known = isinstance(value, np.ndarray) and value.dtype == BFLOAT16  # which NumPy does not count as real
+    return (np.asarray(value) if known else real_array(name, value)).astype(np.float64, copy=False)
