@@ -101,7 +101,7 @@ class RopeCheck:
         case = replace(case, seq=min(case.seq, self.limit))
         options, axes = self.options, self.rope.axes
         tensors = {
-            name: values(rng, self.rope, (case.batch, case.seq, heads, self.rope.head_dim), self.dtype)
+            name: values(rng, (case.batch, case.seq, heads, self.rope.head_dim), self.dtype)
             for name, heads in zip(options.inputs, self.heads, strict=True)
         }
         feeds = {name: to_layout(x, options.layout) for name, x in tensors.items()}
