@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     rope = rotary_of(config, args.layer_type)
     if not args.output.absolute().parent.is_dir():
         raise UsageError(f"cannot write {args.output}: there is no folder {args.output.parent}")
+    if args.output.is_dir():
+        raise UsageError(f"cannot write {args.output}: it is a folder; give the name of a file")
     try:
         rope = rope if args.seq_len is None else rope.at_length(args.seq_len)
         model = _model(args, config, rope)
@@ -60,7 +62,10 @@ def run(args: argparse.Namespace) -> int:
     if not report.passed:
         print(f"{args.output} is not written")
         return 1
-    export.save(model, args.output)
+    try:
+        export.save(model, args.output)
+    except OSError as error:
+        raise UsageError(f"cannot write {args.output}: {error.strerror or error}") from error
     print(f"{args.output} is written")
     return 0
 

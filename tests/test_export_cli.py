@@ -124,3 +124,19 @@ def test_a_missing_folder(tmp_path):
     cli.add_arguments(parser)
     with pytest.raises(UsageError, match="there is no folder"):
         cli.run(parser.parse_args(["-o", str(tmp_path / "missing" / "rope.onnx")]))
+
+
+def test_a_folder_instead_of_a_file(export_to, tmp_path, monkeypatch):
+    (tmp_path / "out.onnx").mkdir()
+    monkeypatch.setattr(export, "validate", None)  # it is refused before that
+    with pytest.raises(UsageError, match=r"cannot write .*out.onnx: it is a folder"):
+        export_to()
+
+
+def test_a_file_that_cannot_be_written(export_to, monkeypatch):
+    def full(model, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export, "save", full)
+    with pytest.raises(UsageError, match=r"cannot write .*out.onnx: No space left on device"):
+        export_to("--max-positions", "8")
