@@ -71,7 +71,8 @@ def positions_from_cos_sin(
 
     Returns (...) for inv_freq (pairs,), else (..., axes).
 
-    Raises ValueError where the range is not unique, and where no position in it has these cos and sin.
+    Raises TypeError for frequencies that are not real numbers, ValueError where the range is not unique, and where no
+    position in it has these cos and sin.
     """
     frequencies = _matrix(inv_freq)
     given, across, lead = np.ndim(inv_freq), np.asarray(cos, np.float64), np.asarray(sin, np.float64)
