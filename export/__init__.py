@@ -1,7 +1,8 @@
 """ONNX export: the same rotation as graph ops, validated under onnxruntime (needs the extra `onnx`).
 
-What is exported runs on onnxruntime 1.29, 1.30 and 1.31. 1.28 lacks MRotaryEmbedding (target "ort", tables of three
-axes) and Cos in float64 (float64 without tables), and refuses to load them; the rest runs there too.
+The extra asks for onnxruntime 1.29; a file once written may run on an older one. 1.28 lacks MRotaryEmbedding
+(target "ort", tables of three axes) and Cos in float64 (float64 without tables), and refuses to load them; the rest
+passes `validate` there.
 """
 
 try:

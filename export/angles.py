@@ -86,9 +86,10 @@ def computed(graph: Graph, rope: RotaryEmbedding, ids: str, inverse: bool, dtype
 
 
 def _cosine(graph: Graph, angle: str, dtype: np.dtype[Any]) -> str:
-    """Return the cosine, for float32 as 1 - 2·sin²(angle/2): onnxruntime has Sin in float64, but Cos only since 1.29.
+    """Return the cosine, for float32 as 1 - 2·sin²(angle/2): older runtimes load the file, too.
 
-    That is off by some roundings of 2^-53, too many for float64 itself.
+    onnxruntime has had Sin in float64 for long, but Cos only since 1.29. The detour is off by some roundings of 2^-53,
+    nothing for float32, but too many for float64 itself.
     """
     if dtype == FLOAT64:
         return graph.node("Cos", [angle], "cos")
