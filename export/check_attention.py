@@ -10,10 +10,11 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from rope_cpu.export import reference_attention, runtime
+from rope_cpu.export import runtime
 from rope_cpu.export.attention_options import AttentionOptions
 from rope_cpu.export.cases import COMPUTED_LIMIT
 from rope_cpu.export.check_rope import from_layout, to_layout
+from rope_cpu.export.reference_attention import Reference
 from rope_cpu.export.report import Outcome, distance
 
 if TYPE_CHECKING:
@@ -97,8 +98,9 @@ class AttentionCheck:
         due, worst, ratio = self._due(drawn), 0.0, 0.0
         for name, value in found.items():
             exact, bound = due[name]
-            if value.shape != exact.shape:
-                return Outcome(**about, problem=f"gave {name} {value.shape} where {exact.shape} is due")
+            if value.shape != exact.shape or value.dtype != self.dtype:
+                problem = f"gave {name} {value.dtype} {value.shape} where {self.dtype} {exact.shape} is due"
+                return Outcome(**about, problem=problem)
             off, allowed = distance(value, exact, bound)
             worst, ratio = max(worst, off), max(ratio, allowed)
         return Outcome(**about, error=worst, ratio=ratio)
@@ -192,4 +194,4 @@ class AttentionCheck:
 
     def _due(self, drawn: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
         """Return what each output has to be, exact, and how far it may lie from that."""
-        return reference_attention.outputs(self.rope, self.options, self.tables, drawn)
+        return Reference(self.rope, self.options, self.tables, drawn).outputs()

@@ -63,9 +63,9 @@ def _exact_cos_sin(position: NDArray[Any], omega: Float64) -> tuple[NDArray[np.l
 
 
 def rotated(
-    rope: RotaryEmbedding, x: NDArray[Any], ids: NDArray[Any], *, inverse: bool, computed: bool
+    rope: RotaryEmbedding, x: NDArray[Any], ids: NDArray[Any], dtype: np.dtype[Any], *, inverse: bool, computed: bool
 ) -> tuple[Float64, Float64]:
-    """Return the exact rotation of `x` (batch, seq, heads, head_dim) and how far a result of x's dtype may lie from it.
+    """Return the exact rotation of `x` (batch, seq, heads, head_dim) and how far a result of `dtype` may lie from it.
 
     computed: angles are products in float64, rounded, rather than looked up.
     """
@@ -81,5 +81,14 @@ def rotated(
     off = size * 2.0**-53 * factor * (np.abs(a) + np.abs(b)) if computed else 0.0
     for elements, value in ((first, a * cos - b * sin), (second, b * cos + a * sin)):
         exact[..., elements] = factor * value
-        bound[..., elements] = tolerance.rotation_bound(factor * value, a, b, factor, x.dtype) + off
+        bound[..., elements] = tolerance.rotation_bound(factor * value, a, b, factor, dtype) + off
     return exact, bound
+
+
+def carried(rope: RotaryEmbedding, variance: Float64) -> Float64:
+    """Return what a rotation makes of variances (…, head_dim) that its input comes with: each one's and its pair's."""
+    first, second = pair_elements(rope)
+    grown = variance.copy()
+    both = rope.attention_factor**2 * (variance[..., first] + variance[..., second])
+    grown[..., first] = grown[..., second] = both
+    return grown

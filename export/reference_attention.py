@@ -1,7 +1,13 @@
-"""Rotated attention in float64, in one pass over all tokens."""
+"""Rotated attention in float64, in one pass over all tokens, and how far arithmetic may take a model from it.
+
+Every value comes with the variance of the error that it may have in a model. It follows the value from step to step:
+what comes in grows by the square of the step's derivative, and each operation adds u² of its result squared, roundings
+being independent of each other. A result may lie `DEVIATIONS` of their roots from the exact one.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,119 +16,173 @@ from numpy.typing import NDArray
 from rope_cpu import tolerance
 from rope_cpu.export import reference
 from rope_cpu.export.attention_options import AttentionOptions
+from rope_cpu.export.targets import FLOAT64, core_of
 
 if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
+# A value, and the variance of its error.
+Known = tuple[Float64, Float64]
 
-# What float32 and float64 attention over a few dozen tokens of normal values may be off by.
-ABSOLUTE = {np.dtype(np.float64): 1e-14}
-ABSOLUTE_FLOAT32 = 2e-6
+# Where a bound is known, it counts as so many deviations. (A rounding itself deviates by 0.4 u, not by u.)
+DEVIATIONS = 6.0
 
-
-def outputs(
-    rope: RotaryEmbedding, options: AttentionOptions, tables: dict[str, Array], drawn: dict[str, Array]
-) -> dict[str, tuple[Float64, Float64]]:
-    """Return what each output of a model has to be, exact, and how far it may lie from that."""
-    asked = rope, options, tables, drawn
-    present = {"present_key": cached(*asked, "k"), "present_value": cached(*asked, "v")} if options.past else {}
-    return {"attention": attended(*asked)} | present
+# Numbers of roundings. Of scores: the scale on queries and on keys. Softcap: a quotient, a product, and tanh, of which
+# onnxruntime's errs by 5.4 u at most. Of weights: exp, of which onnxruntime's errs by 1.7 u at most, and a quotient.
+# Of a norm beside its sum: mean, epsilon, root, quotient and weight.
+SCALE, SOFTCAP, WEIGHT, NORM = 4, 4, 4, 6
 
 
-def attended(
-    rope: RotaryEmbedding, options: AttentionOptions, tables: dict[str, Array], drawn: dict[str, Array]
-) -> tuple[Float64, Float64]:
-    """Return the exact result (batch, tokens, heads, width), or (batch, tokens, out), and its bound.
+def product(a: Float64, b: Float64, more: int = 0) -> Known:
+    """Return a · b, and its variance in units of u²; more: roundings of each product beside its own.
 
-    drawn: q, k, v (batch, tokens, heads, width) or hidden (batch, tokens, in); ids; attention_mask. The bound is the
-    absolute error of the arithmetic, times the size of the values, one rounding of the result, and what rounding the
-    keys to the cache's dtype and the angles to float64 does to the scores and so to the weights: at most twice the
-    largest change of a score.
+    The partial sums of n products wander from 0 to their sum s, and by √Σ(ab)² at most from that way where they come in
+    no particular order: n roundings of them vary by n·(s² + Σ(ab)²).
     """
-    dtype = np.dtype(options.rope.dtype)
-    q, k, v = (_ready(rope, options, tables, drawn, name) for name in "qkv")
-    q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
-    k, v = (np.repeat(x, options.heads // options.kv_heads, axis=1) for x in (k, v))
-    allowed, added = _masks(options, drawn, q.shape[2])
-    scores = options.scale * q @ k.swapaxes(-1, -2)
-    if options.softcap is not None:
-        scores = options.softcap * np.tanh(scores / options.softcap)
-    scores = np.where(allowed, scores + added, -np.inf)
-    most = np.maximum(scores.max(axis=-1, keepdims=True), -1e300)
-    weights = np.exp(scores - most)
-    total = weights.sum(axis=-1, keepdims=True)
-    result = np.where(total > 0, weights / np.where(total > 0, total, 1), 0) @ v
-    half = 0.0 if dtype.itemsize > 2 else float(tolerance.half_ulp(1.0, dtype))
-    turned = half + 4 * _angle_error(rope, options, drawn)
-    change = options.scale * turned * (np.abs(q).sum(axis=-1, keepdims=True) * np.abs(k).max())
-    size = np.abs(v).max(axis=-2, keepdims=True)
-    relative = np.maximum(1.0, size) * ABSOLUTE.get(dtype, ABSOLUTE_FLOAT32)
-    bound = relative + size * (2 * change + (half if options.hidden is not None else 0))
-    result, bound = (x.transpose(0, 2, 1, 3) for x in (result, np.broadcast_to(bound, result.shape)))
-    if options.output is not None:
-        result, bound = _output(result, bound, tables)
-    return result, bound + tolerance.half_ulp(result, dtype)
+    result = a @ b
+    return result, (a.shape[-1] + more) * (result**2 + a**2 @ b**2)
 
 
-def cached(
-    rope: RotaryEmbedding, options: AttentionOptions, tables: dict[str, Array], drawn: dict[str, Array], name: str
-) -> tuple[Float64, Float64]:
-    """Return the keys or values (k or v) that are cached, (batch, kv_heads, tokens, width), exact, and their bound."""
-    exact = _ready(rope, options, tables, drawn, name).transpose(0, 2, 1, 3)
-    if name == "v" and "hidden" not in drawn:
-        return exact, np.zeros_like(exact)
-    dtype = np.dtype(options.rope.dtype)
-    size = np.maximum(1.0, np.abs(exact).max(axis=-1, keepdims=True))
-    relative = ABSOLUTE.get(dtype, ABSOLUTE_FLOAT32) + 2 * _angle_error(rope, options, drawn)
-    return exact, tolerance.half_ulp(exact, dtype) + size * relative
+@dataclass(frozen=True)
+class Reference:
+    """What a model of attention has to give.
 
+    tables: its weights of projections and norms. drawn: what goes in, q, k, v (batch, tokens, heads, width) or hidden
+    (batch, tokens, in); ids; attention_mask.
+    """
 
-def _angle_error(rope: RotaryEmbedding, options: AttentionOptions, drawn: dict[str, Array]) -> float:
-    """Return what angles may be off by where the graph computes them, in radians."""
-    if options.rope.tables:
-        return 0.0
-    return float(reference.turns(rope, drawn["ids"])[2].max(initial=0.0)) * 2.0**-53
+    rope: RotaryEmbedding
+    options: AttentionOptions
+    tables: dict[str, Array]
+    drawn: dict[str, Array]
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of inputs, outputs and cache."""
+        return np.dtype(self.options.rope.dtype)
 
-def _ready(
-    rope: RotaryEmbedding, options: AttentionOptions, tables: dict[str, Array], drawn: dict[str, Array], name: str
-) -> Float64:
-    """Return q, k or v in float64: projected, normed, rotated."""
-    heads, width = (options.heads if name == "q" else options.kv_heads), rope.head_dim
-    if "hidden" in drawn:
-        x = drawn["hidden"].astype(np.float64) @ tables[f"{name}_weight"].astype(np.float64)
-        x = x + tables.get(f"{name}_bias", np.zeros(1)).astype(np.float64)
-        x = x.reshape(*x.shape[:2], heads, options.v_head_dim if name == "v" else width)
-    else:
-        x = drawn[name].astype(np.float64)
-    if name == "v":
-        return x
-    if f"{name}_norm" in tables:
-        root = np.sqrt((x * x).mean(axis=-1, keepdims=True) + options.epsilon)
-        x = x / root * tables[f"{name}_norm"].astype(np.float64)
-    return reference.rotated(rope, x, drawn["ids"], inverse=False, computed=False)[0]
+    @property
+    def unit(self) -> float:
+        """The variance u² of a rounding of the model's arithmetic; in float64 the reference itself rounds as much."""
+        return 2 * 2.0**-106 if self.dtype == FLOAT64 else 2.0**-48
 
+    def outputs(self) -> dict[str, Known]:
+        """Return each output: attention as (batch, tokens, heads, width) or (…, out), present keys and values by head.
 
-def _masks(options: AttentionOptions, drawn: dict[str, Array], tokens: int) -> tuple[Array, Array]:
-    """Return where attention is allowed, and what is added to the scores, each as (batch, heads, seq, seq)."""
-    query, key = np.arange(tokens)[:, None], np.arange(tokens)
-    allowed = np.ones((1, 1, tokens, tokens), bool)
-    if options.causal:
-        allowed = allowed & (key <= query)
-    if options.window is not None:
-        allowed = allowed & (key > query - options.window)
-    if options.mask == "none":
-        return allowed, np.zeros(1)
-    mask = drawn["attention_mask"]
-    if options.mask == "float":
-        return allowed, mask.astype(np.float64)
-    return allowed & (mask[:, None, None, :] if options.mask == "padding" else mask), np.zeros(1)
+        Each with its bound instead of a variance.
+        """
+        q, k, v = (self._ready(name) for name in "qkv")
+        result, varies = self._attended(q, self._as_cached(k, "k"), self._as_cached(v, "v"))
+        due = {"attention": (result, DEVIATIONS * np.sqrt(varies) + tolerance.half_ulp(result, self.dtype))}
+        for name, (exact, varies) in (("k", k), ("v", v)) if self.options.past else ():
+            bound = DEVIATIONS * np.sqrt(varies)
+            rounded = tolerance.half_ulp(exact, self.dtype) if self._is_rounded(name) else 0.0
+            due[{"k": "present_key", "v": "present_value"}[name]] = exact, bound + rounded
+        return due
 
+    def _is_rounded(self, name: str) -> bool:
+        """Tell whether keys or values are rounded to the cache's dtype, rather than computed or given in it."""
+        return self.dtype != core_of(self.dtype) and (name == "k" or "hidden" in self.drawn)
 
-def _output(result: Float64, bound: Float64, tables: dict[str, Array]) -> tuple[Float64, Float64]:
-    weight = tables["o_weight"].astype(np.float64)
-    flat = result.reshape(*result.shape[:2], -1)
-    exact = flat @ weight + tables.get("o_bias", np.zeros(1)).astype(np.float64)
-    return exact, bound.reshape(flat.shape) @ np.abs(weight)
+    def _as_cached(self, known: Known, name: str) -> Known:
+        """Return the keys or values that are attended to, rounded as the cache is."""
+        exact, variance = known
+        return exact, variance + self._is_rounded(name) * tolerance.half_ulp(exact, self.dtype) ** 2 / 3
+
+    def _ready(self, name: str) -> Known:
+        """Return q, k or v as (batch, heads, tokens, width): projected, normed, rotated."""
+        options, ids = self.options, self.drawn["ids"]
+        if "hidden" in self.drawn:
+            hidden = self.drawn["hidden"].astype(np.float64)
+            heads = options.heads if name == "q" else options.kv_heads
+            made = self._projected(name, hidden, np.zeros_like(hidden))
+            x, variance = (y.reshape(*y.shape[:2], heads, -1) for y in made)
+        else:
+            x = self.drawn[name].astype(np.float64)
+            variance = np.zeros_like(x)
+        if f"{name}_norm" in self.tables:
+            x, variance = self._normed(name, x, variance)
+        if name != "v":
+            came, computed = reference.carried(self.rope, variance), not options.rope.tables
+            x, bound = reference.rotated(self.rope, x, ids, core_of(self.dtype), inverse=False, computed=computed)
+            variance = came + (bound / DEVIATIONS) ** 2
+        return x.transpose(0, 2, 1, 3), variance.transpose(0, 2, 1, 3)
+
+    def _projected(self, name: str, x: Float64, variance: Float64) -> Known:
+        weight = self.tables[f"{name}_weight"].astype(np.float64)
+        y, rounded = product(x, weight)
+        y = y + self.tables.get(f"{name}_bias", np.zeros(1)).astype(np.float64)
+        return y, variance @ weight**2 + self.unit * (rounded + y**2)
+
+    def _normed(self, name: str, x: Float64, variance: Float64) -> Known:
+        weight, width = self.tables[f"{name}_norm"].astype(np.float64), x.shape[-1]
+        square = (x * x).mean(axis=-1, keepdims=True) + self.options.epsilon
+        y = x / np.sqrt(square) * weight
+        came = variance + (x / square) ** 2 * (x * x * variance).mean(axis=-1, keepdims=True) / width
+        # The root halves what the sum of squares is off by, 2·n in terms of `product`.
+        return y, weight**2 / square * came + (width / 2 + NORM) * self.unit * y**2
+
+    def _attended(self, q: Known, k: Known, v: Known) -> Known:
+        """Return the weighted values (batch, tokens, heads, width), or what they are projected to."""
+        group = self.options.heads // self.options.kv_heads
+        (key, key_varies), (value, value_varies) = ([np.repeat(x, group, axis=1) for x in known] for known in (k, v))
+        scores, varies = self._scores(q, (key, key_varies))
+        most = np.maximum(scores.max(axis=-1, keepdims=True), -1e300)
+        weights = np.exp(scores - most)
+        total = weights.sum(axis=-1, keepdims=True)
+        weights = np.where(total > 0, weights / np.where(total > 0, total, 1), 0)
+        seen = np.isfinite(scores)
+        varies = varies + self.unit * (np.where(seen, scores - most, 0) ** 2 + WEIGHT)
+        # A score that is off by δ makes its weight e^δ of what it is, which is more than 1 + δ; from e^30 on, anything.
+        most_off = np.minimum(DEVIATIONS * np.sqrt(varies), 30.0)
+        varies = np.where(seen, (np.expm1(most_off) / DEVIATIONS) ** 2, 0)
+        weights_vary, (result, rounded) = weights**2 * varies, product(weights, value)
+        alone = weights**2 @ value_varies + self.unit * rounded
+        merged = result.transpose(0, 2, 1, 3), alone.transpose(0, 2, 1, 3)
+        if self.options.output is None:
+            return merged[0], merged[1] + self._moved(weights_vary, value, result).transpose(0, 2, 1, 3)
+        # A weight that is off moves all elements of a head together, and so through the projection.
+        by_head = self.tables["o_weight"].astype(np.float64).reshape(self.options.heads, self.options.v_head_dim, -1)
+        y, apart = self._projected("o", *(x.reshape(*x.shape[:2], -1) for x in merged))
+        return y, apart + self._moved(weights_vary, value @ by_head, result @ by_head).sum(axis=1)
+
+    def _moved(self, weights_vary: Float64, value: Float64, result: Float64) -> Float64:
+        """Return how far weights move a result, Σ weight·value.
+
+        As weights have a sum of 1, one that is off by ε moves it by ε·(value − result), and the sum that they are
+        divided by moves the whole: 2·n in terms of `product`.
+        """
+        away = weights_vary @ value**2 - 2 * result * (weights_vary @ value)
+        away = away + result**2 * weights_vary.sum(axis=-1, keepdims=True)
+        moved: Float64 = np.maximum(away, 0) + 2 * weights_vary.shape[-1] * self.unit * result**2
+        return moved
+
+    def _scores(self, q: Known, k: Known) -> Known:
+        """Return the scores, (batch, heads, tokens, tokens), minus infinity where a key is not attended to."""
+        options, allowed, added = self.options, *self._masks(q[0].shape[2])
+        (query, query_varies), (key, key_varies) = q, [x.swapaxes(-1, -2) for x in k]
+        scores, rounded = product(query, key, SCALE)
+        varies = (query**2 + query_varies) @ key_varies + query_varies @ key**2 + self.unit * rounded
+        scores, varies = options.scale * scores, options.scale**2 * varies
+        if options.softcap is not None:
+            scores = options.softcap * np.tanh(scores / options.softcap)
+            varies = varies + SOFTCAP * self.unit * scores**2
+        scores = np.where(allowed, scores + added, -np.inf)
+        return scores, varies + self.unit * np.where(np.isfinite(scores), scores, 0) ** 2
+
+    def _masks(self, tokens: int) -> tuple[Array, Array]:
+        """Return where attention is allowed, and what is added to the scores, each as (batch, heads, seq, seq)."""
+        options, query, key = self.options, np.arange(tokens)[:, None], np.arange(tokens)
+        allowed = np.ones((1, 1, tokens, tokens), bool)
+        if options.causal:
+            allowed = allowed & (key <= query)
+        if options.window is not None:
+            allowed = allowed & (key > query - options.window)
+        if options.mask == "none":
+            return allowed, np.zeros(1)
+        mask = self.drawn["attention_mask"]
+        if options.mask == "float":
+            return allowed, mask.astype(np.float64)
+        return allowed & (mask[:, None, None, :] if options.mask == "padding" else mask), np.zeros(1)

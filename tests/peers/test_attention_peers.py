@@ -1,5 +1,7 @@
 """export_attention against the attention layers of transformers: a prompt and 64 decode steps, weights and all."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -69,7 +71,10 @@ PEERS = {
 
 @pytest.fixture(params=PEERS)
 def peer(request):
-    """An attention layer, its inputs of a prompt and of the steps after it, its outputs, and how we say the same."""
+    """An attention layer, its inputs of a prompt and of the steps after it, its outputs, and how we say the same.
+
+    And what the layer itself is off by in float32.
+    """
     module, more, options = PEERS[request.param]
     torch.manual_seed(5)
     make_config, make_attention, make_rotary = parts(module)
@@ -92,6 +97,9 @@ def peer(request):
         )
         assert torch.allclose(rotary(hidden, position[None])[0].double(), cos, atol=1e-5)
         want = layer(hidden, position_embeddings=(cos, sin), attention_mask=mask)[0].numpy()
+        single = [x.float() for x in (hidden, cos, sin, mask)]
+        result = copy.deepcopy(layer).float()(single[0], position_embeddings=single[1:3], attention_mask=single[3])[0]
+        own = np.abs(result.numpy() - want).max()
     weights = {}
     for name in "qkvo":
         linear = getattr(layer, f"{name}_proj")
@@ -102,13 +110,13 @@ def peer(request):
     if hasattr(layer, "q_norm"):
         options["qk_norm"] = tuple(norm.weight.detach().numpy() for norm in (layer.q_norm, layer.k_norm))
         options["norm_epsilon"] = layer.q_norm.variance_epsilon
-    return rope, options, hidden.numpy(), want
+    return rope, options, hidden.numpy(), want, own
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("target", ["primitive", "onnx", "ort"])
 def test_prompt_and_64_steps(peer, target, dtype):
-    rope, options, hidden, want = peer
+    rope, options, hidden, want, own = peer
     if dtype == "float64" and (target != "primitive" or {"softcap", "qk_norm"} & set(options)):
         pytest.skip("refused for want of kernels, or the peer's own norm and softmax are float32")
     model = export.export_attention(rope, target=target, dtype=dtype, max_positions=128, **options)
@@ -121,7 +129,7 @@ def test_prompt_and_64_steps(peer, target, dtype):
         result, *present = session.run(None, feeds)
         cache = dict(zip(cache, present, strict=True))
         results.append(result)
-    off = np.abs(np.concatenate(results, axis=1) - want)
-    allowed = 2e-6 if dtype == "float32" else 1e-13
-    print(f"{target} {dtype}: {off.max():.2e} on values up to {np.abs(want).max():.1f}")
-    assert off.max() <= allowed * max(1.0, np.abs(want).max())
+    off = np.abs(np.concatenate(results, axis=1) - want).max()
+    print(f"{target} {dtype}: {off:.2e}, the peer in float32 {own:.2e}, on values up to {np.abs(want).max():.1f}")
+    # Other orders of summation may be off by a few times as much; float64 rounds 2^29 times finer, the peer's as well.
+    assert off <= 4 * own * (1 if dtype == "float32" else 2 * 2.0**-29)

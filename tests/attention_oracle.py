@@ -1,0 +1,91 @@
+"""Rotated attention from its definition, one query at a time, and how far arithmetic may lie from it at worst.
+
+Nothing here imports rope_cpu; ropes are passed in, and only what they are is read. With u the rounding of the
+arithmetic, a sum of n products is off by n·u·Σ|a·b|; a score that is off by δ changes each weight of a softmax by e^2δ.
+"""
+
+import itertools
+
+import numpy as np
+import oracle
+
+# Twice 2^-53: what it is compared with, this or a peer, is float64 too.
+UNITS = {"float32": 2.0**-24, "float64": 2.0**-52, "float16": 2.0**-24, "bfloat16": 2.0**-24}
+# In u: scaling queries and keys; softcap's quotient, product and tanh (onnxruntime's errs by 5.4); softmax's exp above
+# and below the line (1.7 each) and its quotient; a norm's mean, epsilon, root, quotient and weight.
+SCALE, SOFTCAP, SOFTMAX, NORM = 4, 12, 8, 6
+
+
+def half_ulp(x, dtype):
+    return oracle.bound(x, 0, dtype)
+
+
+def exactly(x):
+    return x.astype(np.float64), np.zeros(x.shape)
+
+
+def projected(x, weight, bias, dtype):
+    """x · Wᵀ + b of an exact x, or of a pair (x, what it may be off by); the same of the result."""
+    (x, off), u = x if isinstance(x, tuple) else exactly(x), UNITS[str(dtype)]
+    y, reach = x @ weight.T + bias, np.abs(x) @ np.abs(weight).T
+    return y, off @ np.abs(weight).T + u * (x.shape[-1] * reach + np.abs(y) + np.abs(bias))
+
+
+def normed(x, weight, epsilon, dtype):
+    """x / √(mean of x² + ε) · w of a pair."""
+    (x, off), u = x, UNITS[str(dtype)]
+    root = np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
+    y = x / root * weight
+    grown = np.abs(weight) / root * (off + np.abs(x) * (np.abs(x) * off).mean(-1, keepdims=True) / root**2)
+    return y, grown + (x.shape[-1] / 2 + NORM) * u * np.abs(y)
+
+
+def turned(rope, x, ids, dtype):
+    """Rotate (batch, seq, heads, head_dim), a pair; angles may be products in float64."""
+    x, off = x if isinstance(x, tuple) else exactly(x)
+    core, factor = "float64" if str(dtype) == "float64" else "float32", rope.attention_factor
+    omega, ids = rope.spec.inv_freq[0, :, 0], ids[..., None] if rope.axes == 1 else ids
+    cos, sin = oracle.cos_sin_axes(ids, omega)
+    y, reach = oracle.rotate(x, factor * cos, factor * sin, rope.interleaved, rope.blocks)
+    _, grown = oracle.rotate(off, cos, sin, rope.interleaved, rope.blocks)
+    grown[..., rope.rotary_dim :] = off[..., rope.rotary_dim :]
+    angle = np.abs(ids).max(initial=0) * np.abs(omega).sum(axis=0).max() * 2.0**-53 * rope.axes
+    return y, oracle.bound(y, reach, core, factor) + factor * (grown + angle * reach)
+
+
+def cached(x, dtype):
+    """A pair rounded once more, to a dtype of half the size."""
+    return x[0], x[1] + (half_ulp(x[0], dtype) if np.dtype(dtype).itemsize == 2 else 0)
+
+
+def attention(
+    rope, q, k, v, ids, dtype, *, causal=True, window=None, softcap=None, scale=None, allowed=None, added=0.0
+):
+    """q, k, v: arrays (batch, seq, heads, width), or pairs. A pair: the result, and its error before it is rounded."""
+    (q, q_off), (k, k_off) = turned(rope, q, ids, dtype), cached(turned(rope, k, ids, dtype), dtype)
+    v, v_off = cached(v, dtype) if isinstance(v, tuple) else exactly(v)
+    batch, seq, heads, width = q.shape
+    u, scale = UNITS[str(dtype)], scale or width**-0.5
+    result, bound = np.zeros((2, batch, seq, heads, v.shape[-1]))
+    added = np.broadcast_to(added, (batch, heads, seq, seq)).astype(np.float64)
+    allowed = np.broadcast_to(True if allowed is None else allowed, (batch, heads, seq, seq))
+    for row, head, i in itertools.product(range(batch), range(heads), range(seq)):
+        shared, at = head * k.shape[2] // heads, (row, i, head)
+        near = [(j <= i or not causal) and (window is None or j > i - window) for j in range(seq)]
+        seen = np.array(near) & allowed[row, head, i] & (added[row, head, i] > -np.inf)
+        if not seen.any():
+            continue
+        keys, keys_off, values = k[row, seen, shared], k_off[row, seen, shared], v[row, seen, shared]
+        scores, size = scale * keys @ q[at], scale * (width + SCALE) * u * np.abs(keys) @ np.abs(q[at])
+        off = size + scale * (keys_off @ (np.abs(q[at]) + q_off[at]) + np.abs(keys) @ q_off[at])
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
+            off += SOFTCAP * u * np.abs(scores)
+        scores = scores + added[row, head, i][seen]
+        off += u * (np.abs(scores) + np.abs(scores - scores.max()))
+        weights = np.exp(scores - scores.max())
+        weights /= weights.sum()
+        change = np.expm1(2 * off.max()) + (2 * seen.sum() + SOFTMAX) * u
+        result[at] = weights @ values
+        bound[at] = change * (weights @ np.abs(values)) + (1 + change) * (weights @ v_off[row, seen, shared])
+    return result, bound
