@@ -52,12 +52,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"cannot write {args.output}: there is no folder {args.output.parent}")
     if args.output.is_dir():
         raise UsageError(f"cannot write {args.output}: it is a folder; give the name of a file")
+    if args.seq_len is not None and rope.spec.length_rule is None:
+        raise UsageError(f"--seq-len is {args.seq_len}, but rope type {rope.rope_type!r} is the same at every length")
     try:
         rope = rope if args.seq_len is None else rope.at_length(args.seq_len)
-        model = _model(args, config, rope)
+        report = export.validate(model := _model(args, config, rope), rope, seed=args.seed)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
-    report = export.validate(model, rope, seed=args.seed)
+    except MemoryError as error:
+        raise UsageError(f"there is not enough memory for this: {error}") from error
     print(report)
     if not report.passed:
         print(f"{args.output} is not written")
@@ -66,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         export.save(model, args.output)
     except OSError as error:
         raise UsageError(f"cannot write {args.output}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     print(f"{args.output} is written")
     return 0
 
@@ -87,6 +92,8 @@ def _model(args: argparse.Namespace, config: dict[str, Any], rope: RotaryEmbeddi
     of_attention = {name: getattr(args, name) for name in ("mask", "window", "softcap", "scale")}
     given = {name: value for name, value in of_attention.items() if value is not None}
     if not args.attention:
+        if args.positions not in (None, *POSITIONS):
+            raise UsageError(f"--positions {args.positions} is an option of attention; give --attention as well")
         if given:
             raise UsageError(f"--{next(iter(given))} is an option of attention; give --attention as well")
         return export.export_rope(rope, **chosen, inverse=args.inverse)

@@ -21,11 +21,15 @@ def save(model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes
 
     The model itself stays as it is. Files are put in place once they are whole.
 
-    Raises TypeError where `model` is not an ONNX model, OSError where the folder cannot be written.
+    Raises TypeError where `model` is not an ONNX model, ValueError where readers take the file's suffix for another
+    format than protobuf, OSError where the folder cannot be written.
     """
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto")
     target = Path(path)
+    form = onnx.serialization.registry.get_format_from_file_extension(target.suffix)
+    if form not in (None, "protobuf"):
+        raise ValueError(f"`path` is {str(target)!r}; what is written is protobuf, and the suffix says {form}")
     data, parts = Path(f"{target}.data"), (Path(f"{target}.part"), Path(f"{target}.data.part"))
     large = [tensor for tensor in model.graph.initializer if len(tensor.raw_data) >= external_bytes]
     try:

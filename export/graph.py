@@ -113,6 +113,7 @@ class Graph:
     ) -> onnx.ModelProto:
         """Put the model together; nodes and initializers that no output needs are left out."""
         self._prune()
+        self._apart()
         graph = helper.make_graph(
             self.nodes, name, self.inputs, self.outputs, doc_string=doc, value_info=self.value_info
         )
@@ -139,6 +140,13 @@ class Graph:
         self.nodes = kept[::-1]
         made = {name for node in self.nodes for name in node.output}
         self.value_info = [value for value in self.value_info if value.name in made]
+
+    def _apart(self) -> None:
+        made = [*self.tables, *(name for node in self.nodes for name in node.output)]
+        names = [value.name for value in self.inputs]
+        for at, name in enumerate(names):
+            if name in made or name in names[:at]:
+                raise ValueError(f"`inputs` hold {name!r}, which this graph calls another value; take another name")
 
     def function(
         self, name: str, inputs: Sequence[str], outputs: Sequence[str], opset: int, doc: str

@@ -15,6 +15,7 @@ from rope_cpu.export.check_attention import AttentionCheck
 from rope_cpu.export.check_rope import RopeCheck
 from rope_cpu.export.options import RopeOptions, is_rotary, read
 from rope_cpu.export.report import Outcome, Report
+from rope_cpu.spec import whole_number
 
 if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding
@@ -36,11 +37,14 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
 
     Returns the report; it never raises because a model is wrong.
 
-    Raises TypeError where `model` or `rope` is something else, OSError where there is no file at the path, ValueError
-    where the model says nothing about its own export.
+    Raises TypeError where `model`, `rope` or `seed` is something else, OSError where there is no file at the path,
+    ValueError where the model says nothing about its own export or `seed` is negative.
     """
-    loaded = model if isinstance(model, onnx.ModelProto) else onnx.load(os.fspath(model), load_external_data=False)
+    if not isinstance(model, onnx.ModelProto | str | os.PathLike):
+        raise TypeError(f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto or a path")
     is_rotary(rope)
+    whole_number("seed", seed, 0)
+    loaded = model if isinstance(model, onnx.ModelProto) else onnx.load(os.fspath(model), load_external_data=False)
     options = read(loaded)
     kind = options.pop("kind")
     if kind not in KINDS:

@@ -86,6 +86,10 @@ def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path
         (("--attention", "--layout", "thd"), "with --attention it is one of bhsd, bshd, bsd"),
         (("--attention", "--target", "ort"), "`max_positions` is None"),
         (("--opset", "7"), "`opset` is 7"),
+        (("--seq-len", "50"), "--seq-len is 50, but rope type 'llama3' is the same at every length"),
+        (("--positions", "past"), "--positions past is an option of attention"),
+        (("--seed", "-1"), "`seed` is -1; it must be at least 0"),
+        (("--max-positions", "999999999999"), "not enough memory"),
     ],
 )
 def test_bad_usage_is_one_line(export_to, arguments, text):

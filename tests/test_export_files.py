@@ -41,6 +41,12 @@ def test_attention_with_weights_beside_it(tmp_path):
     assert export.validate(tmp_path / "attention.onnx", rope).passed
 
 
+def test_a_suffix_that_means_another_format_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="is protobuf, and the suffix says json"):
+        export.save(export.export_rope(RotaryEmbedding(16)), tmp_path / "rope.json")
+    assert not list(tmp_path.iterdir())
+
+
 def test_saving_leaves_nothing_half_done(tmp_path):
     model = export.export_rope(ROPE, max_positions=4096)
     before = model.SerializeToString()

@@ -39,6 +39,10 @@ REFUSED = {
     "no rows": (PLAIN, {"max_positions": 0}, "`max_positions` is 0; it must be at least 1"),
     "kv heads alone": (PLAIN, {"num_kv_heads": 2}, "`num_kv_heads` is 2, but `num_heads` is None"),
     "names twice": (PLAIN, {"inputs": ("q", "q")}, "must hold different identifiers"),
+    "a name of another input": (PLAIN, {"inputs": ("position_ids",)}, "`inputs` hold 'position_ids', which this graph"),
+    "a name of a result": (PLAIN, {"inputs": ("q", "q_rot")}, "`inputs` hold 'q_rot', which this graph"),
+    "a name of a table": (PLAIN, {"inputs": ("cos_cache",), "max_positions": 8}, "`inputs` hold 'cos_cache'"),
+    "a name inside": (PLAIN, {"inputs": ("q", "ids")}, "`inputs` hold 'ids', which this graph"),
     "positions": (PLAIN, {"positions": "ids"}, "`positions` is 'ids'; it must be one of position_ids, offset, none"),
     "number of kv heads": (
         BY_HEAD,
