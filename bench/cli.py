@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import rope_cpu
+from rope_cpu._threads import allowed
 from rope_cpu._usage import UsageError
 from rope_cpu.bench import environment, latency, models, plot, report
 from rope_cpu.bench.cases import catalog, select
@@ -59,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    for count in sorted(args.threads):
-        rope_cpu.set_num_threads(count)
+    for count in args.threads:
+        rope_cpu.set_num_threads(allowed("--threads", count))
     if args.layer_type and not args.config:
         raise ValueError(f"`--layer-type` is {args.layer_type!r}, but no `--config` has layer types")
     model = models.from_file(args.config, args.layer_type) if args.config else models.known(args.model)
@@ -161,11 +163,17 @@ def _print(lines: Iterable[str]) -> None:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(sorted({int(part) for part in text.split(",")}))
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads, nor several as in 1,2,4") from None
 
 
 def _percent(text: str) -> float:
-    value = float(text.removesuffix("%")) / 100
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 %")
+    try:
+        value = float(text.removesuffix("%")) / 100
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage above 0, such as 10%")
     return value

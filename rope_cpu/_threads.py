@@ -29,7 +29,10 @@ VARIABLE = "ROPE_CPU_NUM_THREADS"
 # Below so many pairs of cos and sin, at 0.5 to 1.5 ns each, it costs more than it saves to share the work.
 SERIAL_PAIRS = 2**14
 
-_limit = numba.config.NUMBA_NUM_THREADS
+# A thread for each core that the process may use, unless Numba's variable says otherwise: more would take turns.
+MOST = numba.config.NUMBA_NUM_THREADS
+
+_limit = MOST
 _pool_in_use: Pool | None = None
 # What kernels see of it: its address, 0 where they must not share their work, −1 where it is not started.
 IN_USE = np.array([0 if _limit == 1 else -1], np.int64)
@@ -113,17 +116,26 @@ def _use(pool: Pool | None, limit: int) -> None:
 def set_num_threads(n: int) -> None:
     """Let rotations use at most `n` threads, in all Python threads of this process; 1 means serial.
 
-    Raises TypeError or ValueError where `n` is no integer from 1 to the number of threads Numba was started with.
+    Raises TypeError or ValueError where `n` is no integer from 1 to the number of cores that this process may use, or
+    to what the variable NUMBA_NUM_THREADS says instead.
     """
-    n = whole_number("n", n)
-    if n > numba.config.NUMBA_NUM_THREADS:
-        raise ValueError(f"`n` is {n}, but Numba was started with {numba.config.NUMBA_NUM_THREADS} threads")
+    n = allowed("n", n)
     with _starting:
         if _pool_in_use is None or n > _pool_in_use.size:
             _use(None, n)  # a larger one is started when it is needed; the threads of this one sleep on
         else:
             _pool_in_use.use(n)
             _use(_pool_in_use, n)
+
+
+def allowed(name: str, value: object) -> int:
+    """Return a number of threads; raise unless there may be so many."""
+    number = whole_number(name, value)
+    if number > MOST:
+        raise ValueError(
+            f"`{name}` is {number}; it must be at most {MOST}, the cores this process may use (or NUMBA_NUM_THREADS)"
+        )
+    return number
 
 
 def get_num_threads() -> int:
@@ -140,8 +152,14 @@ def _after_fork_in_child() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
-if os.environ.get(VARIABLE):
-    try:
-        set_num_threads(int(os.environ[VARIABLE]))
-    except ValueError as error:
-        raise ValueError(f"{VARIABLE} is {os.environ[VARIABLE]!r}; it must be a number of threads: {error}") from None
+
+def _from_environment() -> None:
+    said = os.environ.get(VARIABLE)
+    if not said:
+        return
+    if not said.strip().isdecimal() or int(said) == 0:
+        raise ValueError(f"{VARIABLE} is {said!r}; it must be a number of threads, at least 1")
+    set_num_threads(min(int(said), MOST))  # "at most": the same image starts on a machine of fewer cores
+
+
+_from_environment()

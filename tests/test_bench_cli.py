@@ -161,7 +161,8 @@ def test_scaling_times_ours_at_each_number_of_threads(bench, capsys):
         (["--config", "/no/such/config.json"], "/no/such/config.json"),
         (["plan-64", "--fail-slower", "10%"], "`--fail-slower` is 10%"),
         (["plan-64", "--compare", "/no/such/old.json"], "/no/such/old.json"),
-        (["plan-64", "--threads", "4096"], "4096"),
+        (["plan-64", "--threads", "4096"], "`--threads` is 4096; it must be at most"),
+        (["plan-64", "--threads", "0"], "`--threads` is 0; it must be at least 1"),
         (["plan-64", "--plot", "picture.pdf"], "picture.pdf"),
         (["plan-64", "--json", "/no/such/folder/run.json"], "/no/such/folder"),
     ],
@@ -170,6 +171,22 @@ def test_bad_usage_is_refused_before_anything_is_timed(bench, monkeypatch, words
     monkeypatch.setattr(cli, "measure", lambda *args, **more: pytest.fail("it was timed"))
     with pytest.raises(UsageError, match=text.replace("[", r"\[")):
         bench(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--threads", "a"], "argument --threads: 'a' is no number of threads"),
+        (["--threads", "1,,2"], "argument --threads: '1,,2' is no number of threads"),
+        (["--fail-slower", "abc"], "argument --fail-slower: 'abc' is no percentage"),
+        (["--fail-slower=-1%"], "argument --fail-slower: '-1%' is no percentage above 0"),
+        (["--fail-slower=inf"], "argument --fail-slower: 'inf' is no percentage above 0"),
+    ],
+)
+def test_bad_arguments_are_named(bench, capsys, words, text):
+    with pytest.raises(SystemExit, match="2"):
+        bench(*words)
+    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", models.MODELS)

@@ -320,7 +320,14 @@ def test_the_environment_variable():
     assert run("print(rope_cpu.get_num_threads(), _threads.pool())", ROPE_CPU_NUM_THREADS="1") == ["1", "0"]
 
 
-@pytest.mark.parametrize("value", ["0", "many", "100000"])
+@pytest.mark.parametrize(("value", "threads"), [("1", "1"), ("2", "2"), ("100000", "2"), ("", "2")])
+def test_the_environment_variable_says_how_many_at_most(value, threads):
+    """An image that was built for a larger machine starts on a smaller one."""
+    found = run("print(rope_cpu.get_num_threads())", ROPE_CPU_NUM_THREADS=value, NUMBA_NUM_THREADS="2")
+    assert found == [threads]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "1.5"])
 def test_a_wrong_environment_variable_is_named(value):
     with pytest.raises(AssertionError, match=f"ROPE_CPU_NUM_THREADS is '{value}'"):
         run("", ROPE_CPU_NUM_THREADS=value)
