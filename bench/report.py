@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rope_cpu.bench.compare import Finding
@@ -103,10 +103,11 @@ def columns() -> Iterator[str]:
     yield _HEADER
 
 
-def listing(cases: Iterable[Case]) -> Iterator[str]:
-    """Yield the names of cases; * marks those of a plain run."""
+def listing(cases: Sequence[Case]) -> Iterator[str]:
+    """Yield the names of cases and what they are, in lines as long as it takes; * marks those of a plain run."""
+    width = max(len(case.name) for case in cases)
     for case in cases:
-        yield f"{'*' if case.default else ' '} {case.name:<34} {case.what}"[:WIDTH]
+        yield f"{'*' if case.default else ' '} {case.name:<{width}} {case.what}"
 
 
 def closing(run: Run) -> Iterator[str]:
@@ -126,7 +127,7 @@ def closing(run: Run) -> Iterator[str]:
         slowest = sorted(first.items(), key=lambda item: -item[1])[:6]
         listed = ", ".join(f"{name} {duration(seconds)}" for name, seconds in slowest)
         yield from textwrap.wrap(f"Slowest first calls, compiling: {listed}", WIDTH)
-    yield f"{len(run.cases)} cases in {run.seconds:.0f} s"
+    yield f"{_counted(len(run.cases), 'case')} in {run.seconds:.0f} s"
 
 
 def latency_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -166,5 +167,13 @@ def findings_lines(findings: list[Finding], threshold: float, here: bool) -> Ite
         verdict = "slower" if change.slower(threshold) else "faster"
         interval = f"{change.low:.2f} … {change.high:.2f}"
         yield f"  {finding.case:<36.36} {finding.row:<20.20} {change.factor:>5.2f} times ({interval}), {verdict}"
+    if not findings:
+        yield "Nothing was compared: no row of this run is in the older one."
+        return
     slower = sum(f.change.slower(threshold) for f in findings)
-    yield f"{len(findings)} rows compared, {slower} slower by more than {100 * threshold:.0f} % and beyond noise"
+    share = f"{100 * threshold:.3g} % and beyond noise"
+    yield f"{_counted(len(findings), 'row')} compared, {slower} slower by more than {share}"
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}{'s'[: number != 1]}"

@@ -28,7 +28,7 @@ def save(run: Run, path: str | Path) -> None:
     """Write a run as JSON: every sample, and the figures made of them."""
     cases = [asdict(case) | {"rows": [asdict(row) | _figures(case, row) for row in case.rows]} for case in run.cases]
     text = json.dumps({"format": FORMAT, **asdict(run), "cases": cases}, indent=1, allow_nan=False)
-    Path(path).write_text(text + "\n")
+    Path(path).write_text(text + "\n", "utf-8")
 
 
 def load(path: str | Path) -> Run:
@@ -36,9 +36,17 @@ def load(path: str | Path) -> Run:
 
     Raises ValueError where the file holds no such run; OSError where it cannot be read.
     """
-    data = json.loads(Path(path).read_text())
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ValueError(f"`path` is {str(path)!r}, which holds no run of `rope-cpu bench` in format {FORMAT}")
+    try:
+        data = json.loads(Path(path).read_text("utf-8"))
+        if data["format"] != FORMAT:
+            raise ValueError(f"its format is {data['format']!r}")
+        return _run(data)
+    except (ValueError, TypeError, LookupError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} holds no run of `rope-cpu bench` in format {FORMAT}: {reason}") from error
+
+
+def _run(data: dict[str, Any]) -> Run:
     known = set(Row.__dataclass_fields__)
     cases = [
         Result(
