@@ -17,7 +17,7 @@ from pathlib import Path
 
 import rope_cpu
 from rope_cpu._threads import allowed
-from rope_cpu._usage import UsageError
+from rope_cpu._usage import UsageError, check_file, check_picture
 from rope_cpu.bench import environment, latency, models, plot, report
 from rope_cpu.bench.cases import catalog, select
 from rope_cpu.bench.compare import Finding, compare, confirm, same_machine
@@ -38,25 +38,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--list", action="store_true", help="name the cases (* marks those of a plain run) and stop")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", default="llama3-8b", help=f"heads and rotation of {', '.join(models.MODELS)}")
-    which.add_argument("--config", metavar="FILE", help="heads and rotation of a Hugging Face config.json")
+    which.add_argument("--config", type=Path, metavar="FILE", help="heads and rotation of a Hugging Face config.json")
     add("--layer-type", metavar="NAME", help="which layers of --config, where their rotations differ")
     add("--peers", action=argparse.BooleanOptionalAction, help="time other libraries in every decode and prefill case")
     add("--threads", type=_counts, metavar="N[,N…]", default=(), help="threads to use; several: how ours scales")
     add("--latency", action="store_true", help="the slowest of many decode calls (cases only where patterns are given)")
-    add("--json", metavar="FILE", help="write every sample and figure")
-    add("--plot", metavar="FILE", help="draw bars, limit and scaling (.png or .svg)")
-    add("--compare", metavar="OLD.json", help="say what got slower since an older --json")
+    add("--json", type=Path, metavar="FILE", help="write every sample and figure")
+    add("--plot", type=Path, metavar="FILE", help="draw bars, limit and scaling (.png or .svg)")
+    add("--compare", type=Path, metavar="OLD.json", help="say what got slower since an older --json")
     add("--fail-slower", type=_percent, metavar="10%", help="with --compare, exit 1 where something got slower by more")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return 1 where something of ours is wrong, failed or too much slower, else 0.
 
-    Raises UsageError where the command cannot do what it was asked to.
+    Raises UsageError where the command cannot do what it was asked to, OSError where a file cannot be read or written.
     """
     try:
         return _run(args)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
 
 
@@ -68,15 +68,15 @@ def _run(args: argparse.Namespace) -> int:
     model = models.from_file(args.config, args.layer_type) if args.config else models.known(args.model)
     cases = catalog(model, args.peers, args.threads if len(args.threads) > 1 else ())
     if args.list:
+        _refuse_beside_list(args)
         _print(report.listing(select(cases, args.patterns) if args.patterns else cases))
         return 0
     if args.fail_slower is not None and args.compare is None:
-        raise ValueError(f"`--fail-slower` is {args.fail_slower:.0%}, but `--compare` does not say of what")
-    for path in filter(None, (args.json, args.plot)):
-        if not Path(path).parent.is_dir():
-            raise ValueError(f"cannot write {path}: there is no folder {Path(path).parent}")
+        raise ValueError(f"`--fail-slower` is {100 * args.fail_slower:.3g}%, but `--compare` does not say of what")
+    if args.json:
+        check_file(args.json)
     if args.plot:
-        plot.check(args.plot)
+        check_picture(args.plot)
     old = load(args.compare) if args.compare else None
     chosen = [] if args.latency and not args.patterns else select(cases, args.patterns)
     done = Run(shlex.join(["rope-cpu", *sys.argv[1:]]), model.name, environment.record())
@@ -86,13 +86,23 @@ def _run(args: argparse.Namespace) -> int:
         save(done, args.json)
     if args.plot:
         plot.save(done, args.plot)
-    slower = args.fail_slower is not None and any(finding.change.slower(args.fail_slower) for finding in findings)
-    return int(slower or any(case.broken for case in done.cases))
+    broken = any(case.broken for case in done.cases)
+    if broken or args.fail_slower is None:
+        return int(broken)
+    if not findings:
+        raise ValueError(f"`--fail-slower` has nothing to judge: no row that was timed is in {args.compare}")
+    return int(any(finding.change.slower(args.fail_slower) for finding in findings))
+
+
+def _refuse_beside_list(args: argparse.Namespace) -> None:
+    for option in ("latency", "json", "plot", "compare", "fail_slower"):
+        if getattr(args, option):
+            raise ValueError(f"`--{option.replace('_', '-')}` is given with `--list`, which times nothing")
 
 
 def _in_another_process(args: argparse.Namespace, name: str) -> Result:
     """Measure one case anew where its arrays lie elsewhere in memory, which makes up to a fifth of a time."""
-    which = ["--config", args.config] if args.config else ["--model", args.model]
+    which = ["--config", str(args.config)] if args.config else ["--model", args.model]
     which += ["--layer-type", args.layer_type] if args.layer_type else []
     which += ["--threads", ",".join(map(str, args.threads))] if args.threads else []
     with tempfile.TemporaryDirectory() as folder:
@@ -151,8 +161,8 @@ def _progress(total: int) -> Iterator[tuple[Say, Callable[[], object]]]:
     columns = BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
     console = Console(stderr=True)
     # Twice a second: drawing must not be heard in the timings. Tables pass through the display only on a terminal.
-    through = sys.stdout.isatty()
-    with Progress(*columns, console=console, transient=True, refresh_per_second=2, redirect_stdout=through) as bar:
+    shown = partial(Progress, refresh_per_second=2, redirect_stdout=sys.stdout.isatty())
+    with shown(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total)
         yield lambda text: bar.update(task, description=text), lambda: bar.advance(task)
 

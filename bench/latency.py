@@ -77,7 +77,7 @@ def latencies(
 
 def _calls(model: Model, callers: int, seconds: float, tokens: int = 1) -> tuple[list[list[int]], float]:
     """Return the nanoseconds of each call of each caller, and the seconds they called for."""
-    rope = model.rope(None)
+    rope = model.own
     ids = 4096 + np.arange(tokens)[None]
     if rope.axes > 1:  # text, in a model of several axes
         ids = np.repeat(ids[..., None], rope.axes, axis=-1)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu._usage import heads_of
+from rope_cpu._usage import both_pairings, config_at, heads_of
+
+# Of the sequences that frequencies are for, where they depend on it.
+_LENGTH = 4096
 
 
 def _config(model_type: str, heads: int, kv_heads: int, head_dim: int, theta: float, **more: Any) -> dict[str, Any]:
@@ -39,12 +40,13 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Model:
-    """The rotation of one model. rope: makes its rotary, in the pairing asked for or in its own (None)."""
+    """The rotation of one model. own, other: in its own pairing (half-split where that is unknown), in the other."""
 
     name: str
     heads: int
     kv_heads: int
-    rope: Callable[[bool | None], RotaryEmbedding]
+    own: RotaryEmbedding
+    other: RotaryEmbedding
 
 
 def known(name: str) -> Model:
@@ -54,27 +56,18 @@ def known(name: str) -> Model:
     return from_config(name, MODELS[name])
 
 
-def from_file(path: str | Path, layer_type: str | None = None) -> Model:
+def from_file(path: Path, layer_type: str | None = None) -> Model:
     """Return the model of a config.json, or of a folder with one.
 
-    Raises UsageError, ValueError or TypeError where it says no number of heads or no rotation; OSError where it cannot
-    be read.
+    Raises UsageError where it cannot be read, and where it says no number of heads or no rotation.
     """
-    path = Path(path)
-    file = path / "config.json" if path.is_dir() else path
-    return from_config(
-        file.stem if file.stem != "config" else file.parent.name, json.loads(file.read_text()), layer_type
-    )
+    file = (path / "config.json" if path.is_dir() else path).absolute()
+    name = file.parent.name if file.stem == "config" else file.stem
+    return from_config(name, config_at(path), layer_type)
 
 
-def from_config(name: str, config: Mapping[str, Any], layer_type: str | None = None) -> Model:
-    """Return the model that a config describes: its heads, and its rotary through RotaryEmbedding.from_config."""
-    heads, kv_heads = heads_of(dict(config))
-    if "kv_lora_rank" in config:  # latent attention (DeepSeek) rotates one key, which all heads share
-        kv_heads = 1
-
-    def rope(interleaved: bool | None) -> RotaryEmbedding:
-        rotary = RotaryEmbedding.from_config(dict(config), layer_type=layer_type, interleaved=interleaved)
-        return rotary.at_length(4096)
-
-    return Model(name, heads, kv_heads, rope)
+def from_config(name: str, config: dict[str, Any], layer_type: str | None = None) -> Model:
+    """Return the model that a config describes; raise UsageError as `from_file` does."""
+    half, interleaved, own = both_pairings(config, layer_type)
+    ropes = half.at_length(_LENGTH), interleaved.at_length(_LENGTH)
+    return Model(name, *heads_of(config), *(ropes[::-1] if own else ropes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from rope_cpu.bench.measure import Result, Row
 from rope_cpu.bench.report import duration, times
 from rope_cpu.bench.results import Run
 
-FORMATS = (".png", ".svg")
 _OURS, _PEER, _FLOOR, _LIMIT = "#c8372d", "#8a9ba8", "#4b6a88", "#222222"
 _DTYPE = {
     "bfloat16": ("o", "#c8372d"),
@@ -18,13 +16,6 @@ _DTYPE = {
     "float16": ("^", "#d99b1c"),
     "float64": ("D", "#5a9e4b"),
 }
-
-
-def check(path: str | Path) -> None:
-    """Raise ValueError unless a picture can be written to `path`, ImportError without matplotlib."""
-    if Path(path).suffix.lower() not in FORMATS:
-        raise ValueError(f"`--plot` is {str(path)!r}; the name must end in {' or '.join(FORMATS)}")
-    import_module("matplotlib")
 
 
 def save(run: Run, path: str | Path) -> None:

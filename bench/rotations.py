@@ -54,8 +54,7 @@ def decode_and_prefill(model: Model, peers: bool | None, threads: Sequence[int])
     peers: with other implementations, without, or (None) with them in the headline. threads: several numbers of
     threads to time ours at, instead; none: that in use.
     """
-    own = model.rope(None).interleaved
-    ropes = {usual: model.rope(own == usual) for usual in (True, False)}
+    ropes = {True: model.own, False: model.other}
     shapes = [f"decode-{n}" for n in DECODE] + [f"prefill-{n}" for n in PREFILL]
     forms = [Form(*values) for values in product(DTYPES, (True, False), (True, False))]
     for shape in shapes:
@@ -157,7 +156,7 @@ def layouts(model: Model) -> Case:
     """Return strided views of one packed buffer against contiguous arrays; its ratios are per byte."""
 
     def contenders() -> list[Contender]:
-        rope, ids = model.rope(None), np.arange(512)
+        rope, ids = model.own, np.arange(512)
         plain = Problem(rope, ids, 1, 512, model.heads, model.kv_heads, "float32", storage="contiguous", copies=_PLACES)
         rows = [rotating("plan", plain, "contiguous bshd float32")]
         for dtype, layout in product(("float32", "bfloat16"), ("bshd", "bhsd", "thd")):

@@ -22,8 +22,6 @@ def plot(shown: Sequence[Layers], path: Path) -> None:
 
     The expected score of a query and a key whose pairs have the same direction is A² times the mean cosine of their
     angles; 1 at distance 0 for A = 1.
-
-    Raises ValueError for a file type that matplotlib does not write.
     """
     from rope_cpu.show import one_axis
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
-from rope_cpu._models import Model
-from rope_cpu.config import language_model, with_defaults
+from rope_cpu.config import language_model, load, with_defaults
 from rope_cpu.rotary import RotaryEmbedding
+from rope_cpu.spec import whole_number
 
 DEFAULT_CONFIG = "llama3.1-8b.json"
+PICTURES = (".png", ".svg")
 
 _HEADS = ("num_attention_heads", "n_head", "num_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads")
@@ -38,23 +39,36 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def config_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the config that the arguments name, or the shipped one.
+    """Return the config that the arguments name, or the shipped one; raise UsageError as `config_at` does."""
+    if args.config is not None:
+        return config_at(args.config)
+    shipped: dict[str, Any] = json.loads(resources.files("rope_cpu.data").joinpath(DEFAULT_CONFIG).read_text("utf-8"))
+    return shipped
 
-    Raises UsageError where there is no such file or it holds no JSON object.
-    """
+
+def config_at(path: Path) -> dict[str, Any]:
+    """Return the config of a file, or of a folder with a config.json; raise UsageError where there is none."""
     try:
-        if args.config is None:
-            text = resources.files("rope_cpu.data").joinpath(DEFAULT_CONFIG).read_text("utf-8")
-        else:
-            text = (args.config / "config.json" if args.config.is_dir() else args.config).read_text("utf-8")
-        config = json.loads(text)
-    except OSError as error:
-        raise UsageError(f"cannot read {error.filename}: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"{args.config} is no JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UsageError(f"{args.config} holds a {type(config).__name__}; a model config is an object")
-    return config
+        return load(path)
+    except (OSError, ValueError) as error:
+        text = str(error)
+        raise UsageError(text if str(path) in text else f"{path} is no config: {text}") from error
+
+
+def check_file(path: Path) -> None:
+    """Raise UsageError where no file can be written at `path`, as far as can be told before the work."""
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def check_picture(path: Path) -> None:
+    """Raise UsageError unless `--plot` can write a picture at `path`, ImportError without matplotlib."""
+    if path.suffix.lower() not in PICTURES:
+        raise UsageError(f"`--plot` is {str(path)!r}; the name must end in {' or '.join(PICTURES)}")
+    check_file(path)
+    import_module("matplotlib")
 
 
 def rotary_of(config: dict[str, Any], layer_type: str | None, interleaved: bool | None = None) -> RotaryEmbedding:
@@ -66,20 +80,23 @@ def rotary_of(config: dict[str, Any], layer_type: str | None, interleaved: bool 
         raise UsageError(f"{error}{hint}") from error
 
 
-def both_pairings(config: dict[str, Any], layer_type: str | None) -> tuple[dict[str, RotaryEmbedding], str]:
-    """Return the rotation of a config in half-split and in interleaved pairs, and in words which of them is its own.
+def both_pairings(
+    config: dict[str, Any], layer_type: str | None
+) -> tuple[RotaryEmbedding, RotaryEmbedding, bool | None]:
+    """Return the rotation of a config in half-split pairs, in interleaved pairs, and whether its own are interleaved.
 
-    Only the model type tells the pairing, and it may be unknown. Raises UsageError as `rotary_of` does.
+    Only the model type tells the pairing; None where it is unknown. Raises UsageError as `rotary_of` does.
     """
+    own: bool | None = None
     try:
         rope = RotaryEmbedding.from_config(config, layer_type=layer_type)
-        own = "interleaved pairs" if rope.interleaved else "half-split pairs"
+        own = rope.interleaved
     except (TypeError, ValueError):
-        rope, own = rotary_of(config, layer_type, False), "pairs that its type does not tell"
+        rope = rotary_of(config, layer_type, False)
     # Adjacent pairs know no blocks.
     interleaved = replace(rope.spec, interleaved=True, blocks=(rope.rotary_dim,))
-    specs = {"half-split": replace(rope.spec, interleaved=False), "interleaved": interleaved}
-    return {name: RotaryEmbedding.from_spec(spec) for name, spec in specs.items()}, own
+    half = replace(rope.spec, interleaved=False)
+    return RotaryEmbedding.from_spec(half), RotaryEmbedding.from_spec(interleaved), own
 
 
 def heads_of(config: dict[str, Any]) -> tuple[int, int]:
@@ -87,11 +104,17 @@ def heads_of(config: dict[str, Any]) -> tuple[int, int]:
 
     Where the file is silent, the default of its model type counts.
     """
-    text, known = language_model(config)
-    values = with_defaults(text, known or Model())
-    heads = next((values[key] for key in _HEADS if key in values), None)
+    values = with_defaults(*language_model(config))
+    heads = _number(values, _HEADS)
     if heads is None:
         raise UsageError(f"the config says no number of heads; one of the keys {', '.join(_HEADS)} must")
-    kv_heads = next((values[key] for key in _KV_HEADS if key in values), heads)
     # Latent attention (MLA) rotates one key, which all heads share.
-    return int(heads), 1 if "kv_lora_rank" in values else int(kv_heads)
+    return heads, 1 if "kv_lora_rank" in values else _number(values, _KV_HEADS) or heads
+
+
+def _number(values: dict[str, Any], keys: tuple[str, ...]) -> int | None:
+    """Return what the first of these keys says that is there."""
+    try:
+        return next((whole_number(key, values[key]) for key in keys if key in values), None)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the config's {error}") from None

@@ -12,7 +12,7 @@ import numpy as np
 
 from rope_cpu import config as configs
 from rope_cpu import scaling, vision
-from rope_cpu._usage import UsageError, add_config_arguments, config_of
+from rope_cpu._usage import UsageError, add_config_arguments, check_picture, config_of
 from rope_cpu.rotary import RotaryEmbedding
 from rope_cpu.spec import Float64
 
@@ -41,11 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pairing = parser.add_mutually_exclusive_group()
     pairing.add_argument("--interleaved", action="store_true", default=None, help="pairs are (2i, 2i+1)")
     pairing.add_argument("--half", dest="interleaved", action="store_false", help="pairs are (i, i+n)")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw wavelengths and the decay of scores (SVG, PNG)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw wavelengths and decay of scores (.png, .svg)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what the config means; return 0. Raises UsageError where it means nothing that is known."""
+    if args.plot is not None:
+        check_picture(args.plot)
     try:
         shown = list(rotations(config_of(args), args.layer_type, args.interleaved))
     except (TypeError, ValueError) as error:
@@ -55,10 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         from rope_cpu._plot import plot
 
-        try:
-            plot(shown, args.plot)
-        except (OSError, ValueError) as error:
-            raise UsageError(f"cannot write {args.plot}: {error}") from error
+        plot(shown, args.plot)
         print(f"\nwritten: {args.plot}")
     return 0
 

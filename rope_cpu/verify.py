@@ -11,16 +11,16 @@ from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from rope_cpu import __version__, _warmup
 from rope_cpu._onnx_path import OnnxPath
 from rope_cpu._threads import get_num_threads
-from rope_cpu._usage import UsageError, add_config_arguments, both_pairings, config_of, heads_of
+from rope_cpu._usage import add_config_arguments, both_pairings, check_file, config_of, heads_of
 from rope_cpu._verification import DTYPES, LAYOUT, NumPyPath, Outcome, Row, rows
 from rope_cpu.rotary import RotaryEmbedding
 
@@ -28,13 +28,16 @@ TOKENS = 512
 TARGETS = ("primitive", "onnx", "ort")
 PACKAGES = ("numpy", "numba", "onnx", "onnxruntime")
 
-WIDTH = 100
+WIDTH = 100  # of prose; the table takes 80
 LEGEND = (
     "max error: from a reference that shares no code with the kernels and is exact beyond float64. of bound: the "
     "largest as a share of ½ ulp + 3·u·A·(|a| + |b|), what the tolerance allows that element. vs numpy: the largest "
     "difference. prompt, decode: the fastest call, outputs given; `rope-cpu bench` measures with care."
 )
 _STYLE = {"ok": "green", "FAIL": "bold red", "not offered": "yellow"}
+_HEADER = "dtype", "pairing", "by", "max error", "of bound", "vs numpy", "prompt", "decode"
+_NAMES, _FIGURES = "{:<8} {:<11} {:<9}", "{:>9} {:>9} {:>8} {:>8} {:>8}"
+_OWN = {True: "interleaved pairs", False: "half-split pairs", None: "pairs that its type does not tell"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,17 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Verify a config and print the table; return 1 where a row is out of tolerance."""
+    if args.json is not None:
+        check_file(args.json)
     config = config_of(args)
     heads = heads_of(config)
-    pairings, own_pairing = both_pairings(config, args.layer_type)
-    ropes = {name: rope.at_length(TOKENS + 1) for name, rope in pairings.items()}
-    if args.json is not None and not args.json.parent.is_dir():
-        raise UsageError(f"cannot write {args.json}: there is no folder {args.json.parent}")
+    half, interleaved, own = both_pairings(config, args.layer_type)
+    ropes = {"half-split": half.at_length(TOKENS + 1), "interleaved": interleaved.at_length(TOKENS + 1)}
     model = "Llama 3.1 8B" if args.config is None else str(args.config)
-    outcome = Outcome(model, own_pairing, ropes["half-split"], heads, _with_progress(ropes, heads))
-    if args.json is not None:
-        _write(args.json, outcome)
+    outcome = Outcome(model, _OWN[own], ropes["half-split"], heads, _with_progress(ropes, heads))
     _print(outcome)
+    if args.json is not None:
+        args.json.write_text(json.dumps(_report(outcome), indent=2, allow_nan=False) + "\n", "utf-8")
     return 0 if outcome.passed else 1
 
 
@@ -65,7 +68,8 @@ def _with_progress(ropes: dict[str, RotaryEmbedding], heads: tuple[int, int]) ->
     onnx_paths = {target: partial(exported, target=target) for target in TARGETS}
     paths: dict[str, Any] = {"numpy": lambda rope, dtype: NumPyPath(rope), **onnx_paths}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         kernels = progress.add_task("loading kernels", total=len(_warmup.todo(list(DTYPES))))
         told = False
         for made in _warmup.specialise(list(DTYPES)):
@@ -83,14 +87,23 @@ def _with_progress(ropes: dict[str, RotaryEmbedding], heads: tuple[int, int]) ->
 
 
 def _print(outcome: Outcome) -> None:
-    console = Console(highlight=False, width=WIDTH)
+    console = Console(highlight=False, width=min(WIDTH, get_terminal_size((WIDTH, 0)).columns))
+    with console.capture() as captured:  # rich would end the process where a reader stops reading
+        _print_on(console, outcome)
+    print(captured.get(), end="")
+
+
+def _print_on(console: Console, outcome: Outcome) -> None:
     rope, (heads, kv_heads) = outcome.rope, outcome.heads
     factor = "" if rope.attention_factor == 1 else f", attention factor {rope.attention_factor:.6g}"
     rotated = f"{rope.rotary_dim} of {rope.head_dim} elements rotated in {outcome.pairing}{factor}"
     console.print(f"{outcome.model}: rope type {rope.rope_type}, {rotated}", markup=False)
     console.print(f"q ({heads} heads) and k ({kv_heads}): a prompt of {TOKENS} tokens, and a decode step after it\n")
     reasons = list(dict.fromkeys(row.refused for row in outcome.rows if row.refused))
-    console.print(_table(outcome.rows, reasons))
+    console.print((_NAMES + _FIGURES).format(*_HEADER), style="bold", soft_wrap=True)
+    for row in outcome.rows:
+        mark = f" {_mark(reasons.index(row.refused))}" if row.refused else ""
+        console.print(f"{_cells(row)} [{_STYLE[row.verdict]}]{row.verdict}{mark}[/]", soft_wrap=True)
     for number, reason in enumerate(reasons):
         console.print(f"{_mark(number)} {reason}", markup=False)
     console.print(LEGEND, style="dim")
@@ -98,28 +111,17 @@ def _print(outcome: Outcome) -> None:
     console.print(", ".join(f"{counts[verdict]} {verdict}" for verdict in _STYLE if counts[verdict]))
 
 
-def _table(found: list[Row], reasons: list[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("dtype", "pairing", "by"):
-        table.add_column(name, no_wrap=True)
-    for name in ("max error", "of bound", "vs numpy", "prompt", "decode"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for row in found:
-        mark = f" {_mark(reasons.index(row.refused))}" if row.refused else ""
-        table.add_row(*_cells(row), f"[{_STYLE[row.verdict]}]{row.verdict}{mark}[/]")
-    return table
-
-
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row) -> str:
+    """Return a row up to its verdict, which follows the names where there are no figures."""
+    names = _NAMES.format(row.dtype, row.pairing, row.path)
     if row.figures is None:
-        return [row.dtype, row.pairing, row.path, *[""] * 5]
+        return names
     found = row.figures
     # Rounded towards the verdict: what passes never shows as more than 100 %, what fails never as 100.
     rounded = math.floor if found.of_bound <= 1 else math.ceil
     share = f"{rounded(1e4 * found.of_bound) / 100:.2f} %" if math.isfinite(found.of_bound) else str(found.of_bound)
     times = _time(found.prompt_seconds), _time(found.decode_seconds)
-    return [row.dtype, row.pairing, row.path, f"{found.max_error:.2e}", share, f"{found.from_numpy:.1e}", *times]
+    return names + _FIGURES.format(f"{found.max_error:.2e}", share, f"{found.from_numpy:.1e}", *times)
 
 
 def _mark(number: int) -> str:
@@ -156,10 +158,3 @@ def _entry(row: Row) -> dict[str, Any]:
         return {**entry, "refused": row.refused}
     # JSON knows no infinity and no NaN: a number that is none becomes its name.
     return entry | {key: v if math.isfinite(v) else str(v) for key, v in asdict(row.figures).items()}
-
-
-def _write(file: Path, outcome: Outcome) -> None:
-    try:
-        file.write_text(json.dumps(_report(outcome), indent=2, allow_nan=False) + "\n", "utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror}") from None

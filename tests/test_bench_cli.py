@@ -93,7 +93,13 @@ def test_listing(bench, capsys):
     assert bench("--list", "prefill-512") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("* prefill-512/bfloat16 ")
-    assert max(map(len, lines)) <= 100
+
+
+def test_a_listing_cuts_nothing_and_keeps_its_columns(bench, cases, capsys):
+    assert bench("--list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[2:].split(maxsplit=1) for line in lines] == [[case.name, case.what] for case in cases]
+    assert len({len(line) - len(case.what) for line, case in zip(lines, cases, strict=True)}) == 1
 
 
 def test_a_run_prints_and_writes(bench, capsys, tmp_path):
@@ -143,6 +149,21 @@ def test_a_slower_build_fails_where_asked_to(bench, capsys, monkeypatch, tmp_pat
     assert bench("plan-64", "--compare", str(path), "--fail-slower", "10%") == 0
 
 
+def test_a_comparison_of_nothing_fails_where_it_is_to_judge(bench, capsys, tmp_path):
+    """Of other cases, and of the same ones on several threads, whose rows have other names."""
+    path = tmp_path / "old.json"
+    assert bench("plan-64", "--json", str(path)) == 0
+    data = json.loads(path.read_text())
+    (case,) = data["cases"]
+    on_two = [row | {"name": f"{row['name']}, 2 threads"} for row in case["rows"]]
+    for other in (case | {"name": "plan-4096"}, case | {"rows": on_two}):
+        path.write_text(json.dumps(data | {"cases": [other]}))
+        assert bench("plan-64", "--compare", str(path)) == 0
+        assert "Nothing was compared" in capsys.readouterr().out
+        with pytest.raises(UsageError, match="`--fail-slower` has nothing to judge"):
+            bench("plan-64", "--compare", str(path), "--fail-slower", "1%")
+
+
 def test_scaling_times_ours_at_each_number_of_threads(bench, capsys):
     if rope_cpu.get_num_threads() < 2:
         pytest.skip("one thread only")
@@ -160,10 +181,16 @@ def test_scaling_times_ours_at_each_number_of_threads(bench, capsys):
         (["--model", "gpt-5"], "`model` is 'gpt-5'"),
         (["--config", "/no/such/config.json"], "/no/such/config.json"),
         (["plan-64", "--fail-slower", "10%"], "`--fail-slower` is 10%"),
-        (["plan-64", "--compare", "/no/such/old.json"], "/no/such/old.json"),
         (["plan-64", "--threads", "4096"], "`--threads` is 4096; it must be at most"),
         (["plan-64", "--threads", "0"], "`--threads` is 0; it must be at least 1"),
-        (["plan-64", "--plot", "picture.pdf"], "picture.pdf"),
+        (["plan-64", "--plot", "picture.pdf"], "'picture.pdf'; the name must end in .png or .svg"),
+        (["plan-64", "--plot", "/no/such/folder/run.png"], "/no/such/folder"),
+        (["plan-64", "--json", "/"], "cannot write /: it is a folder"),
+        (["--list", "--json", "q.json"], "`--json` is given with `--list`"),
+        (["--list", "--compare", "b.json"], "`--compare` is given with `--list`"),
+        (["--list", "--plot", "x.png"], "`--plot` is given with `--list`"),
+        (["--list", "--latency"], "`--latency` is given with `--list`"),
+        (["--list", "--fail-slower", "1%"], "`--fail-slower` is given with `--list`"),
         (["plan-64", "--json", "/no/such/folder/run.json"], "/no/such/folder"),
     ],
 )
@@ -192,19 +219,52 @@ def test_bad_arguments_are_named(bench, capsys, words, text):
 @pytest.mark.parametrize("name", models.MODELS)
 def test_known_models(name):
     model = models.known(name)
-    rope = model.rope(None)
     config = models.MODELS[name]
     assert (model.heads, model.kv_heads) == (config["num_attention_heads"], config["num_key_value_heads"])
-    assert rope.head_dim == config["head_dim"]
-    assert model.rope(not rope.interleaved).interleaved != rope.interleaved
-    assert rope.inv_freq[0] == 1.0
+    assert model.own.head_dim == config["head_dim"]
+    assert model.own.interleaved == (name == "cohere-35b")
+    assert model.other.interleaved != model.own.interleaved
+    assert model.own.inv_freq[0] == model.other.inv_freq[0] == 1.0
 
 
 def test_a_config_file_gives_heads_and_rotation(tmp_path):
     config = models.MODELS["qwen3-0.6b"] | {"head_dim": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = models.from_file(tmp_path)
-    assert (model.heads, model.kv_heads, model.rope(None).head_dim) == (16, 8, 64)
+    assert (model.heads, model.kv_heads, model.own.head_dim) == (16, 8, 64)
+    assert model.name == tmp_path.name
+
+
+@pytest.mark.parametrize(
+    ("config", "interleaved"),
+    [
+        ({"_class_name": "FluxTransformer2DModel", "num_attention_heads": 2, "attention_head_dim": 128}, True),
+        (models.MODELS["llama3-8b"] | {"model_type": "mystery"}, False),
+    ],
+)
+def test_a_model_whose_pairing_cannot_be_overruled_or_is_unknown(config, interleaved, tmp_path, bench):
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(config))
+    assert models.from_file(path).own.interleaved == interleaved
+    assert bench("--config", str(path), "decode-1/float32", "--no-peers") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "model.json"),
+        ("[1]", "model.json' holds a list"),
+        (None, "model.json"),
+        ('{"model_type": "llama", "head_dim": 8, "num_attention_heads": "x"}', "`num_attention_heads` is 'x'"),
+        ('{"model_type": "gemma3_text", "num_attention_heads": 4, "head_dim": 8}', "choose with --layer-type"),
+    ],
+)
+def test_a_bad_config_is_named(text, said, tmp_path, bench):
+    path = tmp_path / "model.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        bench("--config", str(path))
 
 
 def test_models_of_several_axes_rotate_text(tmp_path, bench, capsys):

@@ -121,8 +121,24 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, sta
     assert (tmp_path / name).read_bytes().startswith(start)
 
 
-def test_a_plot_that_cannot_be_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("x.unknown", "must end in .png or .svg"),
+        ("noext", "must end in .png or .svg"),
+        ("folder", "must end in .png or .svg"),
+        ("folder.png", "it is a folder"),
+        ("no/x.png", "there is no folder"),
+    ],
+)
+def test_a_plot_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
+) -> None:
+    """It is refused before anything is printed, and nothing is written elsewhere."""
     pytest.importorskip("matplotlib")
-    for path in (tmp_path / "x.unknown", tmp_path / "no" / "x.png"):
-        with pytest.raises(UsageError, match="cannot write"):
-            shown(LLAMA3, tmp_path, "--plot", str(path))
+    for folder in ("folder", "folder.png"):
+        (tmp_path / folder).mkdir()
+    with pytest.raises(UsageError, match=said):
+        shown(LLAMA3, tmp_path, "--plot", str(tmp_path / name))
+    assert capsys.readouterr().out == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "folder", "folder.png"}

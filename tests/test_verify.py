@@ -234,6 +234,9 @@ def test_a_model_whose_pairing_cannot_be_overruled(tmp_path, capsys):
     ("changes", "said"),
     [
         ({"model_type": "mystery", "num_attention_heads": None, "head_dim": 16}, "number of heads"),
+        ({"head_dim": 16, "num_attention_heads": "x"}, "`num_attention_heads` is 'x'; it must be an integer"),
+        ({"head_dim": 16, "num_attention_heads": [8, 8]}, "`num_attention_heads` is [8, 8]; it must be an integer"),
+        ({"num_key_value_heads": 0}, "`num_key_value_heads` is 0; it must be at least 1"),
         ({"rope_scaling": {"rope_type": "nope", "factor": 2.0}}, "nope"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
     ],
@@ -243,13 +246,31 @@ def test_a_bad_config_is_one_line(changes, said, tmp_path, capsys):
     one_line(capsys, said)
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "no JSON"), ("[1]", "holds a list"), (None, "cannot read")])
+@pytest.mark.parametrize(("text", "said"), [("{", "double quotes"), ("[1]", "holds a list"), (None, "there is no")])
 def test_a_bad_file_is_one_line(text, said, tmp_path, capsys):
     file = tmp_path / "config.json"
     if text is not None:
         file.write_text(text)
     assert cli.main(["verify", str(file)]) == 2
     one_line(capsys, said, str(file))
+
+
+def test_the_table_fits_eighty_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["verify"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_json_that_cannot_be_written_after_all_costs_no_table(tmp_path, capsys):
+    assert cli.main(["verify", "--json", "/proc/no.json"]) == 2
+    captured = capsys.readouterr()
+    assert "28 ok" in captured.out
+    assert captured.err.splitlines()[-1] == "rope-cpu: /proc/no.json: No such file or directory"
+
+
+def test_json_into_a_folder(tmp_path, capsys):
+    assert cli.main(["verify", "--json", str(tmp_path)]) == 2
+    one_line(capsys, "it is a folder")
 
 
 def test_json_into_no_folder(tmp_path, capsys):
