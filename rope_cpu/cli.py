@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 import rope_cpu
 from rope_cpu._usage import UsageError
@@ -26,7 +27,22 @@ _EXTRA_OF = {"rich": "cli", "matplotlib": "cli", "onnx": "onnx", "onnxruntime": 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (the process' own by default) and return the exit code; 2 for bad usage."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal or a file of an encoding without "µ" gets "?"
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            print(end="", flush=True)
+    except OSError as error:
+        if error.filename is None:  # it is of standard output, which must not be tried again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader, such as `head`, has seen enough
+            return 141
+        return _complain(f"{error.filename or 'standard output'}: {error.strerror or error}")
+
+
+def _run(given: list[str]) -> int:
     name = next((word for word in given if not word.startswith("-")), None)
     try:
         args = _parser(name).parse_args(given)
@@ -41,9 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f'`{name}` needs the package {package}: pip install "rope-cpu[{_EXTRA_OF[package]}]"')
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def _parser(name: str | None) -> argparse.ArgumentParser:

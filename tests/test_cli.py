@@ -15,11 +15,11 @@ def child(tmp_path):
     """Start Python on a program, away from the source tree but with the package under test."""
     package = str(Path(rope_cpu.__file__).parents[1])
 
-    def start(program, **variables):
+    def start(program, stdout=subprocess.PIPE, **variables):
         return subprocess.Popen(
             [sys.executable, "-c", program],
             cwd=tmp_path,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": package, **variables},
@@ -85,11 +85,41 @@ def test_a_defect_is_no_usage_error(monkeypatch):
         cli.main(["verify"])
 
 
-def test_reader_that_stops_reading(child):
-    with child("from rope_cpu.cli import main; raise SystemExit(main(['warmup', 'float32']))") as process:
+WORDY = ["warmup float32", "show", "verify", "bench plan-64"]
+QUICKLY = (
+    "import sys; from rope_cpu import cli, verify, _verification\n"
+    "verify.TOKENS, _verification.TIMED_SECONDS = 16, 0.0\n"
+    "sys.exit(cli.main({words!r}.split()))"
+)
+
+
+@pytest.mark.parametrize("words", [*WORDY, "verify --help"])
+def test_reader_that_stops_reading(words, child):
+    with child(QUICKLY.format(words=words), PYTHONUNBUFFERED="") as process:
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 141
+
+
+@pytest.mark.parametrize("words", [*WORDY, "verify --help"])
+def test_output_that_cannot_be_written_is_one_line(words, child):
+    with open("/dev/full", "w") as full:
+        process = child(QUICKLY.format(words=words), stdout=full, PYTHONUNBUFFERED="")
+    _, err = process.communicate()
+    assert (process.returncode, err) == (2, "rope-cpu: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("words", ["bench --help", "export --help", "verify"])
+def test_an_encoding_that_lacks_letters(words, child):
+    process = child(QUICKLY.format(words=words), PYTHONIOENCODING="ascii")
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    assert "?" in out
+
+
+def test_python_runs_the_package(child):
+    program = "import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_module('rope_cpu', run_name='__main__')"
+    assert child(program).communicate() == (f"rope-cpu {rope_cpu.__version__}\n", "")
 
 
 def test_warmup_lists_what_it_compiled(capsys):

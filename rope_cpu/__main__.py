@@ -1,0 +1,5 @@
+"""`python -m rope_cpu`: the command `rope-cpu`."""
+
+from rope_cpu.cli import main
+
+raise SystemExit(main())
