@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import rope_cpu
+from rope_cpu._machine import caches
 
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _CPU = Path("/sys/devices/system/cpu/cpu0")
 _PACKAGES = (
     *("rope-cpu", "numpy", "numba", "llvmlite", "ml_dtypes"),
     *("torch", "transformers", "jax", "onnx", "onnxruntime"),
 )
 _SETTINGS = ("NUMBA_", "OMP_", "ROPE_CPU_")
-# Where the system does not say how large its caches are.
-_LIKELY_CACHE = 32 * 2**20
 
 
 def record() -> dict[str, Any]:
@@ -36,7 +34,6 @@ def record() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "threads": rope_cpu.get_num_threads(),
-        "threading_layer": "rope_cpu",  # its own threads, not one of Numba's layers
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
         "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)},
     }
@@ -53,22 +50,6 @@ def processor() -> str:
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@cache
-def caches() -> dict[str, int]:
-    """Return the sizes of the data caches that the first core sees, in bytes: {"L1": …, "L2": …}."""
-    found = {}
-    for index in sorted((_CPU / "cache").glob("index*")):
-        kind, level, size = (_read(index / name) for name in ("type", "level", "size"))
-        if kind != "Instruction" and level and size and size[-1] in _UNITS and size[:-1].isdigit():
-            found[f"L{level}"] = int(size[:-1]) * _UNITS[size[-1]]
-    return found
-
-
-def last_level_cache() -> int:
-    """Return the size of the largest cache in bytes; 32 MiB where the system does not say."""
-    return max(caches().values(), default=_LIKELY_CACHE)
 
 
 def available_memory() -> int:

@@ -96,7 +96,7 @@ def _call(problem: Problem) -> Binding:
 
 
 def _bare_kernel(problem: Problem) -> Binding:
-    """Bind the compiled kernel with the very arguments that a plan gives it: the one look behind the public door."""
+    """Bind the compiled kernel with the very arguments that a plan gives it, taken from inside the plan."""
     pairs = problem.arrays()
     plan = problem.rope.plan(problem.ids, layout=problem.layout)
     targets = _targets(problem, pairs)
@@ -145,5 +145,4 @@ TABLE: tuple[Implementation, ...] = (
 )
 
 BY_NAME = {implementation.name: implementation for implementation in TABLE}
-OURS = tuple(row.name for row in TABLE if row.role != "peer")
 PEERS = tuple(row.name for row in TABLE if row.role == "peer")

@@ -52,7 +52,7 @@ def _angles(count: int, axes: int = 1) -> list[Contender]:
     moved = count * rope.rotary_dim * 4 + ids.nbytes
 
     def numpy_form(given: Array) -> tuple[Array, Array]:
-        angle = ids @ omega
+        angle = given.reshape(ids.shape) @ omega
         return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
     def at_hand() -> Ready:

@@ -6,22 +6,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu import RotaryEmbedding
+from rope_cpu import RotaryEmbedding, _check
 from rope_cpu.bench.limit import memory
 from rope_cpu.tolerance import half_ulp, rotation_bound
 
 Array = NDArray[Any]
 
-DTYPES = {
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "float64": np.dtype(np.float64),
-}
+# In the order of the cases: what models run in comes first.
+DTYPES = {"bfloat16": _check.DTYPES["bfloat16"]} | _check.DTYPES
 
 # NumPy's arrays start at any multiple of so many bytes, torch's on a cache line.
 _NUMPYS_START = 16

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu._machine import last_level_cache
 from rope_cpu.bench.contender import Case, Contender, copy, limits, memory, rotating
-from rope_cpu.bench.environment import last_level_cache
 from rope_cpu.bench.implementations import BY_NAME, PEERS
 from rope_cpu.bench.models import Model
 from rope_cpu.bench.problem import DTYPES, Problem

@@ -15,8 +15,9 @@ from rope_cpu.spec import Float64
 
 Array = NDArray[Any]
 
-FORMAT_OF = {np.dtype(name): name for name in ("float32", "float64", "float16")}
-FORMAT_OF[np.dtype(ml_dtypes.bfloat16)] = "bfloat16"
+DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("float32", "float64", "float16")}
+DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
+FORMAT_OF = {dtype: name for name, dtype in DTYPES.items()}
 
 # Axes of (batch, token, head) in each layout; packed tokens have no batch.
 AXES = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2), "thd": (None, 0, 1)}

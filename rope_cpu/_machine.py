@@ -12,20 +12,29 @@ _WHERE_UNKNOWN = 32 * 2**20
 
 
 @cache
+def caches() -> dict[str, int]:
+    """Return the sizes of the data caches that the first core sees, in bytes: {"L1": …, "L2": …}."""
+    found = {}
+    for file in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")):
+        size, kind, level = (file.with_name(name).read_text().strip() for name in ("size", "type", "level"))
+        if kind != "Instruction" and size[:-1].isdigit() and size[-1] in _UNITS:
+            found[f"L{level}"] = int(size[:-1]) * _UNITS[size[-1]]
+    return found
+
+
 def last_level_cache() -> int:
     """Return the size of the last-level cache in bytes; 32 MiB where the system does not say."""
-    sizes = []
-    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = file.read_text().strip()
-        if text[:-1].isdigit() and text[-1] in _UNITS:
-            sizes.append(int(text[:-1]) * _UNITS[text[-1]])
-    return max(sizes, default=_WHERE_UNKNOWN)
+    return max(caches().values(), default=_WHERE_UNKNOWN)
 
 
-def seconds(call: Callable[[], object], times: int) -> float:
-    """Return what the fastest of some calls took, in seconds, at least a billionth of one."""
-    taken = []
-    for _ in range(times):
+def seconds(call: Callable[[], object], times: int, budget: float = 0.0) -> float:
+    """Return what the fastest call took, the one that others disturbed least, in seconds, at least a billionth of one.
+
+    Of so many calls, and of as many more as `budget` seconds leave time for.
+    """
+    taken: list[float] = []
+    end = perf_counter() + budget
+    while len(taken) < times or perf_counter() < end:
         start = perf_counter()
         call()
         taken.append(perf_counter() - start)

@@ -50,9 +50,8 @@ def config_at(path: Path) -> dict[str, Any]:
     """Return the config of a file, or of a folder with a config.json; raise UsageError where there is none."""
     try:
         return load(path)
-    except (OSError, ValueError) as error:
-        text = str(error)
-        raise UsageError(text if str(path) in text else f"{path} is no config: {text}") from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def check_file(path: Path) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import ml_dtypes
 import numpy as np
 
+from rope_cpu import _machine
+from rope_cpu._check import DTYPES
 from rope_cpu._prompt import Array, Step, steps
 from rope_cpu.rotary import RotaryEmbedding
 
-DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16")}
-DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 LAYOUT = "bhsd"  # the axis order that ONNX has, so that all do the same work on the same bytes
 
 TIMED_SECONDS, TIMED_CALLS = 0.05, 20
@@ -94,19 +91,9 @@ class NumPyPath:
 def run(path: Path, step: Step) -> tuple[Array, float]:
     """Return what a path makes of a step, and the seconds its fastest call takes."""
     call, q_rot, k_rot = path.prepare(*step.q_and_k, step.ids)
-    seconds = fastest(call)
-    return np.concatenate([q_rot, k_rot], axis=1), seconds
-
-
-def fastest(call: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of several calls: the one that other programs disturbed least."""
     call()
-    best, calls, end = math.inf, 0, time.perf_counter() + TIMED_SECONDS
-    while calls < TIMED_CALLS or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        best, calls = min(best, time.perf_counter() - start), calls + 1
-    return best
+    seconds = _machine.seconds(call, TIMED_CALLS, TIMED_SECONDS)
+    return np.concatenate([q_rot, k_rot], axis=1), seconds
 
 
 def rows(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from rope_cpu._check import FORMAT_OF
+from rope_cpu._check import DTYPES, FORMAT_OF
 from rope_cpu._kernels.angles import angles, cos_sin, kinds
 from rope_cpu._kernels.compiler import Kernel
 from rope_cpu._kernels.formats import FORMATS
@@ -22,8 +22,6 @@ from rope_cpu._kernels.units import rows
 
 if TYPE_CHECKING:  # `import rope_cpu` comes by here and has no use for it
     import argparse
-
-DTYPES = tuple(FORMAT_OF.values())
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Specialisation:
     cache: Path | None
 
 
-def warmup(dtypes: DTypeLike | Sequence[DTypeLike] = DTYPES) -> list[Specialisation]:
+def warmup(dtypes: DTypeLike | Sequence[DTypeLike] = tuple(DTYPES)) -> list[Specialisation]:
     """Compile the kernels that rotate in these dtypes into the cache on disk, for later processes; return them.
 
     dtypes: one or several of float32, float64, float16 and bfloat16; all by default. Each comes in both

@@ -18,10 +18,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rope_cpu import __version__, _warmup
+from rope_cpu._check import DTYPES
 from rope_cpu._onnx_path import OnnxPath
 from rope_cpu._threads import get_num_threads
 from rope_cpu._usage import add_config_arguments, both_pairings, check_file, config_of, heads_of
-from rope_cpu._verification import DTYPES, LAYOUT, NumPyPath, Outcome, Row, rows
+from rope_cpu._verification import LAYOUT, NumPyPath, Outcome, Row, rows
 from rope_cpu.rotary import RotaryEmbedding
 
 TOKENS = 512

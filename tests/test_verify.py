@@ -246,7 +246,7 @@ def test_a_bad_config_is_one_line(changes, said, tmp_path, capsys):
     one_line(capsys, said)
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "double quotes"), ("[1]", "holds a list"), (None, "there is no")])
+@pytest.mark.parametrize(("text", "said"), [("{", "is no JSON"), ("[1]", "holds a list"), (None, "there is no")])
 def test_a_bad_file_is_one_line(text, said, tmp_path, capsys):
     file = tmp_path / "config.json"
     if text is not None:

@@ -22,8 +22,8 @@ import numpy as np
 import rope_cpu
 from rope_cpu import RotaryEmbedding
 from rope_cpu._kernels.rotation import ALONE
+from rope_cpu._machine import last_level_cache
 from rope_cpu.bench.contender import Case, Contender, rotating
-from rope_cpu.bench.environment import last_level_cache
 from rope_cpu.bench.implementations import PEERS
 from rope_cpu.bench.limit import memory
 from rope_cpu.bench.measure import measure
