@@ -102,11 +102,9 @@ class Problem:
         """Return the exact rotation of `x` (batch, checked, heads, head_dim), in float64 and by its definition."""
         rope, x = self.rope, x.astype(np.float64)
         c, s = self._circle
-        result = x.copy()
-        for first, second, pairs in self._pairs():
-            a, b = x[..., first], x[..., second]
-            result[..., first] = a * c[..., pairs] - b * s[..., pairs]
-            result[..., second] = b * c[..., pairs] + a * s[..., pairs]
+        first, second = rope.spec.pair_elements()
+        result, a, b = x.copy(), x[..., first], x[..., second]
+        result[..., first], result[..., second] = a * c - b * s, b * c + a * s
         result[..., : rope.rotary_dim] *= rope.attention_factor
         return result
 
@@ -117,8 +115,8 @@ class Problem:
         that, "own" where each step rounds to the dtype: cos and sin, two products and a sum.
         """
         exact, partner = self.expected(x), np.zeros(x.shape)
-        for first, second, _ in self._pairs():
-            partner[..., first], partner[..., second] = x[..., second], x[..., first]
+        first, second = self.rope.spec.pair_elements()
+        partner[..., first], partner[..., second] = x[..., second], x[..., first]
         factor = self.rope.attention_factor
         bound = rotation_bound(exact, x, partner, factor, self.dtype)
         if arithmetic == "own":
@@ -132,17 +130,6 @@ class Problem:
         ids = ids[:, self.checked].astype(np.longdouble)
         angle = (ids[..., None, :] if self.rope.axes > 1 else ids[..., None, None]) @ np.atleast_2d(self.rope.inv_freq)
         return np.cos(angle).astype(np.float64), np.sin(angle).astype(np.float64)
-
-    def _pairs(self) -> list[tuple[Any, Any, slice]]:
-        """Return, for each block, where first and second elements of pairs stand, and which pairs they are."""
-        found, start = [], 0
-        for width in self.rope.blocks:
-            half, pairs = start + width // 2, slice(start // 2, (start + width) // 2)
-            adjacent = (slice(start, start + width, 2), slice(start + 1, start + width, 2), pairs)
-            split = (slice(start, half), slice(half, start + width), pairs)
-            found.append(adjacent if self.rope.interleaved else split)
-            start += width
-        return found
 
     def _arranged(self, x: Array) -> Array:
         return x[0] if self.layout == "thd" else x.transpose(_TO_BSHD[self.layout])

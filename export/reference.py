@@ -15,16 +15,6 @@ if TYPE_CHECKING:
 Float64 = NDArray[np.float64]
 
 
-def pair_elements(rope: RotaryEmbedding) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the elements of a head vector that are first and second in their pair, (pairs,) each."""
-    first = np.arange(0, rope.rotary_dim, 2)
-    if rope.interleaved:
-        return first, first + 1
-    starts = np.concatenate([[0], np.cumsum(rope.blocks)[:-1]])
-    first = np.concatenate([start + np.arange(width // 2) for start, width in zip(starts, rope.blocks, strict=True)])
-    return first, first + np.repeat(rope.blocks, np.array(rope.blocks) // 2) // 2
-
-
 def turns(rope: RotaryEmbedding, ids: NDArray[Any]) -> tuple[Float64, Float64, Float64]:
     """Return cos and sin without the attention factor, and how many roundings of 2^-53 a float64 angle may be off by.
 
@@ -74,7 +64,7 @@ def rotated(
     cos, sin, size = (np.repeat(value, repeat, axis=2) for value in (cos, sin, size))
     factor = 1 / rope.attention_factor if inverse else rope.attention_factor
     sin = -sin if inverse else sin
-    first, second = pair_elements(rope)
+    first, second = rope.spec.pair_elements()
     exact = x.astype(np.float64)
     a, b = exact[..., first], exact[..., second]
     bound = np.zeros_like(exact)
@@ -87,7 +77,7 @@ def rotated(
 
 def carried(rope: RotaryEmbedding, variance: Float64) -> Float64:
     """Return what a rotation makes of variances (…, head_dim) that its input comes with: each one's and its pair's."""
-    first, second = pair_elements(rope)
+    first, second = rope.spec.pair_elements()
     grown = variance.copy()
     both = rope.attention_factor**2 * (variance[..., first] + variance[..., second])
     grown[..., first] = grown[..., second] = both

@@ -62,7 +62,7 @@ def steps(rope: RotaryEmbedding, heads: tuple[int, int], tokens: int, dtype: np.
 
 def _expected(rope: RotaryEmbedding, heads: tuple[int, int], x: Array, cos: Exact, sin: Exact) -> tuple[Exact, Float64]:
     """Return the exact rotation of x and the bound on its error; cos, sin: (tokens, frequency heads · pairs)."""
-    first, second = pair_indices(rope)
+    first, second = rope.spec.pair_elements()
     wide = x.astype(np.float64)
     exact, bound = Exact(wide.copy(), np.zeros_like(wide)), np.zeros_like(wide)
     frequency_heads = rope.spec.inv_freq.shape[2]
@@ -76,13 +76,3 @@ def _expected(rope: RotaryEmbedding, heads: tuple[int, int], x: Array, cos: Exac
             exact.high[0, head][:, where], exact.low[0, head][:, where] = part.high, part.low
             bound[0, head][:, where] = rotation_bound(part.high, x_a, x_b, rope.attention_factor, x.dtype)
     return exact, bound
-
-
-def pair_indices(rope: RotaryEmbedding) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return which elements of a head vector are first and which are second in their pair."""
-    if rope.interleaved:
-        return np.arange(0, rope.rotary_dim, 2), np.arange(1, rope.rotary_dim, 2)
-    starts = np.cumsum([0, *rope.blocks[:-1]])
-    first = np.concatenate([start + np.arange(w // 2) for start, w in zip(starts, rope.blocks, strict=True)])
-    half = np.repeat([w // 2 for w in rope.blocks], [w // 2 for w in rope.blocks])
-    return first, first + half

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from rope_cpu.spec import Float64, RopeSpec, whole_number
 
@@ -105,7 +105,7 @@ def positions_from_vectors(
 
     Raises ValueError as `positions_from_cos_sin` does, and where a pair of x is zero and so shows no angle.
     """
-    first, second = _members(spec)
+    first, second = spec.pair_elements()
     before, after = np.asarray(x, np.float64), np.asarray(rotated, np.float64)
     if before.shape != after.shape or before.shape[-1:] != (spec.head_dim,):
         raise ValueError(f"`x` and `rotated` have shapes {before.shape}, {after.shape}; must end in {spec.head_dim}")
@@ -143,16 +143,6 @@ def _pseudo_inverse(gram: Float64) -> Float64:
     inverse: Float64 = np.linalg.pinv(gram / np.outer(scale, scale), rcond=1e-12, hermitian=True)
     inverse /= np.outer(scale, scale)
     return inverse
-
-
-def _members(spec: RopeSpec) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the element indices (pairs,) of the first and second member of every pair."""
-    elements = np.arange(spec.rotary_dim)
-    if spec.interleaved:
-        return elements[0::2], elements[1::2]
-    blocks = np.split(elements, np.cumsum(spec.blocks)[:-1])
-    first, second = zip(*((block[: len(block) // 2], block[len(block) // 2 :]) for block in blocks), strict=True)
-    return np.concatenate(first), np.concatenate(second)
 
 
 def _range(frequencies: Float64, low: Bound, high: Bound) -> tuple[Float64, Float64]:

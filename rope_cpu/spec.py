@@ -82,6 +82,18 @@ class RopeSpec:
         """Whether `at_length` must be called before anything is rotated."""
         return self.length_rule is not None and self.lengths is None
 
+    def pair_elements(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the elements of a head vector that are first and second in their pair, (pairs,) each.
+
+        For references: kernels and graphs know pairs by strides, slices and reshapes of their own.
+        """
+        elements = np.arange(self.rotary_dim)
+        if self.interleaved:
+            return elements[0::2], elements[1::2]
+        blocks = np.split(elements, np.cumsum(self.blocks)[:-1])
+        first, second = np.concatenate([block.reshape(2, -1) for block in blocks], axis=1)
+        return first, second
+
     def at_length(self, lengths: int | Sequence[int]) -> RopeSpec:
         """Return the spec for one length of all sequences, or for one length per batch row; itself without a rule.
 

@@ -7,7 +7,7 @@ import numpy as np
 import oracle
 import pytest
 
-from rope_cpu import RotaryEmbedding, _prompt, _reference, _usage, _verification, cli, verify
+from rope_cpu import RotaryEmbedding, _reference, _usage, _verification, cli, verify
 
 mp = oracle.CONTEXT
 TOLD = 2.0**-100
@@ -126,13 +126,6 @@ def test_a_fault_in_the_decode_step_alone_fails():
             k[0, 0, 0, 0] = 0
 
     assert {row.verdict for row in rows(spoil) if row.path == "spoiled"} == {"FAIL"}
-
-
-def test_pairs_of_blocks():
-    rope = RotaryEmbedding.from_inv_freq([1.0, 0.5, 0.1], blocks=(2, 4), head_dim=7)
-    first, second = _prompt.pair_indices(rope)
-    assert first.tolist() == [0, 2, 3]
-    assert second.tolist() == [1, 4, 5]
 
 
 def test_table_and_json_say_the_same(tmp_path, capsys):
