@@ -16,7 +16,10 @@ def caches() -> dict[str, int]:
     """Return the sizes of the data caches that the first core sees, in bytes: {"L1": …, "L2": …}."""
     found = {}
     for file in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")):
-        size, kind, level = (file.with_name(name).read_text().strip() for name in ("size", "type", "level"))
+        try:
+            size, kind, level = (file.with_name(name).read_text().strip() for name in ("size", "type", "level"))
+        except OSError:
+            continue
         if kind != "Instruction" and size[:-1].isdigit() and size[-1] in _UNITS:
             found[f"L{level}"] = int(size[:-1]) * _UNITS[size[-1]]
     return found
