@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu._usage import UsageError, add_config_arguments, config_of, heads_of, rotary_of
+from rope_cpu._usage import UsageError, add_config_arguments, check_file, config_of, heads_of, rotary_of
 from rope_cpu.config import language_model
 from rope_cpu.export.attention_options import LAYOUTS as ATTENTION_LAYOUTS
 from rope_cpu.export.attention_options import MASKS
@@ -48,10 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Export, validate, print the report, and write the file; 1, and no file, where validation fails."""
     config = config_of(args)
     rope = rotary_of(config, args.layer_type)
-    if not args.output.absolute().parent.is_dir():
-        raise UsageError(f"cannot write {args.output}: there is no folder {args.output.parent}")
-    if args.output.is_dir():
-        raise UsageError(f"cannot write {args.output}: it is a folder; give the name of a file")
+    check_file(args.output)
     if args.seq_len is not None and rope.spec.length_rule is None:
         raise UsageError(f"--seq-len is {args.seq_len}, but rope type {rope.rope_type!r} is the same at every length")
     try:
