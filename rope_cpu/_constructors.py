@@ -82,6 +82,7 @@ class Constructors:
         config: str | PathLike[str] | Mapping[str, Any],
         *,
         layer_type: str | None = None,
+        layer: int | None = None,
         interleaved: bool | None = None,
         angle_dtype: str = "float64",
     ) -> Self:
@@ -93,6 +94,7 @@ class Constructors:
             vision and diffusers configs see `rope_cpu.vision.read`. With latent attention (MLA) head_dim is the width
             of the rotated part, qk_rope_head_dim.
         layer_type: which layers, where they differ ("full_attention", "sliding_attention", …).
+        layer: which layer, counted from 0, in place of its type. Neither: all layers that are rotated.
         interleaved: the pairing; None takes it from the model type. Where a model reads neighbours and writes halves
             (DeepSeek-V3), it is True: the same rotation, whose result the model has permuted.
         angle_dtype: "float64" is exact; "float32" repeats the float32 arithmetic of transformers, step by step.
@@ -102,7 +104,7 @@ class Constructors:
         Source: the configuration classes and modelling code of transformers 5.23, and of models with code of their own.
         """
         return cls.from_spec(
-            config_.read(config, layer_type=layer_type, interleaved=interleaved, angle_dtype=angle_dtype)
+            config_.read(config, layer_type=layer_type, layer=layer, interleaved=interleaved, angle_dtype=angle_dtype)
         )
 
     @classmethod

@@ -33,7 +33,8 @@ class Model:
     mrope_section, mrope_interleaved: how pairs are shared out among axes where the section does not say.
     direction: -1 where the code turns the other way. theta_ratio: a key whose value multiplies the base.
     implied: key, value and the section that they stand for.
-    unrotated: layer types that the model's code does not rotate, with the key that must be set for it ("": none).
+    unrotated: layer types that the model's code does not rotate, with the key whose null undoes it ("": none).
+    rotated_dense: the key that is 1 where dense layers are rotated whatever their type.
     refuse: key → (values, or "*" for any, why): the model has no rotation that could be described.
     part: the key of the language model's config inside this one, and its model type.
     """
@@ -58,6 +59,7 @@ class Model:
     mrope_interleaved: bool | None = None
     direction: int = 1
     unrotated: Mapping[str, str] = field(default_factory=dict)
+    rotated_dense: str | None = None
     implied: tuple[str, Any, Mapping[str, Any]] | None = None
     theta_ratio: str | None = None
     refuse: Mapping[str, Any] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from rope_cpu import axes, scaling, vision
+from rope_cpu import _layers, axes, scaling, vision
 from rope_cpu import spec as specs
 from rope_cpu._models import Model, model
 from rope_cpu._sections import head_dim, sections
@@ -24,6 +24,7 @@ def read(
     config: str | PathLike[str] | Config,
     *,
     layer_type: str | None = None,
+    layer: int | None = None,
     interleaved: bool | None = None,
     angle_dtype: str = "float64",
 ) -> RopeSpec:
@@ -33,14 +34,14 @@ def read(
         interleaved = specs.boolean("interleaved", interleaved)
     seen = vision.read(raw, angle_dtype=angle_dtype)
     if seen is not None:
-        return _as_said(seen, layer_type, interleaved)
+        return _as_said(seen, layer_type, layer, interleaved)
     values, known, found = layers(raw)
     if known.interleaved is None and interleaved is None:
         raise ValueError(
             f"`model_type` is {values.get('model_type')!r}, whose pairing is not known; say `interleaved` (True for "
             "pairs (2i, 2i+1), False for (i, i+n))"
         )
-    label, section = _pick(found, values, layer_type, known)
+    label, section = _layers.pick(found, values, known, layer_type, layer)
     return _spec(values, known, label, section, _pairing(values, known, interleaved), angle_dtype)
 
 
@@ -78,13 +79,15 @@ def layers(raw: Config) -> tuple[dict[str, Any], Model, dict[str, dict[str, Any]
     text, known = language_model(raw)
     values = with_defaults(text, known)
     _refuse(values, known)
-    return values, known, sections(_named(text, known), known)
+    unrotated = [label for label, key in known.unrotated.items() if not key or text.get(key, "") is not None]
+    return values, known, {**sections(_named(text, known), known), **dict.fromkeys(unrotated)}
 
 
-def _as_said(seen: RopeSpec, layer_type: str | None, interleaved: bool | None) -> RopeSpec:
+def _as_said(seen: RopeSpec, layer_type: str | None, layer: int | None, interleaved: bool | None) -> RopeSpec:
     """Return the spec of a config with several axes; raise where an argument contradicts it."""
-    if layer_type is not None:
-        raise ValueError(f"`layer_type` is {layer_type!r}, but this config has one rotation for all layers")
+    for name, given in (("layer_type", layer_type), ("layer", layer)):
+        if given is not None:
+            raise ValueError(f"`{name}` is {given!r}, but this config has one rotation for all layers")
     if interleaved not in (None, seen.interleaved):
         raise ValueError(f"`interleaved` is {interleaved}, but this config's model has {seen.interleaved}")
     return seen
@@ -138,28 +141,6 @@ def _pairing(values: Config, known: Model, interleaved: bool | None) -> bool:
     if isinstance(known.interleaved, str):
         return specs.boolean(known.interleaved, values.get(known.interleaved, True))
     return bool(known.interleaved)
-
-
-def _pick(
-    found: Mapping[str, Config | None], values: Config, layer_type: str | None, known: Model
-) -> tuple[str | None, Config]:
-    """Return the section of a layer type, with its name where there are several."""
-    declared = set(values.get("layer_types") or ())
-    unless = known.unrotated.get(str(layer_type))
-    if unless is not None and (not unless or unless in values):
-        raise ValueError(f"`layer_type` is {layer_type!r}; layers of this type are not rotated")
-    if "" in found:
-        if layer_type is not None and layer_type not in declared:
-            raise ValueError(f"`layer_type` is {layer_type!r}, but this config has one rotation for all layers")
-        return layer_type, found[""] or {}
-    if layer_type is None and len(found) == 1:
-        layer_type = next(iter(found))
-    if layer_type not in found:
-        raise ValueError(f"`layer_type` is {layer_type!r}; it must be one of {', '.join(map(repr, found))}")
-    section = found[str(layer_type)]
-    if section is None:
-        raise ValueError(f"`layer_type` is {layer_type!r}; layers of this type are not rotated")
-    return layer_type, section
 
 
 def _spec(

@@ -12,6 +12,7 @@ import numpy as np
 
 from rope_cpu import config as configs
 from rope_cpu import scaling, vision
+from rope_cpu._layers import each, pick
 from rope_cpu._usage import UsageError, add_config_arguments, check_picture, config_of
 from rope_cpu.rotary import RotaryEmbedding
 from rope_cpu.spec import Float64
@@ -69,14 +70,15 @@ def rotations(raw: Mapping[str, Any], layer_type: str | None, interleaved: bool 
         rope = RotaryEmbedding.from_spec(configs.read(raw, layer_type=layer_type, interleaved=interleaved))
         yield Layers(f"{raw.get('_class_name') or raw.get('model_type')}, all layers", {}, {"": rope}, None)
         return
-    values, _, sections = configs.layers(raw)
+    values, known, sections = configs.layers(raw)
+    unrotated = any(one.base == 0 for one in each(values, known, sections)) or None in sections.values()
     for name in [layer_type] if layer_type is not None else [label or None for label in sections]:
-        section = sections.get(name or "", sections.get("")) if name in sections or "" in sections else {}
-        title = f"{values.get('model_type')}, {'all layers' if name is None else name}"
-        if section is None:
+        title = f"{values.get('model_type')}, {name or ('all rotated layers' if unrotated else 'all layers')}"
+        if sections.get(name or "", {}) is None:
             yield Layers(f"{title}: not rotated", {}, {}, None)
             continue
         rope = RotaryEmbedding.from_config(raw, layer_type=name, interleaved=interleaved)
+        section = pick(sections, values, known, name, None)[1]
         yield Layers(title, section, dict(_lengths(rope, values)), _plain(rope, section))
 
 

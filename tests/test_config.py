@@ -134,9 +134,89 @@ def test_a_layer_type_without_rotation_is_told() -> None:
         read({"model_type": "beam"}, layer_type="full_attention")
     assert read({"model_type": "beam"}, layer_type="sliding_attention").head_dim == 128
     exaone = {"model_type": "exaone4", "layer_types": ["full_attention", "sliding_attention"]}
-    with pytest.raises(ValueError, match="not rotated"):
-        read(exaone, {"sliding_window": 4096}, layer_type="full_attention")
-    assert read(exaone, layer_type="full_attention") == read(exaone)
+    for said in ({"sliding_window": 4096}, {}):
+        with pytest.raises(ValueError, match="not rotated"):
+            read(exaone, said, layer_type="full_attention")
+    assert read(exaone, {"sliding_window": None}, layer_type="full_attention") == read(exaone)
+
+
+GRANITE: dict[str, Any] = {
+    "model_type": "granite_swa",
+    "hidden_size": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "rope_theta": 777.0,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "layer_rope_theta": [1e4, 5e6, 0],
+}
+
+
+def test_layers_with_bases_of_their_own() -> None:
+    for asked, theta in (({"layer_type": "full_attention"}, 5e6), ({"layer": 1}, 5e6), ({"layer": 0}, 1e4)):
+        np.testing.assert_allclose(read(GRANITE, **asked).inv_freq, omega(theta, 128), rtol=1e-14)
+    assert read(GRANITE, layer_type="sliding_attention") == read(GRANITE, layer=0)  # the other one is not rotated
+    with pytest.raises(ValueError, match="`layer` is 2; this layer is not rotated"):
+        read(GRANITE, layer=2)
+    with pytest.raises(
+        ValueError, match=r"`layer_type` is None, but such layers have bases \[10000.0, 5000000.0\]; say"
+    ):
+        read(GRANITE)
+    muse = {**GRANITE, "model_type": "muse_glimmer_text", "head_dim": 128}  # its code has one base for all layers
+    np.testing.assert_allclose(read(muse, layer=1).inv_freq, omega(777.0, 128), rtol=1e-14)
+
+
+FEW = {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 4, "head_dim": 128}
+# Keys, and which of six layers are rotated.
+ROTATED: list[tuple[dict[str, Any], list[int]]] = [
+    ({"model_type": "llama"}, [0, 1, 2, 3, 4, 5]),
+    ({"model_type": "smollm3"}, [0, 1, 2, 4, 5]),
+    ({"model_type": "smollm3", "no_rope_layer_interval": 2}, [0, 2, 4]),
+    ({"model_type": "smollm3", "no_rope_layers": [0, 0, 1, 0, 0, 0]}, [2]),
+    ({"model_type": "llama4_text", "no_rope_layers": []}, [0, 1, 2, 4, 5]),
+    ({"model_type": "muse_glimmer_text"}, [0, 2, 3, 4]),
+    ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"] * 3}, [1, 3, 5]),
+    ({"model_type": "flint", "layer_types": ["sliding_attention", "full_attention"] * 3}, [0, 2, 4]),
+    ({"model_type": "cohere2_moe", "layer_types": ["full_attention"] * 6, "first_k_dense_replace": 2}, [0, 1]),
+]
+
+
+@pytest.mark.parametrize(("keys", "expected"), ROTATED, ids=lambda value: str(value)[:50])
+def test_which_layers_are_rotated(keys: dict[str, Any], expected: list[int]) -> None:
+    one = read(FEW, keys)  # of those that are rotated, all alike
+    for layer in range(6):
+        if layer in expected:
+            assert read(FEW, keys, layer=layer) == one
+        else:
+            with pytest.raises(ValueError, match=f"`layer` is {layer}; this layer is not rotated"):
+                read(FEW, keys, layer=layer)
+
+
+LAYERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"model_type": "smollm3", "no_rope_layers": [0] * 36}, {}, "`layer_type` is None; no layer is rotated"),
+    ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, {}, "`no_rope_layers` has 2 values, but there are 36 layers"),
+    ({**LLAMA, "num_hidden_layers": 2}, {"layer": 2}, "`layer` is 2, but there are 2 layers"),
+    ({**LLAMA, "num_hidden_layers": 2}, {"layer": -1}, "`layer` is -1"),
+    (LLAMA, {"layer": 0}, "`layer` is 0, but the config does not say how many there are"),
+    (GRANITE, {"layer": 0, "layer_type": "full_attention"}, "`layer` is 0 and `layer_type` 'full_attention'; give one"),
+    ({**GEMMA3, "num_hidden_layers": 2}, {"layer": 0}, "`layer` is 0, but the config has no `layer_types`"),
+    ({"model_type": "cohere2", "num_hidden_layers": 2}, {"layer": 0}, "the config has no `layer_types`"),
+    ({"model_type": "kolibri1"}, {"layer_type": "full_attention"}, "layers of this type are not rotated"),
+    ({"model_type": "qwen3_next"}, {"layer_type": "linear_attention"}, "layers of this type are not rotated"),
+]
+
+
+@pytest.mark.parametrize(("keys", "asked", "words"), LAYERS, ids=lambda value: str(value)[:40])
+def test_what_layers_do_not_determine_is_refused(keys: dict[str, Any], asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read(keys, **asked)
+
+
+def test_a_layer_has_the_section_and_the_width_of_its_type() -> None:
+    types = {"layer_types": ["sliding_attention", "full_attention"]}
+    for layer, layer_type in enumerate(types["layer_types"]):
+        assert read(GEMMA3, OLD_GEMMA, types, layer=layer) == read(GEMMA3, OLD_GEMMA, layer_type=layer_type)
+    keys = {"model_type": "gemma4_text", "head_dim": 256, "global_head_dim": 128, **types}
+    assert [read(keys, layer=layer).head_dim for layer in (0, 1)] == [256, 128]
 
 
 def test_a_layer_type_where_there_is_one_rotation() -> None:

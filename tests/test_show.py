@@ -96,6 +96,17 @@ def test_every_layer_type_or_the_one_named(tmp_path: Path, capsys: pytest.Captur
     assert "beam, full_attention: not rotated" in lines(capsys.readouterr().out)
 
 
+def test_layers_that_are_not_rotated_are_no_part_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"hidden_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}
+    granite = {**sizes, "model_type": "granite_swa", "layer_rope_theta": [5e6, 0]}
+    assert shown(granite, tmp_path) == 0
+    found = lines(capsys.readouterr().out)
+    assert found[0] == "granite_swa, all rotated layers"
+    assert "rope_theta 5000000.0" in found
+    shown({**sizes, "model_type": "cohere2"}, tmp_path)
+    assert "cohere2, full_attention: not rotated" in lines(capsys.readouterr().out)
+
+
 def test_several_axes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown({"model_type": "qwen2_vl_text", "hidden_size": 1536, "num_attention_heads": 12}, tmp_path)
     assert "axes 3, which turn 16, 24, 24 pairs" in lines(capsys.readouterr().out)

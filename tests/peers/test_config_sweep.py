@@ -37,7 +37,7 @@ NOT_COMPARED: dict[str, str] = {
 
 # Default configs that cannot run their own forward, or that need a key to rotate at all, with the keys that mend them.
 MENDED: dict[str, dict[str, Any]] = {
-    "GraniteMoeHybridConfig": {"position_embedding_type": "rope"},
+    "GraniteMoeHybridConfig": {"position_embedding_type": "rope", "layer_types": ["full_attention"] * 32},
     "Zamba2Config": {"use_mem_rope": True},
     "EsmConfig": {"position_embedding_type": "rotary"},
     "Wav2Vec2BertConfig": {"position_embeddings_type": "rotary"},

@@ -37,6 +37,9 @@ openai_privacy_filter pe_audio_encoder pe_audio_video_encoder pe_video_encoder
 """.split()  # noqa: SIM905
 )
 
+# Types of layers that have a state or a convolution in place of positions.
+WITHOUT_POSITIONS = ("linear_attention", "conv")
+
 # Model types whose positions have several coordinates, or turn other things than heads.
 SEVERAL_AXES = (
     "efficientloftr",
@@ -102,7 +105,7 @@ def sections(cls: type[PreTrainedConfig], **given: Any) -> dict[str, Any]:
     instance.allow_global_per_layer_attribute_access = True
     parameters = getattr(instance, "rope_parameters", None) or {}
     nested = instance.nested_rope_parameter_keys(parameters)
-    return {key: parameters[key] for key in nested} if nested else {"": parameters}
+    return {key: parameters[key] for key in parameters if key in nested} if nested else {"": parameters}
 
 
 def filled_in(cls: type[PreTrainedConfig], labels: list[str]) -> dict[str, dict[str, float]]:
@@ -178,6 +181,8 @@ def facts(cls: type[PreTrainedConfig], instance: PreTrainedConfig, rotary: ast.C
         entry["whole_head"] = True
     if renamed:
         entry["names"] = renamed
+    if unrotated := [name for name in WITHOUT_POSITIONS if name in (getattr(instance, "layer_types", None) or ())]:
+        entry["unrotated"] = dict.fromkeys(unrotated, "")
     head_dim_rule(cls, instance, entry)
     return entry
 

@@ -1,0 +1,101 @@
+"""Whole small models of transformers, layer by layer: which are rotated, and by what, as their queries show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rope_cpu import RotaryEmbedding
+
+pytestmark = pytest.mark.peers
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface  # noqa: E402
+
+CAPTURED: dict[int, np.ndarray] = {}
+POSITION = 7
+# Of the largest query: what the layers below leave of float32's 2^-24. Another base, or none, differs by over a tenth.
+TOLERANCE = 2.0**-14
+
+SIZES = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 8, "head_dim": 32}
+SMALL = {**SIZES, "intermediate_size": 64, "vocab_size": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+FULL, LOCAL = "full_attention", "sliding_attention"
+MIXED = [LOCAL, FULL, FULL, LOCAL, LOCAL, LOCAL, LOCAL, FULL]
+THETAS = [1e4, 5e6, 0, 1e4, 0, 1e4, 5e6, 0]
+MASK = [1, 0, 1, 1, 0, 0, 1, 1]
+QWEN = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+
+# Model type, its keys beside SMALL, and the number of layers that are rotated.
+CASES: list[tuple[str, dict[str, Any], int]] = [
+    ("granite_swa", {"layer_types": MIXED, "layer_rope_theta": THETAS}, 5),
+    ("granite_swa", {}, 8),
+    ("granitemoe_swa", {"layer_types": MIXED, "layer_rope_theta": THETAS}, 5),
+    ("muse_glimmer_text", {"layer_types": MIXED, "layer_rope_theta": THETAS}, 5),
+    ("muse_glimmer_text", {}, 6),
+    ("muse_glimmer_text", {"num_hidden_layers": 6}, 4),
+    ("muse_spark_text", {"moe_hidden_size": 64, **EXPERTS}, 6),
+    ("flint", EXPERTS, 4),
+    ("kolibri1", EXPERTS, 7),
+    ("cohere2", {}, 6),
+    ("cohere2_moe", {"first_k_dense_replace": 2, **EXPERTS}, 7),
+    ("cohere2_moe", {"first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 2, **EXPERTS}, 6),
+    ("exaone4", {}, 6),
+    ("exaone4", {"sliding_window": None, "layer_types": [FULL] * 8}, 8),
+    ("afmoe", EXPERTS, 6),
+    ("smollm3", {}, 6),
+    ("smollm3", {"no_rope_layers": MASK}, 5),
+    ("smollm3", {"no_rope_layer_interval": 3}, 6),
+    ("llama4_text", {"use_qk_norm": False, "intermediate_size_mlp": 64, **EXPERTS}, 6),
+    ("llama4_text", {"use_qk_norm": False, "intermediate_size_mlp": 64, "no_rope_layers": MASK, **EXPERTS}, 5),
+    ("qwen3_next", {"rope_theta": 1e5, **QWEN, **EXPERTS}, 2),
+    ("gemma3_text", {"sliding_window_pattern": 3}, 8),
+]
+
+
+def capture(module: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> tuple[Any, None]:
+    """Keep the queries; with one token in each row, what attention returns is its value."""
+    CAPTURED[module.layer_idx] = query.numpy()
+    return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2).contiguous(), None
+
+
+transformers.AttentionInterface.register("capture", capture)
+AttentionMaskInterface.register("capture", ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+
+
+def queries(cfg: Any) -> dict[int, np.ndarray]:
+    """Return, by layer, the queries (heads, head_dim) of one token at position 0 and at POSITION."""
+    CAPTURED.clear()
+    cfg._attn_implementation = "capture"
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model = transformers.AutoModel.from_config(cfg).eval().float()
+        model(torch.full((2, 1), 9), position_ids=torch.tensor([[0], [POSITION]]), use_cache=False)
+    return {layer: both[:, :, 0] for layer, both in CAPTURED.items()}
+
+
+def rotary(given: dict[str, Any], layer: int) -> RotaryEmbedding | None:
+    """Return the rotary of a layer, None where we say that it is not rotated."""
+    try:
+        return RotaryEmbedding.from_config(given, layer=layer, angle_dtype="float32")
+    except ValueError as error:
+        if "this layer is not rotated" not in str(error):
+            raise
+        return None
+
+
+@pytest.mark.parametrize(("model_type", "keys", "count"), CASES, ids=lambda value: str(value)[:40])
+def test_every_layer_is_rotated_as_its_index_says(model_type: str, keys: dict[str, Any], count: int) -> None:
+    cfg = transformers.AutoConfig.for_model(model_type, **{**SMALL, **keys})
+    given = {**cfg.to_dict(), "model_type": model_type}
+    found = queries(cfg)
+    ropes = {layer: rotary(given, layer) for layer in range(cfg.num_hidden_layers)}
+    assert sum(rope is not None for rope in ropes.values()) == count
+    for layer, (start, there) in found.items():
+        rope = ropes[layer]
+        expected = start if rope is None else rope.rotate(start[None, None], [POSITION])[0, 0]
+        assert np.abs(expected - there).max() <= TOLERANCE * np.abs(there).max(), layer
+    assert found.keys() >= {layer for layer, rope in ropes.items() if rope is not None}
