@@ -112,9 +112,14 @@ def _renamed(section: Config, known: Model) -> Section:
     return kept
 
 
+def latent(values: Config) -> bool:
+    """Tell whether attention is latent (MLA); DeepSeek's first code can do without and is like Llama's then."""
+    return "qk_rope_head_dim" in values and bool(values.get("use_mla", True))
+
+
 def head_dim(values: Config, known: Model, label: str | None) -> int:
     """Return the width of a head vector, or of its rotated part where attention is latent (MLA)."""
-    if "qk_rope_head_dim" in values:
+    if latent(values):
         return specs.whole_number("qk_rope_head_dim", values["qk_rope_head_dim"], 2)
     own, default = known.layer_head_dim.get(str(label), ("head_dim", None))
     layer = _layer_config(values, label)

@@ -11,7 +11,7 @@ from typing import Any
 from rope_cpu import _layers, axes, scaling, vision
 from rope_cpu import spec as specs
 from rope_cpu._models import Model, model
-from rope_cpu._sections import head_dim, sections
+from rope_cpu._sections import head_dim, latent, sections
 from rope_cpu.spec import RopeSpec
 
 Config = Mapping[str, Any]
@@ -149,7 +149,7 @@ def _spec(
     width = head_dim(values, known, label)
     section = dict(section)
     rotary_dim = section.pop("rotary_dim", None)
-    if "qk_rope_head_dim" in values or (known.whole_head and scaling.type_of(section) == "default"):
+    if latent(values) or (known.whole_head and scaling.type_of(section) == "default"):
         section.pop("partial_rotary_factor", None)
     shares = section.pop("mrope_section", known.mrope_section)
     dealt = shares is not None and _dealt(section, known)

@@ -90,6 +90,13 @@ def test_latent_attention() -> None:
     assert not read({"model_type": "deepseek_v3", "rope_interleave": False}).interleaved
 
 
+@pytest.mark.parametrize("width", [{}, {"qk_rope_head_dim": 64}, {"qk_rope_head_dim": 0}], ids=str)
+def test_deepseek_without_latent_attention_is_llama(width: dict[str, Any]) -> None:
+    keys = {"model_type": "deepseek_v2", "hidden_size": 1280, "num_attention_heads": 10, **width}
+    rope = read(keys, {"use_mla": False})
+    assert (rope.head_dim, rope.rotary_dim, rope.interleaved) == (128, 128, False)
+
+
 @pytest.mark.parametrize(
     ("model_type", "interleaved"),
     [("llama", False), ("gptj", True), ("cohere2", True), ("glm", True), ("llama4_text", True), ("roformer", True)],

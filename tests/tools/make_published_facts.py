@@ -30,7 +30,7 @@ TARGET = Path(__file__).parents[1] / "data" / "published_configs.json"
 KEPT = re.compile(
     r"rope|rotary|rotate|head_dim|kv_channels|^(hidden_size|d_model|n_embd|dim|num_attention_heads|num_heads|n_heads?)$|"
     r"partial_rotary|max_position_embeddings|n_positions|model_max_length|seq_length|^model_type$|layer_types|alibi|"
-    r"per_layer_config|use_dynamic_ntk|position_embedding_type|mrope|_class_name|_diffusers_version|attn_config"
+    r"per_layer_config|use_dynamic_ntk|use_mla|position_embedding_type|mrope|_class_name|_diffusers_version|attn_config"
 )
 
 # Frequencies of files that transformers cannot read, by the model's own code: base and width, for the default type.
@@ -52,6 +52,7 @@ OWN_CODE: dict[str, tuple[float, int, bool]] = {
     "eagle_3_vl-2b": (1e6, 128, False),
     "qwen3_tts-base": (1e6, 128, False),
     **dict.fromkeys(("codegen-350m-mono", "codegen-350m-multi"), (1e4, 32, True)),
+    "deepseek_vl_v2-tiny": (1e4, 128, False),
     "gptj-6b-1layer": (1e4, 64, True),
     **dict.fromkeys(("roformer-base", "roformer-base-nomaxpos", "roformer-base-userotary"), (1e4, 64, True)),
 }
@@ -77,7 +78,6 @@ REFUSED = {
     "hf_olmo-tiny": "its `rope` key is false: it is not rotated",
     "minicpm3-4b-nomodeltype": "it has no model type, so its pairing is not known",
     "nemotron_h-30b-a3b": "its attention layers are not rotated",
-    "deepseek_vl_v2-tiny": "qk_rope_head_dim is 0: latent attention without a rotated part",
     "diffusers/ace_step-3.5b": "its class name `Transformer2DModel` does not say which rotation",
     "diffusers/longcat_video": "its class is not one of diffusers'",
 }
