@@ -36,6 +36,7 @@ class Model:
     unrotated: layer types that the model's code does not rotate, with the key whose null undoes it ("": none).
     rotated_dense: the key that is 1 where dense layers are rotated whatever their type.
     refuse: key → (values, or "*" for any, why): the model has no rotation that could be described.
+    null_theta: what a base of null says, where that is not the default base.
     part: the key of the language model's config inside this one, and its model type.
     """
 
@@ -63,6 +64,7 @@ class Model:
     implied: tuple[str, Any, Mapping[str, Any]] | None = None
     theta_ratio: str | None = None
     refuse: Mapping[str, Any] = field(default_factory=dict)
+    null_theta: str | None = None
     part: tuple[str, str] | None = None
 
     @property

@@ -78,7 +78,7 @@ def layers(raw: Config) -> tuple[dict[str, Any], Model, dict[str, dict[str, Any]
     """
     text, known = language_model(raw)
     values = with_defaults(text, known)
-    _refuse(values, known)
+    _refuse(text, values, known)
     unrotated = [label for label, key in known.unrotated.items() if not key or text.get(key, "") is not None]
     return values, known, {**sections(_named(text, known), known), **dict.fromkeys(unrotated)}
 
@@ -127,7 +127,12 @@ def _named(text: Config, known: Model) -> dict[str, Any]:
     return values
 
 
-def _refuse(values: Config, known: Model) -> None:
+def _refuse(text: Config, values: Config, known: Model) -> None:
+    section = text.get("rope_scaling") or text.get("rope_parameters") or text
+    if known.null_theta and isinstance(section, Mapping) and section.get("rope_theta", "") is None:
+        raise ValueError(
+            f"`rope_theta` is None in a config of model type {values.get('model_type')!r}: {known.null_theta}"
+        )
     for key, (refused, reason) in known.refuse.items():
         if values.get(key) in refused or (refused == ["*"] and key in values):
             raise ValueError(

@@ -339,6 +339,12 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     ({"model_type": "gemma4_text", "rope_parameters": {"factor": 2.0}}, ValueError, "`rope_parameters` is one section"),
     ({"model_type": "chatglm", "rope_ratio": "2"}, TypeError, "`rope_ratio` is '2'; it must be a number"),
     ({"model_type": "chatglm", "rope_scaling": {"rope_theta": "2"}}, TypeError, "`rope_theta` is '2'"),
+    (
+        {"model_type": "olmo_hybrid", "rope_parameters": {"rope_theta": None}},
+        ValueError,
+        "`rope_theta` is None.*not rot",
+    ),
+    ({"model_type": "olmo_hybrid", "rope_theta": None}, ValueError, "`rope_theta` is None"),
 ]
 
 

@@ -55,5 +55,5 @@ def frequencies(module: Any) -> dict[str | None, tuple[np.ndarray, float]]:
         return {None: (buffers["inv_freq"].double().numpy(), float(getattr(module, "attention_scaling", 1.0)))}
     return {
         name: (buffers[f"{name}_inv_freq"].double().numpy(), float(getattr(module, f"{name}_attention_scaling", 1.0)))
-        for name in layered
+        for name in sorted(layered)
     }

@@ -52,7 +52,14 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("llama4_text", {"use_qk_norm": False, "intermediate_size_mlp": 64, **EXPERTS}, 6),
     ("llama4_text", {"use_qk_norm": False, "intermediate_size_mlp": 64, "no_rope_layers": MASK, **EXPERTS}, 5),
     ("qwen3_next", {"rope_theta": 1e5, **QWEN, **EXPERTS}, 2),
+    ("olmo_hybrid", {}, 2),
     ("gemma3_text", {"sliding_window_pattern": 3}, 8),
+]
+
+
+# The same, for models that rotate nothing.
+NONE: list[tuple[str, dict[str, Any]]] = [
+    ("olmo_hybrid", {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}),
 ]
 
 
@@ -99,3 +106,12 @@ def test_every_layer_is_rotated_as_its_index_says(model_type: str, keys: dict[st
         expected = start if rope is None else rope.rotate(start[None, None], [POSITION])[0, 0]
         assert np.abs(expected - there).max() <= TOLERANCE * np.abs(there).max(), layer
     assert found.keys() >= {layer for layer, rope in ropes.items() if rope is not None}
+
+
+@pytest.mark.parametrize(("model_type", "keys"), NONE, ids=lambda value: str(value)[:40])
+def test_what_rotates_nothing_is_refused(model_type: str, keys: dict[str, Any]) -> None:
+    cfg = transformers.AutoConfig.for_model(model_type, **{**SMALL, **keys})
+    for start, there in queries(cfg).values():
+        assert np.abs(start - there).max() <= TOLERANCE * np.abs(there).max()
+    with pytest.raises(ValueError, match="not rotated"):
+        RotaryEmbedding.from_config({**cfg.to_dict(), "model_type": model_type})
