@@ -12,6 +12,27 @@ from typing import Any
 # Made by tests/tools/make_model_table.py from transformers' classes, and written by hand from models' own code.
 TABLES = ("models.json", "other_models.json")
 
+_ADDED = "its positions are added to what it reads, and nothing is rotated"
+_RELATIVE = "its positions are relative, and nothing is rotated"
+_STATE = "its layers have a state and no positions, and nothing is rotated"
+_NONE = "its attention layers are not rotated"
+
+# Model types without a rotation, and why.
+UNROTATED: dict[str, str] = {
+    **dict.fromkeys(("gpt2", "gpt_neo", "gpt_bigcode", "openai-gpt", "opt", "biogpt", "xglm", "ctrl"), _ADDED),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "albert", "electra"), _ADDED),
+    **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100", "blenderbot", "led", "longformer"), _ADDED),
+    **dict.fromkeys(("whisper", "trocr", "clip_text_model", "siglip_text_model"), _ADDED),
+    **dict.fromkeys(
+        ("t5", "mt5", "umt5", "longt5", "switch_transformers", "deberta", "deberta-v2", "mpnet"), _RELATIVE
+    ),
+    **dict.fromkeys(("bloom", "mpt"), "it has attention biases (ALiBi), and nothing is rotated"),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _STATE),
+    **dict.fromkeys(("nemotron_h", "jamba", "zamba", "kimi_linear", "glm5_next_text"), _NONE),
+    **dict.fromkeys(("inkling_text", "inkling2_text"), _NONE),
+    "clvp_encoder": "its width is a rule of its own, max(projection_dim / (2·heads), 32)",
+}
+
 
 @dataclass(frozen=True)
 class Model:

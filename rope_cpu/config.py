@@ -10,7 +10,7 @@ from typing import Any
 
 from rope_cpu import _layers, axes, scaling, vision
 from rope_cpu import spec as specs
-from rope_cpu._models import Model, model
+from rope_cpu._models import UNROTATED, Model, model
 from rope_cpu._sections import head_dim, latent, sections
 from rope_cpu.spec import RopeSpec
 
@@ -128,16 +128,15 @@ def _named(text: Config, known: Model) -> dict[str, Any]:
 
 
 def _refuse(text: Config, values: Config, known: Model) -> None:
+    name = text.get("model_type")
+    if name in UNROTATED:
+        raise ValueError(f"`model_type` is {name!r}: {UNROTATED[name]}")
     section = text.get("rope_scaling") or text.get("rope_parameters") or text
     if known.null_theta and isinstance(section, Mapping) and section.get("rope_theta", "") is None:
-        raise ValueError(
-            f"`rope_theta` is None in a config of model type {values.get('model_type')!r}: {known.null_theta}"
-        )
+        raise ValueError(f"`rope_theta` is None in a config of model type {name!r}: {known.null_theta}")
     for key, (refused, reason) in known.refuse.items():
         if values.get(key) in refused or (refused == ["*"] and key in values):
-            raise ValueError(
-                f"`{key}` is {values.get(key)!r} in a config of model type {values.get('model_type')!r}: {reason}"
-            )
+            raise ValueError(f"`{key}` is {values.get(key)!r} in a config of model type {name!r}: {reason}")
 
 
 def _pairing(values: Config, known: Model, interleaved: bool | None) -> bool:

@@ -339,6 +339,8 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     ({"model_type": "gemma4_text", "rope_parameters": {"factor": 2.0}}, ValueError, "`rope_parameters` is one section"),
     ({"model_type": "chatglm", "rope_ratio": "2"}, TypeError, "`rope_ratio` is '2'; it must be a number"),
     ({"model_type": "chatglm", "rope_scaling": {"rope_theta": "2"}}, TypeError, "`rope_theta` is '2'"),
+    ({"model_type": "gpt2"}, ValueError, "`model_type` is 'gpt2': its positions are added"),
+    ({"model_type": "inkling2", "text_config": {"model_type": "inkling2_text"}}, ValueError, "not rotated"),
     (
         {"model_type": "olmo_hybrid", "rope_parameters": {"rope_theta": None}},
         ValueError,
@@ -359,6 +361,11 @@ def test_what_is_no_object_is_no_config(tmp_path: Path, text: str, words: str) -
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=words):
         config.read(tmp_path)
+
+
+def test_saying_the_pairing_makes_no_rotation() -> None:
+    with pytest.raises(ValueError, match="not rotated"):
+        read({"model_type": "kimi_linear", "qk_rope_head_dim": 64}, interleaved=False)
 
 
 def test_every_row_of_the_tables_can_be_made() -> None:
