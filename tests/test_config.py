@@ -84,6 +84,12 @@ def test_a_scaled_type_of_llama_honours_partial_rotary() -> None:
     )
 
 
+def test_a_share_beside_a_section_fills_it_but_not_the_default_section() -> None:
+    keys = {"model_type": "moonshine_streaming", "head_dim": 40, "partial_rotary_factor": 0.5}
+    assert read(keys, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}).rotary_dim == 20
+    assert read(keys).rotary_dim == 32
+
+
 def test_latent_attention() -> None:
     rope = read({"model_type": "deepseek_v3", "qk_rope_head_dim": 32, "hidden_size": 512, "num_attention_heads": 4})
     assert (rope.head_dim, rope.rotary_dim, rope.interleaved) == (32, 32, True)
@@ -332,6 +338,11 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     ({"model_type": "llama", "head_dim": 128.0}, TypeError, "`head_dim` is 128.0"),
     ({"model_type": "falcon", "alibi": True}, ValueError, "`alibi` is True.*ALiBi"),
     ({"model_type": "esm"}, ValueError, "`position_embedding_type` is 'absolute'"),
+    (
+        {"model_type": "esm", "position_embedding_type": "rotary", "rope_parameters": {"rope_type": "linear"}},
+        ValueError,
+        "`rope_parameters` is .*knows no sections",
+    ),
     ({"model_type": "chatglm", "position_encoding_2d": True}, ValueError, "`position_encoding_2d` is True"),
     ({"model_type": "qwen2_vl_text", "head_dim": 64}, ValueError, "`mrope_section` is"),
     ({"model_type": "nemotron_h"}, ValueError, "not rotated"),

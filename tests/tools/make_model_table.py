@@ -8,6 +8,7 @@ Run it with the installed transformers to be described: python tests/tools/make_
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
 import json
@@ -120,11 +121,13 @@ def filled_in(cls: type[PreTrainedConfig], labels: list[str]) -> dict[str, dict[
     }
 
 
-def old_keys(cls: type[PreTrainedConfig], keys: tuple[str, ...], reads: str, value: float) -> dict[str, str]:
+def old_keys(
+    cls: type[PreTrainedConfig], keys: tuple[str, ...], reads: str, value: float, **given: Any
+) -> dict[str, str]:
     """Return which old top-level key fills `reads` of which section, found by setting each key."""
     found: dict[str, str] = {}
     for key in keys:
-        for label, section in sections(cls, **{key: value}).items():
+        for label, section in sections(cls, **copy.deepcopy(given), **{key: value}).items():
             if section and section.get(reads) == value:
                 found.setdefault(label, key)
     return found
@@ -168,8 +171,12 @@ def facts(cls: type[PreTrainedConfig], instance: PreTrainedConfig, rotary: ast.C
         entry["mrope_section"] = json.loads(section[1])
         entry["mrope_interleaved"] = "mrope_section[dim] * 3" in code or "length = mrope_section[dim]" in code
     theta, partial = old_keys(cls, THETA_KEYS, "rope_theta", 777.0), old_keys(cls, PARTIAL_KEYS, PARTIAL_KEYS[0], 0.375)
+    if not partial and "" in parameters:  # a section of the file's own may be filled where the class's is not
+        partial = old_keys(cls, PARTIAL_KEYS, PARTIAL_KEYS[0], 0.375, rope_parameters={"rope_type": "default"})
     linear = {"rope_type": "linear", "factor": 3.0}
-    scaled = [key for key, value in sections(cls, rope_scaling=linear).items() if (value or {}).get("factor") == 3.0]
+    scaled = sorted(
+        key for key, value in sections(cls, rope_scaling=linear).items() if (value or {}).get("factor") == 3.0
+    )
     for key, found, usual in (
         ("theta", theta, {"": "rope_theta"}),
         ("partial", partial, {"": "partial_rotary_factor"}),
