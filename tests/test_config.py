@@ -252,6 +252,14 @@ def test_the_language_model_of_a_multimodal_config_is_followed() -> None:
     assert read({"model_type": "somevlm", "llm_config": inner}) == read(inner)
     thinker = {"model_type": "qwen2_5_omni_thinker", "text_config": {"rope_theta": 5e5, "max_position_embeddings": 8}}
     assert read({"model_type": "qwen2_5_omni", "thinker_config": thinker}).axes == 3
+    gemma = {"model_type": "gemma", "head_dim": 64}
+    for whole in ("colpali", "pi0"):
+        assert read({"model_type": whole, "vlm_config": {"model_type": "paligemma", "text_config": gemma}}) == read(
+            gemma
+        )
+    assert read({"model_type": "t5gemma", "decoder": {"head_dim": 64}}) == read(gemma)
+    with pytest.raises(ValueError, match=r"`model_type` is 'blt'.*rotations of their own"):
+        read({"model_type": "blt"})
     nameless = {"model_type": "gemma3", "text_config": {"head_dim": 64, "rope_theta": 1e6}}
     assert read(nameless, layer_type="full_attention").head_dim == 64
 
