@@ -1,8 +1,8 @@
-"""Configurations of diffusers transformers → spec: image and video models with positions of three coordinates."""
+"""Configurations of diffusers transformers → spec: image and video models with positions of two to four coordinates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,17 +21,22 @@ def is_transformer(config: Config) -> bool:
 def read(config: Config, *, angle_dtype: str = "float64") -> RopeSpec:
     """Return the rotation of a diffusers transformer's configuration; pairs are interleaved, coordinates as follows.
 
-    - Flux, Chroma: the three columns of `img_ids` and `txt_ids`.
-    - Wan, HunyuanVideo, HunyuanVideo-1.5: frame, row and column of the patch, from 0.
-    - CogVideoX: frame, row and column on the grid of the training resolution, so rows and columns may be fractional;
-      text tokens stay unrotated.
-    - Qwen-Image: frame, row and column, the latter two centred: from -(n - n // 2); text goes on along the diagonal.
+    - Flux and its kind (Chroma, Bria, LongCat-Image, Ovis-Image, Flux ControlNets): the three columns of `img_ids` and
+      `txt_ids`; FLUX.2: the four.
+    - Wan, VACE, Animate, SkyReels-V2, ChronoEdit, HunyuanVideo, HunyuanVideo-1.5: frame, row and column of the patch,
+      from 0; ChronoEdit has two frames at 0 and 7. FramePack: likewise, of the frames at hand; cos and sin of its
+      history are averages over blocks, which is no rotation. HunyuanImage: row and column, in its refiner after the
+      frame; text stays unrotated.
+    - CogVideoX, ConsisID: frame, row and column on the grid of the training resolution, so rows and columns may be
+      fractional; text tokens stay unrotated.
+    - Qwen-Image and its ControlNets: frame, row and column, the latter two centred: from -(n - n // 2); text goes on
+      along the diagonal.
     - LTX, LTX-2: frame (LTX-2: seconds), row and column of the patch (LTX-2: of its middle) in pixels, as fractions of
       the base size in the file, then 2·fraction - 1, so from -1 to 1; every head has frequencies of its own. The
       rotation of LTX-2's video, not of its audio.
 
     Raises ValueError for other classes, missing keys, and files that do not determine the rotation.
-    Source: the transformers of the same names in diffusers 0.37.
+    Source: the transformers of the same names in diffusers 0.37, those added later in 0.42.
     """
     name = config.get("_class_name") or ("CogVideoXTransformer3DModel" if _COGVIDEOX in config else None)
     if name not in MODELS:
@@ -42,11 +47,14 @@ def read(config: Config, *, angle_dtype: str = "float64") -> RopeSpec:
 _COGVIDEOX = "use_rotary_positional_embeddings"
 
 
-def _axes_from(key: str, default: Sequence[int] | None, theta: float) -> Callable[[Config, str], RopeSpec]:
-    """Widths of the axes stand in the file under a key, or are the class's own."""
+def _axes_from(
+    key: str, default: Sequence[int], theta: float, *, or_three: bool = False
+) -> Callable[[Config, str], RopeSpec]:
+    """Widths of the axes stand in the file under a key, as many as the class's own, which hold without them."""
+    counts = {len(default), 3} if or_three else {len(default)}
 
     def build(config: Config, angle_dtype: str) -> RopeSpec:
-        return _blocks(key, config.get(key, default), config.get("rope_theta", theta), config, angle_dtype)
+        return _blocks(key, config.get(key, default), config.get("rope_theta", theta), config, angle_dtype, counts)
 
     return build
 
@@ -89,11 +97,17 @@ def _ltx(config: Config, angle_dtype: str) -> RopeSpec:
     )
 
 
-def _blocks(key: str, widths: Any, theta: float, config: Config, angle_dtype: str) -> RopeSpec:
-    """Return the rotation in which each axis turns a block of the head. key: where the widths come from."""
+def _blocks(
+    key: str, widths: Any, theta: float, config: Config, angle_dtype: str, counts: Collection[int] = (3,)
+) -> RopeSpec:
+    """Return the rotation in which each axis turns a block of the head.
+
+    key: where the widths come from. counts: how many of them there may be.
+    """
     fit = isinstance(widths, Sequence) and all(isinstance(w, int | np.integer) and w > 0 and w % 2 == 0 for w in widths)
-    if not fit or len(widths) != 3:
-        raise ValueError(f"`{key}` gives the axes the widths {widths!r}; they must be three even numbers above 0")
+    if not fit or len(widths) not in counts:
+        number = " or ".join(map(str, sorted(counts)))
+        raise ValueError(f"`{key}` gives the axes the widths {widths!r}; they must be {number} even numbers above 0")
     head_dim = config.get("attention_head_dim", sum(widths))
     if head_dim != sum(widths):
         raise ValueError(f"`attention_head_dim` is {head_dim}, but the axes are {widths} wide together")
@@ -109,13 +123,26 @@ def _required(config: Config, key: str) -> int:
 
 MODELS: dict[str, Callable[[Config, str], RopeSpec]] = {
     "FluxTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "FluxControlNetModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "Flux2Transformer2DModel": _axes_from("axes_dims_rope", (32, 32, 32, 32), 2000.0),
+    "BriaTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
     "ChromaTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "LongCatImageTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "OvisImageTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
     "QwenImageTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "QwenImageControlNetModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "HunyuanImageTransformer2DModel": _axes_from("rope_axes_dim", (64, 64), 256.0, or_three=True),
     "HunyuanVideoTransformer3DModel": _axes_from("rope_axes_dim", (16, 56, 56), 256.0),
     "HunyuanVideo15Transformer3DModel": _axes_from("rope_axes_dim", (16, 56, 56), 256.0),
+    "HunyuanVideoFramepackTransformer3DModel": _axes_from("rope_axes_dim", (16, 56, 56), 256.0),
     "WanModel": _wan,
     "WanTransformer3DModel": _wan,
+    "WanVACETransformer3DModel": _wan,
+    "WanAnimateTransformer3DModel": _wan,
+    "SkyReelsV2Transformer3DModel": _wan,
+    "ChronoEditTransformer3DModel": _wan,
     "CogVideoXTransformer3DModel": _cogvideox,
+    "ConsisIDTransformer3DModel": _cogvideox,
     "LTXVideoTransformer3DModel": _ltx,
     "LTX2VideoTransformer3DModel": _ltx,
 }

@@ -65,6 +65,40 @@ FORMS = {
     "CogVideoX": (COGVIDEOX, (16, 24, 24), 1e4, positions.grid((4, 5, 7), scale=(1, 1.875, 2))),
     # The middle of the image is 0: rows -(n - n // 2) … n // 2 - 1.
     "Qwen-Image": (QWEN_IMAGE, (16, 56, 56), 1e4, positions.grid((1, 5, 8), start=(0, -3, -4))),
+    "FLUX.2": ({"_class_name": "Flux2Transformer2DModel"}, (32, 32, 32, 32), 2e3, positions.grid((1, 5, 7, 2))),
+    "HunyuanImage": ({"_class_name": "HunyuanImageTransformer2DModel"}, (64, 64), 256.0, positions.grid((5, 7))),
+    "HunyuanImage's refiner": (
+        {"_class_name": "HunyuanImageTransformer2DModel", "rope_axes_dim": [16, 56, 56]},
+        (16, 56, 56),
+        256.0,
+        positions.grid((1, 5, 7)),
+    ),
+    "FramePack": (
+        {"_class_name": "HunyuanVideoFramepackTransformer3DModel"},
+        (16, 56, 56),
+        256.0,
+        positions.grid((4, 5, 7)),
+    ),
+    "ConsisID": (
+        {**COGVIDEOX, "_class_name": "ConsisIDTransformer3DModel"},
+        (16, 24, 24),
+        1e4,
+        positions.grid((4, 5, 7)),
+    ),
+    **{
+        name: ({"_class_name": name}, (16, 56, 56), 1e4, positions.grid((1, 5, 7)))
+        for name in (
+            *("FluxControlNetModel", "BriaTransformer2DModel", "LongCatImageTransformer2DModel"),
+            *("OvisImageTransformer2DModel", "QwenImageControlNetModel"),
+        )
+    },
+    **{
+        name: ({**WAN_DIFFUSERS, "_class_name": name}, (44, 42, 42), 1e4, positions.grid((4, 5, 7)))
+        for name in (
+            *("WanVACETransformer3DModel", "WanAnimateTransformer3DModel"),
+            *("SkyReelsV2Transformer3DModel", "ChronoEditTransformer3DModel"),
+        )
+    },
 }
 
 
