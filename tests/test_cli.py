@@ -93,11 +93,16 @@ QUICKLY = (
 )
 
 
+def complaints(err):
+    """What stands on standard error, but for the word that an empty cache is being filled."""
+    return [line for line in err.splitlines() if not line.startswith("compiling kernels")]
+
+
 @pytest.mark.parametrize("words", [*WORDY, "verify --help"])
 def test_reader_that_stops_reading(words, child):
     with child(QUICKLY.format(words=words), PYTHONUNBUFFERED="") as process:
         process.stdout.close()
-        assert process.stderr.read() == ""
+        assert not complaints(process.stderr.read())
     assert process.returncode == 141
 
 
@@ -106,14 +111,14 @@ def test_output_that_cannot_be_written_is_one_line(words, child):
     with open("/dev/full", "w") as full:
         process = child(QUICKLY.format(words=words), stdout=full, PYTHONUNBUFFERED="")
     _, err = process.communicate()
-    assert (process.returncode, err) == (2, "rope-cpu: standard output: No space left on device\n")
+    assert (process.returncode, complaints(err)) == (2, ["rope-cpu: standard output: No space left on device"])
 
 
 @pytest.mark.parametrize("words", ["bench --help", "export --help", "verify"])
 def test_an_encoding_that_lacks_letters(words, child):
     process = child(QUICKLY.format(words=words), PYTHONIOENCODING="ascii")
     out, err = process.communicate()
-    assert (process.returncode, err) == (0, "")
+    assert (process.returncode, complaints(err)) == (0, [])
     assert "?" in out
 
 
