@@ -17,7 +17,7 @@ from pathlib import Path
 
 import rope_cpu
 from rope_cpu._threads import allowed
-from rope_cpu._usage import UsageError, check_file, check_picture
+from rope_cpu._usage import UsageError, check_file, check_picture, writing
 from rope_cpu.bench import environment, latency, models, plot, report
 from rope_cpu.bench.cases import catalog, select
 from rope_cpu.bench.compare import Finding, compare, confirm, same_machine
@@ -83,9 +83,11 @@ def _run(args: argparse.Namespace) -> int:
     threshold, again = args.fail_slower or _THRESHOLD, partial(_in_another_process, args)
     findings = _timed(done, chosen, model if args.latency else None, old, threshold, again)
     if args.json:
-        save(done, args.json)
+        with writing(args.json):
+            save(done, args.json)
     if args.plot:
-        plot.save(done, args.plot)
+        with writing(args.plot):
+            plot.save(done, args.plot)
     broken = any(case.broken for case in done.cases)
     if broken or args.fail_slower is None:
         return int(broken)

@@ -51,7 +51,8 @@ def export_attention(
     """Return an ONNX model of attention with rotated queries and keys.
 
     Inputs q, k, v (or hidden), past_key, past_value (batch, kv_heads, past, head_dim); outputs attention, present_key,
-    present_value. Keys are cached rotated. Prompt, chunks and single steps give what one pass over all tokens gives.
+    present_value. Keys are cached rotated. Prompt, chunks and single steps give what one pass over all tokens gives,
+    where attention is causal.
 
     num_heads, num_kv_heads: of queries, and of keys and values (grouped-query attention); None: as many.
     target: "onnx" (Attention and RotaryEmbedding, opset 23), "primitive" (ops of opset 13; the only one in float64) or

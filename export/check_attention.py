@@ -68,7 +68,9 @@ class AttentionCheck:
         """Return the cases that apply."""
         options = self.options
         chosen = [*CASES, *(IDS_CASES if options.rope.positions == "position_ids" else ())]
-        chosen = [case for case in chosen if sum(case.steps) <= self.limit and (options.past or len(case.steps) == 1)]
+        # Without a causal mask a token attends to later ones, which no earlier step has.
+        several = options.past and options.causal
+        chosen = [case for case in chosen if sum(case.steps) <= self.limit and (several or len(case.steps) == 1)]
         if options.rope.target == "ort":
             # GroupQueryAttention refuses several new tokens on a past for more than one sequence.
             chosen = [case for case in chosen if case.batch == 1 or max(case.steps[1:], default=1) == 1]

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu._usage import UsageError, add_config_arguments, check_file, config_of, heads_of, rotary_of
+from rope_cpu._usage import UsageError, add_config_arguments, check_file, config_of, heads_of, rotary_of, writing
 from rope_cpu.config import language_model
 from rope_cpu.export.attention_options import LAYOUTS as ATTENTION_LAYOUTS
 from rope_cpu.export.attention_options import MASKS
@@ -63,9 +63,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.output} is not written")
         return 1
     try:
-        export.save(model, args.output)
-    except OSError as error:
-        raise UsageError(f"cannot write {args.output}: {error.strerror or error}") from error
+        with writing(args.output):
+            export.save(model, args.output)
     except ValueError as error:
         raise UsageError(str(error)) from error
     print(f"{args.output} is written")

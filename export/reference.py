@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding
 
 Float64 = NDArray[np.float64]
+Wide = NDArray[np.longdouble]
 
 
-def turns(rope: RotaryEmbedding, ids: NDArray[Any]) -> tuple[Float64, Float64, Float64]:
+def turns(rope: RotaryEmbedding, ids: NDArray[Any]) -> tuple[Wide, Wide, Float64]:
     """Return cos and sin without the attention factor, and how many roundings of 2^-53 a float64 angle may be off by.
 
     Those are |p·ω| for one axis; a sum over n axes rounds n products and n − 1 sums of them.
@@ -29,15 +30,15 @@ def turns(rope: RotaryEmbedding, ids: NDArray[Any]) -> tuple[Float64, Float64, F
         cos, sin = _cos_sin(products.sum(axis=2, dtype=np.float32))
     else:
         cos, sin = _exact_cos_sin(position, omega)
-    return cos.astype(np.float64), sin.astype(np.float64), size
+    return cos, sin, size
 
 
-def _cos_sin(angle: NDArray[Any]) -> tuple[NDArray[np.longdouble], NDArray[np.longdouble]]:
+def _cos_sin(angle: NDArray[Any]) -> tuple[Wide, Wide]:
     wide = angle.astype(np.longdouble)
     return np.cos(wide), np.sin(wide)
 
 
-def _exact_cos_sin(position: NDArray[Any], omega: Float64) -> tuple[NDArray[np.longdouble], NDArray[np.longdouble]]:
+def _exact_cos_sin(position: NDArray[Any], omega: Float64) -> tuple[Wide, Wide]:
     """Return cos and sin of Σ position·omega over the axes, without rounding an angle.
 
     A frequency is two parts of at most 29 bits, whose products with positions below 2^35 are exact in the 64 bits of a
@@ -61,7 +62,7 @@ def rotated(
     """
     cos, sin, size = turns(rope, ids)
     repeat = x.shape[2] // cos.shape[2] if cos.shape[2] > 1 else 1
-    cos, sin, size = (np.repeat(value, repeat, axis=2) for value in (cos, sin, size))
+    cos, sin, size = np.repeat(cos, repeat, axis=2), np.repeat(sin, repeat, axis=2), np.repeat(size, repeat, axis=2)
     factor = 1 / rope.attention_factor if inverse else rope.attention_factor
     sin = -sin if inverse else sin
     first, second = rope.spec.pair_elements()
@@ -70,8 +71,10 @@ def rotated(
     bound = np.zeros_like(exact)
     off = size * 2.0**-53 * factor * (np.abs(a) + np.abs(b)) if computed else 0.0
     for elements, value in ((first, a * cos - b * sin), (second, b * cos + a * sin)):
-        exact[..., elements] = factor * value
-        bound[..., elements] = tolerance.rotation_bound(factor * value, a, b, factor, dtype) + off
+        rounded = (factor * value).astype(np.float64)  # the one rounding of this reference
+        exact[..., elements] = rounded
+        allowed = tolerance.rotation_bound(rounded, a, b, factor, dtype) + tolerance.half_ulp(rounded, np.float64)
+        bound[..., elements] = allowed + off
     return exact, bound
 
 

@@ -107,7 +107,8 @@ class Reference:
         if name != "v":
             came, computed = reference.carried(self.rope, variance), not options.rope.tables
             x, bound = reference.rotated(self.rope, x, ids, core_of(self.dtype), inverse=False, computed=computed)
-            variance = came + (bound / DEVIATIONS) ** 2
+            # An angle that the graph computes is off by anything within its bound, not by a little of it as a sum is.
+            variance = came + (bound / (DEVIATIONS / 2 if computed else DEVIATIONS)) ** 2
         return x.transpose(0, 2, 1, 3), variance.transpose(0, 2, 1, 3)
 
     def _projected(self, name: str, x: Float64, variance: Float64) -> Known:

@@ -47,5 +47,7 @@ def norms_of(qk_norm: tuple[ArrayLike, ArrayLike] | None) -> dict[str, Float64]:
 
 
 def _real(name: str, value: ArrayLike) -> Float64:
-    known = isinstance(value, np.ndarray) and value.dtype == BFLOAT16  # which NumPy does not count as real
-    return (np.asarray(value) if known else real_array(name, value)).astype(np.float64, copy=False)
+    array = np.asarray(value) if hasattr(value, "__array__") else real_array(name, value)
+    if array.dtype != BFLOAT16:  # which NumPy does not count as real
+        array = real_array(name, array)
+    return array.astype(np.float64, copy=False)

@@ -172,8 +172,10 @@ def _as_array(name: str, value: object) -> Array:
     else:
         try:
             ids = np.asarray(value)
-        except ValueError:
-            raise ValueError(f"`{name}` has rows of several lengths; they must be of one") from None
+        except ValueError as error:
+            if not isinstance(value, list | tuple):
+                raise
+            raise ValueError(f"`{name}` has rows of several lengths; they must be of one") from error
     if ids.dtype == object and ids.size and all(isinstance(one, int) for one in ids.flat):
         extreme = max(ids.flat, key=abs)
         if abs(extreme) > MAX_POSITION:

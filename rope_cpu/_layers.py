@@ -43,16 +43,21 @@ def pick(
         raise ValueError(refused)
     if len(bases) > 1:
         raise ValueError(f"{question}, but such layers have bases {sorted(base or 0 for base in bases)}; say `layer`")
-    layer_type, section = _section(found, layer_type, {one.type for one in every})
+    layer_type, section = _section(
+        found, layer_type, {*(one.type for one in every), *(values.get("layer_types") or ())}
+    )
     return layer_type, section if bases == {None} else {**section, "rope_theta": bases.pop()}
 
 
 def each(values: Config, known: Model, found: Mapping[str, Config | None]) -> list[Layer]:
     """Return every layer of a model; none where the config does not say how many there are."""
     lists = [values[key] for key in ("layer_types", "no_rope_layers", "layer_rope_theta") if values.get(key)]
-    count = next((values[key] for key in _COUNTS if key in values), len(lists[0]) if lists else 0)
-    count = specs.whole_number("num_hidden_layers", count, 0)
-    types = _listed("layer_types", values, count) or [None] * count
+    interval = values.get("no_rope_layer_interval")
+    said = next((key for key in _COUNTS if key in values), None)
+    if not lists and interval is None and (said is None or type(values[said]) is not int):
+        return []  # layers are alike, and nobody counts them
+    count = len(lists[0]) if said is None else specs.whole_number(said, values[said], 0)
+    types = [*(values.get("layer_types") or ()), *[None] * count][:count]
     bases = _bases(values, count)
     forced = _dense(values, count) if values.get(str(known.rotated_dense)) == 1 else [False] * count
     return [
@@ -70,6 +75,8 @@ def _bases(values: Config, count: int) -> Sequence[float | None]:
     interval = values.get("no_rope_layer_interval")
     if interval is None:
         return [None] * count
+    if type(interval) is not int or interval == 0:
+        raise ValueError(f"`no_rope_layer_interval` is {interval!r}; it must be a whole number other than 0")
     # Counted from the last layer, which is one, where the interval is negative.
     start = 1 if interval > 0 else 1 - count
     return [None if (index + start) % interval else 0 for index in range(count)]
@@ -79,7 +86,8 @@ def _dense(values: Config, count: int) -> list[bool]:
     """Return which layers are dense in a model with experts."""
     if kinds := _listed("mlp_layer_types", values, count):
         return [kind == "dense" for kind in kinds]
-    return [index < values.get("first_k_dense_replace", 0) for index in range(count)]
+    first = specs.whole_number("first_k_dense_replace", values.get("first_k_dense_replace", 0), 0)
+    return [index < first for index in range(count)]
 
 
 def _listed(key: str, values: Config, count: int) -> list[Any]:

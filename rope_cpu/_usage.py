@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module, resources
 from pathlib import Path
@@ -62,6 +64,15 @@ def check_file(path: Path) -> None:
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise UsageError where what is done within cannot write to `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def check_picture(path: Path) -> None:
     """Raise UsageError unless `--plot` can write a picture at `path`, ImportError without matplotlib."""
     if path.suffix.lower() not in PICTURES:
@@ -108,7 +119,7 @@ def heads_of(config: dict[str, Any]) -> tuple[int, int]:
     if heads is None:
         raise UsageError(f"the config says no number of heads; one of the keys {', '.join(_HEADS)} must")
     # Latent attention (MLA) rotates one key, which all heads share.
-    return heads, 1 if "kv_lora_rank" in values else _number(values, _KV_HEADS) or heads
+    return heads, 1 if "kv_lora_rank" in values and values.get("use_mla", True) else _number(values, _KV_HEADS) or heads
 
 
 def _number(values: dict[str, Any], keys: tuple[str, ...]) -> int | None:

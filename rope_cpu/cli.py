@@ -27,15 +27,16 @@ _EXTRA_OF = {"rich": "cli", "matplotlib": "cli", "onnx": "onnx", "onnxruntime": 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (the process' own by default) and return the exit code; 2 for bad usage."""
-    if isinstance(sys.stdout, TextIOWrapper):  # a terminal or a file of an encoding without "µ" gets "?"
+    if argv is None and isinstance(sys.stdout, TextIOWrapper):  # an encoding without "µ" gets "?"
         sys.stdout.reconfigure(errors="replace")
     try:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))
         finally:
-            print(end="", flush=True)
+            if argv is None and sys.stdout is not None and not sys.stdout.closed:
+                sys.stdout.flush()
     except OSError as error:
-        if error.filename is None:  # it is of standard output, which must not be tried again at the end
+        if argv is None and error.filename is None:  # standard output's, which must not be tried again at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # the reader, such as `head`, has seen enough
             return 141

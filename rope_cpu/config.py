@@ -129,14 +129,24 @@ def _named(text: Config, known: Model) -> dict[str, Any]:
 
 def _refuse(text: Config, values: Config, known: Model) -> None:
     name = text.get("model_type")
-    if name in UNROTATED:
+    if name in UNROTATED and not _says_rotary(text):
         raise ValueError(f"`model_type` is {name!r}: {UNROTATED[name]}")
     section = text.get("rope_scaling") or text.get("rope_parameters") or text
     if known.null_theta and isinstance(section, Mapping) and section.get("rope_theta", "") is None:
         raise ValueError(f"`rope_theta` is None in a config of model type {name!r}: {known.null_theta}")
     for key, (refused, reason) in known.refuse.items():
-        if values.get(key) in refused or (refused == ["*"] and key in values):
+        if values.get(key) in refused or (refused == ["*"] and values.get(key, {}) != {}):
             raise ValueError(f"`{key}` is {values.get(key)!r} in a config of model type {name!r}: {reason}")
+
+
+def _says_rotary(text: Config) -> bool:
+    """Tell whether a file says that its model rotates, of a type whose models mostly do not."""
+    attention = text.get("attn_config")
+    return (
+        text.get("position_embedding_type") == "rotary"
+        or text.get("mla_use_nope") is False
+        or (isinstance(attention, Mapping) and bool(attention.get("rope")))
+    )
 
 
 def _pairing(values: Config, known: Model, interleaved: bool | None) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from rope_cpu import config as configs
 from rope_cpu import scaling, vision
 from rope_cpu._layers import each, pick
-from rope_cpu._usage import UsageError, add_config_arguments, check_picture, config_of
+from rope_cpu._usage import UsageError, add_config_arguments, check_picture, config_of, writing
 from rope_cpu.rotary import RotaryEmbedding
 from rope_cpu.spec import Float64
 
@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         from rope_cpu._plot import plot
 
-        plot(shown, args.plot)
+        with writing(args.plot):
+            plot(shown, args.plot)
         print(f"\nwritten: {args.plot}")
     return 0
 

@@ -21,7 +21,7 @@ from rope_cpu import __version__, _warmup
 from rope_cpu._check import DTYPES
 from rope_cpu._onnx_path import OnnxPath
 from rope_cpu._threads import get_num_threads
-from rope_cpu._usage import add_config_arguments, both_pairings, check_file, config_of, heads_of
+from rope_cpu._usage import add_config_arguments, both_pairings, check_file, config_of, heads_of, writing
 from rope_cpu._verification import LAYOUT, NumPyPath, Outcome, Row, rows
 from rope_cpu.rotary import RotaryEmbedding
 
@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     outcome = Outcome(model, _OWN[own], ropes["half-split"], heads, _with_progress(ropes, heads))
     _print(outcome)
     if args.json is not None:
-        args.json.write_text(json.dumps(_report(outcome), indent=2, allow_nan=False) + "\n", "utf-8")
+        with writing(args.json):
+            args.json.write_text(json.dumps(_report(outcome), indent=2, allow_nan=False) + "\n", "utf-8")
     return 0 if outcome.passed else 1
 
 

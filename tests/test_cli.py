@@ -89,7 +89,8 @@ WORDY = ["warmup float32", "show", "verify", "bench plan-64"]
 QUICKLY = (
     "import sys; from rope_cpu import cli, verify, _verification\n"
     "verify.TOKENS, _verification.TIMED_SECONDS = 16, 0.0\n"
-    "sys.exit(cli.main({words!r}.split()))"
+    "sys.argv[1:] = {words!r}.split()\n"
+    "sys.exit(cli.main())"
 )
 
 
@@ -112,6 +113,15 @@ def test_output_that_cannot_be_written_is_one_line(words, child):
         process = child(QUICKLY.format(words=words), stdout=full, PYTHONUNBUFFERED="")
     _, err = process.communicate()
     assert (process.returncode, complaints(err)) == (2, ["rope-cpu: standard output: No space left on device"])
+
+
+@pytest.mark.parametrize("words", ["show --plot full.png", "verify --json full.png"])
+def test_a_file_that_cannot_be_written_is_named_and_output_goes_on(words, child, tmp_path):
+    (tmp_path / "full.png").symlink_to("/dev/full")
+    program = QUICKLY.replace("sys.exit(cli.main())", "code = cli.main(sys.argv[1:]); print('after'); sys.exit(code)")
+    out, err = child(f"import os; os.chdir({str(tmp_path)!r})\n" + program.format(words=words)).communicate()
+    assert complaints(err) == ["rope-cpu: cannot write full.png: No space left on device"]
+    assert out.endswith("after\n")
 
 
 @pytest.mark.parametrize("words", ["bench --help", "export --help", "verify"])

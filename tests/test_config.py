@@ -375,6 +375,36 @@ def test_refusals(given: Any, kind: type[Exception], words: str) -> None:
         config.read(given)
 
 
+FOUR_HEADS = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+TWO_TYPES = ["sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("given", "layer_type"),
+    [
+        (FOUR_HEADS | {"num_hidden_layers": [4, 2]}, None),
+        (FOUR_HEADS | {"num_hidden_layers": 4, "layer_types": TWO_TYPES}, None),
+        (FOUR_HEADS | {"num_hidden_layers": 1, "layer_types": TWO_TYPES}, "full_attention"),
+    ],
+    ids=["counts that nobody needs", "fewer types than layers", "more types than layers"],
+)
+def test_layers_that_are_alike_need_no_count(given: Any, layer_type: str | None) -> None:
+    assert config.read(given, layer_type=layer_type) == config.read(FOUR_HEADS)
+
+
+def test_a_type_that_mostly_adds_positions_may_say_that_it_rotates() -> None:
+    rotary = {"model_type": "xlm-roberta", "hidden_size": 64, "num_attention_heads": 4}
+    with pytest.raises(ValueError, match="'xlm-roberta'"):
+        config.read(rotary, interleaved=False)
+    assert config.read(rotary | {"position_embedding_type": "rotary"}, interleaved=False).head_dim == 16
+
+
+@pytest.mark.parametrize("interval", [0, "4"])
+def test_an_interval_is_a_whole_number(interval: Any) -> None:
+    with pytest.raises(ValueError, match="`no_rope_layer_interval` is"):
+        config.read(FOUR_HEADS | {"model_type": "smollm3", "no_rope_layers": None, "no_rope_layer_interval": interval})
+
+
 @pytest.mark.parametrize(("text", "words"), [("[]", "holds a list"), ("{", "config.json' is no JSON")])
 def test_what_is_no_object_is_no_config(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "config.json").write_text(text)

@@ -2,6 +2,7 @@
 
 import zlib
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -370,3 +371,25 @@ def test_a_table_that_ends_fails_instead_of_guessing():
         )
         with pytest.raises(Exception, match=r"INVALID_ARGUMENT|out of|bounds"):
             run_steps(model, tensors, (12, 1))
+
+
+class Foreign:
+    """An array of another library, whose NumPy form is bfloat16."""
+
+    def __init__(self, array):
+        self.array = array.astype(ml_dtypes.bfloat16)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array if dtype is None else self.array.astype(dtype)
+
+
+def test_weights_of_another_library_in_bfloat16(rng):
+    arrays = {name: rng.standard_normal((width, 24)) for name, width in (("q", 64), ("k", 32), ("v", 32))}
+    rope = RotaryEmbedding(16)
+    models = [
+        export.export_attention(
+            rope, num_heads=4, num_kv_heads=2, weights={name: made(x) for name, x in arrays.items()}
+        )
+        for made in (Foreign, lambda x: x.astype(ml_dtypes.bfloat16))
+    ]
+    assert models[0] == models[1]

@@ -53,7 +53,29 @@ def test_the_reference_rounds_cos_and_sin_once(rope):
     ids = np.stack([ids, ids[:, ::-1]], axis=-1) if rope.axes > 1 else ids
     expected = oracle.cos_sin_axes(ids if rope.axes > 1 else ids[..., None], np.atleast_2d(rope.inv_freq))
     for ours, exact in zip(reference.turns(rope, ids), expected, strict=False):
-        np.testing.assert_array_equal(ours[:, :, 0], exact)
+        np.testing.assert_array_equal(ours[:, :, 0].astype(np.float64), exact)
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("max_positions", [None, 64])
+def test_float64_with_an_attention_factor_passes(inverse, max_positions):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    rope = RotaryEmbedding(32, scaling=yarn)
+    model = export.export_rope(rope, target="primitive", dtype="float64", max_positions=max_positions, inverse=inverse)
+    assert all(export.validate(model, rope, seed=seed).passed for seed in range(8))
+
+
+@pytest.mark.parametrize("positions", ["past", "position_ids"])
+def test_attention_in_float64_passes(positions):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    for rope in (RotaryEmbedding(32), RotaryEmbedding(32, scaling=yarn)):
+        model = export.export_attention(rope, num_heads=4, target="primitive", dtype="float64", positions=positions)
+        assert all(export.validate(model, rope, seed=seed).passed for seed in range(16))
+
+
+@pytest.mark.parametrize("target", ["primitive", "onnx"])
+def test_attention_that_is_not_causal_is_judged_by_whole_prompts(target):
+    assert export.validate(export.export_attention(ROPE, num_heads=2, causal=False, target=target), ROPE).passed
 
 
 def test_the_worst_case_can_be_replayed():

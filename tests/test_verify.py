@@ -258,7 +258,7 @@ def test_json_that_cannot_be_written_after_all_costs_no_table(tmp_path, capsys):
     assert cli.main(["verify", "--json", "/proc/no.json"]) == 2
     captured = capsys.readouterr()
     assert "28 ok" in captured.out
-    assert captured.err.splitlines()[-1] == "rope-cpu: /proc/no.json: No such file or directory"
+    assert captured.err.splitlines()[-1] == "rope-cpu: cannot write /proc/no.json: No such file or directory"
 
 
 def test_json_into_a_folder(tmp_path, capsys):
