@@ -8,6 +8,7 @@ being independent of each other. A result may lie `DEVIATIONS` of their roots fr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 # A value, and the variance of its error.
 Known = tuple[Float64, Float64]
+# The same, and what rounded angles of the graph's own may have moved the value by.
+Ready = tuple[Float64, Float64, Float64]
 
 # Where a bound is known, it counts as so many deviations. (A rounding itself deviates by 0.4 u, not by u.)
 DEVIATIONS = 6.0
@@ -43,6 +46,12 @@ def product(a: Float64, b: Float64, more: int = 0) -> Known:
     """
     result = a @ b
     return result, (a.shape[-1] + more) * (result**2 + a**2 @ b**2)
+
+
+def _turned(ready: Ready) -> Known:
+    """Return what is known of q or k where it is summed: the one rounding of an angle lies anywhere in its bound."""
+    exact, variance, angles = ready
+    return exact, variance + angles**2 / 3
 
 
 @dataclass(frozen=True)
@@ -74,9 +83,9 @@ class Reference:
         Each with its bound instead of a variance.
         """
         q, k, v = (self._ready(name) for name in "qkv")
-        result, varies = self._attended(q, self._as_cached(k, "k"), self._as_cached(v, "v"))
+        result, varies = self._attended(_turned(q), self._as_cached(k, "k"), self._as_cached(v, "v"))
         due = {"attention": (result, DEVIATIONS * np.sqrt(varies) + tolerance.half_ulp(result, self.dtype))}
-        for name, (exact, varies) in (("k", k), ("v", v)) if self.options.past else ():
+        for name, (exact, varies, _) in (("k", k), ("v", v)) if self.options.past else ():
             bound = DEVIATIONS * np.sqrt(varies)
             rounded = tolerance.half_ulp(exact, self.dtype) if self._is_rounded(name) else 0.0
             due[{"k": "present_key", "v": "present_value"}[name]] = exact, bound + rounded
@@ -86,12 +95,12 @@ class Reference:
         """Tell whether keys or values are rounded to the cache's dtype, rather than computed or given in it."""
         return self.dtype != core_of(self.dtype) and (name == "k" or "hidden" in self.drawn)
 
-    def _as_cached(self, known: Known, name: str) -> Known:
+    def _as_cached(self, ready: Ready, name: str) -> Known:
         """Return the keys or values that are attended to, rounded as the cache is."""
-        exact, variance = known
+        exact, variance = _turned(ready)
         return exact, variance + self._is_rounded(name) * tolerance.half_ulp(exact, self.dtype) ** 2 / 3
 
-    def _ready(self, name: str) -> Known:
+    def _ready(self, name: str) -> Ready:
         """Return q, k or v as (batch, heads, tokens, width): projected, normed, rotated."""
         options, ids = self.options, self.drawn["ids"]
         if "hidden" in self.drawn:
@@ -104,12 +113,13 @@ class Reference:
             variance = np.zeros_like(x)
         if f"{name}_norm" in self.tables:
             x, variance = self._normed(name, x, variance)
+        angles = np.zeros_like(x)
         if name != "v":
-            came, computed = reference.carried(self.rope, variance), not options.rope.tables
-            x, bound = reference.rotated(self.rope, x, ids, core_of(self.dtype), inverse=False, computed=computed)
-            # An angle that the graph computes is off by anything within its bound, not by a little of it as a sum is.
-            variance = came + (bound / (DEVIATIONS / 2 if computed else DEVIATIONS)) ** 2
-        return x.transpose(0, 2, 1, 3), variance.transpose(0, 2, 1, 3)
+            rotated = partial(reference.rotated, self.rope, x, ids, core_of(self.dtype), inverse=False)
+            x, bound = rotated(computed=not options.rope.tables)
+            angles = bound - rotated(computed=False)[1]
+            variance = reference.carried(self.rope, variance) + (bound / DEVIATIONS) ** 2
+        return x.transpose(0, 2, 1, 3), variance.transpose(0, 2, 1, 3), angles.transpose(0, 2, 1, 3)
 
     def _projected(self, name: str, x: Float64, variance: Float64) -> Known:
         weight = self.tables[f"{name}_weight"].astype(np.float64)
