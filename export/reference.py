@@ -16,10 +16,11 @@ Float64 = NDArray[np.float64]
 Wide = NDArray[np.longdouble]
 
 
-def turns(rope: RotaryEmbedding, ids: NDArray[Any]) -> tuple[Wide, Wide, Float64]:
-    """Return cos and sin without the attention factor, and how many roundings of 2^-53 a float64 angle may be off by.
+def turns(rope: RotaryEmbedding, ids: NDArray[Any], factor: float) -> tuple[Wide, Wide, Float64]:
+    """Return cos and sin times a factor, and how many roundings of 2^-53 a float64 angle may be off by.
 
-    Those are |p·ω| for one axis; a sum over n axes rounds n products and n − 1 sums of them.
+    Those are |p·ω| for one axis; a sum over n axes rounds n products and n − 1 sums of them. With angle_dtype float32
+    angles, cos, sin and their products with the factor are rounded to float32, as that arithmetic does.
     ids: (batch, seq), or (batch, seq, axes) with several axes. Each result is (batch, seq, heads or 1, pairs).
     """
     omega = rope.spec.inv_freq[0]
@@ -27,9 +28,10 @@ def turns(rope: RotaryEmbedding, ids: NDArray[Any]) -> tuple[Wide, Wide, Float64
     size = np.abs(position * omega).sum(axis=2) * np.maximum((omega != 0).sum(axis=0), 1)
     if rope.spec.angle_dtype == "float32":
         products = position.astype(np.float32) * omega.astype(np.float32)
-        cos, sin = _cos_sin(products.sum(axis=2, dtype=np.float32))
+        made = _cos_sin(products.sum(axis=2, dtype=np.float32))
+        cos, sin = ((x.astype(np.float32) * np.float32(factor)).astype(np.longdouble) for x in made)
     else:
-        cos, sin = _exact_cos_sin(position, omega)
+        cos, sin = (factor * x for x in _exact_cos_sin(position, omega))
     return cos, sin, size
 
 
@@ -60,10 +62,10 @@ def rotated(
 
     computed: angles are products in float64, rounded, rather than looked up.
     """
-    cos, sin, size = turns(rope, ids)
+    factor = 1 / rope.attention_factor if inverse else rope.attention_factor
+    cos, sin, size = turns(rope, ids, factor)
     repeat = x.shape[2] // cos.shape[2] if cos.shape[2] > 1 else 1
     cos, sin, size = np.repeat(cos, repeat, axis=2), np.repeat(sin, repeat, axis=2), np.repeat(size, repeat, axis=2)
-    factor = 1 / rope.attention_factor if inverse else rope.attention_factor
     sin = -sin if inverse else sin
     first, second = rope.spec.pair_elements()
     exact = x.astype(np.float64)
@@ -71,7 +73,7 @@ def rotated(
     bound = np.zeros_like(exact)
     off = size * 2.0**-53 * factor * (np.abs(a) + np.abs(b)) if computed else 0.0
     for elements, value in ((first, a * cos - b * sin), (second, b * cos + a * sin)):
-        rounded = (factor * value).astype(np.float64)  # the one rounding of this reference
+        rounded = value.astype(np.float64)  # the one rounding of this reference
         exact[..., elements] = rounded
         allowed = tolerance.rotation_bound(rounded, a, b, factor, dtype) + tolerance.half_ulp(rounded, np.float64)
         bound[..., elements] = allowed + off

@@ -52,7 +52,7 @@ def test_the_reference_rounds_cos_and_sin_once(rope):
     ids = np.array([[0, 1, 4095, 131_071, 999_999, 2**31 - 1, 2**35 - 1]])
     ids = np.stack([ids, ids[:, ::-1]], axis=-1) if rope.axes > 1 else ids
     expected = oracle.cos_sin_axes(ids if rope.axes > 1 else ids[..., None], np.atleast_2d(rope.inv_freq))
-    for ours, exact in zip(reference.turns(rope, ids), expected, strict=False):
+    for ours, exact in zip(reference.turns(rope, ids, 1.0), expected, strict=False):
         np.testing.assert_array_equal(ours[:, :, 0].astype(np.float64), exact)
 
 
@@ -63,6 +63,19 @@ def test_float64_with_an_attention_factor_passes(inverse, max_positions):
     rope = RotaryEmbedding(32, scaling=yarn)
     model = export.export_rope(rope, target="primitive", dtype="float64", max_positions=max_positions, inverse=inverse)
     assert all(export.validate(model, rope, seed=seed).passed for seed in range(8))
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("max_positions", [None, 64])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_cos_and_sin_rounded_to_float32_are_expected_where_the_rotary_has_them(dtype, max_positions, inverse):
+    """Float64 arithmetic on them; a model with exact ones is another one."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    rounded, exact = (RotaryEmbedding(16, scaling=yarn, angle_dtype=dtype) for dtype in ("float32", "float64"))
+    model = export.export_rope(rounded, target="primitive", dtype=dtype, max_positions=max_positions, inverse=inverse)
+    report = export.validate(model, rounded)
+    assert report.passed, str(report)
+    assert dtype == "float32" or not export.validate(model, exact).passed
 
 
 @pytest.mark.parametrize("positions", ["past", "position_ids"])
