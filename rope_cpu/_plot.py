@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from rope_cpu._shown import Layers, one_axis
 from rope_cpu.rotary import RotaryEmbedding
-
-if TYPE_CHECKING:
-    from rope_cpu.show import Layers
 
 DISTANCES = np.unique(np.geomspace(1, 131072, 400).astype(int))
 
@@ -23,8 +21,6 @@ def plot(shown: Sequence[Layers], path: Path) -> None:
     The expected score of a query and a key whose pairs have the same direction is A² times the mean cosine of their
     angles; 1 at distance 0 for A = 1.
     """
-    from rope_cpu.show import one_axis
-
     figure = Figure(figsize=(10, 4), layout="constrained")
     waves, decay = figure.subplots(1, 2)
     for layers in shown:
