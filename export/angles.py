@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_cpu import angles as kernels
 from rope_cpu.export.graph import Graph
 from rope_cpu.export.targets import FLOAT32, FLOAT64
-from rope_cpu.plan import exact_tables
 
 if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding
@@ -47,7 +47,7 @@ def owners(inv_freq: NDArray[np.float64]) -> NDArray[np.int64] | None:
 
 def tables(rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return cos and sin of positions 0 … rows − 1 on every axis, (rows, pairs), each rounded once to `dtype`."""
-    pairs = rope.rotary_dim // 2
+    angles, mode, pairs = kernels.Angles.of(rope.spec), "inverse" if inverse else "rotate", rope.rotary_dim // 2
     cos, sin = np.empty((rows, pairs), dtype), np.empty((rows, pairs), dtype)
     for start in range(0, rows, TABLE_ROWS):
         part = slice(start, start + TABLE_ROWS)
@@ -55,8 +55,7 @@ def tables(rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]
         if rope.axes > 1:
             ids = np.repeat(ids[:, None], rope.axes, axis=1)
         positions = ids.astype(np.float64).reshape(1, -1, rope.axes)
-        made = exact_tables(rope, positions, ids, "inverse" if inverse else "rotate", dtype.name)
-        cos[part], sin[part] = (table[0, :, 0] for table in made)
+        cos[part], sin[part] = (table[0, :, 0] for table in angles.tables(positions, ids, mode, dtype.name))
     return cos, sin
 
 

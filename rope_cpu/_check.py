@@ -10,8 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu.angles import MAX_POSITION
-from rope_cpu.spec import Float64
+from rope_cpu.spec import MAX_POSITION, Float64
 
 Array = NDArray[Any]
 

@@ -15,12 +15,10 @@ from rope_cpu._kernels.compiler import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYP
 from rope_cpu._kernels.form import form_words
 from rope_cpu._kernels.rotation import ALONE, FEW_ELEMENTS, FIRST, TRUSTED, quick_rotation
 from rope_cpu._kernels.units import rows, worth_a_thread
+from rope_cpu.angles import SIGN, Angles
 
 # What each dtype is computed in.
 REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in _check.FORMAT_OF.items()}
-
-# What each operation does to the angle; what it does to the attention factor stands in the rotary.
-SIGN = {"rotate": 1, "inverse": -1, "shift": 1}
 
 # What a dtype is rotated with: the kernel, and what it takes as a whole: cos and sin (or what they are computed from on
 # the way), and what it is told of the form of arrays.
@@ -51,11 +49,11 @@ class Frame:
             form = self._forms[dtype] = self._words(dtype, (0, 0))
         return quick_rotation(dtype.itemsize, False), cos, sin, form
 
-    def prepared_at(self, dtype: np.dtype[Any], turns: Array, factor: Array, sign: int, kind: str) -> Prepared:
-        """Return what also computes cos and sin on the way; arguments as in `angles.tables`."""
-        cos_sin_at = address(cos_sin(REAL_OF[dtype], kind))
-        form = self._words(dtype, (cos_sin_at, sign))
-        return quick_rotation(dtype.itemsize, True), turns, factor, form
+    def prepared_at(self, dtype: np.dtype[Any], angles: Angles, mode: str) -> Prepared:
+        """Return what also computes cos and sin on the way; mode: an operation."""
+        cos_sin_at = address(cos_sin(REAL_OF[dtype], angles.kind))
+        form = self._words(dtype, (cos_sin_at, SIGN[mode]))
+        return quick_rotation(dtype.itemsize, True), angles.parts, angles.factors[mode], form
 
     def _words(self, dtype: np.dtype[Any], angles: tuple[int, int]) -> NDArray[np.int64]:
         kind, in_use = (_check.FORMAT_OF[dtype], self.pairing), _threads.IN_USE.ctypes.data
@@ -160,11 +158,11 @@ class Rotation:
 class OnTheWay:
     """Rotates the few consecutive tokens of a decode step: kernels compute their cos and sin and do not keep them."""
 
-    __slots__ = ("_arguments", "_frames", "_prepared", "ready")
+    __slots__ = ("_angles", "_frames", "_prepared", "ready")
 
-    def __init__(self, frames: dict[str, Frame], parts: Array, factors: dict[str, Array], kind: str) -> None:
-        """Take frames by layout, and arguments as in `angles.tables`, factors by what is done."""
-        self._frames, self._arguments = frames, (parts, factors, kind)
+    def __init__(self, frames: dict[str, Frame], angles: Angles) -> None:
+        """Take frames by layout, and what cos and sin are computed from."""
+        self._frames, self._angles = frames, angles
         self._prepared: dict[tuple[str, bool, np.dtype[Any]], Prepared] = {}
         # For each layout, for the dtype that was rotated last: what rotates forwards, and what undoes it.
         self.ready: tuple[dict[str, Prepared], dict[str, Prepared]] = ({}, {})
@@ -198,8 +196,7 @@ class OnTheWay:
         if prepared is None:
             if layout not in self._frames or layout == "thd" or dtype not in _check.FORMAT_OF:
                 return None  # packed tokens share no order
-            (parts, factors, kind), mode = self._arguments, "inverse" if inverse else "rotate"
-            prepared = self._frames[layout].prepared_at(dtype, parts, factors[mode], SIGN[mode], kind)
+            prepared = self._frames[layout].prepared_at(dtype, self._angles, "inverse" if inverse else "rotate")
             self._prepared[layout, inverse, dtype] = prepared
         self.ready[inverse][layout] = prepared
         return prepared

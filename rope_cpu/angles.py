@@ -2,27 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
-from rope_cpu import _threads
+from rope_cpu import _check, _threads
+from rope_cpu._check import Array
 from rope_cpu._kernels.angles import quick_angles
 from rope_cpu._kernels.chains import NEAR, RADIAN, SLOW
 from rope_cpu._kernels.compiler import DONE
 from rope_cpu._kernels.lanes import exact_product, exact_sum
-from rope_cpu.spec import Float64, RopeSpec
+from rope_cpu.spec import MAX_POSITION, Float64, RopeSpec
 
-# Beyond it float64 does not hold every whole number. At the limit itself 2^53 + 1 has been rounded to it, so tables are
-# first asked for with one less, and the ids as they were given are looked at before the limit is allowed.
-MAX_POSITION = 2.0**53
-
-_DTYPES = {np.dtype(kind).name: np.dtype(kind) for kind in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)}
+# What each operation does to the angle.
+SIGN = {"rotate": 1, "inverse": -1, "shift": 1}
 
 
-def parts(spec: RopeSpec) -> Float64:
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """A spec as kernels take it to compute cos and sin.
+
+    parts: the frequencies; see `parts_of`. kind: how float32 tables are computed; see `kind_of`. factors: what each
+    operation multiplies cos and sin by, (rows,).
+    """
+
+    parts: Float64
+    kind: str
+    factors: dict[str, Float64]
+
+    @classmethod
+    def of(cls, spec: RopeSpec) -> Angles:
+        """Get a spec ready."""
+        parts, factor = parts_of(spec), spec.attention_factor
+        factors = {"rotate": factor, "inverse": 1.0 / factor, "shift": np.ones_like(factor)}
+        return cls(parts, kind_of(spec, parts), factors)
+
+    def tables(
+        self, positions: Float64, ids: ArrayLike, mode: str, dtype: str, out: tuple[Array, Array] | None = None
+    ) -> tuple[Array, Array]:
+        """Return factor·cos and sign·factor·sin, (batch or 1, seq, heads, pairs) of a dtype.
+
+        positions: float64 (batch or 1, seq, axes or 1), C-contiguous. ids: the positions as given, for error texts.
+        mode: an operation. out: arrays of as many elements to write to, C-contiguous and aligned.
+
+        Raises ValueError where a position is not finite or beyond ±2^53; nothing was written.
+        """
+        (batch, seq, _), (rows, _, heads, _, pairs) = positions.shape, self.parts.shape
+        shape, stored = (batch if rows == 1 else rows, seq, heads, pairs), _check.DTYPES[dtype]
+        cos, sin = out or (np.empty(shape, stored), np.empty(shape, stored))
+        if not self._written(positions, mode, dtype, MAX_POSITION - 1, cos, sin):
+            # At the limit itself 2^53 + 1 has been rounded to it: that is told from the ids as they were given.
+            _check.position_values("delta" if mode == "shift" else "position_ids", ids)
+            if not self._written(positions, mode, dtype, MAX_POSITION, cos, sin):
+                raise RuntimeError("positions passed their check, but the kernel refused them")
+        return cos, sin
+
+    def _written(self, positions: Float64, mode: str, dtype: str, limit: float, cos: Array, sin: Array) -> bool:
+        """Write tables; tell whether that was done, as no position is beyond ±limit."""
+        pool = _threads.pool() if cos.size > _threads.SERIAL_PAIRS else 0
+
+        def written(kind: str, limit: float) -> bool:
+            kernel, work = quick_angles(dtype, kind)
+            return kernel(positions, limit, self.parts, self.factors[mode], SIGN[mode], cos, sin, work, pool) == DONE
+
+        if self.kind != "usual" or dtype != "float32":
+            return written(self.kind, limit)
+        # Another kernel computes far positions, and is not compiled to find that they are none.
+        return written("usual", NEAR) or (bool((np.abs(positions) <= limit).all()) and written("any", limit))
+
+
+def parts_of(spec: RopeSpec) -> Float64:
     """Return what the angle kernel keeps of the frequencies: (rows, axes, heads, parts, pairs).
 
     The two of `turns`. Where several axes share out the pairs, so that each turns with one of them, there is one axis,
@@ -40,7 +90,7 @@ def parts(spec: RopeSpec) -> Float64:
 def kind_of(spec: RopeSpec, kept: Float64) -> str:
     """Return how float32 tables are computed: as models do in float32, of usual frequencies or of any.
 
-    kept: from `parts`.
+    kept: from `parts_of`.
     """
     if spec.angle_dtype == "float32":
         return "model"
@@ -64,36 +114,3 @@ def _in_turns(omega: Float64) -> tuple[Float64, Float64]:
         more, rest = exact_product(omega, second)
         low, rounding = exact_sum(lost, more)
         return exact_sum(high, low + (rounding + (rest + omega * third)))
-
-
-def tables(
-    kept: Float64,
-    kind: str,
-    positions: Float64,
-    factor: Float64,
-    sign: int,
-    dtype: str,
-    limit: float = MAX_POSITION - 1,
-    out: tuple[NDArray[Any], NDArray[Any]] | None = None,
-) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """Return factor·cos and sign·factor·sin, (batch or 1, seq, heads, pairs) of a dtype.
-
-    kept, kind: from `parts` and `kind_of`. positions: float64 (batch or 1, seq, axes or 1), C-contiguous. out: arrays
-    of as many elements to write to, C-contiguous and aligned. None: a position is not finite or beyond ±limit; nothing
-    was written.
-    """
-    (batch, seq, _), (rows, _, heads, _, pairs) = positions.shape, kept.shape
-    shape, stored = (batch if rows == 1 else rows, seq, heads, pairs), _DTYPES[dtype]
-    cos, sin = out or (np.empty(shape, stored), np.empty(shape, stored))
-    pool = _threads.pool() if cos.size > _threads.SERIAL_PAIRS else 0
-
-    def written(kind: str, limit: float) -> bool:
-        kernel, work = quick_angles(dtype, kind)
-        return kernel(positions, limit, kept, factor, sign, cos, sin, work, pool) == DONE
-
-    if kind != "usual" or dtype != "float32":
-        return (cos, sin) if written(kind, limit) else None
-    if written(kind, NEAR):
-        return cos, sin
-    # Another kernel computes far positions, and is not compiled to find that they are none.
-    return (cos, sin) if (np.abs(positions) <= limit).all() and written("any", limit) else None

@@ -7,35 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu import _check, angles
 from rope_cpu._check import Array
-from rope_cpu._rotate import REAL_OF, SIGN, Rotation
+from rope_cpu._rotate import REAL_OF, Rotation
 from rope_cpu.spec import Float64
 
 if TYPE_CHECKING:
     from rope_cpu.rotary import RotaryEmbedding
-
-
-def exact_tables(
-    rotary: RotaryEmbedding,
-    positions: Float64,
-    ids: ArrayLike,
-    mode: str,
-    dtype: str,
-    out: tuple[Array, Array] | None = None,
-) -> tuple[Array, Array]:
-    """Return cos and sin, (batch or 1, seq, frequency heads, pairs).
-
-    ids: the positions as given, for error texts. out: as in `angles.tables`.
-    """
-    arguments = rotary._parts, rotary._kind, positions, rotary._factors[mode], SIGN[mode], dtype
-    result = angles.tables(*arguments, out=out)
-    if result is None:
-        _check.position_values("delta" if mode == "shift" else "position_ids", ids)
-        result = angles.tables(*arguments, angles.MAX_POSITION, out)
-        if result is None:
-            raise RuntimeError("positions passed their check, but the kernel refused them")
-    return result
 
 
 class RotaryPlan(Rotation):
@@ -50,7 +27,7 @@ class RotaryPlan(Rotation):
         self, rotary: RotaryEmbedding, positions: Float64, ids: ArrayLike, layout: str, mode: str, dtype: np.dtype[Any]
     ) -> None:
         """Compute cos and sin for the arithmetic of `dtype`; those for others follow when they are first needed."""
-        cos, sin = exact_tables(rotary, positions, ids, mode, REAL_OF[dtype])
+        cos, sin = rotary._angles.tables(positions, ids, mode, REAL_OF[dtype])
         frame = rotary._frames[layout]
         super().__init__(frame, cos.shape, {dtype: frame.prepared(dtype, cos, sin)})
         self._rotary, self._positions, self._mode = rotary, positions, mode
@@ -62,7 +39,7 @@ class RotaryPlan(Rotation):
         for dtype, (_, cos, sin, _) in self._prepared.copy().items():
             if REAL_OF[dtype] == real:
                 return cos, sin
-        return exact_tables(self._rotary, self._positions, self._positions, self._mode, real)
+        return self._rotary._angles.tables(self._positions, self._positions, self._mode, real)
 
     def __repr__(self) -> str:
         batch, seq, _, _ = self._table_shape

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from rope_cpu import _check, angles
+from rope_cpu import _check
 from rope_cpu import spec as specs
 from rope_cpu._check import Array
 from rope_cpu._constructors import Constructors
 from rope_cpu._kernels.compiler import DONE
 from rope_cpu._kernels.rotation import ALONE, FIRST
 from rope_cpu._rotate import Frame, OnTheWay, Prepared
-from rope_cpu.plan import RotaryPlan, exact_tables
-from rope_cpu.spec import Float64, RopeSpec
+from rope_cpu.angles import Angles
+from rope_cpu.plan import RotaryPlan
+from rope_cpu.spec import MAX_POSITION, Float64, RopeSpec
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -24,23 +25,18 @@ _FLOAT32 = np.dtype(np.float32)
 class RotaryEmbedding(Constructors):
     """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
 
-    __slots__ = ("_factors", "_forward", "_frames", "_kind", "_parts", "_short", "_spec")
+    __slots__ = ("_angles", "_forward", "_frames", "_short", "_spec")
     _spec: RopeSpec
-    _kind: str
+    _angles: Angles
     _frames: dict[str, Frame]
-    _parts: Float64
-    _factors: dict[str, Float64]
     _short: OnTheWay | None  # None: ids may not be left out
     _forward: dict[str, Prepared]  # what that has ready for each layout
 
     def _of(self, spec: RopeSpec) -> None:
-        self._spec, self._parts = spec, angles.parts(spec)
-        self._kind = angles.kind_of(spec, self._parts)
+        self._spec, self._angles = spec, Angles.of(spec)
         self._frames = {form: Frame.of(form, spec.head_dim, spec.blocks, spec.interleaved) for form in _check.AXES}
-        factor = spec.attention_factor
-        self._factors = {"rotate": factor, "inverse": 1.0 / factor, "shift": np.ones_like(factor)}
         consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
-        self._short = OnTheWay(self._frames, self._parts, self._factors, self._kind) if consecutive else None
+        self._short = OnTheWay(self._frames, self._angles) if consecutive else None
         self._forward = self._short.ready[False] if self._short else {}
 
     @property
@@ -149,7 +145,7 @@ class RotaryEmbedding(Constructors):
         outs = None if out is None else _check.out_tables(out, shape, wanted)
         kind = _check.FORMAT_OF[wanted]
         direct = outs if outs and all(table.flags.carray for table in outs) else None
-        cos, sin = exact_tables(self, positions, position_ids, "rotate", kind, direct)
+        cos, sin = self._angles.tables(positions, position_ids, "rotate", kind, direct)
         if outs is None:
             return cos.reshape(shape), sin.reshape(shape)
         if not direct:
@@ -299,7 +295,7 @@ class RotaryEmbedding(Constructors):
         if form == "thd" or self._short is None:
             self._needs_ids(form)
         seq = x.shape[_check.AXES[form][1]]
-        if type(offset) is int and abs(offset) < angles.MAX_POSITION / 2:
+        if type(offset) is int and abs(offset) < MAX_POSITION / 2:
             positions = np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
         else:
             rows = _check.offsets(offset, x.shape[1 if form == "sbhd" else 0], seq)

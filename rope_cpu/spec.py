@@ -13,6 +13,9 @@ Float64 = NDArray[np.float64]
 
 ANGLE_DTYPES = ("float64", "float32")
 
+# Positions beyond it are refused: float64 does not hold every whole number there.
+MAX_POSITION = 2.0**53
+
 # Radians per unit of position. Beyond it the angle of a large position would lose its precision.
 LARGEST_FREQUENCY = 2.0**40
 

@@ -283,7 +283,7 @@ def test_tables_of_16_bits_are_those_of_float64_rounded_once(dtype, angle_dtype,
 
 def test_the_angle_kernel_in_parallel_gives_the_same_bits(rng, pools):
     rope = RotaryEmbedding.from_inv_freq(rng.uniform(-1, 1, (2, 9)))
-    parts, factor = angles.parts(rope.spec), np.array([1.5])
+    parts, factor = angles.parts_of(rope.spec), np.array([1.5])
     positions = rng.uniform(-1e6, 1e6, (3, 1000, 2))
     results = []
     for pool in pools.values():
