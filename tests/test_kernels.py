@@ -5,6 +5,7 @@ Run with NUMBA_CPU_NAME=haswell or x86-64 to see what machines without AVX-512, 
 
 import dataclasses
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import oracle
 import pytest
 
 from rope_cpu import RotaryEmbedding, _machine, _threads, angles
-from rope_cpu._kernels import compiler, rotation, units
+from rope_cpu._kernels import compiler, formats, rotation, units
 from rope_cpu._kernels.angles import quick_angles
 from rope_cpu._kernels.form import form_words
 
@@ -265,9 +266,41 @@ def test_conversions_are_probed_for_the_processor_at_hand():
         assert result.returncode == 0, (cpu, result.stderr)
         return result.stdout.split()
 
+    assert len(digests("")) == 4
     if llvmlite.binding.get_host_cpu_features().get("avx2"):
         assert digests("haswell") == digests("")
-    assert len(digests("x86-64")) == 4
+    if platform.machine() == "x86_64":
+        assert len(digests("x86-64")) == 4
+
+
+@pytest.mark.skipif(not formats.LLVM_20, reason="LLVM 15 has no instructions for bfloat16")
+def test_conversions_of_other_processors():
+    """By integers where there is no instruction, and with what is below 2^-126 set to zero where that keeps it."""
+    program = (
+        "import llvmlite.binding as llvm\n"
+        "from rope_cpu._kernels.formats import _narrower\n"
+        "llvm.initialize_all_targets()\n"
+        "llvm.initialize_all_asmprinters()\n"
+        "for triple, cpu in (\n"
+        "    ('x86_64-unknown-linux-gnu', 'x86-64'),\n"
+        "    ('x86_64-unknown-linux-gnu', 'haswell'),\n"
+        "    ('x86_64-unknown-linux-gnu', 'sapphirerapids'),\n"
+        "    ('aarch64-unknown-linux-gnu', 'neoverse-n1'),\n"
+        "    ('aarch64-unknown-linux-gnu', 'neoverse-v1'),\n"
+        "    ('arm64-apple-darwin', 'apple-m1'),\n"
+        "):\n"
+        "    found = [_narrower(dtype, (triple, cpu, '')) for dtype in ('float16', 'bfloat16')]\n"
+        "    print(cpu, *(how and how.__name__ for how in found))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.splitlines() == [
+        "x86-64 _narrow_half _narrow_bfloat",
+        "haswell None _narrow_bfloat",
+        "sapphirerapids None None",
+        "neoverse-n1 None _narrow_bfloat",
+        "neoverse-v1 None _narrow_bfloat_by_hardware",
+        "apple-m1 None _narrow_bfloat",
+    ], result.stderr
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])

@@ -1,13 +1,14 @@
 """Storage formats as LLVM vectors: loads and stores of float32, float64, float16 and bfloat16, converted on the way.
 
-Nothing here names an instruction. Where the processor lacks a conversion, LLVM would call a library function that is
-not there and the process would die; so each conversion is tried out at code generation and written with integers where
-it is missing.
+Nothing here emits an instruction by name. Where the processor lacks a conversion, LLVM would call a library function
+that is not there and the process would die; so each conversion is tried out at code generation, and written with
+integers where it is missing.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -33,6 +34,8 @@ class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]
 
 
 _BFloat._create_instance()
+
+LLVM_20 = llvm.llvm_version_info >= (20,)
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F32, F64 = ir.FloatType(), ir.DoubleType()
@@ -87,15 +90,20 @@ def call_float(b: Any, name: str, *values: Any) -> Any:
 
 
 @cache
-def lowers(body: str, triple: str, cpu: str, features: str) -> bool:
-    """Tell whether this processor does `body` in instructions of its own, without a call into a library."""
+def instructions(body: str, triple: str, cpu: str, features: str) -> str:
+    """Return what a processor does for LLVM text, in assembly without directives."""
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features)
     assembly = machine.emit_assembly(llvm.parse_assembly(f'target triple = "{triple}"\n{body}'))
-    return not re.search(r"__\w+|\bfma\b", assembly)
+    return re.sub(r"^\s*\..*", "", assembly, flags=re.MULTILINE)
+
+
+def lowers(body: str, triple: str, cpu: str, features: str) -> bool:
+    """Tell whether a processor does `body` in instructions of its own, without a call into a library."""
+    return not re.search(r"__\w+|\b_?fma\b", instructions(body, triple, cpu, features))
 
 
 def conversion(name: str, source: str, target: str) -> str:
-    """Return LLVM text that converts one number, for `lowers`."""
+    """Return LLVM text that converts one number, for `instructions`."""
     return f"define {target} @f({source} %v) {{ %r = {name} {source} %v to {target}\n ret {target} %r }}"
 
 
@@ -162,6 +170,26 @@ def _narrow_bfloat(b: Any, value: Any, lanes: int) -> Any:
     return b.trunc(b.lshr(result, k(16)), vector(I16, lanes))
 
 
+def _narrow_bfloat_by_hardware(b: Any, value: Any, lanes: int) -> Any:
+    """Do the same where an instruction converts (Arm's bfcvt), but keeps what is below 2^-126."""
+    bits = b.bitcast(value, vector(I32, lanes))
+    small = b.icmp_unsigned("==", b.and_(bits, splat(I32, lanes, 0x7F800000)), splat(I32, lanes, 0))
+    kept = b.select(small, b.and_(bits, splat(I32, lanes, 0x80000000)), bits)
+    narrow = b.fptrunc(b.bitcast(kept, vector(F32, lanes)), vector(FORMATS["bfloat16"].stored, lanes))
+    return b.bitcast(narrow, vector(I16, lanes))
+
+
+def _narrower(dtype: str, target: tuple[str, str, str]) -> Callable[[Any, Any, int], Any] | None:
+    """Return what rounds float32 to the bits of 16-bit numbers, None where LLVM's own conversion is all it takes."""
+    conversion_to = conversion("fptrunc", "float", str(FORMATS[dtype].stored))
+    if dtype == "float16":
+        return None if lowers(conversion_to, *target) else _narrow_half
+    # LLVM also converts without an instruction for it, but keeps what is below 2^-126. LLVM 15, of Numba 0.61, knows
+    # of none and ends the process on Arm.
+    found = re.search("vcvtneps2bf16|bfcvt", instructions(conversion_to, *target) if LLVM_20 else "")
+    return {"vcvtneps2bf16": None, "bfcvt": _narrow_bfloat_by_hardware}[found[0]] if found else _narrow_bfloat
+
+
 class Memory:
     """Loads and stores of one storage format, converted to and from the type that is computed in.
 
@@ -178,8 +206,8 @@ class Memory:
             self.widen = _widen_bfloat_at_once if target[1].startswith("znver") else _widen_bfloat
         elif narrow and not lowers(conversion("fpext", stored, "float"), *target):
             self.widen = _widen_half
-        if narrow and not lowers(conversion("fptrunc", "float", stored), *target):
-            self.narrow = _narrow_half if half else _narrow_bfloat
+        if narrow:
+            self.narrow = _narrower(dtype, target)
 
     def _read(self, at: Integer, element: Any, lanes: int, align: int) -> Any:
         value = self.b.load(self.b.inttoptr(at.value, vector(element, lanes).as_pointer()))
