@@ -82,7 +82,9 @@ class AttentionCheck:
 
     def again(self, outcome: Outcome) -> dict[str, Array]:
         """Run the case of an outcome again; return its inputs, results, exact values and bounds."""
-        case = next(case for case in self.cases() if case.name == outcome.case)
+        case = next((case for case in self.cases() if case.name == outcome.case), None)
+        if case is None:
+            return {}
         drawn = self._draw(case, outcome.seed)
         found, due = self._run(case, drawn), self._due(drawn)
         for name in list(found):

@@ -10,7 +10,16 @@ from typing import Any
 import onnx
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu._usage import UsageError, add_config_arguments, check_file, config_of, heads_of, rotary_of, writing
+from rope_cpu._usage import (
+    UsageError,
+    add_config_arguments,
+    add_pairing_arguments,
+    check_file,
+    config_of,
+    heads_of,
+    rotary_of,
+    writing,
+)
 from rope_cpu.config import language_model
 from rope_cpu.export.attention_options import LAYOUTS as ATTENTION_LAYOUTS
 from rope_cpu.export.attention_options import MASKS
@@ -25,6 +34,7 @@ DTYPES = tuple(str(dtype) for dtype in TARGETS["primitive"].dtypes)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments of `rope-cpu export`."""
     add_config_arguments(parser)
+    add_pairing_arguments(parser)
     add = parser.add_argument
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="where to write; tables may go to FILE.data")
     add("--target", choices=TARGETS, default="onnx", help="what the graph is made of (default: onnx)")
@@ -47,8 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Export, validate, print the report, and write the file; 1, and no file, where validation fails."""
     config = config_of(args)
-    rope = rotary_of(config, args.layer_type)
+    rope = rotary_of(config, args.layer_type, args.interleaved)
     check_file(args.output)
+    if args.seq_len is None and rope.spec.needs_length:
+        raise UsageError(f"rope type {rope.rope_type!r} depends on the sequence length; say it with --seq-len")
     if args.seq_len is not None and rope.spec.length_rule is None:
         raise UsageError(f"--seq-len is {args.seq_len}, but rope type {rope.rope_type!r} is the same at every length")
     try:
@@ -98,7 +110,10 @@ def _model(args: argparse.Namespace, config: dict[str, Any], rope: RotaryEmbeddi
     if args.layout not in ATTENTION_LAYOUTS:
         raise UsageError(f"--layout is {args.layout}; with --attention it is one of {', '.join(ATTENTION_LAYOUTS)}")
     _hear(config, rope, given)
-    return export.export_attention(rope, **chosen, **{name: value for name, value in given.items() if value != 0})
+    for name in ("window", "softcap"):
+        if given.get(name) == 0:
+            del given[name]
+    return export.export_attention(rope, **chosen, **given)
 
 
 def _hear(config: dict[str, Any], rope: RotaryEmbedding, given: dict[str, Any]) -> None:

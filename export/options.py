@@ -104,14 +104,9 @@ class RopeOptions:
             raise ValueError("`num_heads` is None; layout bsd (batch, seq, heads·head_dim) needs it")
 
     def _fit(self, rope: RotaryEmbedding) -> None:
+        has_one_length(rope)
         spec, target = rope.spec, TARGETS[self.target]
-        rows, axes, heads, _ = spec.inv_freq.shape
-        if spec.needs_length:
-            raise ValueError(
-                f"rope type {spec.rope_type!r} depends on the sequence length; export `rope.at_length(seq_len)`"
-            )
-        if rows > 1:
-            raise ValueError(f"`rope` holds frequencies for {rows} batch rows; a graph is written for one length")
+        _, axes, heads, _ = spec.inv_freq.shape
         if axes > 1 and not spec.shared_id and self.positions != "position_ids" and not self.token_tables:
             raise ValueError(f"`positions` is {self.positions!r}; with {axes} axes each token needs its coordinates")
         if heads > 1 and not target.per_head:
@@ -140,6 +135,19 @@ def read(model: onnx.ModelProto) -> dict[str, Any]:
             found = json.loads(entry.value)
             return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
     raise ValueError(f"`model` has no metadata {METADATA_KEY!r}; it must come from this package's export")
+
+
+def has_one_length(rope: RotaryEmbedding) -> None:
+    """Raise where a rotary is not the same for all that a graph will be given."""
+    spec = rope.spec
+    if spec.needs_length:
+        raise ValueError(
+            f"rope type {spec.rope_type!r} depends on the sequence length; give `rope.at_length(seq_len)` as `rope`"
+        )
+    if len(spec.inv_freq) > 1:
+        raise ValueError(
+            f"`rope` holds frequencies for {len(spec.inv_freq)} batch rows; a graph is written for one length"
+        )
 
 
 def is_rotary(rope: object) -> None:

@@ -74,7 +74,10 @@ class Report:
         return max(self.outcomes, key=lambda outcome: (not outcome.passed, np.nan_to_num(outcome.ratio, nan=np.inf)))
 
     def replay(self, outcome: Outcome | None = None) -> dict[str, NDArray[Any]]:
-        """Run a case again, the worst unless told: its inputs, and results, exact values and bounds by output name."""
+        """Run a case again, the worst unless told: its inputs, and results, exact values and bounds by output name.
+
+        Nothing for a case that runs no model, such as the checker's.
+        """
         return self._again(self.worst if outcome is None else outcome)
 
     def __str__(self) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import onnx
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
@@ -13,7 +15,7 @@ from rope_cpu.export import runtime
 from rope_cpu.export.attention_options import AttentionOptions
 from rope_cpu.export.check_attention import AttentionCheck
 from rope_cpu.export.check_rope import RopeCheck
-from rope_cpu.export.options import RopeOptions, is_rotary, read
+from rope_cpu.export.options import METADATA_KEY, RopeOptions, has_one_length, is_rotary, read
 from rope_cpu.export.report import Outcome, Report
 from rope_cpu.spec import whole_number
 
@@ -21,8 +23,11 @@ if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding
 
 
-# What a model may hold.
-KINDS = ("rope", "attention")
+# What a model may hold, and how its options are read.
+KINDS: dict[Any, Callable[..., RopeOptions | AttentionOptions]] = {
+    "rope": RopeOptions,
+    "attention": AttentionOptions.read,
+}
 
 
 def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedding, *, seed: int = 0) -> Report:
@@ -38,18 +43,19 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
     Returns the report; it never raises because a model is wrong.
 
     Raises TypeError where `model`, `rope` or `seed` is something else, OSError where there is no file at the path,
-    ValueError where the model says nothing about its own export or `seed` is negative.
+    ValueError where that is no model, or one that says nothing about its own export, where `rope` is not the same at
+    every length and has none, or `seed` is negative.
     """
     if not isinstance(model, onnx.ModelProto | str | os.PathLike):
         raise TypeError(f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto or a path")
     is_rotary(rope)
     whole_number("seed", seed, 0)
-    loaded = model if isinstance(model, onnx.ModelProto) else onnx.load(os.fspath(model), load_external_data=False)
-    options = read(loaded)
-    kind = options.pop("kind")
-    if kind not in KINDS:
-        raise ValueError(f"`model` holds {kind!r}; it must be one of {', '.join(KINDS)}")
-    title = f"{kind} model, target {options['target']}, {options['dtype']}, opset {options['opset']}"
+    has_one_length(rope)
+    loaded = model if isinstance(model, onnx.ModelProto) else _loaded(os.fspath(model))
+    options = _options(read(loaded))
+    made = options if isinstance(options, RopeOptions) else options.rope
+    kind = "rope" if made is options else "attention"
+    title = f"{kind} model, target {made.target}, {made.dtype}, opset {made.opset}"
     problem = static_problem(model if isinstance(model, onnx.ModelProto) else os.fspath(model), loaded)
     static = Outcome("checker, shape inference", seed, (), problem=problem)
     try:
@@ -59,11 +65,29 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
         return Report(title, (static, unloaded), lambda outcome: {})
     folder = "" if isinstance(model, onnx.ModelProto) else os.path.dirname(os.fspath(model))
     check: RopeCheck | AttentionCheck
-    if kind == "rope":
-        check = RopeCheck(opened, rope, RopeOptions(**options))
+    if isinstance(options, RopeOptions):
+        check = RopeCheck(opened, rope, options)
     else:
-        check = AttentionCheck(opened, rope, AttentionOptions.read(**options), weights_in(loaded, folder))
+        check = AttentionCheck(opened, rope, options, weights_in(loaded, folder))
     return Report(title, (static, *check.outcomes(seed)), check.again)
+
+
+def _loaded(path: str) -> onnx.ModelProto:
+    try:
+        return onnx.load(path, load_external_data=False)
+    except DecodeError:
+        raise ValueError(f"`model` is {path!r}, which is no ONNX file") from None
+
+
+def _options(said: dict[str, Any]) -> RopeOptions | AttentionOptions:
+    """Return what a model was exported with; raise where it does not say all of it."""
+    kind = said.pop("kind", None)
+    if kind not in KINDS:
+        raise ValueError(f"`model` holds {kind!r}; it must be one of {', '.join(KINDS)}")
+    try:
+        return KINDS[kind](**said)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"`model` has metadata {METADATA_KEY!r} that another version wrote: {error}") from None
 
 
 def weights_in(model: onnx.ModelProto, folder: str) -> dict[str, NDArray[Any]]:

@@ -40,6 +40,13 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_pairing_arguments(parser: argparse.ArgumentParser) -> None:
+    """Let a command be told which elements are pairs, where the model type does not say."""
+    pairing = parser.add_mutually_exclusive_group()
+    pairing.add_argument("--interleaved", action="store_true", default=None, help="pairs are (2i, 2i+1)")
+    pairing.add_argument("--half", dest="interleaved", action="store_false", help="pairs are (i, i+n)")
+
+
 def config_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the config that the arguments name, or the shipped one; raise UsageError as `config_at` does."""
     if args.config is not None:
@@ -86,8 +93,14 @@ def rotary_of(config: dict[str, Any], layer_type: str | None, interleaved: bool 
     try:
         return RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
     except (TypeError, ValueError) as error:
-        hint = "; choose with --layer-type" if layer_type is None and "`layer_type`" in str(error) else ""
-        raise UsageError(f"{error}{hint}") from error
+        raise unread(error, layer_type, interleaved) from error
+
+
+def unread(error: Exception, layer_type: str | None, interleaved: bool | None) -> UsageError:
+    """Return what to say where no rotary can be made of a config: which option of the command would help."""
+    options = ("`layer_type`", layer_type, "--layer-type"), ("`interleaved`", interleaved, "--half or --interleaved")
+    hints = [f"; choose with {option}" for name, value, option in options if value is None and name in str(error)]
+    return UsageError("".join([str(error), *hints]))
 
 
 def both_pairings(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.spec import Float64, RopeSpec, whole_number
+from rope_cpu.spec import Float64, RopeSpec, finite_array, real_number, whole_number
 
 Bound = float | Sequence[float]
 
@@ -67,15 +67,16 @@ def positions_from_cos_sin(
         several heads.
     inv_freq: (pairs,), (axes, pairs) or (axes, heads, pairs), radians per unit of position.
     low, high: the range, for all axes or for each; high - low must be below `unique_range(inv_freq)`.
-    tolerance: radians by which an angle may miss that of the position.
+    tolerance: radians by which an angle may miss that of the position; by so much of the fastest pair's turn a position
+        may lie outside the range.
 
     Returns (...) for inv_freq (pairs,), else (..., axes).
 
-    Raises TypeError for frequencies that are not real numbers, ValueError where the range is not unique, and where no
-    position in it has these cos and sin.
+    Raises TypeError for what are no real numbers, ValueError where they are not finite, where the range is not unique,
+    and where no position in it has these cos and sin.
     """
-    frequencies = _matrix(inv_freq)
-    given, across, lead = np.ndim(inv_freq), np.asarray(cos, np.float64), np.asarray(sin, np.float64)
+    frequencies, tolerance = _matrix(inv_freq), real_number("tolerance", tolerance)
+    given, across, lead = np.ndim(inv_freq), finite_array("cos", cos), finite_array("sin", sin)
     trailing = np.shape(inv_freq)[min(1, given - 1) :]
     if across.shape != lead.shape or across.shape[across.ndim - len(trailing) :] != trailing:
         raise ValueError(f"`cos` and `sin` have shapes {across.shape} and {lead.shape}; both must end in {trailing}")
@@ -86,7 +87,7 @@ def positions_from_cos_sin(
     bottom, top = _range(frequencies, low, high)
     found = _solve(angles, frequencies, (bottom + top) / 2)
     off = np.abs(_wrapped(angles - found @ frequencies)).max(initial=0.0)
-    slack = tolerance / np.where(frequencies != 0, np.abs(frequencies), np.inf).min(axis=1)
+    slack = tolerance / np.abs(frequencies).max(axis=1)
     if off > tolerance or (found < bottom - slack).any() or (found > top + slack).any():
         raise ValueError(
             f"`cos` and `sin` are not those of a position from {bottom.tolist()} to {top.tolist()}: the nearest misses "
@@ -103,10 +104,13 @@ def positions_from_vectors(
     x, rotated: (..., head_dim), a vector before and after `rotate`.
     spec: the rotation, `rope.spec`; the other arguments and the result are those of `positions_from_cos_sin`.
 
-    Raises ValueError as `positions_from_cos_sin` does, and where a pair of x is zero and so shows no angle.
+    Raises TypeError or ValueError as `positions_from_cos_sin` does, and where a pair of x is zero and so shows no
+    angle.
     """
+    if not isinstance(spec, RopeSpec):
+        raise TypeError(f"`spec` is a {type(spec).__name__}; it must be a RopeSpec, such as `rope.spec`")
     first, second = spec.pair_elements()
-    before, after = np.asarray(x, np.float64), np.asarray(rotated, np.float64)
+    before, after = finite_array("x", x), finite_array("rotated", rotated)
     if before.shape != after.shape or before.shape[-1:] != (spec.head_dim,):
         raise ValueError(f"`x` and `rotated` have shapes {before.shape}, {after.shape}; must end in {spec.head_dim}")
     if spec.inv_freq.shape[0] != 1 or spec.inv_freq.shape[2] != 1:
@@ -146,8 +150,7 @@ def _pseudo_inverse(gram: Float64) -> Float64:
 
 
 def _range(frequencies: Float64, low: Bound, high: Bound) -> tuple[Float64, Float64]:
-    axes = len(frequencies)
-    bottom, top = (np.broadcast_to(np.asarray(bound, np.float64), (axes,)) for bound in (low, high))
+    bottom, top = (_bound(name, bound, len(frequencies)) for name, bound in (("low", low), ("high", high)))
     unique = unique_range(frequencies)
     if not (bottom <= top).all():
         raise ValueError(f"`low` is {low!r} and `high` is {high!r}; they must be a range")
@@ -159,13 +162,18 @@ def _range(frequencies: Float64, low: Bound, high: Bound) -> tuple[Float64, Floa
     return bottom, top
 
 
+def _bound(name: str, value: Bound, axes: int) -> Float64:
+    bound = finite_array(name, value)
+    if bound.shape not in ((), (axes,)):
+        raise ValueError(f"`{name}` has shape {bound.shape}; it must be one number, or one for each of {axes} axes")
+    return np.broadcast_to(bound, (axes,))
+
+
 def _matrix(inv_freq: ArrayLike) -> Float64:
-    given = np.asarray(inv_freq)
-    if given.dtype.kind not in "fiu":
-        raise TypeError(f"`inv_freq` has dtype {given.dtype}; it must hold real numbers")
-    if not 1 <= given.ndim <= 3 or given.size == 0 or not np.isfinite(given).all():
-        raise ValueError(f"`inv_freq` has shape {given.shape}; it must be 1 to 3 axes of finite numbers")
-    return given.astype(np.float64).reshape(1 if given.ndim == 1 else len(given), -1)
+    given = finite_array("inv_freq", inv_freq)
+    if not 1 <= given.ndim <= 3 or given.size == 0:
+        raise ValueError(f"`inv_freq` has shape {given.shape}; it must have 1 to 3 axes, none of them 0 long")
+    return given.reshape(1 if given.ndim == 1 else len(given), -1)
 
 
 def _wrapped(angle: Float64) -> Float64:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.spec import Float64, real_array, real_number, whole_number, whole_numbers
+from rope_cpu.spec import MAX_POSITION, Float64, boolean, finite_array, real_number, whole_number, whole_numbers
 
 Int64 = NDArray[np.int64]
 
@@ -56,21 +56,25 @@ def grid(
     `grid((h, w), centred=True, scale=(2 / h, 2 / w))` are the centres of patches in an image that spans -1 to 1, and
     `grid((t, h, w), start=(0, -(h - h // 2), -(w - w // 2)))` the centred whole ids of Qwen-Image.
 
-    Raises TypeError or ValueError naming the argument, its value and the rule.
+    Raises TypeError or ValueError naming the argument, its value and the rule, also for coordinates beyond ±2^53.
     """
     counts = whole_numbers("sizes", sizes)
     if not counts:
         raise ValueError(f"`sizes` is {sizes!r}; it must name the cells of one axis at least")
     begin = _per_axis("start", start, len(counts))
-    if centred:
-        if any(begin):
+    if boolean("centred", centred):
+        if begin.any():
             raise ValueError(f"`start` is {start!r}, but `centred` already says where the grid starts")
-        begin = [-(count - 1) / 2 for count in counts]
+        begin = -(np.array(counts) - 1) / 2
     scales = _per_axis("scale", scale, len(counts))
-    lines = [(np.arange(n) + first) * step for n, first, step in zip(counts, begin, scales, strict=True)]
-    ids = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, len(counts))
+    with np.errstate(over="ignore"):
+        lines = [(np.arange(n) + first) * step for n, first, step in zip(counts, begin, scales, strict=True)]
+    for line in lines:
+        if not (np.abs(line) <= MAX_POSITION).all():
+            raise ValueError(f"`start` is {start!r} and `scale` is {scale!r}; coordinates must stay within ±2^53")
+    ids: Float64 = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, len(counts))
     whole = np.rint(ids)
-    return whole.astype(np.int64) if np.array_equal(whole, ids) else ids.astype(np.float64)
+    return whole.astype(np.int64) if np.array_equal(whole, ids) else ids
 
 
 def patches(grid_thw: ArrayLike, *, merge_size: int = 1) -> Int64:
@@ -143,7 +147,7 @@ def mrope(
     videos = _grids("video_grid_thw", video_grid_thw, edge)
     rate = real_number("tokens_per_second", tokens_per_second)
     steps = _steps(seconds_per_grid, rate, len(videos))
-    if split_frames:
+    if boolean("split_frames", split_frames):
         _refuse_timing(merge_frames=(merged, 1), seconds_per_grid=(seconds_per_grid, None), tokens_per_second=(rate, 1))
         frames = videos[:, 0]
         videos, steps = np.repeat(videos, frames, axis=0), np.repeat(steps, frames)
@@ -167,13 +171,14 @@ def token_types(token_ids: ArrayLike, *, image_token_id: int | None, video_token
     token_ids: integers of any shape, as the model takes them.
     image_token_id, video_token_id: the ids that stand for a token of an image or a video; None where there are none.
 
-    Raises TypeError where token_ids are no integers.
+    Raises TypeError where these are no integers.
     """
     ids = _integers("token_ids", token_ids)
     types = np.zeros(ids.shape, dtype=np.int64)
-    for kind, token in ((IMAGE, image_token_id), (VIDEO, video_token_id)):
+    named = (IMAGE, "image_token_id", image_token_id), (VIDEO, "video_token_id", video_token_id)
+    for kind, name, token in named:
         if token is not None:
-            types[ids == token] = kind
+            types[ids == whole_number(name, token, np.iinfo(np.int64).min)] = kind
     return types
 
 
@@ -202,6 +207,7 @@ def _sequence(kinds: list[int], media: dict[int, Iterator[tuple[Int64, int]]]) -
     return np.concatenate(parts)
 
 
+_FURTHEST = 2.0**31  # ids from one frame to the next
 _GRIDS = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
 _NONE: tuple[Int64, int] = (np.zeros((0, 3), dtype=np.int64), 0)
 
@@ -242,9 +248,14 @@ def _refuse_values(name: str, wrong: NDArray[Any], rule: str) -> None:
 
 
 def _steps(seconds_per_grid: ArrayLike | None, tokens_per_second: float, videos: int) -> NDArray[np.float32]:
-    seconds = np.ones(videos) if seconds_per_grid is None else real_array("seconds_per_grid", seconds_per_grid)
+    seconds = np.ones(videos) if seconds_per_grid is None else finite_array("seconds_per_grid", seconds_per_grid)
     if seconds.shape != (videos,):
         raise ValueError(f"`seconds_per_grid` has shape {seconds.shape}; it must be ({videos},), one for each video")
+    _refuse_values(
+        "seconds_per_grid",
+        seconds[(seconds < 0) | (seconds > _FURTHEST / tokens_per_second)],
+        "at least 0, and at most 2^31 ids when multiplied by `tokens_per_second`",
+    )
     return np.float32(tokens_per_second) * seconds.astype(np.float32)
 
 
@@ -267,8 +278,8 @@ def _integers(name: str, values: ArrayLike) -> Int64:
     return array.astype(np.int64)
 
 
-def _per_axis(name: str, value: float | Sequence[float], axes: int) -> list[float]:
-    values = list(value) if isinstance(value, Sequence | np.ndarray) else [value] * axes
-    if len(values) != axes:
-        raise ValueError(f"`{name}` has {len(values)} numbers, but `sizes` has {axes}")
-    return values
+def _per_axis(name: str, value: float | Sequence[float], axes: int) -> Float64:
+    values = finite_array(name, value)
+    if values.shape not in ((), (axes,)):
+        raise ValueError(f"`{name}` is {value!r}; it must be one number, or one for each of the {axes} `sizes`")
+    return np.broadcast_to(values, (axes,))

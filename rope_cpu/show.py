@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rope_cpu._shown import Layers, one_axis, rotations
-from rope_cpu._usage import UsageError, add_config_arguments, check_picture, config_of, writing
+from rope_cpu._usage import add_config_arguments, add_pairing_arguments, check_picture, config_of, unread, writing
 from rope_cpu.spec import Float64
 
 # Ratios closer than this are the same: frequencies carry a few float64 roundings.
@@ -20,9 +20,7 @@ SAME = 1e-9
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rope-cpu show`."""
     add_config_arguments(parser)
-    pairing = parser.add_mutually_exclusive_group()
-    pairing.add_argument("--interleaved", action="store_true", default=None, help="pairs are (2i, 2i+1)")
-    pairing.add_argument("--half", dest="interleaved", action="store_false", help="pairs are (i, i+n)")
+    add_pairing_arguments(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw wavelengths and decay of scores (.png, .svg)")
 
 
@@ -33,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         shown = list(rotations(config_of(args), args.layer_type, args.interleaved))
     except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
+        raise unread(error, args.layer_type, args.interleaved) from error
     for number, layers in enumerate(shown):
         print("\n".join([""] * (number > 0) + list(describe(layers))))
     if args.plot is not None:

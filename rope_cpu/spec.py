@@ -246,15 +246,21 @@ def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
     return given
 
 
+def finite_array(name: str, value: ArrayLike) -> Float64:
+    """Return `value` as float64; raise unless it holds finite real numbers."""
+    given = real_array(name, value).astype(np.float64)
+    if not np.isfinite(given).all():
+        raise ValueError(f"`{name}` holds {given[~np.isfinite(given)][0]}; it must be finite")
+    return given
+
+
 def _frequencies(inv_freq: ArrayLike) -> Float64:
-    frequencies = real_array("inv_freq", inv_freq).astype(np.float64)
+    frequencies = finite_array("inv_freq", inv_freq)
     if not 1 <= frequencies.ndim <= 3 or 0 in frequencies.shape:
         raise ValueError(
             f"`inv_freq` has shape {frequencies.shape}; it must be (pairs,), (axes, pairs) or (axes, heads, pairs), "
             "none of them 0"
         )
-    if not np.isfinite(frequencies).all():
-        raise ValueError(f"`inv_freq` holds {frequencies[~np.isfinite(frequencies)][0]}; it must be finite")
     beyond = frequencies[np.abs(frequencies) > LARGEST_FREQUENCY]
     if beyond.size:
         raise ValueError(

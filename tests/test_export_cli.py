@@ -89,6 +89,7 @@ def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path
         (("--seq-len", "50"), "--seq-len is 50, but rope type 'llama3' is the same at every length"),
         (("--positions", "past"), "--positions past is an option of attention"),
         (("--seed", "-1"), "`seed` is -1; it must be at least 0"),
+        (("--attention", "--scale", "0"), "`scale` is 0.0; it must be finite and above 0"),
         (("--max-positions", "999999999999"), "not enough memory"),
     ],
 )
@@ -117,10 +118,17 @@ def test_what_a_config_says_about_attention_is_not_passed_over(export_to, said, 
 
 def test_a_length_is_asked_for(export_to):
     config = CONFIG | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64}
-    with pytest.raises(UsageError, match="depends on the sequence length"):
+    with pytest.raises(UsageError, match="depends on the sequence length; say it with --seq-len"):
         export_to(config=config)
     code, _ = export_to("--seq-len", "256", config=config)
     assert code == 0
+
+
+def test_a_pairing_is_asked_for(export_to):
+    config = CONFIG | {"model_type": "somebody's own"}
+    with pytest.raises(UsageError, match="choose with --half or --interleaved"):
+        export_to(config=config)
+    assert export_to("--interleaved", config=config)[0] == 0
 
 
 def test_a_missing_folder(tmp_path):

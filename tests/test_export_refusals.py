@@ -27,7 +27,7 @@ REFUSED = {
         {"max_positions": 8},
         "tables cannot hold .* turn by several axes",
     ),
-    "a length that is not chosen": (LONG, {}, "'dynamic' depends on the sequence length; export `rope.at_length"),
+    "a length that is not chosen": (LONG, {}, "'dynamic' depends on the sequence length; give `rope.at_length"),
     "a length for each row": (LONG.at_length([64, 128]), {}, "for 2 batch rows; a graph is written for one length"),
     "counting on axes": (AXIAL, {"positions": "none"}, "`positions` is 'none'; with 2 axes each token needs"),
     "counting packed tokens": (PLAIN, {"layout": "thd", "positions": "offset"}, "layout thd. need position_ids"),

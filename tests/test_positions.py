@@ -111,6 +111,10 @@ def apart(**options):
     return positions.mrope([[2, 0, 2]], video_grid_thw=[[2, 2, 2]], split_frames=True, **options)
 
 
+def video(**options):
+    return positions.mrope([[2]], video_grid_thw=[[1, 2, 2]], **options)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -122,7 +126,12 @@ def apart(**options):
         (lambda: positions.grid((0, 3)), ValueError, "`sizes` is 0"),
         (lambda: positions.grid(()), ValueError, r"`sizes` is \(\); it must name the cells of one axis"),
         (lambda: positions.grid((2, 3), centred=True, start=1), ValueError, "`start` is 1"),
-        (lambda: positions.grid((2, 3), scale=(1, 2, 3)), ValueError, "`scale` has 3 numbers"),
+        (lambda: positions.grid((2, 3), centred="yes"), TypeError, "`centred` is 'yes'"),
+        (lambda: positions.grid((2, 3), scale=(1, 2, 3)), ValueError, "one for each of the 2 `sizes`"),
+        (lambda: positions.grid((2, 3), scale=np.nan), ValueError, "`scale` holds nan; it must be finite"),
+        (lambda: positions.grid((2, 3), start=1j), TypeError, "`start` has dtype complex128"),
+        (lambda: positions.grid((2, 3), scale=1e300), ValueError, "coordinates must stay within"),
+        (lambda: positions.grid((2, 3), start=1e300, scale=1e300), ValueError, "coordinates must stay within"),
         (lambda: positions.patches([[1, 3, 4]], merge_size=2), ValueError, "multiples of merge_size 2"),
         (lambda: positions.patches([1, 3, 4]), ValueError, "`grid_thw` has shape"),
         (lambda: positions.patches([[1, 0, 2]]), ValueError, "`grid_thw` holds 0; every value must be at least 1"),
@@ -137,6 +146,12 @@ def apart(**options):
         (lambda: positions.mrope([[0]], seconds_per_grid=[1.0]), ValueError, "`seconds_per_grid` has shape"),
         (lambda: positions.mrope([[0]], seconds_per_grid=["a"]), TypeError, "`seconds_per_grid` has dtype <U1"),
         (lambda: positions.mrope([[0]], tokens_per_second="a"), TypeError, "`tokens_per_second` is 'a'"),
+        (lambda: positions.mrope([[0]], split_frames="no"), TypeError, "`split_frames` is 'no'"),
+        (lambda: video(seconds_per_grid=[-1.0]), ValueError, "`seconds_per_grid` holds -1.0; every value must be at"),
+        (lambda: video(seconds_per_grid=[np.nan]), ValueError, "`seconds_per_grid` holds nan; it must be finite"),
+        (lambda: video(seconds_per_grid=[2.0], tokens_per_second=2e9), ValueError, r"at most 2\^31 ids"),
+        (lambda: positions.token_types([1], image_token_id="a", video_token_id=None), TypeError, "`image_token_id` is"),
+        (lambda: positions.token_types([1], image_token_id=1, video_token_id=1.5), TypeError, "`video_token_id` is"),
         (lambda: apart(merge_frames=2), ValueError, "`merge_frames` is 2, but with `split_frames`"),
         (lambda: apart(seconds_per_grid=[1.0]), ValueError, r"`seconds_per_grid` is \[1.0\], but with `split_frames`"),
         (lambda: apart(tokens_per_second=2), ValueError, "`tokens_per_second` is 2.0, but with `split_frames`"),

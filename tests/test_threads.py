@@ -184,11 +184,13 @@ def test_small_jobs_wake_workers_the_more_rarely_the_more_often_it_was_in_vain()
     assert run(code, NUMBA_NUM_THREADS="2") == ["True"] * 4
 
 
-def test_small_jobs_are_shared_the_more_rarely_the_more_often_workers_came_late():
+@pytest.mark.parametrize("counted", ["words._COUNTED", ()], ids=["processor's clock", "system's clock"])
+def test_small_jobs_are_shared_the_more_rarely_the_more_often_workers_came_late(counted, tmp_path):
     """Workers that never come are late: the 8th job is tried, and seven more, then the next 16th, 32nd and 64th."""
-    code = """
+    code = f"""
     from rope_cpu import _rotate
-    from rope_cpu._kernels import sharing
+    from rope_cpu._kernels import sharing, words
+    words._COUNTED = {counted}
     _rotate.worth_a_thread = lambda *kind: 2**14
     small, plan = x[:, :16].repeat(4, axis=2), rope.plan(np.arange(16))
     def shared(pool, jobs):
@@ -201,7 +203,8 @@ def test_small_jobs_are_shared_the_more_rarely_the_more_often_workers_came_late(
     sharing.serving = lambda: lambda *arguments: None
     print(*shared(_threads.start(2), 250))
     """
-    assert run(code, NUMBA_NUM_THREADS="2") == [str(first + i) for first in (7, 30, 69, 140) for i in range(8)]
+    cache = {} if counted else {"NUMBA_CACHE_DIR": str(tmp_path)}  # kernels by another clock have no other name
+    assert run(code, NUMBA_NUM_THREADS="2", **cache) == [str(first + i) for first in (7, 30, 69, 140) for i in range(8)]
 
 
 def test_small_jobs_stay_shared_while_workers_are_in_time_but_for_one_in_64():

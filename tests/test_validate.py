@@ -144,6 +144,38 @@ def test_a_model_of_somebody_else_is_refused():
         export.validate(model, ROPE)
 
 
+@pytest.mark.parametrize("said", ["{}", '{"kind": "rope"}', '{"kind": "attention"}', '{"kind": "dance"}'])
+def test_metadata_that_says_too_little_is_refused(said):
+    model = export.export_rope(ROPE)
+    (entry,) = [entry for entry in model.metadata_props if entry.key == "rope_cpu.export"]
+    entry.value = said
+    with pytest.raises(ValueError, match=r"`model` h(olds|as metadata)"):
+        export.validate(model, ROPE)
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path):
+    (tmp_path / "junk.onnx").write_bytes(b"\xff" * 99)
+    with pytest.raises(ValueError, match=r"junk\.onnx', which is no ONNX file"):
+        export.validate(tmp_path / "junk.onnx", ROPE)
+
+
+def test_a_rotary_without_a_length_is_refused():
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    rope = RotaryEmbedding(16, rope_theta=1000.0, scaling=scaling, max_position_embeddings=64)
+    model = export.export_rope(rope.at_length(128))
+    assert export.validate(model, rope.at_length(128)).passed
+    with pytest.raises(ValueError, match=r"give `rope.at_length\(seq_len\)`"):
+        export.validate(model, rope)
+    with pytest.raises(ValueError, match="frequencies for 2 batch rows"):
+        export.validate(model, rope.at_length([128, 130]))
+
+
+def test_a_case_that_runs_nothing_cannot_be_replayed():
+    for model in (export.export_rope(ROPE), export.export_attention(ROPE, num_heads=2)):
+        report = export.validate(model, ROPE)
+        assert report.replay(report.outcomes[0]) == {}
+
+
 def test_an_output_without_a_shape_is_found():
     model = export.export_rope(ROPE, target="ort", layout="bshd")
     del model.graph.value_info[:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,14 +66,20 @@ def relax(b: Any) -> None:
 # Where LLVM's counter is one that programs may read: on 64-bit Arm in the newest only. An instruction of our own, as
 # assembly, would end the process, as Numba's LLVM has no parser for it.
 _COUNTED = ("x86_64", "aarch64") if llvm_version_info >= (22,) else ("x86_64",)
+_system_time = foreign("clock_gettime", _INT, _INT, _WORD)
 
 
 def ticks(b: Any) -> Integer:
-    """Read the processor's clock, in units of its own; always 0 where it is not known how."""
-    if not target()[0].startswith(_COUNTED):
+    """Read the processor's clock, in units of its own, or else the system's; always 0 where there is neither."""
+    if target()[0].startswith(_COUNTED):
+        kind = ir.FunctionType(_WORD, [])
+        return Integer(b, b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.readcyclecounter"), []))
+    if not hasattr(time, "CLOCK_MONOTONIC"):
         return Integer(b, _WORD(0))
-    kind = ir.FunctionType(_WORD, [])
-    return Integer(b, b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.readcyclecounter"), []))
+    place = spill(b, [0, 0])
+    _system_time(b, time.CLOCK_MONOTONIC, place)
+    seconds, nanoseconds = place.words(2)
+    return seconds * 10**9 + nanoseconds
 
 
 def spill(b: Any, words: Sequence[Integer | int]) -> Integer:
