@@ -41,6 +41,10 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
+def _frequencies(rope: RotaryEmbedding) -> tuple[bytes, float]:
+    return rope.inv_freq.tobytes(), rope.attention_factor
+
+
 @dataclass
 class Cache:
     """Rotated keys and values of every layer, (batch, seq, kv_heads, head_dim), and the rotary that turned the keys."""
@@ -56,9 +60,9 @@ class Cache:
 
     def turn_by(self, rope: RotaryEmbedding) -> None:
         """Rotate the keys anew where the sequence has grown into other frequencies (longrope, dynamic)."""
-        if self.rope is not None and rope != self.rope:
-            self.keys = [rope.rotate(self.rope.rotate(keys, inverse=True)) for keys in self.keys]
-        self.rope = rope
+        before, self.rope = self.rope, rope
+        if before is not None and _frequencies(rope) != _frequencies(before):
+            self.keys = [rope.rotate(before.rotate(keys, inverse=True)) for keys in self.keys]
 
     def append(self, layer: int, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Add keys and values to a layer; return all it holds."""

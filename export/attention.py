@@ -56,9 +56,11 @@ def export_attention(
 
     num_heads, num_kv_heads: of queries, and of keys and values (grouped-query attention); None: as many.
     target: "onnx" (Attention and RotaryEmbedding, opset 23), "primitive" (ops of opset 13; the only one in float64) or
-        "ort" (com.microsoft GroupQueryAttention, which rotates too; several new tokens on a past need a batch of 1).
+        "ort" (com.microsoft GroupQueryAttention, which rotates too: it needs max_positions and positions "past", is
+        causal, head_dim and rotary_dim are multiples of 16, v_head_dim is head_dim; several new tokens on a past need a
+        batch of 1).
     dtype: of inputs and outputs; float16 and bfloat16 are computed in float32.
-    layout: of q, k, v and the result: "bhsd", "bshd" or "bsd" (batch, seq, heads·head_dim); with weights left out.
+    layout: of q, k, v and the result: "bhsd", "bshd" or "bsd" (batch, seq, heads·head_dim). Not together with weights.
     causal: a query attends to keys up to itself. window: to so many of them, itself included.
     softcap: c·tanh(score/c). scale: on the scores, head_dim^-½ unless given.
     mask: "none", "padding" (an input attention_mask, bool (batch, total), true: attend), "bool" or "float" ((batch or
@@ -98,7 +100,8 @@ def export_attention(
         v_head_dim=v_head_dim,
         opset=opset,
     )
-    return _Builder(rope, options, arrays, norms).model(entries(rope, options.metadata(), metadata))
+    said = entries(rope, options.metadata(), metadata, tables=options.rope.tables)
+    return _Builder(rope, options, arrays, norms).model(said)
 
 
 class _Builder:

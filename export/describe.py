@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding
 
 TOLERANCE = "|result - exact| <= 1/2 ulp(exact) + 3 u A (|x_a| + |x_b|), u = 2^-53 for float64, else 2^-24"
+# What is added where angles are computed in the graph, in float64.
+ROUNDED = " + axes sum(|position inv_freq|) 2^-53 A (|x_a| + |x_b|)"
 
 
 def described(rope: RotaryEmbedding) -> str:
@@ -23,9 +25,14 @@ def described(rope: RotaryEmbedding) -> str:
     )
 
 
-def entries(rope: RotaryEmbedding, options: dict[str, str], further: Mapping[str, str] | None) -> dict[str, str]:
-    """Return all that a file says: of its rotation, of its export, and what a user adds; raise where that says less."""
-    own = facts(rope) | options
+def entries(
+    rope: RotaryEmbedding, options: dict[str, str], further: Mapping[str, str] | None, *, tables: bool
+) -> dict[str, str]:
+    """Return all that a file says: of its rotation, of its export, and what a user adds; raise where that says less.
+
+    tables: cos and sin are looked up rather than computed.
+    """
+    own = facts(rope) | {"rope_cpu.tolerance": TOLERANCE if tables else TOLERANCE + ROUNDED} | options
     if further is None:
         return own
     known = isinstance(further, Mapping)
@@ -55,5 +62,4 @@ def facts(rope: RotaryEmbedding) -> dict[str, str]:
     return {
         "rope_cpu.version": __version__,
         "rope_cpu.rotation": json.dumps(rotation),
-        "rope_cpu.tolerance": TOLERANCE,
     }

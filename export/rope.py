@@ -45,14 +45,17 @@ def export_rope(
     layout: "bhsd" (batch, heads, seq, head_dim), "bshd", "sbhd", "thd" (packed tokens, heads, head_dim), or "bsd",
         the packed (batch, seq, heads·head_dim).
     inputs: names of the tensors to rotate, each to an output with `_rot` appended.
-    num_heads, num_kv_heads: heads of the first and of the other inputs; None: whatever comes (layout bsd needs them).
+    num_heads, num_kv_heads: heads of the first and of the other inputs; None: whatever comes. Layout bsd needs them, as
+        do frequencies per head, which target "primitive" alone can express.
     positions: "position_ids" (an input (batch or 1, seq), thd (tokens,), with several axes a trailing axis of
         coordinates), "offset" (an input (batch or 1,): positions offset + 0, 1, 2, …) or "none" (0, 1, 2, …).
     position_dtype: int64, or float32 or float64 where angles are computed in the graph.
     max_positions: rows of cos and sin tables, which become initializers; other positions fail when the model runs.
-        None: cos and sin are computed in the graph in float64, without a limit.
-    table_inputs: cos_cache and sin_cache (table, pairs), of any length, are inputs; with positions "none" they are
-        those of the tokens, (batch or 1, seq, pairs), thd (tokens, pairs).
+        None: cos and sin are computed in the graph, without a limit, of angles rounded to float64, which adds
+        |angle|·2^-53·A·(|x_a| + |x_b|) to the error: in float64 most of it.
+    table_inputs: cos_cache and sin_cache (table, pairs), of any length, are inputs, float32 (float64 for float64); with
+        positions "none" they are those of the tokens, (batch or 1, seq, pairs), thd (tokens, pairs). Not together with
+        max_positions or inverse. Tables of either kind need pairs that turn with one axis each.
     inverse: undo the rotation: the angle −θ and the factor 1/A.
     opset: of the model; None: the lowest that the target can be written in.
     metadata: further entries for the file, strings to strings; names that it says things of itself by are refused.
@@ -77,7 +80,7 @@ def export_rope(
         inverse=inverse,
         opset=opset,
     )
-    return _model(rope, options, entries(rope, options.metadata(), metadata))
+    return _model(rope, options, entries(rope, options.metadata(), metadata, tables=options.tables))
 
 
 def _model(rope: RotaryEmbedding, options: RopeOptions, metadata: dict[str, str]) -> onnx.ModelProto:

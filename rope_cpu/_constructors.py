@@ -39,7 +39,8 @@ class Constructors:
         """Make a rotary for text: one axis, frequencies rope_theta^(−2i/rotary_dim), scaled where `scaling` says so.
 
         head_dim: width of a head vector in elements. rotary_dim: how many of its leading elements are rotated; where it
-            is not given, all, or the section's partial_rotary_factor of them. Frequencies are computed for rotary_dim.
+            is not given, all, or the section's partial_rotary_factor of them. Frequencies are computed for rotary_dim
+            (for the share itself where that is odd, and one element more is rotated).
         rope_theta: the base; 10000 where it is said nowhere.
         interleaved: pairs are (2i, 2i+1), "GPT-J", rather than (i, i+n), "NeoX" and `rotate_half`.
         scaling: a dict in Hugging Face form, {"rope_type": "llama3", "factor": 8.0, …}; it may hold rope_theta too.
@@ -175,12 +176,13 @@ class Constructors:
         """Return M-RoPE: the frequencies of one axis, shared out among time, height and width.
 
         head_dim: width of a head vector in elements; the first 2·sum(mrope_section) are rotated.
-        mrope_section: pairs for time, height and width.
+        mrope_section: pairs for time, height and width, or for any other number of axes.
         rope_theta: base of the frequencies.
         mrope_interleaved: False gives each axis one run of pairs (Qwen2-VL), True deals them out in turn (Qwen3-VL).
         interleaved: pairs are (2i, 2i+1) rather than (i, i+n).
         scaling: a dict in Hugging Face form, or None; it may repeat rope_theta, mrope_section and mrope_interleaved.
-            Where it depends on the sequence length, the rotary needs `at_length`, like that of one axis.
+            Where it depends on the sequence length, the rotary needs `at_length`, like that of one axis, and what is
+            said elsewhere of a config, max_position_embeddings, stands in it.
 
         Raises TypeError or ValueError where sections do not fit, naming argument, value and rule.
         Source: Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.

@@ -117,7 +117,8 @@ def yarn(
     """YaRN: ω′ = (ω/s)·γ + ω·(1−γ), γ ramps from 0 to 1 between the pairs that turn beta_fast and beta_slow times.
 
     A is attention_factor, else m(mscale) / m(mscale_all_dim) where both are given, else m(1), m(μ) = 0.1·μ·ln s + 1.
-    s is factor, or max_position_embeddings / original_max_position_embeddings.
+    s is factor, or max_position_embeddings / original_max_position_embeddings. beta_fast is 32 and beta_slow 1 unless
+    given; truncate rounds the ends of the ramp outwards to whole pairs.
 
     Source: Peng et al., "YaRN", arXiv:2309.00071, sections 3.2 to 3.4; the m of two scales: DeepSeek-V2's code.
     """

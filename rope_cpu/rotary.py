@@ -87,7 +87,7 @@ class RotaryEmbedding(Constructors):
 
     @property
     def rope_type(self) -> str:
-        """Name of the scaling kind."""
+        """Name of the scaling kind, or of another source of frequencies: axial, generators."""
         return self._spec.rope_type
 
     @property
@@ -101,8 +101,9 @@ class RotaryEmbedding(Constructors):
         Returns itself where length plays no part. It is a pure function of each sequence's own length; transformers
         takes the longest sequence of a batch, and what it did before. A key rotated for one length and a query rotated
         for another do not match: where a growing sequence comes to other frequencies (dynamic: with every token past
-        the original length; longrope: once, past it), rotate its cached keys anew: `old.rotate(keys, inverse=True)`,
-        then `new.rotate(keys)`.
+        the original length; dynamic_powers: at each doubling; longrope: once, past it), rotate its cached keys anew:
+        `old.rotate(keys, inverse=True)`, then `new.rotate(keys)`. Whether they are others, `inv_freq` and
+        `attention_factor` tell: rotaries of two lengths are not equal.
 
         Raises TypeError or ValueError where a length is no integer of at least 1.
         """
@@ -167,15 +168,17 @@ class RotaryEmbedding(Constructors):
         x: float32, float64, float16 or bfloat16, axes as `layout` says: "bshd" (batch, seq, heads, head_dim), "bhsd",
             "sbhd" or "thd" (packed tokens, heads, head_dim); any strides.
         position_ids: integers or float32/float64, (seq,) or (batch, seq), for thd (tokens,) and required; with several
-            axes one more trailing axis of coordinates. None: offset + 0, 1, 2, …
-        offset: position of the first token, an int or one per batch row; not together with position_ids.
+            axes one more trailing axis of coordinates. None: offset + 0, 1, 2, …, for one axis and for M-RoPE, whose
+            text has the same coordinate on all.
+        offset: position of the first token, an int of either sign or one per batch row; not together with position_ids.
         inverse: undo the rotation: the angle −θ and the factor 1/A.
         out: where to write, `x` itself or memory that shares nothing with it; it is returned.
 
         Returns an array of x's shape and dtype, computed in float32 (float64 for float64) and rounded once; what of
         bfloat16 is below 2^-126 becomes zero. Elements past rotary_dim are copied.
 
-        Raises TypeError or ValueError, before anything is written, naming argument, value and rule.
+        Raises TypeError or ValueError, before anything is written, naming argument, value and rule; ValueError also
+        where frequencies depend on a length that is not given (`at_length`).
         """
         if position_ids is None and self._short:
             result: Array | None = self._short.rotate(x, x, out, offset, layout, inverse, ALONE)
@@ -232,7 +235,7 @@ class RotaryEmbedding(Constructors):
         """Move rotated keys by `delta` positions: the angle delta·F, the factor 1 (llama.cpp's K-shift).
 
         keys: as `x` in `rotate`. delta: tokens, one number for all, or like position_ids one per token; with several
-        axes a trailing axis of coordinates, (axes,) for all tokens.
+        axes a trailing axis of coordinates, (axes,) for all tokens (M-RoPE: or a number). layout, out: as in `rotate`.
 
         Returns the keys as they would be, had they been rotated at their new positions.
         Raises TypeError or ValueError as `rotate` does.

@@ -26,7 +26,7 @@ def sinusoidal(
 
     interleaved: True puts sin in even and cos in odd columns, False sin in the first half and cos in the second
         (RoFormer, XLM). An odd dim has one sin more.
-    dtype: float32, float64, float16 or bfloat16; the exact values are rounded once.
+    dtype: float32, float64, float16 or bfloat16; the exact values are rounded once (bfloat16 below 2^-126: to zero).
 
     Raises TypeError or ValueError naming the argument, its value and the rule.
     Source: Vaswani et al., arXiv:1706.03762; RoFormerSinusoidalPositionalEmbedding in transformers.

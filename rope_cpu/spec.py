@@ -16,7 +16,8 @@ ANGLE_DTYPES = ("float64", "float32")
 # Positions beyond it are refused: float64 does not hold every whole number there.
 MAX_POSITION = 2.0**53
 
-# Radians per unit of position. Beyond it the angle of a large position would lose its precision.
+# Radians per unit of position. Beyond it positions of some thousands would already lose digits, as angles beyond 2^53
+# radians do.
 LARGEST_FREQUENCY = 2.0**40
 
 

@@ -55,7 +55,8 @@ def apply_rotary(
     interleaved: pairs are (2i, 2i+1) rather than (i, i+n). inverse: −sin, the transposed rotation.
     out: where to write, `x` itself or memory that shares nothing with it; it is returned.
 
-    Returns an array of x's shape and dtype, computed in float32 (float64 for float64) and rounded once.
+    Returns an array of x's shape and dtype, computed in float32 (float64 for float64) and rounded once; what of
+    bfloat16 is below 2^-126 becomes zero.
 
     Raises TypeError or ValueError, before anything is written, naming argument, value and rule.
     Source: ONNX operator RotaryEmbedding, opset 23.
