@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu.spec import MAX_POSITION, Float64
+from rope_cpu.spec import MAX_POSITION, Float64, unmasked
 
 Array = NDArray[Any]
 
@@ -46,7 +46,7 @@ def array(name: str, x: object, form: str) -> Array:
     """Return `x` if it is an array that can be rotated in this layout; raise otherwise."""
     if not isinstance(x, np.ndarray):
         raise TypeError(f"`{name}` is a {type(x).__name__}; it must be a NumPy array")
-    _unmasked(name, x)
+    unmasked(name, x)
     if x.dtype not in FORMAT_OF:
         raise TypeError(f"`{name}` has dtype {x.dtype}; it must be {', '.join(FORMAT_OF.values())} (native byte order)")
     if x.ndim != len(form):
@@ -97,7 +97,7 @@ def _output(name: str, out: Any, of: str, shape: tuple[int, ...], dtype: np.dtyp
     """Raise unless a result of this shape and dtype, that of `of`, can be written to an array."""
     if not isinstance(out, np.ndarray):
         raise TypeError(f"`{name}` is a {type(out).__name__}; it must be a NumPy array like `{of}`")
-    _unmasked(name, out)
+    unmasked(name, out)
     if out.dtype != dtype:
         raise TypeError(f"`{name}` has dtype {out.dtype}; it must be that of `{of}`, {dtype}")
     if out.shape != shape:
@@ -166,7 +166,7 @@ def numbers(name: str, value: object) -> Array:
 def _as_array(name: str, value: object) -> Array:
     """Return numbers as an array; raise for what is masked, ragged, or too large for any dtype of NumPy's."""
     if isinstance(value, np.ndarray):
-        _unmasked(name, value)
+        unmasked(name, value)
         ids = np.asarray(value)
     else:
         try:
@@ -223,6 +223,7 @@ def tables(cos: object, sin: object, looked_up: bool, form: str) -> tuple[Array,
     for name, table in (("cos", cos), ("sin", sin)):
         if not isinstance(table, np.ndarray):
             raise TypeError(f"`{name}` is a {type(table).__name__}; it must be a NumPy array")
+        unmasked(name, table)
         if table.dtype not in (np.float32, np.float64):
             raise TypeError(f"`{name}` has dtype {table.dtype}; it must be float32 or float64")
         if table.ndim not in ((2,) if looked_up or form == "thd" else (2, 3)) or table.shape[-1] == 0:
@@ -246,12 +247,6 @@ def table_ids(value: object, length: int, form: str) -> Array:
         if not 0 <= extreme < length:
             raise ValueError(f"`position_ids` holds {extreme}, but `cos` has rows 0 to {length - 1}")
     return ids
-
-
-def _unmasked(name: str, x: Array) -> None:
-    # What is plain is not masked; asking NumPy would load its module for that, a fiftieth of a start from the cache.
-    if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"`{name}` is a masked array; give its `.data`, as a mask has no place here")
 
 
 def _brief(value: object) -> str:

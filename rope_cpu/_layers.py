@@ -56,6 +56,8 @@ def each(values: Config, known: Model, found: Mapping[str, Config | None]) -> li
     said = next((key for key in _COUNTS if key in values), None)
     if not lists and interval is None and (said is None or type(values[said]) is not int):
         return []  # layers are alike, and nobody counts them
+    if said is None and not lists:
+        raise ValueError(f"`{_COUNTS[0]}` is missing; `no_rope_layer_interval` {interval} says which of them to rotate")
     count = len(lists[0]) if said is None else specs.whole_number(said, values[said], 0)
     types = [*(values.get("layer_types") or ()), *[None] * count][:count]
     bases = _bases(values, count)

@@ -108,7 +108,7 @@ def _renamed(section: Config, known: Model) -> Section:
             kept.pop(key, None)
     for key in ("rope_type", "type"):
         if key in kept:
-            kept[key] = known.types.get(kept[key], kept[key])
+            kept[key] = known.types.get(str(kept[key]), kept[key])
     return kept
 
 

@@ -59,7 +59,7 @@ def config_at(path: Path) -> dict[str, Any]:
     """Return the config of a file, or of a folder with a config.json; raise UsageError where there is none."""
     try:
         return load(path)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
 
 

@@ -16,6 +16,13 @@ from rope_cpu.spec import RopeSpec
 
 Config = Mapping[str, Any]
 
+# What keys hold that are looked into; the values of others are checked where they are used.
+_KINDS: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("model_type", "_class_name"), (str, "a string")),
+    **dict.fromkeys(("layer_types", "layer_rope_theta", "no_rope_layers"), (list | tuple, "a list")),
+    **dict.fromkeys(("attn_config", "per_layer_config"), (Mapping, "an object")),
+}
+
 # The parts of a multimodal config that hold a language model, for model types that no table knows.
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "llm_cfg", "talker_config", "decoder_config")
 
@@ -32,6 +39,8 @@ def read(
     raw = load(config)
     if interleaved is not None:
         interleaved = specs.boolean("interleaved", interleaved)
+    if layer_type is not None and not isinstance(layer_type, str):
+        raise TypeError(f"`layer_type` is {layer_type!r}; it must be a string")
     seen = vision.read(raw, angle_dtype=angle_dtype)
     if seen is not None:
         return _as_said(seen, layer_type, layer, interleaved)
@@ -52,7 +61,7 @@ def load(config: str | PathLike[str] | Config) -> dict[str, Any]:
     where it cannot be read.
     """
     if isinstance(config, Mapping):
-        return dict(config)
+        return _of_kinds(config)
     if not isinstance(config, str | PathLike):
         raise TypeError(f"`config` is a {type(config).__name__}; it must be a path or a dict")
     path = Path(fspath(config))
@@ -66,7 +75,16 @@ def load(config: str | PathLike[str] | Config) -> dict[str, Any]:
         raise ValueError(f"`config` {fspath(path)!r} is no JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"`config` {fspath(path)!r} holds a {type(raw).__name__}; it must hold an object")
-    return raw
+    return _of_kinds(raw)
+
+
+def _of_kinds(config: Config) -> dict[str, Any]:
+    """Return a config; raise where a key does not hold what it is read as."""
+    for key, (kind, name) in _KINDS.items():
+        value = config.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"`{key}` is {value!r}; it must be {name}")
+    return dict(config)
 
 
 def layers(raw: Config) -> tuple[dict[str, Any], Model, dict[str, dict[str, Any] | None]]:
@@ -95,6 +113,7 @@ def _as_said(seen: RopeSpec, layer_type: str | None, layer: int | None, interlea
 
 def language_model(raw: Config) -> tuple[Config, Model]:
     """Return the config of the language model in `raw`, which may be `raw` itself, and what is known of its type."""
+    raw = _of_kinds(raw)
     known = model(str(raw.get("model_type")))
     if known is not None and known.part is not None:
         own_key, part_type = known.part

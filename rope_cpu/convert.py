@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.spec import whole_number
+from rope_cpu.spec import unmasked, whole_number
 
 PAIRINGS = ("half", "interleaved")
 
@@ -31,6 +31,7 @@ def convert_weight(
     Raises TypeError or ValueError for another `to`, an axis that `w` lacks, and widths that do not fit.
     Source: the permutation is that of `permute` in transformers' convert_llama_weights_to_hf.
     """
+    unmasked("w", w)
     w = np.asarray(w)
     if to not in PAIRINGS:
         raise ValueError(f"`to` is {to!r}; it must be one of {', '.join(PAIRINGS)}")

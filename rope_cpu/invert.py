@@ -51,8 +51,8 @@ def separation(inv_freq: ArrayLike, reach: int) -> float:
     frequencies = _matrix(inv_freq)
     if len(frequencies) != 1:
         raise ValueError(f"`inv_freq` has {len(frequencies)} axes; `separation` counts along one")
-    least = np.pi
-    for start in range(1, whole_number("reach", reach) + 1, 65536):
+    least, reach = np.pi, whole_number("reach", reach)
+    for start in range(1, reach + 1, 65536):
         apart = np.arange(start, min(start + 65536, reach + 1), dtype=np.float64)
         least = min(least, np.abs(_wrapped(apart[:, None] * frequencies)).max(axis=1).min())
     return float(least)

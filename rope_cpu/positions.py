@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.spec import MAX_POSITION, Float64, boolean, finite_array, real_number, whole_number, whole_numbers
+from rope_cpu.spec import (
+    MAX_POSITION,
+    Float64,
+    boolean,
+    finite_array,
+    real_array,
+    real_number,
+    whole_number,
+    whole_numbers,
+)
 
 Int64 = NDArray[np.int64]
 
@@ -103,7 +112,7 @@ def with_unrotated(position_ids: ArrayLike, *, before: int = 0, after: int = 0) 
 
     Raises TypeError or ValueError for ids without an axis of coordinates.
     """
-    ids = np.asarray(position_ids)
+    ids = real_array("position_ids", position_ids)
     if ids.ndim < 2:
         raise ValueError(f"`position_ids` has shape {ids.shape}; it must be (..., tokens, axes)")
     width = (whole_number("before", before, 0), whole_number("after", after, 0))
@@ -143,8 +152,8 @@ def mrope(
     """
     types, kept = _types_and_mask(token_types, attention_mask)
     edge, merged = whole_number("merge_size", merge_size), whole_number("merge_frames", merge_frames)
-    images = _grids("image_grid_thw", image_grid_thw, edge)
-    videos = _grids("video_grid_thw", video_grid_thw, edge)
+    images = _grids("image_grid_thw", _NO_GRIDS if image_grid_thw is None else image_grid_thw, edge)
+    videos = _grids("video_grid_thw", _NO_GRIDS if video_grid_thw is None else video_grid_thw, edge)
     rate = real_number("tokens_per_second", tokens_per_second)
     steps = _steps(seconds_per_grid, rate, len(videos))
     if boolean("split_frames", split_frames):
@@ -162,7 +171,7 @@ def mrope(
     for kind, unused in media.items():
         if next(unused, None) is not None:
             raise ValueError(f"`{_GRIDS[kind]}` has more grids than `token_types` has tokens of type {kind} for")
-    return ids, ids.max(axis=(1, 2)) + 1 - kept.sum(axis=1)
+    return ids, ids.max(axis=(1, 2), initial=-1) + 1 - kept.sum(axis=1)
 
 
 def token_types(token_ids: ArrayLike, *, image_token_id: int | None, video_token_id: int | None) -> Int64:
@@ -171,7 +180,7 @@ def token_types(token_ids: ArrayLike, *, image_token_id: int | None, video_token
     token_ids: integers of any shape, as the model takes them.
     image_token_id, video_token_id: the ids that stand for a token of an image or a video; None where there are none.
 
-    Raises TypeError where these are no integers.
+    Raises TypeError where these are no integers, ValueError where one id stands for both.
     """
     ids = _integers("token_ids", token_ids)
     types = np.zeros(ids.shape, dtype=np.int64)
@@ -179,6 +188,8 @@ def token_types(token_ids: ArrayLike, *, image_token_id: int | None, video_token
     for kind, name, token in named:
         if token is not None:
             types[ids == whole_number(name, token, np.iinfo(np.int64).min)] = kind
+    if image_token_id is not None and image_token_id == video_token_id:
+        raise ValueError(f"`image_token_id` and `video_token_id` are both {image_token_id}; tokens are of one kind")
     return types
 
 
@@ -207,6 +218,7 @@ def _sequence(kinds: list[int], media: dict[int, Iterator[tuple[Int64, int]]]) -
     return np.concatenate(parts)
 
 
+_NO_GRIDS = np.zeros((0, 3), dtype=np.int64)
 _FURTHEST = 2.0**31  # ids from one frame to the next
 _GRIDS = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
 _NONE: tuple[Int64, int] = (np.zeros((0, 3), dtype=np.int64), 0)
@@ -259,9 +271,7 @@ def _steps(seconds_per_grid: ArrayLike | None, tokens_per_second: float, videos:
     return np.float32(tokens_per_second) * seconds.astype(np.float32)
 
 
-def _grids(name: str, grids: ArrayLike | None, edge: int) -> Int64:
-    if grids is None:
-        return np.zeros((0, 3), dtype=np.int64)
+def _grids(name: str, grids: ArrayLike, edge: int) -> Int64:
     sizes = _integers(name, grids)
     if sizes.ndim != 2 or sizes.shape[1] != 3:
         raise ValueError(f"`{name}` has shape {sizes.shape}; it must be (grids, 3): frames, rows, columns")
@@ -272,7 +282,7 @@ def _grids(name: str, grids: ArrayLike | None, edge: int) -> Int64:
 
 
 def _integers(name: str, values: ArrayLike) -> Int64:
-    array = np.asarray(values)
+    array = real_array(name, values)
     if array.dtype.kind not in "iu":
         raise TypeError(f"`{name}` has dtype {array.dtype}; it must hold integers")
     return array.astype(np.int64)

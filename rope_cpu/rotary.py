@@ -109,7 +109,7 @@ class RotaryEmbedding(Constructors):
         """
         if isinstance(seq_len, np.ndarray):
             seq_len = seq_len.tolist()
-        many = [seq_len] if isinstance(seq_len, str) or not isinstance(seq_len, Sequence) else seq_len
+        many = [seq_len] if isinstance(seq_len, str | bytes) or not isinstance(seq_len, Sequence) else seq_len
         lengths = [specs.whole_number("seq_len", length) for length in many]
         if not lengths:
             raise ValueError("`seq_len` is empty; it must be a length, or one per batch row")

@@ -21,6 +21,10 @@ MAX_POSITION = 2.0**53
 LARGEST_FREQUENCY = 2.0**40
 
 
+# The factor on cos and sin, and that of the inverse, must be normal numbers of float32.
+LARGEST_FACTOR = 2.0**126
+
+
 class LengthRule(Protocol):
     """Frequencies that depend on the sequence length (rope types dynamic and longrope).
 
@@ -157,6 +161,8 @@ def from_inv_freq(
     if head_dim < rotary_dim:
         raise ValueError(f"`head_dim` is {head_dim}, but `inv_freq` rotates {rotary_dim} elements (2 a pair)")
     factor = real_number("attention_factor", attention_factor)
+    if not 1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR:
+        raise ValueError(f"`attention_factor` is {factor}; it must be from 2^-126 to 2^126")
     one_of("angle_dtype", described.get("angle_dtype", "float64"), ANGLE_DTYPES)
     widths = _widths(blocks, rotary_dim)
     return RopeSpec(
@@ -236,8 +242,16 @@ def one_of(name: str, value: object, known: Sequence[str]) -> str:
     return value
 
 
+def unmasked(name: str, value: object) -> None:
+    """Raise where `value` is a masked array."""
+    # What is plain is not masked; asking NumPy would load its module for that, a fiftieth of a start from the cache.
+    if isinstance(value, np.ndarray) and type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"`{name}` is a masked array; give its `.data`, as a mask has no place here")
+
+
 def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
     """Return `value` as an array; raise unless it holds real numbers."""
+    unmasked(name, value)
     try:
         given = np.asarray(value)
     except (TypeError, ValueError):

@@ -64,6 +64,9 @@ def apply_rotary(
     form = _check.layout(layout)
     x = _check.array("x", x, form)
     cos, sin = _check.tables(cos, sin, position_ids is not None, form)
+    for name, table in (("cos", cos), ("sin", sin)):
+        if isinstance(out, np.ndarray) and np.may_share_memory(out, table) and _check.share(out, table):
+            raise ValueError(f"`out` shares memory with `{name}`; it must share nothing with what is read")
     if 2 * cos.shape[-1] > x.shape[-1]:
         raise ValueError(
             f"`x` has head_dim {x.shape[-1]}, but `cos` of shape {cos.shape} rotates {2 * cos.shape[-1]} elements"
@@ -76,7 +79,4 @@ def apply_rotary(
     if cos.ndim == 2:
         cos, sin = cos[None], sin[None]
     frame = _frame(form, x.shape[-1], 2 * cos.shape[-1], boolean("interleaved", interleaved))
-    for name, table in (("cos", cos), ("sin", sin)):
-        if isinstance(out, np.ndarray) and np.may_share_memory(out, table) and _check.share(out, table):
-            raise ValueError(f"`out` shares memory with `{name}`; it must share nothing with what is read")
     return _TableRotation(frame, x.dtype, cos[:, :, None], sin[:, :, None]).rotate(x, out)

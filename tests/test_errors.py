@@ -113,6 +113,8 @@ WRONG = {
     "out is no array": (lambda: ROPE.rotate(X, out=[1]), TypeError, "`out` is a list"),
     "out of q": (lambda: ROPE(X, X.copy(), out=(None, None)), TypeError, r"`out\[0\]` is a NoneType"),
     "read-only out": (lambda: ROPE.rotate(X, out=read_only(zeros(2, 3, 4, 6))), ValueError, "`out` is read-only"),
+    "out over a table that is looked up": (lambda: apply_rotary(X[:1], BUFFER[:6].reshape(3, 2), TABLE[:3], [0, 1, 2], out=BUFFER[:72].reshape(1, 3, 4, 6)), ValueError, "`out` shares memory with `cos`"),
+    "masked table": (lambda: apply_rotary(X, np.ma.array(TABLE[:3]), TABLE[:3]), TypeError, "`cos` is a masked array"),
     "overlapping out": (lambda: ROPE.rotate(OVERLAP[:, :, :4], out=OVERLAP[:, :, 1:]), ValueError, "`out` shares memory with `x`"),
     "out is the other input": (lambda: PLAN(X, Y, out=(Y, zeros(2, 3, 4, 6))), ValueError, r"`out\[0\]` shares memory with `k`"),
     "one out for both": (lambda: PLAN(X, Y, out=(X, X)), ValueError, r"`out\[1\]` shares memory with `q`"),

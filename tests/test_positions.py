@@ -107,6 +107,11 @@ def test_token_types():
 IMAGE = [[1, 4, 4]]
 
 
+def test_no_tokens_have_no_ids():
+    ids, offset = positions.mrope(np.zeros((2, 0), int))
+    assert (ids.shape, offset.tolist()) == ((2, 0, 3), [0, 0])
+
+
 def apart(**options):
     return positions.mrope([[2, 0, 2]], video_grid_thw=[[2, 2, 2]], split_frames=True, **options)
 
@@ -133,6 +138,10 @@ def video(**options):
         (lambda: positions.grid((2, 3), scale=1e300), ValueError, "coordinates must stay within"),
         (lambda: positions.grid((2, 3), start=1e300, scale=1e300), ValueError, "coordinates must stay within"),
         (lambda: positions.patches([[1, 3, 4]], merge_size=2), ValueError, "multiples of merge_size 2"),
+        (lambda: positions.patches(None), TypeError, "`grid_thw` has dtype object"),
+        (lambda: positions.with_unrotated([["a"]]), TypeError, "`position_ids` has dtype <U1"),
+        (lambda: positions.packed([[0], [1, 2]]), ValueError, "`cu_seqlens` is a list of unequal rows"),
+        (lambda: positions.token_types([1], image_token_id=7, video_token_id=7), ValueError, "are both 7"),
         (lambda: positions.patches([1, 3, 4]), ValueError, "`grid_thw` has shape"),
         (lambda: positions.patches([[1, 0, 2]]), ValueError, "`grid_thw` holds 0; every value must be at least 1"),
         (lambda: positions.with_unrotated([1, 2]), ValueError, "`position_ids` has shape"),

@@ -194,6 +194,15 @@ def test_length_dependent_types(section: dict[str, Any]) -> None:
     assert len(pickle.dumps(rope)) < 100_000
 
 
+def test_lengths_of_numpy_are_lengths() -> None:
+    lengths = {"original_max_position_embeddings": 64, "factor": 2.0}
+    ours, theirs = (
+        RotaryEmbedding(WIDTH, scaling=LONGROPE | lengths | {"original_max_position_embeddings": kind(64)})
+        for kind in (int, np.int64)
+    )
+    assert ours.at_length(65) == theirs.at_length(np.int64(65))
+
+
 def test_every_type_names_its_source() -> None:
     assert all("Source:" in str(row.compute.__doc__) for row in ROPE_TYPES.values())
 

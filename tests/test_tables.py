@@ -68,3 +68,15 @@ def test_one_pair_of_any_stride(rng):
     # NumPy calls them contiguous, whatever it is to a second pair.
     wide = [np.lib.stride_tricks.as_strided(table, (5, 1), (4, 16)) for table in (cos, sin)]
     assert np.array_equal(apply_rotary(x, *wide), apply_rotary(x, cos, sin))
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "thd"])
+@pytest.mark.parametrize("same", [(True, False), (False, True), (True, True)])
+def test_a_table_that_is_the_same_for_all_tokens(layout, same, dtype, rng):
+    """Broadcast, with a stride of 0, one of the two or both; more tokens than go one by one."""
+    real = np.float64 if dtype == np.float64 else np.float32
+    pair = [rng.standard_normal((1 if alike else 40, 5)).astype(real) for alike in same]
+    broadcast = [np.broadcast_to(table, (40, 5)) for table in pair]
+    x = to_layout(rng.standard_normal((1, 40, 3, 12)).astype(dtype), layout)
+    expect = apply_rotary(x, *(table.copy() for table in broadcast), layout=layout)
+    assert apply_rotary(x, *broadcast, layout=layout).tobytes() == expect.tobytes()

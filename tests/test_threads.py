@@ -90,6 +90,28 @@ def test_a_child_forked_while_numba_compiles():
     assert run(code, NUMBA_NUM_THREADS="2") == ["{0}"]
 
 
+def test_a_child_forked_while_a_thread_is_in_numba_compiles_kernels():
+    code = (
+        FORK
+        + """
+    import signal, time
+    from numba.core.compiler_lock import global_compiler_lock
+    held = threading.Event()
+    def compile():
+        with global_compiler_lock:
+            held.set()
+            time.sleep(0.2)
+    threading.Thread(target=compile).start()
+    held.wait()
+    def rotates():
+        signal.alarm(100)
+        return rope.rotate(x).any()
+    print(child(rotates), rope.rotate(x).any())
+    """
+    )
+    assert run(code) == ["0", "True"]
+
+
 def test_a_child_forked_while_others_rotate():
     code = (
         FORK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,9 +15,19 @@ from typing import Any
 import numba
 from numba import njit
 from numba.core.caching import FunctionCache
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime import rtsys
 
 Kernel = Callable[..., int]
+
+# Numba compiles and loads under a lock. A child that is forked while another thread holds it, which the child does not
+# have, would wait for it for ever; so a fork waits until it is free.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=global_compiler_lock.acquire,
+        after_in_parent=global_compiler_lock.release,
+        after_in_child=global_compiler_lock.release,
+    )
 
 # What a kernel answers: it did its work; or it wrote nothing, as its arguments need a closer look, are of another dtype
 # than it was told, or are worth threads that are not started.

@@ -59,7 +59,7 @@ class Part:
         indices += [pairs - at - n * lanes for n in range(overlap, 0, -1)]
         starts = self._places(self.starts, pairs, at)
         moves = [step for step in self.steps[:2] for _ in range(self.sides)] + [*self.steps[2:]] * self.blocks
-        with whether(self.steps[2] == 0) as (shared, others):
+        with whether((self.steps[2] | self.steps[3]) == 0) as (shared, others):
             with shared:
                 ready = self._made_ready(starts, indices, lanes)
                 with plain_loop(self.count, starts[:rotated], moves[:rotated]) as places:
