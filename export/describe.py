@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding
 
 TOLERANCE = "|result - exact| <= 1/2 ulp(exact) + 3 u A (|x_a| + |x_b|), u = 2^-53 for float64, else 2^-24"
-# What is added where angles are computed in the graph, in float64.
-ROUNDED = " + axes sum(|position inv_freq|) 2^-53 A (|x_a| + |x_b|)"
+# What is added where angles are computed in the graph, in float64; terms: axes that a pair turns by.
+ROUNDED = " + terms sum(|position inv_freq|) 2^-53 A (|x_a| + |x_b|)"
 
 
 def described(rope: RotaryEmbedding) -> str:

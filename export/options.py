@@ -109,6 +109,11 @@ class RopeOptions:
         _, axes, heads, _ = spec.inv_freq.shape
         if axes > 1 and not spec.shared_id and self.positions != "position_ids" and not self.token_tables:
             raise ValueError(f"`positions` is {self.positions!r}; with {axes} axes each token needs its coordinates")
+        if spec.angle_dtype == "float32" and (np.count_nonzero(spec.inv_freq[0], axis=0) > 1).any():
+            raise ValueError(
+                "the rotary has `angle_dtype` 'float32' and pairs that turn by several axes, whose float32 sum depends "
+                "on how a runtime rounds it; export one with 'float64'"
+            )
         if heads > 1 and not target.per_head:
             raise ValueError(
                 f"{target.op} takes one cos and sin for all heads, and this rotary has frequencies for {heads} heads; "

@@ -65,7 +65,7 @@ def grid(
     `grid((h, w), centred=True, scale=(2 / h, 2 / w))` are the centres of patches in an image that spans -1 to 1, and
     `grid((t, h, w), start=(0, -(h - h // 2), -(w - w // 2)))` the centred whole ids of Qwen-Image.
 
-    Raises TypeError or ValueError naming the argument, its value and the rule, also for coordinates beyond ±2^53.
+    Raises TypeError or ValueError naming the argument, its value and the rule, also for coordinates from ±2^53 on.
     """
     counts = whole_numbers("sizes", sizes)
     if not counts:
@@ -79,8 +79,8 @@ def grid(
     with np.errstate(over="ignore"):
         lines = [(np.arange(n) + first) * step for n, first, step in zip(counts, begin, scales, strict=True)]
     for line in lines:
-        if not (np.abs(line) <= MAX_POSITION).all():
-            raise ValueError(f"`start` is {start!r} and `scale` is {scale!r}; coordinates must stay within ±2^53")
+        if not (np.abs(line) < MAX_POSITION).all():  # at the limit 2^53 + 1 may have been rounded to it
+            raise ValueError(f"`start` is {start!r} and `scale` is {scale!r}; coordinates must stay below ±2^53")
     ids: Float64 = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, len(counts))
     whole = np.rint(ids)
     return whole.astype(np.int64) if np.array_equal(whole, ids) else ids

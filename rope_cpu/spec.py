@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -107,7 +108,8 @@ class RopeSpec:
 
         lengths: tokens, at least 1, which `RotaryEmbedding.at_length` checks.
 
-        Raises ValueError where frequencies for a length are no finite numbers above 0, or turn too fast.
+        Raises ValueError where frequencies for a length are no finite numbers above 0, or turn too fast, and where its
+        attention factor is none.
         """
         if self.length_rule is None:
             return self
@@ -117,7 +119,7 @@ class RopeSpec:
         return replace(
             self,
             inv_freq=np.stack([row for row, _ in rows]).reshape(shape),
-            attention_factor=np.array([factor for _, factor in rows]),
+            attention_factor=np.array([checked_factor(factor) for _, factor in rows]),
             lengths=many,
         )
 
@@ -160,9 +162,7 @@ def from_inv_freq(
     head_dim = rotary_dim if head_dim is None else whole_number("head_dim", head_dim)
     if head_dim < rotary_dim:
         raise ValueError(f"`head_dim` is {head_dim}, but `inv_freq` rotates {rotary_dim} elements (2 a pair)")
-    factor = real_number("attention_factor", attention_factor)
-    if not 1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR:
-        raise ValueError(f"`attention_factor` is {factor}; it must be from 2^-126 to 2^126")
+    factor = checked_factor(attention_factor)
     one_of("angle_dtype", described.get("angle_dtype", "float64"), ANGLE_DTYPES)
     widths = _widths(blocks, rotary_dim)
     return RopeSpec(
@@ -174,6 +174,14 @@ def from_inv_freq(
         interleaved=interleaved,
         **described,
     )
+
+
+def checked_factor(attention_factor: object) -> float:
+    """Return an attention factor as a float; raise unless it is one."""
+    factor = real_number("attention_factor", attention_factor)
+    if not 1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR:
+        raise ValueError(f"`attention_factor` is {factor}; it must be from 2^-126 to 2^126")
+    return factor
 
 
 def turned_back(spec: RopeSpec) -> RopeSpec:
@@ -256,7 +264,7 @@ def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
         given = np.asarray(value)
     except (TypeError, ValueError):
         raise ValueError(f"`{name}` is a {type(value).__name__} of unequal rows; it must be a regular array") from None
-    if given.dtype.kind not in "fiu":
+    if given.dtype.kind not in "fiu" and given.dtype != ml_dtypes.bfloat16:
         raise TypeError(f"`{name}` has dtype {given.dtype}; it must hold real numbers")
     return given
 

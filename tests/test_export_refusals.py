@@ -1,5 +1,7 @@
 """What a target cannot express is refused before a graph is begun, saying why and what can."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -26,6 +28,11 @@ REFUSED = {
         RotaryEmbedding.from_inv_freq(np.ones((2, 4))),
         {"max_positions": 8},
         "tables cannot hold .* turn by several axes",
+    ),
+    "float32 sums of several axes": (
+        RotaryEmbedding.from_spec(replace(RotaryEmbedding.from_inv_freq(np.ones((2, 4))).spec, angle_dtype="float32")),
+        {"target": "primitive"},
+        "whose float32 sum depends on how a runtime rounds it",
     ),
     "a length that is not chosen": (LONG, {}, "'dynamic' depends on the sequence length; give `rope.at_length"),
     "a length for each row": (LONG.at_length([64, 128]), {}, "for 2 batch rows; a graph is written for one length"),

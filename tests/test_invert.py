@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rope_cpu import axes, spec
+from rope_cpu import RotaryEmbedding, axes, spec
 from rope_cpu.invert import positions_from_cos_sin, positions_from_vectors, separation, unique_range
 
 RANDOM = np.random.default_rng(11)
@@ -50,6 +50,15 @@ def test_documents_four_by_four():
     after = np.array([np.cos(x), np.sin(x), np.cos(y), np.sin(y)])
     found = positions_from_vectors(before, after, rotary, -3, 3)
     np.testing.assert_allclose(found, [x, y], atol=1e-15)
+
+
+def test_positions_come_back_from_every_dtype(dtype, rng):
+    rope, tolerance = RotaryEmbedding(16), 0.1  # eight bits of a vector say its angle to 2^-7
+    x = rng.uniform(1, 2, (1, 4, 1, 16)).astype(dtype)
+    found = positions_from_vectors(x, rope.rotate(x), rope.spec, 0, 20, tolerance=tolerance)
+    np.testing.assert_allclose(found[0, :, 0], np.arange(4), atol=tolerance)
+    found = positions_from_cos_sin(*rope.cos_sin(np.arange(4), dtype), rope.inv_freq, 0, 20, tolerance=tolerance)
+    np.testing.assert_allclose(found, np.arange(4), atol=tolerance)
 
 
 @pytest.mark.parametrize(("interleaved", "span"), [(False, "axis"), (False, "head"), (True, "axis")])

@@ -203,6 +203,13 @@ def test_lengths_of_numpy_are_lengths() -> None:
     assert ours.at_length(65) == theirs.at_length(np.int64(65))
 
 
+def test_a_factor_for_long_sequences_is_checked_when_they_come() -> None:
+    lengths = {"original_max_position_embeddings": 64, "factor": 2.0, "short_mscale": 1.0, "long_mscale": 1e39}
+    rope = RotaryEmbedding(WIDTH, scaling=LONGROPE | lengths)
+    with pytest.raises(ValueError, match=r"`attention_factor` is 1e\+39"):
+        rope.at_length(65)
+
+
 def test_every_type_names_its_source() -> None:
     assert all("Source:" in str(row.compute.__doc__) for row in ROPE_TYPES.values())
 

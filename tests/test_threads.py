@@ -112,6 +112,29 @@ def test_a_child_forked_while_a_thread_is_in_numba_compiles_kernels():
     assert run(code) == ["0", "True"]
 
 
+def test_a_child_forked_while_numba_is_waited_for_and_a_signal_comes():
+    code = (
+        FORK
+        + """
+    import signal, time
+    from numba.core.compiler_lock import global_compiler_lock
+    held = threading.Event()
+    def compile():
+        with global_compiler_lock:
+            held.set()
+            time.sleep(0.5)
+    def free():
+        signal.alarm(100)
+        return global_compiler_lock.acquire() is None
+    threading.Thread(target=compile).start()
+    held.wait()
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    print(child(free), not global_compiler_lock.is_locked())
+    """
+    )
+    assert run(code) == ["0", "True"]
+
+
 def test_a_child_forked_while_others_rotate():
     code = (
         FORK

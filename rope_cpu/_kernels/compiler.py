@@ -20,11 +20,27 @@ from numba.core.runtime import rtsys
 
 Kernel = Callable[..., int]
 
+
+def _wait_until_free() -> None:
+    """Take Numba's lock, whatever signals raise meanwhile: Python prints what leaves this, and forks all the same."""
+    raised = None
+    while True:
+        try:
+            global_compiler_lock.acquire()
+            break
+        except BaseException as error:
+            raised = error
+            if global_compiler_lock.is_locked():
+                break  # it was raised when the lock was taken already
+    if raised is not None:
+        raise raised
+
+
 # Numba compiles and loads under a lock. A child that is forked while another thread holds it, which the child does not
 # have, would wait for it for ever; so a fork waits until it is free.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=global_compiler_lock.acquire,
+        before=_wait_until_free,
         after_in_parent=global_compiler_lock.release,
         after_in_child=global_compiler_lock.release,
     )
@@ -52,7 +68,7 @@ def entry_point(kernel: Kernel) -> Kernel:
 def address(kernel: Kernel) -> int:
     """Return where the compiled function is, for calls from other compiled code.
 
-    LLVM is asked once: a process forked while another thread compiles would wait for ever for LLVM's lock.
+    LLVM is asked once, as it has a lock of its own.
     """
     (overload,) = kernel.overloads.values()  # type: ignore[attr-defined]
     return int(overload.library.get_pointer_to_function(overload.fndesc.llvm_cfunc_wrapper_name))
