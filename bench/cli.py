@@ -42,11 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--layer-type", metavar="NAME", help="which layers of --config, where their rotations differ")
     add("--peers", action=argparse.BooleanOptionalAction, help="time other libraries in every decode and prefill case")
     add("--threads", type=_counts, metavar="N[,N…]", default=(), help="threads to use; several: how ours scales")
-    add(
-        "--latency",
-        action="store_true",
-        help="percentiles of many calls (cases only where patterns are given)",
-    )
+    add("--latency", action="store_true", help="percentiles of many calls (cases only where patterns are given)")
     add("--json", type=Path, metavar="FILE", help="write every sample and figure")
     add("--plot", type=Path, metavar="FILE", help="draw bars, limit and scaling (.png or .svg)")
     add("--compare", type=Path, metavar="OLD.json", help="say what got slower since an older --json")

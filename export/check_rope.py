@@ -94,7 +94,9 @@ class RopeCheck:
 
     def _exact(self, x: Array, ids: Array) -> tuple[Array, Array]:
         computed = not self.options.tables
-        return reference.rotated(self.rope, x, ids, x.dtype, inverse=self.options.inverse, computed=computed)
+        inverse = self.options.inverse
+        exact, bound, by_angles = reference.rotated(self.rope, x, ids, x.dtype, inverse=inverse, computed=computed)
+        return exact, bound + by_angles
 
     def _draw(self, case: Case, seed: int) -> tuple[dict[str, Array], Array, dict[str, Array]]:
         """Return feeds, the ids that the tokens have, and the tensors as (batch, seq, heads, head_dim)."""

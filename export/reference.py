@@ -57,10 +57,11 @@ def _exact_cos_sin(position: NDArray[Any], omega: Float64) -> tuple[Wide, Wide]:
 
 def rotated(
     rope: RotaryEmbedding, x: NDArray[Any], ids: NDArray[Any], dtype: np.dtype[Any], *, inverse: bool, computed: bool
-) -> tuple[Float64, Float64]:
+) -> tuple[Float64, Float64, Float64]:
     """Return the exact rotation of `x` (batch, seq, heads, head_dim) and how far a result of `dtype` may lie from it.
 
-    computed: angles are products in float64, rounded, rather than looked up.
+    computed: angles are products in float64, rounded, rather than looked up. How much farther that may take a result,
+    0 without, is the third array.
     """
     factor = 1 / rope.attention_factor if inverse else rope.attention_factor
     cos, sin, size = turns(rope, ids, factor)
@@ -70,14 +71,14 @@ def rotated(
     first, second = rope.spec.pair_elements()
     exact = x.astype(np.float64)
     a, b = exact[..., first], exact[..., second]
-    bound = np.zeros_like(exact)
+    bound, by_angles = np.zeros_like(exact), np.zeros_like(exact)
     off = size * 2.0**-53 * factor * (np.abs(a) + np.abs(b)) if computed else 0.0
     for elements, value in ((first, a * cos - b * sin), (second, b * cos + a * sin)):
         rounded = value.astype(np.float64)  # the one rounding of this reference
         exact[..., elements] = rounded
         allowed = tolerance.rotation_bound(rounded, a, b, factor, dtype) + tolerance.half_ulp(rounded, np.float64)
-        bound[..., elements] = allowed + off
-    return exact, bound
+        bound[..., elements], by_angles[..., elements] = allowed, off
+    return exact, bound, by_angles
 
 
 def carried(rope: RotaryEmbedding, variance: Float64) -> Float64:

@@ -8,7 +8,6 @@ being independent of each other. A result may lie `DEVIATIONS` of their roots fr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,10 +114,9 @@ class Reference:
             x, variance = self._normed(name, x, variance)
         angles = np.zeros_like(x)
         if name != "v":
-            rotated = partial(reference.rotated, self.rope, x, ids, core_of(self.dtype), inverse=False)
-            x, bound = rotated(computed=not options.rope.tables)
-            angles = bound - rotated(computed=False)[1]
-            variance = reference.carried(self.rope, variance) + (bound / DEVIATIONS) ** 2
+            core, computed = core_of(self.dtype), not options.rope.tables
+            x, bound, angles = reference.rotated(self.rope, x, ids, core, inverse=False, computed=computed)
+            variance = reference.carried(self.rope, variance) + ((bound + angles) / DEVIATIONS) ** 2
         return x.transpose(0, 2, 1, 3), variance.transpose(0, 2, 1, 3), angles.transpose(0, 2, 1, 3)
 
     def _projected(self, name: str, x: Float64, variance: Float64) -> Known:

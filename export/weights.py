@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.export.runtime import BFLOAT16
 from rope_cpu.spec import real_array
 
 Float64 = NDArray[np.float64]
@@ -27,7 +26,9 @@ def weights_of(weights: Mapping[str, ArrayLike] | None) -> dict[str, Float64]:
             f"`weights` holds {list(weights)}; it must hold q, k and v, and may hold o, q_bias, k_bias, "
             "v_bias, and with o an o_bias"
         )
-    arrays = {name: _real(f"weights[{name!r}]", value) for name, value in weights.items()}
+    arrays = {
+        name: real_array(f"weights[{name!r}]", value).astype(np.float64, copy=False) for name, value in weights.items()
+    }
     for name, array in arrays.items():
         axes = ("out",) if name.endswith("_bias") else ("out", "in")
         if array.ndim != len(axes):
@@ -43,11 +44,7 @@ def norms_of(qk_norm: tuple[ArrayLike, ArrayLike] | None) -> dict[str, Float64]:
         raise TypeError(f"`qk_norm` is a {type(qk_norm).__name__}; it must be a pair of arrays, for q and for k")
     if len(qk_norm) != 2:
         raise ValueError(f"`qk_norm` holds {len(qk_norm)} arrays; it must hold two, for q and for k")
-    return {name: _real(f"qk_norm of {name}", value) for name, value in zip("qk", qk_norm, strict=True)}
-
-
-def _real(name: str, value: ArrayLike) -> Float64:
-    array = np.asarray(value) if hasattr(value, "__array__") else real_array(name, value)
-    if array.dtype != BFLOAT16:  # which NumPy does not count as real
-        array = real_array(name, array)
-    return array.astype(np.float64, copy=False)
+    return {
+        name: real_array(f"qk_norm of {name}", value).astype(np.float64, copy=False)
+        for name, value in zip("qk", qk_norm, strict=True)
+    }

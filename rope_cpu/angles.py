@@ -19,7 +19,7 @@ from rope_cpu.spec import MAX_POSITION, Float64, RopeSpec
 SIGN = {"rotate": 1, "inverse": -1, "shift": 1}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Angles:
     """A spec as kernels take it to compute cos and sin.
 

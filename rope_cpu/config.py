@@ -61,7 +61,8 @@ def load(config: str | PathLike[str] | Config) -> dict[str, Any]:
     where it cannot be read.
     """
     if isinstance(config, Mapping):
-        return _of_kinds(config)
+        _check_kinds(config)
+        return dict(config)
     if not isinstance(config, str | PathLike):
         raise TypeError(f"`config` is a {type(config).__name__}; it must be a path or a dict")
     path = Path(fspath(config))
@@ -75,16 +76,16 @@ def load(config: str | PathLike[str] | Config) -> dict[str, Any]:
         raise ValueError(f"`config` {fspath(path)!r} is no JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"`config` {fspath(path)!r} holds a {type(raw).__name__}; it must hold an object")
-    return _of_kinds(raw)
+    _check_kinds(raw)
+    return raw
 
 
-def _of_kinds(config: Config) -> dict[str, Any]:
-    """Return a config; raise where a key does not hold what it is read as."""
+def _check_kinds(config: Config) -> None:
+    """Raise where a key does not hold what it is read as."""
     for key, (kind, name) in _KINDS.items():
         value = config.get(key)
         if value is not None and not isinstance(value, kind):
             raise TypeError(f"`{key}` is {value!r}; it must be {name}")
-    return dict(config)
 
 
 def layers(raw: Config) -> tuple[dict[str, Any], Model, dict[str, dict[str, Any] | None]]:
@@ -113,7 +114,7 @@ def _as_said(seen: RopeSpec, layer_type: str | None, layer: int | None, interlea
 
 def language_model(raw: Config) -> tuple[Config, Model]:
     """Return the config of the language model in `raw`, which may be `raw` itself, and what is known of its type."""
-    raw = _of_kinds(raw)
+    _check_kinds(raw)
     known = model(str(raw.get("model_type")))
     if known is not None and known.part is not None:
         own_key, part_type = known.part

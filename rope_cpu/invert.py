@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.spec import Float64, RopeSpec, finite_array, real_number, whole_number
+from rope_cpu.spec import Float64, RopeSpec, finite_array, per_axis, real_number, whole_number
 
 Bound = float | Sequence[float]
 
@@ -150,7 +150,7 @@ def _pseudo_inverse(gram: Float64) -> Float64:
 
 
 def _range(frequencies: Float64, low: Bound, high: Bound) -> tuple[Float64, Float64]:
-    bottom, top = (_bound(name, bound, len(frequencies)) for name, bound in (("low", low), ("high", high)))
+    bottom, top = (per_axis(name, bound, len(frequencies)) for name, bound in (("low", low), ("high", high)))
     unique = unique_range(frequencies)
     if not (bottom <= top).all():
         raise ValueError(f"`low` is {low!r} and `high` is {high!r}; they must be a range")
@@ -160,13 +160,6 @@ def _range(frequencies: Float64, low: Bound, high: Bound) -> tuple[Float64, Floa
             f"{unique.tolist()}"
         )
     return bottom, top
-
-
-def _bound(name: str, value: Bound, axes: int) -> Float64:
-    bound = finite_array(name, value)
-    if bound.shape not in ((), (axes,)):
-        raise ValueError(f"`{name}` has shape {bound.shape}; it must be one number, or one for each of {axes} axes")
-    return np.broadcast_to(bound, (axes,))
 
 
 def _matrix(inv_freq: ArrayLike) -> Float64:

@@ -14,6 +14,7 @@ from rope_cpu.spec import (
     Float64,
     boolean,
     finite_array,
+    per_axis,
     real_array,
     real_number,
     whole_number,
@@ -70,12 +71,12 @@ def grid(
     counts = whole_numbers("sizes", sizes)
     if not counts:
         raise ValueError(f"`sizes` is {sizes!r}; it must name the cells of one axis at least")
-    begin = _per_axis("start", start, len(counts))
+    begin = per_axis("start", start, len(counts))
     if boolean("centred", centred):
         if begin.any():
             raise ValueError(f"`start` is {start!r}, but `centred` already says where the grid starts")
         begin = -(np.array(counts) - 1) / 2
-    scales = _per_axis("scale", scale, len(counts))
+    scales = per_axis("scale", scale, len(counts))
     with np.errstate(over="ignore"):
         lines = [(np.arange(n) + first) * step for n, first, step in zip(counts, begin, scales, strict=True)]
     for line in lines:
@@ -152,8 +153,8 @@ def mrope(
     """
     types, kept = _types_and_mask(token_types, attention_mask)
     edge, merged = whole_number("merge_size", merge_size), whole_number("merge_frames", merge_frames)
-    images = _grids("image_grid_thw", _NO_GRIDS if image_grid_thw is None else image_grid_thw, edge)
-    videos = _grids("video_grid_thw", _NO_GRIDS if video_grid_thw is None else video_grid_thw, edge)
+    images = _grids("image_grid_thw", _NO_ROWS if image_grid_thw is None else image_grid_thw, edge)
+    videos = _grids("video_grid_thw", _NO_ROWS if video_grid_thw is None else video_grid_thw, edge)
     rate = real_number("tokens_per_second", tokens_per_second)
     steps = _steps(seconds_per_grid, rate, len(videos))
     if boolean("split_frames", split_frames):
@@ -218,10 +219,10 @@ def _sequence(kinds: list[int], media: dict[int, Iterator[tuple[Int64, int]]]) -
     return np.concatenate(parts)
 
 
-_NO_GRIDS = np.zeros((0, 3), dtype=np.int64)
+_NO_ROWS = np.zeros((0, 3), dtype=np.int64)
 _FURTHEST = 2.0**31  # ids from one frame to the next
 _GRIDS = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
-_NONE: tuple[Int64, int] = (np.zeros((0, 3), dtype=np.int64), 0)
+_NONE: tuple[Int64, int] = (_NO_ROWS, 0)
 
 
 def _refuse_timing(**arguments: tuple[Any, Any]) -> None:
@@ -286,10 +287,3 @@ def _integers(name: str, values: ArrayLike) -> Int64:
     if array.dtype.kind not in "iu":
         raise TypeError(f"`{name}` has dtype {array.dtype}; it must hold integers")
     return array.astype(np.int64)
-
-
-def _per_axis(name: str, value: float | Sequence[float], axes: int) -> Float64:
-    values = finite_array(name, value)
-    if values.shape not in ((), (axes,)):
-        raise ValueError(f"`{name}` is {value!r}; it must be one number, or one for each of the {axes} `sizes`")
-    return np.broadcast_to(values, (axes,))

@@ -169,7 +169,7 @@ def longrope(
 
     Source: Ding et al., "LongRoPE", arXiv:2402.13753; the code of Phi-3 and Phi-3.5-MoE.
     """
-    is_long = base.length is not None and bool(base.length > original_max_position_embeddings)
+    is_long = base.length is not None and base.length > original_max_position_embeddings
     wavelengths = base.wavelengths()
     for name, entries in (("short_factor", short_factor), ("long_factor", long_factor)):
         if len(entries) != len(wavelengths):

@@ -188,7 +188,14 @@ def _parameters(rope_type: str, section: Mapping[str, Any], length: int | None) 
     for key, required in known.items():
         if required and key not in values:
             raise ValueError(f"`{key}` is missing; rope type {rope_type!r} needs it")
-    return {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in values.items()}
+    return {key: _plain(value) for key, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a section as Python has it."""
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _rotated(head_dim: int, rotary_dim: int | None, rope_type: str, section: Mapping[str, Any]) -> int:

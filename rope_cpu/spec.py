@@ -263,6 +263,8 @@ def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
     try:
         given = np.asarray(value)
     except (TypeError, ValueError):
+        if not isinstance(value, list | tuple):
+            raise  # another library's own reason
         raise ValueError(f"`{name}` is a {type(value).__name__} of unequal rows; it must be a regular array") from None
     if given.dtype.kind not in "fiu" and given.dtype != ml_dtypes.bfloat16:
         raise TypeError(f"`{name}` has dtype {given.dtype}; it must hold real numbers")
@@ -275,6 +277,14 @@ def finite_array(name: str, value: ArrayLike) -> Float64:
     if not np.isfinite(given).all():
         raise ValueError(f"`{name}` holds {given[~np.isfinite(given)][0]}; it must be finite")
     return given
+
+
+def per_axis(name: str, value: ArrayLike, axes: int) -> Float64:
+    """Return a finite number for each axis, from one for all or one for each."""
+    numbers = finite_array(name, value)
+    if numbers.shape not in ((), (axes,)):
+        raise ValueError(f"`{name}` has shape {numbers.shape}; it must be one number, or one for each of {axes} axes")
+    return np.broadcast_to(numbers, (axes,))
 
 
 def _frequencies(inv_freq: ArrayLike) -> Float64:

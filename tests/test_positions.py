@@ -132,7 +132,11 @@ def video(**options):
         (lambda: positions.grid(()), ValueError, r"`sizes` is \(\); it must name the cells of one axis"),
         (lambda: positions.grid((2, 3), centred=True, start=1), ValueError, "`start` is 1"),
         (lambda: positions.grid((2, 3), centred="yes"), TypeError, "`centred` is 'yes'"),
-        (lambda: positions.grid((2, 3), scale=(1, 2, 3)), ValueError, "one for each of the 2 `sizes`"),
+        (
+            lambda: positions.grid((2, 3), scale=(1, 2, 3)),
+            ValueError,
+            r"`scale` has shape \(3,\); it must be one number, or one for each of 2 axes",
+        ),
         (lambda: positions.grid((2, 3), scale=np.nan), ValueError, "`scale` holds nan; it must be finite"),
         (lambda: positions.grid((2, 3), start=1j), TypeError, "`start` has dtype complex128"),
         (lambda: positions.grid((2, 3), scale=1e300), ValueError, "coordinates must stay below"),

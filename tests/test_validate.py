@@ -71,7 +71,7 @@ def test_float64_with_an_attention_factor_passes(inverse, max_positions):
 def test_cos_and_sin_rounded_to_float32_are_expected_where_the_rotary_has_them(dtype, max_positions, inverse):
     """Float64 arithmetic on them; a model with exact ones is another one."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    rounded, exact = (RotaryEmbedding(16, scaling=yarn, angle_dtype=dtype) for dtype in ("float32", "float64"))
+    rounded, exact = (RotaryEmbedding(16, scaling=yarn, angle_dtype=kind) for kind in ("float32", "float64"))
     model = export.export_rope(rounded, target="primitive", dtype=dtype, max_positions=max_positions, inverse=inverse)
     report = export.validate(model, rounded)
     assert report.passed, str(report)
