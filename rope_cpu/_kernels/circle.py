@@ -14,9 +14,10 @@ from numba.core import cgutils
 
 from rope_cpu._kernels.chains import KINDS, Kind, State
 from rope_cpu._kernels.flow import plain_loop, whether
-from rope_cpu._kernels.formats import F64, I32, I64, Memory, vector
+from rope_cpu._kernels.formats import F64, I32, I64, has_512_bits, take, vector
 from rope_cpu._kernels.integers import Integer, smaller
 from rope_cpu._kernels.lanes import Lanes
+from rope_cpu._kernels.memory import Memory
 from rope_cpu._kernels.words import target
 
 
@@ -58,7 +59,7 @@ class _Writer:
 
     def emit(self) -> None:
         """Emit loops over many, over some and over single pairs, of which one is run."""
-        many = 32 if "+avx512f" in self.target[2].split(",") else 16  # four vectors or, of shorter ones, up to eight
+        many = 32 if has_512_bits(self.target) else 16  # four vectors or, of shorter ones, up to eight
         self._loops([many, many // 4, 1])
 
     def _loops(self, choices: list[int]) -> None:
@@ -80,7 +81,8 @@ class _Writer:
             written = self.kind.finish(self._angle(first, lanes), self._all(self.factor, lanes))
             for place, numbers in zip((token.cos, token.sin), written, strict=True):
                 narrow = numbers.to_odd() if form.size == 2 else numbers
-                self.table.store(narrow.to(form.real).value, place + first * form.size)
+                value = take(self.b, narrow.to(form.real).value, self.table.order(lanes))
+                self.table.store(value, place + first * form.size)
 
     def _angle(self, first: Integer, lanes: int) -> State:
         """Return the sum over the axes."""

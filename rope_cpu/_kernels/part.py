@@ -12,8 +12,8 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from rope_cpu._kernels.flow import plain_loop, when, whether
-from rope_cpu._kernels.formats import Memory
 from rope_cpu._kernels.integers import Integer
+from rope_cpu._kernels.memory import Memory
 from rope_cpu._kernels.turn import Step, turn_half, turn_interleaved
 
 # What the functions that rotate parts are told of a run, by a pointer: the places of the row and its cos and sin, the
@@ -205,9 +205,11 @@ class Part:
 
         All are read before any is stored: vectors that overlap find what they read as it was. Both go line by line:
         with the halves in turn, what does not fit the last-level cache takes up to 1.4 times as long. Pairs side by
-        side do so in any case, and had better be stored one vector after the other.
+        side do so in any case, and had better be stored one vector after the other; so had halves where registers do
+        not hold them all.
         """
-        if apart and self.halves == self.blocks == 1 < len(indices):
+        one_by_one = apart and (self.halves == 1 or self.memory.few_registers)
+        if one_by_one and self.blocks == 1 < len(indices):
             for i, step in zip(indices, *ready, strict=True):
                 self._rotate(places, [i], lanes, [[step]], apart)
             return

@@ -15,8 +15,9 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from rope_cpu._kernels.flow import Variable, each, own_function, when, whether
-from rope_cpu._kernels.formats import FORMATS, I64, Memory
+from rope_cpu._kernels.formats import FORMATS, I64
 from rope_cpu._kernels.integers import Integer, choose, either, number
+from rope_cpu._kernels.memory import Memory
 from rope_cpu._kernels.part import FEW, Part, two_of
 from rope_cpu._kernels.words import spilled, target
 
