@@ -64,10 +64,10 @@ class Part:
                 ready = self._made_ready(starts, indices, lanes)
                 with plain_loop(self.count, starts[:rotated], moves[:rotated]) as places:
                     self._fetch_ahead(places, 0, lanes * count)
-                    self._rotate(places, indices, lanes, ready, not overlap)
+                    self._rotate(places, indices, lanes, ready, overlap)
             with others, plain_loop(self.count, starts, moves) as places:
                 self._fetch_ahead(places, 0, lanes * count)
-                self._rotate(places, indices, lanes, self._made_ready(places, indices, lanes), not overlap)
+                self._rotate(places, indices, lanes, self._made_ready(places, indices, lanes), overlap)
 
     def pieces_row_by_row(self, at: Integer, pairs: Integer, lanes: int, count: int) -> None:
         """Rotate a block of one row after the other, `count` vectors at a time, as often as they fit."""
@@ -125,7 +125,7 @@ class Part:
         """Rotate `count` vectors of pairs at a time, as often as they fit, from pair `start` on, or the first."""
         whole = lanes * count
         with plain_loop((pairs - start) // whole, [start], [whole]) as (at,):
-            self._vectors(places, [at + n * lanes for n in range(count)], lanes, apart=True)
+            self._vectors(places, [at + n * lanes for n in range(count)], lanes)
 
     def _pieces_past_caches(self, places: Sequence[Integer], pairs: Integer, lanes: int, count: int) -> None:
         """Rotate whole vectors of pairs, stored whole or 16 bytes at a time where these are aligned.
@@ -166,15 +166,15 @@ class Part:
         with whether(two_of(pairs, most)) as (fits, fewer):
             with fits:
                 ends, ahead = pairs - most + at, range(0, most, lanes)
-                self._vectors(places, [start + n for start in (at, ends) for n in ahead], lanes)
+                self._vectors(places, [start + n for start in (at, ends) for n in ahead], lanes, len(ahead))
             with fewer:
                 self._rest(places, at, pairs, lanes, most // 2)
 
     def _vectors(
-        self, places: Sequence[Integer], indices: Sequence[Integer | int], lanes: int, apart: bool = False
+        self, places: Sequence[Integer], indices: Sequence[Integer | int], lanes: int, overlap: int = 0
     ) -> None:
         self._fetch_ahead(places, indices[0], lanes * len(indices))
-        self._rotate(places, indices, lanes, self._made_ready(places, indices, lanes), apart)
+        self._rotate(places, indices, lanes, self._made_ready(places, indices, lanes), overlap)
 
     def _places(self, starts: Sequence[Integer], pairs: Integer, at: Integer | int) -> list[Integer]:
         """Return the addresses of pair `at` of each block, from those of the first one's x, out, cos and sin."""
@@ -199,20 +199,29 @@ class Part:
         indices: Sequence[Integer | int],
         lanes: int,
         ready: list[list[Step]],
-        apart: bool,
+        overlap: int,
     ) -> None:
-        """Rotate vectors of pairs of each block in one row; apart: they do not overlap.
+        """Rotate vectors of pairs of each block in one row; overlap: so many may lie over as many before them.
 
-        All are read before any is stored: vectors that overlap find what they read as it was. Both go line by line:
-        with the halves in turn, what does not fit the last-level cache takes up to 1.4 times as long. Pairs side by
-        side do so in any case, and had better be stored one vector after the other; so had halves where registers do
-        not hold them all.
+        Pairs side by side had better be stored one vector after the other, and halves too where registers do not hold
+        them all.
         """
-        one_by_one = apart and (self.halves == 1 or self.memory.few_registers)
-        if one_by_one and self.blocks == 1 < len(indices):
-            for i, step in zip(indices, *ready, strict=True):
-                self._rotate(places, [i], lanes, [[step]], apart)
-            return
+        few = self.memory.few_registers
+        one_by_one = self.blocks == 1 and (few or (self.halves == 1 and not overlap))
+        alone = len(indices) - 2 * overlap if one_by_one else 0
+        for n in range(alone):
+            self._rotate_together(places, indices[n : n + 1], lanes, [ready[0][n : n + 1]])
+        if alone < len(indices):
+            self._rotate_together(places, indices[alone:], lanes, [steps[alone:] for steps in ready])
+
+    def _rotate_together(
+        self, places: Sequence[Integer], indices: Sequence[Integer | int], lanes: int, ready: list[list[Step]]
+    ) -> None:
+        """Read all vectors of a row before any is stored: those that overlap find what they read as it was.
+
+        Both go line by line: with the halves in turn, what does not fit the last-level cache takes up to 1.4 times as
+        long.
+        """
         pair, given = self.width * self.size, []
         for x in places[: self.sides]:
             given.append([self.memory.load(x + i * pair, self.width * lanes) for i in indices])
