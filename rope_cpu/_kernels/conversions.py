@@ -1,8 +1,8 @@
 """Conversions of float16 and bfloat16 to float32 and back, as LLVM instructions.
 
 No instruction is emitted by name. Where the processor lacks a conversion, LLVM would call a library function that is
-not there and the process would die; so each conversion is tried out at code generation, and written with integers where
-it is missing.
+not there and the process would die; so whether it has one is found out at code generation, and what is missing is
+written with integers. Words are little-endian.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rope_cpu._kernels.formats import (
     splat,
     take,
     vector,
-)  # fmt: skip
+)
 
 Target = tuple[str, str, str]
 Conversion = Callable[[Any, Any, int], Any]
@@ -80,6 +80,21 @@ def _widen_bfloat_at_once(b: Any, half: Any, lanes: int) -> Any:
     return b.bitcast(b.shuffle_vector(zeros, half, mask), vector(F32, lanes))
 
 
+def even_first(lanes: int) -> Sequence[int]:
+    """Return which of neighbouring numbers each lane holds where even ones come first."""
+    return range(lanes) if lanes < _FEWEST else [*range(0, lanes, 2), *range(1, lanes, 2)]
+
+
+def _widen_bfloat_even_first(b: Any, half: Any, lanes: int) -> Any:
+    """bfloat16 bits → float32, even numbers first, so that none has to change places."""
+    if lanes < _FEWEST:
+        return _widen_bfloat(b, half, lanes)
+    words = b.bitcast(half, vector(I32, lanes // 2))
+    even, odd = b.shl(words, splat(I32, lanes // 2, 16)), b.and_(words, splat(I32, lanes // 2, 0xFFFF0000))
+    both = b.shuffle_vector(even, odd, ir.Constant(vector(I32, lanes), list(range(lanes))))
+    return b.bitcast(both, vector(F32, lanes))
+
+
 def _narrow_bfloat(b: Any, value: Any, lanes: int) -> Any:
     """float32 → bfloat16 bits, to nearest even; below 2^-126 it becomes zero, as AVX512-BF16 has it."""
 
@@ -95,23 +110,17 @@ def _narrow_bfloat(b: Any, value: Any, lanes: int) -> Any:
     return b.trunc(b.lshr(result, k(16)), vector(I16, lanes))
 
 
-def even_first(lanes: int) -> Sequence[int]:
-    """Return which of neighbouring numbers each lane holds where even ones come first."""
-    return range(lanes) if lanes < _FEWEST else [*range(0, lanes, 2), *range(1, lanes, 2)]
-
-
-def _widen_bfloat_even_first(b: Any, half: Any, lanes: int) -> Any:
-    """Do the same, even numbers first: none has to change places, where one register of them becomes two."""
-    if lanes < _FEWEST:
-        return _widen_bfloat(b, half, lanes)
-    words = b.bitcast(half, vector(I32, lanes // 2))
-    even, odd = b.shl(words, splat(I32, lanes // 2, 16)), b.and_(words, splat(I32, lanes // 2, 0xFFFF0000))
-    both = b.shuffle_vector(even, odd, ir.Constant(vector(I32, lanes), list(range(lanes))))
-    return b.bitcast(both, vector(F32, lanes))
+def _narrow_bfloat_by_hardware(b: Any, value: Any, lanes: int) -> Any:
+    """Do the same where an instruction converts (Arm's bfcvt), but keeps what is below 2^-126."""
+    bits = b.bitcast(value, vector(I32, lanes))
+    small = b.icmp_unsigned("==", b.and_(bits, splat(I32, lanes, 0x7F800000)), splat(I32, lanes, 0))
+    kept = b.select(small, b.and_(bits, splat(I32, lanes, 0x80000000)), bits)
+    narrow = b.fptrunc(b.bitcast(kept, vector(F32, lanes)), vector(FORMATS["bfloat16"].stored, lanes))
+    return b.bitcast(narrow, vector(I16, lanes))
 
 
 def _narrow_bfloat_together(b: Any, value: Any, lanes: int) -> Any:
-    """float32, even numbers first, → bfloat16 bits as `_narrow_bfloat` has them, in their places.
+    """float32, even numbers first, → bfloat16 bits in their places, as `_narrow_bfloat` has them.
 
     Upper and lower halves are brought together first, so that the rest is done for twice as many numbers to a register.
     A NaN must be quiet, as arithmetic makes it.
@@ -135,19 +144,11 @@ def _narrow_bfloat_together(b: Any, value: Any, lanes: int) -> Any:
     even, odd = (take(b, bits, range(start, start + lanes // 2)) for start in (0, lanes // 2))
     high, low = alternating(b.lshr(even, width), odd), alternating(even, b.shl(odd, width))
     exponent = b.and_(high, k(0x7F80))
-    above = b.icmp_signed(">", b.xor(low, k(0x8000)), b.sub(k(0), b.and_(high, k(1))))  # ½, or ½ of an odd number
+    # What is cut off, less ½, is above 0, or for an odd number above −1.
+    above = b.icmp_signed(">", b.xor(low, k(0x8000)), b.sub(k(0), b.and_(high, k(1))))
     finite = b.icmp_signed("!=", exponent, k(0x7F80))
     rounded = b.sub(high, b.and_(mask(above), mask(finite)))
     return b.and_(rounded, b.or_(mask(b.icmp_signed(">", exponent, k(0))), k(0x8000)))
-
-
-def _narrow_bfloat_by_hardware(b: Any, value: Any, lanes: int) -> Any:
-    """Do the same where an instruction converts (Arm's bfcvt), but keeps what is below 2^-126."""
-    bits = b.bitcast(value, vector(I32, lanes))
-    small = b.icmp_unsigned("==", b.and_(bits, splat(I32, lanes, 0x7F800000)), splat(I32, lanes, 0))
-    kept = b.select(small, b.and_(bits, splat(I32, lanes, 0x80000000)), bits)
-    narrow = b.fptrunc(b.bitcast(kept, vector(F32, lanes)), vector(FORMATS["bfloat16"].stored, lanes))
-    return b.bitcast(narrow, vector(I16, lanes))
 
 
 def _conversion(name: str, source: str, target: str) -> str:

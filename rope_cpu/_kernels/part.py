@@ -201,12 +201,12 @@ class Part:
         ready: list[list[Step]],
         overlap: int,
     ) -> None:
-        """Rotate vectors of pairs of each block in one row; overlap: so many may lie over as many before them.
+        """Rotate vectors of pairs of each block in one row; overlap: the last so many may lie over as many before them.
 
         Pairs side by side had better be stored one vector after the other, and halves too where registers do not hold
-        them all.
+        them all; but not past the caches, where each may leave a line unfinished.
         """
-        few = self.memory.few_registers
+        few = self.memory.few_registers and not self.memory.stream
         one_by_one = self.blocks == 1 and (few or (self.halves == 1 and not overlap))
         alone = len(indices) - 2 * overlap if one_by_one else 0
         for n in range(alone):
@@ -217,7 +217,7 @@ class Part:
     def _rotate_together(
         self, places: Sequence[Integer], indices: Sequence[Integer | int], lanes: int, ready: list[list[Step]]
     ) -> None:
-        """Read all vectors of a row before any is stored: those that overlap find what they read as it was.
+        """Read all of these vectors before any is stored: those that overlap find what they read as it was.
 
         Both go line by line: with the halves in turn, what does not fit the last-level cache takes up to 1.4 times as
         long.
