@@ -76,8 +76,7 @@ class Memory:
         # addresses of which too little is known go past the caches as words of 8 bytes, which may start anywhere.
         value, together = self.b.bitcast(value, ir.VectorType(I32, words)), max(self.aligned // 4, 4)
         for first in range(0, words, together):
-            taken = list(range(first, min(first + together, words)))
-            part = self.b.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(taken)), taken))
+            part = take(self.b, value, range(first, min(first + together, words)))
             stored = self._write(part, at + 4 * first, self.aligned)
             stored.set_metadata("nontemporal", self.b.module.add_metadata([ir.Constant(I32, 1)]))
 
