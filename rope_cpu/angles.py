@@ -76,15 +76,15 @@ def parts_of(spec: RopeSpec) -> Float64:
     """Return what the angle kernel keeps of the frequencies: (rows, axes, heads, parts, pairs).
 
     The two of `turns`. Where several axes share out the pairs, so that each turns with one of them, there is one axis,
-    and after the two comes for each of these 1 for its own pairs and 0 for others.
+    and after the two comes a mask for each of these but the first: all bits for its own pairs, none for others.
     """
     two, omega = turns(spec), spec.inv_freq
     if omega.shape[1] == 1 or (np.count_nonzero(omega, axis=1) > 1).any():
         return two
     # A pair that does not turn has any axis.
     owners = np.argmax(omega != 0, axis=1)[:, None, :, None]
-    weights = owners == np.arange(omega.shape[1])[:, None]
-    return np.concatenate([two.sum(axis=1, keepdims=True), weights], axis=-2)
+    masks = -(owners == np.arange(1, omega.shape[1])[:, None]).astype(np.int64)
+    return np.concatenate([two.sum(axis=1, keepdims=True), masks.view(np.float64)], axis=-2)
 
 
 def kind_of(spec: RopeSpec, kept: Float64) -> str:

@@ -16,22 +16,22 @@ from rope_cpu._kernels.lanes import Lanes, exact_sum
 _TWO_PI, _TWO_PI_REST = 6.283185307179586, 2.4492935982947064e-16
 _SIN = tuple((-1.0) ** n / factorial(2 * n + 1) for n in range(8, 0, -1))
 _COS = tuple((-1.0) ** n / factorial(2 * n) for n in range(8, 0, -1))
-# The polynomials in r² nearest to sin(πr) / r, to 6e-16, and to cos(πr), to 1.2e-16 in float64, for |r| up to ½
-# and a little beyond.
+# The polynomials in r² nearest to √2·sin(πr) / r, to 1.4e-16, and to √2·cos(πr), to 1.7e-16, for |r| up to ¼ and a
+# little beyond.
 _HALF_SIN = (
-    -2.1133801443867396e-05, 0.00046598716815069677, -0.007370364378905986, 0.08214587882523941,
-    -0.5992645288260054, 2.5501640398619, -5.167712780049786, 3.1415926535897927,
+    0.0006527051042696048, -0.010422784576813171, 0.11617180229392508, -0.8474880242757871, 3.606476571465094,
+    -7.308249499995417, 4.442882938158366,
 )  # fmt: skip
 _HALF_COS = (
-    4.1495917001716555e-06, -0.00010456658073600429, 0.0019295562835931208, -0.025806888739352957,
-    0.23533063012980837, -1.3352627688434646, 4.058712126416498, -4.934802200544676, 1.0,
+    0.0026970456269754936, -0.03649377681572068, 0.3328076579231254, -1.8883467147128599, 5.739885734924223,
+    -6.978864199638807, 1.4142135623730951,
 )  # fmt: skip
 # 1 / 2π in three float64: the turns of an angle of one radian (OEIS A086201).
 RADIAN = (0.15915494309189535, -9.839338337591243e-18, -5.360718141446502e-34)
 
 # Where frequencies are at most SLOW and positions at most NEAR, an angle has less than 2^33 turns. What is left of it
-# without whole turns lies within half a turn but for 2^-21, within _HALF, and need not be rounded once more.
-SLOW, NEAR, _HALF = 16.0, 2.0**31, 0.5 + 2.0**-20
+# without half turns lies within a quarter but for 2^-21, within _QUARTER, and need not be rounded once more.
+SLOW, NEAR, _QUARTER = 16.0, 2.0**31, 0.25 + 2.0**-20
 
 # What is known of an angle before all axes are added: numbers that add up to it.
 State = tuple[Lanes, ...]
@@ -49,12 +49,13 @@ class Kind(NamedTuple):
     add: Callable[[State, Lanes, Lanes, Lanes], State] | None = None
 
 
-def _polynomial(z: Lanes, coefficients: tuple[float, ...]) -> Lanes:
-    """Return the polynomial in z, given by its coefficients from the highest on."""
-    result = z.muladd(*coefficients[:2])
-    for coefficient in coefficients[2:]:
-        result = result.muladd(z, coefficient)
-    return result
+def _polynomials(z: Lanes, *coefficients: tuple[float, ...]) -> list[Lanes]:
+    """Return polynomials in z, step by step side by side; each is given by its coefficients from the highest on."""
+    steps = zip(*coefficients, strict=True)
+    results = [z.all(highest) for highest in next(steps)]
+    for step in steps:
+        results = [result.muladd(z, number).in_turn() for result, number in zip(results, step, strict=True)]
+    return results
 
 
 def _turns(position: Lanes | float, high: Lanes, low: Lanes) -> State:
@@ -80,8 +81,8 @@ def _exactly(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
     z, lost = r.product(_TWO_PI)
     dz = r.muladd(_TWO_PI_REST, lost) + tail * _TWO_PI
     z2 = z * z
-    sine = z + (z * z2).muladd(_polynomial(z2, _SIN), dz)
-    cosine = z2.muladd(_polynomial(z2, _COS), -z * dz) + 1.0
+    s, c = _polynomials(z2, _SIN, _COS)
+    sine, cosine = z + (z * z2).muladd(s, dz), z2.muladd(c, -z * dz) + 1.0
     # A quarter turn swaps the two and a half turn negates both.
     quarter -= (quarter * 0.25).rounded() * 4.0
     square = quarter * quarter
@@ -91,36 +92,43 @@ def _exactly(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
 
 
 def _sum(position: Lanes, high: Lanes, low: Lanes, near: bool = False) -> State:
-    """Return position·(high + low), less whole turns, as one number.
+    """Return position·(high + low), less half turns, as one number, and −0 where these are odd.
 
-    It is rounded twice, within half a turn by 2^-54 of one each time, which is far below what float32 rounds away.
+    It is rounded twice, within a quarter turn by 2^-55 of one each time, far below what float32 rounds away.
     """
-    return (low.muladd(position, high.less_whole(position, near)),)
+    rest, odd = high.less_halves(position, near)
+    return low.muladd(position, rest), odd
 
 
 def _near(position: Lanes, high: Lanes, low: Lanes) -> State:
-    """Return what `_sum` does, bit for bit, where turns are few; it lies within _HALF."""
+    """Return what `_sum` does, bit for bit, where turns are few; it lies within _QUARTER."""
     return _sum(position, high, low, near=True)
 
 
 def _add(state: State, position: Lanes, high: Lanes, low: Lanes) -> State:
-    """Add position·(high + low), less whole turns, as one number."""
-    return (state[0] + _sum(position, high, low)[0],)
+    """Add position·(high + low), less half turns, as one number."""
+    (turns, odd), (part, more) = state, _sum(position, high, low)
+    return turns + part, odd ^ more
 
 
 def _half(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
-    """Return cos and sin to 2.5e-15 of the factor, from those of half the angle, which lies within a quarter turn."""
-    (r,) = state
-    z = r * r
-    s, c = r * _polynomial(z, _HALF_SIN), _polynomial(z, _HALF_COS)
-    twice = s * (factor + factor)
-    return (-s).muladd(twice, factor), twice * c
+    """Return cos and sin to 8e-16 of the factor, from those of half the angle, which lies within an eighth of a turn.
+
+    Both are those of a half by √2: cos 2a = 1 − (√2·sin a)², sin 2a = √2·sin a · √2·cos a. An odd half turn negates.
+    """
+    r, odd = state
+    factor = factor ^ odd
+    s, c = _polynomials(r * r, _HALF_SIN, _HALF_COS)
+    s = r * s
+    scaled = s * factor
+    return (-s).muladd(scaled, factor), scaled * c
 
 
 def _half_of_any(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
-    """Return what `_half` does, of an angle of any size: whole turns are dropped, but what lies within _HALF stays."""
-    (turns,) = state
-    return _half((turns.below(_HALF, turns, turns - turns.rounded()),), factor)
+    """Return what `_half` does, of an angle of any size: less half turns, unless it lies within _QUARTER."""
+    turns, odd = state
+    rest, more = turns.less_halves(turns.all(1.0), near=False)
+    return _half((turns.below(_QUARTER, turns, rest), turns.below(_QUARTER, odd, odd ^ more)), factor)
 
 
 def _model_start(position: Lanes, frequency: Lanes, _: Lanes) -> State:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from llvmlite import ir
 from numba.core import cgutils
 
 from rope_cpu._kernels.chains import KINDS, Kind, State
 from rope_cpu._kernels.flow import plain_loop, whether
-from rope_cpu._kernels.formats import F64, I32, I64, has_512_bits, take, vector
+from rope_cpu._kernels.formats import F64, register_size, take
 from rope_cpu._kernels.integers import Integer, smaller
 from rope_cpu._kernels.lanes import Lanes
 from rope_cpu._kernels.memory import Memory
@@ -25,8 +24,8 @@ class Token(NamedTuple):
     """What is computed of one token in one head: addresses, and bytes from one to the next.
 
     positions: its first coordinate; step: to another (0: one serves all). turns: what is kept of the first axis, see
-    `parts` in `rope_cpu.angles`; turn_step: to another. weights: how many axes share out the pairs, of which each turns
-    with the coordinate of one; 0: all with the first. sign: −1 turns back. cos, sin: where to write.
+    `parts_of` in `rope_cpu.angles`; turn_step: to another. masks: of how many more axes some pairs have the coordinate.
+    sign: −1 turns back. cos, sin: where to write.
     """
 
     positions: Integer
@@ -34,7 +33,7 @@ class Token(NamedTuple):
     turns: Integer
     turn_step: Integer
     axes: Integer
-    weights: Integer
+    masks: Integer
     pairs: Integer
     sign: Integer
     cos: Integer
@@ -59,7 +58,7 @@ class _Writer:
 
     def emit(self) -> None:
         """Emit loops over many, over some and over single pairs, of which one is run."""
-        many = 32 if has_512_bits(self.target) else 16  # four vectors or, of shorter ones, up to eight
+        many = 32 if register_size(self.target) == 64 else 16  # four vectors or, of shorter ones, up to eight
         self._loops([many, many // 4, 1])
 
     def _loops(self, choices: list[int]) -> None:
@@ -98,15 +97,14 @@ class _Writer:
 
     def _own_position(self, first: Integer, lanes: int) -> Lanes:
         """Return for each pair the coordinate of the axis it turns with, or for all of them the first one."""
-        b, weights = self.b, self.token.weights
-        start = b.select((weights == 0).value, self._position(0), F64(0.0))
+        start = self._all(self._position(0), lanes)
 
-        def weighed(state: State, axis: Integer) -> State:
-            # One weight is 1 and the others are 0, so that nothing is rounded.
-            weight = self._kept(self.token.turns + self.token.pairs * 8 * (axis + 2) + first * 8, lanes)
-            return (weight.muladd(self._all(self._position(axis), lanes), *state),)
+        def taken(state: State, axis: Integer) -> State:
+            # A choice between numbers would take the units that multiply, bits take others.
+            mask = self._kept(self.token.turns + self.token.pairs * 8 * (axis + 1) + first * 8, lanes)
+            return (state[0] ^ (mask & (self._all(self._position(axis), lanes) ^ start)),)
 
-        (position,) = self._steps(0, weights, (self._all(start, lanes),), weighed)
+        (position,) = self._steps(1, self.token.masks + 1, (start,), taken)
         return position
 
     def _steps(self, first: int, end: Integer, state: State, step: Callable[[State, Integer], State]) -> State:
@@ -135,8 +133,4 @@ class _Writer:
 
     def _all(self, number: Any, lanes: int) -> Lanes:
         """Return a float64 in every lane."""
-        if lanes > 1:
-            several = vector(F64, lanes)
-            one = self.b.insert_element(ir.Constant(several, ir.Undefined), number, I64(0))
-            number = self.b.shuffle_vector(one, one, ir.Constant(vector(I32, lanes), [0] * lanes))
-        return Lanes(self.b, number, self.target)
+        return Lanes(self.b, take(self.b, number, [0] * lanes), self.target)

@@ -19,9 +19,10 @@ from rope_cpu._kernels.formats import (
     I16,
     I32,
     LLVM_20,
-    has_512_bits,
     instructions,
+    joined,
     lowers,
+    register_size,
     splat,
     take,
     vector,
@@ -91,8 +92,7 @@ def _widen_bfloat_even_first(b: Any, half: Any, lanes: int) -> Any:
         return _widen_bfloat(b, half, lanes)
     words = b.bitcast(half, vector(I32, lanes // 2))
     even, odd = b.shl(words, splat(I32, lanes // 2, 16)), b.and_(words, splat(I32, lanes // 2, 0xFFFF0000))
-    both = b.shuffle_vector(even, odd, ir.Constant(vector(I32, lanes), list(range(lanes))))
-    return b.bitcast(both, vector(F32, lanes))
+    return b.bitcast(joined(b, [even, odd]), vector(F32, lanes))
 
 
 def _narrow_bfloat(b: Any, value: Any, lanes: int) -> Any:
@@ -181,6 +181,6 @@ def conversions(dtype: str, target: Target) -> tuple[Conversion | None, Conversi
         return None, None, False
     widen, narrow = _widener(dtype, target), _narrower(dtype, target)
     # With 512 bits, which have 16 numbers in float32 to a register, they would go to one from two.
-    if narrow is _narrow_bfloat and not has_512_bits(target):
+    if narrow is _narrow_bfloat and register_size(target) < 64:
         return _widen_bfloat_even_first, _narrow_bfloat_together, True
     return widen, narrow, False

@@ -81,6 +81,14 @@ def take(b: Any, value: Any, lanes: Sequence[int]) -> Any:
     return b.shuffle_vector(value, value, ir.Constant(vector(I32, len(lanes)), list(lanes)))
 
 
+def joined(b: Any, vectors: Sequence[Any]) -> Any:
+    """Return one vector of a power of two of equal ones."""
+    while len(vectors) > 1:
+        order = ir.Constant(vector(I32, 2 * lanes_of(vectors[0])), list(range(2 * lanes_of(vectors[0]))))
+        vectors = [b.shuffle_vector(*two, order) for two in zip(vectors[::2], vectors[1::2], strict=True)]
+    return vectors[0]
+
+
 def call_float(b: Any, name: str, *values: Any) -> Any:
     """Call the LLVM intrinsic `name` (llvm.fma, llvm.fmuladd, …) on floats or vectors of them."""
     first = values[0]
@@ -103,7 +111,8 @@ def lowers(body: str, triple: str, cpu: str, features: str) -> bool:
     return not re.search(r"__\w+|\b_?fma\b", instructions(body, triple, cpu, features))
 
 
-def has_512_bits(target: tuple[str, str, str]) -> bool:
-    """Tell whether a processor has registers of 512 bits, which are 32; what fits others is a quarter of that."""
+def register_size(target: tuple[str, str, str]) -> int:
+    """Return how many bytes a processor's registers have: 64, of which there are 32, 32 or 16."""
     body = "define <16 x float> @f(<16 x float> %v) { %r = fadd <16 x float> %v, %v\n ret <16 x float> %r }"
-    return "zmm" in instructions(body, *target)
+    found = instructions(body, *target)
+    return next((size for name, size in (("zmm", 64), ("ymm", 32)) if name in found), 16)

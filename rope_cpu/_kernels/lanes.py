@@ -5,7 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rope_cpu._kernels.formats import F32, F64, I32, call_float, element_of, lanes_of, lowers, splat, vector
+from llvmlite import ir
+
+from rope_cpu._kernels.formats import (
+    F32,
+    F64,
+    I32,
+    I64,
+    call_float,
+    element_of,
+    joined,
+    lanes_of,
+    lowers,
+    register_size,
+    splat,
+    take,
+    vector,
+)
 
 _FMA = (
     "declare double @llvm.fma.f64(double, double, double)\n"
@@ -13,8 +29,12 @@ _FMA = (
     "{ %r = call double @llvm.fma.f64(double %x, double %y, double %z)\n ret double %r }"
 )
 
-# Added to a number below the second and taken off again, the first leaves the nearest whole number.
-_WHOLE, _FEW = 1.5 * 2.0**52, 2.0**51
+# Added to a number below the second and taken off again, the first leaves the nearest multiple of ½; the last bit of
+# the sum is that of an odd one.
+_HALVES, _FEW = 1.5 * 2.0**51, 2.0**50
+
+# Of float64, in a register of AVX.
+_ORDERED = 4
 
 
 @dataclass(frozen=True)
@@ -74,21 +94,55 @@ class Lanes:
             return product, self._with(call_float(self.b, "fma", self.value, y.value, (-product).value))
         return exact_product(self, y)
 
-    def less_whole(self, other: Lanes, near: bool) -> Lanes:
-        """Return self·other less a whole number, about the nearest, as float64 rounds what is left, which is never −0.
+    def less_halves(self, other: Lanes, near: bool) -> tuple[Lanes, Lanes]:
+        """Return self·other less a multiple of ½, about the nearest, as float64 rounds what is left, which is never −0.
 
-        near: the product is known to be below _FEW; what is returned is the same where that is true but not known.
+        And −0 where that multiple is an odd one, else 0. near: the product is known to be below _FEW; what is returned
+        is the same where that is true but not known.
         """
-        if not lowers(_FMA, *self.target):
-            product, lost = exact_product(self, other)
-            rest: Lanes = (product - product.rounded()) + lost
-            return rest
+        total = self.muladd(other, _HALVES)
         # What is taken off is +0 where it is none, so that −0 and it are +0.
-        taken = _WHOLE - self.muladd(other, _WHOLE)
+        taken, odd = _HALVES - total, total._last_bit()
         if not near:
             product = self * other
             taken = product.below(_FEW, taken, -product.rounded())
-        return self._with(call_float(self.b, "fma", self.value, other.value, taken.value))
+            odd = product.below(_FEW, odd, odd.all(0.0))
+        if lowers(_FMA, *self.target):
+            return self._with(call_float(self.b, "fma", self.value, other.value, taken.value)), odd
+        product, lost = exact_product(self, other)
+        return (product + taken) + lost, odd
+
+    def _last_bit(self) -> Lanes:
+        """Return −0 where the last bit of float64 is set, else 0."""
+        return self._with_bits(self.b.shl(self._bits(), splat(I64, lanes_of(self.value), 63)))
+
+    def __and__(self, other: Lanes) -> Lanes:
+        """Return the bits of float64 that both have."""
+        return self._with_bits(self.b.and_(self._bits(), other._bits()))
+
+    def __xor__(self, other: Lanes) -> Lanes:
+        """Return the bits of float64 that one of them has; if the other is −0, the opposite."""
+        return self._with_bits(self.b.xor(self._bits(), other._bits()))
+
+    def _bits(self) -> Any:
+        """Return float64 as integers."""
+        return self.b.bitcast(self.value, vector(I64, lanes_of(self.value)))
+
+    def _with_bits(self, bits: Any) -> Lanes:
+        return self._with(self.b.bitcast(bits, self.value.type))
+
+    def in_turn(self) -> Lanes:
+        """Return float64; what it comes from is computed after that of the ones before, where registers are few.
+
+        LLVM would compute one vector after the other to keep numbers in registers, which leaves the processor to wait.
+        """
+        lanes = lanes_of(self.value)
+        if lanes % _ORDERED or register_size(self.target) != 8 * _ORDERED:
+            return self
+        b, kind = self.b, vector(F64, _ORDERED)
+        keep = ir.FunctionType(kind, [kind])
+        vectors = [take(b, self.value, range(first, first + _ORDERED)) for first in range(0, lanes, _ORDERED)]
+        return self._with(joined(b, [b.asm(keep, "", "=x,0", [each], True) for each in vectors]))
 
     def where(self, number: float, then: Lanes, otherwise: Lanes) -> Lanes:
         """Return `then` where a lane is `number`, else `otherwise`."""

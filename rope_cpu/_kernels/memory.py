@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from rope_cpu._kernels.conversions import conversions, even_first
-from rope_cpu._kernels.formats import FORMATS, I8, I16, I32, I64, has_512_bits, lanes_of, take, vector
+from rope_cpu._kernels.formats import FORMATS, I8, I16, I32, I64, lanes_of, register_size, take, vector
 from rope_cpu._kernels.integers import Integer
 from rope_cpu._kernels.words import LINE
 
@@ -23,7 +23,7 @@ class Memory:
     def __init__(self, b: Any, dtype: str, target: tuple[str, str, str], stream: bool) -> None:
         self.b, self.format, self.stream, self.aligned = b, FORMATS[dtype], stream, FORMATS[dtype].size
         self.widen, self.narrow, self.even_first = conversions(dtype, target)
-        self.few_registers = not has_512_bits(target)
+        self.few_registers = register_size(target) < 64
 
     def order(self, lanes: int) -> Sequence[int]:
         """Return which of neighbouring numbers each lane holds that is loaded or to be stored."""
