@@ -29,11 +29,15 @@ _HALF_COS = (
 # 1 / 2π in three float64: the turns of an angle of one radian (OEIS A086201).
 RADIAN = (0.15915494309189535, -9.839338337591243e-18, -5.360718141446502e-34)
 
+# Added to a number up to 2^50 and taken off again, it leaves the nearest multiple of ½; the sum's last bit tells an odd
+# one.
+_HALVES = 1.5 * 2.0**51
+
 # Where frequencies are at most SLOW and positions at most NEAR, an angle has less than 2^33 turns. What is left of it
 # without half turns lies within a quarter but for 2^-21, within _QUARTER, and need not be rounded once more.
 SLOW, NEAR, _QUARTER = 16.0, 2.0**31, 0.25 + 2.0**-20
 
-# What is known of an angle before all axes are added: numbers that add up to it.
+# What is known of an angle before all axes are added: numbers that add up to it, or what is left and what is dropped.
 State = tuple[Lanes, ...]
 
 
@@ -91,24 +95,27 @@ def _exactly(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
     return factor * cosine, factor * sine
 
 
-def _sum(position: Lanes, high: Lanes, low: Lanes, near: bool = False) -> State:
-    """Return position·(high + low), less half turns, as one number, and −0 where these are odd.
-
-    It is rounded twice, within a quarter turn by 2^-55 of one each time, far below what float32 rounds away.
-    """
-    rest, odd = high.less_halves(position, near)
-    return low.muladd(position, rest), odd
-
-
 def _near(position: Lanes, high: Lanes, low: Lanes) -> State:
-    """Return what `_sum` does, bit for bit, where turns are few; it lies within _QUARTER."""
-    return _sum(position, high, low, near=True)
+    """Return position·(high + low), less half turns, as one number within _QUARTER, and −0 where these are odd.
+
+    It is rounded twice, within a quarter turn by 2^-56 of one each time, far below what float32 rounds away.
+    """
+    total = high.muladd(position, _HALVES)
+    # What is taken off is +0 where it is none, so that −0 and it are +0.
+    return low.muladd(position, high.plus_once(position, _HALVES - total)), total.last_bit()
+
+
+def _any(position: Lanes, high: Lanes, low: Lanes) -> State:
+    """Return the same, to the bit where turns are few, and these half turns less whole ones."""
+    # With the sign of the product, so that the sum has no smaller bits than ½.
+    halves = (high * position & high.all(-0.0)) ^ high.all(_HALVES)
+    taken = halves - high.muladd(position, halves)
+    return low.muladd(position, high.plus_once(position, taken)), taken - taken.rounded()
 
 
 def _add(state: State, position: Lanes, high: Lanes, low: Lanes) -> State:
-    """Add position·(high + low), less half turns, as one number."""
-    (turns, odd), (part, more) = state, _sum(position, high, low)
-    return turns + part, odd ^ more
+    """Add the same of another axis."""
+    return tuple(number + more for number, more in zip(state, _any(position, high, low), strict=True))
 
 
 def _half(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
@@ -126,9 +133,9 @@ def _half(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
 
 def _half_of_any(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
     """Return what `_half` does, of an angle of any size: less half turns, unless it lies within _QUARTER."""
-    turns, odd = state
-    rest, more = turns.less_halves(turns.all(1.0), near=False)
-    return _half((turns.below(_QUARTER, turns, rest), turns.below(_QUARTER, odd, odd ^ more)), factor)
+    turns, halves = state
+    more = turns.below(_QUARTER, turns.all(0.0), (turns + turns).rounded() * 0.5)
+    return _half((turns - more, (halves + more).is_half()), factor)
 
 
 def _model_start(position: Lanes, frequency: Lanes, _: Lanes) -> State:
@@ -154,7 +161,7 @@ def _of_model(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
 # their bits. Of other tables; of models.
 KINDS = {
     "usual": Kind(_near, _half),
-    "any": Kind(_sum, _half_of_any, _add),
+    "any": Kind(_any, _half_of_any, _add),
     "exact": Kind(_turns, _exactly, _add_exactly),
     "model": Kind(_model_start, _of_model, _model_add),
 }

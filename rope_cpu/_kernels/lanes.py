@@ -29,10 +29,6 @@ _FMA = (
     "{ %r = call double @llvm.fma.f64(double %x, double %y, double %z)\n ret double %r }"
 )
 
-# Added to a number below the second and taken off again, the first leaves the nearest multiple of ½; the last bit of
-# the sum is that of an odd one.
-_HALVES, _FEW = 1.5 * 2.0**51, 2.0**50
-
 # Of float64, in a register of AVX.
 _ORDERED = 4
 
@@ -94,27 +90,28 @@ class Lanes:
             return product, self._with(call_float(self.b, "fma", self.value, y.value, (-product).value))
         return exact_product(self, y)
 
-    def less_halves(self, other: Lanes, near: bool) -> tuple[Lanes, Lanes]:
-        """Return self·other less a multiple of ½, about the nearest, as float64 rounds what is left, which is never −0.
+    def plus_once(self, other: Lanes, addend: Lanes) -> Lanes:
+        """Return self·other + addend, rounded once.
 
-        And −0 where that multiple is an odd one, else 0. near: the product is known to be below _FEW; what is returned
-        is the same where that is true but not known.
+        The sum with the product as float64 rounds it must be exact.
         """
-        total = self.muladd(other, _HALVES)
-        # What is taken off is +0 where it is none, so that −0 and it are +0.
-        taken, odd = _HALVES - total, total._last_bit()
-        if not near:
-            product = self * other
-            taken = product.below(_FEW, taken, -product.rounded())
-            odd = product.below(_FEW, odd, odd.all(0.0))
         if lowers(_FMA, *self.target):
-            return self._with(call_float(self.b, "fma", self.value, other.value, taken.value)), odd
+            return self._with(call_float(self.b, "fma", self.value, other.value, addend.value))
         product, lost = exact_product(self, other)
-        return (product + taken) + lost, odd
+        sum_: Lanes = (product + addend) + lost
+        return sum_
 
-    def _last_bit(self) -> Lanes:
+    def last_bit(self) -> Lanes:
         """Return −0 where the last bit of float64 is set, else 0."""
-        return self._with_bits(self.b.shl(self._bits(), splat(I64, lanes_of(self.value), 63)))
+        return self._shifted(63)
+
+    def is_half(self) -> Lanes:
+        """Return −0 where a number, a multiple of ½, is no whole one, else 0."""
+        part = self - self.rounded()  # 0 or ±½, which has the last bit but one before the exponent's end
+        return part._shifted(2) & part.all(-0.0)
+
+    def _shifted(self, bits: int) -> Lanes:
+        return self._with_bits(self.b.shl(self._bits(), splat(I64, lanes_of(self.value), bits)))
 
     def __and__(self, other: Lanes) -> Lanes:
         """Return the bits of float64 that both have."""
