@@ -29,26 +29,26 @@ def test_float32_is_within_half_an_ulp_at_one_for_every_position(base, rng):
 
 @pytest.mark.parametrize("pairs", [1, 3, 7, 16, 31, 64, 129])
 def test_float32_is_the_exact_value_rounded_once(pairs, rng):
-    """Before it is rounded it errs by less than 8e-16, which moves it as far at most, and seldom to a neighbour.
+    """Before it is rounded it errs by less than 1e-15, which moves it as far at most, and seldom to a neighbour.
 
     In units of 2^-53: √2·sin a of half the angle, at most 1, errs by 2.0, of which 1 is its polynomial's last step and
-    0.5 the last of all; √2·cos a by 2.9 where they are equal. So 1 − (√2·sin a)² errs by 5, as both factors err and
-    steps may be rounded twice, and the product of the two by 5.5. The angle, rounded twice by 2^-56 of a turn, adds 1.6
-    to the former, where the latter is flat: 6.6 at most, 7.3e-16.
+    0.5 the last of all. So its square errs by 4.0, and 0.5 where products are rounded by themselves, and 1 less that by
+    0.5 more; √2·sin a · √2·cos a by less. The angle is rounded twice, by 2^-56 and past a quarter 2^-55 of a turn, 2.4.
+    That is 7.4, and 1 for a factor that is no power of two: 9.4e-16.
     """
     rope = RotaryEmbedding.from_inv_freq(rng.uniform(-3, 3, pairs))
     positions = positions_up_to(2**20, 3000 // pairs, rng)
-    assert_rounded_once(rope.cos_sin(positions), oracle.cos_sin(positions, rope.inv_freq), 8e-16)
+    assert_rounded_once(rope.cos_sin(positions), oracle.cos_sin(positions, rope.inv_freq), 1e-15)
 
 
 @pytest.mark.parametrize("fastest", [1, 16, 300])
 @pytest.mark.parametrize("limit", [2**31 - 1, 2**33, 2**53])
 def test_float32_is_rounded_once_wherever_positions_are(fastest, limit, rng):
-    """What is left of the turns lies within 300·2^53 / 2π / 2^53 < 48, and is rounded twice, to 2^-48 of a turn."""
+    """Of up to 300·2^53 / 2π < 2^59 turns less than 64 are left, which is rounded twice, to 2^-48 of one."""
     rope = RotaryEmbedding.from_inv_freq(fastest * rng.uniform(-1, 1, 40))
     positions = positions_up_to(limit, 60, rng)
     positions = np.concatenate([positions, rng.uniform(0.5, 1, 30) * -limit])
-    bound = 8e-16 + 2 * np.pi * 2 * (2.0**-48 if fastest * limit > 2**50 else 0)
+    bound = 1e-15 + 2 * np.pi * 2 * (2.0**-48 if fastest * limit > 2**50 else 0)
     assert_rounded_once(rope.cos_sin(positions), oracle.cos_sin(positions, rope.inv_freq), bound)
 
 
@@ -131,7 +131,7 @@ def test_axes_that_share_out_the_pairs(axes, fastest, limit, rng):
     positions = rng.integers(-limit, limit, (20, axes), endpoint=True).astype(np.float64)
     exact = oracle.cos_sin_axes(positions, rope.inv_freq)
     assert_rounded_once(
-        rope.cos_sin(positions), exact, 8e-16 + 2 * np.pi * 2 * (2.0**-50 if fastest * limit > 2**53 else 0)
+        rope.cos_sin(positions), exact, 1e-15 + 2 * np.pi * 2 * (2.0**-50 if fastest * limit > 2**53 else 0)
     )
     if fastest * limit <= 2**53:
         assert np.abs(np.stack(rope.cos_sin(positions, np.float64)) - np.stack(exact)).max() <= 2 * 2.0**-53
@@ -187,11 +187,11 @@ def test_equal_coordinates_have_the_bits_of_one_axis(dtype, rng):
 
 
 def test_float32_of_axes_that_add_up(rng):
-    """Each axis adds less than a turn, which is rounded to 2^-53 of one."""
+    """Each axis adds about a quarter turn at most, which is rounded to 2^-53 of one."""
     rope = RotaryEmbedding.from_inv_freq(rng.uniform(-3, 3, (3, 40)))
     positions = np.concatenate([rng.uniform(-1e5, 1e5, (40, 3)), rng.integers(-(2**31), 2**31, (40, 3))])
     exact = oracle.cos_sin_axes(positions, rope.inv_freq)
-    assert_rounded_once(rope.cos_sin(positions), exact, 8e-16 + 2 * np.pi * 3 * 2.0**-53)
+    assert_rounded_once(rope.cos_sin(positions), exact, 1e-15 + 2 * np.pi * 3 * 2.0**-53)
 
 
 @pytest.mark.parametrize("shared_out", [True, False])

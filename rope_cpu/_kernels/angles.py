@@ -59,7 +59,7 @@ def _token(job: Job, b: Integer, t: Integer, row: Integer, head: Integer, size: 
     token = Token(
         job.positions + 8 * job.coordinates * place, 8 * number(several),
         job.turns + turns * (own * job.axes * job.heads + head), turns * job.heads, job.axes,
-        choose(several, job.parts - 2, 0), job.pairs, job.sign, job.cos + to, job.sin + to,
+        choose(several, job.parts - 1, 1), job.pairs, job.sign, job.cos + to, job.sin + to,
     )  # fmt: skip
     return token, job.factors + 8 * own
 
@@ -155,7 +155,7 @@ def angles() -> Kernel:
 
     Arrays come as objects, C-contiguous and aligned; the caller holds them, and has made sure of their dtype and shape.
     positions: float64 (1 or batch, seq, 1 or axes); one coordinate serves every axis. turns: float64 (1 or batch, axes,
-    heads, parts, pairs), see `parts` in `rope_cpu.angles`. factor: float64 (1 or batch,), on cos and sin. sign: −1
+    heads, parts, pairs), see `parts_of` in `rope_cpu.angles`. factor: float64 (1 or batch,), on cos and sin. sign: −1
     turns back. cos, sin: (1 or batch, seq, heads, pairs) of what `cos_sin` writes. work: where that is. pool: whose
     threads share the work; 0: none.
     LOOK_CLOSER: a position is not finite or beyond ±limit.

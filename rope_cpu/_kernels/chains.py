@@ -16,7 +16,7 @@ from rope_cpu._kernels.lanes import Lanes, exact_sum
 _TWO_PI, _TWO_PI_REST = 6.283185307179586, 2.4492935982947064e-16
 _SIN = tuple((-1.0) ** n / factorial(2 * n + 1) for n in range(8, 0, -1))
 _COS = tuple((-1.0) ** n / factorial(2 * n) for n in range(8, 0, -1))
-# The polynomials in r² nearest to √2·sin(πr) / r, to 1.4e-16, and to √2·cos(πr), to 1.7e-16, for |r| up to ¼ and a
+# The polynomials in r² nearest to √2·sin(πr) / r, to 1.5e-16, and to √2·cos(πr), to 1.7e-16, for |r| up to ¼ and a
 # little beyond.
 _HALF_SIN = (
     0.0006527051042696048, -0.010422784576813171, 0.11617180229392508, -0.8474880242757871, 3.606476571465094,
@@ -34,7 +34,7 @@ RADIAN = (0.15915494309189535, -9.839338337591243e-18, -5.360718141446502e-34)
 _HALVES = 1.5 * 2.0**51
 
 # Where frequencies are at most SLOW and positions at most NEAR, an angle has less than 2^33 turns. What is left of it
-# without half turns lies within a quarter but for 2^-21, within _QUARTER, and need not be rounded once more.
+# without half turns lies within a quarter but for 2^-20, within _QUARTER, and need not be rounded once more.
 SLOW, NEAR, _QUARTER = 16.0, 2.0**31, 0.25 + 2.0**-20
 
 # What is known of an angle before all axes are added: numbers that add up to it, or what is left and what is dropped.
@@ -98,7 +98,7 @@ def _exactly(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
 def _near(position: Lanes, high: Lanes, low: Lanes) -> State:
     """Return position·(high + low), less half turns, as one number within _QUARTER, and −0 where these are odd.
 
-    It is rounded twice, within a quarter turn by 2^-56 of one each time, far below what float32 rounds away.
+    It is rounded twice, by 2^-56 and at most 2^-55 of a turn, far below what float32 rounds away.
     """
     total = high.muladd(position, _HALVES)
     # What is taken off is +0 where it is none, so that −0 and it are +0.
@@ -106,7 +106,7 @@ def _near(position: Lanes, high: Lanes, low: Lanes) -> State:
 
 
 def _any(position: Lanes, high: Lanes, low: Lanes) -> State:
-    """Return the same, to the bit where turns are few, and these half turns less whole ones."""
+    """Return the same number, bit for bit where turns are few, and what was dropped less whole turns, 0 or ±½."""
     # With the sign of the product, so that the sum has no smaller bits than ½.
     halves = (high * position & high.all(-0.0)) ^ high.all(_HALVES)
     taken = halves - high.muladd(position, halves)
@@ -119,7 +119,7 @@ def _add(state: State, position: Lanes, high: Lanes, low: Lanes) -> State:
 
 
 def _half(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
-    """Return cos and sin to 8e-16 of the factor, from those of half the angle, which lies within an eighth of a turn.
+    """Return cos and sin to 1e-15 of the factor, from those of half the angle, which lies within an eighth of a turn.
 
     Both are those of a half by √2: cos 2a = 1 − (√2·sin a)², sin 2a = √2·sin a · √2·cos a. An odd half turn negates.
     """

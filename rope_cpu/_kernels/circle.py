@@ -24,8 +24,8 @@ class Token(NamedTuple):
     """What is computed of one token in one head: addresses, and bytes from one to the next.
 
     positions: its first coordinate; step: to another (0: one serves all). turns: what is kept of the first axis, see
-    `parts_of` in `rope_cpu.angles`; turn_step: to another. masks: of how many more axes some pairs have the coordinate.
-    sign: −1 turns back. cos, sin: where to write.
+    `parts_of` in `rope_cpu.angles`; turn_step: to another. owners: how many axes share out the pairs, each of which
+    turns with the coordinate of one; 1: all with the first. sign: −1 turns back. cos, sin: where to write.
     """
 
     positions: Integer
@@ -33,7 +33,7 @@ class Token(NamedTuple):
     turns: Integer
     turn_step: Integer
     axes: Integer
-    masks: Integer
+    owners: Integer
     pairs: Integer
     sign: Integer
     cos: Integer
@@ -93,29 +93,29 @@ class _Writer:
         def another(state: State, axis: Integer) -> State:
             return add(state, self._all(self._position(axis), lanes), *self._turns(axis, first, lanes))
 
-        return self._steps(1, self.token.axes, state, another)
+        return self._steps(self.token.axes, state, another)
 
     def _own_position(self, first: Integer, lanes: int) -> Lanes:
         """Return for each pair the coordinate of the axis it turns with, or for all of them the first one."""
         start = self._all(self._position(0), lanes)
 
         def taken(state: State, axis: Integer) -> State:
-            # A choice between numbers would take the units that multiply, bits take others.
+            # Bits take other units than those that multiply.
             mask = self._kept(self.token.turns + self.token.pairs * 8 * (axis + 1) + first * 8, lanes)
             return (state[0] ^ (mask & (self._all(self._position(axis), lanes) ^ start)),)
 
-        (position,) = self._steps(1, self.token.masks + 1, (start,), taken)
+        (position,) = self._steps(self.token.owners, (start,), taken)
         return position
 
-    def _steps(self, first: int, end: Integer, state: State, step: Callable[[State, Integer], State]) -> State:
-        """Return what becomes of a state by one step for each number from `first` to before `end`."""
+    def _steps(self, axes: Integer, state: State, step: Callable[[State, Integer], State]) -> State:
+        """Return what becomes of a state by one step for each axis but the first."""
         places = [cgutils.alloca_once_value(self.b, number.value) for number in state]
 
         def now() -> State:
             return tuple(Lanes(self.b, self.b.load(place), self.target) for place in places)
 
-        with plain_loop(end - first, [first], [1]) as (n,):
-            for place, number in zip(places, step(now(), n), strict=True):
+        with plain_loop(axes - 1, [1], [1]) as (axis,):
+            for place, number in zip(places, step(now(), axis), strict=True):
                 self.b.store(number.value, place)
         return now()
 

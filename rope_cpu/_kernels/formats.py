@@ -112,7 +112,7 @@ def lowers(body: str, triple: str, cpu: str, features: str) -> bool:
 
 
 def register_size(target: tuple[str, str, str]) -> int:
-    """Return how many bytes a processor's registers have: 64, of which there are 32, 32 or 16."""
+    """Return how many bytes a processor's widest registers hold: 64, 32 or 16."""
     body = "define <16 x float> @f(<16 x float> %v) { %r = fadd <16 x float> %v, %v\n ret <16 x float> %r }"
     found = instructions(body, *target)
     return next((size for name, size in (("zmm", 64), ("ymm", 32)) if name in found), 16)

@@ -29,8 +29,8 @@ _FMA = (
     "{ %r = call double @llvm.fma.f64(double %x, double %y, double %z)\n ret double %r }"
 )
 
-# Of float64, in a register of AVX.
-_ORDERED = 4
+# How many float64 a register of AVX holds.
+_IN_AVX = 4
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Lanes:
 
     def is_half(self) -> Lanes:
         """Return −0 where a number, a multiple of ½, is no whole one, else 0."""
-        part = self - self.rounded()  # 0 or ±½, which has the last bit but one before the exponent's end
+        part = self - self.rounded()  # 0 or ±½, of which only the latter has bit 61, in its exponent
         return part._shifted(2) & part.all(-0.0)
 
     def _shifted(self, bits: int) -> Lanes:
@@ -129,16 +129,17 @@ class Lanes:
         return self._with(self.b.bitcast(bits, self.value.type))
 
     def in_turn(self) -> Lanes:
-        """Return float64; what it comes from is computed after that of the ones before, where registers are few.
+        """Return float64; with AVX alone, what it comes from is computed after what those before it come from.
 
-        LLVM would compute one vector after the other to keep numbers in registers, which leaves the processor to wait.
+        To keep numbers in 16 registers, LLVM would go on with one vector while the processor waits for it. SSE, which
+        has as many, has twice as many vectors to keep there.
         """
         lanes = lanes_of(self.value)
-        if lanes % _ORDERED or register_size(self.target) != 8 * _ORDERED:
+        if lanes % _IN_AVX or register_size(self.target) != 8 * _IN_AVX:
             return self
-        b, kind = self.b, vector(F64, _ORDERED)
+        b, kind = self.b, vector(F64, _IN_AVX)
         keep = ir.FunctionType(kind, [kind])
-        vectors = [take(b, self.value, range(first, first + _ORDERED)) for first in range(0, lanes, _ORDERED)]
+        vectors = [take(b, self.value, range(first, first + _IN_AVX)) for first in range(0, lanes, _IN_AVX)]
         return self._with(joined(b, [b.asm(keep, "", "=x,0", [each], True) for each in vectors]))
 
     def where(self, number: float, then: Lanes, otherwise: Lanes) -> Lanes:
