@@ -29,9 +29,9 @@ _HALF_COS = (
 # 1 / 2π in three float64: the turns of an angle of one radian (OEIS A086201).
 RADIAN = (0.15915494309189535, -9.839338337591243e-18, -5.360718141446502e-34)
 
-# Added to a number up to 2^50 and taken off again, it leaves the nearest multiple of ½; the sum's last bit tells an odd
-# one.
-_HALVES = 1.5 * 2.0**51
+# Added to a number up to 2^50 and taken off again, they leave the nearest whole number or multiple of ½; the last bits
+# of the sum are those of how many these are.
+_WHOLE, _HALVES = 1.5 * 2.0**52, 1.5 * 2.0**51
 
 # Where frequencies are at most SLOW and positions at most NEAR, an angle has less than 2^33 turns. What is left of it
 # without half turns lies within a quarter but for 2^-20, within _QUARTER, and need not be rounded once more.
@@ -80,18 +80,16 @@ def _exactly(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
     turns, rest = state
     total = turns + rest
     tail = (turns - total) + rest
-    quarter = (total * 4.0).rounded()
-    r = quarter.muladd(-0.25, total)
+    quarters = total.muladd(4.0, _WHOLE)
+    r = (quarters - _WHOLE).muladd(-0.25, total)
     z, lost = r.product(_TWO_PI)
     dz = r.muladd(_TWO_PI_REST, lost) + tail * _TWO_PI
     z2 = z * z
     s, c = _polynomials(z2, _SIN, _COS)
     sine, cosine = z + (z * z2).muladd(s, dz), z2.muladd(c, -z * dz) + 1.0
-    # A quarter turn swaps the two and a half turn negates both.
-    quarter -= (quarter * 0.25).rounded() * 4.0
-    square = quarter * quarter
-    even = square.muladd(-0.5, 1.0)
-    cosine, sine = square.where(1.0, -quarter * sine, even * cosine), square.where(1.0, quarter * cosine, even * sine)
+    # A quarter turn swaps the two and negates the cosine, a half turn negates both.
+    odd, half = quarters.last_bit(), quarters.last_bit_but_one()
+    cosine, sine = odd.choose(sine, cosine) ^ half ^ odd, odd.choose(cosine, sine) ^ half
     return factor * cosine, factor * sine
 
 

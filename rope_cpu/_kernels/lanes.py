@@ -105,6 +105,10 @@ class Lanes:
         """Return −0 where the last bit of float64 is set, else 0."""
         return self._shifted(63)
 
+    def last_bit_but_one(self) -> Lanes:
+        """Return −0 where that bit of float64 is set, else 0."""
+        return self._shifted(62) & self.all(-0.0)
+
     def is_half(self) -> Lanes:
         """Return −0 where a number, a multiple of ½, is no whole one, else 0."""
         part = self - self.rounded()  # 0 or ±½, of which only the latter has bit 61, in its exponent
@@ -142,10 +146,10 @@ class Lanes:
         vectors = [take(b, self.value, range(first, first + _IN_AVX)) for first in range(0, lanes, _IN_AVX)]
         return self._with(joined(b, [b.asm(keep, "", "=x,0", [each], True) for each in vectors]))
 
-    def where(self, number: float, then: Lanes, otherwise: Lanes) -> Lanes:
-        """Return `then` where a lane is `number`, else `otherwise`."""
-        chosen = self.b.fcmp_ordered("==", self.value, self._of(number))
-        return self._with(self.b.select(chosen, then.value, otherwise.value))
+    def choose(self, then: Lanes, otherwise: Lanes) -> Lanes:
+        """Return `then` where a lane is −0, else `otherwise`."""
+        negative = self.b.icmp_signed("<", self._bits(), splat(I64, lanes_of(self.value), 0))
+        return self._with(self.b.select(negative, then.value, otherwise.value))
 
     def below(self, number: float, then: Lanes, otherwise: Lanes) -> Lanes:
         """Return `then` where a lane lies between ±number, else `otherwise`."""
