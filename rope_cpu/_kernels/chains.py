@@ -88,7 +88,7 @@ def _exactly(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
     s, c = _polynomials(z2, _SIN, _COS)
     sine, cosine = z + (z * z2).muladd(s, dz), z2.muladd(c, -z * dz) + 1.0
     # A quarter turn swaps the two and negates the cosine, a half turn negates both.
-    odd, half = quarters.last_bit(), quarters.last_bit_but_one()
+    odd, half = quarters.bit(0), quarters.bit(1)
     cosine, sine = odd.choose(sine, cosine) ^ half ^ odd, odd.choose(cosine, sine) ^ half
     return factor * cosine, factor * sine
 
@@ -100,7 +100,7 @@ def _near(position: Lanes, high: Lanes, low: Lanes) -> State:
     """
     total = high.muladd(position, _HALVES)
     # What is taken off is +0 where it is none, so that −0 and it are +0.
-    return low.muladd(position, high.plus_once(position, _HALVES - total)), total.last_bit()
+    return low.muladd(position, high.plus_once(position, _HALVES - total)), total.bit(0)
 
 
 def _any(position: Lanes, high: Lanes, low: Lanes) -> State:
@@ -133,7 +133,9 @@ def _half_of_any(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
     """Return what `_half` does, of an angle of any size: less half turns, unless it lies within _QUARTER."""
     turns, halves = state
     more = turns.below(_QUARTER, turns.all(0.0), (turns + turns).rounded() * 0.5)
-    return _half((turns - more, (halves + more).is_half()), factor)
+    halves = halves + more
+    # The difference is 0 or ±½, of which the latter alone has bit 61, in its exponent.
+    return _half((turns - more, (halves - halves.rounded()).bit(61)), factor)
 
 
 def _model_start(position: Lanes, frequency: Lanes, _: Lanes) -> State:

@@ -101,21 +101,10 @@ class Lanes:
         sum_: Lanes = (product + addend) + lost
         return sum_
 
-    def last_bit(self) -> Lanes:
-        """Return −0 where the last bit of float64 is set, else 0."""
-        return self._shifted(63)
-
-    def last_bit_but_one(self) -> Lanes:
-        """Return −0 where that bit of float64 is set, else 0."""
-        return self._shifted(62) & self.all(-0.0)
-
-    def is_half(self) -> Lanes:
-        """Return −0 where a number, a multiple of ½, is no whole one, else 0."""
-        part = self - self.rounded()  # 0 or ±½, of which only the latter has bit 61, in its exponent
-        return part._shifted(2) & part.all(-0.0)
-
-    def _shifted(self, bits: int) -> Lanes:
-        return self._with_bits(self.b.shl(self._bits(), splat(I64, lanes_of(self.value), bits)))
+    def bit(self, number: int) -> Lanes:
+        """Return −0 where a bit of float64 is set, counted from the last, which is 0, else 0."""
+        sign = self._with_bits(self.b.shl(self._bits(), splat(I64, lanes_of(self.value), 63 - number)))
+        return sign & self.all(-0.0)
 
     def __and__(self, other: Lanes) -> Lanes:
         """Return the bits of float64 that both have."""
