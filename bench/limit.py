@@ -6,13 +6,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import carray, types
-from numba.extending import intrinsic
+from numba import carray, cfunc, types
 from numpy.typing import NDArray
 
 from rope_cpu import _threads
-from rope_cpu._kernels.compiler import SOURCES, address, compiled
-from rope_cpu._kernels.integers import emitted
+from rope_cpu._kernels.compiler import Kernel, built, loaded
+from rope_cpu._kernels.entry import object_at, whole
+from rope_cpu._kernels.integers import Integer
+from rope_cpu._kernels.objects import location
 from rope_cpu._kernels.sharing import share
 from rope_cpu._kernels.words import spill
 
@@ -31,65 +32,69 @@ def memory(size: int, past: int = 0) -> NDArray[np.uint8]:
     return raw[start : start + size]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _floats(typingctx: Any, address: Any) -> Any:
-    """Return an address as a pointer to float32."""
-    target = types.CPointer(types.float32)
-    return target(types.int64), lambda context, b, _, args: b.inttoptr(args[0], context.get_value_type(target))
-
-
-@emitted(types.UniTuple(types.int64, 6))
-def _words(job):  # type: ignore[no-untyped-def]
-    """Return what a part of the work is told."""
-    return job.words(6)
-
-
-@emitted(types.int64)
-def _scale(x, out, size, factor, unit, times, work, pool):  # type: ignore[no-untyped-def]
-    """Have all elements scaled, `unit` at a time."""
-    job = spill(x.b, (x, out, size, factor, unit, times))
+def _scale(
+    x: Integer,
+    out: Integer,
+    size: Integer,
+    factor: Integer,
+    unit: Integer,
+    times: Integer,
+    work: Integer,
+    pool: Integer,
+) -> int:
+    """Have all elements of an array scaled, `unit` at a time."""
+    arrays = [location(array)[0] for array in (x, out, factor)]
+    job = spill(x.b, (*arrays, spill(x.b, (size, unit, times))))
     share(pool, work, job, (size + unit - 1) // unit, size * times // _UNIT)
     return 0
 
 
 @cache
-def _scaling(elsewhere: bool) -> tuple[Any, int]:
-    """Return the kernel (x, out, factor, unit, times, work, pool), as plain as can be, and the `work` it needs.
+def _scaling() -> Kernel:
+    """Return the kernel (x, out, size, factor, unit, times, work, pool); work: one of `_parts`."""
+    parameters = object_at, object_at, whole, object_at, whole, whole, whole, whole
+    return loaded(built(_scale, "scale", parameters), "scale")
 
-    elsewhere: out is not x. The compiler must know, as it would not make vectors of what may be either.
+
+@cache
+def _parts() -> tuple[int, int]:
+    """Return where the loops (job, start, stop) are, as plain as can be: in place, and to another array.
+
+    The compiler must know which, as it would not make vectors of what may be either.
     """
-    sources = SOURCES
+    word = types.int64
+    kind = word(types.CPointer(types.voidptr), word, word)
 
-    def scale_part(job, start, stop):  # type: ignore[no-untyped-def]
-        _ = sources  # a part of the cache key
-        at, to, size, factor_at, unit, times = _words(job)
-        factor = carray(_floats(factor_at), (1,))[0]
+    @cfunc(kind, cache=True, error_model="numpy")
+    def in_place(job, start, stop):  # type: ignore[no-untyped-def]
+        size, unit, times = carray(job[3], (3,), np.int64)
+        factor = carray(job[2], (1,), np.float32)[0]
         for first in range(start * unit, stop * unit, unit):
-            part = carray(_floats(at), (size,))[first : first + unit]
+            part = carray(job[0], (size,), np.float32)[first : first + unit]
             for _ in range(times):
-                if elsewhere:
-                    out = carray(_floats(to), (size,))[first : first + unit]
-                    for i in range(part.size):
-                        out[i] = part[i] * factor
-                else:
-                    for i in range(part.size):
-                        part[i] *= factor
+                for i in range(part.size):
+                    part[i] *= factor
         return 0
 
-    def scale(x, out, factor, unit, times, work, pool):  # type: ignore[no-untyped-def]
-        _ = sources
-        return _scale(x.ctypes.data, out.ctypes.data, x.size, factor.ctypes.data, unit, times, work, pool)
+    @cfunc(kind, cache=True, error_model="numpy")
+    def elsewhere(job, start, stop):  # type: ignore[no-untyped-def]
+        size, unit, times = carray(job[3], (3,), np.int64)
+        factor = carray(job[2], (1,), np.float32)[0]
+        for first in range(start * unit, stop * unit, unit):
+            part = carray(job[0], (size,), np.float32)[first : first + unit]
+            out = carray(job[1], (size,), np.float32)[first : first + unit]
+            for _ in range(times):
+                for i in range(part.size):
+                    out[i] = part[i] * factor
+        return 0
 
-    array, word = types.Array(types.float32, 1, "C"), types.int64
-    kernel = compiled(scale, "scale", (array, array, array, word, word, word, word))
-    name = "scale_part_elsewhere" if elsewhere else "scale_part"
-    return kernel, address(compiled(scale_part, name, (word,) * 3))
+    return in_place.address, elsewhere.address
 
 
 def scale(x: Array, out: Array, factor: Array, parallel: bool, unit: int = _UNIT, times: int = 1) -> None:
     """Write contiguous float32 times factor[0] to out, which may be x; `unit` elements at a time, each so often."""
-    kernel, work = _scaling(out is not x)
-    kernel(x, out, factor, unit, times, work, _threads.pool() if parallel else 0)
+    work, pool = _parts()[out is not x], _threads.pool() if parallel else 0
+    _scaling().call(x, out, x.size, factor, unit, times, work, pool)
 
 
 def scale_in_cores(x: Array, factor: Array, parallel: bool) -> None:

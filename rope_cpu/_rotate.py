@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +12,9 @@ from numpy.typing import NDArray
 from rope_cpu import _check, _machine, _threads
 from rope_cpu._check import Array
 from rope_cpu._kernels.angles import cos_sin
-from rope_cpu._kernels.compiler import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE, Kernel, address
+from rope_cpu._kernels.compiler import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE
 from rope_cpu._kernels.form import form_words
-from rope_cpu._kernels.rotation import ALONE, FEW_ELEMENTS, FIRST, TRUSTED, quick_rotation
+from rope_cpu._kernels.rotation import ALONE, FEW_ELEMENTS, FIRST, TRUSTED, rotation
 from rope_cpu._kernels.units import rows, worth_a_thread
 from rope_cpu.angles import SIGN, Angles
 
@@ -22,7 +23,7 @@ REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name 
 
 # What a dtype is rotated with: the kernel, and what it takes as a whole: cos and sin (or what they are computed from on
 # the way), and what it is told of the form of arrays.
-Prepared = tuple[Kernel, Array, Array, NDArray[np.int64]]
+Prepared = tuple[Callable[..., int], Array, Array, NDArray[np.int64]]
 _NOTHING = np.empty(0, np.int64)
 _NOT_READY: Prepared = (lambda *_: LOOK_CLOSER), _NOTHING, _NOTHING, _NOTHING
 
@@ -47,17 +48,17 @@ class Frame:
         form = self._forms.get(dtype)
         if form is None:
             form = self._forms[dtype] = self._words(dtype, (0, 0))
-        return quick_rotation(dtype.itemsize, False), cos, sin, form
+        return rotation(dtype.itemsize, False).call, cos, sin, form
 
     def prepared_at(self, dtype: np.dtype[Any], angles: Angles, mode: str) -> Prepared:
         """Return what also computes cos and sin on the way; mode: an operation."""
-        cos_sin_at = address(cos_sin(REAL_OF[dtype], angles.kind))
+        cos_sin_at = cos_sin(REAL_OF[dtype], angles.kind).address
         form = self._words(dtype, (cos_sin_at, SIGN[mode]))
-        return quick_rotation(dtype.itemsize, True), angles.parts, angles.factors[mode], form
+        return rotation(dtype.itemsize, True).call, angles.parts, angles.factors[mode], form
 
     def _words(self, dtype: np.dtype[Any], angles: tuple[int, int]) -> NDArray[np.int64]:
         kind, in_use = (_check.FORMAT_OF[dtype], self.pairing), _threads.IN_USE.ctypes.data
-        work, above, worth = address(rows(*kind)), _machine.last_level_cache(), worth_a_thread(*kind)
+        work, above, worth = rows(*kind).address, _machine.last_level_cache(), worth_a_thread(*kind)
         return form_words(work, dtype, self.layout, self.head_dim, above, in_use, self.pairs, angles, worth)
 
 

@@ -12,13 +12,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu import _machine
 from rope_cpu._kernels import sharing
-from rope_cpu._kernels.compiler import address
 from rope_cpu.spec import whole_number
 
 # Enough to be measured, 10 to 100 µs.
@@ -29,8 +27,19 @@ VARIABLE = "ROPE_CPU_NUM_THREADS"
 # Below so many pairs of cos and sin, at 0.5 to 1.5 ns each, it costs more than it saves to share the work.
 SERIAL_PAIRS = 2**14
 
-# A thread for each core that the process may use, unless Numba's variable says otherwise: more would take turns.
-MOST = numba.config.NUMBA_NUM_THREADS
+
+def _most() -> int:
+    """Return a thread for each core that the process may use, as more would take turns, or what Numba's variable says.
+
+    It is read here, as a process that finds its kernels in the cache does without Numba.
+    """
+    said = os.environ.get("NUMBA_NUM_THREADS", "").strip()
+    if said.isdecimal() and int(said) > 0:
+        return int(said)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+MOST = _most()
 
 _limit = MOST
 _pool_in_use: Pool | None = None
@@ -61,8 +70,8 @@ def start(threads: int) -> Pool:
     memory = np.zeros(sharing.HEAD_WORDS + sharing.THREAD_WORDS * threads + 8, np.int64)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # workers look at it for as long as the process lives
     words = memory[-(memory.ctypes.data // 8) % 8 :]
-    pool, kernel = Pool(words, words.ctypes.data), sharing.serving()
-    words[sharing.SIZE // 8], words[sharing.SHARE // 8] = 1, address(sharing.sharing())
+    pool, kernel = Pool(words, words.ctypes.data), sharing.serving().call
+    words[sharing.SIZE // 8], words[sharing.SHARE // 8] = 1, sharing.sharing().address
     _set_looks(pool, kernel)
     for me in range(1, threads):
         own = words[sharing.HEAD_WORDS + sharing.THREAD_WORDS * me :]

@@ -56,9 +56,7 @@ def specialise(dtypes: DTypeLike | Sequence[DTypeLike]) -> Iterator[Specialisati
         start = time.perf_counter()
         made = kernel(*arguments)
         seconds = time.perf_counter() - start
-        stats = made.stats  # type: ignore[attr-defined]
-        folder = stats.cache_path
-        yield Specialisation(made.__name__, seconds, not stats.cache_hits, None if folder is None else Path(folder))
+        yield Specialisation(made.name, seconds, made.compiled, made.folder)
 
 
 def todo(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[tuple[Callable[..., Kernel], tuple[Any, ...]]]:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from rope_cpu import _check, _threads
 from rope_cpu._check import Array
-from rope_cpu._kernels.angles import quick_angles
+from rope_cpu._kernels import angles as kernels
 from rope_cpu._kernels.chains import NEAR, RADIAN, SLOW
 from rope_cpu._kernels.compiler import DONE
 from rope_cpu._kernels.lanes import exact_product, exact_sum
@@ -63,8 +63,8 @@ class Angles:
         pool = _threads.pool() if cos.size > _threads.SERIAL_PAIRS else 0
 
         def written(kind: str, limit: float) -> bool:
-            kernel, work = quick_angles(dtype, kind)
-            return kernel(positions, limit, self.parts, self.factors[mode], SIGN[mode], cos, sin, work, pool) == DONE
+            write, work = kernels.angles().call, kernels.cos_sin(dtype, kind).address
+            return write(positions, limit, self.parts, self.factors[mode], SIGN[mode], cos, sin, work, pool) == DONE
 
         if self.kind != "usual" or dtype != "float32":
             return written(self.kind, limit)

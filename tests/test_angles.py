@@ -358,8 +358,8 @@ def test_positions_that_are_none_are_found_wherever_they_stand(count, bad):
     ("position", "kinds"), [(2**31, ["usual"]), (2**31 + 1, ["usual", "any"]), (np.nan, ["usual"])]
 )
 def test_no_kernel_is_compiled_for_positions_that_are_none(position, kinds, monkeypatch):
-    asked, quick_angles = [], angles.quick_angles
-    monkeypatch.setattr(angles, "quick_angles", lambda *key: asked.append(key) or quick_angles(*key))
+    asked, cos_sin = [], angles.kernels.cos_sin
+    monkeypatch.setattr(angles.kernels, "cos_sin", lambda *key: asked.append(key) or cos_sin(*key))
     with contextlib.suppress(ValueError):
         ROPES["pairs"].cos_sin([1.0, position])
     assert asked == [("float32", kind) for kind in kinds]

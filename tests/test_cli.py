@@ -178,4 +178,4 @@ def test_warmup_fills_an_empty_cache_once(tmp_path, child):
     assert all(compiled for _, compiled, _ in first)
     assert not any(compiled for _, compiled, _ in second)
     assert all(folder.startswith(str(cache)) for _, _, folder in first)
-    assert len(list(cache.rglob("*.nbi"))) == len(first)
+    assert len(list(cache.rglob("*.o"))) == len(first)

@@ -1,19 +1,18 @@
 """Branches and loops written down as LLVM do what Python's do."""
 
-import numba
 import numpy as np
 import pytest
 from llvmlite import ir
-from numba import types
+from small_kernels import kernel, kernel_of_several
 
+from rope_cpu._kernels.entry import float_bits
 from rope_cpu._kernels.flow import Ending, Variable, each, plain_loop, repeat, separately, when, whether
-from rope_cpu._kernels.integers import emitted, number
+from rope_cpu._kernels.integers import number
 from rope_cpu._kernels.words import foreign, spill
 
 RANGES = [(0, 5, 1), (3, 3, 1), (4, 1, 1), (-3, 4, 2), (0, 10, 7), (-9, -8, 3)]
 
 
-@emitted(types.int64)
 def _summed(start, stop, step):
     """Add up the numbers of a range, each weighted by how many came before."""
     total, count = Variable(start.b, 0), Variable(start.b, 1)
@@ -25,11 +24,10 @@ def _summed(start, stop, step):
 
 @pytest.mark.parametrize("numbers", RANGES)
 def test_a_loop_sees_every_number_in_order(numbers):
-    summed = numba.njit(lambda start, stop, step: _summed(start, stop, step))
+    summed = kernel(_summed).call
     assert summed(*numbers) == sum(n * count for count, n in enumerate(range(*numbers), 1))
 
 
-@emitted(types.int64)
 def _first_divisor(x, limit):
     """Return the least divisor of x from 2 on; −1 from the limit on; 0 for what is below 2."""
     end, divisor = Ending(x.b), Variable(x.b, 2)
@@ -43,11 +41,10 @@ def _first_divisor(x, limit):
 
 
 def test_a_function_ends_where_it_is_left():
-    first_divisor = numba.njit(lambda x, limit: _first_divisor(x, limit))
+    first_divisor = kernel(_first_divisor).call
     assert [first_divisor(x, 50) for x in (-4, 1, 2, 9, 35, 49, 53 * 59)] == [0, 0, 2, 3, 5, 7, -1]
 
 
-@emitted(types.int64)
 def _pairs(rows, columns):
     """Count pairs of a row and a lesser column, and a thousand for each other pair."""
     count = Variable(rows.b, 0)
@@ -60,13 +57,12 @@ def _pairs(rows, columns):
 
 
 def test_of_two_ways_one_is_gone():
-    pairs = numba.njit(lambda rows, columns: _pairs(rows, columns))
+    pairs = kernel(_pairs).call
     for rows, columns in ((0, 3), (3, 0), (4, 6), (7, 2)):
         less = sum(column < row for row in range(rows) for column in range(columns))
         assert pairs(rows, columns) == less + 1000 * (rows * columns - less)
 
 
-@emitted(types.UniTuple(types.int64, 2))
 def _stepped(times, start):
     """Go on by 3 and by a step that the body finds, so often; return the sums of what was seen."""
     seen, other = Variable(times.b, 0), Variable(times.b, 0)
@@ -80,9 +76,9 @@ def _stepped(times, start):
 
 @pytest.mark.parametrize("times", [-2, 0, 1, 5])
 def test_a_plain_loop_goes_on_by_its_moves(times):
-    stepped = numba.njit(lambda times, start: _stepped(times, start))
+    stepped = kernel_of_several(_stepped)
     turns = range(max(times, 0))
-    assert stepped(times, 7) == (sum(7 + 3 * n for n in turns), sum(100 + times * n for n in turns))
+    assert stepped(times, 7) == [sum(7 + 3 * n for n in turns), sum(100 + times * n for n in turns)]
 
 
 def test_what_stands_separately_is_written_once():
@@ -92,24 +88,21 @@ def test_what_stands_separately_is_written_once():
         written.append("once")
         return a < b
 
-    @emitted(types.int64)
     def ordered(a, b, c):
         return number(separately("is_less", is_less, a, b) & separately("is_less", is_less, b, c))
 
-    function = numba.njit(lambda a, b, c: ordered(a, b, c))
+    function = kernel(ordered).call
     assert [function(*numbers) for numbers in ((1, 2, 3), (1, 3, 2), (2, 1, 3))] == [1, 0, 0]
     assert written == ["once"]
 
 
-@emitted(types.int64)
-def _bits(x, scale):
-    """Return the bits of a float64, from the stack, times a literal."""
-    assert isinstance(scale, int)
-    return spill(x.b, (0, x * scale)).words(2)[1]
+def _bits(x):
+    """Return the bits of a float64, from the stack."""
+    return spill(x.b, (0, x)).words(2)[1]
 
 
-def test_a_float_comes_as_its_bits_and_a_literal_as_itself():
-    bits = numba.njit(lambda x: _bits(x, 1))
+def test_a_float_comes_as_its_bits():
+    bits = kernel(_bits, [float_bits]).call
     for x in (0.0, -0.0, 1.5, np.inf, -1e300):
         assert bits(x) == np.float64(x).view(np.int64)
 
@@ -117,9 +110,8 @@ def test_a_float_comes_as_its_bits_and_a_literal_as_itself():
 def test_numbers_are_cut_and_widened_for_c():
     magnitude = foreign("abs", ir.IntType(32), ir.IntType(32))
 
-    @emitted(types.int64)
     def absolute(x):
         return magnitude(x.b, x) + magnitude(x.b, -7)
 
-    function = numba.njit(lambda x: absolute(x))
+    function = kernel(absolute).call
     assert [function(x) for x in (5, -5, 2**32 - 3)] == [12, 12, 10]

@@ -19,8 +19,8 @@ import oracle
 import pytest
 
 from rope_cpu import RotaryEmbedding, _machine, _threads, angles
+from rope_cpu._kernels import angles as kernels
 from rope_cpu._kernels import compiler, formats, rotation, units
-from rope_cpu._kernels.angles import quick_angles
 from rope_cpu._kernels.form import form_words
 
 NO_POOL = np.zeros(1, np.int64)
@@ -39,10 +39,10 @@ def rotate(kind, pairing, pool, q, k, cos, sin, layout="bshd", stream_above=2**6
     arrays = [np.ascontiguousarray(x.transpose(order)) for x in (q, k)]
     outs = [np.zeros_like(x) for x in arrays]
     in_use = np.array([pool])
-    work, pools = compiler.address(units.rows(kind, pairing)), in_use.ctypes.data
+    work, pools = units.rows(kind, pairing).address, in_use.ctypes.data
     form = form_words(work, q.dtype, layout, q.shape[3], stream_above, pools, [cos.shape[-1]], worth=1)
     prepared = None, cos, sin, form
-    status = rotation.quick_rotation(q.dtype.itemsize, False)(*arrays, tuple(outs), prepared, 0)
+    status = rotation.rotation(q.dtype.itemsize, False).call(*arrays, tuple(outs), prepared, 0)
     assert status == compiler.DONE
     return [np.ascontiguousarray(x.transpose(np.argsort(order))) for x in outs]
 
@@ -89,11 +89,11 @@ def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
         results = []
         for layout, above in product(("bshd", "bhsd"), (0, 2**62)):
             given = x if layout == "bshd" else np.ascontiguousarray(x.transpose(0, 2, 1, 3))
-            work = compiler.address(units.rows(kind, pairing))
+            work = units.rows(kind, pairing).address
             form = form_words(work, dtype, layout, x.shape[3], above, NO_POOL.ctypes.data, blocks)
             out = np.zeros_like(given)
             for source, target in ((given, out), (given.copy(),) * 2):
-                kernel = rotation.quick_rotation(dtype.itemsize, False)
+                kernel = rotation.rotation(dtype.itemsize, False).call
                 status = kernel(source, source, target, (None, cos, sin, form), rotation.ALONE)
                 assert status == compiler.DONE
                 results.append(target if layout == "bshd" else target.transpose(0, 2, 1, 3))
@@ -115,7 +115,7 @@ def test_results_past_the_caches_at_any_address(kind, pairing, rng):
     """How many bytes are stored at a time depends on the address, for each row: an odd step changes that within."""
     dtype = NARROW.get(kind, np.dtype(kind))
     real = np.float64 if kind == "float64" else np.float32
-    work = compiler.address(units.rows(kind, pairing))
+    work = units.rows(kind, pairing).address
     for pairs, odd in product((64, 80), (0, 16, dtype.itemsize)):
         angle = rng.uniform(-9, 9, (1, 9, 1, pairs))
         cos, sin = np.cos(angle).astype(real), np.sin(angle).astype(real)
@@ -129,7 +129,7 @@ def test_results_past_the_caches_at_any_address(kind, pairing, rng):
             out = np.ndarray(x.shape, dtype, memory, start, strides)
             before = memory.copy()
             form = form_words(work, dtype, "bshd", 2 * pairs, 0, NO_POOL.ctypes.data, [pairs])
-            kernel = rotation.quick_rotation(dtype.itemsize, False)
+            kernel = rotation.rotation(dtype.itemsize, False).call
             assert kernel(x, x, out, (None, cos, sin, form), rotation.ALONE) == compiler.DONE
             assert out.tobytes() == expected.tobytes(), (pairs, odd, offset)
             out[...] = np.ndarray(x.shape, dtype, before, start, strides)
@@ -143,12 +143,12 @@ def test_one_in_place_and_the_other_not(in_place, rng):
     cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     q, k = (rng.standard_normal((1, 3, 2, 56)).astype(np.float32) for _ in range(2))
     expected = rotate("float32", "half", 0, q, k, cos, sin)
-    work = compiler.address(units.rows("float32", "half"))
+    work = units.rows("float32", "half").address
     for above in (0, 2**62):
         form = form_words(work, q.dtype, "bshd", 56, above, NO_POOL.ctypes.data, [28])
         outs = [x if in_place in (name, "both") else np.zeros_like(x) for name, x in (("q", q.copy()), ("k", k.copy()))]
         given = [out if in_place in (name, "both") else x for name, x, out in zip("qk", (q, k), outs, strict=True)]
-        assert rotation.quick_rotation(4, False)(*given, tuple(outs), (None, cos, sin, form), 0) == compiler.DONE
+        assert rotation.rotation(4, False).call(*given, tuple(outs), (None, cos, sin, form), 0) == compiler.DONE
         assert [x.tobytes() for x in outs] == [x.tobytes() for x in expected]
 
 
@@ -209,14 +209,14 @@ def test_keys_are_rotated_where_there_are_no_queries(layout, rng, pools):
     if layout == "bhsd":
         buffer = np.ascontiguousarray(buffer.swapaxes(1, 2)).swapaxes(1, 2)
     cos, sin = rng.standard_normal((2, 1, tokens, 1, 8)).astype(real)
-    work, k = compiler.address(units.rows("float32", "half")), buffer[:, :, 4:]
+    work, k = units.rows("float32", "half").address, buffer[:, :, 4:]
     exact, reach = oracle.rotate(k, cos[:, :, 0].astype(float), sin[:, :, 0].astype(float), False)
     for pool in pools.values():
         in_use, written = np.array([pool]), buffer.copy("K")
         arrays = (x.transpose(order) for x in (buffer[:, :, :0], k, buffer[:, :, :0], written[:, :, 4:]))
         form = form_words(work, k.dtype, layout, 16, 2**62, in_use.ctypes.data, [8], worth=1)
         q, keys, *outs = arrays
-        status = rotation.quick_rotation(4, False)(q, keys, tuple(outs), (None, cos, sin, form), rotation.TRUSTED)
+        status = rotation.rotation(4, False).call(q, keys, tuple(outs), (None, cos, sin, form), rotation.TRUSTED)
         assert status == compiler.DONE
         assert (np.abs(written[:, :, 4:].astype(float) - exact) <= oracle.bound(exact, reach, k.dtype)).all()
         assert np.array_equal(written[:, :, :4], buffer[:, :, :4])
@@ -227,9 +227,9 @@ def test_the_kernel_never_writes_where_an_input_is_read(layout, rng):
     """Slide an output over an input in one buffer: the kernel takes exactly the placements that share nothing."""
     heads, tokens, dim = 2, 3, 4
     cos = np.ones((1, tokens, 1, 2), np.float32)
-    work = compiler.address(units.rows("float32", "half"))
+    work = units.rows("float32", "half").address
     form = form_words(work, cos.dtype, layout, dim, 2**62, NO_POOL.ctypes.data, [2])
-    kernel = rotation.quick_rotation(4, False)
+    kernel = rotation.rotation(4, False).call
     taken = 0
     for head_stride, token_stride in ((4, 12), (8, 24), (12, 4), (12, 36), (-4, 12)):
         steps = {"bshd": (0, token_stride, head_stride), "bhsd": (0, head_stride, token_stride)}
@@ -326,7 +326,8 @@ def test_the_angle_kernel_in_parallel_gives_the_same_bits(rng, pools):
     results = []
     for pool in pools.values():
         cos, sin = np.empty((2, 3, 1000, 1, 9), np.float32)
-        kernel, work = quick_angles("float32", angles.kind_of(rope.spec, parts))
+        kind = angles.kind_of(rope.spec, parts)
+        kernel, work = kernels.angles().call, kernels.cos_sin("float32", kind).address
         status = kernel(positions, 2.0**53, parts, factor, 1, cos, sin, work, pool)
         assert status == compiler.DONE
         results.append(cos.tobytes() + sin.tobytes())

@@ -7,19 +7,19 @@ rest, see `chains`. So float64 is within 2^-52 of the exact value where |positio
 
 from __future__ import annotations
 
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
+from rope_cpu._kernels.builder import kept
 from rope_cpu._kernels.circle import Token, write_cos_sin
-from rope_cpu._kernels.compiler import DONE, LOOK_CLOSER, SOURCES, Kernel, address, compiled, entry_point
+from rope_cpu._kernels.compiler import DONE, LOOK_CLOSER, Kernel, compiled
+from rope_cpu._kernels.entry import float_bits, object_at, whole
 from rope_cpu._kernels.flow import Ending, Variable, each, plain_loop
 from rope_cpu._kernels.formats import FORMATS, I64
-from rope_cpu._kernels.integers import Integer, choose, emitted, larger, number, smaller
-from rope_cpu._kernels.objects import OBJECT, location, look
+from rope_cpu._kernels.integers import Integer, choose, larger, number, smaller
+from rope_cpu._kernels.objects import location, look
 from rope_cpu._kernels.sharing import share
 from rope_cpu._kernels.words import spill
 
@@ -64,7 +64,6 @@ def _token(job: Job, b: Integer, t: Integer, row: Integer, head: Integer, size: 
     return token, job.factors + 8 * own
 
 
-@emitted(types.int64)
 def _fill(job: Integer, start: Integer, stop: Integer, kind: str, dtype: str) -> int:
     """Write some rows of the tables; see `cos_sin`."""
     told, size = Job(*job.words(len(Job._fields))), FORMATS[dtype].size
@@ -91,13 +90,7 @@ def cos_sin(dtype: str, kind: str) -> Kernel:
     """
     if dtype != "float32" and kind not in ("exact", "model"):
         return cos_sin(dtype, "exact")
-    sources = SOURCES
-
-    def fill(job, start, stop):  # type: ignore[no-untyped-def]
-        _ = sources  # a part of the cache key
-        return _fill(job, start, stop, kind, dtype)
-
-    return compiled(fill, f"cos_sin_{kind}_{dtype}", (types.int64,) * 3)
+    return compiled(partial(_fill, kind=kind, dtype=dtype), f"cos_sin_{kind}_{dtype}", [whole] * 3)
 
 
 def _furthest(at: Integer, count: Integer) -> Integer:
@@ -107,7 +100,7 @@ def _furthest(at: Integer, count: Integer) -> Integer:
     """
     b, several = at.b, ir.VectorType(I64, _LOOKED_AT)
     magnitude, none = (ir.Constant(several, [bits] * _LOOKED_AT) for bits in (_MAGNITUDE, 0))
-    place = cgutils.alloca_once_value(b, none)
+    place = kept(b, none)
     with plain_loop(count // _LOOKED_AT, [at], [8 * _LOOKED_AT]) as (first,):
         bits = b.load(b.inttoptr(first.value, several.as_pointer()))
         bits.align = 8
@@ -122,7 +115,6 @@ def _furthest(at: Integer, count: Integer) -> Integer:
     return furthest.now
 
 
-@emitted(types.int64)
 def _write(
     positions: Integer,
     limit: Integer,
@@ -161,17 +153,5 @@ def angles() -> Kernel:
     LOOK_CLOSER: a position is not finite or beyond ±limit.
     """
     look()
-    sources = SOURCES
-
-    def write(positions, limit, turns, factor, sign, cos, sin, work, pool):  # type: ignore[no-untyped-def]
-        _ = sources  # a part of the cache key
-        return _write(positions, limit, turns, factor, sign, cos, sin, work, pool)
-
-    signature = (OBJECT, types.float64, OBJECT, OBJECT, types.int64, OBJECT, OBJECT, types.int64, types.int64)
-    return compiled(write, "angles", signature)
-
-
-@cache
-def quick_angles(dtype: str, kind: str) -> tuple[Kernel, int]:
-    """Return the same without the check of types, and the `work` it needs to write a dtype."""
-    return entry_point(angles()), address(cos_sin(dtype, kind))
+    parameters = [object_at, float_bits, object_at, object_at, whole, object_at, object_at, whole, whole]
+    return compiled(_write, "angles", parameters)

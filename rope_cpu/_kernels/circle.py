@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba.core import cgutils
-
+from rope_cpu._kernels.builder import kept
 from rope_cpu._kernels.chains import KINDS, Kind, State
+from rope_cpu._kernels.codegen import target
 from rope_cpu._kernels.flow import plain_loop, whether
 from rope_cpu._kernels.formats import F64, register_size, take
 from rope_cpu._kernels.integers import Integer, smaller
 from rope_cpu._kernels.lanes import Lanes
 from rope_cpu._kernels.memory import Memory
-from rope_cpu._kernels.words import target
 
 
 class Token(NamedTuple):
@@ -109,7 +108,7 @@ class _Writer:
 
     def _steps(self, axes: Integer, state: State, step: Callable[[State, Integer], State]) -> State:
         """Return what becomes of a state by one step for each axis but the first."""
-        places = [cgutils.alloca_once_value(self.b, number.value) for number in state]
+        places = [kept(self.b, number.value) for number in state]
 
         def now() -> State:
             return tuple(Lanes(self.b, self.b.load(place), self.target) for place in places)

@@ -1,116 +1,111 @@
-"""How a function becomes a compiled, cached kernel: the only place where Numba's options stand."""
+"""How code that is written down as LLVM becomes a compiled kernel, cached on disk."""
 
 from __future__ import annotations
 
+import logging  # noqa: F401  for its hook, see below
 import os
-import warnings
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cache, partial
-from hashlib import sha256
+import sys
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
-import numba
-from numba import njit
-from numba.core.caching import FunctionCache
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.runtime import rtsys
+from llvmlite import ir
 
-Kernel = Callable[..., int]
-
-
-def _wait_until_free() -> None:
-    """Take Numba's lock, whatever signals raise meanwhile: Python prints what leaves this, and forks all the same."""
-    raised = None
-    while True:
-        try:
-            global_compiler_lock.acquire()
-            break
-        except BaseException as error:
-            raised = error
-            if global_compiler_lock.is_locked():
-                break  # it was raised when the lock was taken already
-    if raised is not None:
-        raise raised
-
-
-# Numba compiles and loads under a lock. A child that is forked while another thread holds it, which the child does not
-# have, would wait for it for ever; so a fork waits until it is free.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_wait_until_free,
-        after_in_parent=global_compiler_lock.release,
-        after_in_child=global_compiler_lock.release,
-    )
+from rope_cpu._kernels.cache import cached, keep
+from rope_cpu._kernels.codegen import object_code
+from rope_cpu._kernels.entry import Taken, write_entry
+from rope_cpu._kernels.integers import Integer
+from rope_cpu._kernels.loading import callable_at, load
 
 # What a kernel answers: it did its work; or it wrote nothing, as its arguments need a closer look, are of another dtype
 # than it was told, or are worth threads that are not started.
 DONE, LOOK_CLOSER, OTHER_DTYPE, NO_THREADS = 0, 1, 2, 3
 
-# Numba's disk cache looks at a kernel's own file alone. Kernels close over this string, so that they are compiled anew
-# when code they are generated from, in other files of this folder, has changed.
-_FILES = sorted(Path(__file__).parent.glob("[!.]*.py"))
-SOURCES = sha256(b"".join(path.name.encode() + path.read_bytes() for path in _FILES)).hexdigest()
+_WORD = ir.IntType(64)
 
 
-def entry_point(kernel: Kernel) -> Kernel:
-    """Return the compiled function behind a kernel, for calls that cannot afford the types to be resolved each time.
+class Kernel(NamedTuple):
+    """A compiled function of int64, which returns one.
 
-    It looks at nothing: the caller must have made sure that arguments are what it was compiled for.
-    """
-    (overload,) = kernel.overloads.values()  # type: ignore[attr-defined]
-    return overload.entry_point  # type: ignore[no-any-return]
-
-
-@cache
-def address(kernel: Kernel) -> int:
-    """Return where the compiled function is, for calls from other compiled code.
-
-    LLVM is asked once, as it has a lock of its own.
-    """
-    (overload,) = kernel.overloads.values()  # type: ignore[attr-defined]
-    return int(overload.library.get_pointer_to_function(overload.fndesc.llvm_cfunc_wrapper_name))
-
-
-class _Cache(FunctionCache):  # type: ignore[misc]
-    """Numba's disk cache, without what only compiling takes.
-
-    Before it loads a kernel, Numba makes that ready, some 70 modules: a third of the time from an empty process to a
-    first rotation. Compiled code itself may call Numba's runtime, where it was not optimised.
+    call: what Python calls; it looks at nothing, so the caller must have made sure that arguments are what the kernel
+    is for. address: where it is, for calls from other compiled code. compiled: it was not in the cache. folder: the one
+    that holds it, None where no folder can be written and every process compiles.
     """
 
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        ready = partial(rtsys.initialize, target_context)
-        return super().load_overload(sig, target_context.subtarget(refresh=ready))
+    name: str
+    call: Callable[..., int]
+    address: int
+    compiled: bool
+    folder: Path | None
 
 
-def compiled(function: Callable[..., Any], name: str, signature: Any) -> Kernel:
-    """Compile `function` for one signature.
+Write = Callable[..., Integer | int]
 
-    nogil: other Python threads go on. error_model: no branch for division by zero. The name is unique and the signature
-    the only one, because two specialisations that processes compile under one name at the same time can later be loaded
-    one for the other. Where no folder is writable, or what lies there cannot be read, every process compiles.
 
-    Raises RuntimeError where Numba's compiler is switched off.
-    """
-    if numba.config.DISABLE_JIT:
-        raise RuntimeError("NUMBA_DISABLE_JIT is set, but rope_cpu has no kernels without Numba's compiler; unset it")
-    function.__qualname__ = function.__name__ = name
-    kernel = njit(nogil=True, error_model="numpy")(function)
-    try:
-        with suppress(RuntimeError):
-            kernel.enable_caching()  # a Numba that keeps its cache under another name goes on with its own
-            kernel._cache = _Cache(function)
-        kernel.compile(signature)
-    except (OSError, EOFError, UnpicklingError, ImportError, AttributeError) as error:
-        folder = kernel.stats.cache_path
-        warnings.warn(
-            f"kernels cannot be cached in {folder} ({error}); empty it, or name another in NUMBA_CACHE_DIR",
-            stacklevel=2,
-        )
-        kernel = njit(nogil=True, error_model="numpy")(function)
-        kernel.compile(signature)
-    kernel.disable_compile()
-    return kernel  # type: ignore[no-any-return]
+def built(write: Write, name: str, parameters: Sequence[Taken]) -> bytes:
+    """Compile a function: `write` is called with Integers, one for each parameter, and returns the answer."""
+
+    def fill(module: Any) -> None:
+        function = ir.Function(module, ir.FunctionType(_WORD, [_WORD] * len(parameters)), name)
+        function.attributes.add("noinline")  # in its entry it would stand a second time
+        b = ir.IRBuilder(function.append_basic_block())
+        answer = write(*(Integer(b, value) for value in function.args))
+        b.ret(answer.value if isinstance(answer, Integer) else _WORD(answer))
+        write_entry(module, f"{name}.entry", function, parameters)
+
+    return object_code(name, fill)
+
+
+def loaded(code: bytes, name: str, compiled: bool = True, folder: Path | None = None) -> Kernel:
+    """Return the kernel that was compiled to an object file."""
+    find = load(code)
+    return Kernel(name, callable_at(find(f"{name}.entry"), name), find(name), compiled, folder)
+
+
+def compiled(write: Write, name: str, parameters: Sequence[Taken]) -> Kernel:
+    """Compile a function, see `built`, or load it where that was done before; its name must be its own."""
+    with _at_work:
+        found = cached(name)
+        if found:
+            return loaded(found[0], name, False, found[1])
+        code = built(write, name, parameters)
+        return loaded(code, name, True, keep(name, code))
+
+
+# Kernels are compiled and loaded under a lock, and Numba has one of its own. A child that is forked while another
+# thread holds one, which the child does not have, would wait for it for ever; so a fork waits until they are free.
+_at_work = threading.RLock()
+_taken: list[Any] = []
+
+
+def _before_fork() -> None:
+    """Take the locks, whatever signals raise meanwhile: Python prints what leaves this, and forks all the same."""
+    locks = [(_at_work, _at_work._is_owned)]  # type: ignore[attr-defined]
+    numbas = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
+    if numbas:
+        locks.append((numbas, numbas.is_locked))
+    raised = None
+    for lock, is_taken in locks:
+        while True:
+            try:
+                lock.acquire()
+                break
+            except BaseException as error:
+                raised = error
+                if is_taken():
+                    break  # it was raised when the lock was taken already
+        _taken.append(lock)
+    if raised is not None:
+        raise raised
+
+
+def _after_fork() -> None:
+    while _taken:
+        _taken.pop().release()
+
+
+# Before a fork, hooks that were registered last are called first. `logging` holds its lock from its own on, and what
+# Numba imports while it compiles logs: so that one is registered before this.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

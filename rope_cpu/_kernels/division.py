@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from rope_cpu._kernels.codegen import target
 from rope_cpu._kernels.form import Form
 from rope_cpu._kernels.integers import Integer, Words, choose, every, larger, number, smaller
 from rope_cpu._kernels.objects import ArrayView
 from rope_cpu._kernels.part import FEW
-from rope_cpu._kernels.words import target
 
 _LONG_ROW, _ONE_STORE = 128, 8  # bytes: of a row that is stored past the caches, and of what is stored at a time
 # As many tokens are gone through one by one, wherever they lie.

@@ -10,7 +10,8 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba.core import cgutils
+
+from rope_cpu._kernels.builder import declared
 
 
 class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]
@@ -95,7 +96,7 @@ def call_float(b: Any, name: str, *values: Any) -> Any:
     lanes = lanes_of(first)
     suffix = (f"v{lanes}" if lanes > 1 else "") + ("f64" if element_of(first) == F64 else "f32")
     signature = ir.FunctionType(first.type, [value.type for value in values])
-    return b.call(cgutils.get_or_insert_function(b.module, signature, f"llvm.{name}.{suffix}"), values)
+    return b.call(declared(b, signature, f"llvm.{name}.{suffix}"), values)
 
 
 @cache

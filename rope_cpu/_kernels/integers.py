@@ -1,23 +1,14 @@
-"""Whole numbers and truth values as LLVM values that are written like numbers, and functions of them for kernels.
-
-To Numba each operator is 2.5 ms of compiling, each `and` 4 ms and each function 20; so what kernels do is written down
-as LLVM in one step, and Numba sees one call. Branches and loops are in `flow`.
-"""
-
-# mypy: disable-error-code="untyped-decorator"
+"""Whole numbers and truth values as LLVM values that are written like numbers; branches and loops are in `flow`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce, wraps
-from inspect import Parameter, Signature, signature
+from functools import reduce
 from operator import and_
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 _WORD = ir.IntType(64)
 
@@ -186,43 +177,3 @@ def either(condition: Integer, otherwise: Callable[[], Integer]) -> Integer:
 def same(a: Words, b: Words) -> Integer:
     """Tell whether two tuples are equal."""
     return every(*(x == y for x, y in zip(a, b, strict=True)))
-
-
-def emitted(result: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator that makes a function of Integers one that kernels can call.
-
-    Literals come as what they are in Python, a float64 as its bits. result: the type that it returns, boolean, int64
-    or a tuple of them.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        @wraps(function)
-        def declare(typingctx: Any, *kinds: Any) -> Any:
-            def codegen(context: Any, b: Any, _: Any, args: Any) -> Any:
-                given = [_taken(b, kind, value) for kind, value in zip(kinds, args, strict=True)]
-                return _given_back(context, b, result, function(*given))
-
-            return result(*kinds), codegen
-
-        names = "typingctx", *signature(function).parameters
-        declare.__signature__ = Signature(  # type: ignore[attr-defined]
-            [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-        )
-        return intrinsic(prefer_literal=True)(declare)
-
-    return decorate
-
-
-def _taken(b: Any, kind: Any, value: Any) -> Any:
-    if isinstance(kind, types.Literal):
-        return kind.literal_value
-    if isinstance(kind, types.Float):
-        return Integer(b, b.bitcast(value, _WORD))
-    return Integer(b, value)
-
-
-def _given_back(context: Any, b: Any, kind: Any, result: Any) -> Any:
-    if isinstance(kind, types.BaseTuple):
-        parts = [_given_back(context, b, each, part) for each, part in zip(kind, result, strict=True)]
-        return context.make_tuple(b, kind, parts)
-    return result.value if isinstance(result, Integer) else context.get_constant(kind, result)

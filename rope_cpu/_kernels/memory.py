@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
+from rope_cpu._kernels.builder import declared
 from rope_cpu._kernels.conversions import conversions, even_first
 from rope_cpu._kernels.formats import FORMATS, I8, I16, I32, I64, lanes_of, register_size, take, vector
 from rope_cpu._kernels.integers import Integer
@@ -49,7 +49,7 @@ class Memory:
         """Ask for the cache lines of so many bytes, whether or not there is memory."""
         b, byte = self.b, I8.as_pointer()
         signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
-        fetch = cgutils.get_or_insert_function(b.module, signature, "llvm.prefetch.p0")
+        fetch = declared(b, signature, "llvm.prefetch.p0")
         for offset in range(0, size, LINE):
             line = b.inttoptr((at + offset).value, byte)
             b.call(fetch, [line, I32(0), I32(3), I32(1)])  # to read, into all caches, as data

@@ -5,17 +5,12 @@ kernel that only looks while its caller holds the arrays needs neither. The fiel
 (PyArrayObject_fields in ndarraytypes.h), after the part that all objects have.
 """
 
-# mypy: disable-error-code="untyped-decorator, misc"
-
 from __future__ import annotations
 
 from ctypes import c_int64
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import NativeValue, models, register_model, unbox
 
 from rope_cpu._kernels.compiler import LOOK_CLOSER
 from rope_cpu._kernels.flow import Ending
@@ -30,7 +25,6 @@ _WORDS = 7  # data, rank, shape, strides, base, dtype, flags; rank and flags in 
 _WRITEABLE = 0x400  # of an array's flags
 _LOWER = 0xFFFFFFFF
 _DTYPE_BITS = ~0xFF000000  # of the second word of a dtype: kind, character, byte order and number, but not its flags
-_WORD = ir.IntType(64)
 
 
 def look() -> None:
@@ -56,27 +50,6 @@ def look() -> None:
 def dtype_word(dtype: np.dtype[Any]) -> int:
     """Return the word that tells a dtype from others, as `view` reads it."""
     return c_int64.from_address(id(dtype) + _HEAD + 8).value & _DTYPE_BITS
-
-
-class _Object(types.Type):
-    """Any object, by its address."""
-
-    def __init__(self) -> None:
-        super().__init__(name="rope_cpu.object")
-
-
-OBJECT = _Object()
-
-
-@register_model(_Object)
-class _Address(models.PrimitiveModel):
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _WORD)
-
-
-@unbox(_Object)
-def _take(kind: Any, given: Any, c: Any) -> Any:
-    return NativeValue(c.builder.ptrtoint(given, _WORD))
 
 
 def items(at: Integer, kind: Integer, end: Ending) -> Words:

@@ -9,8 +9,8 @@ from operator import or_
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
+from rope_cpu._kernels.builder import element
 from rope_cpu._kernels.flow import plain_loop, when, whether
 from rope_cpu._kernels.integers import Integer
 from rope_cpu._kernels.memory import Memory
@@ -41,7 +41,7 @@ class Part:
 
     def __init__(self, memory: Memory, half: bool, told: Any, blocks: int = 1) -> None:
         b = memory.b
-        values = [Integer(b, b.load(cgutils.gep_inbounds(b, told, 0, place))) for place in range(TOLD)]
+        values = [Integer(b, b.load(element(b, told, place))) for place in range(TOLD)]
         self.starts, self.steps = values[:4], values[4:8]
         self.count, self.ahead, self.rotated, self.kept = values[8:]
         self.b, self.memory, self.size, self.real_size = b, memory, memory.format.size, memory.format.real_size

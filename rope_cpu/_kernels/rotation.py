@@ -7,9 +7,7 @@ It also says when it is told of another dtype, and when it needs threads that ar
 
 from __future__ import annotations
 
-from functools import cache
-
-from numba import types
+from functools import cache, partial
 
 from rope_cpu._kernels.angles import Job
 from rope_cpu._kernels.chains import NEAR
@@ -18,16 +16,15 @@ from rope_cpu._kernels.compiler import (
     LOOK_CLOSER,
     NO_THREADS,
     OTHER_DTYPE,
-    SOURCES,
     Kernel,
     compiled,
-    entry_point,
 )
 from rope_cpu._kernels.division import FEW_TOKENS, divide
+from rope_cpu._kernels.entry import object_at, whole
 from rope_cpu._kernels.flow import Ending, Variable, each, when
 from rope_cpu._kernels.form import LAYOUTS, Form
-from rope_cpu._kernels.integers import Integer, Words, choose, either, emitted, every, larger, smaller
-from rope_cpu._kernels.objects import ITEMS, OBJECT, ArrayView, items, location, look, view
+from rope_cpu._kernels.integers import Integer, Words, choose, either, every, larger, smaller
+from rope_cpu._kernels.objects import ITEMS, ArrayView, items, location, look, view
 from rope_cpu._kernels.overlap import aliasing_allowed, are_tables, fits, in_place
 from rope_cpu._kernels.sharing import THREADS, share
 from rope_cpu._kernels.words import LINE, allocate, call, free, spill, write_float
@@ -115,7 +112,6 @@ def _cos_sin(
     return memory, (cos, *table), (sin, *table)
 
 
-@emitted(types.int64)
 def _rotate(
     q: Integer, k: Integer, out: Integer, prepared: Integer, flags: Integer, size: int, on_the_way: bool
 ) -> Integer:
@@ -179,17 +175,6 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
     The caller holds the arrays, and nobody else changes their shape meanwhile.
     """
     look()
-    sources = SOURCES
-
-    def rotate(q, k, out, prepared, flags):  # type: ignore[no-untyped-def]
-        _ = sources  # a part of the cache key
-        return _rotate(q, k, out, prepared, flags, size, on_the_way)
-
     name = "rotation_at" if on_the_way else "rotation"
-    return compiled(rotate, f"{name}_{size}", (*(OBJECT,) * 4, types.int64))
-
-
-@cache
-def quick_rotation(size: int, on_the_way: bool) -> Kernel:
-    """Return the same to be called from Python."""
-    return entry_point(rotation(size, on_the_way))
+    write = partial(_rotate, size=size, on_the_way=on_the_way)
+    return compiled(write, f"{name}_{size}", [*[object_at] * 4, whole])

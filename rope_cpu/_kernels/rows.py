@@ -12,14 +12,15 @@ from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
+from rope_cpu._kernels.builder import element
+from rope_cpu._kernels.codegen import target
 from rope_cpu._kernels.flow import Variable, each, own_function, when, whether
 from rope_cpu._kernels.formats import FORMATS, I64
 from rope_cpu._kernels.integers import Integer, choose, either, number
 from rope_cpu._kernels.memory import Memory
 from rope_cpu._kernels.part import FEW, Part, two_of
-from rope_cpu._kernels.words import spilled, target
+from rope_cpu._kernels.words import spilled
 
 # Bytes of cos, and as many of sin, that are held in registers at a time: four vectors, or eight when spread over
 # interleaved pairs, of the 32 that AVX-512 has. With 16 shorter ones they are read again from the first cache.
@@ -111,7 +112,7 @@ class _Rows:
             else:
                 self._block(pairs)
             for place, width in enumerate((2 * size, 2 * size, real_size, real_size)):
-                start = cgutils.gep_inbounds(self.b, self.told, 0, place)
+                start = element(self.b, self.told, place)
                 self.b.store((Integer(self.b, self.b.load(start)) + pairs * width).value, start)
 
     def _are_twins(self, block: Integer | int, following: Integer) -> Integer:

@@ -18,11 +18,10 @@ import sys
 from functools import cache, reduce
 from operator import or_
 
-from numba import types
-
-from rope_cpu._kernels.compiler import DONE, SOURCES, Kernel, compiled
+from rope_cpu._kernels.compiler import DONE, Kernel, compiled
+from rope_cpu._kernels.entry import whole
 from rope_cpu._kernels.flow import Ending, Variable, each, repeat, when, whether
-from rope_cpu._kernels.integers import Integer, choose, either, emitted, number, smaller
+from rope_cpu._kernels.integers import Integer, choose, either, number, smaller
 from rope_cpu._kernels.words import acquire, allow, allowed, call, processor, relax, release, ticks
 
 # Words of a pool, as byte offsets. BUSY: a job is under way. WORK, JOB, UNITS: what is called, with what, and how many
@@ -217,7 +216,6 @@ def _give_range(pool: Integer, i: Integer, team: Integer, chunks: Integer, numbe
     (_thread(pool, i) + RANGE).exchange(words)
 
 
-@emitted(types.int64)
 def _share_out(pool: Integer, work: Integer, job: Integer, units: Integer, most: Integer) -> Integer:
     """Do a job with other threads, or alone; see `sharing`."""
     b, end, busy = pool.b, Ending(pool.b), pool + BUSY
@@ -256,16 +254,9 @@ def _share_out(pool: Integer, work: Integer, job: Integer, units: Integer, most:
 @cache
 def sharing() -> Kernel:
     """Return the kernel (pool, work, job, units, most) that `share` calls."""
-    sources = SOURCES
-
-    def share_out(pool, work, job, units, most):  # type: ignore[no-untyped-def]
-        _ = sources  # a part of the cache key
-        return _share_out(pool, work, job, units, most)
-
-    return compiled(share_out, "share", (types.int64,) * 5)
+    return compiled(_share_out, "share", [whole] * 5)
 
 
-@emitted(types.int64)
 def _serve(pool: Integer, me: Integer) -> int:
     """Take part in jobs; see `serving`."""
     b, place, most = pool.b, _thread(pool, me), (pool + LOOKS).load()
@@ -290,13 +281,7 @@ def _serve(pool: Integer, me: Integer) -> int:
 @cache
 def serving() -> Kernel:
     """Return the kernel (pool, me) that a worker runs for ever, and the caller, 0, until it found nothing to do."""
-    sources = SOURCES
-
-    def serve(pool, me):  # type: ignore[no-untyped-def]
-        _ = sources  # a part of the cache key
-        return _serve(pool, me)
-
-    return compiled(serve, "serve", (types.int64,) * 2)
+    return compiled(_serve, "serve", [whole] * 2)
 
 
 def share(pool: Integer, work: Integer, job: Integer, units: Integer, most: Integer) -> None:

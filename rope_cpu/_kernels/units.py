@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
-from numba import types
 
 from rope_cpu import _machine
-from rope_cpu._kernels.compiler import DONE, SOURCES, Kernel, compiled, entry_point
+from rope_cpu._kernels.compiler import DONE, Kernel, compiled
 from rope_cpu._kernels.division import Common, Side
+from rope_cpu._kernels.entry import whole
 from rope_cpu._kernels.flow import Variable, each, when, whether
 from rope_cpu._kernels.formats import FORMATS
-from rope_cpu._kernels.integers import Integer, choose, emitted, number, smaller
+from rope_cpu._kernels.integers import Integer, choose, number, smaller
 from rope_cpu._kernels.rows import rotate_rows
 from rope_cpu._kernels.words import copy_bytes, fence
 
@@ -97,7 +97,6 @@ def _run(i: Integer, h: Integer, table: Integer, unit: Unit, side: Side, job: Co
     ]  # fmt: skip
 
 
-@emitted(types.int64)
 def _rotate(job: Integer, start: Integer, stop: Integer, dtype: str, pairing: str) -> int:
     """Rotate units of a job; see `rows`."""
     common = Common(*(job + 2 * 8 * _SIDE).words(len(Common._fields)))
@@ -135,19 +134,13 @@ def rows(dtype: str, pairing: str) -> Kernel:
     A unit: where heads lie closer in memory than tokens, a few tokens, each with all heads that share its cos and sin;
     where tokens lie closer, a run of tokens of all these heads, or of some, while its cos and sin stay in the cache.
     """
-    sources = SOURCES
-
-    def rotate(job, start, stop):  # type: ignore[no-untyped-def]
-        _ = sources  # a part of the cache key
-        return _rotate(job, start, stop, dtype, pairing)
-
-    return compiled(rotate, f"rotate_{dtype}_{pairing}", (types.int64,) * 3)
+    return compiled(partial(_rotate, dtype=dtype, pairing=pairing), f"rotate_{dtype}_{pairing}", [whole] * 3)
 
 
 @cache
 def worth_a_thread(dtype: str, pairing: str) -> int:
     """Return how many elements are worth a thread on this processor; 8 tokens are rotated ten times to tell."""
-    kernel, kind, (tokens, heads, pairs) = entry_point(rows(dtype, pairing)), FORMATS[dtype], (8, 64, 64)
+    kernel, kind, (tokens, heads, pairs) = rows(dtype, pairing).call, FORMATS[dtype], (8, 64, 64)
     row, head = pairs * kind.real_size, 2 * pairs * kind.size
     x, table = np.zeros(tokens * heads * head, np.uint8), np.zeros(tokens * row, np.uint8)
     blocks = np.array([pairs])

@@ -8,19 +8,14 @@ from typing import Any
 
 from llvmlite import ir
 from llvmlite.binding import llvm_version_info
-from numba.core import cgutils
-from numba.core.registry import cpu_target
 
+from rope_cpu._kernels.builder import declared, element
+from rope_cpu._kernels.codegen import target
 from rope_cpu._kernels.integers import Integer
 
 LINE = 64  # bytes of a memory line
 
 _INT, _WORD, _VOID = ir.IntType(32), ir.IntType(64), ir.VoidType()
-
-
-def target() -> tuple[str, str, str]:
-    """Return what Numba compiles for: triple, processor and features."""
-    return tuple(cpu_target.target_context.codegen().magic_tuple())
 
 
 def foreign(name: str, result: Any, *parameters: Any) -> Callable[..., Integer]:
@@ -31,7 +26,7 @@ def foreign(name: str, result: Any, *parameters: Any) -> Callable[..., Integer]:
             kind(number) if isinstance(number, int) else number.value if kind == _WORD else b.trunc(number.value, kind)
             for kind, number in zip(parameters, numbers, strict=True)
         ]
-        function = cgutils.get_or_insert_function(b.module, ir.FunctionType(result, parameters), name)
+        function = declared(b, ir.FunctionType(result, parameters), name)
         answer = b.call(function, given)
         return Integer(b, b.sext(answer, _WORD) if result == _INT else answer)
 
@@ -60,7 +55,7 @@ def call(function: Integer, *words: Integer | int) -> Integer:
 def relax(b: Any) -> None:
     """Tell the processor that this is a loop that waits, where it wants to know."""
     if target()[0].startswith("x86_64"):
-        b.call(cgutils.get_or_insert_function(b.module, ir.FunctionType(_VOID, []), "llvm.x86.sse2.pause"), [])
+        b.call(declared(b, ir.FunctionType(_VOID, []), "llvm.x86.sse2.pause"), [])
 
 
 # Where LLVM's counter is one that programs may read: on 64-bit Arm in the newest only. An instruction of our own, as
@@ -73,7 +68,7 @@ def ticks(b: Any) -> Integer:
     """Read the processor's clock, in units of its own, or else the system's; always 0 where there is neither."""
     if target()[0].startswith(_COUNTED):
         kind = ir.FunctionType(_WORD, [])
-        return Integer(b, b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.readcyclecounter"), []))
+        return Integer(b, b.call(declared(b, kind, "llvm.readcyclecounter"), []))
     if not hasattr(time, "CLOCK_MONOTONIC"):
         return Integer(b, _WORD(0))
     place = spill(b, [0, 0])
@@ -92,7 +87,7 @@ def spilled(b: Any, words: Sequence[Integer | int]) -> Any:
     with b.goto_entry_block():
         place = b.alloca(ir.ArrayType(_WORD, len(words)))
     for n, word in enumerate(words):
-        b.store(word.value if isinstance(word, Integer) else _WORD(word), cgutils.gep_inbounds(b, place, 0, n))
+        b.store(word.value if isinstance(word, Integer) else _WORD(word), element(b, place, n))
     return place
 
 
@@ -105,8 +100,9 @@ def write_float(at: Integer, number: Integer) -> None:
 def copy_bytes(out: Integer, x: Integer, size: Integer) -> None:
     """Copy so many bytes from address `x` to address `out`, which share none."""
     b = out.b
-    target, source = (b.inttoptr(address.value, ir.IntType(8).as_pointer()) for address in (out, x))
-    cgutils.raw_memcpy(b, target, source, size.value, 1)
+    byte = ir.IntType(8).as_pointer()
+    copy = b.module.declare_intrinsic("llvm.memcpy", [byte, byte, _WORD])
+    b.call(copy, [*(b.inttoptr(address.value, byte) for address in (out, x)), size.value, ir.IntType(1)(False)])
 
 
 def fence(b: Any) -> None:
