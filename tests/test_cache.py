@@ -121,8 +121,10 @@ def test_without_a_folder_every_process_compiles_and_says_so(filled, tmp_path):
     for _ in range(2):
         rotated, loaded, warnings = run(tmp_path / "file")
         assert (rotated, loaded) == (filled[1], True)
-        assert warnings
-        assert all("every process compiles them" in text and "NUMBA_CACHE_DIR" in text for text in warnings)
+        assert len(set(warnings)) == 1  # Python shows it once, not for each kernel
+        assert "every process compiles them" in warnings[0]
+        assert f"{tmp_path / 'file'}" in warnings[0]
+        assert "NUMBA_CACHE_DIR" in warnings[0]
     made = "print({m.cache for m in rope_cpu.warmup('float16')})"
     assert run(tmp_path / "file", made)[2][-1] == "{None}"
 

@@ -339,7 +339,7 @@ def test_the_last_level_cache_is_told():
 
 
 def test_kernels_are_made_from_files_that_their_cache_key_holds():
-    """Numba looks at a kernel's own file alone, so the key holds the folder; `_machine` is asked before they run."""
+    """The key holds their folder and nothing else; `_machine` is asked before they run."""
     for path in Path(compiler.__file__).parent.glob("*.py"):
         imported = re.findall(r"^\s*(?:from|import) (rope_cpu\S*)(?: import (.*))?", path.read_text(), re.MULTILINE)
         for module, names in imported:

@@ -86,7 +86,7 @@ def keep(name: str, code: bytes) -> Path | None:
             own.write_bytes(_digest(name, code) + code)
             own.replace(folder / _file(name))  # at once: others see a whole file or none
         except OSError as error:
-            errors.append(str(error))
+            errors.append(f"{folder}: {error.strerror}")
             continue
         return folder
     warnings.warn(
