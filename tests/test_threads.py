@@ -135,6 +135,27 @@ def test_a_child_forked_while_another_thread_compiles_kernels(tmp_path):
     assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == ["{0}", "True"]
 
 
+def test_children_forked_by_several_threads_at_once():
+    code = (
+        FORK
+        + """
+    import numba, signal
+    expected, codes = rope.rotate(x), []
+    def rotates():
+        signal.alarm(100)
+        return np.array_equal(rope.rotate(x), expected)
+    def fork():
+        codes.extend(child(rotates) for _ in range(20))
+    threads = [threading.Thread(target=fork) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    from rope_cpu._kernels import compiler
+    print(len(codes), set(codes), compiler._taken, compiler._at_work._is_owned())
+    """
+    )
+    assert run(code, NUMBA_NUM_THREADS="2") == ["80", "{0}", "[]", "False"]
+
+
 def test_a_child_forked_while_others_rotate():
     code = (
         FORK

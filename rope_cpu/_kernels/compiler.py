@@ -101,8 +101,10 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
-    while _taken:
-        _taken.pop().release()
+    taken = _taken[::-1]
+    _taken.clear()  # before the first lock is free, with which another thread may fork
+    for lock in taken:
+        lock.release()
 
 
 # Before a fork, hooks that were registered last are called first. `logging` holds its lock from its own on, and what
