@@ -51,49 +51,41 @@ def _scale(
 
 @cache
 def _scaling() -> Kernel:
-    """Return the kernel (x, out, size, factor, unit, times, work, pool); work: one of `_parts`."""
+    """Return the kernel (x, out, size, factor, unit, times, work, pool); work: from `_part`."""
     parameters = object_at, object_at, whole, object_at, whole, whole, whole, whole
     return loaded(built(_scale, "scale", parameters), "scale")
 
 
 @cache
-def _parts() -> tuple[int, int]:
-    """Return where the loops (job, start, stop) are, as plain as can be: in place, and to another array.
+def _part(elsewhere: bool) -> int:
+    """Return where the loop (job, start, stop) is, as plain as can be.
 
-    The compiler must know which, as it would not make vectors of what may be either.
+    elsewhere: out is not x. The compiler must know, as it would not make vectors of what may be either.
     """
     word = types.int64
-    kind = word(types.CPointer(types.voidptr), word, word)
 
-    @cfunc(kind, cache=True, error_model="numpy")
-    def in_place(job, start, stop):  # type: ignore[no-untyped-def]
+    @cfunc(word(types.CPointer(types.voidptr), word, word), error_model="numpy")
+    def part(job, start, stop):  # type: ignore[no-untyped-def]
         size, unit, times = carray(job[3], (3,), np.int64)
         factor = carray(job[2], (1,), np.float32)[0]
         for first in range(start * unit, stop * unit, unit):
-            part = carray(job[0], (size,), np.float32)[first : first + unit]
+            x = carray(job[0], (size,), np.float32)[first : first + unit]
             for _ in range(times):
-                for i in range(part.size):
-                    part[i] *= factor
+                if elsewhere:
+                    out = carray(job[1], (size,), np.float32)[first : first + unit]
+                    for i in range(x.size):
+                        out[i] = x[i] * factor
+                else:
+                    for i in range(x.size):
+                        x[i] *= factor
         return 0
 
-    @cfunc(kind, cache=True, error_model="numpy")
-    def elsewhere(job, start, stop):  # type: ignore[no-untyped-def]
-        size, unit, times = carray(job[3], (3,), np.int64)
-        factor = carray(job[2], (1,), np.float32)[0]
-        for first in range(start * unit, stop * unit, unit):
-            part = carray(job[0], (size,), np.float32)[first : first + unit]
-            out = carray(job[1], (size,), np.float32)[first : first + unit]
-            for _ in range(times):
-                for i in range(part.size):
-                    out[i] = part[i] * factor
-        return 0
-
-    return in_place.address, elsewhere.address
+    return int(part.address)
 
 
 def scale(x: Array, out: Array, factor: Array, parallel: bool, unit: int = _UNIT, times: int = 1) -> None:
     """Write contiguous float32 times factor[0] to out, which may be x; `unit` elements at a time, each so often."""
-    work, pool = _parts()[out is not x], _threads.pool() if parallel else 0
+    work, pool = _part(out is not x), _threads.pool() if parallel else 0
     _scaling().call(x, out, x.size, factor, unit, times, work, pool)
 
 

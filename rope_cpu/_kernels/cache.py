@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -33,13 +34,13 @@ def _machine() -> bytes:
 
 @cache
 def _sources() -> bytes:
-    """Return the files that kernels are written by."""
-    return b"".join(path.name.encode() + path.read_bytes() for path in sorted(_HERE.glob("[!.]*.py")))
+    """Return the digest of the files that kernels are written by."""
+    return sha256(b"".join(path.name.encode() + path.read_bytes() for path in sorted(_HERE.glob("[!.]*.py")))).digest()
 
 
 def _digest(name: str, code: bytes) -> bytes:
     """Return what stands before machine code on disk: where it differs, the file is of other sources, or broken."""
-    return sha256(sha256(_sources() + _machine()).digest() + name.encode() + code).digest()
+    return sha256(_sources() + _machine() + name.encode() + code).digest()
 
 
 def _file(name: str) -> str:
@@ -87,6 +88,8 @@ def keep(name: str, code: bytes) -> Path | None:
             own.replace(folder / _file(name))  # at once: others see a whole file or none
         except OSError as error:
             errors.append(f"{folder}: {error.strerror}")
+            with suppress(OSError):
+                own.unlink()  # a disk that is full has taken a part of it
             continue
         return folder
     warnings.warn(
