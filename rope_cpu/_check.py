@@ -208,10 +208,11 @@ def offsets(value: object, batch: int, seq: int) -> Array:
         raise ValueError(
             f"`offset` has shape {given.shape}; it must be one integer, or one for each of {batch} batch rows"
         )
-    for extreme in (given.max(), given.min()) if given.size else ():
-        if max(abs(int(extreme)), abs(int(extreme) + seq - 1)) > MAX_POSITION:
+    rows = given.reshape(-1).tolist()  # a few Python integers cost less than NumPy's reductions
+    for extreme in (max(rows), min(rows)) if rows else ():
+        if max(abs(extreme), abs(extreme + seq - 1)) > MAX_POSITION:
             raise ValueError(f"`offset` is {extreme}, for {seq} tokens; {_WITHIN}")
-    return given.astype(np.int64).reshape(-1)
+    return given.astype(np.int64, copy=False).reshape(-1)
 
 
 def tables(cos: object, sin: object, looked_up: bool, form: str) -> tuple[Array, Array]:

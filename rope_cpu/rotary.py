@@ -302,7 +302,7 @@ class RotaryEmbedding(Constructors):
             positions = np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
         else:
             rows = _check.offsets(offset, x.shape[1 if form == "sbhd" else 0], seq)
-            positions = (rows[:, None] + np.arange(seq, dtype=np.float64))[..., None]
+            positions = rows.reshape(-1, 1, 1) + np.arange(seq, dtype=np.float64)[:, None]
         return RotaryPlan(self, positions, positions, form, _mode(inverse), x.dtype)
 
     def _needs_ids(self, form: str) -> None:
