@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rope_cpu import _check, _machine, _threads
 from rope_cpu._check import Array
 from rope_cpu._kernels.angles import cos_sin
-from rope_cpu._kernels.compiler import DONE, LOOK_CLOSER, NO_THREADS, OTHER_DTYPE
+from rope_cpu._kernels.compiler import DONE, NO_THREADS, OTHER_DTYPE
 from rope_cpu._kernels.form import form_words
 from rope_cpu._kernels.rotation import ALONE, FEW_ELEMENTS, FIRST, TRUSTED, rotation
 from rope_cpu._kernels.units import rows, worth_a_thread
@@ -25,7 +25,7 @@ REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name 
 # the way), and what it is told of the form of arrays.
 Prepared = tuple[Callable[..., int], Array, Array, NDArray[np.int64]]
 _NOTHING = np.empty(0, np.int64)
-_NOT_READY: Prepared = (lambda *_: LOOK_CLOSER), _NOTHING, _NOTHING, _NOTHING
+_NOT_READY: Prepared = (lambda *_: OTHER_DTYPE), _NOTHING, _NOTHING, _NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ class Rotation:
 
     _ready: Prepared  # for the dtype that was rotated last
 
-    def __init__(self, frame: Frame, table_shape: tuple[int, ...], prepared: dict[Any, Prepared]) -> None:
-        """Take what is rotated, the (batch or 1, seq, frequency heads, pairs) of cos and sin, and what is ready."""
-        self._frame, self._table_shape, self._prepared = frame, table_shape, prepared
-        self._ready = next(iter(prepared.values()), _NOT_READY)
+    def __init__(self, frame: Frame, table_shape: tuple[int, ...]) -> None:
+        """Take what is rotated, and the (batch or 1, seq, frequency heads, pairs) of cos and sin."""
+        self._frame, self._table_shape, self._ready = frame, table_shape, _NOT_READY
+        self._prepared: dict[np.dtype[Any], Prepared] = {}
 
     def _cos_sin(self, real: str) -> tuple[Array, Array]:
         """Return cos and sin as float32 or float64 arrays of the table shape."""
@@ -92,7 +92,8 @@ class Rotation:
         try:
             pair = (np.empty_like(q), np.empty_like(k)) if out is None else out
             ready = self._ready
-            if ready[0](q, k, pair, ready, 0) == DONE or self._changed_dtype(ready, q, k, pair, 0):
+            status = ready[0](q, k, pair, ready, 0)
+            if status == DONE or (status == OTHER_DTYPE and self._changed_dtype(q, k, pair, 0)):
                 return pair
         except (AttributeError, KeyError, TypeError, ValueError):
             pass  # what is wrong is found out below, and said in the words of the argument
@@ -107,24 +108,30 @@ class Rotation:
         try:
             result = np.empty_like(x) if out is None else out
             ready = self._ready
-            if ready[0](x, x, result, ready, ALONE) == DONE or self._changed_dtype(ready, x, x, result, ALONE):
+            status = ready[0](x, x, result, ready, ALONE)
+            if status == DONE or (status == OTHER_DTYPE and self._changed_dtype(x, x, result, ALONE)):
                 return result
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
         (result,) = self._look_closer({self._name(): x}, None if out is None else {"out": out})
         return result
 
-    def _changed_dtype(self, before: Prepared, q: Array, k: Array, out: Any, flags: int) -> bool:
-        """Rotate what the kernel did not, if q is an array of another dtype than before; tell whether that was done."""
-        ready = self._prepared.get(q.dtype, before) if type(q) is np.ndarray else before
-        if ready is before or ready[0](q, k, out, ready, flags) != DONE:
+    def _changed_dtype(self, q: Array, k: Array, out: Any, flags: int) -> bool:
+        """Rotate what may be of another dtype than before; tell whether that was done."""
+        if type(q) is not np.ndarray:
+            return False
+        ready = self._prepare(q.dtype)
+        if ready[0](q, k, out, ready, flags) != DONE:
             return False
         self._ready = ready
         return True
 
-    def _prepare(self, dtype: np.dtype[Any]) -> None:
-        """Get cos, sin and the kernel for one dtype ready."""
-        self._prepared[dtype] = self._frame.prepared(dtype, *self._cos_sin(REAL_OF[dtype]))
+    def _prepare(self, dtype: np.dtype[Any]) -> Prepared:
+        """Return cos, sin and the kernel for one of the dtypes."""
+        prepared = self._prepared.get(dtype)
+        if prepared is None:
+            prepared = self._prepared[dtype] = self._frame.prepared(dtype, *self._cos_sin(REAL_OF[dtype]))
+        return prepared
 
     def _look_closer(self, xs: dict[str, Any], outs: dict[str, Any] | None) -> tuple[Array, ...]:
         """Say what is wrong with the arguments, or rotate copies where the kernel cannot take them as they are."""
@@ -145,10 +152,8 @@ class Rotation:
     def _rotate_checked(self, sources: list[Array], targets: list[Array]) -> None:
         """Rotate one or two arrays that need no further check."""
         x, flags = sources[0], TRUSTED if len(sources) == 2 else TRUSTED | ALONE
-        if x.dtype not in self._prepared:
-            self._prepare(x.dtype)
         _threads.pool()  # if it was that which the kernel missed
-        self._ready = ready = self._prepared[x.dtype]
+        self._ready = ready = self._prepare(x.dtype)
         arrays = [np.asarray(array) for array in (sources[0], sources[-1], *targets)]
         out = arrays[2] if len(targets) == 1 else tuple(arrays[2:])
         if ready[0](*arrays[:2], out, ready, flags) != DONE:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rope_cpu import _machine
 from rope_cpu._kernels import sharing
+from rope_cpu._kernels.loading import for_ever
 from rope_cpu.spec import whole_number
 
 # Enough to be measured, 10 to 100 µs.
@@ -44,7 +45,7 @@ MOST = _most()
 _limit = MOST
 _pool_in_use: Pool | None = None
 # What kernels see of it: its address, 0 where they must not share their work, −1 where it is not started.
-IN_USE = np.array([0 if _limit == 1 else -1], np.int64)
+IN_USE = for_ever(np.array([0 if _limit == 1 else -1], np.int64))
 _starting = threading.Lock()
 
 
@@ -67,8 +68,7 @@ class Pool:
 
 def start(threads: int) -> Pool:
     """Start a pool of so many threads, the caller included; of fewer where the system allows no more."""
-    memory = np.zeros(sharing.HEAD_WORDS + sharing.THREAD_WORDS * threads + 8, np.int64)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # workers look at it for as long as the process lives
+    memory = for_ever(np.zeros(sharing.HEAD_WORDS + sharing.THREAD_WORDS * threads + 8, np.int64))
     words = memory[-(memory.ctypes.data // 8) % 8 :]
     pool, kernel = Pool(words, words.ctypes.data), sharing.serving().call
     words[sharing.SIZE // 8], words[sharing.SHARE // 8] = 1, sharing.sharing().address

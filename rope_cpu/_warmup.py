@@ -19,6 +19,7 @@ from rope_cpu._kernels.formats import FORMATS
 from rope_cpu._kernels.rotation import rotation
 from rope_cpu._kernels.sharing import serving, sharing
 from rope_cpu._kernels.units import rows
+from rope_cpu._rotate import REAL_OF
 
 if TYPE_CHECKING:  # `import rope_cpu` comes by here and has no use for it
     import argparse
@@ -62,7 +63,8 @@ def specialise(dtypes: DTypeLike | Sequence[DTypeLike]) -> Iterator[Specialisati
 def todo(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[tuple[Callable[..., Kernel], tuple[Any, ...]]]:
     """Return the kernels that these dtypes need, each as its builder and the arguments for it."""
     names = _names(dtypes)
-    reals = sorted({"float64" if name == "float64" else "float32" for name in names})
+    # Cos and sin of a plan are float32 until it rotates float64.
+    reals = sorted({"float32", *(REAL_OF[DTYPES[name]] for name in names)})
     sizes = sorted({FORMATS[name].size for name in names})
     return [
         (sharing, ()),
@@ -107,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         caches.add(made.cache)
         total += made.seconds
     places = sorted(str(folder) for folder in caches if folder)
-    where = f"cached in {', '.join(places)}" if places else "not cached: no folder is writable; set NUMBA_CACHE_DIR"
+    where = f"cached in {', '.join(places)}" if places else "cached nowhere: NUMBA_CACHE_DIR may name a folder for them"
     print(f"{total:.1f} s in all; {where}")
     return 0
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu._check import Array
-from rope_cpu._rotate import REAL_OF, Rotation
+from rope_cpu._rotate import Rotation
 from rope_cpu.spec import Float64
 
 if TYPE_CHECKING:
@@ -21,30 +20,29 @@ class RotaryPlan(Rotation):
     A plan is immutable, and several threads may use it at a time.
     """
 
-    __slots__ = ("_mode", "_positions", "_rotary")
+    __slots__ = ("_mode", "_positions", "_rotary", "_tables")
 
     def __init__(
-        self, rotary: RotaryEmbedding, positions: Float64, ids: ArrayLike, layout: str, mode: str, dtype: np.dtype[Any]
+        self, rotary: RotaryEmbedding, positions: Float64, ids: ArrayLike, layout: str, mode: str, real: str = "float32"
     ) -> None:
-        """Compute cos and sin for the arithmetic of `dtype`; those for others follow when they are first needed."""
-        cos, sin = rotary._angles.tables(positions, ids, mode, REAL_OF[dtype])
-        frame = rotary._frames[layout]
-        super().__init__(frame, cos.shape, {dtype: frame.prepared(dtype, cos, sin)})
+        """Compute cos and sin in a real dtype; those in the other follow when they are first needed."""
+        self._tables = {real: rotary._angles.tables(positions, ids, mode, real)}
+        super().__init__(rotary._frames[layout], self._tables[real][0].shape)
         self._rotary, self._positions, self._mode = rotary, positions, mode
 
     def _name(self) -> str:
         return "keys" if self._mode == "shift" else "x"
 
     def _cos_sin(self, real: str) -> tuple[Array, Array]:
-        for dtype, (_, cos, sin, _) in self._prepared.copy().items():
-            if REAL_OF[dtype] == real:
-                return cos, sin
-        return self._rotary._angles.tables(self._positions, self._positions, self._mode, real)
+        tables = self._tables.get(real)
+        if tables is None:
+            tables = self._rotary._angles.tables(self._positions, self._positions, self._mode, real)
+            self._tables[real] = tables
+        return tables
 
     def __repr__(self) -> str:
         batch, seq, _, _ = self._table_shape
         return f"RotaryPlan(batch={batch}, seq={seq}, layout={self._frame.layout!r}, {self._mode}, {self._rotary!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        float32 = np.dtype(np.float32)
-        return RotaryPlan, (self._rotary, self._positions, self._positions, self._frame.layout, self._mode, float32)
+        return RotaryPlan, (self._rotary, self._positions, self._positions, self._frame.layout, self._mode)

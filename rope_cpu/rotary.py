@@ -14,7 +14,7 @@ from rope_cpu._check import Array
 from rope_cpu._constructors import Constructors
 from rope_cpu._kernels.compiler import DONE
 from rope_cpu._kernels.rotation import ALONE, FIRST
-from rope_cpu._rotate import Frame, OnTheWay, Prepared
+from rope_cpu._rotate import REAL_OF, Frame, OnTheWay, Prepared
 from rope_cpu.angles import Angles
 from rope_cpu.plan import RotaryPlan
 from rope_cpu.spec import MAX_POSITION, Float64, RopeSpec
@@ -250,7 +250,7 @@ class RotaryEmbedding(Constructors):
             moved = np.full((tokens, self.axes) if self.axes > 1 else tokens, moved)
         elif moved.ndim == 1 and self.axes > 1:
             moved = np.broadcast_to(moved, (tokens, *moved.shape))
-        return self._plan("delta", moved, form, "shift").rotate(keys, out)
+        return self._plan("delta", moved, form, "shift", keys.dtype).rotate(keys, out)
 
     def __repr__(self) -> str:
         length = "" if self._spec.lengths is None else f", lengths={self._spec.lengths}"
@@ -283,7 +283,7 @@ class RotaryEmbedding(Constructors):
     def _plan(self, name: str, ids: ArrayLike, layout: str, mode: str, dtype: np.dtype[Any] = _FLOAT32) -> RotaryPlan:
         self._ready()
         form, rows = _check.layout(layout), self._spec.attention_factor.size
-        return RotaryPlan(self, _check.positions(name, ids, self.axes, form, rows), ids, form, mode, dtype)
+        return RotaryPlan(self, _check.positions(name, ids, self.axes, form, rows), ids, form, mode, REAL_OF[dtype])
 
     def _plan_of(
         self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str, inverse: bool
@@ -303,7 +303,7 @@ class RotaryEmbedding(Constructors):
         else:
             rows = _check.offsets(offset, x.shape[1 if form == "sbhd" else 0], seq)
             positions = rows.reshape(-1, 1, 1) + np.arange(seq, dtype=np.float64)[:, None]
-        return RotaryPlan(self, positions, positions, form, _mode(inverse), x.dtype)
+        return RotaryPlan(self, positions, positions, form, _mode(inverse), REAL_OF[x.dtype])
 
     def _needs_ids(self, form: str) -> None:
         """Raise the reason why position_ids cannot be left out."""

@@ -23,7 +23,8 @@ class _TableRotation(Rotation):
         cos, sin = (table.astype(REAL_OF[dtype], copy=False) for table in tables)
         if cos.strides[-1] != cos.itemsize or sin.strides[-1] != sin.itemsize:
             cos, sin = cos.copy(), sin.copy()  # also of one pair, which NumPy calls contiguous in any case
-        super().__init__(frame, cos.shape, {dtype: frame.prepared(dtype, cos, sin)})
+        super().__init__(frame, cos.shape)
+        self._ready = self._prepared[dtype] = frame.prepared(dtype, cos, sin)
 
     def _rows_are(self) -> str:
         return "`cos` and `sin` are for"

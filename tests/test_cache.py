@@ -1,11 +1,13 @@
 """Compiled kernels on disk: found by those that come after, never taken for others, done without where need be."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from rope_cpu._kernels import cache
@@ -24,11 +26,13 @@ PROGRAM = """
 """
 
 
-def run(folder, more="", **variables):
-    """Rotate in another process; return the sum, whether Numba was loaded, and the rest of what was printed."""
+def run(folder, more="", within=None, **variables):
+    """Rotate in another process, within a folder; return the sum, whether Numba was loaded, and further lines."""
     program = textwrap.dedent(PROGRAM) + textwrap.dedent(more)
     variables = os.environ | {"NUMBA_CACHE_DIR": str(folder)} | variables
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=variables)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=variables, cwd=within
+    )
     assert result.returncode == 0, result.stderr
     rotated, loaded, *rest = result.stdout.splitlines()
     return float(rotated), loaded == "True", rest
@@ -178,8 +182,107 @@ def test_folders(monkeypatch, tmp_path):
 
 def test_other_sources_are_other_kernels(two_folders, monkeypatch):
     cache.keep("kernel", b"code")
-    monkeypatch.setattr(cache, "_sources", lambda: b"other")
+    monkeypatch.setattr(cache, "_SOURCES", b"other")
     assert cache.cached("kernel") is None
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """A copy of the package, in a folder to import it from."""
+    folder = tmp_path / "installed"
+    shutil.copytree(Path(cache.__file__).parents[1], folder / "rope_cpu", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def test_a_version_installed_after_the_import_does_not_count(tmp_path, installed):
+    """Kernels of the sources that were imported are not taken for those of what is in their place now."""
+    form = installed / "rope_cpu/_kernels/form.py"
+    program = """
+    import sys, numpy as np, rope_cpu
+    open({form!r}, "a").write({more!r})
+    rope_cpu.RotaryEmbedding(128).rotate(np.ones((1, 3, 2, 128), np.float32))
+    print("numba" in sys.modules)
+    """
+    loaded = []
+    for more in ("# of another version", "", ""):
+        ran = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program.format(form=str(form), more=more))],
+            cwd=installed,
+            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        loaded.append(ran.stdout.strip() or ran.stderr)
+    assert loaded == ["True", "True", "False"]
+
+
+def test_without_sources_nothing_is_cached(tmp_path, installed, filled):
+    """Versions cannot be told apart, as where the package is in an archive."""
+    archive = shutil.make_archive(str(tmp_path / "archive"), "zip", installed)
+    rotated, loaded, warnings = run(tmp_path / "cache", within=tmp_path, PYTHONPATH=archive)
+    assert (rotated, loaded) == (filled[1], True)
+    assert len(set(warnings)) == 1
+    assert "their sources" in warnings[0]
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("home", [RuntimeError("could not determine the home directory"), Path("~/.cache")])
+def test_who_has_no_home_has_no_cache_of_a_user(monkeypatch, home):
+    def user_cache_path(*_, **__):
+        if isinstance(home, Exception):
+            raise home
+        return home
+
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(platformdirs, "user_cache_path", user_cache_path)
+    assert list(cache._folders()) == [Path(cache.__file__).parent / "__pycache__"]
+
+
+def test_a_kernel_that_cannot_be_cached_is_compiled_once(tmp_path):
+    """By all threads of a process together, and where warnings are errors."""
+    (tmp_path / "file").write_text("")
+    more = """
+    import threading
+    from rope_cpu._kernels import codegen
+    compiled, real = [], codegen.object_code
+    codegen.object_code = lambda name, write: (compiled.append(name), real(name, write))[1]
+    small, rope = x[:, :3].astype(float), rope_cpu.RotaryEmbedding(128)
+    warnings.simplefilter("error")
+    said = []
+    def first():
+        for _ in range(4):
+            try:
+                rope.rotate(small)
+            except UserWarning as warning:
+                said.append(warning)
+    threads = [threading.Thread(target=first) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    rope.rotate(small)
+    print(len(compiled) == len(set(compiled)) == len(said))
+    """
+    assert run(tmp_path / "file", more)[2][-1] == "True"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_warming_up_one_dtype_is_enough_for_it(tmp_path, dtype):
+    warm = f"import rope_cpu; rope_cpu.warmup({dtype!r})"
+    variables = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", warm], env=variables, check=True, timeout=300)
+    use = f"""
+import sys, ml_dtypes, numpy as np, rope_cpu
+x = np.ones((2, 900, 4, 128), {dtype!r})
+for settings in ({{}}, {{"angle_dtype": "float32"}}, {{"interleaved": True}}):
+    rope = rope_cpu.RotaryEmbedding(128, **settings)
+    for far in (0, 10**9):
+        plan = rope.plan(np.arange(900) + far)
+        plan(x, x), plan.rotate(x), rope(x, x), rope.rotate(x[:, :1], offset=5)
+        rope.shift(x, far + 1), rope.cos_sin(np.arange(3) + far, x.dtype)
+print("numba" in sys.modules)
+"""
+    used = subprocess.run([sys.executable, "-c", use], env=variables, capture_output=True, text=True, timeout=300)
+    assert used.stdout.split() == ["False"], used.stderr
 
 
 def test_processes_that_fill_a_cache_at_once(tmp_path, filled):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu._rotate import Rotation
 
 # Where batch, token, head and element stand in each layout.
 ORDER = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}
@@ -122,6 +123,16 @@ def test_ids_of_one_row_serve_every_batch(rng):
     ids = np.array([7, 3, 3, 0])
     assert np.array_equal(rope.rotate(x, ids[None]), rope.rotate(x, ids))
     assert np.array_equal(rope.rotate(x, ids), rope.rotate(x, np.tile(ids, (3, 1))))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_the_first_call_of_a_plan_takes_the_short_way(monkeypatch, dtype):
+    """Decoding makes a plan at every step, so a first call is one of few."""
+    rope, x = RotaryEmbedding(64), np.ones((1, 1, 2, 64), dtype)
+    usual = rope.plan([3]).rotate(x)
+    monkeypatch.setattr(Rotation, "_look_closer", None)
+    assert np.array_equal(rope.plan([3]).rotate(x), usual)
+    assert np.array_equal(rope.plan([3])(x, x)[1], usual)
 
 
 def test_one_plan_serves_every_dtype_batch_and_number_of_heads(rng):
@@ -405,7 +416,7 @@ def test_huge_positions_cost_nothing():
 
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(128))
     x = np.ones((1, 2, 1, 128), np.float32)
-    rope.rotate(x)
+    rope.rotate(x, offset=2**49)  # which loads the kernels
     tracemalloc.start()
     rope.rotate(x, offset=2**50)
     assert tracemalloc.get_traced_memory()[1] < 100_000

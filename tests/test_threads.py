@@ -135,6 +135,88 @@ def test_a_child_forked_while_another_thread_compiles_kernels(tmp_path):
     assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == ["{0}", "True"]
 
 
+def test_a_first_rotation_within_numbas_compiler(tmp_path):
+    """As where an overload of somebody's rotates, while another thread has its first rotation too."""
+    code = """
+    from numba.core.compiler_lock import global_compiler_lock
+    held, meanwhile = threading.Event(), threading.Event()
+    def within():
+        with global_compiler_lock:
+            held.set()
+            meanwhile.wait(1)
+            print(rope.rotate(x[:, :1]).any())
+    def other():
+        held.wait()
+        print(rope.rotate(x[:, :1].astype(float)).any())
+        meanwhile.set()
+    threads = [threading.Thread(target=task, daemon=True) for task in (within, other)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join(100)
+    """
+    assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == ["True", "True"]
+
+
+def test_an_interrupt_while_numba_is_imported(tmp_path):
+    """The next rotation imports it as if nothing had been."""
+    code = """
+    import signal
+    class Interrupt:
+        def find_spec(self, name, *_):
+            if name == "numba.core.dispatcher":
+                sys.meta_path.remove(self)
+                signal.raise_signal(signal.SIGINT)
+    sys.meta_path.insert(0, Interrupt())
+    for _ in range(2):
+        try:
+            print(rope.rotate(x).any())
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == ["interrupted", "True"]
+
+
+def test_an_interrupt_while_kernels_are_compiled(tmp_path):
+    """It is raised, wherever it comes, and what is compiled next is."""
+    code = """
+    import signal, time
+    from rope_cpu._kernels import codegen
+    rope.rotate(x[:, :1])
+    def interrupted(dtype, seconds):
+        before = codegen._generator().create_library
+        def library(name):
+            signal.setitimer(signal.ITIMER_REAL, seconds)  # from when the module is written
+            return before(name)
+        codegen._generator().create_library = library
+        try:
+            rope.rotate(x[:, :1].astype(dtype))
+        except TimeoutError:
+            return True
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            codegen._generator().create_library = before
+    def expire(*_):
+        raise TimeoutError
+    signal.signal(signal.SIGALRM, expire)
+    print([interrupted(float, seconds) for seconds in (0.02, 0.1, 0.2, 0.3)].count(True) > 0)
+    print(rope.rotate(x[:, :1].astype(float)).any())
+    """
+    assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == ["True", "True"]
+
+
+def test_modules_loaded_anew():
+    """Threads work on, by the addresses of what was there before."""
+    code = """
+    import importlib
+    from rope_cpu._kernels import loading
+    expected = rope.rotate(x)
+    for module in (loading, _threads):
+        importlib.reload(module)
+        print(np.array_equal(rope.rotate(x), expected))
+    print(np.array_equal(rope_cpu.RotaryEmbedding.from_inv_freq(rope.inv_freq).rotate(x), expected))
+    """
+    assert run(code, NUMBA_NUM_THREADS="2") == ["True"] * 3
+
+
 def test_children_forked_by_several_threads_at_once():
     code = (
         FORK

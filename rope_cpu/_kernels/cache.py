@@ -29,18 +29,24 @@ def _machine() -> bytes:
     processor = llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     python = sys.implementation.cache_tag, object.__basicsize__
     options = [os.environ.get(f"NUMBA_{name}") for name in _VARIABLES]
+    with suppress(OSError):  # Numba looks there as well
+        options.append(Path(".numba_config.yaml").read_text())
     return repr((processor, python, llvmlite.__version__, options)).encode()
 
 
-@cache
-def _sources() -> bytes:
-    """Return the digest of the files that kernels are written by."""
-    return sha256(b"".join(path.name.encode() + path.read_bytes() for path in sorted(_HERE.glob("[!.]*.py")))).digest()
+def _digest_of_sources() -> bytes | None:
+    """Return the digest of the files that kernels are written by, or None where there are none, as in an archive."""
+    files = [path.name.encode() + path.read_bytes() for path in sorted(_HERE.glob("[!.]*.py*"))]
+    return sha256(b"".join(files)).digest() if files else None
+
+
+# Taken when they are imported: another version may be installed in their place before the first kernel is compiled.
+_SOURCES = _digest_of_sources()
 
 
 def _digest(name: str, code: bytes) -> bytes:
     """Return what stands before machine code on disk: where it differs, the file is of other sources, or broken."""
-    return sha256(_sources() + _machine() + name.encode() + code).digest()
+    return sha256((_SOURCES or b"") + _machine() + name.encode() + code).digest()
 
 
 def _file(name: str) -> str:
@@ -61,12 +67,17 @@ def _folders() -> Iterator[Path]:
     yield _HERE / "__pycache__"
     from platformdirs import user_cache_path  # only where others have not found theirs beside this file
 
-    yield user_cache_path("rope_cpu", appauthor=False) / own
+    try:
+        of_user = user_cache_path("rope_cpu", appauthor=False)
+    except RuntimeError:  # who has no home has none
+        return
+    if of_user.is_absolute():
+        yield of_user / own
 
 
 def cached(name: str) -> tuple[bytes, Path] | None:
     """Return the machine code of a kernel and the folder that holds it, or None where none does."""
-    for folder in _folders():
+    for folder in _folders() if _SOURCES else ():
         try:
             stored = (folder / _file(name)).read_bytes()
         except OSError:
@@ -79,8 +90,8 @@ def cached(name: str) -> tuple[bytes, Path] | None:
 
 def keep(name: str, code: bytes) -> Path | None:
     """Write machine code to the first folder that takes it, and return that; warn and return None where none does."""
-    errors = []
-    for folder in _folders():
+    errors = [] if _SOURCES else ["their sources, by which versions are told apart, are not found"]
+    for folder in _folders() if _SOURCES else ():
         own = folder / f"{_file(name)}.{os.getpid()}.{time.monotonic_ns()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,34 @@ from typing import Any
 
 @cache
 def _generator() -> Any:
-    from numba.core.codegen import JITCPUCodegen
+    _import_numba()
+    from numba.core.codegen import AOTCodeLibrary, JITCPUCodegen
 
-    return JITCPUCodegen("rope_cpu")
+    class Generator(JITCPUCodegen):  # type: ignore[misc]
+        """Numba's own for this processor, but that it hands over object files and loads none.
+
+        Numba takes the others by a callback, in which an interrupt that comes while LLVM works would be lost.
+        """
+
+        _library_class = AOTCodeLibrary
+
+        def _add_module(self, module: Any) -> None:
+            """Add it to no engine."""
+
+    return Generator("rope_cpu")
+
+
+def _import_numba() -> None:
+    """Import it as a whole first: of a part alone, an interrupt would leave pieces that cannot be imported again."""
+    import numba  # noqa: F401
+
+
+def lock() -> Any:
+    """Return the lock that Numba compiles under; a thread may take it several times."""
+    _import_numba()
+    from numba.core.compiler_lock import global_compiler_lock
+
+    return global_compiler_lock
 
 
 def target() -> tuple[str, str, str]:
@@ -21,14 +46,10 @@ def target() -> tuple[str, str, str]:
 
 def object_code(name: str, write: Callable[[Any], None]) -> bytes:
     """Return the machine code of an LLVM module that `write` fills, as an object file."""
-    from numba.core.compiler_lock import global_compiler_lock
-
-    with global_compiler_lock:
+    with lock():
         library = _generator().create_library(name)
-        library.enable_object_caching()  # which keeps the object file
         module = library.create_ir_module(name)
         write(module)
         library.add_ir_module(module)
         library.finalize()
-        code, _bitcode = library.serialize_using_object_code()[2]
-    return bytes(code)
+        return bytes(library.emit_native_object())

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
+from rope_cpu._kernels import codegen
 from rope_cpu._kernels.cache import cached, keep
-from rope_cpu._kernels.codegen import object_code
 from rope_cpu._kernels.entry import Taken, write_entry
 from rope_cpu._kernels.integers import Integer
 from rope_cpu._kernels.loading import callable_at, load
@@ -54,7 +54,7 @@ def built(write: Write, name: str, parameters: Sequence[Taken]) -> bytes:
         b.ret(answer.value if isinstance(answer, Integer) else _WORD(answer))
         write_entry(module, f"{name}.entry", function, parameters)
 
-    return object_code(name, fill)
+    return codegen.object_code(name, fill)
 
 
 def loaded(code: bytes, name: str, compiled: bool = True, folder: Path | None = None) -> Kernel:
@@ -66,38 +66,71 @@ def loaded(code: bytes, name: str, compiled: bool = True, folder: Path | None = 
 def compiled(write: Write, name: str, parameters: Sequence[Taken]) -> Kernel:
     """Compile a function, see `built`, or load it where that was done before; its name must be its own."""
     with _at_work:
-        found = cached(name)
-        if found:
-            return loaded(found[0], name, False, found[1])
-        code = built(write, name, parameters)
-        return loaded(code, name, True, keep(name, code))
+        kernel = _known(name)
+        if kernel:
+            return kernel
+        numbas = codegen.lock()
+    with numbas, _at_work:
+        return _known(name) or _made(write, name, parameters)
 
 
-# Kernels are compiled and loaded under a lock, and Numba has one of its own. A child that is forked while another
-# thread holds one, which the child does not have, would wait for it for ever; so a fork waits until they are free.
+def _known(name: str) -> Kernel | None:
+    """Return a kernel that this process has, or that is in the cache."""
+    kernel = _kernels.get(name)
+    found = None if kernel else cached(name)
+    if found:
+        kernel = _kernels[name] = loaded(found[0], name, False, found[1])
+    return kernel
+
+
+def _made(write: Write, name: str, parameters: Sequence[Taken]) -> Kernel:
+    code = built(write, name, parameters)
+    kernel = _kernels[name] = loaded(code, name)  # before a warning that it cannot be cached, which may be an error
+    _kernels[name] = kernel._replace(folder=keep(name, code))
+    return _kernels[name]
+
+
+_kernels: dict[str, Kernel] = {}
+
+# Kernels are compiled and loaded under a lock, and Numba has one of its own, which is always taken first: whoever
+# compiles with Numba may come to rotate meanwhile. A child that is forked while another thread holds one, which the
+# child does not have, would wait for it for ever; so a fork waits until they are free.
 _at_work = threading.RLock()
 _taken: list[Any] = []
 
 
+def _locks() -> list[Any]:
+    numbas = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
+    return [numbas, _at_work] if numbas else [_at_work]
+
+
 def _before_fork() -> None:
     """Take the locks, whatever signals raise meanwhile: Python prints what leaves this, and forks all the same."""
-    locks = [(_at_work, _at_work._is_owned)]  # type: ignore[attr-defined]
-    numbas = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
-    if numbas:
-        locks.append((numbas, numbas.is_locked))
-    raised = None
-    for lock, is_taken in locks:
-        while True:
-            try:
-                lock.acquire()
-                break
-            except BaseException as error:
-                raised = error
-                if is_taken():
-                    break  # it was raised when the lock was taken already
-        _taken.append(lock)
+    raised, complete = None, False
+    while not complete:
+        locks = _locks()
+        for lock in locks:
+            raised = _take(lock) or raised
+        _taken[:] = locks  # which the last of them guards
+        complete = len(_locks()) == len(locks)
+        if not complete:
+            _after_fork()  # a thread that had ours has imported Numba, and may now hold Numba's
     if raised is not None:
         raise raised
+
+
+def _take(lock: Any) -> BaseException | None:
+    """Take a lock; return what signals raised meanwhile."""
+    is_taken: Callable[[], bool] = getattr(lock, "is_locked", None) or lock._is_owned
+    raised = None
+    while True:
+        try:
+            lock.acquire()
+            return raised
+        except BaseException as error:
+            raised = error
+            if is_taken():
+                return raised  # it was raised when the lock was taken already
 
 
 def _after_fork() -> None:
