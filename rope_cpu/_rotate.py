@@ -175,6 +175,8 @@ class OnTheWay:
 
     def rotate(self, q: Any, k: Any, out: Any, offset: Any, layout: Any, inverse: Any, flags: int = 0) -> Any | None:
         """Rotate q and k, or with ALONE q, from position `offset` on; return `out`, or None where that cannot be."""
+        if isinstance(offset, np.integer):
+            offset = int(offset)  # an element of an array of lengths
         if type(offset) is not int or type(layout) is not str or type(inverse) is not bool:
             return None
         ready = self.ready[inverse].get(layout)

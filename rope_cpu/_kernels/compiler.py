@@ -96,7 +96,16 @@ _kernels: dict[str, Kernel] = {}
 # compiles with Numba may come to rotate meanwhile. A child that is forked while another thread holds one, which the
 # child does not have, would wait for it for ever; so a fork waits until they are free.
 _at_work = threading.RLock()
-_taken: list[Any] = []
+
+
+class _Held(threading.local):
+    """What the thread that forks has taken for it."""
+
+    def __init__(self) -> None:
+        self.locks: list[Any] = []
+
+
+_held = _Held()
 
 
 def _locks() -> list[Any]:
@@ -111,7 +120,7 @@ def _before_fork() -> None:
         locks = _locks()
         for lock in locks:
             raised = _take(lock) or raised
-        _taken[:] = locks  # which the last of them guards
+            _held.locks.append(lock)
         complete = len(_locks()) == len(locks)
         if not complete:
             _after_fork()  # a thread that had ours has imported Numba, and may now hold Numba's
@@ -134,10 +143,8 @@ def _take(lock: Any) -> BaseException | None:
 
 
 def _after_fork() -> None:
-    taken = _taken[::-1]
-    _taken.clear()  # before the first lock is free, with which another thread may fork
-    for lock in taken:
-        lock.release()
+    while _held.locks:
+        _held.locks.pop().release()
 
 
 # Before a fork, hooks that were registered last are called first. `logging` holds its lock from its own on, and what
