@@ -90,7 +90,7 @@ def cached(name: str) -> tuple[bytes, Path] | None:
 
 def keep(name: str, code: bytes) -> Path | None:
     """Write machine code to the first folder that takes it, and return that; warn and return None where none does."""
-    errors = [] if _SOURCES else ["their sources, by which versions are told apart, are not found"]
+    errors = []
     for folder in _folders() if _SOURCES else ():
         own = folder / f"{_file(name)}.{os.getpid()}.{time.monotonic_ns()}"
         try:
@@ -103,9 +103,8 @@ def keep(name: str, code: bytes) -> Path | None:
                 own.unlink()  # a disk that is full has taken a part of it
             continue
         return folder
-    warnings.warn(
-        f"kernels cannot be cached, so that every process compiles them ({'; '.join(errors)}); "
-        "name a folder that can be written in NUMBA_CACHE_DIR",
-        stacklevel=2,
-    )
+    why = "their sources, by which versions are told apart, are not found"
+    if _SOURCES:
+        why = f"{'; '.join(errors)}; name a folder that can be written in NUMBA_CACHE_DIR"
+    warnings.warn(f"kernels cannot be cached, so that every process compiles them: {why}", stacklevel=2)
     return None
