@@ -244,9 +244,9 @@ def test_a_kernel_that_cannot_be_cached_is_compiled_once(tmp_path):
     (tmp_path / "file").write_text("")
     more = """
     import threading
-    from rope_cpu._kernels import codegen
-    compiled, real = [], codegen.object_code
-    codegen.object_code = lambda name, write: (compiled.append(name), real(name, write))[1]
+    from rope_cpu._kernels import compiler
+    compiled, real = [], compiler.object_code
+    compiler.object_code = lambda name, write: (compiled.append(name), real(name, write))[1]
     small, rope = x[:, :3].astype(float), rope_cpu.RotaryEmbedding(128)
     warnings.simplefilter("error")
     said = []

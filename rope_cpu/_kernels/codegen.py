@@ -31,7 +31,7 @@ def _import_numba() -> None:
     import numba  # noqa: F401
 
 
-def lock() -> Any:
+def compiler_lock() -> Any:
     """Return the lock that Numba compiles under; a thread may take it several times."""
     _import_numba()
     from numba.core.compiler_lock import global_compiler_lock
@@ -46,7 +46,7 @@ def target() -> tuple[str, str, str]:
 
 def object_code(name: str, write: Callable[[Any], None]) -> bytes:
     """Return the machine code of an LLVM module that `write` fills, as an object file."""
-    with lock():
+    with compiler_lock():
         library = _generator().create_library(name)
         module = library.create_ir_module(name)
         write(module)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from rope_cpu._kernels import codegen
 from rope_cpu._kernels.cache import cached, keep
+from rope_cpu._kernels.codegen import compiler_lock, object_code
 from rope_cpu._kernels.entry import Taken, write_entry
 from rope_cpu._kernels.integers import Integer
 from rope_cpu._kernels.loading import callable_at, load
@@ -54,7 +54,7 @@ def built(write: Write, name: str, parameters: Sequence[Taken]) -> bytes:
         b.ret(answer.value if isinstance(answer, Integer) else _WORD(answer))
         write_entry(module, f"{name}.entry", function, parameters)
 
-    return codegen.object_code(name, fill)
+    return object_code(name, fill)
 
 
 def loaded(code: bytes, name: str, compiled: bool = True, folder: Path | None = None) -> Kernel:
@@ -69,7 +69,7 @@ def compiled(write: Write, name: str, parameters: Sequence[Taken]) -> Kernel:
         kernel = _known(name)
         if kernel:
             return kernel
-        numbas = codegen.lock()
+        numbas = compiler_lock()
     with numbas, _at_work:
         return _known(name) or _made(write, name, parameters)
 
