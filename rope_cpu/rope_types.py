@@ -97,7 +97,7 @@ def powers(base: Base, *, max_position_embeddings: int | None = None) -> Result:
     exponent = _base_exponent(base)
     if base.length is None or base.length <= max_position_embeddings:
         return 1 / base.wavelengths(), 1.0
-    alpha = 2 ** math.ceil(math.log2(base.length / max_position_embeddings) + 1) - 1
+    alpha = 2 ** (_doublings(base.length, max_position_embeddings) + 1) - 1
     return 1 / base.wavelengths(base.rope_theta * alpha**exponent), 1.0
 
 
@@ -253,6 +253,11 @@ def _stretch(scale: float, original: int) -> float:
     return math.sqrt(1 + math.log(scale) / math.log(original))
 
 
+def _doublings(length: int, original: int) -> int:
+    """Return how often the original length is doubled until it is no shorter."""
+    return max(0, math.ceil(math.log2(length / original) + 1) - 1)
+
+
 def _mscale(scale: float, mscale: float) -> float:
     """Return YaRN's m: 0.1·μ·ln s + 1, and 1 where nothing is stretched."""
     return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0
@@ -262,11 +267,13 @@ def _mscale(scale: float, mscale: float) -> float:
 class RopeType:
     """A row of the table: the function, whether its result depends on the sequence length, and what it pairs.
 
+    same_as: from a length and the original one, the length that stands for all of the same result.
     pairs_whole_head: partial_rotary_factor is the share of a whole head's pairs that turn, not that of a narrower part.
     """
 
     compute: Callable[..., Result]
     depends_on_length: Callable[[Mapping[str, Any]], bool] = lambda parameters: False
+    same_as: Callable[[int, int], int] = lambda length, original: length
     pairs_whole_head: bool = False
 
     def turning(self, base: Base, section: Mapping[str, Any]) -> int:
@@ -285,10 +292,10 @@ class RopeType:
 ROPE_TYPES: dict[str, RopeType] = {
     "default": RopeType(default),
     "linear": RopeType(linear),
-    "dynamic": RopeType(dynamic, lambda parameters: not parameters.get("alpha")),
-    "dynamic_powers": RopeType(powers, lambda parameters: True),
+    "dynamic": RopeType(dynamic, lambda parameters: not parameters.get("alpha"), max),
+    "dynamic_powers": RopeType(powers, lambda parameters: True, lambda length, L0: L0 << _doublings(length, L0)),
     "yarn": RopeType(yarn),
-    "longrope": RopeType(longrope, lambda parameters: True),
+    "longrope": RopeType(longrope, lambda parameters: True, lambda length, L0: L0 + (length > L0)),
     "llama3": RopeType(llama3),
     "proportional": RopeType(proportional, pairs_whole_head=True),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -66,8 +66,15 @@ class Scaled:
         said = dict(self.parameters)
         return int(said.get("original_max_position_embeddings") or said["max_position_embeddings"])
 
-    def at_length(self, length: int | None) -> tuple[Float64, float]:
-        """Return inv_freq (pairs,) and the attention factor for `length` tokens; None: for the original length."""
+    def at_length(self, length: int) -> tuple[Float64, float]:
+        """Return inv_freq (pairs,) and the attention factor for `length` tokens."""
+        try:
+            return _kept(self, ROPE_TYPES[self.rope_type].same_as(length, self.original_length))
+        except ValueError:
+            return self.computed(length)  # which names this length
+
+    def computed(self, length: int | None) -> tuple[Float64, float]:
+        """Return what `at_length` does; None: for the original length."""
         row, parameters = ROPE_TYPES[self.rope_type], dict(self.parameters)
         try:
             with np.errstate(all="ignore"):
@@ -87,6 +94,14 @@ class Scaled:
         return ValueError(
             f"{said}: {what} in {self.base.angle_dtype}; frequencies must be finite, above 0 and at most 2^40"
         )
+
+
+@lru_cache(maxsize=256)
+def _kept(rule: Scaled, length: int) -> tuple[Float64, float]:
+    """Compute what a server asks for at every step, for each of its sequences, where it is not known."""
+    inv_freq, factor = rule.computed(length)
+    inv_freq.setflags(write=False)
+    return inv_freq, factor
 
 
 def scaled(
@@ -121,7 +136,7 @@ def scaled(
 
 def spec_of(rule: Scaled, *, head_dim: int, interleaved: bool) -> RopeSpec:
     """Return the spec of a rope type's frequencies for the original length, with the rule where length plays a part."""
-    inv_freq, factor = rule.at_length(None)
+    inv_freq, factor = rule.computed(None)
     depends = ROPE_TYPES[rule.rope_type].depends_on_length(dict(rule.parameters))
     return specs.from_inv_freq(
         inv_freq,

@@ -194,6 +194,29 @@ def test_length_dependent_types(section: dict[str, Any]) -> None:
     assert len(pickle.dumps(rope)) < 100_000
 
 
+@pytest.mark.parametrize(
+    "section",
+    [LONGROPE, *({"rope_type": name} for name in ("dynamic", "dynamic_powers"))],
+    ids=lambda s: s["rope_type"],
+)
+def test_lengths_that_share_frequencies_are_told_right(section: dict[str, Any]) -> None:
+    """What is kept for one length is what each of its like would compute."""
+    factor = {} if section["rope_type"] == "dynamic_powers" else {"factor": 3.0}
+    for original in (64, 100, 4096):
+        rule = scaled(WIDTH, scaling=section | factor, max_position_embeddings=original).length_rule
+        around = {original * 2**k // part + by for k in range(8) for part in (1, 3) for by in (-1, 0, 1)}
+        for length in sorted(around | {1, 2, 10**7, 2**40}):
+            kept, computed = rule.at_length(length), rule.computed(length)
+            assert np.array_equal(kept[0], computed[0])
+            assert kept[1] == computed[1]
+
+
+def test_an_error_names_the_length_that_was_given() -> None:
+    rope = RotaryEmbedding(WIDTH, scaling={"rope_type": "dynamic_powers"}, max_position_embeddings=1)
+    with pytest.raises(ValueError, match=f"`seq_len` {2**1020 + 1}:"):
+        rope.at_length(2**1020 + 1)
+
+
 def test_lengths_of_numpy_are_lengths() -> None:
     lengths = {"original_max_position_embeddings": 64, "factor": 2.0}
     ours, theirs = (
