@@ -19,8 +19,6 @@ from rope_cpu.angles import Angles
 from rope_cpu.plan import RotaryPlan
 from rope_cpu.spec import MAX_POSITION, Float64, RopeSpec
 
-_FLOAT32 = np.dtype(np.float32)
-
 
 class RotaryEmbedding(Constructors):
     """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
@@ -250,7 +248,7 @@ class RotaryEmbedding(Constructors):
             moved = np.full((tokens, self.axes) if self.axes > 1 else tokens, moved)
         elif moved.ndim == 1 and self.axes > 1:
             moved = np.broadcast_to(moved, (tokens, *moved.shape))
-        return self._plan("delta", moved, form, "shift", keys.dtype).rotate(keys, out)
+        return self._plan("delta", moved, form, "shift", REAL_OF[keys.dtype]).rotate(keys, out)
 
     def __repr__(self) -> str:
         length = "" if self._spec.lengths is None else f", lengths={self._spec.lengths}"
@@ -280,10 +278,10 @@ class RotaryEmbedding(Constructors):
                 "rotate queries and keys with what it returns"
             )
 
-    def _plan(self, name: str, ids: ArrayLike, layout: str, mode: str, dtype: np.dtype[Any] = _FLOAT32) -> RotaryPlan:
+    def _plan(self, name: str, ids: ArrayLike, layout: str, mode: str, real: str = "float32") -> RotaryPlan:
         self._ready()
         form, rows = _check.layout(layout), self._spec.attention_factor.size
-        return RotaryPlan(self, _check.positions(name, ids, self.axes, form, rows), ids, form, mode, REAL_OF[dtype])
+        return RotaryPlan(self, _check.positions(name, ids, self.axes, form, rows), ids, form, mode, real)
 
     def _plan_of(
         self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str, inverse: bool
@@ -292,7 +290,7 @@ class RotaryEmbedding(Constructors):
             if type(offset) is not int or offset != 0:
                 raise ValueError(f"`offset` is {offset!r} and `position_ids` are given as well; give one of them")
             dtype = _check.array(name, x, _check.layout(layout)).dtype
-            return self._plan("position_ids", ids, layout, _mode(inverse), dtype)
+            return self._plan("position_ids", ids, layout, _mode(inverse), REAL_OF[dtype])
         form = _check.layout(layout)
         x = _check.array(name, x, form)
         if form == "thd" or self._short is None:

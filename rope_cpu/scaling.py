@@ -70,8 +70,8 @@ class Scaled:
         """Return inv_freq (pairs,) and the attention factor for `length` tokens."""
         try:
             return _kept(self, ROPE_TYPES[self.rope_type].same_as(length, self.original_length))
-        except ValueError:
-            return self.computed(length)  # which names this length
+        except (OverflowError, ValueError):
+            return self.computed(length)  # which says what is wrong, of this length
 
     def computed(self, length: int | None) -> tuple[Float64, float]:
         """Return what `at_length` does; None: for the original length."""

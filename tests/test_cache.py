@@ -26,15 +26,18 @@ PROGRAM = """
 """
 
 
-def run(folder, more="", within=None, **variables):
-    """Rotate in another process, within a folder; return the sum, whether Numba was loaded, and further lines."""
-    program = textwrap.dedent(PROGRAM) + textwrap.dedent(more)
-    variables = os.environ | {"NUMBA_CACHE_DIR": str(folder)} | variables
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=variables, cwd=within
-    )
+def python(program, folder, within=None, **variables):
+    """Run a program with its kernels in a folder; return the lines that it prints."""
+    start, variables = [sys.executable, "-c", textwrap.dedent(program)], {"NUMBA_CACHE_DIR": str(folder)} | variables
+    result = subprocess.run(start, capture_output=True, text=True, timeout=300, env=os.environ | variables, cwd=within)
     assert result.returncode == 0, result.stderr
-    rotated, loaded, *rest = result.stdout.splitlines()
+    return result.stdout.splitlines()
+
+
+def run(folder, more="", within=None, **variables):
+    """Rotate in another process; return the sum, whether Numba was loaded, and further lines."""
+    program = textwrap.dedent(PROGRAM) + textwrap.dedent(more)
+    rotated, loaded, *rest = python(program, folder, within, **variables)
     return float(rotated), loaded == "True", rest
 
 
@@ -83,6 +86,13 @@ def test_options_of_numba_are_told_apart(tmp_path):
     one = kept[0][0]
     assert kept == [(one, True), (2 * one, True), (3 * one, True), (3 * one, False)]
     assert len(sums) == 1
+
+
+def test_a_file_of_options_of_numba_is_told_apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = cache._machine.__wrapped__()
+    (tmp_path / ".numba_config.yaml").write_bytes(b"opt: 0 # \xff")
+    assert cache._machine.__wrapped__() != before
 
 
 def test_the_compiler_may_be_switched_off_for_others(filled, tmp_path):
@@ -205,15 +215,7 @@ def test_a_version_installed_after_the_import_does_not_count(tmp_path, installed
     """
     loaded = []
     for more in ("# of another version", "", ""):
-        ran = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(program.format(form=str(form), more=more))],
-            cwd=installed,
-            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        loaded.append(ran.stdout.strip() or ran.stderr)
+        loaded += python(program.format(form=str(form), more=more), tmp_path / "cache", installed)
     assert loaded == ["True", "True", "False"]
 
 
@@ -267,22 +269,19 @@ def test_a_kernel_that_cannot_be_cached_is_compiled_once(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 def test_warming_up_one_dtype_is_enough_for_it(tmp_path, dtype):
-    warm = f"import rope_cpu; rope_cpu.warmup({dtype!r})"
-    variables = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", warm], env=variables, check=True, timeout=300)
+    python(f"import rope_cpu; rope_cpu.warmup({dtype!r})", tmp_path)
     use = f"""
-import sys, ml_dtypes, numpy as np, rope_cpu
-x = np.ones((2, 900, 4, 128), {dtype!r})
-for settings in ({{}}, {{"angle_dtype": "float32"}}, {{"interleaved": True}}):
-    rope = rope_cpu.RotaryEmbedding(128, **settings)
-    for far in (0, 10**9):
-        plan = rope.plan(np.arange(900) + far)
-        plan(x, x), plan.rotate(x), rope(x, x), rope.rotate(x[:, :1], offset=5)
-        rope.shift(x, far + 1), rope.cos_sin(np.arange(3) + far, x.dtype)
-print("numba" in sys.modules)
-"""
-    used = subprocess.run([sys.executable, "-c", use], env=variables, capture_output=True, text=True, timeout=300)
-    assert used.stdout.split() == ["False"], used.stderr
+    import sys, ml_dtypes, numpy as np, rope_cpu
+    x = np.ones((2, 900, 4, 128), {dtype!r})
+    for settings in ({{}}, {{"angle_dtype": "float32"}}, {{"interleaved": True}}):
+        rope = rope_cpu.RotaryEmbedding(128, **settings)
+        for far in (0, 10**9):
+            plan = rope.plan(np.arange(900) + far)
+            plan(x, x), plan.rotate(x), rope(x, x), rope.rotate(x[:, :1], offset=5)
+            rope.shift(x, far + 1), rope.cos_sin(np.arange(3) + far, x.dtype)
+    print("numba" in sys.modules)
+    """
+    assert python(use, tmp_path) == ["False"]
 
 
 def test_processes_that_fill_a_cache_at_once(tmp_path, filled):

@@ -211,10 +211,12 @@ def test_lengths_that_share_frequencies_are_told_right(section: dict[str, Any]) 
             assert kept[1] == computed[1]
 
 
-def test_an_error_names_the_length_that_was_given() -> None:
+@pytest.mark.parametrize("length", [2**1020 + 1, 2**1030], ids=["float", "beyond"])
+def test_an_error_names_the_length_that_was_given(length: int) -> None:
+    """Also where it is beyond every float."""
     rope = RotaryEmbedding(WIDTH, scaling={"rope_type": "dynamic_powers"}, max_position_embeddings=1)
-    with pytest.raises(ValueError, match=f"`seq_len` {2**1020 + 1}:"):
-        rope.at_length(2**1020 + 1)
+    with pytest.raises(ValueError, match=f"`seq_len` {length}:"):
+        rope.at_length(length)
 
 
 def test_lengths_of_numpy_are_lengths() -> None:

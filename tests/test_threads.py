@@ -178,7 +178,7 @@ def test_an_interrupt_while_numba_is_imported(tmp_path):
 def test_an_interrupt_while_kernels_are_compiled(tmp_path):
     """It is raised, wherever it comes, and what is compiled next is."""
     code = """
-    import signal, time
+    import signal
     from rope_cpu._kernels import codegen
     rope.rotate(x[:, :1])
     def interrupted(dtype, seconds):

@@ -28,16 +28,16 @@ def _machine() -> bytes:
     """
     processor = llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     python = sys.implementation.cache_tag, object.__basicsize__
-    options = [os.environ.get(f"NUMBA_{name}") for name in _VARIABLES]
+    options: list[object] = [os.environ.get(f"NUMBA_{name}") for name in _VARIABLES]
     with suppress(OSError):  # Numba looks there as well
-        options.append(Path(".numba_config.yaml").read_text())
+        options.append(Path(".numba_config.yaml").read_bytes())
     return repr((processor, python, llvmlite.__version__, options)).encode()
 
 
-def _digest_of_sources() -> bytes | None:
-    """Return the digest of the files that kernels are written by, or None where there are none, as in an archive."""
+def _digest_of_sources() -> bytes:
+    """Return the digest of the files that kernels are written by, empty where there are none, as in an archive."""
     files = [path.name.encode() + path.read_bytes() for path in sorted(_HERE.glob("[!.]*.py*"))]
-    return sha256(b"".join(files)).digest() if files else None
+    return sha256(b"".join(files)).digest() if files else b""
 
 
 # Taken when they are imported: another version may be installed in their place before the first kernel is compiled.
@@ -46,7 +46,7 @@ _SOURCES = _digest_of_sources()
 
 def _digest(name: str, code: bytes) -> bytes:
     """Return what stands before machine code on disk: where it differs, the file is of other sources, or broken."""
-    return sha256((_SOURCES or b"") + _machine() + name.encode() + code).digest()
+    return sha256(_SOURCES + _machine() + name.encode() + code).digest()
 
 
 def _file(name: str) -> str:
@@ -57,8 +57,10 @@ def _file(name: str) -> str:
 def _folders() -> Iterator[Path]:
     """Return where kernels may be cached: beside this file, or else in the user's cache, unless a variable says where.
 
-    Several installations may share the latter two.
+    Several installations may share the latter two. Nowhere without sources, by which versions are told apart.
     """
+    if not _SOURCES:
+        return
     own = f"rope_cpu_{sha256(str(_HERE).encode()).hexdigest()[:16]}"
     said = os.environ.get("NUMBA_CACHE_DIR")
     if said:
@@ -77,7 +79,7 @@ def _folders() -> Iterator[Path]:
 
 def cached(name: str) -> tuple[bytes, Path] | None:
     """Return the machine code of a kernel and the folder that holds it, or None where none does."""
-    for folder in _folders() if _SOURCES else ():
+    for folder in _folders():
         try:
             stored = (folder / _file(name)).read_bytes()
         except OSError:
@@ -91,7 +93,7 @@ def cached(name: str) -> tuple[bytes, Path] | None:
 def keep(name: str, code: bytes) -> Path | None:
     """Write machine code to the first folder that takes it, and return that; warn and return None where none does."""
     errors = []
-    for folder in _folders() if _SOURCES else ():
+    for folder in _folders():
         own = folder / f"{_file(name)}.{os.getpid()}.{time.monotonic_ns()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)

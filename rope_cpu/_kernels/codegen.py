@@ -9,13 +9,12 @@ from typing import Any
 
 @cache
 def _generator() -> Any:
-    _import_numba()
     from numba.core.codegen import AOTCodeLibrary, JITCPUCodegen
 
     class Generator(JITCPUCodegen):  # type: ignore[misc]
         """Numba's own for this processor, but that it hands over object files and loads none.
 
-        Numba takes the others by a callback, in which an interrupt that comes while LLVM works would be lost.
+        Numba's way to them is a callback, in which an interrupt that comes while LLVM works would be lost.
         """
 
         _library_class = AOTCodeLibrary
@@ -26,14 +25,9 @@ def _generator() -> Any:
     return Generator("rope_cpu")
 
 
-def _import_numba() -> None:
-    """Import it as a whole first: of a part alone, an interrupt would leave pieces that cannot be imported again."""
-    import numba  # noqa: F401
-
-
 def compiler_lock() -> Any:
     """Return the lock that Numba compiles under; a thread may take it several times."""
-    _import_numba()
+    import numba  # noqa: F401  first, as of a part alone an interrupt leaves pieces that cannot be imported again
     from numba.core.compiler_lock import global_compiler_lock
 
     return global_compiler_lock

@@ -90,6 +90,7 @@ def _made(write: Write, name: str, parameters: Sequence[Taken]) -> Kernel:
     return _kernels[name]
 
 
+# Those of this process: `functools.cache`, by which they are asked for, lets several threads compile side by side.
 _kernels: dict[str, Kernel] = {}
 
 # Kernels are compiled and loaded under a lock, and Numba has one of its own, which is always taken first: whoever
