@@ -175,7 +175,7 @@ def _as_array(name: str, value: object) -> Array:
             if not isinstance(value, list | tuple):
                 raise
             raise ValueError(f"`{name}` has rows of several lengths; they must be of one") from error
-    if ids.dtype == object and ids.size and all(isinstance(one, int) for one in ids.flat):
+    if ids.dtype.kind == "O" and ids.size and all(isinstance(one, int) for one in ids.flat):
         extreme = max(ids.flat, key=abs)
         if abs(extreme) > MAX_POSITION:
             raise ValueError(f"`{name}` holds {extreme}; {_WITHIN}")

@@ -14,9 +14,10 @@ from rope_cpu._check import Array
 from rope_cpu._kernels.angles import cos_sin
 from rope_cpu._kernels.compiler import DONE, NO_THREADS, OTHER_DTYPE
 from rope_cpu._kernels.form import form_words
-from rope_cpu._kernels.rotation import ALONE, FEW_ELEMENTS, FIRST, TRUSTED, rotation
+from rope_cpu._kernels.rotation import ALONE, FEW_ELEMENTS, FIRST, GIVEN, TRUSTED, rotation
 from rope_cpu._kernels.units import rows, worth_a_thread
 from rope_cpu.angles import SIGN, Angles
+from rope_cpu.spec import Float64
 
 # What each dtype is computed in.
 REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in _check.FORMAT_OF.items()}
@@ -162,18 +163,18 @@ class Rotation:
 
 
 class OnTheWay:
-    """Rotates the few consecutive tokens of a decode step: kernels compute their cos and sin and do not keep them."""
+    """Rotates the few tokens of a decode step: kernels compute their cos and sin and do not keep them."""
 
     __slots__ = ("_angles", "_frames", "_prepared", "ready")
 
     def __init__(self, frames: dict[str, Frame], angles: Angles) -> None:
         """Take frames by layout, and what cos and sin are computed from."""
         self._frames, self._angles = frames, angles
-        self._prepared: dict[tuple[str, bool, np.dtype[Any]], Prepared] = {}
-        # For each layout, for the dtype that was rotated last: what rotates forwards, and what undoes it.
+        self._prepared: dict[tuple[str, str, np.dtype[Any]], Prepared] = {}
+        # For each layout, for the dtype that was rotated last: what rotates consecutive tokens, and what undoes it.
         self.ready: tuple[dict[str, Prepared], dict[str, Prepared]] = ({}, {})
 
-    def rotate(self, q: Any, k: Any, out: Any, offset: Any, layout: Any, inverse: Any, flags: int = 0) -> Any | None:
+    def follow(self, q: Any, k: Any, out: Any, offset: Any, layout: Any, inverse: Any, flags: int = 0) -> Any | None:
         """Rotate q and k, or with ALONE q, from position `offset` on; return `out`, or None where that cannot be."""
         if isinstance(offset, np.integer):
             offset = int(offset)  # an element of an array of lengths
@@ -181,7 +182,7 @@ class OnTheWay:
             return None
         ready = self.ready[inverse].get(layout)
         if ready is None or out is None:
-            ready = (ready or self._prepare(layout, inverse, q.dtype)) if _are_few(q) else None
+            ready = (ready or self._keep(layout, inverse, q.dtype)) if _are_few(q) else None
         if ready is None:
             return None
         try:
@@ -195,18 +196,41 @@ class OnTheWay:
         if status == NO_THREADS:
             _threads.pool()
         else:
-            ready = self._prepare(layout, inverse, q.dtype) if status == OTHER_DTYPE and _are_few(q) else None
+            ready = self._keep(layout, inverse, q.dtype) if status == OTHER_DTYPE and _are_few(q) else None
         return out if ready and ready[0](q, k, out, ready, offset * FIRST + flags) == DONE else None
 
-    def _prepare(self, layout: str, inverse: bool, dtype: np.dtype[Any]) -> Prepared | None:
-        """Return, and keep, what rotates a dtype; None where there is none."""
-        prepared = self._prepared.get((layout, inverse, dtype))
+    def at(self, q: Array, k: Any, out: Any, positions: Float64, layout: str, mode: str, flags: int = 0) -> Any | None:
+        """Rotate q and k, or with ALONE q, at positions; return `out`, or None where that cannot be.
+
+        q: checked. positions: as `Angles.tables` takes them. mode: an operation.
+        """
+        if not _are_few(q):
+            return None
+        ready = *self._prepare(layout, mode, q.dtype), positions
+        try:
+            if out is None:
+                out = np.empty_like(q) if flags else (np.empty_like(q), np.empty_like(k))
+            status = ready[0](q, k, out, ready, GIVEN + flags)
+            if status == NO_THREADS:
+                _threads.pool()
+                status = ready[0](q, k, out, ready, GIVEN + flags)
+        except (TypeError, ValueError):
+            return None  # as above
+        return out if status == DONE else None
+
+    def _keep(self, layout: str, inverse: bool, dtype: np.dtype[Any]) -> Prepared | None:
+        """Return what rotates consecutive tokens of a dtype, and keep it ready; None where there is none."""
+        if layout not in self._frames or layout == "thd" or dtype not in _check.FORMAT_OF:
+            return None  # packed tokens share no order
+        prepared = self.ready[inverse][layout] = self._prepare(layout, "inverse" if inverse else "rotate", dtype)
+        return prepared
+
+    def _prepare(self, layout: str, mode: str, dtype: np.dtype[Any]) -> Prepared:
+        """Return what rotates one of the dtypes."""
+        prepared = self._prepared.get((layout, mode, dtype))
         if prepared is None:
-            if layout not in self._frames or layout == "thd" or dtype not in _check.FORMAT_OF:
-                return None  # packed tokens share no order
-            prepared = self._frames[layout].prepared_at(dtype, self._angles, "inverse" if inverse else "rotate")
-            self._prepared[layout, inverse, dtype] = prepared
-        self.ready[inverse][layout] = prepared
+            prepared = self._frames[layout].prepared_at(dtype, self._angles, mode)
+            self._prepared[layout, mode, dtype] = prepared
         return prepared
 
 

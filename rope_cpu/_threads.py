@@ -25,9 +25,6 @@ _MEASURED_LOOKS = 2000
 
 VARIABLE = "ROPE_CPU_NUM_THREADS"
 
-# Below so many pairs of cos and sin, at 0.5 to 1.5 ns each, it costs more than it saves to share the work.
-SERIAL_PAIRS = 2**14
-
 
 def _most() -> int:
     """Return a thread for each core that the process may use, as more would take turns, or what Numba's variable says.

@@ -60,7 +60,7 @@ class Angles:
 
     def _written(self, positions: Float64, mode: str, dtype: str, limit: float, cos: Array, sin: Array) -> bool:
         """Write tables; tell whether that was done, as no position is beyond ±limit."""
-        pool = _threads.pool() if cos.size > _threads.SERIAL_PAIRS else 0
+        pool = _threads.pool() if cos.size > kernels.SERIAL_PAIRS else 0
 
         def written(kind: str, limit: float) -> bool:
             write, work = kernels.angles().call, kernels.cos_sin(dtype, kind).address

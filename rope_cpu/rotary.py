@@ -23,19 +23,20 @@ from rope_cpu.spec import MAX_POSITION, Float64, RopeSpec
 class RotaryEmbedding(Constructors):
     """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
 
-    __slots__ = ("_angles", "_forward", "_frames", "_short", "_spec")
+    __slots__ = ("_angles", "_consecutive", "_forward", "_frames", "_short", "_spec")
     _spec: RopeSpec
     _angles: Angles
     _frames: dict[str, Frame]
-    _short: OnTheWay | None  # None: ids may not be left out
-    _forward: dict[str, Prepared]  # what that has ready for each layout
+    _short: OnTheWay
+    _consecutive: bool  # whether ids may be left out
+    _forward: dict[str, Prepared]  # what rotates tokens without them, for each layout
 
     def _of(self, spec: RopeSpec) -> None:
         self._spec, self._angles = spec, Angles.of(spec)
         self._frames = {form: Frame.of(form, spec.head_dim, spec.blocks, spec.interleaved) for form in _check.AXES}
-        consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
-        self._short = OnTheWay(self._frames, self._angles) if consecutive else None
-        self._forward = self._short.ready[False] if self._short else {}
+        self._short = OnTheWay(self._frames, self._angles)
+        self._consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
+        self._forward = self._short.ready[False]
 
     @property
     def spec(self) -> RopeSpec:
@@ -178,11 +179,13 @@ class RotaryEmbedding(Constructors):
         Raises TypeError or ValueError, before anything is written, naming argument, value and rule; ValueError also
         where frequencies depend on a length that is not given (`at_length`).
         """
-        if position_ids is None and self._short:
-            result: Array | None = self._short.rotate(x, x, out, offset, layout, inverse, ALONE)
+        if position_ids is None and self._consecutive:
+            result: Array | None = self._short.follow(x, x, out, offset, layout, inverse, ALONE)
             if result is not None:
                 return result
-        return self._plan_of("x", x, position_ids, offset, layout, inverse).rotate(x, out)
+        form, mode = _check.layout(layout), _mode(inverse)
+        positions, ids = self._positions("x", x, position_ids, offset, form)
+        return self._rotated(x, positions, ids, form, mode, out)
 
     def __call__(
         self,
@@ -212,11 +215,16 @@ class RotaryEmbedding(Constructors):
             pass
         if out is not None and type(out) is not tuple:
             out = _check.out_pair(out)
-        if position_ids is None and self._short:
-            pair: tuple[Array, Array] | None = self._short.rotate(q, k, out, offset, layout, inverse)
+        if position_ids is None and self._consecutive:
+            pair: tuple[Array, Array] | None = self._short.follow(q, k, out, offset, layout, inverse)
             if pair is not None:
                 return pair
-        return self._plan_of("q", q, position_ids, offset, layout, inverse)(q, k, out)
+        form, mode = _check.layout(layout), _mode(inverse)
+        positions, ids = self._positions("q", q, position_ids, offset, form)
+        placed: tuple[Array, Array] | None = self._short.at(q, k, out, positions, form, mode)
+        if placed is not None:
+            return placed
+        return RotaryPlan(self, positions, ids, form, mode, REAL_OF[q.dtype])(q, k, out)
 
     def plan(self, position_ids: ArrayLike, *, layout: str = "bshd", inverse: bool = False) -> RotaryPlan:
         """Compute cos and sin of a step's positions once, for every layer and every dtype.
@@ -225,7 +233,9 @@ class RotaryEmbedding(Constructors):
 
         Raises TypeError or ValueError as `rotate` does.
         """
-        return self._plan("position_ids", position_ids, layout, _mode(inverse))
+        form = _check.layout(layout)
+        positions = self._given("position_ids", position_ids, form)
+        return RotaryPlan(self, positions, position_ids, form, _mode(inverse))
 
     def shift(
         self, keys: Array, delta: int | float | ArrayLike, *, layout: str = "bshd", out: Array | None = None
@@ -248,7 +258,7 @@ class RotaryEmbedding(Constructors):
             moved = np.full((tokens, self.axes) if self.axes > 1 else tokens, moved)
         elif moved.ndim == 1 and self.axes > 1:
             moved = np.broadcast_to(moved, (tokens, *moved.shape))
-        return self._plan("delta", moved, form, "shift", REAL_OF[keys.dtype]).rotate(keys, out)
+        return self._rotated(keys, self._given("delta", moved, form), moved, form, "shift", out)
 
     def __repr__(self) -> str:
         length = "" if self._spec.lengths is None else f", lengths={self._spec.lengths}"
@@ -278,22 +288,16 @@ class RotaryEmbedding(Constructors):
                 "rotate queries and keys with what it returns"
             )
 
-    def _plan(self, name: str, ids: ArrayLike, layout: str, mode: str, real: str = "float32") -> RotaryPlan:
-        self._ready()
-        form, rows = _check.layout(layout), self._spec.attention_factor.size
-        return RotaryPlan(self, _check.positions(name, ids, self.axes, form, rows), ids, form, mode, real)
-
-    def _plan_of(
-        self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str, inverse: bool
-    ) -> RotaryPlan:
+    def _positions(
+        self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, form: str
+    ) -> tuple[Float64, ArrayLike]:
+        """Return the positions of an array's tokens, checked and as they were given."""
+        x = _check.array(name, x, form)
         if ids is not None:
             if type(offset) is not int or offset != 0:
                 raise ValueError(f"`offset` is {offset!r} and `position_ids` are given as well; give one of them")
-            dtype = _check.array(name, x, _check.layout(layout)).dtype
-            return self._plan("position_ids", ids, layout, _mode(inverse), REAL_OF[dtype])
-        form = _check.layout(layout)
-        x = _check.array(name, x, form)
-        if form == "thd" or self._short is None:
+            return self._given("position_ids", ids, form), ids
+        if form == "thd" or not self._consecutive:
             self._needs_ids(form)
         seq = x.shape[_check.AXES[form][1]]
         if type(offset) is int and abs(offset) < MAX_POSITION / 2:
@@ -301,7 +305,19 @@ class RotaryEmbedding(Constructors):
         else:
             rows = _check.offsets(offset, x.shape[1 if form == "sbhd" else 0], seq)
             positions = rows.reshape(-1, 1, 1) + np.arange(seq, dtype=np.float64)[:, None]
-        return RotaryPlan(self, positions, positions, form, _mode(inverse), REAL_OF[x.dtype])
+        return positions, positions
+
+    def _rotated(self, x: Array, positions: Float64, ids: ArrayLike, form: str, mode: str, out: Array | None) -> Array:
+        """Rotate one array at positions that were checked; ids: as they were given."""
+        result: Array | None = self._short.at(x, x, out, positions, form, mode, ALONE)
+        if result is not None:
+            return result
+        return RotaryPlan(self, positions, ids, form, mode, REAL_OF[x.dtype]).rotate(x, out)
+
+    def _given(self, name: str, ids: ArrayLike, form: str) -> Float64:
+        """Return positions that were given, checked."""
+        self._ready()
+        return _check.positions(name, ids, self.axes, form, self._spec.attention_factor.size)
 
     def _needs_ids(self, form: str) -> None:
         """Raise the reason why position_ids cannot be left out."""

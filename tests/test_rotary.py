@@ -274,6 +274,67 @@ def test_short_calls_compute_angles_on_the_way_to_the_same_bits(layout, inverse,
             ]
 
 
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "thd"])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_short_calls_with_positions_make_no_plan_and_have_its_bits(monkeypatch, layout, inverse, dtype, rng):
+    from rope_cpu import rotary
+
+    axial = np.stack([oracle.inv_freq(24), oracle.inv_freq(24, 100.0)])
+    heads = np.stack([axial, axial[::-1]], axis=1)  # (axes, heads, pairs), which add up
+    several = {"scaling": {"rope_type": "longrope", "short_factor": [1.0] * 12, "long_factor": [4.0] * 12,
+                           "factor": 4.0, "original_max_position_embeddings": 16}}  # fmt: skip
+    own_lengths = RotaryEmbedding(24, rope_theta=1e4, max_position_embeddings=64, **several).at_length([8, 40])
+    rotaries = {
+        "one axis": RotaryEmbedding.from_inv_freq(oracle.inv_freq(24), attention_factor=1.3),
+        "far": RotaryEmbedding.from_inv_freq(50 * oracle.inv_freq(24)),
+        "float32 angles": RotaryEmbedding(24, rope_theta=1e4, angle_dtype="float32"),
+        "M-RoPE": RotaryEmbedding.mrope(24, [4, 4, 4], rope_theta=1e4),
+        "axial": RotaryEmbedding.axial(24, 2, axis_dims=[8, 16]),
+        "heads of their own": RotaryEmbedding.from_inv_freq(heads),
+    }
+    if layout != "thd":
+        rotaries["lengths of their own"] = own_lengths
+    shape = {"bshd": (2, 3, 4, 24), "bhsd": (2, 4, 3, 24), "sbhd": (3, 2, 4, 24), "thd": (3, 4, 24)}[layout]
+    q, k = draw(rng, shape, dtype), draw(rng, shape, dtype)
+    for name, rope in rotaries.items():
+        tail = (rope.axes,) if rope.axes > 1 else ()
+        for ids in ([0, 2**31 - 1, -5], [7.25, -0.5, 1e6], [[1, 2, 3], [2**31, 5, -(2**31) + 1]]):
+            if layout == "thd" and np.ndim(ids) == 2:
+                continue
+            ids = np.multiply.outer(ids, np.arange(1, 1 + rope.axes) % 3) if tail else np.asarray(ids)
+            plan = rope.plan(ids, layout=layout, inverse=inverse)
+            shift = RotaryEmbedding.from_spec(
+                replace(rope.spec, attention_factor=np.ones_like(rope.spec.attention_factor))
+            )
+            moved = shift.plan(ids, layout=layout).rotate(k)
+            expected = [*plan(q, k) * 2, plan.rotate(k), moved]
+            with monkeypatch.context() as patch:
+                few = np.abs(ids).max() < 2**31
+                patch.setattr(rotary, "RotaryPlan", None if few else rotary.RotaryPlan)
+                given = q.copy(), k.copy()
+                found = [
+                    *rope(q, k, ids, layout=layout, inverse=inverse),
+                    *rope(*given, ids, layout=layout, inverse=inverse, out=given),
+                    rope.rotate(k, ids, layout=layout, inverse=inverse, out=k.copy()),
+                    rope.shift(k, ids, layout=layout),
+                ]
+            assert [x.tobytes() for x in found] == [x.tobytes() for x in expected], (name, ids)
+
+
+def test_short_calls_with_an_offset_for_each_row_make_no_plan(monkeypatch, rng):
+    from rope_cpu import rotary
+
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
+    q, k = draw(rng, (3, 2, 4, 16), np.float32), draw(rng, (3, 2, 2, 16), np.float32)
+    plan = rope.plan([[5, 6], [0, 1], [-7, -6]])
+    expected = plan(q, k)
+    with pytest.raises(ValueError, match="positions are given for 2"):
+        rope(q, k, [[1, 2], [3, 4]])
+    monkeypatch.setattr(rotary, "RotaryPlan", None)
+    for offset in ([5, 0, -7], np.array([5, 0, -7])):
+        assert all(map(np.array_equal, rope(q, k, offset=offset), expected))
+
+
 def test_large_arrays_are_shared_by_threads_and_agree(dtype, interleaved, rng):
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(128), interleaved=interleaved)
     x = draw(rng, (2, 700, 4, 128), dtype)
@@ -497,7 +558,7 @@ def test_dtypes_that_take_turns_take_the_quick_path(monkeypatch, rng):
         raise AssertionError("took the slow path")
 
     monkeypatch.setattr(_rotate.Rotation, "_look_closer", slow)
-    monkeypatch.setattr(RotaryEmbedding, "_plan_of", slow)
+    monkeypatch.setattr(RotaryEmbedding, "_positions", slow)
     for _ in range(2):
         for dtype, (q_rot, k_rot) in zip(dtypes, expected, strict=True):
             pair = q.astype(dtype), k.astype(dtype)
@@ -516,7 +577,7 @@ def test_a_list_or_a_named_pair_takes_results(rng, monkeypatch):
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
     q, k = draw(rng, (1, 3, 4, 16), np.float32), draw(rng, (1, 3, 2, 16), np.float32)
     expected = rope(q, k)
-    monkeypatch.setattr(RotaryEmbedding, "_plan_of", slow)
+    monkeypatch.setattr(RotaryEmbedding, "_positions", slow)
     for kind in (list, tuple, namedtuple("Pair", "q k")._make):
         for rotate in (rope, rope.plan([0, 1, 2])):
             outs = np.empty_like(q), np.empty_like(k)

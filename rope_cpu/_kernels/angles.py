@@ -24,6 +24,8 @@ from rope_cpu._kernels.sharing import share
 from rope_cpu._kernels.words import spill
 
 _MAGNITUDE = 2**63 - 1  # of the bits of a float64, all but its sign
+# Up to so many pairs of cos and sin, at 0.5 to 1.5 ns each, it costs more than it saves to share the work.
+SERIAL_PAIRS = 2**14
 # Pairs that are worth a thread of their own: 5 µs of work, where it takes 2 to wake one.
 _WORTH_A_THREAD = 2**12
 _LOOKED_AT = 16  # positions at a time
@@ -93,7 +95,7 @@ def cos_sin(dtype: str, kind: str) -> Kernel:
     return compiled(partial(_fill, kind=kind, dtype=dtype), f"cos_sin_{kind}_{dtype}", [whole] * 3)
 
 
-def _furthest(at: Integer, count: Integer) -> Integer:
+def furthest(at: Integer, count: Integer) -> Integer:
     """Return the bits of the largest of so many positions without their signs; infinity and then NaN are largest.
 
     As LLVM sees no array in an address, it would look at one after the other, which took a tenth of the time of tables.
@@ -108,11 +110,11 @@ def _furthest(at: Integer, count: Integer) -> Integer:
         b.store(b.select(b.icmp_signed(">", bits, before), bits, before), place)
     seen = b.load(place)
     lanes = (Integer(b, b.extract_element(seen, I64(lane))) for lane in range(_LOOKED_AT))
-    furthest = Variable(b, reduce(larger, lanes))
+    found = Variable(b, reduce(larger, lanes))
     with each(count & -_LOOKED_AT, count) as n:
         (word,) = (at + n * 8).words(1)
-        furthest.set(larger(furthest.now, word & _MAGNITUDE))
-    return furthest.now
+        found.set(larger(found.now, word & _MAGNITUDE))
+    return found.now
 
 
 def _write(
@@ -130,7 +132,7 @@ def _write(
     b, end = sign.b, Ending(sign.b)
     (positions_at, positions_shape), (turns_at, turns_shape) = location(positions), location(turns)
     batch, seq, coordinates = positions_shape.words(3)
-    end.leave_if(_furthest(positions_at, batch * seq * coordinates) > limit, LOOK_CLOSER)
+    end.leave_if(furthest(positions_at, batch * seq * coordinates) > limit, LOOK_CLOSER)
     turn_rows, axes, heads, parts, pairs = turns_shape.words(5)
     rows = seq * choose(turn_rows == 1, batch, turn_rows)
     job = Job(

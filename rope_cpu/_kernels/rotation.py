@@ -7,9 +7,12 @@ It also says when it is told of another dtype, and when it needs threads that ar
 
 from __future__ import annotations
 
-from functools import cache, partial
+import struct
+from functools import cache, partial, reduce
+from operator import mul
+from typing import Any, NamedTuple
 
-from rope_cpu._kernels.angles import Job
+from rope_cpu._kernels.angles import SERIAL_PAIRS, Job, furthest
 from rope_cpu._kernels.chains import NEAR
 from rope_cpu._kernels.compiler import (
     DONE,
@@ -21,22 +24,25 @@ from rope_cpu._kernels.compiler import (
 )
 from rope_cpu._kernels.division import FEW_TOKENS, divide
 from rope_cpu._kernels.entry import object_at, whole
-from rope_cpu._kernels.flow import Ending, Variable, each, when
+from rope_cpu._kernels.flow import Ending, Variable, each, when, whether
 from rope_cpu._kernels.form import LAYOUTS, Form
-from rope_cpu._kernels.integers import Integer, Words, choose, either, every, larger, smaller
+from rope_cpu._kernels.integers import Integer, Words, choose, either, every, smaller
 from rope_cpu._kernels.objects import ITEMS, ArrayView, items, location, look, view
 from rope_cpu._kernels.overlap import aliasing_allowed, are_tables, fits, in_place
 from rope_cpu._kernels.sharing import THREADS, share
 from rope_cpu._kernels.words import LINE, allocate, call, free, spill, write_float
 
-ALONE, TRUSTED = 1, 2  # flags of a rotation
-_FLAGS = 2  # bits
+ALONE, TRUSTED, GIVEN = 1, 2, 4  # flags of a rotation
+_FLAGS = 3  # bits
 FIRST = 1 << _FLAGS  # times a position, added to flags
-# Of a rotation on the way: elements of q, up to which it is faster, and how far its positions may be.
+# Of a rotation on the way: elements of q, up to which it is faster, and how far its positions may be, also as the bits
+# of a float64.
 FEW_ELEMENTS, _FURTHEST = 2**17, int(NEAR)
+(_FURTHEST_BITS,) = struct.unpack("q", struct.pack("d", NEAR))
 
 # Elements of q and k for which one more thread than two may be woken: that takes longer the slower the processor.
 _ONE_MORE = 2**15
+_GIVEN_AT = 4  # which item of what is prepared holds positions
 _BLOCKS = len(Form._fields)  # where the pairs of blocks begin in what is told
 
 
@@ -85,30 +91,64 @@ def _fit(
     return fits(q, out_q, table, size, width) & (k_fits | ~both)
 
 
-def _table(turns: Integer, tokens: Integer, size: int) -> tuple[Words, Words]:
+class _Places(NamedTuple):
+    """Positions of a rotation on the way.
+
+    first: that of the first token, where those of all are yet to be written. at: where they lie, 0 where they do not.
+    rows, tokens, coordinates: their shape.
+    """
+
+    first: Any
+    at: Any
+    rows: Any
+    tokens: Any
+    coordinates: Any
+
+
+def _places(prepared: Integer, flags: Integer, tokens: Integer, end: Ending) -> _Places:
+    """Return the positions that are given, or follow the first; end: left where they are too far."""
+    first, found = flags >> _FLAGS, [Variable(flags.b, start) for start in (0, 1, tokens, 1)]
+    with whether(flags & GIVEN != 0) as (given, following):
+        with given:
+            at, shape = location((prepared + (ITEMS + 8 * _GIVEN_AT)).words(1)[0])
+            rows, seq, coordinates = shape.words(3)
+            end.leave_if(furthest(at, rows * seq * coordinates) > _FURTHEST_BITS, LOOK_CLOSER)
+            for variable, number in zip(found, (at, rows, seq, coordinates), strict=True):
+                variable.set(number)
+        with following:
+            end.leave_if(abs(first) + tokens > _FURTHEST, LOOK_CLOSER)
+    return _Places(first, *(variable.now for variable in found))
+
+
+def _table(turns: Integer, places: _Places, size: int) -> tuple[Words, Words]:
     """Return the shape of a table that is computed on the way, and its strides but for the last."""
     rows, _axes, heads, _parts, pairs = location(turns)[1].words(5)
     row = heads * pairs * size
-    return (rows, tokens, heads, pairs), (tokens * row, row, pairs * size)
+    shape = choose(rows == 1, places.rows, rows), places.tokens, heads, pairs
+    return shape, (places.tokens * row, row, pairs * size)
 
 
 def _cos_sin(
-    turns: Integer, factor: Integer, first: Integer, table: tuple[Words, Words], form: Form, end: Ending
+    turns: Integer, factor: Integer, places: _Places, table: tuple[Words, Words], form: Form, end: Ending
 ) -> tuple[Integer, ArrayView, ArrayView]:
-    """Compute cos and sin on the way, from a position on; return the memory that holds them, and where they lie."""
-    b, ((rows, tokens, heads, pairs), (row_step, *_)) = turns.b, table
-    turns_at, turns_shape = location(turns)
+    """Compute cos and sin on the way; return the memory that holds them, and where they lie."""
+    b, ((table_rows, tokens, _heads, _pairs), (row_step, *_)) = turns.b, table
     # Positions, to the end of a memory line, then cos and sin.
-    before, size = (tokens * 8 + (LINE - 1)) & -LINE, rows * row_step
+    written = choose(places.at == 0, tokens, 0)
+    before, size = (written * 8 + (LINE - 1)) & -LINE, table_rows * row_step
     memory = allocate(b, before + size * 2 + LINE)
     end.leave_if(memory == 0, LOOK_CLOSER)
-    positions = (memory + LINE) & -LINE
-    with each(0, tokens) as n:
-        write_float(positions + n * 8, first + n)
-    cos, sin = positions + before, positions + before + size
-    (_rows, axes, _heads, parts), factors = turns_shape.words(4), location(factor)[0]
-    job = Job(positions, 1, 1, turns_at, rows, axes, heads, parts, pairs, factors, form.sign, cos, sin, tokens)
-    call(form.cos_sin, spill(b, job), 0, rows * tokens)
+    own = (memory + LINE) & -LINE
+    with each(0, written) as n:
+        write_float(own + n * 8, places.first + n)
+    positions, cos, sin = choose(places.at == 0, own, places.at), own + before, own + before + size
+    turns_at, turns_shape = location(turns)
+    (rows, axes, heads, parts, pairs), factors = turns_shape.words(5), location(factor)[0]
+    job = Job(
+        positions, places.rows, places.coordinates, turns_at, rows, axes, heads, parts, pairs,
+        factors, form.sign, cos, sin, tokens,
+    )  # fmt: skip
+    call(form.cos_sin, spill(b, job), 0, table_rows * tokens)
     return memory, (cos, *table), (sin, *table)
 
 
@@ -125,9 +165,10 @@ def _rotate(
     q_elements = batch * tokens * q_heads * form.width
     if on_the_way:
         # Without heads there may be any number of tokens.
-        end.leave_if(larger(q_elements, tokens) > FEW_ELEMENTS, LOOK_CLOSER)
-        end.leave_if(abs(flags >> _FLAGS) + tokens > _FURTHEST, LOOK_CLOSER)
-        table = _table(cos, tokens, real_size)
+        end.leave_if(q_elements > FEW_ELEMENTS, LOOK_CLOSER)
+        places = _places(prepared, flags, tokens, end)
+        table = _table(cos, places, real_size)
+        end.leave_if(reduce(mul, table[0]) > SERIAL_PAIRS, LOOK_CLOSER)
     else:
         cos_view, sin_view = (view(at, form.array_kind, 4, end)[0] for at in (cos, sin))
         end.leave_if(~are_tables(cos_view, sin_view, real_size), LOOK_CLOSER)
@@ -144,7 +185,7 @@ def _rotate(
     end.leave_if(~either(trusted, lambda: aliasing_allowed(*arrays, both, size)), LOOK_CLOSER)
 
     if on_the_way:
-        memory, cos_view, sin_view = _cos_sin(cos, sin, flags >> _FLAGS, table, form, end)
+        memory, cos_view, sin_view = _cos_sin(cos, sin, places, table, form, end)
     most, threads = Variable(b, 1), Variable(b, 1)
     with when(pool > 0):
         most.set(smaller(elements // form.worth, elements // _ONE_MORE + 2))
@@ -168,9 +209,9 @@ def rotation(size: int, on_the_way: bool) -> Kernel:
     form, see `form_words`. flags: ALONE rotates q only, into out itself (k is then ignored); TRUSTED says that dtypes
     and aliasing were checked before.
 
-    on_the_way: of tokens at consecutive positions, compute cos and sin; in their place come turns and factor, as the
-    kernel `angles` takes them, and flags hold also the first position times FIRST. Many tokens, and those beyond
-    ±_FURTHEST, need a closer look.
+    on_the_way: compute cos and sin; in their place come turns and factor, as the kernel `angles` takes them. Flags hold
+    also the position of the first token times FIRST, and others follow it; or GIVEN, and positions, as `angles` takes
+    them, come last in `prepared`. Many tokens, and those beyond ±_FURTHEST, need a closer look.
 
     The caller holds the arrays, and nobody else changes their shape meanwhile.
     """
