@@ -32,16 +32,21 @@ def run(
     """Run a model; shapes: of the outputs. onnxruntime takes and gives bfloat16 only through buffers bound to it."""
     if not any(value.type == "tensor(bfloat16)" for value in (*opened.get_inputs(), *opened.get_outputs())):
         return list(opened.run(None, dict(feeds)))
+    # Held until the model has run, as onnxruntime 1.29 keeps nothing that is bound to it.
+    given = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+    results = [np.zeros(shape, _dtype(output)) for output, shape in zip(opened.get_outputs(), shapes, strict=True)]
+    inputs, outputs = {name: _buffer(array) for name, array in given.items()}, [_buffer(array) for array in results]
     binding = opened.io_binding()
-    for name, array in feeds.items():
-        binding.bind_ortvalue_input(name, _buffer(np.ascontiguousarray(array)))
-    results: list[Array] = []
-    for output, shape in zip(opened.get_outputs(), shapes, strict=True):
-        dtype = BFLOAT16 if output.type == "tensor(bfloat16)" else np.dtype(np.float32)
-        results.append(np.zeros(shape, dtype))
-        binding.bind_ortvalue_output(output.name, _buffer(results[-1]))
+    for name, buffer in inputs.items():
+        binding.bind_ortvalue_input(name, buffer)
+    for output, buffer in zip(opened.get_outputs(), outputs, strict=True):
+        binding.bind_ortvalue_output(output.name, buffer)
     opened.run_with_iobinding(binding)
     return results
+
+
+def _dtype(output: onnxruntime.NodeArg) -> np.dtype[Any]:
+    return BFLOAT16 if output.type == "tensor(bfloat16)" else np.dtype(np.float32)
 
 
 def _buffer(array: Array) -> onnxruntime.OrtValue:

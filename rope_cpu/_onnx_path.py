@@ -40,11 +40,17 @@ class OnnxPath:
         """Bind inputs and outputs to memory once, as a server does; calls then copy nothing."""
         out = np.empty_like(q), np.empty_like(k)
         binding = self.session.io_binding()
-        for name, value in {"q": q, "k": k, "position_ids": ids[None].astype(np.int64)}.items():
-            binding.bind_ortvalue_input(name, _value(value))
-        for name, value in zip(("q_rot", "k_rot"), out, strict=True):
-            binding.bind_output(name, "cpu", 0, _onnx_type(value), value.shape, value.ctypes.data)
-        return lambda: self.session.run_with_iobinding(binding), *out
+        given = {"q": q, "k": k, "position_ids": ids[None].astype(np.int64)}
+        values = {name: _value(x) for name, x in given.items()}
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, result in zip(("q_rot", "k_rot"), out, strict=True):
+            binding.bind_output(name, "cpu", 0, _onnx_type(result), result.shape, result.ctypes.data)
+
+        def call(_held: object = (given, values, out)) -> None:  # onnxruntime 1.29 keeps nothing that is bound to it
+            self.session.run_with_iobinding(binding)
+
+        return call, *out
 
 
 def _value(x: Array) -> Any:

@@ -114,6 +114,17 @@ def test_the_reference_knows_blocks_parts_and_factors(rope, ids):
     assert problem.error(x, q, "float32") > 1
 
 
+@pytest.mark.parametrize("storage", ["packed", "contiguous"])
+def test_onnxruntime_writes_to_its_own_arrays_alone(storage):
+    problem = Problem(_rope(), np.arange(64), 1, 64, 32, 8, "float32", storage=storage, copies=4)
+    binding = BY_NAME["ORT RotaryEmbedding-23 IO-bound"].bound(problem)
+    sizes = 64 * 16 * np.array([32, 8])  # what results take
+    others = [np.full(size, 7, np.float32) for size in sizes for _ in range(50)]
+    for arguments in binding.sets:
+        binding.function(*arguments)
+    assert all((other == 7).all() for other in others)
+
+
 def test_a_wrong_implementation_is_named_and_not_timed():
     problem, calls = Problem(_rope(), np.arange(5), 1, 5, 4, 2), []
     right = rotating("plan", problem)

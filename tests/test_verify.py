@@ -120,6 +120,21 @@ def test_a_fault_fails_every_row(spoil):
         assert row.verdict == ("FAIL" if row.path == "spoiled" else "ok"), row
 
 
+def test_what_is_bound_stays_until_the_call(rng):
+    """onnxruntime 1.29 holds nothing that is bound: memory that was let go would be somebody else's by then."""
+    from rope_cpu._onnx_path import OnnxPath
+
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(64))
+    q = rng.standard_normal((1, 4, 1, 64)).astype(np.float32)
+    onnx = OnnxPath(rope, np.dtype(np.float32), "primitive", "bhsd", (4, 4), 600)
+    call, q_rot, _ = onnx.prepare(q, q.copy(), np.array([512]))
+    others = [np.full((1, 1), 7) for _ in range(100)]
+    call()
+    close = 2 * np.abs(q).max() * 2.0**-22
+    assert np.abs(q_rot - rope.rotate(q, [512], layout="bhsd")).max() <= close
+    assert all(other == 7 for other in others)
+
+
 def test_a_fault_in_the_decode_step_alone_fails():
     def spoil(q, k):
         if q.shape[2] == 1:
