@@ -46,7 +46,7 @@ class LengthRule(Protocol):
 class RopeSpec:
     """One rotation: which elements pair, and by what angle per position each pair turns.
 
-    Its arrays are read-only copies of those given.
+    Its arrays are read-only copies of those given. It fits itself: kernels rely on that, also after `replace`.
 
     inv_freq: float64 (rows, axes, heads, pairs), radians per unit of position. rows is 1, or the batch size where every
         sequence has a length of its own; heads is 1 unless heads have frequencies of their own.
@@ -54,6 +54,8 @@ class RopeSpec:
     blocks: widths, in elements, of the contiguous blocks that pairs are formed in; their sum is rotary_dim.
     shared_id: several axes take one plain id for all of them (M-RoPE on text).
     length_rule: where it is set, the frequencies depend on the sequence length; lengths then says for which they are.
+
+    Raises TypeError or ValueError where shapes, widths or values do not fit, naming field, value and rule.
     """
 
     inv_freq: Float64
@@ -68,8 +70,20 @@ class RopeSpec:
     lengths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("inv_freq", "attention_factor"):
-            object.__setattr__(self, name, _frozen(getattr(self, name)))
+        inv_freq = _turning(self.inv_freq)
+        rows, rotary_dim = len(inv_freq), 2 * inv_freq.shape[-1]
+        checked = {
+            "inv_freq": _frozen(inv_freq),
+            "attention_factor": _frozen(_factors(self.attention_factor, rows)),
+            "head_dim": whole_number("head_dim", self.head_dim),
+            "blocks": _widths(self.blocks, rotary_dim),
+            "interleaved": boolean("interleaved", self.interleaved),
+            "angle_dtype": one_of("angle_dtype", self.angle_dtype, ANGLE_DTYPES),
+        }
+        if checked["head_dim"] < rotary_dim:
+            raise ValueError(f"`head_dim` is {self.head_dim}, but `inv_freq` rotates {rotary_dim} elements (2 a pair)")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @property
     def axes(self) -> int:
@@ -119,7 +133,7 @@ class RopeSpec:
         return replace(
             self,
             inv_freq=np.stack([row for row, _ in rows]).reshape(shape),
-            attention_factor=np.array([checked_factor(factor) for _, factor in rows]),
+            attention_factor=np.array([factor for _, factor in rows]),
             lengths=many,
         )
 
@@ -156,19 +170,14 @@ def from_inv_freq(
     described: further fields of RopeSpec (rope_type, angle_dtype, shared_id, length_rule); the other arguments are
         those of `RotaryEmbedding.from_inv_freq`.
     """
-    interleaved = boolean("interleaved", interleaved)
-    frequencies = _frequencies(inv_freq)
+    interleaved, frequencies = boolean("interleaved", interleaved), _frequencies(inv_freq)
     rotary_dim = 2 * frequencies.shape[-1]
-    head_dim = rotary_dim if head_dim is None else whole_number("head_dim", head_dim)
-    if head_dim < rotary_dim:
-        raise ValueError(f"`head_dim` is {head_dim}, but `inv_freq` rotates {rotary_dim} elements (2 a pair)")
-    factor = checked_factor(attention_factor)
-    one_of("angle_dtype", described.get("angle_dtype", "float64"), ANGLE_DTYPES)
-    widths = _widths(blocks, rotary_dim)
+    of_each = isinstance(blocks, Sequence) or np.ndim(blocks) > 0
+    widths = _widths(blocks if of_each else _equal(blocks, rotary_dim), rotary_dim)
     return RopeSpec(
         inv_freq=frequencies[None],
-        attention_factor=np.array([factor]),
-        head_dim=head_dim,
+        attention_factor=np.array([checked_factor(attention_factor)]),
+        head_dim=rotary_dim if head_dim is None else head_dim,
         # Adjacent pairs never cross a boundary between even blocks, so blocks say nothing about them.
         blocks=(rotary_dim,) if interleaved else widths,
         interleaved=interleaved,
@@ -288,30 +297,52 @@ def per_axis(name: str, value: ArrayLike, axes: int) -> Float64:
 
 
 def _frequencies(inv_freq: ArrayLike) -> Float64:
+    """Return frequencies as (axes, heads, pairs)."""
     frequencies = finite_array("inv_freq", inv_freq)
     if not 1 <= frequencies.ndim <= 3 or 0 in frequencies.shape:
         raise ValueError(
             f"`inv_freq` has shape {frequencies.shape}; it must be (pairs,), (axes, pairs) or (axes, heads, pairs), "
             "none of them 0"
         )
+    axes, heads, pairs = {1: (1, 1), 2: (-1, 1), 3: frequencies.shape[:2]}[frequencies.ndim] + frequencies.shape[-1:]
+    return frequencies.reshape(axes, heads, pairs)
+
+
+def _turning(inv_freq: ArrayLike) -> Float64:
+    """Return the frequencies of a spec; raise unless pairs can be turned by them."""
+    frequencies = finite_array("inv_freq", inv_freq)
+    if frequencies.ndim != 4 or 0 in frequencies.shape:
+        shape = frequencies.shape
+        raise ValueError(f"`inv_freq` has shape {shape}; it must be (rows, axes, heads, pairs), none of them 0")
     beyond = frequencies[np.abs(frequencies) > LARGEST_FREQUENCY]
     if beyond.size:
         raise ValueError(
             f"`inv_freq` holds {beyond[0]}, which is beyond ±2^40 radians per position: the angle of a large position "
             "would lose its precision"
         )
-    axes, heads, pairs = {1: (1, 1), 2: (-1, 1), 3: frequencies.shape[:2]}[frequencies.ndim] + frequencies.shape[-1:]
-    return frequencies.reshape(axes, heads, pairs)
+    return frequencies
 
 
-def _widths(blocks: int | Sequence[int], rotary_dim: int) -> tuple[int, ...]:
-    if isinstance(blocks, Sequence) or np.ndim(blocks):
-        widths = whole_numbers("blocks", blocks, 2)
-    else:
-        count = whole_number("blocks", blocks)
-        if rotary_dim % (2 * count):
-            raise ValueError(f"`blocks` is {count}, which does not divide {rotary_dim // 2} pairs evenly")
-        widths = (rotary_dim // count,) * count
+def _factors(attention_factor: Float64, rows: int) -> Float64:
+    """Return the attention factors of a spec; raise unless each row has one."""
+    if np.shape(attention_factor) != (rows,):
+        raise ValueError(
+            f"`attention_factor` has shape {np.shape(attention_factor)}; it must be ({rows},), as inv_freq"
+        )
+    return np.array([checked_factor(factor) for factor in attention_factor])
+
+
+def _equal(blocks: object, rotary_dim: int) -> tuple[int, ...]:
+    """Return the widths of so many equal blocks."""
+    count = whole_number("blocks", blocks)
+    if rotary_dim % (2 * count):
+        raise ValueError(f"`blocks` is {count}, which does not divide {rotary_dim // 2} pairs evenly")
+    return (rotary_dim // count,) * count
+
+
+def _widths(blocks: object, rotary_dim: int) -> tuple[int, ...]:
+    """Return the widths of blocks; raise unless pairs can be formed in them."""
+    widths = whole_numbers("blocks", blocks, 2)
     if sum(widths) != rotary_dim or any(width % 2 for width in widths):
         raise ValueError(f"`blocks` is {blocks}; widths must be even and add up to rotary_dim {rotary_dim}")
     return widths

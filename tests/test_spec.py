@@ -1,3 +1,6 @@
+from dataclasses import replace
+
+import numpy as np
 import oracle
 import pytest
 
@@ -19,3 +22,35 @@ def test_the_elements_of_pairs(kind):
     spec = RotaryEmbedding.from_inv_freq([1.0] * 12, **kind).spec
     found = tuple(elements.tolist() for elements in spec.pair_elements())
     assert found == oracle.pair_indices(12, spec.interleaved, spec.blocks)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"head_dim": 16}, "`head_dim` is 16, but `inv_freq` rotates 24"),
+        ({"head_dim": 24.0}, "`head_dim` is 24.0"),
+        ({"blocks": (4,)}, "`blocks` is \\(4,\\)"),
+        ({"blocks": (12, 12, 0)}, "`blocks` is 0"),
+        ({"blocks": (9, 15)}, "`blocks` is \\(9, 15\\)"),
+        ({"inv_freq": np.ones((1, 12))}, "`inv_freq` has shape \\(1, 12\\)"),
+        ({"inv_freq": np.ones((0, 1, 1, 12))}, "`inv_freq` has shape \\(0, 1, 1, 12\\)"),
+        ({"inv_freq": np.full((1, 1, 1, 12), np.nan)}, "`inv_freq` holds nan"),
+        ({"inv_freq": np.full((1, 1, 1, 12), 2.0**41)}, "`inv_freq` holds 2199023255552.0"),
+        ({"inv_freq": np.ones((2, 1, 1, 12))}, "`attention_factor` has shape \\(1,\\)"),
+        ({"attention_factor": np.array(1.0)}, "`attention_factor` has shape \\(\\)"),
+        ({"attention_factor": np.array([0.0])}, "`attention_factor` is np.float64\\(0.0\\)"),
+        ({"interleaved": 1}, "`interleaved` is 1"),
+        ({"angle_dtype": "float16"}, "`angle_dtype` is 'float16'"),
+    ],
+)
+def test_a_spec_fits_itself_after_replace(fields, named):
+    """Kernels go by it, and would write beyond the arrays that do not fit."""
+    spec = RotaryEmbedding.from_inv_freq([1.0] * 12).spec
+    with pytest.raises((TypeError, ValueError), match=f"^{named}"):
+        replace(spec, **fields)
+
+
+def test_a_replaced_spec_stands_for_what_its_fields_say():
+    spec = RotaryEmbedding.from_inv_freq([1.0] * 12).spec
+    assert replace(spec, blocks=[8, 16], interleaved=np.True_) == replace(spec, blocks=(8, 16), interleaved=True)
+    assert hash(replace(spec, blocks=np.array([8, 16]))) == hash(replace(spec, blocks=(8, 16)))
