@@ -80,14 +80,14 @@ def _run(args: argparse.Namespace) -> int:
     old = load(args.compare) if args.compare else None
     chosen = [] if args.latency and not args.patterns else select(cases, args.patterns)
     done = Run(shlex.join(["rope-cpu", *sys.argv[1:]]), model.name, environment.record())
-    threshold, again = args.fail_slower or _THRESHOLD, partial(_in_another_process, args)
-    findings = _timed(done, chosen, model if args.latency else None, old, threshold, again)
+    _time(done, chosen, model if args.latency else None)
     if args.json:
         with writing(args.json):
             save(done, args.json)
     if args.plot:
         with writing(args.plot):
             plot.save(done, args.plot)
+    findings = _compared(args, done, old) if old else []
     broken = any(case.broken for case in done.cases)
     if broken or args.fail_slower is None:
         return int(broken)
@@ -109,21 +109,24 @@ def _in_another_process(args: argparse.Namespace, name: str) -> Result:
     which += ["--threads", ",".join(map(str, args.threads))] if args.threads else []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.json"
-        command = [sys.executable, "-m", "rope_cpu.cli", "bench", name, *which, "--no-peers", "--json", str(path)]
-        subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "rope_cpu", "bench", name, *which, "--no-peers", "--json", str(path)]
+        ended = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if not path.is_file():
+            raise ValueError(f"{name} was to be timed again in another process, which failed:\n{ended.stderr}")
         return load(path).cases[0]
 
 
-def _timed(
-    done: Run,
-    chosen: list[Case],
-    latency_of: models.Model | None,
-    old: Run | None,
-    threshold: float,
-    again: Callable[[str], Result],
-) -> list[Finding]:
-    """Measure, print as it goes, and return what changed since the older run."""
-    start, findings = time.perf_counter(), []
+def _compared(args: argparse.Namespace, done: Run, old: Run) -> list[Finding]:
+    """Print and return what changed since an older run."""
+    threshold, here = args.fail_slower or _THRESHOLD, same_machine(done, old)
+    findings = confirm(compare(done, old), old, threshold, partial(_in_another_process, args), here)
+    _print(report.findings_lines(findings, threshold, here))
+    return findings
+
+
+def _time(done: Run, chosen: list[Case], latency_of: models.Model | None) -> None:
+    """Measure, and print as it goes."""
+    start = time.perf_counter()
     with _progress(len(chosen)) as (say, advance):
         _print(report.heading(done.environment, done.model))
         if chosen:
@@ -135,15 +138,10 @@ def _timed(
             advance()
         if latency_of is not None:
             done.latency = [asdict(row) for row in latency.latencies(latency_of, say=say)]
-        if old is not None:
-            findings = confirm(compare(done, old), old, threshold, again, same_machine(done, old))
     done.seconds = time.perf_counter() - start
     if done.latency:
         _print(report.latency_lines(done.latency))
     _print(report.closing(done))
-    if old is not None:
-        _print(report.findings_lines(findings, threshold, same_machine(done, old)))
-    return findings
 
 
 def _measured(case: Case, say: Say) -> Result:

@@ -88,8 +88,12 @@ def _calls(model: Model, callers: int, seconds: float, tokens: int = 1) -> tuple
 
     def call(place: int, q: Any, k: Any) -> None:
         out, now, mine = (q, k), time.perf_counter_ns, taken[place]
-        for _ in range(_WARM_UP):
-            plan(q, k, out)
+        try:
+            for _ in range(_WARM_UP):
+                plan(q, k, out)
+        except BaseException:
+            barrier.abort()  # nobody waits for it any more
+            raise
         barrier.wait()
         stop = end = now()
         stop += int(seconds * 1e9)

@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 
 from rope_cpu import RotaryEmbedding, export
+from rope_cpu._sections import latent
 from rope_cpu._usage import (
     UsageError,
     add_config_arguments,
@@ -20,7 +21,7 @@ from rope_cpu._usage import (
     rotary_of,
     writing,
 )
-from rope_cpu.config import language_model
+from rope_cpu.config import language_model, with_defaults
 from rope_cpu.export.attention_options import LAYOUTS as ATTENTION_LAYOUTS
 from rope_cpu.export.attention_options import MASKS
 from rope_cpu.export.attention_options import POSITIONS as ATTENTION_POSITIONS
@@ -118,8 +119,8 @@ def _model(args: argparse.Namespace, config: dict[str, Any], rope: RotaryEmbeddi
 
 def _hear(config: dict[str, Any], rope: RotaryEmbedding, given: dict[str, Any]) -> None:
     """Refuse to pass over what a config says about its attention: layers may differ, so the user has to say it."""
-    text, _ = language_model(config)
-    if "kv_lora_rank" in text:
+    text, known = language_model(config)
+    if latent(with_defaults(text, known)):
         raise UsageError("the config has latent attention (kv_lora_rank), of which only a part of each head is rotated")
     scalar = text.get("query_pre_attn_scalar")
     said = {

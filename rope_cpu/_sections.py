@@ -137,6 +137,9 @@ def _layer_config(values: Config, label: str | None) -> Config:
     """Return what `per_layer_config` says of the layers of a type (Gemma 4, in transformers 5)."""
     for index, name in enumerate(values.get("layer_types") or ()):
         if name == label:
-            layers = {int(key): value for key, value in (values.get("per_layer_config") or {}).items()}
-            return layers.get(index) or {}
+            layers = values.get("per_layer_config") or {}
+            said = layers.get(str(index), layers.get(index)) or {}
+            if not isinstance(said, Mapping):
+                raise TypeError(f"`per_layer_config` says {said!r} of layer {index}; it must be an object")
+            return said
     return {}

@@ -71,6 +71,10 @@ def _lengths(rope: RotaryEmbedding, values: Mapping[str, Any]) -> Iterator[tuple
 def _plain(rope: RotaryEmbedding, section: Mapping[str, Any]) -> Float64:
     """Return the frequencies before scaling: those of the base alone."""
     theta = section.get("rope_theta", scaling.DEFAULT_THETA)
-    spec = scaling.scaled(rope.head_dim, rope_theta=theta, rotary_dim=rope.rotary_dim)
+    share = section.get("partial_rotary_factor")
+    # Frequencies of an odd share are computed for the share itself, and one element more is rotated.
+    odd = share is not None and int(rope.head_dim * share) == rope.rotary_dim - 1
+    width: dict[str, Any] = {"scaling": {"partial_rotary_factor": share}} if odd else {"rotary_dim": rope.rotary_dim}
+    spec = scaling.scaled(rope.head_dim, rope_theta=theta, **width)
     frequencies: Float64 = spec.inv_freq[0, 0, 0]
     return frequencies

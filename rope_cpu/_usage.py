@@ -11,6 +11,7 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
+from rope_cpu._sections import latent
 from rope_cpu.config import language_model, load, with_defaults
 from rope_cpu.rotary import RotaryEmbedding
 from rope_cpu.spec import whole_number
@@ -132,7 +133,7 @@ def heads_of(config: dict[str, Any]) -> tuple[int, int]:
     if heads is None:
         raise UsageError(f"the config says no number of heads; one of the keys {', '.join(_HEADS)} must")
     # Latent attention (MLA) rotates one key, which all heads share.
-    return heads, 1 if "kv_lora_rank" in values and values.get("use_mla", True) else _number(values, _KV_HEADS) or heads
+    return heads, 1 if latent(values) else _number(values, _KV_HEADS) or heads
 
 
 def _number(values: dict[str, Any], keys: tuple[str, ...]) -> int | None:

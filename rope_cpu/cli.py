@@ -77,7 +77,3 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
 def _complain(text: str) -> int:
     print(f"rope-cpu: {text}", file=sys.stderr)
     return 2
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -20,7 +20,7 @@ Config = Mapping[str, Any]
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("model_type", "_class_name"), (str, "a string")),
     **dict.fromkeys(("layer_types", "layer_rope_theta", "no_rope_layers"), (list | tuple, "a list")),
-    **dict.fromkeys(("attn_config", "per_layer_config"), (Mapping, "an object")),
+    **dict.fromkeys(("attn_config", "per_layer_config", "text_config"), (Mapping, "an object")),
 }
 
 # The parts of a multimodal config that hold a language model, for model types that no table knows.

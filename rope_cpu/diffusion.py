@@ -78,6 +78,8 @@ def _cogvideox(config: Config, angle_dtype: str) -> RopeSpec:
 def _ltx(config: Config, angle_dtype: str) -> RopeSpec:
     """Return frequencies π/2·theta^(k/(n-1)), dealt out in turn over the pairs of all heads, after unrotated ones."""
     head_dim, heads = _required(config, "attention_head_dim"), _required(config, "num_attention_heads")
+    if head_dim % 2:
+        raise ValueError(f"`attention_head_dim` is {head_dim}; it must be even")
     layout = config.get("rope_type", "interleaved")
     if layout not in ("interleaved", "split"):
         raise ValueError(f"`rope_type` is {layout!r}; it must be interleaved or split")

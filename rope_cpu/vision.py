@@ -30,6 +30,7 @@ def read(config: Mapping[str, Any], *, angle_dtype: str = "float64") -> RopeSpec
     Raises ValueError or TypeError where a key is missing or holds what it must not, or the model's form is no rotation.
     Source: the modules of the same names in transformers 5.23.
     """
+    config = _said(config)
     if diffusion.is_transformer(config):
         return diffusion.read(config, angle_dtype=angle_dtype)
     name = model_type(config)
@@ -94,9 +95,14 @@ def _floored_head_dim(config: Mapping[str, Any]) -> int:
     return _sections.head_dim(config, Model(), None)
 
 
+def _said(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config without its nulls, which say nothing."""
+    return {key: value for key, value in config.items() if value is not None}
+
+
 def _first(config: Mapping[str, Any], *keys: str) -> Any:
     for key in keys:
-        if config.get(key) is not None:
+        if key in config:
             return config[key]
     raise ValueError(f"`config` has no `{keys[0]}`")
 
@@ -109,7 +115,8 @@ def _memory_head_dim(config: Mapping[str, Any]) -> int:
 
 def _theta(config: Mapping[str, Any], known: Tower) -> float:
     """Return the base; raise for a section that asks for more than that."""
-    key, section = _sections.own_section(config)
+    key, own = _sections.own_section(config)
+    section = _said(own)
     rope_type = section.get("rope_type", section.get("type", "axial"))
     if rope_type not in ("axial", "default"):
         raise ValueError(f"`rope_type` is {rope_type!r}; vision towers take no scaling")
@@ -175,8 +182,8 @@ _ERNIE = ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")
 
 def _ernie(config: Mapping[str, Any], angle_dtype: str) -> RopeSpec:
     """Give time the slowest pairs, and deal the others out to row and column (the text model of Ernie-4.5-VL)."""
-    text = config.get("text_config", config)
-    _, section = _sections.own_section(text)
+    text = _said(config.get("text_config", config))
+    section = _said(_sections.own_section(text)[1])
     if type_of(section) != "default":
         raise ValueError(f"`rope_type` is {type_of(section)!r}; Ernie-4.5-VL takes only default")
     shares = whole_numbers("mrope_section", section.get("mrope_section", (22, 22, 20)))

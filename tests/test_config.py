@@ -103,6 +103,15 @@ def test_deepseek_without_latent_attention_is_llama(width: dict[str, Any]) -> No
     assert (rope.head_dim, rope.rotary_dim, rope.interleaved) == (128, 128, False)
 
 
+def test_layers_of_their_own_width() -> None:
+    keys = {"model_type": "gemma4_text", "layer_types": ["sliding_attention", "full_attention"]}
+    for index in ("1", 1):
+        config = keys | {"per_layer_config": {index: {"head_dim": 64}, "2": None}}
+        assert RotaryEmbedding.from_config(config, layer_type="full_attention").head_dim == 64
+    with pytest.raises(TypeError, match="`per_layer_config` says 3 of layer 0; it must be an object"):
+        RotaryEmbedding.from_config(keys | {"per_layer_config": {"0": 3}}, layer_type="sliding_attention")
+
+
 @pytest.mark.parametrize(
     ("model_type", "interleaved"),
     [("llama", False), ("gptj", True), ("cohere2", True), ("glm", True), ("llama4_text", True), ("roformer", True)],

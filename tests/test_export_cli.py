@@ -116,6 +116,14 @@ def test_what_a_config_says_about_attention_is_not_passed_over(export_to, said, 
     assert export_to("--attention", config=CONFIG | unused)[0] == 0
 
 
+def test_latent_attention_is_refused_where_it_is_meant(export_to):
+    deepseek = {**CONFIG, "model_type": "deepseek_v2", "rope_scaling": None, "kv_lora_rank": 16, "qk_rope_head_dim": 16}
+    with pytest.raises(UsageError, match="the config has latent attention"):
+        export_to("--attention", config=deepseek)
+    for said in ({"use_mla": False}, {"use_mla": False, "kv_lora_rank": None}):
+        assert export_to("--attention", config=deepseek | said)[0] == 0
+
+
 def test_a_length_is_asked_for(export_to):
     config = CONFIG | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64}
     with pytest.raises(UsageError, match="depends on the sequence length; say it with --seq-len"):

@@ -63,6 +63,15 @@ def test_llama3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "attention factor 1" in found
 
 
+def test_an_odd_share_is_no_scaling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exponents go over the share itself, 25 elements, of which 26 turn: that is what the base gives."""
+    config = {"model_type": "stablelm", "hidden_size": 400, "num_attention_heads": 4, "partial_rotary_factor": 0.25}
+    assert shown(config, tmp_path) == 0
+    found = lines(capsys.readouterr().out)
+    assert "widths 26 of 100 elements of a head are rotated" in found
+    assert not any("times as long" in line for line in found)
+
+
 def test_both_sides_of_longrope(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown(PHI3, tmp_path)
     found = lines(capsys.readouterr().out)

@@ -246,6 +246,7 @@ def test_other_configurations_are_left_to_others(config):
         ({**WAN, "num_heads": 1024}, "`dim` gives the axes the widths (5, 0, 0)"),
         ({**COGVIDEOX, "attention_head_dim": 60}, "`attention_head_dim` gives the axes the widths (15, 21, 21)"),
         ({**LTX2, "rope_type": "mixed"}, "`rope_type` is 'mixed'"),
+        ({**LTX2, "attention_head_dim": 15}, "`attention_head_dim` is 15; it must be even"),
         ({"_class_name": "WanModel", "dim": 5120}, "`config` has no `num_heads`"),
         ({**ERNIE, "rope_parameters": {"mrope_section": [8, 8, 8]}}, "`mrope_section` is [8, 8, 8]; it must split 64"),
         ({**ERNIE, "rope_parameters": {"mrope_section": [32, 32]}}, "`mrope_section` is [32, 32]; it must split 64"),
@@ -261,6 +262,21 @@ def test_other_configurations_are_left_to_others(config):
 def test_refusals(config, message):
     with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         vision.read(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (tower("pixtral"), "rope_theta"),
+        (FLUX, "axes_dims_rope"),
+        (FLUX, "rope_theta"),
+        (LTX2, "rope_theta"),
+        ({**ERNIE, "hidden_size": 2560, "num_attention_heads": 20}, "text_config"),
+        ({**ERNIE, "hidden_size": 2560, "num_attention_heads": 20}, "rope_theta"),
+    ],
+)
+def test_null_says_nothing(config, key):
+    assert vision.read({**config, key: None}) == vision.read({k: v for k, v in config.items() if k != key})
 
 
 def test_heads_of_projections_of_their_own_width_are_floored():

@@ -71,7 +71,7 @@ def inside(name: str) -> float:
     """Return the median seconds that `rope-cpu bench` reports for a plan's call."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.json"
-        command = [sys.executable, "-m", "rope_cpu.cli", "bench", name, "--no-peers", "--json", str(path)]
+        command = [sys.executable, "-m", "rope_cpu", "bench", name, "--no-peers", "--json", str(path)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         run: dict[str, Any] = json.loads(path.read_text())
     return statistics.median(run["cases"][0]["rows"][0]["samples"])
