@@ -16,8 +16,8 @@ class UnavailableError(Exception):
     """An implementation cannot be timed here; the text says why."""
 
 
-def _itself(returned: Any) -> Any:
-    return returned
+def _itself(given: Any) -> Any:
+    return given
 
 
 @dataclass(frozen=True)
@@ -31,5 +31,5 @@ class Binding:
     function: Callable[..., Any]
     sets: list[tuple[Any, ...]]
     inputs: Pair
-    bshd: Callable[[Array], Array]
+    bshd: Callable[[Array], Array] = field(default=_itself)
     results: Callable[[Any], Pair] = field(default=_itself)

@@ -13,7 +13,7 @@ import rope_cpu
 from rope_cpu.bench import limit
 from rope_cpu.bench.implementations import BY_NAME
 from rope_cpu.bench.problem import Problem
-from rope_cpu.bench.timing import Effort
+from rope_cpu.bench.timing import Effort, nothing
 
 # Work of fewer bytes is timed on one thread, as small rotations are serial.
 _SERIAL_BYTES = 2**18
@@ -31,7 +31,7 @@ class Ready:
     sets: list[tuple[Any, ...]]
     moved: int = 0
     error: Callable[[Any], float] | None = None
-    enter: Callable[[], object] = field(default=lambda: None)  # see Timed
+    enter: Callable[[], object] = nothing  # see Timed
     new: bool = False
 
 
@@ -87,7 +87,7 @@ def rotating(name: str, problem: Problem, label: str | None = None, threads: int
                 problem.error(x, picked(y), implementation.arithmetic) for x, y in zip(given, results, strict=True)
             )
 
-        enter = partial(rope_cpu.set_num_threads, threads) if threads else _nothing
+        enter = partial(rope_cpu.set_num_threads, threads) if threads else nothing
         return Ready(binding.function, binding.sets, problem.moved, error, enter, implementation.new)
 
     return Contender((label or name) + _on(threads), implementation.role, bind)
@@ -100,7 +100,7 @@ def limits(moved: int, copies: int = 1, threads: Sequence[int] = ()) -> list[Con
     def bind(count: int) -> Ready:
         if not shared:
             shared.extend(limit.buffers(moved, copies))
-        enter, one = partial(rope_cpu.set_num_threads, count) if count > 1 else _nothing, np.ones(1, np.float32)
+        enter, one = partial(rope_cpu.set_num_threads, count) if count > 1 else nothing, np.ones(1, np.float32)
         return Ready(limit.scale, [(x, x, one, count > 1) for x in shared], moved, enter=enter)
 
     counts = sorted({1, *(threads or (rope_cpu.get_num_threads(),))})
@@ -133,7 +133,3 @@ def memory(size: int) -> Contender:
 
 def _on(threads: int | None) -> str:
     return "" if threads is None else f", {threads} thread{'s'[: threads > 1]}"
-
-
-def _nothing() -> None:
-    pass

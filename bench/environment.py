@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rope_cpu
-from rope_cpu._machine import caches
+from rope_cpu._machine import caches, cores
 
 _CPU = Path("/sys/devices/system/cpu/cpu0")
 _PACKAGES = (
@@ -45,11 +45,6 @@ def processor() -> str:
     lines = (_read(Path("/proc/cpuinfo")) or "").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_memory() -> int:

@@ -65,7 +65,7 @@ def _transformers(problem: Problem, compiled: bool) -> Binding:
         q, k = (_array(tensor, dtype).transpose(0, 2, 1, 3) for tensor in returned)
         return q, k
 
-    return Binding(rotate, sets, pairs[0], lambda x: x, results)
+    return Binding(rotate, sets, pairs[0], results=results)
 
 
 def torch_eager(problem: Problem) -> Binding:
@@ -111,4 +111,4 @@ def jax_jit(problem: Problem) -> Binding:
         q, k = (np.asarray(x).transpose(0, 2, 1, 3) for x in returned)
         return q, k
 
-    return Binding(call, sets, pairs[0], lambda x: x, results)
+    return Binding(call, sets, pairs[0], results=results)

@@ -64,7 +64,7 @@ def binder(form: str, way: str) -> Callable[[Problem], Binding]:
 
 
 def _run(session: Any, feeds: list[dict[str, Array]], inputs: Pair) -> Binding:
-    return Binding(session.run, [(None, feed) for feed in feeds], inputs, lambda x: x, lambda y: _pair(y, inputs))
+    return Binding(session.run, [(None, feed) for feed in feeds], inputs, results=lambda y: _pair(y, inputs))
 
 
 def _bound(session: Any, feeds: list[dict[str, Array]], inputs: Pair) -> Binding:
@@ -89,7 +89,7 @@ def _bound(session: Any, feeds: list[dict[str, Array]], inputs: Pair) -> Binding
     def results(_: Any) -> Pair:
         return _pair([out.numpy() for out in held[0][1]], inputs)
 
-    return Binding(session.run_with_iobinding, sets, inputs, lambda x: x, results)
+    return Binding(session.run_with_iobinding, sets, inputs, results=results)
 
 
 def _pair(outputs: list[Array], like: Pair) -> Pair:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import rope_cpu
+from rope_cpu._machine import cores
 from rope_cpu.bench import statistics
-from rope_cpu.bench.environment import cores
 from rope_cpu.bench.models import Model
 from rope_cpu.bench.problem import Problem
 

@@ -53,4 +53,4 @@ def _over(problem: Problem, rotate: Any, real: Any) -> Binding:
         def call(q: Array, k: Array) -> Pair:
             return rotate(q.astype(real)).astype(dtype), rotate(k.astype(real)).astype(dtype)
 
-    return Binding(call, list(pairs), pairs[0], lambda x: x)
+    return Binding(call, list(pairs), pairs[0])

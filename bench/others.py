@@ -16,12 +16,13 @@ from rope_cpu.bench import limit
 from rope_cpu.bench.binding import UnavailableError
 from rope_cpu.bench.contender import Case, Contender, Ready, limits, memory
 from rope_cpu.bench.problem import DTYPES, Array
+from rope_cpu.bench.rotations import inv_freq
 from rope_cpu.bench.timing import Effort
 from rope_cpu.tolerance import rotation_bound, table_bound
 
 
 def _rope(interleaved: bool = False) -> RotaryEmbedding:
-    return RotaryEmbedding.from_inv_freq(500000.0 ** (-np.arange(0, 128, 2) / 128), interleaved=interleaved)
+    return RotaryEmbedding.from_inv_freq(inv_freq(128), interleaved=interleaved)
 
 
 def cases() -> list[Case]:

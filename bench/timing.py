@@ -28,6 +28,10 @@ _LOOKS = 3
 LONG_CALL = 0.01
 
 
+def nothing() -> None:
+    """Do nothing before a sample."""
+
+
 @dataclass
 class Timed:
     """A call to time: a function, and sets of arguments that mean the same work on arrays of their own.
@@ -40,7 +44,7 @@ class Timed:
     function: Callable[..., object]
     sets: Sequence[tuple[Any, ...]]
     cold: bool = False
-    enter: Callable[[], object] = field(default=lambda: None)
+    enter: Callable[[], object] = nothing
     arguments: Iterator[tuple[Any, ...]] = field(init=False)
 
     def __post_init__(self) -> None:

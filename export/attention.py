@@ -143,7 +143,7 @@ class _Builder:
             "rotary_attention",
             opset=options.rope.opset,
             doc=f"Attention with rotated queries and keys. {described(self.rope)}",
-            functions=rotator.functions(options.rope.opset) if options.rope.target != "ort" else [],
+            functions=rotator.functions(options.rope.opset),
             metadata=metadata,
         )
 

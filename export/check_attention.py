@@ -76,16 +76,9 @@ class AttentionCheck:
             chosen = [case for case in chosen if case.batch == 1 or max(case.steps[1:], default=1) == 1]
         return chosen
 
-    def outcomes(self, seed: int) -> list[Outcome]:
-        """Run every case that applies."""
-        return [self.outcome(case, seed) for case in self.cases()]
-
-    def again(self, outcome: Outcome) -> dict[str, Array]:
-        """Run the case of an outcome again; return its inputs, results, exact values and bounds."""
-        case = next((case for case in self.cases() if case.name == outcome.case), None)
-        if case is None:
-            return {}
-        drawn = self._draw(case, outcome.seed)
+    def again(self, case: Case, seed: int) -> dict[str, Array]:
+        """Run a case; return its inputs, results, exact values and bounds."""
+        drawn = self._draw(case, seed)
         found, due = self._run(case, drawn), self._due(drawn)
         for name in list(found):
             found[f"{name}_exact"], found[f"{name}_bound"] = due[name]

@@ -41,16 +41,13 @@ class RopeCheck:
         unit = rope.spec.inv_freq.shape[2]
         self.heads = [count or unit * FREE_HEADS[min(index, 1)] for index, count in enumerate(options.heads)]
 
-    def outcomes(self, seed: int) -> list[Outcome]:
-        """Run every case that applies."""
-        return [self.outcome(case, seed) for case in cases_of(self.options)]
+    def cases(self) -> list[Case]:
+        """Return the cases that apply."""
+        return cases_of(self.options)
 
-    def again(self, outcome: Outcome) -> dict[str, Array]:
-        """Run the case of an outcome again; return its inputs, results, exact values and bounds."""
-        case = next((case for case in cases_of(self.options) if case.name == outcome.case), None)
-        if case is None:
-            return {}
-        feeds, ids, tensors = self._draw(case, outcome.seed)
+    def again(self, case: Case, seed: int) -> dict[str, Array]:
+        """Run a case; return its inputs, results, exact values and bounds."""
+        feeds, ids, tensors = self._draw(case, seed)
         found = dict(feeds)
         if not case.must_fail:
             results = self._run(feeds, tensors)

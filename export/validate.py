@@ -33,7 +33,7 @@ KINDS: dict[Any, Callable[..., RopeOptions | AttentionOptions]] = {
 def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedding, *, seed: int = 0) -> Report:
     """Prove that a model of this package rotates as `rope` does, or find where it does not.
 
-    model: from `export_rope`, or the path of a saved one; its metadata says what its inputs are.
+    model: from `export_rope` or `export_attention`, or the path of a saved one; its metadata says what its inputs are.
     seed: of the draws.
 
     The model is checked statically (full check, strict shape inference, a type and a shape for every output) and run on
@@ -64,12 +64,17 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
         unloaded = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {str(error).splitlines()[0][-200:]}")
         return Report(title, (static, unloaded), lambda outcome: {})
     folder = "" if isinstance(model, onnx.ModelProto) else os.path.dirname(os.fspath(model))
-    check: RopeCheck | AttentionCheck
+    check: Any  # of either kind
     if isinstance(options, RopeOptions):
         check = RopeCheck(opened, rope, options)
     else:
         check = AttentionCheck(opened, rope, options, weights_in(loaded, folder))
-    return Report(title, (static, *check.outcomes(seed)), check.again)
+    cases = {case.name: case for case in check.cases()}
+
+    def again(outcome: Outcome) -> dict[str, NDArray[Any]]:
+        return check.again(cases[outcome.case], outcome.seed) if outcome.case in cases else {}
+
+    return Report(title, (static, *(check.outcome(case, seed) for case in cases.values())), again)
 
 
 def _loaded(path: str) -> onnx.ModelProto:

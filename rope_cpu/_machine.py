@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,11 @@ def caches() -> dict[str, int]:
         if kind != "Instruction" and size[:-1].isdigit() and size[-1] in _UNITS:
             found[f"L{level}"] = int(size[:-1]) * _UNITS[size[-1]]
     return found
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def last_level_cache() -> int:

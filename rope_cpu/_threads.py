@@ -27,14 +27,14 @@ VARIABLE = "ROPE_CPU_NUM_THREADS"
 
 
 def _most() -> int:
-    """Return a thread for each core that the process may use, as more would take turns, or what Numba's variable says.
+    """Return how many threads there may be: one for each core, as more would take turns, or what Numba's variable says.
 
-    It is read here, as a process that finds its kernels in the cache does without Numba.
+    That is read here, as a process that finds its kernels in the cache does without Numba.
     """
     said = os.environ.get("NUMBA_NUM_THREADS", "").strip()
     if said.isdecimal() and int(said) > 0:
         return int(said)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _machine.cores()
 
 
 MOST = _most()

@@ -19,7 +19,6 @@ from rope_cpu._kernels.formats import FORMATS
 from rope_cpu._kernels.rotation import rotation
 from rope_cpu._kernels.sharing import serving, sharing
 from rope_cpu._kernels.units import rows
-from rope_cpu._rotate import REAL_OF
 
 if TYPE_CHECKING:  # `import rope_cpu` comes by here and has no use for it
     import argparse
@@ -63,14 +62,13 @@ def specialise(dtypes: DTypeLike | Sequence[DTypeLike]) -> Iterator[Specialisati
 def todo(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[tuple[Callable[..., Kernel], tuple[Any, ...]]]:
     """Return the kernels that these dtypes need, each as its builder and the arguments for it."""
     names = _names(dtypes)
-    # Cos and sin of a plan are float32 until it rotates float64.
-    reals = sorted({"float32", *(REAL_OF[DTYPES[name]] for name in names)})
     sizes = sorted({FORMATS[name].size for name in names})
     return [
         (sharing, ()),
         (serving, ()),
         (angles, ()),
-        *((cos_sin, (name, kind)) for name in sorted({*reals, *names}) for kind in kinds(name)),
+        # Cos and sin of a plan are float32 until it rotates float64.
+        *((cos_sin, (name, kind)) for name in sorted({"float32", *names}) for kind in kinds(name)),
         *((rotation, key) for key in product(sizes, (False, True))),
         *((rows, key) for key in product(names, ("half", "interleaved"))),
     ]

@@ -87,13 +87,11 @@ def dynamic(
     return 1 / base.wavelengths(float(theta)), 1.0
 
 
-def powers(base: Base, *, max_position_embeddings: int | None = None) -> Result:
+def powers(base: Base, *, max_position_embeddings: int) -> Result:
     """Qwen's dynamic NTK, a base for each doubling: b′ = b·α^(d/(d−2)), α = 2^⌈log₂(L/L₀) + 1⌉ − 1. A = 1.
 
     Source: `get_ntk_alpha` in modeling_qwen.py of Qwen/Qwen-7B, where L₀ is the config's `seq_length`.
     """
-    if max_position_embeddings is None:
-        raise ValueError("rope type 'dynamic_powers' needs `max_position_embeddings`")
     exponent = _base_exponent(base)
     if base.length is None or base.length <= max_position_embeddings:
         return 1 / base.wavelengths(), 1.0

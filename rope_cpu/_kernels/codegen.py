@@ -27,7 +27,8 @@ def _generator() -> Any:
 
 def compiler_lock() -> Any:
     """Return the lock that Numba compiles under; a thread may take it several times."""
-    import numba  # noqa: F401  first, as of a part alone an interrupt leaves pieces that cannot be imported again
+    # As a whole and first: an interrupt within the import of a part leaves pieces that cannot be imported again.
+    import numba  # noqa: F401
     from numba.core.compiler_lock import global_compiler_lock
 
     return global_compiler_lock

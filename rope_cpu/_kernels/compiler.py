@@ -100,7 +100,7 @@ _at_work = threading.RLock()
 
 
 class _Held(threading.local):
-    """What the thread that forks has taken for it."""
+    """The locks that a thread which forks holds for the fork."""
 
     def __init__(self) -> None:
         self.locks: list[Any] = []

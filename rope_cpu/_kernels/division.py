@@ -11,7 +11,7 @@ from rope_cpu._kernels.objects import ArrayView
 from rope_cpu._kernels.part import FEW
 
 _LONG_ROW, _ONE_STORE = 128, 8  # bytes: of a row that is stored past the caches, and of what is stored at a time
-# As many tokens are gone through one by one, wherever they lie.
+# Up to so many tokens are gone through one by one, wherever they lie.
 FEW_TOKENS = 8
 # Tokens of a unit of work where all heads of a token follow each other.
 _TILE = 8

@@ -122,7 +122,7 @@ class Lanes:
         return self._with(self.b.bitcast(bits, self.value.type))
 
     def in_turn(self) -> Lanes:
-        """Return float64; with AVX alone, what it comes from is computed after what those before it come from.
+        """Return the same numbers; with AVX alone, LLVM then computes them in the order in which they stand in code.
 
         To keep numbers in 16 registers, LLVM would go on with one vector while the processor waits for it. SSE, which
         has as many, has twice as many vectors to keep there.

@@ -25,13 +25,13 @@ from rope_cpu._kernels.integers import Integer, choose, either, number, smaller
 from rope_cpu._kernels.words import acquire, allow, allowed, call, processor, relax, release, ticks
 
 # Words of a pool, as byte offsets. BUSY: a job is under way. WORK, JOB, UNITS: what is called, with what, and how many
-# units of work there are. CHUNKS: into how many parts these are cut. FINISHED: how many parts are. THREADS: how
-# many may share a job. TEAM: how many share this one. NUMBER: of the job. AWAY: 1 + the processor that workers are kept
-# off. SHARE: where `sharing` is. LOOKS: how often an idle worker looks for a job before it sleeps. PASSED: how many
-# small jobs let workers be since they were last tried. IN_VAIN: how often in succession they were tried in vain.
-# CHANCES: how many more small jobs they may be late for until that is said of this time. WOKEN: whether the last small
-# job that was shared woke them. SHARED: how many were shared. KIND, TAKEN: which small job was last done by its caller
-# alone, and what it took by the processor's clock. MASK: a set of 1024 processors.
+# units of work there are. CHUNKS: into how many parts these are cut. FINISHED: how many parts are. SIZE: how many
+# threads there are. THREADS: how many may share a job. TEAM: how many share this one. NUMBER: of the job. AWAY: 1 + the
+# processor that workers are kept off. SHARE: where `sharing` is. LOOKS: how often an idle worker looks for a job before
+# it sleeps. PASSED: how many small jobs let workers be since they were last tried. IN_VAIN: how often in succession
+# they were tried in vain. CHANCES: how many more small jobs they may be late for until that is said of this time.
+# WOKEN: whether the last small job that was shared woke them. SHARED: how many were shared. KIND, TAKEN: which small
+# job was last done by its caller alone, and what it took by the processor's clock. MASK: a set of 1024 processors.
 BUSY, WORK, JOB, UNITS, CHUNKS, THREADS, SIZE, TEAM, NUMBER, AWAY, FINISHED = (8 * i for i in range(11))
 SHARE, LOOKS, PASSED, IN_VAIN, CHANCES, WOKEN, KIND, TAKEN, SHARED, MASK = (8 * i for i in (*range(16, 25), 32))
 # Words of a thread. RANGE: number of the job << 32 | first chunk << 16 | end. ASLEEP: whether its LOCK must be
@@ -42,13 +42,16 @@ HEAD_WORDS, THREAD_WORDS = 48, 16
 # Chunks a thread starts with: enough that one which started late or was interrupted leaves little to wait for. Eight
 # took 5 % longer than four at 512 tokens.
 _CHUNKS = 4
-# A job for fewer threads than this is small: it takes about as long as waking a worker. In quick succession small jobs
-# find workers awake, once one has woken them; by themselves they had better be serial. So had all small jobs where
-# processors are so far apart that workers come late. So one in so many small jobs tries workers, and wakes them. Where
-# the next finds them asleep again, or they were late for so many more than they were in time for, that was in vain, and
-# they are tried again after twice as many, up to 2^7 times as many. Being in time makes up for at most so many. Late is
-# what takes longer than the same job did when it was last done by its caller alone, as one in so many always is.
-_SMALL, _PATIENCE, _CHANCES, _MOST_CHANCES, _MOST_IN_VAIN, _ALONE = 9, 8, 8, 16, 7, 64
+# Small jobs take about as long as waking a worker. In quick succession they find workers awake, once one has woken
+# them; by themselves they had better be serial. So had all where processors are so far apart that workers come late. So
+# some try workers, and wake them; where the next finds them asleep again, or they come late, that was in vain. Late is
+# what takes longer than the same job did when its caller last did it alone.
+_SMALL = 9  # threads: a job that is worth fewer is small
+_PATIENCE = 8  # small jobs done alone before the next tries workers, doubled each time that is in vain
+_MOST_IN_VAIN = 7  # so many times at most
+_CHANCES = 8  # jobs that workers may be late for in a try; each that they are in time for adds one
+_MOST_CHANCES = 16  # up to so many
+_ALONE = 64  # one in so many small jobs is done alone, to be compared with
 # How long a worker looks for a job before it sleeps, in seconds. A look takes 5 to 50 ns, by the processor, so how many
 # these are is measured when a pool is started. In parts of it: how long a thread that has nothing left to do waits for
 # others to come for their first or last chunk, 5 µs; the caller of a small job 0.5 µs for each thread that it is worth.
