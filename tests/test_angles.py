@@ -107,13 +107,15 @@ def test_position_zero_and_frequency_zero_are_the_identity():
     assert sin[1, 2] == 0
 
 
-def test_several_axes_add_up(rng):
-    matrix = rng.uniform(-3, 3, (3, 10))
+@pytest.mark.parametrize("axes", [2, 3, 24, 100])
+def test_several_axes_add_up(axes, rng):
+    """To what one axis has: of many, whole turns are dropped of the sum too."""
+    matrix = rng.uniform(-3, 3, (axes, 20))
     rope = RotaryEmbedding.from_inv_freq(matrix)
-    positions = np.concatenate([rng.uniform(-1e5, 1e5, (40, 3)), rng.integers(-(2**31), 2**31, (40, 3))])
-    cos, sin = rope.cos_sin(positions, np.float64)
-    exact_cos, exact_sin = oracle.cos_sin_axes(positions, matrix)
-    assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 2.5 * 2.0**-53
+    positions = [rng.uniform(-1e5, 1e5, (40, axes)), rng.integers(-(2**31), 2**31, (40, axes))]
+    cos, sin = rope.cos_sin(np.concatenate(positions), np.float64)
+    exact_cos, exact_sin = oracle.cos_sin_axes(np.concatenate(positions), matrix)
+    assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 2 * 2.0**-53
 
 
 def axes_in_turn(omega, axes):

@@ -69,10 +69,13 @@ def _turns(position: Lanes | float, high: Lanes, low: Lanes) -> State:
 
 
 def _add_exactly(state: State, position: Lanes | float, high: Lanes, low: Lanes) -> State:
-    """Add position·(high + low), less whole turns; what rounding loses of the sum goes to the rest."""
+    """Add position·(high + low), less whole turns; what rounding loses of the sum goes to the rest.
+
+    Whole turns are dropped of the sum as well, so that the rest stays as small as that of one axis.
+    """
     (turns, rest), (part, more) = state, _turns(position, high, low)
     total, lost = exact_sum(turns, part)
-    return total, rest + (lost + more)
+    return total - total.rounded(), rest + (lost + more)
 
 
 def _exactly(state: State, factor: Lanes) -> tuple[Lanes, Lanes]:
