@@ -22,6 +22,7 @@ from rope_cpu._usage import (
     writing,
 )
 from rope_cpu.config import language_model, with_defaults
+from rope_cpu.export import files
 from rope_cpu.export.attention_options import LAYOUTS as ATTENTION_LAYOUTS
 from rope_cpu.export.attention_options import MASKS
 from rope_cpu.export.attention_options import POSITIONS as ATTENTION_POSITIONS
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seq_len is not None and rope.spec.length_rule is None:
         raise UsageError(f"--seq-len is {args.seq_len}, but rope type {rope.rope_type!r} is the same at every length")
     try:
+        files.checked(args.output)
         rope = rope if args.seq_len is None else rope.at_length(args.seq_len)
         report = export.validate(model := _model(args, config, rope), rope, seed=args.seed)
     except (TypeError, ValueError) as error:
@@ -75,11 +77,8 @@ def run(args: argparse.Namespace) -> int:
     if not report.passed:
         print(f"{args.output} is not written")
         return 1
-    try:
-        with writing(args.output):
-            export.save(model, args.output)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    with writing(args.output):
+        export.save(model, args.output)
     print(f"{args.output} is written")
     return 0
 

@@ -22,14 +22,12 @@ def save(model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes
     The model itself stays as it is. Files are put in place once they are whole.
 
     Raises TypeError where `model` is not an ONNX model, ValueError where readers take the file's suffix for another
-    format than protobuf, OSError where the folder cannot be written.
+    format than protobuf or something other than a file is there (a folder, a device, a link, beside whose end readers
+    would not look for tables), OSError where the folder cannot be written.
     """
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto")
-    target = Path(path)
-    form = onnx.serialization.registry.get_format_from_file_extension(target.suffix)
-    if form not in (None, "protobuf"):
-        raise ValueError(f"`path` is {str(target)!r}; what is written is protobuf, and the suffix says {form}")
+    target = checked(path)
     data, parts = Path(f"{target}.data"), (Path(f"{target}.part"), Path(f"{target}.data.part"))
     large = [tensor for tensor in model.graph.initializer if len(tensor.raw_data) >= external_bytes]
     try:
@@ -41,6 +39,18 @@ def save(model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes
     finally:
         for part in parts:
             part.unlink(missing_ok=True)
+
+
+def checked(path: str | os.PathLike[str]) -> Path:
+    """Return where a model is to be written; raise ValueError as `save` does."""
+    target = Path(path)
+    form = onnx.serialization.registry.get_format_from_file_extension(target.suffix)
+    if form not in (None, "protobuf"):
+        raise ValueError(f"`path` is {str(target)!r}; what is written is protobuf, and the suffix says {form}")
+    for place in (target, Path(f"{target}.data")):
+        if place.is_symlink() or (place.exists() and not place.is_file()):
+            raise ValueError(f"`path` is {str(target)!r}; {str(place)!r} is there and is no file that may be replaced")
+    return target
 
 
 @contextmanager

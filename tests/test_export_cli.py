@@ -153,6 +153,13 @@ def test_a_folder_instead_of_a_file(export_to, tmp_path, monkeypatch):
         export_to()
 
 
+def test_what_is_no_file_is_refused_before_the_work(export_to, tmp_path, monkeypatch):
+    (tmp_path / "out.onnx").symlink_to(tmp_path / "real.onnx")
+    monkeypatch.setattr(export, "validate", None)
+    with pytest.raises(UsageError, match=r"out\.onnx' is there and is no file that may be replaced"):
+        export_to()
+
+
 def test_a_file_that_cannot_be_written(export_to, monkeypatch):
     def full(model, path):
         raise OSError(28, "No space left on device")

@@ -1,6 +1,7 @@
 """Saving, metadata, memory, and what happens without onnx."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,25 @@ def test_a_suffix_that_means_another_format_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is protobuf, and the suffix says json"):
         export.save(export.export_rope(RotaryEmbedding(16)), tmp_path / "rope.json")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["link", "broken link", "pipe", "folder", "link to tables"])
+def test_what_is_no_file_is_not_replaced(tmp_path, kind):
+    """A model that is written over a device destroys it, and readers look for tables beside the link."""
+    path, real = tmp_path / "rope.onnx", tmp_path / "real.onnx"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        real.touch()
+        (tmp_path / "rope.onnx.data" if kind == "link to tables" else path).symlink_to(real)
+    if kind == "broken link":
+        real.unlink()
+    before = sorted((file.name, file.lstat().st_mode) for file in tmp_path.iterdir())
+    with pytest.raises(ValueError, match="is there and is no file that may be replaced"):
+        export.save(export.export_rope(ROPE, max_positions=16), path)
+    assert sorted((file.name, file.lstat().st_mode) for file in tmp_path.iterdir()) == before
 
 
 def test_saving_leaves_nothing_half_done(tmp_path):
