@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from rope_cpu.export.options import METADATA_KEY, RopeOptions
+from rope_cpu.export.options import METADATA_KEY, RopeOptions, is_rotary
 from rope_cpu.export.weights import Float64
 from rope_cpu.spec import boolean, one_of, real_number, whole_number
 
@@ -75,7 +75,10 @@ class AttentionOptions:
         kv_heads = heads if num_kv_heads is None else whole_number("num_kv_heads", num_kv_heads)
         if heads % kv_heads:
             raise ValueError(f"`num_heads` is {heads}, not a multiple of `num_kv_heads`, {kv_heads}")
+        is_rotary(rope)
         given = one_of("positions", positions, POSITIONS) == "position_ids"
+        if not given and rope.axes > 1 and not rope.spec.shared_id:
+            raise ValueError(f"`positions` is {positions!r}; with {rope.axes} axes each token needs its coordinates")
         inner = RopeOptions.checked(
             rope,
             target=target,

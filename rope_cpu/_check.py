@@ -21,6 +21,8 @@ FORMAT_OF = {dtype: name for name, dtype in DTYPES.items()}
 # Axes of (batch, token, head) in each layout; packed tokens have no batch.
 AXES = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2), "thd": (None, 0, 1)}
 
+APART = "each axis must step over all that lies closer together, or elements may share memory"
+
 _WITHIN = "positions must be within ±2^53, which float64 holds exactly"
 
 _AXIS_NAMES = {"b": "batch", "s": "seq", "h": "heads", "d": "head_dim", "t": "tokens"}
@@ -55,8 +57,13 @@ def array(name: str, x: object, form: str) -> Array:
     return x
 
 
-def rotated(xs: Mapping[str, object], form: str, head_dim: int, table: tuple[int, ...], by: str) -> None:
-    """Raise unless every array fits head_dim and the (batch or 1, seq, frequency heads, pairs) of cos and sin."""
+def rotated(
+    xs: Mapping[str, object], form: str, head_dim: int, table: tuple[int, ...], tokens_by: str, rows_by: str
+) -> None:
+    """Raise unless every array fits head_dim and the (batch or 1, seq, frequency heads, pairs) of cos and sin.
+
+    tokens_by, rows_by: what these have a row for by token, and by batch row.
+    """
     batch_axis, token, head = AXES[form]
     seen: dict[str, Array] = {}
     for name, given in xs.items():
@@ -64,12 +71,11 @@ def rotated(xs: Mapping[str, object], form: str, head_dim: int, table: tuple[int
         if x.shape[-1] != head_dim:
             raise ValueError(f"`{name}` has head_dim {x.shape[-1]}, but this rotary is for head_dim {head_dim}")
         if x.shape[token] != table[1]:
-            raise ValueError(f"`{name}` has {x.shape[token]} tokens ({form} {x.shape}), but {by} {table[1]}")
+            there = f"`{next(iter(seen))}` has" if seen else tokens_by
+            raise ValueError(f"`{name}` has {x.shape[token]} tokens ({form} {x.shape}), but {there} {table[1]}")
         batch = 1 if batch_axis is None else x.shape[batch_axis]
-        if batch_axis is None and table[0] > 1:
-            raise ValueError(f"lengths are given for {table[0]} batch rows, but packed tokens (layout thd) have none")
         if table[0] not in (1, batch):
-            raise ValueError(f"`{name}` has batch {batch} ({form} {x.shape}), but {by} {table[0]}")
+            raise ValueError(f"`{name}` has batch {batch} ({form} {x.shape}), but {rows_by} {table[0]}")
         if x.shape[head] % table[2]:
             raise ValueError(
                 f"`{name}` has {x.shape[head]} heads, not a multiple of {table[2]}, the heads that frequencies are for"
@@ -105,7 +111,7 @@ def _output(name: str, out: Any, of: str, shape: tuple[int, ...], dtype: np.dtyp
     if not out.flags.writeable:
         raise ValueError(f"`{name}` is read-only; the result cannot be written into it")
     if out.size and not apart_within(out):
-        raise ValueError(f"`{name}` has strides {out.strides}; several of its elements share memory")
+        raise ValueError(f"`{name}` has strides {out.strides}; {APART}")
 
 
 def _each_its_own(outs: Mapping[str, Array]) -> None:
@@ -150,6 +156,8 @@ def positions(name: str, value: object, axes: int, form: str | None, rows: int =
     if axes == 1:
         ids = ids[..., None]
     ids = ids if ids.ndim == 3 else ids[None]
+    if rows > 1 and packed:
+        raise ValueError(f"lengths are given for {rows} batch rows, but packed tokens (layout thd) have none")
     if rows > 1 and ids.shape[0] not in (1, rows):
         raise ValueError(f"`{name}` has batch {ids.shape[0]}, but lengths were given for {rows} sequences")
     return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
@@ -175,6 +183,8 @@ def _as_array(name: str, value: object) -> Array:
             if not isinstance(value, list | tuple):
                 raise
             raise ValueError(f"`{name}` has rows of several lengths; they must be of one") from error
+    if not ids.size and not isinstance(value, np.ndarray):
+        return ids.astype(np.int64)  # NumPy takes an empty list for float64
     if ids.dtype.kind == "O" and ids.size and all(isinstance(one, int) for one in ids.flat):
         extreme = max(ids.flat, key=abs)
         if abs(extreme) > MAX_POSITION:
@@ -203,7 +213,8 @@ def offsets(value: object, batch: int, seq: int) -> Array:
     """Return offsets as int64 (1 or batch,), from which `seq` tokens follow."""
     given = _as_array("offset", value)
     if given.dtype.kind not in "iu":
-        raise TypeError(f"`offset` is {_brief(value)}; it must be an integer, or one per batch row")
+        what = f"{given.dtype} of shape {given.shape}" if isinstance(value, np.ndarray) else repr(value)
+        raise TypeError(f"`offset` is {what}; it must be an integer, or one per batch row")
     if given.ndim > 1 or given.shape not in ((), (batch,)):
         raise ValueError(
             f"`offset` has shape {given.shape}; it must be one integer, or one for each of {batch} batch rows"

@@ -83,9 +83,9 @@ class Rotation:
         """Return what `rotate` calls its array in error texts."""
         return "x"
 
-    def _rows_are(self) -> str:
-        """Return what cos and sin have a row for, in error texts."""
-        return "positions are given for"
+    def _given_for(self) -> tuple[str, str]:
+        """Return what there are cos and sin for by token, and by batch row, in error texts."""
+        return ("positions are given for",) * 2
 
     def __call__(self, q: Array, k: Array, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
         """Rotate queries and keys; see RotaryEmbedding.__call__ for the arguments."""
@@ -136,7 +136,7 @@ class Rotation:
 
     def _look_closer(self, xs: dict[str, Any], outs: dict[str, Any] | None) -> tuple[Array, ...]:
         """Say what is wrong with the arguments, or rotate copies where the kernel cannot take them as they are."""
-        _check.rotated(xs, self._frame.layout, self._frame.head_dim, self._table_shape, self._rows_are())
+        _check.rotated(xs, self._frame.layout, self._frame.head_dim, self._table_shape, *self._given_for())
         if outs is not None:
             _check.outputs(outs, xs)
         results = tuple(np.empty_like(x) for x in xs.values()) if outs is None else tuple(outs.values())

@@ -10,6 +10,7 @@ from rope_cpu._models import Model
 from rope_cpu.scaling import DEFAULT_THETA
 
 Config = Mapping[str, Any]
+_LENGTH = "max_position_embeddings"
 Section = dict[str, Any]
 
 
@@ -30,7 +31,8 @@ def sections(text: Config, known: Model) -> dict[str, Section | None]:
     if known.layered:
         return _old_layered(key, given, text, known)
     if not given and known.rope_parameters:
-        given = {**known.rope_parameters}
+        # A length that the file says counts for the section as well.
+        given = {key: value for key, value in known.rope_parameters.items() if key != _LENGTH or text.get(key) is None}
         if "" in known.theta and text.get(known.theta[""]) is not None:
             given["rope_theta"] = text[known.theta[""]]
     return {"": _filled("", _renamed(given, known), text, known)}

@@ -33,6 +33,11 @@ class RotaryPlan(Rotation):
     def _name(self) -> str:
         return "keys" if self._mode == "shift" else "x"
 
+    def _given_for(self) -> tuple[str, str]:
+        given = "`delta` is given for" if self._mode == "shift" else "positions are given for"
+        of_lengths = len(self._positions) < self._table_shape[0]
+        return given, "lengths are given for" if of_lengths else given
+
     def _cos_sin(self, real: str) -> tuple[Array, Array]:
         tables = self._tables.get(real)
         if tables is None:

@@ -14,9 +14,11 @@ from rope_cpu.spec import (
     Float64,
     boolean,
     finite_array,
+    integers,
     per_axis,
     real_array,
     real_number,
+    regular_array,
     whole_number,
     whole_numbers,
 )
@@ -33,7 +35,7 @@ def packed(cu_seqlens: ArrayLike) -> Int64:
 
     Raises TypeError or ValueError unless they start at 0 and never fall.
     """
-    ends = _integers("cu_seqlens", cu_seqlens)
+    ends = integers("cu_seqlens", cu_seqlens)
     if ends.ndim != 1 or ends.size == 0 or ends[0] != 0 or (np.diff(ends) < 0).any():
         raise ValueError(f"`cu_seqlens` is {ends.tolist()}; it must be one row that starts at 0 and never falls")
     return np.arange(ends[-1]) - np.repeat(ends[:-1], np.diff(ends))
@@ -44,7 +46,7 @@ def left_padded(attention_mask: ArrayLike) -> Int64:
 
     attention_mask: (batch, seq), 1 or True for tokens and 0 or False for padding, wherever it stands.
 
-    Raises ValueError for another shape or other values.
+    Raises ValueError for another shape or other values, TypeError for what is masked or holds neither.
     """
     kept = _mask(attention_mask)
     return np.where(kept, np.cumsum(kept, axis=1) - 1, 0)
@@ -183,7 +185,7 @@ def token_types(token_ids: ArrayLike, *, image_token_id: int | None, video_token
 
     Raises TypeError where these are no integers, ValueError where one id stands for both.
     """
-    ids = _integers("token_ids", token_ids)
+    ids = integers("token_ids", token_ids)
     types = np.zeros(ids.shape, dtype=np.int64)
     named = (IMAGE, "image_token_id", image_token_id), (VIDEO, "video_token_id", video_token_id)
     for kind, name, token in named:
@@ -235,7 +237,7 @@ def _refuse_timing(**arguments: tuple[Any, Any]) -> None:
 
 
 def _types_and_mask(token_types: ArrayLike, attention_mask: ArrayLike | None) -> tuple[Int64, NDArray[np.bool_]]:
-    types = _integers("token_types", token_types)
+    types = integers("token_types", token_types)
     if types.ndim != 2:
         raise ValueError(f"`token_types` has shape {types.shape}; it must be (batch, seq)")
     _refuse_values("token_types", types[~np.isin(types, (TEXT, IMAGE, VIDEO))], "0, 1 or 2")
@@ -248,7 +250,9 @@ def _types_and_mask(token_types: ArrayLike, attention_mask: ArrayLike | None) ->
 
 
 def _mask(attention_mask: ArrayLike) -> NDArray[np.bool_]:
-    mask = np.asarray(attention_mask)
+    mask = regular_array("attention_mask", attention_mask)
+    if mask.dtype.kind not in "biuf":
+        raise TypeError(f"`attention_mask` has dtype {mask.dtype}; it must hold numbers or truth values")
     if mask.ndim != 2:
         raise ValueError(f"`attention_mask` has shape {mask.shape}; it must be (batch, seq)")
     _refuse_values("attention_mask", mask[~np.isin(mask, (0, 1))], "0 or 1")
@@ -273,17 +277,10 @@ def _steps(seconds_per_grid: ArrayLike | None, tokens_per_second: float, videos:
 
 
 def _grids(name: str, grids: ArrayLike, edge: int) -> Int64:
-    sizes = _integers(name, grids)
+    sizes = integers(name, grids)
     if sizes.ndim != 2 or sizes.shape[1] != 3:
         raise ValueError(f"`{name}` has shape {sizes.shape}; it must be (grids, 3): frames, rows, columns")
     _refuse_values(name, sizes[sizes < 1], "at least 1")
     if (sizes[:, 1:] % edge).any():
         raise ValueError(f"`{name}` is {sizes.tolist()}; rows and columns must be multiples of merge_size {edge}")
     return sizes
-
-
-def _integers(name: str, values: ArrayLike) -> Int64:
-    array = real_array(name, values)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"`{name}` has dtype {array.dtype}; it must hold integers")
-    return array.astype(np.int64)

@@ -97,12 +97,12 @@ class RotaryEmbedding(Constructors):
     def at_length(self, seq_len: int | Sequence[int] | NDArray[Any]) -> RotaryEmbedding:
         """Return the rotary for a sequence length in tokens, or for one length per batch row.
 
-        Returns itself where length plays no part. It is a pure function of each sequence's own length; transformers
-        takes the longest sequence of a batch, and what it did before. A key rotated for one length and a query rotated
-        for another do not match: where a growing sequence comes to other frequencies (dynamic: with every token past
-        the original length; dynamic_powers: at each doubling; longrope: once, past it), rotate its cached keys anew:
-        `old.rotate(keys, inverse=True)`, then `new.rotate(keys)`. Whether they are others, `inv_freq` and
-        `attention_factor` tell: rotaries of two lengths are not equal.
+        One length, also in a list, serves any batch. Returns itself where length plays no part. It is a pure function
+        of each sequence's own length; transformers takes the longest sequence of a batch, and what it did before. A key
+        rotated for one length and a query rotated for another do not match: where a growing sequence comes to other
+        frequencies (dynamic: with every token past the original length; dynamic_powers: at each doubling; longrope:
+        once, past it), rotate its cached keys anew: `old.rotate(keys, inverse=True)`, then `new.rotate(keys)`. Whether
+        they are others, `inv_freq` and `attention_factor` tell: rotaries of two lengths are not equal.
 
         Raises TypeError or ValueError where a length is no integer of at least 1.
         """

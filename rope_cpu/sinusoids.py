@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from rope_cpu import _check
 from rope_cpu.rotary import RotaryEmbedding
-from rope_cpu.spec import LARGEST_FREQUENCY, boolean, real_array, real_number, whole_number
+from rope_cpu.spec import LARGEST_FREQUENCY, boolean, integers, real_number, unmasked, whole_number
 
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -60,6 +60,7 @@ def add_sinusoidal(
         if not isinstance(array, np.ndarray) or array.dtype not in _DTYPES:
             kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
             raise TypeError(f"`{name}` is {kind}; it must be a float32 or float64 array")
+        unmasked(name, array)
     if x.ndim not in (2, 3) or table.ndim != 2 or table.shape[1] != x.shape[-1] or table.dtype != x.dtype:
         raise ValueError(
             f"`x` is {x.dtype} {x.shape} and `table` {table.dtype} {table.shape}; they must be (batch, seq, dim) or "
@@ -68,7 +69,7 @@ def add_sinusoidal(
     if not x.flags.writeable:
         raise ValueError("`x` is read-only; the table is added in place")
     if x.size and not _check.apart_within(x):
-        raise ValueError(f"`x` has strides {x.strides}; several of its elements share memory")
+        raise ValueError(f"`x` has strides {x.strides}; {_check.APART}")
     if _check.share(x, table):
         raise ValueError("`x` shares memory with `table`, which would change while it is added")
     rows = x if x.ndim == 3 else x[None]
@@ -90,13 +91,11 @@ def _row_ids(position_ids: ArrayLike | None, offset: int, shape: tuple[int, ...]
     elif offset != 0:
         raise ValueError(f"`offset` is {offset!r} and `position_ids` are given as well; give one of them")
     else:
-        ids = real_array("position_ids", position_ids)
-    if ids.dtype.kind not in "iu":
-        raise TypeError(f"`position_ids` has dtype {ids.dtype}; it must hold integers")
+        ids = integers("position_ids", position_ids)
     if ids.shape not in (shape[1:], shape, (1, shape[1])):
         raise ValueError(f"`position_ids` has shape {ids.shape}; it must be {shape[1:]} or {shape}")
     if ids.size and not 0 <= ids.min() <= ids.max() < positions:
         raise ValueError(
             f"`position_ids` run from {ids.min()} to {ids.max()}, but `table` has rows 0 to {positions - 1}"
         )
-    return np.broadcast_to(ids.astype(np.int64), shape)
+    return np.broadcast_to(ids, shape)

@@ -266,15 +266,32 @@ def unmasked(name: str, value: object) -> None:
         raise TypeError(f"`{name}` is a masked array; give its `.data`, as a mask has no place here")
 
 
-def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
-    """Return `value` as an array; raise unless it holds real numbers."""
+def regular_array(name: str, value: ArrayLike) -> NDArray[Any]:
+    """Return `value` as an array; raise where it is masked, or its rows are of several lengths."""
     unmasked(name, value)
     try:
-        given = np.asarray(value)
+        return np.asarray(value)
     except (TypeError, ValueError):
         if not isinstance(value, list | tuple):
             raise  # another library's own reason
         raise ValueError(f"`{name}` is a {type(value).__name__} of unequal rows; it must be a regular array") from None
+
+
+def integers(name: str, value: ArrayLike) -> NDArray[np.int64]:
+    """Return `value` as int64; raise unless it holds integers of that size."""
+    given = real_array(name, value)
+    if given.size == 0 and not isinstance(value, np.ndarray):
+        return given.astype(np.int64)  # NumPy takes an empty list for float64
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"`{name}` has dtype {given.dtype}; it must hold integers")
+    if given.dtype.kind == "u" and given.size and given.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"`{name}` holds {given.max()}; integers must be below 2^63")
+    return given.astype(np.int64)
+
+
+def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
+    """Return `value` as an array; raise unless it holds real numbers."""
+    given = regular_array(name, value)
     if given.dtype.kind not in "fiu" and given.dtype != ml_dtypes.bfloat16:
         raise TypeError(f"`{name}` has dtype {given.dtype}; it must hold real numbers")
     return given

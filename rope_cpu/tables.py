@@ -17,17 +17,18 @@ from rope_cpu.spec import boolean
 class _TableRotation(Rotation):
     """A rotation of one dtype by given cos and sin, (batch or 1, seq, 1, pairs)."""
 
-    __slots__ = ()
+    __slots__ = ("_given",)
 
-    def __init__(self, frame: Frame, dtype: np.dtype[Any], *tables: Array) -> None:
+    def __init__(self, frame: Frame, dtype: np.dtype[Any], given: str, *tables: Array) -> None:
         cos, sin = (table.astype(REAL_OF[dtype], copy=False) for table in tables)
         if cos.strides[-1] != cos.itemsize or sin.strides[-1] != sin.itemsize:
             cos, sin = cos.copy(), sin.copy()  # also of one pair, which NumPy calls contiguous in any case
         super().__init__(frame, cos.shape)
+        self._given = f"{given} are for"
         self._ready = self._prepared[dtype] = frame.prepared(dtype, cos, sin)
 
-    def _rows_are(self) -> str:
-        return "`cos` and `sin` are for"
+    def _given_for(self) -> tuple[str, str]:
+        return self._given, self._given
 
 
 @lru_cache(maxsize=64)
@@ -80,4 +81,5 @@ def apply_rotary(
     if cos.ndim == 2:
         cos, sin = cos[None], sin[None]
     frame = _frame(form, x.shape[-1], 2 * cos.shape[-1], boolean("interleaved", interleaved))
-    return _TableRotation(frame, x.dtype, cos[:, :, None], sin[:, :, None]).rotate(x, out)
+    given = "`cos` and `sin`" if position_ids is None else "`position_ids`"
+    return _TableRotation(frame, x.dtype, given, cos[:, :, None], sin[:, :, None]).rotate(x, out)

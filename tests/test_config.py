@@ -103,6 +103,12 @@ def test_deepseek_without_latent_attention_is_llama(width: dict[str, Any]) -> No
     assert (rope.head_dim, rope.rotary_dim, rope.interleaved) == (128, 128, False)
 
 
+@pytest.mark.parametrize("model_type", ["ministral3", "mistral4"])
+def test_a_length_that_the_file_says_counts_for_the_models_own_section(model_type: str) -> None:
+    keys = {"model_type": model_type, "hidden_size": 256, "num_attention_heads": 4}
+    assert read(keys, {"max_position_embeddings": 4096}) == read(keys)  # yarn, which goes by the original length
+
+
 def test_layers_of_their_own_width() -> None:
     keys = {"model_type": "gemma4_text", "layer_types": ["sliding_attention", "full_attention"]}
     for index in ("1", 1):

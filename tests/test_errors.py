@@ -44,7 +44,7 @@ WRONG = {
         "`k` has dtype bfloat16, but `q` has float16",
     ),
     "batch of k": (lambda: ROPE(X, zeros(1, 3, 1, 6)), ValueError, "`k` has batch 1, but `q` has 2"),
-    "sequence of k": (lambda: ROPE(X, zeros(2, 4, 1, 6)), ValueError, "`k` has 4 tokens .*positions are given for 3"),
+    "sequence of k": (lambda: ROPE(X, zeros(2, 4, 1, 6)), ValueError, "`k` has 4 tokens .*but `q` has 3"),
     "sequence of a plan": (lambda: PLAN.rotate(zeros(2, 4, 1, 6)), ValueError, "`x` has 4 tokens .*positions are given for 3"),
     "batch of ids": (lambda: ROPE.rotate(X, zeros(3, 3, dtype=int)), ValueError, "`x` has batch 2 .*positions are given for 3"),
     "no ids for a batch": (lambda: ROPE.rotate(X, zeros(0, 3)), ValueError, "`x` has batch 2 .*positions are given for 0"),
@@ -104,7 +104,7 @@ WRONG = {
     "sliding windows": (
         lambda: PLAN.rotate(X[:1], out=np.lib.stride_tricks.as_strided(BUFFER, (1, 3, 4, 6), (0, 48, 12, 4))),
         ValueError,
-        "several of its elements share memory",
+        "each axis must step over all that lies closer together",
     ),
     "out for two": (lambda: ROPE(X, X.copy(), out=X), TypeError, "`out` is an array .*; it must be a pair of arrays"),
     "out is one of a pair": (lambda: ROPE(X, X.copy(), out=(X,)), TypeError, "it must be a pair of arrays"),
@@ -122,7 +122,7 @@ WRONG = {
     "out that repeats itself": (
         lambda: PLAN.rotate(X, out=np.lib.stride_tricks.as_strided(zeros(6), X.shape, (0, 0, 0, 4))),
         ValueError,
-        "several of its elements share memory",
+        "each axis must step over all that lies closer together",
     ),
     "length 0": (lambda: ROPE.at_length(0), ValueError, "`seq_len` is 0; it must be at least 1"),
     "fractional length": (lambda: ROPE.at_length(1.5), TypeError, "`seq_len` is 1.5; it must be an integer"),
@@ -151,9 +151,18 @@ WRONG = {
     "list table": (lambda: apply_rotary(X, TABLE, [1]), TypeError, "`sin` is a list"),
     "unlike tables": (lambda: apply_rotary(X, zeros(3, 2), zeros(3, 3)), ValueError, "`cos` is float32 .3, 2., but `sin` is float32 .3, 3."),
     "wide table": (lambda: apply_rotary(X, zeros(3, 4), zeros(3, 4)), ValueError, "`x` has head_dim 6, but `cos` .* rotates 8"),
+    "batch of lengths": (lambda: LENGTHS.rotate(X), ValueError, "`x` has batch 2 .*lengths are given for 3"),
+    "packed tokens of several lengths": (lambda: LENGTHS.plan([0, 1], layout="thd"), ValueError, "lengths are given for 3 batch rows, but packed tokens"),
+    "tokens of a shift": (lambda: ROPE.shift(X, [1, 2]), ValueError, "`keys` has 3 tokens .*`delta` is given for 2"),
+    "tokens of looked up rows": (lambda: apply_rotary(X, TABLE, TABLE, [0, 1]), ValueError, "`x` has 3 tokens .*`position_ids` are for 2"),
+    "batch of looked up rows": (lambda: apply_rotary(X, TABLE, TABLE, [[0, 1, 2]] * 3), ValueError, "`x` has batch 2 .*`position_ids` are for 3"),
+    "array of fractional offsets": (lambda: ROPE.rotate(X, offset=np.array([1.0, 2.0])), TypeError, "`offset` is float64 of shape .2,.; it must be an integer"),
     "table length": (lambda: apply_rotary(X, zeros(4, 2), zeros(4, 2)), ValueError, "`x` has 3 tokens .*`cos` and `sin` are for 4"),
 }  # fmt: skip
 Y, Z = zeros(2, 3, 4, 6), zeros(2, 3, 4, 6)
+LENGTHS = RotaryEmbedding(
+    6, scaling={"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 4}
+).at_length([3, 9, 12])  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -110,6 +110,8 @@ IMAGE = [[1, 4, 4]]
 def test_no_tokens_have_no_ids():
     ids, offset = positions.mrope(np.zeros((2, 0), int))
     assert (ids.shape, offset.tolist()) == ((2, 0, 3), [0, 0])
+    assert positions.mrope([[]])[0].shape == (1, 0, 3)
+    assert positions.token_types([], image_token_id=1, video_token_id=None).shape == (0,)
 
 
 def apart(**options):
@@ -128,6 +130,14 @@ def video(**options):
         (lambda: positions.packed([0.0, 3.0]), TypeError, "`cu_seqlens` has dtype float64"),
         (lambda: positions.left_padded([0, 1]), ValueError, "`attention_mask` has shape"),
         (lambda: positions.left_padded([[0, 2]]), ValueError, "`attention_mask` holds 2; every value must be 0 or 1"),
+        (lambda: positions.left_padded([["0"]]), TypeError, "`attention_mask` has dtype <U1"),
+        (lambda: positions.left_padded([[1], [1, 1]]), ValueError, "`attention_mask` is a list of unequal rows"),
+        (lambda: positions.left_padded(np.ma.array([[1]])), TypeError, "`attention_mask` is a masked array"),
+        (
+            lambda: positions.packed(np.array([0, 2**63], np.uint64)),
+            ValueError,
+            "`cu_seqlens` holds 92233720368",
+        ),
         (lambda: positions.grid((0, 3)), ValueError, "`sizes` is 0"),
         (lambda: positions.grid(()), ValueError, r"`sizes` is \(\); it must name the cells of one axis"),
         (lambda: positions.grid((2, 3), centred=True, start=1), ValueError, "`start` is 1"),

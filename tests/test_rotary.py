@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rope_cpu import RotaryEmbedding
+from rope_cpu import RotaryEmbedding, apply_rotary
 from rope_cpu._rotate import Rotation
 
 # Where batch, token, head and element stand in each layout.
@@ -319,6 +319,13 @@ def test_short_calls_with_positions_make_no_plan_and_have_its_bits(monkeypatch, 
                     rope.shift(k, ids, layout=layout),
                 ]
             assert [x.tobytes() for x in found] == [x.tobytes() for x in expected], (name, ids)
+
+
+def test_no_rows_take_no_offsets():
+    x = np.zeros((0, 2, 1, 8), np.float32)
+    assert RotaryEmbedding(8).rotate(x, offset=[]).shape == x.shape
+    table, none = np.ones((9, 4), np.float32), np.zeros((1, 0, 1, 8), np.float32)
+    assert apply_rotary(none, table, table, []).shape == none.shape
 
 
 def test_short_calls_with_an_offset_for_each_row_make_no_plan(monkeypatch, rng):

@@ -130,7 +130,9 @@ def embeddings(dtype=np.float32):
         (lambda x, t: add_sinusoidal(x, t, [0, 1, 2], offset=1), ValueError, "give one of them"),
         (lambda x, t: add_sinusoidal(t[:4], t), ValueError, "`x` shares memory with `table`"),
         (lambda x, t: add_sinusoidal(np.broadcast_to(x[0], x.shape), t), ValueError, "`x` is read-only"),
-        (lambda x, t: add_sinusoidal(as_strided(x, strides=(0, 16, 4)), t), ValueError, "elements share memory"),
+        (lambda x, t: add_sinusoidal(as_strided(x, strides=(0, 16, 4)), t), ValueError, "each axis must step over"),
+        (lambda x, t: add_sinusoidal(np.ma.array(x, mask=x == 0), t), TypeError, "`x` is a masked array"),
+        (lambda x, t: add_sinusoidal(x, np.ma.array(t)), TypeError, "`table` is a masked array"),
     ],
 )
 def test_add_refuses_before_writing(call, error, message):
@@ -138,3 +140,8 @@ def test_add_refuses_before_writing(call, error, message):
     with pytest.raises(error, match=message):
         call(x, table)
     assert not x.any()
+
+
+def test_no_tokens_take_no_ids():
+    x = np.zeros((2, 0, 4), np.float32)
+    assert add_sinusoidal(x, sinusoidal(8, 4), []) is x
