@@ -126,6 +126,7 @@ def _roofline(figure: Any, cases: list[Result]) -> None:
     _name_sizes(ax, cases)
     ax.set_xscale("log")
     ax.set_yscale("log")
+    ax.margins(y=0.1)  # room for the names
     ax.xaxis.set_major_formatter(EngFormatter("B"))
     ax.yaxis.set_major_formatter(ScalarFormatter())
     for axis in (ax.xaxis, ax.yaxis):
@@ -140,10 +141,12 @@ def _roofline(figure: Any, cases: list[Result]) -> None:
 
 
 def _name_sizes(ax: Any, cases: list[Result]) -> None:
-    """Write each shape's name over its point in bfloat16."""
+    """Write each shape's name under its point, in the first dtype that was timed."""
+    forms = [case.name.split("/")[1:] for case in cases]
+    first = next(([dtype] for dtype in _DTYPE if [dtype] in forms), None)
     for case in cases:
         shape, *form = case.name.split("/")
-        if form == ["bfloat16"] and (row := _on_most_threads(case)):
+        if form == first and (row := _on_most_threads(case)):
             at = row.moved, row.rate / 1e9
             ax.annotate(shape, at, xytext=(0, -13), textcoords="offset points", ha="center", fontsize=7)
 

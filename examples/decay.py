@@ -1,14 +1,12 @@
 """Draw how far the score of two tokens can reach, against their distance: the decay that RoPE was derived with.
 
-Usage: python examples/decay.py [decay.svg]
-
 A score is the real part of a sum of h_i·exp(j·distance·θ_i). Summed by parts (RoFormer, section 3.4.3), its size is at
 most max|h_{i+1} - h_i| times the sum of |S_i|, S_i = Σ_{k<i} exp(j·distance·θ_k). The curve is the mean of |S_i|.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +51,7 @@ def drawing(distances: np.ndarray, heights: np.ndarray) -> str:
     )
 
 
-def main(path: str = "decay.svg") -> None:
+def main(path: str) -> None:
     """Write the drawing and print a few of its values."""
     distances = np.arange(0, 257)
     heights = bound(distances)
@@ -64,4 +62,6 @@ def main(path: str = "decay.svg") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", nargs="?", default="decay.svg", help="where to draw (default: decay.svg)")
+    main(parser.parse_args().path)

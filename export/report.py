@@ -34,7 +34,7 @@ class Outcome:
         return not self.problem and self.ratio <= 1
 
     def __str__(self) -> str:
-        about = f"{self.case:<26} {'x'.join(map(str, self.shape)):<18}"
+        about = f"{self.case:<26} {'x'.join(map(str, self.shape)):<14}"
         if self.refused:
             return f"{about} {self.problem or 'refused when it ran, as it must be'}"
         numpy = "" if np.isnan(self.against_numpy) else f", from NumPy {self.against_numpy:.2e}"
@@ -83,5 +83,5 @@ class Report:
     def __str__(self) -> str:
         failed = sum(not outcome.passed for outcome in self.outcomes)
         verdict = f"{failed} of {len(self.outcomes)} cases FAILED" if failed else f"passed, {len(self.outcomes)} cases"
-        worst = f"largest error {self.max_abs_error:.3e}; worst case: {self.worst.case} (seed {self.worst.seed})"
-        return "\n".join([f"{self.title}: {verdict}; {worst}", *(f"  {outcome}" for outcome in self.outcomes)])
+        worst = f"  largest error {self.max_abs_error:.3e}; worst case: {self.worst.case} (seed {self.worst.seed})"
+        return "\n".join([f"{self.title}: {verdict}", worst, *(f"  {outcome}" for outcome in self.outcomes)])

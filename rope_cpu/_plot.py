@@ -24,8 +24,9 @@ def plot(shown: Sequence[Layers], path: Path) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     waves, decay = figure.subplots(1, 2)
     for layers in shown:
-        if layers.plain is not None and layers.lengths:
-            _curves(waves, decay, 2 * np.pi / layers.plain, layers.plain, f"{layers.name}, before scaling", "--")
+        plain = layers.plain
+        if plain is not None and not all(np.allclose(plain, one_axis(rope)) for rope in layers.lengths.values()):
+            _curves(waves, decay, 2 * np.pi / plain, plain, f"{layers.name}, before scaling", "--")
         for when, rope in layers.lengths.items():
             frequencies = one_axis(rope)
             with np.errstate(divide="ignore"):
@@ -34,13 +35,16 @@ def plot(shown: Sequence[Layers], path: Path) -> None:
             _curves(waves, decay, wavelengths, frequencies, label, "-", rope.attention_factor**2)
     waves.set(xlabel="pair", ylabel="wavelength in tokens", yscale="log")
     decay.set(xlabel="distance in tokens", ylabel="expected score", xscale="log")
-    waves.legend(fontsize="small")
+    figure.legend(*waves.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
     figure.savefig(path)
 
 
 def _curves(
     waves: Any, decay: Any, wavelengths: Any, frequencies: Any, label: str, style: str, scale: float = 1
 ) -> None:
-    (line,) = waves.plot(wavelengths, style, label=label)
+    # Where wavelengths fall another axis begins: the line ends there.
+    begins = np.flatnonzero(np.diff(wavelengths) < 0) + 1
+    pairs = np.insert(np.arange(len(wavelengths), dtype=float), begins, np.nan)
+    (line,) = waves.plot(pairs, np.insert(wavelengths, begins, np.nan), style, label=label)
     cos, _ = RotaryEmbedding.from_inv_freq(frequencies).cos_sin(DISTANCES, dtype=np.float64)
     decay.plot(DISTANCES, scale * cos.mean(axis=-1), style, color=line.get_color())

@@ -47,7 +47,8 @@ def rotations(raw: Mapping[str, Any], layer_type: str | None, interleaved: bool 
     values, known, sections = configs.layers(raw)
     unrotated = any(one.base == 0 for one in each(values, known, sections)) or None in sections.values()
     for name in [layer_type] if layer_type is not None else [label or None for label in sections]:
-        title = f"{values.get('model_type')}, {name or ('all rotated layers' if unrotated else 'all layers')}"
+        every = "all rotated layers" if unrotated else "all layers"
+        title = f"{values.get('model_type') or 'unknown model type'}, {name or every}"
         if sections.get(name or "", {}) is None:
             yield Layers(f"{title}: not rotated", {}, {}, None)
             continue

@@ -58,6 +58,8 @@ def describe(layers: Layers) -> Iterator[str]:
     yield _line("rope type", f"{rope.rope_type}")
     for key in sorted(set(layers.section) - {"rope_type", "type"}):
         yield _line(key, _brief(layers.section[key]))
+    if (rope.spec.inv_freq < 0).any():
+        yield _line("direction", "backwards: by the opposite of position times frequency")
     if rope.axes > 1:
         turning = (rope.spec.inv_freq[0, :, 0] != 0).sum(axis=-1)
         yield _line("axes", f"{rope.axes}, which turn {', '.join(map(str, turning))} pairs")

@@ -27,6 +27,15 @@ def test_curve_is_the_sum_by_parts_and_falls():
     assert heights[200:].max() < heights[0] / 3
 
 
+def test_it_says_what_it_does(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["decay.py", "--help"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert "where to draw (default: decay.svg)" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
 def test_it_writes_a_drawing(tmp_path, capsys):
     runpy.run_path(str(EXAMPLE))["main"](str(tmp_path / "decay.svg"))
     assert "distance   0:  32.50" in capsys.readouterr().out

@@ -123,6 +123,18 @@ def test_several_axes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert any(line.startswith("axes 2") for line in lines(capsys.readouterr().out))
 
 
+def test_pairs_that_turn_backwards_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown({"model_type": "nanochat"}, tmp_path)
+    assert "direction backwards: by the opposite of position times frequency" in lines(capsys.readouterr().out)
+    shown(LLAMA3, tmp_path)
+    assert "direction" not in capsys.readouterr().out
+
+
+def test_a_model_without_a_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown({"hidden_size": 64, "num_attention_heads": 2}, tmp_path, "--half")
+    assert lines(capsys.readouterr().out)[0] == "unknown model type, all layers"
+
+
 def test_the_pairing_may_be_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unknown = {**LLAMA3, "model_type": "mymodel"}
     with pytest.raises(UsageError, match="`interleaved`"):
