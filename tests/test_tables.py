@@ -80,3 +80,18 @@ def test_a_table_that_is_the_same_for_all_tokens(layout, same, dtype, rng):
     x = to_layout(rng.standard_normal((1, 40, 3, 12)).astype(dtype), layout)
     expect = apply_rotary(x, *(table.copy() for table in broadcast), layout=layout)
     assert apply_rotary(x, *broadcast, layout=layout).tobytes() == expect.tobytes()
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0xFFC0FFFF])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_what_is_no_number_in_a_table_is_none_in_the_result(dtype, interleaved, layout, bits):
+    """Also a NaN that rounding to 16 bits would make a zero: memory full of ones."""
+    cos, sin = np.ones((9, 32), np.float32), np.zeros((9, 32), np.float32)
+    cos.view(np.uint32)[:, ::3] = bits
+    before = cos.tobytes()
+    x = to_layout(np.ones((1, 9, 3, 64), dtype), layout)
+    result = from_layout(apply_rotary(x, cos, sin, interleaved=interleaved, layout=layout), layout).astype(float)
+    first = result[..., ::2] if interleaved else result[..., :32]
+    assert np.array_equal(np.isnan(first), np.broadcast_to(np.isnan(cos)[:, None], first.shape))
+    assert (first[~np.isnan(first)] == 1).all()
+    assert cos.tobytes() == before
