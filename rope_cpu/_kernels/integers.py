@@ -30,18 +30,12 @@ class Integer:
         raise TypeError("what is true is known when compiled code runs; use &, |, ~ and `choose`")
 
     def __add__(self, other: Integer | int) -> Integer:
-        if isinstance(other, int) and other == 0:
-            return self
         return self._with(self.b.add(self.value, self._of(other)))
 
     def __sub__(self, other: Integer | int) -> Integer:
-        if isinstance(other, int) and other == 0:
-            return self
         return self._with(self.b.sub(self.value, self._of(other)))
 
     def __mul__(self, other: Integer | int) -> Integer:
-        if isinstance(other, int) and other in (0, 1):
-            return self if other else self._with(self._of(0))
         return self._with(self.b.mul(self.value, self._of(other)))
 
     __radd__, __rmul__ = __add__, __mul__
