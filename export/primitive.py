@@ -29,7 +29,7 @@ class PrimitiveRotator(Rotator):
     def _lined_up(self, value: str, name: str) -> str:
         order, axis = LAYOUTS[self.layout].tables
         if self.angles.heads > 1:
-            order = {"bhsd": (0, 2, 1, 3), "thd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}.get(self.layout)
+            order = LAYOUTS[self.layout].by_head
         if order:
             value = self.graph.node("Transpose", [value], f"{name}/in_order", perm=order)
         if self.angles.heads == 1:
