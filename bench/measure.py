@@ -90,11 +90,12 @@ def measure(case: Case, effort: Effort | None = None, say: Callable[[str], objec
         row, ready = _first_call(contender)
         result.rows.append(row)
         if ready is not None:
-            running.append((row, Timed(ready.function, ready.sets, case.cold, ready.enter)))
+            # `ready` holds what is bound where onnxruntime 1.29 does not.
+            running.append((row, ready, Timed(ready.function, ready.sets, case.cold, ready.enter)))
     if running:
         say(f"{case.name}: {len(running)} in turn")
-        samples = interleave([timed for _, timed in running], effort or case.effort)
-        for (row, _), taken in zip(running, samples, strict=True):
+        samples = interleave([timed for _, _, timed in running], effort or case.effort)
+        for (row, _, _), taken in zip(running, samples, strict=True):
             row.samples = taken
     return result
 

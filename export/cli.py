@@ -119,7 +119,8 @@ def _model(args: argparse.Namespace, config: dict[str, Any], rope: RotaryEmbeddi
 def _hear(config: dict[str, Any], rope: RotaryEmbedding, given: dict[str, Any]) -> None:
     """Refuse to pass over what a config says about its attention: layers may differ, so the user has to say it."""
     text, known = language_model(config)
-    if latent(with_defaults(text, known)):
+    values = with_defaults(text, known)
+    if latent(values) or ("kv_lora_rank" in values and values.get("use_mla", True)):
         raise UsageError("the config has latent attention (kv_lora_rank), of which only a part of each head is rotated")
     scalar = text.get("query_pre_attn_scalar")
     said = {

@@ -31,6 +31,8 @@ def save(model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes
     data, parts = Path(f"{target}.data"), (Path(f"{target}.part"), Path(f"{target}.data.part"))
     large = [tensor for tensor in model.graph.initializer if len(tensor.raw_data) >= external_bytes]
     try:
+        for part in parts:
+            part.unlink(missing_ok=True)  # what an earlier process left, or a link that would be followed
         with _outside(large, parts[1], data.name):
             parts[0].write_bytes(model.SerializeToString())
         if large:

@@ -189,7 +189,7 @@ class OnTheWay:
             if out is None:
                 out = np.empty_like(q) if flags else (np.empty_like(q), np.empty_like(k))
             status = ready[0](q, k, out, ready, offset * FIRST + flags)
-        except (OverflowError, TypeError, ValueError):
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             return None  # what was wrong is found out elsewhere
         if status == DONE:
             return out
@@ -214,7 +214,7 @@ class OnTheWay:
             if status == NO_THREADS:
                 _threads.pool()
                 status = ready[0](q, k, out, ready, GIVEN + flags)
-        except (TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             return None  # as above
         return out if status == DONE else None
 

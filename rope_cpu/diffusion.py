@@ -41,7 +41,7 @@ def read(config: Config, *, angle_dtype: str = "float64") -> RopeSpec:
     name = config.get("_class_name") or ("CogVideoXTransformer3DModel" if _COGVIDEOX in config else None)
     if name not in MODELS:
         raise ValueError(f"`_class_name` is {name!r}, which does not determine a rotation; known are {sorted(MODELS)}")
-    return MODELS[name](config, angle_dtype)
+    return MODELS[name]({key: value for key, value in config.items() if value is not None}, angle_dtype)
 
 
 _COGVIDEOX = "use_rotary_positional_embeddings"

@@ -251,7 +251,7 @@ def _types_and_mask(token_types: ArrayLike, attention_mask: ArrayLike | None) ->
 
 def _mask(attention_mask: ArrayLike) -> NDArray[np.bool_]:
     mask = regular_array("attention_mask", attention_mask)
-    if mask.dtype.kind not in "biuf":
+    if mask.dtype.kind in "SUMm":  # words and dates
         raise TypeError(f"`attention_mask` has dtype {mask.dtype}; it must hold numbers or truth values")
     if mask.ndim != 2:
         raise ValueError(f"`attention_mask` has shape {mask.shape}; it must be (batch, seq)")

@@ -72,6 +72,7 @@ class RopeSpec:
     def __post_init__(self) -> None:
         inv_freq = _turning(self.inv_freq)
         rows, rotary_dim = len(inv_freq), 2 * inv_freq.shape[-1]
+        lengths = None if self.lengths is None else whole_numbers("lengths", self.lengths)
         checked = {
             "inv_freq": _frozen(inv_freq),
             "attention_factor": _frozen(_factors(self.attention_factor, rows)),
@@ -79,7 +80,11 @@ class RopeSpec:
             "blocks": _widths(self.blocks, rotary_dim),
             "interleaved": boolean("interleaved", self.interleaved),
             "angle_dtype": one_of("angle_dtype", self.angle_dtype, ANGLE_DTYPES),
+            "shared_id": boolean("shared_id", self.shared_id),
+            "lengths": lengths,
         }
+        if lengths is not None and len(lengths) != rows:
+            raise ValueError(f"`lengths` is {self.lengths}; there must be one for each of {rows} rows of `inv_freq`")
         if checked["head_dim"] < rotary_dim:
             raise ValueError(f"`head_dim` is {self.head_dim}, but `inv_freq` rotates {rotary_dim} elements (2 a pair)")
         for name, value in checked.items():

@@ -30,18 +30,18 @@ def read(config: Mapping[str, Any], *, angle_dtype: str = "float64") -> RopeSpec
     Raises ValueError or TypeError where a key is missing or holds what it must not, or the model's form is no rotation.
     Source: the modules of the same names in transformers 5.23.
     """
-    config = _said(config)
     if diffusion.is_transformer(config):
         return diffusion.read(config, angle_dtype=angle_dtype)
     name = model_type(config)
     if name in REFUSED:
         raise ValueError(f"`model_type` is {name!r}: {REFUSED[name]}")
     if name in _ERNIE:
-        return _ernie(config, angle_dtype)
+        return _ernie(_said(config), angle_dtype)
     found = TOWERS.get(name)
     if found is None:
         return None
-    return found.build(found.head_dim(config), _theta(config, found), angle_dtype)
+    said = _said(config)
+    return found.build(found.head_dim(said), _theta(said, found), angle_dtype)
 
 
 def tower(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -125,6 +125,15 @@ def test_onnxruntime_writes_to_its_own_arrays_alone(storage):
     assert all((other == 7).all() for other in others)
 
 
+@pytest.mark.parametrize("storage", ["packed", "contiguous"])
+def test_what_is_bound_to_onnxruntime_stays_while_it_is_timed(storage):
+    problem = Problem(_rope(), np.arange(64), 1, 64, 32, 8, "float32", storage=storage, copies=4)
+    names = [name for name in BY_NAME if name.endswith("IO-bound")]
+    rows = [rotating(name, problem) for name in names]
+    case = measure(Case("case", "what", lambda: rows), Effort(1e-3, 0.0, least=20, most=20))
+    assert [(row.name, row.status) for row in case.rows] == [(name, "timed") for name in names]
+
+
 def test_a_wrong_implementation_is_named_and_not_timed():
     problem, calls = Problem(_rope(), np.arange(5), 1, 5, 4, 2), []
     right = rotating("plan", problem)

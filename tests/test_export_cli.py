@@ -120,6 +120,8 @@ def test_latent_attention_is_refused_where_it_is_meant(export_to):
     deepseek = {**CONFIG, "model_type": "deepseek_v2", "rope_scaling": None, "kv_lora_rank": 16, "qk_rope_head_dim": 16}
     with pytest.raises(UsageError, match="the config has latent attention"):
         export_to("--attention", config=deepseek)
+    with pytest.raises(UsageError, match="the config has latent attention"):
+        export_to("--attention", config={**CONFIG, "kv_lora_rank": 16})
     for said in ({"use_mla": False}, {"use_mla": False, "kv_lora_rank": None}):
         assert export_to("--attention", config=deepseek | said)[0] == 0
 

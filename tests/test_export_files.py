@@ -67,6 +67,17 @@ def test_what_is_no_file_is_not_replaced(tmp_path, kind):
     assert sorted((file.name, file.lstat().st_mode) for file in tmp_path.iterdir()) == before
 
 
+def test_what_an_earlier_process_left_is_not_followed(tmp_path):
+    other = tmp_path / "other"
+    other.write_text("kept")
+    (tmp_path / "rope.onnx.part").symlink_to(other)
+    os.mkfifo(tmp_path / "rope.onnx.data.part")
+    export.save(export.export_rope(ROPE, max_positions=4096), tmp_path / "rope.onnx")
+    assert other.read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "rope.onnx", "rope.onnx.data"]
+    assert not (tmp_path / "rope.onnx").is_symlink()
+
+
 def test_saving_leaves_nothing_half_done(tmp_path):
     model = export.export_rope(ROPE, max_positions=4096)
     before = model.SerializeToString()

@@ -20,6 +20,12 @@ def test_left_padded():
     assert positions.left_padded(mask).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4], [0, 0, 0, 1, 0]]
 
 
+@pytest.mark.parametrize("dtype", [bool, int, float, object, "bfloat16"])
+def test_masks_of_any_dtype(dtype):
+    mask = np.array([[0, 1, 1]]).astype(dtype)
+    assert positions.left_padded(mask).tolist() == [[0, 0, 1]]
+
+
 def test_grid_of_an_image_and_a_video():
     assert positions.grid((2, 3)).tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
     video = positions.grid((2, 2, 3))

@@ -321,6 +321,18 @@ def test_short_calls_with_positions_make_no_plan_and_have_its_bits(monkeypatch, 
             assert [x.tobytes() for x in found] == [x.tobytes() for x in expected], (name, ids)
 
 
+@pytest.mark.parametrize("error", [AttributeError, KeyError, ValueError])
+def test_what_cannot_be_made_an_array_is_named(error, rng):
+    class Foreign:
+        def __array__(self, *_, **__):
+            raise error("gone")
+
+    rope, q = RotaryEmbedding(8), draw(rng, (1, 1, 2, 8), np.float32)
+    for call in (lambda: rope(q, Foreign(), [3]), lambda: rope(q, Foreign()), lambda: rope.plan([3])(q, Foreign())):
+        with pytest.raises(TypeError, match="`k` is a Foreign; it must be a NumPy array"):
+            call()
+
+
 def test_no_rows_take_no_offsets():
     x = np.zeros((0, 2, 1, 8), np.float32)
     assert RotaryEmbedding(8).rotate(x, offset=[]).shape == x.shape

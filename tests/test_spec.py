@@ -5,6 +5,7 @@ import oracle
 import pytest
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.spec import RopeSpec
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,8 @@ def test_the_elements_of_pairs(kind):
         ({"attention_factor": np.array([0.0])}, "`attention_factor` is np.float64\\(0.0\\)"),
         ({"interleaved": 1}, "`interleaved` is 1"),
         ({"angle_dtype": "float16"}, "`angle_dtype` is 'float16'"),
+        ({"shared_id": "no"}, "`shared_id` is 'no'"),
+        ({"lengths": (1, 2, 3)}, "`lengths` is \\(1, 2, 3\\)"),
     ],
 )
 def test_a_spec_fits_itself_after_replace(fields, named):
@@ -48,6 +51,17 @@ def test_a_spec_fits_itself_after_replace(fields, named):
     spec = RotaryEmbedding.from_inv_freq([1.0] * 12).spec
     with pytest.raises((TypeError, ValueError), match=f"^{named}"):
         replace(spec, **fields)
+
+
+def test_a_spec_that_does_not_check_itself_is_refused():
+    class Unchecked(RopeSpec):
+        def __post_init__(self):
+            pass
+
+    spec = RotaryEmbedding.from_inv_freq([1.0] * 12).spec
+    fields = {name: getattr(spec, name) for name in RopeSpec.__dataclass_fields__}
+    with pytest.raises(TypeError, match=r"`spec` is .*; it must be a RopeSpec"):
+        RotaryEmbedding.from_spec(Unchecked(**{**fields, "head_dim": 2}))
 
 
 def test_a_replaced_spec_stands_for_what_its_fields_say():

@@ -279,6 +279,17 @@ def test_null_says_nothing(config, key):
     assert vision.read({**config, key: None}) == vision.read({k: v for k, v in config.items() if k != key})
 
 
+def test_what_kind_a_configuration_is_goes_by_its_keys():
+    part = {"hidden_size": 1024, "num_heads": 16, "deepstack_visual_indexes": [5], "patch_size": None}
+    for null in ({}, {"model_type": "qwen3_vl"}):
+        assert vision.model_type({**part, **null}) == vision.model_type({**part, **null, "patch_size": 14})
+        assert vision.read({**part, **null}) == vision.read({**part, **null, "patch_size": 14})
+    with pytest.raises(ValueError, match="is None: this CogVideoX adds sinusoidal embeddings"):
+        vision.read({**COGVIDEOX, "use_rotary_positional_embeddings": None})
+    with pytest.raises(ValueError, match="`_class_name` is None, which does not determine a rotation"):
+        vision.read({"_diffusers_version": None, "attention_head_dim": 64})
+
+
 def test_heads_of_projections_of_their_own_width_are_floored():
     """As in the code of these two models, whose projections are heads · (hidden_size // heads) wide."""
     assert vision.read(tower("llama4_vision_model", hidden_size=65)).head_dim == 16
