@@ -95,8 +95,20 @@ def cos_sin(dtype: str, kind: str) -> Kernel:
     return compiled(partial(_fill, kind=kind, dtype=dtype), f"cos_sin_{kind}_{dtype}", [whole] * 3)
 
 
-def furthest(at: Integer, count: Integer) -> Integer:
-    """Return the bits of the largest of so many positions without their signs; infinity and then NaN are largest.
+def furthest_of_few(at: Integer, count: Integer, start: Integer | int = 0, before: Integer | int = 0) -> Integer:
+    """Return the bits of the largest of positions `start` to `count` without their signs, or those of one `before`.
+
+    Infinity and then NaN are largest.
+    """
+    found = Variable(at.b, before)
+    with each(start, count) as n:
+        (word,) = (at + n * 8).words(1)
+        found.set(larger(found.now, word & _MAGNITUDE))
+    return found.now
+
+
+def _furthest(at: Integer, count: Integer) -> Integer:
+    """Return the same of many.
 
     As LLVM sees no array in an address, it would look at one after the other, which took a tenth of the time of tables.
     """
@@ -110,11 +122,7 @@ def furthest(at: Integer, count: Integer) -> Integer:
         b.store(b.select(b.icmp_signed(">", bits, before), bits, before), place)
     seen = b.load(place)
     lanes = (Integer(b, b.extract_element(seen, I64(lane))) for lane in range(_LOOKED_AT))
-    found = Variable(b, reduce(larger, lanes))
-    with each(count & -_LOOKED_AT, count) as n:
-        (word,) = (at + n * 8).words(1)
-        found.set(larger(found.now, word & _MAGNITUDE))
-    return found.now
+    return furthest_of_few(at, count, count & -_LOOKED_AT, reduce(larger, lanes))
 
 
 def _write(
@@ -132,7 +140,7 @@ def _write(
     b, end = sign.b, Ending(sign.b)
     (positions_at, positions_shape), (turns_at, turns_shape) = location(positions), location(turns)
     batch, seq, coordinates = positions_shape.words(3)
-    end.leave_if(furthest(positions_at, batch * seq * coordinates) > limit, LOOK_CLOSER)
+    end.leave_if(_furthest(positions_at, batch * seq * coordinates) > limit, LOOK_CLOSER)
     turn_rows, axes, heads, parts, pairs = turns_shape.words(5)
     rows = seq * choose(turn_rows == 1, batch, turn_rows)
     job = Job(

@@ -12,7 +12,7 @@ from functools import cache, partial, reduce
 from operator import mul
 from typing import Any, NamedTuple
 
-from rope_cpu._kernels.angles import SERIAL_PAIRS, Job, furthest
+from rope_cpu._kernels.angles import SERIAL_PAIRS, Job, furthest_of_few
 from rope_cpu._kernels.chains import NEAR
 from rope_cpu._kernels.compiler import (
     DONE,
@@ -112,7 +112,7 @@ def _places(prepared: Integer, flags: Integer, tokens: Integer, end: Ending) -> 
         with given:
             at, shape = location((prepared + (ITEMS + 8 * _GIVEN_AT)).words(1)[0])
             rows, seq, coordinates = shape.words(3)
-            end.leave_if(furthest(at, rows * seq * coordinates) > _FURTHEST_BITS, LOOK_CLOSER)
+            end.leave_if(furthest_of_few(at, rows * seq * coordinates) > _FURTHEST_BITS, LOOK_CLOSER)
             for variable, number in zip(found, (at, rows, seq, coordinates), strict=True):
                 variable.set(number)
         with following:
