@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export, validate, print the report, and write the file; 1, and no file, where validation fails."""
+    """Export, validate, write the file and print the report; 1, and no file, where validation fails."""
     config = config_of(args)
     rope = rotary_of(config, args.layer_type, args.interleaved)
     check_file(args.output)
@@ -73,14 +73,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     except MemoryError as error:
         raise UsageError(f"there is not enough memory for this: {error}") from error
+    if report.passed:  # before anything is printed: a reader that has seen enough must not cost the file
+        with writing(args.output):
+            export.save(model, args.output)
     print(report)
-    if not report.passed:
-        print(f"{args.output} is not written")
-        return 1
-    with writing(args.output):
-        export.save(model, args.output)
-    print(f"{args.output} is written")
-    return 0
+    print(f"{args.output} is {'written' if report.passed else 'not written'}")
+    return int(not report.passed)
 
 
 def _model(args: argparse.Namespace, config: dict[str, Any], rope: RotaryEmbedding) -> onnx.ModelProto:

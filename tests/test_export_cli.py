@@ -66,6 +66,16 @@ def test_it_writes_a_validated_file(export_to, capsys, arguments):
     assert json.loads(said["rope_cpu.config"]) == CONFIG
 
 
+def test_a_reader_that_has_seen_enough_costs_no_file(export_to, monkeypatch, tmp_path):
+    def closed(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", closed)
+    with pytest.raises(BrokenPipeError):
+        export_to()
+    assert (tmp_path / "out.onnx").is_file()
+
+
 def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path):
     """A model that is wrong: its rotary is swapped for another one after the export."""
     right = export.validate
