@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu.spec import MAX_POSITION, Float64, unmasked
+from rope_cpu.spec import MAX_POSITION, Float64, regular_array, unmasked
 
 Array = NDArray[Any]
 
@@ -173,16 +173,7 @@ def numbers(name: str, value: object) -> Array:
 
 def _as_array(name: str, value: object) -> Array:
     """Return numbers as an array; raise for what is masked, ragged, or too large for any dtype of NumPy's."""
-    if isinstance(value, np.ndarray):
-        unmasked(name, value)
-        ids = np.asarray(value)
-    else:
-        try:
-            ids = np.asarray(value)
-        except ValueError as error:
-            if not isinstance(value, list | tuple):
-                raise
-            raise ValueError(f"`{name}` has rows of several lengths; they must be of one") from error
+    ids = regular_array(name, value)
     if not ids.size and not isinstance(value, np.ndarray):
         return ids.astype(np.int64)  # NumPy takes an empty list for float64
     if ids.dtype.kind == "O" and ids.size and all(isinstance(one, int) for one in ids.flat):

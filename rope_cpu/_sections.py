@@ -7,11 +7,12 @@ from typing import Any
 
 from rope_cpu import spec as specs
 from rope_cpu._models import Model
-from rope_cpu.scaling import DEFAULT_THETA
+from rope_cpu.scaling import DEFAULT_THETA, without_nulls
 
 Config = Mapping[str, Any]
-_LENGTH = "max_position_embeddings"
 Section = dict[str, Any]
+
+_LENGTH = "max_position_embeddings"
 
 
 def sections(text: Config, known: Model) -> dict[str, Section | None]:
@@ -104,7 +105,7 @@ def _filled(label: str, section: Section, text: Config, known: Model) -> Section
 
 def _renamed(section: Config, known: Model) -> Section:
     """Return a section without keys that are empty or have no use, with types as this model type means them."""
-    kept = {key: value for key, value in section.items() if value is not None}
+    kept = without_nulls(section)
     if kept.get("alpha"):
         for key in known.ignored_with_alpha:
             kept.pop(key, None)

@@ -138,7 +138,7 @@ def with_defaults(text: Config, known: Model) -> dict[str, Any]:
 
 def _named(text: Config, known: Model) -> dict[str, Any]:
     """Return what the config says, under standard names."""
-    values = {key: value for key, value in text.items() if value is not None}
+    values = scaling.without_nulls(text)
     for name, own in known.names.items():
         part, _, key = own.rpartition(".")
         found = (values.get(part) or {}).get(key) if part else values.get(key)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rope_cpu import axes
+from rope_cpu.scaling import without_nulls
 from rope_cpu.spec import RopeSpec, from_inv_freq, real_number, whole_number
 
 Config = Mapping[str, Any]
@@ -41,7 +42,7 @@ def read(config: Config, *, angle_dtype: str = "float64") -> RopeSpec:
     name = config.get("_class_name") or ("CogVideoXTransformer3DModel" if _COGVIDEOX in config else None)
     if name not in MODELS:
         raise ValueError(f"`_class_name` is {name!r}, which does not determine a rotation; known are {sorted(MODELS)}")
-    return MODELS[name]({key: value for key, value in config.items() if value is not None}, angle_dtype)
+    return MODELS[name](without_nulls(config), angle_dtype)
 
 
 _COGVIDEOX = "use_rotary_positional_embeddings"

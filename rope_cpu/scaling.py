@@ -153,7 +153,12 @@ def section_of(scaling: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what a scaling section says, without its empty keys; raise unless it is a dict or None."""
     if scaling is not None and not isinstance(scaling, Mapping):
         raise TypeError(f"`scaling` is {scaling!r}; it must be None or a dict in Hugging Face form")
-    return {key: value for key, value in (scaling or {}).items() if value is not None}
+    return without_nulls(scaling or {})
+
+
+def without_nulls(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section, or a config, without its nulls, which say nothing."""
+    return {key: value for key, value in section.items() if value is not None}
 
 
 def said_once(name: str, argument: Any, in_section: Any, check: Callable[[str, Any], Any]) -> Any:

@@ -271,7 +271,7 @@ def unmasked(name: str, value: object) -> None:
         raise TypeError(f"`{name}` is a masked array; give its `.data`, as a mask has no place here")
 
 
-def regular_array(name: str, value: ArrayLike) -> NDArray[Any]:
+def regular_array(name: str, value: Any) -> NDArray[Any]:
     """Return `value` as an array; raise where it is masked, or its rows are of several lengths."""
     unmasked(name, value)
     try:
@@ -319,8 +319,8 @@ def per_axis(name: str, value: ArrayLike, axes: int) -> Float64:
 
 
 def _frequencies(inv_freq: ArrayLike) -> Float64:
-    """Return frequencies as (axes, heads, pairs)."""
-    frequencies = finite_array("inv_freq", inv_freq)
+    """Return frequencies as (axes, heads, pairs); a spec sees whether pairs can be turned by them."""
+    frequencies = real_array("inv_freq", inv_freq)
     if not 1 <= frequencies.ndim <= 3 or 0 in frequencies.shape:
         raise ValueError(
             f"`inv_freq` has shape {frequencies.shape}; it must be (pairs,), (axes, pairs) or (axes, heads, pairs), "
@@ -332,26 +332,29 @@ def _frequencies(inv_freq: ArrayLike) -> Float64:
 
 def _turning(inv_freq: ArrayLike) -> Float64:
     """Return the frequencies of a spec; raise unless pairs can be turned by them."""
-    frequencies = finite_array("inv_freq", inv_freq)
+    frequencies = real_array("inv_freq", inv_freq).astype(np.float64)
     if frequencies.ndim != 4 or 0 in frequencies.shape:
         shape = frequencies.shape
         raise ValueError(f"`inv_freq` has shape {shape}; it must be (rows, axes, heads, pairs), none of them 0")
-    beyond = frequencies[np.abs(frequencies) > LARGEST_FREQUENCY]
-    if beyond.size:
+    size = np.abs(frequencies)
+    if not size.max() <= LARGEST_FREQUENCY:  # nor is NaN
+        finite_array("inv_freq", frequencies)
         raise ValueError(
-            f"`inv_freq` holds {beyond[0]}, which is beyond ±2^40 radians per position: the angle of a large position "
-            "would lose its precision"
+            f"`inv_freq` holds {frequencies[size > LARGEST_FREQUENCY][0]}, which is beyond ±2^40 radians per position: "
+            "the angle of a large position would lose its precision"
         )
     return frequencies
 
 
-def _factors(attention_factor: Float64, rows: int) -> Float64:
+def _factors(attention_factor: ArrayLike, rows: int) -> Float64:
     """Return the attention factors of a spec; raise unless each row has one."""
-    if np.shape(attention_factor) != (rows,):
-        raise ValueError(
-            f"`attention_factor` has shape {np.shape(attention_factor)}; it must be ({rows},), as inv_freq"
-        )
-    return np.array([checked_factor(factor) for factor in attention_factor])
+    factors = real_array("attention_factor", attention_factor).astype(np.float64)
+    if factors.shape != (rows,):
+        raise ValueError(f"`attention_factor` has shape {factors.shape}; it must be ({rows},), as inv_freq")
+    wrong = ~((factors >= 1 / LARGEST_FACTOR) & (factors <= LARGEST_FACTOR))
+    if wrong.any():
+        checked_factor(factors[wrong][0].item())  # which says why
+    return factors
 
 
 def _equal(blocks: object, rotary_dim: int) -> tuple[int, ...]:

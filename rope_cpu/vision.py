@@ -10,7 +10,7 @@ import numpy as np
 
 from rope_cpu import _sections, axes, diffusion
 from rope_cpu._models import Model
-from rope_cpu.scaling import type_of
+from rope_cpu.scaling import type_of, without_nulls
 from rope_cpu.spec import Float64, RopeSpec, from_inv_freq, real_number, whole_number, whole_numbers
 
 Builder = Callable[[int, float, str], RopeSpec]
@@ -32,15 +32,14 @@ def read(config: Mapping[str, Any], *, angle_dtype: str = "float64") -> RopeSpec
     """
     if diffusion.is_transformer(config):
         return diffusion.read(config, angle_dtype=angle_dtype)
-    name = model_type(config)
+    name, said = model_type(config), without_nulls(config)
     if name in REFUSED:
         raise ValueError(f"`model_type` is {name!r}: {REFUSED[name]}")
     if name in _ERNIE:
-        return _ernie(_said(config), angle_dtype)
+        return _ernie(said, angle_dtype)
     found = TOWERS.get(name)
     if found is None:
         return None
-    said = _said(config)
     return found.build(found.head_dim(said), _theta(said, found), angle_dtype)
 
 
@@ -95,11 +94,6 @@ def _floored_head_dim(config: Mapping[str, Any]) -> int:
     return _sections.head_dim(config, Model(), None)
 
 
-def _said(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without its nulls, which say nothing."""
-    return {key: value for key, value in config.items() if value is not None}
-
-
 def _first(config: Mapping[str, Any], *keys: str) -> Any:
     for key in keys:
         if key in config:
@@ -116,7 +110,7 @@ def _memory_head_dim(config: Mapping[str, Any]) -> int:
 def _theta(config: Mapping[str, Any], known: Tower) -> float:
     """Return the base; raise for a section that asks for more than that."""
     key, own = _sections.own_section(config)
-    section = _said(own)
+    section = without_nulls(own)
     rope_type = section.get("rope_type", section.get("type", "axial"))
     if rope_type not in ("axial", "default"):
         raise ValueError(f"`rope_type` is {rope_type!r}; vision towers take no scaling")
@@ -182,8 +176,8 @@ _ERNIE = ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")
 
 def _ernie(config: Mapping[str, Any], angle_dtype: str) -> RopeSpec:
     """Give time the slowest pairs, and deal the others out to row and column (the text model of Ernie-4.5-VL)."""
-    text = _said(config.get("text_config", config))
-    section = _said(_sections.own_section(text)[1])
+    text = without_nulls(config.get("text_config", config))
+    section = without_nulls(_sections.own_section(text)[1])
     if type_of(section) != "default":
         raise ValueError(f"`rope_type` is {type_of(section)!r}; Ernie-4.5-VL takes only default")
     shares = whole_numbers("mrope_section", section.get("mrope_section", (22, 22, 20)))
