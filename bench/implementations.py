@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 
-from rope_cpu._kernels.compiler import DONE
+from rope_cpu import plan as plans
 from rope_cpu.bench import frameworks, graphs, numpy_forms
 from rope_cpu.bench.binding import Binding, UnavailableError
 from rope_cpu.bench.problem import Array, Problem
+from rope_cpu.kernels import threads
 
 Bind = Callable[[Problem], Binding]
 
@@ -96,21 +96,20 @@ def _call(problem: Problem) -> Binding:
 
 
 def _bare_kernel(problem: Problem) -> Binding:
-    """Bind the compiled kernel with the very arguments that a plan gives it, taken from inside the plan."""
-    pairs = problem.arrays()
-    plan = problem.rope.plan(problem.ids, layout=problem.layout)
-    targets = _targets(problem, pairs)
-    sets: list[tuple[Any, ...]] = []
-    plan(pairs[0][0].copy(), pairs[0][1].copy())  # prepares the dtype
-    kernel, cos, sin, form = plan._ready
+    """Bind the compiled kernel with what a plan gives it, q and k in the order and the elements that it knows."""
+    pairs, rope = problem.arrays(), problem.rope
+    plan, dtype = rope.plan(problem.ids, layout=problem.layout), pairs[0][0].dtype
+    found, arranged = plans.kernel_of(dtype, rope.interleaved), plans.ARRANGED[problem.layout]
+    if found is None:
+        raise UnavailableError(f"this processor has no instructions for {dtype}")
+    (kernel, bits), tables, targets = found, plan._cos_sin(plans.REAL_OF[dtype]), _targets(problem, pairs)
 
-    def record(*arguments: Any) -> int:
-        sets.append(arguments)
-        return DONE
+    def seen(*arrays: Array) -> list[Array]:
+        as_bits = [x if bits is None else x.view(bits) for x in arrays]
+        return [x if arranged is None else arranged(x) for x in as_bits]
 
-    plan._ready = record, cos, sin, form
-    for (q, k), out in zip(pairs, targets, strict=True):
-        plan(q, k, out)
+    more = (*tables, plan._form, 2, threads.usable())
+    sets = [(*seen(*pair, *out), *more) for pair, out in zip(pairs, targets, strict=True)]
     return Binding(kernel, sets, pairs[0], problem.bshd, lambda _: targets[0])
 
 

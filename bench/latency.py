@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -83,11 +84,10 @@ def _calls(model: Model, callers: int, seconds: float, tokens: int = 1) -> tuple
         ids = np.repeat(ids[..., None], rope.axes, axis=-1)
     problem = Problem(rope, ids, 1, tokens, model.heads, model.kv_heads, "bfloat16", copies=callers)
     pairs, plan = problem.arrays(), rope.plan(problem.ids)
-    taken: list[list[int]] = [[] for _ in pairs]
     barrier = threading.Barrier(callers + 1)
 
-    def call(place: int, q: Any, k: Any) -> None:
-        out, now, mine = (q, k), time.perf_counter_ns, taken[place]
+    def call(q: Any, k: Any) -> list[int]:
+        out, now, taken = (q, k), time.perf_counter_ns, []
         try:
             for _ in range(_WARM_UP):
                 plan(q, k, out)
@@ -101,16 +101,14 @@ def _calls(model: Model, callers: int, seconds: float, tokens: int = 1) -> tuple
             start = now()
             plan(q, k, out)
             end = now()
-            mine.append(end - start)
+            taken.append(end - start)
+        return taken
 
-    threads = [threading.Thread(target=call, args=(place, *pair)) for place, pair in enumerate(pairs)]
-    for thread in threads:
-        thread.start()
-    barrier.wait()
-    start = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    return taken, time.perf_counter() - start
+    with ThreadPoolExecutor(callers) as pool:
+        running = [pool.submit(call, *pair) for pair in pairs]
+        barrier.wait()
+        start = time.perf_counter()
+        return [one.result() for one in running], time.perf_counter() - start
 
 
 @contextmanager

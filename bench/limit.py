@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, types
+from numba import njit, prange
 from numpy.typing import NDArray
 
-from rope_cpu import _threads
-from rope_cpu._kernels.compiler import Kernel, built, loaded
-from rope_cpu._kernels.entry import object_at, whole
-from rope_cpu._kernels.integers import Integer
-from rope_cpu._kernels.objects import location
-from rope_cpu._kernels.sharing import share
-from rope_cpu._kernels.words import spill
+from rope_cpu.kernels import threads
 
 Array = NDArray[Any]
 
-_UNIT = 2**14  # elements that threads share in
+_UNIT = 2**14  # elements that are gone through at a time
 # Elements that fit the first cache, how many times they are scaled there, and for how many such units, to keep each
 # core busy for some 20 µs.
 _CORE_UNIT, _CORE_TIMES, _CORE_UNITS = 2**12, 64, 8
+
+threads.load_tbb()  # before Numba starts its threads, as kernels do
 
 
 def memory(size: int, past: int = 0) -> NDArray[np.uint8]:
@@ -32,61 +27,40 @@ def memory(size: int, past: int = 0) -> NDArray[np.uint8]:
     return raw[start : start + size]
 
 
-def _scale(
-    x: Integer,
-    out: Integer,
-    size: Integer,
-    factor: Integer,
-    unit: Integer,
-    times: Integer,
-    work: Integer,
-    pool: Integer,
-) -> int:
-    """Have all elements of an array scaled, `unit` at a time."""
-    arrays = [location(array)[0] for array in (x, out, factor)]
-    job = spill(x.b, (*arrays, spill(x.b, (size, unit, times))))
-    share(pool, work, job, (size + unit - 1) // unit, size * times // _UNIT)
-    return 0
+@njit(error_model="numpy")
+def _scale_in_place(x, factor, unit, times):  # type: ignore[no-untyped-def]
+    for first in range(0, x.size, unit):
+        part = x[first : first + unit]
+        for _ in range(times):
+            for i in range(part.size):
+                part[i] *= factor
 
 
-@cache
-def _scaling() -> Kernel:
-    """Return the kernel (x, out, size, factor, unit, times, work, pool); work: from `_part`."""
-    parameters = object_at, object_at, whole, object_at, whole, whole, whole, whole
-    return loaded(built(_scale, "scale", parameters), "scale")
+@njit(error_model="numpy")
+def _scale_into(x, out, factor):  # type: ignore[no-untyped-def]
+    for i in range(x.size):
+        out[i] = x[i] * factor
 
 
-@cache
-def _part(elsewhere: bool) -> int:
-    """Return where the loop (job, start, stop) is, as plain as can be.
-
-    elsewhere: out is not x. The compiler must know, as it would not make vectors of what may be either.
-    """
-    word = types.int64
-
-    @cfunc(word(types.CPointer(types.voidptr), word, word), error_model="numpy")
-    def part(job, start, stop):  # type: ignore[no-untyped-def]
-        size, unit, times = carray(job[3], (3,), np.int64)
-        factor = carray(job[2], (1,), np.float32)[0]
-        for first in range(start * unit, stop * unit, unit):
-            x = carray(job[0], (size,), np.float32)[first : first + unit]
-            for _ in range(times):
-                if elsewhere:
-                    out = carray(job[1], (size,), np.float32)[first : first + unit]
-                    for i in range(x.size):
-                        out[i] = x[i] * factor
-                else:
-                    for i in range(x.size):
-                        x[i] *= factor
-        return 0
-
-    return int(part.address)
+@njit(parallel=True, nogil=True, error_model="numpy", cache=True)
+def _scale(x, out, in_place, factor, unit, times, parts):  # type: ignore[no-untyped-def]
+    # The two loops differ because LLVM makes vectors only of one that is known to write elsewhere, or in place.
+    if parts > 1:
+        for part in prange(parts):
+            start, stop = x.size * part // parts, x.size * (part + 1) // parts
+            if in_place:
+                _scale_in_place(x[start:stop], factor, unit, times)
+            else:
+                _scale_into(x[start:stop], out[start:stop], factor)
+    elif in_place:
+        _scale_in_place(x, factor, unit, times)
+    else:
+        _scale_into(x, out, factor)
 
 
 def scale(x: Array, out: Array, factor: Array, parallel: bool, unit: int = _UNIT, times: int = 1) -> None:
-    """Write contiguous float32 times factor[0] to out, which may be x; `unit` elements at a time, each so often."""
-    work, pool = _part(out is not x), _threads.pool() if parallel else 0
-    _scaling().call(x, out, x.size, factor, unit, times, work, pool)
+    """Write contiguous float32 times factor[0] to out, which may be x; in place `unit` at a time, each so often."""
+    _scale(x, out, out is x, factor[0], unit, times, threads.usable() if parallel else 1)
 
 
 def scale_in_cores(x: Array, factor: Array, parallel: bool) -> None:

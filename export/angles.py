@@ -55,7 +55,7 @@ def tables(rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]
         if rope.axes > 1:
             ids = np.repeat(ids[:, None], rope.axes, axis=1)
         positions = ids.astype(np.float64).reshape(1, -1, rope.axes)
-        cos[part], sin[part] = (table[0, :, 0] for table in angles.tables(positions, ids, mode, dtype.name))
+        cos[part], sin[part] = (table[0, :, 0] for table in angles.tables(positions, mode, dtype.name))
     return cos, sin
 
 

@@ -46,9 +46,10 @@ def dtype(value: Any) -> np.dtype[Any]:
 
 def array(name: str, x: object, form: str) -> Array:
     """Return `x` if it is an array that can be rotated in this layout; raise otherwise."""
-    if not isinstance(x, np.ndarray):
-        raise TypeError(f"`{name}` is a {type(x).__name__}; it must be a NumPy array")
-    unmasked(name, x)
+    if type(x) is not np.ndarray:
+        if not isinstance(x, np.ndarray):
+            raise TypeError(f"`{name}` is a {type(x).__name__}; it must be a NumPy array")
+        unmasked(name, x)
     if x.dtype not in FORMAT_OF:
         raise TypeError(f"`{name}` has dtype {x.dtype}; it must be {', '.join(FORMAT_OF.values())} (native byte order)")
     if x.ndim != len(form):
@@ -160,6 +161,7 @@ def positions(name: str, value: object, axes: int, form: str | None, rows: int =
         raise ValueError(f"lengths are given for {rows} batch rows, but packed tokens (layout thd) have none")
     if rows > 1 and ids.shape[0] not in (1, rows):
         raise ValueError(f"`{name}` has batch {ids.shape[0]}, but lengths were given for {rows} sequences")
+    position_values(name, ids)
     return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
 
 

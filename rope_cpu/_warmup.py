@@ -13,12 +13,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from rope_cpu._check import DTYPES, FORMAT_OF
-from rope_cpu._kernels.angles import angles, cos_sin, kinds
-from rope_cpu._kernels.compiler import Kernel
-from rope_cpu._kernels.formats import FORMATS
-from rope_cpu._kernels.rotation import rotation
-from rope_cpu._kernels.sharing import serving, sharing
-from rope_cpu._kernels.units import rows
+from rope_cpu.kernels.angles import cos_sin
+from rope_cpu.kernels.rotate import PAIRINGS, rotation
+from rope_cpu.kernels.vectors import converts_float16
 
 if TYPE_CHECKING:  # `import rope_cpu` comes by here and has no use for it
     import argparse
@@ -55,22 +52,19 @@ def specialise(dtypes: DTypeLike | Sequence[DTypeLike]) -> Iterator[Specialisati
     for kernel, arguments in todo(dtypes):
         start = time.perf_counter()
         made = kernel(*arguments)
-        seconds = time.perf_counter() - start
-        yield Specialisation(made.name, seconds, made.compiled, made.folder)
+        seconds, stats = time.perf_counter() - start, made.stats
+        folder = Path(stats.cache_path) if stats.cache_path else None
+        yield Specialisation(made.__name__, seconds, not stats.cache_hits, folder)
 
 
-def todo(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[tuple[Callable[..., Kernel], tuple[Any, ...]]]:
-    """Return the kernels that these dtypes need, each as its builder and the arguments for it."""
+def todo(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[tuple[Callable[..., Any], tuple[str, ...]]]:
+    """Return the kernels that these dtypes need, each as the function that compiles it and the arguments for it."""
     names = _names(dtypes)
-    sizes = sorted({FORMATS[name].size for name in names})
+    rotated = ["float32" if name == "float16" and not converts_float16() else name for name in names]
+    # Cos and sin of a plan are float32 until it rotates float64; tables of 16 bits are rounded from float64.
     return [
-        (sharing, ()),
-        (serving, ()),
-        (angles, ()),
-        # Cos and sin of a plan are float32 until it rotates float64.
-        *((cos_sin, (name, kind)) for name in sorted({"float32", *names}) for kind in kinds(name)),
-        *((rotation, key) for key in product(sizes, (False, True))),
-        *((rows, key) for key in product(names, ("half", "interleaved"))),
+        *((cos_sin, (real,)) for real in ("float32", "float64")),
+        *((rotation, key) for key in product(dict.fromkeys(rotated), PAIRINGS)),
     ]
 
 

@@ -5,112 +5,126 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from rope_cpu import _check, _threads
-from rope_cpu._check import Array
-from rope_cpu._kernels import angles as kernels
-from rope_cpu._kernels.chains import NEAR, RADIAN, SLOW
-from rope_cpu._kernels.compiler import DONE
-from rope_cpu._kernels.lanes import exact_product, exact_sum
-from rope_cpu.spec import MAX_POSITION, Float64, RopeSpec
+from rope_cpu._check import DTYPES, Array
+from rope_cpu.kernels import threads
+from rope_cpu.kernels.angles import RADIAN, cos_sin
+from rope_cpu.spec import Float64, RopeSpec
 
-# What each operation does to the angle.
-SIGN = {"rotate": 1, "inverse": -1, "shift": 1}
+# See Angles.rows.
+Row = tuple[Float64, float, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Angles:
-    """A spec as kernels take it to compute cos and sin.
+    """What cos and sin of a spec are computed from.
 
-    parts: the frequencies; see `parts_of`. kind: how float32 tables are computed; see `kind_of`. factors: what each
-    operation multiplies cos and sin by, (rows,).
+    rows: for each operation and each row of the spec (frequencies, factor, sign): float64 (2, axes, heads, pairs),
+    which add up to revolutions per unit of position, or, where angles are computed in float32, are radians and zeros;
+    the factor on cos and sin; and −1 to rotate backwards. in_float32: whether angles are computed as models do.
     """
 
-    parts: Float64
-    kind: str
-    factors: dict[str, Float64]
+    rows: dict[str, list[Row]]
+    in_float32: bool
 
     @classmethod
     def of(cls, spec: RopeSpec) -> Angles:
         """Get a spec ready."""
-        parts, factor = parts_of(spec), spec.attention_factor
-        factors = {"rotate": factor, "inverse": 1.0 / factor, "shift": np.ones_like(factor)}
-        return cls(parts, kind_of(spec, parts), factors)
+        omega, factor, in_float32 = spec.inv_freq, spec.attention_factor, spec.angle_dtype == "float32"
+        parts = np.stack((omega, np.zeros_like(omega)) if in_float32 else revolutions(omega), axis=1)
+        operations = {"rotate": (factor, 1.0), "inverse": (1.0 / factor, -1.0), "shift": (np.ones_like(factor), 1.0)}
+        rows = {
+            name: [(row, float(one), sign) for row, one in zip(parts, factors, strict=True)]
+            for name, (factors, sign) in operations.items()
+        }
+        return cls(rows, in_float32)
 
     def tables(
-        self, positions: Float64, ids: ArrayLike, mode: str, dtype: str, out: tuple[Array, Array] | None = None
+        self, positions: Float64, mode: str, dtype: str, out: tuple[Array, Array] | None = None
     ) -> tuple[Array, Array]:
         """Return factor·cos and sign·factor·sin, (batch or 1, seq, heads, pairs) of a dtype.
 
-        positions: float64 (batch or 1, seq, axes or 1), C-contiguous. ids: the positions as given, for error texts.
-        mode: an operation. out: arrays of as many elements to write to, C-contiguous and aligned.
-
-        Raises ValueError where a position is not finite or beyond ±2^53; nothing was written.
+        positions: float64 (batch or 1, seq, axes or 1), checked. mode: an operation: rotate, inverse or shift. out:
+        arrays of that many elements and dtype to write to, C-contiguous and aligned.
         """
-        (batch, seq, _), (rows, _, heads, _, pairs) = positions.shape, self.parts.shape
-        shape, stored = (batch if rows == 1 else rows, seq, heads, pairs), _check.DTYPES[dtype]
-        cos, sin = out or (np.empty(shape, stored), np.empty(shape, stored))
-        if not self._written(positions, mode, dtype, MAX_POSITION - 1, cos, sin):
-            # At the limit itself 2^53 + 1 has been rounded to it: that is told from the ids as they were given.
-            _check.position_values("delta" if mode == "shift" else "position_ids", ids)
-            if not self._written(positions, mode, dtype, MAX_POSITION, cos, sin):
-                raise RuntimeError("positions passed their check, but the kernel refused them")
+        real = "float32" if dtype == "float32" or self.in_float32 else "float64"
+        if dtype != real:
+            cos, sin = (_rounded(table, dtype) for table in self.tables(positions, mode, real))
+            if out is None:
+                return cos, sin
+            out[0][...], out[1][...] = cos.reshape(out[0].shape), sin.reshape(out[1].shape)
+            return out
+        rows, (batch, seq, coordinates) = self.rows[mode], positions.shape
+        _, axes, heads, pairs = rows[0][0].shape
+        if coordinates != axes:  # one serves every axis
+            positions = np.broadcast_to(positions, (batch, seq, axes))
+        shape, kind = (batch if len(rows) == 1 else len(rows), seq, heads, pairs), DTYPES[real]
+        cos, sin = (np.empty(shape, kind), np.empty(shape, kind)) if out is None else (x.reshape(shape) for x in out)
+        write = _write_in_float32 if self.in_float32 else cos_sin(real)
+        if len(rows) == 1:
+            write(positions, *rows[0], cos, sin, threads.usable())
+        else:
+            for n, row in enumerate(rows):
+                at, own = min(n, batch - 1), slice(n, n + 1)
+                write(positions[at : at + 1], *row, cos[own], sin[own], threads.usable())
         return cos, sin
 
-    def _written(self, positions: Float64, mode: str, dtype: str, limit: float, cos: Array, sin: Array) -> bool:
-        """Write tables; tell whether that was done, as no position is beyond ±limit."""
-        pool = _threads.pool() if cos.size > kernels.SERIAL_PAIRS else 0
 
-        def written(kind: str, limit: float) -> bool:
-            write, work = kernels.angles().call, kernels.cos_sin(dtype, kind).address
-            return write(positions, limit, self.parts, self.factors[mode], SIGN[mode], cos, sin, work, pool) == DONE
-
-        if self.kind != "usual" or dtype != "float32":
-            return written(self.kind, limit)
-        # Another kernel computes far positions, and is not compiled to find that they are none.
-        return written("usual", NEAR) or (bool((np.abs(positions) <= limit).all()) and written("any", limit))
-
-
-def parts_of(spec: RopeSpec) -> Float64:
-    """Return what the angle kernel keeps of the frequencies: (rows, axes, heads, parts, pairs).
-
-    The two of `turns`. Where several axes share out the pairs, so that each turns with one of them, there is one axis,
-    and after the two comes a mask for each of these but the first: all bits for its own pairs, none for others.
-    """
-    two, omega = turns(spec), spec.inv_freq
-    if omega.shape[1] == 1 or (np.count_nonzero(omega, axis=1) > 1).any():
-        return two
-    # A pair that does not turn has any axis.
-    owners = np.argmax(omega != 0, axis=1)[:, None, :, None]
-    masks = -(owners == np.arange(1, omega.shape[1])[:, None]).astype(np.int64)
-    return np.concatenate([two.sum(axis=1, keepdims=True), masks.view(np.float64)], axis=-2)
+def _write_in_float32(
+    positions: Float64, frequencies: Float64, factor: float, sign: float, cos: Array, sin: Array, usable: int
+) -> None:
+    """Write cos and sin of the angles that models in float32 have; arguments as kernels take them."""
+    angle = np.zeros_like(cos)
+    for axis, frequency in enumerate(frequencies[0].astype(np.float32)):
+        angle += positions[:, :, axis, None, None].astype(np.float32) * frequency
+    # To the kernel, each angle is the frequency of a pair, and the position is one radian in revolutions.
+    one, high = np.array([[[RADIAN[0]]]]), angle.astype(np.float64).reshape(1, 1, 1, -1)
+    parts, flat = np.concatenate([high, high * (RADIAN[1] / RADIAN[0])]), (1, 1, 1, -1)
+    cos_sin("float32")(one, parts, 1.0, sign, cos.reshape(flat), sin.reshape(flat), usable)
+    cos *= np.float32(factor)
+    sin *= np.float32(factor)
 
 
-def kind_of(spec: RopeSpec, kept: Float64) -> str:
-    """Return how float32 tables are computed: as models do in float32, of usual frequencies or of any.
-
-    kept: from `parts_of`.
-    """
-    if spec.angle_dtype == "float32":
-        return "model"
-    return "usual" if kept.shape[1] == 1 and np.abs(spec.inv_freq).max() <= SLOW else "any"
-
-
-def turns(spec: RopeSpec) -> Float64:
-    """Return frequencies as turns: (rows, axes, heads, 2, pairs).
-
-    Two float64 whose sum is ω/2π to about 2^-106; for angle_dtype float32 ω itself and zeros.
-    """
-    omega = np.asarray(spec.inv_freq, np.float64)
-    high, low = (omega, np.zeros_like(omega)) if spec.angle_dtype == "float32" else _in_turns(omega)
-    return np.stack([high, low], axis=-2)
+def _rounded(table: Array, dtype: str) -> Array:
+    """Return a table rounded once to another dtype; bfloat16 below 2^-126 becomes zero, as in rotations."""
+    if dtype == "bfloat16":
+        # ml_dtypes rounds to float32 on the way to bfloat16, so its eight bits are found here.
+        mantissa, exponent = np.frexp(table)
+        table = np.where(np.abs(table) < 2.0**-126, 0.0 * table, np.ldexp(np.rint(mantissa * 2.0**8), exponent - 8))
+    with np.errstate(over="ignore", under="ignore"):
+        return table.astype(DTYPES[dtype])
 
 
-def _in_turns(omega: Float64) -> tuple[Float64, Float64]:
+def revolutions(omega: Float64) -> tuple[Float64, Float64]:
+    """Return ω/2π as two float64 arrays, whose sum holds it to about 2^-106."""
     first, second, third = RADIAN
     with np.errstate(under="ignore"):
-        high, lost = exact_product(omega, first)
-        more, rest = exact_product(omega, second)
-        low, rounding = exact_sum(lost, more)
-        return exact_sum(high, low + (rounding + (rest + omega * third)))
+        high, lost = _exact_product(omega, first)
+        more, rest = _exact_product(omega, second)
+        low, rounding = _exact_sum(lost, more)
+        return _exact_sum(high, low + (rounding + (rest + omega * third)))
+
+
+def _exact_sum(x: Float64, y: Float64) -> tuple[Float64, Float64]:
+    """Return x + y as float64 rounds it, and what that loses (D. E. Knuth)."""
+    total = x + y
+    shadow = total - x
+    return total, (x - (total - shadow)) + (y - shadow)
+
+
+def _exact_product(x: Float64, y: float) -> tuple[Float64, Float64]:
+    """Return x·y as float64 rounds it, and what that loses, exactly below 2^996.
+
+    Source: T. J. Dekker, A floating-point technique for extending the available precision, Numerische Mathematik 18,
+    1971: each factor is split into two halves.
+    """
+    product = x * y
+    (x1, x2), (y1, y2) = _halves(x), _halves(np.array(y))
+    return product, (((x1 * y1 - product) + x1 * y2) + x2 * y1) + x2 * y2
+
+
+def _halves(x: Float64) -> tuple[Float64, Float64]:
+    """Split float64 into two of 26 bits that add up to it."""
+    scaled = x * 134217729.0  # 2^27 + 1
+    high = scaled - (scaled - x)
+    return high, x - high

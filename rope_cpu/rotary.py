@@ -12,31 +12,26 @@ from rope_cpu import _check
 from rope_cpu import spec as specs
 from rope_cpu._check import Array
 from rope_cpu._constructors import Constructors
-from rope_cpu._kernels.compiler import DONE
-from rope_cpu._kernels.rotation import ALONE, FIRST
-from rope_cpu._rotate import REAL_OF, Frame, OnTheWay, Prepared
 from rope_cpu.angles import Angles
-from rope_cpu.plan import RotaryPlan
+from rope_cpu.plan import REAL_OF, RotaryPlan, form
 from rope_cpu.spec import MAX_POSITION, Float64, RopeSpec
+
+_FAR = int(MAX_POSITION / 2)  # from where on it matters how many tokens follow an offset
 
 
 class RotaryEmbedding(Constructors):
     """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
 
-    __slots__ = ("_angles", "_consecutive", "_forward", "_frames", "_short", "_spec")
+    __slots__ = ("_angles", "_consecutive", "_form", "_spec")
     _spec: RopeSpec
     _angles: Angles
-    _frames: dict[str, Frame]
-    _short: OnTheWay
     _consecutive: bool  # whether ids may be left out
-    _forward: dict[str, Prepared]  # what rotates tokens without them, for each layout
+    _form: NDArray[np.int64]  # what kernels are told of heads
 
     def _of(self, spec: RopeSpec) -> None:
         self._spec, self._angles = spec, Angles.of(spec)
-        self._frames = {form: Frame.of(form, spec.head_dim, spec.blocks, spec.interleaved) for form in _check.AXES}
-        self._short = OnTheWay(self._frames, self._angles)
+        self._form = form(spec.head_dim, spec.blocks)
         self._consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
-        self._forward = self._short.ready[False]
 
     @property
     def spec(self) -> RopeSpec:
@@ -134,6 +129,7 @@ class RotaryEmbedding(Constructors):
         wanted, axes, rows = _check.dtype(dtype), self.axes, self._spec.attention_factor.size
         ids = _check.numbers("position_ids", position_ids)
         _check.coordinates("position_ids", ids, axes)
+        _check.position_values("position_ids", ids)
         if rows == 1:
             shape = ids.shape[:-1] if axes > 1 else ids.shape
             positions = ids.astype(np.float64, order="C").reshape(1, -1, axes)
@@ -145,7 +141,7 @@ class RotaryEmbedding(Constructors):
         outs = None if out is None else _check.out_tables(out, shape, wanted)
         kind = _check.FORMAT_OF[wanted]
         direct = outs if outs and all(table.flags.carray for table in outs) else None
-        cos, sin = self._angles.tables(positions, position_ids, "rotate", kind, direct)
+        cos, sin = self._angles.tables(positions, "rotate", kind, direct)
         if outs is None:
             return cos.reshape(shape), sin.reshape(shape)
         if not direct:
@@ -179,13 +175,9 @@ class RotaryEmbedding(Constructors):
         Raises TypeError or ValueError, before anything is written, naming argument, value and rule; ValueError also
         where frequencies depend on a length that is not given (`at_length`).
         """
-        if position_ids is None and self._consecutive:
-            result: Array | None = self._short.follow(x, x, out, offset, layout, inverse, ALONE)
-            if result is not None:
-                return result
-        form, mode = _check.layout(layout), _mode(inverse)
-        positions, ids = self._positions("x", x, position_ids, offset, form)
-        return self._rotated(x, positions, ids, form, mode, out)
+        layout, mode = _check.layout(layout), _mode(inverse)
+        positions = self._positions("x", x, position_ids, offset, layout)
+        return RotaryPlan(self, positions, layout, mode, REAL_OF[x.dtype]).rotate(x, out)
 
     def __call__(
         self,
@@ -205,26 +197,9 @@ class RotaryEmbedding(Constructors):
 
         Returns the pair (q_rot, k_rot). Raises as `rotate` does.
         """
-        # The usual decode step; what is new, unusual or wrong is left to what follows.
-        try:
-            if out is not None and position_ids is None and inverse is False and type(offset) is int:
-                ready = self._forward[layout]
-                if ready[0](q, k, out, ready, offset * FIRST) == DONE:
-                    return out
-        except (KeyError, OverflowError, TypeError):
-            pass
-        if out is not None and type(out) is not tuple:
-            out = _check.out_pair(out)
-        if position_ids is None and self._consecutive:
-            pair: tuple[Array, Array] | None = self._short.follow(q, k, out, offset, layout, inverse)
-            if pair is not None:
-                return pair
-        form, mode = _check.layout(layout), _mode(inverse)
-        positions, ids = self._positions("q", q, position_ids, offset, form)
-        placed: tuple[Array, Array] | None = self._short.at(q, k, out, positions, form, mode)
-        if placed is not None:
-            return placed
-        return RotaryPlan(self, positions, ids, form, mode, REAL_OF[q.dtype])(q, k, out)
+        layout, mode = _check.layout(layout), _mode(inverse)
+        positions = self._positions("q", q, position_ids, offset, layout)
+        return RotaryPlan(self, positions, layout, mode, REAL_OF[q.dtype])(q, k, out)
 
     def plan(self, position_ids: ArrayLike, *, layout: str = "bshd", inverse: bool = False) -> RotaryPlan:
         """Compute cos and sin of a step's positions once, for every layer and every dtype.
@@ -233,9 +208,8 @@ class RotaryEmbedding(Constructors):
 
         Raises TypeError or ValueError as `rotate` does.
         """
-        form = _check.layout(layout)
-        positions = self._given("position_ids", position_ids, form)
-        return RotaryPlan(self, positions, position_ids, form, _mode(inverse))
+        positions = self._given("position_ids", position_ids, _check.layout(layout))
+        return RotaryPlan(self, positions, layout, _mode(inverse))
 
     def shift(
         self, keys: Array, delta: int | float | ArrayLike, *, layout: str = "bshd", out: Array | None = None
@@ -248,17 +222,17 @@ class RotaryEmbedding(Constructors):
         Returns the keys as they would be, had they been rotated at their new positions.
         Raises TypeError or ValueError as `rotate` does.
         """
-        form = _check.layout(layout)
-        keys = _check.array("keys", keys, form)
+        keys = _check.array("keys", keys, _check.layout(layout))
         moved = _check.numbers("delta", delta)
-        tokens = keys.shape[_check.AXES[form][1]]
+        tokens = keys.shape[_check.AXES[layout][1]]
         if moved.ndim:
             _check.coordinates("delta", moved, self.axes)
         if moved.ndim == 0 and (self.axes == 1 or self._spec.shared_id):
             moved = np.full((tokens, self.axes) if self.axes > 1 else tokens, moved)
         elif moved.ndim == 1 and self.axes > 1:
             moved = np.broadcast_to(moved, (tokens, *moved.shape))
-        return self._rotated(keys, self._given("delta", moved, form), moved, form, "shift", out)
+        positions = self._given("delta", moved, layout)
+        return RotaryPlan(self, positions, layout, "shift", REAL_OF[keys.dtype]).rotate(keys, out)
 
     def __repr__(self) -> str:
         length = "" if self._spec.lengths is None else f", lengths={self._spec.lengths}"
@@ -288,41 +262,30 @@ class RotaryEmbedding(Constructors):
                 "rotate queries and keys with what it returns"
             )
 
-    def _positions(
-        self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, form: str
-    ) -> tuple[Float64, ArrayLike]:
-        """Return the positions of an array's tokens, checked and as they were given."""
-        x = _check.array(name, x, form)
+    def _positions(self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str) -> Float64:
+        """Return the positions of an array's tokens, checked."""
+        x = _check.array(name, x, layout)
         if ids is not None:
             if type(offset) is not int or offset != 0:
                 raise ValueError(f"`offset` is {offset!r} and `position_ids` are given as well; give one of them")
-            return self._given("position_ids", ids, form), ids
-        if form == "thd" or not self._consecutive:
-            self._needs_ids(form)
-        seq = x.shape[_check.AXES[form][1]]
-        if type(offset) is int and abs(offset) < MAX_POSITION / 2:
-            positions = np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
-        else:
-            rows = _check.offsets(offset, x.shape[1 if form == "sbhd" else 0], seq)
-            positions = rows.reshape(-1, 1, 1) + np.arange(seq, dtype=np.float64)[:, None]
-        return positions, positions
+            return self._given("position_ids", ids, layout)
+        if layout == "thd" or not self._consecutive:
+            self._needs_ids(layout)
+        seq = x.shape[_check.AXES[layout][1]]
+        if type(offset) is int and abs(offset) < _FAR:
+            return np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
+        rows = _check.offsets(offset, x.shape[1 if layout == "sbhd" else 0], seq)
+        return rows.reshape(-1, 1, 1) + np.arange(seq, dtype=np.float64)[:, None]
 
-    def _rotated(self, x: Array, positions: Float64, ids: ArrayLike, form: str, mode: str, out: Array | None) -> Array:
-        """Rotate one array at positions that were checked; ids: as they were given."""
-        result: Array | None = self._short.at(x, x, out, positions, form, mode, ALONE)
-        if result is not None:
-            return result
-        return RotaryPlan(self, positions, ids, form, mode, REAL_OF[x.dtype]).rotate(x, out)
-
-    def _given(self, name: str, ids: ArrayLike, form: str) -> Float64:
+    def _given(self, name: str, ids: ArrayLike, layout: str) -> Float64:
         """Return positions that were given, checked."""
         self._ready()
-        return _check.positions(name, ids, self.axes, form, self._spec.attention_factor.size)
+        return _check.positions(name, ids, self.axes, layout, self._spec.attention_factor.size)
 
-    def _needs_ids(self, form: str) -> None:
+    def _needs_ids(self, layout: str) -> None:
         """Raise the reason why position_ids cannot be left out."""
         self._ready()
-        if form == "thd":
+        if layout == "thd":
             raise ValueError(
                 "`position_ids` is None; packed tokens (layout thd) need them, as sequences share no order"
             )

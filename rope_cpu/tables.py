@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu import _check
 from rope_cpu._check import Array
-from rope_cpu._rotate import REAL_OF, Frame, Rotation
+from rope_cpu.plan import Rotation, form
 from rope_cpu.spec import boolean
 
 
 class _TableRotation(Rotation):
-    """A rotation of one dtype by given cos and sin, (batch or 1, seq, 1, pairs)."""
+    """A rotation by given cos and sin, (batch or 1, seq, 1, pairs)."""
 
-    __slots__ = ("_given",)
+    __slots__ = ("_given", "_tables")
 
-    def __init__(self, frame: Frame, dtype: np.dtype[Any], given: str, *tables: Array) -> None:
-        cos, sin = (table.astype(REAL_OF[dtype], copy=False) for table in tables)
-        if cos.strides[-1] != cos.itemsize or sin.strides[-1] != sin.itemsize:
-            cos, sin = cos.copy(), sin.copy()  # also of one pair, which NumPy calls contiguous in any case
-        super().__init__(frame, cos.shape)
-        self._given = f"{given} are for"
-        self._ready = self._prepared[dtype] = frame.prepared(dtype, cos, sin)
+    def __init__(self, layout: str, head_dim: int, interleaved: bool, given: str, cos: Array, sin: Array) -> None:
+        super().__init__(layout, head_dim, form(head_dim, [2 * cos.shape[-1]]), interleaved, cos.shape)
+        self._given, self._tables = f"{given} are for", (cos, sin)
 
     def _given_for(self) -> tuple[str, str]:
         return self._given, self._given
 
-
-@lru_cache(maxsize=64)
-def _frame(layout: str, head_dim: int, rotary_dim: int, interleaved: bool) -> Frame:
-    """Return the frame, which remembers what kernels are told of it: calls come for every layer."""
-    return Frame.of(layout, head_dim, (rotary_dim,), interleaved)
+    def _cos_sin(self, real: str) -> tuple[Array, Array]:
+        cos, sin = (table.astype(real, copy=False) for table in self._tables)
+        if cos.strides[-1] != cos.itemsize or sin.strides[-1] != sin.itemsize:
+            return cos.copy(), sin.copy()  # also of one pair, which NumPy calls contiguous in any case
+        return cos, sin
 
 
 def apply_rotary(
@@ -63,9 +56,8 @@ def apply_rotary(
     Raises TypeError or ValueError, before anything is written, naming argument, value and rule.
     Source: ONNX operator RotaryEmbedding, opset 23.
     """
-    form = _check.layout(layout)
-    x = _check.array("x", x, form)
-    cos, sin = _check.tables(cos, sin, position_ids is not None, form)
+    x = _check.array("x", x, _check.layout(layout))
+    cos, sin = _check.tables(cos, sin, position_ids is not None, layout)
     for name, table in (("cos", cos), ("sin", sin)):
         if isinstance(out, np.ndarray) and np.may_share_memory(out, table) and _check.share(out, table):
             raise ValueError(f"`out` shares memory with `{name}`; it must share nothing with what is read")
@@ -74,12 +66,12 @@ def apply_rotary(
             f"`x` has head_dim {x.shape[-1]}, but `cos` of shape {cos.shape} rotates {2 * cos.shape[-1]} elements"
         )
     if position_ids is not None:
-        ids = _check.table_ids(position_ids, len(cos), form)
+        ids = _check.table_ids(position_ids, len(cos), layout)
         cos, sin = cos[ids], sin[ids]
     if boolean("inverse", inverse):
         sin = -sin
     if cos.ndim == 2:
         cos, sin = cos[None], sin[None]
-    frame = _frame(form, x.shape[-1], 2 * cos.shape[-1], boolean("interleaved", interleaved))
     given = "`cos` and `sin`" if position_ids is None else "`position_ids`"
-    return _TableRotation(frame, x.dtype, given, cos[:, :, None], sin[:, :, None]).rotate(x, out)
+    adjacent = boolean("interleaved", interleaved)
+    return _TableRotation(layout, x.shape[-1], adjacent, given, cos[:, :, None], sin[:, :, None]).rotate(x, out)

@@ -20,9 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rope_cpu import __version__, _warmup
 from rope_cpu._check import DTYPES
 from rope_cpu._onnx_path import OnnxPath
-from rope_cpu._threads import get_num_threads
 from rope_cpu._usage import add_config_arguments, both_pairings, check_file, config_of, heads_of, writing
 from rope_cpu._verification import LAYOUT, NumPyPath, Outcome, Row, rows
+from rope_cpu.kernels.threads import get_num_threads
 from rope_cpu.rotary import RotaryEmbedding
 
 TOKENS = 512

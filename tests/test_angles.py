@@ -1,6 +1,5 @@
 """cos and sin are those of the exact product of position and float64 frequency, wherever the position lies."""
 
-import contextlib
 import tracemalloc
 from dataclasses import replace
 
@@ -259,9 +258,9 @@ def test_float32_angles_repeat_float32_arithmetic(rng):
     assert np.array_equal(sin, exact_sin[index, 0].astype(np.float32) * np.float32(1.1))
 
 
-def test_turns_hold_106_bits():
-    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(128, 5e5))
-    for frequency, (high, low) in zip(rope.inv_freq, angles.turns(rope.spec)[0, 0, 0].T, strict=True):
+def test_revolutions_hold_106_bits():
+    inv_freq = oracle.inv_freq(128, 5e5)
+    for frequency, high, low in zip(inv_freq, *angles.revolutions(inv_freq), strict=True):
         exact = oracle.CONTEXT.mpf(float(frequency)) / (2 * oracle.CONTEXT.pi)
         assert abs((oracle.CONTEXT.mpf(high) + oracle.CONTEXT.mpf(low) - exact) / exact) < 2.0**-105
 
@@ -354,17 +353,6 @@ def test_positions_that_are_none_are_found_wherever_they_stand(count, bad):
         ids[place] = bad
         with pytest.raises(ValueError, match="`position_ids` holds"):
             ROPES["pairs"].cos_sin(ids)
-
-
-@pytest.mark.parametrize(
-    ("position", "kinds"), [(2**31, ["usual"]), (2**31 + 1, ["usual", "any"]), (np.nan, ["usual"])]
-)
-def test_no_kernel_is_compiled_for_positions_that_are_none(position, kinds, monkeypatch):
-    asked, cos_sin = [], angles.kernels.cos_sin
-    monkeypatch.setattr(angles.kernels, "cos_sin", lambda *key: asked.append(key) or cos_sin(*key))
-    with contextlib.suppress(ValueError):
-        ROPES["pairs"].cos_sin([1.0, position])
-    assert asked == [("float32", kind) for kind in kinds]
 
 
 def test_nothing_is_written_for_positions_that_are_none():

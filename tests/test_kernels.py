@@ -3,171 +3,177 @@
 Run with NUMBA_CPU_NAME=haswell or x86-64 to see what machines without AVX-512, F16C, BF16 or FMA compute.
 """
 
-import dataclasses
 import os
 import platform
-import re
 import subprocess
 import sys
-from itertools import product
-from pathlib import Path
 
-import llvmlite.binding
 import ml_dtypes
 import numpy as np
 import oracle
 import pytest
+from numba import njit
 
-from rope_cpu import RotaryEmbedding, _machine, _threads, angles
-from rope_cpu._kernels import angles as kernels
-from rope_cpu._kernels import compiler, formats, rotation, units
-from rope_cpu._kernels.form import form_words
+from rope_cpu import RotaryEmbedding, _machine, plan
+from rope_cpu.kernels import rotate as kernels
+from rope_cpu.kernels.vectors import converts_float16
+from rope_cpu.plan import ARRANGED, kernel_of
 
-NO_POOL = np.zeros(1, np.int64)
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+CACHES = 2**62  # bytes, so that nothing goes past them
+ORDER = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}
+
+# A processor without float16 instructions has no kernel for it, see `test_other_processors`.
+needs_kernel = [
+    pytest.param(name, marks=pytest.mark.skipif(name == "float16" and not converts_float16(), reason="no F16C"))
+    for name in ("float32", "float64", "float16", "bfloat16")
+]
 
 
-@pytest.fixture(scope="module")
-def pools():
-    """Pools of threads that share large jobs: by their number, 1 for none."""
-    return {1: 0} | {threads: _threads.start(threads).address for threads in (2, 5)}
+def launch(q, k, q_out, k_out, cos, sin, pairing="half", blocks=None, threads=1, cache_bytes=CACHES):
+    """Call the kernel on arrays (batch, tokens, heads, head_dim); k None: rotate q alone."""
+    kernel, bits = kernel_of(q.dtype, pairing == "interleaved")
+    form = np.array([q.shape[3], cache_bytes, *(blocks or [cos.shape[3]])])
+    arrays = (q, q, q_out, q_out) if k is None else (q, k, q_out, k_out)
+    seen = [x if bits is None else x.view(bits) for x in arrays]
+    return kernel(*seen, cos, sin, form, 1 if k is None else 2, threads)
 
 
-def rotate(kind, pairing, pool, q, k, cos, sin, layout="bshd", stream_above=2**62):
-    """Call the kernel on arrays in bshd order, laid out in memory as `layout` says; return copies in bshd order."""
-    order = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}[layout]
-    arrays = [np.ascontiguousarray(x.transpose(order)) for x in (q, k)]
-    outs = [np.zeros_like(x) for x in arrays]
-    in_use = np.array([pool])
-    work, pools = units.rows(kind, pairing).address, in_use.ctypes.data
-    form = form_words(work, q.dtype, layout, q.shape[3], stream_above, pools, [cos.shape[-1]], worth=1)
-    prepared = None, cos, sin, form
-    status = rotation.rotation(q.dtype.itemsize, False).call(*arrays, tuple(outs), prepared, 0)
-    assert status == compiler.DONE
-    return [np.ascontiguousarray(x.transpose(np.argsort(order))) for x in outs]
+def rotated(x, cos, sin, pairing="half", **settings):
+    out = np.zeros_like(x)
+    assert launch(x, None, out, None, cos, sin, pairing, **settings) == kernels.DONE
+    return out
 
 
-@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
-@pytest.mark.parametrize("pairing", ["half", "interleaved"])
-def test_the_same_bits_for_every_way_of_running(kind, pairing, rng, pools):
+def cos_and_sin(rng, shape, dtype):
+    angle = rng.uniform(-9, 9, shape)
+    real = np.float64 if dtype == np.float64 else np.float32
+    return np.cos(angle).astype(real), np.sin(angle).astype(real)
+
+
+def draw(rng, shape, dtype):
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def assert_exact(result, x, cos, sin, pairing):
+    exact, reach = oracle.rotate(x, cos[:, :, 0].astype(float), sin[:, :, 0].astype(float), pairing == "interleaved")
+    assert (np.abs(result.astype(float) - exact) <= oracle.bound(exact, reach, x.dtype)).all()
+
+
+@pytest.mark.parametrize("kind", needs_kernel)
+@pytest.mark.parametrize("pairing", kernels.PAIRINGS)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_same_bits_for_every_way_of_running(kind, pairing, groups, rng):
     dtype = NARROW.get(kind, np.dtype(kind))
-    real = np.float64 if kind == "float64" else np.float32
-    angle = rng.uniform(-9, 9, (2, 420, 1, 37))  # 400,000 elements: work for five
-    cos, sin = np.cos(angle).astype(real), np.sin(angle).astype(real)
-    q = rng.standard_normal((2, 420, 5, 77)).astype(dtype)
-    k = rng.standard_normal((2, 420, 2, 77)).astype(dtype)
-    first = rotate(kind, pairing, 0, q, k, cos, sin)
-    exact, reach = oracle.rotate(q, cos[:, :, 0].astype(float), sin[:, :, 0].astype(float), pairing == "interleaved")
-    assert (np.abs(first[0].astype(float) - exact) <= oracle.bound(exact, reach, dtype)).all()
-    for pool in pools.values():
-        for layout in ("bshd", "bhsd", "sbhd"):
-            for stream_above in (0, 2**62):
-                again = rotate(kind, pairing, pool, q, k, cos, sin, layout, stream_above)
-                assert [x.tobytes() for x in again] == [x.tobytes() for x in first]
+    cos, sin = cos_and_sin(rng, (2, 420, groups, 37), dtype)
+    q, k = draw(rng, (2, 420, 6, 74), dtype), draw(rng, (2, 420, 2, 74), dtype)
+    assert q.size + k.size >= kernels._PARALLEL_FROM
+    first = None
+    for threads in (1, 2, 5):
+        for order in ORDER.values():
+            back = np.argsort(order)
+            given = [np.ascontiguousarray(x.transpose(order)).transpose(back) for x in (q, k)]
+            out, in_place = [np.zeros_like(x) for x in given], [x.copy("K") for x in given]
+            for target, source in ((out, given), (in_place, in_place)):
+                assert launch(*source, *target, cos, sin, pairing, threads=threads) == kernels.DONE
+                results = [x.tobytes() for x in target]
+                first = first or results
+                assert results == first
+    for x, result in zip((q, k), out, strict=True):
+        share = x.shape[2] // groups
+        for group in range(groups):
+            heads, table = slice(group * share, (group + 1) * share), slice(group, group + 1)
+            assert_exact(result[:, :, heads], x[:, :, heads], cos[:, :, table], sin[:, :, table], pairing)
 
 
-BLOCKS = [[n] for n in range(1, 71)] + [[8, 28, 28], [32, 32], [1, 2, 3, 5, 7, 11], [17, 64, 15], [128, 33], [66]]
-# Equal blocks of two overlapping vectors, which go by twos: an odd one is left, others stand in between.
-BLOCKS += [[96], [128], [28] * 3, [28, 28, 31, 31, 8], [12] * 4, [9, 9, 12, 12, 12], [17, 18, 18, 17]]
+BLOCKS = [[n] for n in range(1, 71)] + [[8, 28, 28], [32, 32], [1, 2, 3, 5, 7, 11], [17, 64, 15], [128, 33], [200]]
 
 
-@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
-@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize("kind", needs_kernel)
+@pytest.mark.parametrize("pairing", kernels.PAIRINGS)
 def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
-    """Vectors overlap where widths are no powers of two: nothing may be rotated twice, and nothing left out.
-
-    Eight elements that are not rotated leave rows at multiples of 16 bytes, where results may go past the caches; one
-    does not. With more than eight tokens each row has a cos and sin of its own in bhsd.
-    """
+    """Nothing may be rotated twice, and nothing left out; elements past the blocks stay as they are."""
     dtype = NARROW.get(kind, np.dtype(kind))
-    real = np.float64 if kind == "float64" else np.float32
-    for blocks, rest in product(BLOCKS, (1, 8)):
+    for blocks in BLOCKS:
         pairs = sum(blocks)
-        angle = rng.uniform(-9, 9, (1, 9, 1, pairs))
-        cos, sin = np.cos(angle).astype(real), np.sin(angle).astype(real)
-        x = rng.standard_normal((1, 9, 2, 2 * pairs + rest)).astype(dtype)
-        results = []
-        for layout, above in product(("bshd", "bhsd"), (0, 2**62)):
-            given = x if layout == "bshd" else np.ascontiguousarray(x.transpose(0, 2, 1, 3))
-            work = units.rows(kind, pairing).address
-            form = form_words(work, dtype, layout, x.shape[3], above, NO_POOL.ctypes.data, blocks)
-            out = np.zeros_like(given)
-            for source, target in ((given, out), (given.copy(),) * 2):
-                kernel = rotation.rotation(dtype.itemsize, False).call
-                status = kernel(source, source, target, (None, cos, sin, form), rotation.ALONE)
-                assert status == compiler.DONE
-                results.append(target if layout == "bshd" else target.transpose(0, 2, 1, 3))
-        for other in results[1:]:
-            assert other.tobytes() == results[0].tobytes(), blocks
+        cos, sin = cos_and_sin(rng, (1, 9, 1, pairs), dtype)
+        x = draw(rng, (1, 9, 2, 2 * pairs + 3), dtype)
+        out, in_place = x.copy(), x.copy()
+        out[..., : 2 * pairs] = 0
+        for source, target in ((x, out), (in_place, in_place)):
+            assert launch(source, None, target, None, cos, sin, pairing, blocks) == kernels.DONE
+        assert out.tobytes() == in_place.tobytes(), blocks
         start = 0
         for n in blocks:
             part, at = slice(2 * start, 2 * (start + n)), slice(start, start + n)
-            c, s = (table[:, :, 0, at].astype(float) for table in (cos, sin))
-            exact, reach = oracle.rotate(x[..., part], c, s, pairing == "interleaved")
-            assert (np.abs(results[0][..., part].astype(float) - exact) <= oracle.bound(exact, reach, dtype)).all()
+            assert_exact(out[..., part], x[..., part], cos[..., at], sin[..., at], pairing)
             start += n
-        assert (results[0][..., -rest:] == x[..., -rest:]).all()
+        assert (out[..., 2 * pairs :] == x[..., 2 * pairs :]).all()
 
 
-@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
-@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize("kind", needs_kernel)
+@pytest.mark.parametrize("pairing", kernels.PAIRINGS)
 def test_results_past_the_caches_at_any_address(kind, pairing, rng):
-    """How many bytes are stored at a time depends on the address, for each row: an odd step changes that within."""
+    """Where not all rows are aligned, they are stored as usual: a store past the caches would end the process."""
     dtype = NARROW.get(kind, np.dtype(kind))
-    real = np.float64 if kind == "float64" else np.float32
-    work = units.rows(kind, pairing).address
-    for pairs, odd in product((64, 80), (0, 16, dtype.itemsize)):
-        angle = rng.uniform(-9, 9, (1, 9, 1, pairs))
-        cos, sin = np.cos(angle).astype(real), np.sin(angle).astype(real)
-        x = rng.standard_normal((1, 9, 2, 2 * pairs)).astype(dtype)
-        step = x.shape[3] * dtype.itemsize + odd
-        expected = rotate(kind, pairing, 0, x, x, cos, sin)[0]
-        for offset in (0, dtype.itemsize, 8, 16, 32, 64):
-            memory = np.full(18 * step + 256, 0xA5, np.uint8)
-            start = -memory.ctypes.data % 64 + offset
-            strides = (18 * step, 2 * step, step, dtype.itemsize)
-            out = np.ndarray(x.shape, dtype, memory, start, strides)
-            before = memory.copy()
-            form = form_words(work, dtype, "bshd", 2 * pairs, 0, NO_POOL.ctypes.data, [pairs])
-            kernel = rotation.rotation(dtype.itemsize, False).call
-            assert kernel(x, x, out, (None, cos, sin, form), rotation.ALONE) == compiler.DONE
-            assert out.tobytes() == expected.tobytes(), (pairs, odd, offset)
-            out[...] = np.ndarray(x.shape, dtype, before, start, strides)
-            assert (memory == before).all(), (pairs, odd, offset)
+    for pairs in (64, 32, 96, 80, 36):
+        cos, sin = cos_and_sin(rng, (1, 9, 1, pairs), dtype)
+        x = draw(rng, (1, 9, 2, 2 * pairs), dtype)
+        expected = rotated(x, cos, sin, pairing)
+        for odd in (0, 64, 16, dtype.itemsize):
+            step = x.shape[3] * dtype.itemsize + odd
+            for offset in (0, dtype.itemsize, 16, 32, 64):
+                memory = np.full(18 * step + 256, 0xA5, np.uint8)
+                start, strides = -memory.ctypes.data % 64 + offset, (18 * step, 2 * step, step, dtype.itemsize)
+                before, out = memory.copy(), np.ndarray(x.shape, dtype, memory, start, strides)
+                assert launch(x, None, out, None, cos, sin, pairing, cache_bytes=0) == kernels.DONE
+                assert out.tobytes() == expected.tobytes(), (pairs, odd, offset)
+                out[...] = np.ndarray(x.shape, dtype, before, start, strides)
+                assert (memory == before).all(), (pairs, odd, offset)
+
+
+def test_which_results_go_past_the_caches():
+    """Large ones, into other arrays, whose rows and halves of rows all begin at a line of the caches."""
+
+    @njit
+    def past(x, out, pairs, cache_bytes):
+        return kernels._goes_past_caches(kernels._place(x), kernels._place(out), pairs, cache_bytes)
+
+    memory = np.zeros(2**16, np.uint8)
+    aligned = memory[-memory.ctypes.data % 64 :]
+    x = np.zeros((1, 9, 2, 128), np.float32)
+    out, odd = (aligned[start : start + x.nbytes].view(np.float32).reshape(x.shape) for start in (0, 16))
+    assert past(x, out, 64, 2 * x.nbytes - 1)
+    assert not past(x, out, 64, 2 * x.nbytes)
+    assert not past(x, odd, 64, 0)
+    assert not past(x, out, 40, 0)
+    assert not past(out, out, 64, 0)
 
 
 @pytest.mark.parametrize("in_place", ["neither", "q", "k", "both"])
 def test_one_in_place_and_the_other_not(in_place, rng):
-    """What is stored past the caches, row after row, may overlap itself; what is rotated in place may not."""
-    angle = rng.uniform(-9, 9, (1, 3, 1, 28))
-    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-    q, k = (rng.standard_normal((1, 3, 2, 56)).astype(np.float32) for _ in range(2))
-    expected = rotate("float32", "half", 0, q, k, cos, sin)
-    work = units.rows("float32", "half").address
-    for above in (0, 2**62):
-        form = form_words(work, q.dtype, "bshd", 56, above, NO_POOL.ctypes.data, [28])
-        outs = [x if in_place in (name, "both") else np.zeros_like(x) for name, x in (("q", q.copy()), ("k", k.copy()))]
-        given = [out if in_place in (name, "both") else x for name, x, out in zip("qk", (q, k), outs, strict=True)]
-        assert rotation.rotation(4, False).call(*given, tuple(outs), (None, cos, sin, form), 0) == compiler.DONE
-        assert [x.tobytes() for x in outs] == [x.tobytes() for x in expected]
+    cos, sin = cos_and_sin(rng, (1, 3, 1, 28), np.float32)
+    q, k = (draw(rng, (1, 3, 2, 56), np.float32) for _ in range(2))
+    expected = [rotated(x, cos, sin).tobytes() for x in (q, k)]
+    given = [q.copy(), k.copy()]
+    outs = [x if in_place in (name, "both") else np.zeros_like(x) for name, x in zip("qk", given, strict=True)]
+    assert launch(*given, *outs, cos, sin) == kernels.DONE
+    assert [x.tobytes() for x in outs] == expected
 
 
 @np.errstate(invalid="ignore")  # NumPy warns of signalling NaNs
-@pytest.mark.parametrize("kind", NARROW)
+@pytest.mark.parametrize("kind", needs_kernel[2:])
 def test_every_16_bit_number_passes_through(kind):
     """cos 1, sin 0: what is read is written, for all 65536 patterns; a NaN stays one, bfloat16 subnormals go."""
-    bits = np.arange(65536, dtype=np.uint16).reshape(1, 512, 1, 128)
-    x = bits.view(NARROW[kind])
+    x = np.arange(65536, dtype=np.uint16).reshape(1, 512, 1, 128).view(NARROW[kind])
     one, zero = np.ones((1, 512, 1, 64), np.float32), np.zeros((1, 512, 1, 64), np.float32)
     # x·1 − y·0 is NaN where the partner y is infinite or NaN, so partners are set to 0 in turn.
-    for side in (slice(0, 64), slice(64, 128)):
+    for side, other in ((slice(0, 64), slice(64, 128)), (slice(64, 128), slice(0, 64))):
         alone = x.copy()
-        alone[..., slice(64, 128) if side.start == 0 else slice(0, 64)] = 0
-        result = rotate(kind, "half", 0, alone, alone, one, zero)[0][..., side]
-        given = alone[..., side]
-        nan = np.isnan(given)
+        alone[..., other] = 0
+        result, given = rotated(alone, one, zero)[..., side], alone[..., side]
+        nan, expect = np.isnan(given), given.copy()
         assert np.isnan(result[nan]).all()
-        expect = given.copy()
         if kind == "bfloat16":
             expect = np.where(np.abs(given.astype(float)) < 2.0**-126, np.copysign(np.zeros_like(given), given), given)
         equal = result.view(np.uint16) == expect.view(np.uint16)
@@ -175,7 +181,7 @@ def test_every_16_bit_number_passes_through(kind):
         assert (equal | nan | (expect.astype(float) == 0)).all()
 
 
-@pytest.mark.parametrize("kind", NARROW)
+@pytest.mark.parametrize("kind", needs_kernel[2:])
 def test_rounding_to_16_bits_is_to_nearest_even(kind, rng):
     """cos and sin carry float32 values that are rounded on the way out; NumPy and ml_dtypes say what to."""
     values = rng.integers(0, 2**32, 200_000, dtype=np.uint32)
@@ -188,159 +194,142 @@ def test_rounding_to_16_bits_is_to_nearest_even(kind, rng):
     table = table[: len(table) // 64 * 64].reshape(1, -1, 1, 64)
     x = np.zeros((1, table.shape[1], 1, 128), NARROW[kind])
     x[..., :64] = 1
-    zero = np.zeros_like(table)
     with np.errstate(over="ignore", invalid="ignore"):
         expect = table.astype(NARROW[kind])
     if kind == "bfloat16":
         expect = np.where(np.abs(table) < 2.0**-126, np.zeros_like(expect), expect)
-    result = rotate(kind, "half", 0, x, x, table, zero)[0][..., :64]
+    result = rotated(x, table, np.zeros_like(table))[..., :64]
     nan = np.isnan(table)
     assert nan.any()
     assert np.isnan(result[nan]).all()
     assert np.array_equal(result[~nan], expect[~nan])
 
 
-@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd"])
-def test_keys_are_rotated_where_there_are_no_queries(layout, rng, pools):
-    """Of a slice of no heads the strides are those of the whole array, and threads would share its heads."""
-    tokens, real = 512, np.float32
-    order = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}[layout]
-    buffer = rng.standard_normal((1, tokens, 12, 16)).astype(real)
-    if layout == "bhsd":
-        buffer = np.ascontiguousarray(buffer.swapaxes(1, 2)).swapaxes(1, 2)
-    cos, sin = rng.standard_normal((2, 1, tokens, 1, 8)).astype(real)
-    work, k = units.rows("float32", "half").address, buffer[:, :, 4:]
-    exact, reach = oracle.rotate(k, cos[:, :, 0].astype(float), sin[:, :, 0].astype(float), False)
-    for pool in pools.values():
-        in_use, written = np.array([pool]), buffer.copy("K")
-        arrays = (x.transpose(order) for x in (buffer[:, :, :0], k, buffer[:, :, :0], written[:, :, 4:]))
-        form = form_words(work, k.dtype, layout, 16, 2**62, in_use.ctypes.data, [8], worth=1)
-        q, keys, *outs = arrays
-        status = rotation.rotation(4, False).call(q, keys, tuple(outs), (None, cos, sin, form), rotation.TRUSTED)
-        assert status == compiler.DONE
-        assert (np.abs(written[:, :, 4:].astype(float) - exact) <= oracle.bound(exact, reach, k.dtype)).all()
-        assert np.array_equal(written[:, :, :4], buffer[:, :, :4])
-
-
-@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd"])
-def test_the_kernel_never_writes_where_an_input_is_read(layout, rng):
-    """Slide an output over an input in one buffer: the kernel takes exactly the placements that share nothing."""
-    heads, tokens, dim = 2, 3, 4
-    cos = np.ones((1, tokens, 1, 2), np.float32)
-    work = units.rows("float32", "half").address
-    form = form_words(work, cos.dtype, layout, dim, 2**62, NO_POOL.ctypes.data, [2])
-    kernel = rotation.rotation(4, False).call
+@pytest.mark.parametrize("order", ORDER.values(), ids=ORDER)
+def test_nothing_is_written_where_another_array_is_read(order, rng):
+    """Slide an output over an input in one buffer: the kernel takes only placements that share nothing, or the same."""
+    cos, sin = np.ones((1, 3, 1, 2), np.float32), np.zeros((1, 3, 1, 2), np.float32)
     taken = 0
-    for head_stride, token_stride in ((4, 12), (8, 24), (12, 4), (12, 36), (-4, 12)):
-        steps = {"bshd": (0, token_stride, head_stride), "bhsd": (0, head_stride, token_stride)}
-        strides = steps.get(layout, (token_stride, 0, head_stride))
-        shape = {"bshd": (1, tokens, heads), "bhsd": (1, heads, tokens)}.get(layout, (tokens, 1, heads))
-        buffer = np.zeros(400, np.float32)
+    for head_step, token_step in ((4, 12), (8, 24), (12, 4), (12, 36), (-4, 12), (4, -12)):
+        steps = np.array([36, token_step, head_step, 1]) * 4
+        buffer = np.zeros(500, np.float32)
 
-        def view(start, buffer=buffer, shape=(*shape, dim), strides=tuple(4 * s for s in (*strides, 1))):
-            return np.lib.stride_tricks.as_strided(buffer[start:], shape, strides)
+        def view(start, buffer=buffer, steps=steps):
+            x = np.lib.stride_tricks.as_strided(buffer[start:], (1, 3, 2, 4), steps)
+            return x.transpose(order).transpose(np.argsort(order))
 
-        x = view(150)
-        for start in range(80, 230):
+        x, apart = view(200), np.zeros((1, 3, 2, 4), np.float32)
+        for start in range(120, 290):
             out = view(start)
-            status = kernel(x, x, out, (None, cos, 0 * cos, form), rotation.ALONE)
-            shared = np.shares_memory(x, out)
-            if status == compiler.DONE:
-                assert start == 150 or not shared, (head_stride, token_stride, start)
+            if launch(x, None, out, None, cos, sin) == kernels.DONE:
+                assert start == 200 or not np.shares_memory(x, out), (head_step, token_step, start)
                 taken += 1
+            # As the output of k while q is read, as that of q while k is, and both outputs in one place.
+            for arrays in ((x, apart, apart.copy(), out), (apart, x, out, apart.copy()), (apart, apart, x, out)):
+                if launch(*arrays, cos, sin) == kernels.DONE:
+                    assert not np.shares_memory(x, out), (head_step, token_step, start)
+                    taken += 1
     assert taken > 100
 
 
-def test_conversions_are_probed_for_the_processor_at_hand():
-    program = (
-        "import numpy as np, ml_dtypes, hashlib, rope_cpu\n"
-        "rope = rope_cpu.RotaryEmbedding.from_inv_freq(1e4 ** -(np.arange(48) / 48), head_dim=100)\n"
-        "x = np.random.default_rng(0).standard_normal((1, 40, 3, 100))\n"
-        "for d in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16):\n"
-        "    y = rope.rotate(x.astype(d), offset=10**6)\n"
-        "    tables = rope.cos_sin(np.arange(300), d)\n"
-        "    print(hashlib.sha256(y.tobytes() + tables[0].tobytes() + tables[1].tobytes()).hexdigest())\n"
-    )
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("fused", ["q k v", "by head", "sequence first"])
+def test_views_of_one_buffer_are_rotated_as_they_stand(fused, batch, tokens, rng):
+    """Heads of q, of k and of v one after the other, or q, k and v of each head (GPT-NeoX)."""
+    cos, sin = cos_and_sin(rng, (1, tokens, 1, 8), np.float32)
+    if fused == "by head":
+        buffer = draw(rng, (batch, tokens, 4, 3, 16), np.float32)
+        q, k, v = (buffer[..., n, :] for n in range(3))
+    else:
+        shape = (batch, tokens, 8, 16) if fused == "q k v" else (tokens, batch, 8, 16)
+        buffer = draw(rng, shape, np.float32)
+        q, k, v = (x if fused == "q k v" else x.swapaxes(0, 1) for x in np.split(buffer, [4, 6], axis=2))
+    expected, kept = [rotated(x.copy(), cos, sin) for x in (q, k)], v.copy()
+    other = np.zeros_like(buffer)
+    assert launch(q, k, q, k, cos, sin) == kernels.DONE
+    assert all(map(np.array_equal, (q, k, v), (*expected, kept)))
+    places = [np.lib.stride_tricks.as_strided(other.ravel()[(x.ctypes.data - buffer.ctypes.data) // 4 :], x.shape, x.strides) for x in (q, k)]  # fmt: skip  # noqa: E501
+    assert launch(q, k, *places, cos, -sin) == kernels.DONE
+    assert not np.array_equal(other, 0 * other)
 
-    def digests(cpu):
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CPU_")}
-        variables |= {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": ""} if cpu else {}
-        result = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True)
-        assert result.returncode == 0, (cpu, result.stderr)
+
+@pytest.mark.parametrize(
+    "wrong", ["heads", "tokens", "width", "batch", "table", "last axis", "overlap", "broadcast", "swapped"]
+)
+def test_what_does_not_fit_is_not_written(wrong, rng):
+    q, k = draw(rng, (2, 3, 4, 16), np.float32), draw(rng, (2, 3, 2, 16), np.float32)
+    cos, sin = cos_and_sin(rng, (2, 3, 1, 8), np.float32)
+    q_out, k_out = np.zeros_like(q), np.zeros_like(k)
+    if wrong == "heads":
+        cos = sin = cos.repeat(3, axis=2)
+    elif wrong == "tokens":
+        k, k_out = k[:, :2], k_out[:, :2]
+    elif wrong == "width":
+        k, k_out = k[..., :12], k_out[..., :12]
+    elif wrong == "batch":
+        k, k_out, cos, sin = k[:1], k_out[:1], cos[:1], sin[:1]
+    elif wrong == "table":
+        cos, sin = cos.repeat(2, axis=0), sin.repeat(2, axis=0)
+    elif wrong == "last axis":
+        q = np.zeros((2, 3, 4, 32), np.float32)[..., ::2]
+    elif wrong == "overlap":
+        q_out = np.lib.stride_tricks.as_strided(q_out, q.shape, (384, 64, 32, 4))
+    elif wrong == "broadcast":
+        k_out = np.lib.stride_tricks.as_strided(k_out, k.shape, (0, 128, 64, 4))
+    else:
+        q = k = draw(rng, (2, 3, 4, 16), np.float32)
+        q_out, k_out = q[::-1], np.zeros_like(q)
+    before = q_out.copy(), k_out.copy()
+    assert launch(q, k, q_out, k_out, cos, sin) == kernels.INVALID
+    assert all(map(np.array_equal, (q_out, k_out), before))
+
+
+def test_layouts_are_seen_as_batch_tokens_heads():
+    x = np.zeros((2, 3, 4, 8))
+    assert {name: seen(x).shape for name, seen in ARRANGED.items() if seen and name != "thd"} == {
+        "bhsd": (2, 4, 3, 8),
+        "sbhd": (3, 2, 4, 8),
+    }
+    assert ARRANGED["thd"](x[0]).shape == (1, 3, 4, 8)
+
+
+PROGRAM = """
+import numpy as np, ml_dtypes, hashlib, rope_cpu
+rope = rope_cpu.RotaryEmbedding.from_inv_freq(1e4 ** -(np.arange(48) / 48), head_dim=100)
+x = np.random.default_rng(0).standard_normal((1, 40, 3, 100))
+for d in (np.float16, ml_dtypes.bfloat16):
+    y = x.astype(d)
+    print(hashlib.sha256(rope.plan(np.arange(40)).rotate(y).tobytes()).hexdigest())
+    assert rope.plan(np.arange(40)).rotate(y, out=y) is y
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 processors")
+def test_other_processors():
+    """Without instructions for 16 bits, results have the bits of those with; haswell has FMA, as newer ones do."""
+
+    def digests(**variables):
+        own = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CPU_")}
+        result = subprocess.run([sys.executable, "-c", PROGRAM], env=own | variables, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
         return result.stdout.split()
 
-    assert len(digests("")) == 4
-    if llvmlite.binding.get_host_cpu_features().get("avx2"):
-        assert digests("haswell") == digests("")
-    if platform.machine() == "x86_64":
-        assert len(digests("x86-64")) == 4
+    assert digests() == digests(NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES="+fma")
+    assert len(digests(NUMBA_CPU_NAME="x86-64", NUMBA_CPU_FEATURES="")) == 2
 
 
-@pytest.mark.skipif(not formats.LLVM_20, reason="LLVM 15 has no instructions for bfloat16")
-def test_conversions_of_other_processors():
-    """By integers where there is no instruction, and with what is below 2^-126 set to zero where that keeps it."""
-    program = (
-        "import llvmlite.binding as llvm\n"
-        "from rope_cpu._kernels.conversions import conversions\n"
-        "llvm.initialize_all_targets()\n"
-        "llvm.initialize_all_asmprinters()\n"
-        "for triple, cpu in (\n"
-        "    ('x86_64-unknown-linux-gnu', 'x86-64'),\n"
-        "    ('x86_64-unknown-linux-gnu', 'haswell'),\n"
-        "    ('x86_64-unknown-linux-gnu', 'skylake-avx512'),\n"
-        "    ('x86_64-unknown-linux-gnu', 'sapphirerapids'),\n"
-        "    ('aarch64-unknown-linux-gnu', 'neoverse-n1'),\n"
-        "    ('aarch64-unknown-linux-gnu', 'neoverse-v1'),\n"
-        "    ('arm64-apple-darwin', 'apple-m1'),\n"
-        "):\n"
-        "    found = [conversions(dtype, (triple, cpu, ''))[1] for dtype in ('float16', 'bfloat16')]\n"
-        "    print(cpu, *(how and how.__name__ for how in found))\n"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.stdout.splitlines() == [
-        "x86-64 _narrow_half _narrow_bfloat_together",
-        "haswell None _narrow_bfloat_together",
-        "skylake-avx512 None _narrow_bfloat",
-        "sapphirerapids None None",
-        "neoverse-n1 None _narrow_bfloat_together",
-        "neoverse-v1 None _narrow_bfloat_by_hardware",
-        "apple-m1 None _narrow_bfloat_together",
-    ], result.stderr
+def test_float16_without_instructions_goes_through_float32(monkeypatch, rng):
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(48), head_dim=50)
+    q, k = draw(rng, (1, 7, 4, 50), np.float16), draw(rng, (1, 7, 2, 50), np.float16)
+    expected = rope(q, k)
+    monkeypatch.setattr(plan, "converts_float16", lambda: False)
+    monkeypatch.setattr(plan, "kernel_of", kernel_of.__wrapped__)
+    assert plan.kernel_of(q.dtype, False) is None
+    for result, exact in zip(rope(q, k), expected, strict=True):
+        assert result.tobytes() == exact.tobytes()
+    assert np.isinf(rope.rotate(np.full_like(q, 60000))).any()  # beyond float16, without a warning
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("angle_dtype", ["float64", "float32"])
-def test_tables_of_16_bits_are_those_of_float64_rounded_once(dtype, angle_dtype, rng):
-    frequencies = np.concatenate([rng.uniform(-3, 3, 40), 10.0 ** rng.uniform(-12, 0, 40), [0, np.pi / 2, np.pi / 3]])
-    spec = RotaryEmbedding.from_inv_freq(frequencies, attention_factor=1.3).spec
-    rope = RotaryEmbedding.from_spec(dataclasses.replace(spec, angle_dtype=angle_dtype))
-    ids = np.concatenate([np.arange(500), rng.integers(0, 2**31, 500)])
-    for narrow, wide in zip(rope.cos_sin(ids, dtype), rope.cos_sin(ids, np.float64), strict=True):
-        assert narrow.tobytes() == oracle.rounded(wide, dtype).tobytes()
-
-
-def test_the_angle_kernel_in_parallel_gives_the_same_bits(rng, pools):
-    rope = RotaryEmbedding.from_inv_freq(rng.uniform(-1, 1, (2, 9)))
-    parts, factor = angles.parts_of(rope.spec), np.array([1.5])
-    positions = rng.uniform(-1e6, 1e6, (3, 1000, 2))
-    results = []
-    for pool in pools.values():
-        cos, sin = np.empty((2, 3, 1000, 1, 9), np.float32)
-        kind = angles.kind_of(rope.spec, parts)
-        kernel, work = kernels.angles().call, kernels.cos_sin("float32", kind).address
-        status = kernel(positions, 2.0**53, parts, factor, 1, cos, sin, work, pool)
-        assert status == compiler.DONE
-        results.append(cos.tobytes() + sin.tobytes())
-    assert len(set(results)) == 1
-
-
-def test_the_last_level_cache_is_told():
+def test_the_last_cache_has_a_size():
     assert 2**18 <= _machine.last_level_cache() <= 2**32
-
-
-def test_kernels_are_made_from_files_that_their_cache_key_holds():
-    """The key holds their folder and nothing else; `_machine` is asked before they run."""
-    for path in Path(compiler.__file__).parent.glob("*.py"):
-        imported = re.findall(r"^\s*(?:from|import) (rope_cpu\S*)(?: import (.*))?", path.read_text(), re.MULTILINE)
-        for module, names in imported:
-            assert module.startswith("rope_cpu._kernels.") or (module, names) == ("rope_cpu", "_machine"), path

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rope_cpu import RotaryEmbedding, apply_rotary
-from rope_cpu._rotate import Rotation
+from rope_cpu.plan import Rotation
 
 # Where batch, token, head and element stand in each layout.
 ORDER = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}
@@ -130,7 +130,7 @@ def test_the_first_call_of_a_plan_takes_the_short_way(monkeypatch, dtype):
     """Decoding makes a plan at every step, so a first call is one of few."""
     rope, x = RotaryEmbedding(64), np.ones((1, 1, 2, 64), dtype)
     usual = rope.plan([3]).rotate(x)
-    monkeypatch.setattr(Rotation, "_look_closer", None)
+    monkeypatch.setattr(Rotation, "_rotate_copies", None)
     assert np.array_equal(rope.plan([3]).rotate(x), usual)
     assert np.array_equal(rope.plan([3])(x, x)[1], usual)
 
@@ -276,9 +276,7 @@ def test_short_calls_compute_angles_on_the_way_to_the_same_bits(layout, inverse,
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "thd"])
 @pytest.mark.parametrize("inverse", [False, True])
-def test_short_calls_with_positions_make_no_plan_and_have_its_bits(monkeypatch, layout, inverse, dtype, rng):
-    from rope_cpu import rotary
-
+def test_calls_with_positions_have_the_bits_of_a_plan(layout, inverse, dtype, rng):
     axial = np.stack([oracle.inv_freq(24), oracle.inv_freq(24, 100.0)])
     heads = np.stack([axial, axial[::-1]], axis=1)  # (axes, heads, pairs), which add up
     several = {"scaling": {"rope_type": "longrope", "short_factor": [1.0] * 12, "long_factor": [4.0] * 12,
@@ -308,16 +306,13 @@ def test_short_calls_with_positions_make_no_plan_and_have_its_bits(monkeypatch, 
             )
             moved = shift.plan(ids, layout=layout).rotate(k)
             expected = [*plan(q, k) * 2, plan.rotate(k), moved]
-            with monkeypatch.context() as patch:
-                few = np.abs(ids).max() < 2**31
-                patch.setattr(rotary, "RotaryPlan", None if few else rotary.RotaryPlan)
-                given = q.copy(), k.copy()
-                found = [
-                    *rope(q, k, ids, layout=layout, inverse=inverse),
-                    *rope(*given, ids, layout=layout, inverse=inverse, out=given),
-                    rope.rotate(k, ids, layout=layout, inverse=inverse, out=k.copy()),
-                    rope.shift(k, ids, layout=layout),
-                ]
+            given = q.copy(), k.copy()
+            found = [
+                *rope(q, k, ids, layout=layout, inverse=inverse),
+                *rope(*given, ids, layout=layout, inverse=inverse, out=given),
+                rope.rotate(k, ids, layout=layout, inverse=inverse, out=k.copy()),
+                rope.shift(k, ids, layout=layout),
+            ]
             assert [x.tobytes() for x in found] == [x.tobytes() for x in expected], (name, ids)
 
 
@@ -340,16 +335,12 @@ def test_no_rows_take_no_offsets():
     assert apply_rotary(none, table, table, []).shape == none.shape
 
 
-def test_short_calls_with_an_offset_for_each_row_make_no_plan(monkeypatch, rng):
-    from rope_cpu import rotary
-
+def test_an_offset_for_each_row(rng):
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
     q, k = draw(rng, (3, 2, 4, 16), np.float32), draw(rng, (3, 2, 2, 16), np.float32)
-    plan = rope.plan([[5, 6], [0, 1], [-7, -6]])
-    expected = plan(q, k)
+    expected = rope.plan([[5, 6], [0, 1], [-7, -6]])(q, k)
     with pytest.raises(ValueError, match="positions are given for 2"):
         rope(q, k, [[1, 2], [3, 4]])
-    monkeypatch.setattr(rotary, "RotaryPlan", None)
     for offset in ([5, 0, -7], np.array([5, 0, -7])):
         assert all(map(np.array_equal, rope(q, k, offset=offset), expected))
 
@@ -535,45 +526,36 @@ def test_a_length_plays_no_part_where_frequencies_are_fixed():
     assert rope.at_length([5, 6]) is rope
 
 
-def test_nothing_that_fits_the_kernel_takes_the_slow_path(dtype, monkeypatch, rng):
-    """Ids or an offset, dtypes that came through pickle, new or given outputs, in place through other strides."""
-    from rope_cpu import _rotate
-
-    def slow(*_):
-        raise AssertionError("took the slow path")
-
-    monkeypatch.setattr(_rotate.Rotation, "_look_closer", slow)
+def test_nothing_that_fits_the_kernel_is_copied(dtype, monkeypatch, rng):
+    """Ids or an offset, dtypes that came through pickle, new or given outputs, views of one packed buffer."""
+    monkeypatch.setattr(Rotation, "_rotate_copies", None)
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
     q, k = draw(rng, (1, 3, 4, 16), dtype), pickle.loads(pickle.dumps(draw(rng, (1, 3, 2, 16), dtype)))
     for keywords in ({"offset": 3}, {"position_ids": [1, 2, 3]}):
         rope(q, k, **keywords)
         rope(q, k, out=(q, k), **keywords)
-        rope(q, k, out=[np.empty_like(q), np.empty_like(k)], **keywords)
         rope.rotate(k, **keywords)
         rope.rotate(k, out=k, **keywords)
-    cache = np.zeros((1, 40, 4, 16), dtype)
-    rope.rotate(cache[:, 5:6], out=cache[0, 5:6][None])
     packed = draw(rng, (5, 8, 16), dtype)
     plan = rope.plan(np.arange(5), layout="thd")
     plan(packed[:, :6], packed[:, 6:], out=(packed[:, :6], packed[:, 6:]))
 
 
-def test_dtypes_that_take_turns_take_the_quick_path(monkeypatch, rng):
-    """What was prepared for one dtype must serve no other, and all stay prepared."""
-    from rope_cpu import _rotate
+def test_in_place_through_another_view(dtype, rng):
+    """Strides of axes of length 1 mean nothing."""
+    rope, cache = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16)), draw(rng, (1, 40, 4, 16), dtype)
+    expected = rope.rotate(cache[:, 5:6])
+    assert rope.rotate(cache[:, 5:6], out=cache[0, 5:6][None]).tobytes() == expected.tobytes()
+    assert cache[:, 5:6].tobytes() == expected.tobytes()
 
+
+def test_one_plan_serves_dtypes_in_turn(monkeypatch, rng):
+    """What was prepared for one dtype must serve no other, and all stay prepared."""
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
     plan, dtypes = rope.plan([3]), (np.float32, np.float16, np.float64, ml_dtypes.bfloat16, np.float16)
     q, k = draw(rng, (1, 1, 4, 16), np.float64), draw(rng, (1, 1, 2, 16), np.float64)
     expected = [rope.plan([3])(q.astype(dtype), k.astype(dtype)) for dtype in dtypes]
-    for dtype in dtypes:
-        plan.rotate(q.astype(dtype))
-
-    def slow(*_):
-        raise AssertionError("took the slow path")
-
-    monkeypatch.setattr(_rotate.Rotation, "_look_closer", slow)
-    monkeypatch.setattr(RotaryEmbedding, "_positions", slow)
+    monkeypatch.setattr(Rotation, "_rotate_copies", None)
     for _ in range(2):
         for dtype, (q_rot, k_rot) in zip(dtypes, expected, strict=True):
             pair = q.astype(dtype), k.astype(dtype)
@@ -583,16 +565,12 @@ def test_dtypes_that_take_turns_take_the_quick_path(monkeypatch, rng):
             assert rope.rotate(k.astype(dtype), offset=3).tobytes() == k_rot.tobytes()
 
 
-def test_a_list_or_a_named_pair_takes_results(rng, monkeypatch):
+def test_a_list_or_a_named_pair_takes_results(rng):
     from collections import namedtuple
-
-    def slow(*_):
-        raise AssertionError("took the slow path")
 
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
     q, k = draw(rng, (1, 3, 4, 16), np.float32), draw(rng, (1, 3, 2, 16), np.float32)
     expected = rope(q, k)
-    monkeypatch.setattr(RotaryEmbedding, "_positions", slow)
     for kind in (list, tuple, namedtuple("Pair", "q k")._make):
         for rotate in (rope, rope.plan([0, 1, 2])):
             outs = np.empty_like(q), np.empty_like(k)
@@ -612,23 +590,6 @@ def test_offsets_that_are_none_are_named(offset):
     with pytest.raises((TypeError, ValueError), match="`offset`"):
         rope.rotate(x, offset=offset)
     assert (x == before).all()
-
-
-def test_what_is_not_short_has_no_kernel_for_short_calls_compiled(monkeypatch, rng):
-    from rope_cpu import _rotate
-
-    def refuse(*_):
-        raise AssertionError("prepared")
-
-    class Sub(np.ndarray):
-        pass
-
-    monkeypatch.setattr(_rotate.Frame, "prepared_at", refuse)
-    rope, x = RotaryEmbedding(128), draw(rng, (1, 1025, 1, 128), np.float32)
-    assert rope.rotate(x).tobytes() == rope.rotate(x, out=x.copy()).tobytes()
-    assert rope.rotate(x[:, :3].view(Sub)).tobytes() == rope.plan([0, 1, 2]).rotate(x[:, :3]).tobytes()
-    with pytest.raises(AssertionError, match="prepared"):
-        rope.rotate(x[:, :1024])
 
 
 def test_inverse_is_a_boolean():

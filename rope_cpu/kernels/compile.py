@@ -1,0 +1,46 @@
+"""How kernels are compiled: by Numba, on first use, for one signature each, and kept in its cache on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from numba import config, njit
+
+from rope_cpu.kernels import threads
+
+# Numba's cache notices when the file of a kernel changes, not what the kernel calls in other files: so kernels of other
+# sources have other names.
+_SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
+
+
+def compiled(function: Callable[..., Any], name: str, signature: tuple[Any, ...], **parts: Any) -> Any:
+    """Compile a function under a name of its own, or load it from the cache; parts: globals that it uses besides.
+
+    Numba's cache tells kernels apart by qualified name, signature and bytecode, and keeps no closures over compiled
+    functions: so each kernel is a copy of a plain function, with a name of its own and what differs as its globals.
+
+    Raises RuntimeError where Numba is told not to compile.
+    """
+    if config.DISABLE_JIT:
+        raise RuntimeError("NUMBA_DISABLE_JIT is set, but the kernels of rope_cpu exist in compiled form only")
+    threads.load_tbb()
+    kernel = FunctionType(function.__code__, {**function.__globals__, **parts}, name)
+    kernel.__module__, kernel.__qualname__ = function.__module__, f"{name}_{_SOURCES.hexdigest()[:16]}"
+    dispatcher = njit(parallel=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True)(kernel)
+    try:
+        dispatcher.enable_caching()
+    except RuntimeError:  # no folder can be written
+        warnings.warn(
+            "no folder for the kernels of rope_cpu can be written, so every process compiles them; "
+            "NUMBA_CACHE_DIR may name one",
+            stacklevel=2,
+        )
+    dispatcher.compile(signature)
+    threads.check_layer()
+    dispatcher.disable_compile()
+    return dispatcher

@@ -1,0 +1,301 @@
+"""The rotation kernel: each pair (a, b) of a head vector becomes (a·cos − b·sin, b·cos + a·sin).
+
+From the inside out: `half_split` and `interleaved` rotate some pairs of several heads, which share cos and sin;
+`_block_of` makes of them what rotates all pairs of a block, `_part_of` what goes through the tokens and heads of an
+array; `_rotate` checks whether q and k can be rotated as they stand, and divides them between threads. Axes are
+(batch, tokens, heads, elements), the last contiguous; steps are strides, in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from math import gcd
+from typing import Any
+
+import numpy as np
+from numba import njit, prange, types
+
+from rope_cpu.kernels import compile
+from rope_cpu.kernels.vectors import (
+    ALIGNMENT,
+    address,
+    advance,
+    doubled,
+    even_negated,
+    load,
+    muladd,
+    pointer,
+    store,
+    swapped,
+)
+
+DONE, INVALID = 0, 1  # what a kernel returns; INVALID: nothing was written, as something does not fit
+
+# Numba's types of the elements, and of cos and sin, of each dtype: 16-bit floats are integers of their bits.
+ELEMENTS = {
+    "float32": (types.float32, types.float32),
+    "float64": (types.float64, types.float64),
+    "float16": (types.int16, types.float32),
+    "bfloat16": (types.uint16, types.float32),
+}
+
+# Fewer elements than these are rotated faster than a second thread starts.
+_PARALLEL_FROM = 2**18
+# Heads that are rotated together, token by token, where the tokens of a head lie together.
+_RUN_OF_HEADS = 4
+
+# Called from compiled code alone: what Python would need to call them takes as long to compile again.
+_function = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def _function_of(pairing: Callable[[int], Any]) -> Any:
+    """Return the decorator of a function that is another one for each pairing, with the name of the pairing in its own.
+
+    LLVM knows functions by qualified name, types, and a number that each process counts anew: of kernels that several
+    processes have compiled, one would call the functions of another.
+    """
+
+    def decorate(function: Any) -> Any:
+        function.__qualname__ = f"{pairing.__name__}_{function.__name__}"
+        return _function(function)
+
+    return decorate
+
+
+def half_split(lanes: int) -> Any:
+    """Return the function that rotates the pairs (i, i + pairs), `lanes` of them from i on."""
+
+    @_function
+    def rotate(x, out, cos, sin, i, pairs, heads, step, out_step, past_caches):
+        c, s = load(cos, i, lanes), load(sin, i, lanes)
+        for _ in range(heads):
+            a, b = load(x, i, lanes), load(x, i + pairs, lanes)
+            store(out, i, a * c - b * s, past_caches)
+            store(out, i + pairs, muladd(b, c, a * s), past_caches)
+            x, out = advance(x, step), advance(out, out_step)
+
+    return rotate
+
+
+def interleaved(lanes: int) -> Any:
+    """Return the function that rotates the pairs (2i, 2i + 1), `lanes` of them from i on."""
+    both = 2 * lanes
+
+    @_function
+    def rotate(x, out, cos, sin, i, pairs, heads, step, out_step, past_caches):
+        c, s = doubled(load(cos, i, lanes)), even_negated(doubled(load(sin, i, lanes)))
+        for _ in range(heads):
+            ab = load(x, 2 * i, both)
+            store(out, 2 * i, muladd(ab, c, swapped(ab) * s), past_caches)
+            x, out = advance(x, step), advance(out, out_step)
+
+    return rotate
+
+
+PAIRINGS: dict[str, Callable[[int], Any]] = {"half": half_split, "interleaved": interleaved}
+
+
+def _block_of(pairing: Callable[[int], Any]) -> Any:
+    """Return the function that rotates a block of pairs in several heads: 64 at a time, then by binary digits."""
+    p64, p32, p16, p8, p4, p2, p1 = (pairing(lanes) for lanes in (64, 32, 16, 8, 4, 2, 1))
+
+    @_function_of(pairing)
+    def rotate_block(x, out, cos, sin, pairs, heads, step, out_step, past_caches):
+        # Where one vector holds all pairs, its cos and sin stay in registers for all heads.
+        together = heads if pairs == 64 or pairs == 32 else 1
+        for _ in range(heads // together):
+            for i in range(0, pairs & -64, 64):
+                p64(x, out, cos, sin, i, pairs, together, step, out_step, past_caches)
+            i = pairs & -64
+            if pairs & 32:
+                p32(x, out, cos, sin, i, pairs, together, step, out_step, past_caches)
+                i += 32
+            if pairs & 16:
+                p16(x, out, cos, sin, i, pairs, 1, step, out_step, past_caches)
+                i += 16
+            if pairs & 8:
+                p8(x, out, cos, sin, i, pairs, 1, step, out_step, past_caches)
+                i += 8
+            if pairs & 4:
+                p4(x, out, cos, sin, i, pairs, 1, step, out_step, past_caches)
+                i += 4
+            if pairs & 2:
+                p2(x, out, cos, sin, i, pairs, 1, step, out_step, past_caches)
+                i += 2
+            if pairs & 1:
+                p1(x, out, cos, sin, i, pairs, 1, step, out_step, past_caches)
+            x, out = advance(x, step), advance(out, out_step)
+
+    return rotate_block
+
+
+# What may be rotated into what. Arrays come as (pointer, shape, strides, itemsize). Indices of shapes and strides are
+# constants: any other index Numba compiles to a branch for each axis.
+
+
+@_function
+def _place(x):
+    """Return what the functions below know of an array."""
+    return pointer(x), x.shape, x.strides, x.itemsize
+
+
+@_function
+def _are_same(x, y):
+    """Return True if two arrays of one shape are the same elements."""
+    return address(x[0]) == address(y[0]) and x[2] == y[2]
+
+
+@_function
+def _extent(x):
+    """Return the lowest address of an array, and the one after its last byte."""
+    start, (batch, tokens, heads, width), (by_batch, by_token, by_head, _), size = x
+    batch, tokens, heads, first = (batch - 1) * by_batch, (tokens - 1) * by_token, (heads - 1) * by_head, address(start)
+    last = first + max(batch, 0) + max(tokens, 0) + max(heads, 0)
+    return first + min(batch, 0) + min(tokens, 0) + min(heads, 0), last + width * size
+
+
+@_function
+def _share_nothing(x, y):
+    """Return True if one array ends before the other, or they lie side by side in the rows of one buffer.
+
+    Their steps from row to row are then multiples of a period, within which neither meets the other. A row is what each
+    has of a token, or of a head.
+    """
+    (start, stop), (y_start, y_stop) = _extent(x), _extent(y)
+    if stop <= y_start or y_stop <= start:
+        return True
+    (_, (_, _, heads, width), steps, size), (_, (_, _, y_heads, _), y_steps, _) = x, y
+    if steps[0] != y_steps[0] or steps[1] != y_steps[1] or steps[2] < 0 or y_steps[2] < 0:
+        return False
+    between, row, period = y_start - start, width * size, gcd(steps[0], steps[1])
+    if period > 0:
+        past = between % period
+        if (heads - 1) * steps[2] + row <= past and past + (y_heads - 1) * y_steps[2] + row <= period:
+            return True
+    period = gcd(period, steps[2])
+    return steps[2] == y_steps[2] and period > 0 and row <= between % period <= period - row
+
+
+@_function
+def _overlaps_itself(x):
+    """Return True unless the rows along each axis lie within one step along another."""
+    _, (batch, tokens, heads, width), (by_batch, by_token, by_head, _), size = x
+    by_batch, by_token, by_head, row = abs(by_batch), abs(by_token), abs(by_head), width * size
+    nested = by_batch * batch <= by_token or by_token * tokens <= by_batch
+    nested &= by_batch * batch <= by_head or by_head * heads <= by_batch
+    nested &= by_token * tokens <= by_head or by_head * heads <= by_token
+    apart = (batch == 1 or by_batch >= row) and (tokens == 1 or by_token >= row) and (heads == 1 or by_head >= row)
+    return not (nested and apart)
+
+
+@_function
+def _fits(x, out, table, head_dim):
+    """Return True if an array can be rotated into another, which may be the same; table: the shape of cos."""
+    _, (batch, tokens, heads, width), strides, size = x
+    if x[1] != out[1] or width != head_dim or tokens != table[1] or heads % table[2]:
+        return False
+    if (table[0] != 1 and batch != table[0]) or batch * tokens * heads == 0:
+        return False
+    if strides[3] != size or out[2][3] != size or _overlaps_itself(out):
+        return False
+    return _are_same(x, out) or _share_nothing(x, out)
+
+
+@_function
+def _all_fit(q, k, q_out, k_out, table, head_dim, arrays):
+    """Return True if q and k, or q alone, can be rotated into their outputs."""
+    if not _fits(q, q_out, table, head_dim):
+        return False
+    if arrays == 1:
+        return True
+    if not _fits(k, k_out, table, head_dim) or k[1][0] != q[1][0]:
+        return False
+    return _share_nothing(q_out, k_out) and _share_nothing(q_out, k) and _share_nothing(q, k_out)
+
+
+@_function
+def _goes_past_caches(x, out, pairs, cache_bytes):
+    """Return True if results are too large to stay in the caches, and all vectors of one block are aligned in them.
+
+    What is rotated in place has been read into the caches already.
+    """
+    (_, (batch, tokens, heads, width), _, size), (start, _, steps, _) = x, out
+    if 2 * batch * tokens * heads * width * size <= cache_bytes or _are_same(x, out):
+        return False
+    return (address(start) | steps[0] | steps[1] | steps[2] | pairs * size) & (ALIGNMENT - 1) == 0
+
+
+def _part_of(pairing: Callable[[int], Any]) -> Any:
+    """Return the function that rotates one of several equal parts of an array: some rows of heads, or some heads."""
+    rotate_block = _block_of(pairing)
+
+    @_function_of(pairing)
+    def rotate_part(x, out, cos, sin, form, part, parts):
+        (x_start, (batch, tokens, heads, _), steps, size), (out_start, _, out_steps, _) = x, out
+        (cos_start, (rows, _, groups, _), cos_steps, real_size), (sin_start, _, sin_steps, _) = cos, sin
+        past_caches = form.size == 3 and _goes_past_caches(x, out, form[2], form[1])
+        # Where the tokens of a head lie together, not the heads of a token, threads share heads, and a few go together.
+        by_head = tokens > 1 and abs(steps[1]) < abs(steps[2]) and heads >= parts
+        share, total = heads // groups, heads if by_head else batch * tokens
+        run, start, stop = _RUN_OF_HEADS if by_head else share, total * part // parts, total * (part + 1) // parts
+        first_head, last_head, first_row, last_row = 0, heads, start, stop
+        if by_head:
+            first_head, last_head, first_row, last_row = start, stop, 0, batch * tokens
+        for n in range(batch):
+            head, row = first_head, min(n, rows - 1)
+            while head < last_head:
+                group = head // share
+                count = min(run, min(last_head, (group + 1) * share) - head)
+                for t in range(max(first_row - n * tokens, 0), min(last_row - n * tokens, tokens)):
+                    source = advance(x_start, n * steps[0] + t * steps[1] + head * steps[2])
+                    target = advance(out_start, n * out_steps[0] + t * out_steps[1] + head * out_steps[2])
+                    c = advance(cos_start, row * cos_steps[0] + t * cos_steps[1] + group * cos_steps[2])
+                    s = advance(sin_start, row * sin_steps[0] + t * sin_steps[1] + group * sin_steps[2])
+                    for block in range(2, form.size):
+                        pairs = form[block]
+                        rotate_block(source, target, c, s, pairs, count, steps[2], out_steps[2], past_caches)
+                        source, target = advance(source, 2 * pairs * size), advance(target, 2 * pairs * size)
+                        c, s = advance(c, pairs * real_size), advance(s, pairs * real_size)
+                head += count
+
+    return rotate_part
+
+
+rotate_part: Any = None  # of the kernel's own dtype and pairing, see `rotation`
+
+
+def _rotate(q, k, q_out, k_out, cos, sin, form, arrays, threads):
+    """Rotate q and k, or q alone, if they can be as they stand; see `rotation`."""
+    if not _all_fit(_place(q), _place(k), _place(q_out), _place(k_out), cos.shape, form[0], arrays):
+        return INVALID
+    parts = threads if q.size + k.size >= _PARALLEL_FROM else 1
+    if parts > 1:
+        for part in prange(parts):
+            rotate_part(_place(q), _place(q_out), _place(cos), _place(sin), form, np.intp(part), parts)
+            if arrays == 2:
+                rotate_part(_place(k), _place(k_out), _place(cos), _place(sin), form, np.intp(part), parts)
+    else:
+        rotate_part(_place(q), _place(q_out), _place(cos), _place(sin), form, np.intp(0), parts)
+        if arrays == 2:
+            rotate_part(_place(k), _place(k_out), _place(cos), _place(sin), form, np.intp(0), parts)
+    return DONE
+
+
+@cache
+def rotation(dtype: str, pairing: str) -> Any:
+    """Return the kernel that rotates q and k of a dtype; pairing: a key of PAIRINGS.
+
+    Its arguments: q, k, q_out, k_out (batch, tokens, heads, head_dim), of the element type in ELEMENTS; outputs may be
+    the very same arrays. cos, sin (batch or 1, tokens, frequency heads, pairs), their last axis contiguous. form:
+    int64, head_dim, the bytes of the last cache, and the pairs of each block. arrays: 1 rotates q alone, 2 rotates q
+    and k. threads: on how many at most. It returns DONE, or INVALID: nothing was written, as something does not fit.
+    """
+    element, real = ELEMENTS[dtype]
+    x = types.Array(element, 4, "A", readonly=True, aligned=False)
+    out = types.Array(element, 4, "A", aligned=False)
+    table = types.Array(real, 4, "A", readonly=True, aligned=False)
+    form = types.Array(types.int64, 1, "C", readonly=True)
+    signature = (x, x, out, out, table, table, form, types.intp, types.intp)
+    part = _part_of(PAIRINGS[pairing])
+    return compile.compiled(_rotate, f"rotate_{dtype}_{pairing}", signature, rotate_part=part)
