@@ -1,4 +1,4 @@
-"""Facts about the processor that kernels are told."""
+"""Facts about the processor."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _write_in_float32(
 def _rounded(table: Array, dtype: str) -> Array:
     """Return a table rounded once to another dtype; bfloat16 below 2^-126 becomes zero, as in rotations."""
     if dtype == "bfloat16":
-        # ml_dtypes rounds to float32 on the way to bfloat16, so its eight bits are found here.
+        # ml_dtypes rounds to float32 first and then to bfloat16, so its eight bits are found here.
         mantissa, exponent = np.frexp(table)
         table = np.where(np.abs(table) < 2.0**-126, 0.0 * table, np.ldexp(np.rint(mantissa * 2.0**8), exponent - 8))
     with np.errstate(over="ignore", under="ignore"):

@@ -79,7 +79,7 @@ def _launcher(
 
 
 def form(head_dim: int, blocks: Sequence[int]) -> NDArray[np.int64]:
-    """Return what kernels are told besides: head_dim, the bytes of the last cache, and the pairs of each block.
+    """Return what kernels take besides arrays: head_dim, the bytes of the last cache, and the pairs of each block.
 
     blocks: widths in elements.
     """

@@ -26,7 +26,7 @@ class RotaryEmbedding(Constructors):
     _spec: RopeSpec
     _angles: Angles
     _consecutive: bool  # whether ids may be left out
-    _form: NDArray[np.int64]  # what kernels are told of heads
+    _form: NDArray[np.int64]  # head_dim and blocks as kernels take them
 
     def _of(self, spec: RopeSpec) -> None:
         self._spec, self._angles = spec, Angles.of(spec)

@@ -24,7 +24,7 @@ def compiled(function: Callable[..., Any], name: str, signature: tuple[Any, ...]
     Numba's cache tells kernels apart by qualified name, signature and bytecode, and keeps no closures over compiled
     functions: so each kernel is a copy of a plain function, with a name of its own and what differs as its globals.
 
-    Raises RuntimeError where Numba is told not to compile.
+    Raises RuntimeError where NUMBA_DISABLE_JIT is set.
     """
     if config.DISABLE_JIT:
         raise RuntimeError("NUMBA_DISABLE_JIT is set, but the kernels of rope_cpu exist in compiled form only")
