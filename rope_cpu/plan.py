@@ -150,7 +150,9 @@ class Rotation:
         if outs is not None:
             _check.outputs(outs, xs)
         results = tuple(np.empty_like(x) for x in xs.values()) if outs is None else tuple(outs.values())
-        copies = [np.array(x, np.float32 if x.dtype == np.float16 else x.dtype, order="C") for x in xs.values()]
+        # Where float16 has no kernel, that of float32 and NumPy's rounding give the same bits.
+        dtypes = [np.float32 if kernel_of(x.dtype, self._interleaved) is None else x.dtype for x in xs.values()]
+        copies = [np.array(x, dtype, order="C") for x, dtype in zip(xs.values(), dtypes, strict=True)]
         for copy, result in zip(copies, results, strict=True):
             if copy.size and not self._prepare(copy.dtype)(copy, copy, copy, copy, 1):
                 raise RuntimeError(f"an array of shape {copy.shape} passed its checks, but the kernel refused its copy")
