@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rope_cpu
-from rope_cpu._machine import caches, cores
+from rope_cpu.machine import caches, cores
 
 _CPU = Path("/sys/devices/system/cpu/cpu0")
 _PACKAGES = (

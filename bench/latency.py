@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 import rope_cpu
-from rope_cpu._machine import cores
 from rope_cpu.bench import statistics
 from rope_cpu.bench.models import Model
 from rope_cpu.bench.problem import Problem
+from rope_cpu.machine import cores
 
 CALLERS = (1, 2, 4, 8, 16, 32, 64)
 _PARTS = (0.5, 0.99, 0.999)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu._usage import both_pairings, config_at, heads_of
+from rope_cpu.cli.common import both_pairings, config_at, heads_of
 
 # Of the sequences that frequencies are for, where they depend on it.
 _LENGTH = 4096

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu import RotaryEmbedding, _check
+from rope_cpu import RotaryEmbedding
 from rope_cpu.bench.limit import memory
 from rope_cpu.tolerance import half_ulp, rotation_bound
+from rope_cpu.validation import arrays as check
 
 Array = NDArray[Any]
 
 # In the order of the cases: what models run in comes first.
-DTYPES = {"bfloat16": _check.DTYPES["bfloat16"]} | _check.DTYPES
+DTYPES = {"bfloat16": check.DTYPES["bfloat16"]} | check.DTYPES
 
 # NumPy's arrays start at any multiple of so many bytes, torch's on a cache line.
 _NUMPYS_START = 16

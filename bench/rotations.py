@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu._machine import last_level_cache
 from rope_cpu.bench.contender import Case, Contender, copy, limits, memory, rotating
 from rope_cpu.bench.implementations import BY_NAME, PEERS
 from rope_cpu.bench.models import Model
 from rope_cpu.bench.problem import DTYPES, Problem
 from rope_cpu.bench.timing import Effort
+from rope_cpu.machine import last_level_cache
 
 DECODE = (1, 8, 64)
 PREFILL = (128, 512, 4096, 32768)

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from rope_cpu.export.options import METADATA_KEY, RopeOptions, is_rotary
 from rope_cpu.export.weights import Float64
-from rope_cpu.spec import boolean, one_of, real_number, whole_number
+from rope_cpu.validation.scalars import boolean, one_of, real_number, whole_number
 
 if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding

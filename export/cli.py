@@ -10,8 +10,7 @@ from typing import Any
 import onnx
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu._sections import latent
-from rope_cpu._usage import (
+from rope_cpu.cli.common import (
     UsageError,
     add_config_arguments,
     add_pairing_arguments,
@@ -21,7 +20,8 @@ from rope_cpu._usage import (
     rotary_of,
     writing,
 )
-from rope_cpu.config import language_model, with_defaults
+from rope_cpu.configs.reader import language_model, with_defaults
+from rope_cpu.configs.rope_parameters import latent
 from rope_cpu.export import files
 from rope_cpu.export.attention_options import LAYOUTS as ATTENTION_LAYOUTS
 from rope_cpu.export.attention_options import MASKS

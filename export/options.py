@@ -15,7 +15,7 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.export.angles import owners
 from rope_cpu.export.layouts import LAYOUTS
 from rope_cpu.export.targets import FLOAT32, FLOAT64, TARGETS, dtype_of, known_dtype, opset_of, target_of
-from rope_cpu.spec import boolean, one_of, whole_number
+from rope_cpu.validation.scalars import boolean, one_of, whole_number
 
 POSITIONS = ("position_ids", "offset", "none")
 POSITION_DTYPES = (np.dtype(np.int64), FLOAT32, FLOAT64)

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-from rope_cpu.spec import one_of, whole_number
+from rope_cpu.validation.scalars import one_of, whole_number
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)

@@ -17,7 +17,7 @@ from rope_cpu.export.check_attention import AttentionCheck
 from rope_cpu.export.check_rope import RopeCheck
 from rope_cpu.export.options import METADATA_KEY, RopeOptions, has_one_length, is_rotary, read
 from rope_cpu.export.report import Outcome, Report
-from rope_cpu.spec import whole_number
+from rope_cpu.validation.scalars import whole_number
 
 if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding

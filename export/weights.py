@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.spec import real_array
+from rope_cpu.validation.scalars import real_array
 
 Float64 = NDArray[np.float64]
 

@@ -1,5 +1,5 @@
 """`python -m rope_cpu`: the command `rope-cpu`."""
 
-from rope_cpu.cli import main
+from rope_cpu.cli.main import main
 
 raise SystemExit(main())

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rope_cpu._check import DTYPES, Array
+from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.angles import RADIAN, cos_sin
-from rope_cpu.spec import Float64, RopeSpec
+from rope_cpu.validation.arrays import DTYPES, Array
+from rope_cpu.validation.scalars import Float64
 
 # See Angles.rows.
 Row = tuple[Float64, float, float]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.spec import unmasked, whole_number
+from rope_cpu.validation.scalars import unmasked, whole_number
 
 PAIRINGS = ("half", "interleaved")
 

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu import _check, _machine
-from rope_cpu._check import Array
+from rope_cpu import machine
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.rotate import DONE, rotation
 from rope_cpu.kernels.vectors import converts_float16
-from rope_cpu.spec import Float64
+from rope_cpu.validation import arrays as check
+from rope_cpu.validation.arrays import Array
+from rope_cpu.validation.scalars import Float64
 
 if TYPE_CHECKING:
     from rope_cpu.rotary import RotaryEmbedding
 
 # What each dtype is computed in, and what kernels see 16-bit floats as.
-REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in _check.FORMAT_OF.items()}
+REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in check.FORMAT_OF.items()}
 _BITS = {"float16": np.int16, "bfloat16": np.uint16}
 # How kernels see a layout: as (batch, tokens, heads, head_dim). None: as it is.
 ARRANGED: dict[str, Callable[[Array], Array] | None] = {
@@ -39,7 +40,7 @@ _ndarray = np.ndarray
 @cache
 def kernel_of(dtype: np.dtype[Any], interleaved: bool) -> tuple[Any, type | None] | None:
     """Return the kernel that rotates a dtype, and what it sees 16-bit floats as; None where there is no kernel."""
-    name = _check.FORMAT_OF.get(dtype)
+    name = check.FORMAT_OF.get(dtype)
     if name is None or (name == "float16" and not converts_float16()):
         return None
     return rotation(name, "interleaved" if interleaved else "half"), _BITS.get(name)
@@ -83,7 +84,7 @@ def form(head_dim: int, blocks: Sequence[int]) -> NDArray[np.int64]:
 
     blocks: widths in elements.
     """
-    return np.array([head_dim, _machine.last_level_cache(), *(width // 2 for width in blocks)], np.int64)
+    return np.array([head_dim, machine.last_level_cache(), *(width // 2 for width in blocks)], np.int64)
 
 
 class Rotation:
@@ -120,7 +121,7 @@ class Rotation:
                 launch = self._ready.get(q.dtype) or self._prepare(q.dtype)
                 if launch(q, k, q_out, k_out, 2):
                     return results
-        outs = None if out is None else dict(zip(("out[0]", "out[1]"), _check.out_pair(out), strict=True))
+        outs = None if out is None else dict(zip(("out[0]", "out[1]"), check.out_pair(out), strict=True))
         first, second = self._rotate_copies({"q": q, "k": k}, outs)
         return first, second
 
@@ -146,9 +147,9 @@ class Rotation:
 
     def _rotate_copies(self, xs: dict[str, Any], outs: dict[str, Any] | None) -> tuple[Array, ...]:
         """Say what is wrong with the arguments, or rotate copies where the kernel cannot take them as they are."""
-        _check.rotated(xs, self._layout, self._head_dim, self._shape, *self._given_for())
+        check.rotated(xs, self._layout, self._head_dim, self._shape, *self._given_for())
         if outs is not None:
-            _check.outputs(outs, xs)
+            check.outputs(outs, xs)
         results = tuple(np.empty_like(x) for x in xs.values()) if outs is None else tuple(outs.values())
         # Where float16 has no kernel, that of float32 and NumPy's rounding give the same bits.
         dtypes = [np.float32 if kernel_of(x.dtype, self._interleaved) is None else x.dtype for x in xs.values()]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.spec import (
+from rope_cpu.validation.scalars import (
     MAX_POSITION,
     Float64,
     boolean,

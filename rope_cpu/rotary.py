@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from rope_cpu import _check
-from rope_cpu import spec as specs
-from rope_cpu._check import Array
-from rope_cpu._constructors import Constructors
 from rope_cpu.angles import Angles
+from rope_cpu.configs import reader
+from rope_cpu.frequencies import axes as axes_
+from rope_cpu.frequencies import generators as generators_
+from rope_cpu.frequencies import scaling as scaling_
+from rope_cpu.frequencies import spec as specs
+from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.plan import REAL_OF, RotaryPlan, form
-from rope_cpu.spec import MAX_POSITION, Float64, RopeSpec
+from rope_cpu.validation import arrays as check
+from rope_cpu.validation import scalars
+from rope_cpu.validation.arrays import Array
+from rope_cpu.validation.scalars import MAX_POSITION, Float64
 
 _FAR = int(MAX_POSITION / 2)  # from where on it matters how many tokens follow an offset
 
 
-class RotaryEmbedding(Constructors):
+class RotaryEmbedding:
     """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
 
     __slots__ = ("_angles", "_consecutive", "_form", "_spec")
@@ -27,6 +33,197 @@ class RotaryEmbedding(Constructors):
     _angles: Angles
     _consecutive: bool  # whether ids may be left out
     _form: NDArray[np.int64]  # head_dim and blocks as kernels take them
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        rope_theta: float | None = None,
+        rotary_dim: int | None = None,
+        interleaved: bool = False,
+        scaling: Mapping[str, Any] | None = None,
+        max_position_embeddings: int | None = None,
+        angle_dtype: str = "float64",
+    ) -> None:
+        """Make a rotary for text: one axis, frequencies rope_theta^(−2i/rotary_dim), scaled where `scaling` says so.
+
+        head_dim: width of a head vector in elements. rotary_dim: how many of its leading elements are rotated; where it
+            is not given, all, or the section's partial_rotary_factor of them. Frequencies are computed for rotary_dim
+            (for the share itself where that is odd, and one element more is rotated).
+        rope_theta: the base; 10000 where it is said nowhere.
+        interleaved: pairs are (2i, 2i+1), "GPT-J", rather than (i, i+n), "NeoX" and `rotate_half`.
+        scaling: a dict in Hugging Face form, {"rope_type": "llama3", "factor": 8.0, …}; it may hold rope_theta too.
+        max_position_embeddings: tokens; dynamic needs it, and others where the section leaves a value to follow from
+            it. It may stand in the section instead. Types with no use for it check it and go without: every config
+            says it.
+        angle_dtype: "float64" is exact; "float32" repeats the float32 arithmetic of transformers, step by step.
+
+        Raises TypeError or ValueError for odd or too wide rotary_dim, unknown rope types, unknown or missing keys and
+        values that make no rotation, naming argument, value and rule.
+        Source: RoFormer, arXiv:2104.09864; for scaling see `rope_cpu.frequencies.rope_types`.
+        """
+        self._of(
+            scaling_.scaled(
+                head_dim,
+                rope_theta=rope_theta,
+                rotary_dim=rotary_dim,
+                interleaved=interleaved,
+                scaling=scaling,
+                max_position_embeddings=max_position_embeddings,
+                angle_dtype=angle_dtype,
+            )
+        )
+
+    @classmethod
+    def from_spec(cls, spec: RopeSpec) -> Self:
+        """Return the rotary of a spec; every constructor ends here.
+
+        Raises TypeError for anything else.
+        """
+        if type(spec) is not RopeSpec:  # a subclass might not check itself, and kernels rely on that
+            raise TypeError(f"`spec` is {spec!r}; it must be a RopeSpec")
+        rope = cls.__new__(cls)
+        rope._of(spec)
+        return rope
+
+    @classmethod
+    def from_config(
+        cls,
+        config: str | PathLike[str] | Mapping[str, Any],
+        *,
+        layer_type: str | None = None,
+        layer: int | None = None,
+        interleaved: bool | None = None,
+        angle_dtype: str = "float64",
+    ) -> Self:
+        """Return the rotary that a Hugging Face config describes, or refuse it with the reason.
+
+        config: path of a config.json, a folder with one, or a dict; in the old form (`rope_scaling`, `rope_theta` at
+            the top level) or the new one (`rope_parameters`, flat or nested by layer type). The language model inside a
+            multimodal config is followed; give `config["vision_config"]` for its vision part; for what is read of
+            vision and diffusers configs see `rope_cpu.configs.vision`. With latent attention (MLA) head_dim is the
+            width of the rotated part, qk_rope_head_dim.
+        layer_type: which layers, where they differ ("full_attention", "sliding_attention", …).
+        layer: which layer, counted from 0, in place of its type. Neither: all layers that are rotated.
+        interleaved: the pairing; None takes it from the model type. Where a model reads neighbours and writes halves
+            (DeepSeek-V3), it is True: the same rotation, whose result the model has permuted.
+        angle_dtype: "float64" is exact; "float32" repeats the float32 arithmetic of transformers, step by step.
+
+        Raises ValueError or TypeError where the file does not determine one rotation: unknown rope types, unknown or
+        missing keys of the rope section, an unknown model type without `interleaved`, no rotation at all.
+        Source: the configuration classes and modelling code of transformers 5.23, and of models with code of their own.
+        """
+        return cls.from_spec(
+            reader.read(config, layer_type=layer_type, layer=layer, interleaved=interleaved, angle_dtype=angle_dtype)
+        )
+
+    @classmethod
+    def from_inv_freq(
+        cls,
+        inv_freq: ArrayLike,
+        *,
+        head_dim: int | None = None,
+        attention_factor: float = 1.0,
+        interleaved: bool = False,
+        blocks: int | Sequence[int] = 1,
+    ) -> Self:
+        """Return the rotary of a frequency matrix: the primitive that every other constructor comes down to.
+
+        inv_freq: (pairs,), (axes, pairs) or (axes, heads, pairs), radians per unit of position.
+        head_dim: width of a head vector, 2·pairs unless more elements follow that are copied.
+        attention_factor: factor on cos and sin.
+        interleaved: pairs are (2i, 2i+1) rather than (i, i+n).
+        blocks: the rotated part is this many equal contiguous blocks, or blocks of these widths in elements, each
+            paired within itself.
+
+        Raises ValueError or TypeError where shapes, widths or values do not fit, naming argument, value and rule.
+        """
+        return cls.from_spec(
+            specs.from_inv_freq(
+                inv_freq, head_dim=head_dim, attention_factor=attention_factor, interleaved=interleaved, blocks=blocks
+            )
+        )
+
+    @classmethod
+    def axial(
+        cls,
+        head_dim: int,
+        axes: int = 2,
+        *,
+        rope_theta: float | Sequence[float] = 10000.0,
+        interleaved: bool = False,
+        axis_dims: Sequence[int] | None = None,
+        span: str = "axis",
+    ) -> Self:
+        """Return a rotary for positions of several coordinates, each of which turns pairs of its own.
+
+        head_dim: width of a head vector in elements; those past the sum of axis_dims are copied.
+        axes: number of coordinates.
+        rope_theta: base of the frequencies base^(−2i/width), one for all axes or one for each.
+        axis_dims: even widths in elements, None for equal shares.
+        span: "axis" pairs within the contiguous block of each axis, with frequencies base^(−2i/block); "head" pairs
+            (i, i + n) across the head, of which axes own runs. For interleaved pairs the two are the same.
+
+        Raises TypeError or ValueError where widths do not fit, naming argument, value and rule.
+        Source: Su, kexue.fm/archives/8397 (span "axis"); Qwen2-VL's vision tower in transformers (span "head").
+        """
+        return cls.from_spec(
+            axes_.axial(head_dim, axes, rope_theta=rope_theta, interleaved=interleaved, axis_dims=axis_dims, span=span)
+        )
+
+    @classmethod
+    def mrope(
+        cls,
+        head_dim: int,
+        mrope_section: Sequence[int],
+        *,
+        rope_theta: float,
+        mrope_interleaved: bool = False,
+        interleaved: bool = False,
+        scaling: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Return M-RoPE: the frequencies of one axis, shared out among time, height and width.
+
+        head_dim: width of a head vector in elements; the first 2·sum(mrope_section) are rotated.
+        mrope_section: pairs for time, height and width, or for any other number of axes.
+        rope_theta: base of the frequencies.
+        mrope_interleaved: False gives each axis one run of pairs (Qwen2-VL), True deals them out in turn (Qwen3-VL).
+        interleaved: pairs are (2i, 2i+1) rather than (i, i+n).
+        scaling: a dict in Hugging Face form, or None; it may repeat rope_theta, mrope_section and mrope_interleaved.
+            Where it depends on the sequence length, the rotary needs `at_length`, like that of one axis, and what is
+            said elsewhere of a config, max_position_embeddings, stands in it.
+
+        Raises TypeError or ValueError where sections do not fit, naming argument, value and rule.
+        Source: Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.
+        """
+        return cls.from_spec(
+            axes_.mrope(
+                head_dim,
+                mrope_section,
+                rope_theta=rope_theta,
+                mrope_interleaved=mrope_interleaved,
+                interleaved=interleaved,
+                scaling=scaling,
+            )
+        )
+
+    @classmethod
+    def from_generators(cls, generators: ArrayLike) -> tuple[Self, Float64]:
+        """Return the rotary and the orthogonal basis Q of position p ↦ expm(Σ p_k B_k).
+
+        generators: (axes, head_dim, head_dim), real, each antisymmetric, all commuting; a single (head_dim, head_dim)
+            is one axis. Entries are radians per unit of position.
+
+        The rotary has half-split pairs. Q is (head_dim, head_dim) float64, Q · rotate(Qᵀx, p) = expm(Σ p_k B_k) · x.
+        Fold it into a projection once, rotate(QᵀW·x); scores of queries and keys need no more, since Q cancels in them.
+        Planes that no generator turns get frequency 0; an odd head_dim leaves its last direction unrotated.
+
+        Raises TypeError or ValueError naming the matrices that are not square, finite, antisymmetric or do not commute,
+        and by how much.
+        Source: Su, kexue.fm/archives/8397, for the form; the simultaneous normal form of commuting normal matrices.
+        """
+        spec, basis = generators_.solve(generators)
+        return cls.from_spec(spec), basis
 
     def _of(self, spec: RopeSpec) -> None:
         self._spec, self._angles = spec, Angles.of(spec)
@@ -104,7 +301,7 @@ class RotaryEmbedding(Constructors):
         if isinstance(seq_len, np.ndarray):
             seq_len = seq_len.tolist()
         many = [seq_len] if isinstance(seq_len, str | bytes) or not isinstance(seq_len, Sequence) else seq_len
-        lengths = [specs.whole_number("seq_len", length) for length in many]
+        lengths = [scalars.whole_number("seq_len", length) for length in many]
         if not lengths:
             raise ValueError("`seq_len` is empty; it must be a length, or one per batch row")
         if self._spec.length_rule is None:
@@ -126,20 +323,20 @@ class RotaryEmbedding(Constructors):
         Raises TypeError or ValueError for other dtypes, non-finite positions, positions beyond ±2^53, and an `out` of
         another shape or dtype, that is read-only, or whose elements share memory.
         """
-        wanted, axes, rows = _check.dtype(dtype), self.axes, self._spec.attention_factor.size
-        ids = _check.numbers("position_ids", position_ids)
-        _check.coordinates("position_ids", ids, axes)
-        _check.position_values("position_ids", ids)
+        wanted, axes, rows = check.dtype(dtype), self.axes, self._spec.attention_factor.size
+        ids = check.numbers("position_ids", position_ids)
+        check.coordinates("position_ids", ids, axes)
+        check.position_values("position_ids", ids)
         if rows == 1:
             shape = ids.shape[:-1] if axes > 1 else ids.shape
             positions = ids.astype(np.float64, order="C").reshape(1, -1, axes)
         else:
-            positions = _check.positions("position_ids", ids, axes, None, rows)
+            positions = check.positions("position_ids", ids, axes, None, rows)
             shape = (rows, positions.shape[1])
         heads = self._spec.inv_freq.shape[2]
         shape = (*shape, heads, self._spec.pairs) if heads > 1 else (*shape, self._spec.pairs)
-        outs = None if out is None else _check.out_tables(out, shape, wanted)
-        kind = _check.FORMAT_OF[wanted]
+        outs = None if out is None else check.out_tables(out, shape, wanted)
+        kind = check.FORMAT_OF[wanted]
         direct = outs if outs and all(table.flags.carray for table in outs) else None
         cos, sin = self._angles.tables(positions, "rotate", kind, direct)
         if outs is None:
@@ -175,7 +372,7 @@ class RotaryEmbedding(Constructors):
         Raises TypeError or ValueError, before anything is written, naming argument, value and rule; ValueError also
         where frequencies depend on a length that is not given (`at_length`).
         """
-        layout, mode = _check.layout(layout), _mode(inverse)
+        layout, mode = check.layout(layout), _mode(inverse)
         positions = self._positions("x", x, position_ids, offset, layout)
         return RotaryPlan(self, positions, layout, mode, REAL_OF[x.dtype]).rotate(x, out)
 
@@ -197,7 +394,7 @@ class RotaryEmbedding(Constructors):
 
         Returns the pair (q_rot, k_rot). Raises as `rotate` does.
         """
-        layout, mode = _check.layout(layout), _mode(inverse)
+        layout, mode = check.layout(layout), _mode(inverse)
         positions = self._positions("q", q, position_ids, offset, layout)
         return RotaryPlan(self, positions, layout, mode, REAL_OF[q.dtype])(q, k, out)
 
@@ -208,7 +405,7 @@ class RotaryEmbedding(Constructors):
 
         Raises TypeError or ValueError as `rotate` does.
         """
-        positions = self._given("position_ids", position_ids, _check.layout(layout))
+        positions = self._given("position_ids", position_ids, check.layout(layout))
         return RotaryPlan(self, positions, layout, _mode(inverse))
 
     def shift(
@@ -222,11 +419,11 @@ class RotaryEmbedding(Constructors):
         Returns the keys as they would be, had they been rotated at their new positions.
         Raises TypeError or ValueError as `rotate` does.
         """
-        keys = _check.array("keys", keys, _check.layout(layout))
-        moved = _check.numbers("delta", delta)
-        tokens = keys.shape[_check.AXES[layout][1]]
+        keys = check.array("keys", keys, check.layout(layout))
+        moved = check.numbers("delta", delta)
+        tokens = keys.shape[check.AXES[layout][1]]
         if moved.ndim:
-            _check.coordinates("delta", moved, self.axes)
+            check.coordinates("delta", moved, self.axes)
         if moved.ndim == 0 and (self.axes == 1 or self._spec.shared_id):
             moved = np.full((tokens, self.axes) if self.axes > 1 else tokens, moved)
         elif moved.ndim == 1 and self.axes > 1:
@@ -264,23 +461,23 @@ class RotaryEmbedding(Constructors):
 
     def _positions(self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str) -> Float64:
         """Return the positions of an array's tokens, checked."""
-        x = _check.array(name, x, layout)
+        x = check.array(name, x, layout)
         if ids is not None:
             if type(offset) is not int or offset != 0:
                 raise ValueError(f"`offset` is {offset!r} and `position_ids` are given as well; give one of them")
             return self._given("position_ids", ids, layout)
         if layout == "thd" or not self._consecutive:
             self._needs_ids(layout)
-        seq = x.shape[_check.AXES[layout][1]]
+        seq = x.shape[check.AXES[layout][1]]
         if type(offset) is int and abs(offset) < _FAR:
             return np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
-        rows = _check.offsets(offset, x.shape[1 if layout == "sbhd" else 0], seq)
+        rows = check.offsets(offset, x.shape[1 if layout == "sbhd" else 0], seq)
         return rows.reshape(-1, 1, 1) + np.arange(seq, dtype=np.float64)[:, None]
 
     def _given(self, name: str, ids: ArrayLike, layout: str) -> Float64:
         """Return positions that were given, checked."""
         self._ready()
-        return _check.positions(name, ids, self.axes, layout, self._spec.attention_factor.size)
+        return check.positions(name, ids, self.axes, layout, self._spec.attention_factor.size)
 
     def _needs_ids(self, layout: str) -> None:
         """Raise the reason why position_ids cannot be left out."""
@@ -295,4 +492,4 @@ class RotaryEmbedding(Constructors):
 def _mode(inverse: bool) -> str:
     if inverse is False:
         return "rotate"
-    return "inverse" if specs.boolean("inverse", inverse) else "rotate"
+    return "inverse" if scalars.boolean("inverse", inverse) else "rotate"

@@ -86,3 +86,16 @@ def rounded(values, dtype):
         return values.astype(dtype)
     mantissa, exponent = np.frexp(values)
     return np.ldexp(np.rint(mantissa * 2.0**8) / 2.0**8, exponent).astype(dtype)
+
+
+# Where batch, token, head and element stand in each layout.
+ORDER = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}
+
+
+def to_layout(x, layout):
+    """(batch, seq, heads, dim) as a contiguous array of the layout; thd takes a batch of one."""
+    return x[0].copy() if layout == "thd" else np.ascontiguousarray(x.transpose(ORDER[layout]))
+
+
+def from_layout(x, layout):
+    return x[None] if layout == "thd" else x.transpose(np.argsort(ORDER[layout]))

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, files
 
 from numba import config, threading_layer
 
-from rope_cpu.spec import whole_number
+from rope_cpu.validation.scalars import whole_number
 
 VARIABLE = "ROPE_CPU_NUM_THREADS"
 

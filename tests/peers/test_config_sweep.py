@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rope_cpu import config, vision
+from rope_cpu.configs import reader as config
+from rope_cpu.configs import vision
 
 pytestmark = pytest.mark.peers
 
@@ -31,8 +32,8 @@ NOT_COMPARED: dict[str, str] = {
     "EomtDinov3RotaryEmbedding": "refused: two axes; DINOv3's rotation",
     "Sapiens2RopePositionEmbedding": "refused: two axes; DINOv3's rotation",
     "MusicFlamingoRotaryEmbedding": "refused: turns by seconds, over the audio encoder's states and not heads",
-    "DINOv3ViTRopePositionEmbedding": "its coordinates, not its frequencies, hold the 2π; see tests/test_vision.py",
-    "Llama4VisionRotaryEmbedding": "holds angles, not frequencies; see tests/test_vision.py",
+    "DINOv3ViTRopePositionEmbedding": "its coordinates, not its frequencies, hold the 2π; see test_vision.py",
+    "Llama4VisionRotaryEmbedding": "holds angles, not frequencies; see test_vision.py",
 }
 
 # Default configs that cannot run their own forward, or that need a key to rotate at all, with the keys that mend them.
@@ -84,7 +85,10 @@ def compare(given: dict[str, Any], expected: dict[str | None, tuple[np.ndarray, 
         spec = config.read(given, layer_type=layer_type, angle_dtype="float32")
         ours = np.abs(spec.inv_freq[0, :, 0].sum(axis=0))  # nanochat turns the other way
         if (spec.axes > 1 and spec.rope_type != "default") or given["model_type"].startswith("ernie4_5_vl"):
-            ours, inv_freq = np.unique(ours), np.unique(inv_freq)  # which pair has which axis: tests/test_vision.py
+            ours, inv_freq = (
+                np.unique(ours),
+                np.unique(inv_freq),
+            )  # which pair has which axis: test_vision.py
         assert ours.shape == inv_freq.shape
         np.testing.assert_allclose(ours, inv_freq, rtol=1e-6)
         assert float(spec.attention_factor[0]) == pytest.approx(factor, rel=1e-6)
@@ -161,7 +165,7 @@ def test_other_sections(folder: str, rotary: type, config_class: type, rope_type
     if rotary.__name__ in NOT_COMPARED:
         pytest.skip(NOT_COMPARED[rotary.__name__])
     if config_class.default_rope_type != "default" or config_class.model_type in vision.TOWERS:
-        pytest.skip("a vision tower: tests/test_vision.py")
+        pytest.skip("a vision tower: test_vision.py")
     default = default_config(rotary, config_class)
     section = {"rope_type": rope_type, "rope_theta": 54321.0, **SECTIONS[rope_type]}
     if not getattr(default, "rope_parameters", None) or (rotary.__name__, rope_type) in BROKEN:
@@ -225,9 +229,9 @@ REFUSED_OLD: dict[tuple[str, str], str] = {
 @pytest.mark.parametrize(("folder", "rotary", "config_class"), modules(), ids=name_of)
 def test_old_forms(folder: str, rotary: type, config_class: type, form: str) -> None:
     if rotary.__name__ in NOT_COMPARED or config_class.default_rope_type != "default":
-        pytest.skip(NOT_COMPARED.get(rotary.__name__, "a vision tower: tests/test_vision.py"))
+        pytest.skip(NOT_COMPARED.get(rotary.__name__, "a vision tower: test_vision.py"))
     if config_class.model_type in vision.TOWERS:
-        pytest.skip("a vision tower: tests/test_vision.py")
+        pytest.skip("a vision tower: test_vision.py")
     cls = type(default_config(rotary, config_class))
     given = {"model_type": cls.model_type, **MENDED.get(cls.__name__, {}), **OLD_FORMS[form]}
     expected = theirs(rotary, f"old-{form}", lambda: frequencies(rotary(cls.from_dict(copy.deepcopy(given)))))

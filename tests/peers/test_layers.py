@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu._models import UNROTATED
+from rope_cpu.configs.model_types import UNROTATED
 
 pytestmark = pytest.mark.peers
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rope_cpu._models import model
+from rope_cpu.configs.model_types import model
 
 pytestmark = pytest.mark.peers
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rope_cpu import RotaryEmbedding, positions, vision
+from rope_cpu import RotaryEmbedding, positions
+from rope_cpu.configs import vision
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

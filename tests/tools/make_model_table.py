@@ -21,7 +21,7 @@ import transformers
 from transformers import PreTrainedConfig
 
 MODELS = Path(transformers.__file__).parent / "models"
-TARGET = Path(__file__).parents[2] / "rope_cpu" / "data" / "models.json"
+TARGET = Path(__file__).parents[2] / "rope_cpu" / "configs" / "data" / "models.json"
 
 WIDTHS = ("hidden_size", "num_attention_heads", "head_dim", "qk_rope_head_dim", "max_position_embeddings")
 NAMES = (*WIDTHS, "layer_types", "rope_theta", "partial_rotary_factor")

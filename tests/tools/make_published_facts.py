@@ -22,7 +22,7 @@ import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from rotary_modules import frequencies, modules
 
 TARGET = Path(__file__).parents[1] / "data" / "published_configs.json"
@@ -139,7 +139,7 @@ def facts(path: Path, name: str) -> dict[str, Any]:
     if name in REFUSED:
         return {**entry, "refused": REFUSED[name]}
     if name.startswith("diffusers/"):
-        return {**entry, "by": "tests/test_published.py"}
+        return {**entry, "by": "tests/configs/test_published.py"}
     if name in OWN_CODE:
         base, width, interleaved = OWN_CODE[name]
         one = sample(base ** (-np.arange(0, width, 2) / width), 1.0)

@@ -1,0 +1,82 @@
+"""What `rope-cpu show` shows: the rotation of each kind of layers that a config has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rope_cpu.configs import reader as configs
+from rope_cpu.configs import vision
+from rope_cpu.configs.layers import each, pick
+from rope_cpu.frequencies import scaling
+from rope_cpu.rotary import RotaryEmbedding
+from rope_cpu.validation.scalars import Float64
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The rotation of one kind of layers. lengths: the rotary for each length at which it is another one."""
+
+    name: str
+    section: Mapping[str, Any]
+    lengths: Mapping[str, RotaryEmbedding]
+    plain: Float64 | None
+
+    @property
+    def rope(self) -> RotaryEmbedding:
+        """The rotary, for the original length where there are several."""
+        return next(iter(self.lengths.values()))
+
+
+def one_axis(rope: RotaryEmbedding) -> Float64:
+    """Return one frequency for each pair, whatever axis it belongs to, of the first head."""
+    spec = rope.spec.inv_freq[0, :, 0]
+    result: Float64 = np.abs(spec).max(axis=0)
+    return result
+
+
+def rotations(raw: Mapping[str, Any], layer_type: str | None, interleaved: bool | None) -> Iterator[Layers]:
+    """Yield the rotation of each kind of layers of a config, or of the one that is named."""
+    seen = vision.read(raw)
+    if seen is not None:
+        rope = RotaryEmbedding.from_spec(configs.read(raw, layer_type=layer_type, interleaved=interleaved))
+        yield Layers(f"{raw.get('_class_name') or raw.get('model_type')}, all layers", {}, {"": rope}, None)
+        return
+    values, known, sections = configs.layers(raw)
+    unrotated = any(one.base == 0 for one in each(values, known, sections)) or None in sections.values()
+    for name in [layer_type] if layer_type is not None else [label or None for label in sections]:
+        every = "all rotated layers" if unrotated else "all layers"
+        title = f"{values.get('model_type') or 'unknown model type'}, {name or every}"
+        if sections.get(name or "", {}) is None:
+            yield Layers(f"{title}: not rotated", {}, {}, None)
+            continue
+        rope = RotaryEmbedding.from_config(raw, layer_type=name, interleaved=interleaved)
+        section = pick(sections, values, known, name, None)[1]
+        yield Layers(title, section, dict(_lengths(rope, values)), _plain(rope, section))
+
+
+def _lengths(rope: RotaryEmbedding, values: Mapping[str, Any]) -> Iterator[tuple[str, RotaryEmbedding]]:
+    """Yield the rotary by the lengths to show: the original one, and a longer one where that is another rotation."""
+    rule = rope.spec.length_rule
+    if rule is None:
+        yield "", rope
+        return
+    original = rule.original_length
+    reached = max(int(values.get("max_position_embeddings", 0)), 4 * original if rope.rope_type == "dynamic" else 0)
+    for length in (original, max(reached, original + 1)):
+        yield f"at {length} tokens", rope.at_length(length)
+
+
+def _plain(rope: RotaryEmbedding, section: Mapping[str, Any]) -> Float64:
+    """Return the frequencies before scaling: those of the base alone."""
+    theta = section.get("rope_theta", scaling.DEFAULT_THETA)
+    share = section.get("partial_rotary_factor")
+    # Frequencies of an odd share are computed for the share itself, and one element more is rotated.
+    odd = share is not None and int(rope.head_dim * share) == rope.rotary_dim - 1
+    width: dict[str, Any] = {"scaling": {"partial_rotary_factor": share}} if odd else {"rotary_dim": rope.rotary_dim}
+    spec = scaling.scaled(rope.head_dim, rope_theta=theta, **width)
+    frequencies: Float64 = spec.inv_freq[0, 0, 0]
+    return frequencies

@@ -1,0 +1,1 @@
+"""From a published config.json to the rotation it describes."""

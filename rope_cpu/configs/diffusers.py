@@ -1,0 +1,152 @@
+"""Configurations of diffusers transformers → spec: image and video models with positions of two to four coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rope_cpu.frequencies import axes
+from rope_cpu.frequencies.scaling import without_nulls
+from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
+from rope_cpu.validation.scalars import real_number, whole_number
+
+Config = Mapping[str, Any]
+
+
+def is_transformer(config: Config) -> bool:
+    """Tell whether this is the configuration of a diffusers transformer, of any class."""
+    return "_diffusers_version" in config or config.get("_class_name") in MODELS or _COGVIDEOX in config
+
+
+def read(config: Config, *, angle_dtype: str = "float64") -> RopeSpec:
+    """Return the rotation of a diffusers transformer's configuration; pairs are interleaved, coordinates as follows.
+
+    - Flux and its kind (Chroma, Bria, LongCat-Image, Ovis-Image, Flux ControlNets): the three columns of `img_ids` and
+      `txt_ids`; FLUX.2: the four.
+    - Wan, VACE, Animate, SkyReels-V2, ChronoEdit, HunyuanVideo, HunyuanVideo-1.5: frame, row and column of the patch,
+      from 0; ChronoEdit has two frames at 0 and 7. FramePack: likewise, of the frames at hand; cos and sin of its
+      history are averages over blocks, which is no rotation. HunyuanImage: row and column, in its refiner after the
+      frame; text stays unrotated.
+    - CogVideoX, ConsisID: frame, row and column on the grid of the training resolution, so rows and columns may be
+      fractional; text tokens stay unrotated.
+    - Qwen-Image and its ControlNets: frame, row and column, the latter two centred: from -(n - n // 2); text goes on
+      along the diagonal.
+    - LTX, LTX-2: frame (LTX-2: seconds), row and column of the patch (LTX-2: of its middle) in pixels, as fractions of
+      the base size in the file, then 2·fraction - 1, so from -1 to 1; every head has frequencies of its own. The
+      rotation of LTX-2's video, not of its audio.
+
+    Raises ValueError for other classes, missing keys, and files that do not determine the rotation.
+    Source: the transformers of the same names in diffusers 0.37, those added later in 0.42.
+    """
+    name = config.get("_class_name") or ("CogVideoXTransformer3DModel" if _COGVIDEOX in config else None)
+    if name not in MODELS:
+        raise ValueError(f"`_class_name` is {name!r}, which does not determine a rotation; known are {sorted(MODELS)}")
+    return MODELS[name](without_nulls(config), angle_dtype)
+
+
+_COGVIDEOX = "use_rotary_positional_embeddings"
+
+
+def _axes_from(
+    key: str, default: Sequence[int], theta: float, *, or_three: bool = False
+) -> Callable[[Config, str], RopeSpec]:
+    """Widths of the axes stand in the file under a key, as many as the class's own, which hold without them."""
+    counts = {len(default), 3} if or_three else {len(default)}
+
+    def build(config: Config, angle_dtype: str) -> RopeSpec:
+        return _blocks(key, config.get(key, default), config.get("rope_theta", theta), config, angle_dtype, counts)
+
+    return build
+
+
+def _wan(config: Config, angle_dtype: str) -> RopeSpec:
+    key, head_dim = "attention_head_dim", config.get("attention_head_dim")
+    if head_dim is None:
+        key, head_dim = "dim", _required(config, "dim") // _required(config, "num_heads")
+    side = 2 * (whole_number(key, head_dim, 0) // 6)
+    return _blocks(key, (head_dim - 2 * side, side, side), 10000.0, config, angle_dtype)
+
+
+def _cogvideox(config: Config, angle_dtype: str) -> RopeSpec:
+    if not config.get(_COGVIDEOX):
+        raise ValueError(f"`{_COGVIDEOX}` is {config.get(_COGVIDEOX)!r}: this CogVideoX adds sinusoidal embeddings")
+    head_dim = _required(config, "attention_head_dim")
+    widths = (head_dim // 4, head_dim // 8 * 3, head_dim // 8 * 3)
+    return _blocks("attention_head_dim", widths, 10000.0, config, angle_dtype)
+
+
+def _ltx(config: Config, angle_dtype: str) -> RopeSpec:
+    """Return frequencies π/2·theta^(k/(n-1)), dealt out in turn over the pairs of all heads, after unrotated ones."""
+    head_dim, heads = _required(config, "attention_head_dim"), _required(config, "num_attention_heads")
+    if head_dim % 2:
+        raise ValueError(f"`attention_head_dim` is {head_dim}; it must be even")
+    layout = config.get("rope_type", "interleaved")
+    if layout not in ("interleaved", "split"):
+        raise ValueError(f"`rope_type` is {layout!r}; it must be interleaved or split")
+    width = head_dim * heads
+    rounds, theta = width // 6, real_number("rope_theta", config.get("rope_theta", 10000.0))
+    # These are float32 in the model, also where they are computed in float64.
+    powers = np.float32(np.pi / 2 * theta ** np.linspace(0.0, 1.0, rounds))
+    matrix = np.zeros((3, width // 2))
+    spare = width // 2 - 3 * rounds
+    matrix[np.tile(np.arange(3), rounds), spare + np.arange(3 * rounds)] = np.repeat(powers, 3)
+    return from_inv_freq(
+        matrix.reshape(3, heads, head_dim // 2),
+        head_dim=head_dim,
+        interleaved=layout == "interleaved",
+        rope_type="axial",
+        angle_dtype=angle_dtype,
+    )
+
+
+def _blocks(
+    key: str, widths: Any, theta: float, config: Config, angle_dtype: str, counts: Collection[int] = (3,)
+) -> RopeSpec:
+    """Return the rotation in which each axis turns a block of the head.
+
+    key: where the widths come from. counts: how many of them there may be.
+    """
+    fit = isinstance(widths, Sequence) and all(isinstance(w, int | np.integer) and w > 0 and w % 2 == 0 for w in widths)
+    if not fit or len(widths) not in counts:
+        number = " or ".join(map(str, sorted(counts)))
+        raise ValueError(f"`{key}` gives the axes the widths {widths!r}; they must be {number} even numbers above 0")
+    head_dim = config.get("attention_head_dim", sum(widths))
+    if head_dim != sum(widths):
+        raise ValueError(f"`attention_head_dim` is {head_dim}, but the axes are {widths} wide together")
+    rows = [axes.base_frequencies(theta, width, angle_dtype) for width in widths]
+    return from_inv_freq(axes.block_diagonal(rows), interleaved=True, rope_type="axial", angle_dtype=angle_dtype)
+
+
+def _required(config: Config, key: str) -> int:
+    if config.get(key) is None:
+        raise ValueError(f"`config` has no `{key}`")
+    return whole_number(key, config[key], 1)
+
+
+MODELS: dict[str, Callable[[Config, str], RopeSpec]] = {
+    "FluxTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "FluxControlNetModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "Flux2Transformer2DModel": _axes_from("axes_dims_rope", (32, 32, 32, 32), 2000.0),
+    "BriaTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "ChromaTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "LongCatImageTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "OvisImageTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "QwenImageTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "QwenImageControlNetModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
+    "HunyuanImageTransformer2DModel": _axes_from("rope_axes_dim", (64, 64), 256.0, or_three=True),
+    "HunyuanVideoTransformer3DModel": _axes_from("rope_axes_dim", (16, 56, 56), 256.0),
+    "HunyuanVideo15Transformer3DModel": _axes_from("rope_axes_dim", (16, 56, 56), 256.0),
+    "HunyuanVideoFramepackTransformer3DModel": _axes_from("rope_axes_dim", (16, 56, 56), 256.0),
+    "WanModel": _wan,
+    "WanTransformer3DModel": _wan,
+    "WanVACETransformer3DModel": _wan,
+    "WanAnimateTransformer3DModel": _wan,
+    "SkyReelsV2Transformer3DModel": _wan,
+    "ChronoEditTransformer3DModel": _wan,
+    "CogVideoXTransformer3DModel": _cogvideox,
+    "ConsisIDTransformer3DModel": _cogvideox,
+    "LTXVideoTransformer3DModel": _ltx,
+    "LTX2VideoTransformer3DModel": _ltx,
+}

@@ -1,0 +1,131 @@
+"""Which layers a question is about, and their section: layers of a model may differ in type and base, or not rotate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rope_cpu.configs.model_types import Model
+from rope_cpu.validation import scalars
+
+Config = Mapping[str, Any]
+
+_COUNTS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+
+
+class Layer(NamedTuple):
+    """One layer. type: None where the config does not say. base: 0 where it is not rotated, None: its section's."""
+
+    type: str | None
+    base: float | None
+
+
+def pick(
+    found: Mapping[str, Config | None], values: Config, known: Model, layer_type: str | None, layer: int | None
+) -> tuple[str | None, Config]:
+    """Return the section of the layers asked about, with their type where it plays a part.
+
+    found: the sections by layer type. values: the config with its defaults. layer_type, layer: at most one is given;
+    neither asks about all layers that are rotated.
+    """
+    every = each(values, known, found)
+    if layer is None:
+        unlisted = Layer(layer_type, 0 if found.get(str(layer_type), {}) is None else None)
+        chosen = [one for one in every if layer_type in (None, one.type)] or [unlisted]
+        question = f"`layer_type` is {layer_type!r}"
+        refused = f"{question}; {'no layer is' if layer_type is None else 'layers of this type are not'} rotated"
+    else:
+        chosen = [_at(every, layer_type, layer, "" in found and len(found) == 1)]
+        layer_type, question = chosen[0].type, f"`layer` is {layer}"
+        refused = f"{question}; this layer is not rotated"
+    bases = {one.base for one in chosen if one.base != 0}
+    if not bases:
+        raise ValueError(refused)
+    if len(bases) > 1:
+        raise ValueError(f"{question}, but such layers have bases {sorted(base or 0 for base in bases)}; say `layer`")
+    layer_type, section = _section(
+        found, layer_type, {*(one.type for one in every), *(values.get("layer_types") or ())}
+    )
+    return layer_type, section if bases == {None} else {**section, "rope_theta": bases.pop()}
+
+
+def each(values: Config, known: Model, found: Mapping[str, Config | None]) -> list[Layer]:
+    """Return every layer of a model; none where the config does not say how many there are."""
+    lists = [values[key] for key in ("layer_types", "no_rope_layers", "layer_rope_theta") if values.get(key)]
+    interval = values.get("no_rope_layer_interval")
+    said = next((key for key in _COUNTS if key in values), None)
+    if not lists and interval is None and (said is None or type(values[said]) is not int):
+        return []  # layers are alike, and nobody counts them
+    if said is None and not lists:
+        raise ValueError(f"`{_COUNTS[0]}` is missing; `no_rope_layer_interval` {interval} says which of them to rotate")
+    count = len(lists[0]) if said is None else scalars.whole_number(said, values[said], 0)
+    types = [*(values.get("layer_types") or ()), *[None] * count][:count]
+    bases = _bases(values, count)
+    forced = _dense(values, count) if values.get(str(known.rotated_dense)) == 1 else [False] * count
+    return [
+        Layer(kind, base if found.get(kind, {}) is not None or exempt else 0)
+        for kind, base, exempt in zip(types, bases, forced, strict=True)
+    ]
+
+
+def _bases(values: Config, count: int) -> Sequence[float | None]:
+    """Return the base of each layer, as `Layer` has it, from lists with a value for each layer or from an interval."""
+    if rotated := _listed("no_rope_layers", values, count):
+        return [None if one else 0 for one in rotated]
+    if bases := _listed("layer_rope_theta", values, count):
+        return [scalars.real_number("layer_rope_theta", base, zero=True) for base in bases]
+    interval = values.get("no_rope_layer_interval")
+    if interval is None:
+        return [None] * count
+    if type(interval) is not int or interval == 0:
+        raise ValueError(f"`no_rope_layer_interval` is {interval!r}; it must be a whole number other than 0")
+    # Counted from the last layer, which is one, where the interval is negative.
+    start = 1 if interval > 0 else 1 - count
+    return [None if (index + start) % interval else 0 for index in range(count)]
+
+
+def _dense(values: Config, count: int) -> list[bool]:
+    """Return which layers are dense in a model with experts."""
+    if kinds := _listed("mlp_layer_types", values, count):
+        return [kind == "dense" for kind in kinds]
+    first = scalars.whole_number("first_k_dense_replace", values.get("first_k_dense_replace", 0), 0)
+    return [index < first for index in range(count)]
+
+
+def _listed(key: str, values: Config, count: int) -> list[Any]:
+    """Return the list under a key, one value for each layer; empty where there is none."""
+    found = values.get(key) or []
+    if not isinstance(found, list | tuple):
+        raise TypeError(f"`{key}` is {found!r}; it must be a list with one value for each layer")
+    if found and len(found) < count:
+        raise ValueError(f"`{key}` has {len(found)} values, but there are {count} layers")
+    return list(found[:count])
+
+
+def _at(every: Sequence[Layer], layer_type: str | None, layer: int, alike: bool) -> Layer:
+    """Return a layer by its index. alike: its type plays no part."""
+    if layer_type is not None:
+        raise ValueError(f"`layer` is {layer} and `layer_type` {layer_type!r}; give one of them")
+    if not every:
+        raise ValueError(f"`layer` is {layer}, but the config does not say how many there are (`num_hidden_layers`)")
+    layer = scalars.whole_number("layer", layer, 0)
+    if layer >= len(every):
+        raise ValueError(f"`layer` is {layer}, but there are {len(every)} layers, the first of which is 0")
+    if every[layer].type is None and not alike:
+        raise ValueError(f"`layer` is {layer}, but the config has no `layer_types`; say `layer_type`")
+    return every[layer]
+
+
+def _section(
+    found: Mapping[str, Config | None], layer_type: str | None, declared: set[str | None]
+) -> tuple[str | None, Config]:
+    """Return the section of a layer type, with its name where there are several."""
+    if "" in found:
+        if layer_type not in declared | {None}:
+            raise ValueError(f"`layer_type` is {layer_type!r}, but this config has one rotation for all rotated layers")
+        return layer_type, found[""] or {}
+    if layer_type is None and len(found) == 1:
+        layer_type = next(iter(found))
+    if layer_type is None or layer_type not in found:
+        raise ValueError(f"`layer_type` is {layer_type!r}; it must be one of {', '.join(map(repr, found))}")
+    return layer_type, found[layer_type] or {}

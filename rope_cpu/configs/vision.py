@@ -1,0 +1,254 @@
+"""Configurations of vision towers in transformers → spec: one table, model type → how pairs belong to axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rope_cpu.configs import diffusers, rope_parameters
+from rope_cpu.configs.model_types import Model
+from rope_cpu.frequencies import axes
+from rope_cpu.frequencies.scaling import type_of, without_nulls
+from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
+from rope_cpu.validation.scalars import Float64, real_number, whole_number, whole_numbers
+
+Builder = Callable[[int, float, str], RopeSpec]
+
+
+def read(config: Mapping[str, Any], *, angle_dtype: str = "float64") -> RopeSpec | None:
+    """Return the rotation of a vision, video or diffusers configuration; None where it is none of these.
+
+    config: of the tower itself (`config["vision_config"]`, see `tower`), or of a diffusers transformer. Two language
+        models are met here as well, because of their several axes: that of Ernie-4.5-VL, whose deal no key of a section
+        describes, is read, alone or in the whole model; that of HunYuan-VL is refused.
+
+    Positions have the coordinates (row, column), (time, row, column) for video and text. They start at 0, but at 1 for
+    Llama-4 (the class token has id 0) and EfficientLoFTR (all heads as one vector); DINOv3, EoMT and Sapiens-2 take
+    patch centres from -1 to 1; for diffusers see `rope_cpu.configs.diffusers`.
+
+    Raises ValueError or TypeError where a key is missing or holds what it must not, or the model's form is no rotation.
+    Source: the modules of the same names in transformers 5.23.
+    """
+    if diffusers.is_transformer(config):
+        return diffusers.read(config, angle_dtype=angle_dtype)
+    name, said = model_type(config), without_nulls(config)
+    if name in REFUSED:
+        raise ValueError(f"`model_type` is {name!r}: {REFUSED[name]}")
+    if name in _ERNIE:
+        return _ernie(said, angle_dtype)
+    found = TOWERS.get(name)
+    if found is None:
+        return None
+    return found.build(found.head_dim(said), _theta(said, found), angle_dtype)
+
+
+def tower(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the vision part of a whole model's configuration, with the model type that `read` knows it by.
+
+    Raises ValueError where there is no vision part.
+    """
+    part = config.get("vision_config")
+    if not isinstance(part, Mapping):
+        raise ValueError("`config` has no `vision_config`")
+    return {**part, "model_type": _part_type(part, part.get("model_type") or config.get("model_type"))}
+
+
+def model_type(config: Mapping[str, Any]) -> str:
+    """Return the model type of a configuration; a vision part is told by the size of its patches."""
+    name = config.get("model_type")
+    is_part = "patch_size" in config and "vision_config" not in config
+    return _part_type(config, name) if is_part else str(name or "")
+
+
+def _part_type(part: Mapping[str, Any], name: str | None) -> str:
+    """Return a vision part's own model type, where older files repeat that of the whole model or name none."""
+    if not name:
+        return next((named for keys, named in UNNAMED if keys <= part.keys()), "")
+    return next((known for known in (name, f"{name}_vision", f"{name}_vision_encoder") if known in TOWERS), name)
+
+
+@dataclass(frozen=True)
+class Tower:
+    """How one vision tower rotates: its head_dim, its default base, and which pair belongs to which axis."""
+
+    build: Builder
+    rope_theta: float = 10000.0
+    partial: float = 1.0  # the only partial_rotary_factor that the model works with
+    head_dim: Callable[[Mapping[str, Any]], int] = lambda config: _head_dim(config, "hidden_size")
+
+
+def _head_dim(config: Mapping[str, Any], width_key: str) -> int:
+    if config.get("head_dim") is not None:
+        return whole_number("head_dim", config["head_dim"], 2)
+    width = _first(config, width_key, f"vt_{width_key}")
+    heads = _first(config, "num_attention_heads", "num_heads", "vt_num_attention_heads")
+    width, heads = whole_number(width_key, width, 2), whole_number("num_attention_heads", heads)
+    if width % heads:
+        raise ValueError(f"`{width_key}` is {width}, which {heads} heads cannot share equally")
+    return width // heads
+
+
+def _floored_head_dim(config: Mapping[str, Any]) -> int:
+    """Return the head_dim of a model with projections of its own width, heads · head_dim, whatever hidden_size is."""
+    return rope_parameters.head_dim(config, Model(), None)
+
+
+def _first(config: Mapping[str, Any], *keys: str) -> Any:
+    for key in keys:
+        if key in config:
+            return config[key]
+    raise ValueError(f"`config` has no `{keys[0]}`")
+
+
+def _memory_head_dim(config: Mapping[str, Any]) -> int:
+    keys = ("memory_attention_hidden_size", "memory_attention_downsample_rate", "memory_attention_num_attention_heads")
+    width, rate, heads = (whole_number(key, _first(config, key)) for key in keys)
+    return width // (rate * heads)
+
+
+def _theta(config: Mapping[str, Any], known: Tower) -> float:
+    """Return the base; raise for a section that asks for more than that."""
+    key, own = rope_parameters.own_section(config)
+    section = without_nulls(own)
+    rope_type = section.get("rope_type", section.get("type", "axial"))
+    if rope_type not in ("axial", "default"):
+        raise ValueError(f"`rope_type` is {rope_type!r}; vision towers take no scaling")
+    partial = section.get("partial_rotary_factor", known.partial)
+    if partial != known.partial:
+        raise ValueError(f"`partial_rotary_factor` is {partial!r}; this vision tower has {known.partial}")
+    unknown = set(section) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    if unknown:
+        raise ValueError(f"`{key}` holds {sorted(unknown)}, which a vision tower has no use for")
+    return real_number("rope_theta", section.get("rope_theta", config.get("rope_theta", known.rope_theta)))
+
+
+def _owned(frequencies: Float64, owner: Any, count: int) -> Float64:
+    """Return F (count, pairs): pair j turns by frequencies[j] with axis owner[j]."""
+    return np.where(np.asarray(owner) == np.arange(count)[:, None], frequencies, 0.0)
+
+
+def _runs(order: tuple[int, ...], interleaved: bool) -> Builder:
+    """Give each axis a run of pairs across the head, the runs in the order of these axes."""
+
+    def build(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+        width = 2 * (head_dim // len(order) // 2)
+        each = axes.base_frequencies(theta, width, angle_dtype)
+        owner = np.repeat(order, each.size)
+        return _spec(_owned(np.tile(each, len(order)), owner, len(order)), head_dim, interleaved, angle_dtype)
+
+    return build
+
+
+def _turns(order: tuple[int, ...], interleaved: bool) -> Builder:
+    """Deal the pairs out to the axes in turn, one frequency for every round."""
+
+    def build(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+        each = axes.base_frequencies(theta, head_dim // len(order), angle_dtype)
+        frequencies, owner = np.repeat(each, len(order)), np.tile(order, each.size)
+        return _spec(_owned(frequencies, owner, len(order)), head_dim, interleaved, angle_dtype)
+
+    return build
+
+
+def _blocks(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+    """Rotate each half of the head in itself, the first with the row (Gemma-4)."""
+    each = axes.base_frequencies(theta, 2 * (head_dim // 4), angle_dtype)
+    return from_inv_freq(
+        axes.block_diagonal([each, each]), head_dim=head_dim, blocks=2, rope_type="axial", angle_dtype=angle_dtype
+    )
+
+
+def _alternate(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+    """Turn even frequencies of the whole head with the row, odd ones with the column (Pixtral)."""
+    every = axes.base_frequencies(theta, head_dim, angle_dtype)
+    return _spec(axes.block_diagonal([every[0::2], every[1::2]]), head_dim, False, angle_dtype)
+
+
+def _whole_turns(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+    """Give row and column a run of pairs each, and positions the unit of a whole turn (DINOv3)."""
+    each = 2 * np.pi * axes.base_frequencies(theta, head_dim // 2, angle_dtype)
+    return _spec(axes.block_diagonal([each, each]), head_dim, False, angle_dtype)
+
+
+_ERNIE = ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")
+
+
+def _ernie(config: Mapping[str, Any], angle_dtype: str) -> RopeSpec:
+    """Give time the slowest pairs, and deal the others out to row and column (the text model of Ernie-4.5-VL)."""
+    text = without_nulls(config.get("text_config", config))
+    section = without_nulls(rope_parameters.own_section(text)[1])
+    if type_of(section) != "default":
+        raise ValueError(f"`rope_type` is {type_of(section)!r}; Ernie-4.5-VL takes only default")
+    shares = whole_numbers("mrope_section", section.get("mrope_section", (22, 22, 20)))
+    head_dim = _floored_head_dim(text)
+    every = axes.base_frequencies(section.get("rope_theta", text.get("rope_theta", 500000.0)), head_dim, angle_dtype)
+    if len(shares) != 3 or shares[0] != shares[1] or sum(shares) != every.size:
+        raise ValueError(
+            f"`mrope_section` is {list(shares)}; it must split {every.size} pairs into three, rows as columns"
+        )
+    owner = np.append(1 + np.arange(2 * shares[0]) % 2, np.zeros(shares[2], dtype=int))
+    matrix = _owned(every, owner, 3)
+    return from_inv_freq(matrix, head_dim=head_dim, interleaved=True, angle_dtype=angle_dtype, shared_id=True)
+
+
+def _spec(matrix: Float64, head_dim: int, interleaved: bool, angle_dtype: str) -> RopeSpec:
+    return from_inv_freq(matrix, head_dim=head_dim, interleaved=interleaved, rope_type="axial", angle_dtype=angle_dtype)
+
+
+_ROW_COLUMN = Tower(_runs((0, 1), interleaved=False))
+_MEMORY = Tower(_runs((0, 1), interleaved=True), head_dim=_memory_head_dim)
+
+TOWERS: dict[str, Tower] = {
+    **dict.fromkeys(
+        (
+            "cohere_compass_vision", "dots3_note_vision_encoder", "ernie4_5_vl_moe_vision", "exaone4_5_vision",
+            "glm4v_moe_vision", "glm4v_vision", "glm5_next_vision", "glm_ocr_vision", "mlcd_vision_model",
+            "muse_glimmer_vision", "muse_spark_vision", "paddleocr_vl_vision", "qwen2_5_omni_vision_encoder",
+            "qwen2_5_vl_vision", "qwen3_5_moe_vision", "qwen3_5_vision", "qwen3_omni_moe_vision_encoder",
+            "qwen3_vl_moe_vision", "qwen3_vl_vision", "qwen4_exp_vision", "video_llama_3_vision",
+        ),
+        _ROW_COLUMN,
+    ),
+    "qwen2_vl_vision": Tower(_ROW_COLUMN.build, head_dim=lambda config: _head_dim(config, "embed_dim")),
+    "lfm3_vl_vision": Tower(_ROW_COLUMN.build, rope_theta=1e6),
+    "step3p5_vision": Tower(_runs((1, 0), interleaved=False)),
+    "minimax_m3_vl_vision": Tower(_runs((0, 1, 2), interleaved=False)),
+    "inkling2_vision": Tower(_runs((1, 0), interleaved=True)),
+    "llama4_vision_model": Tower(_runs((1, 0), interleaved=True), head_dim=_floored_head_dim),
+    "sam3_vit_model": Tower(_runs((0, 1), interleaved=True)),
+    **dict.fromkeys(("edgetam_video", "sam2_video", "sam3_tracker_video"), _MEMORY),
+    "kimi_k25_vision": Tower(_turns((1, 0), interleaved=False)),
+    "gemma4_vision": Tower(_blocks, rope_theta=100.0),
+    "pixtral": Tower(_alternate),
+    **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2"), Tower(_whole_turns, rope_theta=100.0)),
+    # Before heads part: one vector of hidden_size, and four times the frequencies of a head.
+    "efficientloftr": Tower(
+        _turns((0, 1), interleaved=True),
+        head_dim=lambda config: whole_number("hidden_size", _first(config, "hidden_size")),
+        partial=4.0,
+    ),
+}  # fmt: skip
+
+# Keys of vision parts in files that name no model type. Their models rotate alike, but for where the width stands.
+_QWEN = {"depth", "num_heads", "spatial_merge_size", "temporal_patch_size"}
+UNNAMED = (
+    ({"vt_hidden_size", "vt_num_attention_heads"}, "kimi_k25_vision"),
+    (_QWEN | {"embed_dim"}, "qwen2_vl_vision"),
+    (_QWEN, "qwen2_5_vl_vision"),
+)
+
+_LEARNED = "its position embeddings are learned and added; nothing is rotated"
+
+REFUSED = {
+    **dict.fromkeys(("siglip_vision_model", "siglip2_vision_model", "clip_vision_model"), _LEARNED),
+    **dict.fromkeys(("mllama_vision_model", "intern_vit_6b"), _LEARNED),
+    "vjepa2": "it gives the two members of an adjacent pair angles of different frequencies, which is no rotation",
+    "hunyuan_vl": "its doubled sections give the two members of a pair different axes, which is no rotation",
+    "hunyuan_vl_text": "its doubled sections give the two members of a pair different axes, which is no rotation",
+    "lightglue": "its frequencies are weights; pass them to RotaryEmbedding.from_inv_freq(weight.T, interleaved=True)",
+    "neomme": "its kinds of layers have bases of their own; pass frequencies (2, pairs), even pairs in the first row "
+    "and odd ones in the second, to RotaryEmbedding.from_inv_freq",
+}

@@ -1,0 +1,1 @@
+"""From numbers to the frequencies of a rotation: the spec, and what makes one."""

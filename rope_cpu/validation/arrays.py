@@ -1,0 +1,284 @@
+"""Every check of an array argument and its error text: the argument, its value, the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_cpu.validation.scalars import MAX_POSITION, Float64, regular_array, unmasked
+
+Array = NDArray[Any]
+
+DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("float32", "float64", "float16")}
+DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
+FORMAT_OF = {dtype: name for name, dtype in DTYPES.items()}
+
+# Axes of (batch, token, head) in each layout; packed tokens have no batch.
+AXES = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2), "thd": (None, 0, 1)}
+
+APART = "each axis must step over all that lies closer together, or elements may share memory"
+
+_WITHIN = "positions must be within ±2^53, which float64 holds exactly"
+
+_AXIS_NAMES = {"b": "batch", "s": "seq", "h": "heads", "d": "head_dim", "t": "tokens"}
+
+
+def layout(value: object) -> str:
+    """Return the layout; raise where it is unknown."""
+    if not isinstance(value, str) or value not in AXES:
+        raise ValueError(f"`layout` is {value!r}; it must be one of {', '.join(AXES)}")
+    return value
+
+
+def dtype(value: Any) -> np.dtype[Any]:
+    """Return a dtype that can be rotated in; raise for any other."""
+    with suppress(TypeError):
+        wanted: np.dtype[Any] = np.dtype(value)
+        if value is not None and wanted in FORMAT_OF:
+            return wanted
+    raise TypeError(f"`dtype` is {value!r}; it must be {', '.join(FORMAT_OF.values())}")
+
+
+def array(name: str, x: object, form: str) -> Array:
+    """Return `x` if it is an array that can be rotated in this layout; raise otherwise."""
+    if type(x) is not np.ndarray:
+        if not isinstance(x, np.ndarray):
+            raise TypeError(f"`{name}` is a {type(x).__name__}; it must be a NumPy array")
+        unmasked(name, x)
+    if x.dtype not in FORMAT_OF:
+        raise TypeError(f"`{name}` has dtype {x.dtype}; it must be {', '.join(FORMAT_OF.values())} (native byte order)")
+    if x.ndim != len(form):
+        names = ", ".join(_AXIS_NAMES[letter] for letter in form)
+        raise ValueError(f"`{name}` has shape {x.shape}; layout {form} means ({names})")
+    return x
+
+
+def rotated(
+    xs: Mapping[str, object], form: str, head_dim: int, table: tuple[int, ...], tokens_by: str, rows_by: str
+) -> None:
+    """Raise unless every array fits head_dim and the (batch or 1, seq, frequency heads, pairs) of cos and sin.
+
+    tokens_by, rows_by: what these have a row for by token, and by batch row.
+    """
+    batch_axis, token, head = AXES[form]
+    seen: dict[str, Array] = {}
+    for name, given in xs.items():
+        x = array(name, given, form)
+        if x.shape[-1] != head_dim:
+            raise ValueError(f"`{name}` has head_dim {x.shape[-1]}, but this rotary is for head_dim {head_dim}")
+        if x.shape[token] != table[1]:
+            there = f"`{next(iter(seen))}` has" if seen else tokens_by
+            raise ValueError(f"`{name}` has {x.shape[token]} tokens ({form} {x.shape}), but {there} {table[1]}")
+        batch = 1 if batch_axis is None else x.shape[batch_axis]
+        if table[0] not in (1, batch):
+            raise ValueError(f"`{name}` has batch {batch} ({form} {x.shape}), but {rows_by} {table[0]}")
+        if x.shape[head] % table[2]:
+            raise ValueError(
+                f"`{name}` has {x.shape[head]} heads, not a multiple of {table[2]}, the heads that frequencies are for"
+            )
+        for other, y in seen.items():
+            if y.dtype != x.dtype:
+                raise TypeError(f"`{name}` has dtype {x.dtype}, but `{other}` has {y.dtype}; they must be the same")
+            if batch_axis is not None and y.shape[batch_axis] != batch:
+                raise ValueError(f"`{name}` has batch {batch}, but `{other}` has {y.shape[batch_axis]}")
+        seen[name] = x
+
+
+def outputs(outs: Mapping[str, Any], xs: Mapping[str, Array]) -> None:
+    """Raise unless each result can be written: in place, or into memory that shares no element with anything read."""
+    for (name, out), (of, x) in zip(outs.items(), xs.items(), strict=True):
+        _output(name, out, of, x.shape, x.dtype)
+        for read, y in xs.items():
+            if not (read == of and _same(x, out)) and share(out, y):
+                rule = "it must be the very same array (in place) or share nothing with the inputs"
+                raise ValueError(f"`{name}` shares memory with `{read}`; {rule}")
+    _each_its_own(outs)
+
+
+def _output(name: str, out: Any, of: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Raise unless a result of this shape and dtype, that of `of`, can be written to an array."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"`{name}` is a {type(out).__name__}; it must be a NumPy array like `{of}`")
+    unmasked(name, out)
+    if out.dtype != dtype:
+        raise TypeError(f"`{name}` has dtype {out.dtype}; it must be that of `{of}`, {dtype}")
+    if out.shape != shape:
+        raise ValueError(f"`{name}` has shape {out.shape}; it must be that of `{of}`, {shape}")
+    if not out.flags.writeable:
+        raise ValueError(f"`{name}` is read-only; the result cannot be written into it")
+    if out.size and not apart_within(out):
+        raise ValueError(f"`{name}` has strides {out.strides}; {APART}")
+
+
+def _each_its_own(outs: Mapping[str, Array]) -> None:
+    first, *others = outs.items()
+    for name, out in others:
+        if share(first[1], out):
+            raise ValueError(f"`{name}` shares memory with `{first[0]}`; each result needs memory of its own")
+
+
+def out_pair(out: object, first: str = "q", second: str = "k") -> tuple[Any, Any]:
+    """Return the two arrays of `out`, for what is named."""
+    rule = f"it must be a pair of arrays, for {first} and for {second}"
+    if not isinstance(out, tuple | list):
+        raise TypeError(f"`out` is {_brief(out)}; {rule}")
+    if len(out) != 2:
+        raise TypeError(f"`out` is a {type(out).__name__} of {len(out)}; {rule}")
+    return out[0], out[1]
+
+
+def out_tables(out: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """Return the two arrays of `out`; raise unless cos and sin of this shape and dtype can be written to them."""
+    pair = out_pair(out, "cos", "sin")
+    outs = dict(zip(("out[0]", "out[1]"), pair, strict=True))
+    for (name, table), of in zip(outs.items(), ("cos", "sin"), strict=True):
+        _output(name, table, of, shape, dtype)
+    _each_its_own(outs)
+    return pair
+
+
+def positions(name: str, value: object, axes: int, form: str | None, rows: int = 1) -> Float64:
+    """Return position ids as float64 (batch or 1, seq, axes).
+
+    value: (seq,) or (batch, seq), for thd (tokens,); with several axes a trailing axis of coordinates. form: the
+    layout, or None where no array will be rotated.
+    """
+    ids = numbers(name, value)
+    packed, tail = form == "thd", f", {axes}" if axes > 1 else ","
+    coordinates(name, ids, axes)
+    if (ids.ndim if axes == 1 else ids.ndim - 1) not in ((1,) if packed else (1, 2)):
+        rule = f"(tokens{tail})" if packed else f"(seq{tail}) or (batch, seq{tail.rstrip(',')})"
+        raise ValueError(f"`{name}` has shape {ids.shape}; it must be {rule}")
+    if axes == 1:
+        ids = ids[..., None]
+    ids = ids if ids.ndim == 3 else ids[None]
+    if rows > 1 and packed:
+        raise ValueError(f"lengths are given for {rows} batch rows, but packed tokens (layout thd) have none")
+    if rows > 1 and ids.shape[0] not in (1, rows):
+        raise ValueError(f"`{name}` has batch {ids.shape[0]}, but lengths were given for {rows} sequences")
+    position_values(name, ids)
+    return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
+
+
+def numbers(name: str, value: object) -> Array:
+    """Return positions as an array; raise unless it has a dtype of theirs."""
+    ids = _as_array(name, value)
+    if ids.dtype.kind not in "iu" and ids.dtype.newbyteorder("=") not in (np.float32, np.float64):
+        raise TypeError(f"`{name}` has dtype {ids.dtype}; positions must be integers, float32 or float64")
+    return ids
+
+
+def _as_array(name: str, value: object) -> Array:
+    """Return numbers as an array; raise for what is masked, ragged, or too large for any dtype of NumPy's."""
+    ids = regular_array(name, value)
+    if not ids.size and not isinstance(value, np.ndarray):
+        return ids.astype(np.int64)  # NumPy takes an empty list for float64
+    if ids.dtype.kind == "O" and ids.size and all(isinstance(one, int) for one in ids.flat):
+        extreme = max(ids.flat, key=abs)
+        if abs(extreme) > MAX_POSITION:
+            raise ValueError(f"`{name}` holds {extreme}; {_WITHIN}")
+    return ids
+
+
+def coordinates(name: str, ids: Array, axes: int) -> None:
+    """Raise unless the last axis of ids holds the coordinates of a token, where there are several."""
+    if axes > 1 and (ids.ndim == 0 or ids.shape[-1] != axes):
+        hint = f"; its axes come first: np.moveaxis({name}, 0, -1)" if ids.ndim > 1 and len(ids) == axes else ""
+        raise ValueError(f"`{name}` has shape {ids.shape}; its last axis must hold {axes} coordinates{hint}")
+
+
+def position_values(name: str, value: object) -> None:
+    """Raise where a position is not finite or too large."""
+    ids = np.asarray(value)
+    if ids.dtype.kind == "f" and not np.isfinite(ids).all():
+        raise ValueError(f"`{name}` holds {ids[~np.isfinite(ids)][0]}; positions must be finite")
+    for extreme in (ids.max(), ids.min()) if ids.size else ():
+        if abs(extreme.item()) > MAX_POSITION:
+            raise ValueError(f"`{name}` holds {extreme}; {_WITHIN}")
+
+
+def offsets(value: object, batch: int, seq: int) -> Array:
+    """Return offsets as int64 (1 or batch,), from which `seq` tokens follow."""
+    given = _as_array("offset", value)
+    if given.dtype.kind not in "iu":
+        what = f"{given.dtype} of shape {given.shape}" if isinstance(value, np.ndarray) else repr(value)
+        raise TypeError(f"`offset` is {what}; it must be an integer, or one per batch row")
+    if given.ndim > 1 or given.shape not in ((), (batch,)):
+        raise ValueError(
+            f"`offset` has shape {given.shape}; it must be one integer, or one for each of {batch} batch rows"
+        )
+    rows = given.reshape(-1).tolist()  # a few Python integers cost less than NumPy's reductions
+    for extreme in (max(rows), min(rows)) if rows else ():
+        if max(abs(extreme), abs(extreme + seq - 1)) > MAX_POSITION:
+            raise ValueError(f"`offset` is {extreme}, for {seq} tokens; {_WITHIN}")
+    return given.astype(np.int64, copy=False).reshape(-1)
+
+
+def tables(cos: object, sin: object, looked_up: bool, form: str) -> tuple[Array, Array]:
+    """Return cos and sin of `apply_rotary` if they are tables; looked_up: position ids choose their rows."""
+    rows = (
+        "(table, pairs)" if looked_up else "(tokens, pairs)" if form == "thd" else "(seq, pairs) or (batch, seq, pairs)"
+    )
+    found = []
+    for name, table in (("cos", cos), ("sin", sin)):
+        if not isinstance(table, np.ndarray):
+            raise TypeError(f"`{name}` is a {type(table).__name__}; it must be a NumPy array")
+        unmasked(name, table)
+        if table.dtype not in (np.float32, np.float64):
+            raise TypeError(f"`{name}` has dtype {table.dtype}; it must be float32 or float64")
+        if table.ndim not in ((2,) if looked_up or form == "thd" else (2, 3)) or table.shape[-1] == 0:
+            raise ValueError(f"`{name}` has shape {table.shape}; it must be {rows}, with at least one pair")
+        found.append(np.asarray(table))
+    if found[0].shape != found[1].shape or found[0].dtype != found[1].dtype:
+        a, b = (f"{table.dtype} {table.shape}" for table in found)
+        raise ValueError(f"`cos` is {a}, but `sin` is {b}; they must be alike")
+    return found[0], found[1]
+
+
+def table_ids(value: object, length: int, form: str) -> Array:
+    """Return position ids that index a table of `length` rows."""
+    ids = _as_array("position_ids", value)
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"`position_ids` has dtype {ids.dtype}; rows of a table are looked up by integers")
+    if ids.ndim not in ((1,) if form == "thd" else (1, 2)):
+        rule = "(tokens,)" if form == "thd" else "(seq,) or (batch, seq)"
+        raise ValueError(f"`position_ids` has shape {ids.shape}; it must be {rule}")
+    for extreme in (ids.min(), ids.max()) if ids.size else ():
+        if not 0 <= extreme < length:
+            raise ValueError(f"`position_ids` holds {extreme}, but `cos` has rows 0 to {length - 1}")
+    return ids
+
+
+def _brief(value: object) -> str:
+    return f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+
+
+def apart_within(x: Array) -> bool:
+    """Tell whether all elements certainly lie apart: every axis steps over all that lies closer together."""
+    span = x.itemsize
+    for step, count in sorted((abs(step), count) for step, count in zip(x.strides, x.shape, strict=True) if count > 1):
+        if step < span:
+            return False
+        span += step * (count - 1)
+    return True
+
+
+def _same(a: Array, b: Array) -> bool:
+    steps = zip(a.shape, a.strides, b.strides, strict=True)
+    return a.ctypes.data == b.ctypes.data and all(count <= 1 or one == other for count, one, other in steps)
+
+
+def share(a: Array, b: Array) -> bool:
+    """Tell whether two arrays share an element, or are too entangled to tell: better refuse than overwrite."""
+    try:
+        return np.shares_memory(a, b, max_work=_OVERLAP_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+_OVERLAP_WORK: Any = 10**6  # steps NumPy may take to find out

@@ -1,0 +1,112 @@
+"""Checks of numbers, names and plain arrays, each with its error text: the argument, its value, the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Float64 = NDArray[np.float64]
+
+# Positions beyond it are refused: float64 does not hold every whole number there.
+MAX_POSITION = 2.0**53
+
+
+def whole_number(name: str, value: object, least: int = 1) -> int:
+    """Return `value` as an int; raise unless it is a whole number of at least `least`."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise TypeError(f"`{name}` is {value!r}; it must be an integer")
+    if value < least:
+        raise ValueError(f"`{name}` is {value!r}; it must be at least {least}")
+    return int(value)
+
+
+def whole_numbers(name: str, value: object, least: int = 1) -> tuple[int, ...]:
+    """Return a sequence of whole numbers as a tuple; raise unless each is at least `least`."""
+    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str | bytes) or getattr(value, "ndim", 1) != 1:
+        raise TypeError(f"`{name}` is {value!r}; it must be a sequence of integers")
+    return tuple(whole_number(name, entry, least) for entry in value)
+
+
+def real_number(name: str, value: object, *, zero: bool = False) -> float:
+    """Return `value` as a float; raise unless it is a finite number above 0, or 0 where `zero` allows it."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(f"`{name}` is {value!r}; it must be a number")
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond every float
+        number = np.inf
+    if not np.isfinite(number) or number < 0 or (number == 0 and not zero):
+        raise ValueError(f"`{name}` is {value!r}; it must be finite and {'at least' if zero else 'above'} 0")
+    return number
+
+
+def boolean(name: str, value: object) -> bool:
+    """Return `value` as a bool; raise unless it is one."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"`{name}` is {value!r}; it must be True or False")
+    return bool(value)
+
+
+def one_of(name: str, value: object, known: Sequence[str]) -> str:
+    """Return `value`; raise unless it is one of the known names."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"`{name}` is {value!r}; it must be one of {', '.join(known)}")
+    return value
+
+
+def unmasked(name: str, value: object) -> None:
+    """Raise where `value` is a masked array."""
+    # What is plain is not masked; asking NumPy would load its module for that, a fiftieth of a start from the cache.
+    if isinstance(value, np.ndarray) and type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"`{name}` is a masked array; give its `.data`, as a mask has no place here")
+
+
+def regular_array(name: str, value: Any) -> NDArray[Any]:
+    """Return `value` as an array; raise where it is masked, or its rows are of several lengths."""
+    unmasked(name, value)
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError):
+        if not isinstance(value, list | tuple):
+            raise  # another library's own reason
+        raise ValueError(f"`{name}` is a {type(value).__name__} of unequal rows; it must be a regular array") from None
+
+
+def integers(name: str, value: ArrayLike) -> NDArray[np.int64]:
+    """Return `value` as int64; raise unless it holds integers of that size."""
+    given = real_array(name, value)
+    if given.size == 0 and not isinstance(value, np.ndarray):
+        return given.astype(np.int64)  # NumPy takes an empty list for float64
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"`{name}` has dtype {given.dtype}; it must hold integers")
+    if given.dtype.kind == "u" and given.size and given.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"`{name}` holds {given.max()}; integers must be below 2^63")
+    return given.astype(np.int64)
+
+
+def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
+    """Return `value` as an array; raise unless it holds real numbers."""
+    given = regular_array(name, value)
+    if given.dtype.kind not in "fiu" and given.dtype != ml_dtypes.bfloat16:
+        raise TypeError(f"`{name}` has dtype {given.dtype}; it must hold real numbers")
+    return given
+
+
+def finite_array(name: str, value: ArrayLike) -> Float64:
+    """Return `value` as float64; raise unless it holds finite real numbers."""
+    given = real_array(name, value).astype(np.float64)
+    if not np.isfinite(given).all():
+        raise ValueError(f"`{name}` holds {given[~np.isfinite(given)][0]}; it must be finite")
+    return given
+
+
+def per_axis(name: str, value: ArrayLike, axes: int) -> Float64:
+    """Return a finite number for each axis, from one for all or one for each."""
+    numbers = finite_array(name, value)
+    if numbers.shape not in ((), (axes,)):
+        raise ValueError(f"`{name}` has shape {numbers.shape}; it must be one number, or one for each of {axes} axes")
+    return np.broadcast_to(numbers, (axes,))

@@ -1,0 +1,126 @@
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import rope_cpu
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("rope_cpu", "export", "bench")
+
+pytestmark = pytest.mark.skipif(not (ROOT / "pyproject.toml").exists(), reason="not run from a source tree")
+
+
+def modules(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*.py") if "__pycache__" not in path.parts}
+
+
+def expected():
+    """Every module of the tree, where it must be once it is installed."""
+    found = {f"rope_cpu/{name}" for name in modules(ROOT / "rope_cpu") if not name.startswith(("export/", "bench/"))}
+    return found | {f"rope_cpu/{part}/{name}" for part in ("export", "bench") for name in modules(ROOT / part)}
+
+
+def build(source, kind, to):
+    """Build with the declared backend alone: no isolation, no network."""
+    code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(to)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return to / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the source tree, because a build leaves files behind."""
+    copy = tmp_path_factory.mktemp("tree")
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+    for part in PARTS:
+        shutil.copytree(ROOT / part, copy / part, symlinks=True, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(tree, tmp_path_factory):
+    return build(tree, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def names_in(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        return set(file.namelist())
+
+
+def test_wheel_holds_every_module_and_nothing_at_the_top(wheel):
+    names = names_in(wheel)
+    assert {name for name in names if name.endswith(".py")} == expected()
+    assert {"rope_cpu/py.typed", "rope_cpu/configs/data/llama3.1-8b.json"} <= names
+    assert {name.split("/")[0] for name in names} == {"rope_cpu", f"rope_cpu-{rope_cpu.__version__}.dist-info"}
+
+
+def test_sdist_builds_the_same_wheel(tree, wheel, tmp_path):
+    sdist = build(tree, "sdist", tmp_path)
+    with tarfile.open(sdist) as file:
+        file.extractall(tmp_path, filter="data")
+    (source,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    (tmp_path / "out").mkdir()
+    assert names_in(build(source, "wheel", tmp_path / "out")) == names_in(wheel)
+
+
+def test_wheel_works_by_itself(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path)
+    code = (
+        "import rope_cpu, rope_cpu.export, rope_cpu.bench, json\n"
+        "print(json.dumps([rope_cpu.__file__, rope_cpu.export.__file__, rope_cpu.bench.__file__]))"
+    )
+    done = python(code, tmp_path, {"PYTHONPATH": str(tmp_path)})
+    assert done.count(str(tmp_path)) == 3
+
+
+def test_editable_install_finds_every_part(tree, tmp_path):
+    link = build(tree, "editable", tmp_path)
+    site = tmp_path / "site"
+    with zipfile.ZipFile(link) as file:
+        file.extractall(site)
+    code = (
+        f"import site, sys; site.addsitedir({str(site)!r})\n"
+        # Ahead of a rope_cpu that is installed for these tests.
+        "sys.meta_path.sort(key=lambda finder: '__editable__' not in getattr(finder, '__module__', ''))\n"
+        "import rope_cpu, rope_cpu.export, rope_cpu.bench\n"
+        "print(rope_cpu.__file__, rope_cpu.export.__file__, rope_cpu.bench.__file__)"
+    )
+    assert python(code, tmp_path, {}).count(str(tree)) == 3
+
+
+def test_import_loads_no_extra():
+    code = "import rope_cpu, sys; print({'onnx', 'onnxruntime', 'rich', 'torch', 'transformers'} & set(sys.modules))"
+    assert python(code, ROOT, {}).endswith("set()\n")
+
+
+def python(code, cwd, variables):
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, env={**os.environ, **variables}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_versions_agree():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == rope_cpu.__version__
+    assert f"## {rope_cpu.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_links_lead_to_the_parts():
+    """Tools that run from the repository root find the parts through these links."""
+    for part in ("export", "bench"):
+        link = ROOT / "rope_cpu" / part
+        assert link.is_symlink()
+        assert os.readlink(link) == f"../{part}"

@@ -1,0 +1,340 @@
+"""Every recipe of docs/recipes.md, executed, against the formula of its source written out here a second time."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.linalg import expm
+
+import rope_cpu
+from rope_cpu import positions
+
+PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+RANDOM = np.random.default_rng(4)
+
+
+def blocks():
+    """Return {number of the recipe: its code, block after block}."""
+    found = {}
+    for number, text in re.findall(r"^## (\d+)\. (.*?)(?=^#|\Z)", PAGE.read_text(), re.M | re.S):
+        found[int(number)] = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
+    return found
+
+
+RECIPES = blocks()
+
+
+def run(number, **given):
+    """Execute one recipe on the given names and return all names."""
+    names = {"np": np, "rope_cpu": rope_cpu, **given}
+    exec(compile(RECIPES[number], f"{PAGE.name}, recipe {number}", "exec"), names)
+    return names
+
+
+def vectors(*shape):
+    return RANDOM.normal(size=shape)
+
+
+def close(ours, exact, atol=1e-12):
+    np.testing.assert_allclose(ours, exact, rtol=0, atol=atol)
+
+
+def frequencies(width, base=10000.0):
+    return np.array([base ** (-2 * i / width) for i in range(width // 2)])
+
+
+def adjacent(x, angles):
+    """Turn adjacent pairs, as complex numbers."""
+    z = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
+    return np.stack([z.real, z.imag], -1).reshape(x.shape)
+
+
+def halves(x, angles):
+    """x·cos + rotate_half(x)·sin with cos and sin of both halves."""
+    full = np.concatenate([angles, angles], -1)
+    a, b = np.split(x, 2, -1)
+    return x * np.cos(full) + np.concatenate([-b, a], -1) * np.sin(full)
+
+
+def test_every_recipe_is_tested():
+    tested = {int(n) for name in globals() for n in re.findall(r"^test_(\d+)_", name)}
+    assert tested == set(RECIPES) == set(range(1, 21))
+
+
+@pytest.mark.parametrize("head_dim", [4, 16, 64])
+def test_01_block_matrix(head_dim):
+    xy, theta = np.array([[3.0, 5.0], [-2.0, 0.5]]), 0.7
+    x, x4 = vectors(1, 2, 3, head_dim), vectors(1, 2, 1, 4)
+    names = run(1, head_dim=head_dim, x=x, x4=x4, xy=xy, theta=theta)
+    for token, (across, down) in enumerate(xy):
+        matrix = np.zeros((head_dim, head_dim))
+        angles = [p * w for p in (across, down) for w in frequencies(head_dim // 2)]
+        for i, a in enumerate(angles):
+            matrix[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = [[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]]
+        close(names["y"][0, token], x[0, token] @ matrix.T)
+        cx, sx, cy, sy = (f(p * theta) for p in (across, down) for f in (math.cos, math.sin))
+        four = np.array([[cx, -sx, 0, 0], [sx, cx, 0, 0], [0, 0, cy, -sy], [0, 0, sy, cy]])
+        close(names["y4"][0, token, 0], four @ x4[0, token, 0])
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_02_scores_depend_on_differences(axes):
+    q, k = vectors(1, 5, 2, 24), vectors(1, 6, 2, 24)
+    at_q, at_k = RANDOM.integers(-20, 20, size=(5, axes)), RANDOM.integers(-20, 20, size=(6, axes))
+    one = (lambda ids: ids[:, 0]) if axes == 1 else (lambda ids: ids)
+    names = run(2, head_dim=24, axes=axes, q=q, k=k, at_q=one(at_q), at_k=one(at_k))
+    for i in range(5):
+        for j in range(6):
+            difference = np.concatenate([d * frequencies(24 // axes) for d in at_k[j] - at_q[i]])
+            for head in range(2):
+                parts = [
+                    halves(part, angle)
+                    for part, angle in zip(np.split(k[0, j, head], axes), np.split(difference, axes), strict=True)
+                ]
+                close(names["scores"][0, head, i, j], q[0, i, head] @ np.concatenate(parts))
+
+
+def test_03_positions_come_back():
+    xy = RANDOM.uniform(0, 1000, size=(20, 2))
+    names = run(3, xy=xy, x=vectors(2, 20, 3, 64))
+    slowest = 10000 ** (-30 / 32)
+    close(names["limit"], [2 * math.pi / slowest] * 2, atol=1e-8)
+    close(names["found"], xy, atol=1e-6)
+    close(names["again"], np.broadcast_to(xy[:, None], (2, 20, 3, 2)), atol=1e-9)
+
+
+def test_04_more_dimensions():
+    x3, x4, at4 = vectors(1, 24, 2, 48), vectors(1, 9, 2, 64), RANDOM.uniform(-9, 9, size=(9, 4))
+    names = run(4, frames=2, rows=3, columns=4, x3=x3, x4=x4, at4=at4)
+    grid = [(t, r, c) for t in range(2) for r in range(3) for c in range(4)]
+    for ours, x, ids in ((names["y3"], x3, grid), (names["y4"], x4, at4)):
+        count = len(ids[0])
+        for token, place in enumerate(ids):
+            parts = np.split(x[0, token], count, -1)
+            exact = [halves(part, p * frequencies(part.shape[-1])) for part, p in zip(parts, place, strict=True)]
+            close(ours[0, token], np.concatenate(exact, -1))
+    assert names["unequal"].spec.blocks == (16, 56, 56)
+
+
+def test_05_general_solution():
+    basis = np.linalg.qr(vectors(6, 6))[0]
+    plain = np.zeros((2, 6, 6))
+    for plane in range(3):
+        plain[:, 2 * plane + 1, 2 * plane], plain[:, 2 * plane, 2 * plane + 1] = RANDOM.normal(size=(2, 2)).T
+        plain[:, 2 * plane, 2 * plane + 1] = -plain[:, 2 * plane + 1, 2 * plane]
+    b1, b2 = basis @ plain @ basis.T
+    x, xy, w_q, w_k, hidden = vectors(1, 4, 2, 6), vectors(4, 2), vectors(6, 9), vectors(6, 9), vectors(1, 4, 1, 9)
+    o, n = expm(b1 / 4), np.array([0, 1, 2, 5])
+    names = run(5, b1=b1, b2=b2, x=x, xy=xy, w_q=w_q, w_k=w_k, hidden=hidden, o=o, n=n)
+    operators = [expm(a * b1 + b * b2) for a, b in xy]
+    for token, operator in enumerate(operators):
+        close(names["y"][0, token], x[0, token] @ operator.T)
+        close(names["y_n"][0, token], x[0, token] @ np.linalg.matrix_power(o, n[token]).T)
+    queries, keys = (
+        np.array([operator @ w @ h for operator, h in zip(operators, hidden[0, :, 0], strict=True)]) for w in (w_q, w_k)
+    )
+    close(names["scores"][0], queries @ keys.T, atol=1e-11)
+
+
+def reader(part, cos, sin):
+    """One half of the reader's code: part·cos + rotate_half(part)·sin."""
+    a, b = np.split(part, 2, -1)
+    return part * cos + np.concatenate([-b, a], -1) * sin
+
+
+def test_06_half_split_2d():
+    head_dim, ids = 32, RANDOM.integers(0, 50, size=(2, 7, 2))
+    q, k = vectors(2, 4, 7, head_dim), vectors(2, 2, 7, head_dim)
+    names = run(6, head_dim=head_dim, q=q, k=k, position_ids=ids)
+    angles = np.arange(50)[:, None] * frequencies(head_dim // 2)
+    table = np.concatenate([angles] * 4, -1)  # two halves for x and again for y: head_dim columns in all
+    for ours, x in ((names["q_rot"], q), (names["k_rot"], k)):
+        parts = [
+            reader(part, np.cos(table)[ids[..., axis], :16][:, None], np.sin(table)[ids[..., axis], 16:][:, None])
+            for axis, part in enumerate(np.split(x, 2, -1))
+        ]
+        close(ours, np.concatenate(parts, -1))
+
+
+def test_06_half_split_2d_with_a_table_of_one_axis_is_no_rotation():
+    angles = np.arange(50)[:, None] * frequencies(32)
+    table = np.concatenate([angles, angles], -1)
+    x = vectors(16)
+    turned = reader(x, np.cos(table)[9, :16], np.sin(table)[9, 16:])
+    assert abs(np.linalg.norm(turned) - np.linalg.norm(x)) > 0.05
+
+
+def test_07_pairings():
+    hidden, w_q, w_k = vectors(1, 6, 10), vectors(3 * 16, 10), vectors(3 * 16, 10)
+    names = run(7, head_dim=16, num_heads=3, hidden=hidden, w_q=w_q, w_k=w_k)
+    scores = [np.einsum("bqhd,bkhd->bhqk", *names[name]) for name in ("before", "after")]
+    angles = np.arange(6)[:, None, None] * frequencies(16)
+    exact = [adjacent((hidden @ w.T).reshape(1, 6, 3, 16), angles) for w in (w_q, w_k)]
+    close(scores[0], np.einsum("bqhd,bkhd->bhqk", *exact), atol=1e-10)
+    close(scores[1], scores[0], atol=1e-10)
+    order = [*range(0, 16, 2), *range(1, 16, 2)]
+    close(names["after"][0], names["before"][0][..., order])
+
+
+def test_08_rope_vit():
+    side, head_dim, x = 5, 24, vectors(2, 25, 3, 24)
+    freqs = vectors(2, 3, 12)
+    names = run(8, side=side, head_dim=head_dim, x=x, freqs=freqs)
+    token = np.arange(side * side)
+    across, down = token % side, token // side
+    own = np.array([100.0 ** (-4 * i / head_dim) for i in range(head_dim // 4)])
+    angles = np.concatenate([across[:, None] * own, down[:, None] * own], -1)
+    close(names["y_axial"], adjacent(x, angles[:, None]))
+    close(names["y_mixed"], adjacent(x, across[:, None, None] * freqs[0] + down[:, None, None] * freqs[1]))
+
+
+def sinusoids(count, dim):
+    angles = np.array([[pos / 10000 ** (2 * (j // 2) / dim) for j in range(dim)] for pos in range(count)])
+    return np.where(np.arange(dim) % 2, np.cos(angles), np.sin(angles))
+
+
+def test_09_sinusoidal():
+    before = vectors(2, 7, 16).astype(np.float32)
+    embeddings = before.copy()
+    names = run(9, num_positions=20, dim=16, embeddings=embeddings, offset=3)
+    close(names["table"], sinusoids(20, 16), atol=2**-24)
+    close(embeddings, before + sinusoids(20, 16)[3:10], atol=2**-21)
+
+
+def test_10_row_vectors():
+    planes, x = 4, vectors(1, 6, 1, 8)
+    names = run(10, planes=planes, x=x)
+    for i in range(6):
+        matrix = np.zeros((8, 8))
+        for k in range(1, planes + 1):
+            a, at = i * 10000 ** (-k / planes), slice(2 * k - 2, 2 * k)
+            matrix[at, at] = [[math.cos(a), math.sin(a)], [-math.sin(a), math.cos(a)]]
+        close(names["y"][0, i, 0], x[0, i, 0] @ matrix)
+
+
+def test_11_meta_llama():
+    xq, xk = vectors(2, 9, 4, 32), vectors(2, 9, 1, 32)
+    names = run(11, head_dim=32, xq=xq, xk=xk, start_pos=100)
+    cis = np.exp(1j * np.outer(np.arange(100, 109), frequencies(32)))[None, :, None]
+    for ours, x in ((names["xq_out"], xq), (names["xk_out"], xk)):
+        z = x.reshape(*x.shape[:-1], -1, 2) @ [1, 1j] * cis
+        close(ours, np.stack([z.real, z.imag], -1).reshape(x.shape))
+
+
+def test_12_hugging_face_llama():
+    q, k = vectors(2, 4, 9, 32), vectors(2, 2, 9, 32)
+    angles = np.outer(np.arange(200), frequencies(32))
+    table = np.concatenate([angles, angles], -1)
+    ids = np.arange(100, 109)
+    given = {"cos": np.cos(table), "sin": np.sin(table), "position_ids": ids}
+    names = run(12, head_dim=32, q=q, k=k, offset=100, **given)
+    close(names["q_embed"], halves(q, angles[ids]))
+    close(names["k_embed"], halves(k, angles[ids]))
+    close(names["q_table"], halves(q, angles[ids]))
+
+
+def test_13_roformer():
+    q, k, v = (vectors(2, 3, 6, 16) for _ in range(3))
+    ids = np.arange(7, 13)
+    names = run(13, head_dim=16, q=q, k=k, v=v, past_key_values_length=7, position_ids=ids)
+    angles = np.outer(ids, frequencies(16))
+    sin, cos = np.repeat(np.sin(angles), 2, -1), np.repeat(np.cos(angles), 2, -1)
+    for name, x in (("q_rot", q), ("k_rot", k), ("v_rot", v)):
+        swapped = np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
+        close(names[name], x * cos + swapped * sin)
+    # The table is float32, as the model's.
+    close(names["q_table"], names["q_rot"], atol=2**-22)
+
+
+def test_14_roformer_table():
+    names = run(14, num_positions=30, dim=12)
+    angles = np.array([[pos / np.power(10000, 2 * i / 12) for i in range(6)] for pos in range(30)])
+    close(names["table"], np.concatenate([np.sin(angles), np.cos(angles)], -1), atol=2**-24)
+
+
+def test_15_paddle():
+    xy = RANDOM.integers(0, 30, size=(8, 2))
+    x = vectors(1, 8, 2, 16)
+    names = run(15, head_dim=16, x=x, xy=xy)
+    for token, (across, down) in enumerate(xy):
+        angle = np.repeat([p * 10000 ** (-2 * i / 8) for p in (across, down) for i in range(4)], 2)
+        for head in range(2):
+            v = x[0, token, head]
+            swapped = np.array([-v[j + 1] if j % 2 == 0 else v[j - 1] for j in range(16)])
+            close(names["y"][0, token, head], v * np.cos(angle) + swapped * np.sin(angle))
+
+
+def test_16_derivation():
+    q, k = vectors(1, 5, 1, 16), vectors(1, 5, 1, 16)
+    m, n = RANDOM.integers(0, 1000, size=(2, 5))
+    names = run(16, head_dim=16, q=q, k=k, m=m, n=n)
+    close(names["frequencies"], frequencies(16))
+    close(np.linalg.norm(names["q_rot"], axis=-1), np.linalg.norm(q, axis=-1))
+    exact = (q * adjacent(k, ((n - m)[:, None] * frequencies(16))[:, None])).sum(-1)
+    close((names["q_rot"] * names["k_rot"]).sum(-1), exact, atol=1e-11)
+
+
+def test_17_qwen_vl():
+    tokens = np.array([[5, 6, *[90] * 6, 7, *[91] * 4, 8]])
+    q, k = vectors(1, 14, 2, 128), vectors(1, 14, 1, 128)
+    grids = {"image_grid_thw": [[1, 4, 6]], "video_grid_thw": [[2, 2, 4]]}
+    names = run(17, input_ids=tokens, image_token=90, video_token=91, q=q, k=k, **grids)
+    image = [(2, 2 + r, 2 + c) for r in range(2) for c in range(3)]
+    video = [(6 + t, 6, 6 + c) for t in range(2) for c in range(2)]
+    ids = np.array([(0,) * 3, (1,) * 3, *image, (5,) * 3, *video, (8,) * 3])
+    assert names["ids"].tolist() == [ids.tolist()]
+    assert names["offset"].tolist() == [9 - 14]
+    axis = np.repeat([0, 1, 2], [16, 24, 24])
+    angles = ids[:, axis] * frequencies(128, 1e6)
+    close(names["q_rot"], halves(q, angles[:, None]))
+    close(names["k_rot"], halves(k, angles[:, None]))
+    assert names["patch_ids"].shape == (24, 2)
+    assert names["patch_ids"][:5].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2]]
+    x = vectors(1, 24, 2, 80)
+    turned = names["tower"].rotate(x, names["patch_ids"])
+    angles = np.concatenate([names["patch_ids"][:, [a]] * frequencies(40) for a in range(2)], -1)
+    close(turned, halves(x, angles[:, None]))
+
+
+def test_18_class_tokens():
+    names = run(18, rows=3, columns=4, registers=4)
+    centres = [(2 * (r + 0.5) / 3 - 1, 2 * (c + 0.5) / 4 - 1) for r in range(3) for c in range(4)]
+    close(names["dinov3_ids"], np.array([(0, 0)] * 5 + centres))
+    assert names["llama4_ids"].tolist() == [[r, c] for r in range(1, 4) for c in range(1, 5)] + [[0, 0]]
+
+
+def test_19_video_models():
+    names = run(19, frames=2, rows=3, columns=5)
+    assert names["qwen_image_ids"][:, 1].tolist() == [r for r in (-2, -1, 0) for _ in range(5)]
+    assert names["qwen_image_ids"][:, 2].tolist() == [-3, -2, -1, 0, 1] * 3
+    for name, widths, base in [
+        ("wan", (44, 42, 42), 1e4),
+        ("flux", (16, 56, 56), 1e4),
+        ("hunyuan_video", (16, 56, 56), 256.0),
+        ("cogvideox", (16, 24, 24), 1e4),
+    ]:
+        ids = names["video_ids"]
+        x = vectors(1, len(ids), 2, sum(widths))
+        angles = np.concatenate([ids[:, [a]] * frequencies(w, base) for a, w in enumerate(widths)], -1)
+        close(names[name].rotate(x, ids), adjacent(x, angles[:, None]))
+    assert np.array_equal(names["video_ids"], positions.grid((2, 3, 5)))
+
+
+def test_20_configurations():
+    text = {"hidden_size": 1536, "num_attention_heads": 12, "rope_theta": 1e6, "max_position_embeddings": 32768}
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": [16, 24, 24]}
+    whole = {"model_type": "qwen2_vl", **text, "vision_config": {"embed_dim": 1280, "num_heads": 16}}
+    wan = {"_class_name": "WanTransformer3DModel", "_diffusers_version": "0.33.0", "attention_head_dim": 128}
+    names = run(20, config=whole, diffusers_config=wan)
+    axis = np.repeat([0, 1, 2], [16, 24, 24])
+    close(names["language"].inv_freq, (axis == np.arange(3)[:, None]) * frequencies(128, 1e6))
+    close(names["tower"].inv_freq, np.kron(np.eye(2), frequencies(40)))
+    assert (names["tower"].head_dim, names["tower"].interleaved) == (80, False)
+    widths = (44, 42, 42)
+    rows = np.concatenate([frequencies(width) for width in widths])
+    owner = np.repeat([0, 1, 2], [width // 2 for width in widths])
+    close(names["video_model"].inv_freq, (owner == np.arange(3)[:, None]) * rows)

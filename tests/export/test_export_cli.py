@@ -1,0 +1,181 @@
+"""`rope-cpu export`: what it writes, what it prints, and that nothing is left where it fails."""
+
+import argparse
+import json
+
+import onnx
+import pytest
+
+from rope_cpu import RotaryEmbedding, export
+from rope_cpu.cli.common import UsageError
+from rope_cpu.export import cli
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rope_theta": 5e5,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
+@pytest.fixture
+def export_to(tmp_path):
+    """Run the command on CONFIG, or on another config, with these arguments; return code and file."""
+
+    def call(*arguments, config=CONFIG):
+        folder = tmp_path / "model"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        parser = argparse.ArgumentParser()
+        cli.add_arguments(parser)
+        file = tmp_path / "out.onnx"
+        return cli.run(parser.parse_args([str(folder), "-o", str(file), *arguments])), file
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--target", "primitive", "--dtype", "float64", "--layout", "bshd"),
+        ("--target", "ort", "--dtype", "bfloat16", "--max-positions", "4096"),
+        ("--positions", "offset", "--inverse", "--opset", "24"),
+        ("--attention", "--target", "onnx", "--mask", "padding", "--window", "16"),
+        ("--attention", "--target", "ort", "--max-positions", "128", "--softcap", "30"),
+        ("--attention", "--target", "primitive", "--positions", "position_ids", "--scale", "0.2"),
+    ],
+)
+def test_it_writes_a_validated_file(export_to, capsys, arguments):
+    code, file = export_to(*arguments)
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    assert "passed" in printed
+    assert f"{file} is written" in printed
+    rope = RotaryEmbedding.from_config(CONFIG)
+    assert export.validate(file, rope).passed
+    said = {entry.key: entry.value for entry in onnx.load(file, load_external_data=False).metadata_props}
+    assert json.loads(said["rope_cpu.config"]) == CONFIG
+
+
+def test_a_reader_that_has_seen_enough_costs_no_file(export_to, monkeypatch, tmp_path):
+    def closed(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", closed)
+    with pytest.raises(BrokenPipeError):
+        export_to()
+    assert (tmp_path / "out.onnx").is_file()
+
+
+def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path):
+    """A model that is wrong: its rotary is swapped for another one after the export."""
+    right = export.validate
+    monkeypatch.setattr(export, "validate", lambda model, rope, seed: right(model, RotaryEmbedding(32), seed=seed))
+    code, file = export_to("--max-positions", "64")
+    assert code == 1
+    assert "FAILED" in capsys.readouterr().out
+    assert not file.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--dtype", "float64"), "target 'primitive' can express it"),
+        (("--window", "4"), "--window is an option of attention; give --attention as well"),
+        (("--attention", "--inverse"), "attention rotates forward"),
+        (("--attention", "--layout", "thd"), "with --attention it is one of bhsd, bshd, bsd"),
+        (("--attention", "--target", "ort"), "`max_positions` is None"),
+        (("--opset", "7"), "`opset` is 7"),
+        (("--seq-len", "50"), "--seq-len is 50, but rope type 'llama3' is the same at every length"),
+        (("--positions", "past"), "--positions past is an option of attention"),
+        (("--seed", "-1"), "`seed` is -1; it must be at least 0"),
+        (("--attention", "--scale", "0"), "`scale` is 0.0; it must be finite and above 0"),
+        (("--max-positions", "999999999999"), "not enough memory"),
+    ],
+)
+def test_bad_usage_is_one_line(export_to, arguments, text):
+    with pytest.raises(UsageError, match=text):
+        export_to(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "arguments"),
+    [
+        ({"sliding_window": 32}, "sliding_window 32; give --window 32, or --window 0 for layers", ("--window", "0")),
+        ({"attn_logit_softcapping": 50.0}, "give --softcap 50, or --softcap 0", ("--softcap", "50")),
+        ({"query_pre_attn_scalar": 64}, "query_pre_attn_scalar 64; give --scale 0.125", ("--scale", "0.125")),
+        ({"attention_multiplier": 0.5}, "attention_multiplier 0.5; give --scale 0.5", ("--scale", "0.5")),
+    ],
+)
+def test_what_a_config_says_about_attention_is_not_passed_over(export_to, said, text, arguments):
+    with pytest.raises(UsageError, match=text):
+        export_to("--attention", config=CONFIG | said)
+    assert export_to("--attention", *arguments, config=CONFIG | said)[0] == 0
+    assert export_to(config=CONFIG | said)[0] == 0
+    unused = {"sliding_window": 32, "use_sliding_window": False, "query_pre_attn_scalar": 32}
+    assert export_to("--attention", config=CONFIG | unused)[0] == 0
+
+
+def test_latent_attention_is_refused_where_it_is_meant(export_to):
+    deepseek = {**CONFIG, "model_type": "deepseek_v2", "rope_scaling": None, "kv_lora_rank": 16, "qk_rope_head_dim": 16}
+    with pytest.raises(UsageError, match="the config has latent attention"):
+        export_to("--attention", config=deepseek)
+    with pytest.raises(UsageError, match="the config has latent attention"):
+        export_to("--attention", config={**CONFIG, "kv_lora_rank": 16})
+    for said in ({"use_mla": False}, {"use_mla": False, "kv_lora_rank": None}):
+        assert export_to("--attention", config=deepseek | said)[0] == 0
+
+
+def test_a_length_is_asked_for(export_to):
+    config = CONFIG | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64}
+    with pytest.raises(UsageError, match="depends on the sequence length; say it with --seq-len"):
+        export_to(config=config)
+    code, _ = export_to("--seq-len", "256", config=config)
+    assert code == 0
+
+
+def test_a_pairing_is_asked_for(export_to):
+    config = CONFIG | {"model_type": "somebody's own"}
+    with pytest.raises(UsageError, match="choose with --half or --interleaved"):
+        export_to(config=config)
+    assert export_to("--interleaved", config=config)[0] == 0
+
+
+def test_a_missing_folder(tmp_path):
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    with pytest.raises(UsageError, match="there is no folder"):
+        cli.run(parser.parse_args(["-o", str(tmp_path / "missing" / "rope.onnx")]))
+
+
+def test_a_folder_instead_of_a_file(export_to, tmp_path, monkeypatch):
+    (tmp_path / "out.onnx").mkdir()
+    monkeypatch.setattr(export, "validate", None)  # it is refused before that
+    with pytest.raises(UsageError, match=r"cannot write .*out.onnx: it is a folder"):
+        export_to()
+
+
+def test_what_is_no_file_is_refused_before_the_work(export_to, tmp_path, monkeypatch):
+    (tmp_path / "out.onnx").symlink_to(tmp_path / "real.onnx")
+    monkeypatch.setattr(export, "validate", None)
+    with pytest.raises(UsageError, match=r"out\.onnx' is there and is no file that may be replaced"):
+        export_to()
+
+
+def test_a_file_that_cannot_be_written(export_to, monkeypatch):
+    def full(model, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export, "save", full)
+    with pytest.raises(UsageError, match=r"cannot write .*out.onnx: No space left on device"):
+        export_to("--max-positions", "8")

@@ -1,0 +1,162 @@
+"""Frequencies of several axes against closed forms written out here, element by element."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+
+import numpy as np
+import pytest
+
+from rope_cpu.frequencies import axes
+
+
+def closed_form(base: float, width: int) -> list[float]:
+    return [math.exp(-2 * i / width * math.log(base)) for i in range(width // 2)]
+
+
+def matrix(spec):
+    assert spec.inv_freq.shape[0] == spec.inv_freq.shape[2] == 1
+    return spec.inv_freq[0, :, 0]
+
+
+@pytest.mark.parametrize(("head_dim", "count"), [(4, 2), (64, 2), (12, 3), (96, 3), (32, 4), (40, 5), (2, 1)])
+@pytest.mark.parametrize("span", ["axis", "head"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_axial_shares_equally(head_dim, count, span, interleaved):
+    spec = axes.axial(head_dim, count, span=span, interleaved=interleaved, rope_theta=100.0)
+    width = head_dim // count
+    expected = np.zeros((count, head_dim // 2))
+    for axis in range(count):
+        expected[axis, axis * width // 2 : (axis + 1) * width // 2] = closed_form(100.0, width)
+    np.testing.assert_allclose(matrix(spec), expected, rtol=1e-14)
+    assert spec.blocks == ((width,) * count if span == "axis" and not interleaved else (head_dim,))
+    assert (spec.axes, spec.rotary_dim, spec.interleaved) == (count, head_dim, interleaved)
+
+
+def test_unequal_shares_and_bases():
+    spec = axes.axial(128, 3, axis_dims=(16, 56, 56), rope_theta=(256.0, 1e4, 1e6))
+    rows = matrix(spec)
+    np.testing.assert_allclose(rows[0, :8], closed_form(256.0, 16), rtol=1e-14)
+    np.testing.assert_allclose(rows[1, 8:36], closed_form(1e4, 56), rtol=1e-14)
+    np.testing.assert_allclose(rows[2, 36:], closed_form(1e6, 56), rtol=1e-14)
+    assert np.count_nonzero(rows) == 64
+    assert spec.blocks == (16, 56, 56)
+
+
+def test_elements_past_the_shares_are_not_rotated():
+    spec = axes.axial(80, 3, axis_dims=(26, 26, 26))
+    assert (spec.head_dim, spec.rotary_dim) == (80, 78)
+
+
+@pytest.mark.parametrize("section", [(16, 24, 24), (1, 0, 3), (2, 2)])
+def test_chunked_mrope_owns_runs(section):
+    pairs = sum(section)
+    spec = axes.mrope(2 * pairs, section, rope_theta=1e6)
+    frequencies = closed_form(1e6, 2 * pairs)
+    owner = [axis for axis, count in enumerate(section) for _ in range(count)]
+    for axis in range(len(section)):
+        expected = [w if o == axis else 0.0 for w, o in zip(frequencies, owner, strict=True)]
+        np.testing.assert_allclose(matrix(spec)[axis], expected, rtol=1e-14)
+    assert spec.shared_id
+
+
+@pytest.mark.parametrize("section", [(24, 20, 20), (11, 11, 10), (2, 1, 1)])
+def test_interleaved_mrope_deals_pairs_out(section):
+    pairs = sum(section)
+    rows = matrix(axes.mrope(2 * pairs, section, rope_theta=5e6, mrope_interleaved=True))
+    for pair, frequency in enumerate(closed_form(5e6, 2 * pairs)):
+        if pair % 3 == 1 and pair < 3 * section[1]:
+            owner = 1
+        elif pair % 3 == 2 and pair < 3 * section[2]:
+            owner = 2
+        else:
+            owner = 0
+        assert rows[owner, pair] == pytest.approx(frequency, rel=1e-14)
+        assert np.count_nonzero(rows[:, pair]) == 1
+
+
+def test_axes_of_mrope_add_up_to_text():
+    """A token with one id on all axes turns as in a model of one axis."""
+    frequencies = np.array(closed_form(1e4, 64))
+    for interleaved in (False, True):
+        assert np.array_equal(axes.spread(frequencies, (12, 10, 10), interleaved).sum(axis=0), frequencies)
+
+
+def test_scaled_mrope():
+    """Linear scaling slows every pair down, on the axis that it belongs to; yarn brings its attention factor."""
+    plain, slow = (
+        axes.mrope(64, (12, 10, 10), rope_theta=1e6, scaling=s) for s in (None, {"type": "linear", "factor": 4.0})
+    )
+    np.testing.assert_allclose(matrix(slow), matrix(plain) / 4, rtol=1e-15)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    spec = axes.mrope(64, (12, 10, 10), rope_theta=1e6, mrope_interleaved=True, scaling=yarn)
+    assert spec.attention_factor.tolist() == pytest.approx([0.1 * math.log(4) + 1])
+    assert spec.shared_id
+
+
+def test_sections_of_files_may_repeat_the_shares():
+    section = {"type": "mrope", "mrope_section": [8, 12, 12], "mrope_interleaved": False}
+    assert axes.mrope(64, (8, 12, 12), rope_theta=1e6, scaling=section) == axes.mrope(64, [8, 12, 12], rope_theta=1e6)
+    with pytest.raises(ValueError, match=r"`mrope_section` is .16, 8, 8., but `scaling` says"):
+        axes.mrope(64, (16, 8, 8), rope_theta=1e6, scaling=section)
+
+
+def test_partial_mrope():
+    spec = axes.mrope(128, (8, 12, 12), rope_theta=1e4, interleaved=True)
+    assert (spec.rotary_dim, spec.head_dim, spec.interleaved) == (64, 128, True)
+
+
+class Stretch:
+    """A length rule: frequencies fall in proportion to the length."""
+
+    original_length = 1
+
+    def at_length(self, length: int):
+        return np.arange(1.0, 5.0) / length, 2.0
+
+    def __eq__(self, other):
+        return isinstance(other, Stretch)
+
+    def __hash__(self):
+        return 7
+
+
+def test_length_rules_are_spread_too():
+    text = axes.from_inv_freq(np.arange(1.0, 5.0), length_rule=Stretch())
+    spec = axes.spread_spec(text, (2, 1, 1), False)
+    at = spec.at_length([2, 4])
+    assert spec.needs_length
+    assert not at.needs_length
+    assert at.inv_freq[:, :, 0].tolist() == [
+        [[0.5, 1, 0, 0], [0, 0, 1.5, 0], [0, 0, 0, 2]],
+        [[0.25, 0.5, 0, 0], [0, 0, 0.75, 0], [0, 0, 0, 1]],
+    ]
+    assert at.attention_factor.tolist() == [2.0, 2.0]
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: axes.axial(64, 3), ValueError, "`head_dim` is 64, which 3 axes cannot share"),
+        (lambda: axes.axial(64, 0), ValueError, "`axes` is 0"),
+        (lambda: axes.axial(64, 2, span="block"), ValueError, "`span` is 'block'"),
+        (lambda: axes.axial(64, 2, axis_dims=(16, 24, 24)), ValueError, "3 widths, but `axes` is 2"),
+        (lambda: axes.axial(64, 2, axis_dims=(31, 33)), ValueError, "must be even"),
+        (lambda: axes.axial(64, 2, axis_dims=(32, 34)), ValueError, "add up to head_dim 64"),
+        (lambda: axes.axial(64, 2, rope_theta=(1e4, 1e4, 1e4)), ValueError, "`rope_theta` has 3 bases"),
+        (lambda: axes.axial(64, 2, rope_theta=-1.0), ValueError, "`rope_theta` is -1.0"),
+        (lambda: axes.axial(64, 2, rope_theta="1e4"), TypeError, "`rope_theta` is '1e4'"),
+        (lambda: axes.axial(64.0, 2), TypeError, "`head_dim` is 64.0"),
+        (lambda: axes.mrope(64, (8, 12, 16), rope_theta=1e4), ValueError, "head_dim 64"),
+        (lambda: axes.mrope(64, (), rope_theta=1e4), ValueError, "`mrope_section` is"),
+        (lambda: axes.mrope(64, (8, -2, 26), rope_theta=1e4), ValueError, "`mrope_section` is -2"),
+        (lambda: axes.spread(np.ones(8), (2, 2, 2)), ValueError, "adds up to 6, not to 8 pairs"),
+        (lambda: axes.spread(np.ones(8), (1, 3, 4), True), ValueError, "cannot be dealt out"),
+    ],
+)
+def test_refusals_name_argument_value_and_rule(call, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        call()

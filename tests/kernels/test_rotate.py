@@ -1,0 +1,335 @@
+"""Kernels by themselves: the same bits whatever the threads, layout and strides; every conversion; other processors.
+
+Run with NUMBA_CPU_NAME=haswell or x86-64 to see what machines without AVX-512, F16C, BF16 or FMA compute.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import oracle
+import pytest
+from numba import njit
+
+from rope_cpu import RotaryEmbedding, machine, plan
+from rope_cpu.kernels import rotate as kernels
+from rope_cpu.kernels.vectors import converts_float16
+from rope_cpu.plan import ARRANGED, kernel_of
+
+NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+CACHES = 2**62  # bytes, so that nothing goes past them
+ORDER = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}
+
+# A processor without float16 instructions has no kernel for it, see `test_other_processors`.
+needs_kernel = [
+    pytest.param(name, marks=pytest.mark.skipif(name == "float16" and not converts_float16(), reason="no F16C"))
+    for name in ("float32", "float64", "float16", "bfloat16")
+]
+
+
+def launch(q, k, q_out, k_out, cos, sin, pairing="half", blocks=None, threads=1, cache_bytes=CACHES):
+    """Call the kernel on arrays (batch, tokens, heads, head_dim); k None: rotate q alone."""
+    kernel, bits = kernel_of(q.dtype, pairing == "interleaved")
+    form = np.array([q.shape[3], cache_bytes, *(blocks or [cos.shape[3]])])
+    arrays = (q, q, q_out, q_out) if k is None else (q, k, q_out, k_out)
+    seen = [x if bits is None else x.view(bits) for x in arrays]
+    return kernel(*seen, cos, sin, form, 1 if k is None else 2, threads)
+
+
+def rotated(x, cos, sin, pairing="half", **settings):
+    out = np.zeros_like(x)
+    assert launch(x, None, out, None, cos, sin, pairing, **settings) == kernels.DONE
+    return out
+
+
+def cos_and_sin(rng, shape, dtype):
+    angle = rng.uniform(-9, 9, shape)
+    real = np.float64 if dtype == np.float64 else np.float32
+    return np.cos(angle).astype(real), np.sin(angle).astype(real)
+
+
+def draw(rng, shape, dtype):
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def assert_exact(result, x, cos, sin, pairing):
+    exact, reach = oracle.rotate(x, cos[:, :, 0].astype(float), sin[:, :, 0].astype(float), pairing == "interleaved")
+    assert (np.abs(result.astype(float) - exact) <= oracle.bound(exact, reach, x.dtype)).all()
+
+
+@pytest.mark.parametrize("kind", needs_kernel)
+@pytest.mark.parametrize("pairing", kernels.PAIRINGS)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_same_bits_for_every_way_of_running(kind, pairing, groups, rng):
+    dtype = NARROW.get(kind, np.dtype(kind))
+    cos, sin = cos_and_sin(rng, (2, 420, groups, 37), dtype)
+    q, k = draw(rng, (2, 420, 6, 74), dtype), draw(rng, (2, 420, 2, 74), dtype)
+    assert q.size + k.size >= kernels._PARALLEL_FROM
+    first = None
+    for threads in (1, 2, 5):
+        for order in ORDER.values():
+            back = np.argsort(order)
+            given = [np.ascontiguousarray(x.transpose(order)).transpose(back) for x in (q, k)]
+            out, in_place = [np.zeros_like(x) for x in given], [x.copy("K") for x in given]
+            for target, source in ((out, given), (in_place, in_place)):
+                assert launch(*source, *target, cos, sin, pairing, threads=threads) == kernels.DONE
+                results = [x.tobytes() for x in target]
+                first = first or results
+                assert results == first
+    for x, result in zip((q, k), out, strict=True):
+        share = x.shape[2] // groups
+        for group in range(groups):
+            heads, table = slice(group * share, (group + 1) * share), slice(group, group + 1)
+            assert_exact(result[:, :, heads], x[:, :, heads], cos[:, :, table], sin[:, :, table], pairing)
+
+
+BLOCKS = [[n] for n in range(1, 71)] + [[8, 28, 28], [32, 32], [1, 2, 3, 5, 7, 11], [17, 64, 15], [128, 33], [200]]
+
+
+@pytest.mark.parametrize("kind", needs_kernel)
+@pytest.mark.parametrize("pairing", kernels.PAIRINGS)
+def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
+    """Nothing may be rotated twice, and nothing left out; elements past the blocks stay as they are."""
+    dtype = NARROW.get(kind, np.dtype(kind))
+    for blocks in BLOCKS:
+        pairs = sum(blocks)
+        cos, sin = cos_and_sin(rng, (1, 9, 1, pairs), dtype)
+        x = draw(rng, (1, 9, 2, 2 * pairs + 3), dtype)
+        out, in_place = x.copy(), x.copy()
+        out[..., : 2 * pairs] = 0
+        for source, target in ((x, out), (in_place, in_place)):
+            assert launch(source, None, target, None, cos, sin, pairing, blocks) == kernels.DONE
+        assert out.tobytes() == in_place.tobytes(), blocks
+        start = 0
+        for n in blocks:
+            part, at = slice(2 * start, 2 * (start + n)), slice(start, start + n)
+            assert_exact(out[..., part], x[..., part], cos[..., at], sin[..., at], pairing)
+            start += n
+        assert (out[..., 2 * pairs :] == x[..., 2 * pairs :]).all()
+
+
+@pytest.mark.parametrize("kind", needs_kernel)
+@pytest.mark.parametrize("pairing", kernels.PAIRINGS)
+def test_results_past_the_caches_at_any_address(kind, pairing, rng):
+    """Where not all rows are aligned, they are stored as usual: a store past the caches would end the process."""
+    dtype = NARROW.get(kind, np.dtype(kind))
+    for pairs in (64, 32, 96, 80, 36):
+        cos, sin = cos_and_sin(rng, (1, 9, 1, pairs), dtype)
+        x = draw(rng, (1, 9, 2, 2 * pairs), dtype)
+        expected = rotated(x, cos, sin, pairing)
+        for odd in (0, 64, 16, dtype.itemsize):
+            step = x.shape[3] * dtype.itemsize + odd
+            for offset in (0, dtype.itemsize, 16, 32, 64):
+                memory = np.full(18 * step + 256, 0xA5, np.uint8)
+                start, strides = -memory.ctypes.data % 64 + offset, (18 * step, 2 * step, step, dtype.itemsize)
+                before, out = memory.copy(), np.ndarray(x.shape, dtype, memory, start, strides)
+                assert launch(x, None, out, None, cos, sin, pairing, cache_bytes=0) == kernels.DONE
+                assert out.tobytes() == expected.tobytes(), (pairs, odd, offset)
+                out[...] = np.ndarray(x.shape, dtype, before, start, strides)
+                assert (memory == before).all(), (pairs, odd, offset)
+
+
+def test_which_results_go_past_the_caches():
+    """Large ones, into other arrays, whose rows and halves of rows all begin at a line of the caches."""
+
+    @njit
+    def past(x, out, pairs, cache_bytes):
+        return kernels._goes_past_caches(kernels._place(x), kernels._place(out), pairs, cache_bytes)
+
+    memory = np.zeros(2**16, np.uint8)
+    aligned = memory[-memory.ctypes.data % 64 :]
+    x = np.zeros((1, 9, 2, 128), np.float32)
+    out, odd = (aligned[start : start + x.nbytes].view(np.float32).reshape(x.shape) for start in (0, 16))
+    assert past(x, out, 64, 2 * x.nbytes - 1)
+    assert not past(x, out, 64, 2 * x.nbytes)
+    assert not past(x, odd, 64, 0)
+    assert not past(x, out, 40, 0)
+    assert not past(out, out, 64, 0)
+
+
+@pytest.mark.parametrize("in_place", ["neither", "q", "k", "both"])
+def test_one_in_place_and_the_other_not(in_place, rng):
+    cos, sin = cos_and_sin(rng, (1, 3, 1, 28), np.float32)
+    q, k = (draw(rng, (1, 3, 2, 56), np.float32) for _ in range(2))
+    expected = [rotated(x, cos, sin).tobytes() for x in (q, k)]
+    given = [q.copy(), k.copy()]
+    outs = [x if in_place in (name, "both") else np.zeros_like(x) for name, x in zip("qk", given, strict=True)]
+    assert launch(*given, *outs, cos, sin) == kernels.DONE
+    assert [x.tobytes() for x in outs] == expected
+
+
+@np.errstate(invalid="ignore")  # NumPy warns of signalling NaNs
+@pytest.mark.parametrize("kind", needs_kernel[2:])
+def test_every_16_bit_number_passes_through(kind):
+    """cos 1, sin 0: what is read is written, for all 65536 patterns; a NaN stays one, bfloat16 subnormals go."""
+    x = np.arange(65536, dtype=np.uint16).reshape(1, 512, 1, 128).view(NARROW[kind])
+    one, zero = np.ones((1, 512, 1, 64), np.float32), np.zeros((1, 512, 1, 64), np.float32)
+    # x·1 − y·0 is NaN where the partner y is infinite or NaN, so partners are set to 0 in turn.
+    for side, other in ((slice(0, 64), slice(64, 128)), (slice(64, 128), slice(0, 64))):
+        alone = x.copy()
+        alone[..., other] = 0
+        result, given = rotated(alone, one, zero)[..., side], alone[..., side]
+        nan, expect = np.isnan(given), given.copy()
+        assert np.isnan(result[nan]).all()
+        if kind == "bfloat16":
+            expect = np.where(np.abs(given.astype(float)) < 2.0**-126, np.copysign(np.zeros_like(given), given), given)
+        equal = result.view(np.uint16) == expect.view(np.uint16)
+        # −0 + 0 is +0: the sign of a zero may go.
+        assert (equal | nan | (expect.astype(float) == 0)).all()
+
+
+@pytest.mark.parametrize("kind", needs_kernel[2:])
+def test_rounding_to_16_bits_is_to_nearest_even(kind, rng):
+    """cos and sin carry float32 values that are rounded on the way out; NumPy and ml_dtypes say what to."""
+    values = rng.integers(0, 2**32, 200_000, dtype=np.uint32)
+    halfway = (rng.integers(0, 2**16, 50_000, dtype=np.uint32) << np.uint32(16)) | np.uint32(0x8000)
+    around = np.float32(2.0) ** rng.integers(-26, 17, 50_000).astype(np.float32) * (
+        1 + rng.integers(0, 4096, 50_000) / 2048
+    )
+    values[:4] = 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800000, 0xFF800000  # NaN that rounding up would make zeros; infinity
+    table = np.concatenate([values.view(np.float32), halfway.view(np.float32), around.astype(np.float32)])
+    table = table[: len(table) // 64 * 64].reshape(1, -1, 1, 64)
+    x = np.zeros((1, table.shape[1], 1, 128), NARROW[kind])
+    x[..., :64] = 1
+    with np.errstate(over="ignore", invalid="ignore"):
+        expect = table.astype(NARROW[kind])
+    if kind == "bfloat16":
+        expect = np.where(np.abs(table) < 2.0**-126, np.zeros_like(expect), expect)
+    result = rotated(x, table, np.zeros_like(table))[..., :64]
+    nan = np.isnan(table)
+    assert nan.any()
+    assert np.isnan(result[nan]).all()
+    assert np.array_equal(result[~nan], expect[~nan])
+
+
+@pytest.mark.parametrize("order", ORDER.values(), ids=ORDER)
+def test_nothing_is_written_where_another_array_is_read(order, rng):
+    """Slide an output over an input in one buffer: the kernel takes only placements that share nothing, or the same."""
+    cos, sin = np.ones((1, 3, 1, 2), np.float32), np.zeros((1, 3, 1, 2), np.float32)
+    taken = 0
+    for head_step, token_step in ((4, 12), (8, 24), (12, 4), (12, 36), (-4, 12), (4, -12)):
+        steps = np.array([36, token_step, head_step, 1]) * 4
+        buffer = np.zeros(500, np.float32)
+
+        def view(start, buffer=buffer, steps=steps):
+            x = np.lib.stride_tricks.as_strided(buffer[start:], (1, 3, 2, 4), steps)
+            return x.transpose(order).transpose(np.argsort(order))
+
+        x, apart = view(200), np.zeros((1, 3, 2, 4), np.float32)
+        for start in range(120, 290):
+            out = view(start)
+            if launch(x, None, out, None, cos, sin) == kernels.DONE:
+                assert start == 200 or not np.shares_memory(x, out), (head_step, token_step, start)
+                taken += 1
+            # As the output of k while q is read, as that of q while k is, and both outputs in one place.
+            for arrays in ((x, apart, apart.copy(), out), (apart, x, out, apart.copy()), (apart, apart, x, out)):
+                if launch(*arrays, cos, sin) == kernels.DONE:
+                    assert not np.shares_memory(x, out), (head_step, token_step, start)
+                    taken += 1
+    assert taken > 100
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("fused", ["q k v", "by head", "sequence first"])
+def test_views_of_one_buffer_are_rotated_as_they_stand(fused, batch, tokens, rng):
+    """Heads of q, of k and of v one after the other, or q, k and v of each head (GPT-NeoX)."""
+    cos, sin = cos_and_sin(rng, (1, tokens, 1, 8), np.float32)
+    if fused == "by head":
+        buffer = draw(rng, (batch, tokens, 4, 3, 16), np.float32)
+        q, k, v = (buffer[..., n, :] for n in range(3))
+    else:
+        shape = (batch, tokens, 8, 16) if fused == "q k v" else (tokens, batch, 8, 16)
+        buffer = draw(rng, shape, np.float32)
+        q, k, v = (x if fused == "q k v" else x.swapaxes(0, 1) for x in np.split(buffer, [4, 6], axis=2))
+    expected, kept = [rotated(x.copy(), cos, sin) for x in (q, k)], v.copy()
+    other = np.zeros_like(buffer)
+    assert launch(q, k, q, k, cos, sin) == kernels.DONE
+    assert all(map(np.array_equal, (q, k, v), (*expected, kept)))
+    places = [np.lib.stride_tricks.as_strided(other.ravel()[(x.ctypes.data - buffer.ctypes.data) // 4 :], x.shape, x.strides) for x in (q, k)]  # fmt: skip  # noqa: E501
+    assert launch(q, k, *places, cos, -sin) == kernels.DONE
+    assert not np.array_equal(other, 0 * other)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["heads", "tokens", "width", "batch", "table", "last axis", "overlap", "broadcast", "swapped"]
+)
+def test_what_does_not_fit_is_not_written(wrong, rng):
+    q, k = draw(rng, (2, 3, 4, 16), np.float32), draw(rng, (2, 3, 2, 16), np.float32)
+    cos, sin = cos_and_sin(rng, (2, 3, 1, 8), np.float32)
+    q_out, k_out = np.zeros_like(q), np.zeros_like(k)
+    if wrong == "heads":
+        cos = sin = cos.repeat(3, axis=2)
+    elif wrong == "tokens":
+        k, k_out = k[:, :2], k_out[:, :2]
+    elif wrong == "width":
+        k, k_out = k[..., :12], k_out[..., :12]
+    elif wrong == "batch":
+        k, k_out, cos, sin = k[:1], k_out[:1], cos[:1], sin[:1]
+    elif wrong == "table":
+        cos, sin = cos.repeat(2, axis=0), sin.repeat(2, axis=0)
+    elif wrong == "last axis":
+        q = np.zeros((2, 3, 4, 32), np.float32)[..., ::2]
+    elif wrong == "overlap":
+        q_out = np.lib.stride_tricks.as_strided(q_out, q.shape, (384, 64, 32, 4))
+    elif wrong == "broadcast":
+        k_out = np.lib.stride_tricks.as_strided(k_out, k.shape, (0, 128, 64, 4))
+    else:
+        q = k = draw(rng, (2, 3, 4, 16), np.float32)
+        q_out, k_out = q[::-1], np.zeros_like(q)
+    before = q_out.copy(), k_out.copy()
+    assert launch(q, k, q_out, k_out, cos, sin) == kernels.INVALID
+    assert all(map(np.array_equal, (q_out, k_out), before))
+
+
+def test_layouts_are_seen_as_batch_tokens_heads():
+    x = np.zeros((2, 3, 4, 8))
+    assert {name: seen(x).shape for name, seen in ARRANGED.items() if seen and name != "thd"} == {
+        "bhsd": (2, 4, 3, 8),
+        "sbhd": (3, 2, 4, 8),
+    }
+    assert ARRANGED["thd"](x[0]).shape == (1, 3, 4, 8)
+
+
+PROGRAM = """
+import numpy as np, ml_dtypes, hashlib, rope_cpu
+rope = rope_cpu.RotaryEmbedding.from_inv_freq(1e4 ** -(np.arange(48) / 48), head_dim=100)
+x = np.random.default_rng(0).standard_normal((1, 40, 3, 100))
+for d in (np.float16, ml_dtypes.bfloat16):
+    y = x.astype(d)
+    print(hashlib.sha256(rope.plan(np.arange(40)).rotate(y).tobytes()).hexdigest())
+    assert rope.plan(np.arange(40)).rotate(y, out=y) is y
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 processors")
+def test_other_processors():
+    """Without instructions for 16 bits, results have the bits of those with; haswell has FMA, as newer ones do."""
+
+    def digests(**variables):
+        own = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CPU_")}
+        result = subprocess.run([sys.executable, "-c", PROGRAM], env=own | variables, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        return result.stdout.split()
+
+    assert digests() == digests(NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES="+fma")
+    assert len(digests(NUMBA_CPU_NAME="x86-64", NUMBA_CPU_FEATURES="")) == 2
+
+
+def test_float16_without_instructions_goes_through_float32(monkeypatch, rng):
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(48), head_dim=50)
+    q, k = draw(rng, (1, 7, 4, 50), np.float16), draw(rng, (1, 7, 2, 50), np.float16)
+    expected = rope(q, k)
+    monkeypatch.setattr(plan, "converts_float16", lambda: False)
+    monkeypatch.setattr(plan, "kernel_of", kernel_of.__wrapped__)
+    assert plan.kernel_of(q.dtype, False) is None
+    for result, exact in zip(rope(q, k), expected, strict=True):
+        assert result.tobytes() == exact.tobytes()
+    assert np.isinf(rope.rotate(np.full_like(q, 60000))).any()  # beyond float16, without a warning
+
+
+def test_the_last_cache_has_a_size():
+    assert 2**18 <= machine.last_level_cache() <= 2**32

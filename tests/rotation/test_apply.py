@@ -1,0 +1,97 @@
+"""apply_rotary: rotation by the caller's tables."""
+
+import numpy as np
+import oracle
+import pytest
+from oracle import from_layout, to_layout
+
+from rope_cpu import RotaryEmbedding, apply_rotary
+
+
+def tables(rng, rows, pairs, dtype):
+    angles = rng.uniform(-9, 9, (rows, pairs))
+    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "thd"])
+@pytest.mark.parametrize("table_dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("given", ["ids", "batched ids", "rows", "batched rows"])
+def test_against_the_matrix(dtype, interleaved, layout, table_dtype, given, rng):
+    batch = 1 if layout == "thd" else 2
+    if layout == "thd" and given.startswith("batched"):
+        given = given.split()[1]
+    x = rng.standard_normal((batch, 5, 3, 22)).astype(dtype)
+    cos, sin = tables(rng, 40, 10, table_dtype)
+    ids = rng.integers(0, 40, (batch, 5))
+    if not given.startswith("batched"):
+        ids[:] = ids[0]
+    used = ids if given.startswith("batched") else ids[0]
+    arguments = (cos, sin, used) if given.endswith("ids") else (cos[used], sin[used])
+    for inverse in (False, True):
+        result = apply_rotary(to_layout(x, layout), *arguments, interleaved=interleaved, layout=layout, inverse=inverse)
+        exact, reach = oracle.rotate(
+            x, cos[ids].astype(float), (-sin if inverse else sin)[ids].astype(float), interleaved
+        )
+        assert result.dtype == x.dtype
+        # A float64 table is cut to float32 for the arithmetic, which the 3·u of the bound contains.
+        assert (np.abs(from_layout(result, layout).astype(float) - exact) <= oracle.bound(exact, reach, x.dtype)).all()
+
+
+def test_in_place_and_strided_tables(rng):
+    x = rng.standard_normal((1, 4, 2, 8)).astype(np.float32)
+    wide = rng.standard_normal((4, 8))
+    expect = apply_rotary(x, wide[:, ::2].copy(), wide[:, 1::2].copy())
+    assert apply_rotary(x, wide[:, ::2], wide[:, 1::2], out=x) is x
+    assert np.array_equal(x, expect)
+
+
+def test_tables_of_a_rotary_give_its_rotation(interleaved, rng):
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(32), interleaved=interleaved)
+    x = rng.standard_normal((2, 6, 3, 32)).astype(np.float32)
+    cos, sin = rope.cos_sin(np.arange(6))
+    assert np.array_equal(apply_rotary(x, cos, sin, interleaved=interleaved), rope.rotate(x))
+
+
+def test_mapped_tables_are_read(tmp_path, rng):
+    rope, x = RotaryEmbedding(16), rng.standard_normal((1, 3, 2, 16)).astype(np.float32)
+    cos, sin = rope.cos_sin(np.arange(3))
+    mapped = []
+    for name, table in (("cos", cos), ("sin", sin)):
+        mapped.append(np.memmap(tmp_path / name, table.dtype, "w+", shape=table.shape))
+        mapped[-1][:] = table
+    assert np.array_equal(apply_rotary(x, *mapped), apply_rotary(x, cos, sin))
+
+
+def test_one_pair_of_any_stride(rng):
+    x = rng.standard_normal((1, 5, 2, 4)).astype(np.float32)
+    cos, sin = (rng.standard_normal((5, 1)).astype(np.float32) for _ in range(2))
+    # NumPy calls them contiguous, whatever it is to a second pair.
+    wide = [np.lib.stride_tricks.as_strided(table, (5, 1), (4, 16)) for table in (cos, sin)]
+    assert np.array_equal(apply_rotary(x, *wide), apply_rotary(x, cos, sin))
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "thd"])
+@pytest.mark.parametrize("same", [(True, False), (False, True), (True, True)])
+def test_a_table_that_is_the_same_for_all_tokens(layout, same, dtype, rng):
+    """Broadcast, with a stride of 0, one of the two or both; more tokens than go one by one."""
+    real = np.float64 if dtype == np.float64 else np.float32
+    pair = [rng.standard_normal((1 if alike else 40, 5)).astype(real) for alike in same]
+    broadcast = [np.broadcast_to(table, (40, 5)) for table in pair]
+    x = to_layout(rng.standard_normal((1, 40, 3, 12)).astype(dtype), layout)
+    expect = apply_rotary(x, *(table.copy() for table in broadcast), layout=layout)
+    assert apply_rotary(x, *broadcast, layout=layout).tobytes() == expect.tobytes()
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0xFFC0FFFF])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_what_is_no_number_in_a_table_is_none_in_the_result(dtype, interleaved, layout, bits):
+    """Also a NaN that rounding to 16 bits would make a zero: memory full of ones."""
+    cos, sin = np.ones((9, 32), np.float32), np.zeros((9, 32), np.float32)
+    cos.view(np.uint32)[:, ::3] = bits
+    before = cos.tobytes()
+    x = to_layout(np.ones((1, 9, 3, 64), dtype), layout)
+    result = from_layout(apply_rotary(x, cos, sin, interleaved=interleaved, layout=layout), layout).astype(float)
+    first = result[..., ::2] if interleaved else result[..., :32]
+    assert np.array_equal(np.isnan(first), np.broadcast_to(np.isnan(cos)[:, None], first.shape))
+    assert (first[~np.isnan(first)] == 1).all()
+    assert cos.tobytes() == before

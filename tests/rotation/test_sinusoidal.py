@@ -1,0 +1,76 @@
+"""Sinusoidal tables against their formula, and the two properties the documents derive."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+
+from rope_cpu.sinusoidal import sinusoidal
+
+
+def formula(position, column, dim, base, interleaved):
+    sines = (dim + 1) // 2
+    if interleaved:
+        i, function = column // 2, (mpmath.sin, mpmath.cos)[column % 2]
+    else:
+        i, function = column % sines, (mpmath.sin, mpmath.cos)[column // sines]
+    with mpmath.workprec(120):
+        return function(position / mpmath.power(base, mpmath.mpf(2 * i) / dim))
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("dim", [1, 2, 7, 64])
+@pytest.mark.parametrize("base", [10000.0, 500.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_table_is_the_formula(interleaved, dim, base, dtype):
+    table = sinusoidal(40, dim, base=base, interleaved=interleaved, dtype=dtype)
+    assert (table.shape, table.dtype) == ((40, dim), dtype)
+    exact = [[float(formula(p, c, dim, base, interleaved)) for c in range(dim)] for p in range(40)]
+    # One rounding to dtype of a value near 1, and float64 angles up to 40 with a few roundings.
+    np.testing.assert_allclose(table.astype(float), exact, rtol=0, atol=np.finfo(dtype).eps / 2 + 40 * 2**-51)
+
+
+def test_far_rows():
+    row = sinusoidal(100_001, 4)[100_000]
+    exact = [float(formula(100_000, c, 4, 10000.0, True)) for c in range(4)]
+    np.testing.assert_allclose(row, exact, rtol=0, atol=2**-24)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_a_shift_is_linear(interleaved):
+    """PE(t + g) is a rotation of PE(t) that depends on g alone."""
+    dim, gap = 32, 9
+    table = sinusoidal(60, dim, interleaved=interleaved, dtype=np.float64)
+    sin = (slice(0, None, 2) if interleaved else slice(dim // 2), slice(1, None, 2) if interleaved else slice(16, None))
+    frequency = np.array([10000 ** (-2 * i / dim) for i in range(dim // 2)])
+    u, v = np.cos(gap * frequency), np.sin(gap * frequency)
+    np.testing.assert_allclose(table[gap:, sin[0]], table[:-gap, sin[0]] * u + table[:-gap, sin[1]] * v, atol=1e-14)
+    np.testing.assert_allclose(table[gap:, sin[1]], table[:-gap, sin[1]] * u - table[:-gap, sin[0]] * v, atol=1e-14)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_products_depend_on_the_difference_and_are_symmetric(interleaved):
+    table = sinusoidal(80, 64, interleaved=interleaved, dtype=np.float64)
+    products = table @ table.T
+    for gap in (0, 1, 7, 33):
+        expected = sum(math.cos(gap * 10000 ** (-2 * i / 64)) for i in range(32))
+        np.testing.assert_allclose(np.diagonal(products, gap), expected, atol=1e-13)
+        np.testing.assert_allclose(np.diagonal(products, -gap), expected, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((-1, 4, {}), ValueError, "`num_positions` is -1"),
+        ((4, 0, {}), ValueError, "`dim` is 0"),
+        ((4, 4.0, {}), TypeError, "`dim` is 4.0"),
+        ((4, 4, {"base": 0.0}), ValueError, "`base` is 0.0"),
+    ],
+)
+def test_refusals(arguments, error, message):
+    positions, dim, options = arguments
+    with pytest.raises(error, match=message):
+        sinusoidal(positions, dim, **options)
