@@ -10,12 +10,12 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from rope_cpu.export import runtime
 from rope_cpu.export.attention_options import AttentionOptions
 from rope_cpu.export.cases import COMPUTED_LIMIT
 from rope_cpu.export.check_rope import from_layout, to_layout
 from rope_cpu.export.reference_attention import Reference
 from rope_cpu.export.report import Outcome, distance
+from rope_cpu.export.validation import session as runtime
 
 if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding

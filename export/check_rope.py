@@ -11,12 +11,13 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from rope_cpu.export import angles as angle_ops
-from rope_cpu.export import reference, runtime
+from rope_cpu.export import reference
 from rope_cpu.export.cases import COMPUTED_LIMIT, Case, cases_of, values
 from rope_cpu.export.layouts import LAYOUTS, back
 from rope_cpu.export.options import RopeOptions
 from rope_cpu.export.report import Outcome, distance
 from rope_cpu.export.targets import core_of
+from rope_cpu.export.validation import session as runtime
 
 if TYPE_CHECKING:
     from rope_cpu import RotaryEmbedding

@@ -11,12 +11,12 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from rope_cpu.export import runtime
 from rope_cpu.export.attention_options import AttentionOptions
 from rope_cpu.export.check_attention import AttentionCheck
 from rope_cpu.export.check_rope import RopeCheck
 from rope_cpu.export.options import METADATA_KEY, RopeOptions, has_one_length, is_rotary, read
 from rope_cpu.export.report import Outcome, Report
+from rope_cpu.export.validation import session as runtime
 from rope_cpu.validation.scalars import whole_number
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
     problem = static_problem(model if isinstance(model, onnx.ModelProto) else os.fspath(model), loaded)
     static = Outcome("checker, shape inference", seed, (), problem=problem)
     try:
-        opened = runtime.session(model)
+        opened = runtime.open_session(model)
     except Exception as error:  # onnxruntime's errors share no class of their own
         unloaded = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {str(error).splitlines()[0][-200:]}")
         return Report(title, (static, unloaded), lambda outcome: {})

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from time import perf_counter
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _WHERE_UNKNOWN = 32 * 2**20
@@ -34,17 +32,3 @@ def cores() -> int:
 def last_level_cache() -> int:
     """Return the size of the last-level cache in bytes; 32 MiB where the system does not say."""
     return max(caches().values(), default=_WHERE_UNKNOWN)
-
-
-def seconds(call: Callable[[], object], times: int, budget: float = 0.0) -> float:
-    """Return what the fastest call took, the one that others disturbed least, in seconds, at least a billionth of one.
-
-    Of so many calls, and of as many more as `budget` seconds leave time for.
-    """
-    taken: list[float] = []
-    end = perf_counter() + budget
-    while len(taken) < times or perf_counter() < end:
-        start = perf_counter()
-        call()
-        taken.append(perf_counter() - start)
-    return max(min(taken), 1e-9)

@@ -48,3 +48,10 @@ def table_bound(exact: ArrayLike, attention_factor: float, dtype: DTypeLike = np
     """Return the allowed error of cos and sin tables: ½ ulp(exact) + 1e-9·A; for float64, + 4·2^-53·A."""
     slack = 4 * 2.0**-53 if np.dtype(dtype) == np.float64 else ANGLE_ERROR
     return half_ulp(exact, dtype) + slack * attention_factor
+
+
+def compare(error: Float64, bound: Float64) -> tuple[float, float]:
+    """Return the largest error, and the largest error as a fraction of its tolerance: above 1 a result is wrong."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        fraction = np.where(error == 0, 0.0, error / bound)
+    return float(error.max(initial=0.0)), float(fraction.max(initial=0.0))

@@ -58,7 +58,7 @@ def describe(layers: Layers) -> Iterator[str]:
     yield _line("rope type", f"{rope.rope_type}")
     for key in sorted(set(layers.section) - {"rope_type", "type"}):
         yield _line(key, _brief(layers.section[key]))
-    if (rope.spec.inv_freq < 0).any():
+    if rope.spec.direction < 0:
         yield _line("direction", "backwards: by the opposite of position times frequency")
     if rope.axes > 1:
         turning = (rope.spec.inv_freq[0, :, 0] != 0).sum(axis=-1)

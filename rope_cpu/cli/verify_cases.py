@@ -1,78 +1,172 @@
-"""The prompt and the decode step that `rope-cpu verify` rotates, what must come out, and how far off a result is."""
+"""What `rope-cpu verify` finds out: every dtype and pairing, by NumPy kernel and by ONNX, judged and timed."""
 
 from __future__ import annotations
 
+import timeit
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu import reference
-from rope_cpu.reference import Exact, Float64
 from rope_cpu.rotary import RotaryEmbedding
-from rope_cpu.tolerance import rotation_bound
+from rope_cpu.tolerance import compare
+from rope_cpu.validation.arrays import DTYPES
 
 Array = NDArray[Any]
+Pair = tuple[Array, Array]
+
+# From q, k and position ids to a call that rotates them, and the arrays it writes to.
+Prepare = Callable[[Array, Array, Array], tuple[Callable[[], object], Pair]]
+# One way to rotate: from a rotary embedding, a dtype, the heads of q and of k, and a number of positions; raises
+# ValueError where it cannot express the rotation.
+Way = Callable[[RotaryEmbedding, "np.dtype[Any]", tuple[int, int], int], Prepare]
+
+LAYOUT = "bhsd"  # the axis order that ONNX has, so that all do the same work on the same bytes
+TIMED_CALLS = 20
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of one way to rotate; errors are the larger of the prefill's and the decode step's.
+
+    max_error: largest |result − exact|. of_tolerance: largest error as a fraction of what the tolerance allows that
+    very element. from_numpy: largest difference from the NumPy kernel's result. prefill_seconds, decode_seconds: the
+    fastest call on q and k.
+    """
+
+    max_error: float
+    of_tolerance: float
+    from_numpy: float
+    prefill_seconds: float
+    decode_seconds: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: figures, or the reason why they cannot be had."""
+
+    dtype: str
+    pairing: str
+    way: str
+    figures: Figures | None = None
+    refused: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """What to make of it."""
+        if self.figures is None:
+            return "not offered"
+        return "ok" if self.figures.of_tolerance <= 1 else "FAIL"
 
 
 @dataclass(frozen=True)
 class Step:
-    """Tokens that are rotated together, and what must come out: x (1, heads, tokens, head_dim), q above k."""
+    """Queries and keys that are rotated together, and what must come out."""
 
-    x: Array
-    q_heads: int
+    q_and_k: Pair
     ids: Array
-    exact: Exact
-    bound: Float64
+    expected: list[tuple[reference.Exact, Array]]
 
-    @property
-    def q_and_k(self) -> tuple[Array, Array]:
-        """The queries and the keys."""
-        return np.ascontiguousarray(self.x[:, : self.q_heads]), np.ascontiguousarray(self.x[:, self.q_heads :])
-
-    def judge(self, result: Array) -> tuple[float, float]:
-        """Return the largest error, and the largest as a fraction of its bound."""
-        error = self.exact.error(result)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            fraction = np.where(error == 0, 0.0, error / self.bound)
-        return float(error.max()), float(fraction.max())
+    def error(self, results: Pair) -> tuple[float, float]:
+        """Return the largest error, and the largest as a fraction of its tolerance."""
+        found = [
+            compare(exact.error(_bshd(x)), bound) for x, (exact, bound) in zip(results, self.expected, strict=True)
+        ]
+        return max(error for error, _ in found), max(fraction for _, fraction in found)
 
 
-def steps(rope: RotaryEmbedding, heads: tuple[int, int], tokens: int, dtype: np.dtype[Any]) -> tuple[Step, Step]:
-    """Return a prompt and the one token after it, in a dtype, and the exact results for both.
+def numpy_way(rope: RotaryEmbedding, dtype: np.dtype[Any], heads: tuple[int, int], positions: int) -> Prepare:
+    """Rotate by the compiled kernels: a plan, which serves every layer of a model."""
 
-    With several axes every coordinate of a token is its number.
+    def prepare(q: Array, k: Array, ids: Array) -> tuple[Callable[[], object], Pair]:
+        out = np.empty_like(q), np.empty_like(k)
+        return partial(rope.plan(ids, layout=LAYOUT), q, k, out=out), out
+
+    return prepare
+
+
+def onnx_way(
+    target: str, rope: RotaryEmbedding, dtype: np.dtype[Any], heads: tuple[int, int], positions: int
+) -> Prepare:
+    """Rotate by the model exported for a target, its inputs and outputs bound once."""
+    from rope_cpu.export import export_rope
+    from rope_cpu.export.validation.session import bind, open_session
+
+    session = open_session(
+        export_rope(
+            rope,
+            target=target,
+            dtype=dtype,
+            layout=LAYOUT,
+            num_heads=heads[0],
+            num_kv_heads=heads[1],
+            max_positions=positions,
+        )
+    )
+
+    def prepare(q: Array, k: Array, ids: Array) -> tuple[Callable[[], object], Pair]:
+        out = np.empty_like(q), np.empty_like(k)
+        feeds = {"q": q, "k": k, "position_ids": ids[None].astype(np.int64)}
+        return bind(session, feeds, {"q_rot": out[0], "k_rot": out[1]}), out
+
+    return prepare
+
+
+def rows(
+    ropes: Mapping[str, RotaryEmbedding], heads: tuple[int, int], tokens: int, ways: Mapping[str, Way]
+) -> Iterator[Row]:
+    """Yield a row for each dtype, pairing and way; the first way is the one that others are compared with.
+
+    ropes: by pairing. tokens: of the prefill; a decode step of one token follows it.
     """
-    omega = rope.spec.inv_freq[0]
-    turns = [sum(map(Fraction, column), Fraction(0)) for column in omega.reshape(len(omega), -1).T.tolist()]
-    cos, sin = reference.consecutive(turns, 0, tokens + 1, rope.attention_factor)
-    random = np.random.default_rng(0)
+    for dtype_name, dtype in DTYPES.items():
+        for pairing, rope in ropes.items():
+            steps = [_step(rope, heads, 0, tokens, dtype), _step(rope, heads, tokens, tokens + 1, dtype)]
+            baseline: list[Pair] = []
+            for name, way in ways.items():
+                try:
+                    prepare = way(rope, dtype, heads, tokens + 1)
+                except ValueError as error:
+                    yield Row(dtype_name, pairing, name, refused=str(error))
+                    continue
+                done = [_timed(prepare, step) for step in steps]
+                baseline = baseline or [results for results, _ in done]
+                yield Row(dtype_name, pairing, name, _figures(steps, done, baseline))
 
-    def step(first: int, last: int) -> Step:
-        x = random.standard_normal((1, sum(heads), last - first, rope.head_dim)).astype(dtype)
-        ids = np.arange(first, last)
-        ids = ids if rope.axes == 1 else np.repeat(ids[:, None], rope.axes, axis=1)
-        own = (Exact(part.high[first:last], part.low[first:last]) for part in (cos, sin))
-        return Step(x, heads[0], ids, *_expected(rope, heads, x, *own))
 
-    return step(0, tokens), step(tokens, tokens + 1)
+def _step(rope: RotaryEmbedding, heads: tuple[int, int], first: int, last: int, dtype: np.dtype[Any]) -> Step:
+    """Return the tokens from `first` up to `last`; with several axes every coordinate of a token is its number."""
+    ids = np.arange(first, last)
+    ids = ids if rope.axes == 1 else np.repeat(ids[:, None], rope.axes, axis=1)
+    random = np.random.default_rng(first)
+    q, k = (random.standard_normal((1, count, last - first, rope.head_dim)).astype(dtype) for count in heads)
+    return Step((q, k), ids, [reference.rotation(rope.spec, _bshd(x), ids[None]) for x in (q, k)])
 
 
-def _expected(rope: RotaryEmbedding, heads: tuple[int, int], x: Array, cos: Exact, sin: Exact) -> tuple[Exact, Float64]:
-    """Return the exact rotation of x and the bound on its error; cos, sin: (tokens, frequency heads · pairs)."""
-    first, second = rope.spec.pair_elements()
-    wide = x.astype(np.float64)
-    exact, bound = Exact(wide.copy(), np.zeros_like(wide)), np.zeros_like(wide)
-    frequency_heads = rope.spec.inv_freq.shape[2]
-    groups = np.concatenate([np.arange(count) // (count // frequency_heads) for count in heads])
-    # Head by head: what one head needs on the way fits the cache.
-    for head, group in enumerate(groups):
-        columns = slice(group * len(first), (group + 1) * len(first))
-        c, s = (Exact(part.high[:, columns], part.low[:, columns]) for part in (cos, sin))
-        x_a, x_b = wide[0, head][:, first], wide[0, head][:, second]
-        for where, part in zip((first, second), reference.rotate(x_a, x_b, c, s), strict=True):
-            exact.high[0, head][:, where], exact.low[0, head][:, where] = part.high, part.low
-            bound[0, head][:, where] = rotation_bound(part.high, x_a, x_b, rope.attention_factor, x.dtype)
-    return exact, bound
+def _timed(prepare: Prepare, step: Step) -> tuple[Pair, float]:
+    """Return what a way makes of a step, and the seconds that its fastest call takes."""
+    call, results = prepare(*step.q_and_k, step.ids)
+    return results, min(timeit.repeat(call, number=1, repeat=TIMED_CALLS))
+
+
+def _figures(steps: list[Step], done: list[tuple[Pair, float]], baseline: list[Pair]) -> Figures:
+    errors = [step.error(results) for step, (results, _) in zip(steps, done, strict=True)]
+    differences = [
+        np.abs(x.astype(np.float64) - y.astype(np.float64)).max()
+        for (results, _), others in zip(done, baseline, strict=True)
+        for x, y in zip(results, others, strict=True)
+    ]
+    return Figures(
+        max(error for error, _ in errors),
+        max(fraction for _, fraction in errors),
+        float(np.max(differences)),  # unlike max(), keeps NaN
+        *(seconds for _, seconds in done),
+    )
+
+
+def _bshd(x: Array) -> Array:
+    return x.transpose(0, 2, 1, 3)

@@ -116,7 +116,7 @@ def _blocks(
     if head_dim != sum(widths):
         raise ValueError(f"`attention_head_dim` is {head_dim}, but the axes are {widths} wide together")
     rows = [axes.base_frequencies(theta, width, angle_dtype) for width in widths]
-    return from_inv_freq(axes.block_diagonal(rows), interleaved=True, rope_type="axial", angle_dtype=angle_dtype)
+    return axes.axis_after_axis(rows, interleaved=True, angle_dtype=angle_dtype)
 
 
 def _required(config: Config, key: str) -> int:

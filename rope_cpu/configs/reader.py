@@ -199,7 +199,7 @@ def _spec(
         angle_dtype=angle_dtype,
     )
     if known.direction < 0:
-        spec = specs.turned_back(spec)
+        spec = specs.backwards(spec)
     if shares is None:
         return spec
     if dealt and isinstance(shares, list | tuple) and sum(shares) < spec.pairs:

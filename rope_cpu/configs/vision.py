@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from rope_cpu.configs import diffusers, rope_parameters
 from rope_cpu.configs.model_types import Model
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import type_of, without_nulls
-from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
+from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, on_axes
 from rope_cpu.validation.scalars import Float64, real_number, whole_number, whole_numbers
 
 Builder = Callable[[int, float, str], RopeSpec]
@@ -125,19 +125,13 @@ def _theta(config: Mapping[str, Any], known: Tower) -> float:
     return real_number("rope_theta", section.get("rope_theta", config.get("rope_theta", known.rope_theta)))
 
 
-def _owned(frequencies: Float64, owner: Any, count: int) -> Float64:
-    """Return F (count, pairs): pair j turns by frequencies[j] with axis owner[j]."""
-    return np.where(np.asarray(owner) == np.arange(count)[:, None], frequencies, 0.0)
-
-
 def _runs(order: tuple[int, ...], interleaved: bool) -> Builder:
     """Give each axis a run of pairs across the head, the runs in the order of these axes."""
 
     def build(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
-        width = 2 * (head_dim // len(order) // 2)
-        each = axes.base_frequencies(theta, width, angle_dtype)
-        owner = np.repeat(order, each.size)
-        return _spec(_owned(np.tile(each, len(order)), owner, len(order)), head_dim, interleaved, angle_dtype)
+        each = axes.base_frequencies(theta, 2 * (head_dim // len(order) // 2), angle_dtype)
+        pair_axis = np.repeat(order, each.size)
+        return _spec(np.tile(each, len(order)), pair_axis, head_dim, interleaved, angle_dtype)
 
     return build
 
@@ -147,8 +141,8 @@ def _turns(order: tuple[int, ...], interleaved: bool) -> Builder:
 
     def build(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
         each = axes.base_frequencies(theta, head_dim // len(order), angle_dtype)
-        frequencies, owner = np.repeat(each, len(order)), np.tile(order, each.size)
-        return _spec(_owned(frequencies, owner, len(order)), head_dim, interleaved, angle_dtype)
+        pair_axis = np.tile(order, each.size)
+        return _spec(np.repeat(each, len(order)), pair_axis, head_dim, interleaved, angle_dtype)
 
     return build
 
@@ -156,21 +150,19 @@ def _turns(order: tuple[int, ...], interleaved: bool) -> Builder:
 def _blocks(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
     """Rotate each half of the head in itself, the first with the row (Gemma-4)."""
     each = axes.base_frequencies(theta, 2 * (head_dim // 4), angle_dtype)
-    return from_inv_freq(
-        axes.block_diagonal([each, each]), head_dim=head_dim, blocks=2, rope_type="axial", angle_dtype=angle_dtype
-    )
+    return axes.axis_after_axis([each, each], head_dim=head_dim, blocks=2, angle_dtype=angle_dtype)
 
 
 def _alternate(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
-    """Turn even frequencies of the whole head with the row, odd ones with the column (Pixtral)."""
+    """Give even frequencies of the whole head to the row, odd ones to the column (Pixtral)."""
     every = axes.base_frequencies(theta, head_dim, angle_dtype)
-    return _spec(axes.block_diagonal([every[0::2], every[1::2]]), head_dim, False, angle_dtype)
+    return axes.axis_after_axis([every[0::2], every[1::2]], head_dim=head_dim, angle_dtype=angle_dtype)
 
 
 def _whole_turns(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
-    """Give row and column a run of pairs each, and positions the unit of a whole turn (DINOv3)."""
+    """Give row and column a run of pairs each, and positions the unit of a revolution (DINOv3)."""
     each = 2 * np.pi * axes.base_frequencies(theta, head_dim // 2, angle_dtype)
-    return _spec(axes.block_diagonal([each, each]), head_dim, False, angle_dtype)
+    return axes.axis_after_axis([each, each], head_dim=head_dim, angle_dtype=angle_dtype)
 
 
 _ERNIE = ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")
@@ -189,13 +181,20 @@ def _ernie(config: Mapping[str, Any], angle_dtype: str) -> RopeSpec:
         raise ValueError(
             f"`mrope_section` is {list(shares)}; it must split {every.size} pairs into three, rows as columns"
         )
-    owner = np.append(1 + np.arange(2 * shares[0]) % 2, np.zeros(shares[2], dtype=int))
-    matrix = _owned(every, owner, 3)
-    return from_inv_freq(matrix, head_dim=head_dim, interleaved=True, angle_dtype=angle_dtype, shared_id=True)
+    pair_axis = np.append(1 + np.arange(2 * shares[0]) % 2, np.zeros(shares[2], dtype=int))
+    return replace(_spec(every, pair_axis, head_dim, True, angle_dtype), rope_type="default", shared_id=True)
 
 
-def _spec(matrix: Float64, head_dim: int, interleaved: bool, angle_dtype: str) -> RopeSpec:
-    return from_inv_freq(matrix, head_dim=head_dim, interleaved=interleaved, rope_type="axial", angle_dtype=angle_dtype)
+def _spec(inv_freq: Float64, pair_axis: Any, head_dim: int, interleaved: bool, angle_dtype: str) -> RopeSpec:
+    """Describe the rotation in which pair j turns by inv_freq[j] with axis pair_axis[j]."""
+    return from_inv_freq(
+        on_axes(inv_freq, pair_axis, int(pair_axis.max()) + 1),
+        head_dim=head_dim,
+        interleaved=interleaved,
+        pair_axis=tuple(pair_axis.tolist()),
+        rope_type="axial",
+        angle_dtype=angle_dtype,
+    )
 
 
 _ROW_COLUMN = Tower(_runs((0, 1), interleaved=False))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from rope_cpu.frequencies.scaling import said_once, scaled, section_of
-from rope_cpu.frequencies.spec import LengthRule, RopeSpec, from_inv_freq
+from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, on_axes
 from rope_cpu.validation.scalars import Float64, boolean, one_of, real_number, whole_number, whole_numbers
 
 SPANS = ("axis", "head")
@@ -31,13 +30,7 @@ def axial(
     widths = _axis_dims(head_dim, axes, axis_dims)
     bases = _bases(axes, rope_theta)
     rows = [base_frequencies(base, width) for base, width in zip(bases, widths, strict=True)]
-    return from_inv_freq(
-        block_diagonal(rows),
-        head_dim=head_dim,
-        interleaved=interleaved,
-        blocks=widths if span == "axis" else 1,
-        rope_type="axial",
-    )
+    return axis_after_axis(rows, head_dim=head_dim, interleaved=interleaved, blocks=widths if span == "axis" else 1)
 
 
 def mrope(
@@ -64,56 +57,34 @@ def mrope(
 def spread_spec(spec: RopeSpec, mrope_section: Sequence[int], mrope_interleaved: bool) -> RopeSpec:
     """Return a rotation of one axis as M-RoPE, whose axes all take the id of a text token.
 
-    mrope_section, mrope_interleaved: how many pairs each axis owns and which, see `spread`.
+    mrope_section, mrope_interleaved: how many pairs each axis owns and which, see `mrope_pair_axis`.
 
     Raises TypeError or ValueError where mrope_section is no split of the pairs.
     """
-    shares, dealt = _section("mrope_section", mrope_section), boolean("mrope_interleaved", mrope_interleaved)
-    rule = spec.length_rule and SpreadRule(spec.length_rule, shares, dealt)
-    described = from_inv_freq(spread(spec.inv_freq[0, 0, 0], shares, dealt))
-    return replace(spec, inv_freq=described.inv_freq, shared_id=True, length_rule=rule)
+    pair_axis = mrope_pair_axis(spec.pairs, mrope_section, mrope_interleaved)
+    inv_freq = on_axes(spec.inv_freq[:, 0], pair_axis, len(mrope_section)).swapaxes(1, 2)
+    return replace(spec, inv_freq=inv_freq, pair_axis=pair_axis, shared_id=True)
 
 
-@dataclass(frozen=True)
-class SpreadRule:
-    """A length rule of one axis, shared out among the axes of M-RoPE."""
-
-    rule: LengthRule
-    mrope_section: tuple[int, ...]
-    mrope_interleaved: bool
-
-    @property
-    def original_length(self) -> int:
-        """That of the rule."""
-        return self.rule.original_length
-
-    def at_length(self, length: int) -> tuple[Float64, float]:
-        """Return inv_freq (axes, pairs) and the attention factor for `length` tokens."""
-        inv_freq, factor = self.rule.at_length(length)
-        return spread(inv_freq.reshape(-1), self.mrope_section, self.mrope_interleaved), factor
-
-
-def spread(inv_freq: ArrayLike, mrope_section: Sequence[int], mrope_interleaved: bool = False) -> Float64:
-    """Return the frequencies (pairs,) as (axes, pairs) float64: each pair keeps its own, on the axis it belongs to.
+def mrope_pair_axis(pairs: int, mrope_section: Sequence[int], mrope_interleaved: bool = False) -> tuple[int, ...]:
+    """Return the axis of each pair in M-RoPE.
 
     Chunked, the axes own consecutive runs of mrope_section[a] pairs. Interleaved, pair j belongs to axis
     a = j % axes while j < axes * mrope_section[a], and to axis 0 after that.
 
     Raises TypeError or ValueError where mrope_section is no split of the pairs.
     """
-    frequencies = np.asarray(inv_freq, dtype=np.float64)
     section = _section("mrope_section", mrope_section)
-    pairs, axes = frequencies.size, len(section)
+    axes = len(section)
     if sum(section) != pairs:
         raise ValueError(f"`mrope_section` is {list(section)}, which adds up to {sum(section)}, not to {pairs} pairs")
-    if boolean("mrope_interleaved", mrope_interleaved):
-        turn = np.arange(pairs) % axes
-        owner = np.where(np.arange(pairs) < axes * np.array(section)[turn], turn, 0)
-        if tuple(np.bincount(owner, minlength=axes)) != section:
-            raise ValueError(f"`mrope_section` is {list(section)}, which cannot be dealt out in turn (interleaved)")
-    else:
-        owner = np.repeat(np.arange(axes), section)
-    return np.where(owner == np.arange(axes)[:, None], frequencies, 0.0)
+    if not boolean("mrope_interleaved", mrope_interleaved):
+        return tuple(np.repeat(np.arange(axes), section).tolist())
+    turn = np.arange(pairs) % axes
+    pair_axis = np.where(np.arange(pairs) < axes * np.array(section)[turn], turn, 0)
+    if tuple(np.bincount(pair_axis, minlength=axes)) != section:
+        raise ValueError(f"`mrope_section` is {list(section)}, which cannot be dealt out in turn (interleaved)")
+    return tuple(pair_axis.tolist())
 
 
 def base_frequencies(rope_theta: float, width: int, angle_dtype: str = "float64") -> Float64:
@@ -128,16 +99,14 @@ def base_frequencies(rope_theta: float, width: int, angle_dtype: str = "float64"
     return frequencies
 
 
-def block_diagonal(rows: Sequence[ArrayLike]) -> Float64:
-    """Return F (axes, pairs) float64 in which axis a owns the next len(rows[a]) pairs, and is zero in all others.
+def axis_after_axis(rows: Sequence[Float64], **described: Any) -> RopeSpec:
+    """Describe a rotation in which axis a owns the next len(rows[a]) pairs, with these frequencies.
 
-    rows: for each axis its frequencies, radians per unit of position.
-
-    Raises ValueError where there are no rows.
+    described: the further arguments of `from_inv_freq`.
     """
-    values = [np.asarray(row, dtype=np.float64) for row in rows]
-    owner = np.repeat(np.arange(len(values)), [row.size for row in values])
-    return np.where(owner == np.arange(len(values))[:, None], np.concatenate(values), 0.0)
+    pair_axis = np.repeat(np.arange(len(rows)), [row.size for row in rows]).tolist()
+    inv_freq = on_axes(np.concatenate(rows), pair_axis, len(rows))
+    return from_inv_freq(inv_freq, pair_axis=tuple(pair_axis), rope_type="axial", **described)
 
 
 def _axis_dims(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> tuple[int, ...]:

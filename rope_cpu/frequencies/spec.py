@@ -26,7 +26,6 @@ ANGLE_DTYPES = ("float64", "float32")
 # radians do.
 LARGEST_FREQUENCY = 2.0**40
 
-
 # The factor on cos and sin, and that of the inverse, must be normal numbers of float32.
 LARGEST_FACTOR = 2.0**126
 
@@ -43,7 +42,7 @@ class LengthRule(Protocol):
         ...
 
     def at_length(self, length: int) -> tuple[Float64, float]:
-        """Return inv_freq, (axes, heads, pairs) or fewer leading axes, and the attention factor for `length` tokens."""
+        """Return inv_freq (pairs,), as for one axis, and the attention factor for `length` tokens."""
         ...
 
 
@@ -57,8 +56,12 @@ class RopeSpec:
         sequence has a length of its own; heads is 1 unless heads have frequencies of their own.
     attention_factor: float64 (rows,), the factor on cos and sin.
     blocks: widths, in elements, of the contiguous blocks that pairs are formed in; their sum is rotary_dim.
+    pair_axis: the axis that each pair rotates with, (pairs,); follows from inv_freq where it is not given. None where
+        axes mix, or differ by head.
+    direction: -1 where the model rotates backwards; inv_freq holds the sign already.
     shared_id: several axes take one plain id for all of them (M-RoPE on text).
     length_rule: where it is set, the frequencies depend on the sequence length; lengths then says for which they are.
+        Its frequencies are those of one axis: direction and pair_axis are applied to them.
 
     Raises TypeError or ValueError where shapes, widths or values do not fit, naming field, value and rule.
     """
@@ -70,12 +73,14 @@ class RopeSpec:
     interleaved: bool = False
     rope_type: str = "default"
     angle_dtype: str = "float64"
+    pair_axis: tuple[int, ...] | None = None
+    direction: int = 1
     shared_id: bool = False
     length_rule: LengthRule | None = None
     lengths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        inv_freq = _turning(self.inv_freq)
+        inv_freq = _checked_frequencies(self.inv_freq)
         rows, rotary_dim = len(inv_freq), 2 * inv_freq.shape[-1]
         lengths = None if self.lengths is None else whole_numbers("lengths", self.lengths)
         checked = {
@@ -86,6 +91,7 @@ class RopeSpec:
             "interleaved": boolean("interleaved", self.interleaved),
             "angle_dtype": one_of("angle_dtype", self.angle_dtype, ANGLE_DTYPES),
             "shared_id": boolean("shared_id", self.shared_id),
+            "pair_axis": _pair_axis(self.pair_axis, inv_freq[0]),
             "lengths": lengths,
         }
         if lengths is not None and len(lengths) != rows:
@@ -139,10 +145,10 @@ class RopeSpec:
             return self
         many = tuple(lengths) if isinstance(lengths, Sequence) else (lengths,)
         rows = [self.length_rule.at_length(length) for length in many]
-        shape = (len(rows), *self.inv_freq.shape[1:])
+        one_axis = np.stack([self.direction * inv_freq for inv_freq, _ in rows])
         return replace(
             self,
-            inv_freq=np.stack([row for row, _ in rows]).reshape(shape),
+            inv_freq=on_axes(one_axis, self.pair_axis or (), self.axes)[:, :, None],
             attention_factor=np.array([factor for _, factor in rows]),
             lengths=many,
         )
@@ -156,7 +162,7 @@ class RopeSpec:
         return (
             *((array.shape, array.tobytes()) for array in arrays),
             *(self.head_dim, self.blocks, self.interleaved, self.rope_type, self.angle_dtype),
-            *(self.shared_id, self.length_rule, self.lengths),
+            *(self.pair_axis, self.shared_id, self.length_rule, self.lengths),
         )
 
     def __eq__(self, other: object) -> bool:
@@ -203,27 +209,14 @@ def checked_factor(attention_factor: object) -> float:
     return factor
 
 
-def turned_back(spec: RopeSpec) -> RopeSpec:
-    """Return the spec whose pairs turn the other way, at every length."""
-    rule = spec.length_rule and TurnedBack(spec.length_rule)
-    return replace(spec, inv_freq=-spec.inv_freq, length_rule=rule)
+def on_axes(inv_freq: Float64, pair_axis: Sequence[int], axes: int) -> Float64:
+    """Return frequencies (…, pairs) as (…, axes, pairs): each pair's stands on its axis, and is 0 on the others."""
+    return np.where(np.asarray(pair_axis) == np.arange(axes)[:, None], inv_freq[..., None, :], 0.0)
 
 
-@dataclass(frozen=True)
-class TurnedBack:
-    """A length rule whose pairs turn the other way."""
-
-    rule: LengthRule
-
-    @property
-    def original_length(self) -> int:
-        """That of the rule."""
-        return self.rule.original_length
-
-    def at_length(self, length: int) -> tuple[Float64, float]:
-        """Return inv_freq and the attention factor for `length` tokens."""
-        inv_freq, factor = self.rule.at_length(length)
-        return -inv_freq, factor
+def backwards(spec: RopeSpec) -> RopeSpec:
+    """Return the spec that rotates in the other direction, at every length."""
+    return replace(spec, inv_freq=-spec.inv_freq, direction=-spec.direction)
 
 
 def _frequencies(inv_freq: ArrayLike) -> Float64:
@@ -238,7 +231,7 @@ def _frequencies(inv_freq: ArrayLike) -> Float64:
     return frequencies.reshape(axes, heads, pairs)
 
 
-def _turning(inv_freq: ArrayLike) -> Float64:
+def _checked_frequencies(inv_freq: ArrayLike) -> Float64:
     """Return the frequencies of a spec; raise unless pairs can be turned by them."""
     frequencies = real_array("inv_freq", inv_freq).astype(np.float64)
     if frequencies.ndim != 4 or 0 in frequencies.shape:
@@ -252,6 +245,19 @@ def _turning(inv_freq: ArrayLike) -> Float64:
             "the angle of a large position would lose its precision"
         )
     return frequencies
+
+
+def _pair_axis(given: Sequence[int] | None, inv_freq: Float64) -> tuple[int, ...] | None:
+    """Return the axis of each pair of (axes, heads, pairs), None where there is not one; raise where it is another."""
+    axes, heads, pairs = inv_freq.shape
+    rotating = (inv_freq != 0).any(axis=1)
+    if given is None:
+        one_each = axes == 1 or (heads == 1 and (rotating.sum(axis=0) <= 1).all())
+        return tuple(rotating.argmax(axis=0).tolist()) if one_each else None
+    own = whole_numbers("pair_axis", given, 0)
+    if len(own) != pairs or max(own) >= axes or (rotating & (np.arange(axes)[:, None] != own)).any():
+        raise ValueError(f"`pair_axis` is {given}; it must name the one axis that each of {pairs} pairs rotates with")
+    return own
 
 
 def _factors(attention_factor: ArrayLike, rows: int) -> Float64:

@@ -89,8 +89,8 @@ def test_a_defect_is_no_usage_error(monkeypatch):
 
 WORDY = ["warmup float32", "show", "verify", "bench plan-64"]
 QUICKLY = (
-    "import sys; from rope_cpu.cli import main as cli, verify, verification\n"
-    "verify.TOKENS, verification.TIMED_SECONDS = 16, 0.0\n"
+    "import sys; from rope_cpu.cli import main as cli, verify, verify_cases\n"
+    "verify.TOKENS, verify_cases.TIMED_CALLS = 16, 1\n"
     "sys.argv[1:] = {words!r}.split()\n"
     "sys.exit(cli.main())"
 )

@@ -11,7 +11,7 @@ from conftest import DTYPES
 from onnx import helper, numpy_helper
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu.export import runtime
+from rope_cpu.export.validation import session as runtime
 
 TARGETS = ("primitive", "onnx", "ort")
 ROPE = RotaryEmbedding(32, rope_theta=500.0)
@@ -31,7 +31,7 @@ def drawn(name, rope, batch=2, seq=13, heads=4, kv_heads=2, dtype=np.float32, wi
 
 def run_steps(model, tensors, steps, masks=None, ids=None):
     """Feed (batch, seq, heads, width) in steps through a model of layout bshd; return the result and the cache."""
-    session, done, results = runtime.session(model, 1), 0, []
+    session, done, results = runtime.open_session(model, 1), 0, []
     q, k, v = tensors
     has_past = "past_key" in {value.name for value in session.get_inputs()}
     cache = [np.zeros((x.shape[0], x.shape[2], 0, x.shape[3]), q.dtype) for x in (k, v)]
@@ -176,7 +176,7 @@ def test_layouts(target, layout):
         ROPE, num_heads=4, num_kv_heads=2, target=target, layout=layout, past=False, max_positions=16
     )
     assert [value.name for value in model.graph.output] == ["attention"]
-    (result,) = runtime.session(model).run(None, feeds)
+    (result,) = runtime.open_session(model).run(None, feeds)
     assert agrees(result, [forms[layout](x) for x in attention(ROPE, q, k, v, count_on(2, 13), "float32")])
 
 
@@ -217,7 +217,7 @@ def test_projections_norms_and_biases(target, kind):
         max_positions=32,
     )
     x = rng.standard_normal((2, 7, hidden)).astype(dtype)
-    (result,) = runtime.run(runtime.session(model), {"hidden": x}, [(2, 7, 40)])
+    (result,) = runtime.run(runtime.open_session(model), {"hidden": x}, [(2, 7, 40)])
     made = [projected(x, weights[n], weights.get(f"{n}_bias", 0), kind) for n in "qkv"]
     made = [tuple(part.reshape(2, 7, -1, 32) for part in pair) for pair in made]
     made[:2] = [normed(pair, weight, 1e-5, kind) for pair, weight in zip(made[:2], norms, strict=True)]

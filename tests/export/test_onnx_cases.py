@@ -6,7 +6,7 @@ import pytest
 from onnx_cases import cases, inputs_of, outputs_of
 
 from rope_cpu import RotaryEmbedding, apply_rotary, export
-from rope_cpu.export import runtime
+from rope_cpu.export.validation import session as runtime
 
 
 def described(case):
@@ -43,7 +43,7 @@ def test_rotary_case_through_the_exported_graph(case, target):
         positions="position_ids" if asked["ids"] else "none",
         table_inputs=True,
     )
-    (result,) = runtime.session(model).run(None, feeds)
+    (result,) = runtime.open_session(model).run(None, feeds)
     np.testing.assert_allclose(result, expected, rtol=case.rtol, atol=case.atol)
     # The same numbers to the last bits: the cases' own tolerance would forgive a wrong rounding.
     np.testing.assert_allclose(result, expected, rtol=0, atol=3e-7)
@@ -157,7 +157,7 @@ def test_attention_case_through_the_exported_graph(case, target):
     expected = outputs_of(case)
     shape = (*feeds["q"].shape[:3], feeds["v"].shape[3])
     cached = [(*feeds[n].shape[:2], feeds["attention_mask"].shape[3], feeds[n].shape[3]) for n in ("k", "v")]
-    result, keys, values = runtime.run(runtime.session(model), feeds, [shape, *cached])
+    result, keys, values = runtime.run(runtime.open_session(model), feeds, [shape, *cached])
     want = by_head(expected["Y"], shape[1]).astype(np.float64)
     # The expected values of half precision are made in half precision throughout: a few of its roundings off.
     off = {"float32": 2e-6, "float16": 2.0**-9, "bfloat16": 2.0**-6}[str(result.dtype)]

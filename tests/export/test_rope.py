@@ -9,7 +9,7 @@ from conftest import DTYPES
 from onnx.reference import ReferenceEvaluator
 
 from rope_cpu import RotaryEmbedding, export, tolerance
-from rope_cpu.export import runtime
+from rope_cpu.export.validation import session as runtime
 
 TARGETS = ("primitive", "onnx", "ort")
 OMEGA = 500.0 ** (-np.arange(8) / 8)
@@ -71,7 +71,7 @@ FORMS = {
 def rotate_by(model, layout, feeds, q, k):
     tensors = [np.ascontiguousarray(FORMS[layout](x)) for x in (q, k)]
     feeds = dict(zip("qk", tensors, strict=True)) | feeds
-    return runtime.run(runtime.session(model, 1), feeds, [x.shape for x in tensors])
+    return runtime.run(runtime.open_session(model, 1), feeds, [x.shape for x in tensors])
 
 
 def position_feed(positions, layout, ids):
@@ -298,7 +298,7 @@ def test_three_inputs_of_one_graph(rng):
     model = export.export_rope(rope, inputs=("q", "k", "v"), layout="bshd")
     x = rng.standard_normal((1, 3, 2, 16)).astype(np.float32)
     ids = np.array([[5, 0, 2]])
-    results = runtime.session(model).run(None, {"q": x, "k": 2 * x, "v": -x, "position_ids": ids})
+    results = runtime.open_session(model).run(None, {"q": x, "k": 2 * x, "v": -x, "position_ids": ids})
     y, bound = exact(rope, -x, ids)
     assert (np.abs(results[2] - y) <= bound).all()
     assert [value.name for value in model.graph.output] == ["q_rot", "k_rot", "v_rot"]
@@ -310,7 +310,7 @@ def test_another_number_of_heads_is_refused_when_it_runs(target):
     model = export.export_rope(RotaryEmbedding(16), target=target, num_heads=4)
     q, k = (np.zeros((1, heads, 2, 16), np.float32) for heads in (3, 4))
     with pytest.raises(Exception, match="INVALID_ARGUMENT"):
-        runtime.session(model).run(None, {"q": q, "k": k, "position_ids": np.zeros((1, 2), np.int64)})
+        runtime.open_session(model).run(None, {"q": q, "k": k, "position_ids": np.zeros((1, 2), np.int64)})
 
 
 @pytest.mark.parametrize("target", ["primitive", "onnx"])
@@ -330,7 +330,7 @@ def test_the_reference_evaluator_agrees(target, table, rng):
 @pytest.mark.parametrize("target", TARGETS)
 def test_one_file_takes_tables_of_any_length(target, rng):
     rope = RotaryEmbedding(16)
-    session = runtime.session(export.export_rope(rope, target=target, table_inputs=True))
+    session = runtime.open_session(export.export_rope(rope, target=target, table_inputs=True))
     for rows in (7, 300):
         x = rng.standard_normal((2, 3, 6, 16)).astype(np.float32)
         ids = rng.integers(0, rows, (2, 6))

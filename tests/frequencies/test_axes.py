@@ -79,9 +79,11 @@ def test_interleaved_mrope_deals_pairs_out(section):
 
 def test_axes_of_mrope_add_up_to_text():
     """A token with one id on all axes turns as in a model of one axis."""
-    frequencies = np.array(closed_form(1e4, 64))
+    text = axes.base_frequencies(1e4, 64)
     for interleaved in (False, True):
-        assert np.array_equal(axes.spread(frequencies, (12, 10, 10), interleaved).sum(axis=0), frequencies)
+        spec = axes.mrope(64, (12, 10, 10), rope_theta=1e4, mrope_interleaved=interleaved)
+        assert np.array_equal(matrix(spec).sum(axis=0), text)
+        assert np.array_equal(matrix(spec)[spec.pair_axis, np.arange(32)], text)
 
 
 def test_scaled_mrope():
@@ -153,8 +155,8 @@ def test_length_rules_are_spread_too():
         (lambda: axes.mrope(64, (8, 12, 16), rope_theta=1e4), ValueError, "head_dim 64"),
         (lambda: axes.mrope(64, (), rope_theta=1e4), ValueError, "`mrope_section` is"),
         (lambda: axes.mrope(64, (8, -2, 26), rope_theta=1e4), ValueError, "`mrope_section` is -2"),
-        (lambda: axes.spread(np.ones(8), (2, 2, 2)), ValueError, "adds up to 6, not to 8 pairs"),
-        (lambda: axes.spread(np.ones(8), (1, 3, 4), True), ValueError, "cannot be dealt out"),
+        (lambda: axes.mrope_pair_axis(8, (2, 2, 2)), ValueError, "adds up to 6, not to 8 pairs"),
+        (lambda: axes.mrope_pair_axis(8, (1, 3, 4), True), ValueError, "cannot be dealt out"),
     ],
 )
 def test_refusals_name_argument_value_and_rule(call, error, text):

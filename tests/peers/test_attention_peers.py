@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from rope_cpu import RotaryEmbedding, export  # noqa: E402
-from rope_cpu.export import runtime  # noqa: E402
+from rope_cpu.export.validation import session as runtime  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
@@ -120,7 +120,7 @@ def test_prompt_and_64_steps(peer, target, dtype):
     if dtype == "float64" and (target != "primitive" or {"softcap", "qk_norm"} & set(options)):
         pytest.skip("refused for want of kernels, or the peer's own norm and softmax are float32")
     model = export.export_attention(rope, target=target, dtype=dtype, max_positions=128, **options)
-    session = runtime.session(model)
+    session = runtime.open_session(model)
     cache = {name: np.zeros((2, 2, 0, 32), dtype) for name in ("past_key", "past_value")}
     results, done = [], 0
     for count in (PROMPT, *(1,) * STEPS):
