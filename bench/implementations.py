@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from rope_cpu import plan as plans
+from rope_cpu import rotation
 from rope_cpu.bench import frameworks, graphs, numpy_forms
 from rope_cpu.bench.binding import Binding, UnavailableError
 from rope_cpu.bench.problem import Array, Problem
@@ -99,16 +99,16 @@ def _bare_kernel(problem: Problem) -> Binding:
     """Bind the compiled kernel with what a plan gives it, q and k in the order and the elements that it knows."""
     pairs, rope = problem.arrays(), problem.rope
     plan, dtype = rope.plan(problem.ids, layout=problem.layout), pairs[0][0].dtype
-    found, arranged = plans.kernel_of(dtype, rope.interleaved), plans.ARRANGED[problem.layout]
+    found, arranged = rotation.kernel_of(dtype, rope.interleaved), rotation.ARRANGED[problem.layout]
     if found is None:
         raise UnavailableError(f"this processor has no instructions for {dtype}")
-    (kernel, bits), tables, targets = found, plan._cos_sin(plans.REAL_OF[dtype]), _targets(problem, pairs)
+    (kernel, bits), tables, targets = found, plan._cos_sin(rotation.REAL_OF[dtype]), _targets(problem, pairs)
 
     def seen(*arrays: Array) -> list[Array]:
         as_bits = [x if bits is None else x.view(bits) for x in arrays]
         return [x if arranged is None else arranged(x) for x in as_bits]
 
-    more = (*tables, plan._form, 2, threads.usable())
+    more = (*tables, plan._pairing.sizes, 2, threads.usable())
     sets = [(*seen(*pair, *out), *more) for pair, out in zip(pairs, targets, strict=True)]
     return Binding(kernel, sets, pairs[0], problem.bshd, lambda _: targets[0])
 

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.plan import Rotation, form
+from rope_cpu.rotation import REAL_OF, Launch, launcher, pairing_of, rotate_copies
 from rope_cpu.validation import arrays as check
 from rope_cpu.validation.arrays import Array
 from rope_cpu.validation.scalars import boolean
-
-
-class _TableRotation(Rotation):
-    """A rotation by given cos and sin, (batch or 1, seq, 1, pairs)."""
-
-    __slots__ = ("_given", "_tables")
-
-    def __init__(self, layout: str, head_dim: int, interleaved: bool, given: str, cos: Array, sin: Array) -> None:
-        super().__init__(layout, head_dim, form(head_dim, [2 * cos.shape[-1]]), interleaved, cos.shape)
-        self._given, self._tables = f"{given} are for", (cos, sin)
-
-    def _given_for(self) -> tuple[str, str]:
-        return self._given, self._given
-
-    def _cos_sin(self, real: str) -> tuple[Array, Array]:
-        cos, sin = (table.astype(real, copy=False) for table in self._tables)
-        if cos.strides[-1] != cos.itemsize or sin.strides[-1] != sin.itemsize:
-            return cos.copy(), sin.copy()  # also of one pair, which NumPy calls contiguous in any case
-        return cos, sin
 
 
 def apply_rotary(
@@ -72,6 +55,22 @@ def apply_rotary(
         sin = -sin
     if cos.ndim == 2:
         cos, sin = cos[None], sin[None]
-    given = "`cos` and `sin`" if position_ids is None else "`position_ids`"
-    adjacent = boolean("interleaved", interleaved)
-    return _TableRotation(layout, x.shape[-1], adjacent, given, cos[:, :, None], sin[:, :, None]).rotate(x, out)
+    pairing = pairing_of(x.shape[-1], [2 * cos.shape[-1]], boolean("interleaved", interleaved))
+    by_head = cos[:, :, None], sin[:, :, None]
+
+    def launch_of(dtype: np.dtype[Any]) -> Launch:
+        cos, sin = (_last_axis_contiguous(table.astype(REAL_OF[dtype], copy=False)) for table in by_head)
+        return launcher(dtype, pairing, layout, cos, sin)
+
+    result = np.empty_like(x) if out is None else out
+    if type(x) is type(result) is np.ndarray and launch_of(x.dtype)(x, x, result, result, 1):
+        return result
+    given = "`cos` and `sin` are for" if position_ids is None else "`position_ids` are for"
+    outs, shape = None if out is None else {"out": out}, by_head[0].shape
+    (result,) = rotate_copies({"x": x}, outs, layout, x.shape[-1], shape, (given, given), launch_of)
+    return result
+
+
+def _last_axis_contiguous(table: Array) -> Array:
+    # By its stride: NumPy calls an axis of one pair contiguous in any case.
+    return table if table.strides[-1] == table.itemsize else table.copy()

@@ -16,7 +16,8 @@ from rope_cpu.frequencies import generators as generators_
 from rope_cpu.frequencies import scaling as scaling_
 from rope_cpu.frequencies import spec as specs
 from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.plan import REAL_OF, RotaryPlan, form
+from rope_cpu.plan import RotaryPlan
+from rope_cpu.rotation import REAL_OF, Pairing, pairing_of
 from rope_cpu.validation import arrays as check
 from rope_cpu.validation import scalars
 from rope_cpu.validation.arrays import Array
@@ -28,11 +29,11 @@ _FAR = int(MAX_POSITION / 2)  # from where on it matters how many tokens follow 
 class RotaryEmbedding:
     """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
 
-    __slots__ = ("_angles", "_consecutive", "_form", "_spec")
+    __slots__ = ("_angles", "_consecutive", "_pairing", "_spec")
     _spec: RopeSpec
     _angles: Angles
     _consecutive: bool  # whether ids may be left out
-    _form: NDArray[np.int64]  # head_dim and blocks as kernels take them
+    _pairing: Pairing
 
     def __init__(
         self,
@@ -227,7 +228,7 @@ class RotaryEmbedding:
 
     def _of(self, spec: RopeSpec) -> None:
         self._spec, self._angles = spec, Angles.of(spec)
-        self._form = form(spec.head_dim, spec.blocks)
+        self._pairing = pairing_of(spec.head_dim, spec.blocks, spec.interleaved)
         self._consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
 
     @property
@@ -374,7 +375,7 @@ class RotaryEmbedding:
         """
         layout, mode = check.layout(layout), _mode(inverse)
         positions = self._positions("x", x, position_ids, offset, layout)
-        return RotaryPlan(self, positions, layout, mode, REAL_OF[x.dtype]).rotate(x, out)
+        return RotaryPlan(self._angles, self._pairing, positions, layout, mode, REAL_OF[x.dtype]).rotate(x, out)
 
     def __call__(
         self,
@@ -396,7 +397,7 @@ class RotaryEmbedding:
         """
         layout, mode = check.layout(layout), _mode(inverse)
         positions = self._positions("q", q, position_ids, offset, layout)
-        return RotaryPlan(self, positions, layout, mode, REAL_OF[q.dtype])(q, k, out)
+        return RotaryPlan(self._angles, self._pairing, positions, layout, mode, REAL_OF[q.dtype])(q, k, out)
 
     def plan(self, position_ids: ArrayLike, *, layout: str = "bshd", inverse: bool = False) -> RotaryPlan:
         """Compute cos and sin of a step's positions once, for every layer and every dtype.
@@ -406,7 +407,7 @@ class RotaryEmbedding:
         Raises TypeError or ValueError as `rotate` does.
         """
         positions = self._given("position_ids", position_ids, check.layout(layout))
-        return RotaryPlan(self, positions, layout, _mode(inverse))
+        return RotaryPlan(self._angles, self._pairing, positions, layout, _mode(inverse))
 
     def shift(
         self, keys: Array, delta: int | float | ArrayLike, *, layout: str = "bshd", out: Array | None = None
@@ -429,7 +430,9 @@ class RotaryEmbedding:
         elif moved.ndim == 1 and self.axes > 1:
             moved = np.broadcast_to(moved, (tokens, *moved.shape))
         positions = self._given("delta", moved, layout)
-        return RotaryPlan(self, positions, layout, "shift", REAL_OF[keys.dtype]).rotate(keys, out)
+        return RotaryPlan(self._angles, self._pairing, positions, layout, "shift", REAL_OF[keys.dtype]).rotate(
+            keys, out
+        )
 
     def __repr__(self) -> str:
         length = "" if self._spec.lengths is None else f", lengths={self._spec.lengths}"

@@ -14,10 +14,10 @@ import oracle
 import pytest
 from numba import njit
 
-from rope_cpu import RotaryEmbedding, machine, plan
+from rope_cpu import RotaryEmbedding, machine, rotation
 from rope_cpu.kernels import rotate as kernels
 from rope_cpu.kernels.vectors import converts_float16
-from rope_cpu.plan import ARRANGED, kernel_of
+from rope_cpu.rotation import ARRANGED, kernel_of
 
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 CACHES = 2**62  # bytes, so that nothing goes past them
@@ -323,9 +323,9 @@ def test_float16_without_instructions_goes_through_float32(monkeypatch, rng):
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(48), head_dim=50)
     q, k = draw(rng, (1, 7, 4, 50), np.float16), draw(rng, (1, 7, 2, 50), np.float16)
     expected = rope(q, k)
-    monkeypatch.setattr(plan, "converts_float16", lambda: False)
-    monkeypatch.setattr(plan, "kernel_of", kernel_of.__wrapped__)
-    assert plan.kernel_of(q.dtype, False) is None
+    monkeypatch.setattr(rotation, "converts_float16", lambda: False)
+    monkeypatch.setattr(rotation, "kernel_of", kernel_of.__wrapped__)
+    assert rotation.kernel_of(q.dtype, False) is None
     for result, exact in zip(rope(q, k), expected, strict=True):
         assert result.tobytes() == exact.tobytes()
     assert np.isinf(rope.rotate(np.full_like(q, 60000))).any()  # beyond float16, without a warning

@@ -1,0 +1,124 @@
+"""Rotating arrays by cos and sin: by the kernel as they stand, or, where it cannot take them, as copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_cpu.kernels import threads
+from rope_cpu.kernels.rotate import DONE, rotation
+from rope_cpu.kernels.vectors import converts_float16
+from rope_cpu.machine import last_level_cache
+from rope_cpu.validation import arrays as check
+from rope_cpu.validation.arrays import Array
+
+# What each dtype is computed in, and what kernels see 16-bit floats as.
+REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in check.FORMAT_OF.items()}
+_BITS = {"float16": np.int16, "bfloat16": np.uint16}
+# How kernels see a layout: as (batch, tokens, heads, head_dim). None: as it is.
+ARRANGED: dict[str, Callable[[Array], Array] | None] = {
+    "bshd": None,
+    "bhsd": lambda x: x.transpose(0, 2, 1, 3),
+    "sbhd": lambda x: x.transpose(1, 0, 2, 3),
+    "thd": lambda x: x[None],
+}
+
+# A call (q, k, q_out, k_out, arrays) that rotates q, and k if arrays is 2, as they stand; where that cannot be it
+# returns False, having written nothing.
+Launch = Callable[[Array, Array, Array, Array, int], bool]
+
+
+class Pairing(NamedTuple):
+    """Which elements of a head vector rotate together; sizes: as kernels take them, see `pairing_of`."""
+
+    head_dim: int
+    interleaved: bool
+    sizes: NDArray[np.int64]
+
+
+def pairing_of(head_dim: int, blocks: Sequence[int], interleaved: bool) -> Pairing:
+    """Return the pairing of a head; its sizes are head_dim, the bytes of the last cache, and the pairs of each block.
+
+    blocks: widths in elements.
+    """
+    sizes = [head_dim, last_level_cache(), *(width // 2 for width in blocks)]
+    return Pairing(head_dim, interleaved, np.array(sizes, np.int64))
+
+
+@cache
+def kernel_of(dtype: np.dtype[Any], interleaved: bool) -> tuple[Any, type | None] | None:
+    """Return the kernel that rotates a dtype, and what it sees 16-bit floats as; None where there is no kernel."""
+    name = check.FORMAT_OF.get(dtype)
+    if name is None or (name == "float16" and not converts_float16()):
+        return None
+    return rotation(name, "interleaved" if interleaved else "half"), _BITS.get(name)
+
+
+def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str, cos: Array, sin: Array) -> Launch:
+    """Return the call that rotates arrays of a dtype by cos and sin, (batch or 1, seq, frequency heads, pairs).
+
+    cos, sin: of the dtype that REAL_OF says. The kernel checks shapes, strides and shared memory. What has another
+    dtype or rank, or cannot be written, Numba refuses with a TypeError, or NumPy with a ValueError where it is
+    transposed.
+    """
+    found = kernel_of(dtype, pairing.interleaved)
+    if found is None:
+        return lambda *arrays: False
+    (kernel, bits), sizes = found, pairing.sizes
+    arranged, usable, kept = ARRANGED[layout], threads.usable, 2 * cos.shape[3] != pairing.head_dim
+
+    def launch(q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
+        x, y, x_out, y_out = q, k, q_out, k_out
+        if bits is not None:
+            same = q.dtype is k.dtype is q_out.dtype is k_out.dtype  # the usual case; comparing takes longer
+            if not same and not q.dtype == k.dtype == q_out.dtype == k_out.dtype:
+                return False
+            x, y = q.view(bits), k.view(bits)
+            x_out, y_out = x if q_out is q else q_out.view(bits), y if k_out is k else k_out.view(bits)
+        try:
+            if arranged is not None:
+                x, y, x_out, y_out = arranged(x), arranged(y), arranged(x_out), arranged(y_out)
+            if kernel(x, y, x_out, y_out, cos, sin, sizes, arrays, usable()) != DONE:
+                return False
+        except (TypeError, ValueError):
+            return False
+        if kept:
+            rest = slice(2 * cos.shape[3], None)
+            x_out[..., rest], y_out[..., rest] = x[..., rest], y[..., rest]
+        return True
+
+    return launch
+
+
+def rotate_copies(
+    xs: Mapping[str, Any],
+    outs: Mapping[str, Any] | None,
+    layout: str,
+    head_dim: int,
+    shape: tuple[int, ...],
+    given_for: tuple[str, str],
+    launch_of: Callable[[np.dtype[Any]], Launch],
+) -> tuple[Array, ...]:
+    """Validate what the kernel refused and find the words, or rotate copies where it is only how the arrays stand.
+
+    xs, outs: by name. shape: of cos and sin. given_for: what there are cos and sin for, by token and by batch row, in
+    error texts. launch_of: the call that rotates a dtype.
+
+    Raises TypeError or ValueError, before anything is written.
+    """
+    check.rotated(xs, layout, head_dim, shape, *given_for)
+    if outs is not None:
+        check.outputs(outs, xs)
+    results = tuple(np.empty_like(x) for x in xs.values()) if outs is None else tuple(outs.values())
+    for x, result in zip([np.array(x, order="C") for x in xs.values()], results, strict=True):
+        # Where float16 has no kernel, that of float32 and NumPy's rounding give the same bits.
+        wide = x.astype(np.float32) if x.dtype == np.float16 and not converts_float16() else x
+        if wide.size and not launch_of(wide.dtype)(wide, wide, wide, wide, 1):
+            raise RuntimeError(f"an array of shape {x.shape} passed its checks, but the kernel refused its copy")
+        with np.errstate(over="ignore", under="ignore"):
+            result[...] = wide
+    return results
