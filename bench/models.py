@@ -8,6 +8,8 @@ from typing import Any
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.cli.common import both_pairings, config_at, heads_of
+from rope_cpu.configs.model_config import ModelConfig
+from rope_cpu.configs.reader import read
 
 # Of the sequences that frequencies are for, where they depend on it.
 _LENGTH = 4096
@@ -53,7 +55,7 @@ def known(name: str) -> Model:
     """Return a model of the table; raise ValueError where there is none of that name."""
     if name not in MODELS:
         raise ValueError(f"`model` is {name!r}; known are {', '.join(MODELS)}")
-    return from_config(name, MODELS[name])
+    return from_config(name, read(MODELS[name]))
 
 
 def from_file(path: Path, layer_type: str | None = None) -> Model:
@@ -66,7 +68,7 @@ def from_file(path: Path, layer_type: str | None = None) -> Model:
     return from_config(name, config_at(path), layer_type)
 
 
-def from_config(name: str, config: dict[str, Any], layer_type: str | None = None) -> Model:
+def from_config(name: str, config: ModelConfig, layer_type: str | None = None) -> Model:
     """Return the model that a config describes; raise UsageError as `from_file` does."""
     half, interleaved, own = both_pairings(config, layer_type)
     ropes = half.at_length(_LENGTH), interleaved.at_length(_LENGTH)

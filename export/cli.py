@@ -17,10 +17,10 @@ from rope_cpu.cli.common import (
     check_file,
     config_of,
     heads_of,
-    rotary_of,
+    rope_of,
     writing,
 )
-from rope_cpu.configs.reader import language_model, with_defaults
+from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.rope_parameters import latent
 from rope_cpu.export import files
 from rope_cpu.export.attention_options import LAYOUTS as ATTENTION_LAYOUTS
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Export, validate, write the file and print the report; 1, and no file, where validation fails."""
     config = config_of(args)
-    rope = rotary_of(config, args.layer_type, args.interleaved)
+    rope = rope_of(config, args.layer_type, args.interleaved)
     check_file(args.output)
     if args.seq_len is None and rope.spec.needs_length:
         raise UsageError(f"rope type {rope.rope_type!r} depends on the sequence length; say it with --seq-len")
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     return int(not report.passed)
 
 
-def _model(args: argparse.Namespace, config: dict[str, Any], rope: RotaryEmbedding) -> onnx.ModelProto:
+def _model(args: argparse.Namespace, config: ModelConfig, rope: RotaryEmbedding) -> onnx.ModelProto:
     heads, kv_heads = heads_of(config)
     chosen: dict[str, Any] = {
         "target": args.target,
@@ -91,7 +91,7 @@ def _model(args: argparse.Namespace, config: dict[str, Any], rope: RotaryEmbeddi
         "opset": args.opset,
         "num_heads": heads,
         "num_kv_heads": kv_heads,
-        "metadata": {"rope_cpu.config": json.dumps(config)},
+        "metadata": {"rope_cpu.config": json.dumps(dict(config.source))},
     }
     if args.positions is not None:
         chosen["positions"] = args.positions
@@ -114,10 +114,9 @@ def _model(args: argparse.Namespace, config: dict[str, Any], rope: RotaryEmbeddi
     return export.export_attention(rope, **chosen, **given)
 
 
-def _hear(config: dict[str, Any], rope: RotaryEmbedding, given: dict[str, Any]) -> None:
+def _hear(config: ModelConfig, rope: RotaryEmbedding, given: dict[str, Any]) -> None:
     """Refuse to pass over what a config says about its attention: layers may differ, so the user has to say it."""
-    text, known = language_model(config)
-    values = with_defaults(text, known)
+    text = values = config.values
     if latent(values) or ("kv_lora_rank" in values and values.get("use_mla", True)):
         raise UsageError("the config has latent attention (kv_lora_rank), of which only a part of each head is rotated")
     scalar = text.get("query_pre_attn_scalar")

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from rope_cpu.angles import Angles
 from rope_cpu.configs import reader
+from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.frequencies import axes as axes_
 from rope_cpu.frequencies import generators as generators_
 from rope_cpu.frequencies import scaling as scaling_
@@ -90,7 +91,7 @@ class RotaryEmbedding:
     @classmethod
     def from_config(
         cls,
-        config: str | PathLike[str] | Mapping[str, Any],
+        config: str | PathLike[str] | Mapping[str, Any] | ModelConfig,
         *,
         layer_type: str | None = None,
         layer: int | None = None,
@@ -114,9 +115,7 @@ class RotaryEmbedding:
         missing keys of the rope section, an unknown model type without `interleaved`, no rotation at all.
         Source: the configuration classes and modelling code of transformers 5.23, and of models with code of their own.
         """
-        return cls.from_spec(
-            reader.read(config, layer_type=layer_type, layer=layer, interleaved=interleaved, angle_dtype=angle_dtype)
-        )
+        return cls.from_spec(reader.read(config).spec(layer_type, layer, interleaved, angle_dtype))
 
     @classmethod
     def from_inv_freq(

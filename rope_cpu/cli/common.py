@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module, resources
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from rope_cpu.configs.reader import language_model, load, with_defaults
-from rope_cpu.configs.rope_parameters import latent
+from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
+from rope_cpu.configs.model_types import data
+from rope_cpu.configs.reader import read
 from rope_cpu.rotary import RotaryEmbedding
-from rope_cpu.validation.scalars import whole_number
 
 DEFAULT_CONFIG = "llama3.1-8b.json"
 PICTURES = (".png", ".svg")
-
-_HEADS = ("num_attention_heads", "n_head", "num_heads")
-_KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 
 
 class UsageError(Exception):
@@ -42,26 +37,21 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pairing_arguments(parser: argparse.ArgumentParser) -> None:
-    """Let a command be told which elements are pairs, where the model type does not say."""
+    """Let a command be given which elements are pairs, where the model type does not say."""
     pairing = parser.add_mutually_exclusive_group()
     pairing.add_argument("--interleaved", action="store_true", default=None, help="pairs are (2i, 2i+1)")
     pairing.add_argument("--half", dest="interleaved", action="store_false", help="pairs are (i, i+n)")
 
 
-def config_of(args: argparse.Namespace) -> dict[str, Any]:
+def config_of(args: argparse.Namespace) -> ModelConfig:
     """Return the config that the arguments name, or the shipped one; raise UsageError as `config_at` does."""
-    if args.config is not None:
-        return config_at(args.config)
-    shipped: dict[str, Any] = json.loads(
-        resources.files("rope_cpu.configs.data").joinpath(DEFAULT_CONFIG).read_text("utf-8")
-    )
-    return shipped
+    return config_at(args.config) if args.config is not None else read(data(DEFAULT_CONFIG))
 
 
-def config_at(path: Path) -> dict[str, Any]:
-    """Return the config of a file, or of a folder with a config.json; raise UsageError where there is none."""
+def config_at(path: Path) -> ModelConfig:
+    """Return the config of a file, or of a folder's config.json; raise UsageError where it describes no rotation."""
     try:
-        return load(path)
+        return read(path)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
 
@@ -91,8 +81,8 @@ def check_picture(path: Path) -> None:
     import_module("matplotlib")
 
 
-def rotary_of(config: dict[str, Any], layer_type: str | None, interleaved: bool | None = None) -> RotaryEmbedding:
-    """Return the rotary of a config; raise UsageError where the config describes none that is known."""
+def rope_of(config: ModelConfig, layer_type: str | None, interleaved: bool | None = None) -> RotaryEmbedding:
+    """Return the rotary embedding of a config; raise UsageError where the config describes none that is known."""
     try:
         return RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
     except (TypeError, ValueError) as error:
@@ -100,47 +90,35 @@ def rotary_of(config: dict[str, Any], layer_type: str | None, interleaved: bool 
 
 
 def unread(error: Exception, layer_type: str | None, interleaved: bool | None) -> UsageError:
-    """Return what to say where no rotary can be made of a config: which option of the command would help."""
+    """Return what to say where no rotation can be read from a config: which option of the command would help."""
     options = ("`layer_type`", layer_type, "--layer-type"), ("`interleaved`", interleaved, "--half or --interleaved")
     hints = [f"; choose with {option}" for name, value, option in options if value is None and name in str(error)]
     return UsageError("".join([str(error), *hints]))
 
 
-def both_pairings(
-    config: dict[str, Any], layer_type: str | None
-) -> tuple[RotaryEmbedding, RotaryEmbedding, bool | None]:
+def both_pairings(config: ModelConfig, layer_type: str | None) -> tuple[RotaryEmbedding, RotaryEmbedding, bool | None]:
     """Return the rotation of a config in half-split pairs, in interleaved pairs, and whether its own are interleaved.
 
-    Only the model type tells the pairing; None where it is unknown. Raises UsageError as `rotary_of` does.
+    Only the model type tells the pairing; None where it is unknown. Raises UsageError as `rope_of` does.
     """
     own: bool | None = None
     try:
-        rope = RotaryEmbedding.from_config(config, layer_type=layer_type)
-        own = rope.interleaved
+        spec = config.spec(layer_type)
+        own = spec.interleaved
     except (TypeError, ValueError):
-        rope = rotary_of(config, layer_type, False)
+        spec = rope_of(config, layer_type, False).spec
     # Adjacent pairs know no blocks.
-    interleaved = replace(rope.spec, interleaved=True, blocks=(rope.rotary_dim,))
-    half = replace(rope.spec, interleaved=False)
+    interleaved = replace(spec, interleaved=True, blocks=(spec.rotary_dim,))
+    half = replace(spec, interleaved=False)
     return RotaryEmbedding.from_spec(half), RotaryEmbedding.from_spec(interleaved), own
 
 
-def heads_of(config: dict[str, Any]) -> tuple[int, int]:
-    """Return the number of query heads and of key heads; raise UsageError where nothing says how many.
-
-    Where the file is silent, the default of its model type counts.
-    """
-    values = with_defaults(*language_model(config))
-    heads = _number(values, _HEADS)
-    if heads is None:
-        raise UsageError(f"the config says no number of heads; one of the keys {', '.join(_HEADS)} must")
-    # Latent attention (MLA) rotates one key, which all heads share.
-    return heads, 1 if latent(values) else _number(values, _KV_HEADS) or heads
-
-
-def _number(values: dict[str, Any], keys: tuple[str, ...]) -> int | None:
-    """Return what the first of these keys says that is there."""
+def heads_of(config: ModelConfig) -> tuple[int, int]:
+    """Return the number of query heads and of key heads; raise UsageError where nothing says how many."""
     try:
-        return next((whole_number(key, values[key]) for key in keys if key in values), None)
+        heads, kv_heads = config.heads, config.kv_heads
     except (TypeError, ValueError) as error:
         raise UsageError(f"the config's {error}") from None
+    if heads is None or kv_heads is None:
+        raise UsageError(f"the config says no number of heads; one of the keys {', '.join(HEADS_KEYS)} must")
+    return heads, kv_heads

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.configs import reader as configs
-from rope_cpu.configs import vision
 from rope_cpu.configs.layers import each, pick
+from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.frequencies import scaling
 from rope_cpu.rotary import RotaryEmbedding
 from rope_cpu.validation.scalars import Float64
@@ -38,23 +37,22 @@ def one_axis(rope: RotaryEmbedding) -> Float64:
     return result
 
 
-def rotations(raw: Mapping[str, Any], layer_type: str | None, interleaved: bool | None) -> Iterator[Layers]:
+def rotations(config: ModelConfig, layer_type: str | None, interleaved: bool | None) -> Iterator[Layers]:
     """Yield the rotation of each kind of layers of a config, or of the one that is named."""
-    seen = vision.read(raw)
-    if seen is not None:
-        rope = RotaryEmbedding.from_spec(configs.read(raw, layer_type=layer_type, interleaved=interleaved))
-        yield Layers(f"{raw.get('_class_name') or raw.get('model_type')}, all layers", {}, {"": rope}, None)
+    values, facts, by_type = config.values, config.facts, config.rope_parameters
+    if not by_type:
+        rope = RotaryEmbedding.from_spec(config.spec(layer_type, interleaved=interleaved))
+        yield Layers(f"{config.model_type}, all layers", {}, {"": rope}, None)
         return
-    values, known, sections = configs.layers(raw)
-    unrotated = any(one.base == 0 for one in each(values, known, sections)) or None in sections.values()
-    for name in [layer_type] if layer_type is not None else [label or None for label in sections]:
+    unrotated = any(one.base == 0 for one in each(values, facts, by_type)) or None in by_type.values()
+    for name in [layer_type] if layer_type is not None else [label or None for label in by_type]:
         every = "all rotated layers" if unrotated else "all layers"
-        title = f"{values.get('model_type') or 'unknown model type'}, {name or every}"
-        if sections.get(name or "", {}) is None:
+        title = f"{config.model_type or 'unknown model type'}, {name or every}"
+        if by_type.get(name or "", {}) is None:
             yield Layers(f"{title}: not rotated", {}, {}, None)
             continue
-        rope = RotaryEmbedding.from_config(raw, layer_type=name, interleaved=interleaved)
-        section = pick(sections, values, known, name, None)[1]
+        rope = RotaryEmbedding.from_config(config, layer_type=name, interleaved=interleaved)
+        section = pick(by_type, values, facts, name, None)[1]
         yield Layers(title, section, dict(_lengths(rope, values)), _plain(rope, section))
 
 

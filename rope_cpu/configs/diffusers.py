@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from rope_cpu.configs.model_config import ModelConfig, of_all_layers
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
@@ -16,12 +18,12 @@ Config = Mapping[str, Any]
 
 
 def is_transformer(config: Config) -> bool:
-    """Tell whether this is the configuration of a diffusers transformer, of any class."""
+    """Return True if this is the configuration of a diffusers transformer, of any class."""
     return "_diffusers_version" in config or config.get("_class_name") in MODELS or _COGVIDEOX in config
 
 
-def read(config: Config, *, angle_dtype: str = "float64") -> RopeSpec:
-    """Return the rotation of a diffusers transformer's configuration; pairs are interleaved, coordinates as follows.
+def parse(config: Config) -> ModelConfig:
+    """Return what a diffusers transformer's configuration says; pairs are interleaved, coordinates as follows.
 
     - Flux and its kind (Chroma, Bria, LongCat-Image, Ovis-Image, Flux ControlNets): the three columns of `img_ids` and
       `txt_ids`; FLUX.2: the four.
@@ -43,7 +45,9 @@ def read(config: Config, *, angle_dtype: str = "float64") -> RopeSpec:
     name = config.get("_class_name") or ("CogVideoXTransformer3DModel" if _COGVIDEOX in config else None)
     if name not in MODELS:
         raise ValueError(f"`_class_name` is {name!r}, which does not determine a rotation; known are {sorted(MODELS)}")
-    return MODELS[name](without_nulls(config), angle_dtype)
+    values = without_nulls(config)
+    rotation = of_all_layers(partial(MODELS[name], values))
+    return ModelConfig(source=config, model_type=name, values=values, rotation=rotation)
 
 
 _COGVIDEOX = "use_rotary_positional_embeddings"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rope_cpu.configs.model_types import Model
+from rope_cpu.configs.model_types import ModelFacts
 from rope_cpu.validation import scalars
 
 Config = Mapping[str, Any]
@@ -21,14 +21,14 @@ class Layer(NamedTuple):
 
 
 def pick(
-    found: Mapping[str, Config | None], values: Config, known: Model, layer_type: str | None, layer: int | None
+    found: Mapping[str, Config | None], values: Config, facts: ModelFacts, layer_type: str | None, layer: int | None
 ) -> tuple[str | None, Config]:
     """Return the section of the layers asked about, with their type where it plays a part.
 
     found: the sections by layer type. values: the config with its defaults. layer_type, layer: at most one is given;
     neither asks about all layers that are rotated.
     """
-    every = each(values, known, found)
+    every = each(values, facts, found)
     if layer is None:
         unlisted = Layer(layer_type, 0 if found.get(str(layer_type), {}) is None else None)
         chosen = [one for one in every if layer_type in (None, one.type)] or [unlisted]
@@ -49,7 +49,7 @@ def pick(
     return layer_type, section if bases == {None} else {**section, "rope_theta": bases.pop()}
 
 
-def each(values: Config, known: Model, found: Mapping[str, Config | None]) -> list[Layer]:
+def each(values: Config, facts: ModelFacts, found: Mapping[str, Config | None]) -> list[Layer]:
     """Return every layer of a model; none where the config does not say how many there are."""
     lists = [values[key] for key in ("layer_types", "no_rope_layers", "layer_rope_theta") if values.get(key)]
     interval = values.get("no_rope_layer_interval")
@@ -61,7 +61,7 @@ def each(values: Config, known: Model, found: Mapping[str, Config | None]) -> li
     count = len(lists[0]) if said is None else scalars.whole_number(said, values[said], 0)
     types = [*(values.get("layer_types") or ()), *[None] * count][:count]
     bases = _bases(values, count)
-    forced = _dense(values, count) if values.get(str(known.rotated_dense)) == 1 else [False] * count
+    forced = _dense(values, count) if values.get(str(facts.rotated_dense)) == 1 else [False] * count
     return [
         Layer(kind, base if found.get(kind, {}) is not None or exempt else 0)
         for kind, base, exempt in zip(types, bases, forced, strict=True)

@@ -12,30 +12,9 @@ from typing import Any
 # Made by tests/tools/make_model_table.py from transformers' classes, and written by hand from models' own code.
 TABLES = ("models.json", "other_models.json")
 
-_ADDED = "its positions are added to what it reads, and nothing is rotated"
-_RELATIVE = "its positions are relative, and nothing is rotated"
-_STATE = "its layers have a state and no positions, and nothing is rotated"
-_NONE = "its attention layers are not rotated"
-
-# Model types without a rotation, and why.
-UNROTATED: dict[str, str] = {
-    **dict.fromkeys(("gpt2", "gpt_neo", "gpt_bigcode", "openai-gpt", "opt", "biogpt", "xglm", "ctrl"), _ADDED),
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "albert", "electra"), _ADDED),
-    **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100", "blenderbot", "led", "longformer"), _ADDED),
-    **dict.fromkeys(("whisper", "trocr", "clip_text_model", "siglip_text_model"), _ADDED),
-    **dict.fromkeys(
-        ("t5", "mt5", "umt5", "longt5", "switch_transformers", "deberta", "deberta-v2", "mpnet"), _RELATIVE
-    ),
-    **dict.fromkeys(("bloom", "mpt"), "it has attention biases (ALiBi), and nothing is rotated"),
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _STATE),
-    **dict.fromkeys(("nemotron_h", "jamba", "zamba", "kimi_linear", "glm5_next_text"), _NONE),
-    **dict.fromkeys(("inkling_text", "inkling2_text"), _NONE),
-    "clvp_encoder": "its width is a rule of its own, max(projection_dim / (2·heads), 32)",
-}
-
 
 @dataclass(frozen=True)
-class Model:
+class ModelFacts:
     """One row: the facts of a model type, each as its classes or its code have it, none a rule of ours.
 
     interleaved: the pairing of the model's code, or the name of the config key that decides it.
@@ -44,6 +23,7 @@ class Model:
     rope_parameters: the section where a file has none; by layer type where layers differ.
     filled: layer type → what a section of its own is filled up with.
     theta, partial: which old top-level key fills the base and the rotated share of which section ("": the flat one).
+    sections: layer type → the key of a section of its own, beside that of the model.
     scaled: the layer types that an old flat `rope_scaling` applies to.
     types: rope types that mean another one here. assumed, assumed_old: rope type → what its section (of the new form,
         of the old one) holds where it is silent.
@@ -59,6 +39,7 @@ class Model:
     refuse: key → (values, or "*" for any, why): the model has no rotation that could be described.
     null_theta: what a base of null says, where that is not the default base.
     part: the key of the language model's config inside this one, and its model type.
+    attention: what the attention of the model's code has besides the rotation, see `attention.Attention`.
     """
 
     interleaved: bool | str | None = None
@@ -68,6 +49,7 @@ class Model:
     filled: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     theta: Mapping[str, str] = field(default_factory=lambda: {"": "rope_theta"})
     partial: Mapping[str, str] = field(default_factory=lambda: {"": "partial_rotary_factor"})
+    sections: Mapping[str, str] = field(default_factory=dict)
     scaled: tuple[str, ...] = ("",)
     types: Mapping[str, str] = field(default_factory=dict)
     ignored_with_alpha: tuple[str, ...] = ()
@@ -87,6 +69,7 @@ class Model:
     refuse: Mapping[str, Any] = field(default_factory=dict)
     null_theta: str | None = None
     part: tuple[str, str] | None = None
+    attention: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def layered(self) -> bool:
@@ -94,20 +77,32 @@ class Model:
         return any(value is None or isinstance(value, Mapping) for value in (self.rope_parameters or {}).values())
 
 
+def data(name: str) -> Any:
+    """Return what a file of the folder `data` holds."""
+    return json.loads(resources.files("rope_cpu.configs.data").joinpath(name).read_text("utf-8"))
+
+
+def by_type(name: str) -> dict[str, str]:
+    """Return model type → reason, from a file that has the types under each reason."""
+    return {model_type: reason for reason, types in data(name).items() for model_type in types}
+
+
+# Model types without a rotation, and why.
+UNROTATED = by_type("unrotated.json")
+
+
 @cache
 def _rows() -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for name in TABLES:
-        for model_type, row in json.loads(
-            resources.files("rope_cpu.configs.data").joinpath(name).read_text("utf-8")
-        ).items():
+        for model_type, row in data(name).items():
             like = rows.get(row.pop("like", model_type), {})
             rows[model_type] = {**like, **row, "defaults": {**like.get("defaults", {}), **row.get("defaults", {})}}
     return rows
 
 
 @cache
-def model(model_type: str) -> Model | None:
+def facts_of(model_type: str) -> ModelFacts | None:
     """Return what is known of a model type, or None."""
     row = _rows().get(model_type)
     if row is None:
@@ -115,4 +110,4 @@ def model(model_type: str) -> Model | None:
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in row.items() if key != "source"
     }
-    return Model(**fields)
+    return ModelFacts(**fields)

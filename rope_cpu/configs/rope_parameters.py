@@ -5,38 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rope_cpu.configs.model_types import Model
+from rope_cpu.configs.model_types import ModelFacts
 from rope_cpu.frequencies.scaling import DEFAULT_THETA, without_nulls
 from rope_cpu.validation import scalars
 
 Config = Mapping[str, Any]
-Section = dict[str, Any]
+RopeParameters = dict[str, Any]
 
 _LENGTH = "max_position_embeddings"
 
 
-def sections(text: Config, known: Model) -> dict[str, Section | None]:
+def by_layer_type(text: Config, facts: ModelFacts) -> dict[str, RopeParameters | None]:
     """Return the sections by layer type, one for all layers under ""; None: layers of this type are not rotated.
 
     Each holds its base and its rotated share, from where the config or its model type has them.
     """
     key, given = own_section(text)
-    if known.implied is not None and text.get(known.implied[0]) == known.implied[1]:
-        given = {**known.implied[2], **given}
+    own = {label: text[own_key] for label, own_key in facts.sections.items() if text.get(own_key) is not None}
+    for label, parameters in own.items():
+        if not isinstance(parameters, Mapping):
+            raise TypeError(f"`{facts.sections[label]}` is {parameters!r}; it must be an object")
+    if facts.implied is not None and text.get(facts.implied[0]) == facts.implied[1]:
+        given = {**facts.implied[2], **given}
     if any(isinstance(value, Mapping) for value in given.values()):
-        by_layer = {label: value for label, value in given.items() if value is None or isinstance(value, Mapping)}
+        by_layer = {label: value for label, value in given.items() if value is None or isinstance(value, Mapping)} | own
         return {
-            label: None if value is None else _filled(label, _renamed(value, known), text, known)
+            label: None if value is None else _filled(label, _renamed(value, facts), text, facts)
             for label, value in by_layer.items()
         }
-    if known.layered:
-        return _old_layered(key, given, text, known)
-    if not given and known.rope_parameters:
+    if facts.layered:
+        return _old_layered(key, given, own, text, facts)
+    if not given and facts.rope_parameters:
         # A length that the file says counts for the section as well.
-        given = {key: value for key, value in known.rope_parameters.items() if key != _LENGTH or text.get(key) is None}
-        if "" in known.theta and text.get(known.theta[""]) is not None:
-            given["rope_theta"] = text[known.theta[""]]
-    return {"": _filled("", _renamed(given, known), text, known)}
+        given = {key: value for key, value in facts.rope_parameters.items() if key != _LENGTH or text.get(key) is None}
+        if "" in facts.theta and text.get(facts.theta[""]) is not None:
+            given["rope_theta"] = text[facts.theta[""]]
+    return {"": _filled("", _renamed(given, facts), text, facts)}
 
 
 def own_section(text: Config) -> tuple[str, Config]:
@@ -50,24 +54,31 @@ def own_section(text: Config) -> tuple[str, Config]:
     return "rope_parameters", {}
 
 
-def _old_layered(key: str, given: Config, text: Config, known: Model) -> dict[str, Section | None]:
-    """Return the sections of a model whose layer types differ, from an old file: one section or none for all."""
-    if given and not set(known.scaled) & set(known.rope_parameters or ()):
+def _old_layered(
+    key: str, given: Config, own_sections: Mapping[str, Config], text: Config, facts: ModelFacts
+) -> dict[str, RopeParameters | None]:
+    """Return the sections of a model whose layer types differ, from an old file: one section or none for all.
+
+    own_sections: by layer type, where the file has one under a key of its own.
+    """
+    if given and not set(facts.scaled) & set(facts.rope_parameters or ()):
         raise ValueError(f"`{key}` is one section, but this model type has one for each layer type")
-    found: dict[str, Section | None] = {}
-    for label, default in (known.rope_parameters or {}).items():
+    found: dict[str, RopeParameters | None] = {}
+    for label, default in (facts.rope_parameters or {}).items():
         if default is None:
             found[label] = None
             continue
-        own = _renamed(given, known) if label in known.scaled else {}
+        own = _renamed(own_sections.get(label, given if label in facts.scaled else {}), facts)
         section = {**default, **own}
         if "type" in own or "rope_type" in own:
             section["rope_type"] = own.get("rope_type", own.get("type"))
-        for name, keys in (("rope_theta", known.theta), ("partial_rotary_factor", known.partial)):
+        for name, keys in (("rope_theta", facts.theta), ("partial_rotary_factor", facts.partial)):
             value = _of_layer(text.get(keys.get(label, "")), label, text)
-            if value is not None and name not in given:
+            # What is said of these layers alone wins over what is said of the whole model.
+            of_model = label not in own_sections and keys.get(label) != name
+            if value is not None and (name not in own or of_model):
                 section[name] = value
-        found[label] = {**known.assumed_old.get(section.get("rope_type", "default"), {}), **section}
+        found[label] = {**facts.assumed_old.get(section.get("rope_type", "default"), {}), **section}
     return found
 
 
@@ -79,16 +90,16 @@ def _of_layer(value: Any, label: str, text: Config) -> Any:
     return value[layers.index(label)] if label in layers and layers.index(label) < len(value) else None
 
 
-def _filled(label: str, section: Section, text: Config, known: Model) -> Section:
+def _filled(label: str, section: RopeParameters, text: Config, facts: ModelFacts) -> RopeParameters:
     """Return the section with its base, its rotated share and its original length."""
-    theta = text.get(known.theta.get(label, "rope_theta" if not known.theta else ""))
-    default = known.filled.get(label, {}) if label else known.defaults
+    theta = text.get(facts.theta.get(label, "rope_theta" if not facts.theta else ""))
+    default = facts.filled.get(label, {}) if label else facts.defaults
     section.setdefault("rope_theta", theta if theta is not None else default.get("rope_theta", DEFAULT_THETA))
-    if known.theta_ratio is not None:
-        ratio = scalars.real_number(known.theta_ratio, text.get(known.theta_ratio, 1))
+    if facts.theta_ratio is not None:
+        ratio = scalars.real_number(facts.theta_ratio, text.get(facts.theta_ratio, 1))
         section["rope_theta"] = ratio * scalars.real_number("rope_theta", section["rope_theta"])
-    key = known.partial.get(label, "partial_rotary_factor" if label else "")
-    width = text.get(key, known.defaults.get(key)) if key.endswith("_dim") else None
+    key = facts.partial.get(label, "partial_rotary_factor" if label else "")
+    width = text.get(key, facts.defaults.get(key)) if key.endswith("_dim") else None
     if width is not None and "partial_rotary_factor" not in section:
         section["rotary_dim"] = width
     else:
@@ -97,21 +108,21 @@ def _filled(label: str, section: Section, text: Config, known: Model) -> Section
         if partial is not None:
             section.setdefault("partial_rotary_factor", partial)
     kind = str(section.get("rope_type", section.get("type", "default")))
-    section = {**known.assumed.get(kind, {}), **section}
+    section = {**facts.assumed.get(kind, {}), **section}
     if not label and text.get("original_max_position_embeddings") is not None:
         section["original_max_position_embeddings"] = text["original_max_position_embeddings"]
     return section
 
 
-def _renamed(section: Config, known: Model) -> Section:
+def _renamed(section: Config, facts: ModelFacts) -> RopeParameters:
     """Return a section without keys that are empty or have no use, with types as this model type means them."""
     kept = without_nulls(section)
     if kept.get("alpha"):
-        for key in known.ignored_with_alpha:
+        for key in facts.ignored_with_alpha:
             kept.pop(key, None)
     for key in ("rope_type", "type"):
         if key in kept:
-            kept[key] = known.types.get(str(kept[key]), kept[key])
+            kept[key] = facts.types.get(str(kept[key]), kept[key])
     return kept
 
 
@@ -120,19 +131,19 @@ def latent(values: Config) -> bool:
     return "qk_rope_head_dim" in values and bool(values.get("use_mla", True))
 
 
-def head_dim(values: Config, known: Model, label: str | None) -> int:
+def head_dim(values: Config, facts: ModelFacts, label: str | None) -> int:
     """Return the width of a head vector, or of its rotated part where attention is latent (MLA)."""
     if latent(values):
         return scalars.whole_number("qk_rope_head_dim", values["qk_rope_head_dim"], 2)
-    own, default = known.layer_head_dim.get(str(label), ("head_dim", None))
+    own, default = facts.layer_head_dim.get(str(label), ("head_dim", None))
     layer = _layer_config(values, label)
     width = layer.get("head_dim", values.get(own, default if default is not None else values.get("head_dim")))
-    if width is None or known.head_dim_derived:
+    if width is None or facts.head_dim_derived:
         for key in ("hidden_size", "num_attention_heads"):
             if key not in values:
                 raise ValueError(f"`{key}` is missing, and so is `head_dim`, which would follow from it")
         heads = scalars.whole_number("num_attention_heads", values["num_attention_heads"])
-        width = known.head_dim_ratio * scalars.whole_number("hidden_size", values["hidden_size"]) // heads
+        width = facts.head_dim_ratio * scalars.whole_number("hidden_size", values["hidden_size"]) // heads
     return scalars.whole_number("head_dim", width, 2)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from rope_cpu.configs import diffusers, rope_parameters
-from rope_cpu.configs.model_types import Model
+from rope_cpu.configs import rope_parameters, text
+from rope_cpu.configs.model_config import ModelConfig, of_all_layers
+from rope_cpu.configs.model_types import ModelFacts, by_type
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import type_of, without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, on_axes
@@ -18,31 +20,41 @@ from rope_cpu.validation.scalars import Float64, real_number, whole_number, whol
 Builder = Callable[[int, float, str], RopeSpec]
 
 
-def read(config: Mapping[str, Any], *, angle_dtype: str = "float64") -> RopeSpec | None:
-    """Return the rotation of a vision, video or diffusers configuration; None where it is none of these.
+# Model types without a rotation of heads that could be described, and why.
+REFUSED = by_type("refused.json")
 
-    config: of the tower itself (`config["vision_config"]`, see `tower`), or of a diffusers transformer. Two language
-        models are met here as well, because of their several axes: that of Ernie-4.5-VL, whose deal no key of a section
-        describes, is read, alone or in the whole model; that of HunYuan-VL is refused.
+
+def is_vision(config: Mapping[str, Any]) -> bool:
+    """Return True for the configuration of a vision tower, or of Ernie-4.5-VL, whose text has several axes too."""
+    name = model_type(config)
+    return name in TOWERS or name in REFUSED or name in _ERNIE
+
+
+def parse(config: Mapping[str, Any]) -> ModelConfig:
+    """Return what the configuration of a vision tower says.
+
+    config: of the tower itself (`config["vision_config"]`, see `tower`). Two language models are met here as well,
+        because of their several axes: that of Ernie-4.5-VL, whose order of axes no key of a section describes, is
+        read, alone or in the whole model; that of HunYuan-VL is refused.
 
     Positions have the coordinates (row, column), (time, row, column) for video and text. They start at 0, but at 1 for
     Llama-4 (the class token has id 0) and EfficientLoFTR (all heads as one vector); DINOv3, EoMT and Sapiens-2 take
-    patch centres from -1 to 1; for diffusers see `rope_cpu.configs.diffusers`.
+    patch centres from -1 to 1.
 
     Raises ValueError or TypeError where a key is missing or holds what it must not, or the model's form is no rotation.
     Source: the modules of the same names in transformers 5.23.
     """
-    if diffusers.is_transformer(config):
-        return diffusers.read(config, angle_dtype=angle_dtype)
-    name, said = model_type(config), without_nulls(config)
+    name, values = model_type(config), without_nulls(config)
     if name in REFUSED:
         raise ValueError(f"`model_type` is {name!r}: {REFUSED[name]}")
     if name in _ERNIE:
-        return _ernie(said, angle_dtype)
-    found = TOWERS.get(name)
-    if found is None:
-        return None
-    return found.build(found.head_dim(said), _theta(said, found), angle_dtype)
+        values = text.with_defaults(*text.language_model(config))
+        rotation = of_all_layers(partial(_ernie, values))
+    else:
+        found = TOWERS[name]
+        head_dim, theta = found.head_dim(values), _theta(values, found)
+        rotation = of_all_layers(partial(found.build, head_dim, theta))
+    return ModelConfig(source=config, model_type=name, values=values, rotation=rotation)
 
 
 def tower(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +105,7 @@ def _head_dim(config: Mapping[str, Any], width_key: str) -> int:
 
 def _floored_head_dim(config: Mapping[str, Any]) -> int:
     """Return the head_dim of a model with projections of its own width, heads · head_dim, whatever hidden_size is."""
-    return rope_parameters.head_dim(config, Model(), None)
+    return rope_parameters.head_dim(config, ModelFacts(), None)
 
 
 def _first(config: Mapping[str, Any], *keys: str) -> Any:
@@ -170,13 +182,12 @@ _ERNIE = ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")
 
 def _ernie(config: Mapping[str, Any], angle_dtype: str) -> RopeSpec:
     """Give time the slowest pairs, and deal the others out to row and column (the text model of Ernie-4.5-VL)."""
-    text = without_nulls(config.get("text_config", config))
-    section = without_nulls(rope_parameters.own_section(text)[1])
+    section = without_nulls(rope_parameters.own_section(config)[1])
     if type_of(section) != "default":
         raise ValueError(f"`rope_type` is {type_of(section)!r}; Ernie-4.5-VL takes only default")
     shares = whole_numbers("mrope_section", section.get("mrope_section", (22, 22, 20)))
-    head_dim = _floored_head_dim(text)
-    every = axes.base_frequencies(section.get("rope_theta", text.get("rope_theta", 500000.0)), head_dim, angle_dtype)
+    head_dim = _floored_head_dim(config)
+    every = axes.base_frequencies(section.get("rope_theta", config["rope_theta"]), head_dim, angle_dtype)
     if len(shares) != 3 or shares[0] != shares[1] or sum(shares) != every.size:
         raise ValueError(
             f"`mrope_section` is {list(shares)}; it must split {every.size} pairs into three, rows as columns"
@@ -238,16 +249,3 @@ UNNAMED = (
     (_QWEN | {"embed_dim"}, "qwen2_vl_vision"),
     (_QWEN, "qwen2_5_vl_vision"),
 )
-
-_LEARNED = "its position embeddings are learned and added; nothing is rotated"
-
-REFUSED = {
-    **dict.fromkeys(("siglip_vision_model", "siglip2_vision_model", "clip_vision_model"), _LEARNED),
-    **dict.fromkeys(("mllama_vision_model", "intern_vit_6b"), _LEARNED),
-    "vjepa2": "it gives the two members of an adjacent pair angles of different frequencies, which is no rotation",
-    "hunyuan_vl": "its doubled sections give the two members of a pair different axes, which is no rotation",
-    "hunyuan_vl_text": "its doubled sections give the two members of a pair different axes, which is no rotation",
-    "lightglue": "its frequencies are weights; pass them to RotaryEmbedding.from_inv_freq(weight.T, interleaved=True)",
-    "neomme": "its kinds of layers have bases of their own; pass frequencies (2, pairs), even pairs in the first row "
-    "and odd ones in the second, to RotaryEmbedding.from_inv_freq",
-}

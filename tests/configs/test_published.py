@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rope_cpu.configs import reader as config
+from rope_cpu.configs import reader
 
 FACTS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "published_configs.json").read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def check(spec: Any, expected: dict[str, Any]) -> None:
 def test_frequencies_are_those_of_the_models_code(name: str) -> None:
     entry = FACTS[name]
     for layer_type, expected in entry["expected"].items():
-        spec = config.read(entry["config"], layer_type=layer_type or None)
+        spec = reader.read(entry["config"]).spec(layer_type=layer_type or None)
         check(spec, expected)
         if "interleaved" in entry:
             assert spec.interleaved is entry["interleaved"]
@@ -48,7 +48,7 @@ def test_frequencies_are_those_of_the_models_code(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, entry in FACTS.items() if "refused" in entry])
 def test_refused_with_a_reason(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{REFUSED[name]}"):
-        config.read(FACTS[name]["config"])
+        reader.read(FACTS[name]["config"]).spec()
 
 
 # Widths of three axes and the base, as the classes' own code has them.
@@ -66,7 +66,7 @@ THREE_AXES = {
 @pytest.mark.parametrize("name", THREE_AXES)
 def test_axes_of_diffusers_models_stand_side_by_side(name: str) -> None:
     widths, base = THREE_AXES[name]
-    spec = config.read(FACTS[f"diffusers/{name}"]["config"])
+    spec = reader.read(FACTS[f"diffusers/{name}"]["config"]).spec()
     expected, start = np.zeros((3, sum(widths) // 2)), 0
     for row, width in zip(expected, widths, strict=True):
         row[start : start + width // 2] = [base ** (-2 * i / width) for i in range(width // 2)]
@@ -76,7 +76,7 @@ def test_axes_of_diffusers_models_stand_side_by_side(name: str) -> None:
 
 
 def test_the_axes_of_ltx2_take_turns_over_all_heads() -> None:
-    spec = config.read(FACTS["diffusers/ltx2"]["config"])
+    spec = reader.read(FACTS["diffusers/ltx2"]["config"]).spec()
     flat = spec.inv_freq[0].reshape(3, -1)
     expected = np.float32([np.pi / 2 * 1e4 ** (k / 681) for k in range(682)])
     assert not flat[:, :2].any()

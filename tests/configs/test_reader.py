@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.configs import reader as config
-from rope_cpu.configs.model_types import _rows, model
+from rope_cpu.configs import reader
+from rope_cpu.configs.model_types import _rows, facts_of
 
 LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32}
 NANOCHAT: dict[str, Any] = {"model_type": "nanochat", "hidden_size": 512, "num_attention_heads": 4}
@@ -342,6 +342,29 @@ def test_the_other_way_round_at_every_length() -> None:
     assert pickle.loads(pickle.dumps(back)) == back == read(NANOCHAT, scaling) != forth
 
 
+V4: dict[str, Any] = {"model_type": "deepseek_v4", "head_dim": 512, "qk_rope_head_dim": 64}
+YARN = {"rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 65536}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_theta": 1e4, "compress_rope_theta": 160000, "rope_scaling": {**YARN, "rope_theta": 1e4}},
+        {"rope_parameters": {"rope_theta": 1e4}, "compress_rope_parameters": {"rope_theta": 160000.0}},
+        {"rope_parameters": {"main": {"rope_theta": 1e4}}, "compress_rope_parameters": {"rope_theta": 160000.0}},
+        {"rope_theta": 1e4, "compress_rope_theta": 2e4, "compress_rope_parameters": {**YARN, "rope_theta": 160000.0}},
+    ],
+)
+def test_what_is_said_of_some_layers_wins_over_what_is_said_of_the_model(keys: dict[str, Any]) -> None:
+    assert read(V4, keys, layer_type="main").inv_freq[1] == pytest.approx(1e4 ** (-1 / 32), rel=1e-12)
+    assert read(V4, keys, layer_type="compress").inv_freq[1] == pytest.approx(160000 ** (-1 / 32), rel=1e-12)
+
+
+def test_a_section_of_some_layers_is_an_object() -> None:
+    with pytest.raises(TypeError, match="`compress_rope_parameters` is 160000; it must be an object"):
+        read(V4, {"compress_rope_parameters": 160000}, layer_type="main")
+
+
 def test_a_spec_made_of_another_is_read_only_too() -> None:
     spec = read(LLAMA).spec
     for made in (spec, replace(spec, inv_freq=-spec.inv_freq), pickle.loads(pickle.dumps(spec))):
@@ -395,7 +418,7 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
 @pytest.mark.parametrize(("given", "kind", "words"), REFUSALS, ids=[row[2] for row in REFUSALS])
 def test_refusals(given: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
-        config.read(given)
+        reader.read(given).spec()
 
 
 FOUR_HEADS = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
@@ -412,27 +435,29 @@ TWO_TYPES = ["sliding_attention", "full_attention"]
     ids=["counts that nobody needs", "fewer types than layers", "more types than layers"],
 )
 def test_layers_that_are_alike_need_no_count(given: Any, layer_type: str | None) -> None:
-    assert config.read(given, layer_type=layer_type) == config.read(FOUR_HEADS)
+    assert reader.read(given).spec(layer_type=layer_type) == reader.read(FOUR_HEADS).spec()
 
 
 def test_a_type_that_mostly_adds_positions_may_say_that_it_rotates() -> None:
     rotary = {"model_type": "xlm-roberta", "hidden_size": 64, "num_attention_heads": 4}
     with pytest.raises(ValueError, match="'xlm-roberta'"):
-        config.read(rotary, interleaved=False)
-    assert config.read(rotary | {"position_embedding_type": "rotary"}, interleaved=False).head_dim == 16
+        reader.read(rotary).spec(interleaved=False)
+    assert reader.read(rotary | {"position_embedding_type": "rotary"}).spec(interleaved=False).head_dim == 16
 
 
 @pytest.mark.parametrize("interval", [0, "4"])
 def test_an_interval_is_a_whole_number(interval: Any) -> None:
     with pytest.raises(ValueError, match="`no_rope_layer_interval` is"):
-        config.read(FOUR_HEADS | {"model_type": "smollm3", "no_rope_layers": None, "no_rope_layer_interval": interval})
+        reader.read(
+            FOUR_HEADS | {"model_type": "smollm3", "no_rope_layers": None, "no_rope_layer_interval": interval}
+        ).spec()
 
 
 @pytest.mark.parametrize(("text", "words"), [("[]", "holds a list"), ("{", "config.json' is no JSON")])
 def test_what_is_no_object_is_no_config(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=words):
-        config.read(tmp_path)
+        reader.read(tmp_path)
 
 
 def test_saying_the_pairing_makes_no_rotation() -> None:
@@ -442,7 +467,7 @@ def test_saying_the_pairing_makes_no_rotation() -> None:
 
 def test_every_row_of_the_tables_can_be_made() -> None:
     for name in _rows():
-        known = model(name)
+        known = facts_of(name)
         assert known is not None
         assert known.part is not None or known.interleaved is not None or known.refuse, name
 

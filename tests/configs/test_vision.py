@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding, positions
-from rope_cpu.configs import vision
+from rope_cpu.configs import reader, vision
 
 RANDOM = np.random.default_rng(2)
 
@@ -130,14 +130,14 @@ def test_ltx_turns_all_heads_as_one_vector(config, width):
 
 
 def test_ltx2_split_pairs_halves_of_each_head():
-    split = vision.read({**LTX2, "rope_type": "split"})
+    split = reader.read({**LTX2, "rope_type": "split"}).spec()
     assert not split.interleaved
-    assert np.array_equal(split.inv_freq, vision.read(LTX2).inv_freq)
+    assert np.array_equal(split.inv_freq, reader.read(LTX2).spec().inv_freq)
 
 
 def pairs_of(config):
     """Return {pair: (axis, frequency)} of a tower, each pair on exactly one axis."""
-    matrix = vision.read(config).inv_freq[0, :, 0]
+    matrix = reader.read(config).spec().inv_freq[0, :, 0]
     assert (np.count_nonzero(matrix, axis=0) == 1).all()
     return [(int(np.argmax(column != 0)), float(column.sum())) for column in matrix.T]
 
@@ -172,13 +172,13 @@ def test_pixtral_alternates_over_the_whole_head():
 
 
 def test_gemma4_rotates_each_half_in_itself():
-    spec = vision.read(tower("gemma4_vision"))
+    spec = reader.read(tower("gemma4_vision")).spec()
     assert spec.blocks == (8, 8)
     assert spec.inv_freq[0, 1, 0].tolist() == pytest.approx([0, 0, 0, 0, *(100 ** (-2 * i / 8) for i in range(4))])
 
 
 def test_minimax_leaves_what_three_axes_cannot_share():
-    spec = vision.read(tower("minimax_m3_vl_vision"))
+    spec = reader.read(tower("minimax_m3_vl_vision")).spec()
     assert (spec.axes, spec.head_dim, spec.rotary_dim) == (3, 16, 12)
 
 
@@ -221,7 +221,7 @@ def test_a_vision_part_is_never_taken_for_its_language_model(part, head_dim):
     ],
 )
 def test_other_configurations_are_left_to_others(config):
-    assert vision.read(config) is None
+    assert not vision.is_vision(config)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_other_configurations_are_left_to_others(config):
 )
 def test_refusals(config, message):
     with pytest.raises((ValueError, TypeError), match=re.escape(message)):
-        vision.read(config)
+        reader.read(config).spec()
 
 
 @pytest.mark.parametrize(
@@ -277,22 +277,24 @@ def test_refusals(config, message):
     ],
 )
 def test_null_says_nothing(config, key):
-    assert vision.read({**config, key: None}) == vision.read({k: v for k, v in config.items() if k != key})
+    assert (
+        reader.read({**config, key: None}).spec() == reader.read({k: v for k, v in config.items() if k != key}).spec()
+    )
 
 
 def test_what_kind_a_configuration_is_goes_by_its_keys():
     part = {"hidden_size": 1024, "num_heads": 16, "deepstack_visual_indexes": [5], "patch_size": None}
     for null in ({}, {"model_type": "qwen3_vl"}):
         assert vision.model_type({**part, **null}) == vision.model_type({**part, **null, "patch_size": 14})
-        assert vision.read({**part, **null}) == vision.read({**part, **null, "patch_size": 14})
+        assert vision.is_vision({**part, **null}) == vision.is_vision({**part, **null, "patch_size": 14})
     with pytest.raises(ValueError, match="is None: this CogVideoX adds sinusoidal embeddings"):
-        vision.read({**COGVIDEOX, "use_rotary_positional_embeddings": None})
+        reader.read({**COGVIDEOX, "use_rotary_positional_embeddings": None}).spec()
     with pytest.raises(ValueError, match="`_class_name` is None, which does not determine a rotation"):
-        vision.read({"_diffusers_version": None, "attention_head_dim": 64})
+        reader.read({"_diffusers_version": None, "attention_head_dim": 64}).spec()
 
 
 def test_heads_of_projections_of_their_own_width_are_floored():
     """As in the code of these two models, whose projections are heads · (hidden_size // heads) wide."""
-    assert vision.read(tower("llama4_vision_model", hidden_size=65)).head_dim == 16
+    assert reader.read(tower("llama4_vision_model", hidden_size=65)).spec().head_dim == 16
     ernie = {"hidden_size": 257, "num_attention_heads": 2, "rope_parameters": {"mrope_section": [22, 22, 20]}}
-    assert vision.read({"model_type": "ernie4_5_vl_moe_text", **ernie}).head_dim == 128
+    assert reader.read({"model_type": "ernie4_5_vl_moe_text", **ernie}).spec().head_dim == 128

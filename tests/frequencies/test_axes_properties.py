@@ -7,7 +7,7 @@ import oracle
 import pytest
 
 from rope_cpu import RotaryEmbedding, positions
-from rope_cpu.configs import vision
+from rope_cpu.configs import reader
 from rope_cpu.frequencies import axes, generators, spec
 
 RANDOM = np.random.default_rng(12)
@@ -36,10 +36,10 @@ SPECS = {
     "mixed": spec.from_inv_freq(RANDOM.normal(size=(2, 32))),
     "mixed, by head": spec.from_inv_freq(RANDOM.normal(size=(2, 3, 16)), interleaved=True),
     "generators": generators.solve(commuting(3, 24))[0],
-    "Gemma-4 vision": vision.read({"model_type": "gemma4_vision", "head_dim": 64}),
-    "LTX": vision.read(
+    "Gemma-4 vision": reader.read({"model_type": "gemma4_vision", "head_dim": 64}).spec(),
+    "LTX": reader.read(
         {"_class_name": "LTXVideoTransformer3DModel", "num_attention_heads": 3, "attention_head_dim": 64}
-    ),
+    ).spec(),
 }
 
 

@@ -1,0 +1,90 @@
+"""What a config file says of its model, parsed once: `from_config`, the commands and the exports all read this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rope_cpu.configs.attention import Attention
+from rope_cpu.configs.model_types import ModelFacts
+from rope_cpu.configs.rope_parameters import RopeParameters, latent
+from rope_cpu.frequencies.spec import RopeSpec
+from rope_cpu.validation import scalars
+
+HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads")
+KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """One model, as its config file describes it.
+
+    source: the file's object, as it was read.
+    model_type: of the part that rotates, such as the language model of a multimodal file; None where none is named.
+    values: that part's keys under standard names, with its model type's defaults where the file is silent.
+    rope_parameters: by layer type, one for all layers under ""; None: layers of this type are not rotated. Empty for
+        image and video models, which have one rotation for all layers.
+    rotation: from this config, a layer type, a layer, a pairing and an angle_dtype to the spec; see `spec`.
+    facts: what is known of the model type. is_known: whether anything is.
+    """
+
+    source: Mapping[str, Any]
+    model_type: str | None
+    values: Mapping[str, Any]
+    rotation: Callable[[ModelConfig, str | None, int | None, bool | None, str], RopeSpec] = field(repr=False)
+    rope_parameters: Mapping[str, RopeParameters | None] = field(default_factory=dict)
+    facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
+    is_known: bool = True
+
+    def spec(
+        self,
+        layer_type: str | None = None,
+        layer: int | None = None,
+        interleaved: bool | None = None,
+        angle_dtype: str = "float64",
+    ) -> RopeSpec:
+        """Return the rotation of some layers; the arguments are `RotaryEmbedding.from_config`'s."""
+        if interleaved is not None:
+            interleaved = scalars.boolean("interleaved", interleaved)
+        if layer_type is not None and not isinstance(layer_type, str):
+            raise TypeError(f"`layer_type` is {layer_type!r}; it must be a string")
+        return self.rotation(self, layer_type, layer, interleaved, angle_dtype)
+
+    @property
+    def heads(self) -> int | None:
+        """Number of query heads, None where neither the file nor its model type says how many."""
+        return self._number(HEADS_KEYS)
+
+    @property
+    def kv_heads(self) -> int | None:
+        """Number of key heads; latent attention rotates one key, which all heads share."""
+        return 1 if latent(self.values) else self._number(KV_HEADS_KEYS) or self.heads
+
+    @property
+    def attention(self) -> Attention:
+        """What the model's attention has besides the rotation."""
+        return Attention.of(self.values, self.facts.attention)
+
+    def _number(self, keys: tuple[str, ...]) -> int | None:
+        """Return what the first of these keys says that is there."""
+        return next((scalars.whole_number(key, self.values[key]) for key in keys if key in self.values), None)
+
+
+def of_all_layers(
+    build: Callable[[str], RopeSpec],
+) -> Callable[[ModelConfig, str | None, int | None, bool | None, str], RopeSpec]:
+    """Return the `rotation` of a model that has one for all layers; build: from an angle_dtype to it."""
+
+    def rotation(
+        config: ModelConfig, layer_type: str | None, layer: int | None, interleaved: bool | None, angle_dtype: str
+    ) -> RopeSpec:
+        spec = build(angle_dtype)
+        for name, given in (("layer_type", layer_type), ("layer", layer)):
+            if given is not None:
+                raise ValueError(f"`{name}` is {given!r}, but this config has one rotation for all layers")
+        if interleaved not in (None, spec.interleaved):
+            raise ValueError(f"`interleaved` is {interleaved}, but this config's model has {spec.interleaved}")
+        return spec
+
+    return rotation
