@@ -21,7 +21,6 @@ from rope_cpu.cli.common import (
     writing,
 )
 from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.configs.rope_parameters import latent
 from rope_cpu.export import files
 from rope_cpu.export.attention_options import LAYOUTS as ATTENTION_LAYOUTS
 from rope_cpu.export.attention_options import MASKS
@@ -30,6 +29,8 @@ from rope_cpu.export.layouts import LAYOUTS
 from rope_cpu.export.options import POSITIONS
 from rope_cpu.export.targets import TARGETS
 
+# What a file for an unknown model type takes for granted.
+ASSUMED = "q and k are not normed, no attention sinks, chunks or latent attention, scores scaled by head_dim^-½"
 DTYPES = tuple(str(dtype) for dtype in TARGETS["primitive"].dtypes)
 
 
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     more.add_argument("--mask", choices=MASKS, help="the kind of mask that is an input (default: none)")
     more.add_argument("--window", type=int, metavar="N", help="attend to N keys at most, its own included; 0: to all")
     more.add_argument("--softcap", type=float, metavar="C", help="cap scores: C·tanh(score/C); 0: not at all")
+    more.add_argument("--normed", action="store_true", help="q, k (and v) come normed, where the model norms them")
     more.add_argument("--scale", type=float, metavar="S", help="of the scores (default: head_dim^-½)")
 
 
@@ -107,27 +109,44 @@ def _model(args: argparse.Namespace, config: ModelConfig, rope: RotaryEmbedding)
         raise UsageError("--inverse and --attention are both given; attention rotates forward")
     if args.layout not in ATTENTION_LAYOUTS:
         raise UsageError(f"--layout is {args.layout}; with --attention it is one of {', '.join(ATTENTION_LAYOUTS)}")
-    _hear(config, rope, given)
-    for name in ("window", "softcap"):
-        if given.get(name) == 0:
-            del given[name]
-    return export.export_attention(rope, **chosen, **given)
+    check_attention_settings(config, rope, given, args.normed)
+    if not config.is_known:
+        print(f"model type {config.model_type!r} is not known; assumed: {ASSUMED}")
+    settings = {name: value for name, value in given.items() if value != 0 or name == "scale"}
+    return export.export_attention(rope, **chosen, **settings)
 
 
-def _hear(config: ModelConfig, rope: RotaryEmbedding, given: dict[str, Any]) -> None:
-    """Refuse to pass over what a config says about its attention: layers may differ, so the user has to say it."""
-    text = values = config.values
-    if latent(values) or ("kv_lora_rank" in values and values.get("use_mla", True)):
-        raise UsageError("the config has latent attention (kv_lora_rank), of which only a part of each head is rotated")
-    scalar = text.get("query_pre_attn_scalar")
-    said = {
-        "sliding_window": ("window", text.get("sliding_window") if text.get("use_sliding_window", True) else None),
-        "attn_logit_softcapping": ("softcap", text.get("attn_logit_softcapping")),
-        "attention_multiplier": ("scale", text.get("attention_multiplier")),
-        "query_pre_attn_scalar": ("scale", None if not scalar else scalar**-0.5),
+def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: dict[str, Any], normed: bool) -> None:
+    """Raise UsageError where the file would leave out what the model's attention has.
+
+    Layers of a model may differ in their window, so the user has to say it. given: options by name; normed: --normed.
+    """
+    has, values = config.attention, config.values
+    refused = {
+        "latent attention (kv_lora_rank), of which only a part of each head is rotated": has.latent,
+        "attention sinks": has.sinks,
+        "norms of q and k after the rotation": has.qk_norm == "after",
+        f"chunks of {has.chunk} tokens (attention_chunk_size)": has.chunk,
+        f"queries scaled by their position ({has.query_scale})": has.query_scale,
+        f"an attention of its own: {has.other}": has.other,
     }
-    for key, (option, value) in said.items():
-        default = option == "scale" and value == rope.head_dim**-0.5
-        if value is not None and not default and option not in given:
+    for what, there in refused.items():
+        if there:
+            raise UsageError(f"the config has {what}: --attention cannot write it (model type {config.model_type})")
+    if (has.qk_norm or has.v_norm) and not normed:
+        which = "q, k and v" if has.v_norm else "q and k"
+        raise UsageError(
+            f"model type {config.model_type} norms {which} before the rotation; give --normed, and feed them normed"
+        )
+    default = has.scale is None or has.scale == rope.head_dim**-0.5
+    scale_key = next((key for key in ("attention_multiplier", "query_pre_attn_scalar") if values.get(key)), None)
+    said = {
+        "window": ("sliding_window", has.window),
+        "softcap": ("attn_logit_softcapping", has.softcap),
+        "scale": (scale_key, None if default else has.scale),
+    }
+    for option, (key, value) in said.items():
+        if value is not None and option not in given:
             none = "" if option == "scale" else f", or --{option} 0 for layers without"
-            raise UsageError(f"the config has {key} {text[key]}; give --{option} {value:.6g}{none}")
+            source = f"the config has {key} {values[key]}" if key else f"model type {config.model_type} has its own"
+            raise UsageError(f"{source}; give --{option} {value:.6g}{none}")

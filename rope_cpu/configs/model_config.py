@@ -64,7 +64,7 @@ class ModelConfig:
     @property
     def attention(self) -> Attention:
         """What the model's attention has besides the rotation."""
-        return Attention.of(self.values, self.facts.attention)
+        return Attention.of(self.model_type, self.values)
 
     def _number(self, keys: tuple[str, ...]) -> int | None:
         """Return what the first of these keys says that is there."""

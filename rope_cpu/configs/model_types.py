@@ -39,7 +39,6 @@ class ModelFacts:
     refuse: key → (values, or "*" for any, why): the model has no rotation that could be described.
     null_theta: what a base of null says, where that is not the default base.
     part: the key of the language model's config inside this one, and its model type.
-    attention: what the attention of the model's code has besides the rotation, see `attention.Attention`.
     """
 
     interleaved: bool | str | None = None
@@ -69,7 +68,6 @@ class ModelFacts:
     refuse: Mapping[str, Any] = field(default_factory=dict)
     null_theta: str | None = None
     part: tuple[str, str] | None = None
-    attention: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def layered(self) -> bool:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 
 import onnx
 import pytest
@@ -134,6 +135,50 @@ def test_latent_attention_is_refused_where_it_is_meant(export_to):
         export_to("--attention", config={**CONFIG, "kv_lora_rank": 16})
     for said in ({"use_mla": False}, {"use_mla": False, "kv_lora_rank": None}):
         assert export_to("--attention", config=deepseek | said)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"model_type": "gpt_oss"}, "the config has attention sinks: --attention cannot write it (model type gpt_oss)"),
+        ({"model_type": "llama4_text"}, "norms of q and k after the rotation"),
+        ({"model_type": "llama4_text", "use_qk_norm": False, "attention_chunk_size": 8192}, "chunks of 8192 tokens"),
+        ({"model_type": "hunyuan_v1_dense"}, "norms of q and k after the rotation"),
+        ({"model_type": "diffllama"}, "an attention of its own: it subtracts one attention from another"),
+        ({"rope_parameters": {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}}, "queries scaled by their position"),
+    ],
+)
+def test_what_the_file_would_leave_out_is_refused_by_name(export_to, said, text):
+    config = {**CONFIG, "rope_scaling": None, **said}
+    for more in ((), ("--normed",)):
+        with pytest.raises(UsageError, match=re.escape(text)):
+            export_to("--attention", *more, config=config)
+    assert export_to(config=config)[0] == 0  # the rotation alone leaves nothing out
+
+
+@pytest.mark.parametrize(
+    ("said", "which"),
+    [
+        ({"model_type": "qwen3"}, "q and k"),
+        ({"model_type": "cohere", "use_qk_norm": True}, "q and k"),
+        ({"model_type": "gemma3n_text", "layer_types": ["full_attention"]}, "q, k and v"),
+    ],
+)
+def test_norms_before_the_rotation_must_be_asked_for(export_to, said, which):
+    config = {**CONFIG, "rope_scaling": None, **said}
+    layers = ("--layer-type", "full_attention") if "layer_types" in said else ()
+    with pytest.raises(UsageError, match=f"norms {which} before the rotation; give --normed, and feed them normed"):
+        export_to("--attention", *layers, config=config)
+    if layers:
+        with pytest.raises(UsageError, match="model type gemma3n_text has its own; give --scale 1"):
+            export_to("--attention", "--normed", *layers, config=config)
+        layers = (*layers, "--scale", "1")
+    assert export_to("--attention", "--normed", *layers, config=config)[0] == 0
+
+
+def test_a_file_for_an_unknown_model_type_says_what_it_assumed(export_to, capsys):
+    assert export_to("--attention", "--half", config=CONFIG | {"model_type": "somebody's own"})[0] == 0
+    assert 'model type "somebody\'s own" is not known; assumed: q and k are not normed' in capsys.readouterr().out
 
 
 def test_a_length_is_asked_for(export_to):

@@ -1,0 +1,61 @@
+"""What is recorded of models' attention against the source of transformers' attention classes."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from rope_cpu.configs.attention import FACTS  # noqa: E402
+from rope_cpu.configs.model_types import facts_of  # noqa: E402
+
+pytestmark = pytest.mark.peers
+
+MODELS = Path(transformers.__file__).parent / "models"
+NORM = re.compile(
+    r"self\.(?:q_norm|query_norm|qk_norm|q_layernorm|query_layernorm)\b\(|self\.(?:q_norm|qk_norm)\(\n",
+)
+
+
+def attention_classes():
+    """Return model type → (source of the class, source of its forward), of text attention that rotates."""
+    found = {}
+    for path in sorted(MODELS.glob("*/modeling_*.py")):
+        source, folder = path.read_text(), path.parent.name
+        for node in ast.parse(source).body:
+            text = ast.get_source_segment(source, node) if isinstance(node, ast.ClassDef) else ""
+            if "Attention" not in getattr(node, "name", "") or not re.search(r"apply_\w*rotary", text):
+                continue
+            methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+            annotations = [ast.unparse(a.annotation) for a in methods["__init__"].args.args if a.annotation]
+            name = next((a.strip("'\"") for a in annotations if re.fullmatch(r"['\"]?\w+Config['\"]?", a)), None)
+            if name is None or "forward" not in methods:
+                continue
+            module = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
+            model_type = getattr(getattr(module, name, None), "model_type", "")
+            if facts_of(model_type) is not None and facts_of(model_type).part is None:
+                found[model_type] = text, ast.get_source_segment(source, methods["forward"])
+    return found
+
+
+CLASSES = attention_classes()
+
+
+def test_enough_classes_are_found():
+    assert len(CLASSES) > 60
+
+
+@pytest.mark.parametrize("model_type", sorted(CLASSES))
+def test_facts_of_attention(model_type):
+    text, forward = CLASSES[model_type]
+    norm, rotation = NORM.search(forward), re.search(r"apply_\w*rotary\w*\(", forward)
+    when = None if norm is None else "before" if norm.start() < rotation.start() else "after"
+    recorded = next((w for w in ("before", "after") if model_type in FACTS[f"qk_norm_{w}_rotation"]), None)
+    assert recorded == when
+    assert (model_type in FACTS["sinks"]) == bool(re.search(r"self\.\w*sinks?\b", text))
+    ones = re.findall(r"self\.scaling = 1\.0$", text, flags=re.M)
+    assert (FACTS["scale"].get(model_type) == 1.0) == bool(ones)
