@@ -13,10 +13,10 @@ except ImportError as error:
         f'rope_cpu.export needs onnx and onnxruntime, and {error.name!r} is missing: pip install "rope-cpu[onnx]"'
     ) from error
 
-from rope_cpu.export.attention import export_attention
-from rope_cpu.export.files import save
-from rope_cpu.export.report import Report
-from rope_cpu.export.rope import export_rope
-from rope_cpu.export.validate import validate
+from .attention import export_attention
+from .files import save
+from .rope import export_rope
+from .validation.report import Report
+from .validation.validate import validate
 
 __all__ = ["Report", "export_attention", "export_rope", "save", "validate"]

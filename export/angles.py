@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu import angles as kernels
-from rope_cpu.export.graph import Graph
-from rope_cpu.export.targets import FLOAT32, FLOAT64
+from rope_cpu import RotaryEmbedding
+from rope_cpu.angles import Angles as AnglesOfSpec
 
-if TYPE_CHECKING:
-    from rope_cpu import RotaryEmbedding
+from .graph import FLOAT32, FLOAT64, Graph
 
 # Rows of a table that are computed at a time: the float64 values on the way stay small.
 TABLE_ROWS = 8192
@@ -24,7 +22,7 @@ class Angles:
     """Cos and sin in a graph, attention factor included.
 
     Looked up: cos and sin are (table, pairs), ids (batch, seq) or (batch, seq, axes) says which row a token takes, and
-    owner, with several axes, which of its coordinates each pair goes by.
+    pair_axis, with several axes, which of its coordinates each pair goes by.
     Of the tokens themselves: ids is None and cos and sin are (batch or 1, seq, pairs), or (…, heads, pairs).
     """
 
@@ -33,21 +31,12 @@ class Angles:
     pairs: int
     heads: int = 1
     ids: str | None = None
-    owner: NDArray[np.int64] | None = None
-
-
-def owners(inv_freq: NDArray[np.float64]) -> NDArray[np.int64] | None:
-    """Return the axis that each pair turns by, or None where some turn by several; inv_freq: (axes, heads, pairs)."""
-    turning = inv_freq[:, 0, :] != 0
-    if inv_freq.shape[1] > 1 or (turning.sum(axis=0) > 1).any():
-        return None
-    owner: NDArray[np.int64] = turning.argmax(axis=0).astype(np.int64)
-    return owner
+    pair_axis: tuple[int, ...] | None = None
 
 
 def tables(rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return cos and sin of positions 0 … rows − 1 on every axis, (rows, pairs), each rounded once to `dtype`."""
-    angles, mode, pairs = kernels.Angles.of(rope.spec), "inverse" if inverse else "rotate", rope.rotary_dim // 2
+    angles, mode, pairs = AnglesOfSpec.of(rope.spec), "inverse" if inverse else "rotate", rope.rotary_dim // 2
     cos, sin = np.empty((rows, pairs), dtype), np.empty((rows, pairs), dtype)
     for start in range(0, rows, TABLE_ROWS):
         part = slice(start, start + TABLE_ROWS)
@@ -69,7 +58,7 @@ def computed(graph: Graph, rope: RotaryEmbedding, ids: str, inverse: bool, dtype
     _, axes, heads, pairs = spec.inv_freq.shape
     single = spec.angle_dtype == "float32"
     real = FLOAT32 if single else FLOAT64
-    omega = graph.table("inv_freq", spec.inv_freq[0].reshape(axes, heads * pairs).astype(real))
+    omega = graph.initializer("inv_freq", spec.inv_freq[0].reshape(axes, heads * pairs).astype(real))
     with graph.scope("angles"):
         position = graph.cast(ids, real, "position")
         if axes == 1:
@@ -125,20 +114,20 @@ def of_tokens(graph: Graph, angles: Angles) -> Angles:
         length = graph.size(angles.cos, 0, "table_length")
         negative = graph.node("Less", [angles.ids, graph.ints(0)], "is_negative")
         ids = graph.node("Where", [negative, length, angles.ids], "row")
-        if angles.owner is None:
+        if angles.pair_axis is None:
             cos, sin = (graph.node("Gather", [table, ids], name, axis=0) for table, name in _both(angles))
         else:
-            cos, sin = (_by_axis(graph, table, ids, angles.owner, name) for table, name in _both(angles))
-    return replace(angles, cos=cos, sin=sin, ids=None, owner=None)
+            cos, sin = (_by_axis(graph, table, ids, angles.pair_axis, name) for table, name in _both(angles))
+    return replace(angles, cos=cos, sin=sin, ids=None, pair_axis=None)
 
 
-def _by_axis(graph: Graph, table: str, ids: str, owner: NDArray[np.int64], name: str) -> str:
-    """Look a token up by each of its coordinates, and take from each look-up the pairs that turn by it."""
+def _by_axis(graph: Graph, table: str, ids: str, pair_axis: tuple[int, ...], name: str) -> str:
+    """Look a token up by each of its coordinates, and take from each look-up the pairs that rotate with it."""
     found = ""
-    for axis in np.unique(owner).tolist():
+    for axis in sorted(set(pair_axis)):
         row = graph.node("Gather", [ids, graph.scalar(axis, np.int64)], f"{name}/row_of_axis_{axis}", axis=-1)
         value = graph.node("Gather", [table, row], f"{name}/by_axis_{axis}", axis=0)
-        mine = graph.table(f"pairs_of_axis_{axis}", owner == axis)
+        mine = graph.initializer(f"pairs_of_axis_{axis}", np.array(pair_axis) == axis)
         found = graph.node("Where", [mine, value, found], f"{name}/to_axis_{axis}") if found else value
     return found
 

@@ -21,13 +21,14 @@ from rope_cpu.cli.common import (
     writing,
 )
 from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.export import files
-from rope_cpu.export.attention_options import LAYOUTS as ATTENTION_LAYOUTS
-from rope_cpu.export.attention_options import MASKS
-from rope_cpu.export.attention_options import POSITIONS as ATTENTION_POSITIONS
-from rope_cpu.export.layouts import LAYOUTS
-from rope_cpu.export.options import POSITIONS
-from rope_cpu.export.targets import TARGETS
+
+from . import files
+from .attention_options import LAYOUTS as ATTENTION_LAYOUTS
+from .attention_options import MASKS
+from .attention_options import POSITIONS as ATTENTION_POSITIONS
+from .layouts import LAYOUTS
+from .options import POSITIONS
+from .targets import TARGETS
 
 # What a file for an unknown model type takes for granted.
 ASSUMED = "q and k are not normed, no attention sinks, chunks or latent attention, scores scaled by head_dim^-½"

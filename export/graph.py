@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import DTypeLike, NDArray
 from onnx import helper
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+FLOAT32 = np.dtype(np.float32)
+FLOAT64 = np.dtype(np.float64)
+HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 DOMAIN = "rope_cpu"
 ORT_DOMAIN = "com.microsoft"
@@ -25,6 +27,11 @@ def onnx_type(dtype: DTypeLike) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
+def compute_dtype_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that a rotation of `dtype` is computed in."""
+    return FLOAT64 if dtype == FLOAT64 else FLOAT32
+
+
 class Graph:
     """An ONNX graph under construction. Values are named by strings; a scope prefixes the names made inside it."""
 
@@ -32,8 +39,8 @@ class Graph:
         self.nodes: list[onnx.NodeProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
-        self.value_info: list[onnx.ValueInfoProto] = []
-        self.tables: dict[str, NDArray[Any]] = {}
+        self.infos: list[onnx.ValueInfoProto] = []
+        self.initializers: dict[str, NDArray[Any]] = {}
         self._prefix = ""
 
     @contextmanager
@@ -64,9 +71,9 @@ class Graph:
 
     def node(self, op: str, inputs: Sequence[str], name: str, *, domain: str = "", **attributes: Any) -> str:
         """Add a node with one output, named after it; return that name."""
-        return self.split(op, inputs, name, [""], domain=domain, **attributes)[0]
+        return self.several(op, inputs, name, [""], domain=domain, **attributes)[0]
 
-    def split(
+    def several(
         self, op: str, inputs: Sequence[str], name: str, outputs: Sequence[str], *, domain: str = "", **attributes: Any
     ) -> list[str]:
         """Add a node with several outputs, the node's name followed by `outputs`; return their names."""
@@ -75,27 +82,27 @@ class Graph:
         self.nodes.append(helper.make_node(op, list(inputs), made, name=base, domain=domain, **attributes))
         return made
 
-    def table(self, name: str, array: NDArray[Any]) -> str:
+    def initializer(self, name: str, array: NDArray[Any]) -> str:
         """Add an initializer; return its name."""
-        self.tables[name] = array
+        self.initializers[name] = array
         return name
 
     def ints(self, *values: int) -> str:
         """Return an int64 vector; equal ones are one initializer."""
         name = "vector_" + "_".join(str(value).replace("-", "minus") for value in values)
-        return self.table(name, np.array(values, np.int64))
+        return self.initializer(name, np.array(values, np.int64))
 
     def scalar(self, value: float, dtype: DTypeLike) -> str:
         """Return a scalar; equal ones are one initializer."""
-        return self.table(f"scalar_{np.dtype(dtype)}_{value!r}", np.array(value, dtype))
+        return self.initializer(f"scalar_{np.dtype(dtype)}_{value!r}", np.array(value, dtype))
 
     def cast(self, value: str, dtype: DTypeLike, name: str) -> str:
         """Return `value` in another dtype."""
         return self.node("Cast", [value], name, to=onnx_type(dtype))
 
-    def describe(self, value: str, dtype: DTypeLike, shape: Shape) -> None:
+    def value_info(self, value: str, dtype: DTypeLike, shape: Shape) -> None:
         """Say what type and shape a value has, where shape inference cannot know: outputs of onnxruntime's own ops."""
-        self.value_info.append(helper.make_tensor_value_info(value, onnx_type(dtype), shape))
+        self.infos.append(helper.make_tensor_value_info(value, onnx_type(dtype), shape))
 
     def size(self, value: str, axis: int, name: str) -> str:
         """Return one entry of a value's shape, an int64 vector of length 1."""
@@ -114,9 +121,7 @@ class Graph:
         """Put the model together; nodes and initializers that no output needs are left out."""
         self._prune()
         self._apart()
-        graph = helper.make_graph(
-            self.nodes, name, self.inputs, self.outputs, doc_string=doc, value_info=self.value_info
-        )
+        graph = helper.make_graph(self.nodes, name, self.inputs, self.outputs, doc_string=doc, value_info=self.infos)
         imports = [helper.make_opsetid("", opset)]
         imports += [helper.make_opsetid(domain, 1) for domain in self._domains()]
         model = helper.make_model(graph, opset_imports=imports, functions=list(functions), producer_name=DOMAIN)
@@ -125,7 +130,7 @@ class Graph:
         helper.set_model_props(model, metadata or {})
         # Tables can be large, and protobuf copies what is put into a message: they go in last, one by one.
         read = {value for node in self.nodes for value in node.input}
-        for key, array in self.tables.items():
+        for key, array in self.initializers.items():
             if key in read:
                 tensor = model.graph.initializer.add(name=key, data_type=onnx_type(array.dtype), dims=array.shape)
                 tensor.raw_data = array.tobytes()
@@ -139,10 +144,10 @@ class Graph:
                 kept.append(node)
         self.nodes = kept[::-1]
         made = {name for node in self.nodes for name in node.output}
-        self.value_info = [value for value in self.value_info if value.name in made]
+        self.infos = [value for value in self.infos if value.name in made]
 
     def _apart(self) -> None:
-        made = [*self.tables, *(name for node in self.nodes for name in node.output)]
+        made = [*self.initializers, *(name for node in self.nodes for name in node.output)]
         names = [value.name for value in self.inputs]
         for at, name in enumerate(names):
             if name in made or name in names[:at]:
@@ -154,7 +159,7 @@ class Graph:
         """Put the nodes together as a model-local function in a domain of ours; the tables become constants."""
         constants = [
             helper.make_node("Constant", [], [key], name=key, value=onnx.numpy_helper.from_array(array, key))
-            for key, array in self.tables.items()
+            for key, array in self.initializers.items()
         ]
         imports = [helper.make_opsetid("", opset)]
         return helper.make_function(
@@ -163,3 +168,29 @@ class Graph:
 
     def _domains(self) -> list[str]:
         return sorted({node.domain for node in self.nodes} - {""})
+
+
+def relayout(graph: Graph, x: str, source: str, target: str, heads: int, width: int) -> str:
+    """Change the axis order, by way of (batch, seq, heads, width)."""
+    if source == target:
+        return x
+    if source == "bsd":
+        x = graph.node("Reshape", [x, graph.ints(0, 0, heads, width)], "by_head")
+    elif source == "bhsd":
+        x = graph.node("Transpose", [x], "to_bshd", perm=(0, 2, 1, 3))
+    if target == "bsd":
+        return graph.node("Reshape", [x, graph.ints(0, 0, heads * width)], "merged_heads")
+    return graph.node("Transpose", [x], "to_bhsd", perm=(0, 2, 1, 3)) if target == "bhsd" else x
+
+
+def rms_norm(graph: Graph, x: str, name: str, weight: NDArray[Any], epsilon: float) -> str:
+    """Divide the last axis by the root of its mean square, and multiply by `weight`.
+
+    Of elementary ops, ReduceSum among them: it reads alike in every opset, and runs in every dtype.
+    """
+    square = graph.node("Mul", [x, x], "norm/square")
+    total = graph.node("ReduceSum", [square, graph.ints(-1)], "norm/sum", keepdims=1)
+    mean = graph.node("Mul", [total, graph.scalar(1 / weight.size, weight.dtype)], "norm/mean")
+    shifted = graph.node("Add", [mean, graph.scalar(epsilon, weight.dtype)], "norm/with_epsilon")
+    unit = graph.node("Div", [x, graph.node("Sqrt", [shifted], "norm/root")], "norm/unit")
+    return graph.node("Mul", [unit, graph.initializer(f"{name}_norm", np.asarray(weight))], "norm")

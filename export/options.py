@@ -1,4 +1,4 @@
-"""What was asked of an export: checked once, written into the file's metadata, read back by `validate`."""
+"""What was asked of export_rope: validated, written into the file's metadata, read back by `validate`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import onnx
 from numpy.typing import DTypeLike
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.export.angles import owners
-from rope_cpu.export.layouts import LAYOUTS
-from rope_cpu.export.targets import FLOAT32, FLOAT64, TARGETS, dtype_of, known_dtype, opset_of, target_of
 from rope_cpu.validation.scalars import boolean, one_of, whole_number
+
+from .graph import FLOAT32, FLOAT64
+from .layouts import LAYOUTS
+from .targets import TARGETS
 
 POSITIONS = ("position_ids", "offset", "none")
 POSITION_DTYPES = (np.dtype(np.int64), FLOAT32, FLOAT64)
@@ -24,57 +25,39 @@ METADATA_KEY = "rope_cpu.export"
 
 @dataclass(frozen=True, kw_only=True)
 class RopeOptions:
-    """The arguments of `export_rope` in plain types; see there."""
+    """The arguments of `export_rope`, validated and in plain types (dtypes are names); see there.
+
+    heads: of each input, see `heads_of`.
+    """
 
     target: str
-    dtype: str
+    dtype: Any
     layout: str
     inputs: tuple[str, ...]
     heads: tuple[int | None, ...]
     positions: str
-    position_dtype: str
+    position_dtype: Any
     max_positions: int | None
     table_inputs: bool
     inverse: bool
-    opset: int
+    opset: Any
 
-    @classmethod
-    def checked(
-        cls,
-        rope: RotaryEmbedding,
-        *,
-        target: str,
-        dtype: DTypeLike,
-        layout: str,
-        inputs: Sequence[str],
-        num_heads: int | None,
-        num_kv_heads: int | None,
-        positions: str,
-        position_dtype: DTypeLike,
-        max_positions: int | None,
-        table_inputs: bool,
-        inverse: bool,
-        opset: int | None,
-    ) -> RopeOptions:
-        """Check the arguments of `export_rope`; raise what they and the rotary do not allow."""
-        is_rotary(rope)
-        wanted, names = target_of(target), _names(inputs)
-        options = cls(
-            target=wanted.name,
-            dtype=str(dtype_of(dtype, wanted)),
-            layout=one_of("layout", layout, tuple(LAYOUTS)),
-            inputs=names,
-            heads=_heads(names, num_heads, num_kv_heads),
-            positions=one_of("positions", positions, POSITIONS),
-            position_dtype=str(known_dtype("position_dtype", position_dtype, POSITION_DTYPES)),
-            max_positions=None if max_positions is None else whole_number("max_positions", max_positions),
-            table_inputs=boolean("table_inputs", table_inputs),
-            inverse=boolean("inverse", inverse),
-            opset=opset_of(opset, wanted),
-        )
-        options._fit_together()
-        options._fit(rope)
-        return options
+    def __post_init__(self) -> None:
+        one_of("target", self.target, tuple(TARGETS))
+        plain = {
+            "dtype": self._dtype(),
+            "layout": one_of("layout", self.layout, tuple(LAYOUTS)),
+            "inputs": tuple(self.inputs),
+            "positions": one_of("positions", self.positions, POSITIONS),
+            "position_dtype": str(_known_dtype("position_dtype", self.position_dtype, POSITION_DTYPES)),
+            "max_positions": None if self.max_positions is None else whole_number("max_positions", self.max_positions),
+            "table_inputs": boolean("table_inputs", self.table_inputs),
+            "inverse": boolean("inverse", self.inverse),
+            "opset": self._opset(),
+        }
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
+        self._fit_together()
 
     @property
     def tables(self) -> bool:
@@ -85,6 +68,24 @@ class RopeOptions:
     def token_tables(self) -> bool:
         """Whether cos and sin of the tokens themselves are inputs."""
         return self.table_inputs and self.positions == "none"
+
+    def _dtype(self) -> str:
+        target = TARGETS[self.target]
+        wanted = _known_dtype("dtype", self.dtype, TARGETS["primitive"].dtypes)
+        if wanted not in target.dtypes:
+            able = " or ".join(repr(name) for name, other in TARGETS.items() if wanted in other.dtypes)
+            raise ValueError(f"`dtype` is {wanted}, which {target.op} has no kernel for; target {able} can express it")
+        return str(wanted)
+
+    def _opset(self) -> int:
+        """Return the opset to write, the target's own where none is given."""
+        target = TARGETS[self.target]
+        if self.opset is None:
+            return target.default_opset
+        wanted, (first, last) = whole_number("opset", self.opset), target.opsets
+        if not first <= wanted <= last:
+            raise ValueError(f"`opset` is {wanted}; target {target.name!r} is written in opsets {first} to {last}")
+        return wanted
 
     def _fit_together(self) -> None:
         if self.table_inputs and self.max_positions is not None:
@@ -103,7 +104,8 @@ class RopeOptions:
         if self.layout == "bsd" and None in self.heads:
             raise ValueError("`num_heads` is None; layout bsd (batch, seq, heads·head_dim) needs it")
 
-    def _fit(self, rope: RotaryEmbedding) -> None:
+    def check_rope(self, rope: RotaryEmbedding) -> None:
+        """Raise where these options or their target cannot express a rotation."""
         has_one_length(rope)
         spec, target = rope.spec, TARGETS[self.target]
         _, axes, heads, _ = spec.inv_freq.shape
@@ -122,7 +124,7 @@ class RopeOptions:
         for name, count in zip(("num_heads", "num_kv_heads"), self.heads, strict=False):
             if heads > 1 and (count is None or count % heads):
                 raise ValueError(f"`{name}` is {count}; frequencies of {heads} heads need a multiple of them")
-        if self.tables and owners(spec.inv_freq[0]) is None:
+        if self.tables and (spec.pair_axis is None or heads > 1):
             raise ValueError(
                 "tables cannot hold a rotation whose pairs turn by several axes or by head; without `max_positions` "
                 "and `table_inputs` angles are computed in the graph"
@@ -137,13 +139,18 @@ def read(model: onnx.ModelProto) -> dict[str, Any]:
     """Return what a model says about its own export; raise where it says nothing."""
     for entry in model.metadata_props:
         if entry.key == METADATA_KEY:
-            found = json.loads(entry.value)
-            return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+            found: dict[str, Any] = json.loads(entry.value)
+            return with_tuples(found)
     raise ValueError(f"`model` has no metadata {METADATA_KEY!r}; it must come from this package's export")
 
 
+def with_tuples(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what JSON holds with tuples for its lists."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+
+
 def has_one_length(rope: RotaryEmbedding) -> None:
-    """Raise where a rotary is not the same for all that a graph will be given."""
+    """Raise where a rotation is not the same for all that a graph will be given."""
     spec = rope.spec
     if spec.needs_length:
         raise ValueError(
@@ -155,27 +162,35 @@ def has_one_length(rope: RotaryEmbedding) -> None:
         )
 
 
-def is_rotary(rope: object) -> None:
-    """Raise unless `rope` is a rotary."""
+def is_rotary_embedding(rope: object) -> None:
+    """Raise unless `rope` is a rotary embedding."""
     if not isinstance(rope, RotaryEmbedding):
         raise TypeError(f"`rope` is a {type(rope).__name__}; it must be a RotaryEmbedding")
 
 
-def _names(inputs: object) -> tuple[str, ...]:
+def heads_of(inputs: object, num_heads: object, num_kv_heads: object) -> tuple[int | None, ...]:
+    """Return the heads of each input, None where any will do; raise unless inputs are names."""
     if isinstance(inputs, str) or not isinstance(inputs, list | tuple):
         raise TypeError(f"`inputs` is {inputs!r}; it must be a sequence of names")
     if not inputs or len(set(inputs)) < len(inputs) or not all(isinstance(n, str) and n.isidentifier() for n in inputs):
         raise ValueError(f"`inputs` is {inputs!r}; it must hold different identifiers, at least one")
-    return tuple(inputs)
-
-
-def _heads(inputs: tuple[str, ...], first: object, others: object) -> tuple[int | None, ...]:
-    many = None if first is None else whole_number("num_heads", first)
-    if others is None:
+    many = None if num_heads is None else whole_number("num_heads", num_heads)
+    if num_kv_heads is None:
         return (many,) * len(inputs)
-    few = whole_number("num_kv_heads", others)
+    few = whole_number("num_kv_heads", num_kv_heads)
     if many is None:
         raise ValueError(f"`num_kv_heads` is {few}, but `num_heads` is None; give both or neither")
     if len(inputs) == 1:
         raise ValueError(f"`num_kv_heads` is {few}, but `inputs` is {inputs!r}: there is no second one")
     return many, *(few for _ in inputs[1:])
+
+
+def _known_dtype(name: str, value: DTypeLike, known: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """Return `value` as a dtype; raise unless it is one of the known ones."""
+    try:  # NumPy takes None for float64
+        wanted = None if value is None else np.dtype(value)
+    except TypeError:
+        wanted = None
+    if wanted is None or wanted not in known:
+        raise TypeError(f"`{name}` is {wanted or repr(value)}; it must be one of {', '.join(map(str, known))}")
+    return wanted

@@ -1,23 +1,22 @@
-"""export_rope: a rotary as an ONNX model that rotates its inputs."""
+"""export_rope: a rotation as an ONNX model that rotates its inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import DTypeLike
 
-from rope_cpu.export.describe import described, entries
-from rope_cpu.export.graph import Graph
-from rope_cpu.export.layouts import LAYOUTS
-from rope_cpu.export.options import RopeOptions
-from rope_cpu.export.positions import rotator_of, sizes_of
-from rope_cpu.export.rotate import Rotator
+from rope_cpu import RotaryEmbedding
 
-if TYPE_CHECKING:
-    from rope_cpu import RotaryEmbedding
+from .graph import Graph
+from .layouts import LAYOUTS
+from .metadata import described, entries
+from .options import RopeOptions, heads_of, is_rotary_embedding
+from .positions import inputs_of, rotator_of, sizes_of
+from .targets.base import Rotator
 
 
 def export_rope(
@@ -55,7 +54,7 @@ def export_rope(
         |angle|·2^-53·A·(|x_a| + |x_b|) to the error: in float64 most of it.
     table_inputs: cos_cache and sin_cache (table, pairs), of any length, are inputs, float32 (float64 for float64); with
         positions "none" they are those of the tokens, (batch or 1, seq, pairs), thd (tokens, pairs). Not together with
-        max_positions or inverse. Tables of either kind need pairs that turn with one axis each.
+        max_positions or inverse. Tables of either kind need pairs that rotate with one axis each.
     inverse: undo the rotation: the angle −θ and the factor 1/A.
     opset: of the model; None: the lowest that the target can be written in.
     metadata: further entries for the file, strings to strings; names that it says things of itself by are refused.
@@ -65,14 +64,13 @@ def export_rope(
 
     Source: https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html and onnxruntime's docs/ContribOperators.md
     """
-    options = RopeOptions.checked(
-        rope,
+    is_rotary_embedding(rope)
+    options = RopeOptions(
         target=target,
         dtype=dtype,
         layout=layout,
-        inputs=inputs,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
+        inputs=inputs,  # type: ignore[arg-type]  # a tuple once it is checked
+        heads=heads_of(inputs, num_heads, num_kv_heads),
         positions=positions,
         position_dtype=position_dtype,
         max_positions=max_positions,
@@ -80,6 +78,7 @@ def export_rope(
         inverse=inverse,
         opset=opset,
     )
+    options.check_rope(rope)
     return _model(rope, options, entries(rope, options.metadata(), metadata, tables=options.tables))
 
 
@@ -91,11 +90,13 @@ def _model(rope: RotaryEmbedding, options: RopeOptions, metadata: dict[str, str]
     }
     for name, shape in shapes.items():
         graph.input(name, dtype, shape)
+    for declared in inputs_of(rope, options):
+        graph.input(*declared)
     rotator = rotator_of(graph, rope, options, sizes_of(graph, options.inputs[0], options.layout))
     for (name, shape), heads in zip(shapes.items(), options.heads, strict=True):
         with graph.scope(name):
-            turned = rotated(graph, rotator, name, heads, dtype)
-        graph.output(turned, f"{name}_rot", dtype, shape)
+            result = rotated(graph, rotator, name, heads, dtype)
+        graph.output(result, f"{name}_rot", dtype, shape)
     return graph.model(
         "rotary_embedding",
         opset=options.opset,
@@ -112,8 +113,8 @@ def shape_of(layout: str, name: str, heads: int | None, head_dim: int) -> list[s
 
 
 def rotated(graph: Graph, rotator: Rotator, x: str, heads: int | None, dtype: np.dtype[Any]) -> str:
-    """Rotate one tensor, through the core's dtype."""
-    if dtype == rotator.core:
+    """Rotate one tensor, through the compute dtype."""
+    if dtype == rotator.compute_dtype:
         return rotator.rotate(x, heads)
-    wide = graph.cast(x, rotator.core, f"to_{rotator.core}")
+    wide = graph.cast(x, rotator.compute_dtype, f"to_{rotator.compute_dtype}")
     return graph.cast(rotator.rotate(wide, heads), dtype, f"to_{dtype}")

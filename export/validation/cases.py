@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu.export.options import RopeOptions
+from ..options import RopeOptions
 
 Array = NDArray[Any]
 

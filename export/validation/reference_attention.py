@@ -8,18 +8,16 @@ being independent of each other. A result may lie `DEVIATIONS` of their roots fr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu import tolerance
-from rope_cpu.export import reference
-from rope_cpu.export.attention_options import AttentionOptions
-from rope_cpu.export.targets import FLOAT64, core_of
+from rope_cpu import RotaryEmbedding, reference, tolerance
 
-if TYPE_CHECKING:
-    from rope_cpu import RotaryEmbedding
+from ..attention_options import AttentionOptions
+from ..graph import FLOAT64, compute_dtype_of
+from .rope import angle_rounding
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
@@ -47,7 +45,7 @@ def product(a: Float64, b: Float64, more: int = 0) -> Known:
     return result, (a.shape[-1] + more) * (result**2 + a**2 @ b**2)
 
 
-def _turned(ready: Ready) -> Known:
+def _summed(ready: Ready) -> Known:
     """Return what is known of q or k where it is summed: the one rounding of an angle lies anywhere in its bound."""
     exact, variance, angles = ready
     return exact, variance + angles**2 / 3
@@ -69,7 +67,8 @@ class Reference:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of inputs, outputs and cache."""
-        return np.dtype(self.options.rope.dtype)
+        dtype: np.dtype[Any] = np.dtype(self.options.rope.dtype)
+        return dtype
 
     @property
     def unit(self) -> float:
@@ -82,7 +81,7 @@ class Reference:
         Each with its bound instead of a variance.
         """
         q, k, v = (self._ready(name) for name in "qkv")
-        result, varies = self._attended(_turned(q), self._as_cached(k, "k"), self._as_cached(v, "v"))
+        result, varies = self._attended(_summed(q), self._as_cached(k, "k"), self._as_cached(v, "v"))
         due = {"attention": (result, DEVIATIONS * np.sqrt(varies) + tolerance.half_ulp(result, self.dtype))}
         for name, (exact, varies, _) in (("k", k), ("v", v)) if self.options.past else ():
             bound = DEVIATIONS * np.sqrt(varies)
@@ -91,12 +90,12 @@ class Reference:
         return due
 
     def _is_rounded(self, name: str) -> bool:
-        """Tell whether keys or values are rounded to the cache's dtype, rather than computed or given in it."""
-        return self.dtype != core_of(self.dtype) and (name == "k" or "hidden" in self.drawn)
+        """Return True if keys or values are rounded to the cache's dtype, rather than computed or given in it."""
+        return self.dtype != compute_dtype_of(self.dtype) and (name == "k" or "hidden" in self.drawn)
 
     def _as_cached(self, ready: Ready, name: str) -> Known:
         """Return the keys or values that are attended to, rounded as the cache is."""
-        exact, variance = _turned(ready)
+        exact, variance = _summed(ready)
         return exact, variance + self._is_rounded(name) * tolerance.half_ulp(exact, self.dtype) ** 2 / 3
 
     def _ready(self, name: str) -> Ready:
@@ -114,10 +113,19 @@ class Reference:
             x, variance = self._normed(name, x, variance)
         angles = np.zeros_like(x)
         if name != "v":
-            core, computed = core_of(self.dtype), not options.rope.tables
-            x, bound, angles = reference.rotated(self.rope, x, ids, core, inverse=False, computed=computed)
-            variance = reference.carried(self.rope, variance) + ((bound + angles) / DEVIATIONS) ** 2
+            exact, bound = reference.rotation(self.rope.spec, x, ids, dtype=compute_dtype_of(self.dtype))
+            angles = angles if options.rope.tables else angle_rounding(self.rope, x, ids)
+            x, bound = exact.high, bound + tolerance.half_ulp(exact.high, np.float64)
+            variance = self._rotated(variance) + ((bound + angles) / DEVIATIONS) ** 2
         return x.transpose(0, 2, 1, 3), variance.transpose(0, 2, 1, 3), angles.transpose(0, 2, 1, 3)
+
+    def _rotated(self, variance: Float64) -> Float64:
+        """Return what a rotation makes of variances (…, head_dim): each element's, and its pair's."""
+        first, second = self.rope.spec.pair_elements()
+        both = self.rope.attention_factor**2 * (variance[..., first] + variance[..., second])
+        variance = variance.copy()
+        variance[..., first] = variance[..., second] = both
+        return variance
 
     def _projected(self, name: str, x: Float64, variance: Float64) -> Known:
         weight = self.tables[f"{name}_weight"].astype(np.float64)

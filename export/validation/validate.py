@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from rope_cpu.export.attention_options import AttentionOptions
-from rope_cpu.export.check_attention import AttentionCheck
-from rope_cpu.export.check_rope import RopeCheck
-from rope_cpu.export.options import METADATA_KEY, RopeOptions, has_one_length, is_rotary, read
-from rope_cpu.export.report import Outcome, Report
-from rope_cpu.export.validation import session as runtime
+from rope_cpu import RotaryEmbedding
 from rope_cpu.validation.scalars import whole_number
 
-if TYPE_CHECKING:
-    from rope_cpu import RotaryEmbedding
-
+from ..attention_options import AttentionOptions
+from ..options import METADATA_KEY, RopeOptions, has_one_length, is_rotary_embedding, read
+from .attention import AttentionCheck
+from .report import Outcome, Report
+from .rope import RopeCheck
+from .session import open_session
 
 # What a model may hold, and how its options are read.
 KINDS: dict[Any, Callable[..., RopeOptions | AttentionOptions]] = {
@@ -48,7 +46,7 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
     """
     if not isinstance(model, onnx.ModelProto | str | os.PathLike):
         raise TypeError(f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto or a path")
-    is_rotary(rope)
+    is_rotary_embedding(rope)
     whole_number("seed", seed, 0)
     has_one_length(rope)
     loaded = model if isinstance(model, onnx.ModelProto) else _loaded(os.fspath(model))
@@ -59,7 +57,7 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
     problem = static_problem(model if isinstance(model, onnx.ModelProto) else os.fspath(model), loaded)
     static = Outcome("checker, shape inference", seed, (), problem=problem)
     try:
-        opened = runtime.open_session(model)
+        opened = open_session(model)
     except Exception as error:  # onnxruntime's errors share no class of their own
         unloaded = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {str(error).splitlines()[0][-200:]}")
         return Report(title, (static, unloaded), lambda outcome: {})
@@ -91,7 +89,7 @@ def _options(said: dict[str, Any]) -> RopeOptions | AttentionOptions:
         raise ValueError(f"`model` holds {kind!r}; it must be one of {', '.join(KINDS)}")
     try:
         return KINDS[kind](**said)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"`model` has metadata {METADATA_KEY!r} that another version wrote: {error}") from None
 
 

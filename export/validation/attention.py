@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from rope_cpu.export.attention_options import AttentionOptions
-from rope_cpu.export.cases import COMPUTED_LIMIT
-from rope_cpu.export.check_rope import from_layout, to_layout
-from rope_cpu.export.reference_attention import Reference
-from rope_cpu.export.report import Outcome, distance
-from rope_cpu.export.validation import session as runtime
+from rope_cpu import RotaryEmbedding
+from rope_cpu.reference import Exact
+from rope_cpu.tolerance import compare
 
-if TYPE_CHECKING:
-    from rope_cpu import RotaryEmbedding
+from ..attention_options import AttentionOptions
+from ..targets import TARGETS
+from .cases import COMPUTED_LIMIT
+from .reference_attention import Reference
+from .report import Outcome
+from .rope import from_layout, to_layout
+from .session import run
 
 Array = NDArray[Any]
 
@@ -71,8 +73,7 @@ class AttentionCheck:
         # Without a causal mask a token attends to later ones, which no earlier step has.
         several = options.past and options.causal
         chosen = [case for case in chosen if sum(case.steps) <= self.limit and (several or len(case.steps) == 1)]
-        if options.rope.target == "ort":
-            # GroupQueryAttention refuses several new tokens on a past for more than one sequence.
+        if not TARGETS[options.rope.target].takes_chunks:
             chosen = [case for case in chosen if case.batch == 1 or max(case.steps[1:], default=1) == 1]
         return chosen
 
@@ -98,7 +99,7 @@ class AttentionCheck:
             if value.shape != exact.shape or value.dtype != self.dtype:
                 problem = f"gave {name} {value.dtype} {value.shape} where {self.dtype} {exact.shape} is due"
                 return Outcome(**about, problem=problem)
-            off, allowed = distance(value, exact, bound)
+            off, allowed = compare(Exact(exact, np.zeros_like(exact)).error(value), bound)
             worst, ratio = max(worst, off), max(ratio, allowed)
         return Outcome(**about, error=worst, ratio=ratio)
 
@@ -168,7 +169,7 @@ class AttentionCheck:
                 self._result_shape(case.batch, count),
                 *((case.batch, options.kv_heads, done, w) for w in (width, values)),
             ]
-            made = runtime.run(self.session, feeds, shapes[: 3 if options.past else 1])
+            made = run(self.session, feeds, shapes[: 3 if options.past else 1])
             results.append(self._result(made[0], case.batch, count))
             if options.past:
                 cache = dict(zip(cache, made[1:], strict=True))

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from rope_cpu.export import angles as angle_ops
-from rope_cpu.export import reference
-from rope_cpu.export.cases import COMPUTED_LIMIT, Case, cases_of, values
-from rope_cpu.export.layouts import LAYOUTS, back
-from rope_cpu.export.options import RopeOptions
-from rope_cpu.export.report import Outcome, distance
-from rope_cpu.export.targets import core_of
-from rope_cpu.export.validation import session as runtime
+from rope_cpu import RotaryEmbedding, reference
+from rope_cpu.tolerance import compare
 
-if TYPE_CHECKING:
-    from rope_cpu import RotaryEmbedding
+from .. import angles as angle_ops
+from ..graph import compute_dtype_of
+from ..layouts import LAYOUTS, back
+from ..options import RopeOptions
+from .cases import COMPUTED_LIMIT, Case, cases_of, values
+from .report import Outcome
+from .session import BFLOAT16, run
 
 Array = NDArray[Any]
 
@@ -35,8 +34,8 @@ class RopeCheck:
     def __init__(self, opened: onnxruntime.InferenceSession, rope: RotaryEmbedding, options: RopeOptions) -> None:
         """Hold what a case needs."""
         self.session, self.rope, self.options = opened, rope, options
-        self.dtype = runtime.BFLOAT16 if options.dtype == "bfloat16" else np.dtype(options.dtype)
-        self.core = core_of(self.dtype)
+        self.dtype = BFLOAT16 if options.dtype == "bfloat16" else np.dtype(options.dtype)
+        self.compute_dtype = compute_dtype_of(self.dtype)
         fed = FED_ROWS if options.table_inputs else COMPUTED_LIMIT
         self.limit = options.max_positions or fed
         unit = rope.spec.inv_freq.shape[2]
@@ -54,7 +53,7 @@ class RopeCheck:
             results = self._run(feeds, tensors)
             for (name, x), result in zip(tensors.items(), results, strict=True):
                 exact, bound = self._exact(x, ids)
-                found |= {f"{name}_rot": result, f"{name}_exact": exact, f"{name}_bound": bound}
+                found |= {f"{name}_rot": result, f"{name}_exact": exact.high, f"{name}_bound": bound}
         return found
 
     def outcome(self, case: Case, seed: int) -> Outcome:
@@ -83,18 +82,18 @@ class RopeCheck:
                 return Outcome(**about, problem=f"gave {result.dtype} {result.shape} for {x.dtype} {x.shape}")
             exact, bound = self._exact(x, ids)
             kernels = self.rope.rotate(x, ids, inverse=self.options.inverse).astype(np.float64)
-            off, allowed = distance(result, exact, bound)
-            gap, twice = distance(result, kernels, 2 * bound)
+            off, allowed = compare(exact.error(result), bound)
+            gap, twice = compare(reference.Exact(kernels, np.zeros_like(kernels)).error(result), 2 * bound)
             error, ratio, against = max(error, off), max(ratio, allowed), max(against, gap)
             if ratio <= 1 < twice:
                 return Outcome(**about, error=error, ratio=ratio, against_numpy=against, problem="differs from NumPy")
         return Outcome(**about, error=error, ratio=ratio, against_numpy=against)
 
-    def _exact(self, x: Array, ids: Array) -> tuple[Array, Array]:
-        computed = not self.options.tables
-        inverse = self.options.inverse
-        exact, bound, by_angles = reference.rotated(self.rope, x, ids, x.dtype, inverse=inverse, computed=computed)
-        return exact, bound + by_angles
+    def _exact(self, x: Array, ids: Array) -> tuple[reference.Exact, Array]:
+        exact, bound = reference.rotation(self.rope.spec, x, ids, inverse=self.options.inverse)
+        if self.options.tables:
+            return exact, bound
+        return exact, bound + angle_rounding(self.rope, x, ids, self.options.inverse)
 
     def _draw(self, case: Case, seed: int) -> tuple[dict[str, Array], Array, dict[str, Array]]:
         """Return feeds, the ids that the tokens have, and the tensors as (batch, seq, heads, head_dim)."""
@@ -127,20 +126,37 @@ class RopeCheck:
         if not self.options.table_inputs:
             return {}
         if not self.options.token_tables:
-            cos, sin = angle_ops.tables(self.rope, FED_ROWS, False, self.core)
+            cos, sin = angle_ops.tables(self.rope, FED_ROWS, False, self.compute_dtype)
         else:
-            cos, sin = self.rope.cos_sin(ids, self.core)
+            cos, sin = self.rope.cos_sin(ids, self.compute_dtype)
             if self.options.layout == "thd":
                 cos, sin = cos.reshape(-1, cos.shape[-1]), sin.reshape(-1, sin.shape[-1])
         return {"cos_cache": cos, "sin_cache": sin}
 
     def _run(self, feeds: dict[str, Array], tensors: dict[str, Array]) -> list[Array]:
         shapes = [feeds[name].shape for name in tensors]
-        results = runtime.run(self.session, feeds, shapes)
+        results = run(self.session, feeds, shapes)
         return [
             from_layout(result, self.options.layout, x.shape)
             for result, x in zip(results, tensors.values(), strict=True)
         ]
+
+
+def angle_rounding(rope: RotaryEmbedding, x: Array, ids: Array, inverse: bool = False) -> Array:
+    """Return how far angles that a graph computes in float64, and so rounds, may move the rotation of x.
+
+    An angle over n axes rounds n products and n − 1 sums of them, each by 2^-53 of Σ|p·ω| at most; an element moves by
+    that times A·(|x_a| + |x_b|). x: (batch, seq, heads, head_dim). ids: (batch, seq), with several axes (…, axes).
+    """
+    spec, inv_freq = rope.spec, rope.spec.inv_freq[0]
+    position = ids.reshape(*ids.shape[:2], rope.axes, 1, 1)
+    size = np.abs(position * inv_freq).sum(axis=2) * np.maximum((inv_freq != 0).sum(axis=0), 1)
+    size = np.repeat(size, x.shape[2] // size.shape[2], axis=2) if size.shape[2] > 1 else size
+    factor = 1 / rope.attention_factor if inverse else rope.attention_factor
+    (first, second), wide = spec.pair_elements(), np.abs(x.astype(np.float64))
+    moved = np.zeros(x.shape)
+    moved[..., first] = moved[..., second] = size * 2.0**-53 * factor * (wide[..., first] + wide[..., second])
+    return moved
 
 
 def to_layout(x: Array, layout: str) -> Array:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from rope_cpu import __version__
-from rope_cpu.export.rotate import pairing
-
-if TYPE_CHECKING:
-    from rope_cpu import RotaryEmbedding
+from rope_cpu import RotaryEmbedding, __version__
 
 TOLERANCE = "|result - exact| <= 1/2 ulp(exact) + 3 u A (|x_a| + |x_b|), u = 2^-53 for float64, else 2^-24"
-# What is added where angles are computed in the graph, in float64; terms: axes that a pair turns by.
+# What is added where angles are computed in the graph, in float64; terms: axes that a pair rotates with.
 ROUNDED = " + terms sum(|position inv_freq|) 2^-53 A (|x_a| + |x_b|)"
 
 
+def pairing(rope: RotaryEmbedding) -> str:
+    """Return in words which elements form a pair."""
+    kind = "(2i, 2i+1), interleaved" if rope.interleaved else "(i, i+n), half-split"
+    where = f" within each of the blocks {list(rope.blocks)}" if len(rope.blocks) > 1 else ""
+    return f"{kind}{where}, over the first {rope.rotary_dim} of {rope.head_dim} elements"
+
+
 def described(rope: RotaryEmbedding) -> str:
-    """Say in words what a rotation is."""
+    """Return in words what a rotation is."""
     return (
-        f"Rotary position embedding, rope type {rope.rope_type}: pair i turns by position · inv_freq[i], its length "
+        f"Rotary position embedding, rope type {rope.rope_type}: pair i rotates by position · inv_freq[i], its length "
         f"times {rope.attention_factor:.6g}. Pairs: {pairing(rope)}."
     )
 

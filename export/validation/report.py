@@ -42,14 +42,6 @@ class Outcome:
         return f"{about} error {self.error:.2e}, {self.ratio:4.2f} of allowed{numpy}: {verdict}"
 
 
-def distance(found: NDArray[Any], exact: NDArray[Any], bound: NDArray[Any]) -> tuple[float, float]:
-    """Return the largest |found − exact|, and the largest ratio of it to `bound`: infinite where one is no number."""
-    off = np.nan_to_num(np.abs(found.astype(np.float64) - exact), nan=np.inf)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(off == 0, 0.0, np.nan_to_num(off / bound, nan=np.inf))
-    return float(off.max(initial=0.0)), float(ratio.max(initial=0.0))
-
-
 @dataclass(frozen=True)
 class Report:
     """The result of `validate`: passed, max_abs_error, the outcome of each case, and the worst of them."""
