@@ -16,14 +16,15 @@ from functools import partial
 from pathlib import Path
 
 import rope_cpu
-from rope_cpu.bench import environment, latency, models, plot, report
-from rope_cpu.bench.cases import catalog, select
-from rope_cpu.bench.compare import Finding, compare, confirm, same_machine
-from rope_cpu.bench.contender import Case
-from rope_cpu.bench.measure import Result, measure
-from rope_cpu.bench.results import Run, load, save
 from rope_cpu.cli.common import UsageError, check_file, check_picture, writing
 from rope_cpu.kernels.threads import allowed
+
+from . import environment, latency, models, plot, report
+from .compare import Finding, compare, confirm, same_machine
+from .measurement.case import Case
+from .measurement.measure import Result, measure
+from .results import Run, load, save
+from .suites.catalog import catalog, select
 
 # What counts as slower where --fail-slower does not say.
 _THRESHOLD = 0.1

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
-from rope_cpu.bench.measure import Result, Row
-from rope_cpu.bench.results import Run
-from rope_cpu.bench.statistics import Change, change, lesser, relative
+from .measurement.measure import Result, Row
+from .measurement.statistics import Change, change, lesser, relative
+from .results import Run
 
 # Seconds before each new attempt at what looks slower.
 _ATTEMPTS = (0.0, 2.0, 5.0, 10.0, 20.0, 40.0)
@@ -32,14 +32,14 @@ def compare(new: Run, old: Run) -> list[Finding]:
 
 
 def same_machine(new: Run, old: Run) -> bool:
-    """Tell whether two runs are of the same kind of machine, in use alike."""
+    """Return True if two runs are of the same kind of machine, in use alike."""
     return all(new.environment[fact] == old.environment[fact] for fact in ("processor", "cores", "threads"))
 
 
 def compare_case(new: Result, old: Result, here: bool = True) -> list[Finding]:
     """Return how each row of ours in one case changed; here: both were measured on the same machine.
 
-    A machine is not as fast today as it was then; so a row must have changed in seconds and in times of its yardsticks,
+    A machine is not as fast today as it was then; so a row must have changed in seconds and in times of its baselines,
     which were measured in the same rounds: the limit (without one, the first peer), what cores do in their first caches
     (two processors of a virtual machine may share one core for a minute), the same as the limit from one array to
     another where results go elsewhere, and what new memory costs where the row returns such. On another machine only
@@ -51,19 +51,19 @@ def compare_case(new: Result, old: Result, here: bool = True) -> list[Finding]:
             continue
         seconds = change(row.samples, olds[row.name].samples)
         others = [
-            relative(seconds, change(yard.samples, old_yard.samples))
-            for yard, old_yard in zip(_yardsticks(new, row), _yardsticks(old, row), strict=False)
-            if yard.role == old_yard.role
+            relative(seconds, change(baseline.samples, old_baseline.samples))
+            for baseline, old_baseline in zip(_baselines(new, row), _baselines(old, row), strict=False)
+            if baseline.role == old_baseline.role
         ]
         changed = reduce(lesser, others, seconds) if here or not others else others[0]
         found.append(Finding(new.name, row.name, changed))
     return found
 
 
-def _yardsticks(case: Result, row: Row) -> list[Row]:
+def _baselines(case: Result, row: Row) -> list[Row]:
     # The limit on the most threads, even where one is faster: what slows threads down slows it as well.
-    yards = [*case.timed("limit")[::-1], *case.timed("peer")][:1]
-    return yards + case.timed("core", "copy") + (case.timed("memory") if row.new else [])
+    baselines = [*case.timed("limit")[::-1], *case.timed("peer")][:1]
+    return baselines + case.timed("core", "copy") + (case.timed("memory") if row.new else [])
 
 
 def confirm(

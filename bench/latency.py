@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 import rope_cpu
-from rope_cpu.bench import statistics
-from rope_cpu.bench.models import Model
-from rope_cpu.bench.problem import Problem
 from rope_cpu.machine import cores
+
+from .models import Model
+from .workload import Workload
 
 CALLERS = (1, 2, 4, 8, 16, 32, 64)
 _PARTS = (0.5, 0.99, 0.999)
 _WARM_UP = 1000
-_PROMPT = 512
+_PREFILL = 512
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def summary(situation: str, taken: list[list[int]], seconds: float) -> Latency:
     Raises ValueError where there are none.
     """
     calls = [one for caller in taken for one in caller]
-    p50, p99, p999 = (statistics.quantile(calls, part) / 1e9 for part in _PARTS)
+    p50, p99, p999 = (np.quantile(calls, _PARTS) / 1e9).tolist()
     return Latency(situation, len(taken), len(calls), p50, p99, p999, len(calls) / seconds)
 
 
@@ -54,8 +54,8 @@ def latencies(
 ) -> Iterator[Latency]:
     """Yield the latencies of a plan's call in bfloat16, in place, in each situation for some seconds.
 
-    Of one token: alone, from several callers at once, and with all cores busy. Of a prompt, with all cores busy: on one
-    thread and on as many as are in use now.
+    Of one token: alone, from several callers at once, and with all cores busy. Of a prefill, with all cores busy: on
+    one thread and on as many as are in use now.
     """
     for count in callers:
         situation = "alone" if count == 1 else "callers at once"
@@ -66,11 +66,11 @@ def latencies(
         yield summary("all cores busy", *_calls(model, 1, seconds))
         threads = rope_cpu.get_num_threads()
         for n in sorted({1, threads}):
-            situation = f"busy, {_PROMPT} tokens, {n} thread{'s'[: n > 1]}"
+            situation = f"busy, {_PREFILL} tokens, {n} thread{'s'[: n > 1]}"
             say(f"latency: {situation}")
             rope_cpu.set_num_threads(n)
             try:
-                taken = _calls(model, 1, seconds, _PROMPT)
+                taken = _calls(model, 1, seconds, _PREFILL)
             finally:
                 rope_cpu.set_num_threads(threads)
             yield summary(situation, *taken)
@@ -82,8 +82,8 @@ def _calls(model: Model, callers: int, seconds: float, tokens: int = 1) -> tuple
     ids = 4096 + np.arange(tokens)[None]
     if rope.axes > 1:  # text, in a model of several axes
         ids = np.repeat(ids[..., None], rope.axes, axis=-1)
-    problem = Problem(rope, ids, 1, tokens, model.heads, model.kv_heads, "bfloat16", copies=callers)
-    pairs, plan = problem.arrays(), rope.plan(problem.ids)
+    workload = Workload(rope, ids, 1, tokens, model.heads, model.kv_heads, "bfloat16", copies=callers)
+    pairs, plan = workload.arrays(), rope.plan(workload.ids)
     barrier = threading.Barrier(callers + 1)
 
     def call(q: Any, k: Any) -> list[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +17,10 @@ from rope_cpu.configs.reader import read
 _LENGTH = 4096
 
 
-def _config(model_type: str, heads: int, kv_heads: int, head_dim: int, theta: float, **more: Any) -> dict[str, Any]:
-    return {
-        "model_type": model_type,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "hidden_size": heads * head_dim,
-        "rope_theta": theta,
-    } | more
-
-
 # From the models' published config.json.
-MODELS: dict[str, dict[str, Any]] = {
-    "llama3-8b": _config("llama", 32, 8, 128, 500000.0, max_position_embeddings=8192),
-    "llama3-70b": _config("llama", 64, 8, 128, 500000.0, max_position_embeddings=8192),
-    "mistral-7b": _config("mistral", 32, 8, 128, 1000000.0, max_position_embeddings=32768),
-    "qwen2-7b": _config("qwen2", 28, 4, 128, 1000000.0, max_position_embeddings=32768),
-    "qwen3-0.6b": _config("qwen3", 16, 8, 128, 1000000.0, max_position_embeddings=40960),
-    "qwen3-32b": _config("qwen3", 64, 8, 128, 1000000.0, max_position_embeddings=40960),
-    "tinyllama-1.1b": _config("llama", 32, 4, 64, 10000.0, max_position_embeddings=2048),
-    "cohere-35b": _config("cohere", 64, 64, 128, 8000000.0, max_position_embeddings=131072),
-    "gemma2-2b": _config("gemma2", 8, 4, 256, 10000.0, max_position_embeddings=8192),
-}
+MODELS: dict[str, dict[str, Any]] = json.loads(
+    resources.files("rope_cpu.bench.data").joinpath("models.json").read_text()
+)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rope_cpu.bench.measure import Result, Row
-from rope_cpu.bench.report import duration, times
-from rope_cpu.bench.results import Run
+from .measurement.measure import Result, Row
+from .report import duration, times
+from .results import Run
 
-_OURS, _PEER, _FLOOR, _LIMIT = "#c8372d", "#8a9ba8", "#4b6a88", "#222222"
+_OURS, _PEER, _KERNEL, _LIMIT = "#c8372d", "#8a9ba8", "#4b6a88", "#222222"
 _DTYPE = {
     "bfloat16": ("o", "#c8372d"),
     "float32": ("s", "#2f6db0"),
@@ -62,7 +62,7 @@ def _title(run: Run) -> str:
 
 
 def _bar_rows(case: Result) -> list[Row]:
-    return case.timed("ours", "floor", "peer")
+    return case.timed("ours", "kernel", "peer")
 
 
 def _bars(figure: Any, cases: list[Result]) -> None:
@@ -77,7 +77,7 @@ def _bars(figure: Any, cases: list[Result]) -> None:
     axes = figure.subplots(-(-len(cases) // 2), 2, squeeze=False).ravel()
     for ax in axes[len(cases) :]:
         ax.set_visible(False)
-    colors = {"ours": _OURS, "peer": _PEER, "floor": _FLOOR}
+    colors = {"ours": _OURS, "peer": _PEER, "kernel": _KERNEL}
     for ax, case in zip(axes, cases, strict=False):
         rows = _bar_rows(case)
         medians = [row.seconds.median for row in rows]
@@ -105,24 +105,26 @@ def _times(case: Result, row: Row) -> str:
 
 
 def _roofline(figure: Any, cases: list[Result]) -> None:
-    """Draw bytes per second over bytes: the limit of the machine, warm and cold, and our plans under it."""
+    """Draw bytes per second over bytes: our plans, each under the limit that was measured with it, a dash."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, ScalarFormatter
 
     ax = figure.subplots()
-    for cold, style in ((False, "-"), (True, ":")):
-        limits = {case.limit.moved: case.limit.rate for case in cases if case.limit and case.cold == cold}
-        if limits:
-            x = sorted(limits)
-            label = "limit, cold" if cold else "limit: as many bytes\nscaled in place"
-            ax.plot(x, [limits[size] / 1e9 for size in x], style, color=_LIMIT, marker=".", label=label)
     for dtype, (marker, color) in _DTYPE.items():
         for cold in (False, True):
             form = [dtype, "cold"] if cold else [dtype]
-            found = [row for case in cases if case.name.split("/")[1:] == form and (row := _on_most_threads(case))]
-            if found:
-                where = [row.moved for row in found], [row.rate / 1e9 for row in found]
-                face, label = "none" if cold else color, ", ".join(form)
-                ax.scatter(*where, marker=marker, s=36, facecolors=face, edgecolors=color, label=label, zorder=3)
+            found = [
+                (row, case.limit)
+                for case in cases
+                if case.name.split("/")[1:] == form and case.limit and (row := _on_most_threads(case))
+            ]
+            if not found:
+                continue
+            sizes, rates, most = zip(*((r.bytes_accessed, r.rate / 1e9, of.rate / 1e9) for r, of in found), strict=True)
+            face, label = "none" if cold else color, ", ".join(form)
+            ax.scatter(sizes, rates, marker=marker, s=36, facecolors=face, edgecolors=color, label=label, zorder=3)
+            ax.scatter(sizes, most, marker="_", s=90, color=color, zorder=2)
+            ax.vlines(sizes, rates, most, color=color, lw=0.8, ls=":" if cold else "-", alpha=0.6)
+    ax.scatter([], [], marker="_", s=90, color=_LIMIT, label="limit of the case:\nas many bytes\nscaled in place")
     _name_sizes(ax, cases)
     ax.set_xscale("log")
     ax.set_yscale("log")
@@ -147,7 +149,7 @@ def _name_sizes(ax: Any, cases: list[Result]) -> None:
     for case in cases:
         shape, *form = case.name.split("/")
         if form == first and (row := _on_most_threads(case)):
-            at = row.moved, row.rate / 1e9
+            at = row.bytes_accessed, row.rate / 1e9
             ax.annotate(shape, at, xytext=(0, -13), textcoords="offset points", ha="center", fontsize=7)
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from io import StringIO
 from typing import Any
 
-from rope_cpu.bench.compare import Finding
-from rope_cpu.bench.contender import Case
-from rope_cpu.bench.measure import Result, Row
-from rope_cpu.bench.results import Run
-from rope_cpu.bench.statistics import Estimate
+from rich.console import Console
+from rich.table import Column, Table
+
+from .compare import Finding
+from .measurement.case import Case
+from .measurement.measure import Result, Row
+from .measurement.statistics import Estimate
+from .results import Run
 
 WIDTH = 100
-_HEADER = f"  {'':<31}{'median':>10}  {'quartiles':>13}  {'GB/s':>6} {'limit':>6}  {'ratio':>6}  interval"
+# Columns of cases and their widths: tables of several cases stand under one header.
+_COLUMNS = {"": 31, "median": 10, "quartiles": 15, "GB/s": 6, "limit": 6, "ratio": 8, "interval": 14}
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 
@@ -34,37 +39,48 @@ def _digits(value: float) -> str:
 def case_lines(case: Result) -> Iterator[str]:
     """Yield the table of one case."""
     yield f"{case.name}: {case.what}"[:WIDTH]
-    for row in case.timed("ours", "floor", "peer"):
-        yield _row(case, row)
-    if case.limit:
-        yield _row(case, case.limit)
-    for row in case.timed("copy", "memory"):
-        yield _row(case, row)
+    table, limit = _case_table(), [case.limit] if case.limit else []
+    for row in (*case.timed("ours", "kernel", "peer"), *limit, *case.timed("copy", "memory")):
+        table.add_row(*_figures(case, row))
+    yield from _lines(table)
     reasons: dict[str, list[str]] = {}
     for row in case.rows:
         if row.status != "timed":
             reasons.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
     for reason, names in reasons.items():
-        yield from textwrap.wrap(
-            f"{reason} ({', '.join(names)})",
-            WIDTH - 4,
-            initial_indent="  ",
-            subsequent_indent="    ",
-            break_on_hyphens=False,
-        )
+        text = f"{reason} ({', '.join(names)})"
+        yield from textwrap.wrap(text, WIDTH - 4, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _row(case: Result, row: Row) -> str:
+def _case_table(show_header: bool = False) -> Table:
+    table = Table(box=None, show_header=show_header, padding=(0, 1, 0, 0))
+    for name, width in _COLUMNS.items():
+        table.add_column(name, width=width, no_wrap=True, justify="right" if name not in ("", "interval") else "left")
+    return table
+
+
+def _lines(table: Table, width: int = WIDTH, indent: str = "  ") -> Iterator[str]:
+    """Yield the lines of a table as plain text."""
+    console = Console(width=width - len(indent), file=StringIO(), color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        yield f"{indent}{line}".rstrip()
+
+
+def _figures(case: Result, row: Row) -> Iterator[str]:
+    """Yield what stands in the columns of a row."""
     seconds = row.seconds
     scale = _unit(seconds.median)[1]
-    quartiles = " … ".join(_digits(quartile / scale) for quartile in (seconds.lower_quartile, seconds.upper_quartile))
-    rate = _digits(row.rate / 1e9) if row.moved else ""
-    share = f"{100 / case.ratio(row, case.limit).median:.0f} %" if row.moved and case.limit else ""
-    ratio = interval = ""
-    if case.base and row.role in ("ours", "floor", "peer"):
-        ratio, interval = ("1", "") if row is case.base else _ratio(case.ratio(row))
-    times = f"  {row.name:<31}{duration(seconds.median):>10}  {quartiles:>13}"
-    return f"{times}  {rate:>6} {share:>6}  {ratio:>6}  {interval}".rstrip()
+    yield row.name
+    yield duration(seconds.median)
+    yield " … ".join(_digits(quartile / scale) for quartile in (seconds.lower_quartile, seconds.upper_quartile))
+    yield _digits(row.rate / 1e9) if row.bytes_accessed else ""
+    yield f"{100 / case.ratio(row, case.limit).median:.0f} %" if row.bytes_accessed and case.limit else ""
+    if row is case.base:
+        yield "1"
+    elif case.base and row.role in ("ours", "kernel", "peer"):
+        yield from _ratio(case.ratio(row))
 
 
 def _ratio(ratio: Estimate) -> tuple[str, str]:
@@ -95,19 +111,24 @@ def heading(environment: dict[str, Any], model: str) -> Iterator[str]:
 
 def columns() -> Iterator[str]:
     """Yield what the columns of cases are."""
-    yield "q and k are strided views of one packed QKV buffer. limit: the time it takes to scale as many bytes"
-    yield "in place, as a part of the row's time. ratio: the row's time in times of the case's first row, round"
-    yield "by round, with the 95 % interval of its median; where that is wide, >: more than its lower end, or"
-    yield "noise: it means nothing."
+    yield from textwrap.wrap(
+        "q and k are strided views of one packed QKV buffer. limit: the time it takes to scale as many bytes in place, "
+        "as a part of the row's time. ratio: the row's time relative to the case's first row, round by round, with the "
+        "95 % interval of its median; where that is wide, >: more than its lower end, or noise: it means nothing.",
+        WIDTH,
+    )
     yield ""
-    yield _HEADER
+    yield from _lines(_case_table(show_header=True))
 
 
 def listing(cases: Sequence[Case]) -> Iterator[str]:
     """Yield the names of cases and what they are, in lines as long as it takes; * marks those of a plain run."""
-    width = max(len(case.name) for case in cases)
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+    for _ in range(3):
+        table.add_column(no_wrap=True)
     for case in cases:
-        yield f"{'*' if case.default else ' '} {case.name:<{width}} {case.what}"
+        table.add_row("*" if case.default else "", case.name, case.what)
+    yield from _lines(table, width=1000, indent="")
 
 
 def closing(run: Run) -> Iterator[str]:
@@ -130,14 +151,18 @@ def closing(run: Run) -> Iterator[str]:
     yield f"{_counted(len(run.cases), 'case')} in {run.seconds:.0f} s"
 
 
+LATENCY = ("callers", "p50", "p99", "p99.9", "calls", "calls a second")
+
+
 def latency_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the table of latencies."""
     yield ""
-    yield "Latency of a plan's call in bfloat16, in place, on one token where not said otherwise"
-    yield f"  {'':<28}{'callers':>8}{'p50':>11}{'p99':>11}{'p99.9':>11}{'calls':>10}{'calls a second':>17}"
+    yield "Latency of a plan's call in bfloat16, in place, on one token unless specified otherwise"
+    table = Table("", *(Column(name, justify="right") for name in LATENCY), box=None, padding=(0, 2, 0, 0))
     for row in rows:
-        times = "".join(f"{duration(row[part]):>11}" for part in ("p50", "p99", "p999"))
-        yield f"  {row['situation']:<28}{row['callers']:>8}{times}{row['calls']:>10}{row['rate']:>17,.0f}"
+        times = (duration(row[part]) for part in ("p50", "p99", "p999"))
+        table.add_row(row["situation"], str(row["callers"]), *times, str(row["calls"]), f"{row['rate']:,.0f}")
+    yield from _lines(table)
 
 
 def _headline(case: Result) -> Iterator[str]:
@@ -160,13 +185,17 @@ def findings_lines(findings: list[Finding], threshold: float, here: bool) -> Ite
     """Yield what changed since an older run."""
     yield ""
     if not here:
-        yield "The older run is of another machine, or other threads: rows are compared in times of the limit."
+        yield "The older run is of another machine, or other threads: rows are compared relative to the limit."
     changed = [f for f in findings if f.change.slower(threshold) or f.change.faster(threshold)]
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+    for width in (36, 20, 11, 15, 6):
+        table.add_column(max_width=width, no_wrap=True)
     for finding in changed:
         change = finding.change
         verdict = "slower" if change.slower(threshold) else "faster"
         interval = f"{change.low:.2f} … {change.high:.2f}"
-        yield f"  {finding.case:<36.36} {finding.row:<20.20} {change.factor:>5.2f} times ({interval}), {verdict}"
+        table.add_row(finding.case, finding.row, f"{change.factor:.2f} times", interval, verdict)
+    yield from _lines(table) if changed else ()
     if not findings:
         yield "Nothing was compared: no row of this run is in the older one."
         return

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rope_cpu.bench.measure import Result, Row
+from .measurement.measure import Result, Row
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass
@@ -68,11 +68,11 @@ def _figures(case: Result, row: Row) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "seconds": {"median": seconds.median, "quartiles": [seconds.lower_quartile, seconds.upper_quartile]},
     }
-    if row.moved:
+    if row.bytes_accessed:
         figures["gb_per_s"] = row.rate / 1e9
         if case.limit:
             figures["of_limit"] = 1 / case.ratio(row, case.limit).median
-    if case.base and row.role in ("ours", "floor", "peer"):
+    if case.base and row.role in ("ours", "kernel", "peer"):
         ratio = case.ratio(row)
         bounded = [ratio.low, ratio.high] if ratio.low > 0 else None
         figures["ratio"] = {"median": ratio.median, "interval": bounded, "meaningless": ratio.meaningless}

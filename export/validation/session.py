@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -54,12 +55,9 @@ def bind(
         binding.bind_ortvalue_input(name, value)
     for name, value in made.items():
         binding.bind_ortvalue_output(name, value)
+    call = partial(session.run_with_iobinding, binding)
     # onnxruntime 1.29 keeps nothing that is bound to it: the call does.
-    held = dict(feeds), dict(outputs), given, made
-
-    def call(_held: object = held) -> None:
-        session.run_with_iobinding(binding)
-
+    call.held = dict(feeds), dict(outputs), given, made  # type: ignore[attr-defined]
     return call
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import rope_cpu
-from rope_cpu.bench import cli, latency, models, results
-from rope_cpu.bench.cases import catalog, select
+from rope_cpu.bench import cli, compare, latency, models, results
 from rope_cpu.bench.environment import record
-from rope_cpu.bench.measure import measure
-from rope_cpu.bench.timing import Effort
+from rope_cpu.bench.measurement.measure import measure
+from rope_cpu.bench.measurement.timing import Effort
+from rope_cpu.bench.suites.catalog import catalog, select
 from rope_cpu.cli.common import UsageError
 
 QUICK = Effort(1e-6, 0.0, least=2, most=2)
@@ -110,7 +110,7 @@ def test_a_run_prints_and_writes(bench, capsys, tmp_path):
     assert max(map(len, out.splitlines())) <= 100
     run = results.load(path)
     assert [case.name for case in run.cases] == ["decode-1/float32", "plan-64"]
-    assert [row.name for row in run.cases[0].timed("ours", "floor")] == [
+    assert [row.name for row in run.cases[0].timed("ours", "kernel")] == [
         "plan",
         "plan, new arrays",
         "call",
@@ -121,9 +121,9 @@ def test_a_run_prints_and_writes(bench, capsys, tmp_path):
 
 
 def test_peers_are_skipped_by_name_with_the_reason(bench, capsys, monkeypatch):
-    from rope_cpu.bench import implementations
+    from rope_cpu.bench.implementations import registry
 
-    monkeypatch.setattr(implementations, "find_spec", lambda name: None)
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
     assert bench("decode-1/float32", "--peers") == 0
     out = capsys.readouterr().out
     assert "skipped: torch is not installed (torch eager, torch.compile)" in out
@@ -132,6 +132,7 @@ def test_peers_are_skipped_by_name_with_the_reason(bench, capsys, monkeypatch):
 
 
 def test_a_slower_build_fails_where_asked_to(bench, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(compare, "_ATTEMPTS", (0.0,))
     path = tmp_path / "old.json"
     assert bench("plan-64", "--json", str(path)) == 0
     data = json.loads(path.read_text())

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 import rope_cpu
-from rope_cpu.bench import limit
-from rope_cpu.bench.binding import UnavailableError
-from rope_cpu.bench.contender import Case, Contender, Ready, limits, rotating
-from rope_cpu.bench.implementations import BY_NAME, TABLE
-from rope_cpu.bench.measure import measure
-from rope_cpu.bench.problem import DTYPES, Problem
-from rope_cpu.bench.timing import Effort
+from rope_cpu.bench.implementations import bandwidth
+from rope_cpu.bench.implementations.base import UnavailableError
+from rope_cpu.bench.implementations.registry import BY_NAME, TABLE
+from rope_cpu.bench.measurement.case import Case, Contender, Ready
+from rope_cpu.bench.measurement.measure import measure
+from rope_cpu.bench.measurement.timing import Effort
+from rope_cpu.bench.suites.contenders import limits, rotating
+from rope_cpu.bench.workload import DTYPES, Workload
 
 QUICK = Effort(1e-5, 0.0, least=2, most=2)
 POSITIONS = {
@@ -44,9 +45,9 @@ def _turned(x, ids, interleaved):
 @pytest.mark.filterwarnings("default")  # what others warn of is not ours
 def test_it_rotates(row, dtype, interleaved, positions, storage):
     ids, batch, tokens = POSITIONS[positions]
-    problem = Problem(_rope(interleaved), ids, batch, tokens, 4, 2, dtype, storage=storage)
+    workload = Workload(_rope(interleaved), ids, batch, tokens, 4, 2, dtype, storage=storage)
     try:
-        binding = row.bound(problem)
+        binding = row.bound(workload)
     except UnavailableError as reason:
         pytest.skip(str(reason))
     given = [binding.bshd(x).copy() for x in binding.inputs]
@@ -66,22 +67,22 @@ def test_it_rotates(row, dtype, interleaved, positions, storage):
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("name", ["plan", "plan, new arrays", "call", "bare kernel"])
 def test_ours_in_every_layout(name, layout, storage, in_place):
-    problem = Problem(
+    workload = Workload(
         _rope(), np.arange(5), 1, 5, 4, 2, "bfloat16", layout=layout, storage=storage, in_place=in_place, copies=3
     )
-    binding = BY_NAME[name].bound(problem)
+    binding = BY_NAME[name].bound(workload)
     given = [binding.bshd(x).copy() for x in binding.inputs]
     results = binding.results(binding.function(*binding.sets[0]))
     for x, result in zip(given, results, strict=True):
-        assert problem.error(x, binding.bshd(result), "float32") <= 1
+        assert workload.error(x, binding.bshd(result), "float32") <= 1
     assert len(binding.sets) == 3
     same = np.shares_memory(binding.inputs[0], results[0])
     assert same == (in_place and name != "plan, new arrays")
 
 
 def test_packed_views_are_strided_and_start_where_numpys_arrays_do():
-    problem = Problem(_rope(), np.arange(5), 1, 5, 4, 2, "float32")
-    ((q, k),) = problem.arrays()
+    workload = Workload(_rope(), np.arange(5), 1, 5, 4, 2, "float32")
+    ((q, k),) = workload.arrays()
     assert (q.shape, k.shape) == ((1, 5, 4, 16), (1, 5, 2, 16))
     assert q.strides[1] == k.strides[1] == 8 * 16 * 4
     assert q.ctypes.data % 64 == 16
@@ -89,12 +90,12 @@ def test_packed_views_are_strided_and_start_where_numpys_arrays_do():
 
 
 def test_bytes_are_those_read_and_written():
-    whole = Problem(_rope(), np.arange(5), 1, 5, 4, 2, "bfloat16")
+    whole = Workload(_rope(), np.arange(5), 1, 5, 4, 2, "bfloat16")
     # 5 tokens · 6 heads · 16 elements of 2 bytes, read and written; 5 · 8 cos and as many sin of 4 bytes.
-    assert whole.moved == 2 * 5 * 6 * 16 * 2 + 5 * 8 * 2 * 4
+    assert whole.bytes_accessed == 2 * 5 * 6 * 16 * 2 + 5 * 8 * 2 * 4
     part = rope_cpu.RotaryEmbedding.from_inv_freq(1e4 ** (-np.arange(4) / 4), head_dim=16)
-    assert whole.but(rope=part).moved == 2 * 5 * 6 * 8 * 2 + 5 * 4 * 2 * 4
-    assert whole.but(rope=part, in_place=False).moved == 2 * 5 * 6 * 16 * 2 + 5 * 4 * 2 * 4
+    assert whole.but(rope=part).bytes_accessed == 2 * 5 * 6 * 8 * 2 + 5 * 4 * 2 * 4
+    assert whole.but(rope=part, in_place=False).bytes_accessed == 2 * 5 * 6 * 16 * 2 + 5 * 4 * 2 * 4
 
 
 @pytest.mark.parametrize(
@@ -105,19 +106,19 @@ def test_bytes_are_those_read_and_written():
     ],
 )
 def test_the_reference_knows_blocks_parts_and_factors(rope, ids):
-    problem = Problem(rope, ids, 1, 3, 4, 2, "float64")
-    binding = BY_NAME["plan"].bound(problem)
+    workload = Workload(rope, ids, 1, 3, 4, 2, "float64")
+    binding = BY_NAME["plan"].bound(workload)
     x = binding.inputs[0].copy()
     q, _ = binding.function(*binding.sets[0])
-    assert problem.error(x, q, "float32") <= 1
+    assert workload.error(x, q, "float32") <= 1
     q[0, 1, 0, 0] += 1e-12
-    assert problem.error(x, q, "float32") > 1
+    assert workload.error(x, q, "float32") > 1
 
 
 @pytest.mark.parametrize("storage", ["packed", "contiguous"])
 def test_onnxruntime_writes_to_its_own_arrays_alone(storage):
-    problem = Problem(_rope(), np.arange(64), 1, 64, 32, 8, "float32", storage=storage, copies=4)
-    binding = BY_NAME["ORT RotaryEmbedding-23 IO-bound"].bound(problem)
+    workload = Workload(_rope(), np.arange(64), 1, 64, 32, 8, "float32", storage=storage, copies=4)
+    binding = BY_NAME["ORT RotaryEmbedding-23 IO-bound"].bound(workload)
     sizes = 64 * 16 * np.array([32, 8])  # what results take
     others = [np.full(size, 7, np.float32) for size in sizes for _ in range(50)]
     for arguments in binding.sets:
@@ -127,16 +128,16 @@ def test_onnxruntime_writes_to_its_own_arrays_alone(storage):
 
 @pytest.mark.parametrize("storage", ["packed", "contiguous"])
 def test_what_is_bound_to_onnxruntime_stays_while_it_is_timed(storage):
-    problem = Problem(_rope(), np.arange(64), 1, 64, 32, 8, "float32", storage=storage, copies=4)
+    workload = Workload(_rope(), np.arange(64), 1, 64, 32, 8, "float32", storage=storage, copies=4)
     names = [name for name in BY_NAME if name.endswith("IO-bound")]
-    rows = [rotating(name, problem) for name in names]
+    rows = [rotating(name, workload) for name in names]
     case = measure(Case("case", "what", lambda: rows), Effort(1e-3, 0.0, least=20, most=20))
     assert [(row.name, row.status) for row in case.rows] == [(name, "timed") for name in names]
 
 
 def test_a_wrong_implementation_is_named_and_not_timed():
-    problem, calls = Problem(_rope(), np.arange(5), 1, 5, 4, 2), []
-    right = rotating("plan", problem)
+    workload, calls = Workload(_rope(), np.arange(5), 1, 5, 4, 2), []
+    right = rotating("plan", workload)
 
     def wrong():
         ready = right.bind()
@@ -145,7 +146,7 @@ def test_a_wrong_implementation_is_named_and_not_timed():
             calls.append(q)
             return q, k  # not rotated
 
-        return Ready(function, ready.sets, ready.moved, ready.error)
+        return Ready(function, ready.sets, ready.bytes_accessed, ready.error)
 
     def crash():
         raise RuntimeError("first line\nsecond line")
@@ -153,7 +154,11 @@ def test_a_wrong_implementation_is_named_and_not_timed():
     def missing():
         raise UnavailableError("is not installed")
 
-    rows = [right, *(Contender(f.__name__, "peer", f) for f in (wrong, crash, missing)), *limits(problem.moved)]
+    rows = [
+        right,
+        *(Contender(f.__name__, "peer", f) for f in (wrong, crash, missing)),
+        *limits(workload.bytes_accessed),
+    ]
     case = measure(Case("case", "what", lambda: rows), QUICK)
     assert [(row.name, row.status) for row in case.rows[:4]] == [
         ("plan", "timed"),
@@ -174,10 +179,10 @@ def test_a_wrong_implementation_is_named_and_not_timed():
 def test_yardsticks_do_their_work(parallel, rng):
     x, factor = rng.standard_normal(50_001).astype(np.float32), np.array([2], np.float32)
     given, out = x.copy(), np.zeros_like(x)
-    limit.scale(x, out, factor, parallel)
+    bandwidth.scale(x, out, factor, parallel)
     assert (x == given).all()
     assert (out == 2 * given).all()
-    limit.scale(x, x, factor, parallel)
+    bandwidth.scale(x, x, factor, parallel)
     assert (x == 2 * given).all()
-    limit.scale(x, x, factor, parallel, unit=4096, times=3)
+    bandwidth.scale(x, x, factor, parallel, unit=4096, times=3)
     assert (x == 16 * given).all()

@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from rope_cpu.bench import report, results, statistics
+from rope_cpu.bench import report, results
 from rope_cpu.bench.compare import Finding, compare, confirm
-from rope_cpu.bench.implementations import TABLE
-from rope_cpu.bench.measure import Result, Row
-from rope_cpu.bench.statistics import Change
+from rope_cpu.bench.implementations.registry import TABLE
+from rope_cpu.bench.measurement import statistics
+from rope_cpu.bench.measurement.measure import Result, Row
+from rope_cpu.bench.measurement.statistics import Change
 
 ENVIRONMENT = {
     "processor": "A processor with a name as long as processors' names are, 64-core, 3.5 GHz",
@@ -23,9 +24,9 @@ ENVIRONMENT = {
 }
 
 
-def _row(name, role, seconds, moved=40960, wobble=0.01, **more):
+def _row(name, role, seconds, bytes_accessed=40960, wobble=0.01, **more):
     samples = [seconds * (1 + wobble * (i % 5 - 2)) for i in range(15)]
-    return Row(name, role, samples=samples, moved=moved, **more)
+    return Row(name, role, samples=samples, bytes_accessed=bytes_accessed, **more)
 
 
 def _case(ours=2e-6, limit=1e-6, name="prefill-32768/bfloat16/interleaved/out/cold", **more):
@@ -111,7 +112,7 @@ def test_a_run_survives_its_file(tmp_path):
     assert row["of_limit"] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("text", ['{"format": 0}', '{"format": 1}', "[1]", "{", "null", '{"format": 1, "cases": [{}]}'])
+@pytest.mark.parametrize("text", ['{"format": 0}', '{"format": 2}', "[1]", "{", "null", '{"format": 2, "cases": [{}]}'])
 def test_a_file_of_something_else_is_refused(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)
@@ -136,7 +137,7 @@ def test_a_slower_kernel_is_caught_on_a_slower_machine():
     assert not finding.change.slower(0.3)
 
 
-def test_without_a_limit_the_peer_is_the_yardstick():
+def test_without_a_limit_the_peer_is_the_baseline():
     def case(ours, peer):
         return Result("import", "", rows=[_row("ours", "ours", ours, 0), _row("peer", "peer", peer, 0)])
 

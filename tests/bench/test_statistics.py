@@ -5,21 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from rope_cpu.bench import statistics
-from rope_cpu.bench.statistics import Change, change, estimate, interval, lesser, quantile, ratios, relative
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 10, 41])
-@pytest.mark.parametrize("part", [0.0, 0.25, 0.5, 0.9, 0.999, 1.0])
-def test_quantiles_are_numpys(count, part):
-    values = np.random.default_rng(count).lognormal(size=count)
-    assert quantile(values.tolist(), part) == pytest.approx(np.quantile(values, part), rel=1e-14)
-
-
-@pytest.mark.parametrize(("values", "part"), [([], 0.5), ([1.0], 1.5), ([1.0], -0.1)])
-def test_impossible_quantiles_are_refused(values, part):
-    with pytest.raises(ValueError, match="`part` is"):
-        quantile(values, part)
+from rope_cpu.bench.measurement import statistics
+from rope_cpu.bench.measurement.statistics import Change, change, estimate, interval, lesser, ratios, relative
 
 
 @pytest.mark.parametrize("count", [1, 5])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rope_cpu.bench.timing import Effort, Timed, calibrate, elapsed, interleave, settle
+from rope_cpu.bench.measurement.timing import Effort, Timed, calibrate, elapsed, interleave, settle
 
 
 class Machine:

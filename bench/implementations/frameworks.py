@@ -1,4 +1,4 @@
-"""The same rotation in torch and JAX, as models there do it: (batch, heads, seq, head_dim), cos and sin at hand."""
+"""The same rotation in torch and JAX, as models there do it: (batch, heads, seq, head_dim), cos and sin given."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 
 import rope_cpu
-from rope_cpu.bench.binding import Array, Binding, Pair, UnavailableError
-from rope_cpu.bench.problem import Problem
+
+from ..workload import Workload
+from .base import Array, Binding, Pair, UnavailableError
 
 # The functions of transformers that rotate in each pairing; both take cos and sin as wide as the head.
 _MODELS = {False: "llama", True: "cohere"}
 
 
-def _wide(problem: Problem) -> Pair:
+def _wide(workload: Workload) -> Pair:
     """Return cos and sin (batch or 1, seq, head_dim), each as often as its pair has elements."""
-    cos, sin = problem.rope.cos_sin(problem.ids, np.float64 if problem.dtype == "float64" else np.float32)
-    if problem.rope.interleaved:
+    cos, sin = workload.rope.cos_sin(workload.ids, np.float64 if workload.dtype == "float64" else np.float32)
+    if workload.rope.interleaved:
         cos, sin = (np.repeat(table, 2, axis=-1) for table in (cos, sin))
     else:
         cos, sin = (np.concatenate([table, table], -1) for table in (cos, sin))
@@ -44,21 +45,21 @@ def _array(tensor: Any, dtype: Any) -> Array:
     return tensor.numpy()  # type: ignore[no-any-return]
 
 
-def _transformers(problem: Problem, compiled: bool) -> Binding:
+def _transformers(workload: Workload, compiled: bool) -> Binding:
     import torch
 
     torch.set_num_threads(rope_cpu.get_num_threads())
     torch.set_grad_enabled(False)
-    model = _MODELS[problem.rope.interleaved]
+    model = _MODELS[workload.rope.interleaved]
     rotate = import_module(f"transformers.models.{model}.modeling_{model}").apply_rotary_pos_emb
     if compiled:
         torch.compiler.reset()  # else the ninth shape of a process would silently run uncompiled
         rotate = torch.compile(rotate, dynamic=False)
     # Where torch's own tensors start.
-    pairs = [(problem.bshd(q), problem.bshd(k)) for q, k in problem.but(aligned=True).arrays()]
+    pairs = [(workload.bshd(q), workload.bshd(k)) for q, k in workload.but(aligned=True).arrays()]
     dtype = pairs[0][0].dtype
     # A model casts cos and sin to the dtype of its activations once a step.
-    cos, sin = (_tensor(table.astype(dtype)) for table in _wide(problem))
+    cos, sin = (_tensor(table.astype(dtype)) for table in _wide(workload))
     sets = [(*(_tensor(x.transpose(0, 2, 1, 3)) for x in pair), cos, sin) for pair in pairs]
 
     def results(returned: Any) -> Pair:
@@ -68,43 +69,43 @@ def _transformers(problem: Problem, compiled: bool) -> Binding:
     return Binding(rotate, sets, pairs[0], results=results)
 
 
-def torch_eager(problem: Problem) -> Binding:
+def torch_eager(workload: Workload) -> Binding:
     """Bind transformers' apply_rotary_pos_emb."""
-    return _transformers(problem, compiled=False)
+    return _transformers(workload, compiled=False)
 
 
-def torch_compiled(problem: Problem) -> Binding:
+def torch_compiled(workload: Workload) -> Binding:
     """Bind transformers' apply_rotary_pos_emb under torch.compile."""
-    return _transformers(problem, compiled=True)
+    return _transformers(workload, compiled=True)
 
 
-def jax_jit(problem: Problem) -> Binding:
+def jax_jit(workload: Workload) -> Binding:
     """Bind the rotation under jax.jit, computed in float32 and rounded at the end."""
     import jax
     import jax.numpy as jnp
 
     if rope_cpu.get_num_threads() != (os.cpu_count() or 1):
         raise UnavailableError("XLA always uses all cores")
-    interleaved = problem.rope.interleaved
-    cos, sin = (jnp.asarray(table[:, None]) for table in _wide(problem))
+    interleaved = workload.rope.interleaved
+    cos, sin = (jnp.asarray(table[:, None]) for table in _wide(workload))
 
     def rotate(x: Any) -> Any:
         y = x.astype(jnp.float32)
         if interleaved:
-            turned = jnp.stack([-y[..., 1::2], y[..., ::2]], -1).reshape(y.shape)
+            rotated = jnp.stack([-y[..., 1::2], y[..., ::2]], -1).reshape(y.shape)
         else:
             first, second = jnp.split(y, 2, axis=-1)
-            turned = jnp.concatenate([-second, first], -1)
-        return (y * cos + turned * sin).astype(x.dtype)
+            rotated = jnp.concatenate([-second, first], -1)
+        return (y * cos + rotated * sin).astype(x.dtype)
 
     both = jax.jit(lambda q, k: (rotate(q), rotate(k)))
 
     def call(q: Any, k: Any) -> Any:
-        turned = both(q, k)
-        turned[1].block_until_ready()
-        return turned
+        rotated = both(q, k)
+        rotated[1].block_until_ready()
+        return rotated
 
-    pairs = [(problem.bshd(q), problem.bshd(k)) for q, k in problem.arrays()]
+    pairs = [(workload.bshd(q), workload.bshd(k)) for q, k in workload.arrays()]
     sets = [tuple(jnp.asarray(x.transpose(0, 2, 1, 3)) for x in pair) for pair in pairs]
 
     def results(returned: Any) -> Pair:

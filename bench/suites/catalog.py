@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from rope_cpu.bench import others, rotations
-from rope_cpu.bench.contender import Case
-from rope_cpu.bench.models import Model
+from ..measurement.case import Case
+from ..models import Model
+from . import components, rotations
 
 
 def catalog(model: Model, peers: bool | None = None, threads: Sequence[int] = ()) -> list[Case]:
@@ -17,7 +17,7 @@ def catalog(model: Model, peers: bool | None = None, threads: Sequence[int] = ()
     threads: several numbers of threads to time rotations at; other cases are then left out.
     """
     cases = [*rotations.decode_and_prefill(model, peers, threads), *rotations.other_kinds(threads)]
-    return cases if threads else [*cases, rotations.layouts(model), *others.cases()]
+    return cases if threads else [*cases, rotations.layouts(model), *components.cases()]
 
 
 def select(cases: list[Case], patterns: list[str]) -> list[Case]:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rope_cpu.bench import statistics
-from rope_cpu.bench.binding import UnavailableError
-from rope_cpu.bench.contender import Case, Contender, Ready
-from rope_cpu.bench.statistics import Estimate
-from rope_cpu.bench.timing import Effort, Timed, interleave
+from ..implementations.base import UnavailableError
+from . import statistics
+from .case import Case, Contender, Ready
+from .statistics import Estimate
+from .timing import Effort, Timed, interleave
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Row:
 
     status: "timed", "skipped" (it cannot run here), "wrong" (it does not compute the rotation) or "failed".
     samples: seconds per call, round by round. first_call: seconds of the first call, compilation included.
-    error: largest error in units of what is allowed. moved: bytes a call reads and writes. new:
+    error: largest error in units of what is allowed. bytes_accessed: bytes a call reads and writes. new:
     whether it returns new memory.
     """
 
@@ -29,7 +29,7 @@ class Row:
     status: str = "timed"
     reason: str = ""
     samples: list[float] = field(default_factory=list)
-    moved: int = 0
+    bytes_accessed: int = 0
     new: bool = False
     first_call: float = 0.0
     error: float | None = None
@@ -42,7 +42,7 @@ class Row:
     @property
     def rate(self) -> float:
         """Bytes per second."""
-        return self.moved / self.seconds.median
+        return self.bytes_accessed / self.seconds.median
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Result:
         other = base or self.base
         if other is None:
             raise ValueError(f"`row` is {row.name!r} of {self.name}, where nothing of ours was timed")
-        scale = other.moved / row.moved if row.moved and other.moved else 1.0
+        scale = other.bytes_accessed / row.bytes_accessed if row.bytes_accessed and other.bytes_accessed else 1.0
         return statistics.estimate([scale * ratio for ratio in statistics.ratios(row.samples, other.samples)])
 
 
@@ -107,7 +107,7 @@ def _first_call(contender: Contender) -> tuple[Row, Ready | None]:
         start = time.perf_counter()
         ready.enter()
         returned: Any = ready.function(*ready.sets[0])
-        row.first_call, row.moved, row.new = time.perf_counter() - start, ready.moved, ready.new
+        row.first_call, row.bytes_accessed, row.new = time.perf_counter() - start, ready.bytes_accessed, ready.new
         row.error = None if ready.error is None else ready.error(returned)
     except UnavailableError as reason:
         row.status, row.reason = "skipped", str(reason)

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from rope_cpu.kernels import threads
 
+from ..workload import memory
+
 Array = NDArray[Any]
 
 _UNIT = 2**14  # elements that are gone through at a time
@@ -18,13 +20,6 @@ _UNIT = 2**14  # elements that are gone through at a time
 _CORE_UNIT, _CORE_TIMES, _CORE_UNITS = 2**12, 64, 8
 
 threads.load_tbb()  # before Numba starts its threads, as kernels do
-
-
-def memory(size: int, past: int = 0) -> NDArray[np.uint8]:
-    """Return `size` bytes, all of them touched, that start `past` bytes after the start of a cache line."""
-    raw = np.ones(size + 128, np.uint8)
-    start = -raw.ctypes.data % 64 + past
-    return raw[start : start + size]
 
 
 @njit(error_model="numpy")
@@ -80,7 +75,7 @@ def scale_new(floats: int, factor: Array, parallel: bool) -> Array:
     return x
 
 
-def buffers(moved: int, copies: int) -> list[Array]:
-    """Return arrays that scaling in place moves `moved` bytes of, half of them read and half of them written."""
-    floats = max(1, moved // 8)
+def buffers(bytes_accessed: int, copies: int) -> list[Array]:
+    """Return arrays that scaling in place accesses so many bytes of, half of them read and half written."""
+    floats = max(1, bytes_accessed // 8)
     return [memory(4 * floats).view(np.float32) for _ in range(copies)]

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu import RotaryEmbedding
-from rope_cpu.bench.limit import memory
-from rope_cpu.tolerance import half_ulp, rotation_bound
+from rope_cpu import RotaryEmbedding, reference
+from rope_cpu.tolerance import compare, half_ulp
 from rope_cpu.validation import arrays as check
 
 Array = NDArray[Any]
@@ -30,7 +29,7 @@ _TO_BSHD = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3)}
 
 
 @dataclass(frozen=True)
-class Problem:
+class Workload:
     """Queries and keys of (batch, tokens) at `ids`, as views of one packed QKV buffer or as arrays of their own.
 
     ids: (tokens,) or (batch, tokens), with several axes a trailing axis of coordinates.
@@ -53,8 +52,8 @@ class Problem:
     copies: int = 1
     aligned: bool = False
 
-    def but(self, **changes: Any) -> Problem:
-        """Return the same problem with some fields changed."""
+    def but(self, **changes: Any) -> Workload:
+        """Return the same workload with some fields changed."""
         return replace(self, **changes)
 
     @property
@@ -64,7 +63,7 @@ class Problem:
         return int(rows * self.rope.head_dim * DTYPES[self.dtype].itemsize)
 
     @property
-    def moved(self) -> int:
+    def bytes_accessed(self) -> int:
         """Bytes a rotation must read and write: q and k once each (in place: their rotated part), cos and sin."""
         width = self.rope.rotary_dim if self.in_place else self.rope.head_dim
         vectors = self.batch * self.tokens * (self.heads + self.kv_heads)
@@ -78,7 +77,7 @@ class Problem:
         return [self._filled((self.batch, self.tokens, heads, self.rope.head_dim), n) for n in range(self.copies)]
 
     def views(self, qkv: Array) -> tuple[Array, Array]:
-        """Return the q and k of a packed buffer, in this problem's layout."""
+        """Return the q and k of a packed buffer, in this workload's layout."""
         h, k = self.heads, self.kv_heads
         return self._arranged(qkv[:, :, :h]), self._arranged(qkv[:, :, h : h + k])
 
@@ -91,7 +90,7 @@ class Problem:
         return [(self._own(self.heads, copy), self._own(self.kv_heads, copy)) for copy in range(self.copies)]
 
     def bshd(self, x: Array) -> Array:
-        """Return a view of an array of this problem's layout with axes (batch, seq, heads, head_dim)."""
+        """Return a view of an array of this workload's layout with axes (batch, seq, heads, head_dim)."""
         return x[None] if self.layout == "thd" else x.transpose(_TO_BSHD[self.layout])
 
     @cached_property
@@ -99,38 +98,20 @@ class Problem:
         """The tokens whose results are checked: first, last and evenly between."""
         return np.unique(np.linspace(0, self.tokens - 1, _CHECKED).astype(int))
 
-    def expected(self, x: Array) -> Array:
-        """Return the exact rotation of `x` (batch, checked, heads, head_dim), in float64 and by its definition."""
-        rope, x = self.rope, x.astype(np.float64)
-        c, s = self._circle
-        first, second = rope.spec.pair_elements()
-        result, a, b = x.copy(), x[..., first], x[..., second]
-        result[..., first], result[..., second] = a * c - b * s, b * c + a * s
-        result[..., : rope.rotary_dim] *= rope.attention_factor
-        return result
-
     def error(self, x: Array, result: Array, arithmetic: str) -> float:
-        """Return the largest error of `result` in units of what is allowed: above 1 it is wrong.
+        """Return the largest error of `result` as a fraction of the tolerance: above 1 it is wrong.
 
         x, result: (batch, checked, heads, head_dim). arithmetic: "float32" where every step but the last is at least
         that, "own" where each step rounds to the dtype: cos and sin, two products and a sum.
         """
-        exact, partner = self.expected(x), np.zeros(x.shape)
-        first, second = self.rope.spec.pair_elements()
-        partner[..., first], partner[..., second] = x[..., second], x[..., first]
-        factor = self.rope.attention_factor
-        bound = rotation_bound(exact, x, partner, factor, self.dtype)
+        spec, ids = self.rope.spec, self.ids if self.ids.ndim - (self.rope.axes > 1) > 1 else self.ids[None]
+        exact, bound = reference.rotation(spec, x, ids[:, self.checked], dtype=self.dtype)
         if arithmetic == "own":
-            reach = factor * (np.abs(x.astype(np.float64)) + np.abs(partner))
+            (first, second), size = spec.pair_elements(), np.abs(x.astype(np.float64))
+            reach = np.zeros(x.shape)
+            reach[..., first] = reach[..., second] = self.rope.attention_factor * (size[..., first] + size[..., second])
             bound = bound + 4 * half_ulp(reach, self.dtype)
-        return float(np.max(np.abs(result.astype(np.float64) - exact) / bound))
-
-    @cached_property
-    def _circle(self) -> tuple[Array, Array]:
-        ids = self.ids if self.ids.ndim - (self.rope.axes > 1) > 1 else self.ids[None]
-        ids = ids[:, self.checked].astype(np.longdouble)
-        angle = (ids[..., None, :] if self.rope.axes > 1 else ids[..., None, None]) @ np.atleast_2d(self.rope.inv_freq)
-        return np.cos(angle).astype(np.float64), np.sin(angle).astype(np.float64)
+        return compare(exact.error(result), bound)[1]
 
     def _arranged(self, x: Array) -> Array:
         return x[0] if self.layout == "thd" else x.transpose(_TO_BSHD[self.layout])
@@ -148,3 +129,10 @@ class Problem:
             part[:] = block[: part.size]
         filled: Array = x.reshape(shape)
         return filled
+
+
+def memory(size: int, past: int = 0) -> NDArray[np.uint8]:
+    """Return `size` bytes, all of them touched, that start `past` bytes after the start of a cache line."""
+    raw = np.ones(size + 128, np.uint8)
+    start = -raw.ctypes.data % 64 + past
+    return raw[start : start + size]

@@ -1,4 +1,4 @@
-"""A call that is ready to be made: what an implementation makes of a problem."""
+"""A call that is ready to be made: what an implementation makes of a workload."""
 
 from __future__ import annotations
 

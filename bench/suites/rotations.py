@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.bench.contender import Case, Contender, copy, limits, memory, rotating
-from rope_cpu.bench.implementations import BY_NAME, PEERS
-from rope_cpu.bench.models import Model
-from rope_cpu.bench.problem import DTYPES, Problem
-from rope_cpu.bench.timing import Effort
 from rope_cpu.machine import last_level_cache
+
+from ..implementations.registry import BY_NAME, PEERS
+from ..measurement.case import Case, Contender
+from ..measurement.timing import Effort
+from ..models import Model
+from ..workload import DTYPES, Workload
+from .contenders import copy, limits, memory, rotating
 
 DECODE = (1, 8, 64)
 PREFILL = (128, 512, 4096, 32768)
@@ -70,9 +72,9 @@ def _case(
     ids = _CONTEXT + 17 * np.arange(batch)[:, None] if kind == "decode" else np.arange(tokens)
     if rope.axes > 1:  # text, in a model of several axes
         ids = np.repeat(ids[..., None], rope.axes, axis=-1)
-    problem = Problem(rope, ids, batch, tokens, model.heads, model.kv_heads, form.dtype, in_place=form.in_place)
-    enough = _BEYOND_CACHE * last_level_cache() // problem.packed_bytes
-    problem = problem.but(copies=max(2, min(_MOST_COPIES, enough)) if form.cold else _places(problem))
+    workload = Workload(rope, ids, batch, tokens, model.heads, model.kv_heads, form.dtype, in_place=form.in_place)
+    enough = _BEYOND_CACHE * last_level_cache() // workload.packed_bytes
+    workload = workload.but(copies=max(2, min(_MOST_COPIES, enough)) if form.cold else _places(workload))
     headline = form.changes == 0 and shape in HEADLINE
     compared = not threads and (headline if peers is None else peers)
     names = ["plan"]
@@ -86,21 +88,21 @@ def _case(
     return Case(
         form.name(shape, rope.interleaved),
         f"{amount}, {model.heads} + {model.kv_heads} heads of {rope.head_dim}, {result}{', cold' * form.cold}",
-        partial(_rows, problem, names, threads),
+        partial(_rows, workload, names, threads),
         default=_in_plain_run(shape, form),
         cold=form.cold,
-        memory=problem.copies * problem.packed_bytes * (4 + 4 * len(names)) // 2,
+        memory=workload.copies * workload.packed_bytes * (4 + 4 * len(names)) // 2,
         effort=_effort(compared, form.cold or tokens >= _LONG),
     )
 
 
-def _places(problem: Problem) -> int:
+def _places(workload: Workload) -> int:
     """Return how many copies a warm case has: several where they fit the caches, and it matters where they lie."""
-    return _PLACES if problem.packed_bytes < last_level_cache() else 1
+    return _PLACES if workload.packed_bytes < last_level_cache() else 1
 
 
 def _in_plain_run(shape: str, form: Form) -> bool:
-    """Tell whether a plain run has it, which varies one thing at a time: of 512 tokens and, cold, of a decode step."""
+    """Return True if a plain run has it: one thing varied at a time, of 512 tokens and, cold, of a decode step."""
     return form.changes == 0 or (form.changes == 1 and (shape == "prefill-512" or (shape == "decode-1" and form.cold)))
 
 
@@ -108,13 +110,13 @@ def _effort(compared: bool, slow: bool) -> Effort:
     return Effort(budget=6.0) if compared else Effort(budget=1.5 if slow else 1.0)
 
 
-def _rows(problem: Problem, names: Sequence[str], threads: Sequence[int] = ()) -> list[Contender]:
-    rows = [rotating(name, problem, threads=n) for name in names for n in threads or (None,)]
+def _rows(workload: Workload, names: Sequence[str], threads: Sequence[int] = ()) -> list[Contender]:
+    rows = [rotating(name, workload, threads=n) for name in names for n in threads or (None,)]
     # Those for the other pairing are no news to anybody.
-    yards = limits(problem.moved, problem.copies, threads)
-    yards += [] if problem.in_place else [copy(problem.moved, problem.copies)]
-    yards += [memory(problem.moved // 2)] if any(BY_NAME[name].new for name in names) else []
-    return [row for row in rows if row is not None] + yards
+    baselines = limits(workload.bytes_accessed, workload.copies, threads)
+    baselines += [] if workload.in_place else [copy(workload.bytes_accessed, workload.copies)]
+    baselines += [memory(workload.bytes_accessed // 2)] if any(BY_NAME[name].new for name in names) else []
+    return [row for row in rows if row is not None] + baselines
 
 
 def inv_freq(dim: int, base: float = 500000.0) -> Any:
@@ -127,17 +129,17 @@ def other_kinds(threads: Sequence[int]) -> Iterator[Case]:
     ids, patches = np.arange(512), np.arange(64)
     grid = np.stack(np.meshgrid(patches, patches, indexing="ij"), -1).reshape(-1, 2)
 
-    def partially() -> Problem:
-        return Problem(RotaryEmbedding.from_inv_freq(inv_freq(64), head_dim=128), ids, 1, 512)
+    def partially() -> Workload:
+        return Workload(RotaryEmbedding.from_inv_freq(inv_freq(64), head_dim=128), ids, 1, 512)
 
-    def axial() -> Problem:
-        return Problem(RotaryEmbedding.axial(64, 2), grid, 1, 4096, 16, 16)
+    def axial() -> Workload:
+        return Workload(RotaryEmbedding.axial(64, 2), grid, 1, 4096, 16, 16)
 
-    def mrope() -> Problem:
+    def mrope() -> Workload:
         rope = RotaryEmbedding.mrope(128, [16, 24, 24], rope_theta=1e6)
-        return Problem(rope, np.stack([ids] * 3, -1), 1, 512, 28, 4)
+        return Workload(rope, np.stack([ids] * 3, -1), 1, 512, 28, 4)
 
-    kinds: dict[str, tuple[Callable[[], Problem], str]] = {
+    kinds: dict[str, tuple[Callable[[], Workload], str]] = {
         "partial": (partially, "512 tokens, 32 + 8 heads of 128, of which 64 are rotated"),
         "axial-2d": (axial, "an image of 64 by 64 patches, 16 + 16 heads of 64"),
         "mrope": (mrope, "512 tokens at three coordinates each, 28 + 4 heads of 128"),
@@ -147,9 +149,9 @@ def other_kinds(threads: Sequence[int]) -> Iterator[Case]:
             yield Case(f"{name}/{dtype}", what, partial(_other_kind, make, dtype, threads))
 
 
-def _other_kind(make: Callable[[], Problem], dtype: str, threads: Sequence[int]) -> list[Contender]:
-    problem = make().but(dtype=dtype)
-    return _rows(problem.but(copies=_places(problem)), ["plan"] if threads else ["plan", "call"], threads)
+def _other_kind(make: Callable[[], Workload], dtype: str, threads: Sequence[int]) -> list[Contender]:
+    workload = make().but(dtype=dtype)
+    return _rows(workload.but(copies=_places(workload)), ["plan"] if threads else ["plan", "call"], threads)
 
 
 def layouts(model: Model) -> Case:
@@ -157,10 +159,12 @@ def layouts(model: Model) -> Case:
 
     def contenders() -> list[Contender]:
         rope, ids = model.own, np.arange(512)
-        plain = Problem(rope, ids, 1, 512, model.heads, model.kv_heads, "float32", storage="contiguous", copies=_PLACES)
+        plain = Workload(
+            rope, ids, 1, 512, model.heads, model.kv_heads, "float32", storage="contiguous", copies=_PLACES
+        )
         rows = [rotating("plan", plain, "contiguous bshd float32")]
         for dtype, layout in product(("float32", "bfloat16"), ("bshd", "bhsd", "thd")):
             rows.append(rotating("plan", plain.but(dtype=dtype, layout=layout, storage="packed"), f"{layout} {dtype}"))
-        return [row for row in rows if row is not None] + limits(plain.moved, plain.copies)
+        return [row for row in rows if row is not None] + limits(plain.bytes_accessed, plain.copies)
 
     return Case("layouts", "512 tokens: views of a packed QKV buffer against contiguous arrays, per byte", contenders)

@@ -1,4 +1,4 @@
-"""What is timed besides rotations: angles, plans, moved keys, weights, graphs, start-up."""
+"""What is timed besides rotations: angles, plans, shifted keys, weights, graphs, start-up."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 import rope_cpu
-from rope_cpu import RotaryEmbedding
-from rope_cpu.bench import limit
-from rope_cpu.bench.binding import UnavailableError
-from rope_cpu.bench.contender import Case, Contender, Ready, limits, memory
-from rope_cpu.bench.problem import DTYPES, Array
-from rope_cpu.bench.rotations import inv_freq
-from rope_cpu.bench.timing import Effort
-from rope_cpu.tolerance import rotation_bound, table_bound
+from rope_cpu import RotaryEmbedding, reference
+from rope_cpu.tolerance import compare, table_bound
+
+from ..implementations.base import UnavailableError
+from ..measurement.case import Case, Contender, Ready
+from ..measurement.timing import Effort
+from ..workload import DTYPES, Array
+from ..workload import memory as memory_of
+from .contenders import limits, memory
+from .rotations import inv_freq
 
 
 def _rope(interleaved: bool = False) -> RotaryEmbedding:
@@ -29,7 +31,7 @@ def cases() -> list[Case]:
     """Return the cases of everything that is not a rotation of q and k."""
     long = Effort(budget=3.0)
     starts = Effort(budget=4.0, least=6, most=13)
-    keys = "4096 cached keys of 8 heads of 128, moved in place"
+    keys = "4096 cached keys of 8 heads of 128, shifted in place"
     return [
         Case("angles-4096", "cos and sin of 4096 positions, 64 pairs, float32", partial(_angles, 4096)),
         Case("angles-131072", "cos and sin of 131072 positions, 64 pairs", partial(_angles, 131072), effort=long),
@@ -50,67 +52,64 @@ def _angles(count: int, axes: int = 1) -> list[Contender]:
     rope = RotaryEmbedding.from_inv_freq(omega if axes > 1 else omega[0])
     ids = np.arange(count)[:, None] + np.arange(axes)
     given = ids if axes > 1 else ids[:, 0]
-    moved = count * rope.rotary_dim * 4 + ids.nbytes
+    bytes_accessed = count * rope.rotary_dim * 4 + ids.nbytes
 
     def numpy_form(given: Array) -> tuple[Array, Array]:
         angle = given.reshape(ids.shape) @ omega
         return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
-    def at_hand() -> Ready:
+    def preallocated() -> Ready:
         out = np.zeros((count, 64), np.float32), np.zeros((count, 64), np.float32)
-        return Ready(partial(rope.cos_sin, out=out), [(given,)], moved, error)
+        return Ready(partial(rope.cos_sin, out=out), [(given,)], bytes_accessed, error)
 
     def error(returned: Any) -> float:
         some = np.linspace(0, count - 1, 64).astype(int)
-        angle = ids[some].astype(np.longdouble) @ omega
-        exact = [f(angle).astype(np.float64) for f in (np.cos, np.sin)]
-        # float64 forms round the angle: |angle|·2^-53 more.
+        exact = reference.cos_sin(rope.spec, ids[some][None])
+        rounded = np.abs(ids[some] @ omega) * 2.0**-53  # what float64 forms lose of the angle
+        found = zip(returned, exact, strict=True)
         return max(
-            float(np.max(np.abs(got[some] - want) / (table_bound(want, 1.0) + np.abs(angle) * 2.0**-53)))
-            for got, want in zip(returned, exact, strict=True)
+            compare(e.error(table[some][None, :, None]), table_bound(e.high, 1.0) + rounded[None, :, None])[1]
+            for table, e in found
         )
 
     return [
-        Contender("cos_sin", "ours", lambda: Ready(rope.cos_sin, [(given,)], moved, error, new=True)),
-        Contender("cos_sin into arrays at hand", "ours", at_hand),
-        Contender("NumPy float64, cast", "peer", lambda: Ready(numpy_form, [(given,)], moved, error)),
-        *limits(moved),
-        memory(moved),
+        Contender("cos_sin", "ours", lambda: Ready(rope.cos_sin, [(given,)], bytes_accessed, error, new=True)),
+        Contender("cos_sin into arrays preallocated", "ours", preallocated),
+        Contender("NumPy float64, cast", "peer", lambda: Ready(numpy_form, [(given,)], bytes_accessed, error)),
+        *limits(bytes_accessed),
+        memory(bytes_accessed),
     ]
 
 
 def _plan(ids: Array) -> list[Contender]:
     rope = _rope()
-    moved = ids.size * rope.rotary_dim * 4 + ids.nbytes
+    bytes_accessed = ids.size * rope.rotary_dim * 4 + ids.nbytes
     return [
-        Contender("plan", "ours", lambda: Ready(rope.plan, [(ids,)], moved, new=True)),
-        *limits(moved),
-        memory(moved),
+        Contender("plan", "ours", lambda: Ready(rope.plan, [(ids,)], bytes_accessed, new=True)),
+        *limits(bytes_accessed),
+        memory(bytes_accessed),
     ]
 
 
 def _shift(dtype: str) -> list[Contender]:
     rope = _rope()
     size = 4096 * 8 * 128 * DTYPES[dtype].itemsize
-    keys = limit.memory(size).view(DTYPES[dtype]).reshape(1, 4096, 8, 128)
+    keys = memory_of(size).view(DTYPES[dtype]).reshape(1, 4096, 8, 128)
     keys[:] = np.random.default_rng(7).standard_normal(keys.shape[2:]).astype(keys.dtype)
-    before: Array = keys[:, :1].astype(np.float64)
+    before = keys[:, :1].copy()
 
-    def shift(moved: Array) -> Array:
-        return rope.shift(moved, -256, out=moved)
+    def shift(keys: Array) -> Array:
+        return rope.shift(keys, -256, out=keys)
 
     def error(returned: Array) -> float:
-        a, b = before[..., :64], before[..., 64:]
-        c, s = np.cos(-256 * rope.inv_freq), np.sin(-256 * rope.inv_freq)
-        exact = np.concatenate([a * c - b * s, b * c + a * s], -1)
-        bound = rotation_bound(exact, before, np.roll(before, 64, -1), 1.0, dtype)
-        return float(np.max(np.abs(returned.astype(np.float64) - exact) / bound))
+        exact, bound = reference.rotation(rope.spec, before, np.array([[-256]]))
+        return compare(exact.error(returned[:, :1]), bound)[1]
 
     return [Contender("shift", "ours", lambda: Ready(shift, [(keys,)], 2 * size, error)), *limits(2 * size)]
 
 
 def _convert() -> list[Contender]:
-    weight = limit.memory(4096 * 4096 * 4).view(np.float32).reshape(4096, 4096)
+    weight = memory_of(4096 * 4096 * 4).view(np.float32).reshape(4096, 4096)
     weight[:] = np.arange(4096, dtype=np.float32)[:, None]
 
     def numpy_form(w: Array) -> Array:
@@ -124,12 +123,12 @@ def _convert() -> list[Contender]:
     def ours(w: Array) -> Array:
         return rope_cpu.convert_weight(w, 32, to="half")
 
-    sets, moved = [(weight,)], 2 * weight.nbytes
+    sets, bytes_accessed = [(weight,)], 2 * weight.nbytes
     return [
-        Contender("convert_weight", "ours", lambda: Ready(ours, sets, moved, error, new=True)),
-        Contender("NumPy reshape", "peer", lambda: Ready(numpy_form, sets, moved, error)),
-        *limits(moved),
-        memory(moved // 2),
+        Contender("convert_weight", "ours", lambda: Ready(ours, sets, bytes_accessed, error, new=True)),
+        Contender("NumPy reshape", "peer", lambda: Ready(numpy_form, sets, bytes_accessed, error)),
+        *limits(bytes_accessed),
+        memory(bytes_accessed // 2),
     ]
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb, inf, log
 
+import numpy as np
+
 CONFIDENCE = 0.95
 
 # A median whose interval reaches from one value to more than this many times as much says too little.
@@ -29,23 +31,9 @@ class Estimate:
         return self.low <= 0 or self.high > MEANINGLESS * self.low
 
 
-def quantile(values: Sequence[float], part: float) -> float:
-    """Return the value below which `part` (0 to 1) of `values` lies, interpolated between neighbours.
-
-    Raises ValueError where `values` is empty or `part` is no part.
-    """
-    if not values or not 0 <= part <= 1:
-        raise ValueError(f"`part` is {part} of {len(values)} values; it must be from 0 to 1, of at least one value")
-    ordered = sorted(values)
-    place = part * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the median of `values`, its quartiles and its interval."""
-    median, lower, upper = (quantile(values, part) for part in (0.5, 0.25, 0.75))
+    lower, median, upper = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
     return Estimate(median, lower, upper, *interval(values), len(values))
 
 
@@ -99,14 +87,14 @@ def change(new: Sequence[float], old: Sequence[float]) -> Change:
     Whatever else a machine does only adds time, so the quick quarter of the rounds tells most of the code.
     """
     (new_low, new_high), (old_low, old_high) = interval(new, 0.25), interval(old, 0.25)
-    factor = quantile(new, 0.25) / quantile(old, 0.25)
+    factor = float(np.quantile(new, 0.25) / np.quantile(old, 0.25))
     return Change(factor, max(new_low, 0.0) / old_high, new_high / old_low if old_low > 0 else inf)
 
 
-def relative(row: Change, yardstick: Change) -> Change:
+def relative(row: Change, baseline: Change) -> Change:
     """Return a change in times of another one."""
-    low = row.low / yardstick.high
-    return Change(row.factor / yardstick.factor, low, row.high / yardstick.low if yardstick.low > 0 else inf)
+    low = row.low / baseline.high
+    return Change(row.factor / baseline.factor, low, row.high / baseline.low if baseline.low > 0 else inf)
 
 
 def lesser(a: Change, b: Change) -> Change:

@@ -1,0 +1,1 @@
+"""Rotations to time, ours and others', each used as its users use it."""

@@ -1,0 +1,1 @@
+"""How time is taken, and what noisy timings allow to be said."""

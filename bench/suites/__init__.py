@@ -1,0 +1,1 @@
+"""The named cases, and what they let run against each other."""
