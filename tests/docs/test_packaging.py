@@ -89,14 +89,15 @@ def test_editable_install_finds_every_part(tree, tmp_path):
     site = tmp_path / "site"
     with zipfile.ZipFile(link) as file:
         file.extractall(site)
+    # With -S no .pth file of this environment runs, so that an editable install of rope_cpu in it is not met.
     code = (
-        f"import site, sys; site.addsitedir({str(site)!r})\n"
+        f"import site, sys; sys.path.append({sysconfig.get_path('purelib')!r}); site.addsitedir({str(site)!r})\n"
         # Ahead of a rope_cpu that is installed for these tests.
         "sys.meta_path.sort(key=lambda finder: '__editable__' not in getattr(finder, '__module__', ''))\n"
         "import rope_cpu, rope_cpu.export, rope_cpu.bench\n"
         "print(rope_cpu.__file__, rope_cpu.export.__file__, rope_cpu.bench.__file__)"
     )
-    assert python(code, tmp_path, {}).count(str(tree)) == 3
+    assert python(code, tmp_path, {}, "-S").count(str(tree)) == 3
 
 
 def test_import_loads_no_extra():
@@ -104,9 +105,9 @@ def test_import_loads_no_extra():
     assert python(code, ROOT, {}).endswith("set()\n")
 
 
-def python(code, cwd, variables):
+def python(code, cwd, variables, *options):
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, env={**os.environ, **variables}
+        [sys.executable, *options, "-c", code], cwd=cwd, capture_output=True, text=True, env={**os.environ, **variables}
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

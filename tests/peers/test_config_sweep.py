@@ -84,10 +84,7 @@ def compare(given: dict[str, Any], expected: dict[str | None, tuple[np.ndarray, 
         spec = reader.read(given).spec(layer_type=layer_type, angle_dtype="float32")
         ours = np.abs(spec.inv_freq[0, :, 0].sum(axis=0))  # nanochat turns the other way
         if (spec.axes > 1 and spec.rope_type != "default") or given["model_type"].startswith("ernie4_5_vl"):
-            ours, inv_freq = (
-                np.unique(ours),
-                np.unique(inv_freq),
-            )  # which pair has which axis: test_vision.py
+            ours, inv_freq = np.unique(ours), np.unique(inv_freq)  # which pair has which axis: test_vision.py
         assert ours.shape == inv_freq.shape
         np.testing.assert_allclose(ours, inv_freq, rtol=1e-6)
         assert float(spec.attention_factor[0]) == pytest.approx(factor, rel=1e-6)
@@ -213,8 +210,6 @@ REFUSED_OLD: dict[tuple[str, str], str] = {
     ("Cohere2MoeRotaryEmbedding", "yarn"): "its class reads rope_parameters only",
     ("Dots3NoteTextRotaryEmbedding", "scaling"): "one section for layers with a base each",
     ("Dots3NoteTextRotaryEmbedding", "yarn"): "one section for layers with a base each",
-    ("Ernie4_5_VLMoeTextRotaryEmbedding", "theta"): "no hidden_size",
-    ("Ernie4_5_VLMoeTextRotaryEmbedding", "partial"): "no hidden_size",
     ("EsmRotaryEmbedding", "scaling"): "its code knows no scaling",
     ("EsmRotaryEmbedding", "yarn"): "its code knows no scaling",
     ("GlmOcrTextRotaryEmbedding", "partial"): "its default mrope_section does not fit",
