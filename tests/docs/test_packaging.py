@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -91,7 +92,7 @@ def test_editable_install_finds_every_part(tree, tmp_path):
         file.extractall(site)
     # With -S no .pth file of this environment runs, so that an editable install of rope_cpu in it is not met.
     code = (
-        f"import site, sys; sys.path.append({sysconfig.get_path('purelib')!r}); site.addsitedir({str(site)!r})\n"
+        f"import site, sys; site.addsitedir({str(site)!r}); sys.path.append({sysconfig.get_path('purelib')!r})\n"
         # Ahead of a rope_cpu that is installed for these tests.
         "sys.meta_path.sort(key=lambda finder: '__editable__' not in getattr(finder, '__module__', ''))\n"
         "import rope_cpu, rope_cpu.export, rope_cpu.bench\n"
