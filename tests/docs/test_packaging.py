@@ -1,7 +1,5 @@
 import os
 import shutil
-import subprocess
-import sys
 import sysconfig
 import tarfile
 import tomllib
@@ -28,12 +26,14 @@ def expected():
     return found | {f"rope_cpu/{part}/{name}" for part in ("export", "bench") for name in modules(ROOT / part)}
 
 
-def build(source, kind, to):
-    """Build with the declared backend alone: no isolation, no network."""
-    code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(to)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return to / done.stdout.splitlines()[-1]
+@pytest.fixture(scope="module")
+def build(run_program):
+    def build(source, kind, to):
+        """Build with the declared backend alone: no isolation, no network."""
+        code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(to)!r}))"
+        return to / run_program(code, cwd=source)[0].splitlines()[-1]
+
+    return build
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def tree(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def wheel(tree, tmp_path_factory):
+def wheel(tree, build, tmp_path_factory):
     return build(tree, "wheel", tmp_path_factory.mktemp("wheel"))
 
 
@@ -65,7 +65,7 @@ def test_wheel_holds_every_module_and_nothing_at_the_top(wheel):
     assert {name.split("/")[0] for name in names} == {"rope_cpu", f"rope_cpu-{rope_cpu.__version__}.dist-info"}
 
 
-def test_sdist_builds_the_same_wheel(tree, wheel, tmp_path):
+def test_sdist_builds_the_same_wheel(tree, wheel, build, tmp_path):
     sdist = build(tree, "sdist", tmp_path)
     with tarfile.open(sdist) as file:
         file.extractall(tmp_path, filter="data")
@@ -74,18 +74,18 @@ def test_sdist_builds_the_same_wheel(tree, wheel, tmp_path):
     assert names_in(build(source, "wheel", tmp_path / "out")) == names_in(wheel)
 
 
-def test_wheel_works_by_itself(wheel, tmp_path):
+def test_wheel_works_by_itself(wheel, run_program, tmp_path):
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path)
     code = (
         "import rope_cpu, rope_cpu.export, rope_cpu.bench, json\n"
         "print(json.dumps([rope_cpu.__file__, rope_cpu.export.__file__, rope_cpu.bench.__file__]))"
     )
-    done = python(code, tmp_path, {"PYTHONPATH": str(tmp_path)})
-    assert done.count(str(tmp_path)) == 3
+    out, _ = run_program(code, env={"PYTHONPATH": str(tmp_path)})
+    assert out.count(str(tmp_path)) == 3
 
 
-def test_editable_install_finds_every_part(tree, tmp_path):
+def test_editable_install_finds_every_part(tree, build, run_program, tmp_path):
     link = build(tree, "editable", tmp_path)
     site = tmp_path / "site"
     with zipfile.ZipFile(link) as file:
@@ -98,20 +98,12 @@ def test_editable_install_finds_every_part(tree, tmp_path):
         "import rope_cpu, rope_cpu.export, rope_cpu.bench\n"
         "print(rope_cpu.__file__, rope_cpu.export.__file__, rope_cpu.bench.__file__)"
     )
-    assert python(code, tmp_path, {}, "-S").count(str(tree)) == 3
+    assert run_program(code, "-S")[0].count(str(tree)) == 3
 
 
-def test_import_loads_no_extra():
+def test_import_loads_no_extra(run_program):
     code = "import rope_cpu, sys; print({'onnx', 'onnxruntime', 'rich', 'torch', 'transformers'} & set(sys.modules))"
-    assert python(code, ROOT, {}).endswith("set()\n")
-
-
-def python(code, cwd, variables, *options):
-    done = subprocess.run(
-        [sys.executable, *options, "-c", code], cwd=cwd, capture_output=True, text=True, env={**os.environ, **variables}
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert run_program(code)[0] == "set()\n"
 
 
 def test_versions_agree():

@@ -1,8 +1,6 @@
 """Python threads, forks, and the number of threads: each case that can end a process runs in one of its own."""
 
 import os
-import subprocess
-import sys
 import textwrap
 from importlib import metadata
 
@@ -49,14 +47,16 @@ HAS_TBB = pytest.mark.skipif(
 )
 
 
-def run(code, layer=None, before="", **variables):
-    program = textwrap.dedent(before) + textwrap.dedent(START) + textwrap.dedent(code)
-    variables = {"NUMBA_NUM_THREADS": "2"} | ({"NUMBA_THREADING_LAYER": layer} if layer else {}) | variables
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=os.environ | variables
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.split()
+@pytest.fixture
+def run(run_program):
+    """Run code after the preparations of START, on two threads; return the words it prints."""
+
+    def run(code, layer=None, before="", **variables):
+        program = textwrap.dedent(before) + textwrap.dedent(START) + textwrap.dedent(code)
+        settings = {"NUMBA_NUM_THREADS": "2"} | ({"NUMBA_THREADING_LAYER": layer} if layer else {})
+        return run_program(program, env=settings | variables)[0].split()
+
+    return run
 
 
 @pytest.fixture(params=[pytest.param("tbb", marks=HAS_TBB), "omp", "workqueue"])
@@ -78,7 +78,7 @@ SCENARIOS = {
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_right_and_alive(scenario, layer):
+def test_right_and_alive(scenario, layer, run):
     code = f"""
     def job(_):
         return right()
@@ -89,7 +89,7 @@ def test_right_and_alive(scenario, layer):
     assert run(code, layer) == ["True", layer]
 
 
-def test_fork_before_the_first_rotation(layer):
+def test_fork_before_the_first_rotation(layer, run):
     code = """
     expected = None
     print(child(lambda: rope.rotate(x).any()), rope.rotate(x).any(), child(lambda: rope.rotate(x).any()))
@@ -97,7 +97,7 @@ def test_fork_before_the_first_rotation(layer):
     assert run(code, layer) == ["0", "True", "0"]
 
 
-def test_forks_while_others_rotate(layer):
+def test_forks_while_others_rotate(layer, run):
     code = """
     expected, stop = serial(), []
     def work():
@@ -111,12 +111,18 @@ def test_forks_while_others_rotate(layer):
     assert run(code, layer)[-1] == "{0}"  # Numba's TBB has a line to say of each such fork
 
 
-def test_a_child_compiles_after_openmp_was_started(tmp_path):
-    code = "expected = serial()\nprint(right(), child(lambda: rope.rotate(x.astype(float)).any()))"
-    assert run(code, "omp", NUMBA_CACHE_DIR=str(tmp_path)) == ["True", "0"]
+def test_a_child_compiles_after_openmp_was_started(tmp_path, run):
+    code = f"""
+    expected = serial()
+    print(right())
+    numba.config.CACHE_DIR = {str(tmp_path)!r}  # where nothing is compiled yet
+    print(child(lambda: rope.rotate(x.astype(float)).any()))
+    """
+    assert run(code, "omp") == ["True", "0"]
+    assert any(tmp_path.iterdir())
 
 
-def test_a_pool_of_spawned_processes(tmp_path, layer):
+def test_a_pool_of_spawned_processes(tmp_path, layer, run_program):
     script = tmp_path / "spawned.py"
     script.write_text(
         "import multiprocessing, numpy as np, rope_cpu\n"
@@ -126,12 +132,10 @@ def test_a_pool_of_spawned_processes(tmp_path, layer):
         "    with multiprocessing.get_context('spawn').Pool(2) as pool:\n"
         "        print(len({job(0), *pool.map(job, range(4))}))\n"
     )
-    variables = os.environ | {"NUMBA_THREADING_LAYER": layer}
-    result = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, env=variables)
-    assert (result.returncode, result.stdout.split()) == (0, ["1"]), result.stderr
+    assert run_program(script, env={"NUMBA_THREADING_LAYER": layer})[0].split() == ["1"]
 
 
-def test_where_rotations_are_serial(layer):
+def test_where_rotations_are_serial(layer, run):
     """On the workqueue, in children of a process that had started OpenMP, and with TBB in those of one with threads."""
     code = """
     print(threads.usable(), rope.rotate(x).any(), threads.usable(), flush=True)
@@ -143,7 +147,7 @@ def test_where_rotations_are_serial(layer):
     assert found == ["2", "True", *expected]
 
 
-def test_the_number_of_threads_is_ours_alone(layer):
+def test_the_number_of_threads_is_ours_alone(layer, run):
     """It holds in all Python threads, and neither changes Numba's nor suffers from it."""
     code = """
     expected, before = serial(), numba.get_num_threads()
@@ -157,25 +161,25 @@ def test_the_number_of_threads_is_ours_alone(layer):
     assert run(code, layer) == ["[1,", "1]", "True", "True", "True", "True", "True", "True", "2", "1"]
 
 
-def test_without_tbb_openmp_is_used():
+def test_without_tbb_openmp_is_used(run):
     code = "expected = serial()\nprint(right(), numba.threading_layer())"
     assert run(code, before=WITHOUT_TBB) == ["True", "omp"]
 
 
 @HAS_TBB
-def test_tbb_is_found():
+def test_tbb_is_found(run):
     assert run("expected = serial()\nprint(right(), numba.threading_layer())") == ["True", "tbb"]
 
 
 @pytest.mark.parametrize("count", ["1", "3", "7"])
-def test_more_threads_than_cores_and_fewer(count):
+def test_more_threads_than_cores_and_fewer(count, run):
     """Kernels of one cache serve any number."""
     code = "expected = serial()\nprint(right(), rope_cpu.get_num_threads(), all(in_threads(3, right)))"
     assert run(code, NUMBA_NUM_THREADS=count) == ["True", count, "True"]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
-def test_a_process_of_one_processor(layer):
+def test_a_process_of_one_processor(layer, run):
     code = """
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     expected = serial()
@@ -185,14 +189,20 @@ def test_a_process_of_one_processor(layer):
 
 
 @pytest.mark.parametrize(("value", "expected"), [("1", "1"), ("2", "2"), ("64", "2"), ("", "2")])
-def test_the_environment_sets_how_many_threads(value, expected):
+def test_the_environment_sets_how_many_threads(value, expected, run):
     assert run("print(rope_cpu.get_num_threads())", ROPE_CPU_NUM_THREADS=value) == [expected]
 
 
 @pytest.mark.parametrize("value", ["0", "two", "-1", "1.5"])
-def test_a_number_of_threads_that_is_none_is_named(value):
-    with pytest.raises(AssertionError, match="ROPE_CPU_NUM_THREADS is"):
-        run("", ROPE_CPU_NUM_THREADS=value)
+def test_a_number_of_threads_that_is_none_is_named(value, run_program):
+    _, err = run_program("import rope_cpu", env={"ROPE_CPU_NUM_THREADS": value}, exits=1)
+    assert f"ValueError: ROPE_CPU_NUM_THREADS is {value!r}" in err
+
+
+@pytest.mark.parametrize(("n", "rule"), [(0, "at least 1"), (10**6, "at most [0-9]+, the cores")])
+def test_set_num_threads_refuses(n, rule):
+    with pytest.raises(ValueError, match=f"`n` is {n}; it must be {rule}"):
+        rope_cpu.set_num_threads(n)
 
 
 def test_set_num_threads():
@@ -206,7 +216,7 @@ def test_set_num_threads():
 
 
 @pytest.mark.peers
-def test_a_child_of_a_process_that_used_openmp_elsewhere():
+def test_a_child_of_a_process_that_used_openmp_elsewhere(run):
     pytest.importorskip("torch")
     code = """
     import torch
