@@ -13,7 +13,7 @@ from rope_cpu.angles import Angles as AnglesOfSpec
 
 from .graph import FLOAT32, FLOAT64, Graph
 
-# Rows of a table that are computed at a time: the float64 values on the way stay small.
+# Rows of a table that are computed at a time, so that their float64 values stay small.
 TABLE_ROWS = 8192
 
 
@@ -33,6 +33,10 @@ class Angles:
     ids: str | None = None
     pair_axis: tuple[int, ...] | None = None
 
+    def both(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """Return cos and sin, each with its name."""
+        return (self.cos, "cos"), (self.sin, "sin")
+
 
 def tables(rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return cos and sin of positions 0 … rows − 1 on every axis, (rows, pairs), each rounded once to `dtype`."""
@@ -40,11 +44,9 @@ def tables(rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]
     cos, sin = np.empty((rows, pairs), dtype), np.empty((rows, pairs), dtype)
     for start in range(0, rows, TABLE_ROWS):
         part = slice(start, start + TABLE_ROWS)
-        ids = np.arange(start, min(start + TABLE_ROWS, rows))
-        if rope.axes > 1:
-            ids = np.repeat(ids[:, None], rope.axes, axis=1)
-        positions = ids.astype(np.float64).reshape(1, -1, rope.axes)
-        cos[part], sin[part] = (table[0, :, 0] for table in angles.tables(positions, mode, dtype.name))
+        ids = np.arange(start, min(start + TABLE_ROWS, rows), dtype=np.float64)
+        positions = np.repeat(ids, rope.axes).reshape(1, -1, rope.axes)
+        angles.write(positions, mode, cos[part], sin[part])
     return cos, sin
 
 
@@ -89,11 +91,10 @@ def _cosine(graph: Graph, angle: str, dtype: np.dtype[Any]) -> str:
 
 
 def _scaled(graph: Graph, value: str, factor: float, name: str, real: Any, dtype: np.dtype[Any]) -> str:
-    if real == FLOAT32:
-        value = graph.cast(value, real, f"{name}_float32")
+    value = graph.cast(value, real, f"{name}_float32", source=FLOAT64)
     if factor != 1:
         value = graph.node("Mul", [value, graph.scalar(factor, real)], f"{name}_factor")
-    return value if real == dtype else graph.cast(value, dtype, f"{name}_{dtype}")
+    return graph.cast(value, dtype, f"{name}_{dtype}", source=real)
 
 
 def counting(graph: Graph, size: str, name: str) -> str:
@@ -114,15 +115,14 @@ def of_tokens(graph: Graph, angles: Angles) -> Angles:
         length = graph.size(angles.cos, 0, "table_length")
         negative = graph.node("Less", [angles.ids, graph.ints(0)], "is_negative")
         ids = graph.node("Where", [negative, length, angles.ids], "row")
-        if angles.pair_axis is None:
-            cos, sin = (graph.node("Gather", [table, ids], name, axis=0) for table, name in _both(angles))
-        else:
-            cos, sin = (_by_axis(graph, table, ids, angles.pair_axis, name) for table, name in _both(angles))
+        cos, sin = (_rows(graph, table, ids, angles.pair_axis, name) for table, name in angles.both())
     return replace(angles, cos=cos, sin=sin, ids=None, pair_axis=None)
 
 
-def _by_axis(graph: Graph, table: str, ids: str, pair_axis: tuple[int, ...], name: str) -> str:
-    """Look a token up by each of its coordinates, and take from each look-up the pairs that rotate with it."""
+def _rows(graph: Graph, table: str, ids: str, pair_axis: tuple[int, ...] | None, name: str) -> str:
+    """Return the row of each token; with several axes, each pair's from the row of the axis that it rotates with."""
+    if pair_axis is None:
+        return graph.node("Gather", [table, ids], name, axis=0)
     found = ""
     for axis in sorted(set(pair_axis)):
         row = graph.node("Gather", [ids, graph.scalar(axis, np.int64)], f"{name}/row_of_axis_{axis}", axis=-1)
@@ -130,7 +130,3 @@ def _by_axis(graph: Graph, table: str, ids: str, pair_axis: tuple[int, ...], nam
         mine = graph.initializer(f"pairs_of_axis_{axis}", np.array(pair_axis) == axis)
         found = graph.node("Where", [mine, value, found], f"{name}/to_axis_{axis}") if found else value
     return found
-
-
-def _both(angles: Angles) -> list[tuple[str, str]]:
-    return [(angles.cos, "cos"), (angles.sin, "sin")]

@@ -1,18 +1,19 @@
-"""What was asked of export_attention: validated, written into the metadata, read back by `validate`."""
+"""What was asked of export_attention, validated."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.validation.scalars import boolean, one_of, real_number, whole_number
 
 from .masks import SHAPES
-from .options import METADATA_KEY, RopeOptions, with_tuples
+from .options import RopeOptions, check_counted
 from .targets import TARGETS
+from .targets.base import AttentionSettings
 from .weights import Float64
 
 LAYOUTS = ("bhsd", "bshd", "bsd")
@@ -22,29 +23,38 @@ NORM_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionOptions:
-    """The arguments of `export_attention`, validated and in plain types; see there. rope: of the rotation inside.
+class AttentionOptions(AttentionSettings):
+    """The arguments of `export_attention`, validated and in plain types; see there.
 
-    hidden, output: widths of the hidden states that come in and that go out, None where there are no projections.
+    qk_norm: whether q and k are normed. hidden, output: widths of the hidden states that come in and that go out, None
+    where there are no projections.
     """
 
-    rope: RopeOptions
+    kind: ClassVar[str] = "attention"
+
+    target: str
+    dtype: Any
     layout: str
-    v_head_dim: int
-    causal: bool
-    window: int | None
-    softcap: float | None
-    scale: float
-    mask: str
+    norm_epsilon: float
     past: bool
+    opset: Any
     qk_norm: bool
-    epsilon: float
     hidden: int | None
     output: int | None
 
     def __post_init__(self) -> None:
+        heads = whole_number("num_heads", self.num_heads)
+        kv_heads = whole_number("num_kv_heads", self.num_kv_heads)
+        if heads % kv_heads:
+            raise ValueError(f"`num_heads` is {heads}, not a multiple of `num_kv_heads`, {kv_heads}")
         plain = {
-            "layout": one_of("layout", self.layout, LAYOUTS),
+            "num_heads": heads,
+            "num_kv_heads": kv_heads,
+            "positions": one_of("positions", self.positions, POSITIONS),
+            "layout": self._layout(),
+            "dtype": self.rotation.dtype,
+            "max_positions": self.rotation.max_positions,
+            "opset": self.rotation.opset,
             "v_head_dim": whole_number("v_head_dim", self.v_head_dim),
             "causal": boolean("causal", self.causal),
             "window": None if self.window is None else whole_number("window", self.window),
@@ -52,54 +62,56 @@ class AttentionOptions:
             "scale": real_number("scale", self.scale),
             "mask": one_of("mask", self.mask, MASKS),
             "past": boolean("past", self.past),
-            "epsilon": real_number("norm_epsilon", self.epsilon),
+            "norm_epsilon": real_number("norm_epsilon", self.norm_epsilon),
         }
         for name, value in plain.items():
             object.__setattr__(self, name, value)
         if self.window is not None and not self.causal:
             raise ValueError(f"`window` is {self.window}, which counts the keys up to a query; it needs `causal`")
-        if not self.qk_norm and self.epsilon != NORM_EPSILON:
-            raise ValueError(f"`norm_epsilon` is {self.epsilon}, but there is no `qk_norm` to add it in")
+        if not self.qk_norm and self.norm_epsilon != NORM_EPSILON:
+            raise ValueError(f"`norm_epsilon` is {self.norm_epsilon}, but there is no `qk_norm` to add it in")
 
-    @property
-    def heads(self) -> int:
-        """Number of query heads."""
-        return self.rope.heads[0] or 0
+    @cached_property
+    def rotation(self) -> RopeOptions:
+        """The options of the rotation inside, whose positions are counted in the graph unless they are inputs."""
+        return RopeOptions(
+            target=one_of("target", self.target, tuple(TARGETS)),
+            dtype=self.dtype,
+            layout=TARGETS[self.target].attention_layout,
+            inputs=("q", "k"),
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            positions="position_ids" if self.positions == "position_ids" else "none",
+            max_positions=self.max_positions,
+            opset=self.opset,
+        )
 
-    @property
-    def kv_heads(self) -> int:
-        """Number of key and value heads."""
-        return self.rope.heads[1] or 0
+    def _layout(self) -> str:
+        """Return the layout of what comes in and goes out; hidden states have one of their own."""
+        layout = one_of("layout", self.layout, LAYOUTS)
+        if self.hidden is None:
+            return layout
+        if layout == "bshd":  # the default, "bhsd", may stand for what was not given
+            raise ValueError(f"`layout` is {layout!r}, but `weights` are given: hidden states are (batch, seq, in)")
+        return "bsd"
 
     def check_rope(self, rope: RotaryEmbedding) -> None:
         """Raise where these options or their target cannot express attention with this rotation."""
-        self.rope.check_rope(rope)
-        settings = {"causal": self.causal, "tables": self.rope.tables, "v_head_dim": self.v_head_dim}
-        reasons = TARGETS[self.rope.target].cannot_attend(rope, positions=self.rope.positions, **settings)
-        for why, refused in reasons.items():
+        check_counted(rope, self.positions)
+        self.rotation.check_rope(rope)
+        for why, refused in TARGETS[self.target].cannot_attend(rope, self).items():
             if refused:
                 raise ValueError(f"{why}; targets 'onnx' and 'primitive' can express it")
 
-    def check_arrays(self, head_dim: int, weights: Mapping[str, Float64], norms: Mapping[str, Float64]) -> None:
+    def check_arrays(self, head_dim: int, arrays: Mapping[str, Float64]) -> None:
         """Raise unless the shapes of weights and norms are those that these options call for."""
-        widths = {"q": self.heads * head_dim, "k": self.kv_heads * head_dim, "v": self.kv_heads * self.v_head_dim}
-        shapes: dict[str, tuple[int, ...]] = {name: (width, self.hidden or 0) for name, width in widths.items()}
-        shapes["o"] = self.output or 0, self.heads * self.v_head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            name: (heads * width, self.hidden or 0) for name, (heads, width) in self.sizes(head_dim).items()
+        }
+        shapes["o"] = self.output or 0, self.num_heads * self.v_head_dim
         shapes |= {f"{name}_bias": shape[:1] for name, shape in list(shapes.items())}
-        for name, array in weights.items():
+        shapes |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
+        for name, array in arrays.items():
             if array.shape != shapes[name]:
-                raise ValueError(f"`weights[{name!r}]` has shape {array.shape}; it must be {shapes[name]}")
-        for name, array in norms.items():
-            if array.shape != (head_dim,):
-                raise ValueError(f"`qk_norm` of {name} has shape {array.shape}; it must be ({head_dim},)")
-
-    def metadata(self) -> dict[str, str]:
-        """Return the entry that `read` understands."""
-        said = asdict(self) | {"kind": "attention", "target": self.rope.target}
-        return {METADATA_KEY: json.dumps(said | {"dtype": self.rope.dtype, "opset": self.rope.opset})}
-
-    @classmethod
-    def read(cls, **said: Any) -> AttentionOptions:
-        """Return the options that metadata speaks of."""
-        own = {key: value for key, value in said.items() if key not in ("target", "dtype", "opset")}
-        return cls(**own | {"rope": RopeOptions(**with_tuples(said["rope"]))})
+                argument = f"`qk_norm` of {name[0]}" if name.endswith("_norm") else f"`weights[{name!r}]`"
+                raise ValueError(f"{argument} has shape {array.shape}; it must be {shapes[name]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,18 @@ from rope_cpu.cli.common import (
 )
 from rope_cpu.configs.model_config import ModelConfig
 
-from . import files
-from .attention_options import LAYOUTS as ATTENTION_LAYOUTS
-from .attention_options import MASKS
-from .attention_options import POSITIONS as ATTENTION_POSITIONS
+from . import attention_options, files
 from .layouts import LAYOUTS
 from .options import POSITIONS
 from .targets import TARGETS
 
-# What a file for an unknown model type takes for granted.
-ASSUMED = "q and k are not normed, no attention sinks, chunks or latent attention, scores scaled by head_dim^-½"
+# Options of attention, and the keys of a config that call for them.
+ATTENTION_ONLY = ("mask", "window", "softcap", "scale", "normed")
+CONFIG_KEYS = {
+    "window": ("sliding_window",),
+    "softcap": ("attn_logit_softcapping",),
+    "scale": ("attention_multiplier", "query_pre_attn_scalar"),
+}
 DTYPES = tuple(str(dtype) for dtype in TARGETS["primitive"].dtypes)
 
 
@@ -45,14 +48,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=DTYPES, default="float32", help="of inputs and outputs (default: float32)")
     add("--opset", type=int, metavar="N", help="default: the lowest that the target can be written in")
     add("--layout", choices=LAYOUTS, default="bhsd", help="axes of queries and keys (default: bhsd)")
-    add("--positions", choices=sorted({*POSITIONS, *ATTENTION_POSITIONS}), help="how a token's position is known")
+    add(
+        "--positions",
+        choices=sorted({*POSITIONS, *attention_options.POSITIONS}),
+        help="how a token's position is known",
+    )
     add("--max-positions", type=int, metavar="N", help="rows of cos and sin tables; without, they are computed")
     add("--seq-len", type=int, metavar="N", help="the length, for rope types that depend on it")
     add("--inverse", action="store_true", help="undo the rotation")
     add("--seed", type=int, default=0, help="of what validation draws (default: 0)")
     more = parser.add_argument_group("attention", "of queries, keys and values that are projected (and normed) already")
     more.add_argument("--attention", action="store_true", help="rotate inside attention, with a cache")
-    more.add_argument("--mask", choices=MASKS, help="the kind of mask that is an input (default: none)")
+    more.add_argument(
+        "--mask", choices=attention_options.MASKS, help="the kind of mask that is an input (default: none)"
+    )
     more.add_argument("--window", type=int, metavar="N", help="attend to N keys at most, its own included; 0: to all")
     more.add_argument("--softcap", type=float, metavar="C", help="cap scores: C·tanh(score/C); 0: not at all")
     more.add_argument("--normed", action="store_true", help="q, k (and v) come normed, where the model norms them")
@@ -86,41 +95,38 @@ def run(args: argparse.Namespace) -> int:
 
 def _model(args: argparse.Namespace, config: ModelConfig, rope: RotaryEmbedding) -> onnx.ModelProto:
     heads, kv_heads = heads_of(config)
-    chosen: dict[str, Any] = {
-        "target": args.target,
-        "dtype": args.dtype,
-        "layout": args.layout,
-        "max_positions": args.max_positions,
-        "opset": args.opset,
-        "num_heads": heads,
-        "num_kv_heads": kv_heads,
-        "metadata": {"rope_cpu.config": json.dumps(dict(config.source))},
+    options: dict[str, Any] = {
+        name: getattr(args, name) for name in ("target", "dtype", "layout", "max_positions", "opset")
     }
+    options |= {"num_heads": heads, "num_kv_heads": kv_heads}
+    options["metadata"] = {"rope_cpu.config": json.dumps(dict(config.source))}
     if args.positions is not None:
-        chosen["positions"] = args.positions
-    of_attention = {name: getattr(args, name) for name in ("mask", "window", "softcap", "scale")}
-    given = {name: value for name, value in of_attention.items() if value is not None}
+        options["positions"] = args.positions
+    chosen = {name: getattr(args, name) for name in ATTENTION_ONLY}
+    given = {name: value for name, value in chosen.items() if value is not None and value is not False}
     if not args.attention:
         if args.positions not in (None, *POSITIONS):
             raise UsageError(f"--positions {args.positions} is an option of attention; give --attention as well")
         if given:
             raise UsageError(f"--{next(iter(given))} is an option of attention; give --attention as well")
-        return export.export_rope(rope, **chosen, inverse=args.inverse)
+        return export.export_rope(rope, **options, inverse=args.inverse)
     if args.inverse:
         raise UsageError("--inverse and --attention are both given; attention rotates forward")
-    if args.layout not in ATTENTION_LAYOUTS:
-        raise UsageError(f"--layout is {args.layout}; with --attention it is one of {', '.join(ATTENTION_LAYOUTS)}")
-    check_attention_settings(config, rope, given, args.normed)
+    if args.layout not in attention_options.LAYOUTS:
+        raise UsageError(
+            f"--layout is {args.layout}; with --attention it is one of {', '.join(attention_options.LAYOUTS)}"
+        )
+    check_attention_settings(config, rope, given)
     if not config.is_known:
-        print(f"model type {config.model_type!r} is not known; assumed: {ASSUMED}")
-    settings = {name: value for name, value in given.items() if value != 0 or name == "scale"}
-    return export.export_attention(rope, **chosen, **settings)
+        print(assumptions(config, given))
+    absent = [name for name in ("window", "softcap") if given.get(name) == 0]
+    return export.export_attention(rope, **options, **{n: v for n, v in given.items() if n not in (*absent, "normed")})
 
 
-def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: dict[str, Any], normed: bool) -> None:
+def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: Mapping[str, Any]) -> None:
     """Raise UsageError where the file would leave out what the model's attention has.
 
-    Layers of a model may differ in their window, so the user has to say it. given: options by name; normed: --normed.
+    Layers of a model may differ in their window, so the user has to give it. given: options by name.
     """
     has, values = config.attention, config.values
     refused = {
@@ -134,20 +140,27 @@ def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: 
     for what, there in refused.items():
         if there:
             raise UsageError(f"the config has {what}: --attention cannot write it (model type {config.model_type})")
-    if (has.qk_norm or has.v_norm) and not normed:
+    if (has.qk_norm or has.v_norm) and "normed" not in given:
         which = "q, k and v" if has.v_norm else "q and k"
         raise UsageError(
             f"model type {config.model_type} norms {which} before the rotation; give --normed, and feed them normed"
         )
-    default = has.scale is None or has.scale == rope.head_dim**-0.5
-    scale_key = next((key for key in ("attention_multiplier", "query_pre_attn_scalar") if values.get(key)), None)
-    said = {
-        "window": ("sliding_window", has.window),
-        "softcap": ("attn_logit_softcapping", has.softcap),
-        "scale": (scale_key, None if default else has.scale),
+    needed = {
+        "window": has.window,
+        "softcap": has.softcap,
+        "scale": None if has.scale == rope.head_dim**-0.5 else has.scale,
     }
-    for option, (key, value) in said.items():
+    for option, value in needed.items():
         if value is not None and option not in given:
             none = "" if option == "scale" else f", or --{option} 0 for layers without"
+            key = next((key for key in CONFIG_KEYS[option] if values.get(key)), None)
             source = f"the config has {key} {values[key]}" if key else f"model type {config.model_type} has its own"
             raise UsageError(f"{source}; give --{option} {value:.6g}{none}")
+
+
+def assumptions(config: ModelConfig, given: Mapping[str, Any]) -> str:
+    """Return what a file for an unknown model type takes for granted; given: options by name."""
+    norms = [] if "normed" in given else ["q and k are not normed"]
+    scale = [] if "scale" in given else ["scores scaled by head_dim^-½"]
+    assumed = ", ".join([*norms, "no attention sinks, chunks or latent attention", *scale, "causal"])
+    return f"model type {config.model_type!r} is not known; assumed: {assumed}"

@@ -12,6 +12,8 @@ import onnx
 from numpy.typing import DTypeLike, NDArray
 from onnx import helper
 
+from .layouts import four_axes, permutation
+
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
@@ -27,9 +29,9 @@ def onnx_type(dtype: DTypeLike) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def compute_dtype_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def compute_dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
     """Return the dtype that a rotation of `dtype` is computed in."""
-    return FLOAT64 if dtype == FLOAT64 else FLOAT32
+    return FLOAT64 if np.dtype(dtype) == FLOAT64 else FLOAT32
 
 
 class Graph:
@@ -96,9 +98,17 @@ class Graph:
         """Return a scalar; equal ones are one initializer."""
         return self.initializer(f"scalar_{np.dtype(dtype)}_{value!r}", np.array(value, dtype))
 
-    def cast(self, value: str, dtype: DTypeLike, name: str) -> str:
-        """Return `value` in another dtype."""
+    def cast(self, value: str, dtype: DTypeLike, name: str, *, source: DTypeLike | None = None) -> str:
+        """Return `value` in another dtype; source: the dtype it has, where that may be the same."""
+        if source is not None and np.dtype(source) == np.dtype(dtype):
+            return value
         return self.node("Cast", [value], name, to=onnx_type(dtype))
+
+    def transpose(self, value: str, source: str, target: str, name: str) -> str:
+        """Return `value` with its axes, a letter each, in another order."""
+        if source == target:
+            return value
+        return self.node("Transpose", [value], name, perm=permutation(source, target))
 
     def value_info(self, value: str, dtype: DTypeLike, shape: Shape) -> None:
         """Say what type and shape a value has, where shape inference cannot know: outputs of onnxruntime's own ops."""
@@ -122,8 +132,8 @@ class Graph:
         self._prune()
         self._apart()
         graph = helper.make_graph(self.nodes, name, self.inputs, self.outputs, doc_string=doc, value_info=self.infos)
-        imports = [helper.make_opsetid("", opset)]
-        imports += [helper.make_opsetid(domain, 1) for domain in self._domains()]
+        foreign = sorted({node.domain for node in self.nodes} - {""})
+        imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in foreign)]
         model = helper.make_model(graph, opset_imports=imports, functions=list(functions), producer_name=DOMAIN)
         # Functions came with IR 8; a newer IR than the opset's own would shut out older runtimes.
         model.ir_version = max(8, helper.find_min_ir_version_for(imports[:1]))
@@ -166,21 +176,19 @@ class Graph:
             DOMAIN, name, list(inputs), list(outputs), [*constants, *self.nodes], imports, doc_string=doc
         )
 
-    def _domains(self) -> list[str]:
-        return sorted({node.domain for node in self.nodes} - {""})
 
-
-def relayout(graph: Graph, x: str, source: str, target: str, heads: int, width: int) -> str:
-    """Change the axis order, by way of (batch, seq, heads, width)."""
+def relayout(graph: Graph, x: str, source: str, target: str, heads: int | None, width: int) -> str:
+    """Return queries, keys or values in another layout; heads: their number, which layout bsd needs."""
     if source == target:
         return x
     if source == "bsd":
-        x = graph.node("Reshape", [x, graph.ints(0, 0, heads, width)], "by_head")
-    elif source == "bhsd":
-        x = graph.node("Transpose", [x], "to_bshd", perm=(0, 2, 1, 3))
+        x = graph.node("Reshape", [x, graph.ints(0, 0, heads or 0, width)], "split_heads")
+    elif source == "thd":
+        x = graph.node("Unsqueeze", [x, graph.ints(2)], "as_bhsd")
+    x = graph.transpose(x, four_axes(source), four_axes(target), f"to_{four_axes(target)}")
     if target == "bsd":
-        return graph.node("Reshape", [x, graph.ints(0, 0, heads * width)], "merged_heads")
-    return graph.node("Transpose", [x], "to_bhsd", perm=(0, 2, 1, 3)) if target == "bhsd" else x
+        return graph.node("Reshape", [x, graph.ints(0, 0, (heads or 0) * width)], "merge_heads")
+    return graph.node("Squeeze", [x, graph.ints(2)], "as_thd") if target == "thd" else x
 
 
 def rms_norm(graph: Graph, x: str, name: str, weight: NDArray[Any], epsilon: float) -> str:

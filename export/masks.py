@@ -13,16 +13,13 @@ from .graph import Graph, Shape
 INPUT = "attention_mask"
 
 # Shape of the input for each kind of mask.
-SHAPES: dict[str, Shape] = {
-    "padding": ["batch", "total_length"],
-    "bool": ["batch_or_1", "heads_or_1", "sequence", "total_length"],
-    "float": ["batch_or_1", "heads_or_1", "sequence", "total_length"],
-}
+_BY_HEAD: Shape = ["batch_or_1", "heads_or_1", "sequence", "total_length"]
+SHAPES: dict[str, Shape] = {"padding": ["batch", "total_length"], "bool": _BY_HEAD, "float": _BY_HEAD}
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Sizes in a graph, int64 vectors of length 1: tokens that come in, those that passed, and both together."""
+    """Sizes in a graph, int64 vectors of length 1: new tokens, those in the past, and both together."""
 
     sequence: str
     past: str | None
@@ -69,13 +66,6 @@ def _padding(graph: Graph, lengths: Lengths) -> str:
     rows = graph.node("Mul", [lengths.sequence, graph.ints(0, 0, 1, 0)], "mask_shape/rows")
     shape = graph.node("Add", [rows, graph.ints(1, 1, 0, 1)], "mask_shape")
     return graph.node("Expand", [value, shape], "mask")
-
-
-def added(graph: Graph, mask: str, dtype: np.dtype[Any], compute_dtype: np.dtype[Any]) -> str | None:
-    """Return the input mask in the compute dtype where it is added to the scores."""
-    if mask != "float":
-        return None
-    return INPUT if dtype == compute_dtype else graph.cast(INPUT, compute_dtype, "mask_float32")
 
 
 def as_bias(graph: Graph, where: str, bias: str | None, compute_dtype: np.dtype[Any]) -> str:

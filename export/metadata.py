@@ -1,22 +1,25 @@
-"""What a file says about itself."""
+"""What a file says about itself, and what `validate` reads of it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
+
+import onnx
 
 from rope_cpu import RotaryEmbedding, __version__
+
+from .attention_options import AttentionOptions
+from .options import RopeOptions
+from .targets.base import pairing
+
+OPTIONS_KEY = "rope_cpu.export"
+KINDS: dict[str, type[RopeOptions | AttentionOptions]] = {kind.kind: kind for kind in (RopeOptions, AttentionOptions)}
 
 TOLERANCE = "|result - exact| <= 1/2 ulp(exact) + 3 u A (|x_a| + |x_b|), u = 2^-53 for float64, else 2^-24"
 # What is added where angles are computed in the graph, in float64; terms: axes that a pair rotates with.
 ROUNDED = " + terms sum(|position inv_freq|) 2^-53 A (|x_a| + |x_b|)"
-
-
-def pairing(rope: RotaryEmbedding) -> str:
-    """Return in words which elements form a pair."""
-    kind = "(2i, 2i+1), interleaved" if rope.interleaved else "(i, i+n), half-split"
-    where = f" within each of the blocks {list(rope.blocks)}" if len(rope.blocks) > 1 else ""
-    return f"{kind}{where}, over the first {rope.rotary_dim} of {rope.head_dim} elements"
 
 
 def described(rope: RotaryEmbedding) -> str:
@@ -28,13 +31,14 @@ def described(rope: RotaryEmbedding) -> str:
 
 
 def entries(
-    rope: RotaryEmbedding, options: dict[str, str], further: Mapping[str, str] | None, *, tables: bool
+    rope: RotaryEmbedding, options: RopeOptions | AttentionOptions, further: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """Return all that a file says: of its rotation, of its export, and what a user adds; raise where that says less.
-
-    tables: cos and sin are looked up rather than computed.
-    """
-    own = facts(rope) | {"rope_cpu.tolerance": TOLERANCE if tables else TOLERANCE + ROUNDED} | options
+    """Return all that a file says of its rotation and its export, and what a user adds; raise where names clash."""
+    rotation = options.rotation if isinstance(options, AttentionOptions) else options
+    own = facts(rope) | {
+        "rope_cpu.tolerance": TOLERANCE if rotation.tables else TOLERANCE + ROUNDED,
+        OPTIONS_KEY: json.dumps({"kind": options.kind, **asdict(options)}),
+    }
     if further is None:
         return own
     known = isinstance(further, Mapping)
@@ -44,6 +48,21 @@ def entries(
     if taken:
         raise ValueError(f"`metadata` holds {', '.join(taken)}, which the file says of itself; choose other names")
     return own | dict(further)
+
+
+def options_of(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
+    """Return what a model was exported with; raise where it does not say all of it."""
+    entry = next((entry.value for entry in model.metadata_props if entry.key == OPTIONS_KEY), None)
+    if entry is None:
+        raise ValueError(f"`model` has no metadata {OPTIONS_KEY!r}; it must come from this package's export")
+    given = json.loads(entry)
+    kind = given.pop("kind", None)
+    if kind not in KINDS:
+        raise ValueError(f"`model` holds {kind!r}; it must be one of {', '.join(KINDS)}")
+    try:
+        return KINDS[kind](**given)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"`model` has metadata {OPTIONS_KEY!r} that another version wrote: {error}") from None
 
 
 def facts(rope: RotaryEmbedding) -> dict[str, str]:

@@ -1,53 +1,52 @@
-"""What was asked of export_rope: validated, written into the file's metadata, read back by `validate`."""
+"""What was asked of export_rope, validated."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import numpy as np
-import onnx
 from numpy.typing import DTypeLike
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.validation.scalars import boolean, one_of, whole_number
 
-from .graph import FLOAT32, FLOAT64
+from .graph import FLOAT32, FLOAT64, compute_dtype_of
 from .layouts import LAYOUTS
 from .targets import TARGETS
 
 POSITIONS = ("position_ids", "offset", "none")
 POSITION_DTYPES = (np.dtype(np.int64), FLOAT32, FLOAT64)
-METADATA_KEY = "rope_cpu.export"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeOptions:
-    """The arguments of `export_rope`, validated and in plain types (dtypes are names); see there.
+    """The arguments of `export_rope`, validated and in plain types (dtypes are names); see there."""
 
-    heads: of each input, see `heads_of`.
-    """
+    kind: ClassVar[str] = "rope"
 
     target: str
     dtype: Any
     layout: str
     inputs: tuple[str, ...]
-    heads: tuple[int | None, ...]
+    num_heads: int | None
+    num_kv_heads: int | None
     positions: str
-    position_dtype: Any
+    position_dtype: Any = "int64"
     max_positions: int | None
-    table_inputs: bool
-    inverse: bool
+    table_inputs: bool = False
+    inverse: bool = False
     opset: Any
 
     def __post_init__(self) -> None:
         one_of("target", self.target, tuple(TARGETS))
         plain = {
             "dtype": self._dtype(),
-            "layout": one_of("layout", self.layout, tuple(LAYOUTS)),
-            "inputs": tuple(self.inputs),
+            "layout": one_of("layout", self.layout, LAYOUTS),
+            "inputs": _names(self.inputs),
+            "num_heads": None if self.num_heads is None else whole_number("num_heads", self.num_heads),
+            "num_kv_heads": None if self.num_kv_heads is None else whole_number("num_kv_heads", self.num_kv_heads),
             "positions": one_of("positions", self.positions, POSITIONS),
             "position_dtype": str(_known_dtype("position_dtype", self.position_dtype, POSITION_DTYPES)),
             "max_positions": None if self.max_positions is None else whole_number("max_positions", self.max_positions),
@@ -58,6 +57,17 @@ class RopeOptions:
         for name, value in plain.items():
             object.__setattr__(self, name, value)
         self._fit_together()
+
+    @property
+    def heads(self) -> dict[str, int | None]:
+        """The number of heads of each input, None where any will do."""
+        later = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        return {name: later if index else self.num_heads for index, name in enumerate(self.inputs)}
+
+    @property
+    def compute_dtype(self) -> np.dtype[Any]:
+        """The dtype that is computed in."""
+        return compute_dtype_of(self.dtype)
 
     @property
     def tables(self) -> bool:
@@ -81,7 +91,7 @@ class RopeOptions:
         """Return the opset to write, the target's own where none is given."""
         target = TARGETS[self.target]
         if self.opset is None:
-            return target.default_opset
+            return target.opsets[0]
         wanted, (first, last) = whole_number("opset", self.opset), target.opsets
         if not first <= wanted <= last:
             raise ValueError(f"`opset` is {wanted}; target {target.name!r} is written in opsets {first} to {last}")
@@ -101,56 +111,52 @@ class RopeOptions:
             raise ValueError(f"`position_dtype` is {self.position_dtype}, but `positions` is 'none': there is no input")
         if self.layout == "thd" and self.positions != "position_ids" and not self.token_tables:
             raise ValueError(f"`positions` is {self.positions!r}; packed tokens (layout thd) need position_ids")
-        if self.layout == "bsd" and None in self.heads:
+        if self.num_kv_heads is not None and self.num_heads is None:
+            raise ValueError(f"`num_kv_heads` is {self.num_kv_heads}, but `num_heads` is None; give both or neither")
+        if self.num_kv_heads is not None and len(self.inputs) == 1:
+            raise ValueError(
+                f"`num_kv_heads` is {self.num_kv_heads}, but `inputs` is {self.inputs}: there is no second one"
+            )
+        if self.layout == "bsd" and self.num_heads is None:
             raise ValueError("`num_heads` is None; layout bsd (batch, seq, heads·head_dim) needs it")
 
     def check_rope(self, rope: RotaryEmbedding) -> None:
         """Raise where these options or their target cannot express a rotation."""
         has_one_length(rope)
         spec, target = rope.spec, TARGETS[self.target]
-        _, axes, heads, _ = spec.inv_freq.shape
-        if axes > 1 and not spec.shared_id and self.positions != "position_ids" and not self.token_tables:
-            raise ValueError(f"`positions` is {self.positions!r}; with {axes} axes each token needs its coordinates")
+        heads = spec.inv_freq.shape[2]
+        if not self.token_tables:
+            check_counted(rope, self.positions)
         if spec.angle_dtype == "float32" and (np.count_nonzero(spec.inv_freq[0], axis=0) > 1).any():
             raise ValueError(
-                "the rotary has `angle_dtype` 'float32' and pairs that turn by several axes, whose float32 sum depends "
+                "`rope` has `angle_dtype` 'float32' and pairs that rotate by several axes, whose float32 sum depends "
                 "on how a runtime rounds it; export one with 'float64'"
             )
         if heads > 1 and not target.per_head:
             raise ValueError(
-                f"{target.op} takes one cos and sin for all heads, and this rotary has frequencies for {heads} heads; "
+                f"{target.op} takes one cos and sin for all heads, and `rope` has frequencies for {heads} heads; "
                 "target 'primitive' can express it"
             )
-        for name, count in zip(("num_heads", "num_kv_heads"), self.heads, strict=False):
+        for name, count in zip(("num_heads", "num_kv_heads"), self.heads.values(), strict=False):
             if heads > 1 and (count is None or count % heads):
                 raise ValueError(f"`{name}` is {count}; frequencies of {heads} heads need a multiple of them")
         if self.tables and (spec.pair_axis is None or heads > 1):
             raise ValueError(
-                "tables cannot hold a rotation whose pairs turn by several axes or by head; without `max_positions` "
+                "tables cannot hold a rotation whose pairs rotate by several axes or by head; without `max_positions` "
                 "and `table_inputs` angles are computed in the graph"
             )
 
-    def metadata(self) -> dict[str, str]:
-        """Return the entry that `read` understands."""
-        return {METADATA_KEY: json.dumps({"kind": "rope", **asdict(self)})}
 
+def options_given(kind: type[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those arguments that are fields of `kind`; arguments: `locals()` of the function that they are given to.
 
-def read(model: onnx.ModelProto) -> dict[str, Any]:
-    """Return what a model says about its own export; raise where it says nothing."""
-    for entry in model.metadata_props:
-        if entry.key == METADATA_KEY:
-            found: dict[str, Any] = json.loads(entry.value)
-            return with_tuples(found)
-    raise ValueError(f"`model` has no metadata {METADATA_KEY!r}; it must come from this package's export")
-
-
-def with_tuples(found: dict[str, Any]) -> dict[str, Any]:
-    """Return what JSON holds with tuples for its lists."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+    So the signature and the dataclass are the only two lists of them.
+    """
+    return {field.name: arguments[field.name] for field in fields(kind) if field.name in arguments}
 
 
 def has_one_length(rope: RotaryEmbedding) -> None:
-    """Raise where a rotation is not the same for all that a graph will be given."""
+    """Raise where the frequencies depend on a length that is not chosen, or differ by batch row."""
     spec = rope.spec
     if spec.needs_length:
         raise ValueError(
@@ -168,21 +174,19 @@ def is_rotary_embedding(rope: object) -> None:
         raise TypeError(f"`rope` is a {type(rope).__name__}; it must be a RotaryEmbedding")
 
 
-def heads_of(inputs: object, num_heads: object, num_kv_heads: object) -> tuple[int | None, ...]:
-    """Return the heads of each input, None where any will do; raise unless inputs are names."""
+def check_counted(rope: RotaryEmbedding, positions: str) -> None:
+    """Raise where tokens are counted, but need coordinates of their own."""
+    if rope.axes > 1 and not rope.spec.shared_id and positions != "position_ids":
+        raise ValueError(f"`positions` is {positions!r}; with {rope.axes} axes each token needs its coordinates")
+
+
+def _names(inputs: object) -> tuple[str, ...]:
+    """Return the names of inputs; raise unless they are different identifiers."""
     if isinstance(inputs, str) or not isinstance(inputs, list | tuple):
         raise TypeError(f"`inputs` is {inputs!r}; it must be a sequence of names")
     if not inputs or len(set(inputs)) < len(inputs) or not all(isinstance(n, str) and n.isidentifier() for n in inputs):
         raise ValueError(f"`inputs` is {inputs!r}; it must hold different identifiers, at least one")
-    many = None if num_heads is None else whole_number("num_heads", num_heads)
-    if num_kv_heads is None:
-        return (many,) * len(inputs)
-    few = whole_number("num_kv_heads", num_kv_heads)
-    if many is None:
-        raise ValueError(f"`num_kv_heads` is {few}, but `num_heads` is None; give both or neither")
-    if len(inputs) == 1:
-        raise ValueError(f"`num_kv_heads` is {few}, but `inputs` is {inputs!r}: there is no second one")
-    return many, *(few for _ in inputs[1:])
+    return tuple(inputs)
 
 
 def _known_dtype(name: str, value: DTypeLike, known: Sequence[np.dtype[Any]]) -> np.dtype[Any]:

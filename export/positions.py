@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from rope_cpu import RotaryEmbedding
 
 from . import angles as angle_ops
 from .angles import Angles, counting
-from .graph import Graph, Shape, compute_dtype_of
-from .layouts import LAYOUTS
+from .graph import Graph, Shape
 from .options import RopeOptions
 from .targets import TARGETS
 from .targets.base import Rotator
@@ -22,8 +19,7 @@ CACHES = ("cos_cache", "sin_cache")
 
 def inputs_of(rope: RotaryEmbedding, options: RopeOptions) -> Iterator[tuple[str, Any, Shape]]:
     """Yield name, dtype and shape of the inputs that say where tokens are, and of cos and sin where they are fed."""
-    packed, pairs = options.layout == "thd", rope.rotary_dim // 2
-    tokens: list[str | int] = ["tokens"] if packed else ["batch_or_1", "sequence"]
+    tokens: list[str | int] = ["tokens"] if options.layout == "thd" else ["batch_or_1", "sequence"]
     if options.positions == "position_ids":
         yield "position_ids", options.position_dtype, [*tokens, *([rope.axes] if rope.axes > 1 else [])]
     elif options.positions == "offset":
@@ -31,7 +27,7 @@ def inputs_of(rope: RotaryEmbedding, options: RopeOptions) -> Iterator[tuple[str
     if options.table_inputs:
         for name in CACHES:
             rows = tokens if options.token_tables else ["table_length"]
-            yield name, compute_dtype_of(np.dtype(options.dtype)), [*rows, pairs]
+            yield name, options.compute_dtype, [*rows, rope.rotary_dim // 2]
 
 
 def rotator_of(
@@ -42,43 +38,41 @@ def rotator_of(
     sizes: batch and sequence, int64 vectors of length 1; first: the position of the first token where tokens are
     counted, an int64 vector (batch or 1,), 0 where it is None.
     """
-    compute_dtype = compute_dtype_of(np.dtype(options.dtype))
-    angles = _angles(graph, rope, options, sizes, first, compute_dtype)
-    return TARGETS[options.target].rotator(graph, rope, angles, options.layout, *sizes, compute_dtype)
+    if options.token_tables:
+        angles = _given_angles(graph, rope, options)
+    elif options.positions == "position_ids":
+        angles = _angles(graph, rope, options, _given_ids(graph, rope, options, sizes))
+    else:
+        first = "offset" if options.positions == "offset" else first
+        angles = _angles(graph, rope, options, _counted_ids(graph, rope, options, sizes[1], first))
+    return TARGETS[options.target].rotator(graph, rope, angles, options.layout, *sizes, options.compute_dtype)
 
 
 def sizes_of(graph: Graph, x: str, layout: str) -> tuple[str, str]:
     """Return the sizes of batch and sequence, int64 vectors of length 1; a packed token is a batch row of its own."""
-    axis = LAYOUTS[layout].axis
     if layout == "thd":
-        return graph.size(x, axis("tokens"), "batch_size"), graph.ints(1)
-    return graph.size(x, axis("batch"), "batch_size"), graph.size(x, axis("sequence"), "sequence_length")
+        return graph.size(x, 0, "batch_size"), graph.ints(1)
+    return graph.size(x, layout.index("b"), "batch_size"), graph.size(x, layout.index("s"), "sequence_length")
 
 
-def _angles(
-    graph: Graph,
-    rope: RotaryEmbedding,
-    options: RopeOptions,
-    sizes: tuple[str, str],
-    first: str | None,
-    compute_dtype: np.dtype[Any],
-) -> Angles:
-    pairs, (cos, sin) = rope.rotary_dim // 2, CACHES
-    if options.token_tables:
-        if options.layout == "thd":
-            cos, sin = (graph.node("Unsqueeze", [name, graph.ints(1)], f"{name}_of_tokens") for name in CACHES)
-        return Angles(cos, sin, pairs)
-    if options.positions == "position_ids":
-        ids = _given_ids(graph, rope, options, sizes)
-    else:
-        ids = _counted_ids(graph, rope, options, sizes[1], "offset" if options.positions == "offset" else first)
+def _given_angles(graph: Graph, rope: RotaryEmbedding, options: RopeOptions) -> Angles:
+    """Return cos and sin that are inputs, those of the tokens."""
+    cos, sin = CACHES
+    if options.layout == "thd":
+        cos, sin = (graph.node("Unsqueeze", [name, graph.ints(1)], f"{name}_of_tokens") for name in CACHES)
+    return Angles(cos, sin, rope.rotary_dim // 2)
+
+
+def _angles(graph: Graph, rope: RotaryEmbedding, options: RopeOptions, ids: str) -> Angles:
+    """Return the angles of ids: computed, or looked up in tables that are inputs or initializers."""
     if not options.tables:
-        return angle_ops.computed(graph, rope, ids, options.inverse, compute_dtype)
-    if not options.table_inputs:
-        made = angle_ops.tables(rope, options.max_positions or 0, options.inverse, compute_dtype)
+        return angle_ops.computed(graph, rope, ids, options.inverse, options.compute_dtype)
+    if options.max_positions is not None:
+        made = angle_ops.tables(rope, options.max_positions, options.inverse, options.compute_dtype)
         for name, table in zip(CACHES, made, strict=True):
             graph.initializer(name, table)
-    return Angles(cos, sin, pairs, ids=ids, pair_axis=rope.spec.pair_axis if rope.axes > 1 else None)
+    pair_axis = rope.spec.pair_axis if rope.axes > 1 else None
+    return Angles(*CACHES, rope.rotary_dim // 2, ids=ids, pair_axis=pair_axis)
 
 
 def _given_ids(graph: Graph, rope: RotaryEmbedding, options: RopeOptions, sizes: tuple[str, str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -12,11 +11,10 @@ from numpy.typing import DTypeLike
 from rope_cpu import RotaryEmbedding
 
 from .graph import Graph
-from .layouts import LAYOUTS
+from .layouts import shape_of
 from .metadata import described, entries
-from .options import RopeOptions, heads_of, is_rotary_embedding
+from .options import RopeOptions, is_rotary_embedding, options_given
 from .positions import inputs_of, rotator_of, sizes_of
-from .targets.base import Rotator
 
 
 def export_rope(
@@ -65,38 +63,26 @@ def export_rope(
     Source: https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html and onnxruntime's docs/ContribOperators.md
     """
     is_rotary_embedding(rope)
-    options = RopeOptions(
-        target=target,
-        dtype=dtype,
-        layout=layout,
-        inputs=inputs,  # type: ignore[arg-type]  # a tuple once it is checked
-        heads=heads_of(inputs, num_heads, num_kv_heads),
-        positions=positions,
-        position_dtype=position_dtype,
-        max_positions=max_positions,
-        table_inputs=table_inputs,
-        inverse=inverse,
-        opset=opset,
-    )
+    options = RopeOptions(**options_given(RopeOptions, locals()))
     options.check_rope(rope)
-    return _model(rope, options, entries(rope, options.metadata(), metadata, tables=options.tables))
+    return _model(rope, options, entries(rope, options, metadata))
 
 
 def _model(rope: RotaryEmbedding, options: RopeOptions, metadata: dict[str, str]) -> onnx.ModelProto:
-    graph, dtype = Graph(), np.dtype(options.dtype)
+    graph, dtype, compute_dtype = Graph(), options.dtype, options.compute_dtype
     shapes = {
-        name: shape_of(options.layout, name, heads, rope.head_dim)
-        for name, heads in zip(options.inputs, options.heads, strict=True)
+        name: shape_of(options.layout, heads or f"{name}_heads", rope.head_dim) for name, heads in options.heads.items()
     }
     for name, shape in shapes.items():
         graph.input(name, dtype, shape)
     for declared in inputs_of(rope, options):
         graph.input(*declared)
     rotator = rotator_of(graph, rope, options, sizes_of(graph, options.inputs[0], options.layout))
-    for (name, shape), heads in zip(shapes.items(), options.heads, strict=True):
+    for name, heads in options.heads.items():
         with graph.scope(name):
-            result = rotated(graph, rotator, name, heads, dtype)
-        graph.output(result, f"{name}_rot", dtype, shape)
+            x = graph.cast(name, compute_dtype, f"to_{compute_dtype}", source=dtype)
+            y = graph.cast(rotator.rotate(x, heads), dtype, f"to_{dtype}", source=compute_dtype)
+        graph.output(y, f"{name}_rot", dtype, shapes[name])
     return graph.model(
         "rotary_embedding",
         opset=options.opset,
@@ -104,17 +90,3 @@ def _model(rope: RotaryEmbedding, options: RopeOptions, metadata: dict[str, str]
         functions=rotator.functions(options.opset),
         metadata=metadata,
     )
-
-
-def shape_of(layout: str, name: str, heads: int | None, head_dim: int) -> list[str | int]:
-    """Return the declared shape of a tensor; strings are dynamic."""
-    known = {"heads": heads or f"{name}_heads", "head_dim": head_dim, "hidden": (heads or 0) * head_dim}
-    return [known.get(axis, axis) for axis in LAYOUTS[layout].axes]
-
-
-def rotated(graph: Graph, rotator: Rotator, x: str, heads: int | None, dtype: np.dtype[Any]) -> str:
-    """Rotate one tensor, through the compute dtype."""
-    if dtype == rotator.compute_dtype:
-        return rotator.rotate(x, heads)
-    wide = graph.cast(x, rotator.compute_dtype, f"to_{rotator.compute_dtype}")
-    return graph.cast(rotator.rotate(wide, heads), dtype, f"to_{dtype}")

@@ -37,7 +37,7 @@ def weights_of(weights: Mapping[str, ArrayLike] | None) -> dict[str, Float64]:
 
 
 def norms_of(qk_norm: tuple[ArrayLike, ArrayLike] | None) -> dict[str, Float64]:
-    """Return the weights of the norms of q and k in float64; raise unless they are two."""
+    """Return the weights of the norms, q_norm and k_norm, in float64; raise unless they are two."""
     if qk_norm is None:
         return {}
     if not isinstance(qk_norm, tuple | list):
@@ -45,6 +45,6 @@ def norms_of(qk_norm: tuple[ArrayLike, ArrayLike] | None) -> dict[str, Float64]:
     if len(qk_norm) != 2:
         raise ValueError(f"`qk_norm` holds {len(qk_norm)} arrays; it must hold two, for q and for k")
     return {
-        name: real_array(f"qk_norm of {name}", value).astype(np.float64, copy=False)
+        f"{name}_norm": real_array(f"qk_norm of {name}", value).astype(np.float64, copy=False)
         for name, value in zip("qk", qk_norm, strict=True)
     }

@@ -12,17 +12,17 @@ import onnx
 from rope_cpu import RotaryEmbedding
 
 from ..angles import Angles
-from ..graph import Graph
+from ..graph import FLOAT32, HALF, Graph, relayout
+from ..layouts import four_axes
 from ..masks import Lengths
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Target:
     """One way to write a rotation, and attention, in ONNX.
 
-    op: the operator that rotates. opsets: the first and the last opset it is written in; default_opset: what is written
-    unless asked otherwise. dtypes: of queries and keys. rotator: writes rotations. per_head: heads may have their own
-    frequencies.
+    op: the operator that rotates. opsets: the first and the last opset it is written in; the first is the default.
+    dtypes: of queries and keys. rotator: writes rotations. per_head: heads may have their own frequencies.
     attend: writes attention; from queries, keys and values in attention_layout to the result in the same layout, and
     present keys and values (batch, kv_heads, total, width). attention_rotates: q and k come to it unrotated.
     takes_chunks: it takes several new tokens on a past for more than one sequence. cannot_attend: from the rotary
@@ -32,15 +32,14 @@ class Target:
     name: str
     op: str
     opsets: tuple[int, int]
-    default_opset: int
-    dtypes: tuple[np.dtype[Any], ...]
+    dtypes: tuple[np.dtype[Any], ...] = (FLOAT32, *HALF)
     rotator: type[Rotator]
-    attend: Callable[[Attending, str, str, str], tuple[str, str, str]]
-    attention_layout: str
+    attend: Callable[[Attention, str, str, str], tuple[str, str, str]]
+    attention_layout: str = "bshd"
     per_head: bool = False
     attention_rotates: bool = False
     takes_chunks: bool = True
-    cannot_attend: Callable[..., dict[str, bool]] = lambda rope, **settings: {}
+    cannot_attend: Callable[[RotaryEmbedding, AttentionSettings], dict[str, bool]] = lambda rope, settings: {}
 
 
 @dataclass
@@ -64,18 +63,16 @@ class Rotator:
 
     def rotate(self, x: str, heads: int | None) -> str:
         """Rotate `x`, of self.layout and the compute dtype; heads: their number where it is known."""
-        graph, width = self.graph, self.rope.head_dim
-        if self.layout == "thd":
-            y = self.by_head(graph.node("Unsqueeze", [x, graph.ints(2)], "as_bhsd"), heads)
-            return graph.node("Squeeze", [y, graph.ints(2)], "as_thd")
-        if self.layout == "bsd":
-            many = heads or 0
-            y = self.by_head(graph.node("Reshape", [x, graph.ints(0, 0, many, width)], "split_heads"), heads)
-            return graph.node("Reshape", [y, graph.ints(0, 0, many * width)], "merge_heads")
-        return self.by_head(x, heads)
+        order, width = self.order(), self.rope.head_dim
+        y = self.rotate_ordered(relayout(self.graph, x, self.layout, order, heads, width), heads)
+        return relayout(self.graph, y, order, self.layout, heads, width)
 
-    def by_head(self, x: str, heads: int | None) -> str:
-        """Rotate `x` with four axes."""
+    def order(self) -> str:
+        """Return the layout that `rotate_ordered` takes and gives."""
+        return four_axes(self.layout)
+
+    def rotate_ordered(self, x: str, heads: int | None) -> str:
+        """Rotate `x`, whose layout is that of `order`."""
         raise NotImplementedError
 
     def functions(self, opset: int) -> list[onnx.FunctionProto]:
@@ -83,27 +80,41 @@ class Rotator:
         return []
 
 
-@dataclass(frozen=True)
-class Attending:
-    """What attention is computed from: the settings of `export_attention`, and values of the graph.
+@dataclass(frozen=True, kw_only=True)
+class AttentionSettings:
+    """The arguments of `export_attention` that targets read; see there. num_kv_heads, v_head_dim, scale: never None."""
 
-    mask: "none", "padding", "bool" or "float"; the input attention_mask is declared. past: keys and values (batch,
-    kv_heads, past, width) of the compute dtype.
-    """
-
-    graph: Graph
-    rotator: Rotator
-    lengths: Lengths
-    past: tuple[str, str] | None
-    heads: int
-    kv_heads: int
-    v_head_dim: int
+    num_heads: int
+    num_kv_heads: int
     causal: bool
     window: int | None
     softcap: float | None
     scale: float
     mask: str
-    mask_dtype: np.dtype[Any]
+    positions: str
+    max_positions: int | None
+    v_head_dim: int
+
+    def sizes(self, head_dim: int) -> dict[str, tuple[int, int]]:
+        """Return the number of heads, and the width of each, of q, k and v."""
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        return {"q": (heads, head_dim), "k": (kv_heads, head_dim), "v": (kv_heads, self.v_head_dim)}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What attention is computed from.
+
+    past: keys and values (batch, kv_heads, past, width). bias: a mask that is added to the scores. Both are of the
+    compute dtype. A boolean mask is the graph's input.
+    """
+
+    graph: Graph
+    settings: AttentionSettings
+    rotator: Rotator
+    lengths: Lengths
+    past: tuple[str, str] | None
+    bias: str | None
 
     @property
     def head_dim(self) -> int:
@@ -123,5 +134,12 @@ def block_names(rope: RotaryEmbedding) -> list[str]:
 
 def parts_of(rope: RotaryEmbedding) -> tuple[list[str], list[int]]:
     """Return the names and widths of the parts of a head vector: its blocks, and the rest where there is one."""
-    rest = rope.head_dim - rope.rotary_dim
-    return block_names(rope) + ["rest"] * (rest > 0), [*rope.blocks, rest][: len(rope.blocks) + (rest > 0)]
+    names, widths, rest = block_names(rope), list(rope.blocks), rope.head_dim - rope.rotary_dim
+    return ([*names, "rest"], [*widths, rest]) if rest else (names, widths)
+
+
+def pairing(rope: RotaryEmbedding) -> str:
+    """Return in words which elements form a pair."""
+    kind = "(2i, 2i+1), interleaved" if rope.interleaved else "(i, i+n), half-split"
+    where = f" within each of the blocks {list(rope.blocks)}" if len(rope.blocks) > 1 else ""
+    return f"{kind}{where}, over the first {rope.rotary_dim} of {rope.head_dim} elements"

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import angles as angle_ops
 from ..angles import Angles
-from ..layouts import LAYOUTS, back
+from ..layouts import shape_of
 from .base import Rotator, block_names, parts_of
 
 
@@ -15,40 +15,31 @@ class OperatorRotator(Rotator):
     """A fused operator on (batch, heads, seq, head_dim), or (batch, seq, heads·head_dim) where it takes that itself."""
 
     def __post_init__(self) -> None:
-        """Split the angles by block, and bring them into the operator's form."""
-        self._tables = [self.tables(angles, name) for angles, name in self._angles_by_block()]
-
-    def _angles_by_block(self) -> list[tuple[Angles, str]]:
+        """Bring the angles of each block into the operator's shape."""
         names = block_names(self.rope)
         if len(names) == 1:
-            return [(self.angles, "angles")]
+            self._tables = [self.tables(self.angles, "angles")]
+            return
         found, pairs = angle_ops.of_tokens(self.graph, self.angles), [width // 2 for width in self.rope.blocks]
         cos, sin = (
             self.graph.several("Split", [value, self.graph.ints(*pairs)], f"{name}_by_block", names, axis=-1)
-            for value, name in ((found.cos, "cos"), (found.sin, "sin"))
+            for value, name in found.both()
         )
-        return [
-            (replace(found, cos=c, sin=s, pairs=n), name) for c, s, n, name in zip(cos, sin, pairs, names, strict=True)
+        self._tables = [
+            self.tables(replace(found, cos=c, sin=s, pairs=n), name)
+            for c, s, n, name in zip(cos, sin, pairs, names, strict=True)
         ]
 
-    def rotate(self, x: str, heads: int | None) -> str:
-        """Rotate `x` as it is where the operator takes three axes, else by head."""
-        if self.layout == "bsd" and len(self.rope.blocks) == 1:
-            shape: list[str | int] = ["batch", "sequence", (heads or 0) * self.rope.head_dim]
-            return self.operator(x, self._tables[0], "rotate", shape, **self._attributes(heads))
-        return super().rotate(x, heads)
+    def order(self) -> str:
+        """Return the operator's own layout: it takes packed heads too, where they are not cut into blocks."""
+        return "bsd" if self.layout == "bsd" and len(self.rope.blocks) == 1 else "bhsd"
 
-    def by_head(self, x: str, heads: int | None) -> str:
-        """Bring `x` into the operator's axis order, rotate it or its blocks, and go back."""
-        order = LAYOUTS[self.layout].to_bhsd
-        if order:
-            x = self.graph.node("Transpose", [x], "to_bhsd", perm=order)
-        shape: list[str | int] = ["batch", heads or f"{x}_heads", "sequence", self.rope.head_dim]
+    def rotate_ordered(self, x: str, heads: int | None) -> str:
+        """Rotate `x`, or its blocks one by one."""
+        shape = shape_of(self.order(), heads or f"{x}_heads", self.rope.head_dim)
         if len(self.rope.blocks) == 1 and self.takes_partial(heads):
-            y = self.operator(x, self._tables[0], "rotate", shape, **self._attributes(heads))
-        else:
-            y = self._by_block(x, shape)
-        return self.graph.node("Transpose", [y], "from_bhsd", perm=back(order)) if order else y
+            return self.operator(x, self._tables[0], "rotate", shape, **self._attributes(heads))
+        return self._by_block(x, shape)
 
     def takes_partial(self, heads: int | None) -> bool:
         """Return True if the operator can rotate some leading elements of a head vector."""

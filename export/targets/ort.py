@@ -14,8 +14,8 @@ from rope_cpu.frequencies.axes import mrope_pair_axis
 from .. import angles as angle_ops
 from .. import masks
 from ..angles import Angles, counting
-from ..graph import FLOAT32, HALF, ORT_DOMAIN
-from .base import Attending, Target
+from ..graph import ORT_DOMAIN
+from .base import Attention, AttentionSettings, Target
 from .fused import OperatorRotator
 
 
@@ -50,8 +50,7 @@ class OrtRotator(OperatorRotator):
         if angles.ids is not None and angles.pair_axis is None:
             return [self.expanded(angles.ids, "position_ids_by_batch"), angles.cos, angles.sin]
         found = angle_ops.of_tokens(self.graph, angles)
-        values = ((found.cos, f"{name}/cos"), (found.sin, f"{name}/sin"))
-        return [self._every_row, *(self._rows(value, of, found.pairs) for value, of in values)]
+        return [self._every_row, *(self._rows(value, f"{name}/{of}", found.pairs) for value, of in found.both())]
 
     def _rows(self, value: str, name: str, pairs: int) -> str:
         """Return cos or sin of the tokens as a table with a row for each."""
@@ -92,16 +91,16 @@ def mrope_layout(pair_axis: tuple[int, ...]) -> int | None:
     return None
 
 
-def attend(a: Attending, q: str, k: str, v: str) -> tuple[str, str, str]:
+def attend(a: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
     """Write com.microsoft GroupQueryAttention, which rotates too."""
-    graph, width = a.graph, a.head_dim
+    graph, width, settings, bias = a.graph, a.head_dim, a.settings, a.bias
+    heads, kv_heads = settings.num_heads, settings.num_kv_heads
     packed = [
-        graph.node("Reshape", [x, graph.ints(0, 0, heads * width)], f"{name}_packed")
-        for x, heads, name in ((q, a.heads, "q"), (k, a.kv_heads, "k"), (v, a.kv_heads, "v"))
+        graph.node("Reshape", [x, graph.ints(0, 0, count * width)], f"{name}_packed")
+        for x, count, name in ((q, heads, "q"), (k, kv_heads, "k"), (v, kv_heads, "v"))
     ]
-    bias = masks.added(graph, a.mask, a.mask_dtype, a.compute_dtype)
-    near = masks.by_distance(graph, a.lengths, a.window) if a.mask != "none" else None
-    allowed = masks.allowed(graph, a.lengths, a.mask, near)
+    near = masks.by_distance(graph, a.lengths, settings.window) if settings.mask != "none" else None
+    allowed = masks.allowed(graph, a.lengths, settings.mask, near)
     if allowed is not None:
         bias = masks.as_bias(graph, allowed, bias, a.compute_dtype)
     total = graph.cast(a.lengths.total, np.int32, "total_length_int32")
@@ -111,64 +110,56 @@ def attend(a: Attending, q: str, k: str, v: str) -> tuple[str, str, str]:
     past, angles = a.past or ("", ""), a.rotator.angles
     inputs = [*packed, *past, last, whole, angles.cos, angles.sin, "", bias or ""]
     attributes: dict[str, Any] = {
-        "num_heads": a.heads,
-        "kv_num_heads": a.kv_heads,
+        "num_heads": heads,
+        "kv_num_heads": kv_heads,
         "do_rotary": 1,
         "rotary_interleaved": int(a.rotator.rope.interleaved),
-        "scale": a.scale,
+        "scale": settings.scale,
     }
-    attributes |= {} if a.softcap is None else {"softcap": a.softcap}
-    attributes |= {} if a.window is None else {"local_window_size": a.window}
+    attributes |= {} if settings.softcap is None else {"softcap": settings.softcap}
+    attributes |= {} if settings.window is None else {"local_window_size": settings.window}
     outputs = ["", "present_key", "present_value"]
     y, keys, values = graph.several("GroupQueryAttention", inputs, "attend", outputs, domain=ORT_DOMAIN, **attributes)
-    graph.value_info(y, a.compute_dtype, ["batch", "sequence", a.heads * width])
+    graph.value_info(y, a.compute_dtype, ["batch", "sequence", heads * width])
     for value in (keys, values):
-        graph.value_info(value, a.compute_dtype, ["batch", a.kv_heads, "total_length", width])
-    y = graph.node("Reshape", [y, graph.ints(0, 0, a.heads, width)], "attention_by_head")
+        graph.value_info(value, a.compute_dtype, ["batch", kv_heads, "total_length", width])
+    y = graph.node("Reshape", [y, graph.ints(0, 0, heads, width)], "attention_by_head")
     return (y if bias is None else _zero_without_keys(a, y, bias)), keys, values
 
 
-def _zero_without_keys(a: Attending, y: str, bias: str) -> str:
+def _zero_without_keys(a: Attention, y: str, bias: str) -> str:
     """Return y (batch, seq, heads, width), zero where a query has no key: GroupQueryAttention may give NaN."""
     graph, dtype = a.graph, a.compute_dtype
     has_key = graph.node("Greater", [bias, graph.scalar(-np.inf, dtype)], "has_key")
     count = graph.node("ReduceSum", [graph.cast(has_key, dtype, "has_key/count"), graph.ints(-1)], "key_count")
     some = graph.node("Greater", [count, graph.scalar(0.0, dtype)], "has_any_key")
-    some = graph.node("Transpose", [some], "has_any_key/order", perm=(0, 2, 1, 3))
+    some = graph.transpose(some, "bhsd", "bshd", "has_any_key/order")
     return graph.node("Where", [some, y, graph.scalar(0.0, dtype)], "attention_of_any_key")
 
 
-def cannot_attend(
-    rope: RotaryEmbedding, *, positions: str, causal: bool, tables: bool, v_head_dim: int
-) -> dict[str, bool]:
+def cannot_attend(rope: RotaryEmbedding, settings: AttentionSettings) -> dict[str, bool]:
     """Return what GroupQueryAttention would do silently wrong, or not at all."""
-    shared = rope.axes == 1 or rope.spec.shared_id
+    op, rotary_dim, shared = "com.microsoft GroupQueryAttention", rope.rotary_dim, rope.axes == 1 or rope.spec.shared_id
     return {
-        f"`positions` is 'position_ids', but {GROUP_QUERY} reads the first id of a prompt only and counts on from "
-        "it": positions == "position_ids",
-        f"`causal` is False, but {GROUP_QUERY} is causal": not causal,
-        f"`max_positions` is None, but {GROUP_QUERY} looks angles up in tables itself": not tables,
-        f"the rotary has blocks {list(rope.blocks)}, but {GROUP_QUERY} pairs over one": len(rope.blocks) > 1,
-        f"the rotary has {rope.axes} axes, but {GROUP_QUERY} knows one position a token": not shared,
-        f"`head_dim` is {rope.head_dim}, but {GROUP_QUERY} rotates multiples of 16 only": rope.head_dim % 16 != 0,
-        f"`rotary_dim` is {rope.rotary_dim}, but {GROUP_QUERY} wants tables of a multiple of 8 columns": rope.rotary_dim
-        % 16
-        != 0,
-        f"`v_head_dim` is {v_head_dim}, but {GROUP_QUERY} knows head_dim only": v_head_dim != rope.head_dim,
+        f"`positions` is 'position_ids', but {op} reads the first id of a prompt only and counts on from it": (
+            settings.positions == "position_ids"
+        ),
+        f"`causal` is False, but {op} is causal": not settings.causal,
+        f"`max_positions` is None, but {op} looks angles up in tables itself": settings.max_positions is None,
+        f"`rope` has blocks {list(rope.blocks)}, but {op} pairs over one": len(rope.blocks) > 1,
+        f"`rope` has {rope.axes} axes, but {op} knows one position a token": not shared,
+        f"`head_dim` is {rope.head_dim}, but {op} rotates multiples of 16 only": rope.head_dim % 16 != 0,
+        f"`rotary_dim` is {rotary_dim}, but {op} wants tables of a multiple of 8 columns": rotary_dim % 16 != 0,
+        f"`v_head_dim` is {settings.v_head_dim}, but {op} knows head_dim only": settings.v_head_dim != rope.head_dim,
     }
 
 
-GROUP_QUERY = "com.microsoft GroupQueryAttention"
-
 ORT = Target(
-    "ort",
-    "com.microsoft RotaryEmbedding",
+    name="ort",
+    op="com.microsoft RotaryEmbedding",
     opsets=(13, 24),
-    default_opset=13,
-    dtypes=(FLOAT32, *HALF),
     rotator=OrtRotator,
     attend=attend,
-    attention_layout="bshd",
     attention_rotates=True,
     takes_chunks=False,
     cannot_attend=cannot_attend,

@@ -10,9 +10,7 @@ from rope_cpu import RotaryEmbedding
 from .. import angles as angle_ops
 from .. import masks
 from ..graph import DOMAIN, FLOAT32, FLOAT64, HALF, Graph
-from ..layouts import LAYOUTS
-from ..metadata import pairing
-from .base import Attending, Rotator, Target, block_names, parts_of
+from .base import Attention, Rotator, Target, block_names, pairing, parts_of
 
 FUNCTION = "RotaryEmbedding"
 
@@ -23,23 +21,20 @@ class PrimitiveRotator(Rotator):
     def __post_init__(self) -> None:
         """Line cos and sin up with the axes of the tensors."""
         found = angle_ops.of_tokens(self.graph, self.angles)
-        self._tables = [self._lined_up(found.cos, "cos_by_head"), self._lined_up(found.sin, "sin_by_head")]
+        self._tables = [self._lined_up(value, f"{name}_by_head") for value, name in found.both()]
 
     def _lined_up(self, value: str, name: str) -> str:
-        order, axis = LAYOUTS[self.layout].tables
+        order = self.order()
         if self.angles.heads > 1:
-            order = LAYOUTS[self.layout].by_head
-        if order:
-            value = self.graph.node("Transpose", [value], f"{name}/in_order", perm=order)
-        if self.angles.heads == 1:
-            value = self.graph.node("Unsqueeze", [value, self.graph.ints(axis)], name)
-        return value
+            return self.graph.transpose(value, "bshd", order, f"{name}/in_order")
+        value = self.graph.transpose(value, "bsd", order.replace("h", ""), f"{name}/in_order")
+        return self.graph.node("Unsqueeze", [value, self.graph.ints(order.index("h"))], name)
 
-    def by_head(self, x: str, heads: int | None) -> str:
+    def rotate_ordered(self, x: str, heads: int | None) -> str:
         """Call the function; with frequencies by head, head h of the tensor takes those of head h // n."""
         tables = self._tables
         if self.angles.heads > 1:
-            axis = LAYOUTS[self.layout].tables[1]
+            axis = self.order().index("h")
             index = np.arange(heads or 0) // ((heads or 0) // self.angles.heads)
             of_heads = self.graph.initializer(f"frequencies_of_{heads}_heads", index)
             named = zip(tables, ("cos", "sin"), strict=True)
@@ -52,7 +47,7 @@ class PrimitiveRotator(Rotator):
 
 
 def rotation_function(rope: RotaryEmbedding, opset: int) -> onnx.FunctionProto:
-    """Return rope_cpu.RotaryEmbedding(x, cos, sin) → y for the pairing of this rotary: four axes, any float type."""
+    """Return rope_cpu.RotaryEmbedding(x, cos, sin) → y for the pairing of `rope`: four axes, any float type."""
     body, names = Graph(), block_names(rope)
     parts, widths = parts_of(rope)
     pairs = [width // 2 for width in rope.blocks]
@@ -61,11 +56,11 @@ def rotation_function(rope: RotaryEmbedding, opset: int) -> onnx.FunctionProto:
         body.several("Split", [table, body.ints(*pairs)], table, names, axis=-1) if len(names) > 1 else [table]
         for table in ("cos", "sin")
     )
-    turn = _interleaved if rope.interleaved else _half_split
+    rotate = _interleaved if rope.interleaved else _half_split
     rotated = []
     for index, name in enumerate(names):
         with body.scope(name):
-            rotated.append(turn(body, pieces[index], cos[index], sin[index], pairs[index]))
+            rotated.append(rotate(body, pieces[index], cos[index], sin[index], pairs[index]))
     joined = rotated[0]
     if len(parts) > 1:
         joined = body.node("Concat", [*rotated, *pieces[len(names) :]], "joined", axis=-1)
@@ -101,75 +96,79 @@ def _rotate_pairs(body: Graph, a: str, b: str, cos: str, sin: str) -> list[str]:
     return [body.node("Sub", [a_cos, b_sin], "a_rotated"), body.node("Add", [b_cos, a_sin], "b_rotated")]
 
 
-def attend(a: Attending, q: str, k: str, v: str) -> tuple[str, str, str]:
-    """Write MatMul, Softmax, MatMul; a group of query heads shares its keys by broadcasting."""
-    graph, group = a.graph, a.heads // a.kv_heads
+def attend(a: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
+    """Write MatMul, Softmax, MatMul; a group of query heads shares its keys by broadcasting.
+
+    Axes, a letter each: batch, key head, group (of query heads), sequence, total length, width.
+    """
+    graph, settings = a.graph, a.settings
+    kv_heads, softcap = settings.num_kv_heads, settings.softcap
     keys, values = _with_past(a, k, 0, "key"), _with_past(a, v, 1, "value")
     # A vector, not a scalar: onnxruntime folds scalar factors of MatMul into a float32 attribute, in float64 too.
-    factor = np.full(a.head_dim, a.scale / (a.softcap or 1.0), a.compute_dtype)
+    factor = np.full(a.head_dim, settings.scale / (softcap or 1.0), a.compute_dtype)
     q = graph.node("Mul", [q, graph.initializer("score_scale", factor)], "q_scaled")
-    q = graph.node("Reshape", [q, graph.ints(0, 0, a.kv_heads, group, a.head_dim)], "q_by_group")
-    q = graph.node("Transpose", [q], "q_by_group/order", perm=(0, 2, 3, 1, 4))
-    transposed = graph.node("Transpose", [keys], "keys_by_column", perm=(0, 1, 3, 2))
-    transposed, grouped = (
-        graph.node("Unsqueeze", [value, graph.ints(2)], name)
-        for value, name in ((transposed, "keys_of_group"), (values, "values_of_group"))
-    )
-    scores = graph.node("MatMul", [q, transposed], "scores")
-    if a.softcap is not None:
+    q = graph.node("Reshape", [q, graph.ints(0, 0, kv_heads, _group(a), a.head_dim)], "q_by_group")
+    q = graph.transpose(q, "bskgw", "bkgsw", "q_by_group/order")
+    columns = graph.transpose(keys, "bktw", "bkwt", "keys_by_column")
+    columns = graph.node("Unsqueeze", [columns, graph.ints(2)], "keys_of_group")
+    grouped = graph.node("Unsqueeze", [values, graph.ints(2)], "values_of_group")
+    scores = graph.node("MatMul", [q, columns], "scores")
+    if softcap is not None:
         small = graph.node("Tanh", [scores], "scores/tanh")
-        scores = graph.node("Mul", [small, graph.scalar(a.softcap, a.compute_dtype)], "scores/capped")
-    result = graph.node("MatMul", [_weights(a, scores, group), grouped], "weighted_values")
-    result = graph.node("Transpose", [result], "weighted_values/order", perm=(0, 3, 1, 2, 4))
-    merged = graph.ints(0, 0, a.heads, a.v_head_dim)
+        scores = graph.node("Mul", [small, graph.scalar(softcap, a.compute_dtype)], "scores/capped")
+    result = graph.node("MatMul", [_weights(a, scores), grouped], "weighted_values")
+    result = graph.transpose(result, "bkgsw", "bskgw", "weighted_values/order")
+    merged = graph.ints(0, 0, settings.num_heads, settings.v_head_dim)
     return graph.node("Reshape", [result, merged], "attention_by_head"), keys, values
 
 
-def _weights(a: Attending, scores: str, group: int) -> str:
+def _weights(a: Attention, scores: str) -> str:
     """Return the softmax of the scores (batch, kv_heads, group, seq, total); rows without any key become zero."""
-    graph, dtype = a.graph, a.compute_dtype
-    bias = masks.added(graph, a.mask, a.mask_dtype, dtype)
-    if bias is not None:
-        scores = graph.node("Add", [scores, _grouped(a, bias, group)], "scores/with_mask")
-    near = masks.by_distance(graph, a.lengths, a.window) if a.causal else None
-    allowed = masks.allowed(graph, a.lengths, a.mask, near)
+    graph, dtype, settings = a.graph, a.compute_dtype, a.settings
+    if a.bias is not None:
+        scores = graph.node("Add", [scores, _grouped(a, a.bias)], "scores/with_mask")
+    near = masks.by_distance(graph, a.lengths, settings.window) if settings.causal else None
+    allowed = masks.allowed(graph, a.lengths, settings.mask, near)
     lowest = graph.scalar(float(np.finfo(dtype).min), dtype)
     if allowed is not None:
-        allowed = allowed if a.mask not in ("padding", "bool") else _grouped(a, allowed, group)
+        allowed = _grouped(a, allowed) if settings.mask in ("padding", "bool") else allowed
         scores = graph.node("Where", [allowed, scores, lowest], "scores/allowed")
-    if bias is not None:
+    if a.bias is not None:
         scores = graph.node("Max", [scores, lowest], "scores/finite")
     weights = graph.node("Softmax", [scores], "weights", axis=-1)
-    if a.mask == "none":
+    if settings.mask == "none":
         return weights
     some = graph.node("Greater", [scores, lowest], "scores/is_any")
     return graph.node("Where", [some, weights, graph.scalar(0.0, dtype)], "weights/of_allowed")
 
 
-def _grouped(a: Attending, mask: str, group: int) -> str:
+def _group(a: Attention) -> int:
+    """Return how many query heads share a key head."""
+    return a.settings.num_heads // a.settings.num_kv_heads
+
+
+def _grouped(a: Attention, mask: str) -> str:
     """Return a mask (batch or 1, heads or 1, seq, total) as (…, kv_heads, group, seq, total)."""
-    graph = a.graph
-    every = graph.node("Expand", [mask, graph.ints(1, a.heads, 1, 1)], f"{mask}/of_heads")
-    last = graph.node("Transpose", [every], f"{mask}/heads_last", perm=(0, 2, 3, 1))
-    split = graph.node("Reshape", [last, graph.ints(0, 0, 0, a.kv_heads, group)], f"{mask}/groups_last")
-    return graph.node("Transpose", [split], f"{mask}/by_group", perm=(0, 3, 4, 1, 2))
+    graph, settings = a.graph, a.settings
+    every = graph.node("Expand", [mask, graph.ints(1, settings.num_heads, 1, 1)], f"{mask}/of_heads")
+    last = graph.transpose(every, "bhst", "bsth", f"{mask}/heads_last")
+    split = graph.node("Reshape", [last, graph.ints(0, 0, 0, settings.num_kv_heads, _group(a))], f"{mask}/groups_last")
+    return graph.transpose(split, "bstkg", "bkgst", f"{mask}/by_group")
 
 
-def _with_past(a: Attending, new: str, which: int, name: str) -> str:
-    new = a.graph.node("Transpose", [new], f"{name}_by_head", perm=(0, 2, 1, 3))
+def _with_past(a: Attention, new: str, which: int, name: str) -> str:
+    new = a.graph.transpose(new, "bshd", "bhsd", f"{name}_by_head")
     if a.past is None:
         return new
     return a.graph.node("Concat", [a.past[which], new], f"{name}_with_past", axis=2)
 
 
 PRIMITIVE = Target(
-    "primitive",
-    "ops of opset 13",
+    name="primitive",
+    op="ops of opset 13",
     opsets=(13, 24),
-    default_opset=13,
     dtypes=(FLOAT32, FLOAT64, *HALF),
     rotator=PrimitiveRotator,
     attend=attend,
-    attention_layout="bshd",
     per_head=True,
 )

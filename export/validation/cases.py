@@ -1,4 +1,4 @@
-"""Shapes, positions and values drawn to break an exported rotation."""
+"""Shapes, positions and values drawn to break an exported model."""
 
 from __future__ import annotations
 
@@ -9,88 +9,68 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..options import RopeOptions
-
 Array = NDArray[Any]
 
-# Where angles are computed, positions are drawn up to here.
-COMPUTED_LIMIT = 1_000_000
 
-
-@dataclass(frozen=True)
-class Case:
-    """One draw: batch, tokens, and the ids, made from (rng, batch, seq, limit); limit: the first id that is too large.
-
-    must_fail: the model has to refuse these ids when it runs.
-    """
-
-    name: str
-    batch: int
-    seq: int
-    ids: Callable[[np.random.Generator, int, int, int], Array]
-    must_fail: bool = False
-
-
-def _consecutive(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
+def consecutive(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
+    """Return ids that count from 0."""
     return np.broadcast_to(np.arange(seq) % limit, (batch, seq))
 
 
-def _drawn(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
+def shuffled(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
+    """Return ids in no order."""
     return rng.integers(0, limit, (batch, seq))
 
 
-def _left_padded(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
+def left_padded(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
+    """Return ids that stay 0 for some tokens of each row, then count."""
     ids: Array = np.maximum(np.arange(seq)[None] - rng.integers(0, seq, (batch, 1)), 0) % limit
     return ids
 
 
-def _at_the_end(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
+def last(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
+    """Return the largest ids below the limit."""
     return np.maximum(limit - 1 - rng.permutation(batch * seq).reshape(batch, seq), 0)
 
 
-def _too_large(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
-    ids = _drawn(rng, batch, seq, limit)
+def too_large(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
+    """Return ids of which one is the limit."""
+    ids = shuffled(rng, batch, seq, limit)
     ids[-1, -1] = limit
     return ids
 
 
-def _negative(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
-    return -1 - _drawn(rng, batch, seq, limit)
+def negative(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
+    """Return ids below 0."""
+    return -1 - shuffled(rng, batch, seq, limit)
 
 
-IDS_CASES = (
-    Case("one token", 1, 1, _drawn),
-    Case("prompt", 1, 33, _consecutive),
-    Case("decode step of a batch", 5, 1, _drawn),
-    Case("shuffled ids", 2, 29, _drawn),
-    Case("left-padded ids", 3, 17, _left_padded),
-    Case("last ids", 2, 24, _at_the_end),
-    Case("one row of ids for a batch", 3, 7, lambda rng, batch, seq, limit: _drawn(rng, 1, seq, limit)),
-    Case("no tokens", 2, 0, _drawn),
-    Case("no batch", 0, 3, _drawn),
-)
-TABLE_CASES = (
-    Case("id past the table", 2, 5, _too_large, must_fail=True),
-    Case("negative id", 2, 5, _negative, must_fail=True),
-)
-SHAPE_CASES = (
-    Case("too few ids", 2, 6, lambda rng, batch, seq, limit: _drawn(rng, batch, 1, limit), must_fail=True),
-    Case("ids of another batch", 1, 6, lambda rng, batch, seq, limit: _drawn(rng, 2, seq, limit), must_fail=True),
-)
-COMPUTED_CASES = (Case("negative ids", 2, 9, _negative),)
-COUNTED_CASES = tuple(case for case in IDS_CASES if "ids" not in case.name)
+@dataclass(frozen=True)
+class Case:
+    """One draw.
+
+    steps: the numbers of tokens that a model is fed one after another. ids: from (rng, batch, tokens, limit) to the
+    position_ids, limit being the first one that is too large. must_fail: the model has to refuse to run.
+    """
+
+    name: str
+    batch: int
+    steps: tuple[int, ...]
+    ids: Callable[[np.random.Generator, int, int, int], Array] = consecutive
+    must_fail: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Number of all tokens of a sequence."""
+        return sum(self.steps)
 
 
-def cases_of(options: RopeOptions) -> list[Case]:
-    """Return the cases that apply to an export."""
-    if options.positions != "position_ids":
-        return list(COUNTED_CASES)
-    chosen = [*IDS_CASES, *SHAPE_CASES, *(TABLE_CASES if options.tables else COMPUTED_CASES)]
-    if options.layout == "thd":
-        chosen = [case for case in chosen if "batch" not in case.name or case.name == "decode step of a batch"]
-    if options.max_positions == 1:  # the one token that fits has an id in any case
-        chosen = [case for case in chosen if case.name != "too few ids"]
-    return chosen
+def on_axes(ids: Array, axes: int, rng: np.random.Generator | None = None) -> Array:
+    """Return ids (batch, seq), with several axes (…, axes): the same on all, or permuted by `rng` on the later ones."""
+    if axes == 1:
+        return np.ascontiguousarray(ids)
+    later = [ids if rng is None else rng.permuted(ids, axis=-1) for _ in range(axes - 1)]
+    return np.stack([ids, *later], axis=-1)
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

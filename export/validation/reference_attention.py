@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from rope_cpu import RotaryEmbedding, reference, tolerance
 
 from ..attention_options import AttentionOptions
-from ..graph import FLOAT64, compute_dtype_of
+from ..graph import FLOAT64
+from ..masks import INPUT
+from .check import Drawn
 from .rope import angle_rounding
 
 Array = NDArray[Any]
@@ -55,25 +57,18 @@ def _summed(ready: Ready) -> Known:
 class Reference:
     """What a model of attention has to give.
 
-    tables: its weights of projections and norms. drawn: what goes in, q, k, v (batch, tokens, heads, width) or hidden
-    (batch, tokens, in); ids; attention_mask.
+    arrays: its weights of projections and norms. drawn: what goes in.
     """
 
     rope: RotaryEmbedding
     options: AttentionOptions
-    tables: dict[str, Array]
-    drawn: dict[str, Array]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of inputs, outputs and cache."""
-        dtype: np.dtype[Any] = np.dtype(self.options.rope.dtype)
-        return dtype
+    arrays: dict[str, Array]
+    drawn: Drawn
 
     @property
     def unit(self) -> float:
         """The variance u² of a rounding of the model's arithmetic; in float64 the reference itself rounds as much."""
-        return 2 * 2.0**-106 if self.dtype == FLOAT64 else 2.0**-48
+        return 2 * 2.0**-106 if self.options.dtype == FLOAT64 else 2.0**-48
 
     def outputs(self) -> dict[str, Known]:
         """Return each output: attention as (batch, tokens, heads, width) or (…, out), present keys and values by head.
@@ -82,39 +77,41 @@ class Reference:
         """
         q, k, v = (self._ready(name) for name in "qkv")
         result, varies = self._attended(_summed(q), self._as_cached(k, "k"), self._as_cached(v, "v"))
-        due = {"attention": (result, DEVIATIONS * np.sqrt(varies) + tolerance.half_ulp(result, self.dtype))}
-        for name, (exact, varies, _) in (("k", k), ("v", v)) if self.options.past else ():
+        due = {"attention": (result, DEVIATIONS * np.sqrt(varies) + tolerance.half_ulp(result, self.options.dtype))}
+        for name, (exact, varies, _) in {"k": k, "v": v}.items() if self.options.past else ():
             bound = DEVIATIONS * np.sqrt(varies)
-            rounded = tolerance.half_ulp(exact, self.dtype) if self._is_rounded(name) else 0.0
+            rounded = tolerance.half_ulp(exact, self.options.dtype) if self._is_rounded(name) else 0.0
             due[{"k": "present_key", "v": "present_value"}[name]] = exact, bound + rounded
         return due
 
     def _is_rounded(self, name: str) -> bool:
         """Return True if keys or values are rounded to the cache's dtype, rather than computed or given in it."""
-        return self.dtype != compute_dtype_of(self.dtype) and (name == "k" or "hidden" in self.drawn)
+        return self.options.dtype != self.options.rotation.compute_dtype and (
+            name == "k" or self.options.hidden is not None
+        )
 
     def _as_cached(self, ready: Ready, name: str) -> Known:
         """Return the keys or values that are attended to, rounded as the cache is."""
         exact, variance = _summed(ready)
-        return exact, variance + self._is_rounded(name) * tolerance.half_ulp(exact, self.dtype) ** 2 / 3
+        return exact, variance + self._is_rounded(name) * tolerance.half_ulp(exact, self.options.dtype) ** 2 / 3
 
     def _ready(self, name: str) -> Ready:
         """Return q, k or v as (batch, heads, tokens, width): projected, normed, rotated."""
-        options, ids = self.options, self.drawn["ids"]
-        if "hidden" in self.drawn:
-            hidden = self.drawn["hidden"].astype(np.float64)
-            heads = options.heads if name == "q" else options.kv_heads
+        options, ids = self.options, self.drawn.ids
+        if options.hidden is not None:
+            hidden = self.drawn.tensors["hidden"].astype(np.float64)
+            heads = options.num_heads if name == "q" else options.num_kv_heads
             made = self._projected(name, hidden, np.zeros_like(hidden))
             x, variance = (y.reshape(*y.shape[:2], heads, -1) for y in made)
         else:
-            x = self.drawn[name].astype(np.float64)
+            x = self.drawn.tensors[name].astype(np.float64)
             variance = np.zeros_like(x)
-        if f"{name}_norm" in self.tables:
+        if f"{name}_norm" in self.arrays:
             x, variance = self._normed(name, x, variance)
         angles = np.zeros_like(x)
         if name != "v":
-            exact, bound = reference.rotation(self.rope.spec, x, ids, dtype=compute_dtype_of(self.dtype))
-            angles = angles if options.rope.tables else angle_rounding(self.rope, x, ids)
+            exact, bound = reference.rotation(self.rope.spec, x, ids, dtype=options.rotation.compute_dtype)
+            angles = angles if options.rotation.tables else angle_rounding(self.rope, x, ids)
             x, bound = exact.high, bound + tolerance.half_ulp(exact.high, np.float64)
             variance = self._rotated(variance) + ((bound + angles) / DEVIATIONS) ** 2
         return x.transpose(0, 2, 1, 3), variance.transpose(0, 2, 1, 3), angles.transpose(0, 2, 1, 3)
@@ -128,14 +125,14 @@ class Reference:
         return variance
 
     def _projected(self, name: str, x: Float64, variance: Float64) -> Known:
-        weight = self.tables[f"{name}_weight"].astype(np.float64)
+        weight = self.arrays[f"{name}_weight"].astype(np.float64)
         y, rounded = product(x, weight)
-        y = y + self.tables.get(f"{name}_bias", np.zeros(1)).astype(np.float64)
+        y = y + self.arrays.get(f"{name}_bias", np.zeros(1)).astype(np.float64)
         return y, variance @ weight**2 + self.unit * (rounded + y**2)
 
     def _normed(self, name: str, x: Float64, variance: Float64) -> Known:
-        weight, width = self.tables[f"{name}_norm"].astype(np.float64), x.shape[-1]
-        square = (x * x).mean(axis=-1, keepdims=True) + self.options.epsilon
+        weight, width = self.arrays[f"{name}_norm"].astype(np.float64), x.shape[-1]
+        square = (x * x).mean(axis=-1, keepdims=True) + self.options.norm_epsilon
         y = x / np.sqrt(square) * weight
         came = variance + (x / square) ** 2 * (x * x * variance).mean(axis=-1, keepdims=True) / width
         # The root halves what the sum of squares is off by, 2·n in terms of `product`.
@@ -143,7 +140,7 @@ class Reference:
 
     def _attended(self, q: Known, k: Known, v: Known) -> Known:
         """Return the weighted values (batch, tokens, heads, width), or what they are projected to."""
-        group = self.options.heads // self.options.kv_heads
+        group = self.options.num_heads // self.options.num_kv_heads
         (key, key_varies), (value, value_varies) = ([np.repeat(x, group, axis=1) for x in known] for known in (k, v))
         scores, varies = self._scores(q, (key, key_varies))
         most = np.maximum(scores.max(axis=-1, keepdims=True), -1e300)
@@ -161,7 +158,8 @@ class Reference:
         if self.options.output is None:
             return merged[0], merged[1] + self._moved(weights_vary, value, result).transpose(0, 2, 1, 3)
         # A weight that is off moves all elements of a head together, and so through the projection.
-        by_head = self.tables["o_weight"].astype(np.float64).reshape(self.options.heads, self.options.v_head_dim, -1)
+        weight = self.arrays["o_weight"].astype(np.float64)
+        by_head = weight.reshape(self.options.num_heads, self.options.v_head_dim, -1)
         y, apart = self._projected("o", *(x.reshape(*x.shape[:2], -1) for x in merged))
         return y, apart + self._moved(weights_vary, value @ by_head, result @ by_head).sum(axis=1)
 
@@ -199,7 +197,7 @@ class Reference:
             allowed = allowed & (key > query - options.window)
         if options.mask == "none":
             return allowed, np.zeros(1)
-        mask = self.drawn["attention_mask"]
+        mask = self.drawn.feeds[INPUT]
         if options.mask == "float":
             return allowed, mask.astype(np.float64)
         return allowed & (mask[:, None, None, :] if options.mask == "padding" else mask), np.zeros(1)

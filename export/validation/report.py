@@ -48,7 +48,7 @@ class Report:
 
     title: str
     outcomes: tuple[Outcome, ...]
-    _again: Callable[[Outcome], dict[str, NDArray[Any]]] = field(repr=False, compare=False)
+    _replay: Callable[[Outcome], dict[str, NDArray[Any]]] = field(repr=False, compare=False)
 
     @property
     def passed(self) -> bool:
@@ -66,11 +66,11 @@ class Report:
         return max(self.outcomes, key=lambda outcome: (not outcome.passed, np.nan_to_num(outcome.ratio, nan=np.inf)))
 
     def replay(self, outcome: Outcome | None = None) -> dict[str, NDArray[Any]]:
-        """Run a case again, the worst unless told: its inputs, and results, exact values and bounds by output name.
+        """Run a case again, the worst by default; return its inputs, and results, exact values and bounds by name.
 
-        Nothing for a case that runs no model, such as the checker's.
+        The result is empty for a case that runs no model, such as the checker's.
         """
-        return self._again(self.worst if outcome is None else outcome)
+        return self._replay(self.worst if outcome is None else outcome)
 
     def __str__(self) -> str:
         failed = sum(not outcome.passed for outcome in self.outcomes)

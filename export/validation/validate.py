@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import onnx
@@ -14,18 +13,13 @@ from onnx import numpy_helper
 from rope_cpu import RotaryEmbedding
 from rope_cpu.validation.scalars import whole_number
 
-from ..attention_options import AttentionOptions
-from ..options import METADATA_KEY, RopeOptions, has_one_length, is_rotary_embedding, read
+from ..metadata import options_of
+from ..options import RopeOptions, has_one_length, is_rotary_embedding
 from .attention import AttentionCheck
+from .check import Check
 from .report import Outcome, Report
 from .rope import RopeCheck
 from .session import open_session
-
-# What a model may hold, and how its options are read.
-KINDS: dict[Any, Callable[..., RopeOptions | AttentionOptions]] = {
-    "rope": RopeOptions,
-    "attention": AttentionOptions.read,
-}
 
 
 def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedding, *, seed: int = 0) -> Report:
@@ -49,30 +43,22 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
     is_rotary_embedding(rope)
     whole_number("seed", seed, 0)
     has_one_length(rope)
-    loaded = model if isinstance(model, onnx.ModelProto) else _loaded(os.fspath(model))
-    options = _options(read(loaded))
-    made = options if isinstance(options, RopeOptions) else options.rope
-    kind = "rope" if made is options else "attention"
-    title = f"{kind} model, target {made.target}, {made.dtype}, opset {made.opset}"
-    problem = static_problem(model if isinstance(model, onnx.ModelProto) else os.fspath(model), loaded)
-    static = Outcome("checker, shape inference", seed, (), problem=problem)
+    source = model if isinstance(model, onnx.ModelProto) else os.fspath(model)
+    loaded = _loaded(source) if isinstance(source, str) else source
+    options = options_of(loaded)
+    title = f"{options.kind} model, target {options.target}, {options.dtype}, opset {options.opset}"
+    static = Outcome("checker, shape inference", seed, (), problem=static_problem(source, loaded))
     try:
-        opened = open_session(model)
+        opened = open_session(source)
     except Exception as error:  # onnxruntime's errors share no class of their own
         unloaded = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {str(error).splitlines()[0][-200:]}")
         return Report(title, (static, unloaded), lambda outcome: {})
-    folder = "" if isinstance(model, onnx.ModelProto) else os.path.dirname(os.fspath(model))
-    check: Any  # of either kind
     if isinstance(options, RopeOptions):
-        check = RopeCheck(opened, rope, options)
+        check: Check = RopeCheck(opened, rope, options)
     else:
+        folder = os.path.dirname(source) if isinstance(source, str) else ""
         check = AttentionCheck(opened, rope, options, weights_in(loaded, folder))
-    cases = {case.name: case for case in check.cases()}
-
-    def again(outcome: Outcome) -> dict[str, NDArray[Any]]:
-        return check.again(cases[outcome.case], outcome.seed) if outcome.case in cases else {}
-
-    return Report(title, (static, *(check.outcome(case, seed) for case in cases.values())), again)
+    return Report(title, (static, *(check.outcome(case, seed) for case in check.cases())), check.replay)
 
 
 def _loaded(path: str) -> onnx.ModelProto:
@@ -80,17 +66,6 @@ def _loaded(path: str) -> onnx.ModelProto:
         return onnx.load(path, load_external_data=False)
     except DecodeError:
         raise ValueError(f"`model` is {path!r}, which is no ONNX file") from None
-
-
-def _options(said: dict[str, Any]) -> RopeOptions | AttentionOptions:
-    """Return what a model was exported with; raise where it does not say all of it."""
-    kind = said.pop("kind", None)
-    if kind not in KINDS:
-        raise ValueError(f"`model` holds {kind!r}; it must be one of {', '.join(KINDS)}")
-    try:
-        return KINDS[kind](**said)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"`model` has metadata {METADATA_KEY!r} that another version wrote: {error}") from None
 
 
 def weights_in(model: onnx.ModelProto, folder: str) -> dict[str, NDArray[Any]]:

@@ -27,7 +27,7 @@ REFUSED = {
     "a table of dense axes": (
         RotaryEmbedding.from_inv_freq(np.ones((2, 4))),
         {"max_positions": 8},
-        "tables cannot hold .* turn by several axes",
+        "tables cannot hold .* rotate by several axes",
     ),
     "float32 sums of several axes": (
         RotaryEmbedding.from_spec(replace(RotaryEmbedding.from_inv_freq(np.ones((2, 4))).spec, angle_dtype="float32")),
