@@ -9,7 +9,7 @@ import numpy as np
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.angles import RADIAN, cos_sin
-from rope_cpu.validation.arrays import DTYPES, Array
+from rope_cpu.validation.arrays import DTYPES, FORMAT_OF, Array
 from rope_cpu.validation.scalars import Float64
 
 # See Angles.rows.
@@ -40,35 +40,42 @@ class Angles:
         }
         return cls(rows, in_float32)
 
-    def tables(
-        self, positions: Float64, mode: str, dtype: str, out: tuple[Array, Array] | None = None
-    ) -> tuple[Array, Array]:
-        """Return factor·cos and sign·factor·sin, (batch or 1, seq, heads, pairs) of a dtype.
+    def cos_sin(self, positions: Float64, mode: str, real: str) -> Array:
+        """Return factor·cos, and then sign·factor·sin: (2, batch or 1, seq, heads, pairs), float32 or float64.
 
-        positions: float64 (batch or 1, seq, axes or 1), checked. mode: an operation: rotate, inverse or shift. out:
-        arrays of that many elements and dtype to write to, C-contiguous and aligned.
+        positions: float64 (batch or 1, seq, axes or 1), checked. mode: an operation: rotate, inverse or shift.
         """
+        if self.in_float32 and real == "float64":
+            return self.cos_sin(positions, mode, "float32").astype(np.float64)
+        rows = self.rows[mode]
+        (batch, seq, _), (_, _, heads, pairs) = positions.shape, rows[0][0].shape
+        made = np.empty((2, batch if len(rows) == 1 else len(rows), seq, heads, pairs), DTYPES[real])
+        self._compute(positions, rows, real, made[0], made[1])
+        return made
+
+    def write(self, positions: Float64, mode: str, cos: Array, sin: Array) -> None:
+        """Write what `cos_sin` returns to arrays of as many elements, of any dtype, rounded once."""
+        rows, dtype = self.rows[mode], FORMAT_OF[cos.dtype]
         real = "float32" if dtype == "float32" or self.in_float32 else "float64"
-        if dtype != real:
-            cos, sin = (_rounded(table, dtype) for table in self.tables(positions, mode, real))
-            if out is None:
-                return cos, sin
-            out[0][...], out[1][...] = cos.reshape(out[0].shape), sin.reshape(out[1].shape)
-            return out
-        rows, (batch, seq, coordinates) = self.rows[mode], positions.shape
-        _, axes, heads, pairs = rows[0][0].shape
-        if coordinates != axes:  # one serves every axis
-            positions = np.broadcast_to(positions, (batch, seq, axes))
-        shape, kind = (batch if len(rows) == 1 else len(rows), seq, heads, pairs), DTYPES[real]
-        cos, sin = (np.empty(shape, kind), np.empty(shape, kind)) if out is None else (x.reshape(shape) for x in out)
+        if dtype == real and cos.flags.carray and sin.flags.carray:
+            shape = len(positions) if len(rows) == 1 else len(rows), positions.shape[1], *rows[0][0].shape[2:]
+            self._compute(positions, rows, real, cos.reshape(shape), sin.reshape(shape))
+        else:
+            for table, out in zip(self.cos_sin(positions, mode, real), (cos, sin), strict=True):
+                out[...] = _rounded(table, dtype).reshape(out.shape)
+
+    def _compute(self, positions: Float64, rows: list[Row], real: str, cos: Array, sin: Array) -> None:
+        """Write to C-contiguous arrays (batch or 1, seq, heads, pairs) of the real dtype."""
+        axes = rows[0][0].shape[1]
+        if positions.shape[2] != axes:  # one coordinate serves every axis
+            positions = np.broadcast_to(positions, (*positions.shape[:2], axes))
         write = _write_in_float32 if self.in_float32 else cos_sin(real)
         if len(rows) == 1:
             write(positions, *rows[0], cos, sin, threads.usable())
-        else:
-            for n, row in enumerate(rows):
-                at, own = min(n, batch - 1), slice(n, n + 1)
-                write(positions[at : at + 1], *row, cos[own], sin[own], threads.usable())
-        return cos, sin
+            return
+        for n, row in enumerate(rows):
+            at, own = min(n, len(positions) - 1), slice(n, n + 1)
+            write(positions[at : at + 1], *row, cos[own], sin[own], threads.usable())
 
 
 def _write_in_float32(

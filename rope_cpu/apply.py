@@ -53,24 +53,17 @@ def apply_rotary(
         cos, sin = cos[ids], sin[ids]
     if boolean("inverse", inverse):
         sin = -sin
-    if cos.ndim == 2:
-        cos, sin = cos[None], sin[None]
+    cos_sin = np.array([cos, sin])
+    cos_sin = cos_sin[:, None, :, None] if cos.ndim == 2 else cos_sin[:, :, :, None]
     pairing = pairing_of(x.shape[-1], [2 * cos.shape[-1]], boolean("interleaved", interleaved))
-    by_head = cos[:, :, None], sin[:, :, None]
 
     def launch_of(dtype: np.dtype[Any]) -> Launch:
-        cos, sin = (_last_axis_contiguous(table.astype(REAL_OF[dtype], copy=False)) for table in by_head)
-        return launcher(dtype, pairing, layout, cos, sin)
+        return launcher(dtype, pairing, layout, cos_sin.astype(REAL_OF[dtype], copy=False))
 
     result = np.empty_like(x) if out is None else out
     if type(x) is type(result) is np.ndarray and launch_of(x.dtype)(x, x, result, result, 1):
         return result
     given = "`cos` and `sin` are for" if position_ids is None else "`position_ids` are for"
-    outs, shape = None if out is None else {"out": out}, by_head[0].shape
+    outs, shape = None if out is None else {"out": out}, cos_sin.shape[1:]
     (result,) = rotate_copies({"x": x}, outs, layout, x.shape[-1], shape, (given, given), launch_of)
     return result
-
-
-def _last_axis_contiguous(table: Array) -> Array:
-    # By its stride: NumPy calls an axis of one pair contiguous in any case.
-    return table if table.strides[-1] == table.itemsize else table.copy()

@@ -29,7 +29,7 @@ class RotaryPlan:
         """Compute cos and sin in a real dtype; those in the other follow when they are first needed."""
         self._angles, self._pairing, self._positions = angles, pairing, positions
         self._layout, self._mode = layout, mode
-        self._tables = {real: angles.tables(positions, mode, real)}
+        self._tables = {real: angles.cos_sin(positions, mode, real)}
         self._launches: dict[np.dtype[Any], Launch] = {}
 
     def __call__(self, q: Array, k: Array, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
@@ -58,21 +58,18 @@ class RotaryPlan:
 
     def _launch(self, dtype: np.dtype[Any]) -> Launch:
         """Return the call that rotates a dtype, made when it is first needed."""
-        if dtype not in REAL_OF:
+        real = REAL_OF.get(dtype)
+        if real is None:
             return lambda *arrays: False
-        cos, sin = self._cos_sin(REAL_OF[dtype])
-        launch = self._launches[dtype] = launcher(dtype, self._pairing, self._layout, cos, sin)
+        table = self._tables.get(real)
+        if table is None:
+            table = self._tables[real] = self._angles.cos_sin(self._positions, self._mode, real)
+        launch = self._launches[dtype] = launcher(dtype, self._pairing, self._layout, table)
         return launch
-
-    def _cos_sin(self, real: str) -> tuple[Array, Array]:
-        tables = self._tables.get(real)
-        if tables is None:
-            tables = self._tables[real] = self._angles.tables(self._positions, self._mode, real)
-        return tables
 
     def _shape(self) -> tuple[int, ...]:
         """Return (batch or 1, seq, frequency heads, pairs)."""
-        return next(iter(self._tables.values()))[0].shape
+        return next(iter(self._tables.values())).shape[1:]
 
     def _rotate_copies(self, xs: dict[str, Any], outs: dict[str, Any] | None) -> tuple[Array, ...]:
         shape = self._shape()

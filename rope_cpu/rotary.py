@@ -335,14 +335,11 @@ class RotaryEmbedding:
             shape = (rows, positions.shape[1])
         heads = self._spec.inv_freq.shape[2]
         shape = (*shape, heads, self._spec.pairs) if heads > 1 else (*shape, self._spec.pairs)
-        outs = None if out is None else check.out_tables(out, shape, wanted)
-        kind = check.FORMAT_OF[wanted]
-        direct = outs if outs and all(table.flags.carray for table in outs) else None
-        cos, sin = self._angles.tables(positions, "rotate", kind, direct)
-        if outs is None:
-            return cos.reshape(shape), sin.reshape(shape)
-        if not direct:
-            outs[0][...], outs[1][...] = cos.reshape(shape), sin.reshape(shape)
+        if out is None:
+            outs = np.empty(shape, wanted), np.empty(shape, wanted)
+        else:
+            outs = check.out_tables(out, shape, wanted)
+        self._angles.write(positions, "rotate", *outs)
         return outs
 
     def rotate(

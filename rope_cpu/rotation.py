@@ -58,18 +58,20 @@ def kernel_of(dtype: np.dtype[Any], interleaved: bool) -> tuple[Any, type | None
     return rotation(name, "interleaved" if interleaved else "half"), _BITS.get(name)
 
 
-def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str, cos: Array, sin: Array) -> Launch:
-    """Return the call that rotates arrays of a dtype by cos and sin, (batch or 1, seq, frequency heads, pairs).
+def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str, cos_sin: Array) -> Launch:
+    """Return the call that rotates arrays of a dtype by cos and sin.
 
-    cos, sin: of the dtype that REAL_OF says. The kernel checks shapes, strides and shared memory. What has another
-    dtype or rank, or cannot be written, Numba refuses with a TypeError, or NumPy with a ValueError where it is
-    transposed.
+    cos_sin: (2, batch or 1, seq, frequency heads, pairs), C-contiguous, of the dtype that REAL_OF names.
+
+    The kernel checks shapes, strides and shared memory. Arrays of another dtype or rank, and read-only outputs, Numba
+    refuses with a TypeError, or NumPy with a ValueError where it transposes them.
     """
     found = kernel_of(dtype, pairing.interleaved)
     if found is None:
         return lambda *arrays: False
     (kernel, bits), sizes = found, pairing.sizes
-    arranged, usable, kept = ARRANGED[layout], threads.usable, 2 * cos.shape[3] != pairing.head_dim
+    arranged, usable, rotary_dim = ARRANGED[layout], threads.usable, 2 * cos_sin.shape[4]
+    partial = rotary_dim < pairing.head_dim
 
     def launch(q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
         x, y, x_out, y_out = q, k, q_out, k_out
@@ -82,13 +84,14 @@ def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str, cos: Array, si
         try:
             if arranged is not None:
                 x, y, x_out, y_out = arranged(x), arranged(y), arranged(x_out), arranged(y_out)
-            if kernel(x, y, x_out, y_out, cos, sin, sizes, arrays, usable()) != DONE:
+            if kernel(x, y, x_out, y_out, cos_sin, sizes, arrays, usable()) != DONE:
                 return False
         except (TypeError, ValueError):
             return False
-        if kept:
-            rest = slice(2 * cos.shape[3], None)
-            x_out[..., rest], y_out[..., rest] = x[..., rest], y[..., rest]
+        if partial:
+            for given, out, source, target in ((q, q_out, x, x_out), (k, k_out, y, y_out))[:arrays]:
+                if out is not given:
+                    target[..., rotary_dim:] = source[..., rotary_dim:]
         return True
 
     return launch

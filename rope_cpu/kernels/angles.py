@@ -12,7 +12,7 @@ from math import factorial
 from typing import Any
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
 from numba.extending import intrinsic
 
 from rope_cpu.kernels import compile
@@ -27,9 +27,6 @@ _C1, _C2, _C3, _C4, _C5, _C6, _C7, _C8 = ((-1.0) ** n / factorial(2 * n) for n i
 # Fewer pairs than these are computed faster than a second thread starts.
 _PARALLEL_FROM = 2**14
 
-# As in `rotate`.
-_function = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-
 
 @intrinsic
 def fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
@@ -37,7 +34,7 @@ def fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
     return types.float64(types.float64, types.float64, types.float64), lambda context, b, sig, args: b.fma(*args)
 
 
-@_function
+@compile.inner
 def _add_axis(turns, rest, position, high, low):
     """Add position · (high + low) to turns + rest, less whole revolutions; all but position are over pairs.
 
@@ -53,7 +50,7 @@ def _add_axis(turns, rest, position, high, low):
         turns[i] = total - np.rint(total)
 
 
-@_function
+@compile.inner
 def _finish(turns, rest, factor, sign, cos, sin):
     """Write factor · cos and sign · factor · sin of turns + rest revolutions, to 1.3 units of 2^-53 and a rounding."""
     for i in range(turns.size):
@@ -74,7 +71,7 @@ def _finish(turns, rest, factor, sign, cos, sin):
         sin[i] = sign * factor * (-sine if below else sine) + 0.0  # a sine of 0 is +0, whichever way it is turned
 
 
-@_function
+@compile.inner
 def _rows(positions, frequencies, factor, sign, cos, sin, part, parts):
     """Write the rows of one of several equal parts of the tokens."""
     batch, tokens, heads, pairs = cos.shape
@@ -92,14 +89,21 @@ def _rows(positions, frequencies, factor, sign, cos, sin, part, parts):
                 _finish(turns, rest, factor, sign, cos[n, t, head], sin[n, t, head])
 
 
+def _in_parallel(positions, frequencies, factor, sign, cos, sin, parts):
+    """Write all rows, in several parts at a time."""
+    for part in prange(parts):
+        _rows(positions, frequencies, factor, sign, cos, sin, np.intp(part), parts)
+
+
+_rows_in_parallel = compile.inner(_in_parallel, parallel=True)
+
+
 def _cos_sin(positions, frequencies, factor, sign, cos, sin, threads):
     """Write cos and sin of positions times frequencies; see `cos_sin`."""
-    parts = threads if cos.size >= _PARALLEL_FROM else 1
-    if parts > 1:
-        for part in prange(parts):
-            _rows(positions, frequencies, factor, sign, cos, sin, np.intp(part), parts)
+    if threads > 1 and cos.size >= _PARALLEL_FROM:
+        _rows_in_parallel(positions, frequencies, factor, sign, cos, sin, threads)
     else:
-        _rows(positions, frequencies, factor, sign, cos, sin, np.intp(0), parts)
+        _rows(positions, frequencies, factor, sign, cos, sin, np.intp(0), np.intp(1))
 
 
 @cache

@@ -18,8 +18,22 @@ from rope_cpu.kernels import threads
 _SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
 
 
-def compiled(function: Callable[..., Any], name: str, signature: tuple[Any, ...], **parts: Any) -> Any:
-    """Compile a function under a name of its own, or load it from the cache; parts: globals that it uses besides.
+def inner(function: Callable[..., Any], of: str = "", parallel: bool = False) -> Any:
+    """Return a function that kernels call, without the wrappers that Python needs: they take as long to compile.
+
+    of: what there is another such function of, by name, for each pairing. LLVM knows functions by qualified name, types
+    and a number that each process counts anew: of kernels that several processes have compiled, one would call the
+    functions of another.
+    parallel: it has a prange, and nothing else: Numba counts references to the arrays of such a function, which serial
+    calls of one token would pay 0.1 µs for.
+    """
+    if of:
+        function.__qualname__ = f"{of}_{function.__name__}"
+    return njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, parallel=parallel)(function)
+
+
+def compiled(function: Callable[..., Any], name: str, signature: tuple[Any, ...], **functions: Any) -> Any:
+    """Compile a kernel under a name of its own, or load it from the cache; functions: the globals that it calls.
 
     Numba's cache tells kernels apart by qualified name, signature and bytecode, and keeps no closures over compiled
     functions: so each kernel is a copy of a plain function, with a name of its own and what differs as its globals.
@@ -29,9 +43,9 @@ def compiled(function: Callable[..., Any], name: str, signature: tuple[Any, ...]
     if config.DISABLE_JIT:
         raise RuntimeError("NUMBA_DISABLE_JIT is set, but the kernels of rope_cpu exist in compiled form only")
     threads.load_tbb()
-    kernel = FunctionType(function.__code__, {**function.__globals__, **parts}, name)
+    kernel = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
     kernel.__module__, kernel.__qualname__ = function.__module__, f"{name}_{_SOURCES.hexdigest()[:16]}"
-    dispatcher = njit(parallel=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True)(kernel)
+    dispatcher = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(kernel)
     try:
         dispatcher.enable_caching()
     except RuntimeError:  # no folder can be written

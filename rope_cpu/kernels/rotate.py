@@ -9,12 +9,12 @@ array; `_rotate` checks whether q and k can be rotated as they stand, and divide
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from math import gcd
 from typing import Any
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
 
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.vectors import (
@@ -45,28 +45,11 @@ _PARALLEL_FROM = 2**18
 # Heads that are rotated together, token by token, where the tokens of a head lie together.
 _RUN_OF_HEADS = 4
 
-# Called from compiled code alone: what Python would need to call them takes as long to compile again.
-_function = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-
-
-def _function_of(pairing: Callable[[int], Any]) -> Any:
-    """Return the decorator of a function that is another one for each pairing, with the name of the pairing in its own.
-
-    LLVM knows functions by qualified name, types, and a number that each process counts anew: of kernels that several
-    processes have compiled, one would call the functions of another.
-    """
-
-    def decorate(function: Any) -> Any:
-        function.__qualname__ = f"{pairing.__name__}_{function.__name__}"
-        return _function(function)
-
-    return decorate
-
 
 def half_split(lanes: int) -> Any:
     """Return the function that rotates the pairs (i, i + pairs), `lanes` of them from i on."""
 
-    @_function
+    @compile.inner
     def rotate(x, out, cos, sin, i, pairs, heads, step, out_step, past_caches):
         c, s = load(cos, i, lanes), load(sin, i, lanes)
         for _ in range(heads):
@@ -82,7 +65,7 @@ def interleaved(lanes: int) -> Any:
     """Return the function that rotates the pairs (2i, 2i + 1), `lanes` of them from i on."""
     both = 2 * lanes
 
-    @_function
+    @compile.inner
     def rotate(x, out, cos, sin, i, pairs, heads, step, out_step, past_caches):
         c, s = doubled(load(cos, i, lanes)), even_negated(doubled(load(sin, i, lanes)))
         for _ in range(heads):
@@ -100,7 +83,7 @@ def _block_of(pairing: Callable[[int], Any]) -> Any:
     """Return the function that rotates a block of pairs in several heads: 64 at a time, then by binary digits."""
     p64, p32, p16, p8, p4, p2, p1 = (pairing(lanes) for lanes in (64, 32, 16, 8, 4, 2, 1))
 
-    @_function_of(pairing)
+    @partial(compile.inner, of=pairing.__name__)
     def rotate_block(x, out, cos, sin, pairs, heads, step, out_step, past_caches):
         # Where one vector holds all pairs, its cos and sin stay in registers for all heads.
         together = heads if pairs == 64 or pairs == 32 else 1
@@ -134,19 +117,19 @@ def _block_of(pairing: Callable[[int], Any]) -> Any:
 # constants: any other index Numba compiles to a branch for each axis.
 
 
-@_function
+@compile.inner
 def _place(x):
     """Return what the functions below know of an array."""
     return pointer(x), x.shape, x.strides, x.itemsize
 
 
-@_function
+@compile.inner
 def _are_same(x, y):
     """Return True if two arrays of one shape are the same elements."""
     return address(x[0]) == address(y[0]) and x[2] == y[2]
 
 
-@_function
+@compile.inner
 def _extent(x):
     """Return the lowest address of an array, and the one after its last byte."""
     start, (batch, tokens, heads, width), (by_batch, by_token, by_head, _), size = x
@@ -155,7 +138,7 @@ def _extent(x):
     return first + min(batch, 0) + min(tokens, 0) + min(heads, 0), last + width * size
 
 
-@_function
+@compile.inner
 def _share_nothing(x, y):
     """Return True if one array ends before the other, or they lie side by side in the rows of one buffer.
 
@@ -177,7 +160,7 @@ def _share_nothing(x, y):
     return steps[2] == y_steps[2] and period > 0 and row <= between % period <= period - row
 
 
-@_function
+@compile.inner
 def _overlaps_itself(x):
     """Return True unless the rows along each axis lie within one step along another."""
     _, (batch, tokens, heads, width), (by_batch, by_token, by_head, _), size = x
@@ -189,32 +172,32 @@ def _overlaps_itself(x):
     return not (nested and apart)
 
 
-@_function
-def _fits(x, out, table, head_dim):
-    """Return True if an array can be rotated into another, which may be the same; table: the shape of cos."""
+@compile.inner
+def _fits(x, out, cos, head_dim):
+    """Return True if an array can be rotated into another, which may be the same; cos: its shape."""
     _, (batch, tokens, heads, width), strides, size = x
-    if x[1] != out[1] or width != head_dim or tokens != table[1] or heads % table[2]:
+    if x[1] != out[1] or width != head_dim or tokens != cos[1] or heads % cos[2]:
         return False
-    if (table[0] != 1 and batch != table[0]) or batch * tokens * heads == 0:
+    if (cos[0] != 1 and batch != cos[0]) or batch * tokens * heads == 0:
         return False
     if strides[3] != size or out[2][3] != size or _overlaps_itself(out):
         return False
     return _are_same(x, out) or _share_nothing(x, out)
 
 
-@_function
-def _all_fit(q, k, q_out, k_out, table, head_dim, arrays):
+@compile.inner
+def _all_fit(q, k, q_out, k_out, cos, head_dim, arrays):
     """Return True if q and k, or q alone, can be rotated into their outputs."""
-    if not _fits(q, q_out, table, head_dim):
+    if not _fits(q, q_out, cos, head_dim):
         return False
     if arrays == 1:
         return True
-    if not _fits(k, k_out, table, head_dim) or k[1][0] != q[1][0]:
+    if not _fits(k, k_out, cos, head_dim) or k[1][0] != q[1][0]:
         return False
     return _share_nothing(q_out, k_out) and _share_nothing(q_out, k) and _share_nothing(q, k_out)
 
 
-@_function
+@compile.inner
 def _goes_past_caches(x, out, pairs, cache_bytes):
     """Return True if results are too large to stay in the caches, and all vectors of one block are aligned in them.
 
@@ -230,11 +213,11 @@ def _part_of(pairing: Callable[[int], Any]) -> Any:
     """Return the function that rotates one of several equal parts of an array: some rows of heads, or some heads."""
     rotate_block = _block_of(pairing)
 
-    @_function_of(pairing)
-    def rotate_part(x, out, cos, sin, form, part, parts):
+    @partial(compile.inner, of=pairing.__name__)
+    def rotate_part(x, out, cos_sin, sizes, part, parts):
         (x_start, (batch, tokens, heads, _), steps, size), (out_start, _, out_steps, _) = x, out
-        (cos_start, (rows, _, groups, _), cos_steps, real_size), (sin_start, _, sin_steps, _) = cos, sin
-        past_caches = form.size == 3 and _goes_past_caches(x, out, form[2], form[1])
+        cos_start, (_, rows, _, groups, _), (to_sin, by_row, by_token, by_group, _), real_size = cos_sin
+        past_caches = sizes.size == 3 and _goes_past_caches(x, out, sizes[2], sizes[1])
         # Where the tokens of a head lie together, not the heads of a token, threads share heads, and a few go together.
         by_head = tokens > 1 and abs(steps[1]) < abs(steps[2]) and heads >= parts
         share, total = heads // groups, heads if by_head else batch * tokens
@@ -250,35 +233,45 @@ def _part_of(pairing: Callable[[int], Any]) -> Any:
                 for t in range(max(first_row - n * tokens, 0), min(last_row - n * tokens, tokens)):
                     source = advance(x_start, n * steps[0] + t * steps[1] + head * steps[2])
                     target = advance(out_start, n * out_steps[0] + t * out_steps[1] + head * out_steps[2])
-                    c = advance(cos_start, row * cos_steps[0] + t * cos_steps[1] + group * cos_steps[2])
-                    s = advance(sin_start, row * sin_steps[0] + t * sin_steps[1] + group * sin_steps[2])
-                    for block in range(2, form.size):
-                        pairs = form[block]
-                        rotate_block(source, target, c, s, pairs, count, steps[2], out_steps[2], past_caches)
+                    cos = advance(cos_start, row * by_row + t * by_token + group * by_group)
+                    sin = advance(cos, to_sin)
+                    for block in range(2, sizes.size):
+                        pairs = sizes[block]
+                        rotate_block(source, target, cos, sin, pairs, count, steps[2], out_steps[2], past_caches)
                         source, target = advance(source, 2 * pairs * size), advance(target, 2 * pairs * size)
-                        c, s = advance(c, pairs * real_size), advance(s, pairs * real_size)
+                        cos, sin = advance(cos, pairs * real_size), advance(sin, pairs * real_size)
                 head += count
 
     return rotate_part
 
 
-rotate_part: Any = None  # of the kernel's own dtype and pairing, see `rotation`
+def _parallel_of(pairing: Callable[[int], Any], rotate_part: Any) -> Any:
+    """Return the function that rotates arrays in several parts at a time."""
 
-
-def _rotate(q, k, q_out, k_out, cos, sin, form, arrays, threads):
-    """Rotate q and k, or q alone, if they can be as they stand; see `rotation`."""
-    if not _all_fit(_place(q), _place(k), _place(q_out), _place(k_out), cos.shape, form[0], arrays):
-        return INVALID
-    parts = threads if q.size + k.size >= _PARALLEL_FROM else 1
-    if parts > 1:
+    @partial(compile.inner, of=pairing.__name__, parallel=True)
+    def rotate_in_parallel(q, k, q_out, k_out, cos_sin, sizes, arrays, parts):
         for part in prange(parts):
-            rotate_part(_place(q), _place(q_out), _place(cos), _place(sin), form, np.intp(part), parts)
+            rotate_part(_place(q), _place(q_out), _place(cos_sin), sizes, np.intp(part), parts)
             if arrays == 2:
-                rotate_part(_place(k), _place(k_out), _place(cos), _place(sin), form, np.intp(part), parts)
-    else:
-        rotate_part(_place(q), _place(q_out), _place(cos), _place(sin), form, np.intp(0), parts)
-        if arrays == 2:
-            rotate_part(_place(k), _place(k_out), _place(cos), _place(sin), form, np.intp(0), parts)
+                rotate_part(_place(k), _place(k_out), _place(cos_sin), sizes, np.intp(part), parts)
+
+    return rotate_in_parallel
+
+
+rotate_part: Any = None  # these two are of the kernel's own dtype and pairing, see `rotation`
+rotate_in_parallel: Any = None
+
+
+def _rotate(q, k, q_out, k_out, cos_sin, sizes, arrays, threads):
+    """Rotate q and k, or q alone, if they can be as they stand; see `rotation`."""
+    if not _all_fit(_place(q), _place(k), _place(q_out), _place(k_out), cos_sin.shape[1:], sizes[0], arrays):
+        return INVALID
+    if threads > 1 and q.size + k.size >= _PARALLEL_FROM:
+        rotate_in_parallel(q, k, q_out, k_out, cos_sin, sizes, arrays, threads)
+        return DONE
+    rotate_part(_place(q), _place(q_out), _place(cos_sin), sizes, np.intp(0), np.intp(1))
+    if arrays == 2:
+        rotate_part(_place(k), _place(k_out), _place(cos_sin), sizes, np.intp(0), np.intp(1))
     return DONE
 
 
@@ -287,15 +280,16 @@ def rotation(dtype: str, pairing: str) -> Any:
     """Return the kernel that rotates q and k of a dtype; pairing: a key of PAIRINGS.
 
     Its arguments: q, k, q_out, k_out (batch, tokens, heads, head_dim), of the element type in ELEMENTS; outputs may be
-    the very same arrays. cos, sin (batch or 1, tokens, frequency heads, pairs), their last axis contiguous. form:
-    int64, head_dim, the bytes of the last cache, and the pairs of each block. arrays: 1 rotates q alone, 2 rotates q
-    and k. threads: on how many at most. It returns DONE, or INVALID: nothing was written, as something does not fit.
+    the very same arrays. cos_sin: cos and then sin, (2, batch or 1, tokens, frequency heads, pairs). sizes: int64,
+    head_dim, the bytes of the last cache, and the pairs of each block. arrays: 1 rotates q alone, 2 rotates q and k.
+    threads: on how many at most. It returns DONE, or INVALID: nothing was written, as something does not fit.
     """
     element, real = ELEMENTS[dtype]
     x = types.Array(element, 4, "A", readonly=True, aligned=False)
     out = types.Array(element, 4, "A", aligned=False)
-    table = types.Array(real, 4, "A", readonly=True, aligned=False)
-    form = types.Array(types.int64, 1, "C", readonly=True)
-    signature = (x, x, out, out, table, table, form, types.intp, types.intp)
+    cos_sin = types.Array(real, 5, "C")
+    sizes = types.Array(types.int64, 1, "C", readonly=True)
+    signature = (x, x, out, out, cos_sin, sizes, types.intp, types.intp)
     part = _part_of(PAIRINGS[pairing])
-    return compile.compiled(_rotate, f"rotate_{dtype}_{pairing}", signature, rotate_part=part)
+    functions = {"rotate_part": part, "rotate_in_parallel": _parallel_of(PAIRINGS[pairing], part)}
+    return compile.compiled(_rotate, f"rotate_{dtype}_{pairing}", signature, **functions)

@@ -33,10 +33,10 @@ needs_kernel = [
 def launch(q, k, q_out, k_out, cos, sin, pairing="half", blocks=None, threads=1, cache_bytes=CACHES):
     """Call the kernel on arrays (batch, tokens, heads, head_dim); k None: rotate q alone."""
     kernel, bits = kernel_of(q.dtype, pairing == "interleaved")
-    form = np.array([q.shape[3], cache_bytes, *(blocks or [cos.shape[3]])])
+    sizes = np.array([q.shape[3], cache_bytes, *(blocks or [cos.shape[3]])])
     arrays = (q, q, q_out, q_out) if k is None else (q, k, q_out, k_out)
     seen = [x if bits is None else x.view(bits) for x in arrays]
-    return kernel(*seen, cos, sin, form, 1 if k is None else 2, threads)
+    return kernel(*seen, np.stack([cos, sin]), sizes, 1 if k is None else 2, threads)
 
 
 def rotated(x, cos, sin, pairing="half", **settings):
