@@ -99,3 +99,25 @@ def to_layout(x, layout):
 
 def from_layout(x, layout):
     return x[None] if layout == "thd" else x.transpose(np.argsort(ORDER[layout]))
+
+
+def draw(rng, shape, dtype):
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def expected(rope, x, positions, inverse=False):
+    """Exact rotation of x (batch, seq, heads, head_dim) by a rotary embedding of one axis, and its allowed error."""
+    cos, sin = cos_sin(positions, rope.inv_freq)
+    factor = 1 / rope.attention_factor if inverse else rope.attention_factor
+    exact, reach = rotate(x, factor * cos, (-factor if inverse else factor) * sin, rope.interleaved, rope.blocks)
+    exact[..., rope.rotary_dim :] = x[..., rope.rotary_dim :].astype(np.float64)
+    return exact, bound(exact, reach, x.dtype, factor)
+
+
+def assert_rotated(result, rope, x, positions, inverse=False):
+    exact, allowed = expected(rope, x, positions, inverse)
+    assert result.dtype == x.dtype
+    assert result.shape == x.shape
+    assert (np.abs(result.astype(np.float64) - exact) <= allowed).all()
+    tail = slice(rope.rotary_dim, None)
+    assert result[..., tail].tobytes() == np.ascontiguousarray(x[..., tail]).tobytes()

@@ -1,9 +1,11 @@
 """apply_rotary: rotation by the caller's tables."""
 
+import itertools
+
 import numpy as np
 import oracle
 import pytest
-from oracle import from_layout, to_layout
+from oracle import draw, from_layout, to_layout
 
 from rope_cpu import RotaryEmbedding, apply_rotary
 
@@ -14,24 +16,19 @@ def tables(rng, rows, pairs, dtype):
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "thd"])
-@pytest.mark.parametrize("table_dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("given", ["ids", "batched ids", "rows", "batched rows"])
-def test_against_the_matrix(dtype, interleaved, layout, table_dtype, given, rng):
+@pytest.mark.parametrize("inverse", [False, True])
+def test_against_the_matrix(dtype, interleaved, layout, inverse, rng):
     batch = 1 if layout == "thd" else 2
-    if layout == "thd" and given.startswith("batched"):
-        given = given.split()[1]
-    x = rng.standard_normal((batch, 5, 3, 22)).astype(dtype)
-    cos, sin = tables(rng, 40, 10, table_dtype)
-    ids = rng.integers(0, 40, (batch, 5))
-    if not given.startswith("batched"):
-        ids[:] = ids[0]
-    used = ids if given.startswith("batched") else ids[0]
-    arguments = (cos, sin, used) if given.endswith("ids") else (cos[used], sin[used])
-    for inverse in (False, True):
+    x = draw(rng, (batch, 5, 3, 22), dtype)
+    given = itertools.product((np.float32, np.float64), (True, False), {False, batch > 1})
+    for table_dtype, looked_up, by_row in given:
+        cos, sin = tables(rng, 40, 10, table_dtype)
+        ids = rng.integers(0, 40, (batch if by_row else 1, 5))
+        used = ids if by_row else ids[0]
+        arguments = (cos, sin, used) if looked_up else (cos[used], sin[used])
         result = apply_rotary(to_layout(x, layout), *arguments, interleaved=interleaved, layout=layout, inverse=inverse)
-        exact, reach = oracle.rotate(
-            x, cos[ids].astype(float), (-sin if inverse else sin)[ids].astype(float), interleaved
-        )
+        wide_cos, wide_sin = cos[ids].astype(float), (-sin if inverse else sin)[ids].astype(float)
+        exact, reach = oracle.rotate(x, wide_cos, wide_sin, interleaved)
         assert result.dtype == x.dtype
         # A float64 table is cut to float32 for the arithmetic, which the 3·u of the bound contains.
         assert (np.abs(from_layout(result, layout).astype(float) - exact) <= oracle.bound(exact, reach, x.dtype)).all()
@@ -82,6 +79,11 @@ def test_a_table_that_is_the_same_for_all_tokens(layout, same, dtype, rng):
     assert apply_rotary(x, *broadcast, layout=layout).tobytes() == expect.tobytes()
 
 
+def test_no_tokens_have_no_rows():
+    x, table = np.zeros((1, 0, 1, 8), np.float32), np.ones((9, 4), np.float32)
+    assert apply_rotary(x, table, table, []).shape == x.shape
+
+
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0xFFC0FFFF])
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_what_is_no_number_in_a_table_is_none_in_the_result(dtype, interleaved, layout, bits):
@@ -95,3 +97,58 @@ def test_what_is_no_number_in_a_table_is_none_in_the_result(dtype, interleaved, 
     assert np.array_equal(np.isnan(first), np.broadcast_to(np.isnan(cos)[:, None], first.shape))
     assert (first[~np.isnan(first)] == 1).all()
     assert cos.tobytes() == before
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+TABLE = zeros(10, 2)
+X, BUFFER = WATCHED = zeros(2, 3, 4, 6), zeros(100)
+
+REFUSED = [
+    (lambda: apply_rotary(X, zeros(2), zeros(2)), ValueError, "`cos` has shape .2,."),
+    (lambda: apply_rotary(X, zeros(3, 2, dtype=int), TABLE), TypeError, "`cos` has dtype int64"),
+    (lambda: apply_rotary(X, TABLE, [1]), TypeError, "`sin` is a list"),
+    (lambda: apply_rotary(X, np.ma.array(TABLE[:3]), TABLE[:3]), TypeError, "`cos` is a masked array"),
+    (
+        lambda: apply_rotary(X, zeros(3, 2), zeros(3, 3)),
+        ValueError,
+        "`cos` is float32 .3, 2., but `sin` is float32 .3, 3.",
+    ),
+    (lambda: apply_rotary(X, zeros(3, 4), zeros(3, 4)), ValueError, "`x` has head_dim 6, but `cos` .* rotates 8"),
+    (lambda: apply_rotary(X, zeros(4, 2), zeros(4, 2)), ValueError, "`x` has 3 tokens .*`cos` and `sin` are for 4"),
+    (lambda: apply_rotary(X, zeros(2, 3, 2), zeros(2, 3, 2), [0, 1, 2]), ValueError, "it must be .table, pairs."),
+    (lambda: apply_rotary(X, TABLE, TABLE, [[[0]]]), ValueError, "`position_ids` has shape .1, 1, 1."),
+    (lambda: apply_rotary(X, TABLE, TABLE, [0.0, 1.0, 2.0]), TypeError, "`position_ids` has dtype float64"),
+    (lambda: apply_rotary(X, TABLE, TABLE, np.ma.array([1, 2, 3])), TypeError, "`position_ids` is a masked array"),
+    (
+        lambda: apply_rotary(X, TABLE, TABLE, [0, 1, 10]),
+        ValueError,
+        "`position_ids` holds 10, but `cos` has rows 0 to 9",
+    ),
+    (lambda: apply_rotary(X, TABLE, TABLE, [0, -1, 2]), ValueError, "`position_ids` holds -1"),
+    (lambda: apply_rotary(X, TABLE, TABLE, [0, 1]), ValueError, "`x` has 3 tokens .*`position_ids` are for 2"),
+    (lambda: apply_rotary(X, TABLE, TABLE, [[0, 1, 2]] * 3), ValueError, "`x` has batch 2 .*`position_ids` are for 3"),
+    (
+        lambda: apply_rotary(X[:1], BUFFER[:6].reshape(3, 2), TABLE[:3], out=BUFFER[:72].reshape(1, 3, 4, 6)),
+        ValueError,
+        "`out` shares memory with `cos`",
+    ),
+    (
+        lambda: apply_rotary(
+            X[:1], BUFFER[:6].reshape(3, 2), TABLE[:3], [0, 1, 2], out=BUFFER[:72].reshape(1, 3, 4, 6)
+        ),
+        ValueError,
+        "`out` shares memory with `cos`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[row[2] for row in REFUSED])
+def test_refusals_write_nothing(call, error, message):
+    for array in WATCHED:
+        array[...] = 1
+    with pytest.raises(error, match=message):
+        call()
+    assert all((array == 1).all() for array in WATCHED)
