@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 import rope_cpu
 from rope_cpu.cli.common import UsageError, check_file, check_picture, writing
@@ -22,14 +23,12 @@ from rope_cpu.kernels.threads import allowed
 from . import environment, latency, models, plot, report
 from .compare import Finding, compare, confirm, same_machine
 from .measurement.case import Case
-from .measurement.measure import Result, measure
+from .measurement.measure import Result, Row, measure
 from .results import Run, load, save
 from .suites.catalog import catalog, select
 
 # What counts as slower where --fail-slower does not say.
 _THRESHOLD = 0.1
-
-Say = Callable[[str], object]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--latency", action="store_true", help="percentiles of many calls (cases only where patterns are given)")
     add("--json", type=Path, metavar="FILE", help="write every sample and figure")
     add("--plot", type=Path, metavar="FILE", help="draw bars, limit and scaling (.png or .svg)")
-    add("--compare", type=Path, metavar="OLD.json", help="say what got slower since an older --json")
+    add("--compare", type=Path, metavar="OLD.json", help="print what got slower since an older --json")
     add("--fail-slower", type=_percent, metavar="10%", help="with --compare, exit 1 where something got slower by more")
 
 
@@ -62,39 +61,48 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    for count in args.threads:
-        rope_cpu.set_num_threads(allowed("--threads", count))
-    if args.layer_type and not args.config:
-        raise ValueError(f"`--layer-type` is {args.layer_type!r}, but no `--config` has layer types")
-    model = models.from_file(args.config, args.layer_type) if args.config else models.known(args.model)
-    cases = catalog(model, args.peers, args.threads if len(args.threads) > 1 else ())
+    model = _model(args)
+    cases = _catalog(args, model, args.peers)
     if args.list:
         _refuse_beside_list(args)
         _print(report.listing(select(cases, args.patterns) if args.patterns else cases))
         return 0
     if args.fail_slower is not None and args.compare is None:
-        raise ValueError(f"`--fail-slower` is {100 * args.fail_slower:.3g}%, but `--compare` does not say of what")
+        raise ValueError(f"`--fail-slower` is {100 * args.fail_slower:.3g}%, but there is no `--compare`")
     if args.json:
         check_file(args.json)
     if args.plot:
         check_picture(args.plot)
     old = load(args.compare) if args.compare else None
     chosen = [] if args.latency and not args.patterns else select(cases, args.patterns)
-    done = Run(shlex.join(["rope-cpu", *sys.argv[1:]]), model.name, environment.record())
-    _time(done, chosen, model if args.latency else None)
+    new = Run(shlex.join(["rope-cpu", *sys.argv[1:]]), model.name, environment.record())
+    _time(new, chosen, model if args.latency else None)
     if args.json:
         with writing(args.json):
-            save(done, args.json)
+            save(new, args.json)
     if args.plot:
         with writing(args.plot):
-            plot.save(done, args.plot)
-    findings = _compared(args, done, old) if old else []
-    broken = any(case.broken for case in done.cases)
+            plot.save(new, args.plot)
+    findings = _compared(args, new, old) if old else []
+    broken = any(case.broken for case in new.cases)
     if broken or args.fail_slower is None:
         return int(broken)
     if not findings:
         raise ValueError(f"`--fail-slower` has nothing to judge: no row that was timed is in {args.compare}")
     return int(any(finding.change.slower(args.fail_slower) for finding in findings))
+
+
+def _model(args: argparse.Namespace) -> models.Model:
+    if args.layer_type and not args.config:
+        raise ValueError(f"`--layer-type` is {args.layer_type!r}, but no `--config` has layer types")
+    return models.from_file(args.config, args.layer_type) if args.config else models.known(args.model)
+
+
+def _catalog(args: argparse.Namespace, model: models.Model, peers: bool | None) -> list[Case]:
+    """Return all cases, and set the number of threads."""
+    for count in args.threads:
+        rope_cpu.set_num_threads(allowed("--threads", count))
+    return catalog(model, peers, args.threads if len(args.threads) > 1 else ())
 
 
 def _refuse_beside_list(args: argparse.Namespace) -> None:
@@ -103,69 +111,64 @@ def _refuse_beside_list(args: argparse.Namespace) -> None:
             raise ValueError(f"`--{option.replace('_', '-')}` is given with `--list`, which times nothing")
 
 
-def _in_another_process(args: argparse.Namespace, name: str) -> Result:
-    """Measure one case anew where its arrays lie elsewhere in memory, which makes up to a fifth of a time."""
-    which = ["--config", str(args.config)] if args.config else ["--model", args.model]
-    which += ["--layer-type", args.layer_type] if args.layer_type else []
-    which += ["--threads", ",".join(map(str, args.threads))] if args.threads else []
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.json"
-        command = [sys.executable, "-m", "rope_cpu", "bench", name, *which, "--no-peers", "--json", str(path)]
-        ended = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if not path.is_file():
-            raise ValueError(f"{name} was to be timed again in another process, which failed:\n{ended.stderr}")
-        return load(path).cases[0]
-
-
-def _compared(args: argparse.Namespace, done: Run, old: Run) -> list[Finding]:
+def _compared(args: argparse.Namespace, new: Run, old: Run) -> list[Finding]:
     """Print and return what changed since an older run."""
-    threshold, here = args.fail_slower or _THRESHOLD, same_machine(done, old)
-    findings = confirm(compare(done, old), old, threshold, partial(_in_another_process, args), here)
-    _print(report.findings_lines(findings, threshold, here))
+    threshold = args.fail_slower or _THRESHOLD
+    findings = confirm(compare(new, old), new, old, threshold, partial(_in_another_process, args))
+    _print(report.findings_lines(findings, threshold, same_machine(new, old)))
     return findings
 
 
-def _time(done: Run, chosen: list[Case], latency_of: models.Model | None) -> None:
+def _in_another_process(args: argparse.Namespace, name: str) -> Result:
+    """Return a case measured where its arrays lie elsewhere in memory, which makes up to a fifth of a time."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as processes:
+        return processes.submit(_measure_alone, args, name).result()
+
+
+def _measure_alone(args: argparse.Namespace, name: str) -> Result:
+    (case,) = select(_catalog(args, _model(args), peers=False), [name])
+    return measure(case)
+
+
+def _time(run: Run, cases: list[Case], latency_of: models.Model | None) -> None:
     """Measure, and print as it goes."""
     start = time.perf_counter()
-    with _progress(len(chosen)) as (say, advance):
-        _print(report.heading(done.environment, done.model))
-        if chosen:
-            _print(report.columns())
-        for case in chosen:
-            result = _measured(case, say)
-            done.cases.append(result)
-            _print(report.case_lines(result))
-            advance()
-        if latency_of is not None:
-            done.latency = [asdict(row) for row in latency.latencies(latency_of, say=say)]
-    done.seconds = time.perf_counter() - start
-    if done.latency:
-        _print(report.latency_lines(done.latency))
-    _print(report.closing(done))
+    _print(report.heading(run.environment, run.model))
+    if cases:
+        _print(report.columns())
+    with _progress() as progress:
+        task = progress.add_task("", total=len(cases))
+        for case in cases:
+            _print(report.title(case))
+            run.cases.append(_measured(case))
+            _print(report.case_lines(run.cases[-1]))
+            progress.advance(task)
+    if latency_of is not None:
+        run.latency += latency.latencies(latency_of)
+        _print(report.latency_lines(run.latency))
+    run.seconds = time.perf_counter() - start
+    _print(report.closing(run))
 
 
-def _measured(case: Case, say: Say) -> Result:
+def _measured(case: Case) -> Result:
     free = environment.available_memory()
     if case.memory > free / 2:
         reason = f"needs {case.memory / 2**30:.1f} GiB of memory, more than half of the {free / 2**30:.1f} GiB free"
-        return Result(case.name, f"not timed: {reason}", case.cold)
-    return measure(case, say=say)
+        return Result(case.name, case.what, [Row("all rows", "ours", "skipped", reason)])
+    return measure(case)
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[tuple[Say, Callable[[], object]]]:
-    """Show on stderr what runs now, where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
+def _progress() -> Progress:
+    """Return a display of how many cases are done, on stderr where that is a terminal."""
     console = Console(stderr=True)
-    # Twice a second: drawing must not be heard in the timings. Tables pass through the display only on a terminal.
-    shown = partial(Progress, refresh_per_second=2, redirect_stdout=sys.stdout.isatty())
-    with shown(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda text: bar.update(task, description=text), lambda: bar.advance(task)
+    return Progress(
+        *(BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn()),
+        console=console,
+        refresh_per_second=2,  # drawing must not disturb the timings
+        redirect_stdout=sys.stdout.isatty(),  # tables pass through the display only on a terminal
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 def _print(lines: Iterable[str]) -> None:

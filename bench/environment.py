@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,7 @@ from typing import Any
 import rope_cpu
 from rope_cpu.machine import caches, cores
 
-_CPU = Path("/sys/devices/system/cpu/cpu0")
-_PACKAGES = (
-    *("rope-cpu", "numpy", "numba", "llvmlite", "ml_dtypes"),
-    *("torch", "transformers", "jax", "onnx", "onnxruntime"),
-)
+_PACKAGES = ("numpy", "numba", "llvmlite", "ml_dtypes", "torch", "transformers", "jax", "onnx", "onnxruntime")
 _SETTINGS = ("NUMBA_", "OMP_", "ROPE_CPU_")
 
 
@@ -25,45 +21,42 @@ def record() -> dict[str, Any]:
     """Return the environment of a run, as JSON can hold it."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "processor": processor(),
+        "processor": _system_value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "architecture": platform.machine(),
         "cores": cores(),
-        "governor": _read(_CPU / "cpufreq/scaling_governor") or "unknown",
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip() or "unknown",
         "caches": caches(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": platform.platform(),
         "python": platform.python_version(),
         "threads": rope_cpu.get_num_threads(),
-        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+        "versions": _versions(),
         "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)},
     }
 
 
-@cache
-def processor() -> str:
-    """Return the processor's name."""
-    lines = (_read(Path("/proc/cpuinfo")) or "").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def available_memory() -> int:
     """Return how many bytes of memory are free to use; a large number where the system does not say."""
-    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 2**62
+    kibibytes = _system_value("/proc/meminfo", "MemAvailable").removesuffix(" kB")
+    return int(kibibytes) * 1024 if kibibytes else 2**62
 
 
-def _version(package: str) -> str | None:
+def _versions() -> dict[str, str]:
+    found = {"rope-cpu": rope_cpu.__version__}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def _system_value(path: str, name: str) -> str:
+    """Return the first value of a name in a file of lines `name: value`, or nothing."""
+    lines = (line.partition(":") for line in _read(path).splitlines())
+    return next((value.strip() for key, _, value in lines if key.strip() == name), "")
+
+
+def _read(path: str) -> str:
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return rope_cpu.__version__ if package == "rope-cpu" else None
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
+        return Path(path).read_text()
     except OSError:
-        return None
+        return ""

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,17 +18,16 @@ import rope_cpu
 from rope_cpu.machine import cores
 
 from .models import Model
-from .workload import Workload
+from .workload import Workload, text_ids
 
 CALLERS = (1, 2, 4, 8, 16, 32, 64)
-_PARTS = (0.5, 0.99, 0.999)
 _WARM_UP = 1000
 _PREFILL = 512
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of a call in one situation. callers: Python threads that call at a time; rate: calls a second of all."""
+    """Seconds of a call in one situation. callers: Python threads that call at once; rate: calls per second of all."""
 
     situation: str
     callers: int
@@ -40,75 +39,59 @@ class Latency:
 
 
 def summary(situation: str, taken: list[list[int]], seconds: float) -> Latency:
-    """Return what the calls of all callers, in nanoseconds, come to.
+    """Return the percentiles of the calls of all callers, given in nanoseconds.
 
     Raises ValueError where there are none.
     """
-    calls = [one for caller in taken for one in caller]
-    p50, p99, p999 = (np.quantile(calls, _PARTS) / 1e9).tolist()
+    calls = np.concatenate(taken)
+    p50, p99, p999 = (np.quantile(calls, (0.5, 0.99, 0.999)) / 1e9).tolist()
     return Latency(situation, len(taken), len(calls), p50, p99, p999, len(calls) / seconds)
 
 
-def latencies(
-    model: Model, seconds: float = 1.0, callers: tuple[int, ...] = CALLERS, say: Callable[[str], object] = print
-) -> Iterator[Latency]:
+def latencies(model: Model, seconds: float = 1.0, callers: tuple[int, ...] = CALLERS) -> Iterator[Latency]:
     """Yield the latencies of a plan's call in bfloat16, in place, in each situation for some seconds.
 
     Of one token: alone, from several callers at once, and with all cores busy. Of a prefill, with all cores busy: on
     one thread and on as many as are in use now.
     """
     for count in callers:
-        situation = "alone" if count == 1 else "callers at once"
-        say(f"latency: {situation}, {count}")
-        yield summary(situation, *_calls(model, count, seconds))
+        yield summary("alone" if count == 1 else "callers at once", _calls(model, count, seconds), seconds)
     with _busy_cores(cores()):
-        say("latency: all cores busy")
-        yield summary("all cores busy", *_calls(model, 1, seconds))
+        yield summary("all cores busy", _calls(model, 1, seconds), seconds)
         threads = rope_cpu.get_num_threads()
-        for n in sorted({1, threads}):
-            situation = f"busy, {_PREFILL} tokens, {n} thread{'s'[: n > 1]}"
-            say(f"latency: {situation}")
-            rope_cpu.set_num_threads(n)
-            try:
-                taken = _calls(model, 1, seconds, _PREFILL)
-            finally:
-                rope_cpu.set_num_threads(threads)
-            yield summary(situation, *taken)
-
-
-def _calls(model: Model, callers: int, seconds: float, tokens: int = 1) -> tuple[list[list[int]], float]:
-    """Return the nanoseconds of each call of each caller, and the seconds they called for."""
-    rope = model.own
-    ids = 4096 + np.arange(tokens)[None]
-    if rope.axes > 1:  # text, in a model of several axes
-        ids = np.repeat(ids[..., None], rope.axes, axis=-1)
-    workload = Workload(rope, ids, 1, tokens, model.heads, model.kv_heads, "bfloat16", copies=callers)
-    pairs, plan = workload.arrays(), rope.plan(workload.ids)
-    barrier = threading.Barrier(callers + 1)
-
-    def call(q: Any, k: Any) -> list[int]:
-        out, now, taken = (q, k), time.perf_counter_ns, []
         try:
-            for _ in range(_WARM_UP):
-                plan(q, k, out)
-        except BaseException:
-            barrier.abort()  # nobody waits for it any more
-            raise
+            for n in sorted({1, threads}):
+                rope_cpu.set_num_threads(n)
+                taken = _calls(model, 1, seconds, _PREFILL)
+                yield summary(f"busy, {_PREFILL} tokens, {n} thread{'s'[: n > 1]}", taken, seconds)
+        finally:
+            rope_cpu.set_num_threads(threads)
+
+
+def _calls(model: Model, callers: int, seconds: float, tokens: int = 1) -> list[list[int]]:
+    """Return the nanoseconds of each call of each caller."""
+    rope = model.own
+    ids = text_ids(rope, 4096 + np.arange(tokens)[None])
+    workload = Workload(rope, ids, model.heads, model.kv_heads, "bfloat16", copies=callers)
+    pairs, plan, now = workload.arrays(), rope.plan(ids), time.perf_counter_ns
+    for _ in range(_WARM_UP):
+        plan(*pairs[0], pairs[0])
+    barrier = threading.Barrier(callers)
+
+    def call(pair: tuple[Any, Any]) -> list[int]:
+        (q, k), taken = pair, []
         barrier.wait()
-        stop = end = now()
-        stop += int(seconds * 1e9)
+        end = now()
+        stop = end + int(seconds * 1e9)
         while end < stop:
             start = now()
-            plan(q, k, out)
+            plan(q, k, pair)
             end = now()
             taken.append(end - start)
         return taken
 
     with ThreadPoolExecutor(callers) as pool:
-        running = [pool.submit(call, *pair) for pair in pairs]
-        barrier.wait()
-        start = time.perf_counter()
-        return [one.result() for one in running], time.perf_counter() - start
+        return list(pool.map(call, pairs))
 
 
 @contextmanager
@@ -116,8 +99,7 @@ def _busy_cores(count: int) -> Iterator[None]:
     """Keep `count` cores busy with other processes."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
-        if processes:
-            time.sleep(0.2)  # they start
+        time.sleep(0.2)  # they start
         yield
     finally:
         for process in processes:

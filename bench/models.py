@@ -13,9 +13,8 @@ from rope_cpu.cli.common import both_pairings, config_at, heads_of
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.reader import read
 
-# Of the sequences that frequencies are for, where they depend on it.
+# Sequence length of the frequencies that depend on it.
 _LENGTH = 4096
-
 
 # From the models' published config.json.
 MODELS: dict[str, dict[str, Any]] = json.loads(
@@ -25,7 +24,7 @@ MODELS: dict[str, dict[str, Any]] = json.loads(
 
 @dataclass(frozen=True)
 class Model:
-    """The rotation of one model. own, other: in its own pairing (half-split where that is unknown), in the other."""
+    """The rotation of one model. own: in its own pairing (half-split where that is unknown); other: in the other."""
 
     name: str
     heads: int
@@ -35,7 +34,7 @@ class Model:
 
 
 def known(name: str) -> Model:
-    """Return a model of the table; raise ValueError where there is none of that name."""
+    """Return a model of the table; raise ValueError where none has this name."""
     if name not in MODELS:
         raise ValueError(f"`model` is {name!r}; known are {', '.join(MODELS)}")
     return from_config(name, read(MODELS[name]))
@@ -44,7 +43,7 @@ def known(name: str) -> Model:
 def from_file(path: Path, layer_type: str | None = None) -> Model:
     """Return the model of a config.json, or of a folder with one.
 
-    Raises UsageError where it cannot be read, and where it says no number of heads or no rotation.
+    Raises UsageError where it cannot be read, or has no number of heads or no rotation.
     """
     file = (path / "config.json" if path.is_dir() else path).absolute()
     name = file.parent.name if file.stem == "config" else file.stem

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from .latency import Latency
 from .measurement.measure import Result, Row
 
 FORMAT = 2
@@ -14,25 +15,25 @@ FORMAT = 2
 
 @dataclass
 class Run:
-    """One run of the benchmarks. latency: rows of `latency.Latency`, as dicts."""
+    """One run of the benchmarks."""
 
     command: str
     model: str
     environment: dict[str, Any]
     cases: list[Result] = field(default_factory=list)
-    latency: list[dict[str, Any]] = field(default_factory=list)
+    latency: list[Latency] = field(default_factory=list)
     seconds: float = 0.0
 
 
 def save(run: Run, path: str | Path) -> None:
-    """Write a run as JSON: every sample, and the figures made of them."""
+    """Write a run as JSON: every sample, and the figures computed from them."""
     cases = [asdict(case) | {"rows": [asdict(row) | _figures(case, row) for row in case.rows]} for case in run.cases]
     text = json.dumps({"format": FORMAT, **asdict(run), "cases": cases}, indent=1, allow_nan=False)
     Path(path).write_text(text + "\n", "utf-8")
 
 
 def load(path: str | Path) -> Run:
-    """Read a run that `save` wrote.
+    """Return the run of a file that `save` wrote.
 
     Raises ValueError where the file holds no such run; OSError where it cannot be read.
     """
@@ -47,21 +48,17 @@ def load(path: str | Path) -> Run:
 
 
 def _run(data: dict[str, Any]) -> Run:
-    known = set(Row.__dataclass_fields__)
-    cases = [
-        Result(
-            case["name"],
-            case["what"],
-            case["cold"],
-            [Row(**{name: value for name, value in row.items() if name in known}) for row in case["rows"]],
-        )
-        for case in data["cases"]
-    ]
-    return Run(data["command"], data["model"], data["environment"], cases, data["latency"], data["seconds"])
+    stored = {field.name for field in fields(Row)}  # `save` adds figures to them
+    cases = []
+    for case in data["cases"]:
+        rows = [Row(**{name: value for name, value in row.items() if name in stored}) for row in case["rows"]]
+        cases.append(Result(case["name"], case["what"], rows))
+    latency = [Latency(**row) for row in data["latency"]]
+    return Run(data["command"], data["model"], data["environment"], cases, latency, data["seconds"])
 
 
 def _figures(case: Result, row: Row) -> dict[str, Any]:
-    """Return what is worked out from the samples, for whoever reads the file without us."""
+    """Return what is computed from the samples, for readers of the file without rope_cpu."""
     if row.status != "timed":
         return {}
     seconds = row.seconds
@@ -72,7 +69,7 @@ def _figures(case: Result, row: Row) -> dict[str, Any]:
         figures["gb_per_s"] = row.rate / 1e9
         if case.limit:
             figures["of_limit"] = 1 / case.ratio(row, case.limit).median
-    if case.base and row.role in ("ours", "kernel", "peer"):
+    if case.base and row.role in ("ours", "peer"):
         ratio = case.ratio(row)
         bounded = [ratio.low, ratio.high] if ratio.low > 0 else None
         figures["ratio"] = {"median": ratio.median, "interval": bounded, "meaningless": ratio.meaningless}

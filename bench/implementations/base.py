@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -16,8 +16,8 @@ class UnavailableError(Exception):
     """An implementation cannot be timed here; the text says why."""
 
 
-def _itself(given: Any) -> Any:
-    return given
+def _unchanged(x: Any) -> Any:
+    return x
 
 
 @dataclass(frozen=True)
@@ -31,5 +31,5 @@ class Binding:
     function: Callable[..., Any]
     sets: list[tuple[Any, ...]]
     inputs: Pair
-    bshd: Callable[[Array], Array] = field(default=_itself)
-    results: Callable[[Any], Pair] = field(default=_itself)
+    bshd: Callable[[Array], Array] = _unchanged
+    results: Callable[[Any], Pair] = _unchanged

@@ -1,8 +1,9 @@
-"""The same rotation in torch and JAX, as models there do it: (batch, heads, seq, head_dim), cos and sin given."""
+"""The same rotation in torch and JAX, as models there do it: on (batch, heads, seq, head_dim), by given cos and sin."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -15,16 +16,6 @@ from .base import Array, Binding, Pair, UnavailableError
 
 # The functions of transformers that rotate in each pairing; both take cos and sin as wide as the head.
 _MODELS = {False: "llama", True: "cohere"}
-
-
-def _wide(workload: Workload) -> Pair:
-    """Return cos and sin (batch or 1, seq, head_dim), each as often as its pair has elements."""
-    cos, sin = workload.rope.cos_sin(workload.ids, np.float64 if workload.dtype == "float64" else np.float32)
-    if workload.rope.interleaved:
-        cos, sin = (np.repeat(table, 2, axis=-1) for table in (cos, sin))
-    else:
-        cos, sin = (np.concatenate([table, table], -1) for table in (cos, sin))
-    return (cos, sin) if cos.ndim == 3 else (cos[None], sin[None])
 
 
 def _tensor(x: Array) -> Any:
@@ -55,11 +46,10 @@ def _transformers(workload: Workload, compiled: bool) -> Binding:
     if compiled:
         torch.compiler.reset()  # else the ninth shape of a process would silently run uncompiled
         rotate = torch.compile(rotate, dynamic=False)
-    # Where torch's own tensors start.
-    pairs = [(workload.bshd(q), workload.bshd(k)) for q, k in workload.but(aligned=True).arrays()]
+    pairs = replace(workload, aligned=True).bshd_arrays()  # where torch's own tensors start
     dtype = pairs[0][0].dtype
     # A model casts cos and sin to the dtype of its activations once a step.
-    cos, sin = (_tensor(table.astype(dtype)) for table in _wide(workload))
+    cos, sin = (_tensor(table.astype(dtype)) for table in workload.wide_cos_sin())
     sets = [(*(_tensor(x.transpose(0, 2, 1, 3)) for x in pair), cos, sin) for pair in pairs]
 
     def results(returned: Any) -> Pair:
@@ -87,7 +77,7 @@ def jax_jit(workload: Workload) -> Binding:
     if rope_cpu.get_num_threads() != (os.cpu_count() or 1):
         raise UnavailableError("XLA always uses all cores")
     interleaved = workload.rope.interleaved
-    cos, sin = (jnp.asarray(table[:, None]) for table in _wide(workload))
+    cos, sin = (jnp.asarray(table[:, None]) for table in workload.wide_cos_sin())
 
     def rotate(x: Any) -> Any:
         y = x.astype(jnp.float32)
@@ -105,7 +95,7 @@ def jax_jit(workload: Workload) -> Binding:
         rotated[1].block_until_ready()
         return rotated
 
-    pairs = [(workload.bshd(q), workload.bshd(k)) for q, k in workload.arrays()]
+    pairs = workload.bshd_arrays()
     sets = [tuple(jnp.asarray(x.transpose(0, 2, 1, 3)) for x in pair) for pair in pairs]
 
     def results(returned: Any) -> Pair:

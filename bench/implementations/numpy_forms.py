@@ -2,55 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
-from ..workload import DTYPES, Workload
+from ..workload import Workload
 from .base import Array, Binding, Pair
 
 
-def tables(workload: Workload) -> Pair:
-    """Return cos and sin (batch or 1, seq, pairs) in the type that NumPy forms compute in."""
-    real = np.float64 if workload.dtype == "float64" else np.float32
-    cos, sin = workload.rope.cos_sin(workload.ids, real)
-    return (cos, sin) if cos.ndim == 3 else (cos[None], sin[None])
-
-
 def rotate_half(workload: Workload) -> Binding:
-    """Bind the form with the halves of x swapped and negated, cos and sin as wide as the head."""
-    cos, sin = (np.concatenate([table, table], -1)[:, :, None] for table in tables(workload))
+    """Bind the formula with the halves of x swapped and negated, cos and sin as wide as the head."""
+    cos, sin = (table[:, :, None] for table in workload.wide_cos_sin())
 
     def rotate(x: Array) -> Array:
         half = x.shape[-1] // 2
         rotated: Array = x * cos + np.concatenate([-x[..., half:], x[..., :half]], -1) * sin
         return rotated
 
-    return _over(workload, rotate, cos.dtype)
+    return _bind(workload, rotate)
 
 
 def as_complex(workload: Workload) -> Binding:
-    """View adjacent pairs as complex numbers and multiply."""
-    cos, sin = tables(workload)
+    """Bind the product of adjacent pairs, seen as complex numbers, with cos + i·sin."""
+    cos, sin = workload.cos_sin()
     circle = (cos + 1j * sin)[:, :, None]
 
     def rotate(x: Array) -> Array:
-        rotated: Array = (x.view(circle.dtype) * circle).view(cos.dtype)
+        rotated: Array = (x.view(circle.dtype) * circle).view(x.dtype)
         return rotated
 
-    return _over(workload, rotate, cos.dtype)
+    return _bind(workload, rotate)
 
 
-def _over(workload: Workload, rotate: Any, real: Any) -> Binding:
-    dtype, bshd = DTYPES[workload.dtype], workload.bshd
-    pairs = [(bshd(q), bshd(k)) for q, k in workload.arrays()]
-    if dtype == real:
+def _bind(workload: Workload, rotate: Callable[[Array], Array]) -> Binding:
+    pairs = workload.bshd_arrays()
+    dtype, compute_dtype = pairs[0][0].dtype, workload.compute_dtype
 
-        def call(q: Array, k: Array) -> Pair:
-            return rotate(q), rotate(k)
-    else:
+    def call(q: Array, k: Array) -> Pair:
+        return rotate(q), rotate(k)
 
-        def call(q: Array, k: Array) -> Pair:
-            return rotate(q.astype(real)).astype(dtype), rotate(k.astype(real)).astype(dtype)
+    def call_wider(q: Array, k: Array) -> Pair:
+        return rotate(q.astype(compute_dtype)).astype(dtype), rotate(k.astype(compute_dtype)).astype(dtype)
 
-    return Binding(call, list(pairs), pairs[0])
+    return Binding(call if dtype == compute_dtype else call_wider, list(pairs), pairs[0])

@@ -1,4 +1,4 @@
-"""The same rotation as ONNX graphs under onnxruntime: two operators and primitive ops, through `run` and IO binding."""
+"""The same rotation as ONNX graphs under onnxruntime: two operators and primitive ops, by `run` and by IO binding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 import rope_cpu
 
-from ..workload import DTYPES, Workload
+from ..workload import DTYPES, Workload, widened
 from .base import Array, Binding, Pair
 
 TITLES = {"onnx": "ORT RotaryEmbedding-23", "ort": "ORT com.microsoft", "primitive": "ORT primitive ops"}
@@ -40,30 +40,31 @@ _PRODUCTS = """{x}_c = Mul ({x}_h, cs)
     {x}_rot = Reshape ({x}_4, wide)"""
 
 
-def binder(form: str, way: str) -> Callable[[Workload], Binding]:
-    """Return the function that binds a workload to this graph and this way of running it.
+def binder(target: str, way: str) -> Callable[[Workload], Binding]:
+    """Return the function that binds a workload to the graph of a target, to be run in one of WAYS.
 
-    Graphs take (batch, seq, width), which no array must be transposed for: q and k, or the packed buffer as a whole, as
-    they copy strided views of it faster than `run` does.
+    Graphs take arrays of (batch, seq, width), so that nothing is transposed: q and k, or the whole packed buffer, whose
+    views they copy faster than `run` would.
     """
 
     def bind(workload: Workload) -> Binding:
-        def flat(x: Array) -> Array:
-            return np.ascontiguousarray(x).reshape(workload.batch, workload.tokens, -1)
-
-        if workload.storage == "packed":
-            buffers = workload.buffers()
-            pairs, feeds = [workload.views(qkv) for qkv in buffers], [{"qkv": flat(qkv)} for qkv in buffers]
-        else:
-            pairs = workload.arrays()
-            feeds = [{"q": flat(workload.bshd(q)), "k": flat(workload.bshd(k))} for q, k in pairs]
-        ids = np.broadcast_to(workload.ids, (workload.batch, workload.tokens)).astype(np.int64)
-        inputs = workload.bshd(pairs[0][0]), workload.bshd(pairs[0][1])
-        given = [{**feed, "ids": ids} for feed in feeds]
         from rope_cpu.export.validation.session import bind as bind_arrays
         from rope_cpu.export.validation.session import open_session
 
-        session = open_session(_model(workload, form), rope_cpu.get_num_threads())
+        def flat(x: Array) -> Array:
+            return np.ascontiguousarray(x).reshape(*workload.shape, -1)
+
+        ids = np.broadcast_to(workload.ids, workload.shape).astype(np.int64)
+        if workload.packed:
+            buffers = workload.buffers()
+            q, k = workload.views(buffers[0])
+            inputs = workload.bshd(q), workload.bshd(k)
+            given = [{"qkv": flat(qkv), "ids": ids} for qkv in buffers]
+        else:
+            pairs = workload.bshd_arrays()
+            inputs = pairs[0]
+            given = [{"q": flat(q), "k": flat(k), "ids": ids} for q, k in pairs]
+        session = open_session(_model(workload, target), rope_cpu.get_num_threads())
         if way == "run":
             return Binding(session.run, [(None, feed) for feed in given], inputs, results=lambda y: _pair(y, inputs))
         results = {"q_rot": flat(inputs[0]), "k_rot": flat(inputs[1])}
@@ -79,33 +80,32 @@ def _pair(outputs: list[Array], like: Pair) -> Pair:
     return q, k
 
 
-def _model(workload: Workload, form: str) -> Any:
+def _model(workload: Workload, target: str) -> Any:
     """Return the graph (qkv or q, k; ids) → (q_rot, k_rot), tables of cos and sin for all positions as initializers."""
     from onnx import numpy_helper, parser
 
     rope, dtype, heads = workload.rope, DTYPES[workload.dtype], {"q": workload.heads, "k": workload.kv_heads}
-    kind = {"float32": "float", "float16": "float16"}[workload.dtype]
-    packed, width = workload.storage == "packed", rope.head_dim
-    lines = [_PACKED] if packed else []
-    if form == "primitive":
+    element = {"float32": "float", "float16": "float16"}[workload.dtype]
+    width, lines = rope.head_dim, [_PACKED] if workload.packed else []
+    if target == "primitive":
         rotated = _ADJACENT if rope.interleaved else _HALVES
         lines += [_PRIMITIVE_TABLES, *(part.format(x=x) for x in "qk" for part in (rotated, _PRODUCTS))]
     else:
-        lines += [_OPERATOR[form].format(x=x, interleaved=int(rope.interleaved), heads=heads[x]) for x in "qk"]
-    types = {x: f"{kind}[B, S, {heads[x] * width}]" for x in "qk"}
-    whole = f"{kind}[B, S, {(workload.heads + 2 * workload.kv_heads) * width}] qkv"
-    given, body = whole if packed else f"{types['q']} q, {types['k']} k", "\n    ".join(lines)
+        lines += [_OPERATOR[target].format(x=x, interleaved=int(rope.interleaved), heads=heads[x]) for x in "qk"]
+    types = {x: f"{element}[B, S, {heads[x] * width}]" for x in "qk"}
+    whole = f"{element}[B, S, {(workload.heads + 2 * workload.kv_heads) * width}] qkv"
+    given, body = whole if workload.packed else f"{types['q']} q, {types['k']} k", "\n    ".join(lines)
     model = parser.parse_model(
         f'<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>\n'
         f"rotary ({given}, int64[B, S] ids) => ({types['q']} q_rot, {types['k']} k_rot) {{\n    {body}\n}}"
     )
     cos, sin = (table.astype(dtype) for table in rope.cos_sin(np.arange(int(workload.ids.max()) + 1)))
     constants: dict[str, Any] = {"cos": cos, "sin": sin}
-    if packed:
+    if workload.packed:
         constants["widths"] = np.array([workload.heads, workload.kv_heads, workload.kv_heads]) * width
-    if form == "primitive":
-        wide = [np.repeat(t, 2, -1) if rope.interleaved else np.concatenate([t, t], -1) for t in (cos, sin)]
-        constants |= {"cos": wide[0], "sin": wide[1], "two": np.array([2]), "wide": np.array([0, 0, -1])}
+    if target == "primitive":
+        constants |= {name: widened(constants[name], rope.interleaved) for name in ("cos", "sin")}
+        constants |= {"two": np.array([2]), "wide": np.array([0, 0, -1])}
         constants |= {f"{x}_heads": np.array([0, 0, heads[x], width]) for x in "qk"}
         if rope.interleaved:
             constants["split"] = np.array([0, 0, 0, -1, 2])

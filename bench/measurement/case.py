@@ -11,17 +11,18 @@ from .timing import Effort, nothing
 
 @dataclass(frozen=True)
 class Ready:
-    """A call that can be timed. bytes_accessed: bytes one call reads and writes, 0 where that means nothing.
+    """A call that can be timed.
 
-    new: whether it returns new memory, whose price varies more than all else from run to run.
-    error: takes what a call returned and says how far off it is, in units of what is allowed: above 1 it is wrong.
+    bytes_accessed: bytes one call reads and writes, 0 where that means nothing. error: takes what a call returned and
+    returns its largest error / tolerance: above 1 it is wrong. enter: see Timed. new: whether it returns new memory,
+    the time for which varies more than all else from run to run.
     """
 
     function: Callable[..., Any]
     sets: list[tuple[Any, ...]]
     bytes_accessed: int = 0
     error: Callable[[Any], float] | None = None
-    enter: Callable[[], object] = nothing  # see Timed
+    enter: Callable[[], object] = nothing
     new: bool = False
 
 
@@ -29,8 +30,8 @@ class Ready:
 class Contender:
     """One row of a case. bind: gets it ready, or raises UnavailableError.
 
-    role: "ours", "kernel" (part of ours), "peer", "limit" (of the machine), or, to tell a slow machine from slow code,
-    "copy" (the same from one array to another), "core" (work in the first cache) or "memory" (taking new memory).
+    role: "ours", "peer", "limit" (of the machine), or a further baseline to tell a slow machine from slow code: "copy"
+    (the limit from one array to another), "core" (work in the first cache) or "memory" (taking new memory).
     """
 
     name: str
@@ -40,9 +41,9 @@ class Contender:
 
 @dataclass(frozen=True)
 class Case:
-    """Contenders that are timed together; ratios are to the first. default: a plain run includes it.
+    """Contenders that are timed together; ratios are to the first.
 
-    memory: bytes it needs at the most, where that is much.
+    default: a plain run includes it. cold: see Timed. memory: bytes it needs at the most, where that is much.
     """
 
     name: str

@@ -1,11 +1,12 @@
-"""A case measured: everyone made ready and checked, then timed together."""
+"""A case measured: every contender made ready and checked, then all timed together."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from ..implementations.base import UnavailableError
 from . import statistics
@@ -20,8 +21,7 @@ class Row:
 
     status: "timed", "skipped" (it cannot run here), "wrong" (it does not compute the rotation) or "failed".
     samples: seconds per call, round by round. first_call: seconds of the first call, compilation included.
-    error: largest error in units of what is allowed. bytes_accessed: bytes a call reads and writes. new:
-    whether it returns new memory.
+    error: largest error / tolerance. bytes_accessed: bytes a call reads and writes. new: whether it returns new memory.
     """
 
     name: str
@@ -51,7 +51,6 @@ class Result:
 
     name: str
     what: str
-    cold: bool = False
     rows: list[Row] = field(default_factory=list)
 
     def timed(self, *roles: str) -> list[Row]:
@@ -60,7 +59,7 @@ class Result:
 
     @property
     def base(self) -> Row | None:
-        """The row that others are compared with: the first of ours."""
+        """The row that others are relative to: the first of ours."""
         return next(iter(self.timed("ours")), None)
 
     @property
@@ -74,28 +73,26 @@ class Result:
         return any(row.role == "ours" and row.status in ("wrong", "failed") for row in self.rows)
 
     def ratio(self, row: Row, base: Row | None = None) -> Estimate:
-        """Return how many times as long `row` takes as the base, per byte where they move different amounts."""
+        """Return the time of `row` relative to the base, per byte where both access memory."""
         other = base or self.base
         if other is None:
             raise ValueError(f"`row` is {row.name!r} of {self.name}, where nothing of ours was timed")
         scale = other.bytes_accessed / row.bytes_accessed if row.bytes_accessed and other.bytes_accessed else 1.0
-        return statistics.estimate([scale * ratio for ratio in statistics.ratios(row.samples, other.samples)])
+        # Round by round: what disturbs a whole round cancels.
+        return statistics.estimate(scale * np.divide(row.samples, other.samples))
 
 
-def measure(case: Case, effort: Effort | None = None, say: Callable[[str], object] = lambda text: None) -> Result:
-    """Make a case's contenders ready, check what they compute, and time those that are right."""
-    result, running = Result(case.name, case.what, case.cold), []
+def measure(case: Case, effort: Effort | None = None) -> Result:
+    """Make a case's contenders ready, check what they compute, time those that are right, and return all of it."""
+    result, running = Result(case.name, case.what), []
     for contender in case.contenders():
-        say(f"{case.name}: {contender.name}")
         row, ready = _first_call(contender)
         result.rows.append(row)
         if ready is not None:
-            # `ready` holds what is bound where onnxruntime 1.29 does not.
-            running.append((row, ready, Timed(ready.function, ready.sets, case.cold, ready.enter)))
+            running.append((row, Timed(ready.function, ready.sets, case.cold, ready.enter)))
     if running:
-        say(f"{case.name}: {len(running)} in turn")
-        samples = interleave([timed for _, _, timed in running], effort or case.effort)
-        for (row, _, _), taken in zip(running, samples, strict=True):
+        samples = interleave([timed for _, timed in running], effort or case.effort)
+        for (row, _), taken in zip(running, samples, strict=True):
             row.samples = taken
     return result
 
@@ -117,6 +114,6 @@ def _first_call(contender: Contender) -> tuple[Row, Ready | None]:
         row.status, row.reason = "failed", f"{type(error).__name__}: {lines[0] if lines else ''}"
         return row, None
     if row.error is not None and not row.error <= 1:
-        row.status, row.reason = "wrong", f"error {row.error:.3g} times what is allowed; not timed"
+        row.status, row.reason = "wrong", f"its error is {row.error:.3g} times the tolerance; not timed"
         return row, None
     return row, ready

@@ -1,4 +1,4 @@
-"""What many noisy timings allow to be said: pure functions of lists of numbers, without assumptions on their law."""
+"""Estimates from many noisy timings: pure functions of numbers, without assumptions on their distribution."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from math import comb, inf, log
 
 import numpy as np
+from numpy.typing import NDArray
+
+Values = Sequence[float] | NDArray[np.float64]
 
 CONFIDENCE = 0.95
 
-# A median whose interval reaches from one value to more than this many times as much says too little.
+# A median means nothing if the upper end of its interval is more than this many times the lower end.
 MEANINGLESS = 1.5
 
 
@@ -31,42 +34,37 @@ class Estimate:
         return self.low <= 0 or self.high > MEANINGLESS * self.low
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Values) -> Estimate:
     """Return the median of `values`, its quartiles and its interval."""
     lower, median, upper = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
     return Estimate(median, lower, upper, *interval(values), len(values))
 
 
-def interval(values: Sequence[float], part: float = 0.5, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return an interval that holds this quantile of the values' law with at least this confidence, whatever the law.
+def interval(values: Values, quantile: float = 0.5, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return an interval that holds a quantile of the distribution of the values with at least this confidence.
 
-    The number of values below the true quantile is binomial(n, part), so order statistics bound it. Too few values (for
-    a median fewer than six, for 95 %) leave a side unbounded.
+    The number of values below the true quantile is binomial(n, quantile) whatever the distribution, so order statistics
+    bound it. Too few values (for a median fewer than six, for 95 %) leave a side unbounded.
 
     Source: H. A. David and H. N. Nagaraja, Order Statistics, 2003, section 7.1.
     """
-    ordered, n = sorted(values), len(values)
-    below = _outside(n, part, (1 - confidence) / 2)
-    above = _outside(n, 1 - part, (1 - confidence) / 2)
+    ordered, n = np.sort(values).tolist(), len(values)
+    below = _outside(n, quantile, (1 - confidence) / 2)
+    above = _outside(n, 1 - quantile, (1 - confidence) / 2)
     return (ordered[below - 1] if below else -inf, ordered[n - above] if above else inf)
 
 
-def _outside(n: int, part: float, chance: float) -> int:
-    """Return how many of the lowest of n values lie below a quantile but for this chance."""
+def _outside(n: int, quantile: float, probability: float) -> int:
+    """Return how many of n values lie below a quantile, except with this probability."""
     total, count = 0.0, 0
-    while (total := total + comb(n, count) * part**count * (1 - part) ** (n - count)) <= chance:
+    while (total := total + comb(n, count) * quantile**count * (1 - quantile) ** (n - count)) <= probability:
         count += 1
     return count
 
 
-def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Return value / base round by round: what disturbs a whole round cancels."""
-    return [value / other for value, other in zip(values, base, strict=True)]
-
-
 @dataclass(frozen=True)
 class Change:
-    """How many times as long something takes as it did, with the interval that both measurements leave."""
+    """A time relative to an earlier one, with the interval that both measurements leave."""
 
     factor: float
     low: float
@@ -84,7 +82,7 @@ class Change:
 def change(new: Sequence[float], old: Sequence[float]) -> Change:
     """Return how the lower quartile changed.
 
-    Whatever else a machine does only adds time, so the quick quarter of the rounds tells most of the code.
+    Whatever else a machine does only adds time, so the quick quarter of the rounds says most about the code.
     """
     (new_low, new_high), (old_low, old_high) = interval(new, 0.25), interval(old, 0.25)
     factor = float(np.quantile(new, 0.25) / np.quantile(old, 0.25))
@@ -92,13 +90,13 @@ def change(new: Sequence[float], old: Sequence[float]) -> Change:
 
 
 def relative(row: Change, baseline: Change) -> Change:
-    """Return a change in times of another one."""
+    """Return a change relative to that of a baseline."""
     low = row.low / baseline.high
     return Change(row.factor / baseline.factor, low, row.high / baseline.low if baseline.low > 0 else inf)
 
 
 def lesser(a: Change, b: Change) -> Change:
-    """Return the change that is closer to none; none, where one says slower and the other faster."""
+    """Return the smaller of two changes; no change, where one is slower and the other faster."""
     if (a.factor - 1) * (b.factor - 1) < 0:
         return Change(1.0, min(a.low, b.low), max(a.high, b.high))
     return min(a, b, key=lambda change: abs(log(change.factor)))

@@ -1,4 +1,4 @@
-"""How time is taken: loop counts calibrated, contenders interleaved round by round, in an order that changes."""
+"""How calls are timed: loop counts calibrated, contenders interleaved round by round, in an order that changes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice, repeat
 from math import ceil
-from statistics import median
+from statistics import median, median_high
 from typing import Any
 
 Clock = Callable[[], float]
 
 # Threads of a pool go on spinning for a while after their work, onnxruntime's for 30 ms; the next contender waits until
-# they sleep, but not for ever. In seconds: how long to look at a time, and in all.
-_LOOK, _PATIENCE = 0.002, 0.1
+# they sleep, but not for ever. Seconds of one check, and of all.
+_CHECK, _PATIENCE = 0.002, 0.1
 # Untimed calls before a sample, in seconds and at the least: arrays of some megabytes need about ten calls until they
 # have their place in a shared cache again, and a processor that slept needs milliseconds until it is as fast as before.
 WARM_UP, WARM_UP_CALLS = 0.006, 8
 # Rounds there always are; how many times its budget a measurement may take where calls are slow or interrupted.
 _FEWEST, _OVERRUN = 5, 3.0
 # Samples that the speed of arrays in one place of memory is judged by.
-_LOOKS = 3
+_SAMPLES_PER_PLACE = 3
 # A call longer than this needs no warm-up: its arrays fit no cache.
 LONG_CALL = 0.01
 
@@ -36,8 +36,7 @@ def nothing() -> None:
 class Timed:
     """A call to time: a function, and sets of arguments that mean the same work on arrays of their own.
 
-    cold: each call takes the next set, so that many sets are met outside the caches; otherwise all calls take the one
-    that `arguments` repeats.
+    cold: each call takes the next set, so that many sets are met outside the caches; otherwise all calls take the same.
     enter: called before each sample, untimed (sets the number of threads).
     """
 
@@ -56,8 +55,8 @@ class Timed:
 class Effort:
     """How long to measure: seconds of one sample, seconds of all rounds together, and how many rounds.
 
-    A sample is much shorter than the turns that an operating system gives to processes, so that most samples are not
-    interrupted on a busy machine, and much longer than a look at the clock.
+    A sample is much shorter than the time slices of an operating system, so that most samples are not interrupted on a
+    busy machine, and much longer than a reading of the clock.
     """
 
     sample: float = 0.0005
@@ -100,7 +99,7 @@ def warm_up(timed: Timed, per_call: float, clock: Clock = time.perf_counter) -> 
 
 
 def choose_place(timed: Timed, loops: int, per_call: float, clock: Clock = time.perf_counter) -> None:
-    """Take the set of arguments of median speed.
+    """Let all calls take the set of arguments of median speed.
 
     Where arrays happen to lie in memory makes a call a few per cent faster or slower, rarely twice as slow. A new set
     for every round would be as fair, but a shared cache takes hundreds of calls until it holds megabytes as well as
@@ -108,22 +107,21 @@ def choose_place(timed: Timed, loops: int, per_call: float, clock: Clock = time.
     """
     if timed.cold or len(timed.sets) == 1:
         return
-    taken: list[tuple[float, int]] = []
+    seconds: list[float] = []
     timed.enter()
     for arguments in timed.sets:
         timed.arguments = repeat(arguments)
         warm_up(timed, per_call, clock)
-        taken.append((median(elapsed(timed, loops, clock) for _ in range(_LOOKS)), len(taken)))
-    _, chosen = sorted(taken)[len(taken) // 2]
-    timed.arguments = repeat(timed.sets[chosen])
+        seconds.append(median(elapsed(timed, loops, clock) for _ in range(_SAMPLES_PER_PLACE)))
+    timed.arguments = repeat(timed.sets[seconds.index(median_high(seconds))])
 
 
 def settle(sleep: Callable[[float], object] = time.sleep, busy: Clock = time.process_time) -> None:
-    """Wait until no thread of this process is at work any more."""
-    for _ in range(round(_PATIENCE / _LOOK)):
+    """Wait until no thread of this process is busy."""
+    for _ in range(round(_PATIENCE / _CHECK)):
         before = busy()
-        sleep(_LOOK)
-        if busy() - before < _LOOK / 4:
+        sleep(_CHECK)
+        if busy() - before < _CHECK / 4:
             return
 
 
@@ -135,7 +133,7 @@ def interleave(
 ) -> list[list[float]]:
     """Return seconds per call of each contender in each round.
 
-    A round takes one sample of everyone, in an order drawn anew, so that drift and neighbours hit all alike. A sample
+    A round takes one sample of each, in random order, so that drift and other processes affect all alike. A sample
     follows a pause and a few untimed calls, on arrays in a place of median speed. Rounds end when the budget is spent
     and there are enough, or when it is spent several times over.
     """
@@ -143,15 +141,14 @@ def interleave(
     for plan in plans:
         choose_place(*plan, clock)
     samples: list[list[float]] = [[] for _ in contenders]
-    order, draw, start = list(range(len(plans))), random.Random(0), clock()
+    draw, start = random.Random(0), clock()
     while not _enough(effort, len(samples[0]), clock() - start):
-        draw.shuffle(order)
-        for place in order:
-            timed, loops, per_call = plans[place]
+        for n in draw.sample(range(len(plans)), len(plans)):
+            timed, loops, per_call = plans[n]
             pause()
             timed.enter()
             warm_up(timed, per_call, clock)
-            samples[place].append(elapsed(timed, loops, clock) / loops)
+            samples[n].append(elapsed(timed, loops, clock) / loops)
     return samples
 
 

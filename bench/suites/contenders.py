@@ -1,12 +1,10 @@
-"""How contenders get ready: implementations of a rotation, and what tells a slow machine from slow code."""
+"""How contenders get ready: implementations of a rotation, and baselines that tell a slow machine from slow code."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 import rope_cpu
 
@@ -16,76 +14,69 @@ from ..measurement.case import Contender, Ready
 from ..measurement.timing import nothing
 from ..workload import Workload
 
-# Work of fewer bytes is timed on one thread, as small rotations are serial.
+# Work on fewer bytes is timed on one thread, as small rotations are serial.
 _SERIAL_BYTES = 2**18
 
 
-def rotating(name: str, workload: Workload, label: str | None = None, threads: int | None = None) -> Contender | None:
-    """Return an implementation of the table on a workload, checked against the float64 reference before it is timed.
+def rotating(name: str, workload: Workload, label: str | None = None, threads: int | None = None) -> Contender:
+    """Return an implementation of the table on a workload, checked against the exact reference before it is timed.
 
-    threads: how many ours may use; None: as many as now. None is returned for a form of the other pairing.
+    threads: how many rope_cpu may use; None: as many as now.
     """
     implementation = BY_NAME[name]
-    if workload.rope.interleaved not in implementation.pairings:
-        return None
 
     def bind() -> Ready:
         binding = implementation.bound(workload)
 
-        def picked(x: Any) -> Any:
+        def checked(x: Any) -> Any:
             return binding.bshd(x)[:, workload.checked].copy()
 
-        given = [picked(x) for x in binding.inputs]
+        given = [checked(x) for x in binding.inputs]
 
         def error(returned: Any) -> float:
-            results = binding.results(returned)
-            return max(
-                workload.error(x, picked(y), implementation.arithmetic) for x, y in zip(given, results, strict=True)
-            )
+            pairs = zip(given, binding.results(returned), strict=True)
+            return max(workload.error(x, checked(y), implementation.arithmetic) for x, y in pairs)
 
         enter = partial(rope_cpu.set_num_threads, threads) if threads else nothing
         return Ready(binding.function, binding.sets, workload.bytes_accessed, error, enter, implementation.new)
 
-    return Contender((label or name) + _on(threads), implementation.role, bind)
+    return Contender((label or name) + (_on(threads) if threads else ""), implementation.role, bind)
 
 
-def limits(bytes_accessed: int, copies: int = 1, threads: Sequence[int] = ()) -> list[Contender]:
-    """Return the scaling of as many bytes in place, on one thread and on more: the fastest is the limit; and "core"."""
-    shared: list[Any] = []
+def baselines(
+    bytes_accessed: int, copies: int = 1, threads: Sequence[int] = (), into_other: bool = False, new_bytes: int = 0
+) -> list[Contender]:
+    """Return the limit of the machine and the other baselines that rows of ours are compared with.
 
-    def bind(count: int) -> Ready:
-        if not shared:
-            shared.extend(bandwidth.buffers(bytes_accessed, copies))
-        enter, one = partial(rope_cpu.set_num_threads, count) if count > 1 else nothing, np.ones(1, np.float32)
-        return Ready(bandwidth.scale, [(x, x, one, count > 1) for x in shared], bytes_accessed, enter=enter)
+    The limit is the scaling of as many bytes in place: the fastest on one thread and on more (threads: on how many;
+    none: on those in use). into_other: results go to other arrays, which takes twice the room in the caches. new_bytes:
+    how much new memory calls return, to be taken and touched.
+    """
+    used = rope_cpu.get_num_threads()
+    arrays = bandwidth.arrays(bytes_accessed, copies)
 
-    counts = sorted({1, *(threads or (rope_cpu.get_num_threads(),))})
-    rows = [Contender("limit" + _on(count), "limit", partial(bind, count)) for count in counts]
-    return [*rows, Contender("scaled in the first cache", "core", partial(_in_cores, bytes_accessed))]
+    def limit(count: int) -> Ready:
+        return Ready(bandwidth.scale, [(x, x, count) for x in arrays], bytes_accessed)
 
+    def core() -> Ready:
+        count = used if bytes_accessed > _SERIAL_BYTES else 1
+        return Ready(bandwidth.scale_in_first_cache, [(bandwidth.first_cache_array(count), count)])
 
-def _in_cores(bytes_accessed: int) -> Ready:
-    parallel = rope_cpu.get_num_threads() > 1 and bytes_accessed > _SERIAL_BYTES
-    return Ready(bandwidth.scale_in_cores, [(bandwidth.core_buffer(), np.ones(1, np.float32), parallel)])
+    def copy() -> Ready:
+        outs = bandwidth.arrays(bytes_accessed, copies)
+        return Ready(bandwidth.scale, [(x, out, used) for x, out in zip(arrays, outs, strict=True)], bytes_accessed)
 
+    def memory() -> Ready:
+        return Ready(bandwidth.scale_new, [(new_bytes // 4, used)], new_bytes)
 
-def copy(bytes_accessed: int, copies: int = 1) -> Contender:
-    """Return the scaling of as many bytes from one array to another, which takes twice the room in the caches."""
-    parallel, one = rope_cpu.get_num_threads() > 1, np.ones(1, np.float32)
-
-    def bind() -> Ready:
-        pairs = zip(bandwidth.buffers(bytes_accessed, copies), bandwidth.buffers(bytes_accessed, copies), strict=True)
-        return Ready(bandwidth.scale, [(x, out, one, parallel) for x, out in pairs], bytes_accessed)
-
-    return Contender("scaled into another array", "copy", bind)
-
-
-def memory(size: int) -> Contender:
-    """Return the taking and touching of `size` bytes of new memory: what calls that return new arrays do besides."""
-    parallel = rope_cpu.get_num_threads() > 1
-    sets = [(size // 4, np.ones(1, np.float32), parallel)]
-    return Contender("new memory", "memory", lambda: Ready(bandwidth.scale_new, sets, size))
+    rows = [Contender("limit" + _on(n), "limit", partial(limit, n)) for n in sorted({1, *(threads or (used,))})]
+    rows.append(Contender("scaled in the first cache", "core", core))
+    if into_other:
+        rows.append(Contender("scaled into another array", "copy", copy))
+    if new_bytes:
+        rows.append(Contender("new memory", "memory", memory))
+    return rows
 
 
-def _on(threads: int | None) -> str:
-    return "" if threads is None else f", {threads} thread{'s'[: threads > 1]}"
+def _on(threads: int) -> str:
+    return f", {threads} thread{'s'[: threads > 1]}"

@@ -1,4 +1,4 @@
-"""The statistics of the benchmarks, on made data whose truth is known."""
+"""The statistics of the benchmarks, on drawn data whose truth is known."""
 
 import math
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rope_cpu.bench.measurement import statistics
-from rope_cpu.bench.measurement.statistics import Change, change, estimate, interval, lesser, ratios, relative
+from rope_cpu.bench.measurement.measure import Result, Row
+from rope_cpu.bench.measurement.statistics import Change, change, estimate, interval, lesser, relative
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -33,11 +34,12 @@ def test_the_interval_holds_the_median_as_often_as_it_says(count):
 def test_drift_cancels_in_ratios():
     drift = np.exp(np.linspace(0, 1, 20))
     noise = np.random.default_rng(0).uniform(0.99, 1.01, 20)
-    ours, theirs = (2e-6 * drift).tolist(), (6e-6 * drift * noise).tolist()
-    ratio = estimate(ratios(theirs, ours))
+    ours = Row("ours", "ours", samples=(2e-6 * drift).tolist())
+    theirs = Row("theirs", "peer", samples=(6e-6 * drift * noise).tolist())
+    ratio = Result("case", "", [ours, theirs]).ratio(theirs)
     assert ratio.median == pytest.approx(3, rel=0.01)
     assert not ratio.meaningless
-    assert estimate(ours).meaningless
+    assert ours.seconds.meaningless
 
 
 def _rounds(rng, cost, spread=0.05, count=25):
@@ -68,7 +70,7 @@ def test_noise_is_no_regression():
     assert alarms <= 12
 
 
-def test_too_few_rounds_tell_nothing():
+def test_too_few_rounds_show_no_change():
     assert change([2.0] * 5, [1.0] * 5) == Change(2.0, 0.0, math.inf)
     assert not change([2.0] * 5, [1.0] * 5).slower(0.1)
 
@@ -87,9 +89,9 @@ def test_disturbed_rounds_do_not_hide_a_change():
     assert change(disturbed[1], disturbed[0]).slower(0.1)
 
 
-def test_changes_in_times_of_a_yardstick():
-    row, yardstick = Change(1.5, 1.4, 1.6), Change(1.5, 1.45, 1.55)
-    both = relative(row, yardstick)
+def test_changes_relative_to_a_baseline():
+    row, baseline = Change(1.5, 1.4, 1.6), Change(1.5, 1.45, 1.55)
+    both = relative(row, baseline)
     assert (both.factor, both.low, both.high) == (1.0, 1.4 / 1.55, 1.6 / 1.45)
     assert lesser(row, both) is both
     assert lesser(Change(1.5, 1.4, 1.6), Change(1.1, 1.0, 1.2)).factor == 1.1
