@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 
+from rope_cpu import RotaryEmbedding as R
 from rope_cpu.frequencies import axes
 
 
@@ -139,26 +140,62 @@ def test_length_rules_are_spread_too():
     assert pickle.loads(pickle.dumps(spec)) == spec
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (lambda: axes.axial(64, 3), ValueError, "`head_dim` is 64, which 3 axes cannot share"),
-        (lambda: axes.axial(64, 0), ValueError, "`axes` is 0"),
-        (lambda: axes.axial(64, 2, span="block"), ValueError, "`span` is 'block'"),
-        (lambda: axes.axial(64, 2, axis_dims=(16, 24, 24)), ValueError, "3 widths, but `axes` is 2"),
-        (lambda: axes.axial(64, 2, axis_dims=(31, 33)), ValueError, "must be even"),
-        (lambda: axes.axial(64, 2, axis_dims=(32, 34)), ValueError, "add up to head_dim 64"),
-        (lambda: axes.axial(64, 2, rope_theta=(1e4, 1e4, 1e4)), ValueError, "`rope_theta` has 3 bases"),
-        (lambda: axes.axial(64, 2, rope_theta=-1.0), ValueError, "`rope_theta` is -1.0"),
-        (lambda: axes.axial(64, 2, rope_theta="1e4"), TypeError, "`rope_theta` is '1e4'"),
-        (lambda: axes.axial(64.0, 2), TypeError, "`head_dim` is 64.0"),
-        (lambda: axes.mrope(64, (8, 12, 16), rope_theta=1e4), ValueError, "head_dim 64"),
-        (lambda: axes.mrope(64, (), rope_theta=1e4), ValueError, "`mrope_section` is"),
-        (lambda: axes.mrope(64, (8, -2, 26), rope_theta=1e4), ValueError, "`mrope_section` is -2"),
-        (lambda: axes.mrope_pair_axis(8, (2, 2, 2)), ValueError, "adds up to 6, not to 8 pairs"),
-        (lambda: axes.mrope_pair_axis(8, (1, 3, 4), True), ValueError, "cannot be dealt out"),
-    ],
-)
-def test_refusals_name_argument_value_and_rule(call, error, text):
-    with pytest.raises(error, match=re.escape(text)):
+def mrope(shares=(2, 1, 1), rope_theta=1e4, **options):
+    return R.mrope(8, shares, rope_theta=rope_theta, **options)
+
+
+def test_a_section_may_repeat_the_arguments_of_mrope():
+    held = {"rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    assert mrope(mrope_interleaved=True, scaling=held) == mrope(mrope_interleaved=True)
+
+
+REFUSED = [
+    (lambda: R.axial(64, 3), ValueError, "`head_dim` is 64, which 3 axes cannot share"),
+    (lambda: R.axial(64, 0), ValueError, "`axes` is 0"),
+    (lambda: R.axial(64, 2, span="block"), ValueError, "`span` is 'block'"),
+    (lambda: R.axial(64, 2, axis_dims=(16, 24, 24)), ValueError, "3 widths, but `axes` is 2"),
+    (lambda: R.axial(64, 2, axis_dims=(31, 33)), ValueError, "must be even"),
+    (lambda: R.axial(64, 2, axis_dims=(32, 34)), ValueError, "add up to head_dim 64"),
+    (lambda: R.axial(64, 2, rope_theta=(1e4, 1e4, 1e4)), ValueError, "`rope_theta` has 3 bases"),
+    (lambda: R.axial(64, 2, rope_theta=-1.0), ValueError, "`rope_theta` is -1.0"),
+    (lambda: R.axial(64, 2, rope_theta="1e4"), TypeError, "`rope_theta` is '1e4'"),
+    (lambda: R.axial(64.0, 2), TypeError, "`head_dim` is 64.0"),
+    (lambda: R.mrope(64, (8, 12, 16), rope_theta=1e4), ValueError, "head_dim 64"),
+    (lambda: R.mrope(64, (), rope_theta=1e4), ValueError, "`mrope_section` is"),
+    (lambda: R.mrope(64, (8, -2, 26), rope_theta=1e4), ValueError, "`mrope_section` is -2"),
+    (lambda: axes.mrope_pair_axis(8, (2, 2, 2)), ValueError, "adds up to 6, not to 8 pairs"),
+    (lambda: axes.mrope_pair_axis(8, (1, 3, 4), True), ValueError, "cannot be dealt out"),
+    (lambda: mrope(scaling=[]), TypeError, "`scaling` is []"),
+    (lambda: mrope(mrope_interleaved="no"), TypeError, "`mrope_interleaved` is 'no'; it must be True or False"),
+    (lambda: mrope(mrope_interleaved=1), TypeError, "`mrope_interleaved` is 1"),
+    (lambda: mrope(scaling={"mrope_interleaved": 0}), TypeError, "`mrope_interleaved` is 0"),
+    (
+        lambda: mrope(scaling={"mrope_interleaved": True}),
+        ValueError,
+        "`mrope_interleaved` is False, but `scaling` says True; say it once",
+    ),
+    (lambda: mrope(rope_theta=None), TypeError, "`rope_theta` is None; it must be a number"),
+    (lambda: mrope(rope_theta=None, scaling={"rope_theta": 1e4}), TypeError, "`rope_theta` is None"),
+    (lambda: mrope(scaling={"rope_theta": 5.0}), ValueError, "`rope_theta` is 10000.0, but `scaling` says 5.0"),
+    (lambda: mrope([4, 1, 1]), ValueError, "`mrope_section` is (4, 1, 1), 6 pairs; head_dim 8 has 4"),
+    (lambda: mrope(None), TypeError, "`mrope_section` is None; it must be a sequence of integers"),
+    (lambda: mrope(None, scaling={"mrope_section": [2, 1, 1]}), TypeError, "`mrope_section` is None"),
+    (
+        lambda: mrope(mrope_interleaved=None, scaling={"mrope_interleaved": True}),
+        TypeError,
+        "`mrope_interleaved` is None",
+    ),
+    (lambda: mrope(4), TypeError, "`mrope_section` is 4; it must be a sequence of integers"),
+    (lambda: mrope(scaling={"mrope_section": 4}), TypeError, "`mrope_section` is 4"),
+    (lambda: R.axial(8, axis_dims=4), TypeError, "`axis_dims` is 4; it must be a sequence of integers"),
+    (lambda: R.axial(8, axis_dims="44"), TypeError, "`axis_dims` is '44'"),
+    (lambda: R.axial(8, rope_theta=None), TypeError, "`rope_theta` is None"),
+    (lambda: R.axial(8, rope_theta=np.array(1e4)), TypeError, "`rope_theta` is array(10000.)"),
+    (lambda: R.axial(8, span=np.array(["axis", "head"])), ValueError, "`span` is array"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[row[2] for row in REFUSED])
+def test_refusals(call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
         call()

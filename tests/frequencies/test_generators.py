@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import expm
 
+from rope_cpu import RotaryEmbedding
 from rope_cpu.frequencies.generators import solve
 
 
@@ -143,8 +144,10 @@ def noncommuting():
         (np.zeros(4), ValueError, "`generators` has shape (4,)"),
         (np.full((2, 4, 4), np.nan), ValueError, "`generators`[0] holds nan"),
         (np.zeros((1, 4, 4), complex), TypeError, "`generators` has dtype complex128"),
+        ([[0.0, 1e200], [-1e200, 0.0]], ValueError, "`generators`[0] reaches 1e+200, which is beyond ±2^40"),
+        ([[1.0], [1.0, 2.0]], ValueError, "`generators` is a list of unequal rows"),
     ],
 )
 def test_refusals_name_the_matrices_and_by_how_much(generators, error, message):
     with pytest.raises(error, match=re.escape(message)):
-        solve(generators)
+        RotaryEmbedding.from_generators(generators)

@@ -1,10 +1,11 @@
+import re
 from dataclasses import replace
 
 import numpy as np
 import oracle
 import pytest
 
-from rope_cpu import RotaryEmbedding
+from rope_cpu import RotaryEmbedding as R
 from rope_cpu.frequencies.spec import RopeSpec
 
 
@@ -20,7 +21,7 @@ from rope_cpu.frequencies.spec import RopeSpec
     ],
 )
 def test_the_elements_of_pairs(kind):
-    spec = RotaryEmbedding.from_inv_freq([1.0] * 12, **kind).spec
+    spec = R.from_inv_freq([1.0] * 12, **kind).spec
     found = tuple(elements.tolist() for elements in spec.pair_elements())
     assert found == oracle.pair_indices(12, spec.interleaved, spec.blocks)
 
@@ -50,7 +51,7 @@ def test_the_elements_of_pairs(kind):
 )
 def test_a_spec_fits_itself_after_replace(fields, named):
     """Kernels go by it, and would write beyond the arrays that do not fit."""
-    spec = RotaryEmbedding.from_inv_freq([1.0] * 12).spec
+    spec = R.from_inv_freq([1.0] * 12).spec
     with pytest.raises((TypeError, ValueError), match=f"^{named}"):
         replace(spec, **fields)
 
@@ -60,13 +61,74 @@ def test_a_spec_that_does_not_check_itself_is_refused():
         def __post_init__(self):
             pass
 
-    spec = RotaryEmbedding.from_inv_freq([1.0] * 12).spec
+    spec = R.from_inv_freq([1.0] * 12).spec
     fields = {name: getattr(spec, name) for name in RopeSpec.__dataclass_fields__}
     with pytest.raises(TypeError, match=r"`spec` is .*; it must be a RopeSpec"):
-        RotaryEmbedding.from_spec(Unchecked(**{**fields, "head_dim": 2}))
+        R.from_spec(Unchecked(**{**fields, "head_dim": 2}))
 
 
 def test_a_replaced_spec_stands_for_what_its_fields_say():
-    spec = RotaryEmbedding.from_inv_freq([1.0] * 12).spec
+    spec = R.from_inv_freq([1.0] * 12).spec
     assert replace(spec, blocks=[8, 16], interleaved=np.True_) == replace(spec, blocks=(8, 16), interleaved=True)
     assert hash(replace(spec, blocks=np.array([8, 16]))) == hash(replace(spec, blocks=(8, 16)))
+
+
+def test_the_fastest_frequency_is_accepted():
+    assert R.from_inv_freq([2.0**40, -(2.0**40)]).inv_freq.tolist() == [2.0**40, -(2.0**40)]
+
+
+REFUSED = [
+    (lambda: R.from_inv_freq(np.zeros((1, 1, 1, 1))), ValueError, "`inv_freq` has shape"),
+    (lambda: R.from_inv_freq([]), ValueError, "`inv_freq` has shape (0,)"),
+    (lambda: R.from_inv_freq([1, np.nan]), ValueError, "`inv_freq` holds nan"),
+    (lambda: R.from_inv_freq([1j]), TypeError, "`inv_freq` has dtype complex128"),
+    (lambda: R.from_inv_freq([1, 2], head_dim=3), ValueError, "`head_dim` is 3, but `inv_freq` rotates 4"),
+    (lambda: R.from_inv_freq([1], head_dim=2.0), TypeError, "`head_dim` is 2.0"),
+    (lambda: R.from_inv_freq([1], attention_factor=0), ValueError, "`attention_factor` is 0"),
+    (lambda: R.from_inv_freq([1, 2, 3], blocks=2), ValueError, "`blocks` is 2, which does not divide 3 pairs"),
+    (lambda: R.from_inv_freq([1, 2, 3], blocks=(3, 3)), ValueError, "widths must be even"),
+    (lambda: R.from_inv_freq([1, 2, 3], blocks=(2, 2)), ValueError, "add up to rotary_dim 6"),
+    (lambda: R.from_inv_freq([1], interleaved="no"), TypeError, "`interleaved` is 'no'"),
+    (
+        lambda: R.from_inv_freq([1.0, -(2.0**41)]),
+        ValueError,
+        "`inv_freq` holds -2199023255552.0, which is beyond ±2^40 radians per position",
+    ),
+    (lambda: R.from_inv_freq([1], attention_factor="2"), TypeError, "`attention_factor` is '2'; it must be a number"),
+    (lambda: R.from_inv_freq([1], attention_factor="abc"), TypeError, "`attention_factor` is 'abc'"),
+    (lambda: R.from_inv_freq([1], attention_factor=True), TypeError, "`attention_factor` is True"),
+    (lambda: R.from_inv_freq([1], attention_factor=None), TypeError, "`attention_factor` is None"),
+    (lambda: R.from_inv_freq([1], attention_factor=np.ones(2)), TypeError, "`attention_factor` is array([1., 1.])"),
+    (lambda: R.from_inv_freq(np.ma.array([1.0])), TypeError, "`inv_freq` is a masked array"),
+    (
+        lambda: R.from_inv_freq([1], attention_factor=1e39),
+        ValueError,
+        "`attention_factor` is 1e+39; it must be from 2^-126",
+    ),
+    (lambda: R.from_inv_freq([1], attention_factor=1e-39), ValueError, "`attention_factor` is 1e-39"),
+    (lambda: R.from_inv_freq([1], attention_factor=np.inf), ValueError, "`attention_factor` is inf"),
+    (
+        lambda: R.from_inv_freq([[1.0], [1.0, 2.0]]),
+        ValueError,
+        "`inv_freq` is a list of unequal rows; it must be a regular array",
+    ),
+    (lambda: R.from_inv_freq([1, 2], blocks=np.array(2)), TypeError, "`blocks` is array(2); it must be an integer"),
+    (
+        lambda: R.from_inv_freq([1, 2], blocks=np.ones((1, 2), int)),
+        TypeError,
+        "`blocks` is array([[1, 1]]); it must be a sequence of integers",
+    ),
+    (lambda: R.from_inv_freq([1, 2], blocks=[[2], [1, 1]]), TypeError, "`blocks` is [2]; it must be an integer"),
+    (
+        lambda: R.from_inv_freq([1], interleaved=np.array([1, 2])),
+        TypeError,
+        "`interleaved` is array([1, 2]); it must be True or False",
+    ),
+    (lambda: R.from_spec("x"), TypeError, "`spec` is 'x'; it must be a RopeSpec"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[row[2] for row in REFUSED])
+def test_refusals_of_frequency_matrices(call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        call()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import mpmath
 import numpy as np
@@ -61,16 +62,27 @@ def test_products_depend_on_the_difference_and_are_symmetric(interleaved):
         np.testing.assert_allclose(np.diagonal(products, -gap), expected, atol=1e-13)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((-1, 4, {}), ValueError, "`num_positions` is -1"),
-        ((4, 0, {}), ValueError, "`dim` is 0"),
-        ((4, 4.0, {}), TypeError, "`dim` is 4.0"),
-        ((4, 4, {"base": 0.0}), ValueError, "`base` is 0.0"),
-    ],
-)
-def test_refusals(arguments, error, message):
-    positions, dim, options = arguments
-    with pytest.raises(error, match=message):
-        sinusoidal(positions, dim, **options)
+def test_tables_of_bfloat16_are_rounded_once():
+    table, exact = sinusoidal(3000, 16, dtype="bfloat16"), sinusoidal(3000, 16, dtype=np.float64)
+    # Half a unit in the last of 8 bits, of values up to 1: rounding by way of float32 would go beyond it.
+    half = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-100))) - 8)
+    assert (np.abs(table.astype(np.float64) - exact) <= half).all()
+
+
+REFUSED = [
+    (lambda: sinusoidal(-1, 4), ValueError, "`num_positions` is -1"),
+    (lambda: sinusoidal(4, 0), ValueError, "`dim` is 0"),
+    (lambda: sinusoidal(4, 4.0), TypeError, "`dim` is 4.0"),
+    (lambda: sinusoidal(4, 4, base=0.0), ValueError, "`base` is 0.0"),
+    (lambda: sinusoidal(3, 4, dtype=int), TypeError, "`dtype` is <class 'int'>; it must be float32"),
+    (lambda: sinusoidal(3, 4, dtype=None), TypeError, "`dtype` is None"),
+    (lambda: sinusoidal(3, 4, interleaved="no"), TypeError, "`interleaved` is 'no'; it must be True or False"),
+    (lambda: sinusoidal(3, 4, base="2"), TypeError, "`base` is '2'; it must be a number"),
+    (lambda: sinusoidal(3, 8, base=1e-300), ValueError, "`base` is 1e-300; its frequencies must be at most 2^40"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[row[2] for row in REFUSED])
+def test_refusals(call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        call()

@@ -1,0 +1,227 @@
+"""Every rope type against its formula in 40 digits, at every length."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from mpmath import mp, mpf
+
+from rope_cpu import RotaryEmbedding
+from rope_cpu.frequencies.rope_types import ROPE_TYPES
+from rope_cpu.frequencies.scaling import scaled
+
+mp.dps = 40
+
+WIDTH = 64
+
+PAIRS = WIDTH // 2
+
+SHORT = [1 + i / 7 for i in range(PAIRS)]
+
+LONG = [2 + i / 3 for i in range(PAIRS)]
+
+
+def plain(theta: Any, width: int = WIDTH) -> list[Any]:
+    return [mpf(theta) ** (-mpf(2 * i) / width) for i in range(width // 2)]
+
+
+def yarn(theta: Any, s: Any, original: int, fast: Any = 32, slow: Any = 1, truncate: bool = True) -> list[Any]:
+    def pair(turns: Any) -> Any:
+        return WIDTH * mp.log(original / (2 * mp.pi * turns)) / (2 * mp.log(theta))
+
+    low, high = pair(fast), pair(slow)
+    if truncate:
+        low, high = mp.floor(low), mp.ceil(high)
+    low, high = max(low, 0), min(high, WIDTH - 1)
+    high = high + mpf("0.001") if low == high else high
+    ramp = [min(max((i - low) / (high - low), 0), 1) for i in range(PAIRS)]
+    return [w / s * g + w * (1 - g) for w, g in zip(plain(theta), ramp, strict=True)]
+
+
+def llama3(theta: Any, s: Any, low: Any, high: Any, original: int) -> list[Any]:
+    result = []
+    for w in plain(theta):
+        wavelength = 2 * mp.pi / w
+        t = (original / wavelength - low) / (high - low)
+        scaled_down = w / s
+        result.append(
+            w if wavelength < mpf(original) / high else
+            scaled_down if wavelength > mpf(original) / low else
+            (1 - t) * scaled_down + t * w
+        )  # fmt: skip
+    return result
+
+
+def ntk(theta: Any, s: Any, original: int, length: int) -> list[Any]:
+    exponent = mpf(WIDTH) / (WIDTH - 2)
+    return plain(theta * (s * mpf(max(length, original)) / original - (s - 1)) ** exponent)
+
+
+YARN = {"rope_type": "yarn", "original_max_position_embeddings": 2048, "rope_theta": 50000.0}
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "rope_theta": 5e5,
+    "original_max_position_embeddings": 8192,
+}
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": SHORT,
+    "long_factor": LONG,
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 4096,
+}
+
+# Section, further arguments, the length it is asked for, frequencies, attention factor.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, list[Any], Any]] = {
+    "default": ({"rope_theta": 12345.0}, {}, 1, plain(12345), 1),
+    "10000 where it is said nowhere": ({}, {}, 1, plain(10000), 1),
+    "linear": ({"rope_type": "linear", "factor": 3.5}, {}, 1, [w / mpf("3.5") for w in plain(10000)], 1),
+    "old name": ({"type": "linear", "factor": 3.5}, {}, 1, [w / mpf("3.5") for w in plain(10000)], 1),
+    "dynamic, short": (
+        *({"rope_type": "dynamic", "factor": 4.0}, {"max_position_embeddings": 2048}, 2048),
+        *(plain(10000), 1),
+    ),
+    "dynamic, long": (
+        *({"rope_type": "dynamic", "factor": 4.0}, {"max_position_embeddings": 2048}, 5000),
+        *(ntk(10000, 4, 2048, 5000), 1),
+    ),
+    "dynamic, alpha": (
+        *({"rope_type": "dynamic", "alpha": 1000.0}, {}, 10**6),
+        *(plain(10000 * mpf(1000) ** (mpf(WIDTH) / (WIDTH - 2))), 1),
+    ),
+    "yarn": ({**YARN, "factor": 16.0}, {}, 1, yarn(50000, 16, 2048), mpf("0.1") * mp.log(16) + 1),
+    "yarn, all of it": (
+        *({**YARN, "factor": 16.0, "beta_fast": 20.0, "beta_slow": 3.0, "truncate": False, "mscale": 0.7,
+           "mscale_all_dim": 0.3}, {}, 1),
+        *(yarn(50000, 16, 2048, 20, 3, False),
+          (mpf("0.07") * mp.log(16) + 1) / (mpf("0.03") * mp.log(16) + 1)),
+    ),
+    "yarn, factor from lengths": (
+        *({**YARN, "factor": None, "attention_factor": 1.25}, {"max_position_embeddings": 10240}, 1),
+        *(yarn(50000, 5, 2048), 1.25),
+    ),
+    "yarn, nothing stretched": ({**YARN, "factor": 1.0}, {}, 1, plain(50000), 1),
+    "yarn, ramp of one pair": (
+        *({**YARN, "factor": 4.0, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False}, {}, 1),
+        *(yarn(50000, 4, 2048, 1, 1, False), mpf("0.1") * mp.log(4) + 1),
+    ),
+    "yarn, ramp from the first pair": (
+        *({**YARN, "factor": 4.0, "original_max_position_embeddings": 64}, {}, 1),
+        *(yarn(50000, 4, 64), mpf("0.1") * mp.log(4) + 1),
+    ),
+    "yarn, ramp to the last pair": (
+        *({**YARN, "factor": 4.0, "original_max_position_embeddings": 10**6, "rope_theta": 50.0}, {}, 1),
+        *(yarn(50, 4, 10**6), mpf("0.1") * mp.log(4) + 1),
+    ),
+    "yarn, one mscale is none": (
+        *({**YARN, "factor": 16.0, "mscale": 0.7}, {}, 1),
+        *(yarn(50000, 16, 2048), mpf("0.1") * mp.log(16) + 1),
+    ),
+    "yarn, original length from the reached one": (
+        *({"rope_type": "yarn", "factor": 16.0, "rope_theta": 50000.0}, {"max_position_embeddings": 2048}, 1),
+        *(yarn(50000, 16, 2048), mpf("0.1") * mp.log(16) + 1),
+    ),
+    "longrope, short": (
+        *({**LONGROPE, "factor": 32.0}, {}, 4096, [w / mpf(e) for w, e in zip(plain(10000), SHORT, strict=True)]),
+        mp.sqrt(1 + mp.log(32) / mp.log(4096)),
+    ),
+    "longrope, long": (
+        *({**LONGROPE, "rope_type": "su"}, {"max_position_embeddings": 131072}, 4097),
+        [w / mpf(e) for w, e in zip(plain(10000), LONG, strict=True)],
+        mp.sqrt(1 + mp.log(32) / mp.log(4096)),
+    ),
+    "longrope, mscale by length": (
+        *({**LONGROPE, "short_mscale": 1.1, "long_mscale": 1.3, "factor": 4.0}, {}, 5000),
+        *([w / mpf(e) for w, e in zip(plain(10000), LONG, strict=True)], 1.3),
+    ),
+    "llama3": (LLAMA3, {}, 1, llama3(500000, 8, 1, 4, 8192), 1),
+    "llama3, a step": (
+        *({**LLAMA3, "high_freq_factor": 1.0}, {}, 1),
+        *([w if 2 * mp.pi / w <= 8192 else w / 8 for w in plain(500000)], 1),
+    ),
+    "proportional": (
+        *({"rope_type": "proportional", "partial_rotary_factor": 0.3, "factor": 2.0, "rope_theta": 1e6}, {}, 1),
+        *([w / 2 if i < 9 else 0 for i, w in enumerate(plain(1000000))], 1),
+    ),
+    "partial": (
+        *({"partial_rotary_factor": 0.5, "rope_theta": 1e6}, {}, 1),
+        *(plain(1000000, 32), 1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_formula(name: str) -> None:
+    section, arguments, length, expected, factor = CASES[name]
+    rope = RotaryEmbedding(WIDTH, scaling=section, **arguments).at_length(length)
+    # Each frequency is a handful of float64 operations; theta^e itself has the error of its exponent, |e·ln θ| · 2^-53.
+    np.testing.assert_allclose(rope.inv_freq, np.array(expected, dtype=np.float64), rtol=64 * 2.0**-53, atol=0)
+    assert rope.attention_factor == pytest.approx(float(factor), rel=8 * 2.0**-53)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float32_is_near_float64(name: str) -> None:
+    section, arguments, length, expected, _ = CASES[name]
+    rope = RotaryEmbedding(WIDTH, scaling=section, angle_dtype="float32", **arguments).at_length(length)
+    assert np.array_equal(rope.inv_freq, rope.inv_freq.astype(np.float32))
+    # A dozen float32 operations, one of which is a power with exponent up to 1: ln θ ≤ 16 roundings of it.
+    np.testing.assert_allclose(rope.inv_freq, np.array(expected, dtype=np.float64), rtol=32 * 2.0**-24, atol=0)
+
+
+def test_float32_of_llama3_is_frozen() -> None:
+    # Llama 3.1 8B: the float32 frequencies of transformers 5.23, exactly.
+    rope = RotaryEmbedding(128, scaling=LLAMA3, angle_dtype="float32")
+    found = rope.inv_freq[[1, 27, 28, 29, 34, 36, 63]].astype(np.float32).view(np.uint32)
+    assert found.tolist() == [1062243009, 998321717, 995260192, 990772486, 960179666, 950223245, 883213055]
+
+
+@pytest.mark.parametrize("section", [LONGROPE | {"factor": 2.0}, {"rope_type": "dynamic", "factor": 2.0}])
+def test_length_dependent_types(section: dict[str, Any]) -> None:
+    rope = RotaryEmbedding(WIDTH, scaling=section, max_position_embeddings=4096)
+    assert rope.spec.needs_length
+    assert np.array_equal(rope.inv_freq, rope.at_length(17).inv_freq)
+    rows = rope.at_length([100, 9000])
+    assert np.array_equal(rows.inv_freq[0], rope.at_length(100).inv_freq)
+    assert np.array_equal(rows.inv_freq[1], rope.at_length(9000).inv_freq)
+    assert not np.array_equal(rows.inv_freq[0], rows.inv_freq[1])
+    assert rope.at_length(9000) == rope.at_length(100).at_length(9000), "no call may depend on an earlier one"
+    again = RotaryEmbedding(WIDTH, scaling=dict(section), max_position_embeddings=4096)
+    assert (again, hash(again)) == (rope, hash(rope))
+    assert pickle.loads(pickle.dumps(rope)) == rope
+    assert len(pickle.dumps(rope)) < 100_000
+
+
+@pytest.mark.parametrize(
+    "section",
+    [LONGROPE, *({"rope_type": name} for name in ("dynamic", "dynamic_powers"))],
+    ids=lambda s: s["rope_type"],
+)
+def test_lengths_that_share_frequencies_are_told_right(section: dict[str, Any]) -> None:
+    """What is kept for one length is what each of its like would compute."""
+    factor = {} if section["rope_type"] == "dynamic_powers" else {"factor": 3.0}
+    for original in (64, 100, 4096):
+        rule = scaled(WIDTH, scaling=section | factor, max_position_embeddings=original).length_rule
+        around = {original * 2**k // part + by for k in range(8) for part in (1, 3) for by in (-1, 0, 1)}
+        for length in sorted(around | {1, 2, 10**7, 2**40}):
+            kept, computed = rule.at_length(length), rule.computed(length)
+            assert np.array_equal(kept[0], computed[0])
+            assert kept[1] == computed[1]
+
+
+def test_a_factor_for_long_sequences_is_checked_when_they_come() -> None:
+    lengths = {"original_max_position_embeddings": 64, "factor": 2.0, "short_mscale": 1.0, "long_mscale": 1e39}
+    rope = RotaryEmbedding(WIDTH, scaling=LONGROPE | lengths)
+    with pytest.raises(ValueError, match=r"`attention_factor` is 1e\+39"):
+        rope.at_length(65)
+
+
+def test_every_type_names_its_source() -> None:
+    assert all("Source:" in str(row.compute.__doc__) for row in ROPE_TYPES.values())
