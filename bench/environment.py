@@ -22,7 +22,6 @@ def record() -> dict[str, Any]:
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "processor": _system_value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
-        "architecture": platform.machine(),
         "cores": cores(),
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip() or "unknown",
         "caches": caches(),
@@ -36,7 +35,7 @@ def record() -> dict[str, Any]:
 
 
 def available_memory() -> int:
-    """Return how many bytes of memory are free to use; a large number where the system does not say."""
+    """Return how many bytes of memory are free to use; a large number where that is unknown."""
     kibibytes = _system_value("/proc/meminfo", "MemAvailable").removesuffix(" kB")
     return int(kibibytes) * 1024 if kibibytes else 2**62
 

@@ -1,1 +1,1 @@
-"""Rotations to time, ours and others', each used as its users use it."""
+"""The rotations to time, of rope_cpu and of other libraries, each used as its users use it."""

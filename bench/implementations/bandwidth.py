@@ -6,13 +6,10 @@ from typing import Any
 
 import numpy as np
 from numba import njit, prange
-from numpy.typing import NDArray
 
 from rope_cpu.kernels.threads import load_tbb
 
-from ..workload import allocate
-
-Array = NDArray[Any]
+from ..workload import Array, allocate
 
 # float32 elements that fit a core's first cache, and how often they are scaled there to keep it busy for some 20 µs.
 _IN_FIRST_CACHE, _TIMES = 2**12, 256
@@ -23,7 +20,7 @@ load_tbb()  # Numba's threads start with the first parallel call, which may be o
 
 @njit(error_model="numpy")
 def _scale_block(x, out, in_place, factor, times):  # type: ignore[no-untyped-def]
-    # Two loops, since LLVM vectorizes only what it knows to write in place, or elsewhere.
+    # Two loops, since LLVM vectorizes a loop only if it always writes in place, or never.
     for _ in range(times):
         if in_place:
             for i in range(x.size):

@@ -6,14 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import NDArray
-
-Array = NDArray[Any]
-Pair = tuple[Array, Array]
+from ..workload import Array, Pair
 
 
 class UnavailableError(Exception):
-    """An implementation cannot be timed here; the text says why."""
+    """An implementation cannot be timed here, for the reason that the message gives."""
 
 
 def _unchanged(x: Any) -> Any:

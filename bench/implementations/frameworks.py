@@ -11,8 +11,8 @@ import numpy as np
 
 import rope_cpu
 
-from ..workload import Workload
-from .base import Array, Binding, Pair, UnavailableError
+from ..workload import Array, Pair, Workload
+from .base import Binding, UnavailableError
 
 # The functions of transformers that rotate in each pairing; both take cos and sin as wide as the head.
 _MODELS = {False: "llama", True: "cohere"}

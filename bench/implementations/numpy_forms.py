@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..workload import Workload
-from .base import Array, Binding, Pair
+from ..workload import Array, Pair, Workload
+from .base import Binding
 
 
 def rotate_half(workload: Workload) -> Binding:

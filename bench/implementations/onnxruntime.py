@@ -10,8 +10,8 @@ import numpy as np
 
 import rope_cpu
 
-from ..workload import DTYPES, Workload, widened
-from .base import Array, Binding, Pair
+from ..workload import DTYPES, Array, Pair, Workload, widened
+from .base import Binding
 
 TITLES = {"onnx": "ORT RotaryEmbedding-23", "ort": "ORT com.microsoft", "primitive": "ORT primitive ops"}
 WAYS = ("run", "IO-bound")
@@ -97,7 +97,7 @@ def _model(workload: Workload, target: str) -> Any:
     given, body = whole if workload.packed else f"{types['q']} q, {types['k']} k", "\n    ".join(lines)
     model = parser.parse_model(
         f'<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>\n'
-        f"rotary ({given}, int64[B, S] ids) => ({types['q']} q_rot, {types['k']} k_rot) {{\n    {body}\n}}"
+        f"rope ({given}, int64[B, S] ids) => ({types['q']} q_rot, {types['k']} k_rot) {{\n    {body}\n}}"
     )
     cos, sin = (table.astype(dtype) for table in rope.cos_sin(np.arange(int(workload.ids.max()) + 1)))
     constants: dict[str, Any] = {"cos": cos, "sin": sin}

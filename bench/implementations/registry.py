@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from ..workload import Array, Pair, Workload
+from ..workload import DTYPES, Array, Pair, Workload
 from . import frameworks, numpy_forms, onnxruntime
 from .base import Binding, UnavailableError
 
@@ -26,7 +26,7 @@ class Implementation:
     name: str
     bind: Bind
     role: str = "peer"
-    dtypes: tuple[str, ...] = ("float32", "float64", "float16", "bfloat16")
+    dtypes: tuple[str, ...] = tuple(DTYPES)
     pairings: tuple[bool, ...] = (False, True)
     arithmetic: str = "float32"
     whole: bool = True

@@ -1,1 +1,1 @@
-"""How time is taken, and what noisy timings allow to be said."""
+"""How calls are timed, and what is estimated from noisy timings."""

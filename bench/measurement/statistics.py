@@ -26,7 +26,6 @@ class Estimate:
     upper_quartile: float
     low: float
     high: float
-    count: int
 
     @property
     def meaningless(self) -> bool:
@@ -37,27 +36,26 @@ class Estimate:
 def estimate(values: Values) -> Estimate:
     """Return the median of `values`, its quartiles and its interval."""
     lower, median, upper = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
-    return Estimate(median, lower, upper, *interval(values), len(values))
+    return Estimate(median, lower, upper, *interval(values))
 
 
-def interval(values: Values, quantile: float = 0.5, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return an interval that holds a quantile of the distribution of the values with at least this confidence.
+def interval(values: Values, quantile: float = 0.5) -> tuple[float, float]:
+    """Return an interval that holds a quantile of the distribution of the values with at least 95 % confidence.
 
     The number of values below the true quantile is binomial(n, quantile) whatever the distribution, so order statistics
-    bound it. Too few values (for a median fewer than six, for 95 %) leave a side unbounded.
+    bound it. Too few values (for a median fewer than six) leave a side unbounded.
 
     Source: H. A. David and H. N. Nagaraja, Order Statistics, 2003, section 7.1.
     """
     ordered, n = np.sort(values).tolist(), len(values)
-    below = _outside(n, quantile, (1 - confidence) / 2)
-    above = _outside(n, 1 - quantile, (1 - confidence) / 2)
+    below, above = _outside(n, quantile), _outside(n, 1 - quantile)
     return (ordered[below - 1] if below else -inf, ordered[n - above] if above else inf)
 
 
-def _outside(n: int, quantile: float, probability: float) -> int:
-    """Return how many of n values lie below a quantile, except with this probability."""
+def _outside(n: int, quantile: float) -> int:
+    """Return how many of n values lie below a quantile at least, except with the probability of one side."""
     total, count = 0.0, 0
-    while (total := total + comb(n, count) * quantile**count * (1 - quantile) ** (n - count)) <= probability:
+    while (total := total + comb(n, count) * quantile**count * (1 - quantile) ** (n - count)) <= (1 - CONFIDENCE) / 2:
         count += 1
     return count
 

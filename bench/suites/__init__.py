@@ -1,1 +1,1 @@
-"""The named cases, and what they let run against each other."""
+"""The named cases, and the contenders of each."""

@@ -27,17 +27,14 @@ def select(cases: list[Case], patterns: list[str]) -> list[Case]:
 
     Raises ValueError where a pattern matches none.
     """
-    plain = [case.name for case in cases if case.default]
+    names, plain = [case.name for case in cases], [case.name for case in cases if case.default]
     chosen = set() if patterns else set(plain)
     for pattern in patterns:
-        names = [case.name for case in cases]
-        if any(mark in pattern for mark in "*?["):
-            found = [name for name in names if fnmatchcase(name, pattern)]
-        elif pattern in names:
-            found = [pattern]
-        else:
-            parts = [name for name in names if pattern in name]
-            found = [name for name in parts if name in plain] or parts
+        found = (
+            [name for name in names if fnmatchcase(name, pattern)]
+            or [name for name in plain if pattern in name]
+            or [name for name in names if pattern in name]
+        )
         if not found:
             raise ValueError(f"`pattern` is {pattern!r}, which matches no case; `--list` shows them")
         chosen.update(found)
