@@ -1,0 +1,43 @@
+"""What `rope-cpu show` summarises: the kinds of layers of a config, and the lengths at which each differs."""
+
+import numpy as np
+import pytest
+
+from rope_cpu.cli.show_summary import rotations
+from rope_cpu.configs import reader
+
+SIZES = {"hidden_size": 512, "num_attention_heads": 4}
+
+
+def kinds(config, layer_type=None):
+    """Return the kinds of layers of a config by name."""
+    return {layers.name: layers for layers in rotations(reader.read(config), layer_type, None)}
+
+
+def test_an_odd_share_is_no_scaling():
+    """Exponents go over the share itself, 25 elements, of which 26 are rotated: that is what the base gives."""
+    sizes = {"hidden_size": 400, "num_attention_heads": 4}
+    layers = kinds({"model_type": "stablelm", **sizes, "partial_rotary_factor": 0.25})["stablelm, all layers"]
+    assert (layers.rope.rotary_dim, layers.rope.head_dim) == (26, 100)
+    np.testing.assert_allclose(layers.plain, layers.rope.inv_freq, rtol=1e-14)
+
+
+@pytest.mark.parametrize("model_type", ["nanochat", "qwen2_vl_text"])
+def test_two_lengths_whatever_the_rule_is_part_of(model_type):
+    scaling = {"max_position_embeddings": 100, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    (layers,) = kinds({"model_type": model_type, **SIZES, **scaling}).values()
+    assert list(layers.lengths) == ["at 100 tokens", "at 400 tokens"]
+
+
+def test_every_layer_type_or_the_one_named():
+    gemma = {"model_type": "gemma4_text"}
+    assert list(kinds(gemma)) == ["gemma4_text, sliding_attention", "gemma4_text, full_attention"]
+    assert list(kinds(gemma, "sliding_attention")) == ["gemma4_text, sliding_attention"]
+
+
+def test_layers_that_are_not_rotated_are_no_part_of_all():
+    sizes = {**SIZES, "num_hidden_layers": 2}
+    (granite,) = kinds({**sizes, "model_type": "granite_swa", "layer_rope_theta": [5e6, 0]}).values()
+    assert granite.name == "granite_swa, all rotated layers"
+    assert granite.section["rope_theta"] == 5e6
+    assert not kinds({**sizes, "model_type": "cohere2"})["cohere2, full_attention: not rotated"].lengths
