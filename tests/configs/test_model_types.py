@@ -1,0 +1,93 @@
+"""What the model type alone determines: the pairing, defaults, names of keys, and whether anything is rotated."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle import inv_freq
+from text_configs import LLAMA, NANOCHAT, read
+
+from rope_cpu.configs import reader
+from rope_cpu.configs.model_types import _rows, facts_of
+
+
+def test_defaults_of_the_model_type_fill_a_sparse_file() -> None:
+    np.testing.assert_allclose(read({"model_type": "qwen2_moe"}).inv_freq, inv_freq(128, 1e4), rtol=1e-14)
+    np.testing.assert_allclose(read({"model_type": "cohere"}).inv_freq, inv_freq(128, 5e5), rtol=1e-14)
+    assert read({"model_type": "gpt_oss"}).rope_type == "yarn"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "interleaved"),
+    [("llama", False), ("gptj", True), ("cohere2", True), ("glm", True), ("llama4_text", True), ("roformer", True)],
+)
+def test_pairing_comes_from_the_model_type(model_type: str, interleaved: bool) -> None:
+    keys = {"model_type": model_type, "hidden_size": 512, "num_attention_heads": 8, "n_embd": 512, "n_head": 8}
+    assert read(keys).interleaved is interleaved
+    assert read(keys, interleaved=not interleaved).interleaved is not interleaved
+
+
+def test_an_unknown_model_type_needs_the_pairing() -> None:
+    keys = {**LLAMA, "model_type": "mymodel"}
+    with pytest.raises(ValueError, match=r"`model_type` is 'mymodel'.*`interleaved`"):
+        read(keys)
+    assert read(keys, interleaved=True).interleaved
+    with pytest.raises(TypeError, match="`interleaved` is 1"):
+        read(keys, interleaved=1)
+
+
+def test_own_names_of_keys() -> None:
+    rope = read({"model_type": "dbrx", "d_model": 512, "n_heads": 4, "attn_config": {"rope_theta": 5e5}})
+    np.testing.assert_allclose(rope.inv_freq, inv_freq(128, 5e5), rtol=1e-14)
+    assert read({"model_type": "llava_qwen", "hidden_size": 512, "num_attention_heads": 8}).head_dim == 64
+
+
+def test_latent_attention() -> None:
+    rope = read({"model_type": "deepseek_v3", "qk_rope_head_dim": 32, "hidden_size": 512, "num_attention_heads": 4})
+    assert (rope.head_dim, rope.rotary_dim, rope.interleaved) == (32, 32, True)
+    assert not read({"model_type": "deepseek_v3", "rope_interleave": False}).interleaved
+
+
+@pytest.mark.parametrize("width", [{}, {"qk_rope_head_dim": 64}, {"qk_rope_head_dim": 0}], ids=str)
+def test_deepseek_without_latent_attention_is_llama(width: dict[str, Any]) -> None:
+    keys = {"model_type": "deepseek_v2", "hidden_size": 1280, "num_attention_heads": 10, **width}
+    rope = read(keys, {"use_mla": False})
+    assert (rope.head_dim, rope.rotary_dim, rope.interleaved) == (128, 128, False)
+
+
+def test_the_other_way_round() -> None:
+    rope = read(NANOCHAT)
+    np.testing.assert_allclose(rope.inv_freq, -inv_freq(128, 1e4), rtol=1e-14)
+    with pytest.raises(ValueError, match="read-only"):
+        rope.inv_freq[0] = 5
+
+
+def test_the_other_way_round_at_every_length() -> None:
+    scaling = {"max_position_embeddings": 100, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    back, forth = read(NANOCHAT, scaling), read(LLAMA, scaling)
+    np.testing.assert_array_equal(back.inv_freq, -forth.inv_freq)
+    for length in (10, 1000, [10, 1000]):
+        np.testing.assert_array_equal(back.at_length(length).inv_freq, -forth.at_length(length).inv_freq)
+    assert pickle.loads(pickle.dumps(back)) == back == read(NANOCHAT, scaling) != forth
+
+
+def test_a_type_that_mostly_adds_positions_may_say_that_it_rotates() -> None:
+    rotary = {"model_type": "xlm-roberta", "hidden_size": 64, "num_attention_heads": 4}
+    with pytest.raises(ValueError, match="'xlm-roberta'"):
+        reader.read(rotary).spec(interleaved=False)
+    assert reader.read(rotary | {"position_embedding_type": "rotary"}).spec(interleaved=False).head_dim == 16
+
+
+def test_saying_the_pairing_makes_no_rotation() -> None:
+    with pytest.raises(ValueError, match="not rotated"):
+        read({"model_type": "kimi_linear", "qk_rope_head_dim": 64}, interleaved=False)
+
+
+def test_every_row_of_the_tables_can_be_made() -> None:
+    for name in _rows():
+        known = facts_of(name)
+        assert known is not None
+        assert known.part is not None or known.interleaved is not None or known.refuse, name
