@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rope_cpu import RotaryEmbedding
 from rope_cpu.angles import Angles as AnglesOfSpec
 
-from .graph import FLOAT32, FLOAT64, Graph
+from .graph import FLOAT64, Graph
 
 # Rows of a table that are computed at a time, so that their float64 values stay small.
 TABLE_ROWS = 8192
@@ -54,15 +54,14 @@ def computed(graph: Graph, rope: RotaryEmbedding, ids: str, inverse: bool, dtype
     """Compute cos and sin in the graph; ids (batch or 1, seq), or (…, axes) with several axes, of any real dtype.
 
     The product of position and frequency is float64 and off by its rounding, |p·ω|·2^-53. With angle_dtype float32
-    product and results are float32, as in transformers; cos and sin pass through float64 on the way there.
+    product and results are float32, as in transformers; cos and sin are computed in float64 and then rounded.
     """
     spec = rope.spec
     _, axes, heads, pairs = spec.inv_freq.shape
-    single = spec.angle_dtype == "float32"
-    real = FLOAT32 if single else FLOAT64
-    omega = graph.initializer("inv_freq", spec.inv_freq[0].reshape(axes, heads * pairs).astype(real))
+    angle_dtype = np.dtype(spec.angle_dtype)
+    omega = graph.initializer("inv_freq", spec.inv_freq[0].reshape(axes, heads * pairs).astype(angle_dtype))
     with graph.scope("angles"):
-        position = graph.cast(ids, real, "position")
+        position = graph.cast(ids, angle_dtype, "position")
         if axes == 1:
             position = graph.node("Unsqueeze", [position, graph.ints(-1)], "position_column")
         angle = graph.node("Mul" if axes == 1 else "MatMul", [position, omega], "position_times_inv_freq")
@@ -70,8 +69,10 @@ def computed(graph: Graph, rope: RotaryEmbedding, ids: str, inverse: bool, dtype
             angle = graph.node("Reshape", [angle, graph.ints(0, 0, heads, pairs)], "by_head")
         angle = graph.cast(angle, FLOAT64, "angle")
         factor = 1 / rope.attention_factor if inverse else rope.attention_factor
-        cos = _scaled(graph, _cosine(graph, angle, dtype), factor, "cos", real, dtype)
-        sin = _scaled(graph, graph.node("Sin", [angle], "sin"), -factor if inverse else factor, "sin", real, dtype)
+        cos = _scaled(graph, _cosine(graph, angle, dtype), factor, "cos", angle_dtype, dtype)
+        sin = _scaled(
+            graph, graph.node("Sin", [angle], "sin"), -factor if inverse else factor, "sin", angle_dtype, dtype
+        )
     return Angles(cos, sin, pairs, heads)
 
 
@@ -90,11 +91,11 @@ def _cosine(graph: Graph, angle: str, dtype: np.dtype[Any]) -> str:
     return graph.node("Sub", [graph.scalar(1.0, FLOAT64), twice], "cos")
 
 
-def _scaled(graph: Graph, value: str, factor: float, name: str, real: Any, dtype: np.dtype[Any]) -> str:
-    value = graph.cast(value, real, f"{name}_float32", source=FLOAT64)
+def _scaled(graph: Graph, value: str, factor: float, name: str, angle_dtype: Any, dtype: np.dtype[Any]) -> str:
+    value = graph.cast(value, angle_dtype, f"{name}_float32", source=FLOAT64)
     if factor != 1:
-        value = graph.node("Mul", [value, graph.scalar(factor, real)], f"{name}_factor")
-    return graph.cast(value, dtype, f"{name}_{dtype}", source=real)
+        value = graph.node("Mul", [value, graph.scalar(factor, angle_dtype)], f"{name}_factor")
+    return graph.cast(value, dtype, f"{name}_{dtype}", source=angle_dtype)
 
 
 def counting(graph: Graph, size: str, name: str) -> str:

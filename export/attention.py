@@ -48,7 +48,7 @@ def export_attention(
     """Return an ONNX model of attention with rotated queries and keys.
 
     Inputs q, k, v (or hidden), past_key, past_value (batch, kv_heads, past, head_dim); outputs attention, present_key,
-    present_value. Keys are cached rotated. Prompt, chunks and single steps give what one pass over all tokens gives,
+    present_value. Keys are cached rotated. Prefill, chunks and single steps give what one pass over all tokens gives,
     where attention is causal.
 
     num_heads, num_kv_heads: of queries, and of keys and values (grouped-query attention); None: as many.
@@ -96,12 +96,8 @@ class _Builder:
 
     def __init__(self, rope: RotaryEmbedding, options: AttentionOptions, arrays: dict[str, Float64]) -> None:
         self.graph, self.rope, self.options, self.arrays = Graph(), rope, options, arrays
-        self.target, self.dtype, self.compute_dtype = (
-            TARGETS[options.target],
-            options.dtype,
-            options.rotation.compute_dtype,
-        )
-        self.sizes = options.sizes(rope.head_dim)
+        self.target, self.sizes = TARGETS[options.target], options.sizes(rope.head_dim)
+        self.dtype, self.compute_dtype = options.dtype, options.rotation.compute_dtype
 
     def model(self, metadata: dict[str, str]) -> onnx.ModelProto:
         """Return the model."""

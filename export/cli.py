@@ -64,7 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     more.add_argument("--window", type=int, metavar="N", help="attend to N keys at most, its own included; 0: to all")
     more.add_argument("--softcap", type=float, metavar="C", help="cap scores: C·tanh(score/C); 0: not at all")
-    more.add_argument("--normed", action="store_true", help="q, k (and v) come normed, where the model norms them")
+    more.add_argument(
+        "--normed", action="store_true", default=None, help="q, k (and v) come normed, where the model norms them"
+    )
     more.add_argument("--scale", type=float, metavar="S", help="of the scores (default: head_dim^-½)")
 
 
@@ -95,15 +97,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _model(args: argparse.Namespace, config: ModelConfig, rope: RotaryEmbedding) -> onnx.ModelProto:
     heads, kv_heads = heads_of(config)
-    options: dict[str, Any] = {
-        name: getattr(args, name) for name in ("target", "dtype", "layout", "max_positions", "opset")
-    }
+    options = _given(args, "target", "dtype", "layout", "positions", "max_positions", "opset")
     options |= {"num_heads": heads, "num_kv_heads": kv_heads}
     options["metadata"] = {"rope_cpu.config": json.dumps(dict(config.source))}
-    if args.positions is not None:
-        options["positions"] = args.positions
-    chosen = {name: getattr(args, name) for name in ATTENTION_ONLY}
-    given = {name: value for name, value in chosen.items() if value is not None and value is not False}
+    given = _given(args, *ATTENTION_ONLY)
     if not args.attention:
         if args.positions not in (None, *POSITIONS):
             raise UsageError(f"--positions {args.positions} is an option of attention; give --attention as well")
@@ -112,15 +109,19 @@ def _model(args: argparse.Namespace, config: ModelConfig, rope: RotaryEmbedding)
         return export.export_rope(rope, **options, inverse=args.inverse)
     if args.inverse:
         raise UsageError("--inverse and --attention are both given; attention rotates forward")
-    if args.layout not in attention_options.LAYOUTS:
-        raise UsageError(
-            f"--layout is {args.layout}; with --attention it is one of {', '.join(attention_options.LAYOUTS)}"
-        )
+    if args.layout not in (layouts := attention_options.LAYOUTS):
+        raise UsageError(f"--layout is {args.layout}; with --attention it is one of {', '.join(layouts)}")
     check_attention_settings(config, rope, given)
     if not config.is_known:
         print(assumptions(config, given))
-    absent = [name for name in ("window", "softcap") if given.get(name) == 0]
-    return export.export_attention(rope, **options, **{n: v for n, v in given.items() if n not in (*absent, "normed")})
+    # A window or softcap of 0 is none.
+    settings = {name: value for name, value in given.items() if name != "normed" and (value != 0 or name == "scale")}
+    return export.export_attention(rope, **options, **settings)
+
+
+def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return those of the options that are given, by name."""
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: Mapping[str, Any]) -> None:

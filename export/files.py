@@ -46,9 +46,9 @@ def save(model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes
 def checked(path: str | os.PathLike[str]) -> Path:
     """Return where a model is to be written; raise ValueError as `save` does."""
     target = Path(path)
-    form = onnx.serialization.registry.get_format_from_file_extension(target.suffix)
-    if form not in (None, "protobuf"):
-        raise ValueError(f"`path` is {str(target)!r}; what is written is protobuf, and the suffix says {form}")
+    suffix_format = onnx.serialization.registry.get_format_from_file_extension(target.suffix)
+    if suffix_format not in (None, "protobuf"):
+        raise ValueError(f"`path` is {str(target)!r}; what is written is protobuf, and the suffix says {suffix_format}")
     for place in (target, Path(f"{target}.data")):
         if place.is_symlink() or (place.exists() and not place.is_file()):
             raise ValueError(f"`path` is {str(target)!r}; {str(place)!r} is there and is no file that may be replaced")

@@ -29,11 +29,6 @@ def onnx_type(dtype: DTypeLike) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def compute_dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return the dtype that a rotation of `dtype` is computed in."""
-    return FLOAT64 if np.dtype(dtype) == FLOAT64 else FLOAT32
-
-
 class Graph:
     """An ONNX graph under construction. Values are named by strings; a scope prefixes the names made inside it."""
 
@@ -171,10 +166,8 @@ class Graph:
             helper.make_node("Constant", [], [key], name=key, value=onnx.numpy_helper.from_array(array, key))
             for key, array in self.initializers.items()
         ]
-        imports = [helper.make_opsetid("", opset)]
-        return helper.make_function(
-            DOMAIN, name, list(inputs), list(outputs), [*constants, *self.nodes], imports, doc_string=doc
-        )
+        nodes, imports = [*constants, *self.nodes], [helper.make_opsetid("", opset)]
+        return helper.make_function(DOMAIN, name, list(inputs), list(outputs), nodes, imports, doc_string=doc)
 
 
 def relayout(graph: Graph, x: str, source: str, target: str, heads: int | None, width: int) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from rope_cpu import RotaryEmbedding
 from rope_cpu.validation.scalars import boolean, one_of, whole_number
 
-from .graph import FLOAT32, FLOAT64, compute_dtype_of
+from .graph import FLOAT32, FLOAT64
 from .layouts import LAYOUTS
 from .targets import TARGETS
 
@@ -67,7 +67,7 @@ class RopeOptions:
     @property
     def compute_dtype(self) -> np.dtype[Any]:
         """The dtype that is computed in."""
-        return compute_dtype_of(self.dtype)
+        return FLOAT64 if self.dtype == "float64" else FLOAT32
 
     @property
     def tables(self) -> bool:

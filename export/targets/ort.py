@@ -25,17 +25,12 @@ class OrtRotator(OperatorRotator):
     Both only look up in tables (table, pairs). Cos and sin of the tokens become such a table, with a row for each.
     """
 
-    op = "RotaryEmbedding"
-
     def __post_init__(self) -> None:
         """Choose the operator, then go on as usual."""
-        self._mrope: dict[str, Any] = {}
-        pair_axis = self.angles.pair_axis
-        if self.angles.ids is not None and pair_axis is not None and self.rope.axes == 3 and len(self.rope.blocks) == 1:
-            layout = mrope_layout(pair_axis)
-            if layout is not None:
-                sections = np.bincount(pair_axis, minlength=3).tolist()
-                self.op, self._mrope = "MRotaryEmbedding", {"mrope_section": sections, "mrope_layout": layout}
+        angles, rope = self.angles, self.rope
+        looked_up = angles.ids is not None and angles.pair_axis is not None
+        three_axes = looked_up and rope.axes == 3 and len(rope.blocks) == 1
+        self._mrope = mrope_attributes(angles.pair_axis or ()) if three_axes else {}
         super().__post_init__()
 
     def takes_partial(self, heads: int | None) -> bool:
@@ -74,21 +69,20 @@ class OrtRotator(OperatorRotator):
     def operator(self, x: str, tables: list[str], name: str, shape: list[str | int], **attributes: Any) -> str:
         """Add the operator, and say what its output is: shape inference stops at a foreign op."""
         options = attributes | self._mrope | {"interleaved": int(self.rope.interleaved)}
-        y = self.graph.node(self.op, [x, *tables], name, domain=ORT_DOMAIN, **options)
+        op = "MRotaryEmbedding" if self._mrope else "RotaryEmbedding"
+        y = self.graph.node(op, [x, *tables], name, domain=ORT_DOMAIN, **options)
         self.graph.value_info(y, self.compute_dtype, shape)
         return y
 
 
-def mrope_layout(pair_axis: tuple[int, ...]) -> int | None:
-    """Return MRotaryEmbedding's mrope_layout if it assigns pairs to three axes in this way, else None."""
-    if max(pair_axis) != 2:
-        return None
+def mrope_attributes(pair_axis: tuple[int, ...]) -> dict[str, Any]:
+    """Return MRotaryEmbedding's attributes if it assigns pairs to three axes in this way, else none."""
     sections = np.bincount(pair_axis, minlength=3).tolist()
     for layout, interleaved in enumerate((False, True)):
-        with suppress(ValueError):  # of sections that cannot be dealt out
+        with suppress(ValueError):  # of sections that cannot be interleaved
             if mrope_pair_axis(len(pair_axis), sections, interleaved) == pair_axis:
-                return layout
-    return None
+                return {"mrope_section": sections, "mrope_layout": layout}
+    return {}
 
 
 def attend(a: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:

@@ -103,11 +103,12 @@ def attend(a: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
     """
     graph, settings = a.graph, a.settings
     kv_heads, softcap = settings.num_kv_heads, settings.softcap
+    group = settings.num_heads // kv_heads
     keys, values = _with_past(a, k, 0, "key"), _with_past(a, v, 1, "value")
     # A vector, not a scalar: onnxruntime folds scalar factors of MatMul into a float32 attribute, in float64 too.
     factor = np.full(a.head_dim, settings.scale / (softcap or 1.0), a.compute_dtype)
     q = graph.node("Mul", [q, graph.initializer("score_scale", factor)], "q_scaled")
-    q = graph.node("Reshape", [q, graph.ints(0, 0, kv_heads, _group(a), a.head_dim)], "q_by_group")
+    q = graph.node("Reshape", [q, graph.ints(0, 0, kv_heads, group, a.head_dim)], "q_by_group")
     q = graph.transpose(q, "bskgw", "bkgsw", "q_by_group/order")
     columns = graph.transpose(keys, "bktw", "bkwt", "keys_by_column")
     columns = graph.node("Unsqueeze", [columns, graph.ints(2)], "keys_of_group")
@@ -142,17 +143,13 @@ def _weights(a: Attention, scores: str) -> str:
     return graph.node("Where", [some, weights, graph.scalar(0.0, dtype)], "weights/of_allowed")
 
 
-def _group(a: Attention) -> int:
-    """Return how many query heads share a key head."""
-    return a.settings.num_heads // a.settings.num_kv_heads
-
-
 def _grouped(a: Attention, mask: str) -> str:
     """Return a mask (batch or 1, heads or 1, seq, total) as (…, kv_heads, group, seq, total)."""
     graph, settings = a.graph, a.settings
     every = graph.node("Expand", [mask, graph.ints(1, settings.num_heads, 1, 1)], f"{mask}/of_heads")
     last = graph.transpose(every, "bhst", "bsth", f"{mask}/heads_last")
-    split = graph.node("Reshape", [last, graph.ints(0, 0, 0, settings.num_kv_heads, _group(a))], f"{mask}/groups_last")
+    groups = settings.num_kv_heads, settings.num_heads // settings.num_kv_heads
+    split = graph.node("Reshape", [last, graph.ints(0, 0, 0, *groups)], f"{mask}/groups_last")
     return graph.transpose(split, "bstkg", "bkgst", f"{mask}/by_group")
 
 

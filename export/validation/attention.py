@@ -1,4 +1,4 @@
-"""The check of a model from `export_attention`: prompts, chunks and single steps against one pass in float64."""
+"""The check of a model from `export_attention`: prefill, chunks and single steps against one pass in float64."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .session import run
 Array = NDArray[Any]
 
 CASES = (
-    Case("prompt", 1, (19,)),
-    Case("prompt of a batch", 3, (11,)),
+    Case("prefill", 1, (19,)),
+    Case("prefill of a batch", 3, (11,)),
     Case("one token", 2, (1,)),
-    Case("prompt, then single steps", 2, (9, 1, 1, 1, 1)),
-    Case("chunked prompt", 1, (5, 7, 1, 4)),
+    Case("prefill, then single steps", 2, (9, 1, 1, 1, 1)),
+    Case("chunked prefill", 1, (5, 7, 1, 4)),
     Case("chunks of a batch", 2, (4, 3, 6)),
     Case("single steps", 1, (1,) * 7),
 )

@@ -83,8 +83,8 @@ class Check:
         for name, (exact, bound) in self.expected(drawn).items():
             result = results[name]
             if result.shape != exact.high.shape or result.dtype != self.dtype:
-                due = f"{self.dtype} {exact.high.shape} is due"
-                return replace(outcome, problem=f"gave {name} {result.dtype} {result.shape} where {due}")
+                wanted = f"{self.dtype} {exact.high.shape}"
+                return replace(outcome, problem=f"{name} is {result.dtype} {result.shape}; it must be {wanted}")
             outcome = _compared(outcome, result, exact, bound, kernels.get(name))
         return outcome
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 class Outcome:
     """One case: what was drawn, and how far the model's result lay from the exact one.
 
-    error: largest |result − exact|; ratio: largest |result − exact| / allowed; against_numpy: largest difference from
+    error: largest |result − exact|; ratio: largest error / tolerance; against_numpy: largest difference from
     this package's NumPy kernels, nan where they were not run; problem: why the case failed, empty where it passed;
     refused: the model has to refuse to run it.
     """
@@ -39,7 +39,7 @@ class Outcome:
             return f"{about} {self.problem or 'refused when it ran, as it must be'}"
         numpy = "" if np.isnan(self.against_numpy) else f", from NumPy {self.against_numpy:.2e}"
         verdict = "ok" if self.passed else self.problem or "OUT OF TOLERANCE"
-        return f"{about} error {self.error:.2e}, {self.ratio:4.2f} of allowed{numpy}: {verdict}"
+        return f"{about} error {self.error:.2e}, {self.ratio:.0%} of tolerance{numpy}: {verdict}"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Report:
 
     @property
     def worst(self) -> Outcome:
-        """The case that failed, or that came closest to what is allowed."""
+        """The case that failed, or that came closest to its tolerance."""
         return max(self.outcomes, key=lambda outcome: (not outcome.passed, np.nan_to_num(outcome.ratio, nan=np.inf)))
 
     def replay(self, outcome: Outcome | None = None) -> dict[str, NDArray[Any]]:

@@ -23,7 +23,7 @@ FREE_HEADS = (4, 2)
 
 CASES = (
     Case("one token", 1, (1,), shuffled),
-    Case("prompt", 1, (33,)),
+    Case("prefill", 1, (33,)),
     Case("decode step of a batch", 5, (1,), shuffled),
     Case("shuffled ids", 2, (29,), shuffled),
     Case("left-padded ids", 3, (17,), left_padded),

@@ -15,10 +15,11 @@ from rope_cpu.export.validation import session as runtime
 
 TARGETS = ("primitive", "onnx", "ort")
 ROPE = RotaryEmbedding(32, rope_theta=500.0)
+HEADS = {"num_heads": 4, "num_kv_heads": 2}
 
 
 def agrees(result, known):
-    """Whether a result lies within what arithmetic, and one rounding of it, may be off by."""
+    """Return True if a result lies within the error of the arithmetic and of one rounding."""
     exact, bound = known
     return (np.abs(result.astype(np.float64) - exact) <= bound + half_ulp(exact, result.dtype)).all()
 
@@ -55,7 +56,7 @@ def count_on(batch, seq):
     return np.broadcast_to(np.arange(seq), (batch, seq))
 
 
-STEPS = {"one pass": (13,), "prompt and single steps": (9, 1, 1, 1, 1), "single steps": (1,) * 13}
+STEPS = {"one pass": (13,), "prefill and single steps": (9, 1, 1, 1, 1), "single steps": (1,) * 13}
 OPTIONS = {
     "plain": {},
     "window": {"window": 4},
@@ -68,35 +69,25 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("target", TARGETS)
-def test_every_way_of_feeding_is_one_pass(target, kind, name):
-    if target != "primitive" and kind == "float64":
-        pytest.skip("refused, as test_refusals shows")
+def test_steps_give_what_one_pass_gives(kind, name):
     _, tensors = drawn(name, ROPE, dtype=DTYPES[kind])
-    model = export.export_attention(
-        ROPE,
-        num_heads=4,
-        num_kv_heads=2,
-        target=target,
-        dtype=DTYPES[kind],
-        layout="bshd",
-        max_positions=32,
-        **OPTIONS[name],
-    )
     want = attention(ROPE, *tensors, count_on(2, 13), kind, **OPTIONS[name])
-    exact = turned(ROPE, tensors[1], count_on(2, 13), kind)
-    for steps in STEPS.values():
-        result, (keys, values) = run_steps(model, tensors, steps)
-        assert result.dtype == DTYPES[kind]
-        assert agrees(result, want)
-        assert agrees(keys.transpose(0, 2, 1, 3), cached(exact, kind))
-        np.testing.assert_array_equal(values, tensors[2].transpose(0, 2, 1, 3))
+    keys_wanted = cached(turned(ROPE, tensors[1], count_on(2, 13), kind), kind)
+    for target in TARGETS if kind != "float64" else ("primitive",):
+        options = HEADS | {"target": target, "dtype": DTYPES[kind], "layout": "bshd", "max_positions": 32}
+        model = export.export_attention(ROPE, **options, **OPTIONS[name])
+        for steps in STEPS.values():
+            result, (keys, values) = run_steps(model, tensors, steps)
+            assert result.dtype == DTYPES[kind]
+            assert agrees(result, want), (target, steps)
+            assert agrees(keys.transpose(0, 2, 1, 3), keys_wanted), (target, steps)
+            np.testing.assert_array_equal(values, tensors[2].transpose(0, 2, 1, 3))
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_chunks_of_one_sequence(target):
+def test_chunks_of_one_sequence_give_what_one_pass_gives(target):
     _, tensors = drawn("chunks", ROPE, batch=1)
-    model = export.export_attention(ROPE, num_heads=4, num_kv_heads=2, target=target, layout="bshd", max_positions=13)
+    model = export.export_attention(ROPE, **HEADS, target=target, layout="bshd", max_positions=13)
     result, _ = run_steps(model, tensors, (4, 5, 1, 3))
     assert agrees(result, attention(ROPE, *tensors, count_on(1, 13), "float32"))
 
@@ -104,11 +95,11 @@ def test_chunks_of_one_sequence(target):
 @pytest.mark.parametrize("kind", ["padding", "bool", "float"])
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("target", TARGETS)
-def test_masks(target, window, kind):
+def test_export_attention_with_masks(target, window, kind):
     """Queries without any key among them: left padding has such."""
     rng, tensors = drawn(kind, ROPE)
     model = export.export_attention(
-        ROPE, num_heads=4, num_kv_heads=2, target=target, layout="bshd", max_positions=32, mask=kind, window=window
+        ROPE, **HEADS, target=target, layout="bshd", max_positions=32, mask=kind, window=window
     )
     if kind == "padding":
         masks = np.arange(13) >= np.array([[0], [6]])
@@ -129,11 +120,11 @@ def test_masks(target, window, kind):
 
 @pytest.mark.parametrize("target", ["primitive", "onnx"])
 @pytest.mark.parametrize("table", [None, 64])
-def test_any_position_ids(target, table):
+def test_export_attention_with_position_ids(target, table):
     rng, tensors = drawn("ids", ROPE)
     ids = rng.integers(0, 64, (2, 13))
     model = export.export_attention(
-        ROPE, num_heads=4, num_kv_heads=2, target=target, layout="bshd", positions="position_ids", max_positions=table
+        ROPE, **HEADS, target=target, layout="bshd", positions="position_ids", max_positions=table
     )
     result, _ = run_steps(model, tensors, (8, 1, 4), ids=ids)
     assert agrees(result, attention(ROPE, *tensors, ids, "float32"))
@@ -149,7 +140,7 @@ ROTATIONS = {
 
 @pytest.mark.parametrize("name", ROTATIONS)
 @pytest.mark.parametrize("target", TARGETS)
-def test_other_rotations(target, name):
+def test_export_attention_of_other_rotations(target, name):
     rope = ROTATIONS[name]
     rng, tensors = drawn(name, rope)
     given = rope.axes > 1 and not rope.spec.shared_id
@@ -168,23 +159,21 @@ def test_other_rotations(target, name):
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd", "bsd"])
 @pytest.mark.parametrize("target", TARGETS)
-def test_layouts(target, layout):
+def test_export_attention_in_every_layout(target, layout):
     _, (q, k, v) = drawn(layout, ROPE)
-    forms = {"bhsd": lambda x: x.transpose(0, 2, 1, 3), "bshd": lambda x: x, "bsd": lambda x: x.reshape(2, 13, -1)}
-    feeds = {name: np.ascontiguousarray(forms[layout](x)) for name, x in zip("qkv", (q, k, v), strict=True)}
-    model = export.export_attention(
-        ROPE, num_heads=4, num_kv_heads=2, target=target, layout=layout, past=False, max_positions=16
-    )
+    layouts = {"bhsd": lambda x: x.transpose(0, 2, 1, 3), "bshd": lambda x: x, "bsd": lambda x: x.reshape(2, 13, -1)}
+    feeds = {name: np.ascontiguousarray(layouts[layout](x)) for name, x in zip("qkv", (q, k, v), strict=True)}
+    model = export.export_attention(ROPE, **HEADS, target=target, layout=layout, past=False, max_positions=16)
     assert [value.name for value in model.graph.output] == ["attention"]
     (result,) = runtime.open_session(model).run(None, feeds)
-    assert agrees(result, [forms[layout](x) for x in attention(ROPE, q, k, v, count_on(2, 13), "float32")])
+    assert agrees(result, [layouts[layout](x) for x in attention(ROPE, q, k, v, count_on(2, 13), "float32")])
 
 
 @pytest.mark.parametrize("target", ["primitive", "onnx"])
 def test_not_causal_and_values_of_another_width(target):
     _, tensors = drawn("encoder", ROPE, width=24)
     model = export.export_attention(
-        ROPE, num_heads=4, num_kv_heads=2, target=target, layout="bshd", causal=False, past=False, v_head_dim=24
+        ROPE, **HEADS, target=target, layout="bshd", causal=False, past=False, v_head_dim=24
     )
     result, _ = run_steps(model, tensors, (13,))
     assert result.shape == (2, 13, 4, 24)
@@ -193,7 +182,7 @@ def test_not_causal_and_values_of_another_width(target):
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("target", TARGETS)
-def test_projections_norms_and_biases(target, kind):
+def test_export_attention_with_projections_norms_and_biases(target, kind):
     """From hidden states to the output projection, as a layer has it."""
     if target != "primitive" and kind == "float64":
         pytest.skip("refused")
@@ -206,8 +195,7 @@ def test_projections_norms_and_biases(target, kind):
     norms = rng.uniform(0.5, 1.5, 32).astype(np.float32), rng.uniform(0.5, 1.5, 32).astype(np.float32)
     model = export.export_attention(
         ROPE,
-        num_heads=4,
-        num_kv_heads=2,
+        **HEADS,
         target=target,
         dtype=dtype,
         weights=weights,
@@ -228,8 +216,8 @@ def test_projections_norms_and_biases(target, kind):
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.parametrize("target", TARGETS)
-def test_validate_knows_what_large_scores_make_of_roundings(target, kind, rng):
-    options = {"num_heads": 4, "num_kv_heads": 2, "target": target, "dtype": DTYPES[kind], "max_positions": 32}
+def test_validate_allows_for_roundings_of_large_scores(target, kind, rng):
+    options = {**HEADS, "target": target, "dtype": DTYPES[kind], "max_positions": 32}
     model = export.export_attention(ROPE, **options, scale=20.0)
     assert export.validate(model, ROPE).passed
     weights = {name: rng.standard_normal((width, 256)) for name, width in {"q": 128, "k": 64, "v": 64}.items()}
@@ -254,9 +242,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_group_query_attention_would_do_wrong_is_refused(name):
+def test_export_attention_refuses_what_group_query_attention_would_do_wrong(name):
     changed, text = REFUSED[name]
-    options = {"num_heads": 4, "num_kv_heads": 2, "target": "ort", "max_positions": 8} | changed
+    options = {**HEADS, "target": "ort", "max_positions": 8} | changed
     rope = options.pop("rope", ROPE)
     with pytest.raises(ValueError, match=text):
         export.export_attention(rope, **options)
@@ -287,9 +275,9 @@ WEIGHTS = {"q": np.ones((128, 8)), "k": np.ones((64, 8)), "v": np.ones((64, 8))}
         ({"dtype": np.float64}, "target 'primitive' can express it"),
     ],
 )
-def test_bad_arguments(changed, text):
+def test_export_attention_refuses_bad_arguments(changed, text):
     with pytest.raises(ValueError, match=text):
-        export.export_attention(ROPE, **({"num_heads": 4, "num_kv_heads": 2} | changed))
+        export.export_attention(ROPE, **(HEADS | changed))
 
 
 @pytest.mark.parametrize(
@@ -301,20 +289,20 @@ def test_bad_arguments(changed, text):
         ({"scale": "1"}, "`scale` is '1'; it must be a number"),
     ],
 )
-def test_wrong_types(changed, text):
+def test_export_attention_refuses_wrong_types(changed, text):
     with pytest.raises(TypeError, match=text):
-        export.export_attention(ROPE, **({"num_heads": 4, "num_kv_heads": 2} | changed))
+        export.export_attention(ROPE, **(HEADS | changed))
 
 
-def test_the_layout_of_hidden_states_may_be_said():
-    for layout in ("bhsd", "bsd"):  # the first is what stands there unless said
-        model = export.export_attention(ROPE, num_heads=4, num_kv_heads=2, weights=WEIGHTS, layout=layout)
+def test_the_layout_of_hidden_states_may_be_given():
+    for layout in ("bhsd", "bsd"):  # the first is what is the default
+        model = export.export_attention(ROPE, **HEADS, weights=WEIGHTS, layout=layout)
         assert model.graph.input[0].name == "hidden"
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-def test_what_goes_in_is_cast_once(kind):
-    model = export.export_attention(ROPE, num_heads=4, num_kv_heads=2, weights=WEIGHTS, dtype=DTYPES[kind])
+def test_inputs_of_half_precision_are_cast_once(kind):
+    model = export.export_attention(ROPE, **HEADS, weights=WEIGHTS, dtype=DTYPES[kind])
     casts = [node.input[0] for node in model.graph.node if node.op_type == "Cast"]
     assert {"hidden", "past_key", "past_value"} < set(casts)
     assert len(casts) == len(set(casts))
@@ -356,9 +344,7 @@ def test_float64_scale_is_float64():
     """onnxruntime folds a scalar factor of MatMul into a float32 attribute; 1/√80 would be off by 1e-9."""
     rope = RotaryEmbedding(80)
     _, tensors = drawn("float64", rope, dtype=np.float64)
-    model = export.export_attention(
-        rope, num_heads=4, num_kv_heads=2, target="primitive", dtype=np.float64, layout="bshd", softcap=0.7
-    )
+    model = export.export_attention(rope, **HEADS, target="primitive", dtype=np.float64, layout="bshd", softcap=0.7)
     result, _ = run_steps(model, tensors, (13,))
     assert agrees(result, attention(rope, *tensors, count_on(2, 13), "float64", softcap=0.7))
 
@@ -366,9 +352,7 @@ def test_float64_scale_is_float64():
 def test_a_table_that_ends_fails_instead_of_guessing():
     for target in TARGETS:
         _, tensors = drawn("end", ROPE)
-        model = export.export_attention(
-            ROPE, num_heads=4, num_kv_heads=2, target=target, layout="bshd", max_positions=12
-        )
+        model = export.export_attention(ROPE, **HEADS, target=target, layout="bshd", max_positions=12)
         with pytest.raises(Exception, match=r"INVALID_ARGUMENT|out of|bounds"):
             run_steps(model, tensors, (12, 1))
 
@@ -387,9 +371,7 @@ def test_weights_of_another_library_in_bfloat16(rng):
     arrays = {name: rng.standard_normal((width, 24)) for name, width in (("q", 64), ("k", 32), ("v", 32))}
     rope = RotaryEmbedding(16)
     models = [
-        export.export_attention(
-            rope, num_heads=4, num_kv_heads=2, weights={name: made(x) for name, x in arrays.items()}
-        )
+        export.export_attention(rope, **HEADS, weights={name: made(x) for name, x in arrays.items()})
         for made in (Foreign, lambda x: x.astype(ml_dtypes.bfloat16))
     ]
     assert models[0] == models[1]

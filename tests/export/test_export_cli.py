@@ -55,7 +55,7 @@ def export_to(tmp_path):
         ("--attention", "--target", "primitive", "--positions", "position_ids", "--scale", "0.2"),
     ],
 )
-def test_it_writes_a_validated_file(export_to, capsys, arguments):
+def test_export_writes_a_validated_file(export_to, capsys, arguments):
     code, file = export_to(*arguments)
     printed = capsys.readouterr().out
     assert code == 0, printed
@@ -63,8 +63,8 @@ def test_it_writes_a_validated_file(export_to, capsys, arguments):
     assert f"{file} is written" in printed
     rope = RotaryEmbedding.from_config(CONFIG)
     assert export.validate(file, rope).passed
-    said = {entry.key: entry.value for entry in onnx.load(file, load_external_data=False).metadata_props}
-    assert json.loads(said["rope_cpu.config"]) == CONFIG
+    metadata = {entry.key: entry.value for entry in onnx.load(file, load_external_data=False).metadata_props}
+    assert json.loads(metadata["rope_cpu.config"]) == CONFIG
 
 
 def test_a_reader_that_has_seen_enough_costs_no_file(export_to, monkeypatch, tmp_path):
@@ -78,7 +78,7 @@ def test_a_reader_that_has_seen_enough_costs_no_file(export_to, monkeypatch, tmp
 
 
 def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path):
-    """A model that is wrong: its rotary is swapped for another one after the export."""
+    """A model that is wrong: its rotation is swapped for another one after the export."""
     right = export.validate
     monkeypatch.setattr(export, "validate", lambda model, rope, seed: right(model, RotaryEmbedding(32), seed=seed))
     code, file = export_to("--max-positions", "64")
@@ -93,6 +93,7 @@ def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path
     [
         (("--dtype", "float64"), "target 'primitive' can express it"),
         (("--window", "4"), "--window is an option of attention; give --attention as well"),
+        (("--normed",), "--normed is an option of attention; give --attention as well"),
         (("--attention", "--inverse"), "attention rotates forward"),
         (("--attention", "--layout", "thd"), "with --attention it is one of bhsd, bshd, bsd"),
         (("--attention", "--target", "ort"), "`max_positions` is None"),
@@ -110,7 +111,7 @@ def test_bad_usage_is_one_line(export_to, arguments, text):
 
 
 @pytest.mark.parametrize(
-    ("said", "text", "arguments"),
+    ("changed", "text", "arguments"),
     [
         ({"sliding_window": 32}, "sliding_window 32; give --window 32, or --window 0 for layers", ("--window", "0")),
         ({"attn_logit_softcapping": 50.0}, "give --softcap 50, or --softcap 0", ("--softcap", "50")),
@@ -118,27 +119,27 @@ def test_bad_usage_is_one_line(export_to, arguments, text):
         ({"attention_multiplier": 0.5}, "attention_multiplier 0.5; give --scale 0.5", ("--scale", "0.5")),
     ],
 )
-def test_what_a_config_says_about_attention_is_not_passed_over(export_to, said, text, arguments):
+def test_settings_of_a_config_must_be_given_as_options(export_to, changed, text, arguments):
     with pytest.raises(UsageError, match=text):
-        export_to("--attention", config=CONFIG | said)
-    assert export_to("--attention", *arguments, config=CONFIG | said)[0] == 0
-    assert export_to(config=CONFIG | said)[0] == 0
+        export_to("--attention", config=CONFIG | changed)
+    assert export_to("--attention", *arguments, config=CONFIG | changed)[0] == 0
+    assert export_to(config=CONFIG | changed)[0] == 0
     unused = {"sliding_window": 32, "use_sliding_window": False, "query_pre_attn_scalar": 32}
     assert export_to("--attention", config=CONFIG | unused)[0] == 0
 
 
-def test_latent_attention_is_refused_where_it_is_meant(export_to):
+def test_latent_attention_is_refused(export_to):
     deepseek = {**CONFIG, "model_type": "deepseek_v2", "rope_scaling": None, "kv_lora_rank": 16, "qk_rope_head_dim": 16}
     with pytest.raises(UsageError, match="the config has latent attention"):
         export_to("--attention", config=deepseek)
     with pytest.raises(UsageError, match="the config has latent attention"):
         export_to("--attention", config={**CONFIG, "kv_lora_rank": 16})
-    for said in ({"use_mla": False}, {"use_mla": False, "kv_lora_rank": None}):
-        assert export_to("--attention", config=deepseek | said)[0] == 0
+    for changed in ({"use_mla": False}, {"use_mla": False, "kv_lora_rank": None}):
+        assert export_to("--attention", config=deepseek | changed)[0] == 0
 
 
 @pytest.mark.parametrize(
-    ("said", "text"),
+    ("changed", "text"),
     [
         ({"model_type": "gpt_oss"}, "the config has attention sinks: --attention cannot write it (model type gpt_oss)"),
         ({"model_type": "llama4_text"}, "norms of q and k after the rotation"),
@@ -148,8 +149,8 @@ def test_latent_attention_is_refused_where_it_is_meant(export_to):
         ({"rope_parameters": {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}}, "queries scaled by their position"),
     ],
 )
-def test_what_the_file_would_leave_out_is_refused_by_name(export_to, said, text):
-    config = {**CONFIG, "rope_scaling": None, **said}
+def test_what_the_file_would_leave_out_is_refused_by_name(export_to, changed, text):
+    config = {**CONFIG, "rope_scaling": None, **changed}
     for more in ((), ("--normed",)):
         with pytest.raises(UsageError, match=re.escape(text)):
             export_to("--attention", *more, config=config)
@@ -157,16 +158,16 @@ def test_what_the_file_would_leave_out_is_refused_by_name(export_to, said, text)
 
 
 @pytest.mark.parametrize(
-    ("said", "which"),
+    ("changed", "which"),
     [
         ({"model_type": "qwen3"}, "q and k"),
         ({"model_type": "cohere", "use_qk_norm": True}, "q and k"),
         ({"model_type": "gemma3n_text", "layer_types": ["full_attention"]}, "q, k and v"),
     ],
 )
-def test_norms_before_the_rotation_must_be_asked_for(export_to, said, which):
-    config = {**CONFIG, "rope_scaling": None, **said}
-    layers = ("--layer-type", "full_attention") if "layer_types" in said else ()
+def test_norms_before_the_rotation_must_be_asked_for(export_to, changed, which):
+    config = {**CONFIG, "rope_scaling": None, **changed}
+    layers = ("--layer-type", "full_attention") if "layer_types" in changed else ()
     with pytest.raises(UsageError, match=f"norms {which} before the rotation; give --normed, and feed them normed"):
         export_to("--attention", *layers, config=config)
     if layers:
@@ -176,12 +177,19 @@ def test_norms_before_the_rotation_must_be_asked_for(export_to, said, which):
     assert export_to("--attention", "--normed", *layers, config=config)[0] == 0
 
 
-def test_a_file_for_an_unknown_model_type_says_what_it_assumed(export_to, capsys):
-    assert export_to("--attention", "--half", config=CONFIG | {"model_type": "somebody's own"})[0] == 0
-    assert 'model type "somebody\'s own" is not known; assumed: q and k are not normed' in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("given", "assumed"),
+    [
+        ((), "q and k are not normed, no attention sinks, chunks or latent attention, scores scaled by head_dim^-½"),
+        (("--normed", "--scale", "0.2"), "no attention sinks, chunks or latent attention, causal"),
+    ],
+)
+def test_a_file_for_an_unknown_model_type_says_what_it_assumed(export_to, capsys, given, assumed):
+    assert export_to("--attention", "--half", *given, config=CONFIG | {"model_type": "somebody's own"})[0] == 0
+    assert f'model type "somebody\'s own" is not known; assumed: {assumed}' in capsys.readouterr().out
 
 
-def test_a_length_is_asked_for(export_to):
+def test_seq_len_is_asked_for(export_to):
     config = CONFIG | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64}
     with pytest.raises(UsageError, match="depends on the sequence length; say it with --seq-len"):
         export_to(config=config)
@@ -196,14 +204,14 @@ def test_a_pairing_is_asked_for(export_to):
     assert export_to("--interleaved", config=config)[0] == 0
 
 
-def test_a_missing_folder(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     with pytest.raises(UsageError, match="there is no folder"):
         cli.run(parser.parse_args(["-o", str(tmp_path / "missing" / "rope.onnx")]))
 
 
-def test_a_folder_instead_of_a_file(export_to, tmp_path, monkeypatch):
+def test_a_folder_instead_of_a_file_is_refused(export_to, tmp_path, monkeypatch):
     (tmp_path / "out.onnx").mkdir()
     monkeypatch.setattr(export, "validate", None)  # it is refused before that
     with pytest.raises(UsageError, match=r"cannot write .*out.onnx: it is a folder"):
@@ -217,7 +225,7 @@ def test_what_is_no_file_is_refused_before_the_work(export_to, tmp_path, monkeyp
         export_to()
 
 
-def test_a_file_that_cannot_be_written(export_to, monkeypatch):
+def test_a_file_that_cannot_be_written_is_bad_usage(export_to, monkeypatch):
     def full(model, path):
         raise OSError(28, "No space left on device")
 

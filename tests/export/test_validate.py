@@ -61,13 +61,13 @@ def test_float64_with_an_attention_factor_passes(inverse, max_positions):
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
     rope = RotaryEmbedding(32, scaling=yarn)
     model = export.export_rope(rope, target="primitive", dtype="float64", max_positions=max_positions, inverse=inverse)
-    assert all(export.validate(model, rope, seed=seed).passed for seed in range(8))
+    assert all(export.validate(model, rope, seed=seed).passed for seed in range(2))
 
 
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("max_positions", [None, 64])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_cos_and_sin_rounded_to_float32_are_expected_where_the_rotary_has_them(dtype, max_positions, inverse):
+def test_float32_angles_are_expected_where_the_rope_has_them(dtype, max_positions, inverse):
     """Float64 arithmetic on them; a model with exact ones is another one."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     rounded, exact = (RotaryEmbedding(16, scaling=yarn, angle_dtype=kind) for kind in ("float32", "float64"))
@@ -82,11 +82,11 @@ def test_attention_in_float64_passes(positions):
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
     for rope in (RotaryEmbedding(32), RotaryEmbedding(32, scaling=yarn)):
         model = export.export_attention(rope, num_heads=4, target="primitive", dtype="float64", positions=positions)
-        assert all(export.validate(model, rope, seed=seed).passed for seed in range(16))
+        assert all(export.validate(model, rope, seed=seed).passed for seed in range(2))
 
 
 @pytest.mark.parametrize("target", ["primitive", "onnx"])
-def test_attention_that_is_not_causal_is_judged_by_whole_prompts(target):
+def test_attention_that_is_not_causal_passes(target):
     assert export.validate(export.export_attention(ROPE, num_heads=2, causal=False, target=target), ROPE).passed
 
 
@@ -113,7 +113,7 @@ def test_one_wrong_entry_of_a_table_is_found(target):
     assert "OUT OF TOLERANCE" in str(report)
 
 
-def test_another_rotary_is_found():
+def test_another_rope_is_found():
     model = export.export_rope(ROPE)
     assert not export.validate(model, RotaryEmbedding(16, rope_theta=1001.0)).passed
     assert not export.validate(model, RotaryEmbedding(16, rope_theta=1000.0, interleaved=True)).passed
@@ -128,7 +128,7 @@ def test_frequencies_rounded_to_float32_are_found():
 
 
 def test_a_model_that_takes_ids_past_its_table_is_found():
-    """A table that is longer than said: ids past the end run instead of failing."""
+    """A table that is longer than its metadata says: ids past the end run instead of failing."""
     model = export.export_rope(ROPE, target="onnx", max_positions=64)
     for name in ("cos_cache", "sin_cache"):
         model = changed(model, name, lambda table: np.concatenate([table, table]))
@@ -136,18 +136,18 @@ def test_a_model_that_takes_ids_past_its_table_is_found():
     assert "must be refused" in {outcome.case: outcome.problem for outcome in report.outcomes}["id past the table"]
 
 
-def test_a_model_of_somebody_else_is_refused():
+def test_a_model_without_metadata_is_refused():
     model = export.export_rope(ROPE)
     del model.metadata_props[:]
     with pytest.raises(ValueError, match=r"`model` has no metadata 'rope_cpu.export'"):
         export.validate(model, ROPE)
 
 
-@pytest.mark.parametrize("said", ["{}", '{"kind": "rope"}', '{"kind": "attention"}', '{"kind": "dance"}'])
-def test_metadata_that_says_too_little_is_refused(said):
+@pytest.mark.parametrize("text", ["{}", '{"kind": "rope"}', '{"kind": "attention"}', '{"kind": "dance"}'])
+def test_metadata_that_says_too_little_is_refused(text):
     model = export.export_rope(ROPE)
     (entry,) = [entry for entry in model.metadata_props if entry.key == "rope_cpu.export"]
-    entry.value = said
+    entry.value = text
     with pytest.raises(ValueError, match=r"`model` h(olds|as metadata)"):
         export.validate(model, ROPE)
 
@@ -158,7 +158,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
         export.validate(tmp_path / "junk.onnx", ROPE)
 
 
-def test_a_rotary_without_a_length_is_refused():
+def test_a_rope_without_one_length_is_refused():
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     rope = RotaryEmbedding(16, rope_theta=1000.0, scaling=scaling, max_position_embeddings=64)
     model = export.export_rope(rope.at_length(128))
@@ -182,22 +182,26 @@ def test_an_output_without_a_shape_is_found():
     assert report.outcomes[0].problem.startswith("nothing is known about the shape of q/rotate")
 
 
-@pytest.mark.parametrize("target", TARGETS)
+TABLES = {"computed": {}, "initializers": {"max_positions": 50}, "inputs": {"table_inputs": True}}
+
+
 @pytest.mark.parametrize("layout", ["bhsd", "bshd", "sbhd", "thd", "bsd"])
 @pytest.mark.parametrize("positions", ["position_ids", "offset", "none"])
-@pytest.mark.parametrize("tables", [{}, {"max_positions": 50}, {"table_inputs": True}])
-def test_every_form_of_export_passes(target, layout, positions, tables):
-    if layout == "thd" and positions != "position_ids" and not (positions == "none" and "table_inputs" in tables):
+@pytest.mark.parametrize("tables", TABLES)
+def test_every_layout_and_kind_of_positions_passes(layout, positions, tables):
+    if layout == "thd" and positions != "position_ids" and (positions, tables) != ("none", "inputs"):
         pytest.skip("refused: packed tokens have no common order")
-    options = {"target": target, "layout": layout, "positions": positions, "num_heads": 4, "num_kv_heads": 2} | tables
-    report = export.validate(export.export_rope(ROPE, **options), ROPE)
-    assert report.passed, str(report)
+    # Of the other tables, test_rope rotates by every target in every layout.
+    for target in TARGETS if tables == "inputs" else ("onnx",):
+        options = {"target": target, "layout": layout, "positions": positions, "num_heads": 4, "num_kv_heads": 2}
+        report = export.validate(export.export_rope(ROPE, **options, **TABLES[tables]), ROPE)
+        assert report.passed, str(report)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("heads", [None, 4])
-@pytest.mark.parametrize("width", [17, 18, 31])
-def test_head_sizes_that_operators_know_little_of(target, heads, width, interleaved):
+@pytest.mark.parametrize("width", [18, 31])
+def test_odd_head_sizes_pass(target, heads, width, interleaved):
     """Odd sizes, of which some elements are rotated; onnxruntime's operator needs num_heads for that, or a detour."""
     rope = RotaryEmbedding.from_inv_freq(ROPE.inv_freq, head_dim=width, interleaved=interleaved)
     report = export.validate(export.export_rope(rope, target=target, num_heads=heads, max_positions=64), rope)

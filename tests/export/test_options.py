@@ -1,11 +1,14 @@
-"""What a target cannot express is refused before a graph is begun, saying why and what can."""
+"""RopeOptions: what a target cannot express is refused before a graph is begun, saying why and what can."""
 
-from dataclasses import replace
+import inspect
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding, export
+from rope_cpu.export.attention_options import AttentionOptions
+from rope_cpu.export.options import RopeOptions
 
 PLAIN = RotaryEmbedding(16)
 AXIAL = RotaryEmbedding.from_inv_freq(np.kron(np.eye(2), [1.0, 0.1]))
@@ -75,7 +78,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refusals_say_why(name):
+def test_export_rope_refuses_what_cannot_be_expressed(name):
     rope, options, text = REFUSED[name]
     with pytest.raises(ValueError, match=text):
         export.export_rope(rope, **options)
@@ -98,7 +101,7 @@ def test_refusals_say_why(name):
         ({"metadata": {"config": 1}}, "`metadata` is {'config': 1}; it must be a mapping of strings to strings"),
     ],
 )
-def test_wrong_types(options, text):
+def test_export_rope_refuses_wrong_types(options, text):
     with pytest.raises(TypeError, match=text):
         export.export_rope(PLAIN, **options)
 
@@ -111,10 +114,19 @@ def test_wrong_types(options, text):
         lambda rope: export.validate(export.export_rope(PLAIN), rope),
     ],
 )
-def test_what_is_no_rotary_is_refused(call):
+def test_exports_refuse_what_is_no_rotary_embedding(call):
     with pytest.raises(TypeError, match="`rope` is a RopeSpec; it must be a RotaryEmbedding"):
         call(PLAIN.spec)
 
 
-def test_whole_numbers_may_be_numpys():
+def test_whole_numbers_of_numpy_are_taken():
     assert export.export_rope(PLAIN, opset=np.int64(24)).opset_import[0].version == 24
+
+
+@pytest.mark.parametrize(
+    ("function", "options"), [(export.export_rope, RopeOptions), (export.export_attention, AttentionOptions)]
+)
+def test_every_argument_is_an_option(function, options):
+    """Those that are handed over by name; none may be left behind."""
+    arguments = set(inspect.signature(function).parameters) - {"rope", "weights", "metadata"}
+    assert arguments <= {field.name for field in fields(options)}
