@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--config", type=Path, metavar="FILE", help="heads and rotation of a Hugging Face config.json")
     add("--layer-type", metavar="NAME", help="which layers of --config, where their rotations differ")
     add("--peers", action=argparse.BooleanOptionalAction, help="time other libraries in every decode and prefill case")
-    add("--threads", type=_counts, metavar="N[,N…]", default=(), help="threads to use; several: how ours scales")
+    add("--threads", type=_counts, metavar="N[,N…]", default=(), help="threads to use; several: how rope_cpu scales")
     add("--latency", action="store_true", help="percentiles of many calls (cases only where patterns are given)")
     add("--json", type=Path, metavar="FILE", help="write every sample and figure")
     add("--plot", type=Path, metavar="FILE", help="draw bars, limit and scaling (.png or .svg)")

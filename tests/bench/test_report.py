@@ -215,6 +215,23 @@ def test_a_picture_is_drawn(tmp_path, suffix):
     assert start.startswith(b"\x89PNG") if suffix == "png" else b"<?xml" in start
 
 
+def test_points_stand_under_the_limit_of_their_own_case(tmp_path, monkeypatch):
+    """Of two cases that access as many bytes, each has its own."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.collections import PathCollection
+    from matplotlib.figure import Figure
+
+    from rope_cpu.bench import plot
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **more: figures.append(figure))
+    limits = {"bfloat16": 1e-6, "float16": 1.5e-6}
+    plot.save(_run(*(_case(limit=limits[dtype], name=f"decode-1/{dtype}") for dtype in limits)), tmp_path / "run.png")
+    drawn = [points for points in figures[0].subfigs[-1].axes[0].collections if isinstance(points, PathCollection)]
+    rates = [points.get_offsets()[0, 1] for points in drawn if len(points.get_offsets())]
+    assert rates == pytest.approx([20.48, 40.96, 20.48, 40.96 / 1.5])  # a point and its limit, twice
+
+
 def test_a_picture_of_nothing_is_refused(tmp_path):
     pytest.importorskip("matplotlib")
     from rope_cpu.bench import plot
