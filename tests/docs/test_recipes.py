@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracle import inv_freq
 from scipy.linalg import expm
 
 import rope_cpu
@@ -43,10 +44,6 @@ def close(ours, exact, atol=1e-12):
     np.testing.assert_allclose(ours, exact, rtol=0, atol=atol)
 
 
-def frequencies(width, base=10000.0):
-    return np.array([base ** (-2 * i / width) for i in range(width // 2)])
-
-
 def adjacent(x, angles):
     """Turn adjacent pairs, as complex numbers."""
     z = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
@@ -72,7 +69,7 @@ def test_01_block_matrix(head_dim):
     names = run(1, head_dim=head_dim, x=x, x4=x4, xy=xy, theta=theta)
     for token, (across, down) in enumerate(xy):
         matrix = np.zeros((head_dim, head_dim))
-        angles = [p * w for p in (across, down) for w in frequencies(head_dim // 2)]
+        angles = [p * w for p in (across, down) for w in inv_freq(head_dim // 2)]
         for i, a in enumerate(angles):
             matrix[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = [[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]]
         close(names["y"][0, token], x[0, token] @ matrix.T)
@@ -89,7 +86,7 @@ def test_02_scores_depend_on_differences(axes):
     names = run(2, head_dim=24, axes=axes, q=q, k=k, at_q=one(at_q), at_k=one(at_k))
     for i in range(5):
         for j in range(6):
-            difference = np.concatenate([d * frequencies(24 // axes) for d in at_k[j] - at_q[i]])
+            difference = np.concatenate([d * inv_freq(24 // axes) for d in at_k[j] - at_q[i]])
             for head in range(2):
                 parts = [
                     halves(part, angle)
@@ -111,7 +108,7 @@ def test_04_more_dimensions():
         count = len(ids[0])
         for token, place in enumerate(ids):
             parts = np.split(x[0, token], count, -1)
-            exact = [halves(part, p * frequencies(part.shape[-1])) for part, p in zip(parts, place, strict=True)]
+            exact = [halves(part, p * inv_freq(part.shape[-1])) for part, p in zip(parts, place, strict=True)]
             close(ours[0, token], np.concatenate(exact, -1))
     assert names["unequal"].spec.blocks == (16, 56, 56)
 
@@ -146,7 +143,7 @@ def test_06_half_split_2d():
     head_dim, ids = 32, RANDOM.integers(0, 50, size=(2, 7, 2))
     q, k = vectors(2, 4, 7, head_dim), vectors(2, 2, 7, head_dim)
     names = run(6, head_dim=head_dim, q=q, k=k, position_ids=ids)
-    angles = np.arange(50)[:, None] * frequencies(head_dim // 2)
+    angles = np.arange(50)[:, None] * inv_freq(head_dim // 2)
     table = np.concatenate([angles] * 4, -1)  # two halves for x and again for y: head_dim columns in all
     for ours, x in ((names["q_rot"], q), (names["k_rot"], k)):
         parts = [
@@ -157,7 +154,7 @@ def test_06_half_split_2d():
 
 
 def test_06_half_split_2d_with_a_table_of_one_axis_is_no_rotation():
-    angles = np.arange(50)[:, None] * frequencies(32)
+    angles = np.arange(50)[:, None] * inv_freq(32)
     table = np.concatenate([angles, angles], -1)
     x = vectors(16)
     turned = reader(x, np.cos(table)[9, :16], np.sin(table)[9, 16:])
@@ -168,7 +165,7 @@ def test_07_pairings():
     hidden, w_q, w_k = vectors(1, 6, 10), vectors(3 * 16, 10), vectors(3 * 16, 10)
     names = run(7, head_dim=16, num_heads=3, hidden=hidden, w_q=w_q, w_k=w_k)
     scores = [np.einsum("bqhd,bkhd->bhqk", *names[name]) for name in ("before", "after")]
-    angles = np.arange(6)[:, None, None] * frequencies(16)
+    angles = np.arange(6)[:, None, None] * inv_freq(16)
     exact = [adjacent((hidden @ w.T).reshape(1, 6, 3, 16), angles) for w in (w_q, w_k)]
     close(scores[0], np.einsum("bqhd,bkhd->bhqk", *exact), atol=1e-10)
     close(scores[1], scores[0], atol=1e-10)
@@ -215,7 +212,7 @@ def test_10_row_vectors():
 def test_11_meta_llama():
     xq, xk = vectors(2, 9, 4, 32), vectors(2, 9, 1, 32)
     names = run(11, head_dim=32, xq=xq, xk=xk, start_pos=100)
-    cis = np.exp(1j * np.outer(np.arange(100, 109), frequencies(32)))[None, :, None]
+    cis = np.exp(1j * np.outer(np.arange(100, 109), inv_freq(32)))[None, :, None]
     for ours, x in ((names["xq_out"], xq), (names["xk_out"], xk)):
         z = x.reshape(*x.shape[:-1], -1, 2) @ [1, 1j] * cis
         close(ours, np.stack([z.real, z.imag], -1).reshape(x.shape))
@@ -223,7 +220,7 @@ def test_11_meta_llama():
 
 def test_12_hugging_face_llama():
     q, k = vectors(2, 4, 9, 32), vectors(2, 2, 9, 32)
-    angles = np.outer(np.arange(200), frequencies(32))
+    angles = np.outer(np.arange(200), inv_freq(32))
     table = np.concatenate([angles, angles], -1)
     ids = np.arange(100, 109)
     given = {"cos": np.cos(table), "sin": np.sin(table), "position_ids": ids}
@@ -237,7 +234,7 @@ def test_13_roformer():
     q, k, v = (vectors(2, 3, 6, 16) for _ in range(3))
     ids = np.arange(7, 13)
     names = run(13, head_dim=16, q=q, k=k, v=v, past_key_values_length=7, position_ids=ids)
-    angles = np.outer(ids, frequencies(16))
+    angles = np.outer(ids, inv_freq(16))
     sin, cos = np.repeat(np.sin(angles), 2, -1), np.repeat(np.cos(angles), 2, -1)
     for name, x in (("q_rot", q), ("k_rot", k), ("v_rot", v)):
         swapped = np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
@@ -268,9 +265,9 @@ def test_16_derivation():
     q, k = vectors(1, 5, 1, 16), vectors(1, 5, 1, 16)
     m, n = RANDOM.integers(0, 1000, size=(2, 5))
     names = run(16, head_dim=16, q=q, k=k, m=m, n=n)
-    close(names["frequencies"], frequencies(16))
+    close(names["frequencies"], inv_freq(16))
     close(np.linalg.norm(names["q_rot"], axis=-1), np.linalg.norm(q, axis=-1))
-    exact = (q * adjacent(k, ((n - m)[:, None] * frequencies(16))[:, None])).sum(-1)
+    exact = (q * adjacent(k, ((n - m)[:, None] * inv_freq(16))[:, None])).sum(-1)
     close((names["q_rot"] * names["k_rot"]).sum(-1), exact, atol=1e-11)
 
 
@@ -285,14 +282,14 @@ def test_17_qwen_vl():
     assert names["ids"].tolist() == [ids.tolist()]
     assert names["offset"].tolist() == [9 - 14]
     axis = np.repeat([0, 1, 2], [16, 24, 24])
-    angles = ids[:, axis] * frequencies(128, 1e6)
+    angles = ids[:, axis] * inv_freq(128, 1e6)
     close(names["q_rot"], halves(q, angles[:, None]))
     close(names["k_rot"], halves(k, angles[:, None]))
     assert names["patch_ids"].shape == (24, 2)
     assert names["patch_ids"][:5].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2]]
     x = vectors(1, 24, 2, 80)
     turned = names["tower"].rotate(x, names["patch_ids"])
-    angles = np.concatenate([names["patch_ids"][:, [a]] * frequencies(40) for a in range(2)], -1)
+    angles = np.concatenate([names["patch_ids"][:, [a]] * inv_freq(40) for a in range(2)], -1)
     close(turned, halves(x, angles[:, None]))
 
 
@@ -315,7 +312,7 @@ def test_19_video_models():
     ]:
         ids = names["video_ids"]
         x = vectors(1, len(ids), 2, sum(widths))
-        angles = np.concatenate([ids[:, [a]] * frequencies(w, base) for a, w in enumerate(widths)], -1)
+        angles = np.concatenate([ids[:, [a]] * inv_freq(w, base) for a, w in enumerate(widths)], -1)
         close(names[name].rotate(x, ids), adjacent(x, angles[:, None]))
     assert np.array_equal(names["video_ids"], positions.grid((2, 3, 5)))
 
@@ -327,10 +324,10 @@ def test_20_configurations():
     wan = {"_class_name": "WanTransformer3DModel", "_diffusers_version": "0.33.0", "attention_head_dim": 128}
     names = run(20, config=whole, diffusers_config=wan)
     axis = np.repeat([0, 1, 2], [16, 24, 24])
-    close(names["language"].inv_freq, (axis == np.arange(3)[:, None]) * frequencies(128, 1e6))
-    close(names["tower"].inv_freq, np.kron(np.eye(2), frequencies(40)))
+    close(names["language"].inv_freq, (axis == np.arange(3)[:, None]) * inv_freq(128, 1e6))
+    close(names["tower"].inv_freq, np.kron(np.eye(2), inv_freq(40)))
     assert (names["tower"].head_dim, names["tower"].interleaved) == (80, False)
     widths = (44, 42, 42)
-    rows = np.concatenate([frequencies(width) for width in widths])
+    rows = np.concatenate([inv_freq(width) for width in widths])
     owner = np.repeat([0, 1, 2], [width // 2 for width in widths])
     close(names["video_model"].inv_freq, (owner == np.arange(3)[:, None]) * rows)

@@ -8,13 +8,10 @@ import re
 
 import numpy as np
 import pytest
+from oracle import inv_freq
 
 from rope_cpu import RotaryEmbedding as R
 from rope_cpu.frequencies import axes
-
-
-def closed_form(base: float, width: int) -> list[float]:
-    return [math.exp(-2 * i / width * math.log(base)) for i in range(width // 2)]
 
 
 def matrix(spec):
@@ -30,7 +27,7 @@ def test_axial_shares_equally(head_dim, count, span, interleaved):
     width = head_dim // count
     expected = np.zeros((count, head_dim // 2))
     for axis in range(count):
-        expected[axis, axis * width // 2 : (axis + 1) * width // 2] = closed_form(100.0, width)
+        expected[axis, axis * width // 2 : (axis + 1) * width // 2] = inv_freq(width, 100.0)
     np.testing.assert_allclose(matrix(spec), expected, rtol=1e-14)
     assert spec.blocks == ((width,) * count if span == "axis" and not interleaved else (head_dim,))
     assert (spec.axes, spec.rotary_dim, spec.interleaved) == (count, head_dim, interleaved)
@@ -39,9 +36,9 @@ def test_axial_shares_equally(head_dim, count, span, interleaved):
 def test_unequal_shares_and_bases():
     spec = axes.axial(128, 3, axis_dims=(16, 56, 56), rope_theta=(256.0, 1e4, 1e6))
     rows = matrix(spec)
-    np.testing.assert_allclose(rows[0, :8], closed_form(256.0, 16), rtol=1e-14)
-    np.testing.assert_allclose(rows[1, 8:36], closed_form(1e4, 56), rtol=1e-14)
-    np.testing.assert_allclose(rows[2, 36:], closed_form(1e6, 56), rtol=1e-14)
+    np.testing.assert_allclose(rows[0, :8], inv_freq(16, 256.0), rtol=1e-14)
+    np.testing.assert_allclose(rows[1, 8:36], inv_freq(56, 1e4), rtol=1e-14)
+    np.testing.assert_allclose(rows[2, 36:], inv_freq(56, 1e6), rtol=1e-14)
     assert np.count_nonzero(rows) == 64
     assert spec.blocks == (16, 56, 56)
 
@@ -55,7 +52,7 @@ def test_elements_past_the_shares_are_not_rotated():
 def test_chunked_mrope_owns_runs(section):
     pairs = sum(section)
     spec = axes.mrope(2 * pairs, section, rope_theta=1e6)
-    frequencies = closed_form(1e6, 2 * pairs)
+    frequencies = inv_freq(2 * pairs, 1e6)
     owner = [axis for axis, count in enumerate(section) for _ in range(count)]
     for axis in range(len(section)):
         expected = [w if o == axis else 0.0 for w, o in zip(frequencies, owner, strict=True)]
@@ -67,7 +64,7 @@ def test_chunked_mrope_owns_runs(section):
 def test_interleaved_mrope_deals_pairs_out(section):
     pairs = sum(section)
     rows = matrix(axes.mrope(2 * pairs, section, rope_theta=5e6, mrope_interleaved=True))
-    for pair, frequency in enumerate(closed_form(5e6, 2 * pairs)):
+    for pair, frequency in enumerate(inv_freq(2 * pairs, 5e6)):
         if pair % 3 == 1 and pair < 3 * section[1]:
             owner = 1
         elif pair % 3 == 2 and pair < 3 * section[2]:
@@ -79,7 +76,7 @@ def test_interleaved_mrope_deals_pairs_out(section):
 
 
 def test_axes_of_mrope_add_up_to_text():
-    """A token with one id on all axes turns as in a model of one axis."""
+    """A token with one id on all axes rotates as in a model of one axis."""
     text = axes.base_frequencies(1e4, 64)
     for interleaved in (False, True):
         spec = axes.mrope(64, (12, 10, 10), rope_theta=1e4, mrope_interleaved=interleaved)
@@ -102,7 +99,7 @@ def test_scaled_mrope():
 def test_sections_of_files_may_repeat_the_shares():
     section = {"type": "mrope", "mrope_section": [8, 12, 12], "mrope_interleaved": False}
     assert axes.mrope(64, (8, 12, 12), rope_theta=1e6, scaling=section) == axes.mrope(64, [8, 12, 12], rope_theta=1e6)
-    with pytest.raises(ValueError, match=r"`mrope_section` is .16, 8, 8., but `scaling` says"):
+    with pytest.raises(ValueError, match=r"`mrope_section` is .16, 8, 8., but `scaling` has"):
         axes.mrope(64, (16, 8, 8), rope_theta=1e6, scaling=section)
 
 
@@ -164,7 +161,7 @@ REFUSED = [
     (lambda: R.mrope(64, (), rope_theta=1e4), ValueError, "`mrope_section` is"),
     (lambda: R.mrope(64, (8, -2, 26), rope_theta=1e4), ValueError, "`mrope_section` is -2"),
     (lambda: axes.mrope_pair_axis(8, (2, 2, 2)), ValueError, "adds up to 6, not to 8 pairs"),
-    (lambda: axes.mrope_pair_axis(8, (1, 3, 4), True), ValueError, "cannot be dealt out"),
+    (lambda: axes.mrope_pair_axis(8, (1, 3, 4), True), ValueError, "cannot take pairs by turns"),
     (lambda: mrope(scaling=[]), TypeError, "`scaling` is []"),
     (lambda: mrope(mrope_interleaved="no"), TypeError, "`mrope_interleaved` is 'no'; it must be True or False"),
     (lambda: mrope(mrope_interleaved=1), TypeError, "`mrope_interleaved` is 1"),
@@ -172,11 +169,11 @@ REFUSED = [
     (
         lambda: mrope(scaling={"mrope_interleaved": True}),
         ValueError,
-        "`mrope_interleaved` is False, but `scaling` says True; say it once",
+        "`mrope_interleaved` is False, but `scaling` has True; give it once",
     ),
     (lambda: mrope(rope_theta=None), TypeError, "`rope_theta` is None; it must be a number"),
     (lambda: mrope(rope_theta=None, scaling={"rope_theta": 1e4}), TypeError, "`rope_theta` is None"),
-    (lambda: mrope(scaling={"rope_theta": 5.0}), ValueError, "`rope_theta` is 10000.0, but `scaling` says 5.0"),
+    (lambda: mrope(scaling={"rope_theta": 5.0}), ValueError, "`rope_theta` is 10000.0, but `scaling` has 5.0"),
     (lambda: mrope([4, 1, 1]), ValueError, "`mrope_section` is (4, 1, 1), 6 pairs; head_dim 8 has 4"),
     (lambda: mrope(None), TypeError, "`mrope_section` is None; it must be a sequence of integers"),
     (lambda: mrope(None, scaling={"mrope_section": [2, 1, 1]}), TypeError, "`mrope_section` is None"),

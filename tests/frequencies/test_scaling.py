@@ -154,7 +154,7 @@ REFUSED = [
     (
         lambda: R(8, scaling={**DYNAMIC, "max_position_embeddings": 16}, max_position_embeddings=32),
         ValueError,
-        "`max_position_embeddings` is 32, but `scaling` says 16; say it once",
+        "`max_position_embeddings` is 32, but `scaling` has 16; give it once",
     ),
     (lambda: R(8, max_position_embeddings=0), ValueError, "`max_position_embeddings` is 0"),
     (lambda: proportional(3.0), ValueError, "`partial_rotary_factor` is 3.0; it must be above 0 and at most 1"),

@@ -5,14 +5,13 @@ Run with NUMBA_CPU_NAME=haswell or x86-64 to see what machines without AVX-512, 
 
 import os
 import platform
-import subprocess
-import sys
 
 import ml_dtypes
 import numpy as np
 import oracle
 import pytest
 from numba import njit
+from oracle import ORDER, draw
 
 from rope_cpu import RotaryEmbedding, machine, rotation
 from rope_cpu.kernels import rotate as kernels
@@ -21,7 +20,6 @@ from rope_cpu.rotation import ARRANGED, kernel_of
 
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 CACHES = 2**62  # bytes, so that nothing goes past them
-ORDER = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}
 
 # A processor without float16 instructions has no kernel for it, see `test_other_processors`.
 needs_kernel = [
@@ -49,10 +47,6 @@ def cos_and_sin(rng, shape, dtype):
     angle = rng.uniform(-9, 9, shape)
     real = np.float64 if dtype == np.float64 else np.float32
     return np.cos(angle).astype(real), np.sin(angle).astype(real)
-
-
-def draw(rng, shape, dtype):
-    return rng.standard_normal(shape).astype(dtype)
 
 
 def assert_exact(result, x, cos, sin, pairing):
@@ -306,14 +300,12 @@ for d in (np.float16, ml_dtypes.bfloat16):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 processors")
-def test_other_processors():
+def test_other_processors(run_program):
     """Without instructions for 16 bits, results have the bits of those with; haswell has FMA, as newer ones do."""
+    usual = {name: None for name in os.environ if name.startswith("NUMBA_CPU_")}
 
     def digests(**variables):
-        own = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CPU_")}
-        result = subprocess.run([sys.executable, "-c", PROGRAM], env=own | variables, capture_output=True, text=True)
-        assert result.returncode == 0, result.stderr
-        return result.stdout.split()
+        return run_program(PROGRAM, env=usual | variables)[0].split()
 
     assert digests() == digests(NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES="+fma")
     assert len(digests(NUMBA_CPU_NAME="x86-64", NUMBA_CPU_FEATURES="")) == 2
