@@ -1,4 +1,4 @@
-"""The functional form: rotation by cos and sin tables of the caller's own."""
+"""`apply_rotary`: the functional interface, with the caller's own cos and sin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def apply_rotary(
 ) -> Array:
     """Rotate `x` by tables of cos and sin, like the ONNX operator RotaryEmbedding (whose layout is bhsd).
 
-    x: float32, float64, float16 or bfloat16, axes as `layout` says: "bshd", "bhsd", "sbhd" or "thd"; any strides.
+    x: float32, float64, float16 or bfloat16, axes as in `layout`: "bshd", "bhsd", "sbhd" or "thd"; any strides.
     cos, sin: float32 or float64. With position_ids: (table, pairs), looked up. Without: (seq, pairs) or (batch, seq,
         pairs), for thd (tokens, pairs). Elements of x past 2·pairs are copied.
     position_ids: integers from 0 to table − 1, (seq,) or (batch, seq), for thd (tokens,).

@@ -30,5 +30,5 @@ def cores() -> int:
 
 
 def last_level_cache() -> int:
-    """Return the size of the last-level cache in bytes; 32 MiB where the system does not say."""
+    """Return the size of the last-level cache in bytes; 32 MiB where the system does not report it."""
     return max(caches().values(), default=_WHERE_UNKNOWN)

@@ -76,7 +76,7 @@ def grid(
     begin = per_axis("start", start, len(counts))
     if boolean("centred", centred):
         if begin.any():
-            raise ValueError(f"`start` is {start!r}, but `centred` already says where the grid starts")
+            raise ValueError(f"`start` is {start!r}, but `centred` already determines where the grid starts")
         begin = -(np.array(counts) - 1) / 2
     scales = per_axis("scale", scale, len(counts))
     with np.errstate(over="ignore"):
@@ -228,7 +228,7 @@ _NONE: tuple[Int64, int] = (_NO_ROWS, 0)
 
 
 def _refuse_timing(**arguments: tuple[Any, Any]) -> None:
-    """Raise where frames that stand apart are given a time between them: name=(value, the value that says nothing)."""
+    """Raise where frames that stand apart are given a time between them: name=(value, its default)."""
     for name, (value, nothing) in arguments.items():
         if not np.array_equal(value, nothing):
             raise ValueError(

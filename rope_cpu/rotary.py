@@ -1,4 +1,4 @@
-"""What users hold: a rotary embedding."""
+"""`RotaryEmbedding`: its constructors, its properties, and the rotation of arrays."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class RotaryEmbedding:
         max_position_embeddings: int | None = None,
         angle_dtype: str = "float64",
     ) -> None:
-        """Make a rotary for text: one axis, frequencies rope_theta^(−2i/rotary_dim), scaled where `scaling` says so.
+        """Make a rotary embedding for text: one axis, frequencies rope_theta^(−2i/rotary_dim), scaled by `scaling`.
 
         head_dim: width of a head vector in elements. rotary_dim: how many of its leading elements are rotated; where it
             is not given, all, or the section's partial_rotary_factor of them. Frequencies are computed for rotary_dim
             (for the share itself where that is odd, and one element more is rotated).
-        rope_theta: the base; 10000 where it is said nowhere.
+        rope_theta: the base; 10000 where it is given neither here nor in `scaling`.
         interleaved: pairs are (2i, 2i+1), "GPT-J", rather than (i, i+n), "NeoX" and `rotate_half`.
         scaling: a dict in Hugging Face form, {"rope_type": "llama3", "factor": 8.0, …}; it may hold rope_theta too.
         max_position_embeddings: tokens; dynamic needs it, and others where the section leaves a value to follow from
@@ -78,7 +78,7 @@ class RotaryEmbedding:
 
     @classmethod
     def from_spec(cls, spec: RopeSpec) -> Self:
-        """Return the rotary of a spec; every constructor ends here.
+        """Return the rotary embedding of a spec; every constructor ends here.
 
         Raises TypeError for anything else.
         """
@@ -98,9 +98,9 @@ class RotaryEmbedding:
         interleaved: bool | None = None,
         angle_dtype: str = "float64",
     ) -> Self:
-        """Return the rotary that a Hugging Face config describes, or refuse it with the reason.
+        """Return the rotary embedding that a Hugging Face config describes, or refuse it with the reason.
 
-        config: path of a config.json, a folder with one, or a dict; in the old form (`rope_scaling`, `rope_theta` at
+        config: path of a config.json, a folder with one, or a dict; with the old keys (`rope_scaling`, `rope_theta` at
             the top level) or the new one (`rope_parameters`, flat or nested by layer type). The language model inside a
             multimodal config is followed; give `config["vision_config"]` for its vision part; for what is read of
             vision and diffusers configs see `rope_cpu.configs.vision`. With latent attention (MLA) head_dim is the
@@ -127,7 +127,7 @@ class RotaryEmbedding:
         interleaved: bool = False,
         blocks: int | Sequence[int] = 1,
     ) -> Self:
-        """Return the rotary of a frequency matrix: the primitive that every other constructor comes down to.
+        """Return the rotary embedding of a frequency matrix: the primitive of every other constructor.
 
         inv_freq: (pairs,), (axes, pairs) or (axes, heads, pairs), radians per unit of position.
         head_dim: width of a head vector, 2·pairs unless more elements follow that are copied.
@@ -155,7 +155,7 @@ class RotaryEmbedding:
         axis_dims: Sequence[int] | None = None,
         span: str = "axis",
     ) -> Self:
-        """Return a rotary for positions of several coordinates, each of which turns pairs of its own.
+        """Return a rotary embedding for positions of several coordinates, each of which rotates pairs of its own.
 
         head_dim: width of a head vector in elements; those past the sum of axis_dims are copied.
         axes: number of coordinates.
@@ -187,11 +187,11 @@ class RotaryEmbedding:
         head_dim: width of a head vector in elements; the first 2·sum(mrope_section) are rotated.
         mrope_section: pairs for time, height and width, or for any other number of axes.
         rope_theta: base of the frequencies.
-        mrope_interleaved: False gives each axis one run of pairs (Qwen2-VL), True deals them out in turn (Qwen3-VL).
+        mrope_interleaved: False gives each axis one run of pairs (Qwen2-VL), True every third pair (Qwen3-VL).
         interleaved: pairs are (2i, 2i+1) rather than (i, i+n).
         scaling: a dict in Hugging Face form, or None; it may repeat rope_theta, mrope_section and mrope_interleaved.
-            Where it depends on the sequence length, the rotary needs `at_length`, like that of one axis, and what is
-            said elsewhere of a config, max_position_embeddings, stands in it.
+            Where it depends on the sequence length, it holds max_position_embeddings as well, and the rotary embedding
+            needs `at_length`, like that of one axis.
 
         Raises TypeError or ValueError where sections do not fit, naming argument, value and rule.
         Source: Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.
@@ -209,18 +209,18 @@ class RotaryEmbedding:
 
     @classmethod
     def from_generators(cls, generators: ArrayLike) -> tuple[Self, Float64]:
-        """Return the rotary and the orthogonal basis Q of position p ↦ expm(Σ p_k B_k).
+        """Return the rotary embedding and the orthogonal basis Q of position p ↦ expm(Σ p_k B_k).
 
         generators: (axes, head_dim, head_dim), real, each antisymmetric, all commuting; a single (head_dim, head_dim)
             is one axis. Entries are radians per unit of position.
 
-        The rotary has half-split pairs. Q is (head_dim, head_dim) float64, Q · rotate(Qᵀx, p) = expm(Σ p_k B_k) · x.
+        Pairs are half-split. Q is (head_dim, head_dim) float64, Q · rotate(Qᵀx, p) = expm(Σ p_k B_k) · x.
         Fold it into a projection once, rotate(QᵀW·x); scores of queries and keys need no more, since Q cancels in them.
-        Planes that no generator turns get frequency 0; an odd head_dim leaves its last direction unrotated.
+        Planes that no generator rotates get frequency 0; an odd head_dim leaves its last direction unrotated.
 
         Raises TypeError or ValueError naming the matrices that are not square, finite, antisymmetric or do not commute,
         and by how much.
-        Source: Su, kexue.fm/archives/8397, for the form; the simultaneous normal form of commuting normal matrices.
+        Source: Su, kexue.fm/archives/8397, for expm; the simultaneous normal form of commuting normal matrices.
         """
         spec, basis = generators_.solve(generators)
         return cls.from_spec(spec), basis
@@ -287,14 +287,14 @@ class RotaryEmbedding:
         return self._spec.axes
 
     def at_length(self, seq_len: int | Sequence[int] | NDArray[Any]) -> RotaryEmbedding:
-        """Return the rotary for a sequence length in tokens, or for one length per batch row.
+        """Return the rotary embedding for a sequence length in tokens, or for one length per batch row.
 
         One length, also in a list, serves any batch. Returns itself where length plays no part. It is a pure function
         of each sequence's own length; transformers takes the longest sequence of a batch, and what it did before. A key
         rotated for one length and a query rotated for another do not match: where a growing sequence comes to other
         frequencies (dynamic: with every token past the original length; dynamic_powers: at each doubling; longrope:
-        once, past it), rotate its cached keys anew: `old.rotate(keys, inverse=True)`, then `new.rotate(keys)`. Whether
-        they are others, `inv_freq` and `attention_factor` tell: rotaries of two lengths are not equal.
+        once, past it), re-rotate its cached keys: `old.rotate(keys, inverse=True)`, then `new.rotate(keys)`. Compare
+        `inv_freq` and `attention_factor` to see whether they changed: rotary embeddings of two lengths are not equal.
 
         Raises TypeError or ValueError where a length is no integer of at least 1.
         """
@@ -354,7 +354,7 @@ class RotaryEmbedding:
     ) -> Array:
         """Rotate one array, queries or keys.
 
-        x: float32, float64, float16 or bfloat16, axes as `layout` says: "bshd" (batch, seq, heads, head_dim), "bhsd",
+        x: float32, float64, float16 or bfloat16, axes as in `layout`: "bshd" (batch, seq, heads, head_dim), "bhsd",
             "sbhd" or "thd" (packed tokens, heads, head_dim); any strides.
         position_ids: integers or float32/float64, (seq,) or (batch, seq), for thd (tokens,) and required; with several
             axes one more trailing axis of coordinates. None: offset + 0, 1, 2, …, for one axis and for M-RoPE, whose
@@ -448,10 +448,12 @@ class RotaryEmbedding:
         return type(self).from_spec, (self._spec,)
 
     def _wavelengths(self) -> str:
-        turning = np.abs(self._spec.inv_freq[self._spec.inv_freq != 0])
-        return f"{2 * np.pi / turning.max():.4g}…{2 * np.pi / turning.min():.4g}" if turning.size else "none"
+        frequencies = np.abs(self._spec.inv_freq[self._spec.inv_freq != 0])
+        if not frequencies.size:
+            return "none"
+        return f"{2 * np.pi / frequencies.max():.4g}…{2 * np.pi / frequencies.min():.4g}"
 
-    def _ready(self) -> None:
+    def _check_length(self) -> None:
         if self._spec.needs_length:
             raise ValueError(
                 f"rope type {self.rope_type!r} depends on the sequence length; call `at_length(seq_len)` first and "
@@ -475,12 +477,12 @@ class RotaryEmbedding:
 
     def _given(self, name: str, ids: ArrayLike, layout: str) -> Float64:
         """Return positions that were given, checked."""
-        self._ready()
+        self._check_length()
         return check.positions(name, ids, self.axes, layout, self._spec.attention_factor.size)
 
     def _needs_ids(self, layout: str) -> None:
         """Raise the reason why position_ids cannot be left out."""
-        self._ready()
+        self._check_length()
         if layout == "thd":
             raise ValueError(
                 "`position_ids` is None; packed tokens (layout thd) need them, as sequences share no order"

@@ -23,7 +23,7 @@ class UsageError(Exception):
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Let a command take a model config."""
+    """Declare the argument for a model config, and the option for its layers."""
     parser.add_argument(
         "config",
         nargs="?",
@@ -37,7 +37,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pairing_arguments(parser: argparse.ArgumentParser) -> None:
-    """Let a command be given which elements are pairs, where the model type does not say."""
+    """Declare the options for the pairing, for model types that do not determine it."""
     pairing = parser.add_mutually_exclusive_group()
     pairing.add_argument("--interleaved", action="store_true", default=None, help="pairs are (2i, 2i+1)")
     pairing.add_argument("--half", dest="interleaved", action="store_false", help="pairs are (i, i+n)")
@@ -57,7 +57,7 @@ def config_at(path: Path) -> ModelConfig:
 
 
 def check_file(path: Path) -> None:
-    """Raise UsageError where no file can be written at `path`, as far as can be told before the work."""
+    """Raise UsageError where no file can be written at `path`, as far as that is known before the work."""
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder")
     if not path.parent.is_dir():
@@ -86,11 +86,11 @@ def rope_of(config: ModelConfig, layer_type: str | None, interleaved: bool | Non
     try:
         return RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
     except (TypeError, ValueError) as error:
-        raise unread(error, layer_type, interleaved) from error
+        raise usage_error(error, layer_type, interleaved) from error
 
 
-def unread(error: Exception, layer_type: str | None, interleaved: bool | None) -> UsageError:
-    """Return what to say where no rotation can be read from a config: which option of the command would help."""
+def usage_error(error: Exception, layer_type: str | None, interleaved: bool | None) -> UsageError:
+    """Return the error for a config that describes no known rotation, with the option that would help."""
     options = ("`layer_type`", layer_type, "--layer-type"), ("`interleaved`", interleaved, "--half or --interleaved")
     hints = [f"; choose with {option}" for name, value, option in options if value is None and name in str(error)]
     return UsageError("".join([str(error), *hints]))
@@ -99,7 +99,7 @@ def unread(error: Exception, layer_type: str | None, interleaved: bool | None) -
 def both_pairings(config: ModelConfig, layer_type: str | None) -> tuple[RotaryEmbedding, RotaryEmbedding, bool | None]:
     """Return the rotation of a config in half-split pairs, in interleaved pairs, and whether its own are interleaved.
 
-    Only the model type tells the pairing; None where it is unknown. Raises UsageError as `rope_of` does.
+    The pairing follows from the model type; it is None where that is unknown. Raises UsageError as `rope_of` does.
     """
     own: bool | None = None
     try:

@@ -1,4 +1,4 @@
-"""The command `rope-cpu`: finds the subcommand's module, and turns what a user can get wrong into one line."""
+"""The command `rope-cpu`: imports the subcommand's module, and reports what a user can get wrong in one line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _run(given: list[str]) -> int:
     except UsageError as error:
         return _complain(str(error))
     except ImportError as error:
-        # rope_cpu.export says on its own behalf what it misses; the cause has the name.
+        # rope_cpu.export raises an ImportError of its own; the name is that of its cause.
         package = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
         if package not in _EXTRA_OF:
             raise

@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.cli.common import add_config_arguments, add_pairing_arguments, check_picture, config_of, unread, writing
+from rope_cpu.cli.common import (
+    add_config_arguments,
+    add_pairing_arguments,
+    check_picture,
+    config_of,
+    usage_error,
+    writing,
+)
 from rope_cpu.cli.show_summary import Layers, one_axis, rotations
 from rope_cpu.validation.scalars import Float64
 
@@ -31,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         shown = list(rotations(config_of(args), args.layer_type, args.interleaved))
     except (TypeError, ValueError) as error:
-        raise unread(error, args.layer_type, args.interleaved) from error
+        raise usage_error(error, args.layer_type, args.interleaved) from error
     for number, layers in enumerate(shown):
         print("\n".join([""] * (number > 0) + list(describe(layers))))
     if args.plot is not None:
@@ -44,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(layers: Layers) -> Iterator[str]:
-    """Yield the lines that say what a rotation is."""
+    """Yield the lines that describe a rotation."""
     yield layers.name
     if not layers.lengths:
         return
@@ -61,8 +68,8 @@ def describe(layers: Layers) -> Iterator[str]:
     if rope.spec.direction < 0:
         yield _line("direction", "backwards: by the opposite of position times frequency")
     if rope.axes > 1:
-        turning = (rope.spec.inv_freq[0, :, 0] != 0).sum(axis=-1)
-        yield _line("axes", f"{rope.axes}, which turn {', '.join(map(str, turning))} pairs")
+        pairs = (rope.spec.inv_freq[0, :, 0] != 0).sum(axis=-1)
+        yield _line("axes", f"{rope.axes}, which rotate {', '.join(map(str, pairs))} pairs")
     for when, one in layers.lengths.items():
         if when:
             yield f"  {when}"
@@ -85,7 +92,7 @@ def _scaled_pairs(frequencies: Float64, plain: Float64) -> Iterator[str]:
     starts = np.flatnonzero(np.r_[True, kind[1:] != kind[:-1]])
     for first, last in zip(starts, np.r_[starts[1:], len(kind)] - 1, strict=True):
         ratios = stretch[first], stretch[last]
-        words = {0: "as the base has them", 3: "do not turn", 2: f"{ratios[0]:.6g} times as long"}
+        words = {0: "unscaled", 3: "not rotated", 2: f"{ratios[0]:.6g} times as long"}
         text = words.get(int(kind[first]), f"{ratios[0]:.6g} to {ratios[1]:.6g} times as long")
         yield f"    {f'pairs {first}-{last}' if first < last else f'pair {first}'}: {text}"
 

@@ -17,7 +17,7 @@ from rope_cpu.validation.scalars import Float64
 
 @dataclass(frozen=True)
 class Layers:
-    """The rotation of one kind of layers. lengths: the rotary for each length at which it is another one."""
+    """The rotation of one kind of layers. lengths: the rotary embedding for each length at which it differs."""
 
     name: str
     section: Mapping[str, Any]
@@ -26,7 +26,7 @@ class Layers:
 
     @property
     def rope(self) -> RotaryEmbedding:
-        """The rotary, for the original length where there are several."""
+        """The rotary embedding, for the original length where there are several."""
         return next(iter(self.lengths.values()))
 
 
@@ -57,7 +57,7 @@ def rotations(config: ModelConfig, layer_type: str | None, interleaved: bool | N
 
 
 def _lengths(rope: RotaryEmbedding, values: Mapping[str, Any]) -> Iterator[tuple[str, RotaryEmbedding]]:
-    """Yield the rotary by the lengths to show: the original one, and a longer one where that is another rotation."""
+    """Yield the rotary embedding by length: the original one, and a longer one where that is another rotation."""
     rule = rope.spec.length_rule
     if rule is None:
         yield "", rope

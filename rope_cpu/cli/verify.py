@@ -39,7 +39,7 @@ LEGEND = (
 )
 _STYLE = {"ok": "green", "FAIL": "bold red", "not offered": "yellow"}
 _HEADER = "dtype", "pairing", "by", "max\nerror", "error /\ntolerance", "vs\nnumpy", "prefill", "decode", ""
-_OWN = {True: "interleaved pairs", False: "half-split pairs", None: "pairs that its type does not tell"}
+_OWN = {True: "interleaved pairs", False: "half-split pairs", None: "pairs of an unknown pairing"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""What a model's attention has besides the rotation: what is known of its type, and what its file says."""
+"""What a model's attention has besides the rotation, by its model type and its config."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Attention:
 
     @classmethod
     def of(cls, model_type: str | None, values: Mapping[str, Any]) -> Attention:
-        """Return that of a model type; values: its config under standard names."""
+        """Return the attention of a model type; values: its config under standard names."""
         scalar = values.get("query_pre_attn_scalar")
         scale = values.get("attention_multiplier", None if not scalar else scalar**-0.5)
         parameters = own_section(values)[1]
@@ -57,7 +57,7 @@ class Attention:
 
 
 def _qk_norm(model_type: str | None, values: Mapping[str, Any]) -> str | None:
-    """Return when q and k are normed; of some model types a key of the file says whether they are."""
+    """Return when q and k are normed; for some model types a key of the config decides."""
     key, default = FACTS["qk_norm_key"].get(model_type, ("", True))
     if not values.get(key, default):
         return None

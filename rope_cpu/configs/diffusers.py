@@ -23,12 +23,12 @@ def is_transformer(config: Config) -> bool:
 
 
 def parse(config: Config) -> ModelConfig:
-    """Return what a diffusers transformer's configuration says; pairs are interleaved, coordinates as follows.
+    """Return the config of a diffusers transformer, parsed; pairs are interleaved, coordinates as follows.
 
     - Flux and its kind (Chroma, Bria, LongCat-Image, Ovis-Image, Flux ControlNets): the three columns of `img_ids` and
       `txt_ids`; FLUX.2: the four.
     - Wan, VACE, Animate, SkyReels-V2, ChronoEdit, HunyuanVideo, HunyuanVideo-1.5: frame, row and column of the patch,
-      from 0; ChronoEdit has two frames at 0 and 7. FramePack: likewise, of the frames at hand; cos and sin of its
+      from 0; ChronoEdit has two frames at 0 and 7. FramePack: likewise, of the current frames; cos and sin of its
       history are averages over blocks, which is no rotation. HunyuanImage: row and column, in its refiner after the
       frame; text stays unrotated.
     - CogVideoX, ConsisID: frame, row and column on the grid of the training resolution, so rows and columns may be
@@ -82,7 +82,7 @@ def _cogvideox(config: Config, angle_dtype: str) -> RopeSpec:
 
 
 def _ltx(config: Config, angle_dtype: str) -> RopeSpec:
-    """Return frequencies π/2·theta^(k/(n-1)), dealt out in turn over the pairs of all heads, after unrotated ones."""
+    """Return frequencies π/2·theta^(k/(n-1)), axis by axis over the pairs of all heads, after unrotated ones."""
     head_dim, heads = _required(config, "attention_head_dim"), _required(config, "num_attention_heads")
     if head_dim % 2:
         raise ValueError(f"`attention_head_dim` is {head_dim}; it must be even")
@@ -108,7 +108,7 @@ def _ltx(config: Config, angle_dtype: str) -> RopeSpec:
 def _blocks(
     key: str, widths: Any, theta: float, config: Config, angle_dtype: str, counts: Collection[int] = (3,)
 ) -> RopeSpec:
-    """Return the rotation in which each axis turns a block of the head.
+    """Return the rotation in which each axis rotates a block of the head.
 
     key: where the widths come from. counts: how many of them there may be.
     """

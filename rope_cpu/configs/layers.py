@@ -1,4 +1,4 @@
-"""Which layers a question is about, and their section: layers of a model may differ in type and base, or not rotate."""
+"""From a layer type or a layer to its rope parameters: layers may differ in type and base, or not be rotated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNTS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
 
 class Layer(NamedTuple):
-    """One layer. type: None where the config does not say. base: 0 where it is not rotated, None: its section's."""
+    """One layer. type: None where the config names none. base: 0 where it is not rotated, None: that of its section."""
 
     type: str | None
     base: float | None
@@ -23,10 +23,10 @@ class Layer(NamedTuple):
 def pick(
     found: Mapping[str, Config | None], values: Config, facts: ModelFacts, layer_type: str | None, layer: int | None
 ) -> tuple[str | None, Config]:
-    """Return the section of the layers asked about, with their type where it plays a part.
+    """Return the rope parameters of a layer type or a layer, with the type where there are several.
 
     found: the sections by layer type. values: the config with its defaults. layer_type, layer: at most one is given;
-    neither asks about all layers that are rotated.
+    neither: all layers that are rotated.
     """
     every = each(values, facts, found)
     if layer is None:
@@ -50,15 +50,15 @@ def pick(
 
 
 def each(values: Config, facts: ModelFacts, found: Mapping[str, Config | None]) -> list[Layer]:
-    """Return every layer of a model; none where the config does not say how many there are."""
+    """Return every layer of a model; none where the config has no number of layers."""
     lists = [values[key] for key in ("layer_types", "no_rope_layers", "layer_rope_theta") if values.get(key)]
     interval = values.get("no_rope_layer_interval")
-    said = next((key for key in _COUNTS if key in values), None)
-    if not lists and interval is None and (said is None or type(values[said]) is not int):
-        return []  # layers are alike, and nobody counts them
-    if said is None and not lists:
+    count_key = next((key for key in _COUNTS if key in values), None)
+    if not lists and interval is None and (count_key is None or type(values[count_key]) is not int):
+        return []  # all layers are alike, and their number is not known
+    if count_key is None and not lists:
         raise ValueError(f"`{_COUNTS[0]}` is missing; `no_rope_layer_interval` {interval} says which of them to rotate")
-    count = len(lists[0]) if said is None else scalars.whole_number(said, values[said], 0)
+    count = len(lists[0]) if count_key is None else scalars.whole_number(count_key, values[count_key], 0)
     types = [*(values.get("layer_types") or ()), *[None] * count][:count]
     bases = _bases(values, count)
     forced = _dense(values, count) if values.get(str(facts.rotated_dense)) == 1 else [False] * count

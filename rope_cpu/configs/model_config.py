@@ -1,4 +1,4 @@
-"""What a config file says of its model, parsed once: `from_config`, the commands and the exports all read this."""
+"""`ModelConfig`: a config file, parsed once for `from_config`, the commands, the export and the benchmarks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ModelConfig:
 
     @property
     def heads(self) -> int | None:
-        """Number of query heads, None where neither the file nor its model type says how many."""
+        """Number of query heads, None where neither the file nor the defaults of its model type have it."""
         return self._number(HEADS_KEYS)
 
     @property
@@ -67,7 +67,7 @@ class ModelConfig:
         return Attention.of(self.model_type, self.values)
 
     def _number(self, keys: tuple[str, ...]) -> int | None:
-        """Return what the first of these keys says that is there."""
+        """Return the value of the first of these keys that is there."""
         return next((scalars.whole_number(key, self.values[key]) for key in keys if key in self.values), None)
 
 

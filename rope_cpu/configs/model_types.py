@@ -1,4 +1,4 @@
-"""What is known of model types: where their config files are silent, and which elements their code pairs."""
+"""What is known of model types: the defaults of their configs, and which elements their code pairs."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class ModelFacts:
         of the old one) holds where it is silent.
     ignored_with_alpha: keys that the model's code takes no notice of in a section with `alpha`.
     whole_head: the default rope type takes no notice of partial_rotary_factor.
-    head_dim_derived: `head_dim` follows from other keys whatever it says. head_dim_ratio: head_dim over hidden_size /
+    head_dim_derived: `head_dim` follows from other keys. head_dim_ratio: head_dim over hidden_size /
         num_attention_heads. layer_head_dim: layer type → (key, default) of a head_dim of its own.
-    mrope_section, mrope_interleaved: how pairs are shared out among axes where the section does not say.
-    direction: -1 where the code turns the other way. theta_ratio: a key whose value multiplies the base.
+    mrope_section, mrope_interleaved: how pairs are shared out among axes where the section has no such key.
+    direction: -1 where the code rotates the other way. theta_ratio: a key whose value multiplies the base.
     implied: key, value and the section that they stand for.
     unrotated: layer types that the model's code does not rotate, with the key whose null undoes it ("": none).
     rotated_dense: the key that is 1 where dense layers are rotated whatever their type.
     refuse: key → (values, or "*" for any, why): the model has no rotation that could be described.
-    null_theta: what a base of null says, where that is not the default base.
+    null_theta: why a base of null is refused, where it does not stand for the default base.
     part: the key of the language model's config inside this one, and its model type.
     """
 

@@ -13,7 +13,7 @@ from rope_cpu.configs.model_config import ModelConfig
 
 
 def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> ModelConfig:
-    """Return what a config says: the one given, or that of a file or of a folder's config.json.
+    """Return a config, parsed: that of a file, of a folder's config.json, or of a dict.
 
     Raises TypeError for anything else; ValueError where there is no such file, it holds no JSON object, or describes no
     rotation; OSError where it cannot be read.

@@ -1,4 +1,4 @@
-"""What a config says by layer type, whatever form it is in: its rope sections, and the width of a head."""
+"""Rope parameters by layer type, from the old and the new layout of config files, and the width of a head."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def by_layer_type(text: Config, facts: ModelFacts) -> dict[str, RopeParameters |
     if facts.layered:
         return _old_layered(key, given, own, text, facts)
     if not given and facts.rope_parameters:
-        # A length that the file says counts for the section as well.
+        # The length in the file holds for the section as well.
         given = {key: value for key, value in facts.rope_parameters.items() if key != _LENGTH or text.get(key) is None}
         if "" in facts.theta and text.get(facts.theta[""]) is not None:
             given["rope_theta"] = text[facts.theta[""]]
@@ -74,7 +74,7 @@ def _old_layered(
             section["rope_type"] = own.get("rope_type", own.get("type"))
         for name, keys in (("rope_theta", facts.theta), ("partial_rotary_factor", facts.partial)):
             value = _of_layer(text.get(keys.get(label, "")), label, text)
-            # What is said of these layers alone wins over what is said of the whole model.
+            # A value for these layers alone wins over one for the whole model.
             of_model = label not in own_sections and keys.get(label) != name
             if value is not None and (name not in own or of_model):
                 section[name] = value
@@ -127,7 +127,7 @@ def _renamed(section: Config, facts: ModelFacts) -> RopeParameters:
 
 
 def latent(values: Config) -> bool:
-    """Tell whether attention is latent (MLA); DeepSeek's first code can do without and is like Llama's then."""
+    """Return True if attention is latent (MLA); with `use_mla` false DeepSeek's first code is like Llama's."""
     return "qk_rope_head_dim" in values and bool(values.get("use_mla", True))
 
 
@@ -148,12 +148,12 @@ def head_dim(values: Config, facts: ModelFacts, label: str | None) -> int:
 
 
 def _layer_config(values: Config, label: str | None) -> Config:
-    """Return what `per_layer_config` says of the layers of a type (Gemma 4, in transformers 5)."""
+    """Return the entry of `per_layer_config` for a layer type (Gemma 4, in transformers 5)."""
     for index, name in enumerate(values.get("layer_types") or ()):
         if name == label:
             layers = values.get("per_layer_config") or {}
-            said = layers.get(str(index), layers.get(index)) or {}
-            if not isinstance(said, Mapping):
-                raise TypeError(f"`per_layer_config` says {said!r} of layer {index}; it must be an object")
-            return said
+            entry = layers.get(str(index), layers.get(index)) or {}
+            if not isinstance(entry, Mapping):
+                raise TypeError(f"`per_layer_config` holds {entry!r} for layer {index}; it must be an object")
+            return entry
     return {}

@@ -27,7 +27,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
 
 
 def parse(raw: Config) -> ModelConfig:
-    """Return what the config of a language model says.
+    """Return the config of a language model, parsed.
 
     Raises ValueError or TypeError where the model has no rotation, or its rope parameters are malformed.
     """
@@ -77,7 +77,7 @@ def with_defaults(text: Config, facts: ModelFacts | None) -> dict[str, Any]:
 
 
 def _named(text: Config, facts: ModelFacts) -> dict[str, Any]:
-    """Return what a config says, under standard names."""
+    """Return the keys of a config under standard names."""
     values = scaling.without_nulls(text)
     for name, own in facts.names.items():
         part, _, key = own.rpartition(".")
@@ -100,7 +100,7 @@ def _refuse(text: Config, values: Config, facts: ModelFacts) -> None:
 
 
 def _is_rotary(text: Config) -> bool:
-    """Return True if a file says that its model rotates, of a type whose models mostly do not."""
+    """Return True if a config of an unrotated model type asks for a rotation."""
     attention = text.get("attn_config")
     return (
         text.get("position_embedding_type") == "rotary"
@@ -116,7 +116,7 @@ def _rotation(
     values, facts = config.values, config.facts
     if facts.interleaved is None and interleaved is None:
         raise ValueError(
-            f"`model_type` is {values.get('model_type')!r}, whose pairing is not known; say `interleaved` (True for "
+            f"`model_type` is {values.get('model_type')!r}, whose pairing is not known; give `interleaved` (True for "
             "pairs (2i, 2i+1), False for (i, i+n))"
         )
     label, picked = layers.pick(config.rope_parameters, values, facts, layer_type, layer)
@@ -125,7 +125,7 @@ def _rotation(
     if latent(values) or (facts.whole_head and scaling.type_of(parameters) == "default"):
         parameters.pop("partial_rotary_factor", None)
     section = parameters.pop("mrope_section", facts.mrope_section)
-    in_turn = section is not None and _is_mrope_interleaved(parameters, facts)
+    by_turns = section is not None and _is_mrope_interleaved(parameters, facts)
     spec = scaling.scaled(
         width,
         rotary_dim=rotary_dim,
@@ -137,9 +137,9 @@ def _rotation(
     spec = backwards(spec) if facts.direction < 0 else spec
     if section is None:
         return spec
-    if in_turn and isinstance(section, list | tuple) and sum(section) < spec.pairs:
+    if by_turns and isinstance(section, list | tuple) and sum(section) < spec.pairs:
         section = (spec.pairs - sum(section[1:]), *section[1:])  # what is left over is the first axis'
-    return axes.spread_spec(spec, section, in_turn)
+    return axes.spread_spec(spec, section, by_turns)
 
 
 def _pairing(values: Config, facts: ModelFacts, interleaved: bool | None) -> bool:
@@ -151,7 +151,7 @@ def _pairing(values: Config, facts: ModelFacts, interleaved: bool | None) -> boo
 
 
 def _is_mrope_interleaved(parameters: dict[str, Any], facts: ModelFacts) -> bool:
-    """Take the keys out of rope parameters that say whether pairs go to the axes in turn (M-RoPE)."""
+    """Return True if axes take pairs by turns (M-RoPE), and remove the keys for that from the rope parameters."""
     names = [key for key in ("mrope_interleaved", "interleaved") if key in parameters]
     given = {scalars.boolean(key, parameters.pop(key)) for key in names}
     if facts.mrope_interleaved is not None:

@@ -31,7 +31,7 @@ def is_vision(config: Mapping[str, Any]) -> bool:
 
 
 def parse(config: Mapping[str, Any]) -> ModelConfig:
-    """Return what the configuration of a vision tower says.
+    """Return the config of a vision tower, parsed.
 
     config: of the tower itself (`config["vision_config"]`, see `tower`). Two language models are met here as well,
         because of their several axes: that of Ernie-4.5-VL, whose order of axes no key of a section describes, is
@@ -41,7 +41,7 @@ def parse(config: Mapping[str, Any]) -> ModelConfig:
     Llama-4 (the class token has id 0) and EfficientLoFTR (all heads as one vector); DINOv3, EoMT and Sapiens-2 take
     patch centres from -1 to 1.
 
-    Raises ValueError or TypeError where a key is missing or holds what it must not, or the model's form is no rotation.
+    Raises ValueError or TypeError where a key is missing or holds what it must not, or the model does not rotate pairs.
     Source: the modules of the same names in transformers 5.23.
     """
     name, values = model_type(config), without_nulls(config)
@@ -69,7 +69,7 @@ def tower(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_type(config: Mapping[str, Any]) -> str:
-    """Return the model type of a configuration; a vision part is told by the size of its patches."""
+    """Return the model type of a configuration; a vision part is recognised by its `patch_size`."""
     name = config.get("model_type")
     is_part = "patch_size" in config and "vision_config" not in config
     return _part_type(config, name) if is_part else str(name or "")
@@ -148,8 +148,8 @@ def _runs(order: tuple[int, ...], interleaved: bool) -> Builder:
     return build
 
 
-def _turns(order: tuple[int, ...], interleaved: bool) -> Builder:
-    """Deal the pairs out to the axes in turn, one frequency for every round."""
+def _every_nth(order: tuple[int, ...], interleaved: bool) -> Builder:
+    """Give each axis every n-th pair, n axes sharing a frequency."""
 
     def build(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
         each = axes.base_frequencies(theta, head_dim // len(order), angle_dtype)
@@ -171,7 +171,7 @@ def _alternate(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
     return axes.axis_after_axis([every[0::2], every[1::2]], head_dim=head_dim, angle_dtype=angle_dtype)
 
 
-def _whole_turns(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+def _in_revolutions(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
     """Give row and column a run of pairs each, and positions the unit of a revolution (DINOv3)."""
     each = 2 * np.pi * axes.base_frequencies(theta, head_dim // 2, angle_dtype)
     return axes.axis_after_axis([each, each], head_dim=head_dim, angle_dtype=angle_dtype)
@@ -181,7 +181,7 @@ _ERNIE = ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")
 
 
 def _ernie(config: Mapping[str, Any], angle_dtype: str) -> RopeSpec:
-    """Give time the slowest pairs, and deal the others out to row and column (the text model of Ernie-4.5-VL)."""
+    """Give time the slowest pairs, and row and column every second of the others (the text model of Ernie-4.5-VL)."""
     section = without_nulls(rope_parameters.own_section(config)[1])
     if type_of(section) != "default":
         raise ValueError(f"`rope_type` is {type_of(section)!r}; Ernie-4.5-VL takes only default")
@@ -197,7 +197,7 @@ def _ernie(config: Mapping[str, Any], angle_dtype: str) -> RopeSpec:
 
 
 def _spec(inv_freq: Float64, pair_axis: Any, head_dim: int, interleaved: bool, angle_dtype: str) -> RopeSpec:
-    """Describe the rotation in which pair j turns by inv_freq[j] with axis pair_axis[j]."""
+    """Return the rotation in which pair j rotates with axis pair_axis[j] at frequency inv_freq[j]."""
     return from_inv_freq(
         on_axes(inv_freq, pair_axis, int(pair_axis.max()) + 1),
         head_dim=head_dim,
@@ -230,13 +230,13 @@ TOWERS: dict[str, Tower] = {
     "llama4_vision_model": Tower(_runs((1, 0), interleaved=True), head_dim=_floored_head_dim),
     "sam3_vit_model": Tower(_runs((0, 1), interleaved=True)),
     **dict.fromkeys(("edgetam_video", "sam2_video", "sam3_tracker_video"), _MEMORY),
-    "kimi_k25_vision": Tower(_turns((1, 0), interleaved=False)),
+    "kimi_k25_vision": Tower(_every_nth((1, 0), interleaved=False)),
     "gemma4_vision": Tower(_blocks, rope_theta=100.0),
     "pixtral": Tower(_alternate),
-    **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2"), Tower(_whole_turns, rope_theta=100.0)),
+    **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2"), Tower(_in_revolutions, rope_theta=100.0)),
     # Before heads part: one vector of hidden_size, and four times the frequencies of a head.
     "efficientloftr": Tower(
-        _turns((0, 1), interleaved=True),
+        _every_nth((0, 1), interleaved=True),
         head_dim=lambda config: whole_number("hidden_size", _first(config, "hidden_size")),
         partial=4.0,
     ),

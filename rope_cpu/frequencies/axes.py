@@ -1,4 +1,4 @@
-"""Frequencies for positions of several coordinates: which pair turns with which axis (axial, M-RoPE)."""
+"""Frequencies for positions of several coordinates: which pair rotates with which axis (axial, M-RoPE)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.frequencies.scaling import said_once, scaled, section_of
+from rope_cpu.frequencies.scaling import resolve_argument, scaled, section_of
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, on_axes
 from rope_cpu.validation.scalars import Float64, boolean, one_of, real_number, whole_number, whole_numbers
 
@@ -24,7 +24,7 @@ def axial(
     axis_dims: Sequence[int] | None = None,
     span: str = "axis",
 ) -> RopeSpec:
-    """Describe a rotation whose axes turn pairs of their own; the arguments are `RotaryEmbedding.axial`'s."""
+    """Return a rotation whose axes rotate pairs of their own; the arguments are `RotaryEmbedding.axial`'s."""
     head_dim, axes = whole_number("head_dim", head_dim), whole_number("axes", axes)
     span = one_of("span", span, SPANS)
     widths = _axis_dims(head_dim, axes, axis_dims)
@@ -42,16 +42,16 @@ def mrope(
     interleaved: bool = False,
     scaling: Mapping[str, Any] | None = None,
 ) -> RopeSpec:
-    """Describe M-RoPE; the arguments are `RotaryEmbedding.mrope`'s."""
+    """Return M-RoPE; the arguments are `RotaryEmbedding.mrope`'s."""
     head_dim, theta = whole_number("head_dim", head_dim, 2), real_number("rope_theta", rope_theta)
-    shares, dealt = _section("mrope_section", mrope_section), boolean("mrope_interleaved", mrope_interleaved)
+    shares, interleave = _section("mrope_section", mrope_section), boolean("mrope_interleaved", mrope_interleaved)
     section = section_of(scaling)
-    said_once("mrope_section", shares, section.pop("mrope_section", None), _section)
-    said_once("mrope_interleaved", dealt, section.pop("mrope_interleaved", None), boolean)
+    resolve_argument("mrope_section", shares, section.pop("mrope_section", None), _section)
+    resolve_argument("mrope_interleaved", interleave, section.pop("mrope_interleaved", None), boolean)
     if 2 * sum(shares) > head_dim:
         raise ValueError(f"`mrope_section` is {shares}, {sum(shares)} pairs; head_dim {head_dim} has {head_dim // 2}")
     text = scaled(head_dim, rope_theta=theta, rotary_dim=2 * sum(shares), interleaved=interleaved, scaling=section)
-    return spread_spec(text, shares, dealt)
+    return spread_spec(text, shares, interleave)
 
 
 def spread_spec(spec: RopeSpec, mrope_section: Sequence[int], mrope_interleaved: bool) -> RopeSpec:
@@ -80,10 +80,10 @@ def mrope_pair_axis(pairs: int, mrope_section: Sequence[int], mrope_interleaved:
         raise ValueError(f"`mrope_section` is {list(section)}, which adds up to {sum(section)}, not to {pairs} pairs")
     if not boolean("mrope_interleaved", mrope_interleaved):
         return tuple(np.repeat(np.arange(axes), section).tolist())
-    turn = np.arange(pairs) % axes
-    pair_axis = np.where(np.arange(pairs) < axes * np.array(section)[turn], turn, 0)
+    axis = np.arange(pairs) % axes
+    pair_axis = np.where(np.arange(pairs) < axes * np.array(section)[axis], axis, 0)
     if tuple(np.bincount(pair_axis, minlength=axes)) != section:
-        raise ValueError(f"`mrope_section` is {list(section)}, which cannot be dealt out in turn (interleaved)")
+        raise ValueError(f"`mrope_section` is {list(section)}, whose axes cannot take pairs by turns (interleaved)")
     return tuple(pair_axis.tolist())
 
 
@@ -100,7 +100,7 @@ def base_frequencies(rope_theta: float, width: int, angle_dtype: str = "float64"
 
 
 def axis_after_axis(rows: Sequence[Float64], **described: Any) -> RopeSpec:
-    """Describe a rotation in which axis a owns the next len(rows[a]) pairs, with these frequencies.
+    """Return a rotation in which axis a owns the next len(rows[a]) pairs, with these frequencies.
 
     described: the further arguments of `from_inv_freq`.
     """
@@ -113,7 +113,7 @@ def _axis_dims(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> tup
     if axis_dims is None:
         if head_dim % (2 * axes):
             raise ValueError(
-                f"`head_dim` is {head_dim}, which {axes} axes cannot share equally in pairs; say how in `axis_dims`"
+                f"`head_dim` is {head_dim}, which {axes} axes cannot share equally in pairs; give `axis_dims`"
             )
         return (head_dim // axes,) * axes
     widths = whole_numbers("axis_dims", axis_dims, 2)

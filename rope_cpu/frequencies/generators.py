@@ -1,4 +1,4 @@
-"""The general solution: any commuting antisymmetric generators, brought to the form every other rotary has."""
+"""Commuting antisymmetric generators → frequencies and an orthogonal basis: the most general rotation there is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DRAWS = 6
 
 
 def solve(generators: ArrayLike) -> tuple[RopeSpec, Float64]:
-    """Return the spec and the basis Q of commuting generators; `RotaryEmbedding.from_generators` says which."""
+    """Return the spec and the basis Q of commuting generators, see `RotaryEmbedding.from_generators`."""
     matrices, eps = _matrices(generators)
     _refuse_asymmetry(matrices, eps)
     _refuse_noncommuting(matrices, eps)
@@ -37,7 +37,7 @@ def _matrices(generators: ArrayLike) -> tuple[Float64, float]:
     for axis, matrix in enumerate(matrices):
         if not np.isfinite(matrix).all():
             raise ValueError(f"`generators`[{axis}] holds {matrix[~np.isfinite(matrix)][0]}; it must be finite")
-        if np.abs(matrix).max() > LARGEST_FREQUENCY:  # no entry is larger than the fastest turn
+        if np.abs(matrix).max() > LARGEST_FREQUENCY:  # no entry is larger than the fastest frequency
             raise ValueError(f"`generators`[{axis}] reaches {np.abs(matrix).max()}, which is beyond ±2^40")
     # Rounding of the entries as they were given, and of sums of head_dim products of them.
     eps = float(np.finfo(given.dtype if given.dtype.kind == "f" else np.float64).eps)
@@ -80,8 +80,7 @@ def _planes(matrices: Float64, eps: float) -> tuple[Float64, Float64]:
             "of their norm; they commute too inexactly"
         )
     basis, pairs = draws[best], len(matrices[0]) // 2
-    turned = matrices @ basis[:, :pairs]
-    inv_freq = np.einsum("di,adi->ai", basis[:, pairs : 2 * pairs], turned)
+    inv_freq = np.einsum("di,adi->ai", basis[:, pairs : 2 * pairs], matrices @ basis[:, :pairs])
     return basis, inv_freq
 
 
@@ -90,13 +89,13 @@ def _weights(random: np.random.Generator, axes: int) -> list[Float64]:
 
 
 def _planes_of(combined: Float64, eps: float) -> Float64:
-    """Return the basis of the planes that one antisymmetric matrix turns, and of pairs of directions that it leaves."""
+    """Return a basis: the planes that one antisymmetric matrix rotates, and the directions that it leaves."""
     size = len(combined)
-    # B v = -iλ v with v = (x + iy)/√2 says B x = λ y and B y = -λ x: the plane (x, y) turns by λ.
+    # B v = -iλ v with v = (x + iy)/√2 means B x = λ y and B y = -λ x: the plane (x, y) rotates by λ.
     values, vectors = np.linalg.eigh(1j * combined)
-    turning = values > eps * max(np.abs(values).max(), np.finfo(float).tiny)
-    planes = _phased(vectors[:, turning])
-    # Where frequencies are tiny, v and its conjugate are told apart badly: the nearest orthonormal set mends it.
+    rotating = values > eps * max(np.abs(values).max(), np.finfo(float).tiny)
+    planes = _phased(vectors[:, rotating])
+    # Where frequencies are tiny, v is mixed with its conjugate: the nearest orthonormal set mends it.
     frame = _nearest_orthonormal(np.sqrt(2) * np.concatenate([planes.real, planes.imag], axis=1))
     rest = np.linalg.svd(frame, full_matrices=True)[0][:, frame.shape[1] :] if frame.shape[1] else np.eye(size)
     count, spare = planes.shape[1], rest.shape[1] // 2
@@ -104,14 +103,14 @@ def _planes_of(combined: Float64, eps: float) -> Float64:
 
 
 def _phased(vectors: NDArray[np.complex128]) -> NDArray[np.complex128]:
-    """Turn each vector so that its largest element is real and positive: generators in block form keep their basis."""
+    """Make the largest element of each vector positive, so that block-diagonal generators keep their basis."""
     if vectors.shape[1] == 0:
         return vectors
     # Ties between elements of one size are broken towards the first, whatever the rounding.
     largest = np.argmax(np.round(np.abs(vectors), 9), axis=0)
     element = vectors[largest, np.arange(vectors.shape[1])]
-    turned: NDArray[np.complex128] = vectors * (element.conj() / np.abs(element))
-    return turned
+    phased: NDArray[np.complex128] = vectors * (element.conj() / np.abs(element))
+    return phased
 
 
 def _nearest_orthonormal(columns: Float64) -> Float64:

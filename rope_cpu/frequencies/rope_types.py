@@ -68,7 +68,7 @@ def dynamic(
 ) -> Result:
     """NTK-aware change of base: b′ = b·(sL/L₀ − (s−1))^(d/(d−2)), L = max(length, L₀); with alpha: b′ = b·α^(d/(d−2)).
 
-    The alpha form (HunYuan) is static. In the other one the frequencies belong to a length; transformers takes it from
+    With alpha (HunYuan) the frequencies are static. Without, they belong to a length; transformers takes it from
     the longest sequence of the batch, and what it computes depends on the calls before.
 
     Source: bloc97 and emozilla (2023), "NTK-aware scaled RoPE"; Peng et al., arXiv:2309.00071, section 3.3.
@@ -78,7 +78,7 @@ def dynamic(
         return 1 / base.wavelengths(base.rope_theta * alpha**exponent), 1.0
     if factor is None or max_position_embeddings is None:
         name = "factor" if factor is None else "max_position_embeddings"
-        raise ValueError(f"rope_type 'dynamic' needs `{name}` (or `alpha` for its static form)")
+        raise ValueError(f"rope_type 'dynamic' needs `{name}` (or `alpha`, for static frequencies)")
     if base.length is None or base.length <= max_position_embeddings:
         return 1 / base.wavelengths(), 1.0
     real = base.real
@@ -112,7 +112,7 @@ def yarn(
     attention_factor: float | None = None,
     truncate: bool = True,
 ) -> Result:
-    """YaRN: ω′ = (ω/s)·γ + ω·(1−γ), γ ramps from 0 to 1 between the pairs that turn beta_fast and beta_slow times.
+    """YaRN: ω′ = (ω/s)·γ + ω·(1−γ), γ ramps from 0 to 1 between pairs of beta_fast and beta_slow revolutions.
 
     A is attention_factor, else m(mscale) / m(mscale_all_dim) where both are given, else m(1), m(μ) = 0.1·μ·ln s + 1.
     s is factor, or max_position_embeddings / original_max_position_embeddings. beta_fast is 32 and beta_slow 1 unless
@@ -126,12 +126,12 @@ def yarn(
         )
     scale = _ratio(factor, max_position_embeddings, original_max_position_embeddings)
 
-    def turns(count: float) -> float:
-        """Return which pair, as a real number, turns `count` times over the original length."""
-        ratio = original_max_position_embeddings / (count * 2 * math.pi)
+    def pair_of(revolutions: float) -> float:
+        """Return which pair, as a real number, makes so many revolutions over the original length."""
+        ratio = original_max_position_embeddings / (revolutions * 2 * math.pi)
         return base.rotary_dim * math.log(ratio) / (2 * math.log(base.rope_theta))
 
-    low, high = turns(beta_fast or 32.0), turns(beta_slow or 1.0)
+    low, high = pair_of(beta_fast or 32.0), pair_of(beta_slow or 1.0)
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, base.rotary_dim - 1)
@@ -208,19 +208,19 @@ def llama3(
 
 
 def proportional(base: Base, *, factor: float = 1.0, partial_rotary_factor: float = 1.0) -> Result:
-    """Gemma 4: of the D/2 pairs of a whole head, the first k turn by b^(−2i/D)/s, the others stand still. A = 1.
+    """Gemma 4: of the D/2 pairs of a whole head, the first k have ω = b^(−2i/D)/s, the others 0. A = 1.
 
     k = int(partial_rotary_factor·D // 2). The pairing spans the head: this is not partial rotary.
 
     Source: `_compute_proportional_rope_parameters` in transformers' modeling_rope_utils.
     """
     inv_freq = 1 / base.wavelengths()
-    inv_freq[_turning(base, partial_rotary_factor) :] = 0
+    inv_freq[_rotated_pairs(base, partial_rotary_factor) :] = 0
     return inv_freq / base.real(factor), 1.0
 
 
-def _turning(base: Base, partial_rotary_factor: float) -> int:
-    """Return how many pairs of a head turn where the others stand still."""
+def _rotated_pairs(base: Base, partial_rotary_factor: float) -> int:
+    """Return how many pairs of a whole head have a frequency other than 0."""
     return int(partial_rotary_factor * base.head_dim // 2)
 
 
@@ -266,7 +266,7 @@ class RopeType:
     """A row of the table: the function, whether its result depends on the sequence length, and what it pairs.
 
     same_as: from a length and the original one, the length that stands for all of the same result.
-    pairs_whole_head: partial_rotary_factor is the share of a whole head's pairs that turn, not that of a narrower part.
+    pairs_whole_head: partial_rotary_factor is the share of a whole head's pairs that rotate, not of a narrower part.
     """
 
     compute: Callable[..., Result]
@@ -274,10 +274,10 @@ class RopeType:
     same_as: Callable[[int, int], int] = lambda length, original: length
     pairs_whole_head: bool = False
 
-    def turning(self, base: Base, section: Mapping[str, Any]) -> int:
-        """Return how many pairs turn; the others stand still."""
+    def rotated_pairs(self, base: Base, section: Mapping[str, Any]) -> int:
+        """Return how many pairs have a frequency other than 0."""
         if self.pairs_whole_head:
-            return _turning(base, section.get("partial_rotary_factor", 1.0))
+            return _rotated_pairs(base, section.get("partial_rotary_factor", 1.0))
         return (base.rotary_dim + 1) // 2
 
     @cached_property

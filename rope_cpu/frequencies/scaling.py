@@ -1,4 +1,4 @@
-"""The section that scales frequencies, as config files and `scaling=` hold it: checked, and made into a spec."""
+"""A scaling section, as config files and `scaling=` hold it, checked and made into a spec."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DEFAULT_THETA = 10000.0
 # Keys of a section that every rope type may hold.
 COMMON_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
-# Keys that published sections hold whatever their type, and that say nothing about frequencies.
+# Keys that published sections hold whatever their type, and that do not change frequencies.
 INERT_KEYS = {
     "original_max_position_embeddings": "the length before scaling, where a type has no use for it",
     "max_position_embeddings": "a copy of the config's own key",
     "llama_4_scaling_beta": "scales queries by their position (Ministral 3), after the rotation",
-    "finetuned": "says how the model was trained",
+    "finetuned": "how the model was trained",
 }
 
 # Keys that mean several axes: they describe another rotation than the one-dimensional one built here.
@@ -42,7 +42,7 @@ def _numbers(name: str, value: object) -> None:
 
 _not_negative = partial(scalars.real_number, zero=True)
 
-# What the value of a key is, in sections of whatever type; a number above 0 where nothing is said.
+# The check of each key's value, in sections of any type; other keys are numbers above 0.
 CHECKS: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(("rope_type", "type"), lambda name, value: None),  # looked up in the table of types
     **dict.fromkeys(("original_max_position_embeddings", "max_position_embeddings"), scalars.whole_number),
@@ -65,15 +65,15 @@ class Scaled:
     @property
     def original_length(self) -> int:
         """The length that the type starts from; types without one do not depend on the length."""
-        said = dict(self.parameters)
-        return int(said.get("original_max_position_embeddings") or said["max_position_embeddings"])
+        given = dict(self.parameters)
+        return int(given.get("original_max_position_embeddings") or given["max_position_embeddings"])
 
     def at_length(self, length: int) -> tuple[Float64, float]:
         """Return inv_freq (pairs,) and the attention factor for `length` tokens."""
         try:
-            return _kept(self, ROPE_TYPES[self.rope_type].same_as(length, self.original_length))
+            return _cached_frequencies(self, ROPE_TYPES[self.rope_type].same_as(length, self.original_length))
         except (OverflowError, ValueError):
-            return self.computed(length)  # which says what is wrong, of this length
+            return self.computed(length)  # whose error names this length
 
     def computed(self, length: int | None) -> tuple[Float64, float]:
         """Return what `at_length` does; None: for the original length."""
@@ -83,24 +83,24 @@ class Scaled:
                 inv_freq, factor = row.compute(replace(self.base, length=length), **parameters)
         except OverflowError:
             raise self._unusable(length, "values overflow") from None
-        turning = inv_freq[: row.turning(self.base, parameters)]
-        for extreme in (turning.min(), turning.max()):
+        rotated = inv_freq[: row.rotated_pairs(self.base, parameters)]
+        for extreme in (rotated.min(), rotated.max()):
             if not 0 < extreme <= specs.LARGEST_FREQUENCY:
                 raise self._unusable(length, f"a frequency comes to {float(extreme)}")
         return inv_freq.astype(np.float64), float(factor)
 
     def _unusable(self, length: int | None, what: str) -> ValueError:
-        """Return the error that says what came of the numbers given."""
+        """Return the error that names the numbers given, and what they lead to."""
         numbers = {"rope_theta": self.base.rope_theta, **dict(self.parameters), "seq_len": length}
-        said = ", ".join(f"`{key}` {value!r}" for key, value in numbers.items() if isinstance(value, int | float))
+        given = ", ".join(f"`{key}` {value!r}" for key, value in numbers.items() if isinstance(value, int | float))
         return ValueError(
-            f"{said}: {what} in {self.base.angle_dtype}; frequencies must be finite, above 0 and at most 2^40"
+            f"{given}: {what} in {self.base.angle_dtype}; frequencies must be finite, above 0 and at most 2^40"
         )
 
 
 @lru_cache(maxsize=256)
-def _kept(rule: Scaled, length: int) -> tuple[Float64, float]:
-    """Compute what a server asks for at every step, for each of its sequences, where it is not known."""
+def _cached_frequencies(rule: Scaled, length: int) -> tuple[Float64, float]:
+    """Compute frequencies for a length: a server needs the same ones at every step, for each of its sequences."""
     inv_freq, factor = rule.computed(length)
     inv_freq.setflags(write=False)
     return inv_freq, factor
@@ -122,12 +122,12 @@ def scaled(
     section = section_of(scaling)
     rope_type = type_of(section)
     _check_values(rope_type, section)
-    theta = said_once("rope_theta", rope_theta, section.get("rope_theta"), scalars.real_number)
-    length_said = section.get("max_position_embeddings")
-    length = said_once("max_position_embeddings", max_position_embeddings, length_said, scalars.whole_number)
+    theta = resolve_argument("rope_theta", rope_theta, section.get("rope_theta"), scalars.real_number)
+    in_section = section.get("max_position_embeddings")
+    length = resolve_argument("max_position_embeddings", max_position_embeddings, in_section, scalars.whole_number)
     width = _rotated(head_dim, rotary_dim, rope_type, section)
     base = Base(DEFAULT_THETA if theta is None else theta, width, head_dim, angle_dtype)
-    if ROPE_TYPES[rope_type].turning(base, section) == 0:
+    if ROPE_TYPES[rope_type].rotated_pairs(base, section) == 0:
         share = section["partial_rotary_factor"]
         raise ValueError(f"`partial_rotary_factor` is {share}; of head_dim {head_dim} it rotates nothing")
     parameters = _parameters(rope_type, section, length)
@@ -152,23 +152,23 @@ def spec_of(rule: Scaled, *, head_dim: int, interleaved: bool) -> RopeSpec:
 
 
 def section_of(scaling: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what a scaling section says, without its empty keys; raise unless it is a dict or None."""
+    """Return a scaling section without its nulls; raise unless it is a dict or None."""
     if scaling is not None and not isinstance(scaling, Mapping):
         raise TypeError(f"`scaling` is {scaling!r}; it must be None or a dict in Hugging Face form")
     return without_nulls(scaling or {})
 
 
 def without_nulls(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section, or a config, without its nulls, which say nothing."""
+    """Return a section, or a config, without its nulls: they stand for keys that are not there."""
     return {key: value for key, value in section.items() if value is not None}
 
 
-def said_once(name: str, argument: Any, in_section: Any, check: Callable[[str, Any], Any]) -> Any:
-    """Return the checked value that was said, None where it was not; raise where it was said twice and differently."""
-    said, here = (None if value is None else check(name, value) for value in (argument, in_section))
-    if None not in (said, here) and said != here:
-        raise ValueError(f"`{name}` is {argument!r}, but `scaling` says {in_section!r}; say it once")
-    return here if said is None else said
+def resolve_argument(name: str, argument: Any, in_section: Any, check: Callable[[str, Any], Any]) -> Any:
+    """Return the value of an argument that the section may give as well, checked; raise where the two differ."""
+    given, other = (None if value is None else check(name, value) for value in (argument, in_section))
+    if None not in (given, other) and given != other:
+        raise ValueError(f"`{name}` is {argument!r}, but `scaling` has {in_section!r}; give it once")
+    return other if given is None else given
 
 
 def type_of(section: Mapping[str, Any]) -> str:
@@ -193,7 +193,7 @@ def _check_values(rope_type: str, section: Mapping[str, Any]) -> None:
     for key, value in section.items():
         if key in AXES_KEYS:
             raise ValueError(f"`{key}` in the scaling section describes several axes; use RotaryEmbedding.mrope")
-        # Published sections without scaling say a factor of 1, which changes nothing.
+        # Published sections without scaling may hold a factor of 1, which changes nothing.
         unscaled = (rope_type, key) == ("default", "factor") and scalars.real_number(key, value) == 1
         if not unscaled and key not in known and key not in COMMON_KEYS and key not in INERT_KEYS:
             raise ValueError(f"`{key}` is not a key of rope type {rope_type!r}; known are {_listed(known)}")
@@ -203,10 +203,10 @@ def _check_values(rope_type: str, section: Mapping[str, Any]) -> None:
 def _parameters(rope_type: str, section: Mapping[str, Any], length: int | None) -> dict[str, Any]:
     """Return the values that the type's function takes; raise for missing keys."""
     known = ROPE_TYPES[rope_type].parameters
-    # The original length, where the section does not say it, is the one that the config says.
+    # The original length, where the section has none, is that of the config.
     lengths = {"max_position_embeddings": length, "original_max_position_embeddings": length}
-    said = {**{key: value for key, value in lengths.items() if value is not None}, **section}
-    values = {key: said[key] for key in known if key in said}
+    given = without_nulls(lengths) | dict(section)
+    values = {key: given[key] for key in known if key in given}
     for key, required in known.items():
         if required and key not in values:
             raise ValueError(f"`{key}` is missing; rope type {rope_type!r} needs it")
@@ -229,7 +229,7 @@ def _rotated(head_dim: int, rotary_dim: int | None, rope_type: str, section: Map
     if rotary_dim is None:
         if width == head_dim and width % 2:
             raise ValueError(f"`rotary_dim` is {width}, that of the whole head; it must be even")
-        return width  # a smaller odd width has its exponents over itself, and one more element turns with it
+        return width  # frequencies of an odd share are computed for the share itself, and one more element is rotated
     rotary_dim = scalars.whole_number("rotary_dim", rotary_dim, 2)
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(f"`rotary_dim` is {rotary_dim}; it must be even and at most head_dim {head_dim}")

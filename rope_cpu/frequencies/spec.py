@@ -48,7 +48,7 @@ class LengthRule(Protocol):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RopeSpec:
-    """One rotation: which elements pair, and by what angle per position each pair turns.
+    """One rotation: which elements pair, and by what angle per unit of position each pair rotates.
 
     Its arrays are read-only copies of those given. It fits itself: kernels rely on that, also after `replace`.
 
@@ -138,8 +138,8 @@ class RopeSpec:
 
         lengths: tokens, at least 1, which `RotaryEmbedding.at_length` checks.
 
-        Raises ValueError where frequencies for a length are no finite numbers above 0, or turn too fast, and where its
-        attention factor is none.
+        Raises ValueError where frequencies for a length are not finite, not above 0 or too large, and where its
+        attention factor is out of range.
         """
         if self.length_rule is None:
             return self
@@ -194,7 +194,7 @@ def from_inv_freq(
         inv_freq=frequencies[None],
         attention_factor=np.array([checked_factor(attention_factor)]),
         head_dim=rotary_dim if head_dim is None else head_dim,
-        # Adjacent pairs never cross a boundary between even blocks, so blocks say nothing about them.
+        # Adjacent pairs never cross a boundary between even blocks, so blocks make no difference to them.
         blocks=(rotary_dim,) if interleaved else widths,
         interleaved=interleaved,
         **described,
@@ -220,7 +220,7 @@ def backwards(spec: RopeSpec) -> RopeSpec:
 
 
 def _frequencies(inv_freq: ArrayLike) -> Float64:
-    """Return frequencies as (axes, heads, pairs); a spec sees whether pairs can be turned by them."""
+    """Return frequencies as (axes, heads, pairs); their values are checked by the spec."""
     frequencies = real_array("inv_freq", inv_freq)
     if not 1 <= frequencies.ndim <= 3 or 0 in frequencies.shape:
         raise ValueError(
@@ -232,7 +232,7 @@ def _frequencies(inv_freq: ArrayLike) -> Float64:
 
 
 def _checked_frequencies(inv_freq: ArrayLike) -> Float64:
-    """Return the frequencies of a spec; raise unless pairs can be turned by them."""
+    """Return the frequencies of a spec; raise unless they are finite and within bounds."""
     frequencies = real_array("inv_freq", inv_freq).astype(np.float64)
     if frequencies.ndim != 4 or 0 in frequencies.shape:
         shape = frequencies.shape
@@ -267,7 +267,7 @@ def _factors(attention_factor: ArrayLike, rows: int) -> Float64:
         raise ValueError(f"`attention_factor` has shape {factors.shape}; it must be ({rows},), as inv_freq")
     wrong = ~((factors >= 1 / LARGEST_FACTOR) & (factors <= LARGEST_FACTOR))
     if wrong.any():
-        checked_factor(factors[wrong][0].item())  # which says why
+        checked_factor(factors[wrong][0].item())  # raises
     return factors
 
 

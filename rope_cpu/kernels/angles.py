@@ -35,27 +35,27 @@ def fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 @compile.inner
-def _add_axis(turns, rest, position, high, low):
-    """Add position · (high + low) to turns + rest, less whole revolutions; all but position are over pairs.
+def _add_axis(revolutions, rest, position, high, low):
+    """Add position · (high + low) to revolutions + rest, less whole revolutions; all but position are over pairs.
 
     What rounding the sum loses goes to the rest (D. E. Knuth, The Art of Computer Programming 2, 4.2.2, theorem B).
     """
-    for i in range(turns.size):
+    for i in range(revolutions.size):
         product = position * high[i]
         lost = fma(position, low[i], fma(position, high[i], -product))
         part = product - np.rint(product)
-        total = turns[i] + part
-        shadow = total - turns[i]
-        rest[i] += (turns[i] - (total - shadow)) + (part - shadow) + lost
-        turns[i] = total - np.rint(total)
+        total = revolutions[i] + part
+        shadow = total - revolutions[i]
+        rest[i] += (revolutions[i] - (total - shadow)) + (part - shadow) + lost
+        revolutions[i] = total - np.rint(total)
 
 
 @compile.inner
-def _finish(turns, rest, factor, sign, cos, sin):
-    """Write factor · cos and sign · factor · sin of turns + rest revolutions, to 1.3 units of 2^-53 and a rounding."""
-    for i in range(turns.size):
-        total = turns[i] + rest[i]
-        tail = (turns[i] - total) + rest[i]
+def _finish(revolutions, rest, factor, sign, cos, sin):
+    """Write factor · cos and sign · factor · sin of revolutions + rest, to 1.3 units of 2^-53 and a rounding."""
+    for i in range(revolutions.size):
+        total = revolutions[i] + rest[i]
+        tail = (revolutions[i] - total) + rest[i]
         quarters = np.rint(4.0 * total)
         r = fma(quarters, -0.25, total)
         z = r * _TWO_PI
@@ -68,7 +68,7 @@ def _finish(turns, rest, factor, sign, cos, sin):
         odd, left, below = quadrant & 1 == 1, (quadrant == 1) | (quadrant == 2), quadrant >= 2
         cosine, sine = (s, c) if odd else (c, s)
         cos[i] = factor * (-cosine if left else cosine)
-        sin[i] = sign * factor * (-sine if below else sine) + 0.0  # a sine of 0 is +0, whichever way it is turned
+        sin[i] = sign * factor * (-sine if below else sine) + 0.0  # a sine of 0 is +0, whatever its sign
 
 
 @compile.inner
@@ -77,16 +77,16 @@ def _rows(positions, frequencies, factor, sign, cos, sin, part, parts):
     batch, tokens, heads, pairs = cos.shape
     start, stop = batch * tokens * part // parts, batch * tokens * (part + 1) // parts
     scratch = np.empty((2, pairs))
-    turns, rest = scratch[0], scratch[1]
+    revolutions, rest = scratch[0], scratch[1]
     for n in range(batch):
         for t in range(max(start - n * tokens, 0), min(stop - n * tokens, tokens)):
             for head in range(heads):
-                turns[:] = 0.0
+                revolutions[:] = 0.0
                 rest[:] = 0.0
                 for axis in range(positions.shape[2]):
                     high, low = frequencies[0, axis, head], frequencies[1, axis, head]
-                    _add_axis(turns, rest, positions[n, t, axis], high, low)
-                _finish(turns, rest, factor, sign, cos[n, t, head], sin[n, t, head])
+                    _add_axis(revolutions, rest, positions[n, t, axis], high, low)
+                _finish(revolutions, rest, factor, sign, cos[n, t, head], sin[n, t, head])
 
 
 def _in_parallel(positions, frequencies, factor, sign, cos, sin, parts):

@@ -22,7 +22,7 @@ def inner(function: Callable[..., Any], of: str = "", parallel: bool = False) ->
     """Return a function that kernels call, without the wrappers that Python needs: they take as long to compile.
 
     of: what there is another such function of, by name, for each pairing. LLVM knows functions by qualified name, types
-    and a number that each process counts anew: of kernels that several processes have compiled, one would call the
+    and a number that each process counts from 0: of kernels that several processes have compiled, one would call the
     functions of another.
     parallel: it has a prange, and nothing else: Numba counts references to the arrays of such a function, which serial
     calls of one token would pay 0.1 µs for.
@@ -35,7 +35,7 @@ def inner(function: Callable[..., Any], of: str = "", parallel: bool = False) ->
 def compiled(function: Callable[..., Any], name: str, signature: tuple[Any, ...], **functions: Any) -> Any:
     """Compile a kernel under a name of its own, or load it from the cache; functions: the globals that it calls.
 
-    Numba's cache tells kernels apart by qualified name, signature and bytecode, and keeps no closures over compiled
+    Numba's cache distinguishes kernels by qualified name, signature and bytecode, and keeps no closures over compiled
     functions: so each kernel is a copy of a plain function, with a name of its own and what differs as its globals.
 
     Raises RuntimeError where NUMBA_DISABLE_JIT is set.

@@ -15,7 +15,7 @@ from rope_cpu.validation.scalars import whole_number
 
 VARIABLE = "ROPE_CPU_NUM_THREADS"
 
-MOST: int = config.NUMBA_NUM_THREADS  # the cores this process may use, or what the variable of that name says
+MOST: int = config.NUMBA_NUM_THREADS  # the cores this process may use, or the variable of that name
 
 _limit = MOST
 _serial = False  # where a parallel launch would end the process, or hang
@@ -52,7 +52,7 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
-    """Let kernels be serial in a child where the threads of its parent's layer cannot be started anew."""
+    """Let kernels be serial in a child where the threads of its parent's layer cannot be started again."""
     global _serial
     _serial = _serial or _layer() == "omp" or (_layer() == "tbb" and not _forked_alone)
 
@@ -73,7 +73,7 @@ def set_num_threads(n: int) -> None:
     """Let rotations use at most `n` threads, in all Python threads of this process; 1 means serial.
 
     Raises TypeError or ValueError where `n` is no integer from 1 to the number of cores that this process may use, or
-    to what the variable NUMBA_NUM_THREADS says instead.
+    to the variable NUMBA_NUM_THREADS where it is set.
     """
     global _limit
     _limit = allowed("n", n)

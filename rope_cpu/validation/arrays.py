@@ -1,4 +1,4 @@
-"""Every check of an array argument and its error text: the argument, its value, the rule."""
+"""Checks of array arguments, each with its error text: the argument, its value, the rule."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def dtype(value: Any) -> np.dtype[Any]:
     raise TypeError(f"`dtype` is {value!r}; it must be {', '.join(FORMAT_OF.values())}")
 
 
-def array(name: str, x: object, form: str) -> Array:
+def array(name: str, x: object, layout: str) -> Array:
     """Return `x` if it is an array that can be rotated in this layout; raise otherwise."""
     if type(x) is not np.ndarray:
         if not isinstance(x, np.ndarray):
@@ -52,31 +52,31 @@ def array(name: str, x: object, form: str) -> Array:
         unmasked(name, x)
     if x.dtype not in FORMAT_OF:
         raise TypeError(f"`{name}` has dtype {x.dtype}; it must be {', '.join(FORMAT_OF.values())} (native byte order)")
-    if x.ndim != len(form):
-        names = ", ".join(_AXIS_NAMES[letter] for letter in form)
-        raise ValueError(f"`{name}` has shape {x.shape}; layout {form} means ({names})")
+    if x.ndim != len(layout):
+        names = ", ".join(_AXIS_NAMES[letter] for letter in layout)
+        raise ValueError(f"`{name}` has shape {x.shape}; layout {layout} means ({names})")
     return x
 
 
 def rotated(
-    xs: Mapping[str, object], form: str, head_dim: int, table: tuple[int, ...], tokens_by: str, rows_by: str
+    xs: Mapping[str, object], layout: str, head_dim: int, table: tuple[int, ...], tokens_by: str, rows_by: str
 ) -> None:
     """Raise unless every array fits head_dim and the (batch or 1, seq, frequency heads, pairs) of cos and sin.
 
     tokens_by, rows_by: what these have a row for by token, and by batch row.
     """
-    batch_axis, token, head = AXES[form]
+    batch_axis, token, head = AXES[layout]
     seen: dict[str, Array] = {}
     for name, given in xs.items():
-        x = array(name, given, form)
+        x = array(name, given, layout)
         if x.shape[-1] != head_dim:
-            raise ValueError(f"`{name}` has head_dim {x.shape[-1]}, but this rotary is for head_dim {head_dim}")
+            raise ValueError(f"`{name}` has head_dim {x.shape[-1]}, but this rotary embedding has head_dim {head_dim}")
         if x.shape[token] != table[1]:
             there = f"`{next(iter(seen))}` has" if seen else tokens_by
-            raise ValueError(f"`{name}` has {x.shape[token]} tokens ({form} {x.shape}), but {there} {table[1]}")
+            raise ValueError(f"`{name}` has {x.shape[token]} tokens ({layout} {x.shape}), but {there} {table[1]}")
         batch = 1 if batch_axis is None else x.shape[batch_axis]
         if table[0] not in (1, batch):
-            raise ValueError(f"`{name}` has batch {batch} ({form} {x.shape}), but {rows_by} {table[0]}")
+            raise ValueError(f"`{name}` has batch {batch} ({layout} {x.shape}), but {rows_by} {table[0]}")
         if x.shape[head] % table[2]:
             raise ValueError(
                 f"`{name}` has {x.shape[head]} heads, not a multiple of {table[2]}, the heads that frequencies are for"
@@ -142,14 +142,14 @@ def out_tables(out: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tup
     return pair
 
 
-def positions(name: str, value: object, axes: int, form: str | None, rows: int = 1) -> Float64:
+def positions(name: str, value: object, axes: int, layout: str | None, rows: int = 1) -> Float64:
     """Return position ids as float64 (batch or 1, seq, axes).
 
-    value: (seq,) or (batch, seq), for thd (tokens,); with several axes a trailing axis of coordinates. form: the
-    layout, or None where no array will be rotated.
+    value: (seq,) or (batch, seq), for thd (tokens,); with several axes a trailing axis of coordinates. layout: that
+    of the arrays, or None where no array will be rotated.
     """
     ids = numbers(name, value)
-    packed, tail = form == "thd", f", {axes}" if axes > 1 else ","
+    packed, tail = layout == "thd", f", {axes}" if axes > 1 else ","
     coordinates(name, ids, axes)
     if (ids.ndim if axes == 1 else ids.ndim - 1) not in ((1,) if packed else (1, 2)):
         rule = f"(tokens{tail})" if packed else f"(seq{tail}) or (batch, seq{tail.rstrip(',')})"
@@ -219,10 +219,14 @@ def offsets(value: object, batch: int, seq: int) -> Array:
     return given.astype(np.int64, copy=False).reshape(-1)
 
 
-def tables(cos: object, sin: object, looked_up: bool, form: str) -> tuple[Array, Array]:
+def tables(cos: object, sin: object, looked_up: bool, layout: str) -> tuple[Array, Array]:
     """Return cos and sin of `apply_rotary` if they are tables; looked_up: position ids choose their rows."""
     rows = (
-        "(table, pairs)" if looked_up else "(tokens, pairs)" if form == "thd" else "(seq, pairs) or (batch, seq, pairs)"
+        "(table, pairs)"
+        if looked_up
+        else "(tokens, pairs)"
+        if layout == "thd"
+        else "(seq, pairs) or (batch, seq, pairs)"
     )
     found = []
     for name, table in (("cos", cos), ("sin", sin)):
@@ -231,7 +235,7 @@ def tables(cos: object, sin: object, looked_up: bool, form: str) -> tuple[Array,
         unmasked(name, table)
         if table.dtype not in (np.float32, np.float64):
             raise TypeError(f"`{name}` has dtype {table.dtype}; it must be float32 or float64")
-        if table.ndim not in ((2,) if looked_up or form == "thd" else (2, 3)) or table.shape[-1] == 0:
+        if table.ndim not in ((2,) if looked_up or layout == "thd" else (2, 3)) or table.shape[-1] == 0:
             raise ValueError(f"`{name}` has shape {table.shape}; it must be {rows}, with at least one pair")
         found.append(np.asarray(table))
     if found[0].shape != found[1].shape or found[0].dtype != found[1].dtype:
@@ -240,13 +244,13 @@ def tables(cos: object, sin: object, looked_up: bool, form: str) -> tuple[Array,
     return found[0], found[1]
 
 
-def table_ids(value: object, length: int, form: str) -> Array:
+def table_ids(value: object, length: int, layout: str) -> Array:
     """Return position ids that index a table of `length` rows."""
     ids = _as_array("position_ids", value)
     if ids.dtype.kind not in "iu":
         raise TypeError(f"`position_ids` has dtype {ids.dtype}; rows of a table are looked up by integers")
-    if ids.ndim not in ((1,) if form == "thd" else (1, 2)):
-        rule = "(tokens,)" if form == "thd" else "(seq,) or (batch, seq)"
+    if ids.ndim not in ((1,) if layout == "thd" else (1, 2)):
+        rule = "(tokens,)" if layout == "thd" else "(seq,) or (batch, seq)"
         raise ValueError(f"`position_ids` has shape {ids.shape}; it must be {rule}")
     for extreme in (ids.min(), ids.max()) if ids.size else ():
         if not 0 <= extreme < length:
@@ -259,7 +263,7 @@ def _brief(value: object) -> str:
 
 
 def apart_within(x: Array) -> bool:
-    """Tell whether all elements certainly lie apart: every axis steps over all that lies closer together."""
+    """Return True if all elements certainly lie apart: every axis steps over all that lies closer together."""
     span = x.itemsize
     for step, count in sorted((abs(step), count) for step, count in zip(x.strides, x.shape, strict=True) if count > 1):
         if step < span:
@@ -274,7 +278,7 @@ def _same(a: Array, b: Array) -> bool:
 
 
 def share(a: Array, b: Array) -> bool:
-    """Tell whether two arrays share an element, or are too entangled to tell: better refuse than overwrite."""
+    """Return True if two arrays share an element, or it takes too long to find out: better refuse than overwrite."""
     try:
         return np.shares_memory(a, b, max_work=_OVERLAP_WORK)
     except np.exceptions.TooHardError:

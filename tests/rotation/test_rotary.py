@@ -204,7 +204,11 @@ PER_HEAD = RotaryEmbedding.from_inv_freq(np.ones((1, 3, 2)))
 X = np.zeros((2, 3, 4, 6), np.float32)
 
 REFUSED = [
-    (lambda: ROPE.rotate(zeros(1, 3, 4, 8)), ValueError, "`x` has head_dim 8, but this rotary is for head_dim 6"),
+    (
+        lambda: ROPE.rotate(zeros(1, 3, 4, 8)),
+        ValueError,
+        "`x` has head_dim 8, but this rotary embedding has head_dim 6",
+    ),
     (lambda: ROPE(X, zeros(2, 3, 1, 5)), ValueError, "`k` has head_dim 5"),
     (
         lambda: ROPE.rotate(zeros(3, 4, 6)),
