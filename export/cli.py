@@ -146,11 +146,8 @@ def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: 
         raise UsageError(
             f"model type {config.model_type} norms {which} before the rotation; give --normed, and feed them normed"
         )
-    needed = {
-        "window": has.window,
-        "softcap": has.softcap,
-        "scale": None if has.scale == rope.head_dim**-0.5 else has.scale,
-    }
+    scale = None if has.scale == rope.head_dim**-0.5 else has.scale
+    needed = {"window": has.window, "softcap": has.softcap, "scale": scale}
     for option, value in needed.items():
         if value is not None and option not in given:
             none = "" if option == "scale" else f", or --{option} 0 for layers without"
@@ -164,4 +161,6 @@ def assumptions(config: ModelConfig, given: Mapping[str, Any]) -> str:
     norms = [] if "normed" in given else ["q and k are not normed"]
     scale = [] if "scale" in given else ["scores scaled by head_dim^-½"]
     assumed = ", ".join([*norms, "no attention sinks, chunks or latent attention", *scale, "causal"])
-    return f"model type {config.model_type!r} is not known; assumed: {assumed}"
+    name = config.model_type
+    unknown = "the config has no model_type" if name is None else f"model type {name!r} is not known"
+    return f"{unknown}; assumed: {assumed}"

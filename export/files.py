@@ -22,8 +22,8 @@ def save(model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes
     The model itself stays as it is. Files are put in place once they are whole.
 
     Raises TypeError where `model` is not an ONNX model, ValueError where readers take the file's suffix for another
-    format than protobuf or something other than a file is there (a folder, a device, a link, beside whose end readers
-    would not look for tables), OSError where the folder cannot be written.
+    format than protobuf or something other than a file is there (a folder, a device, a link: readers look for tables
+    beside the link, not beside its target), OSError where the folder cannot be written.
     """
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto")

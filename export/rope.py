@@ -55,7 +55,7 @@ def export_rope(
         max_positions or inverse. Tables of either kind need pairs that rotate with one axis each.
     inverse: undo the rotation: the angle −θ and the factor 1/A.
     opset: of the model; None: the lowest that the target can be written in.
-    metadata: further entries for the file, strings to strings; names that it says things of itself by are refused.
+    metadata: further entries for the file, strings to strings; keys that the file uses itself are refused.
 
     Raises TypeError or ValueError, before anything is built, where the target cannot express the rotation, saying why
     and which can.

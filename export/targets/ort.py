@@ -41,7 +41,8 @@ class OrtRotator(OperatorRotator):
         """Return ids and tables."""
         if angles.ids is not None and self._mrope:
             ids = self.expanded(angles.ids, "position_ids_by_batch", self.rope.axes)
-            return [self.graph.node("Transpose", [ids], "position_ids_by_axis", perm=(2, 0, 1)), angles.cos, angles.sin]
+            by_axis = self.graph.transpose(ids, "bsa", "abs", "position_ids_by_axis")  # a: axis of the position
+            return [by_axis, angles.cos, angles.sin]
         if angles.ids is not None and angles.pair_axis is None:
             return [self.expanded(angles.ids, "position_ids_by_batch"), angles.cos, angles.sin]
         found = angle_ops.of_tokens(self.graph, angles)

@@ -185,8 +185,10 @@ def test_norms_before_the_rotation_must_be_asked_for(export_to, changed, which):
     ],
 )
 def test_a_file_for_an_unknown_model_type_says_what_it_assumed(export_to, capsys, given, assumed):
-    assert export_to("--attention", "--half", *given, config=CONFIG | {"model_type": "somebody's own"})[0] == 0
-    assert f'model type "somebody\'s own" is not known; assumed: {assumed}' in capsys.readouterr().out
+    unknown = {"somebody's own": 'model type "somebody\'s own" is not known', None: "the config has no model_type"}
+    for model_type, text in unknown.items():
+        assert export_to("--attention", "--half", *given, config=CONFIG | {"model_type": model_type})[0] == 0
+        assert f"{text}; assumed: {assumed}" in capsys.readouterr().out
 
 
 def test_seq_len_is_asked_for(export_to):
