@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -120,25 +118,22 @@ print(time.perf_counter() - start, (kibibytes("VmHWM:") - before) / 1024)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux' /proc")
-def test_a_long_table_is_quick_and_small(tmp_path):
+def test_a_long_table_is_quick_and_small(tmp_path, run_program):
     """131072 positions of 128 elements: 64 MiB of tables, and less than 300 MiB of memory on the way."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURED.format(folder=tmp_path)], capture_output=True, text=True, check=True
-    )
-    seconds, mebibytes = map(float, done.stdout.split())
+    out, _ = run_program(MEASURED.format(folder=tmp_path))
+    seconds, mebibytes = map(float, out.split())
     print(f"131072 positions: {seconds:.2f} s, {mebibytes:.0f} MiB")
     assert 64 < mebibytes < 300
     assert (tmp_path / "rope.onnx.data").stat().st_size == 64 << 20
 
 
-def test_the_library_does_not_import_onnx():
+def test_the_library_does_not_import_onnx(run_program):
     code = "import sys, rope_cpu; print([m for m in ('onnx', 'onnxruntime') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    assert run_program(code)[0] == "[]\n"
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])
-def test_without_the_extra_the_error_names_it(missing):
+def test_without_the_extra_the_error_names_it(missing, run_program):
     code = f"import sys; sys.modules[{missing!r}] = None\nfrom rope_cpu import export"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert 'pip install "rope-cpu[onnx]"' in done.stderr.splitlines()[-1]
+    _, err = run_program(code, exits=1)
+    assert 'pip install "rope-cpu[onnx]"' in err.splitlines()[-1]
