@@ -140,12 +140,13 @@ def closing(run: Run) -> Iterator[str]:
     compared = [case for case in run.cases if case.timed("peer") and case.base and case.base.name == "plan"]
     if compared:
         yield ""
-        yield "Headline: strided q and k of a packed QKV buffer rotated in place by a plan; times as fast as"
+        yield "Headline: a plan's call on strided q and k of one packed QKV buffer; times as fast as"
     for case in compared:
         peers = (f"{row.name} {ratio_text(case.ratio(row))}" for row in case.timed("peer"))
         # A name and its ratio stay on one line.
         text = ", ".join(peer.replace(" ", "\xa0") for peer in peers)
-        for line in textwrap.wrap(text, WIDTH, initial_indent=f"  {case.name:<22}", subsequent_indent=" " * 24):
+        wrapper = textwrap.TextWrapper(WIDTH, f"  {case.name:<21} ", " " * 24, break_on_hyphens=False)
+        for line in wrapper.wrap(text):
             yield line.replace("\xa0", " ")
     slowest: dict[str, float] = {}
     rows = [row for case in run.cases for row in case.timed("ours", "peer") if row.first_call > 0.1]

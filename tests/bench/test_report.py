@@ -66,6 +66,7 @@ def test_tables_fit_a_hundred_columns():
     assert "a_package_with_a_long_name is not installed" in text
     assert "1e+09 times the tolerance" in text
     assert "limit, 128 threads" not in text  # the slower way is not the limit
+    assert "ORT RotaryEmbedding-23 IO-bound 15000" in text  # a name and its ratio stay on one line
 
 
 def test_a_row_has_its_rate_share_of_the_limit_and_ratio():
