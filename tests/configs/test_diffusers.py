@@ -52,7 +52,7 @@ def axis_by_axis(ids, widths, theta):
 
 
 # Configuration, widths of time, row and column, base, positions.
-FORMS = {
+MODELS = {
     "Flux": (FLUX, (16, 56, 56), 1e4, positions.grid((1, 5, 7))),
     "Chroma": (CHROMA, (16, 56, 56), 1e4, positions.grid((1, 5, 7))),
     "Wan": (WAN, (44, 42, 42), 1e4, positions.grid((4, 5, 7))),
@@ -100,9 +100,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", MODELS)
 def test_video_and_image_models_equal_their_closed_form(name):
-    config, widths, theta, ids = FORMS[name]
+    config, widths, theta, ids = MODELS[name]
     rope = RotaryEmbedding.from_config(config)
     assert rope.interleaved
     x = RANDOM.normal(size=(len(ids), 2, sum(widths)))

@@ -23,25 +23,25 @@ NEW_GEMMA = {
 }
 
 
-@pytest.mark.parametrize("form", [OLD_GEMMA, NEW_GEMMA], ids=["old", "new"])
-def test_layer_types(form: dict[str, Any]) -> None:
-    full, local = (read(GEMMA3, form, layer_type=name) for name in ("full_attention", "sliding_attention"))
+@pytest.mark.parametrize("given", [OLD_GEMMA, NEW_GEMMA], ids=["old", "new"])
+def test_layer_types(given: dict[str, Any]) -> None:
+    full, local = (read(GEMMA3, given, layer_type=name) for name in ("full_attention", "sliding_attention"))
     np.testing.assert_allclose(full.inv_freq, inv_freq(64, 1e6) / 8, rtol=1e-14)
     np.testing.assert_allclose(local.inv_freq, inv_freq(64, 1e4), rtol=1e-14)
     with pytest.raises(ValueError, match=r"`layer_type` is None; it must be one of .*'full_attention'"):
-        read(GEMMA3, form)
+        read(GEMMA3, given)
     with pytest.raises(ValueError, match="`layer_type` is 'local'; it must be one of"):
-        read(GEMMA3, form, layer_type="local")
+        read(GEMMA3, given, layer_type="local")
 
 
-def test_a_layer_type_without_rotation_is_told() -> None:
+def test_a_layer_type_without_rotation_is_refused() -> None:
     with pytest.raises(ValueError, match="`layer_type` is 'full_attention'; layers of this type are not rotated"):
         read({"model_type": "beam"}, layer_type="full_attention")
     assert read({"model_type": "beam"}, layer_type="sliding_attention").head_dim == 128
     exaone = {"model_type": "exaone4", "layer_types": ["full_attention", "sliding_attention"]}
-    for said in ({"sliding_window": 4096}, {}):
+    for window in ({"sliding_window": 4096}, {}):
         with pytest.raises(ValueError, match="not rotated"):
-            read(exaone, said, layer_type="full_attention")
+            read(exaone, window, layer_type="full_attention")
     assert read(exaone, {"sliding_window": None}, layer_type="full_attention") == read(exaone)
 
 
@@ -164,7 +164,7 @@ YARN = {"rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 6
         {"rope_theta": 1e4, "compress_rope_theta": 2e4, "compress_rope_parameters": {**YARN, "rope_theta": 160000.0}},
     ],
 )
-def test_what_is_said_of_some_layers_wins_over_what_is_said_of_the_model(keys: dict[str, Any]) -> None:
+def test_the_section_of_some_layers_wins_over_that_of_the_model(keys: dict[str, Any]) -> None:
     assert read(V4, keys, layer_type="main").inv_freq[1] == pytest.approx(1e4 ** (-1 / 32), rel=1e-12)
     assert read(V4, keys, layer_type="compress").inv_freq[1] == pytest.approx(160000 ** (-1 / 32), rel=1e-12)
 

@@ -58,14 +58,14 @@ def test_deepseek_without_latent_attention_is_llama(width: dict[str, Any]) -> No
     assert (rope.head_dim, rope.rotary_dim, rope.interleaved) == (128, 128, False)
 
 
-def test_the_other_way_round() -> None:
+def test_nanochat_rotates_backwards() -> None:
     rope = read(NANOCHAT)
     np.testing.assert_allclose(rope.inv_freq, -inv_freq(128, 1e4), rtol=1e-14)
     with pytest.raises(ValueError, match="read-only"):
         rope.inv_freq[0] = 5
 
 
-def test_the_other_way_round_at_every_length() -> None:
+def test_nanochat_rotates_backwards_at_every_length() -> None:
     scaling = {"max_position_embeddings": 100, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
     back, forth = read(NANOCHAT, scaling), read(LLAMA, scaling)
     np.testing.assert_array_equal(back.inv_freq, -forth.inv_freq)
@@ -74,14 +74,14 @@ def test_the_other_way_round_at_every_length() -> None:
     assert pickle.loads(pickle.dumps(back)) == back == read(NANOCHAT, scaling) != forth
 
 
-def test_a_type_that_mostly_adds_positions_may_say_that_it_rotates() -> None:
+def test_a_type_that_mostly_adds_positions_may_rotate() -> None:
     rotary = {"model_type": "xlm-roberta", "hidden_size": 64, "num_attention_heads": 4}
     with pytest.raises(ValueError, match="'xlm-roberta'"):
         reader.read(rotary).spec(interleaved=False)
     assert reader.read(rotary | {"position_embedding_type": "rotary"}).spec(interleaved=False).head_dim == 16
 
 
-def test_saying_the_pairing_makes_no_rotation() -> None:
+def test_a_given_pairing_makes_no_rotation() -> None:
     with pytest.raises(ValueError, match="not rotated"):
         read({"model_type": "kimi_linear", "qk_rope_head_dim": 64}, interleaved=False)
 

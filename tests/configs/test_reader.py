@@ -1,4 +1,4 @@
-"""Configs in every form: old and new, flat and nested, sparse and wrong."""
+"""Configs in every format: old and new, flat and nested, sparse and wrong."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_a_share_beside_a_section_fills_it_but_not_the_default_section() -> None
 
 
 @pytest.mark.parametrize("model_type", ["ministral3", "mistral4"])
-def test_a_length_that_the_file_says_counts_for_the_models_own_section(model_type: str) -> None:
+def test_a_length_of_the_file_counts_for_the_models_own_section(model_type: str) -> None:
     keys = {"model_type": model_type, "hidden_size": 256, "num_attention_heads": 4}
     assert read(keys, {"max_position_embeddings": 4096}) == read(keys)  # yarn, which goes by the original length
 
@@ -60,7 +60,7 @@ def test_sections_of_several_axes() -> None:
     assert np.flatnonzero(read(keys, {"rope_scaling": section}).inv_freq[1]).tolist() == list(range(1, 60, 3))
 
 
-def test_how_pairs_are_dealt_out_is_said_once() -> None:
+def test_mrope_interleaved_under_both_names() -> None:
     keys = {"model_type": "qwen3_vl_text", "head_dim": 128}
     plain = {"mrope_section": [24, 20, 20]}
     both = {**plain, "interleaved": True, "mrope_interleaved": True}
@@ -71,7 +71,7 @@ def test_how_pairs_are_dealt_out_is_said_once() -> None:
     assert read(unknown, {"rope_scaling": both}) == read(keys, {"rope_scaling": plain, "rope_theta": 1e4})
 
 
-def test_phi3_forms_of_longrope() -> None:
+def test_longrope_under_the_names_that_phi3_has_for_it() -> None:
     factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
     keys = {"model_type": "phi3", "hidden_size": 128, "num_attention_heads": 4, "original_max_position_embeddings": 64}
     for name in ("su", "yarn", "longrope"):

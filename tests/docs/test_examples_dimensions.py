@@ -1,4 +1,4 @@
-"""The example that compares text, images and videos: every plan is the rotation it says, and each gets a line."""
+"""The example that compares text, images and videos: every plan rotates as its name says, and each gets a line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dimensions.py"
 
 
-def test_plans_turn_by_their_coordinates():
+def test_plans_rotate_by_their_coordinates():
     plans = runpy.run_path(str(EXAMPLE))["plans"]()
     x = np.zeros((1, 4096, 1, 128))
     x[..., 0] = 1.0

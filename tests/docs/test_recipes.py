@@ -45,7 +45,7 @@ def close(ours, exact, atol=1e-12):
 
 
 def adjacent(x, angles):
-    """Turn adjacent pairs, as complex numbers."""
+    """Rotate adjacent pairs, as complex numbers."""
     z = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
     return np.stack([z.real, z.imag], -1).reshape(x.shape)
 
@@ -96,7 +96,7 @@ def test_02_scores_depend_on_differences(axes):
 
 
 def test_03_positions_come_back():
-    # An angle errs by 2^-24 or so, and the slowest pair turns by 1.3e-4 radians a position.
+    # An angle errs by 2^-24 or so, and the slowest pair rotates by 1.3e-4 radians a position.
     close(run(3)["found"], np.arange(1000), atol=2.0**-23 / 10000 ** (-31 / 32))
 
 
@@ -157,8 +157,8 @@ def test_06_half_split_2d_with_a_table_of_one_axis_is_no_rotation():
     angles = np.arange(50)[:, None] * inv_freq(32)
     table = np.concatenate([angles, angles], -1)
     x = vectors(16)
-    turned = reader(x, np.cos(table)[9, :16], np.sin(table)[9, 16:])
-    assert abs(np.linalg.norm(turned) - np.linalg.norm(x)) > 0.05
+    rotated = reader(x, np.cos(table)[9, :16], np.sin(table)[9, 16:])
+    assert abs(np.linalg.norm(rotated) - np.linalg.norm(x)) > 0.05
 
 
 def test_07_pairings():
@@ -288,9 +288,9 @@ def test_17_qwen_vl():
     assert names["patch_ids"].shape == (24, 2)
     assert names["patch_ids"][:5].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2]]
     x = vectors(1, 24, 2, 80)
-    turned = names["tower"].rotate(x, names["patch_ids"])
+    rotated = names["tower"].rotate(x, names["patch_ids"])
     angles = np.concatenate([names["patch_ids"][:, [a]] * inv_freq(40) for a in range(2)], -1)
-    close(turned, halves(x, angles[:, None]))
+    close(rotated, halves(x, angles[:, None]))
 
 
 def test_18_class_tokens():

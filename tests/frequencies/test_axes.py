@@ -61,7 +61,7 @@ def test_chunked_mrope_owns_runs(section):
 
 
 @pytest.mark.parametrize("section", [(24, 20, 20), (11, 11, 10), (2, 1, 1)])
-def test_interleaved_mrope_deals_pairs_out(section):
+def test_interleaved_mrope_gives_pairs_to_axes_by_turns(section):
     pairs = sum(section)
     rows = matrix(axes.mrope(2 * pairs, section, rope_theta=5e6, mrope_interleaved=True))
     for pair, frequency in enumerate(inv_freq(2 * pairs, 5e6)):

@@ -32,7 +32,7 @@ SPECS = {
     "3-D, bases of their own": axes.axial(48, 3, rope_theta=(100.0, 1e4, 1e6), span="head"),
     "4-D": axes.axial(64, 4),
     "M-RoPE": axes.mrope(64, (8, 12, 12), rope_theta=1e6),
-    "M-RoPE, dealt out": axes.mrope(64, (12, 10, 10), rope_theta=1e6, mrope_interleaved=True),
+    "M-RoPE, interleaved": axes.mrope(64, (12, 10, 10), rope_theta=1e6, mrope_interleaved=True),
     "mixed": spec.from_inv_freq(RANDOM.normal(size=(2, 32))),
     "mixed, by head": spec.from_inv_freq(RANDOM.normal(size=(2, 3, 16)), interleaved=True),
     "generators": generators.solve(commuting(3, 24))[0],

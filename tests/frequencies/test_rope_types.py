@@ -29,8 +29,8 @@ def plain(theta: Any, width: int = WIDTH) -> list[Any]:
 
 
 def yarn(theta: Any, s: Any, original: int, fast: Any = 32, slow: Any = 1, truncate: bool = True) -> list[Any]:
-    def pair(turns: Any) -> Any:
-        return WIDTH * mp.log(original / (2 * mp.pi * turns)) / (2 * mp.log(theta))
+    def pair(revolutions: Any) -> Any:
+        return WIDTH * mp.log(original / (2 * mp.pi * revolutions)) / (2 * mp.log(theta))
 
     low, high = pair(fast), pair(slow)
     if truncate:
@@ -82,7 +82,7 @@ LONGROPE = {
 # Section, further arguments, the length it is asked for, frequencies, attention factor.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, list[Any], Any]] = {
     "default": ({"rope_theta": 12345.0}, {}, 1, plain(12345), 1),
-    "10000 where it is said nowhere": ({}, {}, 1, plain(10000), 1),
+    "10000 where none is given": ({}, {}, 1, plain(10000), 1),
     "linear": ({"rope_type": "linear", "factor": 3.5}, {}, 1, [w / mpf("3.5") for w in plain(10000)], 1),
     "old name": ({"type": "linear", "factor": 3.5}, {}, 1, [w / mpf("3.5") for w in plain(10000)], 1),
     "dynamic, short": (
@@ -204,8 +204,8 @@ def test_length_dependent_types(section: dict[str, Any]) -> None:
     [LONGROPE, *({"rope_type": name} for name in ("dynamic", "dynamic_powers"))],
     ids=lambda s: s["rope_type"],
 )
-def test_lengths_that_share_frequencies_are_told_right(section: dict[str, Any]) -> None:
-    """What is kept for one length is what each of its like would compute."""
+def test_cached_frequencies_are_those_of_their_length(section: dict[str, Any]) -> None:
+    """Frequencies are cached for all lengths that share them."""
     factor = {} if section["rope_type"] == "dynamic_powers" else {"factor": 3.0}
     for original in (64, 100, 4096):
         rule = scaled(WIDTH, scaling=section | factor, max_position_embeddings=original).length_rule

@@ -40,7 +40,7 @@ def test_an_error_names_the_length_that_was_given(length):
 
 
 def test_a_length_that_plays_no_part_changes_nothing():
-    """Configs always say it."""
+    """Every config has it."""
     assert R(8, max_position_embeddings=4096) == R(8)
     assert R(8, scaling={"max_position_embeddings": 4096}, max_position_embeddings=4096) == R(8)
 

@@ -161,7 +161,7 @@ def test_every_16_bit_number_passes_through(kind):
     """cos 1, sin 0: what is read is written, for all 65536 patterns; a NaN stays one, bfloat16 subnormals go."""
     x = np.arange(65536, dtype=np.uint16).reshape(1, 512, 1, 128).view(NARROW[kind])
     one, zero = np.ones((1, 512, 1, 64), np.float32), np.zeros((1, 512, 1, 64), np.float32)
-    # x·1 − y·0 is NaN where the partner y is infinite or NaN, so partners are set to 0 in turn.
+    # x·1 − y·0 is NaN where the partner y is infinite or NaN, so one partner is set to 0, then the other.
     for side, other in ((slice(0, 64), slice(64, 128)), (slice(64, 128), slice(0, 64))):
         alone = x.copy()
         alone[..., other] = 0
@@ -177,7 +177,7 @@ def test_every_16_bit_number_passes_through(kind):
 
 @pytest.mark.parametrize("kind", needs_kernel[2:])
 def test_rounding_to_16_bits_is_to_nearest_even(kind, rng):
-    """cos and sin carry float32 values that are rounded on the way out; NumPy and ml_dtypes say what to."""
+    """cos and sin carry float32 values that are rounded when stored, as NumPy and ml_dtypes round."""
     values = rng.integers(0, 2**32, 200_000, dtype=np.uint32)
     halfway = (rng.integers(0, 2**16, 50_000, dtype=np.uint32) << np.uint32(16)) | np.uint32(0x8000)
     around = np.float32(2.0) ** rng.integers(-26, 17, 50_000).astype(np.float32) * (
@@ -229,7 +229,7 @@ def test_nothing_is_written_where_another_array_is_read(order, rng):
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("fused", ["q k v", "by head", "sequence first"])
-def test_views_of_one_buffer_are_rotated_as_they_stand(fused, batch, tokens, rng):
+def test_views_of_one_buffer_are_rotated_without_copies(fused, batch, tokens, rng):
     """Heads of q, of k and of v one after the other, or q, k and v of each head (GPT-NeoX)."""
     cos, sin = cos_and_sin(rng, (1, tokens, 1, 8), np.float32)
     if fused == "by head":

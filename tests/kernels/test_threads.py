@@ -78,7 +78,7 @@ SCENARIOS = {
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_right_and_alive(scenario, layer, run):
+def test_threads_and_forks_rotate_right(scenario, layer, run):
     code = f"""
     def job(_):
         return right()
@@ -108,7 +108,7 @@ def test_forks_while_others_rotate(layer, run):
     print("", {child(right) for _ in range(10)})
     stop.append(1)
     """
-    assert run(code, layer)[-1] == "{0}"  # Numba's TBB has a line to say of each such fork
+    assert run(code, layer)[-1] == "{0}"  # Numba's TBB prints a line for each such fork
 
 
 def test_a_child_compiles_after_openmp_was_started(tmp_path, run):
@@ -143,11 +143,11 @@ def test_where_rotations_are_serial(layer, run):
     in_child(), in_threads(1, in_child)
     """
     expected = {"tbb": ["2", "2", "1"], "omp": ["2", "1", "1"], "workqueue": ["1", "1", "1"]}[layer]
-    found = [word for word in run(code, layer) if word in ("1", "2", "True")]  # Numba's TBB says that it was forked
+    found = [word for word in run(code, layer) if word in ("1", "2", "True")]  # Numba's TBB prints a line after a fork
     assert found == ["2", "True", *expected]
 
 
-def test_the_number_of_threads_is_ours_alone(layer, run):
+def test_the_number_of_threads_is_not_numbas(layer, run):
     """It holds in all Python threads, and neither changes Numba's nor suffers from it."""
     code = """
     expected, before = serial(), numba.get_num_threads()
@@ -194,7 +194,7 @@ def test_the_environment_sets_how_many_threads(value, expected, run):
 
 
 @pytest.mark.parametrize("value", ["0", "two", "-1", "1.5"])
-def test_a_number_of_threads_that_is_none_is_named(value, run_program):
+def test_an_invalid_number_of_threads_is_named(value, run_program):
     _, err = run_program("import rope_cpu", env={"ROPE_CPU_NUM_THREADS": value}, exits=1)
     assert f"ValueError: ROPE_CPU_NUM_THREADS is {value!r}" in err
 

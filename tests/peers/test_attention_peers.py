@@ -1,4 +1,4 @@
-"""export_attention against the attention layers of transformers: a prompt and 64 decode steps, weights and all."""
+"""export_attention against the attention layers of transformers: a prefill and 64 decode steps, weights and all."""
 
 import copy
 
@@ -13,7 +13,7 @@ from rope_cpu.export.validation import session as runtime  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
-PROMPT, STEPS = 37, 64
+PREFILL, STEPS = 37, 64
 SMALL = {
     "hidden_size": 192,
     "intermediate_size": 64,
@@ -71,7 +71,7 @@ PEERS = {
 
 @pytest.fixture(params=PEERS)
 def peer(request):
-    """An attention layer, its inputs of a prompt and of the steps after it, its outputs, and how we say the same.
+    """An attention layer, its inputs of a prefill and of the steps after it, its outputs, and the same exported.
 
     And what the layer itself is off by in float32.
     """
@@ -83,8 +83,8 @@ def peer(request):
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.08 if parameter.ndim > 1 else 0.5) + (parameter.ndim == 1))
-    hidden = torch.randn(2, PROMPT + STEPS, SMALL["hidden_size"], dtype=torch.float64)
-    position, query = torch.arange(PROMPT + STEPS), torch.arange(PROMPT + STEPS)[:, None]
+    hidden = torch.randn(2, PREFILL + STEPS, SMALL["hidden_size"], dtype=torch.float64)
+    position, query = torch.arange(PREFILL + STEPS), torch.arange(PREFILL + STEPS)[:, None]
     seen = position <= query
     if "window" in options:
         seen &= position > query - options["window"]
@@ -115,7 +115,7 @@ def peer(request):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("target", ["primitive", "onnx", "ort"])
-def test_prompt_and_64_steps(peer, target, dtype):
+def test_prefill_and_64_steps(peer, target, dtype):
     rope, options, hidden, want, own = peer
     if dtype == "float64" and (target != "primitive" or {"softcap", "qk_norm"} & set(options)):
         pytest.skip("refused for want of kernels, or the peer's own norm and softmax are float32")
@@ -123,7 +123,7 @@ def test_prompt_and_64_steps(peer, target, dtype):
     session = runtime.open_session(model)
     cache = {name: np.zeros((2, 2, 0, 32), dtype) for name in ("past_key", "past_value")}
     results, done = [], 0
-    for count in (PROMPT, *(1,) * STEPS):
+    for count in (PREFILL, *(1,) * STEPS):
         feeds = {"hidden": hidden[:, done : done + count].astype(dtype)} | cache
         done += count
         result, *present = session.run(None, feeds)

@@ -23,14 +23,14 @@ transformers.logging.set_verbosity_error()
 # Modules that are not compared, and why. Keys are module class names.
 NOT_COMPARED: dict[str, str] = {
     "HunYuanVLRotaryEmbedding": "refused: the members of a pair take different axes, which is no rotation",
-    "NeoMMERotaryEmbedding": "refused: two axes dealt out to alternate pairs, which no key of its config says",
-    "ClvpRotaryPositionalEmbedding": "refused: its width is max(projection_dim / (2·heads), 32), and values turn too",
+    "NeoMMERotaryEmbedding": "refused: two axes on alternate pairs, for which its config has no key",
+    "ClvpRotaryPositionalEmbedding": "refused: its width is max(projection_dim / (2·heads), 32), and it rotates values",
     "SeamlessM4TConformerRotaryPositionalEmbedding": "a buffer of its own name; the rule of wav2vec2-conformer",
     "EvollaSaProtRotaryEmbedding": "its config has no model type; ESM's rotation, read with interleaved=False",
     "EfficientLoFTRRotaryEmbedding": "refused: two axes on a grid of matches, with a share of 4 heads",
     "EomtDinov3RotaryEmbedding": "refused: two axes; DINOv3's rotation",
     "Sapiens2RopePositionEmbedding": "refused: two axes; DINOv3's rotation",
-    "MusicFlamingoRotaryEmbedding": "refused: turns by seconds, over the audio encoder's states and not heads",
+    "MusicFlamingoRotaryEmbedding": "refused: rotates by seconds, over the audio encoder's states and not heads",
     "DINOv3ViTRopePositionEmbedding": "its coordinates, not its frequencies, hold the 2π; see test_vision.py",
     "Llama4VisionRotaryEmbedding": "holds angles, not frequencies; see test_vision.py",
 }
@@ -82,7 +82,7 @@ def default_config(rotary: type, config_class: type) -> Any:
 def compare(given: dict[str, Any], expected: dict[str | None, tuple[np.ndarray, float]]) -> None:
     for layer_type, (inv_freq, factor) in expected.items():
         spec = reader.read(given).spec(layer_type=layer_type, angle_dtype="float32")
-        ours = np.abs(spec.inv_freq[0, :, 0].sum(axis=0))  # nanochat turns the other way
+        ours = np.abs(spec.inv_freq[0, :, 0].sum(axis=0))  # nanochat rotates backwards
         if (spec.axes > 1 and spec.rope_type != "default") or given["model_type"].startswith("ernie4_5_vl"):
             ours, inv_freq = np.unique(ours), np.unique(inv_freq)  # which pair has which axis: test_vision.py
         assert ours.shape == inv_freq.shape
@@ -172,7 +172,7 @@ def test_other_sections(folder: str, rotary: type, config_class: type, rope_type
         or hasattr(default, "qk_rope_head_dim")
         or any("mrope" in inspect.getsource(cls) for cls in rotary.__mro__[:-2])
     ):
-        section.pop("partial_rotary_factor", None)  # the width is said elsewhere, and shared out among axes
+        section.pop("partial_rotary_factor", None)  # another key has the width, which axes share
     layers = default.nested_rope_parameter_keys(getattr(default, "rope_parameters", None) or {})
     nested = {layer: dict(section) for layer in layers} if layers else section
     keys = {**MENDED.get(type(default).__name__, {}), "rope_parameters": nested}
@@ -194,7 +194,7 @@ OLD_FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-# Where the answers part, and why. Where ours is a refusal, the test says so by itself.
+# Differences in the answers, and why. Our refusals stand in a table of their own.
 OTHERWISE = {
     (
         "MiMoV2FlashRotaryEmbedding",

@@ -94,7 +94,7 @@ def queries(cfg: Any) -> dict[int, np.ndarray]:
 
 
 def rotary(given: dict[str, Any], layer: int) -> RotaryEmbedding | None:
-    """Return the rotary of a layer, None where we say that it is not rotated."""
+    """Return the rotary embedding of a layer, None where it is read as not rotated."""
     try:
         return RotaryEmbedding.from_config(given, layer=layer, angle_dtype="float32")
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The NumPy example against transformers: logits of the prompt and of 64 decode steps."""
+"""The NumPy example against transformers: logits of the prefill and of 64 decode steps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CASES = {
     "longrope, short": ("LlamaConfig", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 2048}}),
     "longrope, long": ("LlamaConfig", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 16}}),
 }
-PROMPT, STEPS = 40, 64
+PREFILL, STEPS = 40, 64
 
 
 def saved(name: str, folder: Path) -> Any:
@@ -66,11 +66,11 @@ def saved(name: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_of_prompt_and_decode(name: str, tmp_path: Path) -> None:
+def test_logits_of_prefill_and_decode(name: str, tmp_path: Path) -> None:
     theirs, ours = saved(name, tmp_path), Transformer(tmp_path)
-    tokens = np.random.default_rng(1).integers(0, 199, (2, PROMPT + STEPS))
-    cache, past, step = Cache(), None, tokens[:, :PROMPT]
-    for end in range(PROMPT, PROMPT + STEPS + 1):
+    tokens = np.random.default_rng(1).integers(0, 199, (2, PREFILL + STEPS))
+    cache, past, step = Cache(), None, tokens[:, :PREFILL]
+    for end in range(PREFILL, PREFILL + STEPS + 1):
         with torch.no_grad():
             out = theirs(torch.from_numpy(step), past_key_values=past, use_cache=True)
         past = out.past_key_values

@@ -26,10 +26,10 @@ OTHERS = "Vision(?!Text)|Indexer|NoteAudio"
 # Model types whose attention does not call a function of its module, and where their pairing was read.
 READ_BY_HAND = {
     "dots3_note_audio_encoder": "beside a language model that pairs neighbours, its own audio attention pairs halves",
-    "wav2vec2-bert": "its attention method _apply_rotary_embedding turns halves",
-    "wav2vec2-conformer": "its attention method _apply_rotary_embedding turns halves",
-    "llama4_text": "turns complex neighbours: apply_rotary_emb takes freqs_cis",
-    "deepseek_v2": "turns complex neighbours: apply_rotary_emb takes freqs_cis",
+    "wav2vec2-bert": "its attention method _apply_rotary_embedding rotates halves",
+    "wav2vec2-conformer": "its attention method _apply_rotary_embedding rotates halves",
+    "llama4_text": "rotates complex neighbours: apply_rotary_emb takes freqs_cis",
+    "deepseek_v2": "rotates complex neighbours: apply_rotary_emb takes freqs_cis",
 }
 
 
@@ -46,17 +46,17 @@ def apply_functions(folder: str) -> dict[str, Any]:
 
 
 def neighbours(apply: Any) -> bool:
-    """Turn the unit vector of element 1 by a right angle: its partner is element 0 where neighbours are paired."""
+    """Rotate the unit vector of element 1 by a right angle: its partner is element 0 where neighbours are paired."""
     x = torch.zeros(1, 1, 1, WIDTH)
     x[..., 1] = 1
     many = {"q", "k"} <= set(inspect.signature(apply).parameters)
     for width in (WIDTH, WIDTH // 2):  # some take cos and sin of the pairs, others of the elements
         cos, sin = torch.zeros(1, 1, width), torch.ones(1, 1, width)
         try:
-            turned = apply(x, x, cos, sin)[0] if many else apply(x, cos, sin)
+            rotated = apply(x, x, cos, sin)[0] if many else apply(x, cos, sin)
         except RuntimeError:
             continue
-        return int(turned.abs().argmax()) == 0
+        return int(rotated.abs().argmax()) == 0
     raise AssertionError(f"{apply} takes cos and sin of another shape")
 
 

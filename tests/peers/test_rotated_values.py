@@ -105,11 +105,11 @@ def theirs(case: Case, ids: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.n
     tables = rotary(tensor, positions, **layer)
     apply: Callable[..., Any] = getattr(module, case.apply)
     if case.apply == "apply_rotary_emb":  # Llama 4: complex, heads after tokens
-        turned = apply(tensor.transpose(1, 2), tensor.transpose(1, 2), tables)[0].transpose(1, 2)
+        rotated = apply(tensor.transpose(1, 2), tensor.transpose(1, 2), tables)[0].transpose(1, 2)
     else:
-        turned = apply(tensor, tensor, *tables)[0]
+        rotated = apply(tensor, tensor, *tables)[0]
     prefix = "" if case.layer_type is None else f"{case.layer_type}_"
-    return turned.numpy(), getattr(rotary, f"{prefix}inv_freq").double().numpy(), cfg.to_dict()
+    return rotated.numpy(), getattr(rotary, f"{prefix}inv_freq").double().numpy(), cfg.to_dict()
 
 
 def members(x: np.ndarray, rope: RotaryEmbedding) -> tuple[np.ndarray, np.ndarray]:
@@ -174,7 +174,7 @@ def test_several_axes(folder: str) -> None:
     np.testing.assert_array_equal(result[..., width:], x[..., width:])
 
 
-def turned_by_table(name: str, x: np.ndarray) -> tuple[np.ndarray, dict[str, Any], int]:
+def rotated_by_table(name: str, x: np.ndarray) -> tuple[np.ndarray, dict[str, Any], int]:
     """Return what GPT-J or RoFormer makes of x (bhsd) at its first positions, from the table it holds."""
     import transformers
 
@@ -184,8 +184,8 @@ def turned_by_table(name: str, x: np.ndarray) -> tuple[np.ndarray, dict[str, Any
         module = importlib.import_module("transformers.models.gptj.modeling_gptj")
         sin, cos = module.create_sinusoidal_positions(seq, 48)[None].chunk(2, dim=-1)
         tokens = torch.from_numpy(x).transpose(1, 2)
-        turned = torch.cat([module.apply_rotary_pos_emb(tokens[..., :48], sin, cos), tokens[..., 48:]], dim=-1)
-        return turned.transpose(1, 2).numpy(), cfg.to_dict(), 48
+        rotated = torch.cat([module.apply_rotary_pos_emb(tokens[..., :48], sin, cos), tokens[..., 48:]], dim=-1)
+        return rotated.transpose(1, 2).numpy(), cfg.to_dict(), 48
     cfg = transformers.RoFormerConfig(hidden_size=256, num_attention_heads=4, max_position_embeddings=seq)
     module = importlib.import_module("transformers.models.roformer.modeling_roformer")
     embedding = module.RoFormerSinusoidalPositionalEmbedding(seq, 64)
@@ -198,7 +198,7 @@ def turned_by_table(name: str, x: np.ndarray) -> tuple[np.ndarray, dict[str, Any
 @pytest.mark.parametrize(("name", "angle_dtype", "seq"), [("gptj", "float32", 20000), ("roformer", "float64", 3000)])
 def test_models_with_tables(name: str, angle_dtype: str, seq: int) -> None:
     x = np.random.default_rng(3).standard_normal((1, 2, seq, 64)).astype(np.float32)
-    expected, keys, width = turned_by_table(name, x)
+    expected, keys, width = rotated_by_table(name, x)
     rope = RotaryEmbedding.from_config(keys, angle_dtype=angle_dtype)
     assert (rope.rotary_dim, rope.interleaved) == (width, True)
     if angle_dtype == "float32":

@@ -205,11 +205,11 @@ def test_efficientloftr_turns_all_heads_as_one_vector():
     agrees(rope.rotate(x, ids), theirs, x, ids, rope.inv_freq)
 
 
-# Rotary classes of language models with several axes that are refused, and the words that say why.
+# Rotary classes of language models with several axes that are refused, and the reason in words.
 REFUSED = {"HunYuanVLRotaryEmbedding": "no rotation", "NeoMMERotaryEmbedding": "kinds of layers"}
 
 
-def language_rotaries():
+def language_modules():
     """Return (folder, rotary class, configuration class) of every rotary of several axes that is no vision tower's.
 
     Found in the sources: classes that put together frequencies of several axes, but those compared above.
@@ -226,7 +226,7 @@ def language_rotaries():
                 yield path.parent.name, node.name, methods["__init__"].args.args[1].annotation.id
 
 
-LANGUAGE = list(language_rotaries())
+LANGUAGE = list(language_modules())
 
 
 def test_the_sweep_finds_the_models_it_must():
@@ -285,14 +285,16 @@ BY_HAND = [
 ]
 
 
-@pytest.mark.parametrize(("folder", "config_name", "section", "dealt", "interleaved"), BY_HAND)
-def test_mrope_by_hand_is_the_configured_one(folder, config_name, section, dealt, interleaved):
+@pytest.mark.parametrize(("folder", "config_name", "section", "mrope_interleaved", "interleaved"), BY_HAND)
+def test_mrope_by_hand_is_the_configured_one(folder, config_name, section, mrope_interleaved, interleaved):
     values = config_of(folder, config_name, hidden_size=512, num_attention_heads=4).to_dict()
     values["head_dim"] = 128
     values["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(section)}
     if sum(section) != 64:
         values["rope_parameters"]["partial_rotary_factor"] = 2 * sum(section) / 128
-    by_hand = RotaryEmbedding.mrope(128, section, rope_theta=1e6, mrope_interleaved=dealt, interleaved=interleaved)
+    by_hand = RotaryEmbedding.mrope(
+        128, section, rope_theta=1e6, mrope_interleaved=mrope_interleaved, interleaved=interleaved
+    )
     assert by_hand == RotaryEmbedding.from_config(values)
 
 
@@ -302,7 +304,7 @@ def test_vjepa2_is_refused_because_it_is_no_rotation():
         RotaryEmbedding.from_config(config.to_dict())
     rotate = load("vjepa2", "rotate_queries_or_keys")
     x = torch.from_numpy(heads(6, 1, 8)).transpose(1, 2)
-    turned = rotate(x, torch.arange(6.0))
-    assert not torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), atol=1e-2), (
+    rotated = rotate(x, torch.arange(6.0))
+    assert not torch.allclose(rotated.norm(dim=-1), x.norm(dim=-1), atol=1e-2), (
         "norms are kept: it is a rotation after all"
     )

@@ -32,8 +32,8 @@ def test_float32_is_the_exact_value_rounded_once(pairs, rng):
 
     In units of 2^-53: √2·sin a of half the angle, at most 1, errs by 2.0, of which 1 is its polynomial's last step and
     0.5 the last of all. So its square errs by 4.0, and 0.5 where products are rounded by themselves, and 1 less that by
-    0.5 more; √2·sin a · √2·cos a by less. The angle is rounded twice, by 2^-56 and past a quarter 2^-55 of a turn, 2.4.
-    That is 7.4, and 1 for a factor that is no power of two: 9.4e-16.
+    0.5 more; √2·sin a · √2·cos a by less. The angle is rounded twice, by 2^-56 of a revolution and past a quarter by
+    2^-55: 2.4. That is 7.4, and 1 for a factor that is no power of two: 9.4e-16.
     """
     rope = RotaryEmbedding.from_inv_freq(rng.uniform(-3, 3, pairs))
     positions = positions_up_to(2**20, 3000 // pairs, rng)
@@ -43,7 +43,7 @@ def test_float32_is_the_exact_value_rounded_once(pairs, rng):
 @pytest.mark.parametrize("fastest", [1, 16, 300])
 @pytest.mark.parametrize("limit", [2**31 - 1, 2**33, 2**53])
 def test_float32_is_rounded_once_wherever_positions_are(fastest, limit, rng):
-    """Of up to 300·2^53 / 2π < 2^59 turns less than 64 are left, which is rounded twice, to 2^-48 of one."""
+    """Of up to 300·2^53 / 2π < 2^59 revolutions less than 64 are left, which is rounded twice, to 2^-48 of one."""
     rope = RotaryEmbedding.from_inv_freq(fastest * rng.uniform(-1, 1, 40))
     positions = positions_up_to(limit, 60, rng)
     positions = np.concatenate([positions, rng.uniform(0.5, 1, 30) * -limit])
@@ -52,14 +52,14 @@ def test_float32_is_rounded_once_wherever_positions_are(fastest, limit, rng):
 
 
 def assert_rounded_once(tables, exact, error):
-    """Tell whether cos and sin are within half a unit of float32 and an error, and nearly always the nearest."""
+    """Assert that cos and sin are within half a unit of float32 and an error, and nearly always the nearest."""
     tables, exact = np.stack(tables), np.stack(exact)
     half_ulp = 0.5 * 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-126))) - 23)
     assert (np.abs(tables - exact) <= half_ulp + error).all()
     assert np.mean(tables == exact.astype(np.float32)) > 0.999
 
 
-def test_more_turns_than_float64_counts_stay_on_the_circle(rng):
+def test_more_revolutions_than_float64_counts_stay_on_the_circle(rng):
     rope = RotaryEmbedding.from_inv_freq([2.0**40, 1e12, -3e11])
     cos, sin = rope.cos_sin(rng.integers(2**52, 2**53, 100).astype(np.float64))
     assert np.abs(cos.astype(np.float64) ** 2 + sin.astype(np.float64) ** 2 - 1).max() <= 9e-8  # 2·√2·2^-25
@@ -108,7 +108,7 @@ def test_position_zero_and_frequency_zero_are_the_identity():
 
 @pytest.mark.parametrize("axes", [2, 3, 24, 100])
 def test_several_axes_add_up(axes, rng):
-    """To what one axis has: of many, whole turns are dropped of the sum too."""
+    """To what one axis has: of many, whole revolutions are dropped of the sum too."""
     matrix = rng.uniform(-3, 3, (axes, 20))
     rope = RotaryEmbedding.from_inv_freq(matrix)
     positions = [rng.uniform(-1e5, 1e5, (40, axes)), rng.integers(-(2**31), 2**31, (40, axes))]
@@ -117,8 +117,8 @@ def test_several_axes_add_up(axes, rng):
     assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 2 * 2.0**-53
 
 
-def axes_in_turn(omega, axes):
-    """Let pairs turn with one axis each, the next one with the next: (axes, …, pairs)."""
+def alternate_axes(omega, axes):
+    """Return frequencies that rotate each pair by one axis, the next pair by the next: (axes, …, pairs)."""
     owners = np.arange(omega.shape[-1]) % axes
     return np.stack([np.where(owners == axis, omega, 0.0) for axis in range(axes)])
 
@@ -127,8 +127,8 @@ def axes_in_turn(omega, axes):
 @pytest.mark.parametrize("fastest", [1, 50])
 @pytest.mark.parametrize("limit", [1000, 2**53])
 def test_axes_that_share_out_the_pairs(axes, fastest, limit, rng):
-    """What is left of the turns lies within 2 · 50·2^53 / 2π / 2^53 < 16, and is rounded twice, to 2^-50 of a turn."""
-    rope = RotaryEmbedding.from_inv_freq(axes_in_turn(fastest * rng.uniform(-1, 1, 37), axes))
+    """What is left of revolutions lies within 2 · 50·2^53 / 2π / 2^53 < 16, which is rounded twice, to 2^-50."""
+    rope = RotaryEmbedding.from_inv_freq(alternate_axes(fastest * rng.uniform(-1, 1, 37), axes))
     positions = rng.integers(-limit, limit, (20, axes), endpoint=True).astype(np.float64)
     exact = oracle.cos_sin_axes(positions, rope.inv_freq)
     assert_rounded_once(
@@ -138,14 +138,14 @@ def test_axes_that_share_out_the_pairs(axes, fastest, limit, rng):
         assert np.abs(np.stack(rope.cos_sin(positions, np.float64)) - np.stack(exact)).max() <= 2 * 2.0**-53
 
 
-@pytest.mark.parametrize("turn", [0.5, 0.25])
-def test_a_position_has_the_same_bits_wherever_it_stands(turn):
-    """Near a half and a quarter turn, where a sine or cosine is so small that each other step shows in its bits."""
+@pytest.mark.parametrize("part", [0.5, 0.25])
+def test_a_position_has_the_same_bits_wherever_it_stands(part):
+    """Near half and quarter revolutions, where a sine or cosine is so small that any other step shows in its bits."""
     first, odd = 2**31 - 4, 2 * np.arange(2**30, 2**30 + 2000) + 1
-    omega = 2 * np.pi * turn * odd / first
+    omega = 2 * np.pi * part * odd / first
     ids, slow = np.arange(first, 2**31), RotaryEmbedding.from_inv_freq(omega[omega <= 16])
     tables = np.stack(slow.cos_sin(ids))
-    assert np.abs(tables[1 if turn == 0.5 else 0, 0]).max() < 1e-5
+    assert np.abs(tables[1 if part == 0.5 else 0, 0]).max() < 1e-5
     pairs = slow.inv_freq.size
     far = np.stack(slow.cos_sin([*ids, 2**40]))[:, :4]
     fast = np.stack(RotaryEmbedding.from_inv_freq([*slow.inv_freq, 100.0]).cos_sin(ids))[..., :pairs]
@@ -158,8 +158,12 @@ def test_a_position_has_the_same_bits_wherever_it_stands(turn):
     assert np.array_equal(alone[..., 0, :], tables[..., ::100])
     x = np.zeros((1, 4, 1, 2 * pairs), np.float32)
     x[..., pairs:] = 1
-    on_the_way = [slow.rotate(x, offset=first), slow.rotate(x[:, :3], offset=first), slow.rotate(x, -ids, inverse=True)]
-    for found in on_the_way:
+    without_a_plan = [
+        slow.rotate(x, offset=first),
+        slow.rotate(x[:, :3], offset=first),
+        slow.rotate(x, -ids, inverse=True),
+    ]
+    for found in without_a_plan:
         cos, sin = tables[:, : found.shape[1]]
         assert np.array_equal(-found[0, :, 0, :pairs], sin)
         assert np.array_equal(found[0, :, 0, pairs:], cos)
@@ -168,7 +172,7 @@ def test_a_position_has_the_same_bits_wherever_it_stands(turn):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_sine_of_zero_is_positive(sign):
     omega = sign * oracle.inv_freq(128)
-    ropes = [RotaryEmbedding.from_inv_freq(w) for w in (omega, [*omega, 100.0], axes_in_turn(omega, 3))]
+    ropes = [RotaryEmbedding.from_inv_freq(w) for w in (omega, [*omega, 100.0], alternate_axes(omega, 3))]
     for rope in ropes:
         zeros = np.zeros((2, 3)) * np.array([[1], [-1]]) if rope.axes == 3 else np.array([0.0, -0.0])
         sines = [rope.cos_sin(zeros)[1], rope.cos_sin(np.concatenate([zeros, zeros[:1] + 2**40]))[1][:2]]
@@ -182,13 +186,13 @@ def test_a_sine_of_zero_is_positive(sign):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 def test_equal_coordinates_have_the_bits_of_one_axis(dtype, rng):
     omega, ids = oracle.inv_freq(128), rng.integers(-(2**40), 2**40, 30)
-    several = RotaryEmbedding.from_inv_freq(axes_in_turn(omega, 3)).cos_sin(np.repeat(ids[:, None], 3, axis=1), dtype)
+    several = RotaryEmbedding.from_inv_freq(alternate_axes(omega, 3)).cos_sin(np.repeat(ids[:, None], 3, axis=1), dtype)
     alone = RotaryEmbedding.from_inv_freq(omega).cos_sin(ids, dtype)
     assert [table.tobytes() for table in several] == [table.tobytes() for table in alone]
 
 
 def test_float32_of_axes_that_add_up(rng):
-    """Each axis adds about a quarter turn at most, which is rounded to 2^-53 of one."""
+    """Each axis adds about a quarter revolution at most, which is rounded to 2^-53 of one."""
     rope = RotaryEmbedding.from_inv_freq(rng.uniform(-3, 3, (3, 40)))
     positions = np.concatenate([rng.uniform(-1e5, 1e5, (40, 3)), rng.integers(-(2**31), 2**31, (40, 3))])
     exact = oracle.cos_sin_axes(positions, rope.inv_freq)
@@ -205,7 +209,7 @@ def test_pairs_do_not_depend_on_their_number(angle_dtype, dtype, shared_out, rng
         spec = RotaryEmbedding.from_inv_freq(matrix, attention_factor=1.3).spec
         return RotaryEmbedding.from_spec(replace(spec, angle_dtype=angle_dtype)).cos_sin(positions, dtype)
 
-    matrix = axes_in_turn(rng.uniform(-3, 3, (2, 300)), 2) if shared_out else rng.uniform(-3, 3, (2, 2, 300))
+    matrix = alternate_axes(rng.uniform(-3, 3, (2, 300)), 2) if shared_out else rng.uniform(-3, 3, (2, 2, 300))
     positions = rng.integers(-(2**20), 2**20, (3, 2))
     together = cos_sin(matrix)
     for pair in (0, 1, 127, 128, 129, 255, 256, 299):
@@ -312,7 +316,7 @@ def test_tables_are_written_where_they_are_wanted(name, place, dtype, rng):
     assert [table.tobytes() for table in out] == [table.tobytes() for table in expected]
 
 
-def test_tables_written_to_arrays_at_hand_take_no_memory_of_their_own():
+def test_tables_written_to_preallocated_arrays_take_no_memory_of_their_own():
     rope, ids = ROPES["pairs"], np.arange(20000)
     out = rope.cos_sin(ids)
     tracemalloc.start()
@@ -340,14 +344,14 @@ def test_positions_may_lie_in_any_order(dtype):
             assert np.array_equal(table, expected)
 
 
-def test_turns_do_not_trip_over_underflow():
+def test_revolutions_may_underflow():
     with np.errstate(all="raise"):
         assert RotaryEmbedding.from_inv_freq([5e-324, 1.0]).cos_sin([1])[1][0, 0] == 0
 
 
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 33])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -(2.0**54)])
-def test_positions_that_are_none_are_found_wherever_they_stand(count, bad):
+def test_an_invalid_position_is_found_wherever_it_stands(count, bad):
     for place in range(count):
         ids = np.zeros(count)
         ids[place] = bad
@@ -355,7 +359,7 @@ def test_positions_that_are_none_are_found_wherever_they_stand(count, bad):
             ROPES["pairs"].cos_sin(ids)
 
 
-def test_nothing_is_written_for_positions_that_are_none():
+def test_nothing_is_written_for_an_invalid_position():
     out = np.full((2, 3, 5), 7, np.float32)
     with pytest.raises(ValueError, match="`position_ids` holds inf"):
         ROPES["pairs"].cos_sin([1.0, 2.0, np.inf], out=(out[0], out[1]))

@@ -102,7 +102,7 @@ def test_no_rows_take_no_offsets():
 
 
 @pytest.mark.parametrize("offset", [2**53, 2**61, 2**70, -(2**70), True, 1.5, "1", None])
-def test_offsets_that_are_none_are_named(offset):
+def test_an_invalid_offset_is_named(offset):
     x = np.ones((1, 2, 1, 8), np.float32)
     rope, pair = RotaryEmbedding(8), (x, x.copy())
     rope(*pair, offset=1, out=pair)  # now what is ready could take anything for a position

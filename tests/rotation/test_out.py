@@ -113,7 +113,7 @@ def test_a_list_or_a_named_pair_takes_results(rng):
 
 
 @pytest.mark.parametrize(("width", "rotated"), [(64, 56), (72, 72), (100, 34), (128, 8), (96, 10), (64, 58)])
-def test_outputs_beyond_the_cache_are_stored_the_same(monkeypatch, dtype, interleaved, width, rotated, rng):
+def test_results_stored_past_the_caches_are_the_same(monkeypatch, dtype, interleaved, width, rotated, rng):
     def rope():
         return RotaryEmbedding.from_inv_freq(oracle.inv_freq(rotated), head_dim=width, interleaved=interleaved)
 
@@ -134,7 +134,7 @@ def test_outputs_beyond_the_cache_are_stored_the_same(monkeypatch, dtype, interl
 
 
 @pytest.mark.parametrize("axis_dims", [(16, 56, 56), (8, 12, 108), (10, 24, 30)])
-def test_blocks_beyond_the_cache_are_stored_the_same(monkeypatch, dtype, interleaved, axis_dims, rng):
+def test_results_in_blocks_stored_past_the_caches_are_the_same(monkeypatch, dtype, interleaved, axis_dims, rng):
     def plan():
         rope = RotaryEmbedding.axial(sum(axis_dims), 3, axis_dims=axis_dims, interleaved=interleaved)
         return rope.plan(np.arange(90).reshape(30, 3))

@@ -184,7 +184,7 @@ def test_copies_stay_immutable():
 
 
 @pytest.mark.parametrize("layout", [["bshd"], None, "hsbd"])
-def test_a_layout_that_is_none_is_named_by_short_calls(layout):
+def test_an_invalid_layout_is_named(layout):
     x = np.ones((1, 1, 2, 8), np.float32)
     for out in (None, (x, x.copy())):
         with pytest.raises(ValueError, match="`layout` is"):

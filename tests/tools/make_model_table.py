@@ -41,7 +41,7 @@ openai_privacy_filter pe_audio_encoder pe_audio_video_encoder pe_video_encoder
 # Types of layers that have a state or a convolution in place of positions.
 WITHOUT_POSITIONS = ("linear_attention", "conv")
 
-# Model types whose positions have several coordinates, or turn other things than heads.
+# Model types whose positions have several coordinates, or which rotate other things than heads.
 SEVERAL_AXES = (
     "efficientloftr",
     "eomt_dinov3",
@@ -143,7 +143,7 @@ def head_dim_rule(cls: type[PreTrainedConfig], instance: PreTrainedConfig, entry
         widths = [getattr(instance, name, None) for name in ("head_dim", "num_attention_heads", "hidden_size")]
         if "head_dim" not in entry["defaults"] and all(widths) and widths[0] * widths[1] == 2 * widths[2]:
             entry["head_dim_ratio"] = 2
-    except Exception as error:  # a value that this class refuses tells nothing
+    except Exception as error:  # a value that this class refuses shows nothing
         print(f"head_dim of {cls.__name__} not tried: {type(error).__name__}")
 
 
@@ -217,7 +217,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     table: dict[str, Any] = {}
-    rotaries: dict[str, dict[str, ast.ClassDef]] = {}
+    modules: dict[str, dict[str, ast.ClassDef]] = {}
     classes = config_classes()
     for (folder, name), cls in classes.items():
         try:
@@ -227,7 +227,7 @@ def main() -> None:
             continue
         if not isinstance(cls.model_type, str) or not cls.model_type:
             continue
-        found = rotaries.setdefault(folder, rotary_modules(folder))
+        found = modules.setdefault(folder, rotary_modules(folder))
         rotary = found.get(name)
         if rotary is None:  # some text modules are annotated with the config of the whole
             wholes = {n: parts_of(c) for (f, n), c in classes.items() if f == folder and n in found}

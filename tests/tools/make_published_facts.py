@@ -2,7 +2,7 @@
 
     python tests/tools/make_published_facts.py FOLDER
 
-FOLDER holds config files, which are not kept: only the keys that say something of a rotation are, with the frequencies
+FOLDER holds config files, which are not kept: only the keys that a rotation depends on are, with the frequencies
 that transformers computes from the whole file. What transformers cannot read is computed here by the closed form of the
 model's own code (OWN_CODE), or listed as refused with the reason (REFUSED). Nothing here imports rope_cpu.
 """
@@ -78,7 +78,7 @@ REFUSED = {
     "hf_olmo-tiny": "its `rope` key is false: it is not rotated",
     "minicpm3-4b-nomodeltype": "it has no model type, so its pairing is not known",
     "nemotron_h-30b-a3b": "its attention layers are not rotated",
-    "diffusers/ace_step-3.5b": "its class name `Transformer2DModel` does not say which rotation",
+    "diffusers/ace_step-3.5b": "its class name `Transformer2DModel` does not determine a rotation",
     "diffusers/longcat_video": "its class is not one of diffusers'",
 }
 

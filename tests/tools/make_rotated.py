@@ -32,7 +32,7 @@ def main() -> None:
     for name in NAMES:
         case = CASES[name]
         ids = np.array([0, 1, 1000, case.length - 1])
-        turned, inv_freq, config = theirs(case, ids, fixed_input(len(ids)))
+        rotated, inv_freq, config = theirs(case, ids, fixed_input(len(ids)))
         table[name] = {
             "config": {"model_type": config["model_type"], **case.keys},
             "layer_type": case.layer_type,
@@ -40,7 +40,7 @@ def main() -> None:
             "ids": ids.tolist(),
             "halves_out": case.apply.endswith("interleave"),
             "inv_freq": [float(f"{value:.9g}") for value in inv_freq],
-            "rotated": [float(f"{value:.9g}") for value in turned.reshape(-1)],
+            "rotated": [float(f"{value:.9g}") for value in rotated.reshape(-1)],
         }
     rows = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in table.items()]
     TARGET.write_text("{\n" + ",\n".join(rows) + "\n}\n")

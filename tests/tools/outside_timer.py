@@ -2,10 +2,10 @@
 
     python tests/tools/outside_timer.py [ROUNDS]
 
-Both are run in turn, ROUNDS times (8) for each case, as a machine is not as fast in one minute as in the next; printed
-is the median ratio of a pair of runs. Exit code 1 where it is off by more than 5 % in a case.
+Both are run alternately, ROUNDS times (8) for each case, as a machine is not as fast in one minute as in the next;
+printed is the median ratio of a pair of runs. Exit code 1 where it is off by more than 5 % in a case.
 
-Calls are timed as the benchmark says it times them: with other work in between, which takes its share of the caches.
+Calls are timed as the benchmark times them: with other work in between, which takes its share of the caches.
 A second figure is for calls that have the machine to themselves, which are a few per cent faster where q and k take
 a good part of the last-level cache.
 """
@@ -37,7 +37,7 @@ TOLERANCE = 0.05
 
 
 def outside(name: str) -> tuple[float, float]:
-    """Return median seconds of a plan's call, in turn with other work and alone.
+    """Return median seconds of a plan's call, alternating with other work and alone.
 
     It rotates views of a packed buffer of Llama 3.1 8B's shape.
     """
