@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from rope_cpu.rotation import REAL_OF, Launch, launcher, pairing_of, rotate_copies
 from rope_cpu.validation import arrays as check
+from rope_cpu.validation import position_ids as check_ids
 from rope_cpu.validation.arrays import Array
 from rope_cpu.validation.scalars import boolean
 
@@ -49,7 +50,7 @@ def apply_rotary(
             f"`x` has head_dim {x.shape[-1]}, but `cos` of shape {cos.shape} rotates {2 * cos.shape[-1]} elements"
         )
     if position_ids is not None:
-        ids = check.table_ids(position_ids, len(cos), layout)
+        ids = check_ids.rows_of_table(position_ids, len(cos), layout)
         cos, sin = cos[ids], sin[ids]
     if boolean("inverse", inverse):
         sin = -sin

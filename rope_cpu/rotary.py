@@ -20,11 +20,10 @@ from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.plan import RotaryPlan
 from rope_cpu.rotation import REAL_OF, Pairing, pairing_of
 from rope_cpu.validation import arrays as check
+from rope_cpu.validation import position_ids as check_ids
 from rope_cpu.validation import scalars
 from rope_cpu.validation.arrays import Array
-from rope_cpu.validation.scalars import MAX_POSITION, Float64
-
-_FAR = int(MAX_POSITION / 2)  # from where on it matters how many tokens follow an offset
+from rope_cpu.validation.scalars import Float64
 
 
 class RotaryEmbedding:
@@ -138,11 +137,10 @@ class RotaryEmbedding:
 
         Raises ValueError or TypeError where shapes, widths or values do not fit, naming argument, value and rule.
         """
-        return cls.from_spec(
-            specs.from_inv_freq(
-                inv_freq, head_dim=head_dim, attention_factor=attention_factor, interleaved=interleaved, blocks=blocks
-            )
+        spec = specs.from_inv_freq(
+            inv_freq, head_dim=head_dim, attention_factor=attention_factor, interleaved=interleaved, blocks=blocks
         )
+        return cls.from_spec(spec)
 
     @classmethod
     def axial(
@@ -298,12 +296,7 @@ class RotaryEmbedding:
 
         Raises TypeError or ValueError where a length is no integer of at least 1.
         """
-        if isinstance(seq_len, np.ndarray):
-            seq_len = seq_len.tolist()
-        many = [seq_len] if isinstance(seq_len, str | bytes) or not isinstance(seq_len, Sequence) else seq_len
-        lengths = [scalars.whole_number("seq_len", length) for length in many]
-        if not lengths:
-            raise ValueError("`seq_len` is empty; it must be a length, or one per batch row")
+        lengths = scalars.lengths("seq_len", seq_len)
         if self._spec.length_rule is None:
             return self
         return type(self).from_spec(self._spec.at_length(lengths))
@@ -324,14 +317,14 @@ class RotaryEmbedding:
         another shape or dtype, that is read-only, or whose elements share memory.
         """
         wanted, axes, rows = check.dtype(dtype), self.axes, self._spec.attention_factor.size
-        ids = check.numbers("position_ids", position_ids)
-        check.coordinates("position_ids", ids, axes)
-        check.position_values("position_ids", ids)
+        ids = check_ids.real_ids("position_ids", position_ids)
+        check_ids.check_coordinates("position_ids", ids, axes)
+        check_ids.check_values("position_ids", ids)
         if rows == 1:
             shape = ids.shape[:-1] if axes > 1 else ids.shape
             positions = ids.astype(np.float64, order="C").reshape(1, -1, axes)
         else:
-            positions = check.positions("position_ids", ids, axes, None, rows)
+            positions = check_ids.of_tokens("position_ids", ids, axes, None, rows)
             shape = (rows, positions.shape[1])
         heads = self._spec.inv_freq.shape[2]
         shape = (*shape, heads, self._spec.pairs) if heads > 1 else (*shape, self._spec.pairs)
@@ -417,18 +410,11 @@ class RotaryEmbedding:
         Raises TypeError or ValueError as `rotate` does.
         """
         keys = check.array("keys", keys, check.layout(layout))
-        moved = check.numbers("delta", delta)
         tokens = keys.shape[check.AXES[layout][1]]
-        if moved.ndim:
-            check.coordinates("delta", moved, self.axes)
-        if moved.ndim == 0 and (self.axes == 1 or self._spec.shared_id):
-            moved = np.full((tokens, self.axes) if self.axes > 1 else tokens, moved)
-        elif moved.ndim == 1 and self.axes > 1:
-            moved = np.broadcast_to(moved, (tokens, *moved.shape))
+        moved = check_ids.deltas(delta, tokens, self.axes, self._spec.shared_id)
         positions = self._given("delta", moved, layout)
-        return RotaryPlan(self._angles, self._pairing, positions, layout, "shift", REAL_OF[keys.dtype]).rotate(
-            keys, out
-        )
+        plan = RotaryPlan(self._angles, self._pairing, positions, layout, "shift", REAL_OF[keys.dtype])
+        return plan.rotate(keys, out)
 
     def __repr__(self) -> str:
         length = "" if self._spec.lengths is None else f", lengths={self._spec.lengths}"
@@ -453,13 +439,6 @@ class RotaryEmbedding:
             return "none"
         return f"{2 * np.pi / frequencies.max():.4g}…{2 * np.pi / frequencies.min():.4g}"
 
-    def _check_length(self) -> None:
-        if self._spec.needs_length:
-            raise ValueError(
-                f"rope type {self.rope_type!r} depends on the sequence length; call `at_length(seq_len)` first and "
-                "rotate queries and keys with what it returns"
-            )
-
     def _positions(self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str) -> Float64:
         """Return the positions of an array's tokens, checked."""
         x = check.array(name, x, layout)
@@ -468,26 +447,14 @@ class RotaryEmbedding:
                 raise ValueError(f"`offset` is {offset!r} and `position_ids` are given as well; give one of them")
             return self._given("position_ids", ids, layout)
         if layout == "thd" or not self._consecutive:
-            self._needs_ids(layout)
-        seq = x.shape[check.AXES[layout][1]]
-        if type(offset) is int and abs(offset) < _FAR:
-            return np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
-        rows = check.offsets(offset, x.shape[1 if layout == "sbhd" else 0], seq)
-        return rows.reshape(-1, 1, 1) + np.arange(seq, dtype=np.float64)[:, None]
+            self._spec.check_length()
+            check_ids.refuse_none(self.axes, layout)
+        return check_ids.counted(offset, x.shape[check.AXES[layout][1]], x.shape[layout == "sbhd"])
 
     def _given(self, name: str, ids: ArrayLike, layout: str) -> Float64:
         """Return positions that were given, checked."""
-        self._check_length()
-        return check.positions(name, ids, self.axes, layout, self._spec.attention_factor.size)
-
-    def _needs_ids(self, layout: str) -> None:
-        """Raise the reason why position_ids cannot be left out."""
-        self._check_length()
-        if layout == "thd":
-            raise ValueError(
-                "`position_ids` is None; packed tokens (layout thd) need them, as sequences share no order"
-            )
-        raise ValueError(f"`position_ids` is None; with {self.axes} axes each token needs its coordinates")
+        self._spec.check_length()
+        return check_ids.of_tokens(name, ids, self.axes, layout, self._spec.attention_factor.size)
 
 
 def _mode(inverse: bool) -> str:

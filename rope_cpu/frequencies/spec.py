@@ -121,6 +121,14 @@ class RopeSpec:
         """Whether `at_length` must be called before anything is rotated."""
         return self.length_rule is not None and self.lengths is None
 
+    def check_length(self) -> None:
+        """Raise where frequencies depend on a sequence length that is not given."""
+        if self.needs_length:
+            raise ValueError(
+                f"rope type {self.rope_type!r} depends on the sequence length; call `at_length(seq_len)` first and "
+                "rotate queries and keys with what it returns"
+            )
+
     def pair_elements(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return the elements of a head vector that are first and second in their pair, (pairs,) each.
 
@@ -133,7 +141,7 @@ class RopeSpec:
         first, second = np.concatenate([block.reshape(2, -1) for block in blocks], axis=1)
         return first, second
 
-    def at_length(self, lengths: int | Sequence[int]) -> RopeSpec:
+    def at_length(self, lengths: Sequence[int]) -> RopeSpec:
         """Return the spec for one length of all sequences, or for one length per batch row; itself without a rule.
 
         lengths: tokens, at least 1, which `RotaryEmbedding.at_length` checks.
@@ -143,14 +151,13 @@ class RopeSpec:
         """
         if self.length_rule is None:
             return self
-        many = tuple(lengths) if isinstance(lengths, Sequence) else (lengths,)
-        rows = [self.length_rule.at_length(length) for length in many]
+        rows = [self.length_rule.at_length(length) for length in lengths]
         one_axis = np.stack([self.direction * inv_freq for inv_freq, _ in rows])
         return replace(
             self,
             inv_freq=on_axes(one_axis, self.pair_axis or (), self.axes)[:, :, None],
             attention_factor=np.array([factor for _, factor in rows]),
-            lengths=many,
+            lengths=tuple(lengths),
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:

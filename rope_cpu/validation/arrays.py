@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu.validation.scalars import MAX_POSITION, Float64, regular_array, unmasked
+from rope_cpu.validation.scalars import unmasked
 
 Array = NDArray[Any]
 
@@ -22,8 +22,6 @@ FORMAT_OF = {dtype: name for name, dtype in DTYPES.items()}
 AXES = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2), "thd": (None, 0, 1)}
 
 APART = "each axis must step over all that lies closer together, or elements may share memory"
-
-_WITHIN = "positions must be within ±2^53, which float64 holds exactly"
 
 _AXIS_NAMES = {"b": "batch", "s": "seq", "h": "heads", "d": "head_dim", "t": "tokens"}
 
@@ -142,92 +140,10 @@ def out_tables(out: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tup
     return pair
 
 
-def positions(name: str, value: object, axes: int, layout: str | None, rows: int = 1) -> Float64:
-    """Return position ids as float64 (batch or 1, seq, axes).
-
-    value: (seq,) or (batch, seq), for thd (tokens,); with several axes a trailing axis of coordinates. layout: that
-    of the arrays, or None where no array will be rotated.
-    """
-    ids = numbers(name, value)
-    packed, tail = layout == "thd", f", {axes}" if axes > 1 else ","
-    coordinates(name, ids, axes)
-    if (ids.ndim if axes == 1 else ids.ndim - 1) not in ((1,) if packed else (1, 2)):
-        rule = f"(tokens{tail})" if packed else f"(seq{tail}) or (batch, seq{tail.rstrip(',')})"
-        raise ValueError(f"`{name}` has shape {ids.shape}; it must be {rule}")
-    if axes == 1:
-        ids = ids[..., None]
-    ids = ids if ids.ndim == 3 else ids[None]
-    if rows > 1 and packed:
-        raise ValueError(f"lengths are given for {rows} batch rows, but packed tokens (layout thd) have none")
-    if rows > 1 and ids.shape[0] not in (1, rows):
-        raise ValueError(f"`{name}` has batch {ids.shape[0]}, but lengths were given for {rows} sequences")
-    position_values(name, ids)
-    return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
-
-
-def numbers(name: str, value: object) -> Array:
-    """Return positions as an array; raise unless it has a dtype of theirs."""
-    ids = _as_array(name, value)
-    if ids.dtype.kind not in "iu" and ids.dtype.newbyteorder("=") not in (np.float32, np.float64):
-        raise TypeError(f"`{name}` has dtype {ids.dtype}; positions must be integers, float32 or float64")
-    return ids
-
-
-def _as_array(name: str, value: object) -> Array:
-    """Return numbers as an array; raise for what is masked, ragged, or too large for any dtype of NumPy's."""
-    ids = regular_array(name, value)
-    if not ids.size and not isinstance(value, np.ndarray):
-        return ids.astype(np.int64)  # NumPy takes an empty list for float64
-    if ids.dtype.kind == "O" and ids.size and all(isinstance(one, int) for one in ids.flat):
-        extreme = max(ids.flat, key=abs)
-        if abs(extreme) > MAX_POSITION:
-            raise ValueError(f"`{name}` holds {extreme}; {_WITHIN}")
-    return ids
-
-
-def coordinates(name: str, ids: Array, axes: int) -> None:
-    """Raise unless the last axis of ids holds the coordinates of a token, where there are several."""
-    if axes > 1 and (ids.ndim == 0 or ids.shape[-1] != axes):
-        hint = f"; its axes come first: np.moveaxis({name}, 0, -1)" if ids.ndim > 1 and len(ids) == axes else ""
-        raise ValueError(f"`{name}` has shape {ids.shape}; its last axis must hold {axes} coordinates{hint}")
-
-
-def position_values(name: str, value: object) -> None:
-    """Raise where a position is not finite or too large."""
-    ids = np.asarray(value)
-    if ids.dtype.kind == "f" and not np.isfinite(ids).all():
-        raise ValueError(f"`{name}` holds {ids[~np.isfinite(ids)][0]}; positions must be finite")
-    for extreme in (ids.max(), ids.min()) if ids.size else ():
-        if abs(extreme.item()) > MAX_POSITION:
-            raise ValueError(f"`{name}` holds {extreme}; {_WITHIN}")
-
-
-def offsets(value: object, batch: int, seq: int) -> Array:
-    """Return offsets as int64 (1 or batch,), from which `seq` tokens follow."""
-    given = _as_array("offset", value)
-    if given.dtype.kind not in "iu":
-        what = f"{given.dtype} of shape {given.shape}" if isinstance(value, np.ndarray) else repr(value)
-        raise TypeError(f"`offset` is {what}; it must be an integer, or one per batch row")
-    if given.ndim > 1 or given.shape not in ((), (batch,)):
-        raise ValueError(
-            f"`offset` has shape {given.shape}; it must be one integer, or one for each of {batch} batch rows"
-        )
-    rows = given.reshape(-1).tolist()  # a few Python integers cost less than NumPy's reductions
-    for extreme in (max(rows), min(rows)) if rows else ():
-        if max(abs(extreme), abs(extreme + seq - 1)) > MAX_POSITION:
-            raise ValueError(f"`offset` is {extreme}, for {seq} tokens; {_WITHIN}")
-    return given.astype(np.int64, copy=False).reshape(-1)
-
-
 def tables(cos: object, sin: object, looked_up: bool, layout: str) -> tuple[Array, Array]:
     """Return cos and sin of `apply_rotary` if they are tables; looked_up: position ids choose their rows."""
-    rows = (
-        "(table, pairs)"
-        if looked_up
-        else "(tokens, pairs)"
-        if layout == "thd"
-        else "(seq, pairs) or (batch, seq, pairs)"
-    )
+    one_row = looked_up or layout == "thd"
+    rows = "(table, pairs)" if looked_up else "(tokens, pairs)" if one_row else "(seq, pairs) or (batch, seq, pairs)"
     found = []
     for name, table in (("cos", cos), ("sin", sin)):
         if not isinstance(table, np.ndarray):
@@ -235,27 +151,13 @@ def tables(cos: object, sin: object, looked_up: bool, layout: str) -> tuple[Arra
         unmasked(name, table)
         if table.dtype not in (np.float32, np.float64):
             raise TypeError(f"`{name}` has dtype {table.dtype}; it must be float32 or float64")
-        if table.ndim not in ((2,) if looked_up or layout == "thd" else (2, 3)) or table.shape[-1] == 0:
+        if table.ndim not in ((2,) if one_row else (2, 3)) or table.shape[-1] == 0:
             raise ValueError(f"`{name}` has shape {table.shape}; it must be {rows}, with at least one pair")
         found.append(np.asarray(table))
     if found[0].shape != found[1].shape or found[0].dtype != found[1].dtype:
         a, b = (f"{table.dtype} {table.shape}" for table in found)
         raise ValueError(f"`cos` is {a}, but `sin` is {b}; they must be alike")
     return found[0], found[1]
-
-
-def table_ids(value: object, length: int, layout: str) -> Array:
-    """Return position ids that index a table of `length` rows."""
-    ids = _as_array("position_ids", value)
-    if ids.dtype.kind not in "iu":
-        raise TypeError(f"`position_ids` has dtype {ids.dtype}; rows of a table are looked up by integers")
-    if ids.ndim not in ((1,) if layout == "thd" else (1, 2)):
-        rule = "(tokens,)" if layout == "thd" else "(seq,) or (batch, seq)"
-        raise ValueError(f"`position_ids` has shape {ids.shape}; it must be {rule}")
-    for extreme in (ids.min(), ids.max()) if ids.size else ():
-        if not 0 <= extreme < length:
-            raise ValueError(f"`position_ids` holds {extreme}, but `cos` has rows 0 to {length - 1}")
-    return ids
 
 
 def _brief(value: object) -> str:

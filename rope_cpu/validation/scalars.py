@@ -31,6 +31,16 @@ def whole_numbers(name: str, value: object, least: int = 1) -> tuple[int, ...]:
     return tuple(whole_number(name, entry, least) for entry in value)
 
 
+def lengths(name: str, value: Any) -> list[int]:
+    """Return sequence lengths, of which `value` is one or several, as a list; raise unless there is one at least."""
+    given = value.tolist() if isinstance(value, np.ndarray) else value
+    one = isinstance(given, str | bytes) or not isinstance(given, Sequence)
+    found = [whole_number(name, length) for length in ([given] if one else given)]
+    if not found:
+        raise ValueError(f"`{name}` is empty; it must be a length, or one per batch row")
+    return found
+
+
 def real_number(name: str, value: object, *, zero: bool = False) -> float:
     """Return `value` as a float; raise unless it is a finite number above 0, or 0 where `zero` allows it."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):

@@ -42,7 +42,7 @@ def test_frequencies_are_those_of_the_models_code(name: str) -> None:
         if "interleaved" in entry:
             assert spec.interleaved is entry["interleaved"]
         if "long" in entry:
-            check(spec.at_length(10**6), entry["long"])
+            check(spec.at_length([10**6]), entry["long"])
 
 
 @pytest.mark.parametrize("name", [name for name, entry in FACTS.items() if "refused" in entry])
