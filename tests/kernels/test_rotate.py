@@ -13,12 +13,12 @@ import pytest
 from numba import njit
 from oracle import ORDER, draw
 
-from rope_cpu import RotaryEmbedding, machine, rotation
 from rope_cpu.kernels import rotate as kernels
 from rope_cpu.kernels.vectors import converts_float16
-from rope_cpu.rotation import ARRANGED, kernel_of
+from rope_cpu.rotation import kernel_of
 
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
 CACHES = 2**62  # bytes, so that nothing goes past them
 
 # A processor without float16 instructions has no kernel for it, see `test_other_processors`.
@@ -279,15 +279,6 @@ def test_what_does_not_fit_is_not_written(wrong, rng):
     assert all(map(np.array_equal, (q_out, k_out), before))
 
 
-def test_layouts_are_seen_as_batch_tokens_heads():
-    x = np.zeros((2, 3, 4, 8))
-    assert {name: seen(x).shape for name, seen in ARRANGED.items() if seen and name != "thd"} == {
-        "bhsd": (2, 4, 3, 8),
-        "sbhd": (3, 2, 4, 8),
-    }
-    assert ARRANGED["thd"](x[0]).shape == (1, 3, 4, 8)
-
-
 PROGRAM = """
 import numpy as np, ml_dtypes, hashlib, rope_cpu
 rope = rope_cpu.RotaryEmbedding.from_inv_freq(1e4 ** -(np.arange(48) / 48), head_dim=100)
@@ -309,19 +300,3 @@ def test_other_processors(run_program):
 
     assert digests() == digests(NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES="+fma")
     assert len(digests(NUMBA_CPU_NAME="x86-64", NUMBA_CPU_FEATURES="")) == 2
-
-
-def test_float16_without_instructions_goes_through_float32(monkeypatch, rng):
-    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(48), head_dim=50)
-    q, k = draw(rng, (1, 7, 4, 50), np.float16), draw(rng, (1, 7, 2, 50), np.float16)
-    expected = rope(q, k)
-    monkeypatch.setattr(rotation, "converts_float16", lambda: False)
-    monkeypatch.setattr(rotation, "kernel_of", kernel_of.__wrapped__)
-    assert rotation.kernel_of(q.dtype, False) is None
-    for result, exact in zip(rope(q, k), expected, strict=True):
-        assert result.tobytes() == exact.tobytes()
-    assert np.isinf(rope.rotate(np.full_like(q, 60000))).any()  # beyond float16, without a warning
-
-
-def test_the_last_cache_has_a_size():
-    assert 2**18 <= machine.last_level_cache() <= 2**32

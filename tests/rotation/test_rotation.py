@@ -1,0 +1,29 @@
+"""Between arrays and kernels: axes as kernels have them, and dtypes that a processor has no kernel for."""
+
+import numpy as np
+import oracle
+from oracle import draw
+
+from rope_cpu import RotaryEmbedding, rotation
+from rope_cpu.rotation import ARRANGED, kernel_of
+
+
+def test_layouts_are_seen_as_batch_tokens_heads():
+    x = np.zeros((2, 3, 4, 8))
+    assert {name: seen(x).shape for name, seen in ARRANGED.items() if seen and name != "thd"} == {
+        "bhsd": (2, 4, 3, 8),
+        "sbhd": (3, 2, 4, 8),
+    }
+    assert ARRANGED["thd"](x[0]).shape == (1, 3, 4, 8)
+
+
+def test_float16_without_instructions_goes_through_float32(monkeypatch, rng):
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(48), head_dim=50)
+    q, k = draw(rng, (1, 7, 4, 50), np.float16), draw(rng, (1, 7, 2, 50), np.float16)
+    expected = rope(q, k)
+    monkeypatch.setattr(rotation, "converts_float16", lambda: False)
+    monkeypatch.setattr(rotation, "kernel_of", kernel_of.__wrapped__)
+    assert rotation.kernel_of(q.dtype, False) is None
+    for result, exact in zip(rope(q, k), expected, strict=True):
+        assert result.tobytes() == exact.tobytes()
+    assert np.isinf(rope.rotate(np.full_like(q, 60000))).any()  # beyond float16, without a warning
