@@ -54,4 +54,4 @@ def from_config(name: str, config: ModelConfig, layer_type: str | None = None) -
     """Return the model that a config describes; raise UsageError as `from_file` does."""
     half, interleaved, own = both_pairings(config, layer_type)
     ropes = half.at_length(_LENGTH), interleaved.at_length(_LENGTH)
-    return Model(name, *heads_of(config), *(ropes[::-1] if own else ropes))
+    return Model(name, *heads_of(config, layer_type), *(ropes[::-1] if own else ropes))

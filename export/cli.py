@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace, config: ModelConfig, rope: RotaryEmbedding) -> onnx.ModelProto:
-    heads, kv_heads = heads_of(config)
+    heads, kv_heads = heads_of(config, args.layer_type)
     options = _given(args, "target", "dtype", "layout", "positions", "max_positions", "opset")
     options |= {"num_heads": heads, "num_kv_heads": kv_heads}
     options["metadata"] = {"rope_cpu.config": json.dumps(dict(config.source))}
@@ -116,7 +116,7 @@ def _model(args: argparse.Namespace, config: ModelConfig, rope: RotaryEmbedding)
         print(assumptions(config, given))
     # A window or softcap of 0 is none.
     settings = {name: value for name, value in given.items() if name != "normed" and (value != 0 or name == "scale")}
-    return export.export_attention(rope, **options, **settings)
+    return export.export_attention(rope, **options, **settings, causal=config.attention.causal)
 
 
 def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:

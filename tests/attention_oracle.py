@@ -40,7 +40,7 @@ def normed(x, weight, epsilon, dtype):
     return y, grown + (x.shape[-1] / 2 + NORM) * u * np.abs(y)
 
 
-def turned(rope, x, ids, dtype):
+def rotated(rope, x, ids, dtype):
     """Rotate (batch, seq, heads, head_dim), a pair; angles may be products in float64."""
     x, off = x if isinstance(x, tuple) else exactly(x)
     core, factor = "float64" if str(dtype) == "float64" else "float32", rope.attention_factor
@@ -62,7 +62,7 @@ def attention(
     rope, q, k, v, ids, dtype, *, causal=True, window=None, softcap=None, scale=None, allowed=None, added=0.0
 ):
     """q, k, v: arrays (batch, seq, heads, width), or pairs. A pair: the result, and its error before it is rounded."""
-    (q, q_off), (k, k_off) = turned(rope, q, ids, dtype), cached(turned(rope, k, ids, dtype), dtype)
+    (q, q_off), (k, k_off) = rotated(rope, q, ids, dtype), cached(rotated(rope, k, ids, dtype), dtype)
     v, v_off = cached(v, dtype) if isinstance(v, tuple) else exactly(v)
     batch, seq, heads, width = q.shape
     u, scale = UNITS[str(dtype)], scale or width**-0.5

@@ -113,10 +113,10 @@ def both_pairings(config: ModelConfig, layer_type: str | None) -> tuple[RotaryEm
     return RotaryEmbedding.from_spec(half), RotaryEmbedding.from_spec(interleaved), own
 
 
-def heads_of(config: ModelConfig) -> tuple[int, int]:
+def heads_of(config: ModelConfig, layer_type: str | None) -> tuple[int, int]:
     """Return the number of query heads and of key heads; raise UsageError where nothing says how many."""
     try:
-        heads, kv_heads = config.heads, config.kv_heads
+        heads, kv_heads = config.heads(layer_type)
     except (TypeError, ValueError) as error:
         raise UsageError(f"the config's {error}") from None
     if heads is None or kv_heads is None:

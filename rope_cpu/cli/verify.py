@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         check_file(args.json)
     config = config_of(args)
-    heads = heads_of(config)
+    heads = heads_of(config, args.layer_type)
     half, interleaved, own = both_pairings(config, args.layer_type)
     ropes = {"half-split": half.at_length(TOKENS + 1), "interleaved": interleaved.at_length(TOKENS + 1)}
     found = _with_progress(ropes, heads)

@@ -17,6 +17,7 @@ FACTS: Mapping[str, Any] = data("attention.json")
 class Attention:
     """What is computed between queries, keys and values besides their rotation.
 
+    causal: a query attends to keys up to itself only.
     latent: keys and values are compressed (MLA), and only a part of each head is rotated.
     sinks: the softmax has a learned term beside the scores.
     qk_norm: "before" or "after" the rotation, None where q and k are not normed. v_norm: values are.
@@ -25,6 +26,7 @@ class Attention:
     other: what else there is, in words.
     """
 
+    causal: bool = True
     latent: bool = False
     sinks: bool = False
     qk_norm: str | None = None
@@ -43,6 +45,7 @@ class Attention:
         scale = values.get("attention_multiplier", None if not scalar else scalar**-0.5)
         parameters = own_section(values)[1]
         return cls(
+            causal=_is_causal(model_type, values),
             latent=latent(values) or ("kv_lora_rank" in values and bool(values.get("use_mla", True))),
             sinks=model_type in FACTS["sinks"],
             qk_norm=_qk_norm(model_type, values),
@@ -54,6 +57,14 @@ class Attention:
             query_scale="llama_4_scaling_beta" if parameters.get("llama_4_scaling_beta") else None,
             other=FACTS["other"].get(model_type),
         )
+
+
+def _is_causal(model_type: str | None, values: Mapping[str, Any]) -> bool:
+    """Return True if a query attends to keys up to itself only; for some model types a key of the config decides."""
+    # Gemma 4's "vision" is about tokens of images alone.
+    if model_type in FACTS["bidirectional"] or values.get("use_bidirectional_attention") in (True, "all"):
+        return False
+    return model_type not in FACTS["causal_if_decoder"] or bool(values.get("is_decoder"))
 
 
 def _qk_norm(model_type: str | None, values: Mapping[str, Any]) -> str | None:

@@ -102,6 +102,18 @@ def _listed(key: str, values: Config, count: int) -> list[Any]:
     return list(found[:count])
 
 
+def listed_for_type(key: str, values: Config, layer_type: str | None) -> Any:
+    """Return the one value that a list by layer holds for the layers of a type; None where there is no list."""
+    if not values.get(key):
+        return None
+    types = values.get("layer_types") or [layer_type] * len(values[key])
+    found = {one for kind, one in zip(types, values[key], strict=False) if layer_type in (None, kind)}
+    if len(found) != 1:
+        rule = "the layers that are asked for must have the same"
+        raise ValueError(f"`{key}` holds {sorted(found)} for `layer_type` {layer_type!r}; {rule}")
+    return found.pop()
+
+
 def _at(every: Sequence[Layer], layer_type: str | None, layer: int, alike: bool) -> Layer:
     """Return a layer by its index. alike: its type plays no part."""
     if layer_type is not None:

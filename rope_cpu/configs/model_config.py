@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rope_cpu.configs.attention import Attention
+from rope_cpu.configs.layers import listed_for_type
 from rope_cpu.configs.model_types import ModelFacts
 from rope_cpu.configs.rope_parameters import RopeParameters, latent
 from rope_cpu.frequencies.spec import RopeSpec
@@ -51,24 +52,25 @@ class ModelConfig:
             raise TypeError(f"`layer_type` is {layer_type!r}; it must be a string")
         return self.rotation(self, layer_type, layer, interleaved, angle_dtype)
 
-    @property
-    def heads(self) -> int | None:
-        """Number of query heads, None where neither the file nor the defaults of its model type have it."""
-        return self._number(HEADS_KEYS)
+    def heads(self, layer_type: str | None = None) -> tuple[int | None, int | None]:
+        """Return the number of query heads and of key heads; None where neither the file nor its model type has it.
 
-    @property
-    def kv_heads(self) -> int | None:
-        """Number of key heads; latent attention rotates one key, which all heads share."""
-        return 1 if latent(self.values) else self._number(KV_HEADS_KEYS) or self.heads
+        layer_type: which layers, where they differ. Latent attention rotates one key, which all heads share.
+        """
+        own = self.facts.layer_heads.get(str(layer_type), {})
+        values = dict(self.values) | {name: self.values[key] for name, key in own.items() if key in self.values}
+        heads = listed_for_type("num_attention_heads_per_layer", values, layer_type) or _number(HEADS_KEYS, values)
+        return heads, 1 if latent(values) else _number(KV_HEADS_KEYS, values) or heads
 
     @property
     def attention(self) -> Attention:
         """What the model's attention has besides the rotation."""
         return Attention.of(self.model_type, self.values)
 
-    def _number(self, keys: tuple[str, ...]) -> int | None:
-        """Return the value of the first of these keys that is there."""
-        return next((scalars.whole_number(key, self.values[key]) for key in keys if key in self.values), None)
+
+def _number(keys: tuple[str, ...], values: Mapping[str, Any]) -> int | None:
+    """Return the value of the first of these keys that is there."""
+    return next((scalars.whole_number(key, values[key]) for key in keys if key in values), None)
 
 
 def of_all_layers(

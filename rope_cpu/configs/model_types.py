@@ -31,6 +31,7 @@ class ModelFacts:
     whole_head: the default rope type takes no notice of partial_rotary_factor.
     head_dim_derived: `head_dim` follows from other keys. head_dim_ratio: head_dim over hidden_size /
         num_attention_heads. layer_head_dim: layer type → (key, default) of a head_dim of its own.
+    layer_heads: layer type → standard key of a number of heads → the key that this type has it under.
     mrope_section, mrope_interleaved: how pairs are shared out among axes where the section has no such key.
     direction: -1 where the code rotates the other way. theta_ratio: a key whose value multiplies the base.
     implied: key, value and the section that they stand for.
@@ -58,6 +59,7 @@ class ModelFacts:
     head_dim_derived: bool = False
     head_dim_ratio: int = 1
     layer_head_dim: Mapping[str, Any] = field(default_factory=dict)
+    layer_heads: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     mrope_section: tuple[int, ...] | None = None
     mrope_interleaved: bool | None = None
     direction: int = 1

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from attention_oracle import attention, cached, half_ulp, normed, projected, turned
+from attention_oracle import attention, cached, half_ulp, normed, projected, rotated
 from conftest import DTYPES
 from onnx import helper, numpy_helper
 
@@ -72,7 +72,7 @@ OPTIONS = {
 def test_steps_give_what_one_pass_gives(kind, name):
     _, tensors = drawn(name, ROPE, dtype=DTYPES[kind])
     want = attention(ROPE, *tensors, count_on(2, 13), kind, **OPTIONS[name])
-    keys_wanted = cached(turned(ROPE, tensors[1], count_on(2, 13), kind), kind)
+    keys_wanted = cached(rotated(ROPE, tensors[1], count_on(2, 13), kind), kind)
     for target in TARGETS if kind != "float64" else ("primitive",):
         options = HEADS | {"target": target, "dtype": DTYPES[kind], "layout": "bshd", "max_positions": 32}
         model = export.export_attention(ROPE, **options, **OPTIONS[name])

@@ -43,6 +43,15 @@ def export_to(tmp_path):
     return call
 
 
+def test_a_bidirectional_model_type_is_written_so(export_to):
+    config = {"model_type": "roformer", "hidden_size": 64, "num_attention_heads": 4}
+    code, file = export_to("--attention", config=config)
+    (node,) = (node for node in onnx.load(file).graph.node if node.op_type == "Attention")
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    assert code == 0
+    assert attributes["is_causal"] == 0
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

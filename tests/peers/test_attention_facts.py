@@ -57,5 +57,8 @@ def test_facts_of_attention(model_type):
     recorded = next((w for w in ("before", "after") if model_type in FACTS[f"qk_norm_{w}_rotation"]), None)
     assert recorded == when
     assert (model_type in FACTS["sinks"]) == bool(re.search(r"self\.\w*sinks?\b", text))
+    always = re.search(r"self\.is_causal = False$|self\.is_causal = False  # ", text, flags=re.M)
+    assert (model_type in FACTS["bidirectional"]) == bool(always)
+    assert (model_type in FACTS["causal_if_decoder"]) == ("self.is_causal = config.is_decoder" in text)
     ones = re.findall(r"self\.scaling = 1\.0$", text, flags=re.M)
     assert (FACTS["scale"].get(model_type) == 1.0) == bool(ones)

@@ -1,4 +1,4 @@
-"""Write rope_cpu/data/models.json: what each model type of transformers takes where its config file is silent.
+"""Write rope_cpu/configs/data/models.json: what each model type of transformers takes where its config file is silent.
 
 Facts only, read from the configuration classes (defaults, names, sub-configs) and from the modelling code (which config
 a rotary module is built from, whether its default type honours partial_rotary_factor, which elements make a pair).
@@ -23,7 +23,14 @@ from transformers import PreTrainedConfig
 MODELS = Path(transformers.__file__).parent / "models"
 TARGET = Path(__file__).parents[2] / "rope_cpu" / "configs" / "data" / "models.json"
 
-WIDTHS = ("hidden_size", "num_attention_heads", "head_dim", "qk_rope_head_dim", "max_position_embeddings")
+WIDTHS = (
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "qk_rope_head_dim",
+    "max_position_embeddings",
+)
 NAMES = (*WIDTHS, "layer_types", "rope_theta", "partial_rotary_factor")
 
 # Model types whose code pairs neighbours (2i, 2i+1), read from their apply functions and held against them by

@@ -1,0 +1,58 @@
+"""What `ModelConfig` knows beside the rotation: numbers of heads by layer, and what the model's attention has."""
+
+import pytest
+
+from rope_cpu.configs import reader
+
+GEMMA4 = {"model_type": "gemma4_text", "num_attention_heads": 16, "num_key_value_heads": 8}
+MIMO = {"model_type": "mimo_v2_flash", "num_attention_heads": 64, "num_key_value_heads": 4}
+LAGUNA = {
+    "model_type": "laguna",
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "num_attention_heads": 48,
+    "num_attention_heads_per_layer": [48, 64, 64],
+    "num_key_value_heads": 8,
+}
+LLAMA = {"model_type": "llama", "hidden_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "layer_type", "heads"),
+    [
+        (LLAMA | {"num_attention_heads": 4}, None, (4, 4)),
+        (LLAMA | {"num_attention_heads": 4, "num_key_value_heads": 2}, None, (4, 2)),
+        ({"model_type": "mistral"}, None, (32, 8)),  # the defaults of its class
+        (GEMMA4 | {"num_global_key_value_heads": 2}, "full_attention", (16, 2)),
+        (GEMMA4 | {"num_global_key_value_heads": 2}, "sliding_attention", (16, 8)),
+        (GEMMA4 | {"num_global_key_value_heads": None}, "full_attention", (16, 8)),
+        (MIMO | {"swa_num_key_value_heads": 8}, "sliding_attention", (64, 8)),
+        (MIMO | {"swa_num_key_value_heads": 8}, "full_attention", (64, 4)),
+        (LAGUNA, "full_attention", (48, 8)),
+        (LAGUNA, "sliding_attention", (64, 8)),
+        ({"model_type": "deepseek_v3", "num_attention_heads": 16}, None, (16, 1)),
+        ({"model_type": "mystery", "rope_theta": 1e4}, None, (None, None)),
+    ],
+)
+def test_heads(config, layer_type, heads):
+    assert reader.read(config).heads(layer_type) == heads
+
+
+def test_heads_that_differ_between_layers_are_no_one_number():
+    with pytest.raises(ValueError, match=r"`num_attention_heads_per_layer` holds \[48, 64\] for `layer_type` None"):
+        reader.read(LAGUNA).heads()
+
+
+@pytest.mark.parametrize(
+    ("config", "causal"),
+    [
+        ({"model_type": "llama"}, True),
+        ({"model_type": "eurobert"}, False),
+        ({"model_type": "roformer"}, False),
+        ({"model_type": "roformer", "is_decoder": True}, True),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, False),
+        ({"model_type": "gemma4_text", "use_bidirectional_attention": "vision"}, True),
+        ({"model_type": "gemma4_text", "use_bidirectional_attention": "all"}, False),
+    ],
+)
+def test_attention_is_causal_or_not(config, causal):
+    assert reader.read(config).attention.causal is causal
