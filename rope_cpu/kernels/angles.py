@@ -7,7 +7,7 @@ The loops are over the pairs of a token and plain, so that LLVM vectorises them.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from math import factorial
 from typing import Any
 
@@ -89,13 +89,10 @@ def _rows(positions, frequencies, factor, sign, cos, sin, part, parts):
                 _finish(revolutions, rest, factor, sign, cos[n, t, head], sin[n, t, head])
 
 
-def _in_parallel(positions, frequencies, factor, sign, cos, sin, parts):
-    """Write all rows, in several parts at a time."""
+@partial(compile.inner, parallel=True)
+def _rows_in_parallel(positions, frequencies, factor, sign, cos, sin, parts):
     for part in prange(parts):
         _rows(positions, frequencies, factor, sign, cos, sin, np.intp(part), parts)
-
-
-_rows_in_parallel = compile.inner(_in_parallel, parallel=True)
 
 
 def _cos_sin(positions, frequencies, factor, sign, cos, sin, threads):

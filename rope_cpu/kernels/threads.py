@@ -94,13 +94,7 @@ def get_num_threads() -> int:
     return _limit
 
 
-def _from_environment() -> None:
-    given = os.environ.get(VARIABLE)
-    if not given:
-        return
+if given := os.environ.get(VARIABLE):
     if not given.strip().isdecimal() or int(given) == 0:
         raise ValueError(f"{VARIABLE} is {given!r}; it must be a number of threads, at least 1")
     set_num_threads(min(int(given), MOST))  # "at most": the same image starts on a machine of fewer cores
-
-
-_from_environment()

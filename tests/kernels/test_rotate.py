@@ -59,8 +59,8 @@ def assert_exact(result, x, cos, sin, pairing):
 @pytest.mark.parametrize("groups", [1, 2])
 def test_the_same_bits_for_every_way_of_running(kind, pairing, groups, rng):
     dtype = NARROW.get(kind, np.dtype(kind))
-    cos, sin = cos_and_sin(rng, (2, 420, groups, 37), dtype)
-    q, k = draw(rng, (2, 420, 6, 74), dtype), draw(rng, (2, 420, 2, 74), dtype)
+    cos, sin = cos_and_sin(rng, (2, 450, groups, 37), dtype)
+    q, k = draw(rng, (2, 450, 6, 74), dtype), draw(rng, (2, 450, 2, 74), dtype)
     assert q.size + k.size >= kernels._PARALLEL_FROM
     first = None
     for threads in (1, 2, 5):
