@@ -1,9 +1,9 @@
 """The rotation kernel: each pair (a, b) of a head vector becomes (a·cos − b·sin, b·cos + a·sin).
 
-From the inside out: `half_split` and `interleaved` rotate some pairs of several heads, which share cos and sin;
-`_block_of` makes of them what rotates all pairs of a block, `_part_of` what goes through the tokens and heads of an
-array; `_rotate` checks whether q and k can be rotated as they stand, and divides them between threads. Axes are
-(batch, tokens, heads, elements), the last contiguous; steps are strides, in bytes.
+From the inside out: `half_split` and `interleaved` rotate some pairs of several rows of elements; `_block_of` makes of
+them what rotates all pairs of a block, `_part_of` what goes through an array; `_rotate` checks whether q and k can be
+rotated as they stand, and divides them between threads. Arrays are (batch, tokens, heads, elements), the last axis
+contiguous; steps are strides, in bytes.
 """
 
 from __future__ import annotations
@@ -42,21 +42,24 @@ ELEMENTS = {
 
 # Fewer elements than these are rotated faster than a second thread starts.
 _PARALLEL_FROM = 2**19
-# Heads that are rotated together, token by token, where the tokens of a head lie together.
-_RUN_OF_HEADS = 4
+# Rows that go together where each has several vectors; tokens whose cos and sin stay in the first cache for all heads.
+_RUN, _TILE = 4, 32
 
 
 def half_split(lanes: int) -> Any:
     """Return the function that rotates the pairs (i, i + pairs), `lanes` of them from i on."""
 
     @compile.inner
-    def rotate(x, out, cos, sin, i, pairs, heads, step, out_step, past_caches):
+    def rotate(x, out, cos, sin, i, pairs, rows, step, out_step, table_step, past_caches):
         c, s = load(cos, i, lanes), load(sin, i, lanes)
-        for _ in range(heads):
+        for _ in range(rows):
+            if table_step > 0:
+                c, s = load(cos, i, lanes), load(sin, i, lanes)
             a, b = load(x, i, lanes), load(x, i + pairs, lanes)
             store(out, i, a * c - b * s, past_caches)
             store(out, i + pairs, muladd(b, c, a * s), past_caches)
             x, out = advance(x, step), advance(out, out_step)
+            cos, sin = advance(cos, table_step), advance(sin, table_step)
 
     return rotate
 
@@ -66,24 +69,31 @@ def interleaved(lanes: int) -> Any:
     both = 2 * lanes
 
     @compile.inner
-    def rotate(x, out, cos, sin, i, pairs, heads, step, out_step, past_caches):
+    def rotate(x, out, cos, sin, i, pairs, rows, step, out_step, table_step, past_caches):
         c, s = doubled(load(cos, i, lanes)), even_negated(doubled(load(sin, i, lanes)))
-        for _ in range(heads):
+        for _ in range(rows):
+            if table_step > 0:
+                c, s = doubled(load(cos, i, lanes)), even_negated(doubled(load(sin, i, lanes)))
             ab = load(x, 2 * i, both)
             store(out, 2 * i, muladd(ab, c, swapped(ab) * s), past_caches)
             x, out = advance(x, step), advance(out, out_step)
+            cos, sin = advance(cos, table_step), advance(sin, table_step)
 
     # 64 pairs at a time would need more registers than there are: float32 took 1.2 to 1.4 times as long.
     @compile.inner
-    def rotate_64(x, out, cos, sin, i, pairs, heads, step, out_step, past_caches):
+    def rotate_64(x, out, cos, sin, i, pairs, rows, step, out_step, table_step, past_caches):
         c1, s1 = doubled(load(cos, i, 32)), even_negated(doubled(load(sin, i, 32)))
         c2, s2 = doubled(load(cos, i + 32, 32)), even_negated(doubled(load(sin, i + 32, 32)))
-        for _ in range(heads):
+        for _ in range(rows):
+            if table_step > 0:
+                c1, s1 = doubled(load(cos, i, 32)), even_negated(doubled(load(sin, i, 32)))
+                c2, s2 = doubled(load(cos, i + 32, 32)), even_negated(doubled(load(sin, i + 32, 32)))
             ab = load(x, 2 * i, 64)
             store(out, 2 * i, muladd(ab, c1, swapped(ab) * s1), past_caches)
             ab = load(x, 2 * i + 64, 64)
             store(out, 2 * i + 64, muladd(ab, c2, swapped(ab) * s2), past_caches)
             x, out = advance(x, step), advance(out, out_step)
+            cos, sin = advance(cos, table_step), advance(sin, table_step)
 
     return rotate_64 if lanes == 64 else rotate
 
@@ -92,35 +102,37 @@ PAIRINGS: dict[str, Callable[[int], Any]] = {"half": half_split, "interleaved": 
 
 
 def _block_of(pairing: Callable[[int], Any]) -> Any:
-    """Return the function that rotates a block of pairs in several heads: 64 at a time, then by binary digits."""
+    """Return the function that rotates a block of pairs in several rows: 64 at a time, then by binary digits."""
     p64, p32, p16, p8, p4, p2, p1 = (pairing(lanes) for lanes in (64, 32, 16, 8, 4, 2, 1))
 
     @partial(compile.inner, of=pairing.__name__)
-    def rotate_block(x, out, cos, sin, pairs, heads, step, out_step, past_caches):
-        # Where one vector holds all pairs, its cos and sin stay in registers for all heads.
-        together = heads if pairs == 64 or pairs == 32 else 1
-        for _ in range(heads // together):
+    def rotate_block(x, out, cos, sin, pairs, rows, step, out_step, table_step, past_caches):
+        # A vector that holds all pairs goes through all rows, so that cos and sin that they share stay in registers.
+        together = rows if pairs == 64 or pairs == 32 else _RUN
+        for first in range(0, rows, together):
+            count = min(together, rows - first)
             for i in range(0, pairs & -64, 64):
-                p64(x, out, cos, sin, i, pairs, together, step, out_step, past_caches)
+                p64(x, out, cos, sin, i, pairs, count, step, out_step, table_step, past_caches)
             i = pairs & -64
             if pairs & 32:
-                p32(x, out, cos, sin, i, pairs, together, step, out_step, past_caches)
+                p32(x, out, cos, sin, i, pairs, count, step, out_step, table_step, past_caches)
                 i += 32
             if pairs & 16:
-                p16(x, out, cos, sin, i, pairs, 1, step, out_step, past_caches)
+                p16(x, out, cos, sin, i, pairs, count, step, out_step, table_step, past_caches)
                 i += 16
             if pairs & 8:
-                p8(x, out, cos, sin, i, pairs, 1, step, out_step, past_caches)
+                p8(x, out, cos, sin, i, pairs, count, step, out_step, table_step, past_caches)
                 i += 8
             if pairs & 4:
-                p4(x, out, cos, sin, i, pairs, 1, step, out_step, past_caches)
+                p4(x, out, cos, sin, i, pairs, count, step, out_step, table_step, past_caches)
                 i += 4
             if pairs & 2:
-                p2(x, out, cos, sin, i, pairs, 1, step, out_step, past_caches)
+                p2(x, out, cos, sin, i, pairs, count, step, out_step, table_step, past_caches)
                 i += 2
             if pairs & 1:
-                p1(x, out, cos, sin, i, pairs, 1, step, out_step, past_caches)
-            x, out = advance(x, step), advance(out, out_step)
+                p1(x, out, cos, sin, i, pairs, count, step, out_step, table_step, past_caches)
+            x, out = advance(x, count * step), advance(out, count * out_step)
+            cos, sin = advance(cos, count * table_step), advance(sin, count * table_step)
 
     return rotate_block
 
@@ -148,8 +160,7 @@ def _extent(x):
 def _share_nothing(x, y):
     """Return True if one array ends before the other, or they lie side by side in the rows of one buffer.
 
-    Their steps from row to row are then multiples of a period, within which neither meets the other. A row is what each
-    has of a token, or of a head.
+    Their steps are then multiples of a period, in which each has its part: some heads of a token, or one.
     """
     (start, stop), (y_start, y_stop) = _extent(x), _extent(y)
     if stop <= y_start or y_stop <= start:
@@ -205,10 +216,7 @@ def _all_fit(q, k, q_out, k_out, cos, head_dim, arrays):
 
 @compile.inner
 def _goes_past_caches(x, out, pairs, cache_bytes):
-    """Return True if results are too large to stay in the caches, and all vectors of one block are aligned in them.
-
-    What is rotated in place has been read into the caches already.
-    """
+    """Return True if results elsewhere are too large to stay in the caches, and all their vectors are aligned."""
     (_, (batch, tokens, heads, width), _, size), (start, _, steps, _) = x, out
     if 2 * batch * tokens * heads * width * size <= cache_bytes or address(x[0]) == address(start):
         return False
@@ -216,37 +224,37 @@ def _goes_past_caches(x, out, pairs, cache_bytes):
 
 
 def _part_of(pairing: Callable[[int], Any]) -> Any:
-    """Return the function that rotates one of several equal parts of an array: some rows of heads, or some heads."""
+    """Return the function that rotates one of several equal parts of an array: some tokens, or some heads."""
     rotate_block = _block_of(pairing)
 
     @partial(compile.inner, of=pairing.__name__)
     def rotate_part(x, out, cos_sin, sizes, part, parts):
         (x_start, (batch, tokens, heads, _), steps, size), (out_start, _, out_steps, _) = x, out
-        cos_start, (_, rows, _, groups, _), (to_sin, by_row, by_token, by_group, _), real_size = cos_sin
+        cos_start, (_, table_rows, _, groups, _), (to_sin, by_row, by_token, by_group, _), real_size = cos_sin
         past_caches = sizes.size == 3 and _goes_past_caches(x, out, sizes[2], sizes[1])
-        # Where the tokens of a head lie together, not the heads of a token, threads share heads, and a few go together.
-        by_head = tokens > 1 and abs(steps[1]) < abs(steps[2]) and heads >= parts
-        share, total = heads // groups, heads if by_head else batch * tokens
-        run, start, stop = _RUN_OF_HEADS if by_head else share, total * part // parts, total * (part + 1) // parts
-        first_head, last_head, first_row, last_row = 0, heads, start, stop
+        # Rows are the heads of a token, which share cos and sin, or, where these lie together, the tokens of a head.
+        by_head, share = tokens > 1 and abs(steps[1]) < abs(steps[2]) and batch * heads >= parts, heads // groups
+        lines, sets, tile, step, out_step, table_step = tokens, groups, tokens, steps[2], out_steps[2], 0
         if by_head:
-            first_head, last_head, first_row, last_row = start, stop, 0, batch * tokens
-        for n in range(batch):
-            head, row = first_head, min(n, rows - 1)
-            while head < last_head:
-                group = head // share
-                count = min(run, min(last_head, (group + 1) * share) - head)
-                for t in range(max(first_row - n * tokens, 0), min(last_row - n * tokens, tokens)):
-                    source = advance(x_start, n * steps[0] + t * steps[1] + head * steps[2])
-                    target = advance(out_start, n * out_steps[0] + t * out_steps[1] + head * out_steps[2])
-                    cos = advance(cos_start, row * by_row + t * by_token + group * by_group)
+            lines, sets, tile, step, out_step, table_step = heads, 1, _TILE, steps[1], out_steps[1], by_token
+        start, stop = batch * lines * part // parts, batch * lines * (part + 1) // parts
+        tiles = (tokens + tile - 1) // tile
+        for part_of_batch in range(batch * tiles):
+            n, top = part_of_batch // tiles, part_of_batch % tiles * tile
+            for line in range(max(start - n * lines, 0), min(stop - n * lines, lines)):
+                for group in range(sets):
+                    token, head, rows = line, group * share, share
+                    if by_head:
+                        token, head, rows, group = top, line, min(tile, tokens - top), line // share
+                    source = advance(x_start, n * steps[0] + token * steps[1] + head * steps[2])
+                    target = advance(out_start, n * out_steps[0] + token * out_steps[1] + head * out_steps[2])
+                    cos = advance(cos_start, min(n, table_rows - 1) * by_row + token * by_token + group * by_group)
                     sin = advance(cos, to_sin)
                     for block in range(2, sizes.size):
                         pairs = sizes[block]
-                        rotate_block(source, target, cos, sin, pairs, count, steps[2], out_steps[2], past_caches)
+                        rotate_block(source, target, cos, sin, pairs, rows, step, out_step, table_step, past_caches)
                         source, target = advance(source, 2 * pairs * size), advance(target, 2 * pairs * size)
                         cos, sin = advance(cos, pairs * real_size), advance(sin, pairs * real_size)
-                head += count
 
     return rotate_part
 

@@ -24,10 +24,7 @@ _forked_alone = True
 
 @cache
 def load_tbb() -> None:
-    """Load the TBB that pip installed, if it did, where Numba's own search does not look.
-
-    It must be loaded before Numba starts its threads, which a first kernel does.
-    """
+    """Load the TBB that pip installed, where Numba does not look, before a first kernel starts Numba's threads."""
     with suppress(PackageNotFoundError, OSError):
         for file in files("tbb") or ():
             if file.name in ("libtbb.so.12", "tbb12.dll"):

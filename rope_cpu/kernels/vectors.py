@@ -1,7 +1,6 @@
 """Vectors for Numba: many lanes that are loaded, multiplied, shuffled and stored as one value.
 
-LLVM makes vectors of a plain loop where it can prove that what is written is not read again, which it cannot for rows
-that may be rotated in place. So the rotation kernels name their vectors; otherwise they are ordinary Numba functions,
+LLVM cannot make vectors of a plain loop over rows that may be rotated in place. So the rotation kernels name theirs,
 and `a * c - b * s` on 64 lanes becomes as many instructions as the processor needs for them.
 
 NumPy's 16-bit floats come as the integers of their bits, int16 for float16 and uint16 for bfloat16. Both become float32
