@@ -35,6 +35,11 @@ class RotaryEmbedding:
     _consecutive: bool  # whether ids may be left out
     _pairing: Pairing
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Check the names of arguments before Python does, which would not know what is meant."""
+        scalars.refuse_other_names(cls.__name__, kwargs)
+        return super().__new__(cls)
+
     def __init__(
         self,
         head_dim: int,

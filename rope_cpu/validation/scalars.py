@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -11,8 +11,24 @@ from numpy.typing import ArrayLike, NDArray
 
 Float64 = NDArray[np.float64]
 
+# What other libraries call the arguments of a rotary embedding.
+_CALLED_HERE = {
+    **dict.fromkeys(("dim", "rope_dim", "head_size", "d_head"), "head_dim"),
+    **dict.fromkeys(("base", "theta", "rope_base", "freq_base"), "rope_theta"),
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), "scaling"),
+    **dict.fromkeys(("max_seq_len", "max_position", "max_length"), "max_position_embeddings"),
+    **dict.fromkeys(("rotary_emb_dim", "rotary_embedding_dim", "n_rot"), "rotary_dim"),
+}
+
 # Positions beyond it are refused: float64 does not hold every whole number there.
 MAX_POSITION = 2.0**53
+
+
+def refuse_other_names(owner: str, arguments: Iterable[str]) -> None:
+    """Raise TypeError where an argument goes by the name that another library has for it."""
+    for name in arguments:
+        if name in _CALLED_HERE:
+            raise TypeError(f"{owner} has no argument `{name}`; here it is called `{_CALLED_HERE[name]}`")
 
 
 def whole_number(name: str, value: object, least: int = 1) -> int:

@@ -209,6 +209,9 @@ REFUSED = [
         ValueError,
         "`x` has head_dim 8, but this rotary embedding has head_dim 6",
     ),
+    (lambda: RotaryEmbedding(8, base=1e4), TypeError, "RotaryEmbedding has no argument `base`; .* called `rope_theta`"),
+    (lambda: RotaryEmbedding(dim=8), TypeError, "RotaryEmbedding has no argument `dim`; here it is called `head_dim`"),
+    (lambda: RotaryEmbedding(8, teta=1), TypeError, "RotaryEmbedding.__init__.. got an unexpected keyword argument"),
     (lambda: ROPE(X, zeros(2, 3, 1, 5)), ValueError, "`k` has head_dim 5"),
     (
         lambda: ROPE.rotate(zeros(3, 4, 6)),
