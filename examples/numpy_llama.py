@@ -47,7 +47,7 @@ def _frequencies(rope: RotaryEmbedding) -> tuple[bytes, float]:
 
 @dataclass
 class Cache:
-    """Rotated keys and values of every layer, (batch, seq, kv_heads, head_dim), and the rotary that turned the keys."""
+    """Rotated keys and values of every layer, (batch, seq, kv_heads, head_dim), and the rotary embedding that rotated the keys."""
 
     keys: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Cache:
         return self.keys[0].shape[1] if self.keys else 0
 
     def turn_by(self, rope: RotaryEmbedding) -> None:
-        """Rotate the keys anew where the sequence has grown into other frequencies (longrope, dynamic)."""
+        """Re-rotate the keys where the sequence has grown into other frequencies (longrope, dynamic)."""
         before, self.rope = self.rope, rope
         if before is not None and _frequencies(rope) != _frequencies(before):
             self.keys = [rope.rotate(before.rotate(keys, inverse=True)) for keys in self.keys]

@@ -61,8 +61,8 @@ def positions_from_vectors(
     """Return the positions that rotate x, (..., head_dim), into rotated; other arguments as above."""
     first, second = rope.spec.pair_elements()
     before, after = x.astype(np.float64), rotated.astype(np.float64)
-    turn = (after[..., first] + 1j * after[..., second]) * (before[..., first] - 1j * before[..., second])
-    return positions_from_cos_sin(turn.real, turn.imag, rope, low, high)
+    rotation = (after[..., first] + 1j * after[..., second]) * (before[..., first] - 1j * before[..., second])
+    return positions_from_cos_sin(rotation.real, rotation.imag, rope, low, high)
 
 
 def _solve(angles: Float64, inv_freq: Float64, centre: Float64) -> Float64:
@@ -95,7 +95,7 @@ def _wrapped(angle: Float64) -> Float64:
 def main() -> None:
     """Recover the coordinates of image patches from their rotation."""
     rope = RotaryEmbedding.axial(64, 2)
-    print(f"positions are told apart up to {unique_range(rope).round(1)} on each axis")
+    print(f"positions are unique up to {unique_range(rope).round(1)} on each axis")
     xy = np.random.default_rng(0).uniform(0, 1000, (5, 2))
     found = positions_from_cos_sin(*rope.cos_sin(xy), rope, 0, 1000)
     for given, back in zip(xy, found, strict=True):
