@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.configs.model_config import ModelConfig, of_all_layers
+from rope_cpu.configs.model_types import data
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
@@ -53,16 +54,10 @@ def parse(config: Config) -> ModelConfig:
 _COGVIDEOX = "use_rotary_positional_embeddings"
 
 
-def _axes_from(
-    key: str, default: Sequence[int], theta: float, *, or_three: bool = False
-) -> Callable[[Config, str], RopeSpec]:
-    """Widths of the axes stand in the file under a key, as many as the class's own, which hold without them."""
-    counts = {len(default), 3} if or_three else {len(default)}
-
-    def build(config: Config, angle_dtype: str) -> RopeSpec:
-        return _blocks(key, config.get(key, default), config.get("rope_theta", theta), config, angle_dtype, counts)
-
-    return build
+def _given_widths(row: Config, config: Config, angle_dtype: str) -> RopeSpec:
+    """Return the rotation whose axes have the widths that stand in the file, as many as in the row of their class."""
+    widths, theta = config.get(row["key"], row["widths"]), config.get("rope_theta", row["rope_theta"])
+    return _blocks(row["key"], widths, theta, config, angle_dtype, row.get("counts", [len(row["widths"])]))
 
 
 def _wan(config: Config, angle_dtype: str) -> RopeSpec:
@@ -129,28 +124,9 @@ def _required(config: Config, key: str) -> int:
     return whole_number(key, config[key], 1)
 
 
+_DATA = data("diffusers.json")
+_BUILDERS = {"wan": _wan, "cogvideox": _cogvideox, "ltx": _ltx}
 MODELS: dict[str, Callable[[Config, str], RopeSpec]] = {
-    "FluxTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
-    "FluxControlNetModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
-    "Flux2Transformer2DModel": _axes_from("axes_dims_rope", (32, 32, 32, 32), 2000.0),
-    "BriaTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
-    "ChromaTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
-    "LongCatImageTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
-    "OvisImageTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
-    "QwenImageTransformer2DModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
-    "QwenImageControlNetModel": _axes_from("axes_dims_rope", (16, 56, 56), 10000.0),
-    "HunyuanImageTransformer2DModel": _axes_from("rope_axes_dim", (64, 64), 256.0, or_three=True),
-    "HunyuanVideoTransformer3DModel": _axes_from("rope_axes_dim", (16, 56, 56), 256.0),
-    "HunyuanVideo15Transformer3DModel": _axes_from("rope_axes_dim", (16, 56, 56), 256.0),
-    "HunyuanVideoFramepackTransformer3DModel": _axes_from("rope_axes_dim", (16, 56, 56), 256.0),
-    "WanModel": _wan,
-    "WanTransformer3DModel": _wan,
-    "WanVACETransformer3DModel": _wan,
-    "WanAnimateTransformer3DModel": _wan,
-    "SkyReelsV2Transformer3DModel": _wan,
-    "ChronoEditTransformer3DModel": _wan,
-    "CogVideoXTransformer3DModel": _cogvideox,
-    "ConsisIDTransformer3DModel": _cogvideox,
-    "LTXVideoTransformer3DModel": _ltx,
-    "LTX2VideoTransformer3DModel": _ltx,
+    **{name: partial(_given_widths, row) for row in _DATA["axes"] for name in row["classes"]},
+    **{name: build for kind, build in _BUILDERS.items() for name in _DATA[kind]},
 }

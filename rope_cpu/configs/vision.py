@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,17 +11,39 @@ import numpy as np
 
 from rope_cpu.configs import rope_parameters, text
 from rope_cpu.configs.model_config import ModelConfig, of_all_layers
-from rope_cpu.configs.model_types import ModelFacts, by_type
+from rope_cpu.configs.model_types import ModelFacts, by_type, data
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import type_of, without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, on_axes
 from rope_cpu.validation.scalars import Float64, real_number, whole_number, whole_numbers
 
-Builder = Callable[[int, float, str], RopeSpec]
+
+@dataclass(frozen=True)
+class Tower:
+    """How one vision tower rotates, a row of vision.json.
+
+    pairs: how they belong to axes, see _PAIRS; order: the axes in their order. rope_theta: the default base.
+    partial: the only partial_rotary_factor that the model works with. head_dim: the key of the width that heads share,
+    or a name in _HEAD_DIMS.
+    """
+
+    pairs: str
+    order: Sequence[int] = (0, 1)
+    interleaved: bool = False
+    rope_theta: float = 10000.0
+    partial: float = 1.0
+    head_dim: str = "hidden_size"
 
 
 # Model types without a rotation of heads that could be described, and why.
 REFUSED = by_type("refused.json")
+
+_DATA = data("vision.json")
+TOWERS = {
+    name: Tower(**{key: value for key, value in row.items() if key != "types"})
+    for row in _DATA["towers"]
+    for name in row["types"]
+}
 
 
 def is_vision(config: Mapping[str, Any]) -> bool:
@@ -51,9 +73,10 @@ def parse(config: Mapping[str, Any]) -> ModelConfig:
         values = text.with_defaults(*text.language_model(config))
         rotation = of_all_layers(partial(_ernie, values))
     else:
-        found = TOWERS[name]
-        head_dim, theta = found.head_dim(values), _theta(values, found)
-        rotation = of_all_layers(partial(found.build, head_dim, theta))
+        row = TOWERS[name]
+        own_head_dim = _HEAD_DIMS.get(row.head_dim)
+        head_dim = own_head_dim(values) if own_head_dim else _head_dim(values, row.head_dim)
+        rotation = of_all_layers(partial(_PAIRS[row.pairs], row, head_dim, _theta(values, row)))
     return ModelConfig(source=config, model_type=name, values=values, rotation=rotation)
 
 
@@ -78,18 +101,9 @@ def model_type(config: Mapping[str, Any]) -> str:
 def _part_type(part: Mapping[str, Any], name: str | None) -> str:
     """Return a vision part's own model type, where older files repeat that of the whole model or name none."""
     if not name:
-        return next((named for keys, named in UNNAMED if keys <= part.keys()), "")
+        # Keys of files without a model type; those of the two Qwen models differ in where the width stands.
+        return next((named for keys, named in _DATA["unnamed"] if part.keys() >= set(keys)), "")
     return next((known for known in (name, f"{name}_vision", f"{name}_vision_encoder") if known in TOWERS), name)
-
-
-@dataclass(frozen=True)
-class Tower:
-    """How one vision tower rotates: its head_dim, its default base, and which pair belongs to which axis."""
-
-    build: Builder
-    rope_theta: float = 10000.0
-    partial: float = 1.0  # the only partial_rotary_factor that the model works with
-    head_dim: Callable[[Mapping[str, Any]], int] = lambda config: _head_dim(config, "hidden_size")
 
 
 def _head_dim(config: Mapping[str, Any], width_key: str) -> int:
@@ -137,41 +151,33 @@ def _theta(config: Mapping[str, Any], known: Tower) -> float:
     return real_number("rope_theta", section.get("rope_theta", config.get("rope_theta", known.rope_theta)))
 
 
-def _runs(order: tuple[int, ...], interleaved: bool) -> Builder:
+def _runs(tower: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
     """Give each axis a run of pairs across the head, the runs in the order of these axes."""
-
-    def build(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
-        each = axes.base_frequencies(theta, 2 * (head_dim // len(order) // 2), angle_dtype)
-        pair_axis = np.repeat(order, each.size)
-        return _spec(np.tile(each, len(order)), pair_axis, head_dim, interleaved, angle_dtype)
-
-    return build
+    each = axes.base_frequencies(theta, 2 * (head_dim // len(tower.order) // 2), angle_dtype)
+    inv_freq, pair_axis = np.tile(each, len(tower.order)), np.repeat(tower.order, each.size)
+    return _spec(inv_freq, pair_axis, head_dim, tower.interleaved, angle_dtype)
 
 
-def _every_nth(order: tuple[int, ...], interleaved: bool) -> Builder:
-    """Give each axis every n-th pair, n axes sharing a frequency."""
-
-    def build(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
-        each = axes.base_frequencies(theta, head_dim // len(order), angle_dtype)
-        pair_axis = np.tile(order, each.size)
-        return _spec(np.repeat(each, len(order)), pair_axis, head_dim, interleaved, angle_dtype)
-
-    return build
+def _every_nth(tower: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+    """Give each of n axes every n-th pair, n pairs sharing a frequency."""
+    each = axes.base_frequencies(theta, head_dim // len(tower.order), angle_dtype)
+    inv_freq, pair_axis = np.repeat(each, len(tower.order)), np.tile(tower.order, each.size)
+    return _spec(inv_freq, pair_axis, head_dim, tower.interleaved, angle_dtype)
 
 
-def _blocks(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+def _blocks(tower: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
     """Rotate each half of the head in itself, the first with the row (Gemma-4)."""
     each = axes.base_frequencies(theta, 2 * (head_dim // 4), angle_dtype)
     return axes.axis_after_axis([each, each], head_dim=head_dim, blocks=2, angle_dtype=angle_dtype)
 
 
-def _alternate(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+def _alternate(tower: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
     """Give even frequencies of the whole head to the row, odd ones to the column (Pixtral)."""
     every = axes.base_frequencies(theta, head_dim, angle_dtype)
     return axes.axis_after_axis([every[0::2], every[1::2]], head_dim=head_dim, angle_dtype=angle_dtype)
 
 
-def _in_revolutions(head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+def _in_revolutions(tower: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
     """Give row and column a run of pairs each, and positions the unit of a revolution (DINOv3)."""
     each = 2 * np.pi * axes.base_frequencies(theta, head_dim // 2, angle_dtype)
     return axes.axis_after_axis([each, each], head_dim=head_dim, angle_dtype=angle_dtype)
@@ -208,44 +214,17 @@ def _spec(inv_freq: Float64, pair_axis: Any, head_dim: int, interleaved: bool, a
     )
 
 
-_ROW_COLUMN = Tower(_runs((0, 1), interleaved=False))
-_MEMORY = Tower(_runs((0, 1), interleaved=True), head_dim=_memory_head_dim)
-
-TOWERS: dict[str, Tower] = {
-    **dict.fromkeys(
-        (
-            "cohere_compass_vision", "dots3_note_vision_encoder", "ernie4_5_vl_moe_vision", "exaone4_5_vision",
-            "glm4v_moe_vision", "glm4v_vision", "glm5_next_vision", "glm_ocr_vision", "mlcd_vision_model",
-            "muse_glimmer_vision", "muse_spark_vision", "paddleocr_vl_vision", "qwen2_5_omni_vision_encoder",
-            "qwen2_5_vl_vision", "qwen3_5_moe_vision", "qwen3_5_vision", "qwen3_omni_moe_vision_encoder",
-            "qwen3_vl_moe_vision", "qwen3_vl_vision", "qwen4_exp_vision", "video_llama_3_vision",
-        ),
-        _ROW_COLUMN,
-    ),
-    "qwen2_vl_vision": Tower(_ROW_COLUMN.build, head_dim=lambda config: _head_dim(config, "embed_dim")),
-    "lfm3_vl_vision": Tower(_ROW_COLUMN.build, rope_theta=1e6),
-    "step3p5_vision": Tower(_runs((1, 0), interleaved=False)),
-    "minimax_m3_vl_vision": Tower(_runs((0, 1, 2), interleaved=False)),
-    "inkling2_vision": Tower(_runs((1, 0), interleaved=True)),
-    "llama4_vision_model": Tower(_runs((1, 0), interleaved=True), head_dim=_floored_head_dim),
-    "sam3_vit_model": Tower(_runs((0, 1), interleaved=True)),
-    **dict.fromkeys(("edgetam_video", "sam2_video", "sam3_tracker_video"), _MEMORY),
-    "kimi_k25_vision": Tower(_every_nth((1, 0), interleaved=False)),
-    "gemma4_vision": Tower(_blocks, rope_theta=100.0),
-    "pixtral": Tower(_alternate),
-    **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2"), Tower(_in_revolutions, rope_theta=100.0)),
-    # Before heads part: one vector of hidden_size, and four times the frequencies of a head.
-    "efficientloftr": Tower(
-        _every_nth((0, 1), interleaved=True),
-        head_dim=lambda config: whole_number("hidden_size", _first(config, "hidden_size")),
-        partial=4.0,
-    ),
-}  # fmt: skip
-
-# Keys of vision parts in files that name no model type. Their models rotate alike, but for where the width stands.
-_QWEN = {"depth", "num_heads", "spatial_merge_size", "temporal_patch_size"}
-UNNAMED = (
-    ({"vt_hidden_size", "vt_num_attention_heads"}, "kimi_k25_vision"),
-    (_QWEN | {"embed_dim"}, "qwen2_vl_vision"),
-    (_QWEN, "qwen2_5_vl_vision"),
-)
+# How pairs belong to axes, by the name of it in `Tower.pairs`.
+_PAIRS: dict[str, Callable[[Tower, int, float, str], RopeSpec]] = {
+    "runs": _runs,
+    "every nth": _every_nth,
+    "blocks": _blocks,
+    "alternate": _alternate,
+    "revolutions": _in_revolutions,
+}
+# Other ways to a head_dim than from the width under a key, by the name of it in `Tower.head_dim`.
+_HEAD_DIMS: dict[str, Callable[[Mapping[str, Any]], int]] = {
+    "own projections": _floored_head_dim,
+    "memory attention": _memory_head_dim,
+    "all heads": lambda config: whole_number("hidden_size", _first(config, "hidden_size")),  # as one vector
+}
