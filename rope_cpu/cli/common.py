@@ -86,10 +86,10 @@ def rope_of(config: ModelConfig, layer_type: str | None, interleaved: bool | Non
     try:
         return RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
     except (TypeError, ValueError) as error:
-        raise usage_error(error, layer_type, interleaved) from error
+        raise refusal(error, layer_type, interleaved) from error
 
 
-def usage_error(error: Exception, layer_type: str | None, interleaved: bool | None) -> UsageError:
+def refusal(error: Exception, layer_type: str | None, interleaved: bool | None) -> UsageError:
     """Return the error for a config that describes no known rotation, with the option that would help."""
     options = ("`layer_type`", layer_type, "--layer-type"), ("`interleaved`", interleaved, "--half or --interleaved")
     hints = [f"; choose with {option}" for name, value, option in options if value is None and name in str(error)]

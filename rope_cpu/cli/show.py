@@ -9,14 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.cli.common import (
-    add_config_arguments,
-    add_pairing_arguments,
-    check_picture,
-    config_of,
-    usage_error,
-    writing,
-)
+from rope_cpu.cli.common import add_config_arguments, add_pairing_arguments, check_picture, config_of, refusal, writing
 from rope_cpu.cli.show_summary import Layers, one_axis, rotations
 from rope_cpu.validation.scalars import Float64
 
@@ -38,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         shown = list(rotations(config_of(args), args.layer_type, args.interleaved))
     except (TypeError, ValueError) as error:
-        raise usage_error(error, args.layer_type, args.interleaved) from error
+        raise refusal(error, args.layer_type, args.interleaved) from error
     for number, layers in enumerate(shown):
         print("\n".join([""] * (number > 0) + list(describe(layers))))
     if args.plot is not None:
