@@ -47,7 +47,7 @@ def _frequencies(rope: RotaryEmbedding) -> tuple[bytes, float]:
 
 @dataclass
 class Cache:
-    """Rotated keys and values of every layer, (batch, seq, kv_heads, head_dim), and the rotary embedding that rotated the keys."""
+    """Rotated keys and values of every layer, (batch, seq, kv_heads, head_dim), and what rotated the keys."""
 
     keys: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)

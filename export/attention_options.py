@@ -66,6 +66,9 @@ class AttentionOptions(AttentionSettings):
         }
         for name, value in plain.items():
             object.__setattr__(self, name, value)
+        for name in ("window", "softcap", "scale"):
+            if (plain.get(name) or 0) >= 2**62:
+                raise ValueError(f"`{name}` is {plain[name]!r}; it must be below 2^62")
         if self.window is not None and not self.causal:
             raise ValueError(f"`window` is {self.window}, which counts the keys up to a query; it needs `causal`")
         if not self.qk_norm and self.norm_epsilon != NORM_EPSILON:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from rope_cpu import RotaryEmbedding, export
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     rope = rope_of(config, args.layer_type, args.interleaved)
     check_file(args.output)
     if args.seq_len is None and rope.spec.needs_length:
-        raise UsageError(f"rope type {rope.rope_type!r} depends on the sequence length; say it with --seq-len")
+        raise UsageError(f"rope type {rope.rope_type!r} depends on the sequence length; give it with --seq-len")
     if args.seq_len is not None and rope.spec.length_rule is None:
         raise UsageError(f"--seq-len is {args.seq_len}, but rope type {rope.rope_type!r} is the same at every length")
     try:
@@ -137,6 +138,9 @@ def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: 
         f"chunks of {has.chunk} tokens (attention_chunk_size)": has.chunk,
         f"queries scaled by their position ({has.query_scale})": has.query_scale,
         f"an attention of its own: {has.other}": has.other,
+        f"a window of {has.window} on both sides (--window 0 is for layers without)": has.window
+        and not has.causal
+        and given.get("window") != 0,
     }
     for what, there in refused.items():
         if there:
@@ -146,11 +150,13 @@ def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: 
         raise UsageError(
             f"model type {config.model_type} norms {which} before the rotation; give --normed, and feed them normed"
         )
+    # Layers of a model may differ in their window; softcap and scale are those of all.
     scale = None if has.scale == rope.head_dim**-0.5 else has.scale
     needed = {"window": has.window, "softcap": has.softcap, "scale": scale}
     for option, value in needed.items():
-        if value is not None and option not in given:
-            none = "" if option == "scale" else f", or --{option} 0 for layers without"
+        none = ", or --window 0 for layers without" if option == "window" else ""
+        right = {f"{value or 0:.6g}", *(["0"] if none else [])}
+        if value is not None and f"{given.get(option, np.nan):.6g}" not in right:
             key = next((key for key in CONFIG_KEYS[option] if values.get(key)), None)
             source = f"the config has {key} {values[key]}" if key else f"model type {config.model_type} has its own"
             raise UsageError(f"{source}; give --{option} {value:.6g}{none}")

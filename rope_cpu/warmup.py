@@ -37,7 +37,7 @@ def warmup(dtypes: DTypeLike | Sequence[DTypeLike] = tuple(DTYPES)) -> list[Spec
     """Compile the kernels that rotate in these dtypes into the cache on disk, for later processes; return them.
 
     dtypes: one or several of float32, float64, float16 and bfloat16; all by default. Each comes in both
-        pairings. A kernel that is not in the cache takes up to a second or two, one that is takes milliseconds.
+        pairings. A kernel that is not in the cache takes some 3 seconds, one that is takes milliseconds.
 
     Raises TypeError for any other dtype.
     """

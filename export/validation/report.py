@@ -37,6 +37,8 @@ class Outcome:
         about = f"{self.case:<26} {'x'.join(map(str, self.shape)):<14}"
         if self.refused:
             return f"{about} {self.problem or 'refused when it ran, as it must be'}"
+        if self.problem and not self.ratio:  # it did not run
+            return f"{about} {self.problem}"
         numpy = "" if np.isnan(self.against_numpy) else f", from NumPy {self.against_numpy:.2e}"
         verdict = "ok" if self.passed else self.problem or "OUT OF TOLERANCE"
         return f"{about} error {self.error:.2e}, {self.ratio:.0%} of tolerance{numpy}: {verdict}"
@@ -57,7 +59,9 @@ class Report:
 
     @property
     def max_abs_error(self) -> float:
-        """Largest |result − exact| of all cases."""
+        """Largest |result − exact| of all cases; infinite where a case failed to run."""
+        if any(outcome.problem and not outcome.ratio for outcome in self.outcomes):
+            return float("inf")
         return max((outcome.error for outcome in self.outcomes), default=0.0)
 
     @property

@@ -120,5 +120,5 @@ def heads_of(config: ModelConfig, layer_type: str | None) -> tuple[int, int]:
     except (TypeError, ValueError) as error:
         raise UsageError(f"the config's {error}") from None
     if heads is None or kv_heads is None:
-        raise UsageError(f"the config says no number of heads; one of the keys {', '.join(HEADS_KEYS)} must")
+        raise UsageError(f"the config lacks the number of heads; one of the keys {', '.join(HEADS_KEYS)} must be there")
     return heads, kv_heads

@@ -14,7 +14,7 @@ from rope_cpu.cli.common import UsageError
 
 # Each module offers add_arguments(parser) and run(args) → exit code, and is imported only when its command is called.
 COMMANDS = {
-    "verify": ("rope_cpu.cli.verify", "prove that NumPy and ONNX rotate alike and within their tolerance"),
+    "verify": ("rope_cpu.cli.verify", "check that NumPy and ONNX rotate alike and within tolerance"),
     "bench": ("rope_cpu.bench.cli", "measure how fast it is here, against this machine's limit and other libraries"),
     "export": ("rope_cpu.export.cli", "write a model's rotation, or its attention, as an ONNX file that was validated"),
     "show": ("rope_cpu.cli.show", "say what a model's config means for its rotation"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,37 +39,38 @@ class Attention:
     other: str | None = None
 
     @classmethod
-    def of(cls, model_type: str | None, values: Mapping[str, Any]) -> Attention:
-        """Return the attention of a model type; values: its config under standard names."""
+    def of(cls, types: Set[str | None], values: Mapping[str, Any]) -> Attention:
+        """Return the attention of a model type and the one that it is like; values: its config, standard names."""
         scalar = values.get("query_pre_attn_scalar")
         scale = values.get("attention_multiplier", None if not scalar else scalar**-0.5)
-        parameters = own_section(values)[1]
+        by_position = {key: own_section(values)[1].get(key, values.get(key)) for key in FACTS["query_scale_keys"]}
         return cls(
-            causal=_is_causal(model_type, values),
+            causal=_is_causal(types, values),
             latent=latent(values) or ("kv_lora_rank" in values and bool(values.get("use_mla", True))),
-            sinks=model_type in FACTS["sinks"],
-            qk_norm=_qk_norm(model_type, values),
-            v_norm=model_type in FACTS["v_norm"],
-            chunk=values.get("attention_chunk_size") if model_type in FACTS["chunks"] else None,
+            sinks=not types.isdisjoint(FACTS["sinks"]),
+            qk_norm=_qk_norm(types, values),
+            v_norm=not types.isdisjoint(FACTS["v_norm"]),
+            chunk=None if types.isdisjoint(FACTS["chunks"]) else values.get("attention_chunk_size"),
             window=values.get("sliding_window") if values.get("use_sliding_window", True) else None,
             softcap=values.get("attn_logit_softcapping"),
-            scale=FACTS["scale"].get(model_type, scale),
-            query_scale="llama_4_scaling_beta" if parameters.get("llama_4_scaling_beta") else None,
-            other=FACTS["other"].get(model_type),
+            scale=next((FACTS["scale"][name] for name in types if name in FACTS["scale"]), scale),
+            query_scale=next((key for key, value in by_position.items() if value), None),
+            other=next((FACTS["other"][name] for name in types if name in FACTS["other"]), None),
         )
 
 
-def _is_causal(model_type: str | None, values: Mapping[str, Any]) -> bool:
+def _is_causal(types: Set[str | None], values: Mapping[str, Any]) -> bool:
     """Return True if a query attends to keys up to itself only; for some model types a key of the config decides."""
     # Gemma 4's "vision" is about tokens of images alone.
-    if model_type in FACTS["bidirectional"] or values.get("use_bidirectional_attention") in (True, "all"):
+    if values.get("is_causal") is False or values.get("use_bidirectional_attention") in (True, "all"):
         return False
-    return model_type not in FACTS["causal_if_decoder"] or bool(values.get("is_decoder"))
+    decoder = types.isdisjoint(FACTS["causal_if_decoder"]) or bool(values.get("is_decoder"))
+    return decoder and types.isdisjoint(FACTS["bidirectional"])
 
 
-def _qk_norm(model_type: str | None, values: Mapping[str, Any]) -> str | None:
+def _qk_norm(types: Set[str | None], values: Mapping[str, Any]) -> str | None:
     """Return when q and k are normed; for some model types a key of the config decides."""
-    key, default = FACTS["qk_norm_key"].get(model_type, ("", True))
-    if not values.get(key, default):
+    keys = (FACTS["qk_norm_key"][name] for name in types if name in FACTS["qk_norm_key"])
+    if not all(values.get(key, default) for key, default in keys):
         return None
-    return next((when for when in ("before", "after") if model_type in FACTS[f"qk_norm_{when}_rotation"]), None)
+    return next((w for w in ("before", "after") if not types.isdisjoint(FACTS[f"qk_norm_{w}_rotation"])), None)

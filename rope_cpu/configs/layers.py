@@ -42,7 +42,7 @@ def pick(
     if not bases:
         raise ValueError(refused)
     if len(bases) > 1:
-        raise ValueError(f"{question}, but such layers have bases {sorted(base or 0 for base in bases)}; say `layer`")
+        raise ValueError(f"{question}, but such layers have bases {sorted(base or 0 for base in bases)}; give `layer`")
     layer_type, section = _section(
         found, layer_type, {*(one.type for one in every), *(values.get("layer_types") or ())}
     )
@@ -124,7 +124,7 @@ def _at(every: Sequence[Layer], layer_type: str | None, layer: int, alike: bool)
     if layer >= len(every):
         raise ValueError(f"`layer` is {layer}, but there are {len(every)} layers, the first of which is 0")
     if every[layer].type is None and not alike:
-        raise ValueError(f"`layer` is {layer}, but the config has no `layer_types`; say `layer_type`")
+        raise ValueError(f"`layer` is {layer}, but the config has no `layer_types`; give `layer_type`")
     return every[layer]
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from rope_cpu.configs.attention import Attention
 from rope_cpu.configs.layers import listed_for_type
-from rope_cpu.configs.model_types import ModelFacts
+from rope_cpu.configs.model_types import ModelFacts, value_at
 from rope_cpu.configs.rope_parameters import RopeParameters, latent
+from rope_cpu.frequencies.scaling import without_nulls
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.validation import scalars
 
@@ -58,14 +59,20 @@ class ModelConfig:
         layer_type: which layers, where they differ. Latent attention rotates one key, which all heads share.
         """
         own = self.facts.layer_heads.get(str(layer_type), {})
-        values = dict(self.values) | {name: self.values[key] for name, key in own.items() if key in self.values}
+        found = {name: value_at(self.values, key) for name, key in own.items()}
+        values = {**self.values, **without_nulls(found)}
+        one_key, unless = self.facts.multi_query or ("", "")
+        if values.get(one_key) and not values.get(unless):
+            values["num_key_value_heads"] = 1
         heads = listed_for_type("num_attention_heads_per_layer", values, layer_type) or _number(HEADS_KEYS, values)
         return heads, 1 if latent(values) else _number(KV_HEADS_KEYS, values) or heads
 
     @property
     def attention(self) -> Attention:
         """What the model's attention has besides the rotation."""
-        return Attention.of(self.model_type, self.values)
+        if not self.rope_parameters:
+            return Attention(other="images and video attend to each other in ways that their configs do not hold")
+        return Attention.of({self.model_type, self.facts.like}, self.values)
 
 
 def _number(keys: tuple[str, ...], values: Mapping[str, Any]) -> int | None:

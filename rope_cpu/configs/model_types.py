@@ -17,6 +17,7 @@ TABLES = ("models.json", "other_models.json")
 class ModelFacts:
     """One row: the facts of a model type, each as its classes or its code have it, none a rule of ours.
 
+    like: the model type whose facts this one has, but for its own.
     interleaved: the pairing of the model's code, or the name of the config key that decides it.
     names: this type's own names of standard keys, "part.key" inside a part.
     defaults: values of standard keys where a file has none.
@@ -32,6 +33,7 @@ class ModelFacts:
     head_dim_derived: `head_dim` follows from other keys. head_dim_ratio: head_dim over hidden_size /
         num_attention_heads. layer_head_dim: layer type → (key, default) of a head_dim of its own.
     layer_heads: layer type → standard key of a number of heads → the key that this type has it under.
+    multi_query: a key that says that there is one key head, unless another says otherwise ("": none does).
     mrope_section, mrope_interleaved: how pairs are shared out among axes where the section has no such key.
     direction: -1 where the code rotates the other way. theta_ratio: a key whose value multiplies the base.
     implied: key, value and the section that they stand for.
@@ -42,6 +44,7 @@ class ModelFacts:
     part: the key of the language model's config inside this one, and its model type.
     """
 
+    like: str | None = None
     interleaved: bool | str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -60,6 +63,7 @@ class ModelFacts:
     head_dim_ratio: int = 1
     layer_head_dim: Mapping[str, Any] = field(default_factory=dict)
     layer_heads: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    multi_query: tuple[str, str] | None = None
     mrope_section: tuple[int, ...] | None = None
     mrope_interleaved: bool | None = None
     direction: int = 1
@@ -75,6 +79,12 @@ class ModelFacts:
     def layered(self) -> bool:
         """Whether layer types have sections of their own."""
         return any(value is None or isinstance(value, Mapping) for value in (self.rope_parameters or {}).values())
+
+
+def value_at(config: Mapping[str, Any], path: str) -> Any:
+    """Return the value under a key, "part.key" inside a part; None where there is none."""
+    part, _, key = path.rpartition(".")
+    return ((config.get(part) or {}) if part else config).get(key)
 
 
 def data(name: str) -> Any:
@@ -96,7 +106,7 @@ def _rows() -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for name in TABLES:
         for model_type, row in data(name).items():
-            like = rows.get(row.pop("like", model_type), {})
+            like = rows.get(row.get("like", model_type), {})
             rows[model_type] = {**like, **row, "defaults": {**like.get("defaults", {}), **row.get("defaults", {})}}
     return rows
 

@@ -36,11 +36,11 @@ def load(config: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
     if path.is_dir():
         path = path / "config.json"
     if not path.is_file():
-        raise ValueError(f"`config` is {fspath(config)!r}, where there is no config.json")
+        raise ValueError(f"`config` is {fspath(config)!r}, which is neither a file nor a folder with a config.json")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"`config` {fspath(path)!r} is no JSON: {error}") from None
+        raise ValueError(f"`config` {fspath(path)!r} is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"`config` {fspath(path)!r} holds a {type(raw).__name__}; it must hold an object")
     return raw

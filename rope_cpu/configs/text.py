@@ -7,7 +7,7 @@ from typing import Any
 
 from rope_cpu.configs import layers
 from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.configs.model_types import UNROTATED, ModelFacts, facts_of
+from rope_cpu.configs.model_types import UNROTATED, ModelFacts, facts_of, value_at
 from rope_cpu.configs.rope_parameters import by_layer_type, head_dim, latent
 from rope_cpu.frequencies import axes, scaling
 from rope_cpu.frequencies.spec import RopeSpec, backwards
@@ -72,17 +72,17 @@ def check_kinds(config: Config) -> None:
 
 def with_defaults(text: Config, facts: ModelFacts | None) -> dict[str, Any]:
     """Return a config under standard names, with the defaults of its model type where it is silent."""
-    facts = facts or ModelFacts()
-    return {**facts.defaults, **_named(text, facts)}
+    facts, named = facts or ModelFacts(), _named(text, facts or ModelFacts())
+    # A null number of key heads is that of the query heads, and a null window none, whatever the class has.
+    nulls = [key for key in ("num_key_value_heads", "sliding_window") if text.get(key, "") is None]
+    return {key: value for key, value in {**facts.defaults, **named}.items() if key in named or key not in nulls}
 
 
 def _named(text: Config, facts: ModelFacts) -> dict[str, Any]:
     """Return the keys of a config under standard names."""
     values = scaling.without_nulls(text)
     for name, own in facts.names.items():
-        part, _, key = own.rpartition(".")
-        found = (values.get(part) or {}).get(key) if part else values.get(key)
-        if found is not None:
+        if (found := value_at(values, own)) is not None:
             values[name] = found
     return values
 

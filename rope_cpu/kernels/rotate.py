@@ -232,15 +232,16 @@ def _part_of(pairing: Callable[[int], Any]) -> Any:
         (x_start, (batch, tokens, heads, _), steps, size), (out_start, _, out_steps, _) = x, out
         cos_start, (_, table_rows, _, groups, _), (to_sin, by_row, by_token, by_group, _), real_size = cos_sin
         past_caches = sizes.size == 3 and _goes_past_caches(x, out, sizes[2], sizes[1])
-        # Rows are the heads of a token, which share cos and sin, or, where these lie together, the tokens of a head.
+        # A line is a token, its rows the heads, which share cos and sin; where the tokens of a head lie closer together
+        # than the heads of a token, a line is a head, its rows the tokens, a tile of them at a time.
         by_head, share = tokens > 1 and abs(steps[1]) < abs(steps[2]) and batch * heads >= parts, heads // groups
         lines, sets, tile, step, out_step, table_step = tokens, groups, tokens, steps[2], out_steps[2], 0
         if by_head:
             lines, sets, tile, step, out_step, table_step = heads, 1, _TILE, steps[1], out_steps[1], by_token
         start, stop = batch * lines * part // parts, batch * lines * (part + 1) // parts
         tiles = (tokens + tile - 1) // tile
-        for part_of_batch in range(batch * tiles):
-            n, top = part_of_batch // tiles, part_of_batch % tiles * tile
+        for index in range(batch * tiles):
+            n, top = index // tiles, index % tiles * tile
             for line in range(max(start - n * lines, 0), min(stop - n * lines, lines)):
                 for group in range(sets):
                     token, head, rows = line, group * share, share

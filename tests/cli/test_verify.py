@@ -100,7 +100,9 @@ def test_a_bad_config_is_one_line(changes, words, tmp_path, capsys):
     one_line(capsys, words)
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "is no JSON"), ("[1]", "holds a list"), (None, "there is no")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("{", "is not valid JSON"), ("[1]", "holds a list"), (None, "which is neither a file nor")]
+)
 def test_a_bad_file_is_one_line(text, words, tmp_path, capsys):
     file = tmp_path / "config.json"
     if text is not None:

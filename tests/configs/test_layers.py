@@ -63,7 +63,7 @@ def test_layers_with_bases_of_their_own() -> None:
     with pytest.raises(ValueError, match="`layer` is 2; this layer is not rotated"):
         read(GRANITE, layer=2)
     with pytest.raises(
-        ValueError, match=r"`layer_type` is None, but such layers have bases \[10000.0, 5000000.0\]; say"
+        ValueError, match=r"`layer_type` is None, but such layers have bases \[10000.0, 5000000.0\]; give"
     ):
         read(GRANITE)
     muse = {**GRANITE, "model_type": "muse_glimmer_text", "head_dim": 128}  # its code has one base for all layers

@@ -56,3 +56,30 @@ def test_heads_that_differ_between_layers_are_no_one_number():
 )
 def test_attention_is_causal_or_not(config, causal):
     assert reader.read(config).attention.causal is causal
+
+
+@pytest.mark.parametrize(
+    ("config", "kv_heads"),
+    [
+        ({"model_type": "falcon", "num_attention_heads": 71, "multi_query": True}, 1),
+        ({"model_type": "falcon", "num_kv_heads": 8, "new_decoder_architecture": True}, 8),
+        ({"model_type": "falcon", "num_attention_heads": 71, "multi_query": False}, 71),
+        ({"model_type": "RefinedWeb", "n_head": 128, "n_head_kv": 8}, 8),
+        ({"model_type": "chatglm", "multi_query_group_num": 2}, 2),
+        ({"model_type": "dbrx", "n_heads": 48, "attn_config": {"kv_n_heads": 12}}, 12),
+        ({"model_type": "hf_olmo", "n_heads": 32, "multi_query_attention": True}, 1),
+        ({"model_type": "mistral", "num_key_value_heads": None}, 32),  # as the class has it: that of the query heads
+    ],
+)
+def test_key_heads_under_names_of_their_own(config, kv_heads):
+    assert reader.read(config).heads()[1] == kv_heads
+
+
+def test_a_model_type_like_another_has_its_attention():
+    assert reader.read({"model_type": "qwen3_tts_talker"}).attention.qk_norm == "before"
+    assert reader.read({"model_type": "minimax_m3"}).attention.other == "an indexer chooses the keys"
+
+
+def test_attention_of_images_is_not_known():
+    config = {"_class_name": "FluxTransformer2DModel", "attention_head_dim": 128}
+    assert "images" in reader.read(config).attention.other

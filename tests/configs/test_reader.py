@@ -111,7 +111,7 @@ def test_refusals(given: Any, kind: type[Exception], words: str) -> None:
         reader.read(given).spec()
 
 
-@pytest.mark.parametrize(("text", "words"), [("[]", "holds a list"), ("{", "config.json' is no JSON")])
+@pytest.mark.parametrize(("text", "words"), [("[]", "holds a list"), ("{", "config.json' is not valid JSON")])
 def test_what_is_no_object_is_no_config(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=words):

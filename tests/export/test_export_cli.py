@@ -123,7 +123,7 @@ def test_bad_usage_is_one_line(export_to, arguments, text):
     ("changed", "text", "arguments"),
     [
         ({"sliding_window": 32}, "sliding_window 32; give --window 32, or --window 0 for layers", ("--window", "0")),
-        ({"attn_logit_softcapping": 50.0}, "give --softcap 50, or --softcap 0", ("--softcap", "50")),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0; give --softcap 50$", ("--softcap", "50")),
         ({"query_pre_attn_scalar": 64}, "query_pre_attn_scalar 64; give --scale 0.125", ("--scale", "0.125")),
         ({"attention_multiplier": 0.5}, "attention_multiplier 0.5; give --scale 0.5", ("--scale", "0.5")),
     ],
@@ -133,6 +133,8 @@ def test_settings_of_a_config_must_be_given_as_options(export_to, changed, text,
         export_to("--attention", config=CONFIG | changed)
     assert export_to("--attention", *arguments, config=CONFIG | changed)[0] == 0
     assert export_to(config=CONFIG | changed)[0] == 0
+    with pytest.raises(UsageError, match=text):  # another value than that of the config
+        export_to("--attention", arguments[0], "7", config=CONFIG | changed)
     unused = {"sliding_window": 32, "use_sliding_window": False, "query_pre_attn_scalar": 32}
     assert export_to("--attention", config=CONFIG | unused)[0] == 0
 
@@ -202,7 +204,7 @@ def test_a_file_for_an_unknown_model_type_says_what_it_assumed(export_to, capsys
 
 def test_seq_len_is_asked_for(export_to):
     config = CONFIG | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64}
-    with pytest.raises(UsageError, match="depends on the sequence length; say it with --seq-len"):
+    with pytest.raises(UsageError, match="depends on the sequence length; give it with --seq-len"):
         export_to(config=config)
     code, _ = export_to("--seq-len", "256", config=config)
     assert code == 0
