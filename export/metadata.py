@@ -80,7 +80,4 @@ def facts(rope: RotaryEmbedding) -> dict[str, str]:
         "lengths": spec.lengths,
         "inv_freq": rope.inv_freq.tolist(),
     }
-    return {
-        "rope_cpu.version": __version__,
-        "rope_cpu.rotation": json.dumps(rotation),
-    }
+    return {"rope_cpu.version": __version__, "rope_cpu.rotation": json.dumps(rotation)}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.validation.scalars import unmasked, whole_number
+from rope_cpu.validation.scalars import one_of, unmasked, whole_number
 
 PAIRINGS = ("half", "interleaved")
 
@@ -33,8 +33,7 @@ def convert_weight(
     """
     unmasked("w", w)
     w = np.asarray(w)
-    if to not in PAIRINGS:
-        raise ValueError(f"`to` is {to!r}; it must be one of {', '.join(PAIRINGS)}")
+    one_of("to", to, PAIRINGS)
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise TypeError(f"`axis` is {axis!r}; it must be an integer")
     if not -w.ndim <= axis < w.ndim:

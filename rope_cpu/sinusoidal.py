@@ -14,12 +14,7 @@ from rope_cpu.validation.scalars import boolean, real_number, whole_number
 
 
 def sinusoidal(
-    num_positions: int,
-    dim: int,
-    *,
-    base: float = 10000.0,
-    interleaved: bool = True,
-    dtype: DTypeLike = np.float32,
+    num_positions: int, dim: int, *, base: float = 10000.0, interleaved: bool = True, dtype: DTypeLike = np.float32
 ) -> NDArray[Any]:
     """Return the sinusoidal table (num_positions, dim): sin and cos of position · base^(-2i/dim).
 

@@ -126,10 +126,7 @@ def settle(sleep: Callable[[float], object] = time.sleep, busy: Clock = time.pro
 
 
 def interleave(
-    contenders: Sequence[Timed],
-    effort: Effort,
-    clock: Clock = time.perf_counter,
-    pause: Callable[[], object] = settle,
+    contenders: Sequence[Timed], effort: Effort, clock: Clock = time.perf_counter, pause: Callable[[], object] = settle
 ) -> list[list[float]]:
     """Return seconds per call of each contender in each round.
 

@@ -70,7 +70,8 @@ def _planes(matrices: Float64, eps: float) -> tuple[Float64, Float64]:
     """Return the orthogonal basis [x of all planes, y of all planes, leftover] and the frequencies (axes, planes)."""
     scale = np.array([_norm(matrix) or 1.0 for matrix in matrices])
     random = np.random.default_rng(0)
-    draws = [_planes_of(np.tensordot(weights / scale, matrices, 1), eps) for weights in _weights(random, len(matrices))]
+    weights = [random.uniform(0.5, 1.5, len(matrices)) for _ in range(_DRAWS if len(matrices) > 1 else 1)]
+    draws = [_planes_of(np.tensordot(weight / scale, matrices, 1), eps) for weight in weights]
     off = [_off_planes(basis, matrices / scale[:, None, None]) for basis in draws]
     best = int(np.argmin(off))
     # The planes are determined to rounding, amplified by how close together frequencies lie.
@@ -84,10 +85,6 @@ def _planes(matrices: Float64, eps: float) -> tuple[Float64, Float64]:
     return basis, inv_freq
 
 
-def _weights(random: np.random.Generator, axes: int) -> list[Float64]:
-    return [np.ones(1)] if axes == 1 else [random.uniform(0.5, 1.5, axes) for _ in range(_DRAWS)]
-
-
 def _planes_of(combined: Float64, eps: float) -> Float64:
     """Return a basis: the planes that one antisymmetric matrix rotates, and the directions that it leaves."""
     size = len(combined)
@@ -96,7 +93,8 @@ def _planes_of(combined: Float64, eps: float) -> Float64:
     rotating = values > eps * max(np.abs(values).max(), np.finfo(float).tiny)
     planes = _phased(vectors[:, rotating])
     # Where frequencies are tiny, v is mixed with its conjugate: the nearest orthonormal set mends it.
-    frame = _nearest_orthonormal(np.sqrt(2) * np.concatenate([planes.real, planes.imag], axis=1))
+    left, _, right = np.linalg.svd(np.sqrt(2) * np.concatenate([planes.real, planes.imag], axis=1), full_matrices=False)
+    frame = left @ right
     rest = np.linalg.svd(frame, full_matrices=True)[0][:, frame.shape[1] :] if frame.shape[1] else np.eye(size)
     count, spare = planes.shape[1], rest.shape[1] // 2
     return np.concatenate([frame[:, :count], rest[:, :spare], frame[:, count:], rest[:, spare:]], axis=1)
@@ -111,12 +109,6 @@ def _phased(vectors: NDArray[np.complex128]) -> NDArray[np.complex128]:
     element = vectors[largest, np.arange(vectors.shape[1])]
     phased: NDArray[np.complex128] = vectors * (element.conj() / np.abs(element))
     return phased
-
-
-def _nearest_orthonormal(columns: Float64) -> Float64:
-    left, _, right = np.linalg.svd(columns, full_matrices=False)
-    nearest: Float64 = left @ right
-    return nearest
 
 
 def _off_planes(basis: Float64, matrices: Float64) -> float:

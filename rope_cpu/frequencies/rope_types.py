@@ -181,12 +181,7 @@ def longrope(
 
 
 def llama3(
-    base: Base,
-    *,
-    factor: float,
-    low_freq_factor: float,
-    high_freq_factor: float,
-    original_max_position_embeddings: int,
+    base: Base, *, factor: float, low_freq_factor: float, high_freq_factor: float, original_max_position_embeddings: int
 ) -> Result:
     """Llama 3.1: wavelengths below L₀/h stay, those above L₀/l are divided by s, between them a linear blend. A = 1.
 

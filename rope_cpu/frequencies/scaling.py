@@ -190,13 +190,14 @@ def type_of(section: Mapping[str, Any]) -> str:
 def _check_values(rope_type: str, section: Mapping[str, Any]) -> None:
     """Raise for keys that the type does not know, and for values that no type could use."""
     known = ROPE_TYPES[rope_type].parameters
+    listed = ", ".join(dict.fromkeys([*known, *COMMON_KEYS]))
     for key, value in section.items():
         if key in AXES_KEYS:
             raise ValueError(f"`{key}` in the scaling section describes several axes; use RotaryEmbedding.mrope")
         # Published sections without scaling may hold a factor of 1, which changes nothing.
         unscaled = (rope_type, key) == ("default", "factor") and scalars.real_number(key, value) == 1
         if not unscaled and key not in known and key not in COMMON_KEYS and key not in INERT_KEYS:
-            raise ValueError(f"`{key}` is not a key of rope type {rope_type!r}; known are {_listed(known)}")
+            raise ValueError(f"`{key}` is not a key of rope type {rope_type!r}; known are {listed}")
         CHECKS.get(key, scalars.real_number)(key, value)
 
 
@@ -238,7 +239,3 @@ def _rotated(head_dim: int, rotary_dim: int | None, rope_type: str, section: Map
     if "partial_rotary_factor" in section and rotary_dim != width:
         raise ValueError(f"`rotary_dim` is {rotary_dim}, but `partial_rotary_factor` {share} rotates {width} elements")
     return rotary_dim
-
-
-def _listed(known: Mapping[str, bool]) -> str:
-    return ", ".join(dict.fromkeys([*known, *COMMON_KEYS]))

@@ -50,8 +50,7 @@ def whole_numbers(name: str, value: object, least: int = 1) -> tuple[int, ...]:
 def lengths(name: str, value: Any) -> list[int]:
     """Return sequence lengths, of which `value` is one or several, as a list; raise unless there is one at least."""
     given = value.tolist() if isinstance(value, np.ndarray) else value
-    one = isinstance(given, str | bytes) or not isinstance(given, Sequence)
-    found = [whole_number(name, length) for length in ([given] if one else given)]
+    found = [whole_number(name, length) for length in (given if isinstance(given, list | tuple | range) else [given])]
     if not found:
         raise ValueError(f"`{name}` is empty; it must be a length, or one per batch row")
     return found
