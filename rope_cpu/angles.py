@@ -22,10 +22,12 @@ class Angles:
 
     rows: for each operation and each row of the spec (frequencies, factor, sign): float64 (2, axes, heads, pairs),
     which add up to revolutions per unit of position, or, where angles are computed in float32, are radians and zeros;
-    the factor on cos and sin; and −1 to rotate backwards. in_float32: whether angles are computed as models do.
+    the factor on cos and sin; and −1 to rotate backwards. shape: (axes, heads, pairs). in_float32: whether angles are
+    computed as models do.
     """
 
     rows: dict[str, list[Row]]
+    shape: tuple[int, ...]
     in_float32: bool
 
     @classmethod
@@ -38,7 +40,7 @@ class Angles:
             name: [(row, float(one), sign) for row, one in zip(parts, factors, strict=True)]
             for name, (factors, sign) in operations.items()
         }
-        return cls(rows, in_float32)
+        return cls(rows, omega.shape[1:], in_float32)
 
     def cos_sin(self, positions: Float64, mode: str, real: str) -> Array:
         """Return factor·cos, and then sign·factor·sin: (2, batch or 1, seq, heads, pairs), float32 or float64.
@@ -47,8 +49,7 @@ class Angles:
         """
         if self.in_float32 and real == "float64":
             return self.cos_sin(positions, mode, "float32").astype(np.float64)
-        rows = self.rows[mode]
-        (batch, seq, _), (_, _, heads, pairs) = positions.shape, rows[0][0].shape
+        rows, (batch, seq, _), (_, heads, pairs) = self.rows[mode], positions.shape, self.shape
         made = np.empty((2, batch if len(rows) == 1 else len(rows), seq, heads, pairs), DTYPES[real])
         self._compute(positions, rows, real, made[0], made[1])
         return made
@@ -58,7 +59,7 @@ class Angles:
         rows, dtype = self.rows[mode], FORMAT_OF[cos.dtype]
         real = "float32" if dtype == "float32" or self.in_float32 else "float64"
         if dtype == real and cos.flags.carray and sin.flags.carray:
-            shape = len(positions) if len(rows) == 1 else len(rows), positions.shape[1], *rows[0][0].shape[2:]
+            shape = len(positions) if len(rows) == 1 else len(rows), positions.shape[1], *self.shape[1:]
             self._compute(positions, rows, real, cos.reshape(shape), sin.reshape(shape))
         else:
             for table, out in zip(self.cos_sin(positions, mode, real), (cos, sin), strict=True):
@@ -66,9 +67,8 @@ class Angles:
 
     def _compute(self, positions: Float64, rows: list[Row], real: str, cos: Array, sin: Array) -> None:
         """Write to C-contiguous arrays (batch or 1, seq, heads, pairs) of the real dtype."""
-        axes = rows[0][0].shape[1]
-        if positions.shape[2] != axes:  # one coordinate serves every axis
-            positions = np.broadcast_to(positions, (*positions.shape[:2], axes))
+        if positions.shape[2] != self.shape[0]:  # one coordinate serves every axis
+            positions = np.broadcast_to(positions, (*positions.shape[:2], self.shape[0]))
         write = _write_in_float32 if self.in_float32 else cos_sin(real)
         if len(rows) == 1:
             write(positions, *rows[0], cos, sin, threads.usable())

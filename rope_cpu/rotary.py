@@ -454,7 +454,7 @@ class RotaryEmbedding:
         if layout == "thd" or not self._consecutive:
             self._spec.check_length()
             check_ids.refuse_none(self.axes, layout)
-        return check_ids.counted(offset, x.shape[check.AXES[layout][1]], x.shape[layout == "sbhd"])
+        return check_ids.counted(offset, x.shape, layout)
 
     def _given(self, name: str, ids: ArrayLike, layout: str) -> Float64:
         """Return positions that were given, checked."""

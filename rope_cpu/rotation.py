@@ -69,8 +69,8 @@ def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str, cos_sin: Array
     found = kernel_of(dtype, pairing.interleaved)
     if found is None:
         return lambda *arrays: False
-    (kernel, bits), sizes = found, pairing.sizes
-    arranged, usable, rotary_dim = ARRANGED[layout], threads.usable, 2 * cos_sin.shape[4]
+    (kernel, bits), sizes, arranged, usable = found, pairing.sizes, ARRANGED[layout], threads.usable
+    rotary_dim = 2 * cos_sin.shape[4]
     partial = rotary_dim < pairing.head_dim
 
     def launch(q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rope_cpu.validation.arrays import AXES
 from rope_cpu.validation.scalars import MAX_POSITION, Float64, regular_array
 
 Array = NDArray[Any]
@@ -74,14 +75,16 @@ def check_values(name: str, ids: Array) -> None:
             raise ValueError(f"`{name}` holds {extreme}; {_WITHIN}")
 
 
-def counted(offset: int | ArrayLike, seq: int, batch: int) -> Float64:
-    """Return the positions offset + 0, 1, 2, … of seq tokens, float64 (1 or batch, seq, 1)."""
+def counted(offset: int | ArrayLike, shape: tuple[int, ...], layout: str) -> Float64:
+    """Return the positions offset + 0, 1, 2, … of an array's tokens, float64 (1 or batch, seq, 1)."""
+    seq = shape[AXES[layout][1]]
     if type(offset) is int and abs(offset) < _FAR:
         return np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
     given = _as_array("offset", offset)
     if given.dtype.kind not in "iu":
         what = f"{given.dtype} of shape {given.shape}" if isinstance(offset, np.ndarray) else repr(offset)
         raise TypeError(f"`offset` is {what}; it must be an integer, or one per batch row")
+    batch = shape[1 if layout == "sbhd" else 0]
     if given.ndim > 1 or given.shape not in ((), (batch,)):
         raise ValueError(
             f"`offset` has shape {given.shape}; it must be one integer, or one for each of {batch} batch rows"
