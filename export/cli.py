@@ -115,6 +115,8 @@ def _model(args: argparse.Namespace, config: ModelConfig, rope: RotaryEmbedding)
     check_attention_settings(config, rope, given)
     if not config.is_known:
         print(assumptions(config, given))
+    if shared := config.attention.shared_layers:
+        print(f"num_kv_shared_layers is {shared}: the last {shared} layers take an earlier one's k and v; feed those")
     # A window or softcap of 0 is none.
     settings = {name: value for name, value in given.items() if name != "normed" and (value != 0 or name == "scale")}
     return export.export_attention(rope, **options, **settings, causal=config.attention.causal)
@@ -128,7 +130,7 @@ def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: Mapping[str, Any]) -> None:
     """Raise UsageError where the file would leave out what the model's attention has.
 
-    Layers of a model may differ in their window, so the user has to give it. given: options by name.
+    Layers of a model may differ in their window; softcap and scale are those of all. given: options by name.
     """
     has, values = config.attention, config.values
     refused = {
@@ -150,7 +152,6 @@ def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: 
         raise UsageError(
             f"model type {config.model_type} norms {which} before the rotation; give --normed, and feed them normed"
         )
-    # Layers of a model may differ in their window; softcap and scale are those of all.
     scale = None if has.scale == rope.head_dim**-0.5 else has.scale
     needed = {"window": has.window, "softcap": has.softcap, "scale": scale}
     for option, value in needed.items():
@@ -158,7 +159,7 @@ def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: 
         right = {f"{value or 0:.6g}", *(["0"] if none else [])}
         if value is not None and f"{given.get(option, np.nan):.6g}" not in right:
             key = next((key for key in CONFIG_KEYS[option] if values.get(key)), None)
-            source = f"the config has {key} {values[key]}" if key else f"model type {config.model_type} has its own"
+            source = f"the model has {key} {values[key]}" if key else f"model type {config.model_type} has its own"
             raise UsageError(f"{source}; give --{option} {value:.6g}{none}")
 
 

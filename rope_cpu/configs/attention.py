@@ -23,7 +23,7 @@ class Attention:
     qk_norm: "before" or "after" the rotation, None where q and k are not normed. v_norm: values are.
     chunk: tokens that attend to each other only; window: how many keys a query attends to; softcap: c·tanh(score/c).
     scale: of the scores, None for head_dim^-½. query_scale: the key that scales queries by their position.
-    other: what else there is, in words.
+    shared_layers: how many of the last layers take keys and values of an earlier one. other: what else, in words.
     """
 
     causal: bool = True
@@ -36,6 +36,7 @@ class Attention:
     softcap: float | None = None
     scale: float | None = None
     query_scale: str | None = None
+    shared_layers: int = 0
     other: str | None = None
 
     @classmethod
@@ -55,6 +56,7 @@ class Attention:
             softcap=values.get("attn_logit_softcapping"),
             scale=next((FACTS["scale"][name] for name in types if name in FACTS["scale"]), scale),
             query_scale=next((key for key, value in by_position.items() if value), None),
+            shared_layers=values.get("num_kv_shared_layers", 0),
             other=next((FACTS["other"][name] for name in types if name in FACTS["other"]), None),
         )
 

@@ -18,6 +18,12 @@ Config = Mapping[str, Any]
 # The parts of a multimodal config that hold a language model, for model types that no table knows.
 PARTS = ("text_config", "llm_config", "language_config", "llm_cfg", "talker_config", "decoder_config")
 
+# Keys whose null does not stand for the class's default: as many key heads as query heads, and none of the others.
+NULL_IS_NONE = (
+    *("num_key_value_heads", "sliding_window", "attention_chunk_size", "attn_logit_softcapping"),
+    *("attention_multiplier", "query_pre_attn_scalar", "kv_lora_rank", "num_kv_shared_layers"),
+)
+
 # What keys hold that are looked into; the values of others are checked where they are used.
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("model_type", "_class_name"), (str, "a string")),
@@ -31,10 +37,9 @@ def parse(raw: Config) -> ModelConfig:
 
     Raises ValueError or TypeError where the model has no rotation, or its rope parameters are malformed.
     """
-    text, facts = language_model(raw)
-    values = with_defaults(text, facts)
-    _refuse(text, values, facts or ModelFacts())
-    facts, is_known = facts or ModelFacts(), facts is not None
+    text, known = language_model(raw)
+    facts, values = known or ModelFacts(), with_defaults(text, known)
+    _refuse(text, values, facts)
     unrotated = [label for label, key in facts.unrotated.items() if not key or text.get(key, "") is not None]
     return ModelConfig(
         source=raw,
@@ -43,7 +48,7 @@ def parse(raw: Config) -> ModelConfig:
         rotation=_rotation,
         rope_parameters={**by_layer_type(_named(text, facts), facts), **dict.fromkeys(unrotated)},
         facts=facts,
-        is_known=is_known,
+        is_known=known is not None,
     )
 
 
@@ -73,8 +78,7 @@ def check_kinds(config: Config) -> None:
 def with_defaults(text: Config, facts: ModelFacts | None) -> dict[str, Any]:
     """Return a config under standard names, with the defaults of its model type where it is silent."""
     facts, named = facts or ModelFacts(), _named(text, facts or ModelFacts())
-    # A null number of key heads is that of the query heads, and a null window none, whatever the class has.
-    nulls = [key for key in ("num_key_value_heads", "sliding_window") if text.get(key, "") is None]
+    nulls = {key for key in NULL_IS_NONE if text.get(key, "") is None}
     return {key: value for key, value in {**facts.defaults, **named}.items() if key in named or key not in nulls}
 
 

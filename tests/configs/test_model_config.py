@@ -83,3 +83,39 @@ def test_a_model_type_like_another_has_its_attention():
 def test_attention_of_images_is_not_known():
     config = {"_class_name": "FluxTransformer2DModel", "attention_head_dim": 128}
     assert "images" in reader.read(config).attention.other
+
+
+@pytest.mark.parametrize(
+    ("model_type", "facts"),
+    [
+        ("gemma2", {"window": 4096, "softcap": 50.0, "scale": 256**-0.5}),
+        ("granite", {"scale": 1.0}),
+        ("llama4_text", {"chunk": 8192}),
+        ("gemma3n_text", {"shared_layers": 15}),
+        ("recurrent_gemma", {"window": 2048}),
+        ("minicpm3", {"latent": True}),
+    ],
+)
+def test_attention_where_a_config_is_silent_is_that_of_its_model_type(model_type, facts):
+    attention = reader.read({"model_type": model_type}).attention
+    assert {name: getattr(attention, name) for name in facts} == facts
+
+
+def test_a_window_that_its_model_type_does_not_use():
+    assert reader.read({"model_type": "qwen3", "sliding_window": 128}).attention.window is None
+    assert reader.read({"model_type": "qwen3", "use_sliding_window": True}).attention.window == 4096
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "name"),
+    [
+        ("mistral", "sliding_window", "window"),
+        ("llama4_text", "attention_chunk_size", "chunk"),
+        ("gemma2", "attn_logit_softcapping", "softcap"),
+        ("gemma2", "query_pre_attn_scalar", "scale"),
+        ("granite", "attention_multiplier", "scale"),
+        ("gemma3n_text", "num_kv_shared_layers", "shared_layers"),
+    ],
+)
+def test_a_null_is_none_whatever_the_model_type_has(model_type, key, name):
+    assert getattr(reader.read({"model_type": model_type, key: None}).attention, name) in (None, 0)

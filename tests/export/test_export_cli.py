@@ -139,6 +139,31 @@ def test_settings_of_a_config_must_be_given_as_options(export_to, changed, text,
     assert export_to("--attention", config=CONFIG | unused)[0] == 0
 
 
+def test_settings_of_a_model_type_must_be_given_where_its_config_is_silent(export_to):
+    silent, given = CONFIG | {"model_type": "gemma2", "head_dim": 64, "rope_scaling": None}, ("--attention",)
+    for text, option in (
+        ("sliding_window 4096; give --window 4096", ("--window", "0")),
+        ("attn_logit_softcapping 50.0; give --softcap 50", ("--softcap", "50")),
+        ("query_pre_attn_scalar 256; give --scale 0.0625", ("--scale", "0.0625")),
+    ):
+        with pytest.raises(UsageError, match=text):
+            export_to(*given, config=silent)
+        given = (*given, *option)
+    assert export_to(*given, config=silent)[0] == 0
+    nulls = dict.fromkeys(("sliding_window", "attn_logit_softcapping", "query_pre_attn_scalar"))
+    assert export_to("--attention", config=silent | nulls)[0] == 0
+
+
+@pytest.mark.parametrize("shared", [0, 20])
+def test_layers_that_share_keys_and_values_are_told_of(export_to, capsys, shared):
+    config = CONFIG | {"model_type": "gemma4_text", "rope_scaling": None, "num_kv_shared_layers": shared}
+    config |= {"rope_parameters": {"full_attention": {"rope_theta": 1e6, "rope_type": "default"}}}
+    options = ("--attention", "--normed", "--scale", "1", "--window", "0", "--layer-type", "full_attention")
+    assert export_to(*options, config=config)[0] == 0
+    text = f"num_kv_shared_layers is {shared}: the last {shared} layers take an earlier one's k and v; feed those"
+    assert (text in capsys.readouterr().out) == bool(shared)
+
+
 def test_latent_attention_is_refused(export_to):
     deepseek = {**CONFIG, "model_type": "deepseek_v2", "rope_scaling": None, "kv_lora_rank": 16, "qk_rope_head_dim": 16}
     with pytest.raises(UsageError, match="the config has latent attention"):
@@ -182,6 +207,7 @@ def test_norms_before_the_rotation_must_be_asked_for(export_to, changed, which):
     with pytest.raises(UsageError, match=f"norms {which} before the rotation; give --normed, and feed them normed"):
         export_to("--attention", *layers, config=config)
     if layers:
+        layers = (*layers, "--window", "0")
         with pytest.raises(UsageError, match="model type gemma3n_text has its own; give --scale 1"):
             export_to("--attention", "--normed", *layers, config=config)
         layers = (*layers, "--scale", "1")

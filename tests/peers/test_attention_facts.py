@@ -1,6 +1,7 @@
 """What is recorded of models' attention against the source of transformers' attention classes."""
 
 import ast
+import contextlib
 import importlib
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from rope_cpu.configs.attention import FACTS  # noqa: E402
 from rope_cpu.configs.model_types import facts_of  # noqa: E402
+from rope_cpu.configs.reader import read  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
@@ -62,3 +64,38 @@ def test_facts_of_attention(model_type):
     assert (model_type in FACTS["causal_if_decoder"]) == ("self.is_causal = config.is_decoder" in text)
     ones = re.findall(r"self\.scaling = 1\.0$", text, flags=re.M)
     assert (FACTS["scale"].get(model_type) == 1.0) == bool(ones)
+
+
+# Their classes work a value out: of one kind of layers, or the scale that everybody has, head_dim^-½.
+WORKED_OUT = {"dots3_note_text", "hyperclovax", "modernbert", "modernbert-decoder", "step3p5"}
+
+
+def silent_configs():
+    """Return model type → (its class's config, what is known of a file that is silent), where it has a rotation."""
+    found = {}
+    for model_type, made in transformers.models.auto.configuration_auto.CONFIG_MAPPING.items():
+        facts = facts_of(model_type)
+        if facts is not None and facts.part is None and model_type not in WORKED_OUT:
+            with contextlib.suppress(ValueError):  # it has no rotation where it is silent
+                found[model_type] = made(), read({"model_type": model_type}).attention
+    return found
+
+
+SILENT = silent_configs()
+
+
+def test_enough_silent_configs_are_found():
+    assert len(SILENT) > 180
+
+
+@pytest.mark.parametrize("model_type", SILENT)
+def test_attention_of_a_silent_config_is_that_of_its_class(model_type):
+    made, attention = SILENT[model_type]
+    made.allow_global_per_layer_attribute_access = True
+    scalar = getattr(made, "query_pre_attn_scalar", None)
+    scale = getattr(made, "attention_multiplier", scalar and scalar**-0.5)
+    assert attention.window == (getattr(made, "sliding_window", None) or None)
+    assert attention.chunk == getattr(made, "attention_chunk_size", None)
+    assert attention.softcap == getattr(made, "attn_logit_softcapping", None)
+    assert attention.scale == FACTS["scale"].get(model_type, scale)
+    assert attention.shared_layers == getattr(made, "num_kv_shared_layers", 0)

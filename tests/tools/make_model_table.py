@@ -31,7 +31,12 @@ WIDTHS = (
     "qk_rope_head_dim",
     "max_position_embeddings",
 )
-NAMES = (*WIDTHS, "layer_types", "rope_theta", "partial_rotary_factor")
+# What a model's attention has besides the rotation; a null in a file beats these, see `with_defaults`.
+ATTENTION = (
+    *("sliding_window", "use_sliding_window", "attention_chunk_size", "attn_logit_softcapping"),
+    *("attention_multiplier", "query_pre_attn_scalar", "kv_lora_rank", "num_kv_shared_layers"),
+)
+NAMES = (*WIDTHS, *ATTENTION, "layer_types", "rope_theta", "partial_rotary_factor")
 
 # Model types whose code pairs neighbours (2i, 2i+1), read from their apply functions and held against them by
 # tests/peers/test_pairing.py. DeepSeek's kind reads pairs of neighbours and writes the halves apart: that is the same
@@ -160,9 +165,9 @@ def facts(cls: type[PreTrainedConfig], instance: PreTrainedConfig, rotary: ast.C
     renamed = {name: cls.attribute_map[name] for name in NAMES if name in cls.attribute_map}
     entry: dict[str, Any] = {"interleaved": neighbours(folder, cls.model_type), "defaults": {}}
     defaults = entry["defaults"]
-    for name in WIDTHS:
+    for name in (*WIDTHS, *ATTENTION):
         field = fields.get(renamed.get(name, name))
-        if field is not None and isinstance(field.default, int) and not isinstance(field.default, bool):
+        if field is not None and isinstance(field.default, int | float):
             defaults[name] = field.default
     parameters = sections(cls)
     flat = parameters.get("", {})
