@@ -18,7 +18,7 @@ from rope_cpu.validation.arrays import Array
 
 # What each dtype is computed in, and what kernels see 16-bit floats as.
 REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in check.FORMAT_OF.items()}
-_BITS = {"float16": np.int16, "bfloat16": np.uint16}
+_BITS = {"float16": np.dtype(np.int16), "bfloat16": np.dtype(np.uint16)}
 # How kernels see a layout: as (batch, tokens, heads, head_dim). None: as it is.
 ARRANGED: dict[str, Callable[[Array], Array] | None] = {
     "bshd": None,
@@ -50,7 +50,7 @@ def pairing_of(head_dim: int, blocks: Sequence[int], interleaved: bool) -> Pairi
 
 
 @cache
-def kernel_of(dtype: np.dtype[Any], interleaved: bool) -> tuple[Any, type | None] | None:
+def kernel_of(dtype: np.dtype[Any], interleaved: bool) -> tuple[Any, np.dtype[Any] | None] | None:
     """Return the kernel that rotates a dtype, and what it sees 16-bit floats as; None where there is no kernel."""
     name = check.FORMAT_OF.get(dtype)
     if name is None or (name == "float16" and not converts_float16()):
@@ -79,8 +79,10 @@ def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str, cos_sin: Array
             same = q.dtype is k.dtype is q_out.dtype is k_out.dtype  # the usual case; comparing takes longer
             if not same and not q.dtype == k.dtype == q_out.dtype == k_out.dtype:
                 return False
-            x, y = q.view(bits), k.view(bits)
-            x_out, y_out = x if q_out is q else q_out.view(bits), y if k_out is k else k_out.view(bits)
+            x = q.view(bits)
+            x_out = x if q_out is q else q_out.view(bits)
+            y = x if k is q else k.view(bits)
+            y_out = x_out if k_out is q_out else y if k_out is k else k_out.view(bits)
         try:
             if arranged is not None:
                 x, y, x_out, y_out = arranged(x), arranged(y), arranged(x_out), arranged(y_out)

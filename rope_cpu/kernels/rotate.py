@@ -42,8 +42,8 @@ ELEMENTS = {
 
 # Fewer elements than these are rotated faster than a second thread starts.
 _PARALLEL_FROM = 2**19
-# Rows that go together where each has several vectors; tokens whose cos and sin stay in the first cache for all heads.
-_RUN, _TILE = 4, 32
+# Tokens whose cos and sin stay in the first cache for all heads.
+_TILE = 32
 
 
 def half_split(lanes: int) -> Any:
@@ -110,20 +110,15 @@ def _block_of(pairing: Callable[[int], Any]) -> Any:
 
     @partial(compile.inner, of=pairing.__name__)
     def rotate_block(x, out, cos, sin, pairs, rows, step, out_step, table_step, past_caches):
-        # A vector that holds all pairs goes through all rows, so that cos and sin that they share stay in registers.
-        together = rows if pairs == 64 or pairs == 32 else _RUN
-        for first in range(0, rows, together):
-            count = min(together, rows - first)
-            for i in range(0, pairs & -64, 64):
-                p64(x, out, cos, sin, i, pairs, count, step, out_step, table_step, past_caches)
-            if pairs & 32:
-                p32(x, out, cos, sin, pairs & -64, pairs, count, step, out_step, table_step, past_caches)
-            for i in range(pairs & -32, pairs & -8, 8):
-                p8(x, out, cos, sin, i, pairs, count, step, out_step, table_step, past_caches)
-            for i in range(pairs & -8, pairs):
-                p1(x, out, cos, sin, i, pairs, count, step, out_step, table_step, past_caches)
-            x, out = advance(x, count * step), advance(out, count * out_step)
-            cos, sin = advance(cos, count * table_step), advance(sin, count * table_step)
+        # Each vector goes through all rows, so that cos and sin that they share stay in registers.
+        for i in range(0, pairs & -64, 64):
+            p64(x, out, cos, sin, i, pairs, rows, step, out_step, table_step, past_caches)
+        if pairs & 32:
+            p32(x, out, cos, sin, pairs & -64, pairs, rows, step, out_step, table_step, past_caches)
+        for i in range(pairs & -32, pairs & -8, 8):
+            p8(x, out, cos, sin, i, pairs, rows, step, out_step, table_step, past_caches)
+        for i in range(pairs & -8, pairs):
+            p1(x, out, cos, sin, i, pairs, rows, step, out_step, table_step, past_caches)
 
     return rotate_block
 
