@@ -42,8 +42,6 @@ ELEMENTS = {
 
 # Fewer elements than these are rotated faster than a second thread starts.
 _PARALLEL_FROM = 2**19
-# Tokens whose cos and sin stay in the first cache for all heads.
-_TILE = 32
 
 
 def half_split(lanes: int) -> Any:
@@ -219,29 +217,26 @@ def _part_of(pairing: Callable[[int], Any]) -> Any:
         cos_start, (_, table_rows, _, groups, _), (to_sin, by_row, by_token, by_group, _), real_size = cos_sin
         past_caches = sizes.size == 3 and _goes_past_caches(x, out, sizes[2], sizes[1])
         # A line is a token, its rows the heads, which share cos and sin; where the tokens of a head lie closer together
-        # than the heads of a token, a line is a head, its rows the tokens, a tile of them at a time.
+        # than the heads of a token, a line is a head, its rows the tokens.
         by_head, share = tokens > 1 and abs(steps[1]) < abs(steps[2]) and batch * heads >= parts, heads // groups
-        lines, sets, tile, step, out_step, table_step = tokens, groups, tokens, steps[2], out_steps[2], 0
+        lines, sets, rows, step, out_step, table_step = tokens, groups, share, steps[2], out_steps[2], 0
         if by_head:
-            lines, sets, tile, step, out_step, table_step = heads, 1, _TILE, steps[1], out_steps[1], by_token
-        start, stop = batch * lines * part // parts, batch * lines * (part + 1) // parts
-        tiles = (tokens + tile - 1) // tile
-        for index in range(batch * tiles):
-            n, top = index // tiles, index % tiles * tile
-            for line in range(max(start - n * lines, 0), min(stop - n * lines, lines)):
-                for group in range(sets):
-                    token, head, rows = line, group * share, share
-                    if by_head:
-                        token, head, rows, group = top, line, min(tile, tokens - top), line // share
-                    source = advance(x_start, n * steps[0] + token * steps[1] + head * steps[2])
-                    target = advance(out_start, n * out_steps[0] + token * out_steps[1] + head * out_steps[2])
-                    cos = advance(cos_start, min(n, table_rows - 1) * by_row + token * by_token + group * by_group)
-                    sin = advance(cos, to_sin)
-                    for block in range(2, sizes.size):
-                        pairs = sizes[block]
-                        rotate_block(source, target, cos, sin, pairs, rows, step, out_step, table_step, past_caches)
-                        source, target = advance(source, 2 * pairs * size), advance(target, 2 * pairs * size)
-                        cos, sin = advance(cos, pairs * real_size), advance(sin, pairs * real_size)
+            lines, sets, rows, step, out_step, table_step = heads, 1, tokens, steps[1], out_steps[1], by_token
+        for index in range(batch * lines * part // parts, batch * lines * (part + 1) // parts):
+            n, line = index // lines, index % lines
+            for group in range(sets):
+                token, head = line, group * share
+                if by_head:
+                    token, head, group = 0, line, line // share
+                source = advance(x_start, n * steps[0] + token * steps[1] + head * steps[2])
+                target = advance(out_start, n * out_steps[0] + token * out_steps[1] + head * out_steps[2])
+                cos = advance(cos_start, min(n, table_rows - 1) * by_row + token * by_token + group * by_group)
+                sin = advance(cos, to_sin)
+                for block in range(2, sizes.size):
+                    pairs = sizes[block]
+                    rotate_block(source, target, cos, sin, pairs, rows, step, out_step, table_step, past_caches)
+                    source, target = advance(source, 2 * pairs * size), advance(target, 2 * pairs * size)
+                    cos, sin = advance(cos, pairs * real_size), advance(sin, pairs * real_size)
 
     return rotate_part
 
