@@ -79,13 +79,15 @@ def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str, cos_sin: Array
             same = q.dtype is k.dtype is q_out.dtype is k_out.dtype  # the usual case; comparing takes longer
             if not same and not q.dtype == k.dtype == q_out.dtype == k_out.dtype:
                 return False
-            x = q.view(bits)
-            x_out = x if q_out is q else q_out.view(bits)
-            y = x if k is q else k.view(bits)
-            y_out = x_out if k_out is q_out else y if k_out is k else k_out.view(bits)
+            x = y = q.view(bits)
+            x_out = y_out = x if q_out is q else q_out.view(bits)
+            if arrays == 2:
+                y = k.view(bits)
+                y_out = y if k_out is k else k_out.view(bits)
         try:
             if arranged is not None:
-                x, y, x_out, y_out = arranged(x), arranged(y), arranged(x_out), arranged(y_out)
+                x, x_out = arranged(x), arranged(x_out)
+                y, y_out = (x, x_out) if arrays == 1 else (arranged(y), arranged(y_out))
             if kernel(x, y, x_out, y_out, cos_sin, sizes, arrays, usable()) != DONE:
                 return False
         except (TypeError, ValueError):
