@@ -147,11 +147,13 @@ def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: 
     for what, there in refused.items():
         if there:
             raise UsageError(f"the config has {what}: --attention cannot write it (model type {config.model_type})")
-    if (has.qk_norm or has.v_norm) and "normed" not in given:
-        which = "q, k and v" if has.v_norm else "q and k"
+    norms = "q, k and v" if has.v_norm else "q and k" if has.qk_norm else None
+    if norms and "normed" not in given:
         raise UsageError(
-            f"model type {config.model_type} norms {which} before the rotation; give --normed, and feed them normed"
+            f"model type {config.model_type} norms {norms} before the rotation; give --normed, and feed them normed"
         )
+    if config.is_known and not norms and "normed" in given:
+        raise UsageError(f"--normed is given, but model type {config.model_type} does not norm q and k")
     scale = None if has.scale == rope.head_dim**-0.5 else has.scale
     needed = {"window": has.window, "softcap": has.softcap, "scale": scale}
     for option, value in needed.items():

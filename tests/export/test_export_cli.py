@@ -214,6 +214,11 @@ def test_norms_before_the_rotation_must_be_asked_for(export_to, changed, which):
     assert export_to("--attention", "--normed", *layers, config=config)[0] == 0
 
 
+def test_norms_that_a_model_type_does_not_have_are_refused(export_to):
+    with pytest.raises(UsageError, match="--normed is given, but model type llama does not norm q and k"):
+        export_to("--attention", "--normed")
+
+
 @pytest.mark.parametrize(
     ("given", "assumed"),
     [
