@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.rotation import REAL_OF, Launch, launcher, pairing_of, rotate_copies
+from rope_cpu.rotation import REAL_OF, Launch, Pairing, launcher, rotate_copies
 from rope_cpu.validation import arrays as check
 from rope_cpu.validation import position_ids as check_ids
 from rope_cpu.validation.arrays import Array
@@ -56,14 +56,16 @@ def apply_rotary(
         sin = -sin
     cos_sin = np.array([cos, sin])
     cos_sin = cos_sin[:, None, :, None] if cos.ndim == 2 else cos_sin[:, :, :, None]
-    pairing = pairing_of(x.shape[-1], [2 * cos.shape[-1]], boolean("interleaved", interleaved))
+    pairing = Pairing(x.shape[-1], boolean("interleaved", interleaved), (2 * cos.shape[-1],))
 
-    def launch_of(dtype: np.dtype[Any]) -> Launch:
-        return launcher(dtype, pairing, layout, cos_sin.astype(REAL_OF[dtype], copy=False))
+    def launch_of(dtype: np.dtype[Any]) -> tuple[Launch, Array]:
+        return launcher(dtype, pairing, layout), cos_sin.astype(REAL_OF[dtype], copy=False)
 
     result = np.empty_like(x) if out is None else out
-    if type(x) is type(result) is np.ndarray and launch_of(x.dtype)(x, x, result, result, 1):
-        return result
+    if type(x) is type(result) is np.ndarray:
+        launch, table = launch_of(x.dtype)
+        if launch(table, x, x, result, result, 1):
+            return result
     given = "`cos` and `sin` are for" if position_ids is None else "`position_ids` are for"
     outs, shape = None if out is None else {"out": out}, cos_sin.shape[1:]
     (result,) = rotate_copies({"x": x}, outs, layout, x.shape[-1], shape, (given, given), launch_of)

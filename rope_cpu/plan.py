@@ -30,16 +30,18 @@ class RotaryPlan:
         self._angles, self._pairing, self._positions = angles, pairing, positions
         self._layout, self._mode = layout, mode
         self._tables = {real: angles.cos_sin(positions, mode, real)}
-        self._launches: dict[np.dtype[Any], Launch] = {}
+        self._launches: dict[np.dtype[Any], tuple[Launch, Array]] = {}
 
     def __call__(self, q: Array, k: Array, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
         """Rotate queries and keys; see RotaryEmbedding.__call__ for the arguments."""
-        results = (np.empty_like(q), np.empty_like(k)) if out is None and type(q) is type(k) is _ndarray else out
+        results = out
+        if out is None and type(q) is type(k) is _ndarray:
+            results = np.empty_like(q), np.empty_like(k)
         if type(results) is tuple and len(results) == 2:
             q_out, k_out = results
             if type(q) is type(k) is type(q_out) is type(k_out) is _ndarray:
-                launch = self._launches.get(q.dtype) or self._launch(q.dtype)
-                if launch(q, k, q_out, k_out, 2):
+                launch, cos_sin = self._launches.get(q.dtype) or self._launch(q.dtype)
+                if launch(cos_sin, q, k, q_out, k_out, 2):
                     return results
         outs = None if out is None else dict(zip(("out[0]", "out[1]"), check.out_pair(out), strict=True))
         first, second = self._rotate_copies({"q": q, "k": k}, outs)
@@ -49,23 +51,21 @@ class RotaryPlan:
         """Rotate one array; see RotaryEmbedding.rotate for the arguments."""
         result = np.empty_like(x) if out is None and type(x) is _ndarray else out
         if type(x) is type(result) is _ndarray:
-            launch = self._launches.get(x.dtype) or self._launch(x.dtype)
-            if launch(x, x, result, result, 1):
+            launch, cos_sin = self._launches.get(x.dtype) or self._launch(x.dtype)
+            if launch(cos_sin, x, x, result, result, 1):
                 return result
         name = "keys" if self._mode == "shift" else "x"
         (result,) = self._rotate_copies({name: x}, None if out is None else {"out": out})
         return result
 
-    def _launch(self, dtype: np.dtype[Any]) -> Launch:
-        """Return the call that rotates a dtype, made when it is first needed."""
-        real = REAL_OF.get(dtype)
-        if real is None:
-            return lambda *arrays: False
+    def _launch(self, dtype: np.dtype[Any]) -> tuple[Launch, Array]:
+        """Return the call that rotates a dtype, and cos and sin for it, computed when they are first needed."""
+        real = REAL_OF.get(dtype, "float32")
         table = self._tables.get(real)
         if table is None:
             table = self._tables[real] = self._angles.cos_sin(self._positions, self._mode, real)
-        launch = self._launches[dtype] = launcher(dtype, self._pairing, self._layout, table)
-        return launch
+        found = self._launches[dtype] = launcher(dtype, self._pairing, self._layout), table
+        return found
 
     def _shape(self) -> tuple[int, ...]:
         """Return (batch or 1, seq, frequency heads, pairs)."""

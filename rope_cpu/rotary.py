@@ -18,7 +18,7 @@ from rope_cpu.frequencies import scaling as scaling_
 from rope_cpu.frequencies import spec as specs
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.plan import RotaryPlan
-from rope_cpu.rotation import REAL_OF, Pairing, pairing_of
+from rope_cpu.rotation import REAL_OF, Pairing
 from rope_cpu.validation import arrays as check
 from rope_cpu.validation import position_ids as check_ids
 from rope_cpu.validation import scalars
@@ -230,7 +230,7 @@ class RotaryEmbedding:
 
     def _of(self, spec: RopeSpec) -> None:
         self._spec, self._angles = spec, Angles.of(spec)
-        self._pairing = pairing_of(spec.head_dim, spec.blocks, spec.interleaved)
+        self._pairing = Pairing(spec.head_dim, spec.interleaved, spec.blocks)
         self._consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
 
     @property

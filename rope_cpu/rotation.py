@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.rotate import DONE, rotation
@@ -27,29 +26,20 @@ ARRANGED: dict[str, Callable[[Array], Array] | None] = {
     "thd": lambda x: x[None],
 }
 
-# A call (q, k, q_out, k_out, arrays) that rotates q, and k if arrays is 2, as they stand; where that cannot be it
-# returns False, having written nothing.
-Launch = Callable[[Array, Array, Array, Array, int], bool]
+# A call (cos_sin, q, k, q_out, k_out, arrays) that rotates q, and k if arrays is 2, as they stand; where that cannot be
+# it returns False, having written nothing. cos_sin: (2, batch or 1, seq, frequency heads, pairs), C-contiguous, of the
+# dtype that REAL_OF names.
+Launch = Callable[[Array, Array, Array, Array, Array, int], bool]
 
 
 class Pairing(NamedTuple):
-    """Which elements of a head vector rotate together; sizes: as kernels take them, see `pairing_of`."""
+    """Which elements of a head vector rotate together; blocks: the width of each in elements."""
 
     head_dim: int
     interleaved: bool
-    sizes: NDArray[np.int64]
+    blocks: tuple[int, ...]
 
 
-def pairing_of(head_dim: int, blocks: Sequence[int], interleaved: bool) -> Pairing:
-    """Return the pairing of a head; its sizes are head_dim, the bytes of the last cache, and the pairs of each block.
-
-    blocks: widths in elements.
-    """
-    sizes = [head_dim, last_level_cache(), *(width // 2 for width in blocks)]
-    return Pairing(head_dim, interleaved, np.array(sizes, np.int64))
-
-
-@cache
 def kernel_of(dtype: np.dtype[Any], interleaved: bool) -> tuple[Any, np.dtype[Any] | None] | None:
     """Return the kernel that rotates a dtype, and what it sees 16-bit floats as; None where there is no kernel."""
     name = check.FORMAT_OF.get(dtype)
@@ -58,47 +48,76 @@ def kernel_of(dtype: np.dtype[Any], interleaved: bool) -> tuple[Any, np.dtype[An
     return rotation(name, "interleaved" if interleaved else "half"), _BITS.get(name)
 
 
-def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str, cos_sin: Array) -> Launch:
-    """Return the call that rotates arrays of a dtype by cos and sin.
-
-    cos_sin: (2, batch or 1, seq, frequency heads, pairs), C-contiguous, of the dtype that REAL_OF names.
-
-    The kernel checks shapes, strides and shared memory. Arrays of another dtype or rank, and read-only outputs, Numba
-    refuses with a TypeError, or NumPy with a ValueError where it transposes them.
-    """
+@lru_cache
+def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str) -> Launch:
+    """Return the call that rotates arrays of a dtype; the kernel checks shapes, strides and shared memory."""
     found = kernel_of(dtype, pairing.interleaved)
     if found is None:
         return lambda *arrays: False
-    (kernel, bits), sizes, arranged, usable = found, pairing.sizes, ARRANGED[layout], threads.usable
-    rotary_dim = 2 * cos_sin.shape[4]
-    partial = rotary_dim < pairing.head_dim
+    (kernel, bits), arranged, rotary_dim = found, ARRANGED[layout], sum(pairing.blocks)
+    sizes = np.array([pairing.head_dim, last_level_cache(), *(width // 2 for width in pairing.blocks)], np.int64)
 
-    def launch(q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
-        x, y, x_out, y_out = q, k, q_out, k_out
-        if bits is not None:
-            same = q.dtype is k.dtype is q_out.dtype is k_out.dtype  # the usual case; comparing takes longer
-            if not same and not q.dtype == k.dtype == q_out.dtype == k_out.dtype:
-                return False
-            x = y = q.view(bits)
-            x_out = y_out = x if q_out is q else q_out.view(bits)
-            if arrays == 2:
-                y = k.view(bits)
-                y_out = y if k_out is k else k_out.view(bits)
+    def as_they_stand(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
         try:
-            if arranged is not None:
-                x, x_out = arranged(x), arranged(x_out)
-                y, y_out = (x, x_out) if arrays == 1 else (arranged(y), arranged(y_out))
-            if kernel(x, y, x_out, y_out, cos_sin, sizes, arrays, usable()) != DONE:
-                return False
-        except (TypeError, ValueError):
+            status: int = kernel(q, k, q_out, k_out, cos_sin, sizes, arrays, threads.usable)
+        except TypeError:  # Numba's, of arrays of another dtype or rank, and of read-only outputs
             return False
-        if partial:
-            for given, out, source, target in ((q, q_out, x, x_out), (k, k_out, y, y_out))[:arrays]:
-                if out is not given:
-                    target[..., rotary_dim:] = source[..., rotary_dim:]
+        return status == DONE
+
+    launch: Launch = as_they_stand
+    if rotary_dim < pairing.head_dim:
+        launch = _and_copied(launch, rotary_dim)
+    if arranged is not None:
+        launch = _transposed(launch, arranged)
+    return launch if bits is None else _viewed(launch, bits)
+
+
+def _and_copied(launch: Launch, rotary_dim: int) -> Launch:
+    """Let NumPy copy the elements that are not rotated."""
+
+    def copied(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
+        if not launch(cos_sin, q, k, q_out, k_out, arrays):
+            return False
+        for x, out in ((q, q_out), (k, k_out))[:arrays]:
+            if out is not x:
+                out[..., rotary_dim:] = x[..., rotary_dim:]
         return True
 
-    return launch
+    return copied
+
+
+def _transposed(launch: Launch, arranged: Callable[[Array], Array]) -> Launch:
+    """Hand arrays on as (batch, tokens, heads, head_dim)."""
+
+    def transposed(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
+        try:
+            x = y = arranged(q)
+            x_out = y_out = x if q_out is q else arranged(q_out)
+            if arrays == 2:
+                y = arranged(k)
+                y_out = y if k_out is k else arranged(k_out)
+        except ValueError:  # NumPy's, of arrays of another rank
+            return False
+        return launch(cos_sin, x, y, x_out, y_out, arrays)
+
+    return transposed
+
+
+def _viewed(launch: Launch, bits: np.dtype[Any]) -> Launch:
+    """Hand arrays of 16-bit floats on as integers."""
+
+    def viewed(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
+        same = q.dtype is k.dtype is q_out.dtype is k_out.dtype  # the usual case; comparing takes longer
+        if not same and not q.dtype == k.dtype == q_out.dtype == k_out.dtype:
+            return False
+        x = y = q.view(bits)
+        x_out = y_out = x if q_out is q else q_out.view(bits)
+        if arrays == 2:
+            y = k.view(bits)
+            y_out = y if k_out is k else k_out.view(bits)
+        return launch(cos_sin, x, y, x_out, y_out, arrays)
+
+    return viewed
 
 
 def rotate_copies(
@@ -108,12 +127,12 @@ def rotate_copies(
     head_dim: int,
     shape: tuple[int, ...],
     given_for: tuple[str, str],
-    launch_of: Callable[[np.dtype[Any]], Launch],
+    launch_of: Callable[[np.dtype[Any]], tuple[Launch, Array]],
 ) -> tuple[Array, ...]:
     """Validate what the kernel refused and find the words, or rotate copies where it is only how the arrays stand.
 
     xs, outs: by name. shape: of cos and sin. given_for: what there are cos and sin for, by token and by batch row, in
-    error texts. launch_of: the call that rotates a dtype.
+    error texts. launch_of: the call that rotates a dtype, and its cos and sin.
 
     Raises TypeError or ValueError, before anything is written.
     """
@@ -124,7 +143,8 @@ def rotate_copies(
     for x, result in zip([np.array(x, order="C") for x in xs.values()], results, strict=True):
         # Where float16 has no kernel, that of float32 and NumPy's rounding give the same bits.
         wide = x.astype(np.float32) if x.dtype == np.float16 and not converts_float16() else x
-        if wide.size and not launch_of(wide.dtype)(wide, wide, wide, wide, 1):
+        launch, cos_sin = launch_of(wide.dtype)
+        if wide.size and not launch(cos_sin, wide, wide, wide, wide, 1):
             raise RuntimeError(f"an array of shape {x.shape} passed its checks, but the kernel refused its copy")
         with np.errstate(over="ignore", under="ignore"):
             result[...] = wide

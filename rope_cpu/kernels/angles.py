@@ -35,27 +35,28 @@ def fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 @compile.inner
-def _add_axis(revolutions, rest, position, high, low):
-    """Add position · (high + low) to revolutions + rest, less whole revolutions; all but position are over pairs.
+def _add_axis(sums, position, frequencies, row, axis, head):
+    """Add position · (high + low) to sums[0] + sums[1], less whole revolutions, for each pair of a head.
 
-    What rounding the sum loses goes to the rest (D. E. Knuth, The Art of Computer Programming 2, 4.2.2, theorem B).
+    What rounding the sum loses goes to sums[1] (D. E. Knuth, The Art of Computer Programming 2, 4.2.2, theorem B).
     """
-    for i in range(revolutions.size):
-        product = position * high[i]
-        lost = fma(position, low[i], fma(position, high[i], -product))
+    for i in range(sums.shape[1]):
+        high, low, revolutions = frequencies[row, 0, axis, head, i], frequencies[row, 1, axis, head, i], sums[0, i]
+        product = position * high
+        lost = fma(position, low, fma(position, high, -product))
         part = product - np.rint(product)
-        total = revolutions[i] + part
-        shadow = total - revolutions[i]
-        rest[i] += (revolutions[i] - (total - shadow)) + (part - shadow) + lost
-        revolutions[i] = total - np.rint(total)
+        total = revolutions + part
+        shadow = total - revolutions
+        sums[1, i] += (revolutions - (total - shadow)) + (part - shadow) + lost
+        sums[0, i] = total - np.rint(total)
 
 
 @compile.inner
-def _finish(revolutions, rest, factor, sign, cos, sin):
-    """Write factor · cos and sign · factor · sin of revolutions + rest, to 1.3 units of 2^-53 and a rounding."""
-    for i in range(revolutions.size):
-        total = revolutions[i] + rest[i]
-        tail = (revolutions[i] - total) + rest[i]
+def _finish(sums, factors, row, cos, sin, n, t, head):
+    """Write cos and sin of sums[0] + sums[1] times their factors, to 1.3 units of 2^-53 and a rounding."""
+    for i in range(sums.shape[1]):
+        total = sums[0, i] + sums[1, i]
+        tail = (sums[0, i] - total) + sums[1, i]
         quarters = np.rint(4.0 * total)
         r = fma(quarters, -0.25, total)
         z = r * _TWO_PI
@@ -67,52 +68,52 @@ def _finish(revolutions, rest, factor, sign, cos, sin):
         quadrant = np.int64(quarters) & 3
         odd, left, below = quadrant & 1 == 1, (quadrant == 1) | (quadrant == 2), quadrant >= 2
         cosine, sine = (s, c) if odd else (c, s)
-        cos[i] = factor * (-cosine if left else cosine)
-        sin[i] = sign * factor * (-sine if below else sine) + 0.0  # a sine of 0 is +0, whatever its sign
+        cos[n, t, head, i] = factors[row, 0] * (-cosine if left else cosine)
+        sin[n, t, head, i] = factors[row, 1] * (-sine if below else sine) + 0.0  # a sine of 0 is +0, whatever its sign
 
 
 @compile.inner
-def _rows(positions, frequencies, factor, sign, cos, sin, part, parts):
+def _rows(positions, frequencies, factors, cos, sin, part, parts):
     """Write the rows of one of several equal parts of the tokens."""
     batch, tokens, heads, pairs = cos.shape
     start, stop = batch * tokens * part // parts, batch * tokens * (part + 1) // parts
-    scratch = np.empty((2, pairs))
-    revolutions, rest = scratch[0], scratch[1]
+    sums = np.empty((2, pairs))
     for n in range(batch):
+        given, row = min(n, positions.shape[0] - 1), min(n, factors.shape[0] - 1)
         for t in range(max(start - n * tokens, 0), min(stop - n * tokens, tokens)):
             for head in range(heads):
-                revolutions[:] = 0.0
-                rest[:] = 0.0
-                for axis in range(positions.shape[2]):
-                    high, low = frequencies[0, axis, head], frequencies[1, axis, head]
-                    _add_axis(revolutions, rest, positions[n, t, axis], high, low)
-                _finish(revolutions, rest, factor, sign, cos[n, t, head], sin[n, t, head])
+                sums[:] = 0.0
+                for axis in range(frequencies.shape[2]):
+                    position = positions[given, t, min(axis, positions.shape[2] - 1)]
+                    _add_axis(sums, position, frequencies, row, axis, head)
+                _finish(sums, factors, row, cos, sin, n, t, head)
 
 
 @partial(compile.inner, parallel=True)
-def _rows_in_parallel(positions, frequencies, factor, sign, cos, sin, parts):
+def _rows_in_parallel(positions, frequencies, factors, cos, sin, parts):
     for part in prange(parts):
-        _rows(positions, frequencies, factor, sign, cos, sin, np.intp(part), parts)
+        _rows(positions, frequencies, factors, cos, sin, np.intp(part), parts)
 
 
-def _cos_sin(positions, frequencies, factor, sign, cos, sin, threads):
+def _cos_sin(positions, frequencies, factors, cos, sin, threads):
     """Write cos and sin of positions times frequencies; see `cos_sin`."""
     if threads > 1 and cos.size >= _PARALLEL_FROM:
-        _rows_in_parallel(positions, frequencies, factor, sign, cos, sin, threads)
+        _rows_in_parallel(positions, frequencies, factors, cos, sin, threads)
     else:
-        _rows(positions, frequencies, factor, sign, cos, sin, np.intp(0), np.intp(1))
+        _rows(positions, frequencies, factors, cos, sin, np.intp(0), np.intp(1))
 
 
 @cache
 def cos_sin(dtype: str) -> Any:
     """Return the kernel that writes cos and sin in float32 or float64.
 
-    Its arguments: positions, float64 (batch, tokens, axes). frequencies: float64 (2, axes, heads, pairs), the high and
-    the low part of revolutions per unit of position. factor: on cos and sin. sign: −1.0 rotates backwards. cos, sin
-    (batch, tokens, heads, pairs). threads: on how many at most.
+    Its arguments: positions, float64 (batch or 1, tokens, axes or 1). frequencies: float64 (batch or 1, 2, axes, heads,
+    pairs), the high and the low part of revolutions per unit of position. factors: float64 (batch or 1, 2), those on
+    cos and on sin, of which a negative one rotates backwards. cos, sin (batch, tokens, heads, pairs). threads: on how
+    many at most.
     """
     positions = types.Array(types.float64, 3, "A", readonly=True)
-    frequencies, table = types.Array(types.float64, 4, "C", readonly=True), types.Array(getattr(types, dtype), 4, "C")
-    real = types.float64
-    signature = (positions, frequencies, real, real, table, table, types.intp)
+    frequencies = types.Array(types.float64, 5, "C", readonly=True)
+    factors, table = types.Array(types.float64, 2, "C", readonly=True), types.Array(getattr(types, dtype), 4, "C")
+    signature = (positions, frequencies, factors, table, table, types.intp)
     return compile.compiled(_cos_sin, f"cos_sin_{dtype}", signature)

@@ -48,15 +48,16 @@ def half_split(lanes: int) -> Any:
     """Return the function that rotates the pairs (i, i + pairs), `lanes` of them from i on."""
 
     @compile.inner
-    def rotate(x, out, cos, sin, i, pairs, rows, step, out_step, table_step, past_caches):
-        c, s = load(cos, i, lanes), load(sin, i, lanes)
-        for _ in range(rows):
-            if table_step > 0:
-                c, s = load(cos, i, lanes), load(sin, i, lanes)
-            a, b = load(x, i, lanes), load(x, i + pairs, lanes)
-            store(out, i, a * c - b * s, past_caches)
-            store(out, i + pairs, muladd(b, c, a * s), past_caches)
-            x, out = advance(x, step), advance(out, out_step)
+    def rotate(x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches):
+        for _ in range(tokens):
+            c, s = load(cos, i, lanes), load(sin, i, lanes)
+            row, out_row = x, out
+            for _ in range(heads):
+                a, b = load(row, i, lanes), load(row, i + pairs, lanes)
+                store(out_row, i, a * c - b * s, past_caches)
+                store(out_row, i + pairs, muladd(b, c, a * s), past_caches)
+                row, out_row = advance(row, steps[2]), advance(out_row, out_steps[2])
+            x, out = advance(x, steps[1]), advance(out, out_steps[1])
             cos, sin = advance(cos, table_step), advance(sin, table_step)
 
     return rotate
@@ -67,30 +68,31 @@ def interleaved(lanes: int) -> Any:
     both = 2 * lanes
 
     @compile.inner
-    def rotate(x, out, cos, sin, i, pairs, rows, step, out_step, table_step, past_caches):
-        c, s = doubled(load(cos, i, lanes)), even_negated(doubled(load(sin, i, lanes)))
-        for _ in range(rows):
-            if table_step > 0:
-                c, s = doubled(load(cos, i, lanes)), even_negated(doubled(load(sin, i, lanes)))
-            ab = load(x, 2 * i, both)
-            store(out, 2 * i, muladd(ab, c, swapped(ab) * s), past_caches)
-            x, out = advance(x, step), advance(out, out_step)
+    def rotate(x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches):
+        for _ in range(tokens):
+            c, s = doubled(load(cos, i, lanes)), even_negated(doubled(load(sin, i, lanes)))
+            row, out_row = x, out
+            for _ in range(heads):
+                ab = load(row, 2 * i, both)
+                store(out_row, 2 * i, muladd(ab, c, swapped(ab) * s), past_caches)
+                row, out_row = advance(row, steps[2]), advance(out_row, out_steps[2])
+            x, out = advance(x, steps[1]), advance(out, out_steps[1])
             cos, sin = advance(cos, table_step), advance(sin, table_step)
 
     # 64 pairs at a time would need more registers than there are: float32 took 1.2 to 1.4 times as long.
     @compile.inner
-    def rotate_64(x, out, cos, sin, i, pairs, rows, step, out_step, table_step, past_caches):
-        c1, s1 = doubled(load(cos, i, 32)), even_negated(doubled(load(sin, i, 32)))
-        c2, s2 = doubled(load(cos, i + 32, 32)), even_negated(doubled(load(sin, i + 32, 32)))
-        for _ in range(rows):
-            if table_step > 0:
-                c1, s1 = doubled(load(cos, i, 32)), even_negated(doubled(load(sin, i, 32)))
-                c2, s2 = doubled(load(cos, i + 32, 32)), even_negated(doubled(load(sin, i + 32, 32)))
-            ab = load(x, 2 * i, 64)
-            store(out, 2 * i, muladd(ab, c1, swapped(ab) * s1), past_caches)
-            ab = load(x, 2 * i + 64, 64)
-            store(out, 2 * i + 64, muladd(ab, c2, swapped(ab) * s2), past_caches)
-            x, out = advance(x, step), advance(out, out_step)
+    def rotate_64(x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches):
+        for _ in range(tokens):
+            c1, s1 = doubled(load(cos, i, 32)), even_negated(doubled(load(sin, i, 32)))
+            c2, s2 = doubled(load(cos, i + 32, 32)), even_negated(doubled(load(sin, i + 32, 32)))
+            row, out_row = x, out
+            for _ in range(heads):
+                ab = load(row, 2 * i, 64)
+                store(out_row, 2 * i, muladd(ab, c1, swapped(ab) * s1), past_caches)
+                ab = load(row, 2 * i + 64, 64)
+                store(out_row, 2 * i + 64, muladd(ab, c2, swapped(ab) * s2), past_caches)
+                row, out_row = advance(row, steps[2]), advance(out_row, out_steps[2])
+            x, out = advance(x, steps[1]), advance(out, out_steps[1])
             cos, sin = advance(cos, table_step), advance(sin, table_step)
 
     return rotate_64 if lanes == 64 else rotate
@@ -107,16 +109,16 @@ def _block_of(pairing: Callable[[int], Any]) -> Any:
     p64, p32, p8, p1 = (pairing(lanes) for lanes in (64, 32, 8, 1))
 
     @partial(compile.inner, of=pairing.__name__)
-    def rotate_block(x, out, cos, sin, pairs, rows, step, out_step, table_step, past_caches):
+    def rotate_block(x, out, cos, sin, pairs, tokens, heads, steps, out_steps, table_step, past_caches):
         # Each vector goes through all rows, so that cos and sin that they share stay in registers.
         for i in range(0, pairs & -64, 64):
-            p64(x, out, cos, sin, i, pairs, rows, step, out_step, table_step, past_caches)
+            p64(x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches)
         if pairs & 32:
-            p32(x, out, cos, sin, pairs & -64, pairs, rows, step, out_step, table_step, past_caches)
+            p32(x, out, cos, sin, pairs & -64, pairs, tokens, heads, steps, out_steps, table_step, past_caches)
         for i in range(pairs & -32, pairs & -8, 8):
-            p8(x, out, cos, sin, i, pairs, rows, step, out_step, table_step, past_caches)
+            p8(x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches)
         for i in range(pairs & -8, pairs):
-            p1(x, out, cos, sin, i, pairs, rows, step, out_step, table_step, past_caches)
+            p1(x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches)
 
     return rotate_block
 
@@ -216,25 +218,25 @@ def _part_of(pairing: Callable[[int], Any]) -> Any:
         (x_start, (batch, tokens, heads, _), steps, size), (out_start, _, out_steps, _) = x, out
         cos_start, (_, table_rows, _, groups, _), (to_sin, by_row, by_token, by_group, _), real_size = cos_sin
         past_caches = sizes.size == 3 and _goes_past_caches(x, out, sizes[2], sizes[1])
-        # A line is a token, its rows the heads, which share cos and sin; where the tokens of a head lie closer together
-        # than the heads of a token, a line is a head, its rows the tokens.
-        by_head, share = tokens > 1 and abs(steps[1]) < abs(steps[2]) and batch * heads >= parts, heads // groups
-        lines, sets, rows, step, out_step, table_step = tokens, groups, share, steps[2], out_steps[2], 0
-        if by_head:
-            lines, sets, rows, step, out_step, table_step = heads, 1, tokens, steps[1], out_steps[1], by_token
-        for index in range(batch * lines * part // parts, batch * lines * (part + 1) // parts):
-            n, line = index // lines, index % lines
-            for group in range(sets):
-                token, head = line, group * share
-                if by_head:
-                    token, head, group = 0, line, line // share
+        share = heads // groups
+        # Rotated at once are a token and its heads, which share cos and sin; where the tokens of a head lie closer
+        # together than the heads of a token, all tokens of two heads: each cos and sin is read for both.
+        run, some, down, across = 1, share, tokens, groups
+        if tokens > 1 and abs(steps[1]) < abs(steps[2]) and batch * heads >= 2 * parts:
+            run, some, down = tokens, gcd(share, 2), 1
+            across = heads // some
+        each = (batch * down * across + parts - 1) // parts
+        for n in range(batch):
+            first = part * each - n * down * across
+            for index in range(max(first, 0), min(first + each, down * across)):
+                token, head = index // across * run, index % across * some
                 source = advance(x_start, n * steps[0] + token * steps[1] + head * steps[2])
                 target = advance(out_start, n * out_steps[0] + token * out_steps[1] + head * out_steps[2])
-                cos = advance(cos_start, min(n, table_rows - 1) * by_row + token * by_token + group * by_group)
+                cos = advance(cos_start, min(n, table_rows - 1) * by_row + token * by_token + head // share * by_group)
                 sin = advance(cos, to_sin)
                 for block in range(2, sizes.size):
                     pairs = sizes[block]
-                    rotate_block(source, target, cos, sin, pairs, rows, step, out_step, table_step, past_caches)
+                    rotate_block(source, target, cos, sin, pairs, run, some, steps, out_steps, by_token, past_caches)
                     source, target = advance(source, 2 * pairs * size), advance(target, 2 * pairs * size)
                     cos, sin = advance(cos, pairs * real_size), advance(sin, pairs * real_size)
 

@@ -17,6 +17,7 @@ VARIABLE = "ROPE_CPU_NUM_THREADS"
 
 MOST: int = config.NUMBA_NUM_THREADS  # the cores this process may use, or the variable of that name
 
+usable = MOST  # on how many threads a kernel may run now
 _limit = MOST
 _serial = False  # where a parallel launch would end the process, or hang
 _forked_alone = True
@@ -31,15 +32,14 @@ def load_tbb() -> None:
                 ctypes.CDLL(str(file.locate()), mode=ctypes.RTLD_GLOBAL)
 
 
-def usable() -> int:
-    """Return on how many threads a kernel may run now."""
-    return 1 if _serial else _limit
+def _allow(limit: int, serial: bool) -> None:
+    global usable, _limit, _serial
+    usable, _limit, _serial = 1 if serial else limit, limit, serial
 
 
 def check_layer() -> None:
     """Let kernels be serial on Numba's workqueue, which two Python threads must not use at a time."""
-    global _serial
-    _serial = _serial or _layer() == "workqueue"
+    _allow(_limit, _serial or _layer() == "workqueue")
 
 
 def _before_fork() -> None:
@@ -50,8 +50,7 @@ def _before_fork() -> None:
 
 def _after_fork() -> None:
     """Let kernels be serial in a child where the threads of its parent's layer cannot be started again."""
-    global _serial
-    _serial = _serial or _layer() == "omp" or (_layer() == "tbb" and not _forked_alone)
+    _allow(_limit, _serial or _layer() == "omp" or (_layer() == "tbb" and not _forked_alone))
 
 
 def _layer() -> str | None:
@@ -72,8 +71,7 @@ def set_num_threads(n: int) -> None:
     Raises TypeError or ValueError where `n` is no integer from 1 to the number of cores that this process may use, or
     to the variable NUMBA_NUM_THREADS where it is set.
     """
-    global _limit
-    _limit = allowed("n", n)
+    _allow(allowed("n", n), _serial)
 
 
 def allowed(name: str, value: object) -> int:

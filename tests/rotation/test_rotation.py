@@ -5,7 +5,7 @@ import oracle
 from oracle import draw
 
 from rope_cpu import RotaryEmbedding, rotation
-from rope_cpu.rotation import ARRANGED, kernel_of
+from rope_cpu.rotation import ARRANGED
 
 
 def test_layouts_are_seen_as_batch_tokens_heads():
@@ -17,12 +17,13 @@ def test_layouts_are_seen_as_batch_tokens_heads():
     assert ARRANGED["thd"](x[0]).shape == (1, 3, 4, 8)
 
 
-def test_float16_without_instructions_goes_through_float32(monkeypatch, rng):
+def test_float16_without_instructions_goes_through_float32(monkeypatch, request, rng):
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(48), head_dim=50)
     q, k = draw(rng, (1, 7, 4, 50), np.float16), draw(rng, (1, 7, 2, 50), np.float16)
     expected = rope(q, k)
     monkeypatch.setattr(rotation, "converts_float16", lambda: False)
-    monkeypatch.setattr(rotation, "kernel_of", kernel_of.__wrapped__)
+    request.addfinalizer(rotation.launcher.cache_clear)
+    rotation.launcher.cache_clear()
     assert rotation.kernel_of(q.dtype, False) is None
     for result, exact in zip(rope(q, k), expected, strict=True):
         assert result.tobytes() == exact.tobytes()
