@@ -65,7 +65,7 @@ class Angles:
     def _compute(self, positions: Float64, mode: str, real: str, cos: Array, sin: Array) -> None:
         """Write to C-contiguous arrays (batch or 1, seq, heads, pairs) of the real dtype."""
         write = _write_in_float32 if self.in_float32 else cos_sin(real)
-        write(positions, self.frequencies, self.factors[mode], cos, sin, threads.usable)
+        write(positions, self.frequencies, self.factors[mode], cos, sin, 1 if threads.serial else threads.limit)
 
 
 def _write_in_float32(

@@ -17,10 +17,9 @@ from rope_cpu.validation.arrays import Array
 
 # What each dtype is computed in, and what kernels see 16-bit floats as.
 REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in check.FORMAT_OF.items()}
-_BITS = {"float16": np.dtype(np.int16), "bfloat16": np.dtype(np.uint16)}
-# How kernels see a layout: as (batch, tokens, heads, head_dim). None: as it is.
-ARRANGED: dict[str, Callable[[Array], Array] | None] = {
-    "bshd": None,
+BITS = {"float16": np.dtype(np.int16), "bfloat16": np.dtype(np.uint16)}
+# How kernels see other layouts than bshd: as that, (batch, tokens, heads, head_dim).
+ARRANGED: dict[str, Callable[[Array], Array]] = {
     "bhsd": lambda x: x.transpose(0, 2, 1, 3),
     "sbhd": lambda x: x.transpose(1, 0, 2, 3),
     "thd": lambda x: x[None],
@@ -40,26 +39,18 @@ class Pairing(NamedTuple):
     blocks: tuple[int, ...]
 
 
-def kernel_of(dtype: np.dtype[Any], interleaved: bool) -> tuple[Any, np.dtype[Any] | None] | None:
-    """Return the kernel that rotates a dtype, and what it sees 16-bit floats as; None where there is no kernel."""
-    name = check.FORMAT_OF.get(dtype)
-    if name is None or (name == "float16" and not converts_float16()):
-        return None
-    return rotation(name, "interleaved" if interleaved else "half"), _BITS.get(name)
-
-
 @lru_cache
 def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str) -> Launch:
     """Return the call that rotates arrays of a dtype; the kernel checks shapes, strides and shared memory."""
-    found = kernel_of(dtype, pairing.interleaved)
-    if found is None:
+    name = check.FORMAT_OF.get(dtype)
+    if name is None or (name == "float16" and not converts_float16()):
         return lambda *arrays: False
-    (kernel, bits), arranged, rotary_dim = found, ARRANGED[layout], sum(pairing.blocks)
+    kernel, rotary_dim = rotation(name, "interleaved" if pairing.interleaved else "half"), sum(pairing.blocks)
     sizes = np.array([pairing.head_dim, last_level_cache(), *(width // 2 for width in pairing.blocks)], np.int64)
 
     def as_they_stand(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
         try:
-            status: int = kernel(q, k, q_out, k_out, cos_sin, sizes, arrays, threads.usable)
+            status: int = kernel(q, k, q_out, k_out, cos_sin, sizes, arrays, 1 if threads.serial else threads.limit)
         except TypeError:  # Numba's, of arrays of another dtype or rank, and of read-only outputs
             return False
         return status == DONE
@@ -67,9 +58,9 @@ def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str) -> Launch:
     launch: Launch = as_they_stand
     if rotary_dim < pairing.head_dim:
         launch = _and_copied(launch, rotary_dim)
-    if arranged is not None:
-        launch = _transposed(launch, arranged)
-    return launch if bits is None else _viewed(launch, bits)
+    if layout in ARRANGED:
+        launch = _transposed(launch, ARRANGED[layout])
+    return _viewed(launch, BITS[name]) if name in BITS else launch
 
 
 def _and_copied(launch: Launch, rotary_dim: int) -> Launch:

@@ -60,7 +60,7 @@ class Implementation:
 
 def _plan(workload: Workload) -> Binding:
     plan, sets = workload.rope.plan(workload.ids, layout=workload.layout), workload.arguments()
-    return Binding(plan, list(sets), sets[0][:2], workload.bshd)
+    return Binding(lambda q, k, out: plan(q, k, out=out), list(sets), sets[0][:2], workload.bshd)
 
 
 def _new_arrays(workload: Workload) -> Binding:

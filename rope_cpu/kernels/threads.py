@@ -17,9 +17,8 @@ VARIABLE = "ROPE_CPU_NUM_THREADS"
 
 MOST: int = config.NUMBA_NUM_THREADS  # the cores this process may use, or the variable of that name
 
-usable = MOST  # on how many threads a kernel may run now
-_limit = MOST
-_serial = False  # where a parallel launch would end the process, or hang
+# Kernels run on at most so many threads; serially where a parallel launch would end the process, or hang.
+limit, serial = MOST, False
 _forked_alone = True
 
 
@@ -32,14 +31,10 @@ def load_tbb() -> None:
                 ctypes.CDLL(str(file.locate()), mode=ctypes.RTLD_GLOBAL)
 
 
-def _allow(limit: int, serial: bool) -> None:
-    global usable, _limit, _serial
-    usable, _limit, _serial = 1 if serial else limit, limit, serial
-
-
 def check_layer() -> None:
     """Let kernels be serial on Numba's workqueue, which two Python threads must not use at a time."""
-    _allow(_limit, _serial or _layer() == "workqueue")
+    global serial
+    serial = serial or _layer() == "workqueue"
 
 
 def _before_fork() -> None:
@@ -50,7 +45,8 @@ def _before_fork() -> None:
 
 def _after_fork() -> None:
     """Let kernels be serial in a child where the threads of its parent's layer cannot be started again."""
-    _allow(_limit, _serial or _layer() == "omp" or (_layer() == "tbb" and not _forked_alone))
+    global serial
+    serial = serial or _layer() == "omp" or (_layer() == "tbb" and not _forked_alone)
 
 
 def _layer() -> str | None:
@@ -71,7 +67,8 @@ def set_num_threads(n: int) -> None:
     Raises TypeError or ValueError where `n` is no integer from 1 to the number of cores that this process may use, or
     to the variable NUMBA_NUM_THREADS where it is set.
     """
-    _allow(allowed("n", n), _serial)
+    global limit
+    limit = allowed("n", n)
 
 
 def allowed(name: str, value: object) -> int:
@@ -86,7 +83,7 @@ def allowed(name: str, value: object) -> int:
 
 def get_num_threads() -> int:
     """Return how many threads rotations may use at most."""
-    return _limit
+    return limit
 
 
 if given := os.environ.get(VARIABLE):

@@ -15,7 +15,7 @@ from oracle import ORDER, draw
 
 from rope_cpu.kernels import rotate as kernels
 from rope_cpu.kernels.vectors import converts_float16
-from rope_cpu.rotation import kernel_of
+from rope_cpu.rotation import BITS
 
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -30,10 +30,10 @@ needs_kernel = [
 
 def launch(q, k, q_out, k_out, cos, sin, pairing="half", blocks=None, threads=1, cache_bytes=CACHES):
     """Call the kernel on arrays (batch, tokens, heads, head_dim); k None: rotate q alone."""
-    kernel, bits = kernel_of(q.dtype, pairing == "interleaved")
+    kernel, bits = kernels.rotation(q.dtype.name, pairing), BITS.get(q.dtype.name, q.dtype)
     sizes = np.array([q.shape[3], cache_bytes, *(blocks or [cos.shape[3]])])
     arrays = (q, q, q_out, q_out) if k is None else (q, k, q_out, k_out)
-    seen = [x if bits is None else x.view(bits) for x in arrays]
+    seen = [x.view(bits) for x in arrays]
     return kernel(*seen, np.stack([cos, sin]), sizes, 1 if k is None else 2, threads)
 
 

@@ -138,8 +138,9 @@ def test_a_pool_of_spawned_processes(tmp_path, layer, run_program):
 def test_where_rotations_are_serial(layer, run):
     """On the workqueue, in children of a process that had started OpenMP, and with TBB in those of one with threads."""
     code = """
-    print(threads.usable, rope.rotate(x).any(), threads.usable, flush=True)
-    in_child = lambda: child(lambda: print(threads.usable, flush=True) or True)
+    usable = lambda: 1 if threads.serial else threads.limit
+    print(usable(), rope.rotate(x).any(), usable(), flush=True)
+    in_child = lambda: child(lambda: print(usable(), flush=True) or True)
     in_child(), in_threads(1, in_child)
     """
     expected = {"tbb": ["2", "2", "1"], "omp": ["2", "1", "1"], "workqueue": ["1", "1", "1"]}[layer]
