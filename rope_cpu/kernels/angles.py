@@ -78,15 +78,15 @@ def _rows(positions, frequencies, factors, cos, sin, part, parts):
     batch, tokens, heads, pairs = cos.shape
     start, stop = batch * tokens * part // parts, batch * tokens * (part + 1) // parts
     sums = np.empty((2, pairs))
-    for n in range(batch):
-        given, row = min(n, positions.shape[0] - 1), min(n, factors.shape[0] - 1)
-        for t in range(max(start - n * tokens, 0), min(stop - n * tokens, tokens)):
-            for head in range(heads):
-                sums[:] = 0.0
-                for axis in range(frequencies.shape[2]):
-                    position = positions[given, t, min(axis, positions.shape[2] - 1)]
-                    _add_axis(sums, position, frequencies, row, axis, head)
-                _finish(sums, factors, row, cos, sin, n, t, head)
+    for index in range(start, stop):
+        n, t = index // tokens, index % tokens
+        given, row = n if positions.shape[0] > 1 else 0, n if factors.shape[0] > 1 else 0
+        for head in range(heads):
+            sums[:] = 0.0
+            for axis in range(frequencies.shape[2]):
+                position = positions[given, t, axis if positions.shape[2] > 1 else 0]
+                _add_axis(sums, position, frequencies, row, axis, head)
+            _finish(sums, factors, row, cos, sin, n, t, head)
 
 
 @partial(compile.inner, parallel=True)

@@ -1,9 +1,8 @@
 """The rotation kernel: each pair (a, b) of a head vector becomes (a·cos − b·sin, b·cos + a·sin).
 
-From the inside out: `half_split` and `interleaved` rotate some pairs of several rows of elements; `_block_of` makes of
-them what rotates all pairs of a block, `_part_of` what goes through an array; `_rotate` checks whether q and k can be
-rotated as they stand, and divides them between threads. Arrays are (batch, tokens, heads, elements), the last axis
-contiguous; steps are strides, in bytes.
+From the inside out: `half_split` and `interleaved` rotate some pairs of several tokens and heads; `_part_of` makes of
+them what goes through an array; `_rotate` checks whether q and k can be rotated as they stand, and divides them between
+threads. Arrays are (batch, tokens, heads, elements), the last axis contiguous; steps are strides, in bytes.
 """
 
 from __future__ import annotations
@@ -101,28 +100,6 @@ def interleaved(lanes: int) -> Any:
 PAIRINGS: dict[str, Callable[[int], Any]] = {"half": half_split, "interleaved": interleaved}
 
 
-def _block_of(pairing: Callable[[int], Any]) -> Any:
-    """Return the function that rotates a block of pairs in several rows: 64 pairs at a time, then 32, 8 and one.
-
-    Each further width takes a third of a second to compile.
-    """
-    p64, p32, p8, p1 = (pairing(lanes) for lanes in (64, 32, 8, 1))
-
-    @partial(compile.inner, of=pairing.__name__)
-    def rotate_block(x, out, cos, sin, pairs, tokens, heads, steps, out_steps, table_step, past_caches):
-        # Each vector goes through all rows, so that cos and sin that they share stay in registers.
-        for i in range(0, pairs & -64, 64):
-            p64(x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches)
-        if pairs & 32:
-            p32(x, out, cos, sin, pairs & -64, pairs, tokens, heads, steps, out_steps, table_step, past_caches)
-        for i in range(pairs & -32, pairs & -8, 8):
-            p8(x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches)
-        for i in range(pairs & -8, pairs):
-            p1(x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches)
-
-    return rotate_block
-
-
 # What may be rotated into what. Arrays come as (pointer, shape, strides, itemsize). Indices of shapes and strides are
 # constants: any other index Numba compiles to a branch for each axis.
 
@@ -134,27 +111,19 @@ def _place(x):
 
 
 @compile.inner
-def _extent(x):
-    """Return the lowest address of an array, and the one after its last byte."""
-    start, (batch, tokens, heads, width), (by_batch, by_token, by_head, _), size = x
-    batch, tokens, heads, first = (batch - 1) * by_batch, (tokens - 1) * by_token, (heads - 1) * by_head, address(start)
-    last = first + max(batch, 0) + max(tokens, 0) + max(heads, 0)
-    return first + min(batch, 0) + min(tokens, 0) + min(heads, 0), last + width * size
-
-
-@compile.inner
 def _share_nothing(x, y):
     """Return True if one array ends before the other, or they lie side by side in the rows of one buffer.
 
     Their steps are then multiples of a period, in which each has its part: some heads of a token, or one.
     """
-    (start, stop), (y_start, y_stop) = _extent(x), _extent(y)
-    if stop <= y_start or y_stop <= start:
+    (start, (batch, tokens, heads, width), steps, size), (y_start, (y_batch, y_tokens, y_heads, _), y_steps, _) = x, y
+    between, row, period = address(y_start) - address(start), width * size, gcd(steps[0], steps[1])
+    last = (batch - 1) * steps[0] + (tokens - 1) * steps[1] + (heads - 1) * steps[2] + row
+    y_last = (y_batch - 1) * y_steps[0] + (y_tokens - 1) * y_steps[1] + (y_heads - 1) * y_steps[2] + row
+    if last <= between or y_last <= -between:
         return True
-    (_, (_, _, heads, width), steps, size), (_, (_, _, y_heads, _), y_steps, _) = x, y
-    if steps[0] != y_steps[0] or steps[1] != y_steps[1] or steps[2] < 0 or y_steps[2] < 0:
+    if steps[0] != y_steps[0] or steps[1] != y_steps[1]:
         return False
-    between, row, period = y_start - start, width * size, gcd(steps[0], steps[1])
     if period > 0:
         past = between % period
         if (heads - 1) * steps[2] + row <= past and past + (y_heads - 1) * y_steps[2] + row <= period:
@@ -167,7 +136,7 @@ def _share_nothing(x, y):
 def _overlaps_itself(x):
     """Return True unless the rows along each axis lie within one step along another."""
     _, (batch, tokens, heads, width), (by_batch, by_token, by_head, _), size = x
-    by_batch, by_token, by_head, row = abs(by_batch), abs(by_token), abs(by_head), width * size
+    row = width * size
     nested = by_batch * batch <= by_token or by_token * tokens <= by_batch
     nested &= by_batch * batch <= by_head or by_head * heads <= by_batch
     nested &= by_token * tokens <= by_head or by_head * heads <= by_token
@@ -179,6 +148,8 @@ def _overlaps_itself(x):
 def _fits(x, out, cos, head_dim):
     """Return True if an array can be rotated into another, which may be the same; cos: its shape."""
     _, (batch, tokens, heads, width), strides, size = x
+    if strides[0] < 0 or strides[1] < 0 or strides[2] < 0:
+        return False
     if x[1] != out[1] or width != head_dim or tokens != cos[1] or heads % cos[2]:
         return False
     if (cos[0] != 1 and batch != cos[0]) or batch * tokens * heads == 0:
@@ -210,33 +181,44 @@ def _goes_past_caches(x, out, pairs, cache_bytes):
 
 
 def _part_of(pairing: Callable[[int], Any]) -> Any:
-    """Return the function that rotates one of several equal parts of an array: some tokens, or some heads."""
-    rotate_block = _block_of(pairing)
+    """Return the function that rotates one of several equal parts of an array: some tokens, or some heads.
+
+    Pairs are rotated 64 at a time, then 32, 8 and one. Each further width takes a third of a second to compile.
+    """
+    p64, p32, p8, p1 = (pairing(lanes) for lanes in (64, 32, 8, 1))
 
     @partial(compile.inner, of=pairing.__name__)
     def rotate_part(x, out, cos_sin, sizes, part, parts):
         (x_start, (batch, tokens, heads, _), steps, size), (out_start, _, out_steps, _) = x, out
         cos_start, (_, table_rows, _, groups, _), (to_sin, by_row, by_token, by_group, _), real_size = cos_sin
         past_caches = sizes.size == 3 and _goes_past_caches(x, out, sizes[2], sizes[1])
-        share = heads // groups
-        # Rotated at once are a token and its heads, which share cos and sin; where the tokens of a head lie closer
+        # At once are rotated a token and its heads, which share cos and sin; where the tokens of a head lie closer
         # together than the heads of a token, all tokens of two heads: each cos and sin is read for both.
-        run, some, down, across = 1, share, tokens, groups
-        if tokens > 1 and abs(steps[1]) < abs(steps[2]) and batch * heads >= 2 * parts:
-            run, some, down = tokens, gcd(share, 2), 1
-            across = heads // some
-        each = (batch * down * across + parts - 1) // parts
+        share = heads // groups
+        ts, hs, down, across = 1, share, tokens, groups
+        if tokens > 1 and steps[1] < steps[2] and batch * heads >= 2 * parts:
+            ts, hs, down = tokens, 2 - share % 2, 1
+            across = heads // hs
+        lines = down * across
+        each = (batch * lines + parts - 1) // parts
         for n in range(batch):
-            first = part * each - n * down * across
-            for index in range(max(first, 0), min(first + each, down * across)):
-                token, head = index // across * run, index % across * some
+            row, start, stop = n if table_rows > 1 else 0, part * each - n * lines, (part + 1) * each - n * lines
+            for index in range(start if start > 0 else 0, stop if stop < lines else lines):
+                token, head = index // across * ts, index % across * hs
                 source = advance(x_start, n * steps[0] + token * steps[1] + head * steps[2])
                 target = advance(out_start, n * out_steps[0] + token * out_steps[1] + head * out_steps[2])
-                cos = advance(cos_start, min(n, table_rows - 1) * by_row + token * by_token + head // share * by_group)
+                cos = advance(cos_start, row * by_row + token * by_token + head // share * by_group)
                 sin = advance(cos, to_sin)
                 for block in range(2, sizes.size):
                     pairs = sizes[block]
-                    rotate_block(source, target, cos, sin, pairs, run, some, steps, out_steps, by_token, past_caches)
+                    for i in range(0, pairs & -64, 64):
+                        p64(source, target, cos, sin, i, pairs, ts, hs, steps, out_steps, by_token, past_caches)
+                    for i in range(pairs & -64, pairs & -32, 32):
+                        p32(source, target, cos, sin, i, pairs, ts, hs, steps, out_steps, by_token, past_caches)
+                    for i in range(pairs & -32, pairs & -8, 8):
+                        p8(source, target, cos, sin, i, pairs, ts, hs, steps, out_steps, by_token, past_caches)
+                    for i in range(pairs & -8, pairs):
+                        p1(source, target, cos, sin, i, pairs, ts, hs, steps, out_steps, by_token, past_caches)
                     source, target = advance(source, 2 * pairs * size), advance(target, 2 * pairs * size)
                     cos, sin = advance(cos, pairs * real_size), advance(sin, pairs * real_size)
 
