@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -64,24 +66,28 @@ class Angles:
 
     def _compute(self, positions: Float64, mode: str, real: str, cos: Array, sin: Array) -> None:
         """Write to C-contiguous arrays (batch or 1, seq, heads, pairs) of the real dtype."""
-        write = _write_in_float32 if self.in_float32 else cos_sin(real)
+        kernel = cos_sin(real)  # the first one finds out whether all must be serial
+        write = partial(_write_in_float32, kernel) if self.in_float32 else kernel
         write(positions, self.frequencies, self.factors[mode], cos, sin, 1 if threads.serial else threads.limit)
 
 
 def _write_in_float32(
-    positions: Float64, frequencies: Float64, factors: Float64, cos: Array, sin: Array, usable: int
+    kernel: Any, positions: Float64, frequencies: Float64, factors: Float64, cos: Array, sin: Array, usable: int
 ) -> None:
-    """Write cos and sin of the angles that models in float32 have; arguments as kernels take them."""
+    """Write cos and sin of the angles that models in float32 have; arguments as the kernel takes them."""
     angle = np.zeros_like(cos)
     for axis, frequency in enumerate(frequencies[:, 0].astype(np.float32).swapaxes(0, 1)):
         coordinate = positions[:, :, min(axis, positions.shape[2] - 1), None, None]
         angle += coordinate.astype(np.float32) * frequency[:, None]
-    # To the kernel, each angle is the frequency of a pair, and the position is one radian in revolutions.
-    one, high = np.array([[[RADIAN[0]]]]), angle.astype(np.float64).reshape(1, 1, 1, 1, -1)
-    parts, flat = np.concatenate([high, high * (RADIAN[1] / RADIAN[0])], axis=1), (1, 1, 1, -1)
-    cos_sin("float32")(one, parts, np.sign(factors[:1]), cos.reshape(flat), sin.reshape(flat), usable)
-    cos *= abs(factors[:, 0, None, None, None]).astype(np.float32)
-    sin *= abs(factors[:, 1, None, None, None]).astype(np.float32)
+    # To the kernel, each angle is the frequency of a pair, the position is one radian in revolutions, and every head of
+    # every token is a batch row.
+    rows, pairs = cos[..., 0].size, cos.shape[3]
+    one, high = np.array([[[RADIAN[0]]]]), angle.astype(np.float64).reshape(rows, 1, 1, 1, pairs)
+    parts, flat = np.concatenate([high, high * (RADIAN[1] / RADIAN[0])], axis=1), (rows, 1, 1, pairs)
+    kernel(one, parts, np.ones((rows, 2)), cos.reshape(flat), sin.reshape(flat), usable)
+    for table, factor in zip((cos, sin), factors.astype(np.float32).T, strict=True):
+        table *= factor[:, None, None, None]
+    sin += np.float32(0.0)  # a sine of 0 is +0, whatever its sign
 
 
 def _rounded(table: Array, dtype: str) -> Array:

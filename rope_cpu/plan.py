@@ -60,7 +60,7 @@ class RotaryPlan:
 
     def _launch(self, dtype: np.dtype[Any]) -> tuple[Launch, Array]:
         """Return the call that rotates a dtype, and cos and sin for it, computed when they are first needed."""
-        real = REAL_OF.get(dtype, "float32")
+        real = REAL_OF.get(dtype, "float32")  # the call for another dtype answers False
         table = self._tables.get(real)
         if table is None:
             table = self._tables[real] = self._angles.cos_sin(self._positions, self._mode, real)

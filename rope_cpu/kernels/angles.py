@@ -80,7 +80,7 @@ def _rows(positions, frequencies, factors, cos, sin, part, parts):
     sums = np.empty((2, pairs))
     for index in range(start, stop):
         n, t = index // tokens, index % tokens
-        given, row = n if positions.shape[0] > 1 else 0, n if factors.shape[0] > 1 else 0
+        given, row = n if positions.shape[0] > 1 else 0, n if frequencies.shape[0] > 1 else 0
         for head in range(heads):
             sums[:] = 0.0
             for axis in range(frequencies.shape[2]):
@@ -108,9 +108,9 @@ def cos_sin(dtype: str) -> Any:
     """Return the kernel that writes cos and sin in float32 or float64.
 
     Its arguments: positions, float64 (batch or 1, tokens, axes or 1). frequencies: float64 (batch or 1, 2, axes, heads,
-    pairs), the high and the low part of revolutions per unit of position. factors: float64 (batch or 1, 2), those on
-    cos and on sin, of which a negative one rotates backwards. cos, sin (batch, tokens, heads, pairs). threads: on how
-    many at most.
+    pairs), the high and the low part of revolutions per unit of position. factors: float64, of as many rows, (…, 2),
+    those on cos and on sin; a negative one on sin rotates backwards. cos, sin (batch, tokens, heads, pairs). threads:
+    on how many at most.
     """
     positions = types.Array(types.float64, 3, "A", readonly=True)
     frequencies = types.Array(types.float64, 5, "C", readonly=True)

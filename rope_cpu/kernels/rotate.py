@@ -111,19 +111,27 @@ def _place(x):
 
 
 @compile.inner
+def _extent(x):
+    """Return the lowest address of an array, and the one after its last byte."""
+    start, (batch, tokens, heads, width), (by_batch, by_token, by_head, _), size = x
+    batch, tokens, heads, first = (batch - 1) * by_batch, (tokens - 1) * by_token, (heads - 1) * by_head, address(start)
+    last = first + max(batch, 0) + max(tokens, 0) + max(heads, 0)
+    return first + min(batch, 0) + min(tokens, 0) + min(heads, 0), last + width * size
+
+
+@compile.inner
 def _share_nothing(x, y):
     """Return True if one array ends before the other, or they lie side by side in the rows of one buffer.
 
     Their steps are then multiples of a period, in which each has its part: some heads of a token, or one.
     """
-    (start, (batch, tokens, heads, width), steps, size), (y_start, (y_batch, y_tokens, y_heads, _), y_steps, _) = x, y
-    between, row, period = address(y_start) - address(start), width * size, gcd(steps[0], steps[1])
-    last = (batch - 1) * steps[0] + (tokens - 1) * steps[1] + (heads - 1) * steps[2] + row
-    y_last = (y_batch - 1) * y_steps[0] + (y_tokens - 1) * y_steps[1] + (y_heads - 1) * y_steps[2] + row
-    if last <= between or y_last <= -between:
+    (start, stop), (y_start, y_stop) = _extent(x), _extent(y)
+    if stop <= y_start or y_stop <= start:
         return True
-    if steps[0] != y_steps[0] or steps[1] != y_steps[1]:
+    (_, (_, _, heads, width), steps, size), (_, (_, _, y_heads, _), y_steps, _) = x, y
+    if steps[0] != y_steps[0] or steps[1] != y_steps[1] or steps[2] < 0 or y_steps[2] < 0:
         return False
+    between, row, period = y_start - start, width * size, gcd(steps[0], steps[1])
     if period > 0:
         past = between % period
         if (heads - 1) * steps[2] + row <= past and past + (y_heads - 1) * y_steps[2] + row <= period:
@@ -136,7 +144,7 @@ def _share_nothing(x, y):
 def _overlaps_itself(x):
     """Return True unless the rows along each axis lie within one step along another."""
     _, (batch, tokens, heads, width), (by_batch, by_token, by_head, _), size = x
-    row = width * size
+    by_batch, by_token, by_head, row = abs(by_batch), abs(by_token), abs(by_head), width * size
     nested = by_batch * batch <= by_token or by_token * tokens <= by_batch
     nested &= by_batch * batch <= by_head or by_head * heads <= by_batch
     nested &= by_token * tokens <= by_head or by_head * heads <= by_token
@@ -148,8 +156,6 @@ def _overlaps_itself(x):
 def _fits(x, out, cos, head_dim):
     """Return True if an array can be rotated into another, which may be the same; cos: its shape."""
     _, (batch, tokens, heads, width), strides, size = x
-    if strides[0] < 0 or strides[1] < 0 or strides[2] < 0:
-        return False
     if x[1] != out[1] or width != head_dim or tokens != cos[1] or heads % cos[2]:
         return False
     if (cos[0] != 1 and batch != cos[0]) or batch * tokens * heads == 0:
@@ -181,7 +187,7 @@ def _goes_past_caches(x, out, pairs, cache_bytes):
 
 
 def _part_of(pairing: Callable[[int], Any]) -> Any:
-    """Return the function that rotates one of several equal parts of an array: some tokens, or some heads.
+    """Return the function that rotates one of several parts of an array: some tokens, or some heads.
 
     Pairs are rotated 64 at a time, then 32, 8 and one. Each further width takes a third of a second to compile.
     """
@@ -192,22 +198,23 @@ def _part_of(pairing: Callable[[int], Any]) -> Any:
         (x_start, (batch, tokens, heads, _), steps, size), (out_start, _, out_steps, _) = x, out
         cos_start, (_, table_rows, _, groups, _), (to_sin, by_row, by_token, by_group, _), real_size = cos_sin
         past_caches = sizes.size == 3 and _goes_past_caches(x, out, sizes[2], sizes[1])
-        # At once are rotated a token and its heads, which share cos and sin; where the tokens of a head lie closer
-        # together than the heads of a token, all tokens of two heads: each cos and sin is read for both.
+        # A line is rotated at once, `ts` tokens of `hs` heads: a token and the heads that share its cos and sin; or,
+        # where the tokens of a head lie closer together and there are heads for every part, all tokens of a head, or of
+        # two, to read cos and sin once for both. A batch row has `down` times `across` lines, a part at most `each`.
         share = heads // groups
         ts, hs, down, across = 1, share, tokens, groups
-        if tokens > 1 and steps[1] < steps[2] and batch * heads >= 2 * parts:
-            ts, hs, down = tokens, 2 - share % 2, 1
-            across = heads // hs
+        if tokens > 1 and abs(steps[1]) < abs(steps[2]) and batch * heads >= parts:
+            hs = 2 if share % 2 == 0 and batch * heads % (2 * parts) == 0 else 1
+            ts, down, across = tokens, 1, heads // hs
         lines = down * across
         each = (batch * lines + parts - 1) // parts
         for n in range(batch):
-            row, start, stop = n if table_rows > 1 else 0, part * each - n * lines, (part + 1) * each - n * lines
+            table_row, start, stop = n if table_rows > 1 else 0, part * each - n * lines, (part + 1) * each - n * lines
             for index in range(start if start > 0 else 0, stop if stop < lines else lines):
                 token, head = index // across * ts, index % across * hs
                 source = advance(x_start, n * steps[0] + token * steps[1] + head * steps[2])
                 target = advance(out_start, n * out_steps[0] + token * out_steps[1] + head * out_steps[2])
-                cos = advance(cos_start, row * by_row + token * by_token + head // share * by_group)
+                cos = advance(cos_start, table_row * by_row + token * by_token + head // share * by_group)
                 sin = advance(cos, to_sin)
                 for block in range(2, sizes.size):
                     pairs = sizes[block]
