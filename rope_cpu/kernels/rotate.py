@@ -186,6 +186,20 @@ def _goes_past_caches(x, out, pairs, cache_bytes):
     return (address(start) | steps[0] | steps[1] | steps[2] | pairs * size) & (ALIGNMENT - 1) == 0
 
 
+@compile.inner
+def _line(shape, steps, groups, parts):
+    """Return the numbers of tokens and of heads that are rotated at once.
+
+    A token and the heads that share its cos and sin; or, where the tokens of a head lie closer together and there are
+    heads for every part, all tokens of a head, or of two: each cos and sin is then read once for both.
+    """
+    batch, tokens, heads, _ = shape
+    share = heads // groups
+    if tokens == 1 or abs(steps[1]) >= abs(steps[2]) or batch * heads < parts:
+        return 1, share
+    return tokens, 2 if share % 2 == 0 and batch * heads % (2 * parts) == 0 else 1
+
+
 def _part_of(pairing: Callable[[int], Any]) -> Any:
     """Return the function that rotates one of several parts of an array: some tokens, or some heads.
 
@@ -195,18 +209,12 @@ def _part_of(pairing: Callable[[int], Any]) -> Any:
 
     @partial(compile.inner, of=pairing.__name__)
     def rotate_part(x, out, cos_sin, sizes, part, parts):
-        (x_start, (batch, tokens, heads, _), steps, size), (out_start, _, out_steps, _) = x, out
+        (x_start, shape, steps, size), (out_start, _, out_steps, _) = x, out
         cos_start, (_, table_rows, _, groups, _), (to_sin, by_row, by_token, by_group, _), real_size = cos_sin
         past_caches = sizes.size == 3 and _goes_past_caches(x, out, sizes[2], sizes[1])
-        # A line is rotated at once, `ts` tokens of `hs` heads: a token and the heads that share its cos and sin; or,
-        # where the tokens of a head lie closer together and there are heads for every part, all tokens of a head, or of
-        # two, to read cos and sin once for both. A batch row has `down` times `across` lines, a part at most `each`.
-        share = heads // groups
-        ts, hs, down, across = 1, share, tokens, groups
-        if tokens > 1 and abs(steps[1]) < abs(steps[2]) and batch * heads >= parts:
-            hs = 2 if share % 2 == 0 and batch * heads % (2 * parts) == 0 else 1
-            ts, down, across = tokens, 1, heads // hs
-        lines = down * across
+        (batch, tokens, heads, _), (ts, hs) = shape, _line(shape, steps, groups, parts)
+        across, share = heads // hs, heads // groups
+        lines = tokens // ts * across  # of a batch row; each part takes `each` lines of all rows, the last ones fewer
         each = (batch * lines + parts - 1) // parts
         for n in range(batch):
             table_row, start, stop = n if table_rows > 1 else 0, part * each - n * lines, (part + 1) * each - n * lines
