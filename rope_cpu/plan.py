@@ -34,9 +34,7 @@ class RotaryPlan:
 
     def __call__(self, q: Array, k: Array, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
         """Rotate queries and keys; see RotaryEmbedding.__call__ for the arguments."""
-        results = out
-        if out is None and type(q) is type(k) is _ndarray:
-            results = np.empty_like(q), np.empty_like(k)
+        results = (np.empty_like(q), np.empty_like(k)) if out is None and type(q) is type(k) is _ndarray else out
         if type(results) is tuple and len(results) == 2:
             q_out, k_out = results
             if type(q) is type(k) is type(q_out) is type(k_out) is _ndarray:

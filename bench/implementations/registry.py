@@ -60,7 +60,7 @@ class Implementation:
 
 def _plan(workload: Workload) -> Binding:
     plan, sets = workload.rope.plan(workload.ids, layout=workload.layout), workload.arguments()
-    # As it is called in programs, by keyword, and as often through a function as the call below.
+    # By keyword, as programs do, and through a function, as the call below.
     return Binding(lambda q, k, out: plan(q, k, out=out), list(sets), sets[0][:2], workload.bshd)
 
 
