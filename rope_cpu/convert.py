@@ -49,5 +49,5 @@ def convert_weight(
         raise ValueError(f"`rotary_dim` is {width}; it must be even and at most head_dim {head_dim}")
     order = np.arange(head_dim)
     order[:width] = order[:width].reshape((-1, 2) if to == "half" else (2, -1)).T.reshape(-1)
-    converted: NDArray[Any] = np.take(w, (np.arange(num_heads)[:, None] * head_dim + order).reshape(-1), axis=axis)
-    return converted
+    elements = (np.arange(num_heads)[:, None] * head_dim + order).reshape(-1)
+    return np.asarray(w[elements] if axis == 0 else np.take(w, elements, axis=axis))  # whole rows go faster by index
