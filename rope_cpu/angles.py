@@ -66,7 +66,7 @@ class Angles:
 
     def _compute(self, positions: Float64, mode: str, real: str, cos: Array, sin: Array) -> None:
         """Write to C-contiguous arrays (batch or 1, seq, heads, pairs) of the real dtype."""
-        kernel = cos_sin(real)  # the first one finds out whether all must be serial
+        kernel = cos_sin(real)  # fetched first: the first kernel finds out whether all must be serial
         write = partial(_write_in_float32, kernel) if self.in_float32 else kernel
         write(positions, self.frequencies, self.factors[mode], cos, sin, 1 if threads.serial else threads.limit)
 

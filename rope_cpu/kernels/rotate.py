@@ -188,10 +188,10 @@ def _goes_past_caches(x, out, pairs, cache_bytes):
 
 @compile.inner
 def _line(shape, steps, groups, parts):
-    """Return the numbers of tokens and of heads that are rotated at once.
+    """Return how many tokens and heads make a line, which is rotated at once.
 
-    A token and the heads that share its cos and sin; or, where the tokens of a head lie closer together and there are
-    heads for every part, all tokens of a head, or of two: each cos and sin is then read once for both.
+    A line is a token and the heads that share its cos and sin; or, where the tokens of a head lie closer together and
+    there are heads for every part, all tokens of a head, or of two: each cos and sin is then read once for both.
     """
     batch, tokens, heads, _ = shape
     share = heads // groups
@@ -203,7 +203,7 @@ def _line(shape, steps, groups, parts):
 def _part_of(pairing: Callable[[int], Any]) -> Any:
     """Return the function that rotates one of several parts of an array: some tokens, or some heads.
 
-    Pairs are rotated 64 at a time, then 32, 8 and one. Each further width takes a third of a second to compile.
+    Lines, `ts` tokens of `hs` heads, go 64 pairs at a time, then 32, 8 and one; each takes 0.3 s to compile.
     """
     p64, p32, p8, p1 = (pairing(lanes) for lanes in (64, 32, 8, 1))
 
