@@ -17,6 +17,8 @@ from rope_cpu.kernels import threads
 # sources have other names.
 _SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
 
+_warned: set[str | None] = set()  # folders of the cache that a warning was about
+
 
 def inner(function: Callable[..., Any], of: str = "", parallel: bool = False) -> Any:
     """Return a function that kernels call, without the wrappers that Python needs: they take as long to compile.
@@ -44,17 +46,46 @@ def compiled(function: Callable[..., Any], name: str, signature: tuple[Any, ...]
         raise RuntimeError("NUMBA_DISABLE_JIT is set, but the kernels of rope_cpu exist in compiled form only")
     threads.load_tbb()
     kernel = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
-    kernel.__module__, kernel.__qualname__ = function.__module__, f"{name}_{_SOURCES.hexdigest()[:16]}"
-    dispatcher = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(kernel)
-    try:
-        dispatcher.enable_caching()
-    except RuntimeError:  # no folder can be written
-        warnings.warn(
-            "no folder for the kernels of rope_cpu can be written, so every process compiles them; "
-            "NUMBA_CACHE_DIR may name one",
-            stacklevel=2,
-        )
-    dispatcher.compile(signature)
+    kernel.__module__ = function.__module__
+    kernel.__qualname__ = f"{name}_{_SOURCES.hexdigest()[:16]}"
+    dispatcher = _cached(kernel, signature)
     threads.check_layer()
     dispatcher.disable_compile()
     return dispatcher
+
+
+def _cached(kernel: FunctionType, signature: tuple[Any, ...]) -> Any:
+    """Return the dispatcher of a kernel, from the cache on disk if that can be used; warn if it cannot.
+
+    A damaged file raises whatever unpickling it raises, so every exception counts as the cache's. An error of the
+    compiler is raised again by the second compilation, which does without the cache.
+    """
+    dispatcher = _dispatcher(kernel)
+    try:
+        dispatcher.enable_caching()
+        dispatcher.compile(signature)
+    except Exception as error:
+        folder = dispatcher.stats.cache_path
+        if not dispatcher.signatures:  # the kernel could not be loaded; otherwise it could not be saved
+            dispatcher = _dispatcher(kernel)
+            dispatcher.compile(signature)
+        _warn_once(folder, f"{type(error).__name__}: {error}")
+    return dispatcher
+
+
+def _dispatcher(kernel: FunctionType) -> Any:
+    return njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(kernel)
+
+
+def _warn_once(folder: str | None, reason: str) -> None:
+    """Warn that kernels are compiled in every process, once for each folder."""
+    if folder in _warned:
+        return
+    _warned.add(folder)
+    if folder is None:
+        fault = "no folder for the kernels of rope_cpu can be written"
+        remedy = "set NUMBA_CACHE_DIR to a folder that can be"
+    else:
+        fault = f"the kernels of rope_cpu cannot be kept in {folder} ({reason})"
+        remedy = "delete that folder, free disk space, or set NUMBA_CACHE_DIR to another one"
+    warnings.warn(f"{fault}, so every process compiles them for some seconds; {remedy}", stacklevel=2)

@@ -79,12 +79,14 @@ def test_other_cases_run(cases, name):
     assert result.limit or name == "export"
 
 
-def test_cold_cases_have_more_arrays_than_the_caches_hold(cases):
-    (case,) = select(cases, ["decode-1/bfloat16/cold"])
+@pytest.mark.parametrize("cache", [2**22, 2**24, 2**25])
+def test_cold_cases_have_more_arrays_than_the_caches_hold(cache, monkeypatch):
+    monkeypatch.setattr(rotations, "last_level_cache", lambda: cache)
+    (case,) = select(catalog(models.known("llama3-8b")), ["decode-1/bfloat16/cold"])
     ready = case.contenders()[0].bind()
     q, k, _ = zip(*ready.sets, strict=True)
-    assert len({x.ctypes.data for x in q}) == len(q) > 1000
-    assert sum(x.nbytes for x in (*q, *k)) > 2**25
+    assert len({x.ctypes.data for x in q}) == len(q)
+    assert sum(x.nbytes for x in (*q, *k)) > cache
 
 
 @pytest.mark.parametrize("patterns", [[], ["prefill-512"]])

@@ -2,11 +2,17 @@
 
 import hashlib
 import itertools
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numba import config, types
+from numba.core.errors import TypingError
+from numba.core.registry import CPUDispatcher
 
 import rope_cpu
 from rope_cpu.kernels import compile as compiling
@@ -93,24 +99,111 @@ def test_processes_that_fill_a_cache_at_once(tmp_path, run_program, expected):
         assert set(out.splitlines()) == {line for line in expected if line.startswith("float32")}, err
 
 
-def test_without_a_folder_every_process_compiles_and_says_so(monkeypatch):
-    class Dispatcher:
-        def __init__(self, function):
-            self.function = function
+def increment(x):
+    return x + 1
 
-        def enable_caching(self):
-            raise RuntimeError("cannot cache")
 
-        def compile(self, signature):
-            self.compiled = signature
+def compiled_increment():
+    """Compile a kernel of its own, or load it from the cache; return whether it was loaded."""
+    kernel = compiling.compiled(increment, "increment", (types.intp,))
+    assert kernel(41) == 42
+    return bool(kernel.stats.cache_hits)
 
-        def disable_compile(self):
-            pass
 
-    monkeypatch.setattr(compiling, "njit", lambda **_: Dispatcher)
-    with pytest.warns(UserWarning, match="every process compiles them; NUMBA_CACHE_DIR may name one"):
-        made = compiling.compiled(lambda: 0, "name", ("signature",))
-    assert made.compiled == ("signature",)
+@pytest.fixture
+def cache_folder(tmp_path, monkeypatch):
+    """An empty cache of this test alone, which no warning was about yet."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiling, "_warned", set())
+    return tmp_path
+
+
+DAMAGES = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "garbage": lambda content: bytes(range(255, 0, -1)) * (len(content) // 255 + 1),
+}
+
+
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_named_once_and_done_without(cache_folder, suffix, damage):
+    assert [compiled_increment(), compiled_increment()] == [False, True]
+    (damaged,) = cache_folder.rglob(f"*{suffix}")
+    damaged.write_bytes(DAMAGES[damage](damaged.read_bytes()))
+    with pytest.warns(UserWarning, match="delete that folder") as warned:
+        assert [compiled_increment(), compiled_increment()] == [False, False]
+    assert len(warned) == 1
+    assert str(damaged.parent) in str(warned[0].message)
+
+
+def test_a_file_that_is_not_ours_to_read_is_done_without(cache_folder):
+    compiled_increment()
+    (index,) = cache_folder.rglob("*.nbi")
+    index.unlink()
+    index.mkdir()
+    with pytest.warns(UserWarning, match=re.escape(str(index.parent))):
+        assert not compiled_increment()
+
+
+def test_an_error_of_the_compiler_is_not_taken_for_one_of_the_cache(cache_folder):
+    with pytest.raises(TypingError):
+        compiling.compiled(lambda x: x.no_such_attribute, "wrong", (types.intp,))
+
+
+def test_without_a_folder_every_process_compiles_and_says_so(monkeypatch, cache_folder):
+    def no_locator(self):
+        raise RuntimeError("cannot cache function 'increment': no locator available for file")
+
+    monkeypatch.setattr(CPUDispatcher, "enable_caching", no_locator)
+    with pytest.warns(UserWarning, match="every process compiles them .* NUMBA_CACHE_DIR"):
+        assert not compiled_increment()
+
+
+# Writing the kernels fails, by a limit of this process on the size of files or by a file system that is full.
+ON_A_FULL_DISK = """
+    import resource, warnings
+    import numpy as np
+    import rope_cpu
+    if LIMITED:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        cos, sin = rope_cpu.RotaryEmbedding(64).cos_sin(np.arange(9))
+        wide, _ = rope_cpu.RotaryEmbedding(64).cos_sin(np.arange(9), np.float64)
+    assert np.abs(cos**2 + sin**2 - 1).max() < 2.0**-22 and np.array_equal(cos, wide.astype(np.float32))
+    print(len(warned), warned[0].message)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits on the size of files")
+def test_where_files_cannot_be_written_kernels_run_all_the_same(tmp_path, run_program):
+    program = ON_A_FULL_DISK.replace("LIMITED", "True")
+    out, _ = run_program(program, env={"NUMBA_CACHE_DIR": str(tmp_path)})
+    assert out.startswith("1 the kernels of rope_cpu cannot be kept in")
+    assert f"{tmp_path}" in out
+    assert "OSError: [Errno 27]" in out
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system of 64 KiB."""
+    options = ["-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
+    if shutil.which("mount") is None or subprocess.run(["mount", *options], capture_output=True).returncode:
+        pytest.skip("this user cannot mount a file system")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_on_a_full_disk_kernels_run_all_the_same(tiny_disk, run_program):
+    filler = tiny_disk / "filler"
+    with pytest.raises(OSError, match="No space left"), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1024))
+    filler.write_bytes(bytes(filler.stat().st_size - 8192))  # room for an index, not for machine code
+    out, _ = run_program(ON_A_FULL_DISK.replace("LIMITED", "False"), env={"NUMBA_CACHE_DIR": str(tiny_disk)})
+    assert out.startswith("1 the kernels of rope_cpu cannot be kept in")
+    assert "OSError: [Errno 28] No space left on device" in out
 
 
 def test_a_compiler_that_is_switched_off_is_named(run_program):
