@@ -99,6 +99,19 @@ def test_processes_that_fill_a_cache_at_once(tmp_path, run_program, expected):
         assert set(out.splitlines()) == {line for line in expected if line.startswith("float32")}, err
 
 
+def test_eight_processes_on_an_empty_cache(tmp_path, run_program):
+    program = """
+    import hashlib, numpy as np, rope_cpu
+    cos, sin = rope_cpu.RotaryEmbedding(128).cos_sin(np.arange(99))
+    print(hashlib.sha256(cos.tobytes() + sin.tobytes()).hexdigest())
+    """
+    running = [run_program.start(program, env={"NUMBA_CACHE_DIR": str(tmp_path)}) for _ in range(8)]
+    found = [process.communicate(timeout=300) for process in running]
+    cos, sin = rope_cpu.RotaryEmbedding(128).cos_sin(np.arange(99))
+    expected = hashlib.sha256(cos.tobytes() + sin.tobytes()).hexdigest()
+    assert {out.strip() for out, _ in found} == {expected}, [err for _, err in found]
+
+
 def increment(x):
     return x + 1
 

@@ -131,6 +131,28 @@ def test_a_child_compiles_after_openmp_was_started(tmp_path, run):
     assert any(tmp_path.iterdir())
 
 
+def test_forks_amid_compilation(tmp_path, layer, run):
+    """Children use the kernels that were there; only compiling more could wait for a lock that is never released."""
+    code = f"""
+    expected, done = serial(), threading.Event()
+    print(right())
+    numba.config.CACHE_DIR = {str(tmp_path)!r}  # where nothing is compiled yet
+    def compile_another():
+        rope.rotate(x.astype(float))
+        done.set()
+    compiling = threading.Thread(target=compile_another)
+    compiling.start()
+    statuses = set()
+    while not done.wait(0.2):
+        statuses.add(child(right))
+    compiling.join()
+    print("", statuses)
+    """
+    words = run(code, layer)
+    assert words[0] == "True"
+    assert words[-1] == "{0}"  # Numba's TBB prints a line for each such fork
+
+
 def test_a_pool_of_spawned_processes(tmp_path, layer, run_program):
     script = tmp_path / "spawned.py"
     script.write_text(
@@ -181,7 +203,7 @@ def test_tbb_is_found(run):
     assert run("expected = serial()\nprint(right(), numba.threading_layer())") == ["True", "tbb"]
 
 
-@pytest.mark.parametrize("count", ["1", "3", "7"])
+@pytest.mark.parametrize("count", ["1", "3", "7", "64"])
 def test_more_threads_than_cores_and_fewer(count, run):
     """Kernels of one cache serve any number."""
     code = "expected = serial()\nprint(right(), rope_cpu.get_num_threads(), all(in_threads(3, right)))"
