@@ -1,21 +1,91 @@
+import argparse
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
+import zlib
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16")} | {
     "bfloat16": np.dtype(ml_dtypes.bfloat16)
 }
 
 
+def can_be_written(folder):
+    """Whether a folder, or the nearest one that it would be made in, may be written to."""
+    while not folder.exists():
+        folder = folder.parent
+    return os.access(folder, os.W_OK)
+
+
+def kernel_cache():
+    """Return a new folder for the kernel cache where no usual one can be written, else None.
+
+    There the package warns that every process compiles its kernels, and warnings are errors here.
+    """
+    package = Path(importlib.util.find_spec("rope_cpu").origin).parent
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    usual = [package / "kernels" / "__pycache__", user / "numba"]
+    if os.environ.get("NUMBA_CACHE_DIR") or any(can_be_written(folder) for folder in usual):
+        return None
+    return tempfile.mkdtemp(prefix="rope_cpu-kernels-")
+
+
+# Numba reads the variable when it is imported. Programs that tests run and workers of pytest-xdist
+# inherit it; the process that made the folder removes it.
+KERNEL_CACHE = kernel_cache()
+if KERNEL_CACHE:
+    os.environ["NUMBA_CACHE_DIR"] = KERNEL_CACHE
+
+# Examples of earlier runs are not drawn again, and no test fails because a machine is slow.
+settings.register_profile("tests", database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
+
+def seed_number(text):
+    """Return the number given as --seed."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
+    return int(text)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--seed", type=seed_number, default=0, help="Seed of every random draw of the tests (0).")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(config.option.seed)
+
+
+def pytest_unconfigure():
+    if KERNEL_CACHE:
+        shutil.rmtree(KERNEL_CACHE, ignore_errors=True)
+
+
+def pytest_report_header(config):
+    return f"draws: --seed={config.option.seed}"
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    if exitstatus == pytest.ExitCode.TESTS_FAILED:  # -q hides the header
+        terminalreporter.write_line(pytest_report_header(config))
+
+
 @pytest.fixture
-def rng():
-    return np.random.default_rng(20240229)
+def rng(request):
+    """Draws of this test alone, from --seed and its own name: the same in any order and company."""
+    name = zlib.crc32(request.node.nodeid.encode())
+    return np.random.default_rng([request.config.option.seed, name])
 
 
 @pytest.fixture(params=DTYPES)
