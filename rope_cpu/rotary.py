@@ -211,21 +211,32 @@ class RotaryEmbedding:
         )
 
     @classmethod
-    def from_generators(cls, generators: ArrayLike) -> tuple[Self, Float64]:
+    def from_generators(cls, generators: ArrayLike, *, tolerance: float | None = None) -> tuple[Self, Float64]:
         """Return the rotary embedding and the orthogonal basis Q of position p ↦ expm(Σ p_k B_k).
 
-        generators: (axes, head_dim, head_dim), real, each antisymmetric, all commuting; a single (head_dim, head_dim)
-            is one axis. Entries are radians per unit of position.
+        generators: (axes, head_dim, head_dim), real, each antisymmetric, all commuting; a single
+            (head_dim, head_dim) is one axis. Entries are radians per unit of position.
+        tolerance: the largest B + Bᵀ that is taken for rounding, in radians per unit of position;
+            the antisymmetric part (B - Bᵀ) / 2 is used. None: 64·head_dim·ε·max(|B|, 1), which
+            covers the error of a matrix logarithm, with the ε of the dtype (16-bit floats: that of
+            float32, and two units in the last place of the largest entry). Give it for generators
+            that were computed or stored more coarsely than their dtype, as float32 values cast to
+            float64. Rounding of 64·head_dim·2^-52·max|B| is allowed at any tolerance, also 0.
+            Commutators may reach √head_dim·(t₀·‖B₁‖ + t₁·‖B₀‖), with the tolerances t: the change
+            of B₀·B₁ - B₁·B₀ by entries that are off by t/2. What couples different planes, and is
+            left out, may reach head_dim·t.
 
-        Pairs are half-split. Q is (head_dim, head_dim) float64, Q · rotate(Qᵀx, p) = expm(Σ p_k B_k) · x.
-        Fold it into a projection once, rotate(QᵀW·x); scores of queries and keys need no more, since Q cancels in them.
-        Planes that no generator rotates get frequency 0; an odd head_dim leaves its last direction unrotated.
+        Pairs are half-split. Q is (head_dim, head_dim) float64, and
+        Q · rotate(Qᵀx, p) = expm(Σ p_k B_k) · x. Fold it into a projection once, rotate(QᵀW·x);
+        scores of queries and keys need no more, since Q cancels in them. Planes that no generator
+        rotates get frequency 0; an odd head_dim leaves its last direction unrotated.
 
-        Raises TypeError or ValueError naming the matrices that are not square, finite, antisymmetric or do not commute,
-        and by how much.
-        Source: Su, kexue.fm/archives/8397, for expm; the simultaneous normal form of commuting normal matrices.
+        Raises TypeError or ValueError naming the matrices that are not square, finite,
+        antisymmetric or do not commute, by how much, and how much they may.
+        Source: Su, kexue.fm/archives/8397, for expm; the simultaneous normal form of commuting
+        normal matrices.
         """
-        spec, basis = generators_.solve(generators)
+        spec, basis = generators_.solve(generators, tolerance)
         return cls.from_spec(spec), basis
 
     def _of(self, spec: RopeSpec) -> None:

@@ -3,6 +3,7 @@
 Nothing here imports rope_cpu; `rotate` picks pairs by index arithmetic of its own.
 """
 
+import math
 from functools import cache
 
 import mpmath
@@ -121,3 +122,19 @@ def assert_rotated(result, rope, x, positions, inverse=False):
     assert (np.abs(result.astype(np.float64) - exact) <= allowed).all()
     tail = slice(rope.rotary_dim, None)
     assert result[..., tail].tobytes() == np.ascontiguousarray(x[..., tail]).tobytes()
+
+
+def expm(matrix):
+    """Return the exponential of a matrix: Taylor's series of a small part of it, squared; in long doubles.
+
+    scipy's errs by some hundred roundings, for antisymmetric matrices of a few radians.
+    """
+    squarings = max(0, math.ceil(math.log2(max(np.abs(matrix).sum(axis=1).max(), 1e-300))) + 1)
+    part = np.asarray(matrix, np.longdouble) / 2**squarings  # of norm 1/2 at most
+    one = np.eye(len(part), dtype=np.longdouble)
+    result = one
+    for term in range(24, 0, -1):  # (1/2)^25 / 25! is far below a rounding
+        result = one + part @ result / term
+    for _ in range(squarings):
+        result = result @ result
+    return result.astype(np.float64)
