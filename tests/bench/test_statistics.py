@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import binom, hypergeom
 
 from rope_cpu.bench.measurement import statistics
 from rope_cpu.bench.measurement.measure import Result, Row
@@ -23,17 +24,20 @@ def test_the_interval_is_made_of_order_statistics():
     assert interval(list(range(1, 10))) == (2, 8)
 
 
+# Of 4000 events that happen with a probability of 0.95 at least, fewer happen once in 10^8 runs.
+FEWEST_HELD = binom.ppf(1e-8, 4000, 0.95)
+
+
 @pytest.mark.parametrize("count", [7, 15, 41])
-def test_the_interval_holds_the_median_as_often_as_it_says(count):
-    draws = np.random.default_rng(3).lognormal(sigma=1.0, size=(4000, count))
+def test_the_interval_holds_the_median_as_often_as_it_says(count, rng):
+    draws = rng.lognormal(sigma=1.0, size=(4000, count))
     held = sum(low <= 1.0 <= high for low, high in map(interval, draws.tolist()))
-    # 4000 draws of an event of probability p ≥ 0.95 scatter by sqrt(0.95·0.05/4000) = 0.0034.
-    assert held / 4000 > 0.95 - 4 * 0.0034
+    assert held >= FEWEST_HELD
 
 
-def test_drift_cancels_in_ratios():
+def test_drift_cancels_in_ratios(rng):
     drift = np.exp(np.linspace(0, 1, 20))
-    noise = np.random.default_rng(0).uniform(0.99, 1.01, 20)
+    noise = rng.uniform(0.99, 1.01, 20)
     ours = Row("ours", "ours", samples=(2e-6 * drift).tolist())
     theirs = Row("theirs", "peer", samples=(6e-6 * drift * noise).tolist())
     ratio = Result("case", "", [ours, theirs]).ratio(theirs)
@@ -47,27 +51,29 @@ def _rounds(rng, cost, spread=0.05, count=25):
     return (cost * (1 + spread * rng.exponential(size=count))).tolist()
 
 
-def test_runs_of_the_same_build_show_no_regression():
-    rng, alarms = np.random.default_rng(5), 0
+def test_runs_of_the_same_build_show_no_regression(rng):
+    alarms = 0
     for _ in range(200):
         rows = [change(_rounds(rng, 2.0), _rounds(rng, 2.0)) for _ in range(60)]
         alarms += any(row.slower(0.1) for row in rows)
-    assert alarms <= 10  # of 200 comparisons of 60 rows: 19 of 20 must be silent
+    # For quartiles 10 % apart, 19 of 25 draws must exceed 2, which has the probability 5e-12 in each of 12,000 rows.
+    assert alarms == 0
 
 
-def test_twenty_percent_slower_is_caught_and_named():
-    rng = np.random.default_rng(6)
+def test_twenty_percent_slower_is_caught_and_named(rng):
     caught = sum(change(_rounds(rng, 2.4), _rounds(rng, 2.0)).slower(0.1) for _ in range(200))
-    assert caught > 195
+    # For quartiles less than 10 % apart, 19 of 25 draws must exceed 1.8: 2e-10 in each of 200 rows.
+    assert caught == 200
     back = sum(change(_rounds(rng, 2.0), _rounds(rng, 2.4)).faster(0.1) for _ in range(200))
-    assert back > 195
+    assert back == 200
 
 
-def test_noise_is_no_regression():
-    rng = np.random.default_rng(7)
+def test_noise_is_no_regression(rng):
     alarms = sum(change(_rounds(rng, 2.0, spread=3.0), _rounds(rng, 2.0, spread=3.0)).slower(0.1) for _ in range(1000))
-    # Two intervals of 95 % that exclude each other on one side: 3 of 1000 for a normal law.
-    assert alarms <= 12
+    # Of 25 rounds the interval reaches from the 2nd to the 12th. The 2nd of one run is above the 12th of another where
+    # of the 13 least of all 50 at least 12 belong to that one, as likely as in any draw of 13 of the 50: 4 in 10,000.
+    assert interval(list(range(1, 26)), 0.25) == (2, 12)
+    assert alarms <= binom.isf(1e-8, 1000, hypergeom.sf(11, 50, 25, 13))
 
 
 def test_too_few_rounds_show_no_change():
@@ -76,17 +82,23 @@ def test_too_few_rounds_show_no_change():
 
 
 @pytest.mark.parametrize("count", [13, 25, 41])
-def test_the_interval_holds_the_lower_quartile_as_often_as_it_says(count):
-    draws = np.random.default_rng(4).exponential(size=(4000, count))
+def test_the_interval_holds_the_lower_quartile_as_often_as_it_says(count, rng):
+    draws = rng.exponential(size=(4000, count))
     quartile = -math.log(0.75)
     held = sum(low <= quartile <= high for low, high in (interval(draw, 0.25) for draw in draws.tolist()))
-    assert held / 4000 > 0.95 - 4 * 0.0034
+    assert held >= FEWEST_HELD
 
 
-def test_disturbed_rounds_do_not_hide_a_change():
-    rng = np.random.default_rng(8)
-    disturbed = [[x * (1 if i % 2 else rng.uniform(2, 50)) for i, x in enumerate(_rounds(rng, c))] for c in (2.0, 2.4)]
-    assert change(disturbed[1], disturbed[0]).slower(0.1)
+def test_disturbed_rounds_do_not_hide_a_change(rng):
+    """Every other round is."""
+
+    def disturbed(cost):
+        rounds = _rounds(rng, cost, count=81)
+        return [x * (1 if i % 2 else rng.uniform(2, 50)) for i, x in enumerate(rounds)]
+
+    # The intervals reach from the 13th to the 29th of 81, which are of the 40 quiet rounds. The slower one begins above
+    # 2.4; for the quicker one to end there, 12 of 40 draws must exceed 4, with a probability of 1e-11.
+    assert change(disturbed(2.4), disturbed(2.0)).slower(0.1)
 
 
 def test_changes_relative_to_a_baseline():

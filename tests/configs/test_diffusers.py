@@ -11,8 +11,6 @@ import pytest
 from rope_cpu import RotaryEmbedding, positions
 from rope_cpu.configs import reader
 
-RANDOM = np.random.default_rng(2)
-
 FLUX = {"_class_name": "FluxTransformer2DModel", "_diffusers_version": "0.30.0.dev0", "attention_head_dim": 128}
 CHROMA = {"_class_name": "ChromaTransformer2DModel", "attention_head_dim": 128, "axes_dims_rope": [16, 56, 56]}
 QWEN_IMAGE = {**CHROMA, "_class_name": "QwenImageTransformer2DModel"}
@@ -101,26 +99,26 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_video_and_image_models_equal_their_closed_form(name):
+def test_video_and_image_models_equal_their_closed_form(name, rng):
     config, widths, theta, ids = MODELS[name]
     rope = RotaryEmbedding.from_config(config)
     assert rope.interleaved
-    x = RANDOM.normal(size=(len(ids), 2, sum(widths)))
+    x = rng.normal(size=(len(ids), 2, sum(widths)))
     exact = rotated(x, axis_by_axis(ids, widths, theta)[:, None])
     np.testing.assert_allclose(rope.rotate(x[None], ids)[0], exact, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(("config", "width"), [(LTX2, 4096), (LTX, 2048)])
-def test_ltx_rotates_all_heads_as_one_vector(config, width):
+def test_ltx_rotates_all_heads_as_one_vector(config, width, rng):
     """Frequency k of n on each axis, then k + 1, after the pairs that three axes cannot share; then heads are split."""
     rope = RotaryEmbedding.from_config(config)
-    ids = RANDOM.uniform(-1, 1, size=(10, 3))
+    ids = rng.uniform(-1, 1, size=(10, 3))
     count, heads = width // 6, config["num_attention_heads"]
     spare = width // 2 - 3 * count
     assert spare == 2048 - 2046 if width == 4096 else spare == 1
     frequencies = [float(np.float32(math.pi / 2 * 10000.0 ** (k / (count - 1)))) for k in range(count)]
     angles = np.array([[0.0] * spare + [w * p[axis] for w in frequencies for axis in range(3)] for p in ids])
-    x = RANDOM.normal(size=(10, width))
+    x = rng.normal(size=(10, width))
     exact = rotated(x, angles).reshape(1, 10, heads, width // heads)
     ours = rope.rotate(x.reshape(1, 10, heads, width // heads), ids)
     np.testing.assert_allclose(ours, exact, rtol=0, atol=1e-10)

@@ -18,7 +18,7 @@ def test_plans_rotate_by_their_coordinates():
     first = {name: plan.rotate(x)[0, token, 0] for name, plan in plans.items()}
     angle = {"1-D, text": token, "2-D, image": token // 64, "M-RoPE": 3, "3-D, video": 3}
     for name, radians in angle.items():
-        np.testing.assert_allclose(first[name][0], np.cos(radians), atol=1e-12)
+        np.testing.assert_allclose(first[name][0], np.cos(radians), rtol=0, atol=8 * 2.0**-53)
 
 
 def test_it_prints_a_line_for_each(capsys):

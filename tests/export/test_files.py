@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 
@@ -31,8 +30,8 @@ def test_small_models_are_one_file(tmp_path):
     assert export.validate(str(tmp_path / "rope.onnx"), ROPE).passed
 
 
-def test_attention_with_weights_beside_it(tmp_path):
-    rope, rng = RotaryEmbedding(32), np.random.default_rng(0)
+def test_attention_with_weights_beside_it(tmp_path, rng):
+    rope = RotaryEmbedding(32)
     weights = {name: rng.standard_normal((64, 48)) * 0.1 for name in "qkv"}
     model = export.export_attention(rope, num_heads=2, weights=weights)
     export.save(model, tmp_path / "attention.onnx", external_bytes=4096)

@@ -30,8 +30,8 @@ ROTATIONS = {
     "axial, over the head": {"inv_freq": on_axes([0, 0, 0, 1, 1, 1, 2, 2], 3), "attention_factor": 0.7},
     "mrope": {"inv_freq": on_axes(MROPE[0], 3)},
     "mrope, interleaved axes": {"inv_freq": on_axes(MROPE[1], 3), "head_dim": 24},
-    "mixed": {"inv_freq": np.random.default_rng(7).standard_normal((2, 8))},
-    "mixed, by head": {"inv_freq": np.random.default_rng(8).standard_normal((2, 2, 8)), "attention_factor": 1.1},
+    "mixed": {"inv_freq": np.cos(np.arange(16.0)).reshape(2, 8)},
+    "mixed, by head": {"inv_freq": np.cos(np.arange(32.0)).reshape(2, 2, 8), "attention_factor": 1.1},
 }
 DENSE = ("mixed", "mixed, by head")
 TABLE = 40

@@ -280,6 +280,7 @@ def test_what_does_not_fit_is_not_written(wrong, rng):
     assert all(map(np.array_equal, (q_out, k_out), before))
 
 
+# The draws are constant: several processes must rotate the same.
 PROGRAM = """
 import numpy as np, ml_dtypes, hashlib, rope_cpu
 rope = rope_cpu.RotaryEmbedding.from_inv_freq(1e4 ** -(np.arange(48) / 48), head_dim=100)

@@ -66,9 +66,9 @@ def saved(name: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_of_prefill_and_decode(name: str, tmp_path: Path) -> None:
+def test_logits_of_prefill_and_decode(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     theirs, ours = saved(name, tmp_path), Transformer(tmp_path)
-    tokens = np.random.default_rng(1).integers(0, 199, (2, PREFILL + STEPS))
+    tokens = rng.integers(0, 199, (2, PREFILL + STEPS))
     cache, past, step = Cache(), None, tokens[:, :PREFILL]
     for end in range(PREFILL, PREFILL + STEPS + 1):
         with torch.no_grad():
@@ -82,11 +82,11 @@ def test_logits_of_prefill_and_decode(name: str, tmp_path: Path) -> None:
             break
 
 
-def test_growing_into_the_long_factors_equals_starting_there(tmp_path: Path) -> None:
+def test_growing_into_the_long_factors_equals_starting_there(tmp_path: Path, rng: np.random.Generator) -> None:
     saved("longrope, long", tmp_path)
     model = Transformer(tmp_path)
     model.config["num_hidden_layers"] = 1  # keys of the first layer depend on tokens alone, not on earlier attention
-    tokens = np.random.default_rng(2).integers(0, 199, (1, 30))
+    tokens = rng.integers(0, 199, (1, 30))
     whole, grown = Cache(), Cache()
     expected = model(tokens, whole)[:, -1]
     model(tokens[:, :10], grown)

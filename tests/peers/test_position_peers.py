@@ -69,14 +69,13 @@ def batch(random, apart, merged_frames):
 
 
 @pytest.mark.parametrize(("folder", "name", "apart", "tokens_per_second"), MODELS, ids=[m[0] for m in MODELS])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("draw", range(12))
 @pytest.mark.parametrize("masked", [False, True])
-def test_ids_equal_get_rope_index(folder, name, apart, tokens_per_second, seed, masked):
-    random = np.random.default_rng(seed)
+def test_ids_equal_get_rope_index(folder, name, apart, tokens_per_second, draw, masked, rng):
     merged = 2 if folder == "ernie4_5_vl_moe" else 1
-    tokens, mask, images, videos = batch(random, apart, merged)
+    tokens, mask, images, videos = batch(rng, apart, merged)
     types = positions.token_types(tokens, image_token_id=IMAGE_TOKEN, video_token_id=VIDEO_TOKEN)
-    seconds = random.uniform(0.1, 3, size=len(videos)).astype(np.float32) if tokens_per_second else None
+    seconds = rng.uniform(0.1, 3, size=len(videos)).astype(np.float32) if tokens_per_second else None
     more = {} if seconds is None else {"second_per_grid_ts": torch.from_numpy(seconds)}
     theirs, offsets = Theirs(folder, name, tokens_per_second).get_rope_index(
         torch.from_numpy(tokens),

@@ -121,9 +121,8 @@ def members(x: np.ndarray, rope: RotaryEmbedding) -> tuple[np.ndarray, np.ndarra
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rotated_values(name: str) -> None:
+def test_rotated_values(name: str, rng: np.random.Generator) -> None:
     case = CASES[name]
-    rng = np.random.default_rng(7)
     ids = np.unique(np.r_[0, 1, 2, 3, rng.integers(0, case.length, 60), case.length - 1])
     x = rng.standard_normal((1, 3, len(ids), 64)).astype(np.float32)
     expected, inv_freq, keys = theirs(case, ids, x)
@@ -153,14 +152,13 @@ AXES = {
 
 
 @pytest.mark.parametrize("folder", AXES)
-def test_several_axes(folder: str) -> None:
+def test_several_axes(folder: str, rng: np.random.Generator) -> None:
     stem, keys = AXES[folder]
     module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
     configuration = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
     cfg = getattr(configuration, f"{stem.removesuffix('Text')}TextConfig")(**keys)
     rotary = getattr(module, f"{stem}RotaryEmbedding")(cfg)
     rope = RotaryEmbedding.from_config(cfg.to_dict(), angle_dtype="float32")
-    rng = np.random.default_rng(5)
     ids = rng.integers(0, 5000, (3, 1, 40))
     x = rng.standard_normal((1, 2, 40, rope.head_dim)).astype(np.float32)
     tensor = torch.from_numpy(x)
@@ -196,8 +194,8 @@ def rotated_by_table(name: str, x: np.ndarray) -> tuple[np.ndarray, dict[str, An
 
 
 @pytest.mark.parametrize(("name", "angle_dtype", "seq"), [("gptj", "float32", 20000), ("roformer", "float64", 3000)])
-def test_models_with_tables(name: str, angle_dtype: str, seq: int) -> None:
-    x = np.random.default_rng(3).standard_normal((1, 2, seq, 64)).astype(np.float32)
+def test_models_with_tables(name: str, angle_dtype: str, seq: int, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((1, 2, seq, 64)).astype(np.float32)
     expected, keys, width = rotated_by_table(name, x)
     rope = RotaryEmbedding.from_config(keys, angle_dtype=angle_dtype)
     assert (rope.rotary_dim, rope.interleaved) == (width, True)

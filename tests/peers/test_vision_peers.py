@@ -19,8 +19,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.peers
 
-RANDOM = np.random.default_rng(7)
-
 
 def load(folder, name):
     return getattr(importlib.import_module(f"transformers.models.{folder}.modeling_{folder}"), name)
@@ -30,8 +28,10 @@ def config_of(folder, name, **values):
     return getattr(importlib.import_module(f"transformers.models.{folder}.configuration_{folder}"), name)(**values)
 
 
-def heads(tokens, count, head_dim):
-    return RANDOM.normal(size=(1, tokens, count, head_dim)).astype(np.float32)
+@pytest.fixture
+def heads(rng):
+    """Random float32 vectors, (1, tokens, heads, head_dim)."""
+    return lambda *shape: rng.normal(size=(1, *shape)).astype(np.float32)
 
 
 def agrees(ours, theirs, x, ids, inv_freq):
@@ -103,7 +103,7 @@ def theirs_applied(function, apply, x, cos, sin, ids):
 @pytest.mark.parametrize(
     ("folder", "config_name", "rotary_name", "function"), TOWERS, ids=lambda value: str(value)[:24]
 )
-def test_tower_equals_its_module(folder, config_name, rotary_name, function):
+def test_tower_equals_its_module(folder, config_name, rotary_name, function, heads):
     config = config_of(folder, config_name)
     rope = RotaryEmbedding.from_config(config.to_dict())
     grid = positions.grid((3, 7, 9)[3 - rope.axes :])
@@ -151,7 +151,7 @@ def test_every_axial_configuration_of_transformers_is_here():
     assert all(model_type in vision.TOWERS for model_type in found.values())
 
 
-def test_llama4_vision():
+def test_llama4_vision(heads):
     config = config_of("llama4", "Llama4VisionConfig", image_size=112, patch_size=14)
     rope = RotaryEmbedding.from_config(config.to_dict())
     side = 112 // 14
@@ -175,7 +175,7 @@ CENTRES = [
 
 @pytest.mark.parametrize(("folder", "config_name", "rotary_name", "values"), CENTRES)
 @pytest.mark.parametrize("size", [(112, 112), (64, 160)])
-def test_patch_centres(folder, config_name, rotary_name, values, size):
+def test_patch_centres(folder, config_name, rotary_name, values, size, heads):
     config = config_of(folder, config_name, patch_size=16, hidden_size=384, num_attention_heads=6, **values)
     rope = RotaryEmbedding.from_config(config.to_dict())
     rows, columns = size[0] // 16, size[1] // 16
@@ -192,7 +192,7 @@ def test_patch_centres(folder, config_name, rotary_name, values, size):
     assert np.array_equal(ours[:, :prefix], x[:, :prefix])
 
 
-def test_efficientloftr_turns_all_heads_as_one_vector():
+def test_efficientloftr_turns_all_heads_as_one_vector(heads):
     config = config_of("efficientloftr", "EfficientLoFTRConfig")
     rope = RotaryEmbedding.from_config(config.to_dict())
     assert rope.head_dim == config.hidden_size
@@ -256,7 +256,7 @@ def language_config(folder, config_name):
 
 
 @pytest.mark.parametrize(("folder", "rotary_name", "config_name"), LANGUAGE, ids=lambda value: value[:24])
-def test_language_model_with_several_axes_equals_its_module(folder, rotary_name, config_name):
+def test_language_model_with_several_axes_equals_its_module(folder, rotary_name, config_name, heads, rng):
     values = language_config(folder, config_name)
     nested = {key for key, section in values.rope_parameters.items() if isinstance(section, dict)}
     for layer_type in nested or {None}:
@@ -265,7 +265,7 @@ def test_language_model_with_several_axes_equals_its_module(folder, rotary_name,
                 RotaryEmbedding.from_config(values.to_dict(), layer_type=layer_type)
             continue
         rope = RotaryEmbedding.from_config(values.to_dict(), layer_type=layer_type)
-        ids = RANDOM.integers(0, 500, size=(2, 20, 3))
+        ids = rng.integers(0, 500, size=(2, 20, 3))
         x = np.repeat(heads(20, 4, rope.head_dim), 2, axis=0)
         q = torch.from_numpy(x).transpose(1, 2)
         more = () if layer_type is None else (layer_type,)
@@ -298,7 +298,7 @@ def test_mrope_by_hand_is_the_configured_one(folder, config_name, section, mrope
     assert by_hand == RotaryEmbedding.from_config(values)
 
 
-def test_vjepa2_is_refused_because_it_is_no_rotation():
+def test_vjepa2_is_refused_because_it_is_no_rotation(heads):
     config = config_of("vjepa2", "VJEPA2Config")
     with pytest.raises(ValueError, match="no rotation"):
         RotaryEmbedding.from_config(config.to_dict())

@@ -38,7 +38,7 @@ def test_grid_centred_and_scaled(rows, columns):
     """Patch centres of an image that spans -1 to 1 on both sides: 2 (i + 1/2) / n - 1."""
     ids = positions.grid((rows, columns), centred=True, scale=(2 / rows, 2 / columns))
     exact = [(2 * (r + 0.5) / rows - 1, 2 * (c + 0.5) / columns - 1) for r in range(rows) for c in range(columns)]
-    np.testing.assert_allclose(ids, exact, atol=1e-15)
+    np.testing.assert_allclose(ids, exact, rtol=0, atol=4 * 2.0**-53)
 
 
 def test_grid_with_whole_starts_stays_whole():
