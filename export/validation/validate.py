@@ -63,7 +63,8 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
 
 def _loaded(path: str) -> onnx.ModelProto:
     try:
-        return onnx.load(path, load_external_data=False)
+        # The format is that which `save` writes, whatever the suffix: onnx would parse .json and .textproto as such.
+        return onnx.load(path, format="protobuf", load_external_data=False)
     except DecodeError:
         raise ValueError(f"`model` is {path!r}, which is no ONNX file") from None
 

@@ -1,0 +1,76 @@
+"""Faults that the fuzz tests found, each with the least input that shows it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+
+import pytest
+
+from rope_cpu import RotaryEmbedding, convert_weight, export
+from rope_cpu.bench import results
+from rope_cpu.bench.measurement.measure import Row
+
+
+@pytest.mark.parametrize("suffix", ["json", "textproto", "onnxtxt", "onnx", ""])
+@pytest.mark.parametrize("content", [b"{}", b"{", b"\xff", b"ir_version: x"])
+def test_a_file_that_is_no_model_is_refused_whatever_its_suffix(tmp_path, suffix, content):
+    """Suffixes of other formats let onnx parse the file as those, and protobuf's ParseError went out."""
+    path = tmp_path / f"model.{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"`model` is .*, which is no ONNX file"):
+        export.validate(path, RotaryEmbedding(16))
+
+
+def test_a_model_without_one_of_its_outputs_is_reported():
+    """KeyError went out of validate, which never raises because a model is wrong."""
+    rope = RotaryEmbedding(16)
+    model = export.export_attention(rope, num_heads=2)
+    (left_out,) = [value for value in model.graph.output if value.name == "present_value"]
+    model.graph.output.remove(left_out)
+    report = export.validate(model, rope)
+    assert not report.passed
+    assert "there is no output present_value" in [outcome.problem for outcome in report.outcomes]
+
+
+@pytest.mark.parametrize("ragged", [[[0], []], ([1, 2], [3])])
+def test_a_ragged_weight_is_named(ragged):
+    """NumPy's own text, "setting an array element with a sequence", named no argument."""
+    with pytest.raises(ValueError, match=r"`w` is a .* of unequal rows; it must be a regular array"):
+        convert_weight(ragged, 1, to="half")
+
+
+RUN = {
+    "format": results.FORMAT,
+    "command": "rope-cpu bench",
+    "model": "llama3-8b",
+    "environment": {"processor": "a processor", "cores": 2, "threads": 2},
+    "cases": [],
+    "latency": [],
+    "seconds": 1.0,
+}
+ROW = asdict(Row("one", "ours", samples=[1e-3]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        json.dumps(RUN | {"cases": ["case"]}),
+        json.dumps(RUN | {"cases": [{"name": "a case", "what": "what", "rows": ["row"]}]}),
+        json.dumps(RUN | {"cases": [{"name": "a case", "what": "what", "rows": [ROW | {"samples": []}]}]}),
+        json.dumps(RUN | {"cases": [{"name": "a case", "what": "what", "rows": [ROW | {"samples": [math.nan]}]}]}),
+        json.dumps(RUN | {"cases": [{"name": [], "what": "what", "rows": []}]}),
+        json.dumps(RUN | {"environment": {}}),
+        json.dumps(RUN | {"format": "x" * 10_000}),
+    ],
+    ids=["deep", "case", "row", "no samples", "NaN", "a list for a name", "no processor", "long format"],
+)
+def test_what_is_no_older_run_is_refused_before_anything_is_timed(tmp_path, text):
+    """RecursionError and AttributeError when it was read, KeyError, IndexError and others when runs were compared."""
+    path = tmp_path / "old.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="holds no run of `rope-cpu bench`") as refusal:
+        results.load(path)
+    assert len(str(refusal.value)) < 1000
