@@ -47,7 +47,7 @@ def positions_from_cos_sin(
     if not (top - bottom < unique_range(rope)).all():
         raise ValueError(f"from {low} to {high} positions are not unique, but within {unique_range(rope)}")
     angles = np.arctan2(sin.astype(np.float64), cos.astype(np.float64)).reshape(-1, inv_freq.shape[1])
-    found = _solve(angles, inv_freq, (bottom + top) / 2)
+    found = _solve(angles, inv_freq, (bottom + top) / 2, (top - bottom) / 2)
     off, slack = np.abs(_wrapped(angles - found @ inv_freq)).max(initial=0), TOLERANCE / np.abs(inv_freq).max(axis=1)
     if off > TOLERANCE or (found < bottom - slack).any() or (found > top + slack).any():
         raise ValueError(f"`cos` and `sin` are not those of positions from {low} to {high}")
@@ -65,17 +65,18 @@ def positions_from_vectors(
     return positions_from_cos_sin(rotation.real, rotation.imag, rope, low, high)
 
 
-def _solve(angles: Float64, inv_freq: Float64, centre: Float64) -> Float64:
-    """Return the positions (n, axes) of angles (n, pairs) given modulo 2π, in a unique range around the centre.
+def _solve(angles: Float64, inv_freq: Float64, centre: Float64, reach: Float64) -> Float64:
+    """Return the positions (n, axes) of angles (n, pairs) given modulo 2π, within reach of the centre, a unique range.
 
-    The slowest pairs do not wrap in the range. Each next one is unwrapped with the estimate so far, least squares over
-    all pairs up to it, and makes it finer.
+    The slowest pairs do not wrap in the range, and are enough for a first estimate. Each next one is unwrapped with the
+    estimate so far, least squares over all pairs up to it, and makes it finer.
     """
     away, estimate = _wrapped(angles - centre @ inv_freq), np.zeros((len(angles), len(centre)))
     order = np.argsort(np.abs(inv_freq).sum(axis=0))
     for count, pair in enumerate(order, 1):
-        expected = estimate @ inv_freq[:, pair]
-        away[:, pair] = expected + _wrapped(away[:, pair] - expected)
+        if np.abs(inv_freq[:, pair]) @ reach >= np.pi:
+            expected = estimate @ inv_freq[:, pair]
+            away[:, pair] = expected + _wrapped(away[:, pair] - expected)
         known = inv_freq[:, order[:count]]
         scale = np.linalg.norm(known, axis=1, keepdims=True)
         scale[scale == 0] = 1  # axes differ in speed by orders of magnitude: slow ones must not count as undetermined

@@ -117,7 +117,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, list[Any], Any]] = {
         *({**YARN, "factor": 4.0, "original_max_position_embeddings": 64}, {}, 1),
         *(yarn(50000, 4, 64), mpf("0.1") * mp.log(4) + 1),
     ),
-    "yarn, ramp to the last pair": (
+    "yarn, ramp that ends past the last pair": (
+        *({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 131072, "rope_theta": 1e4}, {}, 1),
+        *(yarn(10000, 4, 131072), mpf("0.1") * mp.log(4) + 1),
+    ),
+    "yarn, ramp cut off at the width": (
+        *({**YARN, "factor": 4.0, "original_max_position_embeddings": 10**6, "rope_theta": 50.0, "beta_fast": 1e4},
+          {}, 1),
+        *(yarn(50, 4, 10**6, 10**4), mpf("0.1") * mp.log(4) + 1),
+    ),
+    "yarn, ramp that would begin behind the width": (
         *({**YARN, "factor": 4.0, "original_max_position_embeddings": 10**6, "rope_theta": 50.0}, {}, 1),
         *(yarn(50, 4, 10**6), mpf("0.1") * mp.log(4) + 1),
     ),
@@ -174,6 +183,17 @@ def test_float32_is_near_float64(name: str) -> None:
     assert np.array_equal(rope.inv_freq, rope.inv_freq.astype(np.float32))
     # A dozen float32 operations, one of which is a power with exponent up to 1: ln θ ≤ 16 roundings of it.
     np.testing.assert_allclose(rope.inv_freq, np.array(expected, dtype=np.float64), rtol=32 * 2.0**-24, atol=0)
+
+
+def test_yarn_widens_a_ramp_of_no_width_by_a_thousandth() -> None:
+    """The ramp begins 0.0005 before pair 18, which is halfway up one that is 0.001 wide."""
+    revolutions = float(2048 / (2 * mp.pi) / mpf(50000) ** (2 * mpf("17.9995") / WIDTH))
+    section = YARN | {"factor": 4.0, "beta_fast": revolutions, "beta_slow": revolutions, "truncate": False}
+    exact = np.array(yarn(50000, 4, 2048, revolutions, revolutions, False), dtype=np.float64)
+    assert 0.4 < exact[18] / (plain(50000)[18] * (1 + 1 / 4) / 2) < 1.6
+    found = RotaryEmbedding(WIDTH, scaling=section).inv_freq
+    # The pair where the ramp begins errs by some roundings of 18, a thousandth of which the ramp is wide.
+    np.testing.assert_allclose(found, exact, rtol=8 * 18 * 2.0**-53 / 0.001, atol=0)
 
 
 def test_float32_of_llama3_is_frozen() -> None:

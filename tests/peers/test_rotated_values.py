@@ -51,6 +51,11 @@ CASES = {
     "llama dynamic short": llama("dynamic", length=4000, factor=2.3),
     "llama dynamic long": llama("dynamic", length=30000, factor=2.3),
     "llama yarn": llama("yarn", factor=7.3, original_max_position_embeddings=700, beta_fast=20.0, beta_slow=3.0),
+    "llama yarn past the last pair": llama("yarn", factor=4.0, original_max_position_embeddings=131072, rope_theta=1e4),
+    "llama yarn cut off": llama(
+        "yarn", factor=4.0, original_max_position_embeddings=10**6, rope_theta=50.0, beta_fast=1e4
+    ),
+    "llama yarn from the first pair": llama("yarn", factor=4.0, original_max_position_embeddings=64),
     "llama yarn mscale": llama(
         "yarn", factor=9.0, original_max_position_embeddings=900, mscale=0.7, mscale_all_dim=0.4, truncate=False
     ),
