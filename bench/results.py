@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,34 @@ from .latency import Latency
 from .measurement.measure import Result, Row
 
 FORMAT = 2
+
+# What is read again of each object, further figures aside, and of which kind it must be.
+_NUMBER = int, float
+_Kinds = Mapping[str, type | tuple[type, ...]]
+_RUN: _Kinds = {
+    "command": str,
+    "model": str,
+    "environment": dict,
+    "cases": list,
+    "latency": list,
+    "seconds": _NUMBER,
+}
+_CASE: _Kinds = {"name": str, "what": str, "rows": list}
+_ROW: _Kinds = {
+    "name": str,
+    "role": str,
+    "status": str,
+    "reason": str,
+    "samples": list,
+    "bytes_accessed": int,
+    "new": bool,
+    "first_call": _NUMBER,
+    "error": (*_NUMBER, type(None)),
+}
+_LATENCY: _Kinds = {"situation": str, "callers": int, "calls": int} | dict.fromkeys(
+    ("p50", "p99", "p999", "rate"), _NUMBER
+)
+_COMPARED_FACTS = ("processor", "cores", "threads")
 
 
 @dataclass
@@ -40,21 +71,51 @@ def load(path: str | Path) -> Run:
     try:
         data = json.loads(Path(path).read_text("utf-8"))
         if data["format"] != FORMAT:
-            raise ValueError(f"its format is {data['format']!r}")
+            raise ValueError(f"its format is {_brief(data['format'])}")
         return _run(data)
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} holds no run of `rope-cpu bench` in format {FORMAT}: {reason}") from error
 
 
-def _run(data: dict[str, Any]) -> Run:
-    stored = {field.name for field in fields(Row)}  # `save` adds figures to them
-    cases = []
-    for case in data["cases"]:
-        rows = [Row(**{name: value for name, value in row.items() if name in stored}) for row in case["rows"]]
-        cases.append(Result(case["name"], case["what"], rows))
-    latency = [Latency(**row) for row in data["latency"]]
-    return Run(data["command"], data["model"], data["environment"], cases, latency, data["seconds"])
+def _run(data: Any) -> Run:
+    run = _checked("run", data, _RUN)
+    for fact in _COMPARED_FACTS:
+        if fact not in run["environment"]:
+            raise ValueError(f"its environment lacks {fact!r}")
+    run["cases"] = [_case(case) for case in run["cases"]]
+    run["latency"] = [Latency(**_checked("latency", row, _LATENCY)) for row in run["latency"]]
+    return Run(**run)
+
+
+def _case(data: Any) -> Result:
+    case = _checked("case", data, _CASE)
+    case["rows"] = [_row(row) for row in case["rows"]]
+    return Result(**case)
+
+
+def _row(data: Any) -> Row:
+    row = Row(**_checked("row", data, _ROW))
+    for sample in row.samples:
+        if not isinstance(sample, float) or not 0 < sample < math.inf:
+            raise ValueError(f"a row has the sample {_brief(sample)}; it must be a number of seconds")
+    if row.status == "timed" and not row.samples:
+        raise ValueError("a row was timed, but has no samples")
+    return row
+
+
+def _checked(name: str, data: Any, kinds: _Kinds) -> dict[str, Any]:
+    """Return the entries of an object that `kinds` names; raise unless each is there and of its kind."""
+    if not isinstance(data, dict):
+        raise TypeError(f"a {name} is {_brief(data)}; it must be an object")
+    for key, kind in kinds.items():
+        if not isinstance(data[key], kind):
+            raise TypeError(f"a {name} has the {key} {_brief(data[key])}, which is of another type")
+    return {key: data[key] for key in kinds}
+
+
+def _brief(value: object) -> str:
+    return reprlib.repr(value)
 
 
 def _figures(case: Result, row: Row) -> dict[str, Any]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import asdict
+
 import pytest
 
 from rope_cpu import RotaryEmbedding, export
+from rope_cpu.bench import results
+from rope_cpu.bench.measurement.measure import Row
 
 
 @pytest.mark.parametrize("suffix", ["json", "textproto", "onnxtxt", "onnx", ""])
@@ -15,3 +21,38 @@ def test_a_file_that_is_no_model_is_refused_whatever_its_suffix(tmp_path, suffix
     path.write_bytes(content)
     with pytest.raises(ValueError, match="`model` is .*, which is no ONNX file"):
         export.validate(path, RotaryEmbedding(16))
+
+
+RUN = {
+    "format": results.FORMAT,
+    "command": "rope-cpu bench",
+    "model": "llama3-8b",
+    "environment": {"processor": "a processor", "cores": 2, "threads": 2},
+    "cases": [],
+    "latency": [],
+    "seconds": 1.0,
+}
+ROW = asdict(Row("one", "ours", samples=[1e-3]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        json.dumps(RUN | {"cases": ["case"]}),
+        json.dumps(RUN | {"cases": [{"name": "a case", "what": "what", "rows": ["row"]}]}),
+        json.dumps(RUN | {"cases": [{"name": "a case", "what": "what", "rows": [ROW | {"samples": []}]}]}),
+        json.dumps(RUN | {"cases": [{"name": "a case", "what": "what", "rows": [ROW | {"samples": [math.nan]}]}]}),
+        json.dumps(RUN | {"cases": [{"name": [], "what": "what", "rows": []}]}),
+        json.dumps(RUN | {"environment": {}}),
+        json.dumps(RUN | {"format": "x" * 10_000}),
+    ],
+    ids=["deep", "case", "row", "no samples", "NaN", "a list for a name", "no processor", "long format"],
+)
+def test_what_is_no_older_run_is_refused_before_anything_is_timed(tmp_path, text):
+    """RecursionError and AttributeError when it was read, KeyError, IndexError and others when runs were compared."""
+    path = tmp_path / "old.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="holds no run of `rope-cpu bench`") as refusal:
+        results.load(path)
+    assert len(str(refusal.value)) < 1000
