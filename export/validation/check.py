@@ -81,6 +81,8 @@ class Check:
             return replace(outcome, problem="ran, but these ids must be refused")
         kernels = self.kernels(drawn)
         for name, (exact, bound) in self.expected(drawn).items():
+            if name not in results:
+                return replace(outcome, problem=f"there is no output {name}")
             result = results[name]
             if result.shape != exact.high.shape or result.dtype != self.dtype:
                 wanted = f"{self.dtype} {exact.high.shape}"

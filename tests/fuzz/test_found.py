@@ -23,6 +23,17 @@ def test_a_file_that_is_no_model_is_refused_whatever_its_suffix(tmp_path, suffix
         export.validate(path, RotaryEmbedding(16))
 
 
+def test_a_model_without_one_of_its_outputs_is_reported():
+    """KeyError went out of validate, which never raises because a model is wrong."""
+    rope = RotaryEmbedding(16)
+    model = export.export_attention(rope, num_heads=2)
+    (left_out,) = [value for value in model.graph.output if value.name == "present_value"]
+    model.graph.output.remove(left_out)
+    report = export.validate(model, rope)
+    assert not report.passed
+    assert "there is no output present_value" in [outcome.problem for outcome in report.outcomes]
+
+
 RUN = {
     "format": results.FORMAT,
     "command": "rope-cpu bench",
