@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.validation.scalars import one_of, unmasked, whole_number
+from rope_cpu.validation.scalars import one_of, regular_array, whole_number
 
 PAIRINGS = ("half", "interleaved")
 
@@ -31,8 +31,7 @@ def convert_weight(
     Raises TypeError or ValueError for another `to`, an axis that `w` lacks, and widths that do not fit.
     Source: the permutation is that of `permute` in transformers' convert_llama_weights_to_hf.
     """
-    unmasked("w", w)
-    w = np.asarray(w)
+    w = regular_array("w", w)
     one_of("to", to, PAIRINGS)
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise TypeError(f"`axis` is {axis!r}; it must be an integer")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from rope_cpu import RotaryEmbedding, export
+from rope_cpu import RotaryEmbedding, convert_weight, export
 from rope_cpu.bench import results
 from rope_cpu.bench.measurement.measure import Row
 
@@ -19,7 +19,7 @@ def test_a_file_that_is_no_model_is_refused_whatever_its_suffix(tmp_path, suffix
     """Suffixes of other formats let onnx parse the file as those, and protobuf's ParseError went out."""
     path = tmp_path / f"model.{suffix}"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="`model` is .*, which is no ONNX file"):
+    with pytest.raises(ValueError, match=r"`model` is .*, which is no ONNX file"):
         export.validate(path, RotaryEmbedding(16))
 
 
@@ -32,6 +32,13 @@ def test_a_model_without_one_of_its_outputs_is_reported():
     report = export.validate(model, rope)
     assert not report.passed
     assert "there is no output present_value" in [outcome.problem for outcome in report.outcomes]
+
+
+@pytest.mark.parametrize("ragged", [[[0], []], ([1, 2], [3])])
+def test_a_ragged_weight_is_named(ragged):
+    """NumPy's own text, "setting an array element with a sequence", named no argument."""
+    with pytest.raises(ValueError, match=r"`w` is a .* of unequal rows; it must be a regular array"):
+        convert_weight(ragged, 1, to="half")
 
 
 RUN = {
