@@ -1,0 +1,86 @@
+"""Cos, sin and rotations in float64, written from the mathematics; nothing here imports rope_cpu.
+
+An angle p·ω is reduced in integers: its revolutions p·ω/2π, modulo 1, are exact to 2^-128. So any
+position up to 2^53 and any frequency up to 2^40 will do, and a value costs microseconds, where
+`oracle.cos_sin` needs mpmath.
+"""
+
+from __future__ import annotations
+
+import mpmath
+import numpy as np
+
+_CONTEXT = mpmath.mp.clone()
+_CONTEXT.prec = 500
+_BITS = 420
+_REVOLUTIONS = int(_CONTEXT.floor(_CONTEXT.ldexp(1 / (2 * _CONTEXT.pi), _BITS)))  # 1/2π in units of 2^-420
+_UNITS = 128  # revolutions are integers of 2^-128
+_QUARTER = 1 << (_UNITS - 2)
+
+# Rounding to float64 here adds to a rotation, in units of 2^-53·A·(|x_a| + |x_b|): 1.7 by cos and sin (an
+# angle of an eighth of a revolution at most, twice rounded, and the library's half), one by each of two
+# products and by their sum a half.
+OWN_ROUNDINGS = 4.0
+
+
+def _integer(number):
+    """Return (m, e) of a float64: m·2^e, m an integer."""
+    fraction, exponent = np.frexp(number)
+    return int(fraction * 2.0**53), int(exponent) - 53
+
+
+def cos_sin(positions, inv_freq):
+    """Return cos and sin (…, pairs) of Σ position·frequency. positions: (…, axes). inv_freq: (axes, pairs)."""
+    positions = np.asarray(positions, np.float64)
+    columns = [[_integer(w) for w in row] for row in np.asarray(inv_freq, np.float64)]
+    quarters, rests = [], []
+    for token in positions.reshape(-1, positions.shape[-1]):
+        coordinates = [_integer(p) for p in token]
+        for pair in range(len(columns[0])):
+            turned = 0
+            for (p, p_exponent), column in zip(coordinates, columns, strict=True):
+                w, w_exponent = column[pair]
+                turned += p * w * _REVOLUTIONS >> (_BITS - _UNITS - p_exponent - w_exponent)
+            quarter = (turned + _QUARTER // 2) // _QUARTER
+            quarters.append(quarter % 4)
+            rests.append(float(turned - quarter * _QUARTER))
+    shape = (*positions.shape[:-1], len(columns[0]))
+    angle = 2 * np.pi * np.ldexp(np.array(rests).reshape(shape), -_UNITS)
+    quarter = np.array(quarters, int).reshape(shape)
+    c, s = np.cos(angle), np.sin(angle)
+    return np.choose(quarter, [c, -s, -c, s]), np.choose(quarter, [s, c, -s, -c])
+
+
+def cos_sin_in_float32(positions, inv_freq):
+    """The same of one axis, as transformers has it: the position, the frequency and their product are float32."""
+    product = np.asarray(positions, np.float64).astype(np.float32) * np.asarray(inv_freq, np.float64).astype(np.float32)
+    cos, sin = cos_sin(product.reshape(-1, 1), [[1.0]])
+    return tuple(table.astype(np.float32).astype(np.float64).reshape(product.shape) for table in (cos, sin))
+
+
+def pairs_of(pairs, interleaved, blocks):
+    """Return the first and the second element of each pair; blocks: their widths in elements."""
+    if interleaved:
+        return np.arange(pairs) * 2, np.arange(pairs) * 2 + 1
+    firsts, seconds, start = [], [], 0
+    for width in blocks:
+        firsts += range(start, start + width // 2)
+        seconds += range(start + width // 2, start + width)
+        start += width
+    return np.array(firsts, int), np.array(seconds, int)
+
+
+def rotate(x, cos, sin, first, second):
+    """Rotate x (batch, seq, heads, head_dim) by cos and sin (batch or 1, seq, heads or a divisor, pairs), in float64.
+
+    Return the result and |x_a| + |x_b| of each element's pair, 0 past the rotated part.
+    """
+    wide = np.asarray(x).astype(np.float64)
+    result, reach = wide.copy(), np.zeros_like(wide)
+    cos, sin = (np.repeat(t, wide.shape[2] // t.shape[2], axis=2) for t in (cos, sin))
+    a, b = wide[..., first], wide[..., second]
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        result[..., first] = a * cos - b * sin
+        result[..., second] = b * cos + a * sin
+        reach[..., first] = reach[..., second] = np.abs(a) + np.abs(b)
+    return result, reach

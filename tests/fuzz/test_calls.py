@@ -1,0 +1,30 @@
+"""Rotations of arrays of every kind by rotary embeddings of every kind, compared with exact ones."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz import calls
+from fuzz.placed import Memory
+
+from rope_cpu.kernels import threads
+
+
+@pytest.fixture(autouse=True)
+def _same_threads(monkeypatch):
+    monkeypatch.setattr(threads, "limit", threads.limit)
+
+
+def test_calls(search):
+    def check(call):
+        calls.check(call, Memory(call.seed))
+
+    search(check, 60, call=calls.calls())
+
+
+def test_large_calls(search):
+    """Arrays from where on several threads rotate them, or compute their cos and sin."""
+
+    def check(call):
+        calls.check(call, Memory(call.seed))
+
+    search(check, 6, call=calls.calls(large=True))

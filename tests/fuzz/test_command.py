@@ -1,0 +1,144 @@
+"""`rope-cpu` with any arguments: exit status 0, 1 or 2, a line that says why, and no exception."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import time
+
+import pytest
+from fuzz.mutations import LARGEST_NUMBER
+from fuzz.test_configs import mutated
+from hypothesis import strategies as st
+
+from rope_cpu import set_num_threads
+from rope_cpu.cli import main as cli
+from rope_cpu.cli import verify, verify_cases
+from rope_cpu.kernels import threads
+
+LONGEST = 120.0  # seconds, of a machine that is shared
+LONGEST_TEXT = 3000  # one error text, and usage before it
+
+NUMBERS = st.sampled_from(
+    ("0", "1", "-1", "2", "40", "1.5", "nan", "inf", "-inf", "1e400", "x", "", str(LARGEST_NUMBER))
+)
+WORDS = st.sampled_from(
+    ("", "x", "-", "--", "é", "\0", "*", "[", "full_attention", "float32", "-h", "--version", "q\n")
+)
+FILES = st.sampled_from(
+    ("{config}", "{config}", "{folder}", "{folder}/none.json", "{junk}", "", "/dev/null", "\0", "x" * 5000)
+)
+OUTPUTS = st.sampled_from(
+    ("{folder}/out.onnx", "{folder}/out.onnx", "{folder}/no/out.onnx", "{folder}", "{folder}/a.json", "")
+)
+PICTURES = st.sampled_from(("{folder}/a.png", "{folder}/a.svg", "{folder}/a.txt", "{folder}", "", "a.PNG/x.png"))
+CONFIG = {"--layer-type": WORDS, "--interleaved": None, "--half": None}
+
+# The options of each command; None: without a value.
+OPTIONS = {
+    "show": CONFIG | {"--plot": PICTURES},
+    "verify": {"--layer-type": WORDS, "--json": OUTPUTS},
+    "warmup": {},
+    "export": CONFIG
+    | {
+        "-o": OUTPUTS,
+        "--target": st.sampled_from(("onnx", "primitive", "ort", "x")),
+        "--dtype": st.sampled_from(("float32", "float16", "bfloat16", "float64", "x")),
+        "--opset": NUMBERS,
+        "--layout": st.sampled_from(("bhsd", "bshd", "thd", "bsd", "x")),
+        "--positions": st.sampled_from(("past", "position_ids", "offset", "none", "x")),
+        "--max-positions": NUMBERS,
+        "--seq-len": NUMBERS,
+        "--inverse": None,
+        "--seed": NUMBERS,
+        "--attention": None,
+        "--mask": st.sampled_from(("none", "padding", "bool", "float", "x")),
+        "--window": NUMBERS,
+        "--softcap": NUMBERS,
+        "--normed": None,
+        "--scale": NUMBERS,
+    },
+    "bench": {
+        "--model": st.sampled_from(("llama3-8b", "x", "")),
+        "--config": FILES,
+        "--layer-type": WORDS,
+        "--peers": None,
+        "--no-peers": None,
+        "--threads": st.sampled_from(("1", "1,1", "0", "", "1,", "-1", "999", "x", "1" * 5000)),
+        "--json": OUTPUTS,
+        "--plot": PICTURES,
+        "--compare": FILES,
+        "--fail-slower": NUMBERS | st.sampled_from(("10%", "%", "-5%", "1e-400%")),
+    },
+}
+ARGUMENTS = {
+    "show": FILES,
+    "verify": FILES,
+    "warmup": st.sampled_from(("float32", "float64", "x", "", "bfloat16")),
+    "export": FILES,
+    # Without a case to time, as that takes seconds.
+    "bench": st.sampled_from(("no such case", "[", "\0")),
+}
+
+
+@st.composite
+def command_lines(draw):
+    """Draw the words of a command, and what a config, or the results of an older run, hold."""
+    command = draw(st.sampled_from(("show", "show", "export", "export", "bench", "warmup", "verify")))
+    words = [command]
+    for _ in range(draw(st.integers(0, 4))):
+        if not OPTIONS[command]:
+            break
+        option = draw(st.sampled_from(tuple(OPTIONS[command])))
+        value = OPTIONS[command][option]
+        words += [option] if value is None else [option, draw(value)]
+    if command == "export" and draw(st.booleans()):
+        words += ["-o", "{folder}/out.onnx"]
+    if command in ("bench", "verify"):
+        words.append("--list" if command == "bench" and draw(st.booleans()) else draw(ARGUMENTS[command]))
+    elif draw(st.integers(0, 3)):
+        words.append(draw(ARGUMENTS[command]))
+    if draw(st.integers(0, 9)) == 0:
+        words.insert(draw(st.integers(0, len(words))), draw(WORDS))
+    return words
+
+
+@pytest.fixture
+def _brief(monkeypatch):
+    """Verify little, and keep the number of threads."""
+    monkeypatch.setattr(verify, "TOKENS", 4)
+    monkeypatch.setattr(verify_cases, "TIMED_CALLS", 1)
+    monkeypatch.setattr(threads, "limit", threads.limit)
+
+
+JUNK = st.sampled_from((b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'"x"')) | st.binary(max_size=20)
+
+
+@pytest.mark.usefixtures("_brief")
+def test_command_lines(search, tmp_path):
+    most = threads.limit
+
+    def check(words, config, junk):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "junk").write_bytes(junk)
+        names = {"config": tmp_path / "config.json", "folder": tmp_path, "junk": tmp_path / "junk"}
+        argv = [word.format(**names) if word.startswith("{") else word for word in words]
+        out, err = io.StringIO(), io.StringIO()
+        start = time.monotonic()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                status = cli.main(argv)
+            except SystemExit as stop:
+                status = stop.code
+            finally:
+                set_num_threads(most)
+        seconds = time.monotonic() - start
+        assert status in (0, 1, 2), status
+        assert (status != 2) or err.getvalue().strip()
+        assert "Traceback" not in err.getvalue()
+        assert len(err.getvalue()) < LONGEST_TEXT + sum(map(len, argv)), f"{len(err.getvalue())} characters of errors"
+        assert seconds < LONGEST, f"took {seconds:.0f} s"
+
+    config = mutated() | st.just({"head_dim": 64, "num_attention_heads": 4, "model_type": "llama", "rope_theta": 1e4})
+    search(check, 40, words=command_lines(), config=config, junk=JUNK)

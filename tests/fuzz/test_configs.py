@@ -1,0 +1,105 @@
+"""Configs as published, mutated: each makes a rotary embedding that can rotate, or is refused in few words."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fuzz import mutations
+from fuzz.mutations import LARGEST_NUMBER
+from fuzz.refusals import LONGEST_TEXT, check_ours
+from hypothesis import strategies as st
+
+from rope_cpu import RotaryEmbedding
+from rope_cpu.configs import model_types
+
+# Seconds; a config takes a millisecond, and the machine may be shared.
+LONGEST = 60.0
+
+ROOT = Path(__file__).parents[2]
+
+
+def configs():
+    """Return the configs at hand by name: the project's own, and those in a folder beside the checkout."""
+    published = json.loads((ROOT / "tests/data/published_configs.json").read_text())
+    found = {name: entry["config"] for name, entry in published.items()}
+    found["llama3.1-8b"] = model_types.data("llama3.1-8b.json")
+    for path in sorted((ROOT.parent / "shared/configs").glob("**/*.json")):
+        held = json.loads(path.read_text())
+        if isinstance(held, dict):
+            found[path.name] = held
+    return found
+
+
+CONFIGS = configs()
+KEYS = sorted({key for config in CONFIGS.values() for key in config})
+INNER_KEYS = sorted(
+    {key for config in CONFIGS.values() for part in config.values() if isinstance(part, dict) for key in part}
+)
+NUMBERS = (
+    st.sampled_from((0, 1, 2, 3, 7, -1, -2, 64, 128, 0.0, -0.0, 0.5, 1.0, 1.5, -1.5, 1e-300, 1e300, -(2**70)))
+    | st.sampled_from((float("nan"), float("inf"), -float("inf"), LARGEST_NUMBER, LARGEST_NUMBER - 1))
+    | st.integers(-LARGEST_NUMBER, LARGEST_NUMBER)
+    | st.floats(-LARGEST_NUMBER, LARGEST_NUMBER)
+)
+TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "su", "mrope")
+NAMES = st.sampled_from((*TYPES, "full_attention", "sliding_attention", "", "x" * 5000, "\0", "é", "None", "1"))
+SCALARS = st.none() | st.booleans() | NUMBERS | NAMES | st.sampled_from(("llama", "qwen2_vl", "gemma3", "phi3", "glm4"))
+NEW_KEYS = st.sampled_from(KEYS) | st.sampled_from(INNER_KEYS) | NAMES
+VALUES = mutations.values(SCALARS, NEW_KEYS)
+
+
+def mutated():
+    """Draw a config with one to four changes."""
+    return st.sampled_from(sorted(CONFIGS)).flatmap(lambda name: mutations.mutated(CONFIGS[name], VALUES, NEW_KEYS))
+
+
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "layer_type": NAMES | VALUES,
+        "layer": NUMBERS | VALUES,
+        "interleaved": st.booleans() | VALUES,
+        "angle_dtype": st.sampled_from(("float32", "float64", "x")),
+    },
+)
+
+
+def test_mutated_configs(search):
+    search(check, 150, config=mutated(), arguments=ARGUMENTS)
+
+
+@pytest.mark.parametrize("part", ["vision_config", "text_config"])
+def test_mutated_parts(search, part):
+    """The vision tower, or the language model, of a multimodal config, by itself."""
+
+    def check_part(config, arguments):
+        inner = config.get(part)
+        if isinstance(inner, dict):
+            check(inner, arguments)
+
+    search(check_part, 40, config=mutated(), arguments=ARGUMENTS)
+
+
+def check(config, arguments):
+    """Make a rotary embedding, and cos and sin of a token; raise unless they are finite, or refused in few words."""
+    start = time.monotonic()
+    try:
+        rope = RotaryEmbedding.from_config(config, **arguments)
+        if rope.spec.needs_length:
+            rope = rope.at_length(4096)
+        cos, sin = rope.cos_sin(np.ones(rope.axes) if rope.axes > 1 else 1)
+        assert np.isfinite(cos).all()
+        assert np.isfinite(sin).all()
+        x = np.ones((1, 1, 1, rope.head_dim), np.float32)
+        ids = np.ones((1, rope.axes) if rope.axes > 1 else 1)
+        heads = rope.spec.inv_freq.shape[2]
+        assert np.isfinite(rope.rotate(np.repeat(x, heads, 2), ids)).all()
+        assert len(repr(rope)) < LONGEST_TEXT
+    except (ValueError, TypeError) as error:
+        check_ours(error)
+    seconds = time.monotonic() - start
+    assert seconds < LONGEST, f"took {seconds:.0f} s"

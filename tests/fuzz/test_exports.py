@@ -1,0 +1,198 @@
+"""Exported models: with any options they pass validation, or are refused; damaged, they are reported or refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from fuzz import damaged
+from fuzz.refusals import check_ours
+from fuzz.rotaries import rotaries
+from fuzz.test_guarded import environment
+from hypothesis import strategies as st
+
+from rope_cpu import export
+
+TARGETS = st.sampled_from(("onnx", "primitive", "ort"))
+DTYPES = st.sampled_from(("float32", "float16", "bfloat16", "float64"))
+# The exact reference that validation computes takes a millisecond for each pair.
+NARROW = rotaries().filter(lambda rotary: rotary.rope.rotary_dim * rotary.axes <= 48)
+COUNTS = st.sampled_from((1, 2, 3, 4, 6))
+ROPE_OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "target": TARGETS,
+        "dtype": DTYPES,
+        "layout": st.sampled_from(("bhsd", "bshd", "sbhd", "thd", "bsd")),
+        "inputs": st.sampled_from((("q", "k"), ("q",), ("a", "b", "c"))),
+        "num_heads": COUNTS,
+        "num_kv_heads": COUNTS,
+        "positions": st.sampled_from(("position_ids", "offset", "none")),
+        "position_dtype": st.sampled_from(("int64", "float32", "float64")),
+        "max_positions": st.sampled_from((1, 2, 40, 100)),
+        "table_inputs": st.booleans(),
+        "inverse": st.booleans(),
+        "opset": st.integers(12, 26),
+        "metadata": st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
+    },
+)
+ATTENTION_OPTIONS = st.fixed_dictionaries(
+    {"num_heads": COUNTS},
+    optional={
+        "num_kv_heads": COUNTS,
+        "target": TARGETS,
+        "dtype": DTYPES,
+        "layout": st.sampled_from(("bhsd", "bshd", "bsd")),
+        "causal": st.booleans(),
+        "window": st.sampled_from((1, 3, 100)),
+        "softcap": st.sampled_from((0.5, 30.0)),
+        "scale": st.sampled_from((0.1, 1.0)),
+        "mask": st.sampled_from(("none", "padding", "bool", "float")),
+        "norm_epsilon": st.sampled_from((1e-6, 1e-2)),
+        "past": st.booleans(),
+        "positions": st.sampled_from(("past", "position_ids")),
+        "max_positions": st.sampled_from((40, 100)),
+        "v_head_dim": st.sampled_from((1, 8, 16, 64)),
+        "opset": st.integers(12, 26),
+    },
+)
+
+
+def test_options_of_rotations(search):
+    def check(rotary, options):
+        check_exported(export.export_rope, rotary.rope, options)
+
+    search(check, 10, rotary=NARROW, options=ROPE_OPTIONS)
+
+
+def test_options_of_attention(search):
+    def check(rotary, options, arrays, seed):
+        options = dict(options)
+        random = np.random.default_rng(seed)
+        width, heads = rotary.rope.head_dim, options["num_heads"]
+        kv_heads, v_width = options.get("num_kv_heads", heads), options.get("v_head_dim", width)
+        if "norms" in arrays:
+            options["qk_norm"] = random.normal(1, 0.1, (2, width))
+        if "weights" in arrays:
+            sizes = {"q": heads * width, "k": kv_heads * width, "v": kv_heads * v_width}
+            options["weights"] = {name: random.normal(0, 0.3, (size, 12)) for name, size in sizes.items()}
+        check_exported(export.export_attention, rotary.rope, options)
+
+    search(
+        check,
+        12,
+        rotary=NARROW,
+        options=ATTENTION_OPTIONS,
+        arrays=st.sets(st.sampled_from(("norms", "weights"))),
+        seed=st.integers(0, 2**32),
+    )
+
+
+def check_exported(write, rope, options):
+    """Raise unless a model passes validation, or its options are refused."""
+    try:
+        model = write(rope, **options)
+    except (TypeError, ValueError) as error:
+        check_ours(error)
+        return
+    report = export.validate(model, rope)
+    assert report.passed, str(report)
+
+
+METADATA = st.one_of(
+    st.sampled_from(("", "null", "[]", "1", '"x"', "{", "{}", '{"kind": "rope"}', '{"kind": null}', '{"kind": []}')),
+    st.sampled_from(("[" * 100_000, '{"kind":' * 50_000, "NaN", "\0", "x" * 10_000)),
+)
+OPTION_VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 70)
+    | st.sampled_from(
+        (
+            2**40,
+            10**30,
+            1e300,
+            float("nan"),
+            "",
+            "onnx",
+            "ort",
+            "primitive",
+            "bhsd",
+            "bsd",
+            "float64",
+            "x" * 5000,
+            [],
+            {},
+            ["q"],
+        )
+    )
+)
+
+
+@st.composite
+def metadata_changes(draw):
+    """Draw how the options in a model's metadata are changed: text in their place, or options by name."""
+    if draw(st.booleans()):
+        return draw(METADATA)
+    names = st.sampled_from(("kind", *damaged.OPTION_NAMES, "unknown"))
+    return draw(st.dictionaries(names, OPTION_VALUES | st.just(damaged.DROPPED), min_size=1, max_size=3))
+
+
+@pytest.mark.parametrize("kind", damaged.KINDS)
+def test_changed_metadata(search, kind):
+    """A model that says something else of itself than it is."""
+
+    def check(change):
+        rope, model = damaged.model_of(kind)
+        damaged.change_metadata(model, change)
+        damaged.check_damaged(model, rope)
+
+    search(check, 25, change=metadata_changes())
+
+
+def test_damaged_models(search):
+    """Tensors of other shapes, nodes removed, bytes of the file changed.
+
+    It is a process of its own, as damaged models may end the one that runs them.
+    """
+
+    def run_round(number):
+        program = [sys.executable, "-m", "fuzz.damaged", str(number), "40" if search.seconds else "6"]
+        done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=1800)
+        *_, last = done.stdout.splitlines() or [""]
+        assert done.returncode == 0, f"exit status {done.returncode} in {last}\n{done.stderr[-3000:]}"
+        return int(last)
+
+    search.rounds(run_round)
+
+
+def test_paths_of_models(search, tmp_path):
+    """Files that are no models, and names of no file."""
+
+    def check(name, content):
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        rope, _ = damaged.model_of("rope")
+        try:
+            damaged.check_damaged(path, rope)
+        finally:
+            path.unlink(missing_ok=True)
+
+    names = st.sampled_from(("x.onnx", "x.json", "x.txt", "x", "x.textproto"))
+    search(check, 20, name=names, content=st.none() | st.binary(max_size=40) | st.just(b"{}"))
+    assert not os.listdir(tmp_path)
+
+
+def test_a_damaged_model_is_noticed():
+    """Not every change is without effect: so this suite can fail."""
+    rope, model = damaged.model_of("rope")
+    assert export.validate(model, rope).passed
+    (table,) = [tensor for tensor in model.graph.initializer if tensor.name.startswith("cos")][:1]
+    zeros = onnx.numpy_helper.from_array(np.zeros_like(onnx.numpy_helper.to_array(table)), table.name)
+    table.CopyFrom(zeros)
+    assert not export.validate(model, rope).passed

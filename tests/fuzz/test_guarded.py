@@ -1,0 +1,61 @@
+"""Calls beside memory that may not be touched: a byte read or written past an array ends the process.
+
+It is a process of its own (`guarded.py`), so that its end is a failure that names the call and the seed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fuzz.guarded import EXAMPLES
+from fuzz.placed import can_guard
+
+import rope_cpu
+
+pytestmark = pytest.mark.skipif(not can_guard(), reason="there is no mprotect")
+
+# As many threads as arrays are shared out among, whatever the machine has.
+THREADS = "4"
+
+
+@pytest.mark.parametrize(("sizes", "examples"), [("small", 30), ("large", 4)])
+def test_nothing_is_touched_past_an_array(search, sizes, examples):
+    def run_round(number):
+        # The search goes on within one process, as most of a short one's time is its start.
+        wanted = examples * (10 if search.seconds else 1)
+        program = [sys.executable, "-m", "fuzz.guarded", str(number), str(wanted), sizes]
+        done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=1800)
+        *called, last = done.stdout.splitlines() or [""]
+        assert done.returncode == 0, f"exit status {done.returncode} in {last}\n{done.stderr[-3000:]}"
+        assert last.startswith(EXAMPLES)
+        return len(called)
+
+    search.rounds(run_round)
+
+
+def environment():
+    """Return the variables of a process that finds this folder, and the library that is under test."""
+    here, library = Path(__file__).parents[1], Path(rope_cpu.__file__).parents[1]
+    paths = [str(here), str(library), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NUMBA_NUM_THREADS": THREADS}
+
+
+def test_memory_past_an_array_cannot_be_touched():
+    """Reads and writes a byte before and behind: so this suite can fail."""
+    program = (
+        "import sys; import numpy as np; from fuzz.placed import *\n"
+        "x = GuardedMemory(0).array((1, 1, 1, 16), np.dtype(np.float32), Place(at_end={at_end}))\n"
+        "far = np.lib.stride_tricks.as_strided(x, (2,), ({step},))\n"
+        "print(far[0], flush=True)\n"
+        "{action}"
+    )
+    for at_end, step in ((True, 64), (False, -4)):
+        for action in ("far[1] = 0", "print(far[1])"):
+            text = program.format(at_end=at_end, step=step, action=action)
+            done = subprocess.run([sys.executable, "-c", text], env=environment(), capture_output=True, text=True)
+            assert done.returncode < 0, done.stderr
+            assert len(done.stdout.split()) == 1

@@ -1,0 +1,53 @@
+"""Files of older benchmark runs, mutated: they are read and compared with, or refused."""
+
+from __future__ import annotations
+
+import json
+
+from fuzz import mutations
+from fuzz.refusals import check_text
+from hypothesis import strategies as st
+
+from rope_cpu.bench import compare, report, results
+from rope_cpu.bench.latency import Latency
+from rope_cpu.bench.measurement.measure import Result, Row
+
+ENVIRONMENT = {"processor": "a processor", "cores": 2, "threads": 2}
+ROWS = [
+    Row("one", "ours", samples=[1e-3, 1.1e-3, 1.2e-3, 1.3e-3], bytes_accessed=100),
+    Row("limit", "limit", samples=[1e-3, 1.1e-3, 1.2e-3, 1.3e-3], bytes_accessed=100),
+    Row("other", "ours", "skipped", "a reason"),
+]
+RUN = results.Run(
+    "rope-cpu bench",
+    "llama3-8b",
+    ENVIRONMENT,
+    [Result("a case", "what", ROWS)],
+    [Latency("busy", 1, 9, 1.0, 2.0, 3.0, 4.0)],
+)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.sampled_from(
+        (0.0, 1e-3, -1.0, float("nan"), float("inf"), 1e308, 10**400, "", "ours", "timed", "limit", "x" * 5000)
+    )
+)
+KEYS = st.sampled_from(("format", "environment", "cases", "rows", "samples", "role", "processor", "status", "new", "x"))
+
+
+def test_older_results(search, tmp_path):
+    path = tmp_path / "old.json"
+    results.save(RUN, path)
+    written = json.loads(path.read_text())
+
+    def check(changed):
+        path.write_text(json.dumps(changed))
+        try:
+            old = results.load(path)
+            findings = compare.compare(RUN, old)
+            assert all(isinstance(line, str) for line in report.findings_lines(findings, 0.1, True))
+        except (ValueError, TypeError) as error:
+            check_text(error)
+
+    search(check, 100, changed=mutations.mutated(written, mutations.values(SCALARS, KEYS), KEYS))

@@ -1,0 +1,297 @@
+"""Calls of which one thing is wrong: TypeError or ValueError, and no byte of any array was written."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from dataclasses import replace
+
+import numpy as np
+from fuzz import calls
+from fuzz.mutations import LARGEST_NUMBER
+from fuzz.placed import Memory
+from fuzz.refusals import check_ours, check_text
+from hypothesis import assume
+from hypothesis import strategies as st
+
+import rope_cpu
+from rope_cpu import positions
+
+
+class Subclass(np.ndarray):
+    """A subclass that changes nothing."""
+
+
+def swapped(x):
+    return x.view(np.uint16).byteswap().view(x.dtype) if x.itemsize == 2 else x.astype(x.dtype.newbyteorder())
+
+
+# What may stand where an array of the call is: from the array.
+WRONG_ARRAYS = {
+    "other byte order": lambda x: x.astype(x.dtype.newbyteorder()) if x.dtype.kind == "f" else x.astype(">f4"),
+    "int32": lambda x: np.zeros(x.shape, np.int32),
+    "int16": lambda x: np.zeros(x.shape, np.int16),
+    "uint16": lambda x: np.zeros(x.shape, np.uint16),
+    "complex": lambda x: np.zeros(x.shape, np.complex64),
+    "long double": lambda x: np.zeros(x.shape, np.complex128),
+    "bool": lambda x: np.zeros(x.shape, bool),
+    "objects": lambda x: np.zeros(x.shape, object),
+    "structured": lambda x: np.zeros(x.shape, [("re", "f4")]),
+    "masked": lambda x: np.ma.masked_array(x),
+    "list": lambda x: x.tolist(),
+    "None": lambda x: None,
+    "number": lambda x: 1.0,
+    "memory": lambda x: memoryview(np.zeros(4)),
+    "string": lambda x: "x",
+    "one axis less": lambda x: x[0],
+    "one axis more": lambda x: x[None],
+    "no axes": lambda x: np.zeros((), x.dtype),
+    "wider": lambda x: np.zeros((*x.shape[:-1], x.shape[-1] + 1), x.dtype),
+    "narrower": lambda x: x[..., :-1],
+}
+WRONG_OUTS = {name: WRONG_ARRAYS[name] for name in WRONG_ARRAYS if name != "None"} | {
+    "read-only": lambda x: _read_only(np.zeros(x.shape, x.dtype)),
+    "repeated": lambda x: np.broadcast_to(np.zeros((1,) * x.ndim, x.dtype), x.shape),
+    "repeated, not read-only": lambda x: np.lib.stride_tricks.as_strided(np.zeros(1, x.dtype), x.shape, (0,) * x.ndim),
+    "rolling": lambda x: np.lib.stride_tricks.as_strided(
+        np.zeros(sum(x.shape), x.dtype), x.shape, (x.itemsize,) * x.ndim
+    ),
+}
+WRONG_IDS = {
+    "NaN": lambda ids: _with(ids, np.nan),
+    "infinite": lambda ids: _with(ids, -np.inf),
+    "too large": lambda ids: _with(ids, 2.0**54),
+    "bool": lambda ids: np.zeros(ids.shape, bool),
+    "complex": lambda ids: np.zeros(ids.shape, complex),
+    "float16": lambda ids: np.zeros(ids.shape, np.float16),
+    "strings": lambda ids: np.full(ids.shape, "1"),
+    "dates": lambda ids: np.zeros(ids.shape, "M8[s]"),
+    "objects": lambda ids: np.full(ids.shape, None),
+    "huge objects": lambda ids: np.full(ids.shape, 10**400, object),
+    "masked": lambda ids: np.ma.masked_array(ids),
+    "ragged": lambda ids: [[1], [2, 3]],
+    "one more": lambda ids: np.concatenate([ids, ids[:1]]) if ids.ndim == 1 else np.concatenate([ids, ids[:, :1]], 1),
+    "two axes more": lambda ids: ids[None, None, None],
+    "string": lambda ids: "0",
+    "dict": lambda ids: {},
+}
+WRONG_OPTIONS = {
+    "layout": ["bsdh", "", None, 1, "BSHD", ["bshd"], b"bshd"],
+    "inverse": [None, 0, 1, "yes", np.array([True, False]), 1.0],
+}
+
+
+def _read_only(x):
+    x.flags.writeable = False
+    return x
+
+
+def _with(ids, value):
+    changed = np.array(ids, np.float64)
+    changed.flat[-1] = value
+    return changed
+
+
+def _filled(call):
+    """Return a call with elements in every array, and arrays apart."""
+    return replace(
+        call,
+        batch=max(call.batch, 1),
+        tokens=max(call.tokens, 2),
+        out="own" if call.out == "shifted" else call.out,
+        places=tuple(replace(place, repeated=()) for place in call.places),
+        ids=replace(call.ids, form="row") if call.ids.form != "rows" else call.ids,
+    )
+
+
+@st.composite
+def wrong_calls(draw):
+    """Draw a call, the argument of it that is wrong, and how."""
+    call = _filled(draw(calls.calls()))
+    kinds = {"array": WRONG_ARRAYS, "out": WRONG_OUTS, "ids": WRONG_IDS, "option": WRONG_OPTIONS}
+    which = draw(st.sampled_from(tuple(kinds)))
+    how = draw(st.sampled_from(tuple(kinds[which])))
+    if which == "option":
+        assume(not (how == "inverse" and call.way == "shift"))
+        how = how, draw(st.sampled_from(range(len(WRONG_OPTIONS[how]))))
+    if which == "out":
+        call = replace(call, out="own")
+    return call, which, how
+
+
+def test_wrong_calls(search):
+    search(check, 80, drawn=wrong_calls())
+
+
+def check(drawn):
+    call, which, how = drawn
+    memory = Memory(call.seed)
+    arranged = calls.arrange(call, memory)
+    name = next(reversed(arranged.inputs))
+    if which == "array":
+        arranged.inputs[name] = WRONG_ARRAYS[how](arranged.inputs[name])
+    elif which == "out":
+        x = arranged.inputs[name]
+        assume(x.size > 1 or not ("repeated" in how or how == "rolling"))
+        assume(sum(size > 1 for size in x.shape) > 1 or how != "rolling")
+        arranged.outs[f"{name}_out"] = WRONG_OUTS[how](x)
+    elif which == "ids":
+        arranged.ids = _wrong_ids(call, arranged.ids, how)
+    else:
+        call = replace(call, **{how[0]: WRONG_OPTIONS[how[0]][how[1]]})
+        arranged.call = call
+    memory.remember()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
+            calls.run(arranged)
+    except (TypeError, ValueError) as error:
+        check_text(error)
+    else:
+        raise AssertionError(f"{which}: {how} was not refused")
+    assert memory.changed_outside([]) == 0, "what was refused wrote something"
+
+
+def _wrong_ids(call, ids, how):
+    """Return wrong ids in place of right ones."""
+    right = np.asarray(ids)
+    assume(call.rotary.axes == 1 or how not in ("one more", "ragged"))
+    # A table is looked up by whole numbers within it.
+    return WRONG_IDS[how](right)
+
+
+def test_subclasses(search):
+    """A subclass is rotated as what it is a view of, or refused."""
+
+    def check_subclass(call):
+        memory = Memory(call.seed)
+        arranged = calls.arrange(call, memory)
+        sources = {name: x.copy() for name, x in arranged.inputs.items()}
+        arranged.inputs = {name: x.view(Subclass) for name, x in arranged.inputs.items()}
+        memory.remember()
+        results = calls.run(arranged)
+        assert memory.changed_outside([] if arranged.outs is None else list(arranged.outs.values())) == 0
+        tables = calls.exact_tables(arranged)
+        for result, x in zip(results, sources.values(), strict=True):
+            calls.check_rotated(call, np.asarray(result), x, *tables)
+
+    search(check_subclass, 20, call=calls.calls().map(_filled))
+
+
+TABLE_DTYPES = st.sampled_from(tuple(calls.DTYPES))
+
+
+@st.composite
+def tables(draw):
+    """Draw what `cos_sin` is called with."""
+    rotary = draw(calls.rotaries())
+    assume(rotary.rows == 1)
+    return replace(
+        _filled(draw(calls.calls())),
+        rotary=rotary,
+        way="plan",
+        layout="thd",
+        inverse=False,
+        batch=1,
+        ids=draw(calls.ids(rotary, "plan", "thd")),
+        dtype=draw(TABLE_DTYPES),
+    )
+
+
+def test_tables(search):
+    """Cos and sin of every dtype, new and written to arrays that lie anywhere."""
+
+    def check_tables(call, into):
+        memory = Memory(call.seed)
+        arranged = replace_inputs(call, memory)
+        rope, pairs = call.rotary.rope, call.rotary.rope.rotary_dim // 2
+        dtype = calls.DTYPES[call.dtype]
+        tail = (call.rotary.heads, pairs) if call.rotary.heads > 1 else (pairs,)
+        outs = None
+        if into:
+            shape = (1,) * (3 - len(tail)) + (call.tokens, *tail)
+            outs = tuple(memory.array(shape, dtype, place) for place in call.places[2:])
+            outs = tuple(out[(0,) * (3 - len(tail))] for out in outs)
+        memory.remember()
+        made = rope.cos_sin(arranged.ids, dtype, out=outs)
+        assert memory.changed_outside([] if outs is None else outs) == 0
+        cos, sin, factor, lost = calls.exact_tables(arranged)
+        unit = 2.0**-53 if call.dtype == "float64" else 2.0**-24
+        for table, exact in zip(made, (cos, sin), strict=True):
+            exact = exact.reshape(table.shape)
+            slack = 1e-9 if unit > 2.0**-53 or call.rotary.in_float32 else 4 * unit
+            if call.rotary.in_float32:
+                slack += 2.0**-24
+            allowed = calls.bound(exact, np.zeros_like(exact), dtype, 1.0, unit)
+            with np.errstate(over="ignore", invalid="ignore"):
+                error = np.abs(table.astype(np.float64) - exact)
+                beyond = np.abs(exact) > float(calls.ml_dtypes.finfo(dtype).max) / 2
+            assert (beyond | (error <= allowed + (slack + lost + calls.exact.OWN_ROUNDINGS * 2.0**-53) * factor)).all()
+
+    search(check_tables, 30, call=tables(), into=st.booleans())
+
+
+def options_of(function, given):
+    """Return the names of a function's arguments past those that are given by place."""
+    called = function.__init__ if isinstance(function, type) else function
+    skipped = given + isinstance(function, type)
+    return list(inspect.signature(called).parameters)[skipped:]
+
+
+def replace_inputs(call, memory):
+    """Return a call's ids and positions alone."""
+    positions, ids = calls._positions(call, memory)
+    return calls.Arranged(call, memory, {}, None, ids, positions, None)
+
+
+def test_refused_arguments_of_functions(search):
+    """Functions of plain arguments answer, or refuse with TypeError or ValueError."""
+    odd = (
+        st.none()
+        | st.booleans()
+        | st.integers(-3, 40)
+        | st.floats(-3, 40)
+        | st.sampled_from(
+            (float("nan"), float("inf"), LARGEST_NUMBER, -(10**400), "", "half", "interleaved", "float32", b"")
+        )
+        | st.lists(st.integers(-1, 9), max_size=4)
+        | st.lists(st.lists(st.integers(-1, 9), max_size=3), max_size=3)
+    )
+    functions = {
+        rope_cpu.sinusoidal: 2,
+        rope_cpu.convert_weight: 2,
+        positions.packed: 1,
+        positions.left_padded: 1,
+        positions.grid: 1,
+        positions.patches: 1,
+        positions.with_unrotated: 1,
+        positions.mrope: 1,
+        positions.token_types: 1,
+        rope_cpu.set_num_threads: 1,
+        rope_cpu.RotaryEmbedding: 1,
+        rope_cpu.RotaryEmbedding.axial: 2,
+        rope_cpu.RotaryEmbedding.mrope: 2,
+        rope_cpu.RotaryEmbedding.from_inv_freq: 1,
+        rope_cpu.RotaryEmbedding.from_generators: 1,
+    }
+    names = sorted({name for function, given in functions.items() for name in options_of(function, given)})
+    sensible = {"to": "half", "image_token_id": 7, "video_token_id": 8, "rope_theta": 1e4}
+
+    def check_function(function, arguments, options):
+        allowed = options_of(function, functions[function])
+        given = {name: value for name, value in (sensible | options).items() if name in allowed}
+        threads = rope_cpu.get_num_threads()
+        try:
+            function(*arguments[: functions[function]], **given)
+        except (TypeError, ValueError) as error:
+            check_ours(error)
+        finally:
+            rope_cpu.set_num_threads(threads)
+
+    search(
+        check_function,
+        150,
+        function=st.sampled_from(tuple(functions)),
+        arguments=st.lists(odd, min_size=2, max_size=2),
+        options=st.dictionaries(st.sampled_from(names), odd, max_size=3),
+    )
