@@ -17,7 +17,8 @@ FORMAT = 2
 
 # What is read again of each object, further figures aside, and of which kind it must be.
 _NUMBER = int, float
-_RUN = {
+_Kinds = Mapping[str, type | tuple[type, ...]]
+_RUN: _Kinds = {
     "command": str,
     "model": str,
     "environment": dict,
@@ -25,8 +26,8 @@ _RUN = {
     "latency": list,
     "seconds": _NUMBER,
 }
-_CASE = {"name": str, "what": str, "rows": list}
-_ROW = {
+_CASE: _Kinds = {"name": str, "what": str, "rows": list}
+_ROW: _Kinds = {
     "name": str,
     "role": str,
     "status": str,
@@ -37,7 +38,9 @@ _ROW = {
     "first_call": _NUMBER,
     "error": (*_NUMBER, type(None)),
 }
-_LATENCY = {"situation": str, "callers": int, "calls": int} | dict.fromkeys(("p50", "p99", "p999", "rate"), _NUMBER)
+_LATENCY: _Kinds = {"situation": str, "callers": int, "calls": int} | dict.fromkeys(
+    ("p50", "p99", "p999", "rate"), _NUMBER
+)
 _COMPARED_FACTS = ("processor", "cores", "threads")
 
 
@@ -101,7 +104,7 @@ def _row(data: Any) -> Row:
     return row
 
 
-def _checked(name: str, data: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
+def _checked(name: str, data: Any, kinds: _Kinds) -> dict[str, Any]:
     """Return the entries of an object that `kinds` names; raise unless each is there and of its kind."""
     if not isinstance(data, dict):
         raise TypeError(f"a {name} is {_brief(data)}; it must be an object")

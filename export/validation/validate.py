@@ -83,8 +83,8 @@ def static_problem(model: onnx.ModelProto | str, loaded: onnx.ModelProto) -> str
     try:
         onnx.checker.check_model(model, full_check=True)
         inferred = onnx.shape_inference.infer_shapes(loaded, check_type=True, strict_mode=True, data_prop=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        return str(error).splitlines()[0]
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, UnicodeDecodeError) as error:
+        return str(error).splitlines()[0]  # a name that is no UTF-8 lets the text of onnx's own error fail
     for output in inferred.graph.output:
         kind = output.type.tensor_type
         if not kind.elem_type or not kind.HasField("shape"):

@@ -34,6 +34,15 @@ def test_a_model_without_one_of_its_outputs_is_reported():
     assert "there is no output present_value" in [outcome.problem for outcome in report.outcomes]
 
 
+def test_a_model_with_a_name_that_is_no_text_is_reported(tmp_path):
+    """UnicodeDecodeError went out of validate: onnx could not tell of the name that it did not find."""
+    rope, path = RotaryEmbedding(16), tmp_path / "model.onnx"
+    written = export.export_rope(rope, max_positions=40).SerializeToString()
+    assert b"cos_cache" in written
+    path.write_bytes(written.replace(b"cos_cache", b"\x9fos_cache", 1))
+    assert not export.validate(path, rope).passed
+
+
 @pytest.mark.parametrize("ragged", [[[0], []], ([1, 2], [3])])
 def test_a_ragged_weight_is_named(ragged):
     """NumPy's own text, "setting an array element with a sequence", named no argument."""
