@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 import rope_cpu
 from rope_cpu.cli.common import UsageError, check_file, check_picture, writing
 from rope_cpu.kernels.threads import allowed
+from rope_cpu.validation.texts import shown
 
 from . import environment, latency, models, plot, report
 from .compare import Finding, compare, confirm, same_machine
@@ -94,7 +95,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _model(args: argparse.Namespace) -> models.Model:
     if args.layer_type and not args.config:
-        raise ValueError(f"`--layer-type` is {args.layer_type!r}, but no `--config` has layer types")
+        raise ValueError(f"`--layer-type` is {shown(args.layer_type)}, but no `--config` has layer types")
     return models.from_file(args.config, args.layer_type) if args.config else models.known(args.model)
 
 
@@ -180,7 +181,7 @@ def _counts(text: str) -> tuple[int, ...]:
     try:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads, nor several as in 1,2,4") from None
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no number of threads, nor several as in 1,2,4") from None
 
 
 def _percent(text: str) -> float:
@@ -189,5 +190,5 @@ def _percent(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no percentage above 0, such as 10%")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no percentage above 0, such as 10%")
     return value

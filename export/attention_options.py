@@ -8,7 +8,9 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.validation import limits
 from rope_cpu.validation.scalars import boolean, one_of, real_number, whole_number
+from rope_cpu.validation.texts import shown
 
 from .masks import SHAPES
 from .options import RopeOptions, check_counted
@@ -43,8 +45,8 @@ class AttentionOptions(AttentionSettings):
     output: int | None
 
     def __post_init__(self) -> None:
-        heads = whole_number("num_heads", self.num_heads)
-        kv_heads = whole_number("num_kv_heads", self.num_kv_heads)
+        heads = whole_number("num_heads", self.num_heads, 1, limits.HEADS)
+        kv_heads = whole_number("num_kv_heads", self.num_kv_heads, 1, limits.HEADS)
         if heads % kv_heads:
             raise ValueError(f"`num_heads` is {heads}, not a multiple of `num_kv_heads`, {kv_heads}")
         plain = {
@@ -55,7 +57,7 @@ class AttentionOptions(AttentionSettings):
             "dtype": self.rotation.dtype,
             "max_positions": self.rotation.max_positions,
             "opset": self.rotation.opset,
-            "v_head_dim": whole_number("v_head_dim", self.v_head_dim),
+            "v_head_dim": whole_number("v_head_dim", self.v_head_dim, 1, limits.HEAD_DIM),
             "causal": boolean("causal", self.causal),
             "window": None if self.window is None else whole_number("window", self.window),
             "softcap": None if self.softcap is None else real_number("softcap", self.softcap),
@@ -63,12 +65,16 @@ class AttentionOptions(AttentionSettings):
             "mask": one_of("mask", self.mask, MASKS),
             "past": boolean("past", self.past),
             "norm_epsilon": real_number("norm_epsilon", self.norm_epsilon),
+            "qk_norm": boolean("qk_norm", self.qk_norm),
+            "hidden": _width("hidden", self.hidden),
+            "output": _width("output", self.output),
         }
         for name, value in plain.items():
             object.__setattr__(self, name, value)
-        for name in ("window", "softcap", "scale"):
-            if (plain.get(name) or 0) >= 2**62:
-                raise ValueError(f"`{name}` is {plain[name]!r}; it must be below 2^62")
+        for name in ("softcap", "scale", "norm_epsilon"):
+            value = plain[name]
+            if value is not None and not 2.0**-126 <= value < 2.0**62:  # float32 holds it, and what it divides
+                raise ValueError(f"`{name}` is {shown(value)}; it must be at least 2^-126 and below 2^62")
         if self.window is not None and not self.causal:
             raise ValueError(f"`window` is {self.window}, which counts the keys up to a query; it needs `causal`")
         if not self.qk_norm and self.norm_epsilon != NORM_EPSILON:
@@ -89,13 +95,20 @@ class AttentionOptions(AttentionSettings):
             opset=self.opset,
         )
 
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """The names of what is projected."""
+        return (*("qkv" if self.hidden is not None else ""), *("o" if self.output is not None else ""))
+
     def _layout(self) -> str:
         """Return the layout of what comes in and goes out; hidden states have one of their own."""
         layout = one_of("layout", self.layout, LAYOUTS)
         if self.hidden is None:
             return layout
         if layout == "bshd":  # the default, "bhsd", may stand for what was not given
-            raise ValueError(f"`layout` is {layout!r}, but `weights` are given: hidden states are (batch, seq, in)")
+            raise ValueError(
+                f"`layout` is {shown(layout)}, but `weights` are given: hidden states are (batch, seq, in)"
+            )
         return "bsd"
 
     def check_rope(self, rope: RotaryEmbedding) -> None:
@@ -116,5 +129,10 @@ class AttentionOptions(AttentionSettings):
         shapes |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
         for name, array in arrays.items():
             if array.shape != shapes[name]:
-                argument = f"`qk_norm` of {name[0]}" if name.endswith("_norm") else f"`weights[{name!r}]`"
+                argument = f"`qk_norm` of {name[0]}" if name.endswith("_norm") else f"`weights[{shown(name)}]`"
                 raise ValueError(f"{argument} has shape {array.shape}; it must be {shapes[name]}")
+
+
+def _width(name: str, value: int | None) -> int | None:
+    """Return the width of hidden states, or None where there are none."""
+    return None if value is None else whole_number(name, value, 1, limits.HIDDEN_SIZE)

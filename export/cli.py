@@ -20,9 +20,11 @@ from rope_cpu.cli.common import (
     config_of,
     heads_of,
     rope_of,
+    whole,
     writing,
 )
 from rope_cpu.configs.model_config import ModelConfig
+from rope_cpu.validation.texts import shown
 
 from . import attention_options, files
 from .layouts import LAYOUTS
@@ -47,23 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="where to write; tables may go to FILE.data")
     add("--target", choices=TARGETS, default="onnx", help="what the graph is made of (default: onnx)")
     add("--dtype", choices=DTYPES, default="float32", help="of inputs and outputs (default: float32)")
-    add("--opset", type=int, metavar="N", help="default: the lowest that the target can be written in")
+    add("--opset", type=whole, metavar="N", help="default: the lowest that the target can be written in")
     add("--layout", choices=LAYOUTS, default="bhsd", help="axes of queries and keys (default: bhsd)")
     add(
         "--positions",
         choices=sorted({*POSITIONS, *attention_options.POSITIONS}),
         help="how a token's position is known",
     )
-    add("--max-positions", type=int, metavar="N", help="rows of cos and sin tables; without, they are computed")
-    add("--seq-len", type=int, metavar="N", help="the length, for rope types that depend on it")
+    add("--max-positions", type=whole, metavar="N", help="rows of cos and sin tables; without, they are computed")
+    add("--seq-len", type=whole, metavar="N", help="the length, for rope types that depend on it")
     add("--inverse", action="store_true", help="undo the rotation")
-    add("--seed", type=int, default=0, help="of what validation draws (default: 0)")
+    add("--seed", type=whole, default=0, help="of what validation draws (default: 0)")
     more = parser.add_argument_group("attention", "of queries, keys and values that are projected (and normed) already")
     more.add_argument("--attention", action="store_true", help="rotate inside attention, with a cache")
     more.add_argument(
         "--mask", choices=attention_options.MASKS, help="the kind of mask that is an input (default: none)"
     )
-    more.add_argument("--window", type=int, metavar="N", help="attend to N keys at most, its own included; 0: to all")
+    more.add_argument("--window", type=whole, metavar="N", help="attend to N keys at most, its own included; 0: to all")
     more.add_argument("--softcap", type=float, metavar="C", help="cap scores: C·tanh(score/C); 0: not at all")
     more.add_argument(
         "--normed", action="store_true", default=None, help="q, k (and v) come normed, where the model norms them"
@@ -79,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     if args.seq_len is None and rope.spec.needs_length:
         raise UsageError(f"rope type {rope.rope_type!r} depends on the sequence length; give it with --seq-len")
     if args.seq_len is not None and rope.spec.length_rule is None:
-        raise UsageError(f"--seq-len is {args.seq_len}, but rope type {rope.rope_type!r} is the same at every length")
+        given = f"--seq-len is {shown(args.seq_len)}"
+        raise UsageError(f"{given}, but rope type {rope.rope_type!r} is the same at every length")
     try:
         files.checked(args.output)
         rope = rope if args.seq_len is None else rope.at_length(args.seq_len)
@@ -171,5 +174,5 @@ def assumptions(config: ModelConfig, given: Mapping[str, Any]) -> str:
     scale = [] if "scale" in given else ["scores scaled by head_dim^-½"]
     assumed = ", ".join([*norms, "no attention sinks, chunks or latent attention", *scale, "causal"])
     name = config.model_type
-    unknown = "the config has no model_type" if name is None else f"model type {name!r} is not known"
+    unknown = "the config has no model_type" if name is None else f"model type {shown(name)} is not known"
     return f"{unknown}; assumed: {assumed}"

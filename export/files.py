@@ -9,8 +9,14 @@ from pathlib import Path
 
 import onnx
 
+from rope_cpu.validation.scalars import whole_number
+from rope_cpu.validation.texts import shown
+
 # Tables from this size on go into a file of their own: protobuf cannot hold 2 GiB, and runtimes map such files.
 EXTERNAL_BYTES = 1 << 20
+
+# Bytes that systems let paths and names of files have, less those of the suffix ".data.part".
+LONGEST_PATH, LONGEST_NAME = 4096 - 11, 255 - 11
 
 # onnxruntime maps external data by pages.
 ALIGNMENT = 4096
@@ -27,6 +33,7 @@ def save(model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes
     """
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto")
+    whole_number("external_bytes", external_bytes, 0)
     target = checked(path)
     data, parts = Path(f"{target}.data"), (Path(f"{target}.part"), Path(f"{target}.data.part"))
     large = [tensor for tensor in model.graph.initializer if len(tensor.raw_data) >= external_bytes]
@@ -45,13 +52,21 @@ def save(model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes
 
 def checked(path: str | os.PathLike[str]) -> Path:
     """Return where a model is to be written; raise ValueError as `save` does."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise TypeError(f"`path` is {shown(path)}; it must be a path")
     target = Path(path)
+    if "\0" in str(target) or len(os.fsencode(target)) > LONGEST_PATH or len(os.fsencode(target.name)) > LONGEST_NAME:
+        raise ValueError(f"`path` is {shown(str(target))}, which names no file that a system could hold")
     suffix_format = onnx.serialization.registry.get_format_from_file_extension(target.suffix)
     if suffix_format not in (None, "protobuf"):
-        raise ValueError(f"`path` is {str(target)!r}; what is written is protobuf, and the suffix says {suffix_format}")
+        raise ValueError(
+            f"`path` is {shown(str(target))}; what is written is protobuf, and the suffix says {suffix_format}"
+        )
     for place in (target, Path(f"{target}.data")):
         if place.is_symlink() or (place.exists() and not place.is_file()):
-            raise ValueError(f"`path` is {str(target)!r}; {str(place)!r} is there and is no file that may be replaced")
+            raise ValueError(
+                f"`path` is {shown(str(target))}; {shown(str(place))} is there and is no file that may be replaced"
+            )
     return target
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 import onnx
 
 from rope_cpu import RotaryEmbedding, __version__
+from rope_cpu.validation.scalars import one_of
+from rope_cpu.validation.texts import cut, shown
 
 from .attention_options import AttentionOptions
 from .options import RopeOptions
@@ -16,6 +19,9 @@ from .targets.base import pairing
 
 OPTIONS_KEY = "rope_cpu.export"
 KINDS: dict[str, type[RopeOptions | AttentionOptions]] = {kind.kind: kind for kind in (RopeOptions, AttentionOptions)}
+
+# Characters of the options; those of the most inputs with names of a line each take a tenth of it.
+LONGEST_ENTRY = 2**16
 
 TOLERANCE = "|result - exact| <= 1/2 ulp(exact) + 3 u A (|x_a| + |x_b|), u = 2^-53 for float64, else 2^-24"
 # What is added where angles are computed in the graph, in float64; terms: axes that a pair rotates with.
@@ -43,7 +49,7 @@ def entries(
         return own
     known = isinstance(further, Mapping)
     if not known or not all(isinstance(text, str) for pair in further.items() for text in pair):
-        raise TypeError(f"`metadata` is {further!r}; it must be a mapping of strings to strings")
+        raise TypeError(f"`metadata` is {shown(further)}; it must be a mapping of strings to strings")
     taken = sorted(own.keys() & further.keys())
     if taken:
         raise ValueError(f"`metadata` holds {', '.join(taken)}, which the file says of itself; choose other names")
@@ -55,14 +61,26 @@ def options_of(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
     entry = next((entry.value for entry in model.metadata_props if entry.key == OPTIONS_KEY), None)
     if entry is None:
         raise ValueError(f"`model` has no metadata {OPTIONS_KEY!r}; it must come from this package's export")
-    given = json.loads(entry)
-    kind = given.pop("kind", None)
-    if kind not in KINDS:
-        raise ValueError(f"`model` holds {kind!r}; it must be one of {', '.join(KINDS)}")
     try:
+        given = _object(entry)
+        kind = one_of("kind", given.pop("kind", None), tuple(KINDS))
         return KINDS[kind](**given)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"`model` has metadata {OPTIONS_KEY!r} that another version wrote: {error}") from None
+    except (TypeError, ValueError) as error:
+        found = f"`model` has metadata {OPTIONS_KEY!r} of {cut(entry)}"
+        raise ValueError(f"{found}, which no export of this version writes: {cut(str(error))}") from None
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Return the JSON object that a text holds; raise unless it does."""
+    if len(text) > LONGEST_ENTRY:
+        raise ValueError(f"it has {len(text)} characters")
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON") from None
+    if not isinstance(given, dict):
+        raise TypeError("it is no JSON object")
+    return given
 
 
 def facts(rope: RotaryEmbedding) -> dict[str, str]:

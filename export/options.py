@@ -10,7 +10,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.validation.scalars import boolean, one_of, whole_number
+from rope_cpu.validation import limits
+from rope_cpu.validation.arrays import dtype_of
+from rope_cpu.validation.scalars import boolean, not_larger, not_longer, one_of, whole_number
+from rope_cpu.validation.texts import cut, shown
 
 from .graph import FLOAT32, FLOAT64
 from .layouts import LAYOUTS
@@ -45,11 +48,11 @@ class RopeOptions:
             "dtype": self._dtype(),
             "layout": one_of("layout", self.layout, LAYOUTS),
             "inputs": _names(self.inputs),
-            "num_heads": None if self.num_heads is None else whole_number("num_heads", self.num_heads),
-            "num_kv_heads": None if self.num_kv_heads is None else whole_number("num_kv_heads", self.num_kv_heads),
+            "num_heads": _number("num_heads", self.num_heads, limits.HEADS),
+            "num_kv_heads": _number("num_kv_heads", self.num_kv_heads, limits.HEADS),
             "positions": one_of("positions", self.positions, POSITIONS),
             "position_dtype": str(_known_dtype("position_dtype", self.position_dtype, POSITION_DTYPES)),
-            "max_positions": None if self.max_positions is None else whole_number("max_positions", self.max_positions),
+            "max_positions": _number("max_positions", self.max_positions, limits.TABLE),
             "table_inputs": boolean("table_inputs", self.table_inputs),
             "inverse": boolean("inverse", self.inverse),
             "opset": self._opset(),
@@ -110,12 +113,12 @@ class RopeOptions:
         if self.positions == "none" and self.position_dtype != "int64":
             raise ValueError(f"`position_dtype` is {self.position_dtype}, but `positions` is 'none': there is no input")
         if self.layout == "thd" and self.positions != "position_ids" and not self.token_tables:
-            raise ValueError(f"`positions` is {self.positions!r}; packed tokens (layout thd) need position_ids")
+            raise ValueError(f"`positions` is {shown(self.positions)}; packed tokens (layout thd) need position_ids")
         if self.num_kv_heads is not None and self.num_heads is None:
             raise ValueError(f"`num_kv_heads` is {self.num_kv_heads}, but `num_heads` is None; give both or neither")
         if self.num_kv_heads is not None and len(self.inputs) == 1:
             raise ValueError(
-                f"`num_kv_heads` is {self.num_kv_heads}, but `inputs` is {self.inputs}: there is no second one"
+                f"`num_kv_heads` is {self.num_kv_heads}, but `inputs` is {shown(self.inputs)}: there is no second one"
             )
         if self.layout == "bsd" and self.num_heads is None:
             raise ValueError("`num_heads` is None; layout bsd (batch, seq, heads·head_dim) needs it")
@@ -124,6 +127,8 @@ class RopeOptions:
         """Raise where these options or their target cannot express a rotation."""
         has_one_length(rope)
         spec, target = rope.spec, TARGETS[self.target]
+        if self.max_positions is not None:
+            not_larger("`max_positions` is", self.max_positions, self.max_positions, spec.pairs)
         heads = spec.inv_freq.shape[2]
         if not self.token_tables:
             check_counted(rope, self.positions)
@@ -177,24 +182,29 @@ def is_rotary_embedding(rope: object) -> None:
 def check_counted(rope: RotaryEmbedding, positions: str) -> None:
     """Raise where tokens are counted, but need coordinates of their own."""
     if rope.axes > 1 and not rope.spec.shared_id and positions != "position_ids":
-        raise ValueError(f"`positions` is {positions!r}; with {rope.axes} axes each token needs its coordinates")
+        raise ValueError(f"`positions` is {shown(positions)}; with {rope.axes} axes each token needs its coordinates")
+
+
+def _number(name: str, value: int | None, most: int) -> int | None:
+    """Return a whole number, or None where none is given."""
+    return None if value is None else whole_number(name, value, 1, most)
 
 
 def _names(inputs: object) -> tuple[str, ...]:
     """Return the names of inputs; raise unless they are different identifiers."""
     if isinstance(inputs, str) or not isinstance(inputs, list | tuple):
-        raise TypeError(f"`inputs` is {inputs!r}; it must be a sequence of names")
-    if not inputs or len(set(inputs)) < len(inputs) or not all(isinstance(n, str) and n.isidentifier() for n in inputs):
-        raise ValueError(f"`inputs` is {inputs!r}; it must hold different identifiers, at least one")
+        raise TypeError(f"`inputs` is {shown(inputs)}; it must be a sequence of names")
+    not_longer("inputs", inputs, limits.INPUTS)
+    named = all(isinstance(name, str) and name.isidentifier() for name in inputs)
+    if not inputs or not named or len(set(inputs)) < len(inputs):
+        raise ValueError(f"`inputs` is {shown(inputs)}; it must hold different identifiers, at least one")
     return tuple(inputs)
 
 
 def _known_dtype(name: str, value: DTypeLike, known: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
     """Return `value` as a dtype; raise unless it is one of the known ones."""
-    try:  # NumPy takes None for float64
-        wanted = None if value is None else np.dtype(value)
-    except TypeError:
-        wanted = None
+    wanted: np.dtype[Any] | None = dtype_of(value)
     if wanted is None or wanted not in known:
-        raise TypeError(f"`{name}` is {wanted or repr(value)}; it must be one of {', '.join(map(str, known))}")
+        given = shown(value) if wanted is None else cut(str(wanted))
+        raise TypeError(f"`{name}` is {given}; it must be one of {', '.join(map(str, known))}")
     return wanted

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.validation.scalars import real_array
+from rope_cpu.validation.texts import shown
 
 Float64 = NDArray[np.float64]
 
@@ -27,12 +28,13 @@ def weights_of(weights: Mapping[str, ArrayLike] | None) -> dict[str, Float64]:
             "v_bias, and with o an o_bias"
         )
     arrays = {
-        name: real_array(f"weights[{name!r}]", value).astype(np.float64, copy=False) for name, value in weights.items()
+        name: real_array(f"weights[{shown(name)}]", value).astype(np.float64, copy=False)
+        for name, value in weights.items()
     }
     for name, array in arrays.items():
         axes = ("out",) if name.endswith("_bias") else ("out", "in")
         if array.ndim != len(axes):
-            raise ValueError(f"`weights[{name!r}]` has shape {array.shape}; its axes must be {', '.join(axes)}")
+            raise ValueError(f"`weights[{shown(name)}]` has shape {array.shape}; its axes must be {', '.join(axes)}")
     return arrays
 
 

@@ -50,7 +50,7 @@ def apply_rotary(
             f"`x` has head_dim {x.shape[-1]}, but `cos` of shape {cos.shape} rotates {2 * cos.shape[-1]} elements"
         )
     if position_ids is not None:
-        ids = check_ids.rows_of_table(position_ids, len(cos), layout)
+        ids = check_ids.rows_of_table(position_ids, cos.shape, layout)
         cos, sin = cos[ids], sin[ids]
     if boolean("inverse", inverse):
         sin = -sin

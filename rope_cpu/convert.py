@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.validation.scalars import one_of, regular_array, whole_number
+from rope_cpu.validation.scalars import not_larger, one_of, regular_array, whole_number
+from rope_cpu.validation.texts import shown
 
 PAIRINGS = ("half", "interleaved")
 
@@ -34,9 +35,10 @@ def convert_weight(
     w = regular_array("w", w)
     one_of("to", to, PAIRINGS)
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
-        raise TypeError(f"`axis` is {axis!r}; it must be an integer")
+        raise TypeError(f"`axis` is {shown(axis)}; it must be an integer")
     if not -w.ndim <= axis < w.ndim:
-        raise ValueError(f"`axis` is {axis}, but `w` has {w.ndim} axes")
+        raise ValueError(f"`axis` is {shown(axis)}, but `w` has {w.ndim} axes")
+    not_larger("`w` has shape", w.shape, w.shape[axis])
     num_heads = whole_number("num_heads", num_heads)
     head_dim, rest = divmod(w.shape[axis], num_heads)
     if rest or not head_dim:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rope_cpu.validation import limits
 from rope_cpu.validation.scalars import (
     MAX_POSITION,
     Float64,
     boolean,
     finite_array,
     integers,
+    not_larger,
+    not_longer,
     per_axis,
     real_array,
     real_number,
@@ -22,6 +26,7 @@ from rope_cpu.validation.scalars import (
     whole_number,
     whole_numbers,
 )
+from rope_cpu.validation.texts import cut, shown
 
 Int64 = NDArray[np.int64]
 
@@ -37,7 +42,8 @@ def packed(cu_seqlens: ArrayLike) -> Int64:
     """
     ends = integers("cu_seqlens", cu_seqlens)
     if ends.ndim != 1 or ends.size == 0 or ends[0] != 0 or (np.diff(ends) < 0).any():
-        raise ValueError(f"`cu_seqlens` is {ends.tolist()}; it must be one row that starts at 0 and never falls")
+        raise ValueError(f"`cu_seqlens` is {shown(ends)}; it must be one row that starts at 0 and never falls")
+    not_larger("`cu_seqlens` ends at", int(ends[-1]), int(ends[-1]))
     return np.arange(ends[-1]) - np.repeat(ends[:-1], np.diff(ends))
 
 
@@ -70,21 +76,28 @@ def grid(
 
     Raises TypeError or ValueError naming the argument, its value and the rule, also for coordinates from ±2^53 on.
     """
-    counts = whole_numbers("sizes", sizes)
+    counts = whole_numbers("sizes", sizes, longest=limits.AXES)
     if not counts:
-        raise ValueError(f"`sizes` is {sizes!r}; it must name the cells of one axis at least")
+        raise ValueError(f"`sizes` is {shown(sizes)}; it must name the cells of one axis at least")
+    not_larger("`sizes` is", sizes, len(counts), *counts)
     begin = per_axis("start", start, len(counts))
     if boolean("centred", centred):
         if begin.any():
-            raise ValueError(f"`start` is {start!r}, but `centred` already determines where the grid starts")
+            raise ValueError(f"`start` is {shown(start)}, but `centred` already determines where the grid starts")
         begin = -(np.array(counts) - 1) / 2
     scales = per_axis("scale", scale, len(counts))
     with np.errstate(over="ignore"):
         lines = [(np.arange(n) + first) * step for n, first, step in zip(counts, begin, scales, strict=True)]
     for line in lines:
         if not (np.abs(line) < MAX_POSITION).all():  # at the limit 2^53 + 1 may have been rounded to it
-            raise ValueError(f"`start` is {start!r} and `scale` is {scale!r}; coordinates must stay below ±2^53")
-    ids: Float64 = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, len(counts))
+            raise ValueError(
+                f"`start` is {shown(start)} and `scale` is {shown(scale)}; coordinates must stay below ±2^53"
+            )
+    ids = np.empty((math.prod(counts), len(counts)))
+    following = len(ids)  # cells of the axes that follow
+    for axis, line in enumerate(lines):
+        following //= len(line)
+        ids[:, axis] = np.resize(np.repeat(line, following), len(ids))
     whole = np.rint(ids)
     return whole.astype(np.int64) if np.array_equal(whole, ids) else ids
 
@@ -119,6 +132,8 @@ def with_unrotated(position_ids: ArrayLike, *, before: int = 0, after: int = 0) 
     if ids.ndim < 2:
         raise ValueError(f"`position_ids` has shape {ids.shape}; it must be (..., tokens, axes)")
     width = (whole_number("before", before, 0), whole_number("after", after, 0))
+    tokens = sum(width) + ids.shape[-2]
+    not_larger("`before` and `after` are", width, *ids.shape[:-2], tokens, ids.shape[-1])
     return np.pad(ids, [(0, 0)] * (ids.ndim - 2) + [width, (0, 0)])
 
 
@@ -158,22 +173,27 @@ def mrope(
     images = _grids("image_grid_thw", _NO_ROWS if image_grid_thw is None else image_grid_thw, edge)
     videos = _grids("video_grid_thw", _NO_ROWS if video_grid_thw is None else video_grid_thw, edge)
     rate = real_number("tokens_per_second", tokens_per_second)
+    if rate > _FURTHEST:
+        raise ValueError(f"`tokens_per_second` is {rate}; it must be at most 2^31")
     steps = _steps(seconds_per_grid, rate, len(videos))
     if boolean("split_frames", split_frames):
         _refuse_timing(merge_frames=(merged, 1), seconds_per_grid=(seconds_per_grid, None), tokens_per_second=(rate, 1))
         frames = videos[:, 0]
+        if frames.sum() > types.size:
+            raise _too_many(VIDEO)
         videos, steps = np.repeat(videos, frames, axis=0), np.repeat(steps, frames)
         videos[:, 0] = 1
-    media = {
-        IMAGE: iter([_vision_ids(grid // (1, edge, edge), np.float32(1)) for grid in images]),
-        VIDEO: iter([_vision_ids(g // (merged, edge, edge), s) for g, s in zip(videos, steps, strict=True)]),
+    ones = np.ones(len(images), dtype=np.float32)
+    media: dict[int, Iterator[tuple[list[int], np.float32]]] = {
+        IMAGE: zip((images // (1, edge, edge)).tolist(), ones, strict=True),
+        VIDEO: zip((videos // (merged, edge, edge)).tolist(), steps, strict=True),
     }
     ids = np.zeros((*types.shape, 3), dtype=np.int64)
     for row, mask in enumerate(kept):
         ids[row, mask] = _sequence(types[row, mask].tolist(), media)
     for kind, unused in media.items():
         if next(unused, None) is not None:
-            raise ValueError(f"`{_GRIDS[kind]}` has more grids than `token_types` has tokens of type {kind} for")
+            raise _too_many(kind)
     return ids, ids.max(axis=(1, 2), initial=-1) + 1 - kept.sum(axis=1)
 
 
@@ -190,32 +210,41 @@ def token_types(token_ids: ArrayLike, *, image_token_id: int | None, video_token
     named = (IMAGE, "image_token_id", image_token_id), (VIDEO, "video_token_id", video_token_id)
     for kind, name, token in named:
         if token is not None:
-            types[ids == whole_number(name, token, np.iinfo(np.int64).min)] = kind
+            types[ids == whole_number(name, token, -_INT64 - 1, _INT64)] = kind
     if image_token_id is not None and image_token_id == video_token_id:
         raise ValueError(f"`image_token_id` and `video_token_id` are both {image_token_id}; tokens are of one kind")
     return types
 
 
-def _vision_ids(sizes: Int64, step: np.float32) -> tuple[Int64, int]:
+def _vision_ids(sizes: list[int], step: np.float32) -> tuple[Int64, int]:
     """Return the ids (tokens, 3) of one image or video that starts at 0, and how far it moves what follows."""
-    ids = np.indices(sizes.tolist()).reshape(3, -1).T.copy()
+    ids = np.indices(sizes).reshape(3, -1).T.copy()
     # float32, then cut off: the ids that transformers gives the same frames.
     ids[:, 0] = (ids[:, 0].astype(np.float32) * step).astype(np.int64)
-    return ids, int(sizes[1:].max())
+    return ids, max(sizes[1:])
 
 
-def _sequence(kinds: list[int], media: dict[int, Iterator[tuple[Int64, int]]]) -> Int64:
-    """Return the ids (tokens, 3) of one sequence without padding."""
+def _too_many(kind: int) -> ValueError:
+    return ValueError(f"`{_GRIDS[kind]}` has more grids than `token_types` has tokens of type {kind} for")
+
+
+def _sequence(kinds: list[int], media: dict[int, Iterator[tuple[list[int], np.float32]]]) -> Int64:
+    """Return the ids (tokens, 3) of one sequence without padding; media: sizes and steps of the grids to come."""
     position, parts = 0, [np.zeros((0, 3), dtype=np.int64)]
     for kind, run in groupby(kinds):
         left = len(list(run))
         while left:
-            ids, further = (np.tile(np.arange(left)[:, None], 3), left) if kind == TEXT else next(media[kind], _NONE)
-            if not 0 < len(ids) <= left:
-                raise ValueError(
-                    f"`token_types` has a run with {left} more tokens of type {kind}, but the next grid in "
-                    f"`{_GRIDS[kind]}` makes {len(ids) or 'none, or there is none left'}"
-                )
+            if kind == TEXT:
+                ids, further = np.tile(np.arange(left)[:, None], 3), left
+            else:
+                sizes, step = next(media[kind], _NONE)
+                tokens = math.prod(sizes)
+                if not 0 < tokens <= left:
+                    raise ValueError(
+                        f"`token_types` has a run with {left} more tokens of type {kind}, but the next grid in "
+                        f"`{_GRIDS[kind]}` makes {tokens or 'none, or there is none left'}"
+                    )
+                ids, further = _vision_ids(sizes, step)
             parts.append(ids + position)
             position, left = position + further, left - len(ids)
     return np.concatenate(parts)
@@ -224,16 +253,16 @@ def _sequence(kinds: list[int], media: dict[int, Iterator[tuple[Int64, int]]]) -
 _NO_ROWS = np.zeros((0, 3), dtype=np.int64)
 _FURTHEST = 2.0**31  # ids from one frame to the next
 _GRIDS = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
-_NONE: tuple[Int64, int] = (_NO_ROWS, 0)
+_NONE = [0], np.float32(0)
+_INT64 = int(np.iinfo(np.int64).max)
 
 
 def _refuse_timing(**arguments: tuple[Any, Any]) -> None:
     """Raise where frames that stand apart are given a time between them: name=(value, its default)."""
     for name, (value, nothing) in arguments.items():
         if not np.array_equal(value, nothing):
-            raise ValueError(
-                f"`{name}` is {value!r}, but with `split_frames` each frame has its own place in the text; leave it out"
-            )
+            rule = "with `split_frames` each frame has its own place in the text; leave it out"
+            raise ValueError(f"`{name}` is {shown(value)}, but {rule}")
 
 
 def _types_and_mask(token_types: ArrayLike, attention_mask: ArrayLike | None) -> tuple[Int64, NDArray[np.bool_]]:
@@ -252,9 +281,10 @@ def _types_and_mask(token_types: ArrayLike, attention_mask: ArrayLike | None) ->
 def _mask(attention_mask: ArrayLike) -> NDArray[np.bool_]:
     mask = regular_array("attention_mask", attention_mask)
     if mask.dtype.kind in "SUMm":  # words and dates
-        raise TypeError(f"`attention_mask` has dtype {mask.dtype}; it must hold numbers or truth values")
+        raise TypeError(f"`attention_mask` has dtype {cut(str(mask.dtype))}; it must hold numbers or truth values")
     if mask.ndim != 2:
         raise ValueError(f"`attention_mask` has shape {mask.shape}; it must be (batch, seq)")
+    not_larger("`attention_mask` has shape", mask.shape, mask.size)
     _refuse_values("attention_mask", mask[~np.isin(mask, (0, 1))], "0 or 1")
     return mask.astype(bool)
 
@@ -270,8 +300,8 @@ def _steps(seconds_per_grid: ArrayLike | None, tokens_per_second: float, videos:
         raise ValueError(f"`seconds_per_grid` has shape {seconds.shape}; it must be ({videos},), one for each video")
     _refuse_values(
         "seconds_per_grid",
-        seconds[(seconds < 0) | (seconds > _FURTHEST / tokens_per_second)],
-        "at least 0, and at most 2^31 ids when multiplied by `tokens_per_second`",
+        seconds[(seconds < 0) | (seconds > _FURTHEST / max(tokens_per_second, 1.0))],
+        "at least 0, and at most 2^31, also when multiplied by `tokens_per_second`",
     )
     return np.float32(tokens_per_second) * seconds.astype(np.float32)
 
@@ -280,7 +310,11 @@ def _grids(name: str, grids: ArrayLike, edge: int) -> Int64:
     sizes = integers(name, grids)
     if sizes.ndim != 2 or sizes.shape[1] != 3:
         raise ValueError(f"`{name}` has shape {sizes.shape}; it must be (grids, 3): frames, rows, columns")
+    not_longer(name, sizes, limits.LAYERS)
     _refuse_values(name, sizes[sizes < 1], "at least 1")
+    cells = sizes.prod(axis=1, dtype=np.float64)
+    if cells.sum() > limits.TABLE:
+        raise ValueError(f"`{name}` holds grids of {cells.sum():.0f} cells; there may be at most {limits.TABLE}")
     if (sizes[:, 1:] % edge).any():
-        raise ValueError(f"`{name}` is {sizes.tolist()}; rows and columns must be multiples of merge_size {edge}")
+        raise ValueError(f"`{name}` is {shown(sizes)}; rows and columns must be multiples of merge_size {edge}")
     return sizes

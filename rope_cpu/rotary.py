@@ -24,14 +24,17 @@ from rope_cpu.validation import position_ids as check_ids
 from rope_cpu.validation import scalars
 from rope_cpu.validation.arrays import Array
 from rope_cpu.validation.scalars import Float64
+from rope_cpu.validation.texts import shown
 
 
 class RotaryEmbedding:
     """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
 
-    __slots__ = ("_angles", "_consecutive", "_pairing", "_spec")
+    __slots__ = ("_angles", "_columns", "_consecutive", "_pairing", "_rows", "_spec")
     _spec: RopeSpec
     _angles: Angles
+    _rows: int  # sequences with frequencies of their own
+    _columns: int  # pairs of all heads with frequencies of their own
     _consecutive: bool  # whether ids may be left out
     _pairing: Pairing
 
@@ -87,7 +90,7 @@ class RotaryEmbedding:
         Raises TypeError for anything else.
         """
         if type(spec) is not RopeSpec:  # a subclass might not check itself, and kernels rely on that
-            raise TypeError(f"`spec` is {spec!r}; it must be a RopeSpec")
+            raise TypeError(f"`spec` is {shown(spec)}; it must be a RopeSpec")
         rope = cls.__new__(cls)
         rope._of(spec)
         return rope
@@ -242,6 +245,8 @@ class RotaryEmbedding:
     def _of(self, spec: RopeSpec) -> None:
         self._spec, self._angles = spec, Angles.of(spec)
         self._pairing = Pairing(spec.head_dim, spec.interleaved, spec.blocks)
+        self._rows = len(spec.inv_freq)
+        self._columns = spec.inv_freq.shape[2] * spec.pairs
         self._consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
 
     @property
@@ -332,15 +337,16 @@ class RotaryEmbedding:
         Raises TypeError or ValueError for other dtypes, non-finite positions, positions beyond ±2^53, and an `out` of
         another shape or dtype, that is read-only, or whose elements share memory.
         """
-        wanted, axes, rows = check.dtype(dtype), self.axes, self._spec.attention_factor.size
+        wanted, axes, rows = check.dtype(dtype), self.axes, self._rows
         ids = check_ids.real_ids("position_ids", position_ids)
         check_ids.check_coordinates("position_ids", ids, axes)
+        scalars.not_larger("`position_ids` has shape", ids.shape, ids.size // axes, self._columns)
         check_ids.check_values("position_ids", ids)
         if rows == 1:
             shape = ids.shape[:-1] if axes > 1 else ids.shape
             positions = ids.astype(np.float64, order="C").reshape(1, -1, axes)
         else:
-            positions = check_ids.of_tokens("position_ids", ids, axes, None, rows)
+            positions = check_ids.of_tokens("position_ids", ids, axes, None, rows, self._columns)
             shape = (rows, positions.shape[1])
         heads = self._spec.inv_freq.shape[2]
         shape = (*shape, heads, self._spec.pairs) if heads > 1 else (*shape, self._spec.pairs)
@@ -436,7 +442,7 @@ class RotaryEmbedding:
         length = "" if self._spec.lengths is None else f", lengths={self._spec.lengths}"
         return (
             f"RotaryEmbedding(head_dim={self.head_dim}, rotary_dim={self.rotary_dim}, interleaved={self.interleaved}, "
-            f"rope_type={self.rope_type!r}, axes={self.axes}, attention_factor={self.attention_factor:.6g}, "
+            f"rope_type={shown(self.rope_type)}, axes={self.axes}, attention_factor={self.attention_factor:.6g}, "
             f"wavelengths={self._wavelengths()}{length})"
         )
 
@@ -460,17 +466,17 @@ class RotaryEmbedding:
         x = check.array(name, x, layout)
         if ids is not None:
             if type(offset) is not int or offset != 0:
-                raise ValueError(f"`offset` is {offset!r} and `position_ids` are given as well; give one of them")
+                raise ValueError(f"`offset` is {shown(offset)} and `position_ids` are given as well; give one of them")
             return self._given("position_ids", ids, layout)
         if layout == "thd" or not self._consecutive:
             self._spec.check_length()
             check_ids.refuse_none(self.axes, layout)
-        return check_ids.counted(offset, x.shape, layout)
+        return check_ids.counted(name, offset, x.shape, layout, self._rows, self._columns)
 
     def _given(self, name: str, ids: ArrayLike, layout: str) -> Float64:
         """Return positions that were given, checked."""
         self._spec.check_length()
-        return check_ids.of_tokens(name, ids, self.axes, layout, self._spec.attention_factor.size)
+        return check_ids.of_tokens(name, ids, self.axes, layout, self._rows, self._columns)
 
 
 def _mode(inverse: bool) -> str:

@@ -10,7 +10,9 @@ from numpy.typing import DTypeLike, NDArray
 from rope_cpu.frequencies.spec import LARGEST_FREQUENCY
 from rope_cpu.rotary import RotaryEmbedding
 from rope_cpu.validation import arrays as check
-from rope_cpu.validation.scalars import boolean, real_number, whole_number
+from rope_cpu.validation import limits
+from rope_cpu.validation.scalars import boolean, not_larger, real_number, whole_number
+from rope_cpu.validation.texts import shown
 
 
 def sinusoidal(
@@ -25,14 +27,18 @@ def sinusoidal(
     Raises TypeError or ValueError naming the argument, its value and the rule.
     Source: Vaswani et al., arXiv:1706.03762; RoFormerSinusoidalPositionalEmbedding in transformers.
     """
-    rows, columns = whole_number("num_positions", num_positions, 0), whole_number("dim", dim)
+    rows = whole_number("num_positions", num_positions, 0)
+    columns = whole_number("dim", dim, 1, limits.HEAD_DIM)
+    not_larger("`num_positions` is", rows, rows, columns)
     base, wanted = real_number("base", base), check.dtype(dtype)
+    adjacent = boolean("interleaved", interleaved)
     sines = (columns + 1) // 2
     exponents = 2.0 * np.arange(sines) / columns
-    if base ** -exponents[-1] > LARGEST_FREQUENCY:
-        raise ValueError(f"`base` is {base!r}; its frequencies must be at most 2^40 radians per position")
+    with np.errstate(over="ignore"):
+        fastest = base ** -exponents[-1]
+    if fastest > LARGEST_FREQUENCY:
+        raise ValueError(f"`base` is {shown(base)}; its frequencies must be at most 2^40 radians per position")
     cos, sin = RotaryEmbedding.from_inv_freq(base**-exponents).cos_sin(np.arange(rows), wanted)
-    adjacent = boolean("interleaved", interleaved)
     where_sin, where_cos = (slice(0, None, 2), slice(1, None, 2)) if adjacent else (slice(sines), slice(sines, None))
     table = np.empty((rows, columns), dtype=wanted)
     table[:, where_sin], table[:, where_cos] = sin, cos[:, : columns // 2]

@@ -9,13 +9,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import DTypeLike
 
 from rope_cpu.kernels.angles import cos_sin
 from rope_cpu.kernels.rotate import PAIRINGS, rotation
 from rope_cpu.kernels.vectors import converts_float16
-from rope_cpu.validation.arrays import DTYPES, FORMAT_OF
+from rope_cpu.validation.arrays import DTYPE_NAMES, DTYPES, FORMAT_OF, dtype_of
+from rope_cpu.validation.texts import shown
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,9 @@ def dtype_names(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[str]:
     many: Any = dtypes if isinstance(dtypes, list | tuple | set | frozenset) else [dtypes]
     names = []
     for dtype in many:
-        try:
-            name = FORMAT_OF[np.dtype(dtype if dtype is not None else "none")]  # NumPy takes None for float64
-        except (KeyError, TypeError, ValueError):
-            raise TypeError(f"`dtypes` holds {dtype!r}; each must be one of {', '.join(DTYPES)}") from None
+        name = FORMAT_OF.get(dtype_of(dtype))
+        if name is None:
+            raise TypeError(f"`dtypes` holds {shown(dtype)}; each must be one of {DTYPE_NAMES}")
         if name not in names:
             names.append(name)
     return names

@@ -12,7 +12,9 @@ from onnx import numpy_helper
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.validation.scalars import whole_number
+from rope_cpu.validation.texts import shown
 
+from ..files import LONGEST_PATH
 from ..metadata import options_of
 from ..options import RopeOptions, has_one_length, is_rotary_embedding
 from .attention import AttentionCheck
@@ -41,7 +43,7 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
     if not isinstance(model, onnx.ModelProto | str | os.PathLike):
         raise TypeError(f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto or a path")
     is_rotary_embedding(rope)
-    whole_number("seed", seed, 0)
+    whole_number("seed", seed, 0, 2**128 - 1)
     has_one_length(rope)
     source = model if isinstance(model, onnx.ModelProto) else os.fspath(model)
     loaded = _loaded(source) if isinstance(source, str) else source
@@ -57,16 +59,22 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
         check: Check = RopeCheck(opened, rope, options)
     else:
         folder = os.path.dirname(source) if isinstance(source, str) else ""
-        check = AttentionCheck(opened, rope, options, weights_in(loaded, folder))
+        arrays = weights_in(loaded, folder)
+        for name in options.projections:
+            if f"{name}_weight" not in arrays:
+                raise ValueError(f"`model` has no initializer '{name}_weight', which its metadata speaks of")
+        check = AttentionCheck(opened, rope, options, arrays)
     return Report(title, (static, *(check.outcome(case, seed) for case in check.cases())), check.replay)
 
 
 def _loaded(path: str) -> onnx.ModelProto:
+    if len(path) > LONGEST_PATH:
+        raise ValueError(f"`model` is {shown(path)}, which names no file that a system could hold")
     try:
         # The format is that which `save` writes, whatever the suffix: onnx would parse .json and .textproto as such.
         return onnx.load(path, format="protobuf", load_external_data=False)
-    except DecodeError:
-        raise ValueError(f"`model` is {path!r}, which is no ONNX file") from None
+    except (DecodeError, ValueError):
+        raise ValueError(f"`model` is {shown(path)}, which is no ONNX file") from None
 
 
 def weights_in(model: onnx.ModelProto, folder: str) -> dict[str, NDArray[Any]]:

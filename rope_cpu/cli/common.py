@@ -13,6 +13,7 @@ from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
 from rope_cpu.configs.model_types import data
 from rope_cpu.configs.reader import read
 from rope_cpu.rotary import RotaryEmbedding
+from rope_cpu.validation.texts import shown
 
 DEFAULT_CONFIG = "llama3.1-8b.json"
 PICTURES = (".png", ".svg")
@@ -41,6 +42,14 @@ def add_pairing_arguments(parser: argparse.ArgumentParser) -> None:
     pairing = parser.add_mutually_exclusive_group()
     pairing.add_argument("--interleaved", action="store_true", default=None, help="pairs are (2i, 2i+1)")
     pairing.add_argument("--half", dest="interleaved", action="store_false", help="pairs are (i, i+n)")
+
+
+def whole(text: str) -> int:
+    """Return the whole number that an argument is."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no whole number") from None
 
 
 def config_of(args: argparse.Namespace) -> ModelConfig:
@@ -76,7 +85,7 @@ def writing(path: Path) -> Iterator[None]:
 def check_picture(path: Path) -> None:
     """Raise UsageError unless `--plot` can write a picture at `path`, ImportError without matplotlib."""
     if path.suffix.lower() not in PICTURES:
-        raise UsageError(f"`--plot` is {str(path)!r}; the name must end in {' or '.join(PICTURES)}")
+        raise UsageError(f"`--plot` is {shown(str(path))}; the name must end in {' or '.join(PICTURES)}")
     check_file(path)
     import_module("matplotlib")
 

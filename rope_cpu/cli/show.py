@@ -12,6 +12,7 @@ import numpy as np
 from rope_cpu.cli.common import add_config_arguments, add_pairing_arguments, check_picture, config_of, refusal, writing
 from rope_cpu.cli.show_summary import Layers, one_axis, rotations
 from rope_cpu.validation.scalars import Float64
+from rope_cpu.validation.texts import cut
 
 # Ratios closer than this are the same: frequencies carry a few float64 roundings.
 SAME = 1e-9
@@ -97,4 +98,4 @@ def _line(name: str, value: object) -> str:
 def _brief(value: Any) -> str:
     if isinstance(value, list | tuple) and len(value) > 6:
         return f"{len(value)} values, {value[0]} … {value[-1]}"
-    return str(value)
+    return cut(str(value))

@@ -12,6 +12,7 @@ from rope_cpu.configs.layers import each, pick
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.frequencies import scaling
 from rope_cpu.rotary import RotaryEmbedding
+from rope_cpu.validation import scalars
 from rope_cpu.validation.scalars import Float64
 
 
@@ -63,7 +64,8 @@ def _lengths(rope: RotaryEmbedding, values: Mapping[str, Any]) -> Iterator[tuple
         yield "", rope
         return
     original = rule.original_length
-    reached = max(int(values.get("max_position_embeddings", 0)), 4 * original if rope.rope_type == "dynamic" else 0)
+    given = scalars.whole_number("max_position_embeddings", values.get("max_position_embeddings", 0), 0)
+    reached = max(given, 4 * original if rope.rope_type == "dynamic" else 0)
     for length in (original, max(reached, original + 1)):
         yield f"at {length} tokens", rope.at_length(length)
 

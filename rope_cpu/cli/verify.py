@@ -19,7 +19,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rope_cpu import __version__
-from rope_cpu.cli.common import add_config_arguments, both_pairings, check_file, config_of, heads_of, writing
+from rope_cpu.cli.common import (
+    UsageError,
+    add_config_arguments,
+    both_pairings,
+    check_file,
+    config_of,
+    heads_of,
+    writing,
+)
 from rope_cpu.cli.verify_cases import Row, Way, numpy_way, onnx_way, rows
 from rope_cpu.kernels.threads import get_num_threads
 from rope_cpu.rotary import RotaryEmbedding
@@ -27,6 +35,7 @@ from rope_cpu.validation.arrays import DTYPES
 from rope_cpu.warmup import specialise, todo
 
 TOKENS = 512
+LARGEST = 2**26  # elements of q: eight times those of the largest models, and some 10 GB of references
 TARGETS = ("primitive", "onnx", "ort")
 WAYS: dict[str, Way] = {"numpy": numpy_way, **{target: partial(onnx_way, target) for target in TARGETS}}
 PACKAGES = ("numpy", "numba", "onnx", "onnxruntime")
@@ -55,6 +64,9 @@ def run(args: argparse.Namespace) -> int:
     config = config_of(args)
     heads = heads_of(config, args.layer_type)
     half, interleaved, own = both_pairings(config, args.layer_type)
+    if heads[0] * half.head_dim * TOKENS > LARGEST:
+        shape = f"{heads[0]} heads of {half.head_dim} elements"
+        raise UsageError(f"the config has {shape}; a prefill of {TOKENS} tokens of them is too large to verify")
     ropes = {"half-split": half.at_length(TOKENS + 1), "interleaved": interleaved.at_length(TOKENS + 1)}
     found = _with_progress(ropes, heads)
     model, rope = "Llama 3.1 8B" if args.config is None else str(args.config), ropes["half-split"]

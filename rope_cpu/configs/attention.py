@@ -8,6 +8,7 @@ from typing import Any
 
 from rope_cpu.configs.model_types import data
 from rope_cpu.configs.rope_parameters import latent, own_section
+from rope_cpu.validation import scalars
 
 # Property of an attention class → the model types that have it; see tests/peers/test_attention_facts.py.
 FACTS: Mapping[str, Any] = data("attention.json")
@@ -42,8 +43,9 @@ class Attention:
     @classmethod
     def of(cls, types: Set[str | None], values: Mapping[str, Any]) -> Attention:
         """Return the attention of a model type and the one that it is like; values: its config, standard names."""
-        scalar = values.get("query_pre_attn_scalar")
-        scale = values.get("attention_multiplier", None if not scalar else scalar**-0.5)
+        scalar = _number("query_pre_attn_scalar", values)
+        multiplier = _number("attention_multiplier", values)
+        scale = multiplier if multiplier is not None else scalar**-0.5 if scalar else None
         by_position = {key: own_section(values)[1].get(key, values.get(key)) for key in FACTS["query_scale_keys"]}
         return cls(
             causal=_is_causal(types, values),
@@ -51,14 +53,26 @@ class Attention:
             sinks=not types.isdisjoint(FACTS["sinks"]),
             qk_norm=_qk_norm(types, values),
             v_norm=not types.isdisjoint(FACTS["v_norm"]),
-            chunk=None if types.isdisjoint(FACTS["chunks"]) else values.get("attention_chunk_size"),
-            window=values.get("sliding_window") if values.get("use_sliding_window", True) else None,
-            softcap=values.get("attn_logit_softcapping"),
+            chunk=None if types.isdisjoint(FACTS["chunks"]) else _whole("attention_chunk_size", values),
+            window=_whole("sliding_window", values) if values.get("use_sliding_window", True) else None,
+            softcap=_number("attn_logit_softcapping", values),
             scale=next((FACTS["scale"][name] for name in types if name in FACTS["scale"]), scale),
             query_scale=next((key for key, value in by_position.items() if value), None),
-            shared_layers=values.get("num_kv_shared_layers", 0),
+            shared_layers=_whole("num_kv_shared_layers", values) or 0,
             other=next((FACTS["other"][name] for name in types if name in FACTS["other"]), None),
         )
+
+
+def _number(key: str, values: Mapping[str, Any]) -> float | None:
+    """Return the number under a key, None where there is none."""
+    value = values.get(key)
+    return None if value is None else scalars.real_number(key, value, zero=True)
+
+
+def _whole(key: str, values: Mapping[str, Any]) -> int | None:
+    """Return the whole number under a key, None where there is none."""
+    value = values.get(key)
+    return None if value is None else scalars.whole_number(key, value, 0)
 
 
 def _is_causal(types: Set[str | None], values: Mapping[str, Any]) -> bool:

@@ -13,7 +13,9 @@ from rope_cpu.configs.model_types import data
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
+from rope_cpu.validation import limits
 from rope_cpu.validation.scalars import real_number, whole_number
+from rope_cpu.validation.texts import shown
 
 Config = Mapping[str, Any]
 
@@ -45,7 +47,8 @@ def parse(config: Config) -> ModelConfig:
     """
     name = config.get("_class_name") or ("CogVideoXTransformer3DModel" if _COGVIDEOX in config else None)
     if name not in MODELS:
-        raise ValueError(f"`_class_name` is {name!r}, which does not determine a rotation; known are {sorted(MODELS)}")
+        known = ", ".join(sorted(MODELS))
+        raise ValueError(f"`_class_name` is {shown(name)}, which does not determine a rotation; known are {known}")
     values = without_nulls(config)
     rotation = of_all_layers(partial(MODELS[name], values))
     return ModelConfig(source=config, model_type=name, values=values, rotation=rotation)
@@ -63,31 +66,36 @@ def _given_widths(row: Config, config: Config, angle_dtype: str) -> RopeSpec:
 def _wan(config: Config, angle_dtype: str) -> RopeSpec:
     key, head_dim = "attention_head_dim", config.get("attention_head_dim")
     if head_dim is None:
-        key, head_dim = "dim", _required(config, "dim") // _required(config, "num_heads")
-    side = 2 * (whole_number(key, head_dim, 0) // 6)
+        key = "dim"
+        head_dim = _required("dim", config, limits.HIDDEN_SIZE) // _required("num_heads", config, limits.HEADS)
+    side = 2 * (whole_number(key, head_dim, 0, limits.HEAD_DIM) // 6)
     return _blocks(key, (head_dim - 2 * side, side, side), 10000.0, config, angle_dtype)
 
 
 def _cogvideox(config: Config, angle_dtype: str) -> RopeSpec:
     if not config.get(_COGVIDEOX):
-        raise ValueError(f"`{_COGVIDEOX}` is {config.get(_COGVIDEOX)!r}: this CogVideoX adds sinusoidal embeddings")
-    head_dim = _required(config, "attention_head_dim")
+        raise ValueError(
+            f"`{_COGVIDEOX}` is {shown(config.get(_COGVIDEOX))}: this CogVideoX adds sinusoidal embeddings"
+        )
+    head_dim = _required("attention_head_dim", config, limits.HEAD_DIM)
     widths = (head_dim // 4, head_dim // 8 * 3, head_dim // 8 * 3)
     return _blocks("attention_head_dim", widths, 10000.0, config, angle_dtype)
 
 
 def _ltx(config: Config, angle_dtype: str) -> RopeSpec:
     """Return frequencies π/2·theta^(k/(n-1)), axis by axis over the pairs of all heads, after unrotated ones."""
-    head_dim, heads = _required(config, "attention_head_dim"), _required(config, "num_attention_heads")
+    head_dim = _required("attention_head_dim", config, limits.HEAD_DIM)
+    heads = _required("num_attention_heads", config, limits.HEADS)
     if head_dim % 2:
         raise ValueError(f"`attention_head_dim` is {head_dim}; it must be even")
     layout = config.get("rope_type", "interleaved")
     if layout not in ("interleaved", "split"):
-        raise ValueError(f"`rope_type` is {layout!r}; it must be interleaved or split")
-    width = head_dim * heads
+        raise ValueError(f"`rope_type` is {shown(layout)}; it must be interleaved or split")
+    width = whole_number("attention_head_dim·num_attention_heads", head_dim * heads, 1, limits.HIDDEN_SIZE)
     rounds, theta = width // 6, real_number("rope_theta", config.get("rope_theta", 10000.0))
     # These are float32 in the model, also where they are computed in float64.
-    powers = np.float32(np.pi / 2 * theta ** np.linspace(0.0, 1.0, rounds))
+    with np.errstate(over="ignore"):  # an infinite one is refused below
+        powers = np.float32(np.pi / 2 * theta ** np.linspace(0.0, 1.0, rounds))
     matrix = np.zeros((3, width // 2))
     spare = width // 2 - 3 * rounds
     matrix[np.tile(np.arange(3), rounds), spare + np.arange(3 * rounds)] = np.repeat(powers, 3)
@@ -107,21 +115,23 @@ def _blocks(
 
     key: where the widths come from. counts: how many of them there may be.
     """
-    fit = isinstance(widths, Sequence) and all(isinstance(w, int | np.integer) and w > 0 and w % 2 == 0 for w in widths)
-    if not fit or len(widths) not in counts:
+    fit = isinstance(widths, Sequence) and not isinstance(widths, str) and len(widths) in counts
+    if not fit or not all(isinstance(w, int | np.integer) and 0 < w <= limits.HEAD_DIM and w % 2 == 0 for w in widths):
         number = " or ".join(map(str, sorted(counts)))
-        raise ValueError(f"`{key}` gives the axes the widths {widths!r}; they must be {number} even numbers above 0")
+        raise ValueError(
+            f"`{key}` gives the axes the widths {shown(widths)}; they must be {number} even numbers above 0"
+        )
     head_dim = config.get("attention_head_dim", sum(widths))
     if head_dim != sum(widths):
-        raise ValueError(f"`attention_head_dim` is {head_dim}, but the axes are {widths} wide together")
+        raise ValueError(f"`attention_head_dim` is {shown(head_dim)}, but the axes are {widths} wide together")
     rows = [axes.base_frequencies(theta, width, angle_dtype) for width in widths]
     return axes.axis_after_axis(rows, interleaved=True, angle_dtype=angle_dtype)
 
 
-def _required(config: Config, key: str) -> int:
+def _required(key: str, config: Config, most: int) -> int:
     if config.get(key) is None:
         raise ValueError(f"`config` has no `{key}`")
-    return whole_number(key, config[key], 1)
+    return whole_number(key, config[key], 1, most)
 
 
 _DATA = data("diffusers.json")

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rope_cpu.configs.model_types import ModelFacts
-from rope_cpu.validation import scalars
+from rope_cpu.validation import limits, scalars
+from rope_cpu.validation.texts import shown
 
 Config = Mapping[str, Any]
 
@@ -29,10 +30,11 @@ def pick(
     neither: all layers that are rotated.
     """
     every = each(values, facts, found)
+    layer = None if layer is None else scalars.whole_number("layer", layer, 0)
     if layer is None:
         unlisted = Layer(layer_type, 0 if found.get(str(layer_type), {}) is None else None)
         chosen = [one for one in every if layer_type in (None, one.type)] or [unlisted]
-        question = f"`layer_type` is {layer_type!r}"
+        question = f"`layer_type` is {shown(layer_type)}"
         refused = f"{question}; {'no layer is' if layer_type is None else 'layers of this type are not'} rotated"
     else:
         chosen = [_at(every, layer_type, layer, "" in found and len(found) == 1)]
@@ -58,7 +60,11 @@ def each(values: Config, facts: ModelFacts, found: Mapping[str, Config | None]) 
         return []  # all layers are alike, and their number is not known
     if count_key is None and not lists:
         raise ValueError(f"`{_COUNTS[0]}` is missing; `no_rope_layer_interval` {interval} says which of them to rotate")
-    count = len(lists[0]) if count_key is None else scalars.whole_number(count_key, values[count_key], 0)
+    if count_key is None:
+        scalars.not_longer("layer_types", lists[0], limits.LAYERS)
+        count = len(lists[0])
+    else:
+        count = scalars.whole_number(count_key, values[count_key], 0, limits.LAYERS)
     types = [*(values.get("layer_types") or ()), *[None] * count][:count]
     bases = _bases(values, count)
     forced = _dense(values, count) if values.get(str(facts.rotated_dense)) == 1 else [False] * count
@@ -78,7 +84,7 @@ def _bases(values: Config, count: int) -> Sequence[float | None]:
     if interval is None:
         return [None] * count
     if type(interval) is not int or interval == 0:
-        raise ValueError(f"`no_rope_layer_interval` is {interval!r}; it must be a whole number other than 0")
+        raise ValueError(f"`no_rope_layer_interval` is {shown(interval)}; it must be a whole number other than 0")
     # Counted from the last layer, which is one, where the interval is negative.
     start = 1 if interval > 0 else 1 - count
     return [None if (index + start) % interval else 0 for index in range(count)]
@@ -96,7 +102,7 @@ def _listed(key: str, values: Config, count: int) -> list[Any]:
     """Return the list under a key, one value for each layer; empty where there is none."""
     found = values.get(key) or []
     if not isinstance(found, list | tuple):
-        raise TypeError(f"`{key}` is {found!r}; it must be a list with one value for each layer")
+        raise TypeError(f"`{key}` is {shown(found)}; it must be a list with one value for each layer")
     if found and len(found) < count:
         raise ValueError(f"`{key}` has {len(found)} values, but there are {count} layers")
     return list(found[:count])
@@ -104,23 +110,23 @@ def _listed(key: str, values: Config, count: int) -> list[Any]:
 
 def listed_for_type(key: str, values: Config, layer_type: str | None) -> Any:
     """Return the one value that a list by layer holds for the layers of a type; None where there is no list."""
-    if not values.get(key):
+    if values.get(key) in (None, [], ()):
         return None
-    types = values.get("layer_types") or [layer_type] * len(values[key])
-    found = {one for kind, one in zip(types, values[key], strict=False) if layer_type in (None, kind)}
+    entries = scalars.whole_numbers(key, values[key], most=limits.HEADS, longest=limits.LAYERS)
+    types = values.get("layer_types") or [layer_type] * len(entries)
+    found = {one for kind, one in zip(types, entries, strict=False) if layer_type in (None, kind)}
     if len(found) != 1:
         rule = "the layers that are asked for must have the same"
-        raise ValueError(f"`{key}` holds {sorted(found)} for `layer_type` {layer_type!r}; {rule}")
+        raise ValueError(f"`{key}` holds {shown(sorted(found))} for `layer_type` {shown(layer_type)}; {rule}")
     return found.pop()
 
 
 def _at(every: Sequence[Layer], layer_type: str | None, layer: int, alike: bool) -> Layer:
     """Return a layer by its index. alike: its type plays no part."""
     if layer_type is not None:
-        raise ValueError(f"`layer` is {layer} and `layer_type` {layer_type!r}; give one of them")
+        raise ValueError(f"`layer` is {layer} and `layer_type` {shown(layer_type)}; give one of them")
     if not every:
         raise ValueError(f"`layer` is {layer}, but the config does not say how many there are (`num_hidden_layers`)")
-    layer = scalars.whole_number("layer", layer, 0)
     if layer >= len(every):
         raise ValueError(f"`layer` is {layer}, but there are {len(every)} layers, the first of which is 0")
     if every[layer].type is None and not alike:
@@ -134,10 +140,12 @@ def _section(
     """Return the section of a layer type, with its name where there are several."""
     if "" in found:
         if layer_type not in declared | {None}:
-            raise ValueError(f"`layer_type` is {layer_type!r}, but this config has one rotation for all rotated layers")
+            raise ValueError(
+                f"`layer_type` is {shown(layer_type)}, but this config has one rotation for all rotated layers"
+            )
         return layer_type, found[""] or {}
     if layer_type is None and len(found) == 1:
         layer_type = next(iter(found))
     if layer_type is None or layer_type not in found:
-        raise ValueError(f"`layer_type` is {layer_type!r}; it must be one of {', '.join(map(repr, found))}")
+        raise ValueError(f"`layer_type` is {shown(layer_type)}; it must be one of {', '.join(map(repr, found))}")
     return layer_type, found[layer_type] or {}

@@ -12,7 +12,8 @@ from rope_cpu.configs.model_types import ModelFacts, value_at
 from rope_cpu.configs.rope_parameters import RopeParameters, latent
 from rope_cpu.frequencies.scaling import without_nulls
 from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.validation import scalars
+from rope_cpu.validation import limits, scalars
+from rope_cpu.validation.texts import shown
 
 HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads")
 KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads")
@@ -50,7 +51,7 @@ class ModelConfig:
         if interleaved is not None:
             interleaved = scalars.boolean("interleaved", interleaved)
         if layer_type is not None and not isinstance(layer_type, str):
-            raise TypeError(f"`layer_type` is {layer_type!r}; it must be a string")
+            raise TypeError(f"`layer_type` is {shown(layer_type)}; it must be a string")
         return self.rotation(self, layer_type, layer, interleaved, angle_dtype)
 
     def heads(self, layer_type: str | None = None) -> tuple[int | None, int | None]:
@@ -77,7 +78,7 @@ class ModelConfig:
 
 def _number(keys: tuple[str, ...], values: Mapping[str, Any]) -> int | None:
     """Return the value of the first of these keys that is there."""
-    return next((scalars.whole_number(key, values[key]) for key in keys if key in values), None)
+    return next((scalars.whole_number(key, values[key], 1, limits.HEADS) for key in keys if key in values), None)
 
 
 def of_all_layers(
@@ -91,7 +92,7 @@ def of_all_layers(
         spec = build(angle_dtype)
         for name, given in (("layer_type", layer_type), ("layer", layer)):
             if given is not None:
-                raise ValueError(f"`{name}` is {given!r}, but this config has one rotation for all layers")
+                raise ValueError(f"`{name}` is {shown(given)}, but this config has one rotation for all layers")
         if interleaved not in (None, spec.interleaved):
             raise ValueError(f"`interleaved` is {interleaved}, but this config's model has {spec.interleaved}")
         return spec

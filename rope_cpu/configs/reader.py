@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 from rope_cpu.configs import diffusers, text, vision
 from rope_cpu.configs.model_config import ModelConfig
+from rope_cpu.validation import limits
+from rope_cpu.validation.texts import shown
 
 
 def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> ModelConfig:
@@ -23,7 +26,10 @@ def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> Model
     raw = load(config)
     text.check_kinds(raw)
     parse = diffusers.parse if diffusers.is_transformer(raw) else vision.parse if vision.is_vision(raw) else text.parse
-    return parse(raw)
+    try:
+        return parse(raw)
+    except RecursionError:
+        raise ValueError("`config` holds one model's config inside another's, too deep to follow") from None
 
 
 def load(config: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
@@ -32,15 +38,22 @@ def load(config: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
     if not isinstance(config, str | PathLike):
         raise TypeError(f"`config` is a {type(config).__name__}; it must be a path or a dict")
-    path = Path(fspath(config))
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
-        raise ValueError(f"`config` is {fspath(config)!r}, which is neither a file nor a folder with a config.json")
+    path = fspath(config)
+    if os.path.isdir(path):
+        path = os.path.join(path, "config.json")
+    if not os.path.isfile(path):
+        rule = "which is neither a file nor a folder with a config.json"
+        raise ValueError(f"`config` is {shown(fspath(config))}, {rule}")
+    size = os.path.getsize(path)
+    if size > limits.CONFIG_BYTES:
+        rule = f"a config may have at most {limits.CONFIG_BYTES}"
+        raise ValueError(f"`config` {shown(path)} has {size} bytes; {rule}")
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"`config` {fspath(path)!r} is not valid JSON: {error}") from None
+        raise ValueError(f"`config` {shown(path)} is not valid JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"`config` {shown(path)} is not read: its JSON is nested too deep") from None
     if not isinstance(raw, dict):
-        raise ValueError(f"`config` {fspath(path)!r} holds a {type(raw).__name__}; it must hold an object")
+        raise ValueError(f"`config` {shown(path)} holds a {type(raw).__name__}; it must hold an object")
     return raw

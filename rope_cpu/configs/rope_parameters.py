@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rope_cpu.configs.model_types import ModelFacts
-from rope_cpu.frequencies.scaling import DEFAULT_THETA, without_nulls
-from rope_cpu.validation import scalars
+from rope_cpu.frequencies.scaling import DEFAULT_THETA, SECTION_KEYS, without_nulls
+from rope_cpu.validation import limits, scalars
+from rope_cpu.validation.texts import shown
 
 Config = Mapping[str, Any]
 RopeParameters = dict[str, Any]
@@ -24,9 +25,10 @@ def by_layer_type(text: Config, facts: ModelFacts) -> dict[str, RopeParameters |
     own = {label: text[own_key] for label, own_key in facts.sections.items() if text.get(own_key) is not None}
     for label, parameters in own.items():
         if not isinstance(parameters, Mapping):
-            raise TypeError(f"`{facts.sections[label]}` is {parameters!r}; it must be an object")
+            raise TypeError(f"`{facts.sections[label]}` is {shown(parameters)}; it must be an object")
     if facts.implied is not None and text.get(facts.implied[0]) == facts.implied[1]:
         given = {**facts.implied[2], **given}
+    _refuse_objects(given)
     if any(isinstance(value, Mapping) for value in given.values()):
         by_layer = {label: value for label, value in given.items() if value is None or isinstance(value, Mapping)} | own
         return {
@@ -43,12 +45,19 @@ def by_layer_type(text: Config, facts: ModelFacts) -> dict[str, RopeParameters |
     return {"": _filled("", _renamed(given, facts), text, facts)}
 
 
+def _refuse_objects(section: Config) -> None:
+    """Raise where a key of rope parameters holds an object, which would read as a section by layer type."""
+    for key in SECTION_KEYS & section.keys():
+        if isinstance(section[key], Mapping):
+            raise TypeError(f"`{key}` is {shown(section[key])}; it must be no object")
+
+
 def own_section(text: Config) -> tuple[str, Config]:
     """Return the config's own section after its key; where there are both, transformers reads the old one."""
     for key in ("rope_scaling", "rope_parameters"):
         section = text.get(key)
         if section is not None and not isinstance(section, Mapping):
-            raise TypeError(f"`{key}` is {section!r}; it must be an object")
+            raise TypeError(f"`{key}` is {shown(section)}; it must be an object")
         if section:
             return key, section
     return "rope_parameters", {}
@@ -78,7 +87,7 @@ def _old_layered(
             of_model = label not in own_sections and keys.get(label) != name
             if value is not None and (name not in own or of_model):
                 section[name] = value
-        found[label] = {**facts.assumed_old.get(section.get("rope_type", "default"), {}), **section}
+        found[label] = {**facts.assumed_old.get(_type_name(section), {}), **section}
     return found
 
 
@@ -107,8 +116,7 @@ def _filled(label: str, section: RopeParameters, text: Config, facts: ModelFacts
         partial = text.get(key, default.get("partial_rotary_factor"))
         if partial is not None:
             section.setdefault("partial_rotary_factor", partial)
-    kind = str(section.get("rope_type", section.get("type", "default")))
-    section = {**facts.assumed.get(kind, {}), **section}
+    section = {**facts.assumed.get(_type_name(section), {}), **section}
     if not label and text.get("original_max_position_embeddings") is not None:
         section["original_max_position_embeddings"] = text["original_max_position_embeddings"]
     return section
@@ -121,9 +129,15 @@ def _renamed(section: Config, facts: ModelFacts) -> RopeParameters:
         for key in facts.ignored_with_alpha:
             kept.pop(key, None)
     for key in ("rope_type", "type"):
-        if key in kept:
-            kept[key] = facts.types.get(str(kept[key]), kept[key])
+        if isinstance(kept.get(key), str):
+            kept[key] = facts.types.get(kept[key], kept[key])
     return kept
+
+
+def _type_name(section: Config) -> str:
+    """Return the rope type that a section names; "" for something other than a name, which is refused later."""
+    name = section.get("rope_type", section.get("type", "default"))
+    return name if isinstance(name, str) else ""
 
 
 def latent(values: Config) -> bool:
@@ -134,7 +148,7 @@ def latent(values: Config) -> bool:
 def head_dim(values: Config, facts: ModelFacts, label: str | None) -> int:
     """Return the width of a head vector, or of its rotated part where attention is latent (MLA)."""
     if latent(values):
-        return scalars.whole_number("qk_rope_head_dim", values["qk_rope_head_dim"], 2)
+        return scalars.whole_number("qk_rope_head_dim", values["qk_rope_head_dim"], 2, limits.HEAD_DIM)
     own, default = facts.layer_head_dim.get(str(label), ("head_dim", None))
     layer = _layer_config(values, label)
     width = layer.get("head_dim", values.get(own, default if default is not None else values.get("head_dim")))
@@ -142,9 +156,10 @@ def head_dim(values: Config, facts: ModelFacts, label: str | None) -> int:
         for key in ("hidden_size", "num_attention_heads"):
             if key not in values:
                 raise ValueError(f"`{key}` is missing, and so is `head_dim`, which would follow from it")
-        heads = scalars.whole_number("num_attention_heads", values["num_attention_heads"])
-        width = facts.head_dim_ratio * scalars.whole_number("hidden_size", values["hidden_size"]) // heads
-    return scalars.whole_number("head_dim", width, 2)
+        heads = scalars.whole_number("num_attention_heads", values["num_attention_heads"], 1, limits.HEADS)
+        hidden = scalars.whole_number("hidden_size", values["hidden_size"], 1, limits.HIDDEN_SIZE)
+        width = facts.head_dim_ratio * hidden // heads
+    return scalars.whole_number("head_dim", width, 2, limits.HEAD_DIM)
 
 
 def _layer_config(values: Config, label: str | None) -> Config:
@@ -154,6 +169,6 @@ def _layer_config(values: Config, label: str | None) -> Config:
             layers = values.get("per_layer_config") or {}
             entry = layers.get(str(index), layers.get(index)) or {}
             if not isinstance(entry, Mapping):
-                raise TypeError(f"`per_layer_config` holds {entry!r} for layer {index}; it must be an object")
+                raise TypeError(f"`per_layer_config` holds {shown(entry)} for layer {index}; it must be an object")
             return entry
     return {}

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from rope_cpu.configs import layers
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.model_types import UNROTATED, ModelFacts, facts_of, value_at
 from rope_cpu.configs.rope_parameters import by_layer_type, head_dim, latent
 from rope_cpu.frequencies import axes, scaling
 from rope_cpu.frequencies.spec import RopeSpec, backwards
-from rope_cpu.validation import scalars
+from rope_cpu.validation import limits, scalars
+from rope_cpu.validation.texts import cut, shown
 
 Config = Mapping[str, Any]
 
@@ -28,7 +31,9 @@ NULL_IS_NONE = (
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("model_type", "_class_name"), (str, "a string")),
     **dict.fromkeys(("layer_types", "layer_rope_theta", "no_rope_layers"), (list | tuple, "a list")),
-    **dict.fromkeys(("attn_config", "per_layer_config", "text_config"), (Mapping, "an object")),
+    **dict.fromkeys(
+        ("attn_config", "attention_other_setting", "per_layer_config", "text_config"), (Mapping, "an object")
+    ),
 }
 
 
@@ -72,7 +77,22 @@ def check_kinds(config: Config) -> None:
     for key, (kind, name) in _KINDS.items():
         value = config.get(key)
         if value is not None and not isinstance(value, kind):
-            raise TypeError(f"`{key}` is {value!r}; it must be {name}")
+            raise TypeError(f"`{key}` is {shown(value)}; it must be {name}")
+    _refuse_arrays(config)
+    types = config.get("layer_types") or ()
+    scalars.not_longer("layer_types", types, limits.LAYERS)
+    for layer, layer_type in enumerate(types):
+        if not isinstance(layer_type, str):
+            raise TypeError(f"`layer_types` holds {shown(layer_type)} for layer {layer}; it must be a string")
+
+
+def _refuse_arrays(config: Config) -> None:
+    """Raise where a config, or a section of it, holds an array of NumPy's, which has no truth value."""
+    for key, value in config.items():
+        if isinstance(value, np.ndarray):
+            raise TypeError(f"`{cut(str(key))}` is {shown(value)}; a config holds what JSON can hold")
+        if isinstance(value, Mapping) and any(isinstance(inner, np.ndarray) for inner in value.values()):
+            raise TypeError(f"`{cut(str(key))}` is {shown(value)}; a config holds what JSON can hold")
 
 
 def with_defaults(text: Config, facts: ModelFacts | None) -> dict[str, Any]:
@@ -94,13 +114,13 @@ def _named(text: Config, facts: ModelFacts) -> dict[str, Any]:
 def _refuse(text: Config, values: Config, facts: ModelFacts) -> None:
     name = text.get("model_type")
     if name in UNROTATED and not _is_rotary(text):
-        raise ValueError(f"`model_type` is {name!r}: {UNROTATED[name]}")
+        raise ValueError(f"`model_type` is {shown(name)}: {UNROTATED[name]}")
     section = text.get("rope_scaling") or text.get("rope_parameters") or text
     if facts.null_theta and isinstance(section, Mapping) and section.get("rope_theta", "") is None:
-        raise ValueError(f"`rope_theta` is None in a config of model type {name!r}: {facts.null_theta}")
+        raise ValueError(f"`rope_theta` is None in a config of model type {shown(name)}: {facts.null_theta}")
     for key, (refused, reason) in facts.refuse.items():
         if values.get(key) in refused or (refused == ["*"] and values.get(key, {}) != {}):
-            raise ValueError(f"`{key}` is {values.get(key)!r} in a config of model type {name!r}: {reason}")
+            raise ValueError(f"`{key}` is {shown(values.get(key))} in a config of model type {shown(name)}: {reason}")
 
 
 def _is_rotary(text: Config) -> bool:
@@ -119,10 +139,9 @@ def _rotation(
     """Return the spec of the layers asked about; see `ModelConfig.spec`."""
     values, facts = config.values, config.facts
     if facts.interleaved is None and interleaved is None:
-        raise ValueError(
-            f"`model_type` is {values.get('model_type')!r}, whose pairing is not known; give `interleaved` (True for "
-            "pairs (2i, 2i+1), False for (i, i+n))"
-        )
+        name = shown(values.get("model_type"))
+        rule = "give `interleaved` (True for pairs (2i, 2i+1), False for (i, i+n))"
+        raise ValueError(f"`model_type` is {name}, whose pairing is not known; {rule}")
     label, picked = layers.pick(config.rope_parameters, values, facts, layer_type, layer)
     parameters, width = dict(picked), head_dim(values, facts, label)
     rotary_dim = parameters.pop("rotary_dim", None)
@@ -141,7 +160,8 @@ def _rotation(
     spec = backwards(spec) if facts.direction < 0 else spec
     if section is None:
         return spec
-    if by_turns and isinstance(section, list | tuple) and sum(section) < spec.pairs:
+    section = axes.mrope_shares("mrope_section", section)
+    if by_turns and sum(section) < spec.pairs:
         section = (spec.pairs - sum(section[1:]), *section[1:])  # what is left over is the first axis'
     return axes.spread_spec(spec, section, by_turns)
 

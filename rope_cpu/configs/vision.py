@@ -15,7 +15,9 @@ from rope_cpu.configs.model_types import ModelFacts, by_type, data
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import type_of, without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, on_axes
-from rope_cpu.validation.scalars import Float64, real_number, whole_number, whole_numbers
+from rope_cpu.validation import limits
+from rope_cpu.validation.scalars import Float64, real_number, whole_number
+from rope_cpu.validation.texts import shown
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def parse(config: Mapping[str, Any]) -> ModelConfig:
     """
     name, values = model_type(config), without_nulls(config)
     if name in REFUSED:
-        raise ValueError(f"`model_type` is {name!r}: {REFUSED[name]}")
+        raise ValueError(f"`model_type` is {shown(name)}: {REFUSED[name]}")
     if name in _ERNIE:
         values = text.with_defaults(*text.language_model(config))
         rotation = of_all_layers(partial(_ernie, values))
@@ -108,10 +110,11 @@ def _part_type(part: Mapping[str, Any], name: str | None) -> str:
 
 def _head_dim(config: Mapping[str, Any], width_key: str) -> int:
     if config.get("head_dim") is not None:
-        return whole_number("head_dim", config["head_dim"], 2)
+        return whole_number("head_dim", config["head_dim"], 2, limits.HEAD_DIM)
     width = _first(config, width_key, f"vt_{width_key}")
     heads = _first(config, "num_attention_heads", "num_heads", "vt_num_attention_heads")
-    width, heads = whole_number(width_key, width, 2), whole_number("num_attention_heads", heads)
+    width = whole_number(width_key, width, 2, limits.HIDDEN_SIZE)
+    heads = whole_number("num_attention_heads", heads, 1, limits.HEADS)
     if width % heads:
         raise ValueError(f"`{width_key}` is {width}, which {heads} heads cannot share equally")
     return width // heads
@@ -129,9 +132,15 @@ def _first(config: Mapping[str, Any], *keys: str) -> Any:
     raise ValueError(f"`config` has no `{keys[0]}`")
 
 
+def _hidden_size(config: Mapping[str, Any]) -> int:
+    """Return the width of all heads, which are rotated as one vector."""
+    return whole_number("hidden_size", _first(config, "hidden_size"), 1, limits.HEAD_DIM)
+
+
 def _memory_head_dim(config: Mapping[str, Any]) -> int:
     keys = ("memory_attention_hidden_size", "memory_attention_downsample_rate", "memory_attention_num_attention_heads")
-    width, rate, heads = (whole_number(key, _first(config, key)) for key in keys)
+    most = limits.HIDDEN_SIZE, limits.HIDDEN_SIZE, limits.HEADS
+    width, rate, heads = (whole_number(key, _first(config, key), 1, m) for key, m in zip(keys, most, strict=True))
     return width // (rate * heads)
 
 
@@ -141,13 +150,13 @@ def _theta(config: Mapping[str, Any], known: Tower) -> float:
     section = without_nulls(own)
     rope_type = section.get("rope_type", section.get("type", "axial"))
     if rope_type not in ("axial", "default"):
-        raise ValueError(f"`rope_type` is {rope_type!r}; vision towers take no scaling")
+        raise ValueError(f"`rope_type` is {shown(rope_type)}; vision towers take no scaling")
     partial = section.get("partial_rotary_factor", known.partial)
     if partial != known.partial:
-        raise ValueError(f"`partial_rotary_factor` is {partial!r}; this vision tower has {known.partial}")
-    unknown = set(section) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+        raise ValueError(f"`partial_rotary_factor` is {shown(partial)}; this vision tower has {known.partial}")
+    unknown = [name for name in section if name not in ("rope_type", "type", "rope_theta", "partial_rotary_factor")]
     if unknown:
-        raise ValueError(f"`{key}` holds {sorted(unknown)}, which a vision tower has no use for")
+        raise ValueError(f"`{key}` holds {shown(unknown)}, which a vision tower has no use for")
     return real_number("rope_theta", section.get("rope_theta", config.get("rope_theta", known.rope_theta)))
 
 
@@ -190,13 +199,13 @@ def _ernie(config: Mapping[str, Any], angle_dtype: str) -> RopeSpec:
     """Give time the slowest pairs, and row and column every second of the others (the text model of Ernie-4.5-VL)."""
     section = without_nulls(rope_parameters.own_section(config)[1])
     if type_of(section) != "default":
-        raise ValueError(f"`rope_type` is {type_of(section)!r}; Ernie-4.5-VL takes only default")
-    shares = whole_numbers("mrope_section", section.get("mrope_section", (22, 22, 20)))
+        raise ValueError(f"`rope_type` is {shown(type_of(section))}; Ernie-4.5-VL takes only default")
+    shares = axes.mrope_shares("mrope_section", section.get("mrope_section", (22, 22, 20)))
     head_dim = _floored_head_dim(config)
     every = axes.base_frequencies(section.get("rope_theta", config["rope_theta"]), head_dim, angle_dtype)
     if len(shares) != 3 or shares[0] != shares[1] or sum(shares) != every.size:
         raise ValueError(
-            f"`mrope_section` is {list(shares)}; it must split {every.size} pairs into three, rows as columns"
+            f"`mrope_section` is {shown(list(shares))}; it must split {every.size} pairs into three, rows as columns"
         )
     pair_axis = np.append(1 + np.arange(2 * shares[0]) % 2, np.zeros(shares[2], dtype=int))
     return replace(_spec(every, pair_axis, head_dim, True, angle_dtype), rope_type="default", shared_id=True)
@@ -226,5 +235,5 @@ _PAIRS: dict[str, Callable[[Tower, int, float, str], RopeSpec]] = {
 _HEAD_DIMS: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "own projections": _floored_head_dim,
     "memory attention": _memory_head_dim,
-    "all heads": lambda config: whole_number("hidden_size", _first(config, "hidden_size")),  # as one vector
+    "all heads": _hidden_size,
 }

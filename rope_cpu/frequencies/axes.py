@@ -10,7 +10,9 @@ import numpy as np
 
 from rope_cpu.frequencies.scaling import resolve_argument, scaled, section_of
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, on_axes
+from rope_cpu.validation import limits
 from rope_cpu.validation.scalars import Float64, boolean, one_of, real_number, whole_number, whole_numbers
+from rope_cpu.validation.texts import shown
 
 SPANS = ("axis", "head")
 
@@ -25,7 +27,8 @@ def axial(
     span: str = "axis",
 ) -> RopeSpec:
     """Return a rotation whose axes rotate pairs of their own; the arguments are `RotaryEmbedding.axial`'s."""
-    head_dim, axes = whole_number("head_dim", head_dim), whole_number("axes", axes)
+    head_dim = whole_number("head_dim", head_dim, 1, limits.HEAD_DIM)
+    axes = whole_number("axes", axes, 1, limits.AXES)
     span = one_of("span", span, SPANS)
     widths = _axis_dims(head_dim, axes, axis_dims)
     bases = _bases(axes, rope_theta)
@@ -43,13 +46,15 @@ def mrope(
     scaling: Mapping[str, Any] | None = None,
 ) -> RopeSpec:
     """Return M-RoPE; the arguments are `RotaryEmbedding.mrope`'s."""
-    head_dim, theta = whole_number("head_dim", head_dim, 2), real_number("rope_theta", rope_theta)
-    shares, interleave = _section("mrope_section", mrope_section), boolean("mrope_interleaved", mrope_interleaved)
+    head_dim = whole_number("head_dim", head_dim, 2, limits.HEAD_DIM)
+    theta = real_number("rope_theta", rope_theta)
+    shares, interleave = mrope_shares("mrope_section", mrope_section), boolean("mrope_interleaved", mrope_interleaved)
     section = section_of(scaling)
-    resolve_argument("mrope_section", shares, section.pop("mrope_section", None), _section)
+    resolve_argument("mrope_section", shares, section.pop("mrope_section", None), mrope_shares)
     resolve_argument("mrope_interleaved", interleave, section.pop("mrope_interleaved", None), boolean)
     if 2 * sum(shares) > head_dim:
-        raise ValueError(f"`mrope_section` is {shares}, {sum(shares)} pairs; head_dim {head_dim} has {head_dim // 2}")
+        pairs = sum(shares)
+        raise ValueError(f"`mrope_section` is {shown(shares)}, {pairs} pairs; head_dim {head_dim} has {head_dim // 2}")
     text = scaled(head_dim, rope_theta=theta, rotary_dim=2 * sum(shares), interleaved=interleaved, scaling=section)
     return spread_spec(text, shares, interleave)
 
@@ -74,17 +79,27 @@ def mrope_pair_axis(pairs: int, mrope_section: Sequence[int], mrope_interleaved:
 
     Raises TypeError or ValueError where mrope_section is no split of the pairs.
     """
-    section = _section("mrope_section", mrope_section)
+    section = mrope_shares("mrope_section", mrope_section)
     axes = len(section)
     if sum(section) != pairs:
-        raise ValueError(f"`mrope_section` is {list(section)}, which adds up to {sum(section)}, not to {pairs} pairs")
+        given = shown(list(section))
+        raise ValueError(f"`mrope_section` is {given}, which adds up to {sum(section)}, not to {pairs} pairs")
     if not boolean("mrope_interleaved", mrope_interleaved):
         return tuple(np.repeat(np.arange(axes), section).tolist())
     axis = np.arange(pairs) % axes
     pair_axis = np.where(np.arange(pairs) < axes * np.array(section)[axis], axis, 0)
     if tuple(np.bincount(pair_axis, minlength=axes)) != section:
-        raise ValueError(f"`mrope_section` is {list(section)}, whose axes cannot take pairs by turns (interleaved)")
+        given = shown(list(section))
+        raise ValueError(f"`mrope_section` is {given}, whose axes cannot take pairs by turns (interleaved)")
     return tuple(pair_axis.tolist())
+
+
+def mrope_shares(name: str, mrope_section: object) -> tuple[int, ...]:
+    """Return the pairs of each axis of M-RoPE as a tuple; raise unless they are whole numbers, one above 0."""
+    section = whole_numbers(name, mrope_section, 0, most=limits.HEAD_DIM, longest=limits.AXES)
+    if sum(section) == 0:
+        raise ValueError(f"`{name}` is {shown(mrope_section)}; it must name the pairs of each axis")
+    return section
 
 
 def base_frequencies(rope_theta: float, width: int, angle_dtype: str = "float64") -> Float64:
@@ -116,24 +131,18 @@ def _axis_dims(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> tup
                 f"`head_dim` is {head_dim}, which {axes} axes cannot share equally in pairs; give `axis_dims`"
             )
         return (head_dim // axes,) * axes
-    widths = whole_numbers("axis_dims", axis_dims, 2)
+    widths = whole_numbers("axis_dims", axis_dims, 2, longest=limits.AXES)
     if len(widths) != axes:
-        raise ValueError(f"`axis_dims` is {widths}, {len(widths)} widths, but `axes` is {axes}")
+        raise ValueError(f"`axis_dims` is {shown(widths)}, {len(widths)} widths, but `axes` is {axes}")
     if any(width % 2 for width in widths) or sum(widths) > head_dim:
-        raise ValueError(f"`axis_dims` is {widths}; widths must be even and add up to head_dim {head_dim} at most")
+        rule = f"widths must be even and add up to head_dim {head_dim} at most"
+        raise ValueError(f"`axis_dims` is {shown(widths)}; {rule}")
     return widths
 
 
 def _bases(axes: int, rope_theta: float | Sequence[float]) -> Sequence[float]:
-    several = isinstance(rope_theta, list | tuple) or np.ndim(rope_theta) == 1
-    bases: list[Any] = list(rope_theta) if several else [rope_theta] * axes  # type: ignore[arg-type]
+    several = isinstance(rope_theta, list | tuple) or (isinstance(rope_theta, np.ndarray) and rope_theta.ndim == 1)
+    bases: Any = rope_theta if several else [rope_theta] * axes
     if len(bases) != axes:
         raise ValueError(f"`rope_theta` has {len(bases)} bases, but `axes` is {axes}")
-    return bases
-
-
-def _section(name: str, mrope_section: object) -> tuple[int, ...]:
-    section = whole_numbers(name, mrope_section, 0)
-    if sum(section) == 0:
-        raise ValueError(f"`{name}` is {mrope_section}; it must name the pairs of each axis")
-    return section
+    return list(bases)

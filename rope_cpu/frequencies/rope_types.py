@@ -129,6 +129,8 @@ def yarn(
     def pair_of(revolutions: float) -> float:
         """Return which pair, as a real number, makes so many revolutions over the original length."""
         ratio = original_max_position_embeddings / (revolutions * 2 * math.pi)
+        if ratio == 0:  # of revolutions beyond every float
+            raise OverflowError
         return base.rotary_dim * math.log(ratio) / (2 * math.log(base.rope_theta))
 
     low, high = pair_of(beta_fast or 32.0), pair_of(beta_slow or 1.0)

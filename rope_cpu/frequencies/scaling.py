@@ -12,8 +12,9 @@ import numpy as np
 from rope_cpu.frequencies import spec as specs
 from rope_cpu.frequencies.rope_types import ALIASES, ROPE_TYPES, Base
 from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.validation import scalars
+from rope_cpu.validation import limits, scalars
 from rope_cpu.validation.scalars import Float64
+from rope_cpu.validation.texts import cut, shown
 
 DEFAULT_THETA = 10000.0
 
@@ -31,11 +32,18 @@ INERT_KEYS = {
 # Keys that mean several axes: they describe another rotation than the one-dimensional one built here.
 AXES_KEYS = ("mrope_section", "mrope_interleaved", "xdrope_section")
 
+# Every key that a section may hold. A section by layer type has objects under other keys.
+SECTION_KEYS = {
+    *(*COMMON_KEYS, *INERT_KEYS, *AXES_KEYS),
+    *(key for rope_type in ROPE_TYPES.values() for key in rope_type.parameters),
+}
+
 
 def _numbers(name: str, value: object) -> None:
     """Raise unless `value` is a list of numbers above 0."""
     if not isinstance(value, list | tuple):
-        raise TypeError(f"`{name}` is {value!r}; it must be a list of numbers")
+        raise TypeError(f"`{name}` is {shown(value)}; it must be a list of numbers")
+    scalars.not_longer(name, value, limits.HEAD_DIM // 2)
     for entry in value:
         scalars.real_number(name, entry)
 
@@ -92,7 +100,7 @@ class Scaled:
     def _unusable(self, length: int | None, what: str) -> ValueError:
         """Return the error that names the numbers given, and what they lead to."""
         numbers = {"rope_theta": self.base.rope_theta, **dict(self.parameters), "seq_len": length}
-        given = ", ".join(f"`{key}` {value!r}" for key, value in numbers.items() if isinstance(value, int | float))
+        given = ", ".join(f"`{key}` {shown(value)}" for key, value in numbers.items() if isinstance(value, int | float))
         return ValueError(
             f"{given}: {what} in {self.base.angle_dtype}; frequencies must be finite, above 0 and at most 2^40"
         )
@@ -117,7 +125,7 @@ def scaled(
     angle_dtype: str = "float64",
 ) -> RopeSpec:
     """Return the spec of a one-dimensional rotation with scaled frequencies; the arguments are `RotaryEmbedding`'s."""
-    head_dim = scalars.whole_number("head_dim", head_dim, 2)
+    head_dim = scalars.whole_number("head_dim", head_dim, 2, limits.HEAD_DIM)
     angle_dtype = scalars.one_of("angle_dtype", angle_dtype, specs.ANGLE_DTYPES)
     section = section_of(scaling)
     rope_type = type_of(section)
@@ -154,7 +162,7 @@ def spec_of(rule: Scaled, *, head_dim: int, interleaved: bool) -> RopeSpec:
 def section_of(scaling: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a scaling section without its nulls; raise unless it is a dict or None."""
     if scaling is not None and not isinstance(scaling, Mapping):
-        raise TypeError(f"`scaling` is {scaling!r}; it must be None or a dict in Hugging Face form")
+        raise TypeError(f"`scaling` is {shown(scaling)}; it must be None or a dict in Hugging Face form")
     return without_nulls(scaling or {})
 
 
@@ -167,7 +175,7 @@ def resolve_argument(name: str, argument: Any, in_section: Any, check: Callable[
     """Return the value of an argument that the section may give as well, checked; raise where the two differ."""
     given, other = (None if value is None else check(name, value) for value in (argument, in_section))
     if None not in (given, other) and given != other:
-        raise ValueError(f"`{name}` is {argument!r}, but `scaling` has {in_section!r}; give it once")
+        raise ValueError(f"`{name}` is {shown(argument)}, but `scaling` has {shown(in_section)}; give it once")
     return other if given is None else given
 
 
@@ -177,13 +185,15 @@ def type_of(section: Mapping[str, Any]) -> str:
     Raises ValueError where it is unknown, or where the two names disagree.
     """
     named = {key: section[key] for key in ("rope_type", "type") if section.get(key) is not None}
-    types = {key: ALIASES.get(str(name), str(name)) for key, name in named.items()}
+    types = {key: ALIASES.get(name, name) if isinstance(name, str) else "" for key, name in named.items()}
     for key, name in types.items():
         if name not in ROPE_TYPES:
             known = ", ".join(sorted([*ROPE_TYPES, *ALIASES]))
-            raise ValueError(f"`{key}` is {named[key]!r}, which is not a known rope type; known are {known}")
+            raise ValueError(f"`{key}` is {shown(named[key])}, which is not a known rope type; known are {known}")
     if len(set(types.values())) > 1:
-        raise ValueError(f"`rope_type` is {named['rope_type']!r}, but `type` is {named['type']!r}; they must agree")
+        raise ValueError(
+            f"`rope_type` is {shown(named['rope_type'])}, but `type` is {shown(named['type'])}; they must agree"
+        )
     return next(iter(types.values()), "default")
 
 
@@ -197,7 +207,7 @@ def _check_values(rope_type: str, section: Mapping[str, Any]) -> None:
         # Published sections without scaling may hold a factor of 1, which changes nothing.
         unscaled = (rope_type, key) == ("default", "factor") and scalars.real_number(key, value) == 1
         if not unscaled and key not in known and key not in COMMON_KEYS and key not in INERT_KEYS:
-            raise ValueError(f"`{key}` is not a key of rope type {rope_type!r}; known are {listed}")
+            raise ValueError(f"`{cut(str(key))}` is not a key of rope type {rope_type!r}; known are {listed}")
         CHECKS.get(key, scalars.real_number)(key, value)
 
 

@@ -9,16 +9,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rope_cpu.validation import limits
 from rope_cpu.validation.scalars import (
     Float64,
     boolean,
     finite_array,
+    not_larger,
+    not_longer,
     one_of,
     real_array,
     real_number,
     whole_number,
     whole_numbers,
 )
+from rope_cpu.validation.texts import shown
 
 ANGLE_DTYPES = ("float64", "float32")
 
@@ -82,11 +86,11 @@ class RopeSpec:
     def __post_init__(self) -> None:
         inv_freq = _checked_frequencies(self.inv_freq)
         rows, rotary_dim = len(inv_freq), 2 * inv_freq.shape[-1]
-        lengths = None if self.lengths is None else whole_numbers("lengths", self.lengths)
+        lengths = None if self.lengths is None else whole_numbers("lengths", self.lengths, longest=limits.LENGTHS)
         checked = {
             "inv_freq": _frozen(inv_freq),
             "attention_factor": _frozen(_factors(self.attention_factor, rows)),
-            "head_dim": whole_number("head_dim", self.head_dim),
+            "head_dim": whole_number("head_dim", self.head_dim, 1, limits.HEAD_DIM),
             "blocks": _widths(self.blocks, rotary_dim),
             "interleaved": boolean("interleaved", self.interleaved),
             "angle_dtype": one_of("angle_dtype", self.angle_dtype, ANGLE_DTYPES),
@@ -95,7 +99,8 @@ class RopeSpec:
             "lengths": lengths,
         }
         if lengths is not None and len(lengths) != rows:
-            raise ValueError(f"`lengths` is {self.lengths}; there must be one for each of {rows} rows of `inv_freq`")
+            rule = f"there must be one for each of {rows} rows of `inv_freq`"
+            raise ValueError(f"`lengths` is {shown(self.lengths)}; {rule}")
         if checked["head_dim"] < rotary_dim:
             raise ValueError(f"`head_dim` is {self.head_dim}, but `inv_freq` rotates {rotary_dim} elements (2 a pair)")
         for name, value in checked.items():
@@ -151,6 +156,9 @@ class RopeSpec:
         """
         if self.length_rule is None:
             return self
+        not_longer("lengths", lengths, limits.LENGTHS)
+        sizes = (len(lengths), self.axes, self.pairs)
+        not_larger("the number of `lengths` is", len(lengths), *sizes, most=limits.FREQUENCIES)
         rows = [self.length_rule.at_length(length) for length in lengths]
         one_axis = np.stack([self.direction * inv_freq for inv_freq, _ in rows])
         return replace(
@@ -195,7 +203,7 @@ def from_inv_freq(
     """
     interleaved, frequencies = boolean("interleaved", interleaved), _frequencies(inv_freq)
     rotary_dim = 2 * frequencies.shape[-1]
-    of_each = isinstance(blocks, Sequence) or np.ndim(blocks) > 0
+    of_each = isinstance(blocks, Sequence) or (isinstance(blocks, np.ndarray) and blocks.ndim > 0)
     widths = _widths(blocks if of_each else _equal(blocks, rotary_dim), rotary_dim)
     return RopeSpec(
         inv_freq=frequencies[None],
@@ -234,16 +242,29 @@ def _frequencies(inv_freq: ArrayLike) -> Float64:
             f"`inv_freq` has shape {frequencies.shape}; it must be (pairs,), (axes, pairs) or (axes, heads, pairs), "
             "none of them 0"
         )
-    axes, heads, pairs = {1: (1, 1), 2: (-1, 1), 3: frequencies.shape[:2]}[frequencies.ndim] + frequencies.shape[-1:]
+    axes, heads = {1: (1, 1), 2: (frequencies.shape[0], 1), 3: frequencies.shape[:2]}[frequencies.ndim]
+    pairs = frequencies.shape[-1]
+    _check_shape(frequencies.shape, axes, heads, pairs)
     return frequencies.reshape(axes, heads, pairs)
+
+
+def _check_shape(shape: tuple[int, ...], axes: int, heads: int, pairs: int) -> None:
+    """Raise where frequencies of this shape are for more axes, heads or pairs than there may be."""
+    sizes = {"axes": (axes, limits.AXES), "heads": (heads, limits.HEADS), "pairs": (pairs, limits.HEAD_DIM // 2)}
+    for name, (size, most) in sizes.items():
+        if size > most:
+            raise ValueError(f"`inv_freq` has shape {shape}: {size} {name}; there may be at most {most}")
+    not_larger("`inv_freq` has shape", shape, *shape)
 
 
 def _checked_frequencies(inv_freq: ArrayLike) -> Float64:
     """Return the frequencies of a spec; raise unless they are finite and within bounds."""
-    frequencies = real_array("inv_freq", inv_freq).astype(np.float64)
-    if frequencies.ndim != 4 or 0 in frequencies.shape:
-        shape = frequencies.shape
+    given = real_array("inv_freq", inv_freq)
+    if given.ndim != 4 or 0 in given.shape:
+        shape = given.shape
         raise ValueError(f"`inv_freq` has shape {shape}; it must be (rows, axes, heads, pairs), none of them 0")
+    _check_shape(given.shape, *given.shape[1:])
+    frequencies = given.astype(np.float64)
     size = np.abs(frequencies)
     if not size.max() <= LARGEST_FREQUENCY:  # nor is NaN
         finite_array("inv_freq", frequencies)
@@ -263,7 +284,8 @@ def _pair_axis(given: Sequence[int] | None, inv_freq: Float64) -> tuple[int, ...
         return tuple(rotating.argmax(axis=0).tolist()) if one_each else None
     own = whole_numbers("pair_axis", given, 0)
     if len(own) != pairs or max(own) >= axes or (rotating & (np.arange(axes)[:, None] != own)).any():
-        raise ValueError(f"`pair_axis` is {given}; it must name the one axis that each of {pairs} pairs rotates with")
+        rule = f"it must name the one axis that each of {pairs} pairs rotates with"
+        raise ValueError(f"`pair_axis` is {shown(given)}; {rule}")
     return own
 
 
@@ -290,7 +312,7 @@ def _widths(blocks: object, rotary_dim: int) -> tuple[int, ...]:
     """Return the widths of blocks; raise unless pairs can be formed in them."""
     widths = whole_numbers("blocks", blocks, 2)
     if sum(widths) != rotary_dim or any(width % 2 for width in widths):
-        raise ValueError(f"`blocks` is {blocks}; widths must be even and add up to rotary_dim {rotary_dim}")
+        raise ValueError(f"`blocks` is {shown(blocks)}; widths must be even and add up to rotary_dim {rotary_dim}")
     return widths
 
 

@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu.validation.scalars import unmasked
+from rope_cpu.validation.texts import cut, shown
 
 Array = NDArray[Any]
 
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("float32", "float64", "float16")}
 DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 FORMAT_OF = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = ", ".join(DTYPES)
 
 # Axes of (batch, token, head) in each layout; packed tokens have no batch.
 AXES = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2), "thd": (None, 0, 1)}
@@ -29,17 +31,24 @@ _AXIS_NAMES = {"b": "batch", "s": "seq", "h": "heads", "d": "head_dim", "t": "to
 def layout(value: object) -> str:
     """Return the layout; raise where it is unknown."""
     if not isinstance(value, str) or value not in AXES:
-        raise ValueError(f"`layout` is {value!r}; it must be one of {', '.join(AXES)}")
+        raise ValueError(f"`layout` is {shown(value)}; it must be one of {', '.join(AXES)}")
     return value
 
 
 def dtype(value: Any) -> np.dtype[Any]:
     """Return a dtype that can be rotated in; raise for any other."""
-    with suppress(TypeError):
-        wanted: np.dtype[Any] = np.dtype(value)
-        if value is not None and wanted in FORMAT_OF:
-            return wanted
-    raise TypeError(f"`dtype` is {value!r}; it must be {', '.join(FORMAT_OF.values())}")
+    wanted: np.dtype[Any] = dtype_of(value)
+    if wanted not in FORMAT_OF:
+        raise TypeError(f"`dtype` is {shown(value)}; it must be {DTYPE_NAMES}")
+    return wanted
+
+
+def dtype_of(value: Any) -> Any:
+    """Return `value` as a dtype, None where it stands for none; NumPy takes None for float64."""
+    if value is None:
+        return None
+    with suppress(Exception):  # NumPy's errors of what is no dtype share no class
+        return np.dtype(value)
 
 
 def array(name: str, x: object, layout: str) -> Array:
@@ -49,7 +58,7 @@ def array(name: str, x: object, layout: str) -> Array:
             raise TypeError(f"`{name}` is a {type(x).__name__}; it must be a NumPy array")
         unmasked(name, x)
     if x.dtype not in FORMAT_OF:
-        raise TypeError(f"`{name}` has dtype {x.dtype}; it must be {', '.join(FORMAT_OF.values())} (native byte order)")
+        raise TypeError(f"`{name}` has dtype {cut(str(x.dtype))}; it must be {DTYPE_NAMES} (native byte order)")
     if x.ndim != len(layout):
         names = ", ".join(_AXIS_NAMES[letter] for letter in layout)
         raise ValueError(f"`{name}` has shape {x.shape}; layout {layout} means ({names})")
@@ -104,7 +113,7 @@ def _output(name: str, out: Any, of: str, shape: tuple[int, ...], dtype: np.dtyp
         raise TypeError(f"`{name}` is a {type(out).__name__}; it must be a NumPy array like `{of}`")
     unmasked(name, out)
     if out.dtype != dtype:
-        raise TypeError(f"`{name}` has dtype {out.dtype}; it must be that of `{of}`, {dtype}")
+        raise TypeError(f"`{name}` has dtype {cut(str(out.dtype))}; it must be that of `{of}`, {dtype}")
     if out.shape != shape:
         raise ValueError(f"`{name}` has shape {out.shape}; it must be that of `{of}`, {shape}")
     if not out.flags.writeable:
@@ -150,7 +159,7 @@ def tables(cos: object, sin: object, looked_up: bool, layout: str) -> tuple[Arra
             raise TypeError(f"`{name}` is a {type(table).__name__}; it must be a NumPy array")
         unmasked(name, table)
         if table.dtype not in (np.float32, np.float64):
-            raise TypeError(f"`{name}` has dtype {table.dtype}; it must be float32 or float64")
+            raise TypeError(f"`{name}` has dtype {cut(str(table.dtype))}; it must be float32 or float64")
         if table.ndim not in ((2,) if one_row else (2, 3)) or table.shape[-1] == 0:
             raise ValueError(f"`{name}` has shape {table.shape}; it must be {rows}, with at least one pair")
         found.append(np.asarray(table))
@@ -161,7 +170,7 @@ def tables(cos: object, sin: object, looked_up: bool, layout: str) -> tuple[Arra
 
 
 def _brief(value: object) -> str:
-    return f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+    return f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else shown(value)
 
 
 def apart_within(x: Array) -> bool:

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rope_cpu.validation import limits
 from rope_cpu.validation.arrays import AXES
-from rope_cpu.validation.scalars import MAX_POSITION, Float64, regular_array
+from rope_cpu.validation.scalars import MAX_POSITION, Float64, not_larger, regular_array
+from rope_cpu.validation.texts import cut, shown
 
 Array = NDArray[Any]
 
@@ -16,11 +18,12 @@ _WITHIN = "positions must be within ±2^53, which float64 holds exactly"
 _FAR = int(MAX_POSITION / 2)  # from where on it matters how many tokens follow an offset
 
 
-def of_tokens(name: str, value: object, axes: int, layout: str | None, rows: int = 1) -> Float64:
+def of_tokens(name: str, value: object, axes: int, layout: str | None, rows: int, pairs: int) -> Float64:
     """Return position ids as float64 (batch or 1, seq, axes).
 
     value: (seq,) or (batch, seq), for thd (tokens,); with several axes a trailing axis of coordinates. layout: that
     of the arrays, or None where no array will be rotated. rows: how many sequences have frequencies of their own.
+    pairs: of all heads with frequencies of their own.
     """
     ids = real_ids(name, value)
     packed, tail = layout == "thd", f", {axes}" if axes > 1 else ","
@@ -35,6 +38,9 @@ def of_tokens(name: str, value: object, axes: int, layout: str | None, rows: int
         raise ValueError(f"lengths are given for {rows} batch rows, but packed tokens (layout thd) have none")
     if rows > 1 and ids.shape[0] not in (1, rows):
         raise ValueError(f"`{name}` has batch {ids.shape[0]}, but lengths were given for {rows} sequences")
+    batch, seq, _ = ids.shape
+    if max(rows, batch) * seq * pairs > limits.TABLE:
+        not_larger(f"`{name}` has shape", ids.shape, max(rows, batch), seq, pairs)
     check_values(name, ids)
     return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
 
@@ -43,7 +49,7 @@ def real_ids(name: str, value: object) -> Array:
     """Return positions as an array; raise unless they are integers, float32 or float64."""
     ids = _as_array(name, value)
     if ids.dtype.kind not in "iu" and ids.dtype.newbyteorder("=") not in (np.float32, np.float64):
-        raise TypeError(f"`{name}` has dtype {ids.dtype}; positions must be integers, float32 or float64")
+        raise TypeError(f"`{name}` has dtype {cut(str(ids.dtype))}; positions must be integers, float32 or float64")
     return ids
 
 
@@ -55,7 +61,7 @@ def _as_array(name: str, value: object) -> Array:
     if ids.dtype.kind == "O" and ids.size and all(isinstance(one, int) for one in ids.flat):
         extreme = max(ids.flat, key=abs)
         if abs(extreme) > MAX_POSITION:
-            raise ValueError(f"`{name}` holds {extreme}; {_WITHIN}")
+            raise ValueError(f"`{name}` holds {shown(extreme)}; {_WITHIN}")
     return ids
 
 
@@ -75,24 +81,30 @@ def check_values(name: str, ids: Array) -> None:
             raise ValueError(f"`{name}` holds {extreme}; {_WITHIN}")
 
 
-def counted(offset: int | ArrayLike, shape: tuple[int, ...], layout: str) -> Float64:
-    """Return the positions offset + 0, 1, 2, … of an array's tokens, float64 (1 or batch, seq, 1)."""
+def counted(name: str, offset: int | ArrayLike, shape: tuple[int, ...], layout: str, rows: int, pairs: int) -> Float64:
+    """Return the positions offset + 0, 1, 2, … of the tokens of `name`, float64 (1 or batch, seq, 1).
+
+    shape: of the array. rows, pairs: as in `of_tokens`.
+    """
     seq = shape[AXES[layout][1]]
+    if rows * seq * pairs > limits.TABLE:
+        not_larger(f"`{name}` has shape", shape, rows, seq, pairs)
     if type(offset) is int and abs(offset) < _FAR:
         return np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
     given = _as_array("offset", offset)
     if given.dtype.kind not in "iu":
-        what = f"{given.dtype} of shape {given.shape}" if isinstance(offset, np.ndarray) else repr(offset)
+        what = f"{cut(str(given.dtype))} of shape {given.shape}" if isinstance(offset, np.ndarray) else shown(offset)
         raise TypeError(f"`offset` is {what}; it must be an integer, or one per batch row")
     batch = shape[1 if layout == "sbhd" else 0]
     if given.ndim > 1 or given.shape not in ((), (batch,)):
         raise ValueError(
             f"`offset` has shape {given.shape}; it must be one integer, or one for each of {batch} batch rows"
         )
-    rows = given.reshape(-1).tolist()  # a few Python integers cost less than NumPy's reductions
-    for extreme in (max(rows), min(rows)) if rows else ():
+    not_larger(f"`{name}` has shape", shape, max(rows, given.size), seq, pairs)
+    firsts = given.reshape(-1).tolist()  # a few Python integers cost less than NumPy's reductions
+    for extreme in (max(firsts), min(firsts)) if firsts else ():
         if max(abs(extreme), abs(extreme + seq - 1)) > MAX_POSITION:
-            raise ValueError(f"`offset` is {extreme}, for {seq} tokens; {_WITHIN}")
+            raise ValueError(f"`offset` is {shown(extreme)}, for {seq} tokens; {_WITHIN}")
     return given.astype(np.int64, copy=False).reshape(-1, 1, 1) + np.arange(seq, dtype=np.float64)[:, None]
 
 
@@ -108,6 +120,7 @@ def deltas(value: ArrayLike, tokens: int, axes: int, shared: bool) -> Array:
 
     shared: one number holds for all axes as well.
     """
+    not_larger("`keys` have tokens:", tokens, tokens, axes)
     moved = real_ids("delta", value)
     if moved.ndim:
         check_coordinates("delta", moved, axes)
@@ -116,14 +129,16 @@ def deltas(value: ArrayLike, tokens: int, axes: int, shared: bool) -> Array:
     return np.broadcast_to(moved, (tokens, *moved.shape)) if moved.ndim == 1 and axes > 1 else moved
 
 
-def rows_of_table(value: object, length: int, layout: str) -> Array:
-    """Return position ids that index a table of `length` rows; raise where they do not."""
+def rows_of_table(value: object, table: tuple[int, ...], layout: str) -> Array:
+    """Return position ids that index the rows of a table (length, pairs); raise where they do not."""
+    length, pairs = table
     ids = _as_array("position_ids", value)
     if ids.dtype.kind not in "iu":
-        raise TypeError(f"`position_ids` has dtype {ids.dtype}; rows of a table are looked up by integers")
+        raise TypeError(f"`position_ids` has dtype {cut(str(ids.dtype))}; rows of a table are looked up by integers")
     if ids.ndim not in ((1,) if layout == "thd" else (1, 2)):
         rule = "(tokens,)" if layout == "thd" else "(seq,) or (batch, seq)"
         raise ValueError(f"`position_ids` has shape {ids.shape}; it must be {rule}")
+    not_larger("`position_ids` has shape", ids.shape, ids.size, pairs)
     for extreme in (ids.min(), ids.max()) if ids.size else ():
         if not 0 <= extreme < length:
             raise ValueError(f"`position_ids` holds {extreme}, but `cos` has rows 0 to {length - 1}")

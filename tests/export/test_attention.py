@@ -257,7 +257,7 @@ WEIGHTS = {"q": np.ones((128, 8)), "k": np.ones((64, 8)), "v": np.ones((64, 8))}
         ({"causal": False, "window": 3}, "`window` is 3, .* it needs `causal`"),
         ({"softcap": 0.0}, "`softcap` is 0.0; it must be finite and above 0"),
         ({"scale": float("nan")}, "`scale` is nan"),
-        ({"scale": 10**400}, "`scale` is 10+; it must be finite"),
+        ({"scale": 10**400}, "`scale` is an integer of 1329 bits; it must be finite"),
         ({"norm_epsilon": 0.5}, "`norm_epsilon` is 0.5, but there is no `qk_norm`"),
         ({"weights": WEIGHTS, "layout": "thd"}, "`layout` is 'thd'; it must be one of bhsd, bshd, bsd"),
         ({"weights": WEIGHTS, "layout": "bshd"}, "`layout` is 'bshd', but `weights` are given"),

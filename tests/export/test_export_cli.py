@@ -111,7 +111,7 @@ def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path
         (("--positions", "past"), "--positions past is an option of attention"),
         (("--seed", "-1"), "`seed` is -1; it must be at least 0"),
         (("--attention", "--scale", "0"), "`scale` is 0.0; it must be finite and above 0"),
-        (("--max-positions", "999999999999"), "not enough memory"),
+        (("--max-positions", "999999999999"), "`max_positions` is 999999999999; it must be at most"),
     ],
 )
 def test_bad_usage_is_one_line(export_to, arguments, text):

@@ -134,7 +134,7 @@ def _skip_refused(rotary):
 @st.composite
 def from_inv_freq(draw):
     """Any frequencies: several axes, several heads, blocks."""
-    axes, heads, pairs = draw(st.integers(1, 4)), draw(st.sampled_from((1, 1, 2, 3))), draw(st.integers(1, 80))
+    axes, heads, pairs = draw(st.integers(1, 4)), draw(st.sampled_from((1, 2, 3))), draw(st.integers(1, 80))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     largest = draw(st.sampled_from((1.0, 1.0, 1e-300, 1e-12, 1e4, 2.0**40)))
     inv_freq = random.uniform(-largest, largest, (axes, heads, pairs))
@@ -223,4 +223,4 @@ def from_generators(draw):
 
 def rotaries():
     """Every constructor."""
-    return plain() | plain() | from_inv_freq() | axial() | mrope() | from_generators()
+    return plain() | plain() | from_inv_freq() | from_inv_freq() | axial() | mrope() | from_generators()

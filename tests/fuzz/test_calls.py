@@ -18,7 +18,7 @@ def test_calls(search):
     def check(call):
         calls.check(call, Memory(call.seed))
 
-    search(check, 60, call=calls.calls())
+    search(check, 100, call=calls.calls())
 
 
 def test_large_calls(search):

@@ -19,7 +19,7 @@ START = """
     def child(task):
         pid = os.fork()
         if pid == 0:
-            signal.alarm(60)
+            signal.alarm(250)
             os._exit(0 if task() else 3)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 

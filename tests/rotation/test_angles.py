@@ -106,7 +106,7 @@ def test_position_zero_and_frequency_zero_are_the_identity():
     assert sin[1, 2] == 0
 
 
-@pytest.mark.parametrize("axes", [2, 3, 24, 100])
+@pytest.mark.parametrize("axes", [2, 3, 24, 64])
 def test_several_axes_add_up(axes, rng):
     """To what one axis has: of many, whole revolutions are dropped of the sum too."""
     matrix = rng.uniform(-3, 3, (axes, 20))

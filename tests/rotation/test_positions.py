@@ -179,7 +179,7 @@ def video(**options):
         (lambda: positions.mrope([[0]], split_frames="no"), TypeError, "`split_frames` is 'no'"),
         (lambda: video(seconds_per_grid=[-1.0]), ValueError, "`seconds_per_grid` holds -1.0; every value must be at"),
         (lambda: video(seconds_per_grid=[np.nan]), ValueError, "`seconds_per_grid` holds nan; it must be finite"),
-        (lambda: video(seconds_per_grid=[2.0], tokens_per_second=2e9), ValueError, r"at most 2\^31 ids"),
+        (lambda: video(seconds_per_grid=[2.0], tokens_per_second=2e9), ValueError, r"at most 2\^31, also"),
         (lambda: positions.token_types([1], image_token_id="a", video_token_id=None), TypeError, "`image_token_id` is"),
         (lambda: positions.token_types([1], image_token_id=1, video_token_id=1.5), TypeError, "`video_token_id` is"),
         (lambda: apart(merge_frames=2), ValueError, "`merge_frames` is 2, but with `split_frames`"),

@@ -1,0 +1,40 @@
+"""Upper bounds of numbers, lists and tables: far above every published model, checked before anything is allocated.
+
+A larger value is a slip of the pen, or a file that was written to exhaust the reader. The largest values that published
+configs have stand beside each bound.
+"""
+
+from __future__ import annotations
+
+# Any whole number; float64 holds every one up to here. Published: 10,485,760 positions.
+WHOLE = 2**53
+
+# Elements of a head vector, or of all heads where they are rotated as one vector. Published: 512, and 256.
+HEAD_DIM = 2**16
+
+# Elements of the hidden states, and of all heads together. Published: 16,384.
+HIDDEN_SIZE = 2**24
+
+# Heads of queries, or of keys; a check of an exported model draws all of them. Published: 128.
+HEADS = 2**12
+
+# Layers, also as lists with a value for each, which are walked in Python. Published: 126.
+LAYERS = 2**16
+
+# Position coordinates of a token, each a row of frequencies of the whole head. Published: 4.
+AXES = 64
+
+# Sequences with lengths of their own: the frequencies of each are computed in Python, in some 20 µs.
+LENGTHS = 2**13
+
+# Frequencies of all sequences with lengths of their own, computed at once. 8,192 sequences of heads of 1,024 elements.
+FREQUENCIES = 2**22
+
+# Elements of one table: cos or sin of all tokens, the ids of a grid. In float32, 1 GiB.
+TABLE = 2**28
+
+# Tensors that one exported model rotates, each with nodes of its own.
+INPUTS = 64
+
+# Bytes of a config.json. Published: below 2^20.
+CONFIG_BYTES = 2**24
