@@ -32,7 +32,8 @@ def kernel_cache():
     There the package warns that every process compiles its kernels, and warnings are errors here.
     """
     package = Path(importlib.util.find_spec("rope_cpu").origin).parent
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    # Unlike Path.expanduser, this leaves "~" where the user has no home in any record.
+    user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     usual = [package / "kernels" / "__pycache__", user / "numba"]
     if os.environ.get("NUMBA_CACHE_DIR") or any(can_be_written(folder) for folder in usual):
         return None
