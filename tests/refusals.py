@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-# Bytes that a refusal may take at most: several copies of a text of 10 MB. Each of the tables that
-# are refused would take a gigabyte and more.
-MOST_BYTES = 64 * 2**20
+# Bytes that a refusal may take at most, with the loading of a first kernel. What is refused takes a gigabyte and more.
+MOST_BYTES = 2**27
 
 
 def refusal(call: Callable[[], Any]) -> str:

@@ -14,7 +14,7 @@ from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
 from rope_cpu.validation import limits
-from rope_cpu.validation.scalars import real_number, whole_number
+from rope_cpu.validation.scalars import not_larger, real_number, whole_number
 from rope_cpu.validation.texts import shown
 
 Config = Mapping[str, Any]
@@ -91,7 +91,9 @@ def _ltx(config: Config, angle_dtype: str) -> RopeSpec:
     layout = config.get("rope_type", "interleaved")
     if layout not in ("interleaved", "split"):
         raise ValueError(f"`rope_type` is {shown(layout)}; it must be interleaved or split")
-    width = whole_number("attention_head_dim·num_attention_heads", head_dim * heads, 1, limits.HIDDEN_SIZE)
+    given = "`attention_head_dim` and `num_attention_heads` are"
+    not_larger(given, (head_dim, heads), 3, heads, head_dim // 2, most=limits.FREQUENCIES)
+    width = head_dim * heads
     rounds, theta = width // 6, real_number("rope_theta", config.get("rope_theta", 10000.0))
     # These are float32 in the model, also where they are computed in float64.
     with np.errstate(over="ignore"):  # an infinite one is refused below

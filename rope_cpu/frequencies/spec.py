@@ -157,8 +157,8 @@ class RopeSpec:
         if self.length_rule is None:
             return self
         not_longer("lengths", lengths, limits.LENGTHS)
-        sizes = (len(lengths), self.axes, self.pairs)
-        not_larger("the number of `lengths` is", len(lengths), *sizes, most=limits.FREQUENCIES)
+        sizes = len(lengths), self.axes, self.pairs
+        not_larger("`lengths` has entries:", len(lengths), *sizes, most=limits.FREQUENCIES)
         rows = [self.length_rule.at_length(length) for length in lengths]
         one_axis = np.stack([self.direction * inv_freq for inv_freq, _ in rows])
         return replace(
@@ -254,7 +254,7 @@ def _check_shape(shape: tuple[int, ...], axes: int, heads: int, pairs: int) -> N
     for name, (size, most) in sizes.items():
         if size > most:
             raise ValueError(f"`inv_freq` has shape {shape}: {size} {name}; there may be at most {most}")
-    not_larger("`inv_freq` has shape", shape, *shape)
+    not_larger("`inv_freq` has shape", shape, *shape, most=limits.FREQUENCIES)
 
 
 def _checked_frequencies(inv_freq: ArrayLike) -> Float64:

@@ -27,8 +27,8 @@ AXES = 64
 # Sequences with lengths of their own: the frequencies of each are computed in Python, in some 20 µs.
 LENGTHS = 2**13
 
-# Frequencies of all sequences with lengths of their own, computed at once. 8,192 sequences of heads of 1,024 elements.
-FREQUENCIES = 2**22
+# Elements of all frequencies of a rotation: sequences, axes, heads and pairs. Published: 3 x 32 x 64.
+FREQUENCIES = 2**24
 
 # Elements of one table: cos or sin of all tokens, the ids of a grid. In float32, 1 GiB.
 TABLE = 2**28

@@ -25,7 +25,7 @@ def of_tokens(name: str, value: object, axes: int, layout: str | None, rows: int
     of the arrays, or None where no array will be rotated. rows: how many sequences have frequencies of their own.
     pairs: of all heads with frequencies of their own.
     """
-    ids = real_ids(name, value)
+    given = ids = real_ids(name, value)
     packed, tail = layout == "thd", f", {axes}" if axes > 1 else ","
     check_coordinates(name, ids, axes)
     if (ids.ndim if axes == 1 else ids.ndim - 1) not in ((1,) if packed else (1, 2)):
@@ -40,7 +40,7 @@ def of_tokens(name: str, value: object, axes: int, layout: str | None, rows: int
         raise ValueError(f"`{name}` has batch {ids.shape[0]}, but lengths were given for {rows} sequences")
     batch, seq, _ = ids.shape
     if max(rows, batch) * seq * pairs > limits.TABLE:
-        not_larger(f"`{name}` has shape", ids.shape, max(rows, batch), seq, pairs)
+        not_larger(f"`{name}` has shape", given.shape, max(rows, batch), seq, pairs)
     check_values(name, ids)
     return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
 

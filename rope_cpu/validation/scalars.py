@@ -67,7 +67,7 @@ def not_longer(name: str, value: Any, longest: int) -> None:
 
 
 def not_larger(what: str, value: object, *sizes: int, most: int = limits.TABLE) -> None:
-    """Raise where a table of these sizes has more elements than any may have.
+    """Raise where a table of these sizes has more than `most` elements.
 
     what, value: the argument that the sizes follow from, as the error text says it ("`max_positions` is", 8).
     """
