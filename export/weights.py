@@ -24,7 +24,7 @@ def weights_of(weights: Mapping[str, ArrayLike] | None) -> dict[str, Float64]:
     unknown, missing = [name for name in weights if name not in WEIGHTS], {"q", "k", "v"} - set(weights)
     if unknown or missing or ("o_bias" in weights and "o" not in weights):
         raise ValueError(
-            f"`weights` holds {list(weights)}; it must hold q, k and v, and may hold o, q_bias, k_bias, "
+            f"`weights` holds {shown(list(weights))}; it must hold q, k and v, and may hold o, q_bias, k_bias, "
             "v_bias, and with o an o_bias"
         )
     arrays = {
