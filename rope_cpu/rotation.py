@@ -47,8 +47,13 @@ def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str) -> Launch:
         return lambda *arrays: False
     kernel, rotary_dim = rotation(name, "interleaved" if pairing.interleaved else "half"), sum(pairing.blocks)
     sizes = np.array([pairing.head_dim, last_level_cache(), *(width // 2 for width in pairing.blocks)], np.int64)
+    real = name not in BITS  # the others are compared by `_viewed`
 
     def as_they_stand(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
+        # Numba looks arrays up by flags and type number, which those of another byte order share.
+        same = not real or q.dtype is k.dtype is q_out.dtype is k_out.dtype  # the usual case; comparing takes longer
+        if not same and not q.dtype == k.dtype == q_out.dtype == k_out.dtype:
+            return False
         try:
             status: int = kernel(q, k, q_out, k_out, cos_sin, sizes, arrays, 1 if threads.serial else threads.limit)
         except TypeError:  # Numba's, of arrays of another dtype or rank, and of read-only outputs

@@ -6,9 +6,10 @@ import json
 import math
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 
-from rope_cpu import RotaryEmbedding, convert_weight, export
+from rope_cpu import RotaryEmbedding, apply_rotary, convert_weight, export
 from rope_cpu.bench import results
 from rope_cpu.bench.measurement.measure import Row
 
@@ -41,6 +42,38 @@ def test_a_model_with_a_name_that_is_no_text_is_reported(tmp_path):
     assert b"cos_cache" in written
     path.write_bytes(written.replace(b"cos_cache", b"\x9fos_cache", 1))
     assert not export.validate(path, rope).passed
+
+
+def other_order(x):
+    return x.astype(x.dtype.newbyteorder())
+
+
+def read_only(x):
+    x.flags.writeable = False
+    return x
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "float16"])
+def test_the_other_byte_order_is_refused_after_arrays_with_the_same_flags(name):
+    """They were rotated as if they were native, where Numba had seen a read-only or unaligned array.
+
+    Numba looks such arrays up by number of axes, contiguity, writability and type number.
+    """
+    x, plan = np.ones((1, 3, 4, 16), name), RotaryEmbedding(16).plan([0, 1, 2])
+    unaligned = np.zeros(x.nbytes + 1, np.uint8)[1:].view(name).reshape(x.shape)
+    plan.rotate(unaligned, out=unaligned)
+    plan.rotate(read_only(x.copy()))
+    out, cos = np.zeros_like(other_order(x)), np.ones((3, 8), np.float32)
+    calls = {
+        "k": lambda: plan(x, other_order(x)),
+        "k, read-only": lambda: plan(x, read_only(other_order(x))),
+        "out": lambda: plan.rotate(x, out=out),
+        "out of apply_rotary": lambda: apply_rotary(x, cos, cos, out=out),
+    }
+    for call in calls.values():
+        with pytest.raises(TypeError, match=r"has dtype [<>]f"):
+            call()
+    assert not out.any()
 
 
 @pytest.mark.parametrize("ragged", [[[0], []], ([1, 2], [3])])
