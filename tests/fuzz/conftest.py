@@ -22,6 +22,11 @@ from itertools import count
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+try:
+    from hypothesis.internal.conjecture import providers
+except ImportError:  # an older release
+    providers = None
+
 SECONDS = float(os.environ.get("ROPE_CPU_FUZZ_SECONDS") or 0)
 FIRST_SEED = int(os.environ.get("ROPE_CPU_FUZZ_SEED") or 0)
 
@@ -75,8 +80,12 @@ class Search:
 
 
 @pytest.fixture
-def search(request):
+def search(request, monkeypatch):
     """The search of one test; see the module."""
+    # Hypothesis also draws constants of the modules imported so far: a seed would find other examples
+    # after other tests. There is no setting for it.
+    if hasattr(providers, "_get_local_constants"):
+        monkeypatch.setattr(providers, "_get_local_constants", providers.Constants)
     config = request.config
     share = SECONDS / max(config.stash.get(SHARE, 1), 1)
     return Search(request.node.nodeid, share, config.stash.setdefault(COUNTS, {}))
