@@ -355,7 +355,9 @@ def run(arranged):
 
 
 # Of an angle beyond 2^53 radians: losses by the two parts of its frequency, their products and sums.
-LOST_ABOVE = 2.0**-104
+LOST_ABOVE = 2.0**-103
+# Of angles in float32: cos rounded to a neighbour (1), the factor (½), and their product (1), in float32 each.
+LOST_IN_FLOAT32 = 2.5 * 2.0**-24
 LAST_LEVEL_CACHE = rotation.last_level_cache
 
 
@@ -380,8 +382,9 @@ def _run(call, rope, arranged):
 def exact_tables(arranged):
     """Return the exact cos and sin, and for each row the factor in them and their error.
 
-    Cos and sin are (batch or 1, tokens, heads, pairs). The error is 0, but where a position times its
-    frequency is beyond 2^53 radians: cos and sin lose digits there, as the README says.
+    Cos and sin are (batch or 1, tokens, heads, pairs). The error is 0, but for angles in float32, and
+    where a position times its frequency is beyond 2^53 radians: cos and sin lose digits there, as the
+    README says.
     """
     call, rotary = arranged.call, arranged.call.rotary
     if call.way == "apply_rotary":
@@ -402,7 +405,7 @@ def exact_tables(arranged):
     cos, sin = np.moveaxis(np.array(tables), 2, 0).swapaxes(2, 3)
     radians = np.abs(arranged.positions[..., None]).max(axis=1, initial=0.0) * np.abs(inv_freq).max(axis=2)
     largest = radians.sum(axis=1).max(axis=1)
-    lost = np.where(largest > 2.0**53, LOST_ABOVE * largest, 0.0)
+    lost = np.where(largest > 2.0**53, LOST_ABOVE * largest, 0.0) + rotary.in_float32 * LOST_IN_FLOAT32
     scale = factor[:, None, None, None]
     return cos * scale, (-sin if call.inverse else sin) * scale, factor, lost
 
@@ -453,7 +456,7 @@ def check_rotated(call, result, x, cos, sin, factor, lost):
     blocks = [rope.rotary_dim] if call.way == "apply_rotary" else call.rotary.blocks()
     first, second = exact.pairs_of(rope.rotary_dim // 2, rope.interleaved, blocks)
     expected, reach = exact.rotate(x, cos, sin, first, second)
-    allowed = bound(expected, reach, dtype, factor[:, None, None, None], _unit(call) + lost[:, None, None, None])
+    allowed = bound(expected, reach, dtype, factor[:, None, None, None], _unit(call) + lost[:, None, None, None] / 3)
     # A pair whose products may overflow, or that holds NaN or infinity, is not compared.
     largest = float(np.finfo(np.float64 if call.dtype == "float64" else np.float32).max) / 4
     largest = min(largest, float(ml_dtypes.finfo(dtype).max) / 2)

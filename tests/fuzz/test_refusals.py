@@ -220,8 +220,6 @@ def test_tables(search):
         for table, exact in zip(made, (cos, sin), strict=True):
             exact = exact.reshape(table.shape)
             slack = 1e-9 if unit > 2.0**-53 or call.rotary.in_float32 else 4 * unit
-            if call.rotary.in_float32:
-                slack += 2.0**-24
             allowed = calls.bound(exact, np.zeros_like(exact), dtype, 1.0, unit)
             with np.errstate(over="ignore", invalid="ignore"):
                 error = np.abs(table.astype(np.float64) - exact)
