@@ -355,6 +355,8 @@ def run(arranged):
 
 
 # Of an angle beyond 2^53 radians: losses by the two parts of its frequency, their products and sums.
+# In units of 2^-105 of the angle: ½ for the frequency in two parts, 1 for the product with its lower
+# part, and 1 for each of the two sums that this goes into: 3½, so at most 2^-103.
 LOST_ABOVE = 2.0**-103
 # Of angles in float32: cos rounded to a neighbour (1), the factor (½), and their product (1), in float32 each.
 LOST_IN_FLOAT32 = 2.5 * 2.0**-24
