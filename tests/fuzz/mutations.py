@@ -6,8 +6,8 @@ import copy
 
 from hypothesis import strategies as st
 
-# The largest whole number that replaces another; to be raised to 2**70 once the library limits sizes.
-LARGEST_NUMBER = 2**12
+# The largest whole number that replaces another.
+LARGEST_NUMBER = 2**70
 
 
 def paths_in(value, path=()):
