@@ -64,7 +64,8 @@ def apply_rotary(
     result = np.empty_like(x) if out is None else out
     if type(x) is type(result) is np.ndarray:
         launch, table = launch_of(x.dtype)
-        if launch(table, x, x, result, result, 1):
+        same = result is x or result.dtype == x.dtype
+        if same and launch(table, x, x, result, result, 1):
             return result
     given = "`cos` and `sin` are for" if position_ids is None else "`position_ids` are for"
     outs, shape = None if out is None else {"out": out}, cos_sin.shape[1:]

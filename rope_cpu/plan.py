@@ -38,8 +38,12 @@ class RotaryPlan:
         if type(results) is tuple and len(results) == 2:
             q_out, k_out = results
             if type(q) is type(k) is type(q_out) is type(k_out) is _ndarray:
-                launch, cos_sin = self._launches.get(q.dtype) or self._launch(q.dtype)
-                if launch(cos_sin, q, k, q_out, k_out, 2):
+                dtype = q.dtype
+                launch, cos_sin = self._launches.get(dtype) or self._launch(dtype)
+                same = dtype is k.dtype is q_out.dtype is k_out.dtype  # the usual case; comparing takes longer
+                if not same:
+                    same = dtype == k.dtype == q_out.dtype == k_out.dtype
+                if same and launch(cos_sin, q, k, q_out, k_out, 2):
                     return results
         outs = None if out is None else dict(zip(("out[0]", "out[1]"), check.out_pair(out), strict=True))
         first, second = self._rotate_copies({"q": q, "k": k}, outs)
@@ -50,7 +54,8 @@ class RotaryPlan:
         result = np.empty_like(x) if out is None and type(x) is _ndarray else out
         if type(x) is type(result) is _ndarray:
             launch, cos_sin = self._launches.get(x.dtype) or self._launch(x.dtype)
-            if launch(cos_sin, x, x, result, result, 1):
+            same = result is x or result.dtype == x.dtype
+            if same and launch(cos_sin, x, x, result, result, 1):
                 return result
         name = "keys" if self._mode == "shift" else "x"
         (result,) = self._rotate_copies({name: x}, None if out is None else {"out": out})

@@ -25,9 +25,10 @@ ARRANGED: dict[str, Callable[[Array], Array]] = {
     "thd": lambda x: x[None],
 }
 
-# A call (cos_sin, q, k, q_out, k_out, arrays) that rotates q, and k if arrays is 2, as they stand; where that cannot be
-# it returns False, having written nothing. cos_sin: (2, batch or 1, seq, frequency heads, pairs), C-contiguous, of the
-# dtype that REAL_OF names.
+# launch(cos_sin, q, k, q_out, k_out, arrays) rotates q, and k if arrays is 2, without copying. It returns False, with
+# nothing written, when the kernel cannot take the arrays. cos_sin: (2, batch or 1, seq, frequency heads, pairs),
+# C-contiguous, of the dtype that REAL_OF names. The arrays must have the dtype that the call was made for, which the
+# caller compares: Numba takes a read-only or unaligned array of the other byte order for a native one.
 Launch = Callable[[Array, Array, Array, Array, Array, int], bool]
 
 
@@ -47,16 +48,11 @@ def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str) -> Launch:
         return lambda *arrays: False
     kernel, rotary_dim = rotation(name, "interleaved" if pairing.interleaved else "half"), sum(pairing.blocks)
     sizes = np.array([pairing.head_dim, last_level_cache(), *(width // 2 for width in pairing.blocks)], np.int64)
-    real = name not in BITS  # the others are compared by `_viewed`
 
     def as_they_stand(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
-        # Numba looks arrays up by flags and type number, which those of another byte order share.
-        same = not real or q.dtype is k.dtype is q_out.dtype is k_out.dtype  # the usual case; comparing takes longer
-        if not same and not q.dtype == k.dtype == q_out.dtype == k_out.dtype:
-            return False
         try:
             status: int = kernel(q, k, q_out, k_out, cos_sin, sizes, arrays, 1 if threads.serial else threads.limit)
-        except TypeError:  # Numba's, of arrays of another dtype or rank, and of read-only outputs
+        except TypeError:  # Numba's, of arrays of another rank, and of read-only outputs
             return False
         return status == DONE
 
@@ -103,9 +99,6 @@ def _viewed(launch: Launch, bits: np.dtype[Any]) -> Launch:
     """Hand arrays of 16-bit floats on as integers; like `_transposed`, but a function for each view takes too long."""
 
     def viewed(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
-        same = q.dtype is k.dtype is q_out.dtype is k_out.dtype  # the usual case; comparing takes longer
-        if not same and not q.dtype == k.dtype == q_out.dtype == k_out.dtype:
-            return False
         x = y = q.view(bits)
         x_out = y_out = x if q_out is q else q_out.view(bits)
         if arrays == 2:
