@@ -17,7 +17,7 @@ from rope_cpu.kernels import threads
 # sources have other names.
 _SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
 
-_warned: set[str | None] = set()  # folders of the cache that a warning was about
+_warned: set[str | None] = set()  # cache folders that a warning has named
 
 
 def inner(function: Callable[..., Any], of: str = "", parallel: bool = False) -> Any:
@@ -55,37 +55,36 @@ def compiled(function: Callable[..., Any], name: str, signature: tuple[Any, ...]
 
 
 def _cached(kernel: FunctionType, signature: tuple[Any, ...]) -> Any:
-    """Return the dispatcher of a kernel, from the cache on disk if that can be used; warn if it cannot.
+    """Return the compiled dispatcher of a kernel, from the cache on disk if possible; warn if not.
 
-    A damaged file raises whatever unpickling it raises, so every exception counts as the cache's. An error of the
-    compiler is raised again by the second compilation, which does without the cache.
+    Every exception is blamed on the cache, because reading a damaged file can raise any. An error of the compiler is
+    raised again by the second compilation, which does not use the cache.
     """
-    dispatcher = _dispatcher(kernel)
+    cached = _dispatcher(kernel)
     try:
-        dispatcher.enable_caching()
-        dispatcher.compile(signature)
+        cached.enable_caching()
+        cached.compile(signature)
+        return cached
     except Exception as error:
-        folder = dispatcher.stats.cache_path
-        if not dispatcher.signatures:  # the kernel could not be loaded; otherwise it could not be saved
-            dispatcher = _dispatcher(kernel)
-            dispatcher.compile(signature)
-        _warn_once(folder, f"{type(error).__name__}: {error}")
-    return dispatcher
+        uncached = _dispatcher(kernel)
+        uncached.compile(signature)
+        _warn_once(cached.stats.cache_path, error)
+        return uncached
 
 
 def _dispatcher(kernel: FunctionType) -> Any:
     return njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(kernel)
 
 
-def _warn_once(folder: str | None, reason: str) -> None:
-    """Warn that kernels are compiled in every process, once for each folder."""
+def _warn_once(folder: str | None, error: Exception) -> None:
+    """Warn, once for each folder, that the kernel cache cannot be used; folder: None if none can be written."""
     if folder in _warned:
         return
     _warned.add(folder)
     if folder is None:
-        fault = "no folder for the kernels of rope_cpu can be written"
-        remedy = "set NUMBA_CACHE_DIR to a folder that can be"
+        fault = "no folder for the kernel cache of rope_cpu can be written"
+        remedy = "set NUMBA_CACHE_DIR to a writable folder"
     else:
-        fault = f"the kernels of rope_cpu cannot be kept in {folder} ({reason})"
+        fault = f"the kernel cache of rope_cpu in {folder} cannot be used ({type(error).__name__}: {error})"
         remedy = "delete that folder, free disk space, or set NUMBA_CACHE_DIR to another one"
-    warnings.warn(f"{fault}, so every process compiles them for some seconds; {remedy}", stacklevel=2)
+    warnings.warn(f"{fault}, so every process compiles the kernels for some seconds; {remedy}", stacklevel=2)

@@ -125,7 +125,7 @@ def compiled_increment():
 
 @pytest.fixture
 def cache_folder(tmp_path, monkeypatch):
-    """An empty cache of this test alone, which no warning was about yet."""
+    """An empty cache of this test alone, which no warning has named yet."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compiling, "_warned", set())
     return tmp_path
@@ -150,7 +150,7 @@ def test_a_damaged_file_is_named_once_and_done_without(cache_folder, suffix, dam
     assert str(damaged.parent) in str(warned[0].message)
 
 
-def test_a_file_that_is_not_ours_to_read_is_done_without(cache_folder):
+def test_an_unreadable_file_is_done_without(cache_folder):
     compiled_increment()
     (index,) = cache_folder.rglob("*.nbi")
     index.unlink()
@@ -169,7 +169,7 @@ def test_without_a_folder_every_process_compiles_and_says_so(monkeypatch, cache_
         raise RuntimeError("cannot cache function 'increment': no locator available for file")
 
     monkeypatch.setattr(CPUDispatcher, "enable_caching", no_locator)
-    with pytest.warns(UserWarning, match="every process compiles them .* NUMBA_CACHE_DIR"):
+    with pytest.warns(UserWarning, match="no folder .* every process compiles .* NUMBA_CACHE_DIR"):
         assert not compiled_increment()
 
 
@@ -193,7 +193,7 @@ ON_A_FULL_DISK = """
 def test_where_files_cannot_be_written_kernels_run_all_the_same(tmp_path, run_program):
     program = ON_A_FULL_DISK.replace("LIMITED", "True")
     out, _ = run_program(program, env={"NUMBA_CACHE_DIR": str(tmp_path)})
-    assert out.startswith("1 the kernels of rope_cpu cannot be kept in")
+    assert out.startswith("1 the kernel cache of rope_cpu in")
     assert f"{tmp_path}" in out
     assert "OSError: [Errno 27]" in out
 
@@ -212,7 +212,7 @@ def test_on_a_full_disk_kernels_run_all_the_same(tiny_disk, run_program):
     filler = tiny_disk / "filler"
     filler.write_bytes(bytes(shutil.disk_usage(tiny_disk).free - 8192))  # room for an index alone
     out, _ = run_program(ON_A_FULL_DISK.replace("LIMITED", "False"), env={"NUMBA_CACHE_DIR": str(tiny_disk)})
-    assert out.startswith("1 the kernels of rope_cpu cannot be kept in")
+    assert out.startswith("1 the kernel cache of rope_cpu in")
     assert "OSError: [Errno 28] No space left on device" in out
 
 
