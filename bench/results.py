@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from rope_cpu.validation.texts import shown
 
 from .latency import Latency
 from .measurement.measure import Result, Row
 
 FORMAT = 2
 
-# What is read again of each object, further figures aside, and of which kind it must be.
+# The keys that are read of each object, and the type of their values; other keys are ignored.
 _NUMBER = int, float
 _Kinds = Mapping[str, type | tuple[type, ...]]
 _RUN: _Kinds = {
@@ -71,7 +72,7 @@ def load(path: str | Path) -> Run:
     try:
         data = json.loads(Path(path).read_text("utf-8"))
         if data["format"] != FORMAT:
-            raise ValueError(f"its format is {_brief(data['format'])}")
+            raise ValueError(f"its format is {shown(data['format'])}")
         return _run(data)
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -98,7 +99,7 @@ def _row(data: Any) -> Row:
     row = Row(**_checked("row", data, _ROW))
     for sample in row.samples:
         if not isinstance(sample, float) or not 0 < sample < math.inf:
-            raise ValueError(f"a row has the sample {_brief(sample)}; it must be a number of seconds")
+            raise ValueError(f"a row has the sample {shown(sample)}; it must be a number of seconds")
     if row.status == "timed" and not row.samples:
         raise ValueError("a row was timed, but has no samples")
     return row
@@ -107,15 +108,11 @@ def _row(data: Any) -> Row:
 def _checked(name: str, data: Any, kinds: _Kinds) -> dict[str, Any]:
     """Return the entries of an object that `kinds` names; raise unless each is there and of its kind."""
     if not isinstance(data, dict):
-        raise TypeError(f"a {name} is {_brief(data)}; it must be an object")
+        raise TypeError(f"a {name} is {shown(data)}; it must be an object")
     for key, kind in kinds.items():
         if not isinstance(data[key], kind):
-            raise TypeError(f"a {name} has the {key} {_brief(data[key])}, which is of another type")
+            raise TypeError(f"a {name} has the {key} {shown(data[key])}, which is of another type")
     return {key: data[key] for key in kinds}
-
-
-def _brief(value: object) -> str:
-    return reprlib.repr(value)
 
 
 def _figures(case: Result, row: Row) -> dict[str, Any]:

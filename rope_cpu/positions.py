@@ -93,11 +93,8 @@ def grid(
             raise ValueError(
                 f"`start` is {shown(start)} and `scale` is {shown(scale)}; coordinates must stay below ±2^53"
             )
-    ids = np.empty((math.prod(counts), len(counts)))
-    following = len(ids)  # cells of the axes that follow
-    for axis, line in enumerate(lines):
-        following //= len(line)
-        ids[:, axis] = np.resize(np.repeat(line, following), len(ids))
+    cells = np.unravel_index(np.arange(math.prod(counts)), counts)
+    ids: Float64 = np.stack([line[index] for line, index in zip(lines, cells, strict=True)], axis=-1)
     whole = np.rint(ids)
     return whole.astype(np.int64) if np.array_equal(whole, ids) else ids
 

@@ -44,8 +44,9 @@ class Attention:
     def of(cls, types: Set[str | None], values: Mapping[str, Any]) -> Attention:
         """Return the attention of a model type and the one that it is like; values: its config, standard names."""
         scalar = _number("query_pre_attn_scalar", values)
-        multiplier = _number("attention_multiplier", values)
-        scale = multiplier if multiplier is not None else scalar**-0.5 if scalar else None
+        scale = _number("attention_multiplier", values)
+        if scale is None and scalar:
+            scale = scalar**-0.5
         by_position = {key: own_section(values)[1].get(key, values.get(key)) for key in FACTS["query_scale_keys"]}
         return cls(
             causal=_is_causal(types, values),

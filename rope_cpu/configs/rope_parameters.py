@@ -49,7 +49,7 @@ def _refuse_objects(section: Config) -> None:
     """Raise where a key of rope parameters holds an object, which would read as a section by layer type."""
     for key in SECTION_KEYS & section.keys():
         if isinstance(section[key], Mapping):
-            raise TypeError(f"`{key}` is {shown(section[key])}; it must be no object")
+            raise TypeError(f"`{key}` is {shown(section[key])}; it cannot be an object")
 
 
 def own_section(text: Config) -> tuple[str, Config]:

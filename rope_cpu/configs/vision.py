@@ -138,9 +138,13 @@ def _hidden_size(config: Mapping[str, Any]) -> int:
 
 
 def _memory_head_dim(config: Mapping[str, Any]) -> int:
-    keys = ("memory_attention_hidden_size", "memory_attention_downsample_rate", "memory_attention_num_attention_heads")
-    most = limits.HIDDEN_SIZE, limits.HIDDEN_SIZE, limits.HEADS
-    width, rate, heads = (whole_number(key, _first(config, key), 1, m) for key, m in zip(keys, most, strict=True))
+    def number(name: str, most: int) -> int:
+        key = f"memory_attention_{name}"
+        return whole_number(key, _first(config, key), 1, most)
+
+    width = number("hidden_size", limits.HIDDEN_SIZE)
+    rate = number("downsample_rate", limits.HIDDEN_SIZE)
+    heads = number("num_attention_heads", limits.HEADS)
     return width // (rate * heads)
 
 

@@ -242,7 +242,8 @@ def _frequencies(inv_freq: ArrayLike) -> Float64:
             f"`inv_freq` has shape {frequencies.shape}; it must be (pairs,), (axes, pairs) or (axes, heads, pairs), "
             "none of them 0"
         )
-    axes, heads = {1: (1, 1), 2: (frequencies.shape[0], 1), 3: frequencies.shape[:2]}[frequencies.ndim]
+    axes = frequencies.shape[0] if frequencies.ndim > 1 else 1
+    heads = frequencies.shape[1] if frequencies.ndim == 3 else 1
     pairs = frequencies.shape[-1]
     _check_shape(frequencies.shape, axes, heads, pairs)
     return frequencies.reshape(axes, heads, pairs)

@@ -38,9 +38,8 @@ def of_tokens(name: str, value: object, axes: int, layout: str | None, rows: int
         raise ValueError(f"lengths are given for {rows} batch rows, but packed tokens (layout thd) have none")
     if rows > 1 and ids.shape[0] not in (1, rows):
         raise ValueError(f"`{name}` has batch {ids.shape[0]}, but lengths were given for {rows} sequences")
-    batch, seq, _ = ids.shape
-    if max(rows, batch) * seq * pairs > limits.TABLE:
-        not_larger(f"`{name}` has shape", given.shape, max(rows, batch), seq, pairs)
+    if rows * ids.size * pairs > limits.TABLE:  # coarse, as it is passed at every call
+        not_larger(f"`{name}` has shape", given.shape, max(rows, len(ids)), ids.shape[1], pairs)
     check_values(name, ids)
     return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
 

@@ -73,7 +73,7 @@ def not_larger(what: str, value: object, *sizes: int, most: int = limits.TABLE) 
     """
     if math.prod(sizes) > most:
         shape = " x ".join(map(shown, sizes))
-        raise ValueError(f"{what} {shown(value)}: {shape} elements of a table; it may have at most {most}")
+        raise ValueError(f"{what} {shown(value)}: a table of {shape} elements; it may have at most {most}")
 
 
 def lengths(name: str, value: Any) -> list[int]:
@@ -127,20 +127,14 @@ def unmasked(name: str, value: object) -> None:
 def regular_array(name: str, value: Any) -> NDArray[Any]:
     """Return `value` as an array; raise where it is masked, or its rows are of several lengths."""
     unmasked(name, value)
-    if type(value) is range:  # NumPy would walk through it
-        _not_endless(name, value)
+    if type(value) is range:  # NumPy would make a Python list of it first
+        not_longer(name, value, limits.TABLE)
     try:
         return np.asarray(value)
     except (TypeError, ValueError):
         if not isinstance(value, list | tuple):
             raise  # another library's own reason
         raise ValueError(f"`{name}` is a {type(value).__name__} of unequal rows; it must be a regular array") from None
-
-
-def _not_endless(name: str, value: range) -> None:
-    """Raise where a range has more entries than a table may have; `len` cannot count beyond 2^63."""
-    if len(value[: limits.TABLE + 1]) > limits.TABLE:
-        raise ValueError(f"`{name}` is {shown(value)}; it may have at most {limits.TABLE} entries")
 
 
 def integers(name: str, value: ArrayLike) -> NDArray[np.int64]:

@@ -27,7 +27,10 @@ def attention(**options):
 
 
 REFUSED = [
-    (lambda: export.export_rope(WIDE, max_positions=2**24), "`max_positions` is 16777216: 16777216 x 64 elements"),
+    (
+        lambda: export.export_rope(WIDE, max_positions=2**24),
+        "`max_positions` is 16777216: a table of 16777216 x 64 elements",
+    ),
     (rope(max_positions=HUGE), "`max_positions` is an integer of"),
     (rope(num_heads=2**40), "`num_heads` is 1099511627776; it must be at most 4096"),
     (rope(inputs=[f"x{i}" for i in range(65)]), "it may have at most 64 entries"),

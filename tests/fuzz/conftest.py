@@ -46,11 +46,14 @@ class Search:
     """Draws examples until a test's share of the time is spent, at least one round of them."""
 
     def __init__(self, name, seconds, counts):
-        self.name, self.seconds, self.counts = name, seconds, counts
+        self.name = name
+        self.seconds = seconds
+        self.counts = counts
 
     def rounds(self, run_round):
         """Call run_round(seed) → examples until the time is up."""
-        stop, examples = time.monotonic() + self.seconds, 0
+        stop = time.monotonic() + self.seconds
+        examples = 0
         for number in count(FIRST_SEED):
             try:
                 examples += run_round(number)
