@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 import rope_cpu
+from rope_cpu.arguments.texts import shown
 from rope_cpu.cli.common import UsageError, check_file, check_picture, writing
 from rope_cpu.kernels.threads import allowed
-from rope_cpu.validation.texts import shown
 
 from . import environment, latency, models, plot, report
 from .compare import Finding, compare, confirm, same_machine
@@ -35,19 +35,61 @@ _THRESHOLD = 0.1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `rope-cpu bench`."""
     add = parser.add_argument
-    add("patterns", nargs="*", metavar="PATTERN", help="cases: names, parts of names, or patterns with * and ?")
-    add("--list", action="store_true", help="name the cases (* marks those of a plain run) and stop")
+    add(
+        "patterns",
+        nargs="*",
+        metavar="PATTERN",
+        help="cases: names, parts of names, or patterns with * and ?",
+    )
+    add(
+        "--list", action="store_true", help="name the cases (* marks those of a plain run) and stop"
+    )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--model", default="llama3-8b", help=f"heads and rotation of {', '.join(models.MODELS)}")
-    which.add_argument("--config", type=Path, metavar="FILE", help="heads and rotation of a Hugging Face config.json")
-    add("--layer-type", metavar="NAME", help="which layers of --config, where their rotations differ")
-    add("--peers", action=argparse.BooleanOptionalAction, help="time other libraries in every decode and prefill case")
-    add("--threads", type=_counts, metavar="N[,N…]", default=(), help="threads to use; several: how rope_cpu scales")
-    add("--latency", action="store_true", help="percentiles of many calls (cases only where patterns are given)")
+    which.add_argument(
+        "--model", default="llama3-8b", help=f"heads and rotation of {', '.join(models.MODELS)}"
+    )
+    which.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="heads and rotation of a Hugging Face config.json",
+    )
+    add(
+        "--layer-type",
+        metavar="NAME",
+        help="which layers of --config, where their rotations differ",
+    )
+    add(
+        "--peers",
+        action=argparse.BooleanOptionalAction,
+        help="time other libraries in every decode and prefill case",
+    )
+    add(
+        "--threads",
+        type=_counts,
+        metavar="N[,N…]",
+        default=(),
+        help="threads to use; several: how rope_cpu scales",
+    )
+    add(
+        "--latency",
+        action="store_true",
+        help="percentiles of many calls (cases only where patterns are given)",
+    )
     add("--json", type=Path, metavar="FILE", help="write every sample and figure")
     add("--plot", type=Path, metavar="FILE", help="draw bars, limit and scaling (.png or .svg)")
-    add("--compare", type=Path, metavar="OLD.json", help="print what got slower since an older --json")
-    add("--fail-slower", type=_percent, metavar="10%", help="with --compare, exit 1 where something got slower by more")
+    add(
+        "--compare",
+        type=Path,
+        metavar="OLD.json",
+        help="print what got slower since an older --json",
+    )
+    add(
+        "--fail-slower",
+        type=_percent,
+        metavar="10%",
+        help="with --compare, exit 1 where something got slower by more",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,7 +111,9 @@ def _run(args: argparse.Namespace) -> int:
         _print(report.listing(select(cases, args.patterns) if args.patterns else cases))
         return 0
     if args.fail_slower is not None and args.compare is None:
-        raise ValueError(f"`--fail-slower` is {100 * args.fail_slower:.3g}%, but there is no `--compare`")
+        raise ValueError(
+            f"`--fail-slower` is {100 * args.fail_slower:.3g}%, but there is no `--compare`"
+        )
     if args.json:
         check_file(args.json)
     if args.plot:
@@ -89,14 +133,20 @@ def _run(args: argparse.Namespace) -> int:
     if broken or args.fail_slower is None:
         return int(broken)
     if not findings:
-        raise ValueError(f"`--fail-slower` has nothing to judge: no row that was timed is in {args.compare}")
+        raise ValueError(
+            f"`--fail-slower` has nothing to judge: no row that was timed is in {args.compare}"
+        )
     return int(any(finding.change.slower(args.fail_slower) for finding in findings))
 
 
 def _model(args: argparse.Namespace) -> models.Model:
     if args.layer_type and not args.config:
-        raise ValueError(f"`--layer-type` is {shown(args.layer_type)}, but no `--config` has layer types")
-    return models.from_file(args.config, args.layer_type) if args.config else models.known(args.model)
+        raise ValueError(
+            f"`--layer-type` is {shown(args.layer_type)}, but no `--config` has layer types"
+        )
+    return (
+        models.from_file(args.config, args.layer_type) if args.config else models.known(args.model)
+    )
 
 
 def _catalog(args: argparse.Namespace, model: models.Model, peers: bool | None) -> list[Case]:
@@ -109,7 +159,9 @@ def _catalog(args: argparse.Namespace, model: models.Model, peers: bool | None) 
 def _refuse_beside_list(args: argparse.Namespace) -> None:
     for option in ("latency", "json", "plot", "compare", "fail_slower"):
         if getattr(args, option):
-            raise ValueError(f"`--{option.replace('_', '-')}` is given with `--list`, which times nothing")
+            raise ValueError(
+                f"`--{option.replace('_', '-')}` is given with `--list`, which times nothing"
+            )
 
 
 def _compared(args: argparse.Namespace, new: Run, old: Run) -> list[Finding]:
@@ -181,7 +233,9 @@ def _counts(text: str) -> tuple[int, ...]:
     try:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is no number of threads, nor several as in 1,2,4") from None
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is no number of threads, nor several as in 1,2,4"
+        ) from None
 
 
 def _percent(text: str) -> float:

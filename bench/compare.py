@@ -26,7 +26,9 @@ class Finding:
 
 def same_machine(new: Run, old: Run) -> bool:
     """Return True if two runs are of the same kind of machine with the same number of threads."""
-    return all(new.environment[fact] == old.environment[fact] for fact in ("processor", "cores", "threads"))
+    return all(
+        new.environment[fact] == old.environment[fact] for fact in ("processor", "cores", "threads")
+    )
 
 
 def compare(new: Run, old: Run) -> list[Finding]:
@@ -52,7 +54,9 @@ def confirm(
         if not suspects:
             break
         pause(seconds)
-        again = _compare_cases([measure_again(name) for name in sorted(suspects)], old, same_machine(new, old))
+        again = _compare_cases(
+            [measure_again(name) for name in sorted(suspects)], old, same_machine(new, old)
+        )
         latest = {(finding.case, finding.row): finding for finding in again}
         findings = [
             min(f, latest.get((f.case, f.row), f), key=lambda finding: finding.change.factor)
@@ -65,7 +69,12 @@ def confirm(
 
 def _compare_cases(cases: list[Result], old: Run, here: bool) -> list[Finding]:
     before = {case.name: case for case in old.cases}
-    return [finding for case in cases if case.name in before for finding in _compare(case, before[case.name], here)]
+    return [
+        finding
+        for case in cases
+        if case.name in before
+        for finding in _compare(case, before[case.name], here)
+    ]
 
 
 def _compare(new: Result, old: Result, here: bool) -> list[Finding]:

@@ -13,7 +13,17 @@ from typing import Any
 import rope_cpu
 from rope_cpu.machine import caches, cores
 
-_PACKAGES = ("numpy", "numba", "llvmlite", "ml_dtypes", "torch", "transformers", "jax", "onnx", "onnxruntime")
+_PACKAGES = (
+    "numpy",
+    "numba",
+    "llvmlite",
+    "ml_dtypes",
+    "torch",
+    "transformers",
+    "jax",
+    "onnx",
+    "onnxruntime",
+)
 _SETTINGS = ("NUMBA_", "OMP_", "ROPE_CPU_")
 
 
@@ -21,16 +31,21 @@ def record() -> dict[str, Any]:
     """Return the environment of a run, as JSON can hold it."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "processor": _system_value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "processor": _system_value("/proc/cpuinfo", "model name")
+        or platform.processor()
+        or platform.machine(),
         "cores": cores(),
-        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip() or "unknown",
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip()
+        or "unknown",
         "caches": caches(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": platform.platform(),
         "python": platform.python_version(),
         "threads": rope_cpu.get_num_threads(),
         "versions": _versions(),
-        "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)},
+        "settings": {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)
+        },
     }
 
 

@@ -48,14 +48,18 @@ def summary(situation: str, taken: list[list[int]], seconds: float) -> Latency:
     return Latency(situation, len(taken), len(calls), p50, p99, p999, len(calls) / seconds)
 
 
-def latencies(model: Model, seconds: float = 1.0, callers: tuple[int, ...] = CALLERS) -> Iterator[Latency]:
+def latencies(
+    model: Model, seconds: float = 1.0, callers: tuple[int, ...] = CALLERS
+) -> Iterator[Latency]:
     """Yield the latencies of a plan's call in bfloat16, in place, in each situation for some seconds.
 
     Of one token: alone, from several callers at once, and with all cores busy. Of a prefill, with all cores busy: on
     one thread and on as many as are in use now.
     """
     for count in callers:
-        yield summary("alone" if count == 1 else "callers at once", _calls(model, count, seconds), seconds)
+        yield summary(
+            "alone" if count == 1 else "callers at once", _calls(model, count, seconds), seconds
+        )
     with _busy_cores(cores()):
         yield summary("all cores busy", _calls(model, 1, seconds), seconds)
         threads = rope_cpu.get_num_threads()

@@ -30,7 +30,9 @@ def save(run: Run, path: str | Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    plain = [case for case in run.cases if case.name.startswith(("decode-", "prefill-")) and case.base]
+    plain = [
+        case for case in run.cases if case.name.startswith(("decode-", "prefill-")) and case.base
+    ]
     bars = [case for case in plain if case.timed("peer")]
     points = [case for case in plain if case.limit]
     scaling = [case for case in plain if case.name.count("/") == 1 and len(_by_threads(case)) > 1]
@@ -59,7 +61,9 @@ def save(run: Run, path: str | Path) -> None:
 def _title(run: Run) -> str:
     facts = run.environment
     versions = ", ".join(
-        f"{n} {v}" for n, v in facts["versions"].items() if n in ("rope-cpu", "numba", "torch", "onnxruntime")
+        f"{n} {v}"
+        for n, v in facts["versions"].items()
+        if n in ("rope-cpu", "numba", "torch", "onnxruntime")
     )
     counts = f"{facts['cores']} cores, {facts['threads']} in use"
     return f"{run.model} on {facts['processor']}, {counts}\n{versions}; {facts['time']}"
@@ -69,14 +73,19 @@ def _bars(figure: Any, cases: list[Result]) -> None:
     """Draw, for each case, the time of every implementation, with its quartiles, and relative to the first."""
     from matplotlib.ticker import EngFormatter
 
-    figure.suptitle("Time of one call, logarithmic: shorter is better. In brackets: relative to the plan", **_TITLE)
+    figure.suptitle(
+        "Time of one call, logarithmic: shorter is better. In brackets: relative to the plan",
+        **_TITLE,
+    )
     axes = figure.subplots(-(-len(cases) // 2), 2, squeeze=False).ravel()
     for ax in axes[len(cases) :]:
         ax.set_visible(False)
     for ax, case in zip(axes, cases, strict=False):
         rows = case.timed("ours", "peer")
         medians = np.array([row.seconds.median for row in rows])
-        lower, upper = np.transpose([(row.seconds.lower_quartile, row.seconds.upper_quartile) for row in rows])
+        lower, upper = np.transpose(
+            [(row.seconds.lower_quartile, row.seconds.upper_quartile) for row in rows]
+        )
         names = [f"rope_cpu {row.name}" if row.role == "ours" else row.name for row in rows]
         bars = ax.barh(
             names,
@@ -117,10 +126,26 @@ def _roofline(figure: Any, cases: list[Result]) -> None:
             rates = [_fastest(case).rate / 1e9 for case in found]
             limits = [case.limit.rate / 1e9 for case in found if case.limit]
             face, label = "none" if cold else color, ", ".join([dtype, *cold])
-            ax.scatter(sizes, rates, marker=marker, s=36, facecolors=face, edgecolors=color, label=label, zorder=3)
+            ax.scatter(
+                sizes,
+                rates,
+                marker=marker,
+                s=36,
+                facecolors=face,
+                edgecolors=color,
+                label=label,
+                zorder=3,
+            )
             ax.scatter(sizes, limits, marker="_", s=90, color=color, zorder=2)
             ax.vlines(sizes, rates, limits, color=color, lw=0.8, ls=":" if cold else "-", alpha=0.6)
-    ax.scatter([], [], marker="_", s=90, color="black", label="limit of the case:\nas many bytes\nscaled in place")
+    ax.scatter(
+        [],
+        [],
+        marker="_",
+        s=90,
+        color="black",
+        label="limit of the case:\nas many bytes\nscaled in place",
+    )
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.xaxis.set_major_formatter(EngFormatter("B"))
@@ -167,11 +192,20 @@ def _scaling(figure: Any, cases: list[Result]) -> None:
     ax = figure.subplots()
     ax.set_prop_cycle(color=colormaps["tab20"](range(20)))
     counts = sorted({count for case in cases for count in _by_threads(case)})
-    ax.plot([counts[0], counts[-1]], [1, counts[-1] / counts[0]], color="black", lw=0.8, ls="--", label="in proportion")
+    ax.plot(
+        [counts[0], counts[-1]],
+        [1, counts[-1] / counts[0]],
+        color="black",
+        lw=0.8,
+        ls="--",
+        label="in proportion",
+    )
     for case in cases:
         rows = _by_threads(case)
         speed = [1 / case.ratio(rows[count], rows[min(rows)]).median for count in sorted(rows)]
-        ax.plot(sorted(rows), speed, marker="o", ms=4, lw=1.2, label=f"{case.name}: {speed[-1]:.2f}")
+        ax.plot(
+            sorted(rows), speed, marker="o", ms=4, lw=1.2, label=f"{case.name}: {speed[-1]:.2f}"
+        )
     ax.set_xticks(counts)
     ax.set_xlabel("threads")
     ax.set_ylabel("speed relative to the fewest threads")

@@ -19,7 +19,15 @@ from .results import Run
 
 WIDTH = 100
 # Columns of cases and their widths: tables of several cases stand under one header.
-_COLUMNS = {"": 31, "median": 10, "quartiles": 15, "GB/s": 6, "limit": 6, "ratio": 8, "interval": 14}
+_COLUMNS = {
+    "": 31,
+    "median": 10,
+    "quartiles": 15,
+    "GB/s": 6,
+    "limit": 6,
+    "ratio": 8,
+    "interval": 14,
+}
 _UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 
 
@@ -34,7 +42,9 @@ def _unit(seconds: float) -> str:
 
 
 def _digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+    return (
+        f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+    )
 
 
 def ratio_text(ratio: Estimate) -> str:
@@ -50,10 +60,14 @@ def heading(environment: dict[str, Any], model: str) -> Iterator[str]:
     counts = f"{environment['cores']} cores, {environment['threads']} in use"
     yield f"{environment['processor']}, {counts}; {caches}"[:WIDTH]
     installed = environment["versions"]
-    names = [name for name in ("numpy", "numba", "torch", "jax", "onnxruntime") if name in installed]
+    names = [
+        name for name in ("numpy", "numba", "torch", "jax", "onnxruntime") if name in installed
+    ]
     versions = ", ".join(f"{name} {installed[name]}" for name in names)
     yield f"Python {environment['python']}, {versions}"[:WIDTH]
-    yield f"governor {environment['governor']}, load {environment['load']} at the start; shapes of {model}"[:WIDTH]
+    yield f"governor {environment['governor']}, load {environment['load']} at the start; shapes of {model}"[
+        :WIDTH
+    ]
     if (environment["load"] or 0) > environment["cores"] / 2:
         yield "The machine is busy: what is timed here competes with other processes, parallel calls most of all."
 
@@ -87,13 +101,20 @@ def case_lines(case: Result) -> Iterator[str]:
             reasons.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
     for reason, names in reasons.items():
         text = f"{reason} ({', '.join(names)})"
-        yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+        yield from textwrap.wrap(
+            text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+        )
 
 
 def _case_table(show_header: bool = False) -> Table:
     table = Table(box=None, show_header=show_header, padding=(0, 1, 0, 0))
     for name, width in _COLUMNS.items():
-        table.add_column(name, width=width, no_wrap=True, justify="right" if name not in ("", "interval") else "left")
+        table.add_column(
+            name,
+            width=width,
+            no_wrap=True,
+            justify="right" if name not in ("", "interval") else "left",
+        )
     return table
 
 
@@ -114,14 +135,22 @@ def _figures(case: Result, row: Row) -> Iterator[str]:
     yield duration(seconds.median)
     yield _range(seconds.lower_quartile / scale, seconds.upper_quartile / scale)
     yield _digits(row.rate / 1e9) if row.bytes_accessed else ""
-    yield f"{100 / case.ratio(row, case.limit).median:.0f} %" if row.bytes_accessed and case.limit else ""
+    yield (
+        f"{100 / case.ratio(row, case.limit).median:.0f} %"
+        if row.bytes_accessed and case.limit
+        else ""
+    )
     if row is case.base:
         yield "1"
     elif case.base and row.role in ("ours", "peer"):
         ratio = case.ratio(row)
         yield ratio_text(ratio)
         bounded = ratio.low > 0  # of few rounds there are quartiles only
-        yield _range(ratio.low, ratio.high) if bounded else _range(ratio.lower_quartile, ratio.upper_quartile)
+        yield (
+            _range(ratio.low, ratio.high)
+            if bounded
+            else _range(ratio.lower_quartile, ratio.upper_quartile)
+        )
 
 
 def _range(low: float, high: float) -> str:
@@ -137,7 +166,9 @@ def listing(cases: Sequence[Case]) -> Iterator[str]:
 
 def closing(run: Run) -> Iterator[str]:
     """Yield the headline, and how long first calls took."""
-    compared = [case for case in run.cases if case.timed("peer") and case.base and case.base.name == "plan"]
+    compared = [
+        case for case in run.cases if case.timed("peer") and case.base and case.base.name == "plan"
+    ]
     if compared:
         yield ""
         yield "Headline: a plan's call on strided q and k of one packed QKV buffer; times as fast as"
@@ -145,7 +176,9 @@ def closing(run: Run) -> Iterator[str]:
         peers = (f"{row.name} {ratio_text(case.ratio(row))}" for row in case.timed("peer"))
         # A name and its ratio stay on one line.
         text = ", ".join(peer.replace(" ", "\xa0") for peer in peers)
-        wrapper = textwrap.TextWrapper(WIDTH, f"  {case.name:<21} ", " " * 24, break_on_hyphens=False)
+        wrapper = textwrap.TextWrapper(
+            WIDTH, f"  {case.name:<21} ", " " * 24, break_on_hyphens=False
+        )
         for line in wrapper.wrap(text):
             yield line.replace("\xa0", " ")
     slowest: dict[str, float] = {}
@@ -153,7 +186,9 @@ def closing(run: Run) -> Iterator[str]:
     for row in sorted(rows, key=lambda row: row.first_call, reverse=True):
         slowest.setdefault(row.name, row.first_call)
     if slowest:
-        listed = ", ".join(f"{name} {duration(seconds)}" for name, seconds in list(slowest.items())[:6])
+        listed = ", ".join(
+            f"{name} {duration(seconds)}" for name, seconds in list(slowest.items())[:6]
+        )
         yield ""
         yield from textwrap.wrap(f"Slowest first calls, compiling: {listed}", WIDTH)
     yield f"{_counted(len(run.cases), 'case')} in {run.seconds:.0f} s"
@@ -164,7 +199,9 @@ def latency_lines(rows: Sequence[Latency]) -> Iterator[str]:
     yield ""
     yield "Latency of a plan's call in bfloat16, in place, on one token unless specified otherwise"
     names = "callers", "p50", "p99", "p99.9", "calls", "calls per second"
-    table = Table("", *(Column(name, justify="right") for name in names), box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        "", *(Column(name, justify="right") for name in names), box=None, padding=(0, 2, 0, 0)
+    )
     for row in rows:
         times = (duration(seconds) for seconds in (row.p50, row.p99, row.p999))
         table.add_row(row.situation, str(row.callers), *times, str(row.calls), f"{row.rate:,.0f}")
@@ -184,7 +221,9 @@ def findings_lines(findings: list[Finding], threshold: float, here: bool) -> Ite
         table.add_column(max_width=width, no_wrap=True)
     for finding in findings:
         change = finding.change
-        verdict = "slower" if change.slower(threshold) else "faster" if change.faster(threshold) else ""
+        verdict = (
+            "slower" if change.slower(threshold) else "faster" if change.faster(threshold) else ""
+        )
         if verdict:
             figures = f"{change.factor:.2f} times", f"{change.low:.2f} … {change.high:.2f}"
             table.add_row(finding.case, finding.row, *figures, verdict)

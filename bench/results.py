@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rope_cpu.validation.texts import shown
+from rope_cpu.arguments.texts import shown
 
 from .latency import Latency
 from .measurement.measure import Result, Row
@@ -59,7 +59,10 @@ class Run:
 
 def save(run: Run, path: str | Path) -> None:
     """Write a run as JSON: every sample, and the figures computed from them."""
-    cases = [asdict(case) | {"rows": [asdict(row) | _figures(case, row) for row in case.rows]} for case in run.cases]
+    cases = [
+        asdict(case) | {"rows": [asdict(row) | _figures(case, row) for row in case.rows]}
+        for case in run.cases
+    ]
     text = json.dumps({"format": FORMAT, **asdict(run), "cases": cases}, indent=1, allow_nan=False)
     Path(path).write_text(text + "\n", "utf-8")
 
@@ -76,7 +79,9 @@ def load(path: str | Path) -> Run:
         return _run(data)
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} holds no run of `rope-cpu bench` in format {FORMAT}: {reason}") from error
+        raise ValueError(
+            f"{path} holds no run of `rope-cpu bench` in format {FORMAT}: {reason}"
+        ) from error
 
 
 def _run(data: Any) -> Run:
@@ -99,7 +104,9 @@ def _row(data: Any) -> Row:
     row = Row(**_checked("row", data, _ROW))
     for sample in row.samples:
         if not isinstance(sample, float) or not 0 < sample < math.inf:
-            raise ValueError(f"a row has the sample {shown(sample)}; it must be a number of seconds")
+            raise ValueError(
+                f"a row has the sample {shown(sample)}; it must be a number of seconds"
+            )
     if row.status == "timed" and not row.samples:
         raise ValueError("a row was timed, but has no samples")
     return row
@@ -121,7 +128,10 @@ def _figures(case: Result, row: Row) -> dict[str, Any]:
         return {}
     seconds = row.seconds
     figures: dict[str, Any] = {
-        "seconds": {"median": seconds.median, "quartiles": [seconds.lower_quartile, seconds.upper_quartile]},
+        "seconds": {
+            "median": seconds.median,
+            "quartiles": [seconds.lower_quartile, seconds.upper_quartile],
+        },
     }
     if row.bytes_accessed:
         figures["gb_per_s"] = row.rate / 1e9
@@ -130,5 +140,9 @@ def _figures(case: Result, row: Row) -> dict[str, Any]:
     if case.base and row.role in ("ours", "peer"):
         ratio = case.ratio(row)
         bounded = [ratio.low, ratio.high] if ratio.low > 0 else None
-        figures["ratio"] = {"median": ratio.median, "interval": bounded, "meaningless": ratio.meaningless}
+        figures["ratio"] = {
+            "median": ratio.median,
+            "interval": bounded,
+            "meaningless": ratio.meaningless,
+        }
     return figures

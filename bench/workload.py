@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_cpu import RotaryEmbedding, reference
-from rope_cpu.tolerance import compare, half_ulp
-from rope_cpu.validation import arrays as check
+from rope_cpu import RotaryEmbedding, array_types
+from rope_cpu.accuracy import reference
+from rope_cpu.accuracy.tolerance import compare, half_ulp
+from rope_cpu.array_types import Array
 
-Array = NDArray[Any]
 Pair = tuple[Array, Array]
 
 # In the order of the cases: what models run in comes first.
-DTYPES = {"bfloat16": check.DTYPES["bfloat16"]} | check.DTYPES
+DTYPES = {"bfloat16": array_types.DTYPES["bfloat16"]} | array_types.DTYPES
 
 # NumPy's arrays start at any multiple of so many bytes, torch's on a cache line.
 _NUMPY_ALIGNMENT = 16
@@ -69,12 +69,17 @@ class Workload:
     def packed_bytes(self) -> int:
         """Bytes of one packed QKV buffer."""
         batch, tokens = self.shape
-        return batch * tokens * (self.heads + 2 * self.kv_heads) * self.rope.head_dim * self.itemsize
+        return (
+            batch * tokens * (self.heads + 2 * self.kv_heads) * self.rope.head_dim * self.itemsize
+        )
 
     @property
     def bytes_accessed(self) -> int:
         """Bytes a rotation must read and write: q and k once each (in place: their rotated part), cos and sin."""
-        (batch, tokens), width = self.shape, self.rope.rotary_dim if self.in_place else self.rope.head_dim
+        (batch, tokens), width = (
+            self.shape,
+            self.rope.rotary_dim if self.in_place else self.rope.head_dim,
+        )
         vectors = 2 * (self.heads + self.kv_heads) * width * self.itemsize
         tables = self.rope.rotary_dim * self.compute_dtype.itemsize
         return batch * tokens * (vectors + tables)
@@ -112,7 +117,10 @@ class Workload:
     def arguments(self) -> list[tuple[Array, Array, Pair]]:
         """Return q, k and the pair of arrays that results go to, for each copy."""
         pairs = self.arrays()
-        return [(*pair, out) for pair, out in zip(pairs, pairs if self.in_place else self._contiguous(), strict=True)]
+        return [
+            (*pair, out)
+            for pair, out in zip(pairs, pairs if self.in_place else self._contiguous(), strict=True)
+        ]
 
     def bshd(self, x: Array) -> Array:
         """Return a view of an array of this workload's layout with axes (batch, seq, heads, head_dim)."""
@@ -134,15 +142,22 @@ class Workload:
         if arithmetic == "own":
             (first, second), size = spec.pair_elements(), np.abs(x.astype(np.float64))
             reach = np.zeros(x.shape)
-            reach[..., first] = reach[..., second] = self.rope.attention_factor * (size[..., first] + size[..., second])
+            reach[..., first] = reach[..., second] = self.rope.attention_factor * (
+                size[..., first] + size[..., second]
+            )
             bound = bound + 4 * half_ulp(reach, self.dtype)
         return compare(exact.error(result), bound)[1]
 
     def _contiguous(self) -> list[Pair]:
-        return [(self._own(self.heads, copy), self._own(self.kv_heads, copy)) for copy in range(self.copies)]
+        return [
+            (self._own(self.heads, copy), self._own(self.kv_heads, copy))
+            for copy in range(self.copies)
+        ]
 
     def _own(self, heads: int, copy: int) -> Array:
-        sizes = dict(zip("bsthd", (*self.shape, self.shape[1], heads, self.rope.head_dim), strict=True))
+        sizes = dict(
+            zip("bsthd", (*self.shape, self.shape[1], heads, self.rope.head_dim), strict=True)
+        )
         return self._filled(tuple(sizes[axis] for axis in self.layout), copy)
 
     def _filled(self, shape: tuple[int, ...], copy: int) -> Array:

@@ -62,6 +62,10 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", nargs="?", default="decay.svg", help="where to draw (default: decay.svg)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "path", nargs="?", default="decay.svg", help="where to draw (default: decay.svg)"
+    )
     main(parser.parse_args().path)

@@ -25,9 +25,13 @@ def plans() -> dict[str, rope_cpu.RotaryPlan]:
         "1-D, text": rotary(128).plan(np.arange(4096)),
         "2-D, image": rotary.axial(128, 2).plan(positions.grid((64, 64))),
         "3-D, video": rotary.axial(128, 3, axis_dims=(16, 56, 56), interleaved=True).plan(video),
-        "3-D, video, half-split": rotary.axial(128, 3, axis_dims=(16, 56, 56), span="head").plan(video),
+        "3-D, video, half-split": rotary.axial(128, 3, axis_dims=(16, 56, 56), span="head").plan(
+            video
+        ),
         "3-D, video, blocks": rotary.axial(128, 3, axis_dims=(16, 56, 56)).plan(video),
-        "M-RoPE": rotary.mrope(128, [24, 20, 20], rope_theta=5e6, mrope_interleaved=True).plan(video),
+        "M-RoPE": rotary.mrope(128, [24, 20, 20], rope_theta=5e6, mrope_interleaved=True).plan(
+            video
+        ),
     }
 
 
@@ -42,7 +46,9 @@ def main(repeats: int = 60) -> dict[str, tuple[float, float]]:
     return {name: (elsewhere[name], in_place[name]) for name in each}
 
 
-def ratios(each: dict[str, rope_cpu.RotaryPlan], x: np.ndarray, out: np.ndarray, repeats: int) -> dict[str, float]:
+def ratios(
+    each: dict[str, rope_cpu.RotaryPlan], x: np.ndarray, out: np.ndarray, repeats: int
+) -> dict[str, float]:
     """Return the time of each plan in times of the first."""
     times: dict[str, list[float]] = {name: [] for name in each}
     for _ in range(repeats):  # in turn, so that a busy moment of the machine meets all of them

@@ -82,7 +82,9 @@ class Transformer:
         """Read the folder's config and weights."""
         self.config = json.loads((Path(folder) / "config.json").read_text())
         if self.config["model_type"] not in MODEL_TYPES:
-            raise ValueError(f"model type {self.config['model_type']!r} is not one of {', '.join(MODEL_TYPES)}")
+            raise ValueError(
+                f"model type {self.config['model_type']!r} is not one of {', '.join(MODEL_TYPES)}"
+            )
         self.rope = RotaryEmbedding.from_config(folder)
         self.weights: dict[str, np.ndarray] = {}
         for path in sorted(Path(folder).glob("*.safetensors")):
@@ -97,14 +99,23 @@ class Transformer:
         x = self.weights["model.embed_tokens.weight"][tokens]
         for layer in range(self.config["num_hidden_layers"]):
             name = f"model.layers.{layer}"
-            x = x + self._attention(self._norm(x, f"{name}.input_layernorm"), f"{name}.self_attn", layer, plan, cache)
+            x = x + self._attention(
+                self._norm(x, f"{name}.input_layernorm"), f"{name}.self_attn", layer, plan, cache
+            )
             x = x + self._mlp(self._norm(x, f"{name}.post_attention_layernorm"), f"{name}.mlp")
-        head = "model.embed_tokens.weight" if self.config.get("tie_word_embeddings") else "lm_head.weight"
+        head = (
+            "model.embed_tokens.weight"
+            if self.config.get("tie_word_embeddings")
+            else "lm_head.weight"
+        )
         return self._norm(x, "model.norm") @ self.weights[head].T
 
     def _attention(self, x: np.ndarray, name: str, layer: int, plan, cache: Cache) -> np.ndarray:
         batch, seq, _ = x.shape
-        q, k, v = (self._linear(x, f"{name}.{part}_proj").reshape(batch, seq, -1, self.rope.head_dim) for part in "qkv")
+        q, k, v = (
+            self._linear(x, f"{name}.{part}_proj").reshape(batch, seq, -1, self.rope.head_dim)
+            for part in "qkv"
+        )
         if f"{name}.q_norm.weight" in self.weights:  # Qwen3
             q, k = self._norm(q, f"{name}.q_norm"), self._norm(k, f"{name}.k_norm")
         q, k = plan(q, k)
@@ -119,7 +130,9 @@ class Transformer:
 
     def _mlp(self, x: np.ndarray, name: str) -> np.ndarray:
         gate = self._linear(x, f"{name}.gate_proj")
-        return self._linear(gate / (1 + np.exp(-gate)) * self._linear(x, f"{name}.up_proj"), f"{name}.down_proj")
+        return self._linear(
+            gate / (1 + np.exp(-gate)) * self._linear(x, f"{name}.up_proj"), f"{name}.down_proj"
+        )
 
     def _linear(self, x: np.ndarray, name: str) -> np.ndarray:
         y = x @ self.weights[f"{name}.weight"].T
@@ -128,7 +141,11 @@ class Transformer:
 
     def _norm(self, x: np.ndarray, name: str) -> np.ndarray:
         mean = np.mean(x * x, axis=-1, keepdims=True)
-        return x / np.sqrt(mean + np.float32(self.config["rms_norm_eps"])) * self.weights[f"{name}.weight"]
+        return (
+            x
+            / np.sqrt(mean + np.float32(self.config["rms_norm_eps"]))
+            * self.weights[f"{name}.weight"]
+        )
 
 
 def generate(model: Transformer, tokens: list[int], steps: int) -> list[int]:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.array_types import Float64
 
-Float64 = NDArray[np.float64]
 TOLERANCE = 0.01  # radians by which an angle may miss that of its position
 Bound = float | Sequence[float]  # for all axes, or for each
 
@@ -28,14 +28,20 @@ def unique_range(rope: RotaryEmbedding) -> Float64:
     speeds = np.abs(inv_freq).sum(axis=0)
     order = np.argsort(speeds)[(speeds == 0).sum() :]
     for count in range(rope.axes, len(order) + 1):
-        slow = order[:count]  # enough pairs to solve for the position, none of which revolves within the range
+        slow = order[
+            :count
+        ]  # enough pairs to solve for the position, none of which revolves within the range
         if np.linalg.matrix_rank(inv_freq[:, slow] / speeds[slow]) == rope.axes:
             return np.full(rope.axes, 2 * np.pi / speeds[slow[-1]])
     return np.zeros(rope.axes)
 
 
 def positions_from_cos_sin(
-    cos: NDArray[np.generic], sin: NDArray[np.generic], rope: RotaryEmbedding, low: Bound, high: Bound
+    cos: NDArray[np.generic],
+    sin: NDArray[np.generic],
+    rope: RotaryEmbedding,
+    low: Bound,
+    high: Bound,
 ) -> Float64:
     """Return the positions from low to high on every axis whose cos and sin these are, to the accuracy of the angles.
 
@@ -43,12 +49,22 @@ def positions_from_cos_sin(
 
     Raises ValueError where high - low is not below `unique_range`, and where no position there has this cos and sin.
     """
-    inv_freq, (bottom, top) = _matrix(rope), (np.broadcast_to(one, rope.axes).astype(float) for one in (low, high))
+    inv_freq, (bottom, top) = (
+        _matrix(rope),
+        (np.broadcast_to(one, rope.axes).astype(float) for one in (low, high)),
+    )
     if not (top - bottom < unique_range(rope)).all():
-        raise ValueError(f"from {low} to {high} positions are not unique, but within {unique_range(rope)}")
-    angles = np.arctan2(sin.astype(np.float64), cos.astype(np.float64)).reshape(-1, inv_freq.shape[1])
+        raise ValueError(
+            f"from {low} to {high} positions are not unique, but within {unique_range(rope)}"
+        )
+    angles = np.arctan2(sin.astype(np.float64), cos.astype(np.float64)).reshape(
+        -1, inv_freq.shape[1]
+    )
     found = _solve(angles, inv_freq, (bottom + top) / 2, (top - bottom) / 2)
-    off, slack = np.abs(_wrapped(angles - found @ inv_freq)).max(initial=0), TOLERANCE / np.abs(inv_freq).max(axis=1)
+    off, slack = (
+        np.abs(_wrapped(angles - found @ inv_freq)).max(initial=0),
+        TOLERANCE / np.abs(inv_freq).max(axis=1),
+    )
     if off > TOLERANCE or (found < bottom - slack).any() or (found > top + slack).any():
         raise ValueError(f"`cos` and `sin` are not those of positions from {low} to {high}")
     lead = cos.shape[: cos.ndim - (rope.inv_freq.ndim - (rope.axes > 1))]
@@ -56,12 +72,18 @@ def positions_from_cos_sin(
 
 
 def positions_from_vectors(
-    x: NDArray[np.generic], rotated: NDArray[np.generic], rope: RotaryEmbedding, low: Bound, high: Bound
+    x: NDArray[np.generic],
+    rotated: NDArray[np.generic],
+    rope: RotaryEmbedding,
+    low: Bound,
+    high: Bound,
 ) -> Float64:
     """Return the positions that rotate x, (..., head_dim), into rotated; other arguments as above."""
     first, second = rope.spec.pair_elements()
     before, after = x.astype(np.float64), rotated.astype(np.float64)
-    rotation = (after[..., first] + 1j * after[..., second]) * (before[..., first] - 1j * before[..., second])
+    rotation = (after[..., first] + 1j * after[..., second]) * (
+        before[..., first] - 1j * before[..., second]
+    )
     return positions_from_cos_sin(rotation.real, rotation.imag, rope, low, high)
 
 
@@ -79,7 +101,9 @@ def _solve(angles: Float64, inv_freq: Float64, centre: Float64, reach: Float64) 
             away[:, pair] = expected + _wrapped(away[:, pair] - expected)
         known = inv_freq[:, order[:count]]
         scale = np.linalg.norm(known, axis=1, keepdims=True)
-        scale[scale == 0] = 1  # axes differ in speed by orders of magnitude: slow ones must not count as undetermined
+        scale[scale == 0] = (
+            1  # axes differ in speed by orders of magnitude: slow ones must not count as undetermined
+        )
         estimate = away[:, order[:count]] @ np.linalg.pinv(known / scale) / scale.T
     return estimate + centre
 

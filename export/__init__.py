@@ -13,10 +13,10 @@ except ImportError as error:
         f'rope_cpu.export needs onnx and onnxruntime, and {error.name!r} is missing: pip install "rope-cpu[onnx]"'
     ) from error
 
-from .attention import export_attention
+from .attention_model import export_attention
 from .files import save
-from .rope import export_rope
-from .validation.report import Report
+from .rope_model import export_rope
 from .validation.validate import validate
+from .validation.validation_report import Report
 
 __all__ = ["Report", "export_attention", "export_rope", "save", "validate"]

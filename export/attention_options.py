@@ -8,15 +8,15 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.validation import limits
-from rope_cpu.validation.scalars import boolean, one_of, real_number, whole_number
-from rope_cpu.validation.texts import shown
+from rope_cpu.arguments import limits
+from rope_cpu.arguments.scalars import boolean, one_of, real_number, whole_number
+from rope_cpu.arguments.texts import shown
+from rope_cpu.array_types import Float64
 
 from .masks import SHAPES
 from .options import RopeOptions, check_counted
 from .targets import TARGETS
 from .targets.base import AttentionSettings
-from .weights import Float64
 
 LAYOUTS = ("bhsd", "bshd", "bsd")
 MASKS = ("none", *SHAPES)
@@ -48,7 +48,9 @@ class AttentionOptions(AttentionSettings):
         heads = whole_number("num_heads", self.num_heads, 1, limits.HEADS)
         kv_heads = whole_number("num_kv_heads", self.num_kv_heads, 1, limits.HEADS)
         if heads % kv_heads:
-            raise ValueError(f"`num_heads` is {heads}, not a multiple of `num_kv_heads`, {kv_heads}")
+            raise ValueError(
+                f"`num_heads` is {heads}, not a multiple of `num_kv_heads`, {kv_heads}"
+            )
         plain = {
             "num_heads": heads,
             "num_kv_heads": kv_heads,
@@ -73,12 +75,20 @@ class AttentionOptions(AttentionSettings):
             object.__setattr__(self, name, value)
         for name in ("softcap", "scale", "norm_epsilon"):
             value = plain[name]
-            if value is not None and not 2.0**-126 <= value < 2.0**62:  # float32 holds it, and what it divides
-                raise ValueError(f"`{name}` is {shown(value)}; it must be at least 2^-126 and below 2^62")
+            if (
+                value is not None and not 2.0**-126 <= value < 2.0**62
+            ):  # float32 holds it, and what it divides
+                raise ValueError(
+                    f"`{name}` is {shown(value)}; it must be at least 2^-126 and below 2^62"
+                )
         if self.window is not None and not self.causal:
-            raise ValueError(f"`window` is {self.window}, which counts the keys up to a query; it needs `causal`")
+            raise ValueError(
+                f"`window` is {self.window}, which counts the keys up to a query; it needs `causal`"
+            )
         if not self.qk_norm and self.norm_epsilon != NORM_EPSILON:
-            raise ValueError(f"`norm_epsilon` is {self.norm_epsilon}, but there is no `qk_norm` to add it in")
+            raise ValueError(
+                f"`norm_epsilon` is {self.norm_epsilon}, but there is no `qk_norm` to add it in"
+            )
 
     @cached_property
     def rotation(self) -> RopeOptions:
@@ -98,7 +108,10 @@ class AttentionOptions(AttentionSettings):
     @property
     def projections(self) -> tuple[str, ...]:
         """The names of what is projected."""
-        return (*("qkv" if self.hidden is not None else ""), *("o" if self.output is not None else ""))
+        return (
+            *("qkv" if self.hidden is not None else ""),
+            *("o" if self.output is not None else ""),
+        )
 
     def _layout(self) -> str:
         """Return the layout of what comes in and goes out; hidden states have one of their own."""
@@ -122,14 +135,19 @@ class AttentionOptions(AttentionSettings):
     def check_arrays(self, head_dim: int, arrays: Mapping[str, Float64]) -> None:
         """Raise unless the shapes of weights and norms are those that these options call for."""
         shapes: dict[str, tuple[int, ...]] = {
-            name: (heads * width, self.hidden or 0) for name, (heads, width) in self.sizes(head_dim).items()
+            name: (heads * width, self.hidden or 0)
+            for name, (heads, width) in self.sizes(head_dim).items()
         }
         shapes["o"] = self.output or 0, self.num_heads * self.v_head_dim
         shapes |= {f"{name}_bias": shape[:1] for name, shape in list(shapes.items())}
         shapes |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
         for name, array in arrays.items():
             if array.shape != shapes[name]:
-                argument = f"`qk_norm` of {name[0]}" if name.endswith("_norm") else f"`weights[{shown(name)}]`"
+                argument = (
+                    f"`qk_norm` of {name[0]}"
+                    if name.endswith("_norm")
+                    else f"`weights[{shown(name)}]`"
+                )
                 raise ValueError(f"{argument} has shape {array.shape}; it must be {shapes[name]}")
 
 

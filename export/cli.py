@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from rope_cpu import RotaryEmbedding, export
+from rope_cpu.arguments.texts import shown
 from rope_cpu.cli.common import (
     UsageError,
     add_config_arguments,
@@ -24,7 +25,6 @@ from rope_cpu.cli.common import (
     writing,
 )
 from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.validation.texts import shown
 
 from . import attention_options, files
 from .layouts import LAYOUTS
@@ -46,31 +46,78 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     add_pairing_arguments(parser)
     add = parser.add_argument
-    add("-o", "--output", type=Path, required=True, metavar="FILE", help="where to write; tables may go to FILE.data")
-    add("--target", choices=TARGETS, default="onnx", help="what the graph is made of (default: onnx)")
-    add("--dtype", choices=DTYPES, default="float32", help="of inputs and outputs (default: float32)")
-    add("--opset", type=whole, metavar="N", help="default: the lowest that the target can be written in")
-    add("--layout", choices=LAYOUTS, default="bhsd", help="axes of queries and keys (default: bhsd)")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="where to write; tables may go to FILE.data",
+    )
+    add(
+        "--target",
+        choices=TARGETS,
+        default="onnx",
+        help="what the graph is made of (default: onnx)",
+    )
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="of inputs and outputs (default: float32)",
+    )
+    add(
+        "--opset",
+        type=whole,
+        metavar="N",
+        help="default: the lowest that the target can be written in",
+    )
+    add(
+        "--layout", choices=LAYOUTS, default="bhsd", help="axes of queries and keys (default: bhsd)"
+    )
     add(
         "--positions",
         choices=sorted({*POSITIONS, *attention_options.POSITIONS}),
         help="how a token's position is known",
     )
-    add("--max-positions", type=whole, metavar="N", help="rows of cos and sin tables; without, they are computed")
+    add(
+        "--max-positions",
+        type=whole,
+        metavar="N",
+        help="rows of cos and sin tables; without, they are computed",
+    )
     add("--seq-len", type=whole, metavar="N", help="the length, for rope types that depend on it")
     add("--inverse", action="store_true", help="undo the rotation")
     add("--seed", type=whole, default=0, help="of what validation draws (default: 0)")
-    more = parser.add_argument_group("attention", "of queries, keys and values that are projected (and normed) already")
-    more.add_argument("--attention", action="store_true", help="rotate inside attention, with a cache")
-    more.add_argument(
-        "--mask", choices=attention_options.MASKS, help="the kind of mask that is an input (default: none)"
+    more = parser.add_argument_group(
+        "attention", "of queries, keys and values that are projected (and normed) already"
     )
-    more.add_argument("--window", type=whole, metavar="N", help="attend to N keys at most, its own included; 0: to all")
-    more.add_argument("--softcap", type=float, metavar="C", help="cap scores: C·tanh(score/C); 0: not at all")
     more.add_argument(
-        "--normed", action="store_true", default=None, help="q, k (and v) come normed, where the model norms them"
+        "--attention", action="store_true", help="rotate inside attention, with a cache"
     )
-    more.add_argument("--scale", type=float, metavar="S", help="of the scores (default: head_dim^-½)")
+    more.add_argument(
+        "--mask",
+        choices=attention_options.MASKS,
+        help="the kind of mask that is an input (default: none)",
+    )
+    more.add_argument(
+        "--window",
+        type=whole,
+        metavar="N",
+        help="attend to N keys at most, its own included; 0: to all",
+    )
+    more.add_argument(
+        "--softcap", type=float, metavar="C", help="cap scores: C·tanh(score/C); 0: not at all"
+    )
+    more.add_argument(
+        "--normed",
+        action="store_true",
+        default=None,
+        help="q, k (and v) come normed, where the model norms them",
+    )
+    more.add_argument(
+        "--scale", type=float, metavar="S", help="of the scores (default: head_dim^-½)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,7 +126,9 @@ def run(args: argparse.Namespace) -> int:
     rope = rope_of(config, args.layer_type, args.interleaved)
     check_file(args.output)
     if args.seq_len is None and rope.spec.needs_length:
-        raise UsageError(f"rope type {rope.rope_type!r} depends on the sequence length; give it with --seq-len")
+        raise UsageError(
+            f"rope type {rope.rope_type!r} depends on the sequence length; give it with --seq-len"
+        )
     if args.seq_len is not None and rope.spec.length_rule is None:
         given = f"--seq-len is {shown(args.seq_len)}"
         raise UsageError(f"{given}, but rope type {rope.rope_type!r} is the same at every length")
@@ -91,7 +140,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     except MemoryError as error:
         raise UsageError(f"there is not enough memory for this: {error}") from error
-    if report.passed:  # before anything is printed: a reader that has seen enough must not cost the file
+    if (
+        report.passed
+    ):  # before anything is printed: a reader that has seen enough must not cost the file
         with writing(args.output):
             export.save(model, args.output)
     print(report)
@@ -107,21 +158,33 @@ def _model(args: argparse.Namespace, config: ModelConfig, rope: RotaryEmbedding)
     given = _given(args, *ATTENTION_ONLY)
     if not args.attention:
         if args.positions not in (None, *POSITIONS):
-            raise UsageError(f"--positions {args.positions} is an option of attention; give --attention as well")
+            raise UsageError(
+                f"--positions {args.positions} is an option of attention; give --attention as well"
+            )
         if given:
-            raise UsageError(f"--{next(iter(given))} is an option of attention; give --attention as well")
+            raise UsageError(
+                f"--{next(iter(given))} is an option of attention; give --attention as well"
+            )
         return export.export_rope(rope, **options, inverse=args.inverse)
     if args.inverse:
         raise UsageError("--inverse and --attention are both given; attention rotates forward")
     if args.layout not in (layouts := attention_options.LAYOUTS):
-        raise UsageError(f"--layout is {args.layout}; with --attention it is one of {', '.join(layouts)}")
+        raise UsageError(
+            f"--layout is {args.layout}; with --attention it is one of {', '.join(layouts)}"
+        )
     check_attention_settings(config, rope, given)
     if not config.is_known:
         print(assumptions(config, given))
     if shared := config.attention.shared_layers:
-        print(f"num_kv_shared_layers is {shared}: the last {shared} layers take an earlier one's k and v; feed those")
+        print(
+            f"num_kv_shared_layers is {shared}: the last {shared} layers take an earlier one's k and v; feed those"
+        )
     # A window or softcap of 0 is none.
-    settings = {name: value for name, value in given.items() if name != "normed" and (value != 0 or name == "scale")}
+    settings = {
+        name: value
+        for name, value in given.items()
+        if name != "normed" and (value != 0 or name == "scale")
+    }
     return export.export_attention(rope, **options, **settings, causal=config.attention.causal)
 
 
@@ -130,7 +193,9 @@ def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
-def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: Mapping[str, Any]) -> None:
+def check_attention_settings(
+    config: ModelConfig, rope: RotaryEmbedding, given: Mapping[str, Any]
+) -> None:
     """Raise UsageError where the file would leave out what the model's attention has.
 
     Layers of a model may differ in their window; softcap and scale are those of all. given: options by name.
@@ -149,14 +214,18 @@ def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: 
     }
     for what, there in refused.items():
         if there:
-            raise UsageError(f"the config has {what}: --attention cannot write it (model type {config.model_type})")
+            raise UsageError(
+                f"the config has {what}: --attention cannot write it (model type {config.model_type})"
+            )
     norms = "q, k and v" if has.v_norm else "q and k" if has.qk_norm else None
     if norms and "normed" not in given:
         raise UsageError(
             f"model type {config.model_type} norms {norms} before the rotation; give --normed, and feed them normed"
         )
     if config.is_known and not norms and "normed" in given:
-        raise UsageError(f"--normed is given, but model type {config.model_type} does not norm q and k")
+        raise UsageError(
+            f"--normed is given, but model type {config.model_type} does not norm q and k"
+        )
     scale = None if has.scale == rope.head_dim**-0.5 else has.scale
     needed = {"window": has.window, "softcap": has.softcap, "scale": scale}
     for option, value in needed.items():
@@ -164,7 +233,11 @@ def check_attention_settings(config: ModelConfig, rope: RotaryEmbedding, given: 
         right = {f"{value or 0:.6g}", *(["0"] if none else [])}
         if value is not None and f"{given.get(option, np.nan):.6g}" not in right:
             key = next((key for key in CONFIG_KEYS[option] if values.get(key)), None)
-            source = f"the model has {key} {values[key]}" if key else f"model type {config.model_type} has its own"
+            source = (
+                f"the model has {key} {values[key]}"
+                if key
+                else f"model type {config.model_type} has its own"
+            )
             raise UsageError(f"{source}; give --{option} {value:.6g}{none}")
 
 
@@ -172,7 +245,11 @@ def assumptions(config: ModelConfig, given: Mapping[str, Any]) -> str:
     """Return what a file for an unknown model type takes for granted; given: options by name."""
     norms = [] if "normed" in given else ["q and k are not normed"]
     scale = [] if "scale" in given else ["scores scaled by head_dim^-½"]
-    assumed = ", ".join([*norms, "no attention sinks, chunks or latent attention", *scale, "causal"])
+    assumed = ", ".join(
+        [*norms, "no attention sinks, chunks or latent attention", *scale, "causal"]
+    )
     name = config.model_type
-    unknown = "the config has no model_type" if name is None else f"model type {shown(name)} is not known"
+    unknown = (
+        "the config has no model_type" if name is None else f"model type {shown(name)} is not known"
+    )
     return f"{unknown}; assumed: {assumed}"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import onnx
 
-from rope_cpu.validation.scalars import whole_number
-from rope_cpu.validation.texts import shown
+from rope_cpu.arguments.scalars import whole_number
+from rope_cpu.arguments.texts import shown
 
 # Tables from this size on go into a file of their own: protobuf cannot hold 2 GiB, and runtimes map such files.
 EXTERNAL_BYTES = 1 << 20
@@ -22,7 +22,9 @@ LONGEST_PATH, LONGEST_NAME = 4096 - 11, 255 - 11
 ALIGNMENT = 4096
 
 
-def save(model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes: int = EXTERNAL_BYTES) -> None:
+def save(
+    model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes: int = EXTERNAL_BYTES
+) -> None:
     """Write a model; initializers of at least `external_bytes` bytes go into `path` + ".data" beside it.
 
     The model itself stays as it is. Files are put in place once they are whole.
@@ -39,7 +41,9 @@ def save(model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes
     large = [tensor for tensor in model.graph.initializer if len(tensor.raw_data) >= external_bytes]
     try:
         for part in parts:
-            part.unlink(missing_ok=True)  # what an earlier process left, or a link that would be followed
+            part.unlink(
+                missing_ok=True
+            )  # what an earlier process left, or a link that would be followed
         with _outside(large, parts[1], data.name):
             parts[0].write_bytes(model.SerializeToString())
         if large:
@@ -55,8 +59,14 @@ def checked(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise TypeError(f"`path` is {shown(path)}; it must be a path")
     target = Path(path)
-    if "\0" in str(target) or len(os.fsencode(target)) > LONGEST_PATH or len(os.fsencode(target.name)) > LONGEST_NAME:
-        raise ValueError(f"`path` is {shown(str(target))}, which names no file that a system could hold")
+    if (
+        "\0" in str(target)
+        or len(os.fsencode(target)) > LONGEST_PATH
+        or len(os.fsencode(target.name)) > LONGEST_NAME
+    ):
+        raise ValueError(
+            f"`path` is {shown(str(target))}, which names no file that a system could hold"
+        )
     suffix_format = onnx.serialization.registry.get_format_from_file_extension(target.suffix)
     if suffix_format not in (None, "protobuf"):
         raise ValueError(
@@ -79,7 +89,11 @@ def _outside(tensors: list[onnx.TensorProto], file: Path, location: str) -> Iter
             with file.open("wb") as stream:
                 for tensor in tensors:
                     stream.write(b"\0" * (-stream.tell() % ALIGNMENT))
-                    entry = {"location": location, "offset": stream.tell(), "length": len(tensor.raw_data)}
+                    entry = {
+                        "location": location,
+                        "offset": stream.tell(),
+                        "length": len(tensor.raw_data),
+                    }
                     stream.write(tensor.raw_data)
                     kept.append((tensor, tensor.raw_data))
                     tensor.ClearField("raw_data")

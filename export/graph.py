@@ -66,17 +66,28 @@ class Graph:
         node.output[:] = [name if value == made else made for made in node.output]
         self.outputs.append(helper.make_tensor_value_info(name, onnx_type(dtype), shape))
 
-    def node(self, op: str, inputs: Sequence[str], name: str, *, domain: str = "", **attributes: Any) -> str:
+    def node(
+        self, op: str, inputs: Sequence[str], name: str, *, domain: str = "", **attributes: Any
+    ) -> str:
         """Add a node with one output, named after it; return that name."""
         return self.several(op, inputs, name, [""], domain=domain, **attributes)[0]
 
     def several(
-        self, op: str, inputs: Sequence[str], name: str, outputs: Sequence[str], *, domain: str = "", **attributes: Any
+        self,
+        op: str,
+        inputs: Sequence[str],
+        name: str,
+        outputs: Sequence[str],
+        *,
+        domain: str = "",
+        **attributes: Any,
     ) -> list[str]:
         """Add a node with several outputs, the node's name followed by `outputs`; return their names."""
         base = f"{self._prefix}{name}"
         made = [f"{base}/{output}" if output else base for output in outputs]
-        self.nodes.append(helper.make_node(op, list(inputs), made, name=base, domain=domain, **attributes))
+        self.nodes.append(
+            helper.make_node(op, list(inputs), made, name=base, domain=domain, **attributes)
+        )
         return made
 
     def initializer(self, name: str, array: NDArray[Any]) -> str:
@@ -93,7 +104,9 @@ class Graph:
         """Return a scalar; equal ones are one initializer."""
         return self.initializer(f"scalar_{np.dtype(dtype)}_{value!r}", np.array(value, dtype))
 
-    def cast(self, value: str, dtype: DTypeLike, name: str, *, source: DTypeLike | None = None) -> str:
+    def cast(
+        self, value: str, dtype: DTypeLike, name: str, *, source: DTypeLike | None = None
+    ) -> str:
         """Return `value` in another dtype; source: the dtype it has, where that may be the same."""
         if source is not None and np.dtype(source) == np.dtype(dtype):
             return value
@@ -126,10 +139,17 @@ class Graph:
         """Put the model together; nodes and initializers that no output needs are left out."""
         self._prune()
         self._apart()
-        graph = helper.make_graph(self.nodes, name, self.inputs, self.outputs, doc_string=doc, value_info=self.infos)
+        graph = helper.make_graph(
+            self.nodes, name, self.inputs, self.outputs, doc_string=doc, value_info=self.infos
+        )
         foreign = sorted({node.domain for node in self.nodes} - {""})
-        imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in foreign)]
-        model = helper.make_model(graph, opset_imports=imports, functions=list(functions), producer_name=DOMAIN)
+        imports = [
+            helper.make_opsetid("", opset),
+            *(helper.make_opsetid(domain, 1) for domain in foreign),
+        ]
+        model = helper.make_model(
+            graph, opset_imports=imports, functions=list(functions), producer_name=DOMAIN
+        )
         # Functions came with IR 8; a newer IR than the opset's own would shut out older runtimes.
         model.ir_version = max(8, helper.find_min_ir_version_for(imports[:1]))
         helper.set_model_props(model, metadata or {})
@@ -137,7 +157,9 @@ class Graph:
         read = {value for node in self.nodes for value in node.input}
         for key, array in self.initializers.items():
             if key in read:
-                tensor = model.graph.initializer.add(name=key, data_type=onnx_type(array.dtype), dims=array.shape)
+                tensor = model.graph.initializer.add(
+                    name=key, data_type=onnx_type(array.dtype), dims=array.shape
+                )
                 tensor.raw_data = array.tobytes()
         return model
 
@@ -156,18 +178,24 @@ class Graph:
         names = [value.name for value in self.inputs]
         for at, name in enumerate(names):
             if name in made or name in names[:at]:
-                raise ValueError(f"`inputs` hold {name!r}, which this graph calls another value; take another name")
+                raise ValueError(
+                    f"`inputs` hold {name!r}, which this graph calls another value; take another name"
+                )
 
     def function(
         self, name: str, inputs: Sequence[str], outputs: Sequence[str], opset: int, doc: str
     ) -> onnx.FunctionProto:
         """Put the nodes together as a model-local function in a domain of ours; the tables become constants."""
         constants = [
-            helper.make_node("Constant", [], [key], name=key, value=onnx.numpy_helper.from_array(array, key))
+            helper.make_node(
+                "Constant", [], [key], name=key, value=onnx.numpy_helper.from_array(array, key)
+            )
             for key, array in self.initializers.items()
         ]
         nodes, imports = [*constants, *self.nodes], [helper.make_opsetid("", opset)]
-        return helper.make_function(DOMAIN, name, list(inputs), list(outputs), nodes, imports, doc_string=doc)
+        return helper.make_function(
+            DOMAIN, name, list(inputs), list(outputs), nodes, imports, doc_string=doc
+        )
 
 
 def relayout(graph: Graph, x: str, source: str, target: str, heads: int | None, width: int) -> str:

@@ -7,14 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from .angles import counting
+from .cos_sin_nodes import counting
 from .graph import Graph, Shape
 
 INPUT = "attention_mask"
 
 # Shape of the input for each kind of mask.
 _BY_HEAD: Shape = ["batch_or_1", "heads_or_1", "sequence", "total_length"]
-SHAPES: dict[str, Shape] = {"padding": ["batch", "total_length"], "bool": _BY_HEAD, "float": _BY_HEAD}
+SHAPES: dict[str, Shape] = {
+    "padding": ["batch", "total_length"],
+    "bool": _BY_HEAD,
+    "float": _BY_HEAD,
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,9 @@ def by_distance(graph: Graph, lengths: Lengths, window: int | None) -> str:
     if window is None:
         return allowed
     oldest = graph.node("Sub", [query, graph.scalar(window, np.int64)], "query_index/before_window")
-    return graph.node("And", [allowed, graph.node("Greater", [key, oldest], "is_in_window")], "is_near")
+    return graph.node(
+        "And", [allowed, graph.node("Greater", [key, oldest], "is_in_window")], "is_near"
+    )
 
 
 def allowed(graph: Graph, lengths: Lengths, mask: str, near: str | None) -> str | None:
@@ -71,4 +77,6 @@ def _padding(graph: Graph, lengths: Lengths) -> str:
 def as_bias(graph: Graph, where: str, bias: str | None, compute_dtype: np.dtype[Any]) -> str:
     """Return a mask to be added: `bias`, or 0, where attention is allowed, minus infinity elsewhere."""
     nothing = graph.scalar(0.0, compute_dtype) if bias is None else bias
-    return graph.node("Where", [where, nothing, graph.scalar(-np.inf, compute_dtype)], "mask_to_add")
+    return graph.node(
+        "Where", [where, nothing, graph.scalar(-np.inf, compute_dtype)], "mask_to_add"
+    )

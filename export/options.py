@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.validation import limits
-from rope_cpu.validation.arrays import dtype_of
-from rope_cpu.validation.scalars import boolean, not_larger, not_longer, one_of, whole_number
-from rope_cpu.validation.texts import cut, shown
+from rope_cpu.arguments import limits
+from rope_cpu.arguments.arrays import dtype_of
+from rope_cpu.arguments.scalars import boolean, not_larger, not_longer, one_of, whole_number
+from rope_cpu.arguments.texts import cut, shown
 
 from .graph import FLOAT32, FLOAT64
 from .layouts import LAYOUTS
@@ -51,7 +51,9 @@ class RopeOptions:
             "num_heads": _number("num_heads", self.num_heads, limits.HEADS),
             "num_kv_heads": _number("num_kv_heads", self.num_kv_heads, limits.HEADS),
             "positions": one_of("positions", self.positions, POSITIONS),
-            "position_dtype": str(_known_dtype("position_dtype", self.position_dtype, POSITION_DTYPES)),
+            "position_dtype": str(
+                _known_dtype("position_dtype", self.position_dtype, POSITION_DTYPES)
+            ),
             "max_positions": _number("max_positions", self.max_positions, limits.TABLE),
             "table_inputs": boolean("table_inputs", self.table_inputs),
             "inverse": boolean("inverse", self.inverse),
@@ -86,8 +88,12 @@ class RopeOptions:
         target = TARGETS[self.target]
         wanted = _known_dtype("dtype", self.dtype, TARGETS["primitive"].dtypes)
         if wanted not in target.dtypes:
-            able = " or ".join(repr(name) for name, other in TARGETS.items() if wanted in other.dtypes)
-            raise ValueError(f"`dtype` is {wanted}, which {target.op} has no kernel for; target {able} can express it")
+            able = " or ".join(
+                repr(name) for name, other in TARGETS.items() if wanted in other.dtypes
+            )
+            raise ValueError(
+                f"`dtype` is {wanted}, which {target.op} has no kernel for; target {able} can express it"
+            )
         return str(wanted)
 
     def _opset(self) -> int:
@@ -97,31 +103,45 @@ class RopeOptions:
             return target.opsets[0]
         wanted, (first, last) = whole_number("opset", self.opset), target.opsets
         if not first <= wanted <= last:
-            raise ValueError(f"`opset` is {wanted}; target {target.name!r} is written in opsets {first} to {last}")
+            raise ValueError(
+                f"`opset` is {wanted}; target {target.name!r} is written in opsets {first} to {last}"
+            )
         return wanted
 
     def _fit_together(self) -> None:
         if self.table_inputs and self.max_positions is not None:
-            raise ValueError("`table_inputs` and `max_positions` are both given; tables are inputs or initializers")
+            raise ValueError(
+                "`table_inputs` and `max_positions` are both given; tables are inputs or initializers"
+            )
         if self.table_inputs and self.inverse:
-            raise ValueError("`inverse` and `table_inputs` are both given; feed tables with -sin instead")
+            raise ValueError(
+                "`inverse` and `table_inputs` are both given; feed tables with -sin instead"
+            )
         if self.tables and self.position_dtype != "int64":
             raise ValueError(
                 f"`position_dtype` is {self.position_dtype}, but tables are looked up by int64 ids; without "
                 "`max_positions` and `table_inputs` angles are computed in the graph, from any position"
             )
         if self.positions == "none" and self.position_dtype != "int64":
-            raise ValueError(f"`position_dtype` is {self.position_dtype}, but `positions` is 'none': there is no input")
+            raise ValueError(
+                f"`position_dtype` is {self.position_dtype}, but `positions` is 'none': there is no input"
+            )
         if self.layout == "thd" and self.positions != "position_ids" and not self.token_tables:
-            raise ValueError(f"`positions` is {shown(self.positions)}; packed tokens (layout thd) need position_ids")
+            raise ValueError(
+                f"`positions` is {shown(self.positions)}; packed tokens (layout thd) need position_ids"
+            )
         if self.num_kv_heads is not None and self.num_heads is None:
-            raise ValueError(f"`num_kv_heads` is {self.num_kv_heads}, but `num_heads` is None; give both or neither")
+            raise ValueError(
+                f"`num_kv_heads` is {self.num_kv_heads}, but `num_heads` is None; give both or neither"
+            )
         if self.num_kv_heads is not None and len(self.inputs) == 1:
             raise ValueError(
                 f"`num_kv_heads` is {self.num_kv_heads}, but `inputs` is {shown(self.inputs)}: there is no second one"
             )
         if self.layout == "bsd" and self.num_heads is None:
-            raise ValueError("`num_heads` is None; layout bsd (batch, seq, heads·head_dim) needs it")
+            raise ValueError(
+                "`num_heads` is None; layout bsd (batch, seq, heads·head_dim) needs it"
+            )
 
     def check_rope(self, rope: RotaryEmbedding) -> None:
         """Raise where these options or their target cannot express a rotation."""
@@ -144,7 +164,9 @@ class RopeOptions:
             )
         for name, count in zip(("num_heads", "num_kv_heads"), self.heads.values(), strict=False):
             if heads > 1 and (count is None or count % heads):
-                raise ValueError(f"`{name}` is {count}; frequencies of {heads} heads need a multiple of them")
+                raise ValueError(
+                    f"`{name}` is {count}; frequencies of {heads} heads need a multiple of them"
+                )
         if self.tables and (spec.pair_axis is None or heads > 1):
             raise ValueError(
                 "tables cannot hold a rotation whose pairs rotate by several axes or by head; without `max_positions` "
@@ -182,7 +204,9 @@ def is_rotary_embedding(rope: object) -> None:
 def check_counted(rope: RotaryEmbedding, positions: str) -> None:
     """Raise where tokens are counted, but need coordinates of their own."""
     if rope.axes > 1 and not rope.spec.shared_id and positions != "position_ids":
-        raise ValueError(f"`positions` is {shown(positions)}; with {rope.axes} axes each token needs its coordinates")
+        raise ValueError(
+            f"`positions` is {shown(positions)}; with {rope.axes} axes each token needs its coordinates"
+        )
 
 
 def _number(name: str, value: int | None, most: int) -> int | None:
@@ -197,7 +221,9 @@ def _names(inputs: object) -> tuple[str, ...]:
     not_longer("inputs", inputs, limits.INPUTS)
     named = all(isinstance(name, str) and name.isidentifier() for name in inputs)
     if not inputs or not named or len(set(inputs)) < len(inputs):
-        raise ValueError(f"`inputs` is {shown(inputs)}; it must hold different identifiers, at least one")
+        raise ValueError(
+            f"`inputs` is {shown(inputs)}; it must hold different identifiers, at least one"
+        )
     return tuple(inputs)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from rope_cpu.validation.scalars import real_array
-from rope_cpu.validation.texts import shown
-
-Float64 = NDArray[np.float64]
+from rope_cpu.arguments.scalars import real_array
+from rope_cpu.arguments.texts import shown
+from rope_cpu.array_types import Float64
 
 WEIGHTS = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
 
@@ -20,8 +19,13 @@ def weights_of(weights: Mapping[str, ArrayLike] | None) -> dict[str, Float64]:
     if weights is None:
         return {}
     if not isinstance(weights, Mapping):
-        raise TypeError(f"`weights` is a {type(weights).__name__}; it must be a mapping of names to arrays")
-    unknown, missing = [name for name in weights if name not in WEIGHTS], {"q", "k", "v"} - set(weights)
+        raise TypeError(
+            f"`weights` is a {type(weights).__name__}; it must be a mapping of names to arrays"
+        )
+    unknown, missing = (
+        [name for name in weights if name not in WEIGHTS],
+        {"q", "k", "v"} - set(weights),
+    )
     if unknown or missing or ("o_bias" in weights and "o" not in weights):
         raise ValueError(
             f"`weights` holds {shown(list(weights))}; it must hold q, k and v, and may hold o, q_bias, k_bias, "
@@ -34,7 +38,9 @@ def weights_of(weights: Mapping[str, ArrayLike] | None) -> dict[str, Float64]:
     for name, array in arrays.items():
         axes = ("out",) if name.endswith("_bias") else ("out", "in")
         if array.ndim != len(axes):
-            raise ValueError(f"`weights[{shown(name)}]` has shape {array.shape}; its axes must be {', '.join(axes)}")
+            raise ValueError(
+                f"`weights[{shown(name)}]` has shape {array.shape}; its axes must be {', '.join(axes)}"
+            )
     return arrays
 
 
@@ -43,9 +49,13 @@ def norms_of(qk_norm: tuple[ArrayLike, ArrayLike] | None) -> dict[str, Float64]:
     if qk_norm is None:
         return {}
     if not isinstance(qk_norm, tuple | list):
-        raise TypeError(f"`qk_norm` is a {type(qk_norm).__name__}; it must be a pair of arrays, for q and for k")
+        raise TypeError(
+            f"`qk_norm` is a {type(qk_norm).__name__}; it must be a pair of arrays, for q and for k"
+        )
     if len(qk_norm) != 2:
-        raise ValueError(f"`qk_norm` holds {len(qk_norm)} arrays; it must hold two, for q and for k")
+        raise ValueError(
+            f"`qk_norm` holds {len(qk_norm)} arrays; it must hold two, for q and for k"
+        )
     return {
         f"{name}_norm": real_array(f"qk_norm of {name}", value).astype(np.float64, copy=False)
         for name, value in zip("qk", qk_norm, strict=True)

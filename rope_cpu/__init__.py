@@ -1,10 +1,10 @@
 """Rotary position embeddings for NumPy and ONNX on the CPU: exact, fast, in every variant."""
 
-from rope_cpu.apply import apply_rotary
 from rope_cpu.convert import convert_weight
 from rope_cpu.kernels.threads import get_num_threads, set_num_threads
-from rope_cpu.plan import RotaryPlan
-from rope_cpu.rotary import RotaryEmbedding
+from rope_cpu.rotation.apply import apply_rotary
+from rope_cpu.rotation.embedding import RotaryEmbedding
+from rope_cpu.rotation.plan import RotaryPlan
 from rope_cpu.sinusoidal import sinusoidal
 from rope_cpu.warmup import warmup
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.validation.scalars import not_larger, one_of, regular_array, whole_number
-from rope_cpu.validation.texts import shown
+from rope_cpu.arguments.scalars import not_larger, one_of, regular_array, whole_number
+from rope_cpu.arguments.texts import shown
 
 PAIRINGS = ("half", "interleaved")
 
@@ -47,8 +47,12 @@ def convert_weight(
         )
     width = head_dim if rotary_dim is None else whole_number("rotary_dim", rotary_dim, 2)
     if width % 2 or width > head_dim:
-        raise ValueError(f"`rotary_dim` is {width}; it must be even and at most head_dim {head_dim}")
+        raise ValueError(
+            f"`rotary_dim` is {width}; it must be even and at most head_dim {head_dim}"
+        )
     order = np.arange(head_dim)
     order[:width] = order[:width].reshape((-1, 2) if to == "half" else (2, -1)).T.reshape(-1)
     elements = (np.arange(num_heads)[:, None] * head_dim + order).reshape(-1)
-    return np.asarray(w[elements] if axis == 0 else np.take(w, elements, axis=axis))  # whole rows go faster by index
+    return np.asarray(
+        w[elements] if axis == 0 else np.take(w, elements, axis=axis)
+    )  # whole rows go faster by index

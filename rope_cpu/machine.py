@@ -16,7 +16,9 @@ def caches() -> dict[str, int]:
     found = {}
     for file in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")):
         try:
-            size, kind, level = (file.with_name(name).read_text().strip() for name in ("size", "type", "level"))
+            size, kind, level = (
+                file.with_name(name).read_text().strip() for name in ("size", "type", "level")
+            )
         except OSError:
             continue
         if kind != "Instruction" and size[:-1].isdigit() and size[-1] in _UNITS:

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.validation import limits
-from rope_cpu.validation.scalars import (
-    MAX_POSITION,
-    Float64,
+from rope_cpu.arguments import limits
+from rope_cpu.arguments.scalars import (
     boolean,
     finite_array,
     integers,
@@ -26,9 +24,8 @@ from rope_cpu.validation.scalars import (
     whole_number,
     whole_numbers,
 )
-from rope_cpu.validation.texts import cut, shown
-
-Int64 = NDArray[np.int64]
+from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.array_types import Float64, Int64
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
 
@@ -42,7 +39,9 @@ def packed(cu_seqlens: ArrayLike) -> Int64:
     """
     ends = integers("cu_seqlens", cu_seqlens)
     if ends.ndim != 1 or ends.size == 0 or ends[0] != 0 or (np.diff(ends) < 0).any():
-        raise ValueError(f"`cu_seqlens` is {shown(ends)}; it must be one row that starts at 0 and never falls")
+        raise ValueError(
+            f"`cu_seqlens` is {shown(ends)}; it must be one row that starts at 0 and never falls"
+        )
     not_larger("`cu_seqlens` ends at", int(ends[-1]), int(ends[-1]))
     return np.arange(ends[-1]) - np.repeat(ends[:-1], np.diff(ends))
 
@@ -83,18 +82,27 @@ def grid(
     begin = per_axis("start", start, len(counts))
     if boolean("centred", centred):
         if begin.any():
-            raise ValueError(f"`start` is {shown(start)}, but `centred` already determines where the grid starts")
+            raise ValueError(
+                f"`start` is {shown(start)}, but `centred` already determines where the grid starts"
+            )
         begin = -(np.array(counts) - 1) / 2
     scales = per_axis("scale", scale, len(counts))
     with np.errstate(over="ignore"):
-        lines = [(np.arange(n) + first) * step for n, first, step in zip(counts, begin, scales, strict=True)]
+        lines = [
+            (np.arange(n) + first) * step
+            for n, first, step in zip(counts, begin, scales, strict=True)
+        ]
     for line in lines:
-        if not (np.abs(line) < MAX_POSITION).all():  # at the limit 2^53 + 1 may have been rounded to it
+        if not (
+            np.abs(line) < limits.MAX_POSITION
+        ).all():  # at the limit 2^53 + 1 may have been rounded to it
             raise ValueError(
                 f"`start` is {shown(start)} and `scale` is {shown(scale)}; coordinates must stay below ±2^53"
             )
     cells = np.unravel_index(np.arange(math.prod(counts)), counts)
-    ids: Float64 = np.stack([line[index] for line, index in zip(lines, cells, strict=True)], axis=-1)
+    ids: Float64 = np.stack(
+        [line[index] for line, index in zip(lines, cells, strict=True)], axis=-1
+    )
     whole = np.rint(ids)
     return whole.astype(np.int64) if np.array_equal(whole, ids) else ids
 
@@ -112,7 +120,13 @@ def patches(grid_thw: ArrayLike, *, merge_size: int = 1) -> Int64:
     every = [np.zeros((0, 2), dtype=np.int64)]
     for frames, rows, columns in _grids("grid_thw", grid_thw, edge).tolist():
         squares = (rows // edge, edge, columns // edge, edge, 2)
-        frame = np.indices((rows, columns)).transpose(1, 2, 0).reshape(squares).swapaxes(1, 2).reshape(-1, 2)
+        frame = (
+            np.indices((rows, columns))
+            .transpose(1, 2, 0)
+            .reshape(squares)
+            .swapaxes(1, 2)
+            .reshape(-1, 2)
+        )
         every.append(np.tile(frame, (frames, 1)))
     return np.concatenate(every)
 
@@ -166,7 +180,10 @@ def mrope(
     the last frame where that is further than the longer side).
     """
     types, kept = _types_and_mask(token_types, attention_mask)
-    edge, merged = whole_number("merge_size", merge_size), whole_number("merge_frames", merge_frames)
+    edge, merged = (
+        whole_number("merge_size", merge_size),
+        whole_number("merge_frames", merge_frames),
+    )
     images = _grids("image_grid_thw", _NO_ROWS if image_grid_thw is None else image_grid_thw, edge)
     videos = _grids("video_grid_thw", _NO_ROWS if video_grid_thw is None else video_grid_thw, edge)
     rate = real_number("tokens_per_second", tokens_per_second)
@@ -174,7 +191,11 @@ def mrope(
         raise ValueError(f"`tokens_per_second` is {rate}; it must be at most 2^31")
     steps = _steps(seconds_per_grid, rate, len(videos))
     if boolean("split_frames", split_frames):
-        _refuse_timing(merge_frames=(merged, 1), seconds_per_grid=(seconds_per_grid, None), tokens_per_second=(rate, 1))
+        _refuse_timing(
+            merge_frames=(merged, 1),
+            seconds_per_grid=(seconds_per_grid, None),
+            tokens_per_second=(rate, 1),
+        )
         frames = videos[:, 0]
         if frames.sum() > types.size:
             raise _too_many(VIDEO)
@@ -194,7 +215,9 @@ def mrope(
     return ids, ids.max(axis=(1, 2), initial=-1) + 1 - kept.sum(axis=1)
 
 
-def token_types(token_ids: ArrayLike, *, image_token_id: int | None, video_token_id: int | None) -> Int64:
+def token_types(
+    token_ids: ArrayLike, *, image_token_id: int | None, video_token_id: int | None
+) -> Int64:
     """Return 0 for text, 1 for image tokens and 2 for video tokens, int64, shaped like token_ids.
 
     token_ids: integers of any shape, as the model takes them.
@@ -209,7 +232,9 @@ def token_types(token_ids: ArrayLike, *, image_token_id: int | None, video_token
         if token is not None:
             types[ids == whole_number(name, token, -_INT64 - 1, _INT64)] = kind
     if image_token_id is not None and image_token_id == video_token_id:
-        raise ValueError(f"`image_token_id` and `video_token_id` are both {image_token_id}; tokens are of one kind")
+        raise ValueError(
+            f"`image_token_id` and `video_token_id` are both {image_token_id}; tokens are of one kind"
+        )
     return types
 
 
@@ -222,7 +247,9 @@ def _vision_ids(sizes: list[int], step: np.float32) -> tuple[Int64, int]:
 
 
 def _too_many(kind: int) -> ValueError:
-    return ValueError(f"`{_GRIDS[kind]}` has more grids than `token_types` has tokens of type {kind} for")
+    return ValueError(
+        f"`{_GRIDS[kind]}` has more grids than `token_types` has tokens of type {kind} for"
+    )
 
 
 def _sequence(kinds: list[int], media: dict[int, Iterator[tuple[list[int], np.float32]]]) -> Int64:
@@ -262,7 +289,9 @@ def _refuse_timing(**arguments: tuple[Any, Any]) -> None:
             raise ValueError(f"`{name}` is {shown(value)}, but {rule}")
 
 
-def _types_and_mask(token_types: ArrayLike, attention_mask: ArrayLike | None) -> tuple[Int64, NDArray[np.bool_]]:
+def _types_and_mask(
+    token_types: ArrayLike, attention_mask: ArrayLike | None
+) -> tuple[Int64, NDArray[np.bool_]]:
     types = integers("token_types", token_types)
     if types.ndim != 2:
         raise ValueError(f"`token_types` has shape {types.shape}; it must be (batch, seq)")
@@ -271,14 +300,18 @@ def _types_and_mask(token_types: ArrayLike, attention_mask: ArrayLike | None) ->
         return types, np.ones(types.shape, dtype=bool)
     mask = _mask(attention_mask)
     if mask.shape != types.shape:
-        raise ValueError(f"`attention_mask` has shape {mask.shape}, but `token_types` has {types.shape}")
+        raise ValueError(
+            f"`attention_mask` has shape {mask.shape}, but `token_types` has {types.shape}"
+        )
     return types, mask
 
 
 def _mask(attention_mask: ArrayLike) -> NDArray[np.bool_]:
     mask = regular_array("attention_mask", attention_mask)
     if mask.dtype.kind in "SUMm":  # words and dates
-        raise TypeError(f"`attention_mask` has dtype {cut(str(mask.dtype))}; it must hold numbers or truth values")
+        raise TypeError(
+            f"`attention_mask` has dtype {cut(str(mask.dtype))}; it must hold numbers or truth values"
+        )
     if mask.ndim != 2:
         raise ValueError(f"`attention_mask` has shape {mask.shape}; it must be (batch, seq)")
     not_larger("`attention_mask` has shape", mask.shape, mask.size)
@@ -291,10 +324,18 @@ def _refuse_values(name: str, wrong: NDArray[Any], rule: str) -> None:
         raise ValueError(f"`{name}` holds {wrong[0]}; every value must be {rule}")
 
 
-def _steps(seconds_per_grid: ArrayLike | None, tokens_per_second: float, videos: int) -> NDArray[np.float32]:
-    seconds = np.ones(videos) if seconds_per_grid is None else finite_array("seconds_per_grid", seconds_per_grid)
+def _steps(
+    seconds_per_grid: ArrayLike | None, tokens_per_second: float, videos: int
+) -> NDArray[np.float32]:
+    seconds = (
+        np.ones(videos)
+        if seconds_per_grid is None
+        else finite_array("seconds_per_grid", seconds_per_grid)
+    )
     if seconds.shape != (videos,):
-        raise ValueError(f"`seconds_per_grid` has shape {seconds.shape}; it must be ({videos},), one for each video")
+        raise ValueError(
+            f"`seconds_per_grid` has shape {seconds.shape}; it must be ({videos},), one for each video"
+        )
     _refuse_values(
         "seconds_per_grid",
         seconds[(seconds < 0) | (seconds > _FURTHEST / max(tokens_per_second, 1.0))],
@@ -306,12 +347,18 @@ def _steps(seconds_per_grid: ArrayLike | None, tokens_per_second: float, videos:
 def _grids(name: str, grids: ArrayLike, edge: int) -> Int64:
     sizes = integers(name, grids)
     if sizes.ndim != 2 or sizes.shape[1] != 3:
-        raise ValueError(f"`{name}` has shape {sizes.shape}; it must be (grids, 3): frames, rows, columns")
+        raise ValueError(
+            f"`{name}` has shape {sizes.shape}; it must be (grids, 3): frames, rows, columns"
+        )
     not_longer(name, sizes, limits.LAYERS)
     _refuse_values(name, sizes[sizes < 1], "at least 1")
     cells = sizes.prod(axis=1, dtype=np.float64)
     if cells.sum() > limits.TABLE:
-        raise ValueError(f"`{name}` holds grids of {cells.sum():.0f} cells; there may be at most {limits.TABLE}")
+        raise ValueError(
+            f"`{name}` holds grids of {cells.sum():.0f} cells; there may be at most {limits.TABLE}"
+        )
     if (sizes[:, 1:] % edge).any():
-        raise ValueError(f"`{name}` is {shown(sizes)}; rows and columns must be multiples of merge_size {edge}")
+        raise ValueError(
+            f"`{name}` is {shown(sizes)}; rows and columns must be multiples of merge_size {edge}"
+        )
     return sizes

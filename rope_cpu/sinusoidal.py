@@ -7,16 +7,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from rope_cpu.arguments import arrays as check
+from rope_cpu.arguments import limits
+from rope_cpu.arguments.scalars import boolean, not_larger, real_number, whole_number
+from rope_cpu.arguments.texts import shown
 from rope_cpu.frequencies.spec import LARGEST_FREQUENCY
-from rope_cpu.rotary import RotaryEmbedding
-from rope_cpu.validation import arrays as check
-from rope_cpu.validation import limits
-from rope_cpu.validation.scalars import boolean, not_larger, real_number, whole_number
-from rope_cpu.validation.texts import shown
+from rope_cpu.rotation.embedding import RotaryEmbedding
 
 
 def sinusoidal(
-    num_positions: int, dim: int, *, base: float = 10000.0, interleaved: bool = True, dtype: DTypeLike = np.float32
+    num_positions: int,
+    dim: int,
+    *,
+    base: float = 10000.0,
+    interleaved: bool = True,
+    dtype: DTypeLike = np.float32,
 ) -> NDArray[Any]:
     """Return the sinusoidal table (num_positions, dim): sin and cos of position · base^(-2i/dim).
 
@@ -37,9 +42,13 @@ def sinusoidal(
     with np.errstate(over="ignore"):
         fastest = base ** -exponents[-1]
     if fastest > LARGEST_FREQUENCY:
-        raise ValueError(f"`base` is {shown(base)}; its frequencies must be at most 2^40 radians per position")
+        raise ValueError(
+            f"`base` is {shown(base)}; its frequencies must be at most 2^40 radians per position"
+        )
     cos, sin = RotaryEmbedding.from_inv_freq(base**-exponents).cos_sin(np.arange(rows), wanted)
-    where_sin, where_cos = (slice(0, None, 2), slice(1, None, 2)) if adjacent else (slice(sines), slice(sines, None))
+    where_sin, where_cos = (
+        (slice(0, None, 2), slice(1, None, 2)) if adjacent else (slice(sines), slice(sines, None))
+    )
     table = np.empty((rows, columns), dtype=wanted)
     table[:, where_sin], table[:, where_cos] = sin, cos[:, : columns // 2]
     return table

@@ -11,11 +11,12 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
+from rope_cpu.arguments.arrays import dtype_of
+from rope_cpu.arguments.texts import shown
+from rope_cpu.array_types import DTYPE_LIST, DTYPE_NAMES, DTYPES
 from rope_cpu.kernels.angles import cos_sin
 from rope_cpu.kernels.rotate import PAIRINGS, rotation
 from rope_cpu.kernels.vectors import converts_float16
-from rope_cpu.validation.arrays import DTYPE_NAMES, DTYPES, FORMAT_OF, dtype_of
-from rope_cpu.validation.texts import shown
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,14 @@ def specialise(dtypes: DTypeLike | Sequence[DTypeLike]) -> Iterator[Specialisati
         yield Specialisation(made.__name__, seconds, not stats.cache_hits, folder)
 
 
-def todo(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[tuple[Callable[..., Any], tuple[str, ...]]]:
+def todo(
+    dtypes: DTypeLike | Sequence[DTypeLike],
+) -> list[tuple[Callable[..., Any], tuple[str, ...]]]:
     """Return the kernels that these dtypes need, each as the function that compiles it and the arguments for it."""
     names = dtype_names(dtypes)
-    rotated = ["float32" if name == "float16" and not converts_float16() else name for name in names]
+    rotated = [
+        "float32" if name == "float16" and not converts_float16() else name for name in names
+    ]
     # Cos and sin of a plan are float32 until it rotates float64; tables of 16 bits are rounded from float64.
     return [
         *((cos_sin, (real,)) for real in ("float32", "float64")),
@@ -70,9 +75,9 @@ def dtype_names(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[str]:
     many: Any = dtypes if isinstance(dtypes, list | tuple | set | frozenset) else [dtypes]
     names = []
     for dtype in many:
-        name = FORMAT_OF.get(dtype_of(dtype))
+        name = DTYPE_NAMES.get(dtype_of(dtype))
         if name is None:
-            raise TypeError(f"`dtypes` holds {shown(dtype)}; each must be one of {DTYPE_NAMES}")
+            raise TypeError(f"`dtypes` holds {shown(dtype)}; each must be one of {DTYPE_LIST}")
         if name not in names:
             names.append(name)
     return names

@@ -36,7 +36,11 @@ def normed(x, weight, epsilon, dtype):
     (x, off), u = x, UNITS[str(dtype)]
     root = np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
     y = x / root * weight
-    grown = np.abs(weight) / root * (off + np.abs(x) * (np.abs(x) * off).mean(-1, keepdims=True) / root**2)
+    grown = (
+        np.abs(weight)
+        / root
+        * (off + np.abs(x) * (np.abs(x) * off).mean(-1, keepdims=True) / root**2)
+    )
     return y, grown + (x.shape[-1] / 2 + NORM) * u * np.abs(y)
 
 
@@ -59,10 +63,25 @@ def cached(x, dtype):
 
 
 def attention(
-    rope, q, k, v, ids, dtype, *, causal=True, window=None, softcap=None, scale=None, allowed=None, added=0.0
+    rope,
+    q,
+    k,
+    v,
+    ids,
+    dtype,
+    *,
+    causal=True,
+    window=None,
+    softcap=None,
+    scale=None,
+    allowed=None,
+    added=0.0,
 ):
     """q, k, v: arrays (batch, seq, heads, width), or pairs. A pair: the result, and its error before it is rounded."""
-    (q, q_off), (k, k_off) = rotated(rope, q, ids, dtype), cached(rotated(rope, k, ids, dtype), dtype)
+    (q, q_off), (k, k_off) = (
+        rotated(rope, q, ids, dtype),
+        cached(rotated(rope, k, ids, dtype), dtype),
+    )
     v, v_off = cached(v, dtype) if isinstance(v, tuple) else exactly(v)
     batch, seq, heads, width = q.shape
     u, scale = UNITS[str(dtype)], scale or width**-0.5
@@ -75,8 +94,15 @@ def attention(
         seen = np.array(near) & allowed[row, head, i] & (added[row, head, i] > -np.inf)
         if not seen.any():
             continue
-        keys, keys_off, values = k[row, seen, shared], k_off[row, seen, shared], v[row, seen, shared]
-        scores, size = scale * keys @ q[at], scale * (width + SCALE) * u * np.abs(keys) @ np.abs(q[at])
+        keys, keys_off, values = (
+            k[row, seen, shared],
+            k_off[row, seen, shared],
+            v[row, seen, shared],
+        )
+        scores, size = (
+            scale * keys @ q[at],
+            scale * (width + SCALE) * u * np.abs(keys) @ np.abs(q[at]),
+        )
         off = size + scale * (keys_off @ (np.abs(q[at]) + q_off[at]) + np.abs(keys) @ q_off[at])
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
@@ -87,5 +113,7 @@ def attention(
         weights /= weights.sum()
         change = np.expm1(2 * off.max()) + (2 * seen.sum() + SOFTMAX) * u
         result[at] = weights @ values
-        bound[at] = change * (weights @ np.abs(values)) + (1 + change) * (weights @ v_off[row, seen, shared])
+        bound[at] = change * (weights @ np.abs(values)) + (1 + change) * (
+            weights @ v_off[row, seen, shared]
+        )
     return result, bound

@@ -47,7 +47,9 @@ if KERNEL_CACHE:
     os.environ["NUMBA_CACHE_DIR"] = KERNEL_CACHE
 
 # Examples of earlier runs are not drawn again, and no test fails because a machine is slow.
-settings.register_profile("tests", database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "tests", database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("tests")
 
 
@@ -59,7 +61,9 @@ def seed_number(text):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--seed", type=seed_number, default=0, help="Seed of every random draw of the tests (0).")
+    parser.addoption(
+        "--seed", type=seed_number, default=0, help="Seed of every random draw of the tests (0)."
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -111,7 +115,9 @@ class ProgramRunner:
         options: of the interpreter. env: changes to the environment, None unsets a variable. cwd: by default a folder
         that holds nothing.
         """
-        variables = {name: value for name, value in (os.environ | (env or {})).items() if value is not None}
+        variables = {
+            name: value for name, value in (os.environ | (env or {})).items() if value is not None
+        }
         given = [program] if isinstance(program, Path) else ["-c", textwrap.dedent(program)]
         return subprocess.Popen(
             [sys.executable, *options, *given],

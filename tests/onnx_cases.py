@@ -42,7 +42,10 @@ def _case(case):
         folder = Path(case.model_dir)
         model = onnx.load(folder / "model.onnx")
         inputs, outputs = (
-            [onnx.load_tensor(folder / "test_data_set_0" / f"{kind}_{index}.pb") for index in range(len(values))]
+            [
+                onnx.load_tensor(folder / "test_data_set_0" / f"{kind}_{index}.pb")
+                for index in range(len(values))
+            ]
             for kind, values in (("input", model.graph.input), ("output", model.graph.output))
         )
     inputs, outputs = ([_array(value) for value in values] for values in (inputs, outputs))
@@ -55,9 +58,13 @@ def _array(value):
 
 def inputs_of(case):
     """Input name → array."""
-    return {given.name: value for given, value in zip(case.model.graph.input, case.inputs, strict=True)}
+    return {
+        given.name: value for given, value in zip(case.model.graph.input, case.inputs, strict=True)
+    }
 
 
 def outputs_of(case):
     """Output name → array."""
-    return {made.name: value for made, value in zip(case.model.graph.output, case.outputs, strict=True)}
+    return {
+        made.name: value for made, value in zip(case.model.graph.output, case.outputs, strict=True)
+    }

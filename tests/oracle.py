@@ -33,7 +33,10 @@ def cos_sin_axes(positions, inv_freq):
     flat = positions.reshape(-1, positions.shape[-1])
     rows = []
     for p in flat:
-        angles = [sum(CONTEXT.mpf(a) * CONTEXT.mpf(w) for a, w in zip(p, column, strict=True)) for column in inv_freq.T]
+        angles = [
+            sum(CONTEXT.mpf(a) * CONTEXT.mpf(w) for a, w in zip(p, column, strict=True))
+            for column in inv_freq.T
+        ]
         rows.append([(float(CONTEXT.cos(a)), float(CONTEXT.sin(a))) for a in angles])
     table = np.array(rows).reshape(*positions.shape[:-1], inv_freq.shape[1], 2)
     return table[..., 0], table[..., 1]
@@ -70,9 +73,12 @@ def inv_freq(dim, base=10000.0):
 
 def bound(exact, reach, dtype, factor=1.0):
     """½ ulp of the dtype + 3·u·A·(|x_a| + |x_b|), from the parameters of the formats."""
-    bits, least = {"float32": (24, -126), "float64": (53, -1022), "float16": (11, -14), "bfloat16": (8, -126)}[
-        str(dtype)
-    ]
+    bits, least = {
+        "float32": (24, -126),
+        "float64": (53, -1022),
+        "float16": (11, -14),
+        "bfloat16": (8, -126),
+    }[str(dtype)]
     exponent = np.maximum(np.floor(np.log2(np.maximum(np.abs(exact), 1e-300))), least)
     half_ulp = 0.5 * 2.0 ** (exponent - (bits - 1))
     if str(dtype) == "bfloat16":  # results below the smallest normal number are written as zero
@@ -110,7 +116,9 @@ def expected(rope, x, positions, inverse=False):
     """Exact rotation of x (batch, seq, heads, head_dim) by a rotary embedding of one axis, and its allowed error."""
     cos, sin = cos_sin(positions, rope.inv_freq)
     factor = 1 / rope.attention_factor if inverse else rope.attention_factor
-    exact, reach = rotate(x, factor * cos, (-factor if inverse else factor) * sin, rope.interleaved, rope.blocks)
+    exact, reach = rotate(
+        x, factor * cos, (-factor if inverse else factor) * sin, rope.interleaved, rope.blocks
+    )
     exact[..., rope.rotary_dim :] = x[..., rope.rotary_dim :].astype(np.float64)
     return exact, bound(exact, reach, x.dtype, factor)
 

@@ -33,7 +33,11 @@ def modules() -> list[tuple[str, type, type]]:
             continue
         module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
         for name, cls in vars(module).items():
-            if not (inspect.isclass(cls) and cls.__module__ == module.__name__ and re.search("Rotary|RoPE|Rope", name)):
+            if not (
+                inspect.isclass(cls)
+                and cls.__module__ == module.__name__
+                and re.search("Rotary|RoPE|Rope", name)
+            ):
                 continue
             parameters = inspect.signature(cls.__init__).parameters
             if "config" in parameters and hasattr(cls, "forward") and "Attention" not in name:
@@ -49,11 +53,21 @@ def modules() -> list[tuple[str, type, type]]:
 def frequencies(module: Any) -> dict[str | None, tuple[np.ndarray, float]]:
     """Return inv_freq and attention factor by layer type."""
     buffers = dict(module.named_buffers())
-    layered = {name[: -len("_inv_freq")] for name in buffers if name.endswith("_inv_freq")} - {"original"}
+    layered = {name[: -len("_inv_freq")] for name in buffers if name.endswith("_inv_freq")} - {
+        "original"
+    }
     layered = {name for name in layered if not name.endswith("_original")}
     if not layered:
-        return {None: (buffers["inv_freq"].double().numpy(), float(getattr(module, "attention_scaling", 1.0)))}
+        return {
+            None: (
+                buffers["inv_freq"].double().numpy(),
+                float(getattr(module, "attention_scaling", 1.0)),
+            )
+        }
     return {
-        name: (buffers[f"{name}_inv_freq"].double().numpy(), float(getattr(module, f"{name}_attention_scaling", 1.0)))
+        name: (
+            buffers[f"{name}_inv_freq"].double().numpy(),
+            float(getattr(module, f"{name}_attention_scaling", 1.0)),
+        )
         for name in sorted(layered)
     }

@@ -9,7 +9,12 @@ from rope_cpu import RotaryEmbedding
 FOUR_HEADS = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
 LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32}
 NANOCHAT: dict[str, Any] = {"model_type": "nanochat", "hidden_size": 512, "num_attention_heads": 4}
-GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "hidden_size": 2304, "num_attention_heads": 8, "head_dim": 64}
+GEMMA3: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "hidden_size": 2304,
+    "num_attention_heads": 8,
+    "head_dim": 64,
+}
 
 
 def read(*keys: dict[str, Any], **arguments: Any) -> RotaryEmbedding:

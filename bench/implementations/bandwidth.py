@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
+from rope_cpu.array_types import Array
 from rope_cpu.kernels.threads import load_tbb
 
-from ..workload import Array, allocate
+from ..workload import allocate
 
 # float32 elements that fit a core's first cache, and how often they are scaled there to keep it busy for some 20 µs.
 _IN_FIRST_CACHE, _TIMES = 2**12, 256

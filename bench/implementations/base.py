@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..workload import Array, Pair
+from rope_cpu.array_types import Array
+
+from ..workload import Pair
 
 
 class UnavailableError(Exception):

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 import rope_cpu
+from rope_cpu.array_types import Array
 
-from ..workload import Array, Pair, Workload
+from ..workload import Pair, Workload
 from .base import Binding, UnavailableError
 
 # The functions of transformers that rotate in each pairing; both take cos and sin as wide as the head.

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..workload import Array, Pair, Workload
+from rope_cpu.array_types import Array
+
+from ..workload import Pair, Workload
 from .base import Binding
 
 
@@ -42,6 +44,8 @@ def _bind(workload: Workload, rotate: Callable[[Array], Array]) -> Binding:
         return rotate(q), rotate(k)
 
     def call_wider(q: Array, k: Array) -> Pair:
-        return rotate(q.astype(compute_dtype)).astype(dtype), rotate(k.astype(compute_dtype)).astype(dtype)
+        return rotate(q.astype(compute_dtype)).astype(dtype), rotate(
+            k.astype(compute_dtype)
+        ).astype(dtype)
 
     return Binding(call if dtype == compute_dtype else call_wider, list(pairs), pairs[0])

@@ -8,7 +8,9 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from ..workload import DTYPES, Array, Pair, Workload
+from rope_cpu.array_types import Array
+
+from ..workload import DTYPES, Pair, Workload
 from . import frameworks, numpy_forms, onnxruntime
 from .base import Binding, UnavailableError
 
@@ -72,7 +74,11 @@ def _new_arrays(workload: Workload) -> Binding:
 def _call(workload: Workload) -> Binding:
     rope, ids, layout, sets = workload.rope, workload.ids, workload.layout, workload.arguments()
     rows = np.atleast_2d(ids)
-    if rope.axes == 1 and layout != "thd" and np.array_equal(rows, rows[:, :1] + np.arange(rows.shape[1])):
+    if (
+        rope.axes == 1
+        and layout != "thd"
+        and np.array_equal(rows, rows[:, :1] + np.arange(rows.shape[1]))
+    ):
         offset = int(rows[0, 0]) if len(rows) == 1 else rows[:, 0]
 
         def call(q: Array, k: Array, out: Pair) -> Pair:
@@ -96,8 +102,13 @@ TABLE: tuple[Implementation, ...] = (
     Implementation("NumPy complex", numpy_forms.as_complex, pairings=(True,)),
     *(
         # In float64 transformers rotates interleaved pairs in float32.
-        Implementation(name, bind, dtypes=_NOT_DOUBLE, arithmetic="own", needs=("torch", "transformers"))
-        for name, bind in (("torch eager", frameworks.torch_eager), ("torch.compile", frameworks.torch_compiled))
+        Implementation(
+            name, bind, dtypes=_NOT_DOUBLE, arithmetic="own", needs=("torch", "transformers")
+        )
+        for name, bind in (
+            ("torch eager", frameworks.torch_eager),
+            ("torch.compile", frameworks.torch_compiled),
+        )
     ),
     Implementation("JAX jit", frameworks.jax_jit, dtypes=_NOT_DOUBLE, needs=("jax",)),
     *(

@@ -55,7 +55,9 @@ class Result:
 
     def timed(self, *roles: str) -> list[Row]:
         """Return the rows that were timed, of these roles or of all."""
-        return [row for row in self.rows if row.status == "timed" and (not roles or row.role in roles)]
+        return [
+            row for row in self.rows if row.status == "timed" and (not roles or row.role in roles)
+        ]
 
     @property
     def base(self) -> Row | None:
@@ -76,8 +78,14 @@ class Result:
         """Return the time of `row` relative to the base, per byte where both access memory."""
         other = base or self.base
         if other is None:
-            raise ValueError(f"`row` is {row.name!r} of {self.name}, where nothing of ours was timed")
-        scale = other.bytes_accessed / row.bytes_accessed if row.bytes_accessed and other.bytes_accessed else 1.0
+            raise ValueError(
+                f"`row` is {row.name!r} of {self.name}, where nothing of ours was timed"
+            )
+        scale = (
+            other.bytes_accessed / row.bytes_accessed
+            if row.bytes_accessed and other.bytes_accessed
+            else 1.0
+        )
         # Round by round: what disturbs a whole round cancels.
         return statistics.estimate(scale * np.divide(row.samples, other.samples))
 
@@ -104,7 +112,11 @@ def _first_call(contender: Contender) -> tuple[Row, Ready | None]:
         start = time.perf_counter()
         ready.enter()
         returned: Any = ready.function(*ready.sets[0])
-        row.first_call, row.bytes_accessed, row.new = time.perf_counter() - start, ready.bytes_accessed, ready.new
+        row.first_call, row.bytes_accessed, row.new = (
+            time.perf_counter() - start,
+            ready.bytes_accessed,
+            ready.new,
+        )
         row.error = None if ready.error is None else ready.error(returned)
     except UnavailableError as reason:
         row.status, row.reason = "skipped", str(reason)
@@ -114,6 +126,9 @@ def _first_call(contender: Contender) -> tuple[Row, Ready | None]:
         row.status, row.reason = "failed", f"{type(error).__name__}: {lines[0] if lines else ''}"
         return row, None
     if row.error is not None and not row.error <= 1:
-        row.status, row.reason = "wrong", f"its error is {row.error:.3g} times the tolerance; not timed"
+        row.status, row.reason = (
+            "wrong",
+            f"its error is {row.error:.3g} times the tolerance; not timed",
+        )
         return row, None
     return row, ready

@@ -55,7 +55,9 @@ def interval(values: Values, quantile: float = 0.5) -> tuple[float, float]:
 def _outside(n: int, quantile: float) -> int:
     """Return how many of n values lie below a quantile at least, except with the probability of one side."""
     total, count = 0.0, 0
-    while (total := total + comb(n, count) * quantile**count * (1 - quantile) ** (n - count)) <= (1 - CONFIDENCE) / 2:
+    while (total := total + comb(n, count) * quantile**count * (1 - quantile) ** (n - count)) <= (
+        1 - CONFIDENCE
+    ) / 2:
         count += 1
     return count
 
@@ -90,7 +92,9 @@ def change(new: Sequence[float], old: Sequence[float]) -> Change:
 def relative(row: Change, baseline: Change) -> Change:
     """Return a change relative to that of a baseline."""
     low = row.low / baseline.high
-    return Change(row.factor / baseline.factor, low, row.high / baseline.low if baseline.low > 0 else inf)
+    return Change(
+        row.factor / baseline.factor, low, row.high / baseline.low if baseline.low > 0 else inf
+    )
 
 
 def lesser(a: Change, b: Change) -> Change:

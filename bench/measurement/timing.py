@@ -98,7 +98,9 @@ def warm_up(timed: Timed, per_call: float, clock: Clock = time.perf_counter) -> 
         elapsed(timed, max(WARM_UP_CALLS, ceil(WARM_UP / per_call)), clock)
 
 
-def choose_place(timed: Timed, loops: int, per_call: float, clock: Clock = time.perf_counter) -> None:
+def choose_place(
+    timed: Timed, loops: int, per_call: float, clock: Clock = time.perf_counter
+) -> None:
     """Let all calls take the set of arguments of median speed.
 
     Where arrays happen to lie in memory makes a call a few per cent faster or slower, rarely twice as slow. A new set
@@ -126,7 +128,10 @@ def settle(sleep: Callable[[float], object] = time.sleep, busy: Clock = time.pro
 
 
 def interleave(
-    contenders: Sequence[Timed], effort: Effort, clock: Clock = time.perf_counter, pause: Callable[[], object] = settle
+    contenders: Sequence[Timed],
+    effort: Effort,
+    clock: Clock = time.perf_counter,
+    pause: Callable[[], object] = settle,
 ) -> list[list[float]]:
     """Return seconds per call of each contender in each round.
 

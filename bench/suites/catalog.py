@@ -36,6 +36,8 @@ def select(cases: list[Case], patterns: list[str]) -> list[Case]:
             or [name for name in names if pattern in name]
         )
         if not found:
-            raise ValueError(f"`pattern` is {pattern!r}, which matches no case; `--list` shows them")
+            raise ValueError(
+                f"`pattern` is {pattern!r}, which matches no case; `--list` shows them"
+            )
         chosen.update(found)
     return [case for case in cases if case.name in chosen]

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 
 import rope_cpu
-from rope_cpu import RotaryEmbedding, reference
-from rope_cpu.tolerance import compare, table_bound
+from rope_cpu import RotaryEmbedding
+from rope_cpu.accuracy import reference
+from rope_cpu.accuracy.tolerance import compare, table_bound
+from rope_cpu.array_types import Array
 
 from ..implementations.base import UnavailableError
 from ..measurement.case import Case, Contender, Ready
 from ..measurement.timing import Effort
-from ..workload import DTYPES, Array, allocate
+from ..workload import DTYPES, allocate
 from .contenders import baselines
 
 _ROPE = RotaryEmbedding(128, rope_theta=5e5)
@@ -29,14 +31,34 @@ def cases() -> list[Case]:
     starts = Effort(budget=4.0, least=6, most=13)
     keys = "4096 cached keys of 8 heads of 128, shifted in place"
     return [
-        Case("angles-4096", "cos and sin of 4096 positions, 64 pairs, float32", partial(_angles, 4096)),
-        Case("angles-131072", "cos and sin of 131072 positions, 64 pairs", partial(_angles, 131072), effort=long),
-        Case("angles-axes", "the same of 131072 positions on three axes", partial(_angles, 131072, 3), effort=long),
-        Case("plan-64", "a plan of one token of 64 sequences", partial(_plan, np.arange(64)[:, None])),
+        Case(
+            "angles-4096",
+            "cos and sin of 4096 positions, 64 pairs, float32",
+            partial(_angles, 4096),
+        ),
+        Case(
+            "angles-131072",
+            "cos and sin of 131072 positions, 64 pairs",
+            partial(_angles, 131072),
+            effort=long,
+        ),
+        Case(
+            "angles-axes",
+            "the same of 131072 positions on three axes",
+            partial(_angles, 131072, 3),
+            effort=long,
+        ),
+        Case(
+            "plan-64", "a plan of one token of 64 sequences", partial(_plan, np.arange(64)[:, None])
+        ),
         Case("plan-4096", "a plan of 4096 tokens", partial(_plan, np.arange(4096))),
         Case("shift/bfloat16", keys, partial(_shift, "bfloat16")),
         Case("shift/float32", keys, partial(_shift, "float32")),
-        Case("convert", "a 4096 by 4096 float32 projection weight, 32 heads, made half-split", _convert),
+        Case(
+            "convert",
+            "a 4096 by 4096 float32 projection weight, 32 heads, made half-split",
+            _convert,
+        ),
         Case("export", "an ONNX graph of a rotation, in memory", _export),
         Case("import", "a new Python process that imports one module", _imports, effort=starts),
     ]
@@ -56,10 +78,14 @@ def _angles(count: int, axes: int = 1) -> list[Contender]:
 
     def error(returned: Any) -> float:
         some = np.linspace(0, count - 1, 64).astype(int)
-        angle_rounding = np.abs(ids[some] @ omega)[None, :, None] * 2.0**-53  # of the peer's float64 angles
+        angle_rounding = (
+            np.abs(ids[some] @ omega)[None, :, None] * 2.0**-53
+        )  # of the peer's float64 angles
         exact = reference.cos_sin(rope.spec, ids[some][None])
         return max(
-            compare(e.error(table[some][None, :, None]), table_bound(e.high, 1.0) + angle_rounding)[1]
+            compare(e.error(table[some][None, :, None]), table_bound(e.high, 1.0) + angle_rounding)[
+                1
+            ]
             for table, e in zip(returned, exact, strict=True)
         )
 
@@ -67,7 +93,9 @@ def _angles(count: int, axes: int = 1) -> list[Contender]:
     ready = partial(Ready, sets=[(given,)], bytes_accessed=bytes_accessed, error=error)
     return [
         Contender("cos_sin", "ours", partial(ready, rope.cos_sin, new=True)),
-        Contender("cos_sin, preallocated arrays", "ours", partial(ready, partial(rope.cos_sin, out=out))),
+        Contender(
+            "cos_sin, preallocated arrays", "ours", partial(ready, partial(rope.cos_sin, out=out))
+        ),
         Contender("NumPy float64, cast", "peer", partial(ready, in_numpy)),
         *baselines(bytes_accessed, new_bytes=bytes_accessed),
     ]
@@ -94,7 +122,10 @@ def _shift(dtype: str) -> list[Contender]:
         exact, bound = reference.rotation(_ROPE.spec, before, np.array([[-256]]))
         return compare(exact.error(returned[:, :1]), bound)[1]
 
-    return [Contender("shift", "ours", lambda: Ready(shift, [(keys,)], 2 * size, error)), *baselines(2 * size)]
+    return [
+        Contender("shift", "ours", lambda: Ready(shift, [(keys,)], 2 * size, error)),
+        *baselines(2 * size),
+    ]
 
 
 def _convert() -> list[Contender]:
@@ -132,7 +163,11 @@ def _export() -> list[Contender]:
 
 def _imports() -> list[Contender]:
     def bind(module: str) -> Ready:
-        return Ready(partial(subprocess.run, [sys.executable, "-c", f"import {module}"], check=True), [()])
+        return Ready(
+            partial(subprocess.run, [sys.executable, "-c", f"import {module}"], check=True), [()]
+        )
 
     roles = {"rope_cpu": "ours", "numba": "peer"}
-    return [Contender(f"import {module}", role, partial(bind, module)) for module, role in roles.items()]
+    return [
+        Contender(f"import {module}", role, partial(bind, module)) for module, role in roles.items()
+    ]

@@ -18,7 +18,9 @@ from ..workload import Workload
 _SERIAL_BYTES = 2**18
 
 
-def rotating(name: str, workload: Workload, label: str | None = None, threads: int | None = None) -> Contender:
+def rotating(
+    name: str, workload: Workload, label: str | None = None, threads: int | None = None
+) -> Contender:
     """Return an implementation of the table on a workload, checked against the exact reference before it is timed.
 
     threads: how many rope_cpu may use; None: as many as now.
@@ -38,13 +40,24 @@ def rotating(name: str, workload: Workload, label: str | None = None, threads: i
             return max(workload.error(x, checked(y), implementation.arithmetic) for x, y in pairs)
 
         enter = partial(rope_cpu.set_num_threads, threads) if threads else nothing
-        return Ready(binding.function, binding.sets, workload.bytes_accessed, error, enter, implementation.new)
+        return Ready(
+            binding.function,
+            binding.sets,
+            workload.bytes_accessed,
+            error,
+            enter,
+            implementation.new,
+        )
 
     return Contender((label or name) + (_on(threads) if threads else ""), implementation.role, bind)
 
 
 def baselines(
-    bytes_accessed: int, copies: int = 1, threads: Sequence[int] = (), into_other: bool = False, new_bytes: int = 0
+    bytes_accessed: int,
+    copies: int = 1,
+    threads: Sequence[int] = (),
+    into_other: bool = False,
+    new_bytes: int = 0,
 ) -> list[Contender]:
     """Return the limit of the machine and the other baselines that rows of ours are compared with.
 
@@ -64,12 +77,19 @@ def baselines(
 
     def copy() -> Ready:
         outs = bandwidth.arrays(bytes_accessed, copies)
-        return Ready(bandwidth.scale, [(x, out, used) for x, out in zip(arrays, outs, strict=True)], bytes_accessed)
+        return Ready(
+            bandwidth.scale,
+            [(x, out, used) for x, out in zip(arrays, outs, strict=True)],
+            bytes_accessed,
+        )
 
     def memory() -> Ready:
         return Ready(bandwidth.scale_new, [(new_bytes // 4, used)], new_bytes)
 
-    rows = [Contender("limit" + _on(n), "limit", partial(limit, n)) for n in sorted({1, *(threads or (used,))})]
+    rows = [
+        Contender("limit" + _on(n), "limit", partial(limit, n))
+        for n in sorted({1, *(threads or (used,))})
+    ]
     rows.append(Contender("scaled in the first cache", "core", core))
     if into_other:
         rows.append(Contender("scaled into another array", "copy", copy))

@@ -20,7 +20,9 @@ from ..workload import DTYPES, Workload, text_ids
 from .contenders import baselines, rotating
 
 # Name of a shape → (batch, tokens).
-SHAPES = {f"decode-{n}": (n, 1) for n in (1, 8, 64)} | {f"prefill-{n}": (1, n) for n in (128, 512, 4096, 32768)}
+SHAPES = {f"decode-{n}": (n, 1) for n in (1, 8, 64)} | {
+    f"prefill-{n}": (1, n) for n in (128, 512, 4096, 32768)
+}
 HEADLINE = ("decode-1", "prefill-512", "prefill-4096")
 # A decode step comes after this many tokens; from so many tokens on only the plan is timed.
 _CONTEXT, _LONG = 4096, 16384
@@ -40,12 +42,23 @@ class Variant:
     @property
     def changes(self) -> int:
         """In how many ways it differs from the headline: its own pairing, in place, warm, bfloat16 or float32."""
-        return (not self.usual) + (not self.in_place) + self.cold + (self.dtype not in ("bfloat16", "float32"))
+        return (
+            (not self.usual)
+            + (not self.in_place)
+            + self.cold
+            + (self.dtype not in ("bfloat16", "float32"))
+        )
 
     def name(self, shape: str, interleaved: bool) -> str:
         """Return the name of the case of this variant."""
         pairing = "" if self.usual else "interleaved" if interleaved else "half"
-        parts = shape, self.dtype, pairing, "" if self.in_place else "out", "cold" if self.cold else ""
+        parts = (
+            shape,
+            self.dtype,
+            pairing,
+            "" if self.in_place else "out",
+            "cold" if self.cold else "",
+        )
         return "/".join(part for part in parts if part)
 
     def in_plain_run(self, shape: str) -> bool:
@@ -64,7 +77,9 @@ def decode_and_prefill(model: Model, peers: bool | None, threads: Sequence[int])
         yield _case(shape, Variant(*values), model, peers, threads)
 
 
-def _case(shape: str, variant: Variant, model: Model, peers: bool | None, threads: Sequence[int]) -> Case:
+def _case(
+    shape: str, variant: Variant, model: Model, peers: bool | None, threads: Sequence[int]
+) -> Case:
     (batch, tokens), rope = SHAPES[shape], model.own if variant.usual else model.other
     ids = np.arange(tokens) if tokens > 1 else _CONTEXT + 17 * np.arange(batch)[:, None]
     workload = Workload(rope, text_ids(rope, ids), model.heads, model.kv_heads, variant.dtype)
@@ -129,7 +144,9 @@ def other_kinds(threads: Sequence[int]) -> Iterator[Case]:
             yield Case(f"{name}/{dtype}", what, partial(_other_kind, make, dtype, threads))
 
 
-def _other_kind(make: Callable[[], Workload], dtype: str, threads: Sequence[int]) -> list[Contender]:
+def _other_kind(
+    make: Callable[[], Workload], dtype: str, threads: Sequence[int]
+) -> list[Contender]:
     workload = _with_copies(replace(make(), dtype=dtype))
     return _rows(workload, ["plan"] if threads else ["plan", "call"], threads)
 
@@ -146,4 +163,8 @@ def layouts(model: Model) -> Case:
             rows.append(rotating("plan", views, f"{layout} {dtype}"))
         return rows + baselines(plain.bytes_accessed, plain.copies)
 
-    return Case("layouts", "512 tokens: views of a packed QKV buffer against contiguous arrays, per byte", contenders)
+    return Case(
+        "layouts",
+        "512 tokens: views of a packed QKV buffer against contiguous arrays, per byte",
+        contenders,
+    )

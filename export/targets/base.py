@@ -11,7 +11,7 @@ import onnx
 
 from rope_cpu import RotaryEmbedding
 
-from ..angles import Angles
+from ..cos_sin_nodes import Angles
 from ..graph import FLOAT32, HALF, Graph, relayout
 from ..layouts import four_axes
 from ..masks import Lengths
@@ -39,7 +39,9 @@ class Target:
     per_head: bool = False
     attention_rotates: bool = False
     takes_chunks: bool = True
-    cannot_attend: Callable[[RotaryEmbedding, AttentionSettings], dict[str, bool]] = lambda rope, settings: {}
+    cannot_attend: Callable[[RotaryEmbedding, AttentionSettings], dict[str, bool]] = (
+        lambda rope, settings: {}
+    )
 
 
 @dataclass

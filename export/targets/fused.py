@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .. import angles as angle_ops
-from ..angles import Angles
+from .. import cos_sin_nodes as angle_ops
+from ..cos_sin_nodes import Angles
 from ..layouts import shape_of
 from .base import Rotator, block_names, parts_of
 
@@ -20,9 +20,14 @@ class OperatorRotator(Rotator):
         if len(names) == 1:
             self._tables = [self.tables(self.angles, "angles")]
             return
-        found, pairs = angle_ops.of_tokens(self.graph, self.angles), [width // 2 for width in self.rope.blocks]
+        found, pairs = (
+            angle_ops.of_tokens(self.graph, self.angles),
+            [width // 2 for width in self.rope.blocks],
+        )
         cos, sin = (
-            self.graph.several("Split", [value, self.graph.ints(*pairs)], f"{name}_by_block", names, axis=-1)
+            self.graph.several(
+                "Split", [value, self.graph.ints(*pairs)], f"{name}_by_block", names, axis=-1
+            )
             for value, name in found.both()
         )
         self._tables = [
@@ -55,20 +60,26 @@ class OperatorRotator(Rotator):
         pieces = self.graph.several("Split", [x, self.graph.ints(*widths)], "x", parts, axis=-1)
         rotated = [
             self.operator(piece, tables, f"rotate_{name}", [*shape[:3], width])
-            for piece, tables, name, width in zip(pieces, self._tables, block_names(self.rope), widths, strict=False)
+            for piece, tables, name, width in zip(
+                pieces, self._tables, block_names(self.rope), widths, strict=False
+            )
         ]
         return self.graph.node("Concat", [*rotated, *pieces[len(rotated) :]], "joined", axis=-1)
 
     def expanded(self, value: str, name: str, *last: int) -> str:
         """Return ids, cos or sin with the batch of x: these operators do not broadcast."""
         tail = [self.graph.ints(*last)] if last else []
-        shape = self.graph.node("Concat", [self.batch, self.sequence, *tail], f"{name}/shape", axis=0)
+        shape = self.graph.node(
+            "Concat", [self.batch, self.sequence, *tail], f"{name}/shape", axis=0
+        )
         return self.graph.node("Expand", [value, shape], name)
 
     def tables(self, angles: Angles, name: str) -> list[str]:
         """Return what the operator takes for cos, sin and ids."""
         raise NotImplementedError
 
-    def operator(self, x: str, tables: list[str], name: str, shape: list[str | int], **attributes: Any) -> str:
+    def operator(
+        self, x: str, tables: list[str], name: str, shape: list[str | int], **attributes: Any
+    ) -> str:
         """Add the operator that rotates `x`, of this shape."""
         raise NotImplementedError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import angles as angle_ops
+from .. import cos_sin_nodes as angle_ops
 from .. import masks
-from ..angles import Angles
+from ..cos_sin_nodes import Angles
 from .base import Attention, Target
 from .fused import OperatorRotator
 
@@ -19,12 +19,20 @@ class OnnxRotator(OperatorRotator):
         if angles.ids is not None and angles.pair_axis is None:
             return [angles.cos, angles.sin, self.expanded(angles.ids, "position_ids_by_batch")]
         found = angle_ops.of_tokens(self.graph, angles)
-        return [self.expanded(value, f"{name}/{of}_by_batch", found.pairs) for value, of in found.both()]
+        return [
+            self.expanded(value, f"{name}/{of}_by_batch", found.pairs) for value, of in found.both()
+        ]
 
-    def operator(self, x: str, tables: list[str], name: str, shape: list[str | int], **attributes: Any) -> str:
+    def operator(
+        self, x: str, tables: list[str], name: str, shape: list[str | int], **attributes: Any
+    ) -> str:
         """Add RotaryEmbedding(x, cos, sin[, ids])."""
         return self.graph.node(
-            "RotaryEmbedding", [x, *tables], name, interleaved=int(self.rope.interleaved), **attributes
+            "RotaryEmbedding",
+            [x, *tables],
+            name,
+            interleaved=int(self.rope.interleaved),
+            **attributes,
         )
 
 
@@ -41,7 +49,9 @@ def attend(a: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
     if settings.softcap is not None:
         attributes["softcap"] = settings.softcap
     outputs = ["", "present_key", "present_value"] if a.past else [""]
-    made = graph.several("Attention", [q, k, v, mask or "", *(a.past or ())], "attend", outputs, **attributes)
+    made = graph.several(
+        "Attention", [q, k, v, mask or "", *(a.past or ())], "attend", outputs, **attributes
+    )
     return (made[0], made[1], made[2]) if a.past else (made[0], k, v)
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from rope_cpu import RotaryEmbedding
 from rope_cpu.frequencies.axes import mrope_pair_axis
 
-from .. import angles as angle_ops
+from .. import cos_sin_nodes as angle_ops
 from .. import masks
-from ..angles import Angles, counting
+from ..cos_sin_nodes import Angles, counting
 from ..graph import ORT_DOMAIN
 from .base import Attention, AttentionSettings, Target
 from .fused import OperatorRotator
@@ -41,33 +41,51 @@ class OrtRotator(OperatorRotator):
         """Return ids and tables."""
         if angles.ids is not None and self._mrope:
             ids = self.expanded(angles.ids, "position_ids_by_batch", self.rope.axes)
-            by_axis = self.graph.transpose(ids, "bsa", "abs", "position_ids_by_axis")  # a: axis of the position
+            by_axis = self.graph.transpose(
+                ids, "bsa", "abs", "position_ids_by_axis"
+            )  # a: axis of the position
             return [by_axis, angles.cos, angles.sin]
         if angles.ids is not None and angles.pair_axis is None:
             return [self.expanded(angles.ids, "position_ids_by_batch"), angles.cos, angles.sin]
         found = angle_ops.of_tokens(self.graph, angles)
-        return [self._every_row, *(self._rows(value, f"{name}/{of}", found.pairs) for value, of in found.both())]
+        return [
+            self._every_row,
+            *(self._rows(value, f"{name}/{of}", found.pairs) for value, of in found.both()),
+        ]
 
     def _rows(self, value: str, name: str, pairs: int) -> str:
         """Return cos or sin of the tokens as a table with a row for each."""
         value = self.expanded(value, f"{name}_by_batch", pairs)
         # Angles of more batch rows than x has would be cut off; reshaped to [batch, 0, 0], 0 keeping a size, they fail.
-        exact = self.graph.node("Mul", [self.batch, self.graph.ints(1, 0, 0)], f"{name}_exact/shape")
+        exact = self.graph.node(
+            "Mul", [self.batch, self.graph.ints(1, 0, 0)], f"{name}_exact/shape"
+        )
         value = self.graph.node("Reshape", [value, exact], f"{name}_exact")
         value = self.graph.node("Reshape", [value, self.graph.ints(-1, pairs)], f"{name}_rows")
         # The operator wants a table of at least `sequence` rows even where the batch is empty.
-        more = self.graph.node("Mul", [self.sequence, self.graph.ints(0, 0, 1, 0)], f"{name}_rows/more")
+        more = self.graph.node(
+            "Mul", [self.sequence, self.graph.ints(0, 0, 1, 0)], f"{name}_rows/more"
+        )
         return self.graph.node("Pad", [value, more], f"{name}_table")
 
     @cached_property
     def _every_row(self) -> str:
         """Return ids (batch, seq) that count the tokens: batch row · seq + token."""
         graph = self.graph
-        row, token = counting(graph, self.batch, "batch_row"), counting(graph, self.sequence, "token")
+        row, token = (
+            counting(graph, self.batch, "batch_row"),
+            counting(graph, self.sequence, "token"),
+        )
         column = graph.node("Unsqueeze", [row, graph.ints(1)], "batch_row/column")
-        return graph.node("Add", [graph.node("Mul", [column, self.sequence], "batch_row/first"), token], "every_row")
+        return graph.node(
+            "Add",
+            [graph.node("Mul", [column, self.sequence], "batch_row/first"), token],
+            "every_row",
+        )
 
-    def operator(self, x: str, tables: list[str], name: str, shape: list[str | int], **attributes: Any) -> str:
+    def operator(
+        self, x: str, tables: list[str], name: str, shape: list[str | int], **attributes: Any
+    ) -> str:
         """Add the operator, and say what its output is: shape inference stops at a foreign op."""
         options = attributes | self._mrope | {"interleaved": int(self.rope.interleaved)}
         op = "MRotaryEmbedding" if self._mrope else "RotaryEmbedding"
@@ -114,7 +132,9 @@ def attend(a: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
     attributes |= {} if settings.softcap is None else {"softcap": settings.softcap}
     attributes |= {} if settings.window is None else {"local_window_size": settings.window}
     outputs = ["", "present_key", "present_value"]
-    y, keys, values = graph.several("GroupQueryAttention", inputs, "attend", outputs, domain=ORT_DOMAIN, **attributes)
+    y, keys, values = graph.several(
+        "GroupQueryAttention", inputs, "attend", outputs, domain=ORT_DOMAIN, **attributes
+    )
     graph.value_info(y, a.compute_dtype, ["batch", "sequence", heads * width])
     for value in (keys, values):
         graph.value_info(value, a.compute_dtype, ["batch", kv_heads, "total_length", width])
@@ -126,7 +146,9 @@ def _zero_without_keys(a: Attention, y: str, bias: str) -> str:
     """Return y (batch, seq, heads, width), zero where a query has no key: GroupQueryAttention may give NaN."""
     graph, dtype = a.graph, a.compute_dtype
     has_key = graph.node("Greater", [bias, graph.scalar(-np.inf, dtype)], "has_key")
-    count = graph.node("ReduceSum", [graph.cast(has_key, dtype, "has_key/count"), graph.ints(-1)], "key_count")
+    count = graph.node(
+        "ReduceSum", [graph.cast(has_key, dtype, "has_key/count"), graph.ints(-1)], "key_count"
+    )
     some = graph.node("Greater", [count, graph.scalar(0.0, dtype)], "has_any_key")
     some = graph.transpose(some, "bhsd", "bshd", "has_any_key/order")
     return graph.node("Where", [some, y, graph.scalar(0.0, dtype)], "attention_of_any_key")
@@ -134,18 +156,27 @@ def _zero_without_keys(a: Attention, y: str, bias: str) -> str:
 
 def cannot_attend(rope: RotaryEmbedding, settings: AttentionSettings) -> dict[str, bool]:
     """Return what GroupQueryAttention would do silently wrong, or not at all."""
-    op, rotary_dim, shared = "com.microsoft GroupQueryAttention", rope.rotary_dim, rope.axes == 1 or rope.spec.shared_id
+    op, rotary_dim, shared = (
+        "com.microsoft GroupQueryAttention",
+        rope.rotary_dim,
+        rope.axes == 1 or rope.spec.shared_id,
+    )
     return {
         f"`positions` is 'position_ids', but {op} reads the first id of a prompt only and counts on from it": (
             settings.positions == "position_ids"
         ),
         f"`causal` is False, but {op} is causal": not settings.causal,
-        f"`max_positions` is None, but {op} looks angles up in tables itself": settings.max_positions is None,
+        f"`max_positions` is None, but {op} looks angles up in tables itself": settings.max_positions
+        is None,
         f"`rope` has blocks {list(rope.blocks)}, but {op} pairs over one": len(rope.blocks) > 1,
         f"`rope` has {rope.axes} axes, but {op} knows one position a token": not shared,
-        f"`head_dim` is {rope.head_dim}, but {op} rotates multiples of 16 only": rope.head_dim % 16 != 0,
-        f"`rotary_dim` is {rotary_dim}, but {op} wants tables of a multiple of 8 columns": rotary_dim % 16 != 0,
-        f"`v_head_dim` is {settings.v_head_dim}, but {op} knows head_dim only": settings.v_head_dim != rope.head_dim,
+        f"`head_dim` is {rope.head_dim}, but {op} rotates multiples of 16 only": rope.head_dim % 16
+        != 0,
+        f"`rotary_dim` is {rotary_dim}, but {op} wants tables of a multiple of 8 columns": rotary_dim
+        % 16
+        != 0,
+        f"`v_head_dim` is {settings.v_head_dim}, but {op} knows head_dim only": settings.v_head_dim
+        != rope.head_dim,
     }
 
 

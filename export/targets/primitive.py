@@ -7,7 +7,7 @@ import onnx
 
 from rope_cpu import RotaryEmbedding
 
-from .. import angles as angle_ops
+from .. import cos_sin_nodes as angle_ops
 from .. import masks
 from ..graph import DOMAIN, FLOAT32, FLOAT64, HALF, Graph
 from .base import Attention, Rotator, Target, block_names, pairing, parts_of
@@ -51,9 +51,15 @@ def rotation_function(rope: RotaryEmbedding, opset: int) -> onnx.FunctionProto:
     body, names = Graph(), block_names(rope)
     parts, widths = parts_of(rope)
     pairs = [width // 2 for width in rope.blocks]
-    pieces = body.several("Split", ["x", body.ints(*widths)], "x", parts, axis=-1) if len(parts) > 1 else ["x"]
+    pieces = (
+        body.several("Split", ["x", body.ints(*widths)], "x", parts, axis=-1)
+        if len(parts) > 1
+        else ["x"]
+    )
     cos, sin = (
-        body.several("Split", [table, body.ints(*pairs)], table, names, axis=-1) if len(names) > 1 else [table]
+        body.several("Split", [table, body.ints(*pairs)], table, names, axis=-1)
+        if len(names) > 1
+        else [table]
         for table in ("cos", "sin")
     )
     rotate = _interleaved if rope.interleaved else _half_split
@@ -83,7 +89,10 @@ def _half_split(body: Graph, x: str, cos: str, sin: str, pairs: int) -> str:
 
 def _interleaved(body: Graph, x: str, cos: str, sin: str, pairs: int) -> str:
     last, end, step = body.ints(-1), body.ints(2 * pairs), body.ints(2)
-    a, b = (body.node("Slice", [x, body.ints(k), end, last, step], name) for k, name in enumerate(("a", "b")))
+    a, b = (
+        body.node("Slice", [x, body.ints(k), end, last, step], name)
+        for k, name in enumerate(("a", "b"))
+    )
     rotated = zip(_rotate_pairs(body, a, b, cos, sin), ("a_column", "b_column"), strict=True)
     columns = [body.node("Unsqueeze", [value, last], name) for value, name in rotated]
     both = body.node("Concat", columns, "by_pair", axis=-1)
@@ -93,7 +102,10 @@ def _interleaved(body: Graph, x: str, cos: str, sin: str, pairs: int) -> str:
 def _rotate_pairs(body: Graph, a: str, b: str, cos: str, sin: str) -> list[str]:
     a_cos, b_sin = body.node("Mul", [a, cos], "a_cos"), body.node("Mul", [b, sin], "b_sin")
     b_cos, a_sin = body.node("Mul", [b, cos], "b_cos"), body.node("Mul", [a, sin], "a_sin")
-    return [body.node("Sub", [a_cos, b_sin], "a_rotated"), body.node("Add", [b_cos, a_sin], "b_rotated")]
+    return [
+        body.node("Sub", [a_cos, b_sin], "a_rotated"),
+        body.node("Add", [b_cos, a_sin], "b_rotated"),
+    ]
 
 
 def attend(a: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
@@ -146,7 +158,9 @@ def _weights(a: Attention, scores: str) -> str:
 def _grouped(a: Attention, mask: str) -> str:
     """Return a mask (batch or 1, heads or 1, seq, total) as (…, kv_heads, group, seq, total)."""
     graph, settings = a.graph, a.settings
-    every = graph.node("Expand", [mask, graph.ints(1, settings.num_heads, 1, 1)], f"{mask}/of_heads")
+    every = graph.node(
+        "Expand", [mask, graph.ints(1, settings.num_heads, 1, 1)], f"{mask}/of_heads"
+    )
     last = graph.transpose(every, "bhst", "bsth", f"{mask}/heads_last")
     groups = settings.num_kv_heads, settings.num_heads // settings.num_kv_heads
     split = graph.node("Reshape", [last, graph.ints(0, 0, 0, *groups)], f"{mask}/groups_last")

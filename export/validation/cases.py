@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from rope_cpu.array_types import Array
 
 
 def consecutive(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnxruntime
-from numpy.typing import NDArray
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.reference import Exact
-from rope_cpu.tolerance import compare
+from rope_cpu.accuracy.reference import Exact
+from rope_cpu.accuracy.tolerance import compare
+from rope_cpu.array_types import Array
 
 from ..layouts import permutation
 from ..options import RopeOptions
 from .cases import Case
-from .report import Outcome
-
-Array = NDArray[Any]
+from .validation_report import Outcome
 
 # Positions are drawn up to here where angles are computed, and where tables are inputs, which then are that long.
 COMPUTED_LIMIT = 1_000_000
@@ -42,11 +39,15 @@ class Drawn:
 class Check:
     """Runs cases through a session; each kind of model says what is drawn, how it is run, and what is exact."""
 
-    def __init__(self, opened: onnxruntime.InferenceSession, rope: RotaryEmbedding, rotation: RopeOptions) -> None:
+    def __init__(
+        self, opened: onnxruntime.InferenceSession, rope: RotaryEmbedding, rotation: RopeOptions
+    ) -> None:
         """Hold what a case needs; rotation: the options of the rotation."""
         self.session, self.rope, self.rotation = opened, rope, rotation
         self.dtype = np.dtype(rotation.dtype)
-        self.limit = rotation.max_positions or (FED_ROWS if rotation.table_inputs else COMPUTED_LIMIT)
+        self.limit = rotation.max_positions or (
+            FED_ROWS if rotation.table_inputs else COMPUTED_LIMIT
+        )
 
     def cases(self) -> list[Case]:
         """Return the cases that apply."""
@@ -71,11 +72,15 @@ class Check:
     def outcome(self, case: Case, seed: int) -> Outcome:
         """Run one case."""
         drawn = self._drawn(case, seed)
-        outcome = Outcome(case.name, seed, next(iter(drawn.tensors.values())).shape, refused=case.must_fail)
+        outcome = Outcome(
+            case.name, seed, next(iter(drawn.tensors.values())).shape, refused=case.must_fail
+        )
         try:
             results = self.run(case, drawn)
         except Exception as error:  # onnxruntime's errors share no class of their own
-            problem = "" if case.must_fail else f"failed to run: {str(error).splitlines()[0][-160:]}"
+            problem = (
+                "" if case.must_fail else f"failed to run: {str(error).splitlines()[0][-160:]}"
+            )
             return replace(outcome, problem=problem)
         if case.must_fail:
             return replace(outcome, problem="ran, but these ids must be refused")
@@ -86,7 +91,9 @@ class Check:
             result = results[name]
             if result.shape != exact.high.shape or result.dtype != self.dtype:
                 wanted = f"{self.dtype} {exact.high.shape}"
-                return replace(outcome, problem=f"{name} is {result.dtype} {result.shape}; it must be {wanted}")
+                return replace(
+                    outcome, problem=f"{name} is {result.dtype} {result.shape}; it must be {wanted}"
+                )
             outcome = _compared(outcome, result, exact, bound, kernels.get(name))
         return outcome
 
@@ -120,7 +127,9 @@ def to_layout(x: Array, layout: str) -> Array:
         return np.ascontiguousarray(x)
     batch, seq, heads, width = x.shape
     if layout in ("thd", "bsd"):
-        return x.reshape((batch * seq, heads, width) if layout == "thd" else (batch, seq, heads * width))
+        return x.reshape(
+            (batch * seq, heads, width) if layout == "thd" else (batch, seq, heads * width)
+        )
     return np.ascontiguousarray(x.transpose(permutation("bshd", layout)))
 
 
@@ -131,7 +140,9 @@ def from_layout(x: Array, layout: str, shape: tuple[int, ...]) -> Array:
     return x.transpose(permutation(layout, "bshd"))
 
 
-def _compared(outcome: Outcome, result: Array, exact: Exact, bound: Array, kernels: Array | None) -> Outcome:
+def _compared(
+    outcome: Outcome, result: Array, exact: Exact, bound: Array, kernels: Array | None
+) -> Outcome:
     """Return the outcome with one more result compared."""
     error, ratio = compare(exact.error(result), bound)
     outcome = replace(outcome, error=max(outcome.error, error), ratio=max(outcome.ratio, ratio))
@@ -139,4 +150,6 @@ def _compared(outcome: Outcome, result: Array, exact: Exact, bound: Array, kerne
         return outcome
     gap, twice = compare(unrounded(kernels).error(result), 2 * bound)
     problem = "differs from NumPy" if outcome.ratio <= 1 < twice else outcome.problem
-    return replace(outcome, against_numpy=float(np.fmax(outcome.against_numpy, gap)), problem=problem)
+    return replace(
+        outcome, against_numpy=float(np.fmax(outcome.against_numpy, gap)), problem=problem
+    )

@@ -8,21 +8,19 @@ being independent of each other. A result may lie `DEVIATIONS` of their roots fr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rope_cpu import RotaryEmbedding, reference, tolerance
+from rope_cpu import RotaryEmbedding
+from rope_cpu.accuracy import reference, tolerance
+from rope_cpu.array_types import Array, Float64
 
 from ..attention_options import AttentionOptions
 from ..graph import FLOAT64
 from ..masks import INPUT
 from .check import Drawn
-from .rope import angle_rounding
+from .rope_check import angle_rounding
 
-Array = NDArray[Any]
-Float64 = NDArray[np.float64]
 # A value, and the variance of its error.
 Known = tuple[Float64, Float64]
 # The same, and what rounded angles of the graph's own may have moved the value by.
@@ -76,11 +74,20 @@ class Reference:
         Each with its bound instead of a variance.
         """
         q, k, v = (self._ready(name) for name in "qkv")
-        result, varies = self._attended(_summed(q), self._as_cached(k, "k"), self._as_cached(v, "v"))
-        due = {"attention": (result, DEVIATIONS * np.sqrt(varies) + tolerance.half_ulp(result, self.options.dtype))}
+        result, varies = self._attended(
+            _summed(q), self._as_cached(k, "k"), self._as_cached(v, "v")
+        )
+        due = {
+            "attention": (
+                result,
+                DEVIATIONS * np.sqrt(varies) + tolerance.half_ulp(result, self.options.dtype),
+            )
+        }
         for name, (exact, varies, _) in {"k": k, "v": v}.items() if self.options.past else ():
             bound = DEVIATIONS * np.sqrt(varies)
-            rounded = tolerance.half_ulp(exact, self.options.dtype) if self._is_rounded(name) else 0.0
+            rounded = (
+                tolerance.half_ulp(exact, self.options.dtype) if self._is_rounded(name) else 0.0
+            )
             due[{"k": "present_key", "v": "present_value"}[name]] = exact, bound + rounded
         return due
 
@@ -93,7 +100,9 @@ class Reference:
     def _as_cached(self, ready: Ready, name: str) -> Known:
         """Return the keys or values that are attended to, rounded as the cache is."""
         exact, variance = _summed(ready)
-        return exact, variance + self._is_rounded(name) * tolerance.half_ulp(exact, self.options.dtype) ** 2 / 3
+        return exact, variance + self._is_rounded(name) * tolerance.half_ulp(
+            exact, self.options.dtype
+        ) ** 2 / 3
 
     def _ready(self, name: str) -> Ready:
         """Return q, k or v as (batch, heads, tokens, width): projected, normed, rotated."""
@@ -110,7 +119,9 @@ class Reference:
             x, variance = self._normed(name, x, variance)
         angles = np.zeros_like(x)
         if name != "v":
-            exact, bound = reference.rotation(self.rope.spec, x, ids, dtype=options.rotation.compute_dtype)
+            exact, bound = reference.rotation(
+                self.rope.spec, x, ids, dtype=options.rotation.compute_dtype
+            )
             angles = angles if options.rotation.tables else angle_rounding(self.rope, x, ids)
             x, bound = exact.high, bound + tolerance.half_ulp(exact.high, np.float64)
             variance = self._rotated(variance) + ((bound + angles) / DEVIATIONS) ** 2
@@ -134,14 +145,18 @@ class Reference:
         weight, width = self.arrays[f"{name}_norm"].astype(np.float64), x.shape[-1]
         square = (x * x).mean(axis=-1, keepdims=True) + self.options.norm_epsilon
         y = x / np.sqrt(square) * weight
-        came = variance + (x / square) ** 2 * (x * x * variance).mean(axis=-1, keepdims=True) / width
+        came = (
+            variance + (x / square) ** 2 * (x * x * variance).mean(axis=-1, keepdims=True) / width
+        )
         # The root halves what the sum of squares is off by, 2·n in terms of `product`.
         return y, weight**2 / square * came + (width / 2 + NORM) * self.unit * y**2
 
     def _attended(self, q: Known, k: Known, v: Known) -> Known:
         """Return the weighted values (batch, tokens, heads, width), or what they are projected to."""
         group = self.options.num_heads // self.options.num_kv_heads
-        (key, key_varies), (value, value_varies) = ([np.repeat(x, group, axis=1) for x in known] for known in (k, v))
+        (key, key_varies), (value, value_varies) = (
+            [np.repeat(x, group, axis=1) for x in known] for known in (k, v)
+        )
         scores, varies = self._scores(q, (key, key_varies))
         most = np.maximum(scores.max(axis=-1, keepdims=True), -1e300)
         weights = np.exp(scores - most)
@@ -156,7 +171,9 @@ class Reference:
         alone = weights**2 @ value_varies + self.unit * rounded
         merged = result.transpose(0, 2, 1, 3), alone.transpose(0, 2, 1, 3)
         if self.options.output is None:
-            return merged[0], merged[1] + self._moved(weights_vary, value, result).transpose(0, 2, 1, 3)
+            return merged[0], merged[1] + self._moved(weights_vary, value, result).transpose(
+                0, 2, 1, 3
+            )
         # A weight that is off moves all elements of a head together, and so through the projection.
         weight = self.arrays["o_weight"].astype(np.float64)
         by_head = weight.reshape(self.options.num_heads, self.options.v_head_dim, -1)
@@ -179,7 +196,9 @@ class Reference:
         options, allowed, added = self.options, *self._masks(q[0].shape[2])
         (query, query_varies), (key, key_varies) = q, [x.swapaxes(-1, -2) for x in k]
         scores, rounded = product(query, key, SCALE)
-        varies = (query**2 + query_varies) @ key_varies + query_varies @ key**2 + self.unit * rounded
+        varies = (
+            (query**2 + query_varies) @ key_varies + query_varies @ key**2 + self.unit * rounded
+        )
         scores, varies = options.scale * scores, options.scale**2 * varies
         if options.softcap is not None:
             scores = options.softcap * np.tanh(scores / options.softcap)
@@ -200,4 +219,6 @@ class Reference:
         mask = self.drawn.feeds[INPUT]
         if options.mask == "float":
             return allowed, mask.astype(np.float64)
-        return allowed & (mask[:, None, None, :] if options.mask == "padding" else mask), np.zeros(1)
+        return allowed & (mask[:, None, None, :] if options.mask == "padding" else mask), np.zeros(
+            1
+        )

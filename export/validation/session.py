@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
-from numpy.typing import NDArray
 from onnx import helper
 
-Array = NDArray[Any]
+from rope_cpu.array_types import Array
+
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def open_session(model: onnx.ModelProto | str | os.PathLike[str], threads: int = 0) -> onnxruntime.InferenceSession:
+def open_session(
+    model: onnx.ModelProto | str | os.PathLike[str], threads: int = 0
+) -> onnxruntime.InferenceSession:
     """Open a model, or a file, on the CPU; threads: 0 leaves the number to onnxruntime."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -29,10 +30,15 @@ def open_session(model: onnx.ModelProto | str | os.PathLike[str], threads: int =
 
 
 def run(
-    session: onnxruntime.InferenceSession, feeds: Mapping[str, Array], shapes: Sequence[tuple[int, ...]]
+    session: onnxruntime.InferenceSession,
+    feeds: Mapping[str, Array],
+    shapes: Sequence[tuple[int, ...]],
 ) -> list[Array]:
     """Run a model; shapes: of the outputs. onnxruntime takes and gives bfloat16 only through arrays bound to it."""
-    if not any(value.type == "tensor(bfloat16)" for value in (*session.get_inputs(), *session.get_outputs())):
+    if not any(
+        value.type == "tensor(bfloat16)"
+        for value in (*session.get_inputs(), *session.get_outputs())
+    ):
         return list(session.run(None, dict(feeds)))
     outputs = {
         value.name: np.zeros(shape, BFLOAT16 if value.type == "tensor(bfloat16)" else np.float32)
@@ -64,4 +70,6 @@ def bind(
 def _value(x: Array) -> onnxruntime.OrtValue:
     # onnxruntime's Python knows no bfloat16 arrays: their bits, and a type.
     bits = x.view(np.uint16) if x.dtype == BFLOAT16 else x
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, int(helper.np_dtype_to_tensor_dtype(x.dtype)))
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
+        bits, int(helper.np_dtype_to_tensor_dtype(x.dtype))
+    )

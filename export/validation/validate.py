@@ -11,20 +11,22 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.validation.scalars import whole_number
-from rope_cpu.validation.texts import shown
+from rope_cpu.arguments.scalars import whole_number
+from rope_cpu.arguments.texts import shown
 
 from ..files import LONGEST_PATH
 from ..metadata import options_of
 from ..options import RopeOptions, has_one_length, is_rotary_embedding
-from .attention import AttentionCheck
+from .attention_check import AttentionCheck
 from .check import Check
-from .report import Outcome, Report
-from .rope import RopeCheck
+from .rope_check import RopeCheck
 from .session import open_session
+from .validation_report import Outcome, Report
 
 
-def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedding, *, seed: int = 0) -> Report:
+def validate(
+    model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedding, *, seed: int = 0
+) -> Report:
     """Prove that a model of this package rotates as `rope` does, or find where it does not.
 
     model: from `export_rope` or `export_attention`, or the path of a saved one; its metadata says what its inputs are.
@@ -41,7 +43,9 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
     every length and has none, or `seed` is negative.
     """
     if not isinstance(model, onnx.ModelProto | str | os.PathLike):
-        raise TypeError(f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto or a path")
+        raise TypeError(
+            f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto or a path"
+        )
     is_rotary_embedding(rope)
     whole_number("seed", seed, 0, 2**128 - 1)
     has_one_length(rope)
@@ -53,7 +57,12 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
     try:
         opened = open_session(source)
     except Exception as error:  # onnxruntime's errors share no class of their own
-        unloaded = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {str(error).splitlines()[0][-200:]}")
+        unloaded = Outcome(
+            "load",
+            seed,
+            (),
+            problem=f"onnxruntime cannot load it: {str(error).splitlines()[0][-200:]}",
+        )
         return Report(title, (static, unloaded), lambda outcome: {})
     if isinstance(options, RopeOptions):
         check: Check = RopeCheck(opened, rope, options)
@@ -62,9 +71,13 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
         arrays = weights_in(loaded, folder)
         for name in options.projections:
             if f"{name}_weight" not in arrays:
-                raise ValueError(f"`model` has no initializer '{name}_weight', which its metadata speaks of")
+                raise ValueError(
+                    f"`model` has no initializer '{name}_weight', which its metadata speaks of"
+                )
         check = AttentionCheck(opened, rope, options, arrays)
-    return Report(title, (static, *(check.outcome(case, seed) for case in check.cases())), check.replay)
+    return Report(
+        title, (static, *(check.outcome(case, seed) for case in check.cases())), check.replay
+    )
 
 
 def _loaded(path: str) -> onnx.ModelProto:
@@ -90,13 +103,23 @@ def static_problem(model: onnx.ModelProto | str, loaded: onnx.ModelProto) -> str
     """Return what is wrong with a model before it runs, or nothing; `loaded`: the model, large tables aside."""
     try:
         onnx.checker.check_model(model, full_check=True)
-        inferred = onnx.shape_inference.infer_shapes(loaded, check_type=True, strict_mode=True, data_prop=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, UnicodeDecodeError) as error:
-        return str(error).splitlines()[0]  # a name that is no UTF-8 lets the text of onnx's own error fail
+        inferred = onnx.shape_inference.infer_shapes(
+            loaded, check_type=True, strict_mode=True, data_prop=True
+        )
+    except (
+        onnx.checker.ValidationError,
+        onnx.shape_inference.InferenceError,
+        UnicodeDecodeError,
+    ) as error:
+        return str(error).splitlines()[
+            0
+        ]  # a name that is no UTF-8 lets the text of onnx's own error fail
     for output in inferred.graph.output:
         kind = output.type.tensor_type
         if not kind.elem_type or not kind.HasField("shape"):
             return f"output {output.name} has no type or no shape"
     known = {value.name for value in (*inferred.graph.value_info, *inferred.graph.output)}
-    unknown = [name for node in inferred.graph.node for name in node.output if name and name not in known]
+    unknown = [
+        name for node in inferred.graph.node for name in node.output if name and name not in known
+    ]
     return f"nothing is known about the shape of {', '.join(unknown)}" if unknown else ""

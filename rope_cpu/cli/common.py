@@ -9,11 +9,11 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
 from rope_cpu.configs.model_types import data
 from rope_cpu.configs.reader import read
-from rope_cpu.rotary import RotaryEmbedding
-from rope_cpu.validation.texts import shown
+from rope_cpu.rotation.embedding import RotaryEmbedding
 
 DEFAULT_CONFIG = "llama3.1-8b.json"
 PICTURES = (".png", ".svg")
@@ -33,15 +33,21 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         help="config.json of a Hugging Face model, or the folder it is in (default: Llama 3.1 8B)",
     )
     parser.add_argument(
-        "--layer-type", metavar="NAME", help="which layers, where their rotations differ (such as full_attention)"
+        "--layer-type",
+        metavar="NAME",
+        help="which layers, where their rotations differ (such as full_attention)",
     )
 
 
 def add_pairing_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options for the pairing, for model types that do not determine it."""
     pairing = parser.add_mutually_exclusive_group()
-    pairing.add_argument("--interleaved", action="store_true", default=None, help="pairs are (2i, 2i+1)")
-    pairing.add_argument("--half", dest="interleaved", action="store_false", help="pairs are (i, i+n)")
+    pairing.add_argument(
+        "--interleaved", action="store_true", default=None, help="pairs are (2i, 2i+1)"
+    )
+    pairing.add_argument(
+        "--half", dest="interleaved", action="store_false", help="pairs are (i, i+n)"
+    )
 
 
 def whole(text: str) -> int:
@@ -85,12 +91,16 @@ def writing(path: Path) -> Iterator[None]:
 def check_picture(path: Path) -> None:
     """Raise UsageError unless `--plot` can write a picture at `path`, ImportError without matplotlib."""
     if path.suffix.lower() not in PICTURES:
-        raise UsageError(f"`--plot` is {shown(str(path))}; the name must end in {' or '.join(PICTURES)}")
+        raise UsageError(
+            f"`--plot` is {shown(str(path))}; the name must end in {' or '.join(PICTURES)}"
+        )
     check_file(path)
     import_module("matplotlib")
 
 
-def rope_of(config: ModelConfig, layer_type: str | None, interleaved: bool | None = None) -> RotaryEmbedding:
+def rope_of(
+    config: ModelConfig, layer_type: str | None, interleaved: bool | None = None
+) -> RotaryEmbedding:
     """Return the rotary embedding of a config; raise UsageError where the config describes none that is known."""
     try:
         return RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
@@ -100,12 +110,21 @@ def rope_of(config: ModelConfig, layer_type: str | None, interleaved: bool | Non
 
 def refusal(error: Exception, layer_type: str | None, interleaved: bool | None) -> UsageError:
     """Return the error for a config that describes no known rotation, with the option that would help."""
-    options = ("`layer_type`", layer_type, "--layer-type"), ("`interleaved`", interleaved, "--half or --interleaved")
-    hints = [f"; choose with {option}" for name, value, option in options if value is None and name in str(error)]
+    options = (
+        ("`layer_type`", layer_type, "--layer-type"),
+        ("`interleaved`", interleaved, "--half or --interleaved"),
+    )
+    hints = [
+        f"; choose with {option}"
+        for name, value, option in options
+        if value is None and name in str(error)
+    ]
     return UsageError("".join([str(error), *hints]))
 
 
-def both_pairings(config: ModelConfig, layer_type: str | None) -> tuple[RotaryEmbedding, RotaryEmbedding, bool | None]:
+def both_pairings(
+    config: ModelConfig, layer_type: str | None
+) -> tuple[RotaryEmbedding, RotaryEmbedding, bool | None]:
     """Return the rotation of a config in half-split pairs, in interleaved pairs, and whether its own are interleaved.
 
     The pairing follows from the model type; it is None where that is unknown. Raises UsageError as `rope_of` does.
@@ -129,5 +148,7 @@ def heads_of(config: ModelConfig, layer_type: str | None) -> tuple[int, int]:
     except (TypeError, ValueError) as error:
         raise UsageError(f"the config's {error}") from None
     if heads is None or kv_heads is None:
-        raise UsageError(f"the config lacks the number of heads; one of the keys {', '.join(HEADS_KEYS)} must be there")
+        raise UsageError(
+            f"the config lacks the number of heads; one of the keys {', '.join(HEADS_KEYS)} must be there"
+        )
     return heads, kv_heads

@@ -14,9 +14,18 @@ from rope_cpu.cli.common import UsageError
 
 # Each module offers add_arguments(parser) and run(args) → exit code, and is imported only when its command is called.
 COMMANDS = {
-    "verify": ("rope_cpu.cli.verify", "check that NumPy and ONNX rotate alike and within tolerance"),
-    "bench": ("rope_cpu.bench.cli", "measure how fast it is here, against this machine's limit and other libraries"),
-    "export": ("rope_cpu.export.cli", "write a model's rotation, or its attention, as an ONNX file that was validated"),
+    "verify": (
+        "rope_cpu.cli.verify",
+        "check that NumPy and ONNX rotate alike and within tolerance",
+    ),
+    "bench": (
+        "rope_cpu.bench.cli",
+        "measure how fast it is here, against this machine's limit and other libraries",
+    ),
+    "export": (
+        "rope_cpu.export.cli",
+        "write a model's rotation, or its attention, as an ONNX file that was validated",
+    ),
     "show": ("rope_cpu.cli.show", "say what a model's config means for its rotation"),
     "warmup": ("rope_cpu.cli.warmup", "compile the kernels into the cache on disk"),
 }
@@ -36,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if argv is None and sys.stdout is not None and not sys.stdout.closed:
                 sys.stdout.flush()
     except OSError as error:
-        if argv is None and error.filename is None:  # standard output's, which must not be tried again at the end
+        if (
+            argv is None and error.filename is None
+        ):  # standard output's, which must not be tried again at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # the reader, such as `head`, has seen enough
             return 141
@@ -55,14 +66,18 @@ def _run(given: list[str]) -> int:
         package = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
         if package not in _EXTRA_OF:
             raise
-        return _complain(f'`{name}` needs the package {package}: pip install "rope-cpu[{_EXTRA_OF[package]}]"')
+        return _complain(
+            f'`{name}` needs the package {package}: pip install "rope-cpu[{_EXTRA_OF[package]}]"'
+        )
     except KeyboardInterrupt:
         return 130
 
 
 def _parser(name: str | None) -> argparse.ArgumentParser:
     """Return the parser of everything, with the arguments of the one command that is called."""
-    parser = argparse.ArgumentParser(prog="rope-cpu", description=rope_cpu.__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="rope-cpu", description=rope_cpu.__doc__, allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"rope-cpu {rope_cpu.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command, (module_name, summary) in COMMANDS.items():

@@ -9,10 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.cli.common import add_config_arguments, add_pairing_arguments, check_picture, config_of, refusal, writing
+from rope_cpu.arguments.texts import cut
+from rope_cpu.array_types import Float64
+from rope_cpu.cli.common import (
+    add_config_arguments,
+    add_pairing_arguments,
+    check_picture,
+    config_of,
+    refusal,
+    writing,
+)
 from rope_cpu.cli.show_summary import Layers, one_axis, rotations
-from rope_cpu.validation.scalars import Float64
-from rope_cpu.validation.texts import cut
 
 # Ratios closer than this are the same: frequencies carry a few float64 roundings.
 SAME = 1e-9
@@ -22,7 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rope-cpu show`."""
     add_config_arguments(parser)
     add_pairing_arguments(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw wavelengths and decay of scores (.png, .svg)")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw wavelengths and decay of scores (.png, .svg)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +82,10 @@ def describe(layers: Layers) -> Iterator[str]:
         yield _line("attention factor", f"{one.attention_factor:.6g}")
         frequencies = one_axis(one)
         moving = frequencies[frequencies > 0]
-        yield _line("wavelengths", f"{2 * np.pi / moving.max():.6g} to {2 * np.pi / moving.min():.6g} tokens")
+        yield _line(
+            "wavelengths",
+            f"{2 * np.pi / moving.max():.6g} to {2 * np.pi / moving.min():.6g} tokens",
+        )
         if layers.plain is not None:
             yield from _scaled_pairs(frequencies, layers.plain)
 

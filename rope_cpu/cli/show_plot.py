@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rope_cpu.cli.show_summary import Layers, one_axis
-from rope_cpu.rotary import RotaryEmbedding
+from rope_cpu.rotation.embedding import RotaryEmbedding
 
 DISTANCES = np.unique(np.geomspace(1, 131072, 400).astype(int))
 
@@ -25,7 +25,9 @@ def plot(shown: Sequence[Layers], path: Path) -> None:
     waves, decay = figure.subplots(1, 2)
     for layers in shown:
         plain = layers.plain
-        if plain is not None and not all(np.allclose(plain, one_axis(rope)) for rope in layers.lengths.values()):
+        if plain is not None and not all(
+            np.allclose(plain, one_axis(rope)) for rope in layers.lengths.values()
+        ):
             _curves(waves, decay, 2 * np.pi / plain, plain, f"{layers.name}, before scaling", "--")
         for when, rope in layers.lengths.items():
             frequencies = one_axis(rope)
@@ -35,12 +37,20 @@ def plot(shown: Sequence[Layers], path: Path) -> None:
             _curves(waves, decay, wavelengths, frequencies, label, "-", rope.attention_factor**2)
     waves.set(xlabel="pair", ylabel="wavelength in tokens", yscale="log")
     decay.set(xlabel="distance in tokens", ylabel="expected score", xscale="log")
-    figure.legend(*waves.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
+    figure.legend(
+        *waves.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small"
+    )
     figure.savefig(path)
 
 
 def _curves(
-    waves: Any, decay: Any, wavelengths: Any, frequencies: Any, label: str, style: str, scale: float = 1
+    waves: Any,
+    decay: Any,
+    wavelengths: Any,
+    frequencies: Any,
+    label: str,
+    style: str,
+    scale: float = 1,
 ) -> None:
     # Where wavelengths fall another axis begins: the line ends there.
     begins = np.flatnonzero(np.diff(wavelengths) < 0) + 1

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rope_cpu import __version__
+from rope_cpu.array_types import DTYPES
 from rope_cpu.cli.common import (
     UsageError,
     add_config_arguments,
@@ -30,14 +31,18 @@ from rope_cpu.cli.common import (
 )
 from rope_cpu.cli.verify_cases import Row, Way, numpy_way, onnx_way, rows
 from rope_cpu.kernels.threads import get_num_threads
-from rope_cpu.rotary import RotaryEmbedding
-from rope_cpu.validation.arrays import DTYPES
+from rope_cpu.rotation.embedding import RotaryEmbedding
 from rope_cpu.warmup import specialise, todo
 
 TOKENS = 512
-LARGEST = 2**26  # elements of q: eight times those of the largest models, and some 10 GB of references
+LARGEST = (
+    2**26
+)  # elements of q: eight times those of the largest models, and some 10 GB of references
 TARGETS = ("primitive", "onnx", "ort")
-WAYS: dict[str, Way] = {"numpy": numpy_way, **{target: partial(onnx_way, target) for target in TARGETS}}
+WAYS: dict[str, Way] = {
+    "numpy": numpy_way,
+    **{target: partial(onnx_way, target) for target in TARGETS},
+}
 PACKAGES = ("numpy", "numba", "onnx", "onnxruntime")
 
 WIDTH = 100  # of prose; the table takes 80
@@ -47,7 +52,17 @@ LEGEND = (
     "difference. prefill, decode: the fastest call, outputs preallocated; `rope-cpu bench` measures with care."
 )
 _STYLE = {"ok": "green", "FAIL": "bold red", "not offered": "yellow"}
-_HEADER = "dtype", "pairing", "by", "max\nerror", "error /\ntolerance", "vs\nnumpy", "prefill", "decode", ""
+_HEADER = (
+    "dtype",
+    "pairing",
+    "by",
+    "max\nerror",
+    "error /\ntolerance",
+    "vs\nnumpy",
+    "prefill",
+    "decode",
+    "",
+)
 _OWN = {True: "interleaved pairs", False: "half-split pairs", None: "pairs of an unknown pairing"}
 
 
@@ -66,8 +81,13 @@ def run(args: argparse.Namespace) -> int:
     half, interleaved, own = both_pairings(config, args.layer_type)
     if heads[0] * half.head_dim * TOKENS > LARGEST:
         shape = f"{heads[0]} heads of {half.head_dim} elements"
-        raise UsageError(f"the config has {shape}; a prefill of {TOKENS} tokens of them is too large to verify")
-    ropes = {"half-split": half.at_length(TOKENS + 1), "interleaved": interleaved.at_length(TOKENS + 1)}
+        raise UsageError(
+            f"the config has {shape}; a prefill of {TOKENS} tokens of them is too large to verify"
+        )
+    ropes = {
+        "half-split": half.at_length(TOKENS + 1),
+        "interleaved": interleaved.at_length(TOKENS + 1),
+    }
     found = _with_progress(ropes, heads)
     model, rope = "Llama 3.1 8B" if args.config is None else str(args.config), ropes["half-split"]
     report = _report(model, _OWN[own], rope, heads, found)
@@ -80,37 +100,68 @@ def run(args: argparse.Namespace) -> int:
 
 def _with_progress(ropes: dict[str, RotaryEmbedding], heads: tuple[int, int]) -> list[Row]:
     """Compile and verify, with a progress bar on standard error."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        kernels, announced = progress.add_task("loading kernels", total=len(todo(list(DTYPES)))), False
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        kernels, announced = (
+            progress.add_task("loading kernels", total=len(todo(list(DTYPES)))),
+            False,
+        )
         for made in specialise(list(DTYPES)):
             if made.compiled and not announced:
-                progress.console.print("compiling kernels: this takes up to a minute, once for this machine")
+                progress.console.print(
+                    "compiling kernels: this takes up to a minute, once for this machine"
+                )
                 announced = True
             progress.update(kernels, advance=1, description=made.name)
         progress.remove_task(kernels)
-        rotating, found = progress.add_task("rotating", total=len(DTYPES) * len(ropes) * len(WAYS)), []
+        rotating, found = (
+            progress.add_task("rotating", total=len(DTYPES) * len(ropes) * len(WAYS)),
+            [],
+        )
         for row in rows(ropes, heads, TOKENS, WAYS):
             found.append(row)
-            progress.update(rotating, advance=1, description=f"{row.dtype} {row.pairing}, {row.way}: {row.verdict}")
+            progress.update(
+                rotating,
+                advance=1,
+                description=f"{row.dtype} {row.pairing}, {row.way}: {row.verdict}",
+            )
     return found
 
 
 def _print(report: dict[str, Any], rope: RotaryEmbedding, found: list[Row]) -> None:
     console = Console(highlight=False, width=min(WIDTH, get_terminal_size((WIDTH, 0)).columns))
     with console.capture() as captured:  # rich would end the process where a reader stops reading
-        factor = "" if rope.attention_factor == 1 else f", attention factor {rope.attention_factor:.6g}"
-        rotated = f"{rope.rotary_dim} of {rope.head_dim} elements rotated in {report['pairing']}{factor}"
+        factor = (
+            "" if rope.attention_factor == 1 else f", attention factor {rope.attention_factor:.6g}"
+        )
+        rotated = (
+            f"{rope.rotary_dim} of {rope.head_dim} elements rotated in {report['pairing']}{factor}"
+        )
         console.print(f"{report['model']}: rope type {rope.rope_type}, {rotated}", markup=False)
         tokens = f"a prefill of {TOKENS} tokens, and a decode step after it"
         console.print(f"q ({report['heads']} heads) and k ({report['kv_heads']}): {tokens}\n")
         console.print(_table(found))
-        for way, dtype, reason in dict.fromkeys((row.way, row.dtype, row.refused) for row in found if row.refused):
-            console.print(f"not offered: {dtype} by {way}: {reason}", markup=False, style=_STYLE["not offered"])
+        for way, dtype, reason in dict.fromkeys(
+            (row.way, row.dtype, row.refused) for row in found if row.refused
+        ):
+            console.print(
+                f"not offered: {dtype} by {way}: {reason}",
+                markup=False,
+                style=_STYLE["not offered"],
+            )
         console.print(LEGEND, style="dim")
         counts = Counter(row.verdict for row in found)
-        console.print(", ".join(f"{counts[verdict]} {verdict}" for verdict in _STYLE if counts[verdict]))
+        console.print(
+            ", ".join(f"{counts[verdict]} {verdict}" for verdict in _STYLE if counts[verdict])
+        )
     print(captured.get(), end="")
 
 
@@ -121,7 +172,10 @@ def _table(found: list[Row]) -> Table:
     for row in found:
         if row.figures is not None:
             of, verdict = row.figures, f"[{_STYLE[row.verdict]}]{row.verdict}[/]"
-            share, times = _share(of.of_tolerance), (_time(of.prefill_seconds), _time(of.decode_seconds))
+            share, times = (
+                _share(of.of_tolerance),
+                (_time(of.prefill_seconds), _time(of.decode_seconds)),
+            )
             errors = f"{of.max_error:.2e}", share, f"{of.from_numpy:.1e}"
             table.add_row(row.dtype, row.pairing, row.way, *errors, *times, verdict)
     return table
@@ -164,4 +218,6 @@ def _entry(row: Row) -> dict[str, Any]:
     if row.figures is None:
         return {**entry, "refused": row.refused}
     # JSON knows no infinity and no NaN: a number that is none becomes its name.
-    return entry | {key: v if math.isfinite(v) else str(v) for key, v in asdict(row.figures).items()}
+    return entry | {
+        key: v if math.isfinite(v) else str(v) for key, v in asdict(row.figures).items()
+    }

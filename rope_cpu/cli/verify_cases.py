@@ -9,14 +9,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rope_cpu import reference
-from rope_cpu.rotary import RotaryEmbedding
-from rope_cpu.tolerance import compare
-from rope_cpu.validation.arrays import DTYPES
+from rope_cpu.accuracy import reference
+from rope_cpu.accuracy.tolerance import compare
+from rope_cpu.array_types import DTYPES, Array
+from rope_cpu.rotation.embedding import RotaryEmbedding
 
-Array = NDArray[Any]
 Pair = tuple[Array, Array]
 
 # From q, k and position ids to a call that rotates them, and the arrays it writes to.
@@ -74,12 +72,15 @@ class Step:
     def error(self, results: Pair) -> tuple[float, float]:
         """Return the largest error, and the largest as a fraction of its tolerance."""
         found = [
-            compare(exact.error(_bshd(x)), bound) for x, (exact, bound) in zip(results, self.expected, strict=True)
+            compare(exact.error(_bshd(x)), bound)
+            for x, (exact, bound) in zip(results, self.expected, strict=True)
         ]
         return max(error for error, _ in found), max(fraction for _, fraction in found)
 
 
-def numpy_way(rope: RotaryEmbedding, dtype: np.dtype[Any], heads: tuple[int, int], positions: int) -> Prepare:
+def numpy_way(
+    rope: RotaryEmbedding, dtype: np.dtype[Any], heads: tuple[int, int], positions: int
+) -> Prepare:
     """Rotate by the compiled kernels: a plan, which serves every layer of a model."""
 
     def prepare(q: Array, k: Array, ids: Array) -> tuple[Callable[[], object], Pair]:
@@ -117,7 +118,10 @@ def onnx_way(
 
 
 def rows(
-    ropes: Mapping[str, RotaryEmbedding], heads: tuple[int, int], tokens: int, ways: Mapping[str, Way]
+    ropes: Mapping[str, RotaryEmbedding],
+    heads: tuple[int, int],
+    tokens: int,
+    ways: Mapping[str, Way],
 ) -> Iterator[Row]:
     """Yield a row for each dtype, pairing and way; the first way is the one that others are compared with.
 
@@ -125,7 +129,10 @@ def rows(
     """
     for dtype_name, dtype in DTYPES.items():
         for pairing, rope in ropes.items():
-            steps = [_step(rope, heads, 0, tokens, dtype), _step(rope, heads, tokens, tokens + 1, dtype)]
+            steps = [
+                _step(rope, heads, 0, tokens, dtype),
+                _step(rope, heads, tokens, tokens + 1, dtype),
+            ]
             baseline: list[Pair] = []
             for name, way in ways.items():
                 try:
@@ -138,12 +145,17 @@ def rows(
                 yield Row(dtype_name, pairing, name, _figures(steps, done, baseline))
 
 
-def _step(rope: RotaryEmbedding, heads: tuple[int, int], first: int, last: int, dtype: np.dtype[Any]) -> Step:
+def _step(
+    rope: RotaryEmbedding, heads: tuple[int, int], first: int, last: int, dtype: np.dtype[Any]
+) -> Step:
     """Return the tokens from `first` up to `last`; with several axes every coordinate of a token is its number."""
     ids = np.arange(first, last)
     ids = ids if rope.axes == 1 else np.repeat(ids[:, None], rope.axes, axis=1)
     random = np.random.default_rng(first)
-    q, k = (random.standard_normal((1, count, last - first, rope.head_dim)).astype(dtype) for count in heads)
+    q, k = (
+        random.standard_normal((1, count, last - first, rope.head_dim)).astype(dtype)
+        for count in heads
+    )
     return Step((q, k), ids, [reference.rotation(rope.spec, _bshd(x), ids[None]) for x in (q, k)])
 
 

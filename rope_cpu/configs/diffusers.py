@@ -8,21 +8,25 @@ from typing import Any
 
 import numpy as np
 
+from rope_cpu.arguments import limits
+from rope_cpu.arguments.scalars import not_larger, real_number, whole_number
+from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.model_config import ModelConfig, of_all_layers
 from rope_cpu.configs.model_types import data
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
-from rope_cpu.validation import limits
-from rope_cpu.validation.scalars import not_larger, real_number, whole_number
-from rope_cpu.validation.texts import shown
 
 Config = Mapping[str, Any]
 
 
 def is_transformer(config: Config) -> bool:
     """Return True if this is the configuration of a diffusers transformer, of any class."""
-    return "_diffusers_version" in config or config.get("_class_name") in MODELS or _COGVIDEOX in config
+    return (
+        "_diffusers_version" in config
+        or config.get("_class_name") in MODELS
+        or _COGVIDEOX in config
+    )
 
 
 def parse(config: Config) -> ModelConfig:
@@ -45,10 +49,14 @@ def parse(config: Config) -> ModelConfig:
     Raises ValueError for other classes, missing keys, and files that do not determine the rotation.
     Source: the transformers of the same names in diffusers 0.37, those added later in 0.42.
     """
-    name = config.get("_class_name") or ("CogVideoXTransformer3DModel" if _COGVIDEOX in config else None)
+    name = config.get("_class_name") or (
+        "CogVideoXTransformer3DModel" if _COGVIDEOX in config else None
+    )
     if name not in MODELS:
         known = ", ".join(sorted(MODELS))
-        raise ValueError(f"`_class_name` is {shown(name)}, which does not determine a rotation; known are {known}")
+        raise ValueError(
+            f"`_class_name` is {shown(name)}, which does not determine a rotation; known are {known}"
+        )
     values = without_nulls(config)
     rotation = of_all_layers(partial(MODELS[name], values))
     return ModelConfig(source=config, model_type=name, values=values, rotation=rotation)
@@ -59,15 +67,22 @@ _COGVIDEOX = "use_rotary_positional_embeddings"
 
 def _given_widths(row: Config, config: Config, angle_dtype: str) -> RopeSpec:
     """Return the rotation whose axes have the widths that stand in the file, as many as in the row of their class."""
-    widths, theta = config.get(row["key"], row["widths"]), config.get("rope_theta", row["rope_theta"])
-    return _blocks(row["key"], widths, theta, config, angle_dtype, row.get("counts", [len(row["widths"])]))
+    widths, theta = (
+        config.get(row["key"], row["widths"]),
+        config.get("rope_theta", row["rope_theta"]),
+    )
+    return _blocks(
+        row["key"], widths, theta, config, angle_dtype, row.get("counts", [len(row["widths"])])
+    )
 
 
 def _wan(config: Config, angle_dtype: str) -> RopeSpec:
     key, head_dim = "attention_head_dim", config.get("attention_head_dim")
     if head_dim is None:
         key = "dim"
-        head_dim = _required("dim", config, limits.HIDDEN_SIZE) // _required("num_heads", config, limits.HEADS)
+        head_dim = _required("dim", config, limits.HIDDEN_SIZE) // _required(
+            "num_heads", config, limits.HEADS
+        )
     side = 2 * (whole_number(key, head_dim, 0, limits.HEAD_DIM) // 6)
     return _blocks(key, (head_dim - 2 * side, side, side), 10000.0, config, angle_dtype)
 
@@ -111,21 +126,30 @@ def _ltx(config: Config, angle_dtype: str) -> RopeSpec:
 
 
 def _blocks(
-    key: str, widths: Any, theta: float, config: Config, angle_dtype: str, counts: Collection[int] = (3,)
+    key: str,
+    widths: Any,
+    theta: float,
+    config: Config,
+    angle_dtype: str,
+    counts: Collection[int] = (3,),
 ) -> RopeSpec:
     """Return the rotation in which each axis rotates a block of the head.
 
     key: where the widths come from. counts: how many of them there may be.
     """
     fit = isinstance(widths, Sequence) and not isinstance(widths, str) and len(widths) in counts
-    if not fit or not all(isinstance(w, int | np.integer) and 0 < w <= limits.HEAD_DIM and w % 2 == 0 for w in widths):
+    if not fit or not all(
+        isinstance(w, int | np.integer) and 0 < w <= limits.HEAD_DIM and w % 2 == 0 for w in widths
+    ):
         number = " or ".join(map(str, sorted(counts)))
         raise ValueError(
             f"`{key}` gives the axes the widths {shown(widths)}; they must be {number} even numbers above 0"
         )
     head_dim = config.get("attention_head_dim", sum(widths))
     if head_dim != sum(widths):
-        raise ValueError(f"`attention_head_dim` is {shown(head_dim)}, but the axes are {widths} wide together")
+        raise ValueError(
+            f"`attention_head_dim` is {shown(head_dim)}, but the axes are {widths} wide together"
+        )
     rows = [axes.base_frequencies(theta, width, angle_dtype) for width in widths]
     return axes.axis_after_axis(rows, interleaved=True, angle_dtype=angle_dtype)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.model_types import ModelFacts
-from rope_cpu.validation import limits, scalars
-from rope_cpu.validation.texts import shown
 
 Config = Mapping[str, Any]
 
@@ -22,7 +22,11 @@ class Layer(NamedTuple):
 
 
 def pick(
-    found: Mapping[str, Config | None], values: Config, facts: ModelFacts, layer_type: str | None, layer: int | None
+    found: Mapping[str, Config | None],
+    values: Config,
+    facts: ModelFacts,
+    layer_type: str | None,
+    layer: int | None,
 ) -> tuple[str | None, Config]:
     """Return the rope parameters of a layer type or a layer, with the type where there are several.
 
@@ -44,7 +48,9 @@ def pick(
     if not bases:
         raise ValueError(refused)
     if len(bases) > 1:
-        raise ValueError(f"{question}, but such layers have bases {sorted(base or 0 for base in bases)}; give `layer`")
+        raise ValueError(
+            f"{question}, but such layers have bases {sorted(base or 0 for base in bases)}; give `layer`"
+        )
     layer_type, section = _section(
         found, layer_type, {*(one.type for one in every), *(values.get("layer_types") or ())}
     )
@@ -53,13 +59,19 @@ def pick(
 
 def each(values: Config, facts: ModelFacts, found: Mapping[str, Config | None]) -> list[Layer]:
     """Return every layer of a model; none where the config has no number of layers."""
-    lists = [values[key] for key in ("layer_types", "no_rope_layers", "layer_rope_theta") if values.get(key)]
+    lists = [
+        values[key]
+        for key in ("layer_types", "no_rope_layers", "layer_rope_theta")
+        if values.get(key)
+    ]
     interval = values.get("no_rope_layer_interval")
     count_key = next((key for key in _COUNTS if key in values), None)
     if not lists and interval is None and (count_key is None or type(values[count_key]) is not int):
         return []  # all layers are alike, and their number is not known
     if count_key is None and not lists:
-        raise ValueError(f"`{_COUNTS[0]}` is missing; `no_rope_layer_interval` {interval} says which of them to rotate")
+        raise ValueError(
+            f"`{_COUNTS[0]}` is missing; `no_rope_layer_interval` {interval} says which of them to rotate"
+        )
     if count_key is None:
         scalars.not_longer("layer_types", lists[0], limits.LAYERS)
         count = len(lists[0])
@@ -84,7 +96,9 @@ def _bases(values: Config, count: int) -> Sequence[float | None]:
     if interval is None:
         return [None] * count
     if type(interval) is not int or interval == 0:
-        raise ValueError(f"`no_rope_layer_interval` is {shown(interval)}; it must be a whole number other than 0")
+        raise ValueError(
+            f"`no_rope_layer_interval` is {shown(interval)}; it must be a whole number other than 0"
+        )
     # Counted from the last layer, which is one, where the interval is negative.
     start = 1 if interval > 0 else 1 - count
     return [None if (index + start) % interval else 0 for index in range(count)]
@@ -102,7 +116,9 @@ def _listed(key: str, values: Config, count: int) -> list[Any]:
     """Return the list under a key, one value for each layer; empty where there is none."""
     found = values.get(key) or []
     if not isinstance(found, list | tuple):
-        raise TypeError(f"`{key}` is {shown(found)}; it must be a list with one value for each layer")
+        raise TypeError(
+            f"`{key}` is {shown(found)}; it must be a list with one value for each layer"
+        )
     if found and len(found) < count:
         raise ValueError(f"`{key}` has {len(found)} values, but there are {count} layers")
     return list(found[:count])
@@ -117,20 +133,30 @@ def listed_for_type(key: str, values: Config, layer_type: str | None) -> Any:
     found = {one for kind, one in zip(types, entries, strict=False) if layer_type in (None, kind)}
     if len(found) != 1:
         rule = "the layers that are asked for must have the same"
-        raise ValueError(f"`{key}` holds {shown(sorted(found))} for `layer_type` {shown(layer_type)}; {rule}")
+        raise ValueError(
+            f"`{key}` holds {shown(sorted(found))} for `layer_type` {shown(layer_type)}; {rule}"
+        )
     return found.pop()
 
 
 def _at(every: Sequence[Layer], layer_type: str | None, layer: int, alike: bool) -> Layer:
     """Return a layer by its index. alike: its type plays no part."""
     if layer_type is not None:
-        raise ValueError(f"`layer` is {layer} and `layer_type` {shown(layer_type)}; give one of them")
+        raise ValueError(
+            f"`layer` is {layer} and `layer_type` {shown(layer_type)}; give one of them"
+        )
     if not every:
-        raise ValueError(f"`layer` is {layer}, but the config does not say how many there are (`num_hidden_layers`)")
+        raise ValueError(
+            f"`layer` is {layer}, but the config does not say how many there are (`num_hidden_layers`)"
+        )
     if layer >= len(every):
-        raise ValueError(f"`layer` is {layer}, but there are {len(every)} layers, the first of which is 0")
+        raise ValueError(
+            f"`layer` is {layer}, but there are {len(every)} layers, the first of which is 0"
+        )
     if every[layer].type is None and not alike:
-        raise ValueError(f"`layer` is {layer}, but the config has no `layer_types`; give `layer_type`")
+        raise ValueError(
+            f"`layer` is {layer}, but the config has no `layer_types`; give `layer_type`"
+        )
     return every[layer]
 
 
@@ -147,5 +173,7 @@ def _section(
     if layer_type is None and len(found) == 1:
         layer_type = next(iter(found))
     if layer_type is None or layer_type not in found:
-        raise ValueError(f"`layer_type` is {shown(layer_type)}; it must be one of {', '.join(map(repr, found))}")
+        raise ValueError(
+            f"`layer_type` is {shown(layer_type)}; it must be one of {', '.join(map(repr, found))}"
+        )
     return layer_type, found[layer_type] or {}

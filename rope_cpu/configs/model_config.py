@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rope_cpu.configs.attention import Attention
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.texts import shown
+from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.layers import listed_for_type
 from rope_cpu.configs.model_types import ModelFacts, value_at
 from rope_cpu.configs.rope_parameters import RopeParameters, latent
 from rope_cpu.frequencies.scaling import without_nulls
 from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.validation import limits, scalars
-from rope_cpu.validation.texts import shown
 
 HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads")
 KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads")
@@ -35,7 +35,9 @@ class ModelConfig:
     source: Mapping[str, Any]
     model_type: str | None
     values: Mapping[str, Any]
-    rotation: Callable[[ModelConfig, str | None, int | None, bool | None, str], RopeSpec] = field(repr=False)
+    rotation: Callable[[ModelConfig, str | None, int | None, bool | None, str], RopeSpec] = field(
+        repr=False
+    )
     rope_parameters: Mapping[str, RopeParameters | None] = field(default_factory=dict)
     facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
     is_known: bool = True
@@ -65,20 +67,27 @@ class ModelConfig:
         one_key, unless = self.facts.multi_query or ("", "")
         if values.get(one_key) and not values.get(unless):
             values["num_key_value_heads"] = 1
-        heads = listed_for_type("num_attention_heads_per_layer", values, layer_type) or _number(HEADS_KEYS, values)
+        heads = listed_for_type("num_attention_heads_per_layer", values, layer_type) or _number(
+            HEADS_KEYS, values
+        )
         return heads, 1 if latent(values) else _number(KV_HEADS_KEYS, values) or heads
 
     @property
     def attention(self) -> Attention:
         """What the model's attention has besides the rotation."""
         if not self.rope_parameters:
-            return Attention(other="images and video attend to each other in ways that their configs do not hold")
+            return Attention(
+                other="images and video attend to each other in ways that their configs do not hold"
+            )
         return Attention.of({self.model_type, self.facts.like}, self.values)
 
 
 def _number(keys: tuple[str, ...], values: Mapping[str, Any]) -> int | None:
     """Return the value of the first of these keys that is there."""
-    return next((scalars.whole_number(key, values[key], 1, limits.HEADS) for key in keys if key in values), None)
+    return next(
+        (scalars.whole_number(key, values[key], 1, limits.HEADS) for key in keys if key in values),
+        None,
+    )
 
 
 def of_all_layers(
@@ -87,14 +96,22 @@ def of_all_layers(
     """Return the `rotation` of a model that has one for all layers; build: from an angle_dtype to it."""
 
     def rotation(
-        config: ModelConfig, layer_type: str | None, layer: int | None, interleaved: bool | None, angle_dtype: str
+        config: ModelConfig,
+        layer_type: str | None,
+        layer: int | None,
+        interleaved: bool | None,
+        angle_dtype: str,
     ) -> RopeSpec:
         spec = build(angle_dtype)
         for name, given in (("layer_type", layer_type), ("layer", layer)):
             if given is not None:
-                raise ValueError(f"`{name}` is {shown(given)}, but this config has one rotation for all layers")
+                raise ValueError(
+                    f"`{name}` is {shown(given)}, but this config has one rotation for all layers"
+                )
         if interleaved not in (None, spec.interleaved):
-            raise ValueError(f"`interleaved` is {interleaved}, but this config's model has {spec.interleaved}")
+            raise ValueError(
+                f"`interleaved` is {interleaved}, but this config's model has {spec.interleaved}"
+            )
         return spec
 
     return rotation

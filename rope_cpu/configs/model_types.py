@@ -78,7 +78,10 @@ class ModelFacts:
     @property
     def layered(self) -> bool:
         """Whether layer types have sections of their own."""
-        return any(value is None or isinstance(value, Mapping) for value in (self.rope_parameters or {}).values())
+        return any(
+            value is None or isinstance(value, Mapping)
+            for value in (self.rope_parameters or {}).values()
+        )
 
 
 def value_at(config: Mapping[str, Any], path: str) -> Any:
@@ -107,7 +110,11 @@ def _rows() -> dict[str, dict[str, Any]]:
     for name in TABLES:
         for model_type, row in data(name).items():
             like = rows.get(row.get("like", model_type), {})
-            rows[model_type] = {**like, **row, "defaults": {**like.get("defaults", {}), **row.get("defaults", {})}}
+            rows[model_type] = {
+                **like,
+                **row,
+                "defaults": {**like.get("defaults", {}), **row.get("defaults", {})},
+            }
     return rows
 
 
@@ -118,6 +125,8 @@ def facts_of(model_type: str) -> ModelFacts | None:
     if row is None:
         return None
     fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in row.items() if key != "source"
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in row.items()
+        if key != "source"
     }
     return ModelFacts(**fields)

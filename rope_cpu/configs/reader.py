@@ -9,10 +9,10 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from rope_cpu.arguments import limits
+from rope_cpu.arguments.texts import shown
 from rope_cpu.configs import diffusers, text, vision
 from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.validation import limits
-from rope_cpu.validation.texts import shown
 
 
 def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> ModelConfig:
@@ -25,11 +25,19 @@ def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> Model
         return config
     raw = load(config)
     text.check_kinds(raw)
-    parse = diffusers.parse if diffusers.is_transformer(raw) else vision.parse if vision.is_vision(raw) else text.parse
+    parse = (
+        diffusers.parse
+        if diffusers.is_transformer(raw)
+        else vision.parse
+        if vision.is_vision(raw)
+        else text.parse
+    )
     try:
         return parse(raw)
     except RecursionError:
-        raise ValueError("`config` holds one model's config inside another's, too deep to follow") from None
+        raise ValueError(
+            "`config` holds one model's config inside another's, too deep to follow"
+        ) from None
 
 
 def load(config: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +61,11 @@ def load(config: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"`config` {shown(path)} is not valid JSON: {error}") from None
     except RecursionError:
-        raise ValueError(f"`config` {shown(path)} is not read: its JSON is nested too deep") from None
+        raise ValueError(
+            f"`config` {shown(path)} is not read: its JSON is nested too deep"
+        ) from None
     if not isinstance(raw, dict):
-        raise ValueError(f"`config` {shown(path)} holds a {type(raw).__name__}; it must hold an object")
+        raise ValueError(
+            f"`config` {shown(path)} holds a {type(raw).__name__}; it must hold an object"
+        )
     return raw

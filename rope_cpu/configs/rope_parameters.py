@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.model_types import ModelFacts
 from rope_cpu.frequencies.scaling import DEFAULT_THETA, SECTION_KEYS, without_nulls
-from rope_cpu.validation import limits, scalars
-from rope_cpu.validation.texts import shown
 
 Config = Mapping[str, Any]
 RopeParameters = dict[str, Any]
@@ -22,15 +22,25 @@ def by_layer_type(text: Config, facts: ModelFacts) -> dict[str, RopeParameters |
     Each holds its base and its rotated share, from where the config or its model type has them.
     """
     key, given = own_section(text)
-    own = {label: text[own_key] for label, own_key in facts.sections.items() if text.get(own_key) is not None}
+    own = {
+        label: text[own_key]
+        for label, own_key in facts.sections.items()
+        if text.get(own_key) is not None
+    }
     for label, parameters in own.items():
         if not isinstance(parameters, Mapping):
-            raise TypeError(f"`{facts.sections[label]}` is {shown(parameters)}; it must be an object")
+            raise TypeError(
+                f"`{facts.sections[label]}` is {shown(parameters)}; it must be an object"
+            )
     if facts.implied is not None and text.get(facts.implied[0]) == facts.implied[1]:
         given = {**facts.implied[2], **given}
     _refuse_objects(given)
     if any(isinstance(value, Mapping) for value in given.values()):
-        by_layer = {label: value for label, value in given.items() if value is None or isinstance(value, Mapping)} | own
+        by_layer = {
+            label: value
+            for label, value in given.items()
+            if value is None or isinstance(value, Mapping)
+        } | own
         return {
             label: None if value is None else _filled(label, _renamed(value, facts), text, facts)
             for label, value in by_layer.items()
@@ -39,7 +49,11 @@ def by_layer_type(text: Config, facts: ModelFacts) -> dict[str, RopeParameters |
         return _old_layered(key, given, own, text, facts)
     if not given and facts.rope_parameters:
         # The length in the file holds for the section as well.
-        given = {key: value for key, value in facts.rope_parameters.items() if key != _LENGTH or text.get(key) is None}
+        given = {
+            key: value
+            for key, value in facts.rope_parameters.items()
+            if key != _LENGTH or text.get(key) is None
+        }
         if "" in facts.theta and text.get(facts.theta[""]) is not None:
             given["rope_theta"] = text[facts.theta[""]]
     return {"": _filled("", _renamed(given, facts), text, facts)}
@@ -96,14 +110,18 @@ def _of_layer(value: Any, label: str, text: Config) -> Any:
     if not isinstance(value, list):
         return value
     layers = text.get("layer_types") or []
-    return value[layers.index(label)] if label in layers and layers.index(label) < len(value) else None
+    return (
+        value[layers.index(label)] if label in layers and layers.index(label) < len(value) else None
+    )
 
 
 def _filled(label: str, section: RopeParameters, text: Config, facts: ModelFacts) -> RopeParameters:
     """Return the section with its base, its rotated share and its original length."""
     theta = text.get(facts.theta.get(label, "rope_theta" if not facts.theta else ""))
     default = facts.filled.get(label, {}) if label else facts.defaults
-    section.setdefault("rope_theta", theta if theta is not None else default.get("rope_theta", DEFAULT_THETA))
+    section.setdefault(
+        "rope_theta", theta if theta is not None else default.get("rope_theta", DEFAULT_THETA)
+    )
     if facts.theta_ratio is not None:
         ratio = scalars.real_number(facts.theta_ratio, text.get(facts.theta_ratio, 1))
         section["rope_theta"] = ratio * scalars.real_number("rope_theta", section["rope_theta"])
@@ -148,15 +166,23 @@ def latent(values: Config) -> bool:
 def head_dim(values: Config, facts: ModelFacts, label: str | None) -> int:
     """Return the width of a head vector, or of its rotated part where attention is latent (MLA)."""
     if latent(values):
-        return scalars.whole_number("qk_rope_head_dim", values["qk_rope_head_dim"], 2, limits.HEAD_DIM)
+        return scalars.whole_number(
+            "qk_rope_head_dim", values["qk_rope_head_dim"], 2, limits.HEAD_DIM
+        )
     own, default = facts.layer_head_dim.get(str(label), ("head_dim", None))
     layer = _layer_config(values, label)
-    width = layer.get("head_dim", values.get(own, default if default is not None else values.get("head_dim")))
+    width = layer.get(
+        "head_dim", values.get(own, default if default is not None else values.get("head_dim"))
+    )
     if width is None or facts.head_dim_derived:
         for key in ("hidden_size", "num_attention_heads"):
             if key not in values:
-                raise ValueError(f"`{key}` is missing, and so is `head_dim`, which would follow from it")
-        heads = scalars.whole_number("num_attention_heads", values["num_attention_heads"], 1, limits.HEADS)
+                raise ValueError(
+                    f"`{key}` is missing, and so is `head_dim`, which would follow from it"
+                )
+        heads = scalars.whole_number(
+            "num_attention_heads", values["num_attention_heads"], 1, limits.HEADS
+        )
         hidden = scalars.whole_number("hidden_size", values["hidden_size"], 1, limits.HIDDEN_SIZE)
         width = facts.head_dim_ratio * hidden // heads
     return scalars.whole_number("head_dim", width, 2, limits.HEAD_DIM)
@@ -169,6 +195,8 @@ def _layer_config(values: Config, label: str | None) -> Config:
             layers = values.get("per_layer_config") or {}
             entry = layers.get(str(index), layers.get(index)) or {}
             if not isinstance(entry, Mapping):
-                raise TypeError(f"`per_layer_config` holds {shown(entry)} for layer {index}; it must be an object")
+                raise TypeError(
+                    f"`per_layer_config` holds {shown(entry)} for layer {index}; it must be an object"
+                )
             return entry
     return {}

@@ -7,19 +7,26 @@ from typing import Any
 
 import numpy as np
 
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.configs import layers
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.model_types import UNROTATED, ModelFacts, facts_of, value_at
 from rope_cpu.configs.rope_parameters import by_layer_type, head_dim, latent
 from rope_cpu.frequencies import axes, scaling
 from rope_cpu.frequencies.spec import RopeSpec, backwards
-from rope_cpu.validation import limits, scalars
-from rope_cpu.validation.texts import cut, shown
 
 Config = Mapping[str, Any]
 
 # The parts of a multimodal config that hold a language model, for model types that no table knows.
-PARTS = ("text_config", "llm_config", "language_config", "llm_cfg", "talker_config", "decoder_config")
+PARTS = (
+    "text_config",
+    "llm_config",
+    "language_config",
+    "llm_cfg",
+    "talker_config",
+    "decoder_config",
+)
 
 # Keys whose null does not stand for the class's default: as many key heads as query heads, and none of the others.
 NULL_IS_NONE = (
@@ -30,9 +37,12 @@ NULL_IS_NONE = (
 # What keys hold that are looked into; the values of others are checked where they are used.
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("model_type", "_class_name"), (str, "a string")),
-    **dict.fromkeys(("layer_types", "layer_rope_theta", "no_rope_layers"), (list | tuple, "a list")),
     **dict.fromkeys(
-        ("attn_config", "attention_other_setting", "per_layer_config", "text_config"), (Mapping, "an object")
+        ("layer_types", "layer_rope_theta", "no_rope_layers"), (list | tuple, "a list")
+    ),
+    **dict.fromkeys(
+        ("attn_config", "attention_other_setting", "per_layer_config", "text_config"),
+        (Mapping, "an object"),
     ),
 }
 
@@ -45,7 +55,9 @@ def parse(raw: Config) -> ModelConfig:
     text, known = language_model(raw)
     facts, values = known or ModelFacts(), with_defaults(text, known)
     _refuse(text, values, facts)
-    unrotated = [label for label, key in facts.unrotated.items() if not key or text.get(key, "") is not None]
+    unrotated = [
+        label for label, key in facts.unrotated.items() if not key or text.get(key, "") is not None
+    ]
     return ModelConfig(
         source=raw,
         model_type=values.get("model_type"),
@@ -83,23 +95,35 @@ def check_kinds(config: Config) -> None:
     scalars.not_longer("layer_types", types, limits.LAYERS)
     for layer, layer_type in enumerate(types):
         if not isinstance(layer_type, str):
-            raise TypeError(f"`layer_types` holds {shown(layer_type)} for layer {layer}; it must be a string")
+            raise TypeError(
+                f"`layer_types` holds {shown(layer_type)} for layer {layer}; it must be a string"
+            )
 
 
 def _refuse_arrays(config: Config) -> None:
     """Raise where a config, or a section of it, holds an array of NumPy's, which has no truth value."""
     for key, value in config.items():
         if isinstance(value, np.ndarray):
-            raise TypeError(f"`{cut(str(key))}` is {shown(value)}; a config holds what JSON can hold")
-        if isinstance(value, Mapping) and any(isinstance(inner, np.ndarray) for inner in value.values()):
-            raise TypeError(f"`{cut(str(key))}` is {shown(value)}; a config holds what JSON can hold")
+            raise TypeError(
+                f"`{cut(str(key))}` is {shown(value)}; a config holds what JSON can hold"
+            )
+        if isinstance(value, Mapping) and any(
+            isinstance(inner, np.ndarray) for inner in value.values()
+        ):
+            raise TypeError(
+                f"`{cut(str(key))}` is {shown(value)}; a config holds what JSON can hold"
+            )
 
 
 def with_defaults(text: Config, facts: ModelFacts | None) -> dict[str, Any]:
     """Return a config under standard names, with the defaults of its model type where it is silent."""
     facts, named = facts or ModelFacts(), _named(text, facts or ModelFacts())
     nulls = {key for key in NULL_IS_NONE if text.get(key, "") is None}
-    return {key: value for key, value in {**facts.defaults, **named}.items() if key in named or key not in nulls}
+    return {
+        key: value
+        for key, value in {**facts.defaults, **named}.items()
+        if key in named or key not in nulls
+    }
 
 
 def _named(text: Config, facts: ModelFacts) -> dict[str, Any]:
@@ -117,10 +141,14 @@ def _refuse(text: Config, values: Config, facts: ModelFacts) -> None:
         raise ValueError(f"`model_type` is {shown(name)}: {UNROTATED[name]}")
     section = text.get("rope_scaling") or text.get("rope_parameters") or text
     if facts.null_theta and isinstance(section, Mapping) and section.get("rope_theta", "") is None:
-        raise ValueError(f"`rope_theta` is None in a config of model type {shown(name)}: {facts.null_theta}")
+        raise ValueError(
+            f"`rope_theta` is None in a config of model type {shown(name)}: {facts.null_theta}"
+        )
     for key, (refused, reason) in facts.refuse.items():
         if values.get(key) in refused or (refused == ["*"] and values.get(key, {}) != {}):
-            raise ValueError(f"`{key}` is {shown(values.get(key))} in a config of model type {shown(name)}: {reason}")
+            raise ValueError(
+                f"`{key}` is {shown(values.get(key))} in a config of model type {shown(name)}: {reason}"
+            )
 
 
 def _is_rotary(text: Config) -> bool:
@@ -134,7 +162,11 @@ def _is_rotary(text: Config) -> bool:
 
 
 def _rotation(
-    config: ModelConfig, layer_type: str | None, layer: int | None, interleaved: bool | None, angle_dtype: str
+    config: ModelConfig,
+    layer_type: str | None,
+    layer: int | None,
+    interleaved: bool | None,
+    angle_dtype: str,
 ) -> RopeSpec:
     """Return the spec of the layers asked about; see `ModelConfig.spec`."""
     values, facts = config.values, config.facts
@@ -162,7 +194,10 @@ def _rotation(
         return spec
     section = axes.mrope_shares("mrope_section", section)
     if by_turns and sum(section) < spec.pairs:
-        section = (spec.pairs - sum(section[1:]), *section[1:])  # what is left over is the first axis'
+        section = (
+            spec.pairs - sum(section[1:]),
+            *section[1:],
+        )  # what is left over is the first axis'
     return axes.spread_spec(spec, section, by_turns)
 
 
@@ -181,5 +216,7 @@ def _is_mrope_interleaved(parameters: dict[str, Any], facts: ModelFacts) -> bool
     if facts.mrope_interleaved is not None:
         given.add(facts.mrope_interleaved)
     if len(given) > 1:
-        raise ValueError(f"`{names[-1]}` contradicts what else is known of how pairs are shared out among axes")
+        raise ValueError(
+            f"`{names[-1]}` contradicts what else is known of how pairs are shared out among axes"
+        )
     return given == {True}

@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from rope_cpu.arguments import limits
+from rope_cpu.arguments.scalars import real_number, whole_number
+from rope_cpu.arguments.texts import shown
+from rope_cpu.array_types import Float64
 from rope_cpu.configs import rope_parameters, text
 from rope_cpu.configs.model_config import ModelConfig, of_all_layers
 from rope_cpu.configs.model_types import ModelFacts, by_type, data
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import type_of, without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, on_axes
-from rope_cpu.validation import limits
-from rope_cpu.validation.scalars import Float64, real_number, whole_number
-from rope_cpu.validation.texts import shown
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,10 @@ def tower(config: Mapping[str, Any]) -> dict[str, Any]:
     part = config.get("vision_config")
     if not isinstance(part, Mapping):
         raise ValueError("`config` has no `vision_config`")
-    return {**part, "model_type": _part_type(part, part.get("model_type") or config.get("model_type"))}
+    return {
+        **part,
+        "model_type": _part_type(part, part.get("model_type") or config.get("model_type")),
+    }
 
 
 def model_type(config: Mapping[str, Any]) -> str:
@@ -105,7 +109,10 @@ def _part_type(part: Mapping[str, Any], name: str | None) -> str:
     if not name:
         # Keys of files without a model type; those of the two Qwen models differ in where the width stands.
         return next((named for keys, named in _DATA["unnamed"] if part.keys() >= set(keys)), "")
-    return next((known for known in (name, f"{name}_vision", f"{name}_vision_encoder") if known in TOWERS), name)
+    return next(
+        (known for known in (name, f"{name}_vision", f"{name}_vision_encoder") if known in TOWERS),
+        name,
+    )
 
 
 def _head_dim(config: Mapping[str, Any], width_key: str) -> int:
@@ -157,11 +164,19 @@ def _theta(config: Mapping[str, Any], known: Tower) -> float:
         raise ValueError(f"`rope_type` is {shown(rope_type)}; vision towers take no scaling")
     partial = section.get("partial_rotary_factor", known.partial)
     if partial != known.partial:
-        raise ValueError(f"`partial_rotary_factor` is {shown(partial)}; this vision tower has {known.partial}")
-    unknown = [name for name in section if name not in ("rope_type", "type", "rope_theta", "partial_rotary_factor")]
+        raise ValueError(
+            f"`partial_rotary_factor` is {shown(partial)}; this vision tower has {known.partial}"
+        )
+    unknown = [
+        name
+        for name in section
+        if name not in ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+    ]
     if unknown:
         raise ValueError(f"`{key}` holds {shown(unknown)}, which a vision tower has no use for")
-    return real_number("rope_theta", section.get("rope_theta", config.get("rope_theta", known.rope_theta)))
+    return real_number(
+        "rope_theta", section.get("rope_theta", config.get("rope_theta", known.rope_theta))
+    )
 
 
 def _runs(tower: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
@@ -187,7 +202,9 @@ def _blocks(tower: Tower, head_dim: int, theta: float, angle_dtype: str) -> Rope
 def _alternate(tower: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
     """Give even frequencies of the whole head to the row, odd ones to the column (Pixtral)."""
     every = axes.base_frequencies(theta, head_dim, angle_dtype)
-    return axes.axis_after_axis([every[0::2], every[1::2]], head_dim=head_dim, angle_dtype=angle_dtype)
+    return axes.axis_after_axis(
+        [every[0::2], every[1::2]], head_dim=head_dim, angle_dtype=angle_dtype
+    )
 
 
 def _in_revolutions(tower: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
@@ -203,19 +220,27 @@ def _ernie(config: Mapping[str, Any], angle_dtype: str) -> RopeSpec:
     """Give time the slowest pairs, and row and column every second of the others (the text model of Ernie-4.5-VL)."""
     section = without_nulls(rope_parameters.own_section(config)[1])
     if type_of(section) != "default":
-        raise ValueError(f"`rope_type` is {shown(type_of(section))}; Ernie-4.5-VL takes only default")
+        raise ValueError(
+            f"`rope_type` is {shown(type_of(section))}; Ernie-4.5-VL takes only default"
+        )
     shares = axes.mrope_shares("mrope_section", section.get("mrope_section", (22, 22, 20)))
     head_dim = _floored_head_dim(config)
-    every = axes.base_frequencies(section.get("rope_theta", config["rope_theta"]), head_dim, angle_dtype)
+    every = axes.base_frequencies(
+        section.get("rope_theta", config["rope_theta"]), head_dim, angle_dtype
+    )
     if len(shares) != 3 or shares[0] != shares[1] or sum(shares) != every.size:
         raise ValueError(
             f"`mrope_section` is {shown(list(shares))}; it must split {every.size} pairs into three, rows as columns"
         )
     pair_axis = np.append(1 + np.arange(2 * shares[0]) % 2, np.zeros(shares[2], dtype=int))
-    return replace(_spec(every, pair_axis, head_dim, True, angle_dtype), rope_type="default", shared_id=True)
+    return replace(
+        _spec(every, pair_axis, head_dim, True, angle_dtype), rope_type="default", shared_id=True
+    )
 
 
-def _spec(inv_freq: Float64, pair_axis: Any, head_dim: int, interleaved: bool, angle_dtype: str) -> RopeSpec:
+def _spec(
+    inv_freq: Float64, pair_axis: Any, head_dim: int, interleaved: bool, angle_dtype: str
+) -> RopeSpec:
     """Return the rotation in which pair j rotates with axis pair_axis[j] at frequency inv_freq[j]."""
     return from_inv_freq(
         on_axes(inv_freq, pair_axis, int(pair_axis.max()) + 1),

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from rope_cpu.arguments import limits
+from rope_cpu.arguments.scalars import boolean, one_of, real_number, whole_number, whole_numbers
+from rope_cpu.arguments.texts import shown
+from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.scaling import resolve_argument, scaled, section_of
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, on_axes
-from rope_cpu.validation import limits
-from rope_cpu.validation.scalars import Float64, boolean, one_of, real_number, whole_number, whole_numbers
-from rope_cpu.validation.texts import shown
 
 SPANS = ("axis", "head")
 
@@ -33,7 +34,9 @@ def axial(
     widths = _axis_dims(head_dim, axes, axis_dims)
     bases = _bases(axes, rope_theta)
     rows = [base_frequencies(base, width) for base, width in zip(bases, widths, strict=True)]
-    return axis_after_axis(rows, head_dim=head_dim, interleaved=interleaved, blocks=widths if span == "axis" else 1)
+    return axis_after_axis(
+        rows, head_dim=head_dim, interleaved=interleaved, blocks=widths if span == "axis" else 1
+    )
 
 
 def mrope(
@@ -48,14 +51,27 @@ def mrope(
     """Return M-RoPE; the arguments are `RotaryEmbedding.mrope`'s."""
     head_dim = whole_number("head_dim", head_dim, 2, limits.HEAD_DIM)
     theta = real_number("rope_theta", rope_theta)
-    shares, interleave = mrope_shares("mrope_section", mrope_section), boolean("mrope_interleaved", mrope_interleaved)
+    shares, interleave = (
+        mrope_shares("mrope_section", mrope_section),
+        boolean("mrope_interleaved", mrope_interleaved),
+    )
     section = section_of(scaling)
     resolve_argument("mrope_section", shares, section.pop("mrope_section", None), mrope_shares)
-    resolve_argument("mrope_interleaved", interleave, section.pop("mrope_interleaved", None), boolean)
+    resolve_argument(
+        "mrope_interleaved", interleave, section.pop("mrope_interleaved", None), boolean
+    )
     if 2 * sum(shares) > head_dim:
         pairs = sum(shares)
-        raise ValueError(f"`mrope_section` is {shown(shares)}, {pairs} pairs; head_dim {head_dim} has {head_dim // 2}")
-    text = scaled(head_dim, rope_theta=theta, rotary_dim=2 * sum(shares), interleaved=interleaved, scaling=section)
+        raise ValueError(
+            f"`mrope_section` is {shown(shares)}, {pairs} pairs; head_dim {head_dim} has {head_dim // 2}"
+        )
+    text = scaled(
+        head_dim,
+        rope_theta=theta,
+        rotary_dim=2 * sum(shares),
+        interleaved=interleaved,
+        scaling=section,
+    )
     return spread_spec(text, shares, interleave)
 
 
@@ -71,7 +87,9 @@ def spread_spec(spec: RopeSpec, mrope_section: Sequence[int], mrope_interleaved:
     return replace(spec, inv_freq=inv_freq, pair_axis=pair_axis, shared_id=True)
 
 
-def mrope_pair_axis(pairs: int, mrope_section: Sequence[int], mrope_interleaved: bool = False) -> tuple[int, ...]:
+def mrope_pair_axis(
+    pairs: int, mrope_section: Sequence[int], mrope_interleaved: bool = False
+) -> tuple[int, ...]:
     """Return the axis of each pair in M-RoPE.
 
     Chunked, the axes own consecutive runs of mrope_section[a] pairs. Interleaved, pair j belongs to axis
@@ -83,14 +101,18 @@ def mrope_pair_axis(pairs: int, mrope_section: Sequence[int], mrope_interleaved:
     axes = len(section)
     if sum(section) != pairs:
         given = shown(list(section))
-        raise ValueError(f"`mrope_section` is {given}, which adds up to {sum(section)}, not to {pairs} pairs")
+        raise ValueError(
+            f"`mrope_section` is {given}, which adds up to {sum(section)}, not to {pairs} pairs"
+        )
     if not boolean("mrope_interleaved", mrope_interleaved):
         return tuple(np.repeat(np.arange(axes), section).tolist())
     axis = np.arange(pairs) % axes
     pair_axis = np.where(np.arange(pairs) < axes * np.array(section)[axis], axis, 0)
     if tuple(np.bincount(pair_axis, minlength=axes)) != section:
         given = shown(list(section))
-        raise ValueError(f"`mrope_section` is {given}, whose axes cannot take pairs by turns (interleaved)")
+        raise ValueError(
+            f"`mrope_section` is {given}, whose axes cannot take pairs by turns (interleaved)"
+        )
     return tuple(pair_axis.tolist())
 
 
@@ -110,7 +132,9 @@ def base_frequencies(rope_theta: float, width: int, angle_dtype: str = "float64"
     Raises TypeError or ValueError for a width that is odd, a base that is no number above 0, and another dtype.
     """
     theta = real_number("rope_theta", rope_theta)
-    frequencies: Float64 = scaled(width, rope_theta=theta, angle_dtype=angle_dtype).inv_freq[0, 0, 0]
+    frequencies: Float64 = scaled(width, rope_theta=theta, angle_dtype=angle_dtype).inv_freq[
+        0, 0, 0
+    ]
     return frequencies
 
 
@@ -133,7 +157,9 @@ def _axis_dims(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> tup
         return (head_dim // axes,) * axes
     widths = whole_numbers("axis_dims", axis_dims, 2, longest=limits.AXES)
     if len(widths) != axes:
-        raise ValueError(f"`axis_dims` is {shown(widths)}, {len(widths)} widths, but `axes` is {axes}")
+        raise ValueError(
+            f"`axis_dims` is {shown(widths)}, {len(widths)} widths, but `axes` is {axes}"
+        )
     if any(width % 2 for width in widths) or sum(widths) > head_dim:
         rule = f"widths must be even and add up to head_dim {head_dim} at most"
         raise ValueError(f"`axis_dims` is {shown(widths)}; {rule}")
@@ -141,7 +167,9 @@ def _axis_dims(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> tup
 
 
 def _bases(axes: int, rope_theta: float | Sequence[float]) -> Sequence[float]:
-    several = isinstance(rope_theta, list | tuple) or (isinstance(rope_theta, np.ndarray) and rope_theta.ndim == 1)
+    several = isinstance(rope_theta, list | tuple) or (
+        isinstance(rope_theta, np.ndarray) and rope_theta.ndim == 1
+    )
     bases: Any = rope_theta if several else [rope_theta] * axes
     if len(bases) != axes:
         raise ValueError(f"`rope_theta` has {len(bases)} bases, but `axes` is {axes}")

@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rope_cpu.arguments.scalars import real_array, real_number
+from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.spec import LARGEST_FREQUENCY, RopeSpec, from_inv_freq
-from rope_cpu.validation.scalars import Float64, real_array, real_number
 
 # Draws of the one combination whose eigenvectors are used; the best is kept. A draw is bad only where two different
 # planes happen to get nearly the same frequency in it.
@@ -41,15 +42,26 @@ def _matrices(given: NDArray[Any]) -> Float64:
     matrices = given.astype(np.float64)
     if matrices.ndim == 2:
         matrices = matrices[None]
-    if matrices.ndim != 3 or matrices.shape[0] == 0 or matrices.shape[1] != matrices.shape[2] or matrices.shape[1] < 2:
+    if (
+        matrices.ndim != 3
+        or matrices.shape[0] == 0
+        or matrices.shape[1] != matrices.shape[2]
+        or matrices.shape[1] < 2
+    ):
         raise ValueError(
             f"`generators` has shape {given.shape}; it must be (axes, head_dim, head_dim), square matrices"
         )
     for axis, matrix in enumerate(matrices):
         if not np.isfinite(matrix).all():
-            raise ValueError(f"`generators`[{axis}] holds {matrix[~np.isfinite(matrix)][0]}; it must be finite")
-        if np.abs(matrix).max() > LARGEST_FREQUENCY:  # no entry is larger than the fastest frequency
-            raise ValueError(f"`generators`[{axis}] reaches {np.abs(matrix).max()}, which is beyond ±2^40")
+            raise ValueError(
+                f"`generators`[{axis}] holds {matrix[~np.isfinite(matrix)][0]}; it must be finite"
+            )
+        if (
+            np.abs(matrix).max() > LARGEST_FREQUENCY
+        ):  # no entry is larger than the fastest frequency
+            raise ValueError(
+                f"`generators`[{axis}] reaches {np.abs(matrix).max()}, which is beyond ±2^40"
+            )
     return matrices
 
 
@@ -145,11 +157,19 @@ def _planes_of(combined: Float64) -> Float64:
     rotating = values > 4 * size * _EPS * max(np.abs(values).max(), np.finfo(float).tiny)
     planes = _phased(vectors[:, rotating])
     # Where frequencies are tiny, v is mixed with its conjugate: the nearest orthonormal set mends it.
-    left, _, right = np.linalg.svd(np.sqrt(2) * np.concatenate([planes.real, planes.imag], axis=1), full_matrices=False)
+    left, _, right = np.linalg.svd(
+        np.sqrt(2) * np.concatenate([planes.real, planes.imag], axis=1), full_matrices=False
+    )
     frame = left @ right
-    rest = np.linalg.svd(frame, full_matrices=True)[0][:, frame.shape[1] :] if frame.shape[1] else np.eye(size)
+    rest = (
+        np.linalg.svd(frame, full_matrices=True)[0][:, frame.shape[1] :]
+        if frame.shape[1]
+        else np.eye(size)
+    )
     count, spare = planes.shape[1], rest.shape[1] // 2
-    return np.concatenate([frame[:, :count], rest[:, :spare], frame[:, count:], rest[:, spare:]], axis=1)
+    return np.concatenate(
+        [frame[:, :count], rest[:, :spare], frame[:, count:], rest[:, spare:]], axis=1
+    )
 
 
 def _phased(vectors: NDArray[np.complex128]) -> NDArray[np.complex128]:

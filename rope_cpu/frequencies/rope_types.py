@@ -38,7 +38,9 @@ class Base:
     def wavelengths(self, rope_theta: float | None = None) -> Real:
         """Return base^(2i/d) for every pair i, the wavelengths over 2π, in `real`."""
         theta = self.rope_theta if rope_theta is None else rope_theta
-        return self.power(theta, np.arange(0, self.rotary_dim, 2, dtype=self.real) / self.real(self.rotary_dim))
+        return self.power(
+            theta, np.arange(0, self.rotary_dim, 2, dtype=self.real) / self.real(self.rotary_dim)
+        )
 
     def power(self, base: float, exponent: Real) -> Real:
         """Return base^exponent, rounded once to `real`."""
@@ -64,7 +66,11 @@ def linear(base: Base, *, factor: float) -> Result:
 
 
 def dynamic(
-    base: Base, *, max_position_embeddings: int | None = None, factor: float | None = None, alpha: float | None = None
+    base: Base,
+    *,
+    max_position_embeddings: int | None = None,
+    factor: float | None = None,
+    alpha: float | None = None,
 ) -> Result:
     """NTK-aware change of base: b′ = b·(sL/L₀ − (s−1))^(d/(d−2)), L = max(length, L₀); with alpha: b′ = b·α^(d/(d−2)).
 
@@ -173,33 +179,52 @@ def longrope(
     wavelengths = base.wavelengths()
     for name, entries in (("short_factor", short_factor), ("long_factor", long_factor)):
         if len(entries) != len(wavelengths):
-            raise ValueError(f"`{name}` has {len(entries)} entries; it needs one for each of {len(wavelengths)} pairs")
-    inv_freq = 1 / (np.asarray(long_factor if is_long else short_factor, dtype=base.real) * wavelengths)
+            raise ValueError(
+                f"`{name}` has {len(entries)} entries; it needs one for each of {len(wavelengths)} pairs"
+            )
+    inv_freq = 1 / (
+        np.asarray(long_factor if is_long else short_factor, dtype=base.real) * wavelengths
+    )
     factors = [short_mscale or attention_factor, long_mscale or attention_factor]
-    if None in factors:  # at either length: what is missing for the long one shows when the short one is made
+    if (
+        None in factors
+    ):  # at either length: what is missing for the long one shows when the short one is made
         scale = _ratio(factor, max_position_embeddings, original_max_position_embeddings)
         factors = [given or _stretch(scale, original_max_position_embeddings) for given in factors]
     return inv_freq, float(factors[is_long] or 1.0)
 
 
 def llama3(
-    base: Base, *, factor: float, low_freq_factor: float, high_freq_factor: float, original_max_position_embeddings: int
+    base: Base,
+    *,
+    factor: float,
+    low_freq_factor: float,
+    high_freq_factor: float,
+    original_max_position_embeddings: int,
 ) -> Result:
     """Llama 3.1: wavelengths below L₀/h stay, those above L₀/l are divided by s, between them a linear blend. A = 1.
 
     Source: Grattafiori et al., "The Llama 3 herd of models", arXiv:2407.21783; `apply_scaling` in Meta's llama-models.
     """
     if high_freq_factor < low_freq_factor:
-        raise ValueError(f"`high_freq_factor` is {high_freq_factor}, below `low_freq_factor` {low_freq_factor}")
+        raise ValueError(
+            f"`high_freq_factor` is {high_freq_factor}, below `low_freq_factor` {low_freq_factor}"
+        )
     real, original = base.real, original_max_position_embeddings
     inv_freq = 1 / base.wavelengths()
     # A number over an array is the array's reciprocal times the number in torch, one rounding more than a division.
     wavelength = (1 / inv_freq) * real(2 * math.pi)
-    scaled = np.where(wavelength > real(original / low_freq_factor), inv_freq / real(factor), inv_freq)
-    between = (wavelength >= real(original / high_freq_factor)) & (wavelength <= real(original / low_freq_factor))
+    scaled = np.where(
+        wavelength > real(original / low_freq_factor), inv_freq / real(factor), inv_freq
+    )
+    between = (wavelength >= real(original / high_freq_factor)) & (
+        wavelength <= real(original / low_freq_factor)
+    )
     if high_freq_factor == low_freq_factor:  # a step: nothing lies between
         return scaled, 1.0
-    blend = ((1 / wavelength) * real(original) - real(low_freq_factor)) / real(high_freq_factor - low_freq_factor)
+    blend = ((1 / wavelength) * real(original) - real(low_freq_factor)) / real(
+        high_freq_factor - low_freq_factor
+    )
     blended = (1 - blend) * scaled / real(factor) + blend * scaled
     return np.where(between, blended, scaled), 1.0
 
@@ -233,7 +258,9 @@ def _ratio(factor: float | None, reached: int | None, original: int) -> float:
     if factor is not None:
         return float(factor)
     if reached is None:
-        raise ValueError("`factor` is missing, and so is `max_position_embeddings`, from which it would follow")
+        raise ValueError(
+            "`factor` is missing, and so is `max_position_embeddings`, from which it would follow"
+        )
     return reached / original
 
 
@@ -288,7 +315,9 @@ ROPE_TYPES: dict[str, RopeType] = {
     "default": RopeType(default),
     "linear": RopeType(linear),
     "dynamic": RopeType(dynamic, lambda parameters: not parameters.get("alpha"), max),
-    "dynamic_powers": RopeType(powers, lambda parameters: True, lambda length, L0: L0 << _doublings(length, L0)),
+    "dynamic_powers": RopeType(
+        powers, lambda parameters: True, lambda length, L0: L0 << _doublings(length, L0)
+    ),
     "yarn": RopeType(yarn),
     "longrope": RopeType(longrope, lambda parameters: True, lambda length, L0: L0 + (length > L0)),
     "llama3": RopeType(llama3),

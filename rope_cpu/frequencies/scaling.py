@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.array_types import Float64
 from rope_cpu.frequencies import spec as specs
 from rope_cpu.frequencies.rope_types import ALIASES, ROPE_TYPES, Base
 from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.validation import limits, scalars
-from rope_cpu.validation.scalars import Float64
-from rope_cpu.validation.texts import cut, shown
 
 DEFAULT_THETA = 10000.0
 
@@ -52,12 +52,17 @@ _not_negative = partial(scalars.real_number, zero=True)
 
 # The check of each key's value, in sections of any type; other keys are numbers above 0.
 CHECKS: dict[str, Callable[[str, Any], object]] = {
-    **dict.fromkeys(("rope_type", "type"), lambda name, value: None),  # looked up in the table of types
-    **dict.fromkeys(("original_max_position_embeddings", "max_position_embeddings"), scalars.whole_number),
+    **dict.fromkeys(
+        ("rope_type", "type"), lambda name, value: None
+    ),  # looked up in the table of types
+    **dict.fromkeys(
+        ("original_max_position_embeddings", "max_position_embeddings"), scalars.whole_number
+    ),
     **dict.fromkeys(("short_factor", "long_factor"), _numbers),
     **dict.fromkeys(("truncate", "finetuned"), scalars.boolean),
     **dict.fromkeys(
-        ("mscale", "mscale_all_dim", "alpha", "partial_rotary_factor", "llama_4_scaling_beta"), _not_negative
+        ("mscale", "mscale_all_dim", "alpha", "partial_rotary_factor", "llama_4_scaling_beta"),
+        _not_negative,
     ),
 }
 
@@ -74,12 +79,16 @@ class Scaled:
     def original_length(self) -> int:
         """The length that the type starts from; types without one do not depend on the length."""
         given = dict(self.parameters)
-        return int(given.get("original_max_position_embeddings") or given["max_position_embeddings"])
+        return int(
+            given.get("original_max_position_embeddings") or given["max_position_embeddings"]
+        )
 
     def at_length(self, length: int) -> tuple[Float64, float]:
         """Return inv_freq (pairs,) and the attention factor for `length` tokens."""
         try:
-            return _cached_frequencies(self, ROPE_TYPES[self.rope_type].same_as(length, self.original_length))
+            return _cached_frequencies(
+                self, ROPE_TYPES[self.rope_type].same_as(length, self.original_length)
+            )
         except (OverflowError, ValueError):
             return self.computed(length)  # whose error names this length
 
@@ -100,7 +109,11 @@ class Scaled:
     def _unusable(self, length: int | None, what: str) -> ValueError:
         """Return the error that names the numbers given, and what they lead to."""
         numbers = {"rope_theta": self.base.rope_theta, **dict(self.parameters), "seq_len": length}
-        given = ", ".join(f"`{key}` {shown(value)}" for key, value in numbers.items() if isinstance(value, int | float))
+        given = ", ".join(
+            f"`{key}` {shown(value)}"
+            for key, value in numbers.items()
+            if isinstance(value, int | float)
+        )
         return ValueError(
             f"{given}: {what} in {self.base.angle_dtype}; frequencies must be finite, above 0 and at most 2^40"
         )
@@ -130,17 +143,25 @@ def scaled(
     section = section_of(scaling)
     rope_type = type_of(section)
     _check_values(rope_type, section)
-    theta = resolve_argument("rope_theta", rope_theta, section.get("rope_theta"), scalars.real_number)
+    theta = resolve_argument(
+        "rope_theta", rope_theta, section.get("rope_theta"), scalars.real_number
+    )
     in_section = section.get("max_position_embeddings")
-    length = resolve_argument("max_position_embeddings", max_position_embeddings, in_section, scalars.whole_number)
+    length = resolve_argument(
+        "max_position_embeddings", max_position_embeddings, in_section, scalars.whole_number
+    )
     width = _rotated(head_dim, rotary_dim, rope_type, section)
     base = Base(DEFAULT_THETA if theta is None else theta, width, head_dim, angle_dtype)
     if ROPE_TYPES[rope_type].rotated_pairs(base, section) == 0:
         share = section["partial_rotary_factor"]
-        raise ValueError(f"`partial_rotary_factor` is {share}; of head_dim {head_dim} it rotates nothing")
+        raise ValueError(
+            f"`partial_rotary_factor` is {share}; of head_dim {head_dim} it rotates nothing"
+        )
     parameters = _parameters(rope_type, section, length)
     return spec_of(
-        Scaled(rope_type, base, tuple(sorted(parameters.items()))), head_dim=head_dim, interleaved=interleaved
+        Scaled(rope_type, base, tuple(sorted(parameters.items()))),
+        head_dim=head_dim,
+        interleaved=interleaved,
     )
 
 
@@ -162,7 +183,9 @@ def spec_of(rule: Scaled, *, head_dim: int, interleaved: bool) -> RopeSpec:
 def section_of(scaling: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a scaling section without its nulls; raise unless it is a dict or None."""
     if scaling is not None and not isinstance(scaling, Mapping):
-        raise TypeError(f"`scaling` is {shown(scaling)}; it must be None or a dict in Hugging Face form")
+        raise TypeError(
+            f"`scaling` is {shown(scaling)}; it must be None or a dict in Hugging Face form"
+        )
     return without_nulls(scaling or {})
 
 
@@ -171,11 +194,17 @@ def without_nulls(section: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in section.items() if value is not None}
 
 
-def resolve_argument(name: str, argument: Any, in_section: Any, check: Callable[[str, Any], Any]) -> Any:
+def resolve_argument(
+    name: str, argument: Any, in_section: Any, check: Callable[[str, Any], Any]
+) -> Any:
     """Return the value of an argument that the section may give as well, checked; raise where the two differ."""
-    given, other = (None if value is None else check(name, value) for value in (argument, in_section))
+    given, other = (
+        None if value is None else check(name, value) for value in (argument, in_section)
+    )
     if None not in (given, other) and given != other:
-        raise ValueError(f"`{name}` is {shown(argument)}, but `scaling` has {shown(in_section)}; give it once")
+        raise ValueError(
+            f"`{name}` is {shown(argument)}, but `scaling` has {shown(in_section)}; give it once"
+        )
     return other if given is None else given
 
 
@@ -185,11 +214,15 @@ def type_of(section: Mapping[str, Any]) -> str:
     Raises ValueError where it is unknown, or where the two names disagree.
     """
     named = {key: section[key] for key in ("rope_type", "type") if section.get(key) is not None}
-    types = {key: ALIASES.get(name, name) if isinstance(name, str) else "" for key, name in named.items()}
+    types = {
+        key: ALIASES.get(name, name) if isinstance(name, str) else "" for key, name in named.items()
+    }
     for key, name in types.items():
         if name not in ROPE_TYPES:
             known = ", ".join(sorted([*ROPE_TYPES, *ALIASES]))
-            raise ValueError(f"`{key}` is {shown(named[key])}, which is not a known rope type; known are {known}")
+            raise ValueError(
+                f"`{key}` is {shown(named[key])}, which is not a known rope type; known are {known}"
+            )
     if len(set(types.values())) > 1:
         raise ValueError(
             f"`rope_type` is {shown(named['rope_type'])}, but `type` is {shown(named['type'])}; they must agree"
@@ -203,11 +236,17 @@ def _check_values(rope_type: str, section: Mapping[str, Any]) -> None:
     listed = ", ".join(dict.fromkeys([*known, *COMMON_KEYS]))
     for key, value in section.items():
         if key in AXES_KEYS:
-            raise ValueError(f"`{key}` in the scaling section describes several axes; use RotaryEmbedding.mrope")
+            raise ValueError(
+                f"`{key}` in the scaling section describes several axes; use RotaryEmbedding.mrope"
+            )
         # Published sections without scaling may hold a factor of 1, which changes nothing.
-        unscaled = (rope_type, key) == ("default", "factor") and scalars.real_number(key, value) == 1
+        unscaled = (rope_type, key) == ("default", "factor") and scalars.real_number(
+            key, value
+        ) == 1
         if not unscaled and key not in known and key not in COMMON_KEYS and key not in INERT_KEYS:
-            raise ValueError(f"`{cut(str(key))}` is not a key of rope type {rope_type!r}; known are {listed}")
+            raise ValueError(
+                f"`{cut(str(key))}` is not a key of rope type {rope_type!r}; known are {listed}"
+            )
         CHECKS.get(key, scalars.real_number)(key, value)
 
 
@@ -231,7 +270,9 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _rotated(head_dim: int, rotary_dim: int | None, rope_type: str, section: Mapping[str, Any]) -> int:
+def _rotated(
+    head_dim: int, rotary_dim: int | None, rope_type: str, section: Mapping[str, Any]
+) -> int:
     """Return the width that frequencies are computed for."""
     share, whole = section.get("partial_rotary_factor", 1.0), ROPE_TYPES[rope_type].pairs_whole_head
     if not 0 < share <= 1:
@@ -243,9 +284,15 @@ def _rotated(head_dim: int, rotary_dim: int | None, rope_type: str, section: Map
         return width  # frequencies of an odd share are computed for the share itself, and one more element is rotated
     rotary_dim = scalars.whole_number("rotary_dim", rotary_dim, 2)
     if rotary_dim % 2 or rotary_dim > head_dim:
-        raise ValueError(f"`rotary_dim` is {rotary_dim}; it must be even and at most head_dim {head_dim}")
+        raise ValueError(
+            f"`rotary_dim` is {rotary_dim}; it must be even and at most head_dim {head_dim}"
+        )
     if whole and rotary_dim != width:
-        raise ValueError(f"`rotary_dim` is {rotary_dim}, but rope type {rope_type!r} pairs the whole head")
+        raise ValueError(
+            f"`rotary_dim` is {rotary_dim}, but rope type {rope_type!r} pairs the whole head"
+        )
     if "partial_rotary_factor" in section and rotary_dim != width:
-        raise ValueError(f"`rotary_dim` is {rotary_dim}, but `partial_rotary_factor` {share} rotates {width} elements")
+        raise ValueError(
+            f"`rotary_dim` is {rotary_dim}, but `partial_rotary_factor` {share} rotates {width} elements"
+        )
     return rotary_dim

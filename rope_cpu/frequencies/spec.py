@@ -9,9 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.validation import limits
-from rope_cpu.validation.scalars import (
-    Float64,
+from rope_cpu.arguments import limits
+from rope_cpu.arguments.scalars import (
     boolean,
     finite_array,
     not_larger,
@@ -22,7 +21,8 @@ from rope_cpu.validation.scalars import (
     whole_number,
     whole_numbers,
 )
-from rope_cpu.validation.texts import shown
+from rope_cpu.arguments.texts import shown
+from rope_cpu.array_types import Float64
 
 ANGLE_DTYPES = ("float64", "float32")
 
@@ -86,7 +86,11 @@ class RopeSpec:
     def __post_init__(self) -> None:
         inv_freq = _checked_frequencies(self.inv_freq)
         rows, rotary_dim = len(inv_freq), 2 * inv_freq.shape[-1]
-        lengths = None if self.lengths is None else whole_numbers("lengths", self.lengths, longest=limits.LENGTHS)
+        lengths = (
+            None
+            if self.lengths is None
+            else whole_numbers("lengths", self.lengths, longest=limits.LENGTHS)
+        )
         checked = {
             "inv_freq": _frozen(inv_freq),
             "attention_factor": _frozen(_factors(self.attention_factor, rows)),
@@ -102,7 +106,9 @@ class RopeSpec:
             rule = f"there must be one for each of {rows} rows of `inv_freq`"
             raise ValueError(f"`lengths` is {shown(self.lengths)}; {rule}")
         if checked["head_dim"] < rotary_dim:
-            raise ValueError(f"`head_dim` is {self.head_dim}, but `inv_freq` rotates {rotary_dim} elements (2 a pair)")
+            raise ValueError(
+                f"`head_dim` is {self.head_dim}, but `inv_freq` rotates {rotary_dim} elements (2 a pair)"
+            )
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -251,10 +257,16 @@ def _frequencies(inv_freq: ArrayLike) -> Float64:
 
 def _check_shape(shape: tuple[int, ...], axes: int, heads: int, pairs: int) -> None:
     """Raise where frequencies of this shape are for more axes, heads or pairs than there may be."""
-    sizes = {"axes": (axes, limits.AXES), "heads": (heads, limits.HEADS), "pairs": (pairs, limits.HEAD_DIM // 2)}
+    sizes = {
+        "axes": (axes, limits.AXES),
+        "heads": (heads, limits.HEADS),
+        "pairs": (pairs, limits.HEAD_DIM // 2),
+    }
     for name, (size, most) in sizes.items():
         if size > most:
-            raise ValueError(f"`inv_freq` has shape {shape}: {size} {name}; there may be at most {most}")
+            raise ValueError(
+                f"`inv_freq` has shape {shape}: {size} {name}; there may be at most {most}"
+            )
     not_larger("`inv_freq` has shape", shape, *shape, most=limits.FREQUENCIES)
 
 
@@ -263,7 +275,9 @@ def _checked_frequencies(inv_freq: ArrayLike) -> Float64:
     given = real_array("inv_freq", inv_freq)
     if given.ndim != 4 or 0 in given.shape:
         shape = given.shape
-        raise ValueError(f"`inv_freq` has shape {shape}; it must be (rows, axes, heads, pairs), none of them 0")
+        raise ValueError(
+            f"`inv_freq` has shape {shape}; it must be (rows, axes, heads, pairs), none of them 0"
+        )
     _check_shape(given.shape, *given.shape[1:])
     frequencies = given.astype(np.float64)
     size = np.abs(frequencies)
@@ -284,7 +298,11 @@ def _pair_axis(given: Sequence[int] | None, inv_freq: Float64) -> tuple[int, ...
         one_each = axes == 1 or (heads == 1 and (rotating.sum(axis=0) <= 1).all())
         return tuple(rotating.argmax(axis=0).tolist()) if one_each else None
     own = whole_numbers("pair_axis", given, 0)
-    if len(own) != pairs or max(own) >= axes or (rotating & (np.arange(axes)[:, None] != own)).any():
+    if (
+        len(own) != pairs
+        or max(own) >= axes
+        or (rotating & (np.arange(axes)[:, None] != own)).any()
+    ):
         rule = f"it must name the one axis that each of {pairs} pairs rotates with"
         raise ValueError(f"`pair_axis` is {shown(given)}; {rule}")
     return own
@@ -294,7 +312,9 @@ def _factors(attention_factor: ArrayLike, rows: int) -> Float64:
     """Return the attention factors of a spec; raise unless each row has one."""
     factors = real_array("attention_factor", attention_factor).astype(np.float64)
     if factors.shape != (rows,):
-        raise ValueError(f"`attention_factor` has shape {factors.shape}; it must be ({rows},), as inv_freq")
+        raise ValueError(
+            f"`attention_factor` has shape {factors.shape}; it must be ({rows},), as inv_freq"
+        )
     wrong = ~((factors >= 1 / LARGEST_FACTOR) & (factors <= LARGEST_FACTOR))
     if wrong.any():
         checked_factor(factors[wrong][0].item())  # raises
@@ -305,7 +325,9 @@ def _equal(blocks: object, rotary_dim: int) -> tuple[int, ...]:
     """Return the widths of so many equal blocks."""
     count = whole_number("blocks", blocks)
     if rotary_dim % (2 * count):
-        raise ValueError(f"`blocks` is {count}, which does not divide {rotary_dim // 2} pairs evenly")
+        raise ValueError(
+            f"`blocks` is {count}, which does not divide {rotary_dim // 2} pairs evenly"
+        )
     return (rotary_dim // count,) * count
 
 
@@ -313,7 +335,9 @@ def _widths(blocks: object, rotary_dim: int) -> tuple[int, ...]:
     """Return the widths of blocks; raise unless pairs can be formed in them."""
     widths = whole_numbers("blocks", blocks, 2)
     if sum(widths) != rotary_dim or any(width % 2 for width in widths):
-        raise ValueError(f"`blocks` is {shown(blocks)}; widths must be even and add up to rotary_dim {rotary_dim}")
+        raise ValueError(
+            f"`blocks` is {shown(blocks)}; widths must be even and add up to rotary_dim {rotary_dim}"
+        )
     return widths
 
 

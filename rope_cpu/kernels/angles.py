@@ -31,7 +31,9 @@ _PARALLEL_FROM = 2**14
 @intrinsic
 def fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
     """Return x * y + z of float64, rounded once; a processor without an instruction for it calls a library."""
-    return types.float64(types.float64, types.float64, types.float64), lambda context, b, sig, args: b.fma(*args)
+    return types.float64(
+        types.float64, types.float64, types.float64
+    ), lambda context, b, sig, args: b.fma(*args)
 
 
 @compile.inner
@@ -41,7 +43,11 @@ def _add_axis(sums, position, frequencies, row, axis, head):
     What rounding the sum loses goes to sums[1] (D. E. Knuth, The Art of Computer Programming 2, 4.2.2, theorem B).
     """
     for i in range(sums.shape[1]):
-        high, low, revolutions = frequencies[row, 0, axis, head, i], frequencies[row, 1, axis, head, i], sums[0, i]
+        high, low, revolutions = (
+            frequencies[row, 0, axis, head, i],
+            frequencies[row, 1, axis, head, i],
+            sums[0, i],
+        )
         product = position * high
         lost = fma(position, low, fma(position, high, -product))
         part = product - np.rint(product)
@@ -62,14 +68,20 @@ def _finish(sums, factors, row, cos, sin, n, t, head):
         z = r * _TWO_PI
         dz = fma(r, _TWO_PI, -z) + r * _TWO_PI_REST + tail * _TWO_PI
         z2 = z * z
-        s = _S1 + z2 * (_S2 + z2 * (_S3 + z2 * (_S4 + z2 * (_S5 + z2 * (_S6 + z2 * (_S7 + z2 * _S8))))))
-        c = _C1 + z2 * (_C2 + z2 * (_C3 + z2 * (_C4 + z2 * (_C5 + z2 * (_C6 + z2 * (_C7 + z2 * _C8))))))
+        s = _S1 + z2 * (
+            _S2 + z2 * (_S3 + z2 * (_S4 + z2 * (_S5 + z2 * (_S6 + z2 * (_S7 + z2 * _S8)))))
+        )
+        c = _C1 + z2 * (
+            _C2 + z2 * (_C3 + z2 * (_C4 + z2 * (_C5 + z2 * (_C6 + z2 * (_C7 + z2 * _C8)))))
+        )
         s, c = z + (z * z2 * s + dz), 1.0 + (z2 * c - z * dz)
         quadrant = np.int64(quarters) & 3
         odd, left, below = quadrant & 1 == 1, (quadrant == 1) | (quadrant == 2), quadrant >= 2
         cosine, sine = (s, c) if odd else (c, s)
         cos[n, t, head, i] = factors[row, 0] * (-cosine if left else cosine)
-        sin[n, t, head, i] = factors[row, 1] * (-sine if below else sine) + 0.0  # a sine of 0 is +0, whatever its sign
+        sin[n, t, head, i] = (
+            factors[row, 1] * (-sine if below else sine) + 0.0
+        )  # a sine of 0 is +0, whatever its sign
 
 
 @compile.inner
@@ -114,6 +126,9 @@ def cos_sin(dtype: str) -> Any:
     """
     positions = types.Array(types.float64, 3, "A", readonly=True)
     frequencies = types.Array(types.float64, 5, "C", readonly=True)
-    factors, table = types.Array(types.float64, 2, "C", readonly=True), types.Array(getattr(types, dtype), 4, "C")
+    factors, table = (
+        types.Array(types.float64, 2, "C", readonly=True),
+        types.Array(getattr(types, dtype), 4, "C"),
+    )
     signature = (positions, frequencies, factors, table, table, types.intp)
     return compile.compiled(_cos_sin, f"cos_sin_{dtype}", signature)

@@ -15,7 +15,9 @@ from rope_cpu.kernels import threads
 
 # Numba's cache notices when the file of a kernel changes, not what the kernel calls in other files: so kernels of other
 # sources have other names.
-_SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
+_SOURCES = hashlib.sha256(
+    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+)
 
 _warned: set[str | None] = set()  # cache folders that a warning has named
 
@@ -31,10 +33,14 @@ def inner(function: Callable[..., Any], of: str = "", parallel: bool = False) ->
     """
     if of:
         function.__qualname__ = f"{of}_{function.__name__}"
-    return njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, parallel=parallel)(function)
+    return njit(
+        error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, parallel=parallel
+    )(function)
 
 
-def compiled(function: Callable[..., Any], name: str, signature: tuple[Any, ...], **functions: Any) -> Any:
+def compiled(
+    function: Callable[..., Any], name: str, signature: tuple[Any, ...], **functions: Any
+) -> Any:
     """Compile a kernel under a name of its own, or load it from the cache; functions: the globals that it calls.
 
     Numba's cache distinguishes kernels by qualified name, signature and bytecode, and keeps no closures over compiled
@@ -43,7 +49,9 @@ def compiled(function: Callable[..., Any], name: str, signature: tuple[Any, ...]
     Raises RuntimeError where NUMBA_DISABLE_JIT is set.
     """
     if config.DISABLE_JIT:
-        raise RuntimeError("NUMBA_DISABLE_JIT is set, but the kernels of rope_cpu exist in compiled form only")
+        raise RuntimeError(
+            "NUMBA_DISABLE_JIT is set, but the kernels of rope_cpu exist in compiled form only"
+        )
     threads.load_tbb()
     kernel = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
     kernel.__module__ = function.__module__
@@ -87,4 +95,6 @@ def _warn_once(folder: str | None, error: Exception) -> None:
     else:
         fault = f"the kernel cache of rope_cpu in {folder} cannot be used ({type(error).__name__}: {error})"
         remedy = "delete that folder, free disk space, or set NUMBA_CACHE_DIR to another one"
-    warnings.warn(f"{fault}, so every process compiles the kernels for some seconds; {remedy}", stacklevel=2)
+    warnings.warn(
+        f"{fault}, so every process compiles the kernels for some seconds; {remedy}", stacklevel=2
+    )

@@ -29,7 +29,10 @@ from rope_cpu.kernels.vectors import (
     swapped,
 )
 
-DONE, INVALID = 0, 1  # what a kernel returns; INVALID: nothing was written, as something does not fit
+DONE, INVALID = (
+    0,
+    1,
+)  # what a kernel returns; INVALID: nothing was written, as something does not fit
 
 # Numba's types of the elements, and of cos and sin, of each dtype: 16-bit floats are integers of their bits.
 ELEMENTS = {
@@ -47,7 +50,9 @@ def half_split(lanes: int) -> Any:
     """Return the function that rotates the pairs (i, i + pairs), `lanes` of them from i on."""
 
     @compile.inner
-    def rotate(x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches):
+    def rotate(
+        x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches
+    ):
         for _ in range(tokens):
             c, s = load(cos, i, lanes), load(sin, i, lanes)
             row, out_row = x, out
@@ -67,7 +72,9 @@ def interleaved(lanes: int) -> Any:
     both = 2 * lanes
 
     @compile.inner
-    def rotate(x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches):
+    def rotate(
+        x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches
+    ):
         for _ in range(tokens):
             c, s = doubled(load(cos, i, lanes)), even_negated(doubled(load(sin, i, lanes)))
             row, out_row = x, out
@@ -80,7 +87,9 @@ def interleaved(lanes: int) -> Any:
 
     # 64 pairs at a time would need more registers than there are: float32 took 1.2 to 1.4 times as long.
     @compile.inner
-    def rotate_64(x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches):
+    def rotate_64(
+        x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches
+    ):
         for _ in range(tokens):
             c1, s1 = doubled(load(cos, i, 32)), even_negated(doubled(load(sin, i, 32)))
             c2, s2 = doubled(load(cos, i + 32, 32)), even_negated(doubled(load(sin, i + 32, 32)))
@@ -114,7 +123,12 @@ def _place(x):
 def _extent(x):
     """Return the lowest address of an array, and the one after its last byte."""
     start, (batch, tokens, heads, width), (by_batch, by_token, by_head, _), size = x
-    batch, tokens, heads, first = (batch - 1) * by_batch, (tokens - 1) * by_token, (heads - 1) * by_head, address(start)
+    batch, tokens, heads, first = (
+        (batch - 1) * by_batch,
+        (tokens - 1) * by_token,
+        (heads - 1) * by_head,
+        address(start),
+    )
     last = first + max(batch, 0) + max(tokens, 0) + max(heads, 0)
     return first + min(batch, 0) + min(tokens, 0) + min(heads, 0), last + width * size
 
@@ -134,7 +148,9 @@ def _share_nothing(x, y):
     between, row, period = y_start - start, width * size, gcd(steps[0], steps[1])
     if period > 0:
         past = between % period
-        if (heads - 1) * steps[2] + row <= past and past + (y_heads - 1) * y_steps[2] + row <= period:
+        if (heads - 1) * steps[2] + row <= past and past + (y_heads - 1) * y_steps[
+            2
+        ] + row <= period:
             return True
     period = gcd(period, steps[2])
     return steps[2] == y_steps[2] and period > 0 and row <= between % period <= period - row
@@ -148,7 +164,11 @@ def _overlaps_itself(x):
     nested = by_batch * batch <= by_token or by_token * tokens <= by_batch
     nested &= by_batch * batch <= by_head or by_head * heads <= by_batch
     nested &= by_token * tokens <= by_head or by_head * heads <= by_token
-    apart = (batch == 1 or by_batch >= row) and (tokens == 1 or by_token >= row) and (heads == 1 or by_head >= row)
+    apart = (
+        (batch == 1 or by_batch >= row)
+        and (tokens == 1 or by_token >= row)
+        and (heads == 1 or by_head >= row)
+    )
     return not (nested and apart)
 
 
@@ -210,31 +230,101 @@ def _part_of(pairing: Callable[[int], Any]) -> Any:
     @partial(compile.inner, of=pairing.__name__)
     def rotate_part(x, out, cos_sin, sizes, part, parts):
         (x_start, shape, steps, size), (out_start, _, out_steps, _) = x, out
-        cos_start, (_, table_rows, _, groups, _), (to_sin, by_row, by_token, by_group, _), real_size = cos_sin
+        (
+            cos_start,
+            (_, table_rows, _, groups, _),
+            (to_sin, by_row, by_token, by_group, _),
+            real_size,
+        ) = cos_sin
         past_caches = sizes.size == 3 and _goes_past_caches(x, out, sizes[2], sizes[1])
         (batch, tokens, heads, _), (ts, hs) = shape, _line(shape, steps, groups, parts)
         across, share = heads // hs, heads // groups
-        lines = tokens // ts * across  # of a batch row; each part takes `each` lines of all rows, the last ones fewer
+        lines = (
+            tokens // ts * across
+        )  # of a batch row; each part takes `each` lines of all rows, the last ones fewer
         each = (batch * lines + parts - 1) // parts
         for n in range(batch):
-            table_row, start, stop = n if table_rows > 1 else 0, part * each - n * lines, (part + 1) * each - n * lines
+            table_row, start, stop = (
+                n if table_rows > 1 else 0,
+                part * each - n * lines,
+                (part + 1) * each - n * lines,
+            )
             for index in range(start if start > 0 else 0, stop if stop < lines else lines):
                 token, head = index // across * ts, index % across * hs
                 source = advance(x_start, n * steps[0] + token * steps[1] + head * steps[2])
-                target = advance(out_start, n * out_steps[0] + token * out_steps[1] + head * out_steps[2])
-                cos = advance(cos_start, table_row * by_row + token * by_token + head // share * by_group)
+                target = advance(
+                    out_start, n * out_steps[0] + token * out_steps[1] + head * out_steps[2]
+                )
+                cos = advance(
+                    cos_start, table_row * by_row + token * by_token + head // share * by_group
+                )
                 sin = advance(cos, to_sin)
                 for block in range(2, sizes.size):
                     pairs = sizes[block]
                     for i in range(0, pairs & -64, 64):
-                        p64(source, target, cos, sin, i, pairs, ts, hs, steps, out_steps, by_token, past_caches)
+                        p64(
+                            source,
+                            target,
+                            cos,
+                            sin,
+                            i,
+                            pairs,
+                            ts,
+                            hs,
+                            steps,
+                            out_steps,
+                            by_token,
+                            past_caches,
+                        )
                     for i in range(pairs & -64, pairs & -32, 32):
-                        p32(source, target, cos, sin, i, pairs, ts, hs, steps, out_steps, by_token, past_caches)
+                        p32(
+                            source,
+                            target,
+                            cos,
+                            sin,
+                            i,
+                            pairs,
+                            ts,
+                            hs,
+                            steps,
+                            out_steps,
+                            by_token,
+                            past_caches,
+                        )
                     for i in range(pairs & -32, pairs & -8, 8):
-                        p8(source, target, cos, sin, i, pairs, ts, hs, steps, out_steps, by_token, past_caches)
+                        p8(
+                            source,
+                            target,
+                            cos,
+                            sin,
+                            i,
+                            pairs,
+                            ts,
+                            hs,
+                            steps,
+                            out_steps,
+                            by_token,
+                            past_caches,
+                        )
                     for i in range(pairs & -8, pairs):
-                        p1(source, target, cos, sin, i, pairs, ts, hs, steps, out_steps, by_token, past_caches)
-                    source, target = advance(source, 2 * pairs * size), advance(target, 2 * pairs * size)
+                        p1(
+                            source,
+                            target,
+                            cos,
+                            sin,
+                            i,
+                            pairs,
+                            ts,
+                            hs,
+                            steps,
+                            out_steps,
+                            by_token,
+                            past_caches,
+                        )
+                    source, target = (
+                        advance(source, 2 * pairs * size),
+                        advance(target, 2 * pairs * size),
+                    )
                     cos, sin = advance(cos, pairs * real_size), advance(sin, pairs * real_size)
 
     return rotate_part
@@ -259,7 +349,9 @@ rotate_in_parallel: Any = None
 
 def _rotate(q, k, q_out, k_out, cos_sin, sizes, arrays, threads):
     """Rotate q and k, or q alone, if they can be as they stand; see `rotation`."""
-    if not _all_fit(_place(q), _place(k), _place(q_out), _place(k_out), cos_sin.shape[1:], sizes[0], arrays):
+    if not _all_fit(
+        _place(q), _place(k), _place(q_out), _place(k_out), cos_sin.shape[1:], sizes[0], arrays
+    ):
         return INVALID
     if threads > 1 and q.size + k.size >= _PARALLEL_FROM:
         rotate_in_parallel(q, k, q_out, k_out, cos_sin, sizes, arrays, threads)

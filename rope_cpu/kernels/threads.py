@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, files
 
 from numba import config, threading_layer
 
-from rope_cpu.validation.scalars import whole_number
+from rope_cpu.arguments.scalars import whole_number
 
 VARIABLE = "ROPE_CPU_NUM_THREADS"
 
@@ -89,4 +89,6 @@ def get_num_threads() -> int:
 if given := os.environ.get(VARIABLE):
     if not given.strip().isdecimal() or int(given) == 0:
         raise ValueError(f"{VARIABLE} is {given!r}; it must be a number of threads, at least 1")
-    set_num_threads(min(int(given), MOST))  # "at most": the same image starts on a machine of fewer cores
+    set_num_threads(
+        min(int(given), MOST)
+    )  # "at most": the same image starts on a machine of fewer cores

@@ -50,7 +50,9 @@ def _define(operation: Callable[..., Any], instruction: str) -> None:
             both = len(args) == 2 and isinstance(args[0], Vector) and args[0] == args[1]
             return signature(args[0], *args) if both else None
 
-    lower_builtin(operation, Vector, Vector)(lambda context, b, sig, args: getattr(b, instruction)(*args))
+    lower_builtin(operation, Vector, Vector)(
+        lambda context, b, sig, args: getattr(b, instruction)(*args)
+    )
 
 
 _define(operator.add, "fadd")
@@ -92,7 +94,9 @@ def advance(typing: Any, at: Any, offset: Any) -> Any:
 @intrinsic
 def address(typing: Any, at: Any) -> Any:
     """Return the address that a pointer points to."""
-    return types.intp(at), lambda context, b, sig, args: b.ptrtoint(args[0], context.get_value_type(types.intp))
+    return types.intp(at), lambda context, b, sig, args: b.ptrtoint(
+        args[0], context.get_value_type(types.intp)
+    )
 
 
 @intrinsic(prefer_literal=True)
@@ -103,7 +107,9 @@ def load(typing: Any, at: Any, index: Any, lanes: Any) -> Any:
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         kind = ir.VectorType(_STORED[element], count)
-        value = b.load(b.bitcast(b.gep(args[0], [args[1]]), kind.as_pointer()), align=element.bitwidth // 8)
+        value = b.load(
+            b.bitcast(b.gep(args[0], [args[1]]), kind.as_pointer()), align=element.bitwidth // 8
+        )
         if element == types.int16:
             return b.fpext(value, ir.VectorType(_REALS[real], count))
         return _from_bfloat16(b, value) if element == types.uint16 else value

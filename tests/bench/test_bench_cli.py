@@ -41,18 +41,38 @@ def bench(monkeypatch):
 
 def test_the_catalog_has_every_shape_dtype_and_variant(cases):
     names = {case.name for case in cases}
-    shapes = ["decode-1", "decode-8", "decode-64", "prefill-128", "prefill-512", "prefill-4096", "prefill-32768"]
+    shapes = [
+        "decode-1",
+        "decode-8",
+        "decode-64",
+        "prefill-128",
+        "prefill-512",
+        "prefill-4096",
+        "prefill-32768",
+    ]
     for shape in shapes:
         for dtype in ("bfloat16", "float32", "float16", "float64"):
             for variant in ("", "/interleaved", "/out", "/cold", "/interleaved/out"):
                 assert f"{shape}/{dtype}{variant}" in names
-    assert {"partial/float32", "axial-2d/bfloat16", "mrope/bfloat16", "shift/bfloat16", "convert", "export"} <= names
+    assert {
+        "partial/float32",
+        "axial-2d/bfloat16",
+        "mrope/bfloat16",
+        "shift/bfloat16",
+        "convert",
+        "export",
+    } <= names
     assert len(names) == len(cases)
 
 
 def test_a_plain_run_has_the_headline_and_one_change_at_a_time(cases):
     plain = {case.name for case in select(cases, [])}
-    assert {"decode-1/bfloat16", "prefill-512/float32", "prefill-512/float64", "prefill-512/bfloat16/out"} <= plain
+    assert {
+        "decode-1/bfloat16",
+        "prefill-512/float32",
+        "prefill-512/float64",
+        "prefill-512/bfloat16/out",
+    } <= plain
     assert "prefill-512/float64/out" not in plain
     assert len(plain) < 50
 
@@ -70,7 +90,9 @@ def test_patterns_select_cases(cases, pattern, names):
     assert [case.name for case in select(cases, [pattern])] == names
 
 
-@pytest.mark.parametrize("name", ["partial/bfloat16", "layouts", "angles-4096", "plan-64", "shift/float32", "export"])
+@pytest.mark.parametrize(
+    "name", ["partial/bfloat16", "layouts", "angles-4096", "plan-64", "shift/float32", "export"]
+)
 def test_other_cases_run(cases, name):
     pytest.importorskip("onnx")
     (case,) = select(cases, [name])
@@ -92,7 +114,10 @@ def test_cold_cases_have_more_arrays_than_the_caches_hold(cache, monkeypatch):
 @pytest.mark.parametrize("patterns", [[], ["prefill-512"]])
 def test_a_listing_cuts_nothing_and_keeps_its_columns(bench, cases, capsys, patterns):
     assert bench("--list", *patterns) == 0
-    lines, listed = capsys.readouterr().out.splitlines(), select(cases, patterns) if patterns else cases
+    lines, listed = (
+        capsys.readouterr().out.splitlines(),
+        select(cases, patterns) if patterns else cases,
+    )
     assert [(line[0], *line[2:].split(maxsplit=1)) for line in lines] == [
         ("*" if case.default else " ", case.name, case.what) for case in listed
     ]
@@ -214,7 +239,10 @@ def test_bad_arguments_are_named(bench, capsys, words, text):
 def test_known_models(name):
     model = models.known(name)
     config = models.MODELS[name]
-    assert (model.heads, model.kv_heads) == (config["num_attention_heads"], config["num_key_value_heads"])
+    assert (model.heads, model.kv_heads) == (
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+    )
     assert model.own.head_dim == config["head_dim"]
     assert model.own.interleaved == (name == "cohere-35b")
     assert model.other.interleaved != model.own.interleaved
@@ -232,11 +260,20 @@ def test_a_config_file_gives_heads_and_rotation(tmp_path):
 @pytest.mark.parametrize(
     ("config", "interleaved"),
     [
-        ({"_class_name": "FluxTransformer2DModel", "num_attention_heads": 2, "attention_head_dim": 128}, True),
+        (
+            {
+                "_class_name": "FluxTransformer2DModel",
+                "num_attention_heads": 2,
+                "attention_head_dim": 128,
+            },
+            True,
+        ),
         (models.MODELS["llama3-8b"] | {"model_type": "mystery"}, False),
     ],
 )
-def test_a_model_whose_pairing_cannot_be_overruled_or_is_unknown(config, interleaved, tmp_path, bench):
+def test_a_model_whose_pairing_cannot_be_overruled_or_is_unknown(
+    config, interleaved, tmp_path, bench
+):
     path = tmp_path / "model.json"
     path.write_text(json.dumps(config))
     assert models.from_file(path).own.interleaved == interleaved
@@ -249,8 +286,14 @@ def test_a_model_whose_pairing_cannot_be_overruled_or_is_unknown(config, interle
         ("{", "model.json"),
         ("[1]", "model.json' holds a list"),
         (None, "model.json"),
-        ('{"model_type": "llama", "head_dim": 8, "num_attention_heads": "x"}', "`num_attention_heads` is 'x'"),
-        ('{"model_type": "gemma3_text", "num_attention_heads": 4, "head_dim": 8}', "choose with --layer-type"),
+        (
+            '{"model_type": "llama", "head_dim": 8, "num_attention_heads": "x"}',
+            "`num_attention_heads` is 'x'",
+        ),
+        (
+            '{"model_type": "gemma3_text", "num_attention_heads": 4, "head_dim": 8}',
+            "choose with --layer-type",
+        ),
     ],
 )
 def test_a_bad_config_is_named(text, message, tmp_path, bench):
@@ -263,7 +306,9 @@ def test_a_bad_config_is_named(text, message, tmp_path, bench):
 
 def test_models_of_several_axes_rotate_text(tmp_path, bench, capsys, monkeypatch):
     pytest.importorskip("onnx")
-    monkeypatch.setattr(rotations, "PEERS", [name for name in PEERS if name != "torch.compile"])  # it takes seconds
+    monkeypatch.setattr(
+        rotations, "PEERS", [name for name in PEERS if name != "torch.compile"]
+    )  # it takes seconds
     config = models.MODELS["qwen2-7b"] | {
         "model_type": "qwen2_vl",
         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
@@ -291,7 +336,10 @@ def test_latency_is_taken_alone_busy_and_from_many_threads(monkeypatch):
         ("alone", 1),
         ("callers at once", 3),
         ("all cores busy", 1),
-        *((f"busy, 512 tokens, {n} thread{'s'[: n > 1]}", 1) for n in sorted({1, rope_cpu.get_num_threads()})),
+        *(
+            (f"busy, 512 tokens, {n} thread{'s'[: n > 1]}", 1)
+            for n in sorted({1, rope_cpu.get_num_threads()})
+        ),
     ]
     assert all(0 < row.p50 <= row.p99 <= row.p999 for row in found)
 

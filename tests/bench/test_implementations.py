@@ -24,7 +24,9 @@ POSITIONS = {
 
 
 def _rope(interleaved=False):
-    return rope_cpu.RotaryEmbedding.from_inv_freq(1e4 ** (-np.arange(8) / 8), interleaved=interleaved)
+    return rope_cpu.RotaryEmbedding.from_inv_freq(
+        1e4 ** (-np.arange(8) / 8), interleaved=interleaved
+    )
 
 
 def _rotated(x, ids, interleaved):
@@ -43,7 +45,13 @@ def _rotated(x, ids, interleaved):
 @pytest.mark.parametrize(
     ("row", "dtype", "interleaved"),
     [
-        pytest.param(row, dtype, pairing, id=f"{row.name}-{dtype}-{pairing}", marks=[pytest.mark.peers] * peers)
+        pytest.param(
+            row,
+            dtype,
+            pairing,
+            id=f"{row.name}-{dtype}-{pairing}",
+            marks=[pytest.mark.peers] * peers,
+        )
         for row in TABLE
         for peers in ["torch" in row.needs]
         for dtype in row.dtypes
@@ -63,7 +71,9 @@ def test_every_implementation_rotates(row, dtype, interleaved, positions, packed
         exact = _rotated(x, ids, interleaved)
         assert binding.bshd(result).dtype == DTYPES[dtype]
         # Rounded cos and sin, two products and a sum, in the dtype or in float32 and rounded at the end.
-        eps = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}[dtype]
+        eps = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}[
+            dtype
+        ]
         # The oracle rounds the angle itself to float64.
         bound = (4 * eps + 2.0**-53 * ids.max()) * 2 * np.abs(given[0].astype(np.float64)).max()
         assert np.abs(binding.bshd(result).astype(np.float64) - exact).max() < bound
@@ -77,7 +87,9 @@ def test_every_implementation_rotates(row, dtype, interleaved, positions, packed
         ("NumPy rotate_half", True, "float32", "rotates the other pairing only"),
     ],
 )
-def test_a_workload_that_cannot_be_timed_is_refused_with_the_reason(name, interleaved, dtype, reason):
+def test_a_workload_that_cannot_be_timed_is_refused_with_the_reason(
+    name, interleaved, dtype, reason
+):
     with pytest.raises(UnavailableError, match=reason):
         BY_NAME[name].bound(Workload(_rope(interleaved), np.arange(5), dtype=dtype))
 
@@ -113,14 +125,20 @@ def test_bytes_are_those_read_and_written():
     assert whole.bytes_accessed == 2 * 5 * 6 * 16 * 2 + 5 * 8 * 2 * 4
     part = rope_cpu.RotaryEmbedding.from_inv_freq(1e4 ** (-np.arange(4) / 4), head_dim=16)
     assert replace(whole, rope=part).bytes_accessed == 2 * 5 * 6 * 8 * 2 + 5 * 4 * 2 * 4
-    assert replace(whole, rope=part, in_place=False).bytes_accessed == 2 * 5 * 6 * 16 * 2 + 5 * 4 * 2 * 4
+    assert (
+        replace(whole, rope=part, in_place=False).bytes_accessed
+        == 2 * 5 * 6 * 16 * 2 + 5 * 4 * 2 * 4
+    )
 
 
 @pytest.mark.parametrize(
     ("rope", "ids"),
     [
         (rope_cpu.RotaryEmbedding.axial(16, 2), np.array([[0, 5], [3, 9], [70, 2]])),
-        (rope_cpu.RotaryEmbedding.from_inv_freq([1.0, 0.1], head_dim=16, attention_factor=1.5), np.array([4, 5, 6])),
+        (
+            rope_cpu.RotaryEmbedding.from_inv_freq([1.0, 0.1], head_dim=16, attention_factor=1.5),
+            np.array([4, 5, 6]),
+        ),
     ],
 )
 def test_the_error_is_right_for_blocks_partial_rotation_and_factors(rope, ids):

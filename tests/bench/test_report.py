@@ -21,7 +21,13 @@ ENVIRONMENT = {
     "load": 0.5,
     "caches": {"L1": 49152, "L2": 1048576, "L3": 33554432},
     "python": "3.11.7",
-    "versions": {"numpy": "2.4.6", "numba": "0.68.1", "torch": "2.13.0+cpu", "jax": "0.10.2", "onnxruntime": "1.31.1"},
+    "versions": {
+        "numpy": "2.4.6",
+        "numba": "0.68.1",
+        "torch": "2.13.0+cpu",
+        "jax": "0.10.2",
+        "onnxruntime": "1.31.1",
+    },
     "time": "2026-01-01T00:00:00+00:00",
 }
 
@@ -34,14 +40,21 @@ def _row(name, role, seconds, bytes_accessed=40960, wobble=0.01, **more):
 def _case(ours=2e-6, limit=1e-6, name="prefill-32768/bfloat16/interleaved/out/cold", **more):
     rows = [_row("plan", "ours", ours, **more), _row("limit, 1 thread", "limit", limit)]
     peers = [
-        _row(row.name, "peer", 3e-3 * (i + 1), first_call=1.0) for i, row in enumerate(TABLE) if row.role == "peer"
+        _row(row.name, "peer", 3e-3 * (i + 1), first_call=1.0)
+        for i, row in enumerate(TABLE)
+        if row.role == "peer"
     ]
     skipped = Row(
-        "a peer", "peer", "skipped", "a_package_with_a_long_name is not installed, and neither is another one"
+        "a peer",
+        "peer",
+        "skipped",
+        "a_package_with_a_long_name is not installed, and neither is another one",
     )
     wrong = Row("another", "peer", "wrong", "its error is 1e+09 times the tolerance; not timed")
     slow_limit = _row("limit, 128 threads", "limit", 2 * limit)
-    return Result(name, "a description " * 20, rows=[rows[0], *peers, skipped, wrong, rows[1], slow_limit])
+    return Result(
+        name, "a description " * 20, rows=[rows[0], *peers, skipped, wrong, rows[1], slow_limit]
+    )
 
 
 def _run(*cases):
@@ -50,7 +63,9 @@ def _run(*cases):
 
 def test_tables_fit_a_hundred_columns():
     run = _run(_case(), _case(wobble=0.4, name="layouts"))
-    findings = [Finding("a case with a name that is longer than any", "row " * 9, Change(1.5, 1.2, 123.4))]
+    findings = [
+        Finding("a case with a name that is longer than any", "row " * 9, Change(1.5, 1.2, 123.4))
+    ]
     latency = [Latency("all cores busy", 64, 123456789, 1.3e-6, 2e-3, 1.5, 123456789.0)]
     lines = [
         *report.heading(ENVIRONMENT, "a-model-with-a-long-name" * 3),
@@ -78,7 +93,9 @@ def test_a_row_has_its_rate_share_of_the_limit_and_ratio():
 
 
 def test_a_noisy_ratio_is_marked():
-    case = Result("case", "", rows=[_row("plan", "ours", 1e-6), _row("peer", "peer", 1.2e-6, wobble=0.4)])
+    case = Result(
+        "case", "", rows=[_row("plan", "ours", 1e-6), _row("peer", "peer", 1.2e-6, wobble=0.4)]
+    )
     assert "noise" in list(report.case_lines(case))[1]
 
 
@@ -116,7 +133,9 @@ def test_a_saved_run_is_loaded_unchanged(tmp_path):
     assert row["of_limit"] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("text", ['{"format": 0}', '{"format": 2}', "[1]", "{", "null", '{"format": 2, "cases": [{}]}'])
+@pytest.mark.parametrize(
+    "text", ['{"format": 0}', '{"format": 2}', "[1]", "{", "null", '{"format": 2, "cases": [{}]}']
+)
 def test_a_file_of_something_else_is_refused(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)
@@ -128,12 +147,18 @@ def test_a_comparison_of_nothing_says_so():
     lines = list(report.findings_lines([], 0.1, True))
     assert lines == ["", "Nothing was compared: no row of this run is in the older one."]
     one = Finding("case", "row", Change(1.0, 0.9, 1.1))
-    assert list(report.findings_lines([one], 0.005, True))[-1].startswith("1 row compared, 0 slower by more than 0.5 %")
+    assert list(report.findings_lines([one], 0.005, True))[-1].startswith(
+        "1 row compared, 0 slower by more than 0.5 %"
+    )
     assert list(report.closing(_run(_case())))[-1].startswith("1 case in")
 
 
 def test_a_slower_kernel_is_caught_on_a_slower_machine():
-    old, same, slower = _run(_case()), _run(_case(ours=3e-6, limit=1.5e-6)), _run(_case(ours=2.4e-6))
+    old, same, slower = (
+        _run(_case()),
+        _run(_case(ours=3e-6, limit=1.5e-6)),
+        _run(_case(ours=2.4e-6)),
+    )
     assert [finding.change.slower(0.1) for finding in compare(same, old)] == [False]
     (finding,) = compare(slower, old)
     assert finding.change.slower(0.1)
@@ -143,7 +168,9 @@ def test_a_slower_kernel_is_caught_on_a_slower_machine():
 
 def test_without_a_limit_the_peer_is_the_baseline():
     def case(ours, peer):
-        return Result("import", "", rows=[_row("ours", "ours", ours, 0), _row("peer", "peer", peer, 0)])
+        return Result(
+            "import", "", rows=[_row("ours", "ours", ours, 0), _row("peer", "peer", peer, 0)]
+        )
 
     (finding,) = compare(_run(case(4.0, 2.0)), _run(case(2.0, 1.0)))
     assert finding.change.factor == pytest.approx(1)
@@ -155,8 +182,13 @@ def test_rows_and_cases_of_one_run_only_are_left_out():
 
 def test_rows_that_return_new_memory_are_compared_relative_to_its_cost():
     def run(ours, memory, limit=1e-6, new=True):
-        rows = [_row("plan, new arrays", "ours", ours, new=new), _row("limit, 2 threads", "limit", limit)]
-        return _run(Result("prefill-4096/float32", "", rows=[*rows, _row("new memory", "memory", memory)]))
+        rows = [
+            _row("plan, new arrays", "ours", ours, new=new),
+            _row("limit, 2 threads", "limit", limit),
+        ]
+        return _run(
+            Result("prefill-4096/float32", "", rows=[*rows, _row("new memory", "memory", memory)])
+        )
 
     old = run(4e-6, 2e-6)
     # Taking new memory is slower, or all memory is.
@@ -172,7 +204,11 @@ def test_rows_that_return_new_memory_are_compared_relative_to_its_cost():
 @pytest.mark.parametrize("role", ["core", "copy"])
 def test_rows_are_compared_relative_to_cores_and_copies(role):
     def run(ours, other, limit=1e-6):
-        rows = [_row("call", "ours", ours), _row("limit, 2 threads", "limit", limit), _row("other", role, other, 0)]
+        rows = [
+            _row("call", "ours", ours),
+            _row("limit, 2 threads", "limit", limit),
+            _row("other", role, other, 0),
+        ]
         return _run(Result("prefill-128/float32", "", rows=rows))
 
     old = run(4e-6, 2e-6)
@@ -180,7 +216,11 @@ def test_rows_are_compared_relative_to_cores_and_copies(role):
     assert finding.change.factor == pytest.approx(1)
     (finding,) = compare(run(6e-6, 2e-6), old)
     assert finding.change.slower(0.3)
-    without = _run(Result("prefill-128/float32", "", rows=[row for row in old.cases[0].rows if row.role != role]))
+    without = _run(
+        Result(
+            "prefill-128/float32", "", rows=[row for row in old.cases[0].rows if row.role != role]
+        )
+    )
     (finding,) = compare(run(6e-6, 3e-6), without)  # an older file has no such row
     assert finding.change.slower(0.3)
 
@@ -209,7 +249,9 @@ def test_a_picture_is_drawn(tmp_path, suffix):
     from rope_cpu.bench import plot
 
     threads = [_row(f"plan, {n} thread{'s'[: n > 1]}", "ours", 2e-6 / n) for n in (1, 2, 4)]
-    scaling = Result("prefill-512/bfloat16", "", rows=[*threads, _row("limit, 1 thread", "limit", 1e-6)])
+    scaling = Result(
+        "prefill-512/bfloat16", "", rows=[*threads, _row("limit, 1 thread", "limit", 1e-6)]
+    )
     path = tmp_path / f"run.{suffix}"
     plot.save(_run(_case(name="decode-1/float32"), _case(name="decode-1/bfloat16"), scaling), path)
     start = path.read_bytes()[:200]
@@ -227,10 +269,19 @@ def test_points_stand_under_the_limit_of_their_own_case(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **more: figures.append(figure))
     limits = {"bfloat16": 1e-6, "float16": 1.5e-6}
-    plot.save(_run(*(_case(limit=limits[dtype], name=f"decode-1/{dtype}") for dtype in limits)), tmp_path / "run.png")
-    drawn = [points for points in figures[0].subfigs[-1].axes[0].collections if isinstance(points, PathCollection)]
+    plot.save(
+        _run(*(_case(limit=limits[dtype], name=f"decode-1/{dtype}") for dtype in limits)),
+        tmp_path / "run.png",
+    )
+    drawn = [
+        points
+        for points in figures[0].subfigs[-1].axes[0].collections
+        if isinstance(points, PathCollection)
+    ]
     rates = [points.get_offsets()[0, 1] for points in drawn if len(points.get_offsets())]
-    assert rates == pytest.approx([20.48, 40.96, 20.48, 40.96 / 1.5])  # a point and its limit, twice
+    assert rates == pytest.approx(
+        [20.48, 40.96, 20.48, 40.96 / 1.5]
+    )  # a point and its limit, twice
 
 
 def test_a_picture_of_nothing_is_refused(tmp_path):

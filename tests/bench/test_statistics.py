@@ -8,7 +8,14 @@ from scipy.stats import binom, hypergeom
 
 from rope_cpu.bench.measurement import statistics
 from rope_cpu.bench.measurement.measure import Result, Row
-from rope_cpu.bench.measurement.statistics import Change, change, estimate, interval, lesser, relative
+from rope_cpu.bench.measurement.statistics import (
+    Change,
+    change,
+    estimate,
+    interval,
+    lesser,
+    relative,
+)
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -69,7 +76,10 @@ def test_twenty_percent_slower_is_caught_and_named(rng):
 
 
 def test_noise_is_no_regression(rng):
-    alarms = sum(change(_rounds(rng, 2.0, spread=3.0), _rounds(rng, 2.0, spread=3.0)).slower(0.1) for _ in range(1000))
+    alarms = sum(
+        change(_rounds(rng, 2.0, spread=3.0), _rounds(rng, 2.0, spread=3.0)).slower(0.1)
+        for _ in range(1000)
+    )
     # Of 25 rounds the interval reaches from the 2nd to the 12th. The 2nd of one run is above the 12th of another where
     # of the 13 least of all 50 at least 12 belong to that one, as likely as in any draw of 13 of the 50: 4 in 10,000.
     assert interval(list(range(1, 26)), 0.25) == (2, 12)
@@ -85,7 +95,9 @@ def test_too_few_rounds_show_no_change():
 def test_the_interval_holds_the_lower_quartile_as_often_as_it_says(count, rng):
     draws = rng.exponential(size=(4000, count))
     quartile = -math.log(0.75)
-    held = sum(low <= quartile <= high for low, high in (interval(draw, 0.25) for draw in draws.tolist()))
+    held = sum(
+        low <= quartile <= high for low, high in (interval(draw, 0.25) for draw in draws.tolist())
+    )
     assert held >= FEWEST_HELD
 
 

@@ -52,7 +52,9 @@ def test_rounds_take_one_sample_of_each():
     machine = Machine()
     costs = [1e-4, 3e-4, 5e-3]
     contenders = [machine.timed(place, cost) for place, cost in enumerate(costs)]
-    samples = interleave(contenders, Effort(0.001, 9e9, least=7, most=7), machine.clock, machine.pause)
+    samples = interleave(
+        contenders, Effort(0.001, 9e9, least=7, most=7), machine.clock, machine.pause
+    )
     assert [len(taken) for taken in samples] == [7, 7, 7]
     for taken, cost in zip(samples, costs, strict=True):
         assert taken == pytest.approx([cost] * 7)
@@ -60,10 +62,18 @@ def test_rounds_take_one_sample_of_each():
 
 def test_rounds_end_with_the_budget_or_the_most():
     # A round takes 11 ms: a pause of 2, eight calls to warm up, one that is timed. A budget is overrun threefold.
-    for budget, least, most, rounds in ((0.0, 3, 9, 3), (1e9, 7, 9, 9), (1e-9, 7, 99, 5), (0.02, 20, 99, 6)):
+    for budget, least, most, rounds in (
+        (0.0, 3, 9, 3),
+        (1e9, 7, 9, 9),
+        (1e-9, 7, 99, 5),
+        (0.02, 20, 99, 6),
+    ):
         machine = Machine()
         samples = interleave(
-            [machine.timed("a", 1e-3)], Effort(1e-3, budget, least, most), machine.clock, machine.pause
+            [machine.timed("a", 1e-3)],
+            Effort(1e-3, budget, least, most),
+            machine.clock,
+            machine.pause,
         )
         assert len(samples[0]) == rounds
 
@@ -109,7 +119,9 @@ def test_cold_calls_take_one_set_after_the_other():
 def test_warm_arguments_are_those_in_a_place_of_median_speed():
     """Five places, one of them twice as slow: the cost of a call is what its place makes it."""
     machine = Machine()
-    timed = Timed(machine.call, [("a", 0.013), ("b", 0.011), ("c", 0.012), ("d", 0.024), ("e", 0.0115)])
+    timed = Timed(
+        machine.call, [("a", 0.013), ("b", 0.011), ("c", 0.012), ("d", 0.024), ("e", 0.0115)]
+    )
     (samples,) = interleave([timed], Effort(0.04, 0.0, least=3), machine.clock, machine.pause)
     assert samples == pytest.approx([0.012] * 3)
     assert set(machine.log[-6:]) == {"c"}

@@ -23,7 +23,12 @@ def llama3_inv_freq(i, rotary_dim=128, theta=500000, factor=8, low=1, high=4, or
 
 def test_the_shipped_config_is_llama_3_1(capsys):
     rope = common.rope_of(common.config_of(argparse.Namespace(config=None)), None)
-    assert (rope.head_dim, rope.rotary_dim, rope.interleaved, rope.attention_factor) == (128, 128, False, 1.0)
+    assert (rope.head_dim, rope.rotary_dim, rope.interleaved, rope.attention_factor) == (
+        128,
+        128,
+        False,
+        1.0,
+    )
     for i, omega in enumerate(rope.inv_freq.tolist()):
         exact = llama3_inv_freq(i)
         assert abs(mp.mpf(omega) - exact) <= 8 * 2.0**-53 * exact

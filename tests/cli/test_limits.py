@@ -6,16 +6,30 @@ import pytest
 
 from rope_cpu.cli import main as cli
 
-LLAMA = {"model_type": "llama", "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 CONFIGS = {
     "head_dim": (json.dumps({**LLAMA, "head_dim": 2**40}), "`head_dim` is 1099511627776"),
     "hidden_size": (json.dumps({**LLAMA, "hidden_size": 2**31}), "`hidden_size` is 2147483648"),
-    "layers": (json.dumps({**LLAMA, "num_hidden_layers": 2**31}), "`num_hidden_layers` is 2147483648"),
-    "digits": (json.dumps({**LLAMA, "num_hidden_layers": 10**400}), "`num_hidden_layers` is an integer of 1329 bits"),
+    "layers": (
+        json.dumps({**LLAMA, "num_hidden_layers": 2**31}),
+        "`num_hidden_layers` is 2147483648",
+    ),
+    "digits": (
+        json.dumps({**LLAMA, "num_hidden_layers": 10**400}),
+        "`num_hidden_layers` is an integer of 1329 bits",
+    ),
     "name": (json.dumps({**LLAMA, "model_type": "x" * 10**7}), "`model_type` is 'xxx"),
     "nested": ("[" * 10**5, "nested too deep"),
     "rope_type": (json.dumps({**LLAMA, "rope_scaling": {"rope_type": {}}}), "`rope_type` is {}"),
-    "layer_types": (json.dumps({**LLAMA, "layer_types": ["full_attention", ["x"]]}), "`layer_types` holds ['x']"),
+    "layer_types": (
+        json.dumps({**LLAMA, "layer_types": ["full_attention", ["x"]]}),
+        "`layer_types` holds ['x']",
+    ),
 }
 
 
@@ -33,7 +47,11 @@ def test_absurd_configs_exit_with_2(name, command, tmp_path, capsys):
     text, words = CONFIGS[name]
     path = tmp_path / "config.json"
     path.write_text(text)
-    argv = [command, str(path), *(["-o", str(tmp_path / "out.onnx")] if command == "export" else [])]
+    argv = [
+        command,
+        str(path),
+        *(["-o", str(tmp_path / "out.onnx")] if command == "export" else []),
+    ]
     assert cli.main(argv) == 2
     complaint = capsys.readouterr().err
     assert words in complaint
@@ -49,7 +67,9 @@ def test_more_heads_than_can_be_verified_exit_with_2(tmp_path, capsys):
     assert "too large to verify" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--opset", "--max-positions", "--seq-len", "--seed", "--window"])
+@pytest.mark.parametrize(
+    "option", ["--opset", "--max-positions", "--seq-len", "--seed", "--window"]
+)
 def test_numbers_of_thousands_of_digits_exit_with_2(option, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["export", "-o", str(tmp_path / "out.onnx"), option, "9" * 5000])

@@ -27,7 +27,9 @@ def test_every_command_has_help(name, capsys):
     assert cli.COMMANDS[name][1].split()[0] in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv", [[], ["nope"], ["warmup", "int8"], ["verify", "a", "b"], ["verify", "--jso", "x"]])
+@pytest.mark.parametrize(
+    "argv", [[], ["nope"], ["warmup", "int8"], ["verify", "a", "b"], ["verify", "--jso", "x"]]
+)
 def test_bad_arguments_exit_with_2(argv, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(argv)
@@ -56,7 +58,9 @@ def complaints(err):
     return [line for line in err.splitlines() if not any(note in line for note in notes)]
 
 
-@pytest.mark.parametrize(("package", "extra"), [("rich", "cli"), ("onnx", "onnx"), ("onnxruntime", "onnx")])
+@pytest.mark.parametrize(
+    ("package", "extra"), [("rich", "cli"), ("onnx", "onnx"), ("onnxruntime", "onnx")]
+)
 def test_a_missing_extra_is_one_line(package, extra, run_program):
     program = f"""
     import sys
@@ -103,7 +107,9 @@ def test_output_that_cannot_be_written_is_one_line(words, run_program):
 @pytest.mark.parametrize("words", ["show --plot full.png", "verify --json full.png"])
 def test_a_file_that_cannot_be_written_is_named_and_output_goes_on(words, run_program, tmp_path):
     (tmp_path / "full.png").symlink_to("/dev/full")
-    program = QUICKLY.replace("sys.exit(cli.main())", "code = cli.main(sys.argv[1:]); print('after'); sys.exit(code)")
+    program = QUICKLY.replace(
+        "sys.exit(cli.main())", "code = cli.main(sys.argv[1:]); print('after'); sys.exit(code)"
+    )
     out, err = run_program(program.format(words=words), cwd=tmp_path, exits=2)
     assert complaints(err) == ["rope-cpu: cannot write full.png: No space left on device"]
     assert out.endswith("after\n")

@@ -61,17 +61,27 @@ def test_layers_that_are_not_rotated_get_one_line(shown):
 def test_several_axes(shown):
     text = {"model_type": "qwen2_vl_text", "hidden_size": 1536, "num_attention_heads": 12}
     assert "axes 3, which rotate 16, 24, 24 pairs" in shown(text)
-    vision = {"model_type": "gemma4_vision", "hidden_size": 768, "num_attention_heads": 12, "head_dim": 64}
+    vision = {
+        "model_type": "gemma4_vision",
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "head_dim": 64,
+    }
     assert any(line.startswith("axes 2") for line in shown(vision))
 
 
 def test_a_rotation_backwards_is_named(shown):
-    assert "direction backwards: by the opposite of position times frequency" in shown({"model_type": "nanochat"})
+    assert "direction backwards: by the opposite of position times frequency" in shown(
+        {"model_type": "nanochat"}
+    )
     assert not any("direction" in line for line in shown(LLAMA3))
 
 
 def test_a_model_without_a_type(shown):
-    assert shown({"hidden_size": 64, "num_attention_heads": 2}, "--half")[0] == "unknown model type, all layers"
+    assert (
+        shown({"hidden_size": 64, "num_attention_heads": 2}, "--half")[0]
+        == "unknown model type, all layers"
+    )
 
 
 def test_an_unknown_model_type_needs_the_pairing(shown):

@@ -17,14 +17,19 @@ def kinds(config, layer_type=None):
 def test_an_odd_share_is_no_scaling():
     """Exponents go over the share itself, 25 elements, of which 26 are rotated: that is what the base gives."""
     sizes = {"hidden_size": 400, "num_attention_heads": 4}
-    layers = kinds({"model_type": "stablelm", **sizes, "partial_rotary_factor": 0.25})["stablelm, all layers"]
+    layers = kinds({"model_type": "stablelm", **sizes, "partial_rotary_factor": 0.25})[
+        "stablelm, all layers"
+    ]
     assert (layers.rope.rotary_dim, layers.rope.head_dim) == (26, 100)
     np.testing.assert_allclose(layers.plain, layers.rope.inv_freq, rtol=1e-14)
 
 
 @pytest.mark.parametrize("model_type", ["nanochat", "qwen2_vl_text"])
 def test_two_lengths_whatever_the_rule_is_part_of(model_type):
-    scaling = {"max_position_embeddings": 100, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    scaling = {
+        "max_position_embeddings": 100,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+    }
     (layers,) = kinds({"model_type": model_type, **SIZES, **scaling}).values()
     assert list(layers.lengths) == ["at 100 tokens", "at 400 tokens"]
 
@@ -37,7 +42,11 @@ def test_every_layer_type_or_the_one_named():
 
 def test_layers_that_are_not_rotated_are_no_part_of_all():
     sizes = {**SIZES, "num_hidden_layers": 2}
-    (granite,) = kinds({**sizes, "model_type": "granite_swa", "layer_rope_theta": [5e6, 0]}).values()
+    (granite,) = kinds(
+        {**sizes, "model_type": "granite_swa", "layer_rope_theta": [5e6, 0]}
+    ).values()
     assert granite.name == "granite_swa, all rotated layers"
     assert granite.section["rope_theta"] == 5e6
-    assert not kinds({**sizes, "model_type": "cohere2"})["cohere2, full_attention: not rotated"].lengths
+    assert not kinds({**sizes, "model_type": "cohere2"})[
+        "cohere2, full_attention: not rotated"
+    ].lengths

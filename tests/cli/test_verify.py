@@ -30,7 +30,9 @@ def test_table_and_json_say_the_same(tmp_path, capsys):
     table = [line.split() for line in out.splitlines() if line.startswith(("float", "bfloat"))]
     assert len(report["rows"]) == 4 * 2 * 4
     shown = [row for row in report["rows"] if row["verdict"] != "not offered"]
-    assert [line[:3] for line in table] == [[row["dtype"], row["pairing"], row["way"]] for row in shown]
+    assert [line[:3] for line in table] == [
+        [row["dtype"], row["pairing"], row["way"]] for row in shown
+    ]
     for line, row in zip(table, shown, strict=True):
         assert line[-1] == row["verdict"] == "ok"
         assert float(line[3]) == pytest.approx(row["max_error"], rel=0.01)
@@ -52,8 +54,15 @@ def test_exit_code_1_where_a_row_fails(monkeypatch, tmp_path, capsys):
 
 def config(tmp_path, **changes):
     file = tmp_path / "config.json"
-    keys = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    file.write_text(json.dumps({**keys, "rope_theta": 1e4, "max_position_embeddings": 2048} | changes))
+    keys = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    file.write_text(
+        json.dumps({**keys, "rope_theta": 1e4, "max_position_embeddings": 2048} | changes)
+    )
     return file
 
 
@@ -67,7 +76,9 @@ def test_a_config_of_ones_own(tmp_path, capsys):
 
 
 def test_layers_that_differ(tmp_path, capsys):
-    file = config(tmp_path, model_type="gemma3_text", head_dim=16, rope_theta=1e6, rope_local_base_freq=1e4)
+    file = config(
+        tmp_path, model_type="gemma3_text", head_dim=16, rope_theta=1e6, rope_local_base_freq=1e4
+    )
     assert cli.main(["verify", str(file)]) == 2
     one_line(capsys, "full_attention", "choose with --layer-type")
     assert cli.main(["verify", str(file), "--layer-type", "sliding_attention"]) == 0
@@ -80,7 +91,9 @@ def test_a_model_of_unknown_type(tmp_path, capsys):
 
 def test_a_model_whose_pairing_cannot_be_overruled(tmp_path, capsys):
     file = tmp_path / "config.json"
-    file.write_text('{"_class_name": "FluxTransformer2DModel", "num_attention_heads": 2, "attention_head_dim": 128}')
+    file.write_text(
+        '{"_class_name": "FluxTransformer2DModel", "num_attention_heads": 2, "attention_head_dim": 128}'
+    )
     assert cli.main(["verify", str(file)]) == 0
     assert "in interleaved pairs" in " ".join(capsys.readouterr().out.split())
 
@@ -89,8 +102,14 @@ def test_a_model_whose_pairing_cannot_be_overruled(tmp_path, capsys):
     ("changes", "words"),
     [
         ({"model_type": "mystery", "num_attention_heads": None, "head_dim": 16}, "number of heads"),
-        ({"head_dim": 16, "num_attention_heads": "x"}, "`num_attention_heads` is 'x'; it must be an integer"),
-        ({"head_dim": 16, "num_attention_heads": [8, 8]}, "`num_attention_heads` is [8, 8]; it must be an integer"),
+        (
+            {"head_dim": 16, "num_attention_heads": "x"},
+            "`num_attention_heads` is 'x'; it must be an integer",
+        ),
+        (
+            {"head_dim": 16, "num_attention_heads": [8, 8]},
+            "`num_attention_heads` is [8, 8]; it must be an integer",
+        ),
         ({"num_key_value_heads": 0}, "`num_key_value_heads` is 0; it must be at least 1"),
         ({"rope_scaling": {"rope_type": "nope", "factor": 2.0}}, "nope"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
@@ -102,7 +121,8 @@ def test_a_bad_config_is_one_line(changes, words, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("{", "is not valid JSON"), ("[1]", "holds a list"), (None, "which is neither a file nor")]
+    ("text", "words"),
+    [("{", "is not valid JSON"), ("[1]", "holds a list"), (None, "which is neither a file nor")],
 )
 def test_a_bad_file_is_one_line(text, words, tmp_path, capsys):
     file = tmp_path / "config.json"
@@ -122,7 +142,10 @@ def test_json_that_cannot_be_written_after_all_costs_no_table(tmp_path, capsys):
     assert cli.main(["verify", "--json", "/proc/no.json"]) == 2
     captured = capsys.readouterr()
     assert "28 ok" in captured.out
-    assert captured.err.splitlines()[-1] == "rope-cpu: cannot write /proc/no.json: No such file or directory"
+    assert (
+        captured.err.splitlines()[-1]
+        == "rope-cpu: cannot write /proc/no.json: No such file or directory"
+    )
 
 
 def test_json_into_a_folder(tmp_path, capsys):

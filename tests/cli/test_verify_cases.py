@@ -4,7 +4,8 @@ import numpy as np
 import oracle
 import pytest
 
-from rope_cpu import RotaryEmbedding, reference
+from rope_cpu import RotaryEmbedding
+from rope_cpu.accuracy import reference
 from rope_cpu.cli import verify_cases as cases
 
 
@@ -33,7 +34,9 @@ def not_a_number(q, k):
 
 
 def small(interleaved=False):
-    return RotaryEmbedding.from_inv_freq([1.0, 0.1, 0.01], head_dim=8, interleaved=interleaved, attention_factor=1.1)
+    return RotaryEmbedding.from_inv_freq(
+        [1.0, 0.1, 0.01], head_dim=8, interleaved=interleaved, attention_factor=1.1
+    )
 
 
 def rows(spoil=None, tokens=40):
@@ -99,7 +102,9 @@ def test_a_fault_in_the_decode_step_alone_fails():
 
 
 def test_several_axes_and_heads_with_frequencies_of_their_own():
-    frequencies = np.array([[[1.0, 0.0], [0.5, 0.1]], [[0.0, 0.3], [0.2, 0.7]]])  # (axes, heads, pairs)
+    frequencies = np.array(
+        [[[1.0, 0.0], [0.5, 0.1]], [[0.0, 0.3], [0.2, 0.7]]]
+    )  # (axes, heads, pairs)
     ropes = {"half-split": RotaryEmbedding.from_inv_freq(frequencies)}
     found = list(cases.rows(ropes, (4, 2), 20, {"numpy": cases.numpy_way}))
     assert [row.verdict for row in found] == ["ok"] * 4

@@ -11,18 +11,40 @@ import pytest
 from rope_cpu import RotaryEmbedding, positions
 from rope_cpu.configs import reader
 
-FLUX = {"_class_name": "FluxTransformer2DModel", "_diffusers_version": "0.30.0.dev0", "attention_head_dim": 128}
-CHROMA = {"_class_name": "ChromaTransformer2DModel", "attention_head_dim": 128, "axes_dims_rope": [16, 56, 56]}
+FLUX = {
+    "_class_name": "FluxTransformer2DModel",
+    "_diffusers_version": "0.30.0.dev0",
+    "attention_head_dim": 128,
+}
+CHROMA = {
+    "_class_name": "ChromaTransformer2DModel",
+    "attention_head_dim": 128,
+    "axes_dims_rope": [16, 56, 56],
+}
 QWEN_IMAGE = {**CHROMA, "_class_name": "QwenImageTransformer2DModel"}
-WAN = {"_class_name": "WanModel", "_diffusers_version": "0.30.0", "dim": 5120, "num_heads": 40, "model_type": "t2v"}
-WAN_DIFFUSERS = {"_class_name": "WanTransformer3DModel", "attention_head_dim": 128, "num_attention_heads": 12}
+WAN = {
+    "_class_name": "WanModel",
+    "_diffusers_version": "0.30.0",
+    "dim": 5120,
+    "num_heads": 40,
+    "model_type": "t2v",
+}
+WAN_DIFFUSERS = {
+    "_class_name": "WanTransformer3DModel",
+    "attention_head_dim": 128,
+    "num_attention_heads": 12,
+}
 HUNYUAN = {
     "_class_name": "HunyuanVideo15Transformer3DModel",
     "attention_head_dim": 128,
     "rope_axes_dim": [16, 56, 56],
     "rope_theta": 256.0,
 }
-COGVIDEOX = {"attention_head_dim": 64, "num_attention_heads": 48, "use_rotary_positional_embeddings": True}
+COGVIDEOX = {
+    "attention_head_dim": 64,
+    "num_attention_heads": 48,
+    "use_rotary_positional_embeddings": True,
+}
 LTX2 = {
     "_class_name": "LTX2VideoTransformer3DModel",
     "num_attention_heads": 32,
@@ -30,7 +52,11 @@ LTX2 = {
     "rope_theta": 10000.0,
     "rope_type": "interleaved",
 }
-LTX = {"_class_name": "LTXVideoTransformer3DModel", "num_attention_heads": 32, "attention_head_dim": 64}
+LTX = {
+    "_class_name": "LTXVideoTransformer3DModel",
+    "num_attention_heads": 32,
+    "attention_head_dim": 64,
+}
 
 
 def rotated(x, angles):
@@ -43,7 +69,11 @@ def axis_by_axis(ids, widths, theta):
     """The angle of each pair of a token: its coordinate times theta^(-2i/width), axis after axis."""
     return np.array(
         [
-            [p[axis] * math.pow(theta, -2 * i / width) for axis, width in enumerate(widths) for i in range(width // 2)]
+            [
+                p[axis] * math.pow(theta, -2 * i / width)
+                for axis, width in enumerate(widths)
+                for i in range(width // 2)
+            ]
             for p in np.asarray(ids).tolist()
         ]
     )
@@ -56,13 +86,28 @@ MODELS = {
     "Wan": (WAN, (44, 42, 42), 1e4, positions.grid((4, 5, 7))),
     "Wan in diffusers": (WAN_DIFFUSERS, (44, 42, 42), 1e4, positions.grid((4, 5, 7))),
     "HunyuanVideo": (HUNYUAN, (16, 56, 56), 256.0, positions.grid((4, 5, 7))),
-    "HunyuanVideo by default": ({"_class_name": "HunyuanVideoTransformer3DModel"}, (16, 56, 56), 256.0, [[3, 4, 5]]),
+    "HunyuanVideo by default": (
+        {"_class_name": "HunyuanVideoTransformer3DModel"},
+        (16, 56, 56),
+        256.0,
+        [[3, 4, 5]],
+    ),
     # Sampled at half the training resolution: rows and columns are 0, 2, 4, …; fractional for other ratios.
     "CogVideoX": (COGVIDEOX, (16, 24, 24), 1e4, positions.grid((4, 5, 7), scale=(1, 1.875, 2))),
     # The middle of the image is 0: rows -(n - n // 2) … n // 2 - 1.
     "Qwen-Image": (QWEN_IMAGE, (16, 56, 56), 1e4, positions.grid((1, 5, 8), start=(0, -3, -4))),
-    "FLUX.2": ({"_class_name": "Flux2Transformer2DModel"}, (32, 32, 32, 32), 2e3, positions.grid((1, 5, 7, 2))),
-    "HunyuanImage": ({"_class_name": "HunyuanImageTransformer2DModel"}, (64, 64), 256.0, positions.grid((5, 7))),
+    "FLUX.2": (
+        {"_class_name": "Flux2Transformer2DModel"},
+        (32, 32, 32, 32),
+        2e3,
+        positions.grid((1, 5, 7, 2)),
+    ),
+    "HunyuanImage": (
+        {"_class_name": "HunyuanImageTransformer2DModel"},
+        (64, 64),
+        256.0,
+        positions.grid((5, 7)),
+    ),
     "HunyuanImage's refiner": (
         {"_class_name": "HunyuanImageTransformer2DModel", "rope_axes_dim": [16, 56, 56]},
         (16, 56, 56),
@@ -116,8 +161,12 @@ def test_ltx_rotates_all_heads_as_one_vector(config, width, rng):
     count, heads = width // 6, config["num_attention_heads"]
     spare = width // 2 - 3 * count
     assert spare == 2048 - 2046 if width == 4096 else spare == 1
-    frequencies = [float(np.float32(math.pi / 2 * 10000.0 ** (k / (count - 1)))) for k in range(count)]
-    angles = np.array([[0.0] * spare + [w * p[axis] for w in frequencies for axis in range(3)] for p in ids])
+    frequencies = [
+        float(np.float32(math.pi / 2 * 10000.0 ** (k / (count - 1)))) for k in range(count)
+    ]
+    angles = np.array(
+        [[0.0] * spare + [w * p[axis] for w in frequencies for axis in range(3)] for p in ids]
+    )
     x = rng.normal(size=(10, width))
     exact = rotated(x, angles).reshape(1, 10, heads, width // heads)
     ours = rope.rotate(x.reshape(1, 10, heads, width // heads), ids)
@@ -134,15 +183,33 @@ def test_ltx2_split_pairs_halves_of_each_head():
     ("config", "message"),
     [
         ({**COGVIDEOX, "use_rotary_positional_embeddings": False}, "adds sinusoidal embeddings"),
-        ({"_class_name": "Transformer2DModel", "_diffusers_version": "0.27.2"}, "does not determine a rotation"),
+        (
+            {"_class_name": "Transformer2DModel", "_diffusers_version": "0.27.2"},
+            "does not determine a rotation",
+        ),
         ({**FLUX, "axes_dims_rope": [16, 56, 64]}, "`attention_head_dim` is 128"),
-        ({**FLUX, "axes_dims_rope": [64, 64]}, "`axes_dims_rope` gives the axes the widths [64, 64]"),
-        ({**HUNYUAN, "rope_axes_dim": [17, 55, 56]}, "`rope_axes_dim` gives the axes the widths [17, 55, 56]"),
-        ({**HUNYUAN, "rope_axes_dim": [16, "56", 56]}, "`rope_axes_dim` gives the axes the widths [16, '56', 56]"),
-        ({**WAN_DIFFUSERS, "attention_head_dim": 5}, "`attention_head_dim` gives the axes the widths (5, 0, 0)"),
+        (
+            {**FLUX, "axes_dims_rope": [64, 64]},
+            "`axes_dims_rope` gives the axes the widths [64, 64]",
+        ),
+        (
+            {**HUNYUAN, "rope_axes_dim": [17, 55, 56]},
+            "`rope_axes_dim` gives the axes the widths [17, 55, 56]",
+        ),
+        (
+            {**HUNYUAN, "rope_axes_dim": [16, "56", 56]},
+            "`rope_axes_dim` gives the axes the widths [16, '56', 56]",
+        ),
+        (
+            {**WAN_DIFFUSERS, "attention_head_dim": 5},
+            "`attention_head_dim` gives the axes the widths (5, 0, 0)",
+        ),
         ({**WAN_DIFFUSERS, "attention_head_dim": -6}, "`attention_head_dim` is -6"),
         ({**WAN, "num_heads": 1024}, "`dim` gives the axes the widths (5, 0, 0)"),
-        ({**COGVIDEOX, "attention_head_dim": 60}, "`attention_head_dim` gives the axes the widths (15, 21, 21)"),
+        (
+            {**COGVIDEOX, "attention_head_dim": 60},
+            "`attention_head_dim` gives the axes the widths (15, 21, 21)",
+        ),
         ({**LTX2, "rope_type": "mixed"}, "`rope_type` is 'mixed'"),
         ({**LTX2, "attention_head_dim": 15}, "`attention_head_dim` is 15; it must be even"),
         ({"_class_name": "WanModel", "dim": 5120}, "`config` has no `num_heads`"),
@@ -150,7 +217,10 @@ def test_ltx2_split_pairs_halves_of_each_head():
             {**COGVIDEOX, "use_rotary_positional_embeddings": None},
             "`use_rotary_positional_embeddings` is None: this CogVideoX adds sinusoidal embeddings",
         ),
-        ({"_diffusers_version": None, "attention_head_dim": 64}, "`_class_name` is None, which does not determine"),
+        (
+            {"_diffusers_version": None, "attention_head_dim": 64},
+            "`_class_name` is None, which does not determine",
+        ),
     ],
 )
 def test_refusals(config, message):
@@ -158,7 +228,9 @@ def test_refusals(config, message):
         reader.read(config).spec()
 
 
-@pytest.mark.parametrize(("config", "key"), [(FLUX, "axes_dims_rope"), (FLUX, "rope_theta"), (LTX2, "rope_theta")])
+@pytest.mark.parametrize(
+    ("config", "key"), [(FLUX, "axes_dims_rope"), (FLUX, "rope_theta"), (LTX2, "rope_theta")]
+)
 def test_null_is_like_a_missing_key(config, key):
     without = {name: value for name, value in config.items() if name != key}
     assert reader.read({**config, key: None}).spec() == reader.read(without).spec()

@@ -12,7 +12,11 @@ from text_configs import FOUR_HEADS, GEMMA3, LLAMA, read
 from rope_cpu import RotaryEmbedding
 from rope_cpu.configs import reader
 
-OLD_GEMMA = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+OLD_GEMMA = {
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
 
 
 NEW_GEMMA = {
@@ -25,17 +29,23 @@ NEW_GEMMA = {
 
 @pytest.mark.parametrize("given", [OLD_GEMMA, NEW_GEMMA], ids=["old", "new"])
 def test_layer_types(given: dict[str, Any]) -> None:
-    full, local = (read(GEMMA3, given, layer_type=name) for name in ("full_attention", "sliding_attention"))
+    full, local = (
+        read(GEMMA3, given, layer_type=name) for name in ("full_attention", "sliding_attention")
+    )
     np.testing.assert_allclose(full.inv_freq, inv_freq(64, 1e6) / 8, rtol=1e-14)
     np.testing.assert_allclose(local.inv_freq, inv_freq(64, 1e4), rtol=1e-14)
-    with pytest.raises(ValueError, match=r"`layer_type` is None; it must be one of .*'full_attention'"):
+    with pytest.raises(
+        ValueError, match=r"`layer_type` is None; it must be one of .*'full_attention'"
+    ):
         read(GEMMA3, given)
     with pytest.raises(ValueError, match="`layer_type` is 'local'; it must be one of"):
         read(GEMMA3, given, layer_type="local")
 
 
 def test_a_layer_type_without_rotation_is_refused() -> None:
-    with pytest.raises(ValueError, match="`layer_type` is 'full_attention'; layers of this type are not rotated"):
+    with pytest.raises(
+        ValueError, match="`layer_type` is 'full_attention'; layers of this type are not rotated"
+    ):
         read({"model_type": "beam"}, layer_type="full_attention")
     assert read({"model_type": "beam"}, layer_type="sliding_attention").head_dim == 128
     exaone = {"model_type": "exaone4", "layer_types": ["full_attention", "sliding_attention"]}
@@ -57,16 +67,29 @@ GRANITE: dict[str, Any] = {
 
 
 def test_layers_with_bases_of_their_own() -> None:
-    for asked, theta in (({"layer_type": "full_attention"}, 5e6), ({"layer": 1}, 5e6), ({"layer": 0}, 1e4)):
-        np.testing.assert_allclose(read(GRANITE, **asked).inv_freq, inv_freq(128, theta), rtol=1e-14)
-    assert read(GRANITE, layer_type="sliding_attention") == read(GRANITE, layer=0)  # the other one is not rotated
+    for asked, theta in (
+        ({"layer_type": "full_attention"}, 5e6),
+        ({"layer": 1}, 5e6),
+        ({"layer": 0}, 1e4),
+    ):
+        np.testing.assert_allclose(
+            read(GRANITE, **asked).inv_freq, inv_freq(128, theta), rtol=1e-14
+        )
+    assert read(GRANITE, layer_type="sliding_attention") == read(
+        GRANITE, layer=0
+    )  # the other one is not rotated
     with pytest.raises(ValueError, match="`layer` is 2; this layer is not rotated"):
         read(GRANITE, layer=2)
     with pytest.raises(
-        ValueError, match=r"`layer_type` is None, but such layers have bases \[10000.0, 5000000.0\]; give"
+        ValueError,
+        match=r"`layer_type` is None, but such layers have bases \[10000.0, 5000000.0\]; give",
     ):
         read(GRANITE)
-    muse = {**GRANITE, "model_type": "muse_glimmer_text", "head_dim": 128}  # its code has one base for all layers
+    muse = {
+        **GRANITE,
+        "model_type": "muse_glimmer_text",
+        "head_dim": 128,
+    }  # its code has one base for all layers
     np.testing.assert_allclose(read(muse, layer=1).inv_freq, inv_freq(128, 777.0), rtol=1e-14)
 
 
@@ -82,8 +105,18 @@ ROTATED: list[tuple[dict[str, Any], list[int]]] = [
     ({"model_type": "llama4_text", "no_rope_layers": []}, [0, 1, 2, 4, 5]),
     ({"model_type": "muse_glimmer_text"}, [0, 2, 3, 4]),
     ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"] * 3}, [1, 3, 5]),
-    ({"model_type": "flint", "layer_types": ["sliding_attention", "full_attention"] * 3}, [0, 2, 4]),
-    ({"model_type": "cohere2_moe", "layer_types": ["full_attention"] * 6, "first_k_dense_replace": 2}, [0, 1]),
+    (
+        {"model_type": "flint", "layer_types": ["sliding_attention", "full_attention"] * 3},
+        [0, 2, 4],
+    ),
+    (
+        {
+            "model_type": "cohere2_moe",
+            "layer_types": ["full_attention"] * 6,
+            "first_k_dense_replace": 2,
+        },
+        [0, 1],
+    ),
 ]
 
 
@@ -99,21 +132,51 @@ def test_which_layers_are_rotated(keys: dict[str, Any], expected: list[int]) -> 
 
 
 LAYERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"model_type": "smollm3", "no_rope_layers": [0] * 36}, {}, "`layer_type` is None; no layer is rotated"),
-    ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, {}, "`no_rope_layers` has 2 values, but there are 36 layers"),
+    (
+        {"model_type": "smollm3", "no_rope_layers": [0] * 36},
+        {},
+        "`layer_type` is None; no layer is rotated",
+    ),
+    (
+        {"model_type": "smollm3", "no_rope_layers": [1, 0]},
+        {},
+        "`no_rope_layers` has 2 values, but there are 36 layers",
+    ),
     ({**LLAMA, "num_hidden_layers": 2}, {"layer": 2}, "`layer` is 2, but there are 2 layers"),
     ({**LLAMA, "num_hidden_layers": 2}, {"layer": -1}, "`layer` is -1"),
     (LLAMA, {"layer": 0}, "`layer` is 0, but the config does not say how many there are"),
-    (GRANITE, {"layer": 0, "layer_type": "full_attention"}, "`layer` is 0 and `layer_type` 'full_attention'; give one"),
-    ({**GEMMA3, "num_hidden_layers": 2}, {"layer": 0}, "`layer` is 0, but the config has no `layer_types`"),
-    ({"model_type": "cohere2", "num_hidden_layers": 2}, {"layer": 0}, "the config has no `layer_types`"),
-    ({"model_type": "kolibri1"}, {"layer_type": "full_attention"}, "layers of this type are not rotated"),
-    ({"model_type": "qwen3_next"}, {"layer_type": "linear_attention"}, "layers of this type are not rotated"),
+    (
+        GRANITE,
+        {"layer": 0, "layer_type": "full_attention"},
+        "`layer` is 0 and `layer_type` 'full_attention'; give one",
+    ),
+    (
+        {**GEMMA3, "num_hidden_layers": 2},
+        {"layer": 0},
+        "`layer` is 0, but the config has no `layer_types`",
+    ),
+    (
+        {"model_type": "cohere2", "num_hidden_layers": 2},
+        {"layer": 0},
+        "the config has no `layer_types`",
+    ),
+    (
+        {"model_type": "kolibri1"},
+        {"layer_type": "full_attention"},
+        "layers of this type are not rotated",
+    ),
+    (
+        {"model_type": "qwen3_next"},
+        {"layer_type": "linear_attention"},
+        "layers of this type are not rotated",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("keys", "asked", "words"), LAYERS, ids=lambda value: str(value)[:40])
-def test_what_layers_do_not_determine_is_refused(keys: dict[str, Any], asked: dict[str, Any], words: str) -> None:
+def test_what_layers_do_not_determine_is_refused(
+    keys: dict[str, Any], asked: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         read(keys, **asked)
 
@@ -121,7 +184,9 @@ def test_what_layers_do_not_determine_is_refused(keys: dict[str, Any], asked: di
 def test_a_layer_has_the_section_and_the_width_of_its_type() -> None:
     types = {"layer_types": ["sliding_attention", "full_attention"]}
     for layer, layer_type in enumerate(types["layer_types"]):
-        assert read(GEMMA3, OLD_GEMMA, types, layer=layer) == read(GEMMA3, OLD_GEMMA, layer_type=layer_type)
+        assert read(GEMMA3, OLD_GEMMA, types, layer=layer) == read(
+            GEMMA3, OLD_GEMMA, layer_type=layer_type
+        )
     keys = {"model_type": "gemma4_text", "head_dim": 256, "global_head_dim": 128, **types}
     assert [read(keys, layer=layer).head_dim for layer in (0, 1)] == [256, 128]
 
@@ -129,7 +194,9 @@ def test_a_layer_has_the_section_and_the_width_of_its_type() -> None:
 def test_a_layer_type_where_there_is_one_rotation() -> None:
     layered = {**LLAMA, "layer_types": ["full_attention", "sliding_attention"]}
     assert read(layered, layer_type="full_attention") == read(LLAMA)
-    with pytest.raises(ValueError, match="`layer_type` is 'full_attention', but this config has one rotation"):
+    with pytest.raises(
+        ValueError, match="`layer_type` is 'full_attention', but this config has one rotation"
+    ):
         read(LLAMA, layer_type="full_attention")
 
 
@@ -145,8 +212,12 @@ def test_layers_of_their_own_width() -> None:
     for index in ("1", 1):
         config = keys | {"per_layer_config": {index: {"head_dim": 64}, "2": None}}
         assert RotaryEmbedding.from_config(config, layer_type="full_attention").head_dim == 64
-    with pytest.raises(TypeError, match="`per_layer_config` holds 3 for layer 0; it must be an object"):
-        RotaryEmbedding.from_config(keys | {"per_layer_config": {"0": 3}}, layer_type="sliding_attention")
+    with pytest.raises(
+        TypeError, match="`per_layer_config` holds 3 for layer 0; it must be an object"
+    ):
+        RotaryEmbedding.from_config(
+            keys | {"per_layer_config": {"0": 3}}, layer_type="sliding_attention"
+        )
 
 
 V4: dict[str, Any] = {"model_type": "deepseek_v4", "head_dim": 512, "qk_rope_head_dim": 64}
@@ -158,19 +229,39 @@ YARN = {"rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 6
 @pytest.mark.parametrize(
     "keys",
     [
-        {"rope_theta": 1e4, "compress_rope_theta": 160000, "rope_scaling": {**YARN, "rope_theta": 1e4}},
-        {"rope_parameters": {"rope_theta": 1e4}, "compress_rope_parameters": {"rope_theta": 160000.0}},
-        {"rope_parameters": {"main": {"rope_theta": 1e4}}, "compress_rope_parameters": {"rope_theta": 160000.0}},
-        {"rope_theta": 1e4, "compress_rope_theta": 2e4, "compress_rope_parameters": {**YARN, "rope_theta": 160000.0}},
+        {
+            "rope_theta": 1e4,
+            "compress_rope_theta": 160000,
+            "rope_scaling": {**YARN, "rope_theta": 1e4},
+        },
+        {
+            "rope_parameters": {"rope_theta": 1e4},
+            "compress_rope_parameters": {"rope_theta": 160000.0},
+        },
+        {
+            "rope_parameters": {"main": {"rope_theta": 1e4}},
+            "compress_rope_parameters": {"rope_theta": 160000.0},
+        },
+        {
+            "rope_theta": 1e4,
+            "compress_rope_theta": 2e4,
+            "compress_rope_parameters": {**YARN, "rope_theta": 160000.0},
+        },
     ],
 )
 def test_the_section_of_some_layers_wins_over_that_of_the_model(keys: dict[str, Any]) -> None:
-    assert read(V4, keys, layer_type="main").inv_freq[1] == pytest.approx(1e4 ** (-1 / 32), rel=1e-12)
-    assert read(V4, keys, layer_type="compress").inv_freq[1] == pytest.approx(160000 ** (-1 / 32), rel=1e-12)
+    assert read(V4, keys, layer_type="main").inv_freq[1] == pytest.approx(
+        1e4 ** (-1 / 32), rel=1e-12
+    )
+    assert read(V4, keys, layer_type="compress").inv_freq[1] == pytest.approx(
+        160000 ** (-1 / 32), rel=1e-12
+    )
 
 
 def test_a_section_of_some_layers_is_an_object() -> None:
-    with pytest.raises(TypeError, match="`compress_rope_parameters` is 160000; it must be an object"):
+    with pytest.raises(
+        TypeError, match="`compress_rope_parameters` is 160000; it must be an object"
+    ):
         read(V4, {"compress_rope_parameters": 160000}, layer_type="main")
 
 
@@ -194,5 +285,6 @@ def test_layers_that_are_alike_need_no_count(given: Any, layer_type: str | None)
 def test_an_interval_is_a_whole_number(interval: Any) -> None:
     with pytest.raises(ValueError, match="`no_rope_layer_interval` is"):
         reader.read(
-            FOUR_HEADS | {"model_type": "smollm3", "no_rope_layers": None, "no_rope_layer_interval": interval}
+            FOUR_HEADS
+            | {"model_type": "smollm3", "no_rope_layers": None, "no_rope_layer_interval": interval}
         ).spec()

@@ -11,28 +11,87 @@ from rope_cpu.configs import reader
 
 HUGE = 10**5000
 LISTED = {"layer_types": ["full_attention", "sliding_attention"], "num_hidden_layers": 2}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 QWEN2_VL = {"model_type": "qwen2_vl", "hidden_size": 64, "num_attention_heads": 4}
 VISION = {"patch_size": 14, "num_heads": 4, "hidden_size": 64, "head_dim": 16, "rope_theta": 1e4}
 WAN = {"_class_name": "WanTransformer3DModel", "attention_head_dim": 128, "num_attention_heads": 4}
-LTX = {"_class_name": "LTXVideoTransformer3DModel", "attention_head_dim": 16, "num_attention_heads": 2}
-FLUX = {"_class_name": "FluxTransformer2DModel", "attention_head_dim": 128, "axes_dims_rope": [16, 56, 56]}
+LTX = {
+    "_class_name": "LTXVideoTransformer3DModel",
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+}
+FLUX = {
+    "_class_name": "FluxTransformer2DModel",
+    "attention_head_dim": 128,
+    "axes_dims_rope": [16, 56, 56],
+}
 
 CONFIGS = {
-    "yarn": {**LLAMA, "rope_theta": 1e4, "rope_scaling": YARN, "num_hidden_layers": 2, "max_position_embeddings": 99},
-    "llama3": {**LLAMA, "head_dim": 8, "rope_parameters": {**LLAMA3, "original_max_position_embeddings": 64}},
-    "longrope": {"model_type": "phi3", "head_dim": 8, "max_position_embeddings": 64, "rope_scaling": LONGROPE},
-    "layers": {**GEMMA3, **LISTED, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256, "sliding_window": 4},
-    "nested": {**GEMMA3, **LISTED, "rope_parameters": {"full_attention": YARN, "sliding_attention": {}}},
-    "interval": {**LLAMA, "num_hidden_layers": 4, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0]},
-    "latent": {"model_type": "deepseek_v3", "qk_rope_head_dim": 64, "kv_lora_rank": 512, "rope_scaling": YARN},
-    "gemma 4": {"model_type": "gemma4_text", **LISTED, "num_attention_heads": 8, "per_layer_config": {"0": {}}},
+    "yarn": {
+        **LLAMA,
+        "rope_theta": 1e4,
+        "rope_scaling": YARN,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 99,
+    },
+    "llama3": {
+        **LLAMA,
+        "head_dim": 8,
+        "rope_parameters": {**LLAMA3, "original_max_position_embeddings": 64},
+    },
+    "longrope": {
+        "model_type": "phi3",
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "rope_scaling": LONGROPE,
+    },
+    "layers": {
+        **GEMMA3,
+        **LISTED,
+        "rope_local_base_freq": 1e4,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4,
+    },
+    "nested": {
+        **GEMMA3,
+        **LISTED,
+        "rope_parameters": {"full_attention": YARN, "sliding_attention": {}},
+    },
+    "interval": {
+        **LLAMA,
+        "num_hidden_layers": 4,
+        "no_rope_layer_interval": 4,
+        "no_rope_layers": [1, 1, 1, 0],
+    },
+    "latent": {
+        "model_type": "deepseek_v3",
+        "qk_rope_head_dim": 64,
+        "kv_lora_rank": 512,
+        "rope_scaling": YARN,
+    },
+    "gemma 4": {
+        "model_type": "gemma4_text",
+        **LISTED,
+        "num_attention_heads": 8,
+        "per_layer_config": {"0": {}},
+    },
     "step": {"model_type": "step3p5", "head_dim": 64, **LISTED, "layer_rope_theta": [1e4, 1e4]},
     "M-RoPE": {**QWEN2_VL, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}},
     "whole": {"model_type": "llava", "text_config": LLAMA, "vision_config": VISION},
-    "dbrx": {"model_type": "dbrx", "d_model": 64, "n_heads": 4, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4}},
+    "dbrx": {
+        "model_type": "dbrx",
+        "d_model": 64,
+        "n_heads": 4,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
+    },
     "heads": {**LLAMA, **LISTED, "num_attention_heads_per_layer": [4, 8]},
     "pixtral": {"model_type": "pixtral", **VISION},
     "loftr": {"model_type": "efficientloftr", "hidden_size": 64},
@@ -48,8 +107,33 @@ CONFIGS = {
     "cogvideox": {"use_rotary_positional_embeddings": True, "attention_head_dim": 64},
 }
 VALUES = [
-    *(2**20, 2**31, 2**40, 10**400, HUGE, -1, 0, -(2**63), 1.5, 5e-324, 1e308, float("nan"), float("inf"), True),
-    *("", "x" * 10**6, b"x", [], [["x"]], ["full_attention", ["x"]], [1.0] * 10**5, [HUGE], nested(10**5)),
+    *(
+        2**20,
+        2**31,
+        2**40,
+        10**400,
+        HUGE,
+        -1,
+        0,
+        -(2**63),
+        1.5,
+        5e-324,
+        1e308,
+        float("nan"),
+        float("inf"),
+        True,
+    ),
+    *(
+        "",
+        "x" * 10**6,
+        b"x",
+        [],
+        [["x"]],
+        ["full_attention", ["x"]],
+        [1.0] * 10**5,
+        [HUGE],
+        nested(10**5),
+    ),
     *({}, {"a": {}}, {"rope_type": {}}, {1: 2, "a": 3}, set(), object()),
     *(np.float32(2), np.int64(7), np.array(5), np.array([1, 2]), np.array(HUGE, dtype=object)),
 ]
@@ -107,8 +191,14 @@ def test_the_configs_themselves_are_read(name):
 REFUSED = [
     ({**LLAMA, "head_dim": 2**40}, "`head_dim` is 1099511627776; it must be at most 65536"),
     ({**LLAMA, "hidden_size": 2**31}, "`hidden_size` is 2147483648; it must be at most 16777216"),
-    ({**LLAMA, "num_attention_heads": 2**13}, "`num_attention_heads` is 8192; it must be at most 4096"),
-    ({**LLAMA, "num_hidden_layers": 2**31}, "`num_hidden_layers` is 2147483648; it must be at most 65536"),
+    (
+        {**LLAMA, "num_attention_heads": 2**13},
+        "`num_attention_heads` is 8192; it must be at most 4096",
+    ),
+    (
+        {**LLAMA, "num_hidden_layers": 2**31},
+        "`num_hidden_layers` is 2147483648; it must be at most 65536",
+    ),
     ({**LLAMA, "num_hidden_layers": 10**400}, "`num_hidden_layers` is an integer of 1329 bits"),
     ({**LLAMA, "layer_types": ["x"] * 10**6}, "it may have at most 65536 entries"),
     ({**LLAMA, "no_rope_layers": [1] * 10**6}, "it may have at most 65536 entries"),
@@ -117,13 +207,31 @@ REFUSED = [
     ({**LLAMA, "model_type": nested(10**5)}, "`model_type` is [[[["),
     ({**LLAMA, "rope_scaling": {"rope_type": {}}}, "`rope_type` is {}; it cannot be an object"),
     ({**LLAMA, "rope_scaling": {"factor": {}}}, "`factor` is {}; it cannot be an object"),
-    ({**QWEN2_VL, "rope_scaling": {"type": "mrope", "mrope_section": {}}}, "`mrope_section` is {}; it cannot be"),
-    ({**QWEN2_VL, "rope_scaling": {"type": "mrope", "mrope_section": [8, {}]}}, "`mrope_section` is {}; it must be an"),
-    ({**QWEN2_VL, "rope_scaling": {"type": "mrope", "mrope_section": [1] * 65}}, "it may have at most 64 entries"),
-    ({**LLAMA, "head_dim": 8, "rope_scaling": {**LONGROPE, "long_factor": [1.0] * 10**6}}, "at most 32768 entries"),
-    ({"model_type": "efficientloftr", "hidden_size": 2**17}, "`hidden_size` is 131072; it must be at most 65536"),
+    (
+        {**QWEN2_VL, "rope_scaling": {"type": "mrope", "mrope_section": {}}},
+        "`mrope_section` is {}; it cannot be",
+    ),
+    (
+        {**QWEN2_VL, "rope_scaling": {"type": "mrope", "mrope_section": [8, {}]}},
+        "`mrope_section` is {}; it must be an",
+    ),
+    (
+        {**QWEN2_VL, "rope_scaling": {"type": "mrope", "mrope_section": [1] * 65}},
+        "it may have at most 64 entries",
+    ),
+    (
+        {**LLAMA, "head_dim": 8, "rope_scaling": {**LONGROPE, "long_factor": [1.0] * 10**6}},
+        "at most 32768 entries",
+    ),
+    (
+        {"model_type": "efficientloftr", "hidden_size": 2**17},
+        "`hidden_size` is 131072; it must be at most 65536",
+    ),
     ({"model_type": "pixtral", **VISION, "head_dim": 2**17}, "`head_dim` is 131072"),
-    ({**LTX, "attention_head_dim": 2**14, "num_attention_heads": 2**12}, "`num_attention_heads` are (16384, 4096)"),
+    (
+        {**LTX, "attention_head_dim": 2**14, "num_attention_heads": 2**12},
+        "`num_attention_heads` are (16384, 4096)",
+    ),
     ({**FLUX, "axes_dims_rope": [2**40] * 3}, "`axes_dims_rope` gives the axes the widths"),
     ({**FLUX, "axes_dims_rope": "aa"}, "`axes_dims_rope` gives the axes the widths 'aa'"),
     ({**WAN, "attention_head_dim": 2**40}, "`attention_head_dim` is 1099511627776"),

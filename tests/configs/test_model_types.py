@@ -15,17 +15,34 @@ from rope_cpu.configs.model_types import _rows, facts_of
 
 
 def test_defaults_of_the_model_type_fill_a_sparse_file() -> None:
-    np.testing.assert_allclose(read({"model_type": "qwen2_moe"}).inv_freq, inv_freq(128, 1e4), rtol=1e-14)
-    np.testing.assert_allclose(read({"model_type": "cohere"}).inv_freq, inv_freq(128, 5e5), rtol=1e-14)
+    np.testing.assert_allclose(
+        read({"model_type": "qwen2_moe"}).inv_freq, inv_freq(128, 1e4), rtol=1e-14
+    )
+    np.testing.assert_allclose(
+        read({"model_type": "cohere"}).inv_freq, inv_freq(128, 5e5), rtol=1e-14
+    )
     assert read({"model_type": "gpt_oss"}).rope_type == "yarn"
 
 
 @pytest.mark.parametrize(
     ("model_type", "interleaved"),
-    [("llama", False), ("gptj", True), ("cohere2", True), ("glm", True), ("llama4_text", True), ("roformer", True)],
+    [
+        ("llama", False),
+        ("gptj", True),
+        ("cohere2", True),
+        ("glm", True),
+        ("llama4_text", True),
+        ("roformer", True),
+    ],
 )
 def test_pairing_comes_from_the_model_type(model_type: str, interleaved: bool) -> None:
-    keys = {"model_type": model_type, "hidden_size": 512, "num_attention_heads": 8, "n_embd": 512, "n_head": 8}
+    keys = {
+        "model_type": model_type,
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "n_embd": 512,
+        "n_head": 8,
+    }
     assert read(keys).interleaved is interleaved
     assert read(keys, interleaved=not interleaved).interleaved is not interleaved
 
@@ -40,13 +57,25 @@ def test_an_unknown_model_type_needs_the_pairing() -> None:
 
 
 def test_own_names_of_keys() -> None:
-    rope = read({"model_type": "dbrx", "d_model": 512, "n_heads": 4, "attn_config": {"rope_theta": 5e5}})
+    rope = read(
+        {"model_type": "dbrx", "d_model": 512, "n_heads": 4, "attn_config": {"rope_theta": 5e5}}
+    )
     np.testing.assert_allclose(rope.inv_freq, inv_freq(128, 5e5), rtol=1e-14)
-    assert read({"model_type": "llava_qwen", "hidden_size": 512, "num_attention_heads": 8}).head_dim == 64
+    assert (
+        read({"model_type": "llava_qwen", "hidden_size": 512, "num_attention_heads": 8}).head_dim
+        == 64
+    )
 
 
 def test_latent_attention() -> None:
-    rope = read({"model_type": "deepseek_v3", "qk_rope_head_dim": 32, "hidden_size": 512, "num_attention_heads": 4})
+    rope = read(
+        {
+            "model_type": "deepseek_v3",
+            "qk_rope_head_dim": 32,
+            "hidden_size": 512,
+            "num_attention_heads": 4,
+        }
+    )
     assert (rope.head_dim, rope.rotary_dim, rope.interleaved) == (32, 32, True)
     assert not read({"model_type": "deepseek_v3", "rope_interleave": False}).interleaved
 
@@ -66,11 +95,16 @@ def test_nanochat_rotates_backwards() -> None:
 
 
 def test_nanochat_rotates_backwards_at_every_length() -> None:
-    scaling = {"max_position_embeddings": 100, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    scaling = {
+        "max_position_embeddings": 100,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+    }
     back, forth = read(NANOCHAT, scaling), read(LLAMA, scaling)
     np.testing.assert_array_equal(back.inv_freq, -forth.inv_freq)
     for length in (10, 1000, [10, 1000]):
-        np.testing.assert_array_equal(back.at_length(length).inv_freq, -forth.at_length(length).inv_freq)
+        np.testing.assert_array_equal(
+            back.at_length(length).inv_freq, -forth.at_length(length).inv_freq
+        )
     assert pickle.loads(pickle.dumps(back)) == back == read(NANOCHAT, scaling) != forth
 
 
@@ -78,7 +112,10 @@ def test_a_type_that_mostly_adds_positions_may_rotate() -> None:
     rotary = {"model_type": "xlm-roberta", "hidden_size": 64, "num_attention_heads": 4}
     with pytest.raises(ValueError, match="'xlm-roberta'"):
         reader.read(rotary).spec(interleaved=False)
-    assert reader.read(rotary | {"position_embedding_type": "rotary"}).spec(interleaved=False).head_dim == 16
+    assert (
+        reader.read(rotary | {"position_embedding_type": "rotary"}).spec(interleaved=False).head_dim
+        == 16
+    )
 
 
 def test_a_given_pairing_makes_no_rotation() -> None:

@@ -20,13 +20,19 @@ from rope_cpu.configs import reader
 def test_path_folder_and_dict_are_alike(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "rope_theta": 5e5}))
     rope = read(LLAMA, {"rope_theta": 5e5})
-    assert rope == RotaryEmbedding.from_config(tmp_path) == RotaryEmbedding.from_config(str(tmp_path / "config.json"))
+    assert (
+        rope
+        == RotaryEmbedding.from_config(tmp_path)
+        == RotaryEmbedding.from_config(str(tmp_path / "config.json"))
+    )
 
 
 def test_old_and_new_forms_are_alike() -> None:
     scaling = {"type": "linear", "factor": 4.0}
     old = read(LLAMA, {"rope_theta": 5e5, "rope_scaling": scaling})
-    new = read(LLAMA, {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}})
+    new = read(
+        LLAMA, {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}}
+    )
     assert old == new
     np.testing.assert_allclose(old.inv_freq, inv_freq(128, 5e5) / 4, rtol=1e-14)
 
@@ -41,13 +47,16 @@ def test_the_language_model_of_a_multimodal_config_is_followed() -> None:
     inner = {**LLAMA, "rope_theta": 7e5}
     assert read({"model_type": "llava", "text_config": inner, "rope_theta": 1.0}) == read(inner)
     assert read({"model_type": "somevlm", "llm_config": inner}) == read(inner)
-    thinker = {"model_type": "qwen2_5_omni_thinker", "text_config": {"rope_theta": 5e5, "max_position_embeddings": 8}}
+    thinker = {
+        "model_type": "qwen2_5_omni_thinker",
+        "text_config": {"rope_theta": 5e5, "max_position_embeddings": 8},
+    }
     assert read({"model_type": "qwen2_5_omni", "thinker_config": thinker}).axes == 3
     gemma = {"model_type": "gemma", "head_dim": 64}
     for whole in ("colpali", "pi0"):
-        assert read({"model_type": whole, "vlm_config": {"model_type": "paligemma", "text_config": gemma}}) == read(
-            gemma
-        )
+        assert read(
+            {"model_type": whole, "vlm_config": {"model_type": "paligemma", "text_config": gemma}}
+        ) == read(gemma)
     assert read({"model_type": "t5gemma", "decoder": {"head_dim": 64}}) == read(gemma)
     with pytest.raises(ValueError, match=r"`model_type` is 'blt'.*rotations of their own"):
         read({"model_type": "blt"})
@@ -67,15 +76,35 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     ("/no/such/folder", ValueError, "`config` is '/no/such/folder'"),
     ({**LLAMA, "rope_scaling": [1]}, TypeError, "`rope_scaling` is"),
     ({**LLAMA, "rope_scaling": {"rope_type": ["linear"]}}, ValueError, "not a known rope type"),
-    ({**LLAMA, "model_type": ["llama"]}, TypeError, r"`model_type` is \['llama'\]; it must be a string"),
+    (
+        {**LLAMA, "model_type": ["llama"]},
+        TypeError,
+        r"`model_type` is \['llama'\]; it must be a string",
+    ),
     ({**LLAMA, "layer_types": 3}, TypeError, "`layer_types` is 3; it must be a list"),
-    ({"text_config": {**LLAMA, "layer_types": 3}}, TypeError, "`layer_types` is 3; it must be a list"),
-    ({"model_type": "dbrx", "attn_config": [1]}, TypeError, r"`attn_config` is \[1\]; it must be an object"),
+    (
+        {"text_config": {**LLAMA, "layer_types": 3}},
+        TypeError,
+        "`layer_types` is 3; it must be a list",
+    ),
+    (
+        {"model_type": "dbrx", "attn_config": [1]},
+        TypeError,
+        r"`attn_config` is \[1\]; it must be an object",
+    ),
     ({"_class_name": ["Flux"]}, TypeError, r"`_class_name` is \['Flux'\]; it must be a string"),
-    ({**LLAMA, "no_rope_layer_interval": 4, "num_hidden_layers": None}, ValueError, "`num_hidden_layers` is missing"),
+    (
+        {**LLAMA, "no_rope_layer_interval": 4, "num_hidden_layers": None},
+        ValueError,
+        "`num_hidden_layers` is missing",
+    ),
     ({**LLAMA, "rope_scaling": {"type": "ntk"}}, ValueError, "`type` is 'ntk'"),
     ({**LLAMA, "rope_scaling": {"type": "linear"}}, ValueError, "`factor` is missing"),
-    ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0, "x": 1}}, ValueError, "`x` is not a key"),
+    (
+        {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0, "x": 1}},
+        ValueError,
+        "`x` is not a key",
+    ),
     ({**LLAMA, "rope_theta": 0}, ValueError, "`rope_theta` is 0"),
     ({**LLAMA, "num_attention_heads": 0}, ValueError, "`num_attention_heads` is 0"),
     ({"model_type": "roformer", "hidden_size": "768"}, TypeError, "`hidden_size` is '768'"),
@@ -83,19 +112,47 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     ({"model_type": "falcon", "alibi": True}, ValueError, "`alibi` is True.*ALiBi"),
     ({"model_type": "esm"}, ValueError, "`position_embedding_type` is 'absolute'"),
     (
-        {"model_type": "esm", "position_embedding_type": "rotary", "rope_parameters": {"rope_type": "linear"}},
+        {
+            "model_type": "esm",
+            "position_embedding_type": "rotary",
+            "rope_parameters": {"rope_type": "linear"},
+        },
         ValueError,
         "`rope_parameters` is .*knows no sections",
     ),
-    ({"model_type": "chatglm", "position_encoding_2d": True}, ValueError, "`position_encoding_2d` is True"),
+    (
+        {"model_type": "chatglm", "position_encoding_2d": True},
+        ValueError,
+        "`position_encoding_2d` is True",
+    ),
     ({"model_type": "qwen2_vl_text", "head_dim": 64}, ValueError, "`mrope_section` is"),
     ({"model_type": "nemotron_h"}, ValueError, "not rotated"),
-    ({"model_type": "gemma4_text", "rope_scaling": {"factor": 2.0}}, ValueError, "`rope_scaling` is one section"),
-    ({"model_type": "gemma4_text", "rope_parameters": {"factor": 2.0}}, ValueError, "`rope_parameters` is one section"),
-    ({"model_type": "chatglm", "rope_ratio": "2"}, TypeError, "`rope_ratio` is '2'; it must be a number"),
-    ({"model_type": "chatglm", "rope_scaling": {"rope_theta": "2"}}, TypeError, "`rope_theta` is '2'"),
+    (
+        {"model_type": "gemma4_text", "rope_scaling": {"factor": 2.0}},
+        ValueError,
+        "`rope_scaling` is one section",
+    ),
+    (
+        {"model_type": "gemma4_text", "rope_parameters": {"factor": 2.0}},
+        ValueError,
+        "`rope_parameters` is one section",
+    ),
+    (
+        {"model_type": "chatglm", "rope_ratio": "2"},
+        TypeError,
+        "`rope_ratio` is '2'; it must be a number",
+    ),
+    (
+        {"model_type": "chatglm", "rope_scaling": {"rope_theta": "2"}},
+        TypeError,
+        "`rope_theta` is '2'",
+    ),
     ({"model_type": "gpt2"}, ValueError, "`model_type` is 'gpt2': its positions are added"),
-    ({"model_type": "inkling2", "text_config": {"model_type": "inkling2_text"}}, ValueError, "not rotated"),
+    (
+        {"model_type": "inkling2", "text_config": {"model_type": "inkling2_text"}},
+        ValueError,
+        "not rotated",
+    ),
     (
         {"model_type": "olmo_hybrid", "rope_parameters": {"rope_theta": None}},
         ValueError,
@@ -111,7 +168,9 @@ def test_refusals(given: Any, kind: type[Exception], words: str) -> None:
         reader.read(given).spec()
 
 
-@pytest.mark.parametrize(("text", "words"), [("[]", "holds a list"), ("{", "config.json' is not valid JSON")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("[]", "holds a list"), ("{", "config.json' is not valid JSON")]
+)
 def test_what_is_no_object_is_no_config(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=words):
@@ -120,5 +179,8 @@ def test_what_is_no_object_is_no_config(tmp_path: Path, text: str, words: str) -
 
 @pytest.mark.parametrize("length", [1024, 10**7])
 def test_a_rotary_is_small_whatever_the_context(length: int) -> None:
-    rope = read(LLAMA, {"max_position_embeddings": length, "rope_scaling": {"type": "dynamic", "factor": 2.0}})
+    rope = read(
+        LLAMA,
+        {"max_position_embeddings": length, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    )
     assert len(pickle.dumps(rope.at_length(2 * length))) < 100_000

@@ -33,20 +33,27 @@ def tower(model_type, **values):
         (tower("step3p5_vision"), [(1, 1), (1, 1 / 4), (1, 1 / 16), (1, 1 / 64)]),
         (tower("kimi_k25_vision"), [(1, 1), (0, 1), (1, 1 / 4), (0, 1 / 4)]),
         (tower("pixtral"), [(0, 1), (0, 1 / 4), (0, 1 / 16), (0, 1 / 64)]),
-        (tower("dinov3_vit"), [(0, 2 * math.pi), (0, math.pi / 2), (0, math.pi / 8), (0, math.pi / 32)]),
+        (
+            tower("dinov3_vit"),
+            [(0, 2 * math.pi), (0, math.pi / 2), (0, math.pi / 8), (0, math.pi / 32)],
+        ),
     ],
 )
 def test_who_owns_the_first_pairs(config, expected):
     config["rope_parameters"] = {"rope_type": "axial", "rope_theta": 256.0}
     found = pairs_of(config)[:4]
     assert [axis for axis, _ in found] == [axis for axis, _ in expected]
-    assert [frequency for _, frequency in found] == pytest.approx([frequency for _, frequency in expected], rel=1e-14)
+    assert [frequency for _, frequency in found] == pytest.approx(
+        [frequency for _, frequency in expected], rel=1e-14
+    )
 
 
 def test_pixtral_alternates_over_the_whole_head():
     found = pairs_of(tower("pixtral", rope_theta=256.0))
     assert found == [
-        (axis, pytest.approx(256 ** (-(2 * i + axis) / 8), rel=1e-14)) for axis in range(2) for i in range(4)
+        (axis, pytest.approx(256 ** (-(2 * i + axis) / 8), rel=1e-14))
+        for axis in range(2)
+        for i in range(4)
     ]
 
 
@@ -66,8 +73,17 @@ def test_minimax_leaves_what_three_axes_cannot_share():
     ("config", "model_type"),
     [
         ({"model_type": "qwen2_vl", "vision_config": {"patch_size": 14}}, "qwen2_vl_vision"),
-        ({"model_type": "qwen2_vl", "vision_config": {"model_type": "qwen2_vl", "patch_size": 14}}, "qwen2_vl_vision"),
-        ({"model_type": "qwen2_5_omni", "vision_config": {"patch_size": 14}}, "qwen2_5_omni_vision_encoder"),
+        (
+            {
+                "model_type": "qwen2_vl",
+                "vision_config": {"model_type": "qwen2_vl", "patch_size": 14},
+            },
+            "qwen2_vl_vision",
+        ),
+        (
+            {"model_type": "qwen2_5_omni", "vision_config": {"patch_size": 14}},
+            "qwen2_5_omni_vision_encoder",
+        ),
         ({"model_type": "llava", "vision_config": {"model_type": "pixtral"}}, "pixtral"),
     ],
 )
@@ -75,7 +91,13 @@ def test_the_vision_part_of_a_whole_model(config, model_type):
     assert vision.tower(config)["model_type"] == model_type
 
 
-QWEN = {"depth": 24, "num_heads": 16, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}
+QWEN = {
+    "depth": 24,
+    "num_heads": 16,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +106,15 @@ QWEN = {"depth": 24, "num_heads": 16, "patch_size": 16, "spatial_merge_size": 2,
         ({"model_type": "qwen3_vl", "hidden_size": 1024, **QWEN}, 64),
         ({"hidden_size": 1536, "embed_dim": 1280, **QWEN}, 80),
         ({"hidden_size": 1280, **QWEN}, 80),
-        ({"model_type": "", "patch_size": 14, "vt_hidden_size": 1152, "vt_num_attention_heads": 16}, 72),
+        (
+            {
+                "model_type": "",
+                "patch_size": 14,
+                "vt_hidden_size": 1152,
+                "vt_num_attention_heads": 16,
+            },
+            72,
+        ),
     ],
 )
 def test_a_vision_part_is_never_taken_for_its_language_model(part, head_dim):
@@ -112,18 +142,42 @@ def test_other_configurations_are_left_to_others(config):
         ({"model_type": "siglip_vision_model"}, "nothing is rotated"),
         ({"model_type": "lightglue"}, "its frequencies are weights"),
         ({"model_type": "qwen2_5_vl_vision", "num_heads": 4}, "`config` has no `hidden_size`"),
-        ({"model_type": "qwen2_5_vl_vision", "hidden_size": 64}, "`config` has no `num_attention_heads`"),
+        (
+            {"model_type": "qwen2_5_vl_vision", "hidden_size": 64},
+            "`config` has no `num_attention_heads`",
+        ),
         ({"model_type": "sam2_video"}, "`config` has no `memory_attention_hidden_size`"),
-        (tower("pixtral", rope_scaling={"type": "linear", "factor": 2.0}), "vision towers take no scaling"),
-        (tower("pixtral", rope_parameters={"rope_type": "axial", "factor": 2.0}), "`rope_parameters` holds ['factor']"),
-        ({**ERNIE, "rope_parameters": {"mrope_section": [8, 8, 8]}}, "`mrope_section` is [8, 8, 8]; it must split 64"),
-        ({**ERNIE, "rope_parameters": {"mrope_section": [32, 32]}}, "`mrope_section` is [32, 32]; it must split 64"),
+        (
+            tower("pixtral", rope_scaling={"type": "linear", "factor": 2.0}),
+            "vision towers take no scaling",
+        ),
+        (
+            tower("pixtral", rope_parameters={"rope_type": "axial", "factor": 2.0}),
+            "`rope_parameters` holds ['factor']",
+        ),
+        (
+            {**ERNIE, "rope_parameters": {"mrope_section": [8, 8, 8]}},
+            "`mrope_section` is [8, 8, 8]; it must split 64",
+        ),
+        (
+            {**ERNIE, "rope_parameters": {"mrope_section": [32, 32]}},
+            "`mrope_section` is [32, 32]; it must split 64",
+        ),
         ({**ERNIE, "rope_scaling": {"type": "linear", "factor": 2.0}}, "`rope_type` is 'linear'"),
         (tower("pixtral", rope_scaling={"factor": 2.0}), "`rope_scaling` holds ['factor']"),
-        (tower("pixtral", hidden_size=65), "`hidden_size` is 65, which 4 heads cannot share equally"),
-        ({**ERNIE, "rope_parameters": {"mrope_section": 64}}, "`mrope_section` is 64; it must be a sequence"),
+        (
+            tower("pixtral", hidden_size=65),
+            "`hidden_size` is 65, which 4 heads cannot share equally",
+        ),
+        (
+            {**ERNIE, "rope_parameters": {"mrope_section": 64}},
+            "`mrope_section` is 64; it must be a sequence",
+        ),
         (tower("pixtral", rope_theta="1e4"), "`rope_theta` is '1e4'; it must be a number"),
-        (tower("pixtral", rope_scaling=["linear"]), "`rope_scaling` is ['linear']; it must be an object"),
+        (
+            tower("pixtral", rope_scaling=["linear"]),
+            "`rope_scaling` is ['linear']; it must be an object",
+        ),
         ({"model_type": "efficientloftr", "hidden_size": "256"}, "`hidden_size` is '256'"),
     ],
 )
@@ -146,14 +200,27 @@ def test_null_is_like_a_missing_key(config, key):
 
 
 def test_a_vision_part_is_known_by_its_keys():
-    part = {"hidden_size": 1024, "num_heads": 16, "deepstack_visual_indexes": [5], "patch_size": None}
+    part = {
+        "hidden_size": 1024,
+        "num_heads": 16,
+        "deepstack_visual_indexes": [5],
+        "patch_size": None,
+    }
     for null in ({}, {"model_type": "qwen3_vl"}):
-        assert vision.model_type({**part, **null}) == vision.model_type({**part, **null, "patch_size": 14})
-        assert vision.is_vision({**part, **null}) == vision.is_vision({**part, **null, "patch_size": 14})
+        assert vision.model_type({**part, **null}) == vision.model_type(
+            {**part, **null, "patch_size": 14}
+        )
+        assert vision.is_vision({**part, **null}) == vision.is_vision(
+            {**part, **null, "patch_size": 14}
+        )
 
 
 def test_heads_of_projections_of_their_own_width_are_floored():
     """As in the code of these two models, whose projections are heads · (hidden_size // heads) wide."""
     assert reader.read(tower("llama4_vision_model", hidden_size=65)).spec().head_dim == 16
-    ernie = {"hidden_size": 257, "num_attention_heads": 2, "rope_parameters": {"mrope_section": [22, 22, 20]}}
+    ernie = {
+        "hidden_size": 257,
+        "num_attention_heads": 2,
+        "rope_parameters": {"mrope_section": [22, 22, 20]},
+    }
     assert reader.read({"model_type": "ernie4_5_vl_moe_text", **ernie}).spec().head_dim == 128

@@ -70,7 +70,10 @@ def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
 def test_decoding_equals_the_whole_at_once(folder: Path, rng: np.random.Generator) -> None:
     model, tokens = Transformer(folder), rng.integers(0, 50, (2, 20))
     whole, cache = model(tokens, Cache()), Cache()
-    steps = [model(tokens[:, :7], cache), *(model(tokens[:, i : i + 1], cache) for i in range(7, 20))]
+    steps = [
+        model(tokens[:, :7], cache),
+        *(model(tokens[:, i : i + 1], cache) for i in range(7, 20)),
+    ]
     # Sums of 32 to 64 float32 products in another order, through two layers, on logits of order 1.
     np.testing.assert_allclose(np.concatenate(steps, axis=1), whole, rtol=0, atol=1e-4)
     shifted = model(np.concatenate([tokens[:, 1:], tokens[:, :1]], axis=1), Cache())
@@ -86,7 +89,9 @@ def test_generate(folder: Path) -> None:
         again.append(token)
 
 
-@pytest.mark.parametrize(("stored", "dtype"), [("F32", np.float32), ("F16", np.float16), ("BF16", ml_dtypes.bfloat16)])
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [("F32", np.float32), ("F16", np.float16), ("BF16", ml_dtypes.bfloat16)]
+)
 def test_read_safetensors(tmp_path: Path, stored: str, dtype: Any) -> None:
     tensors = {"a": np.arange(6.0).reshape(2, 3), "b": np.array([0.5])}
     write_safetensors(tmp_path / "x.safetensors", tensors, stored, dtype)

@@ -52,11 +52,15 @@ def test_documents_four_by_four():
     """(x, y) from the 4 x 4 matrix itself: its first and third columns are images of unit vectors."""
     x, y = 1.25, -2.5
     after = np.array([np.cos(x), np.sin(x), np.cos(y), np.sin(y)])
-    found = from_vectors(np.array([1.0, 0, 1, 0]), after, R.from_inv_freq(np.eye(2), interleaved=True), -3, 3)
+    found = from_vectors(
+        np.array([1.0, 0, 1, 0]), after, R.from_inv_freq(np.eye(2), interleaved=True), -3, 3
+    )
     np.testing.assert_allclose(found, [x, y], rtol=0, atol=8 * 2.0**-52)
 
 
-@pytest.mark.parametrize(("interleaved", "span"), [(False, "axis"), (False, "head"), (True, "axis")])
+@pytest.mark.parametrize(
+    ("interleaved", "span"), [(False, "axis"), (False, "head"), (True, "axis")]
+)
 def test_positions_come_back_from_vectors(interleaved, span, rng):
     rope = R.axial(20, 2, axis_dims=(8, 10), interleaved=interleaved, span=span)
     positions, before = rng.uniform(0, 500, size=(1, 50, 2)), rng.normal(size=(1, 50, 1, 20))

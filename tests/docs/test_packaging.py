@@ -13,17 +13,29 @@ import rope_cpu
 ROOT = Path(__file__).parents[2]
 PARTS = ("rope_cpu", "export", "bench")
 
-pytestmark = pytest.mark.skipif(not (ROOT / "pyproject.toml").exists(), reason="not run from a source tree")
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "pyproject.toml").exists(), reason="not run from a source tree"
+)
 
 
 def modules(folder):
-    return {str(path.relative_to(folder)) for path in folder.rglob("*.py") if "__pycache__" not in path.parts}
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*.py")
+        if "__pycache__" not in path.parts
+    }
 
 
 def expected():
     """Every module of the tree, where it must be once it is installed."""
-    found = {f"rope_cpu/{name}" for name in modules(ROOT / "rope_cpu") if not name.startswith(("export/", "bench/"))}
-    return found | {f"rope_cpu/{part}/{name}" for part in ("export", "bench") for name in modules(ROOT / part)}
+    found = {
+        f"rope_cpu/{name}"
+        for name in modules(ROOT / "rope_cpu")
+        if not name.startswith(("export/", "bench/"))
+    }
+    return found | {
+        f"rope_cpu/{part}/{name}" for part in ("export", "bench") for name in modules(ROOT / part)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +74,10 @@ def test_wheel_holds_every_module_and_nothing_at_the_top(wheel):
     names = names_in(wheel)
     assert {name for name in names if name.endswith(".py")} == expected()
     assert {"rope_cpu/py.typed", "rope_cpu/configs/data/llama3.1-8b.json"} <= names
-    assert {name.split("/")[0] for name in names} == {"rope_cpu", f"rope_cpu-{rope_cpu.__version__}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {
+        "rope_cpu",
+        f"rope_cpu-{rope_cpu.__version__}.dist-info",
+    }
 
 
 def test_sdist_builds_the_same_wheel(tree, wheel, build, tmp_path):

@@ -29,7 +29,11 @@ def test_every_block_says_its_language():
 
 def commands():
     lines = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()]
-    return list(dict.fromkeys(part.partition(" #")[0].strip() for line in lines for part in line.split("&&")))
+    return list(
+        dict.fromkeys(
+            part.partition(" #")[0].strip() for line in lines for part in line.split("&&")
+        )
+    )
 
 
 @pytest.mark.parametrize("command", commands())
@@ -51,7 +55,9 @@ def test_ci_takes_its_test_line_from_here():
 
 
 def test_extras_that_are_named_exist():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for group in re.findall(r"\.\[([\w,]+)\]", README):
         assert set(group.split(",")) <= set(extras)
 

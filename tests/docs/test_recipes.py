@@ -75,7 +75,10 @@ def test_01_block_matrix(head_dim, vectors):
         matrix = np.zeros((head_dim, head_dim))
         angles = [p * w for p in (across, down) for w in inv_freq(head_dim // 2)]
         for i, a in enumerate(angles):
-            matrix[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = [[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]]
+            matrix[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = [
+                [math.cos(a), -math.sin(a)],
+                [math.sin(a), math.cos(a)],
+            ]
         close(names["y"][0, token], x[0, token] @ matrix.T)
         cx, sx, cy, sy = (f(p * theta) for p in (across, down) for f in (math.cos, math.sin))
         four = np.array([[cx, -sx, 0, 0], [sx, cx, 0, 0], [0, 0, cy, -sy], [0, 0, sy, cy]])
@@ -94,7 +97,9 @@ def test_02_scores_depend_on_differences(axes, vectors, rng):
             for head in range(2):
                 parts = [
                     halves(part, angle)
-                    for part, angle in zip(np.split(k[0, j, head], axes), np.split(difference, axes), strict=True)
+                    for part, angle in zip(
+                        np.split(k[0, j, head], axes), np.split(difference, axes), strict=True
+                    )
                 ]
                 close(names["scores"][0, head, i, j], q[0, i, head] @ np.concatenate(parts))
 
@@ -112,7 +117,10 @@ def test_04_more_dimensions(vectors, rng):
         count = len(ids[0])
         for token, place in enumerate(ids):
             parts = np.split(x[0, token], count, -1)
-            exact = [halves(part, p * inv_freq(part.shape[-1])) for part, p in zip(parts, place, strict=True)]
+            exact = [
+                halves(part, p * inv_freq(part.shape[-1]))
+                for part, p in zip(parts, place, strict=True)
+            ]
             close(ours[0, token], np.concatenate(exact, -1))
     assert names["unequal"].spec.blocks == (16, 56, 56)
 
@@ -170,10 +178,16 @@ def test_06_half_split_2d(vectors, rng):
     q, k = vectors(2, 4, 7, head_dim), vectors(2, 2, 7, head_dim)
     names = run(6, head_dim=head_dim, q=q, k=k, position_ids=ids)
     angles = np.arange(50)[:, None] * inv_freq(head_dim // 2)
-    table = np.concatenate([angles] * 4, -1)  # two halves for x and again for y: head_dim columns in all
+    table = np.concatenate(
+        [angles] * 4, -1
+    )  # two halves for x and again for y: head_dim columns in all
     for ours, x in ((names["q_rot"], q), (names["k_rot"], k)):
         parts = [
-            reader(part, np.cos(table)[ids[..., axis], :16][:, None], np.sin(table)[ids[..., axis], 16:][:, None])
+            reader(
+                part,
+                np.cos(table)[ids[..., axis], :16][:, None],
+                np.sin(table)[ids[..., axis], 16:][:, None],
+            )
             for axis, part in enumerate(np.split(x, 2, -1))
         ]
         close(ours, np.concatenate(parts, -1))
@@ -208,11 +222,16 @@ def test_08_rope_vit(vectors):
     own = np.array([100.0 ** (-4 * i / head_dim) for i in range(head_dim // 4)])
     angles = np.concatenate([across[:, None] * own, down[:, None] * own], -1)
     close(names["y_axial"], adjacent(x, angles[:, None]))
-    close(names["y_mixed"], adjacent(x, across[:, None, None] * freqs[0] + down[:, None, None] * freqs[1]))
+    close(
+        names["y_mixed"],
+        adjacent(x, across[:, None, None] * freqs[0] + down[:, None, None] * freqs[1]),
+    )
 
 
 def sinusoids(count, dim):
-    angles = np.array([[pos / 10000 ** (2 * (j // 2) / dim) for j in range(dim)] for pos in range(count)])
+    angles = np.array(
+        [[pos / 10000 ** (2 * (j // 2) / dim) for j in range(dim)] for pos in range(count)]
+    )
     return np.where(np.arange(dim) % 2, np.cos(angles), np.sin(angles))
 
 
@@ -323,7 +342,9 @@ def test_18_class_tokens():
     names = run(18, rows=3, columns=4, registers=4)
     centres = [(2 * (r + 0.5) / 3 - 1, 2 * (c + 0.5) / 4 - 1) for r in range(3) for c in range(4)]
     close(names["dinov3_ids"], np.array([(0, 0)] * 5 + centres))
-    assert names["llama4_ids"].tolist() == [[r, c] for r in range(1, 4) for c in range(1, 5)] + [[0, 0]]
+    assert names["llama4_ids"].tolist() == [[r, c] for r in range(1, 4) for c in range(1, 5)] + [
+        [0, 0]
+    ]
 
 
 def test_19_video_models(vectors):
@@ -344,10 +365,23 @@ def test_19_video_models(vectors):
 
 
 def test_20_configurations():
-    text = {"hidden_size": 1536, "num_attention_heads": 12, "rope_theta": 1e6, "max_position_embeddings": 32768}
+    text = {
+        "hidden_size": 1536,
+        "num_attention_heads": 12,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 32768,
+    }
     text["rope_scaling"] = {"type": "mrope", "mrope_section": [16, 24, 24]}
-    whole = {"model_type": "qwen2_vl", **text, "vision_config": {"embed_dim": 1280, "num_heads": 16}}
-    wan = {"_class_name": "WanTransformer3DModel", "_diffusers_version": "0.33.0", "attention_head_dim": 128}
+    whole = {
+        "model_type": "qwen2_vl",
+        **text,
+        "vision_config": {"embed_dim": 1280, "num_heads": 16},
+    }
+    wan = {
+        "_class_name": "WanTransformer3DModel",
+        "_diffusers_version": "0.33.0",
+        "attention_head_dim": 128,
+    }
     names = run(20, config=whole, diffusers_config=wan)
     axis = np.repeat([0, 1, 2], [16, 24, 24])
     close(names["language"].inv_freq, (axis == np.arange(3)[:, None]) * inv_freq(128, 1e6))

@@ -19,7 +19,9 @@ HEADS = {"num_heads": 4, "num_kv_heads": 2}
 def agrees(result, known):
     """Return True if a result lies within the error of the arithmetic and of one rounding."""
     exact, bound = known
-    return (np.abs(result.astype(np.float64) - exact) <= bound + half_ulp(exact, result.dtype)).all()
+    return (
+        np.abs(result.astype(np.float64) - exact) <= bound + half_ulp(exact, result.dtype)
+    ).all()
 
 
 def drawn(rng, rope, batch=2, seq=13, heads=4, kv_heads=2, dtype=np.float32, width=None):
@@ -35,7 +37,9 @@ def run_steps(model, tensors, steps, masks=None, ids=None):
     cache = [np.zeros((x.shape[0], x.shape[2], 0, x.shape[3]), q.dtype) for x in (k, v)]
     for count in steps:
         span = slice(done, done + count)
-        feeds = {name: np.ascontiguousarray(x[:, span]) for name, x in zip("qkv", tensors, strict=True)}
+        feeds = {
+            name: np.ascontiguousarray(x[:, span]) for name, x in zip("qkv", tensors, strict=True)
+        }
         feeds |= dict(zip(("past_key", "past_value"), cache, strict=True)) if has_past else {}
         if ids is not None:
             feeds["position_ids"] = np.ascontiguousarray(ids[:, span])
@@ -43,7 +47,10 @@ def run_steps(model, tensors, steps, masks=None, ids=None):
         if masks is not None:
             part = masks[:, :done] if masks.ndim == 2 else masks[:, :, span, :done]
             feeds["attention_mask"] = np.ascontiguousarray(part)
-        shapes = [(*q[:, span].shape[:3], v.shape[3]), *((x.shape[0], x.shape[2], done, x.shape[3]) for x in (k, v))]
+        shapes = [
+            (*q[:, span].shape[:3], v.shape[3]),
+            *((x.shape[0], x.shape[2], done, x.shape[3]) for x in (k, v)),
+        ]
         result, *cache = runtime.run(session, feeds, shapes[: 3 if has_past else 1])
         results.append(result)
     return np.concatenate(results, axis=1), cache
@@ -71,7 +78,12 @@ def test_steps_give_what_one_pass_gives(kind, name, rng):
     want = attention(ROPE, *tensors, count_on(2, 13), kind, **OPTIONS[name])
     keys_wanted = cached(rotated(ROPE, tensors[1], count_on(2, 13), kind), kind)
     for target in TARGETS if kind != "float64" else ("primitive",):
-        options = HEADS | {"target": target, "dtype": DTYPES[kind], "layout": "bshd", "max_positions": 32}
+        options = HEADS | {
+            "target": target,
+            "dtype": DTYPES[kind],
+            "layout": "bshd",
+            "max_positions": 32,
+        }
         model = export.export_attention(ROPE, **options, **OPTIONS[name])
         for steps in STEPS.values():
             result, (keys, values) = run_steps(model, tensors, steps)
@@ -128,7 +140,9 @@ def test_export_attention_with_position_ids(target, table, rng):
 
 
 ROTATIONS = {
-    "interleaved, partial": RotaryEmbedding.from_inv_freq(ROPE.inv_freq[:8], head_dim=32, interleaved=True),
+    "interleaved, partial": RotaryEmbedding.from_inv_freq(
+        ROPE.inv_freq[:8], head_dim=32, interleaved=True
+    ),
     "scaled": RotaryEmbedding.from_inv_freq(ROPE.inv_freq, attention_factor=1.2),
     "blocks": RotaryEmbedding.from_inv_freq(np.kron(np.eye(2), ROPE.inv_freq[:8]), blocks=2),
     "mrope": RotaryEmbedding.mrope(32, [8, 4, 4], rope_theta=500.0),
@@ -141,11 +155,19 @@ def test_export_attention_of_other_rotations(target, name, rng):
     rope = ROTATIONS[name]
     tensors = drawn(rng, rope)
     given = rope.axes > 1 and not rope.spec.shared_id
-    options = {"num_heads": 4, "num_kv_heads": 1, "layout": "bshd", "max_positions": 32, "target": target}
+    options = {
+        "num_heads": 4,
+        "num_kv_heads": 1,
+        "layout": "bshd",
+        "max_positions": 32,
+        "target": target,
+    }
     tensors[1:] = [x[:, :, :1] for x in tensors[1:]]
     if target == "ort" and given:
         with pytest.raises(ValueError, match="targets 'onnx' and 'primitive' can"):
-            export.export_attention(rope, **options, positions="past" if rope.spec.shared_id else "position_ids")
+            export.export_attention(
+                rope, **options, positions="past" if rope.spec.shared_id else "position_ids"
+            )
         return
     ids = rng.integers(0, 32, (2, 13, rope.axes)) if given else count_on(2, 13)
     model = export.export_attention(rope, **options, positions="position_ids" if given else "past")
@@ -158,12 +180,23 @@ def test_export_attention_of_other_rotations(target, name, rng):
 @pytest.mark.parametrize("target", TARGETS)
 def test_export_attention_in_every_layout(target, layout, rng):
     (q, k, v) = drawn(rng, ROPE)
-    layouts = {"bhsd": lambda x: x.transpose(0, 2, 1, 3), "bshd": lambda x: x, "bsd": lambda x: x.reshape(2, 13, -1)}
-    feeds = {name: np.ascontiguousarray(layouts[layout](x)) for name, x in zip("qkv", (q, k, v), strict=True)}
-    model = export.export_attention(ROPE, **HEADS, target=target, layout=layout, past=False, max_positions=16)
+    layouts = {
+        "bhsd": lambda x: x.transpose(0, 2, 1, 3),
+        "bshd": lambda x: x,
+        "bsd": lambda x: x.reshape(2, 13, -1),
+    }
+    feeds = {
+        name: np.ascontiguousarray(layouts[layout](x))
+        for name, x in zip("qkv", (q, k, v), strict=True)
+    }
+    model = export.export_attention(
+        ROPE, **HEADS, target=target, layout=layout, past=False, max_positions=16
+    )
     assert [value.name for value in model.graph.output] == ["attention"]
     (result,) = runtime.open_session(model).run(None, feeds)
-    assert agrees(result, [layouts[layout](x) for x in attention(ROPE, q, k, v, count_on(2, 13), "float32")])
+    assert agrees(
+        result, [layouts[layout](x) for x in attention(ROPE, q, k, v, count_on(2, 13), "float32")]
+    )
 
 
 @pytest.mark.parametrize("target", ["primitive", "onnx"])
@@ -185,11 +218,17 @@ def test_export_attention_with_projections_norms_and_biases(target, kind, rng):
         pytest.skip("refused")
     hidden, dtype = 48, DTYPES[kind]
     widths = {"q": 4 * 32, "k": 2 * 32, "v": 2 * 32}
-    weights = {name: (rng.standard_normal((width, hidden)) * hidden**-0.5) for name, width in widths.items()}
+    weights = {
+        name: (rng.standard_normal((width, hidden)) * hidden**-0.5)
+        for name, width in widths.items()
+    }
     weights |= {"q_bias": rng.standard_normal(128), "v_bias": rng.standard_normal(64)}
     weights["o"] = rng.standard_normal((40, 128)) * 128**-0.5
     weights = {name: value.astype(dtype).astype(np.float64) for name, value in weights.items()}
-    norms = rng.uniform(0.5, 1.5, 32).astype(np.float32), rng.uniform(0.5, 1.5, 32).astype(np.float32)
+    norms = (
+        rng.uniform(0.5, 1.5, 32).astype(np.float32),
+        rng.uniform(0.5, 1.5, 32).astype(np.float32),
+    )
     model = export.export_attention(
         ROPE,
         **HEADS,
@@ -205,7 +244,9 @@ def test_export_attention_with_projections_norms_and_biases(target, kind, rng):
     (result,) = runtime.run(runtime.open_session(model), {"hidden": x}, [(2, 7, 40)])
     made = [projected(x, weights[n], weights.get(f"{n}_bias", 0), kind) for n in "qkv"]
     made = [tuple(part.reshape(2, 7, -1, 32) for part in pair) for pair in made]
-    made[:2] = [normed(pair, weight, 1e-5, kind) for pair, weight in zip(made[:2], norms, strict=True)]
+    made[:2] = [
+        normed(pair, weight, 1e-5, kind) for pair, weight in zip(made[:2], norms, strict=True)
+    ]
     merged = tuple(part.reshape(2, 7, -1) for part in attention(ROPE, *made, count_on(2, 7), kind))
     assert agrees(result, projected(merged, weights["o"], 0, kind))
     assert export.validate(model, ROPE).passed
@@ -217,7 +258,10 @@ def test_validate_allows_for_roundings_of_large_scores(target, kind, rng):
     options = {**HEADS, "target": target, "dtype": DTYPES[kind], "max_positions": 32}
     model = export.export_attention(ROPE, **options, scale=20.0)
     assert export.validate(model, ROPE).passed
-    weights = {name: rng.standard_normal((width, 256)) for name, width in {"q": 128, "k": 64, "v": 64}.items()}
+    weights = {
+        name: rng.standard_normal((width, 256))
+        for name, width in {"q": 128, "k": 64, "v": 64}.items()
+    }
     weights["o"] = rng.standard_normal((256, 128))
     model = export.export_attention(ROPE, **options, weights={n: w / 5 for n, w in weights.items()})
     assert export.validate(model, ROPE).passed
@@ -225,15 +269,30 @@ def test_validate_allows_for_roundings_of_large_scores(target, kind, rng):
 
 REFUSED = {
     "ids of a prompt": ({"positions": "position_ids"}, "reads the first id of a prompt only"),
-    "not causal": ({"causal": False}, "`causal` is False, but com.microsoft GroupQueryAttention is causal"),
-    "no table": ({"max_positions": None}, "`max_positions` is None, but .* looks angles up in tables itself"),
-    "values of another width": ({"v_head_dim": 16}, "`v_head_dim` is 16, but .* knows head_dim only"),
-    "head size": ({"rope": RotaryEmbedding(24)}, "`head_dim` is 24, but .* rotates multiples of 16 only"),
+    "not causal": (
+        {"causal": False},
+        "`causal` is False, but com.microsoft GroupQueryAttention is causal",
+    ),
+    "no table": (
+        {"max_positions": None},
+        "`max_positions` is None, but .* looks angles up in tables itself",
+    ),
+    "values of another width": (
+        {"v_head_dim": 16},
+        "`v_head_dim` is 16, but .* knows head_dim only",
+    ),
+    "head size": (
+        {"rope": RotaryEmbedding(24)},
+        "`head_dim` is 24, but .* rotates multiples of 16 only",
+    ),
     "table width": (
         {"rope": RotaryEmbedding.from_inv_freq(np.ones(4), head_dim=32)},
         "`rotary_dim` is 8, but .* wants tables of a multiple of 8 columns",
     ),
-    "blocks": ({"rope": ROTATIONS["blocks"]}, r"has blocks \[16, 16\]|each token needs its coordinates"),
+    "blocks": (
+        {"rope": ROTATIONS["blocks"]},
+        r"has blocks \[16, 16\]|each token needs its coordinates",
+    ),
     "float64": ({"dtype": np.float64}, "float64, which .* has no kernel for; target 'primitive'"),
 }
 
@@ -259,16 +318,28 @@ WEIGHTS = {"q": np.ones((128, 8)), "k": np.ones((64, 8)), "v": np.ones((64, 8))}
         ({"scale": float("nan")}, "`scale` is nan"),
         ({"scale": 10**400}, "`scale` is an integer of 1329 bits; it must be finite"),
         ({"norm_epsilon": 0.5}, "`norm_epsilon` is 0.5, but there is no `qk_norm`"),
-        ({"weights": WEIGHTS, "layout": "thd"}, "`layout` is 'thd'; it must be one of bhsd, bshd, bsd"),
+        (
+            {"weights": WEIGHTS, "layout": "thd"},
+            "`layout` is 'thd'; it must be one of bhsd, bshd, bsd",
+        ),
         ({"weights": WEIGHTS, "layout": "bshd"}, "`layout` is 'bshd', but `weights` are given"),
-        ({"weights": WEIGHTS | {"k": 1.0}}, r"`weights\['k'\]` has shape \(\); its axes must be out, in"),
+        (
+            {"weights": WEIGHTS | {"k": 1.0}},
+            r"`weights\['k'\]` has shape \(\); its axes must be out, in",
+        ),
         ({"weights": WEIGHTS | {"o_bias": np.ones(8)}}, "and with o an o_bias"),
         ({"qk_norm": (np.ones(32),) * 3}, "`qk_norm` holds 3 arrays; it must hold two"),
         ({"mask": "alibi"}, "`mask` is 'alibi'; it must be one of none, padding, bool, float"),
         ({"layout": "thd"}, "`layout` is 'thd'; it must be one of bhsd, bshd, bsd"),
         ({"weights": {"q": np.ones((128, 8))}}, "it must hold q, k and v"),
-        ({"weights": {"q": np.ones((128, 8)), "k": np.ones((64, 9)), "v": np.ones((64, 8))}}, r"must be \(64, 8\)"),
-        ({"qk_norm": (np.ones(32), np.ones(31))}, r"`qk_norm` of k has shape \(31,\); it must be \(32,\)"),
+        (
+            {"weights": {"q": np.ones((128, 8)), "k": np.ones((64, 9)), "v": np.ones((64, 8))}},
+            r"must be \(64, 8\)",
+        ),
+        (
+            {"qk_norm": (np.ones(32), np.ones(31))},
+            r"`qk_norm` of k has shape \(31,\); it must be \(32,\)",
+        ),
         ({"dtype": np.float64}, "target 'primitive' can express it"),
     ],
 )
@@ -281,7 +352,10 @@ def test_export_attention_refuses_bad_arguments(changed, text):
     ("changed", "text"),
     [
         ({"weights": 5}, "`weights` is a int; it must be a mapping of names to arrays"),
-        ({"weights": WEIGHTS | {"k": "1"}}, r"`weights\['k'\]` has dtype <U1; it must hold real numbers"),
+        (
+            {"weights": WEIGHTS | {"k": "1"}},
+            r"`weights\['k'\]` has dtype <U1; it must hold real numbers",
+        ),
         ({"qk_norm": 5}, "`qk_norm` is a int; it must be a pair of arrays"),
         ({"scale": "1"}, "`scale` is '1'; it must be a number"),
     ],
@@ -312,7 +386,10 @@ def test_validate_finds_a_wrong_attention(target):
     report = export.validate(model, RotaryEmbedding(32, rope_theta=501.0))
     assert not report.passed
     again = report.replay()
-    off = [np.abs(again[n] - again[f"{n}_exact"]).max() for n in ("attention", "present_key", "present_value")]
+    off = [
+        np.abs(again[n] - again[f"{n}_exact"]).max()
+        for n in ("attention", "present_key", "present_value")
+    ]
     assert max(off) == report.worst.error
 
 
@@ -329,7 +406,9 @@ def with_present(model, name, op, value):
 
 
 @pytest.mark.parametrize("name", ["present_key", "present_value"])
-@pytest.mark.parametrize(("op", "value"), [("Mul", np.float32("nan")), ("Mul", np.float32(1.001)), ("Gather", [0, 0])])
+@pytest.mark.parametrize(
+    ("op", "value"), [("Mul", np.float32("nan")), ("Mul", np.float32(1.001)), ("Gather", [0, 0])]
+)
 def test_validate_finds_wrong_keys_and_values(name, op, value):
     """Single tokens show them in no result: the cache is not read again."""
     model = export.export_attention(ROPE, num_heads=4, target="primitive", max_positions=2)
@@ -341,7 +420,9 @@ def test_float64_scale_is_float64(rng):
     """onnxruntime folds a scalar factor of MatMul into a float32 attribute; 1/√80 would be off by 1e-9."""
     rope = RotaryEmbedding(80)
     tensors = drawn(rng, rope, dtype=np.float64)
-    model = export.export_attention(rope, **HEADS, target="primitive", dtype=np.float64, layout="bshd", softcap=0.7)
+    model = export.export_attention(
+        rope, **HEADS, target="primitive", dtype=np.float64, layout="bshd", softcap=0.7
+    )
     result, _ = run_steps(model, tensors, (13,))
     assert agrees(result, attention(rope, *tensors, count_on(2, 13), "float64", softcap=0.7))
 
@@ -349,7 +430,9 @@ def test_float64_scale_is_float64(rng):
 def test_a_table_that_ends_fails_instead_of_guessing(rng):
     for target in TARGETS:
         tensors = drawn(rng, ROPE)
-        model = export.export_attention(ROPE, **HEADS, target=target, layout="bshd", max_positions=12)
+        model = export.export_attention(
+            ROPE, **HEADS, target=target, layout="bshd", max_positions=12
+        )
         with pytest.raises(Exception, match=r"INVALID_ARGUMENT|out of|bounds"):
             run_steps(model, tensors, (12, 1))
 
@@ -365,10 +448,14 @@ class Foreign:
 
 
 def test_weights_of_another_library_in_bfloat16(rng):
-    arrays = {name: rng.standard_normal((width, 24)) for name, width in (("q", 64), ("k", 32), ("v", 32))}
+    arrays = {
+        name: rng.standard_normal((width, 24)) for name, width in (("q", 64), ("k", 32), ("v", 32))
+    }
     rope = RotaryEmbedding(16)
     models = [
-        export.export_attention(rope, **HEADS, weights={name: made(x) for name, x in arrays.items()})
+        export.export_attention(
+            rope, **HEADS, weights={name: made(x) for name, x in arrays.items()}
+        )
         for made in (Foreign, lambda x: x.astype(ml_dtypes.bfloat16))
     ]
     assert models[0] == models[1]

@@ -72,7 +72,9 @@ def test_export_writes_a_validated_file(export_to, capsys, arguments):
     assert f"{file} is written" in printed
     rope = RotaryEmbedding.from_config(CONFIG)
     assert export.validate(file, rope).passed
-    metadata = {entry.key: entry.value for entry in onnx.load(file, load_external_data=False).metadata_props}
+    metadata = {
+        entry.key: entry.value for entry in onnx.load(file, load_external_data=False).metadata_props
+    }
     assert json.loads(metadata["rope_cpu.config"]) == CONFIG
 
 
@@ -89,7 +91,9 @@ def test_a_reader_that_has_seen_enough_costs_no_file(export_to, monkeypatch, tmp
 def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path):
     """A model that is wrong: its rotation is swapped for another one after the export."""
     right = export.validate
-    monkeypatch.setattr(export, "validate", lambda model, rope, seed: right(model, RotaryEmbedding(32), seed=seed))
+    monkeypatch.setattr(
+        export, "validate", lambda model, rope, seed: right(model, RotaryEmbedding(32), seed=seed)
+    )
     code, file = export_to("--max-positions", "64")
     assert code == 1
     assert "FAILED" in capsys.readouterr().out
@@ -107,11 +111,17 @@ def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path
         (("--attention", "--layout", "thd"), "with --attention it is one of bhsd, bshd, bsd"),
         (("--attention", "--target", "ort"), "`max_positions` is None"),
         (("--opset", "7"), "`opset` is 7"),
-        (("--seq-len", "50"), "--seq-len is 50, but rope type 'llama3' is the same at every length"),
+        (
+            ("--seq-len", "50"),
+            "--seq-len is 50, but rope type 'llama3' is the same at every length",
+        ),
         (("--positions", "past"), "--positions past is an option of attention"),
         (("--seed", "-1"), "`seed` is -1; it must be at least 0"),
         (("--attention", "--scale", "0"), "`scale` is 0.0; it must be finite and above 0"),
-        (("--max-positions", "999999999999"), "`max_positions` is 999999999999; it must be at most"),
+        (
+            ("--max-positions", "999999999999"),
+            "`max_positions` is 999999999999; it must be at most",
+        ),
     ],
 )
 def test_bad_usage_is_one_line(export_to, arguments, text):
@@ -122,10 +132,26 @@ def test_bad_usage_is_one_line(export_to, arguments, text):
 @pytest.mark.parametrize(
     ("changed", "text", "arguments"),
     [
-        ({"sliding_window": 32}, "sliding_window 32; give --window 32, or --window 0 for layers", ("--window", "0")),
-        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0; give --softcap 50$", ("--softcap", "50")),
-        ({"query_pre_attn_scalar": 64}, "query_pre_attn_scalar 64; give --scale 0.125", ("--scale", "0.125")),
-        ({"attention_multiplier": 0.5}, "attention_multiplier 0.5; give --scale 0.5", ("--scale", "0.5")),
+        (
+            {"sliding_window": 32},
+            "sliding_window 32; give --window 32, or --window 0 for layers",
+            ("--window", "0"),
+        ),
+        (
+            {"attn_logit_softcapping": 50.0},
+            "attn_logit_softcapping 50.0; give --softcap 50$",
+            ("--softcap", "50"),
+        ),
+        (
+            {"query_pre_attn_scalar": 64},
+            "query_pre_attn_scalar 64; give --scale 0.125",
+            ("--scale", "0.125"),
+        ),
+        (
+            {"attention_multiplier": 0.5},
+            "attention_multiplier 0.5; give --scale 0.5",
+            ("--scale", "0.5"),
+        ),
     ],
 )
 def test_settings_of_a_config_must_be_given_as_options(export_to, changed, text, arguments):
@@ -140,7 +166,10 @@ def test_settings_of_a_config_must_be_given_as_options(export_to, changed, text,
 
 
 def test_settings_of_a_model_type_must_be_given_where_its_config_is_silent(export_to):
-    silent, given = CONFIG | {"model_type": "gemma2", "head_dim": 64, "rope_scaling": None}, ("--attention",)
+    silent, given = (
+        CONFIG | {"model_type": "gemma2", "head_dim": 64, "rope_scaling": None},
+        ("--attention",),
+    )
     for text, option in (
         ("sliding_window 4096; give --window 4096", ("--window", "0")),
         ("attn_logit_softcapping 50.0; give --softcap 50", ("--softcap", "50")),
@@ -156,9 +185,22 @@ def test_settings_of_a_model_type_must_be_given_where_its_config_is_silent(expor
 
 @pytest.mark.parametrize("shared", [0, 20])
 def test_layers_that_share_keys_and_values_are_told_of(export_to, capsys, shared):
-    config = CONFIG | {"model_type": "gemma4_text", "rope_scaling": None, "num_kv_shared_layers": shared}
+    config = CONFIG | {
+        "model_type": "gemma4_text",
+        "rope_scaling": None,
+        "num_kv_shared_layers": shared,
+    }
     config |= {"rope_parameters": {"full_attention": {"rope_theta": 1e6, "rope_type": "default"}}}
-    options = ("--attention", "--normed", "--scale", "1", "--window", "0", "--layer-type", "full_attention")
+    options = (
+        "--attention",
+        "--normed",
+        "--scale",
+        "1",
+        "--window",
+        "0",
+        "--layer-type",
+        "full_attention",
+    )
     assert export_to(*options, config=config)[0] == 0
     text = f"num_kv_shared_layers is {shared}: the last {shared} layers take an earlier one's k and v; feed those"
     out = capsys.readouterr().out
@@ -166,7 +208,13 @@ def test_layers_that_share_keys_and_values_are_told_of(export_to, capsys, shared
 
 
 def test_latent_attention_is_refused(export_to):
-    deepseek = {**CONFIG, "model_type": "deepseek_v2", "rope_scaling": None, "kv_lora_rank": 16, "qk_rope_head_dim": 16}
+    deepseek = {
+        **CONFIG,
+        "model_type": "deepseek_v2",
+        "rope_scaling": None,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 16,
+    }
     with pytest.raises(UsageError, match="the config has latent attention"):
         export_to("--attention", config=deepseek)
     with pytest.raises(UsageError, match="the config has latent attention"):
@@ -178,12 +226,24 @@ def test_latent_attention_is_refused(export_to):
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"model_type": "gpt_oss"}, "the config has attention sinks: --attention cannot write it (model type gpt_oss)"),
+        (
+            {"model_type": "gpt_oss"},
+            "the config has attention sinks: --attention cannot write it (model type gpt_oss)",
+        ),
         ({"model_type": "llama4_text"}, "norms of q and k after the rotation"),
-        ({"model_type": "llama4_text", "use_qk_norm": False, "attention_chunk_size": 8192}, "chunks of 8192 tokens"),
+        (
+            {"model_type": "llama4_text", "use_qk_norm": False, "attention_chunk_size": 8192},
+            "chunks of 8192 tokens",
+        ),
         ({"model_type": "hunyuan_v1_dense"}, "norms of q and k after the rotation"),
-        ({"model_type": "diffllama"}, "an attention of its own: it subtracts one attention from another"),
-        ({"rope_parameters": {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}}, "queries scaled by their position"),
+        (
+            {"model_type": "diffllama"},
+            "an attention of its own: it subtracts one attention from another",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}},
+            "queries scaled by their position",
+        ),
     ],
 )
 def test_what_the_file_would_leave_out_is_refused_by_name(export_to, changed, text):
@@ -205,7 +265,9 @@ def test_what_the_file_would_leave_out_is_refused_by_name(export_to, changed, te
 def test_norms_before_the_rotation_must_be_asked_for(export_to, changed, which):
     config = {**CONFIG, "rope_scaling": None, **changed}
     layers = ("--layer-type", "full_attention") if "layer_types" in changed else ()
-    with pytest.raises(UsageError, match=f"norms {which} before the rotation; give --normed, and feed them normed"):
+    with pytest.raises(
+        UsageError, match=f"norms {which} before the rotation; give --normed, and feed them normed"
+    ):
         export_to("--attention", *layers, config=config)
     if layers:
         layers = (*layers, "--window", "0")
@@ -216,26 +278,42 @@ def test_norms_before_the_rotation_must_be_asked_for(export_to, changed, which):
 
 
 def test_norms_that_a_model_type_does_not_have_are_refused(export_to):
-    with pytest.raises(UsageError, match="--normed is given, but model type llama does not norm q and k"):
+    with pytest.raises(
+        UsageError, match="--normed is given, but model type llama does not norm q and k"
+    ):
         export_to("--attention", "--normed")
 
 
 @pytest.mark.parametrize(
     ("given", "assumed"),
     [
-        ((), "q and k are not normed, no attention sinks, chunks or latent attention, scores scaled by head_dim^-½"),
+        (
+            (),
+            "q and k are not normed, no attention sinks, chunks or latent attention, scores scaled by head_dim^-½",
+        ),
         (("--normed", "--scale", "0.2"), "no attention sinks, chunks or latent attention, causal"),
     ],
 )
 def test_a_file_for_an_unknown_model_type_says_what_it_assumed(export_to, capsys, given, assumed):
-    unknown = {"somebody's own": 'model type "somebody\'s own" is not known', None: "the config has no model_type"}
+    unknown = {
+        "somebody's own": 'model type "somebody\'s own" is not known',
+        None: "the config has no model_type",
+    }
     for model_type, text in unknown.items():
-        assert export_to("--attention", "--half", *given, config=CONFIG | {"model_type": model_type})[0] == 0
+        assert (
+            export_to("--attention", "--half", *given, config=CONFIG | {"model_type": model_type})[
+                0
+            ]
+            == 0
+        )
         assert f"{text}; assumed: {assumed}" in capsys.readouterr().out
 
 
 def test_seq_len_is_asked_for(export_to):
-    config = CONFIG | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64}
+    config = CONFIG | {
+        "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+        "max_position_embeddings": 64,
+    }
     with pytest.raises(UsageError, match="depends on the sequence length; give it with --seq-len"):
         export_to(config=config)
     code, _ = export_to("--seq-len", "256", config=config)
@@ -266,7 +344,9 @@ def test_a_folder_instead_of_a_file_is_refused(export_to, tmp_path, monkeypatch)
 def test_what_is_no_file_is_refused_before_the_work(export_to, tmp_path, monkeypatch):
     (tmp_path / "out.onnx").symlink_to(tmp_path / "real.onnx")
     monkeypatch.setattr(export, "validate", None)
-    with pytest.raises(UsageError, match=r"out\.onnx' is there and is no file that may be replaced"):
+    with pytest.raises(
+        UsageError, match=r"out\.onnx' is there and is no file that may be replaced"
+    ):
         export_to()
 
 

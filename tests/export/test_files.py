@@ -21,7 +21,10 @@ def test_large_tables_go_beside_the_model(tmp_path):
     assert (tmp_path / "rope.onnx").stat().st_size < 20_000
     assert (tmp_path / "rope.onnx.data").stat().st_size == 2 * 4096 * 64 * 4
     assert export.validate(tmp_path / "rope.onnx", ROPE).passed
-    assert onnx.load(tmp_path / "rope.onnx").graph.initializer[0].raw_data == model.graph.initializer[0].raw_data
+    assert (
+        onnx.load(tmp_path / "rope.onnx").graph.initializer[0].raw_data
+        == model.graph.initializer[0].raw_data
+    )
 
 
 def test_small_models_are_one_file(tmp_path):
@@ -71,7 +74,11 @@ def test_what_an_earlier_process_left_is_not_followed(tmp_path):
     os.mkfifo(tmp_path / "rope.onnx.data.part")
     export.save(export.export_rope(ROPE, max_positions=4096), tmp_path / "rope.onnx")
     assert other.read_text() == "kept"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "rope.onnx", "rope.onnx.data"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "other",
+        "rope.onnx",
+        "rope.onnx.data",
+    ]
     assert not (tmp_path / "rope.onnx").is_symlink()
 
 
@@ -97,7 +104,9 @@ def test_a_file_explains_itself():
     assert json.loads(entries["rope_cpu.rotation"])["inv_freq"] == ROPE.inv_freq.tolist()
     assert "half-split" in model.graph.doc_string
     looked_up = export.export_rope(ROPE, max_positions=4)
-    (tolerance,) = [entry.value for entry in looked_up.metadata_props if entry.key == "rope_cpu.tolerance"]
+    (tolerance,) = [
+        entry.value for entry in looked_up.metadata_props if entry.key == "rope_cpu.tolerance"
+    ]
     assert "position" not in tolerance
 
 
@@ -116,7 +125,9 @@ print(time.perf_counter() - start, (kibibytes("VmHWM:") - before) / 1024)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux' /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="memory is read from Linux' /proc"
+)
 def test_a_long_table_is_quick_and_small(tmp_path, run_program):
     """131072 positions of 128 elements: 64 MiB of tables, and less than 300 MiB of memory on the way."""
     out, _ = run_program(MEASURED.format(folder=tmp_path))

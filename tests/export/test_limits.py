@@ -8,8 +8,8 @@ import pytest
 from refusals import nested, refusal
 
 from rope_cpu import RotaryEmbedding, export
+from rope_cpu.arguments import limits
 from rope_cpu.export.metadata import OPTIONS_KEY
-from rope_cpu.validation import limits
 
 HUGE = 10**5000
 ROPE = RotaryEmbedding(8)
@@ -114,14 +114,24 @@ def test_options_of_wrong_values_are_refused(model):
         for value in WRONG:
             text = json.dumps({**options(model), key: value})
             if value == -1 and key in ("scale",):
-                assert "`scale` is -1" in refusal(lambda text=text: export.validate(described(model, text), ROPE))
+                assert "`scale` is -1" in refusal(
+                    lambda text=text: export.validate(described(model, text), ROPE)
+                )
             elif not is_allowed(key, value):
-                assert f"`{key}` is" in refusal(lambda text=text: export.validate(described(model, text), ROPE))
+                assert f"`{key}` is" in refusal(
+                    lambda text=text: export.validate(described(model, text), ROPE)
+                )
 
 
 def is_allowed(key, value):
     """Return True if an option may have a value of `WRONG`."""
-    return (key, value) in [("softcap", 1.5), ("scale", 1.5), ("softcap", 2**40), ("scale", 2**40), ("window", 2**40)]
+    return (key, value) in [
+        ("softcap", 1.5),
+        ("scale", 1.5),
+        ("softcap", 2**40),
+        ("scale", 2**40),
+        ("window", 2**40),
+    ]
 
 
 def test_weights_that_metadata_alone_have_are_refused():
@@ -132,6 +142,8 @@ def test_weights_that_metadata_alone_have_are_refused():
 
 
 def test_the_largest_number_of_inputs_and_heads_is_accepted():
-    model = export.export_rope(ROPE, inputs=[f"x{i}" for i in range(limits.INPUTS)], num_heads=limits.HEADS)
+    model = export.export_rope(
+        ROPE, inputs=[f"x{i}" for i in range(limits.INPUTS)], num_heads=limits.HEADS
+    )
     assert len(model.graph.output) == limits.INPUTS
     assert np.prod(model.graph.input[0].type.tensor_type.shape.dim[1].dim_value) == limits.HEADS

@@ -33,7 +33,9 @@ def test_rotary_case_through_the_exported_graph(case, target):
     (expected,) = outputs_of(case).values()
     head_dim, pairs = 8, feeds["cos_cache"].shape[-1]
     assert pairs == (2 if options["partial"] else 4)
-    rope = RotaryEmbedding.from_inv_freq(np.ones(pairs), head_dim=head_dim, interleaved=options["interleaved"])
+    rope = RotaryEmbedding.from_inv_freq(
+        np.ones(pairs), head_dim=head_dim, interleaved=options["interleaved"]
+    )
     model = export.export_rope(
         rope,
         target=target,
@@ -58,7 +60,12 @@ def test_rotary_case_through_apply_rotary(case):
     if options["packed"]:  # (batch, seq, heads·head_dim)
         x, layout = x.reshape(*x.shape[:2], 4, 8), "bshd"
     result = apply_rotary(
-        x, feeds["cos_cache"], feeds["sin_cache"], ids, interleaved=options["interleaved"], layout=layout
+        x,
+        feeds["cos_cache"],
+        feeds["sin_cache"],
+        ids,
+        interleaved=options["interleaved"],
+        layout=layout,
     )
     np.testing.assert_allclose(result.reshape(expected.shape), expected, rtol=0, atol=3e-7)
 
@@ -105,18 +112,28 @@ def as_ours(case):
     """
     feeds, attributes = inputs_of(case), attributes_of(case)
     heads, kv_heads = attributes.get("q_num_heads"), attributes.get("kv_num_heads")
-    q, k, v = by_head(feeds["Q"], heads), by_head(feeds["K"], kv_heads), by_head(feeds["V"], kv_heads)
+    q, k, v = (
+        by_head(feeds["Q"], heads),
+        by_head(feeds["K"], kv_heads),
+        by_head(feeds["V"], kv_heads),
+    )
     if q.shape[3] == 1:  # no pair to rotate: a second element, zero, changes no score
         q, k = (np.pad(x, [(0, 0)] * 3 + [(0, 1)]) for x in (q, k))
     past = feeds["past_key"].shape[2] if "past_key" in feeds else 0
     if past:
-        k, v = (np.concatenate([feeds[f"past_{n}"], x], axis=2) for n, x in (("key", k), ("value", v)))
+        k, v = (
+            np.concatenate([feeds[f"past_{n}"], x], axis=2) for n, x in (("key", k), ("value", v))
+        )
     new, total = q.shape[2], k.shape[2]
     mask = feeds.get("attn_mask", np.ones((new, total), bool))
     if mask.shape[-1] < total:
         fill = False if mask.dtype == bool else -np.inf
-        mask = np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, total - mask.shape[-1])], constant_values=fill)
-    mask = np.broadcast_to(mask.reshape((1,) * (4 - mask.ndim) + mask.shape), (*q.shape[:2], new, total))
+        mask = np.pad(
+            mask, [(0, 0)] * (mask.ndim - 1) + [(0, total - mask.shape[-1])], constant_values=fill
+        )
+    mask = np.broadcast_to(
+        mask.reshape((1,) * (4 - mask.ndim) + mask.shape), (*q.shape[:2], new, total)
+    )
     near = allowed_of(attributes, new, total, past, feeds.get("nonpad_kv_seqlen"))
     mask = mask & near if mask.dtype == bool else np.where(near, mask, -np.inf).astype(q.dtype)
     first = total - new
@@ -127,7 +144,10 @@ def as_ours(case):
         "past_key": k[:, :, :first],
         "past_value": v[:, :, :first],
     }
-    return {name: np.ascontiguousarray(value) for name, value in (cut | {"attention_mask": mask}).items()}
+    return {
+        name: np.ascontiguousarray(value)
+        for name, value in (cut | {"attention_mask": mask}).items()
+    }
 
 
 def test_attention_cases_are_there():
@@ -156,12 +176,17 @@ def test_attention_case_through_the_exported_graph(case, target):
     )
     expected = outputs_of(case)
     shape = (*feeds["q"].shape[:3], feeds["v"].shape[3])
-    cached = [(*feeds[n].shape[:2], feeds["attention_mask"].shape[3], feeds[n].shape[3]) for n in ("k", "v")]
+    cached = [
+        (*feeds[n].shape[:2], feeds["attention_mask"].shape[3], feeds[n].shape[3])
+        for n in ("k", "v")
+    ]
     result, keys, values = runtime.run(runtime.open_session(model), feeds, [shape, *cached])
     want = by_head(expected["Y"], shape[1]).astype(np.float64)
     # The expected values of half precision are made in half precision throughout: a few of its roundings off.
     off = {"float32": 2e-6, "float16": 2.0**-9, "bfloat16": 2.0**-6}[str(result.dtype)]
-    np.testing.assert_allclose(result.astype(np.float64), want, rtol=0, atol=off * max(1, np.abs(want).max()))
+    np.testing.assert_allclose(
+        result.astype(np.float64), want, rtol=0, atol=off * max(1, np.abs(want).max())
+    )
     if "present_key" in expected:
         np.testing.assert_array_equal(keys, expected["present_key"])
         np.testing.assert_array_equal(values, expected["present_value"])

@@ -13,47 +13,107 @@ from rope_cpu.export.options import RopeOptions
 PLAIN = RotaryEmbedding(16)
 AXIAL = RotaryEmbedding.from_inv_freq(np.kron(np.eye(2), [1.0, 0.1]))
 BY_HEAD = RotaryEmbedding.from_inv_freq(np.cos(np.arange(64.0)).reshape(2, 4, 8))
-LONG = RotaryEmbedding(16, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=64)
+LONG = RotaryEmbedding(
+    16, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=64
+)
 
 REFUSED = {
-    "unknown target": (PLAIN, {"target": "tflite"}, "`target` is 'tflite'; it must be one of primitive, onnx, ort"),
+    "unknown target": (
+        PLAIN,
+        {"target": "tflite"},
+        "`target` is 'tflite'; it must be one of primitive, onnx, ort",
+    ),
     "float64 by operator": (
         PLAIN,
         {"dtype": np.float64},
         "float64, which ai.onnx RotaryEmbedding has no kernel for; target 'primitive'",
     ),
-    "float64 by onnxruntime": (PLAIN, {"target": "ort", "dtype": np.float64}, "target 'primitive' can express it"),
+    "float64 by onnxruntime": (
+        PLAIN,
+        {"target": "ort", "dtype": np.float64},
+        "target 'primitive' can express it",
+    ),
     "opset": (PLAIN, {"opset": 22}, "`opset` is 22; target 'onnx' is written in opsets 23 to 24"),
     "heads' own frequencies": (BY_HEAD, {}, "frequencies for 4 heads; target 'primitive' can"),
-    "number of those heads": (BY_HEAD, {"target": "primitive", "num_heads": 6}, "`num_heads` is 6; frequencies of 4"),
-    "no number of those heads": (BY_HEAD, {"target": "primitive"}, "`num_heads` is None; frequencies of 4"),
+    "number of those heads": (
+        BY_HEAD,
+        {"target": "primitive", "num_heads": 6},
+        "`num_heads` is 6; frequencies of 4",
+    ),
+    "no number of those heads": (
+        BY_HEAD,
+        {"target": "primitive"},
+        "`num_heads` is None; frequencies of 4",
+    ),
     "a table of dense axes": (
         RotaryEmbedding.from_inv_freq(np.ones((2, 4))),
         {"max_positions": 8},
         "tables cannot hold .* rotate by several axes",
     ),
     "float32 sums of several axes": (
-        RotaryEmbedding.from_spec(replace(RotaryEmbedding.from_inv_freq(np.ones((2, 4))).spec, angle_dtype="float32")),
+        RotaryEmbedding.from_spec(
+            replace(RotaryEmbedding.from_inv_freq(np.ones((2, 4))).spec, angle_dtype="float32")
+        ),
         {"target": "primitive"},
         "whose float32 sum depends on how a runtime rounds it",
     ),
-    "a length that is not chosen": (LONG, {}, "'dynamic' depends on the sequence length; give `rope.at_length"),
-    "a length for each row": (LONG.at_length([64, 128]), {}, "for 2 batch rows; a graph is written for one length"),
-    "counting on axes": (AXIAL, {"positions": "none"}, "`positions` is 'none'; with 2 axes each token needs"),
-    "counting packed tokens": (PLAIN, {"layout": "thd", "positions": "offset"}, "layout thd. need position_ids"),
+    "a length that is not chosen": (
+        LONG,
+        {},
+        "'dynamic' depends on the sequence length; give `rope.at_length",
+    ),
+    "a length for each row": (
+        LONG.at_length([64, 128]),
+        {},
+        "for 2 batch rows; a graph is written for one length",
+    ),
+    "counting on axes": (
+        AXIAL,
+        {"positions": "none"},
+        "`positions` is 'none'; with 2 axes each token needs",
+    ),
+    "counting packed tokens": (
+        PLAIN,
+        {"layout": "thd", "positions": "offset"},
+        "layout thd. need position_ids",
+    ),
     "packed heads unnumbered": (PLAIN, {"layout": "bsd"}, "`num_heads` is None; layout bsd"),
     "unknown layout": (PLAIN, {"layout": "hbsd"}, "`layout` is 'hbsd'; it must be one of bhsd"),
     "two kinds of tables": (PLAIN, {"table_inputs": True, "max_positions": 4}, "are both given"),
-    "inverse of given tables": (PLAIN, {"table_inputs": True, "inverse": True}, "feed tables with -sin"),
-    "fractions in a table": (PLAIN, {"max_positions": 4, "position_dtype": np.float32}, "looked up by int64 ids"),
+    "inverse of given tables": (
+        PLAIN,
+        {"table_inputs": True, "inverse": True},
+        "feed tables with -sin",
+    ),
+    "fractions in a table": (
+        PLAIN,
+        {"max_positions": 4, "position_dtype": np.float32},
+        "looked up by int64 ids",
+    ),
     "no rows": (PLAIN, {"max_positions": 0}, "`max_positions` is 0; it must be at least 1"),
     "kv heads alone": (PLAIN, {"num_kv_heads": 2}, "`num_kv_heads` is 2, but `num_heads` is None"),
     "names twice": (PLAIN, {"inputs": ("q", "q")}, "must hold different identifiers"),
-    "a name of another input": (PLAIN, {"inputs": ("position_ids",)}, "`inputs` hold 'position_ids', which this graph"),
-    "a name of a result": (PLAIN, {"inputs": ("q", "q_rot")}, "`inputs` hold 'q_rot', which this graph"),
-    "a name of a table": (PLAIN, {"inputs": ("cos_cache",), "max_positions": 8}, "`inputs` hold 'cos_cache'"),
+    "a name of another input": (
+        PLAIN,
+        {"inputs": ("position_ids",)},
+        "`inputs` hold 'position_ids', which this graph",
+    ),
+    "a name of a result": (
+        PLAIN,
+        {"inputs": ("q", "q_rot")},
+        "`inputs` hold 'q_rot', which this graph",
+    ),
+    "a name of a table": (
+        PLAIN,
+        {"inputs": ("cos_cache",), "max_positions": 8},
+        "`inputs` hold 'cos_cache'",
+    ),
     "a name inside": (PLAIN, {"inputs": ("q", "ids")}, "`inputs` hold 'ids', which this graph"),
-    "positions": (PLAIN, {"positions": "ids"}, "`positions` is 'ids'; it must be one of position_ids, offset, none"),
+    "positions": (
+        PLAIN,
+        {"positions": "ids"},
+        "`positions` is 'ids'; it must be one of position_ids, offset, none",
+    ),
     "number of kv heads": (
         BY_HEAD,
         {"target": "primitive", "num_heads": 8, "num_kv_heads": 6},
@@ -97,8 +157,14 @@ def test_export_rope_refuses_what_cannot_be_expressed(name):
         ({"position_dtype": "int32"}, "`position_dtype` is int32; it must be one of int64"),
         ({"opset": 23.0}, "`opset` is 23.0; it must be an integer"),
         ({"inputs": ("q",), "num_kv_heads": "2"}, "`num_kv_heads` is '2'; it must be an integer"),
-        ({"metadata": "config"}, "`metadata` is 'config'; it must be a mapping of strings to strings"),
-        ({"metadata": {"config": 1}}, "`metadata` is {'config': 1}; it must be a mapping of strings to strings"),
+        (
+            {"metadata": "config"},
+            "`metadata` is 'config'; it must be a mapping of strings to strings",
+        ),
+        (
+            {"metadata": {"config": 1}},
+            "`metadata` is {'config': 1}; it must be a mapping of strings to strings",
+        ),
     ],
 )
 def test_export_rope_refuses_wrong_types(options, text):
@@ -124,7 +190,8 @@ def test_whole_numbers_of_numpy_are_taken():
 
 
 @pytest.mark.parametrize(
-    ("function", "options"), [(export.export_rope, RopeOptions), (export.export_attention, AttentionOptions)]
+    ("function", "options"),
+    [(export.export_rope, RopeOptions), (export.export_attention, AttentionOptions)],
 )
 def test_every_argument_is_an_option(function, options):
     """Those that are handed over by name; none may be left behind."""

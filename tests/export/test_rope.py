@@ -8,7 +8,8 @@ import pytest
 from conftest import DTYPES
 from onnx.reference import ReferenceEvaluator
 
-from rope_cpu import RotaryEmbedding, export, tolerance
+from rope_cpu import RotaryEmbedding, export
+from rope_cpu.accuracy import tolerance
 from rope_cpu.export.validation import session as runtime
 
 TARGETS = ("primitive", "onnx", "ort")
@@ -27,11 +28,17 @@ ROTATIONS = {
     "partial": {"inv_freq": OMEGA[:4], "head_dim": 16},
     "scaled": {"inv_freq": OMEGA / 3, "attention_factor": 1.37},
     "axial, in blocks": {"inv_freq": on_axes([0] * 4 + [1] * 4, 2), "blocks": 2, "head_dim": 20},
-    "axial, over the head": {"inv_freq": on_axes([0, 0, 0, 1, 1, 1, 2, 2], 3), "attention_factor": 0.7},
+    "axial, over the head": {
+        "inv_freq": on_axes([0, 0, 0, 1, 1, 1, 2, 2], 3),
+        "attention_factor": 0.7,
+    },
     "mrope": {"inv_freq": on_axes(MROPE[0], 3)},
     "mrope, interleaved axes": {"inv_freq": on_axes(MROPE[1], 3), "head_dim": 24},
     "mixed": {"inv_freq": np.cos(np.arange(16.0)).reshape(2, 8)},
-    "mixed, by head": {"inv_freq": np.cos(np.arange(32.0)).reshape(2, 2, 8), "attention_factor": 1.1},
+    "mixed, by head": {
+        "inv_freq": np.cos(np.arange(32.0)).reshape(2, 2, 8),
+        "attention_factor": 1.1,
+    },
 }
 DENSE = ("mixed", "mixed, by head")
 TABLE = 40
@@ -81,7 +88,11 @@ def position_feed(positions, layout, ids):
 
 
 def head_counts(rope, layout):
-    return {"num_heads": 4, "num_kv_heads": 2} if layout == "bsd" or rope.spec.inv_freq.shape[2] > 1 else {}
+    return (
+        {"num_heads": 4, "num_kv_heads": 2}
+        if layout == "bsd" or rope.spec.inv_freq.shape[2] > 1
+        else {}
+    )
 
 
 @pytest.mark.parametrize("name", ROTATIONS)
@@ -90,7 +101,10 @@ def test_export_rope_agrees_with_the_mathematics_and_numpy(name, kind, interleav
     """In every layout, float16 and float64 aside: they are cast and computed as bfloat16 and float32 are."""
     if interleaved and "blocks" in ROTATIONS[name]:
         pytest.skip("interleaved pairs do not cross blocks: the same rotation without them")
-    rope, dtype = RotaryEmbedding.from_inv_freq(**ROTATIONS[name], interleaved=interleaved), DTYPES[kind]
+    rope, dtype = (
+        RotaryEmbedding.from_inv_freq(**ROTATIONS[name], interleaved=interleaved),
+        DTYPES[kind],
+    )
     q, k = (rng.standard_normal((2, 5, heads, rope.head_dim)).astype(dtype) for heads in (4, 2))
     ids = {"position_ids": rng.integers(0, TABLE, (2, 5, rope.axes)[: 3 if rope.axes > 1 else 2])}
     if rope.axes == 1:
@@ -105,13 +119,19 @@ def test_export_rope_agrees_with_the_mathematics_and_numpy(name, kind, interleav
             continue  # refused, as test_options shows
         case, bring = (target, layout, positions, table), LAYOUTS[layout]
         options = {"target": target, "dtype": dtype, "layout": layout, "positions": positions}
-        model = export.export_rope(rope, **options, max_positions=table, **head_counts(rope, layout))
+        model = export.export_rope(
+            rope, **options, max_positions=table, **head_counts(rope, layout)
+        )
         results = rotate_by(model, layout, position_feed(positions, layout, ids[positions]), q, k)
-        for result, (y, bound), by_numpy in zip(results, want[positions], kernels[positions], strict=True):
+        for result, (y, bound), by_numpy in zip(
+            results, want[positions], kernels[positions], strict=True
+        ):
             assert result.dtype == dtype, case
             wide = result.astype(np.float64)
             assert (np.abs(wide - bring(y)) <= bring(bound)).all(), case
-            assert (np.abs(wide - bring(by_numpy.astype(np.float64))) <= 2 * bring(bound)).all(), case
+            assert (np.abs(wide - bring(by_numpy.astype(np.float64))) <= 2 * bring(bound)).all(), (
+                case
+            )
 
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
@@ -154,16 +174,23 @@ def test_export_rope_of_every_rope_type(rope_type, table, interleaved, rng):
 @pytest.mark.parametrize("name", ["partial", "scaled", "axial, in blocks"])
 def test_inverse_undoes_the_rotation(target, table, name, rng):
     rope = RotaryEmbedding.from_inv_freq(**ROTATIONS[name])
-    q, k = (rng.standard_normal((2, 5, heads, rope.head_dim)).astype(np.float32) for heads in (4, 2))
+    q, k = (
+        rng.standard_normal((2, 5, heads, rope.head_dim)).astype(np.float32) for heads in (4, 2)
+    )
     ids = rng.integers(0, TABLE, (2, 5, rope.axes)[: 3 if rope.axes > 1 else 2])
     options = {"target": target, "layout": "bshd", "max_positions": table}
     there = rotate_by(export.export_rope(rope, **options), "bshd", {"position_ids": ids}, q, k)
-    back = rotate_by(export.export_rope(rope, **options, inverse=True), "bshd", {"position_ids": ids}, *there)
+    back = rotate_by(
+        export.export_rope(rope, **options, inverse=True), "bshd", {"position_ids": ids}, *there
+    )
     for x, y, rotated in zip((q, k), back, there, strict=True):
         assert np.abs(rotated - x).max() > 0.1
         # The errors of a pair rotate with it, to √2 of the larger, and the second rotation adds its own.
         (_, first), (_, second) = exact(rope, x, ids), exact(rope, rotated, ids, inverse=True)
-        assert (np.abs(y.astype(np.float64) - x) <= np.sqrt(2) * first.max() / rope.attention_factor + second).all()
+        assert (
+            np.abs(y.astype(np.float64) - x)
+            <= np.sqrt(2) * first.max() / rope.attention_factor + second
+        ).all()
 
 
 @pytest.mark.parametrize("table", [None, 3000])
@@ -172,7 +199,9 @@ def test_export_rope_in_float64_is_exact(table, rng):
     rope = RotaryEmbedding(64, rope_theta=10000.0)
     x = rng.uniform(-1, 1, (1, 50, 2, 64))
     ids = np.sort(rng.integers(0, 3000, (1, 50)))
-    model = export.export_rope(rope, target="primitive", dtype=np.float64, layout="bshd", max_positions=table)
+    model = export.export_rope(
+        rope, target="primitive", dtype=np.float64, layout="bshd", max_positions=table
+    )
     result, _ = rotate_by(model, "bshd", {"position_ids": ids}, x, x)
     cos, sin = oracle.cos_sin(ids, rope.inv_freq)
     y, reach = oracle.rotate(x, cos, sin)
@@ -186,7 +215,9 @@ def test_computed_angles_have_no_limit(target, rng):
     rope = RotaryEmbedding(32, rope_theta=1e6)
     x = rng.standard_normal((1, 6, 1, 32)).astype(np.float32)
     ids = np.array([[0, 1_000_000, 999_999, 2**27 + 1, -1, -123_456]])
-    result, _ = rotate_by(export.export_rope(rope, target=target, layout="bshd"), "bshd", {"position_ids": ids}, x, x)
+    result, _ = rotate_by(
+        export.export_rope(rope, target=target, layout="bshd"), "bshd", {"position_ids": ids}, x, x
+    )
     y, bound = exact(rope, x, ids)
     slack = np.abs(ids)[..., None, None] * 2.0**-53 * 2 * np.abs(x).max()
     assert (np.abs(result - y) <= bound + slack).all()
@@ -220,7 +251,12 @@ def test_float32_angles_are_those_of_numpy(target, table, rng):
     rope = RotaryEmbedding(
         32,
         angle_dtype="float32",
-        scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4},
+        scaling={
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "rope_theta": 1e4,
+        },
     )
     x = rng.standard_normal((1, 5, 2, 32)).astype(np.float32)
     scale = 1 if table else 100_000
@@ -252,14 +288,18 @@ def test_half_precision_is_the_rounded_exact_result(rng):
         x = rng.standard_normal((1, 40, 8, 64)).astype(DTYPES[kind])
         rounded = exact(rope, x, ids)[0].astype(np.float32).astype(DTYPES[kind])
         for target in TARGETS:
-            model = export.export_rope(rope, target=target, dtype=DTYPES[kind], layout="bshd", max_positions=40)
+            model = export.export_rope(
+                rope, target=target, dtype=DTYPES[kind], layout="bshd", max_positions=40
+            )
             result, _ = rotate_by(model, "bshd", {"position_ids": ids}, x, x)
             assert np.mean(result == rounded) > 0.999
 
 
 def test_primitive_is_one_function_in_opset_13():
     model = export.export_rope(RotaryEmbedding(16), target="primitive", max_positions=8)
-    assert [(function.domain, function.name) for function in model.functions] == [("rope_cpu", "RotaryEmbedding")]
+    assert [(function.domain, function.name) for function in model.functions] == [
+        ("rope_cpu", "RotaryEmbedding")
+    ]
     assert {node.domain for node in model.graph.node} == {"", "rope_cpu"}
     assert model.opset_import[0].version == 13
     assert [node.name for node in model.graph.node if node.domain] == ["q/rotate", "k/rotate"]
@@ -273,7 +313,9 @@ def test_fused_operators_are_used(target, domain):
     mrope = RotaryEmbedding.from_inv_freq(**ROTATIONS["mrope, interleaved axes"])
     model = export.export_rope(mrope, target="ort", max_positions=8, num_heads=4)
     (node, _) = (node for node in model.graph.node if node.op_type == "MRotaryEmbedding")
-    attributes = {attribute.name: list(attribute.ints) or attribute.i for attribute in node.attribute}
+    attributes = {
+        attribute.name: list(attribute.ints) or attribute.i for attribute in node.attribute
+    }
     assert attributes["mrope_section"] == [4, 2, 2]
     assert attributes["mrope_layout"] == 1
 
@@ -297,7 +339,9 @@ def test_export_rope_of_three_inputs(rng):
     model = export.export_rope(rope, inputs=("q", "k", "v"), layout="bshd")
     x = rng.standard_normal((1, 3, 2, 16)).astype(np.float32)
     ids = np.array([[5, 0, 2]])
-    results = runtime.open_session(model).run(None, {"q": x, "k": 2 * x, "v": -x, "position_ids": ids})
+    results = runtime.open_session(model).run(
+        None, {"q": x, "k": 2 * x, "v": -x, "position_ids": ids}
+    )
     y, bound = exact(rope, -x, ids)
     assert (np.abs(results[2] - y) <= bound).all()
     assert [value.name for value in model.graph.output] == ["q_rot", "k_rot", "v_rot"]
@@ -309,7 +353,9 @@ def test_another_number_of_heads_is_refused_when_it_runs(target):
     model = export.export_rope(RotaryEmbedding(16), target=target, num_heads=4)
     q, k = (np.zeros((1, heads, 2, 16), np.float32) for heads in (3, 4))
     with pytest.raises(Exception, match="INVALID_ARGUMENT"):
-        runtime.open_session(model).run(None, {"q": q, "k": k, "position_ids": np.zeros((1, 2), np.int64)})
+        runtime.open_session(model).run(
+            None, {"q": q, "k": k, "position_ids": np.zeros((1, 2), np.int64)}
+        )
 
 
 @pytest.mark.parametrize("target", ["primitive", "onnx"])
@@ -321,7 +367,9 @@ def test_the_reference_evaluator_agrees(target, table, rng):
     ids = rng.integers(0, 16, (2, 5))
     model = export.export_rope(rope, target=target, max_positions=table)
     transposed = np.ascontiguousarray(x.transpose(0, 2, 1, 3))
-    result, _ = ReferenceEvaluator(model).run(None, {"q": transposed, "k": transposed, "position_ids": ids})
+    result, _ = ReferenceEvaluator(model).run(
+        None, {"q": transposed, "k": transposed, "position_ids": ids}
+    )
     y, bound = exact(rope, x, ids)
     assert (np.abs(result.transpose(0, 2, 1, 3) - y) <= bound).all()
 
@@ -334,6 +382,8 @@ def test_table_inputs_of_any_length(target, rng):
         x = rng.standard_normal((2, 3, 6, 16)).astype(np.float32)
         ids = rng.integers(0, rows, (2, 6))
         cos, sin = rope.cos_sin(np.arange(rows))
-        result, _ = session.run(None, {"q": x, "k": x, "position_ids": ids, "cos_cache": cos, "sin_cache": sin})
+        result, _ = session.run(
+            None, {"q": x, "k": x, "position_ids": ids, "cos_cache": cos, "sin_cache": sin}
+        )
         y, bound = exact(rope, x.transpose(0, 2, 1, 3), ids)
         assert (np.abs(result.transpose(0, 2, 1, 3) - y) <= bound).all()

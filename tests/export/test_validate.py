@@ -6,7 +6,8 @@ import oracle
 import pytest
 from onnx import numpy_helper
 
-from rope_cpu import RotaryEmbedding, export, reference
+from rope_cpu import RotaryEmbedding, export
+from rope_cpu.accuracy import reference
 
 ROPE = RotaryEmbedding(16, rope_theta=1000.0)
 TARGETS = ("primitive", "onnx", "ort")
@@ -26,11 +27,20 @@ def changed(model, name, change):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_right_model_passes(target, dtype):
-    report = export.validate(export.export_rope(ROPE, target=target, dtype=dtype, max_positions=64), ROPE)
+    report = export.validate(
+        export.export_rope(ROPE, target=target, dtype=dtype, max_positions=64), ROPE
+    )
     assert report.passed, str(report)
     assert 0 < report.max_abs_error < 40
     names = {outcome.case for outcome in report.outcomes}
-    assert {"one token", "no tokens", "left-padded ids", "shuffled ids", "last ids", "id past the table"} <= names
+    assert {
+        "one token",
+        "no tokens",
+        "left-padded ids",
+        "shuffled ids",
+        "last ids",
+        "id past the table",
+    } <= names
     assert "passed" in str(report)
     assert report.worst.case in str(report)
 
@@ -50,7 +60,9 @@ def test_a_long_table_in_float64_passes():
 def test_the_reference_rounds_cos_and_sin_once(rope):
     ids = np.array([[0, 1, 4095, 131_071, 999_999, 2**31 - 1, 2**35 - 1]])
     ids = np.stack([ids, ids[:, ::-1]], axis=-1) if rope.axes > 1 else ids
-    expected = oracle.cos_sin_axes(ids if rope.axes > 1 else ids[..., None], np.atleast_2d(rope.inv_freq))
+    expected = oracle.cos_sin_axes(
+        ids if rope.axes > 1 else ids[..., None], np.atleast_2d(rope.inv_freq)
+    )
     for ours, exact in zip(reference.cos_sin(rope.spec, ids), expected, strict=True):
         np.testing.assert_array_equal(ours.high[:, :, 0], exact)
 
@@ -60,7 +72,9 @@ def test_the_reference_rounds_cos_and_sin_once(rope):
 def test_float64_with_an_attention_factor_passes(inverse, max_positions):
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
     rope = RotaryEmbedding(32, scaling=yarn)
-    model = export.export_rope(rope, target="primitive", dtype="float64", max_positions=max_positions, inverse=inverse)
+    model = export.export_rope(
+        rope, target="primitive", dtype="float64", max_positions=max_positions, inverse=inverse
+    )
     assert all(export.validate(model, rope, seed=seed).passed for seed in range(2))
 
 
@@ -70,8 +84,12 @@ def test_float64_with_an_attention_factor_passes(inverse, max_positions):
 def test_float32_angles_are_expected_where_the_rope_has_them(dtype, max_positions, inverse):
     """Float64 arithmetic on them; a model with exact ones is another one."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    rounded, exact = (RotaryEmbedding(16, scaling=yarn, angle_dtype=kind) for kind in ("float32", "float64"))
-    model = export.export_rope(rounded, target="primitive", dtype=dtype, max_positions=max_positions, inverse=inverse)
+    rounded, exact = (
+        RotaryEmbedding(16, scaling=yarn, angle_dtype=kind) for kind in ("float32", "float64")
+    )
+    model = export.export_rope(
+        rounded, target="primitive", dtype=dtype, max_positions=max_positions, inverse=inverse
+    )
     report = export.validate(model, rounded)
     assert report.passed, str(report)
     assert dtype == "float32" or not export.validate(model, exact).passed
@@ -81,20 +99,26 @@ def test_float32_angles_are_expected_where_the_rope_has_them(dtype, max_position
 def test_attention_in_float64_passes(positions):
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
     for rope in (RotaryEmbedding(32), RotaryEmbedding(32, scaling=yarn)):
-        model = export.export_attention(rope, num_heads=4, target="primitive", dtype="float64", positions=positions)
+        model = export.export_attention(
+            rope, num_heads=4, target="primitive", dtype="float64", positions=positions
+        )
         assert all(export.validate(model, rope, seed=seed).passed for seed in range(2))
 
 
 @pytest.mark.parametrize("target", ["primitive", "onnx"])
 def test_attention_that_is_not_causal_passes(target):
-    assert export.validate(export.export_attention(ROPE, num_heads=2, causal=False, target=target), ROPE).passed
+    assert export.validate(
+        export.export_attention(ROPE, num_heads=2, causal=False, target=target), ROPE
+    ).passed
 
 
 def test_the_worst_case_can_be_replayed():
     report = export.validate(export.export_rope(ROPE, layout="bshd"), ROPE, seed=5)
     again = report.replay()
     off = max(np.abs(again[f"{name}_rot"] - again[f"{name}_exact"]).max() for name in "qk")
-    assert off == pytest.approx(report.worst.error, rel=0, abs=np.spacing(4096.0))  # exact values come as float64
+    assert off == pytest.approx(
+        report.worst.error, rel=0, abs=np.spacing(4096.0)
+    )  # exact values come as float64
     assert again["q"].shape == report.worst.shape
 
 
@@ -116,13 +140,20 @@ def test_one_wrong_entry_of_a_table_is_found(target):
 def test_another_rope_is_found():
     model = export.export_rope(ROPE)
     assert not export.validate(model, RotaryEmbedding(16, rope_theta=1001.0)).passed
-    assert not export.validate(model, RotaryEmbedding(16, rope_theta=1000.0, interleaved=True)).passed
+    assert not export.validate(
+        model, RotaryEmbedding(16, rope_theta=1000.0, interleaved=True)
+    ).passed
 
 
 def test_frequencies_rounded_to_float32_are_found():
     """The usual fault of exporters: right near zero, wrong at a million."""
     report = export.validate(
-        changed(export.export_rope(ROPE), "inv_freq", lambda omega: omega.astype(np.float32).astype(np.float64)), ROPE
+        changed(
+            export.export_rope(ROPE),
+            "inv_freq",
+            lambda omega: omega.astype(np.float32).astype(np.float64),
+        ),
+        ROPE,
     )
     assert not report.passed
 
@@ -133,7 +164,10 @@ def test_a_model_that_takes_ids_past_its_table_is_found():
     for name in ("cos_cache", "sin_cache"):
         model = changed(model, name, lambda table: np.concatenate([table, table]))
     report = export.validate(model, ROPE)
-    assert "must be refused" in {outcome.case: outcome.problem for outcome in report.outcomes}["id past the table"]
+    assert (
+        "must be refused"
+        in {outcome.case: outcome.problem for outcome in report.outcomes}["id past the table"]
+    )
 
 
 def test_a_model_without_metadata_is_refused():
@@ -143,7 +177,9 @@ def test_a_model_without_metadata_is_refused():
         export.validate(model, ROPE)
 
 
-@pytest.mark.parametrize("text", ["{}", '{"kind": "rope"}', '{"kind": "attention"}', '{"kind": "dance"}'])
+@pytest.mark.parametrize(
+    "text", ["{}", '{"kind": "rope"}', '{"kind": "attention"}', '{"kind": "dance"}']
+)
 def test_metadata_that_says_too_little_is_refused(text):
     model = export.export_rope(ROPE)
     (entry,) = [entry for entry in model.metadata_props if entry.key == "rope_cpu.export"]
@@ -189,11 +225,21 @@ TABLES = {"computed": {}, "initializers": {"max_positions": 50}, "inputs": {"tab
 @pytest.mark.parametrize("positions", ["position_ids", "offset", "none"])
 @pytest.mark.parametrize("tables", TABLES)
 def test_every_layout_and_kind_of_positions_passes(layout, positions, tables):
-    if layout == "thd" and positions != "position_ids" and (positions, tables) != ("none", "inputs"):
+    if (
+        layout == "thd"
+        and positions != "position_ids"
+        and (positions, tables) != ("none", "inputs")
+    ):
         pytest.skip("refused: packed tokens have no common order")
     # Of the other tables, test_rope rotates by every target in every layout.
     for target in TARGETS if tables == "inputs" else ("onnx",):
-        options = {"target": target, "layout": layout, "positions": positions, "num_heads": 4, "num_kv_heads": 2}
+        options = {
+            "target": target,
+            "layout": layout,
+            "positions": positions,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+        }
         report = export.validate(export.export_rope(ROPE, **options, **TABLES[tables]), ROPE)
         assert report.passed, str(report)
 
@@ -204,7 +250,9 @@ def test_every_layout_and_kind_of_positions_passes(layout, positions, tables):
 def test_odd_head_sizes_pass(target, heads, width, interleaved):
     """Odd sizes, of which some elements are rotated; onnxruntime's operator needs num_heads for that, or a detour."""
     rope = RotaryEmbedding.from_inv_freq(ROPE.inv_freq, head_dim=width, interleaved=interleaved)
-    report = export.validate(export.export_rope(rope, target=target, num_heads=heads, max_positions=64), rope)
+    report = export.validate(
+        export.export_rope(rope, target=target, num_heads=heads, max_positions=64), rope
+    )
     assert report.passed, str(report)
 
 

@@ -19,7 +19,9 @@ def matrix(spec):
     return spec.inv_freq[0, :, 0]
 
 
-@pytest.mark.parametrize(("head_dim", "count"), [(4, 2), (64, 2), (12, 3), (96, 3), (32, 4), (40, 5), (2, 1)])
+@pytest.mark.parametrize(
+    ("head_dim", "count"), [(4, 2), (64, 2), (12, 3), (96, 3), (32, 4), (40, 5), (2, 1)]
+)
 @pytest.mark.parametrize("span", ["axis", "head"])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_axial_shares_equally(head_dim, count, span, interleaved):
@@ -87,7 +89,8 @@ def test_axes_of_mrope_add_up_to_text():
 def test_scaled_mrope():
     """Linear scaling slows every pair down, on the axis that it belongs to; yarn brings its attention factor."""
     plain, slow = (
-        axes.mrope(64, (12, 10, 10), rope_theta=1e6, scaling=s) for s in (None, {"type": "linear", "factor": 4.0})
+        axes.mrope(64, (12, 10, 10), rope_theta=1e6, scaling=s)
+        for s in (None, {"type": "linear", "factor": 4.0})
     )
     np.testing.assert_allclose(matrix(slow), matrix(plain) / 4, rtol=1e-15)
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
@@ -98,7 +101,9 @@ def test_scaled_mrope():
 
 def test_sections_of_files_may_repeat_the_shares():
     section = {"type": "mrope", "mrope_section": [8, 12, 12], "mrope_interleaved": False}
-    assert axes.mrope(64, (8, 12, 12), rope_theta=1e6, scaling=section) == axes.mrope(64, [8, 12, 12], rope_theta=1e6)
+    assert axes.mrope(64, (8, 12, 12), rope_theta=1e6, scaling=section) == axes.mrope(
+        64, [8, 12, 12], rope_theta=1e6
+    )
     with pytest.raises(ValueError, match=r"`mrope_section` is .16, 8, 8., but `scaling` has"):
         axes.mrope(64, (16, 8, 8), rope_theta=1e6, scaling=section)
 
@@ -163,7 +168,11 @@ REFUSED = [
     (lambda: axes.mrope_pair_axis(8, (2, 2, 2)), ValueError, "adds up to 6, not to 8 pairs"),
     (lambda: axes.mrope_pair_axis(8, (1, 3, 4), True), ValueError, "cannot take pairs by turns"),
     (lambda: mrope(scaling=[]), TypeError, "`scaling` is []"),
-    (lambda: mrope(mrope_interleaved="no"), TypeError, "`mrope_interleaved` is 'no'; it must be True or False"),
+    (
+        lambda: mrope(mrope_interleaved="no"),
+        TypeError,
+        "`mrope_interleaved` is 'no'; it must be True or False",
+    ),
     (lambda: mrope(mrope_interleaved=1), TypeError, "`mrope_interleaved` is 1"),
     (lambda: mrope(scaling={"mrope_interleaved": 0}), TypeError, "`mrope_interleaved` is 0"),
     (
@@ -172,11 +181,27 @@ REFUSED = [
         "`mrope_interleaved` is False, but `scaling` has True; give it once",
     ),
     (lambda: mrope(rope_theta=None), TypeError, "`rope_theta` is None; it must be a number"),
-    (lambda: mrope(rope_theta=None, scaling={"rope_theta": 1e4}), TypeError, "`rope_theta` is None"),
-    (lambda: mrope(scaling={"rope_theta": 5.0}), ValueError, "`rope_theta` is 10000.0, but `scaling` has 5.0"),
-    (lambda: mrope([4, 1, 1]), ValueError, "`mrope_section` is (4, 1, 1), 6 pairs; head_dim 8 has 4"),
+    (
+        lambda: mrope(rope_theta=None, scaling={"rope_theta": 1e4}),
+        TypeError,
+        "`rope_theta` is None",
+    ),
+    (
+        lambda: mrope(scaling={"rope_theta": 5.0}),
+        ValueError,
+        "`rope_theta` is 10000.0, but `scaling` has 5.0",
+    ),
+    (
+        lambda: mrope([4, 1, 1]),
+        ValueError,
+        "`mrope_section` is (4, 1, 1), 6 pairs; head_dim 8 has 4",
+    ),
     (lambda: mrope(None), TypeError, "`mrope_section` is None; it must be a sequence of integers"),
-    (lambda: mrope(None, scaling={"mrope_section": [2, 1, 1]}), TypeError, "`mrope_section` is None"),
+    (
+        lambda: mrope(None, scaling={"mrope_section": [2, 1, 1]}),
+        TypeError,
+        "`mrope_section` is None",
+    ),
     (
         lambda: mrope(mrope_interleaved=None, scaling={"mrope_interleaved": True}),
         TypeError,
@@ -184,7 +209,11 @@ REFUSED = [
     ),
     (lambda: mrope(4), TypeError, "`mrope_section` is 4; it must be a sequence of integers"),
     (lambda: mrope(scaling={"mrope_section": 4}), TypeError, "`mrope_section` is 4"),
-    (lambda: R.axial(8, axis_dims=4), TypeError, "`axis_dims` is 4; it must be a sequence of integers"),
+    (
+        lambda: R.axial(8, axis_dims=4),
+        TypeError,
+        "`axis_dims` is 4; it must be a sequence of integers",
+    ),
     (lambda: R.axial(8, axis_dims="44"), TypeError, "`axis_dims` is '44'"),
     (lambda: R.axial(8, rope_theta=None), TypeError, "`rope_theta` is None"),
     (lambda: R.axial(8, rope_theta=np.array(1e4)), TypeError, "`rope_theta` is array(10000.)"),

@@ -22,22 +22,34 @@ def commuting(rng, count, size):
 # Specs, some of them drawn.
 SPECS = {
     "1-D": lambda rng: spec.from_inv_freq(oracle.inv_freq(64)),
-    "1-D, partial, interleaved": lambda rng: spec.from_inv_freq(oracle.inv_freq(32), head_dim=48, interleaved=True),
+    "1-D, partial, interleaved": lambda rng: spec.from_inv_freq(
+        oracle.inv_freq(32), head_dim=48, interleaved=True
+    ),
     "2-D, blocks": lambda rng: axes.axial(64, 2),
     "2-D, head": lambda rng: axes.axial(64, 2, span="head"),
     "2-D, interleaved": lambda rng: axes.axial(64, 2, interleaved=True),
     "3-D, unequal": lambda rng: axes.axial(128, 3, axis_dims=(16, 56, 56)),
     "3-D, partial": lambda rng: axes.axial(80, 3, axis_dims=(26, 26, 26), interleaved=True),
-    "3-D, bases of their own": lambda rng: axes.axial(48, 3, rope_theta=(100.0, 1e4, 1e6), span="head"),
+    "3-D, bases of their own": lambda rng: axes.axial(
+        48, 3, rope_theta=(100.0, 1e4, 1e6), span="head"
+    ),
     "4-D": lambda rng: axes.axial(64, 4),
     "M-RoPE": lambda rng: axes.mrope(64, (8, 12, 12), rope_theta=1e6),
-    "M-RoPE, interleaved": lambda rng: axes.mrope(64, (12, 10, 10), rope_theta=1e6, mrope_interleaved=True),
+    "M-RoPE, interleaved": lambda rng: axes.mrope(
+        64, (12, 10, 10), rope_theta=1e6, mrope_interleaved=True
+    ),
     "mixed": lambda rng: spec.from_inv_freq(rng.normal(size=(2, 32))),
     "mixed, by head": lambda rng: spec.from_inv_freq(rng.normal(size=(2, 3, 16)), interleaved=True),
     "generators": lambda rng: generators.solve(commuting(rng, 3, 24))[0],
-    "Gemma-4 vision": lambda rng: reader.read({"model_type": "gemma4_vision", "head_dim": 64}).spec(),
+    "Gemma-4 vision": lambda rng: reader.read(
+        {"model_type": "gemma4_vision", "head_dim": 64}
+    ).spec(),
     "LTX": lambda rng: reader.read(
-        {"_class_name": "LTXVideoTransformer3DModel", "num_attention_heads": 3, "attention_head_dim": 64}
+        {
+            "_class_name": "LTXVideoTransformer3DModel",
+            "num_attention_heads": 3,
+            "attention_head_dim": 64,
+        }
     ).spec(),
 }
 
@@ -61,7 +73,9 @@ def ids_for(rope, rng):
 @pytest.fixture
 def vectors(rope, rng):
     """Random vectors of some tokens."""
-    return lambda tokens, dtype=np.float64: rng.normal(size=(1, tokens, 6, rope.head_dim)).astype(dtype)
+    return lambda tokens, dtype=np.float64: rng.normal(size=(1, tokens, 6, rope.head_dim)).astype(
+        dtype
+    )
 
 
 def slack(rope):
@@ -81,14 +95,18 @@ def test_rotation_is_the_oracles(rope, ids_for, vectors):
     for head in range(6):
         cos, sin = oracle.cos_sin_axes(np.reshape(ids, (5, rope.axes)), matrix[:, head // group])
         one = x[:, :, head : head + 1]
-        exact[:, :, head : head + 1] = oracle.rotate(one, cos, sin, rope.interleaved, rope.blocks)[0]
+        exact[:, :, head : head + 1] = oracle.rotate(one, cos, sin, rope.interleaved, rope.blocks)[
+            0
+        ]
     np.testing.assert_allclose(rope.rotate(x, ids), exact, rtol=0, atol=8 * 2**-53 * 6)
 
 
 def test_norms_are_kept(rope, ids_for, vectors):
     x = vectors(20)
     rotated = rope.rotate(x, ids_for(20))
-    np.testing.assert_allclose(np.linalg.norm(rotated, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-14)
+    np.testing.assert_allclose(
+        np.linalg.norm(rotated, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-14
+    )
     assert np.abs(rotated - x).max() > 0.5
 
 
@@ -111,12 +129,16 @@ def test_scores_depend_on_the_difference_alone(rope, ids_for, vectors):
 
 def test_rotations_add_up(rope, ids_for, vectors):
     x, m, n = vectors(4), ids_for(4), ids_for(4)
-    np.testing.assert_allclose(rope.rotate(rope.rotate(x, m), n), rope.rotate(x, m + n), rtol=0, atol=slack(rope))
+    np.testing.assert_allclose(
+        rope.rotate(rope.rotate(x, m), n), rope.rotate(x, m + n), rtol=0, atol=slack(rope)
+    )
 
 
 def test_inverse_undoes_it(rope, ids_for, vectors):
     x, ids = vectors(7), ids_for(7)
-    np.testing.assert_allclose(rope.rotate(rope.rotate(x, ids), ids, inverse=True), x, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(
+        rope.rotate(rope.rotate(x, ids), ids, inverse=True), x, rtol=0, atol=1e-14
+    )
 
 
 def test_keys_move_by_an_offset_on_each_axis(rope, ids_for, vectors):

@@ -20,7 +20,9 @@ def rotated(spec, x, position):
     pairs = spec.inv_freq.shape[3]
     angle = np.asarray(position) @ spec.inv_freq[0, :, 0]
     a, b, rest = x[:pairs], x[pairs : 2 * pairs], x[2 * pairs :]
-    return np.concatenate([a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle), rest])
+    return np.concatenate(
+        [a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle), rest]
+    )
 
 
 def generators_of(frequencies, size, basis=None):
@@ -63,17 +65,31 @@ def check(generators, positions, rng):
 CASES = {
     "one axis": lambda rng: generators_of(rng.normal(size=8), 16, orthogonal(rng, 16)),
     "two axes, mixed": lambda rng: generators_of(rng.normal(size=(2, 8)), 16, orthogonal(rng, 16)),
-    "three axes, 128": lambda rng: generators_of(rng.normal(size=(3, 64)), 128, orthogonal(rng, 128)),
-    "2-D axial": lambda rng: generators_of(np.kron(np.eye(2), inv_freq(32)), 64, orthogonal(rng, 64)),
-    "slow frequencies": lambda rng: generators_of(np.kron(np.eye(2), inv_freq(64, 1e9)), 128, orthogonal(rng, 128)),
+    "three axes, 128": lambda rng: generators_of(
+        rng.normal(size=(3, 64)), 128, orthogonal(rng, 128)
+    ),
+    "2-D axial": lambda rng: generators_of(
+        np.kron(np.eye(2), inv_freq(32)), 64, orthogonal(rng, 64)
+    ),
+    "slow frequencies": lambda rng: generators_of(
+        np.kron(np.eye(2), inv_freq(64, 1e9)), 128, orthogonal(rng, 128)
+    ),
     "the document's 4 x 4": lambda rng: generators_of(np.eye(2), 4),
     "its 3 x 3": lambda rng: np.array([[[0, -0.3, -1.1], [0.3, 0, -0.7], [1.1, 0.7, 0]]]),
-    "one frequency for all planes": lambda rng: generators_of(np.ones((2, 8)), 16, orthogonal(rng, 16)),
-    "repeated and opposite": lambda rng: generators_of([[1, 1, -1, 2, 0], [1, 1, 1, 0, 0]], 10, orthogonal(rng, 10)),
+    "one frequency for all planes": lambda rng: generators_of(
+        np.ones((2, 8)), 16, orthogonal(rng, 16)
+    ),
+    "repeated and opposite": lambda rng: generators_of(
+        [[1, 1, -1, 2, 0], [1, 1, 1, 0, 0]], 10, orthogonal(rng, 10)
+    ),
     "planes left alone": lambda rng: generators_of([[1.0, 0.5]], 9, orthogonal(rng, 9)),
     "no rotation at all": lambda rng: np.zeros((2, 6, 6)),
-    "an axis that does not rotate": lambda rng: generators_of([[1.0, 2.0], [0, 0]], 4, orthogonal(rng, 4)),
-    "axes of very different speed": lambda rng: generators_of([[1e-7, 2e-7, 0], [3, 1, 2]], 6, orthogonal(rng, 6)),
+    "an axis that does not rotate": lambda rng: generators_of(
+        [[1.0, 2.0], [0, 0]], 4, orthogonal(rng, 4)
+    ),
+    "axes of very different speed": lambda rng: generators_of(
+        [[1e-7, 2e-7, 0], [3, 1, 2]], 6, orthogonal(rng, 6)
+    ),
 }
 
 
@@ -81,7 +97,9 @@ CASES = {
 def test_equals_the_matrix_exponential(name, rng):
     generators = CASES[name](rng)
     # Coordinates of 1 to 3: the error of expm grows with the angle, and what is multiplied by almost 0 shows nothing.
-    positions = rng.uniform(1, 3, size=(4, len(generators))) * rng.choice([-1, 1], size=(4, len(generators)))
+    positions = rng.uniform(1, 3, size=(4, len(generators))) * rng.choice(
+        [-1, 1], size=(4, len(generators))
+    )
     check(generators, positions, rng)
 
 
@@ -109,7 +127,9 @@ def test_frequencies_are_those_put_in(rng):
     frequencies = np.array([[3.0, 2.0, 0.5], [0.1, -0.2, 0.3]])
     spec, _ = solve(generators_of(frequencies, 6, orthogonal(rng, 6)))
     found = spec.inv_freq[0, :, 0]
-    np.testing.assert_allclose(found * np.sign(found[0]), frequencies, rtol=0, atol=64 * 6 * 2.0**-52)
+    np.testing.assert_allclose(
+        found * np.sign(found[0]), frequencies, rtol=0, atol=64 * 6 * 2.0**-52
+    )
 
 
 def rotation(rng, size):
@@ -126,7 +146,9 @@ def test_logarithms_of_rotations(size, rng):
         logarithm = logm(o)
         spec, basis = solve((logarithm - logarithm.T) / 2)
         ours = basis @ rotated(spec, basis.T @ x, [1])
-        np.testing.assert_allclose(ours, o @ x, rtol=0, atol=64 * size * 2.0**-52 * np.linalg.norm(x))
+        np.testing.assert_allclose(
+            ours, o @ x, rtol=0, atol=64 * size * 2.0**-52 * np.linalg.norm(x)
+        )
 
 
 @pytest.mark.parametrize("size", [2, 6, 11, 24])
@@ -139,7 +161,11 @@ def test_families_of_logarithms(size, count, rng):
         frequencies[-1] *= speed
         exact = generators_of(frequencies, size, orthogonal(rng, size))
         generators = np.stack([logm(expm(generator)) for generator in exact])
-        check((generators - generators.transpose(0, 2, 1)) / 2, rng.uniform(-2, 2, size=(2, count)), rng)
+        check(
+            (generators - generators.transpose(0, 2, 1)) / 2,
+            rng.uniform(-2, 2, size=(2, count)),
+            rng,
+        )
         solve(generators)
 
 
@@ -169,7 +195,9 @@ def test_folding_the_basis_into_projections_keeps_scores(rng):
 def test_generators_in_block_form_keep_their_basis():
     _, basis = solve(generators_of([[3.0, 2.0, 1.0]], 6))
     # The planes are the elements (2i, 2i + 1): x of all, then y of all, each up to its sign.
-    np.testing.assert_allclose(np.abs(basis), np.eye(6)[[0, 3, 1, 4, 2, 5]], rtol=0, atol=64 * 6 * 2.0**-52)
+    np.testing.assert_allclose(
+        np.abs(basis), np.eye(6)[[0, 3, 1, 4, 2, 5]], rtol=0, atol=64 * 6 * 2.0**-52
+    )
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
@@ -187,16 +215,22 @@ def test_coarse_generators_are_judged_at_their_precision(name, count, rng):
     error = np.linalg.norm(given.astype(np.float64) - exact, 2, axis=(1, 2)).max()
     assert spec.axes == count
     found = np.sort(np.abs(spec.inv_freq[0, :, 0]))
-    np.testing.assert_allclose(found, np.tile([1.0, 2.0, 3.0, 4.0], (count, 1)), rtol=0, atol=4 * error)
+    np.testing.assert_allclose(
+        found, np.tile([1.0, 2.0, 3.0, 4.0], (count, 1)), rtol=0, atol=4 * error
+    )
 
 
 def test_coarse_values_cast_to_float64_are_taken_with_a_tolerance(rng):
     speeds = np.array([[1.0, 2.0, 3.0, 4.0], [4.0, 2.0, 1.0, 3.0]])
     exact = generators_of(speeds, 8, orthogonal(rng, 8))
     coarse = exact + rng.uniform(-1e-6, 1e-6, size=exact.shape)
-    with pytest.raises(ValueError, match=r"is not antisymmetric: .*; give \(B - B.T\) / 2, or .*`tolerance`"):
+    with pytest.raises(
+        ValueError, match=r"is not antisymmetric: .*; give \(B - B.T\) / 2, or .*`tolerance`"
+    ):
         RotaryEmbedding.from_generators(coarse)
-    with pytest.raises(ValueError, match=r"do not commute: .* at most; give generators that do, or .*`tolerance`"):
+    with pytest.raises(
+        ValueError, match=r"do not commute: .* at most; give generators that do, or .*`tolerance`"
+    ):
         RotaryEmbedding.from_generators((coarse - coarse.transpose(0, 2, 1)) / 2)
     # Entries are off by 1e-6 at most, B + Bᵀ by twice as much.
     rope, _ = RotaryEmbedding.from_generators(coarse, tolerance=2e-6)
@@ -244,14 +278,26 @@ def noncommuting():
 @pytest.mark.parametrize(
     ("generators", "error", "message"),
     [
-        (skewed(1, 0.25), ValueError, "`generators`[1] is not antisymmetric: B + Bᵀ is 0.25 at (1, 2)"),
+        (
+            skewed(1, 0.25),
+            ValueError,
+            "`generators`[1] is not antisymmetric: B + Bᵀ is 0.25 at (1, 2)",
+        ),
         (skewed(2, 1e-9), ValueError, "`generators`[2] is not antisymmetric: B + Bᵀ is 1e-09"),
-        (noncommuting(), ValueError, "`generators`[1] and `generators`[2] do not commute: |B1·B2 - B2·B1| reaches 0.5"),
+        (
+            noncommuting(),
+            ValueError,
+            "`generators`[1] and `generators`[2] do not commute: |B1·B2 - B2·B1| reaches 0.5",
+        ),
         (np.zeros((2, 3, 4)), ValueError, "`generators` has shape (2, 3, 4)"),
         (np.zeros(4), ValueError, "`generators` has shape (4,)"),
         (np.full((2, 4, 4), np.nan), ValueError, "`generators`[0] holds nan"),
         (np.zeros((1, 4, 4), complex), TypeError, "`generators` has dtype complex128"),
-        ([[0.0, 1e200], [-1e200, 0.0]], ValueError, "`generators`[0] reaches 1e+200, which is beyond ±2^40"),
+        (
+            [[0.0, 1e200], [-1e200, 0.0]],
+            ValueError,
+            "`generators`[0] reaches 1e+200, which is beyond ±2^40",
+        ),
         ([[1.0], [1.0, 2.0]], ValueError, "`generators` is a list of unequal rows"),
     ],
 )

@@ -28,7 +28,9 @@ def plain(theta: Any, width: int = WIDTH) -> list[Any]:
     return [mpf(theta) ** (-mpf(2 * i) / width) for i in range(width // 2)]
 
 
-def yarn(theta: Any, s: Any, original: int, fast: Any = 32, slow: Any = 1, truncate: bool = True) -> list[Any]:
+def yarn(
+    theta: Any, s: Any, original: int, fast: Any = 32, slow: Any = 1, truncate: bool = True
+) -> list[Any]:
     def pair(revolutions: Any) -> Any:
         return WIDTH * mp.log(original / (2 * mp.pi * revolutions)) / (2 * mp.log(theta))
 
@@ -172,23 +174,34 @@ def test_formula(name: str) -> None:
     section, arguments, length, expected, factor = CASES[name]
     rope = RotaryEmbedding(WIDTH, scaling=section, **arguments).at_length(length)
     # Each frequency is a handful of float64 operations; theta^e itself has the error of its exponent, |e·ln θ| · 2^-53.
-    np.testing.assert_allclose(rope.inv_freq, np.array(expected, dtype=np.float64), rtol=64 * 2.0**-53, atol=0)
+    np.testing.assert_allclose(
+        rope.inv_freq, np.array(expected, dtype=np.float64), rtol=64 * 2.0**-53, atol=0
+    )
     assert rope.attention_factor == pytest.approx(float(factor), rel=8 * 2.0**-53)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_float32_is_near_float64(name: str) -> None:
     section, arguments, length, expected, _ = CASES[name]
-    rope = RotaryEmbedding(WIDTH, scaling=section, angle_dtype="float32", **arguments).at_length(length)
+    rope = RotaryEmbedding(WIDTH, scaling=section, angle_dtype="float32", **arguments).at_length(
+        length
+    )
     assert np.array_equal(rope.inv_freq, rope.inv_freq.astype(np.float32))
     # A dozen float32 operations, one of which is a power with exponent up to 1: ln θ ≤ 16 roundings of it.
-    np.testing.assert_allclose(rope.inv_freq, np.array(expected, dtype=np.float64), rtol=32 * 2.0**-24, atol=0)
+    np.testing.assert_allclose(
+        rope.inv_freq, np.array(expected, dtype=np.float64), rtol=32 * 2.0**-24, atol=0
+    )
 
 
 def test_yarn_widens_a_ramp_of_no_width_by_a_thousandth() -> None:
     """The ramp begins 0.0005 before pair 18, which is halfway up one that is 0.001 wide."""
     revolutions = float(2048 / (2 * mp.pi) / mpf(50000) ** (2 * mpf("17.9995") / WIDTH))
-    section = YARN | {"factor": 4.0, "beta_fast": revolutions, "beta_slow": revolutions, "truncate": False}
+    section = YARN | {
+        "factor": 4.0,
+        "beta_fast": revolutions,
+        "beta_slow": revolutions,
+        "truncate": False,
+    }
     exact = np.array(yarn(50000, 4, 2048, revolutions, revolutions, False), dtype=np.float64)
     assert 0.4 < exact[18] / (plain(50000)[18] * (1 + 1 / 4) / 2) < 1.6
     found = RotaryEmbedding(WIDTH, scaling=section).inv_freq
@@ -200,10 +213,20 @@ def test_float32_of_llama3_is_frozen() -> None:
     # Llama 3.1 8B: the float32 frequencies of transformers 5.23, exactly.
     rope = RotaryEmbedding(128, scaling=LLAMA3, angle_dtype="float32")
     found = rope.inv_freq[[1, 27, 28, 29, 34, 36, 63]].astype(np.float32).view(np.uint32)
-    assert found.tolist() == [1062243009, 998321717, 995260192, 990772486, 960179666, 950223245, 883213055]
+    assert found.tolist() == [
+        1062243009,
+        998321717,
+        995260192,
+        990772486,
+        960179666,
+        950223245,
+        883213055,
+    ]
 
 
-@pytest.mark.parametrize("section", [LONGROPE | {"factor": 2.0}, {"rope_type": "dynamic", "factor": 2.0}])
+@pytest.mark.parametrize(
+    "section", [LONGROPE | {"factor": 2.0}, {"rope_type": "dynamic", "factor": 2.0}]
+)
 def test_length_dependent_types(section: dict[str, Any]) -> None:
     rope = RotaryEmbedding(WIDTH, scaling=section, max_position_embeddings=4096)
     assert rope.spec.needs_length
@@ -212,7 +235,9 @@ def test_length_dependent_types(section: dict[str, Any]) -> None:
     assert np.array_equal(rows.inv_freq[0], rope.at_length(100).inv_freq)
     assert np.array_equal(rows.inv_freq[1], rope.at_length(9000).inv_freq)
     assert not np.array_equal(rows.inv_freq[0], rows.inv_freq[1])
-    assert rope.at_length(9000) == rope.at_length(100).at_length(9000), "no call may depend on an earlier one"
+    assert rope.at_length(9000) == rope.at_length(100).at_length(9000), (
+        "no call may depend on an earlier one"
+    )
     again = RotaryEmbedding(WIDTH, scaling=dict(section), max_position_embeddings=4096)
     assert (again, hash(again)) == (rope, hash(rope))
     assert pickle.loads(pickle.dumps(rope)) == rope
@@ -229,7 +254,9 @@ def test_cached_frequencies_are_those_of_their_length(section: dict[str, Any]) -
     factor = {} if section["rope_type"] == "dynamic_powers" else {"factor": 3.0}
     for original in (64, 100, 4096):
         rule = scaled(WIDTH, scaling=section | factor, max_position_embeddings=original).length_rule
-        around = {original * 2**k // part + by for k in range(8) for part in (1, 3) for by in (-1, 0, 1)}
+        around = {
+            original * 2**k // part + by for k in range(8) for part in (1, 3) for by in (-1, 0, 1)
+        }
         for length in sorted(around | {1, 2, 10**7, 2**40}):
             kept, computed = rule.at_length(length), rule.computed(length)
             assert np.array_equal(kept[0], computed[0])
@@ -237,7 +264,12 @@ def test_cached_frequencies_are_those_of_their_length(section: dict[str, Any]) -
 
 
 def test_a_factor_for_long_sequences_is_checked_when_they_come() -> None:
-    lengths = {"original_max_position_embeddings": 64, "factor": 2.0, "short_mscale": 1.0, "long_mscale": 1e39}
+    lengths = {
+        "original_max_position_embeddings": 64,
+        "factor": 2.0,
+        "short_mscale": 1.0,
+        "long_mscale": 1e39,
+    }
     rope = RotaryEmbedding(WIDTH, scaling=LONGROPE | lengths)
     with pytest.raises(ValueError, match=r"`attention_factor` is 1e\+39"):
         rope.at_length(65)

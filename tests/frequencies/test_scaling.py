@@ -11,7 +11,12 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
 YARN = {"rope_type": "yarn", "original_max_position_embeddings": 16}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3["original_max_position_embeddings"] = 8192
-LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "factor": 4.0,
+}
 LONGROPE["original_max_position_embeddings"] = 16
 
 
@@ -26,14 +31,17 @@ def test_equal_values_may_be_given_twice():
 def test_lengths_of_numpy_are_lengths():
     lengths = {"original_max_position_embeddings": 64, "factor": 2.0}
     ours, theirs = (
-        R(8, scaling=LONGROPE | lengths | {"original_max_position_embeddings": kind(64)}) for kind in (int, np.int64)
+        R(8, scaling=LONGROPE | lengths | {"original_max_position_embeddings": kind(64)})
+        for kind in (int, np.int64)
     )
     assert ours.at_length(65) == theirs.at_length(np.int64(65))
 
 
 def test_an_error_names_the_length_that_was_given():
     """Not the longest one of the same frequencies, for which they are computed."""
-    rope = R(8, rope_theta=1e300, scaling={"rope_type": "dynamic_powers"}, max_position_embeddings=1)
+    rope = R(
+        8, rope_theta=1e300, scaling={"rope_type": "dynamic_powers"}, max_position_embeddings=1
+    )
     with pytest.raises(ValueError, match=f"`seq_len` {2**53 - 1}:"):
         rope.at_length(2**53 - 1)
 
@@ -69,7 +77,11 @@ def test_an_unknown_key_is_refused_with_the_known_ones():
 
 REFUSED = [
     (lambda: R(8, scaling={"rope_type": "ntk"}), ValueError, "`rope_type` is 'ntk'"),
-    (lambda: R(8, scaling={"type": "linear", "rope_type": "yarn", "factor": 2.0}), ValueError, "`type` is 'linear'"),
+    (
+        lambda: R(8, scaling={"type": "linear", "rope_type": "yarn", "factor": 2.0}),
+        ValueError,
+        "`type` is 'linear'",
+    ),
     (lambda: R(8, scaling={"rope_type": "linear"}), ValueError, "`factor` is missing"),
     (
         lambda: R(8, scaling={"rope_type": "linear", "factor": 2.0, "beta": 1.0}),
@@ -82,11 +94,23 @@ REFUSED = [
         "`beta_fast` is not a key",
     ),
     (lambda: R(8, scaling={"rope_type": "linear", "factor": 0}), ValueError, "`factor` is 0"),
-    (lambda: R(8, scaling={"rope_type": "linear", "factor": float("nan")}), ValueError, "`factor` is nan"),
+    (
+        lambda: R(8, scaling={"rope_type": "linear", "factor": float("nan")}),
+        ValueError,
+        "`factor` is nan",
+    ),
     (lambda: R(8, scaling={"rope_type": "linear", "factor": "2"}), TypeError, "`factor` is '2'"),
     (lambda: R(8, scaling={"rope_type": "linear", "factor": True}), TypeError, "`factor` is True"),
-    (lambda: R(8, scaling={"rope_type": "dynamic", "factor": 2.0}), ValueError, "`max_position_embeddings`"),
-    (lambda: R(8, scaling={"rope_type": "dynamic"}, max_position_embeddings=4), ValueError, "`factor`"),
+    (
+        lambda: R(8, scaling={"rope_type": "dynamic", "factor": 2.0}),
+        ValueError,
+        "`max_position_embeddings`",
+    ),
+    (
+        lambda: R(8, scaling={"rope_type": "dynamic"}, max_position_embeddings=4),
+        ValueError,
+        "`factor`",
+    ),
     (
         lambda: R(8, scaling={"rope_type": "yarn", "factor": 2.0}),
         ValueError,
@@ -94,14 +118,26 @@ REFUSED = [
     ),
     (lambda: R(8, scaling=YARN), ValueError, "`factor` is missing"),
     (lambda: R(8, scaling={**YARN, "factor": 2.0, "truncate": 1}), TypeError, "`truncate` is 1"),
-    (lambda: R(8, scaling={**YARN, "factor": 2.0, "rope_theta": 1.0}), ValueError, "`rope_theta` is 1.0"),
-    (lambda: R(8, scaling={**LONGROPE, "short_factor": [1.0]}), ValueError, "`short_factor` has 1 entries"),
+    (
+        lambda: R(8, scaling={**YARN, "factor": 2.0, "rope_theta": 1.0}),
+        ValueError,
+        "`rope_theta` is 1.0",
+    ),
+    (
+        lambda: R(8, scaling={**LONGROPE, "short_factor": [1.0]}),
+        ValueError,
+        "`short_factor` has 1 entries",
+    ),
     (
         lambda: R(8, scaling={**LONGROPE, "long_factor": [1.0], "factor": 1.0}),
         ValueError,
         "`long_factor` has 1 entries",
     ),
-    (lambda: R(8, scaling={**LONGROPE, "short_factor": [-1.0] * 4}), ValueError, "`short_factor` is -1.0"),
+    (
+        lambda: R(8, scaling={**LONGROPE, "short_factor": [-1.0] * 4}),
+        ValueError,
+        "`short_factor` is -1.0",
+    ),
     (lambda: R(8, scaling={**LONGROPE, "short_factor": 1.0}), TypeError, "`short_factor` is 1.0"),
     (
         lambda: R(8, scaling={**LLAMA3, "low_freq_factor": 5.0}),
@@ -114,16 +150,34 @@ REFUSED = [
         "`rotary_dim` is 2; rope types that change",
     ),
     (
-        lambda: R(8, scaling={"rope_type": "dynamic_powers"}, rotary_dim=2, max_position_embeddings=8),
+        lambda: R(
+            8, scaling={"rope_type": "dynamic_powers"}, rotary_dim=2, max_position_embeddings=8
+        ),
         ValueError,
         "`rotary_dim` is 2; rope types that change the base need at least 4",
     ),
     (lambda: R(8, scaling={"mrope_section": [8, 12, 12]}), ValueError, "RotaryEmbedding.mrope"),
-    (lambda: R(8, scaling={"rope_theta": 5.0}, rope_theta=6.0), ValueError, "`rope_theta` is 6.0, but"),
+    (
+        lambda: R(8, scaling={"rope_theta": 5.0}, rope_theta=6.0),
+        ValueError,
+        "`rope_theta` is 6.0, but",
+    ),
     (lambda: R(8, scaling={"rope_theta": -5.0}), ValueError, "`rope_theta` is -5.0"),
-    (lambda: R(8, scaling={"partial_rotary_factor": 0.5}, rotary_dim=2), ValueError, "`rotary_dim` is 2"),
-    (lambda: R(8, scaling={"partial_rotary_factor": 1.5}), ValueError, "`partial_rotary_factor` is 1.5"),
-    (lambda: R(8, scaling={"rope_type": "proportional"}, rotary_dim=2), ValueError, "`rotary_dim` is 2"),
+    (
+        lambda: R(8, scaling={"partial_rotary_factor": 0.5}, rotary_dim=2),
+        ValueError,
+        "`rotary_dim` is 2",
+    ),
+    (
+        lambda: R(8, scaling={"partial_rotary_factor": 1.5}),
+        ValueError,
+        "`partial_rotary_factor` is 1.5",
+    ),
+    (
+        lambda: R(8, scaling={"rope_type": "proportional"}, rotary_dim=2),
+        ValueError,
+        "`rotary_dim` is 2",
+    ),
     (lambda: R(8, rotary_dim=7), ValueError, "`rotary_dim` is 7"),
     (lambda: R(8, rotary_dim=10), ValueError, "`rotary_dim` is 10"),
     (lambda: R(8, max_position_embeddings=1.5), TypeError, "`max_position_embeddings` is 1.5"),
@@ -141,24 +195,46 @@ REFUSED = [
         TypeError,
         "`max_position_embeddings` is 16.5; it must be an integer",
     ),
-    (lambda: R(8, scaling={"max_position_embeddings": "abc"}), TypeError, "`max_position_embeddings` is 'abc'"),
+    (
+        lambda: R(8, scaling={"max_position_embeddings": "abc"}),
+        TypeError,
+        "`max_position_embeddings` is 'abc'",
+    ),
     (
         lambda: R(8, scaling={"original_max_position_embeddings": -3}),
         ValueError,
         "`original_max_position_embeddings` is -3; it must be at least 1",
     ),
-    (lambda: R(8, scaling={"llama_4_scaling_beta": "x"}), TypeError, "`llama_4_scaling_beta` is 'x'"),
-    (lambda: R(8, scaling={"finetuned": 1}), TypeError, "`finetuned` is 1; it must be True or False"),
+    (
+        lambda: R(8, scaling={"llama_4_scaling_beta": "x"}),
+        TypeError,
+        "`llama_4_scaling_beta` is 'x'",
+    ),
+    (
+        lambda: R(8, scaling={"finetuned": 1}),
+        TypeError,
+        "`finetuned` is 1; it must be True or False",
+    ),
     (lambda: R(8, scaling={"factor": True}), TypeError, "`factor` is True"),
     (
-        lambda: R(8, scaling={**DYNAMIC, "max_position_embeddings": 16}, max_position_embeddings=32),
+        lambda: R(
+            8, scaling={**DYNAMIC, "max_position_embeddings": 16}, max_position_embeddings=32
+        ),
         ValueError,
         "`max_position_embeddings` is 32, but `scaling` has 16; give it once",
     ),
     (lambda: R(8, max_position_embeddings=0), ValueError, "`max_position_embeddings` is 0"),
-    (lambda: proportional(3.0), ValueError, "`partial_rotary_factor` is 3.0; it must be above 0 and at most 1"),
+    (
+        lambda: proportional(3.0),
+        ValueError,
+        "`partial_rotary_factor` is 3.0; it must be above 0 and at most 1",
+    ),
     (lambda: proportional(0.0), ValueError, "`partial_rotary_factor` is 0.0; it must be above 0"),
-    (lambda: proportional(0.2), ValueError, "`partial_rotary_factor` is 0.2; of head_dim 8 it rotates nothing"),
+    (
+        lambda: proportional(0.2),
+        ValueError,
+        "`partial_rotary_factor` is 0.2; of head_dim 8 it rotates nothing",
+    ),
     (lambda: R(5), ValueError, "`rotary_dim` is 5, that of the whole head; it must be even"),
     (
         lambda: R(7, scaling={"partial_rotary_factor": 1.0}),
@@ -171,7 +247,11 @@ REFUSED = [
         TypeError,
         "`rope_theta` is array([1., 2.])",
     ),
-    (lambda: R(8, rope_theta=1e4, scaling={"rope_theta": np.ones(2)}), TypeError, "`rope_theta` is array"),
+    (
+        lambda: R(8, rope_theta=1e4, scaling={"rope_theta": np.ones(2)}),
+        TypeError,
+        "`rope_theta` is array",
+    ),
     (lambda: R(8, rope_theta=10**400), ValueError, "it must be finite and above 0"),
     (
         lambda: R(8, rope_theta=1e300, angle_dtype="float32"),
@@ -183,7 +263,11 @@ REFUSED = [
         ValueError,
         "`rope_theta` 1e-300: a frequency comes to inf in float32",
     ),
-    (lambda: R(8, rope_theta=1e-30), ValueError, "frequencies must be finite, above 0 and at most 2^40"),
+    (
+        lambda: R(8, rope_theta=1e-30),
+        ValueError,
+        "frequencies must be finite, above 0 and at most 2^40",
+    ),
     (
         lambda: R(8, scaling={"rope_type": "linear", "factor": 1e300}, angle_dtype="float32"),
         ValueError,
@@ -204,9 +288,9 @@ REFUSED = [
         "`alpha` 1e+300: values overflow in float64",
     ),
     (
-        lambda: R(8, rope_theta=1e30, scaling=DYNAMIC, max_position_embeddings=16, angle_dtype="float32").at_length(
-            10**15
-        ),
+        lambda: R(
+            8, rope_theta=1e30, scaling=DYNAMIC, max_position_embeddings=16, angle_dtype="float32"
+        ).at_length(10**15),
         ValueError,
         "`seq_len` 1",
     ),
@@ -216,17 +300,27 @@ REFUSED = [
         "`original_max_position_embeddings` is 1; rope type 'longrope' divides by its logarithm, so it must be > 1",
     ),
     (
-        lambda: R(8, scaling={**LONGROPE, "original_max_position_embeddings": 1, "short_mscale": 1.0}),
+        lambda: R(
+            8, scaling={**LONGROPE, "original_max_position_embeddings": 1, "short_mscale": 1.0}
+        ),
         ValueError,
         "`original_max_position_embeddings` is 1",
     ),
-    (lambda: R(8, scaling={**LONGROPE, "factor": None, "short_mscale": 1.0}), ValueError, "`factor` is missing"),
+    (
+        lambda: R(8, scaling={**LONGROPE, "factor": None, "short_mscale": 1.0}),
+        ValueError,
+        "`factor` is missing",
+    ),
     (
         lambda: R(8, scaling={**LONGROPE, "long_factor": [1.0]}),
         ValueError,
         "`long_factor` has 1 entries; it needs one for each of 4 pairs",
     ),
-    (lambda: R(8, scaling={**LONGROPE, "long_factor": ["a"] * 4}), TypeError, "`long_factor` is 'a'"),
+    (
+        lambda: R(8, scaling={**LONGROPE, "long_factor": ["a"] * 4}),
+        TypeError,
+        "`long_factor` is 'a'",
+    ),
     (lambda: R(8, angle_dtype=np.array(["a", "b"])), ValueError, "`angle_dtype` is array"),
 ]
 

@@ -40,7 +40,10 @@ def test_the_elements_of_pairs(kind):
         ({"inv_freq": np.full((1, 1, 1, 12), 2.0**41)}, "`inv_freq` holds 2199023255552.0"),
         ({"inv_freq": np.ones((2, 1, 1, 12))}, "`attention_factor` has shape \\(1,\\)"),
         ({"attention_factor": np.array(1.0)}, "`attention_factor` has shape \\(\\)"),
-        ({"attention_factor": np.array([0.0])}, "`attention_factor` is 0.0; it must be finite and above 0"),
+        (
+            {"attention_factor": np.array([0.0])},
+            "`attention_factor` is 0.0; it must be finite and above 0",
+        ),
         ({"attention_factor": np.array([2.0**127])}, "`attention_factor` is .*; it must be from 2"),
         ({"attention_factor": np.array([np.nan])}, "`attention_factor` is nan; it must be finite"),
         ({"interleaved": 1}, "`interleaved` is 1"),
@@ -69,7 +72,9 @@ def test_a_spec_that_does_not_check_itself_is_refused():
 
 def test_a_replaced_spec_stands_for_what_its_fields_say():
     spec = R.from_inv_freq([1.0] * 12).spec
-    assert replace(spec, blocks=[8, 16], interleaved=np.True_) == replace(spec, blocks=(8, 16), interleaved=True)
+    assert replace(spec, blocks=[8, 16], interleaved=np.True_) == replace(
+        spec, blocks=(8, 16), interleaved=True
+    )
     assert hash(replace(spec, blocks=np.array([8, 16]))) == hash(replace(spec, blocks=(8, 16)))
 
 
@@ -82,10 +87,18 @@ REFUSED = [
     (lambda: R.from_inv_freq([]), ValueError, "`inv_freq` has shape (0,)"),
     (lambda: R.from_inv_freq([1, np.nan]), ValueError, "`inv_freq` holds nan"),
     (lambda: R.from_inv_freq([1j]), TypeError, "`inv_freq` has dtype complex128"),
-    (lambda: R.from_inv_freq([1, 2], head_dim=3), ValueError, "`head_dim` is 3, but `inv_freq` rotates 4"),
+    (
+        lambda: R.from_inv_freq([1, 2], head_dim=3),
+        ValueError,
+        "`head_dim` is 3, but `inv_freq` rotates 4",
+    ),
     (lambda: R.from_inv_freq([1], head_dim=2.0), TypeError, "`head_dim` is 2.0"),
     (lambda: R.from_inv_freq([1], attention_factor=0), ValueError, "`attention_factor` is 0"),
-    (lambda: R.from_inv_freq([1, 2, 3], blocks=2), ValueError, "`blocks` is 2, which does not divide 3 pairs"),
+    (
+        lambda: R.from_inv_freq([1, 2, 3], blocks=2),
+        ValueError,
+        "`blocks` is 2, which does not divide 3 pairs",
+    ),
     (lambda: R.from_inv_freq([1, 2, 3], blocks=(3, 3)), ValueError, "widths must be even"),
     (lambda: R.from_inv_freq([1, 2, 3], blocks=(2, 2)), ValueError, "add up to rotary_dim 6"),
     (lambda: R.from_inv_freq([1], interleaved="no"), TypeError, "`interleaved` is 'no'"),
@@ -94,31 +107,59 @@ REFUSED = [
         ValueError,
         "`inv_freq` holds -2199023255552.0, which is beyond ±2^40 radians per position",
     ),
-    (lambda: R.from_inv_freq([1], attention_factor="2"), TypeError, "`attention_factor` is '2'; it must be a number"),
-    (lambda: R.from_inv_freq([1], attention_factor="abc"), TypeError, "`attention_factor` is 'abc'"),
+    (
+        lambda: R.from_inv_freq([1], attention_factor="2"),
+        TypeError,
+        "`attention_factor` is '2'; it must be a number",
+    ),
+    (
+        lambda: R.from_inv_freq([1], attention_factor="abc"),
+        TypeError,
+        "`attention_factor` is 'abc'",
+    ),
     (lambda: R.from_inv_freq([1], attention_factor=True), TypeError, "`attention_factor` is True"),
     (lambda: R.from_inv_freq([1], attention_factor=None), TypeError, "`attention_factor` is None"),
-    (lambda: R.from_inv_freq([1], attention_factor=np.ones(2)), TypeError, "`attention_factor` is array([1., 1.])"),
+    (
+        lambda: R.from_inv_freq([1], attention_factor=np.ones(2)),
+        TypeError,
+        "`attention_factor` is array([1., 1.])",
+    ),
     (lambda: R.from_inv_freq(np.ma.array([1.0])), TypeError, "`inv_freq` is a masked array"),
     (
         lambda: R.from_inv_freq([1], attention_factor=1e39),
         ValueError,
         "`attention_factor` is 1e+39; it must be from 2^-126",
     ),
-    (lambda: R.from_inv_freq([1], attention_factor=1e-39), ValueError, "`attention_factor` is 1e-39"),
-    (lambda: R.from_inv_freq([1], attention_factor=np.inf), ValueError, "`attention_factor` is inf"),
+    (
+        lambda: R.from_inv_freq([1], attention_factor=1e-39),
+        ValueError,
+        "`attention_factor` is 1e-39",
+    ),
+    (
+        lambda: R.from_inv_freq([1], attention_factor=np.inf),
+        ValueError,
+        "`attention_factor` is inf",
+    ),
     (
         lambda: R.from_inv_freq([[1.0], [1.0, 2.0]]),
         ValueError,
         "`inv_freq` is a list of unequal rows; it must be a regular array",
     ),
-    (lambda: R.from_inv_freq([1, 2], blocks=np.array(2)), TypeError, "`blocks` is array(2); it must be an integer"),
+    (
+        lambda: R.from_inv_freq([1, 2], blocks=np.array(2)),
+        TypeError,
+        "`blocks` is array(2); it must be an integer",
+    ),
     (
         lambda: R.from_inv_freq([1, 2], blocks=np.ones((1, 2), int)),
         TypeError,
         "`blocks` is array([[1, 1]]); it must be a sequence of integers",
     ),
-    (lambda: R.from_inv_freq([1, 2], blocks=[[2], [1, 1]]), TypeError, "`blocks` is [2]; it must be an integer"),
+    (
+        lambda: R.from_inv_freq([1, 2], blocks=[[2], [1, 1]]),
+        TypeError,
+        "`blocks` is [2]; it must be an integer",
+    ),
     (
         lambda: R.from_inv_freq([1], interleaved=np.array([1, 2])),
         TypeError,

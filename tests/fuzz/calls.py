@@ -14,7 +14,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 import rope_cpu
-from rope_cpu import rotation
+from rope_cpu.rotation import dispatch
 
 DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16")} | {
     "bfloat16": np.dtype(ml_dtypes.bfloat16)
@@ -84,10 +84,17 @@ def ids(draw, rotary, way, layout):
     if way == "apply_rotary" or form in ("offset", "offsets"):
         dtype = draw(st.sampled_from(("int64", "int32", "uint16", ">i4", "list")))
     else:
-        dtype = draw(st.sampled_from(("int64", "int64", "int32", "int8", "uint64", ">i8", "float64", "float32", ">f8")))
-    most = {"int8": 2.0**7 - 1, "uint16": 2.0**16 - 1, "int32": 2.0**31 - 1, ">i4": 2.0**31 - 1}.get(
-        dtype, 2.0**53 - 2**12
-    )
+        dtype = draw(
+            st.sampled_from(
+                ("int64", "int64", "int32", "int8", "uint64", ">i8", "float64", "float32", ">f8")
+            )
+        )
+    most = {
+        "int8": 2.0**7 - 1,
+        "uint16": 2.0**16 - 1,
+        "int32": 2.0**31 - 1,
+        ">i4": 2.0**31 - 1,
+    }.get(dtype, 2.0**53 - 2**12)
     scale = min(draw(st.sampled_from((0.0, 9.0, 5000.0, 2.0**31 - 1, 2.0**53))), most)
     if rotary.in_float32:
         scale = min(scale, 2.0**20)  # of float32 angles beyond it only whole revolutions are left
@@ -127,7 +134,9 @@ def calls(draw, large=False):
         draw(st.sampled_from(TOGETHER)) if way in PAIRED else "apart",
         draw(st.sampled_from(OUTS)),
         draw(
-            st.integers(-3, 3) | st.sampled_from((rotary.rope.head_dim, -rotary.rope.head_dim)) | st.integers(-999, 999)
+            st.integers(-3, 3)
+            | st.sampled_from((rotary.rope.head_dim, -rotary.rope.head_dim))
+            | st.integers(-999, 999)
         ),
         draw(st.booleans()),
         draw(st.booleans()),
@@ -172,7 +181,9 @@ def draw_values(random, shape, kind, dtype):
         x = np.asarray(x.astype(dtype))
     if kind == "special":
         places_ = random.random(shape) < 0.1
-        extremes = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, float(info.max), float(info.smallest_subnormal)])
+        extremes = np.array(
+            [np.nan, np.inf, -np.inf, 0.0, -0.0, float(info.max), float(info.smallest_subnormal)]
+        )
         with np.errstate(under="ignore"):
             x[places_] = random.choice(extremes, int(places_.sum())).astype(dtype)
     return x
@@ -206,13 +217,17 @@ class Arranged:
 
 def _repeats(x):
     """Return whether elements of an array that `Place` describes are the same memory."""
-    return x.size > 0 and any(step == 0 and count > 1 for step, count in zip(x.strides, x.shape, strict=True))
+    return x.size > 0 and any(
+        step == 0 and count > 1 for step, count in zip(x.strides, x.shape, strict=True)
+    )
 
 
 def _same(a, b):
     """Return whether two arrays of one shape are the same memory, element for element."""
     steps = zip(a.shape, a.strides, b.strides, strict=True)
-    return a.ctypes.data == b.ctypes.data and all(count <= 1 or one == other for count, one, other in steps)
+    return a.ctypes.data == b.ctypes.data and all(
+        count <= 1 or one == other for count, one, other in steps
+    )
 
 
 def arrange(call, memory):
@@ -224,7 +239,8 @@ def arrange(call, memory):
     shapes = [shape_in(call.layout, call.batch, call.tokens, count, width) for count in heads]
     if call.together == "apart":
         held = [
-            _apart(memory, shape, dtype, call, place) for shape, place in zip(shapes, call.places[:2], strict=False)
+            _apart(memory, shape, dtype, call, place)
+            for shape, place in zip(shapes, call.places[:2], strict=False)
         ]
     else:
         held = [(x, None) for x in _packed(memory, call, heads, width, dtype)]
@@ -241,7 +257,11 @@ def arrange(call, memory):
     if call.read_only and (outs is None or call.out == "own"):
         for x in inputs.values():
             x.flags.writeable = False
-    named = None if outs is None else {f"{name}_out": out for name, out in zip(inputs, outs, strict=True)}
+    named = (
+        None
+        if outs is None
+        else {f"{name}_out": out for name, out in zip(inputs, outs, strict=True)}
+    )
     return Arranged(call, memory, inputs, named, ids, positions, tables)
 
 
@@ -263,9 +283,14 @@ def _packed(memory, call, heads, width, dtype):
     order = ORDER[call.layout]
     if call.together == "inside heads" and q_heads == k_heads:
         buffer = memory.array((call.batch, call.tokens, q_heads, 3 * width), dtype)
-        return [buffer[..., start * width : (start + 1) * width].transpose(order) for start in (0, 1)]
+        return [
+            buffer[..., start * width : (start + 1) * width].transpose(order) for start in (0, 1)
+        ]
     buffer = memory.array((call.batch, call.tokens, q_heads + 2 * k_heads, width), dtype)
-    return [buffer[:, :, :q_heads].transpose(order), buffer[:, :, q_heads : q_heads + k_heads].transpose(order)]
+    return [
+        buffer[:, :, :q_heads].transpose(order),
+        buffer[:, :, q_heads : q_heads + k_heads].transpose(order),
+    ]
 
 
 def _outs(memory, call, heads, width, held, shapes, dtype):
@@ -278,7 +303,10 @@ def _outs(memory, call, heads, width, held, shapes, dtype):
         return [further for _, further in held]
     if call.together != "apart":
         return _packed(memory, call, heads, width, dtype)
-    return [memory.array(shape, dtype, place) for shape, place in zip(shapes, call.places[2:], strict=False)]
+    return [
+        memory.array(shape, dtype, place)
+        for shape, place in zip(shapes, call.places[2:], strict=False)
+    ]
 
 
 def _positions(call, memory):
@@ -295,7 +323,9 @@ def _positions(call, memory):
     tail = (rotary.axes,) if rotary.axes > 1 else ()
     shape = counts.get(given.form, (rows, call.tokens, *tail))
     if call.way == "apply_rotary":
-        return None, _as_given(random.integers(0, TABLE_ROWS, (rows, call.tokens)), call, memory, ())
+        return None, _as_given(
+            random.integers(0, TABLE_ROWS, (rows, call.tokens)), call, memory, ()
+        )
     drawn = random.uniform(low, given.scale, shape)
     name = "int64" if given.dtype == "list" else given.dtype
     values = (drawn if np.dtype(name).kind == "f" else np.trunc(drawn)).astype(name)
@@ -321,7 +351,9 @@ def _as_given(values, call, memory, tail):
     if given.form == "number":
         return values.astype(dtype)[()]
     wide = (1,) * (4 - values.ndim) + values.shape
-    placed = memory.array(wide, dtype, Place(given.place.order, given.place.steps, given.place.backwards))
+    placed = memory.array(
+        wide, dtype, Place(given.place.order, given.place.steps, given.place.backwards)
+    )
     placed[...] = values.reshape(wide)
     return placed.reshape(values.shape) if not placed.size else placed[(0,) * (4 - values.ndim)]
 
@@ -345,13 +377,13 @@ def run(arranged):
     """Make the call; return its results as a tuple."""
     call, rope = arranged.call, arranged.call.rotary.rope
     if call.past_caches:
-        rotation.last_level_cache = lambda: 0
-    rotation.launcher.cache_clear()
+        dispatch.last_level_cache = lambda: 0
+    dispatch.launcher.cache_clear()
     try:
         return _run(call, rope, arranged)
     finally:
-        rotation.last_level_cache = LAST_LEVEL_CACHE
-        rotation.launcher.cache_clear()
+        dispatch.last_level_cache = LAST_LEVEL_CACHE
+        dispatch.launcher.cache_clear()
 
 
 # Of an angle beyond 2^53 radians: losses by the two parts of its frequency, their products and sums.
@@ -360,16 +392,25 @@ def run(arranged):
 LOST_ABOVE = 2.0**-103
 # Of angles in float32: cos rounded to a neighbour (1), the factor (½), and their product (1), in float32 each.
 LOST_IN_FLOAT32 = 2.5 * 2.0**-24
-LAST_LEVEL_CACHE = rotation.last_level_cache
+LAST_LEVEL_CACHE = dispatch.last_level_cache
 
 
 def _run(call, rope, arranged):
     arrays = tuple(arranged.inputs.values())
     outs = None if arranged.outs is None else tuple(arranged.outs.values())
     out = outs if outs is None or len(outs) == 2 else outs[0]
-    placed = {"offset": arranged.ids} if call.ids.form in ("offset", "offsets") else {"position_ids": arranged.ids}
+    placed = (
+        {"offset": arranged.ids}
+        if call.ids.form in ("offset", "offsets")
+        else {"position_ids": arranged.ids}
+    )
     if call.way == "apply_rotary":
-        options = {"interleaved": rope.interleaved, "layout": call.layout, "inverse": call.inverse, "out": out}
+        options = {
+            "interleaved": rope.interleaved,
+            "layout": call.layout,
+            "inverse": call.inverse,
+            "out": out,
+        }
         return (rope_cpu.apply_rotary(*arrays, *arranged.tables, arranged.ids, **options),)
     if call.way == "rotate":
         return (rope.rotate(*arrays, **placed, layout=call.layout, inverse=call.inverse, out=out),)
@@ -403,11 +444,17 @@ def exact_tables(arranged):
     for row in range(max(len(inv_freq), len(arranged.positions))):
         positions = arranged.positions[row if len(arranged.positions) > 1 else 0]
         omega = inv_freq[row if len(inv_freq) > 1 else 0]
-        tables.append([_of_heads(rotary, positions, omega[:, head]) for head in range(rotary.heads)])
+        tables.append(
+            [_of_heads(rotary, positions, omega[:, head]) for head in range(rotary.heads)]
+        )
     cos, sin = np.moveaxis(np.array(tables), 2, 0).swapaxes(2, 3)
-    radians = np.abs(arranged.positions[..., None]).max(axis=1, initial=0.0) * np.abs(inv_freq).max(axis=2)
+    radians = np.abs(arranged.positions[..., None]).max(axis=1, initial=0.0) * np.abs(inv_freq).max(
+        axis=2
+    )
     largest = radians.sum(axis=1).max(axis=1)
-    lost = np.where(largest > 2.0**53, LOST_ABOVE * largest, 0.0) + rotary.in_float32 * LOST_IN_FLOAT32
+    lost = (
+        np.where(largest > 2.0**53, LOST_ABOVE * largest, 0.0) + rotary.in_float32 * LOST_IN_FLOAT32
+    )
     scale = factor[:, None, None, None]
     return cos * scale, (-sin if call.inverse else sin) * scale, factor, lost
 
@@ -454,16 +501,26 @@ def check_rotated(call, result, x, cos, sin, factor, lost):
     assert result.shape == x.shape
     y, x = canonical(result, call.layout), canonical(x, call.layout)
     tail = slice(rope.rotary_dim, None)
-    assert np.array_equal(y[..., tail], x[..., tail], equal_nan=True), "what is not rotated was not copied"
+    assert np.array_equal(y[..., tail], x[..., tail], equal_nan=True), (
+        "what is not rotated was not copied"
+    )
     blocks = [rope.rotary_dim] if call.way == "apply_rotary" else call.rotary.blocks()
     first, second = exact.pairs_of(rope.rotary_dim // 2, rope.interleaved, blocks)
     expected, reach = exact.rotate(x, cos, sin, first, second)
-    allowed = bound(expected, reach, dtype, factor[:, None, None, None], _unit(call) + lost[:, None, None, None] / 3)
+    allowed = bound(
+        expected,
+        reach,
+        dtype,
+        factor[:, None, None, None],
+        _unit(call) + lost[:, None, None, None] / 3,
+    )
     # A pair whose products may overflow, or that holds NaN or infinity, is not compared.
     largest = float(np.finfo(np.float64 if call.dtype == "float64" else np.float32).max) / 4
     largest = min(largest, float(ml_dtypes.finfo(dtype).max) / 2)
     with np.errstate(over="ignore", invalid="ignore"):
-        usable = np.isfinite(reach) & (reach * np.maximum(factor, 1.0)[:, None, None, None] <= largest)
+        usable = np.isfinite(reach) & (
+            reach * np.maximum(factor, 1.0)[:, None, None, None] <= largest
+        )
     usable[..., tail] = False
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.abs(y.astype(np.float64) - expected)

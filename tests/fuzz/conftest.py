@@ -71,7 +71,9 @@ class Search:
         def run_round(number):
             nonlocal drawn
             drawn = 0
-            seed(number)(settings(max_examples=examples, **_SETTINGS)(given(**strategies)(counted)))()
+            seed(number)(
+                settings(max_examples=examples, **_SETTINGS)(given(**strategies)(counted))
+            )()
             return drawn
 
         def counted(**values):

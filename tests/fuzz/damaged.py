@@ -23,7 +23,9 @@ from rope_cpu.export.options import RopeOptions
 DROPPED = "(dropped)"
 KINDS = ("rope", "attention", "computed", "ort")
 OPTIONS_KEY = "rope_cpu.export"
-OPTION_NAMES = sorted({field.name for kind in (RopeOptions, AttentionOptions) for field in fields(kind)})
+OPTION_NAMES = sorted(
+    {field.name for kind in (RopeOptions, AttentionOptions) for field in fields(kind)}
+)
 
 
 @cache
@@ -31,7 +33,9 @@ def _exported(kind):
     rope = RotaryEmbedding(16, rope_theta=100.0)
     models = {
         "rope": lambda: export.export_rope(rope, max_positions=40, num_heads=2),
-        "attention": lambda: export.export_attention(rope, num_heads=2, max_positions=40, past=True),
+        "attention": lambda: export.export_attention(
+            rope, num_heads=2, max_positions=40, past=True
+        ),
         "computed": lambda: export.export_rope(rope, target="primitive"),
         "ort": lambda: export.export_rope(rope, target="ort", max_positions=40),
     }
@@ -66,12 +70,22 @@ def _reshaped(model, draw):
         lambda: x * 0,
         lambda: np.full_like(x, 3) if x.dtype.kind == "i" else np.full_like(x, np.nan),
     )
-    tensor.CopyFrom(numpy_helper.from_array(draw.choice(changes)(), draw.choice((tensor.name, tensor.name, "x"))))
+    tensor.CopyFrom(
+        numpy_helper.from_array(
+            draw.choice(changes)(), draw.choice((tensor.name, tensor.name, "x"))
+        )
+    )
 
 
 def _dropped(model, draw):
     """Remove a node, an initializer, an input, an output, an opset or a function."""
-    parts = (model.graph.node, model.graph.initializer, model.graph.input, model.graph.output, model.opset_import)
+    parts = (
+        model.graph.node,
+        model.graph.initializer,
+        model.graph.input,
+        model.graph.output,
+        model.opset_import,
+    )
     part = draw.choice([p for p in (*parts, model.functions, model.metadata_props) if len(p)])
     del part[draw.randrange(len(part))]
 
@@ -91,7 +105,9 @@ def _declared(model, draw):
     value = draw.choice([*model.graph.input, *model.graph.output])
     kind = value.type.tensor_type
     if draw.random() < 0.5 and len(kind.shape.dim):
-        kind.shape.dim[draw.randrange(len(kind.shape.dim))].dim_value = draw.choice((0, 1, 3, -1, 2**40))
+        kind.shape.dim[draw.randrange(len(kind.shape.dim))].dim_value = draw.choice(
+            (0, 1, 3, -1, 2**40)
+        )
     elif draw.random() < 0.5:
         kind.ClearField("shape")
     else:

@@ -13,7 +13,9 @@ import numpy as np
 _CONTEXT = mpmath.mp.clone()
 _CONTEXT.prec = 500
 _BITS = 420
-_REVOLUTIONS = int(_CONTEXT.floor(_CONTEXT.ldexp(1 / (2 * _CONTEXT.pi), _BITS)))  # 1/2π in units of 2^-420
+_REVOLUTIONS = int(
+    _CONTEXT.floor(_CONTEXT.ldexp(1 / (2 * _CONTEXT.pi), _BITS))
+)  # 1/2π in units of 2^-420
 _UNITS = 128  # revolutions are integers of 2^-128
 _QUARTER = 1 << (_UNITS - 2)
 
@@ -53,9 +55,13 @@ def cos_sin(positions, inv_freq):
 
 def cos_sin_in_float32(positions, inv_freq):
     """The same of one axis, as transformers has it: the position, the frequency and their product are float32."""
-    product = np.asarray(positions, np.float64).astype(np.float32) * np.asarray(inv_freq, np.float64).astype(np.float32)
+    product = np.asarray(positions, np.float64).astype(np.float32) * np.asarray(
+        inv_freq, np.float64
+    ).astype(np.float32)
     cos, sin = cos_sin(product.reshape(-1, 1), [[1.0]])
-    return tuple(table.astype(np.float32).astype(np.float64).reshape(product.shape) for table in (cos, sin))
+    return tuple(
+        table.astype(np.float32).astype(np.float64).reshape(product.shape) for table in (cos, sin)
+    )
 
 
 def pairs_of(pairs, interleaved, blocks):

@@ -12,7 +12,13 @@ LARGEST_NUMBER = 2**70
 
 def paths_in(value, path=()):
     """Yield the paths of all entries of nested dicts and lists."""
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    entries = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in entries:
         yield (*path, key)
         yield from paths_in(inner, (*path, key))
@@ -40,7 +46,9 @@ def mutated(draw, original, new_values, new_keys):
     changed = copy.deepcopy(original)
     for _ in range(draw(st.integers(1, 4))):
         found = list(paths_in(changed))
-        kind = draw(st.sampled_from(("drop", "replace", "replace", "swap", "rename", "nest", "add", "wrap")))
+        kind = draw(
+            st.sampled_from(("drop", "replace", "replace", "swap", "rename", "nest", "add", "wrap"))
+        )
         if kind == "add" or not found:
             changed[draw(new_keys)] = draw(new_values)
             continue

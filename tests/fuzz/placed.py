@@ -39,13 +39,17 @@ PLAIN = Place()
 def places(draw, repeated=True):
     """Draw a place; every second one is plain."""
     if draw(st.booleans()):
-        return Place(shift=draw(st.sampled_from((0, 0, 0, 1, 2, 4, 8, 32))), at_end=draw(st.booleans()))
+        return Place(
+            shift=draw(st.sampled_from((0, 0, 0, 1, 2, 4, 8, 32))), at_end=draw(st.booleans())
+        )
     axes = st.sampled_from(range(4))
     return Place(
         tuple(draw(st.permutations(range(4)) | st.just([0, 1, 2, 3]))),
         tuple(draw(st.lists(st.sampled_from((0, 0, 1, 3, 16)), min_size=4, max_size=4))),
         tuple(draw(st.lists(axes, max_size=2, unique=True))),
-        tuple(draw(st.lists(axes, max_size=2, unique=True))) if repeated and draw(st.booleans()) else (),
+        tuple(draw(st.lists(axes, max_size=2, unique=True)))
+        if repeated and draw(st.booleans())
+        else (),
         draw(st.sampled_from((0, 0, 1, 2, 3, 4, 8, 12, 16, 32))),
         draw(st.booleans()),
     )

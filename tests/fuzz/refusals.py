@@ -9,7 +9,9 @@ LONGEST_TEXT = 2000
 
 def check_text(error):
     """Raise unless an error is a plain TypeError, ValueError or OSError of few words."""
-    assert not isinstance(error, json.JSONDecodeError | UnicodeError), f"an error of Python's own: {error!r}"
+    assert not isinstance(error, json.JSONDecodeError | UnicodeError), (
+        f"an error of Python's own: {error!r}"
+    )
     assert str(error), "an error without words"
     assert len(str(error)) < LONGEST_TEXT, f"an error text of {len(str(error))} characters"
 
@@ -22,4 +24,6 @@ def check_ours(error):
         trace = trace.tb_next
     where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
     assert "`" in str(error), f"an error that names no argument, at {where}: {error!r}"
-    assert "rope_cpu" in where or "export" in where or "bench" in where, f"an error from {where}: {error!r}"
+    assert "rope_cpu" in where or "export" in where or "bench" in where, (
+        f"an error from {where}: {error!r}"
+    )

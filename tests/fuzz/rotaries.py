@@ -14,7 +14,9 @@ from rope_cpu import RotaryEmbedding
 
 EVEN = st.integers(1, 80).map(lambda n: 2 * n)
 THETA = st.sampled_from((10000.0, 500000.0, 1e6, 100.0, 1.5)) | st.floats(1.001, 1e8)
-FACTOR = st.sampled_from((1.0, 1.0, 0.5, 2.0, 1.1386, 2.0**-126, 2.0**126)) | st.floats(2.0**-20, 2.0**20)
+FACTOR = st.sampled_from((1.0, 1.0, 0.5, 2.0, 1.1386, 2.0**-126, 2.0**126)) | st.floats(
+    2.0**-20, 2.0**20
+)
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,22 @@ class Rotary:
     @cached_property
     def unsized(self):
         """The rotary embedding before `at_length`."""
-        kind = RotaryEmbedding if self.constructor == "plain" else getattr(RotaryEmbedding, self.constructor)
+        kind = (
+            RotaryEmbedding
+            if self.constructor == "plain"
+            else getattr(RotaryEmbedding, self.constructor)
+        )
         made = kind(**self.arguments)
         return made[0] if self.constructor == "from_generators" else made
 
     @property
     def rows(self):
         """Of how many sequences the frequencies differ."""
-        return len(self.lengths) if len(self.lengths) > 1 and self.unsized.spec.length_rule is not None else 1
+        return (
+            len(self.lengths)
+            if len(self.lengths) > 1 and self.unsized.spec.length_rule is not None
+            else 1
+        )
 
     @property
     def in_float32(self):
@@ -64,7 +74,9 @@ class Rotary:
         shape = self.axes, self.heads, -1
         inv_freq = np.stack([rope.inv_freq.reshape(shape) for rope in made])
         if self.expected is not None:
-            np.testing.assert_allclose(inv_freq[0], np.reshape(self.expected, shape), rtol=1e-14, atol=0)
+            np.testing.assert_allclose(
+                inv_freq[0], np.reshape(self.expected, shape), rtol=1e-14, atol=0
+            )
         if self.factor is not None:
             assert self.rope.attention_factor == self.factor
         return inv_freq, np.array([rope.attention_factor for rope in made])
@@ -92,7 +104,11 @@ def plain(draw):
         arguments["rotary_dim"] = rotary_dim
     if draw(st.integers(0, 4)) == 0:
         arguments["angle_dtype"] = "float32"
-    kind = draw(st.sampled_from((None, None, "linear", "dynamic", "yarn", "longrope", "llama3", "dynamic_powers")))
+    kind = draw(
+        st.sampled_from(
+            (None, None, "linear", "dynamic", "yarn", "longrope", "llama3", "dynamic_powers")
+        )
+    )
     scale, original = draw(st.floats(1.0, 64.0)), draw(st.integers(16, 4096))
     section = {"rope_type": kind, "factor": scale}
     lengths, expected, known_factor = (), powers(theta, rotary_dim), 1.0
@@ -106,7 +122,9 @@ def plain(draw):
         section |= {"low_freq_factor": 1.0, "high_freq_factor": draw(st.floats(1.5, 8.0))}
     if kind == "longrope":
         for name in ("short_factor", "long_factor"):
-            section[name] = draw(st.lists(st.floats(1.0, 50.0), min_size=rotary_dim // 2, max_size=rotary_dim // 2))
+            section[name] = draw(
+                st.lists(st.floats(1.0, 50.0), min_size=rotary_dim // 2, max_size=rotary_dim // 2)
+            )
     if kind in ("dynamic", "dynamic_powers"):
         arguments["max_position_embeddings"] = original
     if kind == "dynamic_powers":
@@ -134,7 +152,11 @@ def _skip_refused(rotary):
 @st.composite
 def from_inv_freq(draw):
     """Any frequencies: several axes, several heads, blocks."""
-    axes, heads, pairs = draw(st.integers(1, 4)), draw(st.sampled_from((1, 2, 3))), draw(st.integers(1, 80))
+    axes, heads, pairs = (
+        draw(st.integers(1, 4)),
+        draw(st.sampled_from((1, 2, 3))),
+        draw(st.integers(1, 80)),
+    )
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     largest = draw(st.sampled_from((1.0, 1.0, 1e-300, 1e-12, 1e4, 2.0**40)))
     inv_freq = random.uniform(-largest, largest, (axes, heads, pairs))
@@ -143,13 +165,25 @@ def from_inv_freq(draw):
     given = inv_freq
     if heads == 1:
         given = inv_freq[0, 0] if axes == 1 else inv_freq[:, 0]
-    arguments = {"inv_freq": given.tolist(), "attention_factor": draw(FACTOR), "interleaved": draw(st.booleans())}
+    arguments = {
+        "inv_freq": given.tolist(),
+        "attention_factor": draw(FACTOR),
+        "interleaved": draw(st.booleans()),
+    }
     more = draw(st.sampled_from((0, 0, 0, 1, 6, 64)))
     if more:
         arguments["head_dim"] = 2 * pairs + more
     if draw(st.booleans()):
         arguments["blocks"] = draw(_widths(pairs))
-    return Rotary("from_inv_freq", arguments, (), axes, heads, expected=inv_freq, factor=arguments["attention_factor"])
+    return Rotary(
+        "from_inv_freq",
+        arguments,
+        (),
+        axes,
+        heads,
+        expected=inv_freq,
+        factor=arguments["attention_factor"],
+    )
 
 
 @st.composite
@@ -223,4 +257,12 @@ def from_generators(draw):
 
 def rotaries():
     """Every constructor."""
-    return plain() | plain() | from_inv_freq() | from_inv_freq() | axial() | mrope() | from_generators()
+    return (
+        plain()
+        | plain()
+        | from_inv_freq()
+        | from_inv_freq()
+        | axial()
+        | mrope()
+        | from_generators()
+    )

@@ -27,12 +27,31 @@ WORDS = st.sampled_from(
     ("", "x", "-", "--", "é", "\0", "*", "[", "full_attention", "float32", "-h", "--version", "q\n")
 )
 FILES = st.sampled_from(
-    ("{config}", "{config}", "{folder}", "{folder}/none.json", "{junk}", "", "/dev/null", "\0", "x" * 5000)
+    (
+        "{config}",
+        "{config}",
+        "{folder}",
+        "{folder}/none.json",
+        "{junk}",
+        "",
+        "/dev/null",
+        "\0",
+        "x" * 5000,
+    )
 )
 OUTPUTS = st.sampled_from(
-    ("{folder}/out.onnx", "{folder}/out.onnx", "{folder}/no/out.onnx", "{folder}", "{folder}/a.json", "")
+    (
+        "{folder}/out.onnx",
+        "{folder}/out.onnx",
+        "{folder}/no/out.onnx",
+        "{folder}",
+        "{folder}/a.json",
+        "",
+    )
 )
-PICTURES = st.sampled_from(("{folder}/a.png", "{folder}/a.svg", "{folder}/a.txt", "{folder}", "", "a.PNG/x.png"))
+PICTURES = st.sampled_from(
+    ("{folder}/a.png", "{folder}/a.svg", "{folder}/a.txt", "{folder}", "", "a.PNG/x.png")
+)
 CONFIG = {"--layer-type": WORDS, "--interleaved": None, "--half": None}
 
 # The options of each command; None: without a value.
@@ -85,7 +104,9 @@ ARGUMENTS = {
 @st.composite
 def command_lines(draw):
     """Draw the words of a command, and what a config, or the results of an older run, hold."""
-    command = draw(st.sampled_from(("show", "show", "export", "export", "bench", "warmup", "verify")))
+    command = draw(
+        st.sampled_from(("show", "show", "export", "export", "bench", "warmup", "verify"))
+    )
     words = [command]
     for _ in range(draw(st.integers(0, 4))):
         if not OPTIONS[command]:
@@ -96,7 +117,9 @@ def command_lines(draw):
     if command == "export" and draw(st.booleans()):
         words += ["-o", "{folder}/out.onnx"]
     if command in ("bench", "verify"):
-        words.append("--list" if command == "bench" and draw(st.booleans()) else draw(ARGUMENTS[command]))
+        words.append(
+            "--list" if command == "bench" and draw(st.booleans()) else draw(ARGUMENTS[command])
+        )
     elif draw(st.integers(0, 3)):
         words.append(draw(ARGUMENTS[command]))
     if draw(st.integers(0, 9)) == 0:
@@ -112,7 +135,9 @@ def _brief(monkeypatch):
     monkeypatch.setattr(threads, "limit", threads.limit)
 
 
-JUNK = st.sampled_from((b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'"x"')) | st.binary(max_size=20)
+JUNK = st.sampled_from(
+    (b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'"x"')
+) | st.binary(max_size=20)
 
 
 @pytest.mark.usefixtures("_brief")
@@ -137,8 +162,12 @@ def test_command_lines(search, tmp_path):
         assert status in (0, 1, 2), status
         assert (status != 2) or err.getvalue().strip()
         assert "Traceback" not in err.getvalue()
-        assert len(err.getvalue()) < LONGEST_TEXT + sum(map(len, argv)), f"{len(err.getvalue())} characters of errors"
+        assert len(err.getvalue()) < LONGEST_TEXT + sum(map(len, argv)), (
+            f"{len(err.getvalue())} characters of errors"
+        )
         assert seconds < LONGEST, f"took {seconds:.0f} s"
 
-    config = mutated() | st.just({"head_dim": 64, "num_attention_heads": 4, "model_type": "llama", "rope_theta": 1e4})
+    config = mutated() | st.just(
+        {"head_dim": 64, "num_attention_heads": 4, "model_type": "llama", "rope_theta": 1e4}
+    )
     search(check, 40, words=command_lines(), config=config, junk=JUNK)

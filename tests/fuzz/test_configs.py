@@ -37,24 +37,54 @@ def configs():
 CONFIGS = configs()
 KEYS = sorted({key for config in CONFIGS.values() for key in config})
 INNER_KEYS = sorted(
-    {key for config in CONFIGS.values() for part in config.values() if isinstance(part, dict) for key in part}
+    {
+        key
+        for config in CONFIGS.values()
+        for part in config.values()
+        if isinstance(part, dict)
+        for key in part
+    }
 )
 NUMBERS = (
-    st.sampled_from((0, 1, 2, 3, 7, -1, -2, 64, 128, 0.0, -0.0, 0.5, 1.0, 1.5, -1.5, 1e-300, 1e300, -(2**70)))
-    | st.sampled_from((float("nan"), float("inf"), -float("inf"), LARGEST_NUMBER, LARGEST_NUMBER - 1))
+    st.sampled_from(
+        (0, 1, 2, 3, 7, -1, -2, 64, 128, 0.0, -0.0, 0.5, 1.0, 1.5, -1.5, 1e-300, 1e300, -(2**70))
+    )
+    | st.sampled_from(
+        (float("nan"), float("inf"), -float("inf"), LARGEST_NUMBER, LARGEST_NUMBER - 1)
+    )
     | st.integers(-LARGEST_NUMBER, LARGEST_NUMBER)
     | st.floats(-LARGEST_NUMBER, LARGEST_NUMBER)
 )
-TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "su", "mrope")
-NAMES = st.sampled_from((*TYPES, "full_attention", "sliding_attention", "", "x" * 5000, "\0", "é", "None", "1"))
-SCALARS = st.none() | st.booleans() | NUMBERS | NAMES | st.sampled_from(("llama", "qwen2_vl", "gemma3", "phi3", "glm4"))
+TYPES = (
+    "default",
+    "linear",
+    "dynamic",
+    "yarn",
+    "longrope",
+    "llama3",
+    "proportional",
+    "su",
+    "mrope",
+)
+NAMES = st.sampled_from(
+    (*TYPES, "full_attention", "sliding_attention", "", "x" * 5000, "\0", "é", "None", "1")
+)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | NUMBERS
+    | NAMES
+    | st.sampled_from(("llama", "qwen2_vl", "gemma3", "phi3", "glm4"))
+)
 NEW_KEYS = st.sampled_from(KEYS) | st.sampled_from(INNER_KEYS) | NAMES
 VALUES = mutations.values(SCALARS, NEW_KEYS)
 
 
 def mutated():
     """Draw a config with one to four changes."""
-    return st.sampled_from(sorted(CONFIGS)).flatmap(lambda name: mutations.mutated(CONFIGS[name], VALUES, NEW_KEYS))
+    return st.sampled_from(sorted(CONFIGS)).flatmap(
+        lambda name: mutations.mutated(CONFIGS[name], VALUES, NEW_KEYS)
+    )
 
 
 ARGUMENTS = st.fixed_dictionaries(

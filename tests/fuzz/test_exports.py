@@ -79,7 +79,9 @@ def test_options_of_attention(search):
             options["qk_norm"] = random.normal(1, 0.1, (2, width))
         if "weights" in arrays:
             sizes = {"q": heads * width, "k": kv_heads * width, "v": kv_heads * v_width}
-            options["weights"] = {name: random.normal(0, 0.3, (size, 12)) for name, size in sizes.items()}
+            options["weights"] = {
+                name: random.normal(0, 0.3, (size, 12)) for name, size in sizes.items()
+            }
         check_exported(export.export_attention, rotary.rope, options)
 
     search(
@@ -104,7 +106,20 @@ def check_exported(write, rope, options):
 
 
 METADATA = st.one_of(
-    st.sampled_from(("", "null", "[]", "1", '"x"', "{", "{}", '{"kind": "rope"}', '{"kind": null}', '{"kind": []}')),
+    st.sampled_from(
+        (
+            "",
+            "null",
+            "[]",
+            "1",
+            '"x"',
+            "{",
+            "{}",
+            '{"kind": "rope"}',
+            '{"kind": null}',
+            '{"kind": []}',
+        )
+    ),
     st.sampled_from(("[" * 100_000, '{"kind":' * 50_000, "NaN", "\0", "x" * 10_000)),
 )
 OPTION_VALUES = (
@@ -139,7 +154,9 @@ def metadata_changes(draw):
     if draw(st.booleans()):
         return draw(METADATA)
     names = st.sampled_from(("kind", *damaged.OPTION_NAMES, "unknown"))
-    return draw(st.dictionaries(names, OPTION_VALUES | st.just(damaged.DROPPED), min_size=1, max_size=3))
+    return draw(
+        st.dictionaries(names, OPTION_VALUES | st.just(damaged.DROPPED), min_size=1, max_size=3)
+    )
 
 
 @pytest.mark.parametrize("kind", damaged.KINDS)
@@ -161,10 +178,20 @@ def test_damaged_models(search):
     """
 
     def run_round(number):
-        program = [sys.executable, "-m", "fuzz.damaged", str(number), "40" if search.seconds else "6"]
-        done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=1800)
+        program = [
+            sys.executable,
+            "-m",
+            "fuzz.damaged",
+            str(number),
+            "40" if search.seconds else "6",
+        ]
+        done = subprocess.run(
+            program, env=environment(), capture_output=True, text=True, timeout=1800
+        )
         *_, last = done.stdout.splitlines() or [""]
-        assert done.returncode == 0, f"exit status {done.returncode} in {last}\n{done.stderr[-3000:]}"
+        assert done.returncode == 0, (
+            f"exit status {done.returncode} in {last}\n{done.stderr[-3000:]}"
+        )
         return int(last)
 
     search.rounds(run_round)
@@ -193,6 +220,8 @@ def test_a_damaged_model_is_noticed():
     rope, model = damaged.model_of("rope")
     assert export.validate(model, rope).passed
     (table,) = [tensor for tensor in model.graph.initializer if tensor.name.startswith("cos")][:1]
-    zeros = onnx.numpy_helper.from_array(np.zeros_like(onnx.numpy_helper.to_array(table)), table.name)
+    zeros = onnx.numpy_helper.from_array(
+        np.zeros_like(onnx.numpy_helper.to_array(table)), table.name
+    )
     table.CopyFrom(zeros)
     assert not export.validate(model, rope).passed

@@ -79,7 +79,9 @@ def test_the_other_byte_order_is_refused_after_arrays_with_the_same_flags(name):
 @pytest.mark.parametrize("ragged", [[[0], []], ([1, 2], [3])])
 def test_a_ragged_weight_is_named(ragged):
     """NumPy's own text, "setting an array element with a sequence", named no argument."""
-    with pytest.raises(ValueError, match=r"`w` is a .* of unequal rows; it must be a regular array"):
+    with pytest.raises(
+        ValueError, match=r"`w` is a .* of unequal rows; it must be a regular array"
+    ):
         convert_weight(ragged, 1, to="half")
 
 
@@ -101,13 +103,31 @@ ROW = asdict(Row("one", "ours", samples=[1e-3]))
         "[" * 100_000,
         json.dumps(RUN | {"cases": ["case"]}),
         json.dumps(RUN | {"cases": [{"name": "a case", "what": "what", "rows": ["row"]}]}),
-        json.dumps(RUN | {"cases": [{"name": "a case", "what": "what", "rows": [ROW | {"samples": []}]}]}),
-        json.dumps(RUN | {"cases": [{"name": "a case", "what": "what", "rows": [ROW | {"samples": [math.nan]}]}]}),
+        json.dumps(
+            RUN | {"cases": [{"name": "a case", "what": "what", "rows": [ROW | {"samples": []}]}]}
+        ),
+        json.dumps(
+            RUN
+            | {
+                "cases": [
+                    {"name": "a case", "what": "what", "rows": [ROW | {"samples": [math.nan]}]}
+                ]
+            }
+        ),
         json.dumps(RUN | {"cases": [{"name": [], "what": "what", "rows": []}]}),
         json.dumps(RUN | {"environment": {}}),
         json.dumps(RUN | {"format": "x" * 10_000}),
     ],
-    ids=["deep", "case", "row", "no samples", "NaN", "a list for a name", "no processor", "long format"],
+    ids=[
+        "deep",
+        "case",
+        "row",
+        "no samples",
+        "NaN",
+        "a list for a name",
+        "no processor",
+        "long format",
+    ],
 )
 def test_what_is_no_older_run_is_refused_before_anything_is_timed(tmp_path, text):
     """RecursionError and AttributeError when it was read, KeyError, IndexError and others when runs were compared."""

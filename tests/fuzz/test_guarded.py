@@ -28,9 +28,13 @@ def test_nothing_is_touched_past_an_array(search, sizes, examples):
         # The search goes on within one process, as most of a short one's time is its start.
         wanted = examples * (10 if search.seconds else 1)
         program = [sys.executable, "-m", "fuzz.guarded", str(number), str(wanted), sizes]
-        done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=1800)
+        done = subprocess.run(
+            program, env=environment(), capture_output=True, text=True, timeout=1800
+        )
         *called, last = done.stdout.splitlines() or [""]
-        assert done.returncode == 0, f"exit status {done.returncode} in {last}\n{done.stderr[-3000:]}"
+        assert done.returncode == 0, (
+            f"exit status {done.returncode} in {last}\n{done.stderr[-3000:]}"
+        )
         assert last.startswith(EXAMPLES)
         return len(called)
 
@@ -56,6 +60,8 @@ def test_memory_past_an_array_cannot_be_touched():
     for at_end, step in ((True, 64), (False, -4)):
         for action in ("far[1] = 0", "print(far[1])"):
             text = program.format(at_end=at_end, step=step, action=action)
-            done = subprocess.run([sys.executable, "-c", text], env=environment(), capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, "-c", text], env=environment(), capture_output=True, text=True
+            )
             assert done.returncode < 0, done.stderr
             assert len(done.stdout.split()) == 1

@@ -30,10 +30,25 @@ SCALARS = (
     | st.booleans()
     | st.integers(-3, 3)
     | st.sampled_from(
-        (0.0, 1e-3, -1.0, float("nan"), float("inf"), 1e308, 10**400, "", "ours", "timed", "limit", "x" * 5000)
+        (
+            0.0,
+            1e-3,
+            -1.0,
+            float("nan"),
+            float("inf"),
+            1e308,
+            10**400,
+            "",
+            "ours",
+            "timed",
+            "limit",
+            "x" * 5000,
+        )
     )
 )
-KEYS = st.sampled_from(("format", "environment", "cases", "rows", "samples", "role", "processor", "status", "new", "x"))
+KEYS = st.sampled_from(
+    ("format", "environment", "cases", "rows", "samples", "role", "processor", "status", "new", "x")
+)
 
 
 def test_older_results(search, tmp_path):

@@ -23,12 +23,18 @@ class Subclass(np.ndarray):
 
 
 def swapped(x):
-    return x.view(np.uint16).byteswap().view(x.dtype) if x.itemsize == 2 else x.astype(x.dtype.newbyteorder())
+    return (
+        x.view(np.uint16).byteswap().view(x.dtype)
+        if x.itemsize == 2
+        else x.astype(x.dtype.newbyteorder())
+    )
 
 
 # What may stand where an array of the call is: from the array.
 WRONG_ARRAYS = {
-    "other byte order": lambda x: x.astype(x.dtype.newbyteorder()) if x.dtype.kind == "f" else x.astype(">f4"),
+    "other byte order": lambda x: (
+        x.astype(x.dtype.newbyteorder()) if x.dtype.kind == "f" else x.astype(">f4")
+    ),
     "int32": lambda x: np.zeros(x.shape, np.int32),
     "int16": lambda x: np.zeros(x.shape, np.int16),
     "uint16": lambda x: np.zeros(x.shape, np.uint16),
@@ -52,7 +58,9 @@ WRONG_ARRAYS = {
 WRONG_OUTS = {name: WRONG_ARRAYS[name] for name in WRONG_ARRAYS if name != "None"} | {
     "read-only": lambda x: _read_only(np.zeros(x.shape, x.dtype)),
     "repeated": lambda x: np.broadcast_to(np.zeros((1,) * x.ndim, x.dtype), x.shape),
-    "repeated, not read-only": lambda x: np.lib.stride_tricks.as_strided(np.zeros(1, x.dtype), x.shape, (0,) * x.ndim),
+    "repeated, not read-only": lambda x: np.lib.stride_tricks.as_strided(
+        np.zeros(1, x.dtype), x.shape, (0,) * x.ndim
+    ),
     "rolling": lambda x: np.lib.stride_tricks.as_strided(
         np.zeros(sum(x.shape), x.dtype), x.shape, (x.itemsize,) * x.ndim
     ),
@@ -70,7 +78,9 @@ WRONG_IDS = {
     "huge objects": lambda ids: np.full(ids.shape, 10**400, object),
     "masked": lambda ids: np.ma.masked_array(ids),
     "ragged": lambda ids: [[1], [2, 3]],
-    "one more": lambda ids: np.concatenate([ids, ids[:1]]) if ids.ndim == 1 else np.concatenate([ids, ids[:, :1]], 1),
+    "one more": lambda ids: (
+        np.concatenate([ids, ids[:1]]) if ids.ndim == 1 else np.concatenate([ids, ids[:, :1]], 1)
+    ),
     "two axes more": lambda ids: ids[None, None, None],
     "string": lambda ids: "0",
     "dict": lambda ids: {},
@@ -170,7 +180,10 @@ def test_subclasses(search):
         arranged.inputs = {name: x.view(Subclass) for name, x in arranged.inputs.items()}
         memory.remember()
         results = calls.run(arranged)
-        assert memory.changed_outside([] if arranged.outs is None else list(arranged.outs.values())) == 0
+        assert (
+            memory.changed_outside([] if arranged.outs is None else list(arranged.outs.values()))
+            == 0
+        )
         tables = calls.exact_tables(arranged)
         for result, x in zip(results, sources.values(), strict=True):
             calls.check_rotated(call, np.asarray(result), x, *tables)
@@ -224,7 +237,13 @@ def test_tables(search):
             with np.errstate(over="ignore", invalid="ignore"):
                 error = np.abs(table.astype(np.float64) - exact)
                 beyond = np.abs(exact) > float(calls.ml_dtypes.finfo(dtype).max) / 2
-            assert (beyond | (error <= allowed + (slack + lost + calls.exact.OWN_ROUNDINGS * 2.0**-53) * factor)).all()
+            assert (
+                beyond
+                | (
+                    error
+                    <= allowed + (slack + lost + calls.exact.OWN_ROUNDINGS * 2.0**-53) * factor
+                )
+            ).all()
 
     search(check_tables, 30, call=tables(), into=st.booleans())
 
@@ -250,7 +269,17 @@ def test_refused_arguments_of_functions(search):
         | st.integers(-3, 40)
         | st.floats(-3, 40)
         | st.sampled_from(
-            (float("nan"), float("inf"), LARGEST_NUMBER, -(10**400), "", "half", "interleaved", "float32", b"")
+            (
+                float("nan"),
+                float("inf"),
+                LARGEST_NUMBER,
+                -(10**400),
+                "",
+                "half",
+                "interleaved",
+                "float32",
+                b"",
+            )
         )
         | st.lists(st.integers(-1, 9), max_size=4)
         | st.lists(st.lists(st.integers(-1, 9), max_size=3), max_size=3)
@@ -272,7 +301,9 @@ def test_refused_arguments_of_functions(search):
         rope_cpu.RotaryEmbedding.from_inv_freq: 1,
         rope_cpu.RotaryEmbedding.from_generators: 1,
     }
-    names = sorted({name for function, given in functions.items() for name in options_of(function, given)})
+    names = sorted(
+        {name for function, given in functions.items() for name in options_of(function, given)}
+    )
     sensible = {"to": "half", "image_token_id": 7, "video_token_id": 8, "rope_theta": 1e4}
 
     def check_function(function, arguments, options):

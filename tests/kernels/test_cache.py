@@ -96,7 +96,9 @@ def test_processes_that_fill_a_cache_at_once(tmp_path, run_program, expected):
     found = [process.communicate(timeout=300) for process in running]
     found.append(run_program(ROTATE.replace("ORDER", "order[:2]"), env=cache))
     for out, err in found:
-        assert set(out.splitlines()) == {line for line in expected if line.startswith("float32")}, err
+        assert set(out.splitlines()) == {line for line in expected if line.startswith("float32")}, (
+            err
+        )
 
 
 def test_eight_processes_on_an_empty_cache(tmp_path, run_program):
@@ -202,7 +204,10 @@ def test_where_files_cannot_be_written_kernels_run_all_the_same(tmp_path, run_pr
 def tiny_disk(tmp_path):
     """A file system of 64 KiB."""
     options = ["-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
-    if shutil.which("mount") is None or subprocess.run(["mount", *options], capture_output=True).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(["mount", *options], capture_output=True).returncode
+    ):
         pytest.skip("this user cannot mount a file system")
     yield tmp_path
     subprocess.run(["umount", str(tmp_path)], check=True)
@@ -211,12 +216,16 @@ def tiny_disk(tmp_path):
 def test_on_a_full_disk_kernels_run_all_the_same(tiny_disk, run_program):
     filler = tiny_disk / "filler"
     filler.write_bytes(bytes(shutil.disk_usage(tiny_disk).free - 8192))  # room for an index alone
-    out, _ = run_program(ON_A_FULL_DISK.replace("LIMITED", "False"), env={"NUMBA_CACHE_DIR": str(tiny_disk)})
+    out, _ = run_program(
+        ON_A_FULL_DISK.replace("LIMITED", "False"), env={"NUMBA_CACHE_DIR": str(tiny_disk)}
+    )
     assert out.startswith("1 the kernel cache of rope_cpu in")
     assert "OSError: [Errno 28] No space left on device" in out
 
 
 def test_a_compiler_that_is_switched_off_is_named(run_program):
-    program = "import numpy as np, rope_cpu; rope_cpu.RotaryEmbedding(8).rotate(np.ones((1, 1, 1, 8)))"
+    program = (
+        "import numpy as np, rope_cpu; rope_cpu.RotaryEmbedding(8).rotate(np.ones((1, 1, 1, 8)))"
+    )
     _, err = run_program(program, env={"NUMBA_DISABLE_JIT": "1"}, exits=1, timeout=60)
     assert "RuntimeError: NUMBA_DISABLE_JIT is set" in err

@@ -15,7 +15,7 @@ from oracle import ORDER, draw
 
 from rope_cpu.kernels import rotate as kernels
 from rope_cpu.kernels.vectors import converts_float16
-from rope_cpu.rotation import BITS
+from rope_cpu.rotation.dispatch import BITS
 
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -23,12 +23,17 @@ CACHES = 2**62  # bytes, so that nothing goes past them
 
 # A processor without float16 instructions has no kernel for it, see `test_other_processors`.
 needs_kernel = [
-    pytest.param(name, marks=pytest.mark.skipif(name == "float16" and not converts_float16(), reason="no F16C"))
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(name == "float16" and not converts_float16(), reason="no F16C"),
+    )
     for name in ("float32", "float64", "float16", "bfloat16")
 ]
 
 
-def launch(q, k, q_out, k_out, cos, sin, pairing="half", blocks=None, threads=1, cache_bytes=CACHES):
+def launch(
+    q, k, q_out, k_out, cos, sin, pairing="half", blocks=None, threads=1, cache_bytes=CACHES
+):
     """Call the kernel on arrays (batch, tokens, heads, head_dim); k None: rotate q alone."""
     kernel, bits = kernels.rotation(q.dtype.name, pairing), BITS.get(q.dtype.name, q.dtype)
     sizes = np.array([q.shape[3], cache_bytes, *(blocks or [cos.shape[3]])])
@@ -50,7 +55,9 @@ def cos_and_sin(rng, shape, dtype):
 
 
 def assert_exact(result, x, cos, sin, pairing):
-    exact, reach = oracle.rotate(x, cos[:, :, 0].astype(float), sin[:, :, 0].astype(float), pairing == "interleaved")
+    exact, reach = oracle.rotate(
+        x, cos[:, :, 0].astype(float), sin[:, :, 0].astype(float), pairing == "interleaved"
+    )
     assert (np.abs(result.astype(float) - exact) <= oracle.bound(exact, reach, x.dtype)).all()
 
 
@@ -77,10 +84,19 @@ def test_the_same_bits_for_every_way_of_running(kind, pairing, groups, rng):
         share = x.shape[2] // groups
         for group in range(groups):
             heads, table = slice(group * share, (group + 1) * share), slice(group, group + 1)
-            assert_exact(result[:, :, heads], x[:, :, heads], cos[:, :, table], sin[:, :, table], pairing)
+            assert_exact(
+                result[:, :, heads], x[:, :, heads], cos[:, :, table], sin[:, :, table], pairing
+            )
 
 
-BLOCKS = [[n] for n in range(1, 71)] + [[8, 28, 28], [32, 32], [1, 2, 3, 5, 7, 11], [17, 64, 15], [128, 33], [200]]
+BLOCKS = [[n] for n in range(1, 71)] + [
+    [8, 28, 28],
+    [32, 32],
+    [1, 2, 3, 5, 7, 11],
+    [17, 64, 15],
+    [128, 33],
+    [200],
+]
 
 
 @pytest.mark.parametrize("kind", needs_kernel)
@@ -118,7 +134,10 @@ def test_results_past_the_caches_at_any_address(kind, pairing, rng):
             step = x.shape[3] * dtype.itemsize + odd
             for offset in (0, dtype.itemsize, 16, 32, 64):
                 memory = np.full(18 * step + 256, 0xA5, np.uint8)
-                start, strides = -memory.ctypes.data % 64 + offset, (18 * step, 2 * step, step, dtype.itemsize)
+                start, strides = (
+                    -memory.ctypes.data % 64 + offset,
+                    (18 * step, 2 * step, step, dtype.itemsize),
+                )
                 before, out = memory.copy(), np.ndarray(x.shape, dtype, memory, start, strides)
                 assert launch(x, None, out, None, cos, sin, pairing, cache_bytes=0) == kernels.DONE
                 assert out.tobytes() == expected.tobytes(), (pairs, odd, offset)
@@ -136,7 +155,9 @@ def test_which_results_go_past_the_caches():
     memory = np.zeros(2**16, np.uint8)
     aligned = memory[-memory.ctypes.data % 64 :]
     x = np.zeros((1, 9, 2, 128), np.float32)
-    out, odd = (aligned[start : start + x.nbytes].view(np.float32).reshape(x.shape) for start in (0, 16))
+    out, odd = (
+        aligned[start : start + x.nbytes].view(np.float32).reshape(x.shape) for start in (0, 16)
+    )
     assert past(x, out, 64, 2 * x.nbytes - 1)
     assert not past(x, out, 64, 2 * x.nbytes)
     assert not past(x, odd, 64, 0)
@@ -150,7 +171,10 @@ def test_one_in_place_and_the_other_not(in_place, rng):
     q, k = (draw(rng, (1, 3, 2, 56), np.float32) for _ in range(2))
     expected = [rotated(x, cos, sin).tobytes() for x in (q, k)]
     given = [q.copy(), k.copy()]
-    outs = [x if in_place in (name, "both") else np.zeros_like(x) for name, x in zip("qk", given, strict=True)]
+    outs = [
+        x if in_place in (name, "both") else np.zeros_like(x)
+        for name, x in zip("qk", given, strict=True)
+    ]
     assert launch(*given, *outs, cos, sin) == kernels.DONE
     assert [x.tobytes() for x in outs] == expected
 
@@ -169,7 +193,11 @@ def test_every_16_bit_number_passes_through(kind):
         nan, expect = np.isnan(given), given.copy()
         assert np.isnan(result[nan]).all()
         if kind == "bfloat16":
-            expect = np.where(np.abs(given.astype(float)) < 2.0**-126, np.copysign(np.zeros_like(given), given), given)
+            expect = np.where(
+                np.abs(given.astype(float)) < 2.0**-126,
+                np.copysign(np.zeros_like(given), given),
+                given,
+            )
         equal = result.view(np.uint16) == expect.view(np.uint16)
         # −0 + 0 is +0: the sign of a zero may go.
         zero_again = (expect == 0) & (result == 0)
@@ -184,8 +212,15 @@ def test_rounding_to_16_bits_is_to_nearest_even(kind, rng):
     around = np.float32(2.0) ** rng.integers(-26, 17, 50_000).astype(np.float32) * (
         1 + rng.integers(0, 4096, 50_000) / 2048
     )
-    values[:4] = 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800000, 0xFF800000  # NaN that rounding up would make zeros; infinity
-    table = np.concatenate([values.view(np.float32), halfway.view(np.float32), around.astype(np.float32)])
+    values[:4] = (
+        0x7FFFFFFF,
+        0xFFFFFFFF,
+        0x7F800000,
+        0xFF800000,
+    )  # NaN that rounding up would make zeros; infinity
+    table = np.concatenate(
+        [values.view(np.float32), halfway.view(np.float32), around.astype(np.float32)]
+    )
     table = table[: len(table) // 64 * 64].reshape(1, -1, 1, 64)
     x = np.zeros((1, table.shape[1], 1, 128), NARROW[kind])
     x[..., :64] = 1
@@ -220,7 +255,11 @@ def test_nothing_is_written_where_another_array_is_read(order, rng):
                 assert start == 200 or not np.shares_memory(x, out), (head_step, token_step, start)
                 taken += 1
             # As the output of k while q is read, as that of q while k is, and both outputs in one place.
-            for arrays in ((x, apart, apart.copy(), out), (apart, x, out, apart.copy()), (apart, apart, x, out)):
+            for arrays in (
+                (x, apart, apart.copy(), out),
+                (apart, x, out, apart.copy()),
+                (apart, apart, x, out),
+            ):
                 if launch(*arrays, cos, sin) == kernels.DONE:
                     assert not np.shares_memory(x, out), (head_step, token_step, start)
                     taken += 1
@@ -239,7 +278,9 @@ def test_views_of_one_buffer_are_rotated_without_copies(fused, batch, tokens, rn
     else:
         shape = (batch, tokens, 8, 16) if fused == "q k v" else (tokens, batch, 8, 16)
         buffer = draw(rng, shape, np.float32)
-        q, k, v = (x if fused == "q k v" else x.swapaxes(0, 1) for x in np.split(buffer, [4, 6], axis=2))
+        q, k, v = (
+            x if fused == "q k v" else x.swapaxes(0, 1) for x in np.split(buffer, [4, 6], axis=2)
+        )
     expected, kept = [rotated(x.copy(), cos, sin) for x in (q, k)], v.copy()
     other = np.zeros_like(buffer)
     assert launch(q, k, q, k, cos, sin) == kernels.DONE
@@ -250,7 +291,8 @@ def test_views_of_one_buffer_are_rotated_without_copies(fused, batch, tokens, rn
 
 
 @pytest.mark.parametrize(
-    "wrong", ["heads", "tokens", "width", "batch", "table", "last axis", "overlap", "broadcast", "swapped"]
+    "wrong",
+    ["heads", "tokens", "width", "batch", "table", "last axis", "overlap", "broadcast", "swapped"],
 )
 def test_what_does_not_fit_is_not_written(wrong, rng):
     q, k = draw(rng, (2, 3, 4, 16), np.float32), draw(rng, (2, 3, 2, 16), np.float32)

@@ -43,7 +43,8 @@ WITHOUT_TBB = """
     importlib.metadata.files = files
 """
 HAS_TBB = pytest.mark.skipif(
-    not any(package.name == "tbb" for package in metadata.distributions()), reason="there is no wheel of tbb here"
+    not any(package.name == "tbb" for package in metadata.distributions()),
+    reason="there is no wheel of tbb here",
 )
 
 
@@ -175,7 +176,9 @@ def test_where_rotations_are_serial(layer, run):
     in_child(), in_threads(1, in_child)
     """
     expected = {"tbb": ["2", "2", "1"], "omp": ["2", "1", "1"], "workqueue": ["1", "1", "1"]}[layer]
-    found = [word for word in run(code, layer) if word in ("1", "2", "True")]  # Numba's TBB prints a line after a fork
+    found = [
+        word for word in run(code, layer) if word in ("1", "2", "True")
+    ]  # Numba's TBB prints a line after a fork
     assert found == ["2", "True", *expected]
 
 
@@ -190,7 +193,18 @@ def test_the_number_of_threads_is_not_numbas(layer, run):
     numba.set_num_threads(1)
     print(right(), rope_cpu.get_num_threads(), numba.get_num_threads())
     """
-    assert run(code, layer) == ["[1,", "1]", "True", "True", "True", "True", "True", "True", "2", "1"]
+    assert run(code, layer) == [
+        "[1,",
+        "1]",
+        "True",
+        "True",
+        "True",
+        "True",
+        "True",
+        "True",
+        "2",
+        "1",
+    ]
 
 
 def test_without_tbb_openmp_is_used(run):
@@ -206,7 +220,9 @@ def test_tbb_is_found(run):
 @pytest.mark.parametrize("count", ["1", "3", "7", "64"])
 def test_more_threads_than_cores_and_fewer(count, run):
     """Kernels of one cache serve any number."""
-    code = "expected = serial()\nprint(right(), rope_cpu.get_num_threads(), all(in_threads(3, right)))"
+    code = (
+        "expected = serial()\nprint(right(), rope_cpu.get_num_threads(), all(in_threads(3, right)))"
+    )
     assert run(code, NUMBA_NUM_THREADS=count) == ["True", count, "True"]
 
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from rope_cpu.configs.attention import FACTS  # noqa: E402
+from rope_cpu.configs.attention_facts import FACTS  # noqa: E402
 from rope_cpu.configs.model_types import facts_of  # noqa: E402
 from rope_cpu.configs.reader import read  # noqa: E402
 
@@ -30,11 +30,18 @@ def attention_classes():
         source, folder = path.read_text(), path.parent.name
         for node in ast.parse(source).body:
             text = ast.get_source_segment(source, node) if isinstance(node, ast.ClassDef) else ""
-            if "Attention" not in getattr(node, "name", "") or not re.search(r"apply_\w*rotary", text):
+            if "Attention" not in getattr(node, "name", "") or not re.search(
+                r"apply_\w*rotary", text
+            ):
                 continue
             methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
-            annotations = [ast.unparse(a.annotation) for a in methods["__init__"].args.args if a.annotation]
-            name = next((a.strip("'\"") for a in annotations if re.fullmatch(r"['\"]?\w+Config['\"]?", a)), None)
+            annotations = [
+                ast.unparse(a.annotation) for a in methods["__init__"].args.args if a.annotation
+            ]
+            name = next(
+                (a.strip("'\"") for a in annotations if re.fullmatch(r"['\"]?\w+Config['\"]?", a)),
+                None,
+            )
             if name is None or "forward" not in methods:
                 continue
             module = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
@@ -56,12 +63,16 @@ def test_facts_of_attention(model_type):
     text, forward = CLASSES[model_type]
     norm, rotation = NORM.search(forward), re.search(r"apply_\w*rotary\w*\(", forward)
     when = None if norm is None else "before" if norm.start() < rotation.start() else "after"
-    recorded = next((w for w in ("before", "after") if model_type in FACTS[f"qk_norm_{w}_rotation"]), None)
+    recorded = next(
+        (w for w in ("before", "after") if model_type in FACTS[f"qk_norm_{w}_rotation"]), None
+    )
     assert recorded == when
     assert (model_type in FACTS["sinks"]) == bool(re.search(r"self\.\w*sinks?\b", text))
     always = re.search(r"self\.is_causal = False$|self\.is_causal = False  # ", text, flags=re.M)
     assert (model_type in FACTS["bidirectional"]) == bool(always)
-    assert (model_type in FACTS["causal_if_decoder"]) == ("self.is_causal = config.is_decoder" in text)
+    assert (model_type in FACTS["causal_if_decoder"]) == (
+        "self.is_causal = config.is_decoder" in text
+    )
     ones = re.findall(r"self\.scaling = 1\.0$", text, flags=re.M)
     assert (FACTS["scale"].get(model_type) == 1.0) == bool(ones)
 

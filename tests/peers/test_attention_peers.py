@@ -82,7 +82,10 @@ def peer(request):
     layer, rotary = make_attention(config, 0).double().eval(), make_rotary(config).double()
     with torch.no_grad():
         for parameter in layer.parameters():
-            parameter.copy_(torch.randn_like(parameter) * (0.08 if parameter.ndim > 1 else 0.5) + (parameter.ndim == 1))
+            parameter.copy_(
+                torch.randn_like(parameter) * (0.08 if parameter.ndim > 1 else 0.5)
+                + (parameter.ndim == 1)
+            )
     hidden = torch.randn(2, PREFILL + STEPS, SMALL["hidden_size"], dtype=torch.float64)
     position, query = torch.arange(PREFILL + STEPS), torch.arange(PREFILL + STEPS)[:, None]
     seen = position <= query
@@ -93,12 +96,15 @@ def peer(request):
         # The layer's frequencies in float64: what is compared is attention, not how transformers rounds its angles.
         rope = RotaryEmbedding.from_config(config.to_dict())
         cos, sin = (
-            torch.from_numpy(np.concatenate([t, t], -1))[None] for t in rope.cos_sin(position.numpy(), np.float64)
+            torch.from_numpy(np.concatenate([t, t], -1))[None]
+            for t in rope.cos_sin(position.numpy(), np.float64)
         )
         assert torch.allclose(rotary(hidden, position[None])[0].double(), cos, atol=1e-5)
         want = layer(hidden, position_embeddings=(cos, sin), attention_mask=mask)[0].numpy()
         single = [x.float() for x in (hidden, cos, sin, mask)]
-        result = copy.deepcopy(layer).float()(single[0], position_embeddings=single[1:3], attention_mask=single[3])[0]
+        result = copy.deepcopy(layer).float()(
+            single[0], position_embeddings=single[1:3], attention_mask=single[3]
+        )[0]
         own = np.abs(result.numpy() - want).max()
     weights = {}
     for name in "qkvo":
@@ -108,7 +114,9 @@ def peer(request):
             weights[f"{name}_bias"] = linear.bias.detach().numpy()
     options = {"num_heads": 6, "num_kv_heads": 2, "weights": weights} | options
     if hasattr(layer, "q_norm"):
-        options["qk_norm"] = tuple(norm.weight.detach().numpy() for norm in (layer.q_norm, layer.k_norm))
+        options["qk_norm"] = tuple(
+            norm.weight.detach().numpy() for norm in (layer.q_norm, layer.k_norm)
+        )
         options["norm_epsilon"] = layer.q_norm.variance_epsilon
     return rope, options, hidden.numpy(), want, own
 
@@ -130,6 +138,8 @@ def test_prefill_and_64_steps(peer, target, dtype):
         cache = dict(zip(cache, present, strict=True))
         results.append(result)
     off = np.abs(np.concatenate(results, axis=1) - want).max()
-    print(f"{target} {dtype}: {off:.2e}, the peer in float32 {own:.2e}, on values up to {np.abs(want).max():.1f}")
+    print(
+        f"{target} {dtype}: {off:.2e}, the peer in float32 {own:.2e}, on values up to {np.abs(want).max():.1f}"
+    )
     # Other orders of summation may be off by a few times as much; float64 rounds 2^29 times finer, the peer's as well.
     assert off <= 4 * own * (1 if dtype == "float32" else 2 * 2.0**-29)

@@ -37,7 +37,10 @@ NOT_COMPARED: dict[str, str] = {
 
 # Default configs that cannot run their own forward, or that need a key to rotate at all, with the keys that mend them.
 MENDED: dict[str, dict[str, Any]] = {
-    "GraniteMoeHybridConfig": {"position_embedding_type": "rope", "layer_types": ["full_attention"] * 32},
+    "GraniteMoeHybridConfig": {
+        "position_embedding_type": "rope",
+        "layer_types": ["full_attention"] * 32,
+    },
     "Zamba2Config": {"use_mem_rope": True},
     "EsmConfig": {"position_embedding_type": "rotary"},
     "Wav2Vec2BertConfig": {"position_embeddings_type": "rotary"},
@@ -83,8 +86,13 @@ def compare(given: dict[str, Any], expected: dict[str | None, tuple[np.ndarray, 
     for layer_type, (inv_freq, factor) in expected.items():
         spec = reader.read(given).spec(layer_type=layer_type, angle_dtype="float32")
         ours = np.abs(spec.inv_freq[0, :, 0].sum(axis=0))  # nanochat rotates backwards
-        if (spec.axes > 1 and spec.rope_type != "default") or given["model_type"].startswith("ernie4_5_vl"):
-            ours, inv_freq = np.unique(ours), np.unique(inv_freq)  # which pair has which axis: test_vision.py
+        if (spec.axes > 1 and spec.rope_type != "default") or given["model_type"].startswith(
+            "ernie4_5_vl"
+        ):
+            ours, inv_freq = (
+                np.unique(ours),
+                np.unique(inv_freq),
+            )  # which pair has which axis: test_vision.py
         assert ours.shape == inv_freq.shape
         np.testing.assert_allclose(ours, inv_freq, rtol=1e-6)
         assert float(spec.attention_factor[0]) == pytest.approx(factor, rel=1e-6)
@@ -106,8 +114,18 @@ def test_default_config(folder: str, rotary: type, config_class: type, form: str
 SECTIONS = {
     "default": {"partial_rotary_factor": 0.5},
     "linear": {"factor": 3.5, "partial_rotary_factor": 0.5},
-    "yarn": {"factor": 7.0, "original_max_position_embeddings": 1024, "beta_fast": 24.0, "beta_slow": 2.0},
-    "llama3": {"factor": 6.0, "low_freq_factor": 1.5, "high_freq_factor": 5.0, "original_max_position_embeddings": 512},
+    "yarn": {
+        "factor": 7.0,
+        "original_max_position_embeddings": 1024,
+        "beta_fast": 24.0,
+        "beta_slow": 2.0,
+    },
+    "llama3": {
+        "factor": 6.0,
+        "low_freq_factor": 1.5,
+        "high_freq_factor": 5.0,
+        "original_max_position_embeddings": 512,
+    },
 }
 
 
@@ -190,7 +208,13 @@ OLD_FORMS: dict[str, dict[str, Any]] = {
     "theta": {"rope_theta": 54321.0},
     "scaling": {"rope_theta": 54321.0, "rope_scaling": {"rope_type": "linear", "factor": 3.5}},
     "partial": {"rope_theta": 54321.0, "partial_rotary_factor": 0.5, "rope_scaling": None},
-    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 5.0, "original_max_position_embeddings": 777}},
+    "yarn": {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 5.0,
+            "original_max_position_embeddings": 777,
+        }
+    },
 }
 
 
@@ -200,10 +224,22 @@ OTHERWISE = {
         "MiMoV2FlashRotaryEmbedding",
         "theta",
     ): "transformers takes no notice of rope_theta in an old file; MiMo's code does",
-    ("Glm4MoeLiteRotaryEmbedding", "partial"): "transformers' frequencies are narrower than the slice it rotates",
-    ("MistralLarge4TextRotaryEmbedding", "partial"): "transformers' frequencies are narrower than the slice it rotates",
-    ("Mistral4RotaryEmbedding", "scaling"): "transformers' frequencies are wider than the slice it rotates",
-    ("Mistral4RotaryEmbedding", "yarn"): "transformers' frequencies are wider than the slice it rotates",
+    (
+        "Glm4MoeLiteRotaryEmbedding",
+        "partial",
+    ): "transformers' frequencies are narrower than the slice it rotates",
+    (
+        "MistralLarge4TextRotaryEmbedding",
+        "partial",
+    ): "transformers' frequencies are narrower than the slice it rotates",
+    (
+        "Mistral4RotaryEmbedding",
+        "scaling",
+    ): "transformers' frequencies are wider than the slice it rotates",
+    (
+        "Mistral4RotaryEmbedding",
+        "yarn",
+    ): "transformers' frequencies are wider than the slice it rotates",
 }
 REFUSED_OLD: dict[tuple[str, str], str] = {
     ("Cohere2MoeRotaryEmbedding", "scaling"): "its class reads rope_parameters only",
@@ -228,7 +264,9 @@ def test_old_forms(folder: str, rotary: type, config_class: type, form: str) -> 
         pytest.skip("a vision tower: test_vision.py")
     cls = type(default_config(rotary, config_class))
     given = {"model_type": cls.model_type, **MENDED.get(cls.__name__, {}), **OLD_FORMS[form]}
-    expected = theirs(rotary, f"old-{form}", lambda: frequencies(rotary(cls.from_dict(copy.deepcopy(given)))))
+    expected = theirs(
+        rotary, f"old-{form}", lambda: frequencies(rotary(cls.from_dict(copy.deepcopy(given))))
+    )
     if (rotary.__name__, form) in OTHERWISE:
         pytest.skip(OTHERWISE[rotary.__name__, form])
     if (rotary.__name__, form) in REFUSED_OLD:

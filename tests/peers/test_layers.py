@@ -24,15 +24,44 @@ POSITION = 7
 # Of the largest query: what the layers below leave of float32's 2^-24. Another base, or none, differs by over a tenth.
 TOLERANCE = 2.0**-14
 
-SIZES = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 8, "head_dim": 32}
-SMALL = {**SIZES, "intermediate_size": 64, "vocab_size": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SIZES = {
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 8,
+    "head_dim": 32,
+}
+SMALL = {
+    **SIZES,
+    "intermediate_size": 64,
+    "vocab_size": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
 FULL, LOCAL = "full_attention", "sliding_attention"
 MIXED = [LOCAL, FULL, FULL, LOCAL, LOCAL, LOCAL, LOCAL, FULL]
 THETAS = [1e4, 5e6, 0, 1e4, 0, 1e4, 5e6, 0]
 MASK = [1, 0, 1, 1, 0, 0, 1, 1]
-MLA = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 32, "kv_lora_rank": 16, "q_lora_rank": None}
-QWEN = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+MLA = {
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+}
+QWEN = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 
 # Model type, its keys beside SMALL, and the number of layers that are rotated.
 CASES: list[tuple[str, dict[str, Any], int]] = [
@@ -47,7 +76,11 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("kolibri1", EXPERTS, 7),
     ("cohere2", {}, 6),
     ("cohere2_moe", {"first_k_dense_replace": 2, **EXPERTS}, 7),
-    ("cohere2_moe", {"first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 2, **EXPERTS}, 6),
+    (
+        "cohere2_moe",
+        {"first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 2, **EXPERTS},
+        6,
+    ),
     ("exaone4", {}, 6),
     ("exaone4", {"sliding_window": None, "layer_types": [FULL] * 8}, 8),
     ("afmoe", EXPERTS, 6),
@@ -55,7 +88,11 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("smollm3", {"no_rope_layers": MASK}, 5),
     ("smollm3", {"no_rope_layer_interval": 3}, 6),
     ("llama4_text", {"use_qk_norm": False, "intermediate_size_mlp": 64, **EXPERTS}, 6),
-    ("llama4_text", {"use_qk_norm": False, "intermediate_size_mlp": 64, "no_rope_layers": MASK, **EXPERTS}, 5),
+    (
+        "llama4_text",
+        {"use_qk_norm": False, "intermediate_size_mlp": 64, "no_rope_layers": MASK, **EXPERTS},
+        5,
+    ),
     ("qwen3_next", {"rope_theta": 1e5, **QWEN, **EXPERTS}, 2),
     ("olmo_hybrid", {}, 2),
     ("gemma3_text", {"sliding_window_pattern": 3}, 8),
@@ -75,7 +112,9 @@ NONE: list[tuple[str, dict[str, Any]]] = [
 def capture(module: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> tuple[Any, None]:
     """Keep the queries; with one token in each row, what attention returns is its value."""
     CAPTURED[module.layer_idx] = query.numpy()
-    return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2).contiguous(), None
+    return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(
+        1, 2
+    ).contiguous(), None
 
 
 transformers.AttentionInterface.register("capture", capture)
@@ -104,7 +143,9 @@ def rotary(given: dict[str, Any], layer: int) -> RotaryEmbedding | None:
 
 
 @pytest.mark.parametrize(("model_type", "keys", "count"), CASES, ids=lambda value: str(value)[:40])
-def test_every_layer_is_rotated_as_its_index_says(model_type: str, keys: dict[str, Any], count: int) -> None:
+def test_every_layer_is_rotated_as_its_index_says(
+    model_type: str, keys: dict[str, Any], count: int
+) -> None:
     cfg = transformers.AutoConfig.for_model(model_type, **{**SMALL, **keys})
     given = {**cfg.to_dict(), "model_type": model_type}
     found = queries(cfg)

@@ -49,8 +49,14 @@ LONGROPE = {
 CASES = {
     "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3}),
     "qwen3": ("Qwen3Config", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
-    "longrope, short": ("LlamaConfig", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 2048}}),
-    "longrope, long": ("LlamaConfig", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 16}}),
+    "longrope, short": (
+        "LlamaConfig",
+        {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 2048}},
+    ),
+    "longrope, long": (
+        "LlamaConfig",
+        {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 16}},
+    ),
 }
 PREFILL, STEPS = 40, 64
 
@@ -75,17 +81,23 @@ def test_logits_of_prefill_and_decode(name: str, tmp_path: Path, rng: np.random.
             out = theirs(torch.from_numpy(step), past_key_values=past, use_cache=True)
         past = out.past_key_values
         expected, logits = out.logits.numpy(), ours(step, cache)
-        assert np.abs(expected).max() > 0.5, "logits must be large enough for the bound to mean something"
+        assert np.abs(expected).max() > 0.5, (
+            "logits must be large enough for the bound to mean something"
+        )
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
         step = tokens[:, end : end + 1]
         if step.shape[1] == 0:
             break
 
 
-def test_growing_into_the_long_factors_equals_starting_there(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_growing_into_the_long_factors_equals_starting_there(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
     saved("longrope, long", tmp_path)
     model = Transformer(tmp_path)
-    model.config["num_hidden_layers"] = 1  # keys of the first layer depend on tokens alone, not on earlier attention
+    model.config["num_hidden_layers"] = (
+        1  # keys of the first layer depend on tokens alone, not on earlier attention
+    )
     tokens = rng.integers(0, 199, (1, 30))
     whole, grown = Cache(), Cache()
     expected = model(tokens, whole)[:, -1]
@@ -96,11 +108,17 @@ def test_growing_into_the_long_factors_equals_starting_there(tmp_path: Path, rng
     np.testing.assert_allclose(grown.keys[0], whole.keys[0], rtol=0, atol=1e-5)
 
 
-def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     theirs = saved("llama3", tmp_path)
-    expected = theirs.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False, eos_token_id=None)
+    expected = theirs.generate(
+        torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False, eos_token_id=None
+    )
     program = str(EXAMPLES / "numpy_llama.py")
-    monkeypatch.setattr(sys, "argv", [program, str(tmp_path), "--tokens", "5", "6", "7", "--steps", "8"])
+    monkeypatch.setattr(
+        sys, "argv", [program, str(tmp_path), "--tokens", "5", "6", "7", "--steps", "8"]
+    )
     capsys.readouterr()
     runpy.run_path(program, run_name="__main__")
     assert [int(word) for word in capsys.readouterr().out.split()] == expected[0, 3:].tolist()

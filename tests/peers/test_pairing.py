@@ -66,9 +66,15 @@ def cases() -> list[tuple[str, str]]:
     for folder, _, config_class in modules():
         known = facts_of(str(getattr(config_class, "model_type", "")))
         several_axes = (
-            "vision" in str(getattr(config_class, "model_type", "")) and "text" not in config_class.model_type
+            "vision" in str(getattr(config_class, "model_type", ""))
+            and "text" not in config_class.model_type
         )
-        if known is not None and known.interleaved is not None and known.part is None and not several_axes:
+        if (
+            known is not None
+            and known.interleaved is not None
+            and known.part is None
+            and not several_axes
+        ):
             found.add((folder, config_class.model_type))
     return sorted(found)
 

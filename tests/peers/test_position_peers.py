@@ -32,7 +32,10 @@ class Theirs:
         module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
         model = getattr(module, name)
         vision = SimpleNamespace(
-            spatial_merge_size=2, tokens_per_second=tokens_per_second, temporal_merge_size=2, temporal_patch_size=2
+            spatial_merge_size=2,
+            tokens_per_second=tokens_per_second,
+            temporal_merge_size=2,
+            temporal_patch_size=2,
         )
         self.config = SimpleNamespace(vision_config=vision)
         self._index, self._ids = model.get_rope_index, model.get_vision_position_ids
@@ -68,14 +71,18 @@ def batch(random, apart, merged_frames):
     return tokens, mask, images, videos
 
 
-@pytest.mark.parametrize(("folder", "name", "apart", "tokens_per_second"), MODELS, ids=[m[0] for m in MODELS])
+@pytest.mark.parametrize(
+    ("folder", "name", "apart", "tokens_per_second"), MODELS, ids=[m[0] for m in MODELS]
+)
 @pytest.mark.parametrize("draw", range(12))
 @pytest.mark.parametrize("masked", [False, True])
 def test_ids_equal_get_rope_index(folder, name, apart, tokens_per_second, draw, masked, rng):
     merged = 2 if folder == "ernie4_5_vl_moe" else 1
     tokens, mask, images, videos = batch(rng, apart, merged)
     types = positions.token_types(tokens, image_token_id=IMAGE_TOKEN, video_token_id=VIDEO_TOKEN)
-    seconds = rng.uniform(0.1, 3, size=len(videos)).astype(np.float32) if tokens_per_second else None
+    seconds = (
+        rng.uniform(0.1, 3, size=len(videos)).astype(np.float32) if tokens_per_second else None
+    )
     more = {} if seconds is None else {"second_per_grid_ts": torch.from_numpy(seconds)}
     theirs, offsets = Theirs(folder, name, tokens_per_second).get_rope_index(
         torch.from_numpy(tokens),

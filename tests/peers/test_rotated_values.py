@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.tolerance import half_ulp, rotation_bound
+from rope_cpu.accuracy.tolerance import half_ulp, rotation_bound
 
 pytestmark = pytest.mark.peers
 
@@ -35,13 +35,26 @@ class Case:
     length: int = LONG
 
 
-SMALL = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": LONG}
-EXTENSIONS = {"short_factor": [1 + 0.01 * i for i in range(32)], "long_factor": [1 + 0.5 * i for i in range(32)]}
+SMALL = {
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": LONG,
+}
+EXTENSIONS = {
+    "short_factor": [1 + 0.01 * i for i in range(32)],
+    "long_factor": [1 + 0.5 * i for i in range(32)],
+}
 
 
 def llama(rope_type: str, length: int = LONG, **keys: Any) -> Case:
     section = {"rope_type": rope_type, "rope_theta": 123456.0, **keys}
-    return Case("llama", "Llama", {**SMALL, "max_position_embeddings": 5000, "rope_parameters": section}, length=length)
+    return Case(
+        "llama",
+        "Llama",
+        {**SMALL, "max_position_embeddings": 5000, "rope_parameters": section},
+        length=length,
+    )
 
 
 MLA = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 64}
@@ -50,20 +63,39 @@ CASES = {
     "llama linear": llama("linear", factor=3.7),
     "llama dynamic short": llama("dynamic", length=4000, factor=2.3),
     "llama dynamic long": llama("dynamic", length=30000, factor=2.3),
-    "llama yarn": llama("yarn", factor=7.3, original_max_position_embeddings=700, beta_fast=20.0, beta_slow=3.0),
-    "llama yarn past the last pair": llama("yarn", factor=4.0, original_max_position_embeddings=131072, rope_theta=1e4),
+    "llama yarn": llama(
+        "yarn", factor=7.3, original_max_position_embeddings=700, beta_fast=20.0, beta_slow=3.0
+    ),
+    "llama yarn past the last pair": llama(
+        "yarn", factor=4.0, original_max_position_embeddings=131072, rope_theta=1e4
+    ),
     "llama yarn cut off": llama(
         "yarn", factor=4.0, original_max_position_embeddings=10**6, rope_theta=50.0, beta_fast=1e4
     ),
-    "llama yarn from the first pair": llama("yarn", factor=4.0, original_max_position_embeddings=64),
+    "llama yarn from the first pair": llama(
+        "yarn", factor=4.0, original_max_position_embeddings=64
+    ),
     "llama yarn mscale": llama(
-        "yarn", factor=9.0, original_max_position_embeddings=900, mscale=0.7, mscale_all_dim=0.4, truncate=False
+        "yarn",
+        factor=9.0,
+        original_max_position_embeddings=900,
+        mscale=0.7,
+        mscale_all_dim=0.4,
+        truncate=False,
     ),
     "llama yarn partial": llama(
-        "yarn", factor=9.0, original_max_position_embeddings=900, attention_factor=1.3, partial_rotary_factor=1.0
+        "yarn",
+        factor=9.0,
+        original_max_position_embeddings=900,
+        attention_factor=1.3,
+        partial_rotary_factor=1.0,
     ),
     "llama llama3": llama(
-        "llama3", factor=5.5, low_freq_factor=1.3, high_freq_factor=6.1, original_max_position_embeddings=1300
+        "llama3",
+        factor=5.5,
+        low_freq_factor=1.3,
+        high_freq_factor=6.1,
+        original_max_position_embeddings=1300,
     ),
     "llama longrope short": llama(
         "longrope", length=3000, **EXTENSIONS, factor=6.0, original_max_position_embeddings=3000
@@ -85,24 +117,42 @@ CASES = {
         },
         length=4096,
     ),
-    "deepseek_v3": Case("deepseek_v3", "DeepseekV3", {**SMALL, **MLA}, apply="apply_rotary_pos_emb_interleave"),
-    "gemma3 full": Case(
-        "gemma3", "Gemma3", {**SMALL, "head_dim": 64, "num_hidden_layers": 6}, "full_attention", config="TextConfig"
+    "deepseek_v3": Case(
+        "deepseek_v3", "DeepseekV3", {**SMALL, **MLA}, apply="apply_rotary_pos_emb_interleave"
     ),
-    "gemma3 sliding": Case("gemma3", "Gemma3", {**SMALL, "head_dim": 64}, "sliding_attention", config="TextConfig"),
+    "gemma3 full": Case(
+        "gemma3",
+        "Gemma3",
+        {**SMALL, "head_dim": 64, "num_hidden_layers": 6},
+        "full_attention",
+        config="TextConfig",
+    ),
+    "gemma3 sliding": Case(
+        "gemma3", "Gemma3", {**SMALL, "head_dim": 64}, "sliding_attention", config="TextConfig"
+    ),
     "gpt_oss": Case("gpt_oss", "GptOss", {**SMALL, "head_dim": 64}),
-    "llama4": Case("llama4", "Llama4Text", {**SMALL, "head_dim": 64}, apply="apply_rotary_emb", config="Config"),
+    "llama4": Case(
+        "llama4", "Llama4Text", {**SMALL, "head_dim": 64}, apply="apply_rotary_emb", config="Config"
+    ),
     "modernbert full": Case("modernbert", "ModernBert", SMALL, "full_attention"),
     "modernbert local": Case("modernbert", "ModernBert", SMALL, "sliding_attention"),
-    "esm": Case("esm", "Esm", {**SMALL, "position_embedding_type": "rotary", "vocab_size": 33, "mask_token_id": 32}),
+    "esm": Case(
+        "esm",
+        "Esm",
+        {**SMALL, "position_embedding_type": "rotary", "vocab_size": 33, "mask_token_id": 32},
+    ),
 }
 CASES["phi3 long"] = Case("phi3", "Phi3", CASES["phi3 short"].keys)
 
 
-def theirs(case: Case, ids: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+def theirs(
+    case: Case, ids: np.ndarray, x: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Return what the model's code makes of x (bhsd), the frequencies it used, and its config as a dict."""
     module = importlib.import_module(f"transformers.models.{case.folder}.modeling_{case.folder}")
-    configuration = importlib.import_module(f"transformers.models.{case.folder}.configuration_{case.folder}")
+    configuration = importlib.import_module(
+        f"transformers.models.{case.folder}.configuration_{case.folder}"
+    )
     cfg = getattr(configuration, case.stem + case.config)(**case.keys)
     rotary = getattr(module, case.stem + case.module)(cfg)
     layer = {} if case.layer_type is None else {"layer_type": case.layer_type}
@@ -131,18 +181,28 @@ def test_rotated_values(name: str, rng: np.random.Generator) -> None:
     ids = np.unique(np.r_[0, 1, 2, 3, rng.integers(0, case.length, 60), case.length - 1])
     x = rng.standard_normal((1, 3, len(ids), 64)).astype(np.float32)
     expected, inv_freq, keys = theirs(case, ids, x)
-    rope = RotaryEmbedding.from_config(keys, layer_type=case.layer_type, angle_dtype="float32").at_length(case.length)
+    rope = RotaryEmbedding.from_config(
+        keys, layer_type=case.layer_type, angle_dtype="float32"
+    ).at_length(case.length)
     result = rope.rotate(x, ids, layout="bhsd")
     if case.apply.endswith("interleave"):  # reads neighbours, writes halves
         expected = np.stack(np.split(expected, 2, axis=-1), axis=-1).reshape(expected.shape)
 
-    per_element = (lambda a: np.repeat(a, 2, axis=-1)) if rope.interleaved else (lambda a: np.concatenate([a, a], -1))
+    per_element = (
+        (lambda a: np.repeat(a, 2, axis=-1))
+        if rope.interleaved
+        else (lambda a: np.concatenate([a, a], -1))
+    )
     angle = ids[:, None] * rope.inv_freq
     apart = np.abs(rope.inv_freq - inv_freq)
-    drift = per_element(ids[:, None] * apart + np.where(apart > 0, 2 * half_ulp(angle, np.float32), 0.0))
+    drift = per_element(
+        ids[:, None] * apart + np.where(apart > 0, 2 * half_ulp(angle, np.float32), 0.0)
+    )
     width, (x_a, x_b) = rope.rotary_dim, members(x, rope)
     exact, factor = expected[..., :width].astype(np.float64), rope.attention_factor
-    bound = 2 * rotation_bound(exact, x_a, x_b, factor, np.float32) + factor * drift * (np.abs(x_a) + np.abs(x_b))
+    bound = 2 * rotation_bound(exact, x_a, x_b, factor, np.float32) + factor * drift * (
+        np.abs(x_a) + np.abs(x_b)
+    )
     assert (np.abs(result[..., :width] - exact) <= bound).all()
     np.testing.assert_array_equal(result[..., width:], x[..., width:])
     assert np.mean(apart == 0) > 0.9, "more than a few frequencies differ in the last bit"
@@ -152,7 +212,10 @@ AXES = {
     "qwen2_vl": ("Qwen2VL", {"head_dim": None, "hidden_size": 512, "num_attention_heads": 4}),
     "qwen3_vl": ("Qwen3VLText", {"head_dim": 128}),
     "qwen3_5": ("Qwen3_5Text", {"head_dim": 256, "partial_rotary_factor": 0.25}),
-    "glm4v": ("Glm4vText", {"hidden_size": 512, "num_attention_heads": 4, "partial_rotary_factor": 0.5}),
+    "glm4v": (
+        "Glm4vText",
+        {"hidden_size": 512, "num_attention_heads": 4, "partial_rotary_factor": 0.5},
+    ),
 }
 
 
@@ -167,7 +230,11 @@ def test_several_axes(folder: str, rng: np.random.Generator) -> None:
     ids = rng.integers(0, 5000, (3, 1, 40))
     x = rng.standard_normal((1, 2, 40, rope.head_dim)).astype(np.float32)
     tensor = torch.from_numpy(x)
-    expected = module.apply_rotary_pos_emb(tensor, tensor, *rotary(tensor, torch.from_numpy(ids)))[0].double().numpy()
+    expected = (
+        module.apply_rotary_pos_emb(tensor, tensor, *rotary(tensor, torch.from_numpy(ids)))[0]
+        .double()
+        .numpy()
+    )
     result = rope.rotate(x, np.moveaxis(ids, 0, -1), layout="bhsd")
     width, (x_a, x_b) = rope.rotary_dim, members(x, rope)
     # A frequency may differ in its last bit, an angle of at most 5000 then by two roundings of itself.
@@ -187,9 +254,13 @@ def rotated_by_table(name: str, x: np.ndarray) -> tuple[np.ndarray, dict[str, An
         module = importlib.import_module("transformers.models.gptj.modeling_gptj")
         sin, cos = module.create_sinusoidal_positions(seq, 48)[None].chunk(2, dim=-1)
         tokens = torch.from_numpy(x).transpose(1, 2)
-        rotated = torch.cat([module.apply_rotary_pos_emb(tokens[..., :48], sin, cos), tokens[..., 48:]], dim=-1)
+        rotated = torch.cat(
+            [module.apply_rotary_pos_emb(tokens[..., :48], sin, cos), tokens[..., 48:]], dim=-1
+        )
         return rotated.transpose(1, 2).numpy(), cfg.to_dict(), 48
-    cfg = transformers.RoFormerConfig(hidden_size=256, num_attention_heads=4, max_position_embeddings=seq)
+    cfg = transformers.RoFormerConfig(
+        hidden_size=256, num_attention_heads=4, max_position_embeddings=seq
+    )
     module = importlib.import_module("transformers.models.roformer.modeling_roformer")
     embedding = module.RoFormerSinusoidalPositionalEmbedding(seq, 64)
     embedding.weight.data.copy_(embedding.create_weight())
@@ -198,8 +269,12 @@ def rotated_by_table(name: str, x: np.ndarray) -> tuple[np.ndarray, dict[str, An
     return apply(table, torch.from_numpy(x), torch.from_numpy(x))[0].numpy(), cfg.to_dict(), 64
 
 
-@pytest.mark.parametrize(("name", "angle_dtype", "seq"), [("gptj", "float32", 20000), ("roformer", "float64", 3000)])
-def test_models_with_tables(name: str, angle_dtype: str, seq: int, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(
+    ("name", "angle_dtype", "seq"), [("gptj", "float32", 20000), ("roformer", "float64", 3000)]
+)
+def test_models_with_tables(
+    name: str, angle_dtype: str, seq: int, rng: np.random.Generator
+) -> None:
     x = rng.standard_normal((1, 2, seq, 64)).astype(np.float32)
     expected, keys, width = rotated_by_table(name, x)
     rope = RotaryEmbedding.from_config(keys, angle_dtype=angle_dtype)
@@ -210,12 +285,16 @@ def test_models_with_tables(name: str, angle_dtype: str, seq: int, rng: np.rando
         theirs = (1.0 / 10000 ** (torch.arange(0, width, 2) / width)).numpy().astype(np.float64)
         assert (np.abs(theirs - rope.inv_freq) <= 2 * half_ulp(rope.inv_freq, np.float32)).all()
         spec = rope.spec
-        rope = RotaryEmbedding.from_spec(replace(spec, inv_freq=theirs.reshape(spec.inv_freq.shape)))
+        rope = RotaryEmbedding.from_spec(
+            replace(spec, inv_freq=theirs.reshape(spec.inv_freq.shape))
+        )
     x_a, x_b = members(x, rope)
     drift = 2 * half_ulp(np.arange(seq)[:, None] * rope.inv_freq, np.float32).repeat(2, axis=-1)
     drift = drift if angle_dtype == "float32" else np.zeros_like(drift)
     exact = expected[..., :width].astype(np.float64)
-    bound = 2 * rotation_bound(exact, x_a, x_b, 1.0, np.float32) + drift * (np.abs(x_a) + np.abs(x_b))
+    bound = 2 * rotation_bound(exact, x_a, x_b, 1.0, np.float32) + drift * (
+        np.abs(x_a) + np.abs(x_b)
+    )
     result = rope.rotate(x, layout="bhsd")
     assert (np.abs(result[..., :width] - exact) <= bound).all()
     np.testing.assert_array_equal(result[..., width:], x[..., width:])

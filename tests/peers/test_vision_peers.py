@@ -25,7 +25,9 @@ def load(folder, name):
 
 
 def config_of(folder, name, **values):
-    return getattr(importlib.import_module(f"transformers.models.{folder}.configuration_{folder}"), name)(**values)
+    return getattr(
+        importlib.import_module(f"transformers.models.{folder}.configuration_{folder}"), name
+    )(**values)
 
 
 @pytest.fixture
@@ -69,7 +71,12 @@ TOWERS = [
     ("qwen2_vl", "Qwen2VLVisionConfig", "Qwen2VLVisionRotaryEmbedding", HALF),
     ("qwen3_5", "Qwen3_5VisionConfig", "Qwen3_5VisionRotaryEmbedding", HALF),
     ("qwen3_5_moe", "Qwen3_5MoeVisionConfig", "Qwen3_5MoeVisionRotaryEmbedding", HALF),
-    ("qwen3_omni_moe", "Qwen3OmniMoeVisionEncoderConfig", "Qwen3OmniMoeVisionRotaryEmbedding", HALF),
+    (
+        "qwen3_omni_moe",
+        "Qwen3OmniMoeVisionEncoderConfig",
+        "Qwen3OmniMoeVisionRotaryEmbedding",
+        HALF,
+    ),
     ("qwen3_vl", "Qwen3VLVisionConfig", "Qwen3VLVisionRotaryEmbedding", HALF),
     ("qwen3_vl_moe", "Qwen3VLMoeVisionConfig", "Qwen3VLMoeVisionRotaryEmbedding", HALF),
     ("qwen4_exp", "Qwen4ExpVisionConfig", "Qwen4ExpVisionRotaryEmbedding", HALF),
@@ -84,7 +91,12 @@ TOWERS = [
         "Sam3TrackerVideoVisionRotaryEmbedding",
         "apply_rotary_pos_emb_2d",
     ),
-    ("edgetam_video", "EdgeTamVideoConfig", "EdgeTamVideoVisionRotaryEmbedding", "apply_rotary_pos_emb_2d_self_attn"),
+    (
+        "edgetam_video",
+        "EdgeTamVideoConfig",
+        "EdgeTamVideoVisionRotaryEmbedding",
+        "apply_rotary_pos_emb_2d_self_attn",
+    ),
     ("gemma4", "Gemma4VisionConfig", "Gemma4VisionRotaryEmbedding", "apply_multidimensional_rope"),
 ]
 
@@ -176,7 +188,9 @@ CENTRES = [
 @pytest.mark.parametrize(("folder", "config_name", "rotary_name", "values"), CENTRES)
 @pytest.mark.parametrize("size", [(112, 112), (64, 160)])
 def test_patch_centres(folder, config_name, rotary_name, values, size, heads):
-    config = config_of(folder, config_name, patch_size=16, hidden_size=384, num_attention_heads=6, **values)
+    config = config_of(
+        folder, config_name, patch_size=16, hidden_size=384, num_attention_heads=6, **values
+    )
     rope = RotaryEmbedding.from_config(config.to_dict())
     rows, columns = size[0] // 16, size[1] // 16
     prefix = 1 + 4
@@ -196,7 +210,9 @@ def test_efficientloftr_turns_all_heads_as_one_vector(heads):
     config = config_of("efficientloftr", "EfficientLoFTRConfig")
     rope = RotaryEmbedding.from_config(config.to_dict())
     assert rope.head_dim == config.hidden_size
-    cos, sin = load("efficientloftr", "EfficientLoFTRRotaryEmbedding")(config)(torch.zeros(1, 256, 24, 32))
+    cos, sin = load("efficientloftr", "EfficientLoFTRRotaryEmbedding")(config)(
+        torch.zeros(1, 256, 24, 32)
+    )
     ids = positions.grid(cos.shape[1:3], start=1)
     x = heads(len(ids), 1, rope.head_dim)
     q = torch.from_numpy(x)
@@ -221,7 +237,9 @@ def language_modules():
         if "def recomposition_frequencies" not in text:
             continue
         for node in ast.parse(text).body:
-            methods = {n.name: n for n in getattr(node, "body", ()) if isinstance(n, ast.FunctionDef)}
+            methods = {
+                n.name: n for n in getattr(node, "body", ()) if isinstance(n, ast.FunctionDef)
+            }
             if "recomposition_frequencies" in methods and node.name not in compared:
                 yield path.parent.name, node.name, methods["__init__"].args.args[1].annotation.id
 
@@ -231,7 +249,15 @@ LANGUAGE = list(language_modules())
 
 def test_the_sweep_finds_the_models_it_must():
     found = {folder for folder, *_ in LANGUAGE}
-    assert {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "ernie4_5_vl_moe", "qwen2_5_omni", "qwen3_5"} <= found
+    assert {
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "glm4v",
+        "ernie4_5_vl_moe",
+        "qwen2_5_omni",
+        "qwen3_5",
+    } <= found
     assert len(found) >= 17
 
 
@@ -239,12 +265,17 @@ def language_config(folder, config_name):
     """Return a configuration with heads of 128 and shares of the axes that fit them; the defaults often do not."""
     module = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
     # Some classes are annotated with the whole model's configuration, but are given the language model's.
-    part = re.sub(r"(VL|Text)?Config$", "TextConfig", config_name), re.sub("Config$", "TextConfig", config_name)
+    part = (
+        re.sub(r"(VL|Text)?Config$", "TextConfig", config_name),
+        re.sub("Config$", "TextConfig", config_name),
+    )
     name = next((name for name in part if hasattr(module, name)), config_name)
     values = getattr(module, name)(hidden_size=512, num_attention_heads=4, num_key_value_heads=4)
     values.head_dim = 128
     sections = values.rope_parameters or {kind: {} for kind in set(values.layer_types)}
-    for section in sections.values() if isinstance(next(iter(sections.values())), dict) else [sections]:
+    for section in (
+        sections.values() if isinstance(next(iter(sections.values())), dict) else [sections]
+    ):
         pairs = int(128 * section.get("partial_rotary_factor", 1)) // 2
         third = pairs // 3
         shares = [pairs - 2 * third, third, third]
@@ -255,8 +286,12 @@ def language_config(folder, config_name):
     return values
 
 
-@pytest.mark.parametrize(("folder", "rotary_name", "config_name"), LANGUAGE, ids=lambda value: value[:24])
-def test_language_model_with_several_axes_equals_its_module(folder, rotary_name, config_name, heads, rng):
+@pytest.mark.parametrize(
+    ("folder", "rotary_name", "config_name"), LANGUAGE, ids=lambda value: value[:24]
+)
+def test_language_model_with_several_axes_equals_its_module(
+    folder, rotary_name, config_name, heads, rng
+):
     values = language_config(folder, config_name)
     nested = {key for key, section in values.rope_parameters.items() if isinstance(section, dict)}
     for layer_type in nested or {None}:
@@ -269,11 +304,15 @@ def test_language_model_with_several_axes_equals_its_module(folder, rotary_name,
         x = np.repeat(heads(20, 4, rope.head_dim), 2, axis=0)
         q = torch.from_numpy(x).transpose(1, 2)
         more = () if layer_type is None else (layer_type,)
-        cos, sin = load(folder, rotary_name)(values)(q, torch.from_numpy(ids.transpose(2, 0, 1)), *more)
+        cos, sin = load(folder, rotary_name)(values)(
+            q, torch.from_numpy(ids.transpose(2, 0, 1)), *more
+        )
         theirs = load(folder, "apply_rotary_pos_emb")(q, q, cos, sin)[0].transpose(1, 2).numpy()
         agrees(rope.rotate(x, ids), theirs, x, ids, rope.inv_freq)
         # A text token has the same id on all axes, so none need be given.
-        assert np.array_equal(rope.rotate(x), rope.rotate(x, np.repeat(np.arange(20), 3).reshape(20, 3)))
+        assert np.array_equal(
+            rope.rotate(x), rope.rotate(x, np.repeat(np.arange(20), 3).reshape(20, 3))
+        )
 
 
 # How a user writes them without a configuration.
@@ -285,11 +324,19 @@ BY_HAND = [
 ]
 
 
-@pytest.mark.parametrize(("folder", "config_name", "section", "mrope_interleaved", "interleaved"), BY_HAND)
-def test_mrope_by_hand_is_the_configured_one(folder, config_name, section, mrope_interleaved, interleaved):
+@pytest.mark.parametrize(
+    ("folder", "config_name", "section", "mrope_interleaved", "interleaved"), BY_HAND
+)
+def test_mrope_by_hand_is_the_configured_one(
+    folder, config_name, section, mrope_interleaved, interleaved
+):
     values = config_of(folder, config_name, hidden_size=512, num_attention_heads=4).to_dict()
     values["head_dim"] = 128
-    values["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(section)}
+    values["rope_parameters"] = {
+        "rope_type": "default",
+        "rope_theta": 1e6,
+        "mrope_section": list(section),
+    }
     if sum(section) != 64:
         values["rope_parameters"]["partial_rotary_factor"] = 2 * sum(section) / 128
     by_hand = RotaryEmbedding.mrope(

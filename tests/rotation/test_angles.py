@@ -8,7 +8,8 @@ import numpy as np
 import oracle
 import pytest
 
-from rope_cpu import RotaryEmbedding, angles
+from rope_cpu import RotaryEmbedding
+from rope_cpu.rotation import cos_sin as angles
 
 
 def positions_up_to(limit, count, rng):
@@ -62,7 +63,9 @@ def assert_rounded_once(tables, exact, error):
 def test_more_revolutions_than_float64_counts_stay_on_the_circle(rng):
     rope = RotaryEmbedding.from_inv_freq([2.0**40, 1e12, -3e11])
     cos, sin = rope.cos_sin(rng.integers(2**52, 2**53, 100).astype(np.float64))
-    assert np.abs(cos.astype(np.float64) ** 2 + sin.astype(np.float64) ** 2 - 1).max() <= 9e-8  # 2·√2·2^-25
+    assert (
+        np.abs(cos.astype(np.float64) ** 2 + sin.astype(np.float64) ** 2 - 1).max() <= 9e-8
+    )  # 2·√2·2^-25
 
 
 @pytest.mark.parametrize("limit", [100, 2**31 - 1, 2**53])
@@ -85,7 +88,9 @@ def test_fractional_positions(rng):
 def test_float32_positions_are_taken_as_they_are():
     rope = RotaryEmbedding.from_inv_freq([1.0])
     third = np.float32(1 / 3)
-    assert rope.cos_sin(np.array([third]), np.float64)[1][0, 0] == pytest.approx(np.sin(float(third)), abs=2.0**-52)
+    assert rope.cos_sin(np.array([third]), np.float64)[1][0, 0] == pytest.approx(
+        np.sin(float(third)), abs=2.0**-52
+    )
 
 
 @pytest.mark.parametrize("frequency", [1e-30, 1e-5, 0.5, 2 * np.pi, 200.0, 1e9])
@@ -132,10 +137,15 @@ def test_axes_that_share_out_the_pairs(axes, fastest, limit, rng):
     positions = rng.integers(-limit, limit, (20, axes), endpoint=True).astype(np.float64)
     exact = oracle.cos_sin_axes(positions, rope.inv_freq)
     assert_rounded_once(
-        rope.cos_sin(positions), exact, 1e-15 + 2 * np.pi * 2 * (2.0**-50 if fastest * limit > 2**53 else 0)
+        rope.cos_sin(positions),
+        exact,
+        1e-15 + 2 * np.pi * 2 * (2.0**-50 if fastest * limit > 2**53 else 0),
     )
     if fastest * limit <= 2**53:
-        assert np.abs(np.stack(rope.cos_sin(positions, np.float64)) - np.stack(exact)).max() <= 2 * 2.0**-53
+        assert (
+            np.abs(np.stack(rope.cos_sin(positions, np.float64)) - np.stack(exact)).max()
+            <= 2 * 2.0**-53
+        )
 
 
 @pytest.mark.parametrize("part", [0.5, 0.25])
@@ -148,10 +158,14 @@ def test_a_position_has_the_same_bits_wherever_it_stands(part):
     assert np.abs(tables[1 if part == 0.5 else 0, 0]).max() < 1e-5
     pairs = slow.inv_freq.size
     far = np.stack(slow.cos_sin([*ids, 2**40]))[:, :4]
-    fast = np.stack(RotaryEmbedding.from_inv_freq([*slow.inv_freq, 100.0]).cos_sin(ids))[..., :pairs]
+    fast = np.stack(RotaryEmbedding.from_inv_freq([*slow.inv_freq, 100.0]).cos_sin(ids))[
+        ..., :pairs
+    ]
     added = RotaryEmbedding.from_inv_freq([[*slow.inv_freq, 1.0], [*np.zeros(pairs), 1.0]])
     added = np.stack(added.cos_sin(np.stack([ids, ids], axis=-1)))[..., :pairs]
-    alone = np.stack([RotaryEmbedding.from_inv_freq([w]).cos_sin(ids) for w in slow.inv_freq[::100]], axis=-1)
+    alone = np.stack(
+        [RotaryEmbedding.from_inv_freq([w]).cos_sin(ids) for w in slow.inv_freq[::100]], axis=-1
+    )
     backwards = np.stack(slow.cos_sin(-ids)) * np.array([1, -1], np.float32)[:, None, None]
     for found in (far, fast, added, backwards):
         assert found.tobytes() == tables.tobytes()
@@ -172,10 +186,17 @@ def test_a_position_has_the_same_bits_wherever_it_stands(part):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_sine_of_zero_is_positive(sign):
     omega = sign * oracle.inv_freq(128)
-    ropes = [RotaryEmbedding.from_inv_freq(w) for w in (omega, [*omega, 100.0], alternate_axes(omega, 3))]
+    ropes = [
+        RotaryEmbedding.from_inv_freq(w) for w in (omega, [*omega, 100.0], alternate_axes(omega, 3))
+    ]
     for rope in ropes:
-        zeros = np.zeros((2, 3)) * np.array([[1], [-1]]) if rope.axes == 3 else np.array([0.0, -0.0])
-        sines = [rope.cos_sin(zeros)[1], rope.cos_sin(np.concatenate([zeros, zeros[:1] + 2**40]))[1][:2]]
+        zeros = (
+            np.zeros((2, 3)) * np.array([[1], [-1]]) if rope.axes == 3 else np.array([0.0, -0.0])
+        )
+        sines = [
+            rope.cos_sin(zeros)[1],
+            rope.cos_sin(np.concatenate([zeros, zeros[:1] + 2**40]))[1][:2],
+        ]
         assert not np.signbit(sines).any()
         x = np.full((1, 2, 1, rope.head_dim), -0.0, np.float32)
         x[..., rope.head_dim // 2 :] = 1
@@ -186,7 +207,9 @@ def test_a_sine_of_zero_is_positive(sign):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 def test_equal_coordinates_have_the_bits_of_one_axis(dtype, rng):
     omega, ids = oracle.inv_freq(128), rng.integers(-(2**40), 2**40, 30)
-    several = RotaryEmbedding.from_inv_freq(alternate_axes(omega, 3)).cos_sin(np.repeat(ids[:, None], 3, axis=1), dtype)
+    several = RotaryEmbedding.from_inv_freq(alternate_axes(omega, 3)).cos_sin(
+        np.repeat(ids[:, None], 3, axis=1), dtype
+    )
     alone = RotaryEmbedding.from_inv_freq(omega).cos_sin(ids, dtype)
     assert [table.tobytes() for table in several] == [table.tobytes() for table in alone]
 
@@ -194,7 +217,9 @@ def test_equal_coordinates_have_the_bits_of_one_axis(dtype, rng):
 def test_float32_of_axes_that_add_up(rng):
     """Each axis adds about a quarter revolution at most, which is rounded to 2^-53 of one."""
     rope = RotaryEmbedding.from_inv_freq(rng.uniform(-3, 3, (3, 40)))
-    positions = np.concatenate([rng.uniform(-1e5, 1e5, (40, 3)), rng.integers(-(2**31), 2**31, (40, 3))])
+    positions = np.concatenate(
+        [rng.uniform(-1e5, 1e5, (40, 3)), rng.integers(-(2**31), 2**31, (40, 3))]
+    )
     exact = oracle.cos_sin_axes(positions, rope.inv_freq)
     assert_rounded_once(rope.cos_sin(positions), exact, 1e-15 + 2 * np.pi * 3 * 2.0**-53)
 
@@ -207,9 +232,15 @@ def test_pairs_do_not_depend_on_their_number(angle_dtype, dtype, shared_out, rng
 
     def cos_sin(matrix):
         spec = RotaryEmbedding.from_inv_freq(matrix, attention_factor=1.3).spec
-        return RotaryEmbedding.from_spec(replace(spec, angle_dtype=angle_dtype)).cos_sin(positions, dtype)
+        return RotaryEmbedding.from_spec(replace(spec, angle_dtype=angle_dtype)).cos_sin(
+            positions, dtype
+        )
 
-    matrix = alternate_axes(rng.uniform(-3, 3, (2, 300)), 2) if shared_out else rng.uniform(-3, 3, (2, 2, 300))
+    matrix = (
+        alternate_axes(rng.uniform(-3, 3, (2, 300)), 2)
+        if shared_out
+        else rng.uniform(-3, 3, (2, 2, 300))
+    )
     positions = rng.integers(-(2**20), 2**20, (3, 2))
     together = cos_sin(matrix)
     for pair in (0, 1, 127, 128, 129, 255, 256, 299):
@@ -224,7 +255,10 @@ def test_attention_factor_is_multiplied_before_the_one_rounding(rng):
     cos, sin = rope.cos_sin(positions)
     exact_cos, exact_sin = (factor * table for table in oracle.cos_sin(positions, rope.inv_freq))
     half_ulp = 0.5 * 2.0 ** (np.floor(np.log2(factor)) - 23)
-    assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= half_ulp + 1e-9 * factor
+    assert (
+        max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max())
+        <= half_ulp + 1e-9 * factor
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -234,7 +268,9 @@ def test_16_bit_tables_are_rounded_once(dtype, rng):
     exact = np.concatenate(oracle.cos_sin(positions, rope.inv_freq))
     table = np.concatenate(rope.cos_sin(positions, dtype)).astype(np.float64)
     bits = 11 if dtype == np.float16 else 8
-    half_ulp = 0.5 * 2.0 ** (np.maximum(np.floor(np.log2(np.abs(exact))), -14 if bits == 11 else -126) - bits + 1)
+    half_ulp = 0.5 * 2.0 ** (
+        np.maximum(np.floor(np.log2(np.abs(exact))), -14 if bits == 11 else -126) - bits + 1
+    )
     assert (np.abs(table - exact) <= half_ulp * (1 + 1e-9)).all()
 
 
@@ -242,7 +278,11 @@ def test_16_bit_tables_are_rounded_once(dtype, rng):
 def test_16_bit_tables_do_not_round_twice(dtype, bits):
     # Just above the middle of two numbers, and just below one: float32 would first take it to the middle.
     step = 2.0 ** (1 - bits)
-    wanted = {1 + step / 2 + 2.0**-40: 1 + step, 1 + step / 2: 1, 1 + 3 * step / 2 - 2.0**-40: 1 + step}
+    wanted = {
+        1 + step / 2 + 2.0**-40: 1 + step,
+        1 + step / 2: 1,
+        1 + 3 * step / 2 - 2.0**-40: 1 + step,
+    }
     for factor, expected in wanted.items():
         cos, sin = RotaryEmbedding.from_inv_freq([1.0], attention_factor=factor).cos_sin([0], dtype)
         assert (float(cos[0, 0]), float(sin[0, 0])) == (expected, 0.0)
@@ -252,7 +292,9 @@ def test_float32_angles_repeat_float32_arithmetic(rng):
     spec = RotaryEmbedding.from_inv_freq(oracle.inv_freq(64).astype(np.float32)).spec
     from dataclasses import replace
 
-    rope = RotaryEmbedding.from_spec(replace(spec, angle_dtype="float32", attention_factor=np.array([1.1])))
+    rope = RotaryEmbedding.from_spec(
+        replace(spec, angle_dtype="float32", attention_factor=np.array([1.1]))
+    )
     positions = rng.integers(0, 131072, 300)
     product = positions.astype(np.float32)[:, None] * rope.inv_freq.astype(np.float32)
     cos, sin = rope.cos_sin(positions)
@@ -339,7 +381,12 @@ def test_positions_may_lie_in_any_order(dtype):
     rope = ROPES["axes"]
     grid = np.indices((3, 4)).reshape(2, -1).T.astype(dtype, order="K")
     assert not grid.flags.c_contiguous
-    for ids in (grid, np.asfortranarray(grid), np.moveaxis(np.indices((3, 4), dtype), 0, -1), grid[::-1]):
+    for ids in (
+        grid,
+        np.asfortranarray(grid),
+        np.moveaxis(np.indices((3, 4), dtype), 0, -1),
+        grid[::-1],
+    ):
         for table, expected in zip(rope.cos_sin(ids), rope.cos_sin(ids.tolist()), strict=True):
             assert np.array_equal(table, expected)
 
@@ -380,12 +427,24 @@ AXIAL = RotaryEmbedding.from_inv_freq([[1.0, 0.1], [0.5, 2.0], [1.0, 1.0]])
 TABLE = zeros(10, 2)
 
 REFUSED = [
-    (lambda: AXIAL.cos_sin(zeros(3, 2, 5)), ValueError, "has shape .3, 2, 5.; .*np.moveaxis.position_ids, 0, -1."),
+    (
+        lambda: AXIAL.cos_sin(zeros(3, 2, 5)),
+        ValueError,
+        "has shape .3, 2, 5.; .*np.moveaxis.position_ids, 0, -1.",
+    ),
     (lambda: ROPE.cos_sin([np.nan]), ValueError, "`position_ids` holds nan"),
-    (lambda: ROPE.cos_sin([1], dtype=int), TypeError, "`dtype` is <class .int.>; it must be float32"),
+    (
+        lambda: ROPE.cos_sin([1], dtype=int),
+        TypeError,
+        "`dtype` is <class .int.>; it must be float32",
+    ),
     (lambda: ROPE.cos_sin([1], "foo"), TypeError, "`dtype` is 'foo'"),
     (lambda: ROPE.cos_sin([1], None), TypeError, "`dtype` is None"),
-    (lambda: ROPE.cos_sin([1], out=TABLE), TypeError, "`out` is an array of shape .10, 2.; .* for cos and for sin"),
+    (
+        lambda: ROPE.cos_sin([1], out=TABLE),
+        TypeError,
+        "`out` is an array of shape .10, 2.; .* for cos and for sin",
+    ),
     (lambda: ROPE.cos_sin([1], out=([], TABLE)), TypeError, "`out.0.` is a list; .* like `cos`"),
     (
         lambda: ROPE.cos_sin([1], out=(zeros(1, 2), TABLE)),
@@ -397,8 +456,16 @@ REFUSED = [
         TypeError,
         "`out.0.` has dtype float32; it must be that of `cos`, float16",
     ),
-    (lambda: ROPE.cos_sin([1], out=(zeros(1, 2), read_only(zeros(1, 2)))), ValueError, "`out.1.` is read-only"),
-    (lambda: ROPE.cos_sin([1], out=(TABLE[:1], TABLE[:1])), ValueError, "`out.1.` shares memory with `out.0.`"),
+    (
+        lambda: ROPE.cos_sin([1], out=(zeros(1, 2), read_only(zeros(1, 2)))),
+        ValueError,
+        "`out.1.` is read-only",
+    ),
+    (
+        lambda: ROPE.cos_sin([1], out=(TABLE[:1], TABLE[:1])),
+        ValueError,
+        "`out.1.` shares memory with `out.0.`",
+    ),
 ]
 
 

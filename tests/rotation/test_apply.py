@@ -26,12 +26,21 @@ def test_against_the_matrix(dtype, interleaved, layout, inverse, rng):
         ids = rng.integers(0, 40, (batch if by_row else 1, 5))
         used = ids if by_row else ids[0]
         arguments = (cos, sin, used) if looked_up else (cos[used], sin[used])
-        result = apply_rotary(to_layout(x, layout), *arguments, interleaved=interleaved, layout=layout, inverse=inverse)
+        result = apply_rotary(
+            to_layout(x, layout),
+            *arguments,
+            interleaved=interleaved,
+            layout=layout,
+            inverse=inverse,
+        )
         wide_cos, wide_sin = cos[ids].astype(float), (-sin if inverse else sin)[ids].astype(float)
         exact, reach = oracle.rotate(x, wide_cos, wide_sin, interleaved)
         assert result.dtype == x.dtype
         # A float64 table is cut to float32 for the arithmetic, which the 3·u of the bound contains.
-        assert (np.abs(from_layout(result, layout).astype(float) - exact) <= oracle.bound(exact, reach, x.dtype)).all()
+        assert (
+            np.abs(from_layout(result, layout).astype(float) - exact)
+            <= oracle.bound(exact, reach, x.dtype)
+        ).all()
 
 
 def test_in_place_and_strided_tables(rng):
@@ -92,7 +101,9 @@ def test_what_is_no_number_in_a_table_is_none_in_the_result(dtype, interleaved, 
     cos.view(np.uint32)[:, ::3] = bits
     before = cos.tobytes()
     x = to_layout(np.ones((1, 9, 3, 64), dtype), layout)
-    result = from_layout(apply_rotary(x, cos, sin, interleaved=interleaved, layout=layout), layout).astype(float)
+    result = from_layout(
+        apply_rotary(x, cos, sin, interleaved=interleaved, layout=layout), layout
+    ).astype(float)
     first = result[..., ::2] if interleaved else result[..., :32]
     assert np.array_equal(np.isnan(first), np.broadcast_to(np.isnan(cos)[:, None], first.shape))
     assert (first[~np.isnan(first)] == 1).all()
@@ -110,34 +121,76 @@ REFUSED = [
     (lambda: apply_rotary(X, zeros(2), zeros(2)), ValueError, "`cos` has shape .2,."),
     (lambda: apply_rotary(X, zeros(3, 2, dtype=int), TABLE), TypeError, "`cos` has dtype int64"),
     (lambda: apply_rotary(X, TABLE, [1]), TypeError, "`sin` is a list"),
-    (lambda: apply_rotary(X, np.ma.array(TABLE[:3]), TABLE[:3]), TypeError, "`cos` is a masked array"),
+    (
+        lambda: apply_rotary(X, np.ma.array(TABLE[:3]), TABLE[:3]),
+        TypeError,
+        "`cos` is a masked array",
+    ),
     (
         lambda: apply_rotary(X, zeros(3, 2), zeros(3, 3)),
         ValueError,
         "`cos` is float32 .3, 2., but `sin` is float32 .3, 3.",
     ),
-    (lambda: apply_rotary(X, zeros(3, 4), zeros(3, 4)), ValueError, "`x` has head_dim 6, but `cos` .* rotates 8"),
-    (lambda: apply_rotary(X, zeros(4, 2), zeros(4, 2)), ValueError, "`x` has 3 tokens .*`cos` and `sin` are for 4"),
-    (lambda: apply_rotary(X, zeros(2, 3, 2), zeros(2, 3, 2), [0, 1, 2]), ValueError, "it must be .table, pairs."),
-    (lambda: apply_rotary(X, TABLE, TABLE, [[[0]]]), ValueError, "`position_ids` has shape .1, 1, 1."),
-    (lambda: apply_rotary(X, TABLE, TABLE, [0.0, 1.0, 2.0]), TypeError, "`position_ids` has dtype float64"),
-    (lambda: apply_rotary(X, TABLE, TABLE, np.ma.array([1, 2, 3])), TypeError, "`position_ids` is a masked array"),
+    (
+        lambda: apply_rotary(X, zeros(3, 4), zeros(3, 4)),
+        ValueError,
+        "`x` has head_dim 6, but `cos` .* rotates 8",
+    ),
+    (
+        lambda: apply_rotary(X, zeros(4, 2), zeros(4, 2)),
+        ValueError,
+        "`x` has 3 tokens .*`cos` and `sin` are for 4",
+    ),
+    (
+        lambda: apply_rotary(X, zeros(2, 3, 2), zeros(2, 3, 2), [0, 1, 2]),
+        ValueError,
+        "it must be .table, pairs.",
+    ),
+    (
+        lambda: apply_rotary(X, TABLE, TABLE, [[[0]]]),
+        ValueError,
+        "`position_ids` has shape .1, 1, 1.",
+    ),
+    (
+        lambda: apply_rotary(X, TABLE, TABLE, [0.0, 1.0, 2.0]),
+        TypeError,
+        "`position_ids` has dtype float64",
+    ),
+    (
+        lambda: apply_rotary(X, TABLE, TABLE, np.ma.array([1, 2, 3])),
+        TypeError,
+        "`position_ids` is a masked array",
+    ),
     (
         lambda: apply_rotary(X, TABLE, TABLE, [0, 1, 10]),
         ValueError,
         "`position_ids` holds 10, but `cos` has rows 0 to 9",
     ),
     (lambda: apply_rotary(X, TABLE, TABLE, [0, -1, 2]), ValueError, "`position_ids` holds -1"),
-    (lambda: apply_rotary(X, TABLE, TABLE, [0, 1]), ValueError, "`x` has 3 tokens .*`position_ids` are for 2"),
-    (lambda: apply_rotary(X, TABLE, TABLE, [[0, 1, 2]] * 3), ValueError, "`x` has batch 2 .*`position_ids` are for 3"),
     (
-        lambda: apply_rotary(X[:1], BUFFER[:6].reshape(3, 2), TABLE[:3], out=BUFFER[:72].reshape(1, 3, 4, 6)),
+        lambda: apply_rotary(X, TABLE, TABLE, [0, 1]),
+        ValueError,
+        "`x` has 3 tokens .*`position_ids` are for 2",
+    ),
+    (
+        lambda: apply_rotary(X, TABLE, TABLE, [[0, 1, 2]] * 3),
+        ValueError,
+        "`x` has batch 2 .*`position_ids` are for 3",
+    ),
+    (
+        lambda: apply_rotary(
+            X[:1], BUFFER[:6].reshape(3, 2), TABLE[:3], out=BUFFER[:72].reshape(1, 3, 4, 6)
+        ),
         ValueError,
         "`out` shares memory with `cos`",
     ),
     (
         lambda: apply_rotary(
-            X[:1], BUFFER[:6].reshape(3, 2), TABLE[:3], [0, 1, 2], out=BUFFER[:72].reshape(1, 3, 4, 6)
+            X[:1],
+            BUFFER[:6].reshape(3, 2),
+            TABLE[:3],
+            [0, 1, 2],
+            out=BUFFER[:72].reshape(1, 3, 4, 6),
         ),
         ValueError,
         "`out` shares memory with `cos`",

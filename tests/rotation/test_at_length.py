@@ -14,7 +14,9 @@ def test_a_length_plays_no_part_where_frequencies_are_fixed():
 
 ROPE = RotaryEmbedding.from_inv_freq([1.0, 0.1], head_dim=6)
 X = np.zeros((2, 3, 4, 6), np.float32)
-LENGTHS = RotaryEmbedding(6, scaling={"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 4})
+LENGTHS = RotaryEmbedding(
+    6, scaling={"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 4}
+)
 LENGTHS = LENGTHS.at_length([3, 9, 12])
 
 REFUSED = [

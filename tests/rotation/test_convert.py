@@ -20,15 +20,25 @@ def scores(q: np.ndarray, k: np.ndarray, rope: RotaryEmbedding) -> np.ndarray:
 
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(8, 8), (8, 4), (12, 10), (2, 2)])
 @pytest.mark.parametrize("to", ["half", "interleaved"])
-def test_scores_are_unchanged(rng: np.random.Generator, to: str, head_dim: int, rotary_dim: int) -> None:
+def test_scores_are_unchanged(
+    rng: np.random.Generator, to: str, head_dim: int, rotary_dim: int
+) -> None:
     x = rng.standard_normal((SEQ, HIDDEN))
-    w_q, b_q = rng.standard_normal((HEADS * head_dim, HIDDEN)), rng.standard_normal(HEADS * head_dim)
-    w_k, b_k = rng.standard_normal((KV_HEADS * head_dim, HIDDEN)), rng.standard_normal(KV_HEADS * head_dim)
+    w_q, b_q = (
+        rng.standard_normal((HEADS * head_dim, HIDDEN)),
+        rng.standard_normal(HEADS * head_dim),
+    )
+    w_k, b_k = (
+        rng.standard_normal((KV_HEADS * head_dim, HIDDEN)),
+        rng.standard_normal(KV_HEADS * head_dim),
+    )
     norm = rng.standard_normal(head_dim)
 
     def project(*weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         w_q, b_q, w_k, b_k, norm = weights
-        heads = [(x @ w.T + b).reshape(1, SEQ, -1, head_dim) * norm for w, b in ((w_q, b_q), (w_k, b_k))]
+        heads = [
+            (x @ w.T + b).reshape(1, SEQ, -1, head_dim) * norm for w, b in ((w_q, b_q), (w_k, b_k))
+        ]
         return heads[0], heads[1]
 
     def converted(w: np.ndarray, heads: int) -> np.ndarray:
@@ -38,7 +48,10 @@ def test_scores_are_unchanged(rng: np.random.Generator, to: str, head_dim: int, 
     after = RotaryEmbedding(head_dim, rotary_dim=rotary_dim, interleaved=to == "interleaved")
     old = project(w_q, b_q, w_k, b_k, norm)
     new = project(
-        *(converted(w, n) for w, n in ((w_q, HEADS), (b_q, HEADS), (w_k, KV_HEADS), (b_k, KV_HEADS))),
+        *(
+            converted(w, n)
+            for w, n in ((w_q, HEADS), (b_q, HEADS), (w_k, KV_HEADS), (b_k, KV_HEADS))
+        ),
         converted(norm, 1),
     )
     np.testing.assert_allclose(scores(*new, after), scores(*old, before), rtol=0, atol=1e-12)
@@ -54,7 +67,9 @@ def test_scores_are_unchanged(rng: np.random.Generator, to: str, head_dim: int, 
     axis=st.integers(-3, 2),
     to=st.booleans(),
 )
-def test_there_and_back_is_the_identity(heads: int, pairs: int, passed: int, axis: int, to: bool) -> None:
+def test_there_and_back_is_the_identity(
+    heads: int, pairs: int, passed: int, axis: int, to: bool
+) -> None:
     shape = [2, 3, 4]
     shape[axis] = heads * (2 * pairs + passed)
     w = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
@@ -68,7 +83,18 @@ def test_there_and_back_is_the_identity(heads: int, pairs: int, passed: int, axi
 
 def test_order_by_hand() -> None:
     w = np.array([10, 11, 12, 13, 14, 20, 21, 22, 23, 24])
-    assert convert.convert_weight(w, 2, to="half", rotary_dim=4).tolist() == [10, 12, 11, 13, 14, 20, 22, 21, 23, 24]
+    assert convert.convert_weight(w, 2, to="half", rotary_dim=4).tolist() == [
+        10,
+        12,
+        11,
+        13,
+        14,
+        20,
+        22,
+        21,
+        23,
+        24,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,15 @@ from rope_cpu import RotaryEmbedding
 def test_calls_at_an_offset_have_the_bits_of_a_plan(layout, inverse, dtype, interleaved, rng):
     """A plan and a call at an offset are different code with the same arithmetic."""
     exact = RotaryEmbedding.from_inv_freq(oracle.inv_freq(24), head_dim=28, interleaved=interleaved)
-    scaled = RotaryEmbedding.from_inv_freq(oracle.inv_freq(28), interleaved=interleaved, attention_factor=1.3)
+    scaled = RotaryEmbedding.from_inv_freq(
+        oracle.inv_freq(28), interleaved=interleaved, attention_factor=1.3
+    )
     single = RotaryEmbedding.from_spec(replace(scaled.spec, angle_dtype="float32"))
     for rope in (exact, scaled, single):
         for tokens, offset in ((1, 0), (1, 2**31), (3, -7), (9, 10**9)):
-            q, k = (oracle.to_layout(draw(rng, (2, tokens, 4, 28), dtype), layout) for _ in range(2))
+            q, k = (
+                oracle.to_layout(draw(rng, (2, tokens, 4, 28), dtype), layout) for _ in range(2)
+            )
             plan = rope.plan(offset + np.arange(tokens), layout=layout, inverse=inverse)
             expected = plan(q, k)
             result = rope(q, k, offset=offset, layout=layout, inverse=inverse)
@@ -38,7 +42,12 @@ def test_calls_at_an_offset_have_the_bits_of_a_plan(layout, inverse, dtype, inte
 def test_calls_with_positions_have_the_bits_of_a_plan(layout, inverse, dtype, rng):
     axial = np.stack([oracle.inv_freq(24), oracle.inv_freq(24, 100.0)])
     heads = np.stack([axial, axial[::-1]], axis=1)  # (axes, heads, pairs), which add up
-    longrope = {"rope_type": "longrope", "short_factor": [1.0] * 12, "long_factor": [4.0] * 12, "factor": 4.0}
+    longrope = {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 12,
+        "long_factor": [4.0] * 12,
+        "factor": 4.0,
+    }
     longrope["original_max_position_embeddings"] = 16
     ropes = {
         "one axis": RotaryEmbedding.from_inv_freq(oracle.inv_freq(24), attention_factor=1.3),
@@ -56,7 +65,9 @@ def test_calls_with_positions_have_the_bits_of_a_plan(layout, inverse, dtype, rn
         for ids in ([0, 2**31 - 1, -5], [7.25, -0.5, 1e6], [[1, 2, 3], [2**31, 5, -(2**31) + 1]]):
             if layout == "thd" and np.ndim(ids) == 2:
                 continue
-            ids = np.multiply.outer(ids, np.arange(1, 1 + rope.axes) % 3) if tail else np.asarray(ids)
+            ids = (
+                np.multiply.outer(ids, np.arange(1, 1 + rope.axes) % 3) if tail else np.asarray(ids)
+            )
             plan = rope.plan(ids, layout=layout, inverse=inverse)
             shift = RotaryEmbedding.from_spec(
                 replace(rope.spec, attention_factor=np.ones_like(rope.spec.attention_factor))
@@ -81,7 +92,9 @@ def test_offset_is_the_position_of_the_first_token(rng):
     assert np.array_equal(rope.rotate(x, offset=-3), rope.rotate(x, np.arange(-3, 1)))
     assert np.array_equal(rope.rotate(x, offset=np.int64(7)), rope.rotate(x, offset=7))
     per_row = np.array([5, 900])
-    assert np.array_equal(rope.rotate(x, offset=per_row), rope.rotate(x, per_row[:, None] + np.arange(4)))
+    assert np.array_equal(
+        rope.rotate(x, offset=per_row), rope.rotate(x, per_row[:, None] + np.arange(4))
+    )
     seq_first = rope.rotate(oracle.to_layout(x, "sbhd"), offset=[5, 900], layout="sbhd")
     assert np.array_equal(oracle.from_layout(seq_first, "sbhd"), rope.rotate(x, offset=per_row))
 

@@ -7,7 +7,8 @@ import oracle
 import pytest
 from oracle import draw
 
-from rope_cpu import RotaryEmbedding, rotation
+from rope_cpu import RotaryEmbedding
+from rope_cpu.rotation import dispatch
 
 
 def strided_views(x, rng):
@@ -38,7 +39,9 @@ def test_any_strides(dtype, interleaved, rng):
     q, k = draw(rng, (2, 7, 4, 50), dtype), draw(rng, (2, 7, 2, 50), dtype)
     plan = rope.plan(np.arange(7))
     plain_q, plain_k = plan(q, k)
-    for (name, view_q), view_k in zip(strided_views(q, rng).items(), strided_views(k, rng).values(), strict=True):
+    for (name, view_q), view_k in zip(
+        strided_views(q, rng).items(), strided_views(k, rng).values(), strict=True
+    ):
         result_q, result_k = plan(view_q, view_k)
         assert result_q.tobytes() == plain_q.tobytes(), name
         assert result_k.tobytes() == plain_k.tobytes(), name
@@ -94,7 +97,10 @@ def test_heads_interleaved_in_one_buffer(rng):
 
 def test_in_place_through_another_view(dtype, rng):
     """Strides of axes of length 1 mean nothing."""
-    rope, cache = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16)), draw(rng, (1, 40, 4, 16), dtype)
+    rope, cache = (
+        RotaryEmbedding.from_inv_freq(oracle.inv_freq(16)),
+        draw(rng, (1, 40, 4, 16), dtype),
+    )
     expected = rope.rotate(cache[:, 5:6])
     assert rope.rotate(cache[:, 5:6], out=cache[0, 5:6][None]).tobytes() == expected.tobytes()
     assert cache[:, 5:6].tobytes() == expected.tobytes()
@@ -107,7 +113,9 @@ def test_a_list_or_a_named_pair_takes_results(rng):
     for kind in (list, tuple, namedtuple("Pair", "q k")._make):
         for rotate in (rope, rope.plan([0, 1, 2])):
             outs = np.empty_like(q), np.empty_like(k)
-            for out, target, exact in zip(rotate(q, k, out=kind(outs)), outs, expected, strict=True):
+            for out, target, exact in zip(
+                rotate(q, k, out=kind(outs)), outs, expected, strict=True
+            ):
                 assert out is target
                 assert np.array_equal(out, exact)
 
@@ -117,24 +125,33 @@ def without_caches(monkeypatch):
     """Let launchers made from now on find no caches, as large results do; those made before know theirs."""
 
     def start():
-        monkeypatch.setattr(rotation, "last_level_cache", lambda: 0)
-        rotation.launcher.cache_clear()
+        monkeypatch.setattr(dispatch, "last_level_cache", lambda: 0)
+        dispatch.launcher.cache_clear()
 
     yield start
-    rotation.launcher.cache_clear()
+    dispatch.launcher.cache_clear()
 
 
-@pytest.mark.parametrize(("width", "rotated"), [(64, 56), (72, 72), (100, 34), (128, 8), (96, 10), (64, 58)])
-def test_results_stored_past_the_caches_are_the_same(without_caches, dtype, interleaved, width, rotated, rng):
+@pytest.mark.parametrize(
+    ("width", "rotated"), [(64, 56), (72, 72), (100, 34), (128, 8), (96, 10), (64, 58)]
+)
+def test_results_stored_past_the_caches_are_the_same(
+    without_caches, dtype, interleaved, width, rotated, rng
+):
     def rope():
-        return RotaryEmbedding.from_inv_freq(oracle.inv_freq(rotated), head_dim=width, interleaved=interleaved)
+        return RotaryEmbedding.from_inv_freq(
+            oracle.inv_freq(rotated), head_dim=width, interleaved=interleaved
+        )
 
     x = draw(rng, (1, 40, 4, width), dtype)
     usual = rope().rotate(x)
     without_caches()
     streaming = rope()
     for start in (0, dtype.itemsize, 16, 24, 64 - dtype.itemsize):  # where outputs begin
-        for layout, shape, order in (("bshd", x.shape, (0, 1, 2, 3)), ("bhsd", (1, 4, 40, width), (0, 2, 1, 3))):
+        for layout, shape, order in (
+            ("bshd", x.shape, (0, 1, 2, 3)),
+            ("bhsd", (1, 4, 40, width), (0, 2, 1, 3)),
+        ):
             for gap in (0, 3):  # elements between rows
                 rows = np.zeros(start + x.nbytes // width * (width + gap), np.uint8)
                 held = rows[start:].view(dtype).reshape(*shape[:3], width + gap)
@@ -146,9 +163,13 @@ def test_results_stored_past_the_caches_are_the_same(without_caches, dtype, inte
 
 
 @pytest.mark.parametrize("axis_dims", [(16, 56, 56), (8, 12, 108), (10, 24, 30)])
-def test_results_in_blocks_stored_past_the_caches_are_the_same(without_caches, dtype, interleaved, axis_dims, rng):
+def test_results_in_blocks_stored_past_the_caches_are_the_same(
+    without_caches, dtype, interleaved, axis_dims, rng
+):
     def plan():
-        rope = RotaryEmbedding.axial(sum(axis_dims), 3, axis_dims=axis_dims, interleaved=interleaved)
+        rope = RotaryEmbedding.axial(
+            sum(axis_dims), 3, axis_dims=axis_dims, interleaved=interleaved
+        )
         return rope.plan(np.arange(90).reshape(30, 3))
 
     x = draw(rng, (1, 30, 5, sum(axis_dims)), dtype)
@@ -177,31 +198,63 @@ X, Y, Z, OVERLAP, BUFFER = WATCHED = (
 )
 
 REFUSED = [
-    (lambda: ROPE(X, X.copy(), out=X), TypeError, "`out` is an array .*; it must be a pair of arrays"),
+    (
+        lambda: ROPE(X, X.copy(), out=X),
+        TypeError,
+        "`out` is an array .*; it must be a pair of arrays",
+    ),
     (lambda: ROPE(X, X.copy(), out=(X,)), TypeError, "it must be a pair of arrays"),
-    (lambda: PLAN(X, Y, out=(X, Y, Z)), TypeError, "`out` is a tuple of 3; it must be a pair of arrays"),
-    (lambda: PLAN(X, Y, out=np.zeros((2, 2, 3, 4, 6), np.float32)), TypeError, "it must be a pair of arrays"),
+    (
+        lambda: PLAN(X, Y, out=(X, Y, Z)),
+        TypeError,
+        "`out` is a tuple of 3; it must be a pair of arrays",
+    ),
+    (
+        lambda: PLAN(X, Y, out=np.zeros((2, 2, 3, 4, 6), np.float32)),
+        TypeError,
+        "it must be a pair of arrays",
+    ),
     (lambda: ROPE(X, X.copy(), out=(None, None)), TypeError, r"`out\[0\]` is a NoneType"),
     (lambda: ROPE.rotate(X, out=[1]), TypeError, "`out` is a list"),
-    (lambda: ROPE.rotate(X, out=zeros(2, 3, 3, 6)), ValueError, "`out` has shape .2, 3, 3, 6.; it must be that of `x`"),
-    (lambda: PLAN.rotate(X, out=zeros(1, 2, 3, 4, 6)), ValueError, "`out` has shape .1, 2, 3, 4, 6."),
+    (
+        lambda: ROPE.rotate(X, out=zeros(2, 3, 3, 6)),
+        ValueError,
+        "`out` has shape .2, 3, 3, 6.; it must be that of `x`",
+    ),
+    (
+        lambda: PLAN.rotate(X, out=zeros(1, 2, 3, 4, 6)),
+        ValueError,
+        "`out` has shape .1, 2, 3, 4, 6.",
+    ),
     (
         lambda: ROPE.rotate(X, out=zeros(2, 3, 4, 6, dtype="f8")),
         TypeError,
         "`out` has dtype float64; it must be that of `x`",
     ),
     (lambda: ROPE.rotate(X, out=read_only(zeros(2, 3, 4, 6))), ValueError, "`out` is read-only"),
-    (lambda: ROPE.rotate(OVERLAP[:, :, :4], out=OVERLAP[:, :, 1:]), ValueError, "`out` shares memory with `x`"),
-    (lambda: PLAN(X, Y, out=(Y, zeros(2, 3, 4, 6))), ValueError, r"`out\[0\]` shares memory with `k`"),
+    (
+        lambda: ROPE.rotate(OVERLAP[:, :, :4], out=OVERLAP[:, :, 1:]),
+        ValueError,
+        "`out` shares memory with `x`",
+    ),
+    (
+        lambda: PLAN(X, Y, out=(Y, zeros(2, 3, 4, 6))),
+        ValueError,
+        r"`out\[0\]` shares memory with `k`",
+    ),
     (lambda: PLAN(X, Y, out=(X, X)), ValueError, r"`out\[1\]` shares memory with `q`"),
     (lambda: PLAN(X, Y, out=(Z, Z)), ValueError, r"`out\[1\]` shares memory with `out\[0\]`"),
     (
-        lambda: PLAN.rotate(X[:1], out=np.lib.stride_tricks.as_strided(BUFFER, (1, 3, 4, 6), (0, 48, 12, 4))),
+        lambda: PLAN.rotate(
+            X[:1], out=np.lib.stride_tricks.as_strided(BUFFER, (1, 3, 4, 6), (0, 48, 12, 4))
+        ),
         ValueError,
         "each axis must step over all that lies closer together",
     ),
     (
-        lambda: PLAN.rotate(X, out=np.lib.stride_tricks.as_strided(zeros(6), X.shape, (0, 0, 0, 4))),
+        lambda: PLAN.rotate(
+            X, out=np.lib.stride_tricks.as_strided(zeros(6), X.shape, (0, 0, 0, 4))
+        ),
         ValueError,
         "each axis must step over all that lies closer together",
     ),

@@ -11,7 +11,7 @@ from conftest import DTYPES
 from oracle import assert_rotated, draw
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.plan import RotaryPlan
+from rope_cpu.rotation.plan import RotaryPlan
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
@@ -43,7 +43,10 @@ def test_plans_print_and_pickle():
 def test_one_plan_serves_dtypes_in_turn(monkeypatch, rng):
     """What was prepared for one dtype must serve no other, and all stay prepared."""
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
-    plan, dtypes = rope.plan([3]), (np.float32, np.float16, np.float64, ml_dtypes.bfloat16, np.float16)
+    plan, dtypes = (
+        rope.plan([3]),
+        (np.float32, np.float16, np.float64, ml_dtypes.bfloat16, np.float16),
+    )
     q, k = draw(rng, (1, 1, 4, 16), np.float64), draw(rng, (1, 1, 2, 16), np.float64)
     expected = [rope.plan([3])(q.astype(dtype), k.astype(dtype)) for dtype in dtypes]
     monkeypatch.setattr(RotaryPlan, "_rotate_copies", None)
@@ -60,7 +63,10 @@ def test_nothing_that_fits_the_kernel_is_copied(dtype, monkeypatch, rng):
     """Ids or an offset, dtypes that came through pickle, new or given outputs, views of one packed buffer."""
     monkeypatch.setattr(RotaryPlan, "_rotate_copies", None)
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
-    q, k = draw(rng, (1, 3, 4, 16), dtype), pickle.loads(pickle.dumps(draw(rng, (1, 3, 2, 16), dtype)))
+    q, k = (
+        draw(rng, (1, 3, 4, 16), dtype),
+        pickle.loads(pickle.dumps(draw(rng, (1, 3, 2, 16), dtype))),
+    )
     for keywords in ({"offset": 3}, {"position_ids": [1, 2, 3]}):
         rope(q, k, **keywords)
         rope(q, k, out=(q, k), **keywords)
@@ -118,7 +124,9 @@ ROPE = RotaryEmbedding.from_inv_freq([1.0, 0.1], head_dim=6)
 AXIAL = RotaryEmbedding.from_inv_freq([[1.0, 0.1], [0.5, 2.0], [1.0, 1.0]])
 PLAN = ROPE.plan([1, 2, 3])
 X = np.zeros((2, 3, 4, 6), np.float32)
-LENGTHS = RotaryEmbedding(6, scaling={"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 4})
+LENGTHS = RotaryEmbedding(
+    6, scaling={"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 4}
+)
 LENGTHS = LENGTHS.at_length([3, 9, 12])
 
 REFUSED = [
@@ -132,13 +140,21 @@ REFUSED = [
         TypeError,
         "`position_ids` has dtype object; positions must be integers",
     ),
-    (lambda: ROPE.plan(np.ma.array([1, 2], mask=[0, 1])), TypeError, "`position_ids` is a masked array"),
+    (
+        lambda: ROPE.plan(np.ma.array([1, 2], mask=[0, 1])),
+        TypeError,
+        "`position_ids` is a masked array",
+    ),
     (
         lambda: ROPE.plan([[1, 2], [3]]),
         ValueError,
         "`position_ids` is a list of unequal rows; it must be a regular array",
     ),
-    (lambda: ROPE.plan(3), ValueError, "`position_ids` has shape .*; it must be .seq,. or .batch, seq."),
+    (
+        lambda: ROPE.plan(3),
+        ValueError,
+        "`position_ids` has shape .*; it must be .seq,. or .batch, seq.",
+    ),
     (lambda: ROPE.plan(zeros(1, 1, 1)), ValueError, "`position_ids` has shape .1, 1, 1."),
     (lambda: ROPE.plan([[1]], layout="thd"), ValueError, "it must be .tokens,."),
     (
@@ -151,24 +167,48 @@ REFUSED = [
         ValueError,
         "`position_ids` has shape .5, 2.; its last axis must hold 3 coordinates",
     ),
-    (lambda: AXIAL.plan(zeros(3, 2, 5)), ValueError, "its axes come first: np.moveaxis.position_ids, 0, -1."),
-    (lambda: ROPE.plan([0.0, np.inf]), ValueError, "`position_ids` holds inf; positions must be finite"),
+    (
+        lambda: AXIAL.plan(zeros(3, 2, 5)),
+        ValueError,
+        "its axes come first: np.moveaxis.position_ids, 0, -1.",
+    ),
+    (
+        lambda: ROPE.plan([0.0, np.inf]),
+        ValueError,
+        "`position_ids` holds inf; positions must be finite",
+    ),
     (
         lambda: ROPE.plan([2**53 + 1]),
         ValueError,
         r"`position_ids` holds 9007199254740993; positions must be within ±2\^53",
     ),
     (lambda: ROPE.plan([-(2**60)]), ValueError, "positions must be within"),
-    (lambda: ROPE.plan([2**70]), ValueError, "`position_ids` holds 1180591620717411303424; positions must be within"),
-    (lambda: LENGTHS.plan([0, 1], layout="thd"), ValueError, "lengths are given for 3 batch rows, but packed tokens"),
+    (
+        lambda: ROPE.plan([2**70]),
+        ValueError,
+        "`position_ids` holds 1180591620717411303424; positions must be within",
+    ),
+    (
+        lambda: LENGTHS.plan([0, 1], layout="thd"),
+        ValueError,
+        "lengths are given for 3 batch rows, but packed tokens",
+    ),
     (lambda: PLAN.rotate(zeros(2, 3, 4, 6, dtype=">f4")), TypeError, "native byte order"),
-    (lambda: PLAN(X, zeros(2, 3, 1, 6, dtype="f8")), TypeError, "`k` has dtype float64, but `q` has float32"),
+    (
+        lambda: PLAN(X, zeros(2, 3, 1, 6, dtype="f8")),
+        TypeError,
+        "`k` has dtype float64, but `q` has float32",
+    ),
     (
         lambda: PLAN(zeros(2, 3, 4, 6, dtype="f2"), zeros(2, 3, 1, 6).astype("bfloat16")),
         TypeError,
         "`k` has dtype bfloat16, but `q` has float16",
     ),
-    (lambda: PLAN.rotate(zeros(2, 4, 1, 6)), ValueError, "`x` has 4 tokens .*positions are given for 3"),
+    (
+        lambda: PLAN.rotate(zeros(2, 4, 1, 6)),
+        ValueError,
+        "`x` has 4 tokens .*positions are given for 3",
+    ),
     (lambda: PLAN(zeros(1, 2, 3, 4, 6), X), ValueError, "`q` has shape .1, 2, 3, 4, 6."),
 ]
 

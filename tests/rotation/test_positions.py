@@ -17,7 +17,11 @@ def test_packed():
 
 def test_left_padded():
     mask = [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 1, 0, 1, 0]]
-    assert positions.left_padded(mask).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4], [0, 0, 0, 1, 0]]
+    assert positions.left_padded(mask).tolist() == [
+        [0, 0, 0, 1, 2],
+        [0, 1, 2, 3, 4],
+        [0, 0, 0, 1, 0],
+    ]
 
 
 @pytest.mark.parametrize("dtype", [bool, int, float, object, "bfloat16"])
@@ -30,14 +34,20 @@ def test_grid_of_an_image_and_a_video():
     assert positions.grid((2, 3)).tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
     video = positions.grid((2, 2, 3))
     assert video.dtype == np.int64
-    assert [tuple(p) for p in video] == [(t, r, c) for t in range(2) for r in range(2) for c in range(3)]
+    assert [tuple(p) for p in video] == [
+        (t, r, c) for t in range(2) for r in range(2) for c in range(3)
+    ]
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 4), (2, 7)])
 def test_grid_centred_and_scaled(rows, columns):
     """Patch centres of an image that spans -1 to 1 on both sides: 2 (i + 1/2) / n - 1."""
     ids = positions.grid((rows, columns), centred=True, scale=(2 / rows, 2 / columns))
-    exact = [(2 * (r + 0.5) / rows - 1, 2 * (c + 0.5) / columns - 1) for r in range(rows) for c in range(columns)]
+    exact = [
+        (2 * (r + 0.5) / rows - 1, 2 * (c + 0.5) / columns - 1)
+        for r in range(rows)
+        for c in range(columns)
+    ]
     np.testing.assert_allclose(ids, exact, rtol=0, atol=4 * 2.0**-53)
 
 
@@ -74,7 +84,9 @@ def test_mrope_token_by_token():
     ids, offset = positions.mrope(
         TEXT_IMAGE_VIDEO, image_grid_thw=[[1, 4, 6]], video_grid_thw=[[2, 4, 4]], merge_size=2
     )
-    image = [[2, 2 + r, 2 + c] for r in range(2) for c in range(3)]  # the longer side is 3: text goes on at 5
+    image = [
+        [2, 2 + r, 2 + c] for r in range(2) for c in range(3)
+    ]  # the longer side is 3: text goes on at 5
     video = [[6 + t, 6 + r, 6 + c] for t in range(2) for r in range(2) for c in range(2)]
     expected = [[0] * 3, [1] * 3, *image, [5] * 3, *video, [8] * 3, [9] * 3]
     assert ids.tolist() == [expected]
@@ -99,7 +111,9 @@ def test_mrope_images_side_by_side():
 
 def test_mrope_left_padded_batch():
     types = [[0, 0, 0, 1], [0, 1, 0, 0]]
-    ids, offset = positions.mrope(types, image_grid_thw=[[1, 2, 2]] * 2, attention_mask=[[0, 0, 1, 1], [1, 1, 1, 1]])
+    ids, offset = positions.mrope(
+        types, image_grid_thw=[[1, 2, 2]] * 2, attention_mask=[[0, 0, 1, 1], [1, 1, 1, 1]]
+    )
     assert ids[:, :, 0].tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
     assert offset.tolist() == [0, 0]
 
@@ -107,7 +121,9 @@ def test_mrope_left_padded_batch():
 def test_token_types():
     types = positions.token_types([[5, 7, 7, 9, 5]], image_token_id=7, video_token_id=9)
     assert types.tolist() == [[0, 1, 1, 2, 0]]
-    assert positions.token_types([[7, 9]], image_token_id=None, video_token_id=9).tolist() == [[0, 2]]
+    assert positions.token_types([[7, 9]], image_token_id=None, video_token_id=9).tolist() == [
+        [0, 2]
+    ]
 
 
 IMAGE = [[1, 4, 4]]
@@ -135,17 +151,33 @@ def video(**options):
         (lambda: positions.packed([0, 3, 2]), ValueError, "never falls"),
         (lambda: positions.packed([0.0, 3.0]), TypeError, "`cu_seqlens` has dtype float64"),
         (lambda: positions.left_padded([0, 1]), ValueError, "`attention_mask` has shape"),
-        (lambda: positions.left_padded([[0, 2]]), ValueError, "`attention_mask` holds 2; every value must be 0 or 1"),
+        (
+            lambda: positions.left_padded([[0, 2]]),
+            ValueError,
+            "`attention_mask` holds 2; every value must be 0 or 1",
+        ),
         (lambda: positions.left_padded([["0"]]), TypeError, "`attention_mask` has dtype <U1"),
-        (lambda: positions.left_padded([[1], [1, 1]]), ValueError, "`attention_mask` is a list of unequal rows"),
-        (lambda: positions.left_padded(np.ma.array([[1]])), TypeError, "`attention_mask` is a masked array"),
+        (
+            lambda: positions.left_padded([[1], [1, 1]]),
+            ValueError,
+            "`attention_mask` is a list of unequal rows",
+        ),
+        (
+            lambda: positions.left_padded(np.ma.array([[1]])),
+            TypeError,
+            "`attention_mask` is a masked array",
+        ),
         (
             lambda: positions.packed(np.array([0, 2**63], np.uint64)),
             ValueError,
             "`cu_seqlens` holds 92233720368",
         ),
         (lambda: positions.grid((0, 3)), ValueError, "`sizes` is 0"),
-        (lambda: positions.grid(()), ValueError, r"`sizes` is \(\); it must name the cells of one axis"),
+        (
+            lambda: positions.grid(()),
+            ValueError,
+            r"`sizes` is \(\); it must name the cells of one axis",
+        ),
         (lambda: positions.grid((2, 3), centred=True, start=1), ValueError, "`start` is 1"),
         (lambda: positions.grid((2, 3), centred="yes"), TypeError, "`centred` is 'yes'"),
         (
@@ -153,38 +185,114 @@ def video(**options):
             ValueError,
             r"`scale` has shape \(3,\); it must be one number, or one for each of 2 axes",
         ),
-        (lambda: positions.grid((2, 3), scale=np.nan), ValueError, "`scale` holds nan; it must be finite"),
+        (
+            lambda: positions.grid((2, 3), scale=np.nan),
+            ValueError,
+            "`scale` holds nan; it must be finite",
+        ),
         (lambda: positions.grid((2, 3), start=1j), TypeError, "`start` has dtype complex128"),
         (lambda: positions.grid((2, 3), scale=1e300), ValueError, "coordinates must stay below"),
-        (lambda: positions.grid((2, 3), start=1e300, scale=1e300), ValueError, "coordinates must stay below"),
+        (
+            lambda: positions.grid((2, 3), start=1e300, scale=1e300),
+            ValueError,
+            "coordinates must stay below",
+        ),
         (lambda: positions.grid((2,), start=2**53), ValueError, "coordinates must stay below"),
-        (lambda: positions.patches([[1, 3, 4]], merge_size=2), ValueError, "multiples of merge_size 2"),
+        (
+            lambda: positions.patches([[1, 3, 4]], merge_size=2),
+            ValueError,
+            "multiples of merge_size 2",
+        ),
         (lambda: positions.patches(None), TypeError, "`grid_thw` has dtype object"),
         (lambda: positions.with_unrotated([["a"]]), TypeError, "`position_ids` has dtype <U1"),
-        (lambda: positions.packed([[0], [1, 2]]), ValueError, "`cu_seqlens` is a list of unequal rows"),
-        (lambda: positions.token_types([1], image_token_id=7, video_token_id=7), ValueError, "are both 7"),
+        (
+            lambda: positions.packed([[0], [1, 2]]),
+            ValueError,
+            "`cu_seqlens` is a list of unequal rows",
+        ),
+        (
+            lambda: positions.token_types([1], image_token_id=7, video_token_id=7),
+            ValueError,
+            "are both 7",
+        ),
         (lambda: positions.patches([1, 3, 4]), ValueError, "`grid_thw` has shape"),
-        (lambda: positions.patches([[1, 0, 2]]), ValueError, "`grid_thw` holds 0; every value must be at least 1"),
+        (
+            lambda: positions.patches([[1, 0, 2]]),
+            ValueError,
+            "`grid_thw` holds 0; every value must be at least 1",
+        ),
         (lambda: positions.with_unrotated([1, 2]), ValueError, "`position_ids` has shape"),
-        (lambda: positions.mrope([[1] * 3], image_grid_thw=IMAGE), ValueError, "a run with 3 more tokens of type 1"),
+        (
+            lambda: positions.mrope([[1] * 3], image_grid_thw=IMAGE),
+            ValueError,
+            "a run with 3 more tokens of type 1",
+        ),
         (lambda: positions.mrope([[1] * 5], image_grid_thw=IMAGE), ValueError, "none left"),
         (lambda: positions.mrope([[0] * 5], image_grid_thw=IMAGE), ValueError, "more grids than"),
         (lambda: positions.mrope([[1] * 4]), ValueError, "`image_grid_thw` makes none"),
         (lambda: positions.mrope([0]), ValueError, "`token_types` has shape"),
-        (lambda: positions.mrope([[3]]), ValueError, "`token_types` holds 3; every value must be 0, 1 or 2"),
-        (lambda: positions.mrope([[0]], attention_mask=[[1, 1]]), ValueError, "`attention_mask` has shape"),
-        (lambda: positions.mrope([[0]], seconds_per_grid=[1.0]), ValueError, "`seconds_per_grid` has shape"),
-        (lambda: positions.mrope([[0]], seconds_per_grid=["a"]), TypeError, "`seconds_per_grid` has dtype <U1"),
-        (lambda: positions.mrope([[0]], tokens_per_second="a"), TypeError, "`tokens_per_second` is 'a'"),
+        (
+            lambda: positions.mrope([[3]]),
+            ValueError,
+            "`token_types` holds 3; every value must be 0, 1 or 2",
+        ),
+        (
+            lambda: positions.mrope([[0]], attention_mask=[[1, 1]]),
+            ValueError,
+            "`attention_mask` has shape",
+        ),
+        (
+            lambda: positions.mrope([[0]], seconds_per_grid=[1.0]),
+            ValueError,
+            "`seconds_per_grid` has shape",
+        ),
+        (
+            lambda: positions.mrope([[0]], seconds_per_grid=["a"]),
+            TypeError,
+            "`seconds_per_grid` has dtype <U1",
+        ),
+        (
+            lambda: positions.mrope([[0]], tokens_per_second="a"),
+            TypeError,
+            "`tokens_per_second` is 'a'",
+        ),
         (lambda: positions.mrope([[0]], split_frames="no"), TypeError, "`split_frames` is 'no'"),
-        (lambda: video(seconds_per_grid=[-1.0]), ValueError, "`seconds_per_grid` holds -1.0; every value must be at"),
-        (lambda: video(seconds_per_grid=[np.nan]), ValueError, "`seconds_per_grid` holds nan; it must be finite"),
-        (lambda: video(seconds_per_grid=[2.0], tokens_per_second=2e9), ValueError, r"at most 2\^31, also"),
-        (lambda: positions.token_types([1], image_token_id="a", video_token_id=None), TypeError, "`image_token_id` is"),
-        (lambda: positions.token_types([1], image_token_id=1, video_token_id=1.5), TypeError, "`video_token_id` is"),
+        (
+            lambda: video(seconds_per_grid=[-1.0]),
+            ValueError,
+            "`seconds_per_grid` holds -1.0; every value must be at",
+        ),
+        (
+            lambda: video(seconds_per_grid=[np.nan]),
+            ValueError,
+            "`seconds_per_grid` holds nan; it must be finite",
+        ),
+        (
+            lambda: video(seconds_per_grid=[2.0], tokens_per_second=2e9),
+            ValueError,
+            r"at most 2\^31, also",
+        ),
+        (
+            lambda: positions.token_types([1], image_token_id="a", video_token_id=None),
+            TypeError,
+            "`image_token_id` is",
+        ),
+        (
+            lambda: positions.token_types([1], image_token_id=1, video_token_id=1.5),
+            TypeError,
+            "`video_token_id` is",
+        ),
         (lambda: apart(merge_frames=2), ValueError, "`merge_frames` is 2, but with `split_frames`"),
-        (lambda: apart(seconds_per_grid=[1.0]), ValueError, r"`seconds_per_grid` is \[1.0\], but with `split_frames`"),
-        (lambda: apart(tokens_per_second=2), ValueError, "`tokens_per_second` is 2.0, but with `split_frames`"),
+        (
+            lambda: apart(seconds_per_grid=[1.0]),
+            ValueError,
+            r"`seconds_per_grid` is \[1.0\], but with `split_frames`",
+        ),
+        (
+            lambda: apart(tokens_per_second=2),
+            ValueError,
+            "`tokens_per_second` is 2.0, but with `split_frames`",
+        ),
     ],
 )
 def test_refusals(call, error, message):

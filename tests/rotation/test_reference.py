@@ -4,7 +4,8 @@ import numpy as np
 import oracle
 import pytest
 
-from rope_cpu import RotaryEmbedding, reference
+from rope_cpu import RotaryEmbedding
+from rope_cpu.accuracy import reference
 
 mp = oracle.CONTEXT
 
@@ -29,8 +30,12 @@ def test_cos_sin_against_mpmath(factor):
     for row, position in enumerate(POSITIONS):
         for pair, step in enumerate(STEPS):
             angle = mp.mpf(position) * mp.mpf(step)
-            assert abs(exact_value(cos, (0, row, 0, pair)) - mp.mpf(factor) * mp.cos(angle)) < PROMISED
-            assert abs(exact_value(sin, (0, row, 0, pair)) - mp.mpf(factor) * mp.sin(angle)) < PROMISED
+            assert (
+                abs(exact_value(cos, (0, row, 0, pair)) - mp.mpf(factor) * mp.cos(angle)) < PROMISED
+            )
+            assert (
+                abs(exact_value(sin, (0, row, 0, pair)) - mp.mpf(factor) * mp.sin(angle)) < PROMISED
+            )
 
 
 def test_rotation_against_mpmath(rng):
@@ -40,7 +45,10 @@ def test_rotation_against_mpmath(rng):
     rope = RotaryEmbedding.from_inv_freq(inv_freq, interleaved=True)
     exact, _ = reference.rotation(rope.spec, x, ids)
     for batch, seq, head, pair in np.ndindex(2, 3, 4, 3):
-        angle = sum(mp.mpf(ids[batch, seq, axis]) * mp.mpf(inv_freq[axis, head // 2, pair]) for axis in range(2))
+        angle = sum(
+            mp.mpf(ids[batch, seq, axis]) * mp.mpf(inv_freq[axis, head // 2, pair])
+            for axis in range(2)
+        )
         a, b = (mp.mpf(x[batch, seq, head, 2 * pair + one]) for one in (0, 1))
         c, s = mp.cos(angle), mp.sin(angle)
         for one, due in enumerate((a * c - b * s, a * s + b * c)):

@@ -26,7 +26,13 @@ def test_every_dtype_pairing_and_layout(dtype, interleaved, layout, inverse, rng
     ids = positions[0] if layout == "thd" else positions
     plan = rope.plan(ids, layout=layout, inverse=inverse)
     results = plan(oracle.to_layout(q, layout), oracle.to_layout(k, layout))
-    called = rope(oracle.to_layout(q, layout), oracle.to_layout(k, layout), ids, layout=layout, inverse=inverse)
+    called = rope(
+        oracle.to_layout(q, layout),
+        oracle.to_layout(k, layout),
+        ids,
+        layout=layout,
+        inverse=inverse,
+    )
     for x, result, again in zip((q, k), results, called, strict=True):
         assert_rotated(oracle.from_layout(result, layout), rope, x, positions, inverse)
         single = rope.rotate(oracle.to_layout(x, layout), ids, layout=layout, inverse=inverse)
@@ -48,14 +54,18 @@ def test_16_bit_results_are_the_rounded_float64_result_almost_always(name, inter
 
 @pytest.mark.parametrize("blocks", [2, (8, 20, 4)])
 def test_blocks_are_paired_within_themselves(blocks, dtype, interleaved, rng):
-    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(32), head_dim=36, interleaved=interleaved, blocks=blocks)
+    rope = RotaryEmbedding.from_inv_freq(
+        oracle.inv_freq(32), head_dim=36, interleaved=interleaved, blocks=blocks
+    )
     x = draw(rng, (1, 5, 3, 36), dtype)
     assert_rotated(rope.rotate(x), rope, x, np.arange(5)[None])
 
 
 def test_short_heads(dtype, interleaved, rng):
     for pairs in range(1, 20):
-        rope = RotaryEmbedding.from_inv_freq(rng.uniform(-1, 1, pairs), head_dim=2 * pairs + 3, interleaved=interleaved)
+        rope = RotaryEmbedding.from_inv_freq(
+            rng.uniform(-1, 1, pairs), head_dim=2 * pairs + 3, interleaved=interleaved
+        )
         x = draw(rng, (2, 3, 2, 2 * pairs + 3), dtype)
         assert_rotated(rope.rotate(x, offset=5), rope, x, np.array([[5, 6, 7]] * 2))
         in_place = x.copy()
@@ -80,7 +90,9 @@ def test_several_axes_and_heads_with_frequencies_of_their_own(rng):
     for head in range(6):  # two heads in a row share the frequencies of head h // 2
         cos, sin = oracle.cos_sin_axes(ids, matrix[:, head // 2])
         exact, reach = oracle.rotate(x[:, :, head : head + 1], cos, sin)
-        assert (np.abs(result[:, :, head : head + 1] - exact) <= oracle.bound(exact, reach, "float64")).all()
+        assert (
+            np.abs(result[:, :, head : head + 1] - exact) <= oracle.bound(exact, reach, "float64")
+        ).all()
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 2, 16), (2, 0, 2, 16), (2, 3, 0, 16)])
@@ -101,7 +113,11 @@ def test_what_cannot_be_made_an_array_is_named(error, rng):
             raise error("gone")
 
     rope, q = RotaryEmbedding(8), draw(rng, (1, 1, 2, 8), np.float32)
-    for call in (lambda: rope(q, Foreign(), [3]), lambda: rope(q, Foreign()), lambda: rope.plan([3])(q, Foreign())):
+    for call in (
+        lambda: rope(q, Foreign(), [3]),
+        lambda: rope(q, Foreign()),
+        lambda: rope.plan([3])(q, Foreign()),
+    ):
         with pytest.raises(TypeError, match="`k` is a Foreign; it must be a NumPy array"):
             call()
 
@@ -135,7 +151,9 @@ def test_scores_depend_on_the_difference_of_positions_alone(m, n, move, interlea
 
 
 def test_norm_is_kept_and_inverse_is_the_identity(dtype, interleaved, rng):
-    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(64), attention_factor=2.0, interleaved=interleaved)
+    rope = RotaryEmbedding.from_inv_freq(
+        oracle.inv_freq(64), attention_factor=2.0, interleaved=interleaved
+    )
     x = draw(rng, (1, 50, 2, 64), dtype)
     rotated = rope.rotate(x, offset=10**6)
     wide = rotated.astype(float)
@@ -144,13 +162,21 @@ def test_norm_is_kept_and_inverse_is_the_identity(dtype, interleaved, rng):
     assert np.abs(norm / 2 - 1).max() <= 6 * unit
     back = rope.rotate(rotated, offset=10**6, inverse=True).astype(float)
     _, reach = oracle.rotate(x, *oracle.cos_sin(np.zeros((1, 50)), rope.inv_freq), interleaved)
-    assert (np.abs(back - x.astype(float)) <= 6 * unit * reach + 2.0**-24 * (str(dtype) == "float16")).all()
+    assert (
+        np.abs(back - x.astype(float)) <= 6 * unit * reach + 2.0**-24 * (str(dtype) == "float16")
+    ).all()
 
 
 def test_objects_compare_print_and_pickle(interleaved):
-    rope = RotaryEmbedding.from_inv_freq([1.0, 0.1], head_dim=6, interleaved=interleaved, attention_factor=1.5)
-    same = RotaryEmbedding.from_inv_freq([1.0, 0.1], head_dim=6, interleaved=interleaved, attention_factor=1.5)
-    other = RotaryEmbedding.from_inv_freq([1.0, 0.2], head_dim=6, interleaved=interleaved, attention_factor=1.5)
+    rope = RotaryEmbedding.from_inv_freq(
+        [1.0, 0.1], head_dim=6, interleaved=interleaved, attention_factor=1.5
+    )
+    same = RotaryEmbedding.from_inv_freq(
+        [1.0, 0.1], head_dim=6, interleaved=interleaved, attention_factor=1.5
+    )
+    other = RotaryEmbedding.from_inv_freq(
+        [1.0, 0.2], head_dim=6, interleaved=interleaved, attention_factor=1.5
+    )
     assert rope == same
     assert hash(rope) == hash(same)
     assert rope != other
@@ -210,31 +236,79 @@ REFUSED = [
         ValueError,
         "`x` has head_dim 8, but this rotary embedding has head_dim 6",
     ),
-    (lambda: RotaryEmbedding(8, base=1e4), TypeError, "RotaryEmbedding has no argument `base`; .* called `rope_theta`"),
-    (lambda: RotaryEmbedding(dim=8), TypeError, "RotaryEmbedding has no argument `dim`; here it is called `head_dim`"),
-    (lambda: RotaryEmbedding(8, teta=1), TypeError, "RotaryEmbedding.__init__.. got an unexpected keyword argument"),
+    (
+        lambda: RotaryEmbedding(8, base=1e4),
+        TypeError,
+        "RotaryEmbedding has no argument `base`; .* called `rope_theta`",
+    ),
+    (
+        lambda: RotaryEmbedding(dim=8),
+        TypeError,
+        "RotaryEmbedding has no argument `dim`; here it is called `head_dim`",
+    ),
+    (
+        lambda: RotaryEmbedding(8, teta=1),
+        TypeError,
+        "RotaryEmbedding.__init__.. got an unexpected keyword argument",
+    ),
     (lambda: ROPE(X, zeros(2, 3, 1, 5)), ValueError, "`k` has head_dim 5"),
     (
         lambda: ROPE.rotate(zeros(3, 4, 6)),
         ValueError,
         "`x` has shape .3, 4, 6.; layout bshd means .batch, seq, heads, head_dim",
     ),
-    (lambda: ROPE.rotate(X, [1, 2, 3], layout="thd"), ValueError, "layout thd means .tokens, heads, head_dim"),
+    (
+        lambda: ROPE.rotate(X, [1, 2, 3], layout="thd"),
+        ValueError,
+        "layout thd means .tokens, heads, head_dim",
+    ),
     (lambda: ROPE.rotate([[1.0]]), TypeError, "`x` is a list; it must be a NumPy array"),
     (lambda: ROPE(X, None), TypeError, "`k` is a NoneType"),
-    (lambda: ROPE.rotate(zeros(2, 3, 4, 6, dtype=int)), TypeError, "`x` has dtype int64; it must be float32"),
+    (
+        lambda: ROPE.rotate(zeros(2, 3, 4, 6, dtype=int)),
+        TypeError,
+        "`x` has dtype int64; it must be float32",
+    ),
     (lambda: ROPE.rotate(zeros(2, 3, 4, 6, dtype=complex)), TypeError, "`x` has dtype complex128"),
     (lambda: ROPE(X, zeros(1, 3, 1, 6)), ValueError, "`k` has batch 1, but `q` has 2"),
     (lambda: ROPE(X, zeros(2, 4, 1, 6)), ValueError, "`k` has 4 tokens .*but `q` has 3"),
-    (lambda: ROPE.rotate(X, zeros(3, 3, dtype=int)), ValueError, "`x` has batch 2 .*positions are given for 3"),
-    (lambda: ROPE.rotate(X, zeros(0, 3)), ValueError, "`x` has batch 2 .*positions are given for 0"),
-    (lambda: PER_HEAD.rotate(zeros(1, 1, 4, 4), [[0]]), ValueError, "`x` has 4 heads, not a multiple of 3"),
-    (lambda: ROPE.rotate(X, layout="bsdh"), ValueError, "`layout` is 'bsdh'; it must be one of bshd, bhsd, sbhd, thd"),
+    (
+        lambda: ROPE.rotate(X, zeros(3, 3, dtype=int)),
+        ValueError,
+        "`x` has batch 2 .*positions are given for 3",
+    ),
+    (
+        lambda: ROPE.rotate(X, zeros(0, 3)),
+        ValueError,
+        "`x` has batch 2 .*positions are given for 0",
+    ),
+    (
+        lambda: PER_HEAD.rotate(zeros(1, 1, 4, 4), [[0]]),
+        ValueError,
+        "`x` has 4 heads, not a multiple of 3",
+    ),
+    (
+        lambda: ROPE.rotate(X, layout="bsdh"),
+        ValueError,
+        "`layout` is 'bsdh'; it must be one of bshd, bhsd, sbhd, thd",
+    ),
     (lambda: ROPE.rotate(X, inverse=1), TypeError, "`inverse` is 1; it must be True or False"),
     (lambda: ROPE.rotate(X[0], layout="thd"), ValueError, "`position_ids` is None; packed tokens"),
-    (lambda: AXIAL.rotate(zeros(1, 1, 1, 4)), ValueError, "with 3 axes each token needs its coordinates"),
-    (lambda: ROPE.rotate(X, [1, 2, 3], offset=1), ValueError, "`offset` is 1 and `position_ids` are given as well"),
-    (lambda: ROPE.rotate(X, [1, 2, 3], offset=False), ValueError, "`offset` is False and `position_ids` are given"),
+    (
+        lambda: AXIAL.rotate(zeros(1, 1, 1, 4)),
+        ValueError,
+        "with 3 axes each token needs its coordinates",
+    ),
+    (
+        lambda: ROPE.rotate(X, [1, 2, 3], offset=1),
+        ValueError,
+        "`offset` is 1 and `position_ids` are given as well",
+    ),
+    (
+        lambda: ROPE.rotate(X, [1, 2, 3], offset=False),
+        ValueError,
+        "`offset` is False and `position_ids` are given",
+    ),
     (lambda: ROPE.rotate(X, offset=1.5), TypeError, "`offset` is 1.5; it must be an integer"),
     (lambda: ROPE.rotate(X, offset=True), TypeError, "`offset` is True"),
     (
@@ -242,7 +316,11 @@ REFUSED = [
         TypeError,
         "`offset` is float64 of shape .2,.; it must be an integer",
     ),
-    (lambda: ROPE.rotate(X, offset=[1, 2, 3]), ValueError, "`offset` has shape .3,.; .* one for each of 2 batch rows"),
+    (
+        lambda: ROPE.rotate(X, offset=[1, 2, 3]),
+        ValueError,
+        "`offset` has shape .3,.; .* one for each of 2 batch rows",
+    ),
     (
         lambda: ROPE.rotate(X, offset=[[1], [2, 3]]),
         ValueError,

@@ -3,9 +3,10 @@
 import numpy as np
 import oracle
 from oracle import draw
+from rope_cpu.rotation.dispatch import ARRANGED
 
-from rope_cpu import RotaryEmbedding, rotation
-from rope_cpu.rotation import ARRANGED
+from rope_cpu import RotaryEmbedding
+from rope_cpu.rotation import dispatch
 
 
 def test_layouts_are_seen_as_batch_tokens_heads():
@@ -21,9 +22,9 @@ def test_float16_without_instructions_goes_through_float32(monkeypatch, request,
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(48), head_dim=50)
     q, k = draw(rng, (1, 7, 4, 50), np.float16), draw(rng, (1, 7, 2, 50), np.float16)
     expected = rope(q, k)
-    monkeypatch.setattr(rotation, "converts_float16", lambda: False)
-    request.addfinalizer(rotation.launcher.cache_clear)
-    rotation.launcher.cache_clear()
+    monkeypatch.setattr(dispatch, "converts_float16", lambda: False)
+    request.addfinalizer(dispatch.launcher.cache_clear)
+    dispatch.launcher.cache_clear()
     assert not rope.plan(np.arange(7))._launch(q.dtype)[0](None, q, k, q, k, 2)
     for result, exact in zip(rope(q, k), expected, strict=True):
         assert result.tobytes() == exact.tobytes()

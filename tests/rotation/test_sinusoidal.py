@@ -31,7 +31,9 @@ def test_table_is_the_formula(interleaved, dim, base, dtype):
     assert (table.shape, table.dtype) == ((40, dim), dtype)
     exact = [[float(formula(p, c, dim, base, interleaved)) for c in range(dim)] for p in range(40)]
     # One rounding to dtype of a value near 1, and float64 angles up to 40 with a few roundings.
-    np.testing.assert_allclose(table.astype(float), exact, rtol=0, atol=np.finfo(dtype).eps / 2 + 40 * 2**-51)
+    np.testing.assert_allclose(
+        table.astype(float), exact, rtol=0, atol=np.finfo(dtype).eps / 2 + 40 * 2**-51
+    )
 
 
 def test_far_rows():
@@ -45,13 +47,18 @@ def test_a_shift_is_linear(interleaved):
     """PE(t + g) is a rotation of PE(t) that depends on g alone."""
     dim, gap = 32, 9
     table = sinusoidal(60, dim, interleaved=interleaved, dtype=np.float64)
-    sin = (slice(0, None, 2) if interleaved else slice(dim // 2), slice(1, None, 2) if interleaved else slice(16, None))
+    sin = (
+        slice(0, None, 2) if interleaved else slice(dim // 2),
+        slice(1, None, 2) if interleaved else slice(16, None),
+    )
     frequency = np.array([10000 ** (-2 * i / dim) for i in range(dim // 2)])
     u, v = np.cos(gap * frequency), np.sin(gap * frequency)
     off = 4 * 60 * 2.0**-53  # two angles of up to 60 radians and their frequencies, rounded
     sines, cosines = table[:, sin[0]], table[:, sin[1]]
     np.testing.assert_allclose(sines[gap:], sines[:-gap] * u + cosines[:-gap] * v, rtol=0, atol=off)
-    np.testing.assert_allclose(cosines[gap:], cosines[:-gap] * u - sines[:-gap] * v, rtol=0, atol=off)
+    np.testing.assert_allclose(
+        cosines[gap:], cosines[:-gap] * u - sines[:-gap] * v, rtol=0, atol=off
+    )
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
@@ -77,11 +84,23 @@ REFUSED = [
     (lambda: sinusoidal(4, 0), ValueError, "`dim` is 0"),
     (lambda: sinusoidal(4, 4.0), TypeError, "`dim` is 4.0"),
     (lambda: sinusoidal(4, 4, base=0.0), ValueError, "`base` is 0.0"),
-    (lambda: sinusoidal(3, 4, dtype=int), TypeError, "`dtype` is <class 'int'>; it must be float32"),
+    (
+        lambda: sinusoidal(3, 4, dtype=int),
+        TypeError,
+        "`dtype` is <class 'int'>; it must be float32",
+    ),
     (lambda: sinusoidal(3, 4, dtype=None), TypeError, "`dtype` is None"),
-    (lambda: sinusoidal(3, 4, interleaved="no"), TypeError, "`interleaved` is 'no'; it must be True or False"),
+    (
+        lambda: sinusoidal(3, 4, interleaved="no"),
+        TypeError,
+        "`interleaved` is 'no'; it must be True or False",
+    ),
     (lambda: sinusoidal(3, 4, base="2"), TypeError, "`base` is '2'; it must be a number"),
-    (lambda: sinusoidal(3, 8, base=1e-300), ValueError, "`base` is 1e-300; its frequencies must be at most 2^40"),
+    (
+        lambda: sinusoidal(3, 8, base=1e-300),
+        ValueError,
+        "`base` is 1e-300; its frequencies must be at most 2^40",
+    ),
 ]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import oracle
 import pytest
 
-from rope_cpu import tolerance
+from rope_cpu.accuracy import tolerance
 
 
 @pytest.fixture
@@ -19,7 +19,9 @@ def exact(rng, dtype):
 def test_rotations_are_judged_by_the_tests_own_bound(exact, dtype, factor, rng):
     x_a, x_b = rng.standard_normal((2, exact.size))
     expected = oracle.bound(exact, np.abs(x_a) + np.abs(x_b), dtype, factor)
-    np.testing.assert_allclose(tolerance.rotation_bound(exact, x_a, x_b, factor, dtype), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        tolerance.rotation_bound(exact, x_a, x_b, factor, dtype), expected, rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.4])

@@ -14,7 +14,9 @@ def test_warmup_fills_an_empty_cache_once(tmp_path, run_program):
     made = rope_cpu.warmup(dtypes="float32")
     print(json.dumps([[m.name, m.compiled, str(m.cache)] for m in made]))
     """
-    first, second = (json.loads(run_program(program, env={"NUMBA_CACHE_DIR": str(cache)})[0]) for _ in range(2))
+    first, second = (
+        json.loads(run_program(program, env={"NUMBA_CACHE_DIR": str(cache)})[0]) for _ in range(2)
+    )
     assert all(compiled for _, compiled, _ in first)
     assert not any(compiled for _, compiled, _ in second)
     assert all(folder.startswith(str(cache)) for _, _, folder in first)

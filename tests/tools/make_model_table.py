@@ -66,7 +66,13 @@ SEVERAL_AXES = (
 
 # Top-level keys of older files that hold a base, or the rotated share of a head.
 THETA_KEYS = (
-    *("rope_theta", "rotary_emb_base", "rope_local_base_freq", "global_rope_theta", "local_rope_theta"),
+    *(
+        "rope_theta",
+        "rotary_emb_base",
+        "rope_local_base_freq",
+        "global_rope_theta",
+        "local_rope_theta",
+    ),
     *("compress_rope_theta", "swa_rope_theta"),
 )
 PARTIAL_KEYS = ("partial_rotary_factor", "rotary_pct")
@@ -81,7 +87,11 @@ def config_classes() -> dict[tuple[str, str], type[PreTrainedConfig]]:
     for path in sorted(MODELS.glob("*/configuration_*.py")):
         module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
         for name, cls in vars(module).items():
-            if inspect.isclass(cls) and issubclass(cls, PreTrainedConfig) and cls.__module__ == module.__name__:
+            if (
+                inspect.isclass(cls)
+                and issubclass(cls, PreTrainedConfig)
+                and cls.__module__ == module.__name__
+            ):
                 found[path.parent.name, name] = cls
     return found
 
@@ -118,16 +128,26 @@ def sections(cls: type[PreTrainedConfig], **given: Any) -> dict[str, Any]:
     instance.allow_global_per_layer_attribute_access = True
     parameters = getattr(instance, "rope_parameters", None) or {}
     nested = instance.nested_rope_parameter_keys(parameters)
-    return {key: parameters[key] for key in parameters if key in nested} if nested else {"": parameters}
+    return (
+        {key: parameters[key] for key in parameters if key in nested}
+        if nested
+        else {"": parameters}
+    )
 
 
 def filled_in(cls: type[PreTrainedConfig], labels: list[str]) -> dict[str, dict[str, float]]:
     """Return, by layer type, the base and the rotated share that a class fills into a section without them."""
     linear = {"rope_type": "linear", "factor": 3.0}
     given = linear if labels == [""] else {label: dict(linear) for label in labels}
-    found = sections(cls, rope_parameters=given) or sections(cls, rope_parameters={"rope_type": "default"})
+    found = sections(cls, rope_parameters=given) or sections(
+        cls, rope_parameters={"rope_type": "default"}
+    )
     return {
-        label: {key: section[key] for key in ("rope_theta", "partial_rotary_factor") if section.get(key) is not None}
+        label: {
+            key: section[key]
+            for key in ("rope_theta", "partial_rotary_factor")
+            if section.get(key) is not None
+        }
         for label, section in found.items()
         if label in labels and section
     }
@@ -145,21 +165,35 @@ def old_keys(
     return found
 
 
-def head_dim_rule(cls: type[PreTrainedConfig], instance: PreTrainedConfig, entry: dict[str, Any]) -> None:
+def head_dim_rule(
+    cls: type[PreTrainedConfig], instance: PreTrainedConfig, entry: dict[str, Any]
+) -> None:
     """Note where head_dim does not follow from `head_dim`, else hidden_size / num_attention_heads."""
     try:
         taken = cls(head_dim=48)
         taken.allow_global_per_layer_attribute_access = True
         if getattr(taken, "head_dim", 48) != 48:
             entry["head_dim_derived"] = True
-        widths = [getattr(instance, name, None) for name in ("head_dim", "num_attention_heads", "hidden_size")]
-        if "head_dim" not in entry["defaults"] and all(widths) and widths[0] * widths[1] == 2 * widths[2]:
+        widths = [
+            getattr(instance, name, None)
+            for name in ("head_dim", "num_attention_heads", "hidden_size")
+        ]
+        if (
+            "head_dim" not in entry["defaults"]
+            and all(widths)
+            and widths[0] * widths[1] == 2 * widths[2]
+        ):
             entry["head_dim_ratio"] = 2
     except Exception as error:  # a value that this class refuses shows nothing
         print(f"head_dim of {cls.__name__} not tried: {type(error).__name__}")
 
 
-def facts(cls: type[PreTrainedConfig], instance: PreTrainedConfig, rotary: ast.ClassDef | None, folder: str) -> Any:
+def facts(
+    cls: type[PreTrainedConfig],
+    instance: PreTrainedConfig,
+    rotary: ast.ClassDef | None,
+    folder: str,
+) -> Any:
     """Return one model type's entry."""
     fields = getattr(cls, "__dataclass_fields__", {})
     renamed = {name: cls.attribute_map[name] for name in NAMES if name in cls.attribute_map}
@@ -172,7 +206,9 @@ def facts(cls: type[PreTrainedConfig], instance: PreTrainedConfig, rotary: ast.C
     parameters = sections(cls)
     flat = parameters.get("", {})
     filled = filled_in(cls, list(parameters))
-    if "" not in parameters or any(flat[key] != filled.get("", flat).get(key) for key in flat if key != "rope_type"):
+    if "" not in parameters or any(
+        flat[key] != filled.get("", flat).get(key) for key in flat if key != "rope_type"
+    ):
         entry["rope_parameters"] = flat or parameters
     if "" in parameters:
         defaults.update(filled.pop("", {}))
@@ -181,13 +217,24 @@ def facts(cls: type[PreTrainedConfig], instance: PreTrainedConfig, rotary: ast.C
     code = "" if rotary is None else ast.unparse(rotary)
     if section := re.search(r"'mrope_section', (\[[\d, ]+\])", code):
         entry["mrope_section"] = json.loads(section[1])
-        entry["mrope_interleaved"] = "mrope_section[dim] * 3" in code or "length = mrope_section[dim]" in code
-    theta, partial = old_keys(cls, THETA_KEYS, "rope_theta", 777.0), old_keys(cls, PARTIAL_KEYS, PARTIAL_KEYS[0], 0.375)
-    if not partial and "" in parameters:  # a section of the file's own may be filled where the class's is not
-        partial = old_keys(cls, PARTIAL_KEYS, PARTIAL_KEYS[0], 0.375, rope_parameters={"rope_type": "default"})
+        entry["mrope_interleaved"] = (
+            "mrope_section[dim] * 3" in code or "length = mrope_section[dim]" in code
+        )
+    theta, partial = (
+        old_keys(cls, THETA_KEYS, "rope_theta", 777.0),
+        old_keys(cls, PARTIAL_KEYS, PARTIAL_KEYS[0], 0.375),
+    )
+    if (
+        not partial and "" in parameters
+    ):  # a section of the file's own may be filled where the class's is not
+        partial = old_keys(
+            cls, PARTIAL_KEYS, PARTIAL_KEYS[0], 0.375, rope_parameters={"rope_type": "default"}
+        )
     linear = {"rope_type": "linear", "factor": 3.0}
     scaled = sorted(
-        key for key, value in sections(cls, rope_scaling=linear).items() if (value or {}).get("factor") == 3.0
+        key
+        for key, value in sections(cls, rope_scaling=linear).items()
+        if (value or {}).get("factor") == 3.0
     )
     for key, found, usual in (
         ("theta", theta, {"": "rope_theta"}),
@@ -200,7 +247,9 @@ def facts(cls: type[PreTrainedConfig], instance: PreTrainedConfig, rotary: ast.C
         entry["whole_head"] = True
     if renamed:
         entry["names"] = renamed
-    if unrotated := [name for name in WITHOUT_POSITIONS if name in (getattr(instance, "layer_types", None) or ())]:
+    if unrotated := [
+        name for name in WITHOUT_POSITIONS if name in (getattr(instance, "layer_types", None) or ())
+    ]:
         entry["unrotated"] = dict.fromkeys(unrotated, "")
     head_dim_rule(cls, instance, entry)
     return entry
@@ -213,13 +262,20 @@ def text_part(cls: type[PreTrainedConfig]) -> tuple[str, PreTrainedConfig | None
     except Exception:  # nothing is known of a class that needs arguments
         return "", None
     parts = {key: getattr(instance, key, None) for key in TEXT_PARTS}
-    return next(((key, part) for key, part in parts.items() if isinstance(part, PreTrainedConfig)), ("", None))
+    return next(
+        ((key, part) for key, part in parts.items() if isinstance(part, PreTrainedConfig)),
+        ("", None),
+    )
 
 
 def parts_of(cls: type[PreTrainedConfig]) -> set[str]:
     """Return the names of the config classes of a whole's parts."""
     try:
-        return {type(part).__name__ for part in vars(cls()).values() if isinstance(part, PreTrainedConfig)}
+        return {
+            type(part).__name__
+            for part in vars(cls()).values()
+            if isinstance(part, PreTrainedConfig)
+        }
     except Exception:  # nothing is known of a class that needs arguments
         return set()
 
@@ -244,8 +300,14 @@ def main() -> None:
         if rotary is None:  # some text modules are annotated with the config of the whole
             wholes = {n: parts_of(c) for (f, n), c in classes.items() if f == folder and n in found}
             rotary = next((found[n] for n, parts in wholes.items() if name in parts), None)
-        axial = cls.default_rope_type == "axial" or cls.model_type.endswith("_vision") or cls.model_type in SEVERAL_AXES
-        rotates = getattr(instance, "rope_parameters", None) or (rotary is not None and hasattr(instance, "rope_theta"))
+        axial = (
+            cls.default_rope_type == "axial"
+            or cls.model_type.endswith("_vision")
+            or cls.model_type in SEVERAL_AXES
+        )
+        rotates = getattr(instance, "rope_parameters", None) or (
+            rotary is not None and hasattr(instance, "rope_theta")
+        )
         if rotates and not axial:
             instance.allow_global_per_layer_attribute_access = True
             table[cls.model_type] = facts(cls, instance, rotary, folder)
@@ -253,11 +315,19 @@ def main() -> None:
         if part is not None:
             table.setdefault(cls.model_type, {})["part"] = [key, part.model_type]
     parts = {name for name, entry in table.items() if "defaults" in entry}
-    parts |= {name for name, entry in table.items() if "part" in entry and entry["part"][1] in parts}
-    table = {name: entry for name, entry in table.items() if "defaults" in entry or entry["part"][1] in parts}
+    parts |= {
+        name for name, entry in table.items() if "part" in entry and entry["part"][1] in parts
+    }
+    table = {
+        name: entry
+        for name, entry in table.items()
+        if "defaults" in entry or entry["part"][1] in parts
+    }
     rows = [f"{json.dumps(name)}: {json.dumps(table[name])}" for name in sorted(table)]
     TARGET.write_text("{\n" + ",\n".join(rows) + "\n}\n")
-    print(f"{len(table)} model types, {TARGET.stat().st_size} bytes, transformers {transformers.__version__}")
+    print(
+        f"{len(table)} model types, {TARGET.stat().st_size} bytes, transformers {transformers.__version__}"
+    )
 
 
 if __name__ == "__main__":

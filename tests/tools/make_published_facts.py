@@ -35,7 +35,10 @@ KEPT = re.compile(
 
 # Frequencies of files that transformers cannot read, by the model's own code: base and width, for the default type.
 OWN_CODE: dict[str, tuple[float, int, bool]] = {
-    **dict.fromkeys(("baichuan2-7b", "baichuan2-7b-chat", "xverse-7b", "sparsellama-7b-prosparse"), (1e4, 128, False)),
+    **dict.fromkeys(
+        ("baichuan2-7b", "baichuan2-7b-chat", "xverse-7b", "sparsellama-7b-prosparse"),
+        (1e4, 128, False),
+    ),
     "dbrx-132b-short": (1e4, 128, False),
     "glm4v-9b": (1e4, 64, True),
     **dict.fromkeys(("chatglm2-6b", "chatglm3-6b"), (1e4, 64, True)),
@@ -54,7 +57,9 @@ OWN_CODE: dict[str, tuple[float, int, bool]] = {
     **dict.fromkeys(("codegen-350m-mono", "codegen-350m-multi"), (1e4, 32, True)),
     "deepseek_vl_v2-tiny": (1e4, 128, False),
     "gptj-6b-1layer": (1e4, 64, True),
-    **dict.fromkeys(("roformer-base", "roformer-base-nomaxpos", "roformer-base-userotary"), (1e4, 64, True)),
+    **dict.fromkeys(
+        ("roformer-base", "roformer-base-nomaxpos", "roformer-base-userotary"), (1e4, 64, True)
+    ),
 }
 
 # Files that transformers reads as another model type: the model's own code computes the same.
@@ -99,10 +104,15 @@ def kept(value: Any) -> Any:
 def language_config(raw: dict[str, Any], name: str) -> Any:
     """Return transformers' config object of the language model of a file."""
     if name in READ_AS:
-        raw = {**next((raw[key] for key in PARTS if isinstance(raw.get(key), dict)), raw), "model_type": READ_AS[name]}
+        raw = {
+            **next((raw[key] for key in PARTS if isinstance(raw.get(key), dict)), raw),
+            "model_type": READ_AS[name],
+        }
         if (raw.get("rope_scaling") or {}).get("type") == "su":
             raw["rope_scaling"] = {**raw["rope_scaling"], "type": "longrope"}
-    cfg = CONFIG_MAPPING[raw["model_type"]].from_dict({k: v for k, v in raw.items() if k != "quantization_config"})
+    cfg = CONFIG_MAPPING[raw["model_type"]].from_dict(
+        {k: v for k, v in raw.items() if k != "quantization_config"}
+    )
     while getattr(cfg, "rope_parameters", None) is None and hasattr(cfg, "text_config"):
         cfg = cfg.text_config
     return cfg
@@ -135,7 +145,9 @@ def sample(inv_freq: np.ndarray, factor: float) -> dict[str, Any]:
 def facts(path: Path, name: str) -> dict[str, Any]:
     """Return the entry of one file."""
     raw = json.loads(path.read_text())
-    entry: dict[str, Any] = {"config": copy.deepcopy(kept(raw))}  # transformers writes into what it reads
+    entry: dict[str, Any] = {
+        "config": copy.deepcopy(kept(raw))
+    }  # transformers writes into what it reads
     if name in REFUSED:
         return {**entry, "refused": REFUSED[name]}
     if name.startswith("diffusers/"):
@@ -143,13 +155,21 @@ def facts(path: Path, name: str) -> dict[str, Any]:
     if name in OWN_CODE:
         base, width, interleaved = OWN_CODE[name]
         one = sample(base ** (-np.arange(0, width, 2) / width), 1.0)
-        return {**entry, "by": "the model's own code", "interleaved": interleaved, "expected": {"": one}}
+        return {
+            **entry,
+            "by": "the model's own code",
+            "interleaved": interleaved,
+            "expected": {"": one},
+        }
     cfg = language_config(raw, name)
     module = rotary_of(cfg)
     found = {label or "": sample(*values) for label, values in frequencies(module).items()}
     entry |= {"by": f"transformers {transformers.__version__}", "expected": found}
     if getattr(module, "rope_type", "") == "longrope":
-        module(torch.zeros(1), torch.tensor([[module.config.rope_parameters["original_max_position_embeddings"]]]))
+        module(
+            torch.zeros(1),
+            torch.tensor([[module.config.rope_parameters["original_max_position_embeddings"]]]),
+        )
         entry["long"] = sample(*frequencies(module)[None])
     return entry
 

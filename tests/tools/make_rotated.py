@@ -16,15 +16,39 @@ from test_rotated_values import CASES, theirs
 
 TARGET = Path(__file__).parents[1] / "data" / "rotated_by_transformers.json"
 NAMES = (
-    *("llama", "llama dynamic long", "llama yarn", "llama llama3", "llama proportional", "gpt_neox", "glm4"),
-    *("llama yarn past the last pair", "llama yarn cut off", "llama yarn from the first pair", "llama yarn mscale"),
-    *("cohere2", "phi3 short", "phi3 long", "deepseek_v3", "gemma3 full", "gemma3 sliding", "gpt_oss", "esm"),
+    *(
+        "llama",
+        "llama dynamic long",
+        "llama yarn",
+        "llama llama3",
+        "llama proportional",
+        "gpt_neox",
+        "glm4",
+    ),
+    *(
+        "llama yarn past the last pair",
+        "llama yarn cut off",
+        "llama yarn from the first pair",
+        "llama yarn mscale",
+    ),
+    *(
+        "cohere2",
+        "phi3 short",
+        "phi3 long",
+        "deepseek_v3",
+        "gemma3 full",
+        "gemma3 sliding",
+        "gpt_oss",
+        "esm",
+    ),
 )
 
 
 def fixed_input(tokens: int) -> np.ndarray:
     """Return (1, 1, tokens, 64) multiples of 1/16 from -1 to 1: exact in every format."""
-    return ((np.arange(tokens * 64) * 7 % 33 - 16) / 16).astype(np.float32).reshape(1, 1, tokens, 64)
+    return (
+        ((np.arange(tokens * 64) * 7 % 33 - 16) / 16).astype(np.float32).reshape(1, 1, tokens, 64)
+    )
 
 
 def main() -> None:

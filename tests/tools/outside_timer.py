@@ -31,7 +31,10 @@ CASES = {
     "prefill-512/float32": (1, 512, "float32"),
     "prefill-4096/bfloat16": (1, 4096, "bfloat16"),
 }
-PLACES, SAMPLES = 5, 40  # arrays in different places of memory, as some are slower than others; samples of each
+PLACES, SAMPLES = (
+    5,
+    40,
+)  # arrays in different places of memory, as some are slower than others; samples of each
 SAMPLE, WARM_UP = 0.002, 0.006  # seconds
 TOLERANCE = 0.05
 
@@ -56,9 +59,14 @@ def outside(name: str) -> tuple[float, float]:
     for raw in [normal.astype(dtype) for _ in range(PLACES)]:
         q, k = raw[:, :, :32], raw[:, :, 32:40]
         # A statement, as a lambda around the call would be a tenth of a decode step.
-        timer = timeit.Timer("plan(q, k, out)", globals={"plan": plan, "q": q, "k": k, "out": (q, k)})
+        timer = timeit.Timer(
+            "plan(q, k, out)", globals={"plan": plan, "q": q, "k": k, "out": (q, k)}
+        )
         loops, seconds = timer.autorange()
-        loops, warm = max(1, round(loops * SAMPLE / seconds)), max(8, round(loops * WARM_UP / seconds))
+        loops, warm = (
+            max(1, round(loops * SAMPLE / seconds)),
+            max(8, round(loops * WARM_UP / seconds)),
+        )
         for _ in range(SAMPLES):
             np.add(other, 0, out=other)
             timer.timeit(warm)
@@ -71,7 +79,16 @@ def inside(name: str) -> float:
     """Return the median seconds that `rope-cpu bench` reports for a plan's call."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.json"
-        command = [sys.executable, "-m", "rope_cpu", "bench", name, "--no-peers", "--json", str(path)]
+        command = [
+            sys.executable,
+            "-m",
+            "rope_cpu",
+            "bench",
+            name,
+            "--no-peers",
+            "--json",
+            str(path),
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         run: dict[str, Any] = json.loads(path.read_text())
     return statistics.median(run["cases"][0]["rows"][0]["samples"])
@@ -82,7 +99,9 @@ def compare(name: str, rounds: int) -> float:
     pairs = []
     for count in range(rounds):
         reported = inside(name) if count % 2 else None
-        taken = subprocess.run([sys.executable, __file__, "--one", name], check=True, capture_output=True, text=True)
+        taken = subprocess.run(
+            [sys.executable, __file__, "--one", name], check=True, capture_output=True, text=True
+        )
         reported = reported or inside(name)
         pairs.append([float(seconds) / reported for seconds in taken.stdout.split()])
     in_turn, alone = (statistics.median(ratios) for ratios in zip(*pairs, strict=True))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rope_cpu import RotaryEmbedding, reference
-from rope_cpu.reference import Exact
+from rope_cpu import RotaryEmbedding
+from rope_cpu.accuracy import reference
+from rope_cpu.accuracy.reference import Exact
+from rope_cpu.array_types import Array
 
-from .. import angles as angle_ops
+from .. import cos_sin_nodes as angle_ops
 from .cases import Case, last, left_padded, negative, on_axes, shuffled, too_large, values
 from .check import Check, Drawn, from_layout, to_layout
 from .session import run
-
-Array = NDArray[Any]
 
 # The number of heads where any will do.
 FREE_HEADS = (4, 2)
@@ -28,7 +26,12 @@ CASES = (
     Case("shuffled ids", 2, (29,), shuffled),
     Case("left-padded ids", 3, (17,), left_padded),
     Case("last ids", 2, (24,), last),
-    Case("one row of ids for a batch", 3, (7,), lambda rng, batch, seq, limit: shuffled(rng, 1, seq, limit)),
+    Case(
+        "one row of ids for a batch",
+        3,
+        (7,),
+        lambda rng, batch, seq, limit: shuffled(rng, 1, seq, limit),
+    ),
     Case("no tokens", 2, (0,), shuffled),
     Case("no batch", 0, (3,), shuffled),
 )
@@ -37,8 +40,20 @@ TABLE_CASES = (
     Case("negative id", 2, (5,), negative, must_fail=True),
 )
 SHAPE_CASES = (
-    Case("too few ids", 2, (6,), lambda rng, batch, seq, limit: shuffled(rng, batch, 1, limit), must_fail=True),
-    Case("ids of another batch", 1, (6,), lambda rng, batch, seq, limit: shuffled(rng, 2, seq, limit), must_fail=True),
+    Case(
+        "too few ids",
+        2,
+        (6,),
+        lambda rng, batch, seq, limit: shuffled(rng, batch, 1, limit),
+        must_fail=True,
+    ),
+    Case(
+        "ids of another batch",
+        1,
+        (6,),
+        lambda rng, batch, seq, limit: shuffled(rng, 2, seq, limit),
+        must_fail=True,
+    ),
 )
 COMPUTED_CASES = (Case("negative ids", 2, (9,), negative),)
 
@@ -54,7 +69,11 @@ class RopeCheck(Check):
         else:
             chosen = [*CASES, *SHAPE_CASES, *(TABLE_CASES if options.tables else COMPUTED_CASES)]
         if options.layout == "thd" and options.positions == "position_ids":
-            chosen = [case for case in chosen if "batch" not in case.name or case.name == "decode step of a batch"]
+            chosen = [
+                case
+                for case in chosen
+                if "batch" not in case.name or case.name == "decode step of a batch"
+            ]
         if options.max_positions == 1:  # the one token that fits has an id in any case
             chosen = [case for case in chosen if case.name != "too few ids"]
         # The fused operators refuse sequences longer than their table, whatever the ids.
@@ -66,7 +85,9 @@ class RopeCheck(Check):
         tensors = {}
         for index, (name, count) in enumerate(options.heads.items()):
             heads = count or FREE_HEADS[min(index, 1)] * self.rope.spec.inv_freq.shape[2]
-            tensors[name] = values(rng, (case.batch, case.tokens, heads, self.rope.head_dim), self.dtype)
+            tensors[name] = values(
+                rng, (case.batch, case.tokens, heads, self.rope.head_dim), self.dtype
+            )
         feeds = {name: to_layout(x, layout) for name, x in tensors.items()}
         if options.positions == "position_ids":
             ids = on_axes(case.ids(rng, case.batch, case.tokens, self.limit), axes, rng)
@@ -84,14 +105,19 @@ class RopeCheck(Check):
         if not self.rotation.table_inputs:
             return {}
         if self.rotation.token_tables:
-            cos, sin = (_packed(x, self.rotation.layout) for x in self.rope.cos_sin(ids, self.rotation.compute_dtype))
+            cos, sin = (
+                _packed(x, self.rotation.layout)
+                for x in self.rope.cos_sin(ids, self.rotation.compute_dtype)
+            )
         else:
             cos, sin = angle_ops.tables(self.rope, self.limit, False, self.rotation.compute_dtype)
         return {"cos_cache": cos, "sin_cache": sin}
 
     def run(self, case: Case, drawn: Drawn) -> dict[str, Array]:
         """Run the model."""
-        results = run(self.session, drawn.feeds, [drawn.feeds[name].shape for name in drawn.tensors])
+        results = run(
+            self.session, drawn.feeds, [drawn.feeds[name].shape for name in drawn.tensors]
+        )
         return {
             f"{name}_rot": from_layout(result, self.rotation.layout, x.shape)
             for result, (name, x) in zip(results, drawn.tensors.items(), strict=True)
@@ -110,7 +136,10 @@ class RopeCheck(Check):
     def kernels(self, drawn: Drawn) -> dict[str, Array]:
         """Return the rotation of each tensor by the NumPy kernels."""
         inverse = self.rotation.inverse
-        return {f"{n}_rot": self.rope.rotate(x, drawn.ids, inverse=inverse) for n, x in drawn.tensors.items()}
+        return {
+            f"{n}_rot": self.rope.rotate(x, drawn.ids, inverse=inverse)
+            for n, x in drawn.tensors.items()
+        }
 
 
 def angle_rounding(rope: RotaryEmbedding, x: Array, ids: Array, inverse: bool = False) -> Array:
@@ -126,7 +155,9 @@ def angle_rounding(rope: RotaryEmbedding, x: Array, ids: Array, inverse: bool = 
     factor = 1 / rope.attention_factor if inverse else rope.attention_factor
     (first, second), wide = spec.pair_elements(), np.abs(x.astype(np.float64))
     moved = np.zeros(x.shape)
-    moved[..., first] = moved[..., second] = size * 2.0**-53 * factor * (wide[..., first] + wide[..., second])
+    moved[..., first] = moved[..., second] = (
+        size * 2.0**-53 * factor * (wide[..., first] + wide[..., second])
+    )
     return moved
 
 

@@ -11,10 +11,10 @@ from numpy.typing import DTypeLike
 from rope_cpu import RotaryEmbedding
 
 from .graph import Graph
+from .graph_inputs import inputs_of, rotator_of, sizes_of
 from .layouts import shape_of
 from .metadata import described, entries
 from .options import RopeOptions, is_rotary_embedding, options_given
-from .positions import inputs_of, rotator_of, sizes_of
 
 
 def export_rope(
@@ -68,10 +68,13 @@ def export_rope(
     return _model(rope, options, entries(rope, options, metadata))
 
 
-def _model(rope: RotaryEmbedding, options: RopeOptions, metadata: dict[str, str]) -> onnx.ModelProto:
+def _model(
+    rope: RotaryEmbedding, options: RopeOptions, metadata: dict[str, str]
+) -> onnx.ModelProto:
     graph, dtype, compute_dtype = Graph(), options.dtype, options.compute_dtype
     shapes = {
-        name: shape_of(options.layout, heads or f"{name}_heads", rope.head_dim) for name, heads in options.heads.items()
+        name: shape_of(options.layout, heads or f"{name}_heads", rope.head_dim)
+        for name, heads in options.heads.items()
     }
     for name, shape in shapes.items():
         graph.input(name, dtype, shape)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from numpy.typing import NDArray
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.reference import Exact
+from rope_cpu.accuracy.reference import Exact
+from rope_cpu.array_types import Array
 
 from ..attention_options import AttentionOptions
 from ..masks import INPUT
@@ -18,8 +18,6 @@ from .cases import Case, last, left_padded, on_axes, shuffled
 from .check import Check, Drawn, from_layout, to_layout, unrounded
 from .reference_attention import Reference
 from .session import run
-
-Array = NDArray[Any]
 
 CASES = (
     Case("prefill", 1, (19,)),
@@ -57,19 +55,38 @@ class AttentionCheck(Check):
         chosen = [*CASES, *(IDS_CASES if options.positions == "position_ids" else ())]
         # Without a causal mask a token attends to later ones, which no earlier step has.
         several = options.past and options.causal
-        chosen = [case for case in chosen if case.tokens <= self.limit and (several or len(case.steps) == 1)]
+        chosen = [
+            case
+            for case in chosen
+            if case.tokens <= self.limit and (several or len(case.steps) == 1)
+        ]
         if not TARGETS[options.target].takes_chunks:
-            chosen = [case for case in chosen if case.batch == 1 or max(case.steps[1:], default=1) == 1]
+            chosen = [
+                case for case in chosen if case.batch == 1 or max(case.steps[1:], default=1) == 1
+            ]
         return chosen
 
     def draw(self, case: Case, rng: np.random.Generator) -> Drawn:
         """Return tensors, ids and mask of whole sequences."""
         options, batch, tokens = self.options, case.batch, case.tokens
-        shapes: Any = options.sizes(self.rope.head_dim) if options.hidden is None else {"hidden": (options.hidden,)}
-        tensors = {n: rng.standard_normal((batch, tokens, *shape)).astype(self.dtype) for n, shape in shapes.items()}
+        shapes: Any = (
+            options.sizes(self.rope.head_dim)
+            if options.hidden is None
+            else {"hidden": (options.hidden,)}
+        )
+        tensors = {
+            n: rng.standard_normal((batch, tokens, *shape)).astype(self.dtype)
+            for n, shape in shapes.items()
+        }
         given = options.positions == "position_ids"
-        ids = on_axes(case.ids(rng, batch, tokens, self.limit), self.rope.axes, rng if given else None)
-        return Drawn(tensors | ({"position_ids": ids} if given else {}) | self._mask(rng, batch, tokens), tensors, ids)
+        ids = on_axes(
+            case.ids(rng, batch, tokens, self.limit), self.rope.axes, rng if given else None
+        )
+        return Drawn(
+            tensors | ({"position_ids": ids} if given else {}) | self._mask(rng, batch, tokens),
+            tensors,
+            ids,
+        )
 
     def _mask(self, rng: np.random.Generator, batch: int, tokens: int) -> dict[str, Array]:
         kind = self.options.mask
@@ -80,7 +97,9 @@ class AttentionCheck(Check):
         allowed = rng.random((batch, self.options.num_heads, tokens, tokens)) < 0.7
         if kind == "bool":
             return {INPUT: allowed}
-        return {INPUT: np.where(allowed, rng.standard_normal(allowed.shape), -np.inf).astype(self.dtype)}
+        return {
+            INPUT: np.where(allowed, rng.standard_normal(allowed.shape), -np.inf).astype(self.dtype)
+        }
 
     def run(self, case: Case, drawn: Drawn) -> dict[str, Array]:
         """Run the steps one after another; return the results of all tokens, and what is cached in the end."""
@@ -88,7 +107,9 @@ class AttentionCheck(Check):
         sizes = options.sizes(self.rope.head_dim)
         cached = (sizes["k"], sizes["v"]) if options.past else ()
         cache = [np.zeros((case.batch, heads, 0, width), self.dtype) for heads, width in cached]
-        last = (options.num_heads, options.v_head_dim) if options.output is None else (options.output,)
+        last = (
+            (options.num_heads, options.v_head_dim) if options.output is None else (options.output,)
+        )
         for count in case.steps:
             feeds = {name: self._of_step(name, x, done, count) for name, x in drawn.feeds.items()}
             feeds |= dict(zip(("past_key", "past_value"), cache, strict=False))
@@ -107,7 +128,11 @@ class AttentionCheck(Check):
             mask = x if self.options.mask == "padding" else x[:, :, done : done + count]
             return np.ascontiguousarray(mask[..., : done + count])
         part = x[:, done : done + count]
-        return np.ascontiguousarray(part) if name == "position_ids" else to_layout(part, self.options.layout)
+        return (
+            np.ascontiguousarray(part)
+            if name == "position_ids"
+            else to_layout(part, self.options.layout)
+        )
 
     def expected(self, drawn: Drawn) -> dict[str, tuple[Exact, Array]]:
         """Return each output as it has to be, and how far it may lie from that."""

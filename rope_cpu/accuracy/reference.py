@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_cpu.accuracy.tolerance import rotation_bound
+from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.tolerance import rotation_bound
-
-Float64 = NDArray[np.float64]
 
 # Integers count units of 2^-BITS. Each squaring doubles an error, and there are up to 200 of them: 100 bits are left.
 BITS = 320
@@ -44,7 +43,12 @@ class Exact:
 
 
 def rotation(
-    spec: RopeSpec, x: NDArray[Any], positions: NDArray[Any], *, inverse: bool = False, dtype: Any = None
+    spec: RopeSpec,
+    x: NDArray[Any],
+    positions: NDArray[Any],
+    *,
+    inverse: bool = False,
+    dtype: Any = None,
 ) -> tuple[Exact, Float64]:
     """Return the exact rotation of x and the tolerance of each element, both shaped like x.
 
@@ -63,12 +67,19 @@ def rotation(
         x_a, x_b = wide[:, :, head, first], wide[:, :, head, second]
         rotated = _sum(_times(x_a, c), _times(-x_b, s)), _sum(_times(x_a, s), _times(x_b, c))
         for elements, value in zip((first, second), rotated, strict=True):
-            exact.high[:, :, head, elements], exact.low[:, :, head, elements] = value.high, value.low
-            bound[:, :, head, elements] = rotation_bound(value.high, x_a, x_b, factor, dtype or x.dtype)
+            exact.high[:, :, head, elements], exact.low[:, :, head, elements] = (
+                value.high,
+                value.low,
+            )
+            bound[:, :, head, elements] = rotation_bound(
+                value.high, x_a, x_b, factor, dtype or x.dtype
+            )
     return exact, bound
 
 
-def cos_sin(spec: RopeSpec, positions: NDArray[Any], *, inverse: bool = False) -> tuple[Exact, Exact]:
+def cos_sin(
+    spec: RopeSpec, positions: NDArray[Any], *, inverse: bool = False
+) -> tuple[Exact, Exact]:
     """Return cos and sin, attention factor included, each (batch or 1, seq, heads or 1, pairs); −sin for the inverse.
 
     With angle_dtype "float32" the angle, cos, sin and their product with the factor are rounded to float32 each, as
@@ -80,7 +91,10 @@ def cos_sin(spec: RopeSpec, positions: NDArray[Any], *, inverse: bool = False) -
         products = position[..., None, None].astype(np.float32) * inv_freq.astype(np.float32)
         angle = products.sum(axis=2, dtype=np.float32)
         made = _rotations(np.ones((1, 1, 1)), angle.reshape(1, -1, 1).astype(np.float64))
-        cos, sin = ((part.high.astype(np.float32) * np.float32(factor)).reshape(angle.shape) for part in made)
+        cos, sin = (
+            (part.high.astype(np.float32) * np.float32(factor)).reshape(angle.shape)
+            for part in made
+        )
         exact = [Exact(part.astype(np.float64), np.zeros(angle.shape)) for part in (cos, sin)]
     else:
         exact = [_times(np.array(factor), part) for part in _rotations(inv_freq, position)]
@@ -106,7 +120,10 @@ def _rotations(inv_freq: Float64, positions: Float64) -> tuple[Exact, Exact]:
     for axis in range(axes):
         count = np.ldexp(np.abs(positions[..., axis]), unit)
         bits = int(np.frexp(count.max(initial=0.0))[1])
-        powers = [_squarings(Fraction(omega) / (1 << unit), bits) for omega in inv_freq[axis].reshape(-1).tolist()]
+        powers = [
+            _squarings(Fraction(omega) / (1 << unit), bits)
+            for omega in inv_freq[axis].reshape(-1).tolist()
+        ]
         table = np.array(powers).reshape(heads, pairs, bits, 4)
         for bit in range(bits):
             rows = np.floor(np.ldexp(count, -bit)) % 2 == 1
@@ -124,7 +141,9 @@ def _rotations(inv_freq: Float64, positions: Float64) -> tuple[Exact, Exact]:
 
 def _squarings(step: Fraction, bits: int) -> list[tuple[float, float, float, float]]:
     """Return cos and sin of step·2^n for each n below `bits`, each as two float64."""
-    halvings = int(abs(step)).bit_length()  # the series is for small angles; squaring brings back what halving took
+    halvings = int(
+        abs(step)
+    ).bit_length()  # the series is for small angles; squaring brings back what halving took
     cos, sin = _series(step.numerator * _ONE // (step.denominator << halvings))
     found = []
     for squaring in range(halvings + bits):

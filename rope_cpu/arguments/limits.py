@@ -9,6 +9,9 @@ from __future__ import annotations
 # Any whole number; float64 holds every one up to here. Published: 10,485,760 positions.
 WHOLE = 2**53
 
+# Positions of either sign: float64 does not hold every whole number beyond it.
+MAX_POSITION = 2.0**53
+
 # Elements of a head vector, or of all heads where they are rotated as one vector. Published: 512, and 256.
 HEAD_DIM = 2**16
 

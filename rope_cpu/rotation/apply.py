@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.rotation import REAL_OF, Launch, Pairing, launcher, rotate_copies
-from rope_cpu.validation import arrays as check
-from rope_cpu.validation import position_ids as check_ids
-from rope_cpu.validation.arrays import Array
-from rope_cpu.validation.scalars import boolean
+from rope_cpu.arguments import arrays as check
+from rope_cpu.arguments import position_ids as check_ids
+from rope_cpu.arguments.scalars import boolean
+from rope_cpu.array_types import COMPUTE_DTYPES, Array
+from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
 
 
 def apply_rotary(
@@ -43,8 +43,14 @@ def apply_rotary(
     x = check.array("x", x, check.layout(layout))
     cos, sin = check.tables(cos, sin, position_ids is not None, layout)
     for name, table in (("cos", cos), ("sin", sin)):
-        if isinstance(out, np.ndarray) and np.may_share_memory(out, table) and check.share(out, table):
-            raise ValueError(f"`out` shares memory with `{name}`; it must share nothing with what is read")
+        if (
+            isinstance(out, np.ndarray)
+            and np.may_share_memory(out, table)
+            and check.share(out, table)
+        ):
+            raise ValueError(
+                f"`out` shares memory with `{name}`; it must share nothing with what is read"
+            )
     if 2 * cos.shape[-1] > x.shape[-1]:
         raise ValueError(
             f"`x` has head_dim {x.shape[-1]}, but `cos` of shape {cos.shape} rotates {2 * cos.shape[-1]} elements"
@@ -59,7 +65,7 @@ def apply_rotary(
     pairing = Pairing(x.shape[-1], boolean("interleaved", interleaved), (2 * cos.shape[-1],))
 
     def launch_of(dtype: np.dtype[Any]) -> tuple[Launch, Array]:
-        return launcher(dtype, pairing, layout), cos_sin.astype(REAL_OF[dtype], copy=False)
+        return launcher(dtype, pairing, layout), cos_sin.astype(COMPUTE_DTYPES[dtype], copy=False)
 
     result = np.empty_like(x) if out is None else out
     if type(x) is type(result) is np.ndarray:

@@ -9,7 +9,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from rope_cpu.angles import Angles
+from rope_cpu.arguments import arrays as check
+from rope_cpu.arguments import position_ids as check_ids
+from rope_cpu.arguments import scalars
+from rope_cpu.arguments.texts import shown
+from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array, Float64
 from rope_cpu.configs import reader
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.frequencies import axes as axes_
@@ -17,14 +21,9 @@ from rope_cpu.frequencies import generators as generators_
 from rope_cpu.frequencies import scaling as scaling_
 from rope_cpu.frequencies import spec as specs
 from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.plan import RotaryPlan
-from rope_cpu.rotation import REAL_OF, Pairing
-from rope_cpu.validation import arrays as check
-from rope_cpu.validation import position_ids as check_ids
-from rope_cpu.validation import scalars
-from rope_cpu.validation.arrays import Array
-from rope_cpu.validation.scalars import Float64
-from rope_cpu.validation.texts import shown
+from rope_cpu.rotation.cos_sin import Angles
+from rope_cpu.rotation.dispatch import Pairing
+from rope_cpu.rotation.plan import RotaryPlan
 
 
 class RotaryEmbedding:
@@ -89,7 +88,9 @@ class RotaryEmbedding:
 
         Raises TypeError for anything else.
         """
-        if type(spec) is not RopeSpec:  # a subclass might not check itself, and kernels rely on that
+        if (
+            type(spec) is not RopeSpec
+        ):  # a subclass might not check itself, and kernels rely on that
             raise TypeError(f"`spec` is {shown(spec)}; it must be a RopeSpec")
         rope = cls.__new__(cls)
         rope._of(spec)
@@ -146,7 +147,11 @@ class RotaryEmbedding:
         Raises ValueError or TypeError where shapes, widths or values do not fit, naming argument, value and rule.
         """
         spec = specs.from_inv_freq(
-            inv_freq, head_dim=head_dim, attention_factor=attention_factor, interleaved=interleaved, blocks=blocks
+            inv_freq,
+            head_dim=head_dim,
+            attention_factor=attention_factor,
+            interleaved=interleaved,
+            blocks=blocks,
         )
         return cls.from_spec(spec)
 
@@ -174,7 +179,14 @@ class RotaryEmbedding:
         Source: Su, kexue.fm/archives/8397 (span "axis"); Qwen2-VL's vision tower in transformers (span "head").
         """
         return cls.from_spec(
-            axes_.axial(head_dim, axes, rope_theta=rope_theta, interleaved=interleaved, axis_dims=axis_dims, span=span)
+            axes_.axial(
+                head_dim,
+                axes,
+                rope_theta=rope_theta,
+                interleaved=interleaved,
+                axis_dims=axis_dims,
+                span=span,
+            )
         )
 
     @classmethod
@@ -214,7 +226,9 @@ class RotaryEmbedding:
         )
 
     @classmethod
-    def from_generators(cls, generators: ArrayLike, *, tolerance: float | None = None) -> tuple[Self, Float64]:
+    def from_generators(
+        cls, generators: ArrayLike, *, tolerance: float | None = None
+    ) -> tuple[Self, Float64]:
         """Return the rotary embedding and the orthogonal basis Q of position p ↦ expm(Σ p_k B_k).
 
         generators: (axes, head_dim, head_dim), real, each antisymmetric, all commuting; a single
@@ -323,7 +337,11 @@ class RotaryEmbedding:
         return type(self).from_spec(self._spec.at_length(lengths))
 
     def cos_sin(
-        self, position_ids: ArrayLike, dtype: DTypeLike = np.float32, *, out: tuple[Array, Array] | None = None
+        self,
+        position_ids: ArrayLike,
+        dtype: DTypeLike = np.float32,
+        *,
+        out: tuple[Array, Array] | None = None,
     ) -> tuple[Array, Array]:
         """Return cos and sin of the positions, attention factor included, rounded once to `dtype`.
 
@@ -386,7 +404,9 @@ class RotaryEmbedding:
         """
         layout, mode = check.layout(layout), _mode(inverse)
         positions = self._positions("x", x, position_ids, offset, layout)
-        return RotaryPlan(self._angles, self._pairing, positions, layout, mode, REAL_OF[x.dtype]).rotate(x, out)
+        return RotaryPlan(
+            self._angles, self._pairing, positions, layout, mode, COMPUTE_DTYPES[x.dtype]
+        ).rotate(x, out)
 
     def __call__(
         self,
@@ -408,9 +428,13 @@ class RotaryEmbedding:
         """
         layout, mode = check.layout(layout), _mode(inverse)
         positions = self._positions("q", q, position_ids, offset, layout)
-        return RotaryPlan(self._angles, self._pairing, positions, layout, mode, REAL_OF[q.dtype])(q, k, out)
+        return RotaryPlan(
+            self._angles, self._pairing, positions, layout, mode, COMPUTE_DTYPES[q.dtype]
+        )(q, k, out)
 
-    def plan(self, position_ids: ArrayLike, *, layout: str = "bshd", inverse: bool = False) -> RotaryPlan:
+    def plan(
+        self, position_ids: ArrayLike, *, layout: str = "bshd", inverse: bool = False
+    ) -> RotaryPlan:
         """Compute cos and sin of a step's positions once, for every layer and every dtype.
 
         position_ids, layout, inverse: as in `rotate`. Ids (seq,) serve any batch.
@@ -421,7 +445,12 @@ class RotaryEmbedding:
         return RotaryPlan(self._angles, self._pairing, positions, layout, _mode(inverse))
 
     def shift(
-        self, keys: Array, delta: int | float | ArrayLike, *, layout: str = "bshd", out: Array | None = None
+        self,
+        keys: Array,
+        delta: int | float | ArrayLike,
+        *,
+        layout: str = "bshd",
+        out: Array | None = None,
     ) -> Array:
         """Move rotated keys by `delta` positions: the angle delta·F, the factor 1 (llama.cpp's K-shift).
 
@@ -432,10 +461,12 @@ class RotaryEmbedding:
         Raises TypeError or ValueError as `rotate` does.
         """
         keys = check.array("keys", keys, check.layout(layout))
-        tokens = keys.shape[check.AXES[layout][1]]
+        tokens = keys.shape[LAYOUT_AXES[layout][1]]
         moved = check_ids.deltas(delta, tokens, self.axes, self._spec.shared_id)
         positions = self._given("delta", moved, layout)
-        plan = RotaryPlan(self._angles, self._pairing, positions, layout, "shift", REAL_OF[keys.dtype])
+        plan = RotaryPlan(
+            self._angles, self._pairing, positions, layout, "shift", COMPUTE_DTYPES[keys.dtype]
+        )
         return plan.rotate(keys, out)
 
     def __repr__(self) -> str:
@@ -461,12 +492,16 @@ class RotaryEmbedding:
             return "none"
         return f"{2 * np.pi / frequencies.max():.4g}…{2 * np.pi / frequencies.min():.4g}"
 
-    def _positions(self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str) -> Float64:
+    def _positions(
+        self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str
+    ) -> Float64:
         """Return the positions of an array's tokens, checked."""
         x = check.array(name, x, layout)
         if ids is not None:
             if type(offset) is not int or offset != 0:
-                raise ValueError(f"`offset` is {shown(offset)} and `position_ids` are given as well; give one of them")
+                raise ValueError(
+                    f"`offset` is {shown(offset)} and `position_ids` are given as well; give one of them"
+                )
             return self._given("position_ids", ids, layout)
         if layout == "thd" or not self._consecutive:
             self._spec.check_length()

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.angles import Angles as AnglesOfSpec
+from rope_cpu.rotation.cos_sin import Angles as AnglesOfSpec
 
 from .graph import FLOAT64, Graph
 
@@ -38,9 +38,15 @@ class Angles:
         return (self.cos, "cos"), (self.sin, "sin")
 
 
-def tables(rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def tables(
+    rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return cos and sin of positions 0 … rows − 1 on every axis, (rows, pairs), each rounded once to `dtype`."""
-    angles, mode, pairs = AnglesOfSpec.of(rope.spec), "inverse" if inverse else "rotate", rope.rotary_dim // 2
+    angles, mode, pairs = (
+        AnglesOfSpec.of(rope.spec),
+        "inverse" if inverse else "rotate",
+        rope.rotary_dim // 2,
+    )
     cos, sin = np.empty((rows, pairs), dtype), np.empty((rows, pairs), dtype)
     for start in range(0, rows, TABLE_ROWS):
         part = slice(start, start + TABLE_ROWS)
@@ -50,7 +56,9 @@ def tables(rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]
     return cos, sin
 
 
-def computed(graph: Graph, rope: RotaryEmbedding, ids: str, inverse: bool, dtype: np.dtype[Any]) -> Angles:
+def computed(
+    graph: Graph, rope: RotaryEmbedding, ids: str, inverse: bool, dtype: np.dtype[Any]
+) -> Angles:
     """Compute cos and sin in the graph; ids (batch or 1, seq), or (…, axes) with several axes, of any real dtype.
 
     The product of position and frequency is float64 and off by its rounding, |p·ω|·2^-53. With angle_dtype float32
@@ -59,19 +67,28 @@ def computed(graph: Graph, rope: RotaryEmbedding, ids: str, inverse: bool, dtype
     spec = rope.spec
     _, axes, heads, pairs = spec.inv_freq.shape
     angle_dtype = np.dtype(spec.angle_dtype)
-    omega = graph.initializer("inv_freq", spec.inv_freq[0].reshape(axes, heads * pairs).astype(angle_dtype))
+    omega = graph.initializer(
+        "inv_freq", spec.inv_freq[0].reshape(axes, heads * pairs).astype(angle_dtype)
+    )
     with graph.scope("angles"):
         position = graph.cast(ids, angle_dtype, "position")
         if axes == 1:
             position = graph.node("Unsqueeze", [position, graph.ints(-1)], "position_column")
-        angle = graph.node("Mul" if axes == 1 else "MatMul", [position, omega], "position_times_inv_freq")
+        angle = graph.node(
+            "Mul" if axes == 1 else "MatMul", [position, omega], "position_times_inv_freq"
+        )
         if heads > 1:
             angle = graph.node("Reshape", [angle, graph.ints(0, 0, heads, pairs)], "by_head")
         angle = graph.cast(angle, FLOAT64, "angle")
         factor = 1 / rope.attention_factor if inverse else rope.attention_factor
         cos = _scaled(graph, _cosine(graph, angle, dtype), factor, "cos", angle_dtype, dtype)
         sin = _scaled(
-            graph, graph.node("Sin", [angle], "sin"), -factor if inverse else factor, "sin", angle_dtype, dtype
+            graph,
+            graph.node("Sin", [angle], "sin"),
+            -factor if inverse else factor,
+            "sin",
+            angle_dtype,
+            dtype,
         )
     return Angles(cos, sin, pairs, heads)
 
@@ -91,7 +108,9 @@ def _cosine(graph: Graph, angle: str, dtype: np.dtype[Any]) -> str:
     return graph.node("Sub", [graph.scalar(1.0, FLOAT64), twice], "cos")
 
 
-def _scaled(graph: Graph, value: str, factor: float, name: str, angle_dtype: Any, dtype: np.dtype[Any]) -> str:
+def _scaled(
+    graph: Graph, value: str, factor: float, name: str, angle_dtype: Any, dtype: np.dtype[Any]
+) -> str:
     value = graph.cast(value, angle_dtype, f"{name}_float32", source=FLOAT64)
     if factor != 1:
         value = graph.node("Mul", [value, graph.scalar(factor, angle_dtype)], f"{name}_factor")
@@ -116,7 +135,9 @@ def of_tokens(graph: Graph, angles: Angles) -> Angles:
         length = graph.size(angles.cos, 0, "table_length")
         negative = graph.node("Less", [angles.ids, graph.ints(0)], "is_negative")
         ids = graph.node("Where", [negative, length, angles.ids], "row")
-        cos, sin = (_rows(graph, table, ids, angles.pair_axis, name) for table, name in angles.both())
+        cos, sin = (
+            _rows(graph, table, ids, angles.pair_axis, name) for table, name in angles.both()
+        )
     return replace(angles, cos=cos, sin=sin, ids=None, pair_axis=None)
 
 
@@ -126,8 +147,12 @@ def _rows(graph: Graph, table: str, ids: str, pair_axis: tuple[int, ...] | None,
         return graph.node("Gather", [table, ids], name, axis=0)
     found = ""
     for axis in sorted(set(pair_axis)):
-        row = graph.node("Gather", [ids, graph.scalar(axis, np.int64)], f"{name}/row_of_axis_{axis}", axis=-1)
+        row = graph.node(
+            "Gather", [ids, graph.scalar(axis, np.int64)], f"{name}/row_of_axis_{axis}", axis=-1
+        )
         value = graph.node("Gather", [table, row], f"{name}/by_axis_{axis}", axis=0)
         mine = graph.initializer(f"pairs_of_axis_{axis}", np.array(pair_axis) == axis)
-        found = graph.node("Where", [mine, value, found], f"{name}/to_axis_{axis}") if found else value
+        found = (
+            graph.node("Where", [mine, value, found], f"{name}/to_axis_{axis}") if found else value
+        )
     return found

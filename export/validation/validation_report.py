@@ -67,7 +67,10 @@ class Report:
     @property
     def worst(self) -> Outcome:
         """The case that failed, or that came closest to its tolerance."""
-        return max(self.outcomes, key=lambda outcome: (not outcome.passed, np.nan_to_num(outcome.ratio, nan=np.inf)))
+        return max(
+            self.outcomes,
+            key=lambda outcome: (not outcome.passed, np.nan_to_num(outcome.ratio, nan=np.inf)),
+        )
 
     def replay(self, outcome: Outcome | None = None) -> dict[str, NDArray[Any]]:
         """Run a case again, the worst by default; return its inputs, and results, exact values and bounds by name.
@@ -78,6 +81,12 @@ class Report:
 
     def __str__(self) -> str:
         failed = sum(not outcome.passed for outcome in self.outcomes)
-        verdict = f"{failed} of {len(self.outcomes)} cases FAILED" if failed else f"passed, {len(self.outcomes)} cases"
+        verdict = (
+            f"{failed} of {len(self.outcomes)} cases FAILED"
+            if failed
+            else f"passed, {len(self.outcomes)} cases"
+        )
         worst = f"  largest error {self.max_abs_error:.3e}; worst case: {self.worst.case} (seed {self.worst.seed})"
-        return "\n".join([f"{self.title}: {verdict}", worst, *(f"  {outcome}" for outcome in self.outcomes)])
+        return "\n".join(
+            [f"{self.title}: {verdict}", worst, *(f"  {outcome}" for outcome in self.outcomes)]
+        )

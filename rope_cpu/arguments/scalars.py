@@ -10,10 +10,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.validation import limits
-from rope_cpu.validation.texts import cut, shown
-
-Float64 = NDArray[np.float64]
+from rope_cpu.arguments import limits
+from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.array_types import Float64
 
 # What other libraries call the arguments of a rotary embedding.
 _CALLED_HERE = {
@@ -24,15 +23,14 @@ _CALLED_HERE = {
     **dict.fromkeys(("rotary_emb_dim", "rotary_embedding_dim", "n_rot"), "rotary_dim"),
 }
 
-# Positions beyond it are refused: float64 does not hold every whole number there.
-MAX_POSITION = 2.0**53
-
 
 def refuse_other_names(owner: str, arguments: Iterable[str]) -> None:
     """Raise TypeError where an argument goes by the name that another library has for it."""
     for name in arguments:
         if name in _CALLED_HERE:
-            raise TypeError(f"{owner} has no argument `{name}`; here it is called `{_CALLED_HERE[name]}`")
+            raise TypeError(
+                f"{owner} has no argument `{name}`; here it is called `{_CALLED_HERE[name]}`"
+            )
 
 
 def whole_number(name: str, value: object, least: int = 1, most: int = limits.WHOLE) -> int:
@@ -47,13 +45,22 @@ def whole_number(name: str, value: object, least: int = 1, most: int = limits.WH
 
 
 def whole_numbers(
-    name: str, value: object, least: int = 1, *, most: int = limits.WHOLE, longest: int = limits.HEAD_DIM
+    name: str,
+    value: object,
+    least: int = 1,
+    *,
+    most: int = limits.WHOLE,
+    longest: int = limits.HEAD_DIM,
 ) -> tuple[int, ...]:
     """Return a sequence of whole numbers as a tuple; raise unless each is from `least` to `most`.
 
     longest: how many there may be.
     """
-    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str | bytes) or getattr(value, "ndim", 1) != 1:
+    if (
+        not isinstance(value, Sequence | np.ndarray)
+        or isinstance(value, str | bytes)
+        or getattr(value, "ndim", 1) != 1
+    ):
         raise TypeError(f"`{name}` is {shown(value)}; it must be a sequence of integers")
     not_longer(name, value, longest)
     return tuple(whole_number(name, entry, least, most) for entry in value)
@@ -73,14 +80,20 @@ def not_larger(what: str, value: object, *sizes: int, most: int = limits.TABLE) 
     """
     if math.prod(sizes) > most:
         shape = " x ".join(map(shown, sizes))
-        raise ValueError(f"{what} {shown(value)}: a table of {shape} elements; it may have at most {most}")
+        raise ValueError(
+            f"{what} {shown(value)}: a table of {shape} elements; it may have at most {most}"
+        )
 
 
 def lengths(name: str, value: Any) -> list[int]:
     """Return sequence lengths, of which `value` is one or several, as a list; raise unless there is one at least."""
     if isinstance(value, np.ndarray) and value.ndim > 1:
-        raise TypeError(f"`{name}` has shape {value.shape}; it must be a length, or one row of them")
-    several = isinstance(value, list | tuple | range) or (isinstance(value, np.ndarray) and value.ndim == 1)
+        raise TypeError(
+            f"`{name}` has shape {value.shape}; it must be a length, or one row of them"
+        )
+    several = isinstance(value, list | tuple | range) or (
+        isinstance(value, np.ndarray) and value.ndim == 1
+    )
     if several:
         not_longer(name, value, limits.LENGTHS)
     given = value.tolist() if isinstance(value, np.ndarray) else value
@@ -92,14 +105,18 @@ def lengths(name: str, value: Any) -> list[int]:
 
 def real_number(name: str, value: object, *, zero: bool = False) -> float:
     """Return `value` as a float; raise unless it is a finite number above 0, or 0 where `zero` allows it."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+    if isinstance(value, bool | np.bool_) or not isinstance(
+        value, int | float | np.integer | np.floating
+    ):
         raise TypeError(f"`{name}` is {shown(value)}; it must be a number")
     try:
         number = float(value)
     except OverflowError:  # an int beyond every float
         number = np.inf
     if not np.isfinite(number) or number < 0 or (number == 0 and not zero):
-        raise ValueError(f"`{name}` is {shown(value)}; it must be finite and {'at least' if zero else 'above'} 0")
+        raise ValueError(
+            f"`{name}` is {shown(value)}; it must be finite and {'at least' if zero else 'above'} 0"
+        )
     return number
 
 
@@ -120,8 +137,14 @@ def one_of(name: str, value: object, known: Sequence[str]) -> str:
 def unmasked(name: str, value: object) -> None:
     """Raise where `value` is a masked array."""
     # What is plain is not masked; asking NumPy would load its module for that, a fiftieth of a start from the cache.
-    if isinstance(value, np.ndarray) and type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"`{name}` is a masked array; give its `.data`, as a mask has no place here")
+    if (
+        isinstance(value, np.ndarray)
+        and type(value) is not np.ndarray
+        and isinstance(value, np.ma.MaskedArray)
+    ):
+        raise TypeError(
+            f"`{name}` is a masked array; give its `.data`, as a mask has no place here"
+        )
 
 
 def regular_array(name: str, value: Any) -> NDArray[Any]:
@@ -134,7 +157,9 @@ def regular_array(name: str, value: Any) -> NDArray[Any]:
     except (TypeError, ValueError):
         if not isinstance(value, list | tuple):
             raise  # another library's own reason
-        raise ValueError(f"`{name}` is a {type(value).__name__} of unequal rows; it must be a regular array") from None
+        raise ValueError(
+            f"`{name}` is a {type(value).__name__} of unequal rows; it must be a regular array"
+        ) from None
 
 
 def integers(name: str, value: ArrayLike) -> NDArray[np.int64]:
@@ -172,5 +197,7 @@ def per_axis(name: str, value: ArrayLike, axes: int) -> Float64:
     """Return a finite number for each axis, from one for all or one for each."""
     numbers = finite_array(name, value)
     if numbers.shape not in ((), (axes,)):
-        raise ValueError(f"`{name}` has shape {numbers.shape}; it must be one number, or one for each of {axes} axes")
+        raise ValueError(
+            f"`{name}` has shape {numbers.shape}; it must be one number, or one for each of {axes} axes"
+        )
     return np.broadcast_to(numbers, (axes,))

@@ -8,15 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rope_cpu.arguments import arrays as check
+from rope_cpu.array_types import DTYPE_NAMES, Array
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.rotate import DONE, rotation
 from rope_cpu.kernels.vectors import converts_float16
 from rope_cpu.machine import last_level_cache
-from rope_cpu.validation import arrays as check
-from rope_cpu.validation.arrays import Array
 
-# What each dtype is computed in, and what kernels see 16-bit floats as.
-REAL_OF = {dtype: "float64" if name == "float64" else "float32" for dtype, name in check.FORMAT_OF.items()}
+# The integers that kernels take 16-bit floats as.
 BITS = {"float16": np.dtype(np.int16), "bfloat16": np.dtype(np.uint16)}
 # How kernels see other layouts than bshd: as that, (batch, tokens, heads, head_dim).
 ARRANGED: dict[str, Callable[[Array], Array]] = {
@@ -27,7 +26,7 @@ ARRANGED: dict[str, Callable[[Array], Array]] = {
 
 # launch(cos_sin, q, k, q_out, k_out, arrays) rotates q, and k if arrays is 2, without copying. It returns False, with
 # nothing written, when the kernel cannot take the arrays. cos_sin: (2, batch or 1, seq, frequency heads, pairs),
-# C-contiguous, of the dtype that REAL_OF names. The arrays must have the dtype that the call was made for, which the
+# C-contiguous, of the compute dtype. The arrays must have the dtype that the call was made for, which the
 # caller compares: Numba takes a read-only or unaligned array of the other byte order for a native one.
 Launch = Callable[[Array, Array, Array, Array, Array, int], bool]
 
@@ -43,15 +42,24 @@ class Pairing(NamedTuple):
 @lru_cache
 def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str) -> Launch:
     """Return the call that rotates arrays of a dtype; the kernel checks shapes, strides and shared memory."""
-    name = check.FORMAT_OF.get(dtype)
+    name = DTYPE_NAMES.get(dtype)
     if name is None or (name == "float16" and not converts_float16()):
         return lambda *arrays: False
-    kernel, rotary_dim = rotation(name, "interleaved" if pairing.interleaved else "half"), sum(pairing.blocks)
-    sizes = np.array([pairing.head_dim, last_level_cache(), *(width // 2 for width in pairing.blocks)], np.int64)
+    kernel, rotary_dim = (
+        rotation(name, "interleaved" if pairing.interleaved else "half"),
+        sum(pairing.blocks),
+    )
+    sizes = np.array(
+        [pairing.head_dim, last_level_cache(), *(width // 2 for width in pairing.blocks)], np.int64
+    )
 
-    def as_they_stand(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
+    def as_they_stand(
+        cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int
+    ) -> bool:
         try:
-            status: int = kernel(q, k, q_out, k_out, cos_sin, sizes, arrays, 1 if threads.serial else threads.limit)
+            status: int = kernel(
+                q, k, q_out, k_out, cos_sin, sizes, arrays, 1 if threads.serial else threads.limit
+            )
         except TypeError:  # Numba's, of arrays of another rank, and of read-only outputs
             return False
         return status == DONE
@@ -81,7 +89,9 @@ def _and_copied(launch: Launch, rotary_dim: int) -> Launch:
 def _transposed(launch: Launch, arranged: Callable[[Array], Array]) -> Launch:
     """Hand arrays on as (batch, tokens, heads, head_dim)."""
 
-    def transposed(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
+    def transposed(
+        cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int
+    ) -> bool:
         try:
             x = y = arranged(q)
             x_out = y_out = x if q_out is q else arranged(q_out)
@@ -134,7 +144,9 @@ def rotate_copies(
         wide = x.astype(np.float32) if x.dtype == np.float16 and not converts_float16() else x
         launch, cos_sin = launch_of(wide.dtype)
         if wide.size and not launch(cos_sin, wide, wide, wide, wide, 1):
-            raise RuntimeError(f"an array of shape {x.shape} passed its checks, but the kernel refused its copy")
+            raise RuntimeError(
+                f"an array of shape {x.shape} passed its checks, but the kernel refused its copy"
+            )
         with np.errstate(over="ignore", under="ignore"):
             result[...] = wide
     return results

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from rope_cpu.array_types import DTYPE_NAMES, DTYPES, Array, Float64
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.angles import RADIAN, cos_sin
-from rope_cpu.validation.arrays import DTYPES, FORMAT_OF, Array
-from rope_cpu.validation.scalars import Float64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,11 +30,23 @@ class Angles:
     @classmethod
     def of(cls, spec: RopeSpec) -> Angles:
         """Get a spec ready."""
-        omega, factor, in_float32 = spec.inv_freq, spec.attention_factor, spec.angle_dtype == "float32"
+        omega, factor, in_float32 = (
+            spec.inv_freq,
+            spec.attention_factor,
+            spec.angle_dtype == "float32",
+        )
         parts = (omega, np.zeros_like(omega)) if in_float32 else revolutions(omega)
         one = np.ones_like(factor)
-        factors = {"rotate": (factor, factor), "inverse": (1.0 / factor, -1.0 / factor), "shift": (one, one)}
-        return cls(np.stack(parts, axis=1), {name: np.stack(f, axis=1) for name, f in factors.items()}, in_float32)
+        factors = {
+            "rotate": (factor, factor),
+            "inverse": (1.0 / factor, -1.0 / factor),
+            "shift": (one, one),
+        }
+        return cls(
+            np.stack(parts, axis=1),
+            {name: np.stack(f, axis=1) for name, f in factors.items()},
+            in_float32,
+        )
 
     def cos_sin(self, positions: Float64, mode: str, real: str) -> Array:
         """Return cos, and then sin, times their factors: (2, batch or 1, seq, heads, pairs), float32 or float64.
@@ -50,7 +61,7 @@ class Angles:
 
     def write(self, positions: Float64, mode: str, cos: Array, sin: Array) -> None:
         """Write what `cos_sin` returns to arrays of as many elements, of any dtype, rounded once."""
-        dtype = FORMAT_OF[cos.dtype]
+        dtype = DTYPE_NAMES[cos.dtype]
         real = "float32" if dtype == "float32" or self.in_float32 else "float64"
         if dtype == real and cos.flags.carray and sin.flags.carray:
             shape = self._shape(positions)
@@ -66,13 +77,28 @@ class Angles:
 
     def _compute(self, positions: Float64, mode: str, real: str, cos: Array, sin: Array) -> None:
         """Write to C-contiguous arrays (batch or 1, seq, heads, pairs) of the real dtype."""
-        kernel = cos_sin(real)  # fetched first: the first kernel finds out whether all must be serial
+        kernel = cos_sin(
+            real
+        )  # fetched first: the first kernel finds out whether all must be serial
         write = partial(_write_in_float32, kernel) if self.in_float32 else kernel
-        write(positions, self.frequencies, self.factors[mode], cos, sin, 1 if threads.serial else threads.limit)
+        write(
+            positions,
+            self.frequencies,
+            self.factors[mode],
+            cos,
+            sin,
+            1 if threads.serial else threads.limit,
+        )
 
 
 def _write_in_float32(
-    kernel: Any, positions: Float64, frequencies: Float64, factors: Float64, cos: Array, sin: Array, usable: int
+    kernel: Any,
+    positions: Float64,
+    frequencies: Float64,
+    factors: Float64,
+    cos: Array,
+    sin: Array,
+    usable: int,
 ) -> None:
     """Write cos and sin of the angles that models in float32 have; arguments as the kernel takes them."""
     angle = np.zeros_like(cos)
@@ -83,7 +109,10 @@ def _write_in_float32(
     # every token is a batch row.
     rows, pairs = cos[..., 0].size, cos.shape[3]
     one, high = np.array([[[RADIAN[0]]]]), angle.astype(np.float64).reshape(rows, 1, 1, 1, pairs)
-    parts, flat = np.concatenate([high, high * (RADIAN[1] / RADIAN[0])], axis=1), (rows, 1, 1, pairs)
+    parts, flat = (
+        np.concatenate([high, high * (RADIAN[1] / RADIAN[0])], axis=1),
+        (rows, 1, 1, pairs),
+    )
     kernel(one, parts, np.ones((rows, 2)), cos.reshape(flat), sin.reshape(flat), usable)
     for table, factor in zip((cos, sin), factors.astype(np.float32).T, strict=True):
         table *= factor[:, None, None, None]
@@ -95,7 +124,11 @@ def _rounded(table: Array, dtype: str) -> Array:
     if dtype == "bfloat16":
         # ml_dtypes rounds to float32 first and then to bfloat16, so its eight bits are found here.
         mantissa, exponent = np.frexp(table)
-        table = np.where(np.abs(table) < 2.0**-126, 0.0 * table, np.ldexp(np.rint(mantissa * 2.0**8), exponent - 8))
+        table = np.where(
+            np.abs(table) < 2.0**-126,
+            0.0 * table,
+            np.ldexp(np.rint(mantissa * 2.0**8), exponent - 8),
+        )
     with np.errstate(over="ignore", under="ignore"):
         return table.astype(DTYPES[dtype])
 

@@ -9,17 +9,18 @@ import onnx
 from numpy.typing import ArrayLike, DTypeLike
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.array_types import Float64
 
 from .attention_options import AttentionOptions
 from .graph import Graph, relayout, rms_norm
+from .graph_inputs import inputs_of, rotator_of, sizes_of
 from .layouts import shape_of
 from .masks import INPUT, SHAPES, lengths_of
 from .metadata import described, entries
 from .options import is_rotary_embedding, options_given
-from .positions import inputs_of, rotator_of, sizes_of
 from .targets import TARGETS
 from .targets.base import Attention, Rotator
-from .weights import Float64, norms_of, weights_of
+from .weights import norms_of, weights_of
 
 
 def export_attention(
@@ -94,7 +95,9 @@ def export_attention(
 class _Builder:
     """Puts one attention model together; arrays: weights and norms by name."""
 
-    def __init__(self, rope: RotaryEmbedding, options: AttentionOptions, arrays: dict[str, Float64]) -> None:
+    def __init__(
+        self, rope: RotaryEmbedding, options: AttentionOptions, arrays: dict[str, Float64]
+    ) -> None:
         self.graph, self.rope, self.options, self.arrays = Graph(), rope, options, arrays
         self.target, self.sizes = TARGETS[options.target], options.sizes(rope.head_dim)
         self.dtype, self.compute_dtype = options.dtype, options.rotation.compute_dtype
@@ -109,9 +112,13 @@ class _Builder:
         wide = {name: self._widened(name) for name in tokens}
         q, k, v = (self._ready(name, wide.get(name) or wide["hidden"], rotator) for name in "qkv")
         with graph.scope("attention"):
-            past = (self._widened("past_key"), self._widened("past_value")) if options.past else None
+            past = (
+                (self._widened("past_key"), self._widened("past_value")) if options.past else None
+            )
             bias = self._widened(INPUT) if options.mask == "float" else None
-            y, keys, values = self.target.attend(Attention(graph, options, rotator, lengths, past, bias), q, k, v)
+            y, keys, values = self.target.attend(
+                Attention(graph, options, rotator, lengths, past, bias), q, k, v
+            )
         self._outputs(y, keys, values)
         return graph.model(
             "rotary_attention",
@@ -136,7 +143,9 @@ class _Builder:
         for declared in inputs_of(self.rope, options.rotation):
             graph.input(*declared)
         if options.mask != "none":
-            graph.input(INPUT, self.dtype if options.mask == "float" else np.bool_, SHAPES[options.mask])
+            graph.input(
+                INPUT, self.dtype if options.mask == "float" else np.bool_, SHAPES[options.mask]
+            )
         return list(shapes)
 
     def _cache_shape(self, name: str, length: str) -> list[str | int]:
@@ -145,7 +154,9 @@ class _Builder:
 
     def _widened(self, value: str) -> str:
         """Return a value in the compute dtype."""
-        return self.graph.cast(value, self.compute_dtype, f"{value}_{self.compute_dtype}", source=self.dtype)
+        return self.graph.cast(
+            value, self.compute_dtype, f"{value}_{self.compute_dtype}", source=self.dtype
+        )
 
     def _ready(self, name: str, x: str, rotator: Rotator) -> str:
         """Return q, k or v as attention takes them: projected, normed, rotated and laid out as each needs."""
@@ -174,7 +185,9 @@ class _Builder:
         y = self.graph.node("MatMul", [x, self._widened(weight)], f"{name}_projected")
         if f"{name}_bias" not in self.arrays:
             return y
-        bias = self.graph.initializer(f"{name}_bias", self.arrays[f"{name}_bias"].astype(self.dtype))
+        bias = self.graph.initializer(
+            f"{name}_bias", self.arrays[f"{name}_bias"].astype(self.dtype)
+        )
         return self.graph.node("Add", [y, self._widened(bias)], f"{name}_with_bias")
 
     def _outputs(self, y: str, keys: str, values: str) -> None:
@@ -184,11 +197,15 @@ class _Builder:
             y = relayout(self.graph, y, self.target.attention_layout, layout, heads, width)
             y = self._projected(y, "o") if "o" in self.arrays else y
         shape = shape_of(layout, heads, width)
-        self._output(y, "attention", shape if options.output is None else [*shape[:2], options.output])
+        self._output(
+            y, "attention", shape if options.output is None else [*shape[:2], options.output]
+        )
         if options.past:
             self._output(keys, "present_key", self._cache_shape("k", "total_length"))
             self._output(values, "present_value", self._cache_shape("v", "total_length"))
 
     def _output(self, value: str, name: str, shape: list[str | int]) -> None:
-        value = self.graph.cast(value, self.dtype, f"{name}/to_{self.dtype}", source=self.compute_dtype)
+        value = self.graph.cast(
+            value, self.dtype, f"{name}/to_{self.dtype}", source=self.compute_dtype
+        )
         self.graph.output(value, name, self.dtype, shape)

@@ -6,9 +6,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike
 
-Float64 = NDArray[np.float64]
+from rope_cpu.array_types import Float64
 
 # Rounding of the arithmetic and of cos and sin, in units of u; ideal arithmetic needs 1.3 of it.
 ARITHMETIC_ROUNDINGS = 3.0
@@ -44,7 +44,9 @@ def rotation_bound(
     return bound  # type: ignore[no-any-return]
 
 
-def table_bound(exact: ArrayLike, attention_factor: float, dtype: DTypeLike = np.float32) -> Float64:
+def table_bound(
+    exact: ArrayLike, attention_factor: float, dtype: DTypeLike = np.float32
+) -> Float64:
     """Return the allowed error of cos and sin tables: ½ ulp(exact) + 1e-9·A; for float64, + 4·2^-53·A."""
     slack = 4 * 2.0**-53 if np.dtype(dtype) == np.float64 else ANGLE_ERROR
     return half_ulp(exact, dtype) + slack * attention_factor

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.angles import Angles
-from rope_cpu.rotation import REAL_OF, Launch, Pairing, launcher, rotate_copies
-from rope_cpu.validation import arrays as check
-from rope_cpu.validation.arrays import Array
-from rope_cpu.validation.scalars import Float64
+from rope_cpu.arguments import arrays as check
+from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64
+from rope_cpu.rotation.cos_sin import Angles
+from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
 
 _ndarray = np.ndarray
 
@@ -24,7 +23,13 @@ class RotaryPlan:
     __slots__ = ("_angles", "_launches", "_layout", "_mode", "_pairing", "_positions", "_tables")
 
     def __init__(
-        self, angles: Angles, pairing: Pairing, positions: Float64, layout: str, mode: str, real: str = "float32"
+        self,
+        angles: Angles,
+        pairing: Pairing,
+        positions: Float64,
+        layout: str,
+        mode: str,
+        real: str = "float32",
     ) -> None:
         """Compute cos and sin in a real dtype; those in the other follow when they are first needed."""
         self._angles, self._pairing, self._positions = angles, pairing, positions
@@ -32,20 +37,32 @@ class RotaryPlan:
         self._tables = {real: angles.cos_sin(positions, mode, real)}
         self._launches: dict[np.dtype[Any], tuple[Launch, Array]] = {}
 
-    def __call__(self, q: Array, k: Array, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
+    def __call__(
+        self, q: Array, k: Array, out: tuple[Array, Array] | None = None
+    ) -> tuple[Array, Array]:
         """Rotate queries and keys; see RotaryEmbedding.__call__ for the arguments."""
-        results = (np.empty_like(q), np.empty_like(k)) if out is None and type(q) is type(k) is _ndarray else out
+        results = (
+            (np.empty_like(q), np.empty_like(k))
+            if out is None and type(q) is type(k) is _ndarray
+            else out
+        )
         if type(results) is tuple and len(results) == 2:
             q_out, k_out = results
             if type(q) is type(k) is type(q_out) is type(k_out) is _ndarray:
                 dtype = q.dtype
                 launch, cos_sin = self._launches.get(dtype) or self._launch(dtype)
-                same = dtype is k.dtype is q_out.dtype is k_out.dtype  # the usual case; comparing takes longer
+                same = (
+                    dtype is k.dtype is q_out.dtype is k_out.dtype
+                )  # the usual case; comparing takes longer
                 if not same:
                     same = dtype == k.dtype == q_out.dtype == k_out.dtype
                 if same and launch(cos_sin, q, k, q_out, k_out, 2):
                     return results
-        outs = None if out is None else dict(zip(("out[0]", "out[1]"), check.out_pair(out), strict=True))
+        outs = (
+            None
+            if out is None
+            else dict(zip(("out[0]", "out[1]"), check.out_pair(out), strict=True))
+        )
         first, second = self._rotate_copies({"q": q, "k": k}, outs)
         return first, second
 
@@ -63,7 +80,7 @@ class RotaryPlan:
 
     def _launch(self, dtype: np.dtype[Any]) -> tuple[Launch, Array]:
         """Return the call that rotates a dtype, and cos and sin for it, computed when they are first needed."""
-        real = REAL_OF.get(dtype, "float32")  # the call for another dtype answers False
+        real = COMPUTE_DTYPES.get(dtype, "float32")  # the call for another dtype answers False
         table = self._tables.get(real)
         if table is None:
             table = self._tables[real] = self._angles.cos_sin(self._positions, self._mode, real)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+from rope_cpu.arguments import scalars
 from rope_cpu.configs.model_types import data
 from rope_cpu.configs.rope_parameters import latent, own_section
-from rope_cpu.validation import scalars
 
 # Property of an attention class → the model types that have it; see tests/peers/test_attention_facts.py.
 FACTS: Mapping[str, Any] = data("attention.json")
@@ -47,15 +47,23 @@ class Attention:
         scale = _number("attention_multiplier", values)
         if scale is None and scalar:
             scale = scalar**-0.5
-        by_position = {key: own_section(values)[1].get(key, values.get(key)) for key in FACTS["query_scale_keys"]}
+        by_position = {
+            key: own_section(values)[1].get(key, values.get(key))
+            for key in FACTS["query_scale_keys"]
+        }
         return cls(
             causal=_is_causal(types, values),
-            latent=latent(values) or ("kv_lora_rank" in values and bool(values.get("use_mla", True))),
+            latent=latent(values)
+            or ("kv_lora_rank" in values and bool(values.get("use_mla", True))),
             sinks=not types.isdisjoint(FACTS["sinks"]),
             qk_norm=_qk_norm(types, values),
             v_norm=not types.isdisjoint(FACTS["v_norm"]),
-            chunk=None if types.isdisjoint(FACTS["chunks"]) else _whole("attention_chunk_size", values),
-            window=_whole("sliding_window", values) if values.get("use_sliding_window", True) else None,
+            chunk=None
+            if types.isdisjoint(FACTS["chunks"])
+            else _whole("attention_chunk_size", values),
+            window=_whole("sliding_window", values)
+            if values.get("use_sliding_window", True)
+            else None,
             softcap=_number("attn_logit_softcapping", values),
             scale=next((FACTS["scale"][name] for name in types if name in FACTS["scale"]), scale),
             query_scale=next((key for key, value in by_position.items() if value), None),
@@ -79,7 +87,10 @@ def _whole(key: str, values: Mapping[str, Any]) -> int | None:
 def _is_causal(types: Set[str | None], values: Mapping[str, Any]) -> bool:
     """Return True if a query attends to keys up to itself only; for some model types a key of the config decides."""
     # Gemma 4's "vision" is about tokens of images alone.
-    if values.get("is_causal") is False or values.get("use_bidirectional_attention") in (True, "all"):
+    if values.get("is_causal") is False or values.get("use_bidirectional_attention") in (
+        True,
+        "all",
+    ):
         return False
     decoder = types.isdisjoint(FACTS["causal_if_decoder"]) or bool(values.get("is_decoder"))
     return decoder and types.isdisjoint(FACTS["bidirectional"])
@@ -90,4 +101,7 @@ def _qk_norm(types: Set[str | None], values: Mapping[str, Any]) -> str | None:
     keys = (FACTS["qk_norm_key"][name] for name in types if name in FACTS["qk_norm_key"])
     if not all(values.get(key, default) for key, default in keys):
         return None
-    return next((w for w in ("before", "after") if not types.isdisjoint(FACTS[f"qk_norm_{w}_rotation"])), None)
+    return next(
+        (w for w in ("before", "after") if not types.isdisjoint(FACTS[f"qk_norm_{w}_rotation"])),
+        None,
+    )

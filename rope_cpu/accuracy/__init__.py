@@ -1,0 +1,1 @@
+"""The exact reference and the tolerance by which results are judged."""

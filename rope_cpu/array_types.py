@@ -1,0 +1,39 @@
+"""Dtypes, layouts and array types that the whole package shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+
+# The dtypes of arrays that can be rotated, by name.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_LIST = ", ".join(DTYPES)  # for error texts
+
+# The dtype of the arithmetic, and of cos and sin, for each dtype of arrays.
+COMPUTE_DTYPES = {
+    DTYPES["float32"]: "float32",
+    DTYPES["float64"]: "float64",
+    DTYPES["float16"]: "float32",
+    DTYPES["bfloat16"]: "float32",
+}
+
+# The positions of the axes (batch, token, head) in each layout; packed tokens have no batch axis.
+LAYOUT_AXES: dict[str, tuple[int | None, int, int]] = {
+    "bshd": (0, 1, 2),
+    "bhsd": (0, 2, 1),
+    "sbhd": (1, 0, 2),
+    "thd": (None, 0, 1),
+}

@@ -1,1 +1,0 @@
-"""Checks of arguments and their error texts; it imports nothing else of rope_cpu."""
