@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.rotation.cos_sin import Angles as AnglesOfSpec
+from rope_cpu.rotation.cos_sin import CosSin
 
 from .graph import FLOAT64, Graph
 
@@ -43,7 +43,7 @@ def tables(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return cos and sin of positions 0 … rows − 1 on every axis, (rows, pairs), each rounded once to `dtype`."""
     angles, mode, pairs = (
-        AnglesOfSpec.of(rope.spec),
+        CosSin.from_spec(rope.spec),
         "inverse" if inverse else "rotate",
         rope.rotary_dim // 2,
     )

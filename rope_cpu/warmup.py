@@ -14,8 +14,8 @@ from numpy.typing import DTypeLike
 from rope_cpu.arguments.arrays import dtype_of
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPE_LIST, DTYPE_NAMES, DTYPES
-from rope_cpu.kernels.angles import cos_sin
-from rope_cpu.kernels.rotate import PAIRINGS, rotation
+from rope_cpu.kernels.angles import cos_sin_kernel
+from rope_cpu.kernels.rotate import PAIRINGS, rotation_kernel
 from rope_cpu.kernels.vectors import converts_float16
 
 
@@ -65,8 +65,8 @@ def todo(
     ]
     # Cos and sin of a plan are float32 until it rotates float64; tables of 16 bits are rounded from float64.
     return [
-        *((cos_sin, (real,)) for real in ("float32", "float64")),
-        *((rotation, key) for key in product(dict.fromkeys(rotated), PAIRINGS)),
+        *((cos_sin_kernel, (real,)) for real in ("float32", "float64")),
+        *((rotation_kernel, key) for key in product(dict.fromkeys(rotated), PAIRINGS)),
     ]
 
 

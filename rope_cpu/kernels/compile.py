@@ -1,4 +1,4 @@
-"""How kernels are compiled: by Numba, on first use, for one signature each, and kept in its cache on disk."""
+"""Compilation of kernels: by Numba, on first use, for one signature each, cached on disk."""
 
 from __future__ import annotations
 
@@ -13,60 +13,84 @@ from numba import config, njit
 
 from rope_cpu.kernels import threads
 
-# Numba's cache notices when the file of a kernel changes, not what the kernel calls in other files: so kernels of other
-# sources have other names.
+# Numba's cache notices a change in the file of a kernel, but not in the other files whose functions
+# the kernel calls. A hash of all sources is therefore a part of every kernel's name.
 _SOURCES = hashlib.sha256(
     b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
 )
 
-_warned: set[str | None] = set()  # cache folders that a warning has named
+_warned: set[str | None] = set()  # the cache folders that a warning has named
 
 
-def inner(function: Callable[..., Any], of: str = "", parallel: bool = False) -> Any:
-    """Return a function that kernels call, without the wrappers that Python needs: they take as long to compile.
+def device_function(function: Callable[..., Any], variant: str = "", parallel: bool = False) -> Any:
+    """Compile a device function: callable from kernels only.
 
-    of: what there is another such function of, by name, for each pairing. LLVM knows functions by qualified name, types
-    and a number that each process counts from 0: of kernels that several processes have compiled, one would call the
-    functions of another.
-    parallel: it has a prange, and nothing else: Numba counts references to the arrays of such a function, which serial
-    calls of one token would pay 0.1 µs for.
+    It has no wrappers for calls from Python, which would double the time to compile it.
+
+    Parameters
+    ----------
+    function : callable
+        The Python function.
+    variant : str
+        Prefix of the qualified name, for a function that exists once for each pairing. LLVM
+        identifies functions by qualified name, types and a number that every process counts from
+        0. Without the prefix, a cached kernel that another process compiled could call the function
+        of another pairing.
+    parallel : bool
+        Whether the function is a prange and nothing else. Numba counts references to the arrays of
+        such a function, which would cost a serial call for one token 0.1 µs.
     """
-    if of:
-        function.__qualname__ = f"{of}_{function.__name__}"
-    return njit(
-        error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, parallel=parallel
-    )(function)
+    if variant:
+        function.__qualname__ = f"{variant}_{function.__name__}"
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "parallel": parallel}
+    return njit(error_model="numpy", **options)(function)
 
 
-def compiled(
+def compile_kernel(
     function: Callable[..., Any], name: str, signature: tuple[Any, ...], **functions: Any
 ) -> Any:
-    """Compile a kernel under a name of its own, or load it from the cache; functions: the globals that it calls.
+    """Compile a kernel under a name of its own, or load it from the cache.
 
-    Numba's cache distinguishes kernels by qualified name, signature and bytecode, and keeps no closures over compiled
-    functions: so each kernel is a copy of a plain function, with a name of its own and what differs as its globals.
+    Numba's cache identifies kernels by qualified name, signature and bytecode, and cannot store a
+    closure over compiled functions. Each kernel is therefore a copy of a plain function, with a
+    name of its own and with the functions that differ as its globals.
 
-    Raises RuntimeError where NUMBA_DISABLE_JIT is set.
+    Parameters
+    ----------
+    function : callable
+        The Python function to copy.
+    name : str
+        Name of the kernel.
+    signature : tuple of numba types
+        Types of its arguments.
+    **functions : device functions
+        The globals of the copy that differ from those of `function`, by name.
+
+    Raises
+    ------
+    RuntimeError
+        If NUMBA_DISABLE_JIT is set.
     """
     if config.DISABLE_JIT:
         raise RuntimeError(
-            "NUMBA_DISABLE_JIT is set, but the kernels of rope_cpu exist in compiled form only"
+            "NUMBA_DISABLE_JIT is set, but the kernels of rope_cpu exist in compiled form only; "
+            "unset it"
         )
     threads.load_tbb()
     kernel = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
     kernel.__module__ = function.__module__
     kernel.__qualname__ = f"{name}_{_SOURCES.hexdigest()[:16]}"
-    dispatcher = _cached(kernel, signature)
+    dispatcher = _compile_or_load(kernel, signature)
     threads.check_layer()
     dispatcher.disable_compile()
     return dispatcher
 
 
-def _cached(kernel: FunctionType, signature: tuple[Any, ...]) -> Any:
+def _compile_or_load(kernel: FunctionType, signature: tuple[Any, ...]) -> Any:
     """Return the compiled dispatcher of a kernel, from the cache on disk if possible; warn if not.
 
-    Every exception is blamed on the cache, because reading a damaged file can raise any. An error of the compiler is
-    raised again by the second compilation, which does not use the cache.
+    Every exception is blamed on the cache, because reading a damaged file can raise any. An error
+    of the compiler is raised again by the second compilation, which does not use the cache.
     """
     cached = _dispatcher(kernel)
     try:
@@ -85,7 +109,10 @@ def _dispatcher(kernel: FunctionType) -> Any:
 
 
 def _warn_once(folder: str | None, error: Exception) -> None:
-    """Warn, once for each folder, that the kernel cache cannot be used; folder: None if none can be written."""
+    """Warn, once for each folder, that the kernel cache cannot be used.
+
+    folder: None if no folder is writable.
+    """
     if folder in _warned:
         return
     _warned.add(folder)
@@ -93,8 +120,8 @@ def _warn_once(folder: str | None, error: Exception) -> None:
         fault = "no folder for the kernel cache of rope_cpu can be written"
         remedy = "set NUMBA_CACHE_DIR to a writable folder"
     else:
-        fault = f"the kernel cache of rope_cpu in {folder} cannot be used ({type(error).__name__}: {error})"
+        reason = f"{type(error).__name__}: {error}"
+        fault = f"the kernel cache of rope_cpu in {folder} cannot be used ({reason})"
         remedy = "delete that folder, free disk space, or set NUMBA_CACHE_DIR to another one"
-    warnings.warn(
-        f"{fault}, so every process compiles the kernels for some seconds; {remedy}", stacklevel=2
-    )
+    consequence = "every process compiles the kernels for some seconds"
+    warnings.warn(f"{fault}, so {consequence}; {remedy}", stacklevel=2)

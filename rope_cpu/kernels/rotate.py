@@ -1,8 +1,13 @@
 """The rotation kernel: each pair (a, b) of a head vector becomes (a·cos − b·sin, b·cos + a·sin).
 
-From the inside out: `half_split` and `interleaved` rotate some pairs of several tokens and heads; `_part_of` makes of
-them what goes through an array; `_rotate` checks whether q and k can be rotated as they stand, and divides them between
-threads. Arrays are (batch, tokens, heads, elements), the last axis contiguous; steps are strides, in bytes.
+The functions from the inside out:
+
+- `half_split` and `interleaved` make the device function that rotates some pairs of a tile, which
+  is a run of tokens and heads;
+- `_make_rotate_part` makes the loop over the tiles of one thread's share of an array;
+- `_rotate` is the entry point: it checks the arrays and splits the work between threads.
+
+Arrays are (batch, tokens, heads, head_dim) with a contiguous last axis; strides are in bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange, types
@@ -29,12 +34,13 @@ from rope_cpu.kernels.vectors import (
     swapped,
 )
 
-DONE, INVALID = (
-    0,
-    1,
-)  # what a kernel returns; INVALID: nothing was written, as something does not fit
+# The statuses that a kernel returns. INVALID: the arrays did not pass its checks, and nothing was
+# written.
+DONE = 0
+INVALID = 1
 
-# Numba's types of the elements, and of cos and sin, of each dtype: 16-bit floats are integers of their bits.
+# Numba's types of the array elements, and of cos and sin, for each dtype. 16-bit floats are passed
+# as the integers of their bits.
 ELEMENTS = {
     "float32": (types.float32, types.float32),
     "float64": (types.float64, types.float64),
@@ -42,66 +48,123 @@ ELEMENTS = {
     "bfloat16": (types.uint16, types.float32),
 }
 
-# Fewer elements than these are rotated faster than a second thread starts.
+# A second thread takes longer to start than the rotation of fewer elements takes.
 _PARALLEL_FROM = 2**19
+
+# The axes of arrays. Shapes and strides are indexed with these constants only: a variable index
+# compiles to one branch for each axis.
+BATCH = 0
+TOKEN = 1
+HEAD = 2
+ELEMENT = 3
+
+
+class View(NamedTuple):
+    """An array as the device functions see it."""
+
+    pointer: Any
+    shape: Any  # (batch, tokens, heads, head_dim)
+    strides: Any
+    itemsize: Any
+
+
+class Table(NamedTuple):
+    """The cos and sin of the tokens; both have the same shape and strides."""
+
+    cos: Any  # pointer
+    sin: Any  # pointer
+    shape: Any  # (batch or 1, tokens, frequency heads, pairs)
+    strides: Any
+    itemsize: Any
+
+
+class Tile(NamedTuple):
+    """A run of tokens and heads that one call of a device function rotates."""
+
+    tokens: Any
+    heads: Any
+    token_stride: Any
+    head_stride: Any
+    out_token_stride: Any
+    out_head_stride: Any
+    table_token_stride: Any
+
+
+# Device functions that rotate `lanes` pairs of a tile, from pair i on. x, out: pointers to the
+# block of the tile's first token and head. cos, sin: pointers to those of that token. pairs: those
+# of the whole block. nontemporal: whether results are stored past the caches.
 
 
 def half_split(lanes: int) -> Any:
-    """Return the function that rotates the pairs (i, i + pairs), `lanes` of them from i on."""
+    """Return the device function that rotates `lanes` of the pairs (i, i + pairs)."""
 
-    @compile.inner
-    def rotate(
-        x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches
-    ):
-        for _ in range(tokens):
-            c, s = load(cos, i, lanes), load(sin, i, lanes)
-            row, out_row = x, out
-            for _ in range(heads):
-                a, b = load(row, i, lanes), load(row, i + pairs, lanes)
-                store(out_row, i, a * c - b * s, past_caches)
-                store(out_row, i + pairs, muladd(b, c, a * s), past_caches)
-                row, out_row = advance(row, steps[2]), advance(out_row, out_steps[2])
-            x, out = advance(x, steps[1]), advance(out, out_steps[1])
-            cos, sin = advance(cos, table_step), advance(sin, table_step)
+    @compile.device_function
+    def rotate(x, out, cos, sin, i, pairs, tile, nontemporal):
+        for _ in range(tile.tokens):
+            c = load(cos, i, lanes)
+            s = load(sin, i, lanes)
+            row = x
+            out_row = out
+            for _ in range(tile.heads):
+                a = load(row, i, lanes)
+                b = load(row, i + pairs, lanes)
+                store(out_row, i, a * c - b * s, nontemporal)
+                store(out_row, i + pairs, muladd(b, c, a * s), nontemporal)
+                row = advance(row, tile.head_stride)
+                out_row = advance(out_row, tile.out_head_stride)
+            x = advance(x, tile.token_stride)
+            out = advance(out, tile.out_token_stride)
+            cos = advance(cos, tile.table_token_stride)
+            sin = advance(sin, tile.table_token_stride)
 
     return rotate
 
 
 def interleaved(lanes: int) -> Any:
-    """Return the function that rotates the pairs (2i, 2i + 1), `lanes` of them from i on."""
-    both = 2 * lanes
+    """Return the device function that rotates `lanes` of the pairs (2i, 2i + 1)."""
+    elements = 2 * lanes
 
-    @compile.inner
-    def rotate(
-        x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches
-    ):
-        for _ in range(tokens):
-            c, s = doubled(load(cos, i, lanes)), even_negated(doubled(load(sin, i, lanes)))
-            row, out_row = x, out
-            for _ in range(heads):
-                ab = load(row, 2 * i, both)
-                store(out_row, 2 * i, muladd(ab, c, swapped(ab) * s), past_caches)
-                row, out_row = advance(row, steps[2]), advance(out_row, out_steps[2])
-            x, out = advance(x, steps[1]), advance(out, out_steps[1])
-            cos, sin = advance(cos, table_step), advance(sin, table_step)
+    @compile.device_function
+    def rotate(x, out, cos, sin, i, pairs, tile, nontemporal):
+        for _ in range(tile.tokens):
+            c = doubled(load(cos, i, lanes))
+            s = even_negated(doubled(load(sin, i, lanes)))
+            row = x
+            out_row = out
+            for _ in range(tile.heads):
+                ab = load(row, 2 * i, elements)
+                store(out_row, 2 * i, muladd(ab, c, swapped(ab) * s), nontemporal)
+                row = advance(row, tile.head_stride)
+                out_row = advance(out_row, tile.out_head_stride)
+            x = advance(x, tile.token_stride)
+            out = advance(out, tile.out_token_stride)
+            cos = advance(cos, tile.table_token_stride)
+            sin = advance(sin, tile.table_token_stride)
 
-    # 64 pairs at a time would need more registers than there are: float32 took 1.2 to 1.4 times as long.
-    @compile.inner
-    def rotate_64(
-        x, out, cos, sin, i, pairs, tokens, heads, steps, out_steps, table_step, past_caches
-    ):
-        for _ in range(tokens):
-            c1, s1 = doubled(load(cos, i, 32)), even_negated(doubled(load(sin, i, 32)))
-            c2, s2 = doubled(load(cos, i + 32, 32)), even_negated(doubled(load(sin, i + 32, 32)))
-            row, out_row = x, out
-            for _ in range(heads):
-                ab = load(row, 2 * i, 64)
-                store(out_row, 2 * i, muladd(ab, c1, swapped(ab) * s1), past_caches)
-                ab = load(row, 2 * i + 64, 64)
-                store(out_row, 2 * i + 64, muladd(ab, c2, swapped(ab) * s2), past_caches)
-                row, out_row = advance(row, steps[2]), advance(out_row, out_steps[2])
-            x, out = advance(x, steps[1]), advance(out, out_steps[1])
-            cos, sin = advance(cos, table_step), advance(sin, table_step)
+    # 64 pairs as one vector need more registers than there are: float32 took 1.2 to 1.4 times as
+    # long. Two vectors of 32 pairs share the loops instead.
+    @compile.device_function
+    def rotate_64(x, out, cos, sin, i, pairs, tile, nontemporal):
+        for _ in range(tile.tokens):
+            c_low = doubled(load(cos, i, 32))
+            s_low = even_negated(doubled(load(sin, i, 32)))
+            c_high = doubled(load(cos, i + 32, 32))
+            s_high = even_negated(doubled(load(sin, i + 32, 32)))
+            row = x
+            out_row = out
+            for _ in range(tile.heads):
+                low = load(row, 2 * i, 64)
+                store(out_row, 2 * i, muladd(low, c_low, swapped(low) * s_low), nontemporal)
+                high = load(row, 2 * i + 64, 64)
+                store(
+                    out_row, 2 * i + 64, muladd(high, c_high, swapped(high) * s_high), nontemporal
+                )
+                row = advance(row, tile.head_stride)
+                out_row = advance(out_row, tile.out_head_stride)
+            x = advance(x, tile.token_stride)
+            out = advance(out, tile.out_token_stride)
+            cos = advance(cos, tile.table_token_stride)
+            sin = advance(sin, tile.table_token_stride)
 
     return rotate_64 if lanes == 64 else rotate
 
@@ -109,274 +172,318 @@ def interleaved(lanes: int) -> Any:
 PAIRINGS: dict[str, Callable[[int], Any]] = {"half": half_split, "interleaved": interleaved}
 
 
-# What may be rotated into what. Arrays come as (pointer, shape, strides, itemsize). Indices of shapes and strides are
-# constants: any other index Numba compiles to a branch for each axis.
+# Checks of shapes and aliasing.
 
 
-@compile.inner
-def _place(x):
-    """Return what the functions below know of an array."""
-    return pointer(x), x.shape, x.strides, x.itemsize
+@compile.device_function
+def _view(x):
+    return View(pointer(x), x.shape, x.strides, x.itemsize)
 
 
-@compile.inner
+@compile.device_function
+def _table(cos_sin):
+    """Return the view of an array whose first axis holds cos and sin."""
+    cos = pointer(cos_sin)
+    sin = advance(cos, cos_sin.strides[0])
+    return Table(cos, sin, cos_sin.shape[1:], cos_sin.strides[1:], cos_sin.itemsize)
+
+
+@compile.device_function
 def _extent(x):
-    """Return the lowest address of an array, and the one after its last byte."""
-    start, (batch, tokens, heads, width), (by_batch, by_token, by_head, _), size = x
-    batch, tokens, heads, first = (
-        (batch - 1) * by_batch,
-        (tokens - 1) * by_token,
-        (heads - 1) * by_head,
-        address(start),
-    )
-    last = first + max(batch, 0) + max(tokens, 0) + max(heads, 0)
-    return first + min(batch, 0) + min(tokens, 0) + min(heads, 0), last + width * size
+    """Return the address of the first byte of an array, and that of the first byte after it."""
+    batch_reach = (x.shape[BATCH] - 1) * x.strides[BATCH]
+    token_reach = (x.shape[TOKEN] - 1) * x.strides[TOKEN]
+    head_reach = (x.shape[HEAD] - 1) * x.strides[HEAD]
+    first = address(x.pointer)
+    start = first + min(batch_reach, 0) + min(token_reach, 0) + min(head_reach, 0)
+    stop = first + max(batch_reach, 0) + max(token_reach, 0) + max(head_reach, 0)
+    return start, stop + x.shape[ELEMENT] * x.itemsize
 
 
-@compile.inner
-def _share_nothing(x, y):
-    """Return True if one array ends before the other, or they lie side by side in the rows of one buffer.
+@compile.device_function
+def _are_disjoint(x, y):
+    """Return True if two arrays certainly share no element.
 
-    Their steps are then multiples of a period, in which each has its part: some heads of a token, or one.
+    Either one array ends before the other begins, or both are views of one buffer in which their
+    heads never overlap, such as q and k in packed QKV.
     """
-    (start, stop), (y_start, y_stop) = _extent(x), _extent(y)
-    if stop <= y_start or y_stop <= start:
+    x_start, x_stop = _extent(x)
+    y_start, y_stop = _extent(y)
+    if x_stop <= y_start or y_stop <= x_start:
         return True
-    (_, (_, _, heads, width), steps, size), (_, (_, _, y_heads, _), y_steps, _) = x, y
-    if steps[0] != y_steps[0] or steps[1] != y_steps[1] or steps[2] < 0 or y_steps[2] < 0:
+    if x.strides[BATCH] != y.strides[BATCH] or x.strides[TOKEN] != y.strides[TOKEN]:
         return False
-    between, row, period = y_start - start, width * size, gcd(steps[0], steps[1])
-    if period > 0:
-        past = between % period
-        if (heads - 1) * steps[2] + row <= past and past + (y_heads - 1) * y_steps[
-            2
-        ] + row <= period:
-            return True
-    period = gcd(period, steps[2])
-    return steps[2] == y_steps[2] and period > 0 and row <= between % period <= period - row
+    if x.strides[HEAD] < 0 or y.strides[HEAD] < 0:
+        return False
+    distance = y_start - x_start
+    row = x.shape[ELEMENT] * x.itemsize
+    x_token = (x.shape[HEAD] - 1) * x.strides[HEAD] + row
+    y_token = (y.shape[HEAD] - 1) * y.strides[HEAD] + row
+    period = gcd(x.strides[BATCH], x.strides[TOKEN])
+    if _are_periodically_disjoint(distance, period, x_token, y_token):
+        return True
+    if x.strides[HEAD] != y.strides[HEAD]:
+        return False
+    return _are_periodically_disjoint(distance, gcd(period, x.strides[HEAD]), row, row)
 
 
-@compile.inner
+@compile.device_function
+def _are_periodically_disjoint(distance, period, x_size, y_size):
+    """Return True if blocks of x and of y, each repeated with the same period, never overlap.
+
+    distance: bytes from a block of x to one of y. x_size, y_size: bytes of a block.
+    """
+    if period <= 0:
+        return False
+    offset = distance % period
+    return x_size <= offset and offset + y_size <= period
+
+
+@compile.device_function
 def _overlaps_itself(x):
-    """Return True unless the rows along each axis lie within one step along another."""
-    _, (batch, tokens, heads, width), (by_batch, by_token, by_head, _), size = x
-    by_batch, by_token, by_head, row = abs(by_batch), abs(by_token), abs(by_head), width * size
-    nested = by_batch * batch <= by_token or by_token * tokens <= by_batch
-    nested &= by_batch * batch <= by_head or by_head * heads <= by_batch
-    nested &= by_token * tokens <= by_head or by_head * heads <= by_token
-    apart = (
-        (batch == 1 or by_batch >= row)
-        and (tokens == 1 or by_token >= row)
-        and (heads == 1 or by_head >= row)
-    )
-    return not (nested and apart)
+    """Return True unless the elements of an array certainly have memory of their own."""
+    batch_stride = abs(x.strides[BATCH])
+    token_stride = abs(x.strides[TOKEN])
+    head_stride = abs(x.strides[HEAD])
+    batch = x.shape[BATCH]
+    tokens = x.shape[TOKEN]
+    heads = x.shape[HEAD]
+    row = x.shape[ELEMENT] * x.itemsize
+    if not _is_nested(batch_stride, batch, token_stride, tokens):
+        return True
+    if not _is_nested(batch_stride, batch, head_stride, heads):
+        return True
+    if not _is_nested(token_stride, tokens, head_stride, heads):
+        return True
+    if batch > 1 and batch_stride < row:
+        return True
+    if tokens > 1 and token_stride < row:
+        return True
+    return heads > 1 and head_stride < row
 
 
-@compile.inner
-def _fits(x, out, cos, head_dim):
-    """Return True if an array can be rotated into another, which may be the same; cos: its shape."""
-    _, (batch, tokens, heads, width), strides, size = x
-    if x[1] != out[1] or width != head_dim or tokens != cos[1] or heads % cos[2]:
+@compile.device_function
+def _is_nested(stride, count, other_stride, other_count):
+    """Return True if all steps along one of two axes fit into one step along the other."""
+    return stride * count <= other_stride or other_stride * other_count <= stride
+
+
+@compile.device_function
+def _fits(x, out, table, head_dim):
+    """Return True if x can be rotated into `out`, which may be the same array."""
+    if x.shape != out.shape or x.shape[ELEMENT] != head_dim:
         return False
-    if (cos[0] != 1 and batch != cos[0]) or batch * tokens * heads == 0:
+    if x.shape[BATCH] * x.shape[TOKEN] * x.shape[HEAD] == 0:
         return False
-    if strides[3] != size or out[2][3] != size or _overlaps_itself(out):
+    if table.shape[BATCH] != 1 and table.shape[BATCH] != x.shape[BATCH]:
         return False
-    return (address(x[0]) == address(out[0]) and strides == out[2]) or _share_nothing(x, out)
+    if table.shape[TOKEN] != x.shape[TOKEN] or x.shape[HEAD] % table.shape[HEAD]:
+        return False
+    if x.strides[ELEMENT] != x.itemsize or out.strides[ELEMENT] != x.itemsize:
+        return False
+    if _overlaps_itself(out):
+        return False
+    if address(x.pointer) == address(out.pointer) and x.strides == out.strides:
+        return True
+    return _are_disjoint(x, out)
 
 
-@compile.inner
-def _all_fit(q, k, q_out, k_out, cos, head_dim, arrays):
-    """Return True if q and k, or q alone, can be rotated into their outputs."""
-    if not _fits(q, q_out, cos, head_dim):
+@compile.device_function
+def _all_fit(q, k, q_out, k_out, table, head_dim, arrays):
+    """Return True if q, and k if arrays is 2, can be rotated into their outputs."""
+    if not _fits(q, q_out, table, head_dim):
         return False
     if arrays == 1:
         return True
-    if not _fits(k, k_out, cos, head_dim) or k[1][0] != q[1][0]:
+    if not _fits(k, k_out, table, head_dim) or k.shape[BATCH] != q.shape[BATCH]:
         return False
-    return _share_nothing(q_out, k_out) and _share_nothing(q_out, k) and _share_nothing(q, k_out)
+    return _are_disjoint(q_out, k_out) and _are_disjoint(q_out, k) and _are_disjoint(q, k_out)
 
 
-@compile.inner
-def _goes_past_caches(x, out, pairs, cache_bytes):
-    """Return True if results elsewhere are too large to stay in the caches, and all their vectors are aligned."""
-    (_, (batch, tokens, heads, width), _, size), (start, _, steps, _) = x, out
-    if 2 * batch * tokens * heads * width * size <= cache_bytes or address(x[0]) == address(start):
-        return False
-    return (address(start) | steps[0] | steps[1] | steps[2] | pairs * size) & (ALIGNMENT - 1) == 0
+# The rotation of an array.
 
 
-@compile.inner
-def _line(shape, steps, groups, parts):
-    """Return how many tokens and heads make a line, which is rotated at once.
+@compile.device_function
+def _bypasses_caches(x, out, pairs, cache_bytes):
+    """Return True if results should be stored past the caches.
 
-    A line is a token and the heads that share its cos and sin; or, where the tokens of a head lie closer together and
-    there are heads for every part, all tokens of a head, or of two: each cos and sin is then read once for both.
+    They must go to another array, be too large to stay in the last-level cache, and have aligned
+    vectors.
     """
-    batch, tokens, heads, _ = shape
-    share = heads // groups
-    if tokens == 1 or abs(steps[1]) >= abs(steps[2]) or batch * heads < parts:
+    elements = x.shape[BATCH] * x.shape[TOKEN] * x.shape[HEAD] * x.shape[ELEMENT]
+    if 2 * elements * x.itemsize <= cache_bytes or address(x.pointer) == address(out.pointer):
+        return False
+    strides = out.strides[BATCH] | out.strides[TOKEN] | out.strides[HEAD]
+    return (address(out.pointer) | strides | pairs * x.itemsize) & (ALIGNMENT - 1) == 0
+
+
+@compile.device_function
+def _tile_shape(x, frequency_heads, parts):
+    """Return how many tokens and heads a tile has.
+
+    A tile is one token and the heads that share its cos and sin. Where the tokens of a head lie
+    closer together than the heads of a token, and there are heads for every part, it is all tokens
+    of one or two heads: two heads read each cos and sin once.
+    """
+    tokens = x.shape[TOKEN]
+    share = x.shape[HEAD] // frequency_heads
+    rows = x.shape[BATCH] * x.shape[HEAD]
+    if tokens == 1 or abs(x.strides[TOKEN]) >= abs(x.strides[HEAD]) or rows < parts:
         return 1, share
-    return tokens, 2 if share % 2 == 0 and batch * heads % (2 * parts) == 0 else 1
+    if share % 2 == 0 and rows % (2 * parts) == 0:
+        return tokens, 2
+    return tokens, 1
 
 
-def _part_of(pairing: Callable[[int], Any]) -> Any:
-    """Return the function that rotates one of several parts of an array: some tokens, or some heads.
+@compile.device_function
+def _row(x, batch, token, head):
+    """Return the pointer to a head vector."""
+    offset = batch * x.strides[BATCH] + token * x.strides[TOKEN] + head * x.strides[HEAD]
+    return advance(x.pointer, offset)
 
-    Lines, `ts` tokens of `hs` heads, go 64 pairs at a time, then 32, 8 and one; each takes 0.3 s to compile.
+
+def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
+    """Return the device function that rotates one of several equal parts of an array.
+
+    The pairs of a tile are rotated 64 at a time, then 32, 8 and one. Each of these takes 0.3 s to
+    compile.
     """
-    p64, p32, p8, p1 = (pairing(lanes) for lanes in (64, 32, 8, 1))
+    rotate_64 = pairing(64)
+    rotate_32 = pairing(32)
+    rotate_8 = pairing(8)
+    rotate_1 = pairing(1)
 
-    @partial(compile.inner, of=pairing.__name__)
-    def rotate_part(x, out, cos_sin, sizes, part, parts):
-        (x_start, shape, steps, size), (out_start, _, out_steps, _) = x, out
-        (
-            cos_start,
-            (_, table_rows, _, groups, _),
-            (to_sin, by_row, by_token, by_group, _),
-            real_size,
-        ) = cos_sin
-        past_caches = sizes.size == 3 and _goes_past_caches(x, out, sizes[2], sizes[1])
-        (batch, tokens, heads, _), (ts, hs) = shape, _line(shape, steps, groups, parts)
-        across, share = heads // hs, heads // groups
-        lines = (
-            tokens // ts * across
-        )  # of a batch row; each part takes `each` lines of all rows, the last ones fewer
-        each = (batch * lines + parts - 1) // parts
-        for n in range(batch):
-            table_row, start, stop = (
-                n if table_rows > 1 else 0,
-                part * each - n * lines,
-                (part + 1) * each - n * lines,
-            )
-            for index in range(start if start > 0 else 0, stop if stop < lines else lines):
-                token, head = index // across * ts, index % across * hs
-                source = advance(x_start, n * steps[0] + token * steps[1] + head * steps[2])
-                target = advance(
-                    out_start, n * out_steps[0] + token * out_steps[1] + head * out_steps[2]
+    @partial(compile.device_function, variant=pairing.__name__)
+    def rotate_part(x, out, table, block_pairs, cache_bytes, part, parts):
+        tokens = x.shape[TOKEN]
+        heads = x.shape[HEAD]
+        heads_per_frequency = heads // table.shape[HEAD]
+        tile_tokens, tile_heads = _tile_shape(x, table.shape[HEAD], parts)
+        tile = Tile(
+            tile_tokens,
+            tile_heads,
+            x.strides[TOKEN],
+            x.strides[HEAD],
+            out.strides[TOKEN],
+            out.strides[HEAD],
+            table.strides[TOKEN],
+        )
+        one_block = block_pairs.size == 1
+        nontemporal = one_block and _bypasses_caches(x, out, block_pairs[0], cache_bytes)
+        tiles_across = heads // tile_heads
+        tiles = tokens // tile_tokens * tiles_across  # of one batch row
+        tiles_per_part = (x.shape[BATCH] * tiles + parts - 1) // parts
+        for n in range(x.shape[BATCH]):
+            table_row = n if table.shape[BATCH] > 1 else 0
+            start = max(part * tiles_per_part - n * tiles, 0)
+            stop = min((part + 1) * tiles_per_part - n * tiles, tiles)
+            for index in range(start, stop):
+                token = index // tiles_across * tile_tokens
+                head = index % tiles_across * tile_heads
+                source = _row(x, n, token, head)
+                target = _row(out, n, token, head)
+                table_offset = (
+                    table_row * table.strides[BATCH]
+                    + token * table.strides[TOKEN]
+                    + head // heads_per_frequency * table.strides[HEAD]
                 )
-                cos = advance(
-                    cos_start, table_row * by_row + token * by_token + head // share * by_group
-                )
-                sin = advance(cos, to_sin)
-                for block in range(2, sizes.size):
-                    pairs = sizes[block]
+                cos = advance(table.cos, table_offset)
+                sin = advance(table.sin, table_offset)
+                for block in range(block_pairs.size):
+                    pairs = block_pairs[block]
                     for i in range(0, pairs & -64, 64):
-                        p64(
-                            source,
-                            target,
-                            cos,
-                            sin,
-                            i,
-                            pairs,
-                            ts,
-                            hs,
-                            steps,
-                            out_steps,
-                            by_token,
-                            past_caches,
-                        )
+                        rotate_64(source, target, cos, sin, i, pairs, tile, nontemporal)
                     for i in range(pairs & -64, pairs & -32, 32):
-                        p32(
-                            source,
-                            target,
-                            cos,
-                            sin,
-                            i,
-                            pairs,
-                            ts,
-                            hs,
-                            steps,
-                            out_steps,
-                            by_token,
-                            past_caches,
-                        )
+                        rotate_32(source, target, cos, sin, i, pairs, tile, nontemporal)
                     for i in range(pairs & -32, pairs & -8, 8):
-                        p8(
-                            source,
-                            target,
-                            cos,
-                            sin,
-                            i,
-                            pairs,
-                            ts,
-                            hs,
-                            steps,
-                            out_steps,
-                            by_token,
-                            past_caches,
-                        )
+                        rotate_8(source, target, cos, sin, i, pairs, tile, nontemporal)
                     for i in range(pairs & -8, pairs):
-                        p1(
-                            source,
-                            target,
-                            cos,
-                            sin,
-                            i,
-                            pairs,
-                            ts,
-                            hs,
-                            steps,
-                            out_steps,
-                            by_token,
-                            past_caches,
-                        )
-                    source, target = (
-                        advance(source, 2 * pairs * size),
-                        advance(target, 2 * pairs * size),
-                    )
-                    cos, sin = advance(cos, pairs * real_size), advance(sin, pairs * real_size)
+                        rotate_1(source, target, cos, sin, i, pairs, tile, nontemporal)
+                    source = advance(source, 2 * pairs * x.itemsize)
+                    target = advance(target, 2 * pairs * x.itemsize)
+                    cos = advance(cos, pairs * table.itemsize)
+                    sin = advance(sin, pairs * table.itemsize)
 
     return rotate_part
 
 
-def _parallel_of(pairing: Callable[[int], Any], rotate_part: Any) -> Any:
-    """Return the function that rotates arrays in several parts at a time."""
+def _make_rotate_in_parallel(pairing: Callable[[int], Any], rotate_part: Any) -> Any:
+    """Return the device function that rotates q, and k if arrays is 2, on several threads."""
 
-    @partial(compile.inner, of=pairing.__name__, parallel=True)
-    def rotate_in_parallel(q, k, q_out, k_out, cos_sin, sizes, arrays, parts):
-        for part in prange(parts):
-            rotate_part(_place(q), _place(q_out), _place(cos_sin), sizes, np.intp(part), parts)
+    @partial(compile.device_function, variant=pairing.__name__, parallel=True)
+    def rotate_in_parallel(q, k, q_out, k_out, cos_sin, block_pairs, cache_bytes, arrays, parts):
+        for index in prange(parts):
+            part = np.intp(index)
+            table = _table(cos_sin)
+            rotate_part(_view(q), _view(q_out), table, block_pairs, cache_bytes, part, parts)
             if arrays == 2:
-                rotate_part(_place(k), _place(k_out), _place(cos_sin), sizes, np.intp(part), parts)
+                rotate_part(_view(k), _view(k_out), table, block_pairs, cache_bytes, part, parts)
 
     return rotate_in_parallel
 
 
-rotate_part: Any = None  # these two are of the kernel's own dtype and pairing, see `rotation`
+# Placeholders for the device functions of one dtype and pairing: `compile.compile_kernel` compiles
+# a copy of `_rotate` whose globals of these names are the functions that `rotation_kernel` passes.
+# A closure would say the same, but Numba's cache on disk holds no closures over compiled functions.
+rotate_part: Any = None
 rotate_in_parallel: Any = None
 
 
-def _rotate(q, k, q_out, k_out, cos_sin, sizes, arrays, threads):
-    """Rotate q and k, or q alone, if they can be as they stand; see `rotation`."""
-    if not _all_fit(
-        _place(q), _place(k), _place(q_out), _place(k_out), cos_sin.shape[1:], sizes[0], arrays
-    ):
+def _rotate(q, k, q_out, k_out, cos_sin, block_pairs, head_dim, cache_bytes, arrays, threads):
+    """Rotate q, and k if arrays is 2; see `rotation_kernel`."""
+    table = _table(cos_sin)
+    if not _all_fit(_view(q), _view(k), _view(q_out), _view(k_out), table, head_dim, arrays):
         return INVALID
     if threads > 1 and q.size + k.size >= _PARALLEL_FROM:
-        rotate_in_parallel(q, k, q_out, k_out, cos_sin, sizes, arrays, threads)
+        rotate_in_parallel(q, k, q_out, k_out, cos_sin, block_pairs, cache_bytes, arrays, threads)
         return DONE
-    rotate_part(_place(q), _place(q_out), _place(cos_sin), sizes, np.intp(0), np.intp(1))
+    first = np.intp(0)
+    one = np.intp(1)
+    rotate_part(_view(q), _view(q_out), table, block_pairs, cache_bytes, first, one)
     if arrays == 2:
-        rotate_part(_place(k), _place(k_out), _place(cos_sin), sizes, np.intp(0), np.intp(1))
+        rotate_part(_view(k), _view(k_out), table, block_pairs, cache_bytes, first, one)
     return DONE
 
 
 @cache
-def rotation(dtype: str, pairing: str) -> Any:
-    """Return the kernel that rotates q and k of a dtype; pairing: a key of PAIRINGS.
+def rotation_kernel(dtype: str, pairing: str) -> Any:
+    """Return the compiled kernel that rotates q and k.
 
-    Its arguments: q, k, q_out, k_out (batch, tokens, heads, head_dim), of the element type in ELEMENTS; outputs may be
-    the very same arrays. cos_sin: cos and then sin, (2, batch or 1, tokens, frequency heads, pairs). sizes: int64,
-    head_dim, the bytes of the last cache, and the pairs of each block. arrays: 1 rotates q alone, 2 rotates q and k.
-    threads: on how many at most. It returns DONE, or INVALID: nothing was written, as something does not fit.
+    Parameters
+    ----------
+    dtype : str
+        A key of `ELEMENTS`.
+    pairing : str
+        A key of `PAIRINGS`.
+
+    Returns
+    -------
+    kernel : numba dispatcher
+        Called with
+
+        - q, k, q_out, k_out: (batch, tokens, heads, head_dim), of the element type in `ELEMENTS`;
+          outputs may be the very same arrays;
+        - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), cos and then sin, C-contiguous;
+        - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
+        - head_dim: elements of a head vector;
+        - cache_bytes: size of the last-level cache;
+        - arrays: 1 rotates q alone, 2 rotates q and k;
+        - threads: maximum number of threads.
+
+        It returns `DONE`, or `INVALID` with nothing written if the arrays do not pass its checks.
     """
-    element, real = ELEMENTS[dtype]
+    element, table_element = ELEMENTS[dtype]
     x = types.Array(element, 4, "A", readonly=True, aligned=False)
     out = types.Array(element, 4, "A", aligned=False)
-    cos_sin = types.Array(real, 5, "C")
-    sizes = types.Array(types.int64, 1, "C", readonly=True)
-    signature = (x, x, out, out, cos_sin, sizes, types.intp, types.intp)
-    part = _part_of(PAIRINGS[pairing])
-    functions = {"rotate_part": part, "rotate_in_parallel": _parallel_of(PAIRINGS[pairing], part)}
-    return compile.compiled(_rotate, f"rotate_{dtype}_{pairing}", signature, **functions)
+    cos_sin = types.Array(table_element, 5, "C")
+    block_pairs = types.Array(types.int64, 1, "C", readonly=True)
+    number = types.intp
+    signature = (x, x, out, out, cos_sin, block_pairs, number, number, number, number)
+    part = _make_rotate_part(PAIRINGS[pairing])
+    return compile.compile_kernel(
+        _rotate,
+        f"rotate_{dtype}_{pairing}",
+        signature,
+        rotate_part=part,
+        rotate_in_parallel=_make_rotate_in_parallel(PAIRINGS[pairing], part),
+    )

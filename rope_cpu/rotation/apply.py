@@ -25,55 +25,97 @@ def apply_rotary(
     inverse: bool = False,
     out: Array | None = None,
 ) -> Array:
-    """Rotate `x` by tables of cos and sin, like the ONNX operator RotaryEmbedding (whose layout is bhsd).
+    """Rotate `x` by tables of cos and sin, like the ONNX operator RotaryEmbedding.
 
-    x: float32, float64, float16 or bfloat16, axes as in `layout`: "bshd", "bhsd", "sbhd" or "thd"; any strides.
-    cos, sin: float32 or float64. With position_ids: (table, pairs), looked up. Without: (seq, pairs) or (batch, seq,
-        pairs), for thd (tokens, pairs). Elements of x past 2·pairs are copied.
-    position_ids: integers from 0 to table − 1, (seq,) or (batch, seq), for thd (tokens,).
-    interleaved: pairs are (2i, 2i+1) rather than (i, i+n). inverse: −sin, the transposed rotation.
-    out: where to write, `x` itself or memory that shares nothing with it; it is returned.
+    The default layout is bshd; that of the ONNX operator is bhsd.
 
-    Returns an array of x's shape and dtype, computed in float32 (float64 for float64) and rounded once; what of
-    bfloat16 is below 2^-126 becomes zero.
+    Parameters
+    ----------
+    x : array of float32, float64, float16 or bfloat16
+        Queries or keys, with axes as in `layout` and any strides. Elements past 2·pairs are copied.
+    cos, sin : array of float32 or float64
+        With `position_ids`: (table, pairs). Without: (seq, pairs) or (batch, seq, pairs), for
+        layout thd (tokens, pairs).
+    position_ids : array of int, (seq,) or (batch, seq), optional
+        The rows of cos and sin, from 0 to table − 1; for layout thd (tokens,).
+    interleaved : bool, default False
+        Whether pairs are (2i, 2i+1) rather than (i, i+n).
+    layout : {"bshd", "bhsd", "sbhd", "thd"}
+        Axes of x: b batch, s seq, h heads, d head_dim, t packed tokens.
+    inverse : bool, default False
+        Whether to rotate by −sin, which is the transposed rotation.
+    out : array, optional
+        Output: `x` itself (in place), or memory that shares no element with the inputs. A new array
+        by default.
 
-    Raises TypeError or ValueError, before anything is written, naming argument, value and rule.
-    Source: ONNX operator RotaryEmbedding, opset 23.
+    Returns
+    -------
+    x_rot : array
+        An array of the shape and dtype of x; `out` if it is given. It is computed in float32
+        (float64 for float64) and rounded once. Results of bfloat16 below 2^-126 become zero.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is invalid. Nothing is written then.
+
+    References
+    ----------
+    ONNX operator RotaryEmbedding, opset 23.
+
+    Examples
+    --------
+    >>> import numpy as np, rope_cpu
+    >>> rope = rope_cpu.RotaryEmbedding(64)
+    >>> cos, sin = rope.cos_sin(np.arange(5))
+    >>> x = np.ones((1, 5, 8, 64), np.float32)
+    >>> np.array_equal(rope_cpu.apply_rotary(x, cos, sin), rope.rotate(x))
+    True
     """
     x = check.array("x", x, check.layout(layout))
     cos, sin = check.tables(cos, sin, position_ids is not None, layout)
+    rotary_dim = 2 * cos.shape[-1]
     for name, table in (("cos", cos), ("sin", sin)):
-        if (
-            isinstance(out, np.ndarray)
-            and np.may_share_memory(out, table)
-            and check.share(out, table)
-        ):
+        if isinstance(out, np.ndarray) and check.share(out, table):
             raise ValueError(
-                f"`out` shares memory with `{name}`; it must share nothing with what is read"
+                f"`out` shares memory with `{name}`; it must share nothing with the inputs, so "
+                "pass another array or a copy of the table"
             )
-    if 2 * cos.shape[-1] > x.shape[-1]:
+    if rotary_dim > x.shape[-1]:
         raise ValueError(
-            f"`x` has head_dim {x.shape[-1]}, but `cos` of shape {cos.shape} rotates {2 * cos.shape[-1]} elements"
+            f"`x` has head_dim {x.shape[-1]}, but `cos` of shape {cos.shape} rotates {rotary_dim} "
+            "elements, two for each pair; pass a narrower table"
         )
     if position_ids is not None:
         ids = check_ids.rows_of_table(position_ids, cos.shape, layout)
-        cos, sin = cos[ids], sin[ids]
+        cos = cos[ids]
+        sin = sin[ids]
     if boolean("inverse", inverse):
         sin = -sin
-    cos_sin = np.array([cos, sin])
-    cos_sin = cos_sin[:, None, :, None] if cos.ndim == 2 else cos_sin[:, :, :, None]
-    pairing = Pairing(x.shape[-1], boolean("interleaved", interleaved), (2 * cos.shape[-1],))
+    cos_sin = _table(cos, sin)
+    pairing = Pairing(x.shape[-1], boolean("interleaved", interleaved), (rotary_dim,))
 
-    def launch_of(dtype: np.dtype[Any]) -> tuple[Launch, Array]:
-        return launcher(dtype, pairing, layout), cos_sin.astype(COMPUTE_DTYPES[dtype], copy=False)
+    def launch_for(dtype: np.dtype[Any]) -> tuple[Launch, Array]:
+        table = cos_sin.astype(COMPUTE_DTYPES[dtype], copy=False)
+        return launcher(dtype, pairing, layout), table
 
     result = np.empty_like(x) if out is None else out
     if type(x) is type(result) is np.ndarray:
-        launch, table = launch_of(x.dtype)
+        launch, table = launch_for(x.dtype)
         same = result is x or result.dtype == x.dtype
         if same and launch(table, x, x, result, result, 1):
             return result
-    given = "`cos` and `sin` are for" if position_ids is None else "`position_ids` are for"
-    outs, shape = None if out is None else {"out": out}, cos_sin.shape[1:]
-    (result,) = rotate_copies({"x": x}, outs, layout, x.shape[-1], shape, (given, given), launch_of)
+    subject = "`cos` and `sin` are for" if position_ids is None else "`position_ids` are for"
+    outs = None if out is None else {"out": out}
+    (result,) = rotate_copies(
+        {"x": x}, outs, layout, x.shape[-1], cos_sin.shape[1:], (subject, subject), launch_for
+    )
     return result
+
+
+def _table(cos: Array, sin: Array) -> Array:
+    """Return cos and sin, (seq, pairs) or (batch, seq, pairs), as (2, batch or 1, seq, 1, pairs)."""
+    table = np.array([cos, sin])
+    if cos.ndim == 2:
+        return table[:, None, :, None]
+    return table[:, :, :, None]

@@ -1,9 +1,8 @@
-"""From a spec and positions to cos and sin: exact inside, one rounding at the end."""
+"""Cos and sin of positions: computed exactly from a spec, with one rounding at the end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,23 @@ import numpy as np
 from rope_cpu.array_types import DTYPE_NAMES, DTYPES, Array, Float64
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.kernels import threads
-from rope_cpu.kernels.angles import RADIAN, cos_sin
+from rope_cpu.kernels.angles import RADIAN, cos_sin_kernel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Angles:
-    """What cos and sin of a spec are computed from.
+class CosSin:
+    """The arguments of the cos and sin kernel that follow from a spec.
 
-    frequencies: float64 (rows, 2, axes, heads, pairs), two parts that add up to revolutions per unit of position, or,
-    where angles are computed in float32, radians and zeros. factors: for each operation float64 (rows, 2), those on cos
-    and on sin; negative ones on sin rotate backwards. in_float32: whether angles are computed as models do.
+    Parameters
+    ----------
+    frequencies : float64 array, (rows, 2, axes, heads, pairs)
+        The high and the low part of revolutions per unit of position. With `in_float32`: radians
+        per unit of position, and zeros.
+    factors : dict of float64 array, (rows, 2)
+        The factors on cos and on sin of each operation: "rotate", "inverse" and "shift". A negative
+        factor on sin rotates backwards.
+    in_float32 : bool
+        Whether angles are computed in float32, step by step as in transformers.
     """
 
     frequencies: Float64
@@ -28,141 +34,159 @@ class Angles:
     in_float32: bool
 
     @classmethod
-    def of(cls, spec: RopeSpec) -> Angles:
-        """Get a spec ready."""
-        omega, factor, in_float32 = (
-            spec.inv_freq,
-            spec.attention_factor,
-            spec.angle_dtype == "float32",
-        )
-        parts = (omega, np.zeros_like(omega)) if in_float32 else revolutions(omega)
+    def from_spec(cls, spec: RopeSpec) -> CosSin:
+        """Precompute the frequencies and factors of a spec."""
+        in_float32 = spec.angle_dtype == "float32"
+        if in_float32:
+            parts = (spec.inv_freq, np.zeros_like(spec.inv_freq))
+        else:
+            parts = revolutions(spec.inv_freq)
+        factor = spec.attention_factor
         one = np.ones_like(factor)
         factors = {
-            "rotate": (factor, factor),
-            "inverse": (1.0 / factor, -1.0 / factor),
-            "shift": (one, one),
+            "rotate": np.stack((factor, factor), axis=1),
+            "inverse": np.stack((1.0 / factor, -1.0 / factor), axis=1),
+            "shift": np.stack((one, one), axis=1),
         }
-        return cls(
-            np.stack(parts, axis=1),
-            {name: np.stack(f, axis=1) for name, f in factors.items()},
-            in_float32,
-        )
+        return cls(np.stack(parts, axis=1), factors, in_float32)
 
-    def cos_sin(self, positions: Float64, mode: str, real: str) -> Array:
-        """Return cos, and then sin, times their factors: (2, batch or 1, seq, heads, pairs), float32 or float64.
+    def table(self, positions: Float64, operation: str, compute_dtype: str) -> Array:
+        """Return cos and sin, times their factors, as one array.
 
-        positions: float64 (batch or 1, seq, axes or 1), checked. mode: an operation: rotate, inverse or shift.
+        Parameters
+        ----------
+        positions : float64 array, (batch or 1, seq, axes or 1)
+            Checked positions.
+        operation : str
+            "rotate", "inverse" or "shift".
+        compute_dtype : str
+            "float32" or "float64".
+
+        Returns
+        -------
+        table : array, (2, batch or 1, seq, heads, pairs)
+            Cos and then sin, in the compute dtype.
         """
-        if self.in_float32 and real == "float64":
-            return self.cos_sin(positions, mode, "float32").astype(np.float64)
-        made = np.empty((2, *self._shape(positions)), DTYPES[real])
-        self._compute(positions, mode, real, made[0], made[1])
-        return made
+        if self.in_float32 and compute_dtype == "float64":
+            return self.table(positions, operation, "float32").astype(np.float64)
+        table = np.empty((2, *self._shape(positions)), DTYPES[compute_dtype])
+        self._compute(positions, operation, compute_dtype, table[0], table[1])
+        return table
 
-    def write(self, positions: Float64, mode: str, cos: Array, sin: Array) -> None:
-        """Write what `cos_sin` returns to arrays of as many elements, of any dtype, rounded once."""
+    def write(self, positions: Float64, operation: str, cos: Array, sin: Array) -> None:
+        """Write cos and sin to arrays of as many elements, of any dtype, rounded once."""
         dtype = DTYPE_NAMES[cos.dtype]
-        real = "float32" if dtype == "float32" or self.in_float32 else "float64"
-        if dtype == real and cos.flags.carray and sin.flags.carray:
+        in_float32 = dtype == "float32" or self.in_float32
+        compute_dtype = "float32" if in_float32 else "float64"
+        if dtype == compute_dtype and cos.flags.carray and sin.flags.carray:
             shape = self._shape(positions)
-            self._compute(positions, mode, real, cos.reshape(shape), sin.reshape(shape))
+            self._compute(
+                positions, operation, compute_dtype, cos.reshape(shape), sin.reshape(shape)
+            )
         else:
-            for table, out in zip(self.cos_sin(positions, mode, real), (cos, sin), strict=True):
-                out[...] = _rounded(table, dtype).reshape(out.shape)
+            table = self.table(positions, operation, compute_dtype)
+            cos[...] = _rounded(table[0], dtype).reshape(cos.shape)
+            sin[...] = _rounded(table[1], dtype).reshape(sin.shape)
 
     def _shape(self, positions: Float64) -> tuple[int, ...]:
-        """Return that of cos: (batch or 1, seq, heads, pairs)."""
-        (rows, _, _, heads, pairs), (batch, seq, _) = self.frequencies.shape, positions.shape
-        return batch if rows == 1 else rows, seq, heads, pairs
+        """Return the shape of cos: (batch or 1, seq, heads, pairs)."""
+        rows = self.frequencies.shape[0]
+        heads, pairs = self.frequencies.shape[3:]
+        batch, seq = positions.shape[:2]
+        return (batch if rows == 1 else rows, seq, heads, pairs)
 
-    def _compute(self, positions: Float64, mode: str, real: str, cos: Array, sin: Array) -> None:
-        """Write to C-contiguous arrays (batch or 1, seq, heads, pairs) of the real dtype."""
-        kernel = cos_sin(
-            real
-        )  # fetched first: the first kernel finds out whether all must be serial
-        write = partial(_write_in_float32, kernel) if self.in_float32 else kernel
-        write(
-            positions,
-            self.frequencies,
-            self.factors[mode],
-            cos,
-            sin,
-            1 if threads.serial else threads.limit,
-        )
+    def _compute(
+        self, positions: Float64, operation: str, compute_dtype: str, cos: Array, sin: Array
+    ) -> None:
+        """Write to C-contiguous arrays (batch or 1, seq, heads, pairs) of the compute dtype."""
+        # The kernel is loaded before `threads.serial` is read: loading starts Numba's threading
+        # layer, which decides whether all kernels must run serially.
+        kernel = cos_sin_kernel(compute_dtype)
+        usable = 1 if threads.serial else threads.limit
+        factors = self.factors[operation]
+        if self.in_float32:
+            angles = self._float32_angles(positions, cos)
+            _write_float32(kernel, angles, factors, cos, sin, usable)
+        else:
+            kernel(positions, self.frequencies, factors, cos, sin, usable)
+
+    def _float32_angles(self, positions: Float64, cos: Array) -> Array:
+        """Return the angles in radians that transformers computes in float32, shaped like cos."""
+        angles = np.zeros_like(cos)
+        inv_freq = self.frequencies[:, 0].astype(np.float32)
+        for axis in range(inv_freq.shape[1]):
+            coordinate = positions[:, :, min(axis, positions.shape[2] - 1), None, None]
+            angles += coordinate.astype(np.float32) * inv_freq[:, axis, None]
+        return angles
 
 
-def _write_in_float32(
-    kernel: Any,
-    positions: Float64,
-    frequencies: Float64,
-    factors: Float64,
-    cos: Array,
-    sin: Array,
-    usable: int,
+def _write_float32(
+    kernel: Any, angles: Array, factors: Float64, cos: Array, sin: Array, usable_threads: int
 ) -> None:
-    """Write cos and sin of the angles that models in float32 have; arguments as the kernel takes them."""
-    angle = np.zeros_like(cos)
-    for axis, frequency in enumerate(frequencies[:, 0].astype(np.float32).swapaxes(0, 1)):
-        coordinate = positions[:, :, min(axis, positions.shape[2] - 1), None, None]
-        angle += coordinate.astype(np.float32) * frequency[:, None]
-    # To the kernel, each angle is the frequency of a pair, the position is one radian in revolutions, and every head of
-    # every token is a batch row.
-    rows, pairs = cos[..., 0].size, cos.shape[3]
-    one, high = np.array([[[RADIAN[0]]]]), angle.astype(np.float64).reshape(rows, 1, 1, 1, pairs)
-    parts, flat = (
-        np.concatenate([high, high * (RADIAN[1] / RADIAN[0])], axis=1),
-        (rows, 1, 1, pairs),
-    )
-    kernel(one, parts, np.ones((rows, 2)), cos.reshape(flat), sin.reshape(flat), usable)
-    for table, factor in zip((cos, sin), factors.astype(np.float32).T, strict=True):
-        table *= factor[:, None, None, None]
+    """Write cos and sin of float32 angles, (batch or 1, seq, heads, pairs), times their factors.
+
+    The kernel multiplies positions and frequencies, in revolutions. So every head of every token
+    becomes a batch row of one token, its angles become the frequencies, and the position is one
+    radian.
+    """
+    pairs = cos.shape[3]
+    rows = cos.size // pairs
+    high = angles.astype(np.float64).reshape(rows, 1, 1, 1, pairs)
+    low = high * (RADIAN[1] / RADIAN[0])
+    frequencies = np.concatenate([high, low], axis=1)
+    one_radian = np.array([[[RADIAN[0]]]])
+    shape = (rows, 1, 1, pairs)
+    ones = np.ones((rows, 2))
+    kernel(one_radian, frequencies, ones, cos.reshape(shape), sin.reshape(shape), usable_threads)
+    cos *= factors[:, 0, None, None, None].astype(np.float32)
+    sin *= factors[:, 1, None, None, None].astype(np.float32)
     sin += np.float32(0.0)  # a sine of 0 is +0, whatever its sign
 
 
 def _rounded(table: Array, dtype: str) -> Array:
-    """Return a table rounded once to another dtype; bfloat16 below 2^-126 becomes zero, as in rotations."""
+    """Return a table rounded once to a dtype; bfloat16 below 2^-126 becomes zero, as in rotations."""
     if dtype == "bfloat16":
-        # ml_dtypes rounds to float32 first and then to bfloat16, so its eight bits are found here.
+        # ml_dtypes rounds to float32 first and to bfloat16 afterwards, so the eight bits of the
+        # mantissa are rounded here.
         mantissa, exponent = np.frexp(table)
-        table = np.where(
-            np.abs(table) < 2.0**-126,
-            0.0 * table,
-            np.ldexp(np.rint(mantissa * 2.0**8), exponent - 8),
-        )
+        eight_bits = np.ldexp(np.rint(mantissa * 2.0**8), exponent - 8)
+        table = np.where(np.abs(table) < 2.0**-126, 0.0 * table, eight_bits)
     with np.errstate(over="ignore", under="ignore"):
         return table.astype(DTYPES[dtype])
 
 
-def revolutions(omega: Float64) -> tuple[Float64, Float64]:
-    """Return ω/2π as two float64 arrays, whose sum holds it to about 2^-106."""
+def revolutions(inv_freq: Float64) -> tuple[Float64, Float64]:
+    """Return inv_freq/2π as two float64 arrays, whose sum holds it to about 2^-106."""
     first, second, third = RADIAN
     with np.errstate(under="ignore"):
-        high, lost = _exact_product(omega, first)
-        more, rest = _exact_product(omega, second)
-        low, rounding = _exact_sum(lost, more)
-        return _exact_sum(high, low + (rounding + (rest + omega * third)))
+        high, high_error = _two_product(inv_freq, first)
+        middle, middle_error = _two_product(inv_freq, second)
+        low, low_error = _two_sum(high_error, middle)
+        return _two_sum(high, low + (low_error + (middle_error + inv_freq * third)))
 
 
-def _exact_sum(x: Float64, y: Float64) -> tuple[Float64, Float64]:
-    """Return x + y as float64 rounds it, and what that loses (D. E. Knuth)."""
+def _two_sum(x: Float64, y: Float64) -> tuple[Float64, Float64]:
+    """Return x + y as float64 rounds it, and the rounding error (D. E. Knuth)."""
     total = x + y
     shadow = total - x
     return total, (x - (total - shadow)) + (y - shadow)
 
 
-def _exact_product(x: Float64, y: float) -> tuple[Float64, Float64]:
-    """Return x·y as float64 rounds it, and what that loses, exactly below 2^996.
+def _two_product(x: Float64, y: float) -> tuple[Float64, Float64]:
+    """Return x·y as float64 rounds it, and the rounding error, which is exact below 2^996.
 
-    Source: T. J. Dekker, A floating-point technique for extending the available precision, Numerische Mathematik 18,
-    1971: each factor is split into two halves.
+    Source: T. J. Dekker, A floating-point technique for extending the available precision,
+    Numerische Mathematik 18, 1971: each factor is split into two halves.
     """
     product = x * y
-    (x1, x2), (y1, y2) = _halves(x), _halves(np.array(y))
-    return product, (((x1 * y1 - product) + x1 * y2) + x2 * y1) + x2 * y2
+    x_high, x_low = _halves(x)
+    y_high, y_low = _halves(np.array(y))
+    error = ((x_high * y_high - product) + x_high * y_low) + x_low * y_high
+    return product, error + x_low * y_low
 
 
 def _halves(x: Float64) -> tuple[Float64, Float64]:
-    """Split float64 into two of 26 bits that add up to it."""
+    """Split float64 into two numbers of 26 bits that add up to it."""
     scaled = x * 134217729.0  # 2^27 + 1
     high = scaled - (scaled - x)
     return high, x - high

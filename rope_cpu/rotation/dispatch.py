@@ -1,4 +1,9 @@
-"""Rotating arrays by cos and sin: by the kernel as they stand, or, where it cannot take them, as copies."""
+"""From NumPy arrays to the rotation kernel.
+
+The fast path, `launcher`, passes arrays to the kernel without copying them. The slow path,
+`rotate_copies`, raises the precise error if an argument is invalid, and rotates contiguous copies if
+only the memory layout is unsupported.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +16,40 @@ import numpy as np
 from rope_cpu.arguments import arrays as check
 from rope_cpu.array_types import DTYPE_NAMES, Array
 from rope_cpu.kernels import threads
-from rope_cpu.kernels.rotate import DONE, rotation
+from rope_cpu.kernels.rotate import DONE, rotation_kernel
 from rope_cpu.kernels.vectors import converts_float16
 from rope_cpu.machine import last_level_cache
 
-# The integers that kernels take 16-bit floats as.
-BITS = {"float16": np.dtype(np.int16), "bfloat16": np.dtype(np.uint16)}
-# How kernels see other layouts than bshd: as that, (batch, tokens, heads, head_dim).
-ARRANGED: dict[str, Callable[[Array], Array]] = {
+# The integers that the kernel takes 16-bit floats as.
+INTEGER_VIEWS = {"float16": np.dtype(np.int16), "bfloat16": np.dtype(np.uint16)}
+
+# The views of other layouts as bshd, (batch, seq, heads, head_dim), which the kernel takes.
+BSHD_VIEWS: dict[str, Callable[[Array], Array]] = {
     "bhsd": lambda x: x.transpose(0, 2, 1, 3),
     "sbhd": lambda x: x.transpose(1, 0, 2, 3),
     "thd": lambda x: x[None],
 }
 
-# launch(cos_sin, q, k, q_out, k_out, arrays) rotates q, and k if arrays is 2, without copying. It returns False, with
-# nothing written, when the kernel cannot take the arrays. cos_sin: (2, batch or 1, seq, frequency heads, pairs),
-# C-contiguous, of the compute dtype. The arrays must have the dtype that the call was made for, which the
-# caller compares: Numba takes a read-only or unaligned array of the other byte order for a native one.
+# launch(cos_sin, q, k, q_out, k_out, arrays) -> bool. Rotates q, and k if arrays is 2, without
+# copying. Returns False, with nothing written, if the kernel cannot take the arrays.
+# cos_sin: (2, batch or 1, seq, frequency heads, pairs), C-contiguous, of the compute dtype.
+# The caller checks that all arrays have the dtype of the launch: Numba takes a read-only or
+# unaligned array of the other byte order for a native one.
 Launch = Callable[[Array, Array, Array, Array, Array, int], bool]
 
 
 class Pairing(NamedTuple):
-    """Which elements of a head vector rotate together; blocks: the width of each in elements."""
+    """The elements of a head vector that form pairs.
+
+    Parameters
+    ----------
+    head_dim : int
+        Width of a head vector in elements.
+    interleaved : bool
+        Whether pairs are (2i, 2i+1) rather than (i, i+n).
+    blocks : tuple of int
+        Widths in elements of the contiguous blocks that pairs are formed in.
+    """
 
     head_dim: int
     interleaved: bool
@@ -41,82 +58,103 @@ class Pairing(NamedTuple):
 
 @lru_cache
 def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str) -> Launch:
-    """Return the call that rotates arrays of a dtype; the kernel checks shapes, strides and shared memory."""
+    """Return the launch of a dtype, pairing and layout.
+
+    The launch is a chain of the functions below, in their order: views as integers, views as bshd,
+    the copy of elements that are not rotated, the kernel. A step that the dtype, layout or pairing
+    does not need is left out, because each one costs a call some 0.1 µs.
+    """
     name = DTYPE_NAMES.get(dtype)
     if name is None or (name == "float16" and not converts_float16()):
-        return lambda *arrays: False
-    kernel, rotary_dim = (
-        rotation(name, "interleaved" if pairing.interleaved else "half"),
-        sum(pairing.blocks),
-    )
-    sizes = np.array(
-        [pairing.head_dim, last_level_cache(), *(width // 2 for width in pairing.blocks)], np.int64
-    )
+        return _refuse
+    launch = _kernel_launch(name, pairing)
+    rotary_dim = sum(pairing.blocks)
+    if rotary_dim < pairing.head_dim:
+        launch = _copying_unrotated(launch, rotary_dim)
+    if layout in BSHD_VIEWS:
+        launch = _viewing_as_bshd(launch, BSHD_VIEWS[layout])
+    if name in INTEGER_VIEWS:
+        launch = _viewing_as_integers(launch, INTEGER_VIEWS[name])
+    return launch
 
-    def as_they_stand(
+
+def _refuse(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
+    """Stand for a dtype without a kernel."""
+    return False
+
+
+def _viewing_as_integers(launch: Launch, integers: np.dtype[Any]) -> Launch:
+    """Return a launch that passes on arrays of 16-bit floats as integers of their bits."""
+
+    # The views of each array are written out, here and in `_viewing_as_bshd`: a helper for them
+    # costs some 0.1 µs for each array.
+    def launch_integers(
+        cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int
+    ) -> bool:
+        q_view = k_view = q.view(integers)
+        q_out_view = k_out_view = q_view if q_out is q else q_out.view(integers)
+        if arrays == 2:
+            k_view = k.view(integers)
+            k_out_view = k_view if k_out is k else k_out.view(integers)
+        return launch(cos_sin, q_view, k_view, q_out_view, k_out_view, arrays)
+
+    return launch_integers
+
+
+def _viewing_as_bshd(launch: Launch, view: Callable[[Array], Array]) -> Launch:
+    """Return a launch that passes on arrays of another layout as (batch, seq, heads, head_dim)."""
+
+    def launch_bshd(
         cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int
     ) -> bool:
         try:
+            q_view = k_view = view(q)
+            q_out_view = k_out_view = q_view if q_out is q else view(q_out)
+            if arrays == 2:
+                k_view = view(k)
+                k_out_view = k_view if k_out is k else view(k_out)
+        except ValueError:  # NumPy's, for arrays with another number of axes
+            return False
+        return launch(cos_sin, q_view, k_view, q_out_view, k_out_view, arrays)
+
+    return launch_bshd
+
+
+def _copying_unrotated(launch: Launch, rotary_dim: int) -> Launch:
+    """Return a launch after which NumPy copies the elements past rotary_dim."""
+
+    def launch_and_copy(
+        cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int
+    ) -> bool:
+        if not launch(cos_sin, q, k, q_out, k_out, arrays):
+            return False
+        if q_out is not q:
+            q_out[..., rotary_dim:] = q[..., rotary_dim:]
+        if arrays == 2 and k_out is not k:
+            k_out[..., rotary_dim:] = k[..., rotary_dim:]
+        return True
+
+    return launch_and_copy
+
+
+def _kernel_launch(dtype_name: str, pairing: Pairing) -> Launch:
+    """Return the launch of arrays (batch, seq, heads, head_dim), of integers if 16 bits wide."""
+    kernel = rotation_kernel(dtype_name, "interleaved" if pairing.interleaved else "half")
+    block_pairs = np.array(pairing.blocks, np.int64) // 2
+    head_dim = pairing.head_dim
+    cache_bytes = last_level_cache()
+
+    def launch(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
+        usable = 1 if threads.serial else threads.limit
+        try:
             status: int = kernel(
-                q, k, q_out, k_out, cos_sin, sizes, arrays, 1 if threads.serial else threads.limit
+                q, k, q_out, k_out, cos_sin, block_pairs, head_dim, cache_bytes, arrays, usable
             )
-        except TypeError:  # Numba's, of arrays of another rank, and of read-only outputs
+        except TypeError:  # Numba's, for another number of axes and for read-only outputs
             return False
         return status == DONE
 
-    launch: Launch = as_they_stand
-    if rotary_dim < pairing.head_dim:
-        launch = _and_copied(launch, rotary_dim)
-    if layout in ARRANGED:
-        launch = _transposed(launch, ARRANGED[layout])
-    return _viewed(launch, BITS[name]) if name in BITS else launch
-
-
-def _and_copied(launch: Launch, rotary_dim: int) -> Launch:
-    """Let NumPy copy the elements that are not rotated."""
-
-    def copied(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
-        if not launch(cos_sin, q, k, q_out, k_out, arrays):
-            return False
-        for x, out in ((q, q_out), (k, k_out))[:arrays]:
-            if out is not x:
-                out[..., rotary_dim:] = x[..., rotary_dim:]
-        return True
-
-    return copied
-
-
-def _transposed(launch: Launch, arranged: Callable[[Array], Array]) -> Launch:
-    """Hand arrays on as (batch, tokens, heads, head_dim)."""
-
-    def transposed(
-        cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int
-    ) -> bool:
-        try:
-            x = y = arranged(q)
-            x_out = y_out = x if q_out is q else arranged(q_out)
-            if arrays == 2:
-                y = arranged(k)
-                y_out = y if k_out is k else arranged(k_out)
-        except ValueError:  # NumPy's, of arrays of another rank
-            return False
-        return launch(cos_sin, x, y, x_out, y_out, arrays)
-
-    return transposed
-
-
-def _viewed(launch: Launch, bits: np.dtype[Any]) -> Launch:
-    """Hand arrays of 16-bit floats on as integers; like `_transposed`, but a function for each view takes too long."""
-
-    def viewed(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
-        x = y = q.view(bits)
-        x_out = y_out = x if q_out is q else q_out.view(bits)
-        if arrays == 2:
-            y = k.view(bits)
-            y_out = y if k_out is k else k_out.view(bits)
-        return launch(cos_sin, x, y, x_out, y_out, arrays)
-
-    return viewed
+    return launch
 
 
 def rotate_copies(
@@ -124,29 +162,60 @@ def rotate_copies(
     outs: Mapping[str, Any] | None,
     layout: str,
     head_dim: int,
-    shape: tuple[int, ...],
-    given_for: tuple[str, str],
-    launch_of: Callable[[np.dtype[Any]], tuple[Launch, Array]],
+    table_shape: tuple[int, ...],
+    subjects: tuple[str, str],
+    launch_for: Callable[[np.dtype[Any]], tuple[Launch, Array]],
 ) -> tuple[Array, ...]:
-    """Validate what the kernel refused and find the words, or rotate copies where it is only how the arrays stand.
+    """Validate arrays that the fast path refused, and rotate contiguous copies of them.
 
-    xs, outs: by name. shape: of cos and sin. given_for: what there are cos and sin for, by token and by batch row, in
-    error texts. launch_of: the call that rotates a dtype, and its cos and sin.
+    Parameters
+    ----------
+    xs, outs : mapping of str to array
+        The inputs, and the outputs if there are any, by argument name.
+    layout : str
+        Layout of the arrays.
+    head_dim : int
+        Width of a head vector in elements.
+    table_shape : tuple of int
+        (batch or 1, seq, frequency heads, pairs), the shape of cos and of sin.
+    subjects : pair of str
+        Subjects of the error texts about the tokens and about the batch rows of cos and sin, for
+        example "positions are given for".
+    launch_for : callable
+        From a dtype to its launch, and to the cos and sin of that launch.
 
-    Raises TypeError or ValueError, before anything is written.
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is invalid. Nothing is written then.
     """
-    check.rotated(xs, layout, head_dim, shape, *given_for)
-    if outs is not None:
+    check.rotated(xs, layout, head_dim, table_shape, *subjects)
+    if outs is None:
+        results = tuple(np.empty_like(x) for x in xs.values())
+    else:
         check.outputs(outs, xs)
-    results = tuple(np.empty_like(x) for x in xs.values()) if outs is None else tuple(outs.values())
-    for x, result in zip([np.array(x, order="C") for x in xs.values()], results, strict=True):
-        # Where float16 has no kernel, that of float32 and NumPy's rounding give the same bits.
-        wide = x.astype(np.float32) if x.dtype == np.float16 and not converts_float16() else x
-        launch, cos_sin = launch_of(wide.dtype)
-        if wide.size and not launch(cos_sin, wide, wide, wide, wide, 1):
-            raise RuntimeError(
-                f"an array of shape {x.shape} passed its checks, but the kernel refused its copy"
-            )
+        results = tuple(outs.values())
+    copies = [np.array(x, order="C") for x in xs.values()]
+    for copy, result in zip(copies, results, strict=True):
+        rotated = _rotated_in_place(copy, launch_for)
         with np.errstate(over="ignore", under="ignore"):
-            result[...] = wide
+            result[...] = rotated
     return results
+
+
+def _rotated_in_place(
+    x: Array, launch_for: Callable[[np.dtype[Any]], tuple[Launch, Array]]
+) -> Array:
+    """Rotate a contiguous array in place and return it; as float32 if float16 has no kernel.
+
+    The float32 kernel and NumPy's rounding to float16 give the same bits as the float16 kernel.
+    """
+    if x.dtype == np.float16 and not converts_float16():
+        x = x.astype(np.float32)
+    launch, cos_sin = launch_for(x.dtype)
+    if x.size and not launch(cos_sin, x, x, x, x, 1):
+        raise RuntimeError(
+            f"an array of shape {x.shape} passed its checks, but the kernel refused its copy; "
+            "please report this as a fault of rope_cpu"
+        )
+    return x

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Self
@@ -21,26 +22,71 @@ from rope_cpu.frequencies import generators as generators_
 from rope_cpu.frequencies import scaling as scaling_
 from rope_cpu.frequencies import spec as specs
 from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.rotation.cos_sin import Angles
+from rope_cpu.rotation.cos_sin import CosSin
 from rope_cpu.rotation.dispatch import Pairing
 from rope_cpu.rotation.plan import RotaryPlan
 
 
 class RotaryEmbedding:
-    """One rotary position embedding: immutable, without a table of positions, safe to share between threads."""
+    """A rotary position embedding.
 
-    __slots__ = ("_angles", "_columns", "_consecutive", "_pairing", "_rows", "_spec")
+    Pair i of a head vector is rotated by the angle position · inv_freq[i], in radians, and scaled
+    by the attention factor. The object is immutable, holds no table of positions, has no maximum
+    length, and may be shared between threads. The other constructors are `from_config`,
+    `from_inv_freq`, `axial`, `mrope`, `from_generators` and `from_spec`.
+
+    Parameters
+    ----------
+    head_dim : int
+        Width of a head vector in elements.
+    rope_theta : float, optional
+        Base of the frequencies rope_theta^(−2i/rotary_dim). By default that of `scaling`, or 10000.
+    rotary_dim : int, optional
+        Number of leading elements that are rotated; the others are copied. By default the
+        `partial_rotary_factor` of `scaling` times head_dim, or head_dim. Frequencies are computed
+        for rotary_dim. (An odd share gives the frequencies of that share, and one more element is
+        rotated.)
+    interleaved : bool, default False
+        The pairing. True: pairs are (2i, 2i+1), as in GPT-J. False: pairs are (i, i+n), as in
+        GPT-NeoX and `rotate_half`.
+    scaling : mapping, optional
+        Rope parameters in Hugging Face form, such as {"rope_type": "llama3", "factor": 8.0, …}.
+        It may hold rope_theta as well.
+    max_position_embeddings : int, optional
+        Length in tokens. The rope type "dynamic" needs it, and others need it if `scaling` leaves
+        a value to be derived from it. It may stand in `scaling` instead. Rope types without a use
+        for it check it and ignore it, because every config holds it.
+    angle_dtype : {"float64", "float32"}
+        "float64" is exact. "float32" repeats the float32 arithmetic of transformers step by step.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If rotary_dim is odd or too wide, if the rope type or a key of `scaling` is unknown or
+        missing, or if the values make no rotation. The text names argument, value and rule.
+
+    References
+    ----------
+    RoFormer, arXiv:2104.09864. For the rope types see `rope_cpu.frequencies.rope_types`.
+
+    Examples
+    --------
+    >>> import numpy as np, rope_cpu
+    >>> rope = rope_cpu.RotaryEmbedding(128, rope_theta=500000.0)
+    >>> q = np.ones((1, 7, 32, 128), np.float32)  # (batch, seq, heads, head_dim)
+    >>> k = np.ones((1, 7, 8, 128), np.float32)
+    >>> q_rot, k_rot = rope(q, k)
+    >>> q_rot.shape, k_rot.shape
+    ((1, 7, 32, 128), (1, 7, 8, 128))
+    """
+
+    __slots__ = ("_columns", "_consecutive", "_cos_sin", "_pairing", "_rows", "_spec")
     _spec: RopeSpec
-    _angles: Angles
+    _cos_sin: CosSin
     _rows: int  # sequences with frequencies of their own
     _columns: int  # pairs of all heads with frequencies of their own
     _consecutive: bool  # whether ids may be left out
     _pairing: Pairing
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Check the names of arguments before Python does, which would not know what is meant."""
-        scalars.refuse_other_names(cls.__name__, kwargs)
-        return super().__new__(cls)
 
     def __init__(
         self,
@@ -53,47 +99,53 @@ class RotaryEmbedding:
         max_position_embeddings: int | None = None,
         angle_dtype: str = "float64",
     ) -> None:
-        """Make a rotary embedding for text: one axis, frequencies rope_theta^(−2i/rotary_dim), scaled by `scaling`.
-
-        head_dim: width of a head vector in elements. rotary_dim: how many of its leading elements are rotated; where it
-            is not given, all, or the section's partial_rotary_factor of them. Frequencies are computed for rotary_dim
-            (for the share itself where that is odd, and one element more is rotated).
-        rope_theta: the base; 10000 where it is given neither here nor in `scaling`.
-        interleaved: pairs are (2i, 2i+1), "GPT-J", rather than (i, i+n), "NeoX" and `rotate_half`.
-        scaling: a dict in Hugging Face form, {"rope_type": "llama3", "factor": 8.0, …}; it may hold rope_theta too.
-        max_position_embeddings: tokens; dynamic needs it, and others where the section leaves a value to follow from
-            it. It may stand in the section instead. Types with no use for it check it and go without: every config
-            says it.
-        angle_dtype: "float64" is exact; "float32" repeats the float32 arithmetic of transformers, step by step.
-
-        Raises TypeError or ValueError for odd or too wide rotary_dim, unknown rope types, unknown or missing keys and
-        values that make no rotation, naming argument, value and rule.
-        Source: RoFormer, arXiv:2104.09864; for scaling see `rope_cpu.frequencies.rope_types`.
-        """
-        self._of(
-            scaling_.scaled(
-                head_dim,
-                rope_theta=rope_theta,
-                rotary_dim=rotary_dim,
-                interleaved=interleaved,
-                scaling=scaling,
-                max_position_embeddings=max_position_embeddings,
-                angle_dtype=angle_dtype,
-            )
+        spec = scaling_.scaled(
+            head_dim,
+            rope_theta=rope_theta,
+            rotary_dim=rotary_dim,
+            interleaved=interleaved,
+            scaling=scaling,
+            max_position_embeddings=max_position_embeddings,
+            angle_dtype=angle_dtype,
         )
+        self._set_spec(spec)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refuse the argument names of other libraries with a text that gives the name here."""
+        scalars.refuse_other_names(cls.__name__, kwargs)
+        return super().__new__(cls)
+
+    # `inspect.signature`, `help` and editors show the arguments of `__init__`.
+    __new__.__signature__ = inspect.signature(__init__)  # type: ignore[attr-defined]
 
     @classmethod
     def from_spec(cls, spec: RopeSpec) -> Self:
-        """Return the rotary embedding of a spec; every constructor ends here.
+        """Return the rotary embedding of a spec. Every other constructor ends here.
 
-        Raises TypeError for anything else.
+        Parameters
+        ----------
+        spec : RopeSpec
+            Frequencies, attention factor and pairing.
+
+        Raises
+        ------
+        TypeError
+            If `spec` is not a RopeSpec.
+
+        Examples
+        --------
+        >>> import rope_cpu
+        >>> rope = rope_cpu.RotaryEmbedding(64)
+        >>> rope_cpu.RotaryEmbedding.from_spec(rope.spec) == rope
+        True
         """
-        if (
-            type(spec) is not RopeSpec
-        ):  # a subclass might not check itself, and kernels rely on that
-            raise TypeError(f"`spec` is {shown(spec)}; it must be a RopeSpec")
+        if type(spec) is not RopeSpec:  # kernels rely on checks that a subclass may lack
+            raise TypeError(
+                f"`spec` is {shown(spec)}; it must be a RopeSpec, such as `spec` of a rotary "
+                "embedding"
+            )
         rope = cls.__new__(cls)
-        rope._of(spec)
+        rope._set_spec(spec)
         return rope
 
     @classmethod
@@ -106,22 +158,47 @@ class RotaryEmbedding:
         interleaved: bool | None = None,
         angle_dtype: str = "float64",
     ) -> Self:
-        """Return the rotary embedding that a Hugging Face config describes, or refuse it with the reason.
+        """Return the rotary embedding that a Hugging Face config describes.
 
-        config: path of a config.json, a folder with one, or a dict; with the old keys (`rope_scaling`, `rope_theta` at
-            the top level) or the new one (`rope_parameters`, flat or nested by layer type). The language model inside a
-            multimodal config is followed; give `config["vision_config"]` for its vision part; for what is read of
-            vision and diffusers configs see `rope_cpu.configs.vision`. With latent attention (MLA) head_dim is the
-            width of the rotated part, qk_rope_head_dim.
-        layer_type: which layers, where they differ ("full_attention", "sliding_attention", …).
-        layer: which layer, counted from 0, in place of its type. Neither: all layers that are rotated.
-        interleaved: the pairing; None takes it from the model type. Where a model reads neighbours and writes halves
-            (DeepSeek-V3), it is True: the same rotation, whose result the model has permuted.
-        angle_dtype: "float64" is exact; "float32" repeats the float32 arithmetic of transformers, step by step.
+        Parameters
+        ----------
+        config : str, path, mapping or ModelConfig
+            A config.json, a folder with one, or its content as a dict: with the old keys
+            (`rope_scaling`, and `rope_theta` at the top level) or the new one (`rope_parameters`,
+            flat or nested by layer type). Of a multimodal config the language model is read; pass
+            `config["vision_config"]` for the vision part. `rope_cpu.configs.vision` and
+            `rope_cpu.configs.diffusers` say what is read of vision and diffusers configs. With
+            latent attention (MLA), head_dim is the width of the rotated part, qk_rope_head_dim.
+        layer_type : str, optional
+            The layers' type, if layers differ: "full_attention", "sliding_attention", ….
+        layer : int, optional
+            A layer, counted from 0, instead of a type. By default all layers that are rotated.
+        interleaved : bool, optional
+            The pairing; by default that of the model type. It is True for a model that reads
+            neighbours and writes halves (DeepSeek-V3): the rotation is the same, and the model
+            permutes its result.
+        angle_dtype : {"float64", "float32"}
+            "float64" is exact. "float32" repeats the float32 arithmetic of transformers.
 
-        Raises ValueError or TypeError where the file does not determine one rotation: unknown rope types, unknown or
-        missing keys of the rope section, an unknown model type without `interleaved`, no rotation at all.
-        Source: the configuration classes and modelling code of transformers 5.23, and of models with code of their own.
+        Raises
+        ------
+        TypeError, ValueError
+            If the file does not determine one rotation: an unknown rope type, an unknown or missing
+            key of the rope parameters, an unknown model type without `interleaved`, or no rotation
+            at all.
+
+        References
+        ----------
+        Configuration classes and modelling code of transformers 5.23, and of models with code of
+        their own.
+
+        Examples
+        --------
+        >>> import rope_cpu
+        >>> config = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32}
+        >>> rope = rope_cpu.RotaryEmbedding.from_config(config)
+        >>> rope.head_dim, rope.interleaved
+        (128, False)
         """
         return cls.from_spec(reader.read(config).spec(layer_type, layer, interleaved, angle_dtype))
 
@@ -135,16 +212,33 @@ class RotaryEmbedding:
         interleaved: bool = False,
         blocks: int | Sequence[int] = 1,
     ) -> Self:
-        """Return the rotary embedding of a frequency matrix: the primitive of every other constructor.
+        """Return the rotary embedding of given frequencies.
 
-        inv_freq: (pairs,), (axes, pairs) or (axes, heads, pairs), radians per unit of position.
-        head_dim: width of a head vector, 2·pairs unless more elements follow that are copied.
-        attention_factor: factor on cos and sin.
-        interleaved: pairs are (2i, 2i+1) rather than (i, i+n).
-        blocks: the rotated part is this many equal contiguous blocks, or blocks of these widths in elements, each
-            paired within itself.
+        Parameters
+        ----------
+        inv_freq : array of float, (pairs,), (axes, pairs) or (axes, heads, pairs)
+            Radians per unit of position.
+        head_dim : int, optional
+            Width of a head vector in elements, by default 2·pairs; elements past those are copied.
+        attention_factor : float, default 1.0
+            Factor on cos and sin.
+        interleaved : bool, default False
+            Whether pairs are (2i, 2i+1) rather than (i, i+n).
+        blocks : int or sequence of int, default 1
+            Number of equal contiguous blocks of the rotated part, or the widths of blocks in
+            elements. Pairs are formed within each block.
 
-        Raises ValueError or TypeError where shapes, widths or values do not fit, naming argument, value and rule.
+        Raises
+        ------
+        TypeError, ValueError
+            If shapes, widths or values do not fit. The text names argument, value and rule.
+
+        Examples
+        --------
+        >>> import numpy as np, rope_cpu
+        >>> rope = rope_cpu.RotaryEmbedding.from_inv_freq(np.array([1.0, 0.1]), head_dim=6)
+        >>> rope.rotary_dim, rope.inv_freq
+        (4, array([1. , 0.1]))
         """
         spec = specs.from_inv_freq(
             inv_freq,
@@ -166,28 +260,54 @@ class RotaryEmbedding:
         axis_dims: Sequence[int] | None = None,
         span: str = "axis",
     ) -> Self:
-        """Return a rotary embedding for positions of several coordinates, each of which rotates pairs of its own.
+        """Return a rotary embedding for positions of several coordinates.
 
-        head_dim: width of a head vector in elements; those past the sum of axis_dims are copied.
-        axes: number of coordinates.
-        rope_theta: base of the frequencies base^(−2i/width), one for all axes or one for each.
-        axis_dims: even widths in elements, None for equal shares.
-        span: "axis" pairs within the contiguous block of each axis, with frequencies base^(−2i/block); "head" pairs
-            (i, i + n) across the head, of which axes own runs. For interleaved pairs the two are the same.
+        Each coordinate rotates pairs of its own.
 
-        Raises TypeError or ValueError where widths do not fit, naming argument, value and rule.
-        Source: Su, kexue.fm/archives/8397 (span "axis"); Qwen2-VL's vision tower in transformers (span "head").
+        Parameters
+        ----------
+        head_dim : int
+            Width of a head vector in elements; those past the sum of axis_dims are copied.
+        axes : int, default 2
+            Number of coordinates.
+        rope_theta : float or sequence of float
+            Base of the frequencies base^(−2i/width), one for all axes or one for each.
+        interleaved : bool, default False
+            Whether pairs are (2i, 2i+1) rather than (i, i+n).
+        axis_dims : sequence of int, optional
+            Even widths in elements; equal shares by default.
+        span : {"axis", "head"}
+            "axis" pairs within the contiguous block of each axis, with the frequencies
+            base^(−2i/block). "head" pairs (i, i + n) across the head, and each axis owns a run of
+            pairs. For interleaved pairs the two are the same.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If widths do not fit. The text names argument, value and rule.
+
+        References
+        ----------
+        Span "axis": Su, kexue.fm/archives/8397. Span "head": the vision tower of Qwen2-VL in
+        transformers.
+
+        Examples
+        --------
+        >>> import numpy as np, rope_cpu
+        >>> rope = rope_cpu.RotaryEmbedding.axial(64)
+        >>> ids = rope_cpu.positions.grid((2, 3))  # rows and columns of 6 patches
+        >>> rope.rotate(np.ones((1, 6, 4, 64), np.float32), ids).shape
+        (1, 6, 4, 64)
         """
-        return cls.from_spec(
-            axes_.axial(
-                head_dim,
-                axes,
-                rope_theta=rope_theta,
-                interleaved=interleaved,
-                axis_dims=axis_dims,
-                span=span,
-            )
+        spec = axes_.axial(
+            head_dim,
+            axes,
+            rope_theta=rope_theta,
+            interleaved=interleaved,
+            axis_dims=axis_dims,
+            span=span,
         )
+        return cls.from_spec(spec)
 
     @classmethod
     def mrope(
@@ -200,64 +320,111 @@ class RotaryEmbedding:
         interleaved: bool = False,
         scaling: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Return M-RoPE: the frequencies of one axis, shared out among time, height and width.
+        """Return M-RoPE: the pairs of one axis, shared out among time, height and width.
 
-        head_dim: width of a head vector in elements; the first 2·sum(mrope_section) are rotated.
-        mrope_section: pairs for time, height and width, or for any other number of axes.
-        rope_theta: base of the frequencies.
-        mrope_interleaved: False gives each axis one run of pairs (Qwen2-VL), True every third pair (Qwen3-VL).
-        interleaved: pairs are (2i, 2i+1) rather than (i, i+n).
-        scaling: a dict in Hugging Face form, or None; it may repeat rope_theta, mrope_section and mrope_interleaved.
-            Where it depends on the sequence length, it holds max_position_embeddings as well, and the rotary embedding
-            needs `at_length`, like that of one axis.
+        Parameters
+        ----------
+        head_dim : int
+            Width of a head vector in elements; the first 2·sum(mrope_section) are rotated.
+        mrope_section : sequence of int
+            Pairs for time, height and width, or for any other number of axes.
+        rope_theta : float
+            Base of the frequencies.
+        mrope_interleaved : bool, default False
+            False gives each axis one run of pairs (Qwen2-VL), True every third pair (Qwen3-VL).
+        interleaved : bool, default False
+            Whether pairs are (2i, 2i+1) rather than (i, i+n).
+        scaling : mapping, optional
+            Rope parameters in Hugging Face form. They may repeat rope_theta, mrope_section and
+            mrope_interleaved. If they depend on the sequence length, they hold
+            max_position_embeddings as well, and the rotary embedding needs `at_length`.
 
-        Raises TypeError or ValueError where sections do not fit, naming argument, value and rule.
-        Source: Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.
+        Raises
+        ------
+        TypeError, ValueError
+            If sections do not fit. The text names argument, value and rule.
+
+        References
+        ----------
+        Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.
+
+        Examples
+        --------
+        >>> import rope_cpu
+        >>> rope = rope_cpu.RotaryEmbedding.mrope(128, (16, 24, 24), rope_theta=1000000.0)
+        >>> rope.axes, rope.inv_freq.shape
+        (3, (3, 64))
         """
-        return cls.from_spec(
-            axes_.mrope(
-                head_dim,
-                mrope_section,
-                rope_theta=rope_theta,
-                mrope_interleaved=mrope_interleaved,
-                interleaved=interleaved,
-                scaling=scaling,
-            )
+        spec = axes_.mrope(
+            head_dim,
+            mrope_section,
+            rope_theta=rope_theta,
+            mrope_interleaved=mrope_interleaved,
+            interleaved=interleaved,
+            scaling=scaling,
         )
+        return cls.from_spec(spec)
 
     @classmethod
     def from_generators(
         cls, generators: ArrayLike, *, tolerance: float | None = None
     ) -> tuple[Self, Float64]:
-        """Return the rotary embedding and the orthogonal basis Q of position p ↦ expm(Σ p_k B_k).
+        """Return the rotary embedding and the basis of the rotation p ↦ expm(Σ p_k B_k).
 
-        generators: (axes, head_dim, head_dim), real, each antisymmetric, all commuting; a single
-            (head_dim, head_dim) is one axis. Entries are radians per unit of position.
-        tolerance: the largest B + Bᵀ that is taken for rounding, in radians per unit of position;
-            the antisymmetric part (B - Bᵀ) / 2 is used. None: 64·head_dim·ε·max(|B|, 1), which
-            covers the error of a matrix logarithm, with the ε of the dtype (16-bit floats: that of
-            float32, and two units in the last place of the largest entry). Give it for generators
-            that were computed or stored more coarsely than their dtype, as float32 values cast to
-            float64. Rounding of 64·head_dim·2^-52·max|B| is allowed at any tolerance, also 0.
-            Commutators may reach √head_dim·(t₀·‖B₁‖ + t₁·‖B₀‖), with the tolerances t: the change
-            of B₀·B₁ - B₁·B₀ by entries that are off by t/2. What couples different planes, and is
-            left out, may reach head_dim·t.
+        Pairs are half-split. With the basis Q, Q · rotate(Qᵀx, p) = expm(Σ p_k B_k) · x. Fold Q
+        into a projection once, rotate(QᵀW·x); scores of queries and keys need no more, because Q
+        cancels in them. Planes that no generator rotates get the frequency 0. An odd head_dim
+        leaves its last direction unrotated.
 
-        Pairs are half-split. Q is (head_dim, head_dim) float64, and
-        Q · rotate(Qᵀx, p) = expm(Σ p_k B_k) · x. Fold it into a projection once, rotate(QᵀW·x);
-        scores of queries and keys need no more, since Q cancels in them. Planes that no generator
-        rotates get frequency 0; an odd head_dim leaves its last direction unrotated.
+        Parameters
+        ----------
+        generators : array of float, (axes, head_dim, head_dim) or (head_dim, head_dim)
+            Antisymmetric matrices that commute, in radians per unit of position.
+        tolerance : float, optional
+            The largest |B + Bᵀ| that counts as rounding, in radians per unit of position; the
+            antisymmetric part (B − Bᵀ) / 2 is used. By default 64·head_dim·ε·max(|B|, 1), which
+            covers the error of a matrix logarithm. ε is that of the dtype; for 16-bit floats it is
+            that of float32, and two units in the last place of the largest entry are allowed as
+            well. Pass a tolerance for generators that were computed or stored more coarsely than
+            their dtype, such as float32 values cast to float64. Rounding of 64·head_dim·2^-52·max|B|
+            is allowed at every tolerance, also at 0.
 
-        Raises TypeError or ValueError naming the matrices that are not square, finite,
-        antisymmetric or do not commute, by how much, and how much they may.
-        Source: Su, kexue.fm/archives/8397, for expm; the simultaneous normal form of commuting
-        normal matrices.
+        Returns
+        -------
+        rope : RotaryEmbedding
+        basis : float64 array, (head_dim, head_dim)
+            The orthogonal matrix Q.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If matrices are not square, finite or antisymmetric, or do not commute. The text names
+            them, the excess and the tolerance.
+
+        Notes
+        -----
+        Commutators may reach √head_dim·(t₀·‖B₁‖ + t₁·‖B₀‖) with the tolerances t₀ and t₁: the
+        change of B₀·B₁ − B₁·B₀ by errors of t/2 in the entries. The coupling of different planes,
+        which is dropped, may reach head_dim·t.
+
+        References
+        ----------
+        Su, kexue.fm/archives/8397, for expm; the simultaneous normal form of commuting normal
+        matrices.
+
+        Examples
+        --------
+        >>> import numpy as np, rope_cpu
+        >>> rope, basis = rope_cpu.RotaryEmbedding.from_generators([[0.0, -0.5], [0.5, 0.0]])
+        >>> np.abs(rope.inv_freq)
+        array([0.5])
         """
         spec, basis = generators_.solve(generators, tolerance)
         return cls.from_spec(spec), basis
 
-    def _of(self, spec: RopeSpec) -> None:
-        self._spec, self._angles = spec, Angles.of(spec)
+    def _set_spec(self, spec: RopeSpec) -> None:
+        self._spec = spec
+        self._cos_sin = CosSin.from_spec(spec)
         self._pairing = Pairing(spec.head_dim, spec.interleaved, spec.blocks)
         self._rows = len(spec.inv_freq)
         self._columns = spec.inv_freq.shape[2] * spec.pairs
@@ -265,28 +432,30 @@ class RotaryEmbedding:
 
     @property
     def spec(self) -> RopeSpec:
-        """The pure description of this rotation."""
+        """The description of this rotation as data."""
         return self._spec
 
     @property
     def inv_freq(self) -> Float64:
-        """The definition of this rotation: float64 radians per unit of position.
+        """The frequencies, which define this rotation: float64, radians per unit of position.
 
-        (pairs,), (axes, pairs) or (axes, heads, pairs).
-
-        Where sequences have lengths of their own (`at_length` of several), a leading axis of batch rows comes first.
+        The shape is (pairs,), (axes, pairs) or (axes, heads, pairs). If sequences have lengths of
+        their own (`at_length` of several), an axis of batch rows comes first.
         """
         omega = self._spec.inv_freq
         rows, axes, heads, _ = omega.shape
-        omega = omega if rows > 1 else omega[0]
+        if rows == 1:
+            omega = omega[0]
         if heads > 1:
             return omega
         omega = omega[..., 0, :]
-        return omega[..., 0, :] if axes == 1 else omega
+        if axes > 1:
+            return omega
+        return omega[..., 0, :]
 
     @property
     def attention_factor(self) -> float:
-        """The factor A on cos and sin (several lengths: that of the first)."""
+        """The factor on cos and sin; for several lengths, that of the first."""
         return float(self._spec.attention_factor[0])
 
     @property
@@ -296,7 +465,7 @@ class RotaryEmbedding:
 
     @property
     def rotary_dim(self) -> int:
-        """How many leading elements of a head vector are rotated."""
+        """Number of leading elements of a head vector that are rotated."""
         return self._spec.rotary_dim
 
     @property
@@ -320,16 +489,42 @@ class RotaryEmbedding:
         return self._spec.axes
 
     def at_length(self, seq_len: int | Sequence[int] | NDArray[Any]) -> RotaryEmbedding:
-        """Return the rotary embedding for a sequence length in tokens, or for one length per batch row.
+        """Return the rotary embedding for a sequence length.
 
-        One length, also in a list, serves any batch. Returns itself where length plays no part. It is a pure function
-        of each sequence's own length; transformers takes the longest sequence of a batch, and what it did before. A key
-        rotated for one length and a query rotated for another do not match: where a growing sequence comes to other
-        frequencies (dynamic: with every token past the original length; dynamic_powers: at each doubling; longrope:
-        once, past it), re-rotate its cached keys: `old.rotate(keys, inverse=True)`, then `new.rotate(keys)`. Compare
-        `inv_freq` and `attention_factor` to see whether they changed: rotary embeddings of two lengths are not equal.
+        Parameters
+        ----------
+        seq_len : int, or sequence or array of int, (batch,)
+            Length in tokens, or one length for each batch row. One length, also in a list, serves
+            every batch.
 
-        Raises TypeError or ValueError where a length is no integer of at least 1.
+        Returns
+        -------
+        rope : RotaryEmbedding
+            The same object if the frequencies do not depend on the length.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a length is not an integer of at least 1.
+
+        Notes
+        -----
+        The result depends on the length of each sequence alone. (transformers takes the longest
+        sequence of a batch, and depends on earlier calls.) A key rotated for one length does not
+        match a query rotated for another. The frequencies change with every token past the original
+        length for "dynamic", at each doubling for "dynamic_powers", and once, at the original
+        length, for "longrope". At a change, re-rotate the cached keys:
+        `old.rotate(keys, inverse=True)`, then `new.rotate(keys)`. Compare `inv_freq` and
+        `attention_factor` to detect a change: rotary embeddings of two lengths are never equal.
+
+        Examples
+        --------
+        >>> import rope_cpu
+        >>> rope = rope_cpu.RotaryEmbedding(
+        ...     64, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=2048
+        ... )
+        >>> rope.at_length(4096).inv_freq[-1] < rope.at_length(2048).inv_freq[-1]
+        np.True_
         """
         lengths = scalars.lengths("seq_len", seq_len)
         if self._spec.length_rule is None:
@@ -343,37 +538,65 @@ class RotaryEmbedding:
         *,
         out: tuple[Array, Array] | None = None,
     ) -> tuple[Array, Array]:
-        """Return cos and sin of the positions, attention factor included, rounded once to `dtype`.
+        """Return cos and sin of positions, times the attention factor.
 
-        position_ids: integers or float32/float64 of any shape; with several axes the last axis holds the coordinates.
-        dtype: float32, float64, float16 or bfloat16; what is below 2^-126 is zero in bfloat16, as in rotations.
-        out: a pair of arrays to write to and return, for cos and for sin; new ones cost more time than cos and sin.
-        Each result has position_ids.shape (without the last axis where there are several) + (pairs,); where heads have
-        frequencies of their own, + (heads, pairs). Where sequences have lengths of their own, ids are (seq,) or (rows,
-        seq) and results (rows, seq, pairs). Before `at_length` it is the original length's.
+        Parameters
+        ----------
+        position_ids : array of int, float32 or float64
+            Positions, of any shape. With several axes the last axis holds the coordinates. If
+            sequences have lengths of their own: (seq,) or (rows, seq).
+        dtype : dtype, default float32
+            float32, float64, float16 or bfloat16. Results of bfloat16 below 2^-126 are zero.
+        out : pair of arrays, optional
+            Outputs for cos and for sin. Without them two arrays are allocated, which takes more
+            time than the computation.
 
-        Raises TypeError or ValueError for other dtypes, non-finite positions, positions beyond ±2^53, and an `out` of
-        another shape or dtype, that is read-only, or whose elements share memory.
+        Returns
+        -------
+        cos, sin : array
+            Of shape position_ids.shape (without the axis of coordinates) + (pairs,). The tail is
+            (heads, pairs) if heads have frequencies of their own. If sequences have lengths of
+            their own, the shape is (rows, seq, pairs). Values are exact and rounded once. Before
+            `at_length` they are those of the original length.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For other dtypes, for positions that are not finite or beyond ±2^53, and for an `out` of
+            another shape or dtype, that is read-only or whose elements share memory.
+
+        Examples
+        --------
+        >>> import numpy as np, rope_cpu
+        >>> cos, sin = rope_cpu.RotaryEmbedding(64).cos_sin([0, 10**9])
+        >>> cos.shape, cos[0, :3]
+        ((2, 32), array([1., 1., 1.], dtype=float32))
         """
-        wanted, axes, rows = check.dtype(dtype), self.axes, self._rows
+        wanted = check.dtype(dtype)
+        axes = self.axes
         ids = check_ids.real_ids("position_ids", position_ids)
         check_ids.check_coordinates("position_ids", ids, axes)
         scalars.not_larger("`position_ids` has shape", ids.shape, ids.size // axes, self._columns)
         check_ids.check_values("position_ids", ids)
-        if rows == 1:
+        if self._rows == 1:
             shape = ids.shape[:-1] if axes > 1 else ids.shape
             positions = ids.astype(np.float64, order="C").reshape(1, -1, axes)
         else:
-            positions = check_ids.of_tokens("position_ids", ids, axes, None, rows, self._columns)
-            shape = (rows, positions.shape[1])
+            positions = check_ids.of_tokens(
+                "position_ids", ids, axes, None, self._rows, self._columns
+            )
+            shape = (self._rows, positions.shape[1])
         heads = self._spec.inv_freq.shape[2]
-        shape = (*shape, heads, self._spec.pairs) if heads > 1 else (*shape, self._spec.pairs)
+        if heads > 1:
+            shape = (*shape, heads)
+        shape = (*shape, self._spec.pairs)
         if out is None:
-            outs = np.empty(shape, wanted), np.empty(shape, wanted)
+            cos = np.empty(shape, wanted)
+            sin = np.empty(shape, wanted)
         else:
-            outs = check.out_tables(out, shape, wanted)
-        self._angles.write(positions, "rotate", *outs)
-        return outs
+            cos, sin = check.out_tables(out, shape, wanted)
+        self._cos_sin.write(positions, "rotate", cos, sin)
+        return cos, sin
 
     def rotate(
         self,
@@ -385,28 +608,54 @@ class RotaryEmbedding:
         inverse: bool = False,
         out: Array | None = None,
     ) -> Array:
-        """Rotate one array, queries or keys.
+        """Rotate one array.
 
-        x: float32, float64, float16 or bfloat16, axes as in `layout`: "bshd" (batch, seq, heads, head_dim), "bhsd",
-            "sbhd" or "thd" (packed tokens, heads, head_dim); any strides.
-        position_ids: integers or float32/float64, (seq,) or (batch, seq), for thd (tokens,) and required; with several
-            axes one more trailing axis of coordinates. None: offset + 0, 1, 2, …, for one axis and for M-RoPE, whose
-            text has the same coordinate on all.
-        offset: position of the first token, an int of either sign or one per batch row; not together with position_ids.
-        inverse: undo the rotation: the angle −θ and the factor 1/A.
-        out: where to write, `x` itself or memory that shares nothing with it; it is returned.
+        Parameters
+        ----------
+        x : array of float32, float64, float16 or bfloat16
+            Queries or keys, with axes as in `layout` and any strides.
+        position_ids : array of int, float32 or float64, (seq,) or (batch, seq), optional
+            Positions. For layout thd: (tokens,), and required. With several axes, one more trailing
+            axis holds the coordinates. By default offset + 0, 1, 2, …, which one axis and M-RoPE
+            allow (text has the same coordinate on all axes).
+        offset : int or array of int, (batch,), default 0
+            Position of the first token, of either sign; not together with position_ids.
+        layout : {"bshd", "bhsd", "sbhd", "thd"}
+            Axes of x: b batch, s seq, h heads, d head_dim, t packed tokens.
+        inverse : bool, default False
+            Whether to undo the rotation: the angle −θ and the factor 1/A.
+        out : array, optional
+            Output: `x` itself (in place), or memory that shares no element with x. A new array by
+            default.
 
-        Returns an array of x's shape and dtype, computed in float32 (float64 for float64) and rounded once; what of
-        bfloat16 is below 2^-126 becomes zero. Elements past rotary_dim are copied.
+        Returns
+        -------
+        x_rot : array
+            An array of the shape and dtype of x; `out` if it is given. It is computed in float32
+            (float64 for float64) and rounded once. Results of bfloat16 below 2^-126 become zero.
+            Elements past rotary_dim are copied.
 
-        Raises TypeError or ValueError, before anything is written, naming argument, value and rule; ValueError also
-        where frequencies depend on a length that is not given (`at_length`).
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is invalid, or if the frequencies depend on a length that is not given
+            (`at_length`). Nothing is written then.
+
+        Examples
+        --------
+        >>> import numpy as np, rope_cpu
+        >>> rope = rope_cpu.RotaryEmbedding(64)
+        >>> x = np.ones((2, 1, 8, 64), np.float32)  # one new token of two sequences
+        >>> x_rot = rope.rotate(x, offset=[17, 4])
+        >>> np.allclose(rope.rotate(x_rot, offset=[17, 4], inverse=True), x)
+        True
         """
-        layout, mode = check.layout(layout), _mode(inverse)
+        layout = check.layout(layout)
+        operation = _operation(inverse)
         positions = self._positions("x", x, position_ids, offset, layout)
-        return RotaryPlan(
-            self._angles, self._pairing, positions, layout, mode, COMPUTE_DTYPES[x.dtype]
-        ).rotate(x, out)
+        compute_dtype = COMPUTE_DTYPES[x.dtype]
+        plan = RotaryPlan(self._cos_sin, self._pairing, positions, layout, operation, compute_dtype)
+        return plan.rotate(x, out)
 
     def __call__(
         self,
@@ -419,30 +668,77 @@ class RotaryEmbedding:
         inverse: bool = False,
         out: tuple[Array, Array] | None = None,
     ) -> tuple[Array, Array]:
-        """Rotate queries and keys of the same tokens in one go; arguments as in `rotate`.
+        """Rotate queries and keys of the same tokens.
 
-        q, k: of one dtype; they may differ in their number of heads (grouped-query attention).
-        out: a pair of arrays, for q and for k; views of one packed buffer are fine.
+        Parameters
+        ----------
+        q, k : array of float32, float64, float16 or bfloat16
+            Queries and keys of one dtype, with axes as in `layout` and any strides. They may differ
+            in their number of heads (grouped-query attention).
+        position_ids, offset, layout, inverse
+            As in `rotate`.
+        out : pair of arrays, optional
+            Outputs for q and for k: the very same arrays (in place), or memory that shares no
+            element with the inputs. Views of one packed buffer may be used. New arrays by default.
 
-        Returns the pair (q_rot, k_rot). Raises as `rotate` does.
+        Returns
+        -------
+        q_rot, k_rot : array
+            Arrays of the shapes and the dtype of q and k; those of `out` if it is given.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As in `rotate`.
+
+        Examples
+        --------
+        >>> import numpy as np, rope_cpu
+        >>> rope = rope_cpu.RotaryEmbedding(64)
+        >>> q = np.ones((1, 3, 8, 64), np.float32)
+        >>> k = np.ones((1, 3, 2, 64), np.float32)
+        >>> q_rot, k_rot = rope(q, k, offset=100)
+        >>> q_rot.shape, k_rot.shape
+        ((1, 3, 8, 64), (1, 3, 2, 64))
         """
-        layout, mode = check.layout(layout), _mode(inverse)
+        layout = check.layout(layout)
+        operation = _operation(inverse)
         positions = self._positions("q", q, position_ids, offset, layout)
-        return RotaryPlan(
-            self._angles, self._pairing, positions, layout, mode, COMPUTE_DTYPES[q.dtype]
-        )(q, k, out)
+        compute_dtype = COMPUTE_DTYPES[q.dtype]
+        plan = RotaryPlan(self._cos_sin, self._pairing, positions, layout, operation, compute_dtype)
+        return plan(q, k, out)
 
     def plan(
         self, position_ids: ArrayLike, *, layout: str = "bshd", inverse: bool = False
     ) -> RotaryPlan:
         """Compute cos and sin of a step's positions once, for every layer and every dtype.
 
-        position_ids, layout, inverse: as in `rotate`. Ids (seq,) serve any batch.
+        Parameters
+        ----------
+        position_ids, layout, inverse
+            As in `rotate`. Position ids (seq,) serve every batch size.
 
-        Raises TypeError or ValueError as `rotate` does.
+        Returns
+        -------
+        plan : RotaryPlan
+            Called with q and k of each layer.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As in `rotate`.
+
+        Examples
+        --------
+        >>> import numpy as np, rope_cpu
+        >>> plan = rope_cpu.RotaryEmbedding(64).plan([41])  # one decoding step
+        >>> for layer in range(4):
+        ...     q = np.ones((1, 1, 8, 64), np.float32)
+        ...     k = np.ones((1, 1, 2, 64), np.float32)
+        ...     q_rot, k_rot = plan(q, k)
         """
-        positions = self._given("position_ids", position_ids, check.layout(layout))
-        return RotaryPlan(self._angles, self._pairing, positions, layout, _mode(inverse))
+        positions = self._checked_positions("position_ids", position_ids, check.layout(layout))
+        return RotaryPlan(self._cos_sin, self._pairing, positions, layout, _operation(inverse))
 
     def shift(
         self,
@@ -452,28 +748,55 @@ class RotaryEmbedding:
         layout: str = "bshd",
         out: Array | None = None,
     ) -> Array:
-        """Move rotated keys by `delta` positions: the angle delta·F, the factor 1 (llama.cpp's K-shift).
+        """Move rotated keys by `delta` positions: the angle delta · inv_freq, the factor 1.
 
-        keys: as `x` in `rotate`. delta: tokens, one number for all, or like position_ids one per token; with several
-        axes a trailing axis of coordinates, (axes,) for all tokens (M-RoPE: or a number). layout, out: as in `rotate`.
+        llama.cpp calls this the K-shift.
 
-        Returns the keys as they would be, had they been rotated at their new positions.
-        Raises TypeError or ValueError as `rotate` does.
+        Parameters
+        ----------
+        keys : array of float32, float64, float16 or bfloat16
+            Rotated keys, with axes as in `layout` and any strides.
+        delta : int, float or array
+            Tokens to move by: one number for all, or one for each token like position_ids. With
+            several axes a trailing axis holds the coordinates, (axes,) for all tokens; M-RoPE takes
+            a number, too.
+        layout, out
+            As in `rotate`.
+
+        Returns
+        -------
+        keys_rot : array
+            The keys as if they had been rotated at their new positions.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As in `rotate`.
+
+        Examples
+        --------
+        >>> import numpy as np, rope_cpu
+        >>> rope = rope_cpu.RotaryEmbedding(64)
+        >>> keys = np.ones((1, 4, 2, 64), np.float32)
+        >>> moved = rope.shift(rope.rotate(keys, offset=10), -10)
+        >>> np.allclose(moved, rope.rotate(keys), atol=1e-6)
+        True
         """
         keys = check.array("keys", keys, check.layout(layout))
-        tokens = keys.shape[LAYOUT_AXES[layout][1]]
-        moved = check_ids.deltas(delta, tokens, self.axes, self._spec.shared_id)
-        positions = self._given("delta", moved, layout)
-        plan = RotaryPlan(
-            self._angles, self._pairing, positions, layout, "shift", COMPUTE_DTYPES[keys.dtype]
-        )
+        token_axis = LAYOUT_AXES[layout][1]
+        tokens = keys.shape[token_axis]
+        deltas = check_ids.deltas(delta, tokens, self.axes, self._spec.shared_id)
+        positions = self._checked_positions("delta", deltas, layout)
+        compute_dtype = COMPUTE_DTYPES[keys.dtype]
+        plan = RotaryPlan(self._cos_sin, self._pairing, positions, layout, "shift", compute_dtype)
         return plan.rotate(keys, out)
 
     def __repr__(self) -> str:
         length = "" if self._spec.lengths is None else f", lengths={self._spec.lengths}"
         return (
-            f"RotaryEmbedding(head_dim={self.head_dim}, rotary_dim={self.rotary_dim}, interleaved={self.interleaved}, "
-            f"rope_type={shown(self.rope_type)}, axes={self.axes}, attention_factor={self.attention_factor:.6g}, "
+            f"RotaryEmbedding(head_dim={self.head_dim}, rotary_dim={self.rotary_dim}, "
+            f"interleaved={self.interleaved}, rope_type={shown(self.rope_type)}, "
+            f"axes={self.axes}, attention_factor={self.attention_factor:.6g}, "
             f"wavelengths={self._wavelengths()}{length})"
         )
 
@@ -487,6 +810,7 @@ class RotaryEmbedding:
         return type(self).from_spec, (self._spec,)
 
     def _wavelengths(self) -> str:
+        """Return the shortest and the longest wavelength, in tokens, as text."""
         frequencies = np.abs(self._spec.inv_freq[self._spec.inv_freq != 0])
         if not frequencies.size:
             return "none"
@@ -495,26 +819,28 @@ class RotaryEmbedding:
     def _positions(
         self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str
     ) -> Float64:
-        """Return the positions of an array's tokens, checked."""
+        """Return the checked positions of an array's tokens: given ids, or offset + 0, 1, 2, …."""
         x = check.array(name, x, layout)
         if ids is not None:
             if type(offset) is not int or offset != 0:
                 raise ValueError(
-                    f"`offset` is {shown(offset)} and `position_ids` are given as well; give one of them"
+                    f"`offset` is {shown(offset)} and `position_ids` are given as well; pass one "
+                    "of the two"
                 )
-            return self._given("position_ids", ids, layout)
+            return self._checked_positions("position_ids", ids, layout)
         if layout == "thd" or not self._consecutive:
             self._spec.check_length()
             check_ids.refuse_none(self.axes, layout)
         return check_ids.counted(name, offset, x.shape, layout, self._rows, self._columns)
 
-    def _given(self, name: str, ids: ArrayLike, layout: str) -> Float64:
-        """Return positions that were given, checked."""
+    def _checked_positions(self, name: str, ids: ArrayLike, layout: str) -> Float64:
+        """Return given positions, checked, as float64 (batch or 1, seq, axes)."""
         self._spec.check_length()
         return check_ids.of_tokens(name, ids, self.axes, layout, self._rows, self._columns)
 
 
-def _mode(inverse: bool) -> str:
-    if inverse is False:
+def _operation(inverse: bool) -> str:
+    """Return the name of the operation, "rotate" or "inverse"."""
+    if inverse is False:  # the usual case; the check takes longer
         return "rotate"
     return "inverse" if scalars.boolean("inverse", inverse) else "rotate"

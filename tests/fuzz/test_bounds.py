@@ -12,11 +12,11 @@ from fuzz.test_guarded import environment
 EVERY_SHAPE = """
 from itertools import product
 import numpy as np
-from rope_cpu.kernels.angles import cos_sin
+from rope_cpu.kernels.angles import cos_sin_kernel
 
 SIZES = [*product((1, 2, 3), (0, 1, 5), (1, 2, 3), (1, 2), (1, 3, 4, 8, 33)), (2, 301, 2, 2, 33)]
 for name in ("float32", "float64"):
-    kernel = cos_sin(name)
+    kernel = cos_sin_kernel(name)
     for batch, tokens, axes, heads, pairs in SIZES:
         for given, coordinates, rows in product({1, batch}, {1, axes}, {1, batch}):
             positions = np.zeros((given, tokens, coordinates))
@@ -27,13 +27,13 @@ for name in ("float32", "float64"):
 """
 WRONG_SHAPE = """
 import numpy as np
-from rope_cpu.kernels.angles import cos_sin
+from rope_cpu.kernels.angles import cos_sin_kernel
 
 def tables(pairs):
     return np.zeros((1, {tokens}, 1, pairs))
 
 positions, frequencies, factors = np.zeros((1, {tokens}, 1)), np.ones((1, 2, 1, 1, 64)), np.ones((1, 2))
-cos_sin("float64")(positions, frequencies, factors, tables(64), tables(63), 2)
+cos_sin_kernel("float64")(positions, frequencies, factors, tables(64), tables(63), 2)
 """
 
 

@@ -18,8 +18,8 @@ import rope_cpu
 from rope_cpu.kernels import compile as compiling
 
 ONE_KERNEL = """
-    from rope_cpu.kernels.angles import cos_sin
-    print("loaded" if cos_sin("float32").stats.cache_hits else "compiled")
+    from rope_cpu.kernels.angles import cos_sin_kernel
+    print("loaded" if cos_sin_kernel("float32").stats.cache_hits else "compiled")
 """
 
 
@@ -47,7 +47,7 @@ def test_warming_up_one_dtype_is_enough_for_it(dtype, run_program):
     rope_cpu.warmup({dtype!r})
     def compiled(*_, **__):
         raise AssertionError("compiled")
-    rope_cpu.kernels.compile.compiled = compiled
+    rope_cpu.kernels.compile.compile_kernel = compiled
     x = np.ones((2, 900, 4, 128), {dtype!r})
     for settings in ({{}}, {{"angle_dtype": "float32"}}, {{"interleaved": True}}):
         rope = rope_cpu.RotaryEmbedding(128, **settings)
@@ -120,7 +120,7 @@ def increment(x):
 
 def compiled_increment():
     """Compile a kernel of its own, or load it from the cache; return whether it was loaded."""
-    kernel = compiling.compiled(increment, "increment", (types.intp,))
+    kernel = compiling.compile_kernel(increment, "increment", (types.intp,))
     assert kernel(41) == 42
     return bool(kernel.stats.cache_hits)
 
@@ -163,7 +163,7 @@ def test_an_unreadable_file_is_done_without(cache_folder):
 
 def test_an_error_of_the_compiler_is_not_taken_for_one_of_the_cache(cache_folder):
     with pytest.raises(TypingError):
-        compiling.compiled(lambda x: x.no_such_attribute, "wrong", (types.intp,))
+        compiling.compile_kernel(lambda x: x.no_such_attribute, "wrong", (types.intp,))
 
 
 def test_without_a_folder_every_process_compiles_and_says_so(monkeypatch, cache_folder):

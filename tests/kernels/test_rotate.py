@@ -15,7 +15,7 @@ from oracle import ORDER, draw
 
 from rope_cpu.kernels import rotate as kernels
 from rope_cpu.kernels.vectors import converts_float16
-from rope_cpu.rotation.dispatch import BITS
+from rope_cpu.rotation.dispatch import INTEGER_VIEWS
 
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -35,11 +35,14 @@ def launch(
     q, k, q_out, k_out, cos, sin, pairing="half", blocks=None, threads=1, cache_bytes=CACHES
 ):
     """Call the kernel on arrays (batch, tokens, heads, head_dim); k None: rotate q alone."""
-    kernel, bits = kernels.rotation(q.dtype.name, pairing), BITS.get(q.dtype.name, q.dtype)
-    sizes = np.array([q.shape[3], cache_bytes, *(blocks or [cos.shape[3]])])
+    kernel = kernels.rotation_kernel(q.dtype.name, pairing)
+    element = INTEGER_VIEWS.get(q.dtype.name, q.dtype)
+    block_pairs = np.array(blocks or [cos.shape[3]])
     arrays = (q, q, q_out, q_out) if k is None else (q, k, q_out, k_out)
-    seen = [x.view(bits) for x in arrays]
-    return kernel(*seen, np.stack([cos, sin]), sizes, 1 if k is None else 2, threads)
+    views = [x.view(element) for x in arrays]
+    count = 1 if k is None else 2
+    table = np.stack([cos, sin])
+    return kernel(*views, table, block_pairs, q.shape[3], cache_bytes, count, threads)
 
 
 def rotated(x, cos, sin, pairing="half", **settings):
@@ -150,7 +153,7 @@ def test_which_results_go_past_the_caches():
 
     @njit
     def past(x, out, pairs, cache_bytes):
-        return kernels._goes_past_caches(kernels._place(x), kernels._place(out), pairs, cache_bytes)
+        return kernels._bypasses_caches(kernels._view(x), kernels._view(out), pairs, cache_bytes)
 
     memory = np.zeros(2**16, np.uint8)
     aligned = memory[-memory.ctypes.data % 64 :]

@@ -3,19 +3,19 @@
 import numpy as np
 import oracle
 from oracle import draw
-from rope_cpu.rotation.dispatch import ARRANGED
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.rotation import dispatch
+from rope_cpu.rotation.dispatch import BSHD_VIEWS
 
 
 def test_layouts_are_seen_as_batch_tokens_heads():
     x = np.zeros((2, 3, 4, 8))
-    assert {name: seen(x).shape for name, seen in ARRANGED.items() if name != "thd"} == {
+    assert {name: seen(x).shape for name, seen in BSHD_VIEWS.items() if name != "thd"} == {
         "bhsd": (2, 4, 3, 8),
         "sbhd": (3, 2, 4, 8),
     }
-    assert ARRANGED["thd"](x[0]).shape == (1, 3, 4, 8)
+    assert BSHD_VIEWS["thd"](x[0]).shape == (1, 3, 4, 8)
 
 
 def test_float16_without_instructions_goes_through_float32(monkeypatch, request, rng):
