@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 
 import rope_cpu
 from rope_cpu.arguments.texts import shown
-from rope_cpu.cli.common import UsageError, check_file, check_picture, writing
+from rope_cpu.command_line import UsageError, check_file, check_picture, write_errors
 from rope_cpu.kernels.threads import allowed
 
 from . import environment, latency, models, plot, report
@@ -123,10 +123,10 @@ def _run(args: argparse.Namespace) -> int:
     new = Run(shlex.join(["rope-cpu", *sys.argv[1:]]), model.name, environment.record())
     _time(new, chosen, model if args.latency else None)
     if args.json:
-        with writing(args.json):
+        with write_errors(args.json):
             save(new, args.json)
     if args.plot:
-        with writing(args.plot):
+        with write_errors(args.plot):
             plot.save(new, args.plot)
     findings = _compared(args, new, old) if old else []
     broken = any(case.broken for case in new.cases)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.cli.common import both_pairings, config_at, heads_of
+from rope_cpu.command_line import both_pairings, read_config, head_counts
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.reader import read
 
@@ -47,11 +47,11 @@ def from_file(path: Path, layer_type: str | None = None) -> Model:
     """
     file = (path / "config.json" if path.is_dir() else path).absolute()
     name = file.parent.name if file.stem == "config" else file.stem
-    return from_config(name, config_at(path), layer_type)
+    return from_config(name, read_config(path), layer_type)
 
 
 def from_config(name: str, config: ModelConfig, layer_type: str | None = None) -> Model:
     """Return the model that a config describes; raise UsageError as `from_file` does."""
     half, interleaved, own = both_pairings(config, layer_type)
     ropes = half.at_length(_LENGTH), interleaved.at_length(_LENGTH)
-    return Model(name, *heads_of(config, layer_type), *(ropes[::-1] if own else ropes))
+    return Model(name, *head_counts(config, layer_type), *(ropes[::-1] if own else ropes))

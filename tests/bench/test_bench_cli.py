@@ -14,7 +14,7 @@ from rope_cpu.bench.measurement.measure import measure
 from rope_cpu.bench.measurement.timing import Effort
 from rope_cpu.bench.suites import rotations
 from rope_cpu.bench.suites.catalog import catalog, select
-from rope_cpu.cli.common import UsageError
+from rope_cpu.command_line import UsageError
 
 QUICK = Effort(1e-6, 0.0, least=2, most=2)
 

@@ -1,4 +1,4 @@
-"""`rope-cpu verify`: its table, its JSON, its exit status, and the configs that it takes and refuses."""
+"""`rope-cpu verify`: its table, its JSON, its exit status, valid and invalid configs."""
 
 import json
 import math
@@ -91,9 +91,8 @@ def test_a_model_of_unknown_type(tmp_path, capsys):
 
 def test_a_model_whose_pairing_cannot_be_overruled(tmp_path, capsys):
     file = tmp_path / "config.json"
-    file.write_text(
-        '{"_class_name": "FluxTransformer2DModel", "num_attention_heads": 2, "attention_head_dim": 128}'
-    )
+    keys = {"_class_name": "FluxTransformer2DModel", "num_attention_heads": 2}
+    file.write_text(json.dumps({**keys, "attention_head_dim": 128}))
     assert cli.main(["verify", str(file)]) == 0
     assert "in interleaved pairs" in " ".join(capsys.readouterr().out.split())
 
