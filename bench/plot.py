@@ -63,7 +63,7 @@ def _facts(run: Run) -> str:
 
 def _draw_bars(ax: Any, case: Result) -> None:
     """Draw the median of every implementation, with its quartiles."""
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, NullFormatter
 
     rows = _bar_rows(case)
     medians = np.array([row.seconds.median for row in rows])
@@ -84,6 +84,7 @@ def _draw_bars(ax: Any, case: Result) -> None:
     ax.invert_yaxis()
     ax.tick_params(labelsize=7)
     ax.xaxis.set_major_formatter(EngFormatter("s"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_title(case.name, fontsize=9, loc="left")
 
 

@@ -66,8 +66,8 @@ def warmup(dtypes: DTypeLike | Sequence[DTypeLike] = tuple(DTYPES)) -> list[Spec
 
     Examples
     --------
-    >>> import rope_cpu
-    >>> for kernel in rope_cpu.warmup("float32"):
+    >>> from rope_cpu.warmup import warmup
+    >>> for kernel in warmup("float32"):
     ...     print(kernel.name)
     cos_sin_float32
     cos_sin_float64
