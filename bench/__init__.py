@@ -1,1 +1,1 @@
-"""Micro-benchmarks: how fast is it here, and how close to the limit of this machine."""
+"""Micro-benchmarks of this machine: rope_cpu, its memory bandwidth, and other libraries."""

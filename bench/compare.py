@@ -1,23 +1,18 @@
-"""A run against an older one: what got slower, beyond noise."""
+"""Comparison of a run with an older one: rows that got slower by more than noise."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
-from .measurement.measure import Result, Row
+from .measurement.rows import Result, Row
 from .measurement.statistics import Change, change, lesser, relative
-from .results import Run
-
-# Seconds before each new attempt at what looks slower.
-_ATTEMPTS = (0.0, 2.0, 5.0, 10.0, 20.0, 40.0)
+from .results import FACTS_OF_MACHINE, Run
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of ours in both runs."""
+    """The change of a row of rope_cpu that both runs have."""
 
     case: str
     row: str
@@ -25,85 +20,56 @@ class Finding:
 
 
 def same_machine(new: Run, old: Run) -> bool:
-    """Return True if two runs are of the same kind of machine with the same number of threads."""
-    return all(
-        new.environment[fact] == old.environment[fact] for fact in ("processor", "cores", "threads")
-    )
+    """Whether two runs are of the same kind of machine, with the same number of threads."""
+    return all(new.environment[fact] == old.environment[fact] for fact in FACTS_OF_MACHINE)
 
 
 def compare(new: Run, old: Run) -> list[Finding]:
-    """Return how each row of ours changed."""
-    return _compare_cases(new.cases, old, same_machine(new, old))
-
-
-def confirm(
-    findings: list[Finding],
-    new: Run,
-    old: Run,
-    threshold: float,
-    measure_again: Callable[[str], Result],
-    pause: Callable[[float], object] = time.sleep,
-) -> list[Finding]:
-    """Return the findings after measuring those that are slower again: what is not slower each time was noise.
-
-    measure_again: measures the case of this name. pause: waits before a new attempt, since what disturbed the last one
-    may go on for seconds.
-    """
-    for seconds in _ATTEMPTS:
-        suspects = {finding.case for finding in findings if finding.change.slower(threshold)}
-        if not suspects:
-            break
-        pause(seconds)
-        again = _compare_cases(
-            [measure_again(name) for name in sorted(suspects)], old, same_machine(new, old)
-        )
-        latest = {(finding.case, finding.row): finding for finding in again}
-        findings = [
-            min(f, latest.get((f.case, f.row), f), key=lambda finding: finding.change.factor)
-            if f.change.slower(threshold)
-            else f
-            for f in findings
-        ]
+    """Return the change of each row of rope_cpu."""
+    on_same_machine = same_machine(new, old)
+    old_cases = {case.name: case for case in old.cases}
+    findings = []
+    for case in new.cases:
+        if case.name in old_cases:
+            findings += _compare_rows(case, old_cases[case.name], on_same_machine)
     return findings
 
 
-def _compare_cases(cases: list[Result], old: Run, here: bool) -> list[Finding]:
-    before = {case.name: case for case in old.cases}
-    return [
-        finding
-        for case in cases
-        if case.name in before
-        for finding in _compare(case, before[case.name], here)
-    ]
+def _compare_rows(new: Result, old: Result, on_same_machine: bool) -> list[Finding]:
+    """Return the change of each row of rope_cpu in one case.
 
-
-def _compare(new: Result, old: Result, here: bool) -> list[Finding]:
-    """Return how each row of ours in one case changed; here: both were measured on the same machine.
-
-    A machine is not as fast today as it was then; so a row must have changed in seconds and relative to its baselines,
-    which were measured in the same rounds: the limit (without one, the first peer), what cores do in their first caches
-    (two processors of a virtual machine may share one core for a minute), the same as the limit from one array to
-    another where results go elsewhere, and what new memory costs where the row returns such. On another machine only
-    the limit means something.
+    The speed of a machine changes from day to day. So a row must have changed in seconds and also
+    relative to its baselines, which were measured in the same rounds: the limit (without one, the
+    first peer); work in the first caches (two processors of a virtual machine may share one core
+    for a minute); the limit from one array to another, if results go elsewhere; allocation, if the
+    row allocates. On another machine only the first of them is meaningful.
     """
-    rows_before, found = {row.name: row for row in old.timed("ours")}, []
+    old_rows = {row.name: row for row in old.timed("ours")}
+    findings = []
     for row in new.timed("ours"):
-        if row.name not in rows_before:
+        if row.name not in old_rows:
             continue
-        seconds, before = change(row.samples, rows_before[row.name].samples), _baselines(old, row)
-        relatives = [
-            relative(seconds, change(baseline.samples, before[role].samples))
+        in_seconds = change(row.samples, old_rows[row.name].samples)
+        old_baselines = _baselines(old, row)
+        relative_changes = [
+            relative(in_seconds, change(baseline.samples, old_baselines[role].samples))
             for role, baseline in _baselines(new, row).items()
-            if role in before
+            if role in old_baselines
         ]
-        changed = reduce(lesser, relatives, seconds) if here or not relatives else relatives[0]
-        found.append(Finding(new.name, row.name, changed))
-    return found
+        if on_same_machine or not relative_changes:
+            changed = reduce(lesser, relative_changes, in_seconds)
+        else:
+            changed = relative_changes[0]
+        findings.append(Finding(new.name, row.name, changed))
+    return findings
 
 
 def _baselines(case: Result, row: Row) -> dict[str, Row]:
     """Return the baselines of a row by role, the limit (or the peer in its place) first."""
-    # The limit on the most threads, which is the last, even where one is faster: what slows threads slows it as well.
-    first = [*case.timed("limit")[::-1], *case.timed("peer")][:1]
-    others = case.timed("core", "copy", *["memory"] * row.new)
-    return {baseline.role: baseline for baseline in first + others}
+    # The limit on the most threads is the last one. It is used even if another one is faster, since
+    # what slows threads slows it as well.
+    baselines = case.timed("limit")[-1:] or case.timed("peer")[:1]
+    baselines += case.timed("core", "copy")
+    if row.new:
+        baselines += case.timed("memory")
+    return {baseline.role: baseline for baseline in baselines}

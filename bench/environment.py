@@ -1,4 +1,4 @@
-"""What a timing depends on besides the code: processor, caches, threads, versions."""
+"""What timings depend on besides the code: processor, caches, threads, versions."""
 
 from __future__ import annotations
 
@@ -25,51 +25,64 @@ _PACKAGES = (
     "onnxruntime",
 )
 _SETTINGS = ("NUMBA_", "OMP_", "ROPE_CPU_")
+_GOVERNOR = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+
+# More bytes than any machine has.
+_UNKNOWN_MEMORY = 2**62
 
 
 def record() -> dict[str, Any]:
-    """Return the environment of a run, as JSON can hold it."""
+    """Return the environment of a run, in types of JSON."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "processor": _system_value("/proc/cpuinfo", "model name")
-        or platform.processor()
-        or platform.machine(),
+        "processor": _processor(),
         "cores": cores(),
-        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip()
-        or "unknown",
+        "governor": _text_of_file(_GOVERNOR).strip() or "unknown",
         "caches": caches(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": platform.platform(),
         "python": platform.python_version(),
         "threads": rope_cpu.get_num_threads(),
         "versions": _versions(),
-        "settings": {
-            name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)
-        },
+        "settings": _settings(),
     }
 
 
 def available_memory() -> int:
-    """Return how many bytes of memory are free to use; a large number where that is unknown."""
-    kibibytes = _system_value("/proc/meminfo", "MemAvailable").removesuffix(" kB")
-    return int(kibibytes) * 1024 if kibibytes else 2**62
+    """Return the available memory in bytes; a huge number if it is unknown."""
+    available = _system_value("/proc/meminfo", "MemAvailable")
+    if not available:
+        return _UNKNOWN_MEMORY
+    return int(available.removesuffix(" kB")) * 1024
+
+
+def _processor() -> str:
+    model_name = _system_value("/proc/cpuinfo", "model name")
+    return model_name or platform.processor() or platform.machine()
 
 
 def _versions() -> dict[str, str]:
-    found = {"rope-cpu": rope_cpu.__version__}
+    versions = {"rope-cpu": rope_cpu.__version__}
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            versions[package] = metadata.version(package)
+    return versions
+
+
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)}
 
 
 def _system_value(path: str, name: str) -> str:
-    """Return the first value of a name in a file of lines `name: value`, or nothing."""
-    lines = (line.partition(":") for line in _read(path).splitlines())
-    return next((value.strip() for key, _, value in lines if key.strip() == name), "")
+    """Return the first value of a name in a file of lines `name: value`; "" if there is none."""
+    for line in _text_of_file(path).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
 
 
-def _read(path: str) -> str:
+def _text_of_file(path: str) -> str:
     try:
         return Path(path).read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Shapes of known models: the few lines of their config.json that a rotation depends on."""
+"""Models whose shapes are timed: the keys of their config.json that a rotation depends on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.cli.common import both_pairings, config_at, heads_of
+from rope_cpu.command_line import both_pairings, head_counts, read_config
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.reader import read
 
-# Sequence length of the frequencies that depend on it.
+# Sequence length for frequencies that depend on it.
 _LENGTH = 4096
 
 # From the models' published config.json.
@@ -24,7 +24,10 @@ MODELS: dict[str, dict[str, Any]] = json.loads(
 
 @dataclass(frozen=True)
 class Model:
-    """The rotation of one model. own: in its own pairing (half-split where that is unknown); other: in the other."""
+    """The rotation of a model, in its own pairing and in the other one.
+
+    For an unknown model type own is half-split.
+    """
 
     name: str
     heads: int
@@ -34,24 +37,28 @@ class Model:
 
 
 def known(name: str) -> Model:
-    """Return a model of the table; raise ValueError where none has this name."""
+    """Return a model of the table; raise ValueError if it has none of this name."""
     if name not in MODELS:
         raise ValueError(f"`model` is {name!r}; known are {', '.join(MODELS)}")
     return from_config(name, read(MODELS[name]))
 
 
 def from_file(path: Path, layer_type: str | None = None) -> Model:
-    """Return the model of a config.json, or of a folder with one.
+    """Return the model of a config.json, or of the one in a folder.
 
-    Raises UsageError where it cannot be read, or has no number of heads or no rotation.
+    Raises UsageError if it cannot be parsed, or lacks the number of heads or a rotation.
     """
     file = (path / "config.json" if path.is_dir() else path).absolute()
     name = file.parent.name if file.stem == "config" else file.stem
-    return from_config(name, config_at(path), layer_type)
+    return from_config(name, read_config(path), layer_type)
 
 
 def from_config(name: str, config: ModelConfig, layer_type: str | None = None) -> Model:
-    """Return the model that a config describes; raise UsageError as `from_file` does."""
-    half, interleaved, own = both_pairings(config, layer_type)
-    ropes = half.at_length(_LENGTH), interleaved.at_length(_LENGTH)
-    return Model(name, *heads_of(config, layer_type), *(ropes[::-1] if own else ropes))
+    """Return the model of a config; raise UsageError as `from_file` does."""
+    half, interleaved, own_is_interleaved = both_pairings(config, layer_type)
+    half = half.at_length(_LENGTH)
+    interleaved = interleaved.at_length(_LENGTH)
+    heads, kv_heads = head_counts(config, layer_type)
+    if own_is_interleaved:
+        return Model(name, heads, kv_heads, own=interleaved, other=half)
+    return Model(name, heads, kv_heads, own=half, other=interleaved)

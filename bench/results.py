@@ -1,4 +1,4 @@
-"""A run as data: its environment and its cases, to and from JSON."""
+"""A run as data, with its environment and the results of its cases: to and from JSON."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from typing import Any
 
 from rope_cpu.arguments.texts import shown
 
-from .latency import Latency
-from .measurement.measure import Result, Row
+from .measurement.rows import Result, Row
 
 FORMAT = 2
 
-# The keys that are read of each object, and the type of their values; other keys are ignored.
-_NUMBER = int, float
-_Kinds = Mapping[str, type | tuple[type, ...]]
-_RUN: _Kinds = {
+# The keys that are read of each object, with the types of their values; other keys, such as those
+# of older versions, are ignored.
+_Types = Mapping[str, type | tuple[type, ...]]
+_NUMBER = (int, float)
+_RUN: _Types = {
     "command": str,
     "model": str,
     "environment": dict,
     "cases": list,
-    "latency": list,
     "seconds": _NUMBER,
 }
-_CASE: _Kinds = {"name": str, "what": str, "rows": list}
-_ROW: _Kinds = {
+_CASE: _Types = {"name": str, "what": str, "rows": list}
+_ROW: _Types = {
     "name": str,
     "role": str,
     "status": str,
@@ -39,38 +38,64 @@ _ROW: _Kinds = {
     "first_call": _NUMBER,
     "error": (*_NUMBER, type(None)),
 }
-_LATENCY: _Kinds = {"situation": str, "callers": int, "calls": int} | dict.fromkeys(
-    ("p50", "p99", "p999", "rate"), _NUMBER
-)
-_COMPARED_FACTS = ("processor", "cores", "threads")
+# Facts of the environment that make timings of two runs comparable.
+FACTS_OF_MACHINE = ("processor", "cores", "threads")
 
 
 @dataclass
 class Run:
-    """One run of the benchmarks."""
+    """One run of the benchmarks; seconds: how long it took."""
 
     command: str
     model: str
     environment: dict[str, Any]
     cases: list[Result] = field(default_factory=list)
-    latency: list[Latency] = field(default_factory=list)
     seconds: float = 0.0
 
 
 def save(run: Run, path: str | Path) -> None:
     """Write a run as JSON: every sample, and the figures computed from them."""
-    cases = [
-        asdict(case) | {"rows": [asdict(row) | _figures(case, row) for row in case.rows]}
-        for case in run.cases
-    ]
-    text = json.dumps({"format": FORMAT, **asdict(run), "cases": cases}, indent=1, allow_nan=False)
-    Path(path).write_text(text + "\n", "utf-8")
+    data = {"format": FORMAT, **asdict(run)}
+    data["cases"] = [_case_data(case) for case in run.cases]
+    text = json.dumps(data, indent=1, allow_nan=False)
+    Path(path).write_text(f"{text}\n", "utf-8")
+
+
+def _case_data(case: Result) -> dict[str, Any]:
+    data = asdict(case)
+    data["rows"] = [{**asdict(row), **_figures(case, row)} for row in case.rows]
+    return data
+
+
+def _figures(case: Result, row: Row) -> dict[str, Any]:
+    """Return figures computed from the samples, for readers of the file without rope_cpu."""
+    if row.status != "timed":
+        return {}
+    seconds = row.seconds
+    figures: dict[str, Any] = {
+        "seconds": {
+            "median": seconds.median,
+            "quartiles": [seconds.lower_quartile, seconds.upper_quartile],
+        },
+    }
+    if row.bytes_accessed:
+        figures["gb_per_s"] = row.rate / 1e9
+        if case.limit is not None:
+            figures["of_limit"] = 1 / case.ratio(row, case.limit).median
+    if case.base is not None and row.role in ("ours", "peer"):
+        ratio = case.ratio(row)
+        figures["ratio"] = {
+            "median": ratio.median,
+            "interval": [ratio.low, ratio.high] if ratio.low > 0 else None,
+            "meaningless": ratio.meaningless,
+        }
+    return figures
 
 
 def load(path: str | Path) -> Run:
-    """Return the run of a file that `save` wrote.
+    """Return the run in a file written by `save`.
 
-    Raises ValueError where the file holds no such run; OSError where it cannot be read.
+    Raises ValueError if the file holds no such run, OSError if it cannot be read.
     """
     try:
         data = json.loads(Path(path).read_text("utf-8"))
@@ -85,64 +110,35 @@ def load(path: str | Path) -> Run:
 
 
 def _run(data: Any) -> Run:
-    run = _checked("run", data, _RUN)
-    for fact in _COMPARED_FACTS:
-        if fact not in run["environment"]:
+    values = _checked("run", data, _RUN)
+    for fact in FACTS_OF_MACHINE:
+        if fact not in values["environment"]:
             raise ValueError(f"its environment lacks {fact!r}")
-    run["cases"] = [_case(case) for case in run["cases"]]
-    run["latency"] = [Latency(**_checked("latency", row, _LATENCY)) for row in run["latency"]]
-    return Run(**run)
+    values["cases"] = [_case(case) for case in values["cases"]]
+    return Run(**values)
 
 
 def _case(data: Any) -> Result:
-    case = _checked("case", data, _CASE)
-    case["rows"] = [_row(row) for row in case["rows"]]
-    return Result(**case)
+    values = _checked("case", data, _CASE)
+    values["rows"] = [_row(row) for row in values["rows"]]
+    return Result(**values)
 
 
 def _row(data: Any) -> Row:
     row = Row(**_checked("row", data, _ROW))
     for sample in row.samples:
         if not isinstance(sample, float) or not 0 < sample < math.inf:
-            raise ValueError(
-                f"a row has the sample {shown(sample)}; it must be a number of seconds"
-            )
+            raise ValueError(f"a row has the sample {shown(sample)}; it must be seconds above 0")
     if row.status == "timed" and not row.samples:
         raise ValueError("a row was timed, but has no samples")
     return row
 
 
-def _checked(name: str, data: Any, kinds: _Kinds) -> dict[str, Any]:
-    """Return the entries of an object that `kinds` names; raise unless each is there and of its kind."""
+def _checked(name: str, data: Any, types: _Types) -> dict[str, Any]:
+    """Return the entries of an object that `types` lists; raise unless each is there and valid."""
     if not isinstance(data, dict):
         raise TypeError(f"a {name} is {shown(data)}; it must be an object")
-    for key, kind in kinds.items():
-        if not isinstance(data[key], kind):
+    for key, expected in types.items():
+        if not isinstance(data[key], expected):
             raise TypeError(f"a {name} has the {key} {shown(data[key])}, which is of another type")
-    return {key: data[key] for key in kinds}
-
-
-def _figures(case: Result, row: Row) -> dict[str, Any]:
-    """Return what is computed from the samples, for readers of the file without rope_cpu."""
-    if row.status != "timed":
-        return {}
-    seconds = row.seconds
-    figures: dict[str, Any] = {
-        "seconds": {
-            "median": seconds.median,
-            "quartiles": [seconds.lower_quartile, seconds.upper_quartile],
-        },
-    }
-    if row.bytes_accessed:
-        figures["gb_per_s"] = row.rate / 1e9
-        if case.limit:
-            figures["of_limit"] = 1 / case.ratio(row, case.limit).median
-    if case.base and row.role in ("ours", "peer"):
-        ratio = case.ratio(row)
-        bounded = [ratio.low, ratio.high] if ratio.low > 0 else None
-        figures["ratio"] = {
-            "median": ratio.median,
-            "interval": bounded,
-            "meaningless": ratio.meaningless,
-        }
-    return figures
+    return {key: data[key] for key in types}

@@ -13,16 +13,16 @@ import onnx
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.arguments.texts import shown
-from rope_cpu.cli.common import (
+from rope_cpu.command_line import (
     UsageError,
     add_config_arguments,
     add_pairing_arguments,
     check_file,
-    config_of,
-    heads_of,
-    rope_of,
-    whole,
-    writing,
+    config_from_arguments,
+    head_counts,
+    integer,
+    rope_from_config,
+    write_errors,
 )
 from rope_cpu.configs.model_config import ModelConfig
 
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--opset",
-        type=whole,
+        type=integer,
         metavar="N",
         help="default: the lowest that the target can be written in",
     )
@@ -82,13 +82,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--max-positions",
-        type=whole,
+        type=integer,
         metavar="N",
         help="rows of cos and sin tables; without, they are computed",
     )
-    add("--seq-len", type=whole, metavar="N", help="the length, for rope types that depend on it")
+    add("--seq-len", type=integer, metavar="N", help="the length, for rope types that depend on it")
     add("--inverse", action="store_true", help="undo the rotation")
-    add("--seed", type=whole, default=0, help="of what validation draws (default: 0)")
+    add("--seed", type=integer, default=0, help="of what validation draws (default: 0)")
     more = parser.add_argument_group(
         "attention", "of queries, keys and values that are projected (and normed) already"
     )
@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     more.add_argument(
         "--window",
-        type=whole,
+        type=integer,
         metavar="N",
         help="attend to N keys at most, its own included; 0: to all",
     )
@@ -122,8 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export, validate, write the file and print the report; 1, and no file, where validation fails."""
-    config = config_of(args)
-    rope = rope_of(config, args.layer_type, args.interleaved)
+    config = config_from_arguments(args)
+    rope = rope_from_config(config, args.layer_type, args.interleaved)
     check_file(args.output)
     if args.seq_len is None and rope.spec.needs_length:
         raise UsageError(
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
     if (
         report.passed
     ):  # before anything is printed: a reader that has seen enough must not cost the file
-        with writing(args.output):
+        with write_errors(args.output):
             export.save(model, args.output)
     print(report)
     print(f"{args.output} is {'written' if report.passed else 'not written'}")
@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace, config: ModelConfig, rope: RotaryEmbedding) -> onnx.ModelProto:
-    heads, kv_heads = heads_of(config, args.layer_type)
+    heads, kv_heads = head_counts(config, args.layer_type)
     options = _given(args, "target", "dtype", "layout", "positions", "max_positions", "opset")
     options |= {"num_heads": heads, "num_kv_heads": kv_heads}
     options["metadata"] = {"rope_cpu.config": json.dumps(dict(config.source))}

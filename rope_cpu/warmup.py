@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,24 @@ from rope_cpu.kernels.angles import cos_sin_kernel
 from rope_cpu.kernels.rotate import PAIRINGS, rotation_kernel
 from rope_cpu.kernels.vectors import converts_float16
 
+# A function that compiles or loads a kernel, and its arguments.
+_Build = tuple[Callable[..., Any], tuple[str, ...]]
+
 
 @dataclass(frozen=True)
 class Specialisation:
-    """One compiled kernel.
+    """One compiled kernel, as returned by `warmup`.
 
-    name: what it does, in which dtype. seconds: how long it took to compile or load now.
-    compiled: it was not in the cache before. cache: the folder that holds it, None where no folder is writable and
-    every process compiles.
+    Attributes
+    ----------
+    name : str
+        Operation, dtype and pairing, such as ``rotate_float32_half``.
+    seconds : float
+        Time of this compilation, or of loading the kernel from the cache, in seconds.
+    compiled : bool
+        True if the kernel was compiled now, False if it was in the cache.
+    cache : pathlib.Path or None
+        Folder that holds the kernel. None if no folder is writable: then every process compiles.
     """
 
     name: str
@@ -35,46 +44,71 @@ class Specialisation:
 
 
 def warmup(dtypes: DTypeLike | Sequence[DTypeLike] = tuple(DTYPES)) -> list[Specialisation]:
-    """Compile the kernels that rotate in these dtypes into the cache on disk, for later processes; return them.
+    """Compile the rotation kernels into the cache on disk, for this process and later ones.
 
-    dtypes: one or several of float32, float64, float16 and bfloat16; all by default. Each comes in both
-        pairings. A kernel that is not in the cache takes some 3 seconds, one that is takes milliseconds.
+    A kernel takes about 3 seconds to compile, and milliseconds to load from the cache.
 
-    Raises TypeError for any other dtype.
+    Parameters
+    ----------
+    dtypes : dtype-like or sequence of dtype-like, optional
+        Dtypes of the arrays to be rotated: float32, float64, float16, bfloat16. All by default.
+        Each is compiled for both pairings.
+
+    Returns
+    -------
+    list of Specialisation
+        The kernels, with the time that each took.
+
+    Raises
+    ------
+    TypeError
+        If `dtypes` holds any other dtype.
+
+    Examples
+    --------
+    >>> from rope_cpu.warmup import warmup
+    >>> for kernel in warmup("float32"):
+    ...     print(kernel.name)
+    cos_sin_float32
+    cos_sin_float64
+    rotate_float32_half
+    rotate_float32_interleaved
     """
-    return list(specialise(dtypes))
+    return list(compile_kernels(dtypes))
 
 
-def specialise(dtypes: DTypeLike | Sequence[DTypeLike]) -> Iterator[Specialisation]:
+def compile_kernels(dtypes: DTypeLike | Sequence[DTypeLike]) -> Iterator[Specialisation]:
     """Compile or load one kernel after the other."""
-    for kernel, arguments in todo(dtypes):
+    for build, arguments in kernel_builds(dtypes):
         start = time.perf_counter()
-        made = kernel(*arguments)
-        seconds, stats = time.perf_counter() - start, made.stats
+        kernel = build(*arguments)
+        seconds = time.perf_counter() - start
+        stats = kernel.stats
         folder = Path(stats.cache_path) if stats.cache_path else None
-        yield Specialisation(made.__name__, seconds, not stats.cache_hits, folder)
+        yield Specialisation(kernel.__name__, seconds, not stats.cache_hits, folder)
 
 
-def todo(
-    dtypes: DTypeLike | Sequence[DTypeLike],
-) -> list[tuple[Callable[..., Any], tuple[str, ...]]]:
-    """Return the kernels that these dtypes need, each as the function that compiles it and the arguments for it."""
-    names = dtype_names(dtypes)
-    rotated = [
-        "float32" if name == "float16" and not converts_float16() else name for name in names
-    ]
-    # Cos and sin of a plan are float32 until it rotates float64; tables of 16 bits are rounded from float64.
-    return [
-        *((cos_sin_kernel, (real,)) for real in ("float32", "float64")),
-        *((rotation_kernel, key) for key in product(dict.fromkeys(rotated), PAIRINGS)),
-    ]
+def kernel_builds(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[_Build]:
+    """Return how to build each kernel that these dtypes need."""
+    # The cos and sin of a plan are float32 until it rotates float64; 16-bit tables are rounded from
+    # float64. So any dtype may need both.
+    builds: list[_Build] = [(cos_sin_kernel, ("float32",)), (cos_sin_kernel, ("float64",))]
+    rotated = []
+    for name in dtype_names(dtypes):
+        # Processors that do not convert float16 rotate it as float32.
+        kernel_dtype = "float32" if name == "float16" and not converts_float16() else name
+        if kernel_dtype not in rotated:
+            rotated.append(kernel_dtype)
+    for name in rotated:
+        builds += [(rotation_kernel, (name, pairing)) for pairing in PAIRINGS]
+    return builds
 
 
 def dtype_names(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[str]:
-    """Return the names of dtypes that can be rotated, each once; raise TypeError for any other."""
-    many: Any = dtypes if isinstance(dtypes, list | tuple | set | frozenset) else [dtypes]
-    names = []
-    for dtype in many:
+    """Return the names of dtypes, without duplicates; raise TypeError for one without a kernel."""
+    listed: Any = dtypes if isinstance(dtypes, list | tuple | set | frozenset) else [dtypes]
+    names: list[str] = []
+    for dtype in listed:
         name = DTYPE_NAMES.get(dtype_of(dtype))
         if name is None:
             raise TypeError(f"`dtypes` holds {shown(dtype)}; each must be one of {DTYPE_LIST}")

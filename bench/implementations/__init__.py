@@ -1,1 +1,1 @@
-"""The rotations to time, of rope_cpu and of other libraries, each used as its users use it."""
+"""The rotations to time, of rope_cpu and of other libraries, each called as its users call it."""

@@ -1,4 +1,4 @@
-"""The same rotation in torch and JAX, as models there do it: on (batch, heads, seq, head_dim), by given cos and sin."""
+"""torch and JAX, as models use them: on (batch, heads, seq, head_dim), with given cos and sin."""
 
 from __future__ import annotations
 
@@ -12,11 +12,58 @@ import numpy as np
 import rope_cpu
 from rope_cpu.array_types import Array
 
+from ..measurement.case import UnavailableError
+from ..measurement.timing import Call
 from ..workload import Pair, Workload
-from .base import Binding, UnavailableError
+from .rotation_call import require, rotation_call
 
-# The functions of transformers that rotate in each pairing; both take cos and sin as wide as the head.
-_MODELS = {False: "llama", True: "cohere"}
+# In float64 transformers rotates interleaved pairs in float32, and JAX computes in float32.
+_DTYPES = ("float32", "float16", "bfloat16")
+
+# The model of transformers whose function rotates half-split, and interleaved pairs; both functions
+# take cos and sin of head_dim width.
+_HALF_SPLIT_MODEL = "llama"
+_INTERLEAVED_MODEL = "cohere"
+
+
+def torch_eager(workload: Workload) -> Call:
+    """Rotate by apply_rotary_pos_emb of transformers."""
+    return _transformers_call(workload, compiled=False)
+
+
+def torch_compiled(workload: Workload) -> Call:
+    """Rotate by apply_rotary_pos_emb of transformers under torch.compile."""
+    return _transformers_call(workload, compiled=True)
+
+
+def _transformers_call(workload: Workload, compiled: bool) -> Call:
+    require(workload, modules=("torch", "transformers"), dtypes=_DTYPES)
+    import torch
+
+    torch.set_num_threads(rope_cpu.get_num_threads())
+    torch.set_grad_enabled(False)
+    model = _INTERLEAVED_MODEL if workload.rope.interleaved else _HALF_SPLIT_MODEL
+    rotate = import_module(f"transformers.models.{model}.modeling_{model}").apply_rotary_pos_emb
+    if compiled:
+        torch.compiler.reset()  # else the ninth shape of a process would silently run uncompiled
+        rotate = torch.compile(rotate, dynamic=False)
+    pairs = replace(workload, aligned=True).bshd_arrays()  # aligned like torch's own tensors
+    first_q, _ = pairs[0]
+    dtype = first_q.dtype
+    # A model casts cos and sin to the dtype of its activations once a step.
+    cos, sin = (_tensor(table.astype(dtype)) for table in workload.wide_cos_sin())
+    argument_sets = [
+        (_tensor(q.transpose(0, 2, 1, 3)), _tensor(k.transpose(0, 2, 1, 3)), cos, sin)
+        for q, k in pairs
+    ]
+
+    def results(returned: Any) -> Pair:
+        q, k = (_array(tensor, dtype).transpose(0, 2, 1, 3) for tensor in returned)
+        return q, k
+
+    return rotation_call(
+        workload, rotate, argument_sets, pairs[0], arithmetic="own", results=results
+    )
 
 
 def _tensor(x: Array) -> Any:
@@ -24,54 +71,26 @@ def _tensor(x: Array) -> Any:
     import torch
 
     if x.dtype.itemsize == 2:
-        kind = torch.float16 if x.dtype == np.float16 else torch.bfloat16
-        return torch.from_numpy(x.view(np.int16)).view(kind)
+        dtype = torch.float16 if x.dtype == np.float16 else torch.bfloat16
+        return torch.from_numpy(x.view(np.int16)).view(dtype)
     return torch.from_numpy(x)
 
 
 def _array(tensor: Any, dtype: Any) -> Array:
+    """Return a tensor as an array of a dtype of the same width."""
     import torch
 
     if tensor.element_size() == 2:
-        return tensor.contiguous().view(torch.int16).numpy().view(dtype)  # type: ignore[no-any-return]
-    return tensor.numpy()  # type: ignore[no-any-return]
+        bits = tensor.contiguous().view(torch.int16)
+        array: Array = bits.numpy().view(dtype)
+    else:
+        array = tensor.numpy()
+    return array
 
 
-def _transformers(workload: Workload, compiled: bool) -> Binding:
-    import torch
-
-    torch.set_num_threads(rope_cpu.get_num_threads())
-    torch.set_grad_enabled(False)
-    model = _MODELS[workload.rope.interleaved]
-    rotate = import_module(f"transformers.models.{model}.modeling_{model}").apply_rotary_pos_emb
-    if compiled:
-        torch.compiler.reset()  # else the ninth shape of a process would silently run uncompiled
-        rotate = torch.compile(rotate, dynamic=False)
-    pairs = replace(workload, aligned=True).bshd_arrays()  # where torch's own tensors start
-    dtype = pairs[0][0].dtype
-    # A model casts cos and sin to the dtype of its activations once a step.
-    cos, sin = (_tensor(table.astype(dtype)) for table in workload.wide_cos_sin())
-    sets = [(*(_tensor(x.transpose(0, 2, 1, 3)) for x in pair), cos, sin) for pair in pairs]
-
-    def results(returned: Any) -> Pair:
-        q, k = (_array(tensor, dtype).transpose(0, 2, 1, 3) for tensor in returned)
-        return q, k
-
-    return Binding(rotate, sets, pairs[0], results=results)
-
-
-def torch_eager(workload: Workload) -> Binding:
-    """Bind transformers' apply_rotary_pos_emb."""
-    return _transformers(workload, compiled=False)
-
-
-def torch_compiled(workload: Workload) -> Binding:
-    """Bind transformers' apply_rotary_pos_emb under torch.compile."""
-    return _transformers(workload, compiled=True)
-
-
-def jax_jit(workload: Workload) -> Binding:
-    """Bind the rotation under jax.jit, computed in float32 and rounded at the end."""
+def jax_jit(workload: Workload) -> Call:
+    """Rotate under jax.jit, computed in float32 and rounded at the end."""
+    require(workload, modules=("jax",), dtypes=_DTYPES)
     import jax
     import jax.numpy as jnp
 
@@ -89,18 +108,18 @@ def jax_jit(workload: Workload) -> Binding:
             rotated = jnp.concatenate([-second, first], -1)
         return (y * cos + rotated * sin).astype(x.dtype)
 
-    both = jax.jit(lambda q, k: (rotate(q), rotate(k)))
+    rotate_pair = jax.jit(lambda q, k: (rotate(q), rotate(k)))
 
     def call(q: Any, k: Any) -> Any:
-        rotated = both(q, k)
+        rotated = rotate_pair(q, k)
         rotated[1].block_until_ready()
         return rotated
 
     pairs = workload.bshd_arrays()
-    sets = [tuple(jnp.asarray(x.transpose(0, 2, 1, 3)) for x in pair) for pair in pairs]
+    argument_sets = [tuple(jnp.asarray(x.transpose(0, 2, 1, 3)) for x in pair) for pair in pairs]
 
     def results(returned: Any) -> Pair:
         q, k = (np.asarray(x).transpose(0, 2, 1, 3) for x in returned)
         return q, k
 
-    return Binding(call, sets, pairs[0], results=results)
+    return rotation_call(workload, call, argument_sets, pairs[0], results=results)

@@ -1,4 +1,4 @@
-"""Rotations as they are commonly written in NumPy; 16-bit arrays are computed in float32 and rounded at the end."""
+"""Common NumPy implementations; 16-bit arrays are computed in float32 and rounded at the end."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import numpy as np
 
 from rope_cpu.array_types import Array
 
+from ..measurement.timing import Call
 from ..workload import Pair, Workload
-from .base import Binding
+from .rotation_call import require, rotation_call
 
 
-def rotate_half(workload: Workload) -> Binding:
-    """Bind the formula with the halves of x swapped and negated, cos and sin as wide as the head."""
+def rotate_half(workload: Workload) -> Call:
+    """Rotate by x·cos + (x, halves swapped, one negated)·sin, cos and sin of head_dim width."""
+    require(workload, pairings=(False,))
     cos, sin = (table[:, :, None] for table in workload.wide_cos_sin())
 
     def rotate(x: Array) -> Array:
@@ -21,31 +23,35 @@ def rotate_half(workload: Workload) -> Binding:
         rotated: Array = x * cos + np.concatenate([-x[..., half:], x[..., :half]], -1) * sin
         return rotated
 
-    return _bind(workload, rotate)
+    return _pair_call(workload, rotate)
 
 
-def as_complex(workload: Workload) -> Binding:
-    """Bind the product of adjacent pairs, seen as complex numbers, with cos + i·sin."""
+def complex_product(workload: Workload) -> Call:
+    """Rotate interleaved pairs by the product of x_a + i·x_b with cos + i·sin."""
+    require(workload, pairings=(True,))
     cos, sin = workload.cos_sin()
-    circle = (cos + 1j * sin)[:, :, None]
+    factors = (cos + 1j * sin)[:, :, None]
 
     def rotate(x: Array) -> Array:
-        rotated: Array = (x.view(circle.dtype) * circle).view(x.dtype)
+        rotated: Array = (x.view(factors.dtype) * factors).view(x.dtype)
         return rotated
 
-    return _bind(workload, rotate)
+    return _pair_call(workload, rotate)
 
 
-def _bind(workload: Workload, rotate: Callable[[Array], Array]) -> Binding:
+def _pair_call(workload: Workload, rotate: Callable[[Array], Array]) -> Call:
     pairs = workload.bshd_arrays()
-    dtype, compute_dtype = pairs[0][0].dtype, workload.compute_dtype
+    first_q, _ = pairs[0]
+    dtype = first_q.dtype
+    compute_dtype = workload.compute_dtype
 
-    def call(q: Array, k: Array) -> Pair:
+    def rotate_pair(q: Array, k: Array) -> Pair:
         return rotate(q), rotate(k)
 
-    def call_wider(q: Array, k: Array) -> Pair:
-        return rotate(q.astype(compute_dtype)).astype(dtype), rotate(
-            k.astype(compute_dtype)
-        ).astype(dtype)
+    def rotate_wider_pair(q: Array, k: Array) -> Pair:
+        q_rot = rotate(q.astype(compute_dtype)).astype(dtype)
+        k_rot = rotate(k.astype(compute_dtype)).astype(dtype)
+        return q_rot, k_rot
 
-    return Binding(call if dtype == compute_dtype else call_wider, list(pairs), pairs[0])
+    function = rotate_pair if dtype == compute_dtype else rotate_wider_pair
+    return rotation_call(workload, function, pairs, pairs[0])

@@ -1,1 +1,1 @@
-"""How calls are timed, and what is estimated from noisy timings."""
+"""How calls are timed, and estimates from noisy timings."""

@@ -1,49 +1,28 @@
-"""What is timed together: a case, its contenders, and a contender made ready."""
+"""A case: calls that are timed together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from .timing import Effort, nothing
+from .rows import Row
+from .timing import Call, Effort
 
-
-@dataclass(frozen=True)
-class Ready:
-    """A call that can be timed.
-
-    bytes_accessed: bytes one call reads and writes, 0 where that means nothing. error: takes what a call returned and
-    returns its largest error / tolerance: above 1 it is wrong. enter: see Timed. new: whether it returns new memory,
-    the time for which varies more than all else from run to run.
-    """
-
-    function: Callable[..., Any]
-    sets: list[tuple[Any, ...]]
-    bytes_accessed: int = 0
-    error: Callable[[Any], float] | None = None
-    enter: Callable[[], object] = nothing
-    new: bool = False
+# An empty row, and the function that prepares its call or raises UnavailableError.
+Contender = tuple[Row, Callable[[], Call]]
 
 
-@dataclass(frozen=True)
-class Contender:
-    """One row of a case. bind: gets it ready, or raises UnavailableError.
-
-    role: "ours", "peer", "limit" (of the machine), or a further baseline to tell a slow machine from slow code: "copy"
-    (the limit from one array to another), "core" (work in the first cache) or "memory" (taking new memory).
-    """
-
-    name: str
-    role: str
-    bind: Callable[[], Ready]
+class UnavailableError(Exception):
+    """A call that cannot be timed here; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Contenders that are timed together; ratios are to the first.
+    """Contenders that are timed together; ratios are relative to the first.
 
-    default: a plain run includes it. cold: see Timed. memory: bytes it needs at the most, where that is much.
+    what: a description. contenders: creates them, with their arrays.
+    default: whether a run without patterns includes the case. cold: see `Call`.
+    memory: upper bound of the bytes needed, 0 if small.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""How calls are timed: loop counts calibrated, contenders interleaved round by round, in an order that changes."""
+"""How calls are timed: calibrated loop counts, and contenders in turn, round by round, shuffled."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from typing import Any
 
 Clock = Callable[[], float]
 
-# Threads of a pool go on spinning for a while after their work, onnxruntime's for 30 ms; the next contender waits until
-# they sleep, but not for ever. Seconds of one check, and of all.
-_CHECK, _PATIENCE = 0.002, 0.1
-# Untimed calls before a sample, in seconds and at the least: arrays of some megabytes need about ten calls until they
-# have their place in a shared cache again, and a processor that slept needs milliseconds until it is as fast as before.
-WARM_UP, WARM_UP_CALLS = 0.006, 8
-# Rounds there always are; how many times its budget a measurement may take where calls are slow or interrupted.
-_FEWEST, _OVERRUN = 5, 3.0
-# Samples that the speed of arrays in one place of memory is judged by.
-_SAMPLES_PER_PLACE = 3
-# A call longer than this needs no warm-up: its arrays fit no cache.
+# Threads of a pool go on spinning after their work, those of onnxruntime for 30 ms. The next
+# contender waits until they sleep, within limits: seconds of one check, and of all.
+_IDLE_CHECK = 0.002
+_LONGEST_PAUSE = 0.1
+# Untimed calls before a sample, in seconds and in number: arrays of some megabytes need about ten
+# calls until they are back in a shared cache, and an idle processor needs milliseconds to speed up.
+WARM_UP_SECONDS = 0.006
+WARM_UP_CALLS = 8
+# A longer call needs no warm-up: its arrays fit no cache.
 LONG_CALL = 0.01
+# Rounds that are always made, and by which factor slow or interrupted calls may exceed the budget.
+_FEWEST_ROUNDS = 5
+_OVERRUN = 3.0
+# Samples by which the speed at one allocation is judged.
+_SAMPLES_PER_ALLOCATION = 3
 
 
 def nothing() -> None:
@@ -33,30 +36,38 @@ def nothing() -> None:
 
 
 @dataclass
-class Timed:
-    """A call to time: a function, and sets of arguments that mean the same work on arrays of their own.
+class Call:
+    """A function with its arguments, ready to be timed.
 
-    cold: each call takes the next set, so that many sets are met outside the caches; otherwise all calls take the same.
-    enter: called before each sample, untimed (sets the number of threads).
+    argument_sets: sets of arguments for the same work on arrays of different allocations.
+    bytes_accessed: bytes that a call reads and writes, 0 where the number means nothing.
+    error: returns the largest error / tolerance of a returned value; above 1 it is wrong.
+    before_sample: called untimed before each sample, to set the number of threads.
+    allocates: whether the call allocates its result (allocation is the noisiest part of a timing).
+    cold: each call takes the next set of arguments, so that none is in the caches; otherwise all
+        calls take the same set.
     """
 
-    function: Callable[..., object]
-    sets: Sequence[tuple[Any, ...]]
+    function: Callable[..., Any]
+    argument_sets: Sequence[tuple[Any, ...]]
+    bytes_accessed: int = 0
+    error: Callable[[Any], float] | None = None
+    before_sample: Callable[[], object] = nothing
+    allocates: bool = False
     cold: bool = False
-    enter: Callable[[], object] = nothing
     arguments: Iterator[tuple[Any, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
         """Start with the first set."""
-        self.arguments = cycle(self.sets) if self.cold else repeat(self.sets[0])
+        self.arguments = cycle(self.argument_sets) if self.cold else repeat(self.argument_sets[0])
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: seconds of one sample, seconds of all rounds together, and how many rounds.
+    """How long to measure: seconds of one sample and of all rounds, and the number of rounds.
 
-    A sample is much shorter than the time slices of an operating system, so that most samples are not interrupted on a
-    busy machine, and much longer than a reading of the clock.
+    A sample is much shorter than the time slices of an operating system, so that most samples are
+    not interrupted on a busy machine, and much longer than a reading of the clock.
     """
 
     sample: float = 0.0005
@@ -65,97 +76,105 @@ class Effort:
     most: int = 101
 
 
-def elapsed(timed: Timed, loops: int, clock: Clock = time.perf_counter) -> float:
-    """Return the seconds that `loops` calls take together."""
-    function, arguments = timed.function, islice(timed.arguments, loops)
+def elapsed(call: Call, loops: int, clock: Clock = time.perf_counter) -> float:
+    """Return the seconds of `loops` calls together."""
+    function = call.function
+    argument_sets = islice(call.arguments, loops)
     collecting = gc.isenabled()
     gc.disable()
     try:
         start = clock()
-        for these in arguments:
-            function(*these)
+        for arguments in argument_sets:
+            function(*arguments)
         return clock() - start
     finally:
         if collecting:
             gc.enable()
 
 
-def calibrate(timed: Timed, sample: float, clock: Clock = time.perf_counter) -> tuple[int, float]:
-    """Return how many calls make a sample of about `sample` seconds, and the seconds a call takes."""
-    timed.enter()
-    elapsed(timed, 1, clock)
+def calibrate(call: Call, sample: float, clock: Clock = time.perf_counter) -> tuple[int, float]:
+    """Return the number of calls that take about `sample` seconds, and the seconds per call."""
+    call.before_sample()
+    elapsed(call, 1, clock)
     loops = 1
-    while (seconds := elapsed(timed, loops, clock)) < sample / 2:
+    seconds = elapsed(call, loops, clock)
+    while seconds < sample / 2:
         loops *= 2
+        seconds = elapsed(call, loops, clock)
     if seconds < LONG_CALL:  # an interruption must not pass for a long call
-        seconds = min(seconds, *(elapsed(timed, loops, clock) for _ in range(2)))
+        repeated = [elapsed(call, loops, clock) for _ in range(2)]
+        seconds = min(seconds, *repeated)
     return max(1, round(sample * loops / seconds)), seconds / loops
 
 
-def warm_up(timed: Timed, per_call: float, clock: Clock = time.perf_counter) -> None:
-    """Make untimed calls, unless calls of `per_call` seconds need none."""
+def warm_up(call: Call, per_call: float, clock: Clock = time.perf_counter) -> None:
+    """Make untimed calls, unless they take so long (`per_call` seconds) that they need none."""
     if per_call < LONG_CALL:
-        elapsed(timed, max(WARM_UP_CALLS, ceil(WARM_UP / per_call)), clock)
+        elapsed(call, max(WARM_UP_CALLS, ceil(WARM_UP_SECONDS / per_call)), clock)
 
 
-def choose_place(
-    timed: Timed, loops: int, per_call: float, clock: Clock = time.perf_counter
+def choose_allocation(
+    call: Call, loops: int, per_call: float, clock: Clock = time.perf_counter
 ) -> None:
-    """Let all calls take the set of arguments of median speed.
+    """Let all calls use the set of arguments of median speed.
 
-    Where arrays happen to lie in memory makes a call a few per cent faster or slower, rarely twice as slow. A new set
-    for every round would be as fair, but a shared cache takes hundreds of calls until it holds megabytes as well as
-    it can, and the sets would push each other out of it.
+    The addresses of arrays make a call a few per cent faster or slower, rarely twice as slow. A new
+    set for every round would be as fair, but a shared cache takes hundreds of calls until it holds
+    megabytes as well as it can, and the sets would evict each other.
     """
-    if timed.cold or len(timed.sets) == 1:
+    if call.cold or len(call.argument_sets) == 1:
         return
     seconds: list[float] = []
-    timed.enter()
-    for arguments in timed.sets:
-        timed.arguments = repeat(arguments)
-        warm_up(timed, per_call, clock)
-        seconds.append(median(elapsed(timed, loops, clock) for _ in range(_SAMPLES_PER_PLACE)))
-    timed.arguments = repeat(timed.sets[seconds.index(median_high(seconds))])
+    call.before_sample()
+    for arguments in call.argument_sets:
+        call.arguments = repeat(arguments)
+        warm_up(call, per_call, clock)
+        samples = [elapsed(call, loops, clock) for _ in range(_SAMPLES_PER_ALLOCATION)]
+        seconds.append(median(samples))
+    chosen = seconds.index(median_high(seconds))
+    call.arguments = repeat(call.argument_sets[chosen])
 
 
 def settle(sleep: Callable[[float], object] = time.sleep, busy: Clock = time.process_time) -> None:
     """Wait until no thread of this process is busy."""
-    for _ in range(round(_PATIENCE / _CHECK)):
+    for _ in range(round(_LONGEST_PAUSE / _IDLE_CHECK)):
         before = busy()
-        sleep(_CHECK)
-        if busy() - before < _CHECK / 4:
+        sleep(_IDLE_CHECK)
+        if busy() - before < _IDLE_CHECK / 4:
             return
 
 
 def interleave(
-    contenders: Sequence[Timed],
+    calls: Sequence[Call],
     effort: Effort,
     clock: Clock = time.perf_counter,
     pause: Callable[[], object] = settle,
 ) -> list[list[float]]:
-    """Return seconds per call of each contender in each round.
+    """Return the seconds per call, for each call a value of each round.
 
-    A round takes one sample of each, in random order, so that drift and other processes affect all alike. A sample
-    follows a pause and a few untimed calls, on arrays in a place of median speed. Rounds end when the budget is spent
-    and there are enough, or when it is spent several times over.
+    A round takes one sample of each call, in random order, so that drift and other processes affect
+    all alike. A sample follows a pause and a few untimed calls. Rounds end when the budget is spent
+    and there are enough of them, or when it is spent several times over.
     """
-    plans = [(timed, *calibrate(timed, effort.sample, clock)) for timed in contenders]
-    for plan in plans:
-        choose_place(*plan, clock)
-    samples: list[list[float]] = [[] for _ in contenders]
-    draw, start = random.Random(0), clock()
-    while not _enough(effort, len(samples[0]), clock() - start):
-        for n in draw.sample(range(len(plans)), len(plans)):
-            timed, loops, per_call = plans[n]
+    calibrations = [calibrate(call, effort.sample, clock) for call in calls]
+    for call, (loops, per_call) in zip(calls, calibrations, strict=True):
+        choose_allocation(call, loops, per_call, clock)
+    samples: list[list[float]] = [[] for _ in calls]
+    shuffle = random.Random(0)
+    start = clock()
+    while not _is_finished(effort, len(samples[0]), clock() - start):
+        for index in shuffle.sample(range(len(calls)), len(calls)):
+            call = calls[index]
+            loops, per_call = calibrations[index]
             pause()
-            timed.enter()
-            warm_up(timed, per_call, clock)
-            samples[n].append(elapsed(timed, loops, clock) / loops)
+            call.before_sample()
+            warm_up(call, per_call, clock)
+            samples[index].append(elapsed(call, loops, clock) / loops)
     return samples
 
 
-def _enough(effort: Effort, rounds: int, spent: float) -> bool:
-    if rounds < min(_FEWEST, effort.least):
+def _is_finished(effort: Effort, rounds: int, spent: float) -> bool:
+    if rounds < min(_FEWEST_ROUNDS, effort.least):
         return False
-    wanted = effort.budget if rounds >= effort.least else _OVERRUN * effort.budget
-    return rounds >= effort.most or spent >= wanted
+    budget = effort.budget if rounds >= effort.least else _OVERRUN * effort.budget
+    return rounds >= effort.most or spent >= budget

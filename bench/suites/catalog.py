@@ -1,4 +1,4 @@
-"""The named cases, and how they are chosen."""
+"""The named cases, and their selection by patterns."""
 
 from __future__ import annotations
 
@@ -11,33 +11,44 @@ from . import components, rotations
 
 
 def catalog(model: Model, peers: bool | None = None, threads: Sequence[int] = ()) -> list[Case]:
-    """Return every case, rotations with a model's heads and frequencies.
+    """Return every case; rotations have the heads and frequencies of a model.
 
-    peers: time other implementations in all decode and prefill cases, in none, or (None) in the headline.
-    threads: several numbers of threads to time rotations at; other cases are then left out.
+    peers: time peers in all decode and prefill cases, in none, or (None) in the headline cases.
+    threads: numbers of threads to compare; only rotations are then timed.
     """
     cases = [*rotations.decode_and_prefill(model, peers, threads), *rotations.other_kinds(threads)]
-    return cases if threads else [*cases, rotations.layouts(model), *components.cases()]
+    if threads:
+        return cases
+    return [*cases, rotations.layouts(model), *components.cases()]
 
 
 def select(cases: list[Case], patterns: list[str]) -> list[Case]:
-    """Return the cases of these names; without any, those of a plain run.
+    """Return the cases that match a pattern; without patterns, the default cases.
 
-    patterns: a whole name, a pattern with * and ?, or a part of names: of those in a plain run if it is in any.
-
-    Raises ValueError where a pattern matches none.
+    Raises ValueError if a pattern matches none.
     """
-    names, plain = [case.name for case in cases], [case.name for case in cases if case.default]
-    chosen = set() if patterns else set(plain)
+    if not patterns:
+        return [case for case in cases if case.default]
+    names: set[str] = set()
     for pattern in patterns:
-        found = (
-            [name for name in names if fnmatchcase(name, pattern)]
-            or [name for name in plain if pattern in name]
-            or [name for name in names if pattern in name]
-        )
-        if not found:
-            raise ValueError(
-                f"`pattern` is {pattern!r}, which matches no case; `--list` shows them"
-            )
-        chosen.update(found)
-    return [case for case in cases if case.name in chosen]
+        names |= _matching_names(cases, pattern)
+    return [case for case in cases if case.name in names]
+
+
+def _matching_names(cases: list[Case], pattern: str) -> set[str]:
+    """Return the names that a pattern matches.
+
+    A pattern is a whole name, a pattern with * and ?, or a part of a name; a part matches default
+    cases, or if there are none any case.
+    """
+    names = [case.name for case in cases]
+    whole = {name for name in names if fnmatchcase(name, pattern)}
+    if whole:
+        return whole
+    in_default = {case.name for case in cases if case.default and pattern in case.name}
+    if in_default:
+        return in_default
+    anywhere = {name for name in names if pattern in name}
+    if anywhere:
+        return anywhere
+    raise ValueError(f"`pattern` is {pattern!r}, which matches no case; `--list` shows them")

@@ -1,4 +1,4 @@
-"""What is timed besides rotations: angles, plans, shifted keys, weights, graphs, start-up."""
+"""The other cases: angles, plans, shifted keys, weights, ONNX graphs, start-up."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ import rope_cpu
 from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.tolerance import compare, table_bound
-from rope_cpu.array_types import Array
+from rope_cpu.array_types import DTYPES, Array
 
-from ..implementations.base import UnavailableError
-from ..measurement.case import Case, Contender, Ready
-from ..measurement.timing import Effort
-from ..workload import DTYPES, allocate
+from ..measurement.case import Case, Contender, UnavailableError
+from ..measurement.rows import Row
+from ..measurement.timing import Call, Effort
+from ..workload import Pair, allocate
 from .contenders import baselines
 
-_ROPE = RotaryEmbedding(128, rope_theta=5e5)
+_PAIRS = 64
+_ROPE = RotaryEmbedding(2 * _PAIRS, rope_theta=5e5)
+
+# Positions whose cos and sin are compared with the reference.
+_CHECKED_POSITIONS = 64
 
 
 def cases() -> list[Case]:
     """Return the cases of everything that is not a rotation of q and k."""
     long = Effort(budget=3.0)
-    starts = Effort(budget=4.0, least=6, most=13)
-    keys = "4096 cached keys of 8 heads of 128, shifted in place"
+    process_starts = Effort(budget=4.0, least=6, most=13)
+    shifted_keys = "4096 cached keys of 8 heads of 128, shifted in place"
+    decode_ids = np.arange(64)[:, None]
     return [
         Case(
             "angles-4096",
@@ -48,126 +53,138 @@ def cases() -> list[Case]:
             partial(_angles, 131072, 3),
             effort=long,
         ),
-        Case(
-            "plan-64", "a plan of one token of 64 sequences", partial(_plan, np.arange(64)[:, None])
-        ),
+        Case("plan-64", "a plan of one token of 64 sequences", partial(_plan, decode_ids)),
         Case("plan-4096", "a plan of 4096 tokens", partial(_plan, np.arange(4096))),
-        Case("shift/bfloat16", keys, partial(_shift, "bfloat16")),
-        Case("shift/float32", keys, partial(_shift, "float32")),
+        Case("shift/bfloat16", shifted_keys, partial(_shift, "bfloat16")),
+        Case("shift/float32", shifted_keys, partial(_shift, "float32")),
         Case(
             "convert",
             "a 4096 by 4096 float32 projection weight, 32 heads, made half-split",
             _convert,
         ),
         Case("export", "an ONNX graph of a rotation, in memory", _export),
-        Case("import", "a new Python process that imports one module", _imports, effort=starts),
+        Case(
+            "import",
+            "a new Python process that imports one module",
+            _imports,
+            effort=process_starts,
+        ),
     ]
 
 
 def _angles(count: int, axes: int = 1) -> list[Contender]:
     # Each pair rotates with one axis, as in multimodal models.
-    omega = _ROPE.inv_freq * (np.arange(64) % axes == np.arange(axes)[:, None])
+    omega = _ROPE.inv_freq * (np.arange(_PAIRS) % axes == np.arange(axes)[:, None])
     rope = RotaryEmbedding.from_inv_freq(omega if axes > 1 else omega[0])
-    ids = np.arange(count)[:, None] + np.arange(axes)
-    given = ids if axes > 1 else ids[:, 0]
-    bytes_accessed = count * rope.rotary_dim * 4 + ids.nbytes
+    coordinates = np.arange(count)[:, None] + np.arange(axes)
+    position_ids = coordinates if axes > 1 else coordinates[:, 0]
+    bytes_accessed = count * rope.rotary_dim * 4 + coordinates.nbytes
 
-    def in_numpy(given: Array) -> tuple[Array, Array]:
-        angle = given.reshape(ids.shape) @ omega
-        return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    def in_numpy(ids: Array) -> Pair:
+        angles = ids.reshape(coordinates.shape) @ omega
+        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
     def error(returned: Any) -> float:
-        some = np.linspace(0, count - 1, 64).astype(int)
-        angle_rounding = (
-            np.abs(ids[some] @ omega)[None, :, None] * 2.0**-53
-        )  # of the peer's float64 angles
-        exact = reference.cos_sin(rope.spec, ids[some][None])
-        return max(
-            compare(e.error(table[some][None, :, None]), table_bound(e.high, 1.0) + angle_rounding)[
-                1
-            ]
-            for table, e in zip(returned, exact, strict=True)
-        )
+        checked = np.linspace(0, count - 1, _CHECKED_POSITIONS).astype(int)
+        ids = coordinates[checked]
+        # The float64 angles of the peer are rounded.
+        angle_rounding = np.abs(ids @ omega)[None, :, None] * 2.0**-53
+        fractions = []
+        for table, exact in zip(returned, reference.cos_sin(rope.spec, ids[None]), strict=True):
+            bound = table_bound(exact.high, 1.0) + angle_rounding
+            _, fraction = compare(exact.error(table[checked][None, :, None]), bound)
+            fractions.append(fraction)
+        return max(fractions)
 
-    out = np.zeros((count, 64), np.float32), np.zeros((count, 64), np.float32)
-    ready = partial(Ready, sets=[(given,)], bytes_accessed=bytes_accessed, error=error)
+    def call(function: Any, allocates: bool = False) -> Call:
+        return Call(function, [(position_ids,)], bytes_accessed, error, allocates=allocates)
+
+    out = (np.zeros((count, _PAIRS), np.float32), np.zeros((count, _PAIRS), np.float32))
+    preallocated = partial(rope.cos_sin, out=out)
     return [
-        Contender("cos_sin", "ours", partial(ready, rope.cos_sin, new=True)),
-        Contender(
-            "cos_sin, preallocated arrays", "ours", partial(ready, partial(rope.cos_sin, out=out))
-        ),
-        Contender("NumPy float64, cast", "peer", partial(ready, in_numpy)),
+        (Row("cos_sin", "ours"), partial(call, rope.cos_sin, allocates=True)),
+        (Row("cos_sin, preallocated arrays", "ours"), partial(call, preallocated)),
+        (Row("NumPy float64, cast", "peer"), partial(call, in_numpy)),
         *baselines(bytes_accessed, new_bytes=bytes_accessed),
     ]
 
 
 def _plan(ids: Array) -> list[Contender]:
     bytes_accessed = ids.size * _ROPE.rotary_dim * 4 + ids.nbytes
-    return [
-        Contender("plan", "ours", lambda: Ready(_ROPE.plan, [(ids,)], bytes_accessed, new=True)),
-        *baselines(bytes_accessed, new_bytes=bytes_accessed),
-    ]
+
+    def call() -> Call:
+        return Call(_ROPE.plan, [(ids,)], bytes_accessed, allocates=True)
+
+    return [(Row("plan", "ours"), call), *baselines(bytes_accessed, new_bytes=bytes_accessed)]
 
 
-def _shift(dtype: str) -> list[Contender]:
-    size = 4096 * 8 * 128 * DTYPES[dtype].itemsize
-    keys = allocate(size).view(DTYPES[dtype]).reshape(1, 4096, 8, 128)
-    keys[:] = np.random.default_rng(7).standard_normal(keys.shape[2:]).astype(keys.dtype)
+def _shift(dtype_name: str) -> list[Contender]:
+    dtype = DTYPES[dtype_name]
+    shape = (1, 4096, 8, 128)
+    size = int(np.prod(shape)) * dtype.itemsize
+    keys = allocate(size).view(dtype).reshape(shape)
+    keys[:] = np.random.default_rng(7).standard_normal(shape[1:]).astype(dtype)
     before = keys[:, :1].copy()
+    delta = -256
 
     def shift(keys: Array) -> Array:
-        return _ROPE.shift(keys, -256, out=keys)
+        return _ROPE.shift(keys, delta, out=keys)
 
     def error(returned: Array) -> float:
-        exact, bound = reference.rotation(_ROPE.spec, before, np.array([[-256]]))
-        return compare(exact.error(returned[:, :1]), bound)[1]
+        exact, bound = reference.rotation(_ROPE.spec, before, np.array([[delta]]))
+        _, fraction = compare(exact.error(returned[:, :1]), bound)
+        return fraction
 
-    return [
-        Contender("shift", "ours", lambda: Ready(shift, [(keys,)], 2 * size, error)),
-        *baselines(2 * size),
-    ]
+    def call() -> Call:
+        return Call(shift, [(keys,)], 2 * size, error)
+
+    return [(Row("shift", "ours"), call), *baselines(2 * size)]
 
 
 def _convert() -> list[Contender]:
-    weight = allocate(4096 * 4096 * 4).view(np.float32).reshape(4096, 4096)
-    weight[:] = np.arange(4096, dtype=np.float32)[:, None]
+    size = 4096
+    heads = 32
+    weight = allocate(size * size * 4).view(np.float32).reshape(size, size)
+    weight[:] = np.arange(size, dtype=np.float32)[:, None]
 
     def in_numpy(w: Array) -> Array:
-        halves: Array = w.reshape(32, 64, 2, 4096).swapaxes(1, 2).reshape(4096, 4096)
+        pairs = w.reshape(heads, -1, 2, size)
+        halves: Array = pairs.swapaxes(1, 2).reshape(size, size)
         return halves
 
     def error(returned: Array) -> float:
-        rows = np.arange(4096).reshape(32, 64, 2).swapaxes(1, 2).ravel()
+        rows = np.arange(size).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
         return 0.0 if np.array_equal(returned[:, 0], weight[rows, 0]) else float("inf")
 
-    ours = partial(rope_cpu.convert_weight, num_heads=32, to="half")
-    ready = partial(Ready, sets=[(weight,)], bytes_accessed=2 * weight.nbytes, error=error)
+    def call(function: Any, allocates: bool = False) -> Call:
+        return Call(function, [(weight,)], 2 * weight.nbytes, error, allocates=allocates)
+
+    to_half_split = partial(rope_cpu.convert_weight, num_heads=heads, to="half")
     return [
-        Contender("convert_weight", "ours", partial(ready, ours, new=True)),
-        Contender("NumPy reshape", "peer", partial(ready, in_numpy)),
+        (Row("convert_weight", "ours"), partial(call, to_half_split, allocates=True)),
+        (Row("NumPy reshape", "peer"), partial(call, in_numpy)),
         *baselines(2 * weight.nbytes, new_bytes=weight.nbytes),
     ]
 
 
 def _export() -> list[Contender]:
-    def bind(target: str) -> Ready:
+    def call(target: str) -> Call:
         if find_spec("onnx") is None:
             raise UnavailableError("onnx is not installed")
         from rope_cpu import export
 
-        return Ready(partial(export.export_rope, _ROPE, target=target), [()])
+        return Call(partial(export.export_rope, _ROPE, target=target), [()])
 
-    targets = "onnx", "primitive", "ort"
-    return [Contender(f"export_rope {target}", "ours", partial(bind, target)) for target in targets]
+    targets = ("onnx", "primitive", "ort")
+    return [(Row(f"export_rope {target}", "ours"), partial(call, target)) for target in targets]
 
 
 def _imports() -> list[Contender]:
-    def bind(module: str) -> Ready:
-        return Ready(
-            partial(subprocess.run, [sys.executable, "-c", f"import {module}"], check=True), [()]
-        )
+    def call(module: str) -> Call:
+        command = [sys.executable, "-c", f"import {module}"]
+        return Call(partial(subprocess.run, command, check=True), [()])
 
-    roles = {"rope_cpu": "ours", "numba": "peer"}
     return [
-        Contender(f"import {module}", role, partial(bind, module)) for module, role in roles.items()
+        (Row("import rope_cpu", "ours"), partial(call, "rope_cpu")),
+        (Row("import numba", "peer"), partial(call, "numba")),
     ]

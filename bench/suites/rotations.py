@@ -1,167 +1,241 @@
-"""The cases of rotation: decode and prefill in every variant, other kinds of rotation, other layouts."""
+"""The cases of rotation: decode and prefill in all variants, other kinds of rotation, layouts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.array_types import Array
 from rope_cpu.machine import last_level_cache
 
-from ..implementations.registry import BY_NAME, PEERS
+from ..implementations.table import peer_names
 from ..measurement.case import Case, Contender
 from ..measurement.timing import Effort
 from ..models import Model
-from ..workload import DTYPES, Workload, text_ids
-from .contenders import baselines, rotating
+from ..plurals import counted
+from ..workload import Workload, text_ids
+from .contenders import baselines, rotation
 
 # Name of a shape → (batch, tokens).
-SHAPES = {f"decode-{n}": (n, 1) for n in (1, 8, 64)} | {
-    f"prefill-{n}": (1, n) for n in (128, 512, 4096, 32768)
+SHAPES = {
+    "decode-1": (1, 1),
+    "decode-8": (8, 1),
+    "decode-64": (64, 1),
+    "prefill-128": (1, 128),
+    "prefill-512": (1, 512),
+    "prefill-4096": (1, 4096),
+    "prefill-32768": (1, 32768),
 }
 HEADLINE = ("decode-1", "prefill-512", "prefill-4096")
-# A decode step comes after this many tokens; from so many tokens on only the plan is timed.
-_CONTEXT, _LONG = 4096, 16384
-# Cold copies together take this many times the last-level cache; warm ones are for different places in memory.
-_BEYOND_CACHE, _MOST_COPIES, _PLACES = 3, 4096, 5
+# In the order of the cases: the dtypes that models run in come first.
+DTYPE_NAMES = ("bfloat16", "float32", "float64", "float16")
+USUAL_DTYPES = ("bfloat16", "float32")
+
+# Position of the first decoded token; those of further sequences are so many tokens apart.
+_CONTEXT = 4096
+_CONTEXT_STEP = 17
+# From so many tokens on only the plan is timed.
+_LONG = 16384
+# Cold copies together take so many times the last-level cache, but there are at most so many.
+_BEYOND_CACHE = 3
+_MOST_COLD_COPIES = 4096
+# Copies of warm arrays, so that a lucky or unlucky allocation does not decide.
+_WARM_COPIES = 5
+
+_PLAN = "plan"
+_PLAN_NEW_ARRAYS = "plan, new arrays"
+_CALL = "call"
 
 
-@dataclass(frozen=True)
-class Variant:
-    """What distinguishes the cases of one shape. usual: the pairing is the model's own."""
+class Variant(NamedTuple):
+    """Differences between the cases of one shape; own_pairing: that of the model."""
 
     dtype: str
-    usual: bool
+    own_pairing: bool
     in_place: bool
     cold: bool
 
     @property
     def changes(self) -> int:
-        """In how many ways it differs from the headline: its own pairing, in place, warm, bfloat16 or float32."""
-        return (
-            (not self.usual)
-            + (not self.in_place)
-            + self.cold
-            + (self.dtype not in ("bfloat16", "float32"))
-        )
+        """Number of differences from the headline: own pairing, in place, warm, a usual dtype."""
+        differences = [
+            not self.own_pairing,
+            not self.in_place,
+            self.cold,
+            self.dtype not in USUAL_DTYPES,
+        ]
+        return sum(differences)
 
-    def name(self, shape: str, interleaved: bool) -> str:
+    def case_name(self, shape: str, interleaved: bool) -> str:
         """Return the name of the case of this variant."""
-        pairing = "" if self.usual else "interleaved" if interleaved else "half"
-        parts = (
-            shape,
-            self.dtype,
-            pairing,
-            "" if self.in_place else "out",
-            "cold" if self.cold else "",
-        )
-        return "/".join(part for part in parts if part)
+        parts = [shape, self.dtype]
+        if not self.own_pairing:
+            parts.append("interleaved" if interleaved else "half")
+        if not self.in_place:
+            parts.append("out")
+        if self.cold:
+            parts.append("cold")
+        return "/".join(parts)
 
-    def in_plain_run(self, shape: str) -> bool:
-        """Return True if a plain run has it: one change at a time, of 512 tokens and, cold, of a decode step."""
-        one_change = shape == "prefill-512" or (shape == "decode-1" and self.cold)
-        return self.changes == 0 or (self.changes == 1 and one_change)
+    def is_default(self, shape: str) -> bool:
+        """Whether a run without patterns includes it.
+
+        These are the headline, and one change at a time: of 512 tokens and, cold, of a decode step.
+        """
+        if self.changes == 1:
+            return shape == "prefill-512" or (shape == "decode-1" and self.cold)
+        return self.changes == 0
 
 
 def decode_and_prefill(model: Model, peers: bool | None, threads: Sequence[int]) -> Iterator[Case]:
     """Yield decode and prefill in every shape and variant.
 
-    peers: with other implementations, without, or (None) with them in the headline. threads: several numbers of
-    threads to time the plan at, instead; none: that in use.
+    peers, threads: see `catalog`.
     """
-    for shape, *values in product(SHAPES, DTYPES, (True, False), (True, False), (False, True)):
+    variants = product(DTYPE_NAMES, (True, False), (True, False), (False, True))
+    for shape, values in product(SHAPES, list(variants)):
         yield _case(shape, Variant(*values), model, peers, threads)
 
 
 def _case(
     shape: str, variant: Variant, model: Model, peers: bool | None, threads: Sequence[int]
 ) -> Case:
-    (batch, tokens), rope = SHAPES[shape], model.own if variant.usual else model.other
-    ids = np.arange(tokens) if tokens > 1 else _CONTEXT + 17 * np.arange(batch)[:, None]
-    workload = Workload(rope, text_ids(rope, ids), model.heads, model.kv_heads, variant.dtype)
-    workload = _with_copies(replace(workload, in_place=variant.in_place), variant.cold)
-    headline = variant.changes == 0 and shape in HEADLINE
-    compared = not threads and (headline if peers is None else peers)
-    names = ["plan"]
+    _, tokens = SHAPES[shape]
+    rope = model.own if variant.own_pairing else model.other
+    ids = text_ids(rope, _position_ids(shape))
+    workload = _with_copies(
+        Workload(rope, ids, model.heads, model.kv_heads, variant.dtype, in_place=variant.in_place),
+        variant.cold,
+    )
+    is_headline = variant.changes == 0 and shape in HEADLINE
+    with_peers = not threads and (is_headline if peers is None else peers)
+    names = [_PLAN]
     if not threads and tokens < _LONG:
-        names += ["plan, new arrays", "call"] if headline else ["call"]
-    names += PEERS if compared else ()
-    amount = f"{tokens} tokens" if tokens > 1 else f"a token of {batch} sequence{'s'[: batch > 1]}"
-    result = ("in place" if variant.in_place else "into other arrays") + ", cold" * variant.cold
-    slow = variant.cold or tokens >= _LONG
+        names += [_PLAN_NEW_ARRAYS, _CALL] if is_headline else [_CALL]
+    if with_peers:
+        names += peer_names(rope.interleaved)
     return Case(
-        variant.name(shape, rope.interleaved),
-        f"{amount}, {model.heads} + {model.kv_heads} heads of {rope.head_dim}, {result}",
-        partial(_rows, workload, names, threads),
-        default=variant.in_plain_run(shape),
+        variant.case_name(shape, rope.interleaved),
+        _description(shape, variant, model),
+        partial(_contenders, workload, names, threads),
+        default=variant.is_default(shape),
         cold=variant.cold,
+        # Each contender, the baselines counting as one, has inputs and outputs.
         memory=2 * (1 + len(names)) * workload.copies * workload.packed_bytes,
-        effort=Effort(budget=6.0 if compared else 1.5 if slow else 1.0),
+        effort=_effort(with_peers, is_slow=variant.cold or tokens >= _LONG),
     )
 
 
+def _position_ids(shape: str) -> Array:
+    batch, tokens = SHAPES[shape]
+    if tokens > 1:
+        return np.arange(tokens)
+    return _CONTEXT + _CONTEXT_STEP * np.arange(batch)[:, None]
+
+
+def _description(shape: str, variant: Variant, model: Model) -> str:
+    batch, tokens = SHAPES[shape]
+    step = f"a token of {counted(batch, 'sequence')}"
+    amount = step if tokens == 1 else f"{tokens} tokens"
+    result = "in place" if variant.in_place else "into other arrays"
+    caches = ", cold" if variant.cold else ""
+    heads = f"{model.heads} + {model.kv_heads} heads of {model.own.head_dim}"
+    return f"{amount}, {heads}, {result}{caches}"
+
+
+def _effort(with_peers: bool, is_slow: bool) -> Effort:
+    if with_peers:
+        return Effort(budget=6.0)
+    return Effort(budget=1.5) if is_slow else Effort(budget=1.0)
+
+
 def _with_copies(workload: Workload, cold: bool = False) -> Workload:
-    """Return a workload with copies beyond the caches or, warm, several where they fit and their places matter."""
-    cache, size = last_level_cache(), workload.packed_bytes
+    """Return a workload with enough copies to exceed the caches, or a few if it is warm.
+
+    Warm arrays that exceed the caches have one copy: their address makes no difference.
+    """
+    cache = last_level_cache()
+    size = workload.packed_bytes
     if cold:
-        return replace(workload, copies=max(2, min(_MOST_COPIES, _BEYOND_CACHE * cache // size)))
-    return replace(workload, copies=_PLACES if size < cache else 1)
+        copies = max(2, min(_MOST_COLD_COPIES, _BEYOND_CACHE * cache // size))
+    else:
+        copies = _WARM_COPIES if size < cache else 1
+    return replace(workload, copies=copies)
 
 
-def _rows(workload: Workload, names: Sequence[str], threads: Sequence[int]) -> list[Contender]:
-    fitting = [name for name in names if workload.rope.interleaved in BY_NAME[name].pairings]
-    rows = [rotating(name, workload, threads=n) for name in fitting for n in threads or (None,)]
-    size = workload.bytes_accessed
-    new_bytes = size // 2 if any(BY_NAME[name].new for name in names) else 0
-    return rows + baselines(size, workload.copies, threads, not workload.in_place, new_bytes)
+def _contenders(
+    workload: Workload, names: Sequence[str], threads: Sequence[int]
+) -> list[Contender]:
+    """Return the named implementations, on each number of threads, and the baselines."""
+    thread_counts = threads or (None,)
+    rows = [rotation(name, workload, threads=count) for name in names for count in thread_counts]
+    # Half of the accessed bytes are written.
+    new_bytes = workload.bytes_accessed // 2 if _PLAN_NEW_ARRAYS in names else 0
+    return rows + baselines(
+        workload.bytes_accessed,
+        workload.copies,
+        threads,
+        into_other=not workload.in_place,
+        new_bytes=new_bytes,
+    )
 
 
 def other_kinds(threads: Sequence[int]) -> Iterator[Case]:
-    """Yield rotations of other kinds."""
-    ids, grid = np.arange(512), np.indices((64, 64)).reshape(2, -1).T
-
-    def partially() -> Workload:
-        return Workload(RotaryEmbedding(128, rotary_dim=64, rope_theta=5e5), ids)
-
-    def axial() -> Workload:
-        return Workload(RotaryEmbedding.axial(64, 2), grid, 16, 16)
-
-    def mrope() -> Workload:
-        rope = RotaryEmbedding.mrope(128, [16, 24, 24], rope_theta=1e6)
-        return Workload(rope, text_ids(rope, ids), 28, 4)
-
-    kinds: dict[str, tuple[Callable[[], Workload], str]] = {
-        "partial": (partially, "512 tokens, 32 + 8 heads of 128, of which 64 are rotated"),
-        "axial-2d": (axial, "an image of 64 by 64 patches, 16 + 16 heads of 64"),
-        "mrope": (mrope, "512 tokens at three coordinates each, 28 + 4 heads of 128"),
-    }
-    for name, (make, what) in kinds.items():
-        for dtype in ("bfloat16", "float32"):
-            yield Case(f"{name}/{dtype}", what, partial(_other_kind, make, dtype, threads))
+    """Yield the cases of other kinds of rotation."""
+    kinds = [
+        ("partial", _partial, "512 tokens, 32 + 8 heads of 128, of which 64 are rotated"),
+        ("axial-2d", _axial, "an image of 64 by 64 patches, 16 + 16 heads of 64"),
+        ("mrope", _mrope, "512 tokens at three coordinates each, 28 + 4 heads of 128"),
+    ]
+    names = [_PLAN] if threads else [_PLAN, _CALL]
+    for kind, workload, description in kinds:
+        for dtype in USUAL_DTYPES:
+            contenders = partial(_kind_contenders, workload, dtype, names, threads)
+            yield Case(f"{kind}/{dtype}", description, contenders)
 
 
-def _other_kind(
-    make: Callable[[], Workload], dtype: str, threads: Sequence[int]
+def _kind_contenders(
+    workload: Callable[[], Workload], dtype: str, names: Sequence[str], threads: Sequence[int]
 ) -> list[Contender]:
-    workload = _with_copies(replace(make(), dtype=dtype))
-    return _rows(workload, ["plan"] if threads else ["plan", "call"], threads)
+    return _contenders(_with_copies(replace(workload(), dtype=dtype)), names, threads)
+
+
+def _partial() -> Workload:
+    return Workload(RotaryEmbedding(128, rotary_dim=64, rope_theta=5e5), np.arange(512))
+
+
+def _axial() -> Workload:
+    patches = np.indices((64, 64)).reshape(2, -1).T
+    return Workload(RotaryEmbedding.axial(64, 2), patches, 16, 16)
+
+
+def _mrope() -> Workload:
+    rope = RotaryEmbedding.mrope(128, [16, 24, 24], rope_theta=1e6)
+    return Workload(rope, text_ids(rope, np.arange(512)), 28, 4)
 
 
 def layouts(model: Model) -> Case:
-    """Return strided views of one packed buffer against contiguous arrays; its ratios are per byte."""
+    """Return the case of layouts: contiguous arrays and views of one packed buffer.
+
+    Its ratios are per byte.
+    """
 
     def contenders() -> list[Contender]:
         ids = text_ids(model.own, np.arange(512))
-        plain = Workload(model.own, ids, model.heads, model.kv_heads, packed=False, copies=_PLACES)
-        rows = [rotating("plan", plain, "contiguous bshd float32")]
+        contiguous = Workload(
+            model.own, ids, model.heads, model.kv_heads, packed=False, copies=_WARM_COPIES
+        )
+        rows = [rotation(_PLAN, contiguous, "contiguous bshd float32")]
         for dtype, layout in product(("float32", "bfloat16"), ("bshd", "bhsd", "thd")):
-            views = replace(plain, dtype=dtype, layout=layout, packed=True)
-            rows.append(rotating("plan", views, f"{layout} {dtype}"))
-        return rows + baselines(plain.bytes_accessed, plain.copies)
+            views = replace(contiguous, dtype=dtype, layout=layout, packed=True)
+            rows.append(rotation(_PLAN, views, f"{layout} {dtype}"))
+        return rows + baselines(contiguous.bytes_accessed, contiguous.copies)
 
     return Case(
         "layouts",

@@ -1,4 +1,4 @@
-"""The command `rope-cpu`: imports the subcommand's module, and reports what a user can get wrong in one line."""
+"""Entry point of the command `rope-cpu`: runs a subcommand and reports user errors in one line."""
 
 from __future__ import annotations
 
@@ -10,85 +10,114 @@ from importlib import import_module
 from io import TextIOWrapper
 
 import rope_cpu
-from rope_cpu.cli.common import UsageError
+from rope_cpu.command_line import UsageError
 
-# Each module offers add_arguments(parser) and run(args) → exit code, and is imported only when its command is called.
+# Subcommand → module and summary. A module offers add_arguments(parser) and run(args) → exit code;
+# it is imported only if its subcommand is called, since some need packages of the extras.
 COMMANDS = {
     "verify": (
         "rope_cpu.cli.verify",
-        "check that NumPy and ONNX rotate alike and within tolerance",
+        "check that the NumPy kernels and ONNX models rotate alike and within tolerance",
     ),
     "bench": (
         "rope_cpu.bench.cli",
-        "measure how fast it is here, against this machine's limit and other libraries",
+        "measure the speed on this machine, against its memory bandwidth and other libraries",
     ),
     "export": (
         "rope_cpu.export.cli",
-        "write a model's rotation, or its attention, as an ONNX file that was validated",
+        "write the rotation of a model, or its attention, as a validated ONNX file",
     ),
-    "show": ("rope_cpu.cli.show", "say what a model's config means for its rotation"),
+    "show": ("rope_cpu.cli.show", "explain the rotation that a model config describes"),
     "warmup": ("rope_cpu.cli.warmup", "compile the kernels into the cache on disk"),
 }
 
-# The extra that brings a package a command may need.
-_EXTRA_OF = {"rich": "cli", "matplotlib": "cli", "onnx": "onnx", "onnxruntime": "onnx"}
+# Optional package → the extra that installs it.
+_EXTRAS = {"rich": "cli", "matplotlib": "cli", "onnx": "onnx", "onnxruntime": "onnx"}
+
+_BAD_USAGE = 2
+_INTERRUPTED = 130  # what a shell reports for a process ended by SIGINT
+_BROKEN_PIPE = 141  # what a shell reports for a process ended by SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (the process' own by default) and return the exit code; 2 for bad usage."""
-    if argv is None and isinstance(sys.stdout, TextIOWrapper):  # an encoding without "µ" gets "?"
-        sys.stdout.reconfigure(errors="replace")
+    """Run a command line, by default the one of the process; return the exit code."""
+    own_process = argv is None
+    words = sys.argv[1:] if argv is None else argv
+    if own_process and isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an encoding without "µ" gets "?"
     try:
         try:
-            return _run(list(sys.argv[1:] if argv is None else argv))
+            return _run(list(words))
         finally:
-            if argv is None and sys.stdout is not None and not sys.stdout.closed:
-                sys.stdout.flush()
+            if own_process:
+                _flush_stdout()
     except OSError as error:
-        if (
-            argv is None and error.filename is None
-        ):  # standard output's, which must not be tried again at the end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # the reader, such as `head`, has seen enough
-            return 141
-        return _complain(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        if own_process and error.filename is None:
+            _discard_stdout()
+        if isinstance(error, BrokenPipeError):  # the reader, such as `head`, stopped reading
+            return _BROKEN_PIPE
+        return _report_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
 
 
-def _run(given: list[str]) -> int:
-    name = next((word for word in given if not word.startswith("-")), None)
+def _flush_stdout() -> None:
+    """Write buffered output now, so that an error is raised where it can be reported."""
+    if sys.stdout is not None and not sys.stdout.closed:
+        sys.stdout.flush()
+
+
+def _discard_stdout() -> None:
+    """Redirect standard output to nowhere, so that Python does not fail again on exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(words: list[str]) -> int:
+    command = next((word for word in words if not word.startswith("-")), None)
     try:
-        args = _parser(name).parse_args(given)
+        args = _parser(command).parse_args(words)
         return int(args.run(args))
     except UsageError as error:
-        return _complain(str(error))
+        return _report_error(str(error))
     except ImportError as error:
-        # rope_cpu.export raises an ImportError of its own; the name is that of its cause.
-        package = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
-        if package not in _EXTRA_OF:
+        package = _missing_package(error)
+        if package not in _EXTRAS:
             raise
-        return _complain(
-            f'`{name}` needs the package {package}: pip install "rope-cpu[{_EXTRA_OF[package]}]"'
-        )
+        install = f'pip install "rope-cpu[{_EXTRAS[package]}]"'
+        return _report_error(f"`{command}` needs the package {package}: {install}")
     except KeyboardInterrupt:
-        return 130
+        return _INTERRUPTED
 
 
-def _parser(name: str | None) -> argparse.ArgumentParser:
-    """Return the parser of everything, with the arguments of the one command that is called."""
+def _missing_package(error: ImportError) -> str:
+    """Return the top-level name of the package that could not be imported."""
+    # rope_cpu.export raises an ImportError of its own; the name is in its cause.
+    module = error.name or getattr(error.__cause__, "name", None) or ""
+    return module.partition(".")[0]
+
+
+def _parser(called: str | None) -> argparse.ArgumentParser:
+    """Return the parser with all subcommands; only the called one has its arguments."""
     parser = argparse.ArgumentParser(
-        prog="rope-cpu", description=rope_cpu.__doc__, allow_abbrev=False
+        prog="rope-cpu",
+        description=rope_cpu.__doc__,
+        epilog="`rope-cpu COMMAND --help` shows the arguments of a command.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"rope-cpu {rope_cpu.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command, (module_name, summary) in COMMANDS.items():
-        sub = commands.add_parser(command, help=summary, description=summary, allow_abbrev=False)
-        if command == name:
+        subparser = commands.add_parser(
+            command,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            allow_abbrev=False,
+        )
+        if command == called:
             module = import_module(module_name)
-            module.add_arguments(sub)
-            sub.set_defaults(run=module.run)
+            module.add_arguments(subparser)
+            subparser.set_defaults(run=module.run)
     return parser
 
 
-def _complain(text: str) -> int:
+def _report_error(text: str) -> int:
     print(f"rope-cpu: {text}", file=sys.stderr)
-    return 2
+    return _BAD_USAGE

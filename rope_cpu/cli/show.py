@@ -1,9 +1,10 @@
-"""`rope-cpu show CONFIG`: what a config file means for its rotation, in words, and as a drawing."""
+"""`rope-cpu show CONFIG`: describe the rotation of a config in text, and draw it."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,28 @@ import numpy as np
 
 from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import Float64
-from rope_cpu.cli.common import (
+from rope_cpu.cli.show_summary import LayerRotation, layer_rotations, pair_frequencies
+from rope_cpu.command_line import (
     add_config_arguments,
     add_pairing_arguments,
     check_picture,
-    config_of,
-    refusal,
-    writing,
+    config_error,
+    config_from_arguments,
+    write_errors,
 )
-from rope_cpu.cli.show_summary import Layers, one_axis, rotations
+from rope_cpu.rotation.embedding import RotaryEmbedding
 
-# Ratios closer than this are the same: frequencies carry a few float64 roundings.
+# Relative difference below which two wavelengths are the same: frequencies carry a few roundings.
 SAME = 1e-9
+
+# What scaling does to a pair.
+_UNSCALED = "unscaled"
+_UNROTATED = "not rotated"
+_MOST = "scaled most"
+_BETWEEN = "scaled in between"
+
+# Longer lists are shown as their length and ends.
+_LONGEST_LIST = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,84 +44,118 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="draw wavelengths and decay of scores (.png, .svg)",
+        help="also draw wavelengths and the decay of scores (.png or .svg)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the config means; return 0. Raises UsageError where it means nothing that is known."""
+    """Print the description; return 0. Raises UsageError if the config describes no rotation."""
     if args.plot is not None:
         check_picture(args.plot)
+    config = config_from_arguments(args)
     try:
-        shown = list(rotations(config_of(args), args.layer_type, args.interleaved))
+        rotations = list(layer_rotations(config, args.layer_type, args.interleaved))
     except (TypeError, ValueError) as error:
-        raise refusal(error, args.layer_type, args.interleaved) from error
-    for number, layers in enumerate(shown):
-        print("\n".join([""] * (number > 0) + list(describe(layers))))
+        raise config_error(error, args.layer_type, args.interleaved) from error
+    descriptions = ["\n".join(describe(rotation)) for rotation in rotations]
+    print("\n\n".join(descriptions))
     if args.plot is not None:
         from rope_cpu.cli.show_plot import plot
 
-        with writing(args.plot):
-            plot(shown, args.plot)
+        with write_errors(args.plot):
+            plot(rotations, args.plot)
         print(f"\nwritten: {args.plot}")
     return 0
 
 
-def describe(layers: Layers) -> Iterator[str]:
+def describe(rotation: LayerRotation) -> Iterator[str]:
     """Yield the lines that describe a rotation."""
-    yield layers.name
-    if not layers.lengths:
+    yield rotation.name
+    if not rotation.by_length:
         return
-    rope = layers.rope
-    n = rope.rotary_dim // 2
-    pairing = "(2i, 2i+1), interleaved" if rope.interleaved else f"(i, i+{n}), half-split"
+    yield from _pairing_lines(rotation.rope)
+    for key in sorted(set(rotation.parameters) - {"rope_type", "type"}):
+        yield _line(key, _short_text(rotation.parameters[key]))
+    yield from _axes_lines(rotation.rope)
+    for length, rope in rotation.by_length.items():
+        if length:
+            yield f"  {length}"
+        yield from _frequency_lines(rope, rotation.unscaled)
+
+
+def _pairing_lines(rope: RotaryEmbedding) -> Iterator[str]:
+    pairs = rope.rotary_dim // 2
     if len(rope.blocks) > 1:
-        pairing = f"half-split within blocks of {', '.join(map(str, rope.blocks))} elements"
-    yield _line("pairs", f"{n}: {pairing}")
+        widths = ", ".join(map(str, rope.blocks))
+        pairing = f"half-split within blocks of {widths} elements"
+    elif rope.interleaved:
+        pairing = "(2i, 2i+1), interleaved"
+    else:
+        pairing = f"(i, i+{pairs}), half-split"
+    yield _line("pairs", f"{pairs}: {pairing}")
     yield _line("widths", f"{rope.rotary_dim} of {rope.head_dim} elements of a head are rotated")
-    yield _line("rope type", f"{rope.rope_type}")
-    for key in sorted(set(layers.section) - {"rope_type", "type"}):
-        yield _line(key, _brief(layers.section[key]))
+    yield _line("rope type", rope.rope_type)
+
+
+def _axes_lines(rope: RotaryEmbedding) -> Iterator[str]:
     if rope.spec.direction < 0:
-        yield _line("direction", "backwards: by the opposite of position times frequency")
+        yield _line("direction", "backwards: the angle is minus position times frequency")
     if rope.axes > 1:
-        pairs = (rope.spec.inv_freq[0, :, 0] != 0).sum(axis=-1)
-        yield _line("axes", f"{rope.axes}, which rotate {', '.join(map(str, pairs))} pairs")
-    for when, one in layers.lengths.items():
-        if when:
-            yield f"  {when}"
-        yield _line("attention factor", f"{one.attention_factor:.6g}")
-        frequencies = one_axis(one)
-        moving = frequencies[frequencies > 0]
-        yield _line(
-            "wavelengths",
-            f"{2 * np.pi / moving.max():.6g} to {2 * np.pi / moving.min():.6g} tokens",
-        )
-        if layers.plain is not None:
-            yield from _scaled_pairs(frequencies, layers.plain)
+        counts = (rope.spec.inv_freq[0, :, 0] != 0).sum(axis=-1)
+        yield _line("axes", f"{rope.axes}, which rotate {', '.join(map(str, counts))} pairs")
 
 
-def _scaled_pairs(frequencies: Float64, plain: Float64) -> Iterator[str]:
-    """Yield, for each run of pairs treated alike, which they are and by how much their wavelengths grew."""
+def _frequency_lines(rope: RotaryEmbedding, unscaled: Float64 | None) -> Iterator[str]:
+    yield _line("attention factor", f"{rope.attention_factor:.6g}")
+    frequencies = pair_frequencies(rope)
+    rotated = frequencies[frequencies > 0]
+    shortest = 2 * np.pi / rotated.max()
+    longest = 2 * np.pi / rotated.min()
+    yield _line("wavelengths", f"{shortest:.6g} to {longest:.6g} tokens")
+    if unscaled is not None:
+        yield from _scaling_lines(frequencies, unscaled)
+
+
+def _scaling_lines(frequencies: Float64, unscaled: Float64) -> Iterator[str]:
+    """Yield a line for each run of pairs that are scaled alike, with the growth of wavelengths."""
     with np.errstate(divide="ignore"):
-        stretch = plain / frequencies
-    kind = np.where(np.isinf(stretch), 3, np.where(np.abs(stretch - 1) < SAME, 0, 1))
-    top = stretch[~np.isinf(stretch)].max(initial=1.0)
-    most = (kind == 1) & (np.abs(stretch / top - 1) < SAME)
-    kind[most if most.sum() > 1 else []] = 2
-    starts = np.flatnonzero(np.r_[True, kind[1:] != kind[:-1]])
-    for first, last in zip(starts, np.r_[starts[1:], len(kind)] - 1, strict=True):
-        ratios = stretch[first], stretch[last]
-        words = {0: "unscaled", 3: "not rotated", 2: f"{ratios[0]:.6g} times as long"}
-        text = words.get(int(kind[first]), f"{ratios[0]:.6g} to {ratios[1]:.6g} times as long")
-        yield f"    {f'pairs {first}-{last}' if first < last else f'pair {first}'}: {text}"
+        growth = unscaled / frequencies
+    labels = _scaling_labels(growth)
+    for label, run in groupby(range(len(labels)), key=labels.__getitem__):
+        pairs = list(run)
+        first = pairs[0]
+        last = pairs[-1]
+        name = f"pairs {first}-{last}" if first < last else f"pair {first}"
+        if label == _BETWEEN:
+            text = f"{growth[first]:.6g} to {growth[last]:.6g} times as long"
+        elif label == _MOST:
+            text = f"{growth[first]:.6g} times as long"
+        else:
+            text = label
+        yield f"    {name}: {text}"
+
+
+def _scaling_labels(growth: Float64) -> list[str]:
+    """Label each pair by the growth of its wavelength; infinite for pairs that are not rotated.
+
+    A single pair of largest growth gets no label of its own: it is the end of a ramp.
+    """
+    largest = growth[np.isfinite(growth)].max(initial=1.0)
+    scaled = np.isfinite(growth) & (np.abs(growth - 1) >= SAME)
+    scaled_most = scaled & (np.abs(growth / largest - 1) < SAME)
+    labels = np.full(growth.shape, _UNSCALED, dtype=object)
+    labels[scaled] = _BETWEEN
+    if scaled_most.sum() > 1:
+        labels[scaled_most] = _MOST
+    labels[np.isinf(growth)] = _UNROTATED
+    return list(labels)
 
 
 def _line(name: str, value: object) -> str:
     return f"  {name:<32} {value}"
 
 
-def _brief(value: Any) -> str:
-    if isinstance(value, list | tuple) and len(value) > 6:
+def _short_text(value: Any) -> str:
+    if isinstance(value, list | tuple) and len(value) > _LONGEST_LIST:
         return f"{len(value)} values, {value[0]} … {value[-1]}"
     return cut(str(value))

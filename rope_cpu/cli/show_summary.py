@@ -1,4 +1,4 @@
-"""What `rope-cpu show` shows: the rotation of each kind of layers that a config has."""
+"""Content of `rope-cpu show`: the rotation of each group of layers of a config."""
 
 from __future__ import annotations
 
@@ -17,76 +17,98 @@ from rope_cpu.rotation.embedding import RotaryEmbedding
 
 
 @dataclass(frozen=True)
-class Layers:
-    """The rotation of one kind of layers. lengths: the rotary embedding for each length at which it differs."""
+class LayerRotation:
+    """The rotation of a group of layers.
+
+    name: title of the group. parameters: its rope parameters.
+    by_length: a rotary embedding for each sequence length at which it differs, under a text such as
+        "at 8192 tokens", under "" if it depends on no length; empty for layers without rotation.
+    unscaled: frequencies before scaling, None if the config has no rope parameters.
+    """
 
     name: str
-    section: Mapping[str, Any]
-    lengths: Mapping[str, RotaryEmbedding]
-    plain: Float64 | None
+    parameters: Mapping[str, Any]
+    by_length: Mapping[str, RotaryEmbedding]
+    unscaled: Float64 | None
 
     @property
     def rope(self) -> RotaryEmbedding:
-        """The rotary embedding, for the original length where there are several."""
-        return next(iter(self.lengths.values()))
+        """The rotary embedding, for the original length if there are several."""
+        return next(iter(self.by_length.values()))
 
 
-def one_axis(rope: RotaryEmbedding) -> Float64:
-    """Return one frequency for each pair, whatever axis it belongs to, of the first head."""
-    spec = rope.spec.inv_freq[0, :, 0]
-    result: Float64 = np.abs(spec).max(axis=0)
-    return result
+def pair_frequencies(rope: RotaryEmbedding) -> Float64:
+    """Return one frequency for each pair of the first head, on whichever axis it rotates."""
+    by_axis = rope.spec.inv_freq[0, :, 0]
+    frequencies: Float64 = np.abs(by_axis).max(axis=0)
+    return frequencies
 
 
-def rotations(
+def layer_rotations(
     config: ModelConfig, layer_type: str | None, interleaved: bool | None
-) -> Iterator[Layers]:
-    """Yield the rotation of each kind of layers of a config, or of the one that is named."""
-    values, facts, by_type = config.values, config.facts, config.rope_parameters
-    if not by_type:
+) -> Iterator[LayerRotation]:
+    """Yield the rotation of each layer type of a config, or of the given one."""
+    if not config.rope_parameters:
         rope = RotaryEmbedding.from_spec(config.spec(layer_type, interleaved=interleaved))
-        yield Layers(f"{config.model_type}, all layers", {}, {"": rope}, None)
+        yield LayerRotation(f"{config.model_type}, all layers", {}, {"": rope}, None)
         return
-    unrotated = (
-        any(one.base == 0 for one in each(values, facts, by_type)) or None in by_type.values()
-    )
-    for name in [layer_type] if layer_type is not None else [label or None for label in by_type]:
-        every = "all rotated layers" if unrotated else "all layers"
-        title = f"{config.model_type or 'unknown model type'}, {name or every}"
-        if by_type.get(name or "", {}) is None:
-            yield Layers(f"{title}: not rotated", {}, {}, None)
-            continue
-        rope = RotaryEmbedding.from_config(config, layer_type=name, interleaved=interleaved)
-        section = pick(by_type, values, facts, name, None)[1]
-        yield Layers(title, section, dict(_lengths(rope, values)), _plain(rope, section))
+    names: list[str | None]
+    if layer_type is not None:
+        names = [layer_type]
+    else:
+        names = [label or None for label in config.rope_parameters]
+    model = config.model_type or "unknown model type"
+    layers = "all rotated layers" if _has_unrotated_layers(config) else "all layers"
+    for name in names:
+        yield _layer_rotation(config, name, interleaved, title=f"{model}, {name or layers}")
 
 
-def _lengths(
+def _has_unrotated_layers(config: ModelConfig) -> bool:
+    by_type = config.rope_parameters
+    layers = each(config.values, config.facts, by_type)
+    return any(layer.base == 0 for layer in layers) or None in by_type.values()
+
+
+def _layer_rotation(
+    config: ModelConfig, layer_type: str | None, interleaved: bool | None, title: str
+) -> LayerRotation:
+    """Return the rotation of a layer type; None: of all layers."""
+    label = layer_type or ""
+    if label in config.rope_parameters and config.rope_parameters[label] is None:
+        return LayerRotation(f"{title}: not rotated", {}, {}, None)
+    rope = RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
+    _, parameters = pick(config.rope_parameters, config.values, config.facts, layer_type, None)
+    by_length = dict(_by_length(rope, config.values))
+    return LayerRotation(title, parameters, by_length, _unscaled(rope, parameters))
+
+
+def _by_length(
     rope: RotaryEmbedding, values: Mapping[str, Any]
 ) -> Iterator[tuple[str, RotaryEmbedding]]:
-    """Yield the rotary embedding by length: the original one, and a longer one where that is another rotation."""
+    """Yield the rotary embedding at the original length, and one at a longer length."""
     rule = rope.spec.length_rule
     if rule is None:
         yield "", rope
         return
     original = rule.original_length
-    given = scalars.whole_number(
+    longer = scalars.whole_number(
         "max_position_embeddings", values.get("max_position_embeddings", 0), 0
     )
-    reached = max(given, 4 * original if rope.rope_type == "dynamic" else 0)
-    for length in (original, max(reached, original + 1)):
+    if rope.rope_type == "dynamic":
+        # Its frequencies depend on every length above the original one: show one far above.
+        longer = max(longer, 4 * original)
+    for length in (original, max(longer, original + 1)):
         yield f"at {length} tokens", rope.at_length(length)
 
 
-def _plain(rope: RotaryEmbedding, section: Mapping[str, Any]) -> Float64:
-    """Return the frequencies before scaling: those of the base alone."""
-    theta = section.get("rope_theta", scaling.DEFAULT_THETA)
-    share = section.get("partial_rotary_factor")
-    # Frequencies of an odd share are computed for the share itself, and one element more is rotated.
-    odd = share is not None and int(rope.head_dim * share) == rope.rotary_dim - 1
-    width: dict[str, Any] = (
-        {"scaling": {"partial_rotary_factor": share}} if odd else {"rotary_dim": rope.rotary_dim}
-    )
+def _unscaled(rope: RotaryEmbedding, parameters: Mapping[str, Any]) -> Float64:
+    """Return the frequencies before scaling, which follow from rope_theta alone."""
+    theta = parameters.get("rope_theta", scaling.DEFAULT_THETA)
+    factor = parameters.get("partial_rotary_factor")
+    width: dict[str, Any] = {"rotary_dim": rope.rotary_dim}
+    if factor is not None and int(rope.head_dim * factor) == rope.rotary_dim - 1:
+        # An odd rotated width: frequencies are computed for it, but one element more is rotated.
+        width = {"scaling": {"partial_rotary_factor": factor}}
     spec = scaling.scaled(rope.head_dim, rope_theta=theta, **width)
     frequencies: Float64 = spec.inv_freq[0, 0, 0]
     return frequencies

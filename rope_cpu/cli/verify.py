@@ -1,4 +1,4 @@
-"""`rope-cpu verify`: rotate a prefill and a decode step in every way there is, and show that all ways agree."""
+"""`rope-cpu verify`: check a prefill and a decode step by every implementation of the rotation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import math
 import platform
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -20,38 +21,39 @@ from rich.table import Table
 
 from rope_cpu import __version__
 from rope_cpu.array_types import DTYPES
-from rope_cpu.cli.common import (
+from rope_cpu.cli.verify_cases import Figures, Operation, Row, numpy_operation, onnx_operation, rows
+from rope_cpu.command_line import (
     UsageError,
     add_config_arguments,
     both_pairings,
     check_file,
-    config_of,
-    heads_of,
-    writing,
+    config_from_arguments,
+    head_counts,
+    write_errors,
 )
-from rope_cpu.cli.verify_cases import Row, Way, numpy_way, onnx_way, rows
 from rope_cpu.kernels.threads import get_num_threads
 from rope_cpu.rotation.embedding import RotaryEmbedding
-from rope_cpu.warmup import specialise, todo
+from rope_cpu.warmup import compile_kernels, kernel_builds
 
 TOKENS = 512
-LARGEST = (
-    2**26
-)  # elements of q: eight times those of the largest models, and some 10 GB of references
+# Elements of q: eight times those of the largest models, and some 10 GB of references.
+LARGEST = 2**26
 TARGETS = ("primitive", "onnx", "ort")
-WAYS: dict[str, Way] = {
-    "numpy": numpy_way,
-    **{target: partial(onnx_way, target) for target in TARGETS},
+OPERATIONS: dict[str, Operation] = {
+    "numpy": numpy_operation,
+    **{target: partial(onnx_operation, target) for target in TARGETS},
 }
 PACKAGES = ("numpy", "numba", "onnx", "onnxruntime")
 
-WIDTH = 100  # of prose; the table takes 80
+WIDTH = 100  # of running text; the table takes 80
 LEGEND = (
-    "max error: from a reference that shares no code with the kernels and is exact beyond float64. error / tolerance: "
-    "the largest as a share of ½ ulp + 3·u·A·(|a| + |b|), what is allowed for that element. vs numpy: the largest "
-    "difference. prefill, decode: the fastest call, outputs preallocated; `rope-cpu bench` measures with care."
+    "max error: largest difference from a reference that is exact beyond float64 and shares no "
+    "code with the kernels. error / tolerance: largest error relative to the tolerance of that "
+    "element, ½ ulp + 3·u·A·(|a| + |b|). vs numpy: largest difference from the NumPy kernels. "
+    "prefill, decode: fastest call with preallocated outputs; `rope-cpu bench` measures times more "
+    "precisely."
 )
-_STYLE = {"ok": "green", "FAIL": "bold red", "not offered": "yellow"}
+_STYLES = {"ok": "green", "FAIL": "bold red", "not offered": "yellow"}
 _HEADER = (
     "dtype",
     "pairing",
@@ -63,137 +65,165 @@ _HEADER = (
     "decode",
     "",
 )
-_OWN = {True: "interleaved pairs", False: "half-split pairs", None: "pairs of an unknown pairing"}
+_PAIRING_TEXTS = {
+    True: "interleaved pairs",
+    False: "half-split pairs",
+    None: "pairs of an unknown pairing",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments of `rope-cpu verify`."""
+    """Declare the arguments of `rope-cpu verify`."""
     add_config_arguments(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the same as JSON")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the table to a JSON file"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify a config and print the table; return 1 where a row is out of tolerance."""
+    """Verify a config and print the table; return 1 if a row is out of tolerance, else 0."""
     if args.json is not None:
         check_file(args.json)
-    config = config_of(args)
-    heads = heads_of(config, args.layer_type)
+    config = config_from_arguments(args)
+    heads = head_counts(config, args.layer_type)
     half, interleaved, own = both_pairings(config, args.layer_type)
     if heads[0] * half.head_dim * TOKENS > LARGEST:
-        shape = f"{heads[0]} heads of {half.head_dim} elements"
         raise UsageError(
-            f"the config has {shape}; a prefill of {TOKENS} tokens of them is too large to verify"
+            f"the config has {heads[0]} heads of {half.head_dim} elements; "
+            f"a prefill of {TOKENS} tokens of them is too large to verify"
         )
     ropes = {
         "half-split": half.at_length(TOKENS + 1),
         "interleaved": interleaved.at_length(TOKENS + 1),
     }
-    found = _with_progress(ropes, heads)
-    model, rope = "Llama 3.1 8B" if args.config is None else str(args.config), ropes["half-split"]
-    report = _report(model, _OWN[own], rope, heads, found)
-    _print(report, rope, found)
+    measured = _rows_with_progress(ropes, heads)
+    model = "Llama 3.1 8B" if args.config is None else str(args.config)
+    rope = ropes["half-split"]
+    report = _report(model, _PAIRING_TEXTS[own], rope, heads, measured)
+    _print_report(report, measured)
     if args.json is not None:
-        with writing(args.json):
-            args.json.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", "utf-8")
-    return int(not report["passed"])
+        text = json.dumps(report, indent=2, allow_nan=False)
+        with write_errors(args.json):
+            args.json.write_text(f"{text}\n", "utf-8")
+    return 0 if report["passed"] else 1
 
 
-def _with_progress(ropes: dict[str, RotaryEmbedding], heads: tuple[int, int]) -> list[Row]:
-    """Compile and verify, with a progress bar on standard error."""
-    columns = (
+def _rows_with_progress(ropes: dict[str, RotaryEmbedding], heads: tuple[int, int]) -> list[Row]:
+    """Compile the kernels and measure all rows, with a progress bar on a terminal."""
+    console = Console(stderr=True)
+    with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     ) as progress:
-        kernels, announced = (
-            progress.add_task("loading kernels", total=len(todo(list(DTYPES)))),
-            False,
-        )
-        for made in specialise(list(DTYPES)):
-            if made.compiled and not announced:
-                progress.console.print(
-                    "compiling kernels: this takes up to a minute, once for this machine"
-                )
-                announced = True
-            progress.update(kernels, advance=1, description=made.name)
-        progress.remove_task(kernels)
-        rotating, found = (
-            progress.add_task("rotating", total=len(DTYPES) * len(ropes) * len(WAYS)),
-            [],
-        )
-        for row in rows(ropes, heads, TOKENS, WAYS):
-            found.append(row)
-            progress.update(
-                rotating,
-                advance=1,
-                description=f"{row.dtype} {row.pairing}, {row.way}: {row.verdict}",
-            )
-    return found
+        _load_kernels(progress)
+        task = progress.add_task("rotating", total=len(DTYPES) * len(ropes) * len(OPERATIONS))
+        measured = []
+        for row in rows(ropes, heads, TOKENS, OPERATIONS):
+            measured.append(row)
+            text = f"{row.dtype} {row.pairing}, {row.operation}: {row.verdict}"
+            progress.update(task, advance=1, description=text)
+    return measured
 
 
-def _print(report: dict[str, Any], rope: RotaryEmbedding, found: list[Row]) -> None:
-    console = Console(highlight=False, width=min(WIDTH, get_terminal_size((WIDTH, 0)).columns))
-    with console.capture() as captured:  # rich would end the process where a reader stops reading
-        factor = (
-            "" if rope.attention_factor == 1 else f", attention factor {rope.attention_factor:.6g}"
-        )
-        rotated = (
-            f"{rope.rotary_dim} of {rope.head_dim} elements rotated in {report['pairing']}{factor}"
-        )
-        console.print(f"{report['model']}: rope type {rope.rope_type}, {rotated}", markup=False)
-        tokens = f"a prefill of {TOKENS} tokens, and a decode step after it"
-        console.print(f"q ({report['heads']} heads) and k ({report['kv_heads']}): {tokens}\n")
-        console.print(_table(found))
-        for way, dtype, reason in dict.fromkeys(
-            (row.way, row.dtype, row.refused) for row in found if row.refused
-        ):
-            console.print(
-                f"not offered: {dtype} by {way}: {reason}",
-                markup=False,
-                style=_STYLE["not offered"],
+def _load_kernels(progress: Progress) -> None:
+    dtypes = list(DTYPES)
+    task = progress.add_task("loading kernels", total=len(kernel_builds(dtypes)))
+    announced = False
+    for kernel in compile_kernels(dtypes):
+        if kernel.compiled and not announced:
+            progress.console.print(
+                "compiling kernels: this takes up to a minute, once for this machine"
             )
+            announced = True
+        progress.update(task, advance=1, description=kernel.name)
+    progress.remove_task(task)
+
+
+def _print_report(report: dict[str, Any], measured: list[Row]) -> None:
+    columns = get_terminal_size((WIDTH, 0)).columns
+    console = Console(highlight=False, width=min(WIDTH, columns))
+    # Captured, since rich would end the process if the reader of standard output stops reading.
+    with console.capture() as captured:
+        for line in _heading(report):
+            console.print(line, markup=False)
+        console.print(_table(measured))
+        for text in _refusals(measured):
+            console.print(text, markup=False, style=_STYLES["not offered"])
         console.print(LEGEND, style="dim")
-        counts = Counter(row.verdict for row in found)
-        console.print(
-            ", ".join(f"{counts[verdict]} {verdict}" for verdict in _STYLE if counts[verdict])
-        )
+        counts = Counter(row.verdict for row in measured)
+        present = [verdict for verdict in _STYLES if counts[verdict]]
+        console.print(", ".join(f"{counts[verdict]} {verdict}" for verdict in present))
     print(captured.get(), end="")
 
 
-def _table(found: list[Row]) -> Table:
+def _heading(report: dict[str, Any]) -> Iterator[str]:
+    widths = f"{report['rotary_dim']} of {report['head_dim']} elements"
+    text = f"{report['model']}: rope type {report['rope_type']}, {widths} rotated"
+    text += f" in {report['pairing']}"
+    if report["attention_factor"] != 1:
+        text += f", attention factor {report['attention_factor']:.6g}"
+    yield text
+    yield (
+        f"q ({report['heads']} heads) and k ({report['kv_heads']}): "
+        f"a prefill of {TOKENS} tokens, and a decode step after it"
+    )
+    yield ""
+
+
+def _refusals(measured: list[Row]) -> list[str]:
+    """Return why operations are not offered, without repetitions."""
+    texts = [
+        f"not offered: {row.dtype} by {row.operation}: {row.refused}"
+        for row in measured
+        if row.refused
+    ]
+    return list(dict.fromkeys(texts))
+
+
+def _table(measured: list[Row]) -> Table:
     table = Table(*_HEADER, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for column in table.columns[3:-1]:
         column.justify = "right"
-    for row in found:
+    for row in measured:
         if row.figures is not None:
-            of, verdict = row.figures, f"[{_STYLE[row.verdict]}]{row.verdict}[/]"
-            share, times = (
-                _share(of.of_tolerance),
-                (_time(of.prefill_seconds), _time(of.decode_seconds)),
+            verdict = f"[{_STYLES[row.verdict]}]{row.verdict}[/]"
+            table.add_row(
+                row.dtype, row.pairing, row.operation, *_figure_texts(row.figures), verdict
             )
-            errors = f"{of.max_error:.2e}", share, f"{of.from_numpy:.1e}"
-            table.add_row(row.dtype, row.pairing, row.way, *errors, *times, verdict)
     return table
 
 
-def _share(of_tolerance: float) -> str:
-    """Round towards the verdict: what passes never shows as more than 100 %, what fails never as 100."""
-    if not math.isfinite(of_tolerance):
-        return str(of_tolerance)
-    return f"{(math.floor if of_tolerance <= 1 else math.ceil)(1e4 * of_tolerance) / 100:.2f} %"
+def _figure_texts(figures: Figures) -> list[str]:
+    return [
+        f"{figures.max_error:.2e}",
+        _percentage(figures.of_tolerance),
+        f"{figures.from_numpy:.1e}",
+        _duration(figures.prefill_seconds),
+        _duration(figures.decode_seconds),
+    ]
 
 
-def _time(seconds: float) -> str:
-    return f"{1e6 * seconds:.1f} µs" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
+def _percentage(fraction: float) -> str:
+    """Round towards the verdict: passing shows at most 100 %, failing more than 100 %."""
+    if not math.isfinite(fraction):
+        return str(fraction)
+    round_to_verdict = math.floor if fraction <= 1 else math.ceil
+    return f"{round_to_verdict(1e4 * fraction) / 100:.2f} %"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.1f} µs"
+    return f"{1e3 * seconds:.2f} ms"
 
 
 def _report(
-    model: str, pairing: str, rope: RotaryEmbedding, heads: tuple[int, int], found: list[Row]
+    model: str, pairing: str, rope: RotaryEmbedding, heads: tuple[int, int], measured: list[Row]
 ) -> dict[str, Any]:
     return {
         "model": model,
@@ -208,16 +238,23 @@ def _report(
         "threads": get_num_threads(),
         "python": platform.python_version(),
         "versions": {"rope-cpu": __version__} | {package: version(package) for package in PACKAGES},
-        "passed": all(row.verdict != "FAIL" for row in found),
-        "rows": [_entry(row) for row in found],
+        "passed": all(row.verdict != "FAIL" for row in measured),
+        "rows": [_json_row(row) for row in measured],
     }
 
 
-def _entry(row: Row) -> dict[str, Any]:
-    entry = {"dtype": row.dtype, "pairing": row.pairing, "way": row.way, "verdict": row.verdict}
+def _json_row(row: Row) -> dict[str, Any]:
+    entry = {
+        "dtype": row.dtype,
+        "pairing": row.pairing,
+        "way": row.operation,
+        "verdict": row.verdict,
+    }
     if row.figures is None:
         return {**entry, "refused": row.refused}
-    # JSON knows no infinity and no NaN: a number that is none becomes its name.
-    return entry | {
-        key: v if math.isfinite(v) else str(v) for key, v in asdict(row.figures).items()
+    # JSON has no infinity and no NaN: they are written as strings.
+    figures = {
+        name: value if math.isfinite(value) else str(value)
+        for name, value in asdict(row.figures).items()
     }
+    return {**entry, **figures}

@@ -1,4 +1,4 @@
-"""What `rope-cpu verify` finds out: every dtype and pairing, by NumPy kernel and by ONNX, judged and timed."""
+"""The measurements of `rope-cpu verify`: each dtype and pairing, by NumPy and by ONNX."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from rope_cpu.rotation.embedding import RotaryEmbedding
 
 Pair = tuple[Array, Array]
 
-# From q, k and position ids to a call that rotates them, and the arrays it writes to.
+# Makes a call of q, k and position ids that writes to preallocated arrays; returns it with these.
 Prepare = Callable[[Array, Array, Array], tuple[Callable[[], object], Pair]]
-# One way to rotate: from a rotary embedding, a dtype, the heads of q and of k, and a number of positions; raises
-# ValueError where it cannot express the rotation.
-Way = Callable[[RotaryEmbedding, "np.dtype[Any]", tuple[int, int], int], Prepare]
+# An implementation of the rotation. Arguments: the rotary embedding, the dtype, the numbers of
+# query and of key heads, the number of positions. Raises ValueError if the rotation is unsupported.
+Operation = Callable[[RotaryEmbedding, "np.dtype[Any]", tuple[int, int], int], Prepare]
 
-LAYOUT = "bhsd"  # the axis order that ONNX has, so that all do the same work on the same bytes
+# The axis order of ONNX, so that all operations do the same work on the same bytes.
+LAYOUT = "bhsd"
 TIMED_CALLS = 20
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured of one way to rotate; errors are the larger of the prefill's and the decode step's.
+    """Errors and times of one operation; an error is the larger one of prefill and decode step.
 
-    max_error: largest |result − exact|. of_tolerance: largest error as a fraction of what the tolerance allows that
-    very element. from_numpy: largest difference from the NumPy kernel's result. prefill_seconds, decode_seconds: the
-    fastest call on q and k.
+    max_error: largest |result − exact|. of_tolerance: largest error as a fraction of the tolerance
+    of the same element. from_numpy: largest difference from the result of the NumPy kernels.
+    prefill_seconds, decode_seconds: the fastest call on q and k.
     """
 
     max_error: float
@@ -45,17 +46,17 @@ class Figures:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: figures, or the reason why they cannot be had."""
+    """One line of the table: the figures, or the reason why the operation is not offered."""
 
     dtype: str
     pairing: str
-    way: str
+    operation: str
     figures: Figures | None = None
     refused: str = ""
 
     @property
     def verdict(self) -> str:
-        """What to make of it."""
+        """One of "ok", "FAIL" and "not offered"."""
         if self.figures is None:
             return "not offered"
         return "ok" if self.figures.of_tolerance <= 1 else "FAIL"
@@ -63,56 +64,62 @@ class Row:
 
 @dataclass(frozen=True)
 class Step:
-    """Queries and keys that are rotated together, and what must come out."""
+    """Queries and keys (batch, heads, seq, head_dim), their position ids and their exact rotation.
+
+    expected: for q and for k the exact result and the tolerance of each element.
+    """
 
     q_and_k: Pair
     ids: Array
     expected: list[tuple[reference.Exact, Array]]
 
-    def error(self, results: Pair) -> tuple[float, float]:
-        """Return the largest error, and the largest as a fraction of its tolerance."""
-        found = [
-            compare(exact.error(_bshd(x)), bound)
-            for x, (exact, bound) in zip(results, self.expected, strict=True)
+    def errors(self, results: Pair) -> tuple[float, float]:
+        """Return the largest error, and the largest error as a fraction of its tolerance."""
+        errors = [
+            compare(exact.error(_bshd(result)), bound)
+            for result, (exact, bound) in zip(results, self.expected, strict=True)
         ]
-        return max(error for error, _ in found), max(fraction for _, fraction in found)
+        return _column_maxima(errors)
 
 
-def numpy_way(
+def numpy_operation(
     rope: RotaryEmbedding, dtype: np.dtype[Any], heads: tuple[int, int], positions: int
 ) -> Prepare:
-    """Rotate by the compiled kernels: a plan, which serves every layer of a model."""
+    """Rotate by the compiled kernels, through a plan."""
 
     def prepare(q: Array, k: Array, ids: Array) -> tuple[Callable[[], object], Pair]:
-        out = np.empty_like(q), np.empty_like(k)
-        return partial(rope.plan(ids, layout=LAYOUT), q, k, out=out), out
+        out = (np.empty_like(q), np.empty_like(k))
+        plan = rope.plan(ids, layout=LAYOUT)
+        return partial(plan, q, k, out=out), out
 
     return prepare
 
 
-def onnx_way(
+def onnx_operation(
     target: str, rope: RotaryEmbedding, dtype: np.dtype[Any], heads: tuple[int, int], positions: int
 ) -> Prepare:
-    """Rotate by the model exported for a target, its inputs and outputs bound once."""
+    """Rotate by the model exported for a target; its inputs and outputs are bound once."""
     from rope_cpu.export import export_rope
     from rope_cpu.export.validation.session import bind, open_session
 
-    session = open_session(
-        export_rope(
-            rope,
-            target=target,
-            dtype=dtype,
-            layout=LAYOUT,
-            num_heads=heads[0],
-            num_kv_heads=heads[1],
-            max_positions=positions,
-        )
+    num_heads, num_kv_heads = heads
+    model = export_rope(
+        rope,
+        target=target,
+        dtype=dtype,
+        layout=LAYOUT,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        max_positions=positions,
     )
+    session = open_session(model)
 
     def prepare(q: Array, k: Array, ids: Array) -> tuple[Callable[[], object], Pair]:
-        out = np.empty_like(q), np.empty_like(k)
+        q_rot = np.empty_like(q)
+        k_rot = np.empty_like(k)
         feeds = {"q": q, "k": k, "position_ids": ids[None].astype(np.int64)}
-        return bind(session, feeds, {"q_rot": out[0], "k_rot": out[1]}), out
+        call = bind(session, feeds, {"q_rot": q_rot, "k_rot": k_rot})
+        return call, (q_rot, k_rot)
 
     return prepare
 
@@ -121,63 +128,79 @@ def rows(
     ropes: Mapping[str, RotaryEmbedding],
     heads: tuple[int, int],
     tokens: int,
-    ways: Mapping[str, Way],
+    operations: Mapping[str, Operation],
 ) -> Iterator[Row]:
-    """Yield a row for each dtype, pairing and way; the first way is the one that others are compared with.
+    """Yield a row for each dtype, pairing and operation.
 
-    ropes: by pairing. tokens: of the prefill; a decode step of one token follows it.
+    ropes: by pairing. tokens: of the prefill; a decode step of one token follows it. operations: by
+    name; the others are compared with the first one.
     """
     for dtype_name, dtype in DTYPES.items():
         for pairing, rope in ropes.items():
-            steps = [
-                _step(rope, heads, 0, tokens, dtype),
-                _step(rope, heads, tokens, tokens + 1, dtype),
-            ]
+            prefill = _step(rope, heads, range(tokens), dtype)
+            decode = _step(rope, heads, range(tokens, tokens + 1), dtype)
             baseline: list[Pair] = []
-            for name, way in ways.items():
+            for name, operation in operations.items():
                 try:
-                    prepare = way(rope, dtype, heads, tokens + 1)
+                    prepare = operation(rope, dtype, heads, tokens + 1)
                 except ValueError as error:
                     yield Row(dtype_name, pairing, name, refused=str(error))
                     continue
-                done = [_timed(prepare, step) for step in steps]
-                baseline = baseline or [results for results, _ in done]
-                yield Row(dtype_name, pairing, name, _figures(steps, done, baseline))
+                prefill_results, prefill_seconds = _timed(prepare, prefill)
+                decode_results, decode_seconds = _timed(prepare, decode)
+                results = [prefill_results, decode_results]
+                if not baseline:
+                    baseline = results
+                max_error, of_tolerance = _column_maxima(
+                    [prefill.errors(prefill_results), decode.errors(decode_results)]
+                )
+                figures = Figures(
+                    max_error=max_error,
+                    of_tolerance=of_tolerance,
+                    from_numpy=_largest_difference(results, baseline),
+                    prefill_seconds=prefill_seconds,
+                    decode_seconds=decode_seconds,
+                )
+                yield Row(dtype_name, pairing, name, figures)
 
 
 def _step(
-    rope: RotaryEmbedding, heads: tuple[int, int], first: int, last: int, dtype: np.dtype[Any]
+    rope: RotaryEmbedding, heads: tuple[int, int], positions: range, dtype: np.dtype[Any]
 ) -> Step:
-    """Return the tokens from `first` up to `last`; with several axes every coordinate of a token is its number."""
-    ids = np.arange(first, last)
-    ids = ids if rope.axes == 1 else np.repeat(ids[:, None], rope.axes, axis=1)
-    random = np.random.default_rng(first)
+    """Return random q and k at consecutive positions, the same on each axis."""
+    ids = np.arange(positions.start, positions.stop)
+    if rope.axes > 1:
+        ids = np.repeat(ids[:, None], rope.axes, axis=1)
+    random = np.random.default_rng(positions.start)
     q, k = (
-        random.standard_normal((1, count, last - first, rope.head_dim)).astype(dtype)
+        random.standard_normal((1, count, len(positions), rope.head_dim)).astype(dtype)
         for count in heads
     )
-    return Step((q, k), ids, [reference.rotation(rope.spec, _bshd(x), ids[None]) for x in (q, k)])
+    expected = [reference.rotation(rope.spec, _bshd(x), ids[None]) for x in (q, k)]
+    return Step((q, k), ids, expected)
 
 
 def _timed(prepare: Prepare, step: Step) -> tuple[Pair, float]:
-    """Return what a way makes of a step, and the seconds that its fastest call takes."""
-    call, results = prepare(*step.q_and_k, step.ids)
-    return results, min(timeit.repeat(call, number=1, repeat=TIMED_CALLS))
+    """Return the results of a step, and the seconds of the fastest call."""
+    q, k = step.q_and_k
+    call, results = prepare(q, k, step.ids)
+    seconds = min(timeit.repeat(call, number=1, repeat=TIMED_CALLS))
+    return results, seconds
 
 
-def _figures(steps: list[Step], done: list[tuple[Pair, float]], baseline: list[Pair]) -> Figures:
-    errors = [step.error(results) for step, (results, _) in zip(steps, done, strict=True)]
+def _largest_difference(results: list[Pair], baseline: list[Pair]) -> float:
     differences = [
         np.abs(x.astype(np.float64) - y.astype(np.float64)).max()
-        for (results, _), others in zip(done, baseline, strict=True)
-        for x, y in zip(results, others, strict=True)
+        for pair, baseline_pair in zip(results, baseline, strict=True)
+        for x, y in zip(pair, baseline_pair, strict=True)
     ]
-    return Figures(
-        max(error for error, _ in errors),
-        max(fraction for _, fraction in errors),
-        float(np.max(differences)),  # unlike max(), keeps NaN
-        *(seconds for _, seconds in done),
-    )
+    return float(np.max(differences))  # unlike max(), keeps NaN
+
+
+def _column_maxima(errors: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the largest of the first and of the second values; NaN if one is NaN."""
+    largest, largest_fraction = np.max(errors, axis=0).tolist()
+    return largest, largest_fraction
 
 
 def _bshd(x: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The command bench: what it lists, chooses, writes and refuses; no test depends on how long anything took."""
+"""`rope-cpu bench`: listing, selection, output, errors; no test depends on measured times."""
 
 import argparse
 import json
@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 import rope_cpu
-from rope_cpu.bench import cli, compare, latency, models, results
+from rope_cpu.bench import cli, models, results
 from rope_cpu.bench.environment import record
-from rope_cpu.bench.implementations.registry import PEERS
 from rope_cpu.bench.measurement.measure import measure
 from rope_cpu.bench.measurement.timing import Effort
 from rope_cpu.bench.suites import rotations
 from rope_cpu.bench.suites.catalog import catalog, select
-from rope_cpu.cli.common import UsageError
+from rope_cpu.command_line import UsageError
 
 QUICK = Effort(1e-6, 0.0, least=2, most=2)
 
@@ -105,8 +104,9 @@ def test_other_cases_run(cases, name):
 def test_cold_cases_have_more_arrays_than_the_caches_hold(cache, monkeypatch):
     monkeypatch.setattr(rotations, "last_level_cache", lambda: cache)
     (case,) = select(catalog(models.known("llama3-8b")), ["decode-1/bfloat16/cold"])
-    ready = case.contenders()[0].bind()
-    q, k, _ = zip(*ready.sets, strict=True)
+    _, prepare = case.contenders()[0]
+    call = prepare()
+    q, k, _ = zip(*call.argument_sets, strict=True)
     assert len({x.ctypes.data for x in q}) == len(q)
     assert sum(x.nbytes for x in (*q, *k)) > cache
 
@@ -114,10 +114,8 @@ def test_cold_cases_have_more_arrays_than_the_caches_hold(cache, monkeypatch):
 @pytest.mark.parametrize("patterns", [[], ["prefill-512"]])
 def test_a_listing_cuts_nothing_and_keeps_its_columns(bench, cases, capsys, patterns):
     assert bench("--list", *patterns) == 0
-    lines, listed = (
-        capsys.readouterr().out.splitlines(),
-        select(cases, patterns) if patterns else cases,
-    )
+    lines = capsys.readouterr().out.splitlines()
+    listed = select(cases, patterns) if patterns else cases
     assert [(line[0], *line[2:].split(maxsplit=1)) for line in lines] == [
         ("*" if case.default else " ", case.name, case.what) for case in listed
     ]
@@ -138,9 +136,9 @@ def test_a_run_prints_and_writes(bench, capsys, tmp_path):
 
 
 def test_peers_are_skipped_by_name_with_the_reason(bench, capsys, monkeypatch):
-    from rope_cpu.bench.implementations import registry
+    from rope_cpu.bench.implementations import rotation_call
 
-    monkeypatch.setattr(registry, "find_spec", lambda name: None)
+    monkeypatch.setattr(rotation_call, "find_spec", lambda name: None)
     assert bench("decode-1/float32", "--peers") == 0
     out = capsys.readouterr().out
     assert "skipped: torch is not installed (torch eager, torch.compile)" in out
@@ -149,7 +147,6 @@ def test_peers_are_skipped_by_name_with_the_reason(bench, capsys, monkeypatch):
 
 
 def test_a_slower_build_fails_where_asked_to(bench, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(compare, "_ATTEMPTS", (0.0,))  # one new process
     path = tmp_path / "old.json"
     assert bench("plan-64", "--json", str(path)) == 0
     data = json.loads(path.read_text())
@@ -160,7 +157,6 @@ def test_a_slower_build_fails_where_asked_to(bench, capsys, monkeypatch, tmp_pat
     monkeypatch.setattr(cli, "measure", lambda case: measure(case, many))
     assert bench("plan-64", "--compare", str(path), "--fail-slower", "10%") == 1
     assert "slower" in capsys.readouterr().out
-    monkeypatch.setattr(compare, "_ATTEMPTS", ())
     assert bench("plan-64", "--compare", str(path)) == 0
     for row in data["cases"][0]["rows"]:
         row["samples"] = [1.0 if row["role"] == "ours" else 1e-12] * 15
@@ -208,7 +204,7 @@ def test_scaling_times_ours_at_each_number_of_threads(bench, capsys):
         (["--list", "--json", "q.json"], "`--json` is given with `--list`"),
         (["--list", "--compare", "b.json"], "`--compare` is given with `--list`"),
         (["--list", "--plot", "x.png"], "`--plot` is given with `--list`"),
-        (["--list", "--latency"], "`--latency` is given with `--list`"),
+        (["--layer-type", "full_attention"], "`--layer-type` is 'full_attention'"),
         (["--list", "--fail-slower", "1%"], "`--fail-slower` is given with `--list`"),
         (["plan-64", "--json", "/no/such/folder/run.json"], "/no/such/folder"),
     ],
@@ -306,9 +302,12 @@ def test_a_bad_config_is_named(text, message, tmp_path, bench):
 
 def test_models_of_several_axes_rotate_text(tmp_path, bench, capsys, monkeypatch):
     pytest.importorskip("onnx")
-    monkeypatch.setattr(
-        rotations, "PEERS", [name for name in PEERS if name != "torch.compile"]
-    )  # it takes seconds
+    peers = rotations.peer_names
+    monkeypatch.setattr(  # torch.compile takes seconds
+        rotations,
+        "peer_names",
+        lambda interleaved: [name for name in peers(interleaved) if name != "torch.compile"],
+    )
     config = models.MODELS["qwen2-7b"] | {
         "model_type": "qwen2_vl",
         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
@@ -319,29 +318,6 @@ def test_models_of_several_axes_rotate_text(tmp_path, bench, capsys, monkeypatch
     assert "NumPy rotate_half  " in out
     assert "contiguous bshd float32  " in out
     assert "skipped: takes one position per token (ORT" in out
-
-
-def test_percentiles_of_latency():
-    calls = [[1000] * 989 + [5000] * 10, [9_000_000]]
-    found = latency.summary("alone", calls, 2.0)
-    assert (found.callers, found.calls, found.rate) == (2, 1000, 500.0)
-    assert (found.p50, found.p99) == (1e-6, pytest.approx(5e-6, rel=0.1))
-    assert found.p999 == pytest.approx(np.quantile(calls[0] + calls[1], 0.999) / 1e9)
-
-
-def test_latency_is_taken_alone_busy_and_from_many_threads(monkeypatch):
-    monkeypatch.setattr(latency, "_WARM_UP", 1)
-    found = list(latency.latencies(models.known("llama3-8b"), 0.01, (1, 3)))
-    assert [(row.situation, row.callers) for row in found] == [
-        ("alone", 1),
-        ("callers at once", 3),
-        ("all cores busy", 1),
-        *(
-            (f"busy, 512 tokens, {n} thread{'s'[: n > 1]}", 1)
-            for n in sorted({1, rope_cpu.get_num_threads()})
-        ),
-    ]
-    assert all(0 < row.p50 <= row.p99 <= row.p999 for row in found)
 
 
 def test_the_environment_is_recorded():

@@ -1,26 +1,40 @@
-"""Every implementation that is timed computes the rotation, compared with an oracle written from the mathematics."""
+"""Every timed implementation is a rotation, compared with an oracle from the mathematics."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 import rope_cpu
-from rope_cpu.bench.implementations import bandwidth
-from rope_cpu.bench.implementations.base import UnavailableError
-from rope_cpu.bench.implementations.registry import BY_NAME, TABLE
-from rope_cpu.bench.measurement.case import Case, Contender, Ready
+from rope_cpu.array_types import DTYPES
+from rope_cpu.bench.implementations import bandwidth, onnx_graphs
+from rope_cpu.bench.implementations.table import OURS, PEERS, peer_names
+from rope_cpu.bench.measurement.case import Case, UnavailableError
 from rope_cpu.bench.measurement.measure import measure
-from rope_cpu.bench.measurement.timing import Effort
-from rope_cpu.bench.suites.contenders import baselines, rotating
-from rope_cpu.bench.workload import DTYPES, Workload
+from rope_cpu.bench.measurement.rows import Row
+from rope_cpu.bench.measurement.timing import Call, Effort
+from rope_cpu.bench.suites.contenders import baselines, rotation
+from rope_cpu.bench.workload import Workload
 
 QUICK = Effort(1e-5, 0.0, least=2, most=2)
+IMPLEMENTATIONS = {**OURS, **PEERS}
 storages = pytest.mark.parametrize("packed", [True, False], ids=["packed", "contiguous"])
 POSITIONS = {
     "tokens of one sequence": np.arange(7, 12),
     "a token of each of three sequences": np.array([[3], [40], [4000]]),
 }
+ALL_DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def _dtypes(name):
+    """Return the names of the dtypes that an implementation has."""
+    if name.startswith("ORT"):
+        return ("float32", "float16")
+    return ALL_DTYPES[:1] + ALL_DTYPES[2:] if name.startswith(("torch", "JAX")) else ALL_DTYPES
+
+
+def _pairings(name):
+    return [pairing for pairing in (False, True) if name in OURS or name in peer_names(pairing)]
 
 
 def _rope(interleaved=False):
@@ -40,43 +54,53 @@ def _rotated(x, ids, interleaved):
     return np.concatenate([rotated.real, rotated.imag], -1)
 
 
+@dataclass(frozen=True)
+class OracleWorkload(Workload):
+    """A workload whose results are compared with the oracle above; names the compared dtypes."""
+
+    compared: list = field(default_factory=list)
+
+    def error(self, x, result, arithmetic):
+        exact = _rotated(x, self.ids, self.rope.interleaved)
+        self.compared.append(result.dtype)
+        # Rounded cos and sin, two products and a sum, in the dtype or in float32 and rounded at the
+        # end.
+        eps = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
+        # The oracle rounds the angle itself to float64.
+        bound = 4 * eps[self.dtype] + 2.0**-53 * self.ids.max()
+        largest = np.abs(x.astype(np.float64)).max()
+        return np.abs(result.astype(np.float64) - exact).max() / (bound * 2 * largest)
+
+
 @storages
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize(
-    ("row", "dtype", "interleaved"),
+    ("name", "dtype", "interleaved"),
     [
         pytest.param(
-            row,
+            name,
             dtype,
             pairing,
-            id=f"{row.name}-{dtype}-{pairing}",
-            marks=[pytest.mark.peers] * peers,
+            id=f"{name}-{dtype}-{pairing}",
+            marks=[pytest.mark.peers] if name.startswith("torch") else [],
         )
-        for row in TABLE
-        for peers in ["torch" in row.needs]
-        for dtype in row.dtypes
-        for pairing in row.pairings
+        for name in IMPLEMENTATIONS
+        for dtype in _dtypes(name)
+        for pairing in _pairings(name)
     ],
 )
 @pytest.mark.filterwarnings("default")  # of the libraries, not of rope_cpu
-def test_every_implementation_rotates(row, dtype, interleaved, positions, packed):
+def test_every_implementation_rotates(name, dtype, interleaved, positions, packed):
     ids = POSITIONS[positions]
+    workload = OracleWorkload(_rope(interleaved), ids, 4, 2, dtype, packed=packed)
     try:
-        binding = row.bound(Workload(_rope(interleaved), ids, 4, 2, dtype, packed=packed))
+        call = IMPLEMENTATIONS[name](workload)
     except UnavailableError as reason:
+        if not str(reason).endswith(("is not installed", "uses all cores")):
+            raise
         pytest.skip(str(reason))
-    given = [binding.bshd(x).copy() for x in binding.inputs]
-    results = binding.results(binding.function(*binding.sets[0]))
-    for x, result in zip(given, results, strict=True):
-        exact = _rotated(x, ids, interleaved)
-        assert binding.bshd(result).dtype == DTYPES[dtype]
-        # Rounded cos and sin, two products and a sum, in the dtype or in float32 and rounded at the end.
-        eps = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}[
-            dtype
-        ]
-        # The oracle rounds the angle itself to float64.
-        bound = (4 * eps + 2.0**-53 * ids.max()) * 2 * np.abs(given[0].astype(np.float64)).max()
-        assert np.abs(binding.bshd(result).astype(np.float64) - exact).max() < bound
+    assert call.error(call.function(*call.argument_sets[0])) < 1
+    assert workload.compared == [DTYPES[dtype]] * 2
 
 
 @pytest.mark.parametrize(
@@ -91,23 +115,52 @@ def test_a_workload_that_cannot_be_timed_is_refused_with_the_reason(
     name, interleaved, dtype, reason
 ):
     with pytest.raises(UnavailableError, match=reason):
-        BY_NAME[name].bound(Workload(_rope(interleaved), np.arange(5), dtype=dtype))
+        PEERS[name](Workload(_rope(interleaved), np.arange(5), dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("rope", "ids", "reason"),
+    [
+        (rope_cpu.RotaryEmbedding(16, rotary_dim=8), np.arange(5), "whole head vectors only"),
+        (rope_cpu.RotaryEmbedding.axial(16, 2), np.ones((5, 2)), "whole head vectors only"),
+        (
+            rope_cpu.RotaryEmbedding.axial(16, 2, span="head"),
+            np.ones((5, 2)),
+            "one position per token",
+        ),
+    ],
+)
+def test_peers_refuse_other_kinds_of_rotation(rope, ids, reason):
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(UnavailableError, match=reason):
+        PEERS["ORT primitive ops run"](Workload(rope, ids))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@storages
+@pytest.mark.parametrize("target", onnx_graphs.TITLES)
+def test_graphs_are_valid(target, packed, interleaved):
+    onnx = pytest.importorskip("onnx")
+    workload = Workload(_rope(interleaved), np.arange(5), 4, 2, packed=packed)
+    model = onnx_graphs.graph_model(workload, target)
+    onnx.checker.check_model(model, full_check=True)
+    names = ["qkv", "ids"] if packed else ["q", "k", "ids"]
+    assert [value.name for value in model.graph.input] == names
 
 
 @storages
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "thd"])
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("name", ["plan", "plan, new arrays", "call"])
+@pytest.mark.parametrize("name", OURS)
 def test_ours_in_every_layout(name, layout, packed, in_place):
     workload = Workload(_rope(), np.arange(5), 4, 2, "bfloat16", layout, packed, in_place, copies=3)
-    binding = BY_NAME[name].bound(workload)
-    given = [binding.bshd(x).copy() for x in binding.inputs]
-    results = binding.results(binding.function(*binding.sets[0]))
-    for x, result in zip(given, results, strict=True):
-        assert workload.error(x, binding.bshd(result), "float32") <= 1
-    assert len(binding.sets) == 3
-    same = np.shares_memory(binding.inputs[0], results[0])
-    assert same == (in_place and name != "plan, new arrays")
+    call = OURS[name](workload)
+    q = call.argument_sets[0][0]
+    results = call.function(*call.argument_sets[0])
+    assert call.error(results) <= 1
+    assert len(call.argument_sets) == 3
+    assert call.allocates == (name == "plan, new arrays")
+    assert np.shares_memory(q, results[0]) == (in_place and not call.allocates)
 
 
 def test_packed_views_are_strided_and_start_where_numpys_arrays_do():
@@ -121,7 +174,8 @@ def test_packed_views_are_strided_and_start_where_numpys_arrays_do():
 
 def test_bytes_are_those_read_and_written():
     whole = Workload(_rope(), np.arange(5), 4, 2, "bfloat16")
-    # 5 tokens · 6 heads · 16 elements of 2 bytes, read and written; 5 · 8 cos and as many sin of 4 bytes.
+    # 5 tokens · 6 heads · 16 elements of 2 bytes, read and written; 5 · 8 cos and as many sin of 4
+    # bytes.
     assert whole.bytes_accessed == 2 * 5 * 6 * 16 * 2 + 5 * 8 * 2 * 4
     part = rope_cpu.RotaryEmbedding.from_inv_freq(1e4 ** (-np.arange(4) / 4), head_dim=16)
     assert replace(whole, rope=part).bytes_accessed == 2 * 5 * 6 * 8 * 2 + 5 * 4 * 2 * 4
@@ -143,9 +197,9 @@ def test_bytes_are_those_read_and_written():
 )
 def test_the_error_is_right_for_blocks_partial_rotation_and_factors(rope, ids):
     workload = Workload(rope, ids, 4, 2, "float64")
-    binding = BY_NAME["plan"].bound(workload)
-    x = binding.inputs[0].copy()
-    q, _ = binding.function(*binding.sets[0])
+    call = OURS["plan"](workload)
+    x = call.argument_sets[0][0].copy()
+    q, _ = call.function(*call.argument_sets[0])
     assert workload.error(x, q, "float32") <= 1
     q[0, 1, 0, 0] += 1e-12
     assert workload.error(x, q, "float32") > 1
@@ -154,35 +208,37 @@ def test_the_error_is_right_for_blocks_partial_rotation_and_factors(rope, ids):
 @storages
 def test_onnxruntime_writes_to_its_own_arrays_alone(packed):
     workload = Workload(_rope(), np.arange(64), packed=packed, copies=4)
-    binding = BY_NAME["ORT RotaryEmbedding-23 IO-bound"].bound(workload)
+    call = PEERS["ORT RotaryEmbedding-23 IO-bound"](workload)
     sizes = 64 * 16 * np.array([32, 8])  # what results take
     others = [np.full(size, 7, np.float32) for size in sizes for _ in range(50)]
-    for arguments in binding.sets:
-        binding.function(*arguments)
+    for arguments in call.argument_sets:
+        call.function(*arguments)
     assert all((other == 7).all() for other in others)
 
 
 @storages
 def test_what_is_bound_to_onnxruntime_stays_while_it_is_timed(packed):
     workload = Workload(_rope(), np.arange(64), packed=packed, copies=4)
-    names = [name for name in BY_NAME if name.endswith("IO-bound")]
-    rows = [rotating(name, workload) for name in names]
+    names = [name for name in PEERS if name.endswith("IO-bound")]
+    rows = [rotation(name, workload) for name in names]
     case = measure(Case("case", "what", lambda: rows), Effort(1e-3, 0.0, least=20, most=20))
     assert [(row.name, row.status) for row in case.rows] == [(name, "timed") for name in names]
 
 
 def test_a_wrong_implementation_is_named_and_not_timed():
-    workload, calls = Workload(_rope(), np.arange(5), 4, 2), []
-    right = rotating("plan", workload)
+    workload = Workload(_rope(), np.arange(5), 4, 2)
+    right = rotation("plan", workload)
+    calls = []
 
     def wrong():
-        ready = right.bind()
+        _, prepare = right
+        call = prepare()
 
         def function(q, k, out):
             calls.append(q)
             return q, k  # not rotated
 
-        return Ready(function, ready.sets, ready.bytes_accessed, ready.error)
+        return Call(function, call.argument_sets, call.bytes_accessed, call.error)
 
     def crash():
         raise RuntimeError("first line\nsecond line")
@@ -192,7 +248,7 @@ def test_a_wrong_implementation_is_named_and_not_timed():
 
     rows = [
         right,
-        *(Contender(f.__name__, "peer", f) for f in (wrong, crash, missing)),
+        *((Row(prepare.__name__, "peer"), prepare) for prepare in (wrong, crash, missing)),
         *baselines(workload.bytes_accessed),
     ]
     case = measure(Case("case", "what", lambda: rows), QUICK)
@@ -213,8 +269,10 @@ def test_a_wrong_implementation_is_named_and_not_timed():
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_baselines_scale_every_element(threads, rng):
-    x, factor = rng.standard_normal(50_001).astype(np.float32), np.float32(2)
-    given, out = x.copy(), np.zeros_like(x)
+    x = rng.standard_normal(50_001).astype(np.float32)
+    factor = np.float32(2)
+    given = x.copy()
+    out = np.zeros_like(x)
     bandwidth.scale(x, out, threads, factor=factor)
     assert (x == given).all()
     assert (out == 2 * given).all()

@@ -1,16 +1,15 @@
-"""What is made of results: files, tables, comparisons, pictures; with results that were not measured."""
+"""Output of results that were not measured: files, tables, comparisons, pictures."""
 
 import json
 
 import pytest
 
 from rope_cpu.bench import report, results
-from rope_cpu.bench.compare import Finding, compare, confirm
-from rope_cpu.bench.implementations.registry import TABLE
-from rope_cpu.bench.latency import Latency
+from rope_cpu.bench.compare import Finding, compare
+from rope_cpu.bench.implementations.table import PEERS
 from rope_cpu.bench.measurement import statistics
 from rope_cpu.bench.measurement.case import Case
-from rope_cpu.bench.measurement.measure import Result, Row
+from rope_cpu.bench.measurement.rows import Result, Row
 from rope_cpu.bench.measurement.statistics import Change
 
 ENVIRONMENT = {
@@ -39,11 +38,7 @@ def _row(name, role, seconds, bytes_accessed=40960, wobble=0.01, **more):
 
 def _case(ours=2e-6, limit=1e-6, name="prefill-32768/bfloat16/interleaved/out/cold", **more):
     rows = [_row("plan", "ours", ours, **more), _row("limit, 1 thread", "limit", limit)]
-    peers = [
-        _row(row.name, "peer", 3e-3 * (i + 1), first_call=1.0)
-        for i, row in enumerate(TABLE)
-        if row.role == "peer"
-    ]
+    peers = [_row(name, "peer", 3e-3 * (i + 4), first_call=1.0) for i, name in enumerate(PEERS)]
     skipped = Row(
         "a peer",
         "peer",
@@ -66,7 +61,6 @@ def test_tables_fit_a_hundred_columns():
     findings = [
         Finding("a case with a name that is longer than any", "row " * 9, Change(1.5, 1.2, 123.4))
     ]
-    latency = [Latency("all cores busy", 64, 123456789, 1.3e-6, 2e-3, 1.5, 123456789.0)]
     lines = [
         *report.heading(ENVIRONMENT, "a-model-with-a-long-name" * 3),
         *report.columns(),
@@ -74,7 +68,6 @@ def test_tables_fit_a_hundred_columns():
         *(line for case in run.cases for line in report.case_lines(case)),
         *report.closing(run),
         *report.findings_lines(findings, 0.1, False),
-        *report.latency_lines(latency),
     ]
     assert max(map(len, lines)) <= report.WIDTH
     text = "\n".join(lines)
@@ -123,8 +116,8 @@ def test_durations(seconds, text):
 
 
 def test_a_saved_run_is_loaded_unchanged(tmp_path):
-    run, path = _run(_case()), tmp_path / "run.json"
-    run.latency.append(Latency("alone", 1, 1000, 1e-6, 2e-6, 3e-6, 1e6))
+    run = _run(_case())
+    path = tmp_path / "run.json"
     results.save(run, path)
     assert results.load(path) == run
     row = json.loads(path.read_text())["cases"][0]["rows"][0]
@@ -154,11 +147,9 @@ def test_a_comparison_of_nothing_says_so():
 
 
 def test_a_slower_kernel_is_caught_on_a_slower_machine():
-    old, same, slower = (
-        _run(_case()),
-        _run(_case(ours=3e-6, limit=1.5e-6)),
-        _run(_case(ours=2.4e-6)),
-    )
+    old = _run(_case())
+    same = _run(_case(ours=3e-6, limit=1.5e-6))
+    slower = _run(_case(ours=2.4e-6))
     assert [finding.change.slower(0.1) for finding in compare(same, old)] == [False]
     (finding,) = compare(slower, old)
     assert finding.change.slower(0.1)
@@ -225,30 +216,15 @@ def test_rows_are_compared_relative_to_cores_and_copies(role):
     assert finding.change.slower(0.3)
 
 
-def test_what_is_slower_once_is_measured_again():
-    old, asked, waited = _run(_case()), [], []
-
-    def again(cost):
-        return lambda name: asked.append(name) or _case(ours=cost)
-
-    new = _run(_case(ours=3e-6))
-    findings = compare(new, old)
-    calm = confirm(findings, new, old, 0.1, again(2e-6), waited.append)
-    assert [finding.change.slower(0.1) for finding in calm] == [False]
-    assert len(asked) == 1
-    still = confirm(findings, new, old, 0.1, again(2.8e-6), waited.append)
-    assert still[0].change.slower(0.1)
-    assert still[0].change.factor == pytest.approx(1.4)
-    assert len(asked) == 7
-    assert waited == [0.0, 0.0, 2.0, 5.0, 10.0, 20.0, 40.0]
-
-
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_a_picture_is_drawn(tmp_path, suffix):
     pytest.importorskip("matplotlib")
     from rope_cpu.bench import plot
 
-    threads = [_row(f"plan, {n} thread{'s'[: n > 1]}", "ours", 2e-6 / n) for n in (1, 2, 4)]
+    threads = [
+        _row(f"plan, {text}", "ours", 2e-6 / n)
+        for n, text in ((1, "1 thread"), (2, "2 threads"), (4, "4 threads"))
+    ]
     scaling = Result(
         "prefill-512/bfloat16", "", rows=[*threads, _row("limit, 1 thread", "limit", 1e-6)]
     )
@@ -258,30 +234,36 @@ def test_a_picture_is_drawn(tmp_path, suffix):
     assert start.startswith(b"\x89PNG") if suffix == "png" else b"<?xml" in start
 
 
-def test_points_stand_under_the_limit_of_their_own_case(tmp_path, monkeypatch):
-    """Of two cases that access as many bytes, each has its own."""
+def test_every_case_with_several_implementations_has_bars(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
     from rope_cpu.bench import plot
 
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **more: figures.append(figure))
-    limits = {"bfloat16": 1e-6, "float16": 1.5e-6}
-    plot.save(
-        _run(*(_case(limit=limits[dtype], name=f"decode-1/{dtype}") for dtype in limits)),
-        tmp_path / "run.png",
-    )
-    drawn = [
-        points
-        for points in figures[0].subfigs[-1].axes[0].collections
-        if isinstance(points, PathCollection)
-    ]
-    rates = [points.get_offsets()[0, 1] for points in drawn if len(points.get_offsets())]
-    assert rates == pytest.approx(
-        [20.48, 40.96, 20.48, 40.96 / 1.5]
-    )  # a point and its limit, twice
+    call = _row("call", "ours", 4e-6)
+    without_peers = Result("decode-8/float32", "", rows=[_row("plan", "ours", 2e-6), call])
+    alone = Result("shift/float32", "", rows=[_row("shift", "ours", 2e-6)])
+    plot.save(_run(_case(name="decode-1/float32"), without_peers, alone), tmp_path / "run.png")
+    (figure,) = figures
+    titles = [ax.get_title(loc="left") for ax in figure.axes if ax.get_visible()]
+    assert titles == ["decode-1/float32", "decode-8/float32"]
+    bars = figure.axes[1].patches
+    assert [bar.get_width() for bar in bars] == pytest.approx([2e-6, 4e-6])
+    labels = [text.get_text() for text in figure.axes[1].texts]
+    assert labels == ["2.00 µs", "4.00 µs (2.00 times)"]
+
+
+def test_a_file_of_an_older_version_is_loaded(tmp_path):
+    """It has a list of latencies, which were measured once."""
+    run = _run(_case())
+    path = tmp_path / "run.json"
+    results.save(run, path)
+    data = json.loads(path.read_text())
+    data["latency"] = [{"situation": "alone", "callers": 1, "calls": 1000, "p50": 1e-6}]
+    path.write_text(json.dumps(data))
+    assert results.load(path) == run
 
 
 def test_a_picture_of_nothing_is_refused(tmp_path):

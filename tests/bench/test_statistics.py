@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom, hypergeom
 
 from rope_cpu.bench.measurement import statistics
-from rope_cpu.bench.measurement.measure import Result, Row
+from rope_cpu.bench.measurement.rows import Result, Row
 from rope_cpu.bench.measurement.statistics import (
     Change,
     change,
@@ -63,7 +63,8 @@ def test_runs_of_the_same_build_show_no_regression(rng):
     for _ in range(200):
         rows = [change(_rounds(rng, 2.0), _rounds(rng, 2.0)) for _ in range(60)]
         alarms += any(row.slower(0.1) for row in rows)
-    # For quartiles 10 % apart, 19 of 25 draws must exceed 2, which has the probability 5e-12 in each of 12,000 rows.
+    # For quartiles 10 % apart, 19 of 25 draws must exceed 2, which has the probability 5e-12 in
+    # each of 12,000 rows.
     assert alarms == 0
 
 
@@ -80,8 +81,9 @@ def test_noise_is_no_regression(rng):
         change(_rounds(rng, 2.0, spread=3.0), _rounds(rng, 2.0, spread=3.0)).slower(0.1)
         for _ in range(1000)
     )
-    # Of 25 rounds the interval reaches from the 2nd to the 12th. The 2nd of one run is above the 12th of another where
-    # of the 13 least of all 50 at least 12 belong to that one, as likely as in any draw of 13 of the 50: 4 in 10,000.
+    # Of 25 rounds the interval reaches from the 2nd to the 12th. The 2nd of one run is above the
+    # 12th of another if of the 13 least of all 50 at least 12 belong to that one, as likely as in
+    # any draw of 13 of the 50: 4 in 10,000.
     assert interval(list(range(1, 26)), 0.25) == (2, 12)
     assert alarms <= binom.isf(1e-8, 1000, hypergeom.sf(11, 50, 25, 13))
 
@@ -108,13 +110,15 @@ def test_disturbed_rounds_do_not_hide_a_change(rng):
         rounds = _rounds(rng, cost, count=81)
         return [x * (1 if i % 2 else rng.uniform(2, 50)) for i, x in enumerate(rounds)]
 
-    # The intervals reach from the 13th to the 29th of 81, which are of the 40 quiet rounds. The slower one begins above
-    # 2.4; for the quicker one to end there, 12 of 40 draws must exceed 4, with a probability of 1e-11.
+    # The intervals reach from the 13th to the 29th of 81, which are of the 40 quiet rounds. The
+    # slower one begins above 2.4; for the quicker one to end there, 12 of 40 draws must exceed 4,
+    # with a probability of 1e-11.
     assert change(disturbed(2.4), disturbed(2.0)).slower(0.1)
 
 
 def test_changes_relative_to_a_baseline():
-    row, baseline = Change(1.5, 1.4, 1.6), Change(1.5, 1.45, 1.55)
+    row = Change(1.5, 1.4, 1.6)
+    baseline = Change(1.5, 1.45, 1.55)
     both = relative(row, baseline)
     assert (both.factor, both.low, both.high) == (1.0, 1.4 / 1.55, 1.6 / 1.45)
     assert lesser(row, both) is both

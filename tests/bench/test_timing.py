@@ -1,16 +1,18 @@
-"""How calls are timed, on a clock that the timed functions move themselves."""
+"""How calls are timed, on a clock that the timed functions advance."""
 
 import numpy as np
 import pytest
 
-from rope_cpu.bench.measurement.timing import Effort, Timed, calibrate, elapsed, interleave, settle
+from rope_cpu.bench.measurement.timing import Call, Effort, calibrate, elapsed, interleave, settle
 
 
 class Machine:
     """A clock, and calls that take a given time, multiplied by a drift that grows with time."""
 
     def __init__(self, drift=0.0):
-        self.now, self.drift, self.log = 0.0, drift, []
+        self.now = 0.0
+        self.drift = drift
+        self.log = []
 
     def clock(self):
         return self.now
@@ -20,7 +22,7 @@ class Machine:
         self.log.append(name)
 
     def timed(self, name, cost, **more):
-        return Timed(self.call, [(name, cost)], **more)
+        return Call(self.call, [(name, cost)], **more)
 
     def pause(self, seconds=0.002):
         self.now += seconds
@@ -28,7 +30,7 @@ class Machine:
 
 @pytest.mark.parametrize(("spinning", "checks"), [(0.0, 1), (0.03, 16), (9.0, 50)])
 def test_the_next_one_waits_until_threads_sleep(spinning, checks):
-    """Threads that spin for so many seconds add to the process's time; its own sleep adds little."""
+    """Threads that spin add to the process's time; its own sleep adds little."""
     slept = []
     settle(slept.append, lambda: min(sum(slept), spinning) + 1e-5 * len(slept))
     assert len(slept) == checks
@@ -51,7 +53,7 @@ def test_calls_are_repeated_until_a_sample_is_long_enough(cost, loops):
 def test_rounds_take_one_sample_of_each():
     machine = Machine()
     costs = [1e-4, 3e-4, 5e-3]
-    contenders = [machine.timed(place, cost) for place, cost in enumerate(costs)]
+    contenders = [machine.timed(index, cost) for index, cost in enumerate(costs)]
     samples = interleave(
         contenders, Effort(0.001, 9e9, least=7, most=7), machine.clock, machine.pause
     )
@@ -61,7 +63,8 @@ def test_rounds_take_one_sample_of_each():
 
 
 def test_rounds_end_with_the_budget_or_the_most():
-    # A round takes 11 ms: a pause of 2, eight calls to warm up, one that is timed. A budget is overrun threefold.
+    # A round takes 11 ms: a pause of 2, eight calls to warm up, one that is timed. A budget may be
+    # exceeded threefold.
     for budget, least, most, rounds in (
         (0.0, 3, 9, 3),
         (1e9, 7, 9, 9),
@@ -79,7 +82,7 @@ def test_rounds_end_with_the_budget_or_the_most():
 
 
 def test_the_order_changes_from_round_to_round():
-    machine, orders = Machine(), []
+    machine = Machine()
     contenders = [machine.timed(name, 0.02) for name in "abcd"]
     interleave(contenders, Effort(0.02, 9e9, least=12, most=12), machine.clock, machine.pause)
     timed = machine.log[-12 * 4 :]
@@ -101,8 +104,9 @@ def test_drift_does_not_change_ratios():
 
 
 def test_threads_are_set_before_each_sample_and_untimed():
-    machine, entered = Machine(), []
-    timed = machine.timed("a", 0.02, enter=lambda: entered.append(machine.pause(5.0)))
+    machine = Machine()
+    entered = []
+    timed = machine.timed("a", 0.02, before_sample=lambda: entered.append(machine.pause(5.0)))
     (samples,) = interleave([timed], Effort(0.02, 0.0, least=4), machine.clock, machine.pause)
     assert len(entered) == 5  # once to calibrate, then once a sample
     assert samples == pytest.approx([0.02] * 4)
@@ -110,16 +114,16 @@ def test_threads_are_set_before_each_sample_and_untimed():
 
 def test_cold_calls_take_one_set_after_the_other():
     seen = []
-    timed = Timed(seen.append, [(0,), (1,), (2,)], cold=True)
+    timed = Call(seen.append, [(0,), (1,), (2,)], cold=True)
     elapsed(timed, 4)
     elapsed(timed, 3)
     assert seen == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_warm_arguments_are_those_in_a_place_of_median_speed():
-    """Five places, one of them twice as slow: the cost of a call is what its place makes it."""
+def test_warm_arguments_are_those_of_median_speed():
+    """Five allocations, one of them twice as slow."""
     machine = Machine()
-    timed = Timed(
+    timed = Call(
         machine.call, [("a", 0.013), ("b", 0.011), ("c", 0.012), ("d", 0.024), ("e", 0.0115)]
     )
     (samples,) = interleave([timed], Effort(0.04, 0.0, least=3), machine.clock, machine.pause)

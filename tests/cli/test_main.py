@@ -24,7 +24,7 @@ def test_every_command_has_help(name, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([name, "--help"])
     assert stop.value.code == 0
-    assert cli.COMMANDS[name][1].split()[0] in capsys.readouterr().out
+    assert cli.COMMANDS[name][1].split()[1] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -123,5 +123,9 @@ def test_an_encoding_that_lacks_letters(words, run_program):
 
 
 def test_python_runs_the_package(run_program):
-    program = "import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_module('rope_cpu', run_name='__main__')"
+    program = """
+    import runpy, sys
+    sys.argv[1:] = ["--version"]
+    runpy.run_module("rope_cpu", run_name="__main__")
+    """
     assert run_program(program) == (f"rope-cpu {rope_cpu.__version__}\n", "")

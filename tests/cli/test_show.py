@@ -1,8 +1,8 @@
-"""`rope-cpu show`: the words, by hand."""
+"""`rope-cpu show`: its text, checked by hand."""
 
 import pytest
 
-from rope_cpu.cli.common import UsageError
+from rope_cpu.command_line import UsageError
 
 LLAMA3 = {
     "model_type": "llama",
@@ -35,7 +35,8 @@ def test_llama3(shown):
         "pairs 64: (i, i+64), half-split",
         "widths 128 of 128 elements of a head are rotated",
     ]
-    # Wavelengths 2π·b^(2i/d): below 8192/4 nothing is scaled, i < 28.2…; above 8192 all is, i > 34.9…
+    # Wavelengths 2π·b^(2i/d): below 8192/4 nothing is scaled, i < 28.2…;
+    # above 8192 all is, i > 34.9…
     assert "pairs 0-28: unscaled" in lines
     assert "pairs 35-63: 8 times as long" in lines
     assert "rope_theta 500000.0" in lines
@@ -71,7 +72,7 @@ def test_several_axes(shown):
 
 
 def test_a_rotation_backwards_is_named(shown):
-    assert "direction backwards: by the opposite of position times frequency" in shown(
+    assert "direction backwards: the angle is minus position times frequency" in shown(
         {"model_type": "nanochat"}
     )
     assert not any("direction" in line for line in shown(LLAMA3))

@@ -1,8 +1,8 @@
-"""`rope-cpu show --plot`: a picture in the format that its name says, or a refusal before anything is printed."""
+"""`rope-cpu show --plot`: a picture in the format of its suffix, or an early error."""
 
 import pytest
 
-from rope_cpu.cli.common import UsageError
+from rope_cpu.command_line import UsageError
 
 pytest.importorskip("matplotlib")
 

@@ -1,9 +1,9 @@
-"""What `rope-cpu show` summarises: the kinds of layers of a config, and the lengths at which each differs."""
+"""Content of `rope-cpu show`: groups of layers, and the lengths at which they differ."""
 
 import numpy as np
 import pytest
 
-from rope_cpu.cli.show_summary import rotations
+from rope_cpu.cli.show_summary import layer_rotations
 from rope_cpu.configs import reader
 
 SIZES = {"hidden_size": 512, "num_attention_heads": 4}
@@ -11,17 +11,19 @@ SIZES = {"hidden_size": 512, "num_attention_heads": 4}
 
 def kinds(config, layer_type=None):
     """Return the kinds of layers of a config by name."""
-    return {layers.name: layers for layers in rotations(reader.read(config), layer_type, None)}
+    return {
+        layers.name: layers for layers in layer_rotations(reader.read(config), layer_type, None)
+    }
 
 
 def test_an_odd_share_is_no_scaling():
-    """Exponents go over the share itself, 25 elements, of which 26 are rotated: that is what the base gives."""
+    """Exponents are over the share itself, 25 elements, though 26 are rotated."""
     sizes = {"hidden_size": 400, "num_attention_heads": 4}
     layers = kinds({"model_type": "stablelm", **sizes, "partial_rotary_factor": 0.25})[
         "stablelm, all layers"
     ]
     assert (layers.rope.rotary_dim, layers.rope.head_dim) == (26, 100)
-    np.testing.assert_allclose(layers.plain, layers.rope.inv_freq, rtol=1e-14)
+    np.testing.assert_allclose(layers.unscaled, layers.rope.inv_freq, rtol=1e-14)
 
 
 @pytest.mark.parametrize("model_type", ["nanochat", "qwen2_vl_text"])
@@ -31,7 +33,7 @@ def test_two_lengths_whatever_the_rule_is_part_of(model_type):
         "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
     }
     (layers,) = kinds({"model_type": model_type, **SIZES, **scaling}).values()
-    assert list(layers.lengths) == ["at 100 tokens", "at 400 tokens"]
+    assert list(layers.by_length) == ["at 100 tokens", "at 400 tokens"]
 
 
 def test_every_layer_type_or_the_one_named():
@@ -46,7 +48,7 @@ def test_layers_that_are_not_rotated_are_no_part_of_all():
         {**sizes, "model_type": "granite_swa", "layer_rope_theta": [5e6, 0]}
     ).values()
     assert granite.name == "granite_swa, all rotated layers"
-    assert granite.section["rope_theta"] == 5e6
+    assert granite.parameters["rope_theta"] == 5e6
     assert not kinds({**sizes, "model_type": "cohere2"})[
         "cohere2, full_attention: not rotated"
-    ].lengths
+    ].by_length

@@ -1,4 +1,4 @@
-"""`rope-cpu verify`: its table, its JSON, its exit status, and the configs that it takes and refuses."""
+"""`rope-cpu verify`: its table, its JSON, its exit status, valid and invalid configs."""
 
 import json
 import math
@@ -18,29 +18,41 @@ def quick(monkeypatch):
     monkeypatch.setattr(cases, "TIMED_CALLS", 1)
 
 
-def test_table_and_json_say_the_same(tmp_path, capsys):
+def verified(tmp_path, capsys):
+    """Verify the default config; return the text and the rows of the JSON file."""
     file = tmp_path / "report.json"
     assert cli.main(["verify", "--json", str(file)]) == 0
-    out = capsys.readouterr().out
+    return capsys.readouterr().out, json.loads(file.read_text())
+
+
+def test_the_report_describes_the_rotation(tmp_path, capsys):
+    out, report = verified(tmp_path, capsys)
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= 100
-    report = json.loads(file.read_text())
     assert report["passed"]
     assert (report["heads"], report["kv_heads"], report["rope_type"]) == (32, 8, "llama3")
-    table = [line.split() for line in out.splitlines() if line.startswith(("float", "bfloat"))]
     assert len(report["rows"]) == 4 * 2 * 4
-    shown = [row for row in report["rows"] if row["verdict"] != "not offered"]
+
+
+def test_table_and_json_say_the_same(tmp_path, capsys):
+    out, report = verified(tmp_path, capsys)
+    table = [line.split() for line in out.splitlines() if line.startswith(("float", "bfloat"))]
+    offered = [row for row in report["rows"] if row["verdict"] != "not offered"]
     assert [line[:3] for line in table] == [
-        [row["dtype"], row["pairing"], row["way"]] for row in shown
+        [row["dtype"], row["pairing"], row["way"]] for row in offered
     ]
-    for line, row in zip(table, shown, strict=True):
+    for line, row in zip(table, offered, strict=True):
         assert line[-1] == row["verdict"] == "ok"
         assert float(line[3]) == pytest.approx(row["max_error"], rel=0.01)
-    for row in report["rows"]:
-        assert row.get("refused", "") in " ".join(out.split())
+
+
+def test_refused_operations_are_listed_with_the_reason(tmp_path, capsys):
+    out, report = verified(tmp_path, capsys)
+    refused = [row for row in report["rows"] if "refused" in row]
+    assert all(row["refused"] in " ".join(out.split()) for row in refused)
     # float64 has no kernel behind either operator; the elementary ops have.
-    refused = {(row["dtype"], row["way"]) for row in report["rows"] if "refused" in row}
-    assert refused == {("float64", "onnx"), ("float64", "ort")}
+    names = {(row["dtype"], row["way"]) for row in refused}
+    assert names == {("float64", "onnx"), ("float64", "ort")}
 
 
 def test_exit_code_1_where_a_row_fails(monkeypatch, tmp_path, capsys):
@@ -91,9 +103,8 @@ def test_a_model_of_unknown_type(tmp_path, capsys):
 
 def test_a_model_whose_pairing_cannot_be_overruled(tmp_path, capsys):
     file = tmp_path / "config.json"
-    file.write_text(
-        '{"_class_name": "FluxTransformer2DModel", "num_attention_heads": 2, "attention_head_dim": 128}'
-    )
+    keys = {"_class_name": "FluxTransformer2DModel", "num_attention_heads": 2}
+    file.write_text(json.dumps({**keys, "attention_head_dim": 128}))
     assert cli.main(["verify", str(file)]) == 0
     assert "in interleaved pairs" in " ".join(capsys.readouterr().out.split())
 

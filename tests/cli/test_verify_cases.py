@@ -17,8 +17,8 @@ def quick(monkeypatch):
 def spoiled(spoil):
     """The kernels, and then a fault in one place."""
 
-    def way(*arguments):
-        prepare = cases.numpy_way(*arguments)
+    def operation(*arguments):
+        prepare = cases.numpy_operation(*arguments)
 
         def prepare_spoiled(q, k, ids):
             call, out = prepare(q, k, ids)
@@ -26,7 +26,7 @@ def spoiled(spoil):
 
         return prepare_spoiled
 
-    return way
+    return operation
 
 
 def not_a_number(q, k):
@@ -41,8 +41,8 @@ def small(interleaved=False):
 
 def rows(spoil=None, tokens=40):
     ropes = {"half-split": small(), "interleaved": small(True)}
-    ways = {"numpy": cases.numpy_way} | ({"spoiled": spoiled(spoil)} if spoil else {})
-    return list(cases.rows(ropes, (4, 2), tokens, ways))
+    operations = {"numpy": cases.numpy_operation} | ({"spoiled": spoiled(spoil)} if spoil else {})
+    return list(cases.rows(ropes, (4, 2), tokens, operations))
 
 
 def test_kernels_pass_in_every_dtype_and_pairing():
@@ -76,14 +76,14 @@ def swapped(q, k):
 @pytest.mark.parametrize("spoil", [sixteen_ulps, rest, not_a_number, swapped])
 def test_a_fault_fails_every_row(spoil):
     for row in rows(spoil):
-        assert row.verdict == ("FAIL" if row.way == "spoiled" else "ok"), row
+        assert row.verdict == ("FAIL" if row.operation == "spoiled" else "ok"), row
 
 
 def test_what_is_bound_stays_until_the_call(rng):
-    """onnxruntime 1.29 holds nothing that is bound: memory that was let go would be somebody else's by then."""
+    """onnxruntime 1.29 keeps no reference to bound arrays: their memory could be reused."""
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(64))
     q = rng.standard_normal((1, 4, 1, 64)).astype(np.float32)
-    prepare = cases.onnx_way("primitive", rope, np.dtype(np.float32), (4, 4), 600)
+    prepare = cases.onnx_operation("primitive", rope, np.dtype(np.float32), (4, 4), 600)
     call, (q_rot, k_rot) = prepare(q, q.copy(), np.array([512]))
     others = [np.full((1, 1), 7) for _ in range(100)]
     call()
@@ -98,7 +98,7 @@ def test_a_fault_in_the_decode_step_alone_fails():
         if q.shape[2] == 1:
             k[0, 0, 0, 0] = 0
 
-    assert {row.verdict for row in rows(spoil) if row.way == "spoiled"} == {"FAIL"}
+    assert {row.verdict for row in rows(spoil) if row.operation == "spoiled"} == {"FAIL"}
 
 
 def test_several_axes_and_heads_with_frequencies_of_their_own():
@@ -106,5 +106,5 @@ def test_several_axes_and_heads_with_frequencies_of_their_own():
         [[[1.0, 0.0], [0.5, 0.1]], [[0.0, 0.3], [0.2, 0.7]]]
     )  # (axes, heads, pairs)
     ropes = {"half-split": RotaryEmbedding.from_inv_freq(frequencies)}
-    found = list(cases.rows(ropes, (4, 2), 20, {"numpy": cases.numpy_way}))
+    found = list(cases.rows(ropes, (4, 2), 20, {"numpy": cases.numpy_operation}))
     assert [row.verdict for row in found] == ["ok"] * 4

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu.cli.common import UsageError
+from rope_cpu.command_line import UsageError
 from rope_cpu.export import cli
 
 CONFIG = {

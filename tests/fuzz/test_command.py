@@ -1,4 +1,4 @@
-"""`rope-cpu` with any arguments: exit status 0, 1 or 2, a line that says why, and no exception."""
+"""`rope-cpu` with any arguments: exit status 0, 1 or 2, an error text, and no exception."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ def test_command_lines(search, tmp_path):
         (tmp_path / "junk").write_bytes(junk)
         names = {"config": tmp_path / "config.json", "folder": tmp_path, "junk": tmp_path / "junk"}
         argv = [word.format(**names) if word.startswith("{") else word for word in words]
-        out, err = io.StringIO(), io.StringIO()
+        out = io.StringIO()
+        err = io.StringIO()
         start = time.monotonic()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:

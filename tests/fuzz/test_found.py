@@ -11,7 +11,7 @@ import pytest
 
 from rope_cpu import RotaryEmbedding, apply_rotary, convert_weight, export
 from rope_cpu.bench import results
-from rope_cpu.bench.measurement.measure import Row
+from rope_cpu.bench.measurement.rows import Row
 
 
 @pytest.mark.parametrize("suffix", ["json", "textproto", "onnxtxt", "onnx", ""])

@@ -9,8 +9,7 @@ from fuzz.refusals import check_text
 from hypothesis import strategies as st
 
 from rope_cpu.bench import compare, report, results
-from rope_cpu.bench.latency import Latency
-from rope_cpu.bench.measurement.measure import Result, Row
+from rope_cpu.bench.measurement.rows import Result, Row
 
 ENVIRONMENT = {"processor": "a processor", "cores": 2, "threads": 2}
 ROWS = [
@@ -23,7 +22,6 @@ RUN = results.Run(
     "llama3-8b",
     ENVIRONMENT,
     [Result("a case", "what", ROWS)],
-    [Latency("busy", 1, 9, 1.0, 2.0, 3.0, 4.0)],
 )
 SCALARS = (
     st.none()

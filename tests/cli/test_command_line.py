@@ -1,16 +1,19 @@
-"""What commands share: the config that they take where none is given."""
+"""Shared by all commands: the default config."""
 
 import argparse
 
 import oracle
 
-from rope_cpu.cli import common
+from rope_cpu import command_line
 
 mp = oracle.CONTEXT
 
 
 def llama3_inv_freq(i, rotary_dim=128, theta=500000, factor=8, low=1, high=4, original=8192):
-    """Llama 3.1's own rule, in 200 bits: short waves stay, long ones stretch, those between are mixed."""
+    """Llama 3.1's own rule, in 200 bits.
+
+    Short waves stay, long ones stretch, those between are mixed.
+    """
     omega = mp.mpf(theta) ** (-mp.mpf(2 * i) / rotary_dim)
     wavelength = 2 * mp.pi / omega
     if wavelength < mp.mpf(original) / high:
@@ -22,7 +25,9 @@ def llama3_inv_freq(i, rotary_dim=128, theta=500000, factor=8, low=1, high=4, or
 
 
 def test_the_shipped_config_is_llama_3_1(capsys):
-    rope = common.rope_of(common.config_of(argparse.Namespace(config=None)), None)
+    rope = command_line.rope_from_config(
+        command_line.config_from_arguments(argparse.Namespace(config=None)), None
+    )
     assert (rope.head_dim, rope.rotary_dim, rope.interleaved, rope.attention_factor) == (
         128,
         128,

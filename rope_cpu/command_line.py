@@ -1,0 +1,164 @@
+"""Shared by the commands of `rope-cpu`: usage errors, configs as arguments, output files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+from rope_cpu.arguments.texts import shown
+from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
+from rope_cpu.configs.model_types import data
+from rope_cpu.configs.reader import read
+from rope_cpu.rotation.embedding import RotaryEmbedding
+
+DEFAULT_CONFIG = "llama3.1-8b.json"
+PICTURE_SUFFIXES = (".png", ".svg")
+
+
+class UsageError(Exception):
+    """A request that a command cannot fulfil: one line for the user, exit code 2."""
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the argument CONFIG and the option --layer-type."""
+    parser.add_argument(
+        "config",
+        nargs="?",
+        type=Path,
+        metavar="CONFIG",
+        help="config.json of a Hugging Face model, or its folder (default: Llama 3.1 8B)",
+    )
+    parser.add_argument(
+        "--layer-type",
+        metavar="NAME",
+        help="layer type, such as full_attention, if layer types differ in their rotation",
+    )
+
+
+def add_pairing_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options for the pairing, needed for model types that do not determine it."""
+    pairing = parser.add_mutually_exclusive_group()
+    pairing.add_argument(
+        "--interleaved",
+        action="store_true",
+        default=None,
+        help="rotate interleaved pairs (2i, 2i+1); default: the pairing of the model type",
+    )
+    pairing.add_argument(
+        "--half",
+        dest="interleaved",
+        action="store_false",
+        help="rotate half-split pairs (i, i+n)",
+    )
+
+
+def integer(text: str) -> int:
+    """Convert the value of an option to an integer."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no whole number") from None
+
+
+def config_from_arguments(args: argparse.Namespace) -> ModelConfig:
+    """Return the config named by CONFIG, or the one shipped with the package.
+
+    Raises UsageError if it is invalid.
+    """
+    if args.config is None:
+        return read(data(DEFAULT_CONFIG))
+    return read_config(args.config)
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read a config.json, or the one in a folder; raise UsageError if it is invalid."""
+    try:
+        return read(path)
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+
+
+def check_file(path: Path) -> None:
+    """Raise UsageError if `path` obviously cannot be written: checked before the work starts."""
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Convert an OSError of the enclosed block, which writes `path`, to a UsageError."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def check_picture(path: Path) -> None:
+    """Raise UsageError if `--plot` cannot write to `path`, ImportError without matplotlib."""
+    if path.suffix.lower() not in PICTURE_SUFFIXES:
+        suffixes = " or ".join(PICTURE_SUFFIXES)
+        raise UsageError(f"`--plot` is {shown(str(path))}; the name must end in {suffixes}")
+    check_file(path)
+    import_module("matplotlib")
+
+
+def rope_from_config(
+    config: ModelConfig, layer_type: str | None, interleaved: bool | None = None
+) -> RotaryEmbedding:
+    """Return the rotary embedding of a config; raise UsageError if the config describes none."""
+    try:
+        return RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
+    except (TypeError, ValueError) as error:
+        raise config_error(error, layer_type, interleaved) from error
+
+
+def config_error(error: Exception, layer_type: str | None, interleaved: bool | None) -> UsageError:
+    """Return the UsageError for an invalid config, extended by the option that would help."""
+    text = str(error)
+    if layer_type is None and "`layer_type`" in text:
+        text += "; choose with --layer-type"
+    if interleaved is None and "`interleaved`" in text:
+        text += "; choose with --half or --interleaved"
+    return UsageError(text)
+
+
+def both_pairings(
+    config: ModelConfig, layer_type: str | None
+) -> tuple[RotaryEmbedding, RotaryEmbedding, bool | None]:
+    """Return the rotation of a config in half-split pairs, and the same in interleaved pairs.
+
+    The third value is True if the model's own pairs are interleaved, and None for an unknown model
+    type. Raises UsageError if the config describes no rotation.
+    """
+    own: bool | None
+    try:
+        spec = config.spec(layer_type)
+        own = spec.interleaved
+    except (TypeError, ValueError):
+        spec = rope_from_config(config, layer_type, False).spec
+        own = None
+    half = replace(spec, interleaved=False)
+    # Blocks are a property of half-split pairs only.
+    interleaved = replace(spec, interleaved=True, blocks=(spec.rotary_dim,))
+    return RotaryEmbedding.from_spec(half), RotaryEmbedding.from_spec(interleaved), own
+
+
+def head_counts(config: ModelConfig, layer_type: str | None) -> tuple[int, int]:
+    """Return the number of query heads and of key/value heads.
+
+    Raises UsageError if the config does not determine them.
+    """
+    try:
+        heads, kv_heads = config.heads(layer_type)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the config's {error}") from None
+    if heads is None or kv_heads is None:
+        keys = ", ".join(HEADS_KEYS)
+        raise UsageError(f"the config lacks the number of heads; add one of the keys {keys}")
+    return heads, kv_heads
