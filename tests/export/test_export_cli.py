@@ -271,7 +271,7 @@ def test_norms_before_the_rotation_must_be_asked_for(export_to, changed, which):
         export_to("--attention", *layers, config=config)
     if layers:
         layers = (*layers, "--window", "0")
-        with pytest.raises(UsageError, match="model type gemma3n_text has its own; give --scale 1"):
+        with pytest.raises(UsageError, match="model type gemma3n_text .*give --scale 1"):
             export_to("--attention", "--normed", *layers, config=config)
         layers = (*layers, "--scale", "1")
     assert export_to("--attention", "--normed", *layers, config=config)[0] == 0
@@ -344,9 +344,7 @@ def test_a_folder_instead_of_a_file_is_refused(export_to, tmp_path, monkeypatch)
 def test_what_is_no_file_is_refused_before_the_work(export_to, tmp_path, monkeypatch):
     (tmp_path / "out.onnx").symlink_to(tmp_path / "real.onnx")
     monkeypatch.setattr(export, "validate", None)
-    with pytest.raises(
-        UsageError, match=r"out\.onnx' is there and is no file that may be replaced"
-    ):
+    with pytest.raises(UsageError, match=r"out\.onnx' exists and is not a regular file"):
         export_to()
 
 
