@@ -1,4 +1,4 @@
-"""export_attention: three targets, step by step, against attention written from its definition."""
+"""export_attention: all targets, step by step, against attention written from its definition."""
 
 import ml_dtypes
 import numpy as np
@@ -30,9 +30,14 @@ def drawn(rng, rope, batch=2, seq=13, heads=4, kv_heads=2, dtype=np.float32, wid
 
 
 def run_steps(model, tensors, steps, masks=None, ids=None):
-    """Feed (batch, seq, heads, width) in steps through a model of layout bshd; return the result and the cache."""
-    session, done, results = runtime.open_session(model, 1), 0, []
+    """Run a model of layout bshd in steps; return the result and the cache.
+
+    tensors: q, k, v (batch, seq, heads, width). steps: number of tokens in each run.
+    """
+    session = runtime.open_session(model, 1)
     q, k, v = tensors
+    done = 0
+    results = []
     has_past = "past_key" in {value.name for value in session.get_inputs()}
     cache = [np.zeros((x.shape[0], x.shape[2], 0, x.shape[3]), q.dtype) for x in (k, v)]
     for count in steps:
@@ -154,7 +159,7 @@ ROTATIONS = {
 def test_export_attention_of_other_rotations(target, name, rng):
     rope = ROTATIONS[name]
     tensors = drawn(rng, rope)
-    given = rope.axes > 1 and not rope.spec.shared_id
+    needs_ids = rope.axes > 1 and not rope.spec.shared_id
     options = {
         "num_heads": 4,
         "num_kv_heads": 1,
@@ -163,17 +168,21 @@ def test_export_attention_of_other_rotations(target, name, rng):
         "target": target,
     }
     tensors[1:] = [x[:, :, :1] for x in tensors[1:]]
-    if target == "ort" and given:
-        with pytest.raises(ValueError, match="targets 'onnx' and 'primitive' can"):
-            export.export_attention(
-                rope, **options, positions="past" if rope.spec.shared_id else "position_ids"
-            )
+    if target == "ort" and needs_ids:
+        with pytest.raises(ValueError, match="targets 'primitive' and 'onnx' can"):
+            export.export_attention(rope, **options, positions="position_ids")
         return
-    ids = rng.integers(0, 32, (2, 13, rope.axes)) if given else count_on(2, 13)
-    model = export.export_attention(rope, **options, positions="position_ids" if given else "past")
-    result, _ = run_steps(model, tensors, (12, 1), ids=ids if given else None)
-    shared = np.repeat(ids[..., None], rope.axes, axis=-1) if rope.axes > 1 and not given else ids
-    assert agrees(result, attention(rope, *tensors, shared, "float32"))
+    if needs_ids:
+        ids = rng.integers(0, 32, (2, 13, rope.axes))
+        model = export.export_attention(rope, **options, positions="position_ids")
+        result, _ = run_steps(model, tensors, (12, 1), ids=ids)
+    else:
+        ids = count_on(2, 13)
+        if rope.axes > 1:
+            ids = np.repeat(ids[..., None], rope.axes, axis=-1)
+        model = export.export_attention(rope, **options, positions="past")
+        result, _ = run_steps(model, tensors, (12, 1))
+    assert agrees(result, attention(rope, *tensors, ids, "float32"))
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd", "bsd"])
@@ -216,7 +225,8 @@ def test_export_attention_with_projections_norms_and_biases(target, kind, rng):
     """From hidden states to the output projection, as a layer has it."""
     if target != "primitive" and kind == "float64":
         pytest.skip("refused")
-    hidden, dtype = 48, DTYPES[kind]
+    hidden = 48
+    dtype = DTYPES[kind]
     widths = {"q": 4 * 32, "k": 2 * 32, "v": 2 * 32}
     weights = {
         name: (rng.standard_normal((width, hidden)) * hidden**-0.5)
@@ -275,11 +285,11 @@ REFUSED = {
     ),
     "no table": (
         {"max_positions": None},
-        "`max_positions` is None, but .* looks angles up in tables itself",
+        "`max_positions` is None, but .* tables",
     ),
     "values of another width": (
         {"v_head_dim": 16},
-        "`v_head_dim` is 16, but .* knows head_dim only",
+        "`v_head_dim` is 16, but .* head_dim only",
     ),
     "head size": (
         {"rope": RotaryEmbedding(24)},
@@ -287,7 +297,7 @@ REFUSED = {
     ),
     "table width": (
         {"rope": RotaryEmbedding.from_inv_freq(np.ones(4), head_dim=32)},
-        "`rotary_dim` is 8, but .* wants tables of a multiple of 8 columns",
+        "`rotary_dim` is 8, but .* multiple of 8 columns",
     ),
     "blocks": (
         {"rope": ROTATIONS["blocks"]},
@@ -313,7 +323,7 @@ WEIGHTS = {"q": np.ones((128, 8)), "k": np.ones((64, 8)), "v": np.ones((64, 8))}
     ("changed", "text"),
     [
         ({"num_kv_heads": 3}, "`num_heads` is 4, not a multiple of `num_kv_heads`, 3"),
-        ({"causal": False, "window": 3}, "`window` is 3, .* it needs `causal`"),
+        ({"causal": False, "window": 3}, "`window` is 3.* needs `causal`"),
         ({"softcap": 0.0}, "`softcap` is 0.0; it must be finite and above 0"),
         ({"scale": float("nan")}, "`scale` is nan"),
         ({"scale": 10**400}, "`scale` is an integer of 1329 bits; it must be finite"),
@@ -417,7 +427,7 @@ def test_validate_finds_wrong_keys_and_values(name, op, value):
 
 
 def test_float64_scale_is_float64(rng):
-    """onnxruntime folds a scalar factor of MatMul into a float32 attribute; 1/√80 would be off by 1e-9."""
+    """onnxruntime folds a scalar factor of MatMul into a float32 attribute: 1e-9 off for 1/√80."""
     rope = RotaryEmbedding(80)
     tensors = drawn(rng, rope, dtype=np.float64)
     model = export.export_attention(

@@ -1,4 +1,4 @@
-"""Absurd arguments and metadata of exported models: refused by name, before anything is built or drawn."""
+"""Absurd arguments and metadata are refused by name, before anything is built or drawn."""
 
 import json
 

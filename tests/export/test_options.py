@@ -1,4 +1,4 @@
-"""RopeOptions: what a target cannot express is refused before a graph is begun, saying why and what can."""
+"""RopeOptions: inexpressible rotations are refused before a graph is built, with a reason."""
 
 import inspect
 from dataclasses import fields, replace
@@ -202,6 +202,6 @@ def test_whole_numbers_of_numpy_are_taken():
     [(export.export_rope, RopeOptions), (export.export_attention, AttentionOptions)],
 )
 def test_every_argument_is_an_option(function, options):
-    """Those that are handed over by name; none may be left behind."""
+    """Arguments that the dataclass validates; the others are arrays and metadata."""
     arguments = set(inspect.signature(function).parameters) - {"rope", "weights", "metadata"}
     assert arguments <= {field.name for field in fields(options)}

@@ -1,4 +1,4 @@
-"""validate: finds what is wrong with a model, names the worst case and replays it."""
+"""validate: finds errors of a model, names the worst case and replays it."""
 
 import numpy as np
 import onnx
@@ -248,7 +248,10 @@ def test_every_layout_and_kind_of_positions_passes(layout, positions, tables):
 @pytest.mark.parametrize("heads", [None, 4])
 @pytest.mark.parametrize("width", [18, 31])
 def test_odd_head_sizes_pass(target, heads, width, interleaved):
-    """Odd sizes, of which some elements are rotated; onnxruntime's operator needs num_heads for that, or a detour."""
+    """Head sizes of which some elements are rotated.
+
+    For these, onnxruntime's operator needs num_heads; without it, the head is split.
+    """
     rope = RotaryEmbedding.from_inv_freq(ROPE.inv_freq, head_dim=width, interleaved=interleaved)
     report = export.validate(
         export.export_rope(rope, target=target, num_heads=heads, max_positions=64), rope
