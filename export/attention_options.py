@@ -168,7 +168,7 @@ class AttentionOptions:
 
 
 def _float32(name: str, value: object) -> float:
-    """Return a number that float32 can hold and divide by; raise unless it is positive and so."""
+    """Return a positive number; raise unless float32 can hold it and can divide by it."""
     number = real_number(name, value)
     if not 2.0**-126 <= number < 2.0**62:
         raise ValueError(f"`{name}` is {shown(number)}; it must be at least 2^-126 and below 2^62")

@@ -42,8 +42,8 @@ CONFIG_KEYS = {
     "scale": ("attention_multiplier", "query_pre_attn_scalar"),
 }
 
-# Relative difference of two settings that are taken as equal: error texts show six digits.
-SETTING_TOLERANCE = 1e-5
+# Relative difference below which two settings are equal: half a unit of the six digits shown.
+SETTING_TOLERANCE = 5e-6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -284,24 +284,20 @@ def check_norms(config: ModelConfig, settings: Mapping[str, Any]) -> None:
 def check_values(config: ModelConfig, rope: RotaryEmbedding, settings: Mapping[str, Any]) -> None:
     """Raise UsageError unless window, softcap and scale are those of the model.
 
-    Layers of a model may differ in their window, so that 0 is right too; softcap and scale are the
+    Some layers of a model may have no window, so that 0 is right too; softcap and scale are the
     same in all layers.
     """
     facts = config.attention
+    if facts.window is not None and settings.get("window") not in (0, facts.window):
+        raise UsageError(
+            f"{_source_of_value(config, 'window')}; give --window {facts.window}, or --window 0 "
+            "for layers without"
+        )
     scale = None if facts.scale == rope.head_dim**-0.5 else facts.scale
-    values = {"window": facts.window, "softcap": facts.softcap, "scale": scale}
-    for option, value in values.items():
-        if value is None:
-            continue
-        setting = settings.get(option)
-        if setting is not None and math.isclose(setting, value, rel_tol=SETTING_TOLERANCE):
-            continue
-        hint = f"--{option} {value:.6g}"
-        if option == "window":
-            if setting == 0:
-                continue
-            hint = f"{hint}, or --window 0 for layers without"
-        raise UsageError(f"{_source_of_value(config, option)}; give {hint}")
+    for option, value in {"softcap": facts.softcap, "scale": scale}.items():
+        setting = settings.get(option, math.nan)
+        if value is not None and not math.isclose(setting, value, rel_tol=SETTING_TOLERANCE):
+            raise UsageError(f"{_source_of_value(config, option)}; give --{option} {value:.6g}")
 
 
 def _source_of_value(config: ModelConfig, option: str) -> str:

@@ -41,7 +41,7 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
     attributes: dict[str, Any] = {"is_causal": int(options.causal), "scale": options.scale}
     if options.softcap is not None:
         attributes["softcap"] = options.softcap
-    mask = _mask(attention) or ""
+    mask = _mask(attention) or ""  # an empty name omits an input
     if attention.past is None:
         result = graph.node("Attention", [q, k, v, mask], "attend", **attributes)
         return result, k, v

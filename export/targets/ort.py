@@ -37,7 +37,7 @@ class OrtRotator(OperatorRotator):
         """Choose the operator, then bring cos and sin into its shape."""
         rope = self.rope
         pair_axis = self.cos_sin.pair_axis
-        self._mrope: dict[str, Any] = {}
+        self._mrope: dict[str, Any] | None = None
         if pair_axis is not None and rope.axes == 3 and len(rope.blocks) == 1:
             self._mrope = mrope_attributes(pair_axis)
         super().__post_init__()
@@ -51,7 +51,7 @@ class OrtRotator(OperatorRotator):
 
     def tables(self, cos_sin: CosSinValues, name: str) -> list[str]:
         """Return ids and tables."""
-        if cos_sin.ids is not None and self._mrope:
+        if cos_sin.ids is not None and self._mrope is not None:
             ids = self.expanded(cos_sin.ids, "position_ids_by_batch", self.rope.axes)
             # In this layout, "a" is the axis of coordinates.
             by_axis = self.graph.transpose(ids, "bsa", "abs", "position_ids_by_axis")
@@ -94,22 +94,24 @@ class OrtRotator(OperatorRotator):
         self, x: str, tables: list[str], name: str, shape: list[str | int], **attributes: Any
     ) -> str:
         """Add the operator and declare its output, which shape inference does not know."""
-        attributes |= self._mrope
+        op = "RotaryEmbedding"
+        if self._mrope is not None:
+            op = "MRotaryEmbedding"
+            attributes |= self._mrope
         attributes["interleaved"] = int(self.rope.interleaved)
-        op = "MRotaryEmbedding" if self._mrope else "RotaryEmbedding"
         y = self.graph.node(op, [x, *tables], name, domain=ORT_DOMAIN, **attributes)
         self.graph.value_info(y, self.compute_dtype, shape)
         return y
 
 
-def mrope_attributes(pair_axis: tuple[int, ...]) -> dict[str, Any]:
-    """Return MRotaryEmbedding's attributes, none if it cannot assign pairs to axes in this way."""
+def mrope_attributes(pair_axis: tuple[int, ...]) -> dict[str, Any] | None:
+    """Return MRotaryEmbedding's attributes, None if it cannot assign pairs to axes in this way."""
     sections = np.bincount(pair_axis, minlength=3).tolist()
     for layout, interleaved in enumerate((False, True)):
         with suppress(ValueError):  # some sections cannot be interleaved
             if mrope_pair_axis(len(pair_axis), sections, interleaved) == pair_axis:
                 return {"mrope_section": sections, "mrope_layout": layout}
-    return {}
+    return None
 
 
 def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
@@ -127,7 +129,7 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
     last = graph.node("Sub", [total, graph.scalar(1, np.int32)], "last_index")
     last = graph.node("Expand", [last, attention.rotator.batch], "last_index_by_row")
     total = graph.node("Squeeze", [total, graph.ints(0)], "total_length_scalar")
-    past = attention.past or ("", "")
+    past = attention.past or ("", "")  # empty names omit inputs
     cos_sin = attention.rotator.cos_sin
     y, keys, values = graph.multi_output_node(
         "GroupQueryAttention",

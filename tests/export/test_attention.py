@@ -24,7 +24,7 @@ def agrees(result, known):
     ).all()
 
 
-def drawn(rng, rope, batch=2, seq=13, heads=4, kv_heads=2, dtype=np.float32, width=None):
+def draw_tensors(rng, rope, batch=2, seq=13, heads=4, kv_heads=2, dtype=np.float32, width=None):
     sizes = (heads, rope.head_dim), (kv_heads, rope.head_dim), (kv_heads, width or rope.head_dim)
     return [rng.standard_normal((batch, seq, *size)).astype(dtype) for size in sizes]
 
@@ -79,7 +79,7 @@ OPTIONS = {
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("kind", DTYPES)
 def test_steps_give_what_one_pass_gives(kind, name, rng):
-    tensors = drawn(rng, ROPE, dtype=DTYPES[kind])
+    tensors = draw_tensors(rng, ROPE, dtype=DTYPES[kind])
     want = attention(ROPE, *tensors, count_on(2, 13), kind, **OPTIONS[name])
     keys_wanted = cached(rotated(ROPE, tensors[1], count_on(2, 13), kind), kind)
     for target in TARGETS if kind != "float64" else ("primitive",):
@@ -100,7 +100,7 @@ def test_steps_give_what_one_pass_gives(kind, name, rng):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_chunks_of_one_sequence_give_what_one_pass_gives(target, rng):
-    tensors = drawn(rng, ROPE, batch=1)
+    tensors = draw_tensors(rng, ROPE, batch=1)
     model = export.export_attention(ROPE, **HEADS, target=target, layout="bshd", max_positions=13)
     result, _ = run_steps(model, tensors, (4, 5, 1, 3))
     assert agrees(result, attention(ROPE, *tensors, count_on(1, 13), "float32"))
@@ -111,21 +111,21 @@ def test_chunks_of_one_sequence_give_what_one_pass_gives(target, rng):
 @pytest.mark.parametrize("target", TARGETS)
 def test_export_attention_with_masks(target, window, kind, rng):
     """Queries without any key among them: left padding has such."""
-    tensors = drawn(rng, ROPE)
+    tensors = draw_tensors(rng, ROPE)
     model = export.export_attention(
         ROPE, **HEADS, target=target, layout="bshd", max_positions=32, mask=kind, window=window
     )
     if kind == "padding":
         masks = np.arange(13) >= np.array([[0], [6]])
-        given = {"allowed": masks[:, None, None]}
+        oracle_masks = {"allowed": masks[:, None, None]}
     else:
         masks = rng.random((2, 4, 13, 13)) < 0.6
         masks[0, 1, 7] = False
-        given = {"allowed": masks}
+        oracle_masks = {"allowed": masks}
         if kind == "float":
             masks = np.where(masks, rng.standard_normal(masks.shape), -np.inf).astype(np.float32)
-            given = {"added": masks}
-    want = attention(ROPE, *tensors, count_on(2, 13), "float32", window=window, **given)
+            oracle_masks = {"added": masks}
+    want = attention(ROPE, *tensors, count_on(2, 13), "float32", window=window, **oracle_masks)
     for steps in ((13,), (9, 1, 1, 1, 1)):
         result, _ = run_steps(model, tensors, steps, masks)
         assert agrees(result, want)
@@ -135,7 +135,7 @@ def test_export_attention_with_masks(target, window, kind, rng):
 @pytest.mark.parametrize("target", ["primitive", "onnx"])
 @pytest.mark.parametrize("table", [None, 64])
 def test_export_attention_with_position_ids(target, table, rng):
-    tensors = drawn(rng, ROPE)
+    tensors = draw_tensors(rng, ROPE)
     ids = rng.integers(0, 64, (2, 13))
     model = export.export_attention(
         ROPE, **HEADS, target=target, layout="bshd", positions="position_ids", max_positions=table
@@ -158,7 +158,7 @@ ROTATIONS = {
 @pytest.mark.parametrize("target", TARGETS)
 def test_export_attention_of_other_rotations(target, name, rng):
     rope = ROTATIONS[name]
-    tensors = drawn(rng, rope)
+    tensors = draw_tensors(rng, rope)
     needs_ids = rope.axes > 1 and not rope.spec.shared_id
     options = {
         "num_heads": 4,
@@ -188,7 +188,7 @@ def test_export_attention_of_other_rotations(target, name, rng):
 @pytest.mark.parametrize("layout", ["bhsd", "bshd", "bsd"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_export_attention_in_every_layout(target, layout, rng):
-    (q, k, v) = drawn(rng, ROPE)
+    (q, k, v) = draw_tensors(rng, ROPE)
     layouts = {
         "bhsd": lambda x: x.transpose(0, 2, 1, 3),
         "bshd": lambda x: x,
@@ -210,7 +210,7 @@ def test_export_attention_in_every_layout(target, layout, rng):
 
 @pytest.mark.parametrize("target", ["primitive", "onnx"])
 def test_not_causal_and_values_of_another_width(target, rng):
-    tensors = drawn(rng, ROPE, width=24)
+    tensors = draw_tensors(rng, ROPE, width=24)
     model = export.export_attention(
         ROPE, **HEADS, target=target, layout="bshd", causal=False, past=False, v_head_dim=24
     )
@@ -252,12 +252,14 @@ def test_export_attention_with_projections_norms_and_biases(target, kind, rng):
     )
     x = rng.standard_normal((2, 7, hidden)).astype(dtype)
     (result,) = runtime.run(runtime.open_session(model), {"hidden": x}, [(2, 7, 40)])
-    made = [projected(x, weights[n], weights.get(f"{n}_bias", 0), kind) for n in "qkv"]
-    made = [tuple(part.reshape(2, 7, -1, 32) for part in pair) for pair in made]
-    made[:2] = [
-        normed(pair, weight, 1e-5, kind) for pair, weight in zip(made[:2], norms, strict=True)
+    vectors = [projected(x, weights[n], weights.get(f"{n}_bias", 0), kind) for n in "qkv"]
+    vectors = [tuple(part.reshape(2, 7, -1, 32) for part in pair) for pair in vectors]
+    vectors[:2] = [
+        normed(pair, weight, 1e-5, kind) for pair, weight in zip(vectors[:2], norms, strict=True)
     ]
-    merged = tuple(part.reshape(2, 7, -1) for part in attention(ROPE, *made, count_on(2, 7), kind))
+    merged = tuple(
+        part.reshape(2, 7, -1) for part in attention(ROPE, *vectors, count_on(2, 7), kind)
+    )
     assert agrees(result, projected(merged, weights["o"], 0, kind))
     assert export.validate(model, ROPE).passed
 
@@ -332,7 +334,10 @@ WEIGHTS = {"q": np.ones((128, 8)), "k": np.ones((64, 8)), "v": np.ones((64, 8))}
             {"weights": WEIGHTS, "layout": "thd"},
             "`layout` is 'thd'; it must be one of bhsd, bshd, bsd",
         ),
-        ({"weights": WEIGHTS, "layout": "bshd"}, "`layout` is 'bshd', but `weights` are given"),
+        (
+            {"weights": WEIGHTS, "layout": "bshd"},
+            "`layout` is 'bshd', but `weights` are given",
+        ),
         (
             {"weights": WEIGHTS | {"k": 1.0}},
             r"`weights\['k'\]` has shape \(\); its axes must be out, in",
@@ -403,8 +408,8 @@ def test_validate_finds_a_wrong_attention(target):
     assert max(off) == report.worst.error
 
 
-def with_present(model, name, op, value):
-    """The model with one node more before an output: the output, and `value`, through `op`."""
+def with_node_before_output(model, name, op, value):
+    """Return the model with `op`(output, `value`) in place of an output."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for node in copy.graph.node:
@@ -423,13 +428,13 @@ def test_validate_finds_wrong_keys_and_values(name, op, value):
     """Single tokens show them in no result: the cache is not read again."""
     model = export.export_attention(ROPE, num_heads=4, target="primitive", max_positions=2)
     assert export.validate(model, ROPE).passed
-    assert not export.validate(with_present(model, name, op, value), ROPE).passed
+    assert not export.validate(with_node_before_output(model, name, op, value), ROPE).passed
 
 
 def test_float64_scale_is_float64(rng):
     """onnxruntime folds a scalar factor of MatMul into a float32 attribute: 1e-9 off for 1/√80."""
     rope = RotaryEmbedding(80)
-    tensors = drawn(rng, rope, dtype=np.float64)
+    tensors = draw_tensors(rng, rope, dtype=np.float64)
     model = export.export_attention(
         rope, **HEADS, target="primitive", dtype=np.float64, layout="bshd", softcap=0.7
     )
@@ -439,7 +444,7 @@ def test_float64_scale_is_float64(rng):
 
 def test_a_table_that_ends_fails_instead_of_guessing(rng):
     for target in TARGETS:
-        tensors = drawn(rng, ROPE)
+        tensors = draw_tensors(rng, ROPE)
         model = export.export_attention(
             ROPE, **HEADS, target=target, layout="bshd", max_positions=12
         )
@@ -464,8 +469,8 @@ def test_weights_of_another_library_in_bfloat16(rng):
     rope = RotaryEmbedding(16)
     models = [
         export.export_attention(
-            rope, **HEADS, weights={name: made(x) for name, x in arrays.items()}
+            rope, **HEADS, weights={name: convert(x) for name, x in arrays.items()}
         )
-        for made in (Foreign, lambda x: x.astype(ml_dtypes.bfloat16))
+        for convert in (Foreign, lambda x: x.astype(ml_dtypes.bfloat16))
     ]
     assert models[0] == models[1]

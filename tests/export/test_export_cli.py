@@ -167,16 +167,16 @@ def test_settings_of_a_config_must_be_given_as_options(export_to, changed, text,
 
 def test_settings_of_a_model_type_must_be_given_where_its_config_is_silent(export_to):
     silent = CONFIG | {"model_type": "gemma2", "head_dim": 64, "rope_scaling": None}
-    given = ("--attention",)
+    options = ("--attention",)
     for text, option in (
         ("sliding_window 4096; give --window 4096", ("--window", "0")),
         ("attn_logit_softcapping 50.0; give --softcap 50", ("--softcap", "50")),
         ("query_pre_attn_scalar 256; give --scale 0.0625", ("--scale", "0.0625")),
     ):
         with pytest.raises(UsageError, match=text):
-            export_to(*given, config=silent)
-        given = (*given, *option)
-    assert export_to(*given, config=silent)[0] == 0
+            export_to(*options, config=silent)
+        options = (*options, *option)
+    assert export_to(*options, config=silent)[0] == 0
     nulls = dict.fromkeys(("sliding_window", "attn_logit_softcapping", "query_pre_attn_scalar"))
     assert export_to("--attention", config=silent | nulls)[0] == 0
 
@@ -286,7 +286,7 @@ def test_norms_that_a_model_type_does_not_have_are_refused(export_to):
 
 
 @pytest.mark.parametrize(
-    ("given", "assumed"),
+    ("options", "assumed"),
     [
         (
             (),
@@ -296,14 +296,14 @@ def test_norms_that_a_model_type_does_not_have_are_refused(export_to):
         (("--normed", "--scale", "0.2"), "no attention sinks, chunks or latent attention, causal"),
     ],
 )
-def test_a_file_for_an_unknown_model_type_says_what_it_assumed(export_to, capsys, given, assumed):
+def test_a_file_for_an_unknown_model_type_says_what_it_assumed(export_to, capsys, options, assumed):
     unknown = {
         "somebody's own": 'model type "somebody\'s own" is not known',
         None: "the config has no model_type",
     }
     for model_type, text in unknown.items():
         config = CONFIG | {"model_type": model_type}
-        assert export_to("--attention", "--half", *given, config=config)[0] == 0
+        assert export_to("--attention", "--half", *options, config=config)[0] == 0
         assert f"{text}; assumed: {assumed}" in capsys.readouterr().out
 
 

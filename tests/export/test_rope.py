@@ -19,7 +19,7 @@ INTERLEAVED_MROPE = np.array([0, 1, 2, 0, 1, 2, 0, 0])
 
 
 def on_axes(owner, axes):
-    """Frequencies of which pair i rotates by axis owner[i] only."""
+    """Return frequencies of which pair i rotates by axis owner[i] only."""
     return OMEGA[: len(owner)] * (np.asarray(owner) == np.arange(axes)[:, None])
 
 
@@ -122,8 +122,11 @@ def test_export_rope_agrees_with_the_mathematics_and_numpy(name, kind, interleav
     ids = {"position_ids": rng.integers(0, TABLE, (2, 5, rope.axes)[: 3 if rope.axes > 1 else 2])}
     if rope.axes == 1:
         ids["offset"] = np.arange(5) + np.array([[3], [11]])
-    want = {positions: [exact(rope, x, given) for x in (q, k)] for positions, given in ids.items()}
-    kernels = {positions: rope(q, k, given) for positions, given in ids.items()}
+    want = {
+        positions: [exact(rope, x, position_ids) for x in (q, k)]
+        for positions, position_ids in ids.items()
+    }
+    kernels = {positions: rope(q, k, position_ids) for positions, position_ids in ids.items()}
     for case in combinations(rope, name, kind):
         layout, positions, table, target = case
         model = export.export_rope(
@@ -320,8 +323,8 @@ def test_primitive_is_one_function_in_opset_13():
 @pytest.mark.parametrize(("target", "domain"), [("onnx", ""), ("ort", "com.microsoft")])
 def test_fused_operators_are_used(target, domain):
     model = export.export_rope(RotaryEmbedding(16), target=target, max_positions=8)
-    found = [node for node in model.graph.node if node.op_type == "RotaryEmbedding"]
-    assert [(node.domain, len(node.input)) for node in found] == [(domain, 4)] * 2
+    nodes = [node for node in model.graph.node if node.op_type == "RotaryEmbedding"]
+    assert [(node.domain, len(node.input)) for node in nodes] == [(domain, 4)] * 2
     mrope = RotaryEmbedding.from_inv_freq(**ROTATIONS["mrope, interleaved axes"])
     model = export.export_rope(mrope, target="ort", max_positions=8, num_heads=4)
     (node, _) = (node for node in model.graph.node if node.op_type == "MRotaryEmbedding")
