@@ -64,7 +64,8 @@ class Graph:
             raise ValueError(f"`value` is {value!r}; it must be the output of a node in this graph")
         for node in self.nodes:
             for names in (node.input, node.output):
-                names[:] = [name if old == value else old for old in names]
+                if value in names:
+                    names[:] = [name if old == value else old for old in names]
         self.outputs.append(helper.make_tensor_value_info(name, onnx_type(dtype), shape))
 
     def node(

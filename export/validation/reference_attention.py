@@ -74,9 +74,9 @@ def product(a: Float64, b: Float64, extra_roundings: int = 0) -> Estimate:
 
     extra_roundings: roundings of each product beside its own.
 
-    The partial sums of n products wander from 0 to their sum s, and by √Σ(ab)² at most from a
-    straight way, if the products come in no particular order. So n roundings of them vary by
-    n·(s² + Σ(ab)²).
+    The partial sums of n products go from 0 to their sum s. If the products come in no particular
+    order, they differ from a straight line by √Σ(ab)² at most. So n roundings of them have a
+    variance of n·(s² + Σ(ab)²).
     """
     result = a @ b
     roundings = a.shape[-1] + extra_roundings
