@@ -1,8 +1,8 @@
-"""ONNX export: the same rotation as graph ops, validated under onnxruntime (needs the extra `onnx`).
+"""ONNX export: the same rotation as graph operators, validated under onnxruntime.
 
-The extra asks for onnxruntime 1.29; a file once written may run on an older one. 1.28 lacks MRotaryEmbedding
-(target "ort", tables of three axes) and Cos in float64 (float64 without tables), and refuses to load them; the rest
-passes `validate` there.
+Needs the extra `onnx`, which asks for onnxruntime 1.29. A saved file may run on an older one: 1.28
+lacks MRotaryEmbedding (target "ort", tables of three axes) and Cos in float64 (float64 without
+tables), and refuses to load models with those; the others pass `validate` there.
 """
 
 try:
@@ -10,7 +10,8 @@ try:
     import onnxruntime as _onnxruntime  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        f'rope_cpu.export needs onnx and onnxruntime, and {error.name!r} is missing: pip install "rope-cpu[onnx]"'
+        f"rope_cpu.export needs onnx and onnxruntime, and {error.name!r} is missing: "
+        'pip install "rope-cpu[onnx]"'
     ) from error
 
 from .attention_model import export_attention

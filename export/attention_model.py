@@ -11,16 +11,16 @@ from numpy.typing import ArrayLike, DTypeLike
 from rope_cpu import RotaryEmbedding
 from rope_cpu.array_types import Float64
 
-from .attention_options import AttentionOptions
+from .attention_options import NORM_EPSILON, AttentionOptions
 from .graph import Graph, relayout, rms_norm
-from .graph_inputs import inputs_of, rotator_of, sizes_of
-from .layouts import shape_of
-from .masks import INPUT, SHAPES, lengths_of
-from .metadata import described, entries
-from .options import is_rotary_embedding, options_given
+from .graph_inputs import batch_and_sequence, build_rotator, position_inputs
+from .layouts import tensor_shape
+from .masks import MASK_INPUT, MASK_SHAPES, sequence_lengths
+from .metadata import model_metadata, rotation_text
+from .options import check_rotary_embedding
 from .targets import TARGETS
 from .targets.base import Attention, Rotator
-from .weights import norms_of, weights_of
+from .weights import norm_weights, projection_weights
 
 
 def export_attention(
@@ -37,7 +37,7 @@ def export_attention(
     scale: float | None = None,
     mask: str = "none",
     qk_norm: tuple[ArrayLike, ArrayLike] | None = None,
-    norm_epsilon: float = 1e-6,
+    norm_epsilon: float = NORM_EPSILON,
     past: bool = True,
     positions: str = "past",
     max_positions: int | None = None,
@@ -48,164 +48,247 @@ def export_attention(
 ) -> onnx.ModelProto:
     """Return an ONNX model of attention with rotated queries and keys.
 
-    Inputs q, k, v (or hidden), past_key, past_value (batch, kv_heads, past, head_dim); outputs attention, present_key,
-    present_value. Keys are cached rotated. Prefill, chunks and single steps give what one pass over all tokens gives,
-    where attention is causal.
+    Inputs are q, k, v (or hidden), and past_key, past_value (batch, kv_heads, past, head_dim);
+    outputs are attention, present_key, present_value. Cached keys are rotated. If attention is
+    causal, prefill, chunks and single steps give the results of one pass over all tokens.
 
-    num_heads, num_kv_heads: of queries, and of keys and values (grouped-query attention); None: as many.
-    target: "onnx" (Attention and RotaryEmbedding, opset 23), "primitive" (ops of opset 13; the only one in float64) or
-        "ort" (com.microsoft GroupQueryAttention, which rotates too: it needs max_positions and positions "past", is
-        causal, head_dim and rotary_dim are multiples of 16, v_head_dim is head_dim; several new tokens on a past need a
-        batch of 1).
-    dtype: of inputs and outputs; float16 and bfloat16 are computed in float32.
-    layout: of q, k, v and the result: "bhsd", "bshd" or "bsd" (batch, seq, heads·head_dim). Not together with weights.
-    causal: a query attends to keys up to itself. window: to so many of them, itself included.
-    softcap: c·tanh(score/c). scale: on the scores, head_dim^-½ unless given.
-    mask: "none", "padding" (an input attention_mask, bool (batch, total), true: attend), "bool" or "float" ((batch or
-        1, heads or 1, seq, total), true: attend, or added to the scores). A query without any key gives zeros.
-    qk_norm: weights (head_dim,) of an RMS norm of q and one of k before the rotation, with `norm_epsilon`.
-    past: whether there are past and present keys and values.
-    positions: "past" (tokens count on from the past) or "position_ids" (an input, as in `export_rope`).
-    max_positions: rows of the cos and sin tables; None: computed in the graph (as in `export_rope`).
-    weights: projections as torch's Linear has them, (out, in): q, k, v, perhaps o, and q_bias, k_bias, v_bias, o_bias;
-        the input is then hidden (batch, seq, in), the output (batch, seq, out).
-    v_head_dim: width of a value vector, head_dim unless given. opset, metadata: as in `export_rope`.
+    Parameters
+    ----------
+    rope : RotaryEmbedding
+        The rotation, of one sequence length.
+    num_heads, num_kv_heads : int
+        Heads of queries, and of keys and values (grouped-query attention). None: as many.
+    target : {"onnx", "primitive", "ort"}
+        "onnx": Attention and RotaryEmbedding, opset 23. "primitive": operators of opset 13; the
+        only target in float64. "ort": com.microsoft GroupQueryAttention, which rotates too. That
+        one needs `max_positions`, positions "past", `causal`, a head_dim and a rotary_dim that are
+        multiples of 16, and a v_head_dim equal to head_dim; several new tokens on a past need a
+        batch of 1.
+    dtype : dtype
+        Of inputs and outputs: float32, float16, bfloat16 or float64. float16 and bfloat16 are
+        computed in float32.
+    layout : {"bhsd", "bshd", "bsd"}
+        Axes of q, k, v and the result; "bsd" is (batch, seq, heads·head_dim). Not
+        together with `weights`: hidden states are (batch, seq, in).
+    causal : bool
+        A query attends to keys up to its own.
+    window : int, optional
+        Number of keys to which a query attends, its own included. Needs `causal`.
+    softcap : float, optional
+        Caps the scores: softcap·tanh(score/softcap).
+    scale : float, optional
+        Factor of the scores, head_dim^-½ by default.
+    mask : {"none", "padding", "bool", "float"}
+        "padding": an input attention_mask, bool (batch, total), true: attend. "bool", "float":
+        (batch or 1, heads or 1, seq, total), true: attend, or added to the scores. A query without
+        any key gives zeros.
+    qk_norm : pair of array_like, optional
+        Weights (head_dim,) of the RMS norms of q and of k before the rotation.
+    norm_epsilon : float
+        Added to the mean square in these norms.
+    past : bool
+        Whether there are past and present keys and values.
+    positions : {"past", "position_ids"}
+        "past": tokens are numbered on from the past. "position_ids": an input, as in `export_rope`.
+    max_positions : int, optional
+        Rows of the cos and sin tables. None: computed in the graph, as in `export_rope`.
+    weights : mapping of str to array_like, optional
+        Projections as in torch.nn.Linear, (out, in): q, k, v and perhaps o; biases (out,): q_bias,
+        k_bias, v_bias, o_bias. The input is then hidden (batch, seq, in) and the output
+        (batch, seq, out).
+    v_head_dim : int, optional
+        Width of a value vector, head_dim by default.
+    opset : int, optional
+        Of the model. None: the lowest opset of the target.
+    metadata : mapping of str to str, optional
+        Further metadata entries of the model. Keys that the export itself writes are refused.
 
-    Raises TypeError or ValueError, before anything is built, where the target cannot express it, saying why and which
-    can.
+    Returns
+    -------
+    onnx.ModelProto
+        The model; its metadata hold the options, which `validate` reads.
 
-    Source: https://onnx.ai/onnx/operators/onnx__Attention.html and onnxruntime's docs/ContribOperators.md
+    Raises
+    ------
+    TypeError, ValueError
+        Before anything is built, if an argument is invalid or the target cannot express the
+        attention. The text names the targets that can.
+
+    References
+    ----------
+    https://onnx.ai/onnx/operators/onnx__Attention.html
+
+    onnxruntime, docs/ContribOperators.md, com.microsoft.GroupQueryAttention
+
+    Examples
+    --------
+    >>> from rope_cpu import RotaryEmbedding, export
+    >>> rope = RotaryEmbedding(16)
+    >>> model = export.export_attention(rope, num_heads=4, num_kv_heads=2, max_positions=32)
+    >>> [value.name for value in model.graph.input]
+    ['q', 'k', 'v', 'past_key', 'past_value']
+    >>> [value.name for value in model.graph.output]
+    ['attention', 'present_key', 'present_value']
     """
-    is_rotary_embedding(rope)
-    arrays = weights_of(weights) | norms_of(qk_norm)
-    derived = {
-        "num_kv_heads": num_heads if num_kv_heads is None else num_kv_heads,
-        "v_head_dim": rope.head_dim if v_head_dim is None else v_head_dim,
-        "scale": rope.head_dim**-0.5 if scale is None else scale,
-        "qk_norm": qk_norm is not None,
-        "hidden": arrays["q"].shape[1] if "q" in arrays else None,
-        "output": arrays["o"].shape[0] if "o" in arrays else None,
-    }
-    options = AttentionOptions(**options_given(AttentionOptions, locals()) | derived)
+    check_rotary_embedding(rope)
+    arrays = projection_weights(weights) | norm_weights(qk_norm)
+    options = AttentionOptions(
+        num_heads=num_heads,
+        num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        scale=rope.head_dim**-0.5 if scale is None else scale,
+        mask=mask,
+        positions=positions,
+        max_positions=max_positions,
+        v_head_dim=rope.head_dim if v_head_dim is None else v_head_dim,
+        target=target,
+        dtype=dtype,
+        layout=layout,
+        norm_epsilon=norm_epsilon,
+        past=past,
+        opset=opset,
+        qk_norm=qk_norm is not None,
+        hidden=arrays["q"].shape[1] if "q" in arrays else None,
+        output=arrays["o"].shape[0] if "o" in arrays else None,
+    )
     options.check_rope(rope)
     options.check_arrays(rope.head_dim, arrays)
-    return _Builder(rope, options, arrays).model(entries(rope, options, metadata))
+    builder = _ModelBuilder(rope, options, arrays)
+    return builder.build(model_metadata(rope, options, metadata))
 
 
-class _Builder:
-    """Puts one attention model together; arrays: weights and norms by name."""
+class _ModelBuilder:
+    """Builds one attention model; arrays: weights and norms by name."""
 
     def __init__(
         self, rope: RotaryEmbedding, options: AttentionOptions, arrays: dict[str, Float64]
     ) -> None:
-        self.graph, self.rope, self.options, self.arrays = Graph(), rope, options, arrays
-        self.target, self.sizes = TARGETS[options.target], options.sizes(rope.head_dim)
-        self.dtype, self.compute_dtype = options.dtype, options.rotation.compute_dtype
+        self.rope = rope
+        self.options = options
+        self.arrays = arrays
+        self.graph = Graph()
+        self.target = TARGETS[options.target]
+        self.sizes = options.sizes(rope.head_dim)
+        self.dtype = options.dtype
+        self.rotation = options.rotation
+        self.compute_dtype = self.rotation.compute_dtype
 
-    def model(self, metadata: dict[str, str]) -> onnx.ModelProto:
+    def build(self, metadata: dict[str, str]) -> onnx.ModelProto:
         """Return the model."""
-        graph, options = self.graph, self.options
-        tokens = self._inputs()
-        sizes = sizes_of(graph, tokens[0], options.layout)
-        lengths = lengths_of(graph, sizes[1], "past_key" if options.past else None)
-        rotator = rotator_of(graph, self.rope, options.rotation, sizes, lengths.past)
-        wide = {name: self._widened(name) for name in tokens}
-        q, k, v = (self._ready(name, wide.get(name) or wide["hidden"], rotator) for name in "qkv")
+        graph = self.graph
+        options = self.options
+        names = self._declare_inputs()
+        sizes = batch_and_sequence(graph, names[0], options.layout)
+        lengths = sequence_lengths(graph, sizes[1], "past_key" if options.past else None)
+        rotator = build_rotator(graph, self.rope, self.rotation, sizes, lengths.past)
+        inputs = {name: self._to_compute_dtype(name) for name in names}
+        if options.hidden is not None:
+            inputs = dict.fromkeys("qkv", inputs["hidden"])
+        q, k, v = (self._attention_input(name, x, rotator) for name, x in inputs.items())
         with graph.scope("attention"):
-            past = (
-                (self._widened("past_key"), self._widened("past_value")) if options.past else None
-            )
-            bias = self._widened(INPUT) if options.mask == "float" else None
-            y, keys, values = self.target.attend(
-                Attention(graph, options, rotator, lengths, past, bias), q, k, v
-            )
-        self._outputs(y, keys, values)
+            past = None
+            if options.past:
+                past = (self._to_compute_dtype("past_key"), self._to_compute_dtype("past_value"))
+            bias = self._to_compute_dtype(MASK_INPUT) if options.mask == "float" else None
+            attention = Attention(graph, options, rotator, lengths, past, bias)
+            result, keys, values = self.target.attend(attention, q, k, v)
+        self._declare_outputs(result, keys, values)
         return graph.model(
             "rotary_attention",
             opset=options.opset,
-            doc=f"Attention with rotated queries and keys. {described(self.rope)}",
+            doc=f"Attention with rotated queries and keys. {rotation_text(self.rope)}",
             functions=rotator.functions(options.opset),
             metadata=metadata,
         )
 
-    def _inputs(self) -> list[str]:
-        """Declare every input; return q, k and v, or the hidden states that all three are projected from."""
-        graph, options = self.graph, self.options
+    def _declare_inputs(self) -> list[str]:
+        """Declare all inputs; return the names of q, k and v, or of the hidden states instead."""
+        graph = self.graph
+        options = self.options
+        shapes = {name: tensor_shape(options.layout, *size) for name, size in self.sizes.items()}
         if options.hidden is not None:
-            shapes: dict[str, list[str | int]] = {"hidden": ["batch", "sequence", options.hidden]}
-        else:
-            shapes = {name: shape_of(options.layout, *size) for name, size in self.sizes.items()}
+            shapes = {"hidden": ["batch", "sequence", options.hidden]}
         for name, shape in shapes.items():
             graph.input(name, self.dtype, shape)
         if options.past:
             graph.input("past_key", self.dtype, self._cache_shape("k", "past_length"))
             graph.input("past_value", self.dtype, self._cache_shape("v", "past_length"))
-        for declared in inputs_of(self.rope, options.rotation):
-            graph.input(*declared)
+        for declaration in position_inputs(self.rope, self.rotation):
+            graph.input(*declaration)
         if options.mask != "none":
-            graph.input(
-                INPUT, self.dtype if options.mask == "float" else np.bool_, SHAPES[options.mask]
-            )
+            mask_dtype = self.dtype if options.mask == "float" else np.bool_
+            graph.input(MASK_INPUT, mask_dtype, MASK_SHAPES[options.mask])
         return list(shapes)
 
     def _cache_shape(self, name: str, length: str) -> list[str | int]:
         heads, width = self.sizes[name]
         return ["batch", heads, length, width]
 
-    def _widened(self, value: str) -> str:
-        """Return a value in the compute dtype."""
-        return self.graph.cast(
-            value, self.compute_dtype, f"{value}_{self.compute_dtype}", source=self.dtype
-        )
+    def _to_compute_dtype(self, value: str) -> str:
+        name = f"{value}_{self.compute_dtype}"
+        return self.graph.cast(value, self.compute_dtype, name, source=self.dtype)
 
-    def _ready(self, name: str, x: str, rotator: Rotator) -> str:
-        """Return q, k or v as attention takes them: projected, normed, rotated and laid out as each needs."""
-        graph, (heads, width), projected = self.graph, self.sizes[name], name in self.arrays
+    def _attention_input(self, name: str, x: str, rotator: Rotator) -> str:
+        """Return q, k or v in the target's layout: projected, normed, rotated.
+
+        Keys and values are rounded to the cache's dtype, unless they come in that dtype.
+        """
+        graph = self.graph
+        heads, width = self.sizes[name]
+        projected = name in self.arrays
         with graph.scope(name):
-            x = self._projected(x, name) if projected else x
+            if projected:
+                x = self._project(x, name)
             x = relayout(graph, x, self.options.layout, self.target.attention_layout, heads, width)
             if f"{name}_norm" in self.arrays:
                 weight = self.arrays[f"{name}_norm"].astype(self.compute_dtype)
                 x = rms_norm(graph, x, name, weight, self.options.norm_epsilon)
             if name == "v":
-                return self._as_cached(x) if projected else x
+                return self._round_as_cached(x) if projected else x
             if self.target.attention_rotates:
                 return x
             rotated = rotator.rotate(x, heads)
-            return self._as_cached(rotated) if name == "k" else rotated
+            return self._round_as_cached(rotated) if name == "k" else rotated
 
-    def _as_cached(self, x: str) -> str:
-        """Round keys and values as the cache does: later steps find them rounded, so this one uses them so."""
+    def _round_as_cached(self, x: str) -> str:
+        """Round keys or values to the cache's dtype: later steps read them so rounded."""
         rounded = self.graph.cast(x, self.dtype, "as_cached", source=self.compute_dtype)
         return self.graph.cast(rounded, self.compute_dtype, "from_cached", source=self.dtype)
 
-    def _projected(self, x: str, name: str) -> str:
+    def _project(self, x: str, name: str) -> str:
         """Apply a projection: x · Wᵀ + b."""
-        weight = self.graph.initializer(f"{name}_weight", self.arrays[name].T.astype(self.dtype))
-        y = self.graph.node("MatMul", [x, self._widened(weight)], f"{name}_projected")
+        graph = self.graph
+        weight = self.arrays[name].T.astype(self.dtype)
+        weight_name = graph.initializer(f"{name}_weight", weight)
+        matrix = self._to_compute_dtype(weight_name)
+        y = graph.node("MatMul", [x, matrix], f"{name}_projected")
         if f"{name}_bias" not in self.arrays:
             return y
-        bias = self.graph.initializer(
-            f"{name}_bias", self.arrays[f"{name}_bias"].astype(self.dtype)
-        )
-        return self.graph.node("Add", [y, self._widened(bias)], f"{name}_with_bias")
+        bias = self.arrays[f"{name}_bias"].astype(self.dtype)
+        bias_name = graph.initializer(f"{name}_bias", bias)
+        return graph.node("Add", [y, self._to_compute_dtype(bias_name)], f"{name}_with_bias")
 
-    def _outputs(self, y: str, keys: str, values: str) -> None:
-        options, heads, width = self.options, self.options.num_heads, self.options.v_head_dim
-        layout = "bsd" if "o" in self.arrays else options.layout
-        with self.graph.scope("output"):
-            y = relayout(self.graph, y, self.target.attention_layout, layout, heads, width)
-            y = self._projected(y, "o") if "o" in self.arrays else y
-        shape = shape_of(layout, heads, width)
-        self._output(
-            y, "attention", shape if options.output is None else [*shape[:2], options.output]
-        )
+    def _declare_outputs(self, result: str, keys: str, values: str) -> None:
+        graph = self.graph
+        options = self.options
+        heads = options.num_heads
+        width = options.v_head_dim
+        projected = options.output is not None
+        layout = "bsd" if projected else options.layout
+        shape = tensor_shape(layout, heads, width)
+        with graph.scope("output"):
+            y = relayout(graph, result, self.target.attention_layout, layout, heads, width)
+            if options.output is not None:
+                y = self._project(y, "o")
+                shape = ["batch", "sequence", options.output]
+        self._declare_output(y, "attention", shape)
         if options.past:
-            self._output(keys, "present_key", self._cache_shape("k", "total_length"))
-            self._output(values, "present_value", self._cache_shape("v", "total_length"))
+            self._declare_output(keys, "present_key", self._cache_shape("k", "total_length"))
+            self._declare_output(values, "present_value", self._cache_shape("v", "total_length"))
 
-    def _output(self, value: str, name: str, shape: list[str | int]) -> None:
-        value = self.graph.cast(
-            value, self.dtype, f"{name}/to_{self.dtype}", source=self.compute_dtype
-        )
+    def _declare_output(self, value: str, name: str, shape: list[str | int]) -> None:
+        cast_name = f"{name}/to_{self.dtype}"
+        value = self.graph.cast(value, self.dtype, cast_name, source=self.compute_dtype)
         self.graph.output(value, name, self.dtype, shape)

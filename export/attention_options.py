@@ -1,10 +1,9 @@
-"""What was asked of export_attention, validated."""
+"""The arguments of export_attention, validated."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 from rope_cpu import RotaryEmbedding
@@ -13,27 +12,38 @@ from rope_cpu.arguments.scalars import boolean, one_of, real_number, whole_numbe
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 
-from .masks import SHAPES
-from .options import RopeOptions, check_counted
-from .targets import TARGETS
-from .targets.base import AttentionSettings
+from .masks import MASK_SHAPES
+from .options import RopeOptions, check_coordinates, table_rows, target_dtype, target_opset
+from .targets import TARGETS, capable_targets, find_target
 
 LAYOUTS = ("bhsd", "bshd", "bsd")
-MASKS = ("none", *SHAPES)
+MASKS = ("none", *MASK_SHAPES)
 POSITIONS = ("past", "position_ids")
 NORM_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionOptions(AttentionSettings):
-    """The arguments of `export_attention`, validated and in plain types; see there.
+class AttentionOptions:
+    """The arguments of `export_attention`, validated and in plain types: dtypes are names.
 
-    qk_norm: whether q and k are normed. hidden, output: widths of the hidden states that come in and that go out, None
-    where there are no projections.
+    See `export_attention` for their meaning; `num_kv_heads`, `v_head_dim` and `scale` are never
+    None here. qk_norm: whether q and k are normed. hidden, output: widths of the hidden states at
+    the input and at the output, None without projections.
     """
 
     kind: ClassVar[str] = "attention"
 
+    # The order of the fields is that of the entries in a file's metadata.
+    num_heads: int
+    num_kv_heads: int
+    causal: bool
+    window: int | None
+    softcap: float | None
+    scale: float
+    mask: str
+    positions: str
+    max_positions: int | None
+    v_head_dim: int
     target: str
     dtype: Any
     layout: str
@@ -45,56 +55,61 @@ class AttentionOptions(AttentionSettings):
     output: int | None
 
     def __post_init__(self) -> None:
-        heads = whole_number("num_heads", self.num_heads, 1, limits.HEADS)
-        kv_heads = whole_number("num_kv_heads", self.num_kv_heads, 1, limits.HEADS)
-        if heads % kv_heads:
-            raise ValueError(
-                f"`num_heads` is {heads}, not a multiple of `num_kv_heads`, {kv_heads}"
-            )
-        plain = {
-            "num_heads": heads,
-            "num_kv_heads": kv_heads,
+        target = find_target(self.target)
+        checked = {
+            "num_heads": whole_number("num_heads", self.num_heads, 1, limits.HEADS),
+            "num_kv_heads": whole_number("num_kv_heads", self.num_kv_heads, 1, limits.HEADS),
             "positions": one_of("positions", self.positions, POSITIONS),
-            "layout": self._layout(),
-            "dtype": self.rotation.dtype,
-            "max_positions": self.rotation.max_positions,
-            "opset": self.rotation.opset,
+            "layout": one_of("layout", self.layout, LAYOUTS),
+            "dtype": target_dtype(target, self.dtype),
+            "max_positions": table_rows(self.max_positions),
+            "opset": target_opset(target, self.opset),
             "v_head_dim": whole_number("v_head_dim", self.v_head_dim, 1, limits.HEAD_DIM),
             "causal": boolean("causal", self.causal),
             "window": None if self.window is None else whole_number("window", self.window),
-            "softcap": None if self.softcap is None else real_number("softcap", self.softcap),
-            "scale": real_number("scale", self.scale),
+            "softcap": None if self.softcap is None else _float32("softcap", self.softcap),
+            "scale": _float32("scale", self.scale),
             "mask": one_of("mask", self.mask, MASKS),
             "past": boolean("past", self.past),
-            "norm_epsilon": real_number("norm_epsilon", self.norm_epsilon),
+            "norm_epsilon": _float32("norm_epsilon", self.norm_epsilon),
             "qk_norm": boolean("qk_norm", self.qk_norm),
             "hidden": _width("hidden", self.hidden),
             "output": _width("output", self.output),
         }
-        for name, value in plain.items():
+        for name, value in checked.items():
             object.__setattr__(self, name, value)
-        for name in ("softcap", "scale", "norm_epsilon"):
-            value = plain[name]
-            if (
-                value is not None and not 2.0**-126 <= value < 2.0**62
-            ):  # float32 holds it, and what it divides
-                raise ValueError(
-                    f"`{name}` is {shown(value)}; it must be at least 2^-126 and below 2^62"
-                )
+        self._check_combinations()
+        if self.hidden is not None:
+            object.__setattr__(self, "layout", "bsd")
+
+    def _check_combinations(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"`num_heads` is {self.num_heads}, not a multiple of `num_kv_heads`, "
+                f"{self.num_kv_heads}"
+            )
+        # "bhsd" is the default: it may stand for a layout that was not given.
+        if self.hidden is not None and self.layout == "bshd":
+            raise ValueError(
+                "`layout` is 'bshd', but `weights` are given: hidden states are (batch, seq, in); "
+                "drop `layout`"
+            )
         if self.window is not None and not self.causal:
             raise ValueError(
-                f"`window` is {self.window}, which counts the keys up to a query; it needs `causal`"
+                f"`window` is {self.window}: it counts the keys up to a query, so it needs "
+                "`causal`=True"
             )
         if not self.qk_norm and self.norm_epsilon != NORM_EPSILON:
             raise ValueError(
-                f"`norm_epsilon` is {self.norm_epsilon}, but there is no `qk_norm` to add it in"
+                f"`norm_epsilon` is {self.norm_epsilon}, but there is no `qk_norm` that would use "
+                "it; give `qk_norm` or drop `norm_epsilon`"
             )
 
-    @cached_property
+    @property
     def rotation(self) -> RopeOptions:
-        """The options of the rotation inside, whose positions are counted in the graph unless they are inputs."""
+        """The options of the rotation inside; without position_ids, positions are consecutive."""
         return RopeOptions(
-            target=one_of("target", self.target, tuple(TARGETS)),
+            target=self.target,
             dtype=self.dtype,
             layout=TARGETS[self.target].attention_layout,
             inputs=("q", "k"),
@@ -107,50 +122,61 @@ class AttentionOptions(AttentionSettings):
 
     @property
     def projections(self) -> tuple[str, ...]:
-        """The names of what is projected."""
-        return (
-            *("qkv" if self.hidden is not None else ""),
-            *("o" if self.output is not None else ""),
-        )
+        """The names of the projections."""
+        inputs = () if self.hidden is None else ("q", "k", "v")
+        outputs = () if self.output is None else ("o",)
+        return (*inputs, *outputs)
 
-    def _layout(self) -> str:
-        """Return the layout of what comes in and goes out; hidden states have one of their own."""
-        layout = one_of("layout", self.layout, LAYOUTS)
-        if self.hidden is None:
-            return layout
-        if layout == "bshd":  # the default, "bhsd", may stand for what was not given
-            raise ValueError(
-                f"`layout` is {shown(layout)}, but `weights` are given: hidden states are (batch, seq, in)"
-            )
-        return "bsd"
+    def sizes(self, head_dim: int) -> dict[str, tuple[int, int]]:
+        """Return the number of heads, and the width of each, of q, k and v."""
+        return {
+            "q": (self.num_heads, head_dim),
+            "k": (self.num_kv_heads, head_dim),
+            "v": (self.num_kv_heads, self.v_head_dim),
+        }
 
     def check_rope(self, rope: RotaryEmbedding) -> None:
-        """Raise where these options or their target cannot express attention with this rotation."""
-        check_counted(rope, self.positions)
+        """Raise ValueError where these options or their target cannot express the attention."""
+        check_coordinates(rope, self.positions)
         self.rotation.check_rope(rope)
-        for why, refused in TARGETS[self.target].cannot_attend(rope, self).items():
-            if refused:
-                raise ValueError(f"{why}; targets 'onnx' and 'primitive' can express it")
+        problem = TARGETS[self.target].attention_problem(rope, self)
+        if problem is not None:
+            able = capable_targets(lambda other: other.attention_problem(rope, self) is None)
+            raise ValueError(f"{problem}; {able} can express it")
 
     def check_arrays(self, head_dim: int, arrays: Mapping[str, Float64]) -> None:
-        """Raise unless the shapes of weights and norms are those that these options call for."""
-        shapes: dict[str, tuple[int, ...]] = {
-            name: (heads * width, self.hidden or 0)
-            for name, (heads, width) in self.sizes(head_dim).items()
-        }
-        shapes["o"] = self.output or 0, self.num_heads * self.v_head_dim
-        shapes |= {f"{name}_bias": shape[:1] for name, shape in list(shapes.items())}
-        shapes |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
+        """Raise ValueError unless weights and norms have the shapes that these options need."""
         for name, array in arrays.items():
-            if array.shape != shapes[name]:
-                argument = (
-                    f"`qk_norm` of {name[0]}"
-                    if name.endswith("_norm")
-                    else f"`weights[{shown(name)}]`"
-                )
-                raise ValueError(f"{argument} has shape {array.shape}; it must be {shapes[name]}")
+            shape = self._array_shape(name, head_dim)
+            if array.shape != shape:
+                argument = f"`weights[{shown(name)}]`"
+                if name.endswith("_norm"):
+                    argument = f"`qk_norm` of {name.removesuffix('_norm')}"
+                raise ValueError(f"{argument} has shape {array.shape}; it must be {shape}")
+
+    def _array_shape(self, name: str, head_dim: int) -> tuple[int, ...]:
+        """Return the shape of an array of weights, biases or norms."""
+        if name.endswith("_norm"):
+            return (head_dim,)
+        projection = name.removesuffix("_bias")
+        if projection == "o":
+            shape = (self.output or 0, self.num_heads * self.v_head_dim)
+        else:
+            heads, width = self.sizes(head_dim)[projection]
+            shape = (heads * width, self.hidden or 0)
+        return shape[:1] if name.endswith("_bias") else shape
+
+
+def _float32(name: str, value: object) -> float:
+    """Return a positive number; raise unless float32 can hold it and can divide by it."""
+    number = real_number(name, value)
+    if not 2.0**-126 <= number < 2.0**62:
+        raise ValueError(f"`{name}` is {shown(number)}; it must be at least 2^-126 and below 2^62")
+    return number
 
 
 def _width(name: str, value: int | None) -> int | None:
-    """Return the width of hidden states, or None where there are none."""
-    return None if value is None else whole_number(name, value, 1, limits.HIDDEN_SIZE)
+    """Return the width of hidden states, or None if `value` is None."""
+    if value is None:
+        return None
+    return whole_number(name, value, 1, limits.HIDDEN_SIZE)

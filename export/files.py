@@ -1,4 +1,4 @@
-"""Writing models to disk, large tables beside them."""
+"""Writing models to disk, with large tables in a file beside them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import onnx
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 
-# Tables from this size on go into a file of their own: protobuf cannot hold 2 GiB, and runtimes map such files.
+# Tables from this size on go into a separate file: protobuf cannot hold 2 GiB, and runtimes map
+# such files into memory.
 EXTERNAL_BYTES = 1 << 20
 
-# Bytes that systems let paths and names of files have, less those of the suffix ".data.part".
-LONGEST_PATH, LONGEST_NAME = 4096 - 11, 255 - 11
+# Bytes that operating systems allow for a path and for a file name, less the suffix ".data.part".
+MAX_PATH_BYTES = 4096 - 11
+MAX_NAME_BYTES = 255 - 11
 
 # onnxruntime maps external data by pages.
 ALIGNMENT = 4096
@@ -25,84 +27,120 @@ ALIGNMENT = 4096
 def save(
     model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes: int = EXTERNAL_BYTES
 ) -> None:
-    """Write a model; initializers of at least `external_bytes` bytes go into `path` + ".data" beside it.
+    """Write a model to a file, with its large initializers in `path` + ".data" beside it.
 
-    The model itself stays as it is. Files are put in place once they are whole.
+    The model itself is not changed. Both files are written under temporary names, ".part", and
+    renamed when they are complete.
 
-    Raises TypeError where `model` is not an ONNX model, ValueError where readers take the file's suffix for another
-    format than protobuf or something other than a file is there (a folder, a device, a link: readers look for tables
-    beside the link, not beside its target), OSError where the folder cannot be written.
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        From `export_rope` or `export_attention`, or any other ONNX model.
+    path : str or os.PathLike
+        File to write or to replace.
+    external_bytes : int
+        Size in bytes from which an initializer is stored in the second file, 1 MiB by default.
+
+    Raises
+    ------
+    TypeError
+        If `model` is not an ONNX model, or `path` not a path.
+    ValueError
+        If readers take the suffix of `path` for another format than protobuf, or if something other
+        than a regular file is there: a folder, a device or a link. (Readers look for tables beside
+        the link, not beside its target.)
+    OSError
+        If the folder cannot be written.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from rope_cpu import RotaryEmbedding, export
+    >>> model = export.export_rope(RotaryEmbedding(16), max_positions=64)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     export.save(model, f"{folder}/rope.onnx", external_bytes=1024)
+    ...     sorted(os.listdir(folder))
+    ['rope.onnx', 'rope.onnx.data']
     """
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto")
     whole_number("external_bytes", external_bytes, 0)
-    target = checked(path)
-    data, parts = Path(f"{target}.data"), (Path(f"{target}.part"), Path(f"{target}.data.part"))
+    target = model_path(path)
+    data = Path(f"{target}.data")
+    model_part = Path(f"{target}.part")
+    data_part = Path(f"{target}.data.part")
     large = [tensor for tensor in model.graph.initializer if len(tensor.raw_data) >= external_bytes]
     try:
-        for part in parts:
-            part.unlink(
-                missing_ok=True
-            )  # what an earlier process left, or a link that would be followed
-        with _outside(large, parts[1], data.name):
-            parts[0].write_bytes(model.SerializeToString())
+        # An earlier process may have left these files, and a link would be followed.
+        model_part.unlink(missing_ok=True)
+        data_part.unlink(missing_ok=True)
+        with _external_data(large, data_part, data.name):
+            model_part.write_bytes(model.SerializeToString())
         if large:
-            parts[1].replace(data)
-        parts[0].replace(target)
+            data_part.replace(data)
+        model_part.replace(target)
     finally:
-        for part in parts:
-            part.unlink(missing_ok=True)
+        model_part.unlink(missing_ok=True)
+        data_part.unlink(missing_ok=True)
 
 
-def checked(path: str | os.PathLike[str]) -> Path:
-    """Return where a model is to be written; raise ValueError as `save` does."""
+def model_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path for a model; raise TypeError or ValueError as `save` does."""
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise TypeError(f"`path` is {shown(path)}; it must be a path")
     target = Path(path)
-    if (
-        "\0" in str(target)
-        or len(os.fsencode(target)) > LONGEST_PATH
-        or len(os.fsencode(target.name)) > LONGEST_NAME
-    ):
+    too_long = (
+        len(os.fsencode(target)) > MAX_PATH_BYTES or len(os.fsencode(target.name)) > MAX_NAME_BYTES
+    )
+    if too_long or "\0" in str(target):
         raise ValueError(
-            f"`path` is {shown(str(target))}, which names no file that a system could hold"
+            f"`path` is {shown(str(target))}; a path has at most {MAX_PATH_BYTES} bytes, its file "
+            f"name at most {MAX_NAME_BYTES}, and neither has a null character"
         )
     suffix_format = onnx.serialization.registry.get_format_from_file_extension(target.suffix)
     if suffix_format not in (None, "protobuf"):
         raise ValueError(
-            f"`path` is {shown(str(target))}; what is written is protobuf, and the suffix says {suffix_format}"
+            f"`path` is {shown(str(target))}: models are written as protobuf, but readers take "
+            f"this suffix for {suffix_format}; use .onnx"
         )
-    for place in (target, Path(f"{target}.data")):
-        if place.is_symlink() or (place.exists() and not place.is_file()):
+    for file in (target, Path(f"{target}.data")):
+        if file.is_symlink() or (file.exists() and not file.is_file()):
             raise ValueError(
-                f"`path` is {shown(str(target))}; {shown(str(place))} is there and is no file that may be replaced"
+                f"`path` is {shown(str(target))}, but {shown(str(file))} exists and is not a "
+                "regular file; choose another path"
             )
     return target
 
 
 @contextmanager
-def _outside(tensors: list[onnx.TensorProto], file: Path, location: str) -> Iterator[None]:
-    """Write the tensors' bytes to `file` and let them point there for the time being: a copy doubles the memory."""
-    kept: list[tuple[onnx.TensorProto, bytes]] = []
+def _external_data(tensors: list[onnx.TensorProto], file: Path, location: str) -> Iterator[None]:
+    """Write the tensors' bytes to `file`, and let the tensors refer to `location` inside the block.
+
+    A copy of the model would double the memory.
+    """
+    saved_bytes: list[tuple[onnx.TensorProto, bytes]] = []
     try:
         if tensors:
             with file.open("wb") as stream:
                 for tensor in tensors:
                     stream.write(b"\0" * (-stream.tell() % ALIGNMENT))
-                    entry = {
-                        "location": location,
-                        "offset": stream.tell(),
-                        "length": len(tensor.raw_data),
-                    }
-                    stream.write(tensor.raw_data)
-                    kept.append((tensor, tensor.raw_data))
-                    tensor.ClearField("raw_data")
-                    tensor.data_location = onnx.TensorProto.EXTERNAL
-                    for key, value in entry.items():
-                        tensor.external_data.add(key=key, value=str(value))
+                    offset = stream.tell()
+                    raw_data = tensor.raw_data
+                    stream.write(raw_data)
+                    saved_bytes.append((tensor, raw_data))
+                    _refer_to_file(tensor, location, offset, len(raw_data))
         yield
     finally:
-        for tensor, raw in kept:
+        for tensor, raw_data in saved_bytes:
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
-            tensor.raw_data = raw
+            tensor.raw_data = raw_data
+
+
+def _refer_to_file(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    """Replace a tensor's bytes by their place in a file."""
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    tensor.external_data.add(key="offset", value=str(offset))
+    tensor.external_data.add(key="length", value=str(length))

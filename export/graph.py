@@ -1,4 +1,4 @@
-"""A small builder of ONNX graphs: nodes, initializers, inputs and outputs, all with readable names."""
+"""A small builder of ONNX graphs: nodes, initializers, inputs and outputs with readable names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def onnx_type(dtype: DTypeLike) -> int:
 
 
 class Graph:
-    """An ONNX graph under construction. Values are named by strings; a scope prefixes the names made inside it."""
+    """An ONNX graph under construction.
+
+    Values are identified by their names. A scope prefixes the names of the nodes added inside it.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -42,37 +45,36 @@ class Graph:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix the names made inside with `name`/."""
-        outer, self._prefix = self._prefix, f"{self._prefix}{name}/"
+        """Prefix the names of nodes added inside with `name`/."""
+        outer = self._prefix
+        self._prefix = f"{outer}{name}/"
         try:
             yield
         finally:
             self._prefix = outer
 
     def input(self, name: str, dtype: DTypeLike, shape: Shape) -> str:
-        """Declare a graph input; strings in the shape are dynamic."""
+        """Declare a graph input; strings in the shape name dynamic dimensions."""
         self.inputs.append(helper.make_tensor_value_info(name, onnx_type(dtype), shape))
         return name
 
     def output(self, value: str, name: str, dtype: DTypeLike, shape: Shape) -> None:
-        """Give `value` out under `name`: the node that makes it writes to that name."""
-        for node in reversed(self.nodes):
-            if value in node.output:
-                break
-        else:
-            raise ValueError(f"`value` is {value!r}, which no node of this graph makes")
-        for user in self.nodes:
-            user.input[:] = [name if value == used else used for used in user.input]
-        node.output[:] = [name if value == made else made for made in node.output]
+        """Declare `value` as the graph output `name`; every node then uses the new name for it."""
+        if not any(value in node.output for node in self.nodes):
+            raise ValueError(f"`value` is {value!r}; it must be the output of a node in this graph")
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                if value in names:
+                    names[:] = [name if old == value else old for old in names]
         self.outputs.append(helper.make_tensor_value_info(name, onnx_type(dtype), shape))
 
     def node(
         self, op: str, inputs: Sequence[str], name: str, *, domain: str = "", **attributes: Any
     ) -> str:
-        """Add a node with one output, named after it; return that name."""
-        return self.several(op, inputs, name, [""], domain=domain, **attributes)[0]
+        """Add a node with one output, which has the node's name; return that name."""
+        return self.multi_output_node(op, inputs, name, [""], domain=domain, **attributes)[0]
 
-    def several(
+    def multi_output_node(
         self,
         op: str,
         inputs: Sequence[str],
@@ -82,13 +84,17 @@ class Graph:
         domain: str = "",
         **attributes: Any,
     ) -> list[str]:
-        """Add a node with several outputs, the node's name followed by `outputs`; return their names."""
-        base = f"{self._prefix}{name}"
-        made = [f"{base}/{output}" if output else base for output in outputs]
-        self.nodes.append(
-            helper.make_node(op, list(inputs), made, name=base, domain=domain, **attributes)
+        """Add a node with several outputs; return their names.
+
+        outputs: suffixes of the outputs' names, which begin with the node's name; "" adds nothing.
+        """
+        node_name = f"{self._prefix}{name}"
+        values = [f"{node_name}/{output}" if output else node_name for output in outputs]
+        node = helper.make_node(
+            op, list(inputs), values, name=node_name, domain=domain, **attributes
         )
-        return made
+        self.nodes.append(node)
+        return values
 
     def initializer(self, name: str, array: NDArray[Any]) -> str:
         """Add an initializer; return its name."""
@@ -96,34 +102,40 @@ class Graph:
         return name
 
     def ints(self, *values: int) -> str:
-        """Return an int64 vector; equal ones are one initializer."""
+        """Return an int64 vector; equal vectors share one initializer."""
         name = "vector_" + "_".join(str(value).replace("-", "minus") for value in values)
         return self.initializer(name, np.array(values, np.int64))
 
     def scalar(self, value: float, dtype: DTypeLike) -> str:
-        """Return a scalar; equal ones are one initializer."""
+        """Return a scalar; equal scalars share one initializer."""
         return self.initializer(f"scalar_{np.dtype(dtype)}_{value!r}", np.array(value, dtype))
 
     def cast(
         self, value: str, dtype: DTypeLike, name: str, *, source: DTypeLike | None = None
     ) -> str:
-        """Return `value` in another dtype; source: the dtype it has, where that may be the same."""
+        """Return `value` in another dtype.
+
+        source: its present dtype, if known; no node is added where the two are equal.
+        """
         if source is not None and np.dtype(source) == np.dtype(dtype):
             return value
         return self.node("Cast", [value], name, to=onnx_type(dtype))
 
     def transpose(self, value: str, source: str, target: str, name: str) -> str:
-        """Return `value` with its axes, a letter each, in another order."""
+        """Return `value` with its axes reordered from layout `source` to layout `target`."""
         if source == target:
             return value
         return self.node("Transpose", [value], name, perm=permutation(source, target))
 
     def value_info(self, value: str, dtype: DTypeLike, shape: Shape) -> None:
-        """Say what type and shape a value has, where shape inference cannot know: outputs of onnxruntime's own ops."""
+        """Declare the dtype and shape of a value.
+
+        Outputs of onnxruntime's own operators need it: shape inference does not know them.
+        """
         self.infos.append(helper.make_tensor_value_info(value, onnx_type(dtype), shape))
 
     def size(self, value: str, axis: int, name: str) -> str:
-        """Return one entry of a value's shape, an int64 vector of length 1."""
+        """Return the size of one axis of a value, an int64 vector of length 1."""
         shape = self.node("Shape", [value], f"{name}/shape")
         return self.node("Gather", [shape, self.ints(axis)], name, axis=0)
 
@@ -136,70 +148,93 @@ class Graph:
         functions: Sequence[onnx.FunctionProto] = (),
         metadata: dict[str, str] | None = None,
     ) -> onnx.ModelProto:
-        """Put the model together; nodes and initializers that no output needs are left out."""
-        self._prune()
-        self._apart()
+        """Return the model, without the nodes and initializers that no output depends on."""
+        self._remove_unused_nodes()
+        self._check_input_names()
         graph = helper.make_graph(
             self.nodes, name, self.inputs, self.outputs, doc_string=doc, value_info=self.infos
         )
-        foreign = sorted({node.domain for node in self.nodes} - {""})
-        imports = [
-            helper.make_opsetid("", opset),
-            *(helper.make_opsetid(domain, 1) for domain in foreign),
-        ]
+        onnx_opset = helper.make_opsetid("", opset)
+        other_domains = sorted({node.domain for node in self.nodes} - {""})
+        other_opsets = [helper.make_opsetid(domain, 1) for domain in other_domains]
         model = helper.make_model(
-            graph, opset_imports=imports, functions=list(functions), producer_name=DOMAIN
+            graph,
+            opset_imports=[onnx_opset, *other_opsets],
+            functions=list(functions),
+            producer_name=DOMAIN,
         )
-        # Functions came with IR 8; a newer IR than the opset's own would shut out older runtimes.
-        model.ir_version = max(8, helper.find_min_ir_version_for(imports[:1]))
+        # Functions need IR version 8; a newer one than the opset's own shuts out older runtimes.
+        model.ir_version = max(8, helper.find_min_ir_version_for([onnx_opset]))
         helper.set_model_props(model, metadata or {})
-        # Tables can be large, and protobuf copies what is put into a message: they go in last, one by one.
-        read = {value for node in self.nodes for value in node.input}
-        for key, array in self.initializers.items():
-            if key in read:
-                tensor = model.graph.initializer.add(
-                    name=key, data_type=onnx_type(array.dtype), dims=array.shape
-                )
-                tensor.raw_data = array.tobytes()
+        self._add_initializers(model)
         return model
 
-    def _prune(self) -> None:
-        needed, kept = {value.name for value in self.outputs}, []
+    def _remove_unused_nodes(self) -> None:
+        """Keep the nodes that the outputs depend on, in order, and the value infos of those."""
+        needed = {value.name for value in self.outputs}
+        used: list[onnx.NodeProto] = []
         for node in reversed(self.nodes):
             if needed.intersection(node.output):
                 needed.update(node.input)
-                kept.append(node)
-        self.nodes = kept[::-1]
-        made = {name for node in self.nodes for name in node.output}
-        self.infos = [value for value in self.infos if value.name in made]
+                used.append(node)
+        self.nodes = used[::-1]
+        node_outputs = {name for node in self.nodes for name in node.output}
+        self.infos = [value for value in self.infos if value.name in node_outputs]
 
-    def _apart(self) -> None:
-        made = [*self.initializers, *(name for node in self.nodes for name in node.output)]
-        names = [value.name for value in self.inputs]
-        for at, name in enumerate(names):
-            if name in made or name in names[:at]:
+    def _check_input_names(self) -> None:
+        """Raise ValueError where an input has the name of another value."""
+        taken = {*self.initializers, *(name for node in self.nodes for name in node.output)}
+        for value in self.inputs:
+            if value.name in taken:
                 raise ValueError(
-                    f"`inputs` hold {name!r}, which this graph calls another value; take another name"
+                    f"`inputs` hold {value.name!r}, the name of another value in this graph; "
+                    "rename that input"
                 )
+            taken.add(value.name)
+
+    def _add_initializers(self, model: onnx.ModelProto) -> None:
+        """Add the initializers that a node reads.
+
+        They are added to the finished model one by one: tables can be large, and protobuf copies
+        every message that is put into another.
+        """
+        node_inputs = {value for node in self.nodes for value in node.input}
+        for name, array in self.initializers.items():
+            if name in node_inputs:
+                tensor = model.graph.initializer.add(
+                    name=name, data_type=onnx_type(array.dtype), dims=array.shape
+                )
+                tensor.raw_data = array.tobytes()
 
     def function(
         self, name: str, inputs: Sequence[str], outputs: Sequence[str], opset: int, doc: str
     ) -> onnx.FunctionProto:
-        """Put the nodes together as a model-local function in a domain of ours; the tables become constants."""
+        """Return the nodes as a model-local function of domain "rope_cpu".
+
+        Functions have no initializers: those of this graph become Constant nodes.
+        """
         constants = [
             helper.make_node(
                 "Constant", [], [key], name=key, value=onnx.numpy_helper.from_array(array, key)
             )
             for key, array in self.initializers.items()
         ]
-        nodes, imports = [*constants, *self.nodes], [helper.make_opsetid("", opset)]
         return helper.make_function(
-            DOMAIN, name, list(inputs), list(outputs), nodes, imports, doc_string=doc
+            DOMAIN,
+            name,
+            list(inputs),
+            list(outputs),
+            [*constants, *self.nodes],
+            [helper.make_opsetid("", opset)],
+            doc_string=doc,
         )
 
 
 def relayout(graph: Graph, x: str, source: str, target: str, heads: int | None, width: int) -> str:
-    """Return queries, keys or values in another layout; heads: their number, which layout bsd needs."""
+    """Return queries, keys or values in another layout.
+
+    heads: number of heads, required where `source` or `target` is bsd. width: of one head.
+    """
     if source == target:
         return x
     if source == "bsd":
@@ -209,17 +244,22 @@ def relayout(graph: Graph, x: str, source: str, target: str, heads: int | None, 
     x = graph.transpose(x, four_axes(source), four_axes(target), f"to_{four_axes(target)}")
     if target == "bsd":
         return graph.node("Reshape", [x, graph.ints(0, 0, (heads or 0) * width)], "merge_heads")
-    return graph.node("Squeeze", [x, graph.ints(2)], "as_thd") if target == "thd" else x
+    if target == "thd":
+        return graph.node("Squeeze", [x, graph.ints(2)], "as_thd")
+    return x
 
 
 def rms_norm(graph: Graph, x: str, name: str, weight: NDArray[Any], epsilon: float) -> str:
     """Divide the last axis by the root of its mean square, and multiply by `weight`.
 
-    Of elementary ops, ReduceSum among them: it reads alike in every opset, and runs in every dtype.
+    Elementary operators only, with ReduceSum instead of ReduceMean: its form is the same in every
+    opset, and onnxruntime runs it in every dtype.
     """
     square = graph.node("Mul", [x, x], "norm/square")
     total = graph.node("ReduceSum", [square, graph.ints(-1)], "norm/sum", keepdims=1)
     mean = graph.node("Mul", [total, graph.scalar(1 / weight.size, weight.dtype)], "norm/mean")
     shifted = graph.node("Add", [mean, graph.scalar(epsilon, weight.dtype)], "norm/with_epsilon")
-    unit = graph.node("Div", [x, graph.node("Sqrt", [shifted], "norm/root")], "norm/unit")
-    return graph.node("Mul", [unit, graph.initializer(f"{name}_norm", np.asarray(weight))], "norm")
+    root = graph.node("Sqrt", [shifted], "norm/root")
+    unit = graph.node("Div", [x, root], "norm/unit")
+    factor = graph.initializer(f"{name}_norm", np.asarray(weight))
+    return graph.node("Mul", [unit, factor], "norm")

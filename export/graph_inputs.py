@@ -1,4 +1,4 @@
-"""From what a graph is fed to the angles of its tokens, and to what rotates by them."""
+"""Graph inputs → position ids → cos and sin → a Rotator."""
 
 from __future__ import annotations
 
@@ -7,114 +7,124 @@ from typing import Any
 
 from rope_cpu import RotaryEmbedding
 
-from . import cos_sin_nodes as angle_ops
-from .cos_sin_nodes import Angles, counting
+from .cos_sin_nodes import CosSinValues, arange, computed_cos_sin, cos_sin_tables
 from .graph import Graph, Shape
 from .options import RopeOptions
 from .targets import TARGETS
 from .targets.base import Rotator
 
-CACHES = ("cos_cache", "sin_cache")
+TABLE_NAMES = ("cos_cache", "sin_cache")
 
 
-def inputs_of(rope: RotaryEmbedding, options: RopeOptions) -> Iterator[tuple[str, Any, Shape]]:
-    """Yield name, dtype and shape of the inputs that say where tokens are, and of cos and sin where they are fed."""
+def position_inputs(
+    rope: RotaryEmbedding, options: RopeOptions
+) -> Iterator[tuple[str, Any, Shape]]:
+    """Yield name, dtype and shape of the inputs for positions, and of cos and sin as inputs."""
     tokens: list[str | int] = ["tokens"] if options.layout == "thd" else ["batch_or_1", "sequence"]
     if options.positions == "position_ids":
-        yield (
-            "position_ids",
-            options.position_dtype,
-            [*tokens, *([rope.axes] if rope.axes > 1 else [])],
-        )
+        coordinates = [rope.axes] if rope.axes > 1 else []
+        yield "position_ids", options.position_dtype, [*tokens, *coordinates]
     elif options.positions == "offset":
         yield "offset", options.position_dtype, ["batch_or_1"]
     if options.table_inputs:
-        for name in CACHES:
-            rows = tokens if options.token_tables else ["table_length"]
+        rows = tokens if options.token_tables else ["table_length"]
+        for name in TABLE_NAMES:
             yield name, options.compute_dtype, [*rows, rope.rotary_dim // 2]
 
 
-def rotator_of(
+def build_rotator(
     graph: Graph,
     rope: RotaryEmbedding,
     options: RopeOptions,
     sizes: tuple[str, str],
     first: str | None = None,
 ) -> Rotator:
-    """Add what comes before the rotation, positions and angles, and return what rotates.
+    """Add the nodes from positions to cos and sin, and return the target's rotator.
 
-    sizes: batch and sequence, int64 vectors of length 1; first: the position of the first token where tokens are
-    counted, an int64 vector (batch or 1,), 0 where it is None.
+    sizes: batch and sequence, int64 vectors of length 1. first: the position of the first token
+    where positions are consecutive, an int64 vector (batch or 1,); None: 0.
     """
     if options.token_tables:
-        angles = _given_angles(graph, rope, options)
-    elif options.positions == "position_ids":
-        angles = _angles(graph, rope, options, _given_ids(graph, rope, options, sizes))
+        cos_sin = _input_cos_sin(graph, rope, options)
     else:
-        first = "offset" if options.positions == "offset" else first
-        angles = _angles(graph, rope, options, _counted_ids(graph, rope, options, sizes[1], first))
-    return TARGETS[options.target].rotator(
-        graph, rope, angles, options.layout, *sizes, options.compute_dtype
-    )
+        if options.positions == "position_ids":
+            ids = _input_ids(graph, rope, options, sizes)
+        elif options.positions == "offset":
+            ids = _consecutive_ids(graph, rope, options, sizes[1], "offset")
+        else:
+            ids = _consecutive_ids(graph, rope, options, sizes[1], first)
+        cos_sin = _cos_sin(graph, rope, options, ids)
+    rotator = TARGETS[options.target].rotator
+    return rotator(graph, rope, cos_sin, options.layout, *sizes, options.compute_dtype)
 
 
-def sizes_of(graph: Graph, x: str, layout: str) -> tuple[str, str]:
-    """Return the sizes of batch and sequence, int64 vectors of length 1; a packed token is a batch row of its own."""
+def batch_and_sequence(graph: Graph, x: str, layout: str) -> tuple[str, str]:
+    """Return the sizes of batch and sequence, int64 vectors of length 1.
+
+    Packed tokens (thd) are as many batch rows of one token each.
+    """
     if layout == "thd":
-        return graph.size(x, 0, "batch_size"), graph.ints(1)
-    return graph.size(x, layout.index("b"), "batch_size"), graph.size(
-        x, layout.index("s"), "sequence_length"
-    )
+        batch = graph.size(x, 0, "batch_size")
+        sequence = graph.ints(1)
+    else:
+        batch = graph.size(x, layout.index("b"), "batch_size")
+        sequence = graph.size(x, layout.index("s"), "sequence_length")
+    return batch, sequence
 
 
-def _given_angles(graph: Graph, rope: RotaryEmbedding, options: RopeOptions) -> Angles:
-    """Return cos and sin that are inputs, those of the tokens."""
-    cos, sin = CACHES
+def _input_cos_sin(graph: Graph, rope: RotaryEmbedding, options: RopeOptions) -> CosSinValues:
+    """Return cos and sin per token, which are inputs of the graph."""
+    values = list(TABLE_NAMES)
     if options.layout == "thd":
-        cos, sin = (
-            graph.node("Unsqueeze", [name, graph.ints(1)], f"{name}_of_tokens") for name in CACHES
-        )
-    return Angles(cos, sin, rope.rotary_dim // 2)
+        values = [
+            graph.node("Unsqueeze", [name, graph.ints(1)], f"{name}_of_tokens")
+            for name in TABLE_NAMES
+        ]
+    cos, sin = values
+    return CosSinValues(cos, sin, rope.rotary_dim // 2)
 
 
-def _angles(graph: Graph, rope: RotaryEmbedding, options: RopeOptions, ids: str) -> Angles:
-    """Return the angles of ids: computed, or looked up in tables that are inputs or initializers."""
+def _cos_sin(graph: Graph, rope: RotaryEmbedding, options: RopeOptions, ids: str) -> CosSinValues:
+    """Return cos and sin of ids: computed, or tables that are inputs or initializers."""
+    inverse = options.inverse
+    dtype = options.compute_dtype
     if not options.tables:
-        return angle_ops.computed(graph, rope, ids, options.inverse, options.compute_dtype)
+        return computed_cos_sin(graph, rope, ids, inverse, dtype)
     if options.max_positions is not None:
-        made = angle_ops.tables(rope, options.max_positions, options.inverse, options.compute_dtype)
-        for name, table in zip(CACHES, made, strict=True):
+        tables = cos_sin_tables(rope, options.max_positions, inverse, dtype)
+        for name, table in zip(TABLE_NAMES, tables, strict=True):
             graph.initializer(name, table)
     pair_axis = rope.spec.pair_axis if rope.axes > 1 else None
-    return Angles(*CACHES, rope.rotary_dim // 2, ids=ids, pair_axis=pair_axis)
+    return CosSinValues(*TABLE_NAMES, rope.rotary_dim // 2, ids=ids, pair_axis=pair_axis)
 
 
-def _given_ids(
+def _input_ids(
     graph: Graph, rope: RotaryEmbedding, options: RopeOptions, sizes: tuple[str, str]
 ) -> str:
     """Return position_ids as (batch or 1, seq), with several axes (batch or 1, seq, axes)."""
-    packed, tail = options.layout == "thd", [0] if rope.axes > 1 else []
-    # One id for many tokens would broadcast; reshaped to [0, seq], 0 keeping a size, it fails instead. (As a Concat
-    # of sizes, onnxruntime's optimizer would put a -1 there, which takes anything.)
-    size, place = (sizes[0], [1]) if packed else (sizes[1], [0, 1])
-    exact = graph.node("Mul", [size, graph.ints(*place, *tail)], "ids_shape")
-    ids = graph.node("Reshape", ["position_ids", exact], "ids")
-    return graph.node("Unsqueeze", [ids, graph.ints(1)], "ids_of_tokens") if packed else ids
+    batch, sequence = sizes
+    coordinates = [0] if rope.axes > 1 else []
+    # One id for many tokens would broadcast. Reshaped to [0, seq], where 0 keeps a size, it fails.
+    # (With a Concat of sizes, onnxruntime's optimizer would put a -1 there, which takes any size.)
+    if options.layout == "thd":
+        shape = graph.node("Mul", [batch, graph.ints(1, *coordinates)], "ids_shape")
+        ids = graph.node("Reshape", ["position_ids", shape], "ids")
+        return graph.node("Unsqueeze", [ids, graph.ints(1)], "ids_of_tokens")
+    shape = graph.node("Mul", [sequence, graph.ints(0, 1, *coordinates)], "ids_shape")
+    return graph.node("Reshape", ["position_ids", shape], "ids")
 
 
-def _counted_ids(
+def _consecutive_ids(
     graph: Graph, rope: RotaryEmbedding, options: RopeOptions, sequence: str, first: str | None
 ) -> str:
-    """Return first + 0, 1, 2, …, the same on every axis, shaped as `_given_ids` are."""
-    ids = graph.node("Unsqueeze", [counting(graph, sequence, "token_index"), graph.ints(0)], "ids")
+    """Return first + 0, 1, 2, …, the same on every axis, shaped as those of `_input_ids`."""
+    index = arange(graph, sequence, "token_index")
+    ids = graph.node("Unsqueeze", [index, graph.ints(0)], "ids")
     if first is not None:
         if options.position_dtype != "int64":
             ids = graph.cast(ids, options.position_dtype, "ids_real")
-        ids = graph.node(
-            "Add",
-            [graph.node("Unsqueeze", [first, graph.ints(1)], "first_id"), ids],
-            "ids_from_first",
-        )
+        first_column = graph.node("Unsqueeze", [first, graph.ints(1)], "first_id")
+        ids = graph.node("Add", [first_column, ids], "ids_from_first")
     if rope.axes > 1:
         column = graph.node("Unsqueeze", [ids, graph.ints(2)], "ids_column")
         ids = graph.node("Expand", [column, graph.ints(1, 1, rope.axes)], "ids_of_axes")

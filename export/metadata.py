@@ -1,4 +1,4 @@
-"""What a file says about itself, and what `validate` reads of it."""
+"""Metadata of exported models: the rotation, and the options that `validate` reads back."""
 
 from __future__ import annotations
 
@@ -15,90 +15,98 @@ from rope_cpu.arguments.texts import cut, shown
 
 from .attention_options import AttentionOptions
 from .options import RopeOptions
-from .targets.base import pairing
+from .targets.base import pairing_text
 
 OPTIONS_KEY = "rope_cpu.export"
-KINDS: dict[str, type[RopeOptions | AttentionOptions]] = {
-    kind.kind: kind for kind in (RopeOptions, AttentionOptions)
+OPTION_CLASSES: dict[str, type[RopeOptions | AttentionOptions]] = {
+    options.kind: options for options in (RopeOptions, AttentionOptions)
 }
 
-# Characters of the options; those of the most inputs with names of a line each take a tenth of it.
-LONGEST_ENTRY = 2**16
+# Largest number of characters of the options; the most inputs, with long names, need a tenth of it.
+MAX_OPTIONS_LENGTH = 2**16
 
 TOLERANCE = (
     "|result - exact| <= 1/2 ulp(exact) + 3 u A (|x_a| + |x_b|), u = 2^-53 for float64, else 2^-24"
 )
-# What is added where angles are computed in the graph, in float64; terms: axes that a pair rotates with.
-ROUNDED = " + terms sum(|position inv_freq|) 2^-53 A (|x_a| + |x_b|)"
+# Added where cos and sin are computed in the graph, whose angles are rounded to float64;
+# terms: number of axes that a pair rotates with.
+ANGLE_TOLERANCE = " + terms sum(|position inv_freq|) 2^-53 A (|x_a| + |x_b|)"
 
 
-def described(rope: RotaryEmbedding) -> str:
-    """Return in words what a rotation is."""
+def rotation_text(rope: RotaryEmbedding) -> str:
+    """Return a description of a rotation."""
     return (
-        f"Rotary position embedding, rope type {rope.rope_type}: pair i rotates by position · inv_freq[i], its length "
-        f"times {rope.attention_factor:.6g}. Pairs: {pairing(rope)}."
+        f"Rotary position embedding, rope type {rope.rope_type}: pair i rotates by position · "
+        f"inv_freq[i], its length times {rope.attention_factor:.6g}. Pairs: {pairing_text(rope)}."
     )
 
 
-def entries(
+def model_metadata(
     rope: RotaryEmbedding,
     options: RopeOptions | AttentionOptions,
-    further: Mapping[str, str] | None,
+    user_entries: Mapping[str, str] | None,
 ) -> dict[str, str]:
-    """Return all that a file says of its rotation and its export, and what a user adds; raise where names clash."""
+    """Return all metadata entries of a model; raise where the user's entries reuse a key."""
     rotation = options.rotation if isinstance(options, AttentionOptions) else options
-    own = facts(rope) | {
-        "rope_cpu.tolerance": TOLERANCE if rotation.tables else TOLERANCE + ROUNDED,
+    entries = rotation_entries(rope) | {
+        "rope_cpu.tolerance": TOLERANCE if rotation.tables else TOLERANCE + ANGLE_TOLERANCE,
         OPTIONS_KEY: json.dumps({"kind": options.kind, **asdict(options)}),
     }
-    if further is None:
-        return own
-    known = isinstance(further, Mapping)
-    if not known or not all(isinstance(text, str) for pair in further.items() for text in pair):
+    if user_entries is None:
+        return entries
+    if not _is_mapping_of_strings(user_entries):
         raise TypeError(
-            f"`metadata` is {shown(further)}; it must be a mapping of strings to strings"
+            f"`metadata` is {shown(user_entries)}; it must be a mapping of strings to strings"
         )
-    taken = sorted(own.keys() & further.keys())
+    taken = sorted(entries.keys() & user_entries.keys())
     if taken:
         raise ValueError(
-            f"`metadata` holds {', '.join(taken)}, which the file says of itself; choose other names"
+            f"`metadata` holds {', '.join(taken)}, which the export itself writes; choose other "
+            "keys"
         )
-    return own | dict(further)
+    return entries | dict(user_entries)
 
 
-def options_of(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
-    """Return what a model was exported with; raise where it does not say all of it."""
-    entry = next((entry.value for entry in model.metadata_props if entry.key == OPTIONS_KEY), None)
-    if entry is None:
+def _is_mapping_of_strings(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    return all(isinstance(text, str) for entry in value.items() for text in entry)
+
+
+def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
+    """Return the options in a model's metadata; raise ValueError unless they are complete."""
+    texts = [entry.value for entry in model.metadata_props if entry.key == OPTIONS_KEY]
+    if not texts:
         raise ValueError(
             f"`model` has no metadata {OPTIONS_KEY!r}; it must come from this package's export"
         )
+    text = texts[0]
     try:
-        given = _object(entry)
-        kind = one_of("kind", given.pop("kind", None), tuple(KINDS))
-        return KINDS[kind](**given)
+        fields = _json_object(text)
+        kind = one_of("kind", fields.pop("kind", None), tuple(OPTION_CLASSES))
+        return OPTION_CLASSES[kind](**fields)
     except (TypeError, ValueError) as error:
-        found = f"`model` has metadata {OPTIONS_KEY!r} of {cut(entry)}"
         raise ValueError(
-            f"{found}, which no export of this version writes: {cut(str(error))}"
+            f"`model` has metadata {OPTIONS_KEY!r} of {cut(text)}, which no export of this version "
+            f"writes: {cut(str(error))}"
         ) from None
 
 
-def _object(text: str) -> dict[str, Any]:
-    """Return the JSON object that a text holds; raise unless it does."""
-    if len(text) > LONGEST_ENTRY:
-        raise ValueError(f"it has {len(text)} characters")
+def _json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object in a text; raise ValueError or TypeError unless there is one."""
+    if len(text) > MAX_OPTIONS_LENGTH:
+        raise ValueError(f"it has {len(text)} characters, more than {MAX_OPTIONS_LENGTH}")
     try:
-        given = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("it is no JSON") from None
-    if not isinstance(given, dict):
+    if not isinstance(fields, dict):
         raise TypeError("it is no JSON object")
-    return given
+    return fields
 
 
-def facts(rope: RotaryEmbedding) -> dict[str, str]:
-    """Return what a file says about its rotation and its maker."""
+def rotation_entries(rope: RotaryEmbedding) -> dict[str, str]:
+    """Return the metadata entries for a rotation and for the version that wrote them."""
     spec = rope.spec
     rotation = {
         "rope_type": rope.rope_type,

@@ -1,9 +1,9 @@
-"""What was asked of export_rope, validated."""
+"""The arguments of export_rope, validated."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,10 +14,13 @@ from rope_cpu.arguments import limits
 from rope_cpu.arguments.arrays import dtype_of
 from rope_cpu.arguments.scalars import boolean, not_larger, not_longer, one_of, whole_number
 from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.array_types import DTYPES
+from rope_cpu.frequencies.spec import RopeSpec
 
 from .graph import FLOAT32, FLOAT64
 from .layouts import LAYOUTS
-from .targets import TARGETS
+from .targets import TARGETS, capable_targets, find_target
+from .targets.base import Target
 
 POSITIONS = ("position_ids", "offset", "none")
 POSITION_DTYPES = (np.dtype(np.int64), FLOAT32, FLOAT64)
@@ -25,14 +28,17 @@ POSITION_DTYPES = (np.dtype(np.int64), FLOAT32, FLOAT64)
 
 @dataclass(frozen=True, kw_only=True)
 class RopeOptions:
-    """The arguments of `export_rope`, validated and in plain types (dtypes are names); see there."""
+    """The arguments of `export_rope`, validated and in plain types: dtypes are names.
+
+    See `export_rope` for their meaning.
+    """
 
     kind: ClassVar[str] = "rope"
 
     target: str
     dtype: Any
     layout: str
-    inputs: tuple[str, ...]
+    inputs: Sequence[str]
     num_heads: int | None
     num_kv_heads: int | None
     positions: str
@@ -43,100 +49,90 @@ class RopeOptions:
     opset: Any
 
     def __post_init__(self) -> None:
-        one_of("target", self.target, tuple(TARGETS))
-        plain = {
-            "dtype": self._dtype(),
+        target = find_target(self.target)
+        position_dtype = _known_dtype("position_dtype", self.position_dtype, POSITION_DTYPES)
+        checked = {
+            "dtype": target_dtype(target, self.dtype),
             "layout": one_of("layout", self.layout, LAYOUTS),
-            "inputs": _names(self.inputs),
-            "num_heads": _number("num_heads", self.num_heads, limits.HEADS),
-            "num_kv_heads": _number("num_kv_heads", self.num_kv_heads, limits.HEADS),
+            "inputs": _input_names(self.inputs),
+            "num_heads": _optional_number("num_heads", self.num_heads, limits.HEADS),
+            "num_kv_heads": _optional_number("num_kv_heads", self.num_kv_heads, limits.HEADS),
             "positions": one_of("positions", self.positions, POSITIONS),
-            "position_dtype": str(
-                _known_dtype("position_dtype", self.position_dtype, POSITION_DTYPES)
-            ),
-            "max_positions": _number("max_positions", self.max_positions, limits.TABLE),
+            "position_dtype": str(position_dtype),
+            "max_positions": table_rows(self.max_positions),
             "table_inputs": boolean("table_inputs", self.table_inputs),
             "inverse": boolean("inverse", self.inverse),
-            "opset": self._opset(),
+            "opset": target_opset(target, self.opset),
         }
-        for name, value in plain.items():
+        for name, value in checked.items():
             object.__setattr__(self, name, value)
-        self._fit_together()
+        self._check_tables()
+        self._check_positions()
+        self._check_heads()
 
     @property
     def heads(self) -> dict[str, int | None]:
-        """The number of heads of each input, None where any will do."""
-        later = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-        return {name: later if index else self.num_heads for index, name in enumerate(self.inputs)}
+        """The number of heads of each input, None where the graph takes any number."""
+        counts: dict[str, int | None] = dict.fromkeys(self.inputs, self.num_heads)
+        if self.num_kv_heads is not None:
+            counts.update(dict.fromkeys(self.inputs[1:], self.num_kv_heads))
+        return counts
 
     @property
     def compute_dtype(self) -> np.dtype[Any]:
-        """The dtype that is computed in."""
+        """The dtype of the arithmetic."""
         return FLOAT64 if self.dtype == "float64" else FLOAT32
 
     @property
     def tables(self) -> bool:
-        """Whether cos and sin are looked up."""
+        """Whether cos and sin come from tables, rather than being computed in the graph."""
         return self.table_inputs or self.max_positions is not None
 
     @property
     def token_tables(self) -> bool:
-        """Whether cos and sin of the tokens themselves are inputs."""
+        """Whether cos and sin of each token are inputs, so that there are no position ids."""
         return self.table_inputs and self.positions == "none"
 
-    def _dtype(self) -> str:
-        target = TARGETS[self.target]
-        wanted = _known_dtype("dtype", self.dtype, TARGETS["primitive"].dtypes)
-        if wanted not in target.dtypes:
-            able = " or ".join(
-                repr(name) for name, other in TARGETS.items() if wanted in other.dtypes
-            )
-            raise ValueError(
-                f"`dtype` is {wanted}, which {target.op} has no kernel for; target {able} can express it"
-            )
-        return str(wanted)
-
-    def _opset(self) -> int:
-        """Return the opset to write, the target's own where none is given."""
-        target = TARGETS[self.target]
-        if self.opset is None:
-            return target.opsets[0]
-        wanted, (first, last) = whole_number("opset", self.opset), target.opsets
-        if not first <= wanted <= last:
-            raise ValueError(
-                f"`opset` is {wanted}; target {target.name!r} is written in opsets {first} to {last}"
-            )
-        return wanted
-
-    def _fit_together(self) -> None:
+    def _check_tables(self) -> None:
         if self.table_inputs and self.max_positions is not None:
             raise ValueError(
-                "`table_inputs` and `max_positions` are both given; tables are inputs or initializers"
+                f"`table_inputs` is True and `max_positions` is {self.max_positions}: both are "
+                "given, but tables are either inputs or initializers; drop one of them"
             )
         if self.table_inputs and self.inverse:
             raise ValueError(
-                "`inverse` and `table_inputs` are both given; feed tables with -sin instead"
+                "`inverse` and `table_inputs` are both True; drop `inverse` and feed tables with "
+                "-sin instead"
             )
+
+    def _check_positions(self) -> None:
         if self.tables and self.position_dtype != "int64":
             raise ValueError(
-                f"`position_dtype` is {self.position_dtype}, but tables are looked up by int64 ids; without "
-                "`max_positions` and `table_inputs` angles are computed in the graph, from any position"
+                f"`position_dtype` is {self.position_dtype}, but tables are looked up by int64 "
+                "ids; without `max_positions` and `table_inputs` cos and sin are computed in the "
+                "graph, from positions of any dtype"
             )
         if self.positions == "none" and self.position_dtype != "int64":
             raise ValueError(
-                f"`position_dtype` is {self.position_dtype}, but `positions` is 'none': there is no input"
+                f"`position_dtype` is {self.position_dtype}, but `positions` is 'none': the graph "
+                "has no input for positions; drop `position_dtype`"
             )
         if self.layout == "thd" and self.positions != "position_ids" and not self.token_tables:
             raise ValueError(
-                f"`positions` is {shown(self.positions)}; packed tokens (layout thd) need position_ids"
+                f"`positions` is {shown(self.positions)}; packed tokens (layout thd) need "
+                "'position_ids'"
             )
+
+    def _check_heads(self) -> None:
         if self.num_kv_heads is not None and self.num_heads is None:
             raise ValueError(
-                f"`num_kv_heads` is {self.num_kv_heads}, but `num_heads` is None; give both or neither"
+                f"`num_kv_heads` is {self.num_kv_heads}, but `num_heads` is None; give both or "
+                "neither"
             )
         if self.num_kv_heads is not None and len(self.inputs) == 1:
             raise ValueError(
-                f"`num_kv_heads` is {self.num_kv_heads}, but `inputs` is {shown(self.inputs)}: there is no second one"
+                f"`num_kv_heads` is {self.num_kv_heads}; it needs a second input, but `inputs` is "
+                f"{shown(self.inputs)}"
             )
         if self.layout == "bsd" and self.num_heads is None:
             raise ValueError(
@@ -144,93 +140,131 @@ class RopeOptions:
             )
 
     def check_rope(self, rope: RotaryEmbedding) -> None:
-        """Raise where these options or their target cannot express a rotation."""
-        has_one_length(rope)
-        spec, target = rope.spec, TARGETS[self.target]
+        """Raise ValueError where these options or their target cannot express a rotation."""
+        check_one_length(rope)
+        spec = rope.spec
         if self.max_positions is not None:
             not_larger("`max_positions` is", self.max_positions, self.max_positions, spec.pairs)
-        heads = spec.inv_freq.shape[2]
         if not self.token_tables:
-            check_counted(rope, self.positions)
-        if spec.angle_dtype == "float32" and (np.count_nonzero(spec.inv_freq[0], axis=0) > 1).any():
+            check_coordinates(rope, self.positions)
+        pair_axes = np.count_nonzero(spec.inv_freq[0], axis=0)
+        if spec.angle_dtype == "float32" and (pair_axes > 1).any():
             raise ValueError(
-                "`rope` has `angle_dtype` 'float32' and pairs that rotate by several axes, whose float32 sum depends "
-                "on how a runtime rounds it; export one with 'float64'"
+                "`rope` has `angle_dtype` 'float32' and pairs that rotate by several axes: the "
+                "float32 sum of their angles depends on the order in which a runtime adds; export "
+                "one with `angle_dtype` 'float64'"
             )
-        if heads > 1 and not target.per_head:
+        self._check_frequency_heads(spec)
+        if self.tables and (spec.pair_axis is None or spec.inv_freq.shape[2] > 1):
             raise ValueError(
-                f"{target.op} takes one cos and sin for all heads, and `rope` has frequencies for {heads} heads; "
-                "target 'primitive' can express it"
+                "`rope` has pairs that rotate by several axes, or frequencies per head, and tables "
+                "cannot hold such a rotation; without `max_positions` and `table_inputs` cos and "
+                "sin are computed in the graph"
+            )
+
+    def _check_frequency_heads(self, spec: RopeSpec) -> None:
+        frequency_heads = spec.inv_freq.shape[2]
+        if frequency_heads == 1:
+            return
+        target = TARGETS[self.target]
+        if not target.per_head:
+            able = capable_targets(lambda other: other.per_head)
+            raise ValueError(
+                f"{target.op} takes one cos and sin for all heads, and `rope` has frequencies for "
+                f"{frequency_heads} heads; {able} can express it"
             )
         for name, count in zip(("num_heads", "num_kv_heads"), self.heads.values(), strict=False):
-            if heads > 1 and (count is None or count % heads):
+            if count is None or count % frequency_heads:
                 raise ValueError(
-                    f"`{name}` is {count}; frequencies of {heads} heads need a multiple of them"
+                    f"`{name}` is {count}; `rope` has frequencies of {frequency_heads} heads, so "
+                    "it must be a multiple of that"
                 )
-        if self.tables and (spec.pair_axis is None or heads > 1):
-            raise ValueError(
-                "tables cannot hold a rotation whose pairs rotate by several axes or by head; without `max_positions` "
-                "and `table_inputs` angles are computed in the graph"
-            )
 
 
-def options_given(kind: type[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those arguments that are fields of `kind`; arguments: `locals()` of the function that they are given to.
+def target_dtype(target: Target, value: DTypeLike) -> str:
+    """Return the name of the dtype of queries and keys; raise unless the target supports it."""
+    dtype = _known_dtype("dtype", value, DTYPES.values())
+    if dtype not in target.dtypes:
+        able = capable_targets(lambda other: dtype in other.dtypes)
+        raise ValueError(
+            f"`dtype` is {dtype}, which {target.op} has no kernel for; {able} can express it"
+        )
+    return str(dtype)
 
-    So the signature and the dataclass are the only two lists of them.
-    """
-    return {field.name: arguments[field.name] for field in fields(kind) if field.name in arguments}
+
+def target_opset(target: Target, value: int | None) -> int:
+    """Return the opset to write; None is the target's lowest."""
+    first, last = target.opsets
+    if value is None:
+        return first
+    opset = whole_number("opset", value)
+    if not first <= opset <= last:
+        raise ValueError(
+            f"`opset` is {opset}; target {target.name!r} is written in opsets {first} to {last}"
+        )
+    return opset
 
 
-def has_one_length(rope: RotaryEmbedding) -> None:
-    """Raise where the frequencies depend on a length that is not chosen, or differ by batch row."""
+def table_rows(value: int | None) -> int | None:
+    """Return `max_positions`, validated."""
+    return _optional_number("max_positions", value, limits.TABLE)
+
+
+def check_one_length(rope: RotaryEmbedding) -> None:
+    """Raise ValueError unless `rope` has the frequencies of exactly one sequence length."""
     spec = rope.spec
     if spec.needs_length:
         raise ValueError(
-            f"rope type {spec.rope_type!r} depends on the sequence length; give `rope.at_length(seq_len)` as `rope`"
+            f"rope type {spec.rope_type!r} depends on the sequence length; give "
+            "`rope.at_length(seq_len)` as `rope`"
         )
     if len(spec.inv_freq) > 1:
         raise ValueError(
-            f"`rope` holds frequencies for {len(spec.inv_freq)} batch rows; a graph is written for one length"
+            f"`rope` holds frequencies for {len(spec.inv_freq)} batch rows; a graph is written for "
+            "one length, such as `rope.at_length(seq_len)`"
         )
 
 
-def is_rotary_embedding(rope: object) -> None:
-    """Raise unless `rope` is a rotary embedding."""
+def check_rotary_embedding(rope: object) -> None:
+    """Raise TypeError unless `rope` is a RotaryEmbedding."""
     if not isinstance(rope, RotaryEmbedding):
         raise TypeError(f"`rope` is a {type(rope).__name__}; it must be a RotaryEmbedding")
 
 
-def check_counted(rope: RotaryEmbedding, positions: str) -> None:
-    """Raise where tokens are counted, but need coordinates of their own."""
+def check_coordinates(rope: RotaryEmbedding, positions: str) -> None:
+    """Raise ValueError where positions are consecutive, but tokens need coordinates."""
     if rope.axes > 1 and not rope.spec.shared_id and positions != "position_ids":
         raise ValueError(
-            f"`positions` is {shown(positions)}; with {rope.axes} axes each token needs its coordinates"
+            f"`positions` is {shown(positions)}; with {rope.axes} axes each token needs its "
+            "coordinates: give 'position_ids'"
         )
 
 
-def _number(name: str, value: int | None, most: int) -> int | None:
-    """Return a whole number, or None where none is given."""
-    return None if value is None else whole_number(name, value, 1, most)
+def _optional_number(name: str, value: int | None, most: int) -> int | None:
+    """Return a whole number from 1 to `most`, or None if `value` is None."""
+    if value is None:
+        return None
+    return whole_number(name, value, 1, most)
 
 
-def _names(inputs: object) -> tuple[str, ...]:
+def _input_names(inputs: object) -> tuple[str, ...]:
     """Return the names of inputs; raise unless they are different identifiers."""
-    if isinstance(inputs, str) or not isinstance(inputs, list | tuple):
+    if not isinstance(inputs, list | tuple):
         raise TypeError(f"`inputs` is {shown(inputs)}; it must be a sequence of names")
     not_longer("inputs", inputs, limits.INPUTS)
-    named = all(isinstance(name, str) and name.isidentifier() for name in inputs)
-    if not inputs or not named or len(set(inputs)) < len(inputs):
+    identifiers = all(isinstance(name, str) and name.isidentifier() for name in inputs)
+    if not inputs or not identifiers or len(set(inputs)) < len(inputs):
         raise ValueError(
             f"`inputs` is {shown(inputs)}; it must hold different identifiers, at least one"
         )
     return tuple(inputs)
 
 
-def _known_dtype(name: str, value: DTypeLike, known: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    """Return `value` as a dtype; raise unless it is one of the known ones."""
-    wanted: np.dtype[Any] | None = dtype_of(value)
-    if wanted is None or wanted not in known:
-        given = shown(value) if wanted is None else cut(str(wanted))
-        raise TypeError(f"`{name}` is {given}; it must be one of {', '.join(map(str, known))}")
-    return wanted
+def _known_dtype(name: str, value: DTypeLike, known: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
+    """Return `value` as a dtype; raise TypeError unless it is one of the known ones."""
+    choices = list(known)
+    dtype: np.dtype[Any] | None = dtype_of(value)
+    if dtype is None or dtype not in choices:
+        text = shown(value) if dtype is None else cut(str(dtype))
+        raise TypeError(f"`{name}` is {text}; it must be one of {', '.join(map(str, choices))}")
+    return dtype

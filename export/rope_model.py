@@ -11,10 +11,10 @@ from numpy.typing import DTypeLike
 from rope_cpu import RotaryEmbedding
 
 from .graph import Graph
-from .graph_inputs import inputs_of, rotator_of, sizes_of
-from .layouts import shape_of
-from .metadata import described, entries
-from .options import RopeOptions, is_rotary_embedding, options_given
+from .graph_inputs import batch_and_sequence, build_rotator, position_inputs
+from .layouts import tensor_shape
+from .metadata import model_metadata, rotation_text
+from .options import RopeOptions, check_rotary_embedding
 
 
 def export_rope(
@@ -34,62 +34,122 @@ def export_rope(
     opset: int | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto:
-    """Return an ONNX model that rotates queries and keys as `rope` does: inputs q, k, outputs q_rot, k_rot.
+    """Return an ONNX model that rotates queries and keys as `rope` does.
 
-    target: "onnx" (RotaryEmbedding, opset 23), "primitive" (ops of opset 13 inside one model-local function; the only
-        one in float64) or "ort" (com.microsoft RotaryEmbedding / MRotaryEmbedding).
-    dtype: of inputs and outputs. float16 and bfloat16 are cast to float32 and back around the rotation.
-    layout: "bhsd" (batch, heads, seq, head_dim), "bshd", "sbhd", "thd" (packed tokens, heads, head_dim), or "bsd",
-        the packed (batch, seq, heads·head_dim).
-    inputs: names of the tensors to rotate, each to an output with `_rot` appended.
-    num_heads, num_kv_heads: heads of the first and of the other inputs; None: whatever comes. Layout bsd needs them, as
-        do frequencies per head, which target "primitive" alone can express.
-    positions: "position_ids" (an input (batch or 1, seq), thd (tokens,), with several axes a trailing axis of
-        coordinates), "offset" (an input (batch or 1,): positions offset + 0, 1, 2, …) or "none" (0, 1, 2, …).
-    position_dtype: int64, or float32 or float64 where angles are computed in the graph.
-    max_positions: rows of cos and sin tables, which become initializers; other positions fail when the model runs.
-        None: cos and sin are computed in the graph, without a limit, of angles rounded to float64, which adds
-        |angle|·2^-53·A·(|x_a| + |x_b|) to the error: in float64 most of it.
-    table_inputs: cos_cache and sin_cache (table, pairs), of any length, are inputs, float32 (float64 for float64); with
-        positions "none" they are those of the tokens, (batch or 1, seq, pairs), thd (tokens, pairs). Not together with
-        max_positions or inverse. Tables of either kind need pairs that rotate with one axis each.
-    inverse: undo the rotation: the angle −θ and the factor 1/A.
-    opset: of the model; None: the lowest that the target can be written in.
-    metadata: further entries for the file, strings to strings; keys that the file uses itself are refused.
+    With the default `inputs` the model has inputs q, k and outputs q_rot, k_rot.
 
-    Raises TypeError or ValueError, before anything is built, where the target cannot express the rotation, saying why
-    and which can.
+    Parameters
+    ----------
+    rope : RotaryEmbedding
+        The rotation, of one sequence length.
+    target : {"onnx", "primitive", "ort"}
+        "onnx": ai.onnx RotaryEmbedding, opset 23. "primitive": operators of opset 13 inside one
+        model-local function; the only target in float64. "ort": com.microsoft RotaryEmbedding and
+        MRotaryEmbedding.
+    dtype : dtype
+        Of inputs and outputs: float32, float16, bfloat16 or float64. float16 and bfloat16 are cast
+        to float32 before the rotation and back after it.
+    layout : {"bhsd", "bshd", "sbhd", "thd", "bsd"}
+        Axes of the tensors: b batch, h heads, s sequence, d head_dim, t packed tokens. "bsd" is the
+        packed (batch, seq, heads·head_dim).
+    inputs : sequence of str
+        Names of the tensors to rotate. Each has an output of this name with `_rot` appended.
+    num_heads, num_kv_heads : int, optional
+        Heads of the first input, and of the others. None: any number. Layout "bsd" needs them, and
+        so do frequencies per head, which target "primitive" alone can express.
+    positions : {"position_ids", "offset", "none"}
+        "position_ids": an input (batch or 1, seq), for "thd" (tokens,); with several axes a
+        trailing axis holds the coordinates. "offset": an input (batch or 1,), for positions
+        offset + 0, 1, 2, … "none": positions are 0, 1, 2, …
+    position_dtype : dtype
+        Of that input: int64, or float32 or float64 where cos and sin are computed in the graph.
+    max_positions : int, optional
+        Rows of the cos and sin tables, which become initializers; other positions fail at run time.
+        None: cos and sin are computed in the graph, without a limit. Their angles are rounded to
+        float64, which adds |angle|·2^-53·A·(|x_a| + |x_b|) to the error: most of it in float64.
+    table_inputs : bool
+        Inputs cos_cache and sin_cache (table, pairs), of any length, in float32 (float64 for
+        float64). With positions "none" they are cos and sin per token, (batch or 1, seq, pairs),
+        for "thd" (tokens, pairs). Excludes `max_positions` and `inverse`. Tables of either kind
+        need pairs that rotate with one axis each.
+    inverse : bool
+        Undo the rotation: angle −θ and factor 1/A.
+    opset : int, optional
+        Of the model. None: the lowest opset of the target.
+    metadata : mapping of str to str, optional
+        Further metadata entries of the model. Keys that the export itself writes are refused.
 
-    Source: https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html and onnxruntime's docs/ContribOperators.md
+    Returns
+    -------
+    onnx.ModelProto
+        The model; its metadata hold the options, which `validate` reads.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Before anything is built, if an argument is invalid or the target cannot express the
+        rotation. The text names the targets that can.
+
+    References
+    ----------
+    https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html
+
+    onnxruntime, docs/ContribOperators.md, com.microsoft.RotaryEmbedding and MRotaryEmbedding
+
+    Examples
+    --------
+    >>> from rope_cpu import RotaryEmbedding, export
+    >>> model = export.export_rope(RotaryEmbedding(16), target="onnx", max_positions=8)
+    >>> [value.name for value in model.graph.input]
+    ['q', 'k', 'position_ids']
+    >>> [value.name for value in model.graph.output]
+    ['q_rot', 'k_rot']
     """
-    is_rotary_embedding(rope)
-    options = RopeOptions(**options_given(RopeOptions, locals()))
+    check_rotary_embedding(rope)
+    options = RopeOptions(
+        target=target,
+        dtype=dtype,
+        layout=layout,
+        inputs=inputs,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        positions=positions,
+        position_dtype=position_dtype,
+        max_positions=max_positions,
+        table_inputs=table_inputs,
+        inverse=inverse,
+        opset=opset,
+    )
     options.check_rope(rope)
-    return _model(rope, options, entries(rope, options, metadata))
+    return _build_model(rope, options, model_metadata(rope, options, metadata))
 
 
-def _model(
+def _build_model(
     rope: RotaryEmbedding, options: RopeOptions, metadata: dict[str, str]
 ) -> onnx.ModelProto:
-    graph, dtype, compute_dtype = Graph(), options.dtype, options.compute_dtype
+    graph = Graph()
+    dtype = options.dtype
+    compute_dtype = options.compute_dtype
     shapes = {
-        name: shape_of(options.layout, heads or f"{name}_heads", rope.head_dim)
+        name: tensor_shape(options.layout, heads or f"{name}_heads", rope.head_dim)
         for name, heads in options.heads.items()
     }
     for name, shape in shapes.items():
         graph.input(name, dtype, shape)
-    for declared in inputs_of(rope, options):
-        graph.input(*declared)
-    rotator = rotator_of(graph, rope, options, sizes_of(graph, options.inputs[0], options.layout))
+    for declaration in position_inputs(rope, options):
+        graph.input(*declaration)
+    sizes = batch_and_sequence(graph, options.inputs[0], options.layout)
+    rotator = build_rotator(graph, rope, options, sizes)
     for name, heads in options.heads.items():
         with graph.scope(name):
             x = graph.cast(name, compute_dtype, f"to_{compute_dtype}", source=dtype)
-            y = graph.cast(rotator.rotate(x, heads), dtype, f"to_{dtype}", source=compute_dtype)
+            y = rotator.rotate(x, heads)
+            y = graph.cast(y, dtype, f"to_{dtype}", source=compute_dtype)
         graph.output(y, f"{name}_rot", dtype, shapes[name])
     return graph.model(
         "rotary_embedding",
         opset=options.opset,
-        doc=described(rope),
+        doc=rotation_text(rope),
         functions=rotator.functions(options.opset),
         metadata=metadata,
     )

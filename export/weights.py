@@ -1,4 +1,4 @@
-"""The arrays that a model of attention takes along: weights of projections and of norms."""
+"""Weights of projections and of norms, which an attention model holds as initializers."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from rope_cpu.array_types import Float64
 WEIGHTS = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
 
 
-def weights_of(weights: Mapping[str, ArrayLike] | None) -> dict[str, Float64]:
-    """Return projection weights (out, in) and biases (out,) in float64; raise unless they are named and shaped so."""
+def projection_weights(weights: Mapping[str, ArrayLike] | None) -> dict[str, Float64]:
+    """Return projection weights (out, in) and biases (out,) in float64, checked.
+
+    Names other than those of `WEIGHTS`, missing projections and other numbers of axes are refused.
+    """
     if weights is None:
         return {}
     if not isinstance(weights, Mapping):
         raise TypeError(
             f"`weights` is a {type(weights).__name__}; it must be a mapping of names to arrays"
         )
-    unknown, missing = (
-        [name for name in weights if name not in WEIGHTS],
-        {"q", "k", "v"} - set(weights),
-    )
-    if unknown or missing or ("o_bias" in weights and "o" not in weights):
+    unknown = [name for name in weights if name not in WEIGHTS]
+    missing = {"q", "k", "v"} - set(weights)
+    unused_bias = "o_bias" in weights and "o" not in weights
+    if unknown or missing or unused_bias:
         raise ValueError(
-            f"`weights` holds {shown(list(weights))}; it must hold q, k and v, and may hold o, q_bias, k_bias, "
-            "v_bias, and with o an o_bias"
+            f"`weights` holds {shown(list(weights))}; it must hold q, k and v, and may hold o, "
+            "q_bias, k_bias, v_bias, and with o an o_bias"
         )
     arrays = {
         name: real_array(f"weights[{shown(name)}]", value).astype(np.float64, copy=False)
@@ -39,13 +41,14 @@ def weights_of(weights: Mapping[str, ArrayLike] | None) -> dict[str, Float64]:
         axes = ("out",) if name.endswith("_bias") else ("out", "in")
         if array.ndim != len(axes):
             raise ValueError(
-                f"`weights[{shown(name)}]` has shape {array.shape}; its axes must be {', '.join(axes)}"
+                f"`weights[{shown(name)}]` has shape {array.shape}; its axes must be "
+                f"{', '.join(axes)}"
             )
     return arrays
 
 
-def norms_of(qk_norm: tuple[ArrayLike, ArrayLike] | None) -> dict[str, Float64]:
-    """Return the weights of the norms, q_norm and k_norm, in float64; raise unless they are two."""
+def norm_weights(qk_norm: tuple[ArrayLike, ArrayLike] | None) -> dict[str, Float64]:
+    """Return the weights of the norms of q and k, in float64, as `q_norm` and `k_norm`."""
     if qk_norm is None:
         return {}
     if not isinstance(qk_norm, tuple | list):

@@ -1,4 +1,10 @@
-"""The targets, one object each: what it can express, how it writes a rotation, and how it writes attention."""
+"""The targets: each is one object that says what it supports and writes rotation and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rope_cpu.arguments.scalars import one_of
 
 from .base import Target
 from .onnx import ONNX
@@ -6,3 +12,15 @@ from .ort import ORT
 from .primitive import PRIMITIVE
 
 TARGETS: dict[str, Target] = {target.name: target for target in (PRIMITIVE, ONNX, ORT)}
+
+
+def find_target(name: object) -> Target:
+    """Return the target of this name; raise ValueError if there is none."""
+    return TARGETS[one_of("target", name, tuple(TARGETS))]
+
+
+def capable_targets(supports: Callable[[Target], bool]) -> str:
+    """Return the targets for which `supports` is true, for an error text: "target 'primitive'"."""
+    names = [repr(name) for name, target in TARGETS.items() if supports(target)]
+    noun = "target" if len(names) == 1 else "targets"
+    return f"{noun} {' and '.join(names)}"

@@ -1,32 +1,39 @@
-"""What all targets share: what a target is, the rotation of one tensor, and what attention is computed from."""
+"""Base of all targets: Target, the rotation of one tensor, and the inputs of attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 
 from rope_cpu import RotaryEmbedding
 
-from ..cos_sin_nodes import Angles
+from ..cos_sin_nodes import CosSinValues
 from ..graph import FLOAT32, HALF, Graph, relayout
 from ..layouts import four_axes
 from ..masks import Lengths
+
+if TYPE_CHECKING:  # the options import the table of targets
+    from ..attention_options import AttentionOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """One way to write a rotation, and attention, in ONNX.
 
-    op: the operator that rotates. opsets: the first and the last opset it is written in; the first is the default.
-    dtypes: of queries and keys. rotator: writes rotations. per_head: heads may have their own frequencies.
-    attend: writes attention; from queries, keys and values in attention_layout to the result in the same layout, and
-    present keys and values (batch, kv_heads, total, width). attention_rotates: q and k come to it unrotated.
-    takes_chunks: it takes several new tokens on a past for more than one sequence. cannot_attend: from the rotary
-    embedding and settings of attention to what this target would do wrong, by reason.
+    op: the operator that rotates.
+    opsets: the lowest and the highest opset; the lowest is the default.
+    dtypes: supported dtypes of queries and keys.
+    rotator: writes rotations.
+    attend: writes attention, from queries, keys and values in `attention_layout` to the result in
+        the same layout, and to present keys and values (batch, kv_heads, total, width).
+    per_head: whether heads may have their own frequencies.
+    attention_rotates: whether `attend` takes unrotated queries and keys.
+    takes_chunks: whether attention of several new tokens on a past works for a batch above 1.
+    attention_problem: returns why this target cannot express an attention, None if it can.
     """
 
     name: str
@@ -39,22 +46,22 @@ class Target:
     per_head: bool = False
     attention_rotates: bool = False
     takes_chunks: bool = True
-    cannot_attend: Callable[[RotaryEmbedding, AttentionSettings], dict[str, bool]] = (
-        lambda rope, settings: {}
+    attention_problem: Callable[[RotaryEmbedding, AttentionOptions], str | None] = (
+        lambda rope, options: None
     )
 
 
 @dataclass
 class Rotator:
-    """Writes the rotation of tensors into a graph; all of them share the angles.
+    """Writes the rotation of tensors into a graph; all tensors share the same cos and sin.
 
-    angles: of the tokens. layout: of the tensors. batch, sequence: their sizes, int64 vectors of length 1.
-    compute_dtype: of the tensors, which is computed in.
+    layout: of the tensors. batch, sequence: their sizes, int64 vectors of length 1.
+    compute_dtype: of the tensors and of the arithmetic.
     """
 
     graph: Graph
     rope: RotaryEmbedding
-    angles: Angles
+    cos_sin: CosSinValues
     layout: str
     batch: str
     sequence: str
@@ -64,17 +71,19 @@ class Rotator:
         """Add the nodes that the tensors share."""
 
     def rotate(self, x: str, heads: int | None) -> str:
-        """Rotate `x`, of self.layout and the compute dtype; heads: their number where it is known."""
-        order, width = self.order(), self.rope.head_dim
-        y = self.rotate_ordered(relayout(self.graph, x, self.layout, order, heads, width), heads)
-        return relayout(self.graph, y, order, self.layout, heads, width)
+        """Rotate `x`, which has `self.layout`; heads: their number, None if it is unknown."""
+        layout = self.rotation_layout()
+        width = self.rope.head_dim
+        x = relayout(self.graph, x, self.layout, layout, heads, width)
+        y = self.rotate_in_layout(x, heads)
+        return relayout(self.graph, y, layout, self.layout, heads, width)
 
-    def order(self) -> str:
-        """Return the layout that `rotate_ordered` takes and gives."""
+    def rotation_layout(self) -> str:
+        """Return the layout that `rotate_in_layout` takes and returns."""
         return four_axes(self.layout)
 
-    def rotate_ordered(self, x: str, heads: int | None) -> str:
-        """Rotate `x`, whose layout is that of `order`."""
+    def rotate_in_layout(self, x: str, heads: int | None) -> str:
+        """Rotate `x`, which has the layout of `rotation_layout`."""
         raise NotImplementedError
 
     def functions(self, opset: int) -> list[onnx.FunctionProto]:
@@ -82,37 +91,16 @@ class Rotator:
         return []
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionSettings:
-    """The arguments of `export_attention` that targets read; see there. num_kv_heads, v_head_dim, scale: never None."""
-
-    num_heads: int
-    num_kv_heads: int
-    causal: bool
-    window: int | None
-    softcap: float | None
-    scale: float
-    mask: str
-    positions: str
-    max_positions: int | None
-    v_head_dim: int
-
-    def sizes(self, head_dim: int) -> dict[str, tuple[int, int]]:
-        """Return the number of heads, and the width of each, of q, k and v."""
-        heads, kv_heads = self.num_heads, self.num_kv_heads
-        return {"q": (heads, head_dim), "k": (kv_heads, head_dim), "v": (kv_heads, self.v_head_dim)}
-
-
 @dataclass(frozen=True)
 class Attention:
-    """What attention is computed from.
+    """The inputs from which a target writes attention.
 
-    past: keys and values (batch, kv_heads, past, width). bias: a mask that is added to the scores. Both are of the
-    compute dtype. A boolean mask is the graph's input.
+    past: keys and values (batch, kv_heads, past, width). bias: a mask to add to the scores. Both
+    have the compute dtype. A boolean mask is an input of the graph.
     """
 
     graph: Graph
-    settings: AttentionSettings
+    options: AttentionOptions
     rotator: Rotator
     lengths: Lengths
     past: tuple[str, str] | None
@@ -125,23 +113,25 @@ class Attention:
 
     @property
     def compute_dtype(self) -> np.dtype[Any]:
-        """The dtype computed in."""
+        """The dtype of the arithmetic."""
         return self.rotator.compute_dtype
 
 
-def block_names(rope: RotaryEmbedding) -> list[str]:
-    """Return a name for each block that pairs are formed in."""
-    return [f"block_{index}" for index in range(len(rope.blocks))]
+def block_widths(rope: RotaryEmbedding) -> dict[str, int]:
+    """Return the widths of the blocks in which pairs are formed, by names for them."""
+    return {f"block_{index}": width for index, width in enumerate(rope.blocks)}
 
 
-def parts_of(rope: RotaryEmbedding) -> tuple[list[str], list[int]]:
-    """Return the names and widths of the parts of a head vector: its blocks, and the rest where there is one."""
-    names, widths, rest = block_names(rope), list(rope.blocks), rope.head_dim - rope.rotary_dim
-    return ([*names, "rest"], [*widths, rest]) if rest else (names, widths)
+def part_widths(rope: RotaryEmbedding) -> dict[str, int]:
+    """Return the widths of the parts of a head vector: blocks and, if any, unrotated rest."""
+    widths = block_widths(rope)
+    if rope.rotary_dim < rope.head_dim:
+        widths["rest"] = rope.head_dim - rope.rotary_dim
+    return widths
 
 
-def pairing(rope: RotaryEmbedding) -> str:
-    """Return in words which elements form a pair."""
-    kind = "(2i, 2i+1), interleaved" if rope.interleaved else "(i, i+n), half-split"
-    where = f" within each of the blocks {list(rope.blocks)}" if len(rope.blocks) > 1 else ""
-    return f"{kind}{where}, over the first {rope.rotary_dim} of {rope.head_dim} elements"
+def pairing_text(rope: RotaryEmbedding) -> str:
+    """Return a description of which elements form a pair."""
+    pairs = "(2i, 2i+1), interleaved" if rope.interleaved else "(i, i+n), half-split"
+    within = f" within each of the blocks {list(rope.blocks)}" if len(rope.blocks) > 1 else ""
+    return f"{pairs}{within}, over the first {rope.rotary_dim} of {rope.head_dim} elements"

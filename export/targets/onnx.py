@@ -1,58 +1,75 @@
-"""Target "onnx": ai.onnx RotaryEmbedding and Attention, of opset 23."""
+"""Target "onnx": ai.onnx RotaryEmbedding and Attention, since opset 23."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .. import cos_sin_nodes as angle_ops
-from .. import masks
-from ..cos_sin_nodes import Angles
+from ..cos_sin_nodes import CosSinValues, token_cos_sin
+from ..masks import boolean_mask, causal_mask, mask_as_bias
 from .base import Attention, Target
 from .fused import OperatorRotator
 
 
 class OnnxRotator(OperatorRotator):
-    """ai.onnx RotaryEmbedding, since opset 23."""
+    """Rotates by ai.onnx RotaryEmbedding."""
 
-    def tables(self, angles: Angles, name: str) -> list[str]:
-        """Return tables and ids, or cos and sin (batch, seq, pairs) of the tokens."""
-        if angles.ids is not None and angles.pair_axis is None:
-            return [angles.cos, angles.sin, self.expanded(angles.ids, "position_ids_by_batch")]
-        found = angle_ops.of_tokens(self.graph, angles)
+    def tables(self, cos_sin: CosSinValues, name: str) -> list[str]:
+        """Return tables and ids, or cos and sin (batch, seq, pairs) per token."""
+        if cos_sin.ids is not None and cos_sin.pair_axis is None:
+            ids = self.expanded(cos_sin.ids, "position_ids_by_batch")
+            return [cos_sin.cos, cos_sin.sin, ids]
+        per_token = token_cos_sin(self.graph, cos_sin)
         return [
-            self.expanded(value, f"{name}/{of}_by_batch", found.pairs) for value, of in found.both()
+            self.expanded(value, f"{name}/{function}_by_batch", per_token.pairs)
+            for function, value in per_token.by_name().items()
         ]
 
     def operator(
         self, x: str, tables: list[str], name: str, shape: list[str | int], **attributes: Any
     ) -> str:
         """Add RotaryEmbedding(x, cos, sin[, ids])."""
+        interleaved = int(self.rope.interleaved)
         return self.graph.node(
-            "RotaryEmbedding",
-            [x, *tables],
-            name,
-            interleaved=int(self.rope.interleaved),
-            **attributes,
+            "RotaryEmbedding", [x, *tables], name, interleaved=interleaved, **attributes
         )
 
 
-def attend(a: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
+def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
     """Write ai.onnx Attention."""
-    graph, settings = a.graph, a.settings
-    # The operator is causal itself, but knows neither windows nor a padded past.
-    apart = settings.window is not None or (settings.causal and settings.mask == "padding")
-    near = masks.by_distance(graph, a.lengths, settings.window) if apart else None
-    mask, bias = masks.allowed(graph, a.lengths, settings.mask, near), a.bias
-    if bias is not None:
-        mask = bias if mask is None else masks.as_bias(graph, mask, bias, a.compute_dtype)
-    attributes: dict[str, Any] = {"is_causal": int(settings.causal), "scale": settings.scale}
-    if settings.softcap is not None:
-        attributes["softcap"] = settings.softcap
-    outputs = ["", "present_key", "present_value"] if a.past else [""]
-    made = graph.several(
-        "Attention", [q, k, v, mask or "", *(a.past or ())], "attend", outputs, **attributes
+    graph = attention.graph
+    options = attention.options
+    attributes: dict[str, Any] = {"is_causal": int(options.causal), "scale": options.scale}
+    if options.softcap is not None:
+        attributes["softcap"] = options.softcap
+    mask = _mask(attention) or ""  # an empty name omits an input
+    if attention.past is None:
+        result = graph.node("Attention", [q, k, v, mask], "attend", **attributes)
+        return result, k, v
+    result, keys, values = graph.multi_output_node(
+        "Attention",
+        [q, k, v, mask, *attention.past],
+        "attend",
+        ["", "present_key", "present_value"],
+        **attributes,
     )
-    return (made[0], made[1], made[2]) if a.past else (made[0], k, v)
+    return result, keys, values
+
+
+def _mask(attention: Attention) -> str | None:
+    """Return the mask for the operator, which is causal itself but knows no window.
+
+    Nor does it know a padded past, so that causality is part of the mask then.
+    """
+    graph = attention.graph
+    options = attention.options
+    bias = attention.bias
+    causal = None
+    if options.window is not None or (options.causal and options.mask == "padding"):
+        causal = causal_mask(graph, attention.lengths, options.window)
+    mask = boolean_mask(graph, attention.lengths, options.mask, causal)
+    if bias is None or mask is None:
+        return mask or bias
+    return mask_as_bias(graph, mask, bias, attention.compute_dtype)
 
 
 ONNX = Target(

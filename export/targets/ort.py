@@ -1,183 +1,222 @@
-"""Target "ort": onnxruntime's own operators, com.microsoft RotaryEmbedding, MRotaryEmbedding, GroupQueryAttention."""
+"""Target "ort": the com.microsoft operators of onnxruntime.
+
+RotaryEmbedding, MRotaryEmbedding and GroupQueryAttention.
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.frequencies.axes import mrope_pair_axis
 
-from .. import cos_sin_nodes as angle_ops
-from .. import masks
-from ..cos_sin_nodes import Angles, counting
+from ..cos_sin_nodes import CosSinValues, arange, token_cos_sin
 from ..graph import ORT_DOMAIN
-from .base import Attention, AttentionSettings, Target
+from ..masks import boolean_mask, causal_mask, mask_as_bias
+from .base import Attention, Target
 from .fused import OperatorRotator
+
+if TYPE_CHECKING:  # the options import the table of targets
+    from ..attention_options import AttentionOptions
+
+ATTENTION_OP = "com.microsoft GroupQueryAttention"
 
 
 class OrtRotator(OperatorRotator):
-    """com.microsoft RotaryEmbedding, or MRotaryEmbedding where the axes are laid out as it knows them.
+    """Rotates by com.microsoft RotaryEmbedding, or by MRotaryEmbedding where that fits the axes.
 
-    Both only look up in tables (table, pairs). Cos and sin of the tokens become such a table, with a row for each.
+    Both only look up in tables (table, pairs). Cos and sin per token become such a table, with one
+    row per token.
     """
 
     def __post_init__(self) -> None:
-        """Choose the operator, then go on as usual."""
-        angles, rope = self.angles, self.rope
-        looked_up = angles.ids is not None and angles.pair_axis is not None
-        three_axes = looked_up and rope.axes == 3 and len(rope.blocks) == 1
-        self._mrope = mrope_attributes(angles.pair_axis or ()) if three_axes else {}
+        """Choose the operator, then bring cos and sin into its shape."""
+        rope = self.rope
+        pair_axis = self.cos_sin.pair_axis
+        self._mrope: dict[str, Any] | None = None
+        if pair_axis is not None and rope.axes == 3 and len(rope.blocks) == 1:
+            self._mrope = mrope_attributes(pair_axis)
         super().__post_init__()
 
     def takes_partial(self, heads: int | None) -> bool:
-        """Return True if the number of heads is known: without it a partial rotation is refused at run time."""
+        """Return True if the operator can rotate the leading elements of a head vector alone.
+
+        onnxruntime refuses that at run time unless it knows the number of heads.
+        """
         return heads is not None or self.rope.rotary_dim == self.rope.head_dim
 
-    def tables(self, angles: Angles, name: str) -> list[str]:
+    def tables(self, cos_sin: CosSinValues, name: str) -> list[str]:
         """Return ids and tables."""
-        if angles.ids is not None and self._mrope:
-            ids = self.expanded(angles.ids, "position_ids_by_batch", self.rope.axes)
-            by_axis = self.graph.transpose(
-                ids, "bsa", "abs", "position_ids_by_axis"
-            )  # a: axis of the position
-            return [by_axis, angles.cos, angles.sin]
-        if angles.ids is not None and angles.pair_axis is None:
-            return [self.expanded(angles.ids, "position_ids_by_batch"), angles.cos, angles.sin]
-        found = angle_ops.of_tokens(self.graph, angles)
-        return [
-            self._every_row,
-            *(self._rows(value, f"{name}/{of}", found.pairs) for value, of in found.both()),
+        if cos_sin.ids is not None and self._mrope is not None:
+            ids = self.expanded(cos_sin.ids, "position_ids_by_batch", self.rope.axes)
+            # In this layout, "a" is the axis of coordinates.
+            by_axis = self.graph.transpose(ids, "bsa", "abs", "position_ids_by_axis")
+            return [by_axis, cos_sin.cos, cos_sin.sin]
+        if cos_sin.ids is not None and cos_sin.pair_axis is None:
+            ids = self.expanded(cos_sin.ids, "position_ids_by_batch")
+            return [ids, cos_sin.cos, cos_sin.sin]
+        per_token = token_cos_sin(self.graph, cos_sin)
+        ids = self._token_rows
+        tables = [
+            self._token_table(value, f"{name}/{function}", per_token.pairs)
+            for function, value in per_token.by_name().items()
         ]
+        return [ids, *tables]
 
-    def _rows(self, value: str, name: str, pairs: int) -> str:
-        """Return cos or sin of the tokens as a table with a row for each."""
+    def _token_table(self, value: str, name: str, pairs: int) -> str:
+        """Return cos or sin per token as a table with one row per token."""
+        graph = self.graph
         value = self.expanded(value, f"{name}_by_batch", pairs)
-        # Angles of more batch rows than x has would be cut off; reshaped to [batch, 0, 0], 0 keeping a size, they fail.
-        exact = self.graph.node(
-            "Mul", [self.batch, self.graph.ints(1, 0, 0)], f"{name}_exact/shape"
-        )
-        value = self.graph.node("Reshape", [value, exact], f"{name}_exact")
-        value = self.graph.node("Reshape", [value, self.graph.ints(-1, pairs)], f"{name}_rows")
-        # The operator wants a table of at least `sequence` rows even where the batch is empty.
-        more = self.graph.node(
-            "Mul", [self.sequence, self.graph.ints(0, 0, 1, 0)], f"{name}_rows/more"
-        )
-        return self.graph.node("Pad", [value, more], f"{name}_table")
+        # More batch rows in cos and sin than in x would be ignored. Reshaped to [batch, 0, 0],
+        # where 0 keeps a size, they fail.
+        shape = graph.node("Mul", [self.batch, graph.ints(1, 0, 0)], f"{name}_exact/shape")
+        value = graph.node("Reshape", [value, shape], f"{name}_exact")
+        value = graph.node("Reshape", [value, graph.ints(-1, pairs)], f"{name}_rows")
+        # The operator needs a table of at least `sequence` rows even where the batch is empty.
+        padding = graph.node("Mul", [self.sequence, graph.ints(0, 0, 1, 0)], f"{name}_rows/more")
+        return graph.node("Pad", [value, padding], f"{name}_table")
 
     @cached_property
-    def _every_row(self) -> str:
-        """Return ids (batch, seq) that count the tokens: batch row · seq + token."""
+    def _token_rows(self) -> str:
+        """Return the table row of each token (batch, seq): batch row · seq + token."""
         graph = self.graph
-        row, token = (
-            counting(graph, self.batch, "batch_row"),
-            counting(graph, self.sequence, "token"),
-        )
+        row = arange(graph, self.batch, "batch_row")
+        token = arange(graph, self.sequence, "token")
         column = graph.node("Unsqueeze", [row, graph.ints(1)], "batch_row/column")
-        return graph.node(
-            "Add",
-            [graph.node("Mul", [column, self.sequence], "batch_row/first"), token],
-            "every_row",
-        )
+        first = graph.node("Mul", [column, self.sequence], "batch_row/first")
+        return graph.node("Add", [first, token], "every_row")
 
     def operator(
         self, x: str, tables: list[str], name: str, shape: list[str | int], **attributes: Any
     ) -> str:
-        """Add the operator, and say what its output is: shape inference stops at a foreign op."""
-        options = attributes | self._mrope | {"interleaved": int(self.rope.interleaved)}
-        op = "MRotaryEmbedding" if self._mrope else "RotaryEmbedding"
-        y = self.graph.node(op, [x, *tables], name, domain=ORT_DOMAIN, **options)
+        """Add the operator and declare its output, which shape inference does not know."""
+        op = "RotaryEmbedding"
+        if self._mrope is not None:
+            op = "MRotaryEmbedding"
+            attributes |= self._mrope
+        attributes["interleaved"] = int(self.rope.interleaved)
+        y = self.graph.node(op, [x, *tables], name, domain=ORT_DOMAIN, **attributes)
         self.graph.value_info(y, self.compute_dtype, shape)
         return y
 
 
-def mrope_attributes(pair_axis: tuple[int, ...]) -> dict[str, Any]:
-    """Return MRotaryEmbedding's attributes if it assigns pairs to three axes in this way, else none."""
+def mrope_attributes(pair_axis: tuple[int, ...]) -> dict[str, Any] | None:
+    """Return MRotaryEmbedding's attributes, None if it cannot assign pairs to axes in this way."""
     sections = np.bincount(pair_axis, minlength=3).tolist()
     for layout, interleaved in enumerate((False, True)):
-        with suppress(ValueError):  # of sections that cannot be interleaved
+        with suppress(ValueError):  # some sections cannot be interleaved
             if mrope_pair_axis(len(pair_axis), sections, interleaved) == pair_axis:
                 return {"mrope_section": sections, "mrope_layout": layout}
-    return {}
+    return None
 
 
-def attend(a: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
+def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
     """Write com.microsoft GroupQueryAttention, which rotates too."""
-    graph, width, settings, bias = a.graph, a.head_dim, a.settings, a.bias
-    heads, kv_heads = settings.num_heads, settings.num_kv_heads
-    packed = [
-        graph.node("Reshape", [x, graph.ints(0, 0, count * width)], f"{name}_packed")
-        for x, count, name in ((q, heads, "q"), (k, kv_heads, "k"), (v, kv_heads, "v"))
-    ]
-    near = masks.by_distance(graph, a.lengths, settings.window) if settings.mask != "none" else None
-    allowed = masks.allowed(graph, a.lengths, settings.mask, near)
-    if allowed is not None:
-        bias = masks.as_bias(graph, allowed, bias, a.compute_dtype)
-    total = graph.cast(a.lengths.total, np.int32, "total_length_int32")
+    graph = attention.graph
+    options = attention.options
+    width = attention.head_dim
+    heads = options.num_heads
+    kv_heads = options.num_kv_heads
+    q = graph.node("Reshape", [q, graph.ints(0, 0, heads * width)], "q_packed")
+    k = graph.node("Reshape", [k, graph.ints(0, 0, kv_heads * width)], "k_packed")
+    v = graph.node("Reshape", [v, graph.ints(0, 0, kv_heads * width)], "v_packed")
+    bias = _bias(attention)
+    total = graph.cast(attention.lengths.total, np.int32, "total_length_int32")
     last = graph.node("Sub", [total, graph.scalar(1, np.int32)], "last_index")
-    last = graph.node("Expand", [last, a.rotator.batch], "last_index_by_row")
-    whole = graph.node("Squeeze", [total, graph.ints(0)], "total_length_scalar")
-    past, angles = a.past or ("", ""), a.rotator.angles
-    inputs = [*packed, *past, last, whole, angles.cos, angles.sin, "", bias or ""]
-    attributes: dict[str, Any] = {
-        "num_heads": heads,
-        "kv_num_heads": kv_heads,
-        "do_rotary": 1,
-        "rotary_interleaved": int(a.rotator.rope.interleaved),
-        "scale": settings.scale,
-    }
-    attributes |= {} if settings.softcap is None else {"softcap": settings.softcap}
-    attributes |= {} if settings.window is None else {"local_window_size": settings.window}
-    outputs = ["", "present_key", "present_value"]
-    y, keys, values = graph.several(
-        "GroupQueryAttention", inputs, "attend", outputs, domain=ORT_DOMAIN, **attributes
+    last = graph.node("Expand", [last, attention.rotator.batch], "last_index_by_row")
+    total = graph.node("Squeeze", [total, graph.ints(0)], "total_length_scalar")
+    past = attention.past or ("", "")  # empty names omit inputs
+    cos_sin = attention.rotator.cos_sin
+    y, keys, values = graph.multi_output_node(
+        "GroupQueryAttention",
+        [q, k, v, *past, last, total, cos_sin.cos, cos_sin.sin, "", bias or ""],
+        "attend",
+        ["", "present_key", "present_value"],
+        domain=ORT_DOMAIN,
+        **_attributes(attention),
     )
-    graph.value_info(y, a.compute_dtype, ["batch", "sequence", heads * width])
+    graph.value_info(y, attention.compute_dtype, ["batch", "sequence", heads * width])
     for value in (keys, values):
-        graph.value_info(value, a.compute_dtype, ["batch", kv_heads, "total_length", width])
+        graph.value_info(value, attention.compute_dtype, ["batch", kv_heads, "total_length", width])
     y = graph.node("Reshape", [y, graph.ints(0, 0, heads, width)], "attention_by_head")
-    return (y if bias is None else _zero_without_keys(a, y, bias)), keys, values
+    if bias is not None:
+        y = _zero_without_keys(attention, y, bias)
+    return y, keys, values
 
 
-def _zero_without_keys(a: Attention, y: str, bias: str) -> str:
-    """Return y (batch, seq, heads, width), zero where a query has no key: GroupQueryAttention may give NaN."""
-    graph, dtype = a.graph, a.compute_dtype
-    has_key = graph.node("Greater", [bias, graph.scalar(-np.inf, dtype)], "has_key")
-    count = graph.node(
-        "ReduceSum", [graph.cast(has_key, dtype, "has_key/count"), graph.ints(-1)], "key_count"
-    )
-    some = graph.node("Greater", [count, graph.scalar(0.0, dtype)], "has_any_key")
-    some = graph.transpose(some, "bhsd", "bshd", "has_any_key/order")
-    return graph.node("Where", [some, y, graph.scalar(0.0, dtype)], "attention_of_any_key")
-
-
-def cannot_attend(rope: RotaryEmbedding, settings: AttentionSettings) -> dict[str, bool]:
-    """Return what GroupQueryAttention would do silently wrong, or not at all."""
-    op, rotary_dim, shared = (
-        "com.microsoft GroupQueryAttention",
-        rope.rotary_dim,
-        rope.axes == 1 or rope.spec.shared_id,
-    )
-    return {
-        f"`positions` is 'position_ids', but {op} reads the first id of a prompt only and counts on from it": (
-            settings.positions == "position_ids"
-        ),
-        f"`causal` is False, but {op} is causal": not settings.causal,
-        f"`max_positions` is None, but {op} looks angles up in tables itself": settings.max_positions
-        is None,
-        f"`rope` has blocks {list(rope.blocks)}, but {op} pairs over one": len(rope.blocks) > 1,
-        f"`rope` has {rope.axes} axes, but {op} knows one position a token": not shared,
-        f"`head_dim` is {rope.head_dim}, but {op} rotates multiples of 16 only": rope.head_dim % 16
-        != 0,
-        f"`rotary_dim` is {rotary_dim}, but {op} wants tables of a multiple of 8 columns": rotary_dim
-        % 16
-        != 0,
-        f"`v_head_dim` is {settings.v_head_dim}, but {op} knows head_dim only": settings.v_head_dim
-        != rope.head_dim,
+def _attributes(attention: Attention) -> dict[str, Any]:
+    options = attention.options
+    attributes: dict[str, Any] = {
+        "num_heads": options.num_heads,
+        "kv_num_heads": options.num_kv_heads,
+        "do_rotary": 1,
+        "rotary_interleaved": int(attention.rotator.rope.interleaved),
+        "scale": options.scale,
     }
+    if options.softcap is not None:
+        attributes["softcap"] = options.softcap
+    if options.window is not None:
+        attributes["local_window_size"] = options.window
+    return attributes
+
+
+def _bias(attention: Attention) -> str | None:
+    """Return all masks as one to add to the scores; None without an input mask."""
+    graph = attention.graph
+    options = attention.options
+    causal = None
+    if options.mask != "none":
+        causal = causal_mask(graph, attention.lengths, options.window)
+    mask = boolean_mask(graph, attention.lengths, options.mask, causal)
+    if mask is None:
+        return attention.bias
+    return mask_as_bias(graph, mask, attention.bias, attention.compute_dtype)
+
+
+def _zero_without_keys(attention: Attention, y: str, bias: str) -> str:
+    """Return y (batch, seq, heads, width), with zeros for queries that attend to no key.
+
+    GroupQueryAttention may return NaN there.
+    """
+    graph = attention.graph
+    dtype = attention.compute_dtype
+    has_key = graph.node("Greater", [bias, graph.scalar(-np.inf, dtype)], "has_key")
+    ones = graph.cast(has_key, dtype, "has_key/count")
+    count = graph.node("ReduceSum", [ones, graph.ints(-1)], "key_count")
+    has_any = graph.node("Greater", [count, graph.scalar(0.0, dtype)], "has_any_key")
+    has_any = graph.transpose(has_any, "bhsd", "bshd", "has_any_key/order")
+    return graph.node("Where", [has_any, y, graph.scalar(0.0, dtype)], "attention_of_any_key")
+
+
+def attention_problem(rope: RotaryEmbedding, options: AttentionOptions) -> str | None:
+    """Return why GroupQueryAttention would be wrong or would not run; None if it is right."""
+    if options.positions == "position_ids":
+        return (
+            f"`positions` is 'position_ids', but {ATTENTION_OP} reads the first id of a prompt "
+            "only and counts on from it"
+        )
+    if not options.causal:
+        return f"`causal` is False, but {ATTENTION_OP} is causal"
+    if options.max_positions is None:
+        return f"`max_positions` is None, but {ATTENTION_OP} looks cos and sin up in tables"
+    if len(rope.blocks) > 1:
+        return f"`rope` has blocks {list(rope.blocks)}, but {ATTENTION_OP} forms pairs in one block"
+    if rope.axes > 1 and not rope.spec.shared_id:
+        return f"`rope` has {rope.axes} axes, but {ATTENTION_OP} takes one position per token"
+    if rope.head_dim % 16:
+        return f"`head_dim` is {rope.head_dim}, but {ATTENTION_OP} rotates multiples of 16 only"
+    if rope.rotary_dim % 16:
+        return (
+            f"`rotary_dim` is {rope.rotary_dim}, but {ATTENTION_OP} takes tables of a multiple of "
+            "8 columns only"
+        )
+    if options.v_head_dim != rope.head_dim:
+        return f"`v_head_dim` is {options.v_head_dim}, but {ATTENTION_OP} takes head_dim only"
+    return None
 
 
 ORT = Target(
@@ -188,5 +227,5 @@ ORT = Target(
     attend=attend,
     attention_rotates=True,
     takes_chunks=False,
-    cannot_attend=cannot_attend,
+    attention_problem=attention_problem,
 )

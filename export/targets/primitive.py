@@ -1,4 +1,4 @@
-"""Target "primitive": elementary ops, the rotation inside one model-local function."""
+"""Target "primitive": elementary operators; the rotation is one model-local function."""
 
 from __future__ import annotations
 
@@ -7,38 +7,44 @@ import onnx
 
 from rope_cpu import RotaryEmbedding
 
-from .. import cos_sin_nodes as angle_ops
-from .. import masks
+from ..cos_sin_nodes import token_cos_sin
 from ..graph import DOMAIN, FLOAT32, FLOAT64, HALF, Graph
-from .base import Attention, Rotator, Target, block_names, pairing, parts_of
+from ..masks import boolean_mask, causal_mask
+from .base import Attention, Rotator, Target, block_widths, pairing_text, part_widths
 
 FUNCTION = "RotaryEmbedding"
 
 
 class PrimitiveRotator(Rotator):
-    """Calls rope_cpu.RotaryEmbedding(x, cos, sin), with cos and sin that broadcast against the pairs of x."""
+    """Calls rope_cpu.RotaryEmbedding(x, cos, sin), where cos and sin broadcast against x."""
 
     def __post_init__(self) -> None:
-        """Line cos and sin up with the axes of the tensors."""
-        found = angle_ops.of_tokens(self.graph, self.angles)
-        self._tables = [self._lined_up(value, f"{name}_by_head") for value, name in found.both()]
+        """Align the axes of cos and sin with those of the tensors."""
+        cos_sin = token_cos_sin(self.graph, self.cos_sin)
+        self._aligned = {
+            name: self._align(value, f"{name}_by_head") for name, value in cos_sin.by_name().items()
+        }
 
-    def _lined_up(self, value: str, name: str) -> str:
-        order = self.order()
-        if self.angles.heads > 1:
-            return self.graph.transpose(value, "bshd", order, f"{name}/in_order")
-        value = self.graph.transpose(value, "bsd", order.replace("h", ""), f"{name}/in_order")
-        return self.graph.node("Unsqueeze", [value, self.graph.ints(order.index("h"))], name)
+    def _align(self, value: str, name: str) -> str:
+        layout = self.rotation_layout()
+        if self.cos_sin.heads > 1:
+            return self.graph.transpose(value, "bshd", layout, f"{name}/in_order")
+        value = self.graph.transpose(value, "bsd", layout.replace("h", ""), f"{name}/in_order")
+        return self.graph.node("Unsqueeze", [value, self.graph.ints(layout.index("h"))], name)
 
-    def rotate_ordered(self, x: str, heads: int | None) -> str:
-        """Call the function; with frequencies by head, head h of the tensor takes those of head h // n."""
-        tables = self._tables
-        if self.angles.heads > 1:
-            axis = self.order().index("h")
-            index = np.arange(heads or 0) // ((heads or 0) // self.angles.heads)
-            of_heads = self.graph.initializer(f"frequencies_of_{heads}_heads", index)
-            named = zip(tables, ("cos", "sin"), strict=True)
-            tables = [self.graph.node("Gather", [t, of_heads], n, axis=axis) for t, n in named]
+    def rotate_in_layout(self, x: str, heads: int | None) -> str:
+        """Call the function; head h takes the frequencies of head h // (heads per frequency)."""
+        tables = list(self._aligned.values())
+        if self.cos_sin.heads > 1 and heads is not None:
+            heads_per_frequency = heads // self.cos_sin.heads
+            index = self.graph.initializer(
+                f"frequencies_of_{heads}_heads", np.arange(heads) // heads_per_frequency
+            )
+            axis = self.rotation_layout().index("h")
+            tables = [
+                self.graph.node("Gather", [value, index], name, axis=axis)
+                for name, value in self._aligned.items()
+            ]
         return self.graph.node(FUNCTION, [x, *tables], "rotate", domain=DOMAIN)
 
     def functions(self, opset: int) -> list[onnx.FunctionProto]:
@@ -47,131 +53,156 @@ class PrimitiveRotator(Rotator):
 
 
 def rotation_function(rope: RotaryEmbedding, opset: int) -> onnx.FunctionProto:
-    """Return rope_cpu.RotaryEmbedding(x, cos, sin) → y for the pairing of `rope`: four axes, any float type."""
-    body, names = Graph(), block_names(rope)
-    parts, widths = parts_of(rope)
-    pairs = [width // 2 for width in rope.blocks]
-    pieces = (
-        body.several("Split", ["x", body.ints(*widths)], "x", parts, axis=-1)
-        if len(parts) > 1
-        else ["x"]
-    )
-    cos, sin = (
-        body.several("Split", [table, body.ints(*pairs)], table, names, axis=-1)
-        if len(names) > 1
-        else [table]
-        for table in ("cos", "sin")
-    )
-    rotate = _interleaved if rope.interleaved else _half_split
-    rotated = []
-    for index, name in enumerate(names):
+    """Return rope_cpu.RotaryEmbedding(x, cos, sin) → y for the pairing of `rope`.
+
+    x has four axes and any float dtype.
+    """
+    body = Graph()
+    blocks = block_widths(rope)
+    parts = _split(body, "x", part_widths(rope))
+    pairs = {name: width // 2 for name, width in blocks.items()}
+    cos = _split(body, "cos", pairs)
+    sin = _split(body, "sin", pairs)
+    rotate = _rotate_interleaved if rope.interleaved else _rotate_half_split
+    for index, name in enumerate(blocks):
         with body.scope(name):
-            rotated.append(rotate(body, pieces[index], cos[index], sin[index], pairs[index]))
-    joined = rotated[0]
+            parts[index] = rotate(body, parts[index], cos[index], sin[index], pairs[name])
+    joined = parts[0]
     if len(parts) > 1:
-        joined = body.node("Concat", [*rotated, *pieces[len(names) :]], "joined", axis=-1)
+        joined = body.node("Concat", parts, "joined", axis=-1)
     # Ids of another batch size would broadcast x; reshaped to the shape of x, they fail instead.
     body.node("Reshape", [joined, body.node("Shape", ["x"], "shape_of_x")], "y")
-    return body.function(
-        FUNCTION,
-        ["x", "cos", "sin"],
-        ["y"],
-        opset,
-        "Each pair (a, b) of the last axis becomes (a·cos - b·sin, b·cos + a·sin); other elements are copied. "
-        f"Pairs: {pairing(rope)}.",
+    doc = (
+        "Each pair (a, b) of the last axis becomes (a·cos - b·sin, b·cos + a·sin); other elements "
+        f"are copied. Pairs: {pairing_text(rope)}."
     )
+    return body.function(FUNCTION, ["x", "cos", "sin"], ["y"], opset, doc)
 
 
-def _half_split(body: Graph, x: str, cos: str, sin: str, pairs: int) -> str:
-    a, b = body.several("Split", [x, body.ints(pairs, pairs)], "halves", ["a", "b"], axis=-1)
+def _split(body: Graph, value: str, widths: dict[str, int]) -> list[str]:
+    """Split the last axis into parts of these widths, if there are several."""
+    if len(widths) == 1:
+        return [value]
+    sizes = body.ints(*widths.values())
+    return body.multi_output_node("Split", [value, sizes], value, list(widths), axis=-1)
+
+
+def _rotate_half_split(body: Graph, x: str, cos: str, sin: str, pairs: int) -> str:
+    """Rotate a block of pairs (i, i + pairs)."""
+    sizes = body.ints(pairs, pairs)
+    a, b = body.multi_output_node("Split", [x, sizes], "halves", ["a", "b"], axis=-1)
     return body.node("Concat", _rotate_pairs(body, a, b, cos, sin), "rotated", axis=-1)
 
 
-def _interleaved(body: Graph, x: str, cos: str, sin: str, pairs: int) -> str:
-    last, end, step = body.ints(-1), body.ints(2 * pairs), body.ints(2)
-    a, b = (
-        body.node("Slice", [x, body.ints(k), end, last, step], name)
-        for k, name in enumerate(("a", "b"))
-    )
-    rotated = zip(_rotate_pairs(body, a, b, cos, sin), ("a_column", "b_column"), strict=True)
-    columns = [body.node("Unsqueeze", [value, last], name) for value, name in rotated]
-    both = body.node("Concat", columns, "by_pair", axis=-1)
-    return body.node("Reshape", [both, body.ints(0, 0, 0, 2 * pairs)], "rotated")
+def _rotate_interleaved(body: Graph, x: str, cos: str, sin: str, pairs: int) -> str:
+    """Rotate a block of pairs (2i, 2i + 1)."""
+    last = body.ints(-1)
+    end = body.ints(2 * pairs)
+    step = body.ints(2)
+    a = body.node("Slice", [x, body.ints(0), end, last, step], "a")
+    b = body.node("Slice", [x, body.ints(1), end, last, step], "b")
+    a_rotated, b_rotated = _rotate_pairs(body, a, b, cos, sin)
+    a_column = body.node("Unsqueeze", [a_rotated, last], "a_column")
+    b_column = body.node("Unsqueeze", [b_rotated, last], "b_column")
+    by_pair = body.node("Concat", [a_column, b_column], "by_pair", axis=-1)
+    return body.node("Reshape", [by_pair, body.ints(0, 0, 0, 2 * pairs)], "rotated")
 
 
 def _rotate_pairs(body: Graph, a: str, b: str, cos: str, sin: str) -> list[str]:
-    a_cos, b_sin = body.node("Mul", [a, cos], "a_cos"), body.node("Mul", [b, sin], "b_sin")
-    b_cos, a_sin = body.node("Mul", [b, cos], "b_cos"), body.node("Mul", [a, sin], "a_sin")
-    return [
-        body.node("Sub", [a_cos, b_sin], "a_rotated"),
-        body.node("Add", [b_cos, a_sin], "b_rotated"),
-    ]
+    """Return the rotated first elements of the pairs, and the second ones."""
+    a_cos = body.node("Mul", [a, cos], "a_cos")
+    b_sin = body.node("Mul", [b, sin], "b_sin")
+    b_cos = body.node("Mul", [b, cos], "b_cos")
+    a_sin = body.node("Mul", [a, sin], "a_sin")
+    a_rotated = body.node("Sub", [a_cos, b_sin], "a_rotated")
+    b_rotated = body.node("Add", [b_cos, a_sin], "b_rotated")
+    return [a_rotated, b_rotated]
 
 
-def attend(a: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
+def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]:
     """Write MatMul, Softmax, MatMul; a group of query heads shares its keys by broadcasting.
 
-    Axes, a letter each: batch, key head, group (of query heads), sequence, total length, width.
+    Letters of the axes: batch, key head, group (of query heads), sequence, total length, width.
     """
-    graph, settings = a.graph, a.settings
-    kv_heads, softcap = settings.num_kv_heads, settings.softcap
-    group = settings.num_heads // kv_heads
-    keys, values = _with_past(a, k, 0, "key"), _with_past(a, v, 1, "value")
-    # A vector, not a scalar: onnxruntime folds scalar factors of MatMul into a float32 attribute, in float64 too.
-    factor = np.full(a.head_dim, settings.scale / (softcap or 1.0), a.compute_dtype)
-    q = graph.node("Mul", [q, graph.initializer("score_scale", factor)], "q_scaled")
-    q = graph.node("Reshape", [q, graph.ints(0, 0, kv_heads, group, a.head_dim)], "q_by_group")
-    q = graph.transpose(q, "bskgw", "bkgsw", "q_by_group/order")
+    graph = attention.graph
+    options = attention.options
+    keys = _with_past(attention, k, 0, "key")
+    values = _with_past(attention, v, 1, "value")
+    queries = _scaled_queries(attention, q)
     columns = graph.transpose(keys, "bktw", "bkwt", "keys_by_column")
     columns = graph.node("Unsqueeze", [columns, graph.ints(2)], "keys_of_group")
-    grouped = graph.node("Unsqueeze", [values, graph.ints(2)], "values_of_group")
-    scores = graph.node("MatMul", [q, columns], "scores")
-    if softcap is not None:
-        small = graph.node("Tanh", [scores], "scores/tanh")
-        scores = graph.node("Mul", [small, graph.scalar(softcap, a.compute_dtype)], "scores/capped")
-    result = graph.node("MatMul", [_weights(a, scores), grouped], "weighted_values")
+    grouped_values = graph.node("Unsqueeze", [values, graph.ints(2)], "values_of_group")
+    scores = graph.node("MatMul", [queries, columns], "scores")
+    if options.softcap is not None:
+        tanh = graph.node("Tanh", [scores], "scores/tanh")
+        cap = graph.scalar(options.softcap, attention.compute_dtype)
+        scores = graph.node("Mul", [tanh, cap], "scores/capped")
+    weights = _weights(attention, scores)
+    result = graph.node("MatMul", [weights, grouped_values], "weighted_values")
     result = graph.transpose(result, "bkgsw", "bskgw", "weighted_values/order")
-    merged = graph.ints(0, 0, settings.num_heads, settings.v_head_dim)
-    return graph.node("Reshape", [result, merged], "attention_by_head"), keys, values
+    shape = graph.ints(0, 0, options.num_heads, options.v_head_dim)
+    return graph.node("Reshape", [result, shape], "attention_by_head"), keys, values
 
 
-def _weights(a: Attention, scores: str) -> str:
-    """Return the softmax of the scores (batch, kv_heads, group, seq, total); rows without any key become zero."""
-    graph, dtype, settings = a.graph, a.compute_dtype, a.settings
-    if a.bias is not None:
-        scores = graph.node("Add", [scores, _grouped(a, a.bias)], "scores/with_mask")
-    near = masks.by_distance(graph, a.lengths, settings.window) if settings.causal else None
-    allowed = masks.allowed(graph, a.lengths, settings.mask, near)
+def _scaled_queries(attention: Attention, q: str) -> str:
+    """Return the queries, in axes bkgsw, times the scale and divided by the softcap, if any."""
+    graph = attention.graph
+    options = attention.options
+    width = attention.head_dim
+    group = options.num_heads // options.num_kv_heads
+    # A vector, not a scalar: onnxruntime folds a scalar factor of MatMul into a float32 attribute,
+    # in float64 too.
+    scale = np.full(width, options.scale / (options.softcap or 1.0), attention.compute_dtype)
+    q = graph.node("Mul", [q, graph.initializer("score_scale", scale)], "q_scaled")
+    shape = graph.ints(0, 0, options.num_kv_heads, group, width)
+    q = graph.node("Reshape", [q, shape], "q_by_group")
+    return graph.transpose(q, "bskgw", "bkgsw", "q_by_group/order")
+
+
+def _weights(attention: Attention, scores: str) -> str:
+    """Return the softmax of the scores (b, k, g, s, t); queries without any key get zeros."""
+    graph = attention.graph
+    options = attention.options
+    dtype = attention.compute_dtype
+    if attention.bias is not None:
+        bias = _by_group(attention, attention.bias)
+        scores = graph.node("Add", [scores, bias], "scores/with_mask")
+    causal = None
+    if options.causal:
+        causal = causal_mask(graph, attention.lengths, options.window)
+    mask = boolean_mask(graph, attention.lengths, options.mask, causal)
     lowest = graph.scalar(float(np.finfo(dtype).min), dtype)
-    if allowed is not None:
-        allowed = _grouped(a, allowed) if settings.mask in ("padding", "bool") else allowed
-        scores = graph.node("Where", [allowed, scores, lowest], "scores/allowed")
-    if a.bias is not None:
+    if mask is not None:
+        if options.mask in ("padding", "bool"):
+            mask = _by_group(attention, mask)
+        scores = graph.node("Where", [mask, scores, lowest], "scores/allowed")
+    if attention.bias is not None:
         scores = graph.node("Max", [scores, lowest], "scores/finite")
     weights = graph.node("Softmax", [scores], "weights", axis=-1)
-    if settings.mask == "none":
+    if options.mask == "none":
         return weights
-    some = graph.node("Greater", [scores, lowest], "scores/is_any")
-    return graph.node("Where", [some, weights, graph.scalar(0.0, dtype)], "weights/of_allowed")
+    attended = graph.node("Greater", [scores, lowest], "scores/is_any")
+    return graph.node("Where", [attended, weights, graph.scalar(0.0, dtype)], "weights/of_allowed")
 
 
-def _grouped(a: Attention, mask: str) -> str:
+def _by_group(attention: Attention, mask: str) -> str:
     """Return a mask (batch or 1, heads or 1, seq, total) as (…, kv_heads, group, seq, total)."""
-    graph, settings = a.graph, a.settings
-    every = graph.node(
-        "Expand", [mask, graph.ints(1, settings.num_heads, 1, 1)], f"{mask}/of_heads"
-    )
-    last = graph.transpose(every, "bhst", "bsth", f"{mask}/heads_last")
-    groups = settings.num_kv_heads, settings.num_heads // settings.num_kv_heads
-    split = graph.node("Reshape", [last, graph.ints(0, 0, 0, *groups)], f"{mask}/groups_last")
-    return graph.transpose(split, "bstkg", "bkgst", f"{mask}/by_group")
+    graph = attention.graph
+    heads = attention.options.num_heads
+    kv_heads = attention.options.num_kv_heads
+    per_head = graph.node("Expand", [mask, graph.ints(1, heads, 1, 1)], f"{mask}/of_heads")
+    heads_last = graph.transpose(per_head, "bhst", "bsth", f"{mask}/heads_last")
+    shape = graph.ints(0, 0, 0, kv_heads, heads // kv_heads)
+    groups_last = graph.node("Reshape", [heads_last, shape], f"{mask}/groups_last")
+    return graph.transpose(groups_last, "bstkg", "bkgst", f"{mask}/by_group")
 
 
-def _with_past(a: Attention, new: str, which: int, name: str) -> str:
-    new = a.graph.transpose(new, "bshd", "bhsd", f"{name}_by_head")
-    if a.past is None:
+def _with_past(attention: Attention, new: str, index: int, name: str) -> str:
+    """Return keys or values (batch, kv_heads, total, width); index: of them in the past."""
+    new = attention.graph.transpose(new, "bshd", "bhsd", f"{name}_by_head")
+    if attention.past is None:
         return new
-    return a.graph.node("Concat", [a.past[which], new], f"{name}_with_past", axis=2)
+    return attention.graph.node("Concat", [attention.past[index], new], f"{name}_with_past", axis=2)
 
 
 PRIMITIVE = Target(

@@ -1,1 +1,1 @@
-"""Proof that a model of this package computes what it says, under onnxruntime."""
+"""Validation: run an exported model under onnxruntime and compare it with the exact reference."""

@@ -1,21 +1,18 @@
-"""The check of a model from `export_attention`: prefill, chunks and single steps against one pass in float64."""
+"""The check of a model from `export_attention`: several steps against one pass in float64."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import onnxruntime
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.accuracy.reference import Exact
 from rope_cpu.array_types import Array
 
 from ..attention_options import AttentionOptions
-from ..masks import INPUT
+from ..masks import MASK_INPUT
 from ..targets import TARGETS
-from .cases import Case, last, left_padded, on_axes, shuffled
-from .check import Check, Drawn, from_layout, to_layout, unrounded
+from .cases import Case, ids_by_axis, last, left_padded, shuffled
+from .check import CaseInputs, Check, ExpectedResult, as_exact, from_layout, to_layout
 from .reference_attention import Reference
 from .session import run
 
@@ -36,105 +33,120 @@ IDS_CASES = (
 
 
 class AttentionCheck(Check):
-    """Runs sequences through a session step by step and compares every step with one pass over all tokens."""
+    """Runs sequences step by step and compares every step with one pass over all tokens."""
 
     def __init__(
         self,
-        opened: onnxruntime.InferenceSession,
+        session: onnxruntime.InferenceSession,
         rope: RotaryEmbedding,
         options: AttentionOptions,
         arrays: dict[str, Array],
     ) -> None:
-        """Hold what a case needs; arrays: the model's weights of projections and norms."""
-        super().__init__(opened, rope, options.rotation)
-        self.options, self.arrays = options, arrays
+        """Store the session; arrays: the model's weights of projections and norms."""
+        super().__init__(session, rope, options.rotation)
+        self.options = options
+        self.arrays = arrays
 
     def cases(self) -> list[Case]:
-        """Return the cases that apply."""
+        """Return the cases that apply to the model."""
+        return [case for case in (*CASES, *IDS_CASES) if self._applies(case)]
+
+    def _applies(self, case: Case) -> bool:
         options = self.options
-        chosen = [*CASES, *(IDS_CASES if options.positions == "position_ids" else ())]
-        # Without a causal mask a token attends to later ones, which no earlier step has.
-        several = options.past and options.causal
-        chosen = [
-            case
-            for case in chosen
-            if case.tokens <= self.limit and (several or len(case.steps) == 1)
-        ]
-        if not TARGETS[options.target].takes_chunks:
-            chosen = [
-                case for case in chosen if case.batch == 1 or max(case.steps[1:], default=1) == 1
-            ]
-        return chosen
+        if case in IDS_CASES and options.positions != "position_ids":
+            return False
+        if case.tokens > self.limit:
+            return False
+        # Without a causal mask a token attends to later ones, which earlier steps do not have.
+        takes_steps = options.past and options.causal
+        if len(case.steps) > 1 and not takes_steps:
+            return False
+        has_chunks = max(case.steps[1:], default=1) > 1
+        return case.batch == 1 or not has_chunks or TARGETS[options.target].takes_chunks
 
-    def draw(self, case: Case, rng: np.random.Generator) -> Drawn:
+    def draw(self, case: Case, rng: np.random.Generator) -> CaseInputs:
         """Return tensors, ids and mask of whole sequences."""
-        options, batch, tokens = self.options, case.batch, case.tokens
-        shapes: Any = (
-            options.sizes(self.rope.head_dim)
-            if options.hidden is None
-            else {"hidden": (options.hidden,)}
-        )
+        options = self.options
+        shapes: dict[str, tuple[int, ...]] = {}
+        if options.hidden is None:
+            shapes |= options.sizes(self.rope.head_dim)
+        else:
+            shapes["hidden"] = (options.hidden,)
         tensors = {
-            n: rng.standard_normal((batch, tokens, *shape)).astype(self.dtype)
-            for n, shape in shapes.items()
+            name: rng.standard_normal((case.batch, case.tokens, *shape)).astype(self.dtype)
+            for name, shape in shapes.items()
         }
-        given = options.positions == "position_ids"
-        ids = on_axes(
-            case.ids(rng, batch, tokens, self.limit), self.rope.axes, rng if given else None
-        )
-        return Drawn(
-            tensors | ({"position_ids": ids} if given else {}) | self._mask(rng, batch, tokens),
-            tensors,
-            ids,
-        )
+        feeds = dict(tensors)
+        ids = case.ids(rng, case.batch, case.tokens, self.limit)
+        if options.positions == "position_ids":
+            ids = ids_by_axis(ids, self.rope.axes, rng)
+            feeds["position_ids"] = ids
+        else:
+            ids = ids_by_axis(ids, self.rope.axes)
+        if options.mask != "none":
+            feeds[MASK_INPUT] = self._draw_mask(rng, case.batch, case.tokens)
+        return CaseInputs(feeds, tensors, ids)
 
-    def _mask(self, rng: np.random.Generator, batch: int, tokens: int) -> dict[str, Array]:
+    def _draw_mask(self, rng: np.random.Generator, batch: int, tokens: int) -> Array:
         kind = self.options.mask
-        if kind == "none":
-            return {}
         if kind == "padding":  # on the left, so that the first queries have no key at all
-            return {INPUT: np.arange(tokens) >= rng.integers(0, max(tokens // 2, 1), (batch, 1))}
-        allowed = rng.random((batch, self.options.num_heads, tokens, tokens)) < 0.7
+            padding = rng.integers(0, max(tokens // 2, 1), (batch, 1))
+            return np.asarray(np.arange(tokens) >= padding)
+        mask: Array = rng.random((batch, self.options.num_heads, tokens, tokens)) < 0.7
         if kind == "bool":
-            return {INPUT: allowed}
-        return {
-            INPUT: np.where(allowed, rng.standard_normal(allowed.shape), -np.inf).astype(self.dtype)
-        }
+            return mask
+        return np.where(mask, rng.standard_normal(mask.shape), -np.inf).astype(self.dtype)
 
-    def run(self, case: Case, drawn: Drawn) -> dict[str, Array]:
-        """Run the steps one after another; return the results of all tokens, and what is cached in the end."""
-        options, done, results = self.options, 0, []
-        sizes = options.sizes(self.rope.head_dim)
-        cached = (sizes["k"], sizes["v"]) if options.past else ()
-        cache = [np.zeros((case.batch, heads, 0, width), self.dtype) for heads, width in cached]
-        last = (
-            (options.num_heads, options.v_head_dim) if options.output is None else (options.output,)
-        )
+    def run(self, case: Case, inputs: CaseInputs) -> dict[str, Array]:
+        """Run the steps in turn; return the results of all tokens, and the cache at the end."""
+        options = self.options
+        cache = self._empty_cache(case.batch)
+        last_axes: tuple[int, ...] = (options.num_heads, options.v_head_dim)
+        if options.output is not None:
+            last_axes = (options.output,)
+        results = []
+        start = 0
         for count in case.steps:
-            feeds = {name: self._of_step(name, x, done, count) for name, x in drawn.feeds.items()}
-            feeds |= dict(zip(("past_key", "past_value"), cache, strict=False))
-            done += count
-            shape = (case.batch, count, *last)
+            stop = start + count
+            feeds = {
+                name: self._step_input(name, x, start, stop) for name, x in inputs.feeds.items()
+            }
+            feeds |= {f"past_{name}": x for name, x in cache.items()}
+            shape = (case.batch, count, *last_axes)
             shapes = [to_layout(np.zeros(shape, np.int8), options.layout).shape]
-            shapes += [(*x.shape[:2], done, x.shape[3]) for x in cache]
-            y, *cache = run(self.session, feeds, shapes)
-            results.append(from_layout(y, options.layout, shape))
-        present = dict(zip(("present_key", "present_value"), cache, strict=False))
-        return {"attention": np.concatenate(results, axis=1)} | present
+            shapes += [(*x.shape[:2], stop, x.shape[3]) for x in cache.values()]
+            result, *present = run(self.session, feeds, shapes)
+            cache = dict(zip(cache, present, strict=False))
+            results.append(from_layout(result, options.layout, shape))
+            start = stop
+        outputs = {f"present_{name}": x for name, x in cache.items()}
+        return {"attention": np.concatenate(results, axis=1)} | outputs
 
-    def _of_step(self, name: str, x: Array, done: int, count: int) -> Array:
-        """Return the part of an input that `count` tokens after `done` are fed."""
-        if name == INPUT:
-            mask = x if self.options.mask == "padding" else x[:, :, done : done + count]
-            return np.ascontiguousarray(mask[..., : done + count])
-        part = x[:, done : done + count]
-        return (
-            np.ascontiguousarray(part)
-            if name == "position_ids"
-            else to_layout(part, self.options.layout)
-        )
+    def _empty_cache(self, batch: int) -> dict[str, Array]:
+        """Return keys and values of no tokens, if the model has a past."""
+        if not self.options.past:
+            return {}
+        sizes = self.options.sizes(self.rope.head_dim)
+        cache = {}
+        for name, tensor in (("key", "k"), ("value", "v")):
+            heads, width = sizes[tensor]
+            cache[name] = np.zeros((batch, heads, 0, width), self.dtype)
+        return cache
 
-    def expected(self, drawn: Drawn) -> dict[str, tuple[Exact, Array]]:
-        """Return each output as it has to be, and how far it may lie from that."""
-        found = Reference(self.rope, self.options, self.arrays, drawn).outputs()
-        return {name: (unrounded(value), bound) for name, (value, bound) in found.items()}
+    def _step_input(self, name: str, x: Array, start: int, stop: int) -> Array:
+        """Return the part of an input for the tokens from `start` to `stop`."""
+        if name == MASK_INPUT:
+            mask = x if self.options.mask == "padding" else x[:, :, start:stop]
+            return np.ascontiguousarray(mask[..., :stop])
+        part = x[:, start:stop]
+        if name == "position_ids":
+            return np.ascontiguousarray(part)
+        return to_layout(part, self.options.layout)
+
+    def expected(self, inputs: CaseInputs) -> dict[str, ExpectedResult]:
+        """Return the exact value of each output."""
+        outputs = Reference(self.rope, self.options, self.arrays, inputs).outputs()
+        return {
+            name: ExpectedResult(as_exact(output.value), output.bound)
+            for name, output in outputs.items()
+        }

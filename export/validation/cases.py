@@ -1,4 +1,4 @@
-"""Shapes, positions and values drawn to break an exported model."""
+"""Validation cases: shapes, positions and values chosen to break a wrong model."""
 
 from __future__ import annotations
 
@@ -12,17 +12,32 @@ from rope_cpu.array_types import Array
 
 
 def consecutive(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
-    """Return ids that count from 0."""
+    """Return ids that increase by 1 from 0."""
     return np.broadcast_to(np.arange(seq) % limit, (batch, seq))
 
 
 def shuffled(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
-    """Return ids in no order."""
+    """Return random ids."""
     return rng.integers(0, limit, (batch, seq))
 
 
+def one_row(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
+    """Return random ids of one batch row, which are shared by all."""
+    return shuffled(rng, 1, seq, limit)
+
+
+def one_token(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
+    """Return random ids of one token per row, whatever the number of tokens."""
+    return shuffled(rng, batch, 1, limit)
+
+
+def two_rows(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
+    """Return random ids of two batch rows, whatever the batch."""
+    return shuffled(rng, 2, seq, limit)
+
+
 def left_padded(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
-    """Return ids that stay 0 for some tokens of each row, then count."""
+    """Return ids that stay 0 for some tokens of each row and then increase by 1."""
     ids: Array = np.maximum(np.arange(seq)[None] - rng.integers(0, seq, (batch, 1)), 0) % limit
     return ids
 
@@ -33,7 +48,7 @@ def last(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
 
 
 def too_large(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Array:
-    """Return ids of which one is the limit."""
+    """Return random ids, the last of which is the limit."""
     ids = shuffled(rng, batch, seq, limit)
     ids[-1, -1] = limit
     return ids
@@ -46,10 +61,12 @@ def negative(rng: np.random.Generator, batch: int, seq: int, limit: int) -> Arra
 
 @dataclass(frozen=True)
 class Case:
-    """One draw.
+    """One validation case.
 
-    steps: the numbers of tokens that a model is fed one after another. ids: from (rng, batch, tokens, limit) to the
-    position_ids, limit being the first one that is too large. must_fail: the model has to refuse to run.
+    steps: number of tokens in each consecutive run of the model.
+    ids: function of (rng, batch, tokens, limit) that returns the position ids; limit is the first
+        id that is too large.
+    must_fail: the model has to refuse to run.
     """
 
     name: str
@@ -60,12 +77,15 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Number of all tokens of a sequence."""
+        """Number of tokens of a sequence, over all steps."""
         return sum(self.steps)
 
 
-def on_axes(ids: Array, axes: int, rng: np.random.Generator | None = None) -> Array:
-    """Return ids (batch, seq), with several axes (…, axes): the same on all, or permuted by `rng` on the later ones."""
+def ids_by_axis(ids: Array, axes: int, rng: np.random.Generator | None = None) -> Array:
+    """Return ids (batch, seq), with several axes (batch, seq, axes).
+
+    The ids of the later axes are those of the first, permuted if `rng` is given.
+    """
     if axes == 1:
         return np.ascontiguousarray(ids)
     later = [ids if rng is None else rng.permuted(ids, axis=-1) for _ in range(axes - 1)]
@@ -73,9 +93,9 @@ def on_axes(ids: Array, axes: int, rng: np.random.Generator | None = None) -> Ar
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Draw queries or keys (…, head_dim): normal, very large, very small and equal elements too."""
+    """Return random queries or keys (…, head_dim): some normal, some large, small or constant."""
     x = rng.standard_normal(shape)
     scale = rng.choice([1.0, 1.0, 1.0, 1e3, 1e-3], size=(*shape[:-1], 1))
-    equal = rng.random((*shape[:-1], 1)) < 0.1
-    drawn: Array = np.where(equal, x[..., :1], x * scale)
-    return drawn.astype(dtype)
+    is_constant = rng.random((*shape[:-1], 1)) < 0.1
+    mixed: Array = np.where(is_constant, x[..., :1], x * scale)
+    return mixed.astype(dtype)

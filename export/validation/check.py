@@ -1,9 +1,10 @@
-"""One check of an exported model: draw a case, run it, and compare each result with the exact one."""
+"""The steps of every check: draw inputs for a case, run the model, compare with exact results."""
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -18,17 +19,18 @@ from ..options import RopeOptions
 from .cases import Case
 from .validation_report import Outcome
 
-# Positions are drawn up to here where angles are computed, and where tables are inputs, which then are that long.
+# Positions are drawn below this limit where cos and sin are computed in the graph.
 COMPUTED_LIMIT = 1_000_000
-FED_ROWS = 96
+# Rows of the tables that are drawn where tables are inputs.
+TABLE_INPUT_ROWS = 96
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """What a case is run on.
+class CaseInputs:
+    """The inputs of one case.
 
-    feeds: the model's inputs. tensors: those that are rotated or projected, as (batch, tokens, heads, width) or
-    (batch, tokens, in). ids: of the tokens.
+    feeds: the model's inputs. tensors: those to rotate or to project, as (batch, tokens, heads,
+    width) or (batch, tokens, in). ids: positions of the tokens.
     """
 
     feeds: dict[str, Array]
@@ -36,120 +38,148 @@ class Drawn:
     ids: Array
 
 
+class ExpectedResult(NamedTuple):
+    """The exact values of a result, and the allowed difference of each element."""
+
+    exact: Exact
+    bound: Array
+
+
 class Check:
-    """Runs cases through a session; each kind of model says what is drawn, how it is run, and what is exact."""
+    """Runs cases through a session; subclasses say how inputs are drawn and what is exact."""
 
     def __init__(
-        self, opened: onnxruntime.InferenceSession, rope: RotaryEmbedding, rotation: RopeOptions
+        self, session: onnxruntime.InferenceSession, rope: RotaryEmbedding, rotation: RopeOptions
     ) -> None:
-        """Hold what a case needs; rotation: the options of the rotation."""
-        self.session, self.rope, self.rotation = opened, rope, rotation
+        """Store the session; rotation: the options of the rotation."""
+        self.session = session
+        self.rope = rope
+        self.rotation = rotation
         self.dtype = np.dtype(rotation.dtype)
-        self.limit = rotation.max_positions or (
-            FED_ROWS if rotation.table_inputs else COMPUTED_LIMIT
-        )
+        # The first position that is too large.
+        self.limit = COMPUTED_LIMIT
+        if rotation.max_positions is not None:
+            self.limit = rotation.max_positions
+        elif rotation.table_inputs:
+            self.limit = TABLE_INPUT_ROWS
 
     def cases(self) -> list[Case]:
-        """Return the cases that apply."""
+        """Return the cases that apply to the model."""
         raise NotImplementedError
 
-    def draw(self, case: Case, rng: np.random.Generator) -> Drawn:
-        """Return what the case is run on."""
+    def draw(self, case: Case, rng: np.random.Generator) -> CaseInputs:
+        """Return random inputs for a case."""
         raise NotImplementedError
 
-    def run(self, case: Case, drawn: Drawn) -> dict[str, Array]:
-        """Run the model; return its results by name, with axes as in `Drawn.tensors`."""
+    def run(self, case: Case, inputs: CaseInputs) -> dict[str, Array]:
+        """Run the model; return its results by name, with axes as in `CaseInputs.tensors`."""
         raise NotImplementedError
 
-    def expected(self, drawn: Drawn) -> dict[str, tuple[Exact, Array]]:
-        """Return the exact value of each result, and how far it may lie from that."""
+    def expected(self, inputs: CaseInputs) -> dict[str, ExpectedResult]:
+        """Return the exact results by name."""
         raise NotImplementedError
 
-    def kernels(self, drawn: Drawn) -> dict[str, Array]:
-        """Return the results that this package's NumPy kernels give, where there are such."""
+    def numpy_results(self, inputs: CaseInputs) -> dict[str, Array]:
+        """Return the results of this package's NumPy kernels, if there are kernels for this."""
         return {}
 
     def outcome(self, case: Case, seed: int) -> Outcome:
-        """Run one case."""
-        drawn = self._drawn(case, seed)
-        outcome = Outcome(
-            case.name, seed, next(iter(drawn.tensors.values())).shape, refused=case.must_fail
-        )
+        """Run one case and compare its results."""
+        inputs = self._draw_seeded(case, seed)
+        shape = next(iter(inputs.tensors.values())).shape
+        outcome = Outcome(case.name, seed, shape, refused=case.must_fail)
         try:
-            results = self.run(case, drawn)
-        except Exception as error:  # onnxruntime's errors share no class of their own
-            problem = (
-                "" if case.must_fail else f"failed to run: {str(error).splitlines()[0][-160:]}"
-            )
-            return replace(outcome, problem=problem)
+            results = self.run(case, inputs)
+        except Exception as error:  # onnxruntime's errors have no common class of their own
+            if case.must_fail:
+                return outcome
+            message = str(error).splitlines()[0][-160:]
+            return replace(outcome, problem=f"failed to run: {message}")
         if case.must_fail:
             return replace(outcome, problem="ran, but these ids must be refused")
-        kernels = self.kernels(drawn)
-        for name, (exact, bound) in self.expected(drawn).items():
-            if name not in results:
-                return replace(outcome, problem=f"there is no output {name}")
-            result = results[name]
-            if result.shape != exact.high.shape or result.dtype != self.dtype:
-                wanted = f"{self.dtype} {exact.high.shape}"
-                return replace(
-                    outcome, problem=f"{name} is {result.dtype} {result.shape}; it must be {wanted}"
-                )
-            outcome = _compared(outcome, result, exact, bound, kernels.get(name))
+        numpy_results = self.numpy_results(inputs)
+        for name, expected in self.expected(inputs).items():
+            problem = self._shape_problem(name, results.get(name), expected)
+            if problem is not None:
+                return replace(outcome, problem=problem)
+            outcome = _compare(outcome, results[name], expected, numpy_results.get(name))
         return outcome
 
+    def _shape_problem(
+        self, name: str, result: Array | None, expected: ExpectedResult
+    ) -> str | None:
+        """Return why a result cannot be compared, None if it can."""
+        if result is None:
+            return f"there is no output {name}"
+        shape = expected.exact.high.shape
+        if result.shape != shape or result.dtype != self.dtype:
+            return f"{name} is {result.dtype} {result.shape}; it must be {self.dtype} {shape}"
+        return None
+
     def replay(self, outcome: Outcome) -> dict[str, Array]:
-        """Run a case again; return its inputs, results, exact values and bounds, nothing where no model was run."""
+        """Run a case again; return its inputs, results, exact values and bounds by name.
+
+        Nothing is returned for an outcome that is of no case, such as the static checks.
+        """
         case = next((case for case in self.cases() if case.name == outcome.case), None)
         if case is None:
             return {}
-        drawn = self._drawn(case, outcome.seed)
-        found = dict(drawn.feeds)
+        inputs = self._draw_seeded(case, outcome.seed)
+        arrays = dict(inputs.feeds)
         if not case.must_fail:
-            found |= self.run(case, drawn)
-            for name, (exact, bound) in self.expected(drawn).items():
+            arrays |= self.run(case, inputs)
+            for name, expected in self.expected(inputs).items():
                 stem = name.removesuffix("_rot")
-                found |= {f"{stem}_exact": exact.high, f"{stem}_bound": bound}
-        return found
+                arrays[f"{stem}_exact"] = expected.exact.high
+                arrays[f"{stem}_bound"] = expected.bound
+        return arrays
 
-    def _drawn(self, case: Case, seed: int) -> Drawn:
+    def _draw_seeded(self, case: Case, seed: int) -> CaseInputs:
+        """Return the inputs of a case, which depend on its name and the seed alone."""
         return self.draw(case, np.random.default_rng([seed, zlib.crc32(case.name.encode())]))
 
 
-def unrounded(x: Array) -> Exact:
-    """Return numbers of one float64 each as exact ones."""
+def as_exact(x: Array) -> Exact:
+    """Return numbers that are exact in float64 as `Exact`."""
     wide = x.astype(np.float64)
     return Exact(wide, np.zeros_like(wide))
 
 
 def to_layout(x: Array, layout: str) -> Array:
-    """Bring (batch, seq, heads, head_dim) into a layout; hidden states, of three axes, stay as they are."""
+    """Return (batch, seq, heads, head_dim) in a layout; hidden states, of three axes, unchanged."""
     if x.ndim == 3:
         return np.ascontiguousarray(x)
     batch, seq, heads, width = x.shape
-    if layout in ("thd", "bsd"):
-        return x.reshape(
-            (batch * seq, heads, width) if layout == "thd" else (batch, seq, heads * width)
-        )
+    if layout == "thd":
+        return x.reshape(batch * seq, heads, width)
+    if layout == "bsd":
+        return x.reshape(batch, seq, heads * width)
     return np.ascontiguousarray(x.transpose(permutation("bshd", layout)))
 
 
 def from_layout(x: Array, layout: str, shape: tuple[int, ...]) -> Array:
-    """Bring a layout back into (batch, seq, heads, head_dim) of `shape`; hidden states stay as they are."""
+    """Return a tensor of a layout as (batch, seq, heads, head_dim), or hidden states, of `shape`.
+
+    A tensor of another size is returned unchanged, so that its shape can be reported.
+    """
     if layout in ("thd", "bsd"):
         return x.reshape(shape) if x.size == np.prod(shape) else x
     return x.transpose(permutation(layout, "bshd"))
 
 
-def _compared(
-    outcome: Outcome, result: Array, exact: Exact, bound: Array, kernels: Array | None
+def _compare(
+    outcome: Outcome, result: Array, expected: ExpectedResult, numpy_result: Array | None
 ) -> Outcome:
     """Return the outcome with one more result compared."""
-    error, ratio = compare(exact.error(result), bound)
+    error, ratio = compare(expected.exact.error(result), expected.bound)
     outcome = replace(outcome, error=max(outcome.error, error), ratio=max(outcome.ratio, ratio))
-    if kernels is None:
+    if numpy_result is None:
         return outcome
-    gap, twice = compare(unrounded(kernels).error(result), 2 * bound)
-    problem = "differs from NumPy" if outcome.ratio <= 1 < twice else outcome.problem
-    return replace(
-        outcome, against_numpy=float(np.fmax(outcome.against_numpy, gap)), problem=problem
-    )
+    # Both results may be off by the bound, so their difference may be twice that.
+    difference = as_exact(numpy_result).error(result)
+    numpy_error, numpy_ratio = compare(difference, 2 * expected.bound)
+    problem = outcome.problem
+    if outcome.ratio <= 1 < numpy_ratio:
+        problem = "differs from NumPy"
+    against_numpy = float(np.fmax(outcome.against_numpy, numpy_error))
+    return replace(outcome, against_numpy=against_numpy, problem=problem)

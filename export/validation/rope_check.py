@@ -8,16 +8,28 @@ import numpy as np
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference
-from rope_cpu.accuracy.reference import Exact
 from rope_cpu.array_types import Array
 
-from .. import cos_sin_nodes as angle_ops
-from .cases import Case, last, left_padded, negative, on_axes, shuffled, too_large, values
-from .check import Check, Drawn, from_layout, to_layout
+from ..cos_sin_nodes import cos_sin_tables
+from ..graph_inputs import TABLE_NAMES
+from .cases import (
+    Case,
+    ids_by_axis,
+    last,
+    left_padded,
+    negative,
+    one_row,
+    one_token,
+    shuffled,
+    too_large,
+    two_rows,
+    values,
+)
+from .check import CaseInputs, Check, ExpectedResult, from_layout, to_layout
 from .session import run
 
-# The number of heads where any will do.
-FREE_HEADS = (4, 2)
+# Number of heads of the first input, and of the others, where a model takes any number.
+ANY_HEADS = (4, 2)
 
 CASES = (
     Case("one token", 1, (1,), shuffled),
@@ -26,12 +38,7 @@ CASES = (
     Case("shuffled ids", 2, (29,), shuffled),
     Case("left-padded ids", 3, (17,), left_padded),
     Case("last ids", 2, (24,), last),
-    Case(
-        "one row of ids for a batch",
-        3,
-        (7,),
-        lambda rng, batch, seq, limit: shuffled(rng, 1, seq, limit),
-    ),
+    Case("one row of ids for a batch", 3, (7,), one_row),
     Case("no tokens", 2, (0,), shuffled),
     Case("no batch", 0, (3,), shuffled),
 )
@@ -40,20 +47,8 @@ TABLE_CASES = (
     Case("negative id", 2, (5,), negative, must_fail=True),
 )
 SHAPE_CASES = (
-    Case(
-        "too few ids",
-        2,
-        (6,),
-        lambda rng, batch, seq, limit: shuffled(rng, batch, 1, limit),
-        must_fail=True,
-    ),
-    Case(
-        "ids of another batch",
-        1,
-        (6,),
-        lambda rng, batch, seq, limit: shuffled(rng, 2, seq, limit),
-        must_fail=True,
-    ),
+    Case("too few ids", 2, (6,), one_token, must_fail=True),
+    Case("ids of another batch", 1, (6,), two_rows, must_fail=True),
 )
 COMPUTED_CASES = (Case("negative ids", 2, (9,), negative),)
 
@@ -62,105 +57,120 @@ class RopeCheck(Check):
     """Compares with the exact rotation and with the NumPy kernels."""
 
     def cases(self) -> list[Case]:
-        """Return the cases that apply."""
+        """Return the cases that apply to the model."""
         options = self.rotation
-        if options.positions != "position_ids":
-            chosen = [case for case in CASES if "ids" not in case.name]
-        else:
-            chosen = [*CASES, *SHAPE_CASES, *(TABLE_CASES if options.tables else COMPUTED_CASES)]
-        if options.layout == "thd" and options.positions == "position_ids":
-            chosen = [
-                case
-                for case in chosen
-                if "batch" not in case.name or case.name == "decode step of a batch"
-            ]
-        if options.max_positions == 1:  # the one token that fits has an id in any case
-            chosen = [case for case in chosen if case.name != "too few ids"]
-        # The fused operators refuse sequences longer than their table, whatever the ids.
-        return [replace(case, steps=(min(case.tokens, self.limit),)) for case in chosen]
-
-    def draw(self, case: Case, rng: np.random.Generator) -> Drawn:
-        """Return queries and keys, ids, and whatever else the model is fed."""
-        options, layout, axes = self.rotation, self.rotation.layout, self.rope.axes
-        tensors = {}
-        for index, (name, count) in enumerate(options.heads.items()):
-            heads = count or FREE_HEADS[min(index, 1)] * self.rope.spec.inv_freq.shape[2]
-            tensors[name] = values(
-                rng, (case.batch, case.tokens, heads, self.rope.head_dim), self.dtype
-            )
-        feeds = {name: to_layout(x, layout) for name, x in tensors.items()}
         if options.positions == "position_ids":
-            ids = on_axes(case.ids(rng, case.batch, case.tokens, self.limit), axes, rng)
-            feeds["position_ids"] = _packed(ids, layout).astype(options.position_dtype)
+            cases = [*CASES, *SHAPE_CASES, *(TABLE_CASES if options.tables else COMPUTED_CASES)]
+            if options.layout == "thd":
+                cases = [case for case in cases if _applies_to_packed_tokens(case)]
+        else:
+            cases = [case for case in CASES if "ids" not in case.name]
+        if options.max_positions == 1:  # cases have one token then, so that one id is enough
+            cases = [case for case in cases if case.name != "too few ids"]
+        # The fused operators refuse sequences longer than their table, whatever the ids.
+        return [replace(case, steps=(min(case.tokens, self.limit),)) for case in cases]
+
+    def draw(self, case: Case, rng: np.random.Generator) -> CaseInputs:
+        """Return queries and keys, ids, and tables that are inputs."""
+        options = self.rotation
+        axes = self.rope.axes
+        tensors = self._draw_tensors(case, rng)
+        feeds = {name: to_layout(x, options.layout) for name, x in tensors.items()}
+        if options.positions == "position_ids":
+            ids = case.ids(rng, case.batch, case.tokens, self.limit)
+            ids = ids_by_axis(ids, axes, rng)
+            packed = _pack_tokens(ids, options.layout)
+            feeds["position_ids"] = packed.astype(options.position_dtype)
         else:
             first = np.zeros(case.batch, np.int64)
             if options.positions == "offset":
                 first = rng.integers(0, self.limit - case.tokens + 1, case.batch)
                 feeds["offset"] = first.astype(options.position_dtype)
-            ids = on_axes(first[:, None] + np.arange(case.tokens), axes)
-        return Drawn(feeds | self._tables(ids), tensors, ids)
+            ids = ids_by_axis(first[:, None] + np.arange(case.tokens), axes)
+        return CaseInputs(feeds | self._table_feeds(ids), tensors, ids)
 
-    def _tables(self, ids: Array) -> dict[str, Array]:
+    def _draw_tensors(self, case: Case, rng: np.random.Generator) -> dict[str, Array]:
+        tensors = {}
+        for index, (name, count) in enumerate(self.rotation.heads.items()):
+            heads = count
+            if heads is None:
+                heads = ANY_HEADS[min(index, 1)] * self.rope.spec.inv_freq.shape[2]
+            shape = (case.batch, case.tokens, heads, self.rope.head_dim)
+            tensors[name] = values(rng, shape, self.dtype)
+        return tensors
+
+    def _table_feeds(self, ids: Array) -> dict[str, Array]:
         """Return cos and sin where they are inputs."""
-        if not self.rotation.table_inputs:
+        options = self.rotation
+        if not options.table_inputs:
             return {}
-        if self.rotation.token_tables:
-            cos, sin = (
-                _packed(x, self.rotation.layout)
-                for x in self.rope.cos_sin(ids, self.rotation.compute_dtype)
-            )
+        tables: tuple[Array, Array]
+        if options.token_tables:
+            cos, sin = self.rope.cos_sin(ids, options.compute_dtype)
+            tables = (_pack_tokens(cos, options.layout), _pack_tokens(sin, options.layout))
         else:
-            cos, sin = angle_ops.tables(self.rope, self.limit, False, self.rotation.compute_dtype)
-        return {"cos_cache": cos, "sin_cache": sin}
+            tables = cos_sin_tables(self.rope, self.limit, False, options.compute_dtype)
+        return dict(zip(TABLE_NAMES, tables, strict=True))
 
-    def run(self, case: Case, drawn: Drawn) -> dict[str, Array]:
+    def run(self, case: Case, inputs: CaseInputs) -> dict[str, Array]:
         """Run the model."""
-        results = run(
-            self.session, drawn.feeds, [drawn.feeds[name].shape for name in drawn.tensors]
-        )
+        shapes = [inputs.feeds[name].shape for name in inputs.tensors]
+        results = run(self.session, inputs.feeds, shapes)
         return {
             f"{name}_rot": from_layout(result, self.rotation.layout, x.shape)
-            for result, (name, x) in zip(results, drawn.tensors.items(), strict=True)
+            for result, (name, x) in zip(results, inputs.tensors.items(), strict=True)
         }
 
-    def expected(self, drawn: Drawn) -> dict[str, tuple[Exact, Array]]:
-        """Return the exact rotation of each tensor, and how far a result may lie from it."""
-        found, inverse = {}, self.rotation.inverse
-        for name, x in drawn.tensors.items():
-            exact, bound = reference.rotation(self.rope.spec, x, drawn.ids, inverse=inverse)
+    def expected(self, inputs: CaseInputs) -> dict[str, ExpectedResult]:
+        """Return the exact rotation of each tensor."""
+        inverse = self.rotation.inverse
+        expected = {}
+        for name, x in inputs.tensors.items():
+            exact, bound = reference.rotation(self.rope.spec, x, inputs.ids, inverse=inverse)
             if not self.rotation.tables:
-                bound = bound + angle_rounding(self.rope, x, drawn.ids, inverse)
-            found[f"{name}_rot"] = exact, bound
-        return found
+                bound = bound + angle_rounding(self.rope, x, inputs.ids, inverse)
+            expected[f"{name}_rot"] = ExpectedResult(exact, bound)
+        return expected
 
-    def kernels(self, drawn: Drawn) -> dict[str, Array]:
+    def numpy_results(self, inputs: CaseInputs) -> dict[str, Array]:
         """Return the rotation of each tensor by the NumPy kernels."""
         inverse = self.rotation.inverse
         return {
-            f"{n}_rot": self.rope.rotate(x, drawn.ids, inverse=inverse)
-            for n, x in drawn.tensors.items()
+            f"{name}_rot": self.rope.rotate(x, inputs.ids, inverse=inverse)
+            for name, x in inputs.tensors.items()
         }
 
 
 def angle_rounding(rope: RotaryEmbedding, x: Array, ids: Array, inverse: bool = False) -> Array:
-    """Return how far angles that a graph computes in float64, and so rounds, may move the rotation of x.
+    """Return the largest shift of a rotation of x by angles that are rounded to float64 in a graph.
 
-    An angle over n axes rounds n products and n − 1 sums of them, each by 2^-53 of Σ|p·ω| at most; an element moves by
-    that times A·(|x_a| + |x_b|). x: (batch, seq, heads, head_dim). ids: (batch, seq), with several axes (…, axes).
+    An angle over n axes rounds n products and n − 1 sums of them, each by 2^-53 of Σ|p·ω| at most;
+    an element moves by that times A·(|x_a| + |x_b|).
+
+    x: (batch, seq, heads, head_dim). ids: (batch, seq), with several axes (batch, seq, axes).
     """
-    spec, inv_freq = rope.spec, rope.spec.inv_freq[0]
+    inv_freq = rope.spec.inv_freq[0]  # (axes, heads or 1, pairs)
     position = ids.reshape(*ids.shape[:2], rope.axes, 1, 1)
-    size = np.abs(position * inv_freq).sum(axis=2) * np.maximum((inv_freq != 0).sum(axis=0), 1)
-    size = np.repeat(size, x.shape[2] // size.shape[2], axis=2) if size.shape[2] > 1 else size
+    terms = np.maximum((inv_freq != 0).sum(axis=0), 1)
+    size = np.abs(position * inv_freq).sum(axis=2) * terms  # (batch, seq, heads or 1, pairs)
+    frequency_heads = size.shape[2]
+    if frequency_heads > 1:
+        size = np.repeat(size, x.shape[2] // frequency_heads, axis=2)
     factor = 1 / rope.attention_factor if inverse else rope.attention_factor
-    (first, second), wide = spec.pair_elements(), np.abs(x.astype(np.float64))
-    moved = np.zeros(x.shape)
-    moved[..., first] = moved[..., second] = (
-        size * 2.0**-53 * factor * (wide[..., first] + wide[..., second])
-    )
-    return moved
+    first, second = rope.spec.pair_elements()
+    magnitude = np.abs(x.astype(np.float64))
+    pair_shift = size * 2.0**-53 * factor * (magnitude[..., first] + magnitude[..., second])
+    shift = np.zeros(x.shape)
+    shift[..., first] = pair_shift
+    shift[..., second] = pair_shift
+    return shift
 
 
-def _packed(x: Array, layout: str) -> Array:
-    """Return ids, cos or sin (batch, seq, …) as (tokens, …) for packed tokens."""
+def _applies_to_packed_tokens(case: Case) -> bool:
+    """Return True unless a case is about the batch axis, which packed tokens do not have."""
+    return "batch" not in case.name or case.name == "decode step of a batch"
+
+
+def _pack_tokens(x: Array, layout: str) -> Array:
+    """Return ids, cos or sin (batch, seq, …), for packed tokens as (tokens, …)."""
     return x.reshape(-1, *x.shape[2:]) if layout == "thd" else x

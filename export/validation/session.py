@@ -1,4 +1,4 @@
-"""Running models under onnxruntime, bfloat16 included: the one place that opens sessions and binds arrays."""
+"""Running models under onnxruntime, bfloat16 included: sessions and bound arrays."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from onnx import helper
 from rope_cpu.array_types import Array
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+BFLOAT16_TYPE = "tensor(bfloat16)"  # as onnxruntime names it
 
 
 def open_session(
@@ -23,7 +24,7 @@ def open_session(
     """Open a model, or a file, on the CPU; threads: 0 leaves the number to onnxruntime."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    # Errors come as exceptions; as log lines they would show twice.
+    # Errors are raised as exceptions; the log would print them a second time.
     options.log_severity_level = 4
     source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else os.fspath(model)
     return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
@@ -34,42 +35,45 @@ def run(
     feeds: Mapping[str, Array],
     shapes: Sequence[tuple[int, ...]],
 ) -> list[Array]:
-    """Run a model; shapes: of the outputs. onnxruntime takes and gives bfloat16 only through arrays bound to it."""
-    if not any(
-        value.type == "tensor(bfloat16)"
-        for value in (*session.get_inputs(), *session.get_outputs())
-    ):
+    """Run a model; shapes: of the outputs.
+
+    onnxruntime takes and returns bfloat16 only through arrays that are bound to it.
+    """
+    values = [*session.get_inputs(), *session.get_outputs()]
+    if all(value.type != BFLOAT16_TYPE for value in values):
         return list(session.run(None, dict(feeds)))
     outputs = {
-        value.name: np.zeros(shape, BFLOAT16 if value.type == "tensor(bfloat16)" else np.float32)
+        value.name: np.zeros(shape, BFLOAT16 if value.type == BFLOAT16_TYPE else np.float32)
         for value, shape in zip(session.get_outputs(), shapes, strict=True)
     }
-    bind(session, {name: np.ascontiguousarray(x) for name, x in feeds.items()}, outputs)()
+    call = bind(session, {name: np.ascontiguousarray(x) for name, x in feeds.items()}, outputs)
+    call()
     return list(outputs.values())
 
 
 def bind(
     session: onnxruntime.InferenceSession, feeds: Mapping[str, Array], outputs: Mapping[str, Array]
 ) -> Callable[[], None]:
-    """Return a call that runs a model on arrays which are bound to it once, as a server does; nothing is copied.
+    """Return a call that runs a model on arrays bound to it once, as a server does.
 
-    feeds, outputs: C-contiguous arrays by name; the call writes to the outputs.
+    Nothing is copied. feeds, outputs: C-contiguous arrays by name; the call writes to the outputs.
     """
     binding = session.io_binding()
-    given, made = ({name: _value(x) for name, x in arrays.items()} for arrays in (feeds, outputs))
-    for name, value in given.items():
+    input_values = {name: _ort_value(x) for name, x in feeds.items()}
+    output_values = {name: _ort_value(x) for name, x in outputs.items()}
+    for name, value in input_values.items():
         binding.bind_ortvalue_input(name, value)
-    for name, value in made.items():
+    for name, value in output_values.items():
         binding.bind_ortvalue_output(name, value)
     call = partial(session.run_with_iobinding, binding)
-    # onnxruntime 1.29 keeps nothing that is bound to it: the call does.
-    call.held = dict(feeds), dict(outputs), given, made  # type: ignore[attr-defined]
+    # onnxruntime 1.29 does not keep the arrays alive that are bound to it, so the call does.
+    arrays = (dict(feeds), dict(outputs), input_values, output_values)
+    call.arrays = arrays  # type: ignore[attr-defined]
     return call
 
 
-def _value(x: Array) -> onnxruntime.OrtValue:
-    # onnxruntime's Python knows no bfloat16 arrays: their bits, and a type.
+def _ort_value(x: Array) -> onnxruntime.OrtValue:
+    """Return an array for onnxruntime, whose Python API takes bfloat16 as bits with a type."""
     bits = x.view(np.uint16) if x.dtype == BFLOAT16 else x
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
-        bits, int(helper.np_dtype_to_tensor_dtype(x.dtype))
-    )
+    onnx_type = int(helper.np_dtype_to_tensor_dtype(x.dtype))
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx_type)

@@ -1,4 +1,4 @@
-"""validate: run a model under onnxruntime, and compare it with the float64 reference and the NumPy kernels."""
+"""validate: run a model under onnxruntime and compare it with the exact reference and NumPy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import onnx
+import onnxruntime
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnx import numpy_helper
@@ -14,9 +15,10 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 
-from ..files import LONGEST_PATH
-from ..metadata import options_of
-from ..options import RopeOptions, has_one_length, is_rotary_embedding
+from ..attention_options import AttentionOptions
+from ..files import MAX_PATH_BYTES
+from ..metadata import read_options
+from ..options import RopeOptions, check_one_length, check_rotary_embedding
 from .attention_check import AttentionCheck
 from .check import Check
 from .rope_check import RopeCheck
@@ -27,71 +29,106 @@ from .validation_report import Outcome, Report
 def validate(
     model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedding, *, seed: int = 0
 ) -> Report:
-    """Prove that a model of this package rotates as `rope` does, or find where it does not.
+    """Check that a model of this package rotates as `rope` does.
 
-    model: from `export_rope` or `export_attention`, or the path of a saved one; its metadata says what its inputs are.
-    seed: of the draws.
+    The model is checked statically (full check, strict shape inference, a dtype and a shape for
+    every value), and run on inputs chosen to break it: no tokens, one token, left-padded and
+    shuffled ids, ids up to the table's end (1,000,000 where cos and sin are computed), and ids past
+    it, which it must refuse.
 
-    The model is checked statically (full check, strict shape inference, a type and a shape for every output) and run on
-    shapes, lengths and ids drawn to break it: no tokens, one token, left-padded and shuffled ids, ids up to the table's
-    end (1,000,000 where angles are computed) and past it, where it has to fail.
+    Parameters
+    ----------
+    model : onnx.ModelProto, str or os.PathLike
+        From `export_rope` or `export_attention`, or the path of a saved one. Its metadata hold the
+        options of the export.
+    rope : RotaryEmbedding
+        The rotation that the model must have, of one sequence length.
+    seed : int
+        Seed of the random inputs.
 
-    Returns the report; it never raises because a model is wrong.
+    Returns
+    -------
+    Report
+        The outcome of every case. A wrong model raises no error: the report says what failed.
 
-    Raises TypeError where `model`, `rope` or `seed` is something else, OSError where there is no file at the path,
-    ValueError where that is no model, or one that says nothing about its own export, where `rope` is not the same at
-    every length and has none, or `seed` is negative.
+    Raises
+    ------
+    TypeError
+        If `model`, `rope` or `seed` has another type.
+    OSError
+        If there is no file at the path.
+    ValueError
+        If the file is no ONNX model, or its metadata hold no options; if `rope` depends on a
+        sequence length and has none, or has several; if `seed` is negative.
+
+    Examples
+    --------
+    >>> from rope_cpu import RotaryEmbedding, export
+    >>> rope = RotaryEmbedding(16)
+    >>> model = export.export_rope(rope, max_positions=32)
+    >>> export.validate(model, rope).passed
+    True
+    >>> export.validate(model, RotaryEmbedding(16, rope_theta=5e5)).passed
+    False
     """
     if not isinstance(model, onnx.ModelProto | str | os.PathLike):
         raise TypeError(
             f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto or a path"
         )
-    is_rotary_embedding(rope)
+    check_rotary_embedding(rope)
     whole_number("seed", seed, 0, 2**128 - 1)
-    has_one_length(rope)
+    check_one_length(rope)
     source = model if isinstance(model, onnx.ModelProto) else os.fspath(model)
-    loaded = _loaded(source) if isinstance(source, str) else source
-    options = options_of(loaded)
+    loaded = _load(source) if isinstance(source, str) else source
+    options = read_options(loaded)
     title = f"{options.kind} model, target {options.target}, {options.dtype}, opset {options.opset}"
-    static = Outcome("checker, shape inference", seed, (), problem=static_problem(source, loaded))
+    problem = static_problem(source, loaded)
+    static = Outcome("checker, shape inference", seed, (), problem=problem)
     try:
-        opened = open_session(source)
-    except Exception as error:  # onnxruntime's errors share no class of their own
-        unloaded = Outcome(
-            "load",
-            seed,
-            (),
-            problem=f"onnxruntime cannot load it: {str(error).splitlines()[0][-200:]}",
-        )
-        return Report(title, (static, unloaded), lambda outcome: {})
+        session = open_session(source)
+    except Exception as error:  # onnxruntime's errors have no common class of their own
+        message = str(error).splitlines()[0][-200:]
+        failed = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {message}")
+        return Report(title, (static, failed), lambda outcome: {})
+    folder = os.path.dirname(source) if isinstance(source, str) else ""
+    check = _build_check(session, rope, options, loaded, folder)
+    outcomes = [check.outcome(case, seed) for case in check.cases()]
+    return Report(title, (static, *outcomes), check.replay)
+
+
+def _build_check(
+    session: onnxruntime.InferenceSession,
+    rope: RotaryEmbedding,
+    options: RopeOptions | AttentionOptions,
+    model: onnx.ModelProto,
+    folder: str,
+) -> Check:
+    """Return the check for a model; folder: of its external data."""
     if isinstance(options, RopeOptions):
-        check: Check = RopeCheck(opened, rope, options)
-    else:
-        folder = os.path.dirname(source) if isinstance(source, str) else ""
-        arrays = weights_in(loaded, folder)
-        for name in options.projections:
-            if f"{name}_weight" not in arrays:
-                raise ValueError(
-                    f"`model` has no initializer '{name}_weight', which its metadata speaks of"
-                )
-        check = AttentionCheck(opened, rope, options, arrays)
-    return Report(
-        title, (static, *(check.outcome(case, seed) for case in check.cases())), check.replay
-    )
+        return RopeCheck(session, rope, options)
+    arrays = read_weights(model, folder)
+    for name in options.projections:
+        if f"{name}_weight" not in arrays:
+            raise ValueError(
+                f"`model` has no initializer '{name}_weight', but its metadata hold options for "
+                "that projection"
+            )
+    return AttentionCheck(session, rope, options, arrays)
 
 
-def _loaded(path: str) -> onnx.ModelProto:
-    if len(path) > LONGEST_PATH:
-        raise ValueError(f"`model` is {shown(path)}, which names no file that a system could hold")
+def _load(path: str) -> onnx.ModelProto:
+    """Return the model in a file, without its external data."""
+    if len(path) > MAX_PATH_BYTES:
+        raise ValueError(f"`model` is {shown(path)}; a path has at most {MAX_PATH_BYTES} bytes")
     try:
-        # The format is that which `save` writes, whatever the suffix: onnx would parse .json and .textproto as such.
+        # `save` writes protobuf under any suffix; onnx would parse .json and .textproto as such.
         return onnx.load(path, format="protobuf", load_external_data=False)
     except (DecodeError, ValueError):
         raise ValueError(f"`model` is {shown(path)}, which is no ONNX file") from None
 
 
-def weights_in(model: onnx.ModelProto, folder: str) -> dict[str, NDArray[Any]]:
-    """Return the weights of projections and norms that a model holds, or that lie in `folder` beside it."""
+def read_weights(model: onnx.ModelProto, folder: str) -> dict[str, NDArray[Any]]:
+    """Return the weights of projections and norms; folder: of the model's external data."""
     return {
         tensor.name: numpy_helper.to_array(tensor, base_dir=folder)
         for tensor in model.graph.initializer
@@ -100,7 +137,10 @@ def weights_in(model: onnx.ModelProto, folder: str) -> dict[str, NDArray[Any]]:
 
 
 def static_problem(model: onnx.ModelProto | str, loaded: onnx.ModelProto) -> str:
-    """Return what is wrong with a model before it runs, or nothing; `loaded`: the model, large tables aside."""
+    """Return the error that static checks find in a model, "" if they find none.
+
+    model: the model or its path. loaded: the model without external data.
+    """
     try:
         onnx.checker.check_model(model, full_check=True)
         inferred = onnx.shape_inference.infer_shapes(
@@ -109,17 +149,17 @@ def static_problem(model: onnx.ModelProto | str, loaded: onnx.ModelProto) -> str
     except (
         onnx.checker.ValidationError,
         onnx.shape_inference.InferenceError,
-        UnicodeDecodeError,
+        UnicodeDecodeError,  # onnx's own error text fails on a name that is no UTF-8
     ) as error:
-        return str(error).splitlines()[
-            0
-        ]  # a name that is no UTF-8 lets the text of onnx's own error fail
+        return str(error).splitlines()[0]
     for output in inferred.graph.output:
-        kind = output.type.tensor_type
-        if not kind.elem_type or not kind.HasField("shape"):
+        tensor_type = output.type.tensor_type
+        if not tensor_type.elem_type or not tensor_type.HasField("shape"):
             return f"output {output.name} has no type or no shape"
     known = {value.name for value in (*inferred.graph.value_info, *inferred.graph.output)}
     unknown = [
         name for node in inferred.graph.node for name in node.output if name and name not in known
     ]
-    return f"nothing is known about the shape of {', '.join(unknown)}" if unknown else ""
+    if unknown:
+        return f"nothing is known about the shape of {', '.join(unknown)}"
+    return ""

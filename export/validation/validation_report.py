@@ -1,4 +1,4 @@
-"""What a validation found, case by case."""
+"""The results of a validation: an Outcome for each case, and the Report of all."""
 
 from __future__ import annotations
 
@@ -12,11 +12,36 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Outcome:
-    """One case: what was drawn, and how far the model's result lay from the exact one.
+    """The result of one case of a validation.
 
-    error: largest |result − exact|; ratio: largest error / tolerance; against_numpy: largest difference from
-    this package's NumPy kernels, nan where they were not run; problem: why the case failed, empty where it passed;
-    refused: the model has to refuse to run it.
+    Attributes
+    ----------
+    case : str
+        Name of the case.
+    seed : int
+        Seed of its random inputs.
+    shape : tuple of int
+        Shape of the first tensor, (batch, tokens, heads, head_dim) or (batch, tokens, in); empty
+        for static checks.
+    error : float
+        Largest |result − exact|.
+    ratio : float
+        Largest error as a fraction of its tolerance; above 1 the case fails.
+    against_numpy : float
+        Largest difference from this package's NumPy kernels, nan if they were not run.
+    problem : str
+        Why the case failed, empty otherwise.
+    refused : bool
+        Whether the model must refuse to run.
+
+    Examples
+    --------
+    >>> from rope_cpu import RotaryEmbedding, export
+    >>> rope = RotaryEmbedding(16)
+    >>> report = export.validate(export.export_rope(rope, max_positions=32), rope)
+    >>> outcome = report.outcomes[1]
+    >>> outcome.case, outcome.shape, outcome.passed
+    ('one token', (1, 1, 4, 16), True)
     """
 
     case: str
@@ -30,23 +55,43 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether the case is as it must be."""
+        """Whether the case has no problem and every error is within its tolerance."""
         return not self.problem and self.ratio <= 1
 
     def __str__(self) -> str:
-        about = f"{self.case:<26} {'x'.join(map(str, self.shape)):<14}"
+        prefix = f"{self.case:<26} {'x'.join(map(str, self.shape)):<14}"
         if self.refused:
-            return f"{about} {self.problem or 'refused when it ran, as it must be'}"
-        if self.problem and not self.ratio:  # it did not run
-            return f"{about} {self.problem}"
+            return f"{prefix} {self.problem or 'refused when it ran, as it must be'}"
+        if _failed_to_run(self):
+            return f"{prefix} {self.problem}"
         numpy = "" if np.isnan(self.against_numpy) else f", from NumPy {self.against_numpy:.2e}"
         verdict = "ok" if self.passed else self.problem or "OUT OF TOLERANCE"
-        return f"{about} error {self.error:.2e}, {self.ratio:.0%} of tolerance{numpy}: {verdict}"
+        return f"{prefix} error {self.error:.2e}, {self.ratio:.0%} of tolerance{numpy}: {verdict}"
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `validate`: passed, max_abs_error, the outcome of each case, and the worst of them."""
+    """The result of `validate`; `str(report)` is a table of all cases.
+
+    Attributes
+    ----------
+    title : str
+        Kind, target, dtype and opset of the model.
+    outcomes : tuple of Outcome
+        The static checks, then one outcome per case.
+
+    Examples
+    --------
+    >>> from rope_cpu import RotaryEmbedding, export
+    >>> rope = RotaryEmbedding(16)
+    >>> report = export.validate(export.export_rope(rope, max_positions=32), rope)
+    >>> report.passed
+    True
+    >>> print(str(report).splitlines()[0])
+    rope model, target onnx, float32, opset 23: passed, 14 cases
+    >>> sorted(report.replay())[:3]
+    ['k', 'k_bound', 'k_exact']
+    """
 
     title: str
     outcomes: tuple[Outcome, ...]
@@ -59,34 +104,49 @@ class Report:
 
     @property
     def max_abs_error(self) -> float:
-        """Largest |result − exact| of all cases; infinite where a case failed to run."""
-        if any(outcome.problem and not outcome.ratio for outcome in self.outcomes):
+        """Largest |result − exact| of all cases; infinite if a case failed to run."""
+        if any(_failed_to_run(outcome) for outcome in self.outcomes):
             return float("inf")
         return max((outcome.error for outcome in self.outcomes), default=0.0)
 
     @property
     def worst(self) -> Outcome:
-        """The case that failed, or that came closest to its tolerance."""
+        """The case with the largest error relative to its tolerance, failed cases first."""
         return max(
             self.outcomes,
             key=lambda outcome: (not outcome.passed, np.nan_to_num(outcome.ratio, nan=np.inf)),
         )
 
     def replay(self, outcome: Outcome | None = None) -> dict[str, NDArray[Any]]:
-        """Run a case again, the worst by default; return its inputs, and results, exact values and bounds by name.
+        """Run a case again and return its arrays.
 
-        The result is empty for a case that runs no model, such as the checker's.
+        Parameters
+        ----------
+        outcome : Outcome, optional
+            The case to run; None: the worst.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The model's inputs and results by name, and for each result `<name>_exact` and
+            `<name>_bound`, the exact values and their tolerance (names without `_rot`). Empty for a
+            case that runs no model, such as the static checks.
         """
         return self._replay(self.worst if outcome is None else outcome)
 
     def __str__(self) -> str:
+        cases = len(self.outcomes)
         failed = sum(not outcome.passed for outcome in self.outcomes)
-        verdict = (
-            f"{failed} of {len(self.outcomes)} cases FAILED"
-            if failed
-            else f"passed, {len(self.outcomes)} cases"
+        verdict = f"{failed} of {cases} cases FAILED" if failed else f"passed, {cases} cases"
+        worst = (
+            f"  largest error {self.max_abs_error:.3e}; worst case: {self.worst.case} "
+            f"(seed {self.worst.seed})"
         )
-        worst = f"  largest error {self.max_abs_error:.3e}; worst case: {self.worst.case} (seed {self.worst.seed})"
-        return "\n".join(
-            [f"{self.title}: {verdict}", worst, *(f"  {outcome}" for outcome in self.outcomes)]
-        )
+        lines = [f"{self.title}: {verdict}", worst]
+        lines += [f"  {outcome}" for outcome in self.outcomes]
+        return "\n".join(lines)
+
+
+def _failed_to_run(outcome: Outcome) -> bool:
+    """Return True if a case failed before any result was compared."""
+    return bool(outcome.problem) and not outcome.ratio

@@ -1,4 +1,4 @@
-"""export_attention: three targets, step by step, against attention written from its definition."""
+"""export_attention: all targets, step by step, against attention written from its definition."""
 
 import ml_dtypes
 import numpy as np
@@ -24,15 +24,20 @@ def agrees(result, known):
     ).all()
 
 
-def drawn(rng, rope, batch=2, seq=13, heads=4, kv_heads=2, dtype=np.float32, width=None):
+def draw_tensors(rng, rope, batch=2, seq=13, heads=4, kv_heads=2, dtype=np.float32, width=None):
     sizes = (heads, rope.head_dim), (kv_heads, rope.head_dim), (kv_heads, width or rope.head_dim)
     return [rng.standard_normal((batch, seq, *size)).astype(dtype) for size in sizes]
 
 
 def run_steps(model, tensors, steps, masks=None, ids=None):
-    """Feed (batch, seq, heads, width) in steps through a model of layout bshd; return the result and the cache."""
-    session, done, results = runtime.open_session(model, 1), 0, []
+    """Run a model of layout bshd in steps; return the result and the cache.
+
+    tensors: q, k, v (batch, seq, heads, width). steps: number of tokens in each run.
+    """
+    session = runtime.open_session(model, 1)
     q, k, v = tensors
+    done = 0
+    results = []
     has_past = "past_key" in {value.name for value in session.get_inputs()}
     cache = [np.zeros((x.shape[0], x.shape[2], 0, x.shape[3]), q.dtype) for x in (k, v)]
     for count in steps:
@@ -74,7 +79,7 @@ OPTIONS = {
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("kind", DTYPES)
 def test_steps_give_what_one_pass_gives(kind, name, rng):
-    tensors = drawn(rng, ROPE, dtype=DTYPES[kind])
+    tensors = draw_tensors(rng, ROPE, dtype=DTYPES[kind])
     want = attention(ROPE, *tensors, count_on(2, 13), kind, **OPTIONS[name])
     keys_wanted = cached(rotated(ROPE, tensors[1], count_on(2, 13), kind), kind)
     for target in TARGETS if kind != "float64" else ("primitive",):
@@ -95,7 +100,7 @@ def test_steps_give_what_one_pass_gives(kind, name, rng):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_chunks_of_one_sequence_give_what_one_pass_gives(target, rng):
-    tensors = drawn(rng, ROPE, batch=1)
+    tensors = draw_tensors(rng, ROPE, batch=1)
     model = export.export_attention(ROPE, **HEADS, target=target, layout="bshd", max_positions=13)
     result, _ = run_steps(model, tensors, (4, 5, 1, 3))
     assert agrees(result, attention(ROPE, *tensors, count_on(1, 13), "float32"))
@@ -106,21 +111,21 @@ def test_chunks_of_one_sequence_give_what_one_pass_gives(target, rng):
 @pytest.mark.parametrize("target", TARGETS)
 def test_export_attention_with_masks(target, window, kind, rng):
     """Queries without any key among them: left padding has such."""
-    tensors = drawn(rng, ROPE)
+    tensors = draw_tensors(rng, ROPE)
     model = export.export_attention(
         ROPE, **HEADS, target=target, layout="bshd", max_positions=32, mask=kind, window=window
     )
     if kind == "padding":
         masks = np.arange(13) >= np.array([[0], [6]])
-        given = {"allowed": masks[:, None, None]}
+        oracle_masks = {"allowed": masks[:, None, None]}
     else:
         masks = rng.random((2, 4, 13, 13)) < 0.6
         masks[0, 1, 7] = False
-        given = {"allowed": masks}
+        oracle_masks = {"allowed": masks}
         if kind == "float":
             masks = np.where(masks, rng.standard_normal(masks.shape), -np.inf).astype(np.float32)
-            given = {"added": masks}
-    want = attention(ROPE, *tensors, count_on(2, 13), "float32", window=window, **given)
+            oracle_masks = {"added": masks}
+    want = attention(ROPE, *tensors, count_on(2, 13), "float32", window=window, **oracle_masks)
     for steps in ((13,), (9, 1, 1, 1, 1)):
         result, _ = run_steps(model, tensors, steps, masks)
         assert agrees(result, want)
@@ -130,7 +135,7 @@ def test_export_attention_with_masks(target, window, kind, rng):
 @pytest.mark.parametrize("target", ["primitive", "onnx"])
 @pytest.mark.parametrize("table", [None, 64])
 def test_export_attention_with_position_ids(target, table, rng):
-    tensors = drawn(rng, ROPE)
+    tensors = draw_tensors(rng, ROPE)
     ids = rng.integers(0, 64, (2, 13))
     model = export.export_attention(
         ROPE, **HEADS, target=target, layout="bshd", positions="position_ids", max_positions=table
@@ -153,8 +158,8 @@ ROTATIONS = {
 @pytest.mark.parametrize("target", TARGETS)
 def test_export_attention_of_other_rotations(target, name, rng):
     rope = ROTATIONS[name]
-    tensors = drawn(rng, rope)
-    given = rope.axes > 1 and not rope.spec.shared_id
+    tensors = draw_tensors(rng, rope)
+    needs_ids = rope.axes > 1 and not rope.spec.shared_id
     options = {
         "num_heads": 4,
         "num_kv_heads": 1,
@@ -163,23 +168,27 @@ def test_export_attention_of_other_rotations(target, name, rng):
         "target": target,
     }
     tensors[1:] = [x[:, :, :1] for x in tensors[1:]]
-    if target == "ort" and given:
-        with pytest.raises(ValueError, match="targets 'onnx' and 'primitive' can"):
-            export.export_attention(
-                rope, **options, positions="past" if rope.spec.shared_id else "position_ids"
-            )
+    if target == "ort" and needs_ids:
+        with pytest.raises(ValueError, match="targets 'primitive' and 'onnx' can"):
+            export.export_attention(rope, **options, positions="position_ids")
         return
-    ids = rng.integers(0, 32, (2, 13, rope.axes)) if given else count_on(2, 13)
-    model = export.export_attention(rope, **options, positions="position_ids" if given else "past")
-    result, _ = run_steps(model, tensors, (12, 1), ids=ids if given else None)
-    shared = np.repeat(ids[..., None], rope.axes, axis=-1) if rope.axes > 1 and not given else ids
-    assert agrees(result, attention(rope, *tensors, shared, "float32"))
+    if needs_ids:
+        ids = rng.integers(0, 32, (2, 13, rope.axes))
+        model = export.export_attention(rope, **options, positions="position_ids")
+        result, _ = run_steps(model, tensors, (12, 1), ids=ids)
+    else:
+        ids = count_on(2, 13)
+        if rope.axes > 1:
+            ids = np.repeat(ids[..., None], rope.axes, axis=-1)
+        model = export.export_attention(rope, **options, positions="past")
+        result, _ = run_steps(model, tensors, (12, 1))
+    assert agrees(result, attention(rope, *tensors, ids, "float32"))
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd", "bsd"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_export_attention_in_every_layout(target, layout, rng):
-    (q, k, v) = drawn(rng, ROPE)
+    (q, k, v) = draw_tensors(rng, ROPE)
     layouts = {
         "bhsd": lambda x: x.transpose(0, 2, 1, 3),
         "bshd": lambda x: x,
@@ -201,7 +210,7 @@ def test_export_attention_in_every_layout(target, layout, rng):
 
 @pytest.mark.parametrize("target", ["primitive", "onnx"])
 def test_not_causal_and_values_of_another_width(target, rng):
-    tensors = drawn(rng, ROPE, width=24)
+    tensors = draw_tensors(rng, ROPE, width=24)
     model = export.export_attention(
         ROPE, **HEADS, target=target, layout="bshd", causal=False, past=False, v_head_dim=24
     )
@@ -216,7 +225,8 @@ def test_export_attention_with_projections_norms_and_biases(target, kind, rng):
     """From hidden states to the output projection, as a layer has it."""
     if target != "primitive" and kind == "float64":
         pytest.skip("refused")
-    hidden, dtype = 48, DTYPES[kind]
+    hidden = 48
+    dtype = DTYPES[kind]
     widths = {"q": 4 * 32, "k": 2 * 32, "v": 2 * 32}
     weights = {
         name: (rng.standard_normal((width, hidden)) * hidden**-0.5)
@@ -242,12 +252,14 @@ def test_export_attention_with_projections_norms_and_biases(target, kind, rng):
     )
     x = rng.standard_normal((2, 7, hidden)).astype(dtype)
     (result,) = runtime.run(runtime.open_session(model), {"hidden": x}, [(2, 7, 40)])
-    made = [projected(x, weights[n], weights.get(f"{n}_bias", 0), kind) for n in "qkv"]
-    made = [tuple(part.reshape(2, 7, -1, 32) for part in pair) for pair in made]
-    made[:2] = [
-        normed(pair, weight, 1e-5, kind) for pair, weight in zip(made[:2], norms, strict=True)
+    vectors = [projected(x, weights[n], weights.get(f"{n}_bias", 0), kind) for n in "qkv"]
+    vectors = [tuple(part.reshape(2, 7, -1, 32) for part in pair) for pair in vectors]
+    vectors[:2] = [
+        normed(pair, weight, 1e-5, kind) for pair, weight in zip(vectors[:2], norms, strict=True)
     ]
-    merged = tuple(part.reshape(2, 7, -1) for part in attention(ROPE, *made, count_on(2, 7), kind))
+    merged = tuple(
+        part.reshape(2, 7, -1) for part in attention(ROPE, *vectors, count_on(2, 7), kind)
+    )
     assert agrees(result, projected(merged, weights["o"], 0, kind))
     assert export.validate(model, ROPE).passed
 
@@ -275,11 +287,11 @@ REFUSED = {
     ),
     "no table": (
         {"max_positions": None},
-        "`max_positions` is None, but .* looks angles up in tables itself",
+        "`max_positions` is None, but .* tables",
     ),
     "values of another width": (
         {"v_head_dim": 16},
-        "`v_head_dim` is 16, but .* knows head_dim only",
+        "`v_head_dim` is 16, but .* head_dim only",
     ),
     "head size": (
         {"rope": RotaryEmbedding(24)},
@@ -287,7 +299,7 @@ REFUSED = {
     ),
     "table width": (
         {"rope": RotaryEmbedding.from_inv_freq(np.ones(4), head_dim=32)},
-        "`rotary_dim` is 8, but .* wants tables of a multiple of 8 columns",
+        "`rotary_dim` is 8, but .* multiple of 8 columns",
     ),
     "blocks": (
         {"rope": ROTATIONS["blocks"]},
@@ -313,7 +325,7 @@ WEIGHTS = {"q": np.ones((128, 8)), "k": np.ones((64, 8)), "v": np.ones((64, 8))}
     ("changed", "text"),
     [
         ({"num_kv_heads": 3}, "`num_heads` is 4, not a multiple of `num_kv_heads`, 3"),
-        ({"causal": False, "window": 3}, "`window` is 3, .* it needs `causal`"),
+        ({"causal": False, "window": 3}, "`window` is 3.* needs `causal`"),
         ({"softcap": 0.0}, "`softcap` is 0.0; it must be finite and above 0"),
         ({"scale": float("nan")}, "`scale` is nan"),
         ({"scale": 10**400}, "`scale` is an integer of 1329 bits; it must be finite"),
@@ -322,7 +334,10 @@ WEIGHTS = {"q": np.ones((128, 8)), "k": np.ones((64, 8)), "v": np.ones((64, 8))}
             {"weights": WEIGHTS, "layout": "thd"},
             "`layout` is 'thd'; it must be one of bhsd, bshd, bsd",
         ),
-        ({"weights": WEIGHTS, "layout": "bshd"}, "`layout` is 'bshd', but `weights` are given"),
+        (
+            {"weights": WEIGHTS, "layout": "bshd"},
+            "`layout` is 'bshd', but `weights` are given",
+        ),
         (
             {"weights": WEIGHTS | {"k": 1.0}},
             r"`weights\['k'\]` has shape \(\); its axes must be out, in",
@@ -393,8 +408,8 @@ def test_validate_finds_a_wrong_attention(target):
     assert max(off) == report.worst.error
 
 
-def with_present(model, name, op, value):
-    """The model with one node more before an output: the output, and `value`, through `op`."""
+def with_node_before_output(model, name, op, value):
+    """Return the model with `op`(output, `value`) in place of an output."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for node in copy.graph.node:
@@ -413,13 +428,13 @@ def test_validate_finds_wrong_keys_and_values(name, op, value):
     """Single tokens show them in no result: the cache is not read again."""
     model = export.export_attention(ROPE, num_heads=4, target="primitive", max_positions=2)
     assert export.validate(model, ROPE).passed
-    assert not export.validate(with_present(model, name, op, value), ROPE).passed
+    assert not export.validate(with_node_before_output(model, name, op, value), ROPE).passed
 
 
 def test_float64_scale_is_float64(rng):
-    """onnxruntime folds a scalar factor of MatMul into a float32 attribute; 1/√80 would be off by 1e-9."""
+    """onnxruntime folds a scalar factor of MatMul into a float32 attribute: 1e-9 off for 1/√80."""
     rope = RotaryEmbedding(80)
-    tensors = drawn(rng, rope, dtype=np.float64)
+    tensors = draw_tensors(rng, rope, dtype=np.float64)
     model = export.export_attention(
         rope, **HEADS, target="primitive", dtype=np.float64, layout="bshd", softcap=0.7
     )
@@ -429,7 +444,7 @@ def test_float64_scale_is_float64(rng):
 
 def test_a_table_that_ends_fails_instead_of_guessing(rng):
     for target in TARGETS:
-        tensors = drawn(rng, ROPE)
+        tensors = draw_tensors(rng, ROPE)
         model = export.export_attention(
             ROPE, **HEADS, target=target, layout="bshd", max_positions=12
         )
@@ -454,8 +469,8 @@ def test_weights_of_another_library_in_bfloat16(rng):
     rope = RotaryEmbedding(16)
     models = [
         export.export_attention(
-            rope, **HEADS, weights={name: made(x) for name, x in arrays.items()}
+            rope, **HEADS, weights={name: convert(x) for name, x in arrays.items()}
         )
-        for made in (Foreign, lambda x: x.astype(ml_dtypes.bfloat16))
+        for convert in (Foreign, lambda x: x.astype(ml_dtypes.bfloat16))
     ]
     assert models[0] == models[1]

@@ -1,4 +1,4 @@
-"""Absurd arguments and metadata of exported models: refused by name, before anything is built or drawn."""
+"""Absurd arguments and metadata are refused by name, before anything is built or drawn."""
 
 import json
 
@@ -100,9 +100,9 @@ TEXTS = [
 
 @pytest.mark.parametrize(("text", "words"), TEXTS, ids=[text[:20] for text, _ in TEXTS])
 def test_metadata_that_describe_no_options_are_refused(text, words):
-    found = refusal(lambda: export.validate(described(MODEL, text), ROPE))
-    assert found.startswith("`model` has metadata 'rope_cpu.export'")
-    assert words in found
+    message = refusal(lambda: export.validate(described(MODEL, text), ROPE))
+    assert message.startswith("`model` has metadata 'rope_cpu.export'")
+    assert words in message
 
 
 WRONG = [[], {}, "x", -1, 1.5, 2**40, float("nan"), [[1]], "x" * 1000]

@@ -1,4 +1,4 @@
-"""ONNX's own backend cases, through the graphs that we export, under onnxruntime."""
+"""ONNX's own backend cases, run through exported graphs under onnxruntime."""
 
 import numpy as np
 import onnx
@@ -9,8 +9,11 @@ from rope_cpu import RotaryEmbedding, apply_rotary, export
 from rope_cpu.export.validation import session as runtime
 
 
-def options_of(case):
-    """The options of a case: the name says them, in the expanded models too, which hold no RotaryEmbedding node."""
+def case_options(case):
+    """Return the options of a case from its name.
+
+    The expanded models hold no RotaryEmbedding node, but have the same names.
+    """
     return {
         "interleaved": "interleaved" in case.name,
         "partial": "rotary_dim" in case.name,
@@ -29,9 +32,11 @@ def test_there_are_sixteen_rotary_cases():
 @pytest.mark.parametrize("target", ["primitive", "onnx", "ort"])
 @pytest.mark.parametrize("case", ROTARY, ids=lambda case: case.name)
 def test_rotary_case_through_the_exported_graph(case, target):
-    options, feeds = options_of(case), inputs_of(case)
+    options = case_options(case)
+    feeds = inputs_of(case)
     (expected,) = outputs_of(case).values()
-    head_dim, pairs = 8, feeds["cos_cache"].shape[-1]
+    head_dim = 8
+    pairs = feeds["cos_cache"].shape[-1]
     assert pairs == (2 if options["partial"] else 4)
     rope = RotaryEmbedding.from_inv_freq(
         np.ones(pairs), head_dim=head_dim, interleaved=options["interleaved"]
@@ -53,17 +58,19 @@ def test_rotary_case_through_the_exported_graph(case, target):
 
 @pytest.mark.parametrize("case", ROTARY, ids=lambda case: case.name)
 def test_rotary_case_through_apply_rotary(case):
-    options, feeds = options_of(case), inputs_of(case)
+    options = case_options(case)
+    feeds = inputs_of(case)
     (expected,) = outputs_of(case).values()
-    x, ids = feeds["input"], feeds.get("position_ids")
+    x = feeds["input"]
     layout = "bhsd"
     if options["packed"]:  # (batch, seq, heads·head_dim)
-        x, layout = x.reshape(*x.shape[:2], 4, 8), "bshd"
+        x = x.reshape(*x.shape[:2], 4, 8)
+        layout = "bshd"
     result = apply_rotary(
         x,
         feeds["cos_cache"],
         feeds["sin_cache"],
-        ids,
+        feeds.get("position_ids"),
         interleaved=options["interleaved"],
         layout=layout,
     )
@@ -75,28 +82,31 @@ ATTENTION = [case for case in cases("test_attention") if not case.name.endswith(
 ONNX_VERSION = tuple(int(part) for part in onnx.__version__.split(".")[:2])
 
 
-def attributes_of(case):
-    """The attributes of the Attention node."""
+def attention_attributes(case):
+    """Return the attributes of the Attention node."""
     (node,) = (node for node in case.model.graph.node if node.op_type == "Attention")
     return {a.name: a.f if a.type == a.FLOAT else a.i for a in node.attribute}
 
 
 def by_head(x, heads):
-    """(batch, heads, seq, width) of a 3-D or a 4-D input."""
+    """Return a 3-D or 4-D input as (batch, heads, seq, width)."""
     return x if x.ndim == 4 else x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
 
 
-def allowed_of(attributes, new, total, past, valid):
-    """Where a case lets a query attend, (batch or 1, 1, new, total): causality, windows, and keys that are not padding.
+def attended_keys(attributes, new, total, past, valid):
+    """Return the keys to which queries attend, as a mask (batch or 1, 1, new, total).
 
-    A query stands behind the past, or at the end of the valid keys, or else at the top left.
+    It combines causality, windows and padding. The first query follows the past; with padding, the
+    last query is at the last valid key.
     """
     start = past if valid is None else valid.reshape(-1, 1, 1, 1) - new
-    query, key = np.arange(new)[:, None] + start, np.arange(total)
+    query = np.arange(new)[:, None] + start
+    key = np.arange(total)
     allowed = np.ones((1, 1, new, total), bool)
     if attributes.get("is_causal"):
         allowed = allowed & (key <= query)
-    left, right = attributes.get("left_window_size", -1), attributes.get("right_window_size", -1)
+    left = attributes.get("left_window_size", -1)
+    right = attributes.get("right_window_size", -1)
     if left >= 0:
         allowed = allowed & (key >= query - left)
     if right >= 0:
@@ -104,27 +114,28 @@ def allowed_of(attributes, new, total, past, valid):
     return allowed if valid is None else allowed & (key < valid.reshape(-1, 1, 1, 1))
 
 
-def as_ours(case):
-    """The same attention in our terms: all keys but the last ones are the past, and what is hidden a mask.
+def exported_inputs(case):
+    """Return the inputs of an exported model that computes the same attention as a case.
 
-    Our attention is that of one sequence: keys and queries are of the same tokens. A case with more keys than queries
-    is one whose first keys are in the cache; the identity as the rotation makes that the same.
+    Queries and keys of an exported model belong to the same tokens. If a case has more keys than
+    queries, the first keys are the past; with the identity as the rotation, that is the same.
+    Everything that hides keys becomes one mask.
     """
-    feeds, attributes = inputs_of(case), attributes_of(case)
-    heads, kv_heads = attributes.get("q_num_heads"), attributes.get("kv_num_heads")
-    q, k, v = (
-        by_head(feeds["Q"], heads),
-        by_head(feeds["K"], kv_heads),
-        by_head(feeds["V"], kv_heads),
-    )
+    feeds = inputs_of(case)
+    attributes = attention_attributes(case)
+    kv_heads = attributes.get("kv_num_heads")
+    q = by_head(feeds["Q"], attributes.get("q_num_heads"))
+    k = by_head(feeds["K"], kv_heads)
+    v = by_head(feeds["V"], kv_heads)
     if q.shape[3] == 1:  # no pair to rotate: a second element, zero, changes no score
-        q, k = (np.pad(x, [(0, 0)] * 3 + [(0, 1)]) for x in (q, k))
+        q = np.pad(q, [(0, 0)] * 3 + [(0, 1)])
+        k = np.pad(k, [(0, 0)] * 3 + [(0, 1)])
     past = feeds["past_key"].shape[2] if "past_key" in feeds else 0
     if past:
-        k, v = (
-            np.concatenate([feeds[f"past_{n}"], x], axis=2) for n, x in (("key", k), ("value", v))
-        )
-    new, total = q.shape[2], k.shape[2]
+        k = np.concatenate([feeds["past_key"], k], axis=2)
+        v = np.concatenate([feeds["past_value"], v], axis=2)
+    new = q.shape[2]
+    total = k.shape[2]
     mask = feeds.get("attn_mask", np.ones((new, total), bool))
     if mask.shape[-1] < total:
         fill = False if mask.dtype == bool else -np.inf
@@ -134,20 +145,21 @@ def as_ours(case):
     mask = np.broadcast_to(
         mask.reshape((1,) * (4 - mask.ndim) + mask.shape), (*q.shape[:2], new, total)
     )
-    near = allowed_of(attributes, new, total, past, feeds.get("nonpad_kv_seqlen"))
-    mask = mask & near if mask.dtype == bool else np.where(near, mask, -np.inf).astype(q.dtype)
+    attended = attended_keys(attributes, new, total, past, feeds.get("nonpad_kv_seqlen"))
+    if mask.dtype == bool:
+        mask = mask & attended
+    else:
+        mask = np.where(attended, mask, -np.inf).astype(q.dtype)
     first = total - new
-    cut = {
+    inputs = {
         "q": q,
         "k": k[:, :, first:],
         "v": v[:, :, first:],
         "past_key": k[:, :, :first],
         "past_value": v[:, :, :first],
+        "attention_mask": mask,
     }
-    return {
-        name: np.ascontiguousarray(value)
-        for name, value in (cut | {"attention_mask": mask}).items()
-    }
+    return {name: np.ascontiguousarray(value) for name, value in inputs.items()}
 
 
 def test_attention_cases_are_there():
@@ -158,8 +170,9 @@ def test_attention_cases_are_there():
 @pytest.mark.parametrize("target", ["primitive", "onnx"])
 @pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.name)
 def test_attention_case_through_the_exported_graph(case, target):
-    """Every case, those included for which onnxruntime itself has no kernel; scores are no output of ours."""
-    feeds, attributes = as_ours(case), attributes_of(case)
+    """Every case, also those for which onnxruntime has no kernel; scores are not compared."""
+    feeds = exported_inputs(case)
+    attributes = attention_attributes(case)
     if "softcap" in attributes and "attn_mask" in inputs_of(case) and ONNX_VERSION < (1, 23):
         pytest.skip("older versions of the specification cap the mask as well")
     model = export.export_attention(
@@ -182,7 +195,7 @@ def test_attention_case_through_the_exported_graph(case, target):
     ]
     result, keys, values = runtime.run(runtime.open_session(model), feeds, [shape, *cached])
     want = by_head(expected["Y"], shape[1]).astype(np.float64)
-    # The expected values of half precision are made in half precision throughout: a few of its roundings off.
+    # Expected values of half precision are computed in it throughout, with some of its roundings.
     off = {"float32": 2e-6, "float16": 2.0**-9, "bfloat16": 2.0**-6}[str(result.dtype)]
     np.testing.assert_allclose(
         result.astype(np.float64), want, rtol=0, atol=off * max(1, np.abs(want).max())

@@ -1,4 +1,4 @@
-"""export_rope: all targets, dtypes, layouts and ways of giving positions, against the mathematics and NumPy."""
+"""export_rope: targets, dtypes, layouts and kinds of positions, against mathematics and NumPy."""
 
 import itertools
 
@@ -14,11 +14,12 @@ from rope_cpu.export.validation import session as runtime
 
 TARGETS = ("primitive", "onnx", "ort")
 OMEGA = 500.0 ** (-np.arange(8) / 8)
-MROPE = np.repeat(np.arange(3), [4, 2, 2]), np.array([0, 1, 2, 0, 1, 2, 0, 0])
+MROPE = np.repeat(np.arange(3), [4, 2, 2])
+INTERLEAVED_MROPE = np.array([0, 1, 2, 0, 1, 2, 0, 0])
 
 
 def on_axes(owner, axes):
-    """Frequencies of which pair i rotates by axis owner[i] only."""
+    """Return frequencies of which pair i rotates by axis owner[i] only."""
     return OMEGA[: len(owner)] * (np.asarray(owner) == np.arange(axes)[:, None])
 
 
@@ -32,8 +33,8 @@ ROTATIONS = {
         "inv_freq": on_axes([0, 0, 0, 1, 1, 1, 2, 2], 3),
         "attention_factor": 0.7,
     },
-    "mrope": {"inv_freq": on_axes(MROPE[0], 3)},
-    "mrope, interleaved axes": {"inv_freq": on_axes(MROPE[1], 3), "head_dim": 24},
+    "mrope": {"inv_freq": on_axes(MROPE, 3)},
+    "mrope, interleaved axes": {"inv_freq": on_axes(INTERLEAVED_MROPE, 3), "head_dim": 24},
     "mixed": {"inv_freq": np.cos(np.arange(16.0)).reshape(2, 8)},
     "mixed, by head": {
         "inv_freq": np.cos(np.arange(32.0)).reshape(2, 2, 8),
@@ -45,11 +46,13 @@ TABLE = 40
 
 
 def exact(rope, x, ids, inverse=False):
-    """The rotation of (batch, seq, heads, head_dim) in float64, and what a result may be off by."""
-    omega, heads = rope.spec.inv_freq[0], x.shape[2]
+    """Return the rotation of (batch, seq, heads, head_dim) in float64, and its tolerance."""
+    omega = rope.spec.inv_freq[0]
+    heads = x.shape[2]
     ids = ids[..., None] if rope.axes == 1 else ids
     factor = 1 / rope.attention_factor if inverse else rope.attention_factor
-    result, bound = np.empty(x.shape), np.empty(x.shape)
+    result = np.empty(x.shape)
+    bound = np.empty(x.shape)
     for head in range(heads):
         cos, sin = oracle.cos_sin_axes(ids, omega[:, head // (heads // omega.shape[1])])
         sin = -sin if inverse else sin
@@ -57,7 +60,7 @@ def exact(rope, x, ids, inverse=False):
         y, reach = oracle.rotate(one, factor * cos, factor * sin, rope.interleaved, rope.blocks)
         result[:, :, head : head + 1] = y
         bound[:, :, head : head + 1] = tolerance.rotation_bound(y, reach, 0, factor, x.dtype)
-    # Elements that are copied have no error at all; angles computed in float64 are off by their rounding.
+    # Copied elements have no error at all; angles computed in float64 are off by their rounding.
     bound[..., rope.rotary_dim :] = 0
     if x.dtype == np.float64:
         bound[..., : rope.rotary_dim] += (
@@ -88,50 +91,62 @@ def position_feed(positions, layout, ids):
 
 
 def head_counts(rope, layout):
-    return (
-        {"num_heads": 4, "num_kv_heads": 2}
-        if layout == "bsd" or rope.spec.inv_freq.shape[2] > 1
-        else {}
-    )
+    if layout == "bsd" or rope.spec.inv_freq.shape[2] > 1:
+        return {"num_heads": 4, "num_kv_heads": 2}
+    return {}
+
+
+def combinations(rope, name, kind):
+    """Yield layout, kind of positions, number of table rows and target of the models to test.
+
+    Layouts other than bshd are tested in float32 and bfloat16: float16 and float64 are cast and
+    computed like these.
+    """
+    layouts = LAYOUTS if kind in ("float32", "bfloat16") else ("bshd",)
+    positions = ("position_ids", "offset") if rope.axes == 1 else ("position_ids",)
+    tables = (None,) if name in DENSE else (None, TABLE)
+    targets = ("primitive",) if kind == "float64" or name == "mixed, by head" else TARGETS
+    for combination in itertools.product(layouts, positions, tables, targets):
+        if combination[:2] != ("thd", "offset"):  # refused, as test_options shows
+            yield combination
 
 
 @pytest.mark.parametrize("name", ROTATIONS)
 @pytest.mark.parametrize("kind", DTYPES)
 def test_export_rope_agrees_with_the_mathematics_and_numpy(name, kind, interleaved, rng):
-    """In every layout, float16 and float64 aside: they are cast and computed as bfloat16 and float32 are."""
     if interleaved and "blocks" in ROTATIONS[name]:
         pytest.skip("interleaved pairs do not cross blocks: the same rotation without them")
-    rope, dtype = (
-        RotaryEmbedding.from_inv_freq(**ROTATIONS[name], interleaved=interleaved),
-        DTYPES[kind],
-    )
+    rope = RotaryEmbedding.from_inv_freq(**ROTATIONS[name], interleaved=interleaved)
+    dtype = DTYPES[kind]
     q, k = (rng.standard_normal((2, 5, heads, rope.head_dim)).astype(dtype) for heads in (4, 2))
     ids = {"position_ids": rng.integers(0, TABLE, (2, 5, rope.axes)[: 3 if rope.axes > 1 else 2])}
     if rope.axes == 1:
         ids["offset"] = np.arange(5) + np.array([[3], [11]])
-    want = {positions: [exact(rope, x, given) for x in (q, k)] for positions, given in ids.items()}
-    kernels = {positions: rope(q, k, given) for positions, given in ids.items()}
-    layouts = LAYOUTS if kind in ("float32", "bfloat16") else ("bshd",)
-    targets = ("primitive",) if kind == "float64" or name == "mixed, by head" else TARGETS
-    tables = (None,) if name in DENSE else (None, TABLE)
-    for layout, positions, table, target in itertools.product(layouts, ids, tables, targets):
-        if layout == "thd" and positions == "offset":
-            continue  # refused, as test_options shows
-        case, bring = (target, layout, positions, table), LAYOUTS[layout]
-        options = {"target": target, "dtype": dtype, "layout": layout, "positions": positions}
+    want = {
+        positions: [exact(rope, x, position_ids) for x in (q, k)]
+        for positions, position_ids in ids.items()
+    }
+    kernels = {positions: rope(q, k, position_ids) for positions, position_ids in ids.items()}
+    for case in combinations(rope, name, kind):
+        layout, positions, table, target = case
         model = export.export_rope(
-            rope, **options, max_positions=table, **head_counts(rope, layout)
+            rope,
+            target=target,
+            dtype=dtype,
+            layout=layout,
+            positions=positions,
+            max_positions=table,
+            **head_counts(rope, layout),
         )
         results = rotate_by(model, layout, position_feed(positions, layout, ids[positions]), q, k)
-        for result, (y, bound), by_numpy in zip(
-            results, want[positions], kernels[positions], strict=True
-        ):
-            assert result.dtype == dtype, case
+        bring = LAYOUTS[layout]
+        for index, result in enumerate(results):
+            y, bound = want[positions][index]
+            by_numpy = kernels[positions][index].astype(np.float64)
             wide = result.astype(np.float64)
+            assert result.dtype == dtype, case
             assert (np.abs(wide - bring(y)) <= bring(bound)).all(), case
-            assert (np.abs(wide - bring(by_numpy.astype(np.float64))) <= 2 * bring(bound)).all(), (
-                case
-            )
+            assert (np.abs(wide - bring(by_numpy)) <= 2 * bring(bound)).all(), case
 
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
@@ -185,12 +200,11 @@ def test_inverse_undoes_the_rotation(target, table, name, rng):
     )
     for x, y, rotated in zip((q, k), back, there, strict=True):
         assert np.abs(rotated - x).max() > 0.1
-        # The errors of a pair rotate with it, to √2 of the larger, and the second rotation adds its own.
-        (_, first), (_, second) = exact(rope, x, ids), exact(rope, rotated, ids, inverse=True)
-        assert (
-            np.abs(y.astype(np.float64) - x)
-            <= np.sqrt(2) * first.max() / rope.attention_factor + second
-        ).all()
+        # The errors of a pair rotate with it, to √2 of the larger; the second rotation adds more.
+        _, first = exact(rope, x, ids)
+        _, second = exact(rope, rotated, ids, inverse=True)
+        bound = np.sqrt(2) * first.max() / rope.attention_factor + second
+        assert (np.abs(y.astype(np.float64) - x) <= bound).all()
 
 
 @pytest.mark.parametrize("table", [None, 3000])
@@ -247,7 +261,7 @@ def test_fractional_position_ids(target, rng):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("table", [None, 20])
 def test_float32_angles_are_those_of_numpy(target, table, rng):
-    """angle_dtype="float32" is transformers' arithmetic: the product and each result are rounded to float32."""
+    """As in transformers, the product and each result are rounded to float32."""
     rope = RotaryEmbedding(
         32,
         angle_dtype="float32",
@@ -282,8 +296,9 @@ def test_every_opset_of_a_target_passes(target, opset, rng):
 
 
 def test_half_precision_is_the_rounded_exact_result(rng):
-    """float16 and bfloat16 pass through float32 around the rotation: more than 99.9 % of the elements are exact."""
-    rope, ids = RotaryEmbedding(64), np.arange(40)[None]
+    """float16 and bfloat16 are computed in float32: more than 99.9 % of the elements are exact."""
+    rope = RotaryEmbedding(64)
+    ids = np.arange(40)[None]
     for kind in ("float16", "bfloat16"):
         x = rng.standard_normal((1, 40, 8, 64)).astype(DTYPES[kind])
         rounded = exact(rope, x, ids)[0].astype(np.float32).astype(DTYPES[kind])
@@ -308,8 +323,8 @@ def test_primitive_is_one_function_in_opset_13():
 @pytest.mark.parametrize(("target", "domain"), [("onnx", ""), ("ort", "com.microsoft")])
 def test_fused_operators_are_used(target, domain):
     model = export.export_rope(RotaryEmbedding(16), target=target, max_positions=8)
-    found = [node for node in model.graph.node if node.op_type == "RotaryEmbedding"]
-    assert [(node.domain, len(node.input)) for node in found] == [(domain, 4)] * 2
+    nodes = [node for node in model.graph.node if node.op_type == "RotaryEmbedding"]
+    assert [(node.domain, len(node.input)) for node in nodes] == [(domain, 4)] * 2
     mrope = RotaryEmbedding.from_inv_freq(**ROTATIONS["mrope, interleaved axes"])
     model = export.export_rope(mrope, target="ort", max_positions=8, num_heads=4)
     (node, _) = (node for node in model.graph.node if node.op_type == "MRotaryEmbedding")
@@ -322,7 +337,10 @@ def test_fused_operators_are_used(target, domain):
 
 def test_shapes_are_dynamic_and_names_readable():
     model = export.export_rope(RotaryEmbedding(16), num_heads=4, num_kv_heads=2, layout="bshd")
-    shape = lambda value: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]  # noqa: E731
+
+    def shape(value):
+        return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
     assert {v.name: shape(v) for v in (*model.graph.input, *model.graph.output)} == {
         "q": ["batch", "sequence", 4, 16],
         "k": ["batch", "sequence", 2, 16],

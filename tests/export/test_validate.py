@@ -1,4 +1,4 @@
-"""validate: finds what is wrong with a model, names the worst case and replays it."""
+"""validate: finds errors of a model, names the worst case and replays it."""
 
 import numpy as np
 import onnx
@@ -13,8 +13,8 @@ ROPE = RotaryEmbedding(16, rope_theta=1000.0)
 TARGETS = ("primitive", "onnx", "ort")
 
 
-def changed(model, name, change):
-    """The model with one initializer changed."""
+def with_initializer_changed(model, name, change):
+    """Return the model with one initializer changed."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for tensor in copy.graph.initializer:
@@ -130,7 +130,7 @@ def test_one_wrong_entry_of_a_table_is_found(target):
         return table
 
     model = export.export_rope(ROPE, target=target, max_positions=64)
-    report = export.validate(changed(model, "cos_cache", change), ROPE)
+    report = export.validate(with_initializer_changed(model, "cos_cache", change), ROPE)
     assert not report.passed
     assert not {outcome.case: outcome for outcome in report.outcomes}["last ids"].passed
     assert "FAILED" in str(report)
@@ -148,7 +148,7 @@ def test_another_rope_is_found():
 def test_frequencies_rounded_to_float32_are_found():
     """The usual fault of exporters: right near zero, wrong at a million."""
     report = export.validate(
-        changed(
+        with_initializer_changed(
             export.export_rope(ROPE),
             "inv_freq",
             lambda omega: omega.astype(np.float32).astype(np.float64),
@@ -162,7 +162,7 @@ def test_a_model_that_takes_ids_past_its_table_is_found():
     """A table that is longer than its metadata says: ids past the end run instead of failing."""
     model = export.export_rope(ROPE, target="onnx", max_positions=64)
     for name in ("cos_cache", "sin_cache"):
-        model = changed(model, name, lambda table: np.concatenate([table, table]))
+        model = with_initializer_changed(model, name, lambda table: np.concatenate([table, table]))
     report = export.validate(model, ROPE)
     assert (
         "must be refused"
@@ -248,7 +248,10 @@ def test_every_layout_and_kind_of_positions_passes(layout, positions, tables):
 @pytest.mark.parametrize("heads", [None, 4])
 @pytest.mark.parametrize("width", [18, 31])
 def test_odd_head_sizes_pass(target, heads, width, interleaved):
-    """Odd sizes, of which some elements are rotated; onnxruntime's operator needs num_heads for that, or a detour."""
+    """Head sizes of which some elements are rotated.
+
+    For these, onnxruntime's operator needs num_heads; without it, the head is split.
+    """
     rope = RotaryEmbedding.from_inv_freq(ROPE.inv_freq, head_dim=width, interleaved=interleaved)
     report = export.validate(
         export.export_rope(rope, target=target, num_heads=heads, max_positions=64), rope

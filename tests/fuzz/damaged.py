@@ -49,7 +49,7 @@ def model_of(kind):
 
 
 def change_metadata(model, change):
-    """Change what a model says of its options; change: a text in their place, or values by name."""
+    """Change the options in a model's metadata; change: a text, or values by name."""
     (entry,) = [entry for entry in model.metadata_props if entry.key == OPTIONS_KEY]
     if isinstance(change, str):
         entry.value = change
@@ -118,7 +118,7 @@ CHANGES = (_reshaped, _dropped, _renamed, _declared)
 
 
 def damage(kind, draw):
-    """Return a rotary embedding, the name of a damage, and a model with it, or the bytes of a file."""
+    """Return a rotary embedding, the name of a damage, and the damaged model or file content."""
     rope, model = model_of(kind)
     if draw.random() < 0.3:
         written = bytearray(model.SerializeToString())

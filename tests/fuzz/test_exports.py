@@ -1,4 +1,4 @@
-"""Exported models: with any options they pass validation, or are refused; damaged, they are reported or refused."""
+"""Exported models pass validation or their options are refused; damage is reported or refused."""
 
 from __future__ import annotations
 
@@ -73,8 +73,10 @@ def test_options_of_attention(search):
     def check(rotary, options, arrays, seed):
         options = dict(options)
         random = np.random.default_rng(seed)
-        width, heads = rotary.rope.head_dim, options["num_heads"]
-        kv_heads, v_width = options.get("num_kv_heads", heads), options.get("v_head_dim", width)
+        width = rotary.rope.head_dim
+        heads = options["num_heads"]
+        kv_heads = options.get("num_kv_heads", heads)
+        v_width = options.get("v_head_dim", width)
         if "norms" in arrays:
             options["qk_norm"] = random.normal(1, 0.1, (2, width))
         if "weights" in arrays:
@@ -150,7 +152,7 @@ OPTION_VALUES = (
 
 @st.composite
 def metadata_changes(draw):
-    """Draw how the options in a model's metadata are changed: text in their place, or options by name."""
+    """Draw a change of the options in a model's metadata: a text, or options by name."""
     if draw(st.booleans()):
         return draw(METADATA)
     names = st.sampled_from(("kind", *damaged.OPTION_NAMES, "unknown"))
@@ -161,7 +163,7 @@ def metadata_changes(draw):
 
 @pytest.mark.parametrize("kind", damaged.KINDS)
 def test_changed_metadata(search, kind):
-    """A model that says something else of itself than it is."""
+    """Metadata that do not fit the model."""
 
     def check(change):
         rope, model = damaged.model_of(kind)
