@@ -10,7 +10,7 @@ import numpy as np
 
 from rope_cpu.arguments import scalars
 from rope_cpu.array_types import Float64
-from rope_cpu.configs.layers import each, pick
+from rope_cpu.configs.layers import layer_parameters, model_layers
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.frequencies import scaling
 from rope_cpu.rotation.embedding import RotaryEmbedding
@@ -48,7 +48,8 @@ def rotations(
         yield Layers(f"{config.model_type}, all layers", {}, {"": rope}, None)
         return
     unrotated = (
-        any(one.base == 0 for one in each(values, facts, by_type)) or None in by_type.values()
+        any(not one.rotated for one in model_layers(values, facts, by_type))
+        or None in by_type.values()
     )
     for name in [layer_type] if layer_type is not None else [label or None for label in by_type]:
         every = "all rotated layers" if unrotated else "all layers"
@@ -57,7 +58,7 @@ def rotations(
             yield Layers(f"{title}: not rotated", {}, {}, None)
             continue
         rope = RotaryEmbedding.from_config(config, layer_type=name, interleaved=interleaved)
-        section = pick(by_type, values, facts, name, None)[1]
+        section = layer_parameters(by_type, values, facts, name, None)[1]
         yield Layers(title, section, dict(_lengths(rope, values)), _plain(rope, section))
 
 

@@ -130,7 +130,7 @@ class Stretch:
 
 def test_length_rules_are_spread_too():
     text = axes.from_inv_freq(np.arange(1.0, 5.0), length_rule=Stretch())
-    spec = axes.spread_spec(text, (2, 1, 1), False)
+    spec = axes.to_mrope(text, (2, 1, 1), False)
     at = spec.at_length([2, 4])
     assert spec.needs_length
     assert not at.needs_length

@@ -225,11 +225,12 @@ def test_coarse_values_cast_to_float64_are_taken_with_a_tolerance(rng):
     exact = generators_of(speeds, 8, orthogonal(rng, 8))
     coarse = exact + rng.uniform(-1e-6, 1e-6, size=exact.shape)
     with pytest.raises(
-        ValueError, match=r"is not antisymmetric: .*; give \(B - B.T\) / 2, or .*`tolerance`"
+        ValueError,
+        match=r"is not antisymmetric: .* tolerance .*; give \(B - B.T\) / 2, or .*`tolerance`",
     ):
         RotaryEmbedding.from_generators(coarse)
     with pytest.raises(
-        ValueError, match=r"do not commute: .* at most; give generators that do, or .*`tolerance`"
+        ValueError, match=r"do not commute: .* tolerance .*; give .* commute, or .*`tolerance`"
     ):
         RotaryEmbedding.from_generators((coarse - coarse.transpose(0, 2, 1)) / 2)
     # Entries are off by 1e-6 at most, B + Bᵀ by twice as much.
