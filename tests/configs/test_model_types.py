@@ -1,4 +1,4 @@
-"""What the model type alone determines: the pairing, defaults, names of keys, and whether anything is rotated."""
+"""Facts of the model type alone: the pairing, defaults, names of keys, unrotated models."""
 
 from __future__ import annotations
 

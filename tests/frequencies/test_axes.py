@@ -87,7 +87,7 @@ def test_axes_of_mrope_add_up_to_text():
 
 
 def test_scaled_mrope():
-    """Linear scaling slows every pair down, on the axis that it belongs to; yarn brings its attention factor."""
+    """Linear scaling slows down every pair, on its own axis; yarn brings its attention factor."""
     plain, slow = (
         axes.mrope(64, (12, 10, 10), rope_theta=1e6, scaling=s)
         for s in (None, {"type": "linear", "factor": 4.0})
