@@ -56,10 +56,8 @@ def layer_parameters(
     thetas = {entry.rope_theta for entry in rotated}
     if len(thetas) > 1:
         listed = sorted(theta for theta in thetas if theta is not None)
-        options = "`layer` or `layer_type`" if layer_type is None else "`layer`"
-        raise ValueError(
-            f"{question}, but these layers differ in rope_theta, {listed}; give {options}"
-        )
+        rule = "give `layer`" if layer_type is not None else "give `layer` or `layer_type`"
+        raise ValueError(f"{question}, but these layers differ in rope_theta, {listed}; {rule}")
     known_types = {entry.layer_type for entry in layers} | set(values.get("layer_types") or ())
     layer_type, section = _section_of_type(sections, layer_type, known_types)
     theta = thetas.pop()
@@ -76,7 +74,7 @@ def model_layers(values: Config, facts: ModelFacts, sections: Sections) -> list[
     layer_types = [*(values.get("layer_types") or ()), *[None] * count][:count]
     thetas = _layer_thetas(values, count)
     rotated = _rotated_layers(values, thetas, count)
-    exempt = [False] * count  # from the rule of their layer type
+    exempt = [False] * count  # layers that are rotated whatever their layer type
     if facts.rotated_dense is not None and values.get(facts.rotated_dense) == 1:
         exempt = _dense_layers(values, count)
     layers = []
@@ -180,7 +178,9 @@ def _list_by_layer(key: str, values: Config, count: int) -> list[Any]:
 
 def _is_rotated_type(layer_type: str | None, sections: Sections) -> bool:
     """Return False for a layer type whose section is null."""
-    return layer_type is None or sections.get(layer_type, {}) is not None
+    if layer_type is None or layer_type not in sections:
+        return True
+    return sections[layer_type] is not None
 
 
 def _layers_of_type(

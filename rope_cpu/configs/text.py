@@ -45,7 +45,11 @@ NULLABLE_KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(ModelConfig):
-    """The config of a language model."""
+    """The config of a language model.
+
+    An adapter for another kind of file, such as GGUF, ends here: `values` with keys under standard
+    names and `rope_parameters` are sufficient for a spec.
+    """
 
     @property
     def attention(self) -> Attention:
@@ -59,6 +63,7 @@ class TextConfig(ModelConfig):
         interleaved: bool | None,
         angle_dtype: str,
     ) -> RopeSpec:
+        """Pick the rope parameters of the layers and build their spec."""
         values = self.values
         facts = self.facts
         interleaved = self._interleaved(interleaved)
