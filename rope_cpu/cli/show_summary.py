@@ -10,7 +10,7 @@ import numpy as np
 
 from rope_cpu.arguments import scalars
 from rope_cpu.array_types import Float64
-from rope_cpu.configs.layers import each, pick
+from rope_cpu.configs.layers import layer_parameters, model_layers
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.frequencies import scaling
 from rope_cpu.rotation.embedding import RotaryEmbedding
@@ -65,8 +65,8 @@ def layer_rotations(
 
 def _has_unrotated_layers(config: ModelConfig) -> bool:
     by_type = config.rope_parameters
-    layers = each(config.values, config.facts, by_type)
-    return any(layer.base == 0 for layer in layers) or None in by_type.values()
+    layers = model_layers(config.values, config.facts, by_type)
+    return any(not layer.rotated for layer in layers) or None in by_type.values()
 
 
 def _layer_rotation(
@@ -77,7 +77,9 @@ def _layer_rotation(
     if label in config.rope_parameters and config.rope_parameters[label] is None:
         return LayerRotation(f"{title}: not rotated", {}, {}, None)
     rope = RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
-    _, parameters = pick(config.rope_parameters, config.values, config.facts, layer_type, None)
+    _, parameters = layer_parameters(
+        config.rope_parameters, config.values, config.facts, layer_type, None
+    )
     by_length = dict(_by_length(rope, config.values))
     return LayerRotation(title, parameters, by_length, _unscaled(rope, parameters))
 

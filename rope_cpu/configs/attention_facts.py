@@ -1,4 +1,4 @@
-"""What a model's attention has besides the rotation, by its model type and its config."""
+"""The parts of a model's attention besides the rotation, from its model type and its config."""
 
 from __future__ import annotations
 
@@ -8,23 +8,42 @@ from typing import Any
 
 from rope_cpu.arguments import scalars
 from rope_cpu.configs.model_types import data
-from rope_cpu.configs.rope_parameters import latent, own_section
+from rope_cpu.configs.rope_parameters import is_latent, own_section
 
-# Property of an attention class → the model types that have it; see tests/peers/test_attention_facts.py.
+# From a property of an attention class to its model types; see tests/peers/test_attention_facts.py.
 FACTS: Mapping[str, Any] = data("attention.json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """What is computed between queries, keys and values besides their rotation.
+    """The computation between queries, keys and values besides their rotation.
 
-    causal: a query attends to keys up to itself only.
-    latent: keys and values are compressed (MLA), and only a part of each head is rotated.
-    sinks: the softmax has a learned term beside the scores.
-    qk_norm: "before" or "after" the rotation, None where q and k are not normed. v_norm: values are.
-    chunk: tokens that attend to each other only; window: how many keys a query attends to; softcap: c·tanh(score/c).
-    scale: of the scores, None for head_dim^-½. query_scale: the key that scales queries by their position.
-    shared_layers: how many of the last layers take keys and values of an earlier one. other: what else, in words.
+    Parameters
+    ----------
+    causal : bool
+        A query attends only to keys up to its own position.
+    latent : bool
+        Keys and values are compressed (MLA), and only a part of each head is rotated.
+    sinks : bool
+        The softmax has a learned term besides the scores.
+    qk_norm : {"before", "after", None}
+        Queries and keys are normed before or after the rotation, or not at all.
+    v_norm : bool
+        Values are normed.
+    chunk : int, optional
+        Number of tokens in a chunk; tokens attend only to their own chunk.
+    window : int, optional
+        Number of keys that a query attends to.
+    softcap : float, optional
+        The c of c·tanh(score/c).
+    scale : float, optional
+        Factor on the scores; None for head_dim^-½.
+    query_scale : str, optional
+        Config key for a scale of queries by their position.
+    shared_layers : int
+        Number of last layers that reuse keys and values of an earlier layer.
+    other : str, optional
+        Description of further differences.
     """
 
     causal: bool = True
@@ -41,67 +60,105 @@ class Attention:
     other: str | None = None
 
     @classmethod
-    def of(cls, types: Set[str | None], values: Mapping[str, Any]) -> Attention:
-        """Return the attention of a model type and the one that it is like; values: its config, standard names."""
-        scalar = _number("query_pre_attn_scalar", values)
-        scale = _number("attention_multiplier", values)
-        if scale is None and scalar:
-            scale = scalar**-0.5
-        by_position = {
-            key: own_section(values)[1].get(key, values.get(key))
-            for key in FACTS["query_scale_keys"]
-        }
+    def from_values(cls, model_types: Set[str | None], values: Mapping[str, Any]) -> Attention:
+        """Return the attention of a model.
+
+        model_types: its model type, and the one it inherits facts from. values: its config under
+        standard names.
+        """
+        uses_mla = "kv_lora_rank" in values and bool(values.get("use_mla", True))
         return cls(
-            causal=_is_causal(types, values),
-            latent=latent(values)
-            or ("kv_lora_rank" in values and bool(values.get("use_mla", True))),
-            sinks=not types.isdisjoint(FACTS["sinks"]),
-            qk_norm=_qk_norm(types, values),
-            v_norm=not types.isdisjoint(FACTS["v_norm"]),
-            chunk=None
-            if types.isdisjoint(FACTS["chunks"])
-            else _whole("attention_chunk_size", values),
-            window=_whole("sliding_window", values)
-            if values.get("use_sliding_window", True)
-            else None,
-            softcap=_number("attn_logit_softcapping", values),
-            scale=next((FACTS["scale"][name] for name in types if name in FACTS["scale"]), scale),
-            query_scale=next((key for key, value in by_position.items() if value), None),
-            shared_layers=_whole("num_kv_shared_layers", values) or 0,
-            other=next((FACTS["other"][name] for name in types if name in FACTS["other"]), None),
+            causal=_is_causal(model_types, values),
+            latent=is_latent(values) or uses_mla,
+            sinks=_has(model_types, "sinks"),
+            qk_norm=_qk_norm(model_types, values),
+            v_norm=_has(model_types, "v_norm"),
+            chunk=_chunk(model_types, values),
+            window=_window(values),
+            softcap=_optional_number("attn_logit_softcapping", values),
+            scale=_scale(model_types, values),
+            query_scale=_query_scale(values),
+            shared_layers=_optional_integer("num_kv_shared_layers", values) or 0,
+            other=_fact_by_type("other", model_types, None),
         )
 
 
-def _number(key: str, values: Mapping[str, Any]) -> float | None:
-    """Return the number under a key, None where there is none."""
+def _has(model_types: Set[str | None], fact: str) -> bool:
+    """Return True if the table lists one of the model types for a fact."""
+    return not model_types.isdisjoint(FACTS[fact])
+
+
+def _fact_by_type(fact: str, model_types: Set[str | None], default: Any) -> Any:
+    """Return the value that the table has for one of the model types."""
+    table = FACTS[fact]
+    return next((table[name] for name in model_types if name in table), default)
+
+
+def _optional_number(key: str, values: Mapping[str, Any]) -> float | None:
+    """Return the number of a key, None for a missing key."""
     value = values.get(key)
     return None if value is None else scalars.real_number(key, value, zero=True)
 
 
-def _whole(key: str, values: Mapping[str, Any]) -> int | None:
-    """Return the whole number under a key, None where there is none."""
+def _optional_integer(key: str, values: Mapping[str, Any]) -> int | None:
+    """Return the whole number of a key, None for a missing key."""
     value = values.get(key)
     return None if value is None else scalars.whole_number(key, value, 0)
 
 
-def _is_causal(types: Set[str | None], values: Mapping[str, Any]) -> bool:
-    """Return True if a query attends to keys up to itself only; for some model types a key of the config decides."""
-    # Gemma 4's "vision" is about tokens of images alone.
-    if values.get("is_causal") is False or values.get("use_bidirectional_attention") in (
-        True,
-        "all",
-    ):
+def _scale(model_types: Set[str | None], values: Mapping[str, Any]) -> float | None:
+    """Return the factor on the scores, None for head_dim^-½."""
+    query_scalar = _optional_number("query_pre_attn_scalar", values)
+    scale = _optional_number("attention_multiplier", values)
+    if scale is None and query_scalar:
+        scale = query_scalar**-0.5
+    from_table: float | None = _fact_by_type("scale", model_types, scale)
+    return from_table
+
+
+def _chunk(model_types: Set[str | None], values: Mapping[str, Any]) -> int | None:
+    """Return the number of tokens in a chunk, None without chunks."""
+    if not _has(model_types, "chunks"):
+        return None
+    return _optional_integer("attention_chunk_size", values)
+
+
+def _window(values: Mapping[str, Any]) -> int | None:
+    """Return the number of keys that a query attends to, None without a window."""
+    if not values.get("use_sliding_window", True):
+        return None
+    return _optional_integer("sliding_window", values)
+
+
+def _query_scale(values: Mapping[str, Any]) -> str | None:
+    """Return the config key for a scale of queries by their position, None without one."""
+    _, section = own_section(values)
+    for key in FACTS["query_scale_keys"]:
+        if section.get(key, values.get(key)):
+            return str(key)
+    return None
+
+
+def _is_causal(model_types: Set[str | None], values: Mapping[str, Any]) -> bool:
+    """Return True for causal attention; for some model types a key of the config decides."""
+    # Gemma 4's value "vision" concerns tokens of images only.
+    is_bidirectional = values.get("use_bidirectional_attention") in (True, "all")
+    if values.get("is_causal") is False or is_bidirectional:
         return False
-    decoder = types.isdisjoint(FACTS["causal_if_decoder"]) or bool(values.get("is_decoder"))
-    return decoder and types.isdisjoint(FACTS["bidirectional"])
+    if _has(model_types, "causal_if_decoder") and not values.get("is_decoder"):
+        return False
+    return not _has(model_types, "bidirectional")
 
 
-def _qk_norm(types: Set[str | None], values: Mapping[str, Any]) -> str | None:
-    """Return when q and k are normed; for some model types a key of the config decides."""
-    keys = (FACTS["qk_norm_key"][name] for name in types if name in FACTS["qk_norm_key"])
+def _qk_norm(model_types: Set[str | None], values: Mapping[str, Any]) -> str | None:
+    """Return "before" or "after" the rotation if queries and keys are normed, else None.
+
+    For some model types a key of the config decides.
+    """
+    keys = (FACTS["qk_norm_key"][name] for name in model_types if name in FACTS["qk_norm_key"])
     if not all(values.get(key, default) for key, default in keys):
         return None
-    return next(
-        (w for w in ("before", "after") if not types.isdisjoint(FACTS[f"qk_norm_{w}_rotation"])),
-        None,
-    )
+    for order in ("before", "after"):
+        if _has(model_types, f"qk_norm_{order}_rotation"):
+            return order
+    return None

@@ -1,4 +1,4 @@
-"""From a layer type or a layer to its rope parameters: layers may differ in type and base, or not be rotated."""
+"""From a layer type or a layer index to its rope parameters."""
 
 from __future__ import annotations
 
@@ -7,173 +7,233 @@ from typing import Any, NamedTuple
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import shown
-from rope_cpu.configs.model_types import ModelFacts
+from rope_cpu.configs.model_types import ALL_LAYERS, ModelFacts
 
 Config = Mapping[str, Any]
+Sections = Mapping[str, Config | None]  # by layer type; None: layers of this type are not rotated
 
-_COUNTS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+_COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
 
 class Layer(NamedTuple):
-    """One layer. type: None where the config names none. base: 0 where it is not rotated, None: that of its section."""
+    """One layer of a model.
 
-    type: str | None
-    base: float | None
+    layer_type: None if the config does not name one. rotated: False for layers without rotation.
+    rope_theta: the base of this layer alone, None for the base of its rope parameters.
+    """
+
+    layer_type: str | None
+    rotated: bool
+    rope_theta: float | None
 
 
-def pick(
-    found: Mapping[str, Config | None],
+def layer_parameters(
+    sections: Sections,
     values: Config,
     facts: ModelFacts,
     layer_type: str | None,
     layer: int | None,
 ) -> tuple[str | None, Config]:
-    """Return the rope parameters of a layer type or a layer, with the type where there are several.
+    """Return the layer type and the rope parameters of a layer type, or of a layer.
 
-    found: the sections by layer type. values: the config with its defaults. layer_type, layer: at most one is given;
-    neither: all layers that are rotated.
+    values: the config with its defaults. layer_type, layer: at most one may be given; without both,
+    all rotated layers are selected, and must be alike. The returned layer type is None if the model
+    has one section for all layers and none was asked for.
     """
-    every = each(values, facts, found)
-    layer = None if layer is None else scalars.whole_number("layer", layer, 0)
+    layers = model_layers(values, facts, sections)
     if layer is None:
-        unlisted = Layer(layer_type, 0 if found.get(str(layer_type), {}) is None else None)
-        chosen = [one for one in every if layer_type in (None, one.type)] or [unlisted]
+        selected = _layers_of_type(layers, layer_type, sections)
         question = f"`layer_type` is {shown(layer_type)}"
-        refused = f"{question}; {'no layer is' if layer_type is None else 'layers of this type are not'} rotated"
+        subject = "no layer is" if layer_type is None else "layers of this type are not"
     else:
-        chosen = [_at(every, layer_type, layer, "" in found and len(found) == 1)]
-        layer_type, question = chosen[0].type, f"`layer` is {layer}"
-        refused = f"{question}; this layer is not rotated"
-    bases = {one.base for one in chosen if one.base != 0}
-    if not bases:
-        raise ValueError(refused)
-    if len(bases) > 1:
+        selected = [_layer_at(layers, layer_type, layer, sections)]
+        layer_type = selected[0].layer_type
+        question = f"`layer` is {int(layer)}"
+        subject = "this layer is not"
+    rotated = [entry for entry in selected if entry.rotated]
+    if not rotated:
+        raise ValueError(f"{question}; {subject} rotated")
+    thetas = {entry.rope_theta for entry in rotated}
+    if len(thetas) > 1:
+        listed = sorted(theta for theta in thetas if theta is not None)
+        rule = "give `layer`" if layer_type is not None else "give `layer` or `layer_type`"
+        raise ValueError(f"{question}, but these layers differ in rope_theta, {listed}; {rule}")
+    known_types = {entry.layer_type for entry in layers} | set(values.get("layer_types") or ())
+    layer_type, section = _section_of_type(sections, layer_type, known_types)
+    theta = thetas.pop()
+    if theta is not None:
+        section = {**section, "rope_theta": theta}
+    return layer_type, section
+
+
+def model_layers(values: Config, facts: ModelFacts, sections: Sections) -> list[Layer]:
+    """Return every layer of a model; empty if the config does not determine their number."""
+    count = _layer_count(values)
+    if count is None:
+        return []
+    layer_types = [*(values.get("layer_types") or ()), *[None] * count][:count]
+    thetas = _layer_thetas(values, count)
+    rotated = _rotated_layers(values, thetas, count)
+    exempt = [False] * count  # layers that are rotated whatever their layer type
+    if facts.rotated_dense is not None and values.get(facts.rotated_dense) == 1:
+        exempt = _dense_layers(values, count)
+    layers = []
+    for index, layer_type in enumerate(layer_types):
+        type_rotates = exempt[index] or _is_rotated_type(layer_type, sections)
+        layers.append(Layer(layer_type, rotated[index] and type_rotates, thetas[index]))
+    return layers
+
+
+def value_for_type(key: str, values: Config, layer_type: str | None) -> Any:
+    """Return the one entry of a list by layer for the layers of a type; None without a list."""
+    if values.get(key) in (None, [], ()):
+        return None
+    entries = scalars.whole_numbers(key, values[key], most=limits.HEADS, longest=limits.LAYERS)
+    types = values.get("layer_types") or [layer_type] * len(entries)
+    distinct = {
+        entry for kind, entry in zip(types, entries, strict=False) if layer_type in (None, kind)
+    }
+    if len(distinct) != 1:
+        rule = "the selected layers must have the same value; give `layer_type`"
         raise ValueError(
-            f"{question}, but such layers have bases {sorted(base or 0 for base in bases)}; give `layer`"
+            f"`{key}` holds {shown(sorted(distinct))} for `layer_type` {shown(layer_type)}; {rule}"
         )
-    layer_type, section = _section(
-        found, layer_type, {*(one.type for one in every), *(values.get("layer_types") or ())}
-    )
-    return layer_type, section if bases == {None} else {**section, "rope_theta": bases.pop()}
+    return distinct.pop()
 
 
-def each(values: Config, facts: ModelFacts, found: Mapping[str, Config | None]) -> list[Layer]:
-    """Return every layer of a model; none where the config has no number of layers."""
+def _layer_count(values: Config) -> int | None:
+    """Return the number of layers; None if the config lacks it, and all layers are alike."""
     lists = [
         values[key]
         for key in ("layer_types", "no_rope_layers", "layer_rope_theta")
         if values.get(key)
     ]
     interval = values.get("no_rope_layer_interval")
-    count_key = next((key for key in _COUNTS if key in values), None)
-    if not lists and interval is None and (count_key is None or type(values[count_key]) is not int):
-        return []  # all layers are alike, and their number is not known
-    if count_key is None and not lists:
-        raise ValueError(
-            f"`{_COUNTS[0]}` is missing; `no_rope_layer_interval` {interval} says which of them to rotate"
-        )
-    if count_key is None:
+    may_differ = bool(lists) or interval is not None
+    key = next((key for key in _COUNT_KEYS if key in values), None)
+    if key is not None:
+        if not may_differ and type(values[key]) is not int:
+            return None  # the number is not needed, so it is not refused
+        return scalars.whole_number(key, values[key], 0, limits.LAYERS)
+    if lists:
         scalars.not_longer("layer_types", lists[0], limits.LAYERS)
-        count = len(lists[0])
-    else:
-        count = scalars.whole_number(count_key, values[count_key], 0, limits.LAYERS)
-    types = [*(values.get("layer_types") or ()), *[None] * count][:count]
-    bases = _bases(values, count)
-    forced = _dense(values, count) if values.get(str(facts.rotated_dense)) == 1 else [False] * count
-    return [
-        Layer(kind, base if found.get(kind, {}) is not None or exempt else 0)
-        for kind, base, exempt in zip(types, bases, forced, strict=True)
-    ]
+        return len(lists[0])
+    if interval is not None:
+        raise ValueError(
+            f"`{_COUNT_KEYS[0]}` is missing; `no_rope_layer_interval` {interval} needs it to find "
+            "the rotated layers"
+        )
+    return None
 
 
-def _bases(values: Config, count: int) -> Sequence[float | None]:
-    """Return the base of each layer, as `Layer` has it, from lists with a value for each layer or from an interval."""
-    if rotated := _listed("no_rope_layers", values, count):
-        return [None if one else 0 for one in rotated]
-    if bases := _listed("layer_rope_theta", values, count):
-        return [scalars.real_number("layer_rope_theta", base, zero=True) for base in bases]
+def _layer_thetas(values: Config, count: int) -> list[float | None]:
+    """Return the base of each layer alone, 0 for an unrotated one, None for that of its section."""
+    if values.get("no_rope_layers"):  # takes precedence over a list of bases
+        return [None] * count
+    thetas = _list_by_layer("layer_rope_theta", values, count)
+    if not thetas:
+        return [None] * count
+    return [scalars.real_number("layer_rope_theta", theta, zero=True) for theta in thetas]
+
+
+def _rotated_layers(values: Config, thetas: Sequence[float | None], count: int) -> list[bool]:
+    """Return which layers are rotated, from a list by layer, from the bases or from an interval."""
+    flags = _list_by_layer("no_rope_layers", values, count)
+    if flags:
+        return [bool(flag) for flag in flags]
+    if any(theta is not None for theta in thetas):
+        return [theta != 0 for theta in thetas]
     interval = values.get("no_rope_layer_interval")
     if interval is None:
-        return [None] * count
+        return [True] * count
     if type(interval) is not int or interval == 0:
         raise ValueError(
             f"`no_rope_layer_interval` is {shown(interval)}; it must be a whole number other than 0"
         )
-    # Counted from the last layer, which is one, where the interval is negative.
+    # A positive interval counts from the first layer, a negative one from the last, as layer 1.
     start = 1 if interval > 0 else 1 - count
-    return [None if (index + start) % interval else 0 for index in range(count)]
+    return [(index + start) % interval != 0 for index in range(count)]
 
 
-def _dense(values: Config, count: int) -> list[bool]:
+def _dense_layers(values: Config, count: int) -> list[bool]:
     """Return which layers are dense in a model with experts."""
-    if kinds := _listed("mlp_layer_types", values, count):
+    kinds = _list_by_layer("mlp_layer_types", values, count)
+    if kinds:
         return [kind == "dense" for kind in kinds]
     first = scalars.whole_number("first_k_dense_replace", values.get("first_k_dense_replace", 0), 0)
     return [index < first for index in range(count)]
 
 
-def _listed(key: str, values: Config, count: int) -> list[Any]:
-    """Return the list under a key, one value for each layer; empty where there is none."""
-    found = values.get(key) or []
-    if not isinstance(found, list | tuple):
+def _list_by_layer(key: str, values: Config, count: int) -> list[Any]:
+    """Return the list of a key with one value per layer; empty for a missing key."""
+    entries = values.get(key) or []
+    if not isinstance(entries, list | tuple):
         raise TypeError(
-            f"`{key}` is {shown(found)}; it must be a list with one value for each layer"
+            f"`{key}` is {shown(entries)}; it must be a list with one value for each layer"
         )
-    if found and len(found) < count:
-        raise ValueError(f"`{key}` has {len(found)} values, but there are {count} layers")
-    return list(found[:count])
+    if entries and len(entries) < count:
+        raise ValueError(f"`{key}` has {len(entries)} values, but there are {count} layers")
+    return list(entries[:count])
 
 
-def listed_for_type(key: str, values: Config, layer_type: str | None) -> Any:
-    """Return the one value that a list by layer holds for the layers of a type; None where there is no list."""
-    if values.get(key) in (None, [], ()):
-        return None
-    entries = scalars.whole_numbers(key, values[key], most=limits.HEADS, longest=limits.LAYERS)
-    types = values.get("layer_types") or [layer_type] * len(entries)
-    found = {one for kind, one in zip(types, entries, strict=False) if layer_type in (None, kind)}
-    if len(found) != 1:
-        rule = "the layers that are asked for must have the same"
-        raise ValueError(
-            f"`{key}` holds {shown(sorted(found))} for `layer_type` {shown(layer_type)}; {rule}"
-        )
-    return found.pop()
+def _is_rotated_type(layer_type: str | None, sections: Sections) -> bool:
+    """Return False for a layer type whose section is null."""
+    if layer_type is None or layer_type not in sections:
+        return True
+    return sections[layer_type] is not None
 
 
-def _at(every: Sequence[Layer], layer_type: str | None, layer: int, alike: bool) -> Layer:
-    """Return a layer by its index. alike: its type plays no part."""
+def _layers_of_type(
+    layers: Sequence[Layer], layer_type: str | None, sections: Sections
+) -> list[Layer]:
+    """Return the layers of a type, all layers for None.
+
+    A layer type that no layer has, or whose layers the config does not list, stands for one layer.
+    """
+    selected = [layer for layer in layers if layer_type in (None, layer.layer_type)]
+    if selected:
+        return selected
+    return [Layer(layer_type, _is_rotated_type(layer_type, sections), None)]
+
+
+def _layer_at(
+    layers: Sequence[Layer], layer_type: str | None, layer: int, sections: Sections
+) -> Layer:
+    """Return a layer by its index."""
+    index = scalars.whole_number("layer", layer, 0)
     if layer_type is not None:
         raise ValueError(
-            f"`layer` is {layer} and `layer_type` {shown(layer_type)}; give one of them"
+            f"`layer` is {index} and `layer_type` {shown(layer_type)}; give one of them"
         )
-    if not every:
+    if not layers:
         raise ValueError(
-            f"`layer` is {layer}, but the config does not say how many there are (`num_hidden_layers`)"
+            f"`layer` is {index}, but the config does not say how many there are "
+            "(`num_hidden_layers`)"
         )
-    if layer >= len(every):
+    if index >= len(layers):
+        raise ValueError(f"`layer` is {index}, but there are {len(layers)} layers, counted from 0")
+    all_alike = ALL_LAYERS in sections and len(sections) == 1
+    if layers[index].layer_type is None and not all_alike:
         raise ValueError(
-            f"`layer` is {layer}, but there are {len(every)} layers, the first of which is 0"
+            f"`layer` is {index}, but the config has no `layer_types`; give `layer_type`"
         )
-    if every[layer].type is None and not alike:
-        raise ValueError(
-            f"`layer` is {layer}, but the config has no `layer_types`; give `layer_type`"
-        )
-    return every[layer]
+    return layers[index]
 
 
-def _section(
-    found: Mapping[str, Config | None], layer_type: str | None, declared: set[str | None]
+def _section_of_type(
+    sections: Sections, layer_type: str | None, known_types: set[str | None]
 ) -> tuple[str | None, Config]:
-    """Return the section of a layer type, with its name where there are several."""
-    if "" in found:
-        if layer_type not in declared | {None}:
+    """Return the section of a layer type, with its name if layer types have their own sections."""
+    if ALL_LAYERS in sections:
+        if layer_type is not None and layer_type not in known_types:
             raise ValueError(
-                f"`layer_type` is {shown(layer_type)}, but this config has one rotation for all rotated layers"
+                f"`layer_type` is {shown(layer_type)}, but this config has one rotation for all "
+                "rotated layers; leave it out"
             )
-        return layer_type, found[""] or {}
-    if layer_type is None and len(found) == 1:
-        layer_type = next(iter(found))
-    if layer_type is None or layer_type not in found:
-        raise ValueError(
-            f"`layer_type` is {shown(layer_type)}; it must be one of {', '.join(map(repr, found))}"
-        )
-    return layer_type, found[layer_type] or {}
+        return layer_type, sections[ALL_LAYERS] or {}
+    if layer_type is None and len(sections) == 1:
+        layer_type = next(iter(sections))
+    if layer_type is None or layer_type not in sections:
+        names = ", ".join(map(repr, sections))
+        raise ValueError(f"`layer_type` is {shown(layer_type)}; it must be one of {names}")
+    return layer_type, sections[layer_type] or {}

@@ -1,17 +1,22 @@
-"""`ModelConfig`: a config file, parsed once for `from_config`, the commands, the export and the benchmarks."""
+"""`ModelConfig`: a parsed config, for `from_config`, the commands, the export and the benchmarks.
+
+Each kind of file has an adapter, a module with a subclass of `ModelConfig` and a function `parse`
+that makes it from the raw keys: `text`, `ernie`, `vision` and `diffusers`. `reader` chooses one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.attention_facts import Attention
-from rope_cpu.configs.layers import listed_for_type
+from rope_cpu.configs.layers import value_for_type
 from rope_cpu.configs.model_types import ModelFacts, value_at
-from rope_cpu.configs.rope_parameters import RopeParameters, latent
+from rope_cpu.configs.rope_parameters import RopeParameters, is_latent
 from rope_cpu.frequencies.scaling import without_nulls
 from rope_cpu.frequencies.spec import RopeSpec
 
@@ -20,24 +25,37 @@ KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(ABC):
     """One model, as its config file describes it.
 
-    source: the file's object, as it was read.
-    model_type: of the part that rotates, such as the language model of a multimodal file; None where none is named.
-    values: that part's keys under standard names, with its model type's defaults where the file is silent.
-    rope_parameters: by layer type, one for all layers under ""; None: layers of this type are not rotated. Empty for
-        image and video models, which have one rotation for all layers.
-    rotation: from this config, a layer type, a layer, a pairing and an angle_dtype to the spec; see `spec`.
-    facts: what is known of the model type. is_known: whether anything is.
+    Parameters
+    ----------
+    source : mapping
+        The content of the file.
+    model_type : str, optional
+        The model type of the rotated part, such as the language model of a multimodal file. None
+        if the file names none.
+    values : mapping
+        The keys of that part under standard names, with the defaults of its model type.
+    rope_parameters : {layer type: section}
+        The rope parameters by layer type, or under "" for all layers. None: layers of this type are
+        not rotated. Empty for models with several position axes, which have one rotation.
+    facts : ModelFacts
+        The row of the model type in the model table.
+    is_known : bool
+        Whether the model type is in the model table.
+
+    Examples
+    --------
+    >>> from rope_cpu.configs.reader import read
+    >>> config = read({"model_type": "llama", "head_dim": 64, "num_attention_heads": 32})
+    >>> config.model_type, config.heads(), config.spec().rotary_dim
+    ('llama', (32, 32), 64)
     """
 
     source: Mapping[str, Any]
     model_type: str | None
     values: Mapping[str, Any]
-    rotation: Callable[[ModelConfig, str | None, int | None, bool | None, str], RopeSpec] = field(
-        repr=False
-    )
     rope_parameters: Mapping[str, RopeParameters | None] = field(default_factory=dict)
     facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
     is_known: bool = True
@@ -49,69 +67,125 @@ class ModelConfig:
         interleaved: bool | None = None,
         angle_dtype: str = "float64",
     ) -> RopeSpec:
-        """Return the rotation of some layers; the arguments are `RotaryEmbedding.from_config`'s."""
+        """Return the rotation of the layers of one type, of one layer, or of all rotated layers.
+
+        Parameters
+        ----------
+        layer_type : str, optional
+            The layer type, for models whose layers differ ("full_attention", …).
+        layer : int, optional
+            The index of a layer, from 0, instead of its type.
+        interleaved : bool, optional
+            True for pairs (2i, 2i+1), False for half-split pairs; the model type's by default.
+        angle_dtype : str
+            "float64", or "float32" to repeat the float32 angle arithmetic of transformers.
+
+        Returns
+        -------
+        RopeSpec
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the config does not determine one rotation for these layers.
+
+        Examples
+        --------
+        >>> from rope_cpu.configs.reader import read
+        >>> read({"model_type": "gemma3_text"}).spec("sliding_attention").head_dim
+        256
+        """
         if interleaved is not None:
             interleaved = scalars.boolean("interleaved", interleaved)
         if layer_type is not None and not isinstance(layer_type, str):
             raise TypeError(f"`layer_type` is {shown(layer_type)}; it must be a string")
-        return self.rotation(self, layer_type, layer, interleaved, angle_dtype)
+        return self._build_spec(layer_type, layer, interleaved, angle_dtype)
 
-    def heads(self, layer_type: str | None = None) -> tuple[int | None, int | None]:
-        """Return the number of query heads and of key heads; None where neither the file nor its model type has it.
-
-        layer_type: which layers, where they differ. Latent attention rotates one key, which all heads share.
-        """
-        own = self.facts.layer_heads.get(str(layer_type), {})
-        found = {name: value_at(self.values, key) for name, key in own.items()}
-        values = {**self.values, **without_nulls(found)}
-        one_key, unless = self.facts.multi_query or ("", "")
-        if values.get(one_key) and not values.get(unless):
-            values["num_key_value_heads"] = 1
-        heads = listed_for_type("num_attention_heads_per_layer", values, layer_type) or _number(
-            HEADS_KEYS, values
-        )
-        return heads, 1 if latent(values) else _number(KV_HEADS_KEYS, values) or heads
-
-    @property
-    def attention(self) -> Attention:
-        """What the model's attention has besides the rotation."""
-        if not self.rope_parameters:
-            return Attention(
-                other="images and video attend to each other in ways that their configs do not hold"
-            )
-        return Attention.of({self.model_type, self.facts.like}, self.values)
-
-
-def _number(keys: tuple[str, ...], values: Mapping[str, Any]) -> int | None:
-    """Return the value of the first of these keys that is there."""
-    return next(
-        (scalars.whole_number(key, values[key], 1, limits.HEADS) for key in keys if key in values),
-        None,
-    )
-
-
-def of_all_layers(
-    build: Callable[[str], RopeSpec],
-) -> Callable[[ModelConfig, str | None, int | None, bool | None, str], RopeSpec]:
-    """Return the `rotation` of a model that has one for all layers; build: from an angle_dtype to it."""
-
-    def rotation(
-        config: ModelConfig,
+    @abstractmethod
+    def _build_spec(
+        self,
         layer_type: str | None,
         layer: int | None,
         interleaved: bool | None,
         angle_dtype: str,
     ) -> RopeSpec:
-        spec = build(angle_dtype)
-        for name, given in (("layer_type", layer_type), ("layer", layer)):
-            if given is not None:
-                raise ValueError(
-                    f"`{name}` is {shown(given)}, but this config has one rotation for all layers"
-                )
-        if interleaved not in (None, spec.interleaved):
-            raise ValueError(
-                f"`interleaved` is {interleaved}, but this config's model has {spec.interleaved}"
-            )
-        return spec
+        """Return the rotation of the selected layers; see `spec`."""
 
-    return rotation
+    def heads(self, layer_type: str | None = None) -> tuple[int | None, int | None]:
+        """Return the numbers of query heads and of key/value heads.
+
+        Latent attention rotates one key, which all heads share.
+
+        Parameters
+        ----------
+        layer_type : str, optional
+            The layer type, for models whose layers differ.
+
+        Returns
+        -------
+        num_heads, num_kv_heads : int or None
+            None if neither the file nor its model type has the number.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a number is out of range, or differs between the selected layers.
+
+        Examples
+        --------
+        >>> from rope_cpu.configs.reader import read
+        >>> read({"model_type": "mistral"}).heads()
+        (32, 8)
+        """
+        values = self._head_values(layer_type)
+        heads = value_for_type("num_attention_heads_per_layer", values, layer_type)
+        heads = heads or _first_number(HEADS_KEYS, values)
+        if is_latent(values):
+            return heads, 1
+        return heads, _first_number(KV_HEADS_KEYS, values) or heads
+
+    def _head_values(self, layer_type: str | None) -> dict[str, Any]:
+        """Return the values with the numbers of heads of a layer type under standard names."""
+        own_keys: Mapping[str, str] = {}
+        if layer_type is not None:
+            own_keys = self.facts.layer_heads.get(layer_type, {})
+        own_values = {name: value_at(self.values, key) for name, key in own_keys.items()}
+        values = {**self.values, **without_nulls(own_values)}
+        if self.facts.multi_query is not None:
+            flag, override = self.facts.multi_query
+            if values.get(flag) and not values.get(override):
+                values["num_key_value_heads"] = 1
+        return values
+
+    @property
+    def attention(self) -> Attention:
+        """The parts of the model's attention besides the rotation."""
+        return Attention(
+            other="images and video attend to each other in ways that their configs do not hold"
+        )
+
+
+def check_only_rotation(
+    spec: RopeSpec, layer_type: str | None, layer: int | None, interleaved: bool | None
+) -> RopeSpec:
+    """Return the one rotation of a model; raise if a layer or another pairing is asked for."""
+    for name, value in (("layer_type", layer_type), ("layer", layer)):
+        if value is not None:
+            raise ValueError(
+                f"`{name}` is {shown(value)}, but this config has one rotation for all layers; "
+                "leave it out"
+            )
+    if interleaved not in (None, spec.interleaved):
+        raise ValueError(
+            f"`interleaved` is {interleaved}, but this config's model has {spec.interleaved}; "
+            "leave it out"
+        )
+    return spec
+
+
+def _first_number(keys: tuple[str, ...], values: Mapping[str, Any]) -> int | None:
+    """Return the number of heads under the first of these keys that is present."""
+    for key in keys:
+        if key in values:
+            return scalars.whole_number(key, values[key], 1, limits.HEADS)
+    return None

@@ -1,4 +1,4 @@
-"""What is known of model types: the defaults of their configs, and which elements their code pairs."""
+"""The model table: defaults of each model type's config, and facts of its code."""
 
 from __future__ import annotations
 
@@ -9,39 +9,83 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-# Made by tests/tools/make_model_table.py from transformers' classes, and written by hand from models' own code.
+# The first is written by tests/tools/make_model_table.py from the classes of transformers, the
+# second by hand from the models' own code.
 TABLES = ("models.json", "other_models.json")
+
+# The label of rope parameters that hold for all layers, where others have a layer type.
+ALL_LAYERS = ""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """One row: the facts of a model type, each as its classes or its code have it, none a rule of ours.
+    """One row of the model table, transcribed from the model's own code.
 
-    like: the model type whose facts this one has, but for its own.
-    interleaved: the pairing of the model's code, or the name of the config key that decides it.
-    names: this type's own names of standard keys, "part.key" inside a part.
-    defaults: values of standard keys where a file has none.
-    rope_parameters: the section where a file has none; by layer type where layers differ.
-    filled: layer type → what a section of its own is filled up with.
-    theta, partial: which old top-level key fills the base and the rotated share of which section ("": the flat one).
-    sections: layer type → the key of a section of its own, beside that of the model.
-    scaled: the layer types that an old flat `rope_scaling` applies to.
-    types: rope types that mean another one here. assumed, assumed_old: rope type → what its section (of the new form,
-        of the old one) holds where it is silent.
-    ignored_with_alpha: keys that the model's code takes no notice of in a section with `alpha`.
-    whole_head: the default rope type takes no notice of partial_rotary_factor.
-    head_dim_derived: `head_dim` follows from other keys. head_dim_ratio: head_dim over hidden_size /
-        num_attention_heads. layer_head_dim: layer type → (key, default) of a head_dim of its own.
-    layer_heads: layer type → standard key of a number of heads → the key that this type has it under.
-    multi_query: a key that says that there is one key head, unless another says otherwise ("": none does).
-    mrope_section, mrope_interleaved: how pairs are shared out among axes where the section has no such key.
-    direction: -1 where the code rotates the other way. theta_ratio: a key whose value multiplies the base.
-    implied: key, value and the section that they stand for.
-    unrotated: layer types that the model's code does not rotate, with the key whose null undoes it ("": none).
-    rotated_dense: the key that is 1 where dense layers are rotated whatever their type.
-    refuse: key → (values, or "*" for any, why): the model has no rotation that could be described.
-    null_theta: why a base of null is refused, where it does not stand for the default base.
-    part: the key of the language model's config inside this one, and its model type.
+    A label is a layer type, or `ALL_LAYERS` ("") for the one section of all layers. A section is
+    a dict of rope parameters.
+
+    Parameters
+    ----------
+    like : str, optional
+        The model type whose row this row extends.
+    interleaved : bool or str, optional
+        Pairing in the model's code, or the config key that decides it. None: unknown.
+    names : {standard key: own key}
+        This type's names of standard keys; "part.key" for a key inside a part.
+    defaults : {standard key: value}
+        Values of standard keys that are missing in a file.
+    rope_parameters : section or {layer type: section}, optional
+        The section for a file without one.
+    filled : {layer type: section}
+        Defaults of missing keys in the section of a layer type.
+    theta : {label: key}
+        The top-level key with the base of a section, in files of the old form.
+    partial : {label: key}
+        The top-level key with the rotated share (or a width, "…_dim") of a section, likewise.
+    sections : {layer type: key}
+        The top-level key with a layer type's own section, besides the section of the model.
+    scaled : tuple of str
+        Layer types that an old flat `rope_scaling` applies to.
+    types : {rope type: rope type}
+        Rope types that mean another one here.
+    assumed : {rope type: section}
+        Defaults of missing keys in a section of this type.
+    assumed_old : {rope type: section}
+        The same, for files of the old form whose layer types differ.
+    ignored_with_alpha : tuple of str
+        Keys that the code ignores in a section with `alpha`.
+    whole_head : bool
+        The default rope type ignores `partial_rotary_factor`.
+    head_dim_derived : bool
+        `head_dim` is computed from other keys, also if the file has it.
+    head_dim_ratio : int
+        head_dim divided by hidden_size / num_attention_heads.
+    layer_head_dim : {layer type: (key, default)}
+        The key with the head_dim of a layer type.
+    layer_heads : {layer type: {standard key: own key}}
+        The keys with the numbers of heads of a layer type.
+    multi_query : (flag, override), optional
+        One key/value head if config[flag] is true and config[override] is not; override "": none.
+    mrope_section : tuple of int, optional
+        Pairs of each axis, for a section without this key.
+    mrope_interleaved : bool, optional
+        Whether axes take pairs by turns, for a section without this key.
+    direction : int
+        -1 if the code rotates in the other direction.
+    unrotated : {layer type: key}
+        The layer type is not rotated, unless config[key] is null; key "": always.
+    rotated_dense : str, optional
+        Dense layers are rotated whatever their type if config[rotated_dense] is 1.
+    implied : (key, value, section), optional
+        The section is implied if config[key] equals value.
+    theta_ratio : str, optional
+        The key with a factor on the base.
+    refuse : {key: (values, reason)}
+        Values that describe no rotation we can express; values ["*"]: any value.
+    null_theta : str, optional
+        The reason to refuse a base of null. None: null means the default base.
+    part : (key, model type), optional
+        The key of the language model's config inside this config, and its model type.
     """
 
     like: str | None = None
@@ -50,10 +94,12 @@ class ModelFacts:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     rope_parameters: Mapping[str, Any] | None = None
     filled: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    theta: Mapping[str, str] = field(default_factory=lambda: {"": "rope_theta"})
-    partial: Mapping[str, str] = field(default_factory=lambda: {"": "partial_rotary_factor"})
+    theta: Mapping[str, str] = field(default_factory=lambda: {ALL_LAYERS: "rope_theta"})
+    partial: Mapping[str, str] = field(
+        default_factory=lambda: {ALL_LAYERS: "partial_rotary_factor"}
+    )
     sections: Mapping[str, str] = field(default_factory=dict)
-    scaled: tuple[str, ...] = ("",)
+    scaled: tuple[str, ...] = (ALL_LAYERS,)
     types: Mapping[str, str] = field(default_factory=dict)
     ignored_with_alpha: tuple[str, ...] = ()
     assumed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -76,52 +122,57 @@ class ModelFacts:
     part: tuple[str, str] | None = None
 
     @property
-    def layered(self) -> bool:
-        """Whether layer types have sections of their own."""
-        return any(
-            value is None or isinstance(value, Mapping)
-            for value in (self.rope_parameters or {}).values()
-        )
+    def has_layer_sections(self) -> bool:
+        """Whether layer types have their own sections."""
+        sections = (self.rope_parameters or {}).values()
+        return any(section is None or isinstance(section, Mapping) for section in sections)
 
 
 def value_at(config: Mapping[str, Any], path: str) -> Any:
-    """Return the value under a key, "part.key" inside a part; None where there is none."""
+    """Return the value of a key, "part.key" for one inside a part; None for a missing key."""
     part, _, key = path.rpartition(".")
-    return ((config.get(part) or {}) if part else config).get(key)
+    if not part:
+        return config.get(key)
+    return (config.get(part) or {}).get(key)
 
 
 def data(name: str) -> Any:
-    """Return what a file of the folder `data` holds."""
+    """Return the content of a JSON file in the folder `data`."""
     return json.loads(resources.files("rope_cpu.configs.data").joinpath(name).read_text("utf-8"))
 
 
-def by_type(name: str) -> dict[str, str]:
-    """Return model type → reason, from a file that has the types under each reason."""
-    return {model_type: reason for reason, types in data(name).items() for model_type in types}
+def reasons_by_type(name: str) -> dict[str, str]:
+    """Return {model type: reason} from a JSON file that lists the model types of each reason."""
+    return {
+        model_type: reason
+        for reason, model_types in data(name).items()
+        for model_type in model_types
+    }
 
 
-# Model types without a rotation, and why.
-UNROTATED = by_type("unrotated.json")
+# Model types whose layers are not rotated, and why.
+UNROTATED = reasons_by_type("unrotated.json")
+
+# Model types whose rotation cannot be expressed as frequencies of pairs, and why.
+REFUSED = reasons_by_type("refused.json")
 
 
 @cache
-def _rows() -> dict[str, dict[str, Any]]:
+def table_rows() -> dict[str, dict[str, Any]]:
+    """Return the rows of the model table by model type, each extended by the row it is like."""
     rows: dict[str, dict[str, Any]] = {}
     for name in TABLES:
         for model_type, row in data(name).items():
-            like = rows.get(row.get("like", model_type), {})
-            rows[model_type] = {
-                **like,
-                **row,
-                "defaults": {**like.get("defaults", {}), **row.get("defaults", {})},
-            }
+            inherited = rows.get(row.get("like", model_type), {})
+            defaults = {**inherited.get("defaults", {}), **row.get("defaults", {})}
+            rows[model_type] = {**inherited, **row, "defaults": defaults}
     return rows
 
 
 @cache
-def facts_of(model_type: str) -> ModelFacts | None:
-    """Return what is known of a model type, or None."""
-    row = _rows().get(model_type)
+def model_facts(model_type: str) -> ModelFacts | None:
+    """Return the row of a model type, None for an unknown model type."""
+    row = table_rows().get(model_type)
     if row is None:
         return None
     fields: dict[str, Any] = {

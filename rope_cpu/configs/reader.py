@@ -1,4 +1,4 @@
-"""Hugging Face configs → ModelConfig: the file is loaded, and the adapter of its kind parses it."""
+"""From a Hugging Face config to a ModelConfig: load the file, choose the adapter of its kind."""
 
 from __future__ import annotations
 
@@ -11,37 +11,62 @@ from typing import Any
 
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.texts import shown
-from rope_cpu.configs import diffusers, text, vision
+from rope_cpu.configs import diffusers, ernie, text, vision
+from rope_cpu.configs.containers import check_containers
 from rope_cpu.configs.model_config import ModelConfig
 
 
 def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> ModelConfig:
-    """Return a config, parsed: that of a file, of a folder's config.json, or of a dict.
+    """Parse a config.
 
-    Raises TypeError for anything else; ValueError where there is no such file, it holds no JSON object, or describes no
-    rotation; OSError where it cannot be read.
+    Parameters
+    ----------
+    config : path, mapping or ModelConfig
+        A config file, a folder with a config.json, its content as a dict, or a parsed config.
+
+    Returns
+    -------
+    ModelConfig
+
+    Raises
+    ------
+    TypeError
+        If `config` is none of these.
+    ValueError
+        If there is no such file, or if it holds no JSON object or describes no rotation.
+    OSError
+        If the file cannot be read.
+
+    Examples
+    --------
+    >>> read({"model_type": "gptj"}).spec().interleaved
+    True
     """
     if isinstance(config, ModelConfig):
         return config
     raw = load(config)
-    text.check_kinds(raw)
-    parse = (
-        diffusers.parse
-        if diffusers.is_transformer(raw)
-        else vision.parse
-        if vision.is_vision(raw)
-        else text.parse
-    )
+    check_containers(raw)
     try:
-        return parse(raw)
+        return _parse(raw)
     except RecursionError:
         raise ValueError(
             "`config` holds one model's config inside another's, too deep to follow"
         ) from None
 
 
+def _parse(raw: Mapping[str, Any]) -> ModelConfig:
+    """Parse the content of a file with the adapter of its kind; a new kind gets a branch here."""
+    if diffusers.is_transformer(raw):
+        return diffusers.parse(raw)
+    if vision.is_vision(raw):
+        return vision.parse(raw)
+    if ernie.is_ernie(raw):
+        return ernie.parse(raw)
+    return text.parse(raw)
+
+
 def load(config: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dict of a config; raises as `read` does."""
+    """Return the content of a config file as a dict; raises as `read` does."""
     if isinstance(config, Mapping):
         return dict(config)
     if not isinstance(config, str | PathLike):
@@ -62,7 +87,7 @@ def load(config: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"`config` {shown(path)} is not valid JSON: {error}") from None
     except RecursionError:
         raise ValueError(
-            f"`config` {shown(path)} is not read: its JSON is nested too deep"
+            f"`config` {shown(path)} cannot be read: its JSON is nested too deep"
         ) from None
     if not isinstance(raw, dict):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Rope parameters by layer type, from the old and the new layout of config files, and the width of a head."""
+"""Rope parameters by layer type, from old and new forms of config files, and head widths."""
 
 from __future__ import annotations
 
@@ -7,67 +7,40 @@ from typing import Any
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import shown
-from rope_cpu.configs.model_types import ModelFacts
+from rope_cpu.configs.model_types import ALL_LAYERS, ModelFacts
 from rope_cpu.frequencies.scaling import DEFAULT_THETA, SECTION_KEYS, without_nulls
 
 Config = Mapping[str, Any]
 RopeParameters = dict[str, Any]
 
 _LENGTH = "max_position_embeddings"
+_SHARE = "partial_rotary_factor"
 
 
-def by_layer_type(text: Config, facts: ModelFacts) -> dict[str, RopeParameters | None]:
-    """Return the sections by layer type, one for all layers under ""; None: layers of this type are not rotated.
+def rope_parameters_by_type(text: Config, facts: ModelFacts) -> dict[str, RopeParameters | None]:
+    """Return the section of each layer type, or the one of `ALL_LAYERS`.
 
-    Each holds its base and its rotated share, from where the config or its model type has them.
+    Each section has its base and its rotated share, from the file or from the model type. None
+    stands for layer types that are not rotated.
     """
-    key, given = own_section(text)
-    own = {
-        label: text[own_key]
-        for label, own_key in facts.sections.items()
-        if text.get(own_key) is not None
-    }
-    for label, parameters in own.items():
-        if not isinstance(parameters, Mapping):
-            raise TypeError(
-                f"`{facts.sections[label]}` is {shown(parameters)}; it must be an object"
-            )
-    if facts.implied is not None and text.get(facts.implied[0]) == facts.implied[1]:
-        given = {**facts.implied[2], **given}
-    _refuse_objects(given)
-    if any(isinstance(value, Mapping) for value in given.values()):
-        by_layer = {
-            label: value
-            for label, value in given.items()
-            if value is None or isinstance(value, Mapping)
-        } | own
-        return {
-            label: None if value is None else _filled(label, _renamed(value, facts), text, facts)
-            for label, value in by_layer.items()
-        }
-    if facts.layered:
-        return _old_layered(key, given, own, text, facts)
-    if not given and facts.rope_parameters:
-        # The length in the file holds for the section as well.
-        given = {
-            key: value
-            for key, value in facts.rope_parameters.items()
-            if key != _LENGTH or text.get(key) is None
-        }
-        if "" in facts.theta and text.get(facts.theta[""]) is not None:
-            given["rope_theta"] = text[facts.theta[""]]
-    return {"": _filled("", _renamed(given, facts), text, facts)}
-
-
-def _refuse_objects(section: Config) -> None:
-    """Raise where a key of rope parameters holds an object, which would read as a section by layer type."""
-    for key in SECTION_KEYS & section.keys():
-        if isinstance(section[key], Mapping):
-            raise TypeError(f"`{key}` is {shown(section[key])}; it cannot be an object")
+    key, section = own_section(text)
+    type_sections = _type_sections(text, facts)
+    if facts.implied is not None:
+        implying_key, implying_value, implied_section = facts.implied
+        if text.get(implying_key) == implying_value:
+            section = {**implied_section, **section}
+    _refuse_objects(section)
+    if any(isinstance(value, Mapping) for value in section.values()):
+        return _nested_sections({**_objects_and_nulls(section), **type_sections}, text, facts)
+    if facts.has_layer_sections:
+        return _old_sections(key, section, type_sections, text, facts)
+    if not section and facts.rope_parameters:
+        section = _default_section(text, facts)
+    return {ALL_LAYERS: _completed(ALL_LAYERS, _normalised(section, facts), text, facts)}
 
 
 def own_section(text: Config) -> tuple[str, Config]:
-    """Return the config's own section after its key; where there are both, transformers reads the old one."""
+    """Return the key and the section of a config; `rope_scaling` goes first, as in transformers."""
     for key in ("rope_scaling", "rope_parameters"):
         section = text.get(key)
         if section is not None and not isinstance(section, Mapping):
@@ -77,126 +50,244 @@ def own_section(text: Config) -> tuple[str, Config]:
     return "rope_parameters", {}
 
 
-def _old_layered(
-    key: str, given: Config, own_sections: Mapping[str, Config], text: Config, facts: ModelFacts
-) -> dict[str, RopeParameters | None]:
-    """Return the sections of a model whose layer types differ, from an old file: one section or none for all.
-
-    own_sections: by layer type, where the file has one under a key of its own.
-    """
-    if given and not set(facts.scaled) & set(facts.rope_parameters or ()):
-        raise ValueError(f"`{key}` is one section, but this model type has one for each layer type")
-    found: dict[str, RopeParameters | None] = {}
-    for label, default in (facts.rope_parameters or {}).items():
-        if default is None:
-            found[label] = None
+def _type_sections(text: Config, facts: ModelFacts) -> dict[str, Config]:
+    """Return the sections that layer types have under their own top-level keys."""
+    sections = {}
+    for layer_type, key in facts.sections.items():
+        section = text.get(key)
+        if section is None:
             continue
-        own = _renamed(own_sections.get(label, given if label in facts.scaled else {}), facts)
-        section = {**default, **own}
-        if "type" in own or "rope_type" in own:
-            section["rope_type"] = own.get("rope_type", own.get("type"))
-        for name, keys in (("rope_theta", facts.theta), ("partial_rotary_factor", facts.partial)):
-            value = _of_layer(text.get(keys.get(label, "")), label, text)
-            # A value for these layers alone wins over one for the whole model.
-            of_model = label not in own_sections and keys.get(label) != name
-            if value is not None and (name not in own or of_model):
-                section[name] = value
-        found[label] = {**facts.assumed_old.get(_type_name(section), {}), **section}
-    return found
+        if not isinstance(section, Mapping):
+            raise TypeError(f"`{key}` is {shown(section)}; it must be an object")
+        sections[layer_type] = section
+    return sections
 
 
-def _of_layer(value: Any, label: str, text: Config) -> Any:
-    """Return the value for a layer type, from a list with one for each layer, or the one value there is."""
-    if not isinstance(value, list):
-        return value
-    layers = text.get("layer_types") or []
-    return (
-        value[layers.index(label)] if label in layers and layers.index(label) < len(value) else None
-    )
+def _refuse_objects(section: Config) -> None:
+    """Raise for an object under a key of rope parameters: it would look like a layer type."""
+    for key in SECTION_KEYS & section.keys():
+        if isinstance(section[key], Mapping):
+            raise TypeError(f"`{key}` is {shown(section[key])}; it cannot be an object")
 
 
-def _filled(label: str, section: RopeParameters, text: Config, facts: ModelFacts) -> RopeParameters:
-    """Return the section with its base, its rotated share and its original length."""
-    theta = text.get(facts.theta.get(label, "rope_theta" if not facts.theta else ""))
-    default = facts.filled.get(label, {}) if label else facts.defaults
-    section.setdefault(
-        "rope_theta", theta if theta is not None else default.get("rope_theta", DEFAULT_THETA)
-    )
-    if facts.theta_ratio is not None:
-        ratio = scalars.real_number(facts.theta_ratio, text.get(facts.theta_ratio, 1))
-        section["rope_theta"] = ratio * scalars.real_number("rope_theta", section["rope_theta"])
-    key = facts.partial.get(label, "partial_rotary_factor" if label else "")
-    width = text.get(key, facts.defaults.get(key)) if key.endswith("_dim") else None
-    if width is not None and "partial_rotary_factor" not in section:
-        section["rotary_dim"] = width
-    else:
-        key = "partial_rotary_factor" if key.endswith("_dim") else key
-        partial = text.get(key, default.get("partial_rotary_factor"))
-        if partial is not None:
-            section.setdefault("partial_rotary_factor", partial)
-    section = {**facts.assumed.get(_type_name(section), {}), **section}
-    if not label and text.get("original_max_position_embeddings") is not None:
-        section["original_max_position_embeddings"] = text["original_max_position_embeddings"]
+def _objects_and_nulls(section: Config) -> dict[str, Config | None]:
+    """Return the entries of a nested section that are sections of layer types, or null."""
+    return {
+        label: value
+        for label, value in section.items()
+        if value is None or isinstance(value, Mapping)
+    }
+
+
+def _nested_sections(
+    sections: Mapping[str, Config | None], text: Config, facts: ModelFacts
+) -> dict[str, RopeParameters | None]:
+    """Complete the sections of a file of the new form, nested by layer type."""
+    completed: dict[str, RopeParameters | None] = {}
+    for label, section in sections.items():
+        if section is None:
+            completed[label] = None
+        else:
+            completed[label] = _completed(label, _normalised(section, facts), text, facts)
+    return completed
+
+
+def _default_section(text: Config, facts: ModelFacts) -> RopeParameters:
+    """Return the model type's section for a file without one, with the file's base and length."""
+    section = dict(facts.rope_parameters or {})
+    if text.get(_LENGTH) is not None:
+        section.pop(_LENGTH, None)  # the length in the file applies to the section as well
+    key = facts.theta.get(ALL_LAYERS)
+    if key is not None and text.get(key) is not None:
+        section["rope_theta"] = text[key]
     return section
 
 
-def _renamed(section: Config, facts: ModelFacts) -> RopeParameters:
-    """Return a section without keys that are empty or have no use, with types as this model type means them."""
-    kept = without_nulls(section)
-    if kept.get("alpha"):
+def _old_sections(
+    key: str,
+    section: Config,
+    type_sections: Mapping[str, Config],
+    text: Config,
+    facts: ModelFacts,
+) -> dict[str, RopeParameters | None]:
+    """Return the sections of a model whose layer types differ, from a file of the old form.
+
+    The file has at most one flat section, under `key`, and `type_sections` under keys of their own.
+    """
+    defaults: Mapping[str, Any] = facts.rope_parameters or {}
+    if section and not set(facts.scaled) & set(defaults):
+        raise ValueError(
+            f"`{key}` is one section, but this model type has one for each layer type; give it as "
+            "{layer type: section}"
+        )
+    sections: dict[str, RopeParameters | None] = {}
+    for label, default in defaults.items():
+        if default is None:
+            sections[label] = None
+            continue
+        given: Config = section if label in facts.scaled else {}
+        if label in type_sections:
+            given = type_sections[label]
+        own = _normalised(given, facts)
+        merged = {**default, **own}
+        if "type" in own or "rope_type" in own:
+            merged["rope_type"] = own.get("rope_type", own.get("type"))
+        merged |= _old_values(label, own, label in type_sections, text, facts)
+        sections[label] = {**facts.assumed_old.get(_type_name(merged), {}), **merged}
+    return sections
+
+
+def _old_values(
+    label: str, own: Config, has_type_section: bool, text: Config, facts: ModelFacts
+) -> RopeParameters:
+    """Return the base and the rotated share of a layer type from top-level keys of an old file.
+
+    A value for this layer type alone takes precedence over a value for the whole model.
+    """
+    values = {}
+    for name, keys in (("rope_theta", facts.theta), (_SHARE, facts.partial)):
+        key = keys.get(label)
+        if key is None:
+            continue
+        value = _value_of_type(text.get(key), label, text)
+        is_type_value = key != name and not has_type_section
+        if value is not None and (name not in own or is_type_value):
+            values[name] = value
+    return values
+
+
+def _value_of_type(value: Any, label: str, text: Config) -> Any:
+    """Return the entry of a list by layer for a layer type, or the value if it is not a list."""
+    if not isinstance(value, list):
+        return value
+    layer_types = text.get("layer_types") or []
+    if label not in layer_types:
+        return None
+    index = layer_types.index(label)
+    return value[index] if index < len(value) else None
+
+
+def _completed(
+    label: str, section: RopeParameters, text: Config, facts: ModelFacts
+) -> RopeParameters:
+    """Return a section with its base, its rotated share and its original length."""
+    defaults = facts.defaults if label == ALL_LAYERS else facts.filled.get(label, {})
+    section = {**section, "rope_theta": _theta(label, section, defaults, text, facts)}
+    section |= _rotated_share(label, section, defaults, text, facts)
+    section = {**facts.assumed.get(_type_name(section), {}), **section}
+    original = text.get("original_max_position_embeddings")
+    if label == ALL_LAYERS and original is not None:
+        section["original_max_position_embeddings"] = original
+    return section
+
+
+def _theta(label: str, section: Config, defaults: Config, text: Config, facts: ModelFacts) -> Any:
+    """Return the base of a section: its own, the file's, the model type's, or 10000."""
+    key = facts.theta.get(label)
+    if not facts.theta:
+        key = "rope_theta"
+    in_file = None if key is None else text.get(key)
+    theta = defaults.get("rope_theta", DEFAULT_THETA) if in_file is None else in_file
+    theta = section.get("rope_theta", theta)
+    if facts.theta_ratio is None:
+        return theta
+    ratio = scalars.real_number(facts.theta_ratio, text.get(facts.theta_ratio, 1))
+    return ratio * scalars.real_number("rope_theta", theta)
+
+
+def _rotated_share(
+    label: str, section: Config, defaults: Config, text: Config, facts: ModelFacts
+) -> RopeParameters:
+    """Return the rotated width or share that a section lacks; empty if there is none to add."""
+    if _SHARE in section:
+        return {}
+    key = facts.partial.get(label)
+    if key is None and label != ALL_LAYERS:
+        key = _SHARE
+    if key is not None and key.endswith("_dim"):
+        width = text.get(key, facts.defaults.get(key))
+        if width is not None:
+            return {"rotary_dim": width}
+        key = _SHARE
+    share = defaults.get(_SHARE)
+    if key is not None:
+        share = text.get(key, share)
+    return {} if share is None else {_SHARE: share}
+
+
+def _normalised(section: Config, facts: ModelFacts) -> RopeParameters:
+    """Return a section without nulls and ignored keys, with rope types under our names."""
+    normalised = without_nulls(section)
+    if normalised.get("alpha"):
         for key in facts.ignored_with_alpha:
-            kept.pop(key, None)
+            normalised.pop(key, None)
     for key in ("rope_type", "type"):
-        if isinstance(kept.get(key), str):
-            kept[key] = facts.types.get(kept[key], kept[key])
-    return kept
+        name = normalised.get(key)
+        if isinstance(name, str):
+            normalised[key] = facts.types.get(name, name)
+    return normalised
 
 
 def _type_name(section: Config) -> str:
-    """Return the rope type that a section names; "" for something other than a name, which is refused later."""
+    """Return the rope type of a section; "" for a value that is no name and is refused later."""
     name = section.get("rope_type", section.get("type", "default"))
     return name if isinstance(name, str) else ""
 
 
-def latent(values: Config) -> bool:
-    """Return True if attention is latent (MLA); with `use_mla` false DeepSeek's first code is like Llama's."""
+def is_latent(values: Config) -> bool:
+    """Return True for latent attention (MLA).
+
+    With `use_mla` false, DeepSeek's first code has the attention of Llama.
+    """
     return "qk_rope_head_dim" in values and bool(values.get("use_mla", True))
 
 
-def head_dim(values: Config, facts: ModelFacts, label: str | None) -> int:
-    """Return the width of a head vector, or of its rotated part where attention is latent (MLA)."""
-    if latent(values):
-        return scalars.whole_number(
-            "qk_rope_head_dim", values["qk_rope_head_dim"], 2, limits.HEAD_DIM
-        )
-    own, default = facts.layer_head_dim.get(str(label), ("head_dim", None))
-    layer = _layer_config(values, label)
-    width = layer.get(
-        "head_dim", values.get(own, default if default is not None else values.get("head_dim"))
-    )
+def head_dim(values: Config, facts: ModelFacts, layer_type: str | None) -> int:
+    """Return the width of a head vector, or of its rotated part with latent attention (MLA)."""
+    if is_latent(values):
+        key = "qk_rope_head_dim"
+        return scalars.whole_number(key, values[key], 2, limits.HEAD_DIM)
+    width = _own_head_dim(values, facts, layer_type)
     if width is None or facts.head_dim_derived:
-        for key in ("hidden_size", "num_attention_heads"):
-            if key not in values:
-                raise ValueError(
-                    f"`{key}` is missing, and so is `head_dim`, which would follow from it"
-                )
-        heads = scalars.whole_number(
-            "num_attention_heads", values["num_attention_heads"], 1, limits.HEADS
-        )
-        hidden = scalars.whole_number("hidden_size", values["hidden_size"], 1, limits.HIDDEN_SIZE)
-        width = facts.head_dim_ratio * hidden // heads
+        width = _derived_head_dim(values, facts)
     return scalars.whole_number("head_dim", width, 2, limits.HEAD_DIM)
 
 
-def _layer_config(values: Config, label: str | None) -> Config:
+def _own_head_dim(values: Config, facts: ModelFacts, layer_type: str | None) -> Any:
+    """Return the head_dim that the config has for a layer type, None if it has none."""
+    layer_config = _layer_config(values, layer_type)
+    if "head_dim" in layer_config:
+        return layer_config["head_dim"]
+    if layer_type is not None and layer_type in facts.layer_head_dim:
+        key, default = facts.layer_head_dim[layer_type]
+        return values.get(key, default)
+    return values.get("head_dim")
+
+
+def _derived_head_dim(values: Config, facts: ModelFacts) -> int:
+    """Return the head_dim that follows from the hidden size and the number of heads."""
+    for key in ("hidden_size", "num_attention_heads"):
+        if key not in values:
+            raise ValueError(
+                f"`{key}` is missing, and so is `head_dim`, which would follow from it; give "
+                "`head_dim`"
+            )
+    heads = values["num_attention_heads"]
+    heads = scalars.whole_number("num_attention_heads", heads, 1, limits.HEADS)
+    hidden = scalars.whole_number("hidden_size", values["hidden_size"], 1, limits.HIDDEN_SIZE)
+    return facts.head_dim_ratio * hidden // heads
+
+
+def _layer_config(values: Config, layer_type: str | None) -> Config:
     """Return the entry of `per_layer_config` for a layer type (Gemma 4, in transformers 5)."""
-    for index, name in enumerate(values.get("layer_types") or ()):
-        if name == label:
-            layers = values.get("per_layer_config") or {}
-            entry = layers.get(str(index), layers.get(index)) or {}
-            if not isinstance(entry, Mapping):
-                raise TypeError(
-                    f"`per_layer_config` holds {shown(entry)} for layer {index}; it must be an object"
-                )
-            return entry
-    return {}
+    layer_types = list(values.get("layer_types") or ())
+    if layer_type not in layer_types:
+        return {}
+    index = layer_types.index(layer_type)
+    layers = values.get("per_layer_config") or {}
+    entry = layers.get(str(index), layers.get(index)) or {}
+    if not isinstance(entry, Mapping):
+        raise TypeError(
+            f"`per_layer_config` holds {shown(entry)} for layer {index}; it must be an object"
+        )
+    return entry

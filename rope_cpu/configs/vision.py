@@ -1,10 +1,12 @@
-"""Configurations of vision towers in transformers → spec: one table, model type → how pairs belong to axes."""
+"""Adapter for configs of vision towers in transformers.
+
+One table, vision.json: from a model type to the distribution of pairs among the position axes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,21 +15,21 @@ from rope_cpu.arguments import limits
 from rope_cpu.arguments.scalars import real_number, whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
-from rope_cpu.configs import rope_parameters, text
-from rope_cpu.configs.model_config import ModelConfig, of_all_layers
-from rope_cpu.configs.model_types import ModelFacts, by_type, data
+from rope_cpu.configs import rope_parameters
+from rope_cpu.configs.model_config import ModelConfig, check_only_rotation
+from rope_cpu.configs.model_types import REFUSED, ModelFacts, data
 from rope_cpu.frequencies import axes
-from rope_cpu.frequencies.scaling import type_of, without_nulls
-from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, on_axes
+from rope_cpu.frequencies.scaling import without_nulls
+from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, spread_over_axes
 
 
 @dataclass(frozen=True)
 class Tower:
-    """How one vision tower rotates, a row of vision.json.
+    """The rotation of one vision tower: a row of vision.json.
 
-    pairs: how they belong to axes, see _PAIRS; order: the axes in their order. rope_theta: the default base.
-    partial: the only partial_rotary_factor that the model works with. head_dim: the key of the width that heads share,
-    or a name in _HEAD_DIMS.
+    pairs: distribution of pairs among axes, a name in `_PAIR_LAYOUTS`. order: the axes in the order
+    of their pairs. rope_theta: the default base. partial: the only partial_rotary_factor that the
+    model accepts. head_dim: key of the width that heads share, or a name in `_HEAD_DIMS`.
     """
 
     pairs: str
@@ -38,9 +40,6 @@ class Tower:
     head_dim: str = "hidden_size"
 
 
-# Model types without a rotation of heads that could be described, and why.
-REFUSED = by_type("refused.json")
-
 _DATA = data("vision.json")
 TOWERS = {
     name: Tower(**{key: value for key, value in row.items() if key != "types"})
@@ -49,105 +48,153 @@ TOWERS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig(ModelConfig):
+    """The config of a vision tower.
+
+    Positions are (row, column), or (time, row, column) for video. They start at 0, but at 1 for
+    Llama-4 (the class token has id 0) and EfficientLoFTR (which rotates all heads as one vector).
+    DINOv3, EoMT and Sapiens-2 take patch centres from -1 to 1.
+    """
+
+    tower: Tower
+    head_dim: int
+    rope_theta: float
+
+    def _build_spec(
+        self,
+        layer_type: str | None,
+        layer: int | None,
+        interleaved: bool | None,
+        angle_dtype: str,
+    ) -> RopeSpec:
+        pair_layout = _PAIR_LAYOUTS[self.tower.pairs]
+        spec = pair_layout(self.tower, self.head_dim, self.rope_theta, angle_dtype)
+        return check_only_rotation(spec, layer_type, layer, interleaved)
+
+
 def is_vision(config: Mapping[str, Any]) -> bool:
-    """Return True for the configuration of a vision tower, or of Ernie-4.5-VL, whose text has several axes too."""
+    """Return True for the config of a vision tower, or of a model type that is refused like one."""
     name = model_type(config)
-    return name in TOWERS or name in REFUSED or name in _ERNIE
+    return name in TOWERS or name in REFUSED
 
 
-def parse(config: Mapping[str, Any]) -> ModelConfig:
-    """Return the config of a vision tower, parsed.
+def parse(config: Mapping[str, Any]) -> VisionConfig:
+    """Parse the config of a vision tower: `config["vision_config"]` of a model, see `tower`.
 
-    config: of the tower itself (`config["vision_config"]`, see `tower`). Two language models are met here as well,
-        because of their several axes: that of Ernie-4.5-VL, whose order of axes no key of a section describes, is
-        read, alone or in the whole model; that of HunYuan-VL is refused.
-
-    Positions have the coordinates (row, column), (time, row, column) for video and text. They start at 0, but at 1 for
-    Llama-4 (the class token has id 0) and EfficientLoFTR (all heads as one vector); DINOv3, EoMT and Sapiens-2 take
-    patch centres from -1 to 1.
-
-    Raises ValueError or TypeError where a key is missing or holds what it must not, or the model does not rotate pairs.
+    Raises ValueError or TypeError if a key is missing or has a value that is not allowed, or if
+    the model does not rotate pairs.
     Source: the modules of the same names in transformers 5.23.
     """
-    name, values = model_type(config), without_nulls(config)
+    name = model_type(config)
     if name in REFUSED:
         raise ValueError(f"`model_type` is {shown(name)}: {REFUSED[name]}")
-    if name in _ERNIE:
-        values = text.with_defaults(*text.language_model(config))
-        rotation = of_all_layers(partial(_ernie, values))
-    else:
-        row = TOWERS[name]
-        own_head_dim = _HEAD_DIMS.get(row.head_dim)
-        head_dim = own_head_dim(values) if own_head_dim else _head_dim(values, row.head_dim)
-        rotation = of_all_layers(partial(_PAIRS[row.pairs], row, head_dim, _theta(values, row)))
-    return ModelConfig(source=config, model_type=name, values=values, rotation=rotation)
+    values = without_nulls(config)
+    row = TOWERS[name]
+    return VisionConfig(
+        source=config,
+        model_type=name,
+        values=values,
+        tower=row,
+        head_dim=_head_dim(values, row),
+        rope_theta=_theta(values, row),
+    )
 
 
 def tower(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the vision part of a whole model's configuration, with the model type that `read` knows it by.
+    """Return the vision part of a multimodal config, with its model type.
 
-    Raises ValueError where there is no vision part.
+    Parameters
+    ----------
+    config : mapping
+        The config of the whole model.
+
+    Returns
+    -------
+    dict
+        A config for `RotaryEmbedding.from_config`.
+
+    Raises
+    ------
+    ValueError
+        If the config has no `vision_config`.
+
+    Examples
+    --------
+    >>> part = tower({"model_type": "qwen2_vl", "vision_config": {"patch_size": 14}})
+    >>> part["model_type"]
+    'qwen2_vl_vision'
     """
     part = config.get("vision_config")
     if not isinstance(part, Mapping):
-        raise ValueError("`config` has no `vision_config`")
-    return {
-        **part,
-        "model_type": _part_type(part, part.get("model_type") or config.get("model_type")),
-    }
+        raise ValueError("`config` has no `vision_config`; give the config of a multimodal model")
+    name = part.get("model_type") or config.get("model_type")
+    return {**part, "model_type": _part_type(part, name)}
 
 
 def model_type(config: Mapping[str, Any]) -> str:
-    """Return the model type of a configuration; a vision part is recognised by its `patch_size`."""
+    """Return the model type of a config; a `patch_size` marks a vision part."""
     name = config.get("model_type")
     is_part = "patch_size" in config and "vision_config" not in config
     return _part_type(config, name) if is_part else str(name or "")
 
 
 def _part_type(part: Mapping[str, Any], name: str | None) -> str:
-    """Return a vision part's own model type, where older files repeat that of the whole model or name none."""
+    """Return the model type of a vision part; older files have that of the whole model, or none."""
     if not name:
-        # Keys of files without a model type; those of the two Qwen models differ in where the width stands.
-        return next((named for keys, named in _DATA["unnamed"] if part.keys() >= set(keys)), "")
-    return next(
-        (known for known in (name, f"{name}_vision", f"{name}_vision_encoder") if known in TOWERS),
-        name,
-    )
+        # The keys tell unnamed parts apart; two Qwen models differ in the key of the width.
+        for keys, unnamed_type in _DATA["unnamed"]:
+            if part.keys() >= set(keys):
+                return str(unnamed_type)
+        return ""
+    for known in (name, f"{name}_vision", f"{name}_vision_encoder"):
+        if known in TOWERS:
+            return known
+    return name
 
 
-def _head_dim(config: Mapping[str, Any], width_key: str) -> int:
-    if config.get("head_dim") is not None:
-        return whole_number("head_dim", config["head_dim"], 2, limits.HEAD_DIM)
-    width = _first(config, width_key, f"vt_{width_key}")
-    heads = _first(config, "num_attention_heads", "num_heads", "vt_num_attention_heads")
+def _head_dim(values: Mapping[str, Any], row: Tower) -> int:
+    """Return the width of a head in elements."""
+    own_rule = _HEAD_DIMS.get(row.head_dim)
+    if own_rule is not None:
+        return own_rule(values)
+    width_key = row.head_dim
+    if values.get("head_dim") is not None:
+        return whole_number("head_dim", values["head_dim"], 2, limits.HEAD_DIM)
+    width = _first_value(values, width_key, f"vt_{width_key}")
+    heads = _first_value(values, "num_attention_heads", "num_heads", "vt_num_attention_heads")
     width = whole_number(width_key, width, 2, limits.HIDDEN_SIZE)
     heads = whole_number("num_attention_heads", heads, 1, limits.HEADS)
     if width % heads:
         raise ValueError(f"`{width_key}` is {width}, which {heads} heads cannot share equally")
-    return width // heads
+    return int(width // heads)
 
 
-def _floored_head_dim(config: Mapping[str, Any]) -> int:
-    """Return the head_dim of a model with projections of its own width, heads · head_dim, whatever hidden_size is."""
-    return rope_parameters.head_dim(config, ModelFacts(), None)
-
-
-def _first(config: Mapping[str, Any], *keys: str) -> Any:
+def _first_value(config: Mapping[str, Any], *keys: str) -> Any:
+    """Return the value of the first key that is present; raise if none is."""
     for key in keys:
         if key in config:
             return config[key]
     raise ValueError(f"`config` has no `{keys[0]}`")
 
 
-def _hidden_size(config: Mapping[str, Any]) -> int:
+def _projection_head_dim(values: Mapping[str, Any]) -> int:
+    """Return hidden_size // heads: the projections are heads · head_dim wide."""
+    return rope_parameters.head_dim(values, ModelFacts(), None)
+
+
+def _all_heads_dim(values: Mapping[str, Any]) -> int:
     """Return the width of all heads, which are rotated as one vector."""
-    return whole_number("hidden_size", _first(config, "hidden_size"), 1, limits.HEAD_DIM)
+    hidden_size = _first_value(values, "hidden_size")
+    return whole_number("hidden_size", hidden_size, 1, limits.HEAD_DIM)
 
 
-def _memory_head_dim(config: Mapping[str, Any]) -> int:
+def _memory_head_dim(values: Mapping[str, Any]) -> int:
+    """Return the head_dim of the memory attention of SAM 2."""
+
     def number(name: str, most: int) -> int:
         key = f"memory_attention_{name}"
-        return whole_number(key, _first(config, key), 1, most)
+        return whole_number(key, _first_value(values, key), 1, most)
 
     width = number("hidden_size", limits.HIDDEN_SIZE)
     rate = number("downsample_rate", limits.HIDDEN_SIZE)
@@ -155,95 +202,82 @@ def _memory_head_dim(config: Mapping[str, Any]) -> int:
     return width // (rate * heads)
 
 
-def _theta(config: Mapping[str, Any], known: Tower) -> float:
-    """Return the base; raise for a section that asks for more than that."""
-    key, own = rope_parameters.own_section(config)
+# Rules for head_dim other than a share of the width under a key, by their name in `Tower.head_dim`.
+_HEAD_DIMS: dict[str, Callable[[Mapping[str, Any]], int]] = {
+    "own projections": _projection_head_dim,
+    "memory attention": _memory_head_dim,
+    "all heads": _all_heads_dim,
+}
+
+
+def _theta(values: Mapping[str, Any], row: Tower) -> float:
+    """Return the base; raise for a section with other keys than the base and its type."""
+    key, own = rope_parameters.own_section(values)
     section = without_nulls(own)
     rope_type = section.get("rope_type", section.get("type", "axial"))
     if rope_type not in ("axial", "default"):
         raise ValueError(f"`rope_type` is {shown(rope_type)}; vision towers take no scaling")
-    partial = section.get("partial_rotary_factor", known.partial)
-    if partial != known.partial:
+    partial = section.get("partial_rotary_factor", row.partial)
+    if partial != row.partial:
         raise ValueError(
-            f"`partial_rotary_factor` is {shown(partial)}; this vision tower has {known.partial}"
+            f"`partial_rotary_factor` is {shown(partial)}; this vision tower has {row.partial}"
         )
-    unknown = [
-        name
-        for name in section
-        if name not in ("rope_type", "type", "rope_theta", "partial_rotary_factor")
-    ]
+    allowed = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+    unknown = [name for name in section if name not in allowed]
     if unknown:
-        raise ValueError(f"`{key}` holds {shown(unknown)}, which a vision tower has no use for")
-    return real_number(
-        "rope_theta", section.get("rope_theta", config.get("rope_theta", known.rope_theta))
+        raise ValueError(f"`{key}` holds {shown(unknown)}; a vision tower does not use these keys")
+    theta = section.get("rope_theta", values.get("rope_theta", row.rope_theta))
+    return real_number("rope_theta", theta)
+
+
+def _consecutive_runs(row: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+    """Give each axis a run of pairs across the head, the runs in the order of `Tower.order`."""
+    count = len(row.order)
+    frequencies = axes.base_frequencies(theta, 2 * (head_dim // count // 2), angle_dtype)
+    inv_freq = np.tile(frequencies, count)
+    pair_axis = np.repeat(row.order, frequencies.size)
+    return _spec(inv_freq, pair_axis, head_dim, row.interleaved, angle_dtype)
+
+
+def _alternating_pairs(row: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+    """Give each of n axes every n-th pair; n consecutive pairs share a frequency."""
+    count = len(row.order)
+    frequencies = axes.base_frequencies(theta, head_dim // count, angle_dtype)
+    inv_freq = np.repeat(frequencies, count)
+    pair_axis = np.tile(row.order, frequencies.size)
+    return _spec(inv_freq, pair_axis, head_dim, row.interleaved, angle_dtype)
+
+
+def _half_blocks(row: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+    """Pair elements within each half of the head, row first (Gemma-4)."""
+    frequencies = axes.base_frequencies(theta, 2 * (head_dim // 4), angle_dtype)
+    return axes.concatenated_axes(
+        [frequencies, frequencies], head_dim=head_dim, blocks=2, angle_dtype=angle_dtype
     )
 
 
-def _runs(tower: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
-    """Give each axis a run of pairs across the head, the runs in the order of these axes."""
-    each = axes.base_frequencies(theta, 2 * (head_dim // len(tower.order) // 2), angle_dtype)
-    inv_freq, pair_axis = np.tile(each, len(tower.order)), np.repeat(tower.order, each.size)
-    return _spec(inv_freq, pair_axis, head_dim, tower.interleaved, angle_dtype)
-
-
-def _every_nth(tower: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
-    """Give each of n axes every n-th pair, n pairs sharing a frequency."""
-    each = axes.base_frequencies(theta, head_dim // len(tower.order), angle_dtype)
-    inv_freq, pair_axis = np.repeat(each, len(tower.order)), np.tile(tower.order, each.size)
-    return _spec(inv_freq, pair_axis, head_dim, tower.interleaved, angle_dtype)
-
-
-def _blocks(tower: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
-    """Rotate each half of the head in itself, the first with the row (Gemma-4)."""
-    each = axes.base_frequencies(theta, 2 * (head_dim // 4), angle_dtype)
-    return axes.axis_after_axis([each, each], head_dim=head_dim, blocks=2, angle_dtype=angle_dtype)
-
-
-def _alternate(tower: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+def _alternating_frequencies(row: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
     """Give even frequencies of the whole head to the row, odd ones to the column (Pixtral)."""
-    every = axes.base_frequencies(theta, head_dim, angle_dtype)
-    return axes.axis_after_axis(
-        [every[0::2], every[1::2]], head_dim=head_dim, angle_dtype=angle_dtype
+    frequencies = axes.base_frequencies(theta, head_dim, angle_dtype)
+    return axes.concatenated_axes(
+        [frequencies[0::2], frequencies[1::2]], head_dim=head_dim, angle_dtype=angle_dtype
     )
 
 
-def _in_revolutions(tower: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
-    """Give row and column a run of pairs each, and positions the unit of a revolution (DINOv3)."""
-    each = 2 * np.pi * axes.base_frequencies(theta, head_dim // 2, angle_dtype)
-    return axes.axis_after_axis([each, each], head_dim=head_dim, angle_dtype=angle_dtype)
-
-
-_ERNIE = ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")
-
-
-def _ernie(config: Mapping[str, Any], angle_dtype: str) -> RopeSpec:
-    """Give time the slowest pairs, and row and column every second of the others (the text model of Ernie-4.5-VL)."""
-    section = without_nulls(rope_parameters.own_section(config)[1])
-    if type_of(section) != "default":
-        raise ValueError(
-            f"`rope_type` is {shown(type_of(section))}; Ernie-4.5-VL takes only default"
-        )
-    shares = axes.mrope_shares("mrope_section", section.get("mrope_section", (22, 22, 20)))
-    head_dim = _floored_head_dim(config)
-    every = axes.base_frequencies(
-        section.get("rope_theta", config["rope_theta"]), head_dim, angle_dtype
-    )
-    if len(shares) != 3 or shares[0] != shares[1] or sum(shares) != every.size:
-        raise ValueError(
-            f"`mrope_section` is {shown(list(shares))}; it must split {every.size} pairs into three, rows as columns"
-        )
-    pair_axis = np.append(1 + np.arange(2 * shares[0]) % 2, np.zeros(shares[2], dtype=int))
-    return replace(
-        _spec(every, pair_axis, head_dim, True, angle_dtype), rope_type="default", shared_id=True
+def _revolutions(row: Tower, head_dim: int, theta: float, angle_dtype: str) -> RopeSpec:
+    """Give row and column a run of pairs each; positions count revolutions (DINOv3)."""
+    frequencies = 2 * np.pi * axes.base_frequencies(theta, head_dim // 2, angle_dtype)
+    return axes.concatenated_axes(
+        [frequencies, frequencies], head_dim=head_dim, angle_dtype=angle_dtype
     )
 
 
 def _spec(
     inv_freq: Float64, pair_axis: Any, head_dim: int, interleaved: bool, angle_dtype: str
 ) -> RopeSpec:
-    """Return the rotation in which pair j rotates with axis pair_axis[j] at frequency inv_freq[j]."""
+    """Return the rotation of pair j on axis pair_axis[j] with frequency inv_freq[j]."""
     return from_inv_freq(
-        on_axes(inv_freq, pair_axis, int(pair_axis.max()) + 1),
+        spread_over_axes(inv_freq, pair_axis, int(pair_axis.max()) + 1),
         head_dim=head_dim,
         interleaved=interleaved,
         pair_axis=tuple(pair_axis.tolist()),
@@ -252,17 +286,11 @@ def _spec(
     )
 
 
-# How pairs belong to axes, by the name of it in `Tower.pairs`.
-_PAIRS: dict[str, Callable[[Tower, int, float, str], RopeSpec]] = {
-    "runs": _runs,
-    "every nth": _every_nth,
-    "blocks": _blocks,
-    "alternate": _alternate,
-    "revolutions": _in_revolutions,
-}
-# Other ways to a head_dim than from the width under a key, by the name of it in `Tower.head_dim`.
-_HEAD_DIMS: dict[str, Callable[[Mapping[str, Any]], int]] = {
-    "own projections": _floored_head_dim,
-    "memory attention": _memory_head_dim,
-    "all heads": _hidden_size,
+# Distributions of pairs among axes, by their name in `Tower.pairs`.
+_PAIR_LAYOUTS: dict[str, Callable[[Tower, int, float, str], RopeSpec]] = {
+    "runs": _consecutive_runs,
+    "every nth": _alternating_pairs,
+    "blocks": _half_blocks,
+    "alternate": _alternating_frequencies,
+    "revolutions": _revolutions,
 }

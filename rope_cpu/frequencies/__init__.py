@@ -1,1 +1,1 @@
-"""From numbers to the frequencies of a rotation: the spec, and what makes one."""
+"""From numbers to `RopeSpec`: rope types, scaling sections, several axes and generators."""

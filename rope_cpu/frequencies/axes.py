@@ -1,4 +1,4 @@
-"""Frequencies for positions of several coordinates: which pair rotates with which axis (axial, M-RoPE)."""
+"""Frequencies for positions with several coordinates: which pair rotates with which axis."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rope_cpu.arguments import limits
 from rope_cpu.arguments.scalars import boolean, one_of, real_number, whole_number, whole_numbers
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
-from rope_cpu.frequencies.scaling import resolve_argument, scaled, section_of
-from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, on_axes
+from rope_cpu.frequencies.scaling import resolve_argument, scaled, scaling_section
+from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, spread_over_axes
 
 SPANS = ("axis", "head")
 
@@ -27,16 +27,53 @@ def axial(
     axis_dims: Sequence[int] | None = None,
     span: str = "axis",
 ) -> RopeSpec:
-    """Return a rotation whose axes rotate pairs of their own; the arguments are `RotaryEmbedding.axial`'s."""
+    """Describe an axial rotation, in which every axis rotates its own pairs.
+
+    Parameters
+    ----------
+    head_dim : int
+        Width of a head vector in elements. Elements past the sum of `axis_dims` are copied.
+    axes : int
+        Number of position coordinates.
+    rope_theta : float or sequence of float, shape (axes,)
+        Base of the frequencies base^(−2i/width), for all axes or for each.
+    interleaved : bool
+        True for pairs (2i, 2i+1), False for half-split pairs.
+    axis_dims : sequence of int, shape (axes,), optional
+        Even widths in elements; equal shares of head_dim by default.
+    span : {"axis", "head"}
+        "axis" pairs elements within the contiguous block of each axis. "head" pairs (i, i+n)
+        across the head, and each axis owns a run of pairs. Interleaved pairs are the same in both.
+
+    Returns
+    -------
+    RopeSpec
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the widths do not fit. The text names the argument, its value and the rule.
+
+    References
+    ----------
+    Su, kexue.fm/archives/8397 (span "axis"); Qwen2-VL's vision tower in transformers (span "head").
+
+    Examples
+    --------
+    >>> spec = axial(8, rope_theta=100.0)
+    >>> spec.blocks, spec.inv_freq[0, :, 0].tolist()
+    ((4, 4), [[1.0, 0.1, 0.0, 0.0], [0.0, 0.0, 1.0, 0.1]])
+    """
     head_dim = whole_number("head_dim", head_dim, 1, limits.HEAD_DIM)
     axes = whole_number("axes", axes, 1, limits.AXES)
     span = one_of("span", span, SPANS)
-    widths = _axis_dims(head_dim, axes, axis_dims)
-    bases = _bases(axes, rope_theta)
-    rows = [base_frequencies(base, width) for base, width in zip(bases, widths, strict=True)]
-    return axis_after_axis(
-        rows, head_dim=head_dim, interleaved=interleaved, blocks=widths if span == "axis" else 1
-    )
+    widths = _axis_widths(head_dim, axes, axis_dims)
+    thetas = _axis_thetas(axes, rope_theta)
+    frequencies = [
+        base_frequencies(theta, width) for theta, width in zip(thetas, widths, strict=True)
+    ]
+    blocks = widths if span == "axis" else 1
+    return concatenated_axes(frequencies, head_dim=head_dim, interleaved=interleaved, blocks=blocks)
 
 
 def mrope(
@@ -48,43 +85,79 @@ def mrope(
     interleaved: bool = False,
     scaling: Mapping[str, Any] | None = None,
 ) -> RopeSpec:
-    """Return M-RoPE; the arguments are `RotaryEmbedding.mrope`'s."""
+    """Describe M-RoPE: the frequencies of one axis, distributed among time, height and width.
+
+    Parameters
+    ----------
+    head_dim : int
+        Width of a head vector in elements; the first 2·sum(mrope_section) are rotated.
+    mrope_section : sequence of int, shape (axes,)
+        Number of pairs of each axis.
+    rope_theta : float
+        Base of the frequencies.
+    mrope_interleaved : bool
+        False gives each axis one run of pairs (Qwen2-VL), True every third pair (Qwen3-VL).
+    interleaved : bool
+        True for pairs (2i, 2i+1), False for half-split pairs (i, i+n).
+    scaling : mapping, optional
+        A section in Hugging Face form. It may repeat rope_theta, mrope_section and
+        mrope_interleaved.
+
+    Returns
+    -------
+    RopeSpec
+        With `shared_id`: one position id may stand for the ids on all axes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the sections do not fit. The text names the argument, its value and the rule.
+
+    References
+    ----------
+    Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.
+
+    Examples
+    --------
+    >>> mrope(12, (2, 2, 2), rope_theta=1e4).pair_axis
+    (0, 0, 1, 1, 2, 2)
+    >>> mrope(12, (2, 2, 2), rope_theta=1e4, mrope_interleaved=True).pair_axis
+    (0, 1, 2, 0, 1, 2)
+    """
     head_dim = whole_number("head_dim", head_dim, 2, limits.HEAD_DIM)
     theta = real_number("rope_theta", rope_theta)
-    shares, interleave = (
-        mrope_shares("mrope_section", mrope_section),
-        boolean("mrope_interleaved", mrope_interleaved),
-    )
-    section = section_of(scaling)
-    resolve_argument("mrope_section", shares, section.pop("mrope_section", None), mrope_shares)
-    resolve_argument(
-        "mrope_interleaved", interleave, section.pop("mrope_interleaved", None), boolean
-    )
-    if 2 * sum(shares) > head_dim:
-        pairs = sum(shares)
+    axis_pairs = checked_mrope_section("mrope_section", mrope_section)
+    by_turns = boolean("mrope_interleaved", mrope_interleaved)
+    section = scaling_section(scaling)
+    section_pairs = section.pop("mrope_section", None)
+    resolve_argument("mrope_section", axis_pairs, section_pairs, checked_mrope_section)
+    section_by_turns = section.pop("mrope_interleaved", None)
+    resolve_argument("mrope_interleaved", by_turns, section_by_turns, boolean)
+    pairs = sum(axis_pairs)
+    if 2 * pairs > head_dim:
         raise ValueError(
-            f"`mrope_section` is {shown(shares)}, {pairs} pairs; head_dim {head_dim} has {head_dim // 2}"
+            f"`mrope_section` is {shown(axis_pairs)}, {pairs} pairs; head_dim {head_dim} has "
+            f"{head_dim // 2}"
         )
-    text = scaled(
+    one_axis = scaled(
         head_dim,
         rope_theta=theta,
-        rotary_dim=2 * sum(shares),
+        rotary_dim=2 * pairs,
         interleaved=interleaved,
         scaling=section,
     )
-    return spread_spec(text, shares, interleave)
+    return to_mrope(one_axis, axis_pairs, by_turns)
 
 
-def spread_spec(spec: RopeSpec, mrope_section: Sequence[int], mrope_interleaved: bool) -> RopeSpec:
-    """Return a rotation of one axis as M-RoPE, whose axes all take the id of a text token.
+def to_mrope(spec: RopeSpec, mrope_section: Sequence[int], mrope_interleaved: bool) -> RopeSpec:
+    """Distribute the pairs of a rotation with one axis among several axes, as M-RoPE does.
 
-    mrope_section, mrope_interleaved: how many pairs each axis owns and which, see `mrope_pair_axis`.
-
-    Raises TypeError or ValueError where mrope_section is no split of the pairs.
+    Raises TypeError or ValueError if `mrope_section` does not split the pairs; see
+    `mrope_pair_axis`.
     """
     pair_axis = mrope_pair_axis(spec.pairs, mrope_section, mrope_interleaved)
-    inv_freq = on_axes(spec.inv_freq[:, 0], pair_axis, len(mrope_section)).swapaxes(1, 2)
-    return replace(spec, inv_freq=inv_freq, pair_axis=pair_axis, shared_id=True)
+    inv_freq = spread_over_axes(spec.inv_freq[:, 0], pair_axis, len(mrope_section))
+    return replace(spec, inv_freq=inv_freq.swapaxes(1, 2), pair_axis=pair_axis, shared_id=True)
 
 
 def mrope_pair_axis(
@@ -92,32 +165,32 @@ def mrope_pair_axis(
 ) -> tuple[int, ...]:
     """Return the axis of each pair in M-RoPE.
 
-    Chunked, the axes own consecutive runs of mrope_section[a] pairs. Interleaved, pair j belongs to axis
-    a = j % axes while j < axes * mrope_section[a], and to axis 0 after that.
+    Chunked: the axes own consecutive runs of mrope_section[a] pairs. Interleaved: pair j belongs to
+    axis a = j % axes for j < axes · mrope_section[a], and to axis 0 for larger j.
 
-    Raises TypeError or ValueError where mrope_section is no split of the pairs.
+    Raises TypeError or ValueError if `mrope_section` does not split the pairs.
     """
-    section = mrope_shares("mrope_section", mrope_section)
+    section = checked_mrope_section("mrope_section", mrope_section)
     axes = len(section)
     if sum(section) != pairs:
-        given = shown(list(section))
         raise ValueError(
-            f"`mrope_section` is {given}, which adds up to {sum(section)}, not to {pairs} pairs"
+            f"`mrope_section` is {shown(list(section))}, which adds up to {sum(section)}, not to "
+            f"{pairs} pairs"
         )
     if not boolean("mrope_interleaved", mrope_interleaved):
         return tuple(np.repeat(np.arange(axes), section).tolist())
-    axis = np.arange(pairs) % axes
-    pair_axis = np.where(np.arange(pairs) < axes * np.array(section)[axis], axis, 0)
+    turn = np.arange(pairs) % axes
+    pair_axis = np.where(np.arange(pairs) < axes * np.array(section)[turn], turn, 0)
     if tuple(np.bincount(pair_axis, minlength=axes)) != section:
-        given = shown(list(section))
         raise ValueError(
-            f"`mrope_section` is {given}, whose axes cannot take pairs by turns (interleaved)"
+            f"`mrope_section` is {shown(list(section))}, whose axes cannot take pairs by turns "
+            "(interleaved)"
         )
     return tuple(pair_axis.tolist())
 
 
-def mrope_shares(name: str, mrope_section: object) -> tuple[int, ...]:
-    """Return the pairs of each axis of M-RoPE as a tuple; raise unless they are whole numbers, one above 0."""
+def checked_mrope_section(name: str, mrope_section: object) -> tuple[int, ...]:
+    """Return the number of pairs of each axis; raise unless they are whole numbers, not all 0."""
     section = whole_numbers(name, mrope_section, 0, most=limits.HEAD_DIM, longest=limits.AXES)
     if sum(section) == 0:
         raise ValueError(f"`{name}` is {shown(mrope_section)}; it must name the pairs of each axis")
@@ -125,34 +198,37 @@ def mrope_shares(name: str, mrope_section: object) -> tuple[int, ...]:
 
 
 def base_frequencies(rope_theta: float, width: int, angle_dtype: str = "float64") -> Float64:
-    """Return the unscaled frequencies rope_theta^(-2i/width), i < width/2, radians per unit of position, float64.
+    """Return the unscaled frequencies rope_theta^(−2i/width), in radians per unit of position.
 
     angle_dtype: "float32" rounds every step to float32, as transformers does.
 
-    Raises TypeError or ValueError for a width that is odd, a base that is no number above 0, and another dtype.
+    Returns float64, (width / 2,). Raises TypeError or ValueError for an odd width, a base that is
+    not a number above 0, and another dtype.
     """
     theta = real_number("rope_theta", rope_theta)
-    frequencies: Float64 = scaled(width, rope_theta=theta, angle_dtype=angle_dtype).inv_freq[
-        0, 0, 0
-    ]
+    spec = scaled(width, rope_theta=theta, angle_dtype=angle_dtype)
+    frequencies: Float64 = spec.inv_freq[0, 0, 0]
     return frequencies
 
 
-def axis_after_axis(rows: Sequence[Float64], **described: Any) -> RopeSpec:
-    """Return a rotation in which axis a owns the next len(rows[a]) pairs, with these frequencies.
+def concatenated_axes(frequencies: Sequence[Float64], **fields: Any) -> RopeSpec:
+    """Describe a rotation in which each axis owns a run of pairs, in the order of the axes.
 
-    described: the further arguments of `from_inv_freq`.
+    frequencies: those of each axis' pairs. fields: further arguments of `from_inv_freq`.
     """
-    pair_axis = np.repeat(np.arange(len(rows)), [row.size for row in rows]).tolist()
-    inv_freq = on_axes(np.concatenate(rows), pair_axis, len(rows))
-    return from_inv_freq(inv_freq, pair_axis=tuple(pair_axis), rope_type="axial", **described)
+    counts = [axis_frequencies.size for axis_frequencies in frequencies]
+    pair_axis = np.repeat(np.arange(len(frequencies)), counts).tolist()
+    inv_freq = spread_over_axes(np.concatenate(frequencies), pair_axis, len(frequencies))
+    return from_inv_freq(inv_freq, pair_axis=tuple(pair_axis), rope_type="axial", **fields)
 
 
-def _axis_dims(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> tuple[int, ...]:
+def _axis_widths(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the width of each axis in elements: `axis_dims`, or equal shares of the head."""
     if axis_dims is None:
         if head_dim % (2 * axes):
             raise ValueError(
-                f"`head_dim` is {head_dim}, which {axes} axes cannot share equally in pairs; give `axis_dims`"
+                f"`head_dim` is {head_dim}, which {axes} axes cannot share equally in pairs; give "
+                "`axis_dims`"
             )
         return (head_dim // axes,) * axes
     widths = whole_numbers("axis_dims", axis_dims, 2, longest=limits.AXES)
@@ -166,11 +242,12 @@ def _axis_dims(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> tup
     return widths
 
 
-def _bases(axes: int, rope_theta: float | Sequence[float]) -> Sequence[float]:
-    several = isinstance(rope_theta, list | tuple) or (
-        isinstance(rope_theta, np.ndarray) and rope_theta.ndim == 1
-    )
-    bases: Any = rope_theta if several else [rope_theta] * axes
-    if len(bases) != axes:
-        raise ValueError(f"`rope_theta` has {len(bases)} bases, but `axes` is {axes}")
-    return list(bases)
+def _axis_thetas(axes: int, rope_theta: float | Sequence[float]) -> list[Any]:
+    """Return the base of each axis; `base_frequencies` checks the values."""
+    is_row = isinstance(rope_theta, np.ndarray) and rope_theta.ndim == 1
+    thetas: Any = [rope_theta] * axes
+    if isinstance(rope_theta, list | tuple) or is_row:
+        thetas = rope_theta
+    if len(thetas) != axes:
+        raise ValueError(f"`rope_theta` has {len(thetas)} bases, but `axes` is {axes}")
+    return list(thetas)

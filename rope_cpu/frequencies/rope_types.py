@@ -1,7 +1,12 @@
-"""Rope types: one table from a type's name to the pure function that computes its frequencies and attention factor.
+"""Rope types: a table from the name of a type to the function for its frequencies and factor.
 
-The functions are written once for both angle dtypes. `Base.real` is float64, or float32 to repeat transformers, which
-takes every step in float32; where an expression has an unusual order, that order is transformers'.
+A new type is a function and a row of `ROPE_TYPES`. A function takes the settings and, as keyword
+arguments, the keys of the scaling section that it reads. It returns inv_freq, shape (pairs,), in
+radians per unit of position, and the attention factor.
+
+The functions serve both angle dtypes: `RopeSettings.compute_dtype` is float64, or float32 to repeat
+transformers, which rounds every step to float32. Where an expression has an unusual order, the
+order is that of transformers.
 """
 
 from __future__ import annotations
@@ -21,8 +26,22 @@ Result: TypeAlias = tuple[Real, float]
 
 
 @dataclass(frozen=True)
-class Base:
-    """What every rope type starts from: rope_theta, the widths in elements, and the sequence length in tokens."""
+class RopeSettings:
+    """The inputs of every rope type.
+
+    Parameters
+    ----------
+    rope_theta : float
+        Base b of the frequencies.
+    rotary_dim : int
+        Rotated width d in elements.
+    head_dim : int
+        Width of a head vector in elements.
+    angle_dtype : str
+        "float64" or "float32".
+    length : int, optional
+        Sequence length in tokens; None for the original length.
+    """
 
     rope_theta: float
     rotary_dim: int
@@ -31,82 +50,122 @@ class Base:
     length: int | None = None
 
     @property
-    def real(self) -> type[np.floating[Any]]:
-        """The dtype that every step is computed in."""
+    def compute_dtype(self) -> type[np.floating[Any]]:
+        """The dtype of every step."""
         return np.float32 if self.angle_dtype == "float32" else np.float64
 
     def wavelengths(self, rope_theta: float | None = None) -> Real:
-        """Return base^(2i/d) for every pair i, the wavelengths over 2π, in `real`."""
+        """Return b^(2i/d) for every pair i: the wavelengths divided by 2π."""
         theta = self.rope_theta if rope_theta is None else rope_theta
-        return self.power(
-            theta, np.arange(0, self.rotary_dim, 2, dtype=self.real) / self.real(self.rotary_dim)
-        )
+        dtype = self.compute_dtype
+        exponents = np.arange(0, self.rotary_dim, 2, dtype=dtype) / dtype(self.rotary_dim)
+        return self.power(theta, exponents)
 
     def power(self, base: float, exponent: Real) -> Real:
-        """Return base^exponent, rounded once to `real`."""
-        # float32 powers of NumPy, of C libraries and of torch differ in the last bit in every fifth frequency. Rounding
-        # the float64 power is the same everywhere, and is what torch returns for 99 frequencies in 100.
-        return np.power(np.float64(self.real(base)), exponent.astype(np.float64)).astype(self.real)
+        """Return base^exponent, rounded once to the compute dtype."""
+        # float32 powers of NumPy, of C libraries and of torch differ in the last bit in every fifth
+        # frequency. Rounding the float64 power is the same everywhere, and equals the result of
+        # torch for 99 frequencies in 100.
+        dtype = self.compute_dtype
+        exact = np.power(np.float64(dtype(base)), exponent.astype(np.float64))
+        return exact.astype(dtype)
 
 
-def default(base: Base) -> Result:
+def default(settings: RopeSettings) -> Result:
     """Unscaled: ω = b^(−2i/d), A = 1.
 
-    Source: Su et al., "RoFormer", arXiv:2104.09864, section 3.2.2.
+    References
+    ----------
+    Su et al., "RoFormer", arXiv:2104.09864, section 3.2.2.
     """
-    return 1 / base.wavelengths(), 1.0
+    return 1 / settings.wavelengths(), 1.0
 
 
-def linear(base: Base, *, factor: float) -> Result:
+def linear(settings: RopeSettings, *, factor: float) -> Result:
     """Position interpolation: ω / s, A = 1.
 
-    Source: Chen et al., "Extending context window … via positional interpolation", arXiv:2306.15595.
+    Parameters
+    ----------
+    settings : RopeSettings
+        The base, the widths and the length.
+    factor : float
+        The scale s.
+
+    References
+    ----------
+    Chen et al., "Extending context window … via positional interpolation", arXiv:2306.15595.
     """
-    return 1 / base.wavelengths() / base.real(factor), 1.0
+    return 1 / settings.wavelengths() / settings.compute_dtype(factor), 1.0
 
 
 def dynamic(
-    base: Base,
+    settings: RopeSettings,
     *,
     max_position_embeddings: int | None = None,
     factor: float | None = None,
     alpha: float | None = None,
 ) -> Result:
-    """NTK-aware change of base: b′ = b·(sL/L₀ − (s−1))^(d/(d−2)), L = max(length, L₀); with alpha: b′ = b·α^(d/(d−2)).
+    """NTK-aware change of base: b′ = b·(s·L/L₀ − (s−1))^(d/(d−2)), L = max(length, L₀), A = 1.
 
-    With alpha (HunYuan) the frequencies are static. Without, they belong to a length; transformers takes it from
-    the longest sequence of the batch, and what it computes depends on the calls before.
+    With alpha (HunYuan), b′ = b·α^(d/(d−2)) and the frequencies are static. Without it, they belong
+    to a length. transformers takes the longest sequence of the batch as the length, and its result
+    depends on earlier calls.
 
-    Source: bloc97 and emozilla (2023), "NTK-aware scaled RoPE"; Peng et al., arXiv:2309.00071, section 3.3.
+    Parameters
+    ----------
+    settings : RopeSettings
+        The base, the widths and the length.
+    max_position_embeddings : int
+        The original length L₀ in tokens; required without alpha.
+    factor : float
+        The scale s; required without alpha.
+    alpha : float, optional
+        The stretch α.
+
+    References
+    ----------
+    bloc97 and emozilla (2023), "NTK-aware scaled RoPE"; Peng et al., arXiv:2309.00071, section 3.3.
     """
-    exponent = _base_exponent(base)
+    exponent = _base_exponent(settings)
     if alpha:
-        return 1 / base.wavelengths(base.rope_theta * alpha**exponent), 1.0
+        return 1 / settings.wavelengths(settings.rope_theta * alpha**exponent), 1.0
     if factor is None or max_position_embeddings is None:
         name = "factor" if factor is None else "max_position_embeddings"
         raise ValueError(f"rope_type 'dynamic' needs `{name}` (or `alpha`, for static frequencies)")
-    if base.length is None or base.length <= max_position_embeddings:
-        return 1 / base.wavelengths(), 1.0
-    real = base.real
-    stretch = real(factor) * real(base.length) / real(max_position_embeddings) - real(factor - 1)
-    theta = real(base.rope_theta) * base.power(float(stretch), np.asarray(exponent))
-    return 1 / base.wavelengths(float(theta)), 1.0
+    if settings.length is None or settings.length <= max_position_embeddings:
+        return 1 / settings.wavelengths(), 1.0
+    dtype = settings.compute_dtype
+    ratio = dtype(factor) * dtype(settings.length) / dtype(max_position_embeddings)
+    stretch = ratio - dtype(factor - 1)
+    theta = dtype(settings.rope_theta) * settings.power(float(stretch), np.asarray(exponent))
+    return 1 / settings.wavelengths(float(theta)), 1.0
 
 
-def powers(base: Base, *, max_position_embeddings: int) -> Result:
-    """Qwen's dynamic NTK, a base for each doubling: b′ = b·α^(d/(d−2)), α = 2^⌈log₂(L/L₀) + 1⌉ − 1. A = 1.
+def powers(settings: RopeSettings, *, max_position_embeddings: int) -> Result:
+    """Qwen's dynamic NTK with one base per doubling: b′ = b·α^(d/(d−2)), A = 1.
 
-    Source: `get_ntk_alpha` in modeling_qwen.py of Qwen/Qwen-7B, where L₀ is the config's `seq_length`.
+    α = 2^⌈log₂(L/L₀) + 1⌉ − 1, with the sequence length L.
+
+    Parameters
+    ----------
+    settings : RopeSettings
+        The base, the widths and the length.
+    max_position_embeddings : int
+        The original length L₀ in tokens.
+
+    References
+    ----------
+    `get_ntk_alpha` in modeling_qwen.py of Qwen/Qwen-7B, where L₀ is the config's `seq_length`.
     """
-    exponent = _base_exponent(base)
-    if base.length is None or base.length <= max_position_embeddings:
-        return 1 / base.wavelengths(), 1.0
-    alpha = 2 ** (_doublings(base.length, max_position_embeddings) + 1) - 1
-    return 1 / base.wavelengths(base.rope_theta * alpha**exponent), 1.0
+    exponent = _base_exponent(settings)
+    if settings.length is None or settings.length <= max_position_embeddings:
+        return 1 / settings.wavelengths(), 1.0
+    alpha = 2 ** (_doublings(settings.length, max_position_embeddings) + 1) - 1
+    return 1 / settings.wavelengths(settings.rope_theta * alpha**exponent), 1.0
 
 
 def yarn(
-    base: Base,
+    settings: RopeSettings,
     *,
     original_max_position_embeddings: int,
     factor: float | None = None,
@@ -118,46 +177,65 @@ def yarn(
     attention_factor: float | None = None,
     truncate: bool = True,
 ) -> Result:
-    """YaRN: ω′ = (ω/s)·γ + ω·(1−γ), γ ramps from 0 to 1 between pairs of beta_fast and beta_slow revolutions.
+    """YaRN: ω′ = (ω/s)·γ + ω·(1−γ), A = m(1), with m(μ) = 0.1·μ·ln s + 1.
 
-    A is attention_factor, else m(mscale) / m(mscale_all_dim) where both are given, else m(1), m(μ) = 0.1·μ·ln s + 1.
-    s is factor, or max_position_embeddings / original_max_position_embeddings. beta_fast is 32 and beta_slow 1 unless
-    given; truncate rounds the ends of the ramp outwards to whole pairs.
+    γ rises from 0 to 1 between the pairs that make beta_fast and beta_slow revolutions over the
+    original length.
 
-    Source: Peng et al., "YaRN", arXiv:2309.00071, sections 3.2 to 3.4; the m of two scales: DeepSeek-V2's code.
+    Parameters
+    ----------
+    settings : RopeSettings
+        The base, the widths and the length.
+    original_max_position_embeddings : int
+        The original length L₀ in tokens.
+    factor : float, optional
+        The scale s; max_position_embeddings / L₀ by default.
+    max_position_embeddings : int, optional
+        The length in tokens after scaling.
+    beta_fast, beta_slow : float, optional
+        Revolutions at the ends of the ramp, 32 and 1 by default.
+    mscale, mscale_all_dim : float, optional
+        A is m(mscale) / m(mscale_all_dim) if both are given.
+    attention_factor : float, optional
+        A itself; it takes precedence.
+    truncate : bool
+        True rounds the ends of the ramp outwards to whole pairs.
+
+    References
+    ----------
+    Peng et al., "YaRN", arXiv:2309.00071, sections 3.2 to 3.4; the m of two scales: DeepSeek-V2's
+    code.
     """
-    if base.rope_theta <= 1:
+    if settings.rope_theta <= 1:
         raise ValueError(
-            f"`rope_theta` is {base.rope_theta}; rope type 'yarn' divides by its logarithm, so it must be > 1"
+            f"`rope_theta` is {settings.rope_theta}; rope type 'yarn' divides by its logarithm, "
+            "so it must be > 1"
         )
-    scale = _ratio(factor, max_position_embeddings, original_max_position_embeddings)
-
-    def pair_of(revolutions: float) -> float:
-        """Return which pair, as a real number, makes so many revolutions over the original length."""
-        ratio = original_max_position_embeddings / (revolutions * 2 * math.pi)
-        if ratio == 0:  # of revolutions beyond every float
-            raise OverflowError
-        return base.rotary_dim * math.log(ratio) / (2 * math.log(base.rope_theta))
-
-    low, high = pair_of(beta_fast or 32.0), pair_of(beta_slow or 1.0)
+    scale = _scale(factor, max_position_embeddings, original_max_position_embeddings)
+    low = _pair_of_revolutions(beta_fast or 32.0, settings, original_max_position_embeddings)
+    high = _pair_of_revolutions(beta_slow or 1.0, settings, original_max_position_embeddings)
     if truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, base.rotary_dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, settings.rotary_dim - 1)
     if low == high:
         high += 0.001
-    real, wavelengths = base.real, base.wavelengths()
-    ramp = (np.arange(len(wavelengths), dtype=real) - real(low)) / real(high - low)
-    keep = 1 - np.clip(ramp, real(0), real(1))
-    inv_freq = 1 / (real(scale) * wavelengths) * (1 - keep) + 1 / wavelengths * keep
+    dtype = settings.compute_dtype
+    wavelengths = settings.wavelengths()
+    ramp = (np.arange(len(wavelengths), dtype=dtype) - dtype(low)) / dtype(high - low)
+    unscaled_share = 1 - np.clip(ramp, dtype(0), dtype(1))
+    scaled = 1 / (dtype(scale) * wavelengths)
+    inv_freq = scaled * (1 - unscaled_share) + 1 / wavelengths * unscaled_share
     if attention_factor is not None:
         return inv_freq, float(attention_factor)
     if mscale and mscale_all_dim:
-        return inv_freq, _mscale(scale, mscale) / _mscale(scale, mscale_all_dim)
-    return inv_freq, _mscale(scale, 1.0)
+        return inv_freq, _yarn_mscale(scale, mscale) / _yarn_mscale(scale, mscale_all_dim)
+    return inv_freq, _yarn_mscale(scale, 1.0)
 
 
 def longrope(
-    base: Base,
+    settings: RopeSettings,
     *,
     short_factor: Sequence[float],
     long_factor: Sequence[float],
@@ -168,145 +246,224 @@ def longrope(
     short_mscale: float | None = None,
     long_mscale: float | None = None,
 ) -> Result:
-    """LongRoPE: ω = 1 / (extᵢ·b^(2i/d)), ext = long_factor where length > L₀, else short_factor.
+    """LongRoPE: ω = 1 / (extᵢ·b^(2i/d)), with one list of factors ext up to L₀ and one beyond.
 
-    A is short_mscale or long_mscale (Phi-3.5-MoE) where given, else attention_factor, else √(1 + ln s / ln L₀), 1 where
-    s ≤ 1; s is factor, or max_position_embeddings / L₀. transformers switches by the longest sequence of the batch.
+    A is √(1 + ln s / ln L₀), and 1 for s ≤ 1. transformers chooses the list by the longest sequence
+    of the batch.
 
-    Source: Ding et al., "LongRoPE", arXiv:2402.13753; the code of Phi-3 and Phi-3.5-MoE.
+    Parameters
+    ----------
+    settings : RopeSettings
+        The base, the widths and the length.
+    short_factor, long_factor : sequence of float, shape (pairs,)
+        The factors ext for lengths up to L₀, and for longer ones.
+    original_max_position_embeddings : int
+        The original length L₀ in tokens.
+    factor : float, optional
+        The scale s; max_position_embeddings / L₀ by default.
+    max_position_embeddings : int, optional
+        The length in tokens after scaling.
+    attention_factor : float, optional
+        A itself, at both lengths.
+    short_mscale, long_mscale : float, optional
+        A up to L₀ and beyond (Phi-3.5-MoE); they take precedence over attention_factor.
+
+    References
+    ----------
+    Ding et al., "LongRoPE", arXiv:2402.13753; the code of Phi-3 and Phi-3.5-MoE.
     """
-    is_long = base.length is not None and base.length > original_max_position_embeddings
-    wavelengths = base.wavelengths()
+    wavelengths = settings.wavelengths()
     for name, entries in (("short_factor", short_factor), ("long_factor", long_factor)):
         if len(entries) != len(wavelengths):
             raise ValueError(
-                f"`{name}` has {len(entries)} entries; it needs one for each of {len(wavelengths)} pairs"
+                f"`{name}` has {len(entries)} entries; it needs one for each of "
+                f"{len(wavelengths)} pairs"
             )
-    inv_freq = 1 / (
-        np.asarray(long_factor if is_long else short_factor, dtype=base.real) * wavelengths
-    )
-    factors = [short_mscale or attention_factor, long_mscale or attention_factor]
-    if (
-        None in factors
-    ):  # at either length: what is missing for the long one shows when the short one is made
-        scale = _ratio(factor, max_position_embeddings, original_max_position_embeddings)
-        factors = [given or _stretch(scale, original_max_position_embeddings) for given in factors]
-    return inv_freq, float(factors[is_long] or 1.0)
+    original = original_max_position_embeddings
+    is_long = settings.length is not None and settings.length > original
+    extensions = long_factor if is_long else short_factor
+    inv_freq = 1 / (np.asarray(extensions, dtype=settings.compute_dtype) * wavelengths)
+    short = short_mscale or attention_factor
+    long = long_mscale or attention_factor
+    if short is None or long is None:
+        # Computed for both lengths, so that a missing key is refused before a long sequence comes.
+        common = _longrope_factor(_scale(factor, max_position_embeddings, original), original)
+        short = short or common
+        long = long or common
+    attention = long if is_long else short
+    return inv_freq, float(attention or 1.0)
 
 
 def llama3(
-    base: Base,
+    settings: RopeSettings,
     *,
     factor: float,
     low_freq_factor: float,
     high_freq_factor: float,
     original_max_position_embeddings: int,
 ) -> Result:
-    """Llama 3.1: wavelengths below L₀/h stay, those above L₀/l are divided by s, between them a linear blend. A = 1.
+    """Llama 3.1: short wavelengths keep ω, long ones get ω / s, a linear blend in between; A = 1.
 
-    Source: Grattafiori et al., "The Llama 3 herd of models", arXiv:2407.21783; `apply_scaling` in Meta's llama-models.
+    Short means below L₀ / high_freq_factor, long means above L₀ / low_freq_factor.
+
+    Parameters
+    ----------
+    settings : RopeSettings
+        The base, the widths and the length.
+    factor : float
+        The scale s.
+    low_freq_factor, high_freq_factor : float
+        Divisors of L₀ at the ends of the blend.
+    original_max_position_embeddings : int
+        The original length L₀ in tokens.
+
+    References
+    ----------
+    Grattafiori et al., "The Llama 3 herd of models", arXiv:2407.21783; `apply_scaling` in Meta's
+    llama-models.
     """
     if high_freq_factor < low_freq_factor:
         raise ValueError(
-            f"`high_freq_factor` is {high_freq_factor}, below `low_freq_factor` {low_freq_factor}"
+            f"`high_freq_factor` is {high_freq_factor}, below `low_freq_factor` {low_freq_factor}; "
+            "it must be at least as large"
         )
-    real, original = base.real, original_max_position_embeddings
-    inv_freq = 1 / base.wavelengths()
-    # A number over an array is the array's reciprocal times the number in torch, one rounding more than a division.
-    wavelength = (1 / inv_freq) * real(2 * math.pi)
-    scaled = np.where(
-        wavelength > real(original / low_freq_factor), inv_freq / real(factor), inv_freq
-    )
-    between = (wavelength >= real(original / high_freq_factor)) & (
-        wavelength <= real(original / low_freq_factor)
-    )
-    if high_freq_factor == low_freq_factor:  # a step: nothing lies between
+    dtype = settings.compute_dtype
+    original = original_max_position_embeddings
+    longest_kept = dtype(original / high_freq_factor)
+    shortest_scaled = dtype(original / low_freq_factor)
+    inv_freq = 1 / settings.wavelengths()
+    # torch divides a number by an array as reciprocal times number: one rounding more than a
+    # division.
+    wavelength = (1 / inv_freq) * dtype(2 * math.pi)
+    scaled = np.where(wavelength > shortest_scaled, inv_freq / dtype(factor), inv_freq)
+    if high_freq_factor == low_freq_factor:  # a step without a blend
         return scaled, 1.0
-    blend = ((1 / wavelength) * real(original) - real(low_freq_factor)) / real(
-        high_freq_factor - low_freq_factor
-    )
-    blended = (1 - blend) * scaled / real(factor) + blend * scaled
+    between = (wavelength >= longest_kept) & (wavelength <= shortest_scaled)
+    distance = (1 / wavelength) * dtype(original) - dtype(low_freq_factor)
+    blend = distance / dtype(high_freq_factor - low_freq_factor)
+    blended = (1 - blend) * scaled / dtype(factor) + blend * scaled
     return np.where(between, blended, scaled), 1.0
 
 
-def proportional(base: Base, *, factor: float = 1.0, partial_rotary_factor: float = 1.0) -> Result:
-    """Gemma 4: of the D/2 pairs of a whole head, the first k have ω = b^(−2i/D)/s, the others 0. A = 1.
+def proportional(
+    settings: RopeSettings, *, factor: float = 1.0, partial_rotary_factor: float = 1.0
+) -> Result:
+    """Gemma 4: the first k of the D/2 pairs of a head have ω = b^(−2i/D) / s, the others 0; A = 1.
 
-    k = int(partial_rotary_factor·D // 2). The pairing spans the head: this is not partial rotary.
+    k = int(partial_rotary_factor·D // 2), with the head_dim D. Pairs span the whole head, unlike in
+    partial rotary embeddings.
 
-    Source: `_compute_proportional_rope_parameters` in transformers' modeling_rope_utils.
+    Parameters
+    ----------
+    settings : RopeSettings
+        The base, the widths and the length.
+    factor : float
+        The scale s.
+    partial_rotary_factor : float
+        Share of the pairs that rotate.
+
+    References
+    ----------
+    `_compute_proportional_rope_parameters` in transformers' modeling_rope_utils.
     """
-    inv_freq = 1 / base.wavelengths()
-    inv_freq[_rotated_pairs(base, partial_rotary_factor) :] = 0
-    return inv_freq / base.real(factor), 1.0
+    inv_freq = 1 / settings.wavelengths()
+    inv_freq[_rotated_pairs(settings, partial_rotary_factor) :] = 0
+    return inv_freq / settings.compute_dtype(factor), 1.0
 
 
-def _rotated_pairs(base: Base, partial_rotary_factor: float) -> int:
-    """Return how many pairs of a whole head have a frequency other than 0."""
-    return int(partial_rotary_factor * base.head_dim // 2)
+def _rotated_pairs(settings: RopeSettings, partial_rotary_factor: float) -> int:
+    """Return the number of pairs of a whole head with a frequency other than 0."""
+    return int(partial_rotary_factor * settings.head_dim // 2)
 
 
-def _base_exponent(base: Base) -> float:
-    """Return d/(d−2), to which a stretch of the longest wavelength is raised where it changes the base."""
-    if base.rotary_dim == 2:
+def _base_exponent(settings: RopeSettings) -> float:
+    """Return d/(d−2): the longest wavelength grows by a stretch if the base grows by its power."""
+    if settings.rotary_dim == 2:
         raise ValueError("`rotary_dim` is 2; rope types that change the base need at least 4")
-    return base.rotary_dim / (base.rotary_dim - 2)
+    return settings.rotary_dim / (settings.rotary_dim - 2)
 
 
-def _ratio(factor: float | None, reached: int | None, original: int) -> float:
-    """Return the scale s: the factor, or how many times the original length is reached."""
+def _scale(factor: float | None, length: int | None, original: int) -> float:
+    """Return the scale s: the factor, or the ratio of the length to the original length."""
     if factor is not None:
         return float(factor)
-    if reached is None:
+    if length is None:
         raise ValueError(
-            "`factor` is missing, and so is `max_position_embeddings`, from which it would follow"
+            "`factor` is missing, and so is `max_position_embeddings`, from which it would follow; "
+            "give one of them"
         )
-    return reached / original
+    return length / original
 
 
-def _stretch(scale: float, original: int) -> float:
-    """Return LongRoPE's attention factor: √(1 + ln s / ln L₀), and 1 where nothing is stretched."""
+def _pair_of_revolutions(revolutions: float, settings: RopeSettings, original: int) -> float:
+    """Return the index of the pair, as a real number, with these revolutions over the length."""
+    ratio = original / (revolutions * 2 * math.pi)
+    if ratio == 0:  # more revolutions than a float can hold
+        raise OverflowError
+    return settings.rotary_dim * math.log(ratio) / (2 * math.log(settings.rope_theta))
+
+
+def _yarn_mscale(scale: float, mscale: float) -> float:
+    """Return YaRN's m(μ) = 0.1·μ·ln s + 1, and 1 for a scale of at most 1."""
+    return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0
+
+
+def _longrope_factor(scale: float, original: int) -> float:
+    """Return LongRoPE's attention factor √(1 + ln s / ln L₀), and 1 for a scale of at most 1."""
     if scale <= 1:
         return 1.0
     if original == 1:
         raise ValueError(
-            "`original_max_position_embeddings` is 1; rope type 'longrope' divides by its logarithm, so it must be > 1"
+            "`original_max_position_embeddings` is 1; rope type 'longrope' divides by its "
+            "logarithm, so it must be > 1"
         )
     return math.sqrt(1 + math.log(scale) / math.log(original))
 
 
 def _doublings(length: int, original: int) -> int:
-    """Return how often the original length is doubled until it is no shorter."""
+    """Return how many doublings of the original length reach this length."""
     return max(0, math.ceil(math.log2(length / original) + 1) - 1)
 
 
-def _mscale(scale: float, mscale: float) -> float:
-    """Return YaRN's m: 0.1·μ·ln s + 1, and 1 where nothing is stretched."""
-    return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0
+def _never(parameters: Mapping[str, Any]) -> bool:
+    return False
+
+
+def _always(parameters: Mapping[str, Any]) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
 class RopeType:
-    """A row of the table: the function, whether its result depends on the sequence length, and what it pairs.
+    """A row of the table.
 
-    same_as: from a length and the original one, the length that stands for all of the same result.
-    pairs_whole_head: partial_rotary_factor is the share of a whole head's pairs that rotate, not of a narrower part.
+    Parameters
+    ----------
+    compute : callable
+        The function for the frequencies and the attention factor.
+    depends_on_length : callable
+        From the parameters of a section to whether the result depends on the sequence length.
+    cache_length : callable
+        From (length, original length) to the representative of all lengths with equal frequencies.
+    pairs_whole_head : bool
+        True if `partial_rotary_factor` is the share of the pairs of a whole head that rotate,
+        rather than the share of the head in which pairs are formed.
     """
 
     compute: Callable[..., Result]
-    depends_on_length: Callable[[Mapping[str, Any]], bool] = lambda parameters: False
-    same_as: Callable[[int, int], int] = lambda length, original: length
+    depends_on_length: Callable[[Mapping[str, Any]], bool] = _never
+    cache_length: Callable[[int, int], int] = lambda length, original: length
     pairs_whole_head: bool = False
 
-    def rotated_pairs(self, base: Base, section: Mapping[str, Any]) -> int:
-        """Return how many pairs have a frequency other than 0."""
+    def rotated_pairs(self, settings: RopeSettings, section: Mapping[str, Any]) -> int:
+        """Return the number of pairs with a frequency other than 0."""
         if self.pairs_whole_head:
-            return _rotated_pairs(base, section.get("partial_rotary_factor", 1.0))
-        return (base.rotary_dim + 1) // 2
+            return _rotated_pairs(settings, section.get("partial_rotary_factor", 1.0))
+        return (settings.rotary_dim + 1) // 2
 
     @cached_property
     def parameters(self) -> dict[str, bool]:
-        """The keys this type reads, and whether each is required: the function's own signature."""
+        """The keys this type reads, each with whether it is required, from the signature."""
         signature = list(inspect.signature(self.compute).parameters.values())
         return {parameter.name: parameter.default is parameter.empty for parameter in signature[1:]}
 
@@ -314,12 +471,22 @@ class RopeType:
 ROPE_TYPES: dict[str, RopeType] = {
     "default": RopeType(default),
     "linear": RopeType(linear),
-    "dynamic": RopeType(dynamic, lambda parameters: not parameters.get("alpha"), max),
+    "dynamic": RopeType(
+        dynamic,
+        depends_on_length=lambda parameters: not parameters.get("alpha"),
+        cache_length=max,
+    ),
     "dynamic_powers": RopeType(
-        powers, lambda parameters: True, lambda length, L0: L0 << _doublings(length, L0)
+        powers,
+        depends_on_length=_always,
+        cache_length=lambda length, original: original << _doublings(length, original),
     ),
     "yarn": RopeType(yarn),
-    "longrope": RopeType(longrope, lambda parameters: True, lambda length, L0: L0 + (length > L0)),
+    "longrope": RopeType(
+        longrope,
+        depends_on_length=_always,
+        cache_length=lambda length, original: original + (length > original),
+    ),
     "llama3": RopeType(llama3),
     "proportional": RopeType(proportional, pairs_whole_head=True),
 }

@@ -1,4 +1,4 @@
-"""The frozen description of one rotation: pure float64 data, which kernels and ONNX graphs alike are made from."""
+"""`RopeSpec`: the immutable float64 description of a rotation, for kernels and ONNX graphs."""
 
 from __future__ import annotations
 
@@ -26,48 +26,93 @@ from rope_cpu.array_types import Float64
 
 ANGLE_DTYPES = ("float64", "float32")
 
-# Radians per unit of position. Beyond it positions of some thousands would already lose digits, as angles beyond 2^53
-# radians do.
+# Radians per unit of position. Beyond this bound, positions of some thousands would already lose
+# digits, as angles beyond 2^53 radians do.
 LARGEST_FREQUENCY = 2.0**40
 
-# The factor on cos and sin, and that of the inverse, must be normal numbers of float32.
+# Bound of the factor on cos and sin: the factor and its inverse must be normal float32 numbers.
 LARGEST_FACTOR = 2.0**126
 
 
 class LengthRule(Protocol):
     """Frequencies that depend on the sequence length (rope types dynamic and longrope).
 
-    An implementation is immutable, hashable, compares by value and can be pickled.
+    An implementation is immutable and hashable, compares by value and can be pickled.
     """
 
     @property
     def original_length(self) -> int:
-        """How many tokens the model was trained for: up to there, frequencies are the original ones."""
+        """Length in tokens up to which the frequencies are the original ones."""
         ...
 
     def at_length(self, length: int) -> tuple[Float64, float]:
-        """Return inv_freq (pairs,), as for one axis, and the attention factor for `length` tokens."""
+        """Compute the frequencies and the attention factor for one sequence length.
+
+        Parameters
+        ----------
+        length : int
+            Sequence length in tokens.
+
+        Returns
+        -------
+        inv_freq : ndarray of float64, shape (pairs,)
+            Frequencies of one axis, in radians per unit of position.
+        attention_factor : float
+            Factor on cos and sin.
+        """
         ...
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RopeSpec:
-    """One rotation: which elements pair, and by what angle per unit of position each pair rotates.
+    """One rotation: which elements form pairs, and how fast each pair rotates on each axis.
 
-    Its arrays are read-only copies of those given. It fits itself: kernels rely on that, also after `replace`.
+    The arrays are read-only copies of the arguments. Shapes, widths and values are checked on
+    construction, also through `dataclasses.replace`, because the kernels rely on them.
 
-    inv_freq: float64 (rows, axes, heads, pairs), radians per unit of position. rows is 1, or the batch size where every
-        sequence has a length of its own; heads is 1 unless heads have frequencies of their own.
-    attention_factor: float64 (rows,), the factor on cos and sin.
-    blocks: widths, in elements, of the contiguous blocks that pairs are formed in; their sum is rotary_dim.
-    pair_axis: the axis that each pair rotates with, (pairs,); follows from inv_freq where it is not given. None where
-        axes mix, or differ by head.
-    direction: -1 where the model rotates backwards; inv_freq holds the sign already.
-    shared_id: several axes take one plain id for all of them (M-RoPE on text).
-    length_rule: where it is set, the frequencies depend on the sequence length; lengths then says for which they are.
-        Its frequencies are those of one axis: direction and pair_axis are applied to them.
+    Parameters
+    ----------
+    inv_freq : ndarray of float64, shape (rows, axes, heads, pairs)
+        Frequencies in radians per unit of position. `rows` is 1, or the batch size if every
+        sequence has its own length. `heads` is 1 unless heads have their own frequencies.
+    attention_factor : ndarray of float64, shape (rows,)
+        Factor on cos and sin.
+    head_dim : int
+        Width of a head vector in elements.
+    blocks : tuple of int
+        Widths, in elements, of the contiguous blocks in which pairs are formed. Their sum is
+        `rotary_dim`.
+    interleaved : bool
+        True for pairs (2i, 2i+1), False for half-split pairs (i, i+n) within each block.
+    rope_type : str
+        Name of the scaling type, or of another source of frequencies ("axial", "generators").
+    angle_dtype : str
+        "float64", or "float32" to repeat the float32 angle arithmetic of transformers.
+    pair_axis : tuple of int, shape (pairs,), optional
+        Axis of each pair. Derived from `inv_freq` if None, and None in the spec if axes are mixed
+        in a pair or differ between heads.
+    direction : int
+        -1 for a model that rotates backwards. `inv_freq` includes the sign already.
+    shared_id : bool
+        True if one position id may stand for the ids on all axes (M-RoPE on text).
+    length_rule : LengthRule, optional
+        The rule if the frequencies depend on the sequence length. It yields the frequencies of
+        one axis, to which `direction` and `pair_axis` are applied.
+    lengths : tuple of int, shape (rows,), optional
+        Sequence lengths, in tokens, for which a length rule was evaluated.
 
-    Raises TypeError or ValueError where shapes, widths or values do not fit, naming field, value and rule.
+    Raises
+    ------
+    TypeError, ValueError
+        If a shape, width or value is not allowed. The text names the field, its value and the
+        rule.
+
+    Examples
+    --------
+    >>> from rope_cpu.frequencies.spec import from_inv_freq
+    >>> spec = from_inv_freq([1.0, 0.5], head_dim=6)
+    >>> spec.axes, spec.pairs, spec.rotary_dim, spec.head_dim
+    (1, 2, 4, 6)
     """
 
     inv_freq: Float64
@@ -85,29 +130,26 @@ class RopeSpec:
 
     def __post_init__(self) -> None:
         inv_freq = _checked_frequencies(self.inv_freq)
-        rows, rotary_dim = len(inv_freq), 2 * inv_freq.shape[-1]
-        lengths = (
-            None
-            if self.lengths is None
-            else whole_numbers("lengths", self.lengths, longest=limits.LENGTHS)
-        )
-        checked = {
-            "inv_freq": _frozen(inv_freq),
-            "attention_factor": _frozen(_factors(self.attention_factor, rows)),
+        rows = len(inv_freq)
+        rotary_dim = 2 * inv_freq.shape[-1]
+        checked: dict[str, Any] = {
+            "lengths": _checked_lengths(self.lengths),
+            "inv_freq": _read_only(inv_freq),
+            "attention_factor": _read_only(_checked_factors(self.attention_factor, rows)),
             "head_dim": whole_number("head_dim", self.head_dim, 1, limits.HEAD_DIM),
-            "blocks": _widths(self.blocks, rotary_dim),
+            "blocks": _checked_blocks(self.blocks, rotary_dim),
             "interleaved": boolean("interleaved", self.interleaved),
             "angle_dtype": one_of("angle_dtype", self.angle_dtype, ANGLE_DTYPES),
             "shared_id": boolean("shared_id", self.shared_id),
-            "pair_axis": _pair_axis(self.pair_axis, inv_freq[0]),
-            "lengths": lengths,
+            "pair_axis": _resolved_pair_axis(self.pair_axis, inv_freq[0]),
         }
-        if lengths is not None and len(lengths) != rows:
-            rule = f"there must be one for each of {rows} rows of `inv_freq`"
+        if checked["lengths"] is not None and len(checked["lengths"]) != rows:
+            rule = f"it must have one length for each of {rows} rows of `inv_freq`"
             raise ValueError(f"`lengths` is {shown(self.lengths)}; {rule}")
         if checked["head_dim"] < rotary_dim:
             raise ValueError(
-                f"`head_dim` is {self.head_dim}, but `inv_freq` rotates {rotary_dim} elements (2 a pair)"
+                f"`head_dim` is {self.head_dim}, but `inv_freq` rotates {rotary_dim} elements "
+                "(2 per pair)"
             )
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -133,57 +175,111 @@ class RopeSpec:
         return self.length_rule is not None and self.lengths is None
 
     def check_length(self) -> None:
-        """Raise where frequencies depend on a sequence length that is not given."""
+        """Check that the frequencies are those of a known sequence length.
+
+        Raises
+        ------
+        ValueError
+            If the frequencies depend on a sequence length and `at_length` was not called.
+        """
         if self.needs_length:
             raise ValueError(
-                f"rope type {self.rope_type!r} depends on the sequence length; call `at_length(seq_len)` first and "
-                "rotate queries and keys with what it returns"
+                f"rope type {self.rope_type!r} depends on the sequence length; call "
+                "`at_length(seq_len)` first and rotate queries and keys with the result"
             )
 
     def pair_elements(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return the elements of a head vector that are first and second in their pair, (pairs,) each.
+        """Return the indices of the first and of the second element of each pair.
 
-        For references: kernels and graphs know pairs by strides, slices and reshapes of their own.
+        For reference implementations. Kernels and graphs address pairs by strides, slices and
+        reshapes.
+
+        Returns
+        -------
+        first, second : ndarray of int, shape (pairs,)
+            Indices into a head vector.
+
+        Examples
+        --------
+        >>> from rope_cpu.frequencies.spec import from_inv_freq
+        >>> first, second = from_inv_freq([1.0, 0.5]).pair_elements()
+        >>> first.tolist(), second.tolist()
+        ([0, 1], [2, 3])
         """
         elements = np.arange(self.rotary_dim)
         if self.interleaved:
             return elements[0::2], elements[1::2]
         blocks = np.split(elements, np.cumsum(self.blocks)[:-1])
-        first, second = np.concatenate([block.reshape(2, -1) for block in blocks], axis=1)
-        return first, second
+        halves = np.concatenate([block.reshape(2, -1) for block in blocks], axis=1)
+        return halves[0], halves[1]
 
     def at_length(self, lengths: Sequence[int]) -> RopeSpec:
-        """Return the spec for one length of all sequences, or for one length per batch row; itself without a rule.
+        """Return the spec for one length of all sequences, or for one length per batch row.
 
-        lengths: tokens, at least 1, which `RotaryEmbedding.at_length` checks.
+        Parameters
+        ----------
+        lengths : sequence of int
+            Sequence lengths in tokens, at least 1. `RotaryEmbedding.at_length` checks them.
 
-        Raises ValueError where frequencies for a length are not finite, not above 0 or too large, and where its
-        attention factor is out of range.
+        Returns
+        -------
+        RopeSpec
+            A spec with one row per length; `self` without a length rule.
+
+        Raises
+        ------
+        ValueError
+            If the frequencies for a length are not finite, not above 0 or too large, or if its
+            attention factor is out of range.
+
+        Examples
+        --------
+        >>> from rope_cpu.frequencies.scaling import scaled
+        >>> section = {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 1024}
+        >>> spec = scaled(8, scaling=section)
+        >>> spec.needs_length, spec.at_length([1024, 4096]).inv_freq.shape
+        (True, (2, 1, 1, 4))
         """
         if self.length_rule is None:
             return self
         not_longer("lengths", lengths, limits.LENGTHS)
-        sizes = len(lengths), self.axes, self.pairs
-        not_larger("`lengths` has entries:", len(lengths), *sizes, most=limits.FREQUENCIES)
+        not_larger(
+            "`lengths` has entries:",
+            len(lengths),
+            len(lengths),
+            self.axes,
+            self.pairs,
+            most=limits.FREQUENCIES,
+        )
         rows = [self.length_rule.at_length(length) for length in lengths]
         one_axis = np.stack([self.direction * inv_freq for inv_freq, _ in rows])
+        inv_freq = spread_over_axes(one_axis, self.pair_axis or (), self.axes)
         return replace(
             self,
-            inv_freq=on_axes(one_axis, self.pair_axis or (), self.axes)[:, :, None],
+            inv_freq=inv_freq[:, :, None],
             attention_factor=np.array([factor for _, factor in rows]),
             lengths=tuple(lengths),
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.__post_init__()  # pickle and deepcopy hand out arrays that can be written to
+        self.__post_init__()  # pickle and deepcopy create writable arrays
 
     def _key(self) -> tuple[Any, ...]:
-        arrays = (self.inv_freq, self.attention_factor)
+        """Return a hashable value that is equal for equal specs."""
         return (
-            *((array.shape, array.tobytes()) for array in arrays),
-            *(self.head_dim, self.blocks, self.interleaved, self.rope_type, self.angle_dtype),
-            *(self.pair_axis, self.shared_id, self.length_rule, self.lengths),
+            self.inv_freq.shape,
+            self.inv_freq.tobytes(),
+            self.attention_factor.tobytes(),
+            self.head_dim,
+            self.blocks,
+            self.interleaved,
+            self.rope_type,
+            self.angle_dtype,
+            self.pair_axis,
+            self.shared_id,
+            self.length_rule,
+            self.lengths,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -200,63 +296,96 @@ def from_inv_freq(
     attention_factor: float = 1.0,
     interleaved: bool = False,
     blocks: int | Sequence[int] = 1,
-    **described: Any,
+    **fields: Any,
 ) -> RopeSpec:
-    """Check a frequency matrix and describe the rotation by it; every other builder ends here.
+    """Describe the rotation of a frequency matrix; every other builder of a spec ends here.
 
-    described: further fields of RopeSpec (rope_type, angle_dtype, shared_id, length_rule); the other arguments are
-        those of `RotaryEmbedding.from_inv_freq`.
+    Parameters
+    ----------
+    inv_freq : array_like of real, shape (pairs,), (axes, pairs) or (axes, heads, pairs)
+        Frequencies in radians per unit of position.
+    head_dim : int, optional
+        Width of a head vector in elements, 2·pairs by default. Further elements are copied.
+    attention_factor : float
+        Factor on cos and sin, from 2^-126 to 2^126.
+    interleaved : bool
+        True for pairs (2i, 2i+1), False for half-split pairs (i, i+n).
+    blocks : int or sequence of int
+        Number of equal contiguous blocks in which pairs are formed, or their widths in elements.
+    **fields
+        Further fields of `RopeSpec`: `rope_type`, `angle_dtype`, `pair_axis`, `shared_id`,
+        `length_rule`.
+
+    Returns
+    -------
+    RopeSpec
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a shape, width or value is not allowed. The text names the argument, its value and the
+        rule.
+
+    Examples
+    --------
+    >>> spec = from_inv_freq([[1.0, 0.0], [0.0, 2.0]], blocks=2)
+    >>> spec.axes, spec.blocks, spec.pair_axis
+    (2, (2, 2), (0, 1))
     """
-    interleaved, frequencies = boolean("interleaved", interleaved), _frequencies(inv_freq)
+    interleaved = boolean("interleaved", interleaved)
+    frequencies = _frequency_matrix(inv_freq)
     rotary_dim = 2 * frequencies.shape[-1]
-    of_each = isinstance(blocks, Sequence) or (isinstance(blocks, np.ndarray) and blocks.ndim > 0)
-    widths = _widths(blocks if of_each else _equal(blocks, rotary_dim), rotary_dim)
+    widths = _block_widths(blocks, rotary_dim)
+    if interleaved:
+        # Adjacent pairs never cross a boundary between even blocks, so blocks do not matter.
+        widths = (rotary_dim,)
     return RopeSpec(
         inv_freq=frequencies[None],
         attention_factor=np.array([checked_factor(attention_factor)]),
         head_dim=rotary_dim if head_dim is None else head_dim,
-        # Adjacent pairs never cross a boundary between even blocks, so blocks make no difference to them.
-        blocks=(rotary_dim,) if interleaved else widths,
+        blocks=widths,
         interleaved=interleaved,
-        **described,
+        **fields,
     )
 
 
 def checked_factor(attention_factor: object) -> float:
-    """Return an attention factor as a float; raise unless it is one."""
+    """Return an attention factor as a float; raise if it is none or out of range."""
     factor = real_number("attention_factor", attention_factor)
     if not 1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR:
         raise ValueError(f"`attention_factor` is {factor}; it must be from 2^-126 to 2^126")
     return factor
 
 
-def on_axes(inv_freq: Float64, pair_axis: Sequence[int], axes: int) -> Float64:
-    """Return frequencies (…, pairs) as (…, axes, pairs): each pair's stands on its axis, and is 0 on the others."""
-    return np.where(np.asarray(pair_axis) == np.arange(axes)[:, None], inv_freq[..., None, :], 0.0)
+def spread_over_axes(inv_freq: Float64, pair_axis: Sequence[int], axes: int) -> Float64:
+    """Return frequencies (…, pairs) as (…, axes, pairs), zero except on the axis of each pair."""
+    on_axis = np.asarray(pair_axis) == np.arange(axes)[:, None]
+    return np.where(on_axis, inv_freq[..., None, :], 0.0)
 
 
-def backwards(spec: RopeSpec) -> RopeSpec:
+def reverse_direction(spec: RopeSpec) -> RopeSpec:
     """Return the spec that rotates in the other direction, at every length."""
     return replace(spec, inv_freq=-spec.inv_freq, direction=-spec.direction)
 
 
-def _frequencies(inv_freq: ArrayLike) -> Float64:
-    """Return frequencies as (axes, heads, pairs); their values are checked by the spec."""
+def _frequency_matrix(inv_freq: ArrayLike) -> Float64:
+    """Return frequencies as (axes, heads, pairs); the spec checks their values."""
     frequencies = real_array("inv_freq", inv_freq)
-    if not 1 <= frequencies.ndim <= 3 or 0 in frequencies.shape:
+    shape = frequencies.shape
+    if not 1 <= frequencies.ndim <= 3 or 0 in shape:
         raise ValueError(
-            f"`inv_freq` has shape {frequencies.shape}; it must be (pairs,), (axes, pairs) or (axes, heads, pairs), "
-            "none of them 0"
+            f"`inv_freq` has shape {shape}; it must be (pairs,), (axes, pairs) or "
+            "(axes, heads, pairs), none of them 0"
         )
-    axes = frequencies.shape[0] if frequencies.ndim > 1 else 1
-    heads = frequencies.shape[1] if frequencies.ndim == 3 else 1
-    pairs = frequencies.shape[-1]
-    _check_shape(frequencies.shape, axes, heads, pairs)
+    axes = shape[0] if frequencies.ndim > 1 else 1
+    heads = shape[1] if frequencies.ndim == 3 else 1
+    pairs = shape[-1]
+    _check_sizes(shape, axes, heads, pairs)
     return frequencies.reshape(axes, heads, pairs)
 
 
-def _check_shape(shape: tuple[int, ...], axes: int, heads: int, pairs: int) -> None:
-    """Raise where frequencies of this shape are for more axes, heads or pairs than there may be."""
+def _check_sizes(shape: tuple[int, ...], axes: int, heads: int, pairs: int) -> None:
+    """Raise if frequencies of this shape have too many axes, heads, pairs or elements."""
     sizes = {
         "axes": (axes, limits.AXES),
         "heads": (heads, limits.HEADS),
@@ -271,58 +400,69 @@ def _check_shape(shape: tuple[int, ...], axes: int, heads: int, pairs: int) -> N
 
 
 def _checked_frequencies(inv_freq: ArrayLike) -> Float64:
-    """Return the frequencies of a spec; raise unless they are finite and within bounds."""
-    given = real_array("inv_freq", inv_freq)
-    if given.ndim != 4 or 0 in given.shape:
-        shape = given.shape
-        raise ValueError(
-            f"`inv_freq` has shape {shape}; it must be (rows, axes, heads, pairs), none of them 0"
-        )
-    _check_shape(given.shape, *given.shape[1:])
-    frequencies = given.astype(np.float64)
-    size = np.abs(frequencies)
-    if not size.max() <= LARGEST_FREQUENCY:  # nor is NaN
+    """Return the frequencies of a spec as float64; raise if a shape or value is not allowed."""
+    array = real_array("inv_freq", inv_freq)
+    if array.ndim != 4 or 0 in array.shape:
+        rule = "it must be (rows, axes, heads, pairs), none of them 0"
+        raise ValueError(f"`inv_freq` has shape {array.shape}; {rule}")
+    _check_sizes(array.shape, *array.shape[1:])
+    frequencies = array.astype(np.float64)
+    magnitudes = np.abs(frequencies)
+    if not magnitudes.max() <= LARGEST_FREQUENCY:  # also true for NaN
         finite_array("inv_freq", frequencies)
+        largest = frequencies[magnitudes > LARGEST_FREQUENCY][0]
         raise ValueError(
-            f"`inv_freq` holds {frequencies[size > LARGEST_FREQUENCY][0]}, which is beyond ±2^40 radians per position: "
+            f"`inv_freq` holds {largest}, which is beyond ±2^40 radians per position: "
             "the angle of a large position would lose its precision"
         )
     return frequencies
 
 
-def _pair_axis(given: Sequence[int] | None, inv_freq: Float64) -> tuple[int, ...] | None:
-    """Return the axis of each pair of (axes, heads, pairs), None where there is not one; raise where it is another."""
+def _resolved_pair_axis(
+    pair_axis: Sequence[int] | None, inv_freq: Float64
+) -> tuple[int, ...] | None:
+    """Return the axis of each pair for frequencies (axes, heads, pairs).
+
+    None if `pair_axis` is None and pairs rotate with several axes, or with different axes in
+    different heads.
+    """
     axes, heads, pairs = inv_freq.shape
-    rotating = (inv_freq != 0).any(axis=1)
-    if given is None:
-        one_each = axes == 1 or (heads == 1 and (rotating.sum(axis=0) <= 1).all())
-        return tuple(rotating.argmax(axis=0).tolist()) if one_each else None
-    own = whole_numbers("pair_axis", given, 0)
-    if (
-        len(own) != pairs
-        or max(own) >= axes
-        or (rotating & (np.arange(axes)[:, None] != own)).any()
-    ):
+    rotating = (inv_freq != 0).any(axis=1)  # (axes, pairs)
+    if pair_axis is None:
+        one_axis_per_pair = axes == 1 or (heads == 1 and (rotating.sum(axis=0) <= 1).all())
+        return tuple(rotating.argmax(axis=0).tolist()) if one_axis_per_pair else None
+    owners = whole_numbers("pair_axis", pair_axis, 0)
+    is_split = len(owners) == pairs and max(owners) < axes
+    if not is_split or (rotating & (np.arange(axes)[:, None] != owners)).any():
         rule = f"it must name the one axis that each of {pairs} pairs rotates with"
-        raise ValueError(f"`pair_axis` is {shown(given)}; {rule}")
-    return own
+        raise ValueError(f"`pair_axis` is {shown(pair_axis)}; {rule}")
+    return owners
 
 
-def _factors(attention_factor: ArrayLike, rows: int) -> Float64:
-    """Return the attention factors of a spec; raise unless each row has one."""
+def _checked_lengths(lengths: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Return sequence lengths as a tuple of int, or None."""
+    if lengths is None:
+        return None
+    return whole_numbers("lengths", lengths, longest=limits.LENGTHS)
+
+
+def _checked_factors(attention_factor: ArrayLike, rows: int) -> Float64:
+    """Return the attention factors of a spec as float64; raise if a row has none or a wrong one."""
     factors = real_array("attention_factor", attention_factor).astype(np.float64)
     if factors.shape != (rows,):
-        raise ValueError(
-            f"`attention_factor` has shape {factors.shape}; it must be ({rows},), as inv_freq"
-        )
+        rule = f"it must be ({rows},), one factor per row of `inv_freq`"
+        raise ValueError(f"`attention_factor` has shape {factors.shape}; {rule}")
     wrong = ~((factors >= 1 / LARGEST_FACTOR) & (factors <= LARGEST_FACTOR))
     if wrong.any():
         checked_factor(factors[wrong][0].item())  # raises
     return factors
 
 
-def _equal(blocks: object, rotary_dim: int) -> tuple[int, ...]:
-    """Return the widths of so many equal blocks."""
+def _block_widths(blocks: object, rotary_dim: int) -> tuple[int, ...]:
+    """Return the widths of blocks from their number or from the widths themselves."""
+    is_array = isinstance(blocks, np.ndarray) and blocks.ndim > 0
+    if isinstance(blocks, Sequence) or is_array:
+        return _checked_blocks(blocks, rotary_dim)
     count = whole_number("blocks", blocks)
     if rotary_dim % (2 * count):
         raise ValueError(
@@ -331,17 +471,17 @@ def _equal(blocks: object, rotary_dim: int) -> tuple[int, ...]:
     return (rotary_dim // count,) * count
 
 
-def _widths(blocks: object, rotary_dim: int) -> tuple[int, ...]:
-    """Return the widths of blocks; raise unless pairs can be formed in them."""
+def _checked_blocks(blocks: object, rotary_dim: int) -> tuple[int, ...]:
+    """Return the widths of blocks; raise if pairs cannot be formed within them."""
     widths = whole_numbers("blocks", blocks, 2)
     if sum(widths) != rotary_dim or any(width % 2 for width in widths):
-        raise ValueError(
-            f"`blocks` is {shown(blocks)}; widths must be even and add up to rotary_dim {rotary_dim}"
-        )
+        rule = f"widths must be even and add up to rotary_dim {rotary_dim}"
+        raise ValueError(f"`blocks` is {shown(blocks)}; {rule}")
     return widths
 
 
-def _frozen(array: Float64) -> Float64:
-    # A copy of our own that cannot be made writeable again through a base: plans rely on it never changing.
-    held = np.asarray(array, dtype=np.float64)
-    return np.frombuffer(held.tobytes(), dtype=np.float64).reshape(held.shape)
+def _read_only(array: Float64) -> Float64:
+    """Return a copy that stays read-only: plans rely on unchanged frequencies."""
+    # An array over immutable bytes cannot be made writable again, also not through its base.
+    source = np.asarray(array, dtype=np.float64)
+    return np.frombuffer(source.tobytes(), dtype=np.float64).reshape(source.shape)

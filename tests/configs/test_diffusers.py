@@ -1,4 +1,4 @@
-"""Configs of diffusers against the closed forms of their models, written out pair by pair, and what is refused."""
+"""Configs of diffusers: closed forms of their models, written out pair by pair, and refusals."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ LTX = {
 
 
 def rotated(x, angles):
-    """Rotate adjacent pairs of x (tokens, ..., width) by angles (tokens, ..., width / 2), in complex numbers."""
+    """Rotate adjacent pairs of x (tokens, ..., width) by angles (tokens, ..., width / 2)."""
     z = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
     return np.stack([z.real, z.imag], axis=-1).reshape(x.shape)
 
 
 def axis_by_axis(ids, widths, theta):
-    """The angle of each pair of a token: its coordinate times theta^(-2i/width), axis after axis."""
+    """Return the angle of each pair: coordinate times theta^(-2i/width), axis after axis."""
     return np.array(
         [
             [
@@ -92,7 +92,8 @@ MODELS = {
         256.0,
         [[3, 4, 5]],
     ),
-    # Sampled at half the training resolution: rows and columns are 0, 2, 4, …; fractional for other ratios.
+    # Sampled at half the training resolution: rows and columns are 0, 2, 4, …; other ratios make
+    # them fractional.
     "CogVideoX": (COGVIDEOX, (16, 24, 24), 1e4, positions.grid((4, 5, 7), scale=(1, 1.875, 2))),
     # The middle of the image is 0: rows -(n - n // 2) … n // 2 - 1.
     "Qwen-Image": (QWEN_IMAGE, (16, 56, 56), 1e4, positions.grid((1, 5, 8), start=(0, -3, -4))),
@@ -155,7 +156,10 @@ def test_video_and_image_models_equal_their_closed_form(name, rng):
 
 @pytest.mark.parametrize(("config", "width"), [(LTX2, 4096), (LTX, 2048)])
 def test_ltx_rotates_all_heads_as_one_vector(config, width, rng):
-    """Frequency k of n on each axis, then k + 1, after the pairs that three axes cannot share; then heads are split."""
+    """Frequency k of n on each axis, then k + 1, after the pairs that three axes cannot share.
+
+    The heads are split afterwards.
+    """
     rope = RotaryEmbedding.from_config(config)
     ids = rng.uniform(-1, 1, size=(10, 3))
     count, heads = width // 6, config["num_attention_heads"]

@@ -82,7 +82,7 @@ def test_layers_with_bases_of_their_own() -> None:
         read(GRANITE, layer=2)
     with pytest.raises(
         ValueError,
-        match=r"`layer_type` is None, but such layers have bases \[10000.0, 5000000.0\]; give",
+        match=r"`layer_type` is None, but .* rope_theta, \[10000.0, 5000000.0\]; give `layer`",
     ):
         read(GRANITE)
     muse = {

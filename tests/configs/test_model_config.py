@@ -1,4 +1,4 @@
-"""What `ModelConfig` knows beside the rotation: numbers of heads by layer, and what the model's attention has."""
+"""`ModelConfig` besides the rotation: numbers of heads by layer, and facts of attention."""
 
 import pytest
 

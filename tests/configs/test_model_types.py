@@ -1,4 +1,4 @@
-"""What the model type alone determines: the pairing, defaults, names of keys, and whether anything is rotated."""
+"""Facts of the model type alone: the pairing, defaults, names of keys, unrotated models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oracle import inv_freq
 from text_configs import LLAMA, NANOCHAT, read
 
 from rope_cpu.configs import reader
-from rope_cpu.configs.model_types import _rows, facts_of
+from rope_cpu.configs.model_types import model_facts, table_rows
 
 
 def test_defaults_of_the_model_type_fill_a_sparse_file() -> None:
@@ -124,7 +124,7 @@ def test_a_given_pairing_makes_no_rotation() -> None:
 
 
 def test_every_row_of_the_tables_can_be_made() -> None:
-    for name in _rows():
-        known = facts_of(name)
+    for name in table_rows():
+        known = model_facts(name)
         assert known is not None
         assert known.part is not None or known.interleaved is not None or known.refuse, name

@@ -1,4 +1,4 @@
-"""Published config files, by their rope-relevant facts: each means what its model's code computes, or is refused."""
+"""Published config files: each gives the frequencies of its model's code, or is refused."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ FACTS: dict[str, dict[str, Any]] = json.loads(
 )
 READ = [name for name, entry in FACTS.items() if "expected" in entry]
 REFUSED = {
-    "diffusers/ace_step-3.5b": "`_class_name` is 'Transformer2DModel', which does not determine a rotation",
-    "diffusers/longcat_video": "`_class_name` is 'LongCatVideoTransformer3DModel', which does not determine a rotation",
+    "diffusers/ace_step-3.5b": "`_class_name` is 'Transformer2DModel', which does not determine "
+    "a rotation",
+    "diffusers/longcat_video": "`_class_name` is 'LongCatVideoTransformer3DModel', which does "
+    "not determine a rotation",
     "gpt_neox-2.7b-2021": "`model_type` is 'gpt-neox', whose pairing is not known",
     "hf_olmo-tiny": "`rope` is False in a config of model type 'hf_olmo'",
     "minicpm3-4b-nomodeltype": "`model_type` is None, whose pairing is not known",

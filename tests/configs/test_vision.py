@@ -1,4 +1,4 @@
-"""Vision configs: which pairs their towers rotate by which axis, written out, and what is refused."""
+"""Vision configs: the pairs of each axis, written out, and refusals."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_a_vision_part_is_known_by_its_keys():
 
 
 def test_heads_of_projections_of_their_own_width_are_floored():
-    """As in the code of these two models, whose projections are heads · (hidden_size // heads) wide."""
+    """The projections of both models are heads · (hidden_size // heads) wide."""
     assert reader.read(tower("llama4_vision_model", hidden_size=65)).spec().head_dim == 16
     ernie = {
         "hidden_size": 257,

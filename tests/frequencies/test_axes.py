@@ -87,7 +87,7 @@ def test_axes_of_mrope_add_up_to_text():
 
 
 def test_scaled_mrope():
-    """Linear scaling slows every pair down, on the axis that it belongs to; yarn brings its attention factor."""
+    """Linear scaling slows down every pair, on its own axis; yarn brings its attention factor."""
     plain, slow = (
         axes.mrope(64, (12, 10, 10), rope_theta=1e6, scaling=s)
         for s in (None, {"type": "linear", "factor": 4.0})
@@ -130,7 +130,7 @@ class Stretch:
 
 def test_length_rules_are_spread_too():
     text = axes.from_inv_freq(np.arange(1.0, 5.0), length_rule=Stretch())
-    spec = axes.spread_spec(text, (2, 1, 1), False)
+    spec = axes.to_mrope(text, (2, 1, 1), False)
     at = spec.at_length([2, 4])
     assert spec.needs_length
     assert not at.needs_length

@@ -1,4 +1,4 @@
-"""What makes a rotary position embedding, over rotations of one, two and more axes: the same tests for each of them."""
+"""Properties of rotary position embeddings: the same tests for one, two and more axes."""
 
 from __future__ import annotations
 
@@ -79,15 +79,16 @@ def vectors(rope, rng):
 
 
 def slack(rope):
-    """What rounding leaves between positions added as numbers and as angles, of pairs of size 6 at most.
+    """Bound of the rounding between positions added as numbers and as angles, for pairs up to 6.
 
-    A sum of two coordinates up to 300 errs by half an ulp of 600, the frequency's share of that goes into the angle.
+    A sum of two coordinates up to 300 errs by half an ulp of 600; the angle errs by the product of
+    that and the frequency.
     """
     return 6 * (np.abs(rope.spec.inv_freq).sum(axis=1).max() * 600 * 2**-53 + 16 * 2**-53)
 
 
 def test_rotation_is_the_oracles(rope, ids_for, vectors):
-    """Each pair rotates by the sum of coordinate times frequency, in 200 bits; heads of groups by their own."""
+    """Each pair rotates by the sum of coordinate times frequency; the oracle uses 200 bits."""
     ids, x = ids_for(5), vectors(5)
     matrix = rope.spec.inv_freq[0]
     group = 6 // matrix.shape[1]
@@ -178,7 +179,7 @@ def test_tokens_in_front_and_behind_stay_as_they_are(rope, vectors):
 
 
 def test_generators_with_their_basis_are_relative(vectors, rng):
-    """Q·R(p)·Qᵀ is the operator itself: scores of folded queries and keys depend on differences alone."""
+    """Q·R(p)·Qᵀ is the operator: scores of folded queries and keys depend on differences only."""
     family = commuting(rng, 2, 16)
     described, basis = generators.solve(family)
     rope = RotaryEmbedding.from_spec(described)

@@ -1,4 +1,4 @@
-"""The general solution against the matrix exponential, and refusals that name the matrices at fault."""
+"""The general solution against the matrix exponential, and refusals that name the matrices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rotated(spec, x, position):
 
 
 def generators_of(frequencies, size, basis=None):
-    """Return generators (axes, size, size) that rotate planes (2i, 2i + 1) of the basis by the frequencies."""
+    """Return generators (axes, size, size) that rotate planes (2i, 2i + 1) of the basis."""
     frequencies = np.atleast_2d(np.asarray(frequencies, float))
     matrices = np.zeros((len(frequencies), size, size))
     even = 2 * np.arange(frequencies.shape[1])
@@ -41,9 +41,9 @@ def orthogonal(rng, size):
 def rounding(generators, position, x):
     """How far the rotated x may be off in float64.
 
-    Products of matrices err by head_dim roundings, the squarings of expm and the frequencies by so many more as the
-    angle has radians. Planes of several axes are found in a combination of them, in which the closest of so many
-    frequencies may be closer by their number than on each axis alone.
+    Products of matrices err by head_dim roundings; the squarings of expm and the frequencies by as
+    many more as the angle has radians. Planes of several axes are found in a combination of the
+    axes, in which the frequencies may be closer, by their number, than on each axis alone.
     """
     count, size = generators.reshape(-1, *generators.shape[-2:]).shape[:2]
     angle = np.linalg.norm(np.tensordot(position, generators.reshape(count, size, size), 1), 2)
@@ -96,7 +96,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_matrix_exponential(name, rng):
     generators = CASES[name](rng)
-    # Coordinates of 1 to 3: the error of expm grows with the angle, and what is multiplied by almost 0 shows nothing.
+    # Coordinates of 1 to 3: the error of expm grows with the angle, and coordinates near 0 would
+    # hide errors of the frequencies.
     positions = rng.uniform(1, 3, size=(4, len(generators))) * rng.choice(
         [-1, 1], size=(4, len(generators))
     )
@@ -133,7 +134,7 @@ def test_frequencies_are_those_put_in(rng):
 
 
 def rotation(rng, size):
-    """Return a random rotation matrix, of which one in some hundred has a plane of nearly half a revolution."""
+    """Return a random rotation matrix; one in some hundred has a plane of almost π radians."""
     basis = orthogonal(rng, size)
     basis[:, 0] *= np.linalg.det(basis)
     return basis
@@ -156,7 +157,8 @@ def test_logarithms_of_rotations(size, rng):
 def test_families_of_logarithms(size, count, rng):
     """Their errors are those of matrices of norm 1, however slow the rotation is."""
     for speed in (1.0, 1e-6, 1e-17):
-        # Planes of up to 3 radians keep their distance from half a revolution, where the logarithm errs by more.
+        # Planes of up to 3 radians keep their distance from half a revolution, where the logarithm
+        # has a larger error.
         frequencies = rng.uniform(-2.5, 2.5, size=(count, size // 2))
         frequencies[-1] *= speed
         exact = generators_of(frequencies, size, orthogonal(rng, size))
@@ -210,8 +212,8 @@ def test_coarse_generators_are_judged_at_their_precision(name, count, rng):
     # As another program would have rounded it, by one unit in the last place of an entry or none.
     given[:, 0, 1] = np.nextafter(given[:, 0, 1], np.array(np.inf, name))
     spec, _ = solve(given)
-    # A symmetric change of a matrix of norm ε moves its frequencies by no more; to first order for those of an axis
-    # whose planes were found in another.
+    # A symmetric change of norm ε moves the frequencies of a matrix by ε at most; to first order
+    # for those of an axis whose planes were found in another.
     error = np.linalg.norm(given.astype(np.float64) - exact, 2, axis=(1, 2)).max()
     assert spec.axes == count
     found = np.sort(np.abs(spec.inv_freq[0, :, 0]))
@@ -225,11 +227,12 @@ def test_coarse_values_cast_to_float64_are_taken_with_a_tolerance(rng):
     exact = generators_of(speeds, 8, orthogonal(rng, 8))
     coarse = exact + rng.uniform(-1e-6, 1e-6, size=exact.shape)
     with pytest.raises(
-        ValueError, match=r"is not antisymmetric: .*; give \(B - B.T\) / 2, or .*`tolerance`"
+        ValueError,
+        match=r"is not antisymmetric: .* tolerance .*; give \(B - B.T\) / 2, or .*`tolerance`",
     ):
         RotaryEmbedding.from_generators(coarse)
     with pytest.raises(
-        ValueError, match=r"do not commute: .* at most; give generators that do, or .*`tolerance`"
+        ValueError, match=r"do not commute: .* tolerance .*; give .* commute, or .*`tolerance`"
     ):
         RotaryEmbedding.from_generators((coarse - coarse.transpose(0, 2, 1)) / 2)
     # Entries are off by 1e-6 at most, B + Bᵀ by twice as much.

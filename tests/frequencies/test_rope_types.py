@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -81,12 +81,34 @@ LONGROPE = {
     "original_max_position_embeddings": 4096,
 }
 
-# Section, further arguments, the length it is asked for, frequencies, attention factor.
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, list[Any], Any]] = {
+
+class Case(NamedTuple):
+    """A section, further arguments and a sequence length, with the expected result."""
+
+    section: dict[str, Any]
+    arguments: dict[str, Any]
+    length: int
+    inv_freq: list[Any]
+    attention_factor: Any
+
+
+ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], int, list[Any], Any]] = {
     "default": ({"rope_theta": 12345.0}, {}, 1, plain(12345), 1),
     "10000 where none is given": ({}, {}, 1, plain(10000), 1),
-    "linear": ({"rope_type": "linear", "factor": 3.5}, {}, 1, [w / mpf("3.5") for w in plain(10000)], 1),
-    "old name": ({"type": "linear", "factor": 3.5}, {}, 1, [w / mpf("3.5") for w in plain(10000)], 1),
+    "linear": (
+        {"rope_type": "linear", "factor": 3.5},
+        {},
+        1,
+        [w / mpf("3.5") for w in plain(10000)],
+        1,
+    ),
+    "old name": (
+        {"type": "linear", "factor": 3.5},
+        {},
+        1,
+        [w / mpf("3.5") for w in plain(10000)],
+        1,
+    ),
     "dynamic, short": (
         *({"rope_type": "dynamic", "factor": 4.0}, {"max_position_embeddings": 2048}, 2048),
         *(plain(10000), 1),
@@ -101,13 +123,30 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, list[Any], Any]] = {
     ),
     "yarn": ({**YARN, "factor": 16.0}, {}, 1, yarn(50000, 16, 2048), mpf("0.1") * mp.log(16) + 1),
     "yarn, all of it": (
-        *({**YARN, "factor": 16.0, "beta_fast": 20.0, "beta_slow": 3.0, "truncate": False, "mscale": 0.7,
-           "mscale_all_dim": 0.3}, {}, 1),
-        *(yarn(50000, 16, 2048, 20, 3, False),
-          (mpf("0.07") * mp.log(16) + 1) / (mpf("0.03") * mp.log(16) + 1)),
+        *(
+            {
+                **YARN,
+                "factor": 16.0,
+                "beta_fast": 20.0,
+                "beta_slow": 3.0,
+                "truncate": False,
+                "mscale": 0.7,
+                "mscale_all_dim": 0.3,
+            },
+            {},
+            1,
+        ),
+        *(
+            yarn(50000, 16, 2048, 20, 3, False),
+            (mpf("0.07") * mp.log(16) + 1) / (mpf("0.03") * mp.log(16) + 1),
+        ),
     ),
     "yarn, factor from lengths": (
-        *({**YARN, "factor": None, "attention_factor": 1.25}, {"max_position_embeddings": 10240}, 1),
+        *(
+            {**YARN, "factor": None, "attention_factor": 1.25},
+            {"max_position_embeddings": 10240},
+            1,
+        ),
         *(yarn(50000, 5, 2048), 1.25),
     ),
     "yarn, nothing stretched": ({**YARN, "factor": 1.0}, {}, 1, plain(50000), 1),
@@ -120,16 +159,38 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, list[Any], Any]] = {
         *(yarn(50000, 4, 64), mpf("0.1") * mp.log(4) + 1),
     ),
     "yarn, ramp that ends past the last pair": (
-        *({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 131072, "rope_theta": 1e4}, {}, 1),
+        *(
+            {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 131072,
+                "rope_theta": 1e4,
+            },
+            {},
+            1,
+        ),
         *(yarn(10000, 4, 131072), mpf("0.1") * mp.log(4) + 1),
     ),
     "yarn, ramp cut off at the width": (
-        *({**YARN, "factor": 4.0, "original_max_position_embeddings": 10**6, "rope_theta": 50.0, "beta_fast": 1e4},
-          {}, 1),
+        *(
+            {
+                **YARN,
+                "factor": 4.0,
+                "original_max_position_embeddings": 10**6,
+                "rope_theta": 50.0,
+                "beta_fast": 1e4,
+            },
+            {},
+            1,
+        ),
         *(yarn(50, 4, 10**6, 10**4), mpf("0.1") * mp.log(4) + 1),
     ),
     "yarn, ramp that would begin behind the width": (
-        *({**YARN, "factor": 4.0, "original_max_position_embeddings": 10**6, "rope_theta": 50.0}, {}, 1),
+        *(
+            {**YARN, "factor": 4.0, "original_max_position_embeddings": 10**6, "rope_theta": 50.0},
+            {},
+            1,
+        ),
         *(yarn(50, 4, 10**6), mpf("0.1") * mp.log(4) + 1),
     ),
     "yarn, one mscale is none": (
@@ -137,11 +198,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, list[Any], Any]] = {
         *(yarn(50000, 16, 2048), mpf("0.1") * mp.log(16) + 1),
     ),
     "yarn, original length from the reached one": (
-        *({"rope_type": "yarn", "factor": 16.0, "rope_theta": 50000.0}, {"max_position_embeddings": 2048}, 1),
+        *(
+            {"rope_type": "yarn", "factor": 16.0, "rope_theta": 50000.0},
+            {"max_position_embeddings": 2048},
+            1,
+        ),
         *(yarn(50000, 16, 2048), mpf("0.1") * mp.log(16) + 1),
     ),
     "longrope, short": (
-        *({**LONGROPE, "factor": 32.0}, {}, 4096, [w / mpf(e) for w, e in zip(plain(10000), SHORT, strict=True)]),
+        *(
+            {**LONGROPE, "factor": 32.0},
+            {},
+            4096,
+            [w / mpf(e) for w, e in zip(plain(10000), SHORT, strict=True)],
+        ),
         mp.sqrt(1 + mp.log(32) / mp.log(4096)),
     ),
     "longrope, long": (
@@ -159,38 +229,48 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, list[Any], Any]] = {
         *([w if 2 * mp.pi / w <= 8192 else w / 8 for w in plain(500000)], 1),
     ),
     "proportional": (
-        *({"rope_type": "proportional", "partial_rotary_factor": 0.3, "factor": 2.0, "rope_theta": 1e6}, {}, 1),
+        *(
+            {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.3,
+                "factor": 2.0,
+                "rope_theta": 1e6,
+            },
+            {},
+            1,
+        ),
         *([w / 2 if i < 9 else 0 for i, w in enumerate(plain(1000000))], 1),
     ),
     "partial": (
         *({"partial_rotary_factor": 0.5, "rope_theta": 1e6}, {}, 1),
         *(plain(1000000, 32), 1),
     ),
-}  # fmt: skip
+}
+CASES = {name: Case(*row) for name, row in ROWS.items()}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_formula(name: str) -> None:
-    section, arguments, length, expected, factor = CASES[name]
-    rope = RotaryEmbedding(WIDTH, scaling=section, **arguments).at_length(length)
-    # Each frequency is a handful of float64 operations; theta^e itself has the error of its exponent, |e·ln θ| · 2^-53.
-    np.testing.assert_allclose(
-        rope.inv_freq, np.array(expected, dtype=np.float64), rtol=64 * 2.0**-53, atol=0
-    )
-    assert rope.attention_factor == pytest.approx(float(factor), rel=8 * 2.0**-53)
+    case = CASES[name]
+    rope = RotaryEmbedding(WIDTH, scaling=case.section, **case.arguments).at_length(case.length)
+    expected = np.array(case.inv_freq, dtype=np.float64)
+    # Each frequency is a handful of float64 operations; theta^e itself has the error of its
+    # exponent, |e·ln θ| · 2^-53.
+    np.testing.assert_allclose(rope.inv_freq, expected, rtol=64 * 2.0**-53, atol=0)
+    factor = pytest.approx(float(case.attention_factor), rel=8 * 2.0**-53)
+    assert rope.attention_factor == factor
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_float32_is_near_float64(name: str) -> None:
-    section, arguments, length, expected, _ = CASES[name]
-    rope = RotaryEmbedding(WIDTH, scaling=section, angle_dtype="float32", **arguments).at_length(
-        length
-    )
-    assert np.array_equal(rope.inv_freq, rope.inv_freq.astype(np.float32))
-    # A dozen float32 operations, one of which is a power with exponent up to 1: ln θ ≤ 16 roundings of it.
-    np.testing.assert_allclose(
-        rope.inv_freq, np.array(expected, dtype=np.float64), rtol=32 * 2.0**-24, atol=0
-    )
+    case = CASES[name]
+    rope = RotaryEmbedding(WIDTH, scaling=case.section, angle_dtype="float32", **case.arguments)
+    inv_freq = rope.at_length(case.length).inv_freq
+    assert np.array_equal(inv_freq, inv_freq.astype(np.float32))
+    expected = np.array(case.inv_freq, dtype=np.float64)
+    # A dozen float32 operations, one of which is a power with exponent up to 1: ln θ ≤ 16 roundings
+    # of it.
+    np.testing.assert_allclose(inv_freq, expected, rtol=32 * 2.0**-24, atol=0)
 
 
 def test_yarn_widens_a_ramp_of_no_width_by_a_thousandth() -> None:
@@ -205,7 +285,7 @@ def test_yarn_widens_a_ramp_of_no_width_by_a_thousandth() -> None:
     exact = np.array(yarn(50000, 4, 2048, revolutions, revolutions, False), dtype=np.float64)
     assert 0.4 < exact[18] / (plain(50000)[18] * (1 + 1 / 4) / 2) < 1.6
     found = RotaryEmbedding(WIDTH, scaling=section).inv_freq
-    # The pair where the ramp begins errs by some roundings of 18, a thousandth of which the ramp is wide.
+    # The start of the ramp errs by some roundings of 18, and the ramp is only 0.001 wide.
     np.testing.assert_allclose(found, exact, rtol=8 * 18 * 2.0**-53 / 0.001, atol=0)
 
 
@@ -258,7 +338,7 @@ def test_cached_frequencies_are_those_of_their_length(section: dict[str, Any]) -
             original * 2**k // part + by for k in range(8) for part in (1, 3) for by in (-1, 0, 1)
         }
         for length in sorted(around | {1, 2, 10**7, 2**40}):
-            kept, computed = rule.at_length(length), rule.computed(length)
+            kept, computed = rule.at_length(length), rule.frequencies(length)
             assert np.array_equal(kept[0], computed[0])
             assert kept[1] == computed[1]
 
@@ -276,4 +356,4 @@ def test_a_factor_for_long_sequences_is_checked_when_they_come() -> None:
 
 
 def test_every_type_names_its_source() -> None:
-    assert all("Source:" in str(row.compute.__doc__) for row in ROPE_TYPES.values())
+    assert all("References\n" in str(row.compute.__doc__) for row in ROPE_TYPES.values())

@@ -297,7 +297,8 @@ REFUSED = [
     (
         lambda: R(8, scaling={**LONGROPE, "original_max_position_embeddings": 1}),
         ValueError,
-        "`original_max_position_embeddings` is 1; rope type 'longrope' divides by its logarithm, so it must be > 1",
+        "`original_max_position_embeddings` is 1; rope type 'longrope' divides by its logarithm, "
+        "so it must be > 1",
     ),
     (
         lambda: R(

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from rope_cpu.configs.attention_facts import FACTS  # noqa: E402
-from rope_cpu.configs.model_types import facts_of  # noqa: E402
+from rope_cpu.configs.model_types import model_facts  # noqa: E402
 from rope_cpu.configs.reader import read  # noqa: E402
 
 pytestmark = pytest.mark.peers
@@ -46,7 +46,7 @@ def attention_classes():
                 continue
             module = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
             model_type = getattr(getattr(module, name, None), "model_type", "")
-            if facts_of(model_type) is not None and facts_of(model_type).part is None:
+            if model_facts(model_type) is not None and model_facts(model_type).part is None:
                 found[model_type] = text, ast.get_source_segment(source, methods["forward"])
     return found
 
@@ -85,7 +85,7 @@ def silent_configs():
     """Return model type → (its class's config, what is known of a file that is silent), where it has a rotation."""
     found = {}
     for model_type, made in transformers.models.auto.configuration_auto.CONFIG_MAPPING.items():
-        facts = facts_of(model_type)
+        facts = model_facts(model_type)
         if facts is not None and facts.part is None and model_type not in WORKED_OUT:
             with contextlib.suppress(ValueError):  # it has no rotation where it is silent
                 found[model_type] = made(), read({"model_type": model_type}).attention

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rope_cpu.configs.model_types import facts_of
+from rope_cpu.configs.model_types import model_facts
 
 pytestmark = pytest.mark.peers
 
@@ -64,7 +64,7 @@ def cases() -> list[tuple[str, str]]:
     """Return (folder, model type) of every language model's rotary module."""
     found = set()
     for folder, _, config_class in modules():
-        known = facts_of(str(getattr(config_class, "model_type", "")))
+        known = model_facts(str(getattr(config_class, "model_type", "")))
         several_axes = (
             "vision" in str(getattr(config_class, "model_type", ""))
             and "text" not in config_class.model_type
@@ -83,10 +83,10 @@ def cases() -> list[tuple[str, str]]:
 def test_pairing(folder: str, model_type: str) -> None:
     if model_type in READ_BY_HAND:
         # A key that decides is one that transformers does not know: its code is that of True.
-        assert bool(facts_of(model_type).interleaved) is ("complex" in READ_BY_HAND[model_type])
+        assert bool(model_facts(model_type).interleaved) is ("complex" in READ_BY_HAND[model_type])
         return
     found = {neighbours(apply) for apply in apply_functions(folder).values()}
-    known = facts_of(model_type)
+    known = model_facts(model_type)
     if known.interleaved == "rope_interleave":
         assert found == {True, False}
     else:
