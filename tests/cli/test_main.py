@@ -104,7 +104,8 @@ def test_output_that_cannot_be_written_is_one_line(words, run_program):
 def test_a_file_that_cannot_be_written_is_named_and_output_goes_on(words, run_program, tmp_path):
     (tmp_path / "full.png").symlink_to("/dev/full")
     program = QUICKLY.replace("sys.exit(cli.main())", "code = cli.main(sys.argv[1:]); print('after'); sys.exit(code)")
-    out, err = run_program(program.format(words=words), cwd=tmp_path, exits=2)
+    settings = {"MPLCONFIGDIR": str(tmp_path)}  # without a home, matplotlib would complain on standard error
+    out, err = run_program(program.format(words=words), cwd=tmp_path, env=settings, exits=2)
     assert complaints(err) == ["rope-cpu: cannot write full.png: No space left on device"]
     assert out.endswith("after\n")
 
