@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rope_cpu import RotaryEmbedding
 from rope_cpu.reference import Exact
 from rope_cpu.tolerance import compare
+from rope_cpu.validation.texts import first_line
 
 from ..layouts import permutation
 from ..options import RopeOptions
@@ -75,7 +76,7 @@ class Check:
         try:
             results = self.run(case, drawn)
         except Exception as error:  # onnxruntime's errors share no class of their own
-            problem = "" if case.must_fail else f"failed to run: {str(error).splitlines()[0][-160:]}"
+            problem = "" if case.must_fail else f"failed to run: {first_line(error)[-160:]}"
             return replace(outcome, problem=problem)
         if case.must_fail:
             return replace(outcome, problem="ran, but these ids must be refused")

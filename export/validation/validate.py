@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.validation.scalars import whole_number
-from rope_cpu.validation.texts import shown
+from rope_cpu.validation.texts import first_line, shown
 
 from ..files import LONGEST_PATH
 from ..metadata import options_of
@@ -53,7 +53,7 @@ def validate(model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedd
     try:
         opened = open_session(source)
     except Exception as error:  # onnxruntime's errors share no class of their own
-        unloaded = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {str(error).splitlines()[0][-200:]}")
+        unloaded = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {first_line(error)[-200:]}")
         return Report(title, (static, unloaded), lambda outcome: {})
     if isinstance(options, RopeOptions):
         check: Check = RopeCheck(opened, rope, options)
@@ -92,7 +92,7 @@ def static_problem(model: onnx.ModelProto | str, loaded: onnx.ModelProto) -> str
         onnx.checker.check_model(model, full_check=True)
         inferred = onnx.shape_inference.infer_shapes(loaded, check_type=True, strict_mode=True, data_prop=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, UnicodeDecodeError) as error:
-        return str(error).splitlines()[0]  # a name that is no UTF-8 lets the text of onnx's own error fail
+        return first_line(error)  # a name that is no UTF-8 lets the text of onnx's own error fail, or leaves none
     for output in inferred.graph.output:
         kind = output.type.tensor_type
         if not kind.elem_type or not kind.HasField("shape"):
