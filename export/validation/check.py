@@ -12,6 +12,7 @@ import onnxruntime
 from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy.reference import Exact
 from rope_cpu.accuracy.tolerance import compare
+from rope_cpu.arguments.texts import first_line
 from rope_cpu.array_types import Array
 
 from ..layouts import permutation
@@ -93,7 +94,7 @@ class Check:
         except Exception as error:  # onnxruntime's errors have no common class of their own
             if case.must_fail:
                 return outcome
-            message = str(error).splitlines()[0][-160:]
+            message = first_line(error)[-160:]
             return replace(outcome, problem=f"failed to run: {message}")
         if case.must_fail:
             return replace(outcome, problem="ran, but these ids must be refused")

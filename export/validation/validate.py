@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments.scalars import whole_number
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.texts import first_line, shown
 
 from ..attention_options import AttentionOptions
 from ..files import MAX_PATH_BYTES
@@ -87,7 +87,7 @@ def validate(
     try:
         session = open_session(source)
     except Exception as error:  # onnxruntime's errors have no common class of their own
-        message = str(error).splitlines()[0][-200:]
+        message = first_line(error)[-200:]
         failed = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {message}")
         return Report(title, (static, failed), lambda outcome: {})
     folder = os.path.dirname(source) if isinstance(source, str) else ""
@@ -149,9 +149,9 @@ def static_problem(model: onnx.ModelProto | str, loaded: onnx.ModelProto) -> str
     except (
         onnx.checker.ValidationError,
         onnx.shape_inference.InferenceError,
-        UnicodeDecodeError,  # onnx's own error text fails on a name that is no UTF-8
+        UnicodeDecodeError,  # onnx's own error text fails, or is empty, for a name that is no UTF-8
     ) as error:
-        return str(error).splitlines()[0]
+        return first_line(error)
     for output in inferred.graph.output:
         tensor_type = output.type.tensor_type
         if not tensor_type.elem_type or not tensor_type.HasField("shape"):

@@ -49,3 +49,8 @@ def cut(text: str) -> str:
         return text
     half = (LONGEST - len(_GAP)) // 2
     return f"{text[:half]}{_GAP}{text[-half:]}"
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or the name of its type where it has no text."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

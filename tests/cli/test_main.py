@@ -110,7 +110,10 @@ def test_a_file_that_cannot_be_written_is_named_and_output_goes_on(words, run_pr
     program = QUICKLY.replace(
         "sys.exit(cli.main())", "code = cli.main(sys.argv[1:]); print('after'); sys.exit(code)"
     )
-    out, err = run_program(program.format(words=words), cwd=tmp_path, exits=2)
+    settings = {
+        "MPLCONFIGDIR": str(tmp_path)
+    }  # without a home, matplotlib would complain on standard error
+    out, err = run_program(program.format(words=words), cwd=tmp_path, env=settings, exits=2)
     assert complaints(err) == ["rope-cpu: cannot write full.png: No space left on device"]
     assert out.endswith("after\n")
 

@@ -266,3 +266,15 @@ def test_a_model_that_does_not_load_is_a_failure():
     assert not report.passed
     assert "cannot load it" in str(report)
     assert report.replay() == {}
+
+
+def test_an_error_of_onnx_without_a_text_is_reported(monkeypatch):
+    """With Python 3.11.2, onnx loses the text of an error about a name that is no UTF-8."""
+
+    def refuse(*_, **__):
+        raise onnx.checker.ValidationError
+
+    monkeypatch.setattr(onnx.checker, "check_model", refuse)
+    report = export.validate(export.export_rope(ROPE, max_positions=8), ROPE)
+    assert not report.passed
+    assert "ValidationError" in str(report)
