@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 import rope_cpu
 from rope_cpu.arguments.texts import shown
 from rope_cpu.command_line import UsageError, check_file, check_picture, write_errors
-from rope_cpu.kernels.threads import allowed
+from rope_cpu.kernels.threads import checked_thread_count
 
 from . import environment, models, plot, report
 from .compare import Finding, compare, same_machine
@@ -160,7 +160,7 @@ def _model(args: argparse.Namespace) -> models.Model:
 def _all_cases(args: argparse.Namespace, model: models.Model) -> list[Case]:
     """Return all cases, and set the number of threads."""
     for count in args.threads:
-        rope_cpu.set_num_threads(allowed("--threads", count))
+        rope_cpu.set_num_threads(checked_thread_count("--threads", count))
     compared_threads = args.threads if len(args.threads) > 1 else ()
     return catalog(model, args.peers, compared_threads)
 

@@ -1,4 +1,4 @@
-"""On how many threads kernels run: Numba's threads, on TBB where it is installed."""
+"""The threads of kernels: those of Numba, on TBB where it is installed."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ from importlib.metadata import PackageNotFoundError, files
 from numba import config, threading_layer
 
 from rope_cpu.arguments.scalars import whole_number
+from rope_cpu.arguments.texts import shown
 
 VARIABLE = "ROPE_CPU_NUM_THREADS"
 
-MOST: int = config.NUMBA_NUM_THREADS  # the cores this process may use, or the variable of that name
+# The number of cores this process may use, or the value of NUMBA_NUM_THREADS.
+MAX_THREADS: int = config.NUMBA_NUM_THREADS
 
-# Kernels run on at most so many threads; serially where a parallel launch would end the process, or hang.
-limit, serial = MOST, False
+# limit: maximum number of threads of a kernel. serial: forces one thread where a parallel launch
+# would crash or deadlock (workqueue layer; some forked children).
+limit = MAX_THREADS
+serial = False
 _forked_alone = True
 
 
 @cache
 def load_tbb() -> None:
-    """Load the TBB that pip installed, where Numba does not look, before a first kernel starts Numba's threads."""
+    """Load the TBB that pip installed, before the first kernel starts Numba's threads.
+
+    Numba does not look where pip installs it.
+    """
     with suppress(PackageNotFoundError, OSError):
         for file in files("tbb") or ():
             if file.name in ("libtbb.so.12", "tbb12.dll"):
@@ -32,25 +39,30 @@ def load_tbb() -> None:
 
 
 def check_layer() -> None:
-    """Let kernels be serial on Numba's workqueue, which two Python threads must not use at a time."""
+    """Force one thread on the workqueue layer, which Python threads must not use at once."""
     global serial
     serial = serial or _layer() == "workqueue"
 
 
 def _before_fork() -> None:
-    """Remember whether another thread might be amid a launch, which leaves TBB unusable in the child."""
+    """Remember whether other Python threads exist.
+
+    A fork during a launch of one of them leaves TBB unusable in the child.
+    """
     global _forked_alone
     _forked_alone = threading.active_count() == 1
 
 
 def _after_fork() -> None:
-    """Let kernels be serial in a child where the threads of its parent's layer cannot be started again."""
+    """Force one thread in a child that cannot start the threads of its parent's layer again."""
     global serial
-    serial = serial or _layer() == "omp" or (_layer() == "tbb" and not _forked_alone)
+    layer = _layer()
+    unusable = layer == "omp" or (layer == "tbb" and not _forked_alone)
+    serial = serial or unusable
 
 
 def _layer() -> str | None:
-    """Return the name of Numba's threading layer, which a first kernel starts; None before."""
+    """Return the name of Numba's threading layer; None before the first kernel starts it."""
     try:
         return str(threading_layer())
     except ValueError:
@@ -62,33 +74,76 @@ if hasattr(os, "register_at_fork"):
 
 
 def set_num_threads(n: int) -> None:
-    """Let rotations use at most `n` threads, in all Python threads of this process; 1 means serial.
+    """Set the maximum number of threads of rotations, for all Python threads of this process.
 
-    Raises TypeError or ValueError where `n` is no integer from 1 to the number of cores that this process may use, or
-    to the variable NUMBA_NUM_THREADS where it is set.
+    Parameters
+    ----------
+    n : int
+        From 1, which means serial, to the number of cores this process may use, or to the value of
+        the environment variable NUMBA_NUM_THREADS.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `n` is not an integer in this range.
+
+    Examples
+    --------
+    >>> import rope_cpu
+    >>> usual = rope_cpu.get_num_threads()
+    >>> rope_cpu.set_num_threads(1)
+    >>> rope_cpu.get_num_threads()
+    1
+    >>> rope_cpu.set_num_threads(usual)
     """
     global limit
-    limit = allowed("n", n)
+    limit = checked_thread_count("n", n)
 
 
-def allowed(name: str, value: object) -> int:
-    """Return a number of threads; raise unless there may be so many."""
+def get_num_threads() -> int:
+    """Return the maximum number of threads of rotations.
+
+    Returns
+    -------
+    n : int
+        The argument of `set_num_threads`, or the environment variable ROPE_CPU_NUM_THREADS. By
+        default the number of cores this process may use.
+
+    Examples
+    --------
+    >>> import rope_cpu
+    >>> rope_cpu.get_num_threads() >= 1
+    True
+    """
+    return limit
+
+
+def checked_thread_count(name: str, value: object) -> int:
+    """Return a number of threads; raise unless it is an integer from 1 to `MAX_THREADS`."""
     number = whole_number(name, value)
-    if number > MOST:
+    if number > MAX_THREADS:
         raise ValueError(
-            f"`{name}` is {number}; it must be at most {MOST}, the cores this process may use (or NUMBA_NUM_THREADS)"
+            f"`{name}` is {shown(number)}; it must be at most {MAX_THREADS}, the number of cores "
+            "this process may use or the value of NUMBA_NUM_THREADS"
         )
     return number
 
 
-def get_num_threads() -> int:
-    """Return how many threads rotations may use at most."""
-    return limit
+def _read_variable() -> None:
+    """Apply the environment variable for the number of threads.
+
+    A number above the cores is cut to them, so that one container image starts on every machine.
+    """
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return
+    digits = text.strip().lstrip("0")
+    if not digits.isdecimal():
+        raise ValueError(
+            f"{VARIABLE} is {shown(text)}; it must be a number of threads, at least 1, or unset"
+        )
+    number = int(digits[:20])  # Python refuses to convert some thousand digits
+    set_num_threads(min(number, MAX_THREADS))
 
 
-if given := os.environ.get(VARIABLE):
-    if not given.strip().isdecimal() or int(given) == 0:
-        raise ValueError(f"{VARIABLE} is {given!r}; it must be a number of threads, at least 1")
-    set_num_threads(
-        min(int(given), MOST)
-    )  # "at most": the same image starts on a machine of fewer cores
+_read_variable()

@@ -1,10 +1,11 @@
-"""Vectors for Numba: many lanes that are loaded, multiplied, shuffled and stored as one value.
+"""A vector type for Numba: lanes that are loaded, multiplied, shuffled and stored as one value.
 
-LLVM cannot make vectors of a plain loop over rows that may be rotated in place. So the rotation kernels name theirs,
-and `a * c - b * s` on 64 lanes becomes as many instructions as the processor needs for them.
+LLVM cannot vectorise a plain loop over rows that may be rotated in place. So the rotation kernels
+name their vectors, and `a * c - b * s` on 64 lanes becomes as many instructions as the processor
+needs for them.
 
-NumPy's 16-bit floats come as the integers of their bits, int16 for float16 and uint16 for bfloat16. Both become float32
-vectors when they are loaded, and are rounded once when they are stored.
+NumPy's 16-bit floats are passed as the integers of their bits: int16 for float16, uint16 for
+bfloat16. Loads convert both to float32 vectors, and stores round once.
 """
 
 from __future__ import annotations
@@ -20,54 +21,62 @@ from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
-_I16, _I32 = ir.IntType(16), ir.IntType(32)
-_REALS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
-_STORED = _REALS | {types.int16: ir.HalfType(), types.uint16: _I16}
+_I16 = ir.IntType(16)
+_I32 = ir.IntType(32)
 
-ALIGNMENT = 64  # bytes: that of memory which `store` may write past the caches
+# The LLVM type of a lane in a vector, and of an element in memory, for each Numba type.
+_LANES = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
+_ELEMENTS = _LANES | {types.int16: ir.HalfType(), types.uint16: _I16}
+
+ALIGNMENT = 64  # bytes: the alignment of nontemporal stores
 
 
 class Vector(types.Type):
     """Numba's type of `lanes` numbers of one floating-point type."""
 
     def __init__(self, real: types.Float, lanes: int) -> None:
-        self.real, self.lanes = real, lanes
+        self.real = real
+        self.lanes = lanes
         super().__init__(name=f"Vector({real}, {lanes})")
 
 
 @register_model(Vector)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Vector) -> None:
-        super().__init__(manager, kind, ir.VectorType(_REALS[kind.real], kind.lanes))
+        super().__init__(manager, kind, ir.VectorType(_LANES[kind.real], kind.lanes))
 
 
-def _define(operation: Callable[..., Any], instruction: str) -> None:
-    """Define one of Python's operators on two vectors of one type."""
+def _define_operator(operation: Callable[..., Any], instruction: str) -> None:
+    """Define one of Python's operators for two vectors of one type."""
 
     @infer_global(operation)
     class _Typing(AbstractTemplate):
         def generic(self, args: Any, kws: Any) -> Any:
-            both = len(args) == 2 and isinstance(args[0], Vector) and args[0] == args[1]
-            return signature(args[0], *args) if both else None
+            if len(args) != 2 or args[0] != args[1] or not isinstance(args[0], Vector):
+                return None
+            return signature(args[0], *args)
 
-    lower_builtin(operation, Vector, Vector)(
-        lambda context, b, sig, args: getattr(b, instruction)(*args)
-    )
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return getattr(builder, instruction)(*args)
+
+    lower_builtin(operation, Vector, Vector)(emit)
 
 
-_define(operator.add, "fadd")
-_define(operator.sub, "fsub")
-_define(operator.mul, "fmul")
+_define_operator(operator.add, "fadd")
+_define_operator(operator.sub, "fsub")
+_define_operator(operator.mul, "fmul")
 
 
 @intrinsic
 def muladd(typing: Any, x: Any, y: Any, z: Any) -> Any:
-    """Return x * y + z, rounded once where the processor has an instruction for it and twice elsewhere."""
+    """Return x * y + z, rounded once if the processor has an instruction for it, else twice."""
 
-    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         name = f"llvm.fmuladd.v{x.lanes}f{x.real.bitwidth}"
-        kind = ir.FunctionType(args[0].type, [args[0].type] * 3)
-        return b.call(cgutils.get_or_insert_function(b.module, kind, name), args)
+        vector = args[0].type
+        function_type = ir.FunctionType(vector, [vector, vector, vector])
+        function = cgutils.get_or_insert_function(builder.module, function_type, name)
+        return builder.call(function, args)
 
     return x(x, x, x), emit
 
@@ -79,107 +88,133 @@ def muladd(typing: Any, x: Any, y: Any, z: Any) -> Any:
 def pointer(typing: Any, array: Any) -> Any:
     """Return a pointer to the first element of an array."""
 
-    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return context.make_array(array)(context, b, args[0]).data
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return context.make_array(array)(context, builder, args[0]).data
 
     return types.CPointer(array.dtype)(array), emit
 
 
 @intrinsic
-def advance(typing: Any, at: Any, offset: Any) -> Any:
-    """Return the pointer `offset` bytes further on."""
-    return at(at, types.intp), lambda context, b, sig, args: cgutils.pointer_add(b, *args)
+def advance(typing: Any, start: Any, offset: Any) -> Any:
+    """Return the pointer `offset` bytes after `start`."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return cgutils.pointer_add(builder, *args)
+
+    return start(start, types.intp), emit
 
 
 @intrinsic
-def address(typing: Any, at: Any) -> Any:
-    """Return the address that a pointer points to."""
-    return types.intp(at), lambda context, b, sig, args: b.ptrtoint(
-        args[0], context.get_value_type(types.intp)
-    )
+def address(typing: Any, start: Any) -> Any:
+    """Return a pointer as an integer."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.ptrtoint(args[0], context.get_value_type(types.intp))
+
+    return types.intp(start), emit
 
 
 @intrinsic(prefer_literal=True)
-def load(typing: Any, at: Any, index: Any, lanes: Any) -> Any:
-    """Return the vector of the `lanes` elements from `index` on; lanes: a constant."""
-    element, count = at.dtype, lanes.literal_value
-    real = element if element in _REALS else types.float32
+def load(typing: Any, start: Any, index: Any, lanes: Any) -> Any:
+    """Return the vector of the elements start[index] to start[index + lanes - 1].
 
-    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        kind = ir.VectorType(_STORED[element], count)
-        value = b.load(
-            b.bitcast(b.gep(args[0], [args[1]]), kind.as_pointer()), align=element.bitwidth // 8
-        )
+    lanes: a constant.
+    """
+    element = start.dtype
+    count = lanes.literal_value
+    real = element if element in _LANES else types.float32
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        vector = ir.VectorType(_ELEMENTS[element], count)
+        place = builder.bitcast(builder.gep(args[0], [args[1]]), vector.as_pointer())
+        value = builder.load(place, align=element.bitwidth // 8)
         if element == types.int16:
-            return b.fpext(value, ir.VectorType(_REALS[real], count))
-        return _from_bfloat16(b, value) if element == types.uint16 else value
+            return builder.fpext(value, ir.VectorType(_LANES[real], count))
+        if element == types.uint16:
+            return _from_bfloat16(builder, value)
+        return value
 
-    return Vector(real, count)(at, types.intp, lanes), emit
+    return Vector(real, count)(start, types.intp, lanes), emit
 
 
 @intrinsic
-def store(typing: Any, at: Any, index: Any, vector: Any, past_caches: Any) -> Any:
-    """Write a vector to the elements from `index` on; past_caches: without a place in them, at aligned memory."""
-    element, size = at.dtype, at.dtype.bitwidth // 8
+def store(typing: Any, start: Any, index: Any, vector: Any, nontemporal: Any) -> Any:
+    """Write a vector to the elements from start[index] on.
 
-    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+    nontemporal: whether to store past the caches; the memory must be aligned to `ALIGNMENT` then.
+    """
+    element = start.dtype
+    itemsize = element.bitwidth // 8
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         value = args[2]
         if element == types.int16:
-            value = b.fptrunc(value, ir.VectorType(ir.HalfType(), vector.lanes))
+            value = builder.fptrunc(value, ir.VectorType(ir.HalfType(), vector.lanes))
         elif element == types.uint16:
-            value = _to_bfloat16(b, value, context.codegen().magic_tuple()[2])
-        place = b.bitcast(b.gep(args[0], [args[1]]), value.type.as_pointer())
-        if size * vector.lanes < ALIGNMENT:
-            b.store(value, place, align=size)
+            features = context.codegen().magic_tuple()[2]
+            value = _to_bfloat16(builder, value, features)
+        place = builder.bitcast(builder.gep(args[0], [args[1]]), value.type.as_pointer())
+        if itemsize * vector.lanes < ALIGNMENT:
+            builder.store(value, place, align=itemsize)
             return context.get_dummy_value()
-        with b.if_else(args[3]) as (past, usual):
-            with past:
-                done = b.store(value, place, align=ALIGNMENT)
-                done.set_metadata("nontemporal", b.module.add_metadata([_I32(1)]))
+        with builder.if_else(args[3]) as (past_caches, usual):
+            with past_caches:
+                instruction = builder.store(value, place, align=ALIGNMENT)
+                metadata = builder.module.add_metadata([_I32(1)])
+                instruction.set_metadata("nontemporal", metadata)
             with usual:
-                b.store(value, place, align=size)
+                builder.store(value, place, align=itemsize)
         return context.get_dummy_value()
 
-    return types.void(at, types.intp, vector, types.boolean), emit
+    return types.void(start, types.intp, vector, types.boolean), emit
 
 
-# Lanes of one vector, for pairs of neighbours.
+# Shuffles of the lanes of one vector, for pairs of neighbours.
 
 
-def _shuffle(choose: Callable[[int], int], times: int) -> Any:
-    """Return the function to a vector of `times` as many lanes; choose: which lane of the given one goes there."""
+def _make_shuffle(source_lane: Callable[[int], int], factor: int) -> Any:
+    """Return the device function to a vector of `factor` times as many lanes.
+
+    source_lane: from a lane of the result to the lane of the argument that it takes.
+    """
 
     @intrinsic
     def shuffle(typing: Any, v: Any) -> Any:
-        lanes = times * v.lanes
+        lanes = factor * v.lanes
 
-        def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-            mask = ir.Constant(ir.VectorType(_I32, lanes), [choose(n) for n in range(lanes)])
-            return b.shuffle_vector(args[0], args[0], mask)
+        def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            source_lanes = [source_lane(lane) for lane in range(lanes)]
+            mask = ir.Constant(ir.VectorType(_I32, lanes), source_lanes)
+            return builder.shuffle_vector(args[0], args[0], mask)
 
         return Vector(v.real, lanes)(v), emit
 
     return shuffle
 
 
-doubled = _shuffle(lambda n: n // 2, 2)  # 0 0 1 1 2 2 …
-swapped = _shuffle(lambda n: n ^ 1, 1)  # 1 0 3 2 5 4 …
+doubled = _make_shuffle(lambda lane: lane // 2, 2)  # 0 0 1 1 2 2 …
+swapped = _make_shuffle(lambda lane: lane ^ 1, 1)  # 1 0 3 2 5 4 …
 
 
 @intrinsic
 def even_negated(typing: Any, v: Any) -> Any:
     """Return a vector with lanes 0, 2, 4 … negated."""
     signs = [-1.0, 1.0] * (v.lanes // 2)
-    return v(v), lambda context, b, sig, args: b.fmul(args[0], ir.Constant(args[0].type, signs))
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.fmul(args[0], ir.Constant(args[0].type, signs))
+
+    return v(v), emit
 
 
 # 16-bit floats.
 
 
 class _BFloat(ir.types._BaseFloatType):
-    """LLVM's bfloat, which llvmlite does not name."""
+    """LLVM's bfloat, for which llvmlite has no type."""
 
-    null, intrinsic_name = "0.0", "bf16"
+    null = "0.0"
+    intrinsic_name = "bf16"
 
     def __str__(self) -> str:
         return "bfloat"
@@ -188,31 +223,46 @@ class _BFloat(ir.types._BaseFloatType):
 _BFloat._create_instance()
 
 
-def _from_bfloat16(b: Any, bits: Any) -> Any:
+def _from_bfloat16(builder: Any, bits: Any) -> Any:
     wide = ir.VectorType(_I32, bits.type.count)
-    upper = b.shl(b.zext(bits, wide), ir.Constant(wide, [16] * wide.count))
-    return b.bitcast(upper, ir.VectorType(ir.FloatType(), wide.count))
+    sixteen = ir.Constant(wide, [16] * wide.count)
+    upper = builder.shl(builder.zext(bits, wide), sixteen)
+    return builder.bitcast(upper, ir.VectorType(ir.FloatType(), wide.count))
 
 
-def _to_bfloat16(b: Any, value: Any, features: str) -> Any:
-    """Round float32 to nearest, ties to even; what is below the least normal number becomes zero, as in hardware."""
-    kind, narrow = (ir.VectorType(integer, value.type.count) for integer in (_I32, _I16))
+def _to_bfloat16(builder: Any, value: Any, features: str) -> Any:
+    """Round float32 to the nearest bfloat16, ties to even.
+
+    Results below the smallest normal number become zero, as in hardware.
+    """
+    count = value.type.count
+    wide = ir.VectorType(_I32, count)
+    narrow = ir.VectorType(_I16, count)
     if "+avx512bf16" in features:  # Arm's instruction keeps subnormal numbers
-        return b.bitcast(b.fptrunc(value, ir.VectorType(_BFloat(), kind.count)), narrow)
+        return builder.bitcast(builder.fptrunc(value, ir.VectorType(_BFloat(), count)), narrow)
 
     def lanes(number: int) -> Any:
-        return ir.Constant(kind, [number] * kind.count)
+        return ir.Constant(wide, [number] * count)
 
-    bits = b.bitcast(value, kind)
-    upper = b.lshr(bits, lanes(16))
-    rounded = b.lshr(b.add(b.add(bits, lanes(0x7FFF)), b.and_(upper, lanes(1))), lanes(16))
-    number = b.select(b.fcmp_unordered("uno", value, value), b.or_(upper, lanes(0x40)), rounded)
-    tiny = b.icmp_unsigned("<", b.and_(bits, lanes(0x7FFFFFFF)), lanes(0x00800000))
-    return b.trunc(b.select(tiny, b.and_(upper, lanes(0x8000)), number), narrow)
+    bits = builder.bitcast(value, wide)
+    upper = builder.lshr(bits, lanes(16))
+    last_kept_bit = builder.and_(upper, lanes(1))
+    carried = builder.add(builder.add(bits, lanes(0x7FFF)), last_kept_bit)
+    rounded = builder.lshr(carried, lanes(16))
+    quiet_nan = builder.or_(upper, lanes(0x40))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    number = builder.select(is_nan, quiet_nan, rounded)
+    magnitude = builder.and_(bits, lanes(0x7FFFFFFF))
+    is_tiny = builder.icmp_unsigned("<", magnitude, lanes(0x00800000))
+    signed_zero = builder.and_(upper, lanes(0x8000))
+    return builder.trunc(builder.select(is_tiny, signed_zero, number), narrow)
 
 
 def converts_float16() -> bool:
-    """Return True if the processor that Numba compiles for has instructions for float16; else LLVM calls a library."""
+    """Return True if the processor that Numba compiles for has instructions for float16.
+
+    Otherwise LLVM calls a library.
+    """
     if platform.machine().lower() in ("aarch64", "arm64"):
         return True
     if config.CPU_FEATURES is not None:

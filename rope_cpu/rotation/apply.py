@@ -114,7 +114,7 @@ def apply_rotary(
 
 
 def _table(cos: Array, sin: Array) -> Array:
-    """Return cos and sin, (seq, pairs) or (batch, seq, pairs), as (2, batch or 1, seq, 1, pairs)."""
+    """Return cos and sin as one array (2, batch or 1, seq, 1, pairs)."""
     table = np.array([cos, sin])
     if cos.ndim == 2:
         return table[:, None, :, None]

@@ -144,7 +144,10 @@ def _write_float32(
 
 
 def _rounded(table: Array, dtype: str) -> Array:
-    """Return a table rounded once to a dtype; bfloat16 below 2^-126 becomes zero, as in rotations."""
+    """Return a table rounded once to a dtype.
+
+    bfloat16 below 2^-126 becomes zero, as in rotations.
+    """
     if dtype == "bfloat16":
         # ml_dtypes rounds to float32 first and to bfloat16 afterwards, so the eight bits of the
         # mantissa are rounded here.

@@ -1,8 +1,8 @@
 """From NumPy arrays to the rotation kernel.
 
 The fast path, `launcher`, passes arrays to the kernel without copying them. The slow path,
-`rotate_copies`, raises the precise error if an argument is invalid, and rotates contiguous copies if
-only the memory layout is unsupported.
+`rotate_copies`, raises the precise error if an argument is invalid, and rotates contiguous copies
+if only the memory layout is unsupported.
 """
 
 from __future__ import annotations

@@ -386,8 +386,8 @@ class RotaryEmbedding:
             covers the error of a matrix logarithm. ε is that of the dtype; for 16-bit floats it is
             that of float32, and two units in the last place of the largest entry are allowed as
             well. Pass a tolerance for generators that were computed or stored more coarsely than
-            their dtype, such as float32 values cast to float64. Rounding of 64·head_dim·2^-52·max|B|
-            is allowed at every tolerance, also at 0.
+            their dtype, such as float32 values cast to float64. At every tolerance, also at 0,
+            rounding of 64·head_dim·2^-52·max|B| is allowed.
 
         Returns
         -------

@@ -20,7 +20,7 @@ EXAMPLES = "examples: "
 def main(number, examples, large):
     """Check so many examples, drawn from a seed."""
     faulthandler.enable()
-    threads.limit = threads.MOST
+    threads.limit = threads.MAX_THREADS
     count = 0
 
     @seed(number)
