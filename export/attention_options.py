@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.scalars import boolean, one_of, real_number, whole_number
+from rope_cpu.arguments.scalars import boolean, choice, real_number, whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 
@@ -54,7 +54,7 @@ class AttentionOptions(AttentionSettings):
         plain = {
             "num_heads": heads,
             "num_kv_heads": kv_heads,
-            "positions": one_of("positions", self.positions, POSITIONS),
+            "positions": choice("positions", self.positions, POSITIONS),
             "layout": self._layout(),
             "dtype": self.rotation.dtype,
             "max_positions": self.rotation.max_positions,
@@ -64,7 +64,7 @@ class AttentionOptions(AttentionSettings):
             "window": None if self.window is None else whole_number("window", self.window),
             "softcap": None if self.softcap is None else real_number("softcap", self.softcap),
             "scale": real_number("scale", self.scale),
-            "mask": one_of("mask", self.mask, MASKS),
+            "mask": choice("mask", self.mask, MASKS),
             "past": boolean("past", self.past),
             "norm_epsilon": real_number("norm_epsilon", self.norm_epsilon),
             "qk_norm": boolean("qk_norm", self.qk_norm),
@@ -94,7 +94,7 @@ class AttentionOptions(AttentionSettings):
     def rotation(self) -> RopeOptions:
         """The options of the rotation inside, whose positions are counted in the graph unless they are inputs."""
         return RopeOptions(
-            target=one_of("target", self.target, tuple(TARGETS)),
+            target=choice("target", self.target, tuple(TARGETS)),
             dtype=self.dtype,
             layout=TARGETS[self.target].attention_layout,
             inputs=("q", "k"),
@@ -115,7 +115,7 @@ class AttentionOptions(AttentionSettings):
 
     def _layout(self) -> str:
         """Return the layout of what comes in and goes out; hidden states have one of their own."""
-        layout = one_of("layout", self.layout, LAYOUTS)
+        layout = choice("layout", self.layout, LAYOUTS)
         if self.hidden is None:
             return layout
         if layout == "bshd":  # the default, "bhsd", may stand for what was not given

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from rope_cpu import RotaryEmbedding, __version__
-from rope_cpu.arguments.scalars import one_of
+from rope_cpu.arguments.scalars import choice
 from rope_cpu.arguments.texts import cut, shown
 
 from .attention_options import AttentionOptions
@@ -75,7 +75,7 @@ def options_of(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
         )
     try:
         given = _object(entry)
-        kind = one_of("kind", given.pop("kind", None), tuple(KINDS))
+        kind = choice("kind", given.pop("kind", None), tuple(KINDS))
         return KINDS[kind](**given)
     except (TypeError, ValueError) as error:
         found = f"`model` has metadata {OPTIONS_KEY!r} of {cut(entry)}"

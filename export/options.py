@@ -11,8 +11,8 @@ from numpy.typing import DTypeLike
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.arrays import dtype_of
-from rope_cpu.arguments.scalars import boolean, not_larger, not_longer, one_of, whole_number
+from rope_cpu.arguments.arrays import to_dtype
+from rope_cpu.arguments.scalars import boolean, check_length, check_table_size, choice, whole_number
 from rope_cpu.arguments.texts import cut, shown
 
 from .graph import FLOAT32, FLOAT64
@@ -43,14 +43,14 @@ class RopeOptions:
     opset: Any
 
     def __post_init__(self) -> None:
-        one_of("target", self.target, tuple(TARGETS))
+        choice("target", self.target, tuple(TARGETS))
         plain = {
             "dtype": self._dtype(),
-            "layout": one_of("layout", self.layout, LAYOUTS),
+            "layout": choice("layout", self.layout, LAYOUTS),
             "inputs": _names(self.inputs),
             "num_heads": _number("num_heads", self.num_heads, limits.HEADS),
             "num_kv_heads": _number("num_kv_heads", self.num_kv_heads, limits.HEADS),
-            "positions": one_of("positions", self.positions, POSITIONS),
+            "positions": choice("positions", self.positions, POSITIONS),
             "position_dtype": str(
                 _known_dtype("position_dtype", self.position_dtype, POSITION_DTYPES)
             ),
@@ -148,7 +148,7 @@ class RopeOptions:
         has_one_length(rope)
         spec, target = rope.spec, TARGETS[self.target]
         if self.max_positions is not None:
-            not_larger("`max_positions` is", self.max_positions, self.max_positions, spec.pairs)
+            check_table_size("max_positions", self.max_positions, self.max_positions, spec.pairs)
         heads = spec.inv_freq.shape[2]
         if not self.token_tables:
             check_counted(rope, self.positions)
@@ -218,7 +218,7 @@ def _names(inputs: object) -> tuple[str, ...]:
     """Return the names of inputs; raise unless they are different identifiers."""
     if isinstance(inputs, str) or not isinstance(inputs, list | tuple):
         raise TypeError(f"`inputs` is {shown(inputs)}; it must be a sequence of names")
-    not_longer("inputs", inputs, limits.INPUTS)
+    check_length("inputs", inputs, limits.INPUTS)
     named = all(isinstance(name, str) and name.isidentifier() for name in inputs)
     if not inputs or not named or len(set(inputs)) < len(inputs):
         raise ValueError(
@@ -229,7 +229,7 @@ def _names(inputs: object) -> tuple[str, ...]:
 
 def _known_dtype(name: str, value: DTypeLike, known: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
     """Return `value` as a dtype; raise unless it is one of the known ones."""
-    wanted: np.dtype[Any] | None = dtype_of(value)
+    wanted: np.dtype[Any] | None = to_dtype(value)
     if wanted is None or wanted not in known:
         given = shown(value) if wanted is None else cut(str(wanted))
         raise TypeError(f"`{name}` is {given}; it must be one of {', '.join(map(str, known))}")

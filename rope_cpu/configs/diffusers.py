@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.scalars import not_larger, real_number, whole_number
+from rope_cpu.arguments.scalars import check_table_size, real_number, whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.model_config import ModelConfig, of_all_layers
 from rope_cpu.configs.model_types import data
@@ -106,8 +106,8 @@ def _ltx(config: Config, angle_dtype: str) -> RopeSpec:
     layout = config.get("rope_type", "interleaved")
     if layout not in ("interleaved", "split"):
         raise ValueError(f"`rope_type` is {shown(layout)}; it must be interleaved or split")
-    given = "`attention_head_dim` and `num_attention_heads` are"
-    not_larger(given, (head_dim, heads), 3, heads, head_dim // 2, most=limits.FREQUENCIES)
+    given = "(attention_head_dim, num_attention_heads)"
+    check_table_size(given, (head_dim, heads), 3, heads, head_dim // 2, most=limits.FREQUENCIES)
     width = head_dim * heads
     rounds, theta = width // 6, real_number("rope_theta", config.get("rope_theta", 10000.0))
     # These are float32 in the model, also where they are computed in float64.

@@ -73,7 +73,7 @@ def each(values: Config, facts: ModelFacts, found: Mapping[str, Config | None]) 
             f"`{_COUNTS[0]}` is missing; `no_rope_layer_interval` {interval} says which of them to rotate"
         )
     if count_key is None:
-        scalars.not_longer("layer_types", lists[0], limits.LAYERS)
+        scalars.check_length("layer_types", lists[0], limits.LAYERS)
         count = len(lists[0])
     else:
         count = scalars.whole_number(count_key, values[count_key], 0, limits.LAYERS)

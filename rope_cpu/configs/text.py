@@ -92,7 +92,7 @@ def check_kinds(config: Config) -> None:
             raise TypeError(f"`{key}` is {shown(value)}; it must be {name}")
     _refuse_arrays(config)
     types = config.get("layer_types") or ()
-    scalars.not_longer("layer_types", types, limits.LAYERS)
+    scalars.check_length("layer_types", types, limits.LAYERS)
     for layer, layer_type in enumerate(types):
         if not isinstance(layer_type, str):
             raise TypeError(

@@ -43,7 +43,7 @@ def _numbers(name: str, value: object) -> None:
     """Raise unless `value` is a list of numbers above 0."""
     if not isinstance(value, list | tuple):
         raise TypeError(f"`{name}` is {shown(value)}; it must be a list of numbers")
-    scalars.not_longer(name, value, limits.HEAD_DIM // 2)
+    scalars.check_length(name, value, limits.HEAD_DIM // 2)
     for entry in value:
         scalars.real_number(name, entry)
 
@@ -139,7 +139,7 @@ def scaled(
 ) -> RopeSpec:
     """Return the spec of a one-dimensional rotation with scaled frequencies; the arguments are `RotaryEmbedding`'s."""
     head_dim = scalars.whole_number("head_dim", head_dim, 2, limits.HEAD_DIM)
-    angle_dtype = scalars.one_of("angle_dtype", angle_dtype, specs.ANGLE_DTYPES)
+    angle_dtype = scalars.choice("angle_dtype", angle_dtype, specs.ANGLE_DTYPES)
     section = section_of(scaling)
     rope_type = type_of(section)
     _check_values(rope_type, section)

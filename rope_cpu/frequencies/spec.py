@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.scalars import (
     boolean,
+    check_length,
+    check_table_size,
+    choice,
     finite_array,
-    not_larger,
-    not_longer,
-    one_of,
     real_array,
     real_number,
     whole_number,
@@ -97,7 +97,7 @@ class RopeSpec:
             "head_dim": whole_number("head_dim", self.head_dim, 1, limits.HEAD_DIM),
             "blocks": _widths(self.blocks, rotary_dim),
             "interleaved": boolean("interleaved", self.interleaved),
-            "angle_dtype": one_of("angle_dtype", self.angle_dtype, ANGLE_DTYPES),
+            "angle_dtype": choice("angle_dtype", self.angle_dtype, ANGLE_DTYPES),
             "shared_id": boolean("shared_id", self.shared_id),
             "pair_axis": _pair_axis(self.pair_axis, inv_freq[0]),
             "lengths": lengths,
@@ -162,9 +162,9 @@ class RopeSpec:
         """
         if self.length_rule is None:
             return self
-        not_longer("lengths", lengths, limits.LENGTHS)
+        check_length("lengths", lengths, limits.LENGTHS)
         sizes = len(lengths), self.axes, self.pairs
-        not_larger("`lengths` has entries:", len(lengths), *sizes, most=limits.FREQUENCIES)
+        check_table_size("len(lengths)", len(lengths), *sizes, most=limits.FREQUENCIES)
         rows = [self.length_rule.at_length(length) for length in lengths]
         one_axis = np.stack([self.direction * inv_freq for inv_freq, _ in rows])
         return replace(
@@ -267,7 +267,7 @@ def _check_shape(shape: tuple[int, ...], axes: int, heads: int, pairs: int) -> N
             raise ValueError(
                 f"`inv_freq` has shape {shape}: {size} {name}; there may be at most {most}"
             )
-    not_larger("`inv_freq` has shape", shape, *shape, most=limits.FREQUENCIES)
+    check_table_size("inv_freq.shape", shape, *shape, most=limits.FREQUENCIES)
 
 
 def _checked_frequencies(inv_freq: ArrayLike) -> Float64:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.arguments import arrays as check
 from rope_cpu.arguments import position_ids as check_ids
+from rope_cpu.arguments.arrays import check_array, check_layout, check_tables, share_memory
 from rope_cpu.arguments.scalars import boolean
 from rope_cpu.array_types import COMPUTE_DTYPES, Array
 from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
@@ -40,13 +40,13 @@ def apply_rotary(
     Raises TypeError or ValueError, before anything is written, naming argument, value and rule.
     Source: ONNX operator RotaryEmbedding, opset 23.
     """
-    x = check.array("x", x, check.layout(layout))
-    cos, sin = check.tables(cos, sin, position_ids is not None, layout)
+    x = check_array("x", x, check_layout(layout))
+    cos, sin = check_tables(cos, sin, position_ids is not None, layout)
     for name, table in (("cos", cos), ("sin", sin)):
         if (
             isinstance(out, np.ndarray)
             and np.may_share_memory(out, table)
-            and check.share(out, table)
+            and share_memory(out, table)
         ):
             raise ValueError(
                 f"`out` shares memory with `{name}`; it must share nothing with what is read"
@@ -56,7 +56,7 @@ def apply_rotary(
             f"`x` has head_dim {x.shape[-1]}, but `cos` of shape {cos.shape} rotates {2 * cos.shape[-1]} elements"
         )
     if position_ids is not None:
-        ids = check_ids.rows_of_table(position_ids, cos.shape, layout)
+        ids = check_ids.parse_table_rows(position_ids, cos.shape, layout)
         cos, sin = cos[ids], sin[ids]
     if boolean("inverse", inverse):
         sin = -sin

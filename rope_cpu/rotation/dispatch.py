@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rope_cpu.arguments import arrays as check
+from rope_cpu.arguments.arrays import check_inputs, check_outputs
 from rope_cpu.array_types import DTYPE_NAMES, Array
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.rotate import DONE, rotation
@@ -135,9 +135,9 @@ def rotate_copies(
 
     Raises TypeError or ValueError, before anything is written.
     """
-    check.rotated(xs, layout, head_dim, shape, *given_for)
+    check_inputs(xs, layout, head_dim, shape, *given_for)
     if outs is not None:
-        check.outputs(outs, xs)
+        check_outputs(outs, xs)
     results = tuple(np.empty_like(x) for x in xs.values()) if outs is None else tuple(outs.values())
     for x, result in zip([np.array(x, order="C") for x in xs.values()], results, strict=True):
         # Where float16 has no kernel, that of float32 and NumPy's rounding give the same bits.

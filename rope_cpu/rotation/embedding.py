@@ -9,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from rope_cpu.arguments import arrays as check
 from rope_cpu.arguments import position_ids as check_ids
 from rope_cpu.arguments import scalars
+from rope_cpu.arguments.arrays import check_array, check_dtype, check_layout, check_out_tables
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array, Float64
 from rope_cpu.configs import reader
@@ -355,23 +355,25 @@ class RotaryEmbedding:
         Raises TypeError or ValueError for other dtypes, non-finite positions, positions beyond ±2^53, and an `out` of
         another shape or dtype, that is read-only, or whose elements share memory.
         """
-        wanted, axes, rows = check.dtype(dtype), self.axes, self._rows
-        ids = check_ids.real_ids("position_ids", position_ids)
+        wanted, axes, rows = check_dtype(dtype), self.axes, self._rows
+        ids = check_ids.position_array("position_ids", position_ids)
         check_ids.check_coordinates("position_ids", ids, axes)
-        scalars.not_larger("`position_ids` has shape", ids.shape, ids.size // axes, self._columns)
-        check_ids.check_values("position_ids", ids)
+        scalars.check_table_size("position_ids.shape", ids.shape, ids.size // axes, self._columns)
+        check_ids.check_range("position_ids", ids)
         if rows == 1:
             shape = ids.shape[:-1] if axes > 1 else ids.shape
             positions = ids.astype(np.float64, order="C").reshape(1, -1, axes)
         else:
-            positions = check_ids.of_tokens("position_ids", ids, axes, None, rows, self._columns)
+            positions = check_ids.parse_position_ids(
+                "position_ids", ids, axes, None, rows, self._columns
+            )
             shape = (rows, positions.shape[1])
         heads = self._spec.inv_freq.shape[2]
         shape = (*shape, heads, self._spec.pairs) if heads > 1 else (*shape, self._spec.pairs)
         if out is None:
             outs = np.empty(shape, wanted), np.empty(shape, wanted)
         else:
-            outs = check.out_tables(out, shape, wanted)
+            outs = check_out_tables(out, shape, wanted)
         self._angles.write(positions, "rotate", *outs)
         return outs
 
@@ -402,7 +404,7 @@ class RotaryEmbedding:
         Raises TypeError or ValueError, before anything is written, naming argument, value and rule; ValueError also
         where frequencies depend on a length that is not given (`at_length`).
         """
-        layout, mode = check.layout(layout), _mode(inverse)
+        layout, mode = check_layout(layout), _mode(inverse)
         positions = self._positions("x", x, position_ids, offset, layout)
         return RotaryPlan(
             self._angles, self._pairing, positions, layout, mode, COMPUTE_DTYPES[x.dtype]
@@ -426,7 +428,7 @@ class RotaryEmbedding:
 
         Returns the pair (q_rot, k_rot). Raises as `rotate` does.
         """
-        layout, mode = check.layout(layout), _mode(inverse)
+        layout, mode = check_layout(layout), _mode(inverse)
         positions = self._positions("q", q, position_ids, offset, layout)
         return RotaryPlan(
             self._angles, self._pairing, positions, layout, mode, COMPUTE_DTYPES[q.dtype]
@@ -441,7 +443,7 @@ class RotaryEmbedding:
 
         Raises TypeError or ValueError as `rotate` does.
         """
-        positions = self._given("position_ids", position_ids, check.layout(layout))
+        positions = self._given("position_ids", position_ids, check_layout(layout))
         return RotaryPlan(self._angles, self._pairing, positions, layout, _mode(inverse))
 
     def shift(
@@ -460,9 +462,9 @@ class RotaryEmbedding:
         Returns the keys as they would be, had they been rotated at their new positions.
         Raises TypeError or ValueError as `rotate` does.
         """
-        keys = check.array("keys", keys, check.layout(layout))
+        keys = check_array("keys", keys, check_layout(layout))
         tokens = keys.shape[LAYOUT_AXES[layout][1]]
-        moved = check_ids.deltas(delta, tokens, self.axes, self._spec.shared_id)
+        moved = check_ids.parse_delta(delta, tokens, self.axes, self._spec.shared_id)
         positions = self._given("delta", moved, layout)
         plan = RotaryPlan(
             self._angles, self._pairing, positions, layout, "shift", COMPUTE_DTYPES[keys.dtype]
@@ -496,7 +498,7 @@ class RotaryEmbedding:
         self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str
     ) -> Float64:
         """Return the positions of an array's tokens, checked."""
-        x = check.array(name, x, layout)
+        x = check_array(name, x, layout)
         if ids is not None:
             if type(offset) is not int or offset != 0:
                 raise ValueError(
@@ -505,13 +507,15 @@ class RotaryEmbedding:
             return self._given("position_ids", ids, layout)
         if layout == "thd" or not self._consecutive:
             self._spec.check_length()
-            check_ids.refuse_none(self.axes, layout)
-        return check_ids.counted(name, offset, x.shape, layout, self._rows, self._columns)
+            check_ids.refuse_missing_ids(self.axes, layout)
+        return check_ids.positions_from_offset(
+            name, offset, x.shape, layout, self._rows, self._columns
+        )
 
     def _given(self, name: str, ids: ArrayLike, layout: str) -> Float64:
         """Return positions that were given, checked."""
         self._spec.check_length()
-        return check_ids.of_tokens(name, ids, self.axes, layout, self._rows, self._columns)
+        return check_ids.parse_position_ids(name, ids, self.axes, layout, self._rows, self._columns)
 
 
 def _mode(inverse: bool) -> str:

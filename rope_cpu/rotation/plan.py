@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.arguments import arrays as check
+from rope_cpu.arguments.arrays import check_out_pair
 from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64
 from rope_cpu.rotation.cos_sin import Angles
 from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
@@ -61,7 +61,7 @@ class RotaryPlan:
         outs = (
             None
             if out is None
-            else dict(zip(("out[0]", "out[1]"), check.out_pair(out), strict=True))
+            else dict(zip(("out[0]", "out[1]"), check_out_pair(out), strict=True))
         )
         first, second = self._rotate_copies({"q": q, "k": k}, outs)
         return first, second

@@ -3,10 +3,10 @@
 import numpy as np
 import oracle
 from oracle import draw
-from rope_cpu.rotation.dispatch import ARRANGED
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.rotation import dispatch
+from rope_cpu.rotation.dispatch import ARRANGED
 
 
 def test_layouts_are_seen_as_batch_tokens_heads():
