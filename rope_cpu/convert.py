@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.arguments.scalars import check_table_size, choice, regular_array, whole_number
+from rope_cpu.arguments.scalars import (
+    check_shape_size,
+    choice,
+    regular_array,
+    whole_number,
+)
 from rope_cpu.arguments.texts import shown
 
 TARGET_PAIRINGS = ("half", "interleaved")
@@ -68,7 +73,7 @@ def convert_weight(
         raise TypeError(f"`axis` is {shown(axis)}; it must be an integer")
     if not -w.ndim <= axis < w.ndim:
         raise ValueError(f"`axis` is {shown(axis)}, but `w` has {w.ndim} axes")
-    check_table_size("w.shape", w.shape, w.shape[axis])
+    check_shape_size("w", w.shape, w.shape[axis])
     num_heads = whole_number("num_heads", num_heads)
     head_dim, remainder = divmod(w.shape[axis], num_heads)
     if remainder or not head_dim:

@@ -14,6 +14,7 @@ from rope_cpu.arguments import limits
 from rope_cpu.arguments.scalars import (
     boolean,
     check_length,
+    check_shape_size,
     check_table_size,
     finite_array,
     integers,
@@ -450,8 +451,8 @@ def _take_grids(kind: int, tokens: int, grids: Iterator[_Grid]) -> Iterator[_Gri
         vision_grid = next(grids, None)
         if vision_grid is None:
             raise ValueError(
-                f"`token_types` has {left} {_KIND_NAMES[kind]} tokens left, but `{argument}` has no "
-                f"grid for them; pass the grid of every {_KIND_NAMES[kind]}"
+                f"`token_types` has {left} {_KIND_NAMES[kind]} tokens left, but `{argument}` has "
+                f"no grid for them; pass the grid of every {_KIND_NAMES[kind]}"
             )
         made = vision_grid.frames * vision_grid.rows * vision_grid.columns
         if not 0 < made <= left:
@@ -527,7 +528,7 @@ def _mask(attention_mask: ArrayLike) -> NDArray[np.bool_]:
         )
     if mask.ndim != 2:
         raise ValueError(f"`attention_mask` has shape {mask.shape}; it must be (batch, seq)")
-    check_table_size("attention_mask.shape", mask.shape, mask.size)
+    check_shape_size("attention_mask", mask.shape, mask.size)
     _refuse_values("attention_mask", mask[~np.isin(mask, (0, 1))], "0 or 1")
     return mask.astype(bool)
 

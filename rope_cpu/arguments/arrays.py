@@ -185,8 +185,7 @@ def check_out_pair(out: object, first: str = "q", second: str = "k") -> tuple[An
     """Return the two arrays of `out`; `first` and `second` name their contents in error texts."""
     rule = f"it must be a pair of arrays, for {first} and for {second}"
     if not isinstance(out, tuple | list):
-        is_array = isinstance(out, np.ndarray)
-        value = f"an array of shape {out.shape}" if is_array else shown(out)  # type: ignore[attr-defined]
+        value = f"an array of shape {out.shape}" if isinstance(out, np.ndarray) else shown(out)
         raise TypeError(f"`out` is {value}; {rule}")
     if len(out) != 2:
         raise TypeError(f"`out` is a {type(out).__name__} of {len(out)}; {rule}")

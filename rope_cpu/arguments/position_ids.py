@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.scalars import check_table_size, regular_array
+from rope_cpu.arguments.scalars import check_shape_size, check_table_size, regular_array
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import LAYOUT_AXES, Array, Float64
 
@@ -48,7 +48,7 @@ def parse_position_ids(
         )
     # A coarse test first, because every call passes it.
     if rows * ids.size * pairs > limits.TABLE:
-        check_table_size(f"{name}.shape", shape, max(rows, batch), seq, pairs)
+        check_shape_size(f"{name}", shape, max(rows, batch), seq, pairs)
     check_range(name, ids)
     return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
 
@@ -116,19 +116,21 @@ def check_range(name: str, ids: Array) -> None:
 def positions_from_offset(
     name: str, offset: int | ArrayLike, shape: tuple[int, ...], layout: str, rows: int, pairs: int
 ) -> Float64:
-    """Return the positions offset + 0, 1, 2, … of the tokens of `name`, float64 (1 or batch, seq, 1).
+    """Return the positions offset + 0, 1, 2, … of the tokens of `name`.
+
+    The result is float64 (1 or batch, seq, 1).
 
     shape: shape of the array.
     rows, pairs: as in `parse_position_ids`.
     """
     seq = shape[LAYOUT_AXES[layout][1]]
     if rows * seq * pairs > limits.TABLE:
-        check_table_size(f"{name}.shape", shape, rows, seq, pairs)
+        check_shape_size(f"{name}", shape, rows, seq, pairs)
     if type(offset) is int and abs(offset) < _SAFE_OFFSET:
         return np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
     batch = shape[1 if layout == "sbhd" else 0]
     offsets = _check_offsets(offset, batch)
-    check_table_size(f"{name}.shape", shape, max(rows, offsets.size), seq, pairs)
+    check_shape_size(f"{name}", shape, max(rows, offsets.size), seq, pairs)
     values = offsets.reshape(-1).tolist()  # for a few values cheaper than NumPy's reductions
     for extreme in (max(values), min(values)) if values else ():
         if max(abs(extreme), abs(extreme + seq - 1)) > limits.MAX_POSITION:
@@ -202,7 +204,7 @@ def parse_table_rows(value: object, table: tuple[int, ...], layout: str) -> Arra
         rule = "(seq,) or (batch, seq)"
     if not fits:
         raise ValueError(f"`position_ids` has shape {ids.shape}; it must be {rule}")
-    check_table_size("position_ids.shape", ids.shape, ids.size, pairs)
+    check_shape_size("position_ids", ids.shape, ids.size, pairs)
     for extreme in (ids.min(), ids.max()) if ids.size else ():
         if not 0 <= extreme < length:
             raise ValueError(

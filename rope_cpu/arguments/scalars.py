@@ -75,17 +75,25 @@ def check_length(name: str, value: Any, longest: int) -> None:
 
 
 def check_table_size(name: str, value: object, *sizes: int, most: int = limits.TABLE) -> None:
-    """Raise if a table of these sizes has more than `most` elements.
-
-    `name` and `value` are the argument that determines the sizes; `name` may be an expression such
-    as "x.shape".
-    """
+    """Raise if a table of these sizes, which the argument determines, has over `most` elements."""
     if math.prod(sizes) > most:
-        shape = " x ".join(map(shown, sizes))
-        raise ValueError(
-            f"`{name}` is {shown(value)}: a table of {shape} elements; it may have at most {most}, "
-            "so split the call"
-        )
+        raise _table_error(f"`{name}` is {shown(value)}", sizes, most)
+
+
+def check_shape_size(
+    name: str, shape: tuple[int, ...], *sizes: int, most: int = limits.TABLE
+) -> None:
+    """Raise if a table of these sizes, which a shape determines, has over `most` elements."""
+    if math.prod(sizes) > most:
+        raise _table_error(f"`{name}` has shape {shown(shape)}", sizes, most)
+
+
+def _table_error(argument: str, sizes: tuple[int, ...], most: int) -> ValueError:
+    """Return the error for a table that is too large."""
+    shape = " x ".join(map(shown, sizes))
+    return ValueError(
+        f"{argument}: a table of {shape} elements; it may have at most {most}, so pass less at once"
+    )
 
 
 def lengths(name: str, value: Any) -> list[int]:
@@ -167,7 +175,7 @@ def integers(name: str, value: ArrayLike) -> NDArray[np.int64]:
         return array.astype(np.int64)  # NumPy converts an empty list to float64
     if array.dtype.kind not in "iu":
         raise TypeError(f"`{name}` has dtype {cut(str(array.dtype))}; it must hold integers")
-    check_table_size(f"{name}.shape", array.shape, array.size)
+    check_shape_size(f"{name}", array.shape, array.size)
     if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
         raise ValueError(f"`{name}` holds {array.max()}; integers must be below 2^63")
     return array.astype(np.int64)
@@ -184,7 +192,7 @@ def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
 def finite_array(name: str, value: ArrayLike) -> Float64:
     """Return `value` as float64; raise unless it holds finite real numbers."""
     array = real_array(name, value)
-    check_table_size(f"{name}.shape", array.shape, array.size)
+    check_shape_size(f"{name}", array.shape, array.size)
     array = array.astype(np.float64)
     if not np.isfinite(array).all():
         raise ValueError(f"`{name}` holds {array[~np.isfinite(array)][0]}; it must be finite")

@@ -13,6 +13,7 @@ from rope_cpu.arguments import limits
 from rope_cpu.arguments.scalars import (
     boolean,
     check_length,
+    check_shape_size,
     check_table_size,
     choice,
     finite_array,
@@ -267,7 +268,7 @@ def _check_shape(shape: tuple[int, ...], axes: int, heads: int, pairs: int) -> N
             raise ValueError(
                 f"`inv_freq` has shape {shape}: {size} {name}; there may be at most {most}"
             )
-    check_table_size("inv_freq.shape", shape, *shape, most=limits.FREQUENCIES)
+    check_shape_size("inv_freq", shape, *shape, most=limits.FREQUENCIES)
 
 
 def _checked_frequencies(inv_freq: ArrayLike) -> Float64:

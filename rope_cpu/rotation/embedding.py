@@ -358,7 +358,7 @@ class RotaryEmbedding:
         wanted, axes, rows = check_dtype(dtype), self.axes, self._rows
         ids = check_ids.position_array("position_ids", position_ids)
         check_ids.check_coordinates("position_ids", ids, axes)
-        scalars.check_table_size("position_ids.shape", ids.shape, ids.size // axes, self._columns)
+        scalars.check_shape_size("position_ids", ids.shape, ids.size // axes, self._columns)
         check_ids.check_range("position_ids", ids)
         if rows == 1:
             shape = ids.shape[:-1] if axes > 1 else ids.shape
