@@ -1,4 +1,4 @@
-"""Absurd arguments of the library: each is refused by name, before anything is allocated."""
+"""Oversized arguments: each is refused by name, before anything is allocated."""
 
 import numpy as np
 import pytest

@@ -227,9 +227,17 @@ def video(**options):
             ValueError,
             r"3 image tokens left .* `image_grid_thw`\[0\] makes 4",
         ),
-        (lambda: positions.mrope([[1] * 5], image_grid_thw=IMAGE), ValueError, "1 image tokens left"),
+        (
+            lambda: positions.mrope([[1] * 5], image_grid_thw=IMAGE),
+            ValueError,
+            "1 image tokens left",
+        ),
         (lambda: positions.mrope([[0] * 5], image_grid_thw=IMAGE), ValueError, "more grids than"),
-        (lambda: positions.mrope([[1] * 4]), ValueError, "4 image tokens left, but `image_grid_thw` has no grid"),
+        (
+            lambda: positions.mrope([[1] * 4]),
+            ValueError,
+            "4 image tokens left, but `image_grid_thw` has no grid",
+        ),
         (lambda: positions.mrope([0]), ValueError, "`token_types` has shape"),
         (
             lambda: positions.mrope([[3]]),
