@@ -10,6 +10,7 @@ import pytest
 
 MODULES = [
     "rope_cpu.convert",
+    "rope_cpu.mrope_positions",
     "rope_cpu.positions",
     "rope_cpu.sinusoidal",
 ]

@@ -80,7 +80,7 @@ def test_products_depend_on_the_difference_and_are_symmetric(interleaved):
 def test_tables_of_bfloat16_are_rounded_once():
     table = sinusoidal(3000, 16, dtype="bfloat16")
     exact = sinusoidal(3000, 16, dtype=np.float64)
-    # Half a unit in the last of 8 bits, of values up to 1: rounding to float32 first would exceed it.
+    # Half a unit in the last of 8 bits, of values up to 1: rounding to float32 first exceeds it.
     half = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-100))) - 8)
     assert (np.abs(table.astype(np.float64) - exact) <= half).all()
 
