@@ -92,7 +92,7 @@ def _table_error(argument: str, sizes: tuple[int, ...], most: int) -> ValueError
     """Return the error for a table that is too large."""
     shape = " x ".join(map(shown, sizes))
     return ValueError(
-        f"{argument}: a table of {shape} elements; it may have at most {most}, so pass less at once"
+        f"{argument}: a table of {shape} elements; it may have at most {most}, so reduce a size"
     )
 
 
