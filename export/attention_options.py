@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.scalars import boolean, one_of, real_number, whole_number
+from rope_cpu.arguments.scalars import boolean, choice, real_number, whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 
@@ -59,8 +59,8 @@ class AttentionOptions:
         checked = {
             "num_heads": whole_number("num_heads", self.num_heads, 1, limits.HEADS),
             "num_kv_heads": whole_number("num_kv_heads", self.num_kv_heads, 1, limits.HEADS),
-            "positions": one_of("positions", self.positions, POSITIONS),
-            "layout": one_of("layout", self.layout, LAYOUTS),
+            "positions": choice("positions", self.positions, POSITIONS),
+            "layout": choice("layout", self.layout, LAYOUTS),
             "dtype": target_dtype(target, self.dtype),
             "max_positions": table_rows(self.max_positions),
             "opset": target_opset(target, self.opset),
@@ -69,7 +69,7 @@ class AttentionOptions:
             "window": None if self.window is None else whole_number("window", self.window),
             "softcap": None if self.softcap is None else _float32("softcap", self.softcap),
             "scale": _float32("scale", self.scale),
-            "mask": one_of("mask", self.mask, MASKS),
+            "mask": choice("mask", self.mask, MASKS),
             "past": boolean("past", self.past),
             "norm_epsilon": _float32("norm_epsilon", self.norm_epsilon),
             "qk_norm": boolean("qk_norm", self.qk_norm),

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from rope_cpu import RotaryEmbedding, __version__
-from rope_cpu.arguments.scalars import one_of
+from rope_cpu.arguments.scalars import choice
 from rope_cpu.arguments.texts import cut, shown
 
 from .attention_options import AttentionOptions
@@ -83,7 +83,7 @@ def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
     text = texts[0]
     try:
         fields = _json_object(text)
-        kind = one_of("kind", fields.pop("kind", None), tuple(OPTION_CLASSES))
+        kind = choice("kind", fields.pop("kind", None), tuple(OPTION_CLASSES))
         return OPTION_CLASSES[kind](**fields)
     except (TypeError, ValueError) as error:
         raise ValueError(

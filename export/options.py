@@ -11,8 +11,8 @@ from numpy.typing import DTypeLike
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.arrays import dtype_of
-from rope_cpu.arguments.scalars import boolean, not_larger, not_longer, one_of, whole_number
+from rope_cpu.arguments.arrays import to_dtype
+from rope_cpu.arguments.scalars import boolean, check_length, check_table_size, choice, whole_number
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import DTYPES
 from rope_cpu.frequencies.spec import RopeSpec
@@ -53,11 +53,11 @@ class RopeOptions:
         position_dtype = _known_dtype("position_dtype", self.position_dtype, POSITION_DTYPES)
         checked = {
             "dtype": target_dtype(target, self.dtype),
-            "layout": one_of("layout", self.layout, LAYOUTS),
+            "layout": choice("layout", self.layout, LAYOUTS),
             "inputs": _input_names(self.inputs),
             "num_heads": _optional_number("num_heads", self.num_heads, limits.HEADS),
             "num_kv_heads": _optional_number("num_kv_heads", self.num_kv_heads, limits.HEADS),
-            "positions": one_of("positions", self.positions, POSITIONS),
+            "positions": choice("positions", self.positions, POSITIONS),
             "position_dtype": str(position_dtype),
             "max_positions": table_rows(self.max_positions),
             "table_inputs": boolean("table_inputs", self.table_inputs),
@@ -144,7 +144,7 @@ class RopeOptions:
         check_one_length(rope)
         spec = rope.spec
         if self.max_positions is not None:
-            not_larger("`max_positions` is", self.max_positions, self.max_positions, spec.pairs)
+            check_table_size("max_positions", self.max_positions, self.max_positions, spec.pairs)
         if not self.token_tables:
             check_coordinates(rope, self.positions)
         pair_axes = np.count_nonzero(spec.inv_freq[0], axis=0)
@@ -251,7 +251,7 @@ def _input_names(inputs: object) -> tuple[str, ...]:
     """Return the names of inputs; raise unless they are different identifiers."""
     if not isinstance(inputs, list | tuple):
         raise TypeError(f"`inputs` is {shown(inputs)}; it must be a sequence of names")
-    not_longer("inputs", inputs, limits.INPUTS)
+    check_length("inputs", inputs, limits.INPUTS)
     identifiers = all(isinstance(name, str) and name.isidentifier() for name in inputs)
     if not inputs or not identifiers or len(set(inputs)) < len(inputs):
         raise ValueError(
@@ -263,7 +263,7 @@ def _input_names(inputs: object) -> tuple[str, ...]:
 def _known_dtype(name: str, value: DTypeLike, known: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
     """Return `value` as a dtype; raise TypeError unless it is one of the known ones."""
     choices = list(known)
-    dtype: np.dtype[Any] | None = dtype_of(value)
+    dtype: np.dtype[Any] | None = to_dtype(value)
     if dtype is None or dtype not in choices:
         text = shown(value) if dtype is None else cut(str(dtype))
         raise TypeError(f"`{name}` is {text}; it must be one of {', '.join(map(str, choices))}")

@@ -1,5 +1,6 @@
 """Rotary position embeddings for NumPy and ONNX on the CPU: exact, fast, in every variant."""
 
+from rope_cpu import positions
 from rope_cpu.convert import convert_weight
 from rope_cpu.kernels.threads import get_num_threads, set_num_threads
 from rope_cpu.rotation.apply import apply_rotary
@@ -16,6 +17,7 @@ __all__ = [
     "apply_rotary",
     "convert_weight",
     "get_num_threads",
+    "positions",
     "set_num_threads",
     "sinusoidal",
     "warmup",

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from rope_cpu.arguments import arrays as check
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.scalars import boolean, not_larger, real_number, whole_number
+from rope_cpu.arguments.arrays import check_dtype
+from rope_cpu.arguments.scalars import boolean, check_table_size, real_number, whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.frequencies.spec import LARGEST_FREQUENCY
 from rope_cpu.rotation.embedding import RotaryEmbedding
@@ -23,32 +23,70 @@ def sinusoidal(
     interleaved: bool = True,
     dtype: DTypeLike = np.float32,
 ) -> NDArray[Any]:
-    """Return the sinusoidal table (num_positions, dim): sin and cos of position · base^(-2i/dim).
+    """Return the table of sinusoidal position embeddings: sin and cos of position · base^(-2i/dim).
 
-    interleaved: True puts sin in even and cos in odd columns, False sin in the first half and cos in the second
-        (RoFormer, XLM). An odd dim has one sin more.
-    dtype: float32, float64, float16 or bfloat16; the exact values are rounded once (bfloat16 below 2^-126: to zero).
+    Parameters
+    ----------
+    num_positions : int
+        Rows of the table: positions 0 to num_positions - 1.
+    dim : int
+        Columns of the table. An odd dim has one sine more than cosines.
+    base : float
+        Base of the frequencies, in radians per position.
+    interleaved : bool
+        True: sin in even and cos in odd columns. False: sin in the first half and cos in the
+        second (RoFormer, XLM).
+    dtype : dtype
+        float32, float64, float16 or bfloat16. Exact values are rounded once; bfloat16 values below
+        2^-126 become zero.
 
-    Raises TypeError or ValueError naming the argument, its value and the rule.
-    Source: Vaswani et al., arXiv:1706.03762; RoFormerSinusoidalPositionalEmbedding in transformers.
+    Returns
+    -------
+    ndarray of `dtype`, shape (num_positions, dim)
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type or `dtype` is not supported.
+    ValueError
+        If an argument is out of range, or `base` gives a frequency above 2^40 radians per position.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", arXiv:1706.03762, section 3.5.
+    `RoFormerSinusoidalPositionalEmbedding` in transformers.
+
+    Examples
+    --------
+    >>> import rope_cpu
+    >>> rope_cpu.sinusoidal(2, 4, dtype="float64").round(2)
+    array([[0.  , 1.  , 0.  , 1.  ],
+           [0.84, 0.54, 0.01, 1.  ]])
     """
     rows = whole_number("num_positions", num_positions, 0)
     columns = whole_number("dim", dim, 1, limits.HEAD_DIM)
-    not_larger("`num_positions` is", rows, rows, columns)
-    base, wanted = real_number("base", base), check.dtype(dtype)
-    adjacent = boolean("interleaved", interleaved)
+    check_table_size("num_positions", rows, rows, columns)
+    base = real_number("base", base)
+    table_dtype = check_dtype(dtype)
+    interleaved = boolean("interleaved", interleaved)
     sines = (columns + 1) // 2
     exponents = 2.0 * np.arange(sines) / columns
     with np.errstate(over="ignore"):
         fastest = base ** -exponents[-1]
     if fastest > LARGEST_FREQUENCY:
         raise ValueError(
-            f"`base` is {shown(base)}; its frequencies must be at most 2^40 radians per position"
+            f"`base` is {shown(base)}; its frequencies must be at most 2^40 radians per position: "
+            "choose a larger base"
         )
-    cos, sin = RotaryEmbedding.from_inv_freq(base**-exponents).cos_sin(np.arange(rows), wanted)
-    where_sin, where_cos = (
-        (slice(0, None, 2), slice(1, None, 2)) if adjacent else (slice(sines), slice(sines, None))
-    )
-    table = np.empty((rows, columns), dtype=wanted)
-    table[:, where_sin], table[:, where_cos] = sin, cos[:, : columns // 2]
+    rope = RotaryEmbedding.from_inv_freq(base**-exponents)
+    cos, sin = rope.cos_sin(np.arange(rows), table_dtype)
+    if interleaved:
+        sin_columns = slice(0, None, 2)
+        cos_columns = slice(1, None, 2)
+    else:
+        sin_columns = slice(sines)
+        cos_columns = slice(sines, None)
+    table = np.empty((rows, columns), dtype=table_dtype)
+    table[:, sin_columns] = sin
+    table[:, cos_columns] = cos[:, : columns // 2]
     return table

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
-from rope_cpu.arguments.arrays import dtype_of
+from rope_cpu.arguments.arrays import to_dtype
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPE_LIST, DTYPE_NAMES, DTYPES
 from rope_cpu.kernels.angles import cos_sin_kernel
@@ -109,7 +109,7 @@ def dtype_names(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[str]:
     listed: Any = dtypes if isinstance(dtypes, list | tuple | set | frozenset) else [dtypes]
     names: list[str] = []
     for dtype in listed:
-        name = DTYPE_NAMES.get(dtype_of(dtype))
+        name = DTYPE_NAMES.get(to_dtype(dtype))
         if name is None:
             raise TypeError(f"`dtypes` holds {shown(dtype)}; each must be one of {DTYPE_LIST}")
         if name not in names:

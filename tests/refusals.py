@@ -1,4 +1,4 @@
-"""How tests see that absurd input is refused: by name, in a short text, before anything is allocated."""
+"""Check that oversized input is refused by name, in a short text, before allocation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-# Bytes that a refusal may take at most, with the loading of a first kernel. What is refused takes a gigabyte and more.
-MOST_BYTES = 2**27
+# Bytes that a refusal may allocate, with the loading of a first kernel. The refused calls would
+# allocate a gigabyte and more.
+MAX_BYTES = 2**27
 
 
 def refusal(call: Callable[[], Any]) -> str:
@@ -18,18 +19,18 @@ def refusal(call: Callable[[], Any]) -> str:
     try:
         with pytest.raises((ValueError, TypeError)) as caught:
             call()
-        taken = tracemalloc.get_traced_memory()[1]
+        allocated = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     text = str(caught.value)
     assert len(text) < 2000
     assert "`" in text
-    assert taken < MOST_BYTES
+    assert allocated < MAX_BYTES
     return text
 
 
 def nested(depth: int) -> list[Any]:
-    """Return a list in a list, so many times."""
+    """Return a list nested to this depth."""
     inner: list[Any] = []
     for _ in range(depth):
         inner = [inner]

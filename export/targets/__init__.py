@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rope_cpu.arguments.scalars import one_of
+from rope_cpu.arguments.scalars import choice
 
 from .base import Target
 from .onnx import ONNX
@@ -16,7 +16,7 @@ TARGETS: dict[str, Target] = {target.name: target for target in (PRIMITIVE, ONNX
 
 def find_target(name: object) -> Target:
     """Return the target of this name; raise ValueError if there is none."""
-    return TARGETS[one_of("target", name, tuple(TARGETS))]
+    return TARGETS[choice("target", name, tuple(TARGETS))]
 
 
 def capable_targets(supports: Callable[[Target], bool]) -> str:

@@ -1,1 +1,1 @@
-"""The exact reference and the tolerance by which results are judged."""
+"""The exact reference, and the tolerance of results."""

@@ -1,8 +1,11 @@
-"""The exact reference: rotations computed far beyond float64, sharing no code with kernels or graphs.
+"""The exact reference: rotations computed far beyond float64.
 
-A rotation by position p is the product of rotations by the powers of two that p is a sum of. Cos and sin of each are
-summed as Taylor series in integers and squared; their products are sums of two float64. There is no reduction by 2π and
-no library cosine. Results are good to about 2^-95.
+It is the oracle of kernels and graphs and shares no code with them, on purpose: its error-free
+arithmetic exists a second time in `rope_cpu.rotation.cos_sin`, so that no error is common to both.
+
+A rotation by position p is the product of rotations by the powers of two whose sum is p. Cos and
+sin of each power are Taylor series in integer arithmetic, then squared; their products are sums of
+two float64. There is no reduction by 2π and no library cosine. Results are good to about 2^-95.
 """
 
 from __future__ import annotations
@@ -19,14 +22,15 @@ from rope_cpu.accuracy.tolerance import rotation_bound
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.spec import RopeSpec
 
-# Integers count units of 2^-BITS. Each squaring doubles an error, and there are up to 200 of them: 100 bits are left.
+# Integers count units of 2^-BITS. Each squaring doubles an error, and there are up to 200 of them:
+# 100 bits are left.
 BITS = 320
 _ONE = 1 << BITS
 
 
 @dataclass(frozen=True)
 class Exact:
-    """Numbers as the sum of two float64: `high` is the nearest, `low` what it leaves."""
+    """Numbers as the sum of two float64: `high` is the nearest float64, `low` the remainder."""
 
     high: Float64
     low: Float64
@@ -34,9 +38,16 @@ class Exact:
     def __getitem__(self, index: Any) -> Exact:
         return Exact(self.high[index], self.low[index])
 
+    def __setitem__(self, index: Any, value: Exact) -> None:
+        self.high[index] = value.high
+        self.low[index] = value.low
+
+    def __neg__(self) -> Exact:
+        return Exact(-self.high, -self.low)
+
     def error(self, result: NDArray[Any]) -> Float64:
-        """Return |result − exact|, infinite where a result is no number."""
-        # The difference of neighbours is exact, so this holds to a last bit of itself.
+        """Return |result − exact|, infinite where a result is NaN."""
+        # The difference of neighbouring floats is exact, so the error itself is precise.
         with np.errstate(invalid="ignore"):
             difference = np.abs((result.astype(np.float64) - self.high) - self.low)
         return np.nan_to_num(difference, nan=np.inf)
@@ -50,70 +61,85 @@ def rotation(
     inverse: bool = False,
     dtype: Any = None,
 ) -> tuple[Exact, Float64]:
-    """Return the exact rotation of x and the tolerance of each element, both shaped like x.
+    """Return the exact rotation of x and the tolerance of each element, both of the shape of x.
 
-    spec: a rotation of one length. x: (batch, seq, heads, head_dim). positions: (batch or 1, seq), with several axes a
-    trailing axis of coordinates. dtype: of the results that are judged, that of x by default.
+    spec: a rotation of one length.
+    x: (batch, seq, heads, head_dim).
+    positions: (batch or 1, seq), with several axes a trailing axis of coordinates.
+    dtype: dtype of the judged results, by default that of x.
     """
     factor = _factor(spec, inverse)
     cos, sin = cos_sin(spec, positions, inverse=inverse)
     first, second = spec.pair_elements()
-    wide = x.astype(np.float64)
-    exact, bound = Exact(wide.copy(), np.zeros_like(wide)), np.zeros_like(wide)
+    x_float64 = x.astype(np.float64)
+    exact = Exact(x_float64.copy(), np.zeros_like(x_float64))
+    bound = np.zeros_like(x_float64)
+    heads = x.shape[2]
     frequency_heads = cos.high.shape[2]
-    for head in range(x.shape[2]):  # the intermediate arrays of one head fit the cache
-        group = head * frequency_heads // x.shape[2]
-        c, s = cos[:, :, group], sin[:, :, group]
-        x_a, x_b = wide[:, :, head, first], wide[:, :, head, second]
-        rotated = _sum(_times(x_a, c), _times(-x_b, s)), _sum(_times(x_a, s), _times(x_b, c))
-        for elements, value in zip((first, second), rotated, strict=True):
-            exact.high[:, :, head, elements], exact.low[:, :, head, elements] = (
-                value.high,
-                value.low,
-            )
-            bound[:, :, head, elements] = rotation_bound(
-                value.high, x_a, x_b, factor, dtype or x.dtype
-            )
+    for head in range(heads):  # the intermediate arrays of one head fit the cache
+        group = head * frequency_heads // heads
+        head_cos = cos[:, :, group]
+        head_sin = sin[:, :, group]
+        x_a = x_float64[:, :, head, first]
+        x_b = x_float64[:, :, head, second]
+        y_a = _add(_multiply_float64(x_a, head_cos), _multiply_float64(-x_b, head_sin))
+        y_b = _add(_multiply_float64(x_a, head_sin), _multiply_float64(x_b, head_cos))
+        for elements, y in ((first, y_a), (second, y_b)):
+            exact[:, :, head, elements] = y
+            bound[:, :, head, elements] = rotation_bound(y.high, x_a, x_b, factor, dtype or x.dtype)
     return exact, bound
 
 
 def cos_sin(
     spec: RopeSpec, positions: NDArray[Any], *, inverse: bool = False
 ) -> tuple[Exact, Exact]:
-    """Return cos and sin, attention factor included, each (batch or 1, seq, heads or 1, pairs); −sin for the inverse.
+    """Return cos and sin times the attention factor, each (batch or 1, seq, heads or 1, pairs).
 
-    With angle_dtype "float32" the angle, cos, sin and their product with the factor are rounded to float32 each, as
-    transformers does.
+    The sine is negated for the inverse. With angle_dtype "float32" the angle, cos, sin and their
+    product with the factor are each rounded to float32, as in transformers.
     """
-    factor, inv_freq = _factor(spec, inverse), spec.inv_freq[0]
-    position = positions.astype(np.float64).reshape(*positions.shape[:2], spec.axes)
+    factor = _factor(spec, inverse)
+    inv_freq = spec.inv_freq[0]
+    positions = positions.astype(np.float64).reshape(*positions.shape[:2], spec.axes)
     if spec.angle_dtype == "float32":
-        products = position[..., None, None].astype(np.float32) * inv_freq.astype(np.float32)
-        angle = products.sum(axis=2, dtype=np.float32)
-        made = _rotations(np.ones((1, 1, 1)), angle.reshape(1, -1, 1).astype(np.float64))
-        cos, sin = (
-            (part.high.astype(np.float32) * np.float32(factor)).reshape(angle.shape)
-            for part in made
-        )
-        exact = [Exact(part.astype(np.float64), np.zeros(angle.shape)) for part in (cos, sin)]
+        cos, sin = _float32_cos_sin(inv_freq, positions, factor)
     else:
-        exact = [_times(np.array(factor), part) for part in _rotations(inv_freq, position)]
-    return (exact[0], Exact(-exact[1].high, -exact[1].low)) if inverse else (exact[0], exact[1])
+        exact_cos, exact_sin = _exact_cos_sin(inv_freq, positions)
+        cos = _multiply_float64(np.array(factor), exact_cos)
+        sin = _multiply_float64(np.array(factor), exact_sin)
+    return cos, -sin if inverse else sin
 
 
 def _factor(spec: RopeSpec, inverse: bool) -> float:
+    """Return the attention factor A, or 1/A for the inverse."""
     factor = float(spec.attention_factor[0])
     return 1 / factor if inverse else factor
 
 
-def _rotations(inv_freq: Float64, positions: Float64) -> tuple[Exact, Exact]:
+def _float32_cos_sin(inv_freq: Float64, positions: Float64, factor: float) -> tuple[Exact, Exact]:
+    """Return cos and sin times the factor, each step rounded to float32 as in transformers."""
+    products = positions[..., None, None].astype(np.float32) * inv_freq.astype(np.float32)
+    angles = products.sum(axis=2, dtype=np.float32)
+    rotations = _exact_cos_sin(np.ones((1, 1, 1)), angles.reshape(1, -1, 1).astype(np.float64))
+    cos, sin = (_round_to_float32(part, factor, angles.shape) for part in rotations)
+    return cos, sin
+
+
+def _round_to_float32(exact: Exact, factor: float, shape: tuple[int, ...]) -> Exact:
+    """Return float32(float32(exact) · float32(factor)) of a shape."""
+    rounded = (exact.high.astype(np.float32) * np.float32(factor)).reshape(shape)
+    return Exact(rounded.astype(np.float64), np.zeros(shape))
+
+
+def _exact_cos_sin(inv_freq: Float64, positions: Float64) -> tuple[Exact, Exact]:
     """Return cos and sin of Σ position·inv_freq over the axes, (batch, seq, heads, pairs).
 
     inv_freq: (axes, heads, pairs). positions: (batch, seq, axes).
     """
     axes, heads, pairs = inv_freq.shape
     shape = (*positions.shape[:2], heads, pairs)
-    cos, sin = Exact(np.ones(shape), np.zeros(shape)), Exact(np.zeros(shape), np.zeros(shape))
+    cos = Exact(np.ones(shape), np.zeros(shape))
+    sin = Exact(np.zeros(shape), np.zeros(shape))
     unit = 0  # positions are multiples of 2^-unit
     while (np.ldexp(positions, unit) % 1).any():
         unit += 1
@@ -121,7 +147,7 @@ def _rotations(inv_freq: Float64, positions: Float64) -> tuple[Exact, Exact]:
         count = np.ldexp(np.abs(positions[..., axis]), unit)
         bits = int(np.frexp(count.max(initial=0.0))[1])
         powers = [
-            _squarings(Fraction(omega) / (1 << unit), bits)
+            _cos_sin_of_powers(Fraction(omega) / (1 << unit), bits)
             for omega in inv_freq[axis].reshape(-1).tolist()
         ]
         table = np.array(powers).reshape(heads, pairs, bits, 4)
@@ -129,67 +155,89 @@ def _rotations(inv_freq: Float64, positions: Float64) -> tuple[Exact, Exact]:
             rows = np.floor(np.ldexp(count, -bit)) % 2 == 1
             high_cos, low_cos, high_sin, low_sin = np.moveaxis(table[:, :, bit], -1, 0)
             sign = np.sign(positions[rows][:, axis, None, None])
-            c, s = Exact(high_cos, low_cos), Exact(sign * high_sin, sign * low_sin)
-            old_cos, old_sin = cos[rows], sin[rows]
-            minus = Exact(-old_sin.high, -old_sin.low)
-            new_cos = _sum(_product(old_cos, c), _product(minus, s))
-            new_sin = _sum(_product(old_cos, s), _product(old_sin, c))
-            for whole, part in ((cos, new_cos), (sin, new_sin)):
-                whole.high[rows], whole.low[rows] = part.high, part.low
+            bit_cos = Exact(high_cos, low_cos)
+            bit_sin = Exact(sign * high_sin, sign * low_sin)
+            old_cos = cos[rows]
+            old_sin = sin[rows]
+            cos[rows] = _add(_multiply(old_cos, bit_cos), _multiply(-old_sin, bit_sin))
+            sin[rows] = _add(_multiply(old_cos, bit_sin), _multiply(old_sin, bit_cos))
     return cos, sin
 
 
-def _squarings(step: Fraction, bits: int) -> list[tuple[float, float, float, float]]:
+def _cos_sin_of_powers(step: Fraction, bits: int) -> list[tuple[float, float, float, float]]:
     """Return cos and sin of step·2^n for each n below `bits`, each as two float64."""
-    halvings = int(
-        abs(step)
-    ).bit_length()  # the series is for small angles; squaring brings back what halving took
-    cos, sin = _series(step.numerator * _ONE // (step.denominator << halvings))
-    found = []
+    # The series is for small angles; squarings undo the halvings.
+    halvings = int(abs(step)).bit_length()
+    cos, sin = _taylor_series(step.numerator * _ONE // (step.denominator << halvings))
+    powers = []
     for squaring in range(halvings + bits):
         if squaring >= halvings:
-            found.append((*_two_parts(cos), *_two_parts(sin)))
-        cos, sin = (cos * cos - sin * sin) >> BITS, (2 * cos * sin) >> BITS
-    return found
+            powers.append((*_two_float64(cos), *_two_float64(sin)))
+        double_cos = (cos * cos - sin * sin) >> BITS
+        double_sin = (2 * cos * sin) >> BITS
+        cos = double_cos
+        sin = double_sin
+    return powers
 
 
-def _series(angle: int) -> tuple[int, int]:
-    """Return cos and sin of an angle in radians, by their Taylor series."""
-    sums, term, n = [0, 0, 0, 0], _ONE, 0
+def _taylor_series(angle: int) -> tuple[int, int]:
+    """Return cos and sin of an angle in radians, all in units of 2^-BITS."""
+    sums = [0, 0, 0, 0]  # of the terms n ≡ 0, 1, 2, 3 (mod 4)
+    term = _ONE
+    n = 0
     while term:
         sums[n % 4] += term
         n += 1
         term = term * abs(angle) // (n * _ONE)
-    sine = sums[1] - sums[3]
-    return sums[0] - sums[2], sine if angle >= 0 else -sine
+    cos = sums[0] - sums[2]
+    sin = sums[1] - sums[3]
+    return cos, sin if angle >= 0 else -sin
 
 
-def _two_parts(value: int) -> tuple[float, float]:
+def _two_float64(value: int) -> tuple[float, float]:
+    """Return an integer in units of 2^-BITS as the sum of two float64."""
     high = value / _ONE
     return high, (value - int(math.ldexp(high, BITS))) / _ONE
 
 
 def _split(x: Float64) -> tuple[Float64, Float64]:
-    """Cut a float64 into two halves of 26 bits, whose products are exact (Veltkamp)."""
-    shifted = x * 134217729.0
+    """Split a float64 into two halves of 26 bits, whose products are exact (Veltkamp)."""
+    shifted = x * 134217729.0  # 2^27 + 1
     high = shifted - (shifted - x)
     return high, x - high
 
 
-def _times(x: Float64, exact: Exact) -> Exact:
-    product = x * exact.high
-    (x1, x2), (y1, y2) = _split(x), _split(exact.high)
-    return Exact(product, ((x1 * y1 - product) + x1 * y2 + x2 * y1) + x2 * y2 + x * exact.low)
+def two_product(x: Float64, y: Float64) -> Exact:
+    """Return x·y and its rounding error (Dekker, "A floating-point technique", 1971)."""
+    product = x * y
+    x_high, x_low = _split(x)
+    y_high, y_low = _split(y)
+    error = ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low
+    return Exact(product, error)
 
 
-def _product(a: Exact, b: Exact) -> Exact:
-    product = _times(a.high, b)
-    return Exact(product.high, product.low + a.low * b.high)
+def two_sum(x: Float64, y: Float64) -> Exact:
+    """Return x + y and its rounding error (Knuth, The Art of Computer Programming, 4.2.2)."""
+    total = x + y
+    y_part = total - x
+    return Exact(total, (x - (total - y_part)) + (y - y_part))
 
 
-def _sum(a: Exact, b: Exact) -> Exact:
-    total = a.high + b.high
-    of_b = total - a.high
-    low = (a.high - (total - of_b)) + (b.high - of_b) + (a.low + b.low)
-    high = total + low
-    return Exact(high, low - (high - total))
+def _multiply_float64(x: Float64, y: Exact) -> Exact:
+    """Return x·y."""
+    product = two_product(x, y.high)
+    return Exact(product.high, product.low + x * y.low)
+
+
+def _multiply(x: Exact, y: Exact) -> Exact:
+    """Return x·y without the product of the low parts."""
+    product = _multiply_float64(x.high, y)
+    return Exact(product.high, product.low + x.low * y.high)
+
+
+def _add(x: Exact, y: Exact) -> Exact:
+    """Return x + y, normalised."""
+    total = two_sum(x.high, y.high)
+    low = total.low + (x.low + y.low)
+    high = total.high + low
+    return Exact(high, low - (high - total.high))

@@ -1,4 +1,7 @@
-"""Checks of array arguments, each with its error text: the argument, its value, the rule."""
+"""Checks of array arguments.
+
+Each error names the argument, its value and the rule.
+"""
 
 from __future__ import annotations
 
@@ -8,44 +11,43 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.arguments.scalars import unmasked
+from rope_cpu.arguments.scalars import refuse_masked
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import DTYPE_LIST, DTYPE_NAMES, LAYOUT_AXES, Array
 
-APART = "each axis must step over all that lies closer together, or elements may share memory"
-
 _AXIS_NAMES = {"b": "batch", "s": "seq", "h": "heads", "d": "head_dim", "t": "tokens"}
+_OVERLAP_WORK: Any = 10**6  # steps that NumPy may take to decide whether arrays overlap
 
 
-def layout(value: object) -> str:
-    """Return the layout; raise where it is unknown."""
+def check_layout(value: object) -> str:
+    """Return the layout; raise if it is unknown."""
     if not isinstance(value, str) or value not in LAYOUT_AXES:
         raise ValueError(f"`layout` is {shown(value)}; it must be one of {', '.join(LAYOUT_AXES)}")
     return value
 
 
-def dtype(value: Any) -> np.dtype[Any]:
-    """Return a dtype that can be rotated in; raise for any other."""
-    wanted: np.dtype[Any] = dtype_of(value)
-    if wanted not in DTYPE_NAMES:
+def check_dtype(value: Any) -> np.dtype[Any]:
+    """Return `value` as a dtype of arrays that can be rotated; raise for any other."""
+    dtype: np.dtype[Any] | None = to_dtype(value)
+    if dtype is None or dtype not in DTYPE_NAMES:
         raise TypeError(f"`dtype` is {shown(value)}; it must be {DTYPE_LIST}")
-    return wanted
+    return dtype
 
 
-def dtype_of(value: Any) -> Any:
-    """Return `value` as a dtype, None where it stands for none; NumPy takes None for float64."""
+def to_dtype(value: Any) -> Any:
+    """Return `value` as a dtype, or None if it names none; NumPy would read None as float64."""
     if value is None:
         return None
-    with suppress(Exception):  # NumPy's errors of what is no dtype share no class
+    with suppress(Exception):  # NumPy's errors for a wrong dtype have no common class
         return np.dtype(value)
 
 
-def array(name: str, x: object, layout: str) -> Array:
+def check_array(name: str, x: object, layout: str) -> Array:
     """Return `x` if it is an array that can be rotated in this layout; raise otherwise."""
     if type(x) is not np.ndarray:
         if not isinstance(x, np.ndarray):
             raise TypeError(f"`{name}` is a {type(x).__name__}; it must be a NumPy array")
-        unmasked(name, x)
+        refuse_masked(name, x)
     if x.dtype not in DTYPE_NAMES:
         raise TypeError(
             f"`{name}` has dtype {cut(str(x.dtype))}; it must be {DTYPE_LIST} (native byte order)"
@@ -56,168 +58,219 @@ def array(name: str, x: object, layout: str) -> Array:
     return x
 
 
-def rotated(
-    xs: Mapping[str, object],
+def check_inputs(
+    inputs: Mapping[str, object],
     layout: str,
     head_dim: int,
     table: tuple[int, ...],
-    tokens_by: str,
-    rows_by: str,
+    token_source: str,
+    row_source: str,
 ) -> None:
-    """Raise unless every array fits head_dim and the (batch or 1, seq, frequency heads, pairs) of cos and sin.
+    """Raise unless every input fits head_dim, the shape of cos and sin, and the other inputs.
 
-    tokens_by, rows_by: what these have a row for by token, and by batch row.
+    table: (batch or 1, seq, frequency heads, pairs), the shape of cos and sin.
+    token_source, row_source: subject of the error text where the number of tokens or batch rows
+    differs, such as "positions are given for".
     """
-    batch_axis, token, head = LAYOUT_AXES[layout]
-    seen: dict[str, Array] = {}
-    for name, given in xs.items():
-        x = array(name, given, layout)
+    checked: dict[str, Array] = {}
+    for name, value in inputs.items():
+        x = check_array(name, value, layout)
         if x.shape[-1] != head_dim:
             raise ValueError(
-                f"`{name}` has head_dim {x.shape[-1]}, but this rotary embedding has head_dim {head_dim}"
+                f"`{name}` has head_dim {x.shape[-1]}, but this rotary embedding has head_dim "
+                f"{head_dim}"
             )
-        if x.shape[token] != table[1]:
-            there = f"`{next(iter(seen))}` has" if seen else tokens_by
-            raise ValueError(
-                f"`{name}` has {x.shape[token]} tokens ({layout} {x.shape}), but {there} {table[1]}"
-            )
-        batch = 1 if batch_axis is None else x.shape[batch_axis]
-        if table[0] not in (1, batch):
-            raise ValueError(
-                f"`{name}` has batch {batch} ({layout} {x.shape}), but {rows_by} {table[0]}"
-            )
-        if x.shape[head] % table[2]:
-            raise ValueError(
-                f"`{name}` has {x.shape[head]} heads, not a multiple of {table[2]}, the heads that frequencies are for"
-            )
-        for other, y in seen.items():
-            if y.dtype != x.dtype:
-                raise TypeError(
-                    f"`{name}` has dtype {x.dtype}, but `{other}` has {y.dtype}; they must be the same"
-                )
-            if batch_axis is not None and y.shape[batch_axis] != batch:
+        if checked:
+            token_source = f"`{next(iter(checked))}` has"
+        _check_table_fit(name, x, layout, table, token_source, row_source)
+        for other_name, other in checked.items():
+            _check_alike(name, x, other_name, other, layout)
+        checked[name] = x
+
+
+def _check_table_fit(
+    name: str,
+    x: Array,
+    layout: str,
+    table: tuple[int, ...],
+    token_source: str,
+    row_source: str,
+) -> None:
+    """Raise unless tokens, batch and heads of `x` fit the shape of cos and sin."""
+    batch_axis, token_axis, head_axis = LAYOUT_AXES[layout]
+    rows, tokens, frequency_heads = table[:3]
+    if x.shape[token_axis] != tokens:
+        raise ValueError(
+            f"`{name}` has {x.shape[token_axis]} tokens ({layout} {x.shape}), but {token_source} "
+            f"{tokens}"
+        )
+    batch = 1 if batch_axis is None else x.shape[batch_axis]
+    if rows not in (1, batch):
+        raise ValueError(
+            f"`{name}` has batch {batch} ({layout} {x.shape}), but {row_source} {rows}"
+        )
+    if x.shape[head_axis] % frequency_heads:
+        raise ValueError(
+            f"`{name}` has {x.shape[head_axis]} heads; this embedding has per-head frequencies for "
+            f"{frequency_heads} heads, so the number must be a multiple of {frequency_heads}"
+        )
+
+
+def _check_alike(name: str, x: Array, other_name: str, other: Array, layout: str) -> None:
+    """Raise unless two inputs have the same dtype and batch."""
+    if other.dtype != x.dtype:
+        raise TypeError(
+            f"`{name}` has dtype {x.dtype}, but `{other_name}` has {other.dtype}; they must be the "
+            "same"
+        )
+    batch_axis = LAYOUT_AXES[layout][0]
+    if batch_axis is not None and other.shape[batch_axis] != x.shape[batch_axis]:
+        raise ValueError(
+            f"`{name}` has batch {x.shape[batch_axis]}, but `{other_name}` has "
+            f"{other.shape[batch_axis]}; they must be the same"
+        )
+
+
+def check_outputs(outputs: Mapping[str, Any], inputs: Mapping[str, Array]) -> None:
+    """Raise unless each output is its input (in place) or shares no element with any input."""
+    for (name, out), (input_name, x) in zip(outputs.items(), inputs.items(), strict=True):
+        _check_output(name, out, input_name, x.shape, x.dtype)
+        for other_name, other in inputs.items():
+            in_place = other_name == input_name and _same_elements(x, out)
+            if not in_place and share_memory(out, other):
                 raise ValueError(
-                    f"`{name}` has batch {batch}, but `{other}` has {y.shape[batch_axis]}"
+                    f"`{name}` shares memory with `{other_name}`; it must be the very same array "
+                    "(in place) or share nothing with the inputs"
                 )
-        seen[name] = x
+    _check_separate(outputs)
 
 
-def outputs(outs: Mapping[str, Any], xs: Mapping[str, Array]) -> None:
-    """Raise unless each result can be written: in place, or into memory that shares no element with anything read."""
-    for (name, out), (of, x) in zip(outs.items(), xs.items(), strict=True):
-        _output(name, out, of, x.shape, x.dtype)
-        for read, y in xs.items():
-            if not (read == of and _same(x, out)) and share(out, y):
-                rule = "it must be the very same array (in place) or share nothing with the inputs"
-                raise ValueError(f"`{name}` shares memory with `{read}`; {rule}")
-    _each_its_own(outs)
-
-
-def _output(name: str, out: Any, of: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Raise unless a result of this shape and dtype, that of `of`, can be written to an array."""
+def _check_output(
+    name: str, out: Any, input_name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> None:
+    """Raise unless a result of this shape and dtype can be written to `out`."""
     if not isinstance(out, np.ndarray):
-        raise TypeError(f"`{name}` is a {type(out).__name__}; it must be a NumPy array like `{of}`")
-    unmasked(name, out)
+        raise TypeError(
+            f"`{name}` is a {type(out).__name__}; it must be a NumPy array like `{input_name}`"
+        )
+    refuse_masked(name, out)
     if out.dtype != dtype:
         raise TypeError(
-            f"`{name}` has dtype {cut(str(out.dtype))}; it must be that of `{of}`, {dtype}"
+            f"`{name}` has dtype {cut(str(out.dtype))}; it must be that of `{input_name}`, {dtype}"
         )
     if out.shape != shape:
-        raise ValueError(f"`{name}` has shape {out.shape}; it must be that of `{of}`, {shape}")
+        raise ValueError(
+            f"`{name}` has shape {out.shape}; it must be that of `{input_name}`, {shape}"
+        )
     if not out.flags.writeable:
-        raise ValueError(f"`{name}` is read-only; the result cannot be written into it")
-    if out.size and not apart_within(out):
-        raise ValueError(f"`{name}` has strides {out.strides}; {APART}")
+        raise ValueError(f"`{name}` is read-only; pass a writeable array")
+    if out.size and not elements_disjoint(out):
+        raise ValueError(
+            f"`{name}` has overlapping elements (strides {out.strides}); pass an array whose "
+            "elements share no memory"
+        )
 
 
-def _each_its_own(outs: Mapping[str, Array]) -> None:
-    first, *others = outs.items()
+def _check_separate(outputs: Mapping[str, Array]) -> None:
+    """Raise if the first output shares memory with another."""
+    (first_name, first), *others = outputs.items()
     for name, out in others:
-        if share(first[1], out):
+        if share_memory(first, out):
             raise ValueError(
-                f"`{name}` shares memory with `{first[0]}`; each result needs memory of its own"
+                f"`{name}` shares memory with `{first_name}`; each result needs memory of its own"
             )
 
 
-def out_pair(out: object, first: str = "q", second: str = "k") -> tuple[Any, Any]:
-    """Return the two arrays of `out`, for what is named."""
+def check_out_pair(out: object, first: str = "q", second: str = "k") -> tuple[Any, Any]:
+    """Return the two arrays of `out`; `first` and `second` name their contents in error texts."""
     rule = f"it must be a pair of arrays, for {first} and for {second}"
     if not isinstance(out, tuple | list):
-        raise TypeError(f"`out` is {_brief(out)}; {rule}")
+        value = f"an array of shape {out.shape}" if isinstance(out, np.ndarray) else shown(out)
+        raise TypeError(f"`out` is {value}; {rule}")
     if len(out) != 2:
         raise TypeError(f"`out` is a {type(out).__name__} of {len(out)}; {rule}")
     return out[0], out[1]
 
 
-def out_tables(out: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Return the two arrays of `out`; raise unless cos and sin of this shape and dtype can be written to them."""
-    pair = out_pair(out, "cos", "sin")
-    outs = dict(zip(("out[0]", "out[1]"), pair, strict=True))
-    for (name, table), of in zip(outs.items(), ("cos", "sin"), strict=True):
-        _output(name, table, of, shape, dtype)
-    _each_its_own(outs)
-    return pair
+def check_out_tables(
+    out: object, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> tuple[Array, Array]:
+    """Return the two arrays of `out`; raise unless cos and sin can be written to them."""
+    cos, sin = check_out_pair(out, "cos", "sin")
+    _check_output("out[0]", cos, "cos", shape, dtype)
+    _check_output("out[1]", sin, "sin", shape, dtype)
+    _check_separate({"out[0]": cos, "out[1]": sin})
+    return cos, sin
 
 
-def tables(cos: object, sin: object, looked_up: bool, layout: str) -> tuple[Array, Array]:
-    """Return cos and sin of `apply_rotary` if they are tables; looked_up: position ids choose their rows."""
-    one_row = looked_up or layout == "thd"
-    rows = (
-        "(table, pairs)"
-        if looked_up
-        else "(tokens, pairs)"
-        if one_row
-        else "(seq, pairs) or (batch, seq, pairs)"
-    )
-    found = []
-    for name, table in (("cos", cos), ("sin", sin)):
-        if not isinstance(table, np.ndarray):
-            raise TypeError(f"`{name}` is a {type(table).__name__}; it must be a NumPy array")
-        unmasked(name, table)
-        if table.dtype not in (np.float32, np.float64):
-            raise TypeError(
-                f"`{name}` has dtype {cut(str(table.dtype))}; it must be float32 or float64"
-            )
-        if table.ndim not in ((2,) if one_row else (2, 3)) or table.shape[-1] == 0:
-            raise ValueError(
-                f"`{name}` has shape {table.shape}; it must be {rows}, with at least one pair"
-            )
-        found.append(np.asarray(table))
-    if found[0].shape != found[1].shape or found[0].dtype != found[1].dtype:
-        a, b = (f"{table.dtype} {table.shape}" for table in found)
-        raise ValueError(f"`cos` is {a}, but `sin` is {b}; they must be alike")
-    return found[0], found[1]
+def check_tables(cos: object, sin: object, looked_up: bool, layout: str) -> tuple[Array, Array]:
+    """Return the cos and sin of `apply_rotary`.
+
+    looked_up: position ids choose the rows of the tables.
+    """
+    dimensions: tuple[int, ...] = (2,)
+    if looked_up:
+        rule = "(table, pairs)"
+    elif layout == "thd":
+        rule = "(tokens, pairs)"
+    else:
+        rule = "(seq, pairs) or (batch, seq, pairs)"
+        dimensions = (2, 3)
+    cos = _check_table("cos", cos, dimensions, rule)
+    sin = _check_table("sin", sin, dimensions, rule)
+    if cos.shape != sin.shape or cos.dtype != sin.dtype:
+        raise ValueError(
+            f"`cos` is {cos.dtype} {cos.shape}, but `sin` is {sin.dtype} {sin.shape}; they must "
+            "have the same dtype and shape"
+        )
+    return cos, sin
 
 
-def _brief(value: object) -> str:
-    return f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else shown(value)
+def _check_table(name: str, table: object, dimensions: tuple[int, ...], rule: str) -> Array:
+    """Return cos or sin; raise unless it is a float array of the given number of dimensions."""
+    if not isinstance(table, np.ndarray):
+        raise TypeError(f"`{name}` is a {type(table).__name__}; it must be a NumPy array")
+    refuse_masked(name, table)
+    if table.dtype not in (np.float32, np.float64):
+        raise TypeError(
+            f"`{name}` has dtype {cut(str(table.dtype))}; it must be float32 or float64"
+        )
+    if table.ndim not in dimensions or table.shape[-1] == 0:
+        raise ValueError(
+            f"`{name}` has shape {table.shape}; it must be {rule}, with at least one pair"
+        )
+    return np.asarray(table)
 
 
-def apart_within(x: Array) -> bool:
-    """Return True if all elements certainly lie apart: every axis steps over all that lies closer together."""
+def elements_disjoint(x: Array) -> bool:
+    """Return True if no two elements of `x` share memory.
+
+    Each axis must step over the memory of all axes with smaller strides. The test is sufficient,
+    not necessary: some arrays without overlap fail it.
+    """
+    axes = [(abs(step), size) for step, size in zip(x.strides, x.shape, strict=True) if size > 1]
     span = x.itemsize
-    for step, count in sorted(
-        (abs(step), count) for step, count in zip(x.strides, x.shape, strict=True) if count > 1
-    ):
+    for step, size in sorted(axes):
         if step < span:
             return False
-        span += step * (count - 1)
+        span += step * (size - 1)
     return True
 
 
-def _same(a: Array, b: Array) -> bool:
-    steps = zip(a.shape, a.strides, b.strides, strict=True)
-    return a.ctypes.data == b.ctypes.data and all(
-        count <= 1 or one == other for count, one, other in steps
-    )
+def _same_elements(a: Array, b: Array) -> bool:
+    """Return True if two arrays of one shape have the same address and strides."""
+    if a.ctypes.data != b.ctypes.data:
+        return False
+    axes = zip(a.shape, a.strides, b.strides, strict=True)
+    return all(size <= 1 or a_step == b_step for size, a_step, b_step in axes)
 
 
-def share(a: Array, b: Array) -> bool:
-    """Return True if two arrays share an element, or it takes too long to find out: better refuse than overwrite."""
+def share_memory(a: Array, b: Array) -> bool:
+    """Return True if two arrays share an element, or if the answer takes too long.
+
+    A refused call is better than an overwritten input.
+    """
     try:
         return np.shares_memory(a, b, max_work=_OVERLAP_WORK)
     except np.exceptions.TooHardError:
         return True
-
-
-_OVERLAP_WORK: Any = 10**6  # steps NumPy may take to find out

@@ -1,7 +1,9 @@
-"""Upper bounds of numbers, lists and tables: far above every published model, checked before anything is allocated.
+"""Upper bounds of numbers, lists and tables, far above every published model.
 
-A larger value is a slip of the pen, or a file that was written to exhaust the reader. The largest values that published
-configs have stand beside each bound.
+They are checked before anything is allocated.
+
+A larger value is a mistake, or a file written to exhaust memory. The comment of each bound names
+the largest value in published configs.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ WHOLE = 2**53
 # Positions of either sign: float64 does not hold every whole number beyond it.
 MAX_POSITION = 2.0**53
 
-# Elements of a head vector, or of all heads where they are rotated as one vector. Published: 512, and 256.
+# Elements of a head vector, or of all heads if they are rotated as one vector. Published: 512, and
+# 256.
 HEAD_DIM = 2**16
 
 # Elements of the hidden states, and of all heads together. Published: 16,384.
@@ -21,16 +24,16 @@ HIDDEN_SIZE = 2**24
 # Heads of queries, or of keys; a check of an exported model draws all of them. Published: 128.
 HEADS = 2**12
 
-# Layers, also as lists with a value for each, which are walked in Python. Published: 126.
+# Layers, and entries of lists with a value for each layer, which Python loops over. Published: 126.
 LAYERS = 2**16
 
-# Position coordinates of a token, each a row of frequencies of the whole head. Published: 4.
+# Position coordinates of a token; each is a row of frequencies of the whole head. Published: 4.
 AXES = 64
 
-# Sequences with lengths of their own: the frequencies of each are computed in Python, in some 20 µs.
+# Sequences with lengths of their own. Python computes the frequencies of each in about 20 µs.
 LENGTHS = 2**13
 
-# Elements of all frequencies of a rotation: sequences, axes, heads and pairs. Published: 3 x 32 x 64.
+# Elements of all frequencies of a rotation: sequences, axes, heads, pairs. Published: 3 x 32 x 64.
 FREQUENCIES = 2**24
 
 # Elements of one table: cos or sin of all tokens, the ids of a grid. In float32, 1 GiB.

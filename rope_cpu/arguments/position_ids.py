@@ -1,4 +1,4 @@
-"""Checks of position ids, offsets and deltas, and the positions of tokens that follow from them."""
+"""Checks of position ids, offsets and deltas, and their conversion to float64 positions."""
 
 from __future__ import annotations
 
@@ -6,161 +6,205 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.scalars import not_larger, regular_array
+from rope_cpu.arguments.scalars import check_shape_size, check_table_size, regular_array
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import LAYOUT_AXES, Array, Float64
 
-_WITHIN = "positions must be within ±2^53, which float64 holds exactly"
-_FAR = int(limits.MAX_POSITION / 2)  # from where on it matters how many tokens follow an offset
+_RANGE_RULE = "positions must be within ±2^53, which float64 holds exactly"
+
+# Below it, an offset plus any number of tokens stays within the range.
+_SAFE_OFFSET = int(limits.MAX_POSITION / 2)
 
 
-def of_tokens(
+def parse_position_ids(
     name: str, value: object, axes: int, layout: str | None, rows: int, pairs: int
 ) -> Float64:
     """Return position ids as float64 (batch or 1, seq, axes).
 
-    value: (seq,) or (batch, seq), for thd (tokens,); with several axes a trailing axis of coordinates. layout: that
-    of the arrays, or None where no array will be rotated. rows: how many sequences have frequencies of their own.
-    pairs: of all heads with frequencies of their own.
+    value: (seq,) or (batch, seq), for thd (tokens,); with several axes a trailing axis of
+    coordinates.
+    layout: layout of the arrays, or None if no array will be rotated.
+    rows: number of sequences with frequencies of their own.
+    pairs: pairs of all heads with frequencies of their own.
     """
-    given = ids = real_ids(name, value)
-    packed, tail = layout == "thd", f", {axes}" if axes > 1 else ","
+    ids = position_array(name, value)
+    shape = ids.shape
     check_coordinates(name, ids, axes)
-    if (ids.ndim if axes == 1 else ids.ndim - 1) not in ((1,) if packed else (1, 2)):
-        rule = f"(tokens{tail})" if packed else f"(seq{tail}) or (batch, seq{tail.rstrip(',')})"
-        raise ValueError(f"`{name}` has shape {ids.shape}; it must be {rule}")
+    _check_dimensions(name, ids, axes, layout)
     if axes == 1:
         ids = ids[..., None]
-    ids = ids if ids.ndim == 3 else ids[None]
-    if rows > 1 and packed:
+    if ids.ndim == 2:
+        ids = ids[None]
+    batch, seq, _ = ids.shape
+    if rows > 1 and layout == "thd":
         raise ValueError(
-            f"lengths are given for {rows} batch rows, but packed tokens (layout thd) have none"
+            f"`layout` is 'thd', but this embedding has lengths for {rows} batch rows "
+            "(`at_length([...])`); use another layout, or one length"
         )
-    if rows > 1 and ids.shape[0] not in (1, rows):
+    if rows > 1 and batch not in (1, rows):
         raise ValueError(
-            f"`{name}` has batch {ids.shape[0]}, but lengths were given for {rows} sequences"
+            f"`{name}` has batch {batch}, but lengths were given for {rows} sequences "
+            "(`at_length([...])`); the numbers must be equal"
         )
-    if rows * ids.size * pairs > limits.TABLE:  # coarse, as it is passed at every call
-        not_larger(f"`{name}` has shape", given.shape, max(rows, len(ids)), ids.shape[1], pairs)
-    check_values(name, ids)
+    # A coarse test first, because every call passes it.
+    if rows * ids.size * pairs > limits.TABLE:
+        check_shape_size(f"{name}", shape, max(rows, batch), seq, pairs)
+    check_range(name, ids)
     return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
 
 
-def real_ids(name: str, value: object) -> Array:
+def _check_dimensions(name: str, ids: Array, axes: int, layout: str | None) -> None:
+    """Raise unless ids are (seq,) or (batch, seq), for thd (tokens,), plus coordinates."""
+    dimensions = ids.ndim if axes == 1 else ids.ndim - 1
+    coordinates = "" if axes == 1 else f", {axes}"
+    one_row = f"{coordinates})" if coordinates else ",)"
+    if layout == "thd":
+        if dimensions != 1:
+            raise ValueError(f"`{name}` has shape {ids.shape}; it must be (tokens{one_row}")
+    elif dimensions not in (1, 2):
+        raise ValueError(
+            f"`{name}` has shape {ids.shape}; it must be (seq{one_row} or (batch, seq{coordinates})"
+        )
+
+
+def position_array(name: str, value: object) -> Array:
     """Return positions as an array; raise unless they are integers, float32 or float64."""
-    ids = _as_array(name, value)
+    ids = _numeric_array(name, value)
     if ids.dtype.kind not in "iu" and ids.dtype.newbyteorder("=") not in (np.float32, np.float64):
         raise TypeError(
-            f"`{name}` has dtype {cut(str(ids.dtype))}; positions must be integers, float32 or float64"
+            f"`{name}` has dtype {cut(str(ids.dtype))}; positions must be integers, float32 or "
+            "float64"
         )
     return ids
 
 
-def _as_array(name: str, value: object) -> Array:
-    """Return numbers as an array; raise for what is masked, ragged, or too large for any dtype of NumPy's."""
+def _numeric_array(name: str, value: object) -> Array:
+    """Return numbers as an array; raise if masked, ragged, or too large for NumPy's dtypes."""
     ids = regular_array(name, value)
     if not ids.size and not isinstance(value, np.ndarray):
-        return ids.astype(np.int64)  # NumPy takes an empty list for float64
-    if ids.dtype.kind == "O" and ids.size and all(isinstance(one, int) for one in ids.flat):
+        return ids.astype(np.int64)  # NumPy converts an empty list to float64
+    if ids.dtype.kind == "O" and ids.size and all(isinstance(entry, int) for entry in ids.flat):
         extreme = max(ids.flat, key=abs)
         if abs(extreme) > limits.MAX_POSITION:
-            raise ValueError(f"`{name}` holds {shown(extreme)}; {_WITHIN}")
+            raise ValueError(f"`{name}` holds {shown(extreme)}; {_RANGE_RULE}")
     return ids
 
 
 def check_coordinates(name: str, ids: Array, axes: int) -> None:
-    """Raise unless the last axis of ids holds the coordinates of a token, where there are several."""
-    if axes > 1 and (ids.ndim == 0 or ids.shape[-1] != axes):
-        hint = (
-            f"; its axes come first: np.moveaxis({name}, 0, -1)"
-            if ids.ndim > 1 and len(ids) == axes
-            else ""
-        )
-        raise ValueError(
-            f"`{name}` has shape {ids.shape}; its last axis must hold {axes} coordinates{hint}"
-        )
-
-
-def check_values(name: str, ids: Array) -> None:
-    """Raise where a position is not finite or too large."""
-    if ids.dtype.kind == "f" and not np.isfinite(ids).all():
-        raise ValueError(f"`{name}` holds {ids[~np.isfinite(ids)][0]}; positions must be finite")
-    for extreme in (ids.max(), ids.min()) if ids.size else ():
-        if abs(extreme.item()) > limits.MAX_POSITION:
-            raise ValueError(f"`{name}` holds {extreme}; {_WITHIN}")
-
-
-def counted(
-    name: str, offset: int | ArrayLike, shape: tuple[int, ...], layout: str, rows: int, pairs: int
-) -> Float64:
-    """Return the positions offset + 0, 1, 2, … of the tokens of `name`, float64 (1 or batch, seq, 1).
-
-    shape: of the array. rows, pairs: as in `of_tokens`.
-    """
-    seq = shape[LAYOUT_AXES[layout][1]]
-    if rows * seq * pairs > limits.TABLE:
-        not_larger(f"`{name}` has shape", shape, rows, seq, pairs)
-    if type(offset) is int and abs(offset) < _FAR:
-        return np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
-    given = _as_array("offset", offset)
-    if given.dtype.kind not in "iu":
-        what = (
-            f"{cut(str(given.dtype))} of shape {given.shape}"
-            if isinstance(offset, np.ndarray)
-            else shown(offset)
-        )
-        raise TypeError(f"`offset` is {what}; it must be an integer, or one per batch row")
-    batch = shape[1 if layout == "sbhd" else 0]
-    if given.ndim > 1 or given.shape not in ((), (batch,)):
-        raise ValueError(
-            f"`offset` has shape {given.shape}; it must be one integer, or one for each of {batch} batch rows"
-        )
-    not_larger(f"`{name}` has shape", shape, max(rows, given.size), seq, pairs)
-    firsts = given.reshape(-1).tolist()  # a few Python integers cost less than NumPy's reductions
-    for extreme in (max(firsts), min(firsts)) if firsts else ():
-        if max(abs(extreme), abs(extreme + seq - 1)) > limits.MAX_POSITION:
-            raise ValueError(f"`offset` is {shown(extreme)}, for {seq} tokens; {_WITHIN}")
-    return (
-        given.astype(np.int64, copy=False).reshape(-1, 1, 1)
-        + np.arange(seq, dtype=np.float64)[:, None]
+    """Raise unless, with several axes, the last axis of ids holds the coordinates of a token."""
+    if axes == 1 or (ids.ndim > 0 and ids.shape[-1] == axes):
+        return
+    hint = ""
+    if ids.ndim > 1 and len(ids) == axes:
+        hint = f"; its axes come first: np.moveaxis({name}, 0, -1)"
+    raise ValueError(
+        f"`{name}` has shape {ids.shape}; its last axis must hold {axes} coordinates{hint}"
     )
 
 
-def refuse_none(axes: int, layout: str) -> None:
-    """Raise the reason why position ids cannot be left out."""
+def check_range(name: str, ids: Array) -> None:
+    """Raise if a position is not finite or too large."""
+    if ids.size == 0:
+        return
+    if ids.dtype.kind == "f" and not np.isfinite(ids).all():
+        raise ValueError(f"`{name}` holds {ids[~np.isfinite(ids)][0]}; positions must be finite")
+    for extreme in (ids.max(), ids.min()):
+        if abs(extreme.item()) > limits.MAX_POSITION:
+            raise ValueError(f"`{name}` holds {extreme}; {_RANGE_RULE}")
+
+
+def positions_from_offset(
+    name: str, offset: int | ArrayLike, shape: tuple[int, ...], layout: str, rows: int, pairs: int
+) -> Float64:
+    """Return the positions offset + 0, 1, 2, … of the tokens of `name`.
+
+    The result is float64 (1 or batch, seq, 1).
+
+    shape: shape of the array.
+    rows, pairs: as in `parse_position_ids`.
+    """
+    seq = shape[LAYOUT_AXES[layout][1]]
+    if rows * seq * pairs > limits.TABLE:
+        check_shape_size(f"{name}", shape, rows, seq, pairs)
+    if type(offset) is int and abs(offset) < _SAFE_OFFSET:
+        return np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
+    batch = shape[1 if layout == "sbhd" else 0]
+    offsets = _check_offsets(offset, batch)
+    check_shape_size(f"{name}", shape, max(rows, offsets.size), seq, pairs)
+    values = offsets.reshape(-1).tolist()  # for a few values cheaper than NumPy's reductions
+    for extreme in (max(values), min(values)) if values else ():
+        if max(abs(extreme), abs(extreme + seq - 1)) > limits.MAX_POSITION:
+            raise ValueError(f"`offset` is {shown(extreme)}, for {seq} tokens; {_RANGE_RULE}")
+    counts = np.arange(seq, dtype=np.float64)[:, None]
+    return offsets.astype(np.int64, copy=False).reshape(-1, 1, 1) + counts
+
+
+def _check_offsets(offset: int | ArrayLike, batch: int) -> Array:
+    """Return offsets as an array; raise unless they are one integer, or one per batch row."""
+    offsets = _numeric_array("offset", offset)
+    if offsets.dtype.kind not in "iu":
+        if isinstance(offset, np.ndarray):
+            value = f"{cut(str(offsets.dtype))} of shape {offsets.shape}"
+        else:
+            value = shown(offset)
+        raise TypeError(f"`offset` is {value}; it must be an integer, or one per batch row")
+    if offsets.ndim > 1 or offsets.shape not in ((), (batch,)):
+        raise ValueError(
+            f"`offset` has shape {offsets.shape}; it must be one integer, or one for each of "
+            f"{batch} batch rows"
+        )
+    return offsets
+
+
+def refuse_missing_ids(axes: int, layout: str) -> None:
+    """Raise the reason why position ids are required."""
     if layout == "thd":
         raise ValueError(
-            "`position_ids` is None; packed tokens (layout thd) need them, as sequences share no order"
+            "`position_ids` is None; packed tokens (layout thd) need them: "
+            "rope_cpu.positions.packed(cu_seqlens) makes them"
         )
-    raise ValueError(f"`position_ids` is None; with {axes} axes each token needs its coordinates")
+    raise ValueError(
+        f"`position_ids` is None; with {axes} axes each token needs its coordinates: "
+        "rope_cpu.positions.grid(sizes) makes those of a grid"
+    )
 
 
-def deltas(value: ArrayLike, tokens: int, axes: int, shared: bool) -> Array:
-    """Return a delta for each token: one number holds for all of them, and so does one for each axis.
+def parse_delta(value: ArrayLike, tokens: int, axes: int, shared: bool) -> Array:
+    """Return a delta for each token, from one for all tokens or one for each.
 
-    shared: one number holds for all axes as well.
+    shared: a single number is valid for all axes as well.
     """
-    not_larger("`keys` have tokens:", tokens, tokens, axes)
-    moved = real_ids("delta", value)
-    if moved.ndim:
-        check_coordinates("delta", moved, axes)
-    if moved.ndim == 0 and (axes == 1 or shared):
-        return np.full((tokens, axes) if axes > 1 else tokens, moved)
-    return np.broadcast_to(moved, (tokens, *moved.shape)) if moved.ndim == 1 and axes > 1 else moved
+    check_table_size("number of tokens of keys", tokens, tokens, axes)
+    delta = position_array("delta", value)
+    if delta.ndim:
+        check_coordinates("delta", delta, axes)
+    if delta.ndim == 0 and axes == 1:
+        return np.full(tokens, delta)
+    if delta.ndim == 0 and shared:
+        return np.full((tokens, axes), delta)
+    if delta.ndim == 1 and axes > 1:
+        return np.broadcast_to(delta, (tokens, *delta.shape))
+    return delta
 
 
-def rows_of_table(value: object, table: tuple[int, ...], layout: str) -> Array:
-    """Return position ids that index the rows of a table (length, pairs); raise where they do not."""
+def parse_table_rows(value: object, table: tuple[int, ...], layout: str) -> Array:
+    """Return position ids that index the rows of a table (length, pairs); raise otherwise."""
     length, pairs = table
-    ids = _as_array("position_ids", value)
+    ids = _numeric_array("position_ids", value)
     if ids.dtype.kind not in "iu":
         raise TypeError(
-            f"`position_ids` has dtype {cut(str(ids.dtype))}; rows of a table are looked up by integers"
+            f"`position_ids` has dtype {cut(str(ids.dtype))}; rows of a table are looked up by "
+            "integers"
         )
-    if ids.ndim not in ((1,) if layout == "thd" else (1, 2)):
-        rule = "(tokens,)" if layout == "thd" else "(seq,) or (batch, seq)"
+    if layout == "thd":
+        fits = ids.ndim == 1
+        rule = "(tokens,)"
+    else:
+        fits = ids.ndim in (1, 2)
+        rule = "(seq,) or (batch, seq)"
+    if not fits:
         raise ValueError(f"`position_ids` has shape {ids.shape}; it must be {rule}")
-    not_larger("`position_ids` has shape", ids.shape, ids.size, pairs)
+    check_shape_size("position_ids", ids.shape, ids.size, pairs)
     for extreme in (ids.min(), ids.max()) if ids.size else ():
         if not 0 <= extreme < length:
             raise ValueError(

@@ -1,4 +1,8 @@
-"""Checks of numbers, names and plain arrays, each with its error text: the argument, its value, the rule."""
+"""Checks of numbers, names and plain arrays.
+
+Each function returns the checked value, or raises an error that names the argument, its value and
+the rule.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,8 @@ from rope_cpu.arguments import limits
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Float64
 
-# What other libraries call the arguments of a rotary embedding.
-_CALLED_HERE = {
+# Argument names of other libraries, with ours.
+_OUR_NAMES = {
     **dict.fromkeys(("dim", "rope_dim", "head_size", "d_head"), "head_dim"),
     **dict.fromkeys(("base", "theta", "rope_base", "freq_base"), "rope_theta"),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), "scaling"),
@@ -25,11 +29,11 @@ _CALLED_HERE = {
 
 
 def refuse_other_names(owner: str, arguments: Iterable[str]) -> None:
-    """Raise TypeError where an argument goes by the name that another library has for it."""
+    """Raise TypeError if an argument has the name that another library uses for it."""
     for name in arguments:
-        if name in _CALLED_HERE:
+        if name in _OUR_NAMES:
             raise TypeError(
-                f"{owner} has no argument `{name}`; here it is called `{_CALLED_HERE[name]}`"
+                f"{owner} has no argument `{name}`; here it is called `{_OUR_NAMES[name]}`"
             )
 
 
@@ -52,71 +56,76 @@ def whole_numbers(
     most: int = limits.WHOLE,
     longest: int = limits.HEAD_DIM,
 ) -> tuple[int, ...]:
-    """Return a sequence of whole numbers as a tuple; raise unless each is from `least` to `most`.
-
-    longest: how many there may be.
-    """
+    """Return a sequence of at most `longest` whole numbers, each from `least` to `most`."""
     if (
         not isinstance(value, Sequence | np.ndarray)
         or isinstance(value, str | bytes)
         or getattr(value, "ndim", 1) != 1
     ):
         raise TypeError(f"`{name}` is {shown(value)}; it must be a sequence of integers")
-    not_longer(name, value, longest)
+    check_length(name, value, longest)
     return tuple(whole_number(name, entry, least, most) for entry in value)
 
 
-def not_longer(name: str, value: Any, longest: int) -> None:
-    """Raise where a sequence has more than `longest` entries."""
-    # A slice, as `len` fails on a range of 2^63 and more.
+def check_length(name: str, value: Any, longest: int) -> None:
+    """Raise if a sequence has more than `longest` entries."""
+    # A slice, because `len` fails on a range of 2^63 and more.
     if len(value[: longest + 1]) > longest:
         raise ValueError(f"`{name}` is {shown(value)}; it may have at most {longest} entries")
 
 
-def not_larger(what: str, value: object, *sizes: int, most: int = limits.TABLE) -> None:
-    """Raise where a table of these sizes has more than `most` elements.
-
-    what, value: the argument that the sizes follow from, as the error text says it ("`max_positions` is", 8).
-    """
+def check_table_size(name: str, value: object, *sizes: int, most: int = limits.TABLE) -> None:
+    """Raise if a table of these sizes, which the argument determines, has over `most` elements."""
     if math.prod(sizes) > most:
-        shape = " x ".join(map(shown, sizes))
-        raise ValueError(
-            f"{what} {shown(value)}: a table of {shape} elements; it may have at most {most}"
-        )
+        raise _table_error(f"`{name}` is {shown(value)}", sizes, most)
+
+
+def check_shape_size(
+    name: str, shape: tuple[int, ...], *sizes: int, most: int = limits.TABLE
+) -> None:
+    """Raise if a table of these sizes, which a shape determines, has over `most` elements."""
+    if math.prod(sizes) > most:
+        raise _table_error(f"`{name}` has shape {shown(shape)}", sizes, most)
+
+
+def _table_error(argument: str, sizes: tuple[int, ...], most: int) -> ValueError:
+    """Return the error for a table that is too large."""
+    shape = " x ".join(map(shown, sizes))
+    return ValueError(
+        f"{argument}: a table of {shape} elements; it may have at most {most}, so reduce a size"
+    )
 
 
 def lengths(name: str, value: Any) -> list[int]:
-    """Return sequence lengths, of which `value` is one or several, as a list; raise unless there is one at least."""
+    """Return one or several sequence lengths as a list of at least one."""
     if isinstance(value, np.ndarray) and value.ndim > 1:
         raise TypeError(
-            f"`{name}` has shape {value.shape}; it must be a length, or one row of them"
+            f"`{name}` has shape {value.shape}; it must be one length, or one-dimensional"
         )
-    several = isinstance(value, list | tuple | range) or (
-        isinstance(value, np.ndarray) and value.ndim == 1
-    )
-    if several:
-        not_longer(name, value, limits.LENGTHS)
-    given = value.tolist() if isinstance(value, np.ndarray) else value
-    found = [whole_number(name, length) for length in (given if several else [given])]
-    if not found:
+    is_array = isinstance(value, np.ndarray) and value.ndim == 1
+    if is_array or isinstance(value, list | tuple | range):
+        check_length(name, value, limits.LENGTHS)
+        entries = value.tolist() if is_array else value
+    else:
+        entries = [value.tolist() if isinstance(value, np.ndarray) else value]
+    checked = [whole_number(name, entry) for entry in entries]
+    if not checked:
         raise ValueError(f"`{name}` is empty; it must be a length, or one per batch row")
-    return found
+    return checked
 
 
 def real_number(name: str, value: object, *, zero: bool = False) -> float:
-    """Return `value` as a float; raise unless it is a finite number above 0, or 0 where `zero` allows it."""
-    if isinstance(value, bool | np.bool_) or not isinstance(
-        value, int | float | np.integer | np.floating
-    ):
+    """Return `value` as a float; raise unless it is finite and above 0, or 0 if `zero` is set."""
+    is_number = isinstance(value, int | float | np.integer | np.floating)
+    if isinstance(value, bool | np.bool_) or not is_number:
         raise TypeError(f"`{name}` is {shown(value)}; it must be a number")
     try:
-        number = float(value)
+        number = float(value)  # type: ignore[arg-type]
     except OverflowError:  # an int beyond every float
         number = np.inf
     if not np.isfinite(number) or number < 0 or (number == 0 and not zero):
-        raise ValueError(
-            f"`{name}` is {shown(value)}; it must be finite and {'at least' if zero else 'above'} 0"
-        )
+        rule = "at least 0" if zero else "above 0"
+        raise ValueError(f"`{name}` is {shown(value)}; it must be finite and {rule}")
     return number
 
 
@@ -127,77 +136,75 @@ def boolean(name: str, value: object) -> bool:
     return bool(value)
 
 
-def one_of(name: str, value: object, known: Sequence[str]) -> str:
-    """Return `value`; raise unless it is one of the known names."""
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(f"`{name}` is {shown(value)}; it must be one of {', '.join(known)}")
+def choice(name: str, value: object, names: Sequence[str]) -> str:
+    """Return `value`; raise unless it is one of `names`."""
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(f"`{name}` is {shown(value)}; it must be one of {', '.join(names)}")
     return value
 
 
-def unmasked(name: str, value: object) -> None:
-    """Raise where `value` is a masked array."""
-    # What is plain is not masked; asking NumPy would load its module for that, a fiftieth of a start from the cache.
-    if (
-        isinstance(value, np.ndarray)
-        and type(value) is not np.ndarray
-        and isinstance(value, np.ma.MaskedArray)
-    ):
-        raise TypeError(
-            f"`{name}` is a masked array; give its `.data`, as a mask has no place here"
-        )
+def refuse_masked(name: str, value: object) -> None:
+    """Raise if `value` is a masked array."""
+    # A plain array is not masked. `np.ma` is loaded on first use, which takes a fiftieth of the
+    # start-up time of a process with a kernel cache.
+    is_subclass = isinstance(value, np.ndarray) and type(value) is not np.ndarray
+    if is_subclass and isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"`{name}` is a masked array, which is not supported; pass its `.data`")
 
 
 def regular_array(name: str, value: Any) -> NDArray[Any]:
-    """Return `value` as an array; raise where it is masked, or its rows are of several lengths."""
-    unmasked(name, value)
-    if type(value) is range:  # NumPy would make a Python list of it first
-        not_longer(name, value, limits.TABLE)
+    """Return `value` as an array; raise if it is masked or its rows differ in length."""
+    refuse_masked(name, value)
+    if type(value) is range:  # NumPy would first convert it to a list
+        check_length(name, value, limits.TABLE)
     try:
         return np.asarray(value)
     except (TypeError, ValueError):
         if not isinstance(value, list | tuple):
             raise  # another library's own reason
         raise ValueError(
-            f"`{name}` is a {type(value).__name__} of unequal rows; it must be a regular array"
+            f"`{name}` is a {type(value).__name__} of unequal rows; it must be a regular array: "
+            "give every row the same length"
         ) from None
 
 
 def integers(name: str, value: ArrayLike) -> NDArray[np.int64]:
     """Return `value` as int64; raise unless it holds integers of that size."""
-    given = real_array(name, value)
-    if given.size == 0 and not isinstance(value, np.ndarray):
-        return given.astype(np.int64)  # NumPy takes an empty list for float64
-    if given.dtype.kind not in "iu":
-        raise TypeError(f"`{name}` has dtype {cut(str(given.dtype))}; it must hold integers")
-    not_larger(f"`{name}` has shape", given.shape, given.size)
-    if given.dtype.kind == "u" and given.size and given.max() > np.iinfo(np.int64).max:
-        raise ValueError(f"`{name}` holds {given.max()}; integers must be below 2^63")
-    return given.astype(np.int64)
+    array = real_array(name, value)
+    if array.size == 0 and not isinstance(value, np.ndarray):
+        return array.astype(np.int64)  # NumPy converts an empty list to float64
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"`{name}` has dtype {cut(str(array.dtype))}; it must hold integers")
+    check_shape_size(name, array.shape, array.size)
+    if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"`{name}` holds {array.max()}; integers must be below 2^63")
+    return array.astype(np.int64)
 
 
 def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
     """Return `value` as an array; raise unless it holds real numbers."""
-    given = regular_array(name, value)
-    if given.dtype.kind not in "fiu" and given.dtype != ml_dtypes.bfloat16:
-        raise TypeError(f"`{name}` has dtype {cut(str(given.dtype))}; it must hold real numbers")
-    return given
+    array = regular_array(name, value)
+    if array.dtype.kind not in "fiu" and array.dtype != ml_dtypes.bfloat16:
+        raise TypeError(f"`{name}` has dtype {cut(str(array.dtype))}; it must hold real numbers")
+    return array
 
 
 def finite_array(name: str, value: ArrayLike) -> Float64:
     """Return `value` as float64; raise unless it holds finite real numbers."""
-    given = real_array(name, value)
-    not_larger(f"`{name}` has shape", given.shape, given.size)
-    given = given.astype(np.float64)
-    if not np.isfinite(given).all():
-        raise ValueError(f"`{name}` holds {given[~np.isfinite(given)][0]}; it must be finite")
-    return given
+    array = real_array(name, value)
+    check_shape_size(name, array.shape, array.size)
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all():
+        raise ValueError(f"`{name}` holds {array[~np.isfinite(array)][0]}; it must be finite")
+    return array
 
 
 def per_axis(name: str, value: ArrayLike, axes: int) -> Float64:
-    """Return a finite number for each axis, from one for all or one for each."""
+    """Return a finite number for each axis, from one for all axes or one for each."""
     numbers = finite_array(name, value)
     if numbers.shape not in ((), (axes,)):
         raise ValueError(
-            f"`{name}` has shape {numbers.shape}; it must be one number, or one for each of {axes} axes"
+            f"`{name}` has shape {numbers.shape}; it must be one number, or one for each of {axes} "
+            "axes"
         )
     return np.broadcast_to(numbers, (axes,))

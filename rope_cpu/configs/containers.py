@@ -31,7 +31,7 @@ def check_containers(config: Mapping[str, Any]) -> None:
             raise TypeError(f"`{key}` is {shown(value)}; it must be {name}")
     _refuse_arrays(config)
     layer_types = config.get("layer_types") or ()
-    scalars.not_longer("layer_types", layer_types, limits.LAYERS)
+    scalars.check_length("layer_types", layer_types, limits.LAYERS)
     for layer, layer_type in enumerate(layer_types):
         if not isinstance(layer_type, str):
             raise TypeError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.scalars import not_larger, real_number, whole_number
+from rope_cpu.arguments.scalars import check_table_size, real_number, whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 from rope_cpu.configs.model_config import ModelConfig, check_only_rotation
@@ -130,8 +130,14 @@ def _ltx(config: Config, angle_dtype: str) -> RopeSpec:
     pairing = config.get("rope_type", "interleaved")
     if pairing not in ("interleaved", "split"):
         raise ValueError(f"`rope_type` is {shown(pairing)}; it must be interleaved or split")
-    subject = "`attention_head_dim` and `num_attention_heads` are"
-    not_larger(subject, (head_dim, heads), 3, heads, head_dim // 2, most=limits.FREQUENCIES)
+    check_table_size(
+        "(attention_head_dim, num_attention_heads)",
+        (head_dim, heads),
+        3,
+        heads,
+        head_dim // 2,
+        most=limits.FREQUENCIES,
+    )
     theta = real_number("rope_theta", config.get("rope_theta", 10000.0))
     inv_freq = _ltx_frequencies(theta, head_dim * heads)
     return from_inv_freq(

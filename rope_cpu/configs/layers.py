@@ -116,7 +116,7 @@ def _layer_count(values: Config) -> int | None:
             return None  # the number is not needed, so it is not refused
         return scalars.whole_number(key, values[key], 0, limits.LAYERS)
     if lists:
-        scalars.not_longer("layer_types", lists[0], limits.LAYERS)
+        scalars.check_length("layer_types", lists[0], limits.LAYERS)
         return len(lists[0])
     if interval is not None:
         raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.scalars import boolean, one_of, real_number, whole_number, whole_numbers
+from rope_cpu.arguments.scalars import boolean, choice, real_number, whole_number, whole_numbers
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.scaling import resolve_argument, scaled, scaling_section
@@ -66,7 +66,7 @@ def axial(
     """
     head_dim = whole_number("head_dim", head_dim, 1, limits.HEAD_DIM)
     axes = whole_number("axes", axes, 1, limits.AXES)
-    span = one_of("span", span, SPANS)
+    span = choice("span", span, SPANS)
     widths = _axis_widths(head_dim, axes, axis_dims)
     thetas = _axis_thetas(axes, rope_theta)
     frequencies = [

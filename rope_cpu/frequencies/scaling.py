@@ -47,7 +47,7 @@ def _check_numbers(name: str, value: object) -> None:
     """Raise unless `value` is a list of numbers above 0."""
     if not isinstance(value, list | tuple):
         raise TypeError(f"`{name}` is {shown(value)}; it must be a list of numbers")
-    scalars.not_longer(name, value, limits.HEAD_DIM // 2)
+    scalars.check_length(name, value, limits.HEAD_DIM // 2)
     for entry in value:
         scalars.real_number(name, entry)
 
@@ -203,7 +203,7 @@ def scaled(
     array([[[[0.5 , 0.05]]]])
     """
     head_dim = scalars.whole_number("head_dim", head_dim, 2, limits.HEAD_DIM)
-    angle_dtype = scalars.one_of("angle_dtype", angle_dtype, specs.ANGLE_DTYPES)
+    angle_dtype = scalars.choice("angle_dtype", angle_dtype, specs.ANGLE_DTYPES)
     section = scaling_section(scaling)
     rope_type = rope_type_name(section)
     _check_section(rope_type, section)

@@ -12,10 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.scalars import (
     boolean,
+    check_length,
+    check_shape_size,
+    check_table_size,
+    choice,
     finite_array,
-    not_larger,
-    not_longer,
-    one_of,
     real_array,
     real_number,
     whole_number,
@@ -139,7 +140,7 @@ class RopeSpec:
             "head_dim": whole_number("head_dim", self.head_dim, 1, limits.HEAD_DIM),
             "blocks": _checked_blocks(self.blocks, rotary_dim),
             "interleaved": boolean("interleaved", self.interleaved),
-            "angle_dtype": one_of("angle_dtype", self.angle_dtype, ANGLE_DTYPES),
+            "angle_dtype": choice("angle_dtype", self.angle_dtype, ANGLE_DTYPES),
             "shared_id": boolean("shared_id", self.shared_id),
             "pair_axis": _resolved_pair_axis(self.pair_axis, inv_freq[0]),
         }
@@ -242,9 +243,9 @@ class RopeSpec:
         """
         if self.length_rule is None:
             return self
-        not_longer("lengths", lengths, limits.LENGTHS)
-        not_larger(
-            "`lengths` has entries:",
+        check_length("lengths", lengths, limits.LENGTHS)
+        check_table_size(
+            "len(lengths)",
             len(lengths),
             len(lengths),
             self.axes,
@@ -396,7 +397,7 @@ def _check_sizes(shape: tuple[int, ...], axes: int, heads: int, pairs: int) -> N
             raise ValueError(
                 f"`inv_freq` has shape {shape}: {size} {name}; there may be at most {most}"
             )
-    not_larger("`inv_freq` has shape", shape, *shape, most=limits.FREQUENCIES)
+    check_shape_size("inv_freq", shape, *shape, most=limits.FREQUENCIES)
 
 
 def _checked_frequencies(inv_freq: ArrayLike) -> Float64:

@@ -7,8 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.arguments import arrays as check
 from rope_cpu.arguments import position_ids as check_ids
+from rope_cpu.arguments.arrays import (
+    check_array,
+    check_layout,
+    check_tables,
+    share_memory,
+)
 from rope_cpu.arguments.scalars import boolean
 from rope_cpu.array_types import COMPUTE_DTYPES, Array
 from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
@@ -72,11 +77,11 @@ def apply_rotary(
     >>> np.array_equal(rope_cpu.apply_rotary(x, cos, sin), rope.rotate(x))
     True
     """
-    x = check.array("x", x, check.layout(layout))
-    cos, sin = check.tables(cos, sin, position_ids is not None, layout)
+    x = check_array("x", x, check_layout(layout))
+    cos, sin = check_tables(cos, sin, position_ids is not None, layout)
     rotary_dim = 2 * cos.shape[-1]
     for name, table in (("cos", cos), ("sin", sin)):
-        if isinstance(out, np.ndarray) and check.share(out, table):
+        if isinstance(out, np.ndarray) and share_memory(out, table):
             raise ValueError(
                 f"`out` shares memory with `{name}`; it must share nothing with the inputs, so "
                 "pass another array or a copy of the table"
@@ -87,7 +92,7 @@ def apply_rotary(
             "elements, two for each pair; pass a narrower table"
         )
     if position_ids is not None:
-        ids = check_ids.rows_of_table(position_ids, cos.shape, layout)
+        ids = check_ids.parse_table_rows(position_ids, cos.shape, layout)
         cos = cos[ids]
         sin = sin[ids]
     if boolean("inverse", inverse):

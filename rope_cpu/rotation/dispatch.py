@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rope_cpu.arguments import arrays as check
+from rope_cpu.arguments.arrays import check_inputs, check_outputs
 from rope_cpu.array_types import DTYPE_NAMES, Array
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.rotate import DONE, rotation_kernel
@@ -189,11 +189,11 @@ def rotate_copies(
     TypeError, ValueError
         If an argument is invalid. Nothing is written then.
     """
-    check.rotated(xs, layout, head_dim, table_shape, *subjects)
+    check_inputs(xs, layout, head_dim, table_shape, *subjects)
     if outs is None:
         results = tuple(np.empty_like(x) for x in xs.values())
     else:
-        check.outputs(outs, xs)
+        check_outputs(outs, xs)
         results = tuple(outs.values())
     copies = [np.array(x, order="C") for x in xs.values()]
     for copy, result in zip(copies, results, strict=True):

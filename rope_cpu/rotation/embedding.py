@@ -10,9 +10,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from rope_cpu.arguments import arrays as check
 from rope_cpu.arguments import position_ids as check_ids
 from rope_cpu.arguments import scalars
+from rope_cpu.arguments.arrays import (
+    check_array,
+    check_dtype,
+    check_layout,
+    check_out_tables,
+)
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array, Float64
 from rope_cpu.configs import reader
@@ -572,17 +577,17 @@ class RotaryEmbedding:
         >>> cos.shape, cos[0, :3]
         ((2, 32), array([1., 1., 1.], dtype=float32))
         """
-        wanted = check.dtype(dtype)
+        wanted = check_dtype(dtype)
         axes = self.axes
-        ids = check_ids.real_ids("position_ids", position_ids)
+        ids = check_ids.position_array("position_ids", position_ids)
         check_ids.check_coordinates("position_ids", ids, axes)
-        scalars.not_larger("`position_ids` has shape", ids.shape, ids.size // axes, self._columns)
-        check_ids.check_values("position_ids", ids)
+        scalars.check_shape_size("position_ids", ids.shape, ids.size // axes, self._columns)
+        check_ids.check_range("position_ids", ids)
         if self._rows == 1:
             shape = ids.shape[:-1] if axes > 1 else ids.shape
             positions = ids.astype(np.float64, order="C").reshape(1, -1, axes)
         else:
-            positions = check_ids.of_tokens(
+            positions = check_ids.parse_position_ids(
                 "position_ids", ids, axes, None, self._rows, self._columns
             )
             shape = (self._rows, positions.shape[1])
@@ -594,7 +599,7 @@ class RotaryEmbedding:
             cos = np.empty(shape, wanted)
             sin = np.empty(shape, wanted)
         else:
-            cos, sin = check.out_tables(out, shape, wanted)
+            cos, sin = check_out_tables(out, shape, wanted)
         self._cos_sin.write(positions, "rotate", cos, sin)
         return cos, sin
 
@@ -650,7 +655,7 @@ class RotaryEmbedding:
         >>> np.allclose(rope.rotate(x_rot, offset=[17, 4], inverse=True), x)
         True
         """
-        layout = check.layout(layout)
+        layout = check_layout(layout)
         operation = _operation(inverse)
         positions = self._positions("x", x, position_ids, offset, layout)
         compute_dtype = COMPUTE_DTYPES[x.dtype]
@@ -701,7 +706,7 @@ class RotaryEmbedding:
         >>> q_rot.shape, k_rot.shape
         ((1, 3, 8, 64), (1, 3, 2, 64))
         """
-        layout = check.layout(layout)
+        layout = check_layout(layout)
         operation = _operation(inverse)
         positions = self._positions("q", q, position_ids, offset, layout)
         compute_dtype = COMPUTE_DTYPES[q.dtype]
@@ -737,7 +742,7 @@ class RotaryEmbedding:
         ...     k = np.ones((1, 1, 2, 64), np.float32)
         ...     q_rot, k_rot = plan(q, k)
         """
-        positions = self._checked_positions("position_ids", position_ids, check.layout(layout))
+        positions = self._checked_positions("position_ids", position_ids, check_layout(layout))
         return RotaryPlan(self._cos_sin, self._pairing, positions, layout, _operation(inverse))
 
     def shift(
@@ -782,10 +787,10 @@ class RotaryEmbedding:
         >>> np.allclose(moved, rope.rotate(keys), atol=1e-6)
         True
         """
-        keys = check.array("keys", keys, check.layout(layout))
+        keys = check_array("keys", keys, check_layout(layout))
         token_axis = LAYOUT_AXES[layout][1]
         tokens = keys.shape[token_axis]
-        deltas = check_ids.deltas(delta, tokens, self.axes, self._spec.shared_id)
+        deltas = check_ids.parse_delta(delta, tokens, self.axes, self._spec.shared_id)
         positions = self._checked_positions("delta", deltas, layout)
         compute_dtype = COMPUTE_DTYPES[keys.dtype]
         plan = RotaryPlan(self._cos_sin, self._pairing, positions, layout, "shift", compute_dtype)
@@ -820,7 +825,7 @@ class RotaryEmbedding:
         self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str
     ) -> Float64:
         """Return the checked positions of an array's tokens: given ids, or offset + 0, 1, 2, …."""
-        x = check.array(name, x, layout)
+        x = check_array(name, x, layout)
         if ids is not None:
             if type(offset) is not int or offset != 0:
                 raise ValueError(
@@ -830,13 +835,15 @@ class RotaryEmbedding:
             return self._checked_positions("position_ids", ids, layout)
         if layout == "thd" or not self._consecutive:
             self._spec.check_length()
-            check_ids.refuse_none(self.axes, layout)
-        return check_ids.counted(name, offset, x.shape, layout, self._rows, self._columns)
+            check_ids.refuse_missing_ids(self.axes, layout)
+        return check_ids.positions_from_offset(
+            name, offset, x.shape, layout, self._rows, self._columns
+        )
 
     def _checked_positions(self, name: str, ids: ArrayLike, layout: str) -> Float64:
         """Return given positions, checked, as float64 (batch or 1, seq, axes)."""
         self._spec.check_length()
-        return check_ids.of_tokens(name, ids, self.axes, layout, self._rows, self._columns)
+        return check_ids.parse_position_ids(name, ids, self.axes, layout, self._rows, self._columns)
 
 
 def _operation(inverse: bool) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.arguments import arrays as check
+from rope_cpu.arguments.arrays import check_out_pair
 from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64
 from rope_cpu.rotation.cos_sin import CosSin
 from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
@@ -116,7 +116,7 @@ class RotaryPlan:
                     return results
         outs = None
         if out is not None:
-            q_out, k_out = check.out_pair(out)
+            q_out, k_out = check_out_pair(out)
             outs = {"out[0]": q_out, "out[1]": k_out}
         q_rot, k_rot = self._rotate_copies({"q": q, "k": k}, outs)
         return q_rot, k_rot

@@ -230,7 +230,7 @@ REFUSED = [
     ({"model_type": "pixtral", **VISION, "head_dim": 2**17}, "`head_dim` is 131072"),
     (
         {**LTX, "attention_head_dim": 2**14, "num_attention_heads": 2**12},
-        "`num_attention_heads` are (16384, 4096)",
+        "num_attention_heads)` is (16384, 4096)",
     ),
     ({**FLUX, "axes_dims_rope": [2**40] * 3}, "`axes_dims_rope` gives the axes the widths"),
     ({**FLUX, "axes_dims_rope": "aa"}, "`axes_dims_rope` gives the axes the widths 'aa'"),

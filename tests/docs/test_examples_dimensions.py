@@ -1,4 +1,4 @@
-"""The example that compares text, images and videos: every plan rotates as its name says, and each gets a line."""
+"""The example that compares text, images and videos: its plans, and one printed line for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_plans_rotate_by_their_coordinates():
         np.testing.assert_allclose(first[name][0], np.cos(radians), rtol=0, atol=8 * 2.0**-53)
 
 
-def test_it_prints_a_line_for_each(capsys):
+def test_it_prints_one_line_per_plan(capsys):
     ratios = runpy.run_path(str(EXAMPLE))["main"](repeats=1)
     assert ratios["1-D, text"] == (1.0, 1.0)
     assert len(capsys.readouterr().out.splitlines()) - 1 == len(ratios) == 6

@@ -1,4 +1,4 @@
-"""The NumPy Llama without torch: it reads what safetensors files hold, and decoding equals the whole at once."""
+"""The NumPy Llama without torch: reading safetensors, and decoding against one pass."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
 
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray], stored: str, dtype: Any) -> None:
-    """Write tensors as the format has them: a length, a JSON header, the bytes."""
+    """Write a safetensors file: the length of the header, a JSON header, the data."""
     header: dict[str, Any] = {"__metadata__": {"format": "np"}}
     body = b""
     for name, tensor in tensors.items():
@@ -67,9 +67,11 @@ def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
     return tmp_path
 
 
-def test_decoding_equals_the_whole_at_once(folder: Path, rng: np.random.Generator) -> None:
-    model, tokens = Transformer(folder), rng.integers(0, 50, (2, 20))
-    whole, cache = model(tokens, Cache()), Cache()
+def test_decoding_equals_one_pass(folder: Path, rng: np.random.Generator) -> None:
+    model = Transformer(folder)
+    tokens = rng.integers(0, 50, (2, 20))
+    whole = model(tokens, Cache())
+    cache = Cache()
     steps = [
         model(tokens[:, :7], cache),
         *(model(tokens[:, i : i + 1], cache) for i in range(7, 20)),

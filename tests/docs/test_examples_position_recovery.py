@@ -15,7 +15,10 @@ unique_range, from_cos_sin, from_vectors = (
 
 
 def dense(rng):
-    """Return frequencies of two axes that determine a position: each next slower pair is at right angles, or nearly."""
+    """Return frequencies of two axes that determine a position.
+
+    The direction of each pair is nearly orthogonal to that of the next slower one.
+    """
     pair = np.arange(16)
     speed = 10.0 ** (-pair / 5) * rng.uniform(1, 1.1, size=16)
     direction = np.pi / 2 * (pair % 2) + rng.uniform(-0.3, 0.3, size=16)
@@ -42,15 +45,17 @@ def test_positions_come_back_from_cos_and_sin(name, dtype, rng):
     cos, sin = (f(positions @ matrix).astype(dtype) for f in (np.cos, np.sin))
     found = from_cos_sin(cos, sin, rope, low, high)
     assert found.shape == ((3, 100) if rope.axes == 1 else (3, 100, rope.axes))
-    # Least squares over all pairs; an angle errs by eps, at 45 degrees by eps/√2, and by rounding where it is large.
+    # Least squares over all pairs. An angle has the error eps, at 45 degrees eps/√2, plus rounding
+    # where it is large.
     error = np.abs(found.reshape(positions.shape) - positions)
     reach = np.abs(np.linalg.pinv(matrix)).sum(axis=0)
     assert (error <= (2 * np.finfo(dtype).eps + 1e-9) * reach).all()
 
 
 def test_documents_four_by_four():
-    """(x, y) from the 4 x 4 matrix itself: its first and third columns are images of unit vectors."""
-    x, y = 1.25, -2.5
+    """(x, y) from the 4 x 4 matrix: its first and third columns are rotated unit vectors."""
+    x = 1.25
+    y = -2.5
     after = np.array([np.cos(x), np.sin(x), np.cos(y), np.sin(y)])
     found = from_vectors(
         np.array([1.0, 0, 1, 0]), after, R.from_inv_freq(np.eye(2), interleaved=True), -3, 3
@@ -63,11 +68,12 @@ def test_documents_four_by_four():
 )
 def test_positions_come_back_from_vectors(interleaved, span, rng):
     rope = R.axial(20, 2, axis_dims=(8, 10), interleaved=interleaved, span=span)
-    positions, before = rng.uniform(0, 500, size=(1, 50, 2)), rng.normal(size=(1, 50, 1, 20))
+    positions = rng.uniform(0, 500, size=(1, 50, 2))
+    before = rng.normal(size=(1, 50, 1, 20))
     after = rope.rotate(before.astype(np.float32), positions)
     found = from_vectors(before.astype(np.float32), after, rope, 0, 500)
-    # Both elements of a pair err by ½ulp + 3u(|a| + |b|), its angle by 7.5u; least squares over the frequencies of an
-    # axis turn that into Σω / Σω² as much, which is below 1.2.
+    # The error of both elements of a pair is ½ulp + 3u(|a| + |b|), that of its angle 7.5u. Least
+    # squares over the frequencies of an axis multiply it by Σω / Σω², which is below 1.2.
     np.testing.assert_allclose(found[:, :, 0], positions, rtol=0, atol=1.2 * 7.5 * 2.0**-24)
 
 
@@ -89,7 +95,7 @@ def test_range_in_which_positions_are_unique(inv_freq, ranges):
 
 
 def test_range_of_mixed_frequencies_is_safe(rng):
-    """No difference inside the range leaves every pair where it was: the fastest way out is tried on a fine net."""
+    """No difference of positions inside the range leaves all pairs unchanged, on a fine net."""
     frequencies = dense(rng)
     reach = unique_range(R.from_inv_freq(frequencies))[0] * 0.999
     net = np.stack(np.meshgrid(*[np.linspace(-reach, reach, 801)] * 2), -1).reshape(-1, 2)
@@ -107,7 +113,7 @@ def test_range_of_mixed_frequencies_is_safe(rng):
         (3, 4, 20, "not those of"),
     ],
 )
-def test_what_is_not_determined_is_refused(position, low, high, message):
+def test_ambiguous_and_wrong_rotations_are_refused(position, low, high, message):
     rope = R.from_inv_freq([1.0, 0.25])
     with pytest.raises(ValueError, match=message):
         from_cos_sin(*rope.cos_sin(np.array([position])), rope, low, high)

@@ -106,11 +106,14 @@ def test_editable_install_finds_every_part(tree, build, run_program, tmp_path):
     site = tmp_path / "site"
     with zipfile.ZipFile(link) as file:
         file.extractall(site)
-    # With -S no .pth file of this environment runs, so that an editable install of rope_cpu in it is not met.
+    # With -S no .pth file of this environment runs, so an editable install of rope_cpu in it is not
+    # found.
     code = (
-        f"import site, sys; site.addsitedir({str(site)!r}); sys.path.append({sysconfig.get_path('purelib')!r})\n"
+        f"import site, sys; site.addsitedir({str(site)!r})\n"
+        f"sys.path.append({sysconfig.get_path('purelib')!r})\n"
         # Ahead of a rope_cpu that is installed for these tests.
-        "sys.meta_path.sort(key=lambda finder: '__editable__' not in getattr(finder, '__module__', ''))\n"
+        "def is_other(finder): return '__editable__' not in getattr(finder, '__module__', '')\n"
+        "sys.meta_path.sort(key=is_other)\n"
         "import rope_cpu, rope_cpu.export, rope_cpu.bench\n"
         "print(rope_cpu.__file__, rope_cpu.export.__file__, rope_cpu.bench.__file__)"
     )
@@ -118,8 +121,14 @@ def test_editable_install_finds_every_part(tree, build, run_program, tmp_path):
 
 
 def test_import_loads_no_extra(run_program):
-    code = "import rope_cpu, sys; print({'onnx', 'onnxruntime', 'rich', 'torch', 'transformers'} & set(sys.modules))"
+    extras = {"onnx", "onnxruntime", "rich", "torch", "transformers"}
+    code = f"import rope_cpu, sys; print({extras} & set(sys.modules))"
     assert run_program(code)[0] == "set()\n"
+
+
+def test_import_loads_the_position_builders(run_program):
+    code = "import rope_cpu; print(rope_cpu.positions.packed([0, 2]).tolist())"
+    assert run_program(code)[0] == "[0, 1]\n"
 
 
 def test_versions_agree():

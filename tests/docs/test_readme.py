@@ -38,7 +38,7 @@ def commands():
 
 @pytest.mark.parametrize("command", commands())
 def test_shell_lines(command, capsys, tmp_path, monkeypatch):
-    """Commands of ours are run; what installs and tests is run by .ci/run, which takes its line from here."""
+    """rope-cpu commands run here; .ci/run reads its install and test commands from the README."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verify, "TOKENS", 64)
     words = shlex.split(command)

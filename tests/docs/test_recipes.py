@@ -1,4 +1,4 @@
-"""Every recipe of docs/recipes.md, executed, against the formula of its source written out here a second time."""
+"""The recipes of docs/recipes.md against a second implementation of their formulas."""
 
 from __future__ import annotations
 
@@ -68,8 +68,10 @@ def test_every_recipe_is_tested():
 
 @pytest.mark.parametrize("head_dim", [4, 16, 64])
 def test_01_block_matrix(head_dim, vectors):
-    xy, theta = np.array([[3.0, 5.0], [-2.0, 0.5]]), 0.7
-    x, x4 = vectors(1, 2, 3, head_dim), vectors(1, 2, 1, 4)
+    xy = np.array([[3.0, 5.0], [-2.0, 0.5]])
+    theta = 0.7
+    x = vectors(1, 2, 3, head_dim)
+    x4 = vectors(1, 2, 1, 4)
     names = run(1, head_dim=head_dim, x=x, x4=x4, xy=xy, theta=theta)
     for token, (across, down) in enumerate(xy):
         matrix = np.zeros((head_dim, head_dim))
@@ -87,8 +89,10 @@ def test_01_block_matrix(head_dim, vectors):
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_02_scores_depend_on_differences(axes, vectors, rng):
-    q, k = vectors(1, 5, 2, 24), vectors(1, 6, 2, 24)
-    at_q, at_k = rng.integers(-20, 20, size=(5, axes)), rng.integers(-20, 20, size=(6, axes))
+    q = vectors(1, 5, 2, 24)
+    k = vectors(1, 6, 2, 24)
+    at_q = rng.integers(-20, 20, size=(5, axes))
+    at_k = rng.integers(-20, 20, size=(6, axes))
     one = (lambda ids: ids[:, 0]) if axes == 1 else (lambda ids: ids)
     names = run(2, head_dim=24, axes=axes, q=q, k=k, at_q=one(at_q), at_k=one(at_k))
     for i in range(5):
@@ -110,7 +114,9 @@ def test_03_positions_come_back():
 
 
 def test_04_more_dimensions(vectors, rng):
-    x3, x4, at4 = vectors(1, 24, 2, 48), vectors(1, 9, 2, 64), rng.uniform(-9, 9, size=(9, 4))
+    x3 = vectors(1, 24, 2, 48)
+    x4 = vectors(1, 9, 2, 64)
+    at4 = rng.uniform(-9, 9, size=(9, 4))
     names = run(4, frames=2, rows=3, columns=4, x3=x3, x4=x4, at4=at4)
     grid = [(t, r, c) for t in range(2) for r in range(3) for c in range(4)]
     for ours, x, ids in ((names["y3"], x3, grid), (names["y4"], x4, at4)):
@@ -142,7 +148,9 @@ def general(vectors, rng):
 
 def test_05_general_solution(general):
     names = run(5, **general)
-    x, o, hidden = general["x"], general["o"], general["hidden"][0, :, 0]
+    x = general["x"]
+    o = general["o"]
+    hidden = general["hidden"][0, :, 0]
     rounding = 64 * 6 * 2.0**-52  # of matrices of 6, for each radian
     exponents = [a * general["b1"] + b * general["b2"] for a, b in general["xy"]]
     operators = [expm(exponent) for exponent in exponents]
@@ -174,8 +182,10 @@ def reader(part, cos, sin):
 
 
 def test_06_half_split_2d(vectors, rng):
-    head_dim, ids = 32, rng.integers(0, 50, size=(2, 7, 2))
-    q, k = vectors(2, 4, 7, head_dim), vectors(2, 2, 7, head_dim)
+    head_dim = 32
+    ids = rng.integers(0, 50, size=(2, 7, 2))
+    q = vectors(2, 4, 7, head_dim)
+    k = vectors(2, 2, 7, head_dim)
     names = run(6, head_dim=head_dim, q=q, k=k, position_ids=ids)
     angles = np.arange(50)[:, None] * inv_freq(head_dim // 2)
     table = np.concatenate(
@@ -202,7 +212,9 @@ def test_06_half_split_2d_with_a_table_of_one_axis_is_no_rotation():
 
 
 def test_07_pairings(vectors):
-    hidden, w_q, w_k = vectors(1, 6, 10), vectors(3 * 16, 10), vectors(3 * 16, 10)
+    hidden = vectors(1, 6, 10)
+    w_q = vectors(3 * 16, 10)
+    w_k = vectors(3 * 16, 10)
     names = run(7, head_dim=16, num_heads=3, hidden=hidden, w_q=w_q, w_k=w_k)
     scores = [np.einsum("bqhd,bkhd->bhqk", *names[name]) for name in ("before", "after")]
     angles = np.arange(6)[:, None, None] * inv_freq(16)
@@ -214,11 +226,14 @@ def test_07_pairings(vectors):
 
 
 def test_08_rope_vit(vectors):
-    side, head_dim, x = 5, 24, vectors(2, 25, 3, 24)
+    side = 5
+    head_dim = 24
+    x = vectors(2, 25, 3, 24)
     freqs = vectors(2, 3, 12)
     names = run(8, side=side, head_dim=head_dim, x=x, freqs=freqs)
     token = np.arange(side * side)
-    across, down = token % side, token // side
+    across = token % side
+    down = token // side
     own = np.array([100.0 ** (-4 * i / head_dim) for i in range(head_dim // 4)])
     angles = np.concatenate([across[:, None] * own, down[:, None] * own], -1)
     close(names["y_axial"], adjacent(x, angles[:, None]))
@@ -244,18 +259,21 @@ def test_09_sinusoidal(vectors):
 
 
 def test_10_row_vectors(vectors):
-    planes, x = 4, vectors(1, 6, 1, 8)
+    planes = 4
+    x = vectors(1, 6, 1, 8)
     names = run(10, planes=planes, x=x)
     for i in range(6):
         matrix = np.zeros((8, 8))
         for k in range(1, planes + 1):
-            a, at = i * 10000 ** (-k / planes), slice(2 * k - 2, 2 * k)
+            a = i * 10000 ** (-k / planes)
+            at = slice(2 * k - 2, 2 * k)
             matrix[at, at] = [[math.cos(a), math.sin(a)], [-math.sin(a), math.cos(a)]]
         close(names["y"][0, i, 0], x[0, i, 0] @ matrix)
 
 
 def test_11_meta_llama(vectors):
-    xq, xk = vectors(2, 9, 4, 32), vectors(2, 9, 1, 32)
+    xq = vectors(2, 9, 4, 32)
+    xk = vectors(2, 9, 1, 32)
     names = run(11, head_dim=32, xq=xq, xk=xk, start_pos=100)
     cis = np.exp(1j * np.outer(np.arange(100, 109), inv_freq(32)))[None, :, None]
     for ours, x in ((names["xq_out"], xq), (names["xk_out"], xk)):
@@ -264,7 +282,8 @@ def test_11_meta_llama(vectors):
 
 
 def test_12_hugging_face_llama(vectors):
-    q, k = vectors(2, 4, 9, 32), vectors(2, 2, 9, 32)
+    q = vectors(2, 4, 9, 32)
+    k = vectors(2, 2, 9, 32)
     angles = np.outer(np.arange(200), inv_freq(32))
     table = np.concatenate([angles, angles], -1)
     ids = np.arange(100, 109)
@@ -280,7 +299,8 @@ def test_13_roformer(vectors):
     ids = np.arange(7, 13)
     names = run(13, head_dim=16, q=q, k=k, v=v, past_key_values_length=7, position_ids=ids)
     angles = np.outer(ids, inv_freq(16))
-    sin, cos = np.repeat(np.sin(angles), 2, -1), np.repeat(np.cos(angles), 2, -1)
+    sin = np.repeat(np.sin(angles), 2, -1)
+    cos = np.repeat(np.cos(angles), 2, -1)
     for name, x in (("q_rot", q), ("k_rot", k), ("v_rot", v)):
         swapped = np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
         close(names[name], x * cos + swapped * sin)
@@ -307,7 +327,8 @@ def test_15_paddle(vectors, rng):
 
 
 def test_16_derivation(vectors, rng):
-    q, k = vectors(1, 5, 1, 16), vectors(1, 5, 1, 16)
+    q = vectors(1, 5, 1, 16)
+    k = vectors(1, 5, 1, 16)
     m, n = rng.integers(0, 1000, size=(2, 5))
     names = run(16, head_dim=16, q=q, k=k, m=m, n=n)
     close(names["frequencies"], inv_freq(16))
@@ -318,7 +339,8 @@ def test_16_derivation(vectors, rng):
 
 def test_17_qwen_vl(vectors):
     tokens = np.array([[5, 6, *[90] * 6, 7, *[91] * 4, 8]])
-    q, k = vectors(1, 14, 2, 128), vectors(1, 14, 1, 128)
+    q = vectors(1, 14, 2, 128)
+    k = vectors(1, 14, 1, 128)
     grids = {"image_grid_thw": [[1, 4, 6]], "video_grid_thw": [[2, 2, 4]]}
     names = run(17, input_ids=tokens, image_token=90, video_token=91, q=q, k=k, **grids)
     image = [(2, 2 + r, 2 + c) for r in range(2) for c in range(3)]

@@ -1,4 +1,4 @@
-"""What a refusal must be."""
+"""Checks of the errors that refuse an argument."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ LONGEST_TEXT = 2000
 
 
 def check_text(error):
-    """Raise unless an error is a plain TypeError, ValueError or OSError of few words."""
+    """Raise unless an error is a plain TypeError, ValueError or OSError with a short text."""
     assert not isinstance(error, json.JSONDecodeError | UnicodeError), (
-        f"an error of Python's own: {error!r}"
+        f"an error that Python raised: {error!r}"
     )
-    assert str(error), "an error without words"
+    assert str(error), "an error without a text"
     assert len(str(error)) < LONGEST_TEXT, f"an error text of {len(str(error))} characters"
 
 
 def check_ours(error):
-    """Raise unless the library itself raised an error of few words, and not Python at a mistake of the library's."""
+    """Raise unless the library itself raised a short error that names an argument."""
     check_text(error)
     trace = error.__traceback__
     while trace.tb_next is not None:

@@ -1,4 +1,4 @@
-"""Calls of which one thing is wrong: TypeError or ValueError, and no byte of any array was written."""
+"""Calls with one wrong argument: TypeError or ValueError, and no array was written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def swapped(x):
     )
 
 
-# What may stand where an array of the call is: from the array.
+# Functions from a valid array to a wrong value in its place.
 WRONG_ARRAYS = {
     "other byte order": lambda x: (
         x.astype(x.dtype.newbyteorder()) if x.dtype.kind == "f" else x.astype(">f4")
@@ -103,7 +103,7 @@ def _with(ids, value):
 
 
 def _filled(call):
-    """Return a call with elements in every array, and arrays apart."""
+    """Return a call with non-empty arrays that share no memory."""
     return replace(
         call,
         batch=max(call.batch, 1),
@@ -116,7 +116,7 @@ def _filled(call):
 
 @st.composite
 def wrong_calls(draw):
-    """Draw a call, the argument of it that is wrong, and how."""
+    """Draw a call, its wrong argument, and the kind of mistake."""
     call = _filled(draw(calls.calls()))
     kinds = {"array": WRONG_ARRAYS, "out": WRONG_OUTS, "ids": WRONG_IDS, "option": WRONG_OPTIONS}
     which = draw(st.sampled_from(tuple(kinds)))
@@ -159,7 +159,7 @@ def check(drawn):
         check_text(error)
     else:
         raise AssertionError(f"{which}: {how} was not refused")
-    assert memory.changed_outside([]) == 0, "what was refused wrote something"
+    assert memory.changed_outside([]) == 0, "a refused call wrote to an array"
 
 
 def _wrong_ids(call, ids, how):
@@ -171,7 +171,7 @@ def _wrong_ids(call, ids, how):
 
 
 def test_subclasses(search):
-    """A subclass is rotated as what it is a view of, or refused."""
+    """A subclass is rotated like its base array, or refused."""
 
     def check_subclass(call):
         memory = Memory(call.seed)
@@ -196,7 +196,7 @@ TABLE_DTYPES = st.sampled_from(tuple(calls.DTYPES))
 
 @st.composite
 def tables(draw):
-    """Draw what `cos_sin` is called with."""
+    """Draw arguments of `cos_sin`."""
     rotary = draw(calls.rotaries())
     assume(rotary.rows == 1)
     return replace(
@@ -212,12 +212,13 @@ def tables(draw):
 
 
 def test_tables(search):
-    """Cos and sin of every dtype, new and written to arrays that lie anywhere."""
+    """Cos and sin of every dtype, in new arrays and in given ones."""
 
     def check_tables(call, into):
         memory = Memory(call.seed)
-        arranged = replace_inputs(call, memory)
-        rope, pairs = call.rotary.rope, call.rotary.rope.rotary_dim // 2
+        arranged = arrange_ids(call, memory)
+        rope = call.rotary.rope
+        pairs = call.rotary.rope.rotary_dim // 2
         dtype = calls.DTYPES[call.dtype]
         tail = (call.rotary.heads, pairs) if call.rotary.heads > 1 else (pairs,)
         outs = None
@@ -248,21 +249,21 @@ def test_tables(search):
     search(check_tables, 30, call=tables(), into=st.booleans())
 
 
-def options_of(function, given):
-    """Return the names of a function's arguments past those that are given by place."""
+def argument_names(function, positional):
+    """Return the names of a function's arguments after the positional ones."""
     called = function.__init__ if isinstance(function, type) else function
-    skipped = given + isinstance(function, type)
+    skipped = positional + isinstance(function, type)
     return list(inspect.signature(called).parameters)[skipped:]
 
 
-def replace_inputs(call, memory):
-    """Return a call's ids and positions alone."""
+def arrange_ids(call, memory):
+    """Return a call's ids and positions, without arrays."""
     positions, ids = calls._positions(call, memory)
     return calls.Arranged(call, memory, {}, None, ids, positions, None)
 
 
 def test_refused_arguments_of_functions(search):
-    """Functions of plain arguments answer, or refuse with TypeError or ValueError."""
+    """Functions of plain arguments return, or raise TypeError or ValueError."""
     odd = (
         st.none()
         | st.booleans()
@@ -302,12 +303,12 @@ def test_refused_arguments_of_functions(search):
         rope_cpu.RotaryEmbedding.from_generators: 1,
     }
     names = sorted(
-        {name for function, given in functions.items() for name in options_of(function, given)}
+        {name for function, given in functions.items() for name in argument_names(function, given)}
     )
     sensible = {"to": "half", "image_token_id": 7, "video_token_id": 8, "rope_theta": 1e4}
 
     def check_function(function, arguments, options):
-        allowed = options_of(function, functions[function])
+        allowed = argument_names(function, functions[function])
         given = {name: value for name, value in (sensible | options).items() if name in allowed}
         threads = rope_cpu.get_num_threads()
         try:

@@ -1,4 +1,4 @@
-"""Conversion between pairings: scores stay, there and back is the identity, and what cannot fit is refused."""
+"""Conversion between pairings: equal scores, round trips, and refusals."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from hypothesis import strategies as st
 
 from rope_cpu import RotaryEmbedding, convert
 
-HEADS, KV_HEADS, HIDDEN, SEQ = 6, 2, 10, 7
+HEADS = 6
+KV_HEADS = 2
+HIDDEN = 10
+SEQ = 7
 
 
 def scores(q: np.ndarray, k: np.ndarray, rope: RotaryEmbedding) -> np.ndarray:
-    """Return q·k of every query head and its key head, rotated in float64; q, k: (1, seq, heads, head_dim)."""
+    """Return q·k of every query head and its key head, rotated in float64.
+
+    q, k: (1, seq, heads, head_dim).
+    """
     q_rot, k_rot = rope(q, k)
     return np.einsum("bqhd,bkhd->bhqk", q_rot, np.repeat(k_rot, HEADS // KV_HEADS, axis=2))
 
@@ -24,22 +30,19 @@ def test_scores_are_unchanged(
     rng: np.random.Generator, to: str, head_dim: int, rotary_dim: int
 ) -> None:
     x = rng.standard_normal((SEQ, HIDDEN))
-    w_q, b_q = (
-        rng.standard_normal((HEADS * head_dim, HIDDEN)),
-        rng.standard_normal(HEADS * head_dim),
-    )
-    w_k, b_k = (
-        rng.standard_normal((KV_HEADS * head_dim, HIDDEN)),
-        rng.standard_normal(KV_HEADS * head_dim),
-    )
+    w_q = rng.standard_normal((HEADS * head_dim, HIDDEN))
+    b_q = rng.standard_normal(HEADS * head_dim)
+    w_k = rng.standard_normal((KV_HEADS * head_dim, HIDDEN))
+    b_k = rng.standard_normal(KV_HEADS * head_dim)
     norm = rng.standard_normal(head_dim)
 
     def project(*weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        w_q, b_q, w_k, b_k, norm = weights
-        heads = [
-            (x @ w.T + b).reshape(1, SEQ, -1, head_dim) * norm for w, b in ((w_q, b_q), (w_k, b_k))
-        ]
-        return heads[0], heads[1]
+        *projections, norm = weights
+        q, k = (
+            (x @ w.T + b).reshape(1, SEQ, -1, head_dim) * norm
+            for w, b in (projections[:2], projections[2:])
+        )
+        return q, k
 
     def converted(w: np.ndarray, heads: int) -> np.ndarray:
         return convert.convert_weight(w, heads, to=to, rotary_dim=rotary_dim)

@@ -249,14 +249,14 @@ REFUSED = [
             X[:1], out=np.lib.stride_tricks.as_strided(BUFFER, (1, 3, 4, 6), (0, 48, 12, 4))
         ),
         ValueError,
-        "each axis must step over all that lies closer together",
+        "`out.*` has overlapping elements",
     ),
     (
         lambda: PLAN.rotate(
             X, out=np.lib.stride_tricks.as_strided(zeros(6), X.shape, (0, 0, 0, 4))
         ),
         ValueError,
-        "each axis must step over all that lies closer together",
+        "`out.*` has overlapping elements",
     ),
 ]
 

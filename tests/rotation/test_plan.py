@@ -191,7 +191,7 @@ REFUSED = [
     (
         lambda: LENGTHS.plan([0, 1], layout="thd"),
         ValueError,
-        "lengths are given for 3 batch rows, but packed tokens",
+        "`layout` is .thd., but .* lengths for 3 batch rows",
     ),
     (lambda: PLAN.rotate(zeros(2, 3, 4, 6, dtype=">f4")), TypeError, "native byte order"),
     (

@@ -50,7 +50,8 @@ def test_rotation_against_mpmath(rng):
             for axis in range(2)
         )
         a, b = (mp.mpf(x[batch, seq, head, 2 * pair + one]) for one in (0, 1))
-        c, s = mp.cos(angle), mp.sin(angle)
+        c = mp.cos(angle)
+        s = mp.sin(angle)
         for one, due in enumerate((a * c - b * s, a * s + b * c)):
             found = exact_value(exact, (batch, seq, head, 2 * pair + one))
             assert abs(found - due) < PROMISED * (abs(a) + abs(b))

@@ -15,9 +15,11 @@ from rope_cpu.sinusoidal import sinusoidal
 def formula(position, column, dim, base, interleaved):
     sines = (dim + 1) // 2
     if interleaved:
-        i, function = column // 2, (mpmath.sin, mpmath.cos)[column % 2]
+        i = column // 2
+        function = (mpmath.sin, mpmath.cos)[column % 2]
     else:
-        i, function = column % sines, (mpmath.sin, mpmath.cos)[column // sines]
+        i = column % sines
+        function = (mpmath.sin, mpmath.cos)[column // sines]
     with mpmath.workprec(120):
         return function(position / mpmath.power(base, mpmath.mpf(2 * i) / dim))
 
@@ -45,16 +47,19 @@ def test_far_rows():
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_a_shift_is_linear(interleaved):
     """PE(t + g) is a rotation of PE(t) that depends on g alone."""
-    dim, gap = 32, 9
+    dim = 32
+    gap = 9
     table = sinusoidal(60, dim, interleaved=interleaved, dtype=np.float64)
     sin = (
         slice(0, None, 2) if interleaved else slice(dim // 2),
         slice(1, None, 2) if interleaved else slice(16, None),
     )
     frequency = np.array([10000 ** (-2 * i / dim) for i in range(dim // 2)])
-    u, v = np.cos(gap * frequency), np.sin(gap * frequency)
+    u = np.cos(gap * frequency)
+    v = np.sin(gap * frequency)
     off = 4 * 60 * 2.0**-53  # two angles of up to 60 radians and their frequencies, rounded
-    sines, cosines = table[:, sin[0]], table[:, sin[1]]
+    sines = table[:, sin[0]]
+    cosines = table[:, sin[1]]
     np.testing.assert_allclose(sines[gap:], sines[:-gap] * u + cosines[:-gap] * v, rtol=0, atol=off)
     np.testing.assert_allclose(
         cosines[gap:], cosines[:-gap] * u - sines[:-gap] * v, rtol=0, atol=off
@@ -73,8 +78,9 @@ def test_products_depend_on_the_difference_and_are_symmetric(interleaved):
 
 
 def test_tables_of_bfloat16_are_rounded_once():
-    table, exact = sinusoidal(3000, 16, dtype="bfloat16"), sinusoidal(3000, 16, dtype=np.float64)
-    # Half a unit in the last of 8 bits, of values up to 1: rounding by way of float32 would go beyond it.
+    table = sinusoidal(3000, 16, dtype="bfloat16")
+    exact = sinusoidal(3000, 16, dtype=np.float64)
+    # Half a unit in the last of 8 bits, of values up to 1: rounding to float32 first exceeds it.
     half = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-100))) - 8)
     assert (np.abs(table.astype(np.float64) - exact) <= half).all()
 

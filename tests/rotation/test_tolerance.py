@@ -1,4 +1,4 @@
-"""The bound that `verify` and `validate` judge by, against the one that the tests write out for themselves."""
+"""The tolerance of `verify` and `validate` against the one of the test oracle."""
 
 import numpy as np
 import oracle
