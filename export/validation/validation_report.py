@@ -89,8 +89,6 @@ class Report:
     True
     >>> print(str(report).splitlines()[0])
     rope model, target onnx, float32, opset 23: passed, 14 cases
-    >>> sorted(report.replay())[:3]
-    ['k', 'k_bound', 'k_exact']
     """
 
     title: str
@@ -131,6 +129,14 @@ class Report:
             The model's inputs and results by name, and for each result `<name>_exact` and
             `<name>_bound`, the exact values and their tolerance (names without `_rot`). Empty for a
             case that runs no model, such as the static checks.
+
+        Examples
+        --------
+        >>> from rope_cpu import RotaryEmbedding, export
+        >>> rope = RotaryEmbedding(16)
+        >>> report = export.validate(export.export_rope(rope, max_positions=32), rope)
+        >>> sorted(report.replay())[:3]
+        ['k', 'k_bound', 'k_exact']
         """
         return self._replay(self.worst if outcome is None else outcome)
 

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of public modules run, and every public function has some."""
+"""The examples in the docstrings of public modules run, and every public callable has some."""
 
 from __future__ import annotations
 
@@ -8,39 +8,68 @@ import inspect
 
 import pytest
 
+import rope_cpu
+from rope_cpu import export, positions
+
 MODULES = [
+    "rope_cpu.configs.model_config",
+    "rope_cpu.configs.reader",
     "rope_cpu.convert",
+    "rope_cpu.export.attention_model",
+    "rope_cpu.export.files",
+    "rope_cpu.export.rope_model",
+    "rope_cpu.export.validation.validate",
+    "rope_cpu.export.validation.validation_report",
+    "rope_cpu.frequencies.axes",
+    "rope_cpu.frequencies.generators",
+    "rope_cpu.frequencies.scaling",
+    "rope_cpu.frequencies.spec",
+    "rope_cpu.kernels.threads",
     "rope_cpu.mrope_positions",
     "rope_cpu.positions",
+    "rope_cpu.rotation.apply",
+    "rope_cpu.rotation.embedding",
+    "rope_cpu.rotation.plan",
     "rope_cpu.sinusoidal",
+    "rope_cpu.warmup",
 ]
 
 
-def public_functions(module):
-    return [
-        name
-        for name, value in vars(module).items()
-        if inspect.isfunction(value)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-    ]
-
-
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_run(name):
-    module = importlib.import_module(name)
-    results = doctest.testmod(module)
+def test_examples_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = doctest.testmod(importlib.import_module(name))
     assert results.attempted > 0
     assert results.failed == 0
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_every_public_function_has_an_example(name):
-    module = importlib.import_module(name)
-    finder = doctest.DocTestFinder(exclude_empty=True, recurse=False)
-    without = [
-        function
-        for function in public_functions(module)
-        if not any(test.examples for test in finder.find(getattr(module, function)))
-    ]
-    assert without == []
+def public_callables():
+    """Return the public functions, and the public methods of public classes, by name."""
+    found = {}
+    for module in (rope_cpu, export, positions):
+        names = getattr(module, "__all__", None) or dir(module)
+        for name in names:
+            value = getattr(module, name)
+            if name.startswith("_") or not getattr(value, "__module__", "").startswith("rope_cpu"):
+                continue
+            if inspect.isclass(value):
+                found |= public_methods(value)
+            elif inspect.isfunction(value):
+                found[f"{module.__name__}.{name}"] = value
+    return found
+
+
+def public_methods(owner):
+    """Return the public methods of a class and its call, by name."""
+    methods = inspect.getmembers(owner, inspect.isroutine)
+    return {
+        f"{owner.__name__}.{name}": value
+        for name, value in methods
+        if name in vars(owner) and (name == "__call__" or not name.startswith("_"))
+    }
+
+
+@pytest.mark.parametrize("name", public_callables())
+def test_every_public_callable_has_an_example(name):
+    text = inspect.getdoc(public_callables()[name]) or ""
+    assert doctest.DocTestParser().get_examples(text)
