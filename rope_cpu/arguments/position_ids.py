@@ -48,7 +48,7 @@ def parse_position_ids(
         )
     # A coarse test first, because every call passes it.
     if rows * ids.size * pairs > limits.TABLE:
-        check_shape_size(f"{name}", shape, max(rows, batch), seq, pairs)
+        check_shape_size(name, shape, max(rows, batch), seq, pairs)
     check_range(name, ids)
     return np.array(ids, dtype=np.float64, order="C")  # a copy: a plan outlives the caller's buffer
 
@@ -125,12 +125,12 @@ def positions_from_offset(
     """
     seq = shape[LAYOUT_AXES[layout][1]]
     if rows * seq * pairs > limits.TABLE:
-        check_shape_size(f"{name}", shape, rows, seq, pairs)
+        check_shape_size(name, shape, rows, seq, pairs)
     if type(offset) is int and abs(offset) < _SAFE_OFFSET:
         return np.arange(offset, offset + seq, dtype=np.float64).reshape(1, seq, 1)
     batch = shape[1 if layout == "sbhd" else 0]
     offsets = _check_offsets(offset, batch)
-    check_shape_size(f"{name}", shape, max(rows, offsets.size), seq, pairs)
+    check_shape_size(name, shape, max(rows, offsets.size), seq, pairs)
     values = offsets.reshape(-1).tolist()  # for a few values cheaper than NumPy's reductions
     for extreme in (max(values), min(values)) if values else ():
         if max(abs(extreme), abs(extreme + seq - 1)) > limits.MAX_POSITION:
