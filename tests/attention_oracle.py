@@ -1,7 +1,9 @@
-"""Rotated attention from its definition, one query at a time, and how far arithmetic may lie from it at worst.
+"""Rotated attention from its definition, one query at a time, with a bound on its rounding errors.
 
-Nothing here imports rope_cpu; ropes are passed in, and only what they are is read. With u the rounding of the
-arithmetic, a sum of n products is off by n·u·Σ|a·b|; a score that is off by δ changes each weight of a softmax by e^2δ.
+Nothing here imports rope_cpu. Rotary embeddings are passed in, and only their attributes are read.
+
+With u the unit roundoff of the arithmetic, a sum of n products is off by at most n·u·Σ|a·b|.
+A score that is off by δ changes each weight of a softmax by at most a factor of e^2δ.
 """
 
 import itertools
@@ -9,10 +11,11 @@ import itertools
 import numpy as np
 import oracle
 
-# Twice 2^-53: what it is compared with, this or a peer, is float64 too.
+# Twice 2^-53 for float64, because the results compared with it are float64 too.
 UNITS = {"float32": 2.0**-24, "float64": 2.0**-52, "float16": 2.0**-24, "bfloat16": 2.0**-24}
-# In u: scaling queries and keys; softcap's quotient, product and tanh (onnxruntime's errs by 5.4); softmax's exp above
-# and below the line (1.7 each) and its quotient; a norm's mean, epsilon, root, quotient and weight.
+# Roundings, in u. SCALE: the scaling of queries and keys. SOFTCAP: its quotient, product and tanh,
+# which errs by 5.4 in onnxruntime. SOFTMAX: exp above and below the line, 1.7 each, and the
+# quotient. NORM: mean, epsilon, root, quotient and weight.
 SCALE, SOFTCAP, SOFTMAX, NORM = 4, 12, 8, 6
 
 
@@ -77,7 +80,10 @@ def attention(
     allowed=None,
     added=0.0,
 ):
-    """q, k, v: arrays (batch, seq, heads, width), or pairs. A pair: the result, and its error before it is rounded."""
+    """Return the attention of q, k and v, and its error before it is rounded.
+
+    q, k, v: arrays (batch, seq, heads, width), or pairs of an array and its error.
+    """
     (q, q_off), (k, k_off) = (
         rotated(rope, q, ids, dtype),
         cached(rotated(rope, k, ids, dtype), dtype),

@@ -104,7 +104,7 @@ def interleaved(request):
 
 
 class ProgramRunner:
-    """Python programs in processes of their own, away from the source tree, with the package that is under test."""
+    """Programs in their own processes, away from the source tree, with the tested package."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -112,8 +112,8 @@ class ProgramRunner:
     def start(self, program, *options, env=None, cwd=None, stdout=subprocess.PIPE):
         """Return the running process of a program: its text, or the path of a script.
 
-        options: of the interpreter. env: changes to the environment, None unsets a variable. cwd: by default a folder
-        that holds nothing.
+        options: of the interpreter. env: changes to the environment; None unsets a variable.
+        cwd: by default an empty folder.
         """
         variables = {
             name: value for name, value in (os.environ | (env or {})).items() if value is not None
@@ -129,7 +129,7 @@ class ProgramRunner:
         )
 
     def __call__(self, program, *options, exits=0, timeout=300, **where):
-        """Run a program to its end, which must be the exit status `exits`; return its stdout and stderr."""
+        """Run a program, which must end with status `exits`; return its stdout and stderr."""
         with self.start(program, *options, **where) as process:
             try:
                 out, err = process.communicate(timeout=timeout)

@@ -1,4 +1,7 @@
-"""ONNX's backend cases: models, inputs, expected outputs. They come with the onnx package, built when it is asked."""
+"""ONNX's backend cases: models, inputs and expected outputs.
+
+The onnx package contains them and builds them on request.
+"""
 
 import warnings
 from dataclasses import dataclass
@@ -23,7 +26,8 @@ class Case:
 @cache
 def _all():
     with warnings.catch_warnings():
-        # The loader computes the expected values of every operator, overflows and divisions by zero among them.
+        # The loader computes the expected values of every operator, with overflows and
+        # divisions by zero among them.
         warnings.simplefilter("ignore")
         from onnx.backend.test.loader import load_model_tests
 
@@ -31,7 +35,7 @@ def _all():
 
 
 def cases(prefix):
-    """The cases whose names start so, the expanded ones (operators written out as functions) included."""
+    """Return the cases with this prefix, with those of operators written out as functions."""
     return [_case(case) for case in _all() if case.name.startswith(prefix)]
 
 

@@ -1,4 +1,4 @@
-"""The mathematics, written again without a line of the library: angles in 200 bits, rotation in float64.
+"""The mathematics, without a line of the library: angles in 200 bits, rotation in float64.
 
 Nothing here imports rope_cpu; `rotate` picks pairs by index arithmetic of its own.
 """
@@ -55,7 +55,10 @@ def pair_indices(pairs, interleaved, blocks=None):
 
 
 def rotate(x, cos, sin, interleaved=False, blocks=None):
-    """Rotate (…, heads, head_dim) by cos and sin (…, pairs) in float64; also return |x_a| + |x_b| of each pair."""
+    """Rotate (…, heads, head_dim) in float64; also return |x_a| + |x_b| of each pair.
+
+    cos, sin: (…, pairs).
+    """
     x = np.asarray(x).astype(np.float64)
     result, reach = x.copy(), np.zeros_like(x)
     cos, sin = cos[..., None, :], sin[..., None, :]
@@ -113,7 +116,10 @@ def draw(rng, shape, dtype):
 
 
 def expected(rope, x, positions, inverse=False):
-    """Exact rotation of x (batch, seq, heads, head_dim) by a rotary embedding of one axis, and its allowed error."""
+    """Return the exact rotation by a rotary embedding of one axis, and its allowed error.
+
+    x: (batch, seq, heads, head_dim).
+    """
     cos, sin = cos_sin(positions, rope.inv_freq)
     factor = 1 / rope.attention_factor if inverse else rope.attention_factor
     exact, reach = rotate(
@@ -133,9 +139,10 @@ def assert_rotated(result, rope, x, positions, inverse=False):
 
 
 def expm(matrix):
-    """Return the exponential of a matrix: Taylor's series of a small part of it, squared; in long doubles.
+    """Return the exponential of a matrix, in long doubles.
 
-    scipy's errs by some hundred roundings, for antisymmetric matrices of a few radians.
+    It squares Taylor's series of a small part. For antisymmetric matrices of a few radians,
+    scipy's result errs by some hundred roundings.
     """
     squarings = max(0, math.ceil(math.log2(max(np.abs(matrix).sum(axis=1).max(), 1e-300))) + 1)
     part = np.asarray(matrix, np.longdouble) / 2**squarings  # of norm 1/2 at most

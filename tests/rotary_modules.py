@@ -1,4 +1,4 @@
-"""The rotary modules of the installed transformers, and what they compute: for tests and for the makers of data."""
+"""The rotary modules of the installed transformers and their results, for tests and data makers."""
 
 from __future__ import annotations
 

@@ -48,12 +48,12 @@ def llama3(theta: Any, s: Any, low: Any, high: Any, original: int) -> list[Any]:
     for w in plain(theta):
         wavelength = 2 * mp.pi / w
         t = (original / wavelength - low) / (high - low)
-        scaled_down = w / s
-        result.append(
-            w if wavelength < mpf(original) / high else
-            scaled_down if wavelength > mpf(original) / low else
-            (1 - t) * scaled_down + t * w
-        )  # fmt: skip
+        if wavelength < mpf(original) / high:
+            result.append(w)
+        elif wavelength > mpf(original) / low:
+            result.append(w / s)
+        else:
+            result.append((1 - t) * (w / s) + t * w)
     return result
 
 

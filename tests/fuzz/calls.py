@@ -191,7 +191,7 @@ def draw_values(random, shape, kind, dtype):
 
 @dataclass
 class Arranged:
-    """A call's arrays: inputs and outs by name, ids as they are given and positions as they are meant."""
+    """A call's arrays: inputs and outs by name, ids as given, and the positions that they mean."""
 
     call: Call
     memory: Memory
@@ -202,7 +202,7 @@ class Arranged:
     tables: Any
 
     def share(self):
-        """Return whether outputs share an element, with each other or, other than in place, with inputs."""
+        """Return whether outputs share an element with each other or, unless in place, inputs."""
         if self.outs is None:
             return False
         outs = list(self.outs.values())
@@ -310,7 +310,7 @@ def _outs(memory, call, heads, width, held, shapes, dtype):
 
 
 def _positions(call, memory):
-    """Return the positions (batch or 1, tokens, axes) of tokens, and the ids or the offset that say so."""
+    """Return the positions (batch or 1, tokens, axes), and the ids or the offset that give them."""
     given, rotary = call.ids, call.rotary
     random = np.random.default_rng(given.seed)
     counted = np.arange(call.tokens, dtype=np.float64)[:, None]
@@ -386,11 +386,11 @@ def run(arranged):
         dispatch.launcher.cache_clear()
 
 
-# Of an angle beyond 2^53 radians: losses by the two parts of its frequency, their products and sums.
-# In units of 2^-105 of the angle: ½ for the frequency in two parts, 1 for the product with its lower
-# part, and 1 for each of the two sums that this goes into: 3½, so at most 2^-103.
+# The error of an angle beyond 2^53 radians, in units of 2^-105 of the angle: ½ for the frequency in
+# two parts, 1 for the product with its lower part, and 1 for each of the two sums that this goes
+# into. Together 3½, so at most 2^-103.
 LOST_ABOVE = 2.0**-103
-# Of angles in float32: cos rounded to a neighbour (1), the factor (½), and their product (1), in float32 each.
+# The error of angles in float32: cos as a neighbour (1), the factor (½) and the product (1).
 LOST_IN_FLOAT32 = 2.5 * 2.0**-24
 LAST_LEVEL_CACHE = dispatch.last_level_cache
 
@@ -425,9 +425,9 @@ def _run(call, rope, arranged):
 def exact_tables(arranged):
     """Return the exact cos and sin, and for each row the factor in them and their error.
 
-    Cos and sin are (batch or 1, tokens, heads, pairs). The error is 0, but for angles in float32, and
-    where a position times its frequency is beyond 2^53 radians: cos and sin lose digits there, as the
-    README says.
+    Cos and sin are (batch or 1, tokens, heads, pairs). The error is 0, except for angles in float32
+    and for products of position and frequency beyond 2^53 radians: cos and sin lose digits there,
+    as the README says.
     """
     call, rotary = arranged.call, arranged.call.rotary
     if call.way == "apply_rotary":
@@ -528,7 +528,8 @@ def check_rotated(call, result, x, cos, sin, factor, lost):
     if wrong.any():
         at = tuple(int(i[0]) for i in np.nonzero(wrong))
         raise AssertionError(
-            f"{wrong.sum()} of {wrong.size} elements are wrong; element {at} is {y[at]}, exactly {expected[at]}, "
+            f"{wrong.sum()} of {wrong.size} elements are wrong; "
+            f"element {at} is {y[at]}, exactly {expected[at]}, "
             f"which is {error[at] / allowed[at]:.3g} of the tolerance off"
         )
 
@@ -540,7 +541,7 @@ def _unit(call):
 
 
 def bound(expected, reach, dtype, factor, unit):
-    """Return the allowed error: ½ ulp of the dtype + 3·u·A·(|x_a| + |x_b|), and what rounding adds here.
+    """Return the allowed error: ½ ulp of the dtype + 3·u·A·(|x_a| + |x_b|) + rounding here.
 
     Three further roundings below the least normal number are half a subnormal step each.
     """

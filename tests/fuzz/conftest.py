@@ -1,7 +1,7 @@
 """How long the fuzz tests search, and from which seed.
 
-By default each test draws a few examples, the same ones every time. Two environment variables change
-that:
+By default each test draws a few examples, the same ones every time. Two environment variables
+change that:
 
     ROPE_CPU_FUZZ_SECONDS   go on for so long in all, each test for its share, with new seeds
     ROPE_CPU_FUZZ_SEED      the first seed (default 0)
@@ -87,7 +87,7 @@ class Search:
 @pytest.fixture
 def search(request, monkeypatch):
     """The search of one test; see the module."""
-    # Hypothesis also draws constants of the modules imported so far: a seed would find other examples
+    # Hypothesis also draws constants of the imported modules, so a seed would find other examples
     # after other tests. There is no setting for it.
     if hasattr(providers, "_get_local_constants"):
         monkeypatch.setattr(providers, "_get_local_constants", providers.Constants)

@@ -19,9 +19,9 @@ _REVOLUTIONS = int(
 _UNITS = 128  # revolutions are integers of 2^-128
 _QUARTER = 1 << (_UNITS - 2)
 
-# Rounding to float64 here adds to a rotation, in units of 2^-53·A·(|x_a| + |x_b|): 1.7 by cos and sin (an
-# angle of an eighth of a revolution at most, twice rounded, and the library's half), one by each of two
-# products and by their sum a half.
+# The rounding to float64 here, in units of 2^-53·A·(|x_a| + |x_b|): 1.7 for cos and sin (the angle
+# is an eighth of a revolution at most and rounded twice, and the library's half), 1 for each of two
+# products, and ½ for their sum.
 OWN_ROUNDINGS = 4.0
 
 
@@ -32,7 +32,10 @@ def _integer(number):
 
 
 def cos_sin(positions, inv_freq):
-    """Return cos and sin (…, pairs) of Σ position·frequency. positions: (…, axes). inv_freq: (axes, pairs)."""
+    """Return cos and sin (…, pairs) of Σ position·frequency.
+
+    positions: (…, axes). inv_freq: (axes, pairs).
+    """
     positions = np.asarray(positions, np.float64)
     columns = [[_integer(w) for w in row] for row in np.asarray(inv_freq, np.float64)]
     quarters, rests = [], []
@@ -54,7 +57,10 @@ def cos_sin(positions, inv_freq):
 
 
 def cos_sin_in_float32(positions, inv_freq):
-    """The same of one axis, as transformers has it: the position, the frequency and their product are float32."""
+    """Return the same for one axis with float32 positions, frequencies and products.
+
+    Transformers computes angles like this.
+    """
     product = np.asarray(positions, np.float64).astype(np.float32) * np.asarray(
         inv_freq, np.float64
     ).astype(np.float32)
@@ -77,7 +83,9 @@ def pairs_of(pairs, interleaved, blocks):
 
 
 def rotate(x, cos, sin, first, second):
-    """Rotate x (batch, seq, heads, head_dim) by cos and sin (batch or 1, seq, heads or a divisor, pairs), in float64.
+    """Rotate x (batch, seq, heads, head_dim) in float64.
+
+    cos, sin: (batch or 1, seq, heads or a divisor, pairs).
 
     Return the result and |x_a| + |x_b| of each element's pair, 0 past the rotated part.
     """

@@ -1,6 +1,6 @@
-"""The program of `test_guarded.py`: calls whose arrays end, or start, at memory that may not be touched.
+"""The program of `test_guarded.py`: calls on arrays that end or start at untouchable memory.
 
-It prints each call before it makes it: where the process dies, the last line says of which.
+It prints each call first. If the process dies, the last line names the call.
 """
 
 from __future__ import annotations

@@ -42,7 +42,10 @@ def values(scalars, keys):
 
 @st.composite
 def mutated(draw, original, new_values, new_keys):
-    """Draw a copy of a nested dict with one to four entries dropped, replaced, swapped, renamed or added."""
+    """Draw a changed copy of a nested dict.
+
+    One to four entries are dropped, replaced, swapped, renamed or added.
+    """
     changed = copy.deepcopy(original)
     for _ in range(draw(st.integers(1, 4))):
         found = list(paths_in(changed))

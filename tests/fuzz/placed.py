@@ -1,4 +1,4 @@
-"""Arrays at chosen places in memory: of any strides, with known bytes or untouchable pages around them."""
+"""Arrays at chosen places in memory: any strides, with known bytes or untouchable pages around."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ALIGNED = 64  # bytes, as the kernels' widest vectors
 class Place:
     """How an array lies in memory.
 
-    order: its axes, outermost first. steps: by how many elements more than needed each axis steps.
-    backwards: axes with negative strides. repeated: axes of stride 0. at_end: whether its memory ends
-    at a multiple of 64 bytes (or a page's end), rather than starts at one. shift: bytes between there
-    and the array.
+    order: its axes, outermost first. steps: the number of elements more than needed in the step of
+    each axis. backwards: axes with negative strides. repeated: axes of stride 0. at_end: whether
+    its memory ends at a multiple of 64 bytes (or a page's end), rather than starts at one.
+    shift: bytes between there and the array.
     """
 
     order: tuple[int, ...] = (0, 1, 2, 3)
@@ -95,7 +95,7 @@ class Memory:
         strides, low, high = strides_of(shape, dtype.itemsize, place)
         before, behind = (0, place.shift) if place.at_end else (place.shift, 0)
         buffer = self.bytes(before + high - low + behind, place.at_end)
-        # Strides beyond a small buffer are refused by NumPy's constructor for arrays without elements.
+        # For arrays without elements, NumPy's constructor refuses strides beyond a small buffer.
         if not high - low:
             return np.empty(shape, dtype)
         return np.ndarray(shape, dtype, buffer, before - low, strides)

@@ -23,9 +23,9 @@ FACTOR = st.sampled_from((1.0, 1.0, 0.5, 2.0, 1.1386, 2.0**-126, 2.0**126)) | st
 class Rotary:
     """A constructor of RotaryEmbedding and its arguments.
 
-    lengths: of `at_length`, which is not called without. axes, heads: those that frequencies are for.
-    expected: float64 (axes, heads, pairs), or None where the library's own `inv_freq` is taken for the
-    definition; tests/frequencies compares that with the formulas.
+    lengths: arguments of `at_length`; none means no call. axes, heads: those of the frequencies.
+    expected: float64 (axes, heads, pairs). None takes the library's own `inv_freq` for the
+    definition, which tests/frequencies compares with the formulas.
     """
 
     constructor: str
@@ -69,7 +69,7 @@ class Rotary:
         return self.arguments.get("angle_dtype") == "float32"
 
     def frequencies(self):
-        """Return the definition: inv_freq (rows, axes, heads, pairs) and the attention factor of each row."""
+        """Return inv_freq (rows, axes, heads, pairs) and the attention factor of each row."""
         made = [self.unsized.at_length(n) for n in self.lengths] if self.rows > 1 else [self.rope]
         shape = self.axes, self.heads, -1
         inv_freq = np.stack([rope.inv_freq.reshape(shape) for rope in made])
@@ -82,7 +82,7 @@ class Rotary:
         return inv_freq, np.array([rope.attention_factor for rope in made])
 
     def blocks(self):
-        """Return the widths of the blocks that half-split pairs are formed in, as the arguments say."""
+        """Return the widths of the blocks with half-split pairs, as the arguments say."""
         rope, given = self.rope, self.arguments.get("blocks", 1)
         if self.constructor == "axial" and self.arguments.get("span", "axis") == "axis":
             given = self.arguments.get("axis_dims") or self.arguments["axes"]
@@ -97,48 +97,58 @@ def powers(theta, width):
 @st.composite
 def plain(draw):
     """One axis: every rope type, partial rotation, float32 angles."""
-    rotary_dim, theta = draw(EVEN), draw(THETA)
+    rotary_dim = draw(EVEN)
+    theta = draw(THETA)
+    arguments = _heads(draw, rotary_dim, theta)
+    kind = draw(
+        st.sampled_from(
+            (None, None, "linear", "dynamic", "yarn", "longrope", "llama3", "dynamic_powers")
+        )
+    )
+    scale = draw(st.floats(1.0, 64.0))
+    original = draw(st.integers(16, 4096))
+    if kind is not None:
+        arguments["scaling"] = _scaling(draw, kind, scale, original, rotary_dim // 2)
+    if kind in ("dynamic", "dynamic_powers"):
+        arguments["max_position_embeddings"] = original
+    lengths = ()
+    if kind in ("dynamic", "longrope", "dynamic_powers"):
+        lengths = tuple(draw(st.lists(st.integers(1, 4 * original), min_size=1, max_size=3)))
+    if kind not in (None, "linear"):
+        rotary = Rotary("plain", arguments, lengths, expected=None, factor=None)
+        _skip_refused(rotary)
+        return rotary
+    expected = None
+    if "angle_dtype" not in arguments:
+        expected = powers(theta, rotary_dim) / (scale if kind == "linear" else 1.0)
+    return Rotary("plain", arguments, lengths, expected=expected, factor=1.0)
+
+
+def _heads(draw, rotary_dim, theta):
+    """Draw the arguments besides the rope type."""
     head_dim = rotary_dim + draw(st.sampled_from((0, 0, 0, 1, 2, 16, 40)))
     arguments = {"head_dim": head_dim, "rope_theta": theta, "interleaved": draw(st.booleans())}
     if head_dim > rotary_dim:
         arguments["rotary_dim"] = rotary_dim
     if draw(st.integers(0, 4)) == 0:
         arguments["angle_dtype"] = "float32"
-    kind = draw(
-        st.sampled_from(
-            (None, None, "linear", "dynamic", "yarn", "longrope", "llama3", "dynamic_powers")
-        )
-    )
-    scale, original = draw(st.floats(1.0, 64.0)), draw(st.integers(16, 4096))
-    section = {"rope_type": kind, "factor": scale}
-    lengths, expected, known_factor = (), powers(theta, rotary_dim), 1.0
-    if kind == "linear":
-        expected = expected / scale
-    elif kind is not None:
-        expected = known_factor = None
+    return arguments
+
+
+def _scaling(draw, kind, scale, original, pairs):
+    """Draw the parameters of a rope type."""
+    section = {"rope_type": kind}
+    if kind != "dynamic_powers":
+        section["factor"] = scale
     if kind in ("yarn", "llama3", "longrope"):
         section["original_max_position_embeddings"] = original
     if kind == "llama3":
         section |= {"low_freq_factor": 1.0, "high_freq_factor": draw(st.floats(1.5, 8.0))}
     if kind == "longrope":
-        for name in ("short_factor", "long_factor"):
-            section[name] = draw(
-                st.lists(st.floats(1.0, 50.0), min_size=rotary_dim // 2, max_size=rotary_dim // 2)
-            )
-    if kind in ("dynamic", "dynamic_powers"):
-        arguments["max_position_embeddings"] = original
-    if kind == "dynamic_powers":
-        del section["factor"]
-    if kind in ("dynamic", "longrope", "dynamic_powers"):
-        lengths = tuple(draw(st.lists(st.integers(1, 4 * original), min_size=1, max_size=3)))
-    if kind is not None:
-        arguments["scaling"] = section
-    if arguments.get("angle_dtype"):
-        expected = None
-    rotary = Rotary("plain", arguments, lengths, expected=expected, factor=known_factor)
-    if kind not in (None, "linear"):
-        _skip_refused(rotary)
-    return rotary
+        factors = st.lists(st.floats(1.0, 50.0), min_size=pairs, max_size=pairs)
+        section["short_factor"] = draw(factors)
+        section["long_factor"] = draw(factors)
+    return section
 
 
 def _skip_refused(rotary):

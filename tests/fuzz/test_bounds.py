@@ -1,7 +1,7 @@
 """The kernels that index arrays, under Numba's bounds checks: every kind of shape once.
 
-Bounds checks see indices, which all of `kernels/angles.py` reads and writes by. They do not see the
-vector loads and stores of `kernels/rotate.py`, which go by pointer; `test_guarded.py` is there for those.
+Bounds checks see indices, the only access in `kernels/angles.py`. They do not see the vector loads
+and stores of `kernels/rotate.py`, which use pointers; `test_guarded.py` tests those.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from rope_cpu.kernels.angles import cos_sin_kernel
 def tables(pairs):
     return np.zeros((1, {tokens}, 1, pairs))
 
-positions, frequencies, factors = np.zeros((1, {tokens}, 1)), np.ones((1, 2, 1, 1, 64)), np.ones((1, 2))
+positions = np.zeros((1, {tokens}, 1))
+frequencies = np.ones((1, 2, 1, 1, 64))
+factors = np.ones((1, 2))
 cos_sin_kernel("float64")(positions, frequencies, factors, tables(64), tables(63), 2)
 """
 

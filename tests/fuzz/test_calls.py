@@ -1,4 +1,4 @@
-"""Rotations of arrays of every kind by rotary embeddings of every kind, compared with exact ones."""
+"""Rotations of all kinds of arrays by all kinds of rotary embeddings, against exact ones."""
 
 from __future__ import annotations
 

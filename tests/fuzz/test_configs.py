@@ -1,4 +1,4 @@
-"""Configs as published, mutated: each makes a rotary embedding that can rotate, or is refused in few words."""
+"""Mutated published configs: each makes a working rotary embedding, or is refused in few words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def configs():
-    """Return the configs at hand by name: the project's own, and those in a folder beside the checkout."""
+    """Return all configs by name: the project's own, and those in a folder beside the checkout."""
     published = json.loads((ROOT / "tests/data/published_configs.json").read_text())
     found = {name: entry["config"] for name, entry in published.items()}
     found["llama3.1-8b"] = model_types.data("llama3.1-8b.json")
@@ -115,7 +115,7 @@ def test_mutated_parts(search, part):
 
 
 def check(config, arguments):
-    """Make a rotary embedding, and cos and sin of a token; raise unless they are finite, or refused in few words."""
+    """Compute cos and sin for a config; raise unless they are finite or it is refused briefly."""
     start = time.monotonic()
     try:
         rope = RotaryEmbedding.from_config(config, **arguments)

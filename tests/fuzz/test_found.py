@@ -17,7 +17,7 @@ from rope_cpu.bench.measurement.rows import Row
 @pytest.mark.parametrize("suffix", ["json", "textproto", "onnxtxt", "onnx", ""])
 @pytest.mark.parametrize("content", [b"{}", b"{", b"\xff", b"ir_version: x"])
 def test_a_file_that_is_no_model_is_refused_whatever_its_suffix(tmp_path, suffix, content):
-    """Suffixes of other formats let onnx parse the file as those, and protobuf's ParseError went out."""
+    """By such suffixes onnx chose another parser, and protobuf's ParseError reached the caller."""
     path = tmp_path / f"model.{suffix}"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"`model` is .*, which is no ONNX file"):
@@ -36,7 +36,7 @@ def test_a_model_without_one_of_its_outputs_is_reported():
 
 
 def test_a_model_with_a_name_that_is_no_text_is_reported(tmp_path):
-    """UnicodeDecodeError went out of validate: onnx could not tell of the name that it did not find."""
+    """UnicodeDecodeError left validate, because onnx could not print the name that it missed."""
     rope, path = RotaryEmbedding(16), tmp_path / "model.onnx"
     written = export.export_rope(rope, max_positions=40).SerializeToString()
     assert b"cos_cache" in written
@@ -55,7 +55,7 @@ def read_only(x):
 
 @pytest.mark.parametrize("name", ["float32", "float64", "float16"])
 def test_the_other_byte_order_is_refused_after_arrays_with_the_same_flags(name):
-    """They were rotated as if they were native, where Numba had seen a read-only or unaligned array.
+    """They were rotated as native ones after a read-only or unaligned array.
 
     Numba looks such arrays up by number of axes, contiguity, writability and type number.
     """
@@ -130,7 +130,7 @@ ROW = asdict(Row("one", "ours", samples=[1e-3]))
     ],
 )
 def test_what_is_no_older_run_is_refused_before_anything_is_timed(tmp_path, text):
-    """RecursionError and AttributeError when it was read, KeyError, IndexError and others when runs were compared."""
+    """RecursionError and AttributeError left the reader, KeyError and others the comparison."""
     path = tmp_path / "old.json"
     path.write_text(text)
     with pytest.raises(ValueError, match="holds no run of `rope-cpu bench`") as refusal:

@@ -1,6 +1,6 @@
-"""Calls beside memory that may not be touched: a byte read or written past an array ends the process.
+"""Calls beside untouchable memory: a byte read or written past an array ends the process.
 
-It is a process of its own (`guarded.py`), so that its end is a failure that names the call and the seed.
+The calls run in their own process (`guarded.py`), so a crash is a failure with the call and seed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_nothing_is_touched_past_an_array(search, sizes, examples):
 
 
 def environment():
-    """Return the variables of a process that finds this folder, and the library that is under test."""
+    """Return the environment of a process that finds this folder and the tested library."""
     here, library = Path(__file__).parents[1], Path(rope_cpu.__file__).parents[1]
     paths = [str(here), str(library), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NUMBA_NUM_THREADS": THREADS}

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, in Numba's cache: found by those that come after, and never taken for others."""
+"""Compiled kernels in Numba's cache on disk: later processes find them and never mix them up."""
 
 import hashlib
 import itertools
@@ -64,8 +64,9 @@ ROTATE = """
     order = [(dtype, kind) for dtype in ("float32", "bfloat16") for kind in (False, True)]
     for dtype, kind in ORDER:
         rope = rope_cpu.RotaryEmbedding(66, interleaved=kind)
-        rotated = rope.rotate(x.astype(dtype))
-        apply = rope_cpu.apply_rotary(x.astype(dtype), *rope.cos_sin(np.arange(5)), interleaved=kind)
+        cast = x.astype(dtype)
+        rotated = rope.rotate(cast)
+        apply = rope_cpu.apply_rotary(cast, *rope.cos_sin(np.arange(5)), interleaved=kind)
         assert apply.tobytes() == rotated.tobytes(), (dtype, kind)
         print(dtype, kind, hashlib.sha256(rotated.tobytes()).hexdigest())
 """
@@ -83,7 +84,7 @@ def expected():
 
 
 def test_kernels_of_several_processes_are_not_taken_for_each_other(tmp_path, run_program, expected):
-    """Each process counts its functions from the start, so those of different kernels may have one number."""
+    """Each process counts its functions from the start, so kernels may share a number."""
     cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
     for one in range(len(expected)):
         run_program(ROTATE.replace("ORDER", f"order[{one}:{one + 1}]"), env=cache)
@@ -175,7 +176,7 @@ def test_without_a_folder_every_process_compiles_and_says_so(monkeypatch, cache_
         assert not compiled_increment()
 
 
-# Writing the kernels fails, by a limit of this process on the size of files or by a file system that is full.
+# Writing the kernels fails, by a full file system or by a limit on the size of files.
 ON_A_FULL_DISK = """
     import resource, warnings
     import numpy as np
@@ -186,7 +187,8 @@ ON_A_FULL_DISK = """
         warnings.simplefilter("always")
         cos, sin = rope_cpu.RotaryEmbedding(64).cos_sin(np.arange(9))
         wide, _ = rope_cpu.RotaryEmbedding(64).cos_sin(np.arange(9), np.float64)
-    assert np.abs(cos**2 + sin**2 - 1).max() < 2.0**-22 and np.array_equal(cos, wide.astype(np.float32))
+    assert np.abs(cos**2 + sin**2 - 1).max() < 2.0**-22
+    assert np.array_equal(cos, wide.astype(np.float32))
     print(len(warned), warned[0].message)
 """
 

@@ -1,6 +1,6 @@
-"""Kernels by themselves: the same bits whatever the threads, layout and strides; every conversion; other processors.
+"""Kernels alone: equal bits for all threads, layouts and strides; conversions; other processors.
 
-Run with NUMBA_CPU_NAME=haswell or x86-64 to see what machines without AVX-512, F16C, BF16 or FMA compute.
+NUMBA_CPU_NAME=haswell or x86-64 gives the results of machines without AVX-512, F16C, BF16 or FMA.
 """
 
 import os
@@ -105,7 +105,7 @@ BLOCKS = [[n] for n in range(1, 71)] + [
 @pytest.mark.parametrize("kind", needs_kernel)
 @pytest.mark.parametrize("pairing", kernels.PAIRINGS)
 def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
-    """Nothing may be rotated twice, and nothing left out; elements past the blocks stay as they are."""
+    """Every element is rotated once, and elements past the blocks stay as they are."""
     dtype = NARROW.get(kind, np.dtype(kind))
     for blocks in BLOCKS:
         pairs = sum(blocks)
@@ -127,7 +127,7 @@ def test_blocks_of_every_width_in_place_and_out(kind, pairing, rng):
 @pytest.mark.parametrize("kind", needs_kernel)
 @pytest.mark.parametrize("pairing", kernels.PAIRINGS)
 def test_results_past_the_caches_at_any_address(kind, pairing, rng):
-    """Where not all rows are aligned, they are stored as usual: a store past the caches would end the process."""
+    """Unaligned rows are stored as usual, because a store past the caches would end the process."""
     dtype = NARROW.get(kind, np.dtype(kind))
     for pairs in (64, 32, 96, 80, 36):
         cos, sin = cos_and_sin(rng, (1, 9, 1, pairs), dtype)
@@ -149,7 +149,7 @@ def test_results_past_the_caches_at_any_address(kind, pairing, rng):
 
 
 def test_which_results_go_past_the_caches():
-    """Large ones, into other arrays, whose rows and halves of rows all begin at a line of the caches."""
+    """They are large, in other arrays, and all their rows and half rows start at a cache line."""
 
     @njit
     def past(x, out, pairs, cache_bytes):
@@ -185,10 +185,10 @@ def test_one_in_place_and_the_other_not(in_place, rng):
 @np.errstate(invalid="ignore")  # NumPy warns of signalling NaNs
 @pytest.mark.parametrize("kind", needs_kernel[2:])
 def test_every_16_bit_number_passes_through(kind):
-    """cos 1, sin 0: what is read is written, for all 65536 patterns; a NaN stays one, bfloat16 subnormals go."""
+    """cos 1 and sin 0 keep all 65536 patterns, except NaN payloads and bfloat16 subnormals."""
     x = np.arange(65536, dtype=np.uint16).reshape(1, 512, 1, 128).view(NARROW[kind])
     one, zero = np.ones((1, 512, 1, 64), np.float32), np.zeros((1, 512, 1, 64), np.float32)
-    # x·1 − y·0 is NaN where the partner y is infinite or NaN, so one partner is set to 0, then the other.
+    # x·1 − y·0 is NaN for an infinite or NaN partner y, so one partner is set to 0, then the other.
     for side, other in ((slice(0, 64), slice(64, 128)), (slice(64, 128), slice(0, 64))):
         alone = x.copy()
         alone[..., other] = 0
@@ -209,7 +209,7 @@ def test_every_16_bit_number_passes_through(kind):
 
 @pytest.mark.parametrize("kind", needs_kernel[2:])
 def test_rounding_to_16_bits_is_to_nearest_even(kind, rng):
-    """cos and sin carry float32 values that are rounded when stored, as NumPy and ml_dtypes round."""
+    """cos and sin carry float32 values, which must be rounded as NumPy and ml_dtypes round."""
     values = rng.integers(0, 2**32, 200_000, dtype=np.uint32)
     halfway = (rng.integers(0, 2**16, 50_000, dtype=np.uint32) << np.uint32(16)) | np.uint32(0x8000)
     around = np.float32(2.0) ** rng.integers(-26, 17, 50_000).astype(np.float32) * (
@@ -240,7 +240,7 @@ def test_rounding_to_16_bits_is_to_nearest_even(kind, rng):
 
 @pytest.mark.parametrize("order", ORDER.values(), ids=ORDER)
 def test_nothing_is_written_where_another_array_is_read(order, rng):
-    """Slide an output over an input in one buffer: the kernel takes only placements that share nothing, or the same."""
+    """Slide an output over an input: the kernel takes only disjoint or identical places."""
     cos, sin = np.ones((1, 3, 1, 2), np.float32), np.zeros((1, 3, 1, 2), np.float32)
     taken = 0
     for head_step, token_step in ((4, 12), (8, 24), (12, 4), (12, 36), (-4, 12), (4, -12)):
@@ -257,7 +257,7 @@ def test_nothing_is_written_where_another_array_is_read(order, rng):
             if launch(x, None, out, None, cos, sin) == kernels.DONE:
                 assert start == 200 or not np.shares_memory(x, out), (head_step, token_step, start)
                 taken += 1
-            # As the output of k while q is read, as that of q while k is, and both outputs in one place.
+            # The output of k lies on q, then that of q on k, then both outputs in one place.
             for arrays in (
                 (x, apart, apart.copy(), out),
                 (apart, x, out, apart.copy()),
@@ -288,7 +288,13 @@ def test_views_of_one_buffer_are_rotated_without_copies(fused, batch, tokens, rn
     other = np.zeros_like(buffer)
     assert launch(q, k, q, k, cos, sin) == kernels.DONE
     assert all(map(np.array_equal, (q, k, v), (*expected, kept)))
-    places = [np.lib.stride_tricks.as_strided(other.ravel()[(x.ctypes.data - buffer.ctypes.data) // 4 :], x.shape, x.strides) for x in (q, k)]  # fmt: skip  # noqa: E501
+
+    def counterpart(x):
+        """Return the part of `other` at the place of x in the buffer."""
+        start = (x.ctypes.data - buffer.ctypes.data) // 4
+        return np.lib.stride_tricks.as_strided(other.ravel()[start:], x.shape, x.strides)
+
+    places = [counterpart(x) for x in (q, k)]
     assert launch(q, k, *places, cos, -sin) == kernels.DONE
     assert not np.array_equal(other, 0 * other)
 
@@ -339,7 +345,7 @@ for d in (np.float16, ml_dtypes.bfloat16):
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 processors")
 def test_other_processors(run_program):
-    """Without instructions for 16 bits, results have the bits of those with; haswell has FMA, as newer ones do."""
+    """Processors without 16-bit instructions give the bits of those with; haswell has FMA too."""
     usual = {name: None for name in os.environ if name.startswith("NUMBA_CPU_")}
 
     def digests(**variables):

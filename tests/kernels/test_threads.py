@@ -1,4 +1,7 @@
-"""Python threads, forks, and the number of threads: each case that can end a process runs in one of its own."""
+"""Python threads, forks, and the number of threads.
+
+Cases that can end a process run in processes of their own.
+"""
 
 import os
 import textwrap
@@ -14,7 +17,8 @@ START = """
     import numba, rope_cpu
     from rope_cpu.kernels import threads
     rope = rope_cpu.RotaryEmbedding(128)
-    x = np.random.default_rng(0).standard_normal((1, 700, 8, 128)).astype(np.float32)  # worth several threads
+    # Large enough for several threads.
+    x = np.random.default_rng(0).standard_normal((1, 700, 8, 128)).astype(np.float32)
 
     def child(task):
         pid = os.fork()
@@ -24,7 +28,8 @@ START = """
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def serial():
-        return np.concatenate([rope.rotate(x[:, n : n + 100], offset=n) for n in range(0, 700, 100)], axis=1)
+        parts = [rope.rotate(x[:, n : n + 100], offset=n) for n in range(0, 700, 100)]
+        return np.concatenate(parts, axis=1)
 
     def right():
         return np.array_equal(rope.rotate(x), expected)
@@ -66,15 +71,23 @@ def layer(request):
 
 
 SCENARIOS = {
-    "python threads": "all(all(results) for results in in_threads(6, lambda: [right() for _ in range(60)]))",
+    "python threads": (
+        "all(all(results) for results in in_threads(6, lambda: [right() for _ in range(60)]))"
+    ),
     "fork after a serial rotation": "child(right) == 0",
     "fork after a parallel rotation": "right() and child(right) == 0",
     "a child of a child": "right() and child(lambda: right() and child(right) == 0) == 0",
     "fork from a thread": "right() and in_threads(1, lambda: child(right)) == [0]",
-    "forks from several threads": "right() and in_threads(4, lambda: {child(right) for _ in range(5)}) == [{0}] * 4",
+    "forks from several threads": (
+        "right() and in_threads(4, lambda: {child(right) for _ in range(5)}) == [{0}] * 4"
+    ),
     "threads in a child": "right() and child(lambda: all(in_threads(4, right))) == 0",
-    "a child that computes cos and sin": "right() and child(lambda: rope.cos_sin(np.arange(9999))[0].any()) == 0",
-    "a pool of forked processes": "right() and all(multiprocessing.get_context('fork').Pool(2).map(job, range(8)))",
+    "a child that computes cos and sin": (
+        "right() and child(lambda: rope.cos_sin(np.arange(9999))[0].any()) == 0"
+    ),
+    "a pool of forked processes": (
+        "right() and all(multiprocessing.get_context('fork').Pool(2).map(job, range(8)))"
+    ),
 }
 
 
@@ -102,7 +115,8 @@ def test_a_first_kernel_that_several_threads_start(layer, run):
 def test_fork_before_the_first_rotation(layer, run):
     code = """
     expected = None
-    print(child(lambda: rope.rotate(x).any()), rope.rotate(x).any(), child(lambda: rope.rotate(x).any()))
+    rotates = lambda: rope.rotate(x).any()
+    print(child(rotates), rotates(), child(rotates))
     """
     assert run(code, layer) == ["0", "True", "0"]
 
@@ -133,7 +147,7 @@ def test_a_child_compiles_after_openmp_was_started(tmp_path, run):
 
 
 def test_forks_amid_compilation(tmp_path, layer, run):
-    """Children use the kernels that were there; only compiling more could wait for a lock that is never released."""
+    """Children use the present kernels; only new compilation could wait for an orphaned lock."""
     code = f"""
     expected, done = serial(), threading.Event()
     print(right())
@@ -168,7 +182,7 @@ def test_a_pool_of_spawned_processes(tmp_path, layer, run_program):
 
 
 def test_where_rotations_are_serial(layer, run):
-    """On the workqueue, in children of a process that had started OpenMP, and with TBB in those of one with threads."""
+    """On workqueue, in children after OpenMP started, with TBB in children of threaded parents."""
     code = """
     usable = lambda: 1 if threads.serial else threads.limit
     print(usable(), rope.rotate(x).any(), usable(), flush=True)
@@ -189,7 +203,8 @@ def test_the_number_of_threads_is_not_numbas(layer, run):
     rope_cpu.set_num_threads(1)
     print(in_threads(2, rope_cpu.get_num_threads), numba.get_num_threads() == before, right())
     rope_cpu.set_num_threads(2)
-    print(in_threads(1, numba.get_num_threads) == [before], right(), numba.get_num_threads() == before)
+    kept = in_threads(1, numba.get_num_threads) == [before]
+    print(kept, right(), numba.get_num_threads() == before)
     numba.set_num_threads(1)
     print(right(), rope_cpu.get_num_threads(), numba.get_num_threads())
     """

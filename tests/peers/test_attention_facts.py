@@ -24,7 +24,7 @@ NORM = re.compile(
 
 
 def attention_classes():
-    """Return model type → (source of the class, source of its forward), of text attention that rotates."""
+    """Return model type → (source of the class, of its forward) of text attention that rotates."""
     found = {}
     for path in sorted(MODELS.glob("*/modeling_*.py")):
         source, folder = path.read_text(), path.parent.name
@@ -77,12 +77,12 @@ def test_facts_of_attention(model_type):
     assert (FACTS["scale"].get(model_type) == 1.0) == bool(ones)
 
 
-# Their classes work a value out: of one kind of layers, or the scale that everybody has, head_dim^-½.
+# Their classes compute a value: one per kind of layer, or the usual scale, head_dim^-½.
 WORKED_OUT = {"dots3_note_text", "hyperclovax", "modernbert", "modernbert-decoder", "step3p5"}
 
 
 def silent_configs():
-    """Return model type → (its class's config, what is known of a file that is silent), where it has a rotation."""
+    """Return model type → (its class's config, facts of a silent file) of rotated models."""
     found = {}
     for model_type, made in transformers.models.auto.configuration_auto.CONFIG_MAPPING.items():
         facts = model_facts(model_type)

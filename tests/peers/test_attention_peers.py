@@ -1,4 +1,4 @@
-"""export_attention against the attention layers of transformers: a prefill and 64 decode steps, weights and all."""
+"""export_attention against layers of transformers: weights, a prefill and 64 decode steps."""
 
 import copy
 
@@ -71,9 +71,9 @@ PEERS = {
 
 @pytest.fixture(params=PEERS)
 def peer(request):
-    """An attention layer, its inputs of a prefill and of the steps after it, its outputs, and the same exported.
+    """Return an attention layer, its inputs and outputs, the same exported, and the layer's error.
 
-    And what the layer itself is off by in float32.
+    The inputs are those of a prefill and of the steps after it. The error is that of float32.
     """
     module, more, options = PEERS[request.param]
     torch.manual_seed(5)
@@ -93,7 +93,8 @@ def peer(request):
         seen &= position > query - options["window"]
     mask = torch.where(seen, 0.0, -torch.inf).double()[None, None]
     with torch.no_grad():
-        # The layer's frequencies in float64: what is compared is attention, not how transformers rounds its angles.
+        # The layer gets float64 frequencies, because the test compares attention, not the
+        # rounding of angles in transformers.
         rope = RotaryEmbedding.from_config(config.to_dict())
         cos, sin = (
             torch.from_numpy(np.concatenate([t, t], -1))[None]
@@ -139,7 +140,9 @@ def test_prefill_and_64_steps(peer, target, dtype):
         results.append(result)
     off = np.abs(np.concatenate(results, axis=1) - want).max()
     print(
-        f"{target} {dtype}: {off:.2e}, the peer in float32 {own:.2e}, on values up to {np.abs(want).max():.1f}"
+        f"{target} {dtype}: {off:.2e}, the peer in float32 {own:.2e}, "
+        f"on values up to {np.abs(want).max():.1f}"
     )
-    # Other orders of summation may be off by a few times as much; float64 rounds 2^29 times finer, the peer's as well.
+    # Other orders of summation may be off by a few times as much. In float64 both round 2^29 times
+    # finer.
     assert off <= 4 * own * (1 if dtype == "float32" else 2 * 2.0**-29)

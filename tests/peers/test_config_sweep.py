@@ -1,4 +1,4 @@
-"""Every rotary module that transformers builds from a config, against the spec read from that config's dict."""
+"""Every rotary module that transformers builds from a config, against the spec from its dict."""
 
 from __future__ import annotations
 
@@ -22,20 +22,36 @@ transformers.logging.set_verbosity_error()
 
 # Modules that are not compared, and why. Keys are module class names.
 NOT_COMPARED: dict[str, str] = {
-    "HunYuanVLRotaryEmbedding": "refused: the members of a pair take different axes, which is no rotation",
-    "NeoMMERotaryEmbedding": "refused: two axes on alternate pairs, for which its config has no key",
-    "ClvpRotaryPositionalEmbedding": "refused: its width is max(projection_dim / (2·heads), 32), and it rotates values",
-    "SeamlessM4TConformerRotaryPositionalEmbedding": "a buffer of its own name; the rule of wav2vec2-conformer",
-    "EvollaSaProtRotaryEmbedding": "its config has no model type; ESM's rotation, read with interleaved=False",
-    "EfficientLoFTRRotaryEmbedding": "refused: two axes on a grid of matches, with a share of 4 heads",
+    "HunYuanVLRotaryEmbedding": (
+        "refused: the members of a pair take different axes, which is no rotation"
+    ),
+    "NeoMMERotaryEmbedding": (
+        "refused: two axes on alternate pairs, for which its config has no key"
+    ),
+    "ClvpRotaryPositionalEmbedding": (
+        "refused: its width is max(projection_dim / (2·heads), 32), and it rotates values"
+    ),
+    "SeamlessM4TConformerRotaryPositionalEmbedding": (
+        "a buffer of its own name; the rule of wav2vec2-conformer"
+    ),
+    "EvollaSaProtRotaryEmbedding": (
+        "its config has no model type; ESM's rotation, read with interleaved=False"
+    ),
+    "EfficientLoFTRRotaryEmbedding": (
+        "refused: two axes on a grid of matches, with a share of 4 heads"
+    ),
     "EomtDinov3RotaryEmbedding": "refused: two axes; DINOv3's rotation",
     "Sapiens2RopePositionEmbedding": "refused: two axes; DINOv3's rotation",
-    "MusicFlamingoRotaryEmbedding": "refused: rotates by seconds, over the audio encoder's states and not heads",
-    "DINOv3ViTRopePositionEmbedding": "its coordinates, not its frequencies, hold the 2π; see test_vision.py",
+    "MusicFlamingoRotaryEmbedding": (
+        "refused: rotates by seconds, over the audio encoder's states and not heads"
+    ),
+    "DINOv3ViTRopePositionEmbedding": (
+        "its coordinates, not its frequencies, hold the 2π; see test_vision.py"
+    ),
     "Llama4VisionRotaryEmbedding": "holds angles, not frequencies; see test_vision.py",
 }
 
-# Default configs that cannot run their own forward, or that need a key to rotate at all, with the keys that mend them.
+# Default configs that fail in their own forward or lack a key for rotation, with keys to fix them.
 MENDED: dict[str, dict[str, Any]] = {
     "GraniteMoeHybridConfig": {
         "position_embedding_type": "rope",
@@ -70,7 +86,7 @@ PARTS = {
 
 
 def default_config(rotary: type, config_class: type) -> Any:
-    """Return the default config; where it is that of a whole model, the part that the module is built from."""
+    """Return the default config, or of a whole model's config the part that the module takes."""
     whole = config_class(**MENDED.get(config_class.__name__, {}))
     if rotary.__name__ in PARTS:
         return getattr(whole, PARTS[rotary.__name__])
@@ -129,7 +145,8 @@ SECTIONS = {
 }
 
 
-# Sections that transformers takes and then fails on: the width of its frequencies is not that of the rotated slice.
+# Sections that transformers takes but fails on, because the frequencies do not have the width of
+# the rotated slice.
 BROKEN = {("Mistral4RotaryEmbedding", "default"), ("DeepseekV4RotaryEmbedding", "default")}
 
 
@@ -165,7 +182,7 @@ THEIRS: dict[str, str] = {
 
 
 def theirs(rotary: type, form: str, make: Callable[[], Any]) -> Any:
-    """Return what transformers makes of a file; skip what is known to fail there, and nothing else."""
+    """Return the result of transformers for a file; skip only the known failures."""
     if form in THEIRS.get(rotary.__name__, "").split():
         with pytest.raises(Exception):  # noqa: B017, PT011 - of any kind
             make()

@@ -1,4 +1,4 @@
-"""Whole small models of transformers, layer by layer: which are rotated, and by what, as their queries show."""
+"""Small whole models of transformers, layer by layer: their queries show each layer's rotation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 
 CAPTURED: dict[int, np.ndarray] = {}
 POSITION = 7
-# Of the largest query: what the layers below leave of float32's 2^-24. Another base, or none, differs by over a tenth.
+# The share of the largest query that float32's 2^-24 grows to in the layers below. A different base
+# or none differs by over a tenth.
 TOLERANCE = 2.0**-14
 
 SIZES = {
@@ -122,7 +123,7 @@ AttentionMaskInterface.register("capture", ALL_MASK_ATTENTION_FUNCTIONS["eager"]
 
 
 def queries(cfg: Any) -> dict[int, np.ndarray]:
-    """Return, by layer, the queries (heads, head_dim) of one token at position 0 and at POSITION."""
+    """Return, by layer, the queries (heads, head_dim) of a token at position 0 and at POSITION."""
     CAPTURED.clear()
     cfg._attn_implementation = "capture"
     torch.manual_seed(0)
@@ -169,7 +170,7 @@ def test_what_rotates_nothing_is_refused(model_type: str, keys: dict[str, Any]) 
         RotaryEmbedding.from_config({**cfg.to_dict(), "model_type": model_type})
 
 
-# Model types whose folder holds rotations all the same: of another part, or left over from what was copied.
+# Model types without rotation whose folder holds one all the same: of another part, or a leftover.
 BESIDES = ("nemotron_h", "jamba", "glm5_next_text", "inkling2_text", "clvp_encoder")
 
 

@@ -1,4 +1,4 @@
-"""The pairing of every model type with a rotary module, against what its attention's own apply function does."""
+"""The pairing of every model type with a rotary module, against its attention's apply function."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ WIDTH = 8
 # Attention classes beside that of the model whose rotary module is looked at.
 OTHERS = "Vision(?!Text)|Indexer|NoteAudio"
 
-# Model types whose attention does not call a function of its module, and where their pairing was read.
+# Model types whose attention calls no function of its module, and the source of their pairing.
 READ_BY_HAND = {
-    "dots3_note_audio_encoder": "beside a language model that pairs neighbours, its own audio attention pairs halves",
+    "dots3_note_audio_encoder": (
+        "beside a language model that pairs neighbours, its own audio attention pairs halves"
+    ),
     "wav2vec2-bert": "its attention method _apply_rotary_embedding rotates halves",
     "wav2vec2-conformer": "its attention method _apply_rotary_embedding rotates halves",
     "llama4_text": "rotates complex neighbours: apply_rotary_emb takes freqs_cis",
@@ -34,7 +36,7 @@ READ_BY_HAND = {
 
 
 def apply_functions(folder: str) -> dict[str, Any]:
-    """Return the apply functions that a folder's attention classes call, without those of vision and indexers."""
+    """Return the apply functions of a folder's attention classes, except vision and indexers."""
     found: dict[str, Any] = {}
     module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
     for cls_name, cls in vars(module).items():
@@ -46,7 +48,10 @@ def apply_functions(folder: str) -> dict[str, Any]:
 
 
 def neighbours(apply: Any) -> bool:
-    """Rotate the unit vector of element 1 by a right angle: its partner is element 0 where neighbours are paired."""
+    """Return whether a right angle moves the unit vector of element 1 to element 0.
+
+    Then neighbours are paired.
+    """
     x = torch.zeros(1, 1, 1, WIDTH)
     x[..., 1] = 1
     many = {"q", "k"} <= set(inspect.signature(apply).parameters)

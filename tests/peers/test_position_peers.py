@@ -1,4 +1,4 @@
-"""M-RoPE ids against get_rope_index of transformers, on random batches of text, images and videos."""
+"""M-RoPE ids against get_rope_index of transformers, on random batches of text, image and video."""
 
 from __future__ import annotations
 

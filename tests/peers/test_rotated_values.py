@@ -1,4 +1,4 @@
-"""Rotated queries and keys against the model's own rotary module and apply function, with float32 angles."""
+"""Queries and keys against the model's rotary module and apply function, with float32 angles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG = 131072
 
 @dataclass(frozen=True)
 class Case:
-    """One model: its folder, the stem of its class names, the keys of its config, and how its code is called."""
+    """One model: its folder, the stem of its class names, its config's keys, and its call."""
 
     folder: str
     stem: str
@@ -148,7 +148,7 @@ CASES["phi3 long"] = Case("phi3", "Phi3", CASES["phi3 short"].keys)
 def theirs(
     case: Case, ids: np.ndarray, x: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Return what the model's code makes of x (bhsd), the frequencies it used, and its config as a dict."""
+    """Return the model's own rotation of x (bhsd), its frequencies, and its config as a dict."""
     module = importlib.import_module(f"transformers.models.{case.folder}.modeling_{case.folder}")
     configuration = importlib.import_module(
         f"transformers.models.{case.folder}.configuration_{case.folder}"
@@ -237,7 +237,7 @@ def test_several_axes(folder: str, rng: np.random.Generator) -> None:
     )
     result = rope.rotate(x, np.moveaxis(ids, 0, -1), layout="bhsd")
     width, (x_a, x_b) = rope.rotary_dim, members(x, rope)
-    # A frequency may differ in its last bit, an angle of at most 5000 then by two roundings of itself.
+    # A frequency may differ in its last bit, so an angle of at most 5000 differs by two roundings.
     drift = 2 * half_ulp(5000.0, np.float32) * (np.abs(x_a) + np.abs(x_b))
     bound = 2 * rotation_bound(expected[..., :width], x_a, x_b, 1.0, np.float32) + drift
     assert (np.abs(result[..., :width] - expected[..., :width]) <= bound).all()
@@ -245,7 +245,7 @@ def test_several_axes(folder: str, rng: np.random.Generator) -> None:
 
 
 def rotated_by_table(name: str, x: np.ndarray) -> tuple[np.ndarray, dict[str, Any], int]:
-    """Return what GPT-J or RoFormer makes of x (bhsd) at its first positions, from the table it holds."""
+    """Return x (bhsd) rotated by the table of GPT-J or RoFormer at its first positions."""
     import transformers
 
     seq = x.shape[2]
@@ -280,8 +280,9 @@ def test_models_with_tables(
     rope = RotaryEmbedding.from_config(keys, angle_dtype=angle_dtype)
     assert (rope.rotary_dim, rope.interleaved) == (width, True)
     if angle_dtype == "float32":
-        # torch's vectorised powers end in another bit on some processors (AVX2, one frequency of 24), which far
-        # positions multiply: its frequencies are compared by themselves, and rotations by them.
+        # On some processors (AVX2, one frequency of 24) torch's vectorised powers end in another
+        # bit, which far positions multiply. So the test compares frequencies by themselves, and
+        # rotations by them.
         theirs = (1.0 / 10000 ** (torch.arange(0, width, 2) / width)).numpy().astype(np.float64)
         assert (np.abs(theirs - rope.inv_freq) <= 2 * half_ulp(rope.inv_freq, np.float32)).all()
         spec = rope.spec

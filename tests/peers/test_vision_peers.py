@@ -1,4 +1,4 @@
-"""Vision towers and multimodal text models against the modules of transformers, every model type that has one."""
+"""Vision towers and multimodal text models against all such modules of transformers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def heads(rng):
 
 
 def agrees(ours, theirs, x, ids, inv_freq):
-    """Both are within float32's rounding of the same rotation, and of angles that differ by a rounding of each factor.
+    """Assert that both are the same rotation within the rounding of float32.
 
-    Theirs: frequency (a few roundings of a power), product, cos and sin, each half an ulp.
+    The angles may also differ by a rounding of each factor of theirs: frequency (a few roundings of
+    a power), product, cos and sin, each half an ulp.
     """
     angle = np.abs(np.asarray(ids, float)) @ np.abs(inv_freq)
     bound = np.abs(x).max() * 2 * (6 * 2**-24 * angle.max() * 4 + 16 * 2**-24)
@@ -47,7 +48,8 @@ def agrees(ours, theirs, x, ids, inv_freq):
     assert np.abs(ours - x).max() > 0.1, "nothing was rotated: the comparison proves nothing"
 
 
-# Model folder, configuration class, rotary class, name of the applying function. Positions come as (tokens, 2).
+# Model folder, configuration class, rotary class, name of the apply function. Positions are
+# (tokens, 2).
 HALF = "apply_rotary_pos_emb_vision"
 TOWERS = [
     ("cohere_compass", "CohereCompassVisionConfig", "CohereCompassVisionRotaryEmbedding", HALF),
@@ -131,7 +133,7 @@ def test_tower_equals_its_module(folder, config_name, rotary_name, function, hea
     ("folder", "config_name", "rotary_name", "function"), TOWERS, ids=lambda value: str(value)[:24]
 )
 def test_float32_frequencies_are_theirs(folder, config_name, rotary_name, function):
-    """Bit by bit but for the power function: torch's is off by a unit in the last place now and then."""
+    """They agree bit by bit, except that torch's power may err by a unit in the last place."""
     config = config_of(folder, config_name)
     spec = RotaryEmbedding.from_config(config.to_dict(), angle_dtype="float32")
     theirs = np.unique(load(folder, rotary_name)(config).inv_freq.double().numpy())
@@ -141,7 +143,7 @@ def test_float32_frequencies_are_theirs(folder, config_name, rotary_name, functi
 
 
 def test_every_axial_configuration_of_transformers_is_here():
-    """The sweep: each configuration whose default rope type is axial is compared above, under its own model type."""
+    """Each axial configuration by default is compared above, under its own model type."""
     models = importlib.import_module("transformers.models")
     base = importlib.import_module("transformers").PreTrainedConfig
     found = {}
@@ -195,7 +197,7 @@ def test_patch_centres(folder, config_name, rotary_name, values, size, heads):
     rows, columns = size[0] // 16, size[1] // 16
     prefix = 1 + 4
     ids = positions.grid((rows, columns), centred=True, scale=(2 / rows, 2 / columns))
-    # Patch centres have no zero id, so the class and register tokens in front are the only ones left alone.
+    # Patch centres have no zero id, so only the class and register tokens in front stay unrotated.
     ids = positions.with_unrotated(ids, before=prefix)
     x = heads(len(ids), 6, 64)
     cos, sin = load(folder, rotary_name)(config).eval()(torch.zeros(1, 3, *size))
@@ -226,9 +228,9 @@ REFUSED = {"HunYuanVLRotaryEmbedding": "no rotation", "NeoMMERotaryEmbedding": "
 
 
 def language_modules():
-    """Return (folder, rotary class, configuration class) of every rotary of several axes that is no vision tower's.
+    """Return (folder, rotary class, configuration class) of rotaries of several axes, but vision.
 
-    Found in the sources: classes that put together frequencies of several axes, but those compared above.
+    Their sources put together frequencies of several axes. Those compared above are left out.
     """
     root = Path(importlib.import_module("transformers").__file__).parent / "models"
     compared = {name for _, _, name, _ in TOWERS}
@@ -262,9 +264,12 @@ def test_the_sweep_finds_the_models_it_must():
 
 
 def language_config(folder, config_name):
-    """Return a configuration with heads of 128 and shares of the axes that fit them; the defaults often do not."""
+    """Return a configuration with heads of 128 and fitting shares of the axes.
+
+    The defaults often do not fit.
+    """
     module = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
-    # Some classes are annotated with the whole model's configuration, but are given the language model's.
+    # Some classes are annotated with the whole model's configuration but get the language model's.
     part = (
         re.sub(r"(VL|Text)?Config$", "TextConfig", config_name),
         re.sub("Config$", "TextConfig", config_name),

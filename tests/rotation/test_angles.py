@@ -1,4 +1,4 @@
-"""cos and sin are those of the exact product of position and float64 frequency, wherever the position lies."""
+"""cos and sin are those of the exact product of position and float64 frequency, at any position."""
 
 import tracemalloc
 from dataclasses import replace
@@ -29,12 +29,13 @@ def test_float32_is_within_half_an_ulp_at_one_for_every_position(base, rng):
 
 @pytest.mark.parametrize("pairs", [1, 3, 7, 16, 31, 64, 129])
 def test_float32_is_the_exact_value_rounded_once(pairs, rng):
-    """Before it is rounded it errs by less than 1e-15, which moves it as far at most, and seldom to a neighbour.
+    """The error before rounding is below 1e-15, so the result is seldom a neighbour of the nearest.
 
-    In units of 2^-53: √2·sin a of half the angle, at most 1, errs by 2.0, of which 1 is its polynomial's last step and
-    0.5 the last of all. So its square errs by 4.0, and 0.5 where products are rounded by themselves, and 1 less that by
-    0.5 more; √2·sin a · √2·cos a by less. The angle is rounded twice, by 2^-56 of a revolution and past a quarter by
-    2^-55: 2.4. That is 7.4, and 1 for a factor that is no power of two: 9.4e-16.
+    In units of 2^-53: for half the angle, √2·sin a is at most 1 and errs by 2.0; its polynomial's
+    last step gives 1 of it and the last rounding 0.5. So its square errs by 4.0, and by 0.5 more
+    with separate roundings of products, and 1 minus the square by another 0.5. √2·sin a · √2·cos a
+    errs by less. The angle is rounded twice, by 2^-56 of a revolution and past a quarter by 2^-55:
+    2.4. The sum is 7.4, and 1 for a factor that is no power of two: 9.4e-16.
     """
     rope = RotaryEmbedding.from_inv_freq(rng.uniform(-3, 3, pairs))
     positions = positions_up_to(2**20, 3000 // pairs, rng)
@@ -44,7 +45,7 @@ def test_float32_is_the_exact_value_rounded_once(pairs, rng):
 @pytest.mark.parametrize("fastest", [1, 16, 300])
 @pytest.mark.parametrize("limit", [2**31 - 1, 2**33, 2**53])
 def test_float32_is_rounded_once_wherever_positions_are(fastest, limit, rng):
-    """Of up to 300·2^53 / 2π < 2^59 revolutions less than 64 are left, which is rounded twice, to 2^-48 of one."""
+    """Of up to 300·2^53 / 2π < 2^59 revolutions, less than 64 remain, rounded twice to 2^-48."""
     rope = RotaryEmbedding.from_inv_freq(fastest * rng.uniform(-1, 1, 40))
     positions = positions_up_to(limit, 60, rng)
     positions = np.concatenate([positions, rng.uniform(0.5, 1, 30) * -limit])
@@ -53,7 +54,7 @@ def test_float32_is_rounded_once_wherever_positions_are(fastest, limit, rng):
 
 
 def assert_rounded_once(tables, exact, error):
-    """Assert that cos and sin are within half a unit of float32 and an error, and nearly always the nearest."""
+    """Assert cos and sin within half a float32 unit plus `error`, and nearly always the nearest."""
     tables, exact = np.stack(tables), np.stack(exact)
     half_ulp = 0.5 * 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-126))) - 23)
     assert (np.abs(tables - exact) <= half_ulp + error).all()
@@ -123,7 +124,7 @@ def test_several_axes_add_up(axes, rng):
 
 
 def alternate_axes(omega, axes):
-    """Return frequencies that rotate each pair by one axis, the next pair by the next: (axes, …, pairs)."""
+    """Return frequencies (axes, …, pairs) for one axis per pair, in turn."""
     owners = np.arange(omega.shape[-1]) % axes
     return np.stack([np.where(owners == axis, omega, 0.0) for axis in range(axes)])
 
@@ -132,7 +133,7 @@ def alternate_axes(omega, axes):
 @pytest.mark.parametrize("fastest", [1, 50])
 @pytest.mark.parametrize("limit", [1000, 2**53])
 def test_axes_that_share_out_the_pairs(axes, fastest, limit, rng):
-    """What is left of revolutions lies within 2 · 50·2^53 / 2π / 2^53 < 16, which is rounded twice, to 2^-50."""
+    """Less than 2 · 50·2^53 / 2π / 2^53 < 16 revolutions remain, rounded twice to 2^-50."""
     rope = RotaryEmbedding.from_inv_freq(alternate_axes(fastest * rng.uniform(-1, 1, 37), axes))
     positions = rng.integers(-limit, limit, (20, axes), endpoint=True).astype(np.float64)
     exact = oracle.cos_sin_axes(positions, rope.inv_freq)
@@ -150,7 +151,7 @@ def test_axes_that_share_out_the_pairs(axes, fastest, limit, rng):
 
 @pytest.mark.parametrize("part", [0.5, 0.25])
 def test_a_position_has_the_same_bits_wherever_it_stands(part):
-    """Near half and quarter revolutions, where a sine or cosine is so small that any other step shows in its bits."""
+    """Near half and quarter revolutions a sine or cosine is so small that any other step shows."""
     first, odd = 2**31 - 4, 2 * np.arange(2**30, 2**30 + 2000) + 1
     omega = 2 * np.pi * part * odd / first
     ids, slow = np.arange(first, 2**31), RotaryEmbedding.from_inv_freq(omega[omega <= 16])
@@ -228,7 +229,10 @@ def test_float32_of_axes_that_add_up(rng):
 @pytest.mark.parametrize("angle_dtype", ["float64", "float32"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_pairs_do_not_depend_on_their_number(angle_dtype, dtype, shared_out, rng):
-    """More pairs than are computed at a time, of two axes and two heads, have the bits that each pair has alone."""
+    """Many pairs, of two axes and two heads, have the same bits as each pair alone.
+
+    The kernel computes fewer pairs than these at a time.
+    """
 
     def cos_sin(matrix):
         spec = RotaryEmbedding.from_inv_freq(matrix, attention_factor=1.3).spec
@@ -276,7 +280,7 @@ def test_16_bit_tables_are_rounded_once(dtype, rng):
 
 @pytest.mark.parametrize(("dtype", "bits"), [(np.float16, 11), (ml_dtypes.bfloat16, 8)])
 def test_16_bit_tables_do_not_round_twice(dtype, bits):
-    # Just above the middle of two numbers, and just below one: float32 would first take it to the middle.
+    # Just above the middle of two numbers, and just below: float32 would move both to the middle.
     step = 2.0 ** (1 - bits)
     wanted = {
         1 + step / 2 + 2.0**-40: 1 + step,

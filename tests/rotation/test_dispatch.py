@@ -1,4 +1,4 @@
-"""Between arrays and kernels: axes as kernels have them, and dtypes that a processor has no kernel for."""
+"""Between arrays and kernels: the kernels' order of axes, and dtypes without a kernel."""
 
 import numpy as np
 import oracle

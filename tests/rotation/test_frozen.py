@@ -1,4 +1,4 @@
-"""What transformers' models make of a fixed input, frozen: the comparison of tests/peers without torch."""
+"""Frozen results of transformers' models for a fixed input: tests/peers without torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_rotated_values(name: str) -> None:
     partner = order ^ 1 if rope.interleaved else (order + width // 2) % width
     pair = order // 2 if rope.interleaved else order % (width // 2)
     x_a, x_b = x[0, 0][:, :width], x[0, 0][:, partner]
-    # The last bits of a frequency may differ, and with them its angle; see tests/peers/test_rotated_values.py.
+    # The last bits of a frequency may differ, and so may its angle: see test_rotated_values.py in
+    # tests/peers.
     apart = np.abs(rope.inv_freq - entry["inv_freq"])
     angle = ids[:, None] * rope.inv_freq
     drift = (ids[:, None] * apart + np.where(apart > 0, 2 * half_ulp(angle, np.float32), 0))[

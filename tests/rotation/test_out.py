@@ -1,4 +1,4 @@
-"""Where inputs lie and results go: any strides, views of one buffer, in place, and what may not be shared."""
+"""Places of inputs and results: any strides, views of one buffer, in place, forbidden overlaps."""
 
 from collections import namedtuple
 
@@ -122,7 +122,7 @@ def test_a_list_or_a_named_pair_takes_results(rng):
 
 @pytest.fixture
 def without_caches(monkeypatch):
-    """Let launchers made from now on find no caches, as large results do; those made before know theirs."""
+    """Let new launchers find no caches, as for large results; older ones know their own."""
 
     def start():
         monkeypatch.setattr(dispatch, "last_level_cache", lambda: 0)

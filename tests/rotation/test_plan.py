@@ -1,4 +1,4 @@
-"""RotaryPlan: cos and sin of one step, which serve every layer, dtype, batch and number of heads."""
+"""RotaryPlan: cos and sin of one step, for every layer, dtype, batch and number of heads."""
 
 import pickle
 import threading
@@ -60,7 +60,7 @@ def test_one_plan_serves_dtypes_in_turn(monkeypatch, rng):
 
 
 def test_nothing_that_fits_the_kernel_is_copied(dtype, monkeypatch, rng):
-    """Ids or an offset, dtypes that came through pickle, new or given outputs, views of one packed buffer."""
+    """Ids or an offset, unpickled dtypes, new or given outputs, views of one packed buffer."""
     monkeypatch.setattr(RotaryPlan, "_rotate_copies", None)
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
     q, k = (

@@ -1,4 +1,4 @@
-"""RotaryEmbedding: rotation against the mathematics, in every dtype, pairing and layout; and its properties."""
+"""RotaryEmbedding: properties, and rotation in every dtype, pairing and layout, by the formulas."""
 
 import copy
 import pickle
@@ -16,7 +16,7 @@ from rope_cpu import RotaryEmbedding
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "thd"])
 @pytest.mark.parametrize("inverse", [False, True])
 def test_every_dtype_pairing_and_layout(dtype, interleaved, layout, inverse, rng):
-    """Part of a head, whose 37 pairs fill no number of vectors; every width is tested of the kernels."""
+    """The 37 pairs of part of a head fill no vectors exactly; the kernel tests have every width."""
     rope = RotaryEmbedding.from_inv_freq(
         oracle.inv_freq(74), head_dim=80, attention_factor=1.25, interleaved=interleaved
     )
@@ -45,7 +45,7 @@ def test_16_bit_results_are_the_rounded_float64_result_almost_always(name, inter
     positions = rng.integers(0, 131072, (1, 200))
     x = draw(rng, (1, 200, 8, 128), np.dtype(name))
     exact, _ = expected(rope, x, positions)
-    # Nearest representable value by the spacing of the format at that size, ties being too rare to matter.
+    # The nearest value by the spacing of the format at that size; ties are too rare to matter.
     spacing = 2.0 ** (np.floor(np.log2(np.abs(exact))) - (10 if name == "float16" else 7))
     spacing = np.maximum(spacing, 2.0**-24) if name == "float16" else spacing
     nearest = np.rint(exact / spacing) * spacing

@@ -1,8 +1,10 @@
-"""Write rope_cpu/configs/data/models.json: what each model type of transformers takes where its config file is silent.
+"""Write rope_cpu/configs/data/models.json: each model type's values for a silent config file.
 
-Facts only, read from the configuration classes (defaults, names, sub-configs) and from the modelling code (which config
-a rotary module is built from, whether its default type honours partial_rotary_factor, which elements make a pair).
-Run it with the installed transformers to be described: python tests/tools/make_model_table.py
+The table holds facts only. The configuration classes of transformers give defaults, names and
+sub-configs. The modelling code gives the config of a rotary module, the pairing, and whether the
+default type honours partial_rotary_factor.
+
+Run it with the transformers to describe: python tests/tools/make_model_table.py
 """
 
 from __future__ import annotations
@@ -31,24 +33,26 @@ WIDTHS = (
     "qk_rope_head_dim",
     "max_position_embeddings",
 )
-# What a model's attention has besides the rotation; a null in a file beats these, see `with_defaults`.
+# Facts of a model's attention besides the rotation. A null in a file beats them: `with_defaults`.
 ATTENTION = (
     *("sliding_window", "use_sliding_window", "attention_chunk_size", "attn_logit_softcapping"),
     *("attention_multiplier", "query_pre_attn_scalar", "kv_lora_rank", "num_kv_shared_layers"),
 )
 NAMES = (*WIDTHS, *ATTENTION, "layer_types", "rope_theta", "partial_rotary_factor")
 
-# Model types whose code pairs neighbours (2i, 2i+1), read from their apply functions and held against them by
-# tests/peers/test_pairing.py. DeepSeek's kind reads pairs of neighbours and writes the halves apart: that is the same
-# rotation and a permutation of its result. Where `rope_interleave` decides, the config says which.
-NEIGHBOURS = set(
-    """
-axk2 bailing_hybrid blt blt_global_transformer blt_local_decoder blt_local_encoder blt_patcher cohere cohere2
-cohere2_moe deepseek_v2 deepseek_v32 deepseek_v4 dots3_note_text ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text glm glm4
-glm4v_text glm_moe_dsa glm_ocr_text helium llama4_text longcat_flash mistral_large4_text moonshine moonshine_streaming
-openai_privacy_filter pe_audio_encoder pe_audio_video_encoder pe_video_encoder
-""".split()  # noqa: SIM905
-)
+# Model types whose code pairs neighbours (2i, 2i+1), read from their apply functions;
+# tests/peers/test_pairing.py compares them. DeepSeek's kind reads pairs of neighbours and writes
+# the halves apart: the same rotation and a permutation of its result. With `rope_interleave`, the
+# config decides.
+NEIGHBOURS = {
+    *("axk2", "bailing_hybrid", "blt", "blt_global_transformer", "blt_local_decoder"),
+    *("blt_local_encoder", "blt_patcher", "cohere", "cohere2", "cohere2_moe", "deepseek_v2"),
+    *("deepseek_v32", "deepseek_v4", "dots3_note_text", "ernie4_5", "ernie4_5_moe"),
+    *("ernie4_5_vl_moe_text", "glm", "glm4", "glm4v_text", "glm_moe_dsa", "glm_ocr_text"),
+    *("helium", "llama4_text", "longcat_flash", "mistral_large4_text", "moonshine"),
+    *("moonshine_streaming", "openai_privacy_filter", "pe_audio_encoder"),
+    *("pe_audio_video_encoder", "pe_video_encoder"),
+}
 
 # Types of layers that have a state or a convolution in place of positions.
 WITHOUT_POSITIONS = ("linear_attention", "conv")
@@ -97,7 +101,7 @@ def config_classes() -> dict[tuple[str, str], type[PreTrainedConfig]]:
 
 
 def rotary_modules(folder: str) -> dict[str, ast.ClassDef]:
-    """Return the rotary classes of a folder that are built from a config, by the config class they name."""
+    """Return the rotary classes of a folder that are built from a config, by its class's name."""
     found: dict[str, ast.ClassDef] = {}
     for path in (MODELS / folder).glob("modeling_*.py"):
         for node in ast.parse(path.read_text()).body:
@@ -120,7 +124,7 @@ def neighbours(folder: str, model_type: str) -> bool | str:
 
 
 def sections(cls: type[PreTrainedConfig], **given: Any) -> dict[str, Any]:
-    """Return the rope sections of a config made with these keys, by layer type; a flat one under ""."""
+    """Return the rope sections of a config with these keys by layer type; "" for a flat one."""
     try:
         instance = cls(**given)
     except Exception:  # the class does not take these keys
@@ -136,7 +140,7 @@ def sections(cls: type[PreTrainedConfig], **given: Any) -> dict[str, Any]:
 
 
 def filled_in(cls: type[PreTrainedConfig], labels: list[str]) -> dict[str, dict[str, float]]:
-    """Return, by layer type, the base and the rotated share that a class fills into a section without them."""
+    """Return, by layer type, the base and rotated share that a class adds to a section without."""
     linear = {"rope_type": "linear", "factor": 3.0}
     given = linear if labels == [""] else {label: dict(linear) for label in labels}
     found = sections(cls, rope_parameters=given) or sections(
@@ -168,7 +172,7 @@ def old_keys(
 def head_dim_rule(
     cls: type[PreTrainedConfig], instance: PreTrainedConfig, entry: dict[str, Any]
 ) -> None:
-    """Note where head_dim does not follow from `head_dim`, else hidden_size / num_attention_heads."""
+    """Note a head_dim other than `head_dim` or else hidden_size / num_attention_heads."""
     try:
         taken = cls(head_dim=48)
         taken.allow_global_per_layer_attribute_access = True
@@ -188,45 +192,53 @@ def head_dim_rule(
         print(f"head_dim of {cls.__name__} not tried: {type(error).__name__}")
 
 
-def facts(
-    cls: type[PreTrainedConfig],
-    instance: PreTrainedConfig,
-    rotary: ast.ClassDef | None,
-    folder: str,
-) -> Any:
-    """Return one model type's entry."""
+def plain_defaults(cls: type[PreTrainedConfig], renamed: dict[str, str]) -> dict[str, Any]:
+    """Return the numbers that a config class has as defaults of widths and of attention."""
     fields = getattr(cls, "__dataclass_fields__", {})
-    renamed = {name: cls.attribute_map[name] for name in NAMES if name in cls.attribute_map}
-    entry: dict[str, Any] = {"interleaved": neighbours(folder, cls.model_type), "defaults": {}}
-    defaults = entry["defaults"]
-    for name in (*WIDTHS, *ATTENTION):
-        field = fields.get(renamed.get(name, name))
-        if field is not None and isinstance(field.default, int | float):
-            defaults[name] = field.default
+    found = {name: fields.get(renamed.get(name, name)) for name in (*WIDTHS, *ATTENTION)}
+    return {
+        name: field.default
+        for name, field in found.items()
+        if field is not None and isinstance(field.default, int | float)
+    }
+
+
+def section_facts(cls: type[PreTrainedConfig], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return a class's own rope sections and fillings; add those of a flat one to the defaults."""
+    found: dict[str, Any] = {}
     parameters = sections(cls)
     flat = parameters.get("", {})
     filled = filled_in(cls, list(parameters))
     if "" not in parameters or any(
         flat[key] != filled.get("", flat).get(key) for key in flat if key != "rope_type"
     ):
-        entry["rope_parameters"] = flat or parameters
+        found["rope_parameters"] = flat or parameters
     if "" in parameters:
         defaults.update(filled.pop("", {}))
     if filled:
-        entry["filled"] = filled
-    code = "" if rotary is None else ast.unparse(rotary)
-    if section := re.search(r"'mrope_section', (\[[\d, ]+\])", code):
-        entry["mrope_section"] = json.loads(section[1])
-        entry["mrope_interleaved"] = (
+        found["filled"] = filled
+    return found
+
+
+def mrope_facts(code: str) -> dict[str, Any]:
+    """Return the M-RoPE sections that the code of a rotary class falls back on, and their order."""
+    section = re.search(r"'mrope_section', (\[[\d, ]+\])", code)
+    if section is None:
+        return {}
+    return {
+        "mrope_section": json.loads(section[1]),
+        "mrope_interleaved": (
             "mrope_section[dim] * 3" in code or "length = mrope_section[dim]" in code
-        )
-    theta, partial = (
-        old_keys(cls, THETA_KEYS, "rope_theta", 777.0),
-        old_keys(cls, PARTIAL_KEYS, PARTIAL_KEYS[0], 0.375),
-    )
-    if (
-        not partial and "" in parameters
-    ):  # a section of the file's own may be filled where the class's is not
+        ),
+    }
+
+
+def old_key_facts(cls: type[PreTrainedConfig]) -> dict[str, Any]:
+    """Return the effect of old top-level keys on the rope sections, unless it is the usual one."""
+    theta = old_keys(cls, THETA_KEYS, "rope_theta", 777.0)
+    partial = old_keys(cls, PARTIAL_KEYS, PARTIAL_KEYS[0], 0.375)
+    if not partial and "" in sections(cls):
+        # The class may fill a section of the file, but not its own.
         partial = old_keys(
             cls, PARTIAL_KEYS, PARTIAL_KEYS[0], 0.375, rope_parameters={"rope_type": "default"}
         )
@@ -236,20 +248,40 @@ def facts(
         for key, value in sections(cls, rope_scaling=linear).items()
         if (value or {}).get("factor") == 3.0
     )
-    for key, found, usual in (
-        ("theta", theta, {"": "rope_theta"}),
-        ("partial", partial, {"": "partial_rotary_factor"}),
-        ("scaled", scaled, [""]),
-    ):
-        if found != usual:
-            entry[key] = found
+    return {
+        key: found
+        for key, found, usual in (
+            ("theta", theta, {"": "rope_theta"}),
+            ("partial", partial, {"": "partial_rotary_factor"}),
+            ("scaled", scaled, [""]),
+        )
+        if found != usual
+    }
+
+
+def facts(
+    cls: type[PreTrainedConfig],
+    instance: PreTrainedConfig,
+    rotary: ast.ClassDef | None,
+    folder: str,
+) -> Any:
+    """Return one model type's entry."""
+    renamed = {name: cls.attribute_map[name] for name in NAMES if name in cls.attribute_map}
+    defaults = plain_defaults(cls, renamed)
+    code = "" if rotary is None else ast.unparse(rotary)
+    entry: dict[str, Any] = {
+        "interleaved": neighbours(folder, cls.model_type),
+        "defaults": defaults,
+        **section_facts(cls, defaults),
+        **mrope_facts(code),
+        **old_key_facts(cls),
+    }
     if code and "partial_rotary_factor" not in code:
         entry["whole_head"] = True
     if renamed:
         entry["names"] = renamed
-    if unrotated := [
-        name for name in WITHOUT_POSITIONS if name in (getattr(instance, "layer_types", None) or ())
-    ]:
+    layer_types = getattr(instance, "layer_types", None) or ()
+    if unrotated := [name for name in WITHOUT_POSITIONS if name in layer_types]:
         entry["unrotated"] = dict.fromkeys(unrotated, "")
     head_dim_rule(cls, instance, entry)
     return entry
@@ -326,7 +358,8 @@ def main() -> None:
     rows = [f"{json.dumps(name)}: {json.dumps(table[name])}" for name in sorted(table)]
     TARGET.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     print(
-        f"{len(table)} model types, {TARGET.stat().st_size} bytes, transformers {transformers.__version__}"
+        f"{len(table)} model types, {TARGET.stat().st_size} bytes, "
+        f"transformers {transformers.__version__}"
     )
 
 

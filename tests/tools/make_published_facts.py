@@ -1,10 +1,11 @@
-"""Write tests/data/published_configs.json: the rope-relevant facts of published config files, and what they mean.
+"""Write tests/data/published_configs.json: the rope facts of published config files.
 
     python tests/tools/make_published_facts.py FOLDER
 
-FOLDER holds config files, which are not kept: only the keys that a rotation depends on are, with the frequencies
-that transformers computes from the whole file. What transformers cannot read is computed here by the closed form of the
-model's own code (OWN_CODE), or listed as refused with the reason (REFUSED). Nothing here imports rope_cpu.
+FOLDER holds config files. The output keeps only the keys that a rotation depends on, and the
+frequencies that transformers computes from the whole file. For files that transformers cannot read,
+this computes the closed form of the model's own code (OWN_CODE) or gives the reason of the refusal
+(REFUSED). Nothing here imports rope_cpu.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from rotary_modules import frequencies, modules
 TARGET = Path(__file__).parents[1] / "data" / "published_configs.json"
 
 KEPT = re.compile(
-    r"rope|rotary|rotate|head_dim|kv_channels|^(hidden_size|d_model|n_embd|dim|num_attention_heads|num_heads|n_heads?)$|"
-    r"partial_rotary|max_position_embeddings|n_positions|model_max_length|seq_length|^model_type$|layer_types|alibi|"
-    r"per_layer_config|use_dynamic_ntk|use_mla|position_embedding_type|mrope|_class_name|_diffusers_version|attn_config"
+    r"rope|rotary|rotate|head_dim|kv_channels|"
+    r"^(hidden_size|d_model|n_embd|dim|num_attention_heads|num_heads|n_heads?)$|"
+    r"partial_rotary|max_position_embeddings|n_positions|model_max_length|seq_length|"
+    r"^model_type$|layer_types|alibi|per_layer_config|use_dynamic_ntk|use_mla|"
+    r"position_embedding_type|mrope|_class_name|_diffusers_version|attn_config"
 )
 
-# Frequencies of files that transformers cannot read, by the model's own code: base and width, for the default type.
+# Base, width and pairing of files that transformers cannot read, by the model's own code.
 OWN_CODE: dict[str, tuple[float, int, bool]] = {
     **dict.fromkeys(
         ("baichuan2-7b", "baichuan2-7b-chat", "xverse-7b", "sparsellama-7b-prosparse"),

@@ -1,4 +1,4 @@
-"""Write tests/data/rotated_by_transformers.json: what a few models' own code makes of a fixed input.
+"""Write tests/data/rotated_by_transformers.json: a fixed input, rotated by a few models' own code.
 
 python tests/tools/make_rotated.py
 """
