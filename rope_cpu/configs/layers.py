@@ -236,4 +236,10 @@ def _section_of_type(
     if layer_type is None or layer_type not in sections:
         names = ", ".join(map(repr, sections))
         raise ValueError(f"`layer_type` is {shown(layer_type)}; it must be one of {names}")
-    return layer_type, sections[layer_type] or {}
+    section = sections[layer_type]
+    if section is None:
+        raise ValueError(
+            f"layers of type {shown(layer_type)} are not rotated, and the config has no rope "
+            "parameters for others; add them to `rope_parameters`"
+        )
+    return layer_type, section

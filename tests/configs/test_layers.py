@@ -288,3 +288,13 @@ def test_an_interval_is_a_whole_number(interval: Any) -> None:
             FOUR_HEADS
             | {"model_type": "smollm3", "no_rope_layers": None, "no_rope_layer_interval": interval}
         ).spec()
+
+
+def test_parameters_of_unrotated_layers_alone_are_refused() -> None:
+    section = {"rope_type": "default", "rope_theta": 500000.0}
+    given = FOUR_HEADS | {
+        "model_type": "exaone4",
+        "rope_parameters": {"full_attention": section},
+    }
+    with pytest.raises(ValueError, match="'full_attention' are not rotated.*`rope_parameters`"):
+        reader.read(given).spec()

@@ -262,7 +262,7 @@ def test_an_invalid_number_of_threads_is_named(value, run_program):
     assert f"ValueError: ROPE_CPU_NUM_THREADS is {value!r}" in err
 
 
-@pytest.mark.parametrize(("n", "rule"), [(0, "at least 1"), (10**6, "at most [0-9]+, the cores")])
+@pytest.mark.parametrize(("n", "rule"), [(0, "at least 1"), (10**6, "at most [0-9]+")])
 def test_set_num_threads_refuses(n, rule):
     with pytest.raises(ValueError, match=f"`n` is {n}; it must be {rule}"):
         rope_cpu.set_num_threads(n)
