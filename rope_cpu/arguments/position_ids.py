@@ -56,15 +56,14 @@ def parse_position_ids(
 def _check_dimensions(name: str, ids: Array, axes: int, layout: str | None) -> None:
     """Raise unless ids are (seq,) or (batch, seq), for thd (tokens,), plus coordinates."""
     dimensions = ids.ndim if axes == 1 else ids.ndim - 1
-    coordinates = "" if axes == 1 else f", {axes}"
-    one_row = f"{coordinates})" if coordinates else ",)"
-    if layout == "thd":
-        if dimensions != 1:
-            raise ValueError(f"`{name}` has shape {ids.shape}; it must be (tokens{one_row}")
-    elif dimensions not in (1, 2):
-        raise ValueError(
-            f"`{name}` has shape {ids.shape}; it must be (seq{one_row} or (batch, seq{coordinates})"
-        )
+    if dimensions == 1 or (dimensions == 2 and layout != "thd"):
+        return
+    coordinates = "" if axes == 1 else f" {axes}"
+    rule = f"(tokens,{coordinates})"
+    if layout != "thd":
+        batched = "(batch, seq)" if axes == 1 else f"(batch, seq, {axes})"
+        rule = f"(seq,{coordinates}) or {batched}"
+    raise ValueError(f"`{name}` has shape {ids.shape}; it must be {rule}")
 
 
 def position_array(name: str, value: object) -> Array:

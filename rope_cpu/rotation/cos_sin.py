@@ -90,10 +90,9 @@ class CosSin:
 
     def _shape(self, positions: Float64) -> tuple[int, ...]:
         """Return the shape of cos: (batch or 1, seq, heads, pairs)."""
-        rows = self.frequencies.shape[0]
-        heads, pairs = self.frequencies.shape[3:]
-        batch, seq = positions.shape[:2]
-        return (batch if rows == 1 else rows, seq, heads, pairs)
+        rows = len(self.frequencies)
+        batch = len(positions) if rows == 1 else rows
+        return (batch, positions.shape[1], *self.frequencies.shape[3:])
 
     def _compute(
         self, positions: Float64, operation: str, compute_dtype: str, cos: Array, sin: Array
