@@ -296,5 +296,5 @@ def test_parameters_of_unrotated_layers_alone_are_refused() -> None:
         "model_type": "exaone4",
         "rope_parameters": {"full_attention": section},
     }
-    with pytest.raises(ValueError, match="'full_attention' are not rotated.*`rope_parameters`"):
+    with pytest.raises(ValueError, match=r"'full_attention' are not rotated.*`rope_parameters`"):
         reader.read(given).spec()
