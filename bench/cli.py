@@ -238,7 +238,7 @@ def _thread_counts(text: str) -> tuple[int, ...]:
         counts = {int(part) for part in text.split(",")}
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{shown(text)} is no number of threads, nor several such as 1,2,4"
+            f"{shown(text)} is not a number of threads, nor several such as 1,2,4"
         ) from None
     return tuple(sorted(counts))
 
@@ -250,5 +250,5 @@ def _percentage(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is no percentage above 0, such as 10%")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a percentage above 0, such as 10%")
     return value

@@ -105,7 +105,7 @@ def load(path: str | Path) -> Run:
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"{path} holds no run of `rope-cpu bench` in format {FORMAT}: {reason}"
+            f"{path} is not a file of `rope-cpu bench --json` in format {FORMAT}: {reason}"
         ) from error
 
 

@@ -57,7 +57,8 @@ def export_attention(
     rope : RotaryEmbedding
         The rotation, of one sequence length.
     num_heads, num_kv_heads : int
-        Heads of queries, and of keys and values (grouped-query attention). None: as many.
+        Heads of queries, and of keys and values (grouped-query attention). By default
+        num_kv_heads is num_heads.
     target : {"onnx", "primitive", "ort"}
         "onnx": Attention and RotaryEmbedding, opset 23. "primitive": operators of opset 13; the
         only target in float64. "ort": com.microsoft GroupQueryAttention, which rotates too. That
@@ -65,13 +66,13 @@ def export_attention(
         multiples of 16, and a v_head_dim equal to head_dim; several new tokens on a past need a
         batch of 1.
     dtype : dtype
-        Of inputs and outputs: float32, float16, bfloat16 or float64. float16 and bfloat16 are
+        Dtype of inputs and outputs: float32, float16, bfloat16 or float64. float16 and bfloat16 are
         computed in float32.
     layout : {"bhsd", "bshd", "bsd"}
         Axes of q, k, v and the result; "bsd" is (batch, seq, heads·head_dim). Not
         together with `weights`: hidden states are (batch, seq, in).
     causal : bool
-        A query attends to keys up to its own.
+        Whether a query attends only to keys at or before its own position.
     window : int, optional
         Number of keys to which a query attends, its own included. Needs `causal`.
     softcap : float, optional
@@ -99,7 +100,7 @@ def export_attention(
     v_head_dim : int, optional
         Width of a value vector, head_dim by default.
     opset : int, optional
-        Of the model. None: the lowest opset of the target.
+        Opset of the model; by default the lowest that the target supports.
     metadata : mapping of str to str, optional
         Further metadata entries of the model. Keys that the export itself writes are refused.
 

@@ -99,9 +99,9 @@ def _json_object(text: str) -> dict[str, Any]:
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError("it is no JSON") from None
+        raise ValueError("it is not JSON") from None
     if not isinstance(fields, dict):
-        raise TypeError("it is no JSON object")
+        raise TypeError("it is not a JSON object")
     return fields
 
 

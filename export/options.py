@@ -255,7 +255,8 @@ def _input_names(inputs: object) -> tuple[str, ...]:
     identifiers = all(isinstance(name, str) and name.isidentifier() for name in inputs)
     if not inputs or not identifiers or len(set(inputs)) < len(inputs):
         raise ValueError(
-            f"`inputs` is {shown(inputs)}; it must hold different identifiers, at least one"
+            f"`inputs` is {shown(inputs)}; it must be a non-empty list of different identifiers "
+            "(letters, digits, _)"
         )
     return tuple(inputs)
 

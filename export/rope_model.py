@@ -62,7 +62,8 @@ def export_rope(
         trailing axis holds the coordinates. "offset": an input (batch or 1,), for positions
         offset + 0, 1, 2, … "none": positions are 0, 1, 2, …
     position_dtype : dtype
-        Of that input: int64, or float32 or float64 where cos and sin are computed in the graph.
+        Dtype of the input for positions: int64; float32 or float64 too if cos and sin are
+        computed in the graph.
     max_positions : int, optional
         Rows of the cos and sin tables, which become initializers; other positions fail at run time.
         None: cos and sin are computed in the graph, without a limit. Their angles are rounded to
@@ -70,12 +71,13 @@ def export_rope(
     table_inputs : bool
         Inputs cos_cache and sin_cache (table, pairs), of any length, in float32 (float64 for
         float64). With positions "none" they are cos and sin per token, (batch or 1, seq, pairs),
-        for "thd" (tokens, pairs). Excludes `max_positions` and `inverse`. Tables of either kind
+        for "thd" (tokens, pairs). Cannot be combined with `max_positions` or
+        `inverse`. Tables of either kind
         need pairs that rotate with one axis each.
     inverse : bool
-        Undo the rotation: angle −θ and factor 1/A.
+        Undo the rotation: rotate by the negative angle and divide by the attention factor.
     opset : int, optional
-        Of the model. None: the lowest opset of the target.
+        Opset of the model; by default the lowest that the target supports.
     metadata : mapping of str to str, optional
         Further metadata entries of the model. Keys that the export itself writes are refused.
 

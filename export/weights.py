@@ -30,8 +30,8 @@ def projection_weights(weights: Mapping[str, ArrayLike] | None) -> dict[str, Flo
     unused_bias = "o_bias" in weights and "o" not in weights
     if unknown or missing or unused_bias:
         raise ValueError(
-            f"`weights` holds {shown(list(weights))}; it must hold q, k and v, and may hold o, "
-            "q_bias, k_bias, v_bias, and with o an o_bias"
+            f"`weights` holds {shown(list(weights))}; it must hold q, k and v, and may also hold "
+            "q_bias, k_bias, v_bias, o and, together with o, o_bias"
         )
     arrays = {
         name: real_array(f"weights[{shown(name)}]", value).astype(np.float64, copy=False)

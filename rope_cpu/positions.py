@@ -225,8 +225,9 @@ def with_unrotated(position_ids: ArrayLike, *, before: int = 0, after: int = 0) 
     Parameters
     ----------
     position_ids : array_like of int or float, shape (..., tokens, axes)
-        Token 0 of a grid that starts at 0 has id 0 too. Grids of models with class tokens
-        therefore start at 1 or are centred.
+        Ids of the other tokens. The first cell of a grid that starts at 0 also has id 0 and is
+        not rotated either; models that must tell it from a class token start the grid at 1 or
+        centre it.
     before, after : int
         Number of unrotated tokens before and after the others.
 

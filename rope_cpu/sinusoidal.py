@@ -30,7 +30,7 @@ def sinusoidal(
     num_positions : int
         Rows of the table: positions 0 to num_positions - 1.
     dim : int
-        Columns of the table. An odd dim has one sine more than cosines.
+        Columns of the table. An odd dim has one more sine than cosines.
     base : float
         Base of the frequencies, in radians per position.
     interleaved : bool

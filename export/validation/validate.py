@@ -124,7 +124,7 @@ def _load(path: str) -> onnx.ModelProto:
         # `save` writes protobuf under any suffix; onnx would parse .json and .textproto as such.
         return onnx.load(path, format="protobuf", load_external_data=False)
     except (DecodeError, ValueError):
-        raise ValueError(f"`model` is {shown(path)}, which is no ONNX file") from None
+        raise ValueError(f"`model` is {shown(path)}, which is not an ONNX file") from None
 
 
 def read_weights(model: onnx.ModelProto, folder: str) -> dict[str, NDArray[Any]]:

@@ -101,13 +101,15 @@ def _check_table_fit(
     rows, tokens, frequency_heads = table[:3]
     if x.shape[token_axis] != tokens:
         raise ValueError(
-            f"`{name}` has {x.shape[token_axis]} tokens ({layout} {x.shape}), but {token_source} "
-            f"{tokens}"
+            f"`{name}` has {x.shape[token_axis]} tokens, but {token_source} {tokens}; with layout "
+            f"{layout!r}, axis {token_axis} of its shape {x.shape} counts the tokens, so check "
+            "`layout`"
         )
     batch = 1 if batch_axis is None else x.shape[batch_axis]
     if rows not in (1, batch):
         raise ValueError(
-            f"`{name}` has batch {batch} ({layout} {x.shape}), but {row_source} {rows}"
+            f"`{name}` has batch {batch} (layout {layout!r}, shape {x.shape}), but {row_source} "
+            f"{rows}; pass one row, or one for each batch row"
         )
     if x.shape[head_axis] % frequency_heads:
         raise ValueError(

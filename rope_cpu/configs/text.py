@@ -101,7 +101,7 @@ class TextConfig(ModelConfig):
         pairing = self.facts.interleaved
         if pairing is None:
             raise ValueError(
-                f"`model_type` is {shown(self.values.get('model_type'))}, whose pairing is not "
+                f"`model_type` is {shown(self.values.get('model_type'))}, so the pairing is not "
                 "known; give `interleaved` (True for pairs (2i, 2i+1), False for (i, i+n))"
             )
         if isinstance(pairing, str):

@@ -182,9 +182,11 @@ def mrope_pair_axis(
     turn = np.arange(pairs) % axes
     pair_axis = np.where(np.arange(pairs) < axes * np.array(section)[turn], turn, 0)
     if tuple(np.bincount(pair_axis, minlength=axes)) != section:
+        turns = [len(range(axis, pairs, axes)) for axis in range(1, axes)]
         raise ValueError(
-            f"`mrope_section` is {shown(list(section))}, whose axes cannot take pairs by turns "
-            "(interleaved)"
+            f"`mrope_section` is {shown(list(section))}: with interleaved sections the axes take "
+            "pairs in turn and the first axis takes the rest, so the other axes may have at most "
+            f"{shown(turns)} pairs"
         )
     return tuple(pair_axis.tolist())
 

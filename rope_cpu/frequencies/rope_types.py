@@ -131,7 +131,10 @@ def dynamic(
         return 1 / settings.wavelengths(settings.rope_theta * alpha**exponent), 1.0
     if factor is None or max_position_embeddings is None:
         name = "factor" if factor is None else "max_position_embeddings"
-        raise ValueError(f"rope_type 'dynamic' needs `{name}` (or `alpha`, for static frequencies)")
+        raise ValueError(
+            f"`{name}` is missing; rope type 'dynamic' needs it. Give `alpha` instead for "
+            "frequencies that depend on no length"
+        )
     if settings.length is None or settings.length <= max_position_embeddings:
         return 1 / settings.wavelengths(), 1.0
     dtype = settings.compute_dtype

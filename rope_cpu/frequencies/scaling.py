@@ -240,7 +240,7 @@ def scaled(
 
 
 def scaling_section(scaling: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the `scaling` argument as a dict without nulls; raise if it is no dict."""
+    """Return the `scaling` argument as a dict without nulls; raise if it is not a dict."""
     if scaling is not None and not isinstance(scaling, Mapping):
         raise TypeError(
             f"`scaling` is {shown(scaling)}; it must be None or a dict in Hugging Face form"
@@ -303,8 +303,11 @@ def _check_section(rope_type: str, section: Mapping[str, Any]) -> None:
         known = key in parameters or key in COMMON_KEYS or key in INERT_KEYS
         if not known and not _is_inert_factor(rope_type, key, value):
             listed = ", ".join(dict.fromkeys([*parameters, *COMMON_KEYS]))
+            named = "rope_type" in section or "type" in section
+            remedy = "" if named else "; add `rope_type`, such as 'linear' or 'yarn'"
             raise ValueError(
                 f"`{cut(str(key))}` is not a key of rope type {rope_type!r}; known are {listed}"
+                f"{remedy}"
             )
         check = CHECKS.get(key, scalars.real_number)
         check(key, value)
@@ -331,7 +334,9 @@ def _type_parameters(
         if key in available:
             parameters[key] = _python_value(available[key])
         elif is_required:
-            raise ValueError(f"`{key}` is missing; rope type {rope_type!r} needs it")
+            raise ValueError(
+                f"`{key}` is missing; rope type {rope_type!r} needs it as a key of `scaling`"
+            )
     return parameters
 
 
@@ -353,7 +358,10 @@ def _frequency_width(
     width = head_dim if whole_head else int(head_dim * share)
     if rotary_dim is None:
         if width == head_dim and width % 2:
-            raise ValueError(f"`rotary_dim` is {width}, that of the whole head; it must be even")
+            raise ValueError(
+                f"`head_dim` is {width}, and the whole head is rotated, so it must be even; pass "
+                "an even `rotary_dim` to rotate a part of it"
+            )
         # An odd share has the frequencies of its own width, and one more element is rotated.
         return width
     rotary_dim = scalars.whole_number("rotary_dim", rotary_dim, 2)

@@ -74,7 +74,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def set_num_threads(n: int) -> None:
-    """Set the maximum number of threads of rotations, for all Python threads of this process.
+    """Set the maximum number of threads that rotations use, for all Python threads of this process.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def set_num_threads(n: int) -> None:
 
 
 def get_num_threads() -> int:
-    """Return the maximum number of threads of rotations.
+    """Return the maximum number of threads that rotations use.
 
     Returns
     -------

@@ -89,7 +89,8 @@ def apply_rotary(
     if rotary_dim > x.shape[-1]:
         raise ValueError(
             f"`x` has head_dim {x.shape[-1]}, but `cos` of shape {cos.shape} rotates {rotary_dim} "
-            "elements, two for each pair; pass a narrower table"
+            f"elements: it must have at most {x.shape[-1] // 2} columns, one for each pair. The "
+            "tables of transformers repeat them: pass cos[..., :n] and sin[..., :n] with n pairs"
         )
     if position_ids is not None:
         ids = check_ids.parse_table_rows(position_ids, cos.shape, layout)

@@ -49,18 +49,18 @@ class RotaryEmbedding:
     rotary_dim : int, optional
         Number of leading elements that are rotated; the others are copied. By default the
         `partial_rotary_factor` of `scaling` times head_dim, or head_dim. Frequencies are computed
-        for rotary_dim. (An odd share gives the frequencies of that share, and one more element is
-        rotated.)
+        for rotary_dim. If the share is odd, say 19, frequencies are computed for 19 and 20 elements
+        are rotated, as in transformers.
     interleaved : bool, default False
-        The pairing. True: pairs are (2i, 2i+1), as in GPT-J. False: pairs are (i, i+n), as in
-        GPT-NeoX and `rotate_half`.
+        The pairing. True: pairs are (2i, 2i+1), as in GPT-J. False: pairs are (i, i+n) with
+        n = rotary_dim / 2, as in GPT-NeoX and `rotate_half`.
     scaling : mapping, optional
         Rope parameters in Hugging Face form, such as {"rope_type": "llama3", "factor": 8.0, …}.
         It may hold rope_theta as well.
     max_position_embeddings : int, optional
         Length in tokens. The rope type "dynamic" needs it, and others need it if `scaling` leaves
-        a value to be derived from it. It may stand in `scaling` instead. Rope types without a use
-        for it check it and ignore it, because every config holds it.
+        a value to be derived from it. It may also be a key of `scaling`. Rope types that do not
+        use it only validate it, because every config holds it.
     angle_dtype : {"float64", "float32"}
         "float64" is exact. "float32" repeats the float32 arithmetic of transformers step by step.
 
@@ -68,7 +68,8 @@ class RotaryEmbedding:
     ------
     TypeError, ValueError
         If rotary_dim is odd or too wide, if the rope type or a key of `scaling` is unknown or
-        missing, or if the values make no rotation. The text names argument, value and rule.
+        missing, or if the values do not define a rotation. The message names the argument, its
+        value and the rule.
 
     References
     ----------
@@ -179,9 +180,9 @@ class RotaryEmbedding:
         layer : int, optional
             A layer, counted from 0, instead of a type. By default all layers that are rotated.
         interleaved : bool, optional
-            The pairing; by default that of the model type. It is True for a model that reads
-            neighbours and writes halves (DeepSeek-V3): the rotation is the same, and the model
-            permutes its result.
+            The pairing; by default that of the model type. DeepSeek-V3 rotates pairs (2i, 2i+1)
+            but stores all first elements before all second ones: it is read as True. Scores are
+            equal; only the order of the elements differs.
         angle_dtype : {"float64", "float32"}
             "float64" is exact. "float32" repeats the float32 arithmetic of transformers.
 
@@ -236,7 +237,7 @@ class RotaryEmbedding:
         Raises
         ------
         TypeError, ValueError
-            If shapes, widths or values do not fit. The text names argument, value and rule.
+            If shapes, widths or values do not fit. The message names argument, value and rule.
 
         Examples
         --------
@@ -289,7 +290,7 @@ class RotaryEmbedding:
         Raises
         ------
         TypeError, ValueError
-            If widths do not fit. The text names argument, value and rule.
+            If widths do not fit. The message names argument, value and rule.
 
         References
         ----------
@@ -325,7 +326,7 @@ class RotaryEmbedding:
         interleaved: bool = False,
         scaling: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Return M-RoPE: the pairs of one axis, shared out among time, height and width.
+        """Return M-RoPE: the pairs of a text embedding, divided among time, height and width.
 
         Parameters
         ----------
@@ -336,7 +337,8 @@ class RotaryEmbedding:
         rope_theta : float
             Base of the frequencies.
         mrope_interleaved : bool, default False
-            False gives each axis one run of pairs (Qwen2-VL), True every third pair (Qwen3-VL).
+            False gives each axis one run of pairs (Qwen2-VL). True gives the axes pairs in turn
+            (Qwen3-VL).
         interleaved : bool, default False
             Whether pairs are (2i, 2i+1) rather than (i, i+n).
         scaling : mapping, optional
@@ -347,7 +349,7 @@ class RotaryEmbedding:
         Raises
         ------
         TypeError, ValueError
-            If sections do not fit. The text names argument, value and rule.
+            If sections do not fit. The message names argument, value and rule.
 
         References
         ----------
@@ -460,7 +462,7 @@ class RotaryEmbedding:
 
     @property
     def attention_factor(self) -> float:
-        """The factor on cos and sin; for several lengths, that of the first."""
+        """The factor on cos and sin; each of several lengths has its own, and this is the first."""
         return float(self._spec.attention_factor[0])
 
     @property
@@ -499,8 +501,8 @@ class RotaryEmbedding:
         Parameters
         ----------
         seq_len : int, or sequence or array of int, (batch,)
-            Length in tokens, or one length for each batch row. One length, also in a list, serves
-            every batch.
+            Length in tokens, or one length for each batch row. A single length, or a list with
+            one, works for every batch size.
 
         Returns
         -------
@@ -520,7 +522,7 @@ class RotaryEmbedding:
         length for "dynamic", at each doubling for "dynamic_powers", and once, at the original
         length, for "longrope". At a change, re-rotate the cached keys:
         `old.rotate(keys, inverse=True)`, then `new.rotate(keys)`. Compare `inv_freq` and
-        `attention_factor` to detect a change: rotary embeddings of two lengths are never equal.
+        `attention_factor` to detect a change: `==` is False for embeddings of different lengths.
 
         Examples
         --------
@@ -548,21 +550,22 @@ class RotaryEmbedding:
         Parameters
         ----------
         position_ids : array of int, float32 or float64
-            Positions, of any shape. With several axes the last axis holds the coordinates. If
-            sequences have lengths of their own: (seq,) or (rows, seq).
+            Positions, of any shape. With several axes the last axis holds the coordinates. After
+            `at_length` with several lengths: (seq,) or (rows, seq).
         dtype : dtype, default float32
             float32, float64, float16 or bfloat16. Results of bfloat16 below 2^-126 are zero.
         out : pair of arrays, optional
-            Outputs for cos and for sin. Without them two arrays are allocated, which takes more
-            time than the computation.
+            Outputs for cos and for sin. For many positions the allocation of new arrays takes
+            more time than the computation.
 
         Returns
         -------
         cos, sin : array
-            Of shape position_ids.shape (without the axis of coordinates) + (pairs,). The tail is
-            (heads, pairs) if heads have frequencies of their own. If sequences have lengths of
-            their own, the shape is (rows, seq, pairs). Values are exact and rounded once. Before
-            `at_length` they are those of the original length.
+            Of shape position_ids.shape (without the axis of coordinates) + (pairs,). With
+            frequencies per head, the last axes are (heads, pairs). After `at_length` with several
+            lengths, the shape is (rows, seq, pairs). Values are exact and rounded once. If the
+            frequencies depend on the length and `at_length` was not called, they are those of the
+            original length.
 
         Raises
         ------
@@ -621,14 +624,16 @@ class RotaryEmbedding:
             Queries or keys, with axes as in `layout` and any strides.
         position_ids : array of int, float32 or float64, (seq,) or (batch, seq), optional
             Positions. For layout thd: (tokens,), and required. With several axes, one more trailing
-            axis holds the coordinates. By default offset + 0, 1, 2, …, which one axis and M-RoPE
-            allow (text has the same coordinate on all axes).
+            axis holds the coordinates. By default offset, offset + 1, …: for embeddings with one
+            axis, and for M-RoPE, where all coordinates of a text token are equal. Other embeddings
+            with several axes need position_ids.
         offset : int or array of int, (batch,), default 0
             Position of the first token, of either sign; not together with position_ids.
         layout : {"bshd", "bhsd", "sbhd", "thd"}
             Axes of x: b batch, s seq, h heads, d head_dim, t packed tokens.
         inverse : bool, default False
-            Whether to undo the rotation: the angle −θ and the factor 1/A.
+            Whether to undo the rotation: rotate by the negative angle and divide by the attention
+            factor.
         out : array, optional
             Output: `x` itself (in place), or memory that shares no element with x. A new array by
             default.
@@ -753,9 +758,10 @@ class RotaryEmbedding:
         layout: str = "bshd",
         out: Array | None = None,
     ) -> Array:
-        """Move rotated keys by `delta` positions: the angle delta · inv_freq, the factor 1.
+        """Move rotated keys by `delta` positions.
 
-        llama.cpp calls this the K-shift.
+        This rotates by delta · inv_freq, without the attention factor, which the keys have
+        already. llama.cpp calls it the K-shift.
 
         Parameters
         ----------

@@ -218,11 +218,11 @@ def test_bad_usage_is_refused_before_anything_is_timed(bench, monkeypatch, words
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--threads", "a"], "argument --threads: 'a' is no number of threads"),
-        (["--threads", "1,,2"], "argument --threads: '1,,2' is no number of threads"),
-        (["--fail-slower", "abc"], "argument --fail-slower: 'abc' is no percentage"),
-        (["--fail-slower=-1%"], "argument --fail-slower: '-1%' is no percentage above 0"),
-        (["--fail-slower=inf"], "argument --fail-slower: 'inf' is no percentage above 0"),
+        (["--threads", "a"], "argument --threads: 'a' is not a number of threads"),
+        (["--threads", "1,,2"], "argument --threads: '1,,2' is not a number of threads"),
+        (["--fail-slower", "abc"], "argument --fail-slower: 'abc' is not a percentage"),
+        (["--fail-slower=-1%"], "argument --fail-slower: '-1%' is not a percentage above 0"),
+        (["--fail-slower=inf"], "argument --fail-slower: 'inf' is not a percentage above 0"),
     ],
 )
 def test_bad_arguments_are_named(bench, capsys, words, text):

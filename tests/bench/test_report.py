@@ -132,7 +132,7 @@ def test_a_saved_run_is_loaded_unchanged(tmp_path):
 def test_a_file_of_something_else_is_refused(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=f"{path} holds no run"):
+    with pytest.raises(ValueError, match=f"{path} is not a file"):
         results.load(path)
 
 

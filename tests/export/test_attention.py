@@ -342,7 +342,7 @@ WEIGHTS = {"q": np.ones((128, 8)), "k": np.ones((64, 8)), "v": np.ones((64, 8))}
             {"weights": WEIGHTS | {"k": 1.0}},
             r"`weights\['k'\]` has shape \(\); its axes must be out, in",
         ),
-        ({"weights": WEIGHTS | {"o_bias": np.ones(8)}}, "and with o an o_bias"),
+        ({"weights": WEIGHTS | {"o_bias": np.ones(8)}}, "together with o, o_bias"),
         ({"qk_norm": (np.ones(32),) * 3}, "`qk_norm` holds 3 arrays; it must hold two"),
         ({"mask": "alibi"}, "`mask` is 'alibi'; it must be one of none, padding, bool, float"),
         ({"layout": "thd"}, "`layout` is 'thd'; it must be one of bhsd, bshd, bsd"),

@@ -80,14 +80,14 @@ def options(model):
 
 
 TEXTS = [
-    ("null", "it is no JSON object"),
-    ("[]", "it is no JSON object"),
-    ("3", "it is no JSON object"),
-    ('"rope"', "it is no JSON object"),
-    ("", "it is no JSON"),
-    ("{", "it is no JSON"),
-    ("[" * 50_000, "it is no JSON"),
-    ("9" * 5000, "it is no JSON"),
+    ("null", "it is not a JSON object"),
+    ("[]", "it is not a JSON object"),
+    ("3", "it is not a JSON object"),
+    ('"rope"', "it is not a JSON object"),
+    ("", "it is not JSON"),
+    ("{", "it is not JSON"),
+    ("[" * 50_000, "it is not JSON"),
+    ("9" * 5000, "it is not JSON"),
     ("{" + " " * 2**16 + "}", "it has 65538 characters"),
     ("{}", "`kind` is None"),
     ('{"kind": null}', "`kind` is None"),

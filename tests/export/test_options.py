@@ -96,7 +96,7 @@ REFUSED = {
     ),
     "no rows": (PLAIN, {"max_positions": 0}, "`max_positions` is 0; it must be at least 1"),
     "kv heads alone": (PLAIN, {"num_kv_heads": 2}, "`num_kv_heads` is 2, but `num_heads` is None"),
-    "names twice": (PLAIN, {"inputs": ("q", "q")}, "must hold different identifiers"),
+    "names twice": (PLAIN, {"inputs": ("q", "q")}, "different identifiers"),
     "a name of another input": (
         PLAIN,
         {"inputs": ("position_ids",)},

@@ -190,7 +190,7 @@ def test_metadata_that_says_too_little_is_refused(text):
 
 def test_a_file_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "junk.onnx").write_bytes(b"\xff" * 99)
-    with pytest.raises(ValueError, match=r"junk\.onnx', which is no ONNX file"):
+    with pytest.raises(ValueError, match=r"junk\.onnx', which is not an ONNX file"):
         export.validate(tmp_path / "junk.onnx", ROPE)
 
 

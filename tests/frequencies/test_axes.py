@@ -166,7 +166,7 @@ REFUSED = [
     (lambda: R.mrope(64, (), rope_theta=1e4), ValueError, "`mrope_section` is"),
     (lambda: R.mrope(64, (8, -2, 26), rope_theta=1e4), ValueError, "`mrope_section` is -2"),
     (lambda: axes.mrope_pair_axis(8, (2, 2, 2)), ValueError, "adds up to 6, not to 8 pairs"),
-    (lambda: axes.mrope_pair_axis(8, (1, 3, 4), True), ValueError, "cannot take pairs by turns"),
+    (lambda: axes.mrope_pair_axis(8, (1, 3, 4), True), ValueError, "at most [3, 2] pairs"),
     (lambda: mrope(scaling=[]), TypeError, "`scaling` is []"),
     (
         lambda: mrope(mrope_interleaved="no"),

@@ -235,13 +235,13 @@ REFUSED = [
         ValueError,
         "`partial_rotary_factor` is 0.2; of head_dim 8 it rotates nothing",
     ),
-    (lambda: R(5), ValueError, "`rotary_dim` is 5, that of the whole head; it must be even"),
+    (lambda: R(5), ValueError, "`head_dim` is 5, and the whole head is rotated"),
     (
         lambda: R(7, scaling={"partial_rotary_factor": 1.0}),
         ValueError,
-        "`rotary_dim` is 7, that of the whole head; it must be even",
+        "`head_dim` is 7, and the whole head is rotated",
     ),
-    (lambda: R(5, scaling={"rope_type": "proportional"}), ValueError, "`rotary_dim` is 5"),
+    (lambda: R(5, scaling={"rope_type": "proportional"}), ValueError, "`head_dim` is 5"),
     (
         lambda: R(8, rope_theta=np.array([1.0, 2.0]), scaling={"rope_theta": 1e4}),
         TypeError,

@@ -20,7 +20,7 @@ def test_a_file_that_is_no_model_is_refused_whatever_its_suffix(tmp_path, suffix
     """By such suffixes onnx chose another parser, and protobuf's ParseError reached the caller."""
     path = tmp_path / f"model.{suffix}"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"`model` is .*, which is no ONNX file"):
+    with pytest.raises(ValueError, match=r"`model` is .*, which is not an ONNX file"):
         export.validate(path, RotaryEmbedding(16))
 
 
@@ -133,6 +133,6 @@ def test_what_is_no_older_run_is_refused_before_anything_is_timed(tmp_path, text
     """RecursionError and AttributeError left the reader, KeyError and others the comparison."""
     path = tmp_path / "old.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="holds no run of `rope-cpu bench`") as refusal:
+    with pytest.raises(ValueError, match="is not a file of `rope-cpu bench") as refusal:
         results.load(path)
     assert len(str(refusal.value)) < 1000

@@ -139,7 +139,7 @@ REFUSED = [
     (
         lambda: apply_rotary(X, zeros(4, 2), zeros(4, 2)),
         ValueError,
-        "`x` has 3 tokens .*`cos` and `sin` are for 4",
+        "`x` has 3 tokens.*`cos` and `sin` are for 4",
     ),
     (
         lambda: apply_rotary(X, zeros(2, 3, 2), zeros(2, 3, 2), [0, 1, 2]),
@@ -170,7 +170,7 @@ REFUSED = [
     (
         lambda: apply_rotary(X, TABLE, TABLE, [0, 1]),
         ValueError,
-        "`x` has 3 tokens .*`position_ids` are for 2",
+        "`x` has 3 tokens.*`position_ids` are for 2",
     ),
     (
         lambda: apply_rotary(X, TABLE, TABLE, [[0, 1, 2]] * 3),

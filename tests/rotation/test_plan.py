@@ -207,7 +207,7 @@ REFUSED = [
     (
         lambda: PLAN.rotate(zeros(2, 4, 1, 6)),
         ValueError,
-        "`x` has 4 tokens .*positions are given for 3",
+        "`x` has 4 tokens.*positions are given for 3",
     ),
     (lambda: PLAN(zeros(1, 2, 3, 4, 6), X), ValueError, "`q` has shape .1, 2, 3, 4, 6."),
 ]

@@ -271,7 +271,7 @@ REFUSED = [
     ),
     (lambda: ROPE.rotate(zeros(2, 3, 4, 6, dtype=complex)), TypeError, "`x` has dtype complex128"),
     (lambda: ROPE(X, zeros(1, 3, 1, 6)), ValueError, "`k` has batch 1, but `q` has 2"),
-    (lambda: ROPE(X, zeros(2, 4, 1, 6)), ValueError, "`k` has 4 tokens .*but `q` has 3"),
+    (lambda: ROPE(X, zeros(2, 4, 1, 6)), ValueError, "`k` has 4 tokens.*but `q` has 3"),
     (
         lambda: ROPE.rotate(X, zeros(3, 3, dtype=int)),
         ValueError,

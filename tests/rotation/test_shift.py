@@ -62,7 +62,7 @@ REFUSED = [
         ValueError,
         "`delta` has shape .2,.; its last axis must hold 3",
     ),
-    (lambda: ROPE.shift(X, [1, 2]), ValueError, "`keys` has 3 tokens .*`delta` is given for 2"),
+    (lambda: ROPE.shift(X, [1, 2]), ValueError, "`keys` has 3 tokens.*`delta` is given for 2"),
     (lambda: ROPE.shift(zeros(2, 3, 4, 8), 1), ValueError, "`keys` has head_dim 8"),
 ]
 
