@@ -13,7 +13,7 @@ from rope_cpu.arguments import limits
 from rope_cpu.arguments.scalars import check_table_size, real_number, whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
-from rope_cpu.configs.model_config import ModelConfig, check_only_rotation
+from rope_cpu.configs.model_config import OneRotationConfig
 from rope_cpu.configs.model_types import data
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import without_nulls
@@ -25,7 +25,7 @@ _COGVIDEOX = "use_rotary_positional_embeddings"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffusersConfig(ModelConfig):
+class DiffusersConfig(OneRotationConfig):
     """The config of a diffusers transformer; pairs are interleaved.
 
     Coordinates of positions:
@@ -45,16 +45,9 @@ class DiffusersConfig(ModelConfig):
       head has its own frequencies. The rotation of LTX-2's video, not of its audio.
     """
 
-    def _build_spec(
-        self,
-        layer_type: str | None,
-        layer: int | None,
-        interleaved: bool | None,
-        angle_dtype: str,
-    ) -> RopeSpec:
+    def _only_spec(self, angle_dtype: str) -> RopeSpec:
         build = BUILDERS[str(self.model_type)]
-        spec = build(self.values, angle_dtype)
-        return check_only_rotation(spec, layer_type, layer, interleaved)
+        return build(self.values, angle_dtype)
 
 
 def is_transformer(config: Config) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.arguments.texts import shown
-from rope_cpu.configs.model_config import ModelConfig, check_only_rotation
+from rope_cpu.configs.model_config import OneRotationConfig
 from rope_cpu.configs.model_types import ModelFacts
 from rope_cpu.configs.rope_parameters import head_dim, own_section
 from rope_cpu.configs.text import language_model, with_defaults
@@ -24,18 +24,11 @@ MODEL_TYPES = ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ErnieConfig(ModelConfig):
+class ErnieConfig(OneRotationConfig):
     """The config of Ernie-4.5-VL's language model; positions are (time, row, column)."""
 
-    def _build_spec(
-        self,
-        layer_type: str | None,
-        layer: int | None,
-        interleaved: bool | None,
-        angle_dtype: str,
-    ) -> RopeSpec:
-        spec = _three_axes(self.values, angle_dtype)
-        return check_only_rotation(spec, layer_type, layer, interleaved)
+    def _only_spec(self, angle_dtype: str) -> RopeSpec:
+        return _three_axes(self.values, angle_dtype)
 
 
 def is_ernie(raw: Mapping[str, Any]) -> bool:
@@ -57,7 +50,7 @@ def parse(raw: Mapping[str, Any]) -> ErnieConfig:
 def _three_axes(values: Mapping[str, Any], angle_dtype: str) -> RopeSpec:
     """Return the rotation of the three axes.
 
-    Time has the slowest pairs; row and column take the others by turns.
+    Time has the slowest pairs; row and column alternate in the others.
     """
     _, own = own_section(values)
     section = without_nulls(own)

@@ -158,29 +158,45 @@ class ModelConfig(ABC):
         return values
 
     @property
+    @abstractmethod
+    def attention(self) -> Attention:
+        """The parts of the model's attention besides the rotation."""
+
+
+class OneRotationConfig(ModelConfig):
+    """A model with one rotation of several position axes for all layers, in its own pairing."""
+
+    @abstractmethod
+    def _only_spec(self, angle_dtype: str) -> RopeSpec:
+        """Return the rotation."""
+
+    def _build_spec(
+        self,
+        layer_type: str | None,
+        layer: int | None,
+        interleaved: bool | None,
+        angle_dtype: str,
+    ) -> RopeSpec:
+        spec = self._only_spec(angle_dtype)
+        for name, value in (("layer_type", layer_type), ("layer", layer)):
+            if value is not None:
+                raise ValueError(
+                    f"`{name}` is {shown(value)}, but this config has one rotation for all layers; "
+                    "leave it out"
+                )
+        if interleaved not in (None, spec.interleaved):
+            raise ValueError(
+                f"`interleaved` is {interleaved}, but this config's model has {spec.interleaved}; "
+                "leave it out"
+            )
+        return spec
+
+    @property
     def attention(self) -> Attention:
         """The parts of the model's attention besides the rotation."""
         return Attention(
             other="images and video attend to each other in ways that their configs do not hold"
         )
-
-
-def check_only_rotation(
-    spec: RopeSpec, layer_type: str | None, layer: int | None, interleaved: bool | None
-) -> RopeSpec:
-    """Return the one rotation of a model; raise if a layer or another pairing is asked for."""
-    for name, value in (("layer_type", layer_type), ("layer", layer)):
-        if value is not None:
-            raise ValueError(
-                f"`{name}` is {shown(value)}, but this config has one rotation for all layers; "
-                "leave it out"
-            )
-    if interleaved not in (None, spec.interleaved):
-        raise ValueError(
-            f"`interleaved` is {interleaved}, but this config's model has {spec.interleaved}; "
-            "leave it out"
-        )
-    return spec
 
 
 def _first_number(keys: tuple[str, ...], values: Mapping[str, Any]) -> int | None:

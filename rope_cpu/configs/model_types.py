@@ -69,7 +69,7 @@ class ModelFacts:
     mrope_section : tuple of int, optional
         Pairs of each axis, for a section without this key.
     mrope_interleaved : bool, optional
-        Whether axes take pairs by turns, for a section without this key.
+        Whether sections are interleaved, for rope parameters without this key.
     direction : int
         -1 if the code rotates in the other direction.
     unrotated : {layer type: key}

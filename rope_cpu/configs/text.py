@@ -211,7 +211,7 @@ def _asks_for_rotation(text: Config) -> bool:
 
 
 def _pop_mrope_interleaved(section: dict[str, Any], facts: ModelFacts) -> bool:
-    """Return True if axes take pairs by turns, and remove the keys for it from the section."""
+    """Return True for interleaved sections, and remove the keys for that from the section."""
     own_keys = [key for key in ("mrope_interleaved", "interleaved") if key in section]
     flags = {f"`{key}`": scalars.boolean(key, section.pop(key)) for key in own_keys}
     if facts.mrope_interleaved is not None:

@@ -16,7 +16,7 @@ from rope_cpu.arguments.scalars import real_number, whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 from rope_cpu.configs import rope_parameters
-from rope_cpu.configs.model_config import ModelConfig, check_only_rotation
+from rope_cpu.configs.model_config import OneRotationConfig
 from rope_cpu.configs.model_types import REFUSED, ModelFacts, data
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import without_nulls
@@ -49,7 +49,7 @@ TOWERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisionConfig(ModelConfig):
+class VisionConfig(OneRotationConfig):
     """The config of a vision tower.
 
     Positions are (row, column), or (time, row, column) for video. They start at 0, but at 1 for
@@ -61,16 +61,9 @@ class VisionConfig(ModelConfig):
     head_dim: int
     rope_theta: float
 
-    def _build_spec(
-        self,
-        layer_type: str | None,
-        layer: int | None,
-        interleaved: bool | None,
-        angle_dtype: str,
-    ) -> RopeSpec:
+    def _only_spec(self, angle_dtype: str) -> RopeSpec:
         pair_layout = _PAIR_LAYOUTS[self.tower.pairs]
-        spec = pair_layout(self.tower, self.head_dim, self.rope_theta, angle_dtype)
-        return check_only_rotation(spec, layer_type, layer, interleaved)
+        return pair_layout(self.tower, self.head_dim, self.rope_theta, angle_dtype)
 
 
 def is_vision(config: Mapping[str, Any]) -> bool:
