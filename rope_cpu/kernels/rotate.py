@@ -336,10 +336,24 @@ def _tile_shape(x, frequency_heads, parts):
 
 
 @compile.device_function
-def _row(x, batch, token, head):
-    """Return the pointer to a head vector."""
-    offset = batch * x.strides[BATCH] + token * x.strides[TOKEN] + head * x.strides[HEAD]
-    return advance(x.pointer, offset)
+def _tile(x, out, table, parts):
+    """Return the tile that `_tile_shape` chooses, with the strides of its tokens and heads."""
+    tokens, heads = _tile_shape(x, table.shape[HEAD], parts)
+    return Tile(
+        tokens,
+        heads,
+        x.strides[TOKEN],
+        x.strides[HEAD],
+        out.strides[TOKEN],
+        out.strides[HEAD],
+        table.strides[TOKEN],
+    )
+
+
+@compile.device_function
+def _row_offset(x, batch, token, head):
+    """Return the offset in bytes of a row of an array or of a table."""
+    return batch * x.strides[BATCH] + token * x.strides[TOKEN] + head * x.strides[HEAD]
 
 
 def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
@@ -355,38 +369,24 @@ def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
 
     @partial(compile.device_function, variant=pairing.__name__)
     def rotate_part(x, out, table, block_pairs, cache_bytes, part, parts):
-        tokens = x.shape[TOKEN]
-        heads = x.shape[HEAD]
-        heads_per_frequency = heads // table.shape[HEAD]
-        tile_tokens, tile_heads = _tile_shape(x, table.shape[HEAD], parts)
-        tile = Tile(
-            tile_tokens,
-            tile_heads,
-            x.strides[TOKEN],
-            x.strides[HEAD],
-            out.strides[TOKEN],
-            out.strides[HEAD],
-            table.strides[TOKEN],
-        )
+        heads_per_frequency = x.shape[HEAD] // table.shape[HEAD]
+        tile = _tile(x, out, table, parts)
         one_block = block_pairs.size == 1
         nontemporal = one_block and _bypasses_caches(x, out, block_pairs[0], cache_bytes)
-        tiles_across = heads // tile_heads
-        tiles = tokens // tile_tokens * tiles_across  # of one batch row
+        tiles_across = x.shape[HEAD] // tile.heads
+        tiles = x.shape[TOKEN] // tile.tokens * tiles_across  # of one batch row
         tiles_per_part = (x.shape[BATCH] * tiles + parts - 1) // parts
         for n in range(x.shape[BATCH]):
             table_row = n if table.shape[BATCH] > 1 else 0
             start = max(part * tiles_per_part - n * tiles, 0)
             stop = min((part + 1) * tiles_per_part - n * tiles, tiles)
             for index in range(start, stop):
-                token = index // tiles_across * tile_tokens
-                head = index % tiles_across * tile_heads
-                source = _row(x, n, token, head)
-                target = _row(out, n, token, head)
-                table_offset = (
-                    table_row * table.strides[BATCH]
-                    + token * table.strides[TOKEN]
-                    + head // heads_per_frequency * table.strides[HEAD]
-                )
+                token = index // tiles_across * tile.tokens
+                head = index % tiles_across * tile.heads
+                source = advance(x.pointer, _row_offset(x, n, token, head))
+                target = advance(out.pointer, _row_offset(out, n, token, head))
+                group = head // heads_per_frequency
+                table_offset = _row_offset(table, table_row, token, group)
                 cos = advance(table.cos, table_offset)
                 sin = advance(table.sin, table_offset)
                 for block in range(block_pairs.size):

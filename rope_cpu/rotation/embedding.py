@@ -173,7 +173,7 @@ class RotaryEmbedding:
             (`rope_scaling`, and `rope_theta` at the top level) or the new one (`rope_parameters`,
             flat or nested by layer type). Of a multimodal config the language model is read; pass
             `config["vision_config"]` for the vision part. `rope_cpu.configs.vision` and
-            `rope_cpu.configs.diffusers` say what is read of vision and diffusers configs. With
+            `rope_cpu.configs.diffusers` describe the support of vision and diffusers configs. With
             latent attention (MLA), head_dim is the width of the rotated part, qk_rope_head_dim.
         layer_type : str, optional
             The layers' type, if layers differ: "full_attention", "sliding_attention", ….
@@ -660,11 +660,7 @@ class RotaryEmbedding:
         >>> np.allclose(rope.rotate(x_rot, offset=[17, 4], inverse=True), x)
         True
         """
-        layout = check_layout(layout)
-        operation = _operation(inverse)
-        positions = self._positions("x", x, position_ids, offset, layout)
-        compute_dtype = COMPUTE_DTYPES[x.dtype]
-        plan = RotaryPlan(self._cos_sin, self._pairing, positions, layout, operation, compute_dtype)
+        plan = self._call_plan("x", x, position_ids, offset, layout, inverse)
         return plan.rotate(x, out)
 
     def __call__(
@@ -711,11 +707,7 @@ class RotaryEmbedding:
         >>> q_rot.shape, k_rot.shape
         ((1, 3, 8, 64), (1, 3, 2, 64))
         """
-        layout = check_layout(layout)
-        operation = _operation(inverse)
-        positions = self._positions("q", q, position_ids, offset, layout)
-        compute_dtype = COMPUTE_DTYPES[q.dtype]
-        plan = RotaryPlan(self._cos_sin, self._pairing, positions, layout, operation, compute_dtype)
+        plan = self._call_plan("q", q, position_ids, offset, layout, inverse)
         return plan(q, k, out)
 
     def plan(
@@ -826,6 +818,22 @@ class RotaryEmbedding:
         if not frequencies.size:
             return "none"
         return f"{2 * np.pi / frequencies.max():.4g}…{2 * np.pi / frequencies.min():.4g}"
+
+    def _call_plan(
+        self,
+        name: str,
+        x: Array,
+        ids: ArrayLike | None,
+        offset: int | ArrayLike,
+        layout: str,
+        inverse: bool,
+    ) -> RotaryPlan:
+        """Return the plan of one call, with cos and sin in the compute dtype of its array."""
+        layout = check_layout(layout)
+        operation = _operation(inverse)
+        positions = self._positions(name, x, ids, offset, layout)
+        compute_dtype = COMPUTE_DTYPES[x.dtype]
+        return RotaryPlan(self._cos_sin, self._pairing, positions, layout, operation, compute_dtype)
 
     def _positions(
         self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str
