@@ -1,4 +1,4 @@
-"""What timings depend on besides the code: processor, caches, threads, versions."""
+"""The environment of a run: processor, caches, threads, versions."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.arguments.grids import check_attention_mask, check_grids, refuse_values
+from rope_cpu.arguments.masks_and_grids import check_attention_mask, check_grids, refuse_values
 from rope_cpu.arguments.scalars import (
     boolean,
     finite_array,
@@ -224,14 +224,15 @@ def _take_grids(kind: int, tokens: int, grids: Iterator[_Grid]) -> Iterator[_Gri
                 f"`token_types` has {left} {_KIND_NAMES[kind]} tokens left, but `{argument}` has "
                 f"no grid for them; pass the grid of every {_KIND_NAMES[kind]}"
             )
-        made = vision_grid.frames * vision_grid.rows * vision_grid.columns
-        if not 0 < made <= left:
+        grid_tokens = vision_grid.frames * vision_grid.rows * vision_grid.columns
+        if not 0 < grid_tokens <= left:
             raise ValueError(
                 f"`token_types` has {left} {_KIND_NAMES[kind]} tokens left in a run, but "
-                f"`{argument}`[{vision_grid.number}] makes {made}; check `merge_size` and the grids"
+                f"`{argument}`[{vision_grid.number}] makes {grid_tokens}; check the grids, "
+                "`merge_size` and `merge_frames`"
             )
         yield vision_grid
-        left -= made
+        left -= grid_tokens
 
 
 def _grid_ids(vision_grid: _Grid) -> Int64:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.grids import check_attention_mask, check_grids
+from rope_cpu.arguments.masks_and_grids import check_attention_mask, check_grids
 from rope_cpu.arguments.scalars import (
     boolean,
     check_table_size,

@@ -28,7 +28,7 @@ def exactly(x):
 
 
 def projected(x, weight, bias, dtype):
-    """x · Wᵀ + b of an exact x, or of a pair (x, what it may be off by); the same of the result."""
+    """Return x · Wᵀ + b with an error bound, of an exact x or of a pair (x, its error bound)."""
     (x, off), u = x if isinstance(x, tuple) else exactly(x), UNITS[str(dtype)]
     y, reach = x @ weight.T + bias, np.abs(x) @ np.abs(weight).T
     return y, off @ np.abs(weight).T + u * (x.shape[-1] * reach + np.abs(y) + np.abs(bias))

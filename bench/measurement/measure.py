@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from rope_cpu.arguments.texts import first_line
+
 from .case import Case, UnavailableError
 from .rows import Result, Row
 from .timing import Call, Effort, interleave
@@ -50,15 +52,10 @@ def _first_call(row: Row, prepare: Callable[[], Call]) -> Call | None:
         return None
     except Exception as error:  # a failing peer must not end the run of the others
         row.status = "failed"
-        row.reason = _first_line(error)
+        row.reason = f"{type(error).__name__}: {first_line(error)}"
         return None
     if row.error is not None and not row.error <= 1:  # NaN is an error, too
         row.status = "wrong"
         row.reason = f"its error is {row.error:.3g} times the tolerance; not timed"
         return None
     return call
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"

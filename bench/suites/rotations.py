@@ -34,7 +34,7 @@ SHAPES = {
 }
 HEADLINE = ("decode-1", "prefill-512", "prefill-4096")
 # In the order of the cases: the dtypes that models run in come first.
-DTYPE_NAMES = ("bfloat16", "float32", "float64", "float16")
+_DTYPE_ORDER = ("bfloat16", "float32", "float64", "float16")
 USUAL_DTYPES = ("bfloat16", "float32")
 
 # Position of the first decoded token; those of further sequences are so many tokens apart.
@@ -98,7 +98,7 @@ def decode_and_prefill(model: Model, peers: bool | None, threads: Sequence[int])
 
     peers, threads: see `catalog`.
     """
-    variants = product(DTYPE_NAMES, (True, False), (True, False), (False, True))
+    variants = product(_DTYPE_ORDER, (True, False), (True, False), (False, True))
     for shape, values in product(SHAPES, list(variants)):
         yield _case(shape, Variant(*values), model, peers, threads)
 

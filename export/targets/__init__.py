@@ -1,4 +1,4 @@
-"""The targets: each is one object that says what it supports and writes rotation and attention."""
+"""The targets: one object for each, with its limits and its rotation and attention."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class ExpectedResult(NamedTuple):
 
 
 class Check:
-    """Runs cases through a session; subclasses say how inputs are drawn and what is exact."""
+    """Runs cases through a session; subclasses define the inputs and the exact results."""
 
     def __init__(
         self, session: onnxruntime.InferenceSession, rope: RotaryEmbedding, rotation: RopeOptions

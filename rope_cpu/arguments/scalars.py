@@ -18,8 +18,8 @@ from rope_cpu.arguments import limits
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Float64
 
-# Argument names of other libraries, with ours.
-_OUR_NAMES = {
+# Argument names of other libraries, with the names here.
+_NAMES_HERE = {
     **dict.fromkeys(("dim", "rope_dim", "head_size", "d_head"), "head_dim"),
     **dict.fromkeys(("base", "theta", "rope_base", "freq_base"), "rope_theta"),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), "scaling"),
@@ -31,9 +31,9 @@ _OUR_NAMES = {
 def refuse_other_names(owner: str, arguments: Iterable[str]) -> None:
     """Raise TypeError if an argument has the name that another library uses for it."""
     for name in arguments:
-        if name in _OUR_NAMES:
+        if name in _NAMES_HERE:
             raise TypeError(
-                f"{owner} has no argument `{name}`; here it is called `{_OUR_NAMES[name]}`"
+                f"{owner} has no argument `{name}`; here it is called `{_NAMES_HERE[name]}`"
             )
 
 

@@ -54,5 +54,5 @@ def cut(text: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or the name of its type where it has no text."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """Return the first line of an error's text, or the name of its type if it has no text."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

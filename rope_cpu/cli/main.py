@@ -35,8 +35,8 @@ COMMANDS = {
 _EXTRAS = {"rich": "cli", "matplotlib": "cli", "onnx": "onnx", "onnxruntime": "onnx"}
 
 _BAD_USAGE = 2
-_INTERRUPTED = 130  # what a shell reports for a process ended by SIGINT
-_BROKEN_PIPE = 141  # what a shell reports for a process ended by SIGPIPE
+_INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
+_BROKEN_PIPE = 141  # as a shell reports a process that SIGPIPE ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:

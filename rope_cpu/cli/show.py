@@ -26,7 +26,7 @@ from rope_cpu.rotation.embedding import RotaryEmbedding
 # Relative difference below which two wavelengths are the same: frequencies carry a few roundings.
 SAME = 1e-9
 
-# What scaling does to a pair.
+# Effects of scaling on a pair.
 _UNSCALED = "unscaled"
 _UNROTATED = "not rotated"
 _MOST = "scaled most"

@@ -38,10 +38,10 @@ from rope_cpu.warmup import compile_kernels, kernel_builds
 TOKENS = 512
 # Elements of q: eight times those of the largest models, and some 10 GB of references.
 LARGEST = 2**26
-TARGETS = ("primitive", "onnx", "ort")
+TARGET_NAMES = ("primitive", "onnx", "ort")
 OPERATIONS: dict[str, Operation] = {
     "numpy": numpy_operation,
-    **{target: partial(onnx_operation, target) for target in TARGETS},
+    **{target: partial(onnx_operation, target) for target in TARGET_NAMES},
 }
 PACKAGES = ("numpy", "numba", "onnx", "onnxruntime")
 

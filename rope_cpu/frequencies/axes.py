@@ -127,12 +127,12 @@ def mrope(
     head_dim = whole_number("head_dim", head_dim, 2, limits.HEAD_DIM)
     theta = real_number("rope_theta", rope_theta)
     axis_pairs = checked_mrope_section("mrope_section", mrope_section)
-    by_turns = boolean("mrope_interleaved", mrope_interleaved)
+    is_interleaved = boolean("mrope_interleaved", mrope_interleaved)
     section = scaling_section(scaling)
     section_pairs = section.pop("mrope_section", None)
     resolve_argument("mrope_section", axis_pairs, section_pairs, checked_mrope_section)
-    section_by_turns = section.pop("mrope_interleaved", None)
-    resolve_argument("mrope_interleaved", by_turns, section_by_turns, boolean)
+    section_interleaved = section.pop("mrope_interleaved", None)
+    resolve_argument("mrope_interleaved", is_interleaved, section_interleaved, boolean)
     pairs = sum(axis_pairs)
     if 2 * pairs > head_dim:
         raise ValueError(
@@ -146,7 +146,7 @@ def mrope(
         interleaved=interleaved,
         scaling=section,
     )
-    return to_mrope(one_axis, axis_pairs, by_turns)
+    return to_mrope(one_axis, axis_pairs, is_interleaved)
 
 
 def to_mrope(spec: RopeSpec, mrope_section: Sequence[int], mrope_interleaved: bool) -> RopeSpec:

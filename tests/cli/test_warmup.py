@@ -1,4 +1,4 @@
-"""`rope-cpu warmup`: what it prints."""
+"""The output of `rope-cpu warmup`."""
 
 from rope_cpu.cli import main as cli
 

@@ -11,36 +11,15 @@ import pytest
 import rope_cpu
 from rope_cpu import export, positions
 
-MODULES = [
+# Modules with examples besides those of the public callables.
+INTERNAL = [
     "rope_cpu.configs.model_config",
     "rope_cpu.configs.reader",
-    "rope_cpu.convert",
-    "rope_cpu.export.attention_model",
-    "rope_cpu.export.files",
-    "rope_cpu.export.rope_model",
-    "rope_cpu.export.validation.validate",
-    "rope_cpu.export.validation.validation_report",
     "rope_cpu.frequencies.axes",
     "rope_cpu.frequencies.generators",
     "rope_cpu.frequencies.scaling",
     "rope_cpu.frequencies.spec",
-    "rope_cpu.kernels.threads",
-    "rope_cpu.mrope_positions",
-    "rope_cpu.positions",
-    "rope_cpu.rotation.apply",
-    "rope_cpu.rotation.embedding",
-    "rope_cpu.rotation.plan",
-    "rope_cpu.sinusoidal",
-    "rope_cpu.warmup",
 ]
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_examples_run(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    results = doctest.testmod(importlib.import_module(name))
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 def public_callables():
@@ -67,6 +46,17 @@ def public_methods(owner):
         for name, value in methods
         if name in vars(owner) and (name == "__call__" or not name.startswith("_"))
     }
+
+
+MODULES = sorted({*INTERNAL, *(value.__module__ for value in public_callables().values())})
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = doctest.testmod(importlib.import_module(name))
+    assert results.attempted > 0
+    assert results.failed == 0
 
 
 @pytest.mark.parametrize("name", public_callables())

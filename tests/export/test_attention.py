@@ -381,7 +381,7 @@ def test_export_attention_refuses_wrong_types(changed, text):
 
 
 def test_the_layout_of_hidden_states_may_be_given():
-    for layout in ("bhsd", "bsd"):  # the first is what is the default
+    for layout in ("bhsd", "bsd"):  # the first is the default
         model = export.export_attention(ROPE, **HEADS, weights=WEIGHTS, layout=layout)
         assert model.graph.input[0].name == "hidden"
 

@@ -1,4 +1,4 @@
-"""The rules of a scaling section: what stands in it, beside it, and what is refused."""
+"""The rules of a scaling section: its keys, the arguments beside it, and refusals."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Rotations drawn at random: what is called, with which arrays, and what must come of it."""
+"""Random rotations: the call, its arrays and the expected result."""
 
 from __future__ import annotations
 
@@ -502,7 +502,7 @@ def check_rotated(call, result, x, cos, sin, factor, lost):
     y, x = canonical(result, call.layout), canonical(x, call.layout)
     tail = slice(rope.rotary_dim, None)
     assert np.array_equal(y[..., tail], x[..., tail], equal_nan=True), (
-        "what is not rotated was not copied"
+        "elements that are not rotated were not copied"
     )
     blocks = [rope.rotary_dim] if call.way == "apply_rotary" else call.rotary.blocks()
     first, second = exact.pairs_of(rope.rotary_dim // 2, rope.interleaved, blocks)

@@ -91,7 +91,7 @@ def _dropped(model, draw):
 
 
 def _renamed(model, draw):
-    """Rename what a node reads, writes or does."""
+    """Rename an input, an output or the operator of a node."""
     node = draw.choice(model.graph.node)
     part = draw.choice([p for p in (node.input, node.output) if len(p)] or [[]])
     if part and draw.random() < 0.7:

@@ -91,7 +91,7 @@ class Memory:
         return buffer
 
     def array(self, shape, dtype, place=PLAIN):
-        """Return a new array at a place; what it holds is noise."""
+        """Return a new array at a place, with random content."""
         strides, low, high = strides_of(shape, dtype.itemsize, place)
         before, behind = (0, place.shift) if place.at_end else (place.shift, 0)
         buffer = self.bytes(before + high - low + behind, place.at_end)

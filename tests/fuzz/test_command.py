@@ -103,7 +103,7 @@ ARGUMENTS = {
 
 @st.composite
 def command_lines(draw):
-    """Draw the words of a command, and what a config, or the results of an older run, hold."""
+    """Draw the arguments of a command, and the content of a config or of an older run's file."""
     command = draw(
         st.sampled_from(("show", "show", "export", "export", "bench", "warmup", "verify"))
     )

@@ -1,4 +1,4 @@
-"""What is recorded of models' attention against the source of transformers' attention classes."""
+"""The table of attention facts against the source of transformers' attention classes."""
 
 import ast
 import contextlib

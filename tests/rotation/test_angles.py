@@ -114,7 +114,7 @@ def test_position_zero_and_frequency_zero_are_the_identity():
 
 @pytest.mark.parametrize("axes", [2, 3, 24, 64])
 def test_several_axes_add_up(axes, rng):
-    """To what one axis has: of many, whole revolutions are dropped of the sum too."""
+    """With many axes, whole revolutions are dropped from the sum, too."""
     matrix = rng.uniform(-3, 3, (axes, 20))
     rope = RotaryEmbedding.from_inv_freq(matrix)
     positions = [rng.uniform(-1e5, 1e5, (40, axes)), rng.integers(-(2**31), 2**31, (40, axes))]

@@ -118,7 +118,7 @@ def test_no_rows_take_no_offsets():
 def test_an_invalid_offset_is_named(offset):
     x = np.ones((1, 2, 1, 8), np.float32)
     rope, pair = RotaryEmbedding(8), (x, x.copy())
-    rope(*pair, offset=1, out=pair)  # now what is ready could take anything for a position
+    rope(*pair, offset=1, out=pair)  # now cached entries could accept any position
     before = pair[0].copy()
     with pytest.raises((TypeError, ValueError), match="`offset`"):
         rope(*pair, offset=offset, out=pair)

@@ -193,7 +193,7 @@ def test_objects_compare_print_and_pickle(interleaved):
 
 def test_inverse_is_a_boolean():
     rope, x = RotaryEmbedding(8), np.ones((1, 1, 1, 8), np.float32)
-    rope.rotate(x, inverse=True)  # now what is prepared for True could serve 1
+    rope.rotate(x, inverse=True)  # now a cached entry for True could serve 1
     with pytest.raises(TypeError, match="`inverse`"):
         rope.rotate(x, inverse=1)
     pair = x, x.copy()

@@ -148,9 +148,7 @@ def sample(inv_freq: np.ndarray, factor: float) -> dict[str, Any]:
 def facts(path: Path, name: str) -> dict[str, Any]:
     """Return the entry of one file."""
     raw = json.loads(path.read_text())
-    entry: dict[str, Any] = {
-        "config": copy.deepcopy(kept(raw))
-    }  # transformers writes into what it reads
+    entry: dict[str, Any] = {"config": copy.deepcopy(kept(raw))}  # transformers modifies its input
     if name in REFUSED:
         return {**entry, "refused": REFUSED[name]}
     if name.startswith("diffusers/"):
