@@ -79,7 +79,7 @@ class AttentionOptions:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         self._check_combinations()
-        if self.hidden is not None:
+        if self.hidden is not None:  # hidden states are (batch, seq, width)
             object.__setattr__(self, "layout", "bsd")
 
     def _check_combinations(self) -> None:
@@ -99,6 +99,8 @@ class AttentionOptions:
                 f"`window` is {self.window}: it counts the keys up to a query, so it needs "
                 "`causal`=True"
             )
+        if self.softcap is not None:
+            _float32("scale / softcap", self.scale / self.softcap)
         if not self.qk_norm and self.norm_epsilon != NORM_EPSILON:
             raise ValueError(
                 f"`norm_epsilon` is {self.norm_epsilon}, but there is no `qk_norm` that would use "
@@ -107,7 +109,10 @@ class AttentionOptions:
 
     @property
     def rotation(self) -> RopeOptions:
-        """The options of the rotation inside; without position_ids, positions are consecutive."""
+        """The options of the rotation inside.
+
+        With positions "past" it has no input for them: they go on from the length of the past.
+        """
         return RopeOptions(
             target=self.target,
             dtype=self.dtype,
@@ -128,7 +133,7 @@ class AttentionOptions:
         return (*inputs, *outputs)
 
     def sizes(self, head_dim: int) -> dict[str, tuple[int, int]]:
-        """Return the number of heads, and the width of each, of q, k and v."""
+        """Return {name: (number of heads, width of a head)} of q, k and v."""
         return {
             "q": (self.num_heads, head_dim),
             "k": (self.num_kv_heads, head_dim),
@@ -137,6 +142,7 @@ class AttentionOptions:
 
     def check_rope(self, rope: RotaryEmbedding) -> None:
         """Raise ValueError where these options or their target cannot express the attention."""
+        # First, since the options of the rotation have another text for `positions`.
         check_coordinates(rope, self.positions)
         self.rotation.check_rope(rope)
         problem = TARGETS[self.target].attention_problem(rope, self)
@@ -145,7 +151,10 @@ class AttentionOptions:
             raise ValueError(f"{problem}; {able} can express it")
 
     def check_arrays(self, head_dim: int, arrays: Mapping[str, Float64]) -> None:
-        """Raise ValueError unless weights and norms have the shapes that these options need."""
+        """Raise ValueError unless weights and norms have the shapes that these options need.
+
+        arrays: projections, their "…_bias", and "…_norm" of q and k, by name.
+        """
         for name, array in arrays.items():
             shape = self._array_shape(name, head_dim)
             if array.shape != shape:
@@ -168,7 +177,7 @@ class AttentionOptions:
 
 
 def _float32(name: str, value: object) -> float:
-    """Return a positive number; raise unless float32 can hold it and can divide by it."""
+    """Return a positive number; raise if it is close to the limits of float32 or beyond them."""
     number = real_number(name, value)
     if not 2.0**-126 <= number < 2.0**62:
         raise ValueError(f"`{name}` is {shown(number)}; it must be at least 2^-126 and below 2^62")

@@ -1,4 +1,4 @@
-"""Measuring a case: prepare every call, check its result, then time all correct ones together."""
+"""Measuring a case: prepare and check every call, then time all that are not wrong together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def measure(case: Case, effort: Effort | None = None) -> Result:
     calls = []
     for row, prepare in case.contenders():
         result.rows.append(row)
-        call = _first_call(row, prepare)
+        call = _checked_call(row, prepare)
         if call is not None:
             timed_rows.append(row)
             calls.append(replace(call, cold=case.cold))
@@ -31,15 +31,15 @@ def measure(case: Case, effort: Effort | None = None) -> Result:
     return result
 
 
-def _first_call(row: Row, prepare: Callable[[], Call]) -> Call | None:
-    """Prepare a call and check its first result.
+def _checked_call(row: Row, prepare: Callable[[], Call]) -> Call | None:
+    """Prepare a call, call it once, and check the result if there is a check.
 
     Returns None if it cannot be timed, with the reason in `row`.
     """
     try:
         call = prepare()
-        start = time.perf_counter()
         call.before_sample()
+        start = time.perf_counter()
         returned = call.function(*call.argument_sets[0])
         row.first_call = time.perf_counter() - start
         row.bytes_accessed = call.bytes_accessed
@@ -50,7 +50,7 @@ def _first_call(row: Row, prepare: Callable[[], Call]) -> Call | None:
         row.status = "skipped"
         row.reason = str(reason)
         return None
-    except Exception as error:  # a failing peer must not end the run of the others
+    except Exception as error:  # a peer that fails here must not end the run of the others
         row.status = "failed"
         row.reason = f"{type(error).__name__}: {first_line(error)}"
         return None

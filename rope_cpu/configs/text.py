@@ -19,7 +19,8 @@ from rope_cpu.frequencies.spec import RopeSpec, reverse_direction
 
 Config = Mapping[str, Any]
 
-# Keys of the language model in a multimodal config, for model types that are not in the table.
+# Keys of the language model in a multimodal config, for model types whose row in the model table
+# names none, and after the one that it names.
 PARTS = (
     "text_config",
     "llm_config",
@@ -29,8 +30,9 @@ PARTS = (
     "decoder_config",
 )
 
-# Keys for which null is a value of its own, not the model type's default: as many key/value heads
-# as query heads for `num_key_value_heads`, the feature switched off for the others.
+# Keys, under their standard names, for which null is a value of its own and not the model type's
+# default: as many key/value heads as query heads for `num_key_value_heads`, the feature switched
+# off for the others.
 NULLABLE_KEYS = (
     "num_key_value_heads",
     "sliding_window",
@@ -47,8 +49,7 @@ NULLABLE_KEYS = (
 class TextConfig(ModelConfig):
     """The config of a language model.
 
-    An adapter for another kind of file, such as GGUF, ends here: `values` with keys under standard
-    names and `rope_parameters` are sufficient for a spec.
+    `values` with keys under standard names and `rope_parameters` are sufficient for a spec.
     """
 
     @property
@@ -73,12 +74,13 @@ class TextConfig(ModelConfig):
         section = dict(section)
         width = head_dim(values, facts, layer_type)
         rotary_dim = section.pop("rotary_dim", None)
-        ignores_share = facts.whole_head and scaling.rope_type_name(section) == "default"
-        if is_latent(values) or ignores_share:
+        # The rotated width of a latent head is given, and some models ignore the factor.
+        ignores_partial = facts.whole_head and scaling.rope_type_name(section) == "default"
+        if is_latent(values) or ignores_partial:
             section.pop("partial_rotary_factor", None)
         mrope_section = section.pop("mrope_section", facts.mrope_section)
         mrope_interleaved = False
-        if mrope_section is not None:
+        if mrope_section is not None:  # without sections `scaled` refuses the keys of axes
             mrope_interleaved = _pop_mrope_interleaved(section, facts)
         spec = scaling.scaled(
             width,
@@ -119,6 +121,7 @@ def parse(raw: Config) -> TextConfig:
     facts = known_facts or ModelFacts()
     values = with_defaults(text, facts)
     _refuse_unrotated(text, values, facts)
+    # Without defaults, since a value of the file takes precedence over one of the model type.
     rope_parameters = rope_parameters_by_type(_standard_names(text, facts), facts)
     for layer_type, key in facts.unrotated.items():
         if key == "" or not _is_null(key, text):
@@ -150,8 +153,7 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
     part_key, part_type = facts.part
     for key in (part_key, *PARTS):
         if isinstance(raw.get(key), Mapping):
-            part = raw[key]
-            return language_model({"model_type": part_type, **part} if part_type else part)
+            return language_model({"model_type": part_type, **raw[key]})
     # An older file has the keys of the language model at the top level.
     return language_model({**raw, "model_type": part_type})
 
@@ -193,8 +195,9 @@ def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
         )
     for key, (refused_values, reason) in facts.refuse.items():
         value = values.get(key)
-        any_value = refused_values == ["*"] and key in values and value != {}
-        if value in refused_values or any_value:
+        # An empty section stands for none.
+        refuses_any = refused_values == ["*"] and key in values and value != {}
+        if value in refused_values or refuses_any:
             raise ValueError(
                 f"`{key}` is {shown(value)} in a config of model type {shown(name)}: {reason}"
             )
@@ -211,7 +214,7 @@ def _asks_for_rotation(text: Config) -> bool:
 
 
 def _pop_mrope_interleaved(section: dict[str, Any], facts: ModelFacts) -> bool:
-    """Return True for interleaved sections, and remove the keys for that from the section."""
+    """Return whether the axes take turns among the pairs, and remove the keys that say so."""
     own_keys = [key for key in ("mrope_interleaved", "interleaved") if key in section]
     flags = {f"`{key}`": scalars.boolean(key, section.pop(key)) for key in own_keys}
     if facts.mrope_interleaved is not None:

@@ -4,7 +4,7 @@ The functions from the inside out:
 
 - `half_split` and `interleaved` make the device function that rotates some pairs of a tile, which
   is a run of tokens and heads;
-- `_make_rotate_part` makes the loop over the tiles of one thread's share of an array;
+- `_make_rotate_part` makes the loop over the tiles of one part of an array, the work of a thread;
 - `_rotate` is the entry point: it checks the arrays and splits the work between threads.
 
 Arrays are (batch, tokens, heads, head_dim) with a contiguous last axis; strides are in bytes.
@@ -48,7 +48,8 @@ ELEMENTS = {
     "bfloat16": (types.uint16, types.float32),
 }
 
-# A second thread takes longer to start than the rotation of fewer elements takes.
+# A second thread takes longer to start than the rotation of fewer elements of q and k takes. An
+# array that is rotated alone is passed as both, and so counts twice.
 _PARALLEL_FROM = 2**19
 
 # The axes of arrays. Shapes and strides are indexed with these constants only: a variable index
@@ -90,9 +91,10 @@ class Tile(NamedTuple):
     table_token_stride: Any
 
 
-# Device functions that rotate `lanes` pairs of a tile, from pair i on. x, out: pointers to the
-# block of the tile's first token and head. cos, sin: pointers to those of that token. pairs: those
-# of the whole block. nontemporal: whether results are stored past the caches.
+# Device functions that rotate `lanes` pairs of a tile, from pair i of a block on. A block is a run
+# of elements of a head vector within which pairs are formed. x, out: pointers to the block in the
+# tile's first token and head. cos, sin: pointers to the block's pairs of that token. pairs: the
+# number of pairs of the block. nontemporal: whether results are stored past the caches.
 
 
 def half_split(lanes: int) -> Any:
@@ -108,6 +110,7 @@ def half_split(lanes: int) -> Any:
             for _ in range(tile.heads):
                 a = load(row, i, lanes)
                 b = load(row, i + pairs, lanes)
+                # Vectors have no negation, so that only the second element is a fused product.
                 store(out_row, i, a * c - b * s, nontemporal)
                 store(out_row, i + pairs, muladd(b, c, a * s), nontemporal)
                 row = advance(row, tile.head_stride)
@@ -121,7 +124,10 @@ def half_split(lanes: int) -> Any:
 
 
 def interleaved(lanes: int) -> Any:
-    """Return the device function that rotates `lanes` of the pairs (2i, 2i + 1)."""
+    """Return the device function that rotates `lanes` of the pairs (2i, 2i + 1).
+
+    In vectors: (a, b)·(cos, cos) + (b, a)·(−sin, sin).
+    """
     elements = 2 * lanes
 
     @compile.device_function
@@ -172,7 +178,7 @@ def interleaved(lanes: int) -> Any:
 PAIRINGS: dict[str, Callable[[int], Any]] = {"half": half_split, "interleaved": interleaved}
 
 
-# Checks of shapes and aliasing.
+# From arrays to views.
 
 
 @compile.device_function
@@ -186,6 +192,9 @@ def _table(cos_sin):
     cos = pointer(cos_sin)
     sin = advance(cos, cos_sin.strides[0])
     return Table(cos, sin, cos_sin.shape[1:], cos_sin.strides[1:], cos_sin.itemsize)
+
+
+# Checks of shapes and aliasing.
 
 
 @compile.device_function
@@ -204,8 +213,9 @@ def _extent(x):
 def _are_disjoint(x, y):
     """Return True if two arrays certainly share no element.
 
-    Either one array ends before the other begins, or both are views of one buffer in which their
-    heads never overlap, such as q and k in packed QKV.
+    Either one array ends before the other begins, or both are views of one buffer, such as q and k
+    in packed QKV. Of such views the heads of a token must never overlap, either as a whole or one
+    by one.
     """
     x_start, x_stop = _extent(x)
     y_start, y_stop = _extent(y)
@@ -270,7 +280,10 @@ def _is_nested(stride, count, other_stride, other_count):
 
 @compile.device_function
 def _fits(x, out, table, head_dim):
-    """Return True if x can be rotated into `out`, which may be the same array."""
+    """Return True if x can be rotated into `out`, which may be the same array.
+
+    False for empty arrays: the slow path takes them.
+    """
     if x.shape != out.shape or x.shape[ELEMENT] != head_dim:
         return False
     if x.shape[BATCH] * x.shape[TOKEN] * x.shape[HEAD] == 0:
@@ -326,11 +339,11 @@ def _tile_shape(x, frequency_heads, parts):
     of one or two heads: two heads read each cos and sin once.
     """
     tokens = x.shape[TOKEN]
-    share = x.shape[HEAD] // frequency_heads
-    rows = x.shape[BATCH] * x.shape[HEAD]
-    if tokens == 1 or abs(x.strides[TOKEN]) >= abs(x.strides[HEAD]) or rows < parts:
-        return 1, share
-    if share % 2 == 0 and rows % (2 * parts) == 0:
+    heads_per_frequency = x.shape[HEAD] // frequency_heads
+    all_heads = x.shape[BATCH] * x.shape[HEAD]
+    if tokens == 1 or abs(x.strides[TOKEN]) >= abs(x.strides[HEAD]) or all_heads < parts:
+        return 1, heads_per_frequency
+    if heads_per_frequency % 2 == 0 and all_heads % (2 * parts) == 0:
         return tokens, 2
     return tokens, 1
 
@@ -352,13 +365,14 @@ def _tile(x, out, table, parts):
 
 @compile.device_function
 def _row_offset(x, batch, token, head):
-    """Return the offset in bytes of a row of an array or of a table."""
+    """Return the offset in bytes of a head vector of an array, or of a row of a table."""
     return batch * x.strides[BATCH] + token * x.strides[TOKEN] + head * x.strides[HEAD]
 
 
 def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
-    """Return the device function that rotates one of several equal parts of an array.
+    """Return the device function that rotates one of several parts of an array.
 
+    All parts have the same number of tiles but the last ones, which may have fewer or none.
     The pairs of a tile are rotated 64 at a time, then 32, 8 and one. Each of these takes 0.3 s to
     compile.
     """
@@ -408,7 +422,11 @@ def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
 
 
 def _make_rotate_in_parallel(pairing: Callable[[int], Any], rotate_part: Any) -> Any:
-    """Return the device function that rotates q, and k if arrays is 2, on several threads."""
+    """Return the device function that rotates q, and k if arrays is 2, on several threads.
+
+    It is separate from `_rotate`, because Numba counts references to the arrays of a parallel
+    function, which would cost a serial call 0.1 µs.
+    """
 
     @partial(compile.device_function, variant=pairing.__name__, parallel=True)
     def rotate_in_parallel(q, k, q_out, k_out, cos_sin, block_pairs, cache_bytes, arrays, parts):
@@ -437,6 +455,7 @@ def _rotate(q, k, q_out, k_out, cos_sin, block_pairs, head_dim, cache_bytes, arr
     if threads > 1 and q.size + k.size >= _PARALLEL_FROM:
         rotate_in_parallel(q, k, q_out, k_out, cos_sin, block_pairs, cache_bytes, arrays, threads)
         return DONE
+    # The types of a part's number in `rotate_in_parallel`: one specialisation serves both.
     first = np.intp(0)
     one = np.intp(1)
     rotate_part(_view(q), _view(q_out), table, block_pairs, cache_bytes, first, one)
@@ -467,7 +486,7 @@ def rotation_kernel(dtype: str, pairing: str) -> Any:
         - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
         - head_dim: elements of a head vector;
         - cache_bytes: size of the last-level cache;
-        - arrays: 1 rotates q alone, 2 rotates q and k;
+        - arrays: 1 rotates q alone, which is then passed as k too; 2 rotates q and k;
         - threads: maximum number of threads.
 
         It returns `DONE`, or `INVALID` with nothing written if the arrays do not pass its checks.

@@ -31,7 +31,8 @@ BSHD_VIEWS: dict[str, Callable[[Array], Array]] = {
 }
 
 # launch(cos_sin, q, k, q_out, k_out, arrays) -> bool. Rotates q, and k if arrays is 2, without
-# copying. Returns False, with nothing written, if the kernel cannot take the arrays.
+# copying; for one array, q and q_out are passed as k and k_out too. Returns False, with nothing
+# written, if the kernel cannot take the arrays.
 # cos_sin: (2, batch or 1, seq, frequency heads, pairs), C-contiguous, of the compute dtype.
 # The caller checks that all arrays have the dtype of the launch: Numba takes a read-only or
 # unaligned array of the other byte order for a native one.
@@ -46,7 +47,7 @@ class Pairing(NamedTuple):
     head_dim : int
         Width of a head vector in elements.
     interleaved : bool
-        Whether pairs are (2i, 2i+1) rather than (i, i+n).
+        Whether pairs are (2i, 2i+1) rather than (i, i+n), n half the width of the block.
     blocks : tuple of int
         Widths in elements of the contiguous blocks that pairs are formed in.
     """
@@ -60,9 +61,9 @@ class Pairing(NamedTuple):
 def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str) -> Launch:
     """Return the launch of a dtype, pairing and layout.
 
-    The launch is a chain of the functions below, in their order: views as integers, views as bshd,
-    the copy of elements that are not rotated, the kernel. A step that the dtype, layout or pairing
-    does not need is left out, because each one costs a call some 0.1 µs.
+    The launch takes integer views of 16-bit floats, then bshd views, calls the kernel, and copies
+    the elements that are not rotated. It is built from the kernel outwards. A step that the dtype,
+    layout or pairing does not need is left out, because each one costs a call some 0.1 µs.
     """
     name = DTYPE_NAMES.get(dtype)
     if name is None or (name == "float16" and not converts_float16()):
@@ -79,7 +80,7 @@ def launcher(dtype: np.dtype[Any], pairing: Pairing, layout: str) -> Launch:
 
 
 def _refuse(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
-    """Stand for a dtype without a kernel."""
+    """Refuse all arrays: the launch of a dtype without a kernel."""
     return False
 
 
@@ -138,7 +139,10 @@ def _copying_unrotated(launch: Launch, rotary_dim: int) -> Launch:
 
 
 def _kernel_launch(dtype_name: str, pairing: Pairing) -> Launch:
-    """Return the launch of arrays (batch, seq, heads, head_dim), of integers if 16 bits wide."""
+    """Return the launch that calls the kernel.
+
+    Its arrays are (batch, seq, heads, head_dim), 16-bit floats as integers.
+    """
     kernel = rotation_kernel(dtype_name, "interleaved" if pairing.interleaved else "half")
     block_pairs = np.array(pairing.blocks, np.int64) // 2
     head_dim = pairing.head_dim
@@ -171,7 +175,7 @@ def rotate_copies(
     Parameters
     ----------
     xs, outs : mapping of str to array
-        The inputs, and the outputs if there are any, by argument name.
+        The inputs, and the outputs in the same order if there are any, by argument name.
     layout : str
         Layout of the arrays.
     head_dim : int
@@ -195,6 +199,7 @@ def rotate_copies(
     else:
         check_outputs(outs, xs)
         results = tuple(outs.values())
+    # All copies come before the first result: a lack of memory then leaves the outputs untouched.
     copies = [np.array(x, order="C") for x in xs.values()]
     for copy, result in zip(copies, results, strict=True):
         rotated = _rotated_in_place(copy, launch_for)

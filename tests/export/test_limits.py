@@ -47,6 +47,7 @@ REFUSED = [
     (attention(window=2**60), "`window` is 1152921504606846976"),
     (attention(softcap=5e-324), "`softcap` is 5e-324; it must be at least 2^-126"),
     (attention(scale=2.0**62), "`scale` is 4.6"),
+    (attention(scale=2.0**61, softcap=2.0**-10), "`scale / softcap` is 2.3"),
     (attention(norm_epsilon=1e308), "`norm_epsilon` is 1e+308"),
     (attention(weights={"x" * 10**6: 1}), "`weights` holds ['xxx"),
     (lambda: export.save(MODEL, "x" * 300), "`path` is 'xxx"),
