@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples and figures")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the times as bars (.png or .svg)"
+        "--plot", type=Path, metavar="FILE", help="draw the times as dots (.png or .svg)"
     )
     parser.add_argument(
         "--compare",

@@ -1,53 +1,127 @@
-"""A run as a picture: for each case, bars of the times of all implementations."""
+"""A run as a picture: for each case, dots at the times of all implementations."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from .measurement.rows import Result, Row
 from .report import duration, ratio_text
 from .results import Run
+from .suites.case_names import COLD, title, without_dtype
 
-_COLORS = {"ours": "#c8372d", "peer": "#8a9ba8"}
-_SHOWN_PACKAGES = ("rope-cpu", "numba", "torch", "onnxruntime")
-_TITLE = "Time of one call, logarithmic: shorter is better. In brackets: relative to the first bar"
+_ROLES = ("ours", "peer")
+_TIMES = "\N{MULTIPLICATION SIGN}"
+_COLORS = {"ours": "#c8372d", "peer": "#4f6272"}
+_ROLE_LABELS = {"ours": "rope_cpu", "peer": "other libraries"}
+# Limit of the machine → its line.
+_LIMITS: dict[str, dict[str, Any]] = {
+    "hot": {
+        "color": "#2f7d4f",
+        "linestyle": "--",
+        "label": "limit of the machine: hot, in the caches if they fit",
+    },
+    "cold": {"color": "#2b5fa8", "linestyle": ":", "label": "limit: cold, from memory"},
+}
+_SHOWN_PACKAGES = ("rope-cpu", "numpy", "numba", "torch", "jax", "onnxruntime")
+_TITLE = "Time of one call and its multiple of the first row's: further left is faster"
 
-# Cases side by side, and inches: width of the picture, height of a case without and for each bar.
-_CASES_PER_ROW = 2
-_WIDTH = 11
-_CASE_HEIGHT = 0.6
-_BAR_HEIGHT = 0.24
+# Most cases side by side.
+_COLUMNS = 2
+# Inches: width of the picture, its height without cases, the height of a case without rows, and of
+# a row. At 850 pixels for this width, text of this size (in points) is 10 pixels high.
+_WIDTH = 9
+_HEAD_HEIGHT = 1.1
+_CASE_HEIGHT = 0.55
+_ROW_HEIGHT = 0.21
+_TEXT_SIZE = 8
+_DOTS_PER_INCH = 200
+_TEXT_STYLE: dict[str, Any] = {
+    "fontsize": _TEXT_SIZE,
+    "va": "center_baseline",
+    "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+}
+# Most characters of a line of a title, of a line of facts, and of a reason.
+_TITLE_LENGTH = 44
+_FACTS_LENGTH = 140
+_REASON_LENGTH = 24
+# Share of an axis right of all dots, for the last text; factors beyond the least and greatest time.
+_SHARE_OF_TEXT = 0.37
+_MARGIN = 1.25
+_LEAST_SPAN = 4.0
+# Spans with fewer decades have ticks at 1, 2 and 5.
+_FEW_DECADES = 2.5
 
 
-def save(run: Run, path: str | Path) -> None:
-    """Draw a run into a file; raise ValueError if there is nothing to compare."""
-    from matplotlib.figure import Figure
+def save(run: Run, path: str | Path, cases: Sequence[Result] | None = None) -> None:
+    """Draw a run into a file; raise ValueError if there is nothing to compare.
 
-    cases = [case for case in run.cases if case.base is not None and len(_bar_rows(case)) > 1]
-    if not cases:
+    cases: those to draw, by default all of the run.
+    """
+    chosen = run.cases if cases is None else cases
+    drawn = [case for case in chosen if case.base is not None and len(case.timed(*_ROLES)) > 1]
+    if not drawn:
         raise ValueError(
             f"`--plot` is {str(path)!r}, but nothing that can be drawn was timed; "
             "choose cases with several implementations, or add --peers"
         )
-    rows = [cases[n : n + _CASES_PER_ROW] for n in range(0, len(cases), _CASES_PER_ROW)]
-    heights = [
-        _CASE_HEIGHT + _BAR_HEIGHT * max(len(_bar_rows(case)) for case in row) for row in rows
-    ]
-    figure = Figure(figsize=(_WIDTH, sum(heights) + 1), layout="constrained")
-    figure.suptitle(f"{_facts(run)}\n{_TITLE}", fontsize=10)
-    axes = figure.subplots(len(rows), _CASES_PER_ROW, squeeze=False, height_ratios=heights).ravel()
-    for ax in axes[len(cases) :]:
-        ax.set_visible(False)
-    for ax, case in zip(axes, cases, strict=False):
-        _draw_bars(ax, case)
-    figure.savefig(path, dpi=130)
+    figure = _figure(run, list(_bands(drawn)))
+    figure.savefig(path, dpi=_DOTS_PER_INCH)
 
 
-def _bar_rows(case: Result) -> list[Row]:
-    return case.timed("ours", "peer")
+def _figure(run: Run, bands: Sequence[Sequence[Result]]) -> Any:
+    """Return a figure with a row of panels for each band."""
+    from matplotlib.figure import Figure
+
+    heights = [_CASE_HEIGHT + _ROW_HEIGHT * len(_labels(band)) for band in bands]
+    figure = Figure(figsize=(_WIDTH, sum(heights) + _HEAD_HEIGHT), layout="constrained")
+    figure.supxlabel(_facts(run), fontsize=_TEXT_SIZE)
+    columns = max(map(len, bands))
+    all_axes = figure.subplots(len(bands), columns, squeeze=False, height_ratios=heights)
+    kinds: set[str] = set()
+    for band, axes in zip(bands, all_axes, strict=True):
+        labels = _labels(band)
+        for ax, case in zip(axes, band, strict=False):
+            limits = _limits(run, case)
+            kinds |= set(limits)
+            _draw_case(ax, case, labels, limits)
+            _draw_labels(ax, labels if case is band[0] else [""] * len(labels))
+        for ax in axes[len(band) :]:
+            ax.set_visible(False)
+    roles = {row.role for band in bands for case in band for row in case.timed(*_ROLES)}
+    _draw_legend(figure, roles, kinds)
+    return figure
+
+
+def _bands(cases: Iterable[Result]) -> Iterable[list[Result]]:
+    """Yield cases that are drawn side by side: those that differ in their dtype alone."""
+    groups: dict[str, list[Result]] = {}
+    for case in cases:
+        groups.setdefault(without_dtype(case.name), []).append(case)
+    for group in groups.values():
+        for first in range(0, len(group), _COLUMNS):
+            yield group[first : first + _COLUMNS]
+
+
+def _labels(band: Sequence[Result]) -> list[str]:
+    """Return the labels of the rows that were timed in any of some cases."""
+    timed = {_label(row) for case in band for row in case.timed(*_ROLES)}
+    labels = dict.fromkeys(_label(row) for case in band for row in case.rows)
+    return [label for label in labels if label in timed]
+
+
+def _label(row: Row) -> str:
+    return f"rope_cpu {row.name}" if row.role == "ours" else row.name
+
+
+def _limits(run: Run, case: Result) -> dict[str, Row]:
+    """Return the limits of the machine for a case: its own and that of its counterpart."""
+    by_name = {other.name: other.limit for other in run.cases}
+    hot_name = case.name.removesuffix(COLD)
+    limits = {"hot": by_name.get(hot_name), "cold": by_name.get(hot_name + COLD)}
+    return {kind: row for kind, row in limits.items() if row is not None}
 
 
 def _facts(run: Run) -> str:
@@ -58,40 +132,113 @@ def _facts(run: Run) -> str:
         if name in _SHOWN_PACKAGES
     )
     counts = f"{facts['cores']} cores, {facts['threads']} in use"
-    return f"{run.model} on {facts['processor']}, {counts}\n{versions}; {facts['time']}"
+    date = facts["time"].partition("T")[0]
+    machine = f"{run.model} on {facts['processor']}, {counts}, {date}"
+    return "\n".join(textwrap.fill(line, _FACTS_LENGTH) for line in (machine, versions))
 
 
-def _draw_bars(ax: Any, case: Result) -> None:
-    """Draw the median of every implementation, with its quartiles."""
-    from matplotlib.ticker import EngFormatter, NullFormatter
-
-    rows = _bar_rows(case)
-    medians = np.array([row.seconds.median for row in rows])
-    lower = np.array([row.seconds.lower_quartile for row in rows])
-    upper = np.array([row.seconds.upper_quartile for row in rows])
-    bars = ax.barh(
-        [f"rope_cpu {row.name}" if row.role == "ours" else row.name for row in rows],
-        medians,
-        color=[_COLORS[row.role] for row in rows],
-        xerr=(medians - lower, upper - medians),
-        error_kw={"lw": 0.8},
+def _draw_case(ax: Any, case: Result, labels: Sequence[str], limits: Mapping[str, Row]) -> None:
+    """Draw the median of every implementation as a dot, with its quartiles."""
+    places = {label: place for place, label in enumerate(labels)}
+    for kind, limit in limits.items():
+        ax.axvline(limit.seconds.median, zorder=1, **_LIMITS[kind])
+    for row in case.rows:
+        place = places.get(_label(row))
+        if place is None:
+            continue
+        if row.status != "timed":
+            _draw_reason(ax, place, row.reason)
+            continue
+        seconds = row.seconds
+        color = _COLORS[row.role]
+        ax.hlines(place, seconds.lower_quartile, seconds.upper_quartile, color=color, lw=1.5)
+        ax.scatter(seconds.median, place, color=color, s=18, zorder=3)
+        ax.annotate(
+            _dot_text(case, row),
+            (seconds.upper_quartile, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            **_TEXT_STYLE,
+        )
+    ax.set_title(
+        textwrap.fill(title(case.name), _TITLE_LENGTH),
+        fontsize=_TEXT_SIZE + 1,
+        fontweight="bold",
+        loc="left",
     )
-    ax.bar_label(bars, [_bar_text(case, row) for row in rows], padding=4, fontsize=7)
-    ax.set_xscale("log")
-    least = medians.min() / 2
-    most = upper.max()
-    ax.set_xlim(least, most * (most / least) ** 0.7)  # space for the text after the longest bar
-    ax.invert_yaxis()
-    ax.tick_params(labelsize=7)
-    ax.xaxis.set_major_formatter(EngFormatter("s"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.set_title(case.name, fontsize=9, loc="left")
+    _draw_time_axis(ax, case, limits.values())
 
 
-def _bar_text(case: Result, row: Row) -> str:
+def _draw_reason(ax: Any, place: int, reason: str) -> None:
+    """Write why a row has no dot, right of all limits."""
+    ax.text(
+        1 - _SHARE_OF_TEXT,
+        place,
+        textwrap.shorten(reason, _REASON_LENGTH, placeholder=" …"),
+        transform=ax.get_yaxis_transform(),
+        color="#777777",
+        **_TEXT_STYLE,
+    )
+
+
+def _dot_text(case: Result, row: Row) -> str:
     text = duration(row.seconds.median)
     if row is case.base:
         return text
     ratio = ratio_text(case.ratio(row))
-    unit = "" if ratio == "noise" else " times"
+    unit = "" if ratio == "noise" else _TIMES
     return f"{text} ({ratio}{unit})"
+
+
+def _draw_time_axis(ax: Any, case: Result, limits: Iterable[Row]) -> None:
+    """Scale the axis of times, with space for the text beside the last dot."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
+    estimates = [row.seconds for row in case.timed(*_ROLES)]
+    medians = [row.seconds.median for row in limits]
+    least = min(medians + [seconds.lower_quartile for seconds in estimates]) / _MARGIN
+    most = max(medians + [seconds.upper_quartile for seconds in estimates])
+    span = max(most / least, _LEAST_SPAN)
+    whole_span = span ** (1 / (1 - _SHARE_OF_TEXT))
+    ax.set_xscale("log")
+    ax.set_xlim(least, least * whole_span)
+    steps = (1.0, 2.0, 5.0) if whole_span < 10**_FEW_DECADES else (1.0,)
+    ax.xaxis.set_major_locator(LogLocator(subs=steps))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(EngFormatter("s"))
+    ax.tick_params(axis="x", labelsize=_TEXT_SIZE)
+
+
+def _draw_labels(ax: Any, labels: Sequence[str]) -> None:
+    """Label the rows, from top to bottom, on faint lines."""
+    ax.set_yticks(range(len(labels)), labels, fontsize=_TEXT_SIZE)
+    ax.set_ylim(len(labels) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(color="#e8e8e8", lw=0.6)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_legend(figure: Any, roles: set[str], kinds: set[str]) -> None:
+    """Explain the colors, the whiskers and the lines that were drawn."""
+    from matplotlib.lines import Line2D
+
+    dots: dict[str, Any] = {"marker": "o", "markersize": 4.5, "linestyle": ""}
+    handles = [
+        Line2D([], [], color=_COLORS[role], label=_ROLE_LABELS[role], **dots)
+        for role in _ROLES
+        if role in roles
+    ]
+    handles.append(Line2D([], [], color=_COLORS["peer"], lw=1.5, label="whiskers: quartiles"))
+    handles += [Line2D([], [], **line) for kind, line in _LIMITS.items() if kind in kinds]
+    figure.legend(
+        handles=handles,
+        loc="outside upper center",
+        ncols=len(handles),
+        fontsize=_TEXT_SIZE,
+        title=_TITLE,
+        title_fontproperties={"size": _TEXT_SIZE + 2, "weight": "bold"},
+        frameon=False,
+        columnspacing=1.2,
+        handletextpad=0.4,
+    )

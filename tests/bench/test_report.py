@@ -1,63 +1,20 @@
-"""Output of results that were not measured: files, tables, comparisons, pictures."""
+"""Output of results that were not measured: files, tables, comparisons."""
 
 import json
 
 import pytest
+from bench_runs import ENVIRONMENT, timed_case, timed_row, timed_run
 
 from rope_cpu.bench import report, results
 from rope_cpu.bench.compare import Finding, compare
-from rope_cpu.bench.implementations.table import PEERS
 from rope_cpu.bench.measurement import statistics
 from rope_cpu.bench.measurement.case import Case
-from rope_cpu.bench.measurement.rows import Result, Row
+from rope_cpu.bench.measurement.rows import Result
 from rope_cpu.bench.measurement.statistics import Change
-
-ENVIRONMENT = {
-    "processor": "A processor with a name as long as processors' names are, 64-core, 3.5 GHz",
-    "cores": 128,
-    "threads": 128,
-    "governor": "performance",
-    "load": 0.5,
-    "caches": {"L1": 49152, "L2": 1048576, "L3": 33554432},
-    "python": "3.11.7",
-    "versions": {
-        "numpy": "2.4.6",
-        "numba": "0.68.1",
-        "torch": "2.13.0+cpu",
-        "jax": "0.10.2",
-        "onnxruntime": "1.31.1",
-    },
-    "time": "2026-01-01T00:00:00+00:00",
-}
-
-
-def _row(name, role, seconds, bytes_accessed=40960, wobble=0.01, **more):
-    samples = [seconds * (1 + wobble * (i % 5 - 2)) for i in range(15)]
-    return Row(name, role, samples=samples, bytes_accessed=bytes_accessed, **more)
-
-
-def _case(ours=2e-6, limit=1e-6, name="prefill-32768/bfloat16/interleaved/out/cold", **more):
-    rows = [_row("plan", "ours", ours, **more), _row("limit, 1 thread", "limit", limit)]
-    peers = [_row(name, "peer", 3e-3 * (i + 4), first_call=1.0) for i, name in enumerate(PEERS)]
-    skipped = Row(
-        "a peer",
-        "peer",
-        "skipped",
-        "a_package_with_a_long_name is not installed, and neither is another one",
-    )
-    wrong = Row("another", "peer", "wrong", "its error is 1e+09 times the tolerance; not timed")
-    slow_limit = _row("limit, 128 threads", "limit", 2 * limit)
-    return Result(
-        name, "a description " * 20, rows=[rows[0], *peers, skipped, wrong, rows[1], slow_limit]
-    )
-
-
-def _run(*cases):
-    return results.Run("rope-cpu bench", "llama3-8b", ENVIRONMENT, list(cases))
 
 
 def test_tables_fit_a_hundred_columns():
-    run = _run(_case(), _case(wobble=0.4, name="layouts"))
+    run = timed_run(timed_case(), timed_case(wobble=0.4, name="layouts"))
     findings = [
         Finding("a case with a name that is longer than any", "row " * 9, Change(1.5, 1.2, 123.4))
     ]
@@ -78,7 +35,7 @@ def test_tables_fit_a_hundred_columns():
 
 
 def test_a_row_has_its_rate_share_of_the_limit_and_ratio():
-    case = _case()
+    case = timed_case()
     ours, peer = list(report.case_lines(case))[:2]
     # 40960 bytes in 2 µs are 20.48 GB/s, half of the limit.
     assert ours.split() == ["plan", "2.00", "µs", "1.98", "…", "2.02", "20.5", "50", "%", "1"]
@@ -87,7 +44,9 @@ def test_a_row_has_its_rate_share_of_the_limit_and_ratio():
 
 def test_a_noisy_ratio_is_marked():
     case = Result(
-        "case", "", rows=[_row("plan", "ours", 1e-6), _row("peer", "peer", 1.2e-6, wobble=0.4)]
+        "case",
+        "",
+        rows=[timed_row("plan", "ours", 1e-6), timed_row("peer", "peer", 1.2e-6, wobble=0.4)],
     )
     assert "noise" in list(report.case_lines(case))[1]
 
@@ -116,7 +75,7 @@ def test_durations(seconds, text):
 
 
 def test_a_saved_run_is_loaded_unchanged(tmp_path):
-    run = _run(_case())
+    run = timed_run(timed_case())
     path = tmp_path / "run.json"
     results.save(run, path)
     assert results.load(path) == run
@@ -143,13 +102,13 @@ def test_a_comparison_of_nothing_says_so():
     assert list(report.findings_lines([one], 0.005, True))[-1].startswith(
         "1 row compared, 0 slower by more than 0.5 %"
     )
-    assert list(report.closing(_run(_case())))[-1].startswith("1 case in")
+    assert list(report.closing(timed_run(timed_case())))[-1].startswith("1 case in")
 
 
 def test_a_slower_kernel_is_caught_on_a_slower_machine():
-    old = _run(_case())
-    same = _run(_case(ours=3e-6, limit=1.5e-6))
-    slower = _run(_case(ours=2.4e-6))
+    old = timed_run(timed_case())
+    same = timed_run(timed_case(ours=3e-6, limit=1.5e-6))
+    slower = timed_run(timed_case(ours=2.4e-6))
     assert [finding.change.slower(0.1) for finding in compare(same, old)] == [False]
     (finding,) = compare(slower, old)
     assert finding.change.slower(0.1)
@@ -160,25 +119,29 @@ def test_a_slower_kernel_is_caught_on_a_slower_machine():
 def test_without_a_limit_the_peer_is_the_baseline():
     def case(ours, peer):
         return Result(
-            "import", "", rows=[_row("ours", "ours", ours, 0), _row("peer", "peer", peer, 0)]
+            "import",
+            "",
+            rows=[timed_row("ours", "ours", ours, 0), timed_row("peer", "peer", peer, 0)],
         )
 
-    (finding,) = compare(_run(case(4.0, 2.0)), _run(case(2.0, 1.0)))
+    (finding,) = compare(timed_run(case(4.0, 2.0)), timed_run(case(2.0, 1.0)))
     assert finding.change.factor == pytest.approx(1)
 
 
 def test_rows_and_cases_of_one_run_only_are_left_out():
-    assert compare(_run(_case(name="new")), _run(_case(name="old"))) == []
+    assert compare(timed_run(timed_case(name="new")), timed_run(timed_case(name="old"))) == []
 
 
 def test_rows_that_return_new_memory_are_compared_relative_to_its_cost():
     def run(ours, memory, limit=1e-6, new=True):
         rows = [
-            _row("plan, new arrays", "ours", ours, new=new),
-            _row("limit, 2 threads", "limit", limit),
+            timed_row("plan, new arrays", "ours", ours, new=new),
+            timed_row("limit, 2 threads", "limit", limit),
         ]
-        return _run(
-            Result("prefill-4096/float32", "", rows=[*rows, _row("new memory", "memory", memory)])
+        return timed_run(
+            Result(
+                "prefill-4096/float32", "", rows=[*rows, timed_row("new memory", "memory", memory)]
+            )
         )
 
     old = run(4e-6, 2e-6)
@@ -196,18 +159,18 @@ def test_rows_that_return_new_memory_are_compared_relative_to_its_cost():
 def test_rows_are_compared_relative_to_cores_and_copies(role):
     def run(ours, other, limit=1e-6):
         rows = [
-            _row("call", "ours", ours),
-            _row("limit, 2 threads", "limit", limit),
-            _row("other", role, other, 0),
+            timed_row("call", "ours", ours),
+            timed_row("limit, 2 threads", "limit", limit),
+            timed_row("other", role, other, 0),
         ]
-        return _run(Result("prefill-128/float32", "", rows=rows))
+        return timed_run(Result("prefill-128/float32", "", rows=rows))
 
     old = run(4e-6, 2e-6)
     (finding,) = compare(run(6e-6, 3e-6, limit=1.1e-6), old)
     assert finding.change.factor == pytest.approx(1)
     (finding,) = compare(run(6e-6, 2e-6), old)
     assert finding.change.slower(0.3)
-    without = _run(
+    without = timed_run(
         Result(
             "prefill-128/float32", "", rows=[row for row in old.cases[0].rows if row.role != role]
         )
@@ -216,59 +179,12 @@ def test_rows_are_compared_relative_to_cores_and_copies(role):
     assert finding.change.slower(0.3)
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_a_picture_is_drawn(tmp_path, suffix):
-    pytest.importorskip("matplotlib")
-    from rope_cpu.bench import plot
-
-    threads = [
-        _row(f"plan, {text}", "ours", 2e-6 / n)
-        for n, text in ((1, "1 thread"), (2, "2 threads"), (4, "4 threads"))
-    ]
-    scaling = Result(
-        "prefill-512/bfloat16", "", rows=[*threads, _row("limit, 1 thread", "limit", 1e-6)]
-    )
-    path = tmp_path / f"run.{suffix}"
-    plot.save(_run(_case(name="decode-1/float32"), _case(name="decode-1/bfloat16"), scaling), path)
-    start = path.read_bytes()[:200]
-    assert start.startswith(b"\x89PNG") if suffix == "png" else b"<?xml" in start
-
-
-def test_every_case_with_several_implementations_has_bars(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    from rope_cpu.bench import plot
-
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **more: figures.append(figure))
-    call = _row("call", "ours", 4e-6)
-    without_peers = Result("decode-8/float32", "", rows=[_row("plan", "ours", 2e-6), call])
-    alone = Result("shift/float32", "", rows=[_row("shift", "ours", 2e-6)])
-    plot.save(_run(_case(name="decode-1/float32"), without_peers, alone), tmp_path / "run.png")
-    (figure,) = figures
-    titles = [ax.get_title(loc="left") for ax in figure.axes if ax.get_visible()]
-    assert titles == ["decode-1/float32", "decode-8/float32"]
-    bars = figure.axes[1].patches
-    assert [bar.get_width() for bar in bars] == pytest.approx([2e-6, 4e-6])
-    labels = [text.get_text() for text in figure.axes[1].texts]
-    assert labels == ["2.00 µs", "4.00 µs (2.00 times)"]
-
-
 def test_a_file_of_an_older_version_is_loaded(tmp_path):
     """It has a list of latencies, which were measured once."""
-    run = _run(_case())
+    run = timed_run(timed_case())
     path = tmp_path / "run.json"
     results.save(run, path)
     data = json.loads(path.read_text())
     data["latency"] = [{"situation": "alone", "callers": 1, "calls": 1000, "p50": 1e-6}]
     path.write_text(json.dumps(data))
     assert results.load(path) == run
-
-
-def test_a_picture_of_nothing_is_refused(tmp_path):
-    pytest.importorskip("matplotlib")
-    from rope_cpu.bench import plot
-
-    with pytest.raises(ValueError, match="nothing that can be drawn"):
-        plot.save(_run(), tmp_path / "run.png")
