@@ -18,7 +18,7 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.command_line import UsageError, check_file, check_picture, write_errors
 from rope_cpu.kernels.threads import checked_thread_count
 
-from . import environment, models, plot, report
+from . import environment, listing, models, plot, report
 from .compare import Finding, compare, same_machine
 from .measurement.case import Case
 from .measurement.measure import measure
@@ -40,9 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="PATTERN",
         help="cases to time, as names, parts of names, or patterns with * and ?; "
-        "default: those that --list marks with *",
+        "default: some of each family, see --list",
     )
-    parser.add_argument("--list", action="store_true", help="list all cases and stop")
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="list the families of cases and the contenders, or the cases that match PATTERN",
+    )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--model",
@@ -111,8 +115,12 @@ def _list(args: argparse.Namespace) -> int:
         if getattr(args, option):
             name = option.replace("_", "-")
             raise ValueError(f"`--{name}` is given with `--list`, which times nothing")
-    cases = _all_cases(args, _model(args))
-    _print(report.listing(select(cases, args.patterns) if args.patterns else cases))
+    model = _model(args)
+    cases = _all_cases(args, model)
+    if args.patterns:
+        _print(listing.names(select(cases, args.patterns)))
+    else:
+        _print(listing.overview(cases, model))
     return 0
 
 
@@ -190,6 +198,7 @@ def _time(run: Run, cases: list[Case]) -> None:
     start = time.perf_counter()
     _print(report.heading(run.environment, run.model))
     if cases:
+        _print(report.forecast(cases))
         _print(report.columns())
     with _progress() as progress:
         task = progress.add_task("", total=len(cases))

@@ -35,6 +35,11 @@ class Model:
     own: RotaryEmbedding
     other: RotaryEmbedding
 
+    @property
+    def heads_text(self) -> str:
+        """The heads in words, such as "32 + 8 heads of 128"."""
+        return f"{self.heads} + {self.kv_heads} heads of {self.own.head_dim}"
+
 
 def known(name: str) -> Model:
     """Return a model of the table; raise ValueError if it has none of this name."""

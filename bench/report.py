@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from . import estimate
 from .compare import Finding
 from .measurement.case import Case
 from .measurement.rows import Result, Row
@@ -32,6 +33,9 @@ _LEFT_ALIGNED = ("", "interval")
 _FINDING_WIDTHS = (36, 20, 11, 15, 6)
 _UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 _SHOWN_PACKAGES = ("numpy", "numba", "torch", "jax", "onnxruntime")
+
+# See `rope_cpu.warmup`.
+_KERNEL_SECONDS = 3
 
 # First calls that took longer, in seconds, were compiling; so many are listed.
 _COMPILING = 0.1
@@ -78,6 +82,14 @@ def heading(environment: dict[str, Any], model: str) -> Iterator[str]:
     yield f"governor {governor}, load {load} at the start; shapes of {model}"[:WIDTH]
     if (load or 0) > environment["cores"] / 2:
         yield "The machine is busy: other processes disturb timings, most of all parallel calls."
+
+
+def forecast(cases: Sequence[Case]) -> Iterator[str]:
+    """Yield the number of cases to time, and about how long they take."""
+    yield (
+        f"{estimate.summary(cases)}, and about {_KERNEL_SECONDS} s for each kernel that is not "
+        "compiled yet"
+    )
 
 
 def columns() -> Iterator[str]:
@@ -172,25 +184,17 @@ def _interval_text(low: float, high: float) -> str:
     return f"{_three_digits(low)} … {_three_digits(high)}"
 
 
-def listing(cases: Sequence[Case]) -> Iterator[str]:
-    """Yield the names and descriptions of cases, uncut; * marks the default ones."""
-    width = max(len(case.name) for case in cases)
-    for case in cases:
-        mark = "*" if case.default else " "
-        yield f"{mark} {case.name:<{width}} {case.what}"
-
-
 def closing(run: Run) -> Iterator[str]:
     """Yield the headline, the longest first calls, and the duration of the run."""
-    yield from _headline(run)
-    yield from _first_calls(run)
+    yield from _headline(run.cases)
+    yield from _first_calls(run.cases)
     yield f"{counted(len(run.cases), 'case')} in {run.seconds:.0f} s"
 
 
-def _headline(run: Run) -> Iterator[str]:
+def _headline(cases: Sequence[Result]) -> Iterator[str]:
     compared = [
         case
-        for case in run.cases
+        for case in cases
         if case.timed("peer") and case.base is not None and case.base.name == "plan"
     ]
     if compared:
@@ -212,9 +216,9 @@ def _headline(run: Run) -> Iterator[str]:
             yield line.replace("\xa0", " ")
 
 
-def _first_calls(run: Run) -> Iterator[str]:
+def _first_calls(cases: Sequence[Result]) -> Iterator[str]:
     longest: dict[str, float] = {}
-    for case in run.cases:
+    for case in cases:
         for row in case.timed("ours", "peer"):
             if row.first_call > _COMPILING:
                 longest[row.name] = max(row.first_call, longest.get(row.name, 0.0))

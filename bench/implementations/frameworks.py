@@ -17,6 +17,10 @@ from ..measurement.timing import Call
 from ..workload import Pair, Workload
 from .rotation_call import require, rotation_call
 
+# Modules that the implementations import.
+TORCH_MODULES = ("torch", "transformers")
+JAX_MODULES = ("jax",)
+
 # In float64 transformers rotates interleaved pairs in float32, and JAX computes in float32.
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -37,7 +41,7 @@ def torch_compiled(workload: Workload) -> Call:
 
 
 def _transformers_call(workload: Workload, compiled: bool) -> Call:
-    require(workload, modules=("torch", "transformers"), dtypes=_DTYPES)
+    require(workload, modules=TORCH_MODULES, dtypes=_DTYPES)
     import torch
 
     torch.set_num_threads(rope_cpu.get_num_threads())
@@ -90,7 +94,7 @@ def _array(tensor: Any, dtype: Any) -> Array:
 
 def jax_jit(workload: Workload) -> Call:
     """Rotate under jax.jit, computed in float32 and rounded at the end."""
-    require(workload, modules=("jax",), dtypes=_DTYPES)
+    require(workload, modules=JAX_MODULES, dtypes=_DTYPES)
     import jax
     import jax.numpy as jnp
 

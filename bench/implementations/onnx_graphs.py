@@ -22,6 +22,9 @@ from .rotation_call import require, rotation_call
 if TYPE_CHECKING:
     import onnx
 
+# Modules that the implementations import.
+MODULES = ("onnx", "onnxruntime")
+
 # Target → the name of its implementation.
 TITLES = {
     "onnx": "ORT RotaryEmbedding-23",
@@ -32,6 +35,15 @@ TITLES = {
 _OPSET = 23
 _IR_VERSION = 10
 _MICROSOFT = "com.microsoft"
+
+
+def implementations() -> dict[str, Callable[[Workload], Call]]:
+    """Return the implementations by name: each target by `run`, then with IO binding."""
+    named = {}
+    for target, title in TITLES.items():
+        named[f"{title} run"] = run_call(target)
+        named[f"{title} IO-bound"] = bound_call(target)
+    return named
 
 
 def run_call(target: str) -> Callable[[Workload], Call]:
@@ -77,7 +89,7 @@ def bound_call(target: str) -> Callable[[Workload], Call]:
 
 def _session(workload: Workload, target: str) -> tuple[list[dict[str, Array]], Pair, Any]:
     """Return the inputs of each call, q and k of the first one, and the session of the graph."""
-    require(workload, modules=("onnx", "onnxruntime"), dtypes=("float32", "float16"), one_axis=True)
+    require(workload, modules=MODULES, dtypes=("float32", "float16"), one_axis=True)
     from rope_cpu.export.validation.session import open_session
 
     ids = np.broadcast_to(workload.ids, workload.shape).astype(np.int64)

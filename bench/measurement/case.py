@@ -23,6 +23,8 @@ class Case:
     what: a description. contenders: creates them, with their arrays.
     default: whether a run without patterns includes the case. cold: see `Call`.
     memory: upper bound of the bytes needed, 0 if small.
+    effort: how long to measure. first_calls: seconds that first calls of compilers take.
+    overrun: seconds by which rounds of slow calls exceed the budget of `effort`.
     """
 
     name: str
@@ -32,3 +34,5 @@ class Case:
     cold: bool = False
     memory: int = 0
     effort: Effort = field(default=Effort())
+    first_calls: float = 0.0
+    overrun: float = 0.0

@@ -29,26 +29,29 @@ def select(cases: list[Case], patterns: list[str]) -> list[Case]:
     """
     if not patterns:
         return [case for case in cases if case.default]
-    names: set[str] = set()
-    for pattern in patterns:
-        names |= _matching_names(cases, pattern)
-    return [case for case in cases if case.name in names]
+    names = [case.name for case in cases]
+    default_names = [case.name for case in cases if case.default]
+    try:
+        selected = matching(names, default_names, patterns)
+    except ValueError as error:
+        raise ValueError(f"{error}; `--list '*'` shows all") from None
+    return [case for case in cases if case.name in selected]
 
 
-def _matching_names(cases: list[Case], pattern: str) -> set[str]:
-    """Return the names that a pattern matches.
+def matching(names: Sequence[str], default_names: Sequence[str], patterns: list[str]) -> set[str]:
+    """Return the names of cases that any of some patterns matches.
 
     A pattern is a whole name, a pattern with * and ?, or a part of a name; a part matches default
-    cases, or if there are none any case.
+    names, or if there are none any name. Raises ValueError if a pattern matches none.
     """
-    names = [case.name for case in cases]
-    whole = {name for name in names if fnmatchcase(name, pattern)}
-    if whole:
-        return whole
-    in_default = {case.name for case in cases if case.default and pattern in case.name}
-    if in_default:
-        return in_default
-    anywhere = {name for name in names if pattern in name}
-    if anywhere:
-        return anywhere
-    raise ValueError(f"`pattern` is {pattern!r}, which matches no case; `--list` shows them")
+    return {name for pattern in patterns for name in _matching(names, default_names, pattern)}
+
+
+def _matching(names: Sequence[str], default_names: Sequence[str], pattern: str) -> list[str]:
+    whole = [name for name in names if fnmatchcase(name, pattern)]
+    in_default = [name for name in default_names if pattern in name]
+    anywhere = [name for name in names if pattern in name]
+    found = whole or in_default or anywhere
+    if not found:
+        raise ValueError(f"`pattern` is {pattern!r}, which matches no case")
+    return found

@@ -14,12 +14,12 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.array_types import Array
 from rope_cpu.machine import last_level_cache
 
-from ..implementations.table import peer_names
+from ..implementations.table import first_calls, installed, peer_names
 from ..measurement.case import Case, Contender
 from ..measurement.timing import Effort
 from ..models import Model
-from ..plurals import counted
 from ..workload import Workload, text_ids
+from .case_names import described
 from .contenders import baselines, rotation
 
 # Name of a shape → (batch, tokens).
@@ -47,6 +47,10 @@ _BEYOND_CACHE = 3
 _MOST_COLD_COPIES = 4096
 # Copies of warm arrays, so that a lucky or unlucky allocation does not decide.
 _WARM_COPIES = 5
+
+# Peers are slow: for each, the fewest rounds exceed the budget by the time for one packed buffer at
+# so many bytes per second.
+_BYTES_OF_PEERS = 1.5e8
 
 _PLAN = "plan"
 _PLAN_NEW_ARRAYS = "plan, new arrays"
@@ -118,8 +122,10 @@ def _case(
     names = [_PLAN]
     if not threads and tokens < _LONG:
         names += [_PLAN_NEW_ARRAYS, _CALL] if is_headline else [_CALL]
+    installed_peers: list[str] = []
     if with_peers:
         names += peer_names(rope.interleaved)
+        installed_peers = installed(peer_names(rope.interleaved))
     return Case(
         variant.case_name(shape, rope.interleaved),
         _description(shape, variant, model),
@@ -129,6 +135,8 @@ def _case(
         # Each contender, the baselines counting as one, has inputs and outputs.
         memory=2 * (1 + len(names)) * workload.copies * workload.packed_bytes,
         effort=_effort(with_peers, is_slow=variant.cold or tokens >= _LONG),
+        first_calls=first_calls(installed_peers),
+        overrun=len(installed_peers) * workload.packed_bytes / _BYTES_OF_PEERS,
     )
 
 
@@ -140,13 +148,10 @@ def _position_ids(shape: str) -> Array:
 
 
 def _description(shape: str, variant: Variant, model: Model) -> str:
-    batch, tokens = SHAPES[shape]
-    step = f"a token of {counted(batch, 'sequence')}"
-    amount = step if tokens == 1 else f"{tokens} tokens"
-    result = "in place" if variant.in_place else "into other arrays"
-    caches = ", cold" if variant.cold else ""
-    heads = f"{model.heads} + {model.kv_heads} heads of {model.own.head_dim}"
-    return f"{amount}, {heads}, {result}{caches}"
+    details = [model.heads_text, "in place" if variant.in_place else "into other arrays"]
+    if variant.cold:
+        details.append("cold")
+    return described(shape, *details)
 
 
 def _effort(with_peers: bool, is_slow: bool) -> Effort:
@@ -189,15 +194,15 @@ def _contenders(
 def other_kinds(threads: Sequence[int]) -> Iterator[Case]:
     """Yield the cases of other kinds of rotation."""
     kinds = [
-        ("partial", _partial, "512 tokens, 32 + 8 heads of 128, of which 64 are rotated"),
-        ("axial-2d", _axial, "an image of 64 by 64 patches, 16 + 16 heads of 64"),
-        ("mrope", _mrope, "512 tokens at three coordinates each, 28 + 4 heads of 128"),
+        ("partial", _partial, "32 + 8 heads of 128"),
+        ("axial-2d", _axial, "16 + 16 heads of 64"),
+        ("mrope", _mrope, "28 + 4 heads of 128"),
     ]
     names = [_PLAN] if threads else [_PLAN, _CALL]
-    for kind, workload, description in kinds:
+    for kind, workload, heads in kinds:
         for dtype in USUAL_DTYPES:
             contenders = partial(_kind_contenders, workload, dtype, names, threads)
-            yield Case(f"{kind}/{dtype}", description, contenders)
+            yield Case(f"{kind}/{dtype}", described(kind, heads), contenders)
 
 
 def _kind_contenders(
@@ -237,8 +242,4 @@ def layouts(model: Model) -> Case:
             rows.append(rotation(_PLAN, views, f"{layout} {dtype}"))
         return rows + baselines(contiguous.bytes_accessed, contiguous.copies)
 
-    return Case(
-        "layouts",
-        "512 tokens: views of a packed QKV buffer against contiguous arrays, per byte",
-        contenders,
-    )
+    return Case("layouts", described("layouts", model.heads_text), contenders, overrun=2.0)

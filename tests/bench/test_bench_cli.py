@@ -1,13 +1,12 @@
 """`rope-cpu bench`: listing, selection, output, errors; no test depends on measured times."""
 
-import argparse
 import json
 
 import numpy as np
 import pytest
 
 import rope_cpu
-from rope_cpu.bench import cli, models, results
+from rope_cpu.bench import cli, listing, models, results
 from rope_cpu.bench.environment import record
 from rope_cpu.bench.measurement.measure import measure
 from rope_cpu.bench.measurement.timing import Effort
@@ -16,26 +15,6 @@ from rope_cpu.bench.suites.catalog import catalog, select
 from rope_cpu.command_line import UsageError
 
 QUICK = Effort(1e-6, 0.0, least=2, most=2)
-
-
-@pytest.fixture(scope="module")
-def cases():
-    return catalog(models.known("llama3-8b"))
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    """Return a call that runs the command with as few rounds as there can be."""
-    monkeypatch.setattr(cli, "measure", lambda case: measure(case, QUICK))
-    threads = rope_cpu.get_num_threads()
-
-    def run(*words):
-        parser = argparse.ArgumentParser()
-        cli.add_arguments(parser)
-        return cli.run(parser.parse_args(words))
-
-    yield run
-    rope_cpu.set_num_threads(threads)
 
 
 def test_the_catalog_has_every_shape_dtype_and_variant(cases):
@@ -111,22 +90,30 @@ def test_cold_cases_have_more_arrays_than_the_caches_hold(cache, monkeypatch):
     assert sum(x.nbytes for x in (*q, *k)) > cache
 
 
-@pytest.mark.parametrize("patterns", [[], ["prefill-512"]])
-def test_a_listing_cuts_nothing_and_keeps_its_columns(bench, cases, capsys, patterns):
-    assert bench("--list", *patterns) == 0
+@pytest.mark.parametrize("pattern", ["*", "prefill-512"])
+def test_a_listing_cuts_nothing_and_keeps_its_columns(bench, cases, capsys, pattern):
+    assert bench("--list", pattern) == 0
     lines = capsys.readouterr().out.splitlines()
-    listed = select(cases, patterns) if patterns else cases
+    listed = select(cases, [pattern])
     assert [(line[0], *line[2:].split(maxsplit=1)) for line in lines] == [
         ("*" if case.default else " ", case.name, case.what) for case in listed
     ]
     assert len({len(line) - len(case.what) for line, case in zip(lines, listed, strict=True)}) == 1
 
 
+def test_a_listing_without_patterns_is_the_overview(bench, cases, capsys):
+    assert bench("--list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == list(listing.overview(cases, models.known("llama3-8b")))
+
+
 def test_a_run_prints_and_writes(bench, capsys, tmp_path):
     path = tmp_path / "run.json"
     assert bench("decode-1/float32", "plan-64", "--no-peers", "--json", str(path)) == 0
     out = capsys.readouterr().out
-    assert "decode-1/float32: a token of 1 sequence, 32 + 8 heads of 128, in place" in out
+    assert "decode-1/float32: one token, 32 + 8 heads of 128, in place" in out
+    forecast = out.index("2 cases, about 5 s")
+    assert forecast < out.index("decode-1/float32")  # before anything is timed
     assert max(map(len, out.splitlines())) <= 100
     run = results.load(path)
     assert [case.name for case in run.cases] == ["decode-1/float32", "plan-64"]

@@ -1,0 +1,33 @@
+"""Shared by tests of `rope-cpu bench`."""
+
+import argparse
+
+import pytest
+
+import rope_cpu
+from rope_cpu.bench import cli, models
+from rope_cpu.bench.measurement.measure import measure
+from rope_cpu.bench.measurement.timing import Effort
+from rope_cpu.bench.suites.catalog import catalog
+
+QUICK = Effort(1e-6, 0.0, least=2, most=2)
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return catalog(models.known("llama3-8b"))
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Return a call that runs the command with as few rounds as there can be."""
+    monkeypatch.setattr(cli, "measure", lambda case: measure(case, QUICK))
+    threads = rope_cpu.get_num_threads()
+
+    def run(*words):
+        parser = argparse.ArgumentParser()
+        cli.add_arguments(parser)
+        return cli.run(parser.parse_args(words))
+
+    yield run
+    rope_cpu.set_num_threads(threads)
