@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -23,14 +23,16 @@ from .compare import Finding, compare, same_machine
 from .measurement.case import Case
 from .measurement.measure import measure
 from .measurement.rows import Result, Row
-from .results import Run, load, save
-from .suites.catalog import catalog, select
+from .option_values import percentage, thread_counts
+from .results import ALL_FACTS, Run, load, save
+from .suites.catalog import catalog, matching, select
 
 # The factor that counts as slower if --fail-slower is not given.
 _THRESHOLD = 0.1
 
 _DEFAULT_MODEL = "llama3-8b"
-_NOT_WITH_LIST = ("json", "plot", "compare", "fail_slower")
+_NOT_WITH_LIST = ("json", "plot", "compare", "fail_slower", "from_file")
+_NOT_WITH_FROM = ("json", "model", "config", "layer_type", "peers", "threads")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="PATTERN",
         help="cases to time, as names, parts of names, or patterns with * and ?; "
-        "default: some of each family, see --list",
+        "default: some of each family, see --list, or with --from all",
     )
     parser.add_argument(
         "--list",
@@ -50,9 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--model",
-        default=_DEFAULT_MODEL,
         help=f"model whose heads and rotation to use: {', '.join(models.MODELS)} "
-        "(default: %(default)s)",
+        f"(default: {_DEFAULT_MODEL})",
     )
     source.add_argument(
         "--config",
@@ -74,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--threads",
-        type=_thread_counts,
+        type=thread_counts,
         metavar="N[,N…]",
         default=(),
         help="number of threads; several numbers, such as 1,2,4, are compared",
@@ -84,6 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plot", type=Path, metavar="FILE", help="draw the times as dots (.png or .svg)"
     )
     parser.add_argument(
+        "--from",
+        dest="from_file",
+        type=Path,
+        metavar="RUN.json",
+        help="time nothing; show, draw or compare a run, a file written by --json",
+    )
+    parser.add_argument(
         "--compare",
         type=Path,
         metavar="OLD.json",
@@ -91,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fail-slower",
-        type=_percentage,
+        type=percentage,
         metavar="10%",
         help="with --compare: exit with 1 if a row is slower by more than this",
     )
@@ -111,10 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    for option in _NOT_WITH_LIST:
-        if getattr(args, option):
-            name = option.replace("_", "-")
-            raise ValueError(f"`--{name}` is given with `--list`, which times nothing")
+    _check_not_given(args, _NOT_WITH_LIST, "--list")
     model = _model(args)
     cases = _all_cases(args, model)
     if args.patterns:
@@ -125,21 +130,66 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    _check_output_arguments(args)
+    if args.from_file:
+        return _show(args)
     model = _model(args)
     cases = select(_all_cases(args, model), args.patterns)
-    _check_output_arguments(args)
-    old = load(args.compare) if args.compare else None
+    old = _older_run(args)
     command = shlex.join(["rope-cpu", *sys.argv[1:]])
     new = Run(command, model.name, environment.record())
     _time(new, cases)
     if args.json:
         with write_errors(args.json):
             save(new, args.json)
+    return _finish(args, new, new.cases, old)
+
+
+def _show(args: argparse.Namespace) -> int:
+    """Show the cases of a saved run that match a pattern; without patterns, all."""
+    _check_not_given(args, _NOT_WITH_FROM, "--from")
+    run = load(args.from_file, ALL_FACTS)
+    old = _older_run(args)
+    cases = _selected(run, args) if args.patterns else run.cases
+    _print(report.saved_run(run, cases))
+    return _finish(args, run, cases, old)
+
+
+def _selected(run: Run, args: argparse.Namespace) -> list[Result]:
+    names = [case.name for case in run.cases]
+    try:
+        selected = matching(names, names, args.patterns)
+    except ValueError as error:
+        raise ValueError(f"{error} of {args.from_file}") from None
+    return [case for case in run.cases if case.name in selected]
+
+
+def _older_run(args: argparse.Namespace) -> Run | None:
+    return load(args.compare) if args.compare else None
+
+
+def _finish(args: argparse.Namespace, run: Run, cases: list[Result], old: Run | None) -> int:
+    """Draw cases of a run, compare them with those of an older run, and return the exit code."""
     if args.plot:
         with write_errors(args.plot):
-            plot.save(new, args.plot)
+            plot.save(run, args.plot, cases)
+    new = replace(run, cases=cases)
     findings = [] if old is None else _findings(args, new, old)
     return _exit_code(args, new, findings)
+
+
+def _check_not_given(args: argparse.Namespace, options: Sequence[str], other: str) -> None:
+    """Raise ValueError if any of some options is given with another one, which times nothing."""
+    for option in options:
+        value = getattr(args, option)
+        if value in (None, ()):
+            continue
+        flag = "--no-peers" if value is False else _flag(option)
+        raise ValueError(f"`{flag}` is given with `{other}`, which times nothing")
+
+
+def _flag(option: str) -> str:
+    return "--from" if option == "from_file" else f"--{option.replace('_', '-')}"
 
 
 def _check_output_arguments(args: argparse.Namespace) -> None:
@@ -162,7 +212,7 @@ def _model(args: argparse.Namespace) -> models.Model:
             f"`--layer-type` is {shown(args.layer_type)}, which needs `--config`: the models of "
             "`--model` have one rotation for all layers"
         )
-    return models.known(args.model)
+    return models.known(_DEFAULT_MODEL if args.model is None else args.model)
 
 
 def _all_cases(args: argparse.Namespace, model: models.Model) -> list[Case]:
@@ -239,25 +289,3 @@ def _progress() -> Progress:
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
         print(line, flush=True)
-
-
-def _thread_counts(text: str) -> tuple[int, ...]:
-    """Convert the value of --threads."""
-    try:
-        counts = {int(part) for part in text.split(",")}
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{shown(text)} is not a number of threads, nor several such as 1,2,4"
-        ) from None
-    return tuple(sorted(counts))
-
-
-def _percentage(text: str) -> float:
-    """Convert the value of --fail-slower to a fraction."""
-    try:
-        value = float(text.removesuffix("%")) / 100
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not a percentage above 0, such as 10%")
-    return value

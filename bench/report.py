@@ -105,7 +105,7 @@ def columns() -> Iterator[str]:
     yield from _lines(_case_table(show_header=True))
 
 
-def title(case: Case) -> Iterator[str]:
+def title(case: Case | Result) -> Iterator[str]:
     """Yield the line above the table of a case."""
     yield f"{case.name}: {case.what}"[:WIDTH]
 
@@ -182,6 +182,18 @@ def _ratio_cells(case: Result, row: Row) -> list[str]:
 
 def _interval_text(low: float, high: float) -> str:
     return f"{_three_digits(low)} … {_three_digits(high)}"
+
+
+def saved_run(run: Run, cases: Sequence[Result]) -> Iterator[str]:
+    """Yield a run that was saved, as it was printed: its facts, the tables of some cases."""
+    yield f"{run.command}, {run.environment['time']}"[:WIDTH]
+    yield from heading(run.environment, run.model)
+    yield from columns()
+    for case in cases:
+        yield from title(case)
+        yield from case_lines(case)
+    yield from _headline(cases)
+    yield from _first_calls(cases)
 
 
 def closing(run: Run) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,20 @@ _ROW: _Types = {
     "first_call": _NUMBER,
     "error": (*_NUMBER, type(None)),
 }
+_ENVIRONMENT: _Types = {
+    "processor": str,
+    "cores": int,
+    "threads": int,
+    "time": str,
+    "governor": str,
+    "caches": dict,
+    "load": (*_NUMBER, type(None)),
+    "python": str,
+    "versions": dict,
+}
 # Facts of the environment that make timings of two runs comparable.
 FACTS_OF_MACHINE = ("processor", "cores", "threads")
+ALL_FACTS = tuple(_ENVIRONMENT)
 
 
 @dataclass
@@ -92,16 +104,17 @@ def _figures(case: Result, row: Row) -> dict[str, Any]:
     return figures
 
 
-def load(path: str | Path) -> Run:
+def load(path: str | Path, facts: Sequence[str] = FACTS_OF_MACHINE) -> Run:
     """Return the run in a file written by `save`.
 
+    facts: those that its environment must have, `ALL_FACTS` to show the run.
     Raises ValueError if the file holds no such run, OSError if it cannot be read.
     """
     try:
         data = json.loads(Path(path).read_text("utf-8"))
         if data["format"] != FORMAT:
             raise ValueError(f"its format is {shown(data['format'])}")
-        return _run(data)
+        return _run(data, facts)
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
@@ -109,11 +122,10 @@ def load(path: str | Path) -> Run:
         ) from error
 
 
-def _run(data: Any) -> Run:
+def _run(data: Any, facts: Sequence[str]) -> Run:
     values = _checked("run", data, _RUN)
-    for fact in FACTS_OF_MACHINE:
-        if fact not in values["environment"]:
-            raise ValueError(f"its environment lacks {fact!r}")
+    types = {fact: _ENVIRONMENT[fact] for fact in facts}
+    _checked("environment", values["environment"], types)
     values["cases"] = [_case(case) for case in values["cases"]]
     return Run(**values)
 
