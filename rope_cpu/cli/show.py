@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from rope_cpu.arguments.texts import cut
-from rope_cpu.array_types import Float64
-from rope_cpu.cli.show_summary import LayerRotation, layer_rotations, pair_frequencies
+from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.cli.show_bands import band_lines
+from rope_cpu.cli.show_summary import (
+    LayerRotation,
+    layer_rotations,
+    pair_axes,
+    pair_frequencies,
+)
 from rope_cpu.command_line import (
+    UsageError,
     add_config_arguments,
     add_pairing_arguments,
     check_picture,
@@ -22,15 +25,6 @@ from rope_cpu.command_line import (
     write_errors,
 )
 from rope_cpu.rotation.embedding import RotaryEmbedding
-
-# Relative difference below which two wavelengths are the same: frequencies carry a few roundings.
-SAME = 1e-9
-
-# Effects of scaling on a pair.
-_UNSCALED = "unscaled"
-_UNROTATED = "not rotated"
-_MOST = "scaled most"
-_BETWEEN = "scaled in between"
 
 # Longer lists are shown as their length and ends.
 _LONGEST_LIST = 6
@@ -44,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="also draw wavelengths and the decay of scores (.png or .svg)",
+        help="also plot wavelengths and the decay of scores with distance (.png or .svg)",
     )
 
 
@@ -57,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
         rotations = list(layer_rotations(config, args.layer_type, args.interleaved))
     except (TypeError, ValueError) as error:
         raise config_error(error, args.layer_type, args.interleaved) from error
+    if args.plot is not None and not any(rotation.by_length for rotation in rotations):
+        raise UsageError(f"`--plot` is {shown(str(args.plot))}, but these layers are not rotated")
     descriptions = ["\n".join(describe(rotation)) for rotation in rotations]
     print("\n\n".join(descriptions))
     if args.plot is not None:
@@ -73,27 +69,35 @@ def describe(rotation: LayerRotation) -> Iterator[str]:
     yield rotation.name
     if not rotation.by_length:
         return
-    yield from _pairing_lines(rotation.rope)
+    yield from _pairing_lines(rotation)
     for key in sorted(set(rotation.parameters) - {"rope_type", "type"}):
         yield _line(key, _short_text(rotation.parameters[key]))
     yield from _axes_lines(rotation.rope)
     for length, rope in rotation.by_length.items():
         if length:
             yield f"  {length}"
-        yield from _frequency_lines(rope, rotation.unscaled)
+        yield from _factor_lines(rope, rotation)
+        table = band_lines(
+            pair_frequencies(rope), rotation.unscaled, pair_axes(rope), rotation.axes
+        )
+        yield from (f"    {line}" for line in table)
 
 
-def _pairing_lines(rope: RotaryEmbedding) -> Iterator[str]:
+def _pairing_lines(rotation: LayerRotation) -> Iterator[str]:
+    rope = rotation.rope
     pairs = rope.rotary_dim // 2
     if len(rope.blocks) > 1:
         widths = ", ".join(map(str, rope.blocks))
-        pairing = f"half-split within blocks of {widths} elements"
+        pairing = f"half-split in blocks of {widths} elements"
     elif rope.interleaved:
         pairing = "(2i, 2i+1), interleaved"
     else:
         pairing = f"(i, i+{pairs}), half-split"
     yield _line("pairs", f"{pairs}: {pairing}")
-    yield _line("widths", f"{rope.rotary_dim} of {rope.head_dim} elements of a head are rotated")
+    width = rotation.head_width
+    yield _line("widths", f"{rope.rotary_dim} of the {width} elements of a head are rotated")
+    if width != rope.head_dim:
+        yield _line("", f"head_dim {rope.head_dim}: pass the rotated slice alone")
     yield _line("rope type", rope.rope_type)
 
 
@@ -103,52 +107,32 @@ def _axes_lines(rope: RotaryEmbedding) -> Iterator[str]:
     if rope.axes > 1:
         counts = (rope.spec.inv_freq[0, :, 0] != 0).sum(axis=-1)
         yield _line("axes", f"{rope.axes}, which rotate {', '.join(map(str, counts))} pairs")
+    heads = rope.spec.inv_freq.shape[2]
+    if heads > 1:
+        yield _line("heads", f"{heads} with own frequencies; below: the first")
 
 
-def _frequency_lines(rope: RotaryEmbedding, unscaled: Float64 | None) -> Iterator[str]:
-    yield _line("attention factor", f"{rope.attention_factor:.6g}")
-    frequencies = pair_frequencies(rope)
-    rotated = frequencies[frequencies > 0]
-    shortest = 2 * np.pi / rotated.max()
-    longest = 2 * np.pi / rotated.min()
-    yield _line("wavelengths", f"{shortest:.6g} to {longest:.6g} tokens")
-    if unscaled is not None:
-        yield from _scaling_lines(frequencies, unscaled)
+def _factor_lines(rope: RotaryEmbedding, rotation: LayerRotation) -> Iterator[str]:
+    """Yield the attention factor, and the factor on scores of DeepSeek and its relatives.
 
-
-def _scaling_lines(frequencies: Float64, unscaled: Float64) -> Iterator[str]:
-    """Yield a line for each run of pairs that are scaled alike, with the growth of wavelengths."""
-    with np.errstate(divide="ignore"):
-        growth = unscaled / frequencies
-    labels = _scaling_labels(growth)
-    for label, run in groupby(range(len(labels)), key=labels.__getitem__):
-        pairs = list(run)
-        first = pairs[0]
-        last = pairs[-1]
-        name = f"pairs {first}-{last}" if first < last else f"pair {first}"
-        if label == _BETWEEN:
-            text = f"{growth[first]:.6g} to {growth[last]:.6g} times as long"
-        elif label == _MOST:
-            text = f"{growth[first]:.6g} times as long"
-        else:
-            text = label
-        yield f"    {name}: {text}"
-
-
-def _scaling_labels(growth: Float64) -> list[str]:
-    """Label each pair by the growth of its wavelength; infinite for pairs that are not rotated.
-
-    A single pair of largest growth gets no label of its own: it is the end of a ramp.
+    Both are defined by the same function m if a config of YaRN has the keys mscale.
     """
-    largest = growth[np.isfinite(growth)].max(initial=1.0)
-    scaled = np.isfinite(growth) & (np.abs(growth - 1) >= SAME)
-    scaled_most = scaled & (np.abs(growth / largest - 1) < SAME)
-    labels = np.full(growth.shape, _UNSCALED, dtype=object)
-    labels[scaled] = _BETWEEN
-    if scaled_most.sum() > 1:
-        labels[scaled_most] = _MOST
-    labels[np.isinf(growth)] = _UNROTATED
-    return list(labels)
+    factor = f"{rope.attention_factor:.6g}"
+    has_ratio = _is_ratio_of_mscales(rope, rotation.parameters)
+    on_scores = rotation.mscale_of_scores
+    ratio = " = m(mscale) / m(mscale_all_dim)" if has_ratio else ""
+    yield _line("attention factor", factor + ratio)
+    if on_scores is not None:
+        yield _line("factor of scores", f"{on_scores**2:.6g} = m(mscale_all_dim)²")
+        yield _line("", "applied by the model, not by the rotation")
+    if has_ratio or on_scores is not None:
+        yield _line("", "m(x) = 0.1·x·ln(factor) + 1")
+
+
+def _is_ratio_of_mscales(rope: RotaryEmbedding, parameters: Mapping[str, Any]) -> bool:
+    """Return True if the attention factor follows from mscale and mscale_all_dim."""
+    has_both = parameters.get("mscale") and parameters.get("mscale_all_dim")
+    return rope.rope_type == "yarn" and bool(has_both) and "attention_factor" not in parameters
 
 
 def _line(name: str, value: object) -> str:

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from rope_cpu.arguments import scalars
-from rope_cpu.array_types import Float64
+from rope_cpu.array_types import Float64, Int64
+from rope_cpu.cli.show_axes import Axis, position_axes
+from rope_cpu.cli.show_model import contexts, head_width, maximum_context, mscale_of_scores
 from rope_cpu.configs.layers import layer_parameters, model_layers
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.frequencies import scaling
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerRotation:
     """The rotation of a group of layers.
 
-    name: title of the group. parameters: its rope parameters.
+    model: its model type. layers: name of the group. parameters: its rope parameters.
     by_length: a rotary embedding for each sequence length at which it differs, under a text such as
         "at 8192 tokens", under "" if it depends on no length; empty for layers without rotation.
-    unscaled: frequencies before scaling, None if the config has no rope parameters.
+    unscaled: frequencies before scaling, one for each pair.
+    axes: name and unit of each position axis.
+    contexts: the original and the maximum context in tokens, by name, as far as they are known.
+    head_width: elements of a head, of which latent attention (MLA) rotates a slice.
+    mscale_of_scores: the m of YaRN whose square multiplies the scores in the model, None if there
+        is none.
     """
 
-    name: str
-    parameters: Mapping[str, Any]
-    by_length: Mapping[str, RotaryEmbedding]
-    unscaled: Float64 | None
+    model: str
+    layers: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    by_length: Mapping[str, RotaryEmbedding] = field(default_factory=dict)
+    unscaled: Float64 = field(default_factory=lambda: np.empty(0))
+    axes: Sequence[Axis] = ()
+    contexts: Mapping[str, int] = field(default_factory=dict)
+    head_width: int = 0
+    mscale_of_scores: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The title of the group."""
+        return f"{self.model}, {self.layers}"
 
     @property
     def rope(self) -> RotaryEmbedding:
@@ -44,23 +60,46 @@ def pair_frequencies(rope: RotaryEmbedding) -> Float64:
     return frequencies
 
 
+def pair_axes(rope: RotaryEmbedding) -> Int64:
+    """Return the axis of each pair of the first head, -1 for a pair without rotation."""
+    by_axis = np.abs(rope.spec.inv_freq[0, :, 0])
+    axis: Int64 = np.where(by_axis.any(axis=0), by_axis.argmax(axis=0), -1)
+    return axis
+
+
 def layer_rotations(
     config: ModelConfig, layer_type: str | None, interleaved: bool | None
 ) -> Iterator[LayerRotation]:
     """Yield the rotation of each layer type of a config, or of the given one."""
     if not config.rope_parameters:
-        rope = RotaryEmbedding.from_spec(config.spec(layer_type, interleaved=interleaved))
-        yield LayerRotation(f"{config.model_type}, all layers", {}, {"": rope}, None)
+        yield _only_rotation(config, layer_type, interleaved)
         return
     names: list[str | None]
     if layer_type is not None:
         names = [layer_type]
     else:
         names = [label or None for label in config.rope_parameters]
-    model = config.model_type or "unknown model type"
     layers = "all rotated layers" if _has_unrotated_layers(config) else "all layers"
     for name in names:
-        yield _layer_rotation(config, name, interleaved, title=f"{model}, {name or layers}")
+        yield _layer_rotation(config, name, interleaved, title=name or layers)
+
+
+def _only_rotation(
+    config: ModelConfig, layer_type: str | None, interleaved: bool | None
+) -> LayerRotation:
+    """Return the rotation of a config without rope parameters: it has several axes, unscaled."""
+    rope = RotaryEmbedding.from_spec(config.spec(layer_type, interleaved=interleaved))
+    axes = position_axes(config, rope.axes)
+    counts_tokens = all(axis.extent is None for axis in axes)
+    return LayerRotation(
+        model=str(config.model_type),
+        layers="all layers",
+        by_length={"": rope},
+        unscaled=pair_frequencies(rope),
+        axes=axes,
+        contexts=contexts(rope, {}, config.values) if counts_tokens else {},
+        head_width=rope.head_dim,
+    )
 
 
 def _has_unrotated_layers(config: ModelConfig) -> bool:
@@ -73,15 +112,25 @@ def _layer_rotation(
     config: ModelConfig, layer_type: str | None, interleaved: bool | None, title: str
 ) -> LayerRotation:
     """Return the rotation of a layer type; None: of all layers."""
+    model = config.model_type or "unknown model type"
     label = layer_type or ""
     if label in config.rope_parameters and config.rope_parameters[label] is None:
-        return LayerRotation(f"{title}: not rotated", {}, {}, None)
+        return LayerRotation(model=model, layers=f"{title}: not rotated")
     rope = RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
     _, parameters = layer_parameters(
         config.rope_parameters, config.values, config.facts, layer_type, None
     )
-    by_length = dict(_by_length(rope, config.values))
-    return LayerRotation(title, parameters, by_length, _unscaled(rope, parameters))
+    return LayerRotation(
+        model=model,
+        layers=title,
+        parameters=parameters,
+        by_length=dict(_by_length(rope, config.values)),
+        unscaled=_unscaled(rope, parameters),
+        axes=position_axes(config, rope.axes),
+        contexts=contexts(rope, parameters, config.values),
+        head_width=head_width(rope, config.values),
+        mscale_of_scores=mscale_of_scores(config, rope, parameters),
+    )
 
 
 def _by_length(
@@ -93,9 +142,7 @@ def _by_length(
         yield "", rope
         return
     original = rule.original_length
-    longer = scalars.whole_number(
-        "max_position_embeddings", values.get("max_position_embeddings", 0), 0
-    )
+    longer = maximum_context(values)
     if rope.rope_type == "dynamic":
         # Its frequencies depend on every length above the original one: show one far above.
         longer = max(longer, 4 * original)
