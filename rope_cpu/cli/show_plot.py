@@ -2,62 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
 
-from rope_cpu.array_types import Float64
-from rope_cpu.cli.show_summary import LayerRotation, pair_frequencies
-from rope_cpu.rotation.embedding import RotaryEmbedding
+from rope_cpu.arguments.texts import cut
+from rope_cpu.cli.show_axes import Axis
+from rope_cpu.cli.show_curves import Curve, rotation_curves
+from rope_cpu.cli.show_panels import SMALL, draw_scores, draw_wavelengths, wavelength_scale
+from rope_cpu.cli.show_summary import LayerRotation
 
-DISTANCES = np.unique(np.geomspace(1, 131072, 400).astype(int))
+# Inches.
+_WIDTH = 9.0
+_ROW_HEIGHT = 3.2
+_TITLE_AND_LEGEND_HEIGHT = 1.2
+_CAPTION_HEIGHT = 0.5
+
+_CAPTION = (
+    "Expected score: the mean over {pairs} of cos(distance · frequency). It is the score of a "
+    "query and a key whose pairs have the same direction, relative to distance 0, where it is 1; "
+    "the attention factor is left out. Each point is the mean over all distances within 10 %."
+)
+_CAPTION_WIDTH = 145  # characters
+
+# Three labels up to this length fit beside each other.
+_SHORT_LABEL = 45
 
 
 def plot(rotations: Sequence[LayerRotation], path: Path) -> None:
-    """Draw wavelengths before and after scaling, and expected scores, into a file.
-
-    The expected score of a query and a key whose pairs have the same direction is A² times the mean
-    cosine of their angles (A: the attention factor); it is 1 at distance 0 for A = 1.
-    """
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    axes = figure.subplots(1, 2)
-    waves, decay = axes
-    for rotation in rotations:
-        if rotation.unscaled is not None and _is_scaled(rotation, rotation.unscaled):
-            label = f"{rotation.name}, before scaling"
-            _draw_curves(axes, rotation.unscaled, label=label, style="--")
-        for length, rope in rotation.by_length.items():
-            label = f"{rotation.name} {length}".strip()
-            score = rope.attention_factor**2
-            _draw_curves(axes, pair_frequencies(rope), label=label, style="-", score=score)
-    waves.set(xlabel="pair", ylabel="wavelength in tokens", yscale="log")
-    decay.set(xlabel="distance in tokens", ylabel="expected score", xscale="log")
-    figure.legend(
-        *waves.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small"
-    )
-    figure.savefig(path)
+    """Draw the wavelengths of rotations and their expected scores into a file."""
+    draw(rotations).savefig(path, dpi=130)
 
 
-def _is_scaled(rotation: LayerRotation, unscaled: Float64) -> bool:
-    return not all(
-        np.allclose(unscaled, pair_frequencies(rope)) for rope in rotation.by_length.values()
-    )
+def draw(rotations: Sequence[LayerRotation]) -> Figure:
+    """Return the figure: a panel of wavelengths for each axis, and a panel of expected scores."""
+    rotated = [rotation for rotation in rotations if rotation.by_length]
+    curves = list(rotation_curves(rotated))
+    contexts = {name: length for rotation in rotated for name, length in rotation.contexts.items()}
+    axes = list(dict.fromkeys(curve.axis for curve in curves))
+    rows = len(axes) // 2 + 1
+    heights = (_ROW_HEIGHT * rows + _TITLE_AND_LEGEND_HEIGHT, _CAPTION_HEIGHT)
+    figure = Figure(figsize=(_WIDTH, sum(heights)), layout="constrained")
+    parts = figure.subfigures(2, 1, height_ratios=heights, squeeze=False)
+    panels, footer = parts.ravel()
+    panels.suptitle(_plain(_title(rotated)), fontsize=11)
+    _add_panels(panels, axes, curves, contexts)
+    _add_legend(panels)
+    caption = _CAPTION.format(pairs="the pairs of an axis" if len(axes) > 1 else "rotated pairs")
+    footer.text(0.02, 0.95, textwrap.fill(caption, _CAPTION_WIDTH), fontsize=SMALL, va="top")
+    return figure
 
 
-def _draw_curves(
-    axes: Any, frequencies: Float64, *, label: str, style: str, score: float = 1
+def _add_panels(
+    panels: SubFigure, axes: Sequence[Axis], curves: Sequence[Curve], contexts: Mapping[str, int]
 ) -> None:
-    """Draw the wavelengths of all pairs, and the expected score; score: its value at distance 0."""
-    waves, decay = axes
-    wavelengths = np.full(frequencies.shape, np.nan)
-    rotated = frequencies > 0
-    wavelengths[rotated] = 2 * np.pi / frequencies[rotated]
-    # Wavelengths that fall belong to the next axis, whose curve is separate.
-    starts = np.flatnonzero(np.diff(wavelengths) < 0) + 1
-    pairs = np.insert(np.arange(len(wavelengths), dtype=float), starts, np.nan)
-    (line,) = waves.plot(pairs, np.insert(wavelengths, starts, np.nan), style, label=label)
-    cos, _ = RotaryEmbedding.from_inv_freq(frequencies).cos_sin(DISTANCES, dtype=np.float64)
-    decay.plot(DISTANCES, score * cos.mean(axis=-1), style, color=line.get_color())
+    """Draw two panels in a row; the last one, of the scores, takes the space that is left.
+
+    Panels of the same unit have the same wavelengths at the same height.
+    """
+    grid = panels.add_gridspec(len(axes) // 2 + 1, 2)
+    panel_of_unit: dict[str, Axes] = {}
+    for number, axis in enumerate(axes):
+        cell = grid[number // 2, number % 2]
+        panel = panels.add_subplot(cell, sharey=panel_of_unit.get(axis.unit))
+        if axis.unit not in panel_of_unit:
+            same_unit = [curve for curve in curves if curve.axis.unit == axis.unit]
+            panel.set_yscale(wavelength_scale(same_unit))
+            panel_of_unit[axis.unit] = panel
+        draw_wavelengths(panel, [curve for curve in curves if curve.axis == axis], contexts)
+    last_cell = grid[-1, :] if len(axes) % 2 == 0 else grid[-1, 1]
+    draw_scores(panels.add_subplot(last_cell), curves, contexts)
+
+
+def _add_legend(panels: SubFigure) -> None:
+    """Add one legend for all panels, below them."""
+    handles: dict[str, Any] = {}
+    for panel in panels.axes:
+        own_handles, labels = panel.get_legend_handles_labels()
+        handles.update(zip(labels, own_handles, strict=True))
+    panels.legend(
+        list(handles.values()),
+        [_plain(label) for label in handles],
+        loc="outside lower center",
+        ncols=3 if len(handles) % 3 == 0 and max(map(len, handles)) < _SHORT_LABEL else 2,
+        fontsize=SMALL,
+        frameon=False,
+    )
+
+
+def _title(rotations: Sequence[LayerRotation]) -> str:
+    """Return the model and its rope type, and in a second line contexts and attention factors."""
+    first = rotations[0]
+    types = dict.fromkeys(rotation.rope.rope_type for rotation in rotations)
+    contexts = dict.fromkeys(
+        f"{name} {length}" for rotation in rotations for name, length in rotation.contexts.items()
+    )
+    factors = dict.fromkeys(
+        f"{rope.attention_factor:.4g}"
+        for rotation in rotations
+        for rope in rotation.by_length.values()
+    )
+    facts = [*contexts, _counted("attention factor", factors)]
+    if first.rope.spec.inv_freq.shape[2] > 1:
+        facts.append("the first head")
+    return f"{cut(first.model)}, {_counted('rope type', types)}\n{', '.join(facts)}"
+
+
+def _counted(noun: str, names: Collection[str]) -> str:
+    """Return "rope type yarn", or "rope types yarn and default"."""
+    plural = "s" if len(names) > 1 else ""
+    return f"{noun}{plural} {' and '.join(names)}"
+
+
+def _plain(text: str) -> str:
+    """Return a text in which Matplotlib takes no dollar sign for the start of a formula."""
+    return text.replace("$", "\\$")
