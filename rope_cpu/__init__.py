@@ -1,5 +1,7 @@
 """Rotary position embeddings for NumPy and ONNX on the CPU: exact, fast, in every variant."""
 
+from typing import TYPE_CHECKING
+
 from rope_cpu import positions
 from rope_cpu.convert import convert_weight
 from rope_cpu.kernels.threads import get_num_threads, set_num_threads
@@ -22,3 +24,13 @@ __all__ = [
     "sinusoidal",
     "warmup",
 ]
+
+
+if not TYPE_CHECKING:  # type checkers would accept every attribute of a module with `__getattr__`
+
+    def __getattr__(name: str) -> object:
+        """Refuse the packages that `import rope_cpu` does not load, with the import that does."""
+        text = f"module {__name__!r} has no attribute {name!r}"
+        if name == "export":
+            text += "; load this package with `from rope_cpu import export`"
+        raise AttributeError(text, name=name)

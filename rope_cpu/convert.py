@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rope_cpu.arguments.arrays import not_an_array
 from rope_cpu.arguments.scalars import (
     check_shape_size,
     choice,
@@ -67,7 +68,10 @@ def convert_weight(
     >>> rope_cpu.convert_weight([0, 1, 2, 3, 10, 11, 12, 13], 2, to="half")
     array([ 0,  2,  1,  3, 10, 12, 11, 13])
     """
-    w = regular_array("w", w)
+    array = regular_array("w", w)
+    if array.dtype == object and not array.ndim:
+        raise not_an_array("w", w)
+    w = array
     choice("to", to, TARGET_PAIRINGS)
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise TypeError(f"`axis` is {shown(axis)}; it must be an integer")

@@ -42,11 +42,25 @@ def to_dtype(value: Any) -> Any:
         return np.dtype(value)
 
 
+def not_an_array(name: str, value: object, like: str = "") -> TypeError:
+    """Return the error for an argument of another type, with the call that makes it an array.
+
+    like: the rest of the rule for an output, for which a converted copy would be of no use.
+    """
+    text = f"`{name}` is a {type(value).__name__}; it must be a NumPy array{like}"
+    # The arrays of PyTorch, JAX and others share their memory through DLPack.
+    if hasattr(value, "__dlpack__"):
+        text += f": pass np.from_dlpack({name})"
+    elif not like:
+        text += f": pass np.asarray({name})"
+    return TypeError(text)
+
+
 def check_array(name: str, x: object, layout: str) -> Array:
     """Return `x` if it is an array that can be rotated in this layout; raise otherwise."""
     if type(x) is not np.ndarray:
         if not isinstance(x, np.ndarray):
-            raise TypeError(f"`{name}` is a {type(x).__name__}; it must be a NumPy array")
+            raise not_an_array(name, x)
         refuse_masked(name, x)
     if x.dtype not in DTYPE_NAMES:
         raise TypeError(
@@ -152,9 +166,7 @@ def _check_output(
 ) -> None:
     """Raise unless a result of this shape and dtype can be written to `out`."""
     if not isinstance(out, np.ndarray):
-        raise TypeError(
-            f"`{name}` is a {type(out).__name__}; it must be a NumPy array like `{input_name}`"
-        )
+        raise not_an_array(name, out, f" like `{input_name}`")
     refuse_masked(name, out)
     if out.dtype != dtype:
         raise TypeError(
@@ -231,7 +243,7 @@ def check_tables(cos: object, sin: object, looked_up: bool, layout: str) -> tupl
 def _check_table(name: str, table: object, dimensions: tuple[int, ...], rule: str) -> Array:
     """Return cos or sin; raise unless it is a float array of the given number of dimensions."""
     if not isinstance(table, np.ndarray):
-        raise TypeError(f"`{name}` is a {type(table).__name__}; it must be a NumPy array")
+        raise not_an_array(name, table)
     refuse_masked(name, table)
     if table.dtype not in (np.float32, np.float64):
         raise TypeError(

@@ -7,7 +7,7 @@ the rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -17,24 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Float64
-
-# Argument names of other libraries, with the names here.
-_NAMES_HERE = {
-    **dict.fromkeys(("dim", "rope_dim", "head_size", "d_head"), "head_dim"),
-    **dict.fromkeys(("base", "theta", "rope_base", "freq_base"), "rope_theta"),
-    **dict.fromkeys(("rope_scaling", "rope_parameters"), "scaling"),
-    **dict.fromkeys(("max_seq_len", "max_position", "max_length"), "max_position_embeddings"),
-    **dict.fromkeys(("rotary_emb_dim", "rotary_embedding_dim", "n_rot"), "rotary_dim"),
-}
-
-
-def refuse_other_names(owner: str, arguments: Iterable[str]) -> None:
-    """Raise TypeError if an argument has the name that another library uses for it."""
-    for name in arguments:
-        if name in _NAMES_HERE:
-            raise TypeError(
-                f"{owner} has no argument `{name}`; here it is called `{_NAMES_HERE[name]}`"
-            )
 
 
 def whole_number(name: str, value: object, least: int = 1, most: int = limits.WHOLE) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from itertools import islice
 from reprlib import Repr
 from typing import Any
@@ -12,6 +14,10 @@ import numpy as np
 MAX_CHARACTERS = 300
 
 _GAP = " … "
+
+# Characters of a name that are compared with known names, and the share of them that must agree.
+_LONGEST_NAME = 64
+_SIMILAR = 0.75
 
 
 class _ShortRepr(Repr):
@@ -51,6 +57,15 @@ def cut(text: str) -> str:
         return text
     half = (MAX_CHARACTERS - len(_GAP)) // 2
     return f"{text[:half]}{_GAP}{text[-half:]}"
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return " (did you mean 'llama'?)" for a misspelt name, "" if no known one is similar."""
+    if not isinstance(name, str):
+        return ""
+    # Names from files may be of any length, and a comparison takes the product of the lengths.
+    close = get_close_matches(name[:_LONGEST_NAME].lower(), known, n=1, cutoff=_SIMILAR)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def first_line(error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import Path
@@ -14,6 +15,9 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.configs import diffusers, ernie, text, vision
 from rope_cpu.configs.containers import check_containers
 from rope_cpu.configs.model_config import ModelConfig
+
+# The name of a repository on the Hugging Face Hub, such as "meta-llama/Llama-3.1-8B".
+_REPOSITORY = re.compile(r"(?!.*\.json)\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 
 
 def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> ModelConfig:
@@ -65,6 +69,16 @@ def _parse(raw: Mapping[str, Any]) -> ModelConfig:
     return text.parse(raw)
 
 
+def _missing_file(name: str) -> ValueError:
+    """Return the error for a path without a config, which may be the name of a repository."""
+    text = f"`config` is {shown(name)}, which is neither a file nor a folder with a config.json"
+    if not _REPOSITORY.fullmatch(name):
+        return ValueError(text)
+    return ValueError(
+        f"{text}; nothing is downloaded: give the path that `hf download {name} config.json` prints"
+    )
+
+
 def load(config: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a config file as a dict; raises as `read` does."""
     if isinstance(config, Mapping):
@@ -75,8 +89,7 @@ def load(config: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
     if os.path.isdir(path):
         path = os.path.join(path, "config.json")
     if not os.path.isfile(path):
-        rule = "which is neither a file nor a folder with a config.json"
-        raise ValueError(f"`config` is {shown(fspath(config))}, {rule}")
+        raise _missing_file(fspath(config))
     size = os.path.getsize(path)
     if size > limits.CONFIG_BYTES:
         rule = f"a config may have at most {limits.CONFIG_BYTES}"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rope_cpu.arguments import scalars
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.texts import did_you_mean, shown
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.containers import check_containers
 from rope_cpu.configs.layers import layer_parameters
 from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.configs.model_types import UNROTATED, ModelFacts, model_facts, value_at
+from rope_cpu.configs.model_types import UNROTATED, ModelFacts, model_facts, table_rows, value_at
 from rope_cpu.configs.rope_parameters import head_dim, is_latent, rope_parameters_by_type
 from rope_cpu.frequencies import axes, scaling
 from rope_cpu.frequencies.spec import RopeSpec, reverse_direction
@@ -102,9 +102,11 @@ class TextConfig(ModelConfig):
             return interleaved
         pairing = self.facts.interleaved
         if pairing is None:
+            model_type = self.values.get("model_type")
+            meant = did_you_mean(model_type, table_rows())
             raise ValueError(
-                f"`model_type` is {shown(self.values.get('model_type'))}, so the pairing is not "
-                "known; give `interleaved` (True for pairs (2i, 2i+1), False for (i, i+n))"
+                f"`model_type` is {shown(model_type)}{meant}, so the pairing is not known; give "
+                "`interleaved` (True for pairs (2i, 2i+1), False for (i, i+n))"
             )
         if isinstance(pairing, str):
             return scalars.boolean(pairing, self.values.get(pairing, True))

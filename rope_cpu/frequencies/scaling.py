@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.arguments.texts import cut, did_you_mean, shown
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies import spec as specs
 from rope_cpu.frequencies.rope_types import ALIASES, ROPE_TYPES, RopeSettings
@@ -279,9 +279,10 @@ def rope_type_name(section: Mapping[str, Any]) -> str:
     names = {key: section[key] for key in ("rope_type", "type") if section.get(key) is not None}
     for key, name in names.items():
         if not isinstance(name, str) or ALIASES.get(name, name) not in ROPE_TYPES:
-            known = ", ".join(sorted([*ROPE_TYPES, *ALIASES]))
+            known = sorted([*ROPE_TYPES, *ALIASES])
             raise ValueError(
-                f"`{key}` is {shown(name)}, which is not a known rope type; known are {known}"
+                f"`{key}` is {shown(name)}{did_you_mean(name, known)}, which is not a known rope "
+                f"type; known are {', '.join(known)}"
             )
     rope_types = {ALIASES.get(name, name) for name in names.values()}
     if len(rope_types) > 1:

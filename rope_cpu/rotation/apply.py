@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,11 +14,13 @@ from rope_cpu.arguments.arrays import (
     check_tables,
     share_memory,
 )
+from rope_cpu.arguments.names import hide_other_names, refuse_names
 from rope_cpu.arguments.scalars import boolean
 from rope_cpu.array_types import COMPUTE_DTYPES, Array
 from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
 
 
+@hide_other_names
 def apply_rotary(
     x: Array,
     cos: Array,
@@ -29,6 +31,7 @@ def apply_rotary(
     layout: str = "bshd",
     inverse: bool = False,
     out: Array | None = None,
+    **_others: Never,
 ) -> Array:
     """Rotate `x` by tables of cos and sin, like the ONNX operator RotaryEmbedding.
 
@@ -77,6 +80,8 @@ def apply_rotary(
     >>> np.array_equal(rope_cpu.apply_rotary(x, cos, sin), rope.rotate(x))
     True
     """
+    if _others:
+        refuse_names("apply_rotary", _others)
     x = check_array("x", x, check_layout(layout))
     cos, sin = check_tables(cos, sin, position_ids is not None, layout)
     rotary_dim = 2 * cos.shape[-1]
@@ -87,11 +92,7 @@ def apply_rotary(
                 "pass another array or a copy of the table"
             )
     if rotary_dim > x.shape[-1]:
-        raise ValueError(
-            f"`x` has head_dim {x.shape[-1]}, but `cos` of shape {cos.shape} rotates {rotary_dim} "
-            f"elements: it must have at most {x.shape[-1] // 2} columns, one for each pair. The "
-            "tables of transformers repeat them: pass cos[..., :n] and sin[..., :n] with n pairs"
-        )
+        raise _too_wide(cos, x.shape[-1], boolean("interleaved", interleaved))
     if position_ids is not None:
         ids = check_ids.parse_table_rows(position_ids, cos.shape, layout)
         cos = cos[ids]
@@ -117,6 +118,32 @@ def apply_rotary(
         {"x": x}, outs, layout, x.shape[-1], cos_sin.shape[1:], (subject, subject), launch_for
     )
     return result
+
+
+def _too_wide(cos: Array, head_dim: int, interleaved: bool) -> ValueError:
+    """Return the error for tables with more columns than pairs, such as those of transformers.
+
+    Those have the columns of all pairs twice, or each column twice.
+    """
+    columns = cos.shape[-1]
+    n = columns // 2
+    text = (
+        f"`x` has head_dim {head_dim}, but `cos` of shape {cos.shape} rotates {2 * columns} "
+        f"elements: it must have at most {head_dim // 2} columns, one for each pair"
+    )
+    if columns % 2 or n > head_dim // 2:
+        return ValueError(text)
+    forms = [
+        (f":{n}", np.array_equal(cos[..., :n], cos[..., n:])),
+        ("::2", np.array_equal(cos[..., ::2], cos[..., 1::2])),
+    ]
+    if interleaved:
+        forms.reverse()
+    kept = next((columns for columns, repeated in forms if repeated), forms[0][0])
+    return ValueError(
+        f"{text}. Full-width tables hold each pair twice: pass cos[..., {kept}] and "
+        f"sin[..., {kept}]"
+    )
 
 
 def _table(cos: Array, sin: Array) -> Array:

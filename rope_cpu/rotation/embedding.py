@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Self
+from typing import Any, Never, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -17,6 +17,11 @@ from rope_cpu.arguments.arrays import (
     check_dtype,
     check_layout,
     check_out_tables,
+)
+from rope_cpu.arguments.names import (
+    hide_other_names,
+    refuse_constructor_names,
+    refuse_names,
 )
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array, Float64
@@ -118,7 +123,7 @@ class RotaryEmbedding:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Refuse the argument names of other libraries with a text that gives the name here."""
-        scalars.refuse_other_names(cls.__name__, kwargs)
+        refuse_constructor_names(cls.__name__, kwargs)
         return super().__new__(cls)
 
     # `inspect.signature`, `help` and editors show the arguments of `__init__`.
@@ -538,12 +543,14 @@ class RotaryEmbedding:
             return self
         return type(self).from_spec(self._spec.at_length(lengths))
 
+    @hide_other_names
     def cos_sin(
         self,
         position_ids: ArrayLike,
         dtype: DTypeLike = np.float32,
         *,
         out: tuple[Array, Array] | None = None,
+        **_others: Never,
     ) -> tuple[Array, Array]:
         """Return cos and sin of positions, times the attention factor.
 
@@ -580,6 +587,8 @@ class RotaryEmbedding:
         >>> cos.shape, cos[0, :3]
         ((2, 32), array([1., 1., 1.], dtype=float32))
         """
+        if _others:
+            refuse_names("cos_sin", _others)
         wanted = check_dtype(dtype)
         axes = self.axes
         ids = check_ids.position_array("position_ids", position_ids)
@@ -606,6 +615,7 @@ class RotaryEmbedding:
         self._cos_sin.write(positions, "rotate", cos, sin)
         return cos, sin
 
+    @hide_other_names
     def rotate(
         self,
         x: Array,
@@ -615,6 +625,7 @@ class RotaryEmbedding:
         layout: str = "bshd",
         inverse: bool = False,
         out: Array | None = None,
+        **_others: Never,
     ) -> Array:
         """Rotate one array.
 
@@ -660,9 +671,12 @@ class RotaryEmbedding:
         >>> np.allclose(rope.rotate(x_rot, offset=[17, 4], inverse=True), x)
         True
         """
+        if _others:
+            refuse_names("rotate", _others)
         plan = self._call_plan("x", x, position_ids, offset, layout, inverse)
         return plan.rotate(x, out)
 
+    @hide_other_names
     def __call__(
         self,
         q: Array,
@@ -673,6 +687,7 @@ class RotaryEmbedding:
         layout: str = "bshd",
         inverse: bool = False,
         out: tuple[Array, Array] | None = None,
+        **_others: Never,
     ) -> tuple[Array, Array]:
         """Rotate queries and keys of the same tokens.
 
@@ -707,11 +722,19 @@ class RotaryEmbedding:
         >>> q_rot.shape, k_rot.shape
         ((1, 3, 8, 64), (1, 3, 2, 64))
         """
+        if _others:
+            refuse_names("a RotaryEmbedding", _others)
         plan = self._call_plan("q", q, position_ids, offset, layout, inverse)
         return plan(q, k, out)
 
+    @hide_other_names
     def plan(
-        self, position_ids: ArrayLike, *, layout: str = "bshd", inverse: bool = False
+        self,
+        position_ids: ArrayLike,
+        *,
+        layout: str = "bshd",
+        inverse: bool = False,
+        **_others: Never,
     ) -> RotaryPlan:
         """Compute cos and sin of a step's positions once, for every layer and every dtype.
 
@@ -739,6 +762,8 @@ class RotaryEmbedding:
         ...     k = np.ones((1, 1, 2, 64), np.float32)
         ...     q_rot, k_rot = plan(q, k)
         """
+        if _others:
+            refuse_names("plan", _others)
         positions = self._checked_positions("position_ids", position_ids, check_layout(layout))
         return RotaryPlan(self._cos_sin, self._pairing, positions, layout, _operation(inverse))
 

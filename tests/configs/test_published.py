@@ -20,7 +20,7 @@ REFUSED = {
     "a rotation",
     "diffusers/longcat_video": "`_class_name` is 'LongCatVideoTransformer3DModel', which does "
     "not determine a rotation",
-    "gpt_neox-2.7b-2021": "`model_type` is 'gpt-neox', so the pairing is not known",
+    "gpt_neox-2.7b-2021": "`model_type` is 'gpt-neox' .did you mean 'gpt_neox'",
     "hf_olmo-tiny": "`rope` is False in a config of model type 'hf_olmo'",
     "minicpm3-4b-nomodeltype": "`model_type` is None, so the pairing is not known",
     "nemotron_h-30b-a3b": "`model_type` is 'nemotron_h': its attention layers are not rotated",

@@ -151,7 +151,7 @@ REFUSED = [
         "`position_ids` is a list of unequal rows; it must be a regular array",
     ),
     (
-        lambda: ROPE.plan(3),
+        lambda: ROPE.plan(3.0),
         ValueError,
         "`position_ids` has shape .*; it must be .seq,. or .batch, seq.",
     ),

@@ -1,0 +1,152 @@
+"""Errors for the habits of other libraries: each names the argument, value or call to use here."""
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+
+import rope_cpu
+from rope_cpu import RotaryEmbedding
+
+ROPE = RotaryEmbedding(128)
+X = np.zeros((1, 3, 2, 128), np.float32)
+COS, SIN = ROPE.cos_sin(np.arange(3))
+
+
+class Tensor:
+    """An array of another library, which shares its memory through DLPack alone."""
+
+    def __dlpack__(self, **_):
+        raise AssertionError("must not be called")
+
+
+CONVERTED = {
+    "x": lambda other: ROPE.rotate(other),
+    "q": lambda other: ROPE(other, X),
+    "k": lambda other: ROPE(X, other),
+    "keys": lambda other: ROPE.shift(other, 1),
+    "cos": lambda other: rope_cpu.apply_rotary(X, other, SIN),
+    "sin": lambda other: rope_cpu.apply_rotary(X, COS, other),
+}
+# Calls whose argument has the name of another call.
+MORE = [
+    ("x", lambda other: ROPE.plan([0]).rotate(other)),
+    ("k", lambda other: ROPE.plan([0, 1, 2])(X, other)),
+    ("x", lambda other: rope_cpu.apply_rotary(other, COS, SIN)),
+]
+
+
+@pytest.mark.parametrize(("name", "call"), [*CONVERTED.items(), *MORE])
+def test_arrays_of_other_libraries_get_their_conversion(name, call):
+    for other, conversion in ((Tensor(), "np.from_dlpack"), ([1.0], "np.asarray")):
+        with pytest.raises(TypeError) as caught:
+            call(other)
+        assert f"`{name}` is a {type(other).__name__}" in str(caught.value)
+        assert f"{conversion}({name})" in str(caught.value)
+
+
+def test_an_output_of_another_library_gets_its_conversion():
+    with pytest.raises(TypeError, match=re.escape("like `q`: pass np.from_dlpack(out[0])")):
+        ROPE(X, X, out=(Tensor(), Tensor()))
+
+
+def test_a_weight_that_is_no_array_gets_its_conversion():
+    with pytest.raises(TypeError, match=re.escape("np.from_dlpack(w)")):
+        rope_cpu.convert_weight(Tensor(), 2, to="half")
+
+
+ROTATIONS = {
+    "rope": lambda **others: ROPE(X, X, **others),
+    "rotate": lambda **others: ROPE.rotate(X, **others),
+    "plan": lambda **others: ROPE.plan([0], **others),
+    "cos_sin": lambda **others: ROPE.cos_sin([0], **others),
+    "apply_rotary": lambda **others: rope_cpu.apply_rotary(X, COS, SIN, **others),
+}
+
+
+@pytest.mark.parametrize("call", ROTATIONS.values(), ids=ROTATIONS)
+def test_argument_names_of_other_libraries_get_the_name_here(call):
+    for name, here in {
+        "positions": "position_ids",
+        "pos": "position_ids",
+        "start": "offset",
+    }.items():
+        with pytest.raises(TypeError, match=f"`{name}`; here it is called `{here}`"):
+            call(**{name: 1})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        call(nonsense=1)
+
+
+@pytest.mark.parametrize("call", [ROPE.plan, ROPE.cos_sin])
+def test_required_positions_under_another_name(call):
+    with pytest.raises(TypeError, match="position_ids"):
+        call(positions=[0])
+
+
+FUNCTIONS = [
+    RotaryEmbedding.__call__,
+    RotaryEmbedding.rotate,
+    RotaryEmbedding.plan,
+    RotaryEmbedding.cos_sin,
+    rope_cpu.apply_rotary,
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_signatures_show_the_real_arguments(function):
+    kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    assert inspect.Parameter.VAR_KEYWORD not in kinds
+    assert "position_ids" in inspect.signature(function).parameters
+
+
+@pytest.mark.parametrize("position", [5, np.int64(-5)])
+def test_one_number_for_positions_is_an_offset(position):
+    for call in (lambda: ROPE.rotate(X, position), lambda: ROPE(X, X, position)):
+        with pytest.raises(ValueError, match=f"`position_ids` is {position}.*`offset={position}`"):
+            call()
+    with pytest.raises(ValueError, match=re.escape(f"np.arange({position}, {position} + seq)")):
+        ROPE.plan(position)
+
+
+HALVES = np.concatenate([COS, COS], axis=-1)
+NEIGHBOURS = np.repeat(COS, 2, axis=-1)
+WIDE = [
+    (HALVES, False, ":64"),
+    (HALVES, True, ":64"),
+    (NEIGHBOURS, True, "::2"),
+    (NEIGHBOURS, False, "::2"),
+    (np.ones((3, 128)), False, ":64"),
+    (np.ones((3, 128)), True, "::2"),
+    (np.arange(3 * 128.0).reshape(3, 128), True, "::2"),
+    (HALVES[:, 16:-16], False, ":48"),
+]
+
+
+@pytest.mark.parametrize(("cos", "interleaved", "columns"), WIDE)
+def test_full_width_tables_get_the_slice(cos, interleaved, columns):
+    """That of their own form, or that of the pairing if they fit both forms or none."""
+    slices = re.escape(f"cos[..., {columns}]") + ".*" + re.escape(f"sin[..., {columns}]")
+    with pytest.raises(ValueError, match=slices):
+        rope_cpu.apply_rotary(X, cos, cos, interleaved=interleaved)
+
+
+@pytest.mark.parametrize("columns", [65, 200])
+def test_tables_that_are_only_too_wide_get_no_slice(columns):
+    table = np.ones((3, columns))
+    with pytest.raises(ValueError, match="at most 64 columns") as caught:
+        rope_cpu.apply_rotary(X, table, table)
+    assert "..." not in str(caught.value)
+
+
+def test_the_package_for_onnx_is_named(run_program):
+    program = """
+    import rope_cpu
+    for name in ("export", "nonsense"):
+        try: getattr(rope_cpu, name)
+        except AttributeError as error: print(error)
+    """
+    of_export, of_nonsense = run_program(program)[0].splitlines()
+    assert "from rope_cpu import export" in of_export
+    assert "import" not in of_nonsense
+    assert "'nonsense'" in of_nonsense
