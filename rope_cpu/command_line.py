@@ -13,6 +13,7 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
 from rope_cpu.configs.model_types import data
 from rope_cpu.configs.reader import read
+from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 DEFAULT_CONFIG = "llama3.1-8b.json"
@@ -143,10 +144,16 @@ def both_pairings(
     except (TypeError, ValueError):
         spec = rope_from_config(config, layer_type, False).spec
         own = None
+    half, interleaved = in_both_pairings(spec)
+    return half, interleaved, own
+
+
+def in_both_pairings(spec: RopeSpec) -> tuple[RotaryEmbedding, RotaryEmbedding]:
+    """Return a rotation in half-split pairs, and the same in interleaved pairs."""
     half = replace(spec, interleaved=False)
     # Blocks are a property of half-split pairs only.
     interleaved = replace(spec, interleaved=True, blocks=(spec.rotary_dim,))
-    return RotaryEmbedding.from_spec(half), RotaryEmbedding.from_spec(interleaved), own
+    return RotaryEmbedding.from_spec(half), RotaryEmbedding.from_spec(interleaved)
 
 
 def head_counts(config: ModelConfig, layer_type: str | None) -> tuple[int, int]:

@@ -11,16 +11,15 @@ from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.cli.show_bands import band_lines
 from rope_cpu.cli.show_summary import (
     LayerRotation,
-    layer_rotations,
     pair_axes,
     pair_frequencies,
+    rotations_from_arguments,
 )
 from rope_cpu.command_line import (
     UsageError,
     add_config_arguments,
     add_pairing_arguments,
     check_picture,
-    config_error,
     config_from_arguments,
     write_errors,
 )
@@ -47,10 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         check_picture(args.plot)
     config = config_from_arguments(args)
-    try:
-        rotations = list(layer_rotations(config, args.layer_type, args.interleaved))
-    except (TypeError, ValueError) as error:
-        raise config_error(error, args.layer_type, args.interleaved) from error
+    rotations = rotations_from_arguments(config, args)
     if args.plot is not None and not any(rotation.by_length for rotation in rotations):
         raise UsageError(f"`--plot` is {shown(str(args.plot))}, but these layers are not rotated")
     descriptions = ["\n".join(describe(rotation)) for rotation in rotations]

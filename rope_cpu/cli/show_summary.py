@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from rope_cpu.array_types import Float64, Int64
 from rope_cpu.cli.show_axes import Axis, position_axes
 from rope_cpu.cli.show_model import contexts, head_width, maximum_context, mscale_of_scores
+from rope_cpu.command_line import config_error
 from rope_cpu.configs.layers import layer_parameters, model_layers
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.frequencies import scaling
@@ -30,6 +32,7 @@ class LayerRotation:
     head_width: elements of a head, of which latent attention (MLA) rotates a slice.
     mscale_of_scores: the m of YaRN whose square multiplies the scores in the model, None if there
         is none.
+    layer_type: the layer type, None for the one group of all layers.
     """
 
     model: str
@@ -41,6 +44,7 @@ class LayerRotation:
     contexts: Mapping[str, int] = field(default_factory=dict)
     head_width: int = 0
     mscale_of_scores: float | None = None
+    layer_type: str | None = None
 
     @property
     def name(self) -> str:
@@ -65,6 +69,17 @@ def pair_axes(rope: RotaryEmbedding) -> Int64:
     by_axis = np.abs(rope.spec.inv_freq[0, :, 0])
     axis: Int64 = np.where(by_axis.any(axis=0), by_axis.argmax(axis=0), -1)
     return axis
+
+
+def rotations_from_arguments(config: ModelConfig, args: argparse.Namespace) -> list[LayerRotation]:
+    """Return the rotations of a config that the arguments --layer-type and --interleaved select.
+
+    Raises UsageError if the config does not describe them.
+    """
+    try:
+        return list(layer_rotations(config, args.layer_type, args.interleaved))
+    except (TypeError, ValueError) as error:
+        raise config_error(error, args.layer_type, args.interleaved) from error
 
 
 def layer_rotations(
@@ -99,6 +114,7 @@ def _only_rotation(
         axes=axes,
         contexts=contexts(rope, {}, config.values) if counts_tokens else {},
         head_width=rope.head_dim,
+        layer_type=layer_type,
     )
 
 
@@ -115,7 +131,7 @@ def _layer_rotation(
     model = config.model_type or "unknown model type"
     label = layer_type or ""
     if label in config.rope_parameters and config.rope_parameters[label] is None:
-        return LayerRotation(model=model, layers=f"{title}: not rotated")
+        return LayerRotation(model=model, layers=f"{title}: not rotated", layer_type=layer_type)
     rope = RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
     _, parameters = layer_parameters(
         config.rope_parameters, config.values, config.facts, layer_type, None
@@ -130,6 +146,7 @@ def _layer_rotation(
         contexts=contexts(rope, parameters, config.values),
         head_width=head_width(rope, config.values),
         mscale_of_scores=mscale_of_scores(config, rope, parameters),
+        layer_type=layer_type,
     )
 
 

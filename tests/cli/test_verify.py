@@ -1,13 +1,13 @@
 """`rope-cpu verify`: its table, its JSON, its exit status, valid and invalid configs."""
 
 import json
-import math
 import re
 
+import numpy as np
 import pytest
 
 from rope_cpu.cli import main as cli
-from rope_cpu.cli import verify
+from rope_cpu.cli import verify, verify_report
 from rope_cpu.cli import verify_cases as cases
 
 
@@ -25,30 +25,37 @@ def verified(tmp_path, capsys):
     return capsys.readouterr().out, json.loads(file.read_text())
 
 
+def rows(report):
+    return [row for layers in report["layers"] for row in layers["rows"]]
+
+
 def test_the_report_describes_the_rotation(tmp_path, capsys):
     out, report = verified(tmp_path, capsys)
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= 100
     assert report["passed"]
-    assert (report["heads"], report["kv_heads"], report["rope_type"]) == (32, 8, "llama3")
-    assert len(report["rows"]) == 4 * 2 * 4
+    (layers,) = report["layers"]
+    assert (layers["heads"], layers["kv_heads"], layers["rope_type"]) == (32, 8, "llama3")
+    assert (layers["layer_type"], layers["rotated"], layers["passed"]) == (None, True, True)
+    assert len(layers["rows"]) == 4 * 2 * 4
 
 
 def test_table_and_json_say_the_same(tmp_path, capsys):
     out, report = verified(tmp_path, capsys)
     table = [line.split() for line in out.splitlines() if line.startswith(("float", "bfloat"))]
-    offered = [row for row in report["rows"] if row["verdict"] != "not offered"]
+    offered = [row for row in rows(report) if row["verdict"] != "not offered"]
     assert [line[:3] for line in table] == [
         [row["dtype"], row["pairing"], row["way"]] for row in offered
     ]
     for line, row in zip(table, offered, strict=True):
         assert line[-1] == row["verdict"] == "ok"
         assert float(line[3]) == pytest.approx(row["max_error"], rel=0.01)
+        assert float(line[4]) == pytest.approx(100 * row["beyond_rounding"], abs=0.1)
 
 
 def test_refused_operations_are_listed_with_the_reason(tmp_path, capsys):
     out, report = verified(tmp_path, capsys)
-    refused = [row for row in report["rows"] if "refused" in row]
+    refused = [row for row in rows(report) if "refused" in row]
     assert all(row["refused"] in " ".join(out.split()) for row in refused)
     # float64 has no kernel behind either operator; the elementary ops have.
     names = {(row["dtype"], row["way"]) for row in refused}
@@ -56,12 +63,12 @@ def test_refused_operations_are_listed_with_the_reason(tmp_path, capsys):
 
 
 def test_exit_code_1_where_a_row_fails(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(cases, "compare", lambda error, bound: (math.inf, math.inf))
+    monkeypatch.setattr(cases.reference.Exact, "error", lambda self, x: np.full(x.shape, np.inf))
     assert cli.main(["verify", "--json", str(tmp_path / "r.json")]) == 1
     assert re.search(r"float32 +half-split +numpy +inf +inf +.* FAIL", capsys.readouterr().out)
     report = json.loads((tmp_path / "r.json").read_text())
     assert not report["passed"]
-    assert report["rows"][0]["max_error"] == "inf"
+    assert rows(report)[0]["max_error"] == "inf"
 
 
 def config(tmp_path, **changes):
@@ -87,18 +94,88 @@ def test_a_config_of_ones_own(tmp_path, capsys):
     assert "q (4 heads) and k (2)" in out
 
 
-def test_layers_that_differ(tmp_path, capsys):
-    file = config(
-        tmp_path, model_type="gemma3_text", head_dim=16, rope_theta=1e6, rope_local_base_freq=1e4
-    )
-    assert cli.main(["verify", str(file)]) == 2
-    one_line(capsys, "full_attention", "choose with --layer-type")
+GEMMA = {
+    "model_type": "gemma3_text",
+    "head_dim": 16,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
+
+
+def headings(out):
+    """Return the layer type of each heading; lines are wrapped, also within paths."""
+    return re.findall(r"config.json,([a-z_]+):", "".join(out.split()))
+
+
+def test_layers_that_differ_are_verified_in_turn(tmp_path, capsys):
+    file = config(tmp_path, **GEMMA)
+    json_file = tmp_path / "report.json"
+    assert cli.main(["verify", str(file), "--json", str(json_file)]) == 0
+    out = capsys.readouterr().out
+    types = ["sliding_attention", "full_attention"]
+    assert headings(out) == types
+    assert "56 ok, 8 not offered" in out
+    report = json.loads(json_file.read_text())
+    assert [layers["layer_type"] for layers in report["layers"]] == types
+    assert [len(layers["rows"]) for layers in report["layers"]] == [32, 32]
+
+
+def test_one_of_the_layer_types(tmp_path, capsys):
+    file = config(tmp_path, **GEMMA)
     assert cli.main(["verify", str(file), "--layer-type", "sliding_attention"]) == 0
+    assert headings(capsys.readouterr().out) == ["sliding_attention"]
+    assert cli.main(["verify", str(file), "--layer-type", "nope"]) == 2
+    one_line(capsys, "nope", "sliding_attention", "full_attention")
 
 
-def test_a_model_of_unknown_type(tmp_path, capsys):
-    assert cli.main(["verify", str(config(tmp_path, model_type="mystery"))]) == 0
-    assert "pairs of an unknown pairing" in " ".join(capsys.readouterr().out.split())
+def test_one_failing_layer_type_fails_all(monkeypatch, tmp_path, capsys):
+    def rows_of(ropes, *arguments):
+        beyond = 0.5 if ropes["half-split"].inv_freq[1] < 0.2 else 1.5  # full attention: 1e6^-1/8
+        figures = cases.Figures(1e-7, beyond, 0.0, 1e-6, 1e-6)
+        return [cases.Row("float32", "half-split", "numpy", figures)]
+
+    monkeypatch.setattr(verify, "rows", rows_of)
+    json_file = tmp_path / "r.json"
+    file = config(tmp_path, **GEMMA)
+    assert cli.main(["verify", str(file), "--json", str(json_file)]) == 1
+    assert "1 ok, 1 FAIL" in capsys.readouterr().out
+    report = json.loads(json_file.read_text())
+    assert not report["passed"]
+    assert [layers["passed"] for layers in report["layers"]] == [False, True]
+
+
+def test_layers_that_are_not_rotated_are_named(tmp_path, capsys):
+    file = config(tmp_path, model_type="cohere2", num_hidden_layers=4)
+    json_file = tmp_path / "report.json"
+    assert cli.main(["verify", str(file), "--json", str(json_file)]) == 0
+    out = capsys.readouterr().out
+    assert "full_attention:notrotated" in "".join(out.split())
+    assert "28 ok, 4 not offered" in out
+    unrotated = [
+        layers for layers in json.loads(json_file.read_text())["layers"] if not layers["rotated"]
+    ]
+    assert [(layers["layer_type"], layers["rows"]) for layers in unrotated] == [
+        ("full_attention", [])
+    ]
+    assert cli.main(["verify", str(file), "--layer-type", "full_attention"]) == 2
+    one_line(capsys, "full_attention", "not rotated")
+
+
+def test_a_model_of_unknown_type_needs_the_pairing(tmp_path, capsys):
+    file = str(config(tmp_path, model_type="mystery"))
+    assert cli.main(["verify", file]) == 2
+    one_line(capsys, "'mystery'", "--half or --interleaved")
+    for option, pairs in (("--half", "half-split"), ("--interleaved", "interleaved")):
+        assert cli.main(["verify", file, option]) == 0
+        assert f"in {pairs} pairs" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [(0.9999999, "99.9 %"), (1.0, "100.0 %"), (1.0000001, "100.1 %"), (np.inf, "inf")],
+)
+def test_percentages_are_rounded_towards_the_verdict(fraction, text):
+    assert verify_report._percentage(fraction) == text
 
 
 def test_a_model_whose_pairing_cannot_be_overruled(tmp_path, capsys):
@@ -112,7 +189,8 @@ def test_a_model_whose_pairing_cannot_be_overruled(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "mystery", "num_attention_heads": None, "head_dim": 16}, "number of heads"),
+        ({"num_attention_heads": None, "head_dim": 16, "model_type": "x"}, "`model_type` is 'x'"),
+        ({"model_type": "falcon_h2", "n_head": 0}, "`model_type` is 'falcon_h2'"),
         (
             {"head_dim": 16, "num_attention_heads": "x"},
             "`num_attention_heads` is 'x'; it must be an integer",

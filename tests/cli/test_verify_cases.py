@@ -54,7 +54,7 @@ def test_kernels_pass_in_every_dtype_and_pairing():
     ]
     for row in found:
         assert row.verdict == "ok"
-        assert 0 < row.figures.of_tolerance <= 1
+        assert 0 < row.figures.beyond_rounding <= 1
         assert row.figures.max_error > 0
         assert row.figures.from_numpy == 0
         assert row.figures.decode_seconds > 0
