@@ -11,7 +11,7 @@ try:
 except ImportError as error:
     raise ImportError(
         f"rope_cpu.export needs onnx and onnxruntime, and {error.name!r} is missing: "
-        'pip install "rope-cpu[onnx]"'
+        'pip install "rope-cpu[all]"'
     ) from error
 
 from .attention_model import export_attention

@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     check_file(args.output)
     check_seq_len(args.seq_len, rope)
     try:
-        files.model_path(args.output)
+        files.model_path(args.output, "output")
         if args.seq_len is not None:
             rope = rope.at_length(args.seq_len)
         model = _export_model(args, config, rope)

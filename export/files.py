@@ -46,11 +46,11 @@ def save(
     TypeError
         If `model` is not an ONNX model, or `path` not a path.
     ValueError
-        If readers take the suffix of `path` for another format than protobuf, or if something other
-        than a regular file is there: a folder, a device or a link. (Readers look for tables beside
-        the link, not beside its target.)
+        If the suffix of `path` is not one that readers take for protobuf (.onnx, or .pb), or if
+        something other than a regular file is there: a folder, a device or a link. (Readers look
+        for tables beside the link, not beside its target.)
     OSError
-        If the folder cannot be written.
+        If the folder cannot be written. The error names `path`.
 
     Examples
     --------
@@ -79,34 +79,40 @@ def save(
         if large:
             data_part.replace(data)
         model_part.replace(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from None
     finally:
         model_part.unlink(missing_ok=True)
         data_part.unlink(missing_ok=True)
 
 
-def model_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path for a model; raise TypeError or ValueError as `save` does."""
+def model_path(path: str | os.PathLike[str], name: str = "path") -> Path:
+    """Return the path for a model; raise TypeError or ValueError as `save` does.
+
+    name: that of the argument, for error texts.
+    """
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise TypeError(f"`path` is {shown(path)}; it must be a path")
+        raise TypeError(f"`{name}` is {shown(path)}; it must be a path")
     target = Path(path)
     too_long = (
         len(os.fsencode(target)) > MAX_PATH_BYTES or len(os.fsencode(target.name)) > MAX_NAME_BYTES
     )
     if too_long or "\0" in str(target):
         raise ValueError(
-            f"`path` is {shown(str(target))}; a path has at most {MAX_PATH_BYTES} bytes, its file "
-            f"name at most {MAX_NAME_BYTES}, and neither has a null character"
+            f"`{name}` is {shown(str(target))}; a path has at most {MAX_PATH_BYTES} bytes, its "
+            f"file name at most {MAX_NAME_BYTES}, and neither has a null character"
         )
-    suffix_format = onnx.serialization.registry.get_format_from_file_extension(target.suffix)
-    if suffix_format not in (None, "protobuf"):
+    suffix = target.suffix.lower()
+    suffix_format = onnx.serialization.registry.get_format_from_file_extension(suffix)
+    if suffix_format != "protobuf":
         raise ValueError(
-            f"`path` is {shown(str(target))}: models are written as protobuf, but readers take "
-            f"this suffix for {suffix_format}; use .onnx"
+            f"`{name}` is {shown(str(target))}; models are written as protobuf, so give it the "
+            "suffix .onnx"
         )
     for file in (target, Path(f"{target}.data")):
         if file.is_symlink() or (file.exists() and not file.is_file()):
             raise ValueError(
-                f"`path` is {shown(str(target))}, but {shown(str(file))} exists and is not a "
+                f"`{name}` is {shown(str(target))}, but {shown(str(file))} exists and is not a "
                 "regular file; choose another path"
             )
     return target

@@ -21,7 +21,14 @@ PICTURE_SUFFIXES = (".png", ".svg")
 
 
 class UsageError(Exception):
-    """A request that a command cannot fulfil: one line for the user, exit code 2."""
+    """A request that a command cannot fulfil: one line for the user, exit code 2.
+
+    The line ends with the command's --help, which lists its arguments.
+    """
+
+
+class OutputError(UsageError):
+    """A file that cannot be written, with which --help is of no use."""
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,24 +91,24 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def check_file(path: Path) -> None:
-    """Raise UsageError if `path` obviously cannot be written: checked before the work starts."""
+    """Raise OutputError if `path` obviously cannot be written: checked before the work starts."""
     if path.is_dir():
-        raise UsageError(f"cannot write {path}: it is a folder")
+        raise OutputError(f"cannot write {path}: it is a folder")
     if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+        raise OutputError(f"cannot write {path}: there is no folder {path.parent}")
 
 
 @contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Convert an OSError of the enclosed block, which writes `path`, to a UsageError."""
+    """Convert an OSError of the enclosed block, which writes `path`, to an OutputError."""
     try:
         yield
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def check_picture(path: Path) -> None:
-    """Raise UsageError if `--plot` cannot write to `path`, ImportError without matplotlib."""
+    """Raise UsageError if `--plot` cannot draw to `path`, ImportError without matplotlib."""
     if path.suffix.lower() not in PICTURE_SUFFIXES:
         suffixes = " or ".join(PICTURE_SUFFIXES)
         raise UsageError(f"`--plot` is {shown(str(path))}; the name must end in {suffixes}")
@@ -116,14 +123,12 @@ def rope_from_config(
     try:
         return RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
     except (TypeError, ValueError) as error:
-        raise config_error(error, layer_type, interleaved) from error
+        raise config_error(error, interleaved) from error
 
 
-def config_error(error: Exception, layer_type: str | None, interleaved: bool | None) -> UsageError:
-    """Return the UsageError for an invalid config, extended by the option that would help."""
+def config_error(error: Exception, interleaved: bool | None) -> UsageError:
+    """Return the UsageError for an invalid config, extended by the options for the pairing."""
     text = str(error)
-    if layer_type is None and "`layer_type`" in text:
-        text += "; choose with --layer-type"
     if interleaved is None and "`interleaved`" in text:
         text += "; choose with --half or --interleaved"
     return UsageError(text)

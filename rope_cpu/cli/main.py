@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
+from typing import NoReturn
 
 import rope_cpu
-from rope_cpu.command_line import UsageError
+from rope_cpu.command_line import OutputError, UsageError
 
 # Subcommand → module and summary. A module offers add_arguments(parser) and run(args) → exit code;
 # it is imported only if its subcommand is called, since some need packages of the extras.
@@ -31,8 +33,12 @@ COMMANDS = {
     "warmup": ("rope_cpu.cli.warmup", "compile the kernels into the cache on disk"),
 }
 
-# Optional package → the extra that installs it.
-_EXTRAS = {"rich": "cli", "matplotlib": "cli", "onnx": "onnx", "onnxruntime": "onnx"}
+# Packages of the extras; `verify` needs two extras, so that the error names the one of all.
+_OPTIONAL_PACKAGES = ("rich", "matplotlib", "onnx", "onnxruntime")
+_INSTALL = 'pip install "rope-cpu[all]"'
+
+# The name of an argument in an error of the library.
+_ARGUMENT = re.compile(r"`(\w+)`( is None)?")
 
 _BAD_USAGE = 2
 _INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
@@ -73,18 +79,50 @@ def _discard_stdout() -> None:
 def _run(words: list[str]) -> int:
     command = next((word for word in words if not word.startswith("-")), None)
     try:
-        args = _parser(command).parse_args(words)
-        return int(args.run(args))
-    except UsageError as error:
-        return _report_error(str(error))
+        parser, subparser = _parsers(command)
+        args, unknown = parser.parse_known_args(words)
+        if unknown:
+            subparser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        try:
+            return int(args.run(args))
+        except OutputError as error:
+            return _report_error(str(error))
+        except UsageError as error:
+            return _report_error(f"{_with_options(str(error), subparser)}; {subparser.see_help()}")
     except ImportError as error:
         package = _missing_package(error)
-        if package not in _EXTRAS:
+        if package not in _OPTIONAL_PACKAGES:
             raise
-        install = f'pip install "rope-cpu[{_EXTRAS[package]}]"'
-        return _report_error(f"`{command}` needs the package {package}: {install}")
+        return _report_error(f"`{command}` needs the package {package}: {_INSTALL}")
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors end with its own --help."""
+
+    def see_help(self) -> str:
+        return f"see `{self.prog} --help`"
+
+    def error(self, message: str) -> NoReturn:
+        super().error(f"{message}; {self.see_help()}")
+
+
+def _with_options(text: str, parser: argparse.ArgumentParser) -> str:
+    """Return an error of the library with options of a command for the arguments that they set."""
+    options = {
+        action.dest: action.option_strings[-1]
+        for action in parser._actions
+        if action.option_strings and action.nargs != 0
+    }
+
+    def option(match: re.Match[str]) -> str:
+        name, is_none = match.groups()
+        if name not in options:
+            return match[0]
+        return f"`{options[name]}`{' is not given' if is_none else ''}"
+
+    return _ARGUMENT.sub(option, text)
 
 
 def _missing_package(error: ImportError) -> str:
@@ -94,9 +132,12 @@ def _missing_package(error: ImportError) -> str:
     return module.partition(".")[0]
 
 
-def _parser(called: str | None) -> argparse.ArgumentParser:
-    """Return the parser with all subcommands; only the called one has its arguments."""
-    parser = argparse.ArgumentParser(
+def _parsers(called: str | None) -> tuple[_Parser, _Parser]:
+    """Return the parser with all subcommands, and that of the called one.
+
+    Only the called subcommand has its arguments. The second is the first if there is none.
+    """
+    parser = called_parser = _Parser(
         prog="rope-cpu",
         description=rope_cpu.__doc__,
         epilog="`rope-cpu COMMAND --help` shows the arguments of a command.",
@@ -115,7 +156,8 @@ def _parser(called: str | None) -> argparse.ArgumentParser:
             module = import_module(module_name)
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
-    return parser
+            called_parser = subparser
+    return parser, called_parser
 
 
 def _report_error(text: str) -> int:

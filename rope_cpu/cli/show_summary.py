@@ -79,7 +79,7 @@ def rotations_from_arguments(config: ModelConfig, args: argparse.Namespace) -> l
     try:
         return list(layer_rotations(config, args.layer_type, args.interleaved))
     except (TypeError, ValueError) as error:
-        raise config_error(error, args.layer_type, args.interleaved) from error
+        raise config_error(error, args.interleaved) from error
 
 
 def layer_rotations(

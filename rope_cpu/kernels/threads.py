@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from contextlib import suppress
 from functools import cache
@@ -15,6 +16,9 @@ from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 
 VARIABLE = "ROPE_CPU_NUM_THREADS"
+
+# The values of NUMBA_THREADING_LAYER.
+_LAYERS = ("default", "safe", "threadsafe", "forksafe", "tbb", "omp", "workqueue")
 
 # The number of cores this process may use, or the value of NUMBA_NUM_THREADS.
 MAX_THREADS: int = config.NUMBA_NUM_THREADS
@@ -129,6 +133,19 @@ def checked_thread_count(name: str, value: object) -> int:
     return number
 
 
+def _check_layer_variable() -> None:
+    """Raise ValueError if Numba does not know the threading layer that its variable names.
+
+    Numba itself would raise when the first kernel is loaded.
+    """
+    layer = str(config.THREADING_LAYER)
+    if layer.lower() not in _LAYERS:
+        raise ValueError(
+            f"NUMBA_THREADING_LAYER is {shown(layer)}; it must be one of {', '.join(_LAYERS)}, or "
+            "unset"
+        )
+
+
 def _read_variable() -> None:
     """Apply the environment variable for the number of threads.
 
@@ -146,4 +163,25 @@ def _read_variable() -> None:
     set_num_threads(min(number, MAX_THREADS))
 
 
-_read_variable()
+def _is_command() -> bool:
+    """Return True in a process of `rope-cpu` or `python -m rope_cpu`."""
+    started_as = os.path.basename(sys.argv[0]) if sys.argv else ""
+    return started_as in ("rope-cpu", "rope-cpu.exe") or sys.orig_argv[1:3] == ["-m", "rope_cpu"]
+
+
+def _read_variables() -> None:
+    """Check and apply the environment variables, which are wrong for the whole process.
+
+    This runs at import, before any code of the command, which ends with one line and exit code 2.
+    """
+    try:
+        _check_layer_variable()
+        _read_variable()
+    except ValueError as error:
+        if not _is_command():
+            raise
+        print(f"rope-cpu: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+_read_variables()

@@ -284,7 +284,7 @@ def test_a_model_whose_pairing_cannot_be_overruled_or_is_unknown(
         ),
         (
             '{"model_type": "gemma3_text", "num_attention_heads": 4, "head_dim": 8}',
-            "choose with --layer-type",
+            "`layer_type` is None",
         ),
     ],
 )

@@ -1,3 +1,8 @@
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 import rope_cpu
@@ -37,6 +42,88 @@ def test_bad_arguments_exit_with_2(argv, capsys):
     assert "rope-cpu" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        ([], "rope-cpu"),
+        (["nope"], "rope-cpu"),
+        (["--nope"], "rope-cpu"),
+        (["warmup", "int8"], "rope-cpu warmup"),
+        (["verify", "--nope"], "rope-cpu verify"),
+        (["verify", "a", "b"], "rope-cpu verify"),
+        (["export"], "rope-cpu export"),
+        (["show", "--interleaved", "--half"], "rope-cpu show"),
+    ],
+)
+def test_argument_errors_point_to_the_help_of_their_command(argv, command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(argv)
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: {command} [-h]")
+    assert err.endswith(f"; see `{command} --help`\n")
+
+
+def test_usage_errors_point_to_the_help_of_their_command(capsys):
+    assert cli.main(["show", "no/such/config.json"]) == 2
+    assert capsys.readouterr().err.endswith("; see `rope-cpu show --help`\n")
+
+
+def test_errors_of_output_files_do_not(tmp_path, capsys):
+    assert cli.main(["verify", "--json", str(tmp_path)]) == 2
+    assert "--help" not in capsys.readouterr().err
+
+
+GEMMA = {
+    "model_type": "gemma3_text",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("argv", "start"),
+    [
+        (["export", "-o", "a.onnx", "--layer-type", "x"], "`--layer-type` is 'x'; it must be one"),
+        (["export", "-o", "a.onnx"], "`--layer-type` is not given; it must be one of"),
+        (
+            ["export", "-o", "a.onnx", "--layer-type", "full_attention", "--max-positions", "0"],
+            "`--max-positions` is 0",
+        ),
+        (["export", "-o", "a.txt", "--layer-type", "full_attention"], "`--output` is 'a.txt'"),
+    ],
+)
+def test_errors_of_the_library_name_options(argv, start, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA))
+    assert cli.main([argv[0], "config.json", *argv[1:]]) == 2
+    assert capsys.readouterr().err.startswith(f"rope-cpu: {start}")
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+VARIABLES = {"ROPE_CPU_NUM_THREADS": "two", "NUMBA_THREADING_LAYER": "nope"}
+
+
+@pytest.mark.parametrize(("name", "value"), VARIABLES.items())
+def test_a_bad_variable_is_one_line(name, value, run_program, tmp_path):
+    """It is raised at import, before the command runs: as `python -m`, and as pip's script."""
+    script = tmp_path / "rope-cpu"
+    script.write_text("import sys; from rope_cpu.cli.main import main; sys.exit(main())")
+    for program in (["-m", "rope_cpu", "--version"], [str(script), "--version"]):
+        done = subprocess.run(
+            [sys.executable, *program],
+            env=os.environ | {name: value},
+            cwd=run_program.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"rope-cpu: {name} is {value!r}; it must be ")
+        assert done.stderr.count("\n") == 1
+
+
 def test_help_imports_no_extra(run_program):
     program = """
     import sys
@@ -58,10 +145,9 @@ def complaints(err):
     return [line for line in err.splitlines() if not any(note in line for note in notes)]
 
 
-@pytest.mark.parametrize(
-    ("package", "extra"), [("rich", "cli"), ("onnx", "onnx"), ("onnxruntime", "onnx")]
-)
-def test_a_missing_extra_is_one_line(package, extra, run_program):
+@pytest.mark.parametrize("package", ["rich", "onnx", "onnxruntime"])
+def test_a_missing_extra_is_one_line(package, run_program):
+    """It names the extra that holds all packages, not one extra after another."""
     program = f"""
     import sys
     sys.modules[{package!r}] = None
@@ -69,7 +155,7 @@ def test_a_missing_extra_is_one_line(package, extra, run_program):
     sys.exit(main(["verify"]))
     """
     out, err = run_program(program, exits=2)
-    expected = f'rope-cpu: `verify` needs the package {package}: pip install "rope-cpu[{extra}]"'
+    expected = f'rope-cpu: `verify` needs the package {package}: pip install "rope-cpu[all]"'
     assert (out, complaints(err)) == ("", [expected])
 
 

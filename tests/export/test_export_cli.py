@@ -339,6 +339,15 @@ def test_a_folder_instead_of_a_file_is_refused(export_to, tmp_path, monkeypatch)
         export_to()
 
 
+def test_a_suffix_of_another_format_is_refused_before_the_work(tmp_path, monkeypatch):
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    monkeypatch.setattr(export, "validate", None)
+    with pytest.raises(UsageError, match=r"`output` is .*a\.txt'; .*\.onnx"):
+        cli.run(parser.parse_args(["-o", str(tmp_path / "a.txt")]))
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_no_file_is_refused_before_the_work(export_to, tmp_path, monkeypatch):
     (tmp_path / "out.onnx").symlink_to(tmp_path / "real.onnx")
     monkeypatch.setattr(export, "validate", None)

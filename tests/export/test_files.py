@@ -42,10 +42,17 @@ def test_attention_with_weights_beside_it(tmp_path, rng):
     assert export.validate(tmp_path / "attention.onnx", rope).passed
 
 
-def test_a_suffix_that_means_another_format_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"`path` is .*protobuf.* json"):
-        export.save(export.export_rope(RotaryEmbedding(16)), tmp_path / "rope.json")
+@pytest.mark.parametrize("name", ["rope.json", "rope.txt", "rope", "rope.onnx.old"])
+def test_a_suffix_that_readers_do_not_take_for_protobuf_is_refused(name, tmp_path):
+    with pytest.raises(ValueError, match=rf"`path` is .*{name}'; .*protobuf.* \.onnx"):
+        export.save(export.export_rope(RotaryEmbedding(16)), tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["rope.onnx", "ROPE.ONNX", "rope.pb"])
+def test_the_suffixes_of_protobuf(name, tmp_path):
+    export.save(export.export_rope(RotaryEmbedding(16)), tmp_path / name)
+    assert onnx.load(tmp_path / name).graph.node
 
 
 @pytest.mark.parametrize("kind", ["link", "broken link", "pipe", "folder", "link to tables"])
@@ -86,8 +93,10 @@ def test_what_an_earlier_process_left_is_not_followed(tmp_path):
 def test_saving_leaves_nothing_half_done(tmp_path):
     model = export.export_rope(ROPE, max_positions=4096)
     before = model.SerializeToString()
-    with pytest.raises(OSError, match="missing"):
-        export.save(model, tmp_path / "missing" / "rope.onnx")
+    path = tmp_path / "missing" / "rope.onnx"
+    with pytest.raises(FileNotFoundError) as caught:
+        export.save(model, path)
+    assert caught.value.filename == str(path)  # not the temporary file
     assert model.SerializeToString() == before
     with pytest.raises(TypeError, match=r"`model` is a str; it must be an onnx.ModelProto"):
         export.save("model", tmp_path / "rope.onnx")
@@ -148,4 +157,4 @@ def test_the_library_does_not_import_onnx(run_program):
 def test_without_the_extra_the_error_names_it(missing, run_program):
     code = f"import sys; sys.modules[{missing!r}] = None\nfrom rope_cpu import export"
     _, err = run_program(code, exits=1)
-    assert 'pip install "rope-cpu[onnx]"' in err.splitlines()[-1]
+    assert 'pip install "rope-cpu[all]"' in err.splitlines()[-1]

@@ -262,6 +262,16 @@ def test_an_invalid_number_of_threads_is_named(value, run_program):
     assert f"ValueError: ROPE_CPU_NUM_THREADS is {value!r}" in err
 
 
+def test_an_unknown_threading_layer_is_named(run_program):
+    _, err = run_program("import rope_cpu", env={"NUMBA_THREADING_LAYER": "nope"}, exits=1)
+    assert "ValueError: NUMBA_THREADING_LAYER is 'nope'; it must be one of default, safe" in err
+
+
+@pytest.mark.parametrize("layer", ["omp", "OMP", "default", "safe", "threadsafe", "forksafe"])
+def test_every_threading_layer_of_numba_is_accepted(layer, run_program):
+    run_program("import rope_cpu", env={"NUMBA_THREADING_LAYER": layer})
+
+
 @pytest.mark.parametrize(("n", "rule"), [(0, "at least 1"), (10**6, "at most [0-9]+")])
 def test_set_num_threads_refuses(n, rule):
     with pytest.raises(ValueError, match=f"`n` is {n}; it must be {rule}"):
