@@ -100,7 +100,7 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     ),
     ({**LLAMA, "rope_scaling": {"type": "ntk"}}, ValueError, "`type` is 'ntk', which"),
     ({**LLAMA, "rope_scaling": {"type": "llama-3"}}, ValueError, "did you mean 'llama3'"),
-    ({**LLAMA, "model_type": "lama"}, ValueError, "`model_type` is 'lama' .did you mean 'llama'"),
+    ({**LLAMA, "model_type": "llma"}, ValueError, "`model_type` is 'llma' .did you mean 'llama'"),
     ({**LLAMA, "model_type": "LLaMA"}, ValueError, "did you mean 'llama'"),
     ({**LLAMA, "model_type": "mystery"}, ValueError, "`model_type` is 'mystery', so"),
     ("meta-llama/Llama-3.1-8B", ValueError, "nothing is downloaded.*meta-llama/Llama-3.1-8B"),
