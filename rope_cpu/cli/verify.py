@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     config = config_from_arguments(args)
     layers = [_unmeasured(config, rotation) for rotation in rotations_from_arguments(config, args)]
     if all(group.rope is None for group in layers):
-        raise UsageError(f"`layer_type` {args.layer_type} is not rotated: nothing to verify")
+        names = ", ".join(group.layer_type or "all layers" for group in layers)
+        raise UsageError(f"nothing to verify: {names} are not rotated")
     layers = _measured_with_progress(layers)
     model = "Llama 3.1 8B" if args.config is None else str(args.config)
     print_report(model, layers, TOKENS)
