@@ -132,7 +132,7 @@ def test_forks_while_others_rotate(layer, run):
     print("", {child(right) for _ in range(10)})
     stop.append(1)
     """
-    assert run(code, layer)[-1] == "{0}"  # Numba's TBB prints a line for each such fork
+    assert "{0}" in run(code, layer)  # Numba's TBB prints lines about such forks, at any time
 
 
 def test_a_child_compiles_after_openmp_was_started(tmp_path, run):
@@ -164,8 +164,7 @@ def test_forks_amid_compilation(tmp_path, layer, run):
     print("", statuses)
     """
     words = run(code, layer)
-    assert words[0] == "True"
-    assert words[-1] == "{0}"  # Numba's TBB prints a line for each such fork
+    assert {"True", "{0}"} <= set(words)  # Numba's TBB prints lines about such forks, at any time
 
 
 def test_a_pool_of_spawned_processes(tmp_path, layer, run_program):
