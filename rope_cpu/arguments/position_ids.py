@@ -55,14 +55,14 @@ def parse_position_ids(
 
 def _check_dimensions(name: str, ids: Array, axes: int, layout: str | None) -> None:
     """Raise unless ids are (seq,) or (batch, seq), for thd (tokens,), plus coordinates."""
+    dimensions = ids.ndim if axes == 1 else ids.ndim - 1
+    if dimensions == 1 or (dimensions == 2 and layout != "thd"):
+        return
     if ids.ndim == 0 and ids.dtype.kind in "iu":
         raise ValueError(
             f"`{name}` is {ids}; it must hold the position of each token: for consecutive ones "
             f"give `offset={ids}`, or for a plan np.arange({ids}, {ids} + seq)"
         )
-    dimensions = ids.ndim if axes == 1 else ids.ndim - 1
-    if dimensions == 1 or (dimensions == 2 and layout != "thd"):
-        return
     coordinates = "" if axes == 1 else f" {axes}"
     rule = f"(tokens,{coordinates})"
     if layout != "thd":

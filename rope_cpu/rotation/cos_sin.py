@@ -90,9 +90,11 @@ class CosSin:
 
     def _shape(self, positions: Float64) -> tuple[int, ...]:
         """Return the shape of cos: (batch or 1, seq, heads, pairs)."""
-        rows = len(self.frequencies)
-        batch = len(positions) if rows == 1 else rows
-        return (batch, positions.shape[1], *self.frequencies.shape[3:])
+        frequencies = self.frequencies.shape  # indexed, since every call of a rotation is here
+        batch, seq, _ = positions.shape
+        if frequencies[0] > 1:
+            batch = frequencies[0]
+        return batch, seq, frequencies[3], frequencies[4]
 
     def _compute(
         self, positions: Float64, operation: str, compute_dtype: str, cos: Array, sin: Array
