@@ -2,4 +2,5 @@
 
 from rope_cpu.cli.main import main
 
-raise SystemExit(main())
+if __name__ == "__main__":
+    raise SystemExit(main())
