@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import rope_cpu
+from rope_cpu import export, positions
 from rope_cpu.cli import main as cli
 from rope_cpu.cli import verify
 
@@ -121,6 +122,15 @@ def test_figures_of_the_readme_are_those_of_the_manual():
     ):
         lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
         assert readme.intersection(line for line in lines if line.startswith(fact)), page
+
+
+def test_every_public_name_has_its_entry_in_the_reference():
+    text = "".join(path.read_text() for path in (DOCS / "api").iterdir())
+    entries = re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
+    documented = {entry.rpartition(".")[2] for entry in entries}
+    public = {*rope_cpu.__all__, *export.__all__, *positions.__all__} - {"positions"}
+    assert documented == public
+    assert len(entries) == len(documented)
 
 
 def test_versions_and_addresses_agree():
