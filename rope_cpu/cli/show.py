@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     descriptions = ["\n".join(describe(rotation)) for rotation in rotations]
     print("\n\n".join(descriptions))
     if args.plot is not None:
-        from rope_cpu.cli.show_plot import plot
+        from rope_cpu.cli.show_picture.figure import plot
 
         with write_errors(args.plot):
             plot(rotations, args.plot)

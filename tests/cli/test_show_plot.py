@@ -77,7 +77,7 @@ YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 
 
 def figure_of(config, interleaved=None):
     """Return the figure of a config."""
-    from rope_cpu.cli.show_plot import draw
+    from rope_cpu.cli.show_picture.figure import draw
 
     return draw(list(layer_rotations(reader.read(config), None, interleaved)))
 
@@ -221,7 +221,7 @@ def test_the_caption_defines_the_expected_score():
 
 
 def test_dollar_signs_are_no_formulas(tmp_path):
-    from rope_cpu.cli.show_plot import draw
+    from rope_cpu.cli.show_picture.figure import draw
 
     rotation = next(layer_rotations(reader.read(CONFIG), None, None))
     figure = draw([replace(rotation, model=r"a$\x$"), replace(rotation, layers=r"b$\y$")])

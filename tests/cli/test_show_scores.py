@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rope_cpu.cli.show_scores import expected_scores
+from rope_cpu.cli.show_picture.scores import expected_scores
 
 FREQUENCIES = 10000.0 ** (-np.arange(32) / 32)
 

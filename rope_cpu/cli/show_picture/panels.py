@@ -11,8 +11,8 @@ from matplotlib.ticker import MaxNLocator
 
 from rope_cpu.array_types import Float64
 from rope_cpu.cli.show_bands import pairs_text
-from rope_cpu.cli.show_curves import Curve
-from rope_cpu.cli.show_scores import expected_scores
+from rope_cpu.cli.show_picture.curves import Curve
+from rope_cpu.cli.show_picture.scores import expected_scores
 
 # Sizes in points.
 SMALL = 8

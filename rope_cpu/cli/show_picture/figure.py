@@ -12,8 +12,8 @@ from matplotlib.figure import Figure, SubFigure
 
 from rope_cpu.arguments.texts import cut
 from rope_cpu.cli.show_axes import Axis
-from rope_cpu.cli.show_curves import Curve, rotation_curves
-from rope_cpu.cli.show_panels import SMALL, draw_scores, draw_wavelengths, wavelength_scale
+from rope_cpu.cli.show_picture.curves import Curve, rotation_curves
+from rope_cpu.cli.show_picture.panels import SMALL, draw_scores, draw_wavelengths, wavelength_scale
 from rope_cpu.cli.show_summary import LayerRotation
 
 # Inches.
