@@ -10,16 +10,16 @@ from collections.abc import Iterable
 from .measurement.case import Case
 from .plurals import counted
 
-# Beyond its budget a case takes so many seconds (checks, choice of loop counts), and a share of the
-# budget (the last round, pauses).
+# Seconds that a case takes beyond its budget (checks, choice of loop counts), and the share of the
+# budget that it takes in addition (the last round, pauses).
 PREPARATION = 0.4
 SHARE_OF_BUDGET = 0.25
 # Bytes of arrays that are filled, and accessed in untimed calls, per second.
 FILLED_PER_SECOND = 6e8
 
-# Up to so many seconds an estimate is rounded to 5 seconds, up to so many to 10, then to minutes.
-_FEW_SECONDS = 60
-_SECONDS = 170
+# Estimates in seconds up to which they are rounded to 5 and to 10 seconds; above, to minutes.
+_ROUNDED_TO_5 = 60
+_ROUNDED_TO_10 = 170
 
 
 def seconds(case: Case) -> float:
@@ -30,9 +30,9 @@ def seconds(case: Case) -> float:
 
 def about(total: float) -> str:
     """Return a duration in rounded words: "20 s", "1 min 40 s", "4 min"."""
-    if total > _SECONDS:
+    if total > _ROUNDED_TO_10:
         return f"{total / 60:.0f} min"
-    if total <= _FEW_SECONDS:
+    if total <= _ROUNDED_TO_5:
         return f"{5 * max(1, round(total / 5))} s"
     minutes, rest = divmod(10 * round(total / 10), 60)
     return f"{minutes} min {rest} s" if rest else f"{minutes} min"

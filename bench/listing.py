@@ -32,7 +32,7 @@ def overview(cases: Sequence[Case], model: Model) -> Iterator[str]:
     yield from textwrap.wrap(f"Cases, with shapes of {model.name}: {model.heads_text}", WIDTH)
     yield from _families(cases)
     yield ""
-    yield "A name, such as prefill-512/float32/out/cold, is a family and what applies of:"
+    yield "A name, such as prefill-512/float32/out/cold, is a family and then any of:"
     yield from _parts_of_names(cases)
     yield "Arguments select cases: names, parts of names, patterns with * and ?."
     yield "`--list PATTERN` lists the names of those that it selects, `--list '*'` all."
@@ -51,7 +51,8 @@ def _families(cases: Sequence[Case]) -> Iterator[str]:
     for name, count in counts.items():
         yield f"  {name:<{width}} {count:>5} {default_counts[name]:>3}  {FAMILIES[name]}"
     total = estimate.about(sum(map(estimate.seconds, default)))
-    yield f"  {'all':<{width}} {len(cases):>5} {len(default):>3}  those under * take about {total}"
+    rest = f"the default ones take about {total}"
+    yield f"  {'all':<{width}} {len(cases):>5} {len(default):>3}  {rest}"
 
 
 def _parts_of_names(cases: Sequence[Case]) -> Iterator[str]:

@@ -47,8 +47,9 @@ _TEXT_STYLE: dict[str, Any] = {
 _TITLE_LENGTH = 44
 _FACTS_LENGTH = 140
 _REASON_LENGTH = 24
-# Share of an axis right of all dots, for the last text; factors beyond the least and greatest time.
+# Share of an axis right of all dots, for the last text.
 _SHARE_OF_TEXT = 0.37
+# Factor of an axis beyond the least and the greatest time, and the least ratio of its ends.
 _MARGIN = 1.25
 _LEAST_SPAN = 4.0
 # Spans with fewer decades have ticks at 1, 2 and 5.
@@ -65,7 +66,7 @@ def save(run: Run, path: str | Path, cases: Sequence[Result] | None = None) -> N
     if not drawn:
         raise ValueError(
             f"`--plot` is {str(path)!r}, but nothing that can be drawn was timed; "
-            "choose cases with several implementations, or add --peers"
+            "choose cases with several implementations, or time them with --peers"
         )
     figure = _figure(run, list(_bands(drawn)))
     figure.savefig(path, dpi=_DOTS_PER_INCH)

@@ -116,7 +116,7 @@ def load(path: str | Path, facts: Sequence[str] = FACTS_OF_MACHINE) -> Run:
             raise ValueError(f"its format is {shown(data['format'])}")
         return _run(data, facts)
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(
             f"{path} is not a file of `rope-cpu bench --json` in format {FORMAT}: {reason}"
         ) from error

@@ -123,7 +123,7 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of keys that a query attends to, its own included; 0: all keys",
     )
     group.add_argument(
-        "--softcap", type=float, metavar="C", help="cap scores: C·tanh(score/C); 0: no cap"
+        "--softcap", type=float, metavar="C", help="cap scores: C*tanh(score/C); 0: no cap"
     )
     group.add_argument(
         "--normed",
@@ -132,7 +132,7 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
         help="q, k (and v) come normed, for models that norm them",
     )
     group.add_argument(
-        "--scale", type=float, metavar="S", help="factor of the scores (default: head_dim^-½)"
+        "--scale", type=float, metavar="S", help="factor of the scores (default: 1/sqrt(head_dim))"
     )
 
 

@@ -30,7 +30,7 @@ def check_dtype(value: Any) -> np.dtype[Any]:
     """Return `value` as a dtype of arrays that can be rotated; raise for any other."""
     dtype: np.dtype[Any] | None = to_dtype(value)
     if dtype is None or dtype not in DTYPE_NAMES:
-        raise TypeError(f"`dtype` is {shown(value)}; it must be {DTYPE_LIST}")
+        raise TypeError(f"`dtype` is {shown(value)}; it must be one of {DTYPE_LIST}")
     return dtype
 
 
@@ -48,8 +48,12 @@ def not_an_array(name: str, value: object, like: str = "") -> TypeError:
     like: the rest of the rule for an output, for which a converted copy would be of no use.
     """
     text = f"`{name}` is a {type(value).__name__}; it must be a NumPy array{like}"
-    # The arrays of PyTorch, JAX and others share their memory through DLPack.
-    if hasattr(value, "__dlpack__"):
+    dtype = str(getattr(value, "dtype", ""))
+    if dtype == "torch.bfloat16":
+        # PyTorch and NumPy exchange no bfloat16, but integers of the same bits.
+        text += f": pass {name}.view(torch.int16).numpy().view(ml_dtypes.bfloat16)"
+    elif hasattr(value, "__dlpack__") and dtype != "bfloat16":
+        # The arrays of PyTorch, JAX and others share their memory through DLPack.
         text += f": pass np.from_dlpack({name})"
     elif not like:
         text += f": pass np.asarray({name})"
@@ -64,7 +68,8 @@ def check_array(name: str, x: object, layout: str) -> Array:
         refuse_masked(name, x)
     if x.dtype not in DTYPE_NAMES:
         raise TypeError(
-            f"`{name}` has dtype {cut(str(x.dtype))}; it must be {DTYPE_LIST} (native byte order)"
+            f"`{name}` has dtype {cut(str(x.dtype))}; it must be one of {DTYPE_LIST} "
+            "(native byte order)"
         )
     if x.ndim != len(layout):
         names = ", ".join(_AXIS_NAMES[letter] for letter in layout)

@@ -1,8 +1,8 @@
 """Argument names of other libraries, refused with the name that the argument has here.
 
 A function that refuses them takes unexpected keyword arguments as `**_others: Never`, so that
-type checkers report them as before, and passes them to `refuse_names`. A wrapper function would
-cost each call more than the empty dict does.
+type checkers report them as before, and passes them to `refuse_rotation_names`. The empty dict
+costs a call less than a wrapper function.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def refuse_constructor_names(owner: str, arguments: Iterable[str]) -> None:
     _refuse(owner, arguments, _CONSTRUCTOR_NAMES)
 
 
-def refuse_names(owner: str, arguments: Iterable[str]) -> None:
-    """Raise TypeError for the unexpected keyword arguments of a rotation, of which there are some.
+def refuse_rotation_names(owner: str, arguments: Iterable[str]) -> None:
+    """Raise TypeError for the unexpected keyword arguments of a rotation, at least one.
 
     The text gives the name here if another library has the argument under another name.
     """

@@ -61,7 +61,7 @@ def _check_dimensions(name: str, ids: Array, axes: int, layout: str | None) -> N
     if ids.ndim == 0 and ids.dtype.kind in "iu":
         raise ValueError(
             f"`{name}` is {ids}; it must hold the position of each token: for consecutive ones "
-            f"give `offset={ids}`, or for a plan np.arange({ids}, {ids} + seq)"
+            f"np.arange({ids}, {ids} + seq), or `offset={ids}` where there is such an argument"
         )
     coordinates = "" if axes == 1 else f" {axes}"
     rule = f"(tokens,{coordinates})"

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.cli.show_bands import band_lines
 from rope_cpu.cli.show_summary import (
@@ -91,7 +93,8 @@ def _pairing_lines(rotation: LayerRotation) -> Iterator[str]:
         pairing = f"(i, i+{pairs}), half-split"
     yield _line("pairs", f"{pairs}: {pairing}")
     width = rotation.head_width
-    yield _line("widths", f"{rope.rotary_dim} of the {width} elements of a head are rotated")
+    rotated = 2 * np.count_nonzero(pair_frequencies(rope))
+    yield _line("widths", f"{rotated} of the {width} elements of a head are rotated")
     if width != rope.head_dim:
         yield _line("", f"head_dim {rope.head_dim}: pass the rotated slice alone")
     yield _line("rope type", rope.rope_type)
@@ -137,5 +140,9 @@ def _line(name: str, value: object) -> str:
 
 def _short_text(value: Any) -> str:
     if isinstance(value, list | tuple) and len(value) > _LONGEST_LIST:
-        return f"{len(value)} values, {value[0]} … {value[-1]}"
+        return f"{len(value)} values, {_number_text(value[0])} … {_number_text(value[-1])}"
     return cut(str(value))
+
+
+def _number_text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -14,7 +14,7 @@ from rope_cpu.arguments.arrays import (
     check_tables,
     share_memory,
 )
-from rope_cpu.arguments.names import hide_other_names, refuse_names
+from rope_cpu.arguments.names import hide_other_names, refuse_rotation_names
 from rope_cpu.arguments.scalars import boolean
 from rope_cpu.array_types import COMPUTE_DTYPES, Array
 from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
@@ -81,7 +81,7 @@ def apply_rotary(
     True
     """
     if _others:
-        refuse_names("apply_rotary", _others)
+        refuse_rotation_names("apply_rotary", _others)
     x = check_array("x", x, check_layout(layout))
     cos, sin = check_tables(cos, sin, position_ids is not None, layout)
     rotary_dim = 2 * cos.shape[-1]

@@ -21,7 +21,7 @@ from rope_cpu.arguments.arrays import (
 from rope_cpu.arguments.names import (
     hide_other_names,
     refuse_constructor_names,
-    refuse_names,
+    refuse_rotation_names,
 )
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array, Float64
@@ -588,7 +588,7 @@ class RotaryEmbedding:
         ((2, 32), array([1., 1., 1.], dtype=float32))
         """
         if _others:
-            refuse_names("cos_sin", _others)
+            refuse_rotation_names("cos_sin", _others)
         wanted = check_dtype(dtype)
         axes = self.axes
         ids = check_ids.position_array("position_ids", position_ids)
@@ -672,7 +672,7 @@ class RotaryEmbedding:
         True
         """
         if _others:
-            refuse_names("rotate", _others)
+            refuse_rotation_names("rotate", _others)
         plan = self._call_plan("x", x, position_ids, offset, layout, inverse)
         return plan.rotate(x, out)
 
@@ -723,7 +723,7 @@ class RotaryEmbedding:
         ((1, 3, 8, 64), (1, 3, 2, 64))
         """
         if _others:
-            refuse_names("a RotaryEmbedding", _others)
+            refuse_rotation_names("RotaryEmbedding.__call__", _others)
         plan = self._call_plan("q", q, position_ids, offset, layout, inverse)
         return plan(q, k, out)
 
@@ -763,7 +763,7 @@ class RotaryEmbedding:
         ...     q_rot, k_rot = plan(q, k)
         """
         if _others:
-            refuse_names("plan", _others)
+            refuse_rotation_names("plan", _others)
         positions = self._checked_positions("position_ids", position_ids, check_layout(layout))
         return RotaryPlan(self._cos_sin, self._pairing, positions, layout, _operation(inverse))
 

@@ -204,7 +204,7 @@ def test_a_file_that_cannot_be_written_is_named_and_output_goes_on(words, run_pr
     assert out.endswith("after\n")
 
 
-@pytest.mark.parametrize("words", ["bench --help", "export --help", "verify"])
+@pytest.mark.parametrize("words", ["bench --help", "verify"])
 def test_an_encoding_that_lacks_letters(words, run_program):
     out, err = run_program(QUICKLY.format(words=words), env={"PYTHONIOENCODING": "ascii"})
     assert not complaints(err)

@@ -70,7 +70,7 @@ def test_both_sides_of_longrope(shown):
     short = lines.index("0-15 6.28 to 35300 unscaled")
     long = lines.index("0-15 12.6 to 70700 2 times as long")
     assert lines.index("at 64 tokens") < short < lines.index("at 4096 tokens") < long
-    assert "short_factor 16 values, 1.0 … 1.0" in lines
+    assert "short_factor 16 values, 1 … 1" in lines
     assert lines.count("attention factor 1.41421") == 2
 
 

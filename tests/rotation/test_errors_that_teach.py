@@ -46,6 +46,25 @@ def test_arrays_of_other_libraries_get_their_conversion(name, call):
         assert f"{conversion}({name})" in str(caught.value)
 
 
+class Bfloat16(Tensor):
+    """An array of bfloat16, which NumPy does not take through DLPack."""
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+
+@pytest.mark.parametrize(
+    ("dtype", "conversion"),
+    [
+        ("torch.bfloat16", "x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)"),
+        ("bfloat16", "np.asarray(x)"),
+    ],
+)
+def test_bfloat16_of_other_libraries_gets_its_conversion(dtype, conversion):
+    with pytest.raises(TypeError, match=re.escape(f": pass {conversion}")):
+        ROPE.rotate(Bfloat16(dtype))
+
+
 def test_an_output_of_another_library_gets_its_conversion():
     with pytest.raises(TypeError, match=re.escape("like `q`: pass np.from_dlpack(out[0])")):
         ROPE(X, X, out=(Tensor(), Tensor()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ _TITLE_AND_LEGEND_HEIGHT = 1.2
 _CAPTION_HEIGHT = 0.5
 
 _CAPTION = (
-    "Expected score: the mean over {pairs} of cos(distance · frequency). It is the score of a "
-    "query and a key whose pairs have the same direction, relative to distance 0, where it is 1; "
-    "the attention factor is left out. Each point is the mean over all distances within 10 %."
+    "Expected score: the mean over {pairs} of cos(distance · frequency). It is the part of the "
+    "score from rotated elements, for a query and a key whose pairs have the same direction, "
+    "relative to distance 0, where it is 1; the attention factor is left out. Each point is the "
+    "mean over all distances within 10 %."
 )
 _CAPTION_WIDTH = 145  # characters
 
@@ -42,7 +43,8 @@ def draw(rotations: Sequence[LayerRotation]) -> Figure:
     """Return the figure: a panel of wavelengths for each axis, and a panel of expected scores."""
     rotated = [rotation for rotation in rotations if rotation.by_length]
     curves = list(rotation_curves(rotated))
-    contexts = {name: length for rotation in rotated for name, length in rotation.contexts.items()}
+    contexts = [context for rotation in rotated for context in rotation.contexts.items()]
+    contexts = list(dict.fromkeys(contexts))
     axes = list(dict.fromkeys(curve.axis for curve in curves))
     rows = len(axes) // 2 + 1
     heights = (_ROW_HEIGHT * rows + _TITLE_AND_LEGEND_HEIGHT, _CAPTION_HEIGHT)
@@ -58,7 +60,10 @@ def draw(rotations: Sequence[LayerRotation]) -> Figure:
 
 
 def _add_panels(
-    panels: SubFigure, axes: Sequence[Axis], curves: Sequence[Curve], contexts: Mapping[str, int]
+    panels: SubFigure,
+    axes: Sequence[Axis],
+    curves: Sequence[Curve],
+    contexts: Sequence[tuple[str, int]],
 ) -> None:
     """Draw two panels in a row; the last one, of the scores, takes the space that is left.
 
@@ -98,9 +103,8 @@ def _title(rotations: Sequence[LayerRotation]) -> str:
     """Return the model and its rope type, and in a second line contexts and attention factors."""
     first = rotations[0]
     types = dict.fromkeys(rotation.rope.rope_type for rotation in rotations)
-    contexts = dict.fromkeys(
-        f"{name} {length}" for rotation in rotations for name, length in rotation.contexts.items()
-    )
+    names = dict.fromkeys(name for rotation in rotations for name in rotation.contexts)
+    contexts = [_counted(name, _lengths(rotations, name)) for name in names]
     factors = dict.fromkeys(
         f"{rope.attention_factor:.4g}"
         for rotation in rotations
@@ -110,6 +114,12 @@ def _title(rotations: Sequence[LayerRotation]) -> str:
     if first.rope.spec.inv_freq.shape[2] > 1:
         facts.append("the first head")
     return f"{cut(first.model)}, {_counted('rope type', types)}\n{', '.join(facts)}"
+
+
+def _lengths(rotations: Sequence[LayerRotation], name: str) -> Collection[str]:
+    """Return the different lengths of a context."""
+    lengths = [rotation.contexts[name] for rotation in rotations if name in rotation.contexts]
+    return dict.fromkeys(map(str, lengths))
 
 
 def _counted(noun: str, names: Collection[str]) -> str:

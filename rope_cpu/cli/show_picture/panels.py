@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,9 @@ def wavelength_scale(curves: Sequence[Curve]) -> str:
     return "log" if waves.max() > 10 * waves.min() else "linear"
 
 
-def draw_wavelengths(panel: Axes, curves: Sequence[Curve], contexts: Mapping[str, int]) -> None:
+def draw_wavelengths(
+    panel: Axes, curves: Sequence[Curve], contexts: Sequence[tuple[str, int]]
+) -> None:
     """Draw the wavelengths of one axis, its scaled pairs and the contexts."""
     axis = curves[0].axis
     for curve in curves:
@@ -60,7 +62,7 @@ def draw_wavelengths(panel: Axes, curves: Sequence[Curve], contexts: Mapping[str
     panel.set_ylabel(f"wavelength in {axis.unit}")
     panel.tick_params(labelsize=SMALL)
     if axis.extent is None:
-        for name, length in contexts.items():
+        for name, length in contexts:
             _draw_horizontal_context(panel, curves, name, length)
 
 
@@ -115,7 +117,7 @@ def _shade_changed_pairs(panel: Axes, curve: Curve) -> None:
         )
 
 
-def draw_scores(panel: Axes, curves: Sequence[Curve], contexts: Mapping[str, int]) -> None:
+def draw_scores(panel: Axes, curves: Sequence[Curve], contexts: Sequence[tuple[str, int]]) -> None:
     """Draw the expected scores of all curves, and the contexts."""
     lines = [expected_scores(curve.frequencies, curve.largest, curve.axis.step) for curve in curves]
     for number, (distances, scores) in enumerate(lines):
@@ -125,7 +127,7 @@ def draw_scores(panel: Axes, curves: Sequence[Curve], contexts: Mapping[str, int
         width = _LINE_WIDTH * (1 + 2 * covering)
         panel.plot(distances, scores, curve.style, color=curve.color, linewidth=width)
     if any(curve.axis.extent is None for curve in curves):
-        for name, length in contexts.items():
+        for name, length in contexts:
             _draw_vertical_context(panel, name, length)
     units = " or ".join(dict.fromkeys(curve.axis.unit for curve in curves))
     along = "along one axis " if any(curve.axis.name for curve in curves) else ""
