@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ PARTS = (
     "decoder_config",
 )
 
+_SECTIONS = ("rope_scaling", "rope_parameters")
+
 # Keys, under their standard names, for which null is a value of its own and not the model type's
 # default: as many key/value heads as query heads for `num_key_value_heads`, the feature switched
 # off for the others.
@@ -42,6 +44,19 @@ NULLABLE_KEYS = (
     "query_pre_attn_scalar",
     "kv_lora_rank",
     "num_kv_shared_layers",
+)
+
+# Keys that the config of every language model has one of, besides those of its model type.
+_MODEL_KEYS = ("hidden_size", "num_attention_heads", "rope_theta", *_SECTIONS)
+
+# Top-level keys that change the rotation of some model types. For an unknown type their meaning is
+# not known.
+_KEYS_OF_TYPES = (
+    "rope_type",
+    "scaling_factor",
+    "dual_chunk_attention_config",
+    "use_xpos",
+    "mrope_interleaved",
 )
 
 
@@ -68,6 +83,8 @@ class TextConfig(ModelConfig):
         values = self.values
         facts = self.facts
         interleaved = self._interleaved(interleaved)
+        if not self.is_known:
+            _refuse_guesses(values)
         layer_type, section = layer_parameters(
             self.rope_parameters, values, facts, layer_type, layer
         )
@@ -149,6 +166,7 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
         for key in PARTS:
             if isinstance(raw.get(key), Mapping):
                 return language_model(raw[key])
+        _refuse_unread_part(raw, {})
         return raw, None
     if facts.part is None:
         return raw, facts
@@ -157,7 +175,36 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
         if isinstance(raw.get(key), Mapping):
             return language_model({"model_type": part_type, **raw[key]})
     # An older file has the keys of the language model at the top level.
+    part_facts = model_facts(part_type)
+    _refuse_unread_part(raw, {} if part_facts is None else part_facts.names)
     return language_model({**raw, "model_type": part_type})
+
+
+def _refuse_unread_part(raw: Config, names: Mapping[str, str]) -> None:
+    """Raise if the language model seems to be in an object of a config that is not read.
+
+    names: standard names of keys, with the model type's own.
+    """
+    known_keys = {*_MODEL_KEYS, *names.values()}
+    if known_keys & raw.keys():
+        return
+    for path, part in _objects(raw):
+        found = next((key for key in part if key in known_keys), None)
+        if found is not None:
+            raise ValueError(
+                f"`config` has `{found}` under {shown(path)} alone, which is not read; pass that "
+                "object, with the `model_type` of the language model"
+            )
+
+
+def _objects(raw: Config) -> Iterator[tuple[str, Config]]:
+    """Yield the objects in a config and in its objects, with their paths such as "a.b"."""
+    for key, value in raw.items():
+        if isinstance(value, Mapping):
+            yield key, value
+            for inner_key, inner in value.items():
+                if isinstance(inner, Mapping):
+                    yield f"{key}.{inner_key}", inner
 
 
 def with_defaults(text: Config, facts: ModelFacts) -> dict[str, Any]:
@@ -183,6 +230,25 @@ def _standard_names(text: Config, facts: ModelFacts) -> dict[str, Any]:
 def _is_null(key: str, config: Config) -> bool:
     """Return True for a key that is present with a null."""
     return key in config and config[key] is None
+
+
+def _refuse_guesses(values: Config) -> None:
+    """Raise if the rotation of an unknown model type would follow from a guess."""
+    name = shown(values.get("model_type"))
+    for key in _KEYS_OF_TYPES:
+        if values.get(key):
+            raise ValueError(
+                f"`{key}` is {shown(values[key])}, but `model_type` {name} is not known, and so "
+                "the meaning of this key; build a RotaryEmbedding from numbers"
+            )
+    sections = [values.get(key) or {} for key in _SECTIONS]
+    nested = [inner for section in sections for inner in section.values()]
+    places = [values, *sections, *(inner for inner in nested if isinstance(inner, Mapping))]
+    if not any("rope_theta" in place for place in places):
+        raise ValueError(
+            f"`rope_theta` is missing, and `model_type` {name} is not known, and so its default; "
+            "add `rope_theta` to the config"
+        )
 
 
 def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:

@@ -88,7 +88,7 @@ def test_yarn(shown):
 
 
 def test_one_band_without_scaling(shown):
-    lines = shown({"hidden_size": 64, "num_attention_heads": 2}, "--half")
+    lines = shown({"hidden_size": 64, "num_attention_heads": 2, "rope_theta": 1e4}, "--half")
     assert lines[-2:] == ["pairs wavelengths in tokens scale", "0-15 6.28 to 35300 unscaled"]
 
 
@@ -171,7 +171,7 @@ def test_a_rotation_backwards_is_named(shown):
 
 def test_a_model_without_a_type(shown):
     assert (
-        shown({"hidden_size": 64, "num_attention_heads": 2}, "--half")[0]
+        shown({"hidden_size": 64, "num_attention_heads": 2, "rope_theta": 1e4}, "--half")[0]
         == "unknown model type, all layers"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -48,12 +49,62 @@ def test_pairing_comes_from_the_model_type(model_type: str, interleaved: bool) -
 
 
 def test_an_unknown_model_type_needs_the_pairing() -> None:
-    keys = {**LLAMA, "model_type": "mymodel"}
+    keys = {**LLAMA, "model_type": "mymodel", "rope_theta": 1e4}
     with pytest.raises(ValueError, match=r"`model_type` is 'mymodel'.*`interleaved`"):
         read(keys)
     assert read(keys, interleaved=True).interleaved
     with pytest.raises(TypeError, match="`interleaved` is 1"):
         read(keys, interleaved=1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"rope_theta": None}, "`rope_theta` is missing"),
+        ({"rope_type": "mine"}, "`rope_type` is 'mine'"),
+        ({"scaling_factor": 4.0}, "`scaling_factor` is 4.0"),
+        ({"dual_chunk_attention_config": {"chunk_size": 8}}, "`dual_chunk_attention_config` is"),
+        ({"use_xpos": True}, "`use_xpos` is True"),
+        ({"mrope_interleaved": True}, "`mrope_interleaved` is True"),
+    ],
+)
+def test_an_unknown_model_type_is_not_answered_from_a_guess(changed, named) -> None:
+    keys = {**LLAMA, "model_type": "mymodel", "rope_theta": 777.0}
+    assert read(keys, interleaved=False).rope_type == "default"
+    with pytest.raises(ValueError, match=f"{named}.*`model_type` 'mymodel' is not known"):
+        read({**keys, **changed}, interleaved=False)
+
+
+def test_the_base_of_an_unknown_model_type_may_be_in_a_section() -> None:
+    keys = {**LLAMA, "model_type": "mymodel", "rope_theta": None}
+    section = {"rope_type": "default", "rope_theta": 777.0}
+    rope = read({**keys, "rope_parameters": section}, interleaved=False)
+    np.testing.assert_allclose(rope.inv_freq[1], 777.0 ** (-1 / len(rope.inv_freq)), rtol=1e-14)
+    nested = {"full_attention": section, "sliding_attention": section}
+    config = reader.read({**keys, "rope_parameters": nested})
+    assert config.spec("full_attention", interleaved=False).pairs == len(rope.inv_freq)
+
+
+# hunyuan_vl is refused for another reason.
+MULTIMODAL = [
+    name for name in table_rows() if model_facts(name).part is not None and name != "hunyuan_vl"
+]
+
+
+def test_there_are_many_multimodal_model_types() -> None:
+    assert len(MULTIMODAL) > 64
+
+
+@pytest.mark.parametrize("model_type", MULTIMODAL)
+def test_a_language_model_under_a_key_that_is_not_read_is_refused(model_type) -> None:
+    part = {"hidden_size": 64, "num_attention_heads": 4, "rope_theta": 777777.0}
+    for config, path in (
+        ({"lm_config": part}, "lm_config"),
+        ({"other_config": {"lm_config": part}}, "other_config.lm_config"),
+        ({"vision_config": {"depth": 3}, "lm_config": {"rope_scaling": None}}, "lm_config"),
+    ):
+        with pytest.raises(ValueError, match=f"under '{re.escape(path)}' alone"):
+            reader.read({"model_type": model_type, **config})
 
 
 def test_own_names_of_keys() -> None:
@@ -109,7 +160,12 @@ def test_nanochat_rotates_backwards_at_every_length() -> None:
 
 
 def test_a_type_that_mostly_adds_positions_may_rotate() -> None:
-    rotary = {"model_type": "xlm-roberta", "hidden_size": 64, "num_attention_heads": 4}
+    rotary = {
+        "model_type": "xlm-roberta",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "rope_theta": 1e4,
+    }
     with pytest.raises(ValueError, match="'xlm-roberta'"):
         reader.read(rotary).spec(interleaved=False)
     assert (
