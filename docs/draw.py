@@ -24,6 +24,9 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+_COS_SIN = "cos and sin"
+# Color, color of the text and width of a step; layers have others.
+_STEP_STYLES = {_COS_SIN: (GREY, DARK, 1.4)}
 # Text stays text, and the same input gives the same file.
 SVG = {"svg.fonttype": "none", "svg.hashsalt": "rope_cpu", "font.size": 10}
 
@@ -94,7 +97,7 @@ def scaling() -> Figure:
     return figure
 
 
-def axial() -> Figure:
+def several_axes() -> Figure:
     """Draw the share of the axes in the pairs of a head, for three constructors."""
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     rows = figure.subplots(3, 1)
@@ -132,30 +135,14 @@ def plan() -> Figure:
     """Draw the work of a plan and of calls, over the layers of a forward pass."""
     figure = Figure(figsize=(7, 2.2), layout="constrained")
     axes = figure.subplots()
-    rows = {
-        "plan, then plan(q, k)": [(0, 1.4, "cos and sin")]
-        + [(1.5 + 1.3 * n, 1.2, f"layer {n}") for n in range(4)],
-        "rope(q, k)": [
-            (2.8 * n + shift, width, text)
-            for n in range(4)
-            for shift, width, text in ((0, 1.4, "cos and sin"), (1.5, 1.2, f"layer {n}"))
-        ],
-    }
+    layers = [f"layer {n}" for n in range(4)]
+    calls = [step for layer in layers for step in (_COS_SIN, layer)]
+    rows = {"plan, then plan(q, k)": [_COS_SIN, *layers], "rope(q, k)": calls}
     for row, (name, steps) in enumerate(rows.items()):
-        axes.text(-0.2, -row + 0.3, name, ha="right", va="center", family="monospace", fontsize=9)
-        for start, width, text in steps:
-            color = GREY if text == "cos and sin" else COLORS[1]
-            axes.add_patch(Rectangle((start, -row), width, 0.6, color=color))
-            text_color = DARK if text == "cos and sin" else "white"
-            axes.text(
-                start + width / 2,
-                -row + 0.3,
-                text,
-                ha="center",
-                va="center",
-                fontsize=8,
-                color=text_color,
-            )
+        axes.text(-0.2, 0.3 - row, name, ha="right", va="center", family="monospace", fontsize=9)
+        start = 0.0
+        for step in steps:
+            start = _step(axes, start, -row, step)
     axes.annotate(
         "time",
         xy=(11.2, -1.45),
@@ -204,10 +191,19 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "pairings": pairings,
     "layouts": layouts,
     "scaling": scaling,
-    "axes": axial,
+    "axes": several_axes,
     "plan": plan,
     "at_length": at_length,
 }
+
+
+def _step(axes: Any, start: float, y: float, text: str) -> float:
+    """Draw a step of work, and return where the next one starts."""
+    face, ink, width = _STEP_STYLES.get(text, (COLORS[1], "white", 1.2))
+    axes.add_patch(Rectangle((start, y), width, 0.6, color=face))
+    center = (start + width / 2, y + 0.3)
+    axes.text(*center, text, ha="center", va="center", fontsize=8, color=ink)
+    return start + width + 0.1
 
 
 def _box(axes: Any, x: float, y: float, text: str, color: str) -> None:

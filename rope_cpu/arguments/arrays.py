@@ -48,7 +48,7 @@ def not_an_array(name: str, value: object, like: str = "") -> TypeError:
     like: the rest of the rule for an output, for which a converted copy would be of no use.
     """
     text = f"`{name}` is a {type(value).__name__}; it must be a NumPy array{like}"
-    dtype = str(getattr(value, "dtype", ""))
+    dtype = _dtype_text(value)
     if dtype == "torch.bfloat16":
         # PyTorch and NumPy exchange no bfloat16, but integers of the same bits.
         text += f": pass {name}.view(torch.int16).numpy().view(ml_dtypes.bfloat16)"
@@ -58,6 +58,13 @@ def not_an_array(name: str, value: object, like: str = "") -> TypeError:
     elif not like:
         text += f": pass np.asarray({name})"
     return TypeError(text)
+
+
+def _dtype_text(value: Any) -> str:
+    """Return the dtype of an array of another library as a text, "" if it has none."""
+    with suppress(Exception):  # an array whose memory was given back raises errors of any class
+        return str(value.dtype)
+    return ""
 
 
 def check_array(name: str, x: object, layout: str) -> Array:

@@ -163,7 +163,12 @@ def test_distances_reach_the_maximum_context(change, largest):
 
 
 def test_distances_without_a_maximum_reach_beyond_the_original_context():
-    config = {"hidden_size": 64, "num_attention_heads": 1, "rope_scaling": LLAMA3["rope_scaling"]}
+    config = {
+        "hidden_size": 64,
+        "num_attention_heads": 1,
+        "rope_theta": 1e4,
+        "rope_scaling": LLAMA3["rope_scaling"],
+    }
     assert figure_of(config, interleaved=False).axes[-1].get_xlim()[1] == 4 * 8192
 
 

@@ -440,7 +440,7 @@ REFUSED = [
     (
         lambda: ROPE.cos_sin([1], dtype=int),
         TypeError,
-        "`dtype` is <class .int.>; it must be float32",
+        "`dtype` is <class .int.>; it must be one of float32",
     ),
     (lambda: ROPE.cos_sin([1], "foo"), TypeError, "`dtype` is 'foo'"),
     (lambda: ROPE.cos_sin([1], None), TypeError, "`dtype` is None"),

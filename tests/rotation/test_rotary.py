@@ -267,7 +267,7 @@ REFUSED = [
     (
         lambda: ROPE.rotate(zeros(2, 3, 4, 6, dtype=int)),
         TypeError,
-        "`x` has dtype int64; it must be float32",
+        "`x` has dtype int64; it must be one of float32",
     ),
     (lambda: ROPE.rotate(zeros(2, 3, 4, 6, dtype=complex)), TypeError, "`x` has dtype complex128"),
     (lambda: ROPE(X, zeros(1, 3, 1, 6)), ValueError, "`k` has batch 1, but `q` has 2"),

@@ -93,7 +93,7 @@ REFUSED = [
     (
         lambda: sinusoidal(3, 4, dtype=int),
         TypeError,
-        "`dtype` is <class 'int'>; it must be float32",
+        "`dtype` is <class 'int'>; it must be one of float32",
     ),
     (lambda: sinusoidal(3, 4, dtype=None), TypeError, "`dtype` is None"),
     (

@@ -74,9 +74,8 @@ def _axis_curves(
     before = rotation.unscaled[pairs]
     after = {length: pair_frequencies(rope)[pairs] for length, rope in rotation.by_length.items()}
     changed_by_length = [changed_pairs(scaled, before) for scaled in after.values()]
-    changed = np.any(changed_by_length, axis=0)
     own_colors = [next(colors) for _ in after]
-    curve = Curve(
+    unscaled = Curve(
         group=group,
         label=f"{group} before scaling".strip(),
         color=own_colors[0] if group else _BEFORE_COLOR,
@@ -84,23 +83,17 @@ def _axis_curves(
         axis=axis,
         pairs=pairs,
         frequencies=before,
-        changed=changed,
+        changed=np.zeros(pairs.shape, bool),
         largest=_largest_distance(rotation, axis),
     )
-    if all(changed_at_length.any() for changed_at_length in changed_by_length):
-        yield curve
-        changed = np.zeros_like(changed)
+    is_another_curve = all(changed.any() for changed in changed_by_length)
+    curves = [unscaled] if is_another_curve else []
     otherwise = "after scaling" if np.any(changed_by_length) else ""
     for (length, scaled), color in zip(after.items(), own_colors, strict=True):
-        yield replace(
-            curve,
-            label=f"{group} {length or otherwise}".strip() or "all pairs",
-            color=color,
-            style="-",
-            frequencies=scaled,
-            changed=changed,
-        )
-        changed = np.zeros_like(changed)
+        label = f"{group} {length or otherwise}".strip() or "all pairs"
+        curves.append(replace(unscaled, label=label, color=color, style="-", frequencies=scaled))
+    yield replace(curves[0], changed=np.any(changed_by_length, axis=0))
+    yield from curves[1:]
 
 
 def _largest_distance(rotation: LayerRotation, axis: Axis) -> float:
