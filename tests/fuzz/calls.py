@@ -346,7 +346,8 @@ def _as_given(values, call, memory, tail):
     if given.form == "offset":
         return int(values)
     if given.dtype == "list":
-        return values.tolist()
+        # A nested list without numbers loses its shape, and with it the number of tokens.
+        return values.tolist() if values.size or values.ndim == 1 else values.astype(np.int64)
     dtype = np.dtype(given.dtype)
     if given.form == "number":
         return values.astype(dtype)[()]

@@ -126,6 +126,9 @@ def wrong_calls(draw):
         how = how, draw(st.sampled_from(range(len(WRONG_OPTIONS[how]))))
     if which == "out":
         call = replace(call, out="own")
+    # The tables of apply_rotary rotate the first elements of heads of any sufficient width.
+    of_any_width = call.way == "apply_rotary" and which == "array"
+    assume(not (of_any_width and how in ("wider", "narrower")))
     return call, which, how
 
 
