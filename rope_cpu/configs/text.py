@@ -241,10 +241,9 @@ def _refuse_guesses(values: Config) -> None:
                 f"`{key}` is {shown(values[key])}, but `model_type` {name} is not known, and so "
                 "the meaning of this key; build a RotaryEmbedding from numbers"
             )
-    sections = [values.get(key) or {} for key in _SECTIONS]
-    nested = [inner for section in sections for inner in section.values()]
-    places = [values, *sections, *(inner for inner in nested if isinstance(inner, Mapping))]
-    if not any("rope_theta" in place for place in places):
+    sections = {key: values[key] for key in _SECTIONS if key in values}
+    objects = [part for _, part in _objects(sections)]
+    if not any("rope_theta" in place for place in (values, *objects)):
         raise ValueError(
             f"`rope_theta` is missing, and `model_type` {name} is not known, and so its default; "
             "add `rope_theta` to the config"

@@ -85,6 +85,13 @@ def test_the_base_of_an_unknown_model_type_may_be_in_a_section() -> None:
     assert config.spec("full_attention", interleaved=False).pairs == len(rope.inv_freq)
 
 
+def test_a_malformed_section_beside_another_is_no_place_for_a_base() -> None:
+    keys = {**LLAMA, "model_type": "mymodel", "rope_theta": None}
+    sections = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": [1]}
+    with pytest.raises(ValueError, match="`rope_theta` is missing"):
+        read({**keys, **sections}, interleaved=False)
+
+
 # hunyuan_vl is refused for another reason.
 MULTIMODAL = [
     name for name in table_rows() if model_facts(name).part is not None and name != "hunyuan_vl"

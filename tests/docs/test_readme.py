@@ -1,12 +1,6 @@
 import re
-import shlex
 import tomllib
 from pathlib import Path
-
-import pytest
-
-from rope_cpu.cli import main as cli
-from rope_cpu.cli import verify
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -21,32 +15,6 @@ def test_python_blocks_run_in_order(tmp_path, monkeypatch):
             exec(compile(text, "README.md", "exec"), names)
     assert names["report"].passed
     assert (tmp_path / "rope.onnx").stat().st_size > 0
-
-
-def test_every_block_says_its_language():
-    assert {language for language, _ in BLOCKS} <= {"python", "sh", "text"}
-
-
-def commands():
-    lines = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()]
-    return list(
-        dict.fromkeys(
-            part.partition(" #")[0].strip() for line in lines for part in line.split("&&")
-        )
-    )
-
-
-@pytest.mark.parametrize("command", commands())
-def test_shell_lines(command, capsys, tmp_path, monkeypatch):
-    """rope-cpu commands run here; .ci/run reads its install and test commands from the README."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verify, "TOKENS", 64)
-    words = shlex.split(command)
-    if words[0] == "rope-cpu":
-        assert cli.main(words[1:]) == 0
-        assert capsys.readouterr().out
-    else:
-        assert words[0] == "pytest" or words[:2] == ["pip", "install"]
 
 
 def test_ci_takes_its_test_line_from_here():

@@ -20,6 +20,7 @@ from rope_cpu.cli import verify
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name != "recipes.md")
+README = ROOT / "README.md"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -55,12 +56,15 @@ def test_python_blocks_run_in_order(path, model_folder):
 
 
 def commands():
-    lines = [line for path in PAGES for text in blocks(path, "sh") for line in text.splitlines()]
-    return sorted({line.partition(" #")[0].strip() for line in lines if line.strip()})
+    texts_of_blocks = [text for path in (README, *PAGES) for text in blocks(path, "sh")]
+    lines = [line for text in texts_of_blocks for line in text.splitlines()]
+    lines = [part for line in lines for part in line.partition(" #")[0].split("&&")]
+    return sorted({line.strip() for line in lines if line.strip()})
 
 
 @pytest.mark.parametrize("command", commands())
 def test_shell_lines(command, capsys, tmp_path, monkeypatch):
+    """rope-cpu commands run here; .ci/run reads its install and test commands from the README."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verify, "TOKENS", 64)
     words = shlex.split(command)
@@ -72,7 +76,7 @@ def test_shell_lines(command, capsys, tmp_path, monkeypatch):
 
 
 def test_every_block_says_its_language():
-    for path in PAGES:
+    for path in (README, *PAGES):
         languages = re.findall(r"^```(\w*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         assert set(languages[::2]) <= {"python", "sh"}, path
         assert set(languages[1::2]) <= {""}, path
@@ -107,7 +111,7 @@ def test_every_picture_is_shown():
 
 
 def test_the_readme_leads_to_each_use_and_is_short():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = README.read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= 120
     for page in ("numpy", "onnx", "configs", "performance"):
         assert f"](docs/{page}.md)" in readme
@@ -115,7 +119,7 @@ def test_the_readme_leads_to_each_use_and_is_short():
 
 def test_figures_of_the_readme_are_those_of_the_manual():
     """Both show the table of errors, and the README some rows of the table of times."""
-    readme = set((ROOT / "README.md").read_text(encoding="utf-8").splitlines())
+    readme = set(README.read_text(encoding="utf-8").splitlines())
     for page, fact in (
         ("precision.md", "| 1e6, 1048576 |"),
         ("performance.md", "| rope_cpu plan |"),
