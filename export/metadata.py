@@ -26,7 +26,8 @@ OPTION_CLASSES: dict[str, type[RopeOptions | AttentionOptions]] = {
 MAX_OPTIONS_LENGTH = 2**16
 
 TOLERANCE = (
-    "|result - exact| <= 1/2 ulp(exact) + 3 u A (|x_a| + |x_b|), u = 2^-53 for float64, else 2^-24"
+    "|result - exact| <= 1/2 ulp(exact) + 3 u max(A (|x_a| + |x_b|), least), for float64 u = 2^-53 "
+    "and least = 2^-1022, else 2^-24 and 2^-126"
 )
 # Added where cos and sin are computed in the graph, whose angles are rounded to float64;
 # terms: number of axes that a pair rotates with.

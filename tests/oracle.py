@@ -75,7 +75,10 @@ def inv_freq(dim, base=10000.0):
 
 
 def bound(exact, reach, dtype, factor=1.0):
-    """½ ulp of the dtype + 3·u·A·(|x_a| + |x_b|), from the parameters of the formats."""
+    """½ ulp of the dtype + 3·u·A·(|x_a| + |x_b|), from the parameters of the formats.
+
+    Below the smallest normal number of the computation, u is relative to that number.
+    """
     bits, least = {
         "float32": (24, -126),
         "float64": (53, -1022),
@@ -86,8 +89,8 @@ def bound(exact, reach, dtype, factor=1.0):
     half_ulp = 0.5 * 2.0 ** (exponent - (bits - 1))
     if str(dtype) == "bfloat16":  # results below the smallest normal number are written as zero
         half_ulp = np.where(np.abs(exact) < 2.0**-126, 2.0**-126, half_ulp)
-    unit = 2.0**-53 if str(dtype) == "float64" else 2.0**-24
-    return half_ulp + 3 * unit * factor * reach
+    unit, smallest = (2.0**-53, 2.0**-1022) if str(dtype) == "float64" else (2.0**-24, 2.0**-126)
+    return half_ulp + 3 * unit * np.maximum(factor * reach, smallest)
 
 
 def rounded(values, dtype):

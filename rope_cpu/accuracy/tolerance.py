@@ -34,15 +34,19 @@ def half_ulp(exact: ArrayLike, dtype: DTypeLike) -> Float64:
 def rotation_bound(
     exact: ArrayLike, x_a: ArrayLike, x_b: ArrayLike, attention_factor: float, dtype: DTypeLike
 ) -> Float64:
-    """Return the tolerance of rotated elements: ½ ulp(exact) + 3·u·A·(|x_a| + |x_b|).
+    """Return the tolerance of rotated elements: ½ ulp(exact) + 3·u·max(A·(|x_a| + |x_b|), least).
 
     exact: the float64 result.
     x_a, x_b: the two elements of the pair before rotation.
-    u is 2^-53 for float64 and 2^-24 for all other dtypes, which are computed in float32.
+    u is 2^-53 for float64 and 2^-24 for all other dtypes, which are computed in float32. `least` is
+    the smallest normal number: a rounding of a smaller one has an error of up to u·least.
     """
-    unit = 2.0**-53 if np.dtype(dtype) == np.float64 else 2.0**-24
+    computed = np.finfo(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
+    unit = float(computed.epsneg)
+    least = float(computed.smallest_normal)
     size = np.abs(np.asarray(x_a, np.float64)) + np.abs(np.asarray(x_b, np.float64))
-    bound: Any = half_ulp(exact, dtype) + ARITHMETIC_ROUNDINGS * unit * attention_factor * size
+    rounded = np.maximum(attention_factor * size, least)
+    bound: Any = half_ulp(exact, dtype) + ARITHMETIC_ROUNDINGS * unit * rounded
     return bound  # type: ignore[no-any-return]
 
 
@@ -57,10 +61,10 @@ def table_bound(
 def beyond_rounding(error: Float64, bound: Float64, rounding: Float64) -> float:
     """Return the largest error beyond the rounding of the result, relative to the rest of `bound`.
 
-    This is the largest max(0, error − rounding) / (bound − rounding), for rotated elements
-    (|result − exact| − ½ ulp) / (3·u·A·(|x_a| + |x_b|)). It is above 1 exactly if an error is above
-    its bound. Unlike error / bound it does not approach 1 for results of 16 bits, whose error is
-    that of their one rounding.
+    This is the largest max(0, error − rounding) / (bound − rounding), for rotated elements of
+    normal size (|result − exact| − ½ ulp) / (3·u·A·(|x_a| + |x_b|)). It is above 1 exactly if an
+    error is above its bound. Unlike error / bound it does not approach 1 for results of 16 bits,
+    whose error is that of their one rounding.
 
     rounding: ½ ulp of each exact result; elements that are copied have a bound of 0 instead.
     """

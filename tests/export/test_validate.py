@@ -78,6 +78,15 @@ def test_float64_with_an_attention_factor_passes(inverse, max_positions):
     assert all(export.validate(model, rope, seed=seed).passed for seed in range(2))
 
 
+@pytest.mark.parametrize("max_positions", [None, 64])
+def test_products_below_the_smallest_normal_number_pass(max_positions):
+    """Their roundings are no longer relative to the values."""
+    rope = RotaryEmbedding.from_inv_freq([0.3], attention_factor=2.0**-126)
+    model = export.export_rope(rope, max_positions=max_positions)
+    report = export.validate(model, rope)
+    assert report.passed, str(report)
+
+
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("max_positions", [None, 64])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
