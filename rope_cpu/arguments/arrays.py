@@ -139,8 +139,8 @@ def _check_table_fit(
         )
     if x.shape[head_axis] % frequency_heads:
         raise ValueError(
-            f"`{name}` has {x.shape[head_axis]} heads; this embedding has per-head frequencies for "
-            f"{frequency_heads} heads, so the number must be a multiple of {frequency_heads}"
+            f"`{name}` has {x.shape[head_axis]} heads, but cos and sin differ by head and are for "
+            f"{frequency_heads} heads; the number must be a multiple of {frequency_heads}"
         )
 
 
@@ -234,14 +234,14 @@ def check_tables(cos: object, sin: object, looked_up: bool, layout: str) -> tupl
 
     looked_up: position ids choose the rows of the tables.
     """
-    dimensions: tuple[int, ...] = (2,)
+    dimensions: tuple[int, ...] = (2, 3)
     if looked_up:
-        rule = "(table, pairs)"
+        rule = "(table, pairs) or (table, heads, pairs)"
     elif layout == "thd":
-        rule = "(tokens, pairs)"
+        rule = "(tokens, pairs) or (tokens, heads, pairs)"
     else:
-        rule = "(seq, pairs) or (batch, seq, pairs)"
-        dimensions = (2, 3)
+        rule = "(seq, pairs), (batch, seq, pairs), or with heads before the pairs"
+        dimensions = (2, 3, 4)
     cos = _check_table("cos", cos, dimensions, rule)
     sin = _check_table("sin", sin, dimensions, rule)
     if cos.shape != sin.shape or cos.dtype != sin.dtype:

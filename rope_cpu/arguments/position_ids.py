@@ -192,8 +192,11 @@ def parse_delta(value: ArrayLike, tokens: int, axes: int, shared: bool) -> Array
 
 
 def parse_table_rows(value: object, table: tuple[int, ...], layout: str) -> Array:
-    """Return position ids that index the rows of a table (length, pairs); raise otherwise."""
-    length, pairs = table
+    """Return position ids that index the rows of a table; raise otherwise.
+
+    table: its shape, (length, pairs) or (length, heads, pairs).
+    """
+    length, *row_shape = table
     ids = _numeric_array("position_ids", value)
     if ids.dtype.kind not in "iu":
         raise TypeError(
@@ -208,7 +211,7 @@ def parse_table_rows(value: object, table: tuple[int, ...], layout: str) -> Arra
         rule = "(seq,) or (batch, seq)"
     if not fits:
         raise ValueError(f"`position_ids` has shape {ids.shape}; it must be {rule}")
-    check_shape_size("position_ids", ids.shape, ids.size, pairs)
+    check_shape_size("position_ids", ids.shape, ids.size, *row_shape)
     for extreme in (ids.min(), ids.max()) if ids.size else ():
         if not 0 <= extreme < length:
             raise ValueError(

@@ -16,7 +16,7 @@ from rope_cpu.arguments.arrays import (
 )
 from rope_cpu.arguments.names import hide_other_names, refuse_rotation_names
 from rope_cpu.arguments.scalars import boolean
-from rope_cpu.array_types import COMPUTE_DTYPES, Array
+from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array
 from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
 
 
@@ -42,8 +42,11 @@ def apply_rotary(
     x : array of float32, float64, float16 or bfloat16
         Queries or keys, with axes as in `layout` and any strides. Elements past 2·pairs are copied.
     cos, sin : array of float32 or float64
-        With `position_ids`: (table, pairs). Without: (seq, pairs) or (batch, seq, pairs), for
-        layout thd (tokens, pairs).
+        With `position_ids`: (table, pairs) or (table, heads, pairs). Without: (seq, pairs),
+        (batch, seq, pairs), (seq, heads, pairs) or (batch, seq, heads, pairs), for layout thd
+        (tokens, pairs) or (tokens, heads, pairs). Three axes are (batch, seq, pairs) wherever
+        these fit `x`: where batch, seq and heads can be equal, pass cos[None] and sin[None].
+        Heads of `x` are a multiple n of those of cos, and head h takes the values of head h // n.
     position_ids : array of int, (seq,) or (batch, seq), optional
         The rows of cos and sin, from 0 to table − 1; for layout thd (tokens,).
     interleaved : bool, default False
@@ -93,13 +96,16 @@ def apply_rotary(
             )
     if rotary_dim > x.shape[-1]:
         raise _too_wide(cos, x.shape[-1], boolean("interleaved", interleaved))
+    differ_by_head = _differ_by_head(cos, x, position_ids is not None, layout)
+    if differ_by_head and cos.shape[-2] == 0:
+        raise ValueError(f"`cos` has shape {cos.shape}; it must be for at least one head")
     if position_ids is not None:
         ids = check_ids.parse_table_rows(position_ids, cos.shape, layout)
         cos = cos[ids]
         sin = sin[ids]
     if boolean("inverse", inverse):
         sin = -sin
-    cos_sin = _table(cos, sin)
+    cos_sin = _table(cos, sin, differ_by_head)
     pairing = Pairing(x.shape[-1], boolean("interleaved", interleaved), (rotary_dim,))
 
     def launch_for(dtype: np.dtype[Any]) -> tuple[Launch, Array]:
@@ -146,9 +152,26 @@ def _too_wide(cos: Array, head_dim: int, interleaved: bool) -> ValueError:
     )
 
 
-def _table(cos: Array, sin: Array) -> Array:
-    """Return cos and sin as one array (2, batch or 1, seq, 1, pairs)."""
+def _differ_by_head(cos: Array, x: Array, looked_up: bool, layout: str) -> bool:
+    """Return whether the last axis but one of cos and sin counts heads.
+
+    Three axes are (batch, seq, pairs) if these fit `x`, otherwise (seq, heads, pairs).
+    """
+    batch_axis, token_axis, _ = LAYOUT_AXES[layout]
+    if looked_up or batch_axis is None or cos.ndim == 2:
+        return cos.ndim == 3
+    if cos.ndim == 4:
+        return True
+    tokens = x.shape[token_axis]
+    fits_by_row = cos.shape[0] in (1, x.shape[batch_axis]) and cos.shape[1] == tokens
+    return not fits_by_row and cos.shape[0] == tokens
+
+
+def _table(cos: Array, sin: Array, differ_by_head: bool) -> Array:
+    """Return cos and sin as one array (2, batch or 1, seq, heads or 1, pairs)."""
     table = np.array([cos, sin])
-    if cos.ndim == 2:
-        return table[:, None, :, None]
-    return table[:, :, :, None]
+    if not differ_by_head:
+        table = table[..., None, :]
+    if table.ndim == 4:
+        table = table[:, None]
+    return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +68,8 @@ class Call:
     read_only: bool = False
     past_caches: bool = False
     table: str = "float32"
-    table_axes: int = 2
+    table_by_row: bool = False
+    table_heads: int = 0  # 0: the same cos and sin for every head
 
 
 @st.composite
@@ -141,7 +143,8 @@ def calls(draw, large=False):
         draw(st.booleans()),
         draw(st.booleans()),
         draw(st.sampled_from(("float32", "float64"))),
-        draw(st.sampled_from((2, 3))),
+        draw(st.booleans()),
+        draw(st.sampled_from((0, 0, 1, math.gcd(heads, 4), heads))),
     )
 
 
@@ -361,17 +364,23 @@ def _as_given(values, call, memory, tail):
 
 def _tables(call, memory, random):
     """Return cos and sin for `apply_rotary`."""
-    pairs, dtype = call.rotary.rope.rotary_dim // 2, np.dtype(call.table)
-    if call.ids.form != "none":
-        shape = 1, 1, TABLE_ROWS, pairs
-    else:
-        batch = call.batch if call.table_axes == 3 and call.layout != "thd" else 1
-        shape = 1, batch, call.tokens, pairs
+    looked_up = call.ids.form != "none"
+    packed = call.layout == "thd"
+    # Three axes with heads could be taken for rows of a batch, which the axis of length 1 excludes.
+    by_row = not looked_up and not packed and (call.table_by_row or call.table_heads > 0)
+    rows = call.batch if call.table_by_row and by_row else 1
+    tokens = TABLE_ROWS if looked_up else call.tokens
+    shape = (rows, tokens, call.table_heads or 1, call.rotary.rope.rotary_dim // 2)
+    dtype = np.dtype(call.table)
     tables = [memory.array(shape, dtype, place) for place in call.places[2:]]
     angle = random.uniform(-np.pi, np.pi, shape)
-    tables[0][...], tables[1][...] = np.cos(angle), np.sin(angle)
-    three = call.ids.form == "none" and call.table_axes == 3 and call.layout != "thd"
-    return [table[0] if three else table[0, 0] for table in tables]
+    tables[0][...] = np.cos(angle)
+    tables[1][...] = np.sin(angle)
+    if not by_row:
+        tables = [table[0] for table in tables]
+    if not call.table_heads:
+        tables = [table[..., 0, :] for table in tables]
+    return tables
 
 
 def run(arranged):
@@ -436,8 +445,11 @@ def exact_tables(arranged):
         if call.ids.form != "none":
             rows = np.asarray(arranged.ids).astype(int)
             cos, sin = cos[rows], sin[rows]
-        batch = len(cos) if cos.ndim == 3 else 1
-        cos, sin = (t.reshape(batch, call.tokens, 1, t.shape[-1]) for t in (cos, sin))
+        with_rows = 4 if call.table_heads else 3
+        batch = len(cos) if cos.ndim == with_rows else 1
+        shape = (batch, call.tokens, call.table_heads or 1, cos.shape[-1])
+        cos = cos.reshape(shape)
+        sin = sin.reshape(shape)
         return cos, -sin if call.inverse else sin, np.ones(1), np.zeros(1)
     inv_freq, factor = rotary.frequencies()
     factor = np.ones_like(factor) if call.way == "shift" else 1 / factor if call.inverse else factor

@@ -43,6 +43,56 @@ def test_against_the_matrix(dtype, interleaved, layout, inverse, rng):
         ).all()
 
 
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "thd"])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_tables_by_head(dtype, interleaved, layout, inverse, rng):
+    """Heads of x are twice those of the tables; each is compared with a rotation of its own."""
+    batch = 1 if layout == "thd" else 2
+    x = draw(rng, (batch, 5, 6, 22), dtype)
+    angles = rng.uniform(-9, 9, (40, 3, 10))
+    ids = rng.integers(0, 40, (batch, 5))
+    looked_up = ids[0] if layout == "thd" else ids
+    options = {"interleaved": interleaved, "layout": layout, "inverse": inverse}
+    for table_dtype in (np.float32, np.float64):
+        cos = np.cos(angles).astype(table_dtype)
+        sin = np.sin(angles).astype(table_dtype)
+        expected = [
+            apply_rotary(
+                to_layout(x[:, :, head : head + 1].copy(), layout),
+                cos[:, head // 2],
+                sin[:, head // 2],
+                looked_up,
+                **options,
+            )
+            for head in range(6)
+        ]
+        expected = np.concatenate([from_layout(part, layout) for part in expected], axis=2)
+        for given in ((cos, sin, looked_up), (cos[looked_up], sin[looked_up])):
+            result = from_layout(apply_rotary(to_layout(x, layout), *given, **options), layout)
+            assert result.tobytes() == expected.tobytes()
+        if layout != "thd":
+            same = apply_rotary(to_layout(x, layout), cos[ids[0]], sin[ids[0]], **options)
+            row = apply_rotary(to_layout(x, layout), cos[ids[:1]], sin[ids[:1]], **options)
+            assert same.tobytes() == row.tobytes()
+
+
+def test_frequencies_by_head_give_the_rotation_of_the_embedding(rng):
+    rope = RotaryEmbedding.from_inv_freq(rng.uniform(0, 1, (1, 2, 8)))
+    x = rng.standard_normal((2, 6, 4, 16)).astype(np.float32)
+    cos, sin = rope.cos_sin(np.arange(6))
+    assert cos.shape == (6, 2, 8)
+    assert np.array_equal(apply_rotary(x, cos, sin), rope.rotate(x))
+
+
+def test_three_axes_that_fit_are_rows_of_a_batch(rng):
+    x = rng.standard_normal((4, 4, 4, 8)).astype(np.float32)
+    cos = rng.standard_normal((4, 4, 4)).astype(np.float32)
+    sin = rng.standard_normal((4, 4, 4)).astype(np.float32)
+    by_row = apply_rotary(x, cos[:, :, None], sin[:, :, None])
+    assert np.array_equal(apply_rotary(x, cos, sin), by_row)
+    assert not np.array_equal(apply_rotary(x, cos[None], sin[None]), by_row)
+
+
 def test_in_place_and_strided_tables(rng):
     x = rng.standard_normal((1, 4, 2, 8)).astype(np.float32)
     wide = rng.standard_normal((4, 8))
@@ -142,9 +192,19 @@ REFUSED = [
         "`x` has 3 tokens.*`cos` and `sin` are for 4",
     ),
     (
-        lambda: apply_rotary(X, zeros(2, 3, 2), zeros(2, 3, 2), [0, 1, 2]),
+        lambda: apply_rotary(X, zeros(1, 2, 3, 2), zeros(1, 2, 3, 2), [0, 1, 2]),
         ValueError,
         "it must be .table, pairs.",
+    ),
+    (
+        lambda: apply_rotary(X, zeros(3, 3, 2), zeros(3, 3, 2)),
+        ValueError,
+        "`x` has 4 heads, but cos and sin differ by head and are for 3 heads",
+    ),
+    (
+        lambda: apply_rotary(X, zeros(3, 0, 2), zeros(3, 0, 2)),
+        ValueError,
+        "`cos` has shape .3, 0, 2.; it must be for at least one head",
     ),
     (
         lambda: apply_rotary(X, TABLE, TABLE, [[[0]]]),
