@@ -14,21 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_cpu.arguments.arrays import check_inputs, check_outputs
-from rope_cpu.array_types import DTYPE_NAMES, Array
+from rope_cpu.array_types import BSHD_VIEWS, DTYPE_NAMES, INTEGER_VIEWS, Array
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.rotate import DONE, rotation_kernel
 from rope_cpu.kernels.vectors import converts_float16
 from rope_cpu.machine import last_level_cache
-
-# The integers that the kernel takes 16-bit floats as.
-INTEGER_VIEWS = {"float16": np.dtype(np.int16), "bfloat16": np.dtype(np.uint16)}
-
-# The views of other layouts as bshd, (batch, seq, heads, head_dim), which the kernel takes.
-BSHD_VIEWS: dict[str, Callable[[Array], Array]] = {
-    "bhsd": lambda x: x.transpose(0, 2, 1, 3),
-    "sbhd": lambda x: x.transpose(1, 0, 2, 3),
-    "thd": lambda x: x[None],
-}
 
 # launch(cos_sin, q, k, q_out, k_out, arrays) -> bool. Rotates q, and k if arrays is 2, without
 # copying; for one array, q and q_out are passed as k and k_out too. Returns False, with nothing

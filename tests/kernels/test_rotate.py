@@ -13,9 +13,9 @@ import pytest
 from numba import njit
 from oracle import ORDER, draw
 
+from rope_cpu.array_types import INTEGER_VIEWS
 from rope_cpu.kernels import rotate as kernels
 from rope_cpu.kernels.vectors import converts_float16
-from rope_cpu.rotation.dispatch import INTEGER_VIEWS
 
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 

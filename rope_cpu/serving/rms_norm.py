@@ -1,0 +1,153 @@
+"""`RMSNorm`: the norm of queries, keys or values before their rotation."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.texts import shown
+from rope_cpu.array_types import Array
+
+NO_WEIGHT: NDArray[np.float32] = np.empty(0, np.float32)
+NO_WEIGHT.flags.writeable = False
+
+
+class RMSNorm:
+    """The RMS norm of head vectors: x / sqrt(mean(x²) + eps) · (offset + weight).
+
+    Each head vector is normalised as a whole, before the rotation, in float32. The object is
+    immutable, and serves every call of its layer.
+
+    Parameters
+    ----------
+    weight : array of float, (head_dim,), or None
+        A factor for each element, cast to float32 first. None means no factor.
+    eps : float, default 1e-6
+        Added to the mean of squares; above 0.
+    offset : float, default 0
+        Added to the weight. Gemma's norms have the offset 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `weight` does not hold finite numbers for one head vector, if `eps` is not above 0, or if
+        an offset is given without a weight.
+
+    References
+    ----------
+    B. Zhang and R. Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467.
+
+    Notes
+    -----
+    Other norms have no form here: over the whole projection of all heads (OLMo 2, MiniMax-M2),
+    after the rotation (HunYuan), or with a mean subtracted (LayerNorm, Cohere).
+
+    Examples
+    --------
+    >>> import numpy as np, rope_cpu
+    >>> plan = rope_cpu.RotaryEmbedding(4).plan([0])
+    >>> norm = rope_cpu.RMSNorm(np.ones(4, np.float32))
+    >>> plan.rotate(np.float32([[[[1, 1, -1, -1]]]]) * 8, norm=norm).round(4)
+    array([[[[ 1.,  1., -1., -1.]]]], dtype=float32)
+    """
+
+    __slots__ = ("_eps", "_offset", "_packed", "_weight")
+    _weight: NDArray[np.float32] | None  # without the offset
+    _packed: Array  # what the kernel takes; empty without a weight
+    _offset: float
+    _eps: float
+
+    def __init__(self, weight: ArrayLike | None, eps: float = 1e-6, *, offset: float = 0.0) -> None:
+        self._eps = scalars.real_number("eps", eps)
+        if np.float32(self._eps) == 0 or np.isinf(np.float32(self._eps)):
+            raise ValueError(f"`eps` is {shown(eps)}; it must be above 0 and finite in float32")
+        self._offset = float(scalars.per_axis("offset", offset, 1)[0])
+        self._weight = None if weight is None else _checked_weight(weight)
+        self._packed = NO_WEIGHT
+        if self._weight is None:
+            if self._offset != 0:
+                raise ValueError(
+                    f"`offset` is {shown(offset)} and `weight` is None; an offset is added to a "
+                    "weight, so give both or neither"
+                )
+        else:
+            self._packed = _packed(self._weight + np.float32(self._offset), self._eps)
+
+    @property
+    def weight(self) -> NDArray[np.float32] | None:
+        """The weight, without the offset: float32 (head_dim,), read-only; None if there is none."""
+        return self._weight
+
+    @property
+    def eps(self) -> float:
+        """The number that is added to the mean of squares."""
+        return self._eps
+
+    @property
+    def offset(self) -> float:
+        """The number that is added to the weight."""
+        return self._offset
+
+    def packed(self, name: str, width: int) -> Array:
+        """Return the factors of a head vector of this width, and eps, as one float32 array.
+
+        name: the argument that holds the norm, for the error text.
+        """
+        if self._weight is None:
+            return _packed_ones(width, self._eps)
+        if len(self._packed) != width + 1:
+            raise ValueError(
+                f"`{name}` has a weight of {len(self._weight)} elements, but the head vectors that "
+                f"it normalises have {width}"
+            )
+        return self._packed
+
+    def __repr__(self) -> str:
+        weight = "None" if self._weight is None else f"<{len(self._weight)} elements>"
+        return f"RMSNorm(weight={weight}, eps={self._eps:g}, offset={self._offset:g})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self._weight, self._eps, self._offset)
+
+
+def _unpickled(weight: Any, eps: float, offset: float) -> RMSNorm:
+    return RMSNorm(weight, eps, offset=offset)
+
+
+def _checked_weight(weight: ArrayLike) -> NDArray[np.float32]:
+    """Return a weight as a read-only float32 array; raise unless it is for one head vector."""
+    array = scalars.finite_array("weight", weight)
+    if array.ndim != 1 or not array.size:
+        raise ValueError(f"`weight` has shape {array.shape}; it must be (head_dim,)")
+    scalars.check_length("weight", array, limits.HEAD_DIM)
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = array.astype(np.float32)
+    if not np.isfinite(rounded).all():
+        raise ValueError("`weight` holds a number beyond float32")
+    rounded.flags.writeable = False
+    return rounded
+
+
+@lru_cache
+def _packed_ones(width: int, eps: float) -> Array:
+    return _packed(np.ones(width, np.float32), eps)
+
+
+def _packed(factors: Array, eps: float) -> Array:
+    """Return factors and then eps, as the kernel takes them."""
+    packed = np.append(factors, np.float32(eps))
+    packed.flags.writeable = False
+    return packed
+
+
+def weights_of(norm: RMSNorm | None, name: str, width: int) -> Array:
+    """Return the factors and eps of the argument for a norm; an empty array for None."""
+    if norm is None:
+        return NO_WEIGHT
+    if not isinstance(norm, RMSNorm):
+        raise TypeError(f"`{name}` is {shown(norm)}; it must be a rope_cpu.RMSNorm, or None")
+    return norm.packed(name, width)
