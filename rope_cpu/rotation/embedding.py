@@ -566,9 +566,9 @@ class RotaryEmbedding:
         match a query rotated for another. The frequencies change with every token past the original
         length for "dynamic", at each doubling for "dynamic_powers", and once, at the original
         length, for "longrope". At a change, re-rotate the cached keys with `rerotate_plan`. With
-        "dynamic" this is the whole cache at every token past the original length, which costs more
-        than attention does. Compare `inv_freq` and `attention_factor` to detect a change: `==` is
-        False for embeddings of different lengths.
+        "dynamic" this is the whole cache at every token past the original length. Compare
+        `inv_freq` and `attention_factor` to detect a change: `==` is False for embeddings of
+        different lengths.
 
         Examples
         --------
