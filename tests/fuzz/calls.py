@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from fuzz import exact
 from fuzz.placed import PLAIN, Memory, Place, places, strides_of
-from fuzz.rotaries import Rotary, rotaries
+from fuzz.rotaries import SIZED, Rotary, plain, rotaries
 from hypothesis import assume
 from hypothesis import strategies as st
 
@@ -114,13 +114,15 @@ def ids(draw, rotary, way, layout):
 
 
 @st.composite
-def calls(draw, large=False):
-    """Draw a call that must succeed, or, where its arrays overlap, may be refused."""
-    rotary = draw(rotaries())
-    way = draw(st.sampled_from(WAYS))
-    # Plans alone take the ends of packed sequences, which lengths of their own need.
-    takes_packed = rotary.rows == 1 or way in PLANNED
-    layout = draw(st.sampled_from(tuple(ORDER) if takes_packed else ("bshd", "bhsd", "sbhd")))
+def calls(draw, large=False, packed=False):
+    """Draw a call that must succeed, or, where its arrays overlap, may be refused.
+
+    packed: only packed sequences that have lengths of their own, whose ends plans alone take.
+    """
+    rotary = draw(plain(SIZED, fewest_lengths=2) if packed else rotaries())
+    way = draw(st.sampled_from(PLANNED if packed else WAYS))
+    layouts = tuple(ORDER) if rotary.rows == 1 else ("bshd", "bhsd", "sbhd")
+    layout = draw(st.sampled_from(("thd",) if packed else layouts))
     dtype, inverse = draw(st.sampled_from(tuple(DTYPES))), draw(st.booleans()) and way != "shift"
     batches = (1, 1, 2, 3, 0) if rotary.rows == 1 else (rotary.rows,)
     batch = 1 if layout == "thd" else draw(st.sampled_from(batches))
