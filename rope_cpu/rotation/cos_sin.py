@@ -158,6 +158,26 @@ class PackedCosSin:
         return table.reshape(2, 1, len(one_token_rows), *table.shape[3:])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RepeatedCosSin:
+    """Cos and sin of one token, which stand for a number of tokens.
+
+    Parameters
+    ----------
+    cos_sin : CosSin
+        The arguments of the kernel.
+    tokens : int
+        Number of tokens.
+    """
+
+    cos_sin: CosSin
+    tokens: int
+
+    def table(self, positions: Float64, operation: str, compute_dtype: str) -> Array:
+        """Return cos and sin of positions (batch or 1, 1, axes), as `CosSin.table` does."""
+        return self.cos_sin.table(positions, operation, compute_dtype).repeat(self.tokens, axis=2)
+
+
 def _write_float32(
     kernel: Any, angles: Array, factors: Float64, cos: Array, sin: Array, usable_threads: int
 ) -> None:

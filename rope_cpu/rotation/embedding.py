@@ -559,7 +559,7 @@ class RotaryEmbedding:
         Notes
         -----
         A server may call this at every step: where frequencies were computed before, as the two
-        sets of "longrope" are after its first steps, it takes no longer than `plan`.
+        sets of "longrope" are after its first steps, it takes about as long as `plan`.
 
         The result depends on the length of each sequence alone. (transformers takes the longest
         sequence of a batch, and depends on earlier calls.) A key rotated for one length does not

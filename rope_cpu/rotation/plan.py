@@ -8,7 +8,7 @@ import numpy as np
 
 from rope_cpu.arguments.arrays import check_out_pair
 from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64
-from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin
+from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin, RepeatedCosSin
 from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
 
 _ndarray = np.ndarray
@@ -47,7 +47,7 @@ class RotaryPlan:
 
     def __init__(
         self,
-        cos_sin: CosSin | PackedCosSin,
+        cos_sin: CosSin | PackedCosSin | RepeatedCosSin,
         pairing: Pairing,
         positions: Float64,
         layout: str,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from rope_cpu.arguments.arrays import check_array
 from rope_cpu.arguments.scalars import check_table_size
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array
+from rope_cpu.rotation.cos_sin import CosSin, RepeatedCosSin
 from rope_cpu.rotation.plan import RotaryPlan
 
 
@@ -20,11 +19,12 @@ class UniformShiftPlan(RotaryPlan):
     plan is kept, because the layers of a model have equally many.
     """
 
-    __slots__ = ("_latest",)
+    __slots__ = ("_latest", "_one_token")
     _latest: RotaryPlan | None
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, cos_sin: CosSin, *arguments: Any) -> None:
+        super().__init__(cos_sin, *arguments)
+        self._one_token = cos_sin
         self._latest = None
 
     def __call__(
@@ -60,13 +60,11 @@ class UniformShiftPlan(RotaryPlan):
 interleaved=False)
         """
         plan = self._latest
-        if plan is None or plan._positions.shape[1] != tokens:
-            batch, _, axes = self._positions.shape
-            positions = np.broadcast_to(self._positions, (batch, tokens, axes))
+        if plan is None or plan._table_shape()[1] != tokens:
             plan = RotaryPlan(
-                self._cos_sin,
+                RepeatedCosSin(self._one_token, tokens),
                 self._pairing,
-                positions,
+                self._positions,
                 self._layout,
                 self._operation,
                 compute_dtype,
