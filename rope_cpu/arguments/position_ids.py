@@ -213,6 +213,8 @@ def tokens_of_sequences(cu_seqlens: ArrayLike, layout: str, tokens: int, lengths
             f"`cu_seqlens` is given, but `layout` is {layout!r}; it divides packed tokens (layout "
             "'thd') into sequences: leave it out, or pass layout='thd'"
         )
+    given = regular_array("cu_seqlens", cu_seqlens)
+    check_shape_size("cu_seqlens", given.shape, given.size, most=limits.SEQUENCES)
     ends = parse_cu_seqlens(cu_seqlens)
     if ends[-1] != tokens:
         raise ValueError(
