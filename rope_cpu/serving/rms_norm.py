@@ -63,9 +63,11 @@ class RMSNorm:
 
     def __init__(self, weight: ArrayLike | None, eps: float = 1e-6, *, offset: float = 0.0) -> None:
         self._eps = scalars.real_number("eps", eps)
-        if np.float32(self._eps) == 0 or np.isinf(np.float32(self._eps)):
+        if not 0 < _to_float32(self._eps) < np.inf:
             raise ValueError(f"`eps` is {shown(eps)}; it must be above 0 and finite in float32")
         self._offset = float(scalars.per_axis("offset", offset, 1)[0])
+        if np.isinf(_to_float32(self._offset)):
+            raise ValueError(f"`offset` is {shown(offset)}; it must be finite in float32")
         self._weight = None if weight is None else _checked_weight(weight)
         self._packed = NO_WEIGHT
         if self._weight is None:
@@ -75,7 +77,13 @@ class RMSNorm:
                     "weight, so give both or neither"
                 )
         else:
-            self._packed = _packed(self._weight + np.float32(self._offset), self._eps)
+            with np.errstate(over="ignore"):
+                factors = self._weight + np.float32(self._offset)
+            if np.isinf(factors).any():
+                raise ValueError(
+                    f"`offset` is {shown(offset)}, and goes beyond float32 when added to `weight`"
+                )
+            self._packed = _packed(factors, self._eps)
 
     @property
     def weight(self) -> NDArray[np.float32] | None:
@@ -118,14 +126,19 @@ def _unpickled(weight: Any, eps: float, offset: float) -> RMSNorm:
     return RMSNorm(weight, eps, offset=offset)
 
 
+def _to_float32(number: Any) -> Any:
+    """Return a float64 number or array as float32, infinite beyond it."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(number).astype(np.float32)
+
+
 def _checked_weight(weight: ArrayLike) -> NDArray[np.float32]:
     """Return a weight as a read-only float32 array; raise unless it is for one head vector."""
     array = scalars.finite_array("weight", weight)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"`weight` has shape {array.shape}; it must be (head_dim,)")
     scalars.check_length("weight", array, limits.HEAD_DIM)
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = array.astype(np.float32)
+    rounded = _to_float32(array)
     if not np.isfinite(rounded).all():
         raise ValueError("`weight` holds a number beyond float32")
     rounded.flags.writeable = False
