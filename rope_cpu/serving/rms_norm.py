@@ -138,7 +138,7 @@ def _checked_weight(weight: ArrayLike) -> NDArray[np.float32]:
     if array.ndim != 1 or not array.size:
         raise ValueError(f"`weight` has shape {array.shape}; it must be (head_dim,)")
     scalars.check_length("weight", array, limits.HEAD_DIM)
-    rounded = _to_float32(array)
+    rounded: NDArray[np.float32] = _to_float32(array)
     if not np.isfinite(rounded).all():
         raise ValueError("`weight` holds a number beyond float32")
     rounded.flags.writeable = False
