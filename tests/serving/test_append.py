@@ -18,7 +18,7 @@ from rope_cpu.serving import append as serving
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
 @pytest.mark.parametrize("dtype", INPUT_DTYPES)
 def test_bits_are_those_of_separate_steps(dtype, cache_dtype, interleaved, rng):
-    for _ in range(12):
+    for _ in range(25):
         call = cases.Call(rng, dtype, cache_dtype, interleaved)
         expected = call.expect()
         steps.assert_same_bits(call.run(), expected, call.text)
