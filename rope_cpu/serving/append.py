@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.arguments import scalars
+from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.arrays import (
     check_array,
     check_inputs,
@@ -212,7 +212,7 @@ def _check_batch(name: str, batch: Batch, cache: KVCache) -> None:
 
 def checked_slots(value: ArrayLike, cache: KVCache, layout: str) -> Array:
     """Return integers as slots of a cache, int64 (batch, tokens); raise for any others."""
-    slots = scalars.integers("slot_mapping", value)
+    slots = scalars.integers("slot_mapping", value, most=limits.SLOTS)
     rule = "(tokens,)" if layout == "thd" else "(batch, seq)"
     if slots.ndim != (1 if layout == "thd" else 2):
         raise ValueError(
@@ -299,10 +299,12 @@ def _check_appended(
     for name, x in inputs.items():
         _refuse_float64(name, check_array(name, x, layout))
     q, k, v = inputs.values()
+    batch_axis, token_axis, head_axis = LAYOUT_AXES[layout]
+    if q.shape[head_axis] == 0:
+        raise ValueError(f"`q` has shape {q.shape}; it must have at least one head")
     queries_and_keys = {"q": q, "k": k}
     table_shape = rotation.cos_sin.shape[1:]
     check_inputs(queries_and_keys, layout, rotation.head_dim, table_shape, *rotation.subjects)
-    batch_axis, token_axis, head_axis = LAYOUT_AXES[layout]
     if v.dtype != q.dtype:
         raise TypeError(f"`v` has dtype {v.dtype}, but `q` has {q.dtype}; they must be the same")
     if v.shape[:-1] != k.shape[:-1]:
@@ -386,10 +388,14 @@ def rotate_normalised(
     else:
         check_outputs(outs, inputs)
         results = tuple(outs.values())
-    xs = tuple(inputs.values())
-    if not xs[0].size:
+    # Queries or keys may have no heads, and the kernel takes none such alone.
+    filled = [index for index, x in enumerate(inputs.values()) if x.size]
+    if not filled:
         return results
-    if _rotate_in_order(rotation, xs, results, norms):
+    xs = tuple(list(inputs.values())[index] for index in filled)
+    outputs = tuple(results[index] for index in filled)
+    norms = norms[[*filled, 2, 2][:3]]  # the last row is without a norm
+    if _rotate_in_order(rotation, xs, outputs, norms):
         return results
     copies = tuple(_computable(np.array(x, order="C")) for x in xs)
     if not _rotate_in_order(rotation, copies, copies, norms):
@@ -397,9 +403,9 @@ def rotate_normalised(
             f"an array of shape {xs[0].shape} passed its checks, but the kernel refused its copy; "
             "please report this as a fault of rope_cpu"
         )
-    for copy, result in zip(copies, results, strict=True):
+    for copy, output in zip(copies, outputs, strict=True):
         with np.errstate(over="ignore", under="ignore"):
-            result[...] = copy
+            output[...] = copy
     return results
 
 

@@ -124,6 +124,15 @@ class KVCache:
             f"kv_heads={self.kv_heads}, head_dim={self.head_dim}, value_dim={self.value_dim})"
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self.key, self.value, self.key_scale, self.value_scale)
+
+
+def _unpickled(
+    key: Array, value: Array, key_scale: Array | None, value_scale: Array | None
+) -> KVCache:
+    return KVCache(key, value, key_scale=key_scale, value_scale=value_scale)
+
 
 def _checked_dtype(name: str, x: object) -> str:
     """Return the name of a cache's dtype; raise for any other, and if `x` is no array."""

@@ -56,21 +56,30 @@ class RMSNorm:
     array([[[[ 1.,  1., -1., -1.]]]], dtype=float32)
     """
 
-    __slots__ = ("_eps", "_offset", "_weight")
+    __slots__ = ("_eps", "_factors", "_offset", "_weight")
+    _factors: NDArray[np.float32] | None  # the weight with the offset
     _weight: NDArray[np.float32] | None  # without the offset
     _offset: float
     _eps: float
 
     def __init__(self, weight: ArrayLike | None, eps: float = 1e-6, *, offset: float = 0.0) -> None:
         self._eps = scalars.real_number("eps", eps)
-        if np.float32(self._eps) == 0 or np.isinf(np.float32(self._eps)):
+        if not 0 < _to_float32(self._eps) < np.inf:
             raise ValueError(f"`eps` is {shown(eps)}; it must be above 0 and finite in float32")
         self._offset = float(scalars.per_axis("offset", offset, 1)[0])
+        if np.isinf(_to_float32(self._offset)):
+            raise ValueError(f"`offset` is {shown(offset)}; it must be finite in float32")
         self._weight = None if weight is None else _checked_weight(weight)
         if self._weight is None and self._offset != 0:
             raise ValueError(
                 f"`offset` is {shown(offset)} and `weight` is None; an offset is added to a "
                 "weight, so give both or neither"
+            )
+        with np.errstate(over="ignore"):
+            self._factors = None if weight is None else self._weight + np.float32(self._offset)
+        if self._factors is not None and np.isinf(self._factors).any():
+            raise ValueError(
+                f"`offset` is {shown(offset)}, and goes beyond float32 when added to `weight`"
             )
 
     @property
@@ -93,14 +102,14 @@ class RMSNorm:
 
         name: the argument that holds the norm, for the error text.
         """
-        if self._weight is None:
+        if self._factors is None:
             return _packed(np.ones(width, np.float32), self._eps)
-        if len(self._weight) != width:
+        if len(self._factors) != width:
             raise ValueError(
-                f"`{name}` has a weight of {len(self._weight)} elements, but the head vectors that "
-                f"it normalises have {width}"
+                f"`{name}` has a weight of {len(self._factors)} elements, but the head vectors "
+                f"that it normalises have {width}"
             )
-        return _packed(self._weight + np.float32(self._offset), self._eps)
+        return _packed(self._factors, self._eps)
 
     def __repr__(self) -> str:
         weight = "None" if self._weight is None else f"<{len(self._weight)} elements>"
@@ -114,14 +123,19 @@ def _unpickled(weight: Any, eps: float, offset: float) -> RMSNorm:
     return RMSNorm(weight, eps, offset=offset)
 
 
+def _to_float32(number: Any) -> Any:
+    """Return a float64 number or array as float32, infinite beyond it."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(number).astype(np.float32)
+
+
 def _checked_weight(weight: ArrayLike) -> NDArray[np.float32]:
     """Return a weight as a read-only float32 array; raise unless it is for one head vector."""
     array = scalars.finite_array("weight", weight)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"`weight` has shape {array.shape}; it must be (head_dim,)")
     scalars.check_length("weight", array, limits.HEAD_DIM)
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = array.astype(np.float32)
+    rounded: NDArray[np.float32] = _to_float32(array)
     if not np.isfinite(rounded).all():
         raise ValueError("`weight` holds a number beyond float32")
     rounded.flags.writeable = False
