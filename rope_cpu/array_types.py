@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
+Intp = NDArray[np.intp]
 
 # The dtypes of arrays that can be rotated, by name.
 DTYPES: dict[str, np.dtype[Any]] = {

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from rope_cpu.arguments.arrays import check_out_pair
 from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64
-from rope_cpu.rotation.cos_sin import CosSin
+from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin, RepeatedCosSin
 from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
 from rope_cpu.serving import append as serving
 from rope_cpu.serving.batch import Batch
@@ -53,7 +53,7 @@ class RotaryPlan:
 
     def __init__(
         self,
-        cos_sin: CosSin,
+        cos_sin: CosSin | PackedCosSin | RepeatedCosSin,
         pairing: Pairing,
         positions: Float64,
         layout: str,

@@ -21,6 +21,15 @@ def test_calls(search):
     search(check, 100, call=calls.calls())
 
 
+def test_packed_calls(search):
+    """Packed sequences with lengths of their own."""
+
+    def check(call):
+        calls.check(call, Memory(call.seed))
+
+    search(check, 40, call=calls.calls(packed=True))
+
+
 def test_large_calls(search):
     """Arrays from where on several threads rotate them, or compute their cos and sin."""
 
