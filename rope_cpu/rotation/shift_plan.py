@@ -9,6 +9,7 @@ from rope_cpu.arguments.scalars import check_table_size
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array
 from rope_cpu.rotation.cos_sin import CosSin, RepeatedCosSin
 from rope_cpu.rotation.plan import RotaryPlan
+from rope_cpu.serving.rms_norm import RMSNorm
 
 
 class UniformShiftPlan(RotaryPlan):
@@ -28,14 +29,20 @@ class UniformShiftPlan(RotaryPlan):
         self._latest = None
 
     def __call__(
-        self, q: Array, k: Array, out: tuple[Array, Array] | None = None
+        self,
+        q: Array,
+        k: Array,
+        out: tuple[Array, Array] | None = None,
+        *,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
     ) -> tuple[Array, Array]:
         """Rotate queries and keys; see `RotaryPlan.__call__`."""
-        return self._plan_like("q", q)(q, k, out)
+        return self._plan_like("q", q)(q, k, out, q_norm=q_norm, k_norm=k_norm)
 
-    def rotate(self, x: Array, out: Array | None = None) -> Array:
+    def rotate(self, x: Array, out: Array | None = None, *, norm: RMSNorm | None = None) -> Array:
         """Rotate one array; see `RotaryPlan.rotate`."""
-        return self._plan_like("keys", x).rotate(x, out)
+        return self._plan_like("keys", x).rotate(x, out, norm=norm)
 
     def for_tokens(self, tokens: int, compute_dtype: str = "float32") -> RotaryPlan:
         """Return the plan of this shift for a number of tokens.
