@@ -75,12 +75,14 @@ class RMSNorm:
                 f"`offset` is {shown(offset)} and `weight` is None; an offset is added to a "
                 "weight, so give both or neither"
             )
-        with np.errstate(over="ignore"):
-            self._factors = None if weight is None else self._weight + np.float32(self._offset)
-        if self._factors is not None and np.isinf(self._factors).any():
-            raise ValueError(
-                f"`offset` is {shown(offset)}, and goes beyond float32 when added to `weight`"
-            )
+        self._factors = None
+        if self._weight is not None:
+            with np.errstate(over="ignore"):
+                self._factors = self._weight + np.float32(self._offset)
+            if np.isinf(self._factors).any():
+                raise ValueError(
+                    f"`offset` is {shown(offset)}, and goes beyond float32 when added to `weight`"
+                )
 
     @property
     def weight(self) -> NDArray[np.float32] | None:
