@@ -92,7 +92,7 @@ class RMSNorm:
         """The number that is added to the weight."""
         return self._offset
 
-    def packed(self, name: str, width: int) -> Array:
+    def _factors(self, name: str, width: int) -> Array:
         """Return the factors of a head vector of this width, and eps, as one float32 array.
 
         name: the argument that holds the norm, for the error text.
@@ -150,4 +150,4 @@ def weights_of(norm: RMSNorm | None, name: str, width: int) -> Array:
         return NO_WEIGHT
     if not isinstance(norm, RMSNorm):
         raise TypeError(f"`{name}` is {shown(norm)}; it must be a rope_cpu.RMSNorm, or None")
-    return norm.packed(name, width)
+    return norm._factors(name, width)
