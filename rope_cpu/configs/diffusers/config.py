@@ -25,8 +25,8 @@ class DiffusersConfig(OneRotationConfig):
 
     - Flux and its relatives (Chroma, Bria, Fibo, LongCat-Image, Ovis-Image, Flux ControlNets,
       Krea 2): the three columns of `img_ids` and `txt_ids`; FLUX.2 and FLUX.3: the four. HiDream:
-      0, row and column; text at 0. Z-Image, Fibo 2: index of the caption's token (an image has the
-      next one), row and column. Lumina 2 the same, from 0.
+      0, row and column; text at 0. Z-Image, Fibo 2: index of the caption's token, from 1 (an image
+      has the next one), row and column. Lumina 2 the same, from 0.
     - Wan, VACE, Animate, SkyReels-V2, ChronoEdit, AnyFlow, Sana-Video, HunyuanVideo,
       HunyuanVideo-1.5, Motif-Video, JoyImage, Kandinsky 6: frame, row and column of the patch, from
       0; ChronoEdit has two frames at 0 and 7. Wan-Animate 2: the reference starts at the offsets in
