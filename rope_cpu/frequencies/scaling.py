@@ -31,7 +31,7 @@ INERT_KEYS = {
 
 # Values at which a key has no effect, by rope type, for keys that the type does not use. With other
 # values such a key is refused: YaRN's first code, SGLang and transformers read it differently.
-_YARN_DEFAULTS = {"attn_factor": 1, "extrapolation_factor": 1}
+_YARN_DEFAULTS: dict[str, float] = {"attn_factor": 1, "extrapolation_factor": 1}
 INERT_VALUES: dict[str, dict[str, float]] = {
     "default": {"factor": 1},
     "yarn": _YARN_DEFAULTS,
