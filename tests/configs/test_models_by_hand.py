@@ -263,7 +263,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "`attention_projection_size` is 4096.*rounds its frequencies",
     ),
     ({"model_type": "falcon_perception"}, "`freqs_cis_golden`; pass frequencies"),
-    ({"model_type": "phi4flash"}, "`model_type` is 'phi4flash': its attention layers are not"),
+    ({"model_type": "phi4flash"}, "`model_type` is 'phi4flash'.*: its attention layers are not"),
 ]
 
 
