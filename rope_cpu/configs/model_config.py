@@ -6,6 +6,7 @@ that makes it from the raw keys: `text`, `ernie`, `vision` and `diffusers`. `rea
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -155,6 +156,10 @@ class ModelConfig(ABC):
             flag, override = self.facts.multi_query
             if values.get(flag) and not values.get(override):
                 values["num_key_value_heads"] = 1
+        if self.facts.query_group is not None:
+            heads = _first_number(HEADS_KEYS, values) or 1
+            group = _first_number((self.facts.query_group,), values) or 1
+            values["num_key_value_heads"] = math.ceil(heads / group)
         return values
 
     @property

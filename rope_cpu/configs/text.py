@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,13 @@ NULLABLE_KEYS = (
 # Keys that the config of every language model has one of, besides those of its model type.
 _MODEL_KEYS = ("hidden_size", "num_attention_heads", "rope_theta", *_SECTIONS)
 
+# Keys of a section with `mrope_section`, each with the function from the sections to the axis of
+# each pair. A new arrangement of pairs gets a row here, and its key one in `scaling.AXES_KEYS`.
+PAIR_AXES: dict[str, Callable[[Sequence[int]], tuple[int, ...]]] = {
+    "mrope_interleaved_glm": axes.round_robin_pair_axis,
+    "video_rope": axes.time_last_pair_axis,
+}
+
 # Top-level keys that change the rotation of some model types. For an unknown type their meaning is
 # not known.
 _KEYS_OF_TYPES = (
@@ -84,7 +91,9 @@ class TextConfig(ModelConfig):
         facts = self.facts
         interleaved = self._interleaved(interleaved)
         if not self.is_known:
-            _refuse_guesses(values)
+            _refuse_keys_of_types(values)
+        if not self.is_known or facts.needs_theta:
+            _refuse_missing_theta(values, self.is_known)
         layer_type, section = layer_parameters(
             self.rope_parameters, values, facts, layer_type, layer
         )
@@ -96,9 +105,9 @@ class TextConfig(ModelConfig):
         if is_latent(values) or ignores_partial:
             section.pop("partial_rotary_factor", None)
         mrope_section = section.pop("mrope_section", facts.mrope_section)
-        mrope_interleaved = False
+        arrangement = ""
         if mrope_section is not None:  # without sections `scaled` refuses the keys of axes
-            mrope_interleaved = _pop_mrope_interleaved(section, facts)
+            arrangement = _pop_arrangement(section, facts)
         spec = scaling.scaled(
             width,
             rotary_dim=rotary_dim,
@@ -111,7 +120,7 @@ class TextConfig(ModelConfig):
             spec = reverse_direction(spec)
         if mrope_section is None:
             return spec
-        return _with_axes(spec, mrope_section, mrope_interleaved)
+        return _with_axes(spec, mrope_section, arrangement)
 
     def _interleaved(self, interleaved: bool | None) -> bool:
         """Return the pairing: the argument, or that of the model type."""
@@ -165,6 +174,7 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
     if facts is None:
         for key in PARTS:
             if isinstance(raw.get(key), Mapping):
+                _refuse_section_beside(raw, key)
                 return language_model(raw[key])
         _refuse_unread_part(raw, {})
         return raw, None
@@ -178,6 +188,15 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
     part_facts = model_facts(part_type)
     _refuse_unread_part(raw, {} if part_facts is None else part_facts.names)
     return language_model({**raw, "model_type": part_type})
+
+
+def _refuse_section_beside(raw: Config, part_key: str) -> None:
+    """Raise for a `mrope_section` beside the language model, which is read without it."""
+    if raw.get("mrope_section") is not None:
+        raise ValueError(
+            f"`mrope_section` is {shown(raw['mrope_section'])} beside `{part_key}`, which is read "
+            "without it; pass that object, with the section in its rope parameters"
+        )
 
 
 def _refuse_unread_part(raw: Config, names: Mapping[str, str]) -> None:
@@ -232,8 +251,8 @@ def _is_null(key: str, config: Config) -> bool:
     return key in config and config[key] is None
 
 
-def _refuse_guesses(values: Config) -> None:
-    """Raise if the rotation of an unknown model type would follow from a guess."""
+def _refuse_keys_of_types(values: Config) -> None:
+    """Raise for a key that changes the rotation, in a config of an unknown model type."""
     name = shown(values.get("model_type"))
     for key in _KEYS_OF_TYPES:
         if values.get(key):
@@ -241,13 +260,19 @@ def _refuse_guesses(values: Config) -> None:
                 f"`{key}` is {shown(values[key])}, but `model_type` {name} is not known, and so "
                 "the meaning of this key; build a RotaryEmbedding from numbers"
             )
+
+
+def _refuse_missing_theta(values: Config, is_known: bool) -> None:
+    """Raise if neither a config nor its sections have a base, and its default is not known."""
     sections = {key: values[key] for key in _SECTIONS if key in values}
     objects = [part for _, part in _objects(sections)]
-    if not any("rope_theta" in place for place in (values, *objects)):
-        raise ValueError(
-            f"`rope_theta` is missing, and `model_type` {name} is not known, and so its default; "
-            "add `rope_theta` to the config"
-        )
+    if any("rope_theta" in place for place in (values, *objects)):
+        return
+    name = shown(values.get("model_type"))
+    unknown = f"the default of `model_type` {name} is not known"
+    if not is_known:
+        unknown = f"`model_type` {name} is not known, and so its default"
+    raise ValueError(f"`rope_theta` is missing, and {unknown}; add `rope_theta` to the config")
 
 
 def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
@@ -268,6 +293,11 @@ def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
             raise ValueError(
                 f"`{key}` is {shown(value)} in a config of model type {shown(name)}: {reason}"
             )
+    for key, (known_values, reason) in facts.only.items():
+        if key in values and values[key] not in known_values:
+            raise ValueError(
+                f"`{key}` is {shown(values[key])} in a config of model type {shown(name)}: {reason}"
+            )
 
 
 def _asks_for_rotation(text: Config) -> bool:
@@ -278,6 +308,22 @@ def _asks_for_rotation(text: Config) -> bool:
         or text.get("mla_use_nope") is False
         or (isinstance(attention, Mapping) and bool(attention.get("rope")))
     )
+
+
+def _pop_arrangement(section: dict[str, Any], facts: ModelFacts) -> str:
+    """Return the key that says how the axes share the pairs, and remove all such keys.
+
+    "": each axis has one run of pairs.
+    """
+    flags = {"mrope_interleaved": _pop_mrope_interleaved(section, facts)}
+    for key in PAIR_AXES:
+        flags[key] = scalars.boolean(key, section.pop(key, facts.arrangement == key))
+    chosen = [key for key, flag in flags.items() if flag]
+    if len(chosen) > 1:
+        raise ValueError(
+            f"`{chosen[0]}` and `{chosen[1]}` are both true; they share out the pairs differently"
+        )
+    return chosen[0] if chosen else ""
 
 
 def _pop_mrope_interleaved(section: dict[str, Any], facts: ModelFacts) -> bool:
@@ -295,9 +341,12 @@ def _pop_mrope_interleaved(section: dict[str, Any], facts: ModelFacts) -> bool:
     return True in flags.values()
 
 
-def _with_axes(spec: RopeSpec, mrope_section: Any, mrope_interleaved: bool) -> RopeSpec:
+def _with_axes(spec: RopeSpec, mrope_section: Any, arrangement: str) -> RopeSpec:
     """Return the M-RoPE of a rotation with one axis, from the section of a config file."""
     axis_pairs = axes.checked_mrope_section("mrope_section", mrope_section)
+    if arrangement in PAIR_AXES:
+        return axes.with_pair_axis(spec, PAIR_AXES[arrangement](axis_pairs), len(axis_pairs))
+    mrope_interleaved = arrangement == "mrope_interleaved"
     if mrope_interleaved and sum(axis_pairs) < spec.pairs:
         # The first axis takes the remaining pairs.
         other_axes = axis_pairs[1:]
