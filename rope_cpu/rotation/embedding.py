@@ -248,8 +248,18 @@ class RotaryEmbedding:
 
         Examples
         --------
-        >>> import rope_cpu
-        >>> rope = rope_cpu.RotaryEmbedding.from_gguf("model.gguf")  # doctest: +SKIP
+        A file with two keys, written by hand; real ones come from a converter.
+
+        >>> import pathlib, struct, rope_cpu
+        >>> def text(value):
+        ...     return struct.pack("<Q", len(value)) + value
+        >>> header = struct.pack("<4sIQQ", b"GGUF", 3, 0, 2)  # version 3, no tensor, two keys
+        >>> name = text(b"general.architecture") + struct.pack("<I", 8) + text(b"llama")
+        >>> width = text(b"llama.attention.key_length") + struct.pack("<II", 4, 128)
+        >>> size = pathlib.Path("model.gguf").write_bytes(header + name + width)
+        >>> rope = rope_cpu.RotaryEmbedding.from_gguf("model.gguf")
+        >>> rope.head_dim, rope.interleaved
+        (128, True)
         """
         if not isinstance(path, str | PathLike):
             raise TypeError(f"`path` is a {type(path).__name__}; it must be a path")

@@ -103,7 +103,7 @@ def test_other_versions_are_refused(version, text, model):
 
 
 def test_big_endian_files_are_refused(tmp_path):
-    writer = gguf.GGUFWriter(tmp_path / "damaged.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
+    writer = gguf.GGUFWriter(tmp_path / "damaged.gguf", "llama", False, gguf.GGUFEndian.BIG)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
