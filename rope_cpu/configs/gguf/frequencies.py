@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,8 +131,17 @@ class FactorsRule:
     def at_length(self, length: int) -> tuple[Float64, float]:
         """Return inv_freq (pairs,) and the attention factor for `length` tokens."""
         is_long = length > self.original_length
-        factors = self.rotation.long_factors if is_long else self.rotation.short_factors
-        return inverse_frequencies(self.rotation, factors), self.rotation.attention_factor
+        return _cached_frequencies(self.rotation, is_long), self.rotation.attention_factor
+
+
+@lru_cache(maxsize=64)
+def _cached_frequencies(rotation: Rotation, is_long: bool) -> Float64:
+    """Compute frequencies: a server needs the same ones at every step of every sequence."""
+    inv_freq = inverse_frequencies(
+        rotation, rotation.long_factors if is_long else rotation.short_factors
+    )
+    inv_freq.setflags(write=False)
+    return inv_freq
 
 
 def inverse_frequencies(rotation: Rotation, divisors: Factors | None) -> Float64:
