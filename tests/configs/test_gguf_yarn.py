@@ -44,7 +44,7 @@ def ggml_frequency(pair, width, base, factor, original, fast, slow, strength):
     [
         (1e4, 4096, 32.0, 1.0, 1.0),
         (1e4, 64, 32.0, 1.0, 1.0),  # the ramp begins before the first pair
-        (4.0, 2**20, 2.0**14, 1.0, 1.0),  # and ends behind the last one
+        (4.0, 2**20, 2.0**17, 1.0, 1.0),  # the ramp ends behind the last one
         (1e4, 4096, 8.0, 2.0, 0.5),
         (5e5, 2**20, 1.0, 1.0, 1.0),
     ],
