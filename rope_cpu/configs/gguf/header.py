@@ -294,13 +294,3 @@ class _Reader:
 
     def _truncated(self) -> ValueError:
         return ValueError(f"the file ends after {self._size} bytes, within its header or a tensor")
-
-
-def is_gguf(path: str) -> bool:
-    """Return True for a file whose name or first bytes are those of a GGUF file."""
-    if not os.path.isfile(path):
-        return False
-    if path.endswith(".gguf"):
-        return True
-    with open(path, "rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
