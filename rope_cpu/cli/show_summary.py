@@ -33,6 +33,7 @@ class LayerRotation:
     mscale_of_scores: the m of YaRN whose square multiplies the scores in the model, None if there
         is none.
     layer_type: the layer type, None for the one group of all layers.
+    pairing_note: what to know about the pairing.
     """
 
     model: str
@@ -45,6 +46,7 @@ class LayerRotation:
     head_width: int = 0
     mscale_of_scores: float | None = None
     layer_type: str | None = None
+    pairing_note: str | None = None
 
     @property
     def name(self) -> str:
@@ -147,6 +149,7 @@ def _layer_rotation(
         head_width=head_width(rope, config.values),
         mscale_of_scores=mscale_of_scores(config, rope, parameters),
         layer_type=layer_type,
+        pairing_note=config.pairing_note,
     )
 
 

@@ -1,7 +1,8 @@
 """`ModelConfig`: a parsed config, for `from_config`, the commands, the export and the benchmarks.
 
 Each kind of file has an adapter, a module with a subclass of `ModelConfig` and a function `parse`
-that makes it from the raw keys: `text`, `ernie`, `vision` and `diffusers`. `reader` chooses one.
+that makes it from the raw keys: `text`, `ernie`, `vision`, `diffusers`, and `gguf` for GGUF files.
+`reader` chooses one.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class ModelConfig(ABC):
         The row of the model type in the model table.
     is_known : bool
         Whether the model type is in the model table.
+    pairing_note : str, optional
+        What to know about the pairing, for `rope-cpu show`.
 
     Examples
     --------
@@ -60,6 +63,7 @@ class ModelConfig(ABC):
     rope_parameters: Mapping[str, RopeParameters | None] = field(default_factory=dict)
     facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
     is_known: bool = True
+    pairing_note: str | None = None
 
     def spec(
         self,
