@@ -101,7 +101,10 @@ def sections(cls: type[PreTrainedConfig], **given: Any) -> dict[str, Any]:
     nested = instance.nested_rope_parameter_keys(parameters)
     if not nested:
         return {"": parameters}
-    return {key: parameters[key] for key in sorted(parameters) if key in nested}
+    order = list(getattr(instance, "layer_types", None) or ())  # some classes build a set
+    labels = [label for label in parameters if label in nested]
+    labels.sort(key=lambda label: order.index(label) if label in order else -1)
+    return {label: parameters[label] for label in labels}
 
 
 def filled_in(cls: type[PreTrainedConfig], labels: list[str]) -> dict[str, dict[str, float]]:
