@@ -16,7 +16,7 @@ from typing import Any
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.attention_facts import Attention
-from rope_cpu.configs.layers import value_for_type
+from rope_cpu.configs.layers import key_heads, value_for_type
 from rope_cpu.configs.model_types import ModelFacts, value_at
 from rope_cpu.configs.rope_parameters import RopeParameters, is_latent
 from rope_cpu.frequencies.scaling import without_nulls
@@ -147,6 +147,8 @@ class ModelConfig(ABC):
         heads = heads or _first_number(HEADS_KEYS, values)
         if is_latent(values):
             return heads, 1
+        if self.facts.blocks is not None:
+            return heads, key_heads(self.facts.blocks, values, heads)
         return heads, _first_number(KV_HEADS_KEYS, values) or heads
 
     def _head_values(self, layer_type: str | None) -> dict[str, Any]:

@@ -64,6 +64,8 @@ class ModelFacts:
         The key with the head_dim of a layer type.
     layer_heads : {layer type: {standard key: own key}}
         The keys with the numbers of heads of a layer type.
+    blocks : str, optional
+        The key with a list of layers, each with an attention of its own.
     multi_query : (flag, override), optional
         One key/value head if config[flag] is true and config[override] is not; override "": none.
     query_group : str, optional
@@ -117,6 +119,7 @@ class ModelFacts:
     head_dim_ratio: int = 1
     layer_head_dim: Mapping[str, Any] = field(default_factory=dict)
     layer_heads: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    blocks: str | None = None
     multi_query: tuple[str, str] | None = None
     query_group: str | None = None
     mrope_section: tuple[int, ...] | None = None

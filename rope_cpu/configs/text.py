@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.texts import did_you_mean, shown
 from rope_cpu.configs.attention_facts import Attention
-from rope_cpu.configs.containers import check_containers
-from rope_cpu.configs.layers import layer_parameters
+from rope_cpu.configs.containers import SECTIONS, check_containers, objects, refuse_unread_part
+from rope_cpu.configs.layers import layer_parameters, values_of_blocks
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.model_types import UNROTATED, ModelFacts, model_facts, table_rows, value_at
 from rope_cpu.configs.rope_parameters import head_dim, is_latent, rope_parameters_by_type
@@ -30,8 +30,6 @@ PARTS = (
     "decoder_config",
 )
 
-_SECTIONS = ("rope_scaling", "rope_parameters")
-
 # Keys, under their standard names, for which null is a value of its own and not the model type's
 # default: as many key/value heads as query heads for `num_key_value_heads`, the feature switched
 # off for the others.
@@ -45,9 +43,6 @@ NULLABLE_KEYS = (
     "kv_lora_rank",
     "num_kv_shared_layers",
 )
-
-# Keys that the config of every language model has one of, besides those of its model type.
-_MODEL_KEYS = ("hidden_size", "num_attention_heads", "rope_theta", *_SECTIONS)
 
 # Keys of a section with `mrope_section`, each with the function from the sections to the axis of
 # each pair. A new arrangement of pairs gets a row here, and its key one in `scaling.AXES_KEYS`.
@@ -176,9 +171,10 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
             if isinstance(raw.get(key), Mapping):
                 _refuse_section_beside(raw, key)
                 return language_model(raw[key])
-        _refuse_unread_part(raw, {})
+        refuse_unread_part(raw, {})
         return raw, None
     if facts.part is None:
+        refuse_unread_part(raw, facts.names)
         return raw, facts
     part_key, part_type = facts.part
     for key in (part_key, *PARTS):
@@ -186,7 +182,7 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
             return language_model({"model_type": part_type, **raw[key]})
     # An older file has the keys of the language model at the top level.
     part_facts = model_facts(part_type)
-    _refuse_unread_part(raw, {} if part_facts is None else part_facts.names)
+    refuse_unread_part(raw, {} if part_facts is None else part_facts.names)
     return language_model({**raw, "model_type": part_type})
 
 
@@ -199,33 +195,6 @@ def _refuse_section_beside(raw: Config, part_key: str) -> None:
         )
 
 
-def _refuse_unread_part(raw: Config, names: Mapping[str, str]) -> None:
-    """Raise if the language model seems to be in an object of a config that is not read.
-
-    names: standard names of keys, with the model type's own.
-    """
-    known_keys = {*_MODEL_KEYS, *names.values()}
-    if known_keys & raw.keys():
-        return
-    for path, part in _objects(raw):
-        found = next((key for key in part if key in known_keys), None)
-        if found is not None:
-            raise ValueError(
-                f"`config` has `{found}` under {shown(path)} alone, which is not read; pass that "
-                "object, with the `model_type` of the language model"
-            )
-
-
-def _objects(raw: Config) -> Iterator[tuple[str, Config]]:
-    """Yield the objects in a config and in its objects, with their paths such as "a.b"."""
-    for key, value in raw.items():
-        if isinstance(value, Mapping):
-            yield key, value
-            for inner_key, inner in value.items():
-                if isinstance(inner, Mapping):
-                    yield f"{key}.{inner_key}", inner
-
-
 def with_defaults(text: Config, facts: ModelFacts) -> dict[str, Any]:
     """Return a config under standard names, with its model type's defaults for missing keys."""
     named = _standard_names(text, facts)
@@ -233,7 +202,10 @@ def with_defaults(text: Config, facts: ModelFacts) -> dict[str, Any]:
     for key in NULLABLE_KEYS:
         if _is_null(key, text):
             defaults.pop(key, None)
-    return {**defaults, **named}
+    values = {**defaults, **named}
+    if facts.blocks is not None:
+        values |= values_of_blocks(facts.blocks, values)
+    return values
 
 
 def _standard_names(text: Config, facts: ModelFacts) -> dict[str, Any]:
@@ -264,9 +236,9 @@ def _refuse_keys_of_types(values: Config) -> None:
 
 def _refuse_missing_theta(values: Config, is_known: bool) -> None:
     """Raise if neither a config nor its sections have a base, and its default is not known."""
-    sections = {key: values[key] for key in _SECTIONS if key in values}
-    objects = [part for _, part in _objects(sections)]
-    if any("rope_theta" in place for place in (values, *objects)):
+    sections = {key: values[key] for key in SECTIONS if key in values}
+    parts = [part for _, part in objects(sections)]
+    if any("rope_theta" in place for place in (values, *parts)):
         return
     name = shown(values.get("model_type"))
     unknown = f"the default of `model_type` {name} is not known"

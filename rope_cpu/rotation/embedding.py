@@ -201,7 +201,7 @@ class RotaryEmbedding:
 
         References
         ----------
-        Configuration classes and modelling code of transformers 5.23, and of models with code of
+        Configuration classes and modelling code of transformers 5.24, and of models with code of
         their own.
 
         Examples
