@@ -154,14 +154,14 @@ def regular_array(name: str, value: Any) -> NDArray[Any]:
         ) from None
 
 
-def integers(name: str, value: ArrayLike) -> NDArray[np.int64]:
-    """Return `value` as int64; raise unless it holds integers of that size."""
+def integers(name: str, value: ArrayLike, *, most: int = limits.TABLE) -> NDArray[np.int64]:
+    """Return a copy of `value` as int64; raise unless it holds at most `most` such integers."""
     array = real_array(name, value)
     if array.size == 0 and not isinstance(value, np.ndarray):
         return array.astype(np.int64)  # NumPy converts an empty list to float64
     if array.dtype.kind not in "iu":
         raise TypeError(f"`{name}` has dtype {cut(str(array.dtype))}; it must hold integers")
-    check_shape_size(name, array.shape, array.size)
+    check_shape_size(name, array.shape, array.size, most=most)
     if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
         raise ValueError(f"`{name}` holds {array.max()}; integers must be below 2^63")
     return array.astype(np.int64)

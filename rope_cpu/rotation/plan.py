@@ -167,7 +167,7 @@ class RotaryPlan:
         """
         if norm is not None:
             outs = None if out is None else {"out": out}
-            norms = serving.Norms(norm)
+            norms: dict[str, RMSNorm | None] = {"norm": norm}
             return serving.rotate_normalised(self._append_rotation(), {"x": x}, norms, outs)[0]
         result = np.empty_like(x) if out is None and type(x) is _ndarray else out
         if type(x) is type(result) is _ndarray:
@@ -248,8 +248,8 @@ class RotaryPlan:
                 f"`append` needs a plan of rope.plan(position_ids), but this one is of the "
                 f"operation {self._operation!r}"
             )
-        norms = serving.Norms(q_norm, k_norm, v_norm)
         rotation = self._rotation or self._append_rotation()
+        norms = (q_norm, k_norm, v_norm)
         return serving.append(rotation, q, k, v, cache, slot_mapping, norms, out)
 
     def rotate_cached(self, cache: KVCache, slot_mapping: Batch | ArrayLike) -> None:
@@ -293,7 +293,7 @@ class RotaryPlan:
         k_norm: RMSNorm | None,
     ) -> tuple[Array, Array]:
         inputs = {"q": q, "k": k}
-        norms = serving.Norms(q_norm, k_norm)
+        norms = {"q_norm": q_norm, "k_norm": k_norm}
         rotation = self._append_rotation()
         q_rot, k_rot = serving.rotate_normalised(rotation, inputs, norms, _named_pair(out))
         return q_rot, k_rot

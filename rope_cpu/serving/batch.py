@@ -79,7 +79,7 @@ class Batch:
     )
     seq_lens: Int64
     query_lens: Int64
-    page_table: Int64
+    page_table: Int64  # (sequences, pages of the longest sequence, or 1)
     page_size: int
     cache_position: Int64  # (tokens,), index of each new token in its sequence
     slot_mapping: Int64  # (tokens,), page · page_size + place of each new token
@@ -143,7 +143,7 @@ def _unpickled(seq_lens: Array, query_lens: Array, page_table: Array, page_size:
 
 def _lengths(name: str, value: ArrayLike) -> Int64:
     """Return a copy of lengths; raise unless there is one of at least 0 for each sequence."""
-    lengths = scalars.integers(name, value)
+    lengths = scalars.integers(name, value, most=limits.SEQUENCES)
     if lengths.ndim != 1:
         raise ValueError(f"`{name}` has shape {lengths.shape}; it must be (sequences,)")
     if lengths.size and not 0 <= lengths.min() <= lengths.max() <= limits.TABLE:
@@ -162,25 +162,37 @@ def _check_new_tokens(lengths: Int64, new: Int64) -> None:
             f"`query_lens` holds {new[index]} for sequence {index}, whose `seq_lens` is "
             f"{lengths[index]}; the new tokens are included in it, so it must be at least as large"
         )
-    scalars.check_shape_size("query_lens", new.shape, int(new.sum()))
+    tokens = int(new.sum())
+    if tokens > limits.SLOTS:
+        raise ValueError(
+            f"`query_lens` has {tokens} tokens in all; a step may have at most {limits.SLOTS}"
+        )
 
 
 def _pages(page_table: ArrayLike, lengths: Int64, page_size: int) -> Int64:
-    """Return a copy of the page table; raise unless it has the pages of every sequence."""
-    pages = scalars.integers("page_table", page_table)
-    if pages.size == 0 and not len(lengths):
+    """Return a copy of the columns of the page table that sequences need.
+
+    Raise unless it has the pages of every sequence.
+    """
+    given = scalars.regular_array("page_table", page_table)
+    if given.size == 0 and not len(lengths):
         return np.empty((0, 1), np.int64)
-    if pages.ndim != 2 or len(pages) != len(lengths):
+    if given.ndim != 2 or len(given) != len(lengths):
         raise ValueError(
-            f"`page_table` has shape {pages.shape}; it must be (sequences, pages), for "
+            f"`page_table` has shape {given.shape}; it must be (sequences, pages), for "
             f"{len(lengths)} sequences"
         )
     needed = -(-lengths // page_size)
-    for index in np.flatnonzero(needed > pages.shape[1])[:1]:
+    for index in np.flatnonzero(needed > given.shape[1])[:1]:
         raise ValueError(
-            f"`page_table` has {pages.shape[1]} pages for a sequence, but sequence {index} of "
+            f"`page_table` has {given.shape[1]} pages for a sequence, but sequence {index} of "
             f"{lengths[index]} tokens needs {needed[index]} pages of {page_size}"
         )
+    if given.shape[1] == 0:  # no sequence has a token
+        return np.full((len(given), 1), -1)
+    # Servers have room for the longest sequences. A column that no sequence needs is not read.
+    columns = max(int(needed.max()), 1)
+    pages = scalars.integers("page_table", given[:, :columns], most=limits.PAGES)
     used = np.arange(pages.shape[1]) < needed[:, None]
     most = limits.WHOLE // page_size
     wrong = used & ((pages < -1) | (pages >= most))
@@ -189,8 +201,6 @@ def _pages(page_table: ArrayLike, lengths: Int64, page_size: int) -> Int64:
             f"`page_table` holds {pages[row, column]} for sequence {row}; a page must be from 0 to "
             f"{most - 1}, or -1 where it was given back"
         )
-    if pages.shape[1] == 0:  # no sequence has a token
-        return np.full((len(pages), 1), -1)
     return pages
 
 

@@ -12,8 +12,9 @@ from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Array
 
-NO_WEIGHT: NDArray[np.float32] = np.empty(0, np.float32)
-NO_WEIGHT.flags.writeable = False
+# What the append kernel takes where nothing is normalised.
+NO_NORMS: NDArray[np.float32] = np.empty((0, 0), np.float32)
+NO_NORMS.flags.writeable = False
 
 
 class RMSNorm:
@@ -55,27 +56,33 @@ class RMSNorm:
     array([[[[ 1.,  1., -1., -1.]]]], dtype=float32)
     """
 
-    __slots__ = ("_eps", "_offset", "_packed", "_weight")
+    __slots__ = ("_eps", "_factors", "_offset", "_weight")
+    _factors: NDArray[np.float32] | None  # the weight with the offset
     _weight: NDArray[np.float32] | None  # without the offset
-    _packed: Array  # what the kernel takes; empty without a weight
     _offset: float
     _eps: float
 
     def __init__(self, weight: ArrayLike | None, eps: float = 1e-6, *, offset: float = 0.0) -> None:
         self._eps = scalars.real_number("eps", eps)
-        if np.float32(self._eps) == 0 or np.isinf(np.float32(self._eps)):
+        if not 0 < _to_float32(self._eps) < np.inf:
             raise ValueError(f"`eps` is {shown(eps)}; it must be above 0 and finite in float32")
         self._offset = float(scalars.per_axis("offset", offset, 1)[0])
+        if np.isinf(_to_float32(self._offset)):
+            raise ValueError(f"`offset` is {shown(offset)}; it must be finite in float32")
         self._weight = None if weight is None else _checked_weight(weight)
-        self._packed = NO_WEIGHT
-        if self._weight is None:
-            if self._offset != 0:
+        if self._weight is None and self._offset != 0:
+            raise ValueError(
+                f"`offset` is {shown(offset)} and `weight` is None; an offset is added to a "
+                "weight, so give both or neither"
+            )
+        self._factors = None
+        if self._weight is not None:
+            with np.errstate(over="ignore"):
+                self._factors = self._weight + np.float32(self._offset)
+            if np.isinf(self._factors).any():
                 raise ValueError(
-                    f"`offset` is {shown(offset)} and `weight` is None; an offset is added to a "
-                    "weight, so give both or neither"
+                    f"`offset` is {shown(offset)}, and goes beyond float32 when added to `weight`"
                 )
-        else:
-            self._packed = _packed(self._weight + np.float32(self._offset), self._eps)
 
     @property
     def weight(self) -> NDArray[np.float32] | None:
@@ -92,19 +99,19 @@ class RMSNorm:
         """The number that is added to the weight."""
         return self._offset
 
-    def _factors(self, name: str, width: int) -> Array:
+    def _packed_for(self, name: str, width: int) -> Array:
         """Return the factors of a head vector of this width, and eps, as one float32 array.
 
         name: the argument that holds the norm, for the error text.
         """
-        if self._weight is None:
-            return _packed_ones(width, self._eps)
-        if len(self._packed) != width + 1:
+        if self._factors is None:
+            return _packed(np.ones(width, np.float32), self._eps)
+        if len(self._factors) != width:
             raise ValueError(
-                f"`{name}` has a weight of {len(self._weight)} elements, but the head vectors that "
-                f"it normalises have {width}"
+                f"`{name}` has a weight of {len(self._factors)} elements, but the head vectors "
+                f"that it normalises have {width}"
             )
-        return self._packed
+        return _packed(self._factors, self._eps)
 
     def __repr__(self) -> str:
         weight = "None" if self._weight is None else f"<{len(self._weight)} elements>"
@@ -118,36 +125,53 @@ def _unpickled(weight: Any, eps: float, offset: float) -> RMSNorm:
     return RMSNorm(weight, eps, offset=offset)
 
 
+def _to_float32(number: Any) -> Any:
+    """Return a float64 number or array as float32, infinite beyond it."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(number).astype(np.float32)
+
+
 def _checked_weight(weight: ArrayLike) -> NDArray[np.float32]:
     """Return a weight as a read-only float32 array; raise unless it is for one head vector."""
     array = scalars.finite_array("weight", weight)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"`weight` has shape {array.shape}; it must be (head_dim,)")
     scalars.check_length("weight", array, limits.HEAD_DIM)
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = array.astype(np.float32)
+    rounded: NDArray[np.float32] = _to_float32(array)
     if not np.isfinite(rounded).all():
         raise ValueError("`weight` holds a number beyond float32")
     rounded.flags.writeable = False
     return rounded
 
 
-@lru_cache
-def _packed_ones(width: int, eps: float) -> Array:
-    return _packed(np.ones(width, np.float32), eps)
-
-
 def _packed(factors: Array, eps: float) -> Array:
-    """Return factors and then eps, as the kernel takes them."""
+    """Return factors and then eps."""
     packed = np.append(factors, np.float32(eps))
     packed.flags.writeable = False
     return packed
 
 
-def weights_of(norm: RMSNorm | None, name: str, width: int) -> Array:
-    """Return the factors and eps of the argument for a norm; an empty array for None."""
-    if norm is None:
-        return NO_WEIGHT
-    if not isinstance(norm, RMSNorm):
-        raise TypeError(f"`{name}` is {shown(norm)}; it must be a rope_cpu.RMSNorm, or None")
-    return norm._factors(name, width)
+def joined(
+    names: tuple[str, ...], norms: tuple[RMSNorm | None, ...], widths: tuple[int, ...]
+) -> Array:
+    """Return norms as the append kernel takes them, float32 (3, width + 1).
+
+    names: the arguments that hold them, for error texts. widths: of the head vectors that each
+    normalises.
+    """
+    for name, norm in zip(names, norms, strict=True):
+        if norm is not None and not isinstance(norm, RMSNorm):
+            raise TypeError(f"`{name}` is {shown(norm)}; it must be a rope_cpu.RMSNorm, or None")
+    return _joined(names, norms, widths)
+
+
+@lru_cache
+def _joined(
+    names: tuple[str, ...], norms: tuple[RMSNorm | None, ...], widths: tuple[int, ...]
+) -> Array:
+    rows = np.zeros((3, max(widths) + 1), np.float32)
+    for row, name, norm, width in zip(rows, names, norms, widths, strict=False):
+        if norm is not None:
+            row[: width + 1] = norm._packed_for(name, width)
+    rows.flags.writeable = False
+    return rows

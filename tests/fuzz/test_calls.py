@@ -1,9 +1,12 @@
-"""Rotations of all kinds of arrays by all kinds of rotary embeddings, against exact ones."""
+"""Rotations of all kinds of arrays by all kinds of rotary embeddings, against exact ones.
+
+Writes to caches are compared with separate steps.
+"""
 
 from __future__ import annotations
 
 import pytest
-from fuzz import calls
+from fuzz import appends, calls
 from fuzz.placed import Memory
 
 from rope_cpu.kernels import threads
@@ -37,3 +40,21 @@ def test_large_calls(search):
         calls.check(call, Memory(call.seed))
 
     search(check, 6, call=calls.calls(large=True))
+
+
+def test_appends(search):
+    """Writes to caches of any dtype, paging and strides."""
+
+    def check(call):
+        appends.check(call, Memory(call.seed))
+
+    search(check, 60, call=appends.appends())
+
+
+def test_large_appends(search):
+    """Steps that several threads write."""
+
+    def check(call):
+        appends.check(call, Memory(call.seed))
+
+    search(check, 4, call=appends.appends(large=True))
