@@ -367,11 +367,22 @@ def _make_rotate_heads(pairing: Callable[[int], Any]) -> Any:
     return rotate_heads
 
 
-def _make_write_heads(rotate_heads: Any, pairing: str) -> Any:
+def _make_write_heads(rotate_heads: Any, pairing: str, is_float32: bool) -> Any:
     """Return the device function that writes the heads of a token to an array of their dtype."""
 
     @partial(compile.device_function, variant=pairing)
-    def write_heads(x, out, norm, rotation, scratch):
+    def write_float32(x, out, norm, rotation, scratch):
+        source = x
+        if norm.is_given:
+            source = _scratch_rows(x, scratch)
+            _normalise(x, source, norm, scratch)
+        rotate_heads(source, out, rotation)
+        _copy(source, out, rotation.rotary_dim)
+
+    # Normalised rows of 16-bit floats are rotated in place: from float32 to 16 bits would be one
+    # more rotation to compile.
+    @partial(compile.device_function, variant=pairing)
+    def write_16_bits(x, out, norm, rotation, scratch):
         if norm.is_given:
             rows = _scratch_rows(x, scratch)
             _normalise(x, rows, norm, scratch)
@@ -381,7 +392,7 @@ def _make_write_heads(rotate_heads: Any, pairing: str) -> Any:
             rotate_heads(x, out, rotation)
             _copy(x, out, rotation.rotary_dim)
 
-    return write_heads
+    return write_float32 if is_float32 else write_16_bits
 
 
 def _make_convert_heads(rotate_heads: Any, pairing: str, to_int8: bool) -> Any:
@@ -406,20 +417,21 @@ def _make_convert_heads(rotate_heads: Any, pairing: str, to_int8: bool) -> Any:
     return convert_heads
 
 
-def _make_append_part(pairing: Callable[[int], Any], converts: bool, to_int8: bool) -> Any:
+def _make_append_part(dtype: str, cache_dtype: str, pairing: Callable[[int], Any]) -> Any:
     """Return the device function for one of several equal parts of the tokens."""
+    to_int8 = cache_dtype == "int8"
     rotate_heads = _make_rotate_heads(pairing)
-    write_heads = _make_write_heads(rotate_heads, pairing.__name__)
+    write_heads = _make_write_heads(rotate_heads, pairing.__name__, dtype == "float32")
     convert_heads = _make_convert_heads(rotate_heads, pairing.__name__, to_int8)
 
     @partial(compile.device_function, variant=pairing.__name__)
     def write_slot(x, cache, page, place, norm, rotation, scratch):
         write_heads(x, _heads_of(cache.array, page, place), norm, rotation, scratch)
 
-    if converts:
+    if cache_dtype != dtype:
         write_slot = convert_heads
 
-    @partial(compile.device_function, variant=f"{pairing.__name__}_{converts}_{to_int8}")
+    @partial(compile.device_function, variant=f"{pairing.__name__}_{dtype}_{cache_dtype}")
     def append_part(
         q,
         k,
@@ -656,10 +668,8 @@ def append_kernel(dtype: str, cache_dtype: str, pairing: str) -> Any:
     norms = types.Array(types.float32, 2, "C", readonly=True)
     block_pairs = types.Array(types.int64, 1, "C", readonly=True)
     arrays = (x, x, x, out, kept, kept, scale, scale, slots, cos_sin, norms)
-    converts = cache_dtype != dtype
-    to_int8 = cache_dtype == "int8"
-    part = _make_append_part(PAIRINGS[pairing], converts, to_int8)
-    variant = f"{pairing}_{converts}_{to_int8}"
+    part = _make_append_part(dtype, cache_dtype, PAIRINGS[pairing])
+    variant = f"{dtype}_{cache_dtype}_{pairing}"
     return compile.compile_kernel(
         _append,
         f"append_{dtype}_{cache_dtype}_{pairing}",
