@@ -1,4 +1,4 @@
-"""How calls are timed: calibrated loop counts, and rounds of one sample of each call in random order."""
+"""How calls are timed: calibrated loop counts, and rounds with a sample of each in random order."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def choose_allocation(
     """Let all calls use the set of arguments of median speed.
 
     The addresses of arrays make a call a few per cent faster or slower, rarely twice as slow. A new
-    set for every round would be as unbiased, but a shared cache takes hundreds of calls until it holds
-    megabytes as well as it can, and the sets would evict each other.
+    set for every round would be as unbiased, but a shared cache takes hundreds of calls until it
+    holds megabytes as well as it can, and the sets would evict each other.
     """
     if call.cold or len(call.argument_sets) == 1:
         return

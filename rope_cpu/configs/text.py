@@ -19,8 +19,8 @@ from rope_cpu.frequencies.spec import RopeSpec, reverse_direction
 
 Config = Mapping[str, Any]
 
-# Keys of the language model in a multimodal config, tried in order after the key that the row of the
-# model table names, if it names one.
+# Keys of the language model in a multimodal config, tried in order after the key that the row of
+# the model table names, if it names one.
 PARTS = (
     "text_config",
     "llm_config",
@@ -44,8 +44,9 @@ NULLABLE_KEYS = (
     "num_kv_shared_layers",
 )
 
-# Keys that may stand beside `mrope_section`, each with the function from the numbers of pairs of the
-# axes to the axis of each pair. A new arrangement of pairs gets a row here, and its key one in `scaling.AXES_KEYS`.
+# Keys that may stand beside `mrope_section`, each with the function from the numbers of pairs of
+# the axes to the axis of each pair. A new arrangement of pairs gets a row here, and its key one in
+# `scaling.AXES_KEYS`.
 PAIR_AXES: dict[str, Callable[[Sequence[int]], tuple[int, ...]]] = {
     "mrope_interleaved_glm": axes.round_robin_pair_axis,
     "video_rope": axes.time_last_pair_axis,
@@ -95,8 +96,8 @@ class TextConfig(ModelConfig):
         section = dict(section)
         width = head_dim(values, facts, layer_type)
         rotary_dim = section.pop("rotary_dim", None)
-        # The factor does not apply to a latent head, whose rotated width is given, and not to models
-        # that always rotate the whole head.
+        # The factor does not apply to a latent head, whose rotated width is given, and not to
+        # models that always rotate the whole head.
         ignores_partial = facts.whole_head and scaling.rope_type_name(section) == "default"
         if is_latent(values) or ignores_partial:
             section.pop("partial_rotary_factor", None)

@@ -148,8 +148,7 @@ def _sum_of_squares(x, width):
 
 
 def _make_multiply(lanes: int) -> Any:
-    """Return the device function that multiplies `lanes` elements of every head vector by its
-    factor and by their weights."""
+    """Return the device function that multiplies `lanes` elements by factors and weights."""
 
     @partial(compile.device_function, variant=f"{lanes}")
     def multiply(x, rows, weights, factors, i):
@@ -380,8 +379,8 @@ def _make_write_heads(rotate_heads: Any, pairing: str, is_float32: bool) -> Any:
         rotate_heads(source, out, rotation)
         _copy(source, out, rotation.rotary_dim)
 
-    # Normalised rows of 16-bit floats are rotated in place: a rotation from float32 to 16 bits would
-    # be one more specialisation of `rotate_tile` to compile.
+    # Normalised rows of 16-bit floats are rotated in place: a rotation from float32 to 16 bits
+    # would be one more specialisation of `rotate_tile` to compile.
     @partial(compile.device_function, variant=pairing)
     def write_16_bits(x, out, norm, rotation, scratch):
         if norm.is_given:
@@ -529,8 +528,8 @@ def _are_apart(x, y):
 def _fits_cache(x, cache, q, q_out, in_order):
     """Return True if the keys or values of a step can be written to their cache.
 
-    in_order: token t of batch row n goes to page n, place t. Then the cache may be x itself, because
-    each token is read before it is written.
+    in_order: token t of batch row n goes to page n, place t. Then the cache may be x itself,
+    because each token is read before it is written.
     """
     if x.shape[BATCH] != q.shape[BATCH] or x.shape[TOKEN] != q.shape[TOKEN]:
         return False

@@ -39,9 +39,9 @@ _NOT_GIVEN = (None, None, None)
 _NO_SCALE = np.empty((1, 1, 1), np.float32)  # of a cache that is not int8
 
 
-# launch(cos_sin, (q, k, v, q_out), (key, value, key_scale, value_scale), slots, norms) -> bool.
-# q, k, v and q_out have the layout of the plan, and all others the form that the kernel takes. False
-# means that nothing was written.
+# launch(cos_sin, (q, k, v, q_out), (key, value, key_scale, value_scale), slots, norms) -> bool
+# q, k, v and q_out have the layout of the plan, and all others the form that the kernel takes.
+# False means that nothing was written.
 _Launch = Callable[[Array, tuple[Array, ...], tuple[Array, ...], Array, Array], bool]
 
 
