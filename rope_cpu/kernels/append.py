@@ -12,7 +12,8 @@ inside out:
 Arithmetic is float32, and each stored element is rounded once. The order of operations is fixed, so
 that results have the same bits as separate steps, whatever the threads, the layout and the pages:
 
-- squares are rounded and added by 64 lanes, then by 8, then one by one; lanes are joined by halves;
+- squares are rounded and added by 64 lanes, then by 8, whose sum is added to the first, then one by
+  one; lanes are joined by halves;
 - the factor is 1 / sqrt(sum / width + eps), each operation rounded;
 - an element becomes x · factor, then that times its weight, and is then rotated.
 """
@@ -72,6 +73,8 @@ _PARALLEL_FROM = 2**18
 _FLOAT32_BYTES = np.intp(4)
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
+_INFINITY = np.float32(np.inf)
+_NAN = np.float32(np.nan)
 _LARGEST_INT8 = np.float32(127)
 
 # A row of smaller magnitude is stored as zeros with scale 0: 127 / max|x| would be infinite below
@@ -89,11 +92,24 @@ class Heads(NamedTuple):
     itemsize: Any
 
 
+# The device functions of a token take pointers, not arrays: counting references to arrays would
+# take longer than the rotation of a token.
+
+
 class Cache(NamedTuple):
     """The cached keys or values."""
 
     array: Any  # view (pages, page_size, heads, width)
-    scale: Any  # (pages, page_size, heads), used with int8 alone
+    scale: Any  # pointer to float32, used with int8 alone
+    scale_strides: Any  # (pages, page_size, heads)
+
+
+class Norm(NamedTuple):
+    """An RMS norm."""
+
+    is_given: Any
+    weight: Any  # pointer to float32, a factor for each element
+    eps: Any
 
 
 class Rotation(NamedTuple):
@@ -104,7 +120,8 @@ class Rotation(NamedTuple):
     groups: Any  # of heads that share cos and sin
     group_stride: Any
     itemsize: Any
-    block_pairs: Any  # array (blocks,)
+    block_pairs: Any  # pointer
+    blocks: Any
     rotary_dim: Any
 
 
@@ -117,14 +134,16 @@ def _sum_of_squares(x, width):
     for i in range(0, width & -64, 64):
         v = load(x, i, 64)
         squares = squares + v * v
-    few_squares = splat(_ZERO, 8)
-    for i in range(width & -64, width & -8, 8):
-        w = load(x, i, 8)
-        few_squares = few_squares + w * w
-    total = lane_sum(squares) + lane_sum(few_squares)
-    for i in range(width & -8, width):
-        single = load(x, i, 1)
-        total += lane_sum(single * single)
+    total = lane_sum(squares)
+    if width & 63:
+        few_squares = splat(_ZERO, 8)
+        for i in range(width & -64, width & -8, 8):
+            w = load(x, i, 8)
+            few_squares = few_squares + w * w
+        total += lane_sum(few_squares)
+        for i in range(width & -8, width):
+            single = load(x, i, 1)
+            total += lane_sum(single * single)
     return total
 
 
@@ -151,26 +170,23 @@ _scale_1 = _make_scale(1)
 
 
 @compile.device_function
-def _normalise(x, rows, weight, factors):
+def _normalise(x, rows, norm, factors):
     """Write normalised head vectors to rows of float32.
 
-    weight: array (width + 1,), a factor for each element and then eps. factors: pointer to float32,
-    scratch memory for a number for each head.
+    factors: pointer to float32, scratch memory for a number for each head.
     """
-    eps = weight[x.width]
-    weights = pointer(weight)
     for head in range(x.count):
         factors[head] = _sum_of_squares(advance(x.pointer, head * x.stride), x.width)
     # A loop of its own, since LLVM vectorises it: divisions and roots are slow.
     for head in range(x.count):
-        factors[head] = _ONE / np.sqrt(factors[head] / np.float32(x.width) + eps)
+        factors[head] = _ONE / np.sqrt(factors[head] / np.float32(x.width) + norm.eps)
     width = x.width
     for i in range(0, width & -64, 64):
-        _scale_64(x, rows, weights, factors, i)
+        _scale_64(x, rows, norm.weight, factors, i)
     for i in range(width & -64, width & -8, 8):
-        _scale_8(x, rows, weights, factors, i)
+        _scale_8(x, rows, norm.weight, factors, i)
     for i in range(width & -8, width):
-        _scale_1(x, rows, weights, factors, i)
+        _scale_1(x, rows, norm.weight, factors, i)
 
 
 @compile.device_function
@@ -217,39 +233,65 @@ def _largest_magnitude(x, width):
     largest = splat(_ZERO, 64)
     for i in range(0, width & -64, 64):
         largest = larger_magnitude(load(x, i, 64), largest)
-    few_largest = splat(_ZERO, 8)
-    for i in range(width & -64, width & -8, 8):
-        few_largest = larger_magnitude(load(x, i, 8), few_largest)
-    one_largest = splat(largest_lane(few_largest), 1)
-    for i in range(width & -8, width):
-        one_largest = larger_magnitude(load(x, i, 1), one_largest)
-    return largest_lane(larger_magnitude(one_largest, splat(largest_lane(largest), 1)))
+    result = largest_lane(largest)
+    if width & 63:
+        few_largest = splat(_ZERO, 8)
+        for i in range(width & -64, width & -8, 8):
+            few_largest = larger_magnitude(load(x, i, 8), few_largest)
+        one_largest = larger_magnitude(splat(result, 1), splat(largest_lane(few_largest), 1))
+        for i in range(width & -8, width):
+            one_largest = larger_magnitude(load(x, i, 1), one_largest)
+        result = largest_lane(one_largest)
+    return result
+
+
+def _make_round(lanes: int) -> Any:
+    """Return the device function that rounds `lanes` elements of every head vector to int8."""
+
+    @partial(compile.device_function, variant=f"{lanes}")
+    def round_elements(x, out, steps, i):
+        source = x.pointer
+        target = out.pointer
+        for head in range(x.count):
+            store_int8(target, i, load(source, i, lanes) * splat(steps[head], lanes))
+            source = advance(source, x.stride)
+            target = advance(target, out.stride)
+
+    return round_elements
+
+
+_round_64 = _make_round(64)
+_round_8 = _make_round(8)
+_round_1 = _make_round(1)
 
 
 @compile.device_function
-def _quantise(x, out, scale, page, place):
+def _quantise(x, out, scale, scale_stride, steps):
     """Write float32 head vectors as int8 with scales max|x| / 127, rounded to nearest even.
 
     A head vector that holds NaN or infinity gets the scale NaN, so that all of it reads as NaN.
+    steps: pointer to float32, scratch memory for a number for each head.
     """
     for head in range(x.count):
-        source = advance(x.pointer, head * x.stride)
-        target = advance(out.pointer, head * out.stride)
-        largest = _largest_magnitude(source, x.width)
-        steps = _ZERO
+        steps[head] = _largest_magnitude(advance(x.pointer, head * x.stride), x.width)
+    for head in range(x.count):
+        largest = steps[head]
+        steps[head] = _ZERO
         if largest < _SMALLEST_QUANTISED:
-            scale[page, place, head] = _ZERO
-        elif largest < np.float32(np.inf):
-            scale[page, place, head] = largest / _LARGEST_INT8
-            steps = _LARGEST_INT8 / largest
+            scale[0] = _ZERO
+        elif largest < _INFINITY:
+            scale[0] = largest / _LARGEST_INT8
+            steps[head] = _LARGEST_INT8 / largest
         else:
-            scale[page, place, head] = np.float32(np.nan)
-        for i in range(0, x.width & -64, 64):
-            store_int8(target, i, load(source, i, 64) * splat(steps, 64))
-        for i in range(x.width & -64, x.width & -8, 8):
-            store_int8(target, i, load(source, i, 8) * splat(steps, 8))
-        for i in range(x.width & -8, x.width):
-            store_int8(target, i, load(source, i, 1) * splat(steps, 1))
+            scale[0] = _NAN
+        scale = advance(scale, scale_stride)
+    width = x.width
+    for i in range(0, width & -64, 64):
+        _round_64(x, out, steps, i)
+    for i in range(width & -64, width & -8, 8):
+        _round_8(x, out, steps, i)
+    for i in range(width & -8, width):
+        _round_1(x, out, steps, i)
 
 
 @compile.device_function
@@ -260,12 +302,30 @@ def _heads_of(x, row, column):
 
 
 @compile.device_function
-def _rotation_of(table, row, token, block_pairs, rotary_dim):
+def _cache_of(array, scale):
+    return Cache(view(array), pointer(scale), scale.strides)
+
+
+@compile.device_function
+def _norm_of(norms, which, width):
+    """Return the norm of a row of an array (3, width + 1); the last element is eps, or 0 for none.
+
+    which: 0 for queries, 1 for keys, 2 for values.
+    """
+    if norms.size == 0:
+        return Norm(False, pointer(norms), _ZERO)
+    eps = norms[which, width]
+    return Norm(eps > _ZERO, advance(pointer(norms), which * norms.strides[0]), eps)
+
+
+@compile.device_function
+def _rotation_of(table, row, token, block_pairs, blocks, rotary_dim):
     offset = row_offset(table, row, token, 0)
     cos = advance(table.cos, offset)
     sin = advance(table.sin, offset)
+    group_stride = table.strides[HEAD]
     groups = table.shape[HEAD]
-    return Rotation(cos, sin, groups, table.strides[HEAD], table.itemsize, block_pairs, rotary_dim)
+    return Rotation(cos, sin, groups, group_stride, table.itemsize, block_pairs, blocks, rotary_dim)
 
 
 # From the head vectors of one token to their place.
@@ -283,29 +343,38 @@ def _make_rotate_heads(pairing: Callable[[int], Any]) -> Any:
         if rotation.rotary_dim > 0:
             heads = x.count // rotation.groups
             size = x.itemsize
-            tile = Tile(1, heads, 0, x.stride, 0, out.stride, 0, size, size, rotation.itemsize)
+            tile = Tile(
+                1,
+                heads,
+                0,
+                x.stride,
+                0,
+                out.stride,
+                0,
+                size,
+                size,
+                rotation.itemsize,
+                rotation.block_pairs,
+                rotation.blocks,
+            )
             for group in range(rotation.groups):
                 source = advance(x.pointer, group * heads * x.stride)
                 target = advance(out.pointer, group * heads * out.stride)
                 cos = advance(rotation.cos, group * rotation.group_stride)
                 sin = advance(rotation.sin, group * rotation.group_stride)
-                rotate_tile(source, target, cos, sin, rotation.block_pairs, tile, False)
+                rotate_tile(source, target, cos, sin, tile, False)
 
     return rotate_heads
 
 
 def _make_write_heads(rotate_heads: Any, pairing: str) -> Any:
-    """Return the device function that writes the heads of a token to an array of their dtype.
-
-    Its argument weight is an array (width + 1,), a factor for each element and then eps; (0,) means
-    no norm.
-    """
+    """Return the device function that writes the heads of a token to an array of their dtype."""
 
     @partial(compile.device_function, variant=pairing)
-    def write_heads(x, out, weight, rotation, scratch):
-        if weight.size > 0:
+    def write_heads(x, out, norm, rotation, scratch):
+        if norm.is_given:
             rows = _scratch_rows(x, scratch)
-            _normalise(x, rows, weight, scratch)
+            _normalise(x, rows, norm, scratch)
             rotate_heads(rows, rows, rotation)
             _copy(rows, out, 0)
         else:
@@ -319,16 +388,18 @@ def _make_convert_heads(rotate_heads: Any, pairing: str, to_int8: bool) -> Any:
     """Return the device function that writes the heads of a token to a cache of another dtype."""
 
     @partial(compile.device_function, variant=f"{pairing}_{to_int8}")
-    def convert_heads(x, cache, page, place, weight, rotation, scratch):
+    def convert_heads(x, cache, page, place, norm, rotation, scratch):
         rows = _scratch_rows(x, scratch)
-        if weight.size > 0:
-            _normalise(x, rows, weight, scratch)
+        if norm.is_given:
+            _normalise(x, rows, norm, scratch)
         else:
             _copy(x, rows, 0)
         rotate_heads(rows, rows, rotation)
         slot = _heads_of(cache.array, page, place)
         if to_int8:
-            _quantise(rows, slot, cache.scale, page, place)
+            strides = cache.scale_strides
+            scale = advance(cache.scale, page * strides[0] + place * strides[1])
+            _quantise(rows, slot, scale, strides[2], scratch)
         else:
             _copy(rows, slot, 0)
 
@@ -342,8 +413,8 @@ def _make_append_part(pairing: Callable[[int], Any], converts: bool, to_int8: bo
     convert_heads = _make_convert_heads(rotate_heads, pairing.__name__, to_int8)
 
     @partial(compile.device_function, variant=pairing.__name__)
-    def write_slot(x, cache, page, place, weight, rotation, scratch):
-        write_heads(x, _heads_of(cache.array, page, place), weight, rotation, scratch)
+    def write_slot(x, cache, page, place, norm, rotation, scratch):
+        write_heads(x, _heads_of(cache.array, page, place), norm, rotation, scratch)
 
     if converts:
         write_slot = convert_heads
@@ -358,38 +429,38 @@ def _make_append_part(pairing: Callable[[int], Any], converts: bool, to_int8: bo
         values,
         slots,
         table,
-        q_weight,
-        k_weight,
-        v_weight,
+        norms,
         block_pairs,
         part,
         parts,
     ):
+        blocks = block_pairs.size
+        pairs = pointer(block_pairs)
         rotary_dim = 2 * block_pairs.sum()
+        q_norm = _norm_of(norms, 0, q.shape[ELEMENT])
+        k_norm = _norm_of(norms, 1, q.shape[ELEMENT])
+        v_norm = _norm_of(norms, 2, v.shape[ELEMENT])
         tokens = q.shape[TOKEN]
         count = q.shape[BATCH] * tokens
         page_size = keys.array.shape[TOKEN]
         heads = max(q.shape[HEAD], k.shape[HEAD])
         width = max(q.shape[ELEMENT], v.shape[ELEMENT])
         memory = np.empty(heads * (1 + width), np.float32)
-        scratch = pointer(memory)
         for index in range(count * part // parts, count * (part + 1) // parts):
+            scratch = pointer(memory)  # here, since Numba frees the memory after its last use
             n = index // tokens
             token = index % tokens
-            table_row = n if table.shape[BATCH] > 1 else 0
-            rotation = _rotation_of(table, table_row, token, block_pairs, rotary_dim)
-            write_heads(
-                _heads_of(q, n, token), _heads_of(q_out, n, token), q_weight, rotation, scratch
-            )
+            row = n if table.shape[BATCH] > 1 else 0
+            rotation = _rotation_of(table, row, token, pairs, blocks, rotary_dim)
+            q_heads = _heads_of(q, n, token)
+            write_heads(q_heads, _heads_of(q_out, n, token), q_norm, rotation, scratch)
             slot = slots[n, token] if slots.size > 0 else index
             if slot >= 0:
                 page = slot // page_size
                 place = slot % page_size
-                write_slot(_heads_of(k, n, token), keys, page, place, k_weight, rotation, scratch)
-                unrotated = _rotation_of(table, table_row, token, block_pairs, 0)
-                write_slot(
-                    _heads_of(v, n, token), values, page, place, v_weight, unrotated, scratch
-                )
+                write_slot(_heads_of(k, n, token), keys, page, place, k_norm, rotation, scratch)
+                unrotated = _rotation_of(table, row, token, pairs, blocks, 0)
+                write_slot(_heads_of(v, n, token), values, page, place, v_norm, unrotated, scratch)
 
     return append_part
 
@@ -409,9 +480,7 @@ def _make_append_in_parallel(append_part: Any, variant: str) -> Any:
         value_scale,
         slots,
         cos_sin,
-        q_weight,
-        k_weight,
-        v_weight,
+        norms,
         block_pairs,
         parts,
     ):
@@ -421,13 +490,11 @@ def _make_append_in_parallel(append_part: Any, variant: str) -> Any:
                 view(k),
                 view(v),
                 view(q_out),
-                Cache(view(key), key_scale),
-                Cache(view(value), value_scale),
+                _cache_of(key, key_scale),
+                _cache_of(value, value_scale),
                 slots,
                 table_view(cos_sin),
-                q_weight,
-                k_weight,
-                v_weight,
+                norms,
                 block_pairs,
                 np.intp(index),
                 parts,
@@ -502,9 +569,7 @@ def _append(
     value_scale,
     slots,
     cos_sin,
-    q_weight,
-    k_weight,
-    v_weight,
+    norms,
     block_pairs,
     head_dim,
     threads,
@@ -527,9 +592,7 @@ def _append(
             value_scale,
             slots,
             cos_sin,
-            q_weight,
-            k_weight,
-            v_weight,
+            norms,
             block_pairs,
             threads,
         )
@@ -539,13 +602,11 @@ def _append(
         view(k),
         view(v),
         view(q_out),
-        Cache(view(key), key_scale),
-        Cache(view(value), value_scale),
+        _cache_of(key, key_scale),
+        _cache_of(value, value_scale),
         slots,
         table,
-        q_weight,
-        k_weight,
-        v_weight,
+        norms,
         block_pairs,
         np.intp(0),
         np.intp(1),
@@ -578,8 +639,8 @@ def append_kernel(dtype: str, cache_dtype: str, pairing: str) -> Any:
         - slots: int64 (batch, tokens), page · page_size + place, checked; negative: not kept. Empty
           means that token t of row n goes to page n, place t, and then the caches may be k and v;
         - cos_sin: float32 (2, batch or 1, tokens, frequency heads, pairs), C-contiguous;
-        - q_weight, k_weight, v_weight: float32 (width + 1,), the factors of an RMS norm and then
-          its eps; (0,) means no norm;
+        - norms: float32 (3, at least width + 1), the RMS norms of q, k and v: a factor for each
+          element and then eps, which is 0 where there is no norm; (0, 0) if there is none at all;
         - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
         - head_dim: elements of a head vector;
         - threads: maximum number of threads.
@@ -592,9 +653,9 @@ def append_kernel(dtype: str, cache_dtype: str, pairing: str) -> Any:
     scale = types.Array(types.float32, 3, "A", aligned=False)
     slots = types.Array(types.int64, 2, "A", readonly=True, aligned=False)
     cos_sin = types.Array(types.float32, 5, "C")
-    weight = types.Array(types.float32, 1, "C", readonly=True)
+    norms = types.Array(types.float32, 2, "C", readonly=True)
     block_pairs = types.Array(types.int64, 1, "C", readonly=True)
-    arrays = (x, x, x, out, kept, kept, scale, scale, slots, cos_sin, weight, weight, weight)
+    arrays = (x, x, x, out, kept, kept, scale, scale, slots, cos_sin, norms)
     converts = cache_dtype != dtype
     to_int8 = cache_dtype == "int8"
     part = _make_append_part(PAIRINGS[pairing], converts, to_int8)

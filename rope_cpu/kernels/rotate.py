@@ -92,6 +92,8 @@ class Tile(NamedTuple):
     itemsize: Any
     out_itemsize: Any
     table_itemsize: Any
+    block_pairs: Any  # pointer to the number of pairs of each block
+    blocks: Any
 
 
 # Device functions that rotate `lanes` pairs of a tile, from pair i of a block on. A block is a run
@@ -353,7 +355,7 @@ def _tile_shape(x, frequency_heads, parts):
 
 
 @compile.device_function
-def _tile(x, out, table, parts):
+def _tile(x, out, table, block_pairs, parts):
     """Return the tile that `_tile_shape` chooses, with the strides of its tokens and heads."""
     tokens, heads = _tile_shape(x, table.shape[HEAD], parts)
     return Tile(
@@ -367,6 +369,8 @@ def _tile(x, out, table, parts):
         x.itemsize,
         out.itemsize,
         table.itemsize,
+        pointer(block_pairs),
+        block_pairs.size,
     )
 
 
@@ -387,9 +391,9 @@ def make_rotate_tile(pairing: Callable[[int], Any]) -> Any:
     rotate_1 = pairing(1)
 
     @partial(compile.device_function, variant=pairing.__name__)
-    def rotate_tile(x, out, cos, sin, block_pairs, tile, nontemporal):
-        for block in range(block_pairs.size):
-            pairs = block_pairs[block]
+    def rotate_tile(x, out, cos, sin, tile, nontemporal):
+        for block in range(tile.blocks):
+            pairs = tile.block_pairs[block]
             for i in range(0, pairs & -64, 64):
                 rotate_64(x, out, cos, sin, i, pairs, tile, nontemporal)
             for i in range(pairs & -64, pairs & -32, 32):
@@ -416,7 +420,7 @@ def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
     @partial(compile.device_function, variant=pairing.__name__)
     def rotate_part(x, out, table, block_pairs, cache_bytes, part, parts):
         heads_per_frequency = x.shape[HEAD] // table.shape[HEAD]
-        tile = _tile(x, out, table, parts)
+        tile = _tile(x, out, table, block_pairs, parts)
         one_block = block_pairs.size == 1
         nontemporal = one_block and _bypasses_caches(x, out, block_pairs[0], cache_bytes)
         tiles_across = x.shape[HEAD] // tile.heads
@@ -435,7 +439,7 @@ def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
                 table_offset = row_offset(table, table_row, token, group)
                 cos = advance(table.cos, table_offset)
                 sin = advance(table.sin, table_offset)
-                rotate_tile(source, target, cos, sin, block_pairs, tile, nontemporal)
+                rotate_tile(source, target, cos, sin, tile, nontemporal)
 
     return rotate_part
 

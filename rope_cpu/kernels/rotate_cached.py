@@ -25,7 +25,7 @@ from rope_cpu.kernels.rotate import (
     table_view,
     view,
 )
-from rope_cpu.kernels.vectors import advance
+from rope_cpu.kernels.vectors import advance, pointer
 
 # A second thread takes longer to start than fewer elements take.
 _PARALLEL_FROM = 2**18
@@ -43,20 +43,32 @@ def _make_rotate_slots(pairing: Callable[[int], Any]) -> Any:
         heads = keys.shape[HEAD] // groups
         stride = keys.strides[HEAD]
         size = keys.itemsize
-        tile = Tile(1, heads, 0, stride, 0, stride, 0, size, size, table.itemsize)
+        tile = Tile(
+            1,
+            heads,
+            0,
+            stride,
+            0,
+            stride,
+            0,
+            size,
+            size,
+            table.itemsize,
+            pointer(block_pairs),
+            block_pairs.size,
+        )
         for index in range(slots.size * part // parts, slots.size * (part + 1) // parts):
             slot = slots[index // tokens, index % tokens]
             if slot < 0:
                 continue
             table_row = index // tokens if table.shape[BATCH] > 1 else 0
-            table_token = index % tokens if table.shape[TOKEN] > 1 else 0
             for group in range(groups):
                 place = row_offset(keys, slot // page_size, slot % page_size, group * heads)
                 row = advance(keys.pointer, place)
-                offset = row_offset(table, table_row, table_token, group)
+                offset = row_offset(table, table_row, index % tokens, group)
                 cos = advance(table.cos, offset)
                 sin = advance(table.sin, offset)
-                rotate_tile(row, row, cos, sin, block_pairs, tile, False)
+                rotate_tile(row, row, cos, sin, tile, False)
 
     return rotate_slots
 
@@ -82,12 +94,11 @@ def _rotate_cached(keys, slots, cos_sin, block_pairs, head_dim, threads):
     """Rotate the keys of slots in place; see `rotate_cached_kernel`."""
     table = table_view(cos_sin)
     rows = table.shape[BATCH]
-    tokens = table.shape[TOKEN]
     if keys.shape[ELEMENT] != head_dim or keys.shape[HEAD] % table.shape[HEAD]:
         return INVALID
     if keys.strides[ELEMENT] != keys.itemsize:
         return INVALID
-    if (rows != 1 and rows != slots.shape[0]) or (tokens != 1 and tokens != slots.shape[1]):
+    if (rows != 1 and rows != slots.shape[0]) or table.shape[TOKEN] != slots.shape[1]:
         return INVALID
     if threads > 1 and slots.size * keys.shape[HEAD] * head_dim >= _PARALLEL_FROM:
         rotate_slots_in_parallel(keys, slots, cos_sin, block_pairs, threads)
@@ -115,7 +126,7 @@ def rotate_cached_kernel(dtype: str, pairing: str) -> Any:
         - keys: (pages, page_size, heads, head_dim);
         - slots: int64 (batch, tokens), page · page_size + place, checked, none twice; negative:
           left out;
-        - cos_sin: (2, batch or 1, tokens or 1, frequency heads, pairs), C-contiguous;
+        - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), C-contiguous;
         - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
         - head_dim: elements of a head vector;
         - threads: maximum number of threads.

@@ -167,7 +167,7 @@ class RotaryPlan:
         """
         if norm is not None:
             outs = None if out is None else {"out": out}
-            norms = serving.Norms(norm)
+            norms: dict[str, RMSNorm | None] = {"norm": norm}
             return serving.rotate_normalised(self._append_rotation(), {"x": x}, norms, outs)[0]
         result = np.empty_like(x) if out is None and type(x) is _ndarray else out
         if type(x) is type(result) is _ndarray:
@@ -248,8 +248,8 @@ class RotaryPlan:
                 f"`append` needs a plan of rope.plan(position_ids), but this one is of the "
                 f"operation {self._operation!r}"
             )
-        norms = serving.Norms(q_norm, k_norm, v_norm)
         rotation = self._rotation or self._append_rotation()
+        norms = (q_norm, k_norm, v_norm)
         return serving.append(rotation, q, k, v, cache, slot_mapping, norms, out)
 
     def rotate_cached(self, cache: KVCache, slot_mapping: Batch | ArrayLike) -> None:
@@ -282,7 +282,12 @@ class RotaryPlan:
         >>> np.array_equal(cache.key[1, 1], rope.rotate(np.ones((1, 1, 2, 64)), [3])[0, 0])
         False
         """
-        serving.rotate_cached(self._append_rotation(), cache, slot_mapping)
+        slots = serving.slots_of_keys(cache, slot_mapping, self._layout)
+        serving.rotate_cached(self._rotation_for(slots.shape[1]), cache, slots)
+
+    def _rotation_for(self, tokens: int) -> serving.Rotation:
+        """Return the rotation of so many tokens in a cache."""
+        return self._append_rotation()
 
     def _rotate_normalised(
         self,
@@ -293,7 +298,7 @@ class RotaryPlan:
         k_norm: RMSNorm | None,
     ) -> tuple[Array, Array]:
         inputs = {"q": q, "k": k}
-        norms = serving.Norms(q_norm, k_norm)
+        norms = {"q_norm": q_norm, "k_norm": k_norm}
         rotation = self._append_rotation()
         q_rot, k_rot = serving.rotate_normalised(rotation, inputs, norms, _named_pair(out))
         return q_rot, k_rot

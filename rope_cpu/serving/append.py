@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,17 +28,23 @@ from rope_cpu.kernels.rotate_cached import rotate_cached_kernel
 from rope_cpu.kernels.vectors import converts_float16
 from rope_cpu.serving.batch import Batch
 from rope_cpu.serving.kv_cache import KVCache
-from rope_cpu.serving.rms_norm import RMSNorm, weights_of
+from rope_cpu.serving.rms_norm import NO_NORMS, RMSNorm, joined
 
 _ndarray = np.ndarray
 
 # No slots: the kernel writes tokens in their order. No scales.
 _IN_ORDER = np.empty((0, 0), np.int64)
+_NORM_NAMES = ("q_norm", "k_norm", "v_norm")
 _NO_SCALE = np.empty((1, 1, 1), np.float32)
 
 
-class Rotation(NamedTuple):
-    """What the rotation of a plan needs from the plan.
+# launch(cos_sin, (q, k, v, q_out), (key, value, key_scale, value_scale), slots, norms) -> bool.
+# Arrays are in the layout; the others as the kernel takes them. False: nothing was written.
+_Launch = Callable[[Array, tuple[Array, ...], tuple[Array, ...], Array, Array], bool]
+
+
+class Rotation:
+    """What the kernels of caches need from a plan.
 
     Parameters
     ----------
@@ -56,25 +62,33 @@ class Rotation(NamedTuple):
         Subjects of the error texts about the tokens and the batch rows of cos and sin.
     """
 
-    cos_sin: Array
-    head_dim: int
-    interleaved: bool
-    blocks: tuple[int, ...]
-    layout: str
-    subjects: tuple[str, str]
+    __slots__ = ("_launches", "blocks", "cos_sin", "head_dim", "interleaved", "layout", "subjects")
 
+    def __init__(
+        self,
+        cos_sin: Array,
+        head_dim: int,
+        interleaved: bool,
+        blocks: tuple[int, ...],
+        layout: str,
+        subjects: tuple[str, str],
+    ) -> None:
+        self.cos_sin = cos_sin
+        self.head_dim = head_dim
+        self.interleaved = interleaved
+        self.blocks = blocks
+        self.layout = layout
+        self.subjects = subjects
+        self._launches: dict[tuple[np.dtype[Any], str], _Launch] = {}
 
-class Norms(NamedTuple):
-    """The norms of queries, keys and values, by argument name; None where there is none."""
-
-    q_norm: RMSNorm | None
-    k_norm: RMSNorm | None = None
-    v_norm: RMSNorm | None = None
-
-
-# launch(cos_sin, (q, k, v, q_out), (key, value, key_scale, value_scale), slots, weights) -> bool.
-# Arrays are in the layout; caches and slots as the kernel takes them. False: nothing was written.
-_Launch = Callable[[Array, tuple[Array, ...], tuple[Array, ...], Array, tuple[Array, ...]], bool]
+    def launch_for(self, dtype: np.dtype[Any], cache_dtype: str) -> _Launch:
+        """Return the launch of the append kernel for two dtypes."""
+        launch = self._launches.get((dtype, cache_dtype))
+        if launch is None:
+            pairing = (self.head_dim, self.interleaved, self.blocks)
+            launch = _launcher(dtype, cache_dtype, *pairing, self.layout)
+            self._launches[dtype, cache_dtype] = launch
+        return launch
 
 
 @lru_cache
@@ -102,7 +116,7 @@ def _launcher(
         arrays: tuple[Array, ...],
         cache: tuple[Array, ...],
         slots: Array,
-        weights: tuple[Array, ...],
+        norms: Array,
     ) -> bool:
         q, k, v, q_out = arrays
         if integers is not None:
@@ -118,7 +132,7 @@ def _launcher(
                 v = to_bshd(v)
                 q_out = to_bshd(q_out)
             status: int = kernel(
-                q, k, v, q_out, *cache, slots, cos_sin, *weights, block_pairs, head_dim, usable
+                q, k, v, q_out, *cache, slots, cos_sin, norms, block_pairs, head_dim, usable
             )
         except (TypeError, ValueError):  # another number of axes, or a read-only output
             return False
@@ -132,7 +146,7 @@ def _refuse(
     arrays: tuple[Array, ...],
     cache: tuple[Array, ...],
     slots: Array,
-    weights: tuple[Array, ...],
+    norms: Array,
 ) -> bool:
     """Refuse all arrays: the launch of dtypes without a kernel."""
     return False
@@ -145,30 +159,29 @@ def append(
     v: Array,
     cache: KVCache,
     slot_mapping: Batch | ArrayLike,
-    norms: Norms,
+    given_norms: tuple[RMSNorm | None, ...],
     out: Array | None,
 ) -> Array:
     """Write q to `out`, and k and v to their slots; see `RotaryPlan.append`."""
     if type(cache) is not KVCache:
         raise TypeError(f"`cache` is a {type(cache).__name__}; it must be a rope_cpu.KVCache")
     slots = _slots(slot_mapping, cache, rotation.layout)
-    weights = (
-        weights_of(norms.q_norm, "q_norm", rotation.head_dim),
-        weights_of(norms.k_norm, "k_norm", rotation.head_dim),
-        weights_of(norms.v_norm, "v_norm", cache._arrays[1].shape[3]),
-    )
+    norms = NO_NORMS
+    q_norm, k_norm, v_norm = given_norms
+    if not (q_norm is k_norm is v_norm is None):
+        norms = joined(_NORM_NAMES, given_norms, (cache.head_dim, cache.head_dim, cache.value_dim))
     result = np.empty_like(q) if out is None and type(q) is _ndarray else out
-    if type(q) is type(k) is type(v) is type(result) is _ndarray:
+    if type(q) is type(k) is type(v) is type(result) is _ndarray and slots.size:
         dtype = q.dtype
-        launch = _launcher(dtype, cache._dtype_name, *rotation[1:5])
-        same = dtype == k.dtype == v.dtype == result.dtype
-        if (
-            same
-            and slots.size
-            and launch(rotation.cos_sin, (q, k, v, result), cache._arrays, slots, weights)
-        ):
+        launch = rotation.launch_for(dtype, cache._dtype_name)
+        # Identity is the usual case; the comparison of dtypes takes longer.
+        same = dtype is k.dtype is v.dtype is result.dtype
+        if not same:
+            same = dtype == k.dtype == v.dtype == result.dtype
+        arrays = (q, k, v, result)
+        if same and launch(rotation.cos_sin, arrays, cache._arrays, slots, norms):
             return result
-    return _append_copies(rotation, {"q": q, "k": k, "v": v}, cache, slots, weights, out)
+    return _append_copies(rotation, {"q": q, "k": k, "v": v}, cache, slots, norms, out)
 
 
 def _slots(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Array:
@@ -226,7 +239,7 @@ def _append_copies(
     inputs: dict[str, Any],
     cache: KVCache,
     slots: Array,
-    weights: tuple[Array, ...],
+    norms: Array,
     out: Any,
 ) -> Array:
     """Validate the arguments that the fast path refused, and append contiguous copies of them."""
@@ -237,7 +250,7 @@ def _append_copies(
     # All copies come before the first write: a lack of memory then leaves everything untouched.
     q, k, v = (_computable(np.array(x, order="C")) for x in inputs.values())
     if slots.size:
-        _launch_copies(rotation, (q, k, v, q), cache, slots, weights)
+        _launch_copies(rotation, (q, k, v, q), cache, slots, norms)
     with np.errstate(over="ignore", under="ignore"):
         result[...] = q
     return result
@@ -253,7 +266,7 @@ def _launch_copies(
     arrays: tuple[Array, ...],
     cache: KVCache,
     slots: Array,
-    weights: tuple[Array, ...],
+    norms: Array,
 ) -> None:
     """Append contiguous arrays."""
     target: tuple[Array, ...] = cache._arrays
@@ -264,8 +277,8 @@ def _launch_copies(
         # rounding has the bits of a float16 kernel.
         target = (*(np.zeros(x.shape, np.float32) for x in target[:2]), *target[2:])
         cache_dtype = "float32"
-    launch = _launcher(arrays[0].dtype, cache_dtype, *rotation[1:5])
-    if not launch(rotation.cos_sin, arrays, target, slots, weights):
+    launch = rotation.launch_for(arrays[0].dtype, cache_dtype)
+    if not launch(rotation.cos_sin, arrays, target, slots, norms):
         raise RuntimeError(
             f"arrays of shape {arrays[0].shape} passed their checks, but the kernel refused their "
             "copies; please report this as a fault of rope_cpu"
@@ -347,7 +360,10 @@ def _check_append_memory(inputs: dict[str, Array], outputs: dict[str, Any], cach
 
 
 def rotate_normalised(
-    rotation: Rotation, inputs: dict[str, Any], norms: Norms, outs: dict[str, Any] | None
+    rotation: Rotation,
+    inputs: dict[str, Any],
+    given_norms: dict[str, RMSNorm | None],
+    outs: dict[str, Any] | None,
 ) -> tuple[Array, ...]:
     """Normalise and rotate one or two arrays.
 
@@ -355,15 +371,13 @@ def rotate_normalised(
     ----------
     rotation : Rotation
         The rotation of a plan.
-    inputs, outs : dict of str to array
-        The inputs, and the outputs in the same order if there are any, by argument name.
-    norms : Norms
-        q_norm is that of the first input, k_norm that of the second.
+    inputs, given_norms, outs : dict of str to array or RMSNorm
+        The inputs, their norms, and the outputs if there are any, by argument name and in the same
+        order.
     """
-    names = ("q_norm", "k_norm") if len(inputs) == 2 else ("norm",)
-    weights = [
-        weights_of(norm, name, rotation.head_dim) for norm, name in zip(norms, names, strict=False)
-    ]
+    names = tuple(given_norms)
+    widths = (rotation.head_dim,) * len(names)
+    norms = joined(names, tuple(given_norms.values()), widths)
     check_inputs(
         inputs, rotation.layout, rotation.head_dim, rotation.cos_sin.shape[1:], *rotation.subjects
     )
@@ -374,17 +388,17 @@ def rotate_normalised(
     else:
         check_outputs(outs, inputs)
         results = tuple(outs.values())
-    # Queries or keys may have no heads, and the kernel takes none such alone.
+    # The kernel takes no array without elements.
     filled = [index for index, x in enumerate(inputs.values()) if x.size]
     if not filled:
         return results
     xs = tuple(list(inputs.values())[index] for index in filled)
     outputs = tuple(results[index] for index in filled)
-    weights = [weights[index] for index in filled]
-    if _rotate_in_order(rotation, xs, outputs, weights):
+    norms = np.roll(norms, -filled[0], axis=0) if filled[0] else norms
+    if _rotate_in_order(rotation, xs, outputs, norms):
         return results
     copies = tuple(_computable(np.array(x, order="C")) for x in xs)
-    if not _rotate_in_order(rotation, copies, copies, weights):
+    if not _rotate_in_order(rotation, copies, copies, norms):
         raise RuntimeError(
             f"an array of shape {xs[0].shape} passed its checks, but the kernel refused its copy; "
             "please report this as a fault of rope_cpu"
@@ -396,7 +410,7 @@ def rotate_normalised(
 
 
 def _rotate_in_order(
-    rotation: Rotation, xs: tuple[Array, ...], outs: tuple[Array, ...], weights: list[Array]
+    rotation: Rotation, xs: tuple[Array, ...], outs: tuple[Array, ...], norms: Array
 ) -> bool:
     """Launch the append kernel with the second output as its cache, or without any.
 
@@ -410,13 +424,11 @@ def _rotate_in_order(
     no_heads = xs[0][tuple(nothing)]
     k = xs[1] if len(xs) == 2 else no_heads
     k_out = outs[1] if len(xs) == 2 else no_heads
-    launch = _launcher(dtype, name, *rotation[1:5])
+    launch = rotation.launch_for(dtype, name)
     key = _as_cache(k_out, rotation.layout, name)
     value = _as_cache(no_heads, rotation.layout, name)
     cache = (key, value, _NO_SCALE, _NO_SCALE)
-    no_norm = weights_of(None, "", 0)
-    all_weights = (*weights, no_norm, no_norm)[:3]
-    return launch(rotation.cos_sin, (xs[0], k, no_heads, outs[0]), cache, _IN_ORDER, all_weights)
+    return launch(rotation.cos_sin, (xs[0], k, no_heads, outs[0]), cache, _IN_ORDER, norms)
 
 
 def _as_cache(x: Array, layout: str, dtype: str) -> Array:
@@ -426,8 +438,8 @@ def _as_cache(x: Array, layout: str, dtype: str) -> Array:
     return x.view(INTEGER_VIEWS[dtype]) if dtype in INTEGER_VIEWS else x
 
 
-def rotate_cached(rotation: Rotation, cache: KVCache, slot_mapping: Batch | ArrayLike) -> None:
-    """Rotate the keys of slots in place; see `RotaryPlan.rotate_cached`."""
+def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) -> Array:
+    """Return slots as int64 (batch, tokens); raise unless their keys can be rotated in place."""
     if type(cache) is not KVCache:
         raise TypeError(f"`cache` is a {type(cache).__name__}; it must be a rope_cpu.KVCache")
     if isinstance(slot_mapping, Batch):
@@ -440,7 +452,11 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slot_mapping: Batch | Arra
             "`cache` is int8, and rotating its keys would round each a second time; keep the keys "
             "as bfloat16, or append them again from their projections"
         )
-    slots = checked_slots(slot_mapping, cache, rotation.layout)
+    return checked_slots(slot_mapping, cache, layout)
+
+
+def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
+    """Rotate the keys of checked slots in place; see `RotaryPlan.rotate_cached`."""
     _check_cached(rotation, cache, slots)
     if not slots.size:
         return
@@ -480,7 +496,7 @@ def _check_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
             f"{frequency_heads} heads; the number must be a multiple of {frequency_heads}"
         )
     subject, row_subject = rotation.subjects
-    if tokens not in (1, slots.shape[1]):
+    if tokens != slots.shape[1]:
         raise ValueError(
             f"`slot_mapping` has {slots.shape[1]} slots, but {subject} {tokens} tokens"
         )

@@ -48,11 +48,28 @@ class KVCache:
     KVCache(float32, pages=100, page_size=16, kv_heads=8, head_dim=128, value_dim=128)
     """
 
-    __slots__ = ("_arrays", "_dtype_name", "key", "key_scale", "value", "value_scale")
+    __slots__ = (
+        "_arrays",
+        "_dtype_name",
+        "head_dim",
+        "key",
+        "key_scale",
+        "kv_heads",
+        "page_size",
+        "pages",
+        "value",
+        "value_dim",
+        "value_scale",
+    )
     key: Array
     value: Array
     key_scale: Array | None
     value_scale: Array | None
+    pages: int
+    page_size: int  # tokens on a page
+    kv_heads: int
+    head_dim: int  # width of a key in elements
+    value_dim: int  # width of a value in elements
     _dtype_name: str
     _arrays: tuple[Array, Array, Array, Array]  # as the kernels take them
 
@@ -84,8 +101,11 @@ class KVCache:
         if name in INTEGER_VIEWS:
             plain = [x.view(INTEGER_VIEWS[name]) for x in plain]
         given_scales = [_NO_SCALE if x is None else np.asarray(x) for x in scales.values()]
-        for attribute, array in {**scales, "key": key, "value": value}.items():
-            object.__setattr__(self, attribute, array)
+        sizes = dict(zip(("pages", "page_size", "kv_heads", "head_dim"), key.shape, strict=True))
+        sizes["value_dim"] = value.shape[3]
+        attributes = {"key": key, "value": value, **scales, **sizes}
+        for attribute, held in attributes.items():
+            object.__setattr__(self, attribute, held)
         object.__setattr__(self, "_dtype_name", name)
         object.__setattr__(self, "_arrays", (*plain, *given_scales))
 
@@ -97,31 +117,6 @@ class KVCache:
     def dtype(self) -> np.dtype[Any]:
         """The dtype of keys and values."""
         return self.key.dtype
-
-    @property
-    def pages(self) -> int:
-        """The number of pages."""
-        return int(self.key.shape[0])
-
-    @property
-    def page_size(self) -> int:
-        """Tokens on a page."""
-        return int(self.key.shape[1])
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys and of values."""
-        return int(self.key.shape[2])
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a key in elements."""
-        return int(self.key.shape[3])
-
-    @property
-    def value_dim(self) -> int:
-        """Width of a value in elements."""
-        return int(self.value.shape[3])
 
     def __repr__(self) -> str:
         return (

@@ -12,8 +12,9 @@ from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Array
 
-NO_WEIGHT: NDArray[np.float32] = np.empty(0, np.float32)
-NO_WEIGHT.flags.writeable = False
+# What the append kernel takes where nothing is normalised.
+NO_NORMS: NDArray[np.float32] = np.empty((0, 0), np.float32)
+NO_NORMS.flags.writeable = False
 
 
 class RMSNorm:
@@ -55,9 +56,8 @@ class RMSNorm:
     array([[[[ 1.,  1., -1., -1.]]]], dtype=float32)
     """
 
-    __slots__ = ("_eps", "_offset", "_packed", "_weight")
+    __slots__ = ("_eps", "_offset", "_weight")
     _weight: NDArray[np.float32] | None  # without the offset
-    _packed: Array  # what the kernel takes; empty without a weight
     _offset: float
     _eps: float
 
@@ -69,21 +69,15 @@ class RMSNorm:
         if np.isinf(_to_float32(self._offset)):
             raise ValueError(f"`offset` is {shown(offset)}; it must be finite in float32")
         self._weight = None if weight is None else _checked_weight(weight)
-        self._packed = NO_WEIGHT
-        if self._weight is None:
-            if self._offset != 0:
-                raise ValueError(
-                    f"`offset` is {shown(offset)} and `weight` is None; an offset is added to a "
-                    "weight, so give both or neither"
-                )
-        else:
-            with np.errstate(over="ignore"):
-                factors = self._weight + np.float32(self._offset)
-            if np.isinf(factors).any():
-                raise ValueError(
-                    f"`offset` is {shown(offset)}, and goes beyond float32 when added to `weight`"
-                )
-            self._packed = _packed(factors, self._eps)
+        if self._weight is None and self._offset != 0:
+            raise ValueError(
+                f"`offset` is {shown(offset)} and `weight` is None; an offset is added to a "
+                "weight, so give both or neither"
+            )
+        if self._weight is not None and np.isinf(self._factors(self._weight)).any():
+            raise ValueError(
+                f"`offset` is {shown(offset)}, and goes beyond float32 when added to `weight`"
+            )
 
     @property
     def weight(self) -> NDArray[np.float32] | None:
@@ -106,13 +100,18 @@ class RMSNorm:
         name: the argument that holds the norm, for the error text.
         """
         if self._weight is None:
-            return _packed_ones(width, self._eps)
-        if len(self._packed) != width + 1:
+            return _packed(np.ones(width, np.float32), self._eps)
+        if len(self._weight) != width:
             raise ValueError(
                 f"`{name}` has a weight of {len(self._weight)} elements, but the head vectors that "
                 f"it normalises have {width}"
             )
-        return self._packed
+        return _packed(self._factors(self._weight), self._eps)
+
+    def _factors(self, weight: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return offset + weight in float32."""
+        with np.errstate(over="ignore"):
+            return weight + np.float32(self._offset)
 
     def __repr__(self) -> str:
         weight = "None" if self._weight is None else f"<{len(self._weight)} elements>"
@@ -145,22 +144,34 @@ def _checked_weight(weight: ArrayLike) -> NDArray[np.float32]:
     return rounded
 
 
-@lru_cache
-def _packed_ones(width: int, eps: float) -> Array:
-    return _packed(np.ones(width, np.float32), eps)
-
-
 def _packed(factors: Array, eps: float) -> Array:
-    """Return factors and then eps, as the kernel takes them."""
+    """Return factors and then eps."""
     packed = np.append(factors, np.float32(eps))
     packed.flags.writeable = False
     return packed
 
 
-def weights_of(norm: RMSNorm | None, name: str, width: int) -> Array:
-    """Return the factors and eps of the argument for a norm; an empty array for None."""
-    if norm is None:
-        return NO_WEIGHT
-    if not isinstance(norm, RMSNorm):
-        raise TypeError(f"`{name}` is {shown(norm)}; it must be a rope_cpu.RMSNorm, or None")
-    return norm.packed(name, width)
+def joined(
+    names: tuple[str, ...], norms: tuple[RMSNorm | None, ...], widths: tuple[int, ...]
+) -> Array:
+    """Return norms as the append kernel takes them, float32 (3, width + 1).
+
+    names: the arguments that hold them, for error texts. widths: of the head vectors that each
+    normalises.
+    """
+    for name, norm in zip(names, norms, strict=True):
+        if norm is not None and not isinstance(norm, RMSNorm):
+            raise TypeError(f"`{name}` is {shown(norm)}; it must be a rope_cpu.RMSNorm, or None")
+    return _joined(names, norms, widths)
+
+
+@lru_cache
+def _joined(
+    names: tuple[str, ...], norms: tuple[RMSNorm | None, ...], widths: tuple[int, ...]
+) -> Array:
+    rows = np.zeros((3, max(widths) + 1), np.float32)
+    for row, name, norm, width in zip(rows, names, norms, widths, strict=False):
+        if norm is not None:
+            row[: width + 1] = norm.packed(name, width)
+    rows.flags.writeable = False
+    return rows
