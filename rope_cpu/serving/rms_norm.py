@@ -56,7 +56,8 @@ class RMSNorm:
     array([[[[ 1.,  1., -1., -1.]]]], dtype=float32)
     """
 
-    __slots__ = ("_eps", "_offset", "_weight")
+    __slots__ = ("_eps", "_factors", "_offset", "_weight")
+    _factors: NDArray[np.float32] | None  # the weight with the offset
     _weight: NDArray[np.float32] | None  # without the offset
     _offset: float
     _eps: float
@@ -74,10 +75,14 @@ class RMSNorm:
                 f"`offset` is {shown(offset)} and `weight` is None; an offset is added to a "
                 "weight, so give both or neither"
             )
-        if self._weight is not None and np.isinf(self._factors(self._weight)).any():
-            raise ValueError(
-                f"`offset` is {shown(offset)}, and goes beyond float32 when added to `weight`"
-            )
+        self._factors = None
+        if self._weight is not None:
+            with np.errstate(over="ignore"):
+                self._factors = self._weight + np.float32(self._offset)
+            if np.isinf(self._factors).any():
+                raise ValueError(
+                    f"`offset` is {shown(offset)}, and goes beyond float32 when added to `weight`"
+                )
 
     @property
     def weight(self) -> NDArray[np.float32] | None:
@@ -99,19 +104,14 @@ class RMSNorm:
 
         name: the argument that holds the norm, for the error text.
         """
-        if self._weight is None:
+        if self._factors is None:
             return _packed(np.ones(width, np.float32), self._eps)
-        if len(self._weight) != width:
+        if len(self._factors) != width:
             raise ValueError(
-                f"`{name}` has a weight of {len(self._weight)} elements, but the head vectors that "
-                f"it normalises have {width}"
+                f"`{name}` has a weight of {len(self._factors)} elements, but the head vectors "
+                f"that it normalises have {width}"
             )
-        return _packed(self._factors(self._weight), self._eps)
-
-    def _factors(self, weight: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return offset + weight in float32."""
-        with np.errstate(over="ignore"):
-            return weight + np.float32(self._offset)
+        return _packed(self._factors, self._eps)
 
     def __repr__(self) -> str:
         weight = "None" if self._weight is None else f"<{len(self._weight)} elements>"
