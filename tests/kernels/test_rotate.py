@@ -153,7 +153,7 @@ def test_which_results_go_past_the_caches():
 
     @njit
     def past(x, out, pairs, cache_bytes):
-        return kernels._bypasses_caches(kernels._view(x), kernels._view(out), pairs, cache_bytes)
+        return kernels._bypasses_caches(kernels.view(x), kernels.view(out), pairs, cache_bytes)
 
     memory = np.zeros(2**16, np.uint8)
     aligned = memory[-memory.ctypes.data % 64 :]
