@@ -38,7 +38,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="CONFIG",
-        help="config.json of a Hugging Face model, or its folder (default: Llama 3.1 8B)",
+        help="config.json of a model, its folder, or a GGUF file (default: Llama 3.1 8B)",
     )
     parser.add_argument(
         "--layer-type",

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 MODELS = Path(transformers.__file__).parent / "models"
 
@@ -22,10 +24,51 @@ NOT_ANNOTATED = {
     "Wav2Vec2ConformerRotaryPositionalEmbedding": "Wav2Vec2ConformerConfig",
 }
 
+# Attention classes beside that of the model whose rotary module is looked at.
+OTHERS = "Vision(?!Text)|Indexer|NoteAudio"
+
+
+def mapped_model(config_class: Any) -> Any:
+    """Return the model class of a config class by the auto mapping; None if it names none."""
+    names = MODEL_MAPPING_NAMES.get(config_class.model_type)
+    if names is None:
+        return None
+    return getattr(transformers, names if isinstance(names, str) else names[0])
+
 
 @cache
 def modules() -> list[tuple[str, type, type]]:
-    """Return (folder, rotary class, config class) for every rotary module built from a config."""
+    """Return (folder, rotary class, config class) for every rotary module built from a config.
+
+    Config classes without modelling code of their own stand beside the rotary module of the model
+    that the auto mapping names.
+    """
+    found = modules_with_code()
+    by_config = {config_class: (folder, cls) for folder, cls, config_class in found}
+    for config_class in without_code():
+        model = mapped_model(config_class)
+        if model is not None and model.config_class in by_config:
+            found.append((*by_config[model.config_class], config_class))
+    return found
+
+
+def without_code() -> list[type]:
+    """Return the config classes whose folder has no modelling code."""
+    found = []
+    for path in sorted(MODELS.glob("*/configuration_*.py")):
+        if any(path.parent.glob("modeling_*.py")):
+            continue
+        module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
+        found += [
+            cls
+            for cls in vars(module).values()
+            if inspect.isclass(cls) and cls.__module__ == module.__name__
+        ]
+    return found
+
+
+def modules_with_code() -> list[tuple[str, type, type]]:
+    """Return the rotary modules of every folder, with the config class each is annotated with."""
     found = []
     for path in sorted(MODELS.glob("*/modeling_*.py")):
         text = path.read_text()
@@ -50,9 +93,49 @@ def modules() -> list[tuple[str, type, type]]:
     return found
 
 
+def apply_functions(folder: str) -> dict[str, Any]:
+    """Return the apply functions of a folder's attention classes, except vision and indexers."""
+    found: dict[str, Any] = {}
+    module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    for name, cls in vars(module).items():
+        own = inspect.isclass(cls) and cls.__module__ == module.__name__
+        if own and re.search("Attention|MLA", name) and not re.search(OTHERS, name):
+            for called in re.findall(r"\b(apply_rotary\w*)\(", inspect.getsource(cls)):
+                found[called] = getattr(module, called)
+    return found
+
+
+def rotated(apply: Any, x: torch.Tensor, angle: float) -> torch.Tensor:
+    """Return a vector that an apply function of transformers rotates by one angle in all pairs.
+
+    The arguments are passed by name, because their order differs between functions and releases.
+    Some functions take cos and sin of the elements, others of the pairs.
+    """
+    head = x[None, None, None]
+    for width in (x.numel(), x.numel() // 2):
+        angles = torch.full((1, 1, width), angle, dtype=x.dtype)
+        arguments = {
+            **dict.fromkeys(("q", "k", "v", "xq", "xk", "x", "tensor"), head),
+            "cos": angles.cos(),
+            "sin": angles.sin(),
+            "freqs_cis": torch.polar(torch.ones_like(angles), angles),
+        }
+        names = inspect.signature(apply).parameters
+        given = {name: arguments[name] for name in names if name in arguments}
+        try:
+            result = apply(**given)
+        except RuntimeError:
+            continue
+        return (result if isinstance(result, torch.Tensor) else result[0]).flatten()
+    raise LookupError(f"{apply.__module__}.{apply.__name__} takes cos and sin of another shape")
+
+
 def frequencies(module: Any) -> dict[str | None, tuple[np.ndarray, float]]:
     """Return inv_freq and attention factor by layer type."""
     buffers = dict(module.named_buffers())
+    if "embed_positions" in buffers:  # sin and cos of every position
+        sin, cos = buffers["embed_positions"][1].double().numpy().reshape(2, -1)
+        return {None: (np.arctan2(sin, cos), 1.0)}
     layered = {name[: -len("_inv_freq")] for name in buffers if name.endswith("_inv_freq")} - {
         "original"
     }

@@ -93,6 +93,8 @@ def _pairing_lines(rotation: LayerRotation) -> Iterator[str]:
     else:
         pairing = f"(i, i+{pairs}), half-split"
     yield _line("pairs", f"{pairs}: {pairing}")
+    if rotation.pairing_note is not None:
+        yield _line("", rotation.pairing_note)
     width = rotation.head_width
     rotated = 2 * np.count_nonzero(pair_frequencies(rope))
     yield _line("widths", f"{rotated} of the {width} elements of a head are rotated")

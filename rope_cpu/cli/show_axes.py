@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rope_cpu.configs.diffusers import DiffusersConfig
+from rope_cpu.configs.diffusers.config import DiffusersConfig
 from rope_cpu.configs.ernie import ErnieConfig
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.vision import VisionConfig
@@ -48,20 +48,45 @@ _MROPE = tuple(Axis(name, "positions") for name in ("time", "height", "width"))
 _FLUX = (_FIRST_ID, _ROW, _COLUMN)
 _LTX = tuple(_fractions(name, "half base sizes") for name in ("time", "row", "column"))
 _CENTRES = tuple(_fractions(name, "half images") for name in ("row", "column"))
+_TOKEN_FIRST = (_TEXT, _ROW, _COLUMN)
 
-# Axes of diffusers classes that are not (row, column) or (frame, row, column), in the order of the
-# position ids: see `DiffusersConfig`.
+# Axes of diffusers classes that are not tokens, (row, column) or (frame, row, column), in the order
+# of the position ids: see `DiffusersConfig`.
 _DIFFUSERS = {
-    "FluxTransformer2DModel": _FLUX,
-    "FluxControlNetModel": _FLUX,
-    "BriaTransformer2DModel": _FLUX,
-    "ChromaTransformer2DModel": _FLUX,
-    "LongCatImageTransformer2DModel": _FLUX,
-    "OvisImageTransformer2DModel": _FLUX,
-    "Flux2Transformer2DModel": (_FIRST_ID, _ROW, _COLUMN, _TEXT),
+    **dict.fromkeys(
+        (
+            "FluxTransformer2DModel",
+            "FluxControlNetModel",
+            "BriaTransformer2DModel",
+            "BriaFiboTransformer2DModel",
+            "ChromaTransformer2DModel",
+            "HiDreamImageTransformer2DModel",
+            "Krea2Transformer2DModel",
+            "LongCatImageTransformer2DModel",
+            "OvisImageTransformer2DModel",
+        ),
+        _FLUX,
+    ),
+    "Flux2Transformer2DModel": (*_FLUX, _TEXT),
+    "Flux3Transformer2DModel": (*_FLUX, _TEXT),
+    **dict.fromkeys(
+        (
+            "BriaFibo2Transformer2DModel",
+            "Lumina2Transformer2DModel",
+            "QwenImage21Transformer2DModel",
+            "ZImageTransformer2DModel",
+        ),
+        _TOKEN_FIRST,
+    ),
+    "HunyuanDiT2DModel": (_COLUMN, _ROW),
+    "HunyuanDiT2DControlNetModel": (_COLUMN, _ROW),
+    "Ideogram4Transformer2DModel": _MROPE,
+    "Cosmos3OmniTransformer": _MROPE,
     "LTXVideoTransformer3DModel": _LTX,
     "LTX2VideoTransformer3DModel": _LTX,
+    "SanaWMLTX2RefinerTransformer3DModel": _LTX,
 }
+_GRIDS = {1: (TOKENS,), 2: (_ROW, _COLUMN), 3: (_FRAME, _ROW, _COLUMN)}
 
 
 def position_axes(config: ModelConfig, count: int) -> tuple[Axis, ...]:
@@ -78,10 +103,7 @@ def position_axes(config: ModelConfig, count: int) -> tuple[Axis, ...]:
 def _known_axes(config: ModelConfig, count: int) -> tuple[Axis, ...]:
     """Return the axes of a kind of config; not necessarily `count`, if the config is unusual."""
     if isinstance(config, DiffusersConfig):
-        images = (_ROW, _COLUMN)
-        return _DIFFUSERS.get(
-            str(config.model_type), images if count == len(images) else (_FRAME, *images)
-        )
+        return _DIFFUSERS.get(str(config.model_type), _GRIDS.get(count, ()))
     if isinstance(config, VisionConfig):
         if config.tower.pairs == "revolutions":
             return _CENTRES

@@ -13,8 +13,8 @@ from rope_cpu.frequencies.rope_types import ROPE_TYPES
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 # Model types with latent attention whose score scale mscale_all_dim changes.
-# Source: `yarn_apply_mscale` in the modules of the same names in transformers 5.23; kimi_k2 has the
-# code of deepseek_v3.
+# Source: `yarn_apply_mscale` in the modules of the same names in transformers 5.24; kimi_k2 and
+# sarvam_mla have the code of deepseek_v3.
 _MSCALE_OF_SCORES = (
     "axk1",
     "axk2",
@@ -25,11 +25,13 @@ _MSCALE_OF_SCORES = (
     "glm4_moe_lite",
     "glm_moe_dsa",
     "hy_v4",
+    "hy_v4_vl_text",
     "kimi_k2",
     "longcat_flash",
     "minicpm3",
     "mistral4",
     "mistral_large4_text",
+    "sarvam_mla",
     "youtu",
 )
 

@@ -35,6 +35,7 @@ class LayerRotation:
         is none.
     layer_type: the layer type, None for the one group of all layers.
     serving: the calls that write to a cache of keys and values, one a line.
+    pairing_note: what to know about the pairing.
     """
 
     model: str
@@ -48,6 +49,7 @@ class LayerRotation:
     mscale_of_scores: float | None = None
     layer_type: str | None = None
     serving: Sequence[str] = ()
+    pairing_note: str | None = None
 
     @property
     def name(self) -> str:
@@ -105,15 +107,15 @@ def layer_rotations(
 def _only_rotation(
     config: ModelConfig, layer_type: str | None, interleaved: bool | None
 ) -> LayerRotation:
-    """Return the rotation of a config without rope parameters: it has several axes, unscaled."""
+    """Return the rotation of a config without rope parameters: of images, video or sound."""
     rope = RotaryEmbedding.from_spec(config.spec(layer_type, interleaved=interleaved))
     axes = position_axes(config, rope.axes)
     counts_tokens = all(axis.extent is None for axis in axes)
     return LayerRotation(
         model=str(config.model_type),
         layers="all layers",
-        by_length={"": rope},
-        unscaled=pair_frequencies(rope),
+        by_length=dict(_by_length(rope, config.values)),
+        unscaled=_unscaled_by_rule(rope),
         axes=axes,
         contexts=contexts(rope, {}, config.values) if counts_tokens else {},
         head_width=rope.head_dim,
@@ -152,6 +154,7 @@ def _layer_rotation(
         mscale_of_scores=mscale_of_scores(config, rope, parameters),
         layer_type=layer_type,
         serving=tuple(serving_lines(config, rope)),
+        pairing_note=config.pairing_note,
     )
 
 
@@ -170,6 +173,14 @@ def _by_length(
         longer = max(longer, 4 * original)
     for length in (original, max(longer, original + 1)):
         yield f"at {length} tokens", rope.at_length(length)
+
+
+def _unscaled_by_rule(rope: RotaryEmbedding) -> Float64:
+    """Return the frequencies before those of a length rule, or the only ones."""
+    rule = rope.spec.length_rule
+    if isinstance(rule, scaling.ScalingRule):
+        return 1 / rule.settings.wavelengths().astype(np.float64)
+    return pair_frequencies(rope)
 
 
 def _unscaled(rope: RotaryEmbedding, parameters: Mapping[str, Any]) -> Float64:

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.model_config import OneRotationConfig
 from rope_cpu.configs.model_types import ModelFacts
@@ -70,13 +68,13 @@ def _three_axes(values: Mapping[str, Any], angle_dtype: str) -> RopeSpec:
             f"`mrope_section` is {shown(list(axis_pairs))}; it must split {inv_freq.size} pairs "
             "into three numbers, with as many rows as columns"
         )
-    rows_and_columns = 1 + np.arange(2 * axis_pairs[0]) % 2
-    pair_axis = [*rows_and_columns.tolist(), *[0] * axis_pairs[2]]
+    rows, columns, times = axis_pairs
+    pair_axis = axes.time_last_pair_axis((times, rows, columns))
     return from_inv_freq(
         spread_over_axes(inv_freq, pair_axis, max(pair_axis) + 1),
         head_dim=width,
         interleaved=True,
-        pair_axis=tuple(pair_axis),
+        pair_axis=pair_axis,
         rope_type="default",
         shared_id=True,
         angle_dtype=angle_dtype,

@@ -14,6 +14,10 @@ Sections = Mapping[str, Config | None]  # by layer type; None: layers of this ty
 
 _COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
+# The name, among the values of a config, of the query heads that share a key head, by layer; None
+# for layers without attention. No config file has this key.
+_GROUPS = "query heads of a key head"
+
 
 class Layer(NamedTuple):
     """One layer of a model.
@@ -99,6 +103,56 @@ def value_for_type(key: str, values: Config, layer_type: str | None) -> Any:
             f"`{key}` holds {shown(sorted(distinct))} for `layer_type` {shown(layer_type)}; {rule}"
         )
     return distinct.pop()
+
+
+def values_of_blocks(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the blocks under a key say of each layer: its groups, and whether it is rotated.
+
+    Empty without blocks. Raises TypeError or ValueError if a block is malformed.
+    """
+    blocks = values.get(key)
+    if blocks is None:
+        return {}
+    if not isinstance(blocks, list | tuple):
+        raise TypeError(
+            f"`{key}` is {shown(blocks)}; it must be a list with one object for each layer"
+        )
+    scalars.check_length(key, blocks, limits.LAYERS)
+    groups = [_group(key, layer, block) for layer, block in enumerate(blocks)]
+    return {_GROUPS: groups, "no_rope_layers": [int(group is not None) for group in groups]}
+
+
+def key_heads(key: str, values: Mapping[str, Any], heads: int | None) -> int | None:
+    """Return the number of key/value heads of all layers; None if the config does not have it.
+
+    Raises ValueError if it differs between layers.
+    """
+    groups: list[int] = sorted({group for group in values.get(_GROUPS, ()) if group is not None})
+    if heads is None or not groups:
+        return None
+    if len(groups) > 1:
+        counts = [heads // group for group in groups]
+        raise ValueError(
+            f"`{key}` gives layers different numbers of key/value heads, {shown(counts)}; divide "
+            f"`num_attention_heads` {heads} by `n_heads_in_group` of the layer"
+        )
+    return heads // groups[0]
+
+
+def _group(key: str, layer: int, block: Any) -> int | None:
+    """Return how many query heads share a key head in a block, None if it has no attention."""
+    attention = block.get("attention") if isinstance(block, Mapping) else None
+    if not isinstance(attention, Mapping):
+        raise TypeError(
+            f"`{key}` holds {shown(block)} for layer {layer}; it must be an object with an object "
+            "`attention`"
+        )
+    if attention.get("no_op") or attention.get("replace_with_linear"):
+        return None
+    name = "n_heads_in_group"
+    if attention.get(name) is None:
+        raise ValueError(f"`{key}` has no `{name}` in the `attention` of layer {layer}; add it")
+    return scalars.whole_number(name, attention[name], 1, limits.HEADS)
 
 
 def _layer_count(values: Config) -> int | None:

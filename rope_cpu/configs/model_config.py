@@ -1,11 +1,13 @@
 """`ModelConfig`: a parsed config, for `from_config`, the commands, the export and the benchmarks.
 
 Each kind of file has an adapter, a module with a subclass of `ModelConfig` and a function `parse`
-that makes it from the raw keys: `text`, `ernie`, `vision` and `diffusers`. `reader` chooses one.
+that makes it from the raw keys: `text`, `ernie`, `vision`, `diffusers`, and `gguf` for GGUF files.
+`reader` chooses one.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ from typing import Any
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.attention_facts import Attention
-from rope_cpu.configs.layers import value_for_type
+from rope_cpu.configs.layers import key_heads, value_for_type
 from rope_cpu.configs.model_types import ModelFacts, value_at
 from rope_cpu.configs.rope_parameters import RopeParameters, is_latent
 from rope_cpu.frequencies.scaling import without_nulls
@@ -44,6 +46,8 @@ class ModelConfig(ABC):
         The row of the model type in the model table.
     is_known : bool
         Whether the model type is in the model table.
+    pairing_note : str, optional
+        What to know about the pairing, for `rope-cpu show`.
 
     Examples
     --------
@@ -59,6 +63,7 @@ class ModelConfig(ABC):
     rope_parameters: Mapping[str, RopeParameters | None] = field(default_factory=dict)
     facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
     is_known: bool = True
+    pairing_note: str | None = None
 
     def spec(
         self,
@@ -142,6 +147,8 @@ class ModelConfig(ABC):
         heads = heads or _first_number(HEADS_KEYS, values)
         if is_latent(values):
             return heads, 1
+        if self.facts.blocks is not None:
+            return heads, key_heads(self.facts.blocks, values, heads)
         return heads, _first_number(KV_HEADS_KEYS, values) or heads
 
     def _head_values(self, layer_type: str | None) -> dict[str, Any]:
@@ -155,6 +162,10 @@ class ModelConfig(ABC):
             flag, override = self.facts.multi_query
             if values.get(flag) and not values.get(override):
                 values["num_key_value_heads"] = 1
+        if self.facts.query_group is not None:
+            heads = _first_number(HEADS_KEYS, values) or 1
+            group = _first_number((self.facts.query_group,), values) or 1
+            values["num_key_value_heads"] = math.ceil(heads / group)
         return values
 
     @property

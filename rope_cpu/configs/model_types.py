@@ -46,8 +46,8 @@ class ModelFacts:
         The top-level key with a layer type's own section, besides the section of the model.
     scaled : tuple of str
         Layer types that an old flat `rope_scaling` applies to.
-    types : {rope type: rope type}
-        Rope types that mean another one here.
+    types : {rope type: rope type or section}
+        Rope types that mean another one here, or defaults of a section with its rope type.
     assumed : {rope type: section}
         Defaults of missing keys in a section of this type.
     assumed_old : {rope type: section}
@@ -64,12 +64,18 @@ class ModelFacts:
         The key with the head_dim of a layer type.
     layer_heads : {layer type: {standard key: own key}}
         The keys with the numbers of heads of a layer type.
+    blocks : str, optional
+        The key with a list of layers, each with an attention of its own.
     multi_query : (flag, override), optional
         One key/value head if config[flag] is true and config[override] is not; override "": none.
+    query_group : str, optional
+        The key with the number of query heads for each key/value head.
     mrope_section : tuple of int, optional
         Pairs of each axis, for a section without this key.
     mrope_interleaved : bool, optional
         Whether sections are interleaved, for rope parameters without this key.
+    arrangement : str, optional
+        A key of `text.PAIR_AXES` that is true for sections without it.
     direction : int
         -1 if the code rotates in the other direction.
     unrotated : {layer type: key}
@@ -82,6 +88,10 @@ class ModelFacts:
         The key with a factor on the base.
     refuse : {key: (values, reason)}
         Values that describe no rotation we can express; values ["*"]: any value.
+    only : {key: (values, reason)}
+        The values of a key that are known; the reason to refuse others.
+    needs_theta : bool
+        The default base is not known, so that a file without one is refused.
     null_theta : str, optional
         The reason to refuse a base of null. None: null means the default base.
     part : (key, model type), optional
@@ -100,7 +110,7 @@ class ModelFacts:
     )
     sections: Mapping[str, str] = field(default_factory=dict)
     scaled: tuple[str, ...] = (ALL_LAYERS,)
-    types: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, Any] = field(default_factory=dict)
     ignored_with_alpha: tuple[str, ...] = ()
     assumed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     assumed_old: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -109,15 +119,20 @@ class ModelFacts:
     head_dim_ratio: int = 1
     layer_head_dim: Mapping[str, Any] = field(default_factory=dict)
     layer_heads: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    blocks: str | None = None
     multi_query: tuple[str, str] | None = None
+    query_group: str | None = None
     mrope_section: tuple[int, ...] | None = None
     mrope_interleaved: bool | None = None
+    arrangement: str | None = None
     direction: int = 1
     unrotated: Mapping[str, str] = field(default_factory=dict)
     rotated_dense: str | None = None
     implied: tuple[str, Any, Mapping[str, Any]] | None = None
     theta_ratio: str | None = None
     refuse: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, Any] = field(default_factory=dict)
+    needs_theta: bool = False
     null_theta: str | None = None
     part: tuple[str, str] | None = None
 

@@ -1,4 +1,4 @@
-"""From a Hugging Face config to a ModelConfig: load the file, choose the adapter of its kind."""
+"""From a config file or a GGUF file to a ModelConfig: load it, choose the adapter of its kind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any
 
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.texts import shown
-from rope_cpu.configs import diffusers, ernie, text, vision
+from rope_cpu.configs import ernie, text, vision
 from rope_cpu.configs.containers import check_containers
+from rope_cpu.configs.diffusers import config as diffusers
+from rope_cpu.configs.gguf import adapter as gguf
 from rope_cpu.configs.model_config import ModelConfig
 
 # The name of a repository on the Hugging Face Hub, such as "meta-llama/Llama-3.1-8B".
@@ -26,7 +28,8 @@ def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> Model
     Parameters
     ----------
     config : path, mapping or ModelConfig
-        A config file, a folder with a config.json, its content as a dict, or a parsed config.
+        A config file, a folder with a config.json, its content as a dict, a GGUF file, or a parsed
+        config.
 
     Returns
     -------
@@ -48,6 +51,8 @@ def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> Model
     """
     if isinstance(config, ModelConfig):
         return config
+    if isinstance(config, str | PathLike) and gguf.is_gguf(os.fsdecode(config)):
+        return gguf.parse(config)
     raw = load(config)
     check_containers(raw)
     try:

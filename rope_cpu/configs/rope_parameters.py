@@ -221,11 +221,17 @@ def _normalised(section: Config, facts: ModelFacts) -> RopeParameters:
     if normalised.get("alpha"):
         for key in facts.ignored_with_alpha:
             normalised.pop(key, None)
+    defaults: Mapping[str, Any] = {}
     for key in ("rope_type", "type"):
         name = normalised.get(key)
-        if isinstance(name, str):
-            normalised[key] = facts.types.get(name, name)
-    return normalised
+        if not isinstance(name, str):
+            continue
+        meaning = facts.types.get(name, name)
+        if isinstance(meaning, Mapping):
+            defaults = meaning
+            meaning = meaning["rope_type"]
+        normalised[key] = meaning
+    return {**defaults, **normalised}
 
 
 def _type_name(section: Config) -> str:

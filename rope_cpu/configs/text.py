@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.texts import did_you_mean, shown
 from rope_cpu.configs.attention_facts import Attention
-from rope_cpu.configs.containers import check_containers
-from rope_cpu.configs.layers import layer_parameters
+from rope_cpu.configs.containers import SECTIONS, check_containers, objects, refuse_unread_part
+from rope_cpu.configs.layers import layer_parameters, values_of_blocks
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.model_types import UNROTATED, ModelFacts, model_facts, table_rows, value_at
 from rope_cpu.configs.rope_parameters import head_dim, is_latent, rope_parameters_by_type
@@ -30,8 +30,6 @@ PARTS = (
     "decoder_config",
 )
 
-_SECTIONS = ("rope_scaling", "rope_parameters")
-
 # Keys, under their standard names, for which null is a value of its own and not the model type's
 # default: as many key/value heads as query heads for `num_key_value_heads`, the feature switched
 # off for the others.
@@ -46,8 +44,12 @@ NULLABLE_KEYS = (
     "num_kv_shared_layers",
 )
 
-# Keys that the config of every language model has one of, besides those of its model type.
-_MODEL_KEYS = ("hidden_size", "num_attention_heads", "rope_theta", *_SECTIONS)
+# Keys of a section with `mrope_section`, each with the function from the sections to the axis of
+# each pair. A new arrangement of pairs gets a row here, and its key one in `scaling.AXES_KEYS`.
+PAIR_AXES: dict[str, Callable[[Sequence[int]], tuple[int, ...]]] = {
+    "mrope_interleaved_glm": axes.round_robin_pair_axis,
+    "video_rope": axes.time_last_pair_axis,
+}
 
 # Top-level keys that change the rotation of some model types. For an unknown type their meaning is
 # not known.
@@ -84,7 +86,9 @@ class TextConfig(ModelConfig):
         facts = self.facts
         interleaved = self._interleaved(interleaved)
         if not self.is_known:
-            _refuse_guesses(values)
+            _refuse_keys_of_types(values)
+        if not self.is_known or facts.needs_theta:
+            _refuse_missing_theta(values, self.is_known)
         layer_type, section = layer_parameters(
             self.rope_parameters, values, facts, layer_type, layer
         )
@@ -96,9 +100,9 @@ class TextConfig(ModelConfig):
         if is_latent(values) or ignores_partial:
             section.pop("partial_rotary_factor", None)
         mrope_section = section.pop("mrope_section", facts.mrope_section)
-        mrope_interleaved = False
+        arrangement = ""
         if mrope_section is not None:  # without sections `scaled` refuses the keys of axes
-            mrope_interleaved = _pop_mrope_interleaved(section, facts)
+            arrangement = _pop_arrangement(section, facts)
         spec = scaling.scaled(
             width,
             rotary_dim=rotary_dim,
@@ -111,7 +115,7 @@ class TextConfig(ModelConfig):
             spec = reverse_direction(spec)
         if mrope_section is None:
             return spec
-        return _with_axes(spec, mrope_section, mrope_interleaved)
+        return _with_axes(spec, mrope_section, arrangement)
 
     def _interleaved(self, interleaved: bool | None) -> bool:
         """Return the pairing: the argument, or that of the model type."""
@@ -165,10 +169,12 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
     if facts is None:
         for key in PARTS:
             if isinstance(raw.get(key), Mapping):
+                _refuse_section_beside(raw, key)
                 return language_model(raw[key])
-        _refuse_unread_part(raw, {})
+        refuse_unread_part(raw, {})
         return raw, None
     if facts.part is None:
+        refuse_unread_part(raw, facts.names)
         return raw, facts
     part_key, part_type = facts.part
     for key in (part_key, *PARTS):
@@ -176,35 +182,17 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
             return language_model({"model_type": part_type, **raw[key]})
     # An older file has the keys of the language model at the top level.
     part_facts = model_facts(part_type)
-    _refuse_unread_part(raw, {} if part_facts is None else part_facts.names)
+    refuse_unread_part(raw, {} if part_facts is None else part_facts.names)
     return language_model({**raw, "model_type": part_type})
 
 
-def _refuse_unread_part(raw: Config, names: Mapping[str, str]) -> None:
-    """Raise if the language model seems to be in an object of a config that is not read.
-
-    names: standard names of keys, with the model type's own.
-    """
-    known_keys = {*_MODEL_KEYS, *names.values()}
-    if known_keys & raw.keys():
-        return
-    for path, part in _objects(raw):
-        found = next((key for key in part if key in known_keys), None)
-        if found is not None:
-            raise ValueError(
-                f"`config` has `{found}` under {shown(path)} alone, which is not read; pass that "
-                "object, with the `model_type` of the language model"
-            )
-
-
-def _objects(raw: Config) -> Iterator[tuple[str, Config]]:
-    """Yield the objects in a config and in its objects, with their paths such as "a.b"."""
-    for key, value in raw.items():
-        if isinstance(value, Mapping):
-            yield key, value
-            for inner_key, inner in value.items():
-                if isinstance(inner, Mapping):
-                    yield f"{key}.{inner_key}", inner
+def _refuse_section_beside(raw: Config, part_key: str) -> None:
+    """Raise for a `mrope_section` beside the language model, which is read without it."""
+    if raw.get("mrope_section") is not None:
+        raise ValueError(
+            f"`mrope_section` is {shown(raw['mrope_section'])} beside `{part_key}`, which is read "
+            "without it; pass that object, with the section in its rope parameters"
+        )
 
 
 def with_defaults(text: Config, facts: ModelFacts) -> dict[str, Any]:
@@ -214,7 +202,10 @@ def with_defaults(text: Config, facts: ModelFacts) -> dict[str, Any]:
     for key in NULLABLE_KEYS:
         if _is_null(key, text):
             defaults.pop(key, None)
-    return {**defaults, **named}
+    values = {**defaults, **named}
+    if facts.blocks is not None:
+        values |= values_of_blocks(facts.blocks, values)
+    return values
 
 
 def _standard_names(text: Config, facts: ModelFacts) -> dict[str, Any]:
@@ -232,8 +223,8 @@ def _is_null(key: str, config: Config) -> bool:
     return key in config and config[key] is None
 
 
-def _refuse_guesses(values: Config) -> None:
-    """Raise if the rotation of an unknown model type would follow from a guess."""
+def _refuse_keys_of_types(values: Config) -> None:
+    """Raise for a key that changes the rotation, in a config of an unknown model type."""
     name = shown(values.get("model_type"))
     for key in _KEYS_OF_TYPES:
         if values.get(key):
@@ -241,13 +232,19 @@ def _refuse_guesses(values: Config) -> None:
                 f"`{key}` is {shown(values[key])}, but `model_type` {name} is not known, and so "
                 "the meaning of this key; build a RotaryEmbedding from numbers"
             )
-    sections = {key: values[key] for key in _SECTIONS if key in values}
-    objects = [part for _, part in _objects(sections)]
-    if not any("rope_theta" in place for place in (values, *objects)):
-        raise ValueError(
-            f"`rope_theta` is missing, and `model_type` {name} is not known, and so its default; "
-            "add `rope_theta` to the config"
-        )
+
+
+def _refuse_missing_theta(values: Config, is_known: bool) -> None:
+    """Raise if neither a config nor its sections have a base, and its default is not known."""
+    sections = {key: values[key] for key in SECTIONS if key in values}
+    parts = [part for _, part in objects(sections)]
+    if any("rope_theta" in place for place in (values, *parts)):
+        return
+    name = shown(values.get("model_type"))
+    unknown = f"the default of `model_type` {name} is not known"
+    if not is_known:
+        unknown = f"`model_type` {name} is not known, and so its default"
+    raise ValueError(f"`rope_theta` is missing, and {unknown}; add `rope_theta` to the config")
 
 
 def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
@@ -268,6 +265,11 @@ def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
             raise ValueError(
                 f"`{key}` is {shown(value)} in a config of model type {shown(name)}: {reason}"
             )
+    for key, (known_values, reason) in facts.only.items():
+        if key in values and values[key] not in known_values:
+            raise ValueError(
+                f"`{key}` is {shown(values[key])} in a config of model type {shown(name)}: {reason}"
+            )
 
 
 def _asks_for_rotation(text: Config) -> bool:
@@ -278,6 +280,22 @@ def _asks_for_rotation(text: Config) -> bool:
         or text.get("mla_use_nope") is False
         or (isinstance(attention, Mapping) and bool(attention.get("rope")))
     )
+
+
+def _pop_arrangement(section: dict[str, Any], facts: ModelFacts) -> str:
+    """Return the key that says how the axes share the pairs, and remove all such keys.
+
+    "": each axis has one run of pairs.
+    """
+    flags = {"mrope_interleaved": _pop_mrope_interleaved(section, facts)}
+    for key in PAIR_AXES:
+        flags[key] = scalars.boolean(key, section.pop(key, facts.arrangement == key))
+    chosen = [key for key, flag in flags.items() if flag]
+    if len(chosen) > 1:
+        raise ValueError(
+            f"`{chosen[0]}` and `{chosen[1]}` are both true; they share out the pairs differently"
+        )
+    return chosen[0] if chosen else ""
 
 
 def _pop_mrope_interleaved(section: dict[str, Any], facts: ModelFacts) -> bool:
@@ -295,9 +313,12 @@ def _pop_mrope_interleaved(section: dict[str, Any], facts: ModelFacts) -> bool:
     return True in flags.values()
 
 
-def _with_axes(spec: RopeSpec, mrope_section: Any, mrope_interleaved: bool) -> RopeSpec:
+def _with_axes(spec: RopeSpec, mrope_section: Any, arrangement: str) -> RopeSpec:
     """Return the M-RoPE of a rotation with one axis, from the section of a config file."""
     axis_pairs = axes.checked_mrope_section("mrope_section", mrope_section)
+    if arrangement in PAIR_AXES:
+        return axes.with_pair_axis(spec, PAIR_AXES[arrangement](axis_pairs), len(axis_pairs))
+    mrope_interleaved = arrangement == "mrope_interleaved"
     if mrope_interleaved and sum(axis_pairs) < spec.pairs:
         # The first axis takes the remaining pairs.
         other_axes = axis_pairs[1:]

@@ -77,7 +77,7 @@ def parse(config: Mapping[str, Any]) -> VisionConfig:
 
     Raises ValueError or TypeError if a key is missing or has a value that is not allowed, or if
     the model does not rotate pairs.
-    Source: the modules of the same names in transformers 5.23.
+    Source: the modules of the same names in transformers 5.24.
     """
     name = model_type(config)
     if name in REFUSED:

@@ -156,7 +156,17 @@ def to_mrope(spec: RopeSpec, mrope_section: Sequence[int], mrope_interleaved: bo
     `mrope_pair_axis`.
     """
     pair_axis = mrope_pair_axis(spec.pairs, mrope_section, mrope_interleaved)
-    inv_freq = spread_over_axes(spec.inv_freq[:, 0], pair_axis, len(mrope_section))
+    return with_pair_axis(spec, pair_axis, len(mrope_section))
+
+
+def with_pair_axis(spec: RopeSpec, pair_axis: tuple[int, ...], axes: int) -> RopeSpec:
+    """Give each pair of a rotation with one axis to the axis that `pair_axis` has for it.
+
+    Raises ValueError if `pair_axis`, made from the section of a config, has another length.
+    """
+    if len(pair_axis) != spec.pairs:
+        raise ValueError(f"`mrope_section` adds up to {len(pair_axis)}, not to {spec.pairs} pairs")
+    inv_freq = spread_over_axes(spec.inv_freq[:, 0], pair_axis, axes)
     return replace(spec, inv_freq=inv_freq.swapaxes(1, 2), pair_axis=pair_axis, shared_id=True)
 
 
@@ -189,6 +199,58 @@ def mrope_pair_axis(
             f"{shown(turns)} pairs"
         )
     return tuple(pair_axis.tolist())
+
+
+def round_robin_pair_axis(mrope_section: Sequence[int]) -> tuple[int, ...]:
+    """Return the axis of each pair in the M-RoPE that configs call `mrope_interleaved_glm`.
+
+    Pair j belongs to axis j % axes, or to the next axis in turn that has pairs left.
+
+    References
+    ----------
+    `_build_axis_map` of `MRotaryEmbedding` in SGLang (rotary_embedding/mrope.py).
+
+    Examples
+    --------
+    >>> round_robin_pair_axis((1, 3, 2))
+    (0, 1, 2, 1, 1, 2)
+    """
+    section = checked_mrope_section("mrope_section", mrope_section)
+    axes = len(section)
+    left = list(section)
+    pair_axis = []
+    for pair in range(sum(section)):
+        turns = [(pair + skipped) % axes for skipped in range(axes)]
+        axis = next(turn for turn in turns if left[turn])
+        left[axis] -= 1
+        pair_axis.append(axis)
+    return tuple(pair_axis)
+
+
+def time_last_pair_axis(mrope_section: Sequence[int]) -> tuple[int, ...]:
+    """Return the axis of each pair where time has the slowest pairs: `video_rope`, Ernie-4.5-VL.
+
+    The axes are time, row and column. Row and column alternate in the pairs before those of time.
+
+    Raises TypeError or ValueError unless the section has three axes, with as many rows as columns.
+
+    References
+    ----------
+    `BailingMRotaryEmbedding` in vLLM and SGLang (rotary_embedding/bailing_mrope.py);
+    modeling_ernie4_5_vl_moe in transformers.
+
+    Examples
+    --------
+    >>> time_last_pair_axis((1, 2, 2))
+    (1, 2, 1, 2, 0)
+    """
+    section = checked_mrope_section("mrope_section", mrope_section)
+    if len(section) != 3 or section[1] != section[2]:
+        raise ValueError(
+            f"`mrope_section` is {shown(list(section))}; it must have three numbers, of time, row "
+            "and column, with as many rows as columns"
+        )
+    return (1, 2) * section[1] + (0,) * section[0]
 
 
 def checked_mrope_section(name: str, mrope_section: object) -> tuple[int, ...]:

@@ -237,6 +237,114 @@ def yarn(
     return inv_freq, _yarn_mscale(scale, 1.0)
 
 
+def deepseek_yarn(
+    settings: RopeSettings,
+    *,
+    original_max_position_embeddings: int,
+    factor: float,
+    beta_fast: float | None = None,
+    beta_slow: float | None = None,
+    mscale: float = 1.0,
+    mscale_all_dim: float = 0.0,
+) -> Result:
+    """YaRN as DeepSeek's code has it: A = m(mscale) / m(mscale_all_dim), each with a default.
+
+    The frequencies are those of `yarn`. The factor differs from that of `yarn` only if a section
+    has one mscale without the other.
+
+    Parameters
+    ----------
+    settings : RopeSettings
+        The base, the widths and the length.
+    original_max_position_embeddings : int
+        The original length L₀ in tokens.
+    factor : float
+        The scale s.
+    beta_fast, beta_slow : float, optional
+        Revolutions at the ends of the ramp, 32 and 1 by default.
+    mscale, mscale_all_dim : float
+        The μ of the numerator and of the denominator, with m(μ) = 0.1·μ·ln s + 1.
+
+    References
+    ----------
+    `DeepseekScalingRotaryEmbedding` in vLLM (rotary_embedding/deepseek_scaling_rope.py) and SGLang.
+    """
+    inv_freq, _ = yarn(
+        settings,
+        original_max_position_embeddings=original_max_position_embeddings,
+        factor=factor,
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
+    )
+    return inv_freq, _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
+
+
+def telechat3_yarn(
+    settings: RopeSettings,
+    *,
+    original_max_position_embeddings: int,
+    factor: float,
+    beta_fast: float | None = None,
+    beta_slow: float | None = None,
+) -> Result:
+    """TeleChat3's YaRN: the frequencies of `yarn`, with A = 0.07·ln s + 1.
+
+    Parameters
+    ----------
+    settings : RopeSettings
+        The base, the widths and the length.
+    original_max_position_embeddings : int
+        The original length L₀ in tokens.
+    factor : float
+        The scale s.
+    beta_fast, beta_slow : float, optional
+        Revolutions at the ends of the ramp, 32 and 1 by default.
+
+    References
+    ----------
+    `_yarn_get_mscale` in mindformers/modules/layers.py of Tele-AI/TeleChat3;
+    `TeleChat3RoPEScaledRotaryEmbedding` in vLLM (rotary_embedding/telechat3_scaling_rope.py).
+    """
+    inv_freq, _ = yarn(
+        settings,
+        original_max_position_embeddings=original_max_position_embeddings,
+        factor=factor,
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
+    )
+    return inv_freq, _yarn_mscale(factor, 0.7)
+
+
+def ntk(settings: RopeSettings, *, factor: float, mixed_b: float | None = None) -> Result:
+    """NTK-aware change of base at every length: ω′ = (s·b)^(−2i/d) / s^(2/d), A = 1.
+
+    With mixed_b β, ω′ = b^(−2i/d) / exp(a·(i+1)^β), where a = ln s / (d/2)^β. In both forms the
+    last frequency is divided by s.
+
+    Parameters
+    ----------
+    settings : RopeSettings
+        The base, the widths and the length.
+    factor : float
+        The scale s.
+    mixed_b : float, optional
+        The exponent β of the mixed form.
+
+    References
+    ----------
+    Su, kexue.fm/archives/9706, equations 6 and 10 to 13; `NTKScalingRotaryEmbedding` in vLLM
+    (rotary_embedding/ntk_scaling_rope.py) and in GTE's modeling.py (Alibaba-NLP/new-impl).
+    """
+    dtype = settings.compute_dtype
+    if mixed_b is None:
+        inv_freq = 1 / settings.wavelengths(settings.rope_theta * factor)
+        return inv_freq / dtype(factor ** (2 / settings.rotary_dim)), 1.0
+    inv_freq = 1 / settings.wavelengths()
+    numbers = np.arange(1, len(inv_freq) + 1, dtype=np.float64)
+    rate = dtype(math.log(factor)) / dtype((settings.rotary_dim / 2) ** mixed_b)
+    return inv_freq / np.exp(rate * (numbers**mixed_b).astype(dtype)), 1.0
+
+
 def longrope(
     settings: RopeSettings,
     *,
@@ -485,6 +593,9 @@ ROPE_TYPES: dict[str, RopeType] = {
         cache_length=lambda length, original: original << _doublings(length, original),
     ),
     "yarn": RopeType(yarn),
+    "deepseek_yarn": RopeType(deepseek_yarn),
+    "telechat3-yarn": RopeType(telechat3_yarn),
+    "ntk": RopeType(ntk),
     "longrope": RopeType(
         longrope,
         depends_on_length=_always,

@@ -29,8 +29,24 @@ INERT_KEYS = {
     "finetuned": "how the model was trained",
 }
 
+# Values at which a key has no effect, by rope type, for keys that the type does not use. With other
+# values such a key is refused: YaRN's first code, SGLang and transformers read it differently.
+_YARN_DEFAULTS: dict[str, float] = {"attn_factor": 1, "extrapolation_factor": 1}
+INERT_VALUES: dict[str, dict[str, float]] = {
+    "default": {"factor": 1},
+    "yarn": _YARN_DEFAULTS,
+    "deepseek_yarn": _YARN_DEFAULTS,
+    "telechat3-yarn": {**_YARN_DEFAULTS, "mscale": 1},
+}
+
 # Keys of rotations with several axes: here only rotations with one axis are built.
-AXES_KEYS = ("mrope_section", "mrope_interleaved", "xdrope_section")
+AXES_KEYS = (
+    "mrope_section",
+    "mrope_interleaved",
+    "mrope_interleaved_glm",
+    "video_rope",
+    "xdrope_section",
+)
 
 # All keys of a section. A section by layer type has objects under other keys.
 SECTION_KEYS = {
@@ -38,6 +54,7 @@ SECTION_KEYS = {
     *INERT_KEYS,
     *AXES_KEYS,
     *(key for rope_type in ROPE_TYPES.values() for key in rope_type.parameters),
+    *(key for values in INERT_VALUES.values() for key in values),
 }
 
 Check = Callable[[str, Any], object]
@@ -70,6 +87,7 @@ CHECKS: dict[str, Check] = {
     "finetuned": scalars.boolean,
     "mscale": _not_negative,
     "mscale_all_dim": _not_negative,
+    "mixed_b": _not_negative,
     "alpha": _not_negative,
     "partial_rotary_factor": _not_negative,
     "llama_4_scaling_beta": _not_negative,
@@ -305,10 +323,11 @@ def _check_section(rope_type: str, section: Mapping[str, Any]) -> None:
     for key, value in section.items():
         if key in AXES_KEYS:
             raise ValueError(
-                f"`{key}` in the scaling section describes several axes; use RotaryEmbedding.mrope"
+                f"`{key}` in the scaling section describes several axes; use "
+                "RotaryEmbedding.mrope, or from_inv_freq with frequencies (axes, pairs)"
             )
         known = key in parameters or key in COMMON_KEYS or key in INERT_KEYS
-        if not known and not _is_inert_factor(rope_type, key, value):
+        if not known and not _is_inert_value(rope_type, key, value):
             listed = ", ".join(dict.fromkeys([*parameters, *COMMON_KEYS]))
             named = "rope_type" in section or "type" in section
             remedy = "" if named else "; add `rope_type`, such as 'linear' or 'yarn'"
@@ -320,11 +339,23 @@ def _check_section(rope_type: str, section: Mapping[str, Any]) -> None:
         check(key, value)
 
 
-def _is_inert_factor(rope_type: str, key: str, value: Any) -> bool:
-    """Return True for a factor of 1 without scaling, as some published sections have it."""
-    if rope_type != "default" or key != "factor":
+def _is_inert_value(rope_type: str, key: str, value: Any) -> bool:
+    """Return True for the value at which a key has no effect, as some published sections have it.
+
+    Raises ValueError for another value of a key of YaRN that the rope type does not use.
+    """
+    values = INERT_VALUES.get(rope_type, {})
+    if key not in values:
         return False
-    return scalars.real_number(key, value) == 1
+    if scalars.real_number(key, value) == values[key]:
+        return True
+    if rope_type == "default":  # the section lacks its rope type, which the error says
+        return False
+    raise ValueError(
+        f"`{key}` is {shown(value)}; rope type {rope_type!r} takes only {values[key]}, because "
+        "implementations differ in the meaning of other values; give `attention_factor` with "
+        "rope type 'yarn'"
+    )
 
 
 def _type_parameters(

@@ -27,6 +27,7 @@ from rope_cpu.arguments.names import (
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64, Intp
 from rope_cpu.configs import reader
+from rope_cpu.configs.gguf import adapter as gguf
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.frequencies import axes as axes_
 from rope_cpu.frequencies import generators as generators_
@@ -47,7 +48,7 @@ class RotaryEmbedding:
     Pair i of a head vector is rotated by the angle position · inv_freq[i], in radians, and scaled
     by the attention factor. The object is immutable, holds no table of positions, has no maximum
     length, and may be shared between threads. The other constructors are `from_config`,
-    `from_inv_freq`, `axial`, `mrope`, `from_generators` and `from_spec`.
+    `from_gguf`, `from_inv_freq`, `axial`, `mrope`, `from_generators` and `from_spec`.
 
     Parameters
     ----------
@@ -215,7 +216,7 @@ class RotaryEmbedding:
 
         References
         ----------
-        Configuration classes and modelling code of transformers 5.23, and of models with code of
+        Configuration classes and modelling code of transformers 5.24, and of models with code of
         their own.
 
         Examples
@@ -227,6 +228,57 @@ class RotaryEmbedding:
         (128, False)
         """
         return cls.from_spec(reader.read(config).spec(layer_type, layer, interleaved, angle_dtype))
+
+    @classmethod
+    def from_gguf(cls, path: str | PathLike[str], *, layer_type: str | None = None) -> Self:
+        """Return the rotary embedding of a GGUF file, as llama.cpp rotates.
+
+        Only the header is read: the metadata and the tensors `rope_freqs`, `rope_factors_short` and
+        `rope_factors_long`. The pairing follows from the architecture. For Llama and its relatives
+        it is the other one than in the same model's config.json: pairs are (2i, 2i+1), since the
+        converter to GGUF reorders the rows of q and k. Use it with weights from the same file.
+
+        Parameters
+        ----------
+        path : str or path
+            A file of GGUF version 2 or 3, little-endian, or the first one of a split model.
+        layer_type : str, optional
+            "full_attention" or "sliding_attention", if layers with a sliding window have a
+            rotation of their own.
+
+        Raises
+        ------
+        TypeError
+            If `path` is no path.
+        ValueError
+            If the file is damaged, if its architecture is unknown or does not rotate, or if the
+            code of llama.cpp and not the file determines the frequencies or the unrotated layers.
+            The message names the file.
+        OSError
+            If the file cannot be read.
+
+        References
+        ----------
+        docs/gguf.md of ggml-org/ggml; `llama_model_rope_type` and the graphs of llama.cpp b10256.
+
+        Examples
+        --------
+        A file with two keys, written by hand; real ones come from a converter.
+
+        >>> import pathlib, struct, rope_cpu
+        >>> def text(value):
+        ...     return struct.pack("<Q", len(value)) + value
+        >>> header = struct.pack("<4sIQQ", b"GGUF", 3, 0, 2)  # version 3, no tensor, two keys
+        >>> name = text(b"general.architecture") + struct.pack("<I", 8) + text(b"llama")
+        >>> width = text(b"llama.attention.key_length") + struct.pack("<II", 4, 128)
+        >>> size = pathlib.Path("model.gguf").write_bytes(header + name + width)
+        >>> rope = rope_cpu.RotaryEmbedding.from_gguf("model.gguf")
+        >>> rope.head_dim, rope.interleaved
+        (128, True)
+        """
+        if not isinstance(path, str | PathLike):
+            raise TypeError(f"`path` is a {type(path).__name__}; it must be a path")
+        return cls.from_spec(gguf.parse(path).spec(layer_type))
 
     @classmethod
     def from_inv_freq(

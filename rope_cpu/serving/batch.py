@@ -30,6 +30,19 @@ class Batch:
     page_size : int
         Tokens on a page.
 
+    Attributes
+    ----------
+    seq_lens, query_lens, page_table, page_size
+        The arguments, as int64 arrays and an int.
+    cache_position : array of int64, (tokens,)
+        The index of each new token in its sequence.
+    slot_mapping : array of int64, (tokens,)
+        The slot of each new token, page · page_size + place.
+    cu_seqlens : array of int64, (sequences + 1,)
+        Where the new tokens of each sequence start, and the number of all.
+    pages_needed : int
+        The number of pages that a cache must have.
+
     Raises
     ------
     TypeError, ValueError

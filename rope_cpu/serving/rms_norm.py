@@ -99,20 +99,6 @@ class RMSNorm:
         """The number that is added to the weight."""
         return self._offset
 
-    def packed(self, name: str, width: int) -> Array:
-        """Return the factors of a head vector of this width, and eps, as one float32 array.
-
-        name: the argument that holds the norm, for the error text.
-        """
-        if self._factors is None:
-            return _packed(np.ones(width, np.float32), self._eps)
-        if len(self._factors) != width:
-            raise ValueError(
-                f"`{name}` has a weight of {len(self._factors)} elements, but the head vectors "
-                f"that it normalises have {width}"
-            )
-        return _packed(self._factors, self._eps)
-
     def __repr__(self) -> str:
         weight = "None" if self._weight is None else f"<{len(self._weight)} elements>"
         return f"RMSNorm(weight={weight}, eps={self._eps:g}, offset={self._offset:g})"
@@ -144,13 +130,6 @@ def _checked_weight(weight: ArrayLike) -> NDArray[np.float32]:
     return rounded
 
 
-def _packed(factors: Array, eps: float) -> Array:
-    """Return factors and then eps."""
-    packed = np.append(factors, np.float32(eps))
-    packed.flags.writeable = False
-    return packed
-
-
 def joined(
     names: tuple[str, ...], norms: tuple[RMSNorm | None, ...], widths: tuple[int, ...]
 ) -> Array:
@@ -172,6 +151,22 @@ def _joined(
     rows = np.zeros((3, max(widths) + 1), np.float32)
     for row, name, norm, width in zip(rows, names, norms, widths, strict=False):
         if norm is not None:
-            row[: width + 1] = norm.packed(name, width)
+            row[:width] = _factors(norm, name, width)
+            row[width] = norm.eps
     rows.flags.writeable = False
     return rows
+
+
+def _factors(norm: RMSNorm, name: str, width: int) -> Array:
+    """Return the factor of each element of head vectors of this width.
+
+    name: the argument that holds the norm, for the error text.
+    """
+    if norm._factors is None:
+        return np.ones(width, np.float32)
+    if len(norm._factors) != width:
+        raise ValueError(
+            f"`{name}` has a weight of {len(norm._factors)} elements, but the head vectors that it "
+            f"normalises have {width}"
+        )
+    return norm._factors

@@ -189,7 +189,7 @@ def test_ltx2_split_pairs_halves_of_each_head():
         ({**COGVIDEOX, "use_rotary_positional_embeddings": False}, "adds sinusoidal embeddings"),
         (
             {"_class_name": "Transformer2DModel", "_diffusers_version": "0.27.2"},
-            "does not determine a rotation",
+            "`_class_name` is 'Transformer2DModel', which is not known here",
         ),
         ({**FLUX, "axes_dims_rope": [16, 56, 64]}, "`attention_head_dim` is 128"),
         (
@@ -223,7 +223,7 @@ def test_ltx2_split_pairs_halves_of_each_head():
         ),
         (
             {"_diffusers_version": None, "attention_head_dim": 64},
-            "`_class_name` is None, which does not determine",
+            "`_class_name` is None, which is not known here",
         ),
     ],
 )

@@ -44,6 +44,60 @@ def test_heads_that_differ_between_layers_are_no_one_number():
         reader.read(LAGUNA).heads()
 
 
+def nemotron_nas(*groups):
+    """Return a config whose layers have these numbers of query heads for a key head."""
+    attentions = [{"n_heads_in_group": group, "no_op": group is None} for group in groups]
+    return {
+        "model_type": "nemotron-nas",
+        "hidden_size": 8192,
+        "num_attention_heads": 64,
+        "num_key_value_heads": None,
+        "num_hidden_layers": len(groups),
+        "rope_theta": 5e5,
+        "block_configs": [{"attention": attention, "ffn": {}} for attention in attentions],
+    }
+
+
+def test_blocks_with_their_own_heads():
+    config = reader.read(nemotron_nas(8, None, 8))
+    assert config.heads() == (64, 8)
+    assert config.spec(layer=2).head_dim == 128
+    with pytest.raises(ValueError, match="`layer` is 1; this layer is not rotated"):
+        config.spec(layer=1)
+
+
+def test_blocks_whose_key_heads_differ_have_no_one_number():
+    with pytest.raises(ValueError, match=r"`block_configs` gives layers different .*\[8, 4\]"):
+        reader.read(nemotron_nas(8, 16)).heads()
+
+
+def test_blocks_replaced_by_a_linear_layer_are_not_rotated():
+    config = nemotron_nas(8)
+    config["block_configs"][0]["attention"]["replace_with_linear"] = True
+    with pytest.raises(ValueError, match="no layer is rotated"):
+        reader.read(config).spec()
+
+
+def test_without_blocks_the_key_heads_are_not_known():
+    config = nemotron_nas(8)
+    del config["block_configs"]
+    assert reader.read(config).heads() == (64, None)
+
+
+@pytest.mark.parametrize(
+    ("block_configs", "error", "text"),
+    [
+        (3, TypeError, "`block_configs` is 3; it must be a list"),
+        ([3], TypeError, "holds 3 for layer 0"),
+        ([{"attention": {}}], ValueError, "no `n_heads_in_group` in the `attention` of layer 0"),
+        ([{"attention": {"n_heads_in_group": 0}}], ValueError, "`n_heads_in_group` is 0"),
+    ],
+)
+def test_malformed_blocks(block_configs, error, text):
+    with pytest.raises(error, match=text):
+        reader.read(nemotron_nas(8) | {"block_configs": block_configs})
+
+
 @pytest.mark.parametrize(
     ("config", "causal"),
     [

@@ -16,10 +16,9 @@ FACTS: dict[str, dict[str, Any]] = json.loads(
 )
 READ = [name for name, entry in FACTS.items() if "expected" in entry]
 REFUSED = {
-    "diffusers/ace_step-3.5b": "`_class_name` is 'Transformer2DModel', which does not determine "
-    "a rotation",
-    "diffusers/longcat_video": "`_class_name` is 'LongCatVideoTransformer3DModel', which does "
-    "not determine a rotation",
+    "diffusers/ace_step-3.5b": "`_class_name` is 'Transformer2DModel', which is not known here",
+    "diffusers/longcat_video": "`_class_name` is 'LongCatVideoTransformer3DModel', which is not "
+    "known here",
     "gpt_neox-2.7b-2021": "`model_type` is 'gpt-neox' .did you mean 'gpt_neox'",
     "hf_olmo-tiny": "`rope` is False in a config of model type 'hf_olmo'",
     "minicpm3-4b-nomodeltype": "`model_type` is None, so the pairing is not known",
@@ -85,6 +84,38 @@ def test_the_axes_of_ltx2_take_turns_over_all_heads() -> None:
     for axis in range(3):
         np.testing.assert_allclose(flat[axis, 2 + axis :: 3], expected, rtol=2.0**-23)
         assert np.count_nonzero(flat[axis]) == 682
+
+
+# Keys that hold the language model of a published multimodal file.
+LANGUAGE_KEYS = {
+    *("text_config", "llm_config", "language_config", "llm_cfg", "talker_config"),
+    "decoder_config",
+}
+MULTIMODAL = {
+    name: key
+    for name, entry in FACTS.items()
+    for key in LANGUAGE_KEYS & entry["config"].keys()
+    if "refused" not in entry
+}
+UNREAD = {
+    "lm_config": lambda part: {"lm_config": part},
+    "language_model": lambda part: {"language_model": part},
+    "backbone.lm": lambda part: {"backbone": {"lm": part}},
+}
+
+
+@pytest.mark.parametrize("path", UNREAD)
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_a_language_model_under_an_unread_key_is_refused(name: str, path: str) -> None:
+    config = dict(FACTS[name]["config"])
+    part = config.pop(MULTIMODAL[name])
+    vision = {"vision_config": {"hidden_size": 1024, "num_attention_heads": 16}}
+    with pytest.raises(ValueError, match=f"under '{path}' alone, which is not read"):
+        reader.read({**vision, **config, **UNREAD[path](part)}).spec()
+
+
+def test_enough_files_are_multimodal() -> None:
+    assert len(MULTIMODAL) * len(UNREAD) >= 64
 
 
 def test_every_file_is_accounted_for() -> None:

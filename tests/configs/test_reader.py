@@ -98,7 +98,11 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
         ValueError,
         "`num_hidden_layers` is missing",
     ),
-    ({**LLAMA, "rope_scaling": {"type": "ntk"}}, ValueError, "`type` is 'ntk', which"),
+    (
+        {**LLAMA, "rope_scaling": {"type": "ntk-by-parts"}},
+        ValueError,
+        "`type` is 'ntk-by-parts'.*which is not a known",
+    ),
     ({**LLAMA, "rope_scaling": {"type": "llama-3"}}, ValueError, "did you mean 'llama3'"),
     ({**LLAMA, "model_type": "llma"}, ValueError, "`model_type` is 'llma' .did you mean 'llama'"),
     ({**LLAMA, "model_type": "LLaMA"}, ValueError, "did you mean 'llama'"),

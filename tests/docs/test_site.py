@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
@@ -53,6 +54,31 @@ def test_python_blocks_run_in_order(path, model_folder):
     for text in blocks(path, "python"):
         exec(compile(text, path.name, "exec"), names)
     assert any(isinstance(value, rope_cpu.RotaryEmbedding) for value in names.values())
+
+
+def variants():
+    """Return (variant, code) of every piece of code in the table of variants that is a call."""
+    page = (DOCS / "configs.md").read_text(encoding="utf-8")
+    rows = [
+        line.split("|")[1:-1] for line in page.split("## Variants")[1].splitlines() if "|" in line
+    ]
+    found = [(row[0].strip(), code) for row in rows for code in re.findall(r"`([^`]+)`", row[-1])]
+    return [(variant, code) for variant, code in found if "(" in code]
+
+
+def test_the_table_of_variants_has_rows():
+    assert len(variants()) > 25
+
+
+@pytest.mark.parametrize(("variant", "code"), variants(), ids=[name for name, _ in variants()])
+def test_code_in_the_table_of_variants(variant, code):
+    names = {}
+    for text in blocks(DOCS / "configs.md", "python"):
+        exec(compile(text, "configs.md", "exec"), names)
+    result = eval(code, names)
+    if isinstance(result, tuple):
+        result = result[0]
+    assert isinstance(result, rope_cpu.RotaryEmbedding | np.ndarray), variant
 
 
 def commands():

@@ -62,6 +62,14 @@ def ntk(theta: Any, s: Any, original: int, length: int) -> list[Any]:
     return plain(theta * (s * mpf(max(length, original)) / original - (s - 1)) ** exponent)
 
 
+def fixed_ntk(theta: Any, s: Any, mixed_b: Any = None) -> list[Any]:
+    """Su, kexue.fm/archives/9706: equation 6, and 10 to 13 with an exponent."""
+    if mixed_b is None:
+        return [w / mpf(s) ** (mpf(2) / WIDTH) for w in plain(theta * mpf(s))]
+    a = mp.log(s) / mpf(WIDTH // 2) ** mpf(mixed_b)
+    return [w / mp.exp(a * mpf(m) ** mpf(mixed_b)) for m, w in enumerate(plain(theta), 1)]
+
+
 YARN = {"rope_type": "yarn", "original_max_position_embeddings": 2048, "rope_theta": 50000.0}
 
 LLAMA3 = {
@@ -204,6 +212,54 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], int, list[Any], Any]] = {
             1,
         ),
         *(yarn(50000, 16, 2048), mpf("0.1") * mp.log(16) + 1),
+    ),
+    "yarn, its defaults said": (
+        *({**YARN, "factor": 16.0, "attn_factor": 1.0, "extrapolation_factor": 1}, {}, 1),
+        *(yarn(50000, 16, 2048), mpf("0.1") * mp.log(16) + 1),
+    ),
+    "deepseek_yarn": (
+        *({**YARN, "rope_type": "deepseek_yarn", "factor": 16.0}, {}, 1),
+        *(yarn(50000, 16, 2048), mpf("0.1") * mp.log(16) + 1),
+    ),
+    "deepseek_yarn, one mscale is enough": (
+        *({**YARN, "rope_type": "deepseek_yarn", "factor": 16.0, "mscale": 0.7}, {}, 1),
+        *(yarn(50000, 16, 2048), mpf("0.07") * mp.log(16) + 1),
+    ),
+    "deepseek_yarn, all of it": (
+        *(
+            {
+                **YARN,
+                "rope_type": "deepseek_yarn",
+                "factor": 16.0,
+                "beta_fast": 20,
+                "beta_slow": 3,
+                "mscale": 0.7,
+                "mscale_all_dim": 0.3,
+                "attn_factor": 1,
+            },
+            {},
+            1,
+        ),
+        *(
+            yarn(50000, 16, 2048, 20, 3),
+            (mpf("0.07") * mp.log(16) + 1) / (mpf("0.03") * mp.log(16) + 1),
+        ),
+    ),
+    "telechat3-yarn": (
+        *({**YARN, "rope_type": "telechat3-yarn", "factor": 16.0, "mscale": 1}, {}, 1),
+        *(yarn(50000, 16, 2048), mpf("0.07") * mp.log(16) + 1),
+    ),
+    "ntk": (
+        *({"rope_type": "ntk", "factor": 8.0, "rope_theta": 20000.0}, {}, 1),
+        *(fixed_ntk(20000, 8), 1),
+    ),
+    "ntk, mixed": (
+        *({"rope_type": "ntk", "factor": 8.0, "mixed_b": 0.625}, {}, 1),
+        *(fixed_ntk(10000, 8, "0.625"), 1),
+    ),
+    "ntk, mixed with the exponent 0": (
+        *({"rope_type": "ntk", "factor": 8.0, "mixed_b": 0}, {}, 1),
+        *([w / 8 for w in plain(10000)], 1),
     ),
     "longrope, short": (
         *(

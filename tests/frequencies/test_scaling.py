@@ -76,13 +76,43 @@ def test_an_unknown_key_is_refused_with_the_known_ones():
 
 
 REFUSED = [
-    (lambda: R(8, scaling={"rope_type": "ntk"}), ValueError, "`rope_type` is 'ntk'"),
+    (
+        lambda: R(8, scaling={"rope_type": "ntk-by-parts"}),
+        ValueError,
+        "`rope_type` is 'ntk-by-parts'",
+    ),
     (
         lambda: R(8, scaling={"type": "linear", "rope_type": "yarn", "factor": 2.0}),
         ValueError,
         "`type` is 'linear'",
     ),
     (lambda: R(8, scaling={"rope_type": "linear"}), ValueError, "`factor` is missing"),
+    (
+        lambda: R(8, scaling=YARN | {"attn_factor": 0.5}),
+        ValueError,
+        "`attn_factor` is 0.5; rope type 'yarn' takes only 1",
+    ),
+    (
+        lambda: R(8, scaling=YARN | {"extrapolation_factor": 2}),
+        ValueError,
+        "`extrapolation_factor` is 2; rope type 'yarn' takes only 1",
+    ),
+    (
+        lambda: R(8, scaling=YARN | {"rope_type": "telechat3-yarn", "mscale": 0.7}),
+        ValueError,
+        "`mscale` is 0.7; rope type 'telechat3-yarn' takes only 1",
+    ),
+    (
+        lambda: R(8, scaling=YARN | {"video_rope": True}),
+        ValueError,
+        "`video_rope` in the scaling section describes several axes",
+    ),
+    (lambda: R(8, scaling={"rope_type": "ntk"}), ValueError, "`factor` is missing"),
+    (
+        lambda: R(8, scaling={"rope_type": "ntk", "factor": 8.0, "mixed_b": 1e4}),
+        ValueError,
+        "`mixed_b` 10000.0",
+    ),
     (
         lambda: R(8, scaling={"rope_type": "linear", "factor": 2.0, "beta": 1.0}),
         ValueError,

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.peers
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
+from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: E402
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface  # noqa: E402
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 
 CAPTURED: dict[int, np.ndarray] = {}
 POSITION = 7
@@ -75,6 +77,8 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("muse_spark_text", {"moe_hidden_size": 64, **EXPERTS}, 6),
     ("flint", EXPERTS, 4),
     ("kolibri1", EXPERTS, 7),
+    ("lara_mini", {"shared_expert_intermediate_size": 32, **QWEN, **EXPERTS}, 3),
+    ("dory", {"n_input_layers": 2, "n_output_layers": 2}, 8),
     ("cohere2", {}, 6),
     ("cohere2_moe", {"first_k_dense_replace": 2, **EXPERTS}, 7),
     (
@@ -107,11 +111,32 @@ NONE: list[tuple[str, dict[str, Any]]] = [
     ("nemotron_h", {"hybrid_override_pattern": "*-*-*-*-"}),
     ("jamba", EXPERTS),
     ("inkling2_text", EXPERTS),
+    (
+        "inkling2_loop_text",
+        {
+            "n_layers_per_attn_res_block": 2,
+            "loop_layer_index_start": 2,
+            "loop_layer_index_end": 4,
+            **EXPERTS,
+        },
+    ),
 ]
 
 
-def capture(module: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> tuple[Any, None]:
+def config_of(model_type: str, **keys: Any) -> Any:
+    """Return a config of transformers; skip model types of other releases."""
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
+    return transformers.AutoConfig.for_model(model_type, **keys)
+
+
+def capture(
+    module: Any, query: Any, key: Any, value: Any, *_: Any, **options: Any
+) -> tuple[Any, None]:
     """Keep the queries; with one token in each row, what attention returns is its value."""
+    if not hasattr(module, "layer_idx"):  # attention over the layers' states, not over tokens
+        scale = options["scaling"]
+        return sdpa(query, key, value, scale=scale).transpose(1, 2).contiguous(), None
     CAPTURED[module.layer_idx] = query.numpy()
     return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(
         1, 2
@@ -147,10 +172,13 @@ def rotary(given: dict[str, Any], layer: int) -> RotaryEmbedding | None:
 def test_every_layer_is_rotated_as_its_index_says(
     model_type: str, keys: dict[str, Any], count: int
 ) -> None:
-    cfg = transformers.AutoConfig.for_model(model_type, **{**SMALL, **keys})
+    cfg = config_of(model_type, **{**SMALL, **keys})
     given = {**cfg.to_dict(), "model_type": model_type}
     found = queries(cfg)
-    ropes = {layer: rotary(given, layer) for layer in range(cfg.num_hidden_layers)}
+    blocks = (
+        given["num_hidden_layers"] // cfg.num_hidden_layers
+    )  # of a layer; Dory's files have two
+    ropes = {layer: rotary(given, blocks * layer) for layer in range(cfg.num_hidden_layers)}
     assert sum(rope is not None for rope in ropes.values()) == count
     for layer, (start, there) in found.items():
         rope = ropes[layer]
@@ -161,7 +189,7 @@ def test_every_layer_is_rotated_as_its_index_says(
 
 @pytest.mark.parametrize(("model_type", "keys"), NONE, ids=lambda value: str(value)[:40])
 def test_what_rotates_nothing_is_refused(model_type: str, keys: dict[str, Any]) -> None:
-    cfg = transformers.AutoConfig.for_model(model_type, **{**SMALL, **keys})
+    cfg = config_of(model_type, **{**SMALL, **keys})
     found = queries(cfg)
     assert found
     for start, there in found.values():
@@ -171,11 +199,13 @@ def test_what_rotates_nothing_is_refused(model_type: str, keys: dict[str, Any]) 
 
 
 # Model types without rotation whose folder holds one all the same: of another part, or a leftover.
-BESIDES = ("nemotron_h", "jamba", "glm5_next_text", "inkling2_text", "clvp_encoder")
+BESIDES = (
+    *("nemotron_h", "jamba", "glm5_next_text", "inkling2_text", "clvp_encoder", "moshi_depth"),
+)
 
 
 @pytest.mark.parametrize("model_type", sorted(set(UNROTATED) - set(BESIDES)))
 def test_the_code_of_what_is_not_rotated_knows_no_rotation(model_type: str) -> None:
-    module = inspect.getmodule(transformers.AutoConfig.for_model(model_type))
+    module = inspect.getmodule(config_of(model_type))
     text = "".join(path.read_text() for path in Path(module.__file__).parent.glob("modeling_*.py"))
     assert not re.search("rotary|inv_freq|freqs_cis", text, re.IGNORECASE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import runpy
 import sys
 from pathlib import Path
@@ -60,6 +61,13 @@ CASES = {
 }
 PREFILL, STEPS = 40, 64
 
+# The name of the cache in arguments and outputs, which transformers changed in 5.24.
+CACHE = next(
+    name
+    for name in inspect.signature(transformers.LlamaModel.forward).parameters
+    if name in ("cache", "past_key_values")
+)
+
 
 def saved(name: str, folder: Path) -> Any:
     """Make a small random model, save it, and return it."""
@@ -78,8 +86,8 @@ def test_logits_of_prefill_and_decode(name: str, tmp_path: Path, rng: np.random.
     cache, past, step = Cache(), None, tokens[:, :PREFILL]
     for end in range(PREFILL, PREFILL + STEPS + 1):
         with torch.no_grad():
-            out = theirs(torch.from_numpy(step), past_key_values=past, use_cache=True)
-        past = out.past_key_values
+            out = theirs(torch.from_numpy(step), **{CACHE: past}, use_cache=True)
+        past = out[CACHE]
         expected, logits = out.logits.numpy(), ours(step, cache)
         assert np.abs(expected).max() > 0.5, (
             "logits must be large enough for the bound to mean something"

@@ -276,12 +276,13 @@ def language_config(folder, config_name):
     )
     name = next((name for name in part if hasattr(module, name)), config_name)
     values = getattr(module, name)(hidden_size=512, num_attention_heads=4, num_key_value_heads=4)
-    values.head_dim = 128
+    if not hasattr(values, "qk_rope_head_dim"):  # which latent attention rotates alone
+        values.head_dim = 128
     sections = values.rope_parameters or {kind: {} for kind in set(values.layer_types)}
     for section in (
         sections.values() if isinstance(next(iter(sections.values())), dict) else [sections]
     ):
-        pairs = int(128 * section.get("partial_rotary_factor", 1)) // 2
+        pairs = int(values.head_dim * section.get("partial_rotary_factor", 1)) // 2
         third = pairs // 3
         shares = [pairs - 2 * third, third, third]
         section.setdefault("rope_type", "default")

@@ -1,8 +1,9 @@
 """Write rope_cpu/configs/data/models.json: each model type's values for a silent config file.
 
 The table holds facts only. The configuration classes of transformers give defaults, names and
-sub-configs. The modelling code gives the config of a rotary module, the pairing, and whether the
-default type honours partial_rotary_factor.
+sub-configs. The modelling code (model_code.py) gives the config of a rotary module, the pairing,
+and whether the default type honours partial_rotary_factor. A config class with rope parameters
+whose code is not found stops this script.
 
 Run it with the transformers to describe: python tests/tools/make_model_table.py
 """
@@ -15,6 +16,7 @@ import importlib
 import inspect
 import json
 import re
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,9 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig
 
-MODELS = Path(transformers.__file__).parent / "models"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from model_code import MODELS, pairing, rotary_class
+
 TARGET = Path(__file__).parents[2] / "rope_cpu" / "configs" / "data" / "models.json"
 
 WIDTHS = (
@@ -39,20 +43,6 @@ ATTENTION = (
     *("attention_multiplier", "query_pre_attn_scalar", "kv_lora_rank", "num_kv_shared_layers"),
 )
 NAMES = (*WIDTHS, *ATTENTION, "layer_types", "rope_theta", "partial_rotary_factor")
-
-# Model types whose code pairs neighbours (2i, 2i+1), read from their apply functions;
-# tests/peers/test_pairing.py compares them. DeepSeek's kind reads pairs of neighbours and writes
-# the halves apart: the same rotation and a permutation of its result. With `rope_interleave`, the
-# config decides.
-NEIGHBOURS = {
-    *("axk2", "bailing_hybrid", "blt", "blt_global_transformer", "blt_local_decoder"),
-    *("blt_local_encoder", "blt_patcher", "cohere", "cohere2", "cohere2_moe", "deepseek_v2"),
-    *("deepseek_v32", "deepseek_v4", "dots3_note_text", "ernie4_5", "ernie4_5_moe"),
-    *("ernie4_5_vl_moe_text", "glm", "glm4", "glm4v_text", "glm_moe_dsa", "glm_ocr_text"),
-    *("helium", "llama4_text", "longcat_flash", "mistral_large4_text", "moonshine"),
-    *("moonshine_streaming", "openai_privacy_filter", "pe_audio_encoder"),
-    *("pe_audio_video_encoder", "pe_video_encoder"),
-}
 
 # Types of layers that have a state or a convolution in place of positions.
 WITHOUT_POSITIONS = ("linear_attention", "conv")
@@ -85,42 +75,19 @@ PARTIAL_KEYS = ("partial_rotary_factor", "rotary_pct")
 TEXT_PARTS = ("text_config", "thinker_config")
 
 
-def config_classes() -> dict[tuple[str, str], type[PreTrainedConfig]]:
-    """Return every configuration class, by folder and name."""
-    found = {}
+def config_classes() -> list[type[PreTrainedConfig]]:
+    """Return every configuration class."""
+    found = []
     for path in sorted(MODELS.glob("*/configuration_*.py")):
         module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
-        for name, cls in vars(module).items():
-            if (
-                inspect.isclass(cls)
-                and issubclass(cls, PreTrainedConfig)
-                and cls.__module__ == module.__name__
-            ):
-                found[path.parent.name, name] = cls
+        found += [
+            cls
+            for cls in vars(module).values()
+            if inspect.isclass(cls)
+            and issubclass(cls, PreTrainedConfig)
+            and cls.__module__ == module.__name__
+        ]
     return found
-
-
-def rotary_modules(folder: str) -> dict[str, ast.ClassDef]:
-    """Return the rotary classes of a folder that are built from a config, by its class's name."""
-    found: dict[str, ast.ClassDef] = {}
-    for path in (MODELS / folder).glob("modeling_*.py"):
-        for node in ast.parse(path.read_text()).body:
-            if not (isinstance(node, ast.ClassDef) and re.search("Rotary|RoPE|Rope", node.name)):
-                continue
-            for item in node.body:
-                if isinstance(item, ast.FunctionDef) and item.name == "__init__":
-                    for argument in item.args.args:
-                        if argument.annotation is not None and argument.arg == "config":
-                            found.setdefault(ast.unparse(argument.annotation).strip("'\""), node)
-    return found
-
-
-def neighbours(folder: str, model_type: str) -> bool | str:
-    """Return whether pairs are neighbours, or the config key that decides."""
-    for path in (MODELS / folder).glob("modeling_*.py"):
-        if "config.rope_interleave" in path.read_text():
-            return "rope_interleave"
-    return model_type in NEIGHBOURS
 
 
 def sections(cls: type[PreTrainedConfig], **given: Any) -> dict[str, Any]:
@@ -132,11 +99,12 @@ def sections(cls: type[PreTrainedConfig], **given: Any) -> dict[str, Any]:
     instance.allow_global_per_layer_attribute_access = True
     parameters = getattr(instance, "rope_parameters", None) or {}
     nested = instance.nested_rope_parameter_keys(parameters)
-    return (
-        {key: parameters[key] for key in parameters if key in nested}
-        if nested
-        else {"": parameters}
-    )
+    if not nested:
+        return {"": parameters}
+    order = list(getattr(instance, "layer_types", None) or ())  # some classes build a set
+    labels = [label for label in parameters if label in nested]
+    labels.sort(key=lambda label: order.index(label) if label in order else -1)
+    return {label: parameters[label] for label in labels}
 
 
 def filled_in(cls: type[PreTrainedConfig], labels: list[str]) -> dict[str, dict[str, float]]:
@@ -220,13 +188,17 @@ def section_facts(cls: type[PreTrainedConfig], defaults: dict[str, Any]) -> dict
     return found
 
 
-def mrope_facts(code: str) -> dict[str, Any]:
-    """Return the M-RoPE sections that the code of a rotary class falls back on, and their order."""
-    section = re.search(r"'mrope_section', (\[[\d, ]+\])", code)
-    if section is None:
+def mrope_facts(cls: type[PreTrainedConfig], code: str) -> dict[str, Any]:
+    """Return the M-RoPE sections of a rope section without them, and their order.
+
+    The config class adds them, or the code of the rotary class falls back on them.
+    """
+    fallback = re.search(r"'mrope_section', (\[[\d, ]+\])", code)
+    if fallback is None:
         return {}
+    added = sections(cls, rope_parameters={"rope_type": "default"}).get("", {}) or {}
     return {
-        "mrope_section": json.loads(section[1]),
+        "mrope_section": added.get("mrope_section", json.loads(fallback[1])),
         "mrope_interleaved": (
             "mrope_section[dim] * 3" in code or "length = mrope_section[dim]" in code
         ),
@@ -260,23 +232,20 @@ def old_key_facts(cls: type[PreTrainedConfig]) -> dict[str, Any]:
 
 
 def facts(
-    cls: type[PreTrainedConfig],
-    instance: PreTrainedConfig,
-    rotary: ast.ClassDef | None,
-    folder: str,
-) -> Any:
+    cls: type[PreTrainedConfig], instance: PreTrainedConfig, rotary: ast.ClassDef
+) -> dict[str, Any]:
     """Return one model type's entry."""
     renamed = {name: cls.attribute_map[name] for name in NAMES if name in cls.attribute_map}
     defaults = plain_defaults(cls, renamed)
-    code = "" if rotary is None else ast.unparse(rotary)
+    code = ast.unparse(rotary)
     entry: dict[str, Any] = {
-        "interleaved": neighbours(folder, cls.model_type),
+        "interleaved": pairing(cls),
         "defaults": defaults,
         **section_facts(cls, defaults),
-        **mrope_facts(code),
+        **mrope_facts(cls, code),
         **old_key_facts(cls),
     }
-    if code and "partial_rotary_factor" not in code:
+    if "partial_rotary_factor" not in code:
         entry["whole_head"] = True
     if renamed:
         entry["names"] = renamed
@@ -287,12 +256,8 @@ def facts(
     return entry
 
 
-def text_part(cls: type[PreTrainedConfig]) -> tuple[str, PreTrainedConfig | None]:
-    """Return the language model's config inside a default config of this class, and its key."""
-    try:
-        instance = cls()
-    except Exception:  # nothing is known of a class that needs arguments
-        return "", None
+def text_part(instance: PreTrainedConfig) -> tuple[str, PreTrainedConfig | None]:
+    """Return the language model's config inside a default config, and its key."""
     parts = {key: getattr(instance, key, None) for key in TEXT_PARTS}
     return next(
         ((key, part) for key, part in parts.items() if isinstance(part, PreTrainedConfig)),
@@ -300,61 +265,63 @@ def text_part(cls: type[PreTrainedConfig]) -> tuple[str, PreTrainedConfig | None
     )
 
 
-def parts_of(cls: type[PreTrainedConfig]) -> set[str]:
-    """Return the names of the config classes of a whole's parts."""
+def is_axial(cls: type[PreTrainedConfig]) -> bool:
+    """Return True for models whose positions have several axes, and which have another table."""
+    return (
+        cls.default_rope_type == "axial"
+        or cls.model_type.endswith("_vision")
+        or cls.model_type in SEVERAL_AXES
+    )
+
+
+def row(cls: type[PreTrainedConfig]) -> dict[str, Any]:
+    """Return the row of a config class; empty for one without a rotation or a language model."""
     try:
-        return {
-            type(part).__name__
-            for part in vars(cls()).values()
-            if isinstance(part, PreTrainedConfig)
-        }
-    except Exception:  # nothing is known of a class that needs arguments
-        return set()
+        instance = cls()
+    except Exception as error:  # a class that cannot be made without arguments has no defaults
+        print(f"left out {cls.__name__}: {str(error)[:200]}")
+        return {}
+    found: dict[str, Any] = {}
+    rotary = rotary_class(cls)
+    rotates = getattr(instance, "rope_parameters", None) or (
+        rotary is not None and hasattr(instance, "rope_theta")
+    )
+    if rotates and not is_axial(cls):
+        if rotary is None:
+            raise SystemExit(
+                f"{cls.model_type}: its config has rope parameters, but no rotary module of its "
+                "code was found, neither in its folder nor by the auto mapping"
+            )
+        instance.allow_global_per_layer_attribute_access = True
+        found = facts(cls, instance, rotary)
+    key, part = text_part(instance)
+    if part is not None:
+        found["part"] = [key, part.model_type]
+    return found
+
+
+def without_unknown_parts(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the rows with facts, and those of wholes whose language model has facts."""
+    parts = {name for name, entry in table.items() if "defaults" in entry}
+    parts |= {name for name in table if table[name].get("part", [None, None])[1] in parts}
+    return {
+        name: entry
+        for name, entry in table.items()
+        if "defaults" in entry or entry["part"][1] in parts
+    }
 
 
 def main() -> None:
     """Write the table."""
     warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     table: dict[str, Any] = {}
-    modules: dict[str, dict[str, ast.ClassDef]] = {}
-    classes = config_classes()
-    for (folder, name), cls in classes.items():
-        try:
-            instance = cls()
-        except Exception as error:  # a class that cannot be made without arguments has no defaults
-            print(f"left out {name}: {error}")
-            continue
+    for cls in config_classes():
         if not isinstance(cls.model_type, str) or not cls.model_type:
             continue
-        found = modules.setdefault(folder, rotary_modules(folder))
-        rotary = found.get(name)
-        if rotary is None:  # some text modules are annotated with the config of the whole
-            wholes = {n: parts_of(c) for (f, n), c in classes.items() if f == folder and n in found}
-            rotary = next((found[n] for n, parts in wholes.items() if name in parts), None)
-        axial = (
-            cls.default_rope_type == "axial"
-            or cls.model_type.endswith("_vision")
-            or cls.model_type in SEVERAL_AXES
-        )
-        rotates = getattr(instance, "rope_parameters", None) or (
-            rotary is not None and hasattr(instance, "rope_theta")
-        )
-        if rotates and not axial:
-            instance.allow_global_per_layer_attribute_access = True
-            table[cls.model_type] = facts(cls, instance, rotary, folder)
-        key, part = text_part(cls)
-        if part is not None:
-            table.setdefault(cls.model_type, {})["part"] = [key, part.model_type]
-    parts = {name for name, entry in table.items() if "defaults" in entry}
-    parts |= {
-        name for name, entry in table.items() if "part" in entry and entry["part"][1] in parts
-    }
-    table = {
-        name: entry
-        for name, entry in table.items()
-        if "defaults" in entry or entry["part"][1] in parts
-    }
+        if found := row(cls):
+            table[cls.model_type] = {**table.get(cls.model_type, {}), **found}
+    table = without_unknown_parts(table)
     rows = [f"{json.dumps(name)}: {json.dumps(table[name])}" for name in sorted(table)]
     TARGET.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     print(

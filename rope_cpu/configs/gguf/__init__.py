@@ -1,0 +1,1 @@
+"""From a GGUF file, the format of llama.cpp, to the rotation it describes."""

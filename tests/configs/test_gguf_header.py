@@ -1,0 +1,247 @@
+"""The reader of GGUF headers against gguf's own reader, and on damaged files."""
+
+from __future__ import annotations
+
+import struct
+import time
+
+import gguf
+import gguf_files
+import numpy as np
+import pytest
+
+from rope_cpu import RotaryEmbedding
+from rope_cpu.configs.gguf.header import read_header
+
+VALUES = {"embedding_length": 64, "attention.head_count": 4, "rope.freq_base": 5e5}
+FACTORS = {gguf_files.FREQS: np.linspace(1, 8, 8)}
+
+# Seconds: a refusal takes a millisecond, and the machine may be shared.
+LONGEST = 10.0
+
+
+@pytest.fixture
+def model(tmp_path):
+    return gguf_files.write(
+        tmp_path / "model.gguf",
+        "llama",
+        {**VALUES, "attention.sliding_window_pattern": [True, False], "name": "é"},
+        {"other.weight": np.zeros((4, 8)), **FACTORS},
+        strings={"tokenizer.ggml.tokens": ["a", "", "long" * 100], "numbers": [1, -2]},
+    )
+
+
+def refusal(path):
+    """Return the text of the ValueError for a file, which names it."""
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="damaged") as caught:
+        RotaryEmbedding.from_gguf(path)
+    assert time.monotonic() - start < LONGEST
+    assert len(str(caught.value)) < 2000
+    return str(caught.value)
+
+
+def damaged(folder, content):
+    path = folder / "damaged.gguf"
+    path.write_bytes(content)
+    return refusal(path)
+
+
+def test_reads_what_gguf_reads(model):
+    header = read_header(str(model), FACTORS)
+    reader = gguf.GGUFReader(model)
+    fields = {name: field for name, field in reader.fields.items() if "GGUF" not in name}
+    assert header.values.keys() == fields.keys()
+    assert header.values.pop("tokenizer.ggml.tokens") is None
+    for name, value in header.values.items():
+        assert value == fields[name].contents(), name
+    (tensor,) = (tensor for tensor in reader.tensors if tensor.name == gguf_files.FREQS)
+    np.testing.assert_array_equal(header.tensors[gguf_files.FREQS], tensor.data)
+
+
+@pytest.mark.parametrize("alignment", [8, 64, 4096])
+def test_tensors_begin_at_a_multiple_of_the_alignment(alignment, tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_custom_alignment(alignment)
+    writer.add_tensor("other.weight", np.zeros(3, np.float32))
+    writer.add_tensor(gguf_files.FREQS, np.arange(1, 9, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    header = read_header(str(tmp_path / "model.gguf"), FACTORS)
+    np.testing.assert_array_equal(header.tensors[gguf_files.FREQS], np.arange(1, 9))
+
+
+def test_version_2_is_read_like_version_3(model):
+    expected = RotaryEmbedding.from_gguf(model)
+    content = model.read_bytes()
+    model.write_bytes(content[:4] + struct.pack("<I", 2) + content[8:])
+    assert RotaryEmbedding.from_gguf(model) == expected
+
+
+def test_long_values_are_skipped(tmp_path):
+    path = gguf_files.write(
+        tmp_path / "model.gguf",
+        "llama",
+        {**VALUES, "chat_template": "x" * 5000},
+        strings={"numbers": list(range(5000))},
+    )
+    header = read_header(str(path), ())
+    assert header.values["llama.chat_template"] is None
+    assert header.values["numbers"] is None
+    assert header.values["llama.attention.head_count"] == 4
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [(0, "big-endian, or damaged"), (1, "version 1"), (4, "version 4"), (0x3000000, "big-endian")],
+)
+def test_other_versions_are_refused(version, text, model):
+    content = model.read_bytes()
+    assert text in damaged(model.parent, content[:4] + struct.pack("<I", version) + content[8:])
+
+
+def test_big_endian_files_are_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "damaged.gguf", "llama", False, gguf.GGUFEndian.BIG)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert "gguf-convert-endian" in refusal(tmp_path / "damaged.gguf")
+
+
+def test_truncated_at_any_byte(model):
+    """Every prefix is refused, up to the last byte of the last tensor that is read."""
+    content = model.read_bytes()
+    end = content.rindex(np.float32(8).tobytes()) + 4
+    for size in range(end):
+        text = damaged(model.parent, content[:size])
+        assert "ends after" in text or "empty" in text, size
+    (model.parent / "damaged.gguf").write_bytes(content[:end])
+    RotaryEmbedding.from_gguf(model.parent / "damaged.gguf")
+
+
+def key(name, kind, value):
+    """Return the bytes of a key and its value."""
+    return struct.pack("<Q", len(name)) + name + struct.pack("<I", kind) + value
+
+
+def header(*entries, tensors=0, keys=None):
+    count = len(entries) if keys is None else keys
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, count) + b"".join(entries)
+
+
+def array(kind, count, content=b""):
+    return struct.pack("<IQ", kind, count) + content
+
+
+def tensor(name, *sizes, kind=0, offset=0):
+    shape = struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
+    return struct.pack("<Q", len(name)) + name + shape + struct.pack("<IQ", kind, offset)
+
+
+LLAMA = key(b"general.architecture", 8, struct.pack("<Q", 5) + b"llama")
+WIDTH = key(b"llama.attention.key_length", 4, struct.pack("<I", 16))
+NAME = gguf_files.FREQS.encode()
+HUGE = 2**60
+
+HOSTILE = {
+    "another format": (b"PK\3\4" + bytes(100), "not with b'GGUF'"),
+    "2^60 keys": (header(keys=HUGE), "1152921504606846976 keys"),
+    "2^60 tensors": (header(tensors=HUGE), "1152921504606846976 tensors"),
+    "more keys than there are": (header(LLAMA, keys=2), "ends after"),
+    "2^60 strings": (header(key(b"a", 9, array(8, HUGE))), "ends after"),
+    "2^60 numbers": (header(key(b"a", 9, array(4, HUGE))), "ends after"),
+    "2^64 - 1 numbers": (header(key(b"a", 9, array(10, 2**64 - 1))), "ends after"),
+    "a string of 2^60 bytes": (header(key(b"a", 8, struct.pack("<Q", HUGE))), "ends after"),
+    "a string of an array with 2^64 - 1 bytes": (
+        header(key(b"a", 9, array(8, 2, struct.pack("<QQ", 2**64 - 1, 0)))),
+        "ends after",
+    ),
+    "a name of 2^60 bytes": (
+        header(struct.pack("<Q", HUGE), keys=1),
+        "a name of 1152921504606846976 bytes",
+    ),
+    "2 million strings": (
+        header(key(b"a", 9, array(8, 2**21, bytes(2**24)))),
+        "2097152 strings",
+    ),
+    "an array of arrays": (header(key(b"a", 9, array(9, 1))), "an array of arrays"),
+    "an unknown type": (header(key(b"a", 13, b"")), "unknown type 13"),
+    "an array of an unknown type": (header(key(b"a", 9, array(2**31, 1))), "unknown type"),
+    "a long array of an unknown type": (header(key(b"a", 9, array(99, 10**6))), "unknown type"),
+    "a key that appears twice": (header(LLAMA, LLAMA), "appears twice"),
+    "no architecture": (header(), "`general.architecture` is None"),
+    "an architecture that is a number": (
+        header(key(b"general.architecture", 4, struct.pack("<I", 7))),
+        "`general.architecture` is 7",
+    ),
+    "an architecture of 5,000 bytes": (
+        header(key(b"general.architecture", 8, struct.pack("<Q", 5000) + b"x" * 5000)),
+        "`general.architecture` is None",
+    ),
+    "bytes that are no text": (
+        header(key(b"general.architecture", 8, struct.pack("<Q", 2) + b"\xff\xfe")),
+        "not an architecture",
+    ),
+    "an alignment of 3": (
+        header(LLAMA, key(b"general.alignment", 4, struct.pack("<I", 3))),
+        "power of 2",
+    ),
+    "an alignment of 0": (
+        header(LLAMA, key(b"general.alignment", 4, struct.pack("<I", 0))),
+        "at least 1",
+    ),
+    "a tensor that appears twice": (
+        header(LLAMA, WIDTH, tensor(NAME, 8), tensor(NAME, 8), tensors=2, keys=2),
+        "appears twice",
+    ),
+    "a tensor of 2^60 elements": (
+        header(LLAMA, WIDTH, tensor(NAME, HUGE), tensors=1, keys=2),
+        "shape [1152921504606846976]",
+    ),
+    "a tensor far away": (
+        header(LLAMA, WIDTH, tensor(NAME, 8, offset=HUGE), tensors=1, keys=2),
+        "ends after",
+    ),
+    "a tensor of 2^32 - 1 dimensions": (
+        header(LLAMA, WIDTH, struct.pack("<Q", 1) + b"a" + b"\xff" * 4, tensors=1, keys=2),
+        "4294967295 dimensions",
+    ),
+    "quantised factors": (
+        header(LLAMA, WIDTH, tensor(NAME, 8, kind=8), bytes(99), tensors=1, keys=2),
+        "type 8",
+    ),
+    "factors in two dimensions": (
+        header(LLAMA, WIDTH, tensor(NAME, 2, 4), bytes(99), tensors=1, keys=2),
+        "one dimension",
+    ),
+    "too few factors": (
+        header(LLAMA, WIDTH, tensor(NAME, 7), b"\0\0\x80\x3f" * 99, tensors=1, keys=2),
+        "7 elements",
+    ),
+    "factors of 0": (
+        header(LLAMA, WIDTH, tensor(NAME, 8), bytes(99), tensors=1, keys=2),
+        "must be above 0",
+    ),
+    "factors that are no numbers": (
+        header(LLAMA, WIDTH, tensor(NAME, 8), b"\xff" * 99, tensors=1, keys=2),
+        "holds nan",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "text"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_files_are_refused_by_name(content, text, tmp_path):
+    assert text in damaged(tmp_path, content)
+
+
+def test_the_bytes_of_these_tests_are_those_of_a_file(tmp_path):
+    """Without damage, the entries above make a file."""
+    factors = np.arange(1, 9, dtype=np.float32).tobytes()
+    content = header(LLAMA, WIDTH, tensor(NAME, 8), tensors=1, keys=2)
+    (tmp_path / "model.gguf").write_bytes(content + bytes(-len(content) % 32) + factors)
+    np.testing.assert_array_equal(
+        RotaryEmbedding.from_gguf(tmp_path / "model.gguf").inv_freq,
+        RotaryEmbedding(16).inv_freq / np.arange(1, 9),
+    )

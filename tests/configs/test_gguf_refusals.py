@@ -1,0 +1,209 @@
+"""What `from_gguf` refuses: decisions of llama.cpp's code, unused keys, values out of range."""
+
+from __future__ import annotations
+
+import gguf
+import gguf_files
+import numpy as np
+import pytest
+
+from rope_cpu import RotaryEmbedding
+from rope_cpu.configs.gguf.architectures import FACTS, PAIRINGS
+
+WIDTH = {"attention.key_length": 64, "context_length": 4096}
+
+
+def refusal(folder, architecture, values, tensors=None, **arguments):
+    """Return the text of the error, which names the file."""
+    path = gguf_files.write(folder / "model.gguf", architecture, values, tensors)
+    with pytest.raises(ValueError, match=r"model\.gguf'") as caught:
+        RotaryEmbedding.from_gguf(path, **arguments)
+    assert len(str(caught.value)) < 2000
+    return str(caught.value)
+
+
+def rows():
+    """Yield (property, architecture) for each place in which an architecture stands."""
+    for pairing in (*PAIRINGS, "unrotated"):
+        yield from ((pairing, name) for name in FACTS[pairing])
+    for names in FACTS["refused"].values():
+        yield from (("refused", name) for name in names)
+
+
+def test_each_architecture_stands_in_one_place():
+    names = [name for _, name in rows()]
+    assert len(names) == len(set(names))
+
+
+def test_all_architectures_of_the_package_gguf_are_known():
+    """A later release of gguf may have more: then the table is made anew."""
+    assert {name for _, name in rows()} >= set(gguf.MODEL_ARCH_NAMES.values())
+
+
+def test_facts_are_of_architectures_that_rotate():
+    rotated = {name for place, name in rows() if place in PAIRINGS}
+    flags = ("permuted", "latent", "factors", "factors_of_full_attention", "alpha")
+    conditions = [name for row in FACTS["refused_values"] for name in row["architectures"]]
+    for names in (*(FACTS[flag] for flag in flags), FACTS["windowed"], FACTS["yarn"], conditions):
+        assert rotated >= set(names)
+    # The converter reorders for adjacent pairs alone.
+    assert set(FACTS["norm"]) >= set(FACTS["permuted"])
+
+
+@pytest.mark.parametrize(
+    "architecture", [name for place, name in rows() if place in ("refused", "unrotated")]
+)
+def test_architectures_whose_code_decides_or_that_do_not_rotate(architecture, tmp_path):
+    assert f"`general.architecture` is '{architecture}'" in refusal(tmp_path, architecture, WIDTH)
+
+
+def test_unknown_architectures(tmp_path):
+    text = refusal(tmp_path, "lama", WIDTH)
+    assert "did you mean 'llama'?" in text
+    assert "llama.cpp b10256" in text
+
+
+@pytest.mark.parametrize(
+    ("architecture", "refused", "answered"),
+    [
+        ("llama4", {}, {"attention.sliding_window": 0}),
+        ("llama4", {"attention.sliding_window": 8192}, {"attention.sliding_window": 0}),
+        ("smallthinker", {"attention.sliding_window": 4096}, {}),
+        ("exaone4", {"block_count": 64}, {"block_count": 30}),
+        ("baichuan", {"block_count": 40}, {"block_count": 32}),
+        ("granite", {"rope.scaling.finetuned": False}, {"rope.scaling.finetuned": True}),
+        ("granitehybrid", {"rope.scaling.finetuned": False}, {}),
+    ],
+)
+def test_values_with_which_the_code_leaves_layers_unrotated(
+    architecture, refused, answered, tmp_path
+):
+    assert f"`{architecture}." in refusal(tmp_path, architecture, WIDTH | refused)
+    path = gguf_files.write(tmp_path / "model.gguf", architecture, WIDTH | answered)
+    np.testing.assert_array_equal(
+        RotaryEmbedding.from_gguf(path).inv_freq, RotaryEmbedding(64).inv_freq
+    )
+
+
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+UNUSED = {
+    "beta_fast": ("qwen3", YARN | {"rope.scaling.yarn_beta_fast": 16.0}),
+    "beta_slow": ("qwen3", YARN | {"rope.scaling.yarn_beta_slow": 2.0}),
+    "ext_factor": ("qwen3", YARN | {"rope.scaling.yarn_ext_factor": 0.5}),
+    "log_multiplier": ("qwen3", YARN | {"rope.scaling.yarn_log_multiplier": 0.1}),
+    "attn_factor": ("qwen3", YARN | {"rope.scaling.yarn_attn_factor": 1.5}),
+    "attn_factor without yarn": ("qwen3", {"rope.scaling.yarn_attn_factor": 1.5}),
+    "base of windowed layers": ("phi3", {"rope.freq_base_swa": 1e6}),
+    "width of windowed layers": ("gemma3", {"rope.dimension_count_swa": 32}),
+    "alpha": ("qwen3", {"rope.scaling.alpha": 1000.0}),
+}
+
+
+@pytest.mark.parametrize(("architecture", "values"), UNUSED.values(), ids=UNUSED)
+def test_values_that_llama_cpp_does_not_use(architecture, values, tmp_path):
+    text = refusal(tmp_path, architecture, WIDTH | values)
+    key = next(key for key in reversed(values))
+    assert f"`{architecture}.{key}` is" in text
+    assert "llama.cpp does not use" in text
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0},
+        {"rope.scaling.yarn_ext_factor": 1.0, "rope.scaling.yarn_attn_factor": 1.0},
+        {"rope.scaling.yarn_attn_factor": 1.1386294},
+    ],
+)
+def test_unused_keys_with_the_values_that_llama_cpp_has(values, tmp_path):
+    path = gguf_files.write(tmp_path / "model.gguf", "qwen3", WIDTH | YARN | values)
+    expected = gguf_files.write(tmp_path / "plain.gguf", "qwen3", WIDTH | YARN)
+    assert RotaryEmbedding.from_gguf(path) == RotaryEmbedding.from_gguf(expected)
+
+
+SECTIONS = "rope.dimension_sections"
+WRONG = {
+    "a width that is a text": ("llama", {"attention.key_length": "64"}, "must be an integer"),
+    "a width of 2^32 - 1": ("llama", {"attention.key_length": 2**32 - 1}, "at most 65536"),
+    "a width of 0": ("llama", {"attention.key_length": 0}, "at least 2"),
+    "an odd rotated width": ("llama", WIDTH | {"rope.dimension_count": 63}, "must be even"),
+    "a rotated width beyond the head": (
+        "llama",
+        WIDTH | {"rope.dimension_count": 66},
+        "at most the width 64",
+    ),
+    "no width": ("llama", {}, "`llama.embedding_length` is missing"),
+    "no heads": ("llama", {"embedding_length": 64}, "`llama.attention.head_count` is missing"),
+    "a list of no heads": (
+        "llama",
+        {"embedding_length": 64, "attention.head_count": [0, 4]},
+        "at least 1",
+    ),
+    "a base of 0": ("llama", WIDTH | {"rope.freq_base": 0.0}, "above 0"),
+    "a base that is no number": ("llama", WIDTH | {"rope.freq_base": float("nan")}, "finite"),
+    "a base that is a list": ("llama", WIDTH | {"rope.freq_base": [1, 2]}, "must be a number"),
+    "a factor below 0": ("llama", WIDTH | {"rope.scaling.factor": -1.0}, "at least 0"),
+    "an unknown type": ("llama", WIDTH | {"rope.scaling.type": "ntk"}, "must be one of none, li"),
+    "a type that is a number": ("llama", WIDTH | {"rope.scaling.type": 3}, "must be one of"),
+    "yarn without a length": (
+        "qwen3",
+        {"attention.key_length": 64} | YARN,
+        "`qwen3.context_length`; the scaling needs one of them",
+    ),
+    "yarn with a base of 1": ("qwen3", WIDTH | YARN | {"rope.freq_base": 1.0}, "must be > 1"),
+    "no sections": ("qwen2vl", WIDTH, "needs the pairs of its axes"),
+    "sections of 0": ("qwen3vl", WIDTH | {SECTIONS: [0, 0, 0, 0]}, "needs the pairs of its axes"),
+    "five sections": ("qwen2vl", WIDTH | {SECTIONS: [8, 8, 8, 4, 4]}, "at most 4 entries"),
+    "a section below 0": ("qwen2vl", WIDTH | {SECTIONS: [8, -8, 8]}, "at least 0"),
+    "a fourth axis in turn": ("qwen3vl", WIDTH | {SECTIONS: [8, 8, 8, 8]}, "must be 0"),
+    "sections without axes": ("llama", WIDTH | {SECTIONS: [16, 8, 8]}, "with one axis"),
+    "an alpha of the narrowest heads": (
+        "hunyuan-dense",
+        {"attention.key_length": 2, "rope.scaling.alpha": 2.0},
+        "heads are 2 wide",
+    ),
+}
+
+
+@pytest.mark.parametrize(("architecture", "values", "text"), WRONG.values(), ids=WRONG)
+def test_values_out_of_range(architecture, values, text, tmp_path):
+    assert text in refusal(tmp_path, architecture, values)
+
+
+ONES = np.ones(32)
+TENSORS = {
+    "for an architecture without them": ("qwen3", {gguf_files.FREQS: ONES}, "does not use for"),
+    "one of two": ("phi3", {gguf_files.LONG: ONES}, "only one of"),
+    "long ones of another width": (
+        "phi3",
+        {gguf_files.LONG: np.ones(16), gguf_files.SHORT: ONES},
+        "16 elements",
+    ),
+}
+
+
+@pytest.mark.parametrize(("architecture", "tensors", "text"), TENSORS.values(), ids=TENSORS)
+def test_factors(architecture, tensors, text, tmp_path):
+    assert text in refusal(tmp_path, architecture, WIDTH, tensors)
+
+
+@pytest.mark.parametrize("path", [7, None, {"model_type": "llama"}])
+def test_the_path_is_a_path(path):
+    with pytest.raises(TypeError, match="`path` is a"):
+        RotaryEmbedding.from_gguf(path)
+
+
+@pytest.mark.parametrize("name", ["missing.gguf", "", "a\0b"])
+def test_missing_files_and_folders(name, tmp_path):
+    with pytest.raises(ValueError, match="is not a file"):
+        RotaryEmbedding.from_gguf(f"{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"layer": 0}, {"interleaved": False}, {"angle_dtype": "float32"}]
+)
+def test_arguments_of_from_config_that_a_file_settles(arguments, tmp_path):
+    path = gguf_files.write(tmp_path / "model.gguf", "llama", WIDTH)
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        RotaryEmbedding.from_config(path, **arguments)
+    assert RotaryEmbedding.from_config(path, interleaved=True).interleaved

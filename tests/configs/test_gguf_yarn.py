@@ -1,0 +1,142 @@
+"""YaRN of GGUF files against ggml's arithmetic, pair by pair; the attention factor; heads."""
+
+from __future__ import annotations
+
+import math
+
+import gguf_files
+import numpy as np
+import pytest
+
+from rope_cpu import RotaryEmbedding
+from rope_cpu.configs.reader import read
+
+
+def file(folder, architecture, values, width=64):
+    values = {"attention.key_length": width, **values}
+    return gguf_files.write(folder / "model.gguf", architecture, values)
+
+
+def of(folder, architecture, **scaling):
+    """Return the rotary embedding of a file with YaRN; keys: those of "rope.scaling."."""
+    values = {"rope.scaling.type": "yarn", "rope.scaling.original_context_length": 4096}
+    values |= {f"rope.scaling.{key}": value for key, value in scaling.items()}
+    return RotaryEmbedding.from_gguf(file(folder, architecture, values))
+
+
+def ggml_frequency(pair, width, base, factor, original, fast, slow, strength):
+    """Return the frequency of a pair, from `rope_yarn` and `ggml_rope_yarn_corr_dims`."""
+
+    def dimension(revolutions):
+        ratio = original / (revolutions * 2 * math.pi)
+        return width * math.log(ratio) / (2 * math.log(base))
+
+    start = max(0.0, math.floor(dimension(fast)))
+    end = min(width - 1.0, math.ceil(dimension(slow)))
+    height = (pair - start) / max(0.001, end - start)
+    mix = (1 - min(1.0, max(0.0, height))) * strength
+    extrapolated = base ** (-2 * pair / width)
+    return extrapolated / factor * (1 - mix) + extrapolated * mix
+
+
+@pytest.mark.parametrize(
+    ("base", "original", "fast", "slow", "strength"),
+    [
+        (1e4, 4096, 32.0, 1.0, 1.0),
+        (1e4, 64, 32.0, 1.0, 1.0),  # the ramp begins before the first pair
+        (4.0, 2**20, 2.0**17, 1.0, 1.0),  # the ramp ends behind the last one
+        (1e4, 4096, 8.0, 2.0, 0.5),
+        (5e5, 2**20, 1.0, 1.0, 1.0),
+    ],
+)
+def test_frequencies_are_those_of_ggml(base, original, fast, slow, strength, tmp_path):
+    values = {
+        "rope.freq_base": base,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 16.0,
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.yarn_beta_fast": fast,
+        "rope.scaling.yarn_beta_slow": slow,
+        "rope.scaling.yarn_ext_factor": strength,
+    }
+    rope = RotaryEmbedding.from_gguf(file(tmp_path, "grok", values))
+    expected = [
+        ggml_frequency(pair, 64, base, 16.0, original, fast, slow, strength) for pair in range(32)
+    ]
+    # A power, two products and a sum: some roundings of float64.
+    np.testing.assert_allclose(rope.inv_freq, expected, rtol=1e-14, atol=0)
+
+
+def test_grok_has_a_default_of_its_own(tmp_path):
+    rope = of(tmp_path, "grok", factor=16.0)
+    expected = [ggml_frequency(pair, 64, 1e4, 16.0, 4096, 8.0, 1.0, 1.0) for pair in range(32)]
+    np.testing.assert_allclose(rope.inv_freq, expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("strength", [-1.0, 1.0])
+def test_a_negative_strength_stands_for_the_default(strength, tmp_path):
+    assert of(tmp_path, "grok", factor=16.0, yarn_ext_factor=strength) == of(
+        tmp_path, "grok", factor=16.0
+    )
+
+
+def m(factor, mscale=1.0):
+    """YaRN's function of the attention factor."""
+    return 0.1 * mscale * math.log(factor) + 1
+
+
+@pytest.mark.parametrize(
+    ("architecture", "scaling", "expected"),
+    [
+        ("qwen3", {"factor": 16.0}, m(16)),
+        ("qwen3", {"factor": 0.5}, 1.0),
+        ("qwen3", {"factor": 16.0, "attn_factor": 0.5}, 0.5 * m(16)),
+        ("mistral3", {"factor": 16.0, "yarn_log_multiplier": 0.5}, m(16) / m(16, 0.5)),
+        ("deepseek32", {"factor": 40.0, "yarn_log_multiplier": 0.1}, 1.0),
+        ("mistral4", {"factor": 40.0, "yarn_log_multiplier": 0.05}, m(40) / m(40, 0.5)),
+        ("deepseek2", {"factor": 40.0, "yarn_log_multiplier": 0.0707}, 1.0),  # V2-Lite
+        ("deepseek2", {"factor": 40.0}, m(40)),
+        ("grok", {"factor": 16.0, "yarn_attn_factor": 3.0}, m(16)),
+        (
+            "grok",
+            {"factor": 16.0, "yarn_ext_factor": 0.0, "yarn_attn_factor": 3.0, "attn_factor": 0.5},
+            1.5,
+        ),
+        ("glm-dsa", {"factor": 16.0}, m(16)),
+    ],
+)
+def test_attention_factor(architecture, scaling, expected, tmp_path):
+    rope = of(tmp_path, architecture, **scaling)
+    # Numbers of a file are float32.
+    assert rope.attention_factor == pytest.approx(expected, rel=1e-7)
+
+
+def test_a_factor_of_0_stands_for_none(tmp_path):
+    rope = RotaryEmbedding.from_gguf(file(tmp_path, "llama", {"rope.scaling.factor": 0.0}))
+    np.testing.assert_array_equal(rope.inv_freq, RotaryEmbedding(64).inv_freq)
+    assert rope.rope_type == "default"
+
+
+def test_heads_of_latent_attention_share_one_key(tmp_path):
+    values = {"attention.head_count": 128, "attention.head_count_kv": 128}
+    path = file(tmp_path, "deepseek2", values | {"rope.dimension_count": 64}, width=576)
+    assert read(path).heads() == (128, 1)
+    assert read(path).spec().head_dim == 64
+
+
+def test_heads_by_layer_type(tmp_path):
+    values = {
+        "attention.head_count": 8,
+        "attention.head_count_kv": [4, 1, 4, 0],
+        "attention.sliding_window_pattern": [True, False, True, True],
+    }
+    config = read(file(tmp_path, "gemma4", values))
+    assert config.heads("sliding_attention") == (8, 4)
+    assert config.heads("full_attention") == (8, 1)
+    with pytest.raises(ValueError, match=r"holds \[1, 4\] for `layer_type` None"):
+        config.heads()
+
+
+def test_heads_that_a_file_lacks(tmp_path):
+    assert read(file(tmp_path, "llama", {})).heads() == (None, None)
+    assert read(file(tmp_path, "llama", {"attention.head_count": 8})).heads() == (8, 8)

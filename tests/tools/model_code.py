@@ -1,0 +1,91 @@
+"""The modelling code of transformers that rotates for a config class, read from its source."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import math
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from model_source import annotated, built_by, class_definitions, is_rotary
+from rotary_modules import apply_functions, mapped_model, rotated
+from transformers import PreTrainedConfig
+
+MODELS = Path(transformers.__file__).parent / "models"
+
+
+def code_of(cls: type[PreTrainedConfig]) -> tuple[Path, str]:
+    """Return the folder with a config class's modelling code, and the name of the code's config.
+
+    A folder without modelling code has the code of the model that the auto mapping names.
+    """
+    folder = MODELS / cls.__module__.split(".")[-2]
+    model = None if class_definitions(folder) else mapped_model(cls)
+    if model is None:
+        return folder, cls.__name__
+    return MODELS / model.__module__.split(".")[-2], model.config_class.__name__
+
+
+def wholes_of(cls: type[PreTrainedConfig]) -> list[str]:
+    """Return the names of the config classes of the same module that have this one as a part."""
+    module = sys.modules[cls.__module__]
+    found = []
+    for name, whole in vars(module).items():
+        if not (inspect.isclass(whole) and issubclass(whole, PreTrainedConfig)):
+            continue
+        with contextlib.suppress(Exception):  # nothing is known of a class that needs arguments
+            if any(type(part) is cls for part in vars(whole()).values()):
+                found.append(name)
+    return found
+
+
+def rotary_class(cls: type[PreTrainedConfig]) -> ast.ClassDef | None:
+    """Return the rotary module of a config class; None if its code has none.
+
+    A module may be annotated with the config of the whole that the config class is a part of, or
+    with a class that the config class renames.
+    """
+    folder, config_name = code_of(cls)
+    renamed = [base.__name__ for base in cls.__mro__[1:]]
+    for name in (config_name, *renamed[: renamed.index("PreTrainedConfig")], *wholes_of(cls)):
+        rotary = [node for node in built_by(folder, name) if is_rotary(node)]
+        direct = [node for node in rotary if annotated(node, name)]
+        if rotary:
+            return (direct or rotary)[0]
+    return None
+
+
+# Model types whose attention calls no function of its module, or others than the model's own:
+# whether their code pairs neighbours, and where it says so.
+READ_BY_HAND = {
+    "dots3_note_audio_encoder": (False, "DotsNoteAudioAttention rotates halves"),
+    "dots3_note_text": (True, "apply_rotary_pos_emb_interleave"),
+    "wav2vec2-bert": (False, "the attention method _apply_rotary_embedding rotates halves"),
+    "wav2vec2-conformer": (False, "the attention method _apply_rotary_embedding rotates halves"),
+}
+
+
+def pairing(cls: type[PreTrainedConfig]) -> bool | str:
+    """Return whether pairs are neighbours, or the config key that decides.
+
+    Then a right angle moves the unit vector of element 1 to element 0. DeepSeek's kind reads
+    neighbours and writes the halves apart: the same rotation and a permutation of its result.
+    """
+    folder, _ = code_of(cls)
+    if cls.model_type in READ_BY_HAND:
+        return READ_BY_HAND[cls.model_type][0]
+    if any("config.rope_interleave" in ast.unparse(n) for n in class_definitions(folder).values()):
+        return "rope_interleave"
+    unit = torch.zeros(8)
+    unit[1] = 1
+    found = {
+        int(rotated(apply, unit, math.pi / 2).abs().argmax()) == 0
+        for apply in apply_functions(folder.name).values()
+    }
+    if len(found) != 1:
+        raise SystemExit(f"{cls.model_type}: its apply functions pair in these ways: {found or ''}")
+    return found.pop()
