@@ -282,7 +282,12 @@ class RotaryPlan:
         >>> np.array_equal(cache.key[1, 1], rope.rotate(np.ones((1, 1, 2, 64)), [3])[0, 0])
         False
         """
-        serving.rotate_cached(self._append_rotation(), cache, slot_mapping)
+        slots = serving.slots_of_keys(cache, slot_mapping, self._layout)
+        serving.rotate_cached(self._rotation_for(slots.shape[1]), cache, slots)
+
+    def _rotation_for(self, tokens: int) -> serving.Rotation:
+        """Return the rotation of so many tokens in a cache."""
+        return self._append_rotation()
 
     def _rotate_normalised(
         self,

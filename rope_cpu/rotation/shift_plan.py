@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from numpy.typing import ArrayLike
-
-from rope_cpu.arguments import limits
 from rope_cpu.arguments.arrays import check_array
-from rope_cpu.arguments.scalars import check_table_size, integers
+from rope_cpu.arguments.scalars import check_table_size
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array
 from rope_cpu.rotation.cos_sin import CosSin, RepeatedCosSin
 from rope_cpu.rotation.plan import RotaryPlan
-from rope_cpu.serving.batch import Batch
-from rope_cpu.serving.kv_cache import KVCache
+from rope_cpu.serving import append as serving
 from rope_cpu.serving.rms_norm import RMSNorm
 
 
@@ -48,14 +44,6 @@ class UniformShiftPlan(RotaryPlan):
     def rotate(self, x: Array, out: Array | None = None, *, norm: RMSNorm | None = None) -> Array:
         """Rotate one array; see `RotaryPlan.rotate`."""
         return self._plan_like("keys", x).rotate(x, out, norm=norm)
-
-    def rotate_cached(self, cache: KVCache, slot_mapping: Batch | ArrayLike) -> None:
-        """Rotate cached keys in place; see `RotaryPlan.rotate_cached`."""
-        slots = slot_mapping
-        if not isinstance(slots, Batch):
-            slots = integers("slot_mapping", slots, most=limits.SLOTS)
-        tokens = 1 if isinstance(slots, Batch) or slots.ndim == 0 else slots.shape[-1]
-        self.for_tokens(tokens).rotate_cached(cache, slots)
 
     def for_tokens(self, tokens: int, compute_dtype: str = "float32") -> RotaryPlan:
         """Return the plan of this shift for a number of tokens.
@@ -96,9 +84,17 @@ interleaved=False)
         """Return the plan for as many tokens as an array has."""
         x = check_array(name, x, self._layout)
         tokens = x.shape[LAYOUT_AXES[self._layout][1]]
-        rows, _, heads, pairs = self._table_shape()
-        check_table_size(f"number of tokens of {name}", tokens, rows, tokens, heads, pairs)
+        self._check_size(f"number of tokens of {name}", tokens)
         return self.for_tokens(tokens, COMPUTE_DTYPES[x.dtype])
+
+    def _rotation_for(self, tokens: int) -> serving.Rotation:
+        self._check_size("number of slots", tokens)
+        return self.for_tokens(tokens)._append_rotation()
+
+    def _check_size(self, name: str, tokens: int) -> None:
+        """Raise if cos and sin of so many tokens are too large a table."""
+        rows, _, heads, pairs = self._table_shape()
+        check_table_size(name, tokens, rows, tokens, heads, pairs)
 
     def __repr__(self) -> str:
         return super().__repr__().replace("seq=1,", "seq=any,", 1)

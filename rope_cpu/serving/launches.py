@@ -35,7 +35,6 @@ _ndarray = np.ndarray
 # Empty slots, for which the kernel writes tokens in their order.
 _IN_ORDER = np.empty((0, 0), np.int64)
 _NORM_NAMES = ("q_norm", "k_norm", "v_norm")
-_NOT_GIVEN = (None, None, None)
 _NO_SCALE = np.empty((1, 1, 1), np.float32)  # of a cache that is not int8
 
 
@@ -169,7 +168,8 @@ def append(
         raise TypeError(f"`cache` is a {type(cache).__name__}; it must be a rope_cpu.KVCache")
     slots = _slots(slot_mapping, cache, rotation.layout)
     norms = NO_NORMS
-    if given_norms != _NOT_GIVEN:
+    q_norm, k_norm, v_norm = given_norms
+    if not (q_norm is k_norm is v_norm is None):
         norms = joined(_NORM_NAMES, given_norms, (cache.head_dim, cache.head_dim, cache.value_dim))
     result = np.empty_like(q) if out is None and type(q) is _ndarray else out
     # The kernel takes empty slots for `_IN_ORDER`, so they go the slow path.
@@ -443,8 +443,8 @@ def _as_cache(x: Array, layout: str, dtype: str) -> Array:
     return x.view(INTEGER_VIEWS[dtype]) if dtype in INTEGER_VIEWS else x
 
 
-def rotate_cached(rotation: Rotation, cache: KVCache, slot_mapping: Batch | ArrayLike) -> None:
-    """Rotate the keys of slots in place; see `RotaryPlan.rotate_cached`."""
+def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) -> Array:
+    """Return slots as int64 (batch, tokens); raise unless their keys can be rotated in place."""
     if type(cache) is not KVCache:
         raise TypeError(f"`cache` is a {type(cache).__name__}; it must be a rope_cpu.KVCache")
     if isinstance(slot_mapping, Batch):
@@ -457,7 +457,11 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slot_mapping: Batch | Arra
             "`cache` is int8, and rotating its keys would round each a second time; keep the keys "
             "as bfloat16, or append them again from their projections"
         )
-    slots = checked_slots(slot_mapping, cache, rotation.layout)
+    return checked_slots(slot_mapping, cache, layout)
+
+
+def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
+    """Rotate the keys of checked slots in place; see `RotaryPlan.rotate_cached`."""
     _check_cached(rotation, cache, slots)
     if not slots.size:
         return

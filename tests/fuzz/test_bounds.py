@@ -1,7 +1,7 @@
 """The kernels that index arrays, under Numba's bounds checks: every kind of shape once.
 
-Bounds checks see indices: the only access in `kernels/angles.py`, and slots, scales, eps and the
-pairs of blocks in `kernels/append.py`. They do not see the vector loads and stores of
+Bounds checks see indices: the only access in `kernels/angles.py`, and slots and norms in
+`kernels/append.py`. They do not see the vector loads and stores of
 `kernels/rotate.py` and `kernels/append.py`, which use pointers; `test_guarded.py` tests those.
 """
 
@@ -48,15 +48,14 @@ for batch, tokens, (heads, kv_heads), (width, value_width), page_size in SIZES:
     pairs = width // 2
     cos_sin = np.zeros((2, 1, tokens, 1, pairs), np.float32)
     cos_sin[0] = 1
-    weights = [np.ones(size + 1, np.float32) for size in (width, value_width)]
-    none = np.ones(0, np.float32)
-    for norms, threads in product(((none,) * 3, (weights[0], *weights)), (1, 2)):
+    every_norm = np.ones({norms}, np.float32)
+    for norms, threads in product((np.zeros((0, 0), np.float32), every_norm), (1, 2)):
         key, value = (np.zeros((*shape, size), np.int8) for size in (width, value_width))
-        scales = [np.zeros({scales}, np.float32) for _ in "kv"]
+        scales = [np.zeros(shape, np.float32) for _ in "kv"]
         out = np.zeros_like(q)
         blocks = np.array([pairs])
         status = kernel(
-            q, k, v, out, key, value, *scales, slots, cos_sin, *norms, blocks, width, threads
+            q, k, v, out, key, value, *scales, slots, cos_sin, norms, blocks, width, threads
         )
         assert status == DONE
         for array, number in ((key, 127), (value, 127), (scales[0], 0.001), (scales[1], 0.001)):
@@ -89,13 +88,13 @@ def test_kernels_stay_within_their_arrays(run_program, checked):
 
 
 def test_append_stays_within_its_arrays(run_program, checked):
-    run_program(EVERY_APPEND.format(scales="shape"), env=checked)
+    run_program(EVERY_APPEND.format(norms="(3, max(width, value_width) + 1)"), env=checked)
 
 
-def test_bounds_of_scales_are_checked(run_program, checked):
-    """Scales of a head too few are noticed: so the test above can fail."""
+def test_bounds_of_norms_are_checked(run_program, checked):
+    """Norms without eps are noticed: so the test above can fail."""
     _, err = run_program(
-        EVERY_APPEND.format(scales="(*shape[:2], kv_heads - 1)"), env=checked, exits=1
+        EVERY_APPEND.format(norms="(3, max(width, value_width))"), env=checked, exits=1
     )
     assert "IndexError" in err
 

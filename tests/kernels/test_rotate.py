@@ -151,9 +151,12 @@ def test_results_past_the_caches_at_any_address(kind, pairing, rng):
 def test_which_results_go_past_the_caches():
     """They are large, in other arrays, and all their rows and half rows start at a cache line."""
 
+    bypasses_caches = kernels._bypasses_caches
+    view = kernels.view  # as an attribute, Numba takes it for the method of arrays
+
     @njit
     def past(x, out, pairs, cache_bytes):
-        return kernels._bypasses_caches(kernels._view(x), kernels._view(out), pairs, cache_bytes)
+        return bypasses_caches(view(x), view(out), pairs, cache_bytes)
 
     memory = np.zeros(2**16, np.uint8)
     aligned = memory[-memory.ctypes.data % 64 :]

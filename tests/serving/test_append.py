@@ -135,6 +135,7 @@ EDGES = {
     ),
     "NaN": ([1.0, np.nan, -2.0], [0, 0, 0], np.nan),
     "negative NaN": ([1.0, -np.nan, -2.0], [0, 0, 0], np.nan),
+    "NaN with low bits": ([1.0, np.uint32(0x7FC000AB).view(np.float32)], [0, 0], np.nan),
     "infinity": ([1.0, np.inf, -2.0], [0, 0, 0], np.nan),
     "-infinity": ([-np.inf, 1.0, -2.0], [0, 0, 0], np.nan),
 }
@@ -147,12 +148,12 @@ def test_edges_of_quantisation(row, integers, scale, where):
     plan = RotaryEmbedding(134).plan([0], layout="thd")
     cache = float_cache(np.int8, width=134)
     x = np.zeros((1, 2, 134), np.float32)
-    x[0, 0, where : where + 3] = row
+    x[0, 0, where : where + len(row)] = row
     x[0, 1, 5] = 1.0
     plan.append(np.ones_like(x), x, x, cache, [6])
     for array, scales in ((cache.key, cache.key_scale), (cache.value, cache.value_scale)):
         expected = np.zeros(134, np.int8)
-        expected[where : where + 3] = integers
+        expected[where : where + len(row)] = integers
         assert array[1, 2, 0].tolist() == expected.tolist()
         assert np.array_equal(scales[1, 2], np.float32([scale, 1 / np.float32(127)]), True)
         assert array[1, 2, 1].max() == 127  # the other head is not touched by the first

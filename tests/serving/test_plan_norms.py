@@ -129,6 +129,25 @@ def test_any_number_of_threads_gives_the_same_bits(dtype, monkeypatch, rng):
     assert all(result == results[0] for result in results)
 
 
+def test_plans_of_other_operations_normalise_too(interleaved, rng):
+    """A norm comes before every kind of rotation."""
+    rope = RotaryEmbedding(16, interleaved=interleaved)
+    q = cases.noise(rng, (2, 3, 4, 16), np.float32)
+    k = cases.noise(rng, (2, 3, 2, 16), np.float32)
+    norm = Norm(rng.standard_normal(16).astype(np.float32))
+    for plan in (
+        rope.plan([3, 4, 5], inverse=True),
+        rope.shift_plan(-7),
+        rope.shift_plan([[1, 2, 3], [4, 5, 6]]),
+        rope.rerotate_plan(RotaryEmbedding(16, interleaved=interleaved), [3, 4, 5]),
+    ):
+        expected = [plan.rotate(steps.normalised(x, norm)) for x in (q, k)]
+        results = plan(q, k, q_norm=cases.to_norm(norm), k_norm=cases.to_norm(norm))
+        for result, right in zip(results, expected, strict=True):
+            assert np.array_equal(result, right)
+        assert np.array_equal(plan.rotate(q, norm=cases.to_norm(norm)), expected[0])
+
+
 def test_results_are_within_the_roundings_of_exact_ones(interleaved, rng):
     rope = RotaryEmbedding.from_inv_freq(
         oracle.inv_freq(72), attention_factor=1.5, interleaved=interleaved

@@ -670,6 +670,9 @@ HOSTILE = {
     "rotated slots": lambda s: s.rope.shift_plan(1, layout="thd").rotate_cached(
         s.cache, np.broadcast_to(np.int64(0), (2**26,))
     ),
+    "the most slots": lambda s: s.rope.shift_plan(1, layout="thd").rotate_cached(
+        s.cache, np.broadcast_to(np.int64(0), (2**22,))
+    ),
     "a norm of a text": lambda s: s.plan.rotate(s.q, norm="x" * 10**7),
     "a norm of a list": lambda s: s.plan.rotate(s.q, norm=[[0] * 1000] * 1000),
 }
