@@ -8,12 +8,18 @@ from rope_cpu.kernels.threads import get_num_threads, set_num_threads
 from rope_cpu.rotation.apply import apply_rotary
 from rope_cpu.rotation.embedding import RotaryEmbedding
 from rope_cpu.rotation.plan import RotaryPlan
+from rope_cpu.serving.batch import Batch
+from rope_cpu.serving.kv_cache import KVCache
+from rope_cpu.serving.rms_norm import RMSNorm
 from rope_cpu.sinusoidal import sinusoidal
 from rope_cpu.warmup import warmup
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Batch",
+    "KVCache",
+    "RMSNorm",
     "RotaryEmbedding",
     "RotaryPlan",
     "apply_rotary",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
+Intp = NDArray[np.intp]
 
 # The dtypes of arrays that can be rotated, by name.
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -36,4 +38,14 @@ LAYOUT_AXES: dict[str, tuple[int | None, int, int]] = {
     "bhsd": (0, 2, 1),
     "sbhd": (1, 0, 2),
     "thd": (None, 0, 1),
+}
+
+# The integers that kernels take 16-bit floats as.
+INTEGER_VIEWS = {"float16": np.dtype(np.int16), "bfloat16": np.dtype(np.uint16)}
+
+# The views of other layouts as bshd, (batch, seq, heads, head_dim), which kernels take.
+BSHD_VIEWS: dict[str, Callable[[Array], Array]] = {
+    "bhsd": lambda x: x.transpose(0, 2, 1, 3),
+    "sbhd": lambda x: x.transpose(1, 0, 2, 3),
+    "thd": lambda x: x[None],
 }

@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.masks_and_grids import check_attention_mask, check_grids
+from rope_cpu.arguments.position_ids import parse_cu_seqlens
 from rope_cpu.arguments.scalars import (
     boolean,
     check_table_size,
-    integers,
     per_axis,
     real_array,
     whole_number,
@@ -60,12 +60,7 @@ def packed(cu_seqlens: ArrayLike) -> Int64:
     >>> positions.packed([0, 3, 5])
     array([0, 1, 2, 0, 1])
     """
-    ends = integers("cu_seqlens", cu_seqlens)
-    if ends.ndim != 1 or ends.size == 0 or ends[0] != 0 or (np.diff(ends) < 0).any():
-        raise ValueError(
-            f"`cu_seqlens` is {shown(ends)}; it must be one-dimensional, start at 0 and never "
-            "decrease: 0, then the end of each sequence"
-        )
+    ends = parse_cu_seqlens(cu_seqlens)
     tokens = int(ends[-1])
     check_table_size("cu_seqlens[-1]", tokens, tokens)
     return np.arange(tokens) - np.repeat(ends[:-1], np.diff(ends))

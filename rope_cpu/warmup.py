@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import DTypeLike
 
 from rope_cpu.arguments.arrays import to_dtype
 from rope_cpu.arguments.texts import shown
-from rope_cpu.array_types import DTYPE_LIST, DTYPE_NAMES, DTYPES
+from rope_cpu.array_types import DTYPE_NAMES, DTYPES
 from rope_cpu.kernels.angles import cos_sin_kernel
+from rope_cpu.kernels.append import CACHE_ELEMENTS, append_kernel
 from rope_cpu.kernels.rotate import PAIRINGS, rotation_kernel
+from rope_cpu.kernels.rotate_cached import rotate_cached_kernel
 from rope_cpu.kernels.vectors import converts_float16
 
+DTypes = DTypeLike | Sequence[DTypeLike]
+
+_CACHE_DTYPE_NAMES = {DTYPES.get(name, np.dtype(np.int8)): name for name in CACHE_ELEMENTS}
+
 # A function that compiles or loads a kernel, and its arguments.
-_Build = tuple[Callable[..., Any], tuple[str, ...]]
+Build = tuple[Callable[..., Any], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -43,16 +51,24 @@ class Specialisation:
     cache: Path | None
 
 
-def warmup(dtypes: DTypeLike | Sequence[DTypeLike] = tuple(DTYPES)) -> list[Specialisation]:
-    """Compile the rotation kernels into the cache on disk, for this process and later ones.
+def warmup(
+    dtypes: DTypes = tuple(DTYPES), cache_dtypes: DTypes | None = None
+) -> list[Specialisation]:
+    """Compile kernels into the cache on disk, for this process and later ones.
 
-    A kernel takes about 3 seconds to compile, and milliseconds to load from the cache.
+    A kernel takes some seconds to compile, and milliseconds to load from the cache.
 
     Parameters
     ----------
     dtypes : dtype-like or sequence of dtype-like, optional
         Dtypes of the arrays to be rotated: float32, float64, float16, bfloat16. All by default.
         Each is compiled for both pairings.
+    cache_dtypes : dtype-like or sequence of dtype-like, optional
+        Dtypes of the caches of a server: float32, float16, bfloat16, int8. None by default: no
+        kernels of caches. With a dtype, the kernels of `RotaryPlan.append` are compiled for every
+        pair of an input dtype (float64 has none) and a cache dtype, and those of
+        `RotaryPlan.rotate_cached` for every cache dtype but int8. Norms without a cache,
+        ``plan(q, k, q_norm=…)``, need the kernel whose cache has the dtype of the input.
 
     Returns
     -------
@@ -62,24 +78,30 @@ def warmup(dtypes: DTypeLike | Sequence[DTypeLike] = tuple(DTYPES)) -> list[Spec
     Raises
     ------
     TypeError
-        If `dtypes` holds any other dtype.
+        If `dtypes` or `cache_dtypes` holds any other dtype.
+    ValueError
+        If `cache_dtypes` is given and `dtypes` holds float64 alone.
 
     Examples
     --------
     >>> from rope_cpu.warmup import warmup
-    >>> for kernel in warmup("float32"):
+    >>> for kernel in warmup("float32", cache_dtypes="float32"):
     ...     print(kernel.name)
     cos_sin_float32
     cos_sin_float64
     rotate_float32_half
     rotate_float32_interleaved
+    append_float32_float32_half
+    append_float32_float32_interleaved
+    rotate_cached_float32_half
+    rotate_cached_float32_interleaved
     """
-    return list(compile_kernels(dtypes))
+    return list(compile_kernels(kernel_builds(dtypes, cache_dtypes)))
 
 
-def compile_kernels(dtypes: DTypeLike | Sequence[DTypeLike]) -> Iterator[Specialisation]:
+def compile_kernels(builds: Sequence[Build]) -> Iterator[Specialisation]:
     """Compile or load one kernel after the other."""
-    for build, arguments in kernel_builds(dtypes):
+    for build, arguments in builds:
         start = time.perf_counter()
         kernel = build(*arguments)
         seconds = time.perf_counter() - start
@@ -88,30 +110,70 @@ def compile_kernels(dtypes: DTypeLike | Sequence[DTypeLike]) -> Iterator[Special
         yield Specialisation(kernel.__name__, seconds, not stats.cache_hits, folder)
 
 
-def kernel_builds(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[_Build]:
+def kernel_builds(dtypes: DTypes, cache_dtypes: DTypes | None = None) -> list[Build]:
     """Return how to build each kernel that these dtypes need."""
+    names = dtype_names(dtypes)
+    cache_names = [] if cache_dtypes is None else cache_dtype_names(cache_dtypes)
     # The cos and sin of a plan are float32 until it rotates float64; 16-bit tables are rounded from
     # float64. So any dtype may need both.
-    builds: list[_Build] = [(cos_sin_kernel, ("float32",)), (cos_sin_kernel, ("float64",))]
-    rotated = []
-    for name in dtype_names(dtypes):
-        # Processors that do not convert float16 rotate it as float32.
-        kernel_dtype = "float32" if name == "float16" and not converts_float16() else name
-        if kernel_dtype not in rotated:
-            rotated.append(kernel_dtype)
+    builds: list[Build] = [(cos_sin_kernel, ("float32",)), (cos_sin_kernel, ("float64",))]
+    rotated = _computed(names)
     for name in rotated:
         builds += [(rotation_kernel, (name, pairing)) for pairing in PAIRINGS]
+    if cache_names:
+        builds += _cache_builds([name for name in rotated if name != "float64"], cache_names)
     return builds
 
 
-def dtype_names(dtypes: DTypeLike | Sequence[DTypeLike]) -> list[str]:
+def _cache_builds(dtypes: list[str], cache_dtypes: list[str]) -> list[Build]:
+    """Return how to build the kernels of caches.
+
+    dtypes: those of the inputs that have such kernels.
+    """
+    if not dtypes:
+        raise ValueError(
+            f"`cache_dtypes` holds {', '.join(cache_dtypes)}, but `dtypes` holds float64 alone, "
+            "which has no kernels of caches; add the dtype of the arrays that `append` is given, "
+            "or leave `cache_dtypes` out"
+        )
+    builds: list[Build] = []
+    computed = _computed(cache_dtypes)
+    for dtype, cache_dtype, pairing in product(dtypes, computed, PAIRINGS):
+        builds.append((append_kernel, (dtype, cache_dtype, pairing)))
+    for cache_dtype, pairing in product(computed, PAIRINGS):
+        if cache_dtype != "int8":
+            builds.append((rotate_cached_kernel, (cache_dtype, pairing)))
+    return builds
+
+
+def _computed(names: list[str]) -> list[str]:
+    """Return the dtypes of the kernels that these dtypes need, without duplicates.
+
+    Processors that do not convert float16 compute it as float32.
+    """
+    if converts_float16():
+        return names
+    return list(dict.fromkeys("float32" if name == "float16" else name for name in names))
+
+
+def dtype_names(dtypes: DTypes) -> list[str]:
     """Return the names of dtypes, without duplicates; raise TypeError for one without a kernel."""
+    return _names("dtypes", dtypes, DTYPE_NAMES)
+
+
+def cache_dtype_names(cache_dtypes: DTypes) -> list[str]:
+    """Return the names of dtypes of caches, without duplicates; raise TypeError for any other."""
+    return _names("cache_dtypes", cache_dtypes, _CACHE_DTYPE_NAMES)
+
+
+def _names(argument: str, dtypes: DTypes, known: Mapping[np.dtype[Any], str]) -> list[str]:
     listed: Any = dtypes if isinstance(dtypes, list | tuple | set | frozenset) else [dtypes]
     names: list[str] = []
     for dtype in listed:
-        name = DTYPE_NAMES.get(to_dtype(dtype))
+        name = known.get(to_dtype(dtype))
         if name is None:
-            raise TypeError(f"`dtypes` holds {shown(dtype)}; each must be one of {DTYPE_LIST}")
+            rule = f"each must be one of {', '.join(known.values())}"
+            raise TypeError(f"`{argument}` holds {shown(dtype)}; {rule}")
         if name not in names:
             names.append(name)
     return names

@@ -55,14 +55,14 @@ def _transformers_call(workload: Workload, compiled: bool) -> Call:
     first_q, _ = pairs[0]
     dtype = first_q.dtype
     # A model casts cos and sin to the dtype of its activations once a step.
-    cos, sin = (_tensor(table.astype(dtype)) for table in workload.wide_cos_sin())
+    cos, sin = (as_tensor(table.astype(dtype)) for table in workload.wide_cos_sin())
     argument_sets = [
-        (_tensor(q.transpose(0, 2, 1, 3)), _tensor(k.transpose(0, 2, 1, 3)), cos, sin)
+        (as_tensor(q.transpose(0, 2, 1, 3)), as_tensor(k.transpose(0, 2, 1, 3)), cos, sin)
         for q, k in pairs
     ]
 
     def results(returned: Any) -> Pair:
-        q, k = (_array(tensor, dtype).transpose(0, 2, 1, 3) for tensor in returned)
+        q, k = (as_array(tensor, dtype).transpose(0, 2, 1, 3) for tensor in returned)
         return q, k
 
     return rotation_call(
@@ -70,7 +70,7 @@ def _transformers_call(workload: Workload, compiled: bool) -> Call:
     )
 
 
-def _tensor(x: Array) -> Any:
+def as_tensor(x: Array) -> Any:
     """Return a tensor that shares the memory of `x`."""
     import torch
 
@@ -80,7 +80,7 @@ def _tensor(x: Array) -> Any:
     return torch.from_numpy(x)
 
 
-def _array(tensor: Any, dtype: Any) -> Array:
+def as_array(tensor: Any, dtype: Any) -> Array:
     """Return a tensor as an array of a dtype of the same width."""
     import torch
 

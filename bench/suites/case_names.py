@@ -20,6 +20,12 @@ FAMILIES = {
     "axial-2d": "an image of 64 by 64 patches",
     "mrope": "512 tokens at three coordinates each",
     "layouts": "512 tokens, packed or contiguous, ratios per byte",
+    "serving-1": "one token appended",
+    "serving-8": "8 tokens appended",
+    "serving-32": "32 tokens appended",
+    "serving-128": "128 tokens appended",
+    "serving-512": "512 tokens appended",
+    "serving-shift": "8192 paged keys, shifted",
     "angles-4096": "cos and sin of 4096 positions",
     "angles-131072": "cos and sin of 131072 positions",
     "angles-axes": "cos and sin of 131072 positions on three axes",
@@ -44,6 +50,9 @@ SUFFIXES = {
     "interleaved": Suffix("interleaved", "interleaved pairs; without: half-split, as the model's"),
     "half": Suffix("half-split", "half-split pairs; without: interleaved, as the model's"),
     "out": Suffix("into other arrays", "results go to other arrays; without: in place"),
+    "norm": Suffix("with norms", "q and k are normed; without: they are not"),
+    "to-bfloat16": Suffix("cached as bfloat16", "the cache is bfloat16; without: as the dtype"),
+    "to-int8": Suffix("cached as int8", "the cache is int8 with scales; without: as the dtype"),
     "cold": Suffix("cold", "arrays come from memory; without: from the caches, if they fit"),
 }
 COLD = "/cold"

@@ -7,19 +7,20 @@ from fnmatch import fnmatchcase
 
 from ..measurement.case import Case
 from ..models import Model
-from . import components, rotations
+from . import components, rotations, server_steps
 
 
 def catalog(model: Model, peers: bool | None = None, threads: Sequence[int] = ()) -> list[Case]:
     """Return every case; rotations have the heads and frequencies of a model.
 
-    peers: time peers in all decode and prefill cases, in none, or (None) in the headline cases.
+    peers: time peers in all decode and prefill cases, in none, or (None) in the headline cases
+        and in those of caches.
     threads: numbers of threads to compare; only rotations are then timed.
     """
     cases = [*rotations.decode_and_prefill(model, peers, threads), *rotations.other_kinds(threads)]
     if threads:
         return cases
-    return [*cases, rotations.layouts(model), *components.cases()]
+    return [*cases, rotations.layouts(model), *server_steps.cases(peers), *components.cases()]
 
 
 def select(cases: list[Case], patterns: list[str]) -> list[Case]:

@@ -33,6 +33,15 @@ AXES = 64
 # Sequences with lengths of their own. Python computes the frequencies of each in about 20 µs.
 LENGTHS = 2**13
 
+# Ends of packed sequences in a plan, which are compared with each other.
+SEQUENCES = 2**22
+
+# Tokens of one step of a server, or slots of a call, which are sorted.
+SLOTS = 2**22
+
+# Entries of a page table, which are all compared. Large servers have 256 sequences of 2^13 pages.
+PAGES = 2**24
+
 # Elements of all frequencies of a rotation: sequences, axes, heads, pairs. Published: 3 x 32 x 64.
 FREQUENCIES = 2**24
 

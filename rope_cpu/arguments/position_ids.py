@@ -1,4 +1,4 @@
-"""Checks of position ids, offsets and deltas, and their conversion to float64 positions."""
+"""Checks of position ids, offsets, deltas and packed sequences; ids as float64 positions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.scalars import check_shape_size, check_table_size, regular_array
+from rope_cpu.arguments.scalars import check_shape_size, integers, regular_array
 from rope_cpu.arguments.texts import cut, shown
-from rope_cpu.array_types import LAYOUT_AXES, Array, Float64
+from rope_cpu.array_types import LAYOUT_AXES, Array, Float64, Int64
 
 _RANGE_RULE = "positions must be within ±2^53, which float64 holds exactly"
 
@@ -39,7 +39,8 @@ def parse_position_ids(
     if rows > 1 and layout == "thd":
         raise ValueError(
             f"`layout` is 'thd', but this embedding has lengths for {rows} batch rows "
-            "(`at_length([...])`); use another layout, or one length"
+            "(`at_length([...])`); say which tokens are whose by "
+            "plan(position_ids, layout='thd', cu_seqlens=...), or use one length"
         )
     if rows > 1 and batch not in (1, rows):
         raise ValueError(
@@ -173,22 +174,59 @@ def refuse_missing_ids(axes: int, layout: str) -> None:
     )
 
 
-def parse_delta(value: ArrayLike, tokens: int, axes: int, shared: bool) -> Array:
-    """Return a delta for each token, from one for all tokens or one for each.
+def parse_delta(value: ArrayLike, axes: int, shared: bool) -> tuple[Array, bool]:
+    """Return deltas in the form of position ids, and whether one of them is for all tokens.
 
     shared: a single number is valid for all axes as well.
     """
-    check_table_size("number of tokens of keys", tokens, tokens, axes)
     delta = position_array("delta", value)
     if delta.ndim:
         check_coordinates("delta", delta, axes)
     if delta.ndim == 0 and axes == 1:
-        return np.full(tokens, delta)
+        return delta[None], True
     if delta.ndim == 0 and shared:
-        return np.full((tokens, axes), delta)
+        return np.full((1, axes), delta), True
     if delta.ndim == 1 and axes > 1:
-        return np.broadcast_to(delta, (tokens, *delta.shape))
-    return delta
+        return delta[None], True
+    return delta, False
+
+
+def parse_cu_seqlens(value: ArrayLike) -> Int64:
+    """Return the starts of packed sequences and the end of the last one, as int64."""
+    ends = integers("cu_seqlens", value)
+    if ends.ndim != 1 or ends.size == 0 or ends[0] != 0 or (ends[1:] < ends[:-1]).any():
+        raise ValueError(
+            f"`cu_seqlens` is {shown(ends)}; it must be one-dimensional, start at 0 and never "
+            "decrease: 0, then the end of each sequence"
+        )
+    return ends
+
+
+def tokens_of_sequences(cu_seqlens: ArrayLike, layout: str, tokens: int, lengths: int) -> Int64:
+    """Return the number of tokens of each packed sequence, (sequences,).
+
+    tokens: number of position ids.
+    lengths: number of lengths that sequences were given; one serves every number of sequences.
+    """
+    if layout != "thd":
+        raise ValueError(
+            f"`cu_seqlens` is given, but `layout` is {layout!r}; it divides packed tokens (layout "
+            "'thd') into sequences: leave it out, or pass layout='thd'"
+        )
+    given = regular_array("cu_seqlens", cu_seqlens)
+    check_shape_size("cu_seqlens", given.shape, given.size, most=limits.SEQUENCES)
+    ends = parse_cu_seqlens(cu_seqlens)
+    if ends[-1] != tokens:
+        raise ValueError(
+            f"`cu_seqlens` ends at {ends[-1]}, but `position_ids` are given for {tokens} tokens; "
+            "its last entry must be their number"
+        )
+    if lengths not in (1, len(ends) - 1):
+        raise ValueError(
+            f"`cu_seqlens` is for {len(ends) - 1} sequences, but lengths were given for {lengths} "
+            "(`at_length([...])`); the numbers must be equal"
+        )
+    return ends[1:] - ends[:-1]
 
 
 def parse_table_rows(value: object, table: tuple[int, ...], layout: str) -> Array:

@@ -71,6 +71,7 @@ def describe(rotation: LayerRotation) -> Iterator[str]:
     for key in sorted(set(rotation.parameters) - {"rope_type", "type"}):
         yield _line(key, _short_text(rotation.parameters[key]))
     yield from _axes_lines(rotation.rope)
+    yield from _serving_lines(rotation)
     for length, rope in rotation.by_length.items():
         if length:
             yield f"  {length}"
@@ -111,6 +112,13 @@ def _axes_lines(rope: RotaryEmbedding) -> Iterator[str]:
     heads = rope.spec.inv_freq.shape[2]
     if heads > 1:
         yield _line("heads", f"{heads} with own frequencies; below: the first")
+
+
+def _serving_lines(rotation: LayerRotation) -> Iterator[str]:
+    """Yield the calls of a server that this rotation needs."""
+    if rotation.serving:
+        yield "  serving"
+    yield from (f"    {text}" for text in rotation.serving)
 
 
 def _factor_lines(rope: RotaryEmbedding, rotation: LayerRotation) -> Iterator[str]:

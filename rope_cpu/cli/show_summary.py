@@ -12,6 +12,7 @@ import numpy as np
 from rope_cpu.array_types import Float64, Int64
 from rope_cpu.cli.show_axes import Axis, position_axes
 from rope_cpu.cli.show_model import contexts, head_width, maximum_context, mscale_of_scores
+from rope_cpu.cli.show_serving import serving_lines
 from rope_cpu.command_line import config_error
 from rope_cpu.configs.layers import layer_parameters, model_layers
 from rope_cpu.configs.model_config import ModelConfig
@@ -33,6 +34,7 @@ class LayerRotation:
     mscale_of_scores: the m of YaRN whose square multiplies the scores in the model, None if there
         is none.
     layer_type: the layer type, None for the one group of all layers.
+    serving: the calls that write to a cache of keys and values, one a line.
     pairing_note: what to know about the pairing.
     """
 
@@ -46,6 +48,7 @@ class LayerRotation:
     head_width: int = 0
     mscale_of_scores: float | None = None
     layer_type: str | None = None
+    serving: Sequence[str] = ()
     pairing_note: str | None = None
 
     @property
@@ -117,6 +120,7 @@ def _only_rotation(
         contexts=contexts(rope, {}, config.values) if counts_tokens else {},
         head_width=rope.head_dim,
         layer_type=layer_type,
+        serving=tuple(serving_lines(config, rope)),
     )
 
 
@@ -149,6 +153,7 @@ def _layer_rotation(
         head_width=head_width(rope, config.values),
         mscale_of_scores=mscale_of_scores(config, rope, parameters),
         layer_type=layer_type,
+        serving=tuple(serving_lines(config, rope)),
         pairing_note=config.pairing_note,
     )
 

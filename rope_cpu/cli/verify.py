@@ -123,9 +123,10 @@ def _rows(group: VerifiedLayers) -> Iterator[Row]:
 
 def _load_kernels(progress: Progress) -> None:
     dtypes = list(DTYPES)
-    task = progress.add_task("loading kernels", total=len(kernel_builds(dtypes)))
+    builds = kernel_builds(dtypes)
+    task = progress.add_task("loading kernels", total=len(builds))
     announced = False
-    for kernel in compile_kernels(dtypes):
+    for kernel in compile_kernels(builds):
         if kernel.compiled and not announced:
             progress.console.print(
                 "compiling kernels: this takes up to a minute, once for this machine"

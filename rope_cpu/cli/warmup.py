@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 
 from rope_cpu.array_types import DTYPE_LIST, DTYPES
-from rope_cpu.warmup import compile_kernels, dtype_names
+from rope_cpu.command_line import UsageError
+from rope_cpu.kernels.append import CACHE_ELEMENTS
+from rope_cpu.warmup import cache_dtype_names, compile_kernels, dtype_names, kernel_builds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,13 +20,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=list(DTYPES),
         help=f"dtypes to compile for: {DTYPE_LIST} (default: all)",
     )
+    parser.add_argument(
+        "--cache-dtypes",
+        type=_cache_dtype_names,
+        metavar="DTYPE[,DTYPE…]",
+        help="also compile the kernels that write to and rotate the caches of a server, for caches "
+        f"of these dtypes: {', '.join(CACHE_ELEMENTS)}",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fill the cache, print a line for each kernel, and return 0."""
+    """Fill the cache, print a line for each kernel, and return 0.
+
+    Raises UsageError if no kernel of caches takes the dtypes.
+    """
     folders = set()
     total_seconds = 0.0
-    for kernel in compile_kernels(args.dtypes):
+    try:
+        builds = kernel_builds(args.dtypes, args.cache_dtypes)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    for kernel in compile_kernels(builds):
         origin = "compiled" if kernel.compiled else "cached"
         print(f"{kernel.name:40}{origin:10}{kernel.seconds:7.2f} s", flush=True)
         if kernel.cache is not None:
@@ -46,3 +62,10 @@ def _dtype_name(dtype: str) -> str:
     except TypeError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return name
+
+
+def _cache_dtype_names(dtypes: str) -> list[str]:
+    try:
+        return cache_dtype_names(dtypes.split(","))
+    except TypeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -28,6 +28,12 @@ class Attention:
         The softmax has a learned term besides the scores.
     qk_norm : {"before", "after", None}
         Queries and keys are normed before or after the rotation, or not at all.
+    norm_offset : float
+        Added to the weights of the norms of queries and keys.
+    norm_weighted : bool
+        The norms of queries and keys have weights.
+    norm_other : str, optional
+        Difference of these norms from an RMS norm over each head vector.
     v_norm : bool
         Values are normed.
     chunk : int, optional
@@ -42,6 +48,8 @@ class Attention:
         Config key for a scale of queries by their position.
     shared_layers : int
         Number of last layers that reuse keys and values of an earlier layer.
+    own_cache : str, optional
+        Reason why the cache does not hold a key and a value for each key head.
     other : str, optional
         Description of further differences.
     """
@@ -50,6 +58,9 @@ class Attention:
     latent: bool = False
     sinks: bool = False
     qk_norm: str | None = None
+    norm_offset: float = 0.0
+    norm_weighted: bool = True
+    norm_other: str | None = None
     v_norm: bool = False
     chunk: int | None = None
     window: int | None = None
@@ -57,6 +68,7 @@ class Attention:
     scale: float | None = None
     query_scale: str | None = None
     shared_layers: int = 0
+    own_cache: str | None = None
     other: str | None = None
 
     @classmethod
@@ -72,6 +84,9 @@ class Attention:
             latent=is_latent(values) or uses_mla,
             sinks=_has(model_types, "sinks"),
             qk_norm=_qk_norm(model_types, values),
+            norm_offset=float(_has(model_types, "qk_norm_offset")),
+            norm_weighted=not _has(model_types, "qk_norm_unweighted"),
+            norm_other=_norm_other(model_types),
             v_norm=_has(model_types, "v_norm"),
             chunk=_chunk(model_types, values),
             window=_window(values),
@@ -79,6 +94,7 @@ class Attention:
             scale=_scale(model_types, values),
             query_scale=_query_scale(values),
             shared_layers=_optional_integer("num_kv_shared_layers", values) or 0,
+            own_cache=_fact_by_type("own_cache", model_types, None),
             other=_fact_by_type("other", model_types, None),
         )
 
@@ -162,3 +178,11 @@ def _qk_norm(model_types: Set[str | None], values: Mapping[str, Any]) -> str | N
         if _has(model_types, f"qk_norm_{order}_rotation"):
             return order
     return None
+
+
+def _norm_other(model_types: Set[str | None]) -> str | None:
+    """Return the difference from an RMS norm over each head vector, None without one."""
+    if _has(model_types, "qk_norm_over_projection"):
+        return "over the whole projection"
+    other: str | None = _fact_by_type("qk_norm_other", model_types, None)
+    return other

@@ -533,7 +533,7 @@ def _longrope_factor(scale: float, original: int) -> float:
 
 def _doublings(length: int, original: int) -> int:
     """Return how many doublings of the original length reach this length."""
-    return max(0, math.ceil(math.log2(length / original) + 1) - 1)
+    return math.ceil(math.log2(max(length, original) / original) + 1) - 1
 
 
 def _never(parameters: Mapping[str, Any]) -> bool:

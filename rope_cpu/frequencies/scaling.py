@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -131,6 +131,12 @@ class ScalingRule:
             return _cached_frequencies(self, representative(length, self.original_length))
         except (OverflowError, ValueError):
             return self.frequencies(length)  # raises again, with this length in the text
+
+    def representatives(self, lengths: Sequence[int]) -> list[int]:
+        """Return for each length the one that stands for all lengths of equal frequencies."""
+        representative = ROPE_TYPES[self.rope_type].cache_length
+        original = self.original_length
+        return [representative(length, original) for length in lengths]
 
     def frequencies(self, length: int | None) -> tuple[Float64, float]:
         """Compute inv_freq (pairs,) and the attention factor; None: for the original length."""

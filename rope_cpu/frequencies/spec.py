@@ -63,6 +63,21 @@ class LengthRule(Protocol):
         """
         ...
 
+    def representatives(self, lengths: Sequence[int]) -> Sequence[int]:
+        """Return for each length the one that stands for all lengths of equal frequencies.
+
+        Parameters
+        ----------
+        lengths : sequence of int
+            Sequence lengths in tokens; 0 for a sequence without tokens.
+
+        Returns
+        -------
+        sequence of int
+            Lengths that represent themselves.
+        """
+        ...
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RopeSpec:
@@ -220,7 +235,8 @@ class RopeSpec:
         Parameters
         ----------
         lengths : sequence of int
-            Sequence lengths in tokens, at least 1. `RotaryEmbedding.at_length` checks them.
+            Sequence lengths in tokens, 0 for a sequence without tokens. `RotaryEmbedding.at_length`
+            checks them.
 
         Returns
         -------
@@ -244,14 +260,7 @@ class RopeSpec:
         if self.length_rule is None:
             return self
         check_length("lengths", lengths, limits.LENGTHS)
-        check_table_size(
-            "len(lengths)",
-            len(lengths),
-            len(lengths),
-            self.axes,
-            self.pairs,
-            most=limits.FREQUENCIES,
-        )
+        self.check_rows(len(lengths))
         rows = [self.length_rule.at_length(length) for length in lengths]
         one_axis = np.stack([self.direction * inv_freq for inv_freq, _ in rows])
         inv_freq = spread_over_axes(one_axis, self.pair_axis or (), self.axes)
@@ -261,6 +270,10 @@ class RopeSpec:
             attention_factor=np.array([factor for _, factor in rows]),
             lengths=tuple(lengths),
         )
+
+    def check_rows(self, rows: int) -> None:
+        """Raise if frequencies of so many lengths would be too large a table."""
+        check_table_size("len(lengths)", rows, rows, self.axes, self.pairs, most=limits.FREQUENCIES)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -444,7 +457,7 @@ def _checked_lengths(lengths: Sequence[int] | None) -> tuple[int, ...] | None:
     """Return sequence lengths as a tuple of int, or None."""
     if lengths is None:
         return None
-    return whole_numbers("lengths", lengths, longest=limits.LENGTHS)
+    return whole_numbers("lengths", lengths, 0, longest=limits.LENGTHS)
 
 
 def _checked_factors(attention_factor: ArrayLike, rows: int) -> Float64:

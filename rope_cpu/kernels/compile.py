@@ -32,10 +32,10 @@ def device_function(function: Callable[..., Any], variant: str = "", parallel: b
     function : callable
         The Python function.
     variant : str
-        Prefix of the qualified name, for a function that exists once for each pairing. LLVM
-        identifies functions by qualified name, types and a number that every process counts from
-        0. Without the prefix, a cached kernel that another process compiled could call the function
-        of another pairing.
+        Prefix of the qualified name, for a function that exists once for each pairing or number of
+        lanes. LLVM identifies functions by qualified name, types and a number that every process
+        counts from 0. Without the prefix, a cached kernel that another process compiled could call
+        the function of another pairing.
     parallel : bool
         Whether the function is a prange and nothing else. Numba counts references to the arrays of
         such a function, which would cost a serial call for one token 0.1 µs.

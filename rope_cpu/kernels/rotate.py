@@ -40,7 +40,7 @@ DONE = 0
 INVALID = 1
 
 # Numba's types of the array elements, and of cos and sin, for each dtype. 16-bit floats are passed
-# as the integers of their bits.
+# as the integers of their bits: int16 stands for float16 and uint16 for bfloat16.
 ELEMENTS = {
     "float32": (types.float32, types.float32),
     "float64": (types.float64, types.float64),
@@ -48,8 +48,8 @@ ELEMENTS = {
     "bfloat16": (types.uint16, types.float32),
 }
 
-# A second thread takes longer to start than the rotation of fewer elements of q and k takes. An
-# array that is rotated alone is passed as both, and so counts twice.
+# Minimum number of elements of q and k for several threads: below it, their start costs more than
+# the rotation. An array that is rotated alone is passed as both, and so counts twice.
 _PARALLEL_FROM = 2**19
 
 # The axes of arrays. Shapes and strides are indexed with these constants only: a variable index
@@ -89,6 +89,11 @@ class Tile(NamedTuple):
     out_token_stride: Any
     out_head_stride: Any
     table_token_stride: Any
+    itemsize: Any
+    out_itemsize: Any
+    table_itemsize: Any
+    block_pairs: Any  # pointer to the number of pairs of each block
+    blocks: Any
 
 
 # Device functions that rotate `lanes` pairs of a tile, from pair i of a block on. A block is a run
@@ -100,7 +105,7 @@ class Tile(NamedTuple):
 def half_split(lanes: int) -> Any:
     """Return the device function that rotates `lanes` of the pairs (i, i + pairs)."""
 
-    @compile.device_function
+    @partial(compile.device_function, variant=f"half_{lanes}")
     def rotate(x, out, cos, sin, i, pairs, tile, nontemporal):
         for _ in range(tile.tokens):
             c = load(cos, i, lanes)
@@ -110,7 +115,7 @@ def half_split(lanes: int) -> Any:
             for _ in range(tile.heads):
                 a = load(row, i, lanes)
                 b = load(row, i + pairs, lanes)
-                # Vectors have no negation, so that only the second element is a fused product.
+                # Vectors have no negation, which a·c − b·s as `muladd` would need.
                 store(out_row, i, a * c - b * s, nontemporal)
                 store(out_row, i + pairs, muladd(b, c, a * s), nontemporal)
                 row = advance(row, tile.head_stride)
@@ -130,7 +135,7 @@ def interleaved(lanes: int) -> Any:
     """
     elements = 2 * lanes
 
-    @compile.device_function
+    @partial(compile.device_function, variant=f"interleaved_{lanes}")
     def rotate(x, out, cos, sin, i, pairs, tile, nontemporal):
         for _ in range(tile.tokens):
             c = doubled(load(cos, i, lanes))
@@ -182,12 +187,13 @@ PAIRINGS: dict[str, Callable[[int], Any]] = {"half": half_split, "interleaved": 
 
 
 @compile.device_function
-def _view(x):
+def view(x):
+    """Return the view of an array of four axes."""
     return View(pointer(x), x.shape, x.strides, x.itemsize)
 
 
 @compile.device_function
-def _table(cos_sin):
+def table_view(cos_sin):
     """Return the view of an array whose first axis holds cos and sin."""
     cos = pointer(cos_sin)
     sin = advance(cos, cos_sin.strides[0])
@@ -210,12 +216,12 @@ def _extent(x):
 
 
 @compile.device_function
-def _are_disjoint(x, y):
+def are_disjoint(x, y):
     """Return True if two arrays certainly share no element.
 
     Either one array ends before the other begins, or both are views of one buffer, such as q and k
-    in packed QKV. Of such views the heads of a token must never overlap, either as a whole or one
-    by one.
+    in packed QKV. Then the heads of a token of x and those of y must not overlap, either as two
+    ranges or, where they alternate, one by one.
     """
     x_start, x_stop = _extent(x)
     y_start, y_stop = _extent(y)
@@ -239,9 +245,9 @@ def _are_disjoint(x, y):
 
 @compile.device_function
 def _are_periodically_disjoint(distance, period, x_size, y_size):
-    """Return True if blocks of x and of y, each repeated with the same period, never overlap.
+    """Return True if byte ranges of x and of y, repeated with the same period, never overlap.
 
-    distance: bytes from a block of x to one of y. x_size, y_size: bytes of a block.
+    distance: bytes from a range of x to one of y. x_size, y_size: bytes of a range.
     """
     if period <= 0:
         return False
@@ -250,7 +256,7 @@ def _are_periodically_disjoint(distance, period, x_size, y_size):
 
 
 @compile.device_function
-def _overlaps_itself(x):
+def overlaps_itself(x):
     """Return True unless the elements of an array certainly have memory of their own."""
     batch_stride = abs(x.strides[BATCH])
     token_stride = abs(x.strides[TOKEN])
@@ -279,10 +285,10 @@ def _is_nested(stride, count, other_stride, other_count):
 
 
 @compile.device_function
-def _fits(x, out, table, head_dim):
+def fits(x, out, table, head_dim):
     """Return True if x can be rotated into `out`, which may be the same array.
 
-    False for empty arrays: the slow path takes them.
+    False for empty arrays: the caller, `rope_cpu.rotation.dispatch`, handles them.
     """
     if x.shape != out.shape or x.shape[ELEMENT] != head_dim:
         return False
@@ -294,23 +300,23 @@ def _fits(x, out, table, head_dim):
         return False
     if x.strides[ELEMENT] != x.itemsize or out.strides[ELEMENT] != x.itemsize:
         return False
-    if _overlaps_itself(out):
+    if overlaps_itself(out):
         return False
     if address(x.pointer) == address(out.pointer) and x.strides == out.strides:
         return True
-    return _are_disjoint(x, out)
+    return are_disjoint(x, out)
 
 
 @compile.device_function
 def _all_fit(q, k, q_out, k_out, table, head_dim, arrays):
     """Return True if q, and k if arrays is 2, can be rotated into their outputs."""
-    if not _fits(q, q_out, table, head_dim):
+    if not fits(q, q_out, table, head_dim):
         return False
     if arrays == 1:
         return True
-    if not _fits(k, k_out, table, head_dim) or k.shape[BATCH] != q.shape[BATCH]:
+    if not fits(k, k_out, table, head_dim) or k.shape[BATCH] != q.shape[BATCH]:
         return False
-    return _are_disjoint(q_out, k_out) and _are_disjoint(q_out, k) and _are_disjoint(q, k_out)
+    return are_disjoint(q_out, k_out) and are_disjoint(q_out, k) and are_disjoint(q, k_out)
 
 
 # The rotation of an array.
@@ -335,8 +341,9 @@ def _tile_shape(x, frequency_heads, parts):
     """Return how many tokens and heads a tile has.
 
     A tile is one token and the heads that share its cos and sin. Where the tokens of a head lie
-    closer together than the heads of a token, and there are heads for every part, it is all tokens
-    of one or two heads: two heads read each cos and sin once.
+    closer together than the heads of a token, and there are at least as many heads as parts, it is
+    all tokens of one head, or of two if every part then has equally many: two heads read each cos
+    and sin once.
     """
     tokens = x.shape[TOKEN]
     heads_per_frequency = x.shape[HEAD] // frequency_heads
@@ -349,7 +356,7 @@ def _tile_shape(x, frequency_heads, parts):
 
 
 @compile.device_function
-def _tile(x, out, table, parts):
+def _tile(x, out, table, block_pairs, parts):
     """Return the tile that `_tile_shape` chooses, with the strides of its tokens and heads."""
     tokens, heads = _tile_shape(x, table.shape[HEAD], parts)
     return Tile(
@@ -360,21 +367,24 @@ def _tile(x, out, table, parts):
         out.strides[TOKEN],
         out.strides[HEAD],
         table.strides[TOKEN],
+        x.itemsize,
+        out.itemsize,
+        table.itemsize,
+        pointer(block_pairs),
+        block_pairs.size,
     )
 
 
 @compile.device_function
-def _row_offset(x, batch, token, head):
+def row_offset(x, batch, token, head):
     """Return the offset in bytes of a head vector of an array, or of a row of a table."""
     return batch * x.strides[BATCH] + token * x.strides[TOKEN] + head * x.strides[HEAD]
 
 
-def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
-    """Return the device function that rotates one of several parts of an array.
+def make_rotate_tile(pairing: Callable[[int], Any]) -> Any:
+    """Return the device function that rotates all pairs of a tile.
 
-    All parts have the same number of tiles but the last ones, which may have fewer or none.
-    The pairs of a tile are rotated 64 at a time, then 32, 8 and one. Each of these takes 0.3 s to
-    compile.
+    They are rotated 64 at a time, then 32, 8 and one. Each of these takes 0.3 s to compile.
     """
     rotate_64 = pairing(64)
     rotate_32 = pairing(32)
@@ -382,9 +392,36 @@ def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
     rotate_1 = pairing(1)
 
     @partial(compile.device_function, variant=pairing.__name__)
+    def rotate_tile(x, out, cos, sin, tile, nontemporal):
+        for block in range(tile.blocks):
+            pairs = tile.block_pairs[block]
+            for i in range(0, pairs & -64, 64):
+                rotate_64(x, out, cos, sin, i, pairs, tile, nontemporal)
+            for i in range(pairs & -64, pairs & -32, 32):
+                rotate_32(x, out, cos, sin, i, pairs, tile, nontemporal)
+            for i in range(pairs & -32, pairs & -8, 8):
+                rotate_8(x, out, cos, sin, i, pairs, tile, nontemporal)
+            for i in range(pairs & -8, pairs):
+                rotate_1(x, out, cos, sin, i, pairs, tile, nontemporal)
+            x = advance(x, 2 * pairs * tile.itemsize)
+            out = advance(out, 2 * pairs * tile.out_itemsize)
+            cos = advance(cos, pairs * tile.table_itemsize)
+            sin = advance(sin, pairs * tile.table_itemsize)
+
+    return rotate_tile
+
+
+def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
+    """Return the device function that rotates one of several parts of an array.
+
+    All parts have the same number of tiles but the last ones, which may have fewer or none.
+    """
+    rotate_tile = make_rotate_tile(pairing)
+
+    @partial(compile.device_function, variant=pairing.__name__)
     def rotate_part(x, out, table, block_pairs, cache_bytes, part, parts):
         heads_per_frequency = x.shape[HEAD] // table.shape[HEAD]
-        tile = _tile(x, out, table, parts)
+        tile = _tile(x, out, table, block_pairs, parts)
         one_block = block_pairs.size == 1
         nontemporal = one_block and _bypasses_caches(x, out, block_pairs[0], cache_bytes)
         tiles_across = x.shape[HEAD] // tile.heads
@@ -397,26 +434,13 @@ def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
             for index in range(start, stop):
                 token = index // tiles_across * tile.tokens
                 head = index % tiles_across * tile.heads
-                source = advance(x.pointer, _row_offset(x, n, token, head))
-                target = advance(out.pointer, _row_offset(out, n, token, head))
+                source = advance(x.pointer, row_offset(x, n, token, head))
+                target = advance(out.pointer, row_offset(out, n, token, head))
                 group = head // heads_per_frequency
-                table_offset = _row_offset(table, table_row, token, group)
+                table_offset = row_offset(table, table_row, token, group)
                 cos = advance(table.cos, table_offset)
                 sin = advance(table.sin, table_offset)
-                for block in range(block_pairs.size):
-                    pairs = block_pairs[block]
-                    for i in range(0, pairs & -64, 64):
-                        rotate_64(source, target, cos, sin, i, pairs, tile, nontemporal)
-                    for i in range(pairs & -64, pairs & -32, 32):
-                        rotate_32(source, target, cos, sin, i, pairs, tile, nontemporal)
-                    for i in range(pairs & -32, pairs & -8, 8):
-                        rotate_8(source, target, cos, sin, i, pairs, tile, nontemporal)
-                    for i in range(pairs & -8, pairs):
-                        rotate_1(source, target, cos, sin, i, pairs, tile, nontemporal)
-                    source = advance(source, 2 * pairs * x.itemsize)
-                    target = advance(target, 2 * pairs * x.itemsize)
-                    cos = advance(cos, pairs * table.itemsize)
-                    sin = advance(sin, pairs * table.itemsize)
+                rotate_tile(source, target, cos, sin, tile, nontemporal)
 
     return rotate_part
 
@@ -432,10 +456,10 @@ def _make_rotate_in_parallel(pairing: Callable[[int], Any], rotate_part: Any) ->
     def rotate_in_parallel(q, k, q_out, k_out, cos_sin, block_pairs, cache_bytes, arrays, parts):
         for index in prange(parts):
             part = np.intp(index)
-            table = _table(cos_sin)
-            rotate_part(_view(q), _view(q_out), table, block_pairs, cache_bytes, part, parts)
+            table = table_view(cos_sin)
+            rotate_part(view(q), view(q_out), table, block_pairs, cache_bytes, part, parts)
             if arrays == 2:
-                rotate_part(_view(k), _view(k_out), table, block_pairs, cache_bytes, part, parts)
+                rotate_part(view(k), view(k_out), table, block_pairs, cache_bytes, part, parts)
 
     return rotate_in_parallel
 
@@ -449,8 +473,8 @@ rotate_in_parallel: Any = None
 
 def _rotate(q, k, q_out, k_out, cos_sin, block_pairs, head_dim, cache_bytes, arrays, threads):
     """Rotate q, and k if arrays is 2; see `rotation_kernel`."""
-    table = _table(cos_sin)
-    if not _all_fit(_view(q), _view(k), _view(q_out), _view(k_out), table, head_dim, arrays):
+    table = table_view(cos_sin)
+    if not _all_fit(view(q), view(k), view(q_out), view(k_out), table, head_dim, arrays):
         return INVALID
     if threads > 1 and q.size + k.size >= _PARALLEL_FROM:
         rotate_in_parallel(q, k, q_out, k_out, cos_sin, block_pairs, cache_bytes, arrays, threads)
@@ -458,9 +482,9 @@ def _rotate(q, k, q_out, k_out, cos_sin, block_pairs, head_dim, cache_bytes, arr
     # The types of a part's number in `rotate_in_parallel`: one specialisation serves both.
     first = np.intp(0)
     one = np.intp(1)
-    rotate_part(_view(q), _view(q_out), table, block_pairs, cache_bytes, first, one)
+    rotate_part(view(q), view(q_out), table, block_pairs, cache_bytes, first, one)
     if arrays == 2:
-        rotate_part(_view(k), _view(k_out), table, block_pairs, cache_bytes, first, one)
+        rotate_part(view(k), view(k_out), table, block_pairs, cache_bytes, first, one)
     return DONE
 
 

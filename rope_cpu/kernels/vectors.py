@@ -21,6 +21,7 @@ from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
+_I8 = ir.IntType(8)
 _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
 
@@ -79,6 +80,79 @@ def muladd(typing: Any, x: Any, y: Any, z: Any) -> Any:
         return builder.call(function, args)
 
     return x(x, x, x), emit
+
+
+@intrinsic(prefer_literal=True)
+def splat(typing: Any, x: Any, lanes: Any) -> Any:
+    """Return the vector of a float32 in every lane; lanes: a constant."""
+    count = lanes.literal_value
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.FloatType(), count)
+        first = builder.insert_element(ir.Constant(vector, ir.Undefined), args[0], _I32(0))
+        return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, count), None))
+
+    return Vector(types.float32, count)(types.float32, lanes), emit
+
+
+# Reductions of the lanes of one vector, of which there are 2^n. Halves are joined until one lane is
+# left: the same order, and so the same bits, on every processor.
+
+
+def _joined_halves(builder: Any, value: Any, join: Callable[[Any, Any], Any]) -> Any:
+    count = value.type.count
+    while count > 1:
+        count //= 2
+        lanes = ir.VectorType(_I32, count)
+        low = ir.Constant(lanes, list(range(count)))
+        high = ir.Constant(lanes, list(range(count, 2 * count)))
+        value = join(
+            builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high)
+        )
+    return builder.extract_element(value, _I32(0))
+
+
+@intrinsic
+def lane_sum(typing: Any, v: Any) -> Any:
+    """Return the sum of the lanes."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _joined_halves(builder, args[0], builder.fadd)
+
+    return v.real(v), emit
+
+
+def _larger(builder: Any, x: Any, y: Any) -> Any:
+    """Return the larger of non-negative lanes. As integers NaN is above infinity."""
+    integers = ir.VectorType(_I32, x.type.count)
+    is_larger = builder.icmp_unsigned(
+        ">", builder.bitcast(x, integers), builder.bitcast(y, integers)
+    )
+    return builder.select(is_larger, x, y)
+
+
+@intrinsic
+def larger_magnitude(typing: Any, v: Any, w: Any) -> Any:
+    """Return the larger of |v| and w, lane by lane; NaN if v is. w: at least 0."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        name = f"llvm.fabs.v{v.lanes}f{v.real.bitwidth}"
+        vector = args[0].type
+        function_type = ir.FunctionType(vector, [vector])
+        absolute = cgutils.get_or_insert_function(builder.module, function_type, name)
+        return _larger(builder, builder.call(absolute, args[:1]), args[1])
+
+    return v(v, v), emit
+
+
+@intrinsic
+def largest_lane(typing: Any, v: Any) -> Any:
+    """Return the largest of the lanes, which are at least 0; NaN if one is."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _joined_halves(builder, args[0], lambda x, y: _larger(builder, x, y))
+
+    return v.real(v), emit
 
 
 # Memory. Nothing is checked.
@@ -167,6 +241,30 @@ def store(typing: Any, start: Any, index: Any, vector: Any, nontemporal: Any) ->
         return context.get_dummy_value()
 
     return types.void(start, types.intp, vector, types.boolean), emit
+
+
+# 1.5 · 2^23. A float32 within ±2^22 added to it is rounded to an integer, which the low bits hold.
+_INTEGER_IN_LOW_BITS = 12582912.0
+
+
+@intrinsic
+def store_int8(typing: Any, start: Any, index: Any, vector: Any) -> Any:
+    """Write float32 from −127 to 127 as int8, rounded to nearest, ties to even; NaN as 0."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        count = vector.lanes
+        value = args[2]
+        is_nan = builder.fcmp_unordered("uno", value, value)
+        zero = ir.Constant(value.type, None)
+        number = builder.select(is_nan, zero, value)
+        moved = builder.fadd(number, ir.Constant(value.type, [_INTEGER_IN_LOW_BITS] * count))
+        bits = builder.bitcast(moved, ir.VectorType(_I32, count))
+        low = builder.trunc(bits, ir.VectorType(_I8, count))
+        place = builder.bitcast(builder.gep(args[0], [args[1]]), low.type.as_pointer())
+        builder.store(low, place, align=1)
+        return context.get_dummy_value()
+
+    return types.void(start, types.intp, vector), emit
 
 
 # Shuffles of the lanes of one vector, for pairs of neighbours.

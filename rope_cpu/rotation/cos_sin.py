@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.array_types import DTYPE_NAMES, DTYPES, Array, Float64
+from rope_cpu.array_types import DTYPE_NAMES, DTYPES, Array, Float64, Intp
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.angles import RADIAN, cos_sin_kernel
@@ -23,8 +23,8 @@ class CosSin:
         The high and the low part of revolutions per unit of position. With `in_float32`: radians
         per unit of position, and zeros.
     factors : dict of float64 array, (rows, 2)
-        The factors on cos and on sin of each operation: "rotate", "inverse" and "shift". A negative
-        factor on sin rotates backwards.
+        The factors on cos and on sin of each operation: "rotate", "inverse" and "shift", or
+        "rerotate" alone. A negative factor on sin rotates backwards.
     in_float32 : bool
         Whether angles are computed in float32, step by step as in transformers.
     """
@@ -50,6 +50,24 @@ class CosSin:
         }
         return cls(np.stack(parts, axis=1), factors, in_float32)
 
+    def of_rows(self, rows: Intp) -> CosSin:
+        """Return the arguments for batch rows that have these rows of the frequencies."""
+        factors = {name: factor.take(rows, axis=0) for name, factor in self.factors.items()}
+        return CosSin(self.frequencies.take(rows, axis=0), factors, self.in_float32)
+
+    def from_rotation_of(self, old: CosSin) -> CosSin:
+        """Return the arguments for the operation "rerotate": from another rotation to this one.
+
+        The angle is position · (new − old frequency), and the factor new / old. Each difference of
+        frequencies is the sum of two float64 as well, to about 2^-105 of the larger one.
+
+        old: of float64 angles like this one; of as many rows, or either has one.
+        """
+        high, error = _two_sum(self.frequencies[:, 0], -old.frequencies[:, 0])
+        low = error + (self.frequencies[:, 1] - old.frequencies[:, 1])
+        factors = {"rerotate": self.factors["rotate"] / old.factors["rotate"]}
+        return CosSin(np.stack(_two_sum(high, low), axis=1), factors, in_float32=False)
+
     def table(self, positions: Float64, operation: str, compute_dtype: str) -> Array:
         """Return cos and sin, times their factors, as one array.
 
@@ -58,7 +76,7 @@ class CosSin:
         positions : float64 array, (batch or 1, seq, axes or 1)
             Checked positions.
         operation : str
-            "rotate", "inverse" or "shift".
+            "rotate", "inverse", "shift" or "rerotate".
         compute_dtype : str
             "float32" or "float64".
 
@@ -119,6 +137,45 @@ class CosSin:
             coordinate = positions[:, :, min(axis, positions.shape[2] - 1), None, None]
             angles += coordinate.astype(np.float32) * inv_freq[:, axis, None]
         return angles
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedCosSin:
+    """Cos and sin of packed tokens, each of which has a row of frequencies.
+
+    Parameters
+    ----------
+    by_token : CosSin
+        The arguments of the kernel for batch rows of one token each.
+    """
+
+    by_token: CosSin
+
+    def table(self, positions: Float64, operation: str, compute_dtype: str) -> Array:
+        """Return cos and sin of positions (1, tokens, axes), as `CosSin.table` does."""
+        one_token_rows = positions.reshape(-1, 1, positions.shape[2])
+        table = self.by_token.table(one_token_rows, operation, compute_dtype)
+        return table.reshape(2, 1, len(one_token_rows), *table.shape[3:])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RepeatedCosSin:
+    """Cos and sin of one token, which stand for a number of tokens.
+
+    Parameters
+    ----------
+    cos_sin : CosSin
+        The arguments of the kernel.
+    tokens : int
+        Number of tokens.
+    """
+
+    cos_sin: CosSin
+    tokens: int
+
+    def table(self, positions: Float64, operation: str, compute_dtype: str) -> Array:
+        """Return cos and sin of positions (batch or 1, 1, axes), as `CosSin.table` does."""
+        return self.cos_sin.table(positions, operation, compute_dtype).repeat(self.tokens, axis=2)
 
 
 def _write_float32(

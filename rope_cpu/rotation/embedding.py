@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any, Never, Self
 
@@ -24,7 +25,7 @@ from rope_cpu.arguments.names import (
     refuse_rotation_names,
 )
 from rope_cpu.arguments.texts import shown
-from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array, Float64
+from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64, Intp
 from rope_cpu.configs import reader
 from rope_cpu.configs.gguf import adapter as gguf
 from rope_cpu.configs.model_config import ModelConfig
@@ -33,9 +34,12 @@ from rope_cpu.frequencies import generators as generators_
 from rope_cpu.frequencies import scaling as scaling_
 from rope_cpu.frequencies import spec as specs
 from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.rotation.cos_sin import CosSin
+from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin
 from rope_cpu.rotation.dispatch import Pairing
+from rope_cpu.rotation.lengths import rows_of_lengths
 from rope_cpu.rotation.plan import RotaryPlan
+from rope_cpu.rotation.rerotation import check_rerotation, rerotation
+from rope_cpu.rotation.shift_plan import UniformShiftPlan
 
 
 class RotaryEmbedding:
@@ -92,10 +96,21 @@ class RotaryEmbedding:
     ((1, 7, 32, 128), (1, 7, 8, 128))
     """
 
-    __slots__ = ("_columns", "_consecutive", "_cos_sin", "_pairing", "_rows", "_spec")
-    _spec: RopeSpec
-    _cos_sin: CosSin
-    _rows: int  # sequences with frequencies of their own
+    __slots__ = (
+        "_columns",
+        "_consecutive",
+        "_cos_sin",
+        "_lengths",
+        "_pairing",
+        "_row_of_sequence",
+        "_rows",
+        "_spec",
+    )
+    _spec: RopeSpec  # a row for each of the different frequencies
+    _cos_sin: CosSin  # of the same rows
+    _lengths: tuple[int, ...] | None
+    _row_of_sequence: Intp
+    _rows: int  # sequences with lengths of their own
     _columns: int  # pairs of all heads with frequencies of their own
     _consecutive: bool  # whether ids may be left out
     _pairing: Pairing
@@ -487,17 +502,36 @@ class RotaryEmbedding:
         return cls.from_spec(spec), basis
 
     def _set_spec(self, spec: RopeSpec) -> None:
+        self._set_rows(spec, CosSin.from_spec(spec), range(len(spec.inv_freq)), spec.lengths)
+
+    def _set_rows(
+        self,
+        spec: RopeSpec,
+        cos_sin: CosSin,
+        row_of_sequence: Sequence[int],
+        lengths: tuple[int, ...] | None,
+    ) -> None:
+        """Set all fields from different frequencies and the row of them that each sequence has."""
         self._spec = spec
-        self._cos_sin = CosSin.from_spec(spec)
+        self._cos_sin = cos_sin
+        self._lengths = lengths
+        self._row_of_sequence = np.array(row_of_sequence, np.intp)
+        self._rows = len(row_of_sequence)
         self._pairing = Pairing(spec.head_dim, spec.interleaved, spec.blocks)
-        self._rows = len(spec.inv_freq)
         self._columns = spec.inv_freq.shape[2] * spec.pairs
         self._consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
 
     @property
     def spec(self) -> RopeSpec:
-        """The description of this rotation as data."""
-        return self._spec
+        """The description of this rotation as data, with a row for each sequence."""
+        if self._lengths == self._spec.lengths:
+            return self._spec
+        return replace(
+            self._spec,
+            inv_freq=self._spec.inv_freq[self._row_of_sequence],
+            attention_factor=self._spec.attention_factor[self._row_of_sequence],
+            lengths=self._lengths,
+        )
 
     @property
     def inv_freq(self) -> Float64:
@@ -507,9 +541,11 @@ class RotaryEmbedding:
         their own (`at_length` of several), an axis of batch rows comes first.
         """
         omega = self._spec.inv_freq
-        rows, axes, heads, _ = omega.shape
-        if rows == 1:
-            omega = omega[0]
+        _, axes, heads, _ = omega.shape
+        if self._rows == 1:
+            omega = omega[self._row_of_sequence[0]]
+        elif len(omega) < self._rows:
+            omega = omega[self._row_of_sequence]
         if heads > 1:
             return omega
         omega = omega[..., 0, :]
@@ -520,7 +556,7 @@ class RotaryEmbedding:
     @property
     def attention_factor(self) -> float:
         """The factor on cos and sin; each of several lengths has its own, and this is the first."""
-        return float(self._spec.attention_factor[0])
+        return float(self._spec.attention_factor[self._row_of_sequence[0]])
 
     @property
     def head_dim(self) -> int:
@@ -557,9 +593,10 @@ class RotaryEmbedding:
 
         Parameters
         ----------
-        seq_len : int, or sequence or array of int, (batch,)
-            Length in tokens, or one length for each batch row. A single length, or a list with
-            one, works for every batch size.
+        seq_len : int, or sequence or array of int, (sequences,)
+            Length in tokens, or one length for each sequence: each batch row, or each packed
+            sequence (`plan` with `cu_seqlens`). In an array, 0 is a sequence without tokens. A
+            single length, or a list with one, works for every number of sequences.
 
         Returns
         -------
@@ -569,17 +606,21 @@ class RotaryEmbedding:
         Raises
         ------
         TypeError, ValueError
-            If a length is not an integer of at least 1.
+            If a length is not an integer of at least 1, or of at least 0 in an array.
 
         Notes
         -----
+        A server may call this at every step: where frequencies were computed before, as the two
+        sets of "longrope" are after its first steps, it takes about as long as `plan`.
+
         The result depends on the length of each sequence alone. (transformers takes the longest
         sequence of a batch, and depends on earlier calls.) A key rotated for one length does not
         match a query rotated for another. The frequencies change with every token past the original
         length for "dynamic", at each doubling for "dynamic_powers", and once, at the original
-        length, for "longrope". At a change, re-rotate the cached keys:
-        `old.rotate(keys, inverse=True)`, then `new.rotate(keys)`. Compare `inv_freq` and
-        `attention_factor` to detect a change: `==` is False for embeddings of different lengths.
+        length, for "longrope". At a change, re-rotate the cached keys with `rerotate_plan`. With
+        "dynamic" this is the whole cache at every token past the original length. Compare
+        `inv_freq` and `attention_factor` to detect a change: `==` is False for embeddings of
+        different lengths.
 
         Examples
         --------
@@ -591,9 +632,13 @@ class RotaryEmbedding:
         np.True_
         """
         lengths = scalars.lengths("seq_len", seq_len)
-        if self._spec.length_rule is None:
+        rule = self._spec.length_rule
+        if rule is None:
             return self
-        return type(self).from_spec(self._spec.at_length(lengths))
+        spec, cos_sin, row_of_sequence = rows_of_lengths(self._spec, rule, lengths)
+        rope = type(self).__new__(type(self))
+        rope._set_rows(spec, cos_sin, row_of_sequence, tuple(lengths))
+        return rope
 
     @hide_other_names
     def cos_sin(
@@ -664,7 +709,7 @@ class RotaryEmbedding:
             sin = np.empty(shape, wanted)
         else:
             cos, sin = check_out_tables(out, shape, wanted)
-        self._cos_sin.write(positions, "rotate", cos, sin)
+        self._cos_sin_of_rows().write(positions, "rotate", cos, sin)
         return cos, sin
 
     @hide_other_names
@@ -786,6 +831,7 @@ class RotaryEmbedding:
         *,
         layout: str = "bshd",
         inverse: bool = False,
+        cu_seqlens: ArrayLike | None = None,
         **_others: Never,
     ) -> RotaryPlan:
         """Compute cos and sin of a step's positions once, for every layer and every dtype.
@@ -794,6 +840,10 @@ class RotaryEmbedding:
         ----------
         position_ids, layout, inverse
             As in `rotate`. Position ids (seq,) serve every batch size.
+        cu_seqlens : array of int, (sequences + 1,), optional
+            For layout thd: 0, then the end in tokens of each packed sequence. Required after
+            `at_length` with several lengths, one for each sequence. Otherwise it changes nothing,
+            and is only checked.
 
         Returns
         -------
@@ -803,7 +853,8 @@ class RotaryEmbedding:
         Raises
         ------
         TypeError, ValueError
-            As in `rotate`.
+            As in `rotate`; if `cu_seqlens` does not start at 0, decreases, does not end at the
+            number of tokens, or has another number of sequences than lengths were given for.
 
         Examples
         --------
@@ -813,11 +864,27 @@ class RotaryEmbedding:
         ...     q = np.ones((1, 1, 8, 64), np.float32)
         ...     k = np.ones((1, 1, 2, 64), np.float32)
         ...     q_rot, k_rot = plan(q, k)
+
+        Two packed sequences, each with the frequencies of its own length:
+
+        >>> rope = rope_cpu.RotaryEmbedding(
+        ...     64, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=2048
+        ... )
+        >>> rope = rope.at_length([4096, 3])
+        >>> rope.plan([4095, 0, 1, 2], layout="thd", cu_seqlens=[0, 1, 4])
+        RotaryPlan(batch=1, seq=4, layout='thd', rotate, head_dim=64, rotary_dim=64, \
+interleaved=False)
         """
         if _others:
             refuse_rotation_names("plan", _others)
-        positions = self._checked_positions("position_ids", position_ids, check_layout(layout))
-        return RotaryPlan(self._cos_sin, self._pairing, positions, layout, _operation(inverse))
+        return self._plan(
+            self._cos_sin,
+            self._row_of_sequence,
+            position_ids,
+            check_layout(layout),
+            _operation(inverse),
+            cu_seqlens,
+        )
 
     def shift(
         self,
@@ -830,7 +897,7 @@ class RotaryEmbedding:
         """Move rotated keys by `delta` positions.
 
         This rotates by delta · inv_freq, without the attention factor, which the keys have
-        already. llama.cpp calls it the K-shift.
+        already. llama.cpp calls it the K-shift. `shift_plan` does it for the keys of every layer.
 
         Parameters
         ----------
@@ -863,16 +930,149 @@ class RotaryEmbedding:
         True
         """
         keys = check_array("keys", keys, check_layout(layout))
-        token_axis = LAYOUT_AXES[layout][1]
-        tokens = keys.shape[token_axis]
-        deltas = check_ids.parse_delta(delta, tokens, self.axes, self._spec.shared_id)
+        return self._shift_plan(delta, layout, COMPUTE_DTYPES[keys.dtype]).rotate(keys, out)
+
+    def shift_plan(self, delta: int | float | ArrayLike, *, layout: str = "bshd") -> RotaryPlan:
+        """Compute cos and sin of a move by `delta` positions once, for the keys of every layer.
+
+        Parameters
+        ----------
+        delta : int, float or array
+            As in `shift`: one number for any number of tokens, or one for each token. For packed
+            sequences (layout thd): np.repeat(deltas, lengths).
+        layout : {"bshd", "bhsd", "sbhd", "thd"}
+            Axes of the keys.
+
+        Returns
+        -------
+        plan : RotaryPlan
+            Rotates by delta · inv_freq, without the attention factor.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As in `rotate`.
+
+        Notes
+        -----
+        Keys in a 16-bit dtype are rounded at every move.
+
+        Examples
+        --------
+        >>> import numpy as np, rope_cpu
+        >>> rope = rope_cpu.RotaryEmbedding(64)
+        >>> moves = rope.shift_plan(-10)
+        >>> moves
+        RotaryPlan(batch=1, seq=any, layout='bshd', shift, head_dim=64, rotary_dim=64, \
+interleaved=False)
+        >>> keys = rope.rotate(np.ones((1, 4, 2, 64), np.float32), offset=10)
+        >>> np.array_equal(moves.rotate(keys), rope.shift(keys, -10))
+        True
+        """
+        return self._shift_plan(delta, check_layout(layout), "float32")
+
+    def rerotate_plan(
+        self,
+        old: RotaryEmbedding,
+        position_ids: ArrayLike,
+        *,
+        layout: str = "bshd",
+        cu_seqlens: ArrayLike | None = None,
+    ) -> RotaryPlan:
+        """Plan the change of rotated keys from another rotary embedding's rotation to this one's.
+
+        The angle is position · (inv_freq − old.inv_freq), and the factor is the quotient of the
+        attention factors. So cached keys are read and rounded once, not twice as by the inverse of
+        `old` and a new rotation. The keys of a sequence need it where its frequencies change:
+        "longrope" at the original length, "dynamic_powers" at each doubling, "dynamic" at every
+        token.
+
+        Parameters
+        ----------
+        old : RotaryEmbedding
+            The rotation that the keys have. It may differ from this one in its frequencies and its
+            attention factor. Frequencies that depend on the length need `at_length`, here as well.
+        position_ids, layout, cu_seqlens
+            As in `plan`; the positions that the keys were rotated at.
+
+        Returns
+        -------
+        plan : RotaryPlan
+
+        Raises
+        ------
+        TypeError, ValueError
+            As in `plan`; if the two embeddings differ in head_dim, rotary_dim, pairing, blocks,
+            axes, heads of the frequencies or number of lengths, or if either has float32 angles.
+
+        Examples
+        --------
+        >>> import numpy as np, rope_cpu
+        >>> old = rope_cpu.RotaryEmbedding(64)
+        >>> new = rope_cpu.RotaryEmbedding(64, rope_theta=500000.0)
+        >>> moves = new.rerotate_plan(old, np.arange(4))
+        >>> moves
+        RotaryPlan(batch=1, seq=4, layout='bshd', rerotate, head_dim=64, rotary_dim=64, \
+interleaved=False)
+        >>> keys = np.ones((1, 4, 2, 64), np.float32)
+        >>> np.allclose(moves.rotate(old.rotate(keys)), new.rotate(keys), atol=1e-6)
+        True
+        """
+        if not isinstance(old, RotaryEmbedding):
+            raise TypeError(f"`old` is {shown(old)}; it must be a RotaryEmbedding")
+        check_rerotation(self._spec, old._spec)
+        cos_sin = rerotation(self._cos_sin_of_rows(), old._cos_sin_of_rows())
+        each_row = np.arange(len(cos_sin.frequencies))
+        layout = check_layout(layout)
+        return self._plan(cos_sin, each_row, position_ids, layout, "rerotate", cu_seqlens)
+
+    def _plan(
+        self,
+        cos_sin: CosSin,
+        row_of_sequence: Intp,
+        ids: ArrayLike,
+        layout: str,
+        operation: str,
+        cu_seqlens: ArrayLike | None,
+    ) -> RotaryPlan:
+        """Return the plan of given positions.
+
+        row_of_sequence: index of the row in `cos_sin` for each batch row or packed sequence.
+        """
+        self._spec.check_length()
+        rows = len(row_of_sequence)
+        tables: CosSin | PackedCosSin = cos_sin
+        if cu_seqlens is None:
+            positions = check_ids.parse_position_ids(
+                "position_ids", ids, self.axes, layout, rows, self._columns
+            )
+            if rows > 1:
+                tables = cos_sin.of_rows(row_of_sequence)
+        else:
+            # Frequencies by token, in two parts and for each axis, are larger than cos and sin.
+            by_token = len(cos_sin.frequencies) > 1
+            columns = cos_sin.frequencies[0].size if by_token else self._columns
+            positions = check_ids.parse_position_ids(
+                "position_ids", ids, self.axes, layout, 1, columns
+            )
+            tokens = positions.shape[1]
+            counts = check_ids.tokens_of_sequences(cu_seqlens, layout, tokens, rows)
+            if by_token:
+                tables = PackedCosSin(cos_sin.of_rows(np.repeat(row_of_sequence, counts)))
+        return RotaryPlan(tables, self._pairing, positions, layout, operation)
+
+    def _shift_plan(
+        self, delta: int | float | ArrayLike, layout: str, compute_dtype: str
+    ) -> RotaryPlan:
+        """Return the plan of a shift, with cos and sin in a compute dtype."""
+        deltas, is_uniform = check_ids.parse_delta(delta, self.axes, self._spec.shared_id)
         positions = self._checked_positions("delta", deltas, layout)
-        compute_dtype = COMPUTE_DTYPES[keys.dtype]
-        plan = RotaryPlan(self._cos_sin, self._pairing, positions, layout, "shift", compute_dtype)
-        return plan.rotate(keys, out)
+        plan = UniformShiftPlan if is_uniform else RotaryPlan
+        cos_sin = self._cos_sin_of_rows()
+        return plan(cos_sin, self._pairing, positions, layout, "shift", compute_dtype)
 
     def __repr__(self) -> str:
-        length = "" if self._spec.lengths is None else f", lengths={self._spec.lengths}"
+        length = "" if self._lengths is None else f", lengths={self._lengths}"
         return (
             f"RotaryEmbedding(head_dim={self.head_dim}, rotary_dim={self.rotary_dim}, "
             f"interleaved={self.interleaved}, rope_type={shown(self.rope_type)}, "
@@ -881,13 +1081,13 @@ class RotaryEmbedding:
         )
 
     def __eq__(self, other: object) -> bool:
-        return self._spec == other._spec if isinstance(other, RotaryEmbedding) else NotImplemented
+        return self.spec == other.spec if isinstance(other, RotaryEmbedding) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self._spec)
+        return hash(self.spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).from_spec, (self._spec,)
+        return type(self).from_spec, (self.spec,)
 
     def _wavelengths(self) -> str:
         """Return the shortest and the longest wavelength, in tokens, as text."""
@@ -910,7 +1110,8 @@ class RotaryEmbedding:
         operation = _operation(inverse)
         positions = self._positions(name, x, ids, offset, layout)
         compute_dtype = COMPUTE_DTYPES[x.dtype]
-        return RotaryPlan(self._cos_sin, self._pairing, positions, layout, operation, compute_dtype)
+        cos_sin = self._cos_sin if self._rows == 1 else self._cos_sin_of_rows()
+        return RotaryPlan(cos_sin, self._pairing, positions, layout, operation, compute_dtype)
 
     def _positions(
         self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str
@@ -930,6 +1131,12 @@ class RotaryEmbedding:
         return check_ids.positions_from_offset(
             name, offset, x.shape, layout, self._rows, self._columns
         )
+
+    def _cos_sin_of_rows(self) -> CosSin:
+        """Return cos and sin by batch row, if sequences have lengths of their own."""
+        if self._rows == 1:
+            return self._cos_sin
+        return self._cos_sin.of_rows(self._row_of_sequence)
 
     def _checked_positions(self, name: str, ids: ArrayLike, layout: str) -> Float64:
         """Return given positions, checked, as float64 (batch or 1, seq, axes)."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rope_cpu.arguments.arrays import check_out_pair
 from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64
-from rope_cpu.rotation.cos_sin import CosSin
+from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin, RepeatedCosSin
 from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
+from rope_cpu.serving import launches as serving
+from rope_cpu.serving.batch import Batch
+from rope_cpu.serving.kv_cache import KVCache
+from rope_cpu.serving.rms_norm import RMSNorm
 
 _ndarray = np.ndarray
 
@@ -42,12 +47,13 @@ class RotaryPlan:
         "_operation",
         "_pairing",
         "_positions",
+        "_rotation",
         "_tables",
     )
 
     def __init__(
         self,
-        cos_sin: CosSin,
+        cos_sin: CosSin | PackedCosSin | RepeatedCosSin,
         pairing: Pairing,
         positions: Float64,
         layout: str,
@@ -62,9 +68,16 @@ class RotaryPlan:
         self._operation = operation
         self._tables = {compute_dtype: cos_sin.table(positions, operation, compute_dtype)}
         self._launches: dict[np.dtype[Any], tuple[Launch, Array]] = {}
+        self._rotation: serving.Rotation | None = None  # made when it is first needed
 
     def __call__(
-        self, q: Array, k: Array, out: tuple[Array, Array] | None = None
+        self,
+        q: Array,
+        k: Array,
+        out: tuple[Array, Array] | None = None,
+        *,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
     ) -> tuple[Array, Array]:
         """Rotate queries and keys.
 
@@ -76,6 +89,8 @@ class RotaryPlan:
         out : pair of arrays, optional
             Outputs for q and for k: the very same arrays (in place), or memory that shares no
             element with the inputs. New arrays by default.
+        q_norm, k_norm : RMSNorm, optional
+            Norms of q and of k, before the rotation. float64 has none.
 
         Returns
         -------
@@ -99,6 +114,8 @@ class RotaryPlan:
         >>> q[0, 1, 0].round(3)
         array([0.54 , 0.841], dtype=float32)
         """
+        if q_norm is not None or k_norm is not None:
+            return self._rotate_normalised(q, k, out, q_norm, k_norm)
         if out is None and type(q) is type(k) is _ndarray:
             results: Any = (np.empty_like(q), np.empty_like(k))
         else:
@@ -114,14 +131,10 @@ class RotaryPlan:
                     same = dtype == k.dtype == q_out.dtype == k_out.dtype
                 if same and launch(cos_sin, q, k, q_out, k_out, 2):
                     return results
-        outs = None
-        if out is not None:
-            q_out, k_out = check_out_pair(out)
-            outs = {"out[0]": q_out, "out[1]": k_out}
-        q_rot, k_rot = self._rotate_copies({"q": q, "k": k}, outs)
+        q_rot, k_rot = self._rotate_copies({"q": q, "k": k}, _named_pair(out))
         return q_rot, k_rot
 
-    def rotate(self, x: Array, out: Array | None = None) -> Array:
+    def rotate(self, x: Array, out: Array | None = None, *, norm: RMSNorm | None = None) -> Array:
         """Rotate one array.
 
         Parameters
@@ -131,6 +144,8 @@ class RotaryPlan:
         out : array, optional
             Output: `x` itself (in place), or memory that shares no element with it. A new array by
             default.
+        norm : RMSNorm, optional
+            Norm of x, before the rotation. float64 has none.
 
         Returns
         -------
@@ -150,6 +165,10 @@ class RotaryPlan:
         array([[ 1.   ,  1.   ],
                [-0.301,  1.382]])
         """
+        if norm is not None:
+            outs = None if out is None else {"out": out}
+            norms: dict[str, RMSNorm | None] = {"norm": norm}
+            return serving.rotate_normalised(self._append_rotation(), {"x": x}, norms, outs)[0]
         result = np.empty_like(x) if out is None and type(x) is _ndarray else out
         if type(x) is type(result) is _ndarray:
             launch, cos_sin = self._launches.get(x.dtype) or self._launch(x.dtype)
@@ -159,6 +178,140 @@ class RotaryPlan:
         name = "keys" if self._operation == "shift" else "x"
         (result,) = self._rotate_copies({name: x}, None if out is None else {"out": out})
         return result
+
+    def append(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        cache: KVCache,
+        slot_mapping: Batch | ArrayLike,
+        *,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+        v_norm: RMSNorm | None = None,
+        out: Array | None = None,
+    ) -> Array:
+        """Rotate queries, and write rotated keys and values to a cache, in one pass.
+
+        The results have the bits of separate steps in float32 with one rounding at the end,
+        whatever the threads, the layout and the pages.
+
+        Parameters
+        ----------
+        q, k, v : array of float32, float16 or bfloat16
+            Queries, keys and values in the layout of the plan and of one dtype, with any strides:
+            views of a packed projection, for example. Values may have another width.
+        cache : KVCache
+            Its heads and widths are those of k and v. It must share no memory with them.
+        slot_mapping : Batch, or array of int
+            The slot of each token. A Batch, for layout thd, is checked already. Integers are
+            page · page_size + place, (tokens,) for layout thd, otherwise (batch, seq); none twice,
+            and −1 for a token that is not kept.
+        q_norm, k_norm, v_norm : RMSNorm, optional
+            Norms before the rotation; values are normalised only.
+        out : array, optional
+            Output for q: `q` itself (in place), or memory that shares nothing with q, k, v and the
+            cache. A new array by default.
+
+        Returns
+        -------
+        q_rot : array
+            The rotated queries; `out` if it is given.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument does not fit. Nothing is written then. float64 is refused, because the
+            kernels compute in float32; so are plans that do not come from `RotaryEmbedding.plan`,
+            and plans of the inverse.
+
+        Notes
+        -----
+        Several Python threads may append to different slots of one cache. Nobody must read a slot
+        while it is written.
+
+        Examples
+        --------
+        >>> import numpy as np, rope_cpu
+        >>> batch = rope_cpu.Batch(seq_lens=[2], query_lens=[2], page_table=[[1]], page_size=16)
+        >>> plan = rope_cpu.RotaryEmbedding(64).plan(batch.cache_position, layout="thd")
+        >>> cache = rope_cpu.KVCache(*np.zeros((2, 4, 16, 2, 64), np.float32))
+        >>> q = np.ones((2, 8, 64), np.float32)
+        >>> k = v = np.ones((2, 2, 64), np.float32)
+        >>> q_rot = plan.append(q, k, v, cache, batch)
+        >>> np.array_equal(cache.key[1, :2], plan.rotate(k))
+        True
+        """
+        if self._operation != "rotate":
+            raise ValueError(
+                f"`append` needs a plan of rope.plan(position_ids), but this one is of the "
+                f"operation {self._operation!r}"
+            )
+        rotation = self._rotation or self._append_rotation()
+        norms = (q_norm, k_norm, v_norm)
+        return serving.append(rotation, q, k, v, cache, slot_mapping, norms, out)
+
+    def rotate_cached(self, cache: KVCache, slot_mapping: Batch | ArrayLike) -> None:
+        """Rotate cached keys in place.
+
+        This moves cached keys with a plan of `RotaryEmbedding.shift_plan`, or changes their
+        rotation with one of `RotaryEmbedding.rerotate_plan`. Each call rounds the keys once.
+
+        Parameters
+        ----------
+        cache : KVCache
+            A cache of float32, float16 or bfloat16, with keys of the plan's head_dim.
+        slot_mapping : array of int
+            The slots of the keys, page · page_size + place, in the order of the plan's tokens:
+            (tokens,) for layout thd, otherwise (batch, seq); none twice, and −1 for a token that is
+            left out.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument does not fit. Nothing is written then. int8 is refused, because its keys
+            would be rounded to 8 bits a second time.
+
+        Examples
+        --------
+        >>> import numpy as np, rope_cpu
+        >>> rope = rope_cpu.RotaryEmbedding(64)
+        >>> cache = rope_cpu.KVCache(*np.ones((2, 4, 16, 2, 64), np.float32))
+        >>> rope.plan([[3]]).rotate_cached(cache, [[17]])
+        >>> np.array_equal(cache.key[1, 1], rope.rotate(np.ones((1, 1, 2, 64)), [3])[0, 0])
+        False
+        """
+        slots = serving.slots_of_keys(cache, slot_mapping, self._layout)
+        serving.rotate_cached(self._rotation_for(slots.shape[1]), cache, slots)
+
+    def _rotation_for(self, tokens: int) -> serving.Rotation:
+        """Return the rotation of so many tokens in a cache."""
+        return self._append_rotation()
+
+    def _rotate_normalised(
+        self,
+        q: Array,
+        k: Array,
+        out: tuple[Array, Array] | None,
+        q_norm: RMSNorm | None,
+        k_norm: RMSNorm | None,
+    ) -> tuple[Array, Array]:
+        inputs = {"q": q, "k": k}
+        norms = {"q_norm": q_norm, "k_norm": k_norm}
+        rotation = self._append_rotation()
+        q_rot, k_rot = serving.rotate_normalised(rotation, inputs, norms, _named_pair(out))
+        return q_rot, k_rot
+
+    def _append_rotation(self) -> serving.Rotation:
+        """Return cos and sin in float32 and what else the kernels of caches need."""
+        if self._rotation is None:
+            if "float32" not in self._tables:
+                table = self._cos_sin.table(self._positions, self._operation, "float32")
+                self._tables["float32"] = table
+            table = self._tables["float32"]
+            self._rotation = serving.Rotation(table, *self._pairing, self._layout, self._subjects())
+        return self._rotation
 
     def _launch(self, dtype: np.dtype[Any]) -> tuple[Launch, Array]:
         """Return the launch of a dtype and its cos and sin, which are computed on first use."""
@@ -179,10 +332,15 @@ class RotaryPlan:
     def _rotate_copies(self, xs: dict[str, Any], outs: dict[str, Any] | None) -> tuple[Array, ...]:
         """Take the slow path; xs, outs: arrays by argument name."""
         shape = self._table_shape()
-        tokens = "`delta` is given for" if self._operation == "shift" else "positions are given for"
-        rows = "lengths are given for" if len(self._positions) < shape[0] else tokens
         head_dim = self._pairing.head_dim
-        return rotate_copies(xs, outs, self._layout, head_dim, shape, (tokens, rows), self._launch)
+        subjects = self._subjects()
+        return rotate_copies(xs, outs, self._layout, head_dim, shape, subjects, self._launch)
+
+    def _subjects(self) -> tuple[str, str]:
+        """Return the subjects of error texts about the tokens and the batch rows of the plan."""
+        tokens = "`delta` is given for" if self._operation == "shift" else "positions are given for"
+        lengths = len(self._positions) < self._table_shape()[0]
+        return tokens, "lengths are given for" if lengths else tokens
 
     def __repr__(self) -> str:
         batch, seq, _, pairs = self._table_shape()
@@ -195,3 +353,11 @@ class RotaryPlan:
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = (self._cos_sin, self._pairing, self._positions, self._layout, self._operation)
         return RotaryPlan, arguments
+
+
+def _named_pair(out: object) -> dict[str, Any] | None:
+    """Return the outputs for q and for k by name; None if there are none."""
+    if out is None:
+        return None
+    q_out, k_out = check_out_pair(out)
+    return {"out[0]": q_out, "out[1]": k_out}

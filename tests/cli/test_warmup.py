@@ -1,5 +1,7 @@
 """The output of `rope-cpu warmup`."""
 
+import pytest
+
 from rope_cpu.cli import main as cli
 
 
@@ -13,3 +15,27 @@ def test_warmup_lists_what_it_compiled(capsys):
         "rotate_float32_interleaved",
     ]
     assert "cached in" in lines[-1]
+
+
+def test_warmup_compiles_for_the_caches_of_a_server(capsys):
+    assert cli.main(["warmup", "float32", "--cache-dtypes", "float32,int8"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[4:-1]]
+    assert names == [
+        "append_float32_float32_half",
+        "append_float32_float32_interleaved",
+        "append_float32_int8_half",
+        "append_float32_int8_interleaved",
+        "rotate_cached_float32_half",
+        "rotate_cached_float32_interleaved",
+    ]
+
+
+def test_a_wrong_cache_dtype_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["warmup", "float32", "--cache-dtypes", "int8,float64"])
+    assert "`cache_dtypes` holds 'float64'" in capsys.readouterr().err
+
+
+def test_float64_alone_has_no_kernels_of_caches(capsys):
+    assert cli.main(["warmup", "float64", "--cache-dtypes", "int8"]) == 2
+    assert "`dtypes` holds float64 alone" in capsys.readouterr().err

@@ -19,6 +19,7 @@ INTERNAL = [
     "rope_cpu.frequencies.generators",
     "rope_cpu.frequencies.scaling",
     "rope_cpu.frequencies.spec",
+    "rope_cpu.rotation.shift_plan",
 ]
 
 

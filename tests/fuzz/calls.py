@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from fuzz import exact
 from fuzz.placed import PLAIN, Memory, Place, places, strides_of
-from fuzz.rotaries import Rotary, rotaries
+from fuzz.rotaries import SIZED, Rotary, plain, rotaries
 from hypothesis import assume
 from hypothesis import strategies as st
 
@@ -24,6 +24,7 @@ DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16")} | 
 ORDER = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3), "thd": (0, 1, 2, 3)}
 WAYS = ("rotate", "call", "plan.rotate", "plan", "shift", "apply_rotary")
 PAIRED = ("call", "plan")
+PLANNED = ("plan", "plan.rotate")
 OUTS = ("new", "in place", "own", "shifted")
 TABLE_ROWS = 7  # of cos and sin that are looked up
 TOGETHER = ("apart", "heads", "inside heads")
@@ -71,6 +72,15 @@ class Call:
     table_by_row: bool = False
     table_heads: int = 0  # 0: the same cos and sin for every head
 
+    @property
+    def cu_seqlens(self):
+        """The ends of packed sequences, one for each length; None for calls that take none."""
+        if self.layout != "thd" or self.way not in PLANNED:
+            return None
+        random = np.random.default_rng(self.seed)
+        inner = random.integers(0, self.tokens + 1, self.rotary.rows - 1)
+        return np.array([0, *np.sort(inner), self.tokens])
+
 
 @st.composite
 def ids(draw, rotary, way, layout):
@@ -104,15 +114,18 @@ def ids(draw, rotary, way, layout):
 
 
 @st.composite
-def calls(draw, large=False):
-    """Draw a call that must succeed, or, where its arrays overlap, may be refused."""
-    rotary = draw(rotaries())
-    way = draw(st.sampled_from(WAYS))
-    # Packed tokens belong to no batch row, and so have no lengths of their own.
-    layout = draw(st.sampled_from(tuple(ORDER) if rotary.rows == 1 else ("bshd", "bhsd", "sbhd")))
+def calls(draw, large=False, packed=False):
+    """Draw a call that must succeed, or, where its arrays overlap, may be refused.
+
+    packed: only packed sequences that have lengths of their own, whose ends plans alone take.
+    """
+    rotary = draw(plain(SIZED, fewest_lengths=2) if packed else rotaries())
+    way = draw(st.sampled_from(PLANNED if packed else WAYS))
+    layouts = tuple(ORDER) if rotary.rows == 1 else ("bshd", "bhsd", "sbhd")
+    layout = draw(st.sampled_from(("thd",) if packed else layouts))
     dtype, inverse = draw(st.sampled_from(tuple(DTYPES))), draw(st.booleans()) and way != "shift"
-    batches = (rotary.rows,) if rotary.rows > 1 or layout == "thd" else (1, 1, 2, 3, 0)
-    batch = draw(st.sampled_from(batches))
+    batches = (1, 1, 2, 3, 0) if rotary.rows == 1 else (rotary.rows,)
+    batch = 1 if layout == "thd" else draw(st.sampled_from(batches))
     tokens = draw(st.sampled_from((1, 1, 2, 3, 5, 8, 0)))
     counts = st.sampled_from((1, 2, 3, 4, 8)).map(lambda n: n * rotary.heads)
     heads, kv_heads = draw(counts), draw(counts)
@@ -426,18 +439,22 @@ def _run(call, rope, arranged):
         return (rope.rotate(*arrays, **placed, layout=call.layout, inverse=call.inverse, out=out),)
     if call.way == "call":
         return rope(*arrays, **placed, layout=call.layout, inverse=call.inverse, out=out)
+    if call.way == "shift" and call.seed % 2:
+        return (rope.shift_plan(arranged.ids, layout=call.layout).rotate(*arrays, out),)
     if call.way == "shift":
         return (rope.shift(*arrays, arranged.ids, layout=call.layout, out=out),)
-    plan = rope.plan(arranged.ids, layout=call.layout, inverse=call.inverse)
+    plan = rope.plan(
+        arranged.ids, layout=call.layout, inverse=call.inverse, cu_seqlens=call.cu_seqlens
+    )
     return (plan.rotate(*arrays, out),) if call.way == "plan.rotate" else plan(*arrays, out)
 
 
 def exact_tables(arranged):
-    """Return the exact cos and sin, and for each row the factor in them and their error.
+    """Return the exact cos and sin, and for each row or token the factor in them and their error.
 
-    Cos and sin are (batch or 1, tokens, heads, pairs). The error is 0, except for angles in float32
-    and for products of position and frequency beyond 2^53 radians: cos and sin lose digits there,
-    as the README says.
+    Cos and sin are (batch or 1, tokens, heads, pairs), factor and error of as many axes.
+    The error is 0, except for angles in float32 and for products of position and frequency beyond
+    2^53 radians: cos and sin lose digits there, as the README says.
     """
     call, rotary = arranged.call, arranged.call.rotary
     if call.way == "apply_rotary":
@@ -450,7 +467,7 @@ def exact_tables(arranged):
         shape = (batch, call.tokens, call.table_heads or 1, cos.shape[-1])
         cos = cos.reshape(shape)
         sin = sin.reshape(shape)
-        return cos, -sin if call.inverse else sin, np.ones(1), np.zeros(1)
+        return cos, -sin if call.inverse else sin, np.ones((1,) * 4), np.zeros((1,) * 4)
     inv_freq, factor = rotary.frequencies()
     factor = np.ones_like(factor) if call.way == "shift" else 1 / factor if call.inverse else factor
     tables = []
@@ -468,8 +485,19 @@ def exact_tables(arranged):
     lost = (
         np.where(largest > 2.0**53, LOST_ABOVE * largest, 0.0) + rotary.in_float32 * LOST_IN_FLOAT32
     )
-    scale = factor[:, None, None, None]
-    return cos * scale, (-sin if call.inverse else sin) * scale, factor, lost
+    sin = -sin if call.inverse else sin
+    tables = [cos, sin, factor[:, None, None, None], lost[:, None, None, None]]
+    if call.cu_seqlens is not None and rotary.rows > 1:
+        tables = [_of_packed(call, table) for table in tables]
+    cos, sin, factor, lost = tables
+    return cos * factor, sin * factor, factor, lost
+
+
+def _of_packed(call, table):
+    """Return a table (rows, tokens or 1, …) as (1, tokens, …), each token by its sequence's row."""
+    rows = np.repeat(np.arange(len(table)), np.diff(call.cu_seqlens))
+    tokens = np.arange(call.tokens) if table.shape[1] > 1 else 0
+    return table[rows, tokens][None]
 
 
 def _of_heads(rotary, positions, inv_freq):
@@ -524,16 +552,14 @@ def check_rotated(call, result, x, cos, sin, factor, lost):
         expected,
         reach,
         dtype,
-        factor[:, None, None, None],
-        _unit(call) + lost[:, None, None, None] / 3,
+        factor,
+        _unit(call) + lost / 3,
     )
     # A pair whose products may overflow, or that holds NaN or infinity, is not compared.
     largest = float(np.finfo(np.float64 if call.dtype == "float64" else np.float32).max) / 4
     largest = min(largest, float(ml_dtypes.finfo(dtype).max) / 2)
     with np.errstate(over="ignore", invalid="ignore"):
-        usable = np.isfinite(reach) & (
-            reach * np.maximum(factor, 1.0)[:, None, None, None] <= largest
-        )
+        usable = np.isfinite(reach) & (reach * np.maximum(factor, 1.0) <= largest)
     usable[..., tail] = False
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.abs(y.astype(np.float64) - expected)

@@ -70,7 +70,7 @@ class Rotary:
 
     def frequencies(self):
         """Return inv_freq (rows, axes, heads, pairs) and the attention factor of each row."""
-        made = [self.unsized.at_length(n) for n in self.lengths] if self.rows > 1 else [self.rope]
+        made = [self.unsized.at_length([n]) for n in self.lengths] if self.rows > 1 else [self.rope]
         shape = self.axes, self.heads, -1
         inv_freq = np.stack([rope.inv_freq.reshape(shape) for rope in made])
         if self.expected is not None:
@@ -94,17 +94,17 @@ def powers(theta, width):
     return np.array([theta ** (-2 * i / width) for i in range(width // 2)])
 
 
+SIZED = ("dynamic", "longrope", "dynamic_powers")
+KINDS = (None, None, "linear", "yarn", "llama3", *SIZED)
+
+
 @st.composite
-def plain(draw):
-    """One axis: every rope type, partial rotation, float32 angles."""
+def plain(draw, kinds=KINDS, fewest_lengths=1):
+    """One axis: rope types, partial rotation, float32 angles."""
     rotary_dim = draw(EVEN)
     theta = draw(THETA)
     arguments = _heads(draw, rotary_dim, theta)
-    kind = draw(
-        st.sampled_from(
-            (None, None, "linear", "dynamic", "yarn", "longrope", "llama3", "dynamic_powers")
-        )
-    )
+    kind = draw(st.sampled_from(kinds))
     scale = draw(st.floats(1.0, 64.0))
     original = draw(st.integers(16, 4096))
     if kind is not None:
@@ -112,8 +112,9 @@ def plain(draw):
     if kind in ("dynamic", "dynamic_powers"):
         arguments["max_position_embeddings"] = original
     lengths = ()
-    if kind in ("dynamic", "longrope", "dynamic_powers"):
-        lengths = tuple(draw(st.lists(st.integers(1, 4 * original), min_size=1, max_size=3)))
+    if kind in SIZED:
+        length = st.integers(0, 4 * original)
+        lengths = tuple(draw(st.lists(length, min_size=fewest_lengths, max_size=3)))
     if kind not in (None, "linear"):
         rotary = Rotary("plain", arguments, lengths, expected=None, factor=None)
         _skip_refused(rotary)

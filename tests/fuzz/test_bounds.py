@@ -1,7 +1,8 @@
 """The kernels that index arrays, under Numba's bounds checks: every kind of shape once.
 
-Bounds checks see indices, the only access in `kernels/angles.py`. They do not see the vector loads
-and stores of `kernels/rotate.py`, which use pointers; `test_guarded.py` tests those.
+Bounds checks see indices: the only access in `kernels/angles.py`, and slots and norms in
+`kernels/append.py`. They do not see the vector loads and stores of
+`kernels/rotate.py` and `kernels/append.py`, which use pointers; `test_guarded.py` tests those.
 """
 
 from __future__ import annotations
@@ -24,6 +25,42 @@ for name in ("float32", "float64"):
             cos, sin = np.full((2, batch, tokens, heads, pairs), np.nan, name)
             kernel(positions, frequencies, factors, cos, sin, 2)
             assert (cos == 1).all() and (sin == 0).all()
+"""
+EVERY_APPEND = """
+from itertools import product
+import numpy as np
+from rope_cpu.kernels.append import append_kernel
+from rope_cpu.kernels.rotate import DONE
+
+kernel = append_kernel("float32", "int8", "half")
+SIZES = [
+    *product((1, 2), (1, 3), ((2, 1), (4, 2)), ((2, 1), (9, 8), (66, 64), (80, 70)), (1, 4)),
+    (1, 1500, (4, 2), (33, 33), 16),
+]
+for batch, tokens, (heads, kv_heads), (width, value_width), page_size in SIZES:
+    count = batch * tokens
+    q, k, v = (
+        np.ones((batch, tokens, number, size), np.float32)
+        for number, size in ((heads, width), (kv_heads, width), (kv_heads, value_width))
+    )
+    shape = (-(-count // page_size), page_size, kv_heads)
+    slots = np.arange(count)[::-1].reshape(batch, tokens)
+    pairs = width // 2
+    cos_sin = np.zeros((2, 1, tokens, 1, pairs), np.float32)
+    cos_sin[0] = 1
+    every_norm = np.ones({norms}, np.float32)
+    for norms, threads in product((np.zeros((0, 0), np.float32), every_norm), (1, 2)):
+        key, value = (np.zeros((*shape, size), np.int8) for size in (width, value_width))
+        scales = [np.zeros(shape, np.float32) for _ in "kv"]
+        out = np.zeros_like(q)
+        blocks = np.array([pairs])
+        status = kernel(
+            q, k, v, out, key, value, *scales, slots, cos_sin, norms, blocks, width, threads
+        )
+        assert status == DONE
+        for array, number in ((key, 127), (value, 127), (scales[0], 0.001), (scales[1], 0.001)):
+            assert (array.reshape(-1, *array.shape[2:])[:count] >= number).all()
+            assert (array.reshape(-1, *array.shape[2:])[count:] == 0).all()
 """
 WRONG_SHAPE = """
 import numpy as np
@@ -48,6 +85,18 @@ def checked(tmp_path_factory):
 
 def test_kernels_stay_within_their_arrays(run_program, checked):
     run_program(EVERY_SHAPE, env=checked)
+
+
+def test_append_stays_within_its_arrays(run_program, checked):
+    run_program(EVERY_APPEND.format(norms="(3, max(width, value_width) + 1)"), env=checked)
+
+
+def test_bounds_of_norms_are_checked(run_program, checked):
+    """Norms without eps are noticed: so the test above can fail."""
+    _, err = run_program(
+        EVERY_APPEND.format(norms="(3, max(width, value_width))"), env=checked, exits=1
+    )
+    assert "IndexError" in err
 
 
 @pytest.mark.parametrize("tokens", [5, 512], ids=["serially", "in parallel"])

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fuzz.guarded import EXAMPLES
+from fuzz.guarded import EXAMPLES, KINDS
 from fuzz.placed import can_guard
 
 import rope_cpu
@@ -22,12 +22,13 @@ pytestmark = pytest.mark.skipif(not can_guard(), reason="there is no mprotect")
 THREADS = "4"
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("sizes", "examples"), [("small", 30), ("large", 4)])
-def test_nothing_is_touched_past_an_array(search, sizes, examples):
+def test_nothing_is_touched_past_an_array(search, kind, sizes, examples):
     def run_round(number):
         # The search goes on within one process, as most of a short one's time is its start.
         wanted = examples * (10 if search.seconds else 1)
-        program = [sys.executable, "-m", "fuzz.guarded", str(number), str(wanted), sizes]
+        program = [sys.executable, "-m", "fuzz.guarded", str(number), str(wanted), kind, sizes]
         done = subprocess.run(
             program, env=environment(), capture_output=True, text=True, timeout=1800
         )

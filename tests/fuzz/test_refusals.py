@@ -7,7 +7,7 @@ import warnings
 from dataclasses import replace
 
 import numpy as np
-from fuzz import calls
+from fuzz import appends, calls
 from fuzz.mutations import LARGEST_NUMBER
 from fuzz.placed import Memory
 from fuzz.refusals import check_ours, check_text
@@ -84,6 +84,21 @@ WRONG_IDS = {
     "two axes more": lambda ids: ids[None, None, None],
     "string": lambda ids: "0",
     "dict": lambda ids: {},
+}
+WRONG_SLOTS = {
+    "past the cache": lambda slots: slots + 10**6,
+    "below -1": lambda slots: slots - 10**6,
+    "twice": lambda slots: np.zeros_like(slots),
+    "one more": lambda slots: np.concatenate([slots, -np.ones_like(slots[..., :1])], axis=-1),
+    "one axis more": lambda slots: slots[None],
+    "floats": lambda slots: slots.astype(float),
+    "huge objects": lambda slots: np.full(slots.shape, 10**400, object),
+    "masked": lambda slots: np.ma.masked_array(slots),
+    "None": lambda slots: None,
+    "string": lambda slots: "0",
+    "batch": lambda slots: rope_cpu.Batch(
+        seq_lens=[1], query_lens=[1], page_table=[[10**6]], page_size=64
+    ),
 }
 WRONG_OPTIONS = {
     "layout": ["bsdh", "", None, 1, "BSHD", ["bshd"], b"bshd"],
@@ -162,6 +177,50 @@ def check(drawn):
         check_text(error)
     else:
         raise AssertionError(f"{which}: {how} was not refused")
+    assert memory.changed_outside([]) == 0, "a refused call wrote to an array"
+
+
+@st.composite
+def wrong_appends(draw):
+    """Draw an append, the name of its wrong argument, and the kind of mistake."""
+    case = draw(appends.appends())
+    case = replace(
+        case,
+        operation="append",
+        tokens=max(case.tokens, 2),
+        places=tuple(replace(place, repeated=()) for place in case.places),
+    )
+    kinds = dict.fromkeys("qkv", WRONG_ARRAYS)
+    kinds |= {"out": WRONG_OUTS, "slot_mapping": WRONG_SLOTS, "cache": WRONG_ARRAYS}
+    name = draw(st.sampled_from(tuple(kinds)))
+    return case, name, draw(st.sampled_from(tuple(kinds[name])))
+
+
+def test_wrong_appends(search):
+    search(check_append, 80, drawn=wrong_appends())
+
+
+def check_append(drawn):
+    case, name, how = drawn
+    memory = Memory(case.seed)
+    arranged = appends.arrange(case, memory)
+    arguments = arranged.arguments
+    if name == "slot_mapping":
+        arguments[name] = WRONG_SLOTS[how](arguments[name])
+    elif name == "out":
+        q = arguments["q"]
+        assume(sum(size > 1 for size in q.shape) > 1 or how != "rolling")
+        arguments[name] = WRONG_OUTS[how](q)
+    else:
+        right = arguments["cache"].key if name == "cache" else arguments[name]
+        arguments[name] = WRONG_ARRAYS[how](right)
+    memory.remember()
+    try:
+        arranged.plan.append(**arguments)
+    except (TypeError, ValueError) as error:
+        check_ours(error)
+    else:
+        raise AssertionError(f"{name}: {how} was not refused")
     assert memory.changed_outside([]) == 0, "a refused call wrote to an array"
 
 
@@ -304,11 +363,20 @@ def test_refused_arguments_of_functions(search):
         rope_cpu.RotaryEmbedding.mrope: 2,
         rope_cpu.RotaryEmbedding.from_inv_freq: 1,
         rope_cpu.RotaryEmbedding.from_generators: 1,
+        rope_cpu.Batch: 0,
+        rope_cpu.KVCache: 2,
+        rope_cpu.RMSNorm: 1,
     }
     names = sorted(
         {name for function, given in functions.items() for name in argument_names(function, given)}
     )
     sensible = {"to": "half", "image_token_id": 7, "video_token_id": 8, "rope_theta": 1e4}
+    sensible |= {
+        "seq_lens": [3, 9],
+        "query_lens": [3, 1],
+        "page_table": [[4, -1], [0, 2]],
+        "page_size": 8,
+    }
 
     def check_function(function, arguments, options):
         allowed = argument_names(function, functions[function])

@@ -13,9 +13,9 @@ import pytest
 from numba import njit
 from oracle import ORDER, draw
 
+from rope_cpu.array_types import INTEGER_VIEWS
 from rope_cpu.kernels import rotate as kernels
 from rope_cpu.kernels.vectors import converts_float16
-from rope_cpu.rotation.dispatch import INTEGER_VIEWS
 
 NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -151,9 +151,12 @@ def test_results_past_the_caches_at_any_address(kind, pairing, rng):
 def test_which_results_go_past_the_caches():
     """They are large, in other arrays, and all their rows and half rows start at a cache line."""
 
+    bypasses_caches = kernels._bypasses_caches
+    view = kernels.view  # as an attribute, Numba takes it for the method of arrays
+
     @njit
     def past(x, out, pairs, cache_bytes):
-        return kernels._bypasses_caches(kernels._view(x), kernels._view(out), pairs, cache_bytes)
+        return bypasses_caches(view(x), view(out), pairs, cache_bytes)
 
     memory = np.zeros(2**16, np.uint8)
     aligned = memory[-memory.ctypes.data % 64 :]

@@ -77,6 +77,52 @@ def test_facts_of_attention(model_type):
     assert (FACTS["scale"].get(model_type) == 1.0) == bool(ones)
 
 
+def norm_of_queries(text):
+    """Return the class of the norm, and its arguments up to the end of the line."""
+    names = r"q_norm|query_norm|qk_norm|q_layernorm|query_layernorm"
+    return re.search(rf"self\.(?:{names}) = ([\w.]+)\(\s*([^\n]*)", text).groups()
+
+
+NORMED = [name for name in sorted(CLASSES) if NORM.search(CLASSES[name][1])]
+
+
+def class_source(name, text):
+    """Return the source of a class in the module that has an attention class."""
+    for path in MODELS.glob("*/modeling_*.py"):
+        source = path.read_text()
+        if text in source:
+            found = [
+                ast.get_source_segment(source, node)
+                for node in ast.parse(source).body
+                if getattr(node, "name", "") == name
+            ]
+            return found[0] if found else ""
+    raise AssertionError(f"no module has the attention class of {name}")
+
+
+def test_enough_norms_are_found():
+    assert len(NORMED) > 50
+
+
+@pytest.mark.parametrize("model_type", NORMED)
+def test_form_of_the_norms(model_type):
+    """An RMS norm over each head with weights, unless the table says otherwise."""
+    text, _ = CLASSES[model_type]
+    name, arguments = norm_of_queries(text)
+    body = class_source(name, text)
+    subtracts_mean = "LayerNorm" in name
+    whole = r"num_attention_heads \* self\.head_dim|^config\.hidden_size,"
+    over_projection = bool(re.search(whole, arguments))
+    has_weight = "self.weight" in body and "with_scale=False" not in arguments
+    is_rms = bool(re.search(r"pow\(2\)\.mean\(-1|square\(\)\.mean\(-1", body))
+    other = subtracts_mean or not is_rms or (over_projection and "if" in arguments)
+    assert (model_type in FACTS["qk_norm_other"]) == other
+    assert (model_type in FACTS["qk_norm_over_projection"]) == (over_projection and not other)
+    assert (model_type in FACTS["qk_norm_unweighted"]) == (not has_weight and not other)
+    plus_one = re.search(r"1(?:\.0)? \+ self\.weight|self\.weight(?:\.float\(\))? \+ 1", body)
+    assert (model_type in FACTS["qk_norm_offset"]) == bool(plus_one)
+
+
 # Their classes compute a value: one per kind of layer, or the usual scale, head_dim^-½.
 WORKED_OUT = {"dots3_note_text", "hyperclovax", "modernbert", "modernbert-decoder", "step3p5"}
 

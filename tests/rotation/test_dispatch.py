@@ -5,8 +5,8 @@ import oracle
 from oracle import draw
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.array_types import BSHD_VIEWS
 from rope_cpu.rotation import dispatch
-from rope_cpu.rotation.dispatch import BSHD_VIEWS
 
 
 def test_layouts_are_seen_as_batch_tokens_heads():

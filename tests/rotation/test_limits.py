@@ -94,6 +94,21 @@ REFUSED = [
         "`position_ids` has shape (67108864,): a table of 2 x 67108864 x 4 elements",
     ),
     (lambda: ROPE.plan(zeros(2**20, 2**20)), "`position_ids` has shape (1048576, 1048576)"),
+    (
+        lambda: ROPE.plan([0], layout="thd", cu_seqlens=zeros(2**27)),
+        "`cu_seqlens` has shape (134217728,): a table of 134217728 elements",
+    ),
+    (
+        lambda: ROPE.plan([0], layout="thd", cu_seqlens=nested(10**5)),
+        "`cu_seqlens`",
+    ),
+    (lambda: ROPE.shift_plan(zeros(2**40)), "`delta` has shape (1099511627776,)"),
+    (lambda: ROPE.shift_plan(HUGE), "`delta` holds an integer of"),
+    (
+        lambda: ROPE.rerotate_plan(ROPE, zeros(2**20, 2**20)),
+        "`position_ids` has shape (1048576, 1048576)",
+    ),
+    (lambda: ROPE.rerotate_plan("x" * 10**7, [0]), "`old` is 'xxx"),
     (lambda: AXIAL.plan(zeros(2**30, 2)), "`position_ids` has shape (1073741824, 2)"),
     (
         lambda: ROPE.rotate(zeros(1, 2**40, 1, 8, dtype=np.float32)),

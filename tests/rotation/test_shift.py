@@ -1,11 +1,15 @@
-"""RotaryEmbedding.shift: rotated keys moved to other positions."""
+"""RotaryEmbedding.shift and shift_plan: rotated keys moved to other positions."""
+
+import pickle
+import threading
 
 import numpy as np
 import oracle
 import pytest
 from oracle import draw, expected
 
-from rope_cpu import RotaryEmbedding
+from rope_cpu import RotaryEmbedding, RotaryPlan
+from rope_cpu.rotation.cos_sin import CosSin
 
 
 def test_shift_moves_rotated_keys(dtype, interleaved, rng):
@@ -45,12 +49,123 @@ def test_shift_along_axes(rng):
         ).all()
 
 
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "thd"])
+def test_one_number_moves_any_number_of_tokens(layout, dtype, interleaved, rng):
+    rope = RotaryEmbedding.from_inv_freq(
+        oracle.inv_freq(16), head_dim=20, attention_factor=1.5, interleaved=interleaved
+    )
+    moves = rope.shift_plan(-40, layout=layout)
+    for tokens in (5, 5, 1, 0, 7):
+        batch = 1 if layout == "thd" else 2
+        keys = draw(rng, (batch, tokens, 3, 20), dtype)
+        given = oracle.to_layout(keys.copy(), layout)
+        moved = moves.rotate(given)
+        assert moved.tobytes() == rope.shift(given, -40, layout=layout).tobytes()
+        pair = moves(given, given)
+        assert [x.tobytes() for x in pair] == [moved.tobytes()] * 2
+        assert moves.rotate(given, out=given) is given
+        assert given.tobytes() == moved.tobytes()
+        cos, sin = oracle.cos_sin(np.full((batch, tokens), -40), rope.inv_freq)
+        exact, reach = oracle.rotate(
+            keys[..., :16],
+            cos.reshape(batch, tokens, 8),
+            sin.reshape(batch, tokens, 8),
+            interleaved,
+        )
+        error = np.abs(oracle.from_layout(moved, layout)[..., :16].astype(float) - exact)
+        assert (error <= oracle.bound(exact, reach, dtype)).all()
+
+
+def test_packed_sequences_move_by_deltas_of_their_own(dtype, rng):
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
+    lengths = [3, 0, 4]
+    deltas = [-7, 1, 100]
+    keys = draw(rng, (7, 2, 16), dtype)
+    moved = rope.shift_plan(np.repeat(deltas, lengths), layout="thd").rotate(keys)
+    apart = [
+        rope.shift_plan(delta, layout="thd").rotate(part)
+        for delta, part in zip(deltas, np.split(keys, np.cumsum(lengths)[:-1]), strict=True)
+    ]
+    assert moved.tobytes() == np.concatenate(apart).tobytes()
+
+
+@pytest.mark.parametrize("delta", [-3, [2, -3]])
+def test_batch_rows_move_by_frequencies_of_their_own(delta, rng):
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 4}
+    rope = RotaryEmbedding(8, scaling=scaling)
+    keys = draw(rng, (2, 2, 3, 8), np.float32)
+    moved = rope.at_length([3, 50]).shift_plan(delta).rotate(keys)
+    for row, length in enumerate((3, 50)):
+        alone = rope.at_length(length).shift(keys[row : row + 1], delta)
+        assert np.array_equal(moved[row : row + 1], alone)
+
+
+def test_one_number_moves_every_axis_of_mrope_and_other_axes_take_coordinates(rng):
+    mrope = RotaryEmbedding.mrope(16, (4, 2, 2), rope_theta=1e4)
+    axial = RotaryEmbedding.axial(16)
+    keys = draw(rng, (2, 5, 3, 16), np.float64)
+    everywhere = mrope.shift_plan(6).rotate(keys)
+    assert np.array_equal(everywhere, mrope.shift_plan([6, 6, 6]).rotate(keys))
+    assert np.array_equal(everywhere, mrope.shift_plan(np.full((5, 3), 6)).rotate(keys))
+    assert np.array_equal(axial.shift_plan([6, 1]).rotate(keys), axial.shift(keys, [6, 1]))
+
+
+def test_plans_print_and_pickle(rng):
+    rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(16))
+    keys = draw(rng, (2, 5, 3, 16), np.float64)
+    for delta, tokens in ((-40, "any"), ([1, 2, 3, 4, 5], "5")):
+        moves = rope.shift_plan(delta)
+        assert isinstance(moves, RotaryPlan)
+        assert f"seq={tokens}, layout='bshd', shift" in repr(moves)
+        moved = moves.rotate(keys)
+        again = pickle.loads(pickle.dumps(moves))
+        assert repr(again) == repr(moves)
+        assert np.array_equal(again.rotate(keys), moved)
+
+
+def test_layers_share_cos_and_sin(monkeypatch, rng):
+    moves = RotaryEmbedding(16).shift_plan(3)
+    keys = draw(rng, (1, 5, 2, 16), np.float32)
+    moved = moves.rotate(keys)
+    monkeypatch.setattr(CosSin, "table", None)
+    assert np.array_equal(moves.rotate(keys), moved)
+
+
+def test_threads_share_a_plan_for_arrays_of_different_lengths(rng):
+    moves = RotaryEmbedding(16).shift_plan(3)
+    arrays = [draw(rng, (1, tokens, 2, 16), np.float32) for tokens in range(1, 7)]
+    right = [moves.rotate(keys) for keys in arrays]
+    wrong = []
+
+    def work(keys, expect):
+        for _ in range(200):
+            if not np.array_equal(moves.rotate(keys), expect):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(arrays, right, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_only_one_delta_serves_any_number_of_tokens():
+    keys = np.zeros((1, 2, 1, 6), np.float32)
+    for plan in (ROPE.plan([41]), ROPE.shift_plan([41])):
+        with pytest.raises(ValueError, match=r"has 2 tokens, but .* given for 1"):
+            plan.rotate(keys)
+
+
 def zeros(*shape, dtype=np.float32):
     return np.zeros(shape, dtype)
 
 
 ROPE = RotaryEmbedding.from_inv_freq([1.0, 0.1], head_dim=6)
 AXIAL = RotaryEmbedding.from_inv_freq([[1.0, 0.1], [0.5, 2.0], [1.0, 1.0]])
+DYNAMIC = RotaryEmbedding(
+    6, scaling={"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 4}
+)
 X = np.zeros((2, 3, 4, 6), np.float32)
 
 REFUSED = [
@@ -64,6 +179,28 @@ REFUSED = [
     ),
     (lambda: ROPE.shift(X, [1, 2]), ValueError, "`keys` has 3 tokens.*`delta` is given for 2"),
     (lambda: ROPE.shift(zeros(2, 3, 4, 8), 1), ValueError, "`keys` has head_dim 8"),
+    (lambda: ROPE.shift_plan(np.nan), ValueError, "`delta` holds nan"),
+    (lambda: ROPE.shift_plan("3"), TypeError, "`delta` has dtype <U1"),
+    (lambda: ROPE.shift_plan(2**53 + 1), ValueError, "`delta` holds 9007199254740993"),
+    (lambda: AXIAL.shift_plan(3), ValueError, "`delta` has shape ..; its last axis must hold 3"),
+    (lambda: ROPE.shift_plan(1, layout="bsd"), ValueError, "`layout` is 'bsd'"),
+    (lambda: ROPE.shift_plan([[1, 2]], layout="thd"), ValueError, "`delta` has shape .1, 2."),
+    (lambda: DYNAMIC.shift_plan(1), ValueError, "'dynamic' depends on the sequence length"),
+    (
+        lambda: DYNAMIC.at_length([1, 9]).shift_plan(1, layout="thd"),
+        ValueError,
+        "`layout` is 'thd', but .* lengths for 2 batch rows",
+    ),
+    (lambda: ROPE.shift_plan(1).rotate([1.0]), TypeError, "`keys` is a list"),
+    (lambda: ROPE.shift_plan(1).rotate(zeros(3, 4, 6)), ValueError, "`keys` has shape .3, 4, 6."),
+    (lambda: ROPE.shift_plan(1).rotate(X, out=X[:1]), ValueError, "`out` has shape .1, 3, 4, 6."),
+    (lambda: ROPE.shift_plan(1)(X, X[:, :2]), ValueError, "`k` has 2 tokens, but `q` has 3"),
+    (lambda: ROPE.shift_plan(1)(X, X, out=X), TypeError, "`out` is an array of shape"),
+    (
+        lambda: ROPE.shift_plan(1).rotate(np.broadcast_to(np.float32(0), (1, 2**40, 1, 6))),
+        ValueError,
+        "`number of tokens of keys` is 1099511627776",
+    ),
 ]
 
 

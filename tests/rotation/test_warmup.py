@@ -1,10 +1,14 @@
 """warmup: kernels compiled into the cache ahead of their first use."""
 
+import importlib
 import json
 
 import pytest
 
 import rope_cpu
+
+# `rope_cpu.warmup` is the function.
+warmup = importlib.import_module("rope_cpu.warmup")
 
 
 def test_warmup_fills_an_empty_cache_once(tmp_path, run_program):
@@ -36,3 +40,94 @@ def test_warmup_fills_an_empty_cache_once(tmp_path, run_program):
 def test_warmup_refuses_other_dtypes(dtypes, held):
     with pytest.raises(TypeError, match=f"`dtypes` holds {held}; each must be one of float32"):
         rope_cpu.warmup(dtypes)
+
+
+def test_after_warmup_a_server_compiles_nothing(tmp_path, run_program):
+    """The kernels of one input and one cache dtype are all that its calls need."""
+    program = """
+    import os
+    from pathlib import Path
+    import numpy as np, rope_cpu
+    from ml_dtypes import bfloat16
+
+    folder = Path(os.environ["NUMBA_CACHE_DIR"])
+    made = rope_cpu.warmup("float32", cache_dtypes=["bfloat16"])
+    files = sorted(folder.rglob("*.nbc"))
+    for interleaved in (False, True):
+        rope = rope_cpu.RotaryEmbedding(16, interleaved=interleaved)
+        cache = rope_cpu.KVCache(*np.zeros((2, 1, 8, 2, 16), bfloat16))
+        plan = rope.plan([3, 4], layout="thd")
+        q = np.ones((2, 4, 16), np.float32)
+        k = np.ones((2, 2, 16), np.float32)
+        norm = rope_cpu.RMSNorm(None)
+        plan.append(q, k, k, cache, [5, 6], q_norm=norm, k_norm=norm)
+        rope.shift_plan(-2, layout="thd").rotate_cached(cache, [5, 6])
+        plan(q, k)
+    assert sorted(folder.rglob("*.nbc")) == files
+    print(*(kernel.name for kernel in made))
+    """
+    names, _ = run_program(program, env={"NUMBA_CACHE_DIR": str(tmp_path / "cache")})
+    assert names.split() == [
+        "cos_sin_float32",
+        "cos_sin_float64",
+        "rotate_float32_half",
+        "rotate_float32_interleaved",
+        "append_float32_bfloat16_half",
+        "append_float32_bfloat16_interleaved",
+        "rotate_cached_bfloat16_half",
+        "rotate_cached_bfloat16_interleaved",
+    ]
+
+
+def operations(builds):
+    """Return the dtypes of kernels by operation, each once, without the pairing."""
+    found = {}
+    for build, arguments in builds:
+        dtypes = arguments[:1] if build is warmup.rotate_cached_kernel else arguments[:-1]
+        found.setdefault(build, [])
+        if dtypes not in found[build]:
+            found[build].append(dtypes)
+    return found
+
+
+@pytest.mark.parametrize("empty", [None, [], ()])
+def test_caches_have_kernels_only_where_their_dtypes_are_given(empty):
+    builds = warmup.kernel_builds("float32", empty)
+    assert {build for build, _ in builds} == {warmup.cos_sin_kernel, warmup.rotation_kernel}
+
+
+def test_each_input_dtype_has_kernels_for_each_cache_dtype(monkeypatch):
+    monkeypatch.setattr(warmup, "converts_float16", lambda: True)
+    builds = warmup.kernel_builds(["float64", "float16", "bfloat16"], ["int8", "float16"])
+    found = operations(builds)
+    assert found[warmup.append_kernel] == [
+        ("float16", "int8"),
+        ("float16", "float16"),
+        ("bfloat16", "int8"),
+        ("bfloat16", "float16"),
+    ]
+    assert found[warmup.rotate_cached_kernel] == [("float16",)]
+    pairings = {arguments[-1] for build, arguments in builds if build is warmup.append_kernel}
+    assert pairings == {"half", "interleaved"}
+
+
+def test_without_float16_instructions_caches_are_computed_in_float32(monkeypatch):
+    monkeypatch.setattr(warmup, "converts_float16", lambda: False)
+    found = operations(warmup.kernel_builds(["float16", "float32"], ["float16", "int8"]))
+    assert found[warmup.append_kernel] == [("float32", "float32"), ("float32", "int8")]
+    assert found[warmup.rotate_cached_kernel] == [("float32",)]
+
+
+@pytest.mark.parametrize(
+    ("cache_dtypes", "held"),
+    [("float64", "'float64'"), (["int8", "uint8"], "'uint8'"), ([None], "None")],
+)
+def test_warmup_refuses_other_cache_dtypes(cache_dtypes, held):
+    rule = "each must be one of float32, float16, bfloat16, int8"
+    with pytest.raises(TypeError, match=f"`cache_dtypes` holds {held}; {rule}"):
+        rope_cpu.warmup("float32", cache_dtypes)
+
+
+def test_warmup_refuses_caches_for_float64_alone():
+    with pytest.raises(ValueError, match="`cache_dtypes` holds int8, but `dtypes` holds float64"):
+        rope_cpu.warmup("float64", "int8")

@@ -133,6 +133,11 @@ class FactorsRule:
         is_long = length > self.original_length
         return _cached_frequencies(self.rotation, is_long), self.rotation.attention_factor
 
+    def representatives(self, lengths: Sequence[int]) -> list[int]:
+        """Return for each length the one that stands for all lengths of equal frequencies."""
+        original = self.original_length
+        return [original + 1 if length > original else original for length in lengths]
+
 
 @lru_cache(maxsize=64)
 def _cached_frequencies(rotation: Rotation, is_long: bool) -> Float64:

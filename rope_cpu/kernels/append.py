@@ -1,0 +1,679 @@
+"""The append kernel: from the projections of a step to its queries and the caches in one pass.
+
+Queries are normalised, rotated and written to an array. Keys are normalised, rotated and written to
+their slots of a cache, and values are normalised and written to theirs. The functions from the
+inside out:
+
+- `_sum_of_squares`, `_normalise`, `_copy` and `_quantise` go over the head vectors of one token;
+- `_make_rotate_heads` makes the function that rotates the head vectors of one token;
+- `_make_append_part` makes the loop over the tokens of one part, the work of a thread;
+- `_append` is the entry point: it checks the arrays and splits the work between threads.
+
+Arithmetic is float32, and each stored element is rounded once. The order of operations is fixed, so
+that results have the same bits as separate steps, whatever the threads, the layout and the pages:
+
+- squares are rounded and added in 64 lanes, then in 8 lanes, then one by one, and each partial sum
+  is added to the total in this order; lanes are joined by halves;
+- the factor is 1 / sqrt(sum / width + eps), each operation rounded;
+- an element becomes x · factor, then that times its weight, and is then rotated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import prange, types
+
+from rope_cpu.kernels import compile
+from rope_cpu.kernels.rotate import (
+    BATCH,
+    DONE,
+    ELEMENT,
+    ELEMENTS,
+    HEAD,
+    INVALID,
+    PAIRINGS,
+    TOKEN,
+    Tile,
+    are_disjoint,
+    fits,
+    make_rotate_tile,
+    overlaps_itself,
+    row_offset,
+    table_view,
+    view,
+)
+from rope_cpu.kernels.vectors import (
+    address,
+    advance,
+    lane_sum,
+    larger_magnitude,
+    largest_lane,
+    load,
+    pointer,
+    splat,
+    store,
+    store_int8,
+)
+
+# Numba's types of the cache elements for each dtype.
+CACHE_ELEMENTS = {
+    "float32": types.float32,
+    "float16": types.int16,
+    "bfloat16": types.uint16,
+    "int8": types.int8,
+}
+
+# Minimum number of elements of q, k and v for several threads: below it, their start costs more.
+_PARALLEL_FROM = 2**18
+
+_FLOAT32_BYTES = np.intp(4)
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
+_INFINITY = np.float32(np.inf)
+_NAN = np.float32(np.nan)
+_LARGEST_INT8 = np.float32(127)
+
+# A row of smaller magnitude is stored as zeros with scale 0: 127 / max|x| would be infinite below
+# 2^-121, and subnormal scales are imprecise.
+_SMALLEST_QUANTISED = np.float32(2.0**-120)
+
+
+# The device functions of a token take pointers, not arrays: counting references to arrays would
+# take longer than the rotation of a token.
+
+
+class Heads(NamedTuple):
+    """The head vectors of one token, in an array or in scratch memory."""
+
+    pointer: Any
+    count: Any
+    width: Any
+    stride: Any  # bytes from one head to the next
+    itemsize: Any
+
+
+class Cache(NamedTuple):
+    """The cached keys or values."""
+
+    array: Any  # view (pages, page_size, heads, width)
+    scale: Any  # pointer to float32, used with int8 alone
+    scale_strides: Any  # (pages, page_size, heads)
+
+
+class Norm(NamedTuple):
+    """An RMS norm."""
+
+    is_given: Any
+    weight: Any  # pointer to float32, a factor for each element
+    eps: Any
+
+
+class Rotation(NamedTuple):
+    """The rotation of one token."""
+
+    cos: Any  # pointer
+    sin: Any  # pointer
+    groups: Any  # of heads that share cos and sin
+    group_stride: Any
+    itemsize: Any
+    block_pairs: Any  # pointer
+    blocks: Any
+    rotary_dim: Any
+
+
+# Head vectors are loaded 64 elements at a time, then 8 and one.
+
+
+@compile.device_function
+def _sum_of_squares(x, width):
+    squares = splat(_ZERO, 64)
+    for i in range(0, width & -64, 64):
+        v = load(x, i, 64)
+        squares = squares + v * v
+    total = lane_sum(squares)
+    if width & 63:
+        few_squares = splat(_ZERO, 8)
+        for i in range(width & -64, width & -8, 8):
+            w = load(x, i, 8)
+            few_squares = few_squares + w * w
+        total += lane_sum(few_squares)
+        for i in range(width & -8, width):
+            single = load(x, i, 1)
+            total += lane_sum(single * single)
+    return total
+
+
+def _make_multiply(lanes: int) -> Any:
+    """Return the device function that multiplies `lanes` elements by factors and weights."""
+
+    @partial(compile.device_function, variant=f"{lanes}")
+    def multiply(x, rows, weights, factors, i):
+        weight = load(weights, i, lanes)
+        source = x.pointer
+        target = rows.pointer
+        for head in range(x.count):
+            scaled = load(source, i, lanes) * splat(factors[head], lanes)
+            store(target, i, scaled * weight, False)
+            source = advance(source, x.stride)
+            target = advance(target, rows.stride)
+
+    return multiply
+
+
+_multiply_64 = _make_multiply(64)
+_multiply_8 = _make_multiply(8)
+_multiply_1 = _make_multiply(1)
+
+
+@compile.device_function
+def _normalise(x, rows, norm, factors):
+    """Write normalised head vectors to rows of float32.
+
+    factors: pointer to float32, scratch memory for a number for each head.
+    """
+    for head in range(x.count):
+        factors[head] = _sum_of_squares(advance(x.pointer, head * x.stride), x.width)
+    # A loop of its own, since LLVM vectorises it: divisions and roots are slow.
+    for head in range(x.count):
+        factors[head] = _ONE / np.sqrt(factors[head] / np.float32(x.width) + norm.eps)
+    width = x.width
+    for i in range(0, width & -64, 64):
+        _multiply_64(x, rows, norm.weight, factors, i)
+    for i in range(width & -64, width & -8, 8):
+        _multiply_8(x, rows, norm.weight, factors, i)
+    for i in range(width & -8, width):
+        _multiply_1(x, rows, norm.weight, factors, i)
+
+
+@compile.device_function
+def _scratch_rows(x, scratch):
+    """Return the part of the scratch memory that holds the head vectors of a token."""
+    start = advance(scratch, x.count * _FLOAT32_BYTES)
+    return Heads(start, x.count, x.width, x.width * _FLOAT32_BYTES, _FLOAT32_BYTES)
+
+
+def _make_copy(lanes: int) -> Any:
+    """Return the device function that copies `lanes` elements of every head vector."""
+
+    @partial(compile.device_function, variant=f"{lanes}")
+    def copy(x, out, i):
+        source = x.pointer
+        target = out.pointer
+        for _ in range(x.count):
+            store(target, i, load(source, i, lanes), False)
+            source = advance(source, x.stride)
+            target = advance(target, out.stride)
+
+    return copy
+
+
+_copy_64 = _make_copy(64)
+_copy_8 = _make_copy(8)
+_copy_1 = _make_copy(1)
+
+
+@compile.device_function
+def _copy(x, out, first):
+    """Copy the elements from `first` on of every head vector."""
+    width = x.width - first
+    for i in range(first, first + (width & -64), 64):
+        _copy_64(x, out, i)
+    for i in range(first + (width & -64), first + (width & -8), 8):
+        _copy_8(x, out, i)
+    for i in range(first + (width & -8), x.width):
+        _copy_1(x, out, i)
+
+
+@compile.device_function
+def _largest_magnitude(x, width):
+    largest = splat(_ZERO, 64)
+    for i in range(0, width & -64, 64):
+        largest = larger_magnitude(load(x, i, 64), largest)
+    result = largest_lane(largest)
+    if width & 63:
+        few_largest = splat(_ZERO, 8)
+        for i in range(width & -64, width & -8, 8):
+            few_largest = larger_magnitude(load(x, i, 8), few_largest)
+        one_largest = larger_magnitude(splat(result, 1), splat(largest_lane(few_largest), 1))
+        for i in range(width & -8, width):
+            one_largest = larger_magnitude(load(x, i, 1), one_largest)
+        result = largest_lane(one_largest)
+    return result
+
+
+def _make_round(lanes: int) -> Any:
+    """Return the device function that rounds `lanes` elements of every head vector to int8."""
+
+    @partial(compile.device_function, variant=f"{lanes}")
+    def round_elements(x, out, inverse_scales, i):
+        source = x.pointer
+        target = out.pointer
+        for head in range(x.count):
+            store_int8(target, i, load(source, i, lanes) * splat(inverse_scales[head], lanes))
+            source = advance(source, x.stride)
+            target = advance(target, out.stride)
+
+    return round_elements
+
+
+_round_64 = _make_round(64)
+_round_8 = _make_round(8)
+_round_1 = _make_round(1)
+
+
+@compile.device_function
+def _quantise(x, out, scale, scale_stride, inverse_scales):
+    """Write float32 head vectors as int8 with scales max|x| / 127, rounded to nearest even.
+
+    A head vector that holds NaN or infinity gets the scale NaN, so that all of it reads as NaN.
+    inverse_scales: pointer to float32, scratch memory for a number for each head.
+    """
+    for head in range(x.count):  # the largest magnitude at first
+        inverse_scales[head] = _largest_magnitude(advance(x.pointer, head * x.stride), x.width)
+    for head in range(x.count):
+        largest = inverse_scales[head]
+        inverse_scales[head] = _ZERO
+        if largest < _SMALLEST_QUANTISED:
+            scale[0] = _ZERO
+        elif largest < _INFINITY:
+            scale[0] = largest / _LARGEST_INT8
+            inverse_scales[head] = _LARGEST_INT8 / largest
+        else:
+            scale[0] = _NAN
+        scale = advance(scale, scale_stride)
+    width = x.width
+    for i in range(0, width & -64, 64):
+        _round_64(x, out, inverse_scales, i)
+    for i in range(width & -64, width & -8, 8):
+        _round_8(x, out, inverse_scales, i)
+    for i in range(width & -8, width):
+        _round_1(x, out, inverse_scales, i)
+
+
+@compile.device_function
+def _heads_of(x, row, column):
+    """Return the head vectors of a token of an array, or of a place on a page of a cache."""
+    start = advance(x.pointer, row_offset(x, row, column, 0))
+    return Heads(start, x.shape[HEAD], x.shape[ELEMENT], x.strides[HEAD], x.itemsize)
+
+
+@compile.device_function
+def _cache_of(array, scale):
+    return Cache(view(array), pointer(scale), scale.strides)
+
+
+@compile.device_function
+def _norm_of(norms, which, width):
+    """Return the norm of a row of an array (3, width + 1); the last element is eps, or 0 for none.
+
+    which: 0 for queries, 1 for keys, 2 for values.
+    """
+    if norms.size == 0:
+        return Norm(False, pointer(norms), _ZERO)
+    eps = norms[which, width]
+    return Norm(eps > _ZERO, advance(pointer(norms), which * norms.strides[0]), eps)
+
+
+@compile.device_function
+def _rotation_of(table, row, token, block_pairs, blocks, rotary_dim):
+    offset = row_offset(table, row, token, 0)
+    cos = advance(table.cos, offset)
+    sin = advance(table.sin, offset)
+    group_stride = table.strides[HEAD]
+    groups = table.shape[HEAD]
+    return Rotation(cos, sin, groups, group_stride, table.itemsize, block_pairs, blocks, rotary_dim)
+
+
+# From the head vectors of one token to their place.
+
+
+def _make_rotate_heads(pairing: Callable[[int], Any]) -> Any:
+    """Return the device function that rotates head vectors into others of the same dtype.
+
+    Elements past rotary_dim are not written.
+    """
+    rotate_tile = make_rotate_tile(pairing)
+
+    @partial(compile.device_function, variant=pairing.__name__)
+    def rotate_heads(x, out, rotation):
+        if rotation.rotary_dim > 0:
+            heads = x.count // rotation.groups
+            size = x.itemsize
+            tile = Tile(
+                1,
+                heads,
+                0,
+                x.stride,
+                0,
+                out.stride,
+                0,
+                size,
+                size,
+                rotation.itemsize,
+                rotation.block_pairs,
+                rotation.blocks,
+            )
+            for group in range(rotation.groups):
+                source = advance(x.pointer, group * heads * x.stride)
+                target = advance(out.pointer, group * heads * out.stride)
+                cos = advance(rotation.cos, group * rotation.group_stride)
+                sin = advance(rotation.sin, group * rotation.group_stride)
+                rotate_tile(source, target, cos, sin, tile, False)
+
+    return rotate_heads
+
+
+def _make_write_heads(rotate_heads: Any, pairing: str, is_float32: bool) -> Any:
+    """Return the device function that writes the heads of a token to an array of their dtype."""
+
+    @partial(compile.device_function, variant=pairing)
+    def write_float32(x, out, norm, rotation, scratch):
+        source = x
+        if norm.is_given:
+            source = _scratch_rows(x, scratch)
+            _normalise(x, source, norm, scratch)
+        rotate_heads(source, out, rotation)
+        _copy(source, out, rotation.rotary_dim)
+
+    # Normalised rows of 16-bit floats are rotated in place: a rotation from float32 to 16 bits
+    # would be one more specialisation of `rotate_tile` to compile.
+    @partial(compile.device_function, variant=pairing)
+    def write_16_bits(x, out, norm, rotation, scratch):
+        if norm.is_given:
+            rows = _scratch_rows(x, scratch)
+            _normalise(x, rows, norm, scratch)
+            rotate_heads(rows, rows, rotation)
+            _copy(rows, out, 0)
+        else:
+            rotate_heads(x, out, rotation)
+            _copy(x, out, rotation.rotary_dim)
+
+    return write_float32 if is_float32 else write_16_bits
+
+
+def _make_convert_heads(rotate_heads: Any, pairing: str, to_int8: bool) -> Any:
+    """Return the device function that writes the heads of a token to a cache of another dtype."""
+
+    @partial(compile.device_function, variant=f"{pairing}_{to_int8}")
+    def convert_heads(x, cache, page, place, norm, rotation, scratch):
+        rows = _scratch_rows(x, scratch)
+        if norm.is_given:
+            _normalise(x, rows, norm, scratch)
+        else:
+            _copy(x, rows, 0)
+        rotate_heads(rows, rows, rotation)
+        target = _heads_of(cache.array, page, place)
+        if to_int8:
+            strides = cache.scale_strides
+            scale = advance(cache.scale, page * strides[0] + place * strides[1])
+            _quantise(rows, target, scale, strides[2], scratch)
+        else:
+            _copy(rows, target, 0)
+
+    return convert_heads
+
+
+def _make_append_part(dtype: str, cache_dtype: str, pairing: Callable[[int], Any]) -> Any:
+    """Return the device function for one of several equal parts of the tokens."""
+    to_int8 = cache_dtype == "int8"
+    rotate_heads = _make_rotate_heads(pairing)
+    write_heads = _make_write_heads(rotate_heads, pairing.__name__, dtype == "float32")
+    convert_heads = _make_convert_heads(rotate_heads, pairing.__name__, to_int8)
+
+    @partial(compile.device_function, variant=pairing.__name__)
+    def write_slot(x, cache, page, place, norm, rotation, scratch):
+        write_heads(x, _heads_of(cache.array, page, place), norm, rotation, scratch)
+
+    if cache_dtype != dtype:
+        write_slot = convert_heads
+
+    @partial(compile.device_function, variant=f"{pairing.__name__}_{dtype}_{cache_dtype}")
+    def append_part(
+        q,
+        k,
+        v,
+        q_out,
+        keys,
+        values,
+        slots,
+        table,
+        norms,
+        block_pairs,
+        part,
+        parts,
+    ):
+        blocks = block_pairs.size
+        pairs = pointer(block_pairs)
+        rotary_dim = 2 * block_pairs.sum()
+        q_norm = _norm_of(norms, 0, q.shape[ELEMENT])
+        k_norm = _norm_of(norms, 1, q.shape[ELEMENT])
+        v_norm = _norm_of(norms, 2, v.shape[ELEMENT])
+        tokens = q.shape[TOKEN]
+        count = q.shape[BATCH] * tokens
+        page_size = keys.array.shape[TOKEN]
+        heads = max(q.shape[HEAD], k.shape[HEAD], v.shape[HEAD])
+        width = max(q.shape[ELEMENT], v.shape[ELEMENT])
+        memory = np.empty(heads * (1 + width), np.float32)
+        for index in range(count * part // parts, count * (part + 1) // parts):
+            scratch = pointer(memory)  # here, since Numba frees the memory after its last use
+            n = index // tokens
+            token = index % tokens
+            row = n if table.shape[BATCH] > 1 else 0
+            rotation = _rotation_of(table, row, token, pairs, blocks, rotary_dim)
+            q_heads = _heads_of(q, n, token)
+            write_heads(q_heads, _heads_of(q_out, n, token), q_norm, rotation, scratch)
+            slot = slots[n, token] if slots.size > 0 else index
+            if slot >= 0:
+                page = slot // page_size
+                place = slot % page_size
+                write_slot(_heads_of(k, n, token), keys, page, place, k_norm, rotation, scratch)
+                unrotated = _rotation_of(table, row, token, pairs, blocks, 0)
+                write_slot(_heads_of(v, n, token), values, page, place, v_norm, unrotated, scratch)
+
+    return append_part
+
+
+def _make_append_in_parallel(append_part: Any, variant: str) -> Any:
+    """Return the device function that works on several parts at a time."""
+
+    @partial(compile.device_function, variant=variant, parallel=True)
+    def append_in_parallel(
+        q,
+        k,
+        v,
+        q_out,
+        key,
+        value,
+        key_scale,
+        value_scale,
+        slots,
+        cos_sin,
+        norms,
+        block_pairs,
+        parts,
+    ):
+        for index in prange(parts):
+            append_part(
+                view(q),
+                view(k),
+                view(v),
+                view(q_out),
+                _cache_of(key, key_scale),
+                _cache_of(value, value_scale),
+                slots,
+                table_view(cos_sin),
+                norms,
+                block_pairs,
+                np.intp(index),
+                parts,
+            )
+
+    return append_in_parallel
+
+
+# Checks of shapes and aliasing.
+
+
+@compile.device_function
+def _are_apart(x, y):
+    """Return True if two arrays certainly share no element; one may have no heads."""
+    return x.shape[HEAD] == 0 or y.shape[HEAD] == 0 or are_disjoint(x, y)
+
+
+@compile.device_function
+def _fits_cache(x, cache, q, q_out, in_order):
+    """Return True if the keys or values of a step can be written to their cache.
+
+    in_order: token t of batch row n goes to page n, place t. Then the cache may be x itself,
+    because each token is read before it is written.
+    """
+    if x.shape[BATCH] != q.shape[BATCH] or x.shape[TOKEN] != q.shape[TOKEN]:
+        return False
+    if x.shape[HEAD] != cache.shape[HEAD] or x.shape[ELEMENT] != cache.shape[ELEMENT]:
+        return False
+    if x.strides[ELEMENT] != x.itemsize or cache.strides[ELEMENT] != cache.itemsize:
+        return False
+    if not _are_apart(cache, q) or not _are_apart(cache, q_out) or not _are_apart(q_out, x):
+        return False
+    if in_order:
+        if cache.shape[BATCH] != x.shape[BATCH] or cache.shape[TOKEN] != x.shape[TOKEN]:
+            return False
+        if overlaps_itself(cache):
+            return False
+        if address(x.pointer) == address(cache.pointer) and x.strides == cache.strides:
+            return True
+    return _are_apart(cache, x)
+
+
+@compile.device_function
+def _all_fit(q, k, v, q_out, key, value, slots, table, head_dim):
+    """Return True if all arrays fit each other, and if none that is written shares memory."""
+    in_order = slots.size == 0
+    if not fits(q, q_out, table, head_dim):
+        return False
+    if not in_order and slots.shape != (q.shape[BATCH], q.shape[TOKEN]):
+        return False
+    if k.shape[HEAD] > 0 and (k.shape[ELEMENT] != head_dim or k.shape[HEAD] % table.shape[HEAD]):
+        return False
+    if not _fits_cache(k, key, q, q_out, in_order) or not _fits_cache(v, value, q, q_out, in_order):
+        return False
+    return _are_apart(key, v) and _are_apart(value, k)
+
+
+# Placeholders for the device functions of one input dtype, cache dtype and pairing, as in
+# `rope_cpu.kernels.rotate`.
+append_part: Any = None
+append_in_parallel: Any = None
+
+
+def _append(
+    q,
+    k,
+    v,
+    q_out,
+    key,
+    value,
+    key_scale,
+    value_scale,
+    slots,
+    cos_sin,
+    norms,
+    block_pairs,
+    head_dim,
+    threads,
+):
+    """Write q to q_out, and k and v to their slots; see `append_kernel`."""
+    table = table_view(cos_sin)
+    if not _all_fit(
+        view(q), view(k), view(v), view(q_out), view(key), view(value), slots, table, head_dim
+    ):
+        return INVALID
+    if threads > 1 and q.size + k.size + v.size >= _PARALLEL_FROM:
+        append_in_parallel(
+            q,
+            k,
+            v,
+            q_out,
+            key,
+            value,
+            key_scale,
+            value_scale,
+            slots,
+            cos_sin,
+            norms,
+            block_pairs,
+            threads,
+        )
+        return DONE
+    append_part(
+        view(q),
+        view(k),
+        view(v),
+        view(q_out),
+        _cache_of(key, key_scale),
+        _cache_of(value, value_scale),
+        slots,
+        table,
+        norms,
+        block_pairs,
+        np.intp(0),
+        np.intp(1),
+    )
+    return DONE
+
+
+@cache
+def append_kernel(dtype: str, cache_dtype: str, pairing: str) -> Any:
+    """Return the compiled kernel from inputs of one dtype to caches of one dtype.
+
+    Parameters
+    ----------
+    dtype : {"float32", "float16", "bfloat16"}
+        Dtype of q, k, v and q_out.
+    cache_dtype : str
+        A key of `CACHE_ELEMENTS`.
+    pairing : str
+        A key of `PAIRINGS`.
+
+    Returns
+    -------
+    kernel : numba dispatcher
+        Called with
+
+        - q, k, v, q_out: (batch, tokens, heads, width), q and k of the width head_dim; q_out may be
+          q itself; k and v may have no heads;
+        - key, value: (pages, page_size, heads, width);
+        - key_scale, value_scale: float32 (pages, page_size, heads), used with int8 alone;
+        - slots: int64 (batch, tokens), page · page_size + place, checked; negative: not kept. Empty
+          means that token t of row n goes to page n, place t, and then the caches may be k and v;
+        - cos_sin: float32 (2, batch or 1, tokens, frequency heads, pairs), C-contiguous;
+        - norms: float32 (3, at least width + 1), the RMS norms of q, k and v: a factor for each
+          element and then eps, which is 0 where there is no norm; (0, 0) if there is none at all;
+        - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
+        - head_dim: elements of a head vector;
+        - threads: maximum number of threads.
+
+        It returns `DONE`, or `INVALID` with nothing written if the arrays do not pass its checks.
+    """
+    x = types.Array(ELEMENTS[dtype][0], 4, "A", readonly=True, aligned=False)
+    out = types.Array(ELEMENTS[dtype][0], 4, "A", aligned=False)
+    kept = types.Array(CACHE_ELEMENTS[cache_dtype], 4, "A", aligned=False)
+    scale = types.Array(types.float32, 3, "A", aligned=False)
+    slots = types.Array(types.int64, 2, "A", readonly=True, aligned=False)
+    cos_sin = types.Array(types.float32, 5, "C")
+    norms = types.Array(types.float32, 2, "C", readonly=True)
+    block_pairs = types.Array(types.int64, 1, "C", readonly=True)
+    arrays = (x, x, x, out, kept, kept, scale, scale, slots, cos_sin, norms)
+    part = _make_append_part(dtype, cache_dtype, PAIRINGS[pairing])
+    variant = f"{dtype}_{cache_dtype}_{pairing}"
+    return compile.compile_kernel(
+        _append,
+        f"append_{dtype}_{cache_dtype}_{pairing}",
+        (*arrays, block_pairs, types.intp, types.intp),
+        append_part=part,
+        append_in_parallel=_make_append_in_parallel(part, variant),
+    )

@@ -1,0 +1,222 @@
+"""`Batch`: the sequences of one step of a server, packed one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.array_types import Array, Int64
+
+
+class Batch:
+    """The sequences of one step: how many tokens each has, how many are new, and where they go.
+
+    The new tokens of all sequences are packed one after the other (layout thd). A batch is made
+    once for a step and serves every layer. It is immutable; its arguments are copied.
+
+    Parameters
+    ----------
+    seq_lens : sequence or array of int, (sequences,)
+        Tokens of each sequence after this step, new ones included; 0 is allowed.
+    query_lens : sequence or array of int, (sequences,)
+        New tokens of each sequence, which are its last: 1 for decode, more for a chunk of a prompt,
+        0 for an idle sequence.
+    page_table : array of int, (sequences, pages)
+        The page of each run of page_size tokens. Entries past a sequence's tokens are ignored. −1
+        is a page that was given back: it must not be under a new token.
+    page_size : int
+        Tokens on a page.
+
+    Attributes
+    ----------
+    seq_lens, query_lens, page_table, page_size
+        The arguments, as int64 arrays and an int.
+    cache_position : array of int64, (tokens,)
+        The index of each new token in its sequence.
+    slot_mapping : array of int64, (tokens,)
+        The slot of each new token, page · page_size + place.
+    cu_seqlens : array of int64, (sequences + 1,)
+        Where the new tokens of each sequence start, and the number of all.
+    pages_needed : int
+        The number of pages that a cache must have.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If lengths are negative or do not fit each other, if a sequence has too few pages, or if two
+        tokens would be written to one slot. A write under another sequence's cached tokens is not
+        seen: copy a shared page before writing to it.
+
+    Examples
+    --------
+    Three tokens of a prompt, and the ninth token of another sequence:
+
+    >>> import rope_cpu
+    >>> batch = rope_cpu.Batch(
+    ...     seq_lens=[3, 9], query_lens=[3, 1], page_table=[[4, -1], [0, 2]], page_size=8
+    ... )
+    >>> batch.cache_position
+    array([0, 1, 2, 8])
+    >>> batch.slot_mapping
+    array([32, 33, 34, 16])
+    >>> batch.cu_seqlens
+    array([0, 3, 4])
+    """
+
+    __slots__ = (
+        "_slots",
+        "cache_position",
+        "cu_seqlens",
+        "page_size",
+        "page_table",
+        "pages_needed",
+        "query_lens",
+        "seq_lens",
+        "slot_mapping",
+    )
+    seq_lens: Int64
+    query_lens: Int64
+    page_table: Int64  # (sequences, pages of the longest sequence, or 1)
+    page_size: int
+    cache_position: Int64  # (tokens,), index of each new token in its sequence
+    slot_mapping: Int64  # (tokens,), page · page_size + place of each new token
+    cu_seqlens: Int64  # (sequences + 1,), where each sequence's new tokens start
+    pages_needed: int  # pages that a cache must have
+    _slots: Int64  # slot_mapping as (1, tokens)
+
+    def __init__(
+        self,
+        *,
+        seq_lens: ArrayLike,
+        query_lens: ArrayLike,
+        page_table: ArrayLike,
+        page_size: int,
+    ) -> None:
+        size = scalars.whole_number("page_size", page_size, most=limits.TABLE)
+        lengths = _lengths("seq_lens", seq_lens)
+        new = _lengths("query_lens", query_lens)
+        _check_new_tokens(lengths, new)
+        pages = _pages(page_table, lengths, size)
+        bounds = np.concatenate([[0], np.cumsum(new)])
+        sequence = np.repeat(np.arange(len(new)), new)
+        position = np.arange(bounds[-1]) - bounds[sequence] + (lengths - new)[sequence]
+        page = pages[sequence, position // size]
+        slots = page * size + position % size
+        _check_slots(page, slots, sequence, position)
+        values = {
+            "seq_lens": lengths,
+            "query_lens": new,
+            "page_table": pages,
+            "cache_position": position,
+            "slot_mapping": slots,
+            "cu_seqlens": bounds,
+            "_slots": slots[None],
+        }
+        for name, value in values.items():
+            value.flags.writeable = False
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "page_size", size)
+        object.__setattr__(self, "pages_needed", int(page.max(initial=-1)) + 1)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse to change the batch."""
+        raise AttributeError(f"`{name}` of a Batch cannot be set; make another Batch")
+
+    def __repr__(self) -> str:
+        return (
+            f"Batch(sequences={len(self.seq_lens)}, tokens={len(self.slot_mapping)}, "
+            f"page_size={self.page_size})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self.seq_lens, self.query_lens, self.page_table, self.page_size)
+
+
+def _unpickled(seq_lens: Array, query_lens: Array, page_table: Array, page_size: int) -> Batch:
+    return Batch(
+        seq_lens=seq_lens, query_lens=query_lens, page_table=page_table, page_size=page_size
+    )
+
+
+def _lengths(name: str, value: ArrayLike) -> Int64:
+    """Return a copy of lengths; raise unless there is one of at least 0 for each sequence."""
+    lengths = scalars.integers(name, value, most=limits.SEQUENCES)
+    if lengths.ndim != 1:
+        raise ValueError(f"`{name}` has shape {lengths.shape}; it must be (sequences,)")
+    if lengths.size and not 0 <= lengths.min() <= lengths.max() <= limits.TABLE:
+        wrong = lengths[(lengths < 0) | (lengths > limits.TABLE)][0]
+        raise ValueError(f"`{name}` holds {wrong}; each must be from 0 to {limits.TABLE}")
+    return lengths
+
+
+def _check_new_tokens(lengths: Int64, new: Int64) -> None:
+    if len(new) != len(lengths):
+        raise ValueError(
+            f"`query_lens` is for {len(new)} sequences, but `seq_lens` is for {len(lengths)}"
+        )
+    for index in np.flatnonzero(new > lengths)[:1]:
+        raise ValueError(
+            f"`query_lens` holds {new[index]} for sequence {index}, whose `seq_lens` is "
+            f"{lengths[index]}; the new tokens are included in it, so it must be at least as large"
+        )
+    tokens = int(new.sum())
+    if tokens > limits.SLOTS:
+        raise ValueError(
+            f"`query_lens` has {tokens} tokens in all; a step may have at most {limits.SLOTS}"
+        )
+
+
+def _pages(page_table: ArrayLike, lengths: Int64, page_size: int) -> Int64:
+    """Return a copy of the columns of the page table that sequences need.
+
+    Raise unless it has the pages of every sequence.
+    """
+    given = scalars.regular_array("page_table", page_table)
+    if given.size == 0 and not len(lengths):
+        return np.empty((0, 1), np.int64)
+    if given.ndim != 2 or len(given) != len(lengths):
+        raise ValueError(
+            f"`page_table` has shape {given.shape}; it must be (sequences, pages), for "
+            f"{len(lengths)} sequences"
+        )
+    needed = -(-lengths // page_size)
+    for index in np.flatnonzero(needed > given.shape[1])[:1]:
+        raise ValueError(
+            f"`page_table` has {given.shape[1]} pages for a sequence, but sequence {index} of "
+            f"{lengths[index]} tokens needs {needed[index]} pages of {page_size}"
+        )
+    if given.shape[1] == 0:  # no sequence has a token
+        return np.full((len(given), 1), -1)
+    # Servers have room for the longest sequences. A column that no sequence needs is not read.
+    columns = max(int(needed.max()), 1)
+    pages = scalars.integers("page_table", given[:, :columns], most=limits.PAGES)
+    used = np.arange(pages.shape[1]) < needed[:, None]
+    most = limits.WHOLE // page_size
+    wrong = used & ((pages < -1) | (pages >= most))
+    for row, column in np.argwhere(wrong)[:1]:
+        raise ValueError(
+            f"`page_table` holds {pages[row, column]} for sequence {row}; a page must be from 0 to "
+            f"{most - 1}, or -1 where it was given back"
+        )
+    return pages
+
+
+def _check_slots(page: Int64, slots: Int64, sequence: Int64, position: Int64) -> None:
+    """Raise unless every new token has a page, and none the slot of another."""
+    for token in np.flatnonzero(page < 0)[:1]:
+        raise ValueError(
+            f"`page_table` holds -1 under token {position[token]} of sequence {sequence[token]}, "
+            "which is new; give it a page"
+        )
+    order = np.argsort(slots, kind="stable")
+    for place in np.flatnonzero(np.diff(slots[order]) == 0)[:1]:
+        first = order[place]
+        second = order[place + 1]
+        raise ValueError(
+            f"`page_table` gives slot {slots[first]} to token {position[first]} of sequence "
+            f"{sequence[first]} and to token {position[second]} of sequence {sequence[second]}; "
+            "each new token needs a slot of its own"
+        )

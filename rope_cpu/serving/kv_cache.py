@@ -1,0 +1,205 @@
+"""`KVCache`: a server's arrays of cached keys and values, checked once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rope_cpu.arguments.arrays import elements_disjoint, not_an_array, share_memory
+from rope_cpu.arguments.scalars import refuse_masked
+from rope_cpu.arguments.texts import cut
+from rope_cpu.array_types import DTYPE_NAMES, INTEGER_VIEWS, Array
+
+_DTYPES = ("float32", "float16", "bfloat16", "int8")
+_NO_SCALE = np.empty((1, 1, 1), np.float32)
+
+
+class KVCache:
+    """The keys and values of one layer's cached tokens, in arrays that belong to the server.
+
+    The arrays are checked once and never copied. `RotaryPlan.append` writes new tokens to them. A
+    slot is a place for one token: page · page_size + place on the page. A contiguous cache
+    (batch, capacity, kv_heads, width) has one page for each sequence. Arrays with heads first,
+    (pages, kv_heads, page_size, width), are passed transposed, scales too:
+    ``key.transpose(0, 2, 1, 3)``.
+
+    Parameters
+    ----------
+    key : array of float32, float16, bfloat16 or int8, (pages, page_size, kv_heads, head_dim)
+        Cached keys. Any strides, but the last axis contiguous.
+    value : array of the same dtype, (pages, page_size, kv_heads, value width)
+        Cached values. Key and value may be views of one array, but share no element.
+    key_scale, value_scale : array of float32, (pages, page_size, kv_heads), optional
+        For int8, and then required: the scale of each head vector, max|x| / 127. `append` writes
+        them. A head vector is its int8 values times its scale. It has the scale NaN if it holds NaN
+        or infinity, and 0 if all elements are below 2^-120.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an array has another dtype or shape, is read-only, or overlaps itself or another array.
+
+    Examples
+    --------
+    >>> import numpy as np, rope_cpu
+    >>> key, value = np.zeros((2, 100, 16, 8, 128), np.float32)  # 100 pages of 16 tokens
+    >>> rope_cpu.KVCache(key, value)
+    KVCache(float32, pages=100, page_size=16, kv_heads=8, head_dim=128, value_dim=128)
+    """
+
+    __slots__ = (
+        "_arrays",
+        "_dtype_name",
+        "head_dim",
+        "key",
+        "key_scale",
+        "kv_heads",
+        "page_size",
+        "pages",
+        "value",
+        "value_dim",
+        "value_scale",
+    )
+    key: Array
+    value: Array
+    key_scale: Array | None
+    value_scale: Array | None
+    pages: int
+    page_size: int  # tokens on a page
+    kv_heads: int
+    head_dim: int  # width of a key in elements
+    value_dim: int  # width of a value in elements
+    _dtype_name: str
+    _arrays: tuple[Array, Array, Array, Array]  # as the kernels take them
+
+    def __init__(
+        self,
+        key: Array,
+        value: Array,
+        *,
+        key_scale: Array | None = None,
+        value_scale: Array | None = None,
+    ) -> None:
+        name = _checked_dtype("key", key)
+        if _checked_dtype("value", value) != name:
+            raise TypeError(
+                f"`value` has dtype {value.dtype}, but `key` has {key.dtype}; they must be the same"
+            )
+        _check_shape("key", key)
+        _check_shape("value", value)
+        if value.shape[:3] != key.shape[:3]:
+            raise ValueError(
+                f"`value` has shape {value.shape}, but `key` has {key.shape}; they must agree in "
+                "pages, page_size and kv_heads"
+            )
+        arrays = {"key": key, "value": value}
+        scales = {"key_scale": key_scale, "value_scale": value_scale}
+        arrays |= _checked_scales(scales, name, key.shape[:3])
+        _check_memory(arrays)
+        plain = [np.asarray(x) for x in (key, value)]
+        if name in INTEGER_VIEWS:
+            plain = [x.view(INTEGER_VIEWS[name]) for x in plain]
+        given_scales = [_NO_SCALE if x is None else np.asarray(x) for x in scales.values()]
+        sizes = dict(zip(("pages", "page_size", "kv_heads", "head_dim"), key.shape, strict=True))
+        sizes["value_dim"] = value.shape[3]
+        attributes = {"key": key, "value": value, **scales, **sizes}
+        for attribute, held in attributes.items():
+            object.__setattr__(self, attribute, held)
+        object.__setattr__(self, "_dtype_name", name)
+        object.__setattr__(self, "_arrays", (*plain, *given_scales))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse to change the cache's arrays: a cache is immutable, their elements are not."""
+        raise AttributeError(f"`{name}` of a KVCache cannot be set; make another KVCache")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of keys and values."""
+        return self.key.dtype
+
+    def __repr__(self) -> str:
+        return (
+            f"KVCache({self._dtype_name}, pages={self.pages}, page_size={self.page_size}, "
+            f"kv_heads={self.kv_heads}, head_dim={self.head_dim}, value_dim={self.value_dim})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self.key, self.value, self.key_scale, self.value_scale)
+
+
+def _unpickled(
+    key: Array, value: Array, key_scale: Array | None, value_scale: Array | None
+) -> KVCache:
+    return KVCache(key, value, key_scale=key_scale, value_scale=value_scale)
+
+
+def _checked_dtype(name: str, x: object) -> str:
+    """Return the name of a cache's dtype; raise for any other, and if `x` is no array."""
+    if not isinstance(x, np.ndarray):
+        raise not_an_array(name, x, " that belongs to the server")
+    refuse_masked(name, x)
+    dtype = "int8" if x.dtype == np.int8 else DTYPE_NAMES.get(x.dtype)
+    if dtype not in _DTYPES:
+        raise TypeError(
+            f"`{name}` has dtype {cut(str(x.dtype))}; it must be one of {', '.join(_DTYPES)} "
+            "(native byte order)"
+        )
+    return dtype
+
+
+def _check_shape(name: str, x: Array) -> None:
+    if x.ndim != 4 or 0 in x.shape:
+        raise ValueError(
+            f"`{name}` has shape {x.shape}; it must be (pages, page_size, kv_heads, width), none 0"
+        )
+    if x.strides[3] != x.itemsize:
+        raise ValueError(
+            f"`{name}` has strides {x.strides}; its last axis must be contiguous, with a stride of "
+            f"{x.itemsize}"
+        )
+
+
+def _checked_scales(
+    scales: dict[str, Array | None], dtype: str, shape: tuple[int, ...]
+) -> dict[str, Array]:
+    """Return the scales of an int8 cache; raise unless they are given for int8 alone."""
+    checked: dict[str, Array] = {}
+    for name, scale in scales.items():
+        if scale is None:
+            if dtype == "int8":
+                raise ValueError(
+                    f"`{name}` is missing; an int8 cache needs float32 scales of shape {shape}"
+                )
+            continue
+        if dtype != "int8":
+            raise ValueError(f"`{name}` is given, but a cache of {dtype} has no scales")
+        if not isinstance(scale, np.ndarray):
+            raise not_an_array(name, scale, " of float32")
+        refuse_masked(name, scale)
+        if scale.dtype != np.float32:
+            raise TypeError(f"`{name}` has dtype {cut(str(scale.dtype))}; it must be float32")
+        if scale.shape != shape:
+            raise ValueError(
+                f"`{name}` has shape {scale.shape}; it must be (pages, page_size, kv_heads), "
+                f"{shape}"
+            )
+        checked[name] = scale
+    return checked
+
+
+def _check_memory(arrays: dict[str, Array]) -> None:
+    """Raise unless all arrays are writeable and no two elements share memory."""
+    names = list(arrays)
+    for index, name in enumerate(names):
+        x = arrays[name]
+        if not x.flags.writeable:
+            raise ValueError(f"`{name}` is read-only; pass a writeable array")
+        if not elements_disjoint(x):
+            raise ValueError(
+                f"`{name}` has overlapping elements (strides {x.strides}); pass an array whose "
+                "elements share no memory"
+            )
+        for other in names[:index]:
+            if share_memory(x, arrays[other]):
+                raise ValueError(f"`{name}` shares memory with `{other}`; each needs its own")

@@ -1,0 +1,511 @@
+"""From NumPy arrays to the append kernel: norms, rotation, and writes to caches.
+
+As in `rope_cpu.rotation.dispatch`, a fast path passes arrays to the kernel without copying them.
+Where the kernel refuses them, a slow path raises the precise error, or passes contiguous copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.arrays import (
+    check_array,
+    check_inputs,
+    check_outputs,
+    share_memory,
+)
+from rope_cpu.array_types import BSHD_VIEWS, DTYPE_NAMES, INTEGER_VIEWS, LAYOUT_AXES, Array
+from rope_cpu.kernels import threads
+from rope_cpu.kernels.append import append_kernel
+from rope_cpu.kernels.rotate import DONE
+from rope_cpu.kernels.rotate_cached import rotate_cached_kernel
+from rope_cpu.kernels.vectors import converts_float16
+from rope_cpu.serving.batch import Batch
+from rope_cpu.serving.kv_cache import KVCache
+from rope_cpu.serving.rms_norm import NO_NORMS, RMSNorm, joined
+
+_ndarray = np.ndarray
+
+# Empty slots, for which the kernel writes tokens in their order.
+_IN_ORDER = np.empty((0, 0), np.int64)
+_NORM_NAMES = ("q_norm", "k_norm", "v_norm")
+_NO_SCALE = np.empty((1, 1, 1), np.float32)  # of a cache that is not int8
+
+
+# launch(cos_sin, (q, k, v, q_out), (key, value, key_scale, value_scale), slots, norms) -> bool
+# q, k, v and q_out have the layout of the plan, and all others the form that the kernel takes.
+# False means that nothing was written.
+_Launch = Callable[[Array, tuple[Array, ...], tuple[Array, ...], Array, Array], bool]
+
+
+class Rotation:
+    """Cos and sin of a plan, with its pairing and layout, for the kernels of caches.
+
+    Parameters
+    ----------
+    cos_sin : array of float32, (2, batch or 1, tokens, frequency heads, pairs)
+        Cos and sin.
+    head_dim : int
+        Width of a head vector.
+    interleaved : bool
+        The pairing.
+    blocks : tuple of int
+        Widths of the blocks that pairs are formed in.
+    layout : str
+        Layout of q, k and v.
+    subjects : pair of str
+        Subjects of the error texts about the tokens and the batch rows of cos and sin.
+    """
+
+    __slots__ = ("_launches", "blocks", "cos_sin", "head_dim", "interleaved", "layout", "subjects")
+
+    def __init__(
+        self,
+        cos_sin: Array,
+        head_dim: int,
+        interleaved: bool,
+        blocks: tuple[int, ...],
+        layout: str,
+        subjects: tuple[str, str],
+    ) -> None:
+        self.cos_sin = cos_sin
+        self.head_dim = head_dim
+        self.interleaved = interleaved
+        self.blocks = blocks
+        self.layout = layout
+        self.subjects = subjects
+        self._launches: dict[tuple[np.dtype[Any], str], _Launch] = {}
+
+    def launch_for(self, dtype: np.dtype[Any], cache_dtype: str) -> _Launch:
+        """Return the launch of the append kernel for two dtypes."""
+        launch = self._launches.get((dtype, cache_dtype))
+        if launch is None:
+            pairing = (self.head_dim, self.interleaved, self.blocks)
+            launch = _launcher(dtype, cache_dtype, *pairing, self.layout)
+            self._launches[dtype, cache_dtype] = launch
+        return launch
+
+
+@lru_cache
+def _launcher(
+    dtype: np.dtype[Any],
+    cache_dtype: str,
+    head_dim: int,
+    interleaved: bool,
+    blocks: tuple[int, ...],
+    layout: str,
+) -> _Launch:
+    """Return the launch of the append kernel for two dtypes, a pairing and a layout."""
+    name = DTYPE_NAMES.get(dtype)
+    if name is None or name == "float64":
+        return _refuse
+    if "float16" in (name, cache_dtype) and not converts_float16():
+        return _refuse
+    kernel = append_kernel(name, cache_dtype, "interleaved" if interleaved else "half")
+    block_pairs = np.array(blocks, np.int64) // 2
+    integers = INTEGER_VIEWS.get(name)
+    to_bshd = BSHD_VIEWS.get(layout)
+
+    def launch(
+        cos_sin: Array,
+        arrays: tuple[Array, ...],
+        cache: tuple[Array, ...],
+        slots: Array,
+        norms: Array,
+    ) -> bool:
+        q, k, v, q_out = arrays
+        if integers is not None:
+            q = q.view(integers)
+            k = k.view(integers)
+            v = v.view(integers)
+            q_out = q_out.view(integers)
+        usable = 1 if threads.serial else threads.limit
+        try:
+            if to_bshd is not None:
+                q = to_bshd(q)
+                k = to_bshd(k)
+                v = to_bshd(v)
+                q_out = to_bshd(q_out)
+            status: int = kernel(
+                q, k, v, q_out, *cache, slots, cos_sin, norms, block_pairs, head_dim, usable
+            )
+        except (TypeError, ValueError):  # another number of axes, or a read-only output
+            return False
+        return status == DONE
+
+    return launch
+
+
+def _refuse(
+    cos_sin: Array,
+    arrays: tuple[Array, ...],
+    cache: tuple[Array, ...],
+    slots: Array,
+    norms: Array,
+) -> bool:
+    """Refuse all arrays: the launch of dtypes without a kernel."""
+    return False
+
+
+def append(
+    rotation: Rotation,
+    q: Array,
+    k: Array,
+    v: Array,
+    cache: KVCache,
+    slot_mapping: Batch | ArrayLike,
+    given_norms: tuple[RMSNorm | None, ...],
+    out: Array | None,
+) -> Array:
+    """Write q to `out`, and k and v to their slots; see `RotaryPlan.append`."""
+    if type(cache) is not KVCache:
+        raise TypeError(f"`cache` is a {type(cache).__name__}; it must be a rope_cpu.KVCache")
+    slots = _slots(slot_mapping, cache, rotation.layout)
+    norms = NO_NORMS
+    q_norm, k_norm, v_norm = given_norms
+    if not (q_norm is k_norm is v_norm is None):
+        norms = joined(_NORM_NAMES, given_norms, (cache.head_dim, cache.head_dim, cache.value_dim))
+    result = np.empty_like(q) if out is None and type(q) is _ndarray else out
+    # The kernel takes empty slots for `_IN_ORDER`, so they go the slow path.
+    if type(q) is type(k) is type(v) is type(result) is _ndarray and slots.size:
+        dtype = q.dtype
+        launch = rotation.launch_for(dtype, cache._dtype_name)
+        # Identity is the usual case; the comparison of dtypes takes longer.
+        same = dtype is k.dtype is v.dtype is result.dtype
+        if not same:
+            same = dtype == k.dtype == v.dtype == result.dtype
+        arrays = (q, k, v, result)
+        if same and launch(rotation.cos_sin, arrays, cache._arrays, slots, norms):
+            return result
+    return _append_copies(rotation, {"q": q, "k": k, "v": v}, cache, slots, norms, out)
+
+
+def _slots(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Array:
+    """Return slots as int64 (batch, tokens); raise unless the cache has them, and none is twice.
+
+    A Batch has checked its slots: its page size and its pages alone are compared with the cache.
+    """
+    if isinstance(value, Batch):
+        if layout != "thd":
+            raise ValueError(
+                f"`slot_mapping` is a Batch, whose tokens are packed, but the plan has layout "
+                f"{layout!r}; make the plan with layout='thd'"
+            )
+        _check_batch("slot_mapping", value, cache)
+        return value._slots
+    return checked_slots(value, cache, layout)
+
+
+def _check_batch(name: str, batch: Batch, cache: KVCache) -> None:
+    """Raise unless a cache has the pages of a batch."""
+    if batch.page_size != cache.page_size:
+        raise ValueError(
+            f"`{name}` has page_size {batch.page_size}, but the pages of `cache` have "
+            f"{cache.page_size} tokens"
+        )
+    if batch.pages_needed > cache.pages:
+        raise ValueError(
+            f"`{name}` writes to page {batch.pages_needed - 1}, but `cache` has {cache.pages} pages"
+        )
+
+
+def checked_slots(value: ArrayLike, cache: KVCache, layout: str) -> Array:
+    """Return integers as slots of a cache, int64 (batch, tokens); raise for any others."""
+    slots = scalars.integers("slot_mapping", value, most=limits.SLOTS)
+    rule = "(tokens,)" if layout == "thd" else "(batch, seq)"
+    if slots.ndim != (1 if layout == "thd" else 2):
+        raise ValueError(
+            f"`slot_mapping` has shape {slots.shape}; with layout {layout!r} it must be {rule}"
+        )
+    count = cache.pages * cache.page_size
+    if slots.size and not -1 <= slots.min() <= slots.max() < count:
+        wrong = slots[(slots < -1) | (slots >= count)][0]
+        raise ValueError(
+            f"`slot_mapping` holds {wrong}; a slot of this cache is from 0 to {count - 1}, and -1 "
+            "means that a token is not kept"
+        )
+    kept = np.sort(slots[slots >= 0])
+    repeated = kept[1:][kept[1:] == kept[:-1]]
+    if repeated.size:
+        raise ValueError(
+            f"`slot_mapping` holds slot {repeated[0]} twice; each token needs a slot of its own"
+        )
+    return slots[None] if layout == "thd" else slots
+
+
+def _append_copies(
+    rotation: Rotation,
+    inputs: dict[str, Any],
+    cache: KVCache,
+    slots: Array,
+    norms: Array,
+    out: Any,
+) -> Array:
+    """Validate the arguments that the fast path refused, and append contiguous copies of them."""
+    _check_appended(rotation, inputs, cache, slots)
+    outputs = {} if out is None else {"out": out}
+    _check_append_memory(inputs, outputs, cache)
+    result: Array = np.empty_like(inputs["q"]) if out is None else out
+    # All copies come before the first write: a lack of memory then leaves everything untouched.
+    q, k, v = (_computable(np.array(x, order="C")) for x in inputs.values())
+    if slots.size:
+        _launch_copies(rotation, (q, k, v, q), cache, slots, norms)
+    with np.errstate(over="ignore", under="ignore"):
+        result[...] = q
+    return result
+
+
+def _computable(x: Array) -> Array:
+    """Return an array as float32 if it is float16 and the processor has no kernels for it."""
+    return x.astype(np.float32) if x.dtype == np.float16 and not converts_float16() else x
+
+
+def _launch_copies(
+    rotation: Rotation,
+    arrays: tuple[Array, ...],
+    cache: KVCache,
+    slots: Array,
+    norms: Array,
+) -> None:
+    """Append contiguous arrays."""
+    target: tuple[Array, ...] = cache._arrays
+    cache_dtype = cache._dtype_name
+    through_float32 = cache_dtype == "float16" and not converts_float16()
+    if through_float32:
+        # A float32 cache of the same shape, of which the new slots are rounded afterwards. NumPy's
+        # rounding has the bits of a float16 kernel.
+        target = (*(np.zeros(x.shape, np.float32) for x in target[:2]), *target[2:])
+        cache_dtype = "float32"
+    launch = rotation.launch_for(arrays[0].dtype, cache_dtype)
+    if not launch(rotation.cos_sin, arrays, target, slots, norms):
+        raise RuntimeError(
+            f"arrays of shape {arrays[0].shape} passed their checks, but the kernel refused their "
+            "copies; please report this as a fault of rope_cpu"
+        )
+    if through_float32:
+        kept = slots[slots >= 0]
+        places = (kept // cache.page_size, kept % cache.page_size)
+        with np.errstate(over="ignore", under="ignore"):
+            cache.key[places] = target[0][places]
+            cache.value[places] = target[1][places]
+
+
+def _check_appended(
+    rotation: Rotation, inputs: dict[str, Any], cache: KVCache, slots: Array
+) -> None:
+    """Raise unless q, k and v fit the plan, the cache and the slots."""
+    layout = rotation.layout
+    for name, x in inputs.items():
+        _refuse_float64(name, check_array(name, x, layout))
+    q, k, v = inputs.values()
+    batch_axis, token_axis, head_axis = LAYOUT_AXES[layout]
+    if q.shape[head_axis] == 0:
+        raise ValueError(f"`q` has shape {q.shape}; it must have at least one head")
+    queries_and_keys = {"q": q, "k": k}
+    table_shape = rotation.cos_sin.shape[1:]
+    check_inputs(queries_and_keys, layout, rotation.head_dim, table_shape, *rotation.subjects)
+    if v.dtype != q.dtype:
+        raise TypeError(f"`v` has dtype {v.dtype}, but `q` has {q.dtype}; they must be the same")
+    if v.shape[:-1] != k.shape[:-1]:
+        raise ValueError(
+            f"`v` has shape {v.shape}, but `k` has {k.shape}; they must agree in all axes but the "
+            "last"
+        )
+    for name, x, width in (("k", k, cache.head_dim), ("v", v, cache.value_dim)):
+        if (x.shape[head_axis], x.shape[-1]) != (cache.kv_heads, width):
+            raise ValueError(
+                f"`{name}` has {x.shape[head_axis]} heads of {x.shape[-1]}, but `cache` has "
+                f"{cache.kv_heads} heads of {width}"
+            )
+    batch = 1 if batch_axis is None else q.shape[batch_axis]
+    if slots.shape != (batch, q.shape[token_axis]):
+        tokens = f"{q.shape[token_axis]} tokens" if batch_axis is None else f"shape {q.shape}"
+        raise ValueError(
+            f"`slot_mapping` has {slots.size} slots of shape {slots.shape}, but `q` has {tokens}; "
+            "each token needs a slot, or -1"
+        )
+
+
+def _refuse_float64(name: str, x: Array) -> None:
+    if x.dtype == np.float64:
+        raise TypeError(
+            f"`{name}` has dtype float64; norms and caches are computed in float32, which would "
+            f"lose its digits: pass {name}.astype(np.float32)"
+        )
+
+
+def _check_append_memory(inputs: dict[str, Array], outputs: dict[str, Any], cache: KVCache) -> None:
+    """Raise if an output or the cache shares memory with an input or with another output."""
+    if outputs:
+        check_outputs(outputs, {"q": inputs["q"]})
+        for name in ("k", "v"):
+            if share_memory(outputs["out"], inputs[name]):
+                raise ValueError(
+                    f"`out` shares memory with `{name}`; it must be `q` itself or share nothing "
+                    "with the inputs"
+                )
+    caches = ("key", "value", "key_scale", "value_scale")
+    for cache_name in caches:
+        array = getattr(cache, cache_name)
+        if array is None:
+            continue
+        if not array.flags.writeable:
+            raise ValueError(f"`cache.{cache_name}` is read-only; it was writeable before")
+        for name, x in {**inputs, **outputs}.items():
+            if share_memory(array, x):
+                raise ValueError(
+                    f"`{name}` shares memory with `cache.{cache_name}`; pass a copy of it"
+                )
+
+
+def rotate_normalised(
+    rotation: Rotation,
+    inputs: dict[str, Any],
+    given_norms: dict[str, RMSNorm | None],
+    outs: dict[str, Any] | None,
+) -> tuple[Array, ...]:
+    """Normalise and rotate one or two arrays.
+
+    Parameters
+    ----------
+    rotation : Rotation
+        The rotation of a plan.
+    inputs, given_norms, outs : dict of str to array or RMSNorm
+        The inputs, their norms, and the outputs if there are any, by argument name and in the same
+        order.
+    """
+    names = tuple(given_norms)
+    widths = (rotation.head_dim,) * len(names)
+    norms = joined(names, tuple(given_norms.values()), widths)
+    check_inputs(
+        inputs, rotation.layout, rotation.head_dim, rotation.cos_sin.shape[1:], *rotation.subjects
+    )
+    for name, x in inputs.items():
+        _refuse_float64(name, x)
+    if outs is None:
+        results = tuple(np.empty_like(x) for x in inputs.values())
+    else:
+        check_outputs(outs, inputs)
+        results = tuple(outs.values())
+    # An array without heads is left out: the kernel refuses it in place of q.
+    filled = [index for index, x in enumerate(inputs.values()) if x.size]
+    if not filled:
+        return results
+    xs = tuple(list(inputs.values())[index] for index in filled)
+    outputs = tuple(results[index] for index in filled)
+    norms = norms[[*filled, 2, 2][:3]]  # the last row means no norm
+    if _rotate_in_order(rotation, xs, outputs, norms):
+        return results
+    copies = tuple(_computable(np.array(x, order="C")) for x in xs)
+    if not _rotate_in_order(rotation, copies, copies, norms):
+        raise RuntimeError(
+            f"an array of shape {xs[0].shape} passed its checks, but the kernel refused its copy; "
+            "please report this as a fault of rope_cpu"
+        )
+    for copy, output in zip(copies, outputs, strict=True):
+        with np.errstate(over="ignore", under="ignore"):
+            output[...] = copy
+    return results
+
+
+def _rotate_in_order(
+    rotation: Rotation, xs: tuple[Array, ...], outs: tuple[Array, ...], norms: Array
+) -> bool:
+    """Launch the append kernel with the second output as its cache, or an empty cache.
+
+    Tokens keep their order, and there are no values.
+    """
+    dtype = xs[0].dtype
+    name = DTYPE_NAMES[dtype]
+    head_axis = LAYOUT_AXES[rotation.layout][2]
+    nothing: list[Any] = [slice(None)] * xs[0].ndim
+    nothing[head_axis] = slice(0, 0)
+    no_heads = xs[0][tuple(nothing)]
+    k = xs[1] if len(xs) == 2 else no_heads
+    k_out = outs[1] if len(xs) == 2 else outs[0][tuple(nothing)]
+    launch = rotation.launch_for(dtype, name)
+    key = _as_cache(k_out, rotation.layout, name)
+    value = _as_cache(outs[0][tuple(nothing)], rotation.layout, name)
+    cache = (key, value, _NO_SCALE, _NO_SCALE)
+    return launch(rotation.cos_sin, (xs[0], k, no_heads, outs[0]), cache, _IN_ORDER, norms)
+
+
+def _as_cache(x: Array, layout: str, dtype: str) -> Array:
+    """Return an array as the kernel takes caches: bshd, 16-bit floats as integers."""
+    if layout in BSHD_VIEWS:
+        x = BSHD_VIEWS[layout](x)
+    return x.view(INTEGER_VIEWS[dtype]) if dtype in INTEGER_VIEWS else x
+
+
+def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) -> Array:
+    """Return slots as int64 (batch, tokens); raise unless their keys can be rotated in place."""
+    if type(cache) is not KVCache:
+        raise TypeError(f"`cache` is a {type(cache).__name__}; it must be a rope_cpu.KVCache")
+    if isinstance(slot_mapping, Batch):
+        raise TypeError(
+            "`slot_mapping` is a Batch, which has the slots of new tokens alone; pass the slots of "
+            "the cached keys to be rotated, as integers"
+        )
+    if cache._dtype_name == "int8":
+        raise TypeError(
+            "`cache` is int8, and rotating its keys would round each a second time; keep the keys "
+            "as bfloat16, or append them again from their projections"
+        )
+    return checked_slots(slot_mapping, cache, layout)
+
+
+def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
+    """Rotate the keys of checked slots in place; see `RotaryPlan.rotate_cached`."""
+    _check_cached(rotation, cache, slots)
+    if not slots.size:
+        return
+    name = cache._dtype_name
+    keys = cache._arrays[0]
+    through_float32 = name == "float16" and not converts_float16()
+    if through_float32:
+        name = "float32"
+        keys = cache.key.astype(np.float32)
+    kernel = rotate_cached_kernel(name, "interleaved" if rotation.interleaved else "half")
+    block_pairs = np.array(rotation.blocks, np.int64) // 2
+    usable = 1 if threads.serial else threads.limit
+    status = kernel(keys, slots, rotation.cos_sin, block_pairs, rotation.head_dim, usable)
+    if status != DONE:
+        raise RuntimeError(
+            f"a cache of shape {cache.key.shape} passed its checks, but the kernel refused it; "
+            "please report this as a fault of rope_cpu"
+        )
+    if through_float32:
+        kept = slots[slots >= 0]
+        places = (kept // cache.page_size, kept % cache.page_size)
+        with np.errstate(over="ignore", under="ignore"):
+            cache.key[places] = keys[places]
+
+
+def _check_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
+    """Raise unless the plan is for the keys of these slots."""
+    rows, tokens, frequency_heads, _ = rotation.cos_sin.shape[1:]
+    if cache.head_dim != rotation.head_dim:
+        raise ValueError(
+            f"`cache` has keys of head_dim {cache.head_dim}, but this rotary embedding has "
+            f"head_dim {rotation.head_dim}"
+        )
+    if cache.kv_heads % frequency_heads:
+        raise ValueError(
+            f"`cache` has {cache.kv_heads} heads, but cos and sin differ by head and are for "
+            f"{frequency_heads} heads; the number must be a multiple of {frequency_heads}"
+        )
+    subject, row_subject = rotation.subjects
+    if tokens != slots.shape[1]:
+        raise ValueError(
+            f"`slot_mapping` has {slots.shape[1]} slots, but {subject} {tokens} tokens"
+        )
+    if rows not in (1, slots.shape[0]):
+        raise ValueError(f"`slot_mapping` has batch {slots.shape[0]}, but {row_subject} {rows}")
+    if not cache.key.flags.writeable:
+        raise ValueError("`cache.key` is read-only; it was writeable before")

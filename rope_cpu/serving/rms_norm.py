@@ -1,0 +1,172 @@
+"""`RMSNorm`: the norm of queries, keys or values before their rotation."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.texts import shown
+from rope_cpu.array_types import Array
+
+# What the append kernel takes where nothing is normalised.
+NO_NORMS: NDArray[np.float32] = np.empty((0, 0), np.float32)
+NO_NORMS.flags.writeable = False
+
+
+class RMSNorm:
+    """The RMS norm of head vectors: x / sqrt(mean(x²) + eps) · (offset + weight).
+
+    Each head vector is normalised as a whole, before the rotation, in float32. The object is
+    immutable, and serves every call of its layer.
+
+    Parameters
+    ----------
+    weight : array of float, (head_dim,), or None
+        A factor for each element, cast to float32 first. None means no factor.
+    eps : float, default 1e-6
+        Added to the mean of squares; above 0.
+    offset : float, default 0
+        Added to the weight. Gemma's norms have the offset 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `weight` does not hold finite numbers for one head vector, if `eps` is not above 0, or if
+        an offset is given without a weight.
+
+    References
+    ----------
+    B. Zhang and R. Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467.
+
+    Notes
+    -----
+    Other norms have no form here: over the whole projection of all heads (OLMo 2, MiniMax-M2),
+    after the rotation (HunYuan), or with a mean subtracted (LayerNorm, Cohere).
+
+    Examples
+    --------
+    >>> import numpy as np, rope_cpu
+    >>> plan = rope_cpu.RotaryEmbedding(4).plan([0])
+    >>> norm = rope_cpu.RMSNorm(np.ones(4, np.float32))
+    >>> plan.rotate(np.float32([[[[1, 1, -1, -1]]]]) * 8, norm=norm).round(4)
+    array([[[[ 1.,  1., -1., -1.]]]], dtype=float32)
+    """
+
+    __slots__ = ("_eps", "_factors", "_offset", "_weight")
+    _factors: NDArray[np.float32] | None  # the weight with the offset
+    _weight: NDArray[np.float32] | None  # without the offset
+    _offset: float
+    _eps: float
+
+    def __init__(self, weight: ArrayLike | None, eps: float = 1e-6, *, offset: float = 0.0) -> None:
+        self._eps = scalars.real_number("eps", eps)
+        if not 0 < _to_float32(self._eps) < np.inf:
+            raise ValueError(f"`eps` is {shown(eps)}; it must be above 0 and finite in float32")
+        self._offset = float(scalars.per_axis("offset", offset, 1)[0])
+        if np.isinf(_to_float32(self._offset)):
+            raise ValueError(f"`offset` is {shown(offset)}; it must be finite in float32")
+        self._weight = None if weight is None else _checked_weight(weight)
+        if self._weight is None and self._offset != 0:
+            raise ValueError(
+                f"`offset` is {shown(offset)} and `weight` is None; an offset is added to a "
+                "weight, so give both or neither"
+            )
+        self._factors = None
+        if self._weight is not None:
+            with np.errstate(over="ignore"):
+                self._factors = self._weight + np.float32(self._offset)
+            if np.isinf(self._factors).any():
+                raise ValueError(
+                    f"`offset` is {shown(offset)}, and goes beyond float32 when added to `weight`"
+                )
+
+    @property
+    def weight(self) -> NDArray[np.float32] | None:
+        """The weight, without the offset: float32 (head_dim,), read-only; None if there is none."""
+        return self._weight
+
+    @property
+    def eps(self) -> float:
+        """The number that is added to the mean of squares."""
+        return self._eps
+
+    @property
+    def offset(self) -> float:
+        """The number that is added to the weight."""
+        return self._offset
+
+    def __repr__(self) -> str:
+        weight = "None" if self._weight is None else f"<{len(self._weight)} elements>"
+        return f"RMSNorm(weight={weight}, eps={self._eps:g}, offset={self._offset:g})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self._weight, self._eps, self._offset)
+
+
+def _unpickled(weight: Any, eps: float, offset: float) -> RMSNorm:
+    return RMSNorm(weight, eps, offset=offset)
+
+
+def _to_float32(number: Any) -> Any:
+    """Return a float64 number or array as float32, infinite beyond it."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(number).astype(np.float32)
+
+
+def _checked_weight(weight: ArrayLike) -> NDArray[np.float32]:
+    """Return a weight as a read-only float32 array; raise unless it is for one head vector."""
+    array = scalars.finite_array("weight", weight)
+    if array.ndim != 1 or not array.size:
+        raise ValueError(f"`weight` has shape {array.shape}; it must be (head_dim,)")
+    scalars.check_length("weight", array, limits.HEAD_DIM)
+    rounded: NDArray[np.float32] = _to_float32(array)
+    if not np.isfinite(rounded).all():
+        raise ValueError("`weight` holds a number beyond float32")
+    rounded.flags.writeable = False
+    return rounded
+
+
+def joined(
+    names: tuple[str, ...], norms: tuple[RMSNorm | None, ...], widths: tuple[int, ...]
+) -> Array:
+    """Return norms as the append kernel takes them, float32 (3, width + 1).
+
+    names: the arguments that hold them, for error texts. widths: of the head vectors that each
+    normalises.
+    """
+    for name, norm in zip(names, norms, strict=True):
+        if norm is not None and not isinstance(norm, RMSNorm):
+            raise TypeError(f"`{name}` is {shown(norm)}; it must be a rope_cpu.RMSNorm, or None")
+    return _joined(names, norms, widths)
+
+
+@lru_cache
+def _joined(
+    names: tuple[str, ...], norms: tuple[RMSNorm | None, ...], widths: tuple[int, ...]
+) -> Array:
+    rows = np.zeros((3, max(widths) + 1), np.float32)
+    for row, name, norm, width in zip(rows, names, norms, widths, strict=False):
+        if norm is not None:
+            row[:width] = _factors(norm, name, width)
+            row[width] = norm.eps
+    rows.flags.writeable = False
+    return rows
+
+
+def _factors(norm: RMSNorm, name: str, width: int) -> Array:
+    """Return the factor of each element of head vectors of this width.
+
+    name: the argument that holds the norm, for the error text.
+    """
+    if norm._factors is None:
+        return np.ones(width, np.float32)
+    if len(norm._factors) != width:
+        raise ValueError(
+            f"`{name}` has a weight of {len(norm._factors)} elements, but the head vectors that it "
+            f"normalises have {width}"
+        )
+    return norm._factors

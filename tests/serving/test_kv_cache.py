@@ -1,0 +1,186 @@
+"""KVCache: views of the server's arrays, checked once; nothing is copied."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from serving import cases, steps
+from serving.steps import CACHE_DTYPES, DTYPES
+
+import rope_cpu
+from rope_cpu import KVCache
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+@pytest.mark.parametrize("paging", cases.PAGINGS)
+def test_arrays_are_those_of_the_server(dtype, paging, rng):
+    caches = cases.Caches(rng, dtype, paging, "halves", (5, 3, 2, 8, 8))
+    cache = caches.cache
+    for name, array in zip(
+        ("key", "value", "key_scale", "value_scale"), caches.of(caches.arrays), strict=True
+    ):
+        held = getattr(cache, name)
+        if array is None:
+            assert held is None
+            continue
+        assert held.__array_interface__ == array.__array_interface__
+    assert cache.dtype == DTYPES[dtype]
+    assert (cache.pages, cache.page_size, cache.kv_heads) == (5, 3, 2)
+    assert repr(cache) == (
+        f"KVCache({dtype}, pages=5, page_size=3, kv_heads=2, head_dim=8, value_dim=8)"
+    )
+    caches.check()  # nothing was written
+
+
+def test_values_may_have_another_width():
+    cache = KVCache(np.zeros((2, 3, 4, 8), np.float32), np.zeros((2, 3, 4, 5), np.float32))
+    assert (cache.head_dim, cache.value_dim) == (8, 5)
+
+
+def test_a_memory_map_is_a_cache(tmp_path):
+    key = np.memmap(tmp_path / "key", np.float32, "w+", shape=(2, 4, 2, 8))
+    value = np.memmap(tmp_path / "value", np.float32, "w+", shape=(2, 4, 2, 8))
+    x = np.ones((1, 2, 8), np.float32)
+    plan = rope_cpu.RotaryEmbedding(8).plan([3], layout="thd")
+    plan.append(x, x, x, KVCache(key, value), [5])
+    assert np.array_equal(key[1, 1], plan.rotate(x)[0])
+    assert np.array_equal(value[1, 1], x[0])
+    assert not key[0].any()
+
+
+# As large as servers' caches: (pages, 2, page_size, heads, width) and more, as shape and strides.
+LARGE = {
+    "halves": ((2, 2**17, 16, 8, 128), (0, 1, 2, 3, 4)),
+    "halves of pages": ((2**17, 2, 16, 8, 128), (1, 0, 2, 3, 4)),
+    "halves of tokens": ((2**17, 16, 2, 8, 128), (2, 0, 1, 3, 4)),
+    "halves of heads": ((2**17, 16, 8, 2, 128), (3, 0, 1, 2, 4)),
+    "heads first": ((2**17, 2, 8, 16, 128), (1, 0, 3, 2, 4)),
+    "layers outside": ((2**17, 61, 2, 16, 128), (2, 0, 3, 1, 4)),
+}
+
+
+@pytest.mark.parametrize(("shape", "order"), LARGE.values(), ids=LARGE)
+def test_large_caches_are_not_taken_for_overlapping_ones(shape, order):
+    """The memory does not exist: a cache is checked by its addresses alone."""
+    strides = np.cumprod([2, *shape[:0:-1]])[::-1]
+    whole = np.lib.stride_tricks.as_strided(np.zeros(1, np.float16), shape, strides)
+    key, value = whole.transpose(order)[:2]
+    assert KVCache(key, value).pages == key.shape[0]
+
+
+def test_caches_are_immutable():
+    cache = KVCache(*np.zeros((2, 2, 3, 4, 8), np.float32))
+    for name in ("key", "value", "key_scale", "value_scale", "_arrays", "other"):
+        with pytest.raises(AttributeError, match=f"`{name}` of a KVCache .*make another"):
+            setattr(cache, name, cache.key)
+    for name in ("dtype", "pages", "page_size", "kv_heads", "head_dim", "value_dim"):
+        with pytest.raises(AttributeError):
+            setattr(cache, name, 1)
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+def test_copies_and_pickles(dtype, rng):
+    """A copy has the same arrays; a deep copy and a pickled cache have arrays of their own."""
+    caches = cases.Caches(rng, dtype, "heads first", "heads first", (2, 3, 2, 8, 5))
+    cache = caches.cache
+    assert copy.copy(cache).key is cache.key
+    for again in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        assert repr(again) == repr(cache)
+        for name in ("key", "value", "key_scale", "value_scale"):
+            array = getattr(cache, name)
+            if array is not None:
+                steps.assert_same_bits(getattr(again, name), array)
+                assert not np.shares_memory(getattr(again, name), array)
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+def read_only(x):
+    x.flags.writeable = False
+    return x
+
+
+SHAPE = (2, 3, 4, 8)
+KEY = zeros(*SHAPE)
+INT8 = zeros(*SHAPE, dtype=np.int8)
+SCALE = zeros(*SHAPE[:3])
+BUFFER = zeros(2, 3, 5, 8)
+LONG = zeros(2000)
+
+
+def strided(strides, shape=SHAPE):
+    return np.lib.stride_tricks.as_strided(LONG, shape, strides)
+
+
+REFUSED = [
+    (lambda: KVCache(KEY.tolist(), KEY), TypeError, "`key` is a list; it must be a NumPy array"),
+    (lambda: KVCache(KEY, None), TypeError, "`value` is a NoneType"),
+    (lambda: KVCache(np.ma.array(KEY), KEY), TypeError, "`key` is a masked array"),
+    (lambda: KVCache(zeros(*SHAPE, dtype="f8"), KEY), TypeError, "`key` has dtype float64; .*int8"),
+    (lambda: KVCache(KEY.astype(">f4"), KEY), TypeError, "`key` has dtype >f4.*native byte order"),
+    (lambda: KVCache(zeros(*SHAPE, dtype="u1"), KEY), TypeError, "`key` has dtype uint8"),
+    (lambda: KVCache(KEY, zeros(*SHAPE, dtype="f2")), TypeError, "`value` has dtype float16, but"),
+    (lambda: KVCache(KEY[0], KEY), ValueError, r"`key` has shape \(3, 4, 8\); .*pages, page_size"),
+    (lambda: KVCache(KEY, KEY[None].copy()), ValueError, r"`value` has shape \(1, 2, 3, 4, 8\)"),
+    (lambda: KVCache(zeros(0, 3, 4, 8), KEY), ValueError, r"`key` has shape \(0, .*none 0"),
+    (lambda: KVCache(zeros(2, 3, 4, 0), KEY), ValueError, r"`key` has shape .*none 0"),
+    (lambda: KVCache(KEY, zeros(2, 3, 5, 8)), ValueError, r"`value` has shape \(2, 3, 5, 8\), but"),
+    (lambda: KVCache(KEY, zeros(2, 4, 4, 8)), ValueError, r"`value` has shape \(2, 4, 4, 8\), but"),
+    (lambda: KVCache(KEY, zeros(1, 3, 4, 8)), ValueError, r"`value` has shape \(1, 3, 4, 8\), but"),
+    (lambda: KVCache(zeros(2, 3, 4, 16)[..., ::2], KEY), ValueError, "`key` has strides .*4$"),
+    (lambda: KVCache(KEY, KEY[..., ::-1]), ValueError, "`value` has strides .* contiguous"),
+    (lambda: KVCache(read_only(zeros(*SHAPE)), KEY), ValueError, "`key` is read-only; pass"),
+    (lambda: KVCache(KEY, read_only(zeros(*SHAPE))), ValueError, "`value` is read-only"),
+    (lambda: KVCache(strided((0, 128, 32, 4)), KEY), ValueError, "`key` has overlapping elements"),
+    (lambda: KVCache(KEY, strided((512, 128, 28, 4))), ValueError, "`value` has overlapping"),
+    (lambda: KVCache(KEY, KEY), ValueError, "`value` shares memory with `key`"),
+    (lambda: KVCache(BUFFER[:, :, :4], BUFFER[:, :, 1:]), ValueError, "`value` shares memory"),
+    (lambda: KVCache(INT8, INT8.copy()), ValueError, "`key_scale` is missing; .*2, 3, 4"),
+    (
+        lambda: KVCache(INT8, INT8.copy(), key_scale=SCALE),
+        ValueError,
+        "`value_scale` is missing; an int8 cache needs float32 scales",
+    ),
+    (
+        lambda: KVCache(KEY, KEY.copy(), key_scale=SCALE),
+        ValueError,
+        "`key_scale` is given, but a cache of float32 has no scales",
+    ),
+    (lambda: scales(SCALE.tolist()), TypeError, "`value_scale` is a list"),
+    (lambda: scales(np.ma.array(SCALE)), TypeError, "`value_scale` is a masked array"),
+    (lambda: scales(zeros(2, 3, 4, dtype="f2")), TypeError, "`value_scale` has dtype float16"),
+    (lambda: scales(SCALE.astype(">f4")), TypeError, "`value_scale` has dtype >f4"),
+    (lambda: scales(zeros(2, 4, 3)), ValueError, r"`value_scale` has shape .2, 4, 3.; .*2, 3, 4"),
+    (lambda: scales(zeros(2, 3, 4, 1)), ValueError, "`value_scale` has shape"),
+    (lambda: scales(read_only(zeros(2, 3, 4))), ValueError, "`value_scale` is read-only"),
+    (lambda: scales(SCALE), ValueError, "`value_scale` shares memory with `key_scale`"),
+    (
+        lambda: scales(np.broadcast_to(np.float32(0), (2, 3, 4)).view()),
+        ValueError,
+        "`value_scale` is read-only",
+    ),
+    (
+        lambda: scales(strided((0, 0, 0), (2, 3, 4))),
+        ValueError,
+        "`value_scale` has overlapping elements",
+    ),
+    (
+        lambda: scales(LONG[:24].reshape(2, 3, 4), LONG.view(np.int8)[95:287].reshape(SHAPE)),
+        ValueError,
+        "`value_scale` shares memory with `key`",
+    ),
+]
+
+
+def scales(value_scale, key=INT8):
+    return KVCache(key, INT8.copy(), key_scale=SCALE, value_scale=value_scale)
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[row[2] for row in REFUSED])
+def test_refusals(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+    assert not any(x.any() for x in (KEY, INT8, SCALE, BUFFER, LONG))
