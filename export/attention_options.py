@@ -88,7 +88,7 @@ class AttentionOptions:
                 f"`num_heads` is {self.num_heads}, not a multiple of `num_kv_heads`, "
                 f"{self.num_kv_heads}"
             )
-        # "bhsd" is the default: it may stand for a layout that was not given.
+        # "bhsd" given explicitly cannot be told from the default, so "bshd" alone is refused.
         if self.hidden is not None and self.layout == "bshd":
             raise ValueError(
                 "`layout` is 'bshd', but `weights` are given: hidden states are (batch, seq, in); "
@@ -111,7 +111,8 @@ class AttentionOptions:
     def rotation(self) -> RopeOptions:
         """The options of the rotation inside.
 
-        With positions "past" it has no input for them: they go on from the length of the past.
+        With positions "past" the graph has no input for positions: they continue from the length of
+        the past.
         """
         return RopeOptions(
             target=self.target,
@@ -142,7 +143,7 @@ class AttentionOptions:
 
     def check_rope(self, rope: RotaryEmbedding) -> None:
         """Raise ValueError where these options or their target cannot express the attention."""
-        # First, since the options of the rotation have another text for `positions`.
+        # First, since the check of the rotation would name a `positions` that was not given.
         check_coordinates(rope, self.positions)
         self.rotation.check_rope(rope)
         problem = TARGETS[self.target].attention_problem(rope, self)

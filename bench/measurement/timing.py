@@ -1,4 +1,4 @@
-"""How calls are timed: calibrated loop counts, and contenders in turn, round by round, shuffled."""
+"""How calls are timed: calibrated loop counts, and rounds with a sample of each in random order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 Clock = Callable[[], float]
 
 # Threads of a pool go on spinning after their work, those of onnxruntime for 30 ms. The next
-# contender waits until they sleep, within limits: seconds of one check, and of all.
+# contender waits until they sleep. In seconds: one check, and the longest wait.
 _IDLE_CHECK = 0.002
 _LONGEST_PAUSE = 0.1
 # Untimed calls before a sample, in seconds and in number: arrays of some megabytes need about ten
@@ -24,7 +24,8 @@ WARM_UP_SECONDS = 0.006
 WARM_UP_CALLS = 8
 # A longer call needs no warm-up: its arrays fit no cache.
 LONG_CALL = 0.01
-# Rounds that are always made, and by which factor slow or interrupted calls may exceed the budget.
+# The minimum number of rounds, and the factor by which slow or interrupted calls may exceed the
+# budget.
 _FEWEST_ROUNDS = 5
 _OVERRUN = 3.0
 # Samples by which the speed at one allocation is judged.
@@ -41,7 +42,7 @@ class Call:
 
     argument_sets: sets of arguments for the same work on arrays of different allocations.
     bytes_accessed: bytes that a call reads and writes, 0 where the number means nothing.
-    error: returns the largest error / tolerance of a returned value; above 1 it is wrong.
+    error: returns the largest ratio of error to tolerance of a returned value; above 1 is wrong.
     before_sample: called untimed before each sample, to set the number of threads.
     allocates: whether the call allocates its result (allocation is the noisiest part of a timing).
     cold: each call takes the next set of arguments, so that none is in the caches; otherwise all
@@ -101,7 +102,7 @@ def calibrate(call: Call, sample: float, clock: Clock = time.perf_counter) -> tu
     while seconds < sample / 2:
         loops *= 2
         seconds = elapsed(call, loops, clock)
-    if seconds < LONG_CALL:  # an interruption must not pass for a long call
+    if seconds < LONG_CALL:  # an interruption can make a short call look long
         repeated = [elapsed(call, loops, clock) for _ in range(2)]
         seconds = min(seconds, *repeated)
     return max(1, round(sample * loops / seconds)), seconds / loops
@@ -119,8 +120,8 @@ def choose_allocation(
     """Let all calls use the set of arguments of median speed.
 
     The addresses of arrays make a call a few per cent faster or slower, rarely twice as slow. A new
-    set for every round would be as fair, but a shared cache takes hundreds of calls until it holds
-    megabytes as well as it can, and the sets would evict each other.
+    set for every round would be as unbiased, but a shared cache takes hundreds of calls until it
+    holds megabytes as well as it can, and the sets would evict each other.
     """
     if call.cold or len(call.argument_sets) == 1:
         return

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rope_cpu.configs.attention_facts import Attention
+from rope_cpu.configs.gguf.adapter import GgufConfig
 from rope_cpu.configs.model_config import ModelConfig, OneRotationConfig
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
@@ -25,9 +26,10 @@ _CHANGES = {
 def serving_lines(config: ModelConfig, rope: RotaryEmbedding) -> Iterator[str]:
     """Yield the calls that write to a cache of keys and values, and the reasons for others.
 
-    A line has at most 76 columns. Models without such a cache, and unknown ones, have none.
+    A line has at most 76 columns. Models without such a cache have none, nor do unknown ones, and
+    GGUF files, which do not say how q and k are normed.
     """
-    if not config.is_known or isinstance(config, OneRotationConfig):
+    if not config.is_known or isinstance(config, OneRotationConfig | GgufConfig):
         return
     attention = config.attention
     if not attention.causal:

@@ -19,8 +19,8 @@ from rope_cpu.frequencies.spec import RopeSpec, reverse_direction
 
 Config = Mapping[str, Any]
 
-# Keys of the language model in a multimodal config, for model types whose row in the model table
-# names none, and after the one that it names.
+# Keys of the language model in a multimodal config, tried in order after the key that the row of
+# the model table names, if it names one.
 PARTS = (
     "text_config",
     "llm_config",
@@ -44,8 +44,9 @@ NULLABLE_KEYS = (
     "num_kv_shared_layers",
 )
 
-# Keys of a section with `mrope_section`, each with the function from the sections to the axis of
-# each pair. A new arrangement of pairs gets a row here, and its key one in `scaling.AXES_KEYS`.
+# Keys that may stand beside `mrope_section`, each with the function from the numbers of pairs of
+# the axes to the axis of each pair. A new arrangement of pairs gets a row here, and its key one in
+# `scaling.AXES_KEYS`.
 PAIR_AXES: dict[str, Callable[[Sequence[int]], tuple[int, ...]]] = {
     "mrope_interleaved_glm": axes.round_robin_pair_axis,
     "video_rope": axes.time_last_pair_axis,
@@ -95,13 +96,14 @@ class TextConfig(ModelConfig):
         section = dict(section)
         width = head_dim(values, facts, layer_type)
         rotary_dim = section.pop("rotary_dim", None)
-        # The rotated width of a latent head is given, and some models ignore the factor.
+        # The factor does not apply to a latent head, whose rotated width is given, and not to
+        # models that always rotate the whole head.
         ignores_partial = facts.whole_head and scaling.rope_type_name(section) == "default"
         if is_latent(values) or ignores_partial:
             section.pop("partial_rotary_factor", None)
         mrope_section = section.pop("mrope_section", facts.mrope_section)
         arrangement = ""
-        if mrope_section is not None:  # without sections `scaled` refuses the keys of axes
+        if mrope_section is not None:  # otherwise `scaled` refuses the keys of axes
             arrangement = _pop_arrangement(section, facts)
         spec = scaling.scaled(
             width,
@@ -144,7 +146,7 @@ def parse(raw: Config) -> TextConfig:
     facts = known_facts or ModelFacts()
     values = with_defaults(text, facts)
     _refuse_unrotated(text, values, facts)
-    # Without defaults, since a value of the file takes precedence over one of the model type.
+    # Without defaults, since a value of the file must not be mistaken for one of the model type.
     rope_parameters = rope_parameters_by_type(_standard_names(text, facts), facts)
     for layer_type, key in facts.unrotated.items():
         if key == "" or not _is_null(key, text):
@@ -187,7 +189,7 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
 
 
 def _refuse_section_beside(raw: Config, part_key: str) -> None:
-    """Raise for a `mrope_section` beside the language model, which is read without it."""
+    """Raise for a top-level `mrope_section`: only the language model's own object is read."""
     if raw.get("mrope_section") is not None:
         raise ValueError(
             f"`mrope_section` is {shown(raw['mrope_section'])} beside `{part_key}`, which is read "

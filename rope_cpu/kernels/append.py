@@ -12,8 +12,8 @@ inside out:
 Arithmetic is float32, and each stored element is rounded once. The order of operations is fixed, so
 that results have the same bits as separate steps, whatever the threads, the layout and the pages:
 
-- squares are rounded and added by 64 lanes, then by 8, whose sum is added to the first, then one by
-  one; lanes are joined by halves;
+- squares are rounded and added in 64 lanes, then in 8 lanes, then one by one, and each partial sum
+  is added to the total in this order; lanes are joined by halves;
 - the factor is 1 / sqrt(sum / width + eps), each operation rounded;
 - an element becomes x · factor, then that times its weight, and is then rotated.
 """
@@ -67,7 +67,7 @@ CACHE_ELEMENTS = {
     "int8": types.int8,
 }
 
-# A second thread takes longer to start than fewer elements of q, k and v take.
+# Minimum number of elements of q, k and v for several threads: below it, their start costs more.
 _PARALLEL_FROM = 2**18
 
 _FLOAT32_BYTES = np.intp(4)
@@ -82,6 +82,10 @@ _LARGEST_INT8 = np.float32(127)
 _SMALLEST_QUANTISED = np.float32(2.0**-120)
 
 
+# The device functions of a token take pointers, not arrays: counting references to arrays would
+# take longer than the rotation of a token.
+
+
 class Heads(NamedTuple):
     """The head vectors of one token, in an array or in scratch memory."""
 
@@ -90,10 +94,6 @@ class Heads(NamedTuple):
     width: Any
     stride: Any  # bytes from one head to the next
     itemsize: Any
-
-
-# The device functions of a token take pointers, not arrays: counting references to arrays would
-# take longer than the rotation of a token.
 
 
 class Cache(NamedTuple):
@@ -147,11 +147,11 @@ def _sum_of_squares(x, width):
     return total
 
 
-def _make_scale(lanes: int) -> Any:
-    """Return the device function that scales `lanes` elements of every head vector."""
+def _make_multiply(lanes: int) -> Any:
+    """Return the device function that multiplies `lanes` elements by factors and weights."""
 
     @partial(compile.device_function, variant=f"{lanes}")
-    def scale(x, rows, weights, factors, i):
+    def multiply(x, rows, weights, factors, i):
         weight = load(weights, i, lanes)
         source = x.pointer
         target = rows.pointer
@@ -161,12 +161,12 @@ def _make_scale(lanes: int) -> Any:
             source = advance(source, x.stride)
             target = advance(target, rows.stride)
 
-    return scale
+    return multiply
 
 
-_scale_64 = _make_scale(64)
-_scale_8 = _make_scale(8)
-_scale_1 = _make_scale(1)
+_multiply_64 = _make_multiply(64)
+_multiply_8 = _make_multiply(8)
+_multiply_1 = _make_multiply(1)
 
 
 @compile.device_function
@@ -182,11 +182,11 @@ def _normalise(x, rows, norm, factors):
         factors[head] = _ONE / np.sqrt(factors[head] / np.float32(x.width) + norm.eps)
     width = x.width
     for i in range(0, width & -64, 64):
-        _scale_64(x, rows, norm.weight, factors, i)
+        _multiply_64(x, rows, norm.weight, factors, i)
     for i in range(width & -64, width & -8, 8):
-        _scale_8(x, rows, norm.weight, factors, i)
+        _multiply_8(x, rows, norm.weight, factors, i)
     for i in range(width & -8, width):
-        _scale_1(x, rows, norm.weight, factors, i)
+        _multiply_1(x, rows, norm.weight, factors, i)
 
 
 @compile.device_function
@@ -249,11 +249,11 @@ def _make_round(lanes: int) -> Any:
     """Return the device function that rounds `lanes` elements of every head vector to int8."""
 
     @partial(compile.device_function, variant=f"{lanes}")
-    def round_elements(x, out, steps, i):
+    def round_elements(x, out, inverse_scales, i):
         source = x.pointer
         target = out.pointer
         for head in range(x.count):
-            store_int8(target, i, load(source, i, lanes) * splat(steps[head], lanes))
+            store_int8(target, i, load(source, i, lanes) * splat(inverse_scales[head], lanes))
             source = advance(source, x.stride)
             target = advance(target, out.stride)
 
@@ -266,32 +266,32 @@ _round_1 = _make_round(1)
 
 
 @compile.device_function
-def _quantise(x, out, scale, scale_stride, steps):
+def _quantise(x, out, scale, scale_stride, inverse_scales):
     """Write float32 head vectors as int8 with scales max|x| / 127, rounded to nearest even.
 
     A head vector that holds NaN or infinity gets the scale NaN, so that all of it reads as NaN.
-    steps: pointer to float32, scratch memory for a number for each head.
+    inverse_scales: pointer to float32, scratch memory for a number for each head.
     """
+    for head in range(x.count):  # the largest magnitude at first
+        inverse_scales[head] = _largest_magnitude(advance(x.pointer, head * x.stride), x.width)
     for head in range(x.count):
-        steps[head] = _largest_magnitude(advance(x.pointer, head * x.stride), x.width)
-    for head in range(x.count):
-        largest = steps[head]
-        steps[head] = _ZERO
+        largest = inverse_scales[head]
+        inverse_scales[head] = _ZERO
         if largest < _SMALLEST_QUANTISED:
             scale[0] = _ZERO
         elif largest < _INFINITY:
             scale[0] = largest / _LARGEST_INT8
-            steps[head] = _LARGEST_INT8 / largest
+            inverse_scales[head] = _LARGEST_INT8 / largest
         else:
             scale[0] = _NAN
         scale = advance(scale, scale_stride)
     width = x.width
     for i in range(0, width & -64, 64):
-        _round_64(x, out, steps, i)
+        _round_64(x, out, inverse_scales, i)
     for i in range(width & -64, width & -8, 8):
-        _round_8(x, out, steps, i)
+        _round_8(x, out, inverse_scales, i)
     for i in range(width & -8, width):
-        _round_1(x, out, steps, i)
+        _round_1(x, out, inverse_scales, i)
 
 
 @compile.device_function
@@ -367,11 +367,22 @@ def _make_rotate_heads(pairing: Callable[[int], Any]) -> Any:
     return rotate_heads
 
 
-def _make_write_heads(rotate_heads: Any, pairing: str) -> Any:
+def _make_write_heads(rotate_heads: Any, pairing: str, is_float32: bool) -> Any:
     """Return the device function that writes the heads of a token to an array of their dtype."""
 
     @partial(compile.device_function, variant=pairing)
-    def write_heads(x, out, norm, rotation, scratch):
+    def write_float32(x, out, norm, rotation, scratch):
+        source = x
+        if norm.is_given:
+            source = _scratch_rows(x, scratch)
+            _normalise(x, source, norm, scratch)
+        rotate_heads(source, out, rotation)
+        _copy(source, out, rotation.rotary_dim)
+
+    # Normalised rows of 16-bit floats are rotated in place: a rotation from float32 to 16 bits
+    # would be one more specialisation of `rotate_tile` to compile.
+    @partial(compile.device_function, variant=pairing)
+    def write_16_bits(x, out, norm, rotation, scratch):
         if norm.is_given:
             rows = _scratch_rows(x, scratch)
             _normalise(x, rows, norm, scratch)
@@ -381,7 +392,7 @@ def _make_write_heads(rotate_heads: Any, pairing: str) -> Any:
             rotate_heads(x, out, rotation)
             _copy(x, out, rotation.rotary_dim)
 
-    return write_heads
+    return write_float32 if is_float32 else write_16_bits
 
 
 def _make_convert_heads(rotate_heads: Any, pairing: str, to_int8: bool) -> Any:
@@ -395,31 +406,32 @@ def _make_convert_heads(rotate_heads: Any, pairing: str, to_int8: bool) -> Any:
         else:
             _copy(x, rows, 0)
         rotate_heads(rows, rows, rotation)
-        slot = _heads_of(cache.array, page, place)
+        target = _heads_of(cache.array, page, place)
         if to_int8:
             strides = cache.scale_strides
             scale = advance(cache.scale, page * strides[0] + place * strides[1])
-            _quantise(rows, slot, scale, strides[2], scratch)
+            _quantise(rows, target, scale, strides[2], scratch)
         else:
-            _copy(rows, slot, 0)
+            _copy(rows, target, 0)
 
     return convert_heads
 
 
-def _make_append_part(pairing: Callable[[int], Any], converts: bool, to_int8: bool) -> Any:
+def _make_append_part(dtype: str, cache_dtype: str, pairing: Callable[[int], Any]) -> Any:
     """Return the device function for one of several equal parts of the tokens."""
+    to_int8 = cache_dtype == "int8"
     rotate_heads = _make_rotate_heads(pairing)
-    write_heads = _make_write_heads(rotate_heads, pairing.__name__)
+    write_heads = _make_write_heads(rotate_heads, pairing.__name__, dtype == "float32")
     convert_heads = _make_convert_heads(rotate_heads, pairing.__name__, to_int8)
 
     @partial(compile.device_function, variant=pairing.__name__)
     def write_slot(x, cache, page, place, norm, rotation, scratch):
         write_heads(x, _heads_of(cache.array, page, place), norm, rotation, scratch)
 
-    if converts:
+    if cache_dtype != dtype:
         write_slot = convert_heads
 
-    @partial(compile.device_function, variant=f"{pairing.__name__}_{converts}_{to_int8}")
+    @partial(compile.device_function, variant=f"{pairing.__name__}_{dtype}_{cache_dtype}")
     def append_part(
         q,
         k,
@@ -443,7 +455,7 @@ def _make_append_part(pairing: Callable[[int], Any], converts: bool, to_int8: bo
         tokens = q.shape[TOKEN]
         count = q.shape[BATCH] * tokens
         page_size = keys.array.shape[TOKEN]
-        heads = max(q.shape[HEAD], k.shape[HEAD])
+        heads = max(q.shape[HEAD], k.shape[HEAD], v.shape[HEAD])
         width = max(q.shape[ELEMENT], v.shape[ELEMENT])
         memory = np.empty(heads * (1 + width), np.float32)
         for index in range(count * part // parts, count * (part + 1) // parts):
@@ -516,8 +528,8 @@ def _are_apart(x, y):
 def _fits_cache(x, cache, q, q_out, in_order):
     """Return True if the keys or values of a step can be written to their cache.
 
-    in_order: the cache has the place of token t in row n on page n at place t. It may be x itself
-    then, because each token is read before it is written.
+    in_order: token t of batch row n goes to page n, place t. Then the cache may be x itself,
+    because each token is read before it is written.
     """
     if x.shape[BATCH] != q.shape[BATCH] or x.shape[TOKEN] != q.shape[TOKEN]:
         return False
@@ -656,10 +668,8 @@ def append_kernel(dtype: str, cache_dtype: str, pairing: str) -> Any:
     norms = types.Array(types.float32, 2, "C", readonly=True)
     block_pairs = types.Array(types.int64, 1, "C", readonly=True)
     arrays = (x, x, x, out, kept, kept, scale, scale, slots, cos_sin, norms)
-    converts = cache_dtype != dtype
-    to_int8 = cache_dtype == "int8"
-    part = _make_append_part(PAIRINGS[pairing], converts, to_int8)
-    variant = f"{pairing}_{converts}_{to_int8}"
+    part = _make_append_part(dtype, cache_dtype, PAIRINGS[pairing])
+    variant = f"{dtype}_{cache_dtype}_{pairing}"
     return compile.compile_kernel(
         _append,
         f"append_{dtype}_{cache_dtype}_{pairing}",

@@ -40,7 +40,7 @@ DONE = 0
 INVALID = 1
 
 # Numba's types of the array elements, and of cos and sin, for each dtype. 16-bit floats are passed
-# as the integers of their bits.
+# as the integers of their bits: int16 stands for float16 and uint16 for bfloat16.
 ELEMENTS = {
     "float32": (types.float32, types.float32),
     "float64": (types.float64, types.float64),
@@ -48,8 +48,8 @@ ELEMENTS = {
     "bfloat16": (types.uint16, types.float32),
 }
 
-# A second thread takes longer to start than the rotation of fewer elements of q and k takes. An
-# array that is rotated alone is passed as both, and so counts twice.
+# Minimum number of elements of q and k for several threads: below it, their start costs more than
+# the rotation. An array that is rotated alone is passed as both, and so counts twice.
 _PARALLEL_FROM = 2**19
 
 # The axes of arrays. Shapes and strides are indexed with these constants only: a variable index
@@ -115,7 +115,7 @@ def half_split(lanes: int) -> Any:
             for _ in range(tile.heads):
                 a = load(row, i, lanes)
                 b = load(row, i + pairs, lanes)
-                # Vectors have no negation, so that only the second element is a fused product.
+                # Vectors have no negation, which a·c − b·s as `muladd` would need.
                 store(out_row, i, a * c - b * s, nontemporal)
                 store(out_row, i + pairs, muladd(b, c, a * s), nontemporal)
                 row = advance(row, tile.head_stride)
@@ -220,8 +220,8 @@ def are_disjoint(x, y):
     """Return True if two arrays certainly share no element.
 
     Either one array ends before the other begins, or both are views of one buffer, such as q and k
-    in packed QKV. Of such views the heads of a token must never overlap, either as a whole or one
-    by one.
+    in packed QKV. Then the heads of a token of x and those of y must not overlap, either as two
+    ranges or, where they alternate, one by one.
     """
     x_start, x_stop = _extent(x)
     y_start, y_stop = _extent(y)
@@ -245,9 +245,9 @@ def are_disjoint(x, y):
 
 @compile.device_function
 def _are_periodically_disjoint(distance, period, x_size, y_size):
-    """Return True if blocks of x and of y, each repeated with the same period, never overlap.
+    """Return True if byte ranges of x and of y, repeated with the same period, never overlap.
 
-    distance: bytes from a block of x to one of y. x_size, y_size: bytes of a block.
+    distance: bytes from a range of x to one of y. x_size, y_size: bytes of a range.
     """
     if period <= 0:
         return False
@@ -288,7 +288,7 @@ def _is_nested(stride, count, other_stride, other_count):
 def fits(x, out, table, head_dim):
     """Return True if x can be rotated into `out`, which may be the same array.
 
-    False for empty arrays: the slow path takes them.
+    False for empty arrays: the caller, `rope_cpu.rotation.dispatch`, handles them.
     """
     if x.shape != out.shape or x.shape[ELEMENT] != head_dim:
         return False
@@ -341,8 +341,9 @@ def _tile_shape(x, frequency_heads, parts):
     """Return how many tokens and heads a tile has.
 
     A tile is one token and the heads that share its cos and sin. Where the tokens of a head lie
-    closer together than the heads of a token, and there are heads for every part, it is all tokens
-    of one or two heads: two heads read each cos and sin once.
+    closer together than the heads of a token, and there are at least as many heads as parts, it is
+    all tokens of one head, or of two if every part then has equally many: two heads read each cos
+    and sin once.
     """
     tokens = x.shape[TOKEN]
     heads_per_frequency = x.shape[HEAD] // frequency_heads

@@ -20,12 +20,13 @@ from rope_cpu.kernels.rotate import DONE, rotation_kernel
 from rope_cpu.kernels.vectors import converts_float16
 from rope_cpu.machine import last_level_cache
 
-# launch(cos_sin, q, k, q_out, k_out, arrays) -> bool. Rotates q, and k if arrays is 2, without
-# copying; for one array, q and q_out are passed as k and k_out too. Returns False, with nothing
-# written, if the kernel cannot take the arrays.
+# A launch function passes arrays to one kernel without copying them:
+#     launch(cos_sin, q, k, q_out, k_out, arrays) -> bool
+# It rotates q, and k if arrays is 2; for one array, q and q_out are passed as k and k_out too. It
+# returns False, with nothing written, if the kernel cannot take the arrays.
 # cos_sin: (2, batch or 1, seq, frequency heads, pairs), C-contiguous, of the compute dtype.
-# The caller checks that all arrays have the dtype of the launch: Numba takes a read-only or
-# unaligned array of the other byte order for a native one.
+# The caller compares the dtypes of all arrays: Numba accepts an array of the other byte order as a
+# native one if it is read-only or unaligned.
 Launch = Callable[[Array, Array, Array, Array, Array, int], bool]
 
 
@@ -189,7 +190,8 @@ def rotate_copies(
     else:
         check_outputs(outs, xs)
         results = tuple(outs.values())
-    # All copies come before the first result: a lack of memory then leaves the outputs untouched.
+    # All copies come before the first write to an output: a lack of memory then leaves the outputs
+    # untouched.
     copies = [np.array(x, order="C") for x in xs.values()]
     for copy, result in zip(copies, results, strict=True):
         rotated = _rotated_in_place(copy, launch_for)

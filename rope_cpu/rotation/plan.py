@@ -11,7 +11,7 @@ from rope_cpu.arguments.arrays import check_out_pair
 from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64
 from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin, RepeatedCosSin
 from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
-from rope_cpu.serving import append as serving
+from rope_cpu.serving import launches as serving
 from rope_cpu.serving.batch import Batch
 from rope_cpu.serving.kv_cache import KVCache
 from rope_cpu.serving.rms_norm import RMSNorm

@@ -9,7 +9,7 @@ from rope_cpu.arguments.scalars import check_table_size
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array
 from rope_cpu.rotation.cos_sin import CosSin, RepeatedCosSin
 from rope_cpu.rotation.plan import RotaryPlan
-from rope_cpu.serving import append as serving
+from rope_cpu.serving import launches as serving
 from rope_cpu.serving.rms_norm import RMSNorm
 
 

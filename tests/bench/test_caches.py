@@ -8,7 +8,7 @@ from rope_cpu.bench.implementations import caches
 from rope_cpu.bench.implementations.cache_workload import Move, Step
 from rope_cpu.bench.measurement.case import UnavailableError
 from rope_cpu.bench.models import known
-from rope_cpu.bench.suites import caches as suite
+from rope_cpu.bench.suites import server_steps as suite
 from rope_cpu.bench.suites.catalog import catalog
 
 UNIT = 2.0**-24

@@ -52,6 +52,11 @@ def with_norms(q_norm, k_norm, more=""):
             with_norms("RMSNorm(q_weight, eps, offset=1)", "RMSNorm(k_weight, eps, offset=1)"),
             id="gemma3",
         ),
+        pytest.param(
+            {"model_type": "plamo3", "rope_theta": 1e6, "rope_local_theta": 1e4},
+            with_norms("RMSNorm(q_weight, eps, offset=1)", "RMSNorm(k_weight, eps, offset=1)"),
+            id="plamo3, by hand",
+        ),
         pytest.param({"model_type": "olmo2"}, OVER_PROJECTION, id="olmo2"),
         pytest.param({"model_type": "minimax_m2"}, OVER_PROJECTION, id="minimax_m2"),
         pytest.param(

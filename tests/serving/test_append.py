@@ -12,7 +12,7 @@ import rope_cpu
 from rope_cpu import RotaryEmbedding
 from rope_cpu.kernels import threads
 from rope_cpu.rotation import dispatch
-from rope_cpu.serving import append as serving
+from rope_cpu.serving import launches as serving
 
 
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)

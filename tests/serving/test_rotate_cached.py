@@ -10,7 +10,7 @@ import rope_cpu
 from rope_cpu import RotaryEmbedding
 from rope_cpu.kernels import threads
 from rope_cpu.rotation import dispatch
-from rope_cpu.serving import append as serving
+from rope_cpu.serving import launches as serving
 
 
 def check(plan, caches, slots, layout):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from rope_cpu.arguments.texts import shown
-from rope_cpu.configs.diffusers import rotations, rows
-from rope_cpu.configs.diffusers.rows import Config
+from rope_cpu.configs.diffusers import class_facts, forms
+from rope_cpu.configs.diffusers.class_facts import Config
 from rope_cpu.configs.model_config import OneRotationConfig
 from rope_cpu.configs.model_types import data
 from rope_cpu.frequencies.scaling import without_nulls
@@ -105,10 +105,10 @@ def _builders(form: str, row_type: type, build: Callable[..., RopeSpec]) -> dict
 
 # From the name of a class to the function that builds its rotation from (config, angle_dtype).
 BUILDERS: dict[str, Builder] = {
-    **_builders("axes", rows.AxesRow, rotations.of_axes),
-    **_builders("one axis", rows.OneAxisRow, rotations.of_one_axis),
-    **_builders("mrope", rows.MropeRow, rotations.of_mrope),
-    **_builders("ltx", rows.Row, rotations.of_ltx),
+    **_builders("axes", class_facts.AxesRow, forms.of_axes),
+    **_builders("one axis", class_facts.OneAxisRow, forms.of_one_axis),
+    **_builders("mrope", class_facts.MropeRow, forms.of_mrope),
+    **_builders("ltx", class_facts.Row, forms.of_ltx),
 }
 
 # Classes whose config determines no rotation, with the reason.

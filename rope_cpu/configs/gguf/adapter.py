@@ -15,8 +15,8 @@ from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.gguf.architectures import Architecture, architecture
 from rope_cpu.configs.gguf.frequencies import Rotation, same_rotation
 from rope_cpu.configs.gguf.header import MAGIC, read_header
-from rope_cpu.configs.gguf.metadata import FACTOR_TENSORS, Metadata
-from rope_cpu.configs.gguf.rotations import full_rotation, windowed_rotation
+from rope_cpu.configs.gguf.layer_rotations import full_rotation, windowed_rotation
+from rope_cpu.configs.gguf.values import FACTOR_TENSORS, Metadata
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.model_types import ALL_LAYERS
 from rope_cpu.frequencies.spec import RopeSpec

@@ -38,11 +38,11 @@ class AxesRow(Row):
     Parameters
     ----------
     widths : str
-        The key of the widths of the axes, in elements, or a rule in `rotations`.
+        The key of the widths of the axes, in elements, or a rule in `forms`.
     counts : collection of int
         The allowed numbers of axes.
     pairs : str
-        Where pairs are formed, a name in `rotations`.
+        Where pairs are formed, a name in `forms`.
     divisors : str
         The key of the divisors of the frequencies of all axes, or a key for each axis, with
         commas; "": none.

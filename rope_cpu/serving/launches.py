@@ -32,19 +32,20 @@ from rope_cpu.serving.rms_norm import NO_NORMS, RMSNorm, joined
 
 _ndarray = np.ndarray
 
-# No slots: the kernel writes tokens in their order. No scales.
+# Empty slots, for which the kernel writes tokens in their order.
 _IN_ORDER = np.empty((0, 0), np.int64)
 _NORM_NAMES = ("q_norm", "k_norm", "v_norm")
-_NO_SCALE = np.empty((1, 1, 1), np.float32)
+_NO_SCALE = np.empty((1, 1, 1), np.float32)  # of a cache that is not int8
 
 
-# launch(cos_sin, (q, k, v, q_out), (key, value, key_scale, value_scale), slots, norms) -> bool.
-# Arrays are in the layout; the others as the kernel takes them. False: nothing was written.
+# launch(cos_sin, (q, k, v, q_out), (key, value, key_scale, value_scale), slots, norms) -> bool
+# q, k, v and q_out have the layout of the plan, and all others the form that the kernel takes.
+# False means that nothing was written.
 _Launch = Callable[[Array, tuple[Array, ...], tuple[Array, ...], Array, Array], bool]
 
 
 class Rotation:
-    """What the kernels of caches need from a plan.
+    """Cos and sin of a plan, with its pairing and layout, for the kernels of caches.
 
     Parameters
     ----------
@@ -171,6 +172,7 @@ def append(
     if not (q_norm is k_norm is v_norm is None):
         norms = joined(_NORM_NAMES, given_norms, (cache.head_dim, cache.head_dim, cache.value_dim))
     result = np.empty_like(q) if out is None and type(q) is _ndarray else out
+    # The kernel takes empty slots for `_IN_ORDER`, so they go the slow path.
     if type(q) is type(k) is type(v) is type(result) is _ndarray and slots.size:
         dtype = q.dtype
         launch = rotation.launch_for(dtype, cache._dtype_name)
@@ -185,7 +187,10 @@ def append(
 
 
 def _slots(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Array:
-    """Return slots as int64 (batch, tokens); raise unless the cache has each, and none is twice."""
+    """Return slots as int64 (batch, tokens); raise unless the cache has them, and none is twice.
+
+    A Batch has checked its slots: its page size and its pages alone are compared with the cache.
+    """
     if isinstance(value, Batch):
         if layout != "thd":
             raise ValueError(
@@ -388,13 +393,14 @@ def rotate_normalised(
     else:
         check_outputs(outs, inputs)
         results = tuple(outs.values())
-    # The kernel takes no array without elements.
+    # An array without heads is left out: the kernel refuses it in place of q.
     filled = [index for index, x in enumerate(inputs.values()) if x.size]
     if not filled:
         return results
     xs = tuple(list(inputs.values())[index] for index in filled)
     outputs = tuple(results[index] for index in filled)
-    norms = np.roll(norms, -filled[0], axis=0) if filled[0] else norms
+    if filled[0]:  # no queries: the first row is that of the keys
+        norms = np.roll(norms, -filled[0], axis=0)
     if _rotate_in_order(rotation, xs, outputs, norms):
         return results
     copies = tuple(_computable(np.array(x, order="C")) for x in xs)
@@ -412,7 +418,7 @@ def rotate_normalised(
 def _rotate_in_order(
     rotation: Rotation, xs: tuple[Array, ...], outs: tuple[Array, ...], norms: Array
 ) -> bool:
-    """Launch the append kernel with the second output as its cache, or without any.
+    """Launch the append kernel with the second output as its cache, or an empty cache.
 
     Tokens keep their order, and there are no values.
     """
@@ -423,10 +429,10 @@ def _rotate_in_order(
     nothing[head_axis] = slice(0, 0)
     no_heads = xs[0][tuple(nothing)]
     k = xs[1] if len(xs) == 2 else no_heads
-    k_out = outs[1] if len(xs) == 2 else no_heads
+    k_out = outs[1] if len(xs) == 2 else outs[0][tuple(nothing)]
     launch = rotation.launch_for(dtype, name)
     key = _as_cache(k_out, rotation.layout, name)
-    value = _as_cache(no_heads, rotation.layout, name)
+    value = _as_cache(outs[0][tuple(nothing)], rotation.layout, name)
     cache = (key, value, _NO_SCALE, _NO_SCALE)
     return launch(rotation.cos_sin, (xs[0], k, no_heads, outs[0]), cache, _IN_ORDER, norms)
 

@@ -11,7 +11,7 @@ from rope_cpu.arguments import limits
 from rope_cpu.arguments.scalars import check_table_size, real_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
-from rope_cpu.configs.diffusers.rows import (
+from rope_cpu.configs.diffusers.class_facts import (
     AxesRow,
     Config,
     MropeRow,

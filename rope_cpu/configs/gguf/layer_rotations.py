@@ -11,7 +11,7 @@ from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.gguf.architectures import Architecture, Windowed
 from rope_cpu.configs.gguf.frequencies import Factors, Rotation, YarnRamp, mrope_pair_axis
-from rope_cpu.configs.gguf.metadata import FREQS, LONG, SHORT, Metadata
+from rope_cpu.configs.gguf.values import FREQS, LONG, SHORT, Metadata
 from rope_cpu.frequencies.scaling import DEFAULT_THETA
 
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
