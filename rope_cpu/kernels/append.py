@@ -38,6 +38,7 @@ from rope_cpu.kernels.rotate import (
     PAIRINGS,
     TOKEN,
     Tile,
+    View,
     are_disjoint,
     fits,
     make_rotate_tile,
@@ -525,6 +526,19 @@ def _are_apart(x, y):
 
 
 @compile.device_function
+def _scale_is_apart(scale, q, k, v, q_out):
+    """Return True if the scales of a cache certainly share no element with the other arrays."""
+    if scale.size == 0:
+        return True
+    shape = (scale.shape[0], scale.shape[1], scale.shape[2], np.intp(1))
+    strides = (scale.strides[0], scale.strides[1], scale.strides[2], scale.itemsize)
+    x = View(pointer(scale), shape, strides, scale.itemsize)
+    if not _are_apart(x, q) or not _are_apart(x, k):
+        return False
+    return _are_apart(x, v) and _are_apart(x, q_out)
+
+
+@compile.device_function
 def _fits_cache(x, cache, q, q_out, in_order):
     """Return True if the keys or values of a step can be written to their cache.
 
@@ -592,6 +606,9 @@ def _append(
         view(q), view(k), view(v), view(q_out), view(key), view(value), slots, table, head_dim
     ):
         return INVALID
+    for scale in (key_scale, value_scale):
+        if not _scale_is_apart(scale, view(q), view(k), view(v), view(q_out)):
+            return INVALID
     if threads > 1 and q.size + k.size + v.size >= _PARALLEL_FROM:
         append_in_parallel(
             q,
@@ -647,7 +664,8 @@ def append_kernel(dtype: str, cache_dtype: str, pairing: str) -> Any:
         - q, k, v, q_out: (batch, tokens, heads, width), q and k of the width head_dim; q_out may be
           q itself; k and v may have no heads;
         - key, value: (pages, page_size, heads, width);
-        - key_scale, value_scale: float32 (pages, page_size, heads), used with int8 alone;
+        - key_scale, value_scale: float32 (pages, page_size, heads), for other dtypes than int8
+          (0, 0, 0);
         - slots: int64 (batch, tokens), page · page_size + place, checked; negative: not kept. Empty
           means that token t of row n goes to page n, place t, and then the caches may be k and v;
         - cos_sin: float32 (2, batch or 1, tokens, frequency heads, pairs), C-contiguous;

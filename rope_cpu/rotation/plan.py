@@ -195,7 +195,8 @@ class RotaryPlan:
         """Rotate queries, and write rotated keys and values to a cache, in one pass.
 
         The results have the bits of separate steps in float32 with one rounding at the end,
-        whatever the threads, the layout and the pages.
+        whatever the threads, the layout and the pages. bfloat16 below 2^-126 becomes zero, in
+        values and in elements that are not rotated, too.
 
         Parameters
         ----------

@@ -12,16 +12,16 @@ from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import DTYPE_NAMES, INTEGER_VIEWS, Array
 
 _DTYPES = ("float32", "float16", "bfloat16", "int8")
-_NO_SCALE = np.empty((1, 1, 1), np.float32)
+NO_SCALE = np.empty((0, 0, 0), np.float32)  # of a cache that is not int8
 
 
 class KVCache:
     """The keys and values of one layer's cached tokens, in arrays that belong to the server.
 
-    The arrays are checked once and never copied. `RotaryPlan.append` writes new tokens to them. A
-    slot is a place for one token: page · page_size + place on the page. A contiguous cache
-    (batch, capacity, kv_heads, width) has one page for each sequence. Arrays with heads first,
-    (pages, kv_heads, page_size, width), are passed transposed, scales too:
+    The arrays are checked once and never copied, and must stay writeable. `RotaryPlan.append`
+    writes new tokens to them. A slot is a place for one token: page · page_size + place on the
+    page. A contiguous cache (batch, capacity, kv_heads, width) has one page for each sequence.
+    Arrays with heads first, (pages, kv_heads, page_size, width), are passed transposed, scales too:
     ``key.transpose(0, 2, 1, 3)``.
 
     Parameters
@@ -100,7 +100,7 @@ class KVCache:
         plain = [np.asarray(x) for x in (key, value)]
         if name in INTEGER_VIEWS:
             plain = [x.view(INTEGER_VIEWS[name]) for x in plain]
-        given_scales = [_NO_SCALE if x is None else np.asarray(x) for x in scales.values()]
+        given_scales = [NO_SCALE if x is None else np.asarray(x) for x in scales.values()]
         sizes = dict(zip(("pages", "page_size", "kv_heads", "head_dim"), key.shape, strict=True))
         sizes["value_dim"] = value.shape[3]
         attributes = {"key": key, "value": value, **scales, **sizes}

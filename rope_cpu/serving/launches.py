@@ -27,7 +27,7 @@ from rope_cpu.kernels.rotate import DONE
 from rope_cpu.kernels.rotate_cached import rotate_cached_kernel
 from rope_cpu.kernels.vectors import converts_float16
 from rope_cpu.serving.batch import Batch
-from rope_cpu.serving.kv_cache import KVCache
+from rope_cpu.serving.kv_cache import NO_SCALE, KVCache
 from rope_cpu.serving.rms_norm import NO_NORMS, RMSNorm, joined
 
 _ndarray = np.ndarray
@@ -35,7 +35,6 @@ _ndarray = np.ndarray
 # Empty slots, for which the kernel writes tokens in their order.
 _IN_ORDER = np.empty((0, 0), np.int64)
 _NORM_NAMES = ("q_norm", "k_norm", "v_norm")
-_NO_SCALE = np.empty((1, 1, 1), np.float32)  # of a cache that is not int8
 
 
 # launch(cos_sin, (q, k, v, q_out), (key, value, key_scale, value_scale), slots, norms) -> bool
@@ -399,7 +398,8 @@ def rotate_normalised(
         return results
     xs = tuple(list(inputs.values())[index] for index in filled)
     outputs = tuple(results[index] for index in filled)
-    norms = norms[[*filled, 2, 2][:3]]  # the last row means no norm
+    if filled[0]:  # no queries: the first row is that of the keys, and the last means no norm
+        norms = norms[[1, 2, 2]]
     if _rotate_in_order(rotation, xs, outputs, norms):
         return results
     copies = tuple(_computable(np.array(x, order="C")) for x in xs)
@@ -432,7 +432,7 @@ def _rotate_in_order(
     launch = rotation.launch_for(dtype, name)
     key = _as_cache(k_out, rotation.layout, name)
     value = _as_cache(outs[0][tuple(nothing)], rotation.layout, name)
-    cache = (key, value, _NO_SCALE, _NO_SCALE)
+    cache = (key, value, NO_SCALE, NO_SCALE)
     return launch(rotation.cos_sin, (xs[0], k, no_heads, outs[0]), cache, _IN_ORDER, norms)
 
 

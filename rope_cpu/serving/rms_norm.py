@@ -144,7 +144,7 @@ def joined(
     return _joined(names, norms, widths)
 
 
-@lru_cache
+@lru_cache(maxsize=1024)  # above the layers of several models
 def _joined(
     names: tuple[str, ...], norms: tuple[RMSNorm | None, ...], widths: tuple[int, ...]
 ) -> Array:
