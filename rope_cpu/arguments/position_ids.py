@@ -191,9 +191,9 @@ def parse_delta(value: ArrayLike, axes: int, shared: bool) -> tuple[Array, bool]
     return delta, False
 
 
-def parse_cu_seqlens(value: ArrayLike) -> Int64:
-    """Return the starts of packed sequences and the end of the last one, as int64."""
-    ends = integers("cu_seqlens", value)
+def parse_cu_seqlens(value: ArrayLike, most: int = limits.TABLE) -> Int64:
+    """Return the starts of packed sequences and the end of the last one, at most `most`."""
+    ends = integers("cu_seqlens", value, most=most)
     if ends.ndim != 1 or ends.size == 0 or ends[0] != 0 or (ends[1:] < ends[:-1]).any():
         raise ValueError(
             f"`cu_seqlens` is {shown(ends)}; it must be one-dimensional, start at 0 and never "
@@ -213,9 +213,7 @@ def tokens_of_sequences(cu_seqlens: ArrayLike, layout: str, tokens: int, lengths
             f"`cu_seqlens` is given, but `layout` is {layout!r}; it divides packed tokens (layout "
             "'thd') into sequences: leave it out, or pass layout='thd'"
         )
-    given = regular_array("cu_seqlens", cu_seqlens)
-    check_shape_size("cu_seqlens", given.shape, given.size, most=limits.SEQUENCES)
-    ends = parse_cu_seqlens(cu_seqlens)
+    ends = parse_cu_seqlens(cu_seqlens, limits.SEQUENCES)
     if ends[-1] != tokens:
         raise ValueError(
             f"`cu_seqlens` ends at {ends[-1]}, but `position_ids` are given for {tokens} tokens; "

@@ -15,7 +15,7 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.configs import ernie, text, vision
 from rope_cpu.configs.containers import check_containers
 from rope_cpu.configs.diffusers import config as diffusers
-from rope_cpu.configs.gguf import adapter as gguf
+from rope_cpu.configs.gguf import is_gguf
 from rope_cpu.configs.model_config import ModelConfig
 
 # The name of a repository on the Hugging Face Hub, such as "meta-llama/Llama-3.1-8B".
@@ -51,8 +51,10 @@ def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> Model
     """
     if isinstance(config, ModelConfig):
         return config
-    if isinstance(config, str | PathLike) and gguf.is_gguf(os.fsdecode(config)):
-        return gguf.parse(config)
+    if isinstance(config, str | PathLike) and is_gguf(os.fsdecode(config)):
+        from rope_cpu.configs.gguf import adapter
+
+        return adapter.parse(config)
     raw = load(config)
     check_containers(raw)
     try:

@@ -27,7 +27,6 @@ from rope_cpu.arguments.names import (
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64, Intp
 from rope_cpu.configs import reader
-from rope_cpu.configs.gguf import adapter as gguf
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.frequencies import axes as axes_
 from rope_cpu.frequencies import generators as generators_
@@ -278,7 +277,9 @@ class RotaryEmbedding:
         """
         if not isinstance(path, str | PathLike):
             raise TypeError(f"`path` is a {type(path).__name__}; it must be a path")
-        return cls.from_spec(gguf.parse(path).spec(layer_type))
+        from rope_cpu.configs.gguf import adapter
+
+        return cls.from_spec(adapter.parse(path).spec(layer_type))
 
     @classmethod
     def from_inv_freq(

@@ -280,8 +280,9 @@ class RotaryPlan:
         >>> rope = rope_cpu.RotaryEmbedding(64)
         >>> cache = rope_cpu.KVCache(*np.ones((2, 4, 16, 2, 64), np.float32))
         >>> rope.plan([[3]]).rotate_cached(cache, [[17]])
-        >>> np.array_equal(cache.key[1, 1], rope.rotate(np.ones((1, 1, 2, 64)), [3])[0, 0])
-        False
+        >>> expected = rope.rotate(np.ones((1, 1, 2, 64), np.float32), [3])
+        >>> np.array_equal(cache.key[1, 1], expected[0, 0])
+        True
         """
         slots = serving.slots_of_keys(cache, slot_mapping, self._layout)
         serving.rotate_cached(self._rotation_for(slots.shape[1]), cache, slots)

@@ -288,11 +288,16 @@ def _launch_copies(
             "copies; please report this as a fault of rope_cpu"
         )
     if through_float32:
-        kept = slots[slots >= 0]
-        places = (kept // cache.page_size, kept % cache.page_size)
-        with np.errstate(over="ignore", under="ignore"):
-            cache.key[places] = target[0][places]
-            cache.value[places] = target[1][places]
+        _round_slots(cache.key, target[0], slots)
+        _round_slots(cache.value, target[1], slots)
+
+
+def _round_slots(rounded: Array, computed: Array, slots: Array) -> None:
+    """Write the slots of a float32 array, rounded, to a cache of the same shape."""
+    kept = slots[slots >= 0]
+    places = np.divmod(kept, rounded.shape[1])
+    with np.errstate(over="ignore", under="ignore"):
+        rounded[places] = computed[places]
 
 
 def _check_appended(
@@ -481,10 +486,7 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
             "please report this as a fault of rope_cpu"
         )
     if through_float32:
-        kept = slots[slots >= 0]
-        places = (kept // cache.page_size, kept % cache.page_size)
-        with np.errstate(over="ignore", under="ignore"):
-            cache.key[places] = keys[places]
+        _round_slots(cache.key, keys, slots)
 
 
 def _check_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:

@@ -14,7 +14,7 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.gguf.architectures import Architecture, architecture
 from rope_cpu.configs.gguf.frequencies import Rotation, same_rotation
-from rope_cpu.configs.gguf.header import MAGIC, read_header
+from rope_cpu.configs.gguf.header import read_header
 from rope_cpu.configs.gguf.layer_rotations import full_rotation, windowed_rotation
 from rope_cpu.configs.gguf.values import FACTOR_TENSORS, Metadata
 from rope_cpu.configs.model_config import ModelConfig
@@ -104,16 +104,6 @@ class GgufConfig(ModelConfig):
         return Attention(
             other="a GGUF file does not describe all of the attention; use config.json"
         )
-
-
-def is_gguf(path: str) -> bool:
-    """Return True for a file whose name or first bytes are those of a GGUF file."""
-    if not os.path.isfile(path):
-        return False
-    if path.endswith(".gguf"):
-        return True
-    with open(path, "rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
 
 
 def parse(path: str | PathLike[str]) -> GgufConfig:

@@ -23,8 +23,8 @@ from rope_cpu.arguments import limits
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
+from rope_cpu.configs.gguf import MAGIC
 
-MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 
 # Bounds of loops over a header. Published: 50 keys, 50,000 tensors, 800,000 strings in arrays.
