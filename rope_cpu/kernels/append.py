@@ -4,7 +4,7 @@ Queries are normalised, rotated and written to an array. Keys are normalised, ro
 their slots of a cache, and values are normalised and written to theirs. The functions from the
 inside out:
 
-- `_sum_of_squares`, `_normalise`, `_copy` and `_quantise` go over the head vectors of one token;
+- `_normalise`, `_copy_elements` and `_quantise` go over the head vectors of one token;
 - `_make_rotate_heads` makes the function that rotates the head vectors of one token;
 - `_make_append_part` makes the loop over the tokens of one part, the work of a thread;
 - `_append` is the entry point: it checks the arrays and splits the work between threads.
@@ -126,7 +126,8 @@ class Rotation(NamedTuple):
     rotary_dim: Any
 
 
-# Head vectors are loaded 64 elements at a time, then 8 and one.
+# Head vectors are loaded 64 elements at a time, then 8 and one. Loops over head vectors are inside:
+# with the elements inside, LLVM unrolls the remainder into three times as much code.
 
 
 @compile.device_function
@@ -148,11 +149,36 @@ def _sum_of_squares(x, width):
     return total
 
 
-def _make_multiply(lanes: int) -> Any:
-    """Return the device function that multiplies `lanes` elements by factors and weights."""
+def _make_over_elements(operation: Callable[[int], Any]) -> Any:
+    """Return the device function that applies an operation to the elements of head vectors.
+
+    operation: makes the device function for a number of elements of every head vector, from element
+    i on. operands: a tuple of pointers to float32 that the operation needs.
+    """
+    by_64 = operation(64)
+    by_8 = operation(8)
+    by_1 = operation(1)
+
+    @partial(compile.device_function, variant=operation.__name__)
+    def over_elements(x, out, operands, first):
+        stop_64 = first + ((x.width - first) & -64)
+        stop_8 = first + ((x.width - first) & -8)
+        for i in range(first, stop_64, 64):
+            by_64(x, out, operands, i)
+        for i in range(stop_64, stop_8, 8):
+            by_8(x, out, operands, i)
+        for i in range(stop_8, x.width):
+            by_1(x, out, operands, i)
+
+    return over_elements
+
+
+def _multiply(lanes: int) -> Any:
+    """Return the device function that multiplies elements by factors and weights."""
 
     @partial(compile.device_function, variant=f"{lanes}")
-    def multiply(x, rows, weights, factors, i):
+    def multiply(x, rows, operands, i):
+        factors, weights = operands
         weight = load(weights, i, lanes)
         source = x.pointer
         target = rows.pointer
@@ -165,9 +191,40 @@ def _make_multiply(lanes: int) -> Any:
     return multiply
 
 
-_multiply_64 = _make_multiply(64)
-_multiply_8 = _make_multiply(8)
-_multiply_1 = _make_multiply(1)
+def _copy(lanes: int) -> Any:
+    """Return the device function that copies elements."""
+
+    @partial(compile.device_function, variant=f"{lanes}")
+    def copy(x, out, operands, i):
+        source = x.pointer
+        target = out.pointer
+        for _ in range(x.count):
+            store(target, i, load(source, i, lanes), False)
+            source = advance(source, x.stride)
+            target = advance(target, out.stride)
+
+    return copy
+
+
+def _round(lanes: int) -> Any:
+    """Return the device function that multiplies elements by factors and rounds them to int8."""
+
+    @partial(compile.device_function, variant=f"{lanes}")
+    def round_elements(x, out, operands, i):
+        (factors,) = operands
+        source = x.pointer
+        target = out.pointer
+        for head in range(x.count):
+            store_int8(target, i, load(source, i, lanes) * splat(factors[head], lanes))
+            source = advance(source, x.stride)
+            target = advance(target, out.stride)
+
+    return round_elements
+
+
+_multiply_elements = _make_over_elements(_multiply)
+_copy_elements = _make_over_elements(_copy)
+_round_elements = _make_over_elements(_round)
 
 
 @compile.device_function
@@ -181,13 +238,7 @@ def _normalise(x, rows, norm, factors):
     # A loop of its own, since LLVM vectorises it: divisions and roots are slow.
     for head in range(x.count):
         factors[head] = _ONE / np.sqrt(factors[head] / np.float32(x.width) + norm.eps)
-    width = x.width
-    for i in range(0, width & -64, 64):
-        _multiply_64(x, rows, norm.weight, factors, i)
-    for i in range(width & -64, width & -8, 8):
-        _multiply_8(x, rows, norm.weight, factors, i)
-    for i in range(width & -8, width):
-        _multiply_1(x, rows, norm.weight, factors, i)
+    _multiply_elements(x, rows, (factors, norm.weight), 0)
 
 
 @compile.device_function
@@ -195,38 +246,6 @@ def _scratch_rows(x, scratch):
     """Return the part of the scratch memory that holds the head vectors of a token."""
     start = advance(scratch, x.count * _FLOAT32_BYTES)
     return Heads(start, x.count, x.width, x.width * _FLOAT32_BYTES, _FLOAT32_BYTES)
-
-
-def _make_copy(lanes: int) -> Any:
-    """Return the device function that copies `lanes` elements of every head vector."""
-
-    @partial(compile.device_function, variant=f"{lanes}")
-    def copy(x, out, i):
-        source = x.pointer
-        target = out.pointer
-        for _ in range(x.count):
-            store(target, i, load(source, i, lanes), False)
-            source = advance(source, x.stride)
-            target = advance(target, out.stride)
-
-    return copy
-
-
-_copy_64 = _make_copy(64)
-_copy_8 = _make_copy(8)
-_copy_1 = _make_copy(1)
-
-
-@compile.device_function
-def _copy(x, out, first):
-    """Copy the elements from `first` on of every head vector."""
-    width = x.width - first
-    for i in range(first, first + (width & -64), 64):
-        _copy_64(x, out, i)
-    for i in range(first + (width & -64), first + (width & -8), 8):
-        _copy_8(x, out, i)
-    for i in range(first + (width & -8), x.width):
-        _copy_1(x, out, i)
 
 
 @compile.device_function
@@ -244,26 +263,6 @@ def _largest_magnitude(x, width):
             one_largest = larger_magnitude(load(x, i, 1), one_largest)
         result = largest_lane(one_largest)
     return result
-
-
-def _make_round(lanes: int) -> Any:
-    """Return the device function that rounds `lanes` elements of every head vector to int8."""
-
-    @partial(compile.device_function, variant=f"{lanes}")
-    def round_elements(x, out, inverse_scales, i):
-        source = x.pointer
-        target = out.pointer
-        for head in range(x.count):
-            store_int8(target, i, load(source, i, lanes) * splat(inverse_scales[head], lanes))
-            source = advance(source, x.stride)
-            target = advance(target, out.stride)
-
-    return round_elements
-
-
-_round_64 = _make_round(64)
-_round_8 = _make_round(8)
-_round_1 = _make_round(1)
 
 
 @compile.device_function
@@ -286,13 +285,7 @@ def _quantise(x, out, scale, scale_stride, inverse_scales):
         else:
             scale[0] = _NAN
         scale = advance(scale, scale_stride)
-    width = x.width
-    for i in range(0, width & -64, 64):
-        _round_64(x, out, inverse_scales, i)
-    for i in range(width & -64, width & -8, 8):
-        _round_8(x, out, inverse_scales, i)
-    for i in range(width & -8, width):
-        _round_1(x, out, inverse_scales, i)
+    _round_elements(x, out, (inverse_scales,), 0)
 
 
 @compile.device_function
@@ -378,7 +371,7 @@ def _make_write_heads(rotate_heads: Any, pairing: str, is_float32: bool) -> Any:
             source = _scratch_rows(x, scratch)
             _normalise(x, source, norm, scratch)
         rotate_heads(source, out, rotation)
-        _copy(source, out, rotation.rotary_dim)
+        _copy_elements(source, out, (), rotation.rotary_dim)
 
     # Normalised rows of 16-bit floats are rotated in place: a rotation from float32 to 16 bits
     # would be one more specialisation of `rotate_tile` to compile.
@@ -388,24 +381,34 @@ def _make_write_heads(rotate_heads: Any, pairing: str, is_float32: bool) -> Any:
             rows = _scratch_rows(x, scratch)
             _normalise(x, rows, norm, scratch)
             rotate_heads(rows, rows, rotation)
-            _copy(rows, out, 0)
+            _copy_elements(rows, out, (), 0)
         else:
             rotate_heads(x, out, rotation)
-            _copy(x, out, rotation.rotary_dim)
+            _copy_elements(x, out, (), rotation.rotary_dim)
 
     return write_float32 if is_float32 else write_16_bits
 
 
-def _make_convert_heads(rotate_heads: Any, pairing: str, to_int8: bool) -> Any:
+def _make_write_slot(write_heads: Any, pairing: str) -> Any:
+    """Return the device function that writes the heads of a token to a cache of their dtype."""
+
+    @partial(compile.device_function, variant=pairing)
+    def write_slot(x, cache, page, place, norm, rotation, scratch):
+        write_heads(x, _heads_of(cache.array, page, place), norm, rotation, scratch)
+
+    return write_slot
+
+
+def _make_convert_to_slot(rotate_heads: Any, pairing: str, to_int8: bool) -> Any:
     """Return the device function that writes the heads of a token to a cache of another dtype."""
 
     @partial(compile.device_function, variant=f"{pairing}_{to_int8}")
-    def convert_heads(x, cache, page, place, norm, rotation, scratch):
+    def convert_to_slot(x, cache, page, place, norm, rotation, scratch):
         rows = _scratch_rows(x, scratch)
         if norm.is_given:
             _normalise(x, rows, norm, scratch)
         else:
-            _copy(x, rows, 0)
+            _copy_elements(x, rows, (), 0)
         rotate_heads(rows, rows, rotation)
         target = _heads_of(cache.array, page, place)
         if to_int8:
@@ -413,24 +416,20 @@ def _make_convert_heads(rotate_heads: Any, pairing: str, to_int8: bool) -> Any:
             scale = advance(cache.scale, page * strides[0] + place * strides[1])
             _quantise(rows, target, scale, strides[2], scratch)
         else:
-            _copy(rows, target, 0)
+            _copy_elements(rows, target, (), 0)
 
-    return convert_heads
+    return convert_to_slot
 
 
 def _make_append_part(dtype: str, cache_dtype: str, pairing: Callable[[int], Any]) -> Any:
     """Return the device function for one of several equal parts of the tokens."""
-    to_int8 = cache_dtype == "int8"
     rotate_heads = _make_rotate_heads(pairing)
     write_heads = _make_write_heads(rotate_heads, pairing.__name__, dtype == "float32")
-    convert_heads = _make_convert_heads(rotate_heads, pairing.__name__, to_int8)
-
-    @partial(compile.device_function, variant=pairing.__name__)
-    def write_slot(x, cache, page, place, norm, rotation, scratch):
-        write_heads(x, _heads_of(cache.array, page, place), norm, rotation, scratch)
-
-    if cache_dtype != dtype:
-        write_slot = convert_heads
+    if cache_dtype == dtype:
+        write_slot = _make_write_slot(write_heads, pairing.__name__)
+    else:
+        to_int8 = cache_dtype == "int8"
+        write_slot = _make_convert_to_slot(rotate_heads, pairing.__name__, to_int8)
 
     @partial(compile.device_function, variant=f"{pairing.__name__}_{dtype}_{cache_dtype}")
     def append_part(
