@@ -399,17 +399,44 @@ def _make_write_slot(write_heads: Any, pairing: str) -> Any:
     return write_slot
 
 
-def _make_convert_to_slot(rotate_heads: Any, pairing: str, to_int8: bool) -> Any:
-    """Return the device function that writes the heads of a token to a cache of another dtype."""
+def _make_rotated_rows(rotate_heads: Any, pairing: str, is_float32: bool) -> Any:
+    """Return the device function that returns normalised and rotated head vectors in float32.
 
-    @partial(compile.device_function, variant=f"{pairing}_{to_int8}")
-    def convert_to_slot(x, cache, page, place, norm, rotation, scratch):
+    They are in the scratch memory, or are x itself if that is float32 and nothing is done to it.
+    """
+
+    @partial(compile.device_function, variant=pairing)
+    def rotated_float32(x, norm, rotation, scratch):
+        rows = _scratch_rows(x, scratch)
+        source = x
+        if norm.is_given:
+            _normalise(x, rows, norm, scratch)
+            source = rows
+        if rotation.rotary_dim > 0:
+            rotate_heads(source, rows, rotation)
+            _copy_elements(source, rows, (), rotation.rotary_dim)
+            source = rows
+        return source
+
+    @partial(compile.device_function, variant=pairing)
+    def rotated_16_bits(x, norm, rotation, scratch):
         rows = _scratch_rows(x, scratch)
         if norm.is_given:
             _normalise(x, rows, norm, scratch)
         else:
             _copy_elements(x, rows, (), 0)
         rotate_heads(rows, rows, rotation)
+        return rows
+
+    return rotated_float32 if is_float32 else rotated_16_bits
+
+
+def _make_convert_to_slot(rotated_rows: Any, pairing: str, to_int8: bool) -> Any:
+    """Return the device function that writes the heads of a token to a cache of another dtype."""
+
+    @partial(compile.device_function, variant=f"{pairing}_{to_int8}")
+    def convert_to_slot(x, cache, page, place, norm, rotation, scratch):
+        rows = rotated_rows(x, norm, rotation, scratch)
         target = _heads_of(cache.array, page, place)
         if to_int8:
             strides = cache.scale_strides
@@ -428,8 +455,8 @@ def _make_append_part(dtype: str, cache_dtype: str, pairing: Callable[[int], Any
     if cache_dtype == dtype:
         write_slot = _make_write_slot(write_heads, pairing.__name__)
     else:
-        to_int8 = cache_dtype == "int8"
-        write_slot = _make_convert_to_slot(rotate_heads, pairing.__name__, to_int8)
+        rotated_rows = _make_rotated_rows(rotate_heads, pairing.__name__, dtype == "float32")
+        write_slot = _make_convert_to_slot(rotated_rows, pairing.__name__, cache_dtype == "int8")
 
     @partial(compile.device_function, variant=f"{pairing.__name__}_{dtype}_{cache_dtype}")
     def append_part(
