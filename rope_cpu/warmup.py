@@ -16,7 +16,7 @@ from rope_cpu.arguments.arrays import to_dtype
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPE_NAMES, DTYPES
 from rope_cpu.kernels.angles import cos_sin_kernel
-from rope_cpu.kernels.append import CACHE_ELEMENTS, append_kernel
+from rope_cpu.kernels.append import CACHE_ELEMENTS, append_kernel, append_part
 from rope_cpu.kernels.rotate import PAIRINGS, rotation_kernel
 from rope_cpu.kernels.rotate_cached import rotate_cached_kernel
 from rope_cpu.kernels.vectors import converts_float16
@@ -91,8 +91,9 @@ def warmup(
     cos_sin_float64
     rotate_float32_half
     rotate_float32_interleaved
-    append_float32_float32_half
-    append_float32_float32_interleaved
+    append_float32_float32
+    append_part_float32_float32_half
+    append_part_float32_float32_interleaved
     rotate_cached_float32_half
     rotate_cached_float32_interleaved
     """
@@ -138,8 +139,9 @@ def _cache_builds(dtypes: list[str], cache_dtypes: list[str]) -> list[Build]:
         )
     builds: list[Build] = []
     computed = _computed(cache_dtypes)
-    for dtype, cache_dtype, pairing in product(dtypes, computed, PAIRINGS):
-        builds.append((append_kernel, (dtype, cache_dtype, pairing)))
+    for dtype, cache_dtype in product(dtypes, computed):
+        builds.append((append_kernel, (dtype, cache_dtype)))
+        builds += [(append_part, (dtype, cache_dtype, pairing)) for pairing in PAIRINGS]
     for cache_dtype, pairing in product(computed, PAIRINGS):
         if cache_dtype != "int8":
             builds.append((rotate_cached_kernel, (cache_dtype, pairing)))

@@ -6,7 +6,7 @@ inside out:
 
 - `_normalise`, `_copy_elements` and `_quantise` go over the head vectors of one token;
 - `_make_rotate_heads` makes the function that rotates the head vectors of one token;
-- `_make_append_part` makes the loop over the tokens of one part, the work of a thread;
+- `_append_part` is the loop over the tokens of one part, the work of a thread;
 - `_append` is the entry point: it checks the arrays and splits the work between threads.
 
 Arithmetic is float32, and each stored element is rounded once. The order of operations is fixed, so
@@ -36,6 +36,7 @@ from rope_cpu.kernels.rotate import (
     HEAD,
     INVALID,
     PAIRINGS,
+    PARALLEL_FROM,
     TOKEN,
     Tile,
     View,
@@ -50,6 +51,7 @@ from rope_cpu.kernels.rotate import (
 from rope_cpu.kernels.vectors import (
     address,
     advance,
+    call_at,
     lane_sum,
     larger_magnitude,
     largest_lane,
@@ -67,9 +69,6 @@ CACHE_ELEMENTS = {
     "bfloat16": types.uint16,
     "int8": types.int8,
 }
-
-# Minimum number of elements of q, k and v for several threads: below it, their start costs more.
-_PARALLEL_FROM = 2**18
 
 _FLOAT32_BYTES = np.intp(4)
 _ZERO = np.float32(0)
@@ -448,98 +447,68 @@ def _make_convert_to_slot(rotated_rows: Any, pairing: str, to_int8: bool) -> Any
     return convert_to_slot
 
 
-def _make_append_part(dtype: str, cache_dtype: str, pairing: Callable[[int], Any]) -> Any:
-    """Return the device function for one of several equal parts of the tokens."""
-    rotate_heads = _make_rotate_heads(pairing)
-    write_heads = _make_write_heads(rotate_heads, pairing.__name__, dtype == "float32")
-    if cache_dtype == dtype:
-        write_slot = _make_write_slot(write_heads, pairing.__name__)
-    else:
-        rotated_rows = _make_rotated_rows(rotate_heads, pairing.__name__, dtype == "float32")
-        write_slot = _make_convert_to_slot(rotated_rows, pairing.__name__, cache_dtype == "int8")
-
-    @partial(compile.device_function, variant=f"{pairing.__name__}_{dtype}_{cache_dtype}")
-    def append_part(
-        q,
-        k,
-        v,
-        q_out,
-        keys,
-        values,
-        slots,
-        table,
-        norms,
-        block_pairs,
-        part,
-        parts,
-    ):
-        blocks = block_pairs.size
-        pairs = pointer(block_pairs)
-        rotary_dim = 2 * block_pairs.sum()
-        q_norm = _norm_of(norms, 0, q.shape[ELEMENT])
-        k_norm = _norm_of(norms, 1, q.shape[ELEMENT])
-        v_norm = _norm_of(norms, 2, v.shape[ELEMENT])
-        tokens = q.shape[TOKEN]
-        count = q.shape[BATCH] * tokens
-        page_size = keys.array.shape[TOKEN]
-        heads = max(q.shape[HEAD], k.shape[HEAD], v.shape[HEAD])
-        width = max(q.shape[ELEMENT], v.shape[ELEMENT])
-        memory = np.empty(heads * (1 + width), np.float32)
-        for index in range(count * part // parts, count * (part + 1) // parts):
-            scratch = pointer(memory)  # here, since Numba frees the memory after its last use
-            n = index // tokens
-            token = index % tokens
-            row = n if table.shape[BATCH] > 1 else 0
-            rotation = _rotation_of(table, row, token, pairs, blocks, rotary_dim)
-            q_heads = _heads_of(q, n, token)
-            write_heads(q_heads, _heads_of(q_out, n, token), q_norm, rotation, scratch)
-            slot = slots[n, token] if slots.size > 0 else index
-            if slot >= 0:
-                page = slot // page_size
-                place = slot % page_size
-                write_slot(_heads_of(k, n, token), keys, page, place, k_norm, rotation, scratch)
-                unrotated = _rotation_of(table, row, token, pairs, blocks, 0)
-                write_slot(_heads_of(v, n, token), values, page, place, v_norm, unrotated, scratch)
-
-    return append_part
+# Placeholders for the device functions of one input dtype, cache dtype and pairing:
+# `compile.compile_part` compiles a copy of `_append_part` whose globals of these names are the
+# functions that `append_part` passes.
+write_heads: Any = None
+write_slot: Any = None
 
 
-def _make_append_in_parallel(append_part: Any, variant: str) -> Any:
-    """Return the device function that works on several parts at a time."""
+def _append_part(
+    q,
+    k,
+    v,
+    q_out,
+    key,
+    value,
+    key_scale,
+    value_scale,
+    slots,
+    cos_sin,
+    norms,
+    block_pairs,
+    scratch,
+    part,
+    parts,
+):
+    """Write one of several equal parts of the tokens.
 
-    @partial(compile.device_function, variant=variant, parallel=True)
-    def append_in_parallel(
-        q,
-        k,
-        v,
-        q_out,
-        key,
-        value,
-        key_scale,
-        value_scale,
-        slots,
-        cos_sin,
-        norms,
-        block_pairs,
-        parts,
-    ):
-        for index in prange(parts):
-            append_part(
-                view(q),
-                view(k),
-                view(v),
-                view(q_out),
-                _cache_of(key, key_scale),
-                _cache_of(value, value_scale),
-                slots,
-                table_view(cos_sin),
-                norms,
-                block_pairs,
-                np.intp(index),
-                parts,
-            )
+    scratch: float32 (parts, elements), a row for each part.
+    """
+    table = table_view(cos_sin)
+    keys = _cache_of(key, key_scale)
+    values = _cache_of(value, value_scale)
+    rows = advance(pointer(scratch), part * scratch.strides[0])
+    pairs = pointer(block_pairs)
+    blocks = block_pairs.size
+    rotary_dim = 2 * block_pairs.sum()
+    q_norm = _norm_of(norms, 0, q.shape[ELEMENT])
+    k_norm = _norm_of(norms, 1, q.shape[ELEMENT])
+    v_norm = _norm_of(norms, 2, v.shape[ELEMENT])
+    tokens = q.shape[TOKEN]
+    count = q.shape[BATCH] * tokens
+    page_size = key.shape[TOKEN]
+    for index in range(count * part // parts, count * (part + 1) // parts):
+        n = index // tokens
+        token = index % tokens
+        row = n if table.shape[BATCH] > 1 else 0
+        rotation = _rotation_of(table, row, token, pairs, blocks, rotary_dim)
+        q_heads = _heads_of(view(q), n, token)
+        write_heads(q_heads, _heads_of(view(q_out), n, token), q_norm, rotation, rows)
+        slot = slots[n, token] if slots.size > 0 else index
+        if slot >= 0:
+            page = slot // page_size
+            place = slot % page_size
+            write_slot(_heads_of(view(k), n, token), keys, page, place, k_norm, rotation, rows)
+            unrotated = _rotation_of(table, row, token, pairs, blocks, 0)
+            write_slot(_heads_of(view(v), n, token), values, page, place, v_norm, unrotated, rows)
 
-    return append_in_parallel
+
+@partial(compile.device_function, parallel=True)
+def _append_in_parallel(append_part, arrays, parts):
+    """Write several parts at a time."""
+    for index in prange(parts):
+        call_at(append_part, (*arrays, np.intp(index), parts))
 
 
 # Checks of shapes and aliasing.
@@ -604,13 +573,8 @@ def _all_fit(q, k, v, q_out, key, value, slots, table, head_dim):
     return _are_apart(key, v) and _are_apart(value, k)
 
 
-# Placeholders for the device functions of one input dtype, cache dtype and pairing, as in
-# `rope_cpu.kernels.rotate`.
-append_part: Any = None
-append_in_parallel: Any = None
-
-
 def _append(
+    append_part,
     q,
     k,
     v,
@@ -635,43 +599,48 @@ def _append(
     for scale in (key_scale, value_scale):
         if not _scale_is_apart(scale, view(q), view(k), view(v), view(q_out)):
             return INVALID
-    if threads > 1 and q.size + k.size + v.size >= _PARALLEL_FROM:
-        append_in_parallel(
-            q,
-            k,
-            v,
-            q_out,
-            key,
-            value,
-            key_scale,
-            value_scale,
-            slots,
-            cos_sin,
-            norms,
-            block_pairs,
-            threads,
-        )
-        return DONE
-    append_part(
-        view(q),
-        view(k),
-        view(v),
-        view(q_out),
-        _cache_of(key, key_scale),
-        _cache_of(value, value_scale),
+    parts = threads if q.size + k.size + v.size >= PARALLEL_FROM else np.intp(1)
+    heads = max(q.shape[HEAD], k.shape[HEAD], v.shape[HEAD])
+    width = max(q.shape[ELEMENT], v.shape[ELEMENT])
+    scratch = np.empty((parts, heads * (1 + width)), np.float32)
+    arrays = (
+        q,
+        k,
+        v,
+        q_out,
+        key,
+        value,
+        key_scale,
+        value_scale,
         slots,
-        table,
+        cos_sin,
         norms,
         block_pairs,
-        np.intp(0),
-        np.intp(1),
+        scratch,
     )
+    if parts > 1:
+        _append_in_parallel(append_part, arrays, parts)
+    else:
+        call_at(append_part, (*arrays, np.intp(0), parts))
     return DONE
 
 
+def _array_types(dtype: str, cache_dtype: str) -> tuple[types.Array, ...]:
+    """Return the types of the arrays that `append_kernel` lists, in this order."""
+    x = types.Array(ELEMENTS[dtype][0], 4, "A", readonly=True, aligned=False)
+    out = types.Array(ELEMENTS[dtype][0], 4, "A", aligned=False)
+    kept = types.Array(CACHE_ELEMENTS[cache_dtype], 4, "A", aligned=False)
+    scale = types.Array(types.float32, 3, "A", aligned=False)
+    slots = types.Array(types.int64, 2, "A", readonly=True, aligned=False)
+    cos_sin = types.Array(types.float32, 5, "C")
+    norms = types.Array(types.float32, 2, "C", readonly=True)
+    block_pairs = types.Array(types.int64, 1, "C", readonly=True)
+    return x, x, x, out, kept, kept, scale, scale, slots, cos_sin, norms, block_pairs
+
+
 @cache
-def append_kernel(dtype: str, cache_dtype: str, pairing: str) -> Any:
-    """Return the compiled kernel from inputs of one dtype to caches of one dtype.
+def append_part(dtype: str, cache_dtype: str, pairing: str) -> Any:
+    """Return the compiled part of the append kernel for one pairing.
 
     Parameters
     ----------
@@ -681,12 +650,40 @@ def append_kernel(dtype: str, cache_dtype: str, pairing: str) -> Any:
         A key of `CACHE_ELEMENTS`.
     pairing : str
         A key of `PAIRINGS`.
+    """
+    is_float32 = dtype == "float32"
+    rotate_heads = _make_rotate_heads(PAIRINGS[pairing])
+    write_heads = _make_write_heads(rotate_heads, pairing, is_float32)
+    if cache_dtype == dtype:
+        write_slot = _make_write_slot(write_heads, pairing)
+    else:
+        rotated_rows = _make_rotated_rows(rotate_heads, pairing, is_float32)
+        write_slot = _make_convert_to_slot(rotated_rows, pairing, cache_dtype == "int8")
+    scratch = types.Array(types.float32, 2, "C")
+    return compile.compile_part(
+        _append_part,
+        f"append_part_{dtype}_{cache_dtype}_{pairing}",
+        (*_array_types(dtype, cache_dtype), scratch, types.intp, types.intp),
+        write_heads=write_heads,
+        write_slot=write_slot,
+    )
+
+
+@cache
+def append_kernel(dtype: str, cache_dtype: str) -> Any:
+    """Return the compiled kernel from inputs of one dtype to caches of one dtype.
+
+    Parameters
+    ----------
+    dtype, cache_dtype : str
+        As for `append_part`.
 
     Returns
     -------
     kernel : numba dispatcher
         Called with
 
+        - append_part: the address of the part for a pairing;
         - q, k, v, q_out: (batch, tokens, heads, width), q and k of the width head_dim; q_out may be
           q itself; k and v may have no heads;
         - key, value: (pages, page_size, heads, width);
@@ -703,21 +700,6 @@ def append_kernel(dtype: str, cache_dtype: str, pairing: str) -> Any:
 
         It returns `DONE`, or `INVALID` with nothing written if the arrays do not pass its checks.
     """
-    x = types.Array(ELEMENTS[dtype][0], 4, "A", readonly=True, aligned=False)
-    out = types.Array(ELEMENTS[dtype][0], 4, "A", aligned=False)
-    kept = types.Array(CACHE_ELEMENTS[cache_dtype], 4, "A", aligned=False)
-    scale = types.Array(types.float32, 3, "A", aligned=False)
-    slots = types.Array(types.int64, 2, "A", readonly=True, aligned=False)
-    cos_sin = types.Array(types.float32, 5, "C")
-    norms = types.Array(types.float32, 2, "C", readonly=True)
-    block_pairs = types.Array(types.int64, 1, "C", readonly=True)
-    arrays = (x, x, x, out, kept, kept, scale, scale, slots, cos_sin, norms)
-    part = _make_append_part(dtype, cache_dtype, PAIRINGS[pairing])
-    variant = f"{dtype}_{cache_dtype}_{pairing}"
-    return compile.compile_kernel(
-        _append,
-        f"append_{dtype}_{cache_dtype}_{pairing}",
-        (*arrays, block_pairs, types.intp, types.intp),
-        append_part=part,
-        append_in_parallel=_make_append_in_parallel(part, variant),
-    )
+    arrays = _array_types(dtype, cache_dtype)
+    signature = (types.intp, *arrays, types.intp, types.intp)
+    return compile.compile_kernel(_append, f"append_{dtype}_{cache_dtype}", signature)

@@ -18,6 +18,7 @@ from rope_cpu.kernels.rotate import (
     HEAD,
     INVALID,
     PAIRINGS,
+    PARALLEL_FROM,
     TOKEN,
     Tile,
     make_rotate_tile,
@@ -26,9 +27,6 @@ from rope_cpu.kernels.rotate import (
     view,
 )
 from rope_cpu.kernels.vectors import advance, pointer
-
-# A second thread takes longer to start than fewer elements take.
-_PARALLEL_FROM = 2**18
 
 
 @compile.device_function
@@ -122,7 +120,7 @@ def _rotate_cached(keys, slots, cos_sin, block_pairs, head_dim, threads):
         return INVALID
     if (rows != 1 and rows != slots.shape[0]) or table.shape[TOKEN] != slots.shape[1]:
         return INVALID
-    if threads > 1 and slots.size * keys.shape[HEAD] * head_dim >= _PARALLEL_FROM:
+    if threads > 1 and slots.size * keys.shape[HEAD] * head_dim >= PARALLEL_FROM:
         rotate_slots_in_parallel(keys, slots, cos_sin, block_pairs, threads)
         return DONE
     rotate_slots(view(keys), slots, table, block_pairs, np.intp(0), np.intp(1))

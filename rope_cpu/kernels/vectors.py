@@ -188,6 +188,23 @@ def address(typing: Any, start: Any) -> Any:
     return types.intp(start), emit
 
 
+@intrinsic
+def call_at(typing: Any, function_address: Any, arguments: Any) -> Any:
+    """Call the function at an address, which returns nothing, with a tuple of arguments.
+
+    The types of the arguments are those that the function was compiled for; nothing is checked.
+    """
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        values = cgutils.unpack_tuple(builder, args[1])
+        result = context.get_value_type(types.none)
+        function_type = ir.FunctionType(result, [value.type for value in values])
+        builder.call(builder.inttoptr(args[0], function_type.as_pointer()), values)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, arguments), emit
+
+
 @intrinsic(prefer_literal=True)
 def load(typing: Any, start: Any, index: Any, lanes: Any) -> Any:
     """Return the vector of the elements start[index] to start[index + lanes - 1].

@@ -22,7 +22,8 @@ from rope_cpu.arguments.arrays import (
 )
 from rope_cpu.array_types import BSHD_VIEWS, DTYPE_NAMES, INTEGER_VIEWS, LAYOUT_AXES, Array
 from rope_cpu.kernels import threads
-from rope_cpu.kernels.append import append_kernel
+from rope_cpu.kernels.append import append_kernel, append_part
+from rope_cpu.kernels.compile import address_of
 from rope_cpu.kernels.rotate import DONE
 from rope_cpu.kernels.rotate_cached import rotate_cached_kernel
 from rope_cpu.kernels.vectors import converts_float16
@@ -106,7 +107,8 @@ def _launcher(
         return _refuse
     if "float16" in (name, cache_dtype) and not converts_float16():
         return _refuse
-    kernel = append_kernel(name, cache_dtype, "interleaved" if interleaved else "half")
+    kernel = append_kernel(name, cache_dtype)
+    part = address_of(append_part(name, cache_dtype, "interleaved" if interleaved else "half"))
     block_pairs = np.array(blocks, np.int64) // 2
     integers = INTEGER_VIEWS.get(name)
     to_bshd = BSHD_VIEWS.get(layout)
@@ -132,7 +134,7 @@ def _launcher(
                 v = to_bshd(v)
                 q_out = to_bshd(q_out)
             status: int = kernel(
-                q, k, v, q_out, *cache, slots, cos_sin, norms, block_pairs, head_dim, usable
+                part, q, k, v, q_out, *cache, slots, cos_sin, norms, block_pairs, head_dim, usable
             )
         except (TypeError, ValueError):  # another number of axes, or a read-only output
             return False

@@ -21,10 +21,12 @@ def test_warmup_compiles_for_the_caches_of_a_server(capsys):
     assert cli.main(["warmup", "float32", "--cache-dtypes", "float32,int8"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[4:-1]]
     assert names == [
-        "append_float32_float32_half",
-        "append_float32_float32_interleaved",
-        "append_float32_int8_half",
-        "append_float32_int8_interleaved",
+        "append_float32_float32",
+        "append_part_float32_float32_half",
+        "append_part_float32_float32_interleaved",
+        "append_float32_int8",
+        "append_part_float32_int8_half",
+        "append_part_float32_int8_interleaved",
         "rotate_cached_float32_half",
         "rotate_cached_float32_interleaved",
     ]

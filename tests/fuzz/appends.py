@@ -71,7 +71,7 @@ def cache_places(draw):
 
 @st.composite
 def appends(draw, large=False):
-    """Draw a write that must succeed; large: of 2^18 elements and more."""
+    """Draw a write that must succeed; large: of 2^17 elements and more."""
     rotary = draw(rotaries())
     layout = draw(st.sampled_from(tuple(calls.ORDER) if rotary.rows == 1 else ("bshd", "bhsd")))
     batches = (rotary.rows,) if rotary.rows > 1 or layout == "thd" else (1, 1, 2, 3)
@@ -82,7 +82,7 @@ def appends(draw, large=False):
     width = rotary.rope.head_dim
     if large:
         elements = batch * (heads + 2 * kv_heads) * width
-        tokens = 2**18 // elements + draw(st.integers(1, 9))
+        tokens = 2**17 // elements + draw(st.integers(1, 9))
     return Append(
         rotary,
         draw(st.sampled_from(("append", "append", "append", "rotate_cached"))),

@@ -169,7 +169,7 @@ def _large(draw, rotary, batch):
         tokens = 2**14 // (pairs * rotary.heads * batch) + draw(st.integers(1, 40))
         return tokens, rotary.heads
     tokens = draw(st.integers(1, 60))
-    heads = 2**19 // (head_dim * tokens * batch * rotary.heads) + draw(st.integers(1, 5))
+    heads = 2**17 // (head_dim * tokens * batch * rotary.heads) + draw(st.integers(1, 5))
     return tokens, heads * rotary.heads
 
 

@@ -71,7 +71,7 @@ def test_the_same_bits_for_every_way_of_running(kind, pairing, groups, rng):
     dtype = NARROW.get(kind, np.dtype(kind))
     cos, sin = cos_and_sin(rng, (2, 450, groups, 37), dtype)
     q, k = draw(rng, (2, 450, 6, 74), dtype), draw(rng, (2, 450, 2, 74), dtype)
-    assert q.size + k.size >= kernels._PARALLEL_FROM
+    assert q.size + k.size >= kernels.PARALLEL_FROM
     first = None
     for threads in (1, 2, 5):
         for order in ORDER.values():

@@ -194,7 +194,7 @@ def test_values_without_a_norm_are_copied(dtype, rng):
 
 @pytest.mark.parametrize(("dtype", "cache_dtype"), [("float32", "int8"), ("bfloat16", "bfloat16")])
 def test_any_number_of_threads_gives_the_same_bits(dtype, cache_dtype, monkeypatch, rng):
-    """2^18 elements and more are shared out among threads."""
+    """Many elements are shared out among threads."""
     tokens, heads, kv_heads, width = 509, 12, 4, 64
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(48), head_dim=width)
     plan = rope.plan(rng.integers(0, 5000, tokens), layout="thd")
