@@ -296,7 +296,8 @@ def _heads_of(x, row, column):
 
 
 @compile.device_function
-def _cache_of(array, scale):
+def cache_of(array, scale):
+    """Return the cached keys or values of an array and its scales."""
     return Cache(view(array), pointer(scale), scale.strides)
 
 
@@ -502,8 +503,8 @@ def _make_append_in_parallel(append_part: Any, variant: str) -> Any:
                 view(k),
                 view(v),
                 view(q_out),
-                _cache_of(key, key_scale),
-                _cache_of(value, value_scale),
+                cache_of(key, key_scale),
+                cache_of(value, value_scale),
                 slots,
                 table_view(cos_sin),
                 norms,
@@ -630,8 +631,8 @@ def _append(
         view(k),
         view(v),
         view(q_out),
-        _cache_of(key, key_scale),
-        _cache_of(value, value_scale),
+        cache_of(key, key_scale),
+        cache_of(value, value_scale),
         slots,
         table,
         norms,
