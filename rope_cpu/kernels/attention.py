@@ -263,12 +263,12 @@ def _attend(
 def attention_kernel(dtype: str) -> Any:
     """Return the compiled kernel for caches of a dtype, a key of `CACHE_ELEMENTS`.
 
-    It takes checked arrays: q (tokens, kv_heads, rows, head_dim), queries times the scale, with rows
-    without a meaning up to a multiple of `HEADS`; key, value and their scales as `append_kernel`;
-    pages, int64 (sequences, pages); items; first_states, int64 (tokens + 1,), where the states of a
-    token start, and the number of all; sinks (kv_heads, rows), `LOWEST` for none; and states
-    (states, kv_heads, rows, value width + 2), of which the first of each token becomes its result.
-    Then softcap, 0 for none, and the number of threads.
+    It takes checked arrays: q (tokens, kv_heads, rows, head_dim), queries times the scale, with any
+    rows up to a multiple of `HEADS`; key, value and their scales as `append_kernel`; pages, int64
+    (sequences, pages); items; first_states, int64 (tokens + 1,), the first state of each token and
+    the number of all; sinks (kv_heads, rows), `LOWEST` for none; states (states, kv_heads, rows,
+    value width + 2), of which the first of each token becomes its result. Then softcap, 0 for none,
+    and the number of threads.
     """
     cached = types.Array(CACHE_ELEMENTS[dtype], 4, "A", readonly=True, aligned=False)
     scale = types.Array(types.float32, 3, "A", readonly=True, aligned=False)
