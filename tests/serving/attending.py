@@ -120,21 +120,33 @@ class Call:
         window = self.options.window or self.lengths.max(initial=0)
         return np.maximum(self.lengths - self.new - window + 1, 0)
 
-    def place(self, page_size=None, paging="pages", scale_paging="pages"):
+    def place(self, page_size=None, **paging):
         """Return a cache with these sequences in random pages, and their batch.
 
-        Keys that no new token attends to are not written, and whole pages of them are −1.
+        paging: see `cases.Caches`; all memory beside the keys holds NaN.
         """
         size = page_size or self.page_size
-        needed = -(-self.lengths // size)
-        pages = int(needed.sum()) + 2
-        sizes = (pages, size, self.kv_heads, *self.widths)
-        caches = cases.Caches(self.rng, self.cache_dtype, paging, scale_paging, sizes)
-        for array in caches.arrays:
-            array[...] = 99 if array.dtype == np.int8 else np.nan
-        arrays = caches.of(caches.arrays)
-        order = self.rng.permutation(pages)
-        table = np.full((len(self.lengths), needed.max(initial=1) + 1), -1)
+        sizes = (self.pages(size), size, self.kv_heads, *self.widths)
+        arguments = {"paging": "pages", "scale_paging": "pages"} | paging
+        caches = cases.Caches(self.rng, self.cache_dtype, sizes=sizes, **arguments)
+        return self.fill(caches.of(caches.arrays))
+
+    def pages(self, page_size):
+        """Return a number of pages that is enough."""
+        return int((-(-self.lengths // page_size)).sum()) + 2
+
+    def fill(self, arrays):
+        """Write the sequences to random pages of a cache, and NaN elsewhere; return it and a batch.
+
+        arrays: key, value and their scales, or None. Keys that no new token attends to are not
+        written, and whole pages of them are −1.
+        """
+        size = arrays[0].shape[1]
+        for array in arrays:
+            if array is not None:
+                array[...] = 99 if array.dtype == np.int8 else np.nan
+        order = self.rng.permutation(len(arrays[0]))
+        table = np.full((len(self.lengths), max(-(-self.lengths // size), default=0) + 1), -1)
         for row, first in enumerate(self.first_keys()):
             length = self.lengths[row] if self.new[row] else 0
             index = np.arange(first, length)
@@ -148,10 +160,12 @@ class Call:
                 x[slots] = vectors[index]
                 if scale is not None:
                     scale[slots] = scales[index]
+        key, value, key_scale, value_scale = arrays
+        cache = rope_cpu.KVCache(key, value, key_scale=key_scale, value_scale=value_scale)
         batch = rope_cpu.Batch(
             seq_lens=self.lengths, query_lens=self.new, page_table=table, page_size=size
         )
-        return caches.cache, batch
+        return cache, batch
 
     def run(self, cache=None, batch=None, **changes):
         """Return the result. changes: of the placement, if no cache is given."""
