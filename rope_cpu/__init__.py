@@ -8,6 +8,7 @@ from rope_cpu.kernels.threads import get_num_threads, set_num_threads
 from rope_cpu.rotation.apply import apply_rotary
 from rope_cpu.rotation.embedding import RotaryEmbedding
 from rope_cpu.rotation.plan import RotaryPlan
+from rope_cpu.serving.attention import attention
 from rope_cpu.serving.batch import Batch
 from rope_cpu.serving.kv_cache import KVCache
 from rope_cpu.serving.rms_norm import RMSNorm
@@ -23,6 +24,7 @@ __all__ = [
     "RotaryEmbedding",
     "RotaryPlan",
     "apply_rotary",
+    "attention",
     "convert_weight",
     "get_num_threads",
     "positions",

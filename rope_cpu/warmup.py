@@ -17,6 +17,7 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPE_NAMES, DTYPES
 from rope_cpu.kernels.angles import cos_sin_kernel
 from rope_cpu.kernels.append import CACHE_ELEMENTS, append_kernel, append_part
+from rope_cpu.kernels.attention import attention_kernel
 from rope_cpu.kernels.rotate import PAIRINGS, rotation_kernel
 from rope_cpu.kernels.rotate_cached import rotate_cached_kernel
 from rope_cpu.kernels.vectors import converts_float16
@@ -66,8 +67,9 @@ def warmup(
     cache_dtypes : dtype-like or sequence of dtype-like, optional
         Dtypes of the caches of a server: float32, float16, bfloat16, int8. None by default: no
         kernels of caches. With a dtype, the kernels of `RotaryPlan.append` are compiled for every
-        pair of an input dtype (float64 has none) and a cache dtype, and those of
-        `RotaryPlan.rotate_cached` for every cache dtype but int8. Norms without a cache,
+        pair of an input dtype (float64 has none) and a cache dtype, those of
+        `RotaryPlan.rotate_cached` for every cache dtype but int8, and those of `attention` for
+        every cache dtype. Norms without a cache,
         ``plan(q, k, q_norm=…)``, need the kernel whose cache has the dtype of the input.
 
     Returns
@@ -96,6 +98,7 @@ def warmup(
     append_part_float32_float32_interleaved
     rotate_cached_float32_half
     rotate_cached_float32_interleaved
+    attend_float32
     """
     return list(compile_kernels(kernel_builds(dtypes, cache_dtypes)))
 
@@ -145,6 +148,7 @@ def _cache_builds(dtypes: list[str], cache_dtypes: list[str]) -> list[Build]:
     for cache_dtype, pairing in product(computed, PAIRINGS):
         if cache_dtype != "int8":
             builds.append((rotate_cached_kernel, (cache_dtype, pairing)))
+    builds += [(attention_kernel, (cache_dtype,)) for cache_dtype in computed]
     return builds
 
 

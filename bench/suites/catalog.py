@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from ..measurement.case import Case
 from ..models import Model
-from . import components, rotations, server_steps
+from . import attention_steps, components, rotations, server_steps
 
 
 def catalog(model: Model, peers: bool | None = None, threads: Sequence[int] = ()) -> list[Case]:
@@ -20,7 +20,8 @@ def catalog(model: Model, peers: bool | None = None, threads: Sequence[int] = ()
     cases = [*rotations.decode_and_prefill(model, peers, threads), *rotations.other_kinds(threads)]
     if threads:
         return cases
-    return [*cases, rotations.layouts(model), *server_steps.cases(peers), *components.cases()]
+    servers = [*server_steps.cases(peers), *attention_steps.cases(peers)]
+    return [*cases, rotations.layouts(model), *servers, *components.cases()]
 
 
 def select(cases: list[Case], patterns: list[str]) -> list[Case]:

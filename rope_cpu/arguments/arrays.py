@@ -162,7 +162,7 @@ def _check_alike(name: str, x: Array, other_name: str, other: Array, layout: str
 def check_outputs(outputs: Mapping[str, Any], inputs: Mapping[str, Array]) -> None:
     """Raise unless each output is its input (in place) or shares no element with any input."""
     for (name, out), (input_name, x) in zip(outputs.items(), inputs.items(), strict=True):
-        _check_output(name, out, input_name, x.shape, x.dtype)
+        check_output(name, out, input_name, x.shape, x.dtype)
         for other_name, other in inputs.items():
             in_place = other_name == input_name and _same_elements(x, out)
             if not in_place and share_memory(out, other):
@@ -173,7 +173,7 @@ def check_outputs(outputs: Mapping[str, Any], inputs: Mapping[str, Array]) -> No
     _check_separate(outputs)
 
 
-def _check_output(
+def check_output(
     name: str, out: Any, input_name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> None:
     """Raise unless a result of this shape and dtype can be written to `out`."""
@@ -223,8 +223,8 @@ def check_out_tables(
 ) -> tuple[Array, Array]:
     """Return the two arrays of `out`; raise unless cos and sin can be written to them."""
     cos, sin = check_out_pair(out, "cos", "sin")
-    _check_output("out[0]", cos, "cos", shape, dtype)
-    _check_output("out[1]", sin, "sin", shape, dtype)
+    check_output("out[0]", cos, "cos", shape, dtype)
+    check_output("out[1]", sin, "sin", shape, dtype)
     _check_separate({"out[0]": cos, "out[1]": sin})
     return cos, sin
 

@@ -14,6 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rope_cpu.array_types import DTYPES
 from rope_cpu.cli.show_summary import LayerRotation, rotations_from_arguments
+from rope_cpu.cli.verify_attention import (
+    ATTENTION_DTYPES,
+    AttentionRow,
+    attention_operations,
+    attention_rows,
+)
 from rope_cpu.cli.verify_cases import Operation, Row, numpy_operation, onnx_operation, rows
 from rope_cpu.cli.verify_report import VerifiedLayers, json_report, print_report
 from rope_cpu.command_line import (
@@ -37,6 +43,7 @@ OPERATIONS: dict[str, Operation] = {
     "numpy": numpy_operation,
     **{target: partial(onnx_operation, target) for target in TARGET_NAMES},
 }
+ATTENTION_OPERATIONS = attention_operations(TARGET_NAMES)
 PAIRINGS = ("half-split", "interleaved")
 
 
@@ -100,8 +107,9 @@ def _measured_with_progress(layers: Sequence[VerifiedLayers]) -> list[VerifiedLa
         disable=not console.is_terminal,
     ) as progress:
         _load_kernels(progress)
-        total = rotated * len(DTYPES) * len(PAIRINGS) * len(OPERATIONS)
-        task = progress.add_task("rotating", total=total)
+        of_rotation = len(DTYPES) * len(PAIRINGS) * len(OPERATIONS)
+        of_attention = len(ATTENTION_DTYPES) * len(ATTENTION_OPERATIONS)
+        task = progress.add_task("rotating", total=rotated * (of_rotation + of_attention))
         measured = []
         for group in layers:
             group_rows = []
@@ -109,7 +117,12 @@ def _measured_with_progress(layers: Sequence[VerifiedLayers]) -> list[VerifiedLa
                 group_rows.append(row)
                 text = f"{row.dtype} {row.pairing}, {row.operation}: {row.verdict}"
                 progress.update(task, advance=1, description=text)
-            measured.append(replace(group, rows=group_rows))
+            attended = []
+            for attended_row in _attention_rows(group):
+                attended.append(attended_row)
+                text = f"attention, {attended_row.dtype}, {attended_row.operation}"
+                progress.update(task, advance=1, description=f"{text}: {attended_row.verdict}")
+            measured.append(replace(group, rows=group_rows, attention=attended))
     return measured
 
 
@@ -119,6 +132,12 @@ def _rows(group: VerifiedLayers) -> Iterator[Row]:
         return
     ropes = dict(zip(PAIRINGS, in_both_pairings(group.rope.spec), strict=True))
     yield from rows(ropes, group.heads, TOKENS, OPERATIONS)
+
+
+def _attention_rows(group: VerifiedLayers) -> Iterator[AttentionRow]:
+    """Measure a decode step of attention in the layers' own pairing; nothing if not rotated."""
+    if group.rope is not None:
+        yield from attention_rows(group.rope, group.heads, ATTENTION_OPERATIONS)
 
 
 def _load_kernels(progress: Progress) -> None:

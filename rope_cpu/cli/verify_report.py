@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rope_cpu import __version__
+from rope_cpu.cli.verify_attention import CACHED, AttentionRow
 from rope_cpu.cli.verify_cases import Figures, Row
 from rope_cpu.kernels.threads import get_num_threads
 from rope_cpu.rotation.embedding import RotaryEmbedding
@@ -29,7 +30,8 @@ LEGEND = (
     "above 100 % a row fails. (u is 2^-53 for float64, else 2^-24; A the attention factor; a and b "
     "are the elements of the pair.) vs numpy: largest difference from the NumPy kernels. prefill, "
     "decode: fastest call with preallocated outputs; `rope-cpu bench` measures times more "
-    "precisely."
+    "precisely. of tolerance: largest error in per cent of the error allowed to an element, which "
+    "the roundings of all steps of the attention determine."
 )
 _STYLES = {"ok": "green", "FAIL": "bold red", "not offered": "yellow"}
 _HEADER = (
@@ -43,6 +45,7 @@ _HEADER = (
     "decode",
     "",
 )
+_ATTENTION_HEADER = ("dtype", "by", "max\nerror", "of\ntolerance", "vs\nnumpy", "")
 _PAIRING_TEXTS = {True: "interleaved pairs", False: "half-split pairs"}
 
 
@@ -51,18 +54,25 @@ class VerifiedLayers:
     """The layers of one type, or all layers, and their measured rows.
 
     layer_type: None for all layers. rope: in the model's own pairing; None if the layers are not
-    rotated. heads: the numbers of query heads and of key/value heads.
+    rotated. heads: the numbers of query heads and of key/value heads. attention: the measured
+    decode steps of attention.
     """
 
     layer_type: str | None
     rope: RotaryEmbedding | None = None
     heads: tuple[int, int] = (0, 0)
     rows: Sequence[Row] = ()
+    attention: Sequence[AttentionRow] = ()
 
     @property
     def passed(self) -> bool:
         """Whether no row is out of tolerance."""
-        return all(row.verdict != "FAIL" for row in self.rows)
+        return all(row.verdict != "FAIL" for row in self.all_rows)
+
+    @property
+    def all_rows(self) -> list[Row | AttentionRow]:
+        """The rows of rotation and of attention."""
+        return [*self.rows, *self.attention]
 
 
 def print_report(model: str, layers: Sequence[VerifiedLayers], tokens: int) -> None:
@@ -72,7 +82,7 @@ def print_report(model: str, layers: Sequence[VerifiedLayers], tokens: int) -> N
     """
     columns = get_terminal_size((WIDTH, 0)).columns
     console = Console(highlight=False, width=min(WIDTH, columns))
-    all_rows = [row for group in layers for row in group.rows]
+    all_rows = [row for group in layers for row in group.all_rows]
     # Captured, since rich would end the process if the reader of standard output stops reading.
     with console.capture() as captured:
         for group in layers:
@@ -80,6 +90,8 @@ def print_report(model: str, layers: Sequence[VerifiedLayers], tokens: int) -> N
                 console.print(line, markup=False)
             if group.rope is not None:
                 console.print(_table(group.rows))
+                console.print(f"\nattention of a decode step after {CACHED} cached tokens\n")
+                console.print(_attention_table(group.attention))
             console.print()
         for text in _refusals(all_rows):
             console.print(text, markup=False, style=_STYLES["not offered"])
@@ -108,7 +120,7 @@ def _heading(model: str, group: VerifiedLayers, tokens: int) -> Iterator[str]:
     yield ""
 
 
-def _refusals(measured: Sequence[Row]) -> list[str]:
+def _refusals(measured: Sequence[Row | AttentionRow]) -> list[str]:
     """Return why operations are not offered, without repetitions."""
     texts = [
         f"not offered: {row.dtype} by {row.operation}: {row.refused}"
@@ -128,6 +140,18 @@ def _table(measured: Sequence[Row]) -> Table:
             table.add_row(
                 row.dtype, row.pairing, row.operation, *_figure_texts(row.figures), verdict
             )
+    return table
+
+
+def _attention_table(measured: Sequence[AttentionRow]) -> Table:
+    table = Table(*_ATTENTION_HEADER, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in table.columns[2:-1]:
+        column.justify = "right"
+    for row in measured:
+        if not row.refused:
+            figures = (f"{row.max_error:.2e}", _percentage(row.of_tolerance))
+            verdict = f"[{_STYLES[row.verdict]}]{row.verdict}[/]"
+            table.add_row(row.dtype, row.operation, *figures, f"{row.from_numpy:.1e}", verdict)
     return table
 
 
@@ -177,6 +201,7 @@ def _json_layers(group: VerifiedLayers) -> dict[str, Any]:
         "rotated": group.rope is not None,
         "passed": group.passed,
         "rows": [_json_row(row) for row in group.rows],
+        "attention": [_json_attention(row) for row in group.attention],
     }
     if group.rope is not None:
         entry |= {
@@ -200,9 +225,17 @@ def _json_row(row: Row) -> dict[str, Any]:
     }
     if row.figures is None:
         return {**entry, "refused": row.refused}
-    # JSON has no infinity and no NaN: they are written as strings.
-    figures = {
-        name: value if math.isfinite(value) else str(value)
-        for name, value in asdict(row.figures).items()
-    }
-    return {**entry, **figures}
+    return {**entry, **_finite(asdict(row.figures))}
+
+
+def _json_attention(row: AttentionRow) -> dict[str, Any]:
+    entry = {"dtype": row.dtype, "way": row.operation, "verdict": row.verdict}
+    if row.refused:
+        return {**entry, "refused": row.refused}
+    names = ("max_error", "of_tolerance", "from_numpy")
+    return {**entry, **_finite({name: getattr(row, name) for name in names})}
+
+
+def _finite(figures: dict[str, float]) -> dict[str, float | str]:
+    """Return figures for JSON, which has no infinity and no NaN: they are written as strings."""
+    return {name: value if math.isfinite(value) else str(value) for name, value in figures.items()}

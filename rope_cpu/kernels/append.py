@@ -295,7 +295,8 @@ def _heads_of(x, row, column):
 
 
 @compile.device_function
-def _cache_of(array, scale):
+def cache_of(array, scale):
+    """Return the cached keys or values of an array and its scales."""
     return Cache(view(array), pointer(scale), scale.strides)
 
 
@@ -476,8 +477,8 @@ def _append_part(
     scratch: float32 (parts, elements), a row for each part.
     """
     table = table_view(cos_sin)
-    keys = _cache_of(key, key_scale)
-    values = _cache_of(value, value_scale)
+    keys = cache_of(key, key_scale)
+    values = cache_of(value, value_scale)
     rows = advance(pointer(scratch), part * scratch.strides[0])
     pairs = pointer(block_pairs)
     blocks = block_pairs.size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -26,7 +26,12 @@ _PART_OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True}
 _warned: set[str | None] = set()  # the cache folders that a warning has named
 
 
-def device_function(function: Callable[..., Any], variant: str = "", parallel: bool = False) -> Any:
+def device_function(
+    function: Callable[..., Any],
+    variant: str = "",
+    parallel: bool = False,
+    fastmath: Set[str] = frozenset(),
+) -> Any:
     """Compile a device function: callable from kernels only.
 
     It has no wrappers for calls from Python, which would double the time to compile it.
@@ -43,11 +48,14 @@ def device_function(function: Callable[..., Any], variant: str = "", parallel: b
     parallel : bool
         Whether the function is a prange and nothing else. Numba counts references to the arrays of
         such a function, which would cost a serial call for one token 0.1 µs.
+    fastmath : set of str
+        LLVM's fast-math flags for the arithmetic of this function, such as "reassoc", without which
+        LLVM does not vectorise a sum.
     """
     if variant:
         function.__qualname__ = f"{variant}_{function.__name__}"
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "parallel": parallel}
-    return njit(error_model="numpy", **options)(function)
+    return njit(error_model="numpy", fastmath=set(fastmath), **options)(function)
 
 
 def compile_kernel(

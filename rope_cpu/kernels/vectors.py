@@ -27,7 +27,7 @@ _I32 = ir.IntType(32)
 
 # The LLVM type of a lane in a vector, and of an element in memory, for each Numba type.
 _LANES = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
-_ELEMENTS = _LANES | {types.int16: ir.HalfType(), types.uint16: _I16}
+_ELEMENTS = _LANES | {types.int16: ir.HalfType(), types.uint16: _I16, types.int8: _I8}
 
 ALIGNMENT = 64  # bytes: the alignment of nontemporal stores
 
@@ -218,14 +218,24 @@ def load(typing: Any, start: Any, index: Any, lanes: Any) -> Any:
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         vector = ir.VectorType(_ELEMENTS[element], count)
         place = builder.bitcast(builder.gep(args[0], [args[1]]), vector.as_pointer())
-        value = builder.load(place, align=element.bitwidth // 8)
-        if element == types.int16:
-            return builder.fpext(value, ir.VectorType(_LANES[real], count))
-        if element == types.uint16:
-            return _from_bfloat16(builder, value)
-        return value
+        return _to_float(builder, builder.load(place, align=element.bitwidth // 8), element)
 
     return Vector(real, count)(start, types.intp, lanes), emit
+
+
+@intrinsic
+def number(typing: Any, start: Any, index: Any) -> Any:
+    """Return the element start[index], of float32 or a smaller type, as float32."""
+    element = start.dtype
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        place = builder.bitcast(builder.gep(args[0], [args[1]]), _ELEMENTS[element].as_pointer())
+        value = builder.load(place, align=element.bitwidth // 8)
+        vector = ir.Constant(ir.VectorType(value.type, 1), ir.Undefined)
+        vector = builder.insert_element(vector, value, _I32(0))
+        return builder.extract_element(_to_float(builder, vector, element), _I32(0))
+
+    return types.float32(start, types.intp), emit
 
 
 @intrinsic
@@ -336,6 +346,16 @@ class _BFloat(ir.types._BaseFloatType):
 
 
 _BFloat._create_instance()
+
+
+def _to_float(builder: Any, value: Any, element: Any) -> Any:
+    """Return a vector of loaded elements as float32; float64 as it is."""
+    floats = ir.VectorType(ir.FloatType(), value.type.count)
+    if element == types.int8:
+        return builder.sitofp(value, floats)
+    if element == types.int16:
+        return builder.fpext(value, floats)
+    return _from_bfloat16(builder, value) if element == types.uint16 else value
 
 
 def _from_bfloat16(builder: Any, bits: Any) -> Any:

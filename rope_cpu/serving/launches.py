@@ -37,6 +37,9 @@ _ndarray = np.ndarray
 _IN_ORDER = np.empty((0, 0), np.int64)
 _NORM_NAMES = ("q_norm", "k_norm", "v_norm")
 
+# The attributes of a cache that hold its arrays.
+CACHE_ARRAYS = ("key", "value", "key_scale", "value_scale")
+
 
 # launch(cos_sin, (q, k, v, q_out), (key, value, key_scale, value_scale), slots, norms) -> bool
 # q, k, v and q_out have the layout of the plan, and all others the form that the kernel takes.
@@ -203,13 +206,18 @@ def _slots(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Array:
     return checked_slots(value, cache, layout)
 
 
-def _check_batch(name: str, batch: Batch, cache: KVCache) -> None:
-    """Raise unless a cache has the pages of a batch."""
+def check_page_size(name: str, batch: Batch, cache: KVCache) -> None:
+    """Raise unless the pages of a batch have the size of a cache's."""
     if batch.page_size != cache.page_size:
         raise ValueError(
             f"`{name}` has page_size {batch.page_size}, but the pages of `cache` have "
             f"{cache.page_size} tokens"
         )
+
+
+def _check_batch(name: str, batch: Batch, cache: KVCache) -> None:
+    """Raise unless a cache has the pages of a batch."""
+    check_page_size(name, batch, cache)
     if batch.pages_needed > cache.pages:
         raise ValueError(
             f"`{name}` writes to page {batch.pages_needed - 1}, but `cache` has {cache.pages} pages"
@@ -308,7 +316,7 @@ def _check_appended(
     """Raise unless q, k and v fit the plan, the cache and the slots."""
     layout = rotation.layout
     for name, x in inputs.items():
-        _refuse_float64(name, check_array(name, x, layout))
+        refuse_float64(name, check_array(name, x, layout))
     q, k, v = inputs.values()
     batch_axis, token_axis, head_axis = LAYOUT_AXES[layout]
     if q.shape[head_axis] == 0:
@@ -338,11 +346,12 @@ def _check_appended(
         )
 
 
-def _refuse_float64(name: str, x: Array) -> None:
+def refuse_float64(name: str, x: Array, subject: str = "norms and caches are") -> None:
+    """Raise if an array is float64. subject: of the error text, for what it is given to."""
     if x.dtype == np.float64:
         raise TypeError(
-            f"`{name}` has dtype float64; norms and caches are computed in float32, which would "
-            f"lose its digits: pass {name}.astype(np.float32)"
+            f"`{name}` has dtype float64; {subject} computed in float32, which would lose its "
+            f"digits: pass {name}.astype(np.float32)"
         )
 
 
@@ -356,8 +365,7 @@ def _check_append_memory(inputs: dict[str, Array], outputs: dict[str, Any], cach
                     f"`out` shares memory with `{name}`; it must be `q` itself or share nothing "
                     "with the inputs"
                 )
-    caches = ("key", "value", "key_scale", "value_scale")
-    for cache_name in caches:
+    for cache_name in CACHE_ARRAYS:
         array = getattr(cache, cache_name)
         if array is None:
             continue
@@ -393,7 +401,7 @@ def rotate_normalised(
         inputs, rotation.layout, rotation.head_dim, rotation.cos_sin.shape[1:], *rotation.subjects
     )
     for name, x in inputs.items():
-        _refuse_float64(name, x)
+        refuse_float64(name, x)
     if outs is None:
         results = tuple(np.empty_like(x) for x in inputs.values())
     else:

@@ -42,7 +42,8 @@ def test_the_report_describes_the_rotation(tmp_path, capsys):
 
 def test_table_and_json_say_the_same(tmp_path, capsys):
     out, report = verified(tmp_path, capsys)
-    table = [line.split() for line in out.splitlines() if line.startswith(("float", "bfloat"))]
+    lines = [line.split() for line in out.splitlines() if line.startswith(("float", "bfloat"))]
+    table = [line for line in lines if line[1] in verify.PAIRINGS]
     offered = [row for row in rows(report) if row["verdict"] != "not offered"]
     assert [line[:3] for line in table] == [
         [row["dtype"], row["pairing"], row["way"]] for row in offered
@@ -51,6 +52,37 @@ def test_table_and_json_say_the_same(tmp_path, capsys):
         assert line[-1] == row["verdict"] == "ok"
         assert float(line[3]) == pytest.approx(row["max_error"], rel=0.01)
         assert float(line[4]) == pytest.approx(100 * row["beyond_rounding"], abs=0.1)
+
+
+def test_a_decode_step_of_attention_is_verified(tmp_path, capsys):
+    out, report = verified(tmp_path, capsys)
+    assert "attention of a decode step after 63 cached tokens" in out
+    (layers,) = report["layers"]
+    found = layers["attention"]
+    ways = ["numpy", *verify.TARGET_NAMES]
+    assert [(row["dtype"], row["way"]) for row in found] == [
+        (dtype, way) for dtype in ("float32", "bfloat16") for way in ways
+    ]
+    assert {row["verdict"] for row in found} == {"ok"}
+    for row in found:
+        # Half a unit in the last place of bfloat16 results below 2, and the roundings before it.
+        largest = 2e-6 if row["dtype"] == "float32" else 2.0**-8 + 2.0**-12
+        assert 0 < row["max_error"] <= largest
+        assert 0 < row["of_tolerance"] <= 1
+        assert row["from_numpy"] <= 2 * largest
+
+
+def test_wrong_attention_fails(monkeypatch, tmp_path, capsys):
+    operations = {
+        **verify.ATTENTION_OPERATIONS,
+        "numpy": ("primitive", lambda check, inputs: 1.001 * attended(check, inputs)),
+    }
+    attended = verify.ATTENTION_OPERATIONS["numpy"][1]
+    monkeypatch.setattr(verify, "ATTENTION_OPERATIONS", operations)
+    assert cli.main(["verify", "--json", str(tmp_path / "r.json")]) == 1
+    assert re.search(r"float32 +numpy .* FAIL", capsys.readouterr().out)
+    found = json.loads((tmp_path / "r.json").read_text())["layers"][0]["attention"]
+    assert [row["verdict"] for row in found][:2] == ["FAIL", "ok"]
 
 
 def test_refused_operations_are_listed_with_the_reason(tmp_path, capsys):

@@ -29,6 +29,8 @@ def test_warmup_compiles_for_the_caches_of_a_server(capsys):
         "append_part_float32_int8_interleaved",
         "rotate_cached_float32_half",
         "rotate_cached_float32_interleaved",
+        "attend_float32",
+        "attend_int8",
     ]
 
 

@@ -1,7 +1,7 @@
 """The program of `test_guarded.py`: calls on arrays that end or start at untouchable memory.
 
-It prints each call first. If the process dies, the last line names the call. Calls rotate arrays or
-write to caches.
+It prints each call first. If the process dies, the last line names the call. Calls rotate arrays,
+write to caches, or attend to them.
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ from __future__ import annotations
 import faulthandler
 import sys
 
-from fuzz import appends, calls
+from fuzz import appends, attentions, calls
 from fuzz.placed import GuardedMemory
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from rope_cpu.kernels import threads
 
 EXAMPLES = "examples: "
-KINDS = {"calls": (calls.calls, calls.check), "appends": (appends.appends, appends.check)}
+KINDS = {
+    "calls": (calls.calls, calls.check),
+    "appends": (appends.appends, appends.check),
+    "attentions": (attentions.attentions, attentions.check),
+}
 
 
 def main(number, examples, kind, large):

@@ -6,7 +6,7 @@ Writes to caches are compared with separate steps.
 from __future__ import annotations
 
 import pytest
-from fuzz import appends, calls
+from fuzz import appends, attentions, calls
 from fuzz.placed import Memory
 
 from rope_cpu.kernels import threads
@@ -58,3 +58,12 @@ def test_large_appends(search):
         appends.check(call, Memory(call.seed))
 
     search(check, 4, call=appends.appends(large=True))
+
+
+def test_attentions(search):
+    """Attention to caches of any dtype, paging and strides, with NaN beside their keys."""
+
+    def check(call):
+        attentions.check(call, Memory(call.seed))
+
+    search(check, 60, call=attentions.attentions())

@@ -61,6 +61,8 @@ def test_after_warmup_a_server_compiles_nothing(tmp_path, run_program):
         k = np.ones((2, 2, 16), np.float32)
         norm = rope_cpu.RMSNorm(None)
         plan.append(q, k, k, cache, [5, 6], q_norm=norm, k_norm=norm)
+        batch = rope_cpu.Batch(seq_lens=[7], query_lens=[2], page_table=[[0]], page_size=8)
+        rope_cpu.attention(q, cache, batch)
         rope.shift_plan(-2, layout="thd").rotate_cached(cache, [5, 6])
         plan(q, k)
     assert sorted(folder.rglob("*.nbc")) == files
@@ -77,6 +79,7 @@ def test_after_warmup_a_server_compiles_nothing(tmp_path, run_program):
         "append_part_float32_bfloat16_interleaved",
         "rotate_cached_bfloat16_half",
         "rotate_cached_bfloat16_interleaved",
+        "attend_bfloat16",
     ]
 
 
@@ -109,6 +112,7 @@ def test_each_input_dtype_has_kernels_for_each_cache_dtype(monkeypatch):
         ("bfloat16", "float16"),
     ]
     assert found[warmup.rotate_cached_kernel] == [("float16",)]
+    assert found[warmup.attention_kernel] == [("int8",), ("float16",)]
     assert found[warmup.append_part] == found[warmup.append_kernel]
     pairings = {arguments[-1] for build, arguments in builds if build is warmup.append_part}
     assert pairings == {"half", "interleaved"}
@@ -119,6 +123,7 @@ def test_without_float16_instructions_caches_are_computed_in_float32(monkeypatch
     found = operations(warmup.kernel_builds(["float16", "float32"], ["float16", "int8"]))
     assert found[warmup.append_kernel] == [("float32", "float32"), ("float32", "int8")]
     assert found[warmup.rotate_cached_kernel] == [("float32",)]
+    assert found[warmup.attention_kernel] == [("float32",), ("int8",)]
 
 
 @pytest.mark.parametrize(

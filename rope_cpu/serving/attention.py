@@ -1,0 +1,275 @@
+"""`attention`: from rotated queries and a cache to the results of a layer's attention."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.arrays import check_array, check_output, share_memory
+from rope_cpu.arguments.texts import shown
+from rope_cpu.array_types import Array, Int64
+from rope_cpu.kernels import threads
+from rope_cpu.kernels.attention import HEADS, ITEM, LOWEST, RANGE, attention_kernel
+from rope_cpu.kernels.vectors import converts_float16
+from rope_cpu.serving.batch import Batch
+from rope_cpu.serving.kv_cache import KVCache
+from rope_cpu.serving.launches import CACHE_ARRAYS, check_page_size, refuse_float64
+
+# New tokens of a sequence that go over its keys together: each range of keys is read from the
+# caches of a core for all but the first. Sequences of no more new tokens are split into ranges.
+_TILE = 8
+
+# Products of q and keys below which several threads take longer to start than they save.
+_PARALLEL_FROM = 2**19
+
+
+def attention(
+    q: Array,
+    cache: KVCache,
+    batch: Batch,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: ArrayLike | None = None,
+    out: Array | None = None,
+) -> Array:
+    """Attend from the new tokens of a step to the cached keys and values of their sequences.
+
+    Attention is causal, by place in the cache: token i of the n new ones of a sequence attends to
+    its keys 0 … seq_len − n + i. `RotaryPlan.append` writes the keys of a step before. Key head h
+    serves the query heads h · heads / kv_heads and following.
+
+    Parameters
+    ----------
+    q : array of float32, float16 or bfloat16, (tokens, heads, head_dim)
+        Rotated queries of the new tokens, packed as in `batch`. Any strides.
+    cache : KVCache
+        The keys and values, those of the new tokens included. Of any dtype.
+    batch : Batch
+        The sequences. Pages may be shared by several.
+    scale : float, optional
+        Factor of the scores; by default head_dim^-½.
+    window : int, optional
+        The number of keys that a token attends to: its own and those before it. By default all.
+        (flash-attention's `window_size` on the left plus 1.)
+    softcap : float, optional
+        Scores become softcap · tanh(score / softcap).
+    sinks : array of float, (heads,), optional
+        For each head a score of no key, which takes its share of the weights.
+    out : array like the result, optional
+        Where to write the result. It shares no memory with `q` or the cache.
+
+    Returns
+    -------
+    y : array of the dtype of q, (tokens, heads, value width)
+        The results, computed in float32 and rounded once.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument has another type, dtype, shape or range, if `cache` has another page size
+        than `batch` or too few pages, if a page that is attended to was given back, or if `out`
+        shares memory with an input. Nothing is written then.
+
+    Notes
+    -----
+    The bits of a result depend on the query, keys and values of its own sequence alone: not on the
+    number of threads, the pages, or the other tokens of the step. Keys outside of window and length
+    are never read: their pages may be −1, and their memory may hold NaN.
+
+    References
+    ----------
+    T. Dao et al., FlashAttention, arXiv:2205.14135. ONNX operator Attention.
+
+    Examples
+    --------
+    Two sequences, of 3 and 9 tokens, each with one new token:
+
+    >>> import numpy as np, rope_cpu
+    >>> cache = rope_cpu.KVCache(*np.ones((2, 5, 8, 2, 16), np.float32))
+    >>> batch = rope_cpu.Batch(
+    ...     seq_lens=[3, 9], query_lens=[1, 1], page_table=[[4, -1], [0, 2]], page_size=8
+    ... )
+    >>> y = rope_cpu.attention(np.ones((2, 4, 16), np.float32), cache, batch)
+    >>> y.shape, y.min(), y.max()
+    ((2, 4, 16), np.float32(1.0), np.float32(1.0))
+    """
+    _check_objects(cache, batch)
+    _check_queries(q, cache, batch)
+    keys = limits.WHOLE if window is None else scalars.whole_number("window", window)
+    factor = cache.head_dim**-0.5 if scale is None else _float32("scale", scale)
+    cap = 0.0 if softcap is None else _float32("softcap", softcap)
+    logits = _sinks(sinks, q.shape[1], cache.kv_heads)
+    work = _work(batch, keys)
+    if work.pages_needed > cache.pages:
+        raise ValueError(
+            f"`batch` has page {work.pages_needed - 1}, but `cache` has {cache.pages} pages"
+        )
+    shape = (*q.shape[:2], cache.value_dim)
+    result: Array = np.empty(shape, q.dtype) if out is None else out
+    if out is not None:
+        _check_out(out, shape, q, cache)
+    if q.shape[0]:
+        rows = _rows(q, cache.kv_heads)
+        rows *= np.float32(factor)
+        states = _launch(rows, cache, batch, work, logits, cap)
+        shared = q.shape[1] // cache.kv_heads
+        sums = states[work.first_states[:-1], :, :shared, : cache.value_dim]
+        with np.errstate(over="ignore", under="ignore"):
+            result[...] = sums.reshape(shape)
+    return result
+
+
+class _Work(NamedTuple):
+    """The division of a batch into items.
+
+    first_states: (tokens + 1,), where the states of each token start, and the number of all.
+    pages_needed: number of pages that a cache must have. scores: number of scores of a head.
+    """
+
+    items: Array
+    first_states: Int64
+    pages_needed: int
+    scores: int
+
+
+@lru_cache(maxsize=16)  # of a step, or of several at once, with the windows of their layers
+def _work(batch: Batch, window: int) -> _Work:
+    """Return the items of a batch; raise if a page that is attended to was given back."""
+    pages_needed = _pages_needed(batch, window)
+    items: list[tuple[int, ...]] = []
+    first_states = [0]
+    for sequence, new in enumerate(batch.query_lens.tolist()):
+        token = int(batch.cu_seqlens[sequence])
+        position = int(batch.seq_lens[sequence]) - new
+        for done in range(0, new, _TILE):
+            tokens = min(_TILE, new - done)
+            first_key = max(0, position + done - window + 1) // RANGE * RANGE
+            stop_key = position + done + tokens
+            starts = range(first_key, stop_key, RANGE) if new <= _TILE else [first_key]
+            state = first_states[-1]
+            for index, start in enumerate(starts):
+                stop = min(start + RANGE, stop_key) if new <= _TILE else stop_key
+                place = (sequence, token + done, tokens, position + done, window)
+                items.append((*place, start, stop, state + index, len(starts)))
+            first_states += [state + (n + 1) * len(starts) for n in range(tokens)]
+    seen = np.minimum(batch.cache_position + 1, window)
+    return _Work(
+        np.array(items, ITEM), np.array(first_states, np.int64), pages_needed, int(seen.sum())
+    )
+
+
+def _pages_needed(batch: Batch, window: int) -> int:
+    """Return the number of pages that a cache must have; raise if one was given back."""
+    first_key = np.maximum(batch.seq_lens - batch.query_lens - window + 1, 0)
+    first_page = first_key // batch.page_size
+    stop_page = np.where(batch.query_lens > 0, -(-batch.seq_lens // batch.page_size), 0)
+    column = np.arange(batch.page_table.shape[1])
+    needed = (column >= first_page[:, None]) & (column < stop_page[:, None])
+    for row, given_back in np.argwhere(needed & (batch.page_table < 0))[:1]:
+        start = given_back * batch.page_size
+        raise ValueError(
+            f"`batch` has page -1 under tokens {start} … {start + batch.page_size - 1} of sequence "
+            f"{row}, whose new tokens attend to keys from {first_key[row]} on; a page that was "
+            "given back must be outside of `window`"
+        )
+    return int(batch.page_table.max(where=needed, initial=-1)) + 1
+
+
+def _check_objects(cache: KVCache, batch: Batch) -> None:
+    """Raise unless these are a cache and a batch of one page size."""
+    if type(cache) is not KVCache:
+        raise TypeError(f"`cache` is a {type(cache).__name__}; it must be a rope_cpu.KVCache")
+    if not isinstance(batch, Batch):
+        raise TypeError(f"`batch` is a {type(batch).__name__}; it must be a rope_cpu.Batch")
+    check_page_size("batch", batch, cache)
+
+
+def _check_queries(q: Array, cache: KVCache, batch: Batch) -> None:
+    """Raise unless the queries are those of a batch, for a cache."""
+    refuse_float64("q", check_array("q", q, "thd"), "attention is")
+    tokens, heads, width = q.shape
+    if tokens != len(batch.slot_mapping):
+        raise ValueError(
+            f"`q` has {tokens} tokens, but `batch` has {len(batch.slot_mapping)} new tokens"
+        )
+    if width != cache.head_dim:
+        raise ValueError(f"`q` has head_dim {width}, but the keys of `cache` have {cache.head_dim}")
+    if heads == 0 or heads % cache.kv_heads:
+        raise ValueError(
+            f"`q` has {heads} heads, but `cache` has {cache.kv_heads}; the heads of `q` must be a "
+            "multiple of them"
+        )
+
+
+def _check_out(out: Array, shape: tuple[int, ...], q: Array, cache: KVCache) -> None:
+    """Raise unless the result can be written to `out`."""
+    check_output("out", out, "y", shape, q.dtype)
+    inputs = {"q": q} | {f"cache.{name}": getattr(cache, name) for name in CACHE_ARRAYS}
+    for name, x in inputs.items():
+        if x is not None and share_memory(out, x):
+            raise ValueError(f"`out` shares memory with `{name}`; pass an array of its own")
+
+
+def _float32(name: str, value: object) -> float:
+    """Return a number; raise unless it is above 0 and finite, also as float32."""
+    number = scalars.real_number(name, value)
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = np.float32(number)
+    if not 0 < rounded < np.inf:
+        raise ValueError(f"`{name}` is {shown(value)}; it must be above 0 and finite in float32")
+    return number
+
+
+def _sinks(sinks: ArrayLike | None, heads: int, kv_heads: int) -> Array:
+    """Return the logits of sinks as the kernel takes them, (kv_heads, rows)."""
+    logits = np.full(heads, LOWEST)
+    if sinks is not None:
+        given = scalars.finite_array("sinks", sinks)
+        if given.shape != (heads,):
+            raise ValueError(f"`sinks` has shape {given.shape}; it must be (heads,), ({heads},)")
+        with np.errstate(over="ignore", under="ignore"):
+            logits = given.astype(np.float32)
+        if not np.isfinite(logits).all():
+            raise ValueError("`sinks` holds a number beyond float32")
+    return _rows(logits[None, :, None], kv_heads)[0, :, :, 0].copy()
+
+
+def _rows(x: Array, kv_heads: int) -> Array:
+    """Return (tokens, heads, width) as float32 (tokens, kv_heads, rows, width).
+
+    The rows that share a key head are filled up with zeros to a multiple of `HEADS`.
+    """
+    tokens, heads, width = x.shape
+    shared = heads // kv_heads
+    rows = np.zeros((tokens, kv_heads, -(-shared // HEADS) * HEADS, width), np.float32)
+    rows[:, :, :shared] = x.reshape(tokens, kv_heads, shared, width)
+    return rows
+
+
+def _launch(
+    q: Array, cache: KVCache, batch: Batch, work: _Work, sinks: Array, softcap: float
+) -> Array:
+    """Return the states that the kernel leaves.
+
+    q, sinks: as rows. softcap: 0 for none.
+    """
+    key, value, key_scale, value_scale = cache._arrays
+    name = cache._dtype_name
+    if name == "float16" and not converts_float16():
+        name = "float32"
+        key = cache.key.astype(np.float32)
+        value = cache.value.astype(np.float32)
+    usable = 1 if threads.serial else threads.limit
+    if work.scores * q[0].size < _PARALLEL_FROM:
+        usable = 1
+    states = np.empty((work.first_states[-1], *q.shape[1:3], cache.value_dim + 2), np.float32)
+    arrays = (q, key, value, key_scale, value_scale, batch.page_table)
+    kernel = attention_kernel(name)
+    kernel(*arrays, work.items, work.first_states, sinks, states, softcap, usable)
+    return states

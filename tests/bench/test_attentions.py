@@ -1,0 +1,61 @@
+"""The timed calls of attention are right; others are named."""
+
+import numpy as np
+import pytest
+
+from rope_cpu.bench.implementations import attentions
+from rope_cpu.bench.implementations.attended import Attended
+from rope_cpu.bench.measurement.case import UnavailableError
+from rope_cpu.bench.models import known
+from rope_cpu.bench.suites import attention_steps as suite
+from rope_cpu.bench.suites.catalog import catalog
+
+PREPARED = [
+    attentions.attention,
+    attentions.numpy_attention,
+    pytest.param(attentions.torch_attention, marks=pytest.mark.peers),
+    attentions.onnx_attention,
+]
+
+
+@pytest.mark.parametrize("cache_dtype", suite.CACHE_DTYPES.values())
+@pytest.mark.parametrize("shape", [(1, 1, 40), (3, 1, 300), (1, 20, 70)])
+@pytest.mark.parametrize("prepare", PREPARED)
+@pytest.mark.filterwarnings("default")  # of torch, not of rope_cpu
+def test_every_call_attends(prepare, shape, cache_dtype):
+    step = Attended(*shape, cache_dtype)
+    try:
+        call = prepare(step)
+    except UnavailableError as reason:
+        pytest.skip(str(reason))
+    (arguments,) = call.argument_sets
+    for _ in range(2):  # a call must not change what the next one reads
+        assert call.error(call.function(*arguments)) <= 1
+
+
+def test_the_reference_attends_causally():
+    """By its definition: a loop over keys for one head of one token."""
+    step = Attended(2, 3, 12)
+    q = step.queries().astype(np.float64)
+    key, value = step.keys_and_values()
+    token, head = 4, 7  # the second new token of the second sequence
+    weights = [np.exp(q[token, head] @ key[1, head // 4, j] / np.sqrt(128)) for j in range(11)]
+    expected = sum(w * value[1, head // 4, j] for j, w in enumerate(weights)) / sum(weights)
+    result = np.zeros((6, 32, 128))
+    ours = attentions.attention(step)
+    result[...] = ours.function(*ours.argument_sets[0])
+    assert np.abs(result[token, head] - expected).max() <= 2e-6 * np.abs(value).max()
+    assert step.error(result) <= 1
+    result[5, 0, 0] += 1e-3
+    assert step.error(result) > 1
+
+
+def test_cases_are_those_of_the_catalog():
+    """Without peers rope_cpu and the baselines are left."""
+    names = [case.name for case in suite.cases(None)]
+    parts = [(family, suffix) for family in suite.STEPS for suffix in suite.CACHE_DTYPES]
+    assert names == [f"{family}/float32{suffix}" for family, suffix in parts]
+    in_catalog = [case.name for case in catalog(known("llama3-8b"))]
+    assert [name for name in in_catalog if name.startswith("attention-")] == names
+    (case,) = (case for case in suite.cases(False) if case.name == "attention-1/float32")
+    assert {row.role for row, _ in case.contenders()} == {"ours", "limit", "core"}

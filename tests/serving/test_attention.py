@@ -1,0 +1,256 @@
+"""rope_cpu.attention: against float64, its bits, and memory that it must not read."""
+
+import numpy as np
+import pytest
+from serving import attending, steps
+from serving.attending import Call, Options
+from serving.steps import CACHE_DTYPES, DTYPES
+
+import rope_cpu
+from rope_cpu.kernels import threads
+from rope_cpu.kernels.attention import RANGE
+from rope_cpu.serving import attention as module
+
+parametrize_cache_dtypes = pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+
+
+def fixed_call(rng, cache_dtype="float32", lengths=(700, 40, 0, 300), new=(1, 40, 0, 7), **changes):
+    """Return a call with a decode step, a prompt, a sequence without tokens, and a chunk."""
+    arguments = {
+        "page_size": 16,
+        "heads": (2, 3),
+        "widths": (64, 64),
+        "options": Options(),
+        **changes,
+    }
+    return Call(rng, cache_dtype, lengths, new, **arguments)
+
+
+@parametrize_cache_dtypes
+def test_results_are_those_of_float64(cache_dtype, rng):
+    """Of what the cache holds: its dtype adds no error. Memory beside the keys holds NaN."""
+    for _ in range(40):
+        call = attending.draw(rng, cache_dtype)
+        call.check(call.run(**attending.draw_paging(rng, call)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_queries_give_results_rounded_once(dtype, rng):
+    call = fixed_call(rng)
+    cache, batch = call.place()
+    q = call.q.astype(DTYPES[dtype])
+    y = rope_cpu.attention(q, cache, batch)
+    assert y.dtype == DTYPES[dtype]
+    call.q = q.astype(np.float32)
+    steps.assert_same_bits(y, call.run(cache, batch).astype(DTYPES[dtype]))
+
+
+@parametrize_cache_dtypes
+def test_bits_do_not_depend_on_threads(cache_dtype, monkeypatch, rng):
+    monkeypatch.setattr(module, "_PARALLEL_FROM", 0)
+    for _ in range(3):
+        call = attending.draw(rng, cache_dtype)
+        placed = call.place()
+        results = []
+        for count in (1, 2, 3, 7):
+            monkeypatch.setattr(threads, "limit", count)
+            results.append(call.run(*placed).tobytes())
+        assert len(set(results)) == 1
+
+
+@parametrize_cache_dtypes
+def test_bits_do_not_depend_on_paging(cache_dtype, rng):
+    for _ in range(3):
+        call = attending.draw(rng, cache_dtype)
+        results = {
+            call.run(page_size=size, **attending.draw_paging(rng, call)).tobytes()
+            for size in (1, 3, 16, 100, 1000)
+        }
+        assert len(results) == 1
+
+
+@parametrize_cache_dtypes
+def test_bits_do_not_depend_on_other_sequences(cache_dtype, rng):
+    call = fixed_call(rng, cache_dtype, options=Options(window=200, softcap=20.0))
+    whole = call.run()
+    starts = np.cumsum([0, *call.new])
+    for row, new in enumerate(call.new):
+        alone = fixed_call(
+            rng,
+            cache_dtype,
+            [call.lengths[row]],
+            [new],
+            options=call.options,
+            page_size=50,
+        )
+        tokens = slice(starts[row], starts[row + 1])
+        alone.q = call.q[tokens]
+        alone.stored = [call.stored[row]]
+        steps.assert_same_bits(alone.run(), whole[tokens])
+
+
+def test_bits_do_not_depend_on_chunks(rng):
+    """A prompt in one step, in chunks, and token by token; chunks of any size share tiles."""
+    call = fixed_call(rng, lengths=[2 * RANGE + 30], new=[2 * RANGE + 30])
+    whole = call.run()
+    for size in (1, 5, 64):
+        for stop in range(size, len(whole), 97):
+            chunk = fixed_call(rng, lengths=[stop], new=[min(size, stop)])
+            tokens = slice(stop - min(size, stop), stop)
+            chunk.q = call.q[tokens]
+            chunk.stored = [[(x[:stop], None) for x, _ in call.stored[0]]]
+            steps.assert_same_bits(chunk.run(), whole[tokens])
+
+
+def test_sequences_may_share_pages(rng):
+    keys, values = rng.standard_normal((2, 4, 8, 2, 16)).astype(np.float32)
+    cache = rope_cpu.KVCache(keys, values)
+    batch = rope_cpu.Batch(
+        seq_lens=[20, 23], query_lens=[1, 2], page_table=[[3, 0, 1], [3, 0, 2]], page_size=8
+    )
+    q = rng.standard_normal((3, 4, 16)).astype(np.float32)
+    sequences = [
+        attending.Sequence(
+            keys[pages].reshape(-1, 2, 16)[:n], values[pages].reshape(-1, 2, 16)[:n], new
+        )
+        for pages, n, new in (([3, 0, 1], 20, 1), ([3, 0, 2], 23, 2))
+    ]
+    expected = attending.exactly(q, sequences, Options())
+    error = np.abs(rope_cpu.attention(q, cache, batch) - expected).max()
+    assert error <= attending.TOLERANCE * np.abs(values).max()
+
+
+@parametrize_cache_dtypes
+@pytest.mark.parametrize("window", [None, 1, 6])
+def test_nan_reaches_the_tokens_that_attend_to_it_alone(cache_dtype, window, rng):
+    """One key or value of a chunk of 20 is NaN, which for int8 is its scale."""
+    call = fixed_call(
+        rng, cache_dtype, [RANGE + 10], [20], options=Options(window=window), page_size=5
+    )
+    finite = call.run()
+    for which, new in ((0, 0), (1, 7), (0, 19), (1, 19)):
+        key = RANGE + 10 - 20 + new
+        vectors, scales = call.stored[0][which]
+        target = vectors if scales is None else scales
+        kept = target[key].copy()
+        target[key] = np.nan
+        result = call.run()
+        target[key] = kept
+        token = np.arange(20)
+        attends = (token >= new) & (token < new + (window or 20))
+        assert np.isnan(result[attends]).all()
+        steps.assert_same_bits(result[~attends], finite[~attends])
+
+
+def test_decode_and_prefill_read_the_same_nan(rng):
+    """An old key of NaN is read by every token, and by none whose window has passed it."""
+    call = fixed_call(rng, lengths=[300, 300], new=[1, 1])
+    for row in (0, 1):
+        call.stored[row][0][0][100 * (row + 1)] = np.nan
+    assert np.isnan(call.run()).all()
+    call.options = Options(window=150)
+    result = call.run()
+    assert not np.isnan(result[0]).any()
+    assert np.isnan(result[1]).all()
+
+
+def test_a_window_of_one_gives_the_value_itself(rng):
+    call = fixed_call(rng, options=Options(window=1))
+    result = call.run()
+    values = np.concatenate(
+        [pair[1][0][len(pair[1][0]) - n :] for pair, n in zip(call.stored, call.new, strict=True)]
+    )
+    steps.assert_same_bits(result, np.repeat(values, 3, axis=1))
+
+
+def test_sinks_take_their_share(rng):
+    """A sink far above the scores takes all, and one far below nothing."""
+    call = fixed_call(rng)
+    plain = call.run()
+    call.options = Options(sinks=np.full(6, -1e4))
+    steps.assert_same_bits(call.run(), plain)
+    call.options = Options(sinks=np.full(6, 1e4))
+    assert np.abs(call.run()).max() < 1e-30
+    # A token that sees its own key alone, beside a sink of the same score: half each.
+    call = fixed_call(rng, lengths=[1], new=[1])
+    score = call.q[0] * np.repeat(call.stored[0][0][0][0], 3, axis=0)
+    call.options = Options(sinks=score.sum(axis=-1) / 8)
+    half = np.repeat(call.stored[0][1][0][0], 3, axis=0) / 2
+    assert np.abs(call.run()[0] - half).max() <= attending.TOLERANCE * call.largest()
+
+
+def test_large_scores(rng):
+    """Scores far beyond the range of e^x: one key takes all the weight."""
+    call = fixed_call(rng, lengths=[600], new=[1])
+    call.q *= 1e4
+    keys = call.stored[0][0][0]
+    largest = np.einsum("hd,khd->hk", call.q[0].astype(np.float64), np.repeat(keys, 3, axis=1))
+    best = largest.argmax(axis=1)
+    values = call.stored[0][1][0][best, np.arange(6) // 3]
+    assert np.abs(call.run()[0] - values).max() <= attending.TOLERANCE * call.largest()
+
+
+@pytest.mark.parametrize("softcap", [1e-3, 1.0, 1e4])
+def test_softcaps_of_any_size(softcap, rng):
+    call = fixed_call(rng, options=Options(softcap=softcap))
+    call.check(call.run())
+
+
+def test_no_tokens(rng):
+    for lengths, new in (([], []), ([0, 0], [0, 0]), ([5], [0])):
+        call = fixed_call(rng, lengths=lengths, new=new)
+        out = np.empty((0, 6, 64), np.float32)
+        assert call.run().shape == (0, 6, 64)
+        cache, batch = call.place()
+        assert rope_cpu.attention(call.q, cache, batch, out=out) is out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_out_and_queries_may_have_any_strides(dtype, rng):
+    call = fixed_call(rng, widths=(64, 48))
+    cache, batch = call.place()
+    q = call.q.astype(DTYPES[dtype])
+    expected = rope_cpu.attention(q, cache, batch)
+    tokens, heads, width = q.shape
+    wide = np.zeros((heads, tokens, 2 * width), q.dtype)
+    view = wide[::-1, :, ::2].transpose(1, 0, 2)
+    view[...] = q
+    buffer = np.zeros((heads, 48, tokens + 1), q.dtype)
+    out = buffer.transpose(2, 0, 1)[1:]
+    assert rope_cpu.attention(view, cache, batch, out=out) is out
+    steps.assert_same_bits(out, expected)
+    assert not buffer[:, :, 0].any()
+
+
+def test_append_and_attention_make_a_step(rng):
+    """A prompt in chunks and decode steps, against one pass over the whole text in float64."""
+    rope = rope_cpu.RotaryEmbedding(32)
+    q, k, v = (rng.standard_normal((30, heads, 32)).astype(np.float32) for heads in (4, 2, 2))
+    cache = rope_cpu.KVCache(*np.full((2, 9, 4, 2, 32), np.nan, np.float32))
+    table = rng.permutation(9)[None, :8]
+    done = 0
+    results = []
+    for new in (9, 1, 1, 12, 1, 6):
+        batch = rope_cpu.Batch(
+            seq_lens=[done + new], query_lens=[new], page_table=table, page_size=4
+        )
+        plan = rope.plan(batch.cache_position, layout="thd")
+        step = slice(done, done + new)
+        q_rot = plan.append(q[step], k[step], v[step], cache, batch)
+        results.append(rope_cpu.attention(q_rot, cache, batch))
+        done += new
+    plan = rope.plan(np.arange(30), layout="thd")
+    q_rot, k_rot = plan(q, k)
+    expected = attending.exactly(
+        q_rot, [attending.Sequence(k_rot.astype(float), v.astype(float), 30)], Options()
+    )
+    error = np.abs(np.concatenate(results) - expected).max()
+    assert error <= attending.TOLERANCE * np.abs(v).max()
+
+
+def test_processors_without_float16_give_the_same_bits(monkeypatch, rng):
+    call = fixed_call(rng, "float16")
+    placed = call.place()
+    expected = call.run(*placed)
+    monkeypatch.setattr(module, "converts_float16", lambda: False)
+    steps.assert_same_bits(call.run(*placed), expected)
