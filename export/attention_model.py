@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from rope_cpu import RotaryEmbedding
 from rope_cpu.array_types import Float64
 
-from .attention_options import NORM_EPSILON, AttentionOptions
+from .attention_settings import NORM_EPSILON, AttentionOptions
 from .graph import Graph, relayout, rms_norm
 from .graph_inputs import batch_and_sequence, build_rotator, position_inputs
 from .layouts import tensor_shape

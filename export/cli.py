@@ -27,7 +27,7 @@ from rope_cpu.command_line import (
 )
 from rope_cpu.configs.model_config import ModelConfig
 
-from . import attention_options, files
+from . import attention_settings, files
 from .layouts import LAYOUTS
 from .options import POSITIONS
 from .targets import TARGETS
@@ -83,7 +83,7 @@ def _add_rope_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--positions",
-        choices=sorted({*POSITIONS, *attention_options.POSITIONS}),
+        choices=sorted({*POSITIONS, *attention_settings.POSITIONS}),
         help="source of the positions",
     )
     parser.add_argument(
@@ -113,7 +113,7 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--mask",
-        choices=attention_options.MASKS,
+        choices=attention_settings.MASKS,
         help="kind of mask that is an input (default: none)",
     )
     group.add_argument(
@@ -208,7 +208,7 @@ def _export_attention(
     """Export attention; settings: the options of attention that are given, by name."""
     if args.inverse:
         raise UsageError("--inverse and --attention are both given; attention rotates forward")
-    layouts = attention_options.LAYOUTS
+    layouts = attention_settings.LAYOUTS
     if args.layout not in layouts:
         raise UsageError(
             f"--layout is {args.layout}; with --attention it is one of {', '.join(layouts)}"

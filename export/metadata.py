@@ -13,7 +13,7 @@ from rope_cpu import RotaryEmbedding, __version__
 from rope_cpu.arguments.scalars import choice
 from rope_cpu.arguments.texts import cut, shown
 
-from .attention_options import AttentionOptions
+from .attention_settings import AttentionOptions
 from .options import RopeOptions
 from .targets.base import pairing_text
 

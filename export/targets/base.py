@@ -17,7 +17,7 @@ from ..layouts import four_axes
 from ..masks import Lengths
 
 if TYPE_CHECKING:  # the options import the table of targets
-    from ..attention_options import AttentionOptions
+    from ..attention_settings import AttentionOptions
 
 
 @dataclass(frozen=True, kw_only=True)

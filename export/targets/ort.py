@@ -21,7 +21,7 @@ from .base import Attention, Target
 from .fused import OperatorRotator
 
 if TYPE_CHECKING:  # the options import the table of targets
-    from ..attention_options import AttentionOptions
+    from ..attention_settings import AttentionOptions
 
 ATTENTION_OP = "com.microsoft GroupQueryAttention"
 

@@ -8,7 +8,7 @@ import onnxruntime
 from rope_cpu import RotaryEmbedding
 from rope_cpu.array_types import Array
 
-from ..attention_options import AttentionOptions
+from ..attention_settings import AttentionOptions
 from ..masks import MASK_INPUT
 from ..targets import TARGETS
 from .cases import Case, ids_by_axis, last, left_padded, shuffled

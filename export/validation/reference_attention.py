@@ -17,7 +17,7 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference, tolerance
 from rope_cpu.array_types import Array, Float64
 
-from ..attention_options import AttentionOptions
+from ..attention_settings import AttentionOptions
 from ..graph import FLOAT64
 from ..masks import MASK_INPUT
 from .check import CaseInputs

@@ -15,7 +15,7 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import first_line, shown
 
-from ..attention_options import AttentionOptions
+from ..attention_settings import AttentionOptions
 from ..files import MAX_PATH_BYTES
 from ..metadata import read_options
 from ..options import RopeOptions, check_one_length, check_rotary_embedding
