@@ -20,7 +20,7 @@ from .metadata import model_metadata, rotation_text
 from .options import check_rotary_embedding
 from .targets import TARGETS
 from .targets.base import Attention, Rotator
-from .weights import norm_weights, projection_weights
+from .weights import INPUT, norm_weights, projection_weights, sink_values, source_of
 
 
 def export_attention(
@@ -36,8 +36,10 @@ def export_attention(
     softcap: float | None = None,
     scale: float | None = None,
     mask: str = "none",
-    qk_norm: tuple[ArrayLike, ArrayLike] | None = None,
+    qk_norm: tuple[ArrayLike, ArrayLike] | str | None = None,
     norm_epsilon: float = NORM_EPSILON,
+    norm_offset: float = 0.0,
+    sinks: ArrayLike | str | None = None,
     past: bool = True,
     positions: str = "past",
     max_positions: int | None = None,
@@ -83,10 +85,17 @@ def export_attention(
         "padding": an input attention_mask, bool (batch, total), true: attend. "bool", "float":
         (batch or 1, heads or 1, seq, total), true: attend, or added to the scores. A query without
         any key gives zeros.
-    qk_norm : pair of array_like, optional
-        Weights (head_dim,) of the RMS norms of q and of k before the rotation.
+    qk_norm : pair of array_like or "input", optional
+        Weights (head_dim,) of the RMS norms of q and of k before the rotation. "input": they are
+        inputs of the graph, q_norm_weight and k_norm_weight, in the dtype of q.
     norm_epsilon : float
         Added to the mean square in these norms.
+    norm_offset : float
+        Added to their weights: 1 for Gemma, whose checkpoints hold the difference from 1.
+    sinks : array_like or "input", optional
+        Attention sinks (num_heads,): for each head a score without a value, which takes its share
+        of the softmax (gpt-oss). Neither scale nor softcap is applied to it. "input": an input
+        of the graph, sinks, in the dtype of q.
     past : bool
         Whether there are past and present keys and values.
     positions : {"past", "position_ids"}
@@ -132,7 +141,7 @@ def export_attention(
     ['attention', 'present_key', 'present_value']
     """
     check_rotary_embedding(rope)
-    arrays = projection_weights(weights) | norm_weights(qk_norm)
+    arrays = projection_weights(weights) | norm_weights(qk_norm) | sink_values(sinks)
     options = AttentionOptions(
         num_heads=num_heads,
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
@@ -148,9 +157,11 @@ def export_attention(
         dtype=dtype,
         layout=layout,
         norm_epsilon=norm_epsilon,
+        norm_offset=norm_offset,
         past=past,
         opset=opset,
-        qk_norm=qk_norm is not None,
+        qk_norm=source_of(qk_norm),
+        sinks=source_of(sinks),
         hidden=arrays["q"].shape[1] if "q" in arrays else None,
         output=arrays["o"].shape[0] if "o" in arrays else None,
     )
@@ -161,7 +172,7 @@ def export_attention(
 
 
 class _ModelBuilder:
-    """Builds one attention model; arrays: weights and norms by name."""
+    """Builds one attention model; arrays: weights, norms and sinks by name."""
 
     def __init__(
         self, rope: RotaryEmbedding, options: AttentionOptions, arrays: dict[str, Float64]
@@ -193,7 +204,7 @@ class _ModelBuilder:
             if options.past:
                 past = (self._to_compute_dtype("past_key"), self._to_compute_dtype("past_value"))
             bias = self._to_compute_dtype(MASK_INPUT) if options.mask == "float" else None
-            attention = Attention(graph, options, rotator, lengths, past, bias)
+            attention = Attention(graph, options, rotator, lengths, past, bias, self._sinks())
             result, keys, values = self.target.attend(attention, q, k, v)
         self._declare_outputs(result, keys, values)
         return graph.model(
@@ -221,6 +232,8 @@ class _ModelBuilder:
         if options.mask != "none":
             mask_dtype = self.dtype if options.mask == "float" else np.bool_
             graph.input(MASK_INPUT, mask_dtype, MASK_SHAPES[options.mask])
+        for name, array_shape in options.array_inputs(self.rope.head_dim).items():
+            graph.input(name, self.dtype, array_shape)
         return list(shapes)
 
     def _cache_shape(self, name: str, length: str) -> list[str | int]:
@@ -243,15 +256,37 @@ class _ModelBuilder:
             if projected:
                 x = self._project(x, name)
             x = relayout(graph, x, self.options.layout, self.target.attention_layout, heads, width)
-            if f"{name}_norm" in self.arrays:
-                weight = self.arrays[f"{name}_norm"].astype(self.compute_dtype)
-                x = rms_norm(graph, x, name, weight, self.options.norm_epsilon)
+            if self.options.qk_norm != "none" and name != "v":
+                x = self._norm(x, name, width)
             if name == "v":
                 return self._round_as_cached(x) if projected else x
             if self.target.attention_rotates:
                 return x
             rotated = rotator.rotate(x, heads)
             return self._round_as_cached(rotated) if name == "k" else rotated
+
+    def _norm(self, x: str, name: str, width: int) -> str:
+        """Apply the norm of q or k."""
+        graph = self.graph
+        offset = self.options.norm_offset
+        if self.options.qk_norm == INPUT:
+            weight = self._to_compute_dtype(f"{name}_norm_weight")
+            if offset:
+                scalar = graph.scalar(offset, self.compute_dtype)
+                weight = graph.node("Add", [weight, scalar], "norm/weight")
+        else:
+            array = self.arrays[f"{name}_norm"] + offset
+            weight = graph.initializer(f"{name}_norm", array.astype(self.compute_dtype))
+        return rms_norm(graph, x, weight, width, self.options.norm_epsilon, self.compute_dtype)
+
+    def _sinks(self) -> str | None:
+        """Return the sinks (heads,) in the compute dtype, None without them."""
+        if self.options.sinks == "none":
+            return None
+        if self.options.sinks == INPUT:
+            return self._to_compute_dtype("sinks")
+        array = self.arrays["sinks"].astype(self.compute_dtype)
+        return self.graph.initializer("sinks", array)
 
     def _round_as_cached(self, x: str) -> str:
         """Round keys or values to the cache's dtype: later steps read them so rounded."""

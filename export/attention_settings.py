@@ -15,11 +15,13 @@ from rope_cpu.array_types import Float64
 from .masks import MASK_SHAPES
 from .options import RopeOptions, check_coordinates, table_rows, target_dtype, target_opset
 from .targets import TARGETS, capable_targets, find_target
+from .weights import INPUT, SOURCES
 
 LAYOUTS = ("bhsd", "bshd", "bsd")
 MASKS = ("none", *MASK_SHAPES)
 POSITIONS = ("past", "position_ids")
 NORM_EPSILON = 1e-6
+NORM_DEFAULTS = {"norm_epsilon": NORM_EPSILON, "norm_offset": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +29,8 @@ class AttentionOptions:
     """The arguments of `export_attention`, validated and in plain types: dtypes are names.
 
     See `export_attention` for their meaning; `num_kv_heads`, `v_head_dim` and `scale` are never
-    None here. qk_norm: whether q and k are normed. hidden, output: widths of the hidden states at
-    the input and at the output, None without projections.
+    None here. qk_norm, sinks: where these arrays come from. hidden, output: widths of the hidden
+    states at the input and at the output, None without projections.
     """
 
     kind: ClassVar[str] = "attention"
@@ -48,9 +50,11 @@ class AttentionOptions:
     dtype: Any
     layout: str
     norm_epsilon: float
+    norm_offset: float
     past: bool
     opset: Any
-    qk_norm: bool
+    qk_norm: str
+    sinks: str
     hidden: int | None
     output: int | None
 
@@ -72,7 +76,9 @@ class AttentionOptions:
             "mask": choice("mask", self.mask, MASKS),
             "past": boolean("past", self.past),
             "norm_epsilon": _float32("norm_epsilon", self.norm_epsilon),
-            "qk_norm": boolean("qk_norm", self.qk_norm),
+            "norm_offset": real_number("norm_offset", self.norm_offset, zero=True),
+            "qk_norm": choice("qk_norm", self.qk_norm, SOURCES),
+            "sinks": choice("sinks", self.sinks, SOURCES),
             "hidden": _width("hidden", self.hidden),
             "output": _width("output", self.output),
         }
@@ -101,11 +107,16 @@ class AttentionOptions:
             )
         if self.softcap is not None:
             _float32("scale / softcap", self.scale / self.softcap)
-        if not self.qk_norm and self.norm_epsilon != NORM_EPSILON:
-            raise ValueError(
-                f"`norm_epsilon` is {self.norm_epsilon}, but there is no `qk_norm` that would use "
-                "it; give `qk_norm` or drop `norm_epsilon`"
-            )
+        self._check_norms()
+
+    def _check_norms(self) -> None:
+        for name, default in NORM_DEFAULTS.items():
+            value = getattr(self, name)
+            if self.qk_norm == "none" and value != default:
+                raise ValueError(
+                    f"`{name}` is {value}, but there is no `qk_norm` that would use it; give "
+                    f"`qk_norm` or drop `{name}`"
+                )
 
     @property
     def rotation(self) -> RopeOptions:
@@ -133,6 +144,15 @@ class AttentionOptions:
         outputs = () if self.output is None else ("o",)
         return (*inputs, *outputs)
 
+    def array_inputs(self, head_dim: int) -> dict[str, tuple[int, ...]]:
+        """Return {name: shape} of the norms' weights and of the sinks that are inputs."""
+        inputs: dict[str, tuple[int, ...]] = {}
+        if self.qk_norm == INPUT:
+            inputs |= {"q_norm_weight": (head_dim,), "k_norm_weight": (head_dim,)}
+        if self.sinks == INPUT:
+            inputs["sinks"] = (self.num_heads,)
+        return inputs
+
     def sizes(self, head_dim: int) -> dict[str, tuple[int, int]]:
         """Return {name: (number of heads, width of a head)} of q, k and v."""
         return {
@@ -152,20 +172,24 @@ class AttentionOptions:
             raise ValueError(f"{problem}; {able} can express it")
 
     def check_arrays(self, head_dim: int, arrays: Mapping[str, Float64]) -> None:
-        """Raise ValueError unless weights and norms have the shapes that these options need.
+        """Raise ValueError unless weights, norms and sinks have the shapes that these options need.
 
-        arrays: projections, their "…_bias", and "…_norm" of q and k, by name.
+        arrays: projections, their "…_bias", "…_norm" of q and k, and "sinks", by name.
         """
         for name, array in arrays.items():
             shape = self._array_shape(name, head_dim)
             if array.shape != shape:
                 argument = f"`weights[{shown(name)}]`"
-                if name.endswith("_norm"):
+                if name == "sinks":
+                    argument = "`sinks`"
+                elif name.endswith("_norm"):
                     argument = f"`qk_norm` of {name.removesuffix('_norm')}"
                 raise ValueError(f"{argument} has shape {array.shape}; it must be {shape}")
 
     def _array_shape(self, name: str, head_dim: int) -> tuple[int, ...]:
-        """Return the shape of an array of weights, biases or norms."""
+        """Return the shape of an array of weights, biases, norms or sinks."""
+        if name == "sinks":
+            return (self.num_heads,)
         if name.endswith("_norm"):
             return (head_dim,)
         projection = name.removesuffix("_bias")

@@ -249,17 +249,20 @@ def relayout(graph: Graph, x: str, source: str, target: str, heads: int | None, 
     return x
 
 
-def rms_norm(graph: Graph, x: str, name: str, weight: NDArray[Any], epsilon: float) -> str:
-    """Divide the last axis by the root of its mean square, and multiply by `weight`.
+def rms_norm(
+    graph: Graph, x: str, weight: str, width: int, epsilon: float, dtype: np.dtype[Any]
+) -> str:
+    """Divide the last axis by the root of its mean square, and multiply by `weight` (width,).
+
+    dtype: of x and of the weight.
 
     Elementary operators only, with ReduceSum instead of ReduceMean: its form is the same in every
     opset, and onnxruntime runs it in every dtype.
     """
     square = graph.node("Mul", [x, x], "norm/square")
     total = graph.node("ReduceSum", [square, graph.ints(-1)], "norm/sum", keepdims=1)
-    mean = graph.node("Mul", [total, graph.scalar(1 / weight.size, weight.dtype)], "norm/mean")
-    shifted = graph.node("Add", [mean, graph.scalar(epsilon, weight.dtype)], "norm/with_epsilon")
+    mean = graph.node("Mul", [total, graph.scalar(1 / width, dtype)], "norm/mean")
+    shifted = graph.node("Add", [mean, graph.scalar(epsilon, dtype)], "norm/with_epsilon")
     root = graph.node("Sqrt", [shifted], "norm/root")
     unit = graph.node("Div", [x, root], "norm/unit")
-    factor = graph.initializer(f"{name}_norm", np.asarray(weight))
-    return graph.node("Mul", [unit, factor], "norm")
+    return graph.node("Mul", [unit, weight], "norm")

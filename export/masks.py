@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +76,21 @@ def _expanded_padding(graph: Graph, lengths: Lengths) -> str:
     rows = graph.node("Mul", [lengths.sequence, graph.ints(0, 0, 1, 0)], "mask_shape/rows")
     shape = graph.node("Add", [rows, graph.ints(1, 1, 0, 1)], "mask_shape")
     return graph.node("Expand", [value, shape], "mask")
+
+
+def with_sinks(graph: Graph, scores: str, sinks: str, heads: Sequence[int]) -> str:
+    """Return scores, or a bias of scores, with one more column: the sink of each head.
+
+    scores: (batch, *heads, seq, total). sinks: as many as heads.
+    """
+    by_head = graph.node("Reshape", [sinks, graph.ints(1, *heads, 1, 1)], "sinks")
+    axes = len(heads) + 3
+    # The shape of one column: the shape of the scores, times 1, …, 1, 0, plus 0, …, 0, 1.
+    shape = graph.node("Shape", [scores], "scores_shape")
+    rows = graph.node("Mul", [shape, graph.ints(*[1] * (axes - 1), 0)], "sinks/rows")
+    shape = graph.node("Add", [rows, graph.ints(*[0] * (axes - 1), 1)], "sinks/shape")
+    column = graph.node("Expand", [by_head, shape], "sinks/column")
+    return graph.node("Concat", [scores, column], "scores_with_sinks", axis=-1)
 
 
 def mask_as_bias(graph: Graph, mask: str, bias: str | None, compute_dtype: np.dtype[Any]) -> str:

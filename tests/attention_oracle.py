@@ -79,8 +79,11 @@ def attention(
     scale=None,
     allowed=None,
     added=0.0,
+    sinks=None,
 ):
     """Return the attention of q, k and v, and its error before it is rounded.
+
+    sinks: (heads,), each a score of every query of its head, without a value.
 
     q, k, v: arrays (batch, seq, heads, width), or pairs of an array and its error.
     """
@@ -114,9 +117,15 @@ def attention(
             scores = softcap * np.tanh(scores / softcap)
             off += SOFTCAP * u * np.abs(scores)
         scores = scores + added[row, head, i][seen]
-        off += u * (np.abs(scores) + np.abs(scores - scores.max()))
-        weights = np.exp(scores - scores.max())
-        weights /= weights.sum()
+        largest = scores.max()
+        if sinks is not None:
+            largest = max(largest, sinks[head])
+        off += u * (np.abs(scores) + np.abs(scores - largest))
+        weights = np.exp(scores - largest)
+        total = weights.sum()
+        if sinks is not None:
+            total += np.exp(sinks[head] - largest)
+        weights /= total
         change = np.expm1(2 * off.max()) + (2 * seen.sum() + SOFTMAX) * u
         result[at] = weights @ values
         bound[at] = change * (weights @ np.abs(values)) + (1 + change) * (

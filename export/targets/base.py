@@ -95,8 +95,8 @@ class Rotator:
 class Attention:
     """The inputs from which a target writes attention.
 
-    past: keys and values (batch, kv_heads, past, width). bias: a mask to add to the scores. Both
-    have the compute dtype. A boolean mask is an input of the graph.
+    past: keys and values (batch, kv_heads, past, width). bias: a mask to add to the scores. sinks:
+    (heads,). All have the compute dtype. A boolean mask is an input of the graph.
     """
 
     graph: Graph
@@ -105,6 +105,7 @@ class Attention:
     lengths: Lengths
     past: tuple[str, str] | None
     bias: str | None
+    sinks: str | None
 
     @property
     def head_dim(self) -> int:

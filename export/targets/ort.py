@@ -131,9 +131,12 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
     total = graph.node("Squeeze", [total, graph.ints(0)], "total_length_scalar")
     past = attention.past or ("", "")  # empty names omit inputs
     cos_sin = attention.rotator.cos_sin
+    inputs = [q, k, v, *past, last, total, cos_sin.cos, cos_sin.sin, "", bias or ""]
+    if attention.sinks is not None:
+        inputs.append(attention.sinks)
     y, keys, values = graph.multi_output_node(
         "GroupQueryAttention",
-        [q, k, v, *past, last, total, cos_sin.cos, cos_sin.sin, "", bias or ""],
+        inputs,
         "attend",
         ["", "present_key", "present_value"],
         domain=ORT_DOMAIN,

@@ -9,7 +9,7 @@ from rope_cpu import RotaryEmbedding
 
 from ..cos_sin_nodes import token_cos_sin
 from ..graph import DOMAIN, FLOAT32, FLOAT64, HALF, Graph
-from ..masks import boolean_mask, causal_mask
+from ..masks import boolean_mask, causal_mask, with_sinks
 from .base import Attention, Rotator, Target, block_widths, pairing_text, part_widths
 
 FUNCTION = "RotaryEmbedding"
@@ -178,11 +178,27 @@ def _weights(attention: Attention, scores: str) -> str:
         scores = graph.node("Where", [mask, scores, lowest], "scores/allowed")
     if attention.bias is not None:
         scores = graph.node("Max", [scores, lowest], "scores/finite")
-    weights = graph.node("Softmax", [scores], "weights", axis=-1)
+    weights = _softmax(attention, scores)
     if options.mask == "none":
         return weights
     attended = graph.node("Greater", [scores, lowest], "scores/is_any")
     return graph.node("Where", [attended, weights, graph.scalar(0.0, dtype)], "weights/of_allowed")
+
+
+def _softmax(attention: Attention, scores: str) -> str:
+    """Return the softmax of the scores (b, k, g, s, t), in which a sink takes its share.
+
+    The sink of a head is one more score of each query, whose weight is dropped.
+    """
+    graph = attention.graph
+    if attention.sinks is None:
+        return graph.node("Softmax", [scores], "weights", axis=-1)
+    kv_heads = attention.options.num_kv_heads
+    heads = (kv_heads, attention.options.num_heads // kv_heads)
+    scores = with_sinks(graph, scores, attention.sinks, heads)
+    weights = graph.node("Softmax", [scores], "weights/with_sinks", axis=-1)
+    last = graph.ints(-1)
+    return graph.node("Slice", [weights, graph.ints(0), last, last], "weights")
 
 
 def _by_group(attention: Attention, mask: str) -> str:

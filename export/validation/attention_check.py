@@ -42,7 +42,7 @@ class AttentionCheck(Check):
         options: AttentionOptions,
         arrays: dict[str, Array],
     ) -> None:
-        """Store the session; arrays: the model's weights of projections and norms."""
+        """Store the session; arrays: the model's weights of projections, norms and sinks."""
         super().__init__(session, rope, options.rotation)
         self.options = options
         self.arrays = arrays
@@ -85,7 +85,18 @@ class AttentionCheck(Check):
             ids = ids_by_axis(ids, self.rope.axes)
         if options.mask != "none":
             feeds[MASK_INPUT] = self._draw_mask(rng, case.batch, case.tokens)
+        feeds |= self._draw_arrays(rng)
         return CaseInputs(feeds, tensors, ids)
+
+    def _draw_arrays(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Return the norms' weights and the sinks that are inputs."""
+        arrays = {}
+        for name, shape in self.options.array_inputs(self.rope.head_dim).items():
+            array = rng.standard_normal(shape)
+            if name != "sinks":  # so that the factor of the norm is about 1
+                array = 0.2 * array + (1 - self.options.norm_offset)
+            arrays[name] = array.astype(self.dtype)
+        return arrays
 
     def _draw_mask(self, rng: np.random.Generator, batch: int, tokens: int) -> Array:
         kind = self.options.mask
@@ -135,6 +146,8 @@ class AttentionCheck(Check):
 
     def _step_input(self, name: str, x: Array, start: int, stop: int) -> Array:
         """Return the part of an input for the tokens from `start` to `stop`."""
+        if name in self.options.array_inputs(self.rope.head_dim):
+            return x
         if name == MASK_INPUT:
             mask = x if self.options.mask == "padding" else x[:, :, start:stop]
             return np.ascontiguousarray(mask[..., :stop])
@@ -145,7 +158,14 @@ class AttentionCheck(Check):
 
     def expected(self, inputs: CaseInputs) -> dict[str, ExpectedResult]:
         """Return the exact value of each output."""
-        outputs = Reference(self.rope, self.options, self.arrays, inputs).outputs()
+        arrays = dict(self.arrays)
+        for name in self.options.array_inputs(self.rope.head_dim):
+            array = inputs.feeds[name].astype(np.float64)
+            if name == "sinks":
+                arrays[name] = array
+            else:
+                arrays[name.removesuffix("_weight")] = array + self.options.norm_offset
+        outputs = Reference(self.rope, self.options, arrays, inputs).outputs()
         return {
             name: ExpectedResult(as_exact(output.value), output.bound)
             for name, output in outputs.items()

@@ -30,7 +30,7 @@ DEVIATIONS = 6.0
 SCALE = 4  # the scale on queries and on keys
 SOFTCAP = 4  # a quotient, a product, and tanh, of which onnxruntime's is off by 5.4 u at most
 WEIGHT = 4  # exp, of which onnxruntime's is off by 1.7 u at most, and a quotient
-NORM = 6  # of a norm beside its sum: mean, epsilon, root, quotient and weight
+NORM = 6  # of a norm beside its sum: mean, epsilon, root, quotient, offset and weight
 
 # Largest error of a score whose weight is bounded; beyond it, the weight may have any error.
 MAX_SCORE_ERROR = 30.0
@@ -92,7 +92,7 @@ def _with_angle_variance(rotated: RotatedEstimate) -> Estimate:
 class Reference:
     """The outputs that a model of attention must have.
 
-    arrays: the model's weights of projections and norms. inputs: those of the case.
+    arrays: the model's weights of projections and norms, and its sinks. inputs: those of the case.
     """
 
     rope: RotaryEmbedding
@@ -218,7 +218,10 @@ class Reference:
         group = self.options.num_heads // self.options.num_kv_heads
         k = Estimate(np.repeat(k.value, group, axis=1), np.repeat(k.variance, group, axis=1))
         v = Estimate(np.repeat(v.value, group, axis=1), np.repeat(v.variance, group, axis=1))
-        weights = self._softmax(self._scores(q, k))
+        scores = self._scores(q, k)
+        if "sinks" in self.arrays:
+            scores, v = self._with_sinks(scores, v)
+        weights = self._softmax(scores)
         result = product(weights.value, v.value)
         # Without the variance of the weights, which moves all elements of a head together.
         own_variance = weights.value**2 @ v.variance + self.unit * result.variance
@@ -232,6 +235,21 @@ class Reference:
         y = self._projected("o", merged.reshape(*merged.value.shape[:2], -1))
         shift = self._weight_shift(weights.variance, v.value @ by_head, result.value @ by_head)
         return Estimate(y.value, y.variance + shift.sum(axis=1))
+
+    def _with_sinks(self, scores: Estimate, v: Estimate) -> tuple[Estimate, Estimate]:
+        """Return scores with one more column, the sinks, and values with a row of zeros for it."""
+        sinks = self.arrays["sinks"].astype(np.float64)[:, None, None]
+        column = np.broadcast_to(sinks, (*scores.value.shape[:-1], 1))
+        zeros = np.zeros_like(column)
+        row = np.zeros_like(v.value[:, :, :1])
+        scores = Estimate(
+            np.concatenate([scores.value, column], axis=-1),
+            np.concatenate([scores.variance, zeros], axis=-1),
+        )
+        values = Estimate(
+            np.concatenate([v.value, row], axis=2), np.concatenate([v.variance, row], axis=2)
+        )
+        return scores, values
 
     def _softmax(self, scores: Estimate) -> Estimate:
         """Return the weights (batch, heads, tokens, tokens), 0 for queries without any key."""

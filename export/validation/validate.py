@@ -128,11 +128,11 @@ def _load(path: str) -> onnx.ModelProto:
 
 
 def read_weights(model: onnx.ModelProto, folder: str) -> dict[str, NDArray[Any]]:
-    """Return the weights of projections and norms; folder: of the model's external data."""
+    """Return the weights of projections, norms and sinks; folder: of the model's external data."""
     return {
         tensor.name: numpy_helper.to_array(tensor, base_dir=folder)
         for tensor in model.graph.initializer
-        if tensor.name.endswith(("_weight", "_bias", "_norm"))
+        if tensor.name.endswith(("_weight", "_bias", "_norm", "sinks"))
     }
 
 
