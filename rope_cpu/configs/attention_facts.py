@@ -124,14 +124,21 @@ class Attention:
 
         Raises ValueError if the layer type is needed and unknown.
         """
-        if self.window is None or layer_type in FULL_LAYERS:
-            return None
-        if self.window_in_all_layers or layer_type in WINDOW_LAYERS:
+        if self.window is None or self.window_in_all_layers:
             return self.window
-        name = "the layer type is not known" if layer_type is None else f"it is {shown(layer_type)}"
+        if layer_type in FULL_LAYERS:
+            return None
+        if layer_type in WINDOW_LAYERS:
+            return self.window
+        if layer_type is None:
+            raise ValueError(
+                f"it is not known which layers have the window of {self.window} keys "
+                "(`sliding_window`); add `layer_types` to the config, or give --window to the "
+                "command"
+            )
         raise ValueError(
-            f"the layer type decides whether a layer has the window of {self.window} keys, and "
-            f"{name}; known are {', '.join((*FULL_LAYERS, *WINDOW_LAYERS))}"
+            f"the layer type is {shown(layer_type)}, but only {', '.join(FULL_LAYERS)} and "
+            f"{', '.join(WINDOW_LAYERS)} are known to attend to all keys or to a window"
         )
 
 
