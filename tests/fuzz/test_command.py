@@ -75,7 +75,11 @@ OPTIONS = {
         "--mask": st.sampled_from(("none", "padding", "bool", "float", "x")),
         "--window": NUMBERS,
         "--softcap": NUMBERS,
-        "--normed": None,
+        "--layer": NUMBERS,
+        "--weights": FILES,
+        "--set": st.sampled_from(
+            ("window=none", "scale=2", "softcap=1e400", "sinks=none", "x", "=")
+        ),
         "--scale": NUMBERS,
     },
     "bench": {

@@ -1,0 +1,238 @@
+"""The attention of models' layers, from config and state dict alone, against transformers' modules.
+
+A small model runs once in float32, with hooks that keep the arguments of each attention module. The
+module, in float64, gives the expected result for the whole sequence; the exported layer computes it
+in steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from rope_cpu import RotaryEmbedding, export  # noqa: E402
+from rope_cpu.export.checkpoints.layer_weights import attention_prefix  # noqa: E402
+from rope_cpu.export.validation.session import open_session  # noqa: E402
+
+pytestmark = pytest.mark.peers
+
+# A prefill, a chunk and decode steps.
+STEPS = (13, 6, *(1,) * 5)
+TOKENS = sum(STEPS)
+WIDTH = 32
+KV_HEADS = 2
+
+SMALL = {
+    "hidden_size": 96,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": WIDTH,
+    "max_position_embeddings": 64,
+    "vocab_size": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "sliding_window": 8,
+}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + 0.01 * pair for pair in range(WIDTH // 2)],
+    "long_factor": [1.5 + 0.5 * pair for pair in range(WIDTH // 2)],
+    "original_max_position_embeddings": 16,
+    "factor": 4.0,
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+MIXED = {"layer_types": [SLIDING, FULL]}
+
+
+class Case(NamedTuple):
+    """A layer of a model: its model type, keys of its config beside SMALL, and its index."""
+
+    model_type: str
+    keys: dict[str, Any]
+    layer: int = 0
+
+
+CASES = {
+    "Llama 3": Case("llama", {"rope_parameters": LLAMA3, "attention_bias": True}),
+    "Qwen 3": Case("qwen3", {}),
+    "Gemma 2, sliding": Case("gemma2", {"query_pre_attn_scalar": 40}),
+    "Gemma 2, full": Case("gemma2", {"attn_logit_softcapping": 5.0}, 1),
+    "Gemma 3, sliding": Case("gemma3_text", MIXED),
+    "Gemma 3, full": Case("gemma3_text", MIXED, 1),
+    "GLM-4": Case(
+        "glm4",
+        {
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_theta": 1e4,
+                "rope_type": "default",
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "GPT-J": Case(
+        "gptj", {"rotary_dim": 16, "n_embd": 192, "n_head": 6, "n_layer": 2, "n_positions": 64}
+    ),
+    "Phi-3, longrope": Case(
+        "phi3",
+        {"rope_parameters": LONGROPE, "hidden_size": 192, "original_max_position_embeddings": 16},
+    ),
+    "Mistral, sliding": Case("mistral", {}),
+    "Cohere 2, sliding": Case("cohere2", {"layer_types": [SLIDING, FULL], "hidden_size": 192}),
+    "gpt-oss, sliding": Case("gpt_oss", EXPERTS),
+    "gpt-oss, full": Case("gpt_oss", EXPERTS, 1),
+}
+TARGETS = ("primitive", "onnx", "ort")
+
+
+class Expected(NamedTuple):
+    """A layer of a model of transformers.
+
+    config: as a dict. state: the model's state dict. hidden: input of the attention module. result:
+    its output in float64. own_error: largest difference of its output in float32.
+    """
+
+    config: dict[str, Any]
+    state: dict[str, Any]
+    hidden: np.ndarray
+    result: np.ndarray
+    own_error: float
+
+
+def config_keys(case: Case) -> dict[str, Any]:
+    keys = SMALL | case.keys
+    if case.model_type == "gptj":
+        keys = {name: keys[name] for name in ("vocab_size", *case.keys)}
+    if case.model_type not in ("gemma2", "gemma3_text", "mistral", "cohere2", "gpt_oss"):
+        keys.pop("sliding_window", None)
+    return keys
+
+
+def in_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """Return arguments of a module with all real tensors in another dtype."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, tuple):
+        return tuple(in_dtype(part, dtype) for part in value)
+    if isinstance(value, dict):
+        return {name: in_dtype(part, dtype) for name, part in value.items()}
+    return value
+
+
+@cache
+def expected(name: str) -> Expected:
+    """Run a small model of transformers and return the attention of one of its layers."""
+    case = CASES[name]
+    made = transformers.AutoConfig.for_model(case.model_type, **config_keys(case))
+    made._attn_implementation = "eager"
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    with torch.no_grad():
+        model = transformers.AutoModel.from_config(made).eval().float()
+        for parameter in model.parameters():
+            spread = 0.5 if parameter.ndim == 1 else 0.08
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = parameter.ndim == 1 and bool((parameter == 1).all())
+            parameter.copy_(noise * spread + is_norm)
+        state = model.state_dict()
+        module = model.get_submodule(attention_prefix(state, case.layer)[:-1])
+        calls: list[tuple[Any, ...]] = []
+        module.register_forward_hook(
+            lambda _, args, kwargs, __: calls.append((args, kwargs)), with_kwargs=True
+        )
+        ids = torch.randint(3, 16, (1, TOKENS), generator=generator)
+        model(ids, use_cache=False)
+        args, kwargs = calls[0]
+        results = {}
+        for dtype in (torch.float32, torch.float64):
+            same = copy.deepcopy(module).to(dtype)
+            output = same(*in_dtype(args, dtype), **in_dtype(kwargs, dtype))[0]
+            results[dtype] = output.double().numpy()
+    hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+    exact = results[torch.float64]
+    own_error = float(np.abs(results[torch.float32] - exact).max())
+    config = made.to_dict() | {"model_type": case.model_type}
+    return Expected(config, state, hidden.numpy(), exact, own_error)
+
+
+def rotary(config: dict[str, Any], layer: int) -> RotaryEmbedding:
+    """The rotation of a layer, with the float32 angles of transformers."""
+    rope = RotaryEmbedding.from_config(config, layer=layer, angle_dtype="float32")
+    return rope.at_length(TOKENS) if rope.spec.needs_length else rope
+
+
+def in_steps(model: Any, hidden: np.ndarray, dtype: str) -> np.ndarray:
+    """Run a model with a growing cache step by step."""
+    session = open_session(model)
+    shapes = {value.name: value.shape for value in session.get_inputs()}
+    past = {
+        name: np.zeros((1, shapes[name][1], 0, shapes[name][3]), dtype)
+        for name in ("past_key", "past_value")
+    }
+    results = []
+    start = 0
+    for count in STEPS:
+        step = {"hidden": hidden[:, start : start + count].astype(dtype)}
+        result, *present = session.run(None, step | past)
+        past = dict(zip(past, present, strict=True))
+        results.append(result)
+        start += count
+    return np.concatenate(results, axis=1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", CASES)
+def test_growing_cache(name: str, target: str) -> None:
+    layer = CASES[name].layer
+    peer = expected(name)
+    arguments = export.attention_options(peer.config, layer=layer)
+    arguments |= export.attention_weights(peer.state, peer.config, layer)
+    rope = rotary(peer.config, layer)
+    model = export.export_attention(rope, target=target, max_positions=64, **arguments)
+    check(name, target, "growing", peer, in_steps(model, peer.hidden, "float32"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float64(name: str) -> None:
+    layer = CASES[name].layer
+    peer = expected(name)
+    arguments = export.attention_options(peer.config, layer=layer)
+    arguments |= export.attention_weights(peer.state, peer.config, layer)
+    rope = rotary(peer.config, layer)
+    model = export.export_attention(
+        rope, target="primitive", dtype="float64", max_positions=64, **arguments
+    )
+    check(name, "primitive, float64", "growing", peer, in_steps(model, peer.hidden, "float64"))
+
+
+def check(name: str, target: str, kind: str, peer: Expected, result: np.ndarray) -> None:
+    """Compare a result with the expected one; a different order of sums may be 4 times as far off.
+
+    Norms and softmax of the module compute in float32 even where its weights are float64.
+    """
+    error = np.abs(result - peer.result).max()
+    print(
+        f"{name:<18} {target:<18} {kind:<8} {error:.1e}, the module in float32 "
+        f"{peer.own_error:.1e}, on values up to {np.abs(peer.result).max():.1f}"
+    )
+    assert error <= 4 * peer.own_error
