@@ -17,7 +17,8 @@ except ImportError as error:
 from .attention_model import export_attention
 from .files import save
 from .rope_model import export_rope
+from .validation.binding import bind
 from .validation.validate import validate
 from .validation.validation_report import Report
 
-__all__ = ["Report", "export_attention", "export_rope", "save", "validate"]
+__all__ = ["Report", "bind", "export_attention", "export_rope", "save", "validate"]
