@@ -12,6 +12,7 @@ from .cos_sin_nodes import arange
 from .graph import Graph, Shape
 
 MASK_INPUT = "attention_mask"
+PAST_LENGTHS = "past_lengths"
 
 # Shape of the input for each kind of mask.
 _SCORES_SHAPE: Shape = ["batch_or_1", "heads_or_1", "sequence", "total_length"]
@@ -24,11 +25,16 @@ MASK_SHAPES: dict[str, Shape] = {
 
 @dataclass(frozen=True)
 class Lengths:
-    """Numbers of new tokens, of tokens in the past, and of both, as int64 vectors of length 1."""
+    """Numbers of new tokens, of tokens in the past, and of both, as int64 vectors.
+
+    They have a length of 1. In a shared cache each row has its own past, (batch,): `total` is the
+    number of the longest row then, and `total_by_row` is (batch,).
+    """
 
     sequence: str
     past: str | None
     total: str
+    total_by_row: str | None = None
 
 
 def sequence_lengths(graph: Graph, sequence: str, past_key: str | None) -> Lengths:
@@ -40,13 +46,43 @@ def sequence_lengths(graph: Graph, sequence: str, past_key: str | None) -> Lengt
     return Lengths(sequence, past, total)
 
 
-def causal_mask(graph: Graph, lengths: Lengths, window: int | None) -> str:
-    """Return the causal mask (seq, total), restricted to `window` keys where that is given."""
-    key = arange(graph, lengths.total, "key_index")
+def shared_cache_lengths(graph: Graph, batch: str, sequence: str) -> Lengths:
+    """Return the lengths of the rows of a shared cache, checked when the graph runs.
+
+    ONNX has no operator that fails on purpose. Gather fails outside its data, and onnxruntime's
+    error holds the name of the node.
+    """
+    # One length for many rows would broadcast; reshaped to the batch, it fails instead.
+    past = graph.node("Reshape", [PAST_LENGTHS, batch], "past_lengths_are_one_for_each_row")
+    total = graph.node("Add", [past, sequence], "total_length_by_row/unchecked")
+    capacity = graph.size("past_key", 2, "capacity")
+    is_beyond = graph.node("Greater", [total, capacity], "is_beyond_capacity")
+    is_negative = graph.node("Less", [past, graph.ints(0)], "is_negative")
+    is_wrong = graph.node("Or", [is_beyond, is_negative], "is_outside_cache")
+    index = graph.cast(is_wrong, np.int64, "is_outside_cache/index")
+    name = "past_lengths_must_be_0_or_more_and_with_the_new_tokens_at_most_the_capacity"
+    zero = graph.node("Gather", [graph.ints(0), index], name)
+    past = graph.node("Add", [past, zero], "past_length_by_row")
+    by_row = graph.node("Add", [past, sequence], "total_length_by_row")
+    longest = graph.node("ReduceMax", [by_row], "total_length", keepdims=1)
+    return Lengths(sequence, past, longest, by_row)
+
+
+def causal_mask(graph: Graph, lengths: Lengths, window: int | None, keys: str | None = None) -> str:
+    """Return the causal mask (seq, keys), restricted to `window` keys where that is given.
+
+    keys: their number, `lengths.total` by default. With lengths by row: (batch, 1, seq, keys).
+    """
+    key = arange(graph, keys or lengths.total, "key_index")
     query = arange(graph, lengths.sequence, "query_index")
-    if lengths.past is not None:
-        query = graph.node("Add", [query, lengths.past], "query_index/from_past")
-    query = graph.node("Unsqueeze", [query, graph.ints(1)], "query_index/column")
+    past = lengths.past
+    new_axes = graph.ints(1)
+    if past is not None and lengths.total_by_row is not None:
+        past = graph.node("Unsqueeze", [past, graph.ints(1)], "query_index/past_column")
+        new_axes = graph.ints(1, 3)
+    if past is not None:
+        query = graph.node("Add", [query, past], "query_index/from_past")
+    query = graph.node("Unsqueeze", [query, new_axes], "query_index/column")
     not_later = graph.node("LessOrEqual", [key, query], "is_not_later")
     if window is None:
         return not_later

@@ -17,6 +17,8 @@ WEIGHTS = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
 INPUT = "input"
 # Where weights of norms, and sinks, come from.
 SOURCES = ("none", "initializer", INPUT)
+# The inputs that hold the scales of an int8 cache, one for each head and element of a vector.
+SCALES = ("k_scale", "v_scale")
 
 
 def projection_weights(weights: Mapping[str, ArrayLike] | None) -> dict[str, Float64]:

@@ -80,10 +80,12 @@ def attention(
     allowed=None,
     added=0.0,
     sinks=None,
+    stored=None,
 ):
     """Return the attention of q, k and v, and its error before it is rounded.
 
-    sinks: (heads,), each a score of every query of its head, without a value.
+    sinks: (heads,), each a score of every query of its head, without a value. stored: function of a
+    pair (batch, seq, heads, width) and of its name, k or v, that returns it as a cache holds it.
 
     q, k, v: arrays (batch, seq, heads, width), or pairs of an array and its error.
     """
@@ -92,6 +94,9 @@ def attention(
         cached(rotated(rope, k, ids, dtype), dtype),
     )
     v, v_off = cached(v, dtype) if isinstance(v, tuple) else exactly(v)
+    if stored is not None:
+        k, k_off = stored((k, k_off), "k")
+        v, v_off = stored((v, v_off), "v")
     batch, seq, heads, width = q.shape
     u, scale = UNITS[str(dtype)], scale or width**-0.5
     result, bound = np.zeros((2, batch, seq, heads, v.shape[-1]))

@@ -41,6 +41,8 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
     attributes: dict[str, Any] = {"is_causal": int(options.causal), "scale": options.scale}
     if options.softcap is not None:
         attributes["softcap"] = options.softcap
+    if attention.is_shared:
+        return _attend_to_shared_cache(attention, q, k, v, attributes | {"is_causal": 0})
     if attention.sinks is not None:
         return _attend_with_sinks(
             attention, q, k, v, attention.sinks, attributes | {"is_causal": 0}
@@ -73,21 +75,65 @@ def _attend_with_sinks(
     if attention.past is not None:
         keys = graph.node("Concat", [attention.past[0], k], "key_with_past", axis=2)
         values = graph.node("Concat", [attention.past[1], v], "value_with_past", axis=2)
-    one_row = graph.ints(0, 0, 0, 0, 0, 0, 1, 0)
-    keys_and_sink = graph.node("Pad", [keys, one_row], "keys_and_sink")
-    values_and_sink = graph.node("Pad", [values, one_row], "values_and_sink")
     bias = _mask(attention)
     if bias is None:
         bias = graph.scalar(0.0, attention.compute_dtype)
     elif options.mask != "float":
         bias = mask_as_bias(graph, bias, None, attention.compute_dtype)
-    heads = graph.ints(1, options.num_heads)
-    lengths = attention.lengths
-    shape = graph.node("Concat", [heads, lengths.sequence, lengths.total], "bias/shape", axis=0)
+    inputs = _inputs_with_sinks(attention, keys, values, bias, attention.lengths.total, sinks)
+    return graph.node("Attention", [q, *inputs], "attend", **attributes), keys, values
+
+
+def _inputs_with_sinks(
+    attention: Attention, keys: str, values: str, bias: str, length: str, sinks: str
+) -> list[str]:
+    """Return keys, values and bias with one more key, which is zero; length: of the keys."""
+    graph = attention.graph
+    heads = attention.options.num_heads
+    one_row = graph.ints(0, 0, 0, 0, 0, 0, 1, 0)
+    keys_and_sink = graph.node("Pad", [keys, one_row], "keys_and_sink")
+    values_and_sink = graph.node("Pad", [values, one_row], "values_and_sink")
+    sizes = [graph.ints(1, heads), attention.lengths.sequence, length]
+    shape = graph.node("Concat", sizes, "bias/shape", axis=0)
     bias = graph.node("Expand", [bias, shape], "bias")
-    bias = with_sinks(graph, bias, sinks, (options.num_heads,))
-    inputs = [q, keys_and_sink, values_and_sink, bias]
-    return graph.node("Attention", inputs, "attend", **attributes), keys, values
+    return [keys_and_sink, values_and_sink, with_sinks(graph, bias, sinks, (heads,))]
+
+
+def _attend_to_shared_cache(
+    attention: Attention, q: str, k: str, v: str, attributes: dict[str, Any]
+) -> tuple[str, str, str]:
+    """Write TensorScatter, and Attention over the whole cache.
+
+    The mask holds the causality: operators of runtimes before onnx 1.23 align it with the first
+    key. It holds the lengths too, which nonpad_kv_seqlen repeats for runtimes that skip the rest.
+    """
+    graph = attention.graph
+    options = attention.options
+    dtype = attention.compute_dtype
+    lengths = attention.lengths
+    past_key, past_value = attention.past or ("", "")
+    keys = _written(attention, past_key, k, "key")
+    values = _written(attention, past_value, v, "value")
+    attended_keys = graph.cast(keys, dtype, "key/from_cached", source=options.dtype)
+    attended_values = graph.cast(values, dtype, "value/from_cached", source=options.dtype)
+    capacity = graph.size(past_key, 2, "capacity")
+    mask = causal_mask(graph, lengths, options.window, capacity)
+    inputs = [attended_keys, attended_values, mask, "", "", str(lengths.total_by_row)]
+    if attention.sinks is not None:
+        bias = mask_as_bias(graph, mask, None, dtype)
+        inputs = _inputs_with_sinks(
+            attention, attended_keys, attended_values, bias, capacity, attention.sinks
+        )
+    return graph.node("Attention", [q, *inputs], "attend", **attributes), keys, values
+
+
+def _written(attention: Attention, past: str, new: str, name: str) -> str:
+    """Return a shared cache with new keys or values written to it."""
+    graph = attention.graph
+    dtype = attention.options.dtype
+    new = graph.cast(new, dtype, f"{name}/as_cached", source=attention.compute_dtype)
+    inputs = [past, new, str(attention.lengths.past)]
+    return graph.node("TensorScatter", inputs, f"{name}_written", axis=2)
 
 
 def _mask(attention: Attention) -> str | None:
@@ -116,4 +162,5 @@ ONNX = Target(
     rotator=OnnxRotator,
     attend=attend,
     attention_layout="bhsd",
+    shared_cache_opset=24,
 )

@@ -7,7 +7,7 @@ import onnx
 
 from rope_cpu import RotaryEmbedding
 
-from ..cos_sin_nodes import token_cos_sin
+from ..cos_sin_nodes import arange, token_cos_sin
 from ..graph import DOMAIN, FLOAT32, FLOAT64, HALF, Graph
 from ..masks import boolean_mask, causal_mask, with_sinks
 from .base import Attention, Rotator, Target, block_widths, pairing_text, part_widths
@@ -126,12 +126,18 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
     """
     graph = attention.graph
     options = attention.options
-    keys = _with_past(attention, k, 0, "key")
-    values = _with_past(attention, v, 1, "value")
+    if attention.is_shared:
+        index = _cache_index(attention)
+        keys = _written(attention, k, 0, index, "key")
+        values = _written(attention, v, 1, index, "value")
+    else:
+        keys = _with_past(attention, k, 0, "key")
+        values = _with_past(attention, v, 1, "value")
     queries = _scaled_queries(attention, q)
-    columns = graph.transpose(keys, "bktw", "bkwt", "keys_by_column")
+    columns = graph.transpose(_attended(attention, keys, "key"), "bktw", "bkwt", "keys_by_column")
     columns = graph.node("Unsqueeze", [columns, graph.ints(2)], "keys_of_group")
-    grouped_values = graph.node("Unsqueeze", [values, graph.ints(2)], "values_of_group")
+    attended_values = _attended(attention, values, "value")
+    grouped_values = graph.node("Unsqueeze", [attended_values, graph.ints(2)], "values_of_group")
     scores = graph.node("MatMul", [queries, columns], "scores")
     if options.softcap is not None:
         tanh = graph.node("Tanh", [scores], "scores/tanh")
@@ -170,6 +176,8 @@ def _weights(attention: Attention, scores: str) -> str:
     causal = None
     if options.causal:
         causal = causal_mask(graph, attention.lengths, options.window)
+        if attention.is_shared:  # (b, 1, s, t): an axis for the groups of heads
+            causal = graph.node("Unsqueeze", [causal, graph.ints(1)], "is_near/of_groups")
     mask = boolean_mask(graph, attention.lengths, options.mask, causal)
     lowest = graph.scalar(float(np.finfo(dtype).min), dtype)
     if mask is not None:
@@ -219,6 +227,50 @@ def _with_past(attention: Attention, new: str, index: int, name: str) -> str:
     if attention.past is None:
         return new
     return attention.graph.node("Concat", [attention.past[index], new], f"{name}_with_past", axis=2)
+
+
+def _cache_index(attention: Attention) -> str:
+    """Return the place of each new row in a shared cache, (batch, seq, kv_heads, 3).
+
+    Its three numbers are batch row, head and position.
+    """
+    graph = attention.graph
+    kv_heads = attention.options.num_kv_heads
+    sizes = [attention.rotator.batch, attention.lengths.sequence, graph.ints(kv_heads, 1)]
+    shape = graph.node("Concat", sizes, "cache_index/shape", axis=0)
+    row = arange(graph, attention.rotator.batch, "cache_index/row")
+    row = graph.node("Unsqueeze", [row, graph.ints(1, 2, 3)], "cache_index/row_column")
+    head = np.arange(kv_heads)[:, None]
+    head_column = graph.initializer("key_head_index", head)
+    first = graph.node("Unsqueeze", [str(attention.lengths.past), graph.ints(1)], "first_place")
+    token = arange(graph, attention.lengths.sequence, "cache_index/token")
+    place = graph.node("Add", [first, token], "cache_index/place")
+    place = graph.node("Unsqueeze", [place, graph.ints(2, 3)], "cache_index/place_column")
+    columns = [
+        graph.node("Expand", [value, shape], f"cache_index/{name}_of_all")
+        for name, value in (("row", row), ("head", head_column), ("place", place))
+    ]
+    return graph.node("Concat", columns, "cache_index", axis=-1)
+
+
+def _written(attention: Attention, new: str, part: int, index: str, name: str) -> str:
+    """Return a shared cache with new keys or values written to it; part: of them in the past."""
+    graph = attention.graph
+    past = attention.past or ("", "")
+    options = attention.options
+    new = graph.cast(new, options.dtype, f"{name}/as_cached", source=attention.compute_dtype)
+    return graph.node("ScatterND", [past[part], index, new], f"{name}_written")
+
+
+def _attended(attention: Attention, cached: str, name: str) -> str:
+    """Return the keys or values to attend to: of a shared cache, up to the longest row."""
+    if not attention.is_shared:
+        return cached
+    graph = attention.graph
+    end = attention.lengths.total
+    cached = graph.node("Slice", [cached, graph.ints(0), end, graph.ints(2)], f"{name}_of_rows")
+    dtype = attention.compute_dtype
+    return graph.cast(cached, dtype, f"{name}/from_cached", source=attention.options.dtype)
 
 
 PRIMITIVE = Target(

@@ -32,6 +32,9 @@ SOFTCAP = 4  # a quotient, a product, and tanh, of which onnxruntime's is off by
 WEIGHT = 4  # exp, of which onnxruntime's is off by 1.7 u at most, and a quotient
 NORM = 6  # of a norm beside its sum: mean, epsilon, root, quotient, offset and weight
 
+# The levels of an int8 cache.
+INT8_RANGE = (-128, 127)
+
 # Largest error of a score whose weight is bounded; beyond it, the weight may have any error.
 MAX_SCORE_ERROR = 30.0
 
@@ -92,7 +95,8 @@ def _with_angle_variance(rotated: RotatedEstimate) -> Estimate:
 class Reference:
     """The outputs that a model of attention must have.
 
-    arrays: the model's weights of projections and norms, and its sinks. inputs: those of the case.
+    arrays: the model's weights of projections and norms, sinks, and scales of an int8 cache.
+    inputs: those of the case.
     """
 
     rope: RotaryEmbedding
@@ -128,7 +132,10 @@ class Reference:
         return outputs
 
     def _present(self, rotated: RotatedEstimate, name: str) -> BoundedOutput:
-        """Return present keys or values."""
+        """Return present keys or values; those of an int8 cache in units of their scale."""
+        if self.options.cache_dtype is not None:
+            nearest, is_halfway = self._levels(rotated, name)
+            return BoundedOutput(nearest, is_halfway.astype(np.float64))
         bound = DEVIATIONS * np.sqrt(rotated.variance)
         if self._is_rounded(name):
             bound = bound + self._half_ulp(rotated.value)
@@ -149,11 +156,34 @@ class Reference:
 
     def _as_cached(self, rotated: RotatedEstimate, name: str) -> Estimate:
         """Return the keys or values that are attended to, rounded as the cache is."""
+        if self.options.cache_dtype is not None:
+            return self._from_int8(rotated, name)
         estimate = _with_angle_variance(rotated)
         if not self._is_rounded(name):
             return estimate
         rounding = self._half_ulp(estimate.value) ** 2 / 3
         return Estimate(estimate.value, estimate.variance + rounding)
+
+    def _levels(self, rotated: RotatedEstimate, name: str) -> tuple[Float64, Array]:
+        """Return the levels of an int8 cache, and where a level next to it is right too.
+
+        The rounding to whole levels is no error: the model has to do the same. But where the exact
+        value is halfway between two levels, up to its error, either is right.
+        """
+        scale = self.arrays[f"{name}_scale"]
+        levels = np.clip(rotated.value / scale, *INT8_RANGE)
+        error = (DEVIATIONS * np.sqrt(rotated.variance) + rotated.angle_bound) / scale
+        error = error + 2 * np.sqrt(self.unit) * np.abs(levels)  # of the division
+        nearest = np.rint(levels)
+        return nearest, np.abs(levels - nearest) >= 0.5 - error
+
+    def _from_int8(self, rotated: RotatedEstimate, name: str) -> Estimate:
+        """Return the keys or values of an int8 cache."""
+        scale = self.arrays[f"{name}_scale"]
+        nearest, is_halfway = self._levels(rotated, name)
+        variance = np.where(is_halfway, (scale / DEVIATIONS) ** 2, 0)
+        value = nearest * scale
+        return Estimate(value, variance + self.unit * value**2)
 
     def _attention_input(self, name: str) -> RotatedEstimate:
         """Return q, k or v as (batch, heads, tokens, width): projected, normed, rotated."""

@@ -23,6 +23,7 @@ from .attention_check import AttentionCheck
 from .check import Check
 from .rope_check import RopeCheck
 from .session import open_session
+from .shared_cache_check import SharedCacheCheck
 from .validation_report import Outcome, Report
 
 
@@ -113,7 +114,8 @@ def _build_check(
                 f"`model` has no initializer '{name}_weight', but its metadata hold options for "
                 "that projection"
             )
-    return AttentionCheck(session, rope, options, arrays)
+    check = SharedCacheCheck if options.is_shared else AttentionCheck
+    return check(session, rope, options, arrays)
 
 
 def _load(path: str) -> onnx.ModelProto:
