@@ -28,9 +28,10 @@ from ..layouts import LAYOUTS
 from ..options import POSITIONS
 from ..targets import TARGETS
 from .model_attention import (
+    GRAPH_OPTIONS,
     attention_only_options,
     export_model_attention,
-    graph_options,
+    given_options,
     model_metadata,
     seq_len_problem,
 )
@@ -129,6 +130,16 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
         help="kind of mask that is an input (default: none)",
     )
     group.add_argument(
+        "--cache",
+        choices=attention_settings.CACHES,
+        help="growing: each step returns a longer cache (default); shared: written in place",
+    )
+    group.add_argument(
+        "--cache-dtype",
+        choices=("int8",),
+        help="dtype of a shared cache, with scales as inputs (default: that of --dtype)",
+    )
+    group.add_argument(
         "--window",
         type=integer,
         metavar="N",
@@ -186,6 +197,6 @@ def _export_rotation(
         num_kv_heads=kv_heads,
         inverse=args.inverse,
         metadata=model_metadata(args, config),
-        **graph_options(args),
+        **given_options(args, GRAPH_OPTIONS),
     )
     return model, rope

@@ -26,7 +26,8 @@ from ..checkpoints.layer_weights import layer_weights
 from ..options import POSITIONS
 
 GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "opset")
-ATTENTION_OPTIONS = ("weights", "mask", "window", "softcap", "scale")
+CACHE_OPTIONS = ("mask", "cache", "cache_dtype")
+ATTENTION_OPTIONS = ("weights", *CACHE_OPTIONS, "window", "softcap", "scale")
 
 # Options that state a property of the model.
 MODEL_OPTIONS = ("window", "softcap", "scale")
@@ -96,9 +97,11 @@ def export_model_attention(
         raise UsageError(_numbered(problems))
     if args.seq_len is not None:
         rope = rope.at_length(args.seq_len)
-    options = described.options() | graph_options(args)
-    if args.mask is not None:
-        options["mask"] = args.mask
+    options = (
+        described.options()
+        | given_options(args, GRAPH_OPTIONS)
+        | given_options(args, CACHE_OPTIONS)
+    )
     if args.weights is not None:
         options |= layer_weights(
             args.weights, described, config.model_type, args.layer, tuple(departures)
@@ -125,15 +128,15 @@ def model_metadata(args: argparse.Namespace, config: ModelConfig) -> dict[str, s
     return entries | ({"rope_cpu.layer": json.dumps(chosen)} if chosen else {})
 
 
-def graph_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of rotation and attention that are given, by name."""
-    options = {name: getattr(args, name) for name in GRAPH_OPTIONS}
+def given_options(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the options of these names that are given."""
+    options = {name: getattr(args, name) for name in names}
     return {name: value for name, value in options.items() if value is not None}
 
 
 def attention_only_options(args: argparse.Namespace) -> list[str]:
     """Return the options that are given, but need --attention."""
-    options = [f"--{name}" for name in ATTENTION_OPTIONS if getattr(args, name) is not None]
+    options = [f"--{name.replace('_', '-')}" for name in given_options(args, ATTENTION_OPTIONS)]
     if args.set:
         options.insert(0, "--set")
     if args.positions not in (None, *POSITIONS):

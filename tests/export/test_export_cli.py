@@ -56,6 +56,11 @@ def test_a_bidirectional_model_type_is_written_so(export_to):
         ("--attention", "--target", "onnx", "--mask", "padding", "--set", "window=16"),
         ("--attention", "--target", "ort", "--max-positions", "128", "--set", "softcap=30"),
         ("--attention", "--target", "primitive", "--positions", "position_ids", "--layer", "0"),
+        ("--attention", "--target", "primitive", "--cache", "shared", "--max-positions", "64"),
+        (
+            *("--attention", "--target", "ort", "--cache", "shared", "--cache-dtype", "int8"),
+            *("--max-positions", "64"),
+        ),
     ],
 )
 def test_export_writes_a_validated_file(export_to, capsys, arguments):
@@ -102,6 +107,8 @@ def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path
         (("--window", "4"), "--window is an option of attention; give --attention as well"),
         (("--set", "window=none"), "--set is an option of attention; give --attention as well"),
         (("--layer", "4"), "`layer` is 4, but there are 4 layers"),
+        (("--cache-dtype", "int8"), "--cache-dtype is an option of attention"),
+        (("--attention", "--cache-dtype", "int8"), "`cache_dtype`"),
         (("--attention", "--inverse"), "attention rotates forward"),
         (("--attention", "--layout", "thd"), "with --attention it is one of bhsd, bshd, bsd"),
         (("--attention", "--target", "ort"), "`max_positions` is None"),

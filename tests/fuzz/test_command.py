@@ -73,6 +73,8 @@ OPTIONS = {
         "--seed": NUMBERS,
         "--attention": None,
         "--mask": st.sampled_from(("none", "padding", "bool", "float", "x")),
+        "--cache": st.sampled_from(("growing", "shared", "x")),
+        "--cache-dtype": st.sampled_from(("int8", "x")),
         "--window": NUMBERS,
         "--softcap": NUMBERS,
         "--layer": NUMBERS,

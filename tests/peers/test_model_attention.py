@@ -28,16 +28,16 @@ pytestmark = pytest.mark.peers
 STEPS = (13, 6, *(1,) * 5)
 TOKENS = sum(STEPS)
 WIDTH = 32
-KV_HEADS = 2
+CAPACITY = 64
 
 SMALL = {
     "hidden_size": 96,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 6,
-    "num_key_value_heads": KV_HEADS,
+    "num_key_value_heads": 2,
     "head_dim": WIDTH,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": CAPACITY,
     "vocab_size": 16,
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -181,48 +181,58 @@ def rotary(config: dict[str, Any], layer: int) -> RotaryEmbedding:
     return rope.at_length(TOKENS) if rope.spec.needs_length else rope
 
 
-def in_steps(model: Any, hidden: np.ndarray, dtype: str) -> np.ndarray:
-    """Run a model with a growing cache step by step."""
+def in_steps(model: Any, hidden: np.ndarray, dtype: str, kind: str) -> np.ndarray:
+    """Run a model step by step, over a cache that grows or that is shared."""
     session = open_session(model)
     shapes = {value.name: value.shape for value in session.get_inputs()}
+    rows = 0 if kind == "growing" else CAPACITY
     past = {
-        name: np.zeros((1, shapes[name][1], 0, shapes[name][3]), dtype)
+        name: np.zeros((1, shapes[name][1], rows, WIDTH), dtype)
         for name in ("past_key", "past_value")
     }
     results = []
     start = 0
     for count in STEPS:
-        step = {"hidden": hidden[:, start : start + count].astype(dtype)}
-        result, *present = session.run(None, step | past)
-        past = dict(zip(past, present, strict=True))
+        feeds = {"hidden": hidden[:, start : start + count].astype(dtype)} | past
+        if kind == "growing":
+            result, *present = session.run(None, feeds)
+            past = dict(zip(past, present, strict=True))
+        else:
+            feeds["past_lengths"] = np.array([start])
+            result = np.empty_like(feeds["hidden"])
+            export.bind(session, feeds, {"attention": result})()
         results.append(result)
         start += count
     return np.concatenate(results, axis=1)
 
 
+def exported(name: str, target: str, dtype: str, kind: str) -> Any:
+    """The layer of a case, exported from its config and state dict."""
+    layer = CASES[name].layer
+    peer = expected(name)
+    arguments = export.attention_options(peer.config, layer=layer)
+    arguments |= export.attention_weights(peer.state, peer.config, layer)
+    rope = rotary(peer.config, layer)
+    return export.export_attention(
+        rope, target=target, dtype=dtype, cache=kind, max_positions=CAPACITY, **arguments
+    )
+
+
+@pytest.mark.parametrize("kind", ["growing", "shared"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)
-def test_growing_cache(name: str, target: str) -> None:
-    layer = CASES[name].layer
+def test_layer(name: str, target: str, kind: str) -> None:
     peer = expected(name)
-    arguments = export.attention_options(peer.config, layer=layer)
-    arguments |= export.attention_weights(peer.state, peer.config, layer)
-    rope = rotary(peer.config, layer)
-    model = export.export_attention(rope, target=target, max_positions=64, **arguments)
-    check(name, target, "growing", peer, in_steps(model, peer.hidden, "float32"))
+    model = exported(name, target, "float32", kind)
+    check(name, target, kind, peer, in_steps(model, peer.hidden, "float32", kind))
 
 
+@pytest.mark.parametrize("kind", ["growing", "shared"])
 @pytest.mark.parametrize("name", CASES)
-def test_float64(name: str) -> None:
-    layer = CASES[name].layer
+def test_float64(name: str, kind: str) -> None:
     peer = expected(name)
-    arguments = export.attention_options(peer.config, layer=layer)
-    arguments |= export.attention_weights(peer.state, peer.config, layer)
-    rope = rotary(peer.config, layer)
-    model = export.export_attention(
-        rope, target="primitive", dtype="float64", max_positions=64, **arguments
-    )
-    check(name, "primitive, float64", "growing", peer, in_steps(model, peer.hidden, "float64"))
+    model = exported(name, "primitive", "float64", kind)
+    check(name, "primitive, float64", kind, peer, in_steps(model, peer.hidden, "float64", kind))
 
 
 def check(name: str, target: str, kind: str, peer: Expected, result: np.ndarray) -> None:
