@@ -7,20 +7,19 @@ in steps.
 
 from __future__ import annotations
 
-import copy
-import zlib
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
-from rope_cpu import RotaryEmbedding, export  # noqa: E402
-from rope_cpu.export.checkpoints.layer_weights import attention_prefix  # noqa: E402
-from rope_cpu.export.validation.session import open_session  # noqa: E402
+from attention_modules import Module, attention_module, random_model
+
+from rope_cpu import RotaryEmbedding, export
+from rope_cpu.export.validation.session import open_session
 
 pytestmark = pytest.mark.peers
 
@@ -106,20 +105,6 @@ CASES = {
 TARGETS = ("primitive", "onnx", "ort")
 
 
-class Expected(NamedTuple):
-    """A layer of a model of transformers.
-
-    config: as a dict. state: the model's state dict. hidden: input of the attention module. result:
-    its output in float64. own_error: largest difference of its output in float32.
-    """
-
-    config: dict[str, Any]
-    state: dict[str, Any]
-    hidden: np.ndarray
-    result: np.ndarray
-    own_error: float
-
-
 def config_keys(case: Case) -> dict[str, Any]:
     keys = SMALL | case.keys
     if case.model_type == "gptj":
@@ -129,50 +114,12 @@ def config_keys(case: Case) -> dict[str, Any]:
     return keys
 
 
-def in_dtype(value: Any, dtype: torch.dtype) -> Any:
-    """Return arguments of a module with all real tensors in another dtype."""
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, tuple):
-        return tuple(in_dtype(part, dtype) for part in value)
-    if isinstance(value, dict):
-        return {name: in_dtype(part, dtype) for name, part in value.items()}
-    return value
-
-
 @cache
-def expected(name: str) -> Expected:
+def expected(name: str) -> Module:
     """Run a small model of transformers and return the attention of one of its layers."""
     case = CASES[name]
-    made = transformers.AutoConfig.for_model(case.model_type, **config_keys(case))
-    made._attn_implementation = "eager"
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    with torch.no_grad():
-        model = transformers.AutoModel.from_config(made).eval().float()
-        for parameter in model.parameters():
-            spread = 0.5 if parameter.ndim == 1 else 0.08
-            noise = torch.randn(parameter.shape, generator=generator)
-            is_norm = parameter.ndim == 1 and bool((parameter == 1).all())
-            parameter.copy_(noise * spread + is_norm)
-        state = model.state_dict()
-        module = model.get_submodule(attention_prefix(state, case.layer)[:-1])
-        calls: list[tuple[Any, ...]] = []
-        module.register_forward_hook(
-            lambda _, args, kwargs, __: calls.append((args, kwargs)), with_kwargs=True
-        )
-        ids = torch.randint(3, 16, (1, TOKENS), generator=generator)
-        model(ids, use_cache=False)
-        args, kwargs = calls[0]
-        results = {}
-        for dtype in (torch.float32, torch.float64):
-            same = copy.deepcopy(module).to(dtype)
-            output = same(*in_dtype(args, dtype), **in_dtype(kwargs, dtype))[0]
-            results[dtype] = output.double().numpy()
-    hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-    exact = results[torch.float64]
-    own_error = float(np.abs(results[torch.float32] - exact).max())
-    config = made.to_dict() | {"model_type": case.model_type}
-    return Expected(config, state, hidden.numpy(), exact, own_error)
+    model, calls = random_model(case.model_type, config_keys(case), TOKENS)
+    return attention_module(model, calls, case.model_type, case.layer)
 
 
 def rotary(config: dict[str, Any], layer: int) -> RotaryEmbedding:
@@ -235,7 +182,7 @@ def test_float64(name: str, kind: str) -> None:
     check(name, "primitive, float64", kind, peer, in_steps(model, peer.hidden, "float64", kind))
 
 
-def check(name: str, target: str, kind: str, peer: Expected, result: np.ndarray) -> None:
+def check(name: str, target: str, kind: str, peer: Module, result: np.ndarray) -> None:
     """Compare a result with the expected one; a different order of sums may be 4 times as far off.
 
     Norms and softmax of the module compute in float32 even where its weights are float64.
