@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from .. import attention_settings
 from ..checkpoints.layer_attention import LayerAttention, describe_layer
 from ..checkpoints.layer_weights import layer_weights
 from ..options import POSITIONS
+from .departures import changed, read_departures
 
 GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "opset")
 CACHE_OPTIONS = ("mask", "cache", "cache_dtype")
@@ -43,31 +44,6 @@ CONFIG_KEYS = {
 SETTING_TOLERANCE = 5e-6
 
 
-def _number(text: str) -> float | None:
-    return None if text == "none" else float(text)
-
-
-def _whole_number(text: str) -> int | None:
-    return None if text == "none" else int(text)
-
-
-def _none(text: str) -> None:
-    if text != "none":
-        raise ValueError
-
-
-# Parts of a model's attention that --set can leave out, which are fields of `Attention`.
-OPTIONAL_PARTS = ("sinks", "qk_norm", "v_norm", "chunk", "query_scale", "clip", "other")
-
-# Names for --set: the values that they take, for error texts, and the function that reads one.
-DEPARTURES: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "window": ("a number of keys or none", _whole_number),
-    "softcap": ("a number or none", _number),
-    "scale": ("a number, or none for head_dim^-½", _number),
-}
-DEPARTURES |= dict.fromkeys(OPTIONAL_PARTS, ("none", _none))
-
-
 def export_model_attention(
     args: argparse.Namespace, config: ModelConfig
 ) -> tuple[onnx.ModelProto, RotaryEmbedding]:
@@ -75,42 +51,63 @@ def export_model_attention(
 
     Raises UsageError with all reasons why the command cannot write it.
     """
-    problems = _usage_problems(args)
-    departures, departure_problems = _read_departures(args)
-    problems += departure_problems
-    rope = None
+    departures, problems = read_departures(args.set)
+    problems += _usage_problems(args)
+    rope, rope_problems = _rotation(args, config)
+    described, model_problems = _described(args, config, departures)
+    problems += rope_problems
+    problems += [problem for problem in model_problems if problem not in rope_problems]
+    if rope is None or described is None:
+        raise UsageError(_numbered(problems))
+    options = described.options()
+    options |= given_options(args, (*GRAPH_OPTIONS, *CACHE_OPTIONS))
+    options["metadata"] = model_metadata(args, config)
+    if departures:
+        options["metadata"]["rope_cpu.departures"] = json.dumps(departures)
+    if problems:
+        raise UsageError(_numbered([*problems, *_export_problems(rope, options)]))
+    if args.weights is not None:
+        left_out = tuple(departures)
+        options |= layer_weights(args.weights, described, config.model_type, args.layer, left_out)
+    _print_notes(config, described.facts)
+    return export.export_attention(rope, **options), rope
+
+
+def _rotation(
+    args: argparse.Namespace, config: ModelConfig
+) -> tuple[RotaryEmbedding | None, list[str]]:
+    """Return the rotation of the layer, for --seq-len, and problems with it."""
     try:
         rope = rope_from_config(config, args.layer_type, args.interleaved, args.layer)
     except UsageError as error:
-        problems.append(str(error))
-    else:
-        problem = seq_len_problem(args.seq_len, rope)
-        problems += [] if problem is None else [problem]
-    model_facts = _with_options(config, args)
-    model_own, _ = describe_layer(config, model_facts, args.layer, args.layer_type)
-    problems += _agreements(departures, model_own)
-    facts = _changed(model_facts, departures)
-    described, model_problems = describe_layer(config, facts, args.layer, args.layer_type)
-    problems += [problem for problem in model_problems if problem not in problems]
-    problems += _contradictions(args, config, facts, described)
-    if problems or rope is None or described is None:
-        raise UsageError(_numbered(problems))
-    if args.seq_len is not None:
-        rope = rope.at_length(args.seq_len)
-    options = (
-        described.options()
-        | given_options(args, GRAPH_OPTIONS)
-        | given_options(args, CACHE_OPTIONS)
-    )
-    if args.weights is not None:
-        options |= layer_weights(
-            args.weights, described, config.model_type, args.layer, tuple(departures)
-        )
-    _print_notes(config, facts)
-    metadata = model_metadata(args, config)
-    if departures:
-        metadata["rope_cpu.departures"] = json.dumps(departures)
-    return export.export_attention(rope, **options, metadata=metadata), rope
+        return None, [str(error)]
+    problem = seq_len_problem(args.seq_len, rope)
+    if problem is not None:
+        return None, [problem]
+    return rope if args.seq_len is None else rope.at_length(args.seq_len), []
+
+
+def _described(
+    args: argparse.Namespace, config: ModelConfig, departures: Mapping[str, Any]
+) -> tuple[LayerAttention | None, list[str]]:
+    """Return the attention to write, and why it cannot be written or is not the model's."""
+    own_facts = _with_options(config, args)
+    own, _ = describe_layer(config, own_facts, args.layer, args.layer_type)
+    facts = changed(own_facts, departures)
+    described, problems = describe_layer(config, facts, args.layer, args.layer_type)
+    problems += _contradictions(args, config, own_facts, own, departures)
+    if own is not None:
+        problems += _agreements(departures, own)
+    return described, problems
+
+
+def _export_problems(rope: RotaryEmbedding, options: Mapping[str, Any]) -> list[str]:
+    """Return the reason for which the export itself refuses these options, if it does."""
+    try:
+        export.export_attention(rope, **options)
+    except (TypeError, ValueError) as error:
+        return [str(error)]
+    return []
 
 
 def _numbered(problems: list[str]) -> str:
@@ -172,47 +169,17 @@ def _usage_problems(args: argparse.Namespace) -> list[str]:
     return problems
 
 
-def _read_departures(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """Return {name: value} from all --set, and problems with them."""
-    departures: dict[str, Any] = {}
-    problems = []
-    for text in args.set:
-        name, _, value = text.partition("=")
-        if name not in DEPARTURES:
-            names = ", ".join(DEPARTURES)
-            problems.append(f"--set is {shown(text)}; its name must be one of {names}")
-            continue
-        rule, read = DEPARTURES[name]
-        try:
-            departures[name] = read(value)
-        except ValueError:
-            problems.append(f"--set is {shown(text)}; the value of {name} must be {rule}")
-        if name in MODEL_OPTIONS and getattr(args, name) is not None:
-            problems.append(f"--set {text} and --{name} are both given; drop --{name}")
-    return departures, problems
-
-
-def _agreements(departures: Mapping[str, Any], described: LayerAttention | None) -> list[str]:
-    """Return those of --set that say what the model has; described: the model's own attention."""
-    if described is None:
-        return []
+def _agreements(departures: Mapping[str, Any], own: LayerAttention) -> list[str]:
+    """Return those of --set that say what the model has; own: the model's own attention."""
     problems = []
     for name, value in departures.items():
         if name in MODEL_OPTIONS:
-            agrees = _is_close(value, getattr(described, name))
+            agrees = _is_close(value, getattr(own, name))
         else:
-            agrees = not getattr(described.facts, name)
+            agrees = not getattr(own.facts, name)
         if agrees:
             problems.append(f"--set {name} is no departure: the model has that; drop it")
     return problems
-
-
-def _changed(facts: Attention, departures: Mapping[str, Any]) -> Attention:
-    """Return the facts with what --set says."""
-    for name, value in departures.items():
-        empty: Any = False if isinstance(getattr(facts, name), bool) else None
-        facts = replace(facts, **{name: value or empty})
-    return replace(facts, window_in_all_layers=True) if "window" in departures else facts
 
 
 def _with_options(config: ModelConfig, args: argparse.Namespace) -> Attention:
@@ -236,25 +203,31 @@ def _contradictions(
     args: argparse.Namespace,
     config: ModelConfig,
     facts: Attention,
-    described: LayerAttention | None,
+    own: LayerAttention | None,
+    departures: Mapping[str, Any],
 ) -> list[str]:
     """Return the options that contradict the model, each with the right value.
 
-    described: None if the config does not determine the layer, on which window and scale depend.
+    own: None if the config does not determine the layer, on which window and scale depend.
     """
-    own: dict[str, float | None] = {"softcap": facts.softcap}
-    if described is not None:
-        own |= {"window": described.window, "scale": described.scale}
+    values: dict[str, float | None] = {"softcap": facts.softcap}
+    if own is not None:
+        values |= {"window": own.window, "scale": own.scale}
     elif facts.scale is not None:
-        own["scale"] = facts.scale
+        values["scale"] = facts.scale
     problems = []
-    for name, value in own.items():
+    for name, value in values.items():
         given = getattr(args, name)
-        if given is None or _is_close(given, value):
+        if given is None:
+            continue
+        if name in departures:
+            problems.append(f"--set {name} and --{name} are both given; drop --{name}")
+            continue
+        if _is_close(given, value):
             continue
         place = f"model type {config.model_type}"
-        if name == "window" and described is not None and described.layer_type is not None:
-            place = f"layers of type {described.layer_type} of {place}"
+        if name == "window" and own is not None and own.layer_type is not None:
+            place = f"layers of type {own.layer_type} of {place}"
         problems.append(
             f"--{name} is {given:g}, but {_model_value(config, name, value)} in {place}; drop it "
             f"or give --{name} {value or 0:.6g}, or depart from the model with --set "

@@ -180,7 +180,7 @@ def test_an_option_that_contradicts_the_model_is_refused(
 def test_all_reasons_come_in_one_message(export_config):
     arguments = ("--inverse", "--layout", "thd", "--softcap", "3", "--scale", "9")
     with pytest.raises(UsageError) as caught:
-        export_config({**GEMMA3, "head_dim": 64}, "--attention", *arguments)
+        export_config(GEMMA3, "--attention", *arguments)
     text = str(caught.value)
     for part in (
         "(1) --inverse and --attention are both given",
@@ -190,6 +190,11 @@ def test_all_reasons_come_in_one_message(export_config):
         "(5) --scale is 9, but it is 0.0625 (query_pre_attn_scalar 256)",
     ):
         assert part in text
+
+
+def test_refusals_of_the_target_come_with_those_of_the_model(export_config):
+    with pytest.raises(UsageError, match=r"\(1\) --scale is 9.*\(2\) `max_positions` is None"):
+        export_config(LLAMA, "--attention", "--scale", "9", "--target", "ort")
 
 
 def test_layers_that_differ_must_be_chosen(export_config):
@@ -234,10 +239,11 @@ def test_a_departure_from_the_model_is_written_into_the_metadata(
         (("--set", "rope_theta=1"), "--set is 'rope_theta=1'; its name must be one of window,"),
         (("--set", "window=many"), "the value of window must be a number of keys or none"),
         (("--set", "sinks=3"), "the value of sinks must be none"),
-        (("--set", "window=4", "--window", "4"), "--set window=4 and --window are both given"),
+        (("--set", "window=4", "--window", "4"), "--set window and --window are both given"),
         (("--set", "window=none"), "--set window is no departure: the model has that"),
         (("--set", "scale=0.1767767"), "--set scale is no departure"),
         (("--set", "v_norm=none"), "--set v_norm is no departure"),
+        (("--set", "window=4", "--set", "window=5"), "--set window is given twice"),
         (("--weights", "model.safetensors"), "--weights needs the index of a layer; give --layer"),
     ],
 )

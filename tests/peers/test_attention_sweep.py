@@ -64,7 +64,7 @@ RIGHT = (
     *("lfm2", "llama", "mellum", "minimax", "ministral", "mistral", "mixtral", "nanochat"),
     *("nemotron", "olmo", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     *("sarvam_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2"),
-    *("vaultgemma"),
+    "vaultgemma",
 )
 
 # Model types that are refused, and words of the reason.
