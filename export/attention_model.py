@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
+import onnx.compose
 from numpy.typing import ArrayLike, DTypeLike
 
 from rope_cpu import RotaryEmbedding
@@ -22,7 +23,7 @@ from .masks import (
     sequence_lengths,
     shared_cache_lengths,
 )
-from .metadata import model_metadata, rotation_text
+from .metadata import ATTENTION_DESCRIPTIONS, model_metadata, rotation_text
 from .options import check_rotary_embedding
 from .targets import TARGETS
 from .targets.base import Attention, Rotator
@@ -55,6 +56,7 @@ def export_attention(
     weights: Mapping[str, ArrayLike] | None = None,
     v_head_dim: int | None = None,
     opset: int | None = None,
+    name_prefix: str = "",
     metadata: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto:
     """Return an ONNX model of attention with rotated queries and keys.
@@ -135,6 +137,9 @@ def export_attention(
         Width of a value vector, head_dim by default.
     opset : int, optional
         Opset of the model; by default the lowest that the target supports.
+    name_prefix : str
+        Prefix of all names in the graph, inputs and outputs included, and of the metadata keys, so
+        that `onnx.compose.merge_models` joins layers: "layers.0." for example.
     metadata : mapping of str to str, optional
         Further metadata entries of the model. Keys that the export itself writes are refused.
 
@@ -192,6 +197,7 @@ def export_attention(
         sinks=source_of(sinks),
         hidden=arrays["q"].shape[1] if "q" in arrays else None,
         output=arrays["o"].shape[0] if "o" in arrays else None,
+        name_prefix=name_prefix,
     )
     options.check_rope(rope)
     options.check_arrays(rope.head_dim, arrays)
@@ -236,13 +242,17 @@ class _ModelBuilder:
             attention = Attention(graph, options, rotator, lengths, past, bias, self._sinks())
             result, keys, values = self.target.attend(attention, q, k, v)
         self._declare_outputs(result, keys, values)
-        return graph.model(
+        model = graph.model(
             "rotary_attention",
             opset=options.opset,
             doc=f"Attention with rotated queries and keys. {rotation_text(self.rope)}",
+            descriptions=ATTENTION_DESCRIPTIONS,
             functions=rotator.functions(options.opset),
             metadata=metadata,
         )
+        if options.name_prefix:
+            onnx.compose.add_prefix(model, options.name_prefix, inplace=True)
+        return model
 
     def _declare_inputs(self) -> list[str]:
         """Declare all inputs; return the names of q, k and v, or of the hidden states instead."""

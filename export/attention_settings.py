@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -34,6 +35,7 @@ MASKS = ("none", *MASK_SHAPES)
 POSITIONS = ("past", "position_ids")
 CACHES = ("growing", "shared")
 CACHE_DTYPES = (np.dtype(np.int8),)
+PREFIX_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_./:-")
 NORM_EPSILON = 1e-6
 NORM_DEFAULTS = {"norm_epsilon": NORM_EPSILON, "norm_offset": 0.0}
 
@@ -74,6 +76,7 @@ class AttentionOptions:
     sinks: str
     hidden: int | None
     output: int | None
+    name_prefix: str
 
     def __post_init__(self) -> None:
         target = find_target(self.target)
@@ -101,6 +104,7 @@ class AttentionOptions:
             "sinks": choice("sinks", self.sinks, SOURCES),
             "hidden": _width("hidden", self.hidden),
             "output": _width("output", self.output),
+            "name_prefix": _name_prefix(self.name_prefix),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -298,6 +302,18 @@ def _batch_chunks(target: Target, cache: str, value: bool | None) -> bool:
         f"`batch_chunks` is {wanted}, but with target {target.name!r} and `cache` {cache!r} it is "
         f"{target.takes_chunks}; {remedy}"
     )
+
+
+def _name_prefix(value: object) -> str:
+    """Return a prefix of names; raise unless it is a short text of ordinary characters."""
+    if not isinstance(value, str):
+        raise TypeError(f"`name_prefix` is {shown(value)}; it must be a string")
+    if len(value) > limits.INPUTS or not set(value) <= PREFIX_CHARACTERS:
+        raise ValueError(
+            f"`name_prefix` is {shown(value)}; it must be at most {limits.INPUTS} letters, digits "
+            "and characters of _./:-"
+        )
+    return value
 
 
 def _width(name: str, value: int | None) -> int | None:

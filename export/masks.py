@@ -54,6 +54,7 @@ def shared_cache_lengths(graph: Graph, batch: str, sequence: str) -> Lengths:
     """
     # One length for many rows would broadcast; reshaped to the batch, it fails instead.
     past = graph.node("Reshape", [PAST_LENGTHS, batch], "past_lengths_are_one_for_each_row")
+    graph.value_info(past, np.int64, ["batch"])
     total = graph.node("Add", [past, sequence], "total_length_by_row/unchecked")
     capacity = graph.size("past_key", 2, "capacity")
     is_beyond = graph.node("Greater", [total, capacity], "is_beyond_capacity")

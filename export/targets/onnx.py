@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..cos_sin_nodes import CosSinValues, token_cos_sin
+from ..graph import Shape
 from ..masks import boolean_mask, causal_mask, mask_as_bias, with_sinks
 from .base import Attention, Target
 from .fused import OperatorRotator
@@ -58,6 +59,9 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
         ["", "present_key", "present_value"],
         **attributes,
     )
+    for value, width in ((keys, attention.head_dim), (values, options.v_head_dim)):
+        shape: Shape = ["batch", options.num_kv_heads, "total_length", width]
+        graph.value_info(value, attention.compute_dtype, shape)
     return result, keys, values
 
 

@@ -9,6 +9,7 @@ from rope_cpu import RotaryEmbedding
 
 from ..cos_sin_nodes import arange, token_cos_sin
 from ..graph import DOMAIN, FLOAT32, FLOAT64, HALF, Graph
+from ..layouts import tensor_shape
 from ..masks import boolean_mask, causal_mask, with_sinks
 from .base import Attention, Rotator, Target, block_widths, pairing_text, part_widths
 
@@ -45,7 +46,11 @@ class PrimitiveRotator(Rotator):
                 self.graph.node("Gather", [value, index], name, axis=axis)
                 for name, value in self._aligned.items()
             ]
-        return self.graph.node(FUNCTION, [x, *tables], "rotate", domain=DOMAIN)
+        y = self.graph.node(FUNCTION, [x, *tables], "rotate", domain=DOMAIN)
+        # Shape inference does not see through the Reshape at the end of the function.
+        shape = tensor_shape(self.rotation_layout(), heads or f"{x}_heads", self.rope.head_dim)
+        self.graph.value_info(y, self.compute_dtype, shape)
+        return y
 
     def functions(self, opset: int) -> list[onnx.FunctionProto]:
         """Return the rotation as a function."""

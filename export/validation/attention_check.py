@@ -127,12 +127,16 @@ class AttentionCheck(Check):
             shape = (case.batch, count, *self.result_axes())
             shapes = [to_layout(np.zeros(shape, np.int8), options.layout).shape]
             shapes += [(*x.shape[:2], stop, x.shape[3]) for x in cache.values()]
-            result, *present = run(self.session, feeds, shapes)
+            result, *present = run(self.session, self.prefixed(feeds), shapes)
             cache = dict(zip(cache, present, strict=False))
             results.append(from_layout(result, options.layout, shape))
             start = stop
         outputs = {f"present_{name}": x for name, x in cache.items()}
         return {"attention": np.concatenate(results, axis=1)} | outputs
+
+    def prefixed(self, arrays: dict[str, Array]) -> dict[str, Array]:
+        """Return arrays under the names that the model has for them."""
+        return {f"{self.options.name_prefix}{name}": x for name, x in arrays.items()}
 
     def result_axes(self) -> tuple[int, ...]:
         """Return the axes of a result after batch and tokens."""

@@ -97,7 +97,7 @@ class SharedCacheCheck(AttentionCheck):
         shape = (*token.shape, *self.result_axes())
         result = to_layout(np.zeros(shape, self.dtype), self.options.layout)
         outputs = {"attention": result} | {f"present_{name}": x for name, x in present.items()}
-        bind_arrays(self.session, feeds, outputs)()
+        bind_arrays(self.session, self.prefixed(feeds), self.prefixed(outputs))()
         if case.same_buffer:
             self._check_untouched(before, present, token)
         return from_layout(result, self.options.layout, shape), present

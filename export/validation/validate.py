@@ -107,12 +107,15 @@ def _build_check(
     """Return the check for a model; folder: of its external data."""
     if isinstance(options, RopeOptions):
         return RopeCheck(session, rope, options)
-    arrays = read_weights(model, folder)
+    arrays = {
+        name.removeprefix(options.name_prefix): array
+        for name, array in read_weights(model, folder).items()
+    }
     for name in options.projections:
         if f"{name}_weight" not in arrays:
             raise ValueError(
-                f"`model` has no initializer '{name}_weight', but its metadata hold options for "
-                "that projection"
+                f"`model` has no initializer '{options.name_prefix}{name}_weight', but its "
+                "metadata hold options for that projection"
             )
     check = SharedCacheCheck if options.is_shared else AttentionCheck
     return check(session, rope, options, arrays)
