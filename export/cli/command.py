@@ -140,6 +140,11 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
         help="dtype of a shared cache, with scales as inputs (default: that of --dtype)",
     )
     group.add_argument(
+        "--name-prefix",
+        metavar="PREFIX",
+        help="beginning of all names in the graph, for layers that are to be merged",
+    )
+    group.add_argument(
         "--window",
         type=integer,
         metavar="N",

@@ -27,8 +27,8 @@ from ..options import POSITIONS
 from .departures import changed, read_departures
 
 GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "opset")
-CACHE_OPTIONS = ("mask", "cache", "cache_dtype")
-ATTENTION_OPTIONS = ("weights", *CACHE_OPTIONS, "window", "softcap", "scale")
+ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "name_prefix")
+ATTENTION_OPTIONS = ("weights", *ATTENTION_GRAPH_OPTIONS, "window", "softcap", "scale")
 
 # Options that state a property of the model.
 MODEL_OPTIONS = ("window", "softcap", "scale")
@@ -60,7 +60,7 @@ def export_model_attention(
     if rope is None or described is None:
         raise UsageError(_numbered(problems))
     options = described.options()
-    options |= given_options(args, (*GRAPH_OPTIONS, *CACHE_OPTIONS))
+    options |= given_options(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
     options["metadata"] = model_metadata(args, config)
     if departures:
         options["metadata"]["rope_cpu.departures"] = json.dumps(departures)

@@ -59,7 +59,7 @@ def test_a_bidirectional_model_type_is_written_so(export_to):
         ("--attention", "--target", "primitive", "--cache", "shared", "--max-positions", "64"),
         (
             *("--attention", "--target", "ort", "--cache", "shared", "--cache-dtype", "int8"),
-            *("--max-positions", "64"),
+            *("--max-positions", "64", "--name-prefix", "layer0_"),
         ),
     ],
 )

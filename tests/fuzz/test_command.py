@@ -74,6 +74,7 @@ OPTIONS = {
         "--attention": None,
         "--mask": st.sampled_from(("none", "padding", "bool", "float", "x")),
         "--cache": st.sampled_from(("growing", "shared", "x")),
+        "--name-prefix": WORDS,
         "--cache-dtype": st.sampled_from(("int8", "x")),
         "--window": NUMBERS,
         "--softcap": NUMBERS,
