@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.arguments.scalars import real_array
+from rope_cpu.arguments import scalars
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Array
 from rope_cpu.configs.reader import read
@@ -97,6 +97,7 @@ def attention_weights(
     >>> rope = RotaryEmbedding.from_config(config, layer=0)
     >>> model = export.export_attention(rope, **options | weights)
     """
+    scalars.whole_number("layer", layer, 0)
     parsed = read(config)
     described, problems = describe_layer(parsed, parsed.attention, layer, None)
     if described is None or problems:
@@ -273,4 +274,4 @@ def _as_array(name: str, tensor: Any) -> Array:
         if str(tensor.dtype) == "torch.bfloat16":  # NumPy itself has no bfloat16
             tensor = tensor.float()
         tensor = tensor.numpy()
-    return real_array(name, tensor)
+    return scalars.real_array(name, tensor)

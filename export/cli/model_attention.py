@@ -61,14 +61,11 @@ def export_model_attention(
         raise UsageError(_numbered(problems))
     options = described.options()
     options |= given_options(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
-    options["metadata"] = model_metadata(args, config)
-    if departures:
-        options["metadata"]["rope_cpu.departures"] = json.dumps(departures)
+    options["metadata"] = model_metadata(args, config, departures)
     if problems:
         raise UsageError(_numbered([*problems, *_export_problems(rope, options)]))
     if args.weights is not None:
-        left_out = tuple(departures)
-        options |= layer_weights(args.weights, described, config.model_type, args.layer, left_out)
+        options |= _weights(args, config, described, departures)
     _print_notes(config, described.facts)
     return export.export_attention(rope, **options), rope
 
@@ -110,6 +107,20 @@ def _export_problems(rope: RotaryEmbedding, options: Mapping[str, Any]) -> list[
     return []
 
 
+def _weights(
+    args: argparse.Namespace,
+    config: ModelConfig,
+    described: LayerAttention,
+    departures: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the weights in the file of --weights, as arguments of the export."""
+    left_out = tuple(departures)
+    try:
+        return layer_weights(args.weights, described, config.model_type, args.layer, left_out)
+    except ValueError as error:
+        raise UsageError(str(error).replace("`tensors`", "--weights")) from error
+
+
 def _numbered(problems: list[str]) -> str:
     """Return one text of all problems."""
     if len(problems) == 1:
@@ -117,12 +128,21 @@ def _numbered(problems: list[str]) -> str:
     return " ".join(f"({number}) {text}." for number, text in enumerate(problems, 1))
 
 
-def model_metadata(args: argparse.Namespace, config: ModelConfig) -> dict[str, str]:
-    """Return the metadata entries for the config, and for the layer if one is chosen."""
-    entries = {"rope_cpu.config": json.dumps(dict(config.source))}
+def model_metadata(
+    args: argparse.Namespace, config: ModelConfig, departures: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Return the metadata entries for the config, for a layer that is chosen, and for --set.
+
+    The last two begin with --name-prefix, since merged models may not differ in an entry.
+    """
     layer = {"layer": args.layer, "layer_type": args.layer_type}
-    chosen = {name: value for name, value in layer.items() if value is not None}
-    return entries | ({"rope_cpu.layer": json.dumps(chosen)} if chosen else {})
+    own = {
+        "layer": {name: value for name, value in layer.items() if value is not None},
+        "departures": departures,
+    }
+    prefix = args.name_prefix or ""
+    entries = {f"{prefix}rope_cpu.{key}": json.dumps(value) for key, value in own.items() if value}
+    return {"rope_cpu.config": json.dumps(dict(config.source))} | entries
 
 
 def given_options(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:

@@ -3,8 +3,11 @@
 import json
 import re
 
+import numpy as np
 import onnx
+import onnx.compose
 import pytest
+from safetensors_files import write_safetensors
 
 from rope_cpu.command_line import UsageError
 
@@ -349,3 +352,41 @@ def test_the_layer_is_in_the_metadata(export_config):
     assert json.loads(metadata_of(file)["rope_cpu.layer"]) == {"layer": 3}
     _, file = export_config(GEMMA2, "--layer-type", "full_attention")
     assert json.loads(metadata_of(file)["rope_cpu.layer"]) == {"layer_type": "full_attention"}
+
+
+def test_layers_with_weights_are_written_and_merge(export_config, rng, tmp_path):
+    """Files of the layers of one model, with a window in the first and sinks left out."""
+    rows = {"q_proj": (128, 64), "k_proj": (64, 64), "v_proj": (64, 64), "o_proj": (64, 128)}
+    tensors = {}
+    for layer in range(2):
+        module = f"model.layers.{layer}.self_attn."
+        for name, shape in rows.items():
+            tensors[f"{module}{name}.weight"] = rng.standard_normal(shape).astype(np.float32)
+        tensors[f"{module}sinks"] = np.zeros(4, np.float32)
+    weights = tmp_path / "model.safetensors"
+    write_safetensors(weights, tensors)
+    config = GPT_OSS | {"hidden_size": 64}
+    models = []
+    for layer in range(2):
+        options = ("--layer", str(layer), "--name-prefix", f"layer{layer}_", "--set", "sinks=none")
+        code, file = export_config(config, "--attention", "--weights", str(weights), *options)
+        assert code == 0
+        models.append(onnx.load(file))
+    links = [("layer0_attention", "layer1_hidden")]
+    merged = onnx.compose.merge_models(*models, io_map=links)
+    names = [value.name for value in merged.graph.input]
+    assert names[0] == "layer0_hidden"
+    assert not any(name.endswith("sinks") for name in names)
+    entries = {entry.key: entry.value for entry in merged.metadata_props}
+    assert json.loads(entries["layer1_rope_cpu.layer"]) == {"layer": 1}
+    assert json.loads(entries["layer0_rope_cpu.departures"]) == {"sinks": None}
+    initializers = {tensor.name for tensor in merged.graph.initializer}
+    assert {"layer0_q_weight", "layer1_o_weight"} <= initializers
+
+
+def test_a_checkpoint_that_does_not_fit_is_bad_usage(export_config, tmp_path):
+    weights = tmp_path / "model.safetensors"
+    write_safetensors(weights, {"lm_head.weight": np.zeros((2, 2), np.float32)})
+    options = ("--attention", "--layer", "0", "--weights", str(weights))
+    with pytest.raises(UsageError, match="--weights holds no query projection of layer 0"):
+        export_config(LLAMA, *options)

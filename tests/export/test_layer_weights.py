@@ -171,6 +171,8 @@ def test_other_types_are_refused():
         export.attention_weights([], LLAMA, 0)
     with pytest.raises(ValueError, match=r"`tensors` is 'a\.bin'; it must be a file \*\.safetens"):
         export.attention_weights("a.bin", LLAMA, 0)
+    with pytest.raises(TypeError, match="`layer` is None; it must be an integer"):
+        export.attention_weights({}, LLAMA, None)
     with pytest.raises(FileNotFoundError):
         export.attention_weights("missing.safetensors", LLAMA, 0)
 
