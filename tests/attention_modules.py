@@ -45,7 +45,8 @@ def random_model(
             spread = 0.5 if parameter.ndim == 1 else 0.08
             is_norm = parameter.ndim == 1 and bool((parameter == 1).all())
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(noise * spread + is_norm)
+            if parameter.requires_grad:  # tables of sines do not
+                parameter.copy_(noise * spread + is_norm)
         for name, module in model.named_modules():
             if "Attention" in type(module).__name__:
                 module.register_forward_hook(_recorder(calls, name), with_kwargs=True)

@@ -175,8 +175,6 @@ def inexpressible_parts(facts: Attention, model_type: str | None) -> list[str]:
         parts.append(f"chunks of {facts.chunk} tokens (attention_chunk_size)")
     if facts.query_scale:
         parts.append(f"queries scaled by their position ({facts.query_scale})")
-    if facts.clip:
-        parts.append(f"queries, keys and values within bounds ({facts.clip})")
     if facts.own_cache:
         parts.append(f"a cache of its own: {facts.own_cache}")
     if facts.other:

@@ -24,7 +24,7 @@ def _none(text: str) -> None:
 
 
 # Parts of a model's attention that can be left out, which are fields of `Attention`.
-OPTIONAL_PARTS = ("sinks", "qk_norm", "v_norm", "chunk", "query_scale", "clip", "other")
+OPTIONAL_PARTS = ("sinks", "qk_norm", "v_norm", "chunk", "query_scale", "other")
 
 # Names for --set: the values that they take, for error texts, and the function that reads one.
 NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {

@@ -59,8 +59,6 @@ class Attention:
         Factor on the scores; None for head_dim^-½.
     query_scale : str, optional
         Config key for a scale of queries by their position.
-    clip : str, optional
-        Config key for a bound on the elements of queries, keys and values.
     shared_layers : int
         Number of last layers that reuse keys and values of an earlier layer.
     own_cache : str, optional
@@ -84,7 +82,6 @@ class Attention:
     softcap: float | None = None
     scale: float | None = None
     query_scale: str | None = None
-    clip: str | None = None
     shared_layers: int = 0
     own_cache: str | None = None
     other: str | None = None
@@ -113,10 +110,9 @@ class Attention:
             softcap=_optional_number("attn_logit_softcapping", values),
             scale=_scale(model_types, values),
             query_scale=_query_scale(values),
-            clip=_clip(values),
             shared_layers=_optional_integer("num_kv_shared_layers", values) or 0,
             own_cache=_fact_by_type("own_cache", model_types, None),
-            other=_fact_by_type("other", model_types, None),
+            other=_other(model_types, values),
         )
 
     def window_of(self, layer_type: str | None) -> int | None:
@@ -233,9 +229,11 @@ def _query_scale(values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _clip(values: Mapping[str, Any]) -> str | None:
-    """Return the config key for a bound on queries, keys and values, None without one."""
-    return next((key for key in FACTS["clip_keys"] if values.get(key)), None)
+def _other(model_types: Set[str | None], values: Mapping[str, Any]) -> str | None:
+    """Return the further differences of a model type, or those that a key of the config makes."""
+    by_key = (text for key, text in FACTS["other_keys"].items() if values.get(key))
+    other: str | None = _fact_by_type("other", model_types, next(by_key, None))
+    return other
 
 
 def _is_causal(model_types: Set[str | None], values: Mapping[str, Any]) -> bool:

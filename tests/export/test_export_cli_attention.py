@@ -263,7 +263,11 @@ def test_settings_that_say_nothing_are_refused(export_config, arguments, text):
         ({"model_type": "olmo2"}, "over the whole projection"),
         ({"model_type": "minimax_m2"}, "over the whole projection"),
         ({"model_type": "cohere", "use_qk_norm": True}, "LayerNorm, which subtracts the mean"),
-        ({"model_type": "olmo", "clip_qkv": 8.0}, "values within bounds (clip_qkv)"),
+        (
+            {"model_type": "olmo", "clip_qkv": 8.0},
+            "it bounds queries, keys and values (`clip_qkv`)",
+        ),
+        ({"model_type": "roformer", "rotary_value": True}, "it rotates values, too"),
         ({"model_type": "diffllama"}, "it subtracts one attention from another"),
         ({"model_type": "deepseek_v2", "kv_lora_rank": 16, "qk_rope_head_dim": 16}, "latent"),
         ({"model_type": "llama", "kv_lora_rank": 16}, "latent attention (kv_lora_rank)"),
