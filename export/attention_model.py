@@ -284,11 +284,9 @@ class _ModelBuilder:
         return ["batch", heads, length, width]
 
     def _past(self) -> tuple[str, str] | None:
-        """Return past keys and values; those of a shared cache are as they are."""
-        if not self.options.past:
+        """Return past keys and values of a growing cache."""
+        if not self.options.past or self.options.is_shared:
             return None
-        if self.options.is_shared:
-            return ("past_key", "past_value")
         return (self._to_compute_dtype("past_key"), self._to_compute_dtype("past_value"))
 
     def _to_compute_dtype(self, value: str) -> str:

@@ -24,17 +24,29 @@ MASK_SHAPES: dict[str, Shape] = {
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """Numbers of new tokens, of tokens in the past, and of both, as int64 vectors.
+class SharedCache:
+    """A cache whose rows have lengths: keys and values, inputs of the graph.
 
-    They have a length of 1. In a shared cache each row has its own past, (batch,): `total` is the
-    number of the longest row then, and `total_by_row` is (batch,).
+    past, total: number of tokens of each row before and after the new ones, int64 (batch,).
+    """
+
+    key: str
+    value: str
+    past: str
+    total: str
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Numbers of new tokens, of tokens in the past, and of both, as int64 vectors of length 1.
+
+    With a shared cache, `past` is (batch,), and `total` that of the longest row.
     """
 
     sequence: str
     past: str | None
     total: str
-    total_by_row: str | None = None
+    shared: SharedCache | None = None
 
 
 def sequence_lengths(graph: Graph, sequence: str, past_key: str | None) -> Lengths:
@@ -55,31 +67,33 @@ def shared_cache_lengths(graph: Graph, batch: str, sequence: str) -> Lengths:
     # One length for many rows would broadcast; reshaped to the batch, it fails instead.
     past = graph.node("Reshape", [PAST_LENGTHS, batch], "past_lengths_are_one_for_each_row")
     graph.value_info(past, np.int64, ["batch"])
-    total = graph.node("Add", [past, sequence], "total_length_by_row/unchecked")
+    unchecked = graph.node("Add", [past, sequence], "total_length_by_row/unchecked")
     capacity = graph.size("past_key", 2, "capacity")
-    is_beyond = graph.node("Greater", [total, capacity], "is_beyond_capacity")
+    is_beyond = graph.node("Greater", [unchecked, capacity], "is_beyond_capacity")
     is_negative = graph.node("Less", [past, graph.ints(0)], "is_negative")
     is_wrong = graph.node("Or", [is_beyond, is_negative], "is_outside_cache")
     index = graph.cast(is_wrong, np.int64, "is_outside_cache/index")
     name = "past_lengths_must_be_0_or_more_and_with_the_new_tokens_at_most_the_capacity"
     zero = graph.node("Gather", [graph.ints(0), index], name)
     past = graph.node("Add", [past, zero], "past_length_by_row")
-    by_row = graph.node("Add", [past, sequence], "total_length_by_row")
-    longest = graph.node("ReduceMax", [by_row], "total_length", keepdims=1)
-    return Lengths(sequence, past, longest, by_row)
+    total = graph.node("Add", [past, sequence], "total_length_by_row")
+    longest = graph.node("ReduceMax", [total], "total_length", keepdims=1)
+    shared = SharedCache("past_key", "past_value", past, total)
+    return Lengths(sequence, past, longest, shared)
 
 
 def causal_mask(graph: Graph, lengths: Lengths, window: int | None, keys: str | None = None) -> str:
     """Return the causal mask (seq, keys), restricted to `window` keys where that is given.
 
-    keys: their number, `lengths.total` by default. With lengths by row: (batch, 1, seq, keys).
+    keys: their number, `lengths.total` by default. Of a shared cache: (batch, 1, seq, keys).
     """
     key = arange(graph, keys or lengths.total, "key_index")
     query = arange(graph, lengths.sequence, "query_index")
     past = lengths.past
     new_axes = graph.ints(1)
-    if past is not None and lengths.total_by_row is not None:
-        past = graph.node("Unsqueeze", [past, graph.ints(1)], "query_index/past_column")
+    if lengths.shared is not None:
+        column = [lengths.shared.past, graph.ints(1)]
+        past = graph.node("Unsqueeze", column, "query_index/past_column")
         new_axes = graph.ints(1, 3)
     if past is not None:
         query = graph.node("Add", [query, past], "query_index/from_past")

@@ -100,11 +100,11 @@ class Rotator:
 class Attention:
     """The inputs from which a target writes attention.
 
-    past: keys and values (batch, kv_heads, past, width), in the cache's dtype if the cache is
-    shared. bias: a mask to add to the scores. sinks: (heads,). All others have the compute dtype. A
-    boolean mask is an input of the graph.
+    past: keys and values (batch, kv_heads, past, width); those of a shared cache are in `lengths`.
+    bias: a mask to add to the scores. sinks: (heads,). All have the compute dtype. A boolean mask
+    is an input of the graph.
 
-    `attend` returns present keys and values in the dtype of `past`.
+    `attend` returns present keys and values in the compute dtype, of a shared cache in its own.
     """
 
     graph: Graph
@@ -114,11 +114,6 @@ class Attention:
     past: tuple[str, str] | None
     bias: str | None
     sinks: str | None
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether the past and the present are one buffer."""
-        return self.options.is_shared
 
     @property
     def head_dim(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..cos_sin_nodes import CosSinValues, token_cos_sin
 from ..graph import Shape
-from ..masks import boolean_mask, causal_mask, mask_as_bias, with_sinks
+from ..masks import SharedCache, boolean_mask, causal_mask, mask_as_bias, with_sinks
 from .base import Attention, Target
 from .fused import OperatorRotator
 
@@ -42,8 +42,10 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
     attributes: dict[str, Any] = {"is_causal": int(options.causal), "scale": options.scale}
     if options.softcap is not None:
         attributes["softcap"] = options.softcap
-    if attention.is_shared:
-        return _attend_to_shared_cache(attention, q, k, v, attributes | {"is_causal": 0})
+    shared = attention.lengths.shared
+    if shared is not None:
+        attributes["is_causal"] = 0
+        return _attend_to_shared_cache(attention, shared, q, k, v, attributes)
     if attention.sinks is not None:
         return _attend_with_sinks(
             attention, q, k, v, attention.sinks, attributes | {"is_causal": 0}
@@ -104,7 +106,7 @@ def _inputs_with_sinks(
 
 
 def _attend_to_shared_cache(
-    attention: Attention, q: str, k: str, v: str, attributes: dict[str, Any]
+    attention: Attention, shared: SharedCache, q: str, k: str, v: str, attributes: dict[str, Any]
 ) -> tuple[str, str, str]:
     """Write TensorScatter, and Attention over the whole cache.
 
@@ -114,15 +116,13 @@ def _attend_to_shared_cache(
     graph = attention.graph
     options = attention.options
     dtype = attention.compute_dtype
-    lengths = attention.lengths
-    past_key, past_value = attention.past or ("", "")
-    keys = _written(attention, past_key, k, "key")
-    values = _written(attention, past_value, v, "value")
+    keys = _written(attention, shared.key, k, shared.past, "key")
+    values = _written(attention, shared.value, v, shared.past, "value")
     attended_keys = graph.cast(keys, dtype, "key/from_cached", source=options.dtype)
     attended_values = graph.cast(values, dtype, "value/from_cached", source=options.dtype)
-    capacity = graph.size(past_key, 2, "capacity")
-    mask = causal_mask(graph, lengths, options.window, capacity)
-    inputs = [attended_keys, attended_values, mask, "", "", str(lengths.total_by_row)]
+    capacity = graph.size(shared.key, 2, "capacity")
+    mask = causal_mask(graph, attention.lengths, options.window, capacity)
+    inputs = [attended_keys, attended_values, mask, "", "", shared.total]
     if attention.sinks is not None:
         bias = mask_as_bias(graph, mask, None, dtype)
         inputs = _inputs_with_sinks(
@@ -131,13 +131,12 @@ def _attend_to_shared_cache(
     return graph.node("Attention", [q, *inputs], "attend", **attributes), keys, values
 
 
-def _written(attention: Attention, past: str, new: str, name: str) -> str:
-    """Return a shared cache with new keys or values written to it."""
+def _written(attention: Attention, cached: str, new: str, first: str, name: str) -> str:
+    """Return cached keys or values with new ones from `first` on, (batch,)."""
     graph = attention.graph
     dtype = attention.options.dtype
     new = graph.cast(new, dtype, f"{name}/as_cached", source=attention.compute_dtype)
-    inputs = [past, new, str(attention.lengths.past)]
-    return graph.node("TensorScatter", inputs, f"{name}_written", axis=2)
+    return graph.node("TensorScatter", [cached, new, first], f"{name}_written", axis=2)
 
 
 def _mask(attention: Attention) -> str | None:

@@ -138,7 +138,10 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
     total = graph.cast(attention.lengths.total, np.int32, "total_length_int32")
     last = _last_indices(attention, total)
     total = graph.node("Squeeze", [total, graph.ints(0)], "total_length_scalar")
+    shared = attention.lengths.shared
     past = attention.past or ("", "")  # empty names omit inputs
+    if shared is not None:
+        past = (shared.key, shared.value)
     cos_sin = attention.rotator.cos_sin
     inputs = [q, k, v, *past, last, total, cos_sin.cos, cos_sin.sin, "", bias or ""]
     inputs += _further_inputs(attention)
@@ -151,7 +154,7 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
         **_attributes(attention),
     )
     graph.value_info(y, attention.compute_dtype, ["batch", "sequence", heads * width])
-    length = "capacity" if attention.is_shared else "total_length"
+    length = "total_length" if shared is None else "capacity"
     cache_dtype = attention.compute_dtype if options.cache_dtype is None else options.cache_dtype
     for value in (keys, values):
         graph.value_info(value, cache_dtype, ["batch", kv_heads, length, width])
@@ -164,11 +167,11 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
 def _last_indices(attention: Attention, total: str) -> str:
     """Return the index of the last key of each row, int32; total: as int32."""
     graph = attention.graph
-    by_row = attention.lengths.total_by_row
-    if by_row is not None:
-        total = graph.cast(by_row, np.int32, "total_length_by_row_int32")
+    shared = attention.lengths.shared
+    if shared is not None:
+        total = graph.cast(shared.total, np.int32, "total_length_by_row_int32")
     last = graph.node("Sub", [total, graph.scalar(1, np.int32)], "last_index")
-    if by_row is not None:
+    if shared is not None:
         return last
     return graph.node("Expand", [last, attention.rotator.batch], "last_index_by_row")
 
@@ -182,7 +185,7 @@ def _further_inputs(attention: Attention) -> list[str]:
         inputs["head_sink"] = attention.sinks
     if options.cache_dtype is not None:
         inputs |= {"k_scale": "k_scale", "v_scale": "v_scale"}
-    if attention.is_shared and options.batch_chunks:
+    if options.batch_chunks:
         count = graph.cast(attention.lengths.sequence, np.int32, "sequence_length_int32")
         shape = attention.rotator.batch
         inputs["query_seqlens"] = graph.node("Expand", [count, shape], "query_lengths")

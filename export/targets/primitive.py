@@ -131,10 +131,11 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
     """
     graph = attention.graph
     options = attention.options
-    if attention.is_shared:
-        index = _cache_index(attention)
-        keys = _written(attention, k, 0, index, "key")
-        values = _written(attention, v, 1, index, "value")
+    shared = attention.lengths.shared
+    if shared is not None:
+        index = _cache_index(attention, shared.past)
+        keys = _written(attention, shared.key, k, index, "key")
+        values = _written(attention, shared.value, v, index, "value")
     else:
         keys = _with_past(attention, k, 0, "key")
         values = _with_past(attention, v, 1, "value")
@@ -181,7 +182,7 @@ def _weights(attention: Attention, scores: str) -> str:
     causal = None
     if options.causal:
         causal = causal_mask(graph, attention.lengths, options.window)
-        if attention.is_shared:  # (b, 1, s, t): an axis for the groups of heads
+        if attention.lengths.shared is not None:  # (b, 1, s, t): an axis for the groups of heads
             causal = graph.node("Unsqueeze", [causal, graph.ints(1)], "is_near/of_groups")
     mask = boolean_mask(graph, attention.lengths, options.mask, causal)
     lowest = graph.scalar(float(np.finfo(dtype).min), dtype)
@@ -234,10 +235,10 @@ def _with_past(attention: Attention, new: str, index: int, name: str) -> str:
     return attention.graph.node("Concat", [attention.past[index], new], f"{name}_with_past", axis=2)
 
 
-def _cache_index(attention: Attention) -> str:
-    """Return the place of each new row in a shared cache, (batch, seq, kv_heads, 3).
+def _cache_index(attention: Attention, past: str) -> str:
+    """Return the place of each new key in a shared cache, (batch, seq, kv_heads, 3).
 
-    Its three numbers are batch row, head and position.
+    Its three numbers are batch row, head and position. past: tokens of each row, (batch,).
     """
     graph = attention.graph
     kv_heads = attention.options.num_kv_heads
@@ -247,7 +248,7 @@ def _cache_index(attention: Attention) -> str:
     row = graph.node("Unsqueeze", [row, graph.ints(1, 2, 3)], "cache_index/row_column")
     head = np.arange(kv_heads)[:, None]
     head_column = graph.initializer("key_head_index", head)
-    first = graph.node("Unsqueeze", [str(attention.lengths.past), graph.ints(1)], "first_place")
+    first = graph.node("Unsqueeze", [past, graph.ints(1)], "first_place")
     token = arange(graph, attention.lengths.sequence, "cache_index/token")
     place = graph.node("Add", [first, token], "cache_index/place")
     place = graph.node("Unsqueeze", [place, graph.ints(2, 3)], "cache_index/place_column")
@@ -258,18 +259,17 @@ def _cache_index(attention: Attention) -> str:
     return graph.node("Concat", columns, "cache_index", axis=-1)
 
 
-def _written(attention: Attention, new: str, part: int, index: str, name: str) -> str:
-    """Return a shared cache with new keys or values written to it; part: of them in the past."""
+def _written(attention: Attention, cached: str, new: str, index: str, name: str) -> str:
+    """Return cached keys or values with new ones written to the places of `index`."""
     graph = attention.graph
-    past = attention.past or ("", "")
-    options = attention.options
-    new = graph.cast(new, options.dtype, f"{name}/as_cached", source=attention.compute_dtype)
-    return graph.node("ScatterND", [past[part], index, new], f"{name}_written")
+    dtype = attention.options.dtype
+    new = graph.cast(new, dtype, f"{name}/as_cached", source=attention.compute_dtype)
+    return graph.node("ScatterND", [cached, index, new], f"{name}_written")
 
 
 def _attended(attention: Attention, cached: str, name: str) -> str:
     """Return the keys or values to attend to: of a shared cache, up to the longest row."""
-    if not attention.is_shared:
+    if attention.lengths.shared is None:
         return cached
     graph = attention.graph
     end = attention.lengths.total

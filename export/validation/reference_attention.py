@@ -34,6 +34,9 @@ NORM = 6  # of a norm beside its sum: mean, epsilon, root, quotient, offset and 
 
 # The levels of an int8 cache.
 INT8_RANGE = (-128, 127)
+# Where either of two levels is right, a result moves by one level. It counts as two, because such
+# moves of several keys add, while variances add by their squares: so it covers four of them.
+LEVELS_APART = 2.0
 
 # Largest error of a score whose weight is bounded; beyond it, the weight may have any error.
 MAX_SCORE_ERROR = 30.0
@@ -181,7 +184,7 @@ class Reference:
         """Return the keys or values of an int8 cache."""
         scale = self.arrays[f"{name}_scale"]
         nearest, is_halfway = self._levels(rotated, name)
-        variance = np.where(is_halfway, (scale / DEVIATIONS) ** 2, 0)
+        variance = np.where(is_halfway, (LEVELS_APART * scale / DEVIATIONS) ** 2, 0)
         value = nearest * scale
         return Estimate(value, variance + self.unit * value**2)
 

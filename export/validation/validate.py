@@ -35,7 +35,8 @@ def validate(
     The model is checked statically (full check, strict shape inference, a dtype and a shape for
     every value), and run on inputs chosen to break it: no tokens, one token, left-padded and
     shuffled ids, ids up to the table's end (1,000,000 where cos and sin are computed), and ids past
-    it, which it must refuse.
+    it, which it must refuse. Attention over a shared cache runs on rows of different length, and
+    must write to no other row than those of the new tokens.
 
     Parameters
     ----------
