@@ -15,9 +15,21 @@ except ImportError as error:
     ) from error
 
 from .attention_model import export_attention
+from .checkpoints.layer_attention import attention_options
+from .checkpoints.layer_weights import attention_weights
 from .files import save
 from .rope_model import export_rope
+from .validation.binding import bind
 from .validation.validate import validate
 from .validation.validation_report import Report
 
-__all__ = ["Report", "export_attention", "export_rope", "save", "validate"]
+__all__ = [
+    "Report",
+    "attention_options",
+    "attention_weights",
+    "bind",
+    "export_attention",
+    "export_rope",
+    "save",
+    "validate",
+]

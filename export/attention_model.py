@@ -6,21 +6,28 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
+import onnx.compose
 from numpy.typing import ArrayLike, DTypeLike
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.array_types import Float64
 
-from .attention_options import NORM_EPSILON, AttentionOptions
+from .attention_settings import NORM_EPSILON, AttentionOptions
 from .graph import Graph, relayout, rms_norm
 from .graph_inputs import batch_and_sequence, build_rotator, position_inputs
 from .layouts import tensor_shape
-from .masks import MASK_INPUT, MASK_SHAPES, sequence_lengths
-from .metadata import model_metadata, rotation_text
+from .masks import (
+    MASK_INPUT,
+    MASK_SHAPES,
+    PAST_LENGTHS,
+    sequence_lengths,
+    shared_cache_lengths,
+)
+from .metadata import ATTENTION_DESCRIPTIONS, model_metadata, rotation_text
 from .options import check_rotary_embedding
 from .targets import TARGETS
 from .targets.base import Attention, Rotator
-from .weights import norm_weights, projection_weights
+from .weights import INPUT, SCALES, norm_weights, projection_weights, sink_values, source_of
 
 
 def export_attention(
@@ -36,14 +43,20 @@ def export_attention(
     softcap: float | None = None,
     scale: float | None = None,
     mask: str = "none",
-    qk_norm: tuple[ArrayLike, ArrayLike] | None = None,
+    qk_norm: tuple[ArrayLike, ArrayLike] | str | None = None,
     norm_epsilon: float = NORM_EPSILON,
+    norm_offset: float = 0.0,
+    sinks: ArrayLike | str | None = None,
     past: bool = True,
+    cache: str = "growing",
+    cache_dtype: DTypeLike | None = None,
+    batch_chunks: bool | None = None,
     positions: str = "past",
     max_positions: int | None = None,
     weights: Mapping[str, ArrayLike] | None = None,
     v_head_dim: int | None = None,
     opset: int | None = None,
+    name_prefix: str = "",
     metadata: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto:
     """Return an ONNX model of attention with rotated queries and keys.
@@ -51,6 +64,10 @@ def export_attention(
     Inputs are q, k, v (or hidden), and past_key, past_value (batch, kv_heads, past, head_dim);
     outputs are attention, present_key, present_value. Cached keys are rotated. If attention is
     causal, prefill, chunks and single steps give the results of one pass over all tokens.
+
+    With cache "shared" past and present are buffers (batch, kv_heads, capacity, head_dim), and
+    an input past_lengths, int64 (batch,), says how many tokens each row has. New tokens are
+    written behind them; `bind` binds one buffer as both, and no step copies it.
 
     Parameters
     ----------
@@ -63,8 +80,8 @@ def export_attention(
         "onnx": Attention and RotaryEmbedding, opset 23. "primitive": operators of opset 13; the
         only target in float64. "ort": com.microsoft GroupQueryAttention, which rotates too. That
         one needs `max_positions`, positions "past", `causal`, a head_dim and a rotary_dim that are
-        multiples of 16, and a v_head_dim equal to head_dim; several new tokens on a past need a
-        batch of 1.
+        multiples of 16, and a v_head_dim equal to head_dim; several new tokens on a growing past
+        need a batch of 1.
     dtype : dtype
         Dtype of inputs and outputs: float32, float16, bfloat16 or float64. float16 and bfloat16 are
         computed in float32.
@@ -83,12 +100,31 @@ def export_attention(
         "padding": an input attention_mask, bool (batch, total), true: attend. "bool", "float":
         (batch or 1, heads or 1, seq, total), true: attend, or added to the scores. A query without
         any key gives zeros.
-    qk_norm : pair of array_like, optional
-        Weights (head_dim,) of the RMS norms of q and of k before the rotation.
+    qk_norm : pair of array_like or "input", optional
+        Weights (head_dim,) of the RMS norms of q and of k before the rotation. "input": they are
+        inputs of the graph, q_norm_weight and k_norm_weight, in the dtype of q.
     norm_epsilon : float
         Added to the mean square in these norms.
+    norm_offset : float
+        Added to their weights: 1 for Gemma, whose checkpoints hold the difference from 1.
+    sinks : array_like or "input", optional
+        Attention sinks (num_heads,): for each head a score without a value, which takes its share
+        of the softmax (gpt-oss). Neither scale nor softcap is applied to it. "input": an input
+        of the graph, sinks, in the dtype of q.
     past : bool
         Whether there are past and present keys and values.
+    cache : {"growing", "shared"}
+        "growing": each step allocates a longer present. "shared": see above; attention is causal
+        and has no mask. past_lengths + seq above the capacity fails when the model runs. Numbers
+        beyond a row's tokens must be finite, except with target "ort". Target "onnx" is of
+        opset 24 then, and on onnxruntime's CPU attends to the whole capacity; "ort" takes float32,
+        or a cache in int8.
+    cache_dtype : dtype, optional
+        int8: a shared cache of whole numbers, target "ort" only. Inputs k_scale and v_scale,
+        float32 (1, kv_heads, 1, head_dim), hold the size of a unit; larger vectors are clipped.
+    batch_chunks : bool, optional
+        Whether target "ort" takes several new tokens on a shared past for a batch above 1, which
+        needs onnxruntime 1.32. None: as the installed onnxruntime has it. Other targets always do.
     positions : {"past", "position_ids"}
         "past": tokens are numbered on from the past. "position_ids": an input, as in `export_rope`.
     max_positions : int, optional
@@ -101,6 +137,9 @@ def export_attention(
         Width of a value vector, head_dim by default.
     opset : int, optional
         Opset of the model; by default the lowest that the target supports.
+    name_prefix : str
+        Prefix of all names in the graph, inputs and outputs included, and of the metadata keys, so
+        that `onnx.compose.merge_models` joins layers: "layers.0." for example.
     metadata : mapping of str to str, optional
         Further metadata entries of the model. Keys that the export itself writes are refused.
 
@@ -132,7 +171,7 @@ def export_attention(
     ['attention', 'present_key', 'present_value']
     """
     check_rotary_embedding(rope)
-    arrays = projection_weights(weights) | norm_weights(qk_norm)
+    arrays = projection_weights(weights) | norm_weights(qk_norm) | sink_values(sinks)
     options = AttentionOptions(
         num_heads=num_heads,
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
@@ -148,11 +187,17 @@ def export_attention(
         dtype=dtype,
         layout=layout,
         norm_epsilon=norm_epsilon,
+        norm_offset=norm_offset,
         past=past,
+        cache=cache,
+        cache_dtype=cache_dtype,
+        batch_chunks=batch_chunks,
         opset=opset,
-        qk_norm=qk_norm is not None,
+        qk_norm=source_of(qk_norm),
+        sinks=source_of(sinks),
         hidden=arrays["q"].shape[1] if "q" in arrays else None,
         output=arrays["o"].shape[0] if "o" in arrays else None,
+        name_prefix=name_prefix,
     )
     options.check_rope(rope)
     options.check_arrays(rope.head_dim, arrays)
@@ -161,7 +206,7 @@ def export_attention(
 
 
 class _ModelBuilder:
-    """Builds one attention model; arrays: weights and norms by name."""
+    """Builds one attention model; arrays: weights, norms and sinks by name."""
 
     def __init__(
         self, rope: RotaryEmbedding, options: AttentionOptions, arrays: dict[str, Float64]
@@ -182,27 +227,32 @@ class _ModelBuilder:
         options = self.options
         names = self._declare_inputs()
         sizes = batch_and_sequence(graph, names[0], options.layout)
-        lengths = sequence_lengths(graph, sizes[1], "past_key" if options.past else None)
+        if options.is_shared:
+            lengths = shared_cache_lengths(graph, *sizes)
+        else:
+            lengths = sequence_lengths(graph, sizes[1], "past_key" if options.past else None)
         rotator = build_rotator(graph, self.rope, self.rotation, sizes, lengths.past)
         inputs = {name: self._to_compute_dtype(name) for name in names}
         if options.hidden is not None:
             inputs = dict.fromkeys("qkv", inputs["hidden"])
         q, k, v = (self._attention_input(name, x, rotator) for name, x in inputs.items())
         with graph.scope("attention"):
-            past = None
-            if options.past:
-                past = (self._to_compute_dtype("past_key"), self._to_compute_dtype("past_value"))
+            past = self._past()
             bias = self._to_compute_dtype(MASK_INPUT) if options.mask == "float" else None
-            attention = Attention(graph, options, rotator, lengths, past, bias)
+            attention = Attention(graph, options, rotator, lengths, past, bias, self._sinks())
             result, keys, values = self.target.attend(attention, q, k, v)
         self._declare_outputs(result, keys, values)
-        return graph.model(
+        model = graph.model(
             "rotary_attention",
             opset=options.opset,
             doc=f"Attention with rotated queries and keys. {rotation_text(self.rope)}",
+            descriptions=ATTENTION_DESCRIPTIONS,
             functions=rotator.functions(options.opset),
             metadata=metadata,
         )
+        if options.name_prefix:
+            onnx.compose.add_prefix(model, options.name_prefix, inplace=True)
+        return model
 
     def _declare_inputs(self) -> list[str]:
         """Declare all inputs; return the names of q, k and v, or of the hidden states instead."""
@@ -214,18 +264,30 @@ class _ModelBuilder:
         for name, shape in shapes.items():
             graph.input(name, self.dtype, shape)
         if options.past:
-            graph.input("past_key", self.dtype, self._cache_shape("k", "past_length"))
-            graph.input("past_value", self.dtype, self._cache_shape("v", "past_length"))
+            length = "capacity" if options.is_shared else "past_length"
+            graph.input("past_key", options.cached_dtype, self._cache_shape("k", length))
+            graph.input("past_value", options.cached_dtype, self._cache_shape("v", length))
+        if options.is_shared:
+            graph.input(PAST_LENGTHS, np.int64, ["batch"])
         for declaration in position_inputs(self.rope, self.rotation):
             graph.input(*declaration)
         if options.mask != "none":
             mask_dtype = self.dtype if options.mask == "float" else np.bool_
             graph.input(MASK_INPUT, mask_dtype, MASK_SHAPES[options.mask])
+        for name, array_shape in options.array_inputs(self.rope.head_dim).items():
+            dtype = np.float32 if name in SCALES else self.dtype
+            graph.input(name, dtype, array_shape)
         return list(shapes)
 
     def _cache_shape(self, name: str, length: str) -> list[str | int]:
         heads, width = self.sizes[name]
         return ["batch", heads, length, width]
+
+    def _past(self) -> tuple[str, str] | None:
+        """Return past keys and values of a growing cache."""
+        if not self.options.past or self.options.is_shared:
+            return None
+        return (self._to_compute_dtype("past_key"), self._to_compute_dtype("past_value"))
 
     def _to_compute_dtype(self, value: str) -> str:
         name = f"{value}_{self.compute_dtype}"
@@ -234,7 +296,8 @@ class _ModelBuilder:
     def _attention_input(self, name: str, x: str, rotator: Rotator) -> str:
         """Return q, k or v in the target's layout: projected, normed, rotated.
 
-        Keys and values are rounded to the cache's dtype, unless they come in that dtype.
+        Keys and values are rounded to the cache's dtype, unless they come in that dtype; the
+        operator itself rounds those of an int8 cache.
         """
         graph = self.graph
         heads, width = self.sizes[name]
@@ -243,15 +306,38 @@ class _ModelBuilder:
             if projected:
                 x = self._project(x, name)
             x = relayout(graph, x, self.options.layout, self.target.attention_layout, heads, width)
-            if f"{name}_norm" in self.arrays:
-                weight = self.arrays[f"{name}_norm"].astype(self.compute_dtype)
-                x = rms_norm(graph, x, name, weight, self.options.norm_epsilon)
+            if self.options.qk_norm != "none" and name != "v":
+                x = self._norm(x, name, width)
             if name == "v":
-                return self._round_as_cached(x) if projected else x
+                is_rounded = projected and self.options.cache_dtype is None
+                return self._round_as_cached(x) if is_rounded else x
             if self.target.attention_rotates:
                 return x
             rotated = rotator.rotate(x, heads)
             return self._round_as_cached(rotated) if name == "k" else rotated
+
+    def _norm(self, x: str, name: str, width: int) -> str:
+        """Apply the norm of q or k."""
+        graph = self.graph
+        offset = self.options.norm_offset
+        if self.options.qk_norm == INPUT:
+            weight = self._to_compute_dtype(f"{name}_norm_weight")
+            if offset:
+                scalar = graph.scalar(offset, self.compute_dtype)
+                weight = graph.node("Add", [weight, scalar], "norm/weight")
+        else:
+            array = self.arrays[f"{name}_norm"] + offset
+            weight = graph.initializer(f"{name}_norm", array.astype(self.compute_dtype))
+        return rms_norm(graph, x, weight, width, self.options.norm_epsilon, self.compute_dtype)
+
+    def _sinks(self) -> str | None:
+        """Return the sinks (heads,) in the compute dtype, None without them."""
+        if self.options.sinks == "none":
+            return None
+        if self.options.sinks == INPUT:
+            return self._to_compute_dtype("sinks")
+        array = self.arrays["sinks"].astype(self.compute_dtype)
+        return self.graph.initializer("sinks", array)
 
     def _round_as_cached(self, x: str) -> str:
         """Round keys or values to the cache's dtype: later steps read them so rounded."""
@@ -284,12 +370,15 @@ class _ModelBuilder:
             if options.output is not None:
                 y = self._project(y, "o")
                 shape = ["batch", "sequence", options.output]
-        self._declare_output(y, "attention", shape)
-        if options.past:
-            self._declare_output(keys, "present_key", self._cache_shape("k", "total_length"))
-            self._declare_output(values, "present_value", self._cache_shape("v", "total_length"))
+        graph.output(self._to_dtype(y, "attention"), "attention", self.dtype, shape)
+        if not options.past:
+            return
+        length = "capacity" if options.is_shared else "total_length"
+        for value, name, kind in ((keys, "present_key", "k"), (values, "present_value", "v")):
+            present = value if options.is_shared else self._to_dtype(value, name)
+            graph.output(present, name, options.cached_dtype, self._cache_shape(kind, length))
 
-    def _declare_output(self, value: str, name: str, shape: list[str | int]) -> None:
+    def _to_dtype(self, value: str, name: str) -> str:
+        """Return an output in the dtype of the model."""
         cast_name = f"{name}/to_{self.dtype}"
-        value = self.graph.cast(value, self.dtype, cast_name, source=self.compute_dtype)
-        self.graph.output(value, name, self.dtype, shape)
+        return self.graph.cast(value, self.dtype, cast_name, source=self.compute_dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,8 @@ import onnx
 from numpy.typing import DTypeLike, NDArray
 from onnx import helper
 
+from rope_cpu import __version__
+
 from .layouts import four_axes, permutation
 
 FLOAT32 = np.dtype(np.float32)
@@ -20,6 +22,9 @@ HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 DOMAIN = "rope_cpu"
 ORT_DOMAIN = "com.microsoft"
+
+# Most elements of an initializer that shape inference reads; shapes and axes have a few.
+SMALL_SIZE = 16
 
 Shape = Sequence[str | int]
 
@@ -145,12 +150,18 @@ class Graph:
         *,
         opset: int,
         doc: str,
+        descriptions: Mapping[str, str],
         functions: Sequence[onnx.FunctionProto] = (),
         metadata: dict[str, str] | None = None,
     ) -> onnx.ModelProto:
-        """Return the model, without the nodes and initializers that no output depends on."""
+        """Return the model, without the nodes and initializers that no output depends on.
+
+        descriptions: doc strings of inputs and outputs, by name.
+        """
         self._remove_unused_nodes()
         self._check_input_names()
+        for value in (*self.inputs, *self.outputs):
+            value.doc_string = descriptions[value.name]
         graph = helper.make_graph(
             self.nodes, name, self.inputs, self.outputs, doc_string=doc, value_info=self.infos
         )
@@ -162,12 +173,38 @@ class Graph:
             opset_imports=[onnx_opset, *other_opsets],
             functions=list(functions),
             producer_name=DOMAIN,
+            producer_version=__version__,
+            doc_string=doc,
         )
         # Functions need IR version 8; a newer one than the opset's own shuts out older runtimes.
         model.ir_version = max(8, helper.find_min_ir_version_for([onnx_opset]))
         helper.set_model_props(model, metadata or {})
+        model.graph.value_info.extend(self._inferred_infos(model))
         self._add_initializers(model)
         return model
+
+    def _inferred_infos(self, model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+        """Return the inferred dtypes and shapes of the values that have none yet.
+
+        model: without initializers. The large ones, weights and tables, are declared alone, as
+        inference would copy them.
+        """
+        typed = onnx.ModelProto()
+        typed.CopyFrom(model)
+        for name, array in self.initializers.items():
+            if array.size <= SMALL_SIZE:
+                typed.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+            else:
+                info = helper.make_tensor_value_info(name, onnx_type(array.dtype), array.shape)
+                typed.graph.input.append(info)
+        inferred = onnx.shape_inference.infer_shapes(typed, data_prop=True)
+        declared = {value.name for value in self.infos}
+        infos = [value for value in inferred.graph.value_info if value.name not in declared]
+        for value in infos:
+            for size in value.type.tensor_type.shape.dim:
+                if size.dim_param.startswith("unk__"):  # a name that says nothing
+                    size.ClearField("dim_param")
+        return infos
 
     def _remove_unused_nodes(self) -> None:
         """Keep the nodes that the outputs depend on, in order, and the value infos of those."""
@@ -249,17 +286,20 @@ def relayout(graph: Graph, x: str, source: str, target: str, heads: int | None, 
     return x
 
 
-def rms_norm(graph: Graph, x: str, name: str, weight: NDArray[Any], epsilon: float) -> str:
-    """Divide the last axis by the root of its mean square, and multiply by `weight`.
+def rms_norm(
+    graph: Graph, x: str, weight: str, width: int, epsilon: float, dtype: np.dtype[Any]
+) -> str:
+    """Divide the last axis by the root of its mean square, and multiply by `weight` (width,).
+
+    dtype: of x and of the weight.
 
     Elementary operators only, with ReduceSum instead of ReduceMean: its form is the same in every
     opset, and onnxruntime runs it in every dtype.
     """
     square = graph.node("Mul", [x, x], "norm/square")
     total = graph.node("ReduceSum", [square, graph.ints(-1)], "norm/sum", keepdims=1)
-    mean = graph.node("Mul", [total, graph.scalar(1 / weight.size, weight.dtype)], "norm/mean")
-    shifted = graph.node("Add", [mean, graph.scalar(epsilon, weight.dtype)], "norm/with_epsilon")
+    mean = graph.node("Mul", [total, graph.scalar(1 / width, dtype)], "norm/mean")
+    shifted = graph.node("Add", [mean, graph.scalar(epsilon, dtype)], "norm/with_epsilon")
     root = graph.node("Sqrt", [shifted], "norm/root")
     unit = graph.node("Div", [x, root], "norm/unit")
-    factor = graph.initializer(f"{name}_norm", np.asarray(weight))
-    return graph.node("Mul", [unit, factor], "norm")
+    return graph.node("Mul", [unit, weight], "norm")

@@ -111,7 +111,10 @@ def _input_ids(
         ids = graph.node("Reshape", ["position_ids", shape], "ids")
         return graph.node("Unsqueeze", [ids, graph.ints(1)], "ids_of_tokens")
     shape = graph.node("Mul", [sequence, graph.ints(0, 1, *coordinates)], "ids_shape")
-    return graph.node("Reshape", ["position_ids", shape], "ids")
+    ids = graph.node("Reshape", ["position_ids", shape], "ids")
+    axes = [rope.axes] if coordinates else []
+    graph.value_info(ids, options.position_dtype, ["batch_or_1", "sequence", *axes])
+    return ids
 
 
 def _consecutive_ids(

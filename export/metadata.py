@@ -13,7 +13,7 @@ from rope_cpu import RotaryEmbedding, __version__
 from rope_cpu.arguments.scalars import choice
 from rope_cpu.arguments.texts import cut, shown
 
-from .attention_options import AttentionOptions
+from .attention_settings import AttentionOptions
 from .options import RopeOptions
 from .targets.base import pairing_text
 
@@ -33,6 +33,32 @@ TOLERANCE = (
 # terms: number of axes that a pair rotates with.
 ANGLE_TOLERANCE = " + terms sum(|position inv_freq|) 2^-53 A (|x_a| + |x_b|)"
 
+# Doc strings of inputs and outputs.
+POSITION_DESCRIPTIONS = {
+    "position_ids": "Positions of the tokens, with several axes their coordinates.",
+    "offset": "Position of the first token of each row.",
+    "cos_cache": "Cosines, attention factor included: of each position, or of each token.",
+    "sin_cache": "Sines, likewise.",
+}
+ATTENTION_DESCRIPTIONS = POSITION_DESCRIPTIONS | {
+    "q": "Queries, not rotated.",
+    "k": "Keys, not rotated.",
+    "v": "Values.",
+    "hidden": "Hidden states, before the projections to queries, keys and values.",
+    "past_key": "Rotated keys of earlier tokens.",
+    "past_value": "Values of earlier tokens.",
+    "attention": "Weighted values, or their projection.",
+    "present_key": "Rotated keys of earlier tokens and of the new ones.",
+    "present_value": "Values of earlier tokens and of the new ones.",
+    "past_lengths": "Earlier tokens of each row. New keys and values are written behind them.",
+    "attention_mask": "True: attend; or numbers to add to the scores.",
+    "k_scale": "Size of a unit of the int8 keys, by head and element.",
+    "v_scale": "Size of a unit of the int8 values, by head and element.",
+    "q_norm_weight": "Weights of the RMS norm of queries, as the checkpoint has them.",
+    "k_norm_weight": "Weights of the RMS norm of keys, as the checkpoint has them.",
+    "sinks": "Attention sinks: for each head a score without a value.",
+}
+
 
 def rotation_text(rope: RotaryEmbedding) -> str:
     """Return a description of a rotation."""
@@ -48,18 +74,23 @@ def model_metadata(
     user_entries: Mapping[str, str] | None,
 ) -> dict[str, str]:
     """Return all metadata entries of a model; raise where the user's entries reuse a key."""
+    prefix = ""
     rotation = options.rotation if isinstance(options, AttentionOptions) else options
+    if isinstance(options, AttentionOptions):
+        prefix = options.name_prefix
     entries = rotation_entries(rope) | {
         "rope_cpu.tolerance": TOLERANCE if rotation.tables else TOLERANCE + ANGLE_TOLERANCE,
         OPTIONS_KEY: json.dumps({"kind": options.kind, **asdict(options)}),
     }
+    # The entries of several layers stand side by side in a merged model.
+    entries = {f"{prefix}{key}": text for key, text in entries.items()}
     if user_entries is None:
         return entries
     if not _is_mapping_of_strings(user_entries):
         raise TypeError(
             f"`metadata` is {shown(user_entries)}; it must be a mapping of strings to strings"
         )
-    taken = sorted(entries.keys() & user_entries.keys())
+    taken = sorted(key for key in user_entries if key in entries or key.endswith(OPTIONS_KEY))
     if taken:
         raise ValueError(
             f"`metadata` holds {', '.join(taken)}, which the export itself writes; choose other "
@@ -76,15 +107,27 @@ def _is_mapping_of_strings(value: object) -> bool:
 
 def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
     """Return the options in a model's metadata; raise ValueError unless they are complete."""
-    texts = [entry.value for entry in model.metadata_props if entry.key == OPTIONS_KEY]
+    texts = {
+        entry.key.removesuffix(OPTIONS_KEY): entry.value
+        for entry in model.metadata_props
+        if entry.key.endswith(OPTIONS_KEY)
+    }
     if not texts:
         raise ValueError(
             f"`model` has no metadata {OPTIONS_KEY!r}; it must come from this package's export"
         )
-    text = texts[0]
+    if len(texts) > 1:
+        raise ValueError(
+            f"`model` has metadata {OPTIONS_KEY!r} with the prefixes {shown(list(texts))}: it is "
+            "merged from several; validate them before they are merged"
+        )
+    ((prefix, text),) = texts.items()
     try:
         fields = _json_object(text)
         kind = choice("kind", fields.pop("kind", None), tuple(OPTION_CLASSES))
+        written = fields.get("name_prefix", "")
+        if written != prefix:
+            raise ValueError(f"`name_prefix` is {shown(written)}, but the key has {shown(prefix)}")
         return OPTION_CLASSES[kind](**fields)
     except (TypeError, ValueError) as error:
         raise ValueError(

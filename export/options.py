@@ -50,7 +50,7 @@ class RopeOptions:
 
     def __post_init__(self) -> None:
         target = find_target(self.target)
-        position_dtype = _known_dtype("position_dtype", self.position_dtype, POSITION_DTYPES)
+        position_dtype = known_dtype("position_dtype", self.position_dtype, POSITION_DTYPES)
         checked = {
             "dtype": target_dtype(target, self.dtype),
             "layout": choice("layout", self.layout, LAYOUTS),
@@ -183,7 +183,7 @@ class RopeOptions:
 
 def target_dtype(target: Target, value: DTypeLike) -> str:
     """Return the name of the dtype of queries and keys; raise unless the target supports it."""
-    dtype = _known_dtype("dtype", value, DTYPES.values())
+    dtype = known_dtype("dtype", value, DTYPES.values())
     if dtype not in target.dtypes:
         able = capable_targets(lambda other: dtype in other.dtypes)
         raise ValueError(
@@ -192,9 +192,11 @@ def target_dtype(target: Target, value: DTypeLike) -> str:
     return str(dtype)
 
 
-def target_opset(target: Target, value: int | None) -> int:
-    """Return the opset to write; None is the target's lowest."""
+def target_opset(target: Target, value: int | None, cache: str = "growing") -> int:
+    """Return the opset to write; None is the target's lowest, of attention with this cache."""
     first, last = target.opsets
+    if cache == "shared" and target.shared_cache_opset is not None:
+        first = target.shared_cache_opset
     if value is None:
         return first
     opset = whole_number("opset", value)
@@ -261,7 +263,7 @@ def _input_names(inputs: object) -> tuple[str, ...]:
     return tuple(inputs)
 
 
-def _known_dtype(name: str, value: DTypeLike, known: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
+def known_dtype(name: str, value: DTypeLike, known: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
     """Return `value` as a dtype; raise TypeError unless it is one of the known ones."""
     choices = list(known)
     dtype: np.dtype[Any] | None = to_dtype(value)

@@ -13,7 +13,7 @@ from rope_cpu import RotaryEmbedding
 from .graph import Graph
 from .graph_inputs import batch_and_sequence, build_rotator, position_inputs
 from .layouts import tensor_shape
-from .metadata import model_metadata, rotation_text
+from .metadata import POSITION_DESCRIPTIONS, model_metadata, rotation_text
 from .options import RopeOptions, check_rotary_embedding
 
 
@@ -152,6 +152,14 @@ def _build_model(
         "rotary_embedding",
         opset=options.opset,
         doc=rotation_text(rope),
+        descriptions=_descriptions(options),
         functions=rotator.functions(options.opset),
         metadata=metadata,
     )
+
+
+def _descriptions(options: RopeOptions) -> dict[str, str]:
+    """Return the doc strings of inputs and outputs."""
+    names = dict.fromkeys(options.inputs, "Vectors to rotate.")
+    rotated = {f"{name}_rot": f"The vectors of {name}, rotated." for name in options.inputs}
+    return POSITION_DESCRIPTIONS | names | rotated

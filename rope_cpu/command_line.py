@@ -117,11 +117,16 @@ def check_picture(path: Path) -> None:
 
 
 def rope_from_config(
-    config: ModelConfig, layer_type: str | None, interleaved: bool | None = None
+    config: ModelConfig,
+    layer_type: str | None,
+    interleaved: bool | None = None,
+    layer: int | None = None,
 ) -> RotaryEmbedding:
     """Return the rotary embedding of a config; raise UsageError if the config describes none."""
     try:
-        return RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
+        return RotaryEmbedding.from_config(
+            config, layer_type=layer_type, layer=layer, interleaved=interleaved
+        )
     except (TypeError, ValueError) as error:
         raise config_error(error, interleaved) from error
 

@@ -79,8 +79,13 @@ def attention(
     scale=None,
     allowed=None,
     added=0.0,
+    sinks=None,
+    stored=None,
 ):
     """Return the attention of q, k and v, and its error before it is rounded.
+
+    sinks: (heads,), each a score of every query of its head, without a value. stored: function of a
+    pair (batch, seq, heads, width) and of its name, k or v, that returns it as a cache holds it.
 
     q, k, v: arrays (batch, seq, heads, width), or pairs of an array and its error.
     """
@@ -89,6 +94,9 @@ def attention(
         cached(rotated(rope, k, ids, dtype), dtype),
     )
     v, v_off = cached(v, dtype) if isinstance(v, tuple) else exactly(v)
+    if stored is not None:
+        k, k_off = stored((k, k_off), "k")
+        v, v_off = stored((v, v_off), "v")
     batch, seq, heads, width = q.shape
     u, scale = UNITS[str(dtype)], scale or width**-0.5
     result, bound = np.zeros((2, batch, seq, heads, v.shape[-1]))
@@ -114,9 +122,15 @@ def attention(
             scores = softcap * np.tanh(scores / softcap)
             off += SOFTCAP * u * np.abs(scores)
         scores = scores + added[row, head, i][seen]
-        off += u * (np.abs(scores) + np.abs(scores - scores.max()))
-        weights = np.exp(scores - scores.max())
-        weights /= weights.sum()
+        largest = scores.max()
+        if sinks is not None:
+            largest = max(largest, sinks[head])
+        off += u * (np.abs(scores) + np.abs(scores - largest))
+        weights = np.exp(scores - largest)
+        total = weights.sum()
+        if sinks is not None:
+            total += np.exp(sinks[head] - largest)
+        weights /= total
         change = np.expm1(2 * off.max()) + (2 * seen.sum() + SOFTMAX) * u
         result[at] = weights @ values
         bound[at] = change * (weights @ np.abs(values)) + (1 + change) * (

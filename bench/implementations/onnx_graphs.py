@@ -67,7 +67,7 @@ def bound_call(target: str) -> Callable[[Workload], Call]:
     """Return the implementation with inputs and outputs bound once (IO binding)."""
 
     def prepare(workload: Workload) -> Call:
-        from rope_cpu.export.validation.session import bind
+        from rope_cpu.export import bind
 
         feeds, inputs, session = _session(workload, target)
         q, k = inputs

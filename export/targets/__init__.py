@@ -11,6 +11,8 @@ from .onnx import ONNX
 from .ort import ORT
 from .primitive import PRIMITIVE
 
+__all__ = ["TARGETS", "Target", "capable_targets", "find_target"]
+
 TARGETS: dict[str, Target] = {target.name: target for target in (PRIMITIVE, ONNX, ORT)}
 
 

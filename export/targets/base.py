@@ -17,7 +17,7 @@ from ..layouts import four_axes
 from ..masks import Lengths
 
 if TYPE_CHECKING:  # the options import the table of targets
-    from ..attention_options import AttentionOptions
+    from ..attention_settings import AttentionOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,9 @@ class Target:
     per_head: whether heads may have their own frequencies.
     attention_rotates: whether `attend` takes unrotated queries and keys.
     takes_chunks: whether attention of several new tokens on a past works for a batch above 1.
+    shared_cache_opset: the lowest opset of attention over a shared cache, None if it is that of
+        `opsets`.
+    int8_cache: whether a shared cache may be int8.
     attention_problem: returns why this target cannot express an attention, None if it can.
     """
 
@@ -46,6 +49,8 @@ class Target:
     per_head: bool = False
     attention_rotates: bool = False
     takes_chunks: bool = True
+    shared_cache_opset: int | None = None
+    int8_cache: bool = False
     attention_problem: Callable[[RotaryEmbedding, AttentionOptions], str | None] = (
         lambda rope, options: None
     )
@@ -95,8 +100,11 @@ class Rotator:
 class Attention:
     """The inputs from which a target writes attention.
 
-    past: keys and values (batch, kv_heads, past, width). bias: a mask to add to the scores. Both
-    have the compute dtype. A boolean mask is an input of the graph.
+    past: keys and values (batch, kv_heads, past, width); those of a shared cache are in `lengths`.
+    bias: a mask to add to the scores. sinks: (heads,). All have the compute dtype. A boolean mask
+    is an input of the graph.
+
+    `attend` returns present keys and values in the compute dtype, of a shared cache in its own.
     """
 
     graph: Graph
@@ -105,6 +113,7 @@ class Attention:
     lengths: Lengths
     past: tuple[str, str] | None
     bias: str | None
+    sinks: str | None
 
     @property
     def head_dim(self) -> int:

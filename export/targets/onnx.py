@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..cos_sin_nodes import CosSinValues, token_cos_sin
-from ..masks import boolean_mask, causal_mask, mask_as_bias
+from ..graph import Shape
+from ..masks import SharedCache, boolean_mask, causal_mask, mask_as_bias, with_sinks
 from .base import Attention, Target
 from .fused import OperatorRotator
 
@@ -41,6 +42,14 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
     attributes: dict[str, Any] = {"is_causal": int(options.causal), "scale": options.scale}
     if options.softcap is not None:
         attributes["softcap"] = options.softcap
+    shared = attention.lengths.shared
+    if shared is not None:
+        attributes["is_causal"] = 0
+        return _attend_to_shared_cache(attention, shared, q, k, v, attributes)
+    if attention.sinks is not None:
+        return _attend_with_sinks(
+            attention, q, k, v, attention.sinks, attributes | {"is_causal": 0}
+        )
     mask = _mask(attention) or ""  # an empty name omits an input
     if attention.past is None:
         result = graph.node("Attention", [q, k, v, mask], "attend", **attributes)
@@ -52,19 +61,96 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
         ["", "present_key", "present_value"],
         **attributes,
     )
+    for value, width in ((keys, attention.head_dim), (values, options.v_head_dim)):
+        shape: Shape = ["batch", options.num_kv_heads, "total_length", width]
+        graph.value_info(value, attention.compute_dtype, shape)
     return result, keys, values
+
+
+def _attend_with_sinks(
+    attention: Attention, q: str, k: str, v: str, sinks: str, attributes: dict[str, Any]
+) -> tuple[str, str, str]:
+    """Write Attention over one more key, which is zero, and has the sinks as its bias.
+
+    The operator is not causal then: without a past of its own it would align the first query with
+    the first key.
+    """
+    graph = attention.graph
+    options = attention.options
+    keys, values = k, v
+    if attention.past is not None:
+        keys = graph.node("Concat", [attention.past[0], k], "key_with_past", axis=2)
+        values = graph.node("Concat", [attention.past[1], v], "value_with_past", axis=2)
+    bias = _mask(attention)
+    if bias is None:
+        bias = graph.scalar(0.0, attention.compute_dtype)
+    elif options.mask != "float":
+        bias = mask_as_bias(graph, bias, None, attention.compute_dtype)
+    inputs = _inputs_with_sinks(attention, keys, values, bias, attention.lengths.total, sinks)
+    return graph.node("Attention", [q, *inputs], "attend", **attributes), keys, values
+
+
+def _inputs_with_sinks(
+    attention: Attention, keys: str, values: str, bias: str, length: str, sinks: str
+) -> list[str]:
+    """Return keys, values and bias with one more key, which is zero; length: of the keys."""
+    graph = attention.graph
+    heads = attention.options.num_heads
+    one_row = graph.ints(0, 0, 0, 0, 0, 0, 1, 0)
+    keys_and_sink = graph.node("Pad", [keys, one_row], "keys_and_sink")
+    values_and_sink = graph.node("Pad", [values, one_row], "values_and_sink")
+    sizes = [graph.ints(1, heads), attention.lengths.sequence, length]
+    shape = graph.node("Concat", sizes, "bias/shape", axis=0)
+    bias = graph.node("Expand", [bias, shape], "bias")
+    return [keys_and_sink, values_and_sink, with_sinks(graph, bias, sinks, (heads,))]
+
+
+def _attend_to_shared_cache(
+    attention: Attention, shared: SharedCache, q: str, k: str, v: str, attributes: dict[str, Any]
+) -> tuple[str, str, str]:
+    """Write TensorScatter, and Attention over the whole cache.
+
+    The mask holds the causality: operators of runtimes before onnx 1.23 align it with the first
+    key. It holds the lengths too, which nonpad_kv_seqlen repeats for runtimes that skip the rest.
+    """
+    graph = attention.graph
+    options = attention.options
+    dtype = attention.compute_dtype
+    keys = _written(attention, shared.key, k, shared.past, "key")
+    values = _written(attention, shared.value, v, shared.past, "value")
+    attended_keys = graph.cast(keys, dtype, "key/from_cached", source=options.dtype)
+    attended_values = graph.cast(values, dtype, "value/from_cached", source=options.dtype)
+    capacity = graph.size(shared.key, 2, "capacity")
+    mask = causal_mask(graph, attention.lengths, options.window, capacity)
+    inputs = [attended_keys, attended_values, mask, "", "", shared.total]
+    if attention.sinks is not None:
+        bias = mask_as_bias(graph, mask, None, dtype)
+        inputs = _inputs_with_sinks(
+            attention, attended_keys, attended_values, bias, capacity, attention.sinks
+        )
+    return graph.node("Attention", [q, *inputs], "attend", **attributes), keys, values
+
+
+def _written(attention: Attention, cached: str, new: str, first: str, name: str) -> str:
+    """Return cached keys or values with new ones from `first` on, (batch,)."""
+    graph = attention.graph
+    dtype = attention.options.dtype
+    new = graph.cast(new, dtype, f"{name}/as_cached", source=attention.compute_dtype)
+    return graph.node("TensorScatter", [cached, new, first], f"{name}_written", axis=2)
 
 
 def _mask(attention: Attention) -> str | None:
     """Return the mask for the operator, which is causal itself but knows no window.
 
-    Nor does it know a padded past, so that causality is part of the mask then.
+    Nor does it know a padded past, so that causality is part of the mask then, as it is where the
+    operator is not causal because of sinks.
     """
     graph = attention.graph
     options = attention.options
     bias = attention.bias
     causal = None
-    if options.window is not None or (options.causal and options.mask == "padding"):
+    beside_operator = options.mask == "padding" or attention.sinks is not None
+    if options.window is not None or (options.causal and beside_operator):
         causal = causal_mask(graph, attention.lengths, options.window)
     mask = boolean_mask(graph, attention.lengths, options.mask, causal)
     if bias is None or mask is None:
@@ -79,4 +165,5 @@ ONNX = Target(
     rotator=OnnxRotator,
     attend=attend,
     attention_layout="bhsd",
+    shared_cache_opset=24,
 )

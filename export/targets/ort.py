@@ -6,24 +6,34 @@ RotaryEmbedding, MRotaryEmbedding and GroupQueryAttention.
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from onnxruntime.capi import onnxruntime_pybind11_state
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.frequencies.axes import mrope_pair_axis
 
 from ..cos_sin_nodes import CosSinValues, arange, token_cos_sin
-from ..graph import ORT_DOMAIN
+from ..graph import FLOAT32, ORT_DOMAIN
 from ..masks import boolean_mask, causal_mask, mask_as_bias
 from .base import Attention, Target
 from .fused import OperatorRotator
 
 if TYPE_CHECKING:  # the options import the table of targets
-    from ..attention_options import AttentionOptions
+    from ..attention_settings import AttentionOptions
 
 ATTENTION_OP = "com.microsoft GroupQueryAttention"
+# The inputs of GroupQueryAttention after the bias, in its order.
+FURTHER_INPUTS = (
+    "head_sink",
+    "k_scale",
+    "v_scale",
+    "q_norm_weight",
+    "k_norm_weight",
+    "query_seqlens",
+)
 
 
 class OrtRotator(OperatorRotator):
@@ -126,26 +136,62 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
     v = graph.node("Reshape", [v, graph.ints(0, 0, kv_heads * width)], "v_packed")
     bias = _bias(attention)
     total = graph.cast(attention.lengths.total, np.int32, "total_length_int32")
-    last = graph.node("Sub", [total, graph.scalar(1, np.int32)], "last_index")
-    last = graph.node("Expand", [last, attention.rotator.batch], "last_index_by_row")
+    last = _last_indices(attention, total)
     total = graph.node("Squeeze", [total, graph.ints(0)], "total_length_scalar")
+    shared = attention.lengths.shared
     past = attention.past or ("", "")  # empty names omit inputs
+    if shared is not None:
+        past = (shared.key, shared.value)
     cos_sin = attention.rotator.cos_sin
+    inputs = [q, k, v, *past, last, total, cos_sin.cos, cos_sin.sin, "", bias or ""]
+    inputs += _further_inputs(attention)
     y, keys, values = graph.multi_output_node(
         "GroupQueryAttention",
-        [q, k, v, *past, last, total, cos_sin.cos, cos_sin.sin, "", bias or ""],
+        inputs,
         "attend",
         ["", "present_key", "present_value"],
         domain=ORT_DOMAIN,
         **_attributes(attention),
     )
     graph.value_info(y, attention.compute_dtype, ["batch", "sequence", heads * width])
+    length = "total_length" if shared is None else "capacity"
+    cache_dtype = attention.compute_dtype if options.cache_dtype is None else options.cache_dtype
     for value in (keys, values):
-        graph.value_info(value, attention.compute_dtype, ["batch", kv_heads, "total_length", width])
+        graph.value_info(value, cache_dtype, ["batch", kv_heads, length, width])
     y = graph.node("Reshape", [y, graph.ints(0, 0, heads, width)], "attention_by_head")
     if bias is not None:
         y = _zero_without_keys(attention, y, bias)
     return y, keys, values
+
+
+def _last_indices(attention: Attention, total: str) -> str:
+    """Return the index of the last key of each row, int32; total: as int32."""
+    graph = attention.graph
+    shared = attention.lengths.shared
+    if shared is not None:
+        total = graph.cast(shared.total, np.int32, "total_length_by_row_int32")
+    last = graph.node("Sub", [total, graph.scalar(1, np.int32)], "last_index")
+    if shared is not None:
+        return last
+    return graph.node("Expand", [last, attention.rotator.batch], "last_index_by_row")
+
+
+def _further_inputs(attention: Attention) -> list[str]:
+    """Return the inputs after the bias: sinks, scales of the cache, numbers of new tokens."""
+    graph = attention.graph
+    options = attention.options
+    inputs = dict.fromkeys(FURTHER_INPUTS, "")
+    if attention.sinks is not None:
+        inputs["head_sink"] = attention.sinks
+    if options.cache_dtype is not None:
+        inputs |= {"k_scale": "k_scale", "v_scale": "v_scale"}
+    if options.batch_chunks:
+        count = graph.cast(attention.lengths.sequence, np.int32, "sequence_length_int32")
+        shape = attention.rotator.batch
+        inputs["query_seqlens"] = graph.node("Expand", [count, shape], "query_lengths")
+    while inputs and not list(inputs.values())[-1]:
+        inputs.popitem()
+    return list(inputs.values())
 
 
 def _attributes(attention: Attention) -> dict[str, Any]:
@@ -161,6 +207,9 @@ def _attributes(attention: Attention) -> dict[str, Any]:
         attributes["softcap"] = options.softcap
     if options.window is not None:
         attributes["local_window_size"] = options.window
+    if options.cache_dtype is not None:
+        attributes |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
+        attributes["kv_cache_bit_width"] = 8
     return attributes
 
 
@@ -192,6 +241,17 @@ def _zero_without_keys(attention: Attention, y: str, bias: str) -> str:
     return graph.node("Where", [has_any, y, graph.scalar(0.0, dtype)], "attention_of_any_key")
 
 
+@cache
+def runtime_takes_query_lengths() -> bool:
+    """Return True if the installed onnxruntime takes several new tokens on a past for a batch.
+
+    Its GroupQueryAttention has the input query_seqlens then, since 1.32.
+    """
+    schemas = onnxruntime_pybind11_state.get_all_operator_schema()
+    inputs = [schema.inputs for schema in schemas if schema.name == "GroupQueryAttention"]
+    return any(value.name == "query_seqlens" for values in inputs for value in values)
+
+
 def attention_problem(rope: RotaryEmbedding, options: AttentionOptions) -> str | None:
     """Return why GroupQueryAttention would be wrong or would not run; None if it is right."""
     if options.positions == "position_ids":
@@ -216,6 +276,12 @@ def attention_problem(rope: RotaryEmbedding, options: AttentionOptions) -> str |
         )
     if options.v_head_dim != rope.head_dim:
         return f"`v_head_dim` is {options.v_head_dim}, but {ATTENTION_OP} takes head_dim only"
+    if options.is_shared and options.cached_dtype not in (str(FLOAT32), "int8"):
+        return (
+            f"`dtype` is {options.dtype}, but {ATTENTION_OP} computes in float32 and would convert "
+            "the whole shared cache at every step, other rows than the new ones included; "
+            "`cache_dtype`='int8' is free of that"
+        )
     return None
 
 
@@ -227,5 +293,6 @@ ORT = Target(
     attend=attend,
     attention_rotates=True,
     takes_chunks=False,
+    int8_cache=True,
     attention_problem=attention_problem,
 )

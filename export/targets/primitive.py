@@ -7,9 +7,10 @@ import onnx
 
 from rope_cpu import RotaryEmbedding
 
-from ..cos_sin_nodes import token_cos_sin
+from ..cos_sin_nodes import arange, token_cos_sin
 from ..graph import DOMAIN, FLOAT32, FLOAT64, HALF, Graph
-from ..masks import boolean_mask, causal_mask
+from ..layouts import tensor_shape
+from ..masks import boolean_mask, causal_mask, with_sinks
 from .base import Attention, Rotator, Target, block_widths, pairing_text, part_widths
 
 FUNCTION = "RotaryEmbedding"
@@ -45,7 +46,11 @@ class PrimitiveRotator(Rotator):
                 self.graph.node("Gather", [value, index], name, axis=axis)
                 for name, value in self._aligned.items()
             ]
-        return self.graph.node(FUNCTION, [x, *tables], "rotate", domain=DOMAIN)
+        y = self.graph.node(FUNCTION, [x, *tables], "rotate", domain=DOMAIN)
+        # Shape inference does not see through the Reshape at the end of the function.
+        shape = tensor_shape(self.rotation_layout(), heads or f"{x}_heads", self.rope.head_dim)
+        self.graph.value_info(y, self.compute_dtype, shape)
+        return y
 
     def functions(self, opset: int) -> list[onnx.FunctionProto]:
         """Return the rotation as a function."""
@@ -126,12 +131,19 @@ def attend(attention: Attention, q: str, k: str, v: str) -> tuple[str, str, str]
     """
     graph = attention.graph
     options = attention.options
-    keys = _with_past(attention, k, 0, "key")
-    values = _with_past(attention, v, 1, "value")
+    shared = attention.lengths.shared
+    if shared is not None:
+        index = _cache_index(attention, shared.past)
+        keys = _written(attention, shared.key, k, index, "key")
+        values = _written(attention, shared.value, v, index, "value")
+    else:
+        keys = _with_past(attention, k, 0, "key")
+        values = _with_past(attention, v, 1, "value")
     queries = _scaled_queries(attention, q)
-    columns = graph.transpose(keys, "bktw", "bkwt", "keys_by_column")
+    columns = graph.transpose(_attended(attention, keys, "key"), "bktw", "bkwt", "keys_by_column")
     columns = graph.node("Unsqueeze", [columns, graph.ints(2)], "keys_of_group")
-    grouped_values = graph.node("Unsqueeze", [values, graph.ints(2)], "values_of_group")
+    attended_values = _attended(attention, values, "value")
+    grouped_values = graph.node("Unsqueeze", [attended_values, graph.ints(2)], "values_of_group")
     scores = graph.node("MatMul", [queries, columns], "scores")
     if options.softcap is not None:
         tanh = graph.node("Tanh", [scores], "scores/tanh")
@@ -170,6 +182,8 @@ def _weights(attention: Attention, scores: str) -> str:
     causal = None
     if options.causal:
         causal = causal_mask(graph, attention.lengths, options.window)
+        if attention.lengths.shared is not None:  # (b, 1, s, t): an axis for the groups of heads
+            causal = graph.node("Unsqueeze", [causal, graph.ints(1)], "is_near/of_groups")
     mask = boolean_mask(graph, attention.lengths, options.mask, causal)
     lowest = graph.scalar(float(np.finfo(dtype).min), dtype)
     if mask is not None:
@@ -178,11 +192,27 @@ def _weights(attention: Attention, scores: str) -> str:
         scores = graph.node("Where", [mask, scores, lowest], "scores/allowed")
     if attention.bias is not None:
         scores = graph.node("Max", [scores, lowest], "scores/finite")
-    weights = graph.node("Softmax", [scores], "weights", axis=-1)
+    weights = _softmax(attention, scores)
     if options.mask == "none":
         return weights
     attended = graph.node("Greater", [scores, lowest], "scores/is_any")
     return graph.node("Where", [attended, weights, graph.scalar(0.0, dtype)], "weights/of_allowed")
+
+
+def _softmax(attention: Attention, scores: str) -> str:
+    """Return the softmax of the scores (b, k, g, s, t), in which a sink takes its share.
+
+    The sink of a head is one more score of each query, whose weight is dropped.
+    """
+    graph = attention.graph
+    if attention.sinks is None:
+        return graph.node("Softmax", [scores], "weights", axis=-1)
+    kv_heads = attention.options.num_kv_heads
+    heads = (kv_heads, attention.options.num_heads // kv_heads)
+    scores = with_sinks(graph, scores, attention.sinks, heads)
+    weights = graph.node("Softmax", [scores], "weights/with_sinks", axis=-1)
+    last = graph.ints(-1)
+    return graph.node("Slice", [weights, graph.ints(0), last, last], "weights")
 
 
 def _by_group(attention: Attention, mask: str) -> str:
@@ -203,6 +233,49 @@ def _with_past(attention: Attention, new: str, index: int, name: str) -> str:
     if attention.past is None:
         return new
     return attention.graph.node("Concat", [attention.past[index], new], f"{name}_with_past", axis=2)
+
+
+def _cache_index(attention: Attention, past: str) -> str:
+    """Return the place of each new key in a shared cache, (batch, seq, kv_heads, 3).
+
+    Its three numbers are batch row, head and position. past: tokens of each row, (batch,).
+    """
+    graph = attention.graph
+    kv_heads = attention.options.num_kv_heads
+    sizes = [attention.rotator.batch, attention.lengths.sequence, graph.ints(kv_heads, 1)]
+    shape = graph.node("Concat", sizes, "cache_index/shape", axis=0)
+    row = arange(graph, attention.rotator.batch, "cache_index/row")
+    row = graph.node("Unsqueeze", [row, graph.ints(1, 2, 3)], "cache_index/row_column")
+    head = np.arange(kv_heads)[:, None]
+    head_column = graph.initializer("key_head_index", head)
+    first = graph.node("Unsqueeze", [past, graph.ints(1)], "first_place")
+    token = arange(graph, attention.lengths.sequence, "cache_index/token")
+    place = graph.node("Add", [first, token], "cache_index/place")
+    place = graph.node("Unsqueeze", [place, graph.ints(2, 3)], "cache_index/place_column")
+    columns = [
+        graph.node("Expand", [value, shape], f"cache_index/{name}_of_all")
+        for name, value in (("row", row), ("head", head_column), ("place", place))
+    ]
+    return graph.node("Concat", columns, "cache_index", axis=-1)
+
+
+def _written(attention: Attention, cached: str, new: str, index: str, name: str) -> str:
+    """Return cached keys or values with new ones written to the places of `index`."""
+    graph = attention.graph
+    dtype = attention.options.dtype
+    new = graph.cast(new, dtype, f"{name}/as_cached", source=attention.compute_dtype)
+    return graph.node("ScatterND", [cached, index, new], f"{name}_written")
+
+
+def _attended(attention: Attention, cached: str, name: str) -> str:
+    """Return the keys or values to attend to: of a shared cache, up to the longest row."""
+    if attention.lengths.shared is None:
+        return cached
+    graph = attention.graph
+    end = attention.lengths.total
+    cached = graph.node("Slice", [cached, graph.ints(0), end, graph.ints(2)], f"{name}_of_rows")
+    dtype = attention.compute_dtype
+    return graph.cast(cached, dtype, f"{name}/from_cached", source=attention.options.dtype)
 
 
 PRIMITIVE = Target(

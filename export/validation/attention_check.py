@@ -8,9 +8,9 @@ import onnxruntime
 from rope_cpu import RotaryEmbedding
 from rope_cpu.array_types import Array
 
-from ..attention_options import AttentionOptions
+from ..attention_settings import AttentionOptions
 from ..masks import MASK_INPUT
-from ..targets import TARGETS
+from ..weights import SCALES
 from .cases import Case, ids_by_axis, last, left_padded, shuffled
 from .check import CaseInputs, Check, ExpectedResult, as_exact, from_layout, to_layout
 from .reference_attention import Reference
@@ -42,16 +42,17 @@ class AttentionCheck(Check):
         options: AttentionOptions,
         arrays: dict[str, Array],
     ) -> None:
-        """Store the session; arrays: the model's weights of projections and norms."""
+        """Store the session; arrays: the model's weights of projections, norms and sinks."""
         super().__init__(session, rope, options.rotation)
         self.options = options
         self.arrays = arrays
 
     def cases(self) -> list[Case]:
         """Return the cases that apply to the model."""
-        return [case for case in (*CASES, *IDS_CASES) if self._applies(case)]
+        return [case for case in (*CASES, *IDS_CASES) if self.applies(case)]
 
-    def _applies(self, case: Case) -> bool:
+    def applies(self, case: Case) -> bool:
+        """Return True if the model can run a case."""
         options = self.options
         if case in IDS_CASES and options.positions != "position_ids":
             return False
@@ -62,7 +63,7 @@ class AttentionCheck(Check):
         if len(case.steps) > 1 and not takes_steps:
             return False
         has_chunks = max(case.steps[1:], default=1) > 1
-        return case.batch == 1 or not has_chunks or TARGETS[options.target].takes_chunks
+        return case.batch == 1 or not has_chunks or bool(options.batch_chunks)
 
     def draw(self, case: Case, rng: np.random.Generator) -> CaseInputs:
         """Return tensors, ids and mask of whole sequences."""
@@ -85,7 +86,21 @@ class AttentionCheck(Check):
             ids = ids_by_axis(ids, self.rope.axes)
         if options.mask != "none":
             feeds[MASK_INPUT] = self._draw_mask(rng, case.batch, case.tokens)
+        feeds |= self._draw_arrays(rng)
         return CaseInputs(feeds, tensors, ids)
+
+    def _draw_arrays(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Return the scales, norms' weights and sinks that are inputs."""
+        arrays = {}
+        for name, shape in self.options.array_inputs(self.rope.head_dim).items():
+            array = rng.standard_normal(shape)
+            if name in SCALES:  # so that some elements are beyond the largest number of int8
+                arrays[name] = (0.02 * np.exp(0.3 * array)).astype(np.float32)
+                continue
+            if name != "sinks":  # so that the factor of the norm is about 1
+                array = 0.2 * array + (1 - self.options.norm_offset)
+            arrays[name] = array.astype(self.dtype)
+        return arrays
 
     def _draw_mask(self, rng: np.random.Generator, batch: int, tokens: int) -> Array:
         kind = self.options.mask
@@ -101,9 +116,6 @@ class AttentionCheck(Check):
         """Run the steps in turn; return the results of all tokens, and the cache at the end."""
         options = self.options
         cache = self._empty_cache(case.batch)
-        last_axes: tuple[int, ...] = (options.num_heads, options.v_head_dim)
-        if options.output is not None:
-            last_axes = (options.output,)
         results = []
         start = 0
         for count in case.steps:
@@ -112,15 +124,26 @@ class AttentionCheck(Check):
                 name: self._step_input(name, x, start, stop) for name, x in inputs.feeds.items()
             }
             feeds |= {f"past_{name}": x for name, x in cache.items()}
-            shape = (case.batch, count, *last_axes)
+            shape = (case.batch, count, *self.result_axes())
             shapes = [to_layout(np.zeros(shape, np.int8), options.layout).shape]
             shapes += [(*x.shape[:2], stop, x.shape[3]) for x in cache.values()]
-            result, *present = run(self.session, feeds, shapes)
+            result, *present = run(self.session, self.prefixed(feeds), shapes)
             cache = dict(zip(cache, present, strict=False))
             results.append(from_layout(result, options.layout, shape))
             start = stop
         outputs = {f"present_{name}": x for name, x in cache.items()}
         return {"attention": np.concatenate(results, axis=1)} | outputs
+
+    def prefixed(self, arrays: dict[str, Array]) -> dict[str, Array]:
+        """Return arrays under the names that the model has for them."""
+        return {f"{self.options.name_prefix}{name}": x for name, x in arrays.items()}
+
+    def result_axes(self) -> tuple[int, ...]:
+        """Return the axes of a result after batch and tokens."""
+        options = self.options
+        if options.output is not None:
+            return (options.output,)
+        return (options.num_heads, options.v_head_dim)
 
     def _empty_cache(self, batch: int) -> dict[str, Array]:
         """Return keys and values of no tokens, if the model has a past."""
@@ -135,6 +158,8 @@ class AttentionCheck(Check):
 
     def _step_input(self, name: str, x: Array, start: int, stop: int) -> Array:
         """Return the part of an input for the tokens from `start` to `stop`."""
+        if name in self.options.array_inputs(self.rope.head_dim):
+            return x
         if name == MASK_INPUT:
             mask = x if self.options.mask == "padding" else x[:, :, start:stop]
             return np.ascontiguousarray(mask[..., :stop])
@@ -145,7 +170,14 @@ class AttentionCheck(Check):
 
     def expected(self, inputs: CaseInputs) -> dict[str, ExpectedResult]:
         """Return the exact value of each output."""
-        outputs = Reference(self.rope, self.options, self.arrays, inputs).outputs()
+        arrays = dict(self.arrays)
+        for name in self.options.array_inputs(self.rope.head_dim):
+            array = inputs.feeds[name].astype(np.float64)
+            if name.endswith("_norm_weight"):
+                arrays[name.removesuffix("_weight")] = array + self.options.norm_offset
+            else:
+                arrays[name] = array
+        outputs = Reference(self.rope, self.options, arrays, inputs).outputs()
         return {
             name: ExpectedResult(as_exact(output.value), output.bound)
             for name, output in outputs.items()

@@ -67,6 +67,9 @@ class Case:
     ids: function of (rng, batch, tokens, limit) that returns the position ids; limit is the first
         id that is too large.
     must_fail: the model has to refuse to run.
+    kept: for a shared cache, the number of tokens that each row keeps of the first step; the others
+        are padding, which later steps overwrite. Empty: all.
+    same_buffer: for a shared cache, whether past and present are the same memory.
     """
 
     name: str
@@ -74,11 +77,14 @@ class Case:
     steps: tuple[int, ...]
     ids: Callable[[np.random.Generator, int, int, int], Array] = consecutive
     must_fail: bool = False
+    kept: tuple[int, ...] = ()
+    same_buffer: bool = True
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of a sequence, over all steps."""
-        return sum(self.steps)
+        """Number of tokens of a sequence over all steps, in a shared cache of the shortest row."""
+        padding = self.steps[0] - min(self.kept) if self.kept else 0
+        return sum(self.steps) - padding
 
 
 def ids_by_axis(ids: Array, axes: int, rng: np.random.Generator | None = None) -> Array:

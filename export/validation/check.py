@@ -88,7 +88,10 @@ class Check:
         """Run one case and compare its results."""
         inputs = self._draw_seeded(case, seed)
         shape = next(iter(inputs.tensors.values())).shape
-        outcome = Outcome(case.name, seed, shape, refused=case.must_fail)
+        largest = max(
+            float(np.abs(x.astype(np.float64)).max(initial=0)) for x in inputs.tensors.values()
+        )
+        outcome = Outcome(case.name, seed, shape, refused=case.must_fail, largest_input=largest)
         try:
             results = self.run(case, inputs)
         except Exception as error:  # onnxruntime's errors have no common class of their own

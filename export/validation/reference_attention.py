@@ -17,7 +17,7 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference, tolerance
 from rope_cpu.array_types import Array, Float64
 
-from ..attention_options import AttentionOptions
+from ..attention_settings import AttentionOptions
 from ..graph import FLOAT64
 from ..masks import MASK_INPUT
 from .check import CaseInputs
@@ -30,7 +30,13 @@ DEVIATIONS = 6.0
 SCALE = 4  # the scale on queries and on keys
 SOFTCAP = 4  # a quotient, a product, and tanh, of which onnxruntime's is off by 5.4 u at most
 WEIGHT = 4  # exp, of which onnxruntime's is off by 1.7 u at most, and a quotient
-NORM = 6  # of a norm beside its sum: mean, epsilon, root, quotient and weight
+NORM = 6  # of a norm beside its sum: mean, epsilon, root, quotient, offset and weight
+
+# The levels of an int8 cache.
+INT8_RANGE = (-128, 127)
+# Where either of two levels is right, a result moves by one level. It counts as two, because such
+# moves of several keys add, while variances add by their squares: so it covers four of them.
+LEVELS_APART = 2.0
 
 # Largest error of a score whose weight is bounded; beyond it, the weight may have any error.
 MAX_SCORE_ERROR = 30.0
@@ -92,7 +98,8 @@ def _with_angle_variance(rotated: RotatedEstimate) -> Estimate:
 class Reference:
     """The outputs that a model of attention must have.
 
-    arrays: the model's weights of projections and norms. inputs: those of the case.
+    arrays: the model's weights of projections and norms, sinks, and scales of an int8 cache.
+    inputs: those of the case.
     """
 
     rope: RotaryEmbedding
@@ -128,7 +135,10 @@ class Reference:
         return outputs
 
     def _present(self, rotated: RotatedEstimate, name: str) -> BoundedOutput:
-        """Return present keys or values."""
+        """Return present keys or values; those of an int8 cache in units of their scale."""
+        if self.options.cache_dtype is not None:
+            nearest, is_halfway = self._levels(rotated, name)
+            return BoundedOutput(nearest, is_halfway.astype(np.float64))
         bound = DEVIATIONS * np.sqrt(rotated.variance)
         if self._is_rounded(name):
             bound = bound + self._half_ulp(rotated.value)
@@ -149,11 +159,34 @@ class Reference:
 
     def _as_cached(self, rotated: RotatedEstimate, name: str) -> Estimate:
         """Return the keys or values that are attended to, rounded as the cache is."""
+        if self.options.cache_dtype is not None:
+            return self._from_int8(rotated, name)
         estimate = _with_angle_variance(rotated)
         if not self._is_rounded(name):
             return estimate
         rounding = self._half_ulp(estimate.value) ** 2 / 3
         return Estimate(estimate.value, estimate.variance + rounding)
+
+    def _levels(self, rotated: RotatedEstimate, name: str) -> tuple[Float64, Array]:
+        """Return the levels of an int8 cache, and where a level next to it is right too.
+
+        The rounding to whole levels is no error: the model has to do the same. But where the exact
+        value is halfway between two levels, up to its error, either is right.
+        """
+        scale = self.arrays[f"{name}_scale"]
+        levels = np.clip(rotated.value / scale, *INT8_RANGE)
+        error = (DEVIATIONS * np.sqrt(rotated.variance) + rotated.angle_bound) / scale
+        error = error + 2 * np.sqrt(self.unit) * np.abs(levels)  # of the division
+        nearest = np.rint(levels)
+        return nearest, np.abs(levels - nearest) >= 0.5 - error
+
+    def _from_int8(self, rotated: RotatedEstimate, name: str) -> Estimate:
+        """Return the keys or values of an int8 cache."""
+        scale = self.arrays[f"{name}_scale"]
+        nearest, is_halfway = self._levels(rotated, name)
+        variance = np.where(is_halfway, (LEVELS_APART * scale / DEVIATIONS) ** 2, 0)
+        value = nearest * scale
+        return Estimate(value, variance + self.unit * value**2)
 
     def _attention_input(self, name: str) -> RotatedEstimate:
         """Return q, k or v as (batch, heads, tokens, width): projected, normed, rotated."""
@@ -218,7 +251,10 @@ class Reference:
         group = self.options.num_heads // self.options.num_kv_heads
         k = Estimate(np.repeat(k.value, group, axis=1), np.repeat(k.variance, group, axis=1))
         v = Estimate(np.repeat(v.value, group, axis=1), np.repeat(v.variance, group, axis=1))
-        weights = self._softmax(self._scores(q, k))
+        scores = self._scores(q, k)
+        if "sinks" in self.arrays:
+            scores, v = self._with_sinks(scores, v)
+        weights = self._softmax(scores)
         result = product(weights.value, v.value)
         # Without the variance of the weights, which moves all elements of a head together.
         own_variance = weights.value**2 @ v.variance + self.unit * result.variance
@@ -232,6 +268,21 @@ class Reference:
         y = self._projected("o", merged.reshape(*merged.value.shape[:2], -1))
         shift = self._weight_shift(weights.variance, v.value @ by_head, result.value @ by_head)
         return Estimate(y.value, y.variance + shift.sum(axis=1))
+
+    def _with_sinks(self, scores: Estimate, v: Estimate) -> tuple[Estimate, Estimate]:
+        """Return scores with one more column, the sinks, and values with a row of zeros for it."""
+        sinks = self.arrays["sinks"].astype(np.float64)[:, None, None]
+        column = np.broadcast_to(sinks, (*scores.value.shape[:-1], 1))
+        zeros = np.zeros_like(column)
+        row = np.zeros_like(v.value[:, :, :1])
+        scores = Estimate(
+            np.concatenate([scores.value, column], axis=-1),
+            np.concatenate([scores.variance, zeros], axis=-1),
+        )
+        values = Estimate(
+            np.concatenate([v.value, row], axis=2), np.concatenate([v.variance, row], axis=2)
+        )
+        return scores, values
 
     def _softmax(self, scores: Estimate) -> Estimate:
         """Return the weights (batch, heads, tokens, tokens), 0 for queries without any key."""

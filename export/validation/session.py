@@ -46,15 +46,17 @@ def run(
         value.name: np.zeros(shape, BFLOAT16 if value.type == BFLOAT16_TYPE else np.float32)
         for value, shape in zip(session.get_outputs(), shapes, strict=True)
     }
-    call = bind(session, {name: np.ascontiguousarray(x) for name, x in feeds.items()}, outputs)
+    call = bind_arrays(
+        session, {name: np.ascontiguousarray(x) for name, x in feeds.items()}, outputs
+    )
     call()
     return list(outputs.values())
 
 
-def bind(
+def bind_arrays(
     session: onnxruntime.InferenceSession, feeds: Mapping[str, Array], outputs: Mapping[str, Array]
 ) -> Callable[[], None]:
-    """Return a call that runs a model on arrays bound to it once, as a server does.
+    """Return a call that runs a model on arrays bound to it once, of which nothing is checked.
 
     Nothing is copied. feeds, outputs: C-contiguous arrays by name; the call writes to the outputs.
     """

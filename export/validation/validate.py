@@ -15,7 +15,7 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import first_line, shown
 
-from ..attention_options import AttentionOptions
+from ..attention_settings import AttentionOptions
 from ..files import MAX_PATH_BYTES
 from ..metadata import read_options
 from ..options import RopeOptions, check_one_length, check_rotary_embedding
@@ -23,6 +23,7 @@ from .attention_check import AttentionCheck
 from .check import Check
 from .rope_check import RopeCheck
 from .session import open_session
+from .shared_cache_check import SharedCacheCheck
 from .validation_report import Outcome, Report
 
 
@@ -34,7 +35,8 @@ def validate(
     The model is checked statically (full check, strict shape inference, a dtype and a shape for
     every value), and run on inputs chosen to break it: no tokens, one token, left-padded and
     shuffled ids, ids up to the table's end (1,000,000 where cos and sin are computed), and ids past
-    it, which it must refuse.
+    it, which it must refuse. Attention over a shared cache runs on rows of different length, and
+    must write to no other row than those of the new tokens.
 
     Parameters
     ----------
@@ -106,14 +108,18 @@ def _build_check(
     """Return the check for a model; folder: of its external data."""
     if isinstance(options, RopeOptions):
         return RopeCheck(session, rope, options)
-    arrays = read_weights(model, folder)
+    arrays = {
+        name.removeprefix(options.name_prefix): array
+        for name, array in read_weights(model, folder).items()
+    }
     for name in options.projections:
         if f"{name}_weight" not in arrays:
             raise ValueError(
-                f"`model` has no initializer '{name}_weight', but its metadata hold options for "
-                "that projection"
+                f"`model` has no initializer '{options.name_prefix}{name}_weight', but its "
+                "metadata hold options for that projection"
             )
-    return AttentionCheck(session, rope, options, arrays)
+    check = SharedCacheCheck if options.is_shared else AttentionCheck
+    return check(session, rope, options, arrays)
 
 
 def _load(path: str) -> onnx.ModelProto:
@@ -128,11 +134,11 @@ def _load(path: str) -> onnx.ModelProto:
 
 
 def read_weights(model: onnx.ModelProto, folder: str) -> dict[str, NDArray[Any]]:
-    """Return the weights of projections and norms; folder: of the model's external data."""
+    """Return the weights of projections, norms and sinks; folder: of the model's external data."""
     return {
         tensor.name: numpy_helper.to_array(tensor, base_dir=folder)
         for tensor in model.graph.initializer
-        if tensor.name.endswith(("_weight", "_bias", "_norm"))
+        if tensor.name.endswith(("_weight", "_bias", "_norm", "sinks"))
     }
 
 

@@ -33,6 +33,8 @@ class Outcome:
         Why the case failed, empty otherwise.
     refused : bool
         Whether the model must refuse to run.
+    largest_input : float
+        Largest |element| of the first inputs: queries and keys, or hidden states.
 
     Examples
     --------
@@ -52,6 +54,7 @@ class Outcome:
     against_numpy: float = float("nan")
     problem: str = ""
     refused: bool = False
+    largest_input: float = 0.0
 
     @property
     def passed(self) -> bool:
@@ -148,7 +151,9 @@ class Report:
             f"  largest error {self.max_abs_error:.3e}; worst case: {self.worst.case} "
             f"(seed {self.worst.seed})"
         )
-        lines = [f"{self.title}: {verdict}", worst]
+        largest_input = max((outcome.largest_input for outcome in self.outcomes), default=0.0)
+        inputs = f"  inputs reach ±{largest_input:.4g}, and errors grow with them"
+        lines = [f"{self.title}: {verdict}", worst, inputs]
         lines += [f"  {outcome}" for outcome in self.outcomes]
         return "\n".join(lines)
 

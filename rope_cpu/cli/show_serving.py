@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.gguf.adapter import GgufConfig
@@ -11,9 +10,6 @@ from rope_cpu.configs.model_config import ModelConfig, OneRotationConfig
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 _APPEND = "plan.append(q, k, v, cache, batch"
-
-# Config keys for the eps of an RMS norm.
-_EPS_KEYS = ("rms_norm_eps", "norm_eps")
 
 # Where the frequencies of a rope type change, so that cached keys are re-rotated.
 _CHANGES = {
@@ -38,7 +34,7 @@ def serving_lines(config: ModelConfig, rope: RotaryEmbedding) -> Iterator[str]:
         yield "plan.rotate, and the server's own writes to its cache:"
         yield attention.own_cache or "latent attention caches compressed keys and values"
         return
-    yield from _append_lines(attention, config.values, rope)
+    yield from _append_lines(attention, rope)
     if attention.shared_layers:
         norm = ", norm=…" if attention.qk_norm else ""
         yield f"plan.rotate(q{norm}) in the last {attention.shared_layers} layers: they share keys"
@@ -49,9 +45,7 @@ def serving_lines(config: ModelConfig, rope: RotaryEmbedding) -> Iterator[str]:
         yield f"rerotate_plan(…).rotate_cached(…) {_CHANGES[rope.rope_type]}"
 
 
-def _append_lines(
-    attention: Attention, values: Mapping[str, Any], rope: RotaryEmbedding
-) -> Iterator[str]:
+def _append_lines(attention: Attention, rope: RotaryEmbedding) -> Iterator[str]:
     """Yield the call of `append`, with norms where they fit, otherwise the reason and a remedy."""
     # A rotation keeps the mean of squares, but for the attention factor.
     is_after = attention.qk_norm == "after"
@@ -60,36 +54,33 @@ def _append_lines(
         yield "the norms follow the rotation, which has an attention factor"
         return
     if attention.qk_norm is None:
-        yield f"{_APPEND}{_v_norm(attention, values)})"
+        yield f"{_APPEND}{_v_norm(attention)})"
         return
     if attention.norm_other is not None:
-        yield f"{_APPEND}{_v_norm(attention, values)})"
+        yield f"{_APPEND}{_v_norm(attention)})"
         yield "without q_norm and k_norm: norm q and k before, as the model's norms are"
         yield attention.norm_other
         return
     yield f"{_APPEND},"
-    yield f"q_norm={_qk_norm(attention, values, 'q')},"
-    yield f"k_norm={_qk_norm(attention, values, 'k')}{_v_norm(attention, values)})"
+    yield f"q_norm={_qk_norm(attention, 'q')},"
+    yield f"k_norm={_qk_norm(attention, 'k')}{_v_norm(attention)})"
     if is_after and attention.norm_weighted:
         yield "without weights, as the model's norms follow the rotation:"
         yield "multiply q_rot by q_weight * k_weight, and leave the keys"
 
 
-def _qk_norm(attention: Attention, values: Mapping[str, Any], name: str) -> str:
+def _qk_norm(attention: Attention, name: str) -> str:
     is_weighted = attention.norm_weighted and attention.qk_norm == "before"
     weight = f"{name}_weight" if is_weighted else "None"
     offset = f", offset={attention.norm_offset:g}" if attention.norm_offset else ""
-    return f"RMSNorm({weight}, {_eps(values)}{offset})"
+    return f"RMSNorm({weight}, {_eps(attention)}{offset})"
 
 
-def _v_norm(attention: Attention, values: Mapping[str, Any]) -> str:
-    return f", v_norm=RMSNorm(None, {_eps(values)})" if attention.v_norm else ""
+def _v_norm(attention: Attention) -> str:
+    return f", v_norm=RMSNorm(None, {_eps(attention)})" if attention.v_norm else ""
 
 
-def _eps(values: Mapping[str, Any]) -> str:
-    """Return the eps of the config as text, or its name if the config has none."""
-    for key in _EPS_KEYS:
-        eps = values.get(key)
-        if isinstance(eps, int | float):
-            return f"{eps:g}"
-    return "eps"
+def _eps(attention: Attention) -> str:
+    """Return the eps of the norms as text, or its name if it is not known."""
+    epsilon = attention.norm_epsilon
+    return "eps" if epsilon is None else f"{epsilon:g}"

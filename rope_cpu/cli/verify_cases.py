@@ -101,8 +101,8 @@ def onnx_operation(
     target: str, rope: RotaryEmbedding, dtype: np.dtype[Any], heads: tuple[int, int], positions: int
 ) -> Prepare:
     """Rotate by the model exported for a target; its inputs and outputs are bound once."""
-    from rope_cpu.export import export_rope
-    from rope_cpu.export.validation.session import bind, open_session
+    from rope_cpu.export import bind, export_rope
+    from rope_cpu.export.validation.session import open_session
 
     num_heads, num_kv_heads = heads
     model = export_rope(

@@ -6,12 +6,21 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from rope_cpu.arguments import scalars
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.texts import shown
+from rope_cpu.configs.layers import COUNT_KEYS, KNOWN_LAYER_TYPES
 from rope_cpu.configs.model_types import data
 from rope_cpu.configs.rope_parameters import is_latent, own_section
 
 # From a property of an attention class to its model types; see tests/peers/test_attention_facts.py.
 FACTS: Mapping[str, Any] = data("attention.json")
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+
+# Names of layer types whose queries attend to all keys, or to those of a window.
+FULL_LAYERS = (FULL, "attention")
+WINDOW_LAYERS = (SLIDING, "local_attention")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +41,8 @@ class Attention:
         Added to the weights of the norms of queries and keys.
     norm_weighted : bool
         The norms of queries and keys have weights.
+    norm_epsilon : float, optional
+        Added to the mean square in these norms; None: not known.
     norm_other : str, optional
         Difference of these norms from an RMS norm over each head vector.
     v_norm : bool
@@ -39,7 +50,9 @@ class Attention:
     chunk : int, optional
         Number of tokens in a chunk; tokens attend only to their own chunk.
     window : int, optional
-        Number of keys that a query attends to.
+        Number of keys that a query attends to, in the layers that have a window.
+    window_in_all_layers : bool
+        Every layer has the window; otherwise the layer type decides.
     softcap : float, optional
         The c of c·tanh(score/c).
     scale : float, optional
@@ -60,10 +73,12 @@ class Attention:
     qk_norm: str | None = None
     norm_offset: float = 0.0
     norm_weighted: bool = True
+    norm_epsilon: float | None = None
     norm_other: str | None = None
     v_norm: bool = False
     chunk: int | None = None
     window: int | None = None
+    window_in_all_layers: bool = False
     softcap: float | None = None
     scale: float | None = None
     query_scale: str | None = None
@@ -86,17 +101,76 @@ class Attention:
             qk_norm=_qk_norm(model_types, values),
             norm_offset=float(_has(model_types, "qk_norm_offset")),
             norm_weighted=not _has(model_types, "qk_norm_unweighted"),
+            norm_epsilon=_norm_epsilon(model_types, values),
             norm_other=_norm_other(model_types),
             v_norm=_has(model_types, "v_norm"),
             chunk=_chunk(model_types, values),
             window=_window(values),
+            window_in_all_layers=_has(model_types, "window_in_all_layers"),
             softcap=_optional_number("attn_logit_softcapping", values),
             scale=_scale(model_types, values),
             query_scale=_query_scale(values),
             shared_layers=_optional_integer("num_kv_shared_layers", values) or 0,
             own_cache=_fact_by_type("own_cache", model_types, None),
-            other=_fact_by_type("other", model_types, None),
+            other=_other(model_types, values),
         )
+
+    def window_of(self, layer_type: str | None) -> int | None:
+        """Return the number of keys that a query attends to in layers of a type, None for all keys.
+
+        Raises ValueError if the layer type is needed and unknown.
+        """
+        if self.window is None or self.window_in_all_layers:
+            return self.window
+        if layer_type in FULL_LAYERS:
+            return None
+        if layer_type in WINDOW_LAYERS:
+            return self.window
+        if layer_type is None:
+            raise ValueError(
+                f"it is not known which layers have the window of {self.window} keys "
+                "(`sliding_window`); add `layer_types` to the config, or give --window to the "
+                "command"
+            )
+        raise ValueError(
+            f"the layer type is {shown(layer_type)}, but only {', '.join(FULL_LAYERS)} and "
+            f"{', '.join(WINDOW_LAYERS)} are known to attend to all keys or to a window"
+        )
+
+
+def implied_layer_types(model_types: Set[str | None], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values for the layer types of a model's code, for a file without them.
+
+    They are `layer_types`, by layer, if the number of layers is known, and the names of the layer
+    types under `KNOWN_LAYER_TYPES`. Empty if the code's rule is not known.
+
+    model_types: its model type, and the one it inherits facts from. values: its config under
+    standard names.
+    """
+    count = next((values[key] for key in COUNT_KEYS if key in values), 0)
+    numbers = range(count if type(count) is int and count <= limits.LAYERS else 0)
+    every = _fact_by_type("full_layer_every", model_types, None)
+    start = _fact_by_type("window_from_layer", model_types, None)
+    parameter = _from_key(every or start, values)
+    if parameter is None:
+        return {}
+    if every is not None:
+        has_window = [bool((index + 1) % parameter) for index in numbers]
+    else:
+        model_has_window = _window(values) is not None
+        has_window = [model_has_window and index >= parameter for index in numbers]
+    layer_types = [SLIDING if windowed else FULL for windowed in has_window]
+    implied: dict[str, Any] = {KNOWN_LAYER_TYPES: (SLIDING, FULL)}
+    return implied | ({"layer_types": layer_types} if layer_types else {})
+
+
+def _from_key(entry: tuple[str, int] | None, values: Mapping[str, Any]) -> int | None:
+    """Return the number of a key, or its default; None for a value other than a number from 1."""
+    if entry is None:
+        return None
+    key, default = entry
+    value = values.get(key, default)
+    return value if type(value) is int and value > 0 else None
 
 
 def _has(model_types: Set[str | None], fact: str) -> bool:
@@ -155,6 +229,13 @@ def _query_scale(values: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _other(model_types: Set[str | None], values: Mapping[str, Any]) -> str | None:
+    """Return the further differences of a model type, or those that a key of the config makes."""
+    by_key = (text for key, text in FACTS["other_keys"].items() if values.get(key))
+    other: str | None = _fact_by_type("other", model_types, next(by_key, None))
+    return other
+
+
 def _is_causal(model_types: Set[str | None], values: Mapping[str, Any]) -> bool:
     """Return True for causal attention; for some model types a key of the config decides."""
     # Gemma 4's value "vision" concerns tokens of images only.
@@ -186,3 +267,13 @@ def _norm_other(model_types: Set[str | None]) -> str | None:
         return "over the whole projection"
     other: str | None = _fact_by_type("qk_norm_other", model_types, None)
     return other
+
+
+def _norm_epsilon(model_types: Set[str | None], values: Mapping[str, Any]) -> float | None:
+    """Return the epsilon of RMS norms, None if neither the file nor its model type has one."""
+    for key in FACTS["norm_epsilon_keys"]:
+        if values.get(key) is not None:
+            return scalars.real_number(key, values[key], zero=True)
+    tables = FACTS["norm_epsilon"].items()
+    known = (float(epsilon) for epsilon, names in tables if not model_types.isdisjoint(names))
+    return next(known, None)

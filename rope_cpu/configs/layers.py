@@ -12,10 +12,14 @@ from rope_cpu.configs.model_types import ALL_LAYERS, ModelFacts
 Config = Mapping[str, Any]
 Sections = Mapping[str, Config | None]  # by layer type; None: layers of this type are not rotated
 
-_COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+
+# The name, among the values of a config, of the layer types that the model's code knows. No config
+# file has this key, nor the next.
+KNOWN_LAYER_TYPES = "layer types of the model's code"
 
 # The name, among the values of a config, of the query heads that share a key head, by layer; None
-# for layers without attention. No config file has this key.
+# for layers without attention.
 _GROUPS = "query heads of a key head"
 
 
@@ -63,6 +67,7 @@ def layer_parameters(
         rule = "give `layer`" if layer_type is not None else "give `layer` or `layer_type`"
         raise ValueError(f"{question}, but these layers differ in rope_theta, {listed}; {rule}")
     known_types = {entry.layer_type for entry in layers} | set(values.get("layer_types") or ())
+    known_types |= set(values.get(KNOWN_LAYER_TYPES, ()))
     layer_type, section = _section_of_type(sections, layer_type, known_types)
     theta = thetas.pop()
     if theta is not None:
@@ -164,7 +169,7 @@ def _layer_count(values: Config) -> int | None:
     ]
     interval = values.get("no_rope_layer_interval")
     may_differ = bool(lists) or interval is not None
-    key = next((key for key in _COUNT_KEYS if key in values), None)
+    key = next((key for key in COUNT_KEYS if key in values), None)
     if key is not None:
         if not may_differ and type(values[key]) is not int:
             return None  # the number is not needed, so it is not refused
@@ -174,7 +179,7 @@ def _layer_count(values: Config) -> int | None:
         return len(lists[0])
     if interval is not None:
         raise ValueError(
-            f"`{_COUNT_KEYS[0]}` is missing; `no_rope_layer_interval` {interval} needs it to find "
+            f"`{COUNT_KEYS[0]}` is missing; `no_rope_layer_interval` {interval} needs it to find "
             "the rotated layers"
         )
     return None

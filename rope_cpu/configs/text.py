@@ -8,7 +8,7 @@ from typing import Any
 
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.texts import did_you_mean, shown
-from rope_cpu.configs.attention_facts import Attention
+from rope_cpu.configs.attention_facts import Attention, implied_layer_types
 from rope_cpu.configs.containers import SECTIONS, check_containers, objects, refuse_unread_part
 from rope_cpu.configs.layers import layer_parameters, values_of_blocks
 from rope_cpu.configs.model_config import ModelConfig
@@ -207,6 +207,8 @@ def with_defaults(text: Config, facts: ModelFacts) -> dict[str, Any]:
     values = {**defaults, **named}
     if facts.blocks is not None:
         values |= values_of_blocks(facts.blocks, values)
+    if "layer_types" not in values:
+        values |= implied_layer_types({values.get("model_type"), facts.like}, values)
     return values
 
 

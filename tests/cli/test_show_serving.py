@@ -49,7 +49,7 @@ def with_norms(q_norm, k_norm, more=""):
         ),
         pytest.param(
             {"model_type": "gemma3_text"},
-            with_norms("RMSNorm(q_weight, eps, offset=1)", "RMSNorm(k_weight, eps, offset=1)"),
+            with_norms("RMSNorm(q_weight, 1e-06, offset=1)", "RMSNorm(k_weight, 1e-06, offset=1)"),
             id="gemma3",
         ),
         pytest.param(
@@ -62,7 +62,7 @@ def with_norms(q_norm, k_norm, more=""):
         pytest.param(
             {"model_type": "hunyuan_v1_dense"},
             [
-                *with_norms("RMSNorm(None, eps)", "RMSNorm(None, eps)"),
+                *with_norms("RMSNorm(None, 1e-05)", "RMSNorm(None, 1e-05)"),
                 "without weights, as the model's norms follow the rotation:",
                 "multiply q_rot by q_weight * k_weight, and leave the keys",
             ],
@@ -70,7 +70,7 @@ def with_norms(q_norm, k_norm, more=""):
         ),
         pytest.param(
             {"model_type": "llama4_text"},
-            with_norms("RMSNorm(None, eps)", "RMSNorm(None, eps)"),
+            with_norms("RMSNorm(None, 1e-05)", "RMSNorm(None, 1e-05)"),
             id="llama4, whose norms have no weights and may precede the rotation",
         ),
         pytest.param(

@@ -151,12 +151,12 @@ LAYERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "`layer` is 0 and `layer_type` 'full_attention'; give one",
     ),
     (
-        {**GEMMA3, "num_hidden_layers": 2},
+        {**GEMMA3, "model_type": "gemma4_text", "num_hidden_layers": 2},
         {"layer": 0},
         "`layer` is 0, but the config has no `layer_types`",
     ),
     (
-        {"model_type": "cohere2", "num_hidden_layers": 2},
+        {"model_type": "cohere2", "sliding_window_pattern": "LG", "num_hidden_layers": 2},
         {"layer": 0},
         "the config has no `layer_types`",
     ),
@@ -298,3 +298,32 @@ def test_parameters_of_unrotated_layers_alone_are_refused() -> None:
     }
     with pytest.raises(ValueError, match=r"'full_attention' are not rotated.*`rope_parameters`"):
         reader.read(given).spec()
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"model_type": "gemma2"}, "SFSF"),
+        ({"model_type": "gemma3_text"}, "SSSSSF"),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 3}, "SSFSSF"),
+        ({"model_type": "cohere2"}, "SSSF"),
+        ({"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 2}, "FFSS"),
+        ({"model_type": "qwen3", "max_window_layers": 2}, "FFFF"),
+        ({"model_type": "qwen3"}, "FFFF"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"] * 2}, "FF"),
+        ({"model_type": "llama"}, ""),
+    ],
+    ids=str,
+)
+def test_layer_types_of_a_file_without_them(keys: dict[str, Any], expected: str) -> None:
+    values = reader.read({**keys, "num_hidden_layers": len(expected)}).values
+    names = {"S": "sliding_attention", "F": "full_attention"}
+    assert values.get("layer_types", []) == [names[letter] for letter in expected]
+
+
+def test_a_layer_type_of_the_models_code_needs_no_number_of_layers() -> None:
+    one = RotaryEmbedding.from_config({"model_type": "gemma2"})
+    for layer_type in ("sliding_attention", "full_attention"):
+        assert RotaryEmbedding.from_config({"model_type": "gemma2"}, layer_type=layer_type) == one
+    with pytest.raises(ValueError, match="`layer_type` is 'chunked_attention'"):
+        RotaryEmbedding.from_config({"model_type": "gemma2"}, layer_type="chunked_attention")

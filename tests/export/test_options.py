@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu.export.attention_options import AttentionOptions
+from rope_cpu.export.attention_settings import AttentionOptions
 from rope_cpu.export.options import RopeOptions
 
 PLAIN = RotaryEmbedding(16)

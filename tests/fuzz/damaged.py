@@ -17,11 +17,11 @@ from fuzz.refusals import check_text
 from onnx import numpy_helper
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu.export.attention_options import AttentionOptions
+from rope_cpu.export.attention_settings import AttentionOptions
 from rope_cpu.export.options import RopeOptions
 
 DROPPED = "(dropped)"
-KINDS = ("rope", "attention", "computed", "ort")
+KINDS = ("rope", "attention", "computed", "ort", "shared")
 OPTIONS_KEY = "rope_cpu.export"
 OPTION_NAMES = sorted(
     {field.name for kind in (RopeOptions, AttentionOptions) for field in fields(kind)}
@@ -38,6 +38,9 @@ def _exported(kind):
         ),
         "computed": lambda: export.export_rope(rope, target="primitive"),
         "ort": lambda: export.export_rope(rope, target="ort", max_positions=40),
+        "shared": lambda: export.export_attention(
+            rope, num_heads=2, target="ort", max_positions=40, cache="shared", cache_dtype="int8"
+        ),
     }
     return rope, models[kind]().SerializeToString()
 

@@ -73,9 +73,16 @@ OPTIONS = {
         "--seed": NUMBERS,
         "--attention": None,
         "--mask": st.sampled_from(("none", "padding", "bool", "float", "x")),
+        "--cache": st.sampled_from(("growing", "shared", "x")),
+        "--name-prefix": WORDS,
+        "--cache-dtype": st.sampled_from(("int8", "x")),
         "--window": NUMBERS,
         "--softcap": NUMBERS,
-        "--normed": None,
+        "--layer": NUMBERS,
+        "--weights": FILES,
+        "--set": st.sampled_from(
+            ("window=none", "scale=2", "softcap=1e400", "sinks=none", "x", "=")
+        ),
         "--scale": NUMBERS,
     },
     "bench": {

@@ -53,7 +53,13 @@ ATTENTION_OPTIONS = st.fixed_dictionaries(
         "scale": st.sampled_from((0.1, 1.0)),
         "mask": st.sampled_from(("none", "padding", "bool", "float")),
         "norm_epsilon": st.sampled_from((1e-6, 1e-2)),
+        "norm_offset": st.sampled_from((0.0, 1.0)),
         "past": st.booleans(),
+        "cache": st.sampled_from(("growing", "shared")),
+        "cache_dtype": st.just("int8"),
+        "batch_chunks": st.booleans(),
+        "name_prefix": st.sampled_from(("", "layers.0.")),
+        "sinks": st.just("input"),
         "positions": st.sampled_from(("past", "position_ids")),
         "max_positions": st.sampled_from((40, 100)),
         "v_head_dim": st.sampled_from((1, 8, 16, 64)),
@@ -78,7 +84,11 @@ def test_options_of_attention(search):
         kv_heads = options.get("num_kv_heads", heads)
         v_width = options.get("v_head_dim", width)
         if "norms" in arrays:
-            options["qk_norm"] = random.normal(1, 0.1, (2, width))
+            options["qk_norm"] = tuple(random.normal(1, 0.1, (2, width)))
+        elif "norm inputs" in arrays:
+            options["qk_norm"] = "input"
+        if "sinks" in arrays:
+            options["sinks"] = random.normal(0, 1, heads)
         if "weights" in arrays:
             sizes = {"q": heads * width, "k": kv_heads * width, "v": kv_heads * v_width}
             options["weights"] = {
@@ -91,7 +101,7 @@ def test_options_of_attention(search):
         12,
         rotary=NARROW,
         options=ATTENTION_OPTIONS,
-        arrays=st.sets(st.sampled_from(("norms", "weights"))),
+        arrays=st.sets(st.sampled_from(("norms", "norm inputs", "sinks", "weights"))),
         seed=st.integers(0, 2**32),
     )
 

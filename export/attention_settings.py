@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import numpy as np
+import onnxruntime
+from numpy.typing import DTypeLike
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments import limits
@@ -13,13 +18,26 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 
 from .masks import MASK_SHAPES
-from .options import RopeOptions, check_coordinates, table_rows, target_dtype, target_opset
-from .targets import TARGETS, capable_targets, find_target
+from .options import (
+    RopeOptions,
+    check_coordinates,
+    known_dtype,
+    table_rows,
+    target_dtype,
+    target_opset,
+)
+from .targets import TARGETS, Target, capable_targets, find_target
+from .targets.ort import runtime_takes_query_lengths
+from .weights import INPUT, SOURCES
 
 LAYOUTS = ("bhsd", "bshd", "bsd")
 MASKS = ("none", *MASK_SHAPES)
 POSITIONS = ("past", "position_ids")
+CACHES = ("growing", "shared")
+CACHE_DTYPES = (np.dtype(np.int8),)
+PREFIX_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_./:-")
 NORM_EPSILON = 1e-6
+NORM_DEFAULTS = {"norm_epsilon": NORM_EPSILON, "norm_offset": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +45,8 @@ class AttentionOptions:
     """The arguments of `export_attention`, validated and in plain types: dtypes are names.
 
     See `export_attention` for their meaning; `num_kv_heads`, `v_head_dim` and `scale` are never
-    None here. qk_norm: whether q and k are normed. hidden, output: widths of the hidden states at
-    the input and at the output, None without projections.
+    None here. qk_norm, sinks: where these arrays come from. hidden, output: widths of the hidden
+    states at the input and at the output, None without projections.
     """
 
     kind: ClassVar[str] = "attention"
@@ -48,14 +66,21 @@ class AttentionOptions:
     dtype: Any
     layout: str
     norm_epsilon: float
+    norm_offset: float
     past: bool
+    cache: str
+    cache_dtype: Any
+    batch_chunks: bool | None
     opset: Any
-    qk_norm: bool
+    qk_norm: str
+    sinks: str
     hidden: int | None
     output: int | None
+    name_prefix: str
 
     def __post_init__(self) -> None:
         target = find_target(self.target)
+        cache = choice("cache", self.cache, CACHES)
         checked = {
             "num_heads": whole_number("num_heads", self.num_heads, 1, limits.HEADS),
             "num_kv_heads": whole_number("num_kv_heads", self.num_kv_heads, 1, limits.HEADS),
@@ -63,7 +88,7 @@ class AttentionOptions:
             "layout": choice("layout", self.layout, LAYOUTS),
             "dtype": target_dtype(target, self.dtype),
             "max_positions": table_rows(self.max_positions),
-            "opset": target_opset(target, self.opset),
+            "opset": target_opset(target, self.opset, cache),
             "v_head_dim": whole_number("v_head_dim", self.v_head_dim, 1, limits.HEAD_DIM),
             "causal": boolean("causal", self.causal),
             "window": None if self.window is None else whole_number("window", self.window),
@@ -71,10 +96,15 @@ class AttentionOptions:
             "scale": _float32("scale", self.scale),
             "mask": choice("mask", self.mask, MASKS),
             "past": boolean("past", self.past),
+            "cache_dtype": _cache_dtype(self.cache_dtype),
+            "batch_chunks": _batch_chunks(target, cache, self.batch_chunks),
             "norm_epsilon": _float32("norm_epsilon", self.norm_epsilon),
-            "qk_norm": boolean("qk_norm", self.qk_norm),
+            "norm_offset": real_number("norm_offset", self.norm_offset, zero=True),
+            "qk_norm": choice("qk_norm", self.qk_norm, SOURCES),
+            "sinks": choice("sinks", self.sinks, SOURCES),
             "hidden": _width("hidden", self.hidden),
             "output": _width("output", self.output),
+            "name_prefix": _name_prefix(self.name_prefix),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -101,11 +131,42 @@ class AttentionOptions:
             )
         if self.softcap is not None:
             _float32("scale / softcap", self.scale / self.softcap)
-        if not self.qk_norm and self.norm_epsilon != NORM_EPSILON:
+        self._check_norms()
+        if self.cache == "shared":
+            self._check_shared_cache()
+        elif self.cache_dtype is not None:
             raise ValueError(
-                f"`norm_epsilon` is {self.norm_epsilon}, but there is no `qk_norm` that would use "
-                "it; give `qk_norm` or drop `norm_epsilon`"
+                f"`cache_dtype` is {self.cache_dtype}, but `cache` is 'growing', whose keys and "
+                "values have the `dtype`; give `cache`='shared' or drop `cache_dtype`"
             )
+
+    def _check_shared_cache(self) -> None:
+        if not self.past:
+            raise ValueError(
+                "`past` is False, but `cache` is 'shared': it is the past; drop `past`"
+            )
+        if not self.causal:
+            raise ValueError("`causal` is False; attention over a shared cache is causal")
+        if self.mask != "none":
+            raise ValueError(
+                f"`mask` is {shown(self.mask)}, but `cache` is 'shared': its rows have lengths, "
+                "past_lengths, and no mask; drop `mask`, or give `cache`='growing'"
+            )
+        if self.cache_dtype is not None and not TARGETS[self.target].int8_cache:
+            able = capable_targets(lambda other: other.int8_cache)
+            raise ValueError(
+                f"`cache_dtype` is {self.cache_dtype}, which target {self.target!r} cannot attend "
+                f"to; {able} can express it"
+            )
+
+    def _check_norms(self) -> None:
+        for name, default in NORM_DEFAULTS.items():
+            value = getattr(self, name)
+            if self.qk_norm == "none" and value != default:
+                raise ValueError(
+                    f"`{name}` is {value}, but there is no `qk_norm` that would use it; give "
+                    f"`qk_norm` or drop `{name}`"
+                )
 
     @property
     def rotation(self) -> RopeOptions:
@@ -127,11 +188,33 @@ class AttentionOptions:
         )
 
     @property
+    def is_shared(self) -> bool:
+        """Whether the past and the present are one buffer, whose rows have lengths."""
+        return self.cache == "shared"
+
+    @property
+    def cached_dtype(self) -> str:
+        """The name of the dtype of past and present keys and values."""
+        return str(self.dtype if self.cache_dtype is None else self.cache_dtype)
+
+    @property
     def projections(self) -> tuple[str, ...]:
         """The names of the projections."""
         inputs = () if self.hidden is None else ("q", "k", "v")
         outputs = () if self.output is None else ("o",)
         return (*inputs, *outputs)
+
+    def array_inputs(self, head_dim: int) -> dict[str, tuple[int, ...]]:
+        """Return {name: shape} of scales, norms' weights and sinks that are inputs."""
+        inputs: dict[str, tuple[int, ...]] = {}
+        if self.cache_dtype is not None:
+            inputs["k_scale"] = (1, self.num_kv_heads, 1, head_dim)
+            inputs["v_scale"] = (1, self.num_kv_heads, 1, self.v_head_dim)
+        if self.qk_norm == INPUT:
+            inputs |= {"q_norm_weight": (head_dim,), "k_norm_weight": (head_dim,)}
+        if self.sinks == INPUT:
+            inputs["sinks"] = (self.num_heads,)
+        return inputs
 
     def sizes(self, head_dim: int) -> dict[str, tuple[int, int]]:
         """Return {name: (number of heads, width of a head)} of q, k and v."""
@@ -150,22 +233,36 @@ class AttentionOptions:
         if problem is not None:
             able = capable_targets(lambda other: other.attention_problem(rope, self) is None)
             raise ValueError(f"{problem}; {able} can express it")
+        if self.batch_chunks and not TARGETS[self.target].takes_chunks:
+            self._check_runtime()
+
+    def _check_runtime(self) -> None:
+        if not runtime_takes_query_lengths():
+            raise ValueError(
+                "`batch_chunks` is True, but the GroupQueryAttention of onnxruntime "
+                f"{onnxruntime.__version__} takes several new tokens on a past for a batch of 1 "
+                "only; it needs onnxruntime 1.32"
+            )
 
     def check_arrays(self, head_dim: int, arrays: Mapping[str, Float64]) -> None:
-        """Raise ValueError unless weights and norms have the shapes that these options need.
+        """Raise ValueError unless weights, norms and sinks have the shapes that these options need.
 
-        arrays: projections, their "…_bias", and "…_norm" of q and k, by name.
+        arrays: projections, their "…_bias", "…_norm" of q and k, and "sinks", by name.
         """
         for name, array in arrays.items():
             shape = self._array_shape(name, head_dim)
             if array.shape != shape:
                 argument = f"`weights[{shown(name)}]`"
-                if name.endswith("_norm"):
+                if name == "sinks":
+                    argument = "`sinks`"
+                elif name.endswith("_norm"):
                     argument = f"`qk_norm` of {name.removesuffix('_norm')}"
                 raise ValueError(f"{argument} has shape {array.shape}; it must be {shape}")
 
     def _array_shape(self, name: str, head_dim: int) -> tuple[int, ...]:
-        """Return the shape of an array of weights, biases or norms."""
+        """Return the shape of an array of weights, biases, norms or sinks."""
+        if name == "sinks":
+            return (self.num_heads,)
         if name.endswith("_norm"):
             return (head_dim,)
         projection = name.removesuffix("_bias")
@@ -183,6 +280,40 @@ def _float32(name: str, value: object) -> float:
     if not 2.0**-126 <= number < 2.0**62:
         raise ValueError(f"`{name}` is {shown(number)}; it must be at least 2^-126 and below 2^62")
     return number
+
+
+def _cache_dtype(value: DTypeLike | None) -> str | None:
+    """Return the name of a cache's own dtype, None if it is that of queries and keys."""
+    return None if value is None else str(known_dtype("cache_dtype", value, CACHE_DTYPES))
+
+
+def _batch_chunks(target: Target, cache: str, value: bool | None) -> bool:
+    """Return whether several new tokens on a past work for a batch above 1.
+
+    None: as the target has it, in onnxruntime's operator as the installed release has it.
+    """
+    if value is None:
+        return target.takes_chunks or (cache == "shared" and runtime_takes_query_lengths())
+    wanted = boolean("batch_chunks", value)
+    if wanted == target.takes_chunks or (cache == "shared" and not target.takes_chunks):
+        return wanted
+    remedy = "drop it" if target.takes_chunks else "it needs `cache`='shared'"
+    raise ValueError(
+        f"`batch_chunks` is {wanted}, but with target {target.name!r} and `cache` {cache!r} it is "
+        f"{target.takes_chunks}; {remedy}"
+    )
+
+
+def _name_prefix(value: object) -> str:
+    """Return a prefix of names; raise unless it is a short text of ordinary characters."""
+    if not isinstance(value, str):
+        raise TypeError(f"`name_prefix` is {shown(value)}; it must be a string")
+    if len(value) > limits.INPUTS or not set(value) <= PREFIX_CHARACTERS:
+        raise ValueError(
+            f"`name_prefix` is {shown(value)}; it must be at most {limits.INPUTS} letters, digits "
+            "and characters of _./:-"
+        )
+    return value
 
 
 def _width(name: str, value: int | None) -> int | None:

@@ -1,0 +1,62 @@
+"""`--set NAME=VALUE` of `rope-cpu export`: departures from a model on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rope_cpu.arguments.texts import shown
+from rope_cpu.configs.attention_facts import Attention
+
+
+def _number(text: str) -> float | None:
+    return None if text == "none" else float(text)
+
+
+def _whole_number(text: str) -> int | None:
+    return None if text == "none" else int(text)
+
+
+def _none(text: str) -> None:
+    if text != "none":
+        raise ValueError
+
+
+# Parts of a model's attention that can be left out, which are fields of `Attention`.
+OPTIONAL_PARTS = ("sinks", "qk_norm", "v_norm", "chunk", "query_scale", "other")
+
+# Names for --set: the values that they take, for error texts, and the function that reads one.
+NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "window": ("a number of keys or none", _whole_number),
+    "softcap": ("a number or none", _number),
+    "scale": ("a number, or none for head_dim^-½", _number),
+}
+NAMES |= dict.fromkeys(OPTIONAL_PARTS, ("none", _none))
+
+
+def read_departures(settings: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return {name: value} from the values of all --set, and problems with them."""
+    departures: dict[str, Any] = {}
+    problems = []
+    for text in settings:
+        name, _, value = text.partition("=")
+        if name not in NAMES:
+            problems.append(f"--set is {shown(text)}; its name must be one of {', '.join(NAMES)}")
+            continue
+        if name in departures:
+            problems.append(f"--set {name} is given twice")
+        rule, read = NAMES[name]
+        try:
+            departures[name] = read(value)
+        except ValueError:
+            problems.append(f"--set is {shown(text)}; the value of {name} must be {rule}")
+    return departures, problems
+
+
+def changed(facts: Attention, departures: Mapping[str, Any]) -> Attention:
+    """Return the facts of a model's attention, changed by --set."""
+    for name, value in departures.items():
+        empty: Any = False if isinstance(getattr(facts, name), bool) else None
+        facts = replace(facts, **{name: value or empty})
+    return replace(facts, window_in_all_layers=True) if "window" in departures else facts

@@ -1,0 +1,249 @@
+"""attention_options and attention_weights: the arguments of export_attention from a checkpoint."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors_files import write_safetensors
+
+from rope_cpu import RotaryEmbedding, export
+from rope_cpu.export.checkpoints.layer_weights import attention_prefix
+
+HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 16, 48
+ROWS = {"q": HEADS * WIDTH, "k": KV_HEADS * WIDTH, "v": KV_HEADS * WIDTH}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": WIDTH,
+    "num_hidden_layers": 3,
+}
+MODULE = "model.layers.1.self_attn."
+
+
+@pytest.fixture
+def parts(rng):
+    """Weights of q, k, v and o, and biases, as export_attention names them."""
+    arrays = {name: rng.standard_normal((rows, HIDDEN)) for name, rows in ROWS.items()}
+    arrays |= {f"{name}_bias": rng.standard_normal(rows) for name, rows in ROWS.items()}
+    return arrays | {"o": rng.standard_normal((HIDDEN, HEADS * WIDTH))}
+
+
+def llama_tensors(parts, module=MODULE):
+    """The tensors of a checkpoint of Llama."""
+    names = {"": "weight", "_bias": "bias"}
+    return {
+        f"{module}{name}_proj.{leaf}": parts[f"{name}{kind}"]
+        for name in "qkvo"
+        for kind, leaf in names.items()
+        if f"{name}{kind}" in parts
+    }
+
+
+def fused_by_group(parts, kind):
+    """The rows of q, k and v together, written from the definition, group by group."""
+    rows = []
+    for group in range(KV_HEADS):
+        for head in range(HEADS // KV_HEADS):
+            number = group * (HEADS // KV_HEADS) + head
+            rows.extend(parts[f"q{kind}"][number * WIDTH : (number + 1) * WIDTH])
+        for name in "kv":
+            rows.extend(parts[f"{name}{kind}"][group * WIDTH : (group + 1) * WIDTH])
+    return np.array(rows)
+
+
+def check_equal(weights, parts):
+    assert weights.keys() == parts.keys()
+    for name, array in parts.items():
+        np.testing.assert_array_equal(weights[name], array)
+
+
+def test_separate_projections(parts):
+    tensors = llama_tensors(parts)
+    tensors |= {name.replace(".1.", ".11."): 2 * array for name, array in tensors.items()}
+    tensors |= {f"vision_tower.layers.1.self_attn.{name}_proj.weight": parts["o"] for name in "qk"}
+    check_equal(export.attention_weights(tensors, LLAMA, 1)["weights"], parts)
+    with pytest.raises(ValueError, match="`tensors` holds no query projection of layer 2"):
+        export.attention_weights(tensors, LLAMA, 2)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "module", "fused", "output"),
+    [
+        ("phi3", "model.layers.1.self_attn.", "qkv_proj", "o_proj"),
+        ("falcon", "transformer.h.1.self_attention.", "query_key_value", "dense"),
+    ],
+)
+def test_a_fused_projection(parts, model_type, module, fused, output):
+    config = LLAMA | {"model_type": model_type, "num_kv_heads": KV_HEADS}
+    config |= {"new_decoder_architecture": True} if model_type == "falcon" else {}
+    tensors = {f"{module}{output}.weight": parts["o"]}
+    for kind, leaf in {"": "weight", "_bias": "bias"}.items():
+        array = np.concatenate([parts[f"{name}{kind}"] for name in "qkv"])
+        if model_type == "falcon":
+            array = fused_by_group(parts, kind)
+        tensors[f"{module}{fused}.{leaf}"] = array
+    check_equal(export.attention_weights(tensors, config, 1)["weights"], parts)
+
+
+def test_norms_and_sinks(parts, rng):
+    norms = [rng.standard_normal(WIDTH) for _ in "qk"]
+    tensors = llama_tensors(parts)
+    tensors |= {f"{MODULE}{name}_norm.weight": norm for name, norm in zip("qk", norms, strict=True)}
+    qwen = export.attention_weights(tensors, LLAMA | {"model_type": "qwen3"}, 1)
+    np.testing.assert_array_equal(qwen["qk_norm"], norms)
+    sinks = rng.standard_normal(HEADS)
+    tensors = llama_tensors(parts) | {f"{MODULE}sinks": sinks}
+    gpt_oss = export.attention_weights(tensors, LLAMA | {"model_type": "gpt_oss"}, 1)
+    np.testing.assert_array_equal(gpt_oss["sinks"], sinks)
+    assert "qk_norm" not in gpt_oss
+
+
+def test_buffers_of_older_checkpoints_are_ignored(parts):
+    tensors = llama_tensors(parts) | {f"{MODULE}rotary_emb.inv_freq": np.ones(8)}
+    assert export.attention_weights(tensors, LLAMA, 1).keys() == {"weights"}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
+def test_a_safetensors_file_and_a_state_dict_give_the_same(parts, tmp_path, dtype):
+    tensors = {name: array.astype(dtype) for name, array in llama_tensors(parts).items()}
+    file = tmp_path / "model.safetensors"
+    write_safetensors(file, tensors)
+    expected = export.attention_weights(tensors, LLAMA, 1)["weights"]
+    for source in (file, str(file)):
+        found = export.attention_weights(source, LLAMA, 1)["weights"]
+        check_equal(found, expected)
+        assert {array.dtype for array in found.values()} == {np.dtype(dtype)}
+
+
+def test_an_index_of_several_files(parts, tmp_path):
+    tensors = llama_tensors(parts)
+    weight_map = {}
+    for number, (name, array) in enumerate(tensors.items()):
+        file_name = f"model-{number % 2}.safetensors"
+        weight_map[name] = file_name
+        shard = {other: tensors[other] for other in weight_map if weight_map[other] == file_name}
+        write_safetensors(tmp_path / file_name, shard | {name: array})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    check_equal(export.attention_weights(index, LLAMA, 1)["weights"], parts)
+
+
+@pytest.mark.parametrize(
+    ("changed", "config", "text"),
+    [
+        pytest.param({"gate_proj.weight": 0}, {}, "holds gate_proj.weight under", id="a gate"),
+        pytest.param(
+            {"q_norm.weight": 0, "k_norm.weight": 0}, {}, "k_norm.weight, q_norm.weight", id="norms"
+        ),
+        pytest.param({"k_proj.weight": None}, {}, "holds no k_proj under", id="no keys"),
+        pytest.param(
+            {"q_proj.weight": 2 * ROWS["q"]},
+            {},
+            "128 rows; by the config it must have 64",
+            id="rows",
+        ),
+        pytest.param({}, {"model_type": "qwen3"}, "holds none of q_norm.weight", id="no norm"),
+        pytest.param({}, {"model_type": "gpt_oss"}, "holds none of sinks", id="no sinks"),
+        pytest.param({}, {"model_type": "olmo2"}, "over the whole projection", id="model type"),
+        pytest.param(
+            {"qkv_proj.weight": sum(ROWS.values())},
+            {},
+            "fused projection of model type",
+            id="order",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(parts, changed, config, text):
+    tensors = llama_tensors(parts)
+    for name, rows in changed.items():
+        tensors.pop(MODULE + name, None)
+        if rows is not None:
+            tensors[MODULE + name] = np.zeros((rows, HIDDEN))
+    with pytest.raises(ValueError, match=text):
+        export.attention_weights(tensors, LLAMA | config, 1)
+
+
+def test_other_types_are_refused():
+    with pytest.raises(TypeError, match="`tensors` is a list; it must be a mapping of names"):
+        export.attention_weights([], LLAMA, 0)
+    with pytest.raises(ValueError, match=r"`tensors` is 'a\.bin'; it must be a file \*\.safetens"):
+        export.attention_weights("a.bin", LLAMA, 0)
+    with pytest.raises(TypeError, match="`layer` is None; it must be an integer"):
+        export.attention_weights({}, LLAMA, None)
+    with pytest.raises(FileNotFoundError):
+        export.attention_weights("missing.safetensors", LLAMA, 0)
+
+
+def test_two_models_in_one_state_dict_are_refused(parts):
+    tensors = llama_tensors(parts) | llama_tensors(parts, "draft.layers.1.self_attn.")
+    with pytest.raises(ValueError, match="several attention modules of layer 1"):
+        export.attention_weights(tensors, LLAMA, 1)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "model.layers.1.self_attn.",
+        "model.language_model.layers.1.self_attn.",
+        "transformer.h.1.attn.",
+        "layers.1.attention.",
+    ],
+)
+def test_prefixes(prefix):
+    names = ["q_proj.weight", "mlp.experts.1.q_proj.weight", "o_proj.weight"]
+    tensors = dict.fromkeys([prefix + names[0], prefix + names[2]])
+    tensors |= dict.fromkeys(["vision_tower.encoder.layers.1.self_attn.q_proj.weight"])
+    tensors |= dict.fromkeys(["model.layers.2.mlp.experts.1.q_proj.weight"])
+    assert attention_prefix(tensors, 1) == prefix
+
+
+def test_options_and_weights_make_the_models_attention(parts, rng):
+    config = LLAMA | {"model_type": "gemma3_text", "query_pre_attn_scalar": 9}
+    tensors = llama_tensors(parts)
+    norms = {f"{MODULE}{name}_norm.weight": rng.standard_normal(WIDTH) for name in "qk"}
+    options = export.attention_options(config, layer=1)
+    assert options["scale"] == 1 / 3
+    assert (options["window"], options["norm_offset"]) == (4096, 1.0)
+    weights = export.attention_weights(tensors | norms, config, 1)
+    rope = RotaryEmbedding.from_config(config, layer=1)
+    model = export.export_attention(rope, **options | weights)
+    assert model.graph.input[0].name == "hidden"
+    assert export.validate(model, rope).passed
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "text"),
+    [
+        (LLAMA, {"layer": 3}, "`layer` is 3, but there are 3 layers"),
+        (LLAMA | {"model_type": "gemma2"}, {}, "layers differ"),
+        (LLAMA | {"model_type": "gemma3_text"}, {}, "`layer_type` is None; it must be one of"),
+        (LLAMA | {"model_type": "cohere2"}, {"layer_type": "full_attention"}, "not rotated"),
+        ({"model_type": "llama", "head_dim": 16}, {}, ""),
+        (
+            {"model_type": "bailing_moe", "use_qk_norm": True, **LLAMA, "rope_theta": 1e4}
+            | {"model_type": "bailing_moe"},
+            {},
+            "lacks the epsilon of the norms; add rms_norm_eps",
+        ),
+        (
+            LLAMA | {"model_type": "gemma4_text", "attention_chunk_size": 4},
+            {"layer_type": "full_attention"},
+            "norms of values",
+        ),
+    ],
+)
+def test_options_that_a_config_does_not_give(config, arguments, text):
+    if not text:
+        assert export.attention_options(config, **arguments)["num_heads"] == 32
+        return
+    with pytest.raises(ValueError, match=text):
+        export.attention_options(config, **arguments)
+
+
+def test_all_reasons_come_in_one_error():
+    config = LLAMA | {"model_type": "olmo2", "clip_qkv": 8.0}
+    with pytest.raises(ValueError, match=r"over the whole projection.*; .*clip_qkv"):
+        export.attention_options(config)

@@ -1,0 +1,462 @@
+"""Attention over a shared cache: one buffer, rows of different length, nothing copied."""
+
+import numpy as np
+import onnxruntime
+import pytest
+from attention_oracle import attention, cached, half_ulp, rotated
+from conftest import DTYPES
+from onnx import helper
+
+from rope_cpu import RotaryEmbedding, export
+from rope_cpu.export.targets.ort import runtime_takes_query_lengths
+from rope_cpu.export.validation import session as runtime
+
+TARGETS = ("primitive", "onnx", "ort")
+ROPE = RotaryEmbedding(32, rope_theta=500.0)
+SHARED = {
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "max_positions": 64,
+    "layout": "bshd",
+    "cache": "shared",
+}
+TOKENS = 14
+CAPACITY = 20
+OPTIONS = {
+    "plain": {},
+    "window": {"window": 4},
+    "softcap": {"softcap": 1.5},
+    "sinks": {"sinks": np.array([-1.0, 0.5, 2.0, 3.0])},
+    "all": {"window": 5, "softcap": 3.0, "scale": 0.4, "sinks": np.array([-1.0, 0.5, 2.0, 3.0])},
+}
+# For each step the number of tokens that each row has, and the number of new tokens.
+STEPS = {
+    "prefill": [((0, 0, 0), 14)],
+    "prefill and single steps": [((0, 0, 0), 12), ((12, 12, 12), 1), ((13, 13, 13), 1)],
+    "rows of different length": [
+        ((0, 0, 0), 9),
+        *[((8 + i, 3 + i, 5 + i), 1) for i in range(6)],
+    ],
+}
+CHUNKS = [((0, 0, 0), 6), ((6, 2, 5), 4), ((10, 4, 9), 4)]
+
+
+def draw(rng, dtype=np.float32, batch=3, width=32):
+    """Return q, k, v (batch, TOKENS, heads, width), and two buffers of numbers without meaning."""
+    q = rng.standard_normal((batch, TOKENS, 4, 32)).astype(dtype)
+    k = rng.standard_normal((batch, TOKENS, 2, 32)).astype(dtype)
+    v = rng.standard_normal((batch, TOKENS, 2, width)).astype(dtype)
+    buffers = [rng.uniform(-90, 90, (batch, 2, CAPACITY, n)).astype(dtype) for n in (32, width)]
+    return (q, k, v), buffers
+
+
+def bound_steps(model, tensors, buffers, steps, arrays=None):
+    """Run steps over two buffers; yield past lengths, count and result of each."""
+    session = runtime.open_session(model, 1)
+    feeds_of_all = dict(zip(("past_key", "past_value"), buffers, strict=True)) | (arrays or {})
+    v = tensors[2]
+    for past, count in steps:
+        lengths = np.array(past)
+        feeds = {name: tokens_at(x, lengths, count) for name, x in zip("qkv", tensors, strict=True)}
+        feeds |= feeds_of_all | {"past_lengths": lengths}
+        result = np.zeros((len(lengths), count, 4, v.shape[3]), v.dtype)
+        export.bind(session, feeds, {"attention": result})()
+        yield lengths, count, result
+
+
+def tokens_at(x, first, count):
+    """Return `count` tokens of each row of x (rows, tokens, …), from `first` (rows,) on."""
+    return x[np.arange(len(first))[:, None], first[:, None] + np.arange(count)]
+
+
+def agrees(result, known):
+    exact, bound = known
+    difference = np.abs(result.astype(np.float64) - exact)
+    return bool((difference <= bound + half_ulp(exact, result.dtype)).all())
+
+
+def ids(batch=3):
+    return np.broadcast_to(np.arange(TOKENS), (batch, TOKENS))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_steps_give_what_one_pass_gives(target, name, rng):
+    tensors, _ = draw(rng)
+    model = export.export_attention(ROPE, **SHARED, target=target, **OPTIONS[name])
+    want = attention(ROPE, *tensors, ids(), "float32", **OPTIONS[name])
+    for steps in STEPS.values():
+        _, buffers = draw(rng)
+        for first, count, result in bound_steps(model, tensors, buffers, steps):
+            assert agrees(result, [tokens_at(x, first, count) for x in want]), (first, count)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_chunks_of_rows_of_different_length(target, rng):
+    if target == "ort" and not runtime_takes_query_lengths():
+        pytest.skip("this onnxruntime takes a batch of 1 only")
+    tensors, buffers = draw(rng)
+    model = export.export_attention(ROPE, **SHARED, target=target, window=5)
+    want = attention(ROPE, *tensors, ids(), "float32", window=5)
+    for first, count, result in bound_steps(model, tensors, buffers, CHUNKS):
+        assert agrees(result, [tokens_at(x, first, count) for x in want])
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("target", ["primitive", "onnx"])
+def test_every_dtype(target, kind, rng):
+    if target == "onnx" and kind == "float64":
+        pytest.skip("refused")
+    dtype = DTYPES[kind]
+    tensors, buffers = draw(rng, dtype, width=24)
+    model = export.export_attention(ROPE, **SHARED, target=target, dtype=dtype, v_head_dim=24)
+    want = attention(ROPE, *tensors, ids(), kind)
+    for first, count, result in bound_steps(model, tensors, buffers, CHUNKS):
+        assert result.dtype == dtype
+        assert agrees(result, [tokens_at(x, first, count) for x in want])
+    keys_wanted = cached(rotated(ROPE, tensors[1], ids(), kind), kind)
+    keys, values = (x.transpose(0, 2, 1, 3) for x in buffers)
+    assert agrees(keys[0, :TOKENS], [x[0] for x in keys_wanted])
+    np.testing.assert_array_equal(values[0, :TOKENS], tensors[2][0])
+
+
+def int8_store(scales):
+    """Return the function that rounds keys or values to whole multiples of their scales."""
+
+    def store(pair, name):
+        exact, error = pair
+        scale = scales[f"{name}_scale"][0, :, 0].astype(np.float64)
+        levels = np.clip(exact / scale, -128, 127)
+        nearest = np.rint(levels)
+        # Halfway between two levels, up to the error of the arithmetic, both are right.
+        margin = error / scale + 2.0**-22 * np.abs(levels)
+        is_halfway = np.abs(levels - nearest) >= 0.5 - margin
+        return nearest * scale, np.where(is_halfway, scale, 2.0**-24 * np.abs(nearest * scale))
+
+    return store
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_int8_caches(name, kind, rng):
+    dtype = DTYPES[kind]
+    tensors, _ = draw(rng, dtype)
+    scales = {
+        f"{name}_scale": rng.uniform(0.01, 0.03, (1, 2, 1, 32)).astype(np.float32) for name in "kv"
+    }
+    model = export.export_attention(
+        ROPE, **SHARED, target="ort", dtype=dtype, cache_dtype="int8", **OPTIONS[name]
+    )
+    want = attention(ROPE, *tensors, ids(), kind, stored=int8_store(scales), **OPTIONS[name])
+    steps = [*STEPS.values()]
+    if runtime_takes_query_lengths():
+        steps.append(CHUNKS)
+    for some_steps in steps:
+        buffers = [rng.integers(-128, 128, (3, 2, CAPACITY, 32), np.int8) for _ in range(2)]
+        for first, count, result in bound_steps(model, tensors, buffers, some_steps, scales):
+            assert agrees(result, [tokens_at(x, first, count) for x in want]), (first, count)
+    values = tensors[2][0].astype(np.float64).transpose(1, 0, 2) / scales["v_scale"][0]
+    np.testing.assert_array_equal(buffers[1][0, :, :TOKENS], np.rint(np.clip(values, -128, 127)))
+
+
+@pytest.mark.parametrize("cache_dtype", [None, "int8"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_buffer_stays_and_nothing_else_is_written(target, cache_dtype, rng):
+    """Present is past, with the rows of the new tokens changed and no other."""
+    if cache_dtype is not None and target != "ort":
+        pytest.skip("refused")
+    tensors, buffers = draw(rng)
+    arrays = {}
+    if cache_dtype is not None:
+        buffers = [x.astype(np.int8) for x in buffers]
+        arrays = {f"{name}_scale": np.full((1, 2, 1, 32), 0.02, np.float32) for name in "kv"}
+    model = export.export_attention(ROPE, **SHARED, target=target, cache_dtype=cache_dtype)
+    addresses = [x.ctypes.data for x in buffers]
+    original = [x.copy() for x in buffers]
+    before = [x.copy() for x in buffers]
+    for first, count, _ in bound_steps(
+        model, tensors, buffers, STEPS["rows of different length"], arrays
+    ):
+        place = np.arange(CAPACITY)
+        is_new = (place >= first[:, None]) & (place < first[:, None] + count)
+        is_new = np.broadcast_to(is_new[:, None, :, None], buffers[0].shape)
+        for x, old, first_of_all in zip(buffers, before, original, strict=True):
+            np.testing.assert_array_equal(x[~is_new], old[~is_new])
+            assert (x[is_new] != first_of_all[is_new]).mean() > 0.9
+        before = [x.copy() for x in buffers]
+    assert [x.ctypes.data for x in buffers] == addresses
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_present_that_onnxruntime_allocates(target, rng):
+    """By run(), the past is unchanged, and the present holds its tokens and the new ones."""
+    tensors, buffers = draw(rng)
+    model = export.export_attention(ROPE, **SHARED, target=target)
+    want = attention(ROPE, *tensors, ids(), "float32")
+    session = runtime.open_session(model, 1)
+    names = [value.name for value in session.get_inputs()]
+    assert names == ["q", "k", "v", "past_key", "past_value", "past_lengths"]
+    for past, count in STEPS["rows of different length"]:
+        first = np.array(past)
+        feeds = {name: tokens_at(x, first, count) for name, x in zip("qkv", tensors, strict=True)}
+        feeds |= {"past_key": buffers[0], "past_value": buffers[1], "past_lengths": first}
+        before = [x.copy() for x in buffers]
+        result, *present = session.run(None, feeds)
+        assert agrees(result, [tokens_at(x, first, count) for x in want])
+        for x, old in zip(buffers, before, strict=True):
+            np.testing.assert_array_equal(x, old)
+        buffers = present
+
+
+@pytest.mark.parametrize("batch_chunks", [True, False])
+@pytest.mark.parametrize(
+    ("lengths", "count"),
+    [((17, 0), 4), ((0, 20), 1), ((21, 0), 1), ((-1, 3), 1), ((2**62, 0), 1), ((0, 0), 21)],
+)
+@pytest.mark.parametrize("target", TARGETS)
+def test_tokens_beyond_the_capacity_are_refused(target, lengths, count, batch_chunks, rng):
+    """The error has words, and no byte is written: neither to the buffer nor to the result."""
+    options = SHARED | {"target": target}
+    if target == "ort":
+        if batch_chunks and not runtime_takes_query_lengths():
+            pytest.skip("refused")
+        options["batch_chunks"] = batch_chunks
+    session = runtime.open_session(export.export_attention(ROPE, **options), 1)
+    feeds = {
+        name: rng.standard_normal((2, count, heads, 32)).astype(np.float32)
+        for name, heads in (("q", 4), ("k", 2), ("v", 2))
+    }
+    # The buffers lie inside larger arrays, so that a write beside them shows.
+    around = [np.full((4, 2, CAPACITY, 32), 7.0, np.float32) for _ in range(2)]
+    feeds |= {"past_key": around[0][1:3], "past_value": around[1][1:3]}
+    feeds["past_lengths"] = np.array(lengths)
+    result = np.full((2, count, 4, 32), 7.0, np.float32)
+    words = "past_lengths_must_be_0_or_more_and_with_the_new_tokens_at_most_the_capacity"
+    with pytest.raises(Exception, match=words):
+        export.bind(session, feeds, {"attention": result})()
+    for x in (*around, result):
+        assert (x == 7.0).all()
+    with pytest.raises(Exception, match=words):
+        session.run(None, feeds)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("target", TARGETS)
+def test_lengths_of_another_batch_are_refused(target, count, rng):
+    tensors, buffers = draw(rng)
+    model = export.export_attention(ROPE, **SHARED, target=target)
+    session = runtime.open_session(model, 1)
+    feeds = {name: x[:, :1].copy() for name, x in zip("qkv", tensors, strict=True)}
+    feeds |= {"past_key": buffers[0], "past_value": buffers[1]}
+    feeds["past_lengths"] = np.zeros(count, np.int64)
+    with pytest.raises(Exception, match="past_lengths_are_one_for_each_row"):
+        session.run(None, feeds)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_buffers_of_different_capacity_are_refused(target, rng):
+    tensors, buffers = draw(rng)
+    session = runtime.open_session(export.export_attention(ROPE, **SHARED, target=target), 1)
+    feeds = {name: x[:, :1].copy() for name, x in zip("qkv", tensors, strict=True)}
+    feeds |= {"past_key": buffers[0], "past_value": buffers[1][:, :, :15].copy()}
+    feeds["past_lengths"] = np.array([16, 0, 0])
+    with pytest.raises(Exception, match=r"INVALID|Status"):
+        session.run(None, feeds)
+
+
+@pytest.mark.parametrize("target", ["primitive", "onnx"])
+@pytest.mark.parametrize("table", [None, 64])
+def test_positions_that_are_inputs(target, table, rng):
+    tensors, buffers = draw(rng)
+    positions = rng.integers(0, 64, (3, TOKENS))
+    options = SHARED | {"max_positions": table}
+    model = export.export_attention(ROPE, **options, target=target, positions="position_ids")
+    want = attention(ROPE, *tensors, positions, "float32")
+    for past, count in CHUNKS:
+        first = np.array(past)
+        arrays = {"position_ids": tokens_at(positions, first, count)}
+        ((_, _, result),) = bound_steps(model, tensors, buffers, [(past, count)], arrays)
+        assert agrees(result, [tokens_at(x, first, count) for x in want])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_numbers_behind_the_rows_have_no_effect(target, rng):
+    tensors, _ = draw(rng)
+    model = export.export_attention(ROPE, **SHARED, target=target)
+    fill = np.nan if target == "ort" else 1e30
+    results = []
+    for value in (0.0, fill):
+        buffers = [np.full((3, 2, CAPACITY, 32), value, np.float32) for _ in range(2)]
+        steps = bound_steps(model, tensors, buffers, STEPS["rows of different length"])
+        results.append(np.concatenate([result.ravel() for _, _, result in steps]))
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target": "primitive", "dtype": np.float64, "sinks": "input", "window": 3},
+        {"target": "primitive", "dtype": np.float16, "qk_norm": "input", "norm_offset": 1.0},
+        {"target": "onnx", "dtype": DTYPES["bfloat16"], "softcap": 2.0},
+        {"target": "onnx", "positions": "position_ids", "max_positions": None},
+        {"target": "ort", "cache_dtype": "int8", "sinks": "input", "window": 3},
+        {"target": "ort", "cache_dtype": "int8", "dtype": DTYPES["bfloat16"]},
+        {"target": "ort", "batch_chunks": False, "softcap": 2.0},
+    ],
+    ids=str,
+)
+def test_validate_covers_shared_caches(options):
+    model = export.export_attention(ROPE, **(SHARED | options))
+    report = export.validate(model, ROPE)
+    assert report.passed, str(report)
+    assert "rows of different length" in str(report)
+    assert not export.validate(model, RotaryEmbedding(32, rope_theta=501.0)).passed
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_validate_finds_writes_to_other_rows(target):
+    """A graph that writes the last row of the buffer too."""
+    model = export.export_attention(ROPE, **SHARED, target=target)
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["right" if name == "present_key" else name for name in names]
+    inputs = ["right", "last_row", "zeros"]
+    model.graph.initializer.append(helper.make_tensor("last_row", 7, [1, 3], [0, 0, -1]))
+    model.graph.initializer.append(helper.make_tensor("zeros", 1, [1, 32], [0.0] * 32))
+    model.graph.node.append(helper.make_node("ScatterND", inputs, ["present_key"]))
+    del model.graph.value_info[:]
+    report = export.validate(model, ROPE)
+    assert "key changed outside the rows of the new tokens" in str(report)
+
+
+REFUSED = {
+    "no past": ({"past": False}, "`past` is False, but `cache` is 'shared'"),
+    "not causal": ({"causal": False}, "`causal` is False; attention over a shared cache"),
+    "mask": ({"mask": "padding"}, "`mask` is 'padding', but `cache` is 'shared'"),
+    "name": ({"cache": "paged"}, "`cache` is 'paged'; it must be one of growing, shared"),
+    "int8 elsewhere": (
+        {"cache_dtype": "int8"},
+        "`cache_dtype` is int8, which target 'onnx' cannot attend to; target 'ort' can",
+    ),
+    "int8 growing": (
+        {"target": "ort", "cache": "growing", "cache_dtype": "int8"},
+        "`cache_dtype` is int8, but `cache` is 'growing'",
+    ),
+    "chunks of a growing cache": (
+        {"target": "ort", "cache": "growing", "batch_chunks": True},
+        "`batch_chunks` is True, but with target 'ort' and `cache` 'growing' it is False; it needs",
+    ),
+    "no chunks": ({"batch_chunks": False}, "`batch_chunks` is False, but with target 'onnx'"),
+    "opset": ({"opset": 23}, "`opset` is 23; target 'onnx' is written in opsets 24 to 24"),
+    "half": (
+        {"target": "ort", "dtype": np.float16},
+        "`dtype` is float16, but .* would convert .*; targets 'primitive' and 'onnx' can",
+    ),
+    "float64": ({"dtype": np.float64}, "target 'primitive' can express it"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name):
+    changed, text = REFUSED[name]
+    with pytest.raises(ValueError, match=text):
+        export.export_attention(ROPE, **(SHARED | changed))
+
+
+def test_another_dtype_of_the_cache_is_refused():
+    with pytest.raises(TypeError, match="`cache_dtype` is uint8; it must be one of int8"):
+        export.export_attention(ROPE, **SHARED, target="ort", cache_dtype="uint8")
+
+
+def test_chunks_need_a_runtime_that_takes_them(monkeypatch):
+    monkeypatch.setattr(
+        "rope_cpu.export.attention_options.runtime_takes_query_lengths", lambda: False
+    )
+    with pytest.raises(ValueError, match=r"needs onnxruntime 1\.32"):
+        export.export_attention(ROPE, **SHARED, target="ort", batch_chunks=True)
+    model = export.export_attention(ROPE, **SHARED, target="ort")
+    (node,) = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+    assert len(node.input) == 11
+    report = export.validate(model, ROPE)
+    assert report.passed
+    assert "chunks of a batch" not in str(report)
+
+
+def bound_model(**options):
+    """Return a session, and arrays for its inputs and outputs."""
+    session = runtime.open_session(export.export_attention(ROPE, **(SHARED | options)), 1)
+    feeds = {
+        name: np.zeros((1, 1, h, 32), np.float32) for name, h in (("q", 4), ("k", 2), ("v", 2))
+    }
+    feeds |= {name: np.zeros((1, 2, 64, 32), np.float32) for name in ("past_key", "past_value")}
+    feeds["past_lengths"] = np.zeros(1, np.int64)
+    return session, feeds, {"attention": np.zeros((1, 1, 4, 32), np.float32)}
+
+
+BIND_REFUSED = {
+    "capacity": (
+        {"past_key": np.zeros((1, 2, 65, 32), np.float32)},
+        {},
+        ValueError,
+        "a capacity of 65; the model has tables of 64 positions",
+    ),
+    "dtype": ({"q": np.zeros((1, 1, 4, 32))}, {}, TypeError, r"`feeds\['q'\]` has dtype float64"),
+    "list": ({"past_lengths": [0]}, {}, TypeError, r"`feeds\['past_lengths'\]` is a list"),
+    "shape": (
+        {"k": np.zeros((1, 1, 3, 32), np.float32)},
+        {},
+        ValueError,
+        r"`feeds\['k'\]` has shape \(1, 1, 3, 32\); it must be \('batch', 'sequence', 2, 32\)",
+    ),
+    "strides": (
+        {"past_key": np.zeros((1, 64, 2, 32), np.float32).transpose(0, 2, 1, 3)},
+        {},
+        ValueError,
+        r"`feeds\['past_key'\]` is not C-contiguous",
+    ),
+    "unknown": ({"mask": np.zeros(1)}, {}, ValueError, "`feeds` holds .*'mask'.*; it must hold q"),
+    "present": (
+        {},
+        {"present_key": np.zeros((1, 2, 64, 32), np.float32)},
+        ValueError,
+        "`outputs` holds .*; it must hold attention",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BIND_REFUSED)
+def test_bind_refuses(name):
+    session, feeds, outputs = bound_model(target="primitive")
+    more_feeds, more_outputs, error, text = BIND_REFUSED[name]
+    with pytest.raises(error, match=text):
+        export.bind(session, feeds | more_feeds, outputs | more_outputs)
+
+
+def test_bind_refuses_other_types():
+    session, feeds, outputs = bound_model()
+    with pytest.raises(TypeError, match="`session` is a str; it must be an onnxruntime"):
+        export.bind("model.onnx", feeds, outputs)
+    with pytest.raises(TypeError, match="`feeds` is a list; it must be a mapping"):
+        export.bind(session, list(feeds), outputs)
+    del feeds["q"]
+    with pytest.raises(ValueError, match=r"`feeds` holds .*; it must hold q, k, v"):
+        export.bind(session, feeds, outputs)
+
+
+def test_bind_takes_other_models():
+    """Those of a growing cache have a present of their own."""
+    model = export.export_attention(
+        ROPE, num_heads=4, num_kv_heads=2, layout="bshd", max_positions=64
+    )
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    _, feeds, outputs = bound_model()
+    del feeds["past_lengths"]
+    feeds |= {name: np.ones((1, 2, 5, 32), np.float32) for name in ("past_key", "past_value")}
+    outputs |= {
+        name: np.zeros((1, 2, 6, 32), np.float32) for name in ("present_key", "present_value")
+    }
+    export.bind(session, feeds, outputs)()
+    assert (outputs["present_value"][:, :, :5] == 1).all()
+    assert (outputs["attention"] > 0).all()
