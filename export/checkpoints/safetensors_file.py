@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
+from safetensors import SafetensorError, safe_open
 
-from rope_cpu.arguments import scalars
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Array
 
-# Names in the format → dtypes; tensors of others can be listed, but not read.
-_DTYPES = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
-
-# The format's own limit.
-_MAX_HEADER_BYTES = 100_000_000
-_LENGTH_BYTES = 8
+# Dtypes of the format that weights may have; tensors of others can be listed, but not read.
+_DTYPES = ("F64", "F32", "F16", "BF16")
 
 _INDEX_SUFFIX = ".safetensors.index.json"
 
@@ -35,53 +23,36 @@ class SafetensorsFile(Mapping[str, Array]):
     """The tensors of a safetensors file by name; a tensor is read whenever it is looked up.
 
     Raises ValueError, which names the file, if it is damaged.
-
-    References
-    ----------
-    https://huggingface.co/docs/safetensors/index#format
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if not 0 < length <= min(_MAX_HEADER_BYTES, self._size - _LENGTH_BYTES):
-                raise self._error(f"its header has {length} bytes")
-            text = file.read(length)
-        self._data_start = _LENGTH_BYTES + length
-        header = _json_object(path, text)
-        header.pop("__metadata__", None)
-        self._entries: dict[str, Any] = header
+        path.stat()  # OSError if there is no such file; safetensors raises others
+        opened: Any = safe_open
+        try:
+            self._file = opened(path, framework="numpy")
+        except SafetensorError as error:
+            raise ValueError(f"{shown(str(path))} is not a safetensors file: {error}") from None
+        self._names = list(self._file.keys())
 
     def __getitem__(self, name: str) -> Array:
         """Return a tensor, a new array."""
-        entry = self._entries[name]
-        try:
-            dtype_name = entry["dtype"]
-            shape = tuple(scalars.whole_number("shape", size, 0) for size in entry["shape"])
-            start, end = entry["data_offsets"]
-            is_valid = 0 <= start <= end <= self._size - self._data_start
-        except (KeyError, TypeError, ValueError):
-            raise self._error(f"the entry of {shown(name)} is {shown(entry)}") from None
+        if name not in self._names:
+            raise KeyError(name)
+        dtype_name = self._file.get_slice(name).get_dtype()
         if dtype_name not in _DTYPES:
-            known = ", ".join(_DTYPES)
-            raise self._error(f"{shown(name)} has dtype {shown(dtype_name)}; it must be {known}")
-        dtype = _DTYPES[dtype_name]
-        count = math.prod(shape)
-        if not is_valid or end - start != count * dtype.itemsize:
-            raise self._error(f"{shown(name)} has shape {shape} and data at {start} to {end}")
-        offset = self._data_start + start
-        return np.fromfile(self._path, dtype, count, offset=offset).reshape(shape)
+            raise ValueError(
+                f"{shown(name)} in {shown(str(self._path))} has dtype {shown(dtype_name)}; it must "
+                f"be {', '.join(_DTYPES)}"
+            )
+        tensor: Array = self._file.get_tensor(name)
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._entries)
-
-    def _error(self, problem: str) -> ValueError:
-        return ValueError(f"{shown(str(self._path))} is not a safetensors file: {problem}")
+        return len(self._names)
 
 
 class ShardedTensors(Mapping[str, Array]):

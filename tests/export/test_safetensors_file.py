@@ -35,54 +35,35 @@ def test_tensors_come_back(file, rng, dtype, shape):
 def test_a_dtype_that_is_not_real_is_refused_when_it_is_read(file):
     write_safetensors(file, {"a": np.zeros(3, np.int64), "b": np.zeros(3)})
     tensors = open_tensors(file)
-    with pytest.raises(ValueError, match="'a' has dtype 'I64'; it must be F64"):
+    with pytest.raises(ValueError, match=r"'a' in .* has dtype 'I64'; it must be F64"):
         tensors["a"]
     assert tensors["b"].shape == (3,)
 
 
-def raw_file(entry):
-    text = json.dumps({"a": entry}).encode()
-    return struct.pack("<Q", len(text)) + text + bytes(64)
-
-
 @pytest.mark.parametrize(
-    ("content", "text"),
+    "content",
     [
-        pytest.param(b"", "its header has 0 bytes", id="empty"),
-        pytest.param(struct.pack("<Q", 2**40) + b"{}", "its header has 1099511627776", id="long"),
-        pytest.param(struct.pack("<Q", 2) + b"[]", "does not hold a JSON object", id="list"),
-        pytest.param(struct.pack("<Q", 2) + b"{{", "does not hold valid JSON", id="no JSON"),
-        pytest.param(raw_file(5), "the entry of 'a' is 5", id="no entry"),
-        pytest.param(
-            raw_file({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}), "has shape", id="size"
-        ),
-        pytest.param(
-            raw_file({"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]}),
-            "the entry of 'a' is",
-            id="negative",
-        ),
-        pytest.param(
-            raw_file({"dtype": "F32", "shape": [32], "data_offsets": [0, 128]}),
-            "has shape",
-            id="past the end",
-        ),
-        pytest.param(
-            raw_file({"dtype": "F32", "shape": "x", "data_offsets": [0, 4]}), "entry", id="shape"
-        ),
-        pytest.param(
-            raw_file({"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}), "entry", id="float"
-        ),
-        pytest.param(
-            raw_file({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}),
-            "has shape",
-            id="start",
-        ),
+        pytest.param(b"", id="empty"),
+        pytest.param(struct.pack("<Q", 2**40) + b"{}", id="long header"),
+        pytest.param(struct.pack("<Q", 2) + b"{{", id="no JSON"),
     ],
 )
-def test_a_damaged_file_is_refused(file, content, text):
+def test_a_damaged_file_is_refused(file, content):
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=text):
-        open_tensors(file)["a"]
+    with pytest.raises(ValueError, match=r"model\.safetensors.* is not a safetensors file: "):
+        open_tensors(file)
+
+
+def test_a_truncated_file_is_refused(file):
+    write_safetensors(file, {"a": np.ones(32)})
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"is not a safetensors file: "):
+        open_tensors(file)
+
+
+def test_a_missing_file_is_an_os_error(file):
+    with pytest.raises(FileNotFoundError):
+        open_tensors(file)
 
 
 @pytest.mark.parametrize("weight_map", [None, 3, {"a": 3}, {"a": "../model.safetensors"}])
