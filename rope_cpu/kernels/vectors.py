@@ -230,12 +230,25 @@ def number(typing: Any, start: Any, index: Any) -> Any:
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         place = builder.bitcast(builder.gep(args[0], [args[1]]), _ELEMENTS[element].as_pointer())
-        value = builder.load(place, align=element.bitwidth // 8)
-        vector = ir.Constant(ir.VectorType(value.type, 1), ir.Undefined)
-        vector = builder.insert_element(vector, value, _I32(0))
-        return builder.extract_element(_to_float(builder, vector, element), _I32(0))
+        return _to_float(builder, builder.load(place, align=element.bitwidth // 8), element)
 
     return types.float32(start, types.intp), emit
+
+
+@intrinsic
+def prefetch(typing: Any, start: Any) -> Any:
+    """Load the cache line at a pointer ahead of its use."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        place = builder.bitcast(args[0], _I8.as_pointer())
+        function_type = ir.FunctionType(ir.VoidType(), [place.type, _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(
+            builder.module, function_type, "llvm.prefetch.p0i8"
+        )
+        builder.call(function, [place, _I32(0), _I32(3), _I32(1)])  # for reading, data, all caches
+        return context.get_dummy_value()
+
+    return types.void(start), emit
 
 
 @intrinsic
@@ -349,20 +362,18 @@ _BFloat._create_instance()
 
 
 def _to_float(builder: Any, value: Any, element: Any) -> Any:
-    """Return a vector of loaded elements as float32; float64 as it is."""
-    floats = ir.VectorType(ir.FloatType(), value.type.count)
+    """Return loaded elements, a vector or a number, as float32; float64 as it is."""
+    lanes = value.type.count if isinstance(value.type, ir.VectorType) else 0
+    floats = ir.VectorType(ir.FloatType(), lanes) if lanes else ir.FloatType()
     if element == types.int8:
         return builder.sitofp(value, floats)
     if element == types.int16:
         return builder.fpext(value, floats)
-    return _from_bfloat16(builder, value) if element == types.uint16 else value
-
-
-def _from_bfloat16(builder: Any, bits: Any) -> Any:
-    wide = ir.VectorType(_I32, bits.type.count)
-    sixteen = ir.Constant(wide, [16] * wide.count)
-    upper = builder.shl(builder.zext(bits, wide), sixteen)
-    return builder.bitcast(upper, ir.VectorType(ir.FloatType(), wide.count))
+    if element == types.uint16:
+        wide = ir.VectorType(_I32, lanes) if lanes else _I32
+        upper = builder.shl(builder.zext(value, wide), ir.Constant(wide, [16] * lanes or 16))
+        return builder.bitcast(upper, floats)
+    return value
 
 
 def _to_bfloat16(builder: Any, value: Any, features: str) -> Any:
