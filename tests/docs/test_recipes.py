@@ -63,7 +63,7 @@ def halves(x, angles):
 
 def test_every_recipe_is_tested():
     tested = {int(n) for name in globals() for n in re.findall(r"^test_(\d+)_", name)}
-    assert tested == set(RECIPES) == set(range(1, 21))
+    assert tested == set(RECIPES) == set(range(1, 22))
 
 
 @pytest.mark.parametrize("head_dim", [4, 16, 64])
@@ -413,3 +413,23 @@ def test_20_configurations():
     rows = np.concatenate([inv_freq(width) for width in widths])
     owner = np.repeat([0, 1, 2], [width // 2 for width in widths])
     close(names["video_model"].inv_freq, (owner == np.arange(3)[:, None]) * rows)
+
+
+def test_21_attention_stays_float32_and_agrees_with_a_cache(rng):
+    hidden = rng.standard_normal((17, 32)).astype(np.float32) / 8
+    names = run(21, rng=rng, hidden=hidden, heads=4, head_dim=16)
+    assert {names[name].dtype for name in ("weight", "q_rot", "weights", "y")} == {np.dtype("f4")}
+    q, k, v = (x.astype(np.float64) for x in (names["q"], names["k"], names["v"]))
+    omega = inv_freq(16)
+
+    def turned(x, position):
+        pairs = (x[..., :8] + 1j * x[..., 8:]) * np.exp(1j * position * omega)
+        return np.concatenate([pairs.real, pairs.imag], axis=-1)
+
+    for head in range(4):
+        query = turned(q[-1, head], 16)
+        weights = np.exp([query @ turned(k[j, head], j) / 4 for j in range(17)])
+        expected = weights @ v[:, head] / weights.sum()
+        # A few roundings of float32 scores, which are below 16, and of their weights.
+        for y in (names["y"], names["y_cached"]):
+            assert np.abs(y[head] - expected).max() <= 4e-6 * np.abs(v).max()
