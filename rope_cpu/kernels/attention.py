@@ -121,28 +121,30 @@ def _score(q, keys, first, stop, scores):
         scores[3, j] = s3 * keys.scales[j]
 
 
+# Loops that LLVM vectorises start at 0: it cannot where Numba allows for negative indices.
+
+
 @partial(compile.device_function, fastmath={"nnan", "nsz"})
-def _largest(scores, first, stop):
+def _largest(scores):
     """Return the largest score; any number if one is NaN, whose weight is NaN all the same."""
     largest = LOWEST
-    for j in range(first, stop):
+    for j in range(scores.size):
         largest = scores[j] if scores[j] > largest else largest
     return largest
 
 
 @partial(compile.device_function, fastmath={"contract", "reassoc"})
-def _weigh(scores, first, stop, softcap, scales, state):
+def _weigh(scores, scales, softcap, state):
     """Turn the scores of one head into weights times scales; begin its state."""
     if softcap > 0:
-        for j in range(first, stop):
+        for j in range(scores.size):
             scores[j] = softcap * _tanh(scores[j] / softcap)
-    largest = _largest(scores, first, stop)
+    largest = _largest(scores)
     total = _ZERO
-    for j in range(first, stop):
+    for j in range(scores.size):
         weight = _exp(scores[j] - largest)
         total += weight
         scores[j] = weight * scales[j]
-    scores[stop] = 0  # beside an odd last value
     state[-2] = largest
     state[-1] = total
 
@@ -153,15 +155,14 @@ def _make_add_values(lanes):
     # Values are read in their order. A plain loop over elements would be slower by a half, since
     # LLVM checks for every value that the sums are apart from it.
     @partial(compile.device_function, variant=f"{lanes}")
-    def add_values(weights, values, j, stop, i, sums, row):
-        start = values.cached.array.pointer
-        x = load(advance(start, values.offsets[j]), i, lanes)
-        y = load(advance(start, values.offsets[min(j + 1, stop - 1)]), i, lanes)
+    def add_values(weights, weights_row, first, second, i, sums, sums_row):
+        x = load(first, i, lanes)
+        y = load(second, i, lanes)
         for head in range(HEADS):
-            total = load(sums, head * row + i, lanes)
-            total = muladd(splat(weights[head, j], lanes), x, total)
-            total = muladd(splat(weights[head, j + 1], lanes), y, total)
-            store(sums, head * row + i, total, False)
+            total = load(sums, head * sums_row + i, lanes)
+            total = muladd(splat(weights[head * weights_row], lanes), x, total)
+            total = muladd(splat(weights[head * weights_row + 1], lanes), y, total)
+            store(sums, head * sums_row + i, total, False)
 
     return add_values
 
@@ -191,14 +192,19 @@ def _attend_range(step, token, head, first, stop, scratch, states):
         _score(step.q[token, head, row:], keys, first, stop, scores)
         added[:] = 0
         for h in range(HEADS):
-            _weigh(scores[h], first, stop, step.softcap, values.scales, added[h])
+            _weigh(scores[h, first:stop], values.scales[first:stop], step.softcap, added[h])
+        scores[:, stop] = 0  # beside an odd last value
         for j in range(first, stop, 2):
             _prefetch(values, j, stop)
             _prefetch(values, j + 1, stop)
+            weights = advance(pointer(scores), 4 * j)
+            x = advance(values.cached.array.pointer, values.offsets[j])
+            y = advance(values.cached.array.pointer, values.offsets[min(j + 1, stop - 1)])
+            sums = pointer(added)
             for i in range(0, width & -16, 16):
-                _add_16(scores, values, j, stop, i, pointer(added), added.shape[1])
+                _add_16(weights, scores.shape[1], x, y, i, sums, added.shape[1])
             for i in range(width & -16, width):
-                _add_1(scores, values, j, stop, i, pointer(added), added.shape[1])
+                _add_1(weights, scores.shape[1], x, y, i, sums, added.shape[1])
         for h in range(HEADS):
             _merge(states[row + h], added[h])
 
