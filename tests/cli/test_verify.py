@@ -146,7 +146,7 @@ def test_layers_that_differ_are_verified_in_turn(tmp_path, capsys):
     out = capsys.readouterr().out
     types = ["sliding_attention", "full_attention"]
     assert headings(out) == types
-    assert "56 ok, 8 not offered" in out
+    assert "72 ok, 8 not offered" in out
     report = json.loads(json_file.read_text())
     assert [layers["layer_type"] for layers in report["layers"]] == types
     assert [len(layers["rows"]) for layers in report["layers"]] == [32, 32]
@@ -170,7 +170,7 @@ def test_one_failing_layer_type_fails_all(monkeypatch, tmp_path, capsys):
     json_file = tmp_path / "r.json"
     file = config(tmp_path, **GEMMA)
     assert cli.main(["verify", str(file), "--json", str(json_file)]) == 1
-    assert "1 ok, 1 FAIL" in capsys.readouterr().out
+    assert "17 ok, 1 FAIL" in capsys.readouterr().out
     report = json.loads(json_file.read_text())
     assert not report["passed"]
     assert [layers["passed"] for layers in report["layers"]] == [False, True]
@@ -182,7 +182,7 @@ def test_layers_that_are_not_rotated_are_named(tmp_path, capsys):
     assert cli.main(["verify", str(file), "--json", str(json_file)]) == 0
     out = capsys.readouterr().out
     assert "full_attention:notrotated" in "".join(out.split())
-    assert "28 ok, 4 not offered" in out
+    assert "36 ok, 4 not offered" in out
     unrotated = [
         layers for layers in json.loads(json_file.read_text())["layers"] if not layers["rotated"]
     ]
@@ -262,7 +262,7 @@ def test_the_table_fits_eighty_columns(monkeypatch, capsys):
 def test_json_that_cannot_be_written_after_all_costs_no_table(tmp_path, capsys):
     assert cli.main(["verify", "--json", "/proc/no.json"]) == 2
     captured = capsys.readouterr()
-    assert "28 ok" in captured.out
+    assert "36 ok" in captured.out
     assert (
         captured.err.splitlines()[-1]
         == "rope-cpu: cannot write /proc/no.json: No such file or directory"
