@@ -77,7 +77,8 @@ def _attend_with_sinks(
     """
     graph = attention.graph
     options = attention.options
-    keys, values = k, v
+    keys = k
+    values = v
     if attention.past is not None:
         keys = graph.node("Concat", [attention.past[0], k], "key_with_past", axis=2)
         values = graph.node("Concat", [attention.past[1], v], "value_with_past", axis=2)

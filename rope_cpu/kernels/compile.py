@@ -98,7 +98,7 @@ def compile_part(
     """Compile a function that kernels call by its address, with `vectors.call_at`.
 
     Numba optimises the code of a function again in each function that it is linked into, and a
-    prange has four wrappers: with its parts linked, the append kernel took 1.2 to 1.7 times as long
+    prange has four wrappers: with its parts linked, the append kernel took 1.1 to 1.5 times as long
     to compile. A part returns nothing and must not raise, because nobody would learn of it.
 
     Parameters

@@ -363,15 +363,20 @@ _BFloat._create_instance()
 
 def _to_float(builder: Any, value: Any, element: Any) -> Any:
     """Return loaded elements, a vector or a number, as float32; float64 as it is."""
-    lanes = value.type.count if isinstance(value.type, ir.VectorType) else 0
-    floats = ir.VectorType(ir.FloatType(), lanes) if lanes else ir.FloatType()
+    floats = ir.FloatType()
+    wide = _I32
+    shift: Any = 16
+    if isinstance(value.type, ir.VectorType):
+        lanes = value.type.count
+        floats = ir.VectorType(floats, lanes)
+        wide = ir.VectorType(wide, lanes)
+        shift = [shift] * lanes
     if element == types.int8:
         return builder.sitofp(value, floats)
     if element == types.int16:
         return builder.fpext(value, floats)
     if element == types.uint16:
-        wide = ir.VectorType(_I32, lanes) if lanes else _I32
-        upper = builder.shl(builder.zext(value, wide), ir.Constant(wide, [16] * lanes or 16))
+        upper = builder.shl(builder.zext(value, wide), ir.Constant(wide, shift))
         return builder.bitcast(upper, floats)
     return value
 
