@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.configs.model_types import ALL_LAYERS, ModelFacts
 
 Config = Mapping[str, Any]
@@ -65,7 +65,9 @@ def layer_parameters(
     if len(thetas) > 1:
         listed = sorted(theta for theta in thetas if theta is not None)
         rule = "give `layer`" if layer_type is not None else "give `layer` or `layer_type`"
-        raise ValueError(f"{question}, but these layers differ in rope_theta, {listed}; {rule}")
+        raise ValueError(
+            f"{question}, but these layers differ in rope_theta, {shown(listed)}; {rule}"
+        )
     known_types = {entry.layer_type for entry in layers} | set(values.get("layer_types") or ())
     known_types |= set(values.get(KNOWN_LAYER_TYPES, ()))
     layer_type, section = _section_of_type(sections, layer_type, known_types)
@@ -293,7 +295,7 @@ def _section_of_type(
     if layer_type is None and len(sections) == 1:
         layer_type = next(iter(sections))
     if layer_type is None or layer_type not in sections:
-        names = ", ".join(map(repr, sections))
+        names = cut(", ".join(map(repr, sections)))
         raise ValueError(f"`layer_type` is {shown(layer_type)}; it must be one of {names}")
     section = sections[layer_type]
     if section is None:

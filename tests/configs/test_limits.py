@@ -205,6 +205,10 @@ REFUSED = [
     ({**LLAMA, "layer_types": ["full_attention", ["x"]]}, "`layer_types` holds ['x'] for layer 1"),
     ({**LLAMA, "model_type": "x" * 10**7}, "`model_type` is 'xxx"),
     ({**LLAMA, "model_type": nested(10**5)}, "`model_type` is [[[["),
+    (
+        {**LLAMA, "rope_parameters": {"x" * 10**5: {"rope_theta": 1e4}, "full_attention": {}}},
+        "`layer_type` is None; it must be one of 'xxx",
+    ),
     ({**LLAMA, "rope_scaling": {"rope_type": {}}}, "`rope_type` is {}; it cannot be an object"),
     ({**LLAMA, "rope_scaling": {"factor": {}}}, "`factor` is {}; it cannot be an object"),
     (
