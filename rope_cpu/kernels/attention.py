@@ -1,9 +1,9 @@
 """The attention kernel: queries of packed tokens over the keys and values of a cache.
 
-The keys of a sequence are split into ranges. Four heads that share a key head attend to one range
-at a time, which gives a state: the sums of values times weights, the largest score, and the sum of
-the weights relative to it. States are merged in the order of the keys, so the bits of a result
-depend on its own sequence alone. A key is read only for a token that attends to it.
+The keys of a sequence are split into ranges. A query attends to one range at a time, which gives a
+state: the sums of values times weights, the largest score, and the sum of the weights relative to
+it. States are merged in the order of the keys, so the bits of a result depend on its own sequence
+alone. Some tokens go over the keys together; a key is read only if one of them attends to it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,27 @@ from numba import from_dtype, prange, types
 
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.append import CACHE_ELEMENTS, cache_of
-from rope_cpu.kernels.vectors import advance, load, muladd, number, pointer, prefetch, splat, store
+from rope_cpu.kernels.vectors import (
+    advance,
+    has_feature,
+    load,
+    load_four,
+    muladd,
+    pointer,
+    prefetch,
+    splat,
+    store,
+    sums_of_quarters,
+)
 
 RANGE = 256  # keys: they and their values stay in the second cache of a core
-HEADS = 4  # that attend at a time
-AHEAD = 6  # keys, by which memory is asked for a key before its use
+ROWS = 4  # queries that attend at a time, of heads that share a key head
+AHEAD = 12  # keys, by which memory is asked for a key before its use
+
+# Elements that are multiplied or added at a time, so that four vectors and what is added to stay in
+# registers: with AVX-512 there are 32 of 16 float32, else 16 of 8.
+_PRODUCT_LANES = 16 if has_feature("avx512f") else 8
+_SUM_LANES = 64 if has_feature("avx512f") else 16
 
 # New tokens of one sequence, and their keys start … stop − 1, of which `start` begins a range.
 # position, state: of the first token; the state of the next is `step` further.
@@ -80,45 +96,94 @@ def _locate(vectors, pages, head, start, stop):
     cached = vectors.cached
     strides = cached.array.strides
     steps = cached.scale_strides
-    for index in range(start, stop):
-        page = pages[index // cached.array.shape[1]]
-        place = index % cached.array.shape[1]
+    page_size = cached.array.shape[1]
+    index = start
+    while index < stop:
+        page = pages[index // page_size]
+        place = index % page_size
+        count = min(page_size - place, stop - index)
         offset = page * strides[0] + place * strides[1] + head * strides[2]
-        vectors.offsets[index % RANGE] = offset
-        vectors.scales[index % RANGE] = 1
-        if cached.array.itemsize == 1:
-            scale = advance(cached.scale, page * steps[0] + place * steps[1] + head * steps[2])
-            vectors.scales[index % RANGE] = scale[0]
+        scale = advance(cached.scale, page * steps[0] + place * steps[1] + head * steps[2])
+        offsets = vectors.offsets[index % RANGE :]
+        scales = vectors.scales[index % RANGE :]
+        for n in range(count):
+            offsets[n] = offset + n * strides[1]
+            scales[n] = advance(scale, n * steps[1])[0] if cached.array.itemsize == 1 else 1
+        index += count
+
+
+@compile.device_function
+def _vector(vectors, j, stop):
+    """Return the pointer to key or value j of a range, or the last one, stop − 1, if it is less."""
+    return advance(vectors.cached.array.pointer, vectors.offsets[min(j, stop - 1)])
 
 
 @compile.device_function
 def _prefetch(vectors, j, stop):
-    """Load a later vector of a range ahead of its use.
-
-    In a cache of pages whose heads lie side by side, each vector is in another page of memory.
-    There this takes a fifth to a third of the time off.
-    """
-    later = advance(vectors.cached.array.pointer, vectors.offsets[min(j + AHEAD, stop - 1)])
+    """Load a key or value ahead of its use."""
+    vector = _vector(vectors, j, stop)
     for line in range(0, vectors.cached.array.shape[3] * vectors.cached.array.itemsize, 64):
-        prefetch(advance(later, line))
+        prefetch(advance(vector, line))
 
 
-@partial(compile.device_function, fastmath={"contract", "reassoc"})
-def _score(q, keys, first, stop, scores):
-    """Write the scores of four heads with the keys first … stop − 1 of a range."""
-    for j in range(first, stop):
-        _prefetch(keys, j, stop)
-        key = advance(keys.cached.array.pointer, keys.offsets[j])
-        s0 = s1 = s2 = s3 = _ZERO
-        for i in range(q.shape[1]):
-            s0 += q[0, i] * number(key, i)
-            s1 += q[1, i] * number(key, i)
-            s2 += q[2, i] * number(key, i)
-            s3 += q[3, i] * number(key, i)
-        scores[0, j] = s0 * keys.scales[j]
-        scores[1, j] = s1 * keys.scales[j]
-        scores[2, j] = s2 * keys.scales[j]
-        scores[3, j] = s3 * keys.scales[j]
+def _make_products(lanes):
+    """Return the device function that multiplies elements of four queries with those of four keys.
+
+    It returns for each query the vector of its four sums of products.
+    """
+    all_lanes = 4 * lanes
+
+    @partial(compile.device_function, variant=f"{lanes}")
+    def products(queries, keys, first, stop):
+        q0, q1, q2, q3 = queries
+        s0 = s1 = s2 = s3 = splat(_ZERO, all_lanes)
+        for i in range(first, stop, lanes):
+            x = load_four(keys, i, lanes)
+            s0 = muladd(load_four((q0, q0, q0, q0), i, lanes), x, s0)
+            s1 = muladd(load_four((q1, q1, q1, q1), i, lanes), x, s1)
+            s2 = muladd(load_four((q2, q2, q2, q2), i, lanes), x, s2)
+            s3 = muladd(load_four((q3, q3, q3, q3), i, lanes), x, s3)
+        return sums_of_quarters((s0, s1, s2, s3))
+
+    return products
+
+
+_products_of_many = _make_products(_PRODUCT_LANES)
+_products_of_1 = _make_products(1)
+
+
+@compile.device_function
+def _four(start, step):
+    """Return four pointers, `step` bytes apart."""
+    return start, advance(start, step), advance(start, 2 * step), advance(start, 3 * step)
+
+
+@compile.device_function
+def _multiply(q, keys, values, start, stop, scores):
+    """Write the products of queries with the keys start … stop − 1 of a range.
+
+    Meanwhile memory is asked for the values. scores: (queries, at least stop + 3); the last product
+    of a row is repeated up to three times.
+    """
+    width = q.shape[1]
+    whole = width & -_PRODUCT_LANES
+    for j in range(start, stop, 4):
+        for n in range(j, j + 4):
+            _prefetch(keys, n + AHEAD, stop)
+            _prefetch(values, n, stop)
+        k0 = _vector(keys, j, stop)
+        k1 = _vector(keys, j + 1, stop)
+        k2 = _vector(keys, j + 2, stop)
+        k3 = _vector(keys, j + 3, stop)
+        for row in range(0, len(q), ROWS):
+            queries = _four(pointer(q[row:]), q.strides[0])
+            out = _four(pointer(scores[row:, j:]), scores.strides[0])
+            x = _products_of_many(queries, (k0, k1, k2, k3), 0, whole)
+            y = _products_of_1(queries, (k0, k1, k2, k3), whole, width)
+            store(out[0], 0, x[0] + y[0], False)
+            store(out[1], 0, x[1] + y[1], False)
+            store(out[2], 0, x[2] + y[2], False)
+            store(out[3], 0, x[3] + y[3], False)
 
 
 # Loops that LLVM vectorises start at 0: it cannot where Numba allows for negative indices.
@@ -129,13 +194,15 @@ def _largest(scores):
     """Return the largest score; any number if one is NaN, whose weight is NaN all the same."""
     largest = LOWEST
     for j in range(scores.size):
-        largest = scores[j] if scores[j] > largest else largest
+        largest = max(largest, scores[j])
     return largest
 
 
 @partial(compile.device_function, fastmath={"contract", "reassoc"})
-def _weigh(scores, scales, softcap, state):
-    """Turn the scores of one head into weights times scales; begin its state."""
+def _weigh(scores, key_scales, value_scales, softcap, state):
+    """Turn the products of a query into weights times scales of values; begin its state."""
+    for j in range(scores.size):
+        scores[j] *= key_scales[j]
     if softcap > 0:
         for j in range(scores.size):
             scores[j] = softcap * _tanh(scores[j] / softcap)
@@ -144,29 +211,40 @@ def _weigh(scores, scales, softcap, state):
     for j in range(scores.size):
         weight = _exp(scores[j] - largest)
         total += weight
-        scores[j] = weight * scales[j]
+        scores[j] = weight * value_scales[j]
     state[-2] = largest
     state[-1] = total
 
 
 def _make_add_values(lanes):
-    """Return the device function that adds elements i … i + lanes − 1 of two values to the sums."""
+    """Return the device function that writes elements i … end − 1 of the sums of weighted values.
 
-    # Values are read in their order. A plain loop over elements would be slower by a half, since
-    # LLVM checks for every value that the sums are apart from it.
+    seen: for each query the range of its values.
+    """
+
+    # A plain loop over elements would be slower: LLVM would keep the sums in memory.
     @partial(compile.device_function, variant=f"{lanes}")
-    def add_values(weights, weights_row, first, second, i, sums, sums_row):
-        x = load(first, i, lanes)
-        y = load(second, i, lanes)
-        for head in range(HEADS):
-            total = load(sums, head * sums_row + i, lanes)
-            total = muladd(splat(weights[head * weights_row], lanes), x, total)
-            total = muladd(splat(weights[head * weights_row + 1], lanes), y, total)
-            store(sums, head * sums_row + i, total, False)
+    def add_values(weights, values, seen, i, end, sums):
+        for element in range(i, end, lanes):
+            for row in range(0, len(seen), ROWS):
+                stop = seen[row, 1]
+                s0 = s1 = s2 = s3 = splat(_ZERO, lanes)
+                for j in range(seen[row, 0], stop):
+                    x = load(_vector(values, j, stop), element, lanes)
+                    s0 = muladd(splat(weights[row, j], lanes), x, s0)
+                    s1 = muladd(splat(weights[row + 1, j], lanes), x, s1)
+                    s2 = muladd(splat(weights[row + 2, j], lanes), x, s2)
+                    s3 = muladd(splat(weights[row + 3, j], lanes), x, s3)
+                out = _four(pointer(sums[row:, element:]), sums.strides[0])
+                store(out[0], 0, s0, False)
+                store(out[1], 0, s1, False)
+                store(out[2], 0, s2, False)
+                store(out[3], 0, s3, False)
 
     return add_values
 
 
+_add_many = _make_add_values(_SUM_LANES)
 _add_16 = _make_add_values(16)
 _add_1 = _make_add_values(1)
 
@@ -184,29 +262,31 @@ def _merge(state, other):
 
 
 @compile.device_function
-def _attend_range(step, token, head, first, stop, scratch, states):
-    """Add the keys first … stop − 1 of a range to the states of a token's heads."""
-    keys, values, scores, added = scratch
-    width = states.shape[1] - 2
-    for row in range(0, len(states), HEADS):
-        _score(step.q[token, head, row:], keys, first, stop, scores)
-        added[:] = 0
-        for h in range(HEADS):
-            _weigh(scores[h, first:stop], values.scales[first:stop], step.softcap, added[h])
-        scores[:, stop] = 0  # beside an odd last value
-        for j in range(first, stop, 2):
-            _prefetch(values, j, stop)
-            _prefetch(values, j + 1, stop)
-            weights = advance(pointer(scores), 4 * j)
-            x = advance(values.cached.array.pointer, values.offsets[j])
-            y = advance(values.cached.array.pointer, values.offsets[min(j + 1, stop - 1)])
-            sums = pointer(added)
-            for i in range(0, width & -16, 16):
-                _add_16(weights, scores.shape[1], x, y, i, sums, added.shape[1])
-            for i in range(width & -16, width):
-                _add_1(weights, scores.shape[1], x, y, i, sums, added.shape[1])
-        for h in range(HEADS):
-            _merge(states[row + h], added[h])
+def _attend_range(step, item, head, base, scratch, states):
+    """Add the range of keys from `base` on to the states of an item's tokens."""
+    keys, values, scores, seen, added = scratch
+    rows = states.shape[1]
+    q = step.q[head, item.token * rows : (item.token + item.tokens) * rows]
+    start = max(base, item.position - item.window + 1)
+    stop = min(base + RANGE, item.stop)
+    _locate(keys, step.pages[item.sequence], head, start, stop)
+    _locate(values, step.pages[item.sequence], head, start, stop)
+    _multiply(q, keys, values, start - base, stop - base, scores)
+    for row in range(len(q)):
+        position = item.position + row // rows
+        first = max(start, position - item.window + 1) - base
+        last = max(first, min(stop, position + 1) - base)
+        seen[row, 0] = first
+        seen[row, 1] = last
+        key_scales = keys.scales[first:last]
+        value_scales = values.scales[first:last]
+        _weigh(scores[row, first:last], key_scales, value_scales, step.softcap, added[row])
+    width = states.shape[2] - 2
+    _add_many(scores, values, seen[: len(q)], 0, width & -_SUM_LANES, added)
+    _add_16(scores, values, seen[: len(q)], width & -_SUM_LANES, width & -16, added)
+    _add_1(scores, values, seen[: len(q)], width & -16, width, added)
+    for row in range(len(q)):
+        _merge(states[row // rows, row % rows], added[row])
 
 
 @compile.device_function
@@ -215,17 +295,8 @@ def _attend_item(step, item, head, scratch):
     states = step.states[item.state : item.state + item.tokens * item.step : item.step, head]
     states[:] = 0
     states[:, :, -2] = LOWEST
-    pages = step.pages[item.sequence]
     for base in range(item.start, item.stop, RANGE):
-        start = max(base, item.position - item.window + 1)
-        stop = min(base + RANGE, item.stop)
-        _locate(scratch[0], pages, head, start, stop)
-        _locate(scratch[1], pages, head, start, stop)
-        for t in range(item.tokens):
-            first = max(start, item.position + t - item.window + 1) - base
-            last = min(stop, item.position + t + 1) - base
-            if first < last:
-                _attend_range(step, item.token + t, head, first, last, scratch, states[t])
+        _attend_range(step, item, head, base, scratch, states)
 
 
 @compile.device_function
@@ -235,10 +306,12 @@ def _attend_part(step, part, parts):
     scales = np.empty((2, RANGE), np.float32)
     keys = _Vectors(cache_of(step.key, step.key_scale), offsets[0], scales[0])
     values = _Vectors(cache_of(step.value, step.value_scale), offsets[1], scales[1])
-    scores = np.empty((HEADS, RANGE + 1), np.float32)
-    added = np.empty((HEADS, (step.states.shape[3] + 15) & -16), np.float32)  # aligned rows
-    scratch = (keys, values, scores, added)
-    kv_heads = step.q.shape[1]
+    rows = step.items["tokens"].max() * step.states.shape[2]
+    scores = np.empty((rows, RANGE + 3), np.float32)
+    seen = np.empty((rows, 2), np.int64)
+    added = np.empty((rows, (step.states.shape[3] + 15) & -16), np.float32)  # aligned rows
+    scratch = (keys, values, scores, seen, added)
+    kv_heads = len(step.q)
     for index in range(part, len(step.items) * kv_heads, parts):
         _attend_item(step, step.items[index // kv_heads], index % kv_heads, scratch)
 
@@ -246,7 +319,7 @@ def _attend_part(step, part, parts):
 @partial(compile.device_function, fastmath={"contract"})
 def _finish_part(step, part, parts):
     """Turn the first state of each of some tokens into their results."""
-    for token in range(part, len(step.q), parts):
+    for token in range(part, len(step.first_states) - 1, parts):
         first = step.first_states[token]
         for head, row in np.ndindex(step.sinks.shape):
             state = step.states[first, head, row]
@@ -286,18 +359,23 @@ def _attend(
 def attention_kernel(dtype: str) -> Any:
     """Return the compiled kernel for caches of a dtype, a key of `CACHE_ELEMENTS`.
 
-    It takes checked arrays: q (tokens, kv_heads, rows, head_dim), queries times the scale, with any
-    rows up to a multiple of `HEADS`; key, value and their scales as `append_kernel`; pages, int64
-    (sequences, pages); items; first_states, int64 (tokens + 1,), the first state of each token and
-    the number of all; sinks (kv_heads, rows), `LOWEST` for none; states (states, kv_heads, rows,
-    value width + 2), of which the first of each token becomes its result. Then softcap, 0 for none,
-    and the number of threads.
+    It takes checked arrays:
+
+    - q: (kv_heads, tokens · rows, head_dim), queries times the scale, with any rows up to a
+      multiple of `ROWS`;
+    - key, value and their scales, as `append_kernel`;
+    - pages: int64 (sequences, pages);
+    - items;
+    - first_states: int64 (tokens + 1,), the first state of each token, and the number of all;
+    - sinks: (kv_heads, rows), `LOWEST` for none;
+    - states: (states, kv_heads, rows, value width + 2), of which the first of each token becomes
+      its result;
+    - softcap, 0 for none, and the number of threads.
     """
     cached = types.Array(CACHE_ELEMENTS[dtype], 4, "A", readonly=True, aligned=False)
     scale = types.Array(types.float32, 3, "A", readonly=True, aligned=False)
     pages = types.Array(types.int64, 2, "C", readonly=True)
     items = types.Array(from_dtype(ITEM), 1, "C", readonly=True, aligned=False)
-    rows = types.float32[:, :, :, ::1]
-    others = (pages, items, types.int64[::1], types.float32[:, ::1], rows)
-    arrays = (rows, cached, cached, scale, scale, *others)
+    others = (pages, items, types.int64[::1], types.float32[:, ::1], types.float32[:, :, :, ::1])
+    arrays = (types.float32[:, :, ::1], cached, cached, scale, scale, *others)
     return compile.compile_kernel(_attend, f"attend_{dtype}", (*arrays, types.float32, types.intp))

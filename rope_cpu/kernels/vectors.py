@@ -99,17 +99,20 @@ def splat(typing: Any, x: Any, lanes: Any) -> Any:
 # left: the same order, and so the same bits, on every processor.
 
 
-def _joined_halves(builder: Any, value: Any, join: Callable[[Any, Any], Any]) -> Any:
-    count = value.type.count
-    while count > 1:
-        count //= 2
-        lanes = ir.VectorType(_I32, count)
-        low = ir.Constant(lanes, list(range(count)))
-        high = ir.Constant(lanes, list(range(count, 2 * count)))
+def _joined_halves(builder: Any, value: Any, join: Callable[[Any, Any], Any], rows: int = 1) -> Any:
+    """Join the lanes of each of some rows of a vector."""
+    lanes = value.type.count // rows
+    while lanes > 1:
+        half = lanes // 2
+        low = [row * lanes + lane for row in range(rows) for lane in range(half)]
+        high = [lane + half for lane in low]
+        kind = ir.VectorType(_I32, len(low))
         value = join(
-            builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high)
+            builder.shuffle_vector(value, value, ir.Constant(kind, low)),
+            builder.shuffle_vector(value, value, ir.Constant(kind, high)),
         )
-    return builder.extract_element(value, _I32(0))
+        lanes = half
+    return value
 
 
 @intrinsic
@@ -117,9 +120,36 @@ def lane_sum(typing: Any, v: Any) -> Any:
     """Return the sum of the lanes."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _joined_halves(builder, args[0], builder.fadd)
+        return builder.extract_element(_joined_halves(builder, args[0], builder.fadd), _I32(0))
 
     return v.real(v), emit
+
+
+@intrinsic
+def sums_of_quarters(typing: Any, vectors: Any) -> Any:
+    """Return for each of four vectors the vector of the sums of its four quarters."""
+    real = vectors.dtype.real
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        joined = _concatenated(builder, cgutils.unpack_tuple(builder, args[0]))
+        sums = _joined_halves(builder, joined, builder.fadd, rows=16)
+        quarters = []
+        for first in range(0, 16, 4):
+            lanes = ir.Constant(ir.VectorType(_I32, 4), list(range(first, first + 4)))
+            quarters.append(builder.shuffle_vector(sums, sums, lanes))
+        return context.make_tuple(builder, sig.return_type, quarters)
+
+    return types.UniTuple(Vector(real, 4), 4)(vectors), emit
+
+
+def _concatenated(builder: Any, vectors: list[Any]) -> Any:
+    """Return the lanes of four vectors as one vector."""
+    while len(vectors) > 1:
+        count = 2 * vectors[0].type.count
+        lanes = ir.Constant(ir.VectorType(_I32, count), list(range(count)))
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [builder.shuffle_vector(low, high, lanes) for low, high in pairs]
+    return vectors[0]
 
 
 def _larger(builder: Any, x: Any, y: Any) -> Any:
@@ -150,7 +180,8 @@ def largest_lane(typing: Any, v: Any) -> Any:
     """Return the largest of the lanes, which are at least 0; NaN if one is."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _joined_halves(builder, args[0], lambda x, y: _larger(builder, x, y))
+        largest = _joined_halves(builder, args[0], lambda x, y: _larger(builder, x, y))
+        return builder.extract_element(largest, _I32(0))
 
     return v.real(v), emit
 
@@ -223,21 +254,29 @@ def load(typing: Any, start: Any, index: Any, lanes: Any) -> Any:
     return Vector(real, count)(start, types.intp, lanes), emit
 
 
-@intrinsic
-def number(typing: Any, start: Any, index: Any) -> Any:
-    """Return the element start[index], of float32 or a smaller type, as float32."""
-    element = start.dtype
+@intrinsic(prefer_literal=True)
+def load_four(typing: Any, starts: Any, index: Any, lanes: Any) -> Any:
+    """Return one vector of the elements from start[index] on of four starts, `lanes` of each.
+
+    lanes: a constant.
+    """
+    element = starts.dtype.dtype
+    count = lanes.literal_value
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        place = builder.bitcast(builder.gep(args[0], [args[1]]), _ELEMENTS[element].as_pointer())
-        return _to_float(builder, builder.load(place, align=element.bitwidth // 8), element)
+        vector = ir.VectorType(_ELEMENTS[element], count)
+        parts = []
+        for start in cgutils.unpack_tuple(builder, args[0]):
+            place = builder.bitcast(builder.gep(start, [args[1]]), vector.as_pointer())
+            parts.append(builder.load(place, align=element.bitwidth // 8))
+        return _to_float(builder, _concatenated(builder, parts), element)
 
-    return types.float32(start, types.intp), emit
+    return Vector(types.float32, 4 * count)(starts, types.intp, lanes), emit
 
 
 @intrinsic
 def prefetch(typing: Any, start: Any) -> Any:
-    """Load the cache line at a pointer ahead of its use."""
+    """Load the cache line at a pointer into the second cache, ahead of its use."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         place = builder.bitcast(args[0], _I8.as_pointer())
@@ -245,7 +284,9 @@ def prefetch(typing: Any, start: Any) -> Any:
         function = cgutils.get_or_insert_function(
             builder.module, function_type, "llvm.prefetch.p0i8"
         )
-        builder.call(function, [place, _I32(0), _I32(3), _I32(1)])  # for reading, data, all caches
+        builder.call(
+            function, [place, _I32(0), _I32(2), _I32(1)]
+        )  # for reading, second cache, data
         return context.get_dummy_value()
 
     return types.void(start), emit
@@ -362,22 +403,16 @@ _BFloat._create_instance()
 
 
 def _to_float(builder: Any, value: Any, element: Any) -> Any:
-    """Return loaded elements, a vector or a number, as float32; float64 as it is."""
-    floats = ir.FloatType()
-    wide = _I32
-    shift: Any = 16
-    if isinstance(value.type, ir.VectorType):
-        lanes = value.type.count
-        floats = ir.VectorType(floats, lanes)
-        wide = ir.VectorType(wide, lanes)
-        shift = [shift] * lanes
+    """Return loaded elements as float32; float64 as it is."""
+    floats = ir.VectorType(ir.FloatType(), value.type.count)
     if element == types.int8:
         return builder.sitofp(value, floats)
     if element == types.int16:
         return builder.fpext(value, floats)
     if element == types.uint16:
-        upper = builder.shl(builder.zext(value, wide), ir.Constant(wide, shift))
-        return builder.bitcast(upper, floats)
+        wide = ir.VectorType(_I32, value.type.count)
+        shift = ir.Constant(wide, [16] * value.type.count)
+        return builder.bitcast(builder.shl(builder.zext(value, wide), shift), floats)
     return value
 
 
@@ -414,8 +449,11 @@ def converts_float16() -> bool:
 
     Otherwise LLVM calls a library.
     """
-    if platform.machine().lower() in ("aarch64", "arm64"):
-        return True
+    return platform.machine().lower() in ("aarch64", "arm64") or has_feature("f16c")
+
+
+def has_feature(name: str) -> bool:
+    """Return True if the processor that Numba compiles for has a feature, by LLVM's name."""
     if config.CPU_FEATURES is not None:
-        return "+f16c" in config.CPU_FEATURES
-    return bool(binding.get_host_cpu_features().get("f16c"))
+        return f"+{name}" in config.CPU_FEATURES
+    return bool(binding.get_host_cpu_features().get(name))

@@ -13,7 +13,7 @@ from rope_cpu.arguments.arrays import check_array, check_output, share_memory
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Array, Int64
 from rope_cpu.kernels import threads
-from rope_cpu.kernels.attention import HEADS, ITEM, LOWEST, RANGE, attention_kernel
+from rope_cpu.kernels.attention import ITEM, LOWEST, RANGE, ROWS, attention_kernel
 from rope_cpu.kernels.vectors import converts_float16
 from rope_cpu.serving.batch import Batch
 from rope_cpu.serving.kv_cache import KVCache
@@ -237,19 +237,19 @@ def _sinks(sinks: ArrayLike | None, heads: int, kv_heads: int) -> Array:
             logits = given.astype(np.float32)
         if not np.isfinite(logits).all():
             raise ValueError("`sinks` holds a number beyond float32")
-    return _rows(logits[None, :, None], kv_heads)[0, :, :, 0].copy()
+    return _rows(logits[None, :, None], kv_heads)[:, :, 0].copy()
 
 
 def _rows(x: Array, kv_heads: int) -> Array:
-    """Return (tokens, heads, width) as float32 (tokens, kv_heads, rows, width).
+    """Return (tokens, heads, width) as float32 (kv_heads, tokens · rows, width).
 
-    The rows that share a key head are filled up with zeros to a multiple of `HEADS`.
+    The rows that share a key head are filled up with zeros to a multiple of `ROWS`.
     """
     tokens, heads, width = x.shape
     shared = heads // kv_heads
-    rows = np.zeros((tokens, kv_heads, -(-shared // HEADS) * HEADS, width), np.float32)
-    rows[:, :, :shared] = x.reshape(tokens, kv_heads, shared, width)
-    return rows
+    rows = np.zeros((kv_heads, tokens, -(-shared // ROWS) * ROWS, width), np.float32)
+    rows[:, :, :shared] = x.reshape(tokens, kv_heads, shared, width).swapaxes(0, 1)
+    return rows.reshape(kv_heads, -1, width)
 
 
 def _launch(
@@ -265,10 +265,12 @@ def _launch(
         name = "float32"
         key = cache.key.astype(np.float32)
         value = cache.value.astype(np.float32)
+    rows = q.shape[1] // len(batch.slot_mapping)
     usable = 1 if threads.serial else threads.limit
-    if work.scores * q[0].size < _PARALLEL_FROM:
+    if work.scores * q[:, :rows].size < _PARALLEL_FROM:
         usable = 1
-    states = np.empty((work.first_states[-1], *q.shape[1:3], cache.value_dim + 2), np.float32)
+    shape = (work.first_states[-1], cache.kv_heads, rows, cache.value_dim + 2)
+    states = np.empty(shape, np.float32)
     arrays = (q, key, value, key_scale, value_scale, batch.page_table)
     kernel = attention_kernel(name)
     kernel(*arrays, work.items, work.first_states, sinks, states, softcap, usable)
