@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from rope_cpu.export.checkpoints.layer_weights import attention_prefix
 
@@ -36,23 +37,40 @@ def random_model(
     It runs once, in float32, on random tokens.
     """
     config = transformers.AutoConfig.for_model(model_type, **keys)
+    generator = seeded(model_type)
+    model = random_weights(MODEL_MAPPING[type(config)], config, generator)
+    ids = torch.randint(3, 16, (1, tokens), generator=generator)
+    return model, module_calls(model, {"input_ids": ids, "use_cache": False})
+
+
+def seeded(model_type: str) -> torch.Generator:
+    """Return a generator of random numbers that depend on the model type alone."""
+    return torch.Generator().manual_seed(zlib.crc32(model_type.encode()))
+
+
+def random_weights(model_class: Any, config: Any, generator: torch.Generator) -> Any:
+    """Return a model of a config, in float32, with random weights."""
     config._attn_implementation = "eager"
-    generator = torch.Generator().manual_seed(zlib.crc32(model_type.encode()))
-    calls: dict[str, Any] = {}
     with torch.no_grad():
-        model = transformers.AutoModel.from_config(config).eval().float()
+        model = model_class(config).eval().float()
         for parameter in model.parameters():
             spread = 0.5 if parameter.ndim == 1 else 0.08
             is_norm = parameter.ndim == 1 and bool((parameter == 1).all())
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.requires_grad:  # tables of sines do not
                 parameter.copy_(noise * spread + is_norm)
-        for name, module in model.named_modules():
-            if "Attention" in type(module).__name__:
-                module.register_forward_hook(_recorder(calls, name), with_kwargs=True)
-        ids = torch.randint(3, 16, (1, tokens), generator=generator)
-        model(ids, use_cache=False)
-    return model, calls
+    return model
+
+
+def module_calls(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a model once and return the arguments of its attention modules, by name."""
+    calls: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        if "Attention" in type(module).__name__:
+            module.register_forward_hook(_recorder(calls, name), with_kwargs=True)
+    with torch.no_grad():
+        model(**inputs)
+    return calls
 
 
 def _recorder(calls: dict[str, Any], name: str) -> Any:
@@ -62,18 +80,25 @@ def _recorder(calls: dict[str, Any], name: str) -> Any:
     return record
 
 
-def attention_module(model: Any, calls: Mapping[str, Any], model_type: str, layer: int) -> Module:
-    """Return the attention of a layer of a model that has run."""
-    state = model.state_dict()
+def attention_module(
+    model: Any,
+    calls: Mapping[str, Any],
+    model_type: str,
+    layer: int,
+    state: Mapping[str, Any] | None = None,
+) -> Module:
+    """Return the attention of a layer of a model that has run.
+
+    state: its state dict, if names differ from those of the model.
+    """
+    state = dict(model.state_dict() if state is None else state)
     name = attention_prefix(state, layer)[:-1]
     args, kwargs = calls[name]
-    results = {}
-    with torch.no_grad():
-        for dtype in (torch.float32, torch.float64):
-            same = copy.deepcopy(model.get_submodule(name)).to(dtype)
-            output = same(*_in_dtype(args, dtype), **_in_dtype(kwargs, dtype))
-            output = output[0] if isinstance(output, tuple) else output
-            results[dtype] = output.double().numpy()
+    module = model.get_submodule(name)
+    results = {
+        dtype: module_output(module, args, kwargs, dtype)
+        for dtype in (torch.float32, torch.float64)
+    }
     hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
     exact = results[torch.float64]
     own_error = float(np.abs(results[torch.float32] - exact).max())
@@ -81,8 +106,19 @@ def attention_module(model: Any, calls: Mapping[str, Any], model_type: str, laye
     return Module(config, state, hidden.numpy(), exact, own_error)
 
 
+def module_output(module: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> np.ndarray:
+    """Return the output of a copy of an attention module in a dtype, as float64."""
+    same = copy.deepcopy(module).to(dtype)
+    with torch.no_grad():
+        output = same(*_in_dtype(args, dtype), **_in_dtype(kwargs, dtype))
+    output = output[0] if isinstance(output, tuple) else output
+    return output.double().numpy()
+
+
 def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
-    """Return arguments of a module with all real tensors in another dtype."""
+    """Return arguments of a module with all real tensors in another dtype, and without a cache."""
+    if isinstance(value, transformers.Cache):
+        return None
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, tuple):

@@ -9,7 +9,7 @@ from typing import Any
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.layers import COUNT_KEYS, KNOWN_LAYER_TYPES
-from rope_cpu.configs.model_types import data
+from rope_cpu.configs.model_types import data, value_at
 from rope_cpu.configs.rope_parameters import is_latent, own_section
 
 # From a property of an attention class to its model types; see tests/peers/test_attention_facts.py.
@@ -231,7 +231,8 @@ def _query_scale(values: Mapping[str, Any]) -> str | None:
 
 def _other(model_types: Set[str | None], values: Mapping[str, Any]) -> str | None:
     """Return the further differences of a model type, or those that a key of the config makes."""
-    by_key = (text for key, text in FACTS["other_keys"].items() if values.get(key))
+    keys = FACTS["other_keys"] | _fact_by_type("other_keys_of_types", model_types, {})
+    by_key = (text for key, text in keys.items() if value_at(values, key))
     other: str | None = _fact_by_type("other", model_types, next(by_key, None))
     return other
 

@@ -267,6 +267,21 @@ def test_settings_that_say_nothing_are_refused(export_config, arguments, text):
             {"model_type": "olmo", "clip_qkv": 8.0},
             "it bounds queries, keys and values (`clip_qkv`)",
         ),
+        (
+            {"model_type": "dbrx", "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0}},
+            "it bounds queries, keys and values (`clip_qkv`)",
+        ),
+        (
+            {"model_type": "gemma3_text", "attn_logit_softcapping": 50.0},
+            "its code ignores `attn_logit_softcapping`",
+        ),
+        ({"model_type": "moshi"}, "counts in flash attention alone"),
+        ({"model_type": "blt_local_decoder"}, "`local_attention_window_len` of the whole model"),
+        ({"model_type": "neucodec"}, "each head is rotated by its index"),
+        (
+            {"model_type": "wav2vec2-conformer", "position_embeddings_type": "rotary"},
+            "it rotates the hidden states, before their projections",
+        ),
         ({"model_type": "roformer", "rotary_value": True}, "it rotates values, too"),
         ({"model_type": "diffllama"}, "it subtracts one attention from another"),
         ({"model_type": "deepseek_v2", "kv_lora_rank": 16, "qk_rope_head_dim": 16}, "latent"),

@@ -3,23 +3,38 @@
 A small model runs once in float32, with hooks that keep the arguments of each attention module. The
 module, in float64, gives the expected result for the whole sequence; the exported layer computes it
 in steps.
+
+For int8 caches the module runs over a cache that rounds keys and values to the levels of the
+scales. That rounding is no error then, so the tolerance stays that of float32. But within its
+error of halfway between two levels, a key may be rounded either way, which shifts it by a whole
+step. So the scales are chosen, channel by channel, such that all keys and values lie at least
+`FROM_HALFWAY` of a step from there: float32 moves a level, at most 127, by far less.
+
+Against the module without a cache the error is that of the rounding: half a step of each key and
+value at most. A score of a query q is off by scale·Σ|q|·step/2 at most, the softmax by twice that,
+relatively, and a value by step/2. The table has the errors as measured, and the expected ones: a
+rounding error is spread evenly over its step, with the standard deviation step/√12. The module,
+over caches with such random errors, gives the standard deviation of the result.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from attention_modules import Module, attention_module, random_model
+from attention_modules import Module, attention_module, module_output, random_model  # noqa: E402
 
-from rope_cpu import RotaryEmbedding, export
-from rope_cpu.export.validation.session import open_session
+from rope_cpu import RotaryEmbedding, export  # noqa: E402
+from rope_cpu.export.checkpoints.layer_weights import attention_prefix  # noqa: E402
+from rope_cpu.export.validation.session import open_session  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
@@ -28,6 +43,13 @@ STEPS = (13, 6, *(1,) * 5)
 TOKENS = sum(STEPS)
 WIDTH = 32
 CAPACITY = 64
+
+# Least distance of keys and values from halfway between two levels of an int8 cache, in steps.
+FROM_HALFWAY = 0.01
+# Random roundings that the standard deviation of the result is taken from, and the number of
+# standard deviations that no error may exceed.
+DRAWS = 64
+DEVIATIONS = 6
 
 SMALL = {
     "hidden_size": 96,
@@ -115,11 +137,17 @@ def config_keys(case: Case) -> dict[str, Any]:
 
 
 @cache
-def expected(name: str) -> Module:
-    """Run a small model of transformers and return the attention of one of its layers."""
+def small_model(name: str) -> tuple[Any, dict[str, Any]]:
+    """Run a small model of transformers and return it, with the calls of its modules."""
     case = CASES[name]
-    model, calls = random_model(case.model_type, config_keys(case), TOKENS)
-    return attention_module(model, calls, case.model_type, case.layer)
+    return random_model(case.model_type, config_keys(case), TOKENS)
+
+
+@cache
+def expected(name: str) -> Module:
+    """Return the attention of the layer of a case."""
+    case = CASES[name]
+    return attention_module(*small_model(name), case.model_type, case.layer)
 
 
 def rotary(config: dict[str, Any], layer: int) -> RotaryEmbedding:
@@ -128,19 +156,29 @@ def rotary(config: dict[str, Any], layer: int) -> RotaryEmbedding:
     return rope.at_length(TOKENS) if rope.spec.needs_length else rope
 
 
-def in_steps(model: Any, hidden: np.ndarray, dtype: str, kind: str) -> np.ndarray:
-    """Run a model step by step, over a cache that grows or that is shared."""
+def in_steps(
+    model: Any,
+    hidden: np.ndarray,
+    dtype: str,
+    kind: str,
+    scales: Mapping[str, np.ndarray] | None = None,
+) -> np.ndarray:
+    """Run a model step by step, over a cache that grows or that is shared.
+
+    scales: those of a cache in int8.
+    """
     session = open_session(model)
     shapes = {value.name: value.shape for value in session.get_inputs()}
     rows = 0 if kind == "growing" else CAPACITY
     past = {
-        name: np.zeros((1, shapes[name][1], rows, WIDTH), dtype)
+        name: np.zeros((1, shapes[name][1], rows, WIDTH), dtype if scales is None else "int8")
         for name in ("past_key", "past_value")
     }
     results = []
     start = 0
     for count in STEPS:
         feeds = {"hidden": hidden[:, start : start + count].astype(dtype)} | past
+        feeds |= scales or {}
         if kind == "growing":
             result, *present = session.run(None, feeds)
             past = dict(zip(past, present, strict=True))
@@ -153,7 +191,7 @@ def in_steps(model: Any, hidden: np.ndarray, dtype: str, kind: str) -> np.ndarra
     return np.concatenate(results, axis=1)
 
 
-def exported(name: str, target: str, dtype: str, kind: str) -> Any:
+def exported(name: str, target: str, dtype: str, kind: str, cache_dtype: str | None = None) -> Any:
     """The layer of a case, exported from its config and state dict."""
     layer = CASES[name].layer
     peer = expected(name)
@@ -161,7 +199,13 @@ def exported(name: str, target: str, dtype: str, kind: str) -> Any:
     arguments |= export.attention_weights(peer.state, peer.config, layer)
     rope = rotary(peer.config, layer)
     return export.export_attention(
-        rope, target=target, dtype=dtype, cache=kind, max_positions=CAPACITY, **arguments
+        rope,
+        target=target,
+        dtype=dtype,
+        cache=kind,
+        cache_dtype=cache_dtype,
+        max_positions=CAPACITY,
+        **arguments,
     )
 
 
@@ -193,3 +237,90 @@ def check(name: str, target: str, kind: str, peer: Module, result: np.ndarray) -
         f"{peer.own_error:.1e}, on values up to {np.abs(peer.result).max():.1f}"
     )
     assert error <= 4 * peer.own_error
+
+
+class ChangedCache:
+    """A cache that keeps the keys and values of a whole sequence, and returns changed ones."""
+
+    def __init__(self, change: Callable[[torch.Tensor, str], torch.Tensor]) -> None:
+        self.change = change
+        self.stored: dict[str, np.ndarray] = {}
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.stored = {"k": keys.numpy(), "v": values.numpy()}
+        return self.change(keys, "k"), self.change(values, "v")
+
+
+def over_cache(name: str, changed: ChangedCache) -> np.ndarray:
+    """Return the result of a case's module, in float64, over a cache."""
+    model, calls = small_model(name)
+    prefix = attention_prefix(model.state_dict(), CASES[name].layer)[:-1]
+    args, kwargs = calls[prefix]
+    module = model.get_submodule(prefix)
+    names = inspect.signature(module.forward).parameters
+    (parameter,) = {"cache", "layer_past", "past_key_values"} & set(names)
+    return module_output(module, args, kwargs | {parameter: changed}, torch.float64)
+
+
+def scales_off_halfway(x: np.ndarray) -> np.ndarray:
+    """Return scales (1, heads, 1, width) of an int8 cache; x: its keys or values.
+
+    Of several scales that are large enough, each channel has the one whose levels are the
+    farthest from halfway between two whole numbers.
+    """
+    least = np.abs(x).max(axis=2, keepdims=True) / 127
+    candidates = (least * np.linspace(1.0, 1.25, 51)[:, None, None, None]).astype(np.float32)
+    levels = x / candidates.astype(np.float64)
+    distance = np.abs(np.abs(levels - np.rint(levels)) - 0.5).min(axis=2, keepdims=True)
+    assert distance.max(axis=0).min() > FROM_HALFWAY
+    return np.take_along_axis(candidates, distance.argmax(axis=0)[None], axis=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_int8_cache(name: str) -> None:
+    peer = expected(name)
+    original = ChangedCache(lambda x, _: x)
+    np.testing.assert_array_equal(over_cache(name, original), peer.result)
+    scales = {kind: scales_off_halfway(x) for kind, x in original.stored.items()}
+    steps = {kind: torch.from_numpy(x.astype(np.float64)) for kind, x in scales.items()}
+    rounded = over_cache(
+        name, ChangedCache(lambda x, kind: torch.round(x / steps[kind]) * steps[kind])
+    )
+    model = exported(name, "ort", "float32", "shared", "int8")
+    inputs = {f"{kind}_scale": x for kind, x in scales.items()}
+    result = in_steps(model, peer.hidden, "float32", "shared", inputs)
+    spread = rounding_spread(name, peer.result, steps)
+    error = np.abs(result - rounded).max()
+    lost = np.abs(result - peer.result)
+    print(
+        f"{name:<18} ort, int8 {error:.1e} from the module over rounded keys and values, "
+        f"{lost.max():.1e} from the module, {(lost / spread).max():.1f} standard deviations"
+    )
+    assert error <= 4 * peer.own_error
+    assert (lost <= DEVIATIONS * spread).all()
+
+
+def rounding_spread(name: str, exact: np.ndarray, steps: Mapping[str, torch.Tensor]) -> np.ndarray:
+    """Return the standard deviation of the result over keys and values with random roundings."""
+    generator = torch.Generator().manual_seed(0)
+
+    def changed(x: torch.Tensor, kind: str) -> torch.Tensor:
+        noise = torch.rand(x.shape, generator=generator, dtype=x.dtype) - 0.5
+        return x + noise * steps[kind]
+
+    draws = [over_cache(name, ChangedCache(changed)) - exact for _ in range(DRAWS)]
+    spread: np.ndarray = np.sqrt(np.mean(np.square(draws), axis=0))
+    return spread
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [("primitive", "shared"), ("onnx", "shared"), *((target, "growing") for target in TARGETS)],
+)
+def test_int8_is_refused_elsewhere(target: str, kind: str) -> None:
+    reason = "target 'ort' can express it" if kind == "shared" else "`cache` is 'growing'"
+    for name in CASES:
+        with pytest.raises(ValueError, match=f"`cache_dtype` is int8, .*{reason}"):
+            exported(name, target, "float32", kind, "int8")
