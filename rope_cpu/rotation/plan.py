@@ -13,8 +13,10 @@ from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin, RepeatedCosSin
 from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
 from rope_cpu.serving import launches as serving
 from rope_cpu.serving.batch import Batch
+from rope_cpu.serving.cached_keys import rotate_cached
 from rope_cpu.serving.kv_cache import KVCache
 from rope_cpu.serving.rms_norm import RMSNorm
+from rope_cpu.serving.slots import slots_of_keys
 
 _ndarray = np.ndarray
 
@@ -284,8 +286,8 @@ class RotaryPlan:
         >>> np.array_equal(cache.key[1, 1], expected[0, 0])
         True
         """
-        slots = serving.slots_of_keys(cache, slot_mapping, self._layout)
-        serving.rotate_cached(self._rotation_for(slots.shape[1]), cache, slots)
+        slots = slots_of_keys(cache, slot_mapping, self._layout)
+        rotate_cached(self._rotation_for(slots.shape[1]), cache, slots)
 
     def _rotation_for(self, tokens: int) -> serving.Rotation:
         """Return the rotation of so many tokens in a cache."""

@@ -17,7 +17,8 @@ from rope_cpu.kernels.attention import ITEM, LOWEST, RANGE, ROWS, attention_kern
 from rope_cpu.kernels.vectors import converts_float16
 from rope_cpu.serving.batch import Batch
 from rope_cpu.serving.kv_cache import KVCache
-from rope_cpu.serving.launches import CACHE_ARRAYS, check_page_size, refuse_float64
+from rope_cpu.serving.launches import CACHE_ARRAYS, refuse_float64
+from rope_cpu.serving.slots import check_page_size
 
 # New tokens of a sequence that go over its keys together: each range of keys is read from the
 # caches of a core for all but the first. Sequences of no more new tokens are split into ranges.

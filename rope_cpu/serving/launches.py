@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.arrays import (
     check_array,
     check_inputs,
@@ -25,11 +24,11 @@ from rope_cpu.kernels import threads
 from rope_cpu.kernels.append import append_kernel, append_part
 from rope_cpu.kernels.compile import address_of
 from rope_cpu.kernels.rotate import DONE
-from rope_cpu.kernels.rotate_cached import rotate_cached_kernel
 from rope_cpu.kernels.vectors import converts_float16
 from rope_cpu.serving.batch import Batch
 from rope_cpu.serving.kv_cache import NO_SCALE, KVCache
 from rope_cpu.serving.rms_norm import NO_NORMS, RMSNorm, joined
+from rope_cpu.serving.slots import round_slots, slots_of_tokens
 
 _ndarray = np.ndarray
 
@@ -170,7 +169,7 @@ def append(
     """Write q to `out`, and k and v to their slots; see `RotaryPlan.append`."""
     if type(cache) is not KVCache:
         raise TypeError(f"`cache` is a {type(cache).__name__}; it must be a rope_cpu.KVCache")
-    slots = _slots(slot_mapping, cache, rotation.layout)
+    slots = slots_of_tokens(slot_mapping, cache, rotation.layout)
     norms = NO_NORMS
     q_norm, k_norm, v_norm = given_norms
     if not (q_norm is k_norm is v_norm is None):
@@ -188,64 +187,6 @@ def append(
         if same and launch(rotation.cos_sin, arrays, cache._arrays, slots, norms):
             return result
     return _append_copies(rotation, {"q": q, "k": k, "v": v}, cache, slots, norms, out)
-
-
-def _slots(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Array:
-    """Return slots as int64 (batch, tokens); raise unless the cache has them, and none is twice.
-
-    A Batch has checked its slots: its page size and its pages alone are compared with the cache.
-    """
-    if isinstance(value, Batch):
-        if layout != "thd":
-            raise ValueError(
-                f"`slot_mapping` is a Batch, whose tokens are packed, but the plan has layout "
-                f"{layout!r}; make the plan with layout='thd'"
-            )
-        _check_batch("slot_mapping", value, cache)
-        return value._slots
-    return checked_slots(value, cache, layout)
-
-
-def check_page_size(name: str, batch: Batch, cache: KVCache) -> None:
-    """Raise unless the pages of a batch have the size of a cache's."""
-    if batch.page_size != cache.page_size:
-        raise ValueError(
-            f"`{name}` has page_size {batch.page_size}, but the pages of `cache` have "
-            f"{cache.page_size} tokens"
-        )
-
-
-def _check_batch(name: str, batch: Batch, cache: KVCache) -> None:
-    """Raise unless a cache has the pages of a batch."""
-    check_page_size(name, batch, cache)
-    if batch.pages_needed > cache.pages:
-        raise ValueError(
-            f"`{name}` writes to page {batch.pages_needed - 1}, but `cache` has {cache.pages} pages"
-        )
-
-
-def checked_slots(value: ArrayLike, cache: KVCache, layout: str) -> Array:
-    """Return integers as slots of a cache, int64 (batch, tokens); raise for any others."""
-    slots = scalars.integers("slot_mapping", value, most=limits.SLOTS)
-    rule = "(tokens,)" if layout == "thd" else "(batch, seq)"
-    if slots.ndim != (1 if layout == "thd" else 2):
-        raise ValueError(
-            f"`slot_mapping` has shape {slots.shape}; with layout {layout!r} it must be {rule}"
-        )
-    count = cache.pages * cache.page_size
-    if slots.size and not -1 <= slots.min() <= slots.max() < count:
-        wrong = slots[(slots < -1) | (slots >= count)][0]
-        raise ValueError(
-            f"`slot_mapping` holds {wrong}; a slot of this cache is from 0 to {count - 1}, and -1 "
-            "means that a token is not kept"
-        )
-    kept = np.sort(slots[slots >= 0])
-    repeated = kept[1:][kept[1:] == kept[:-1]]
-    if repeated.size:
-        raise ValueError(
-            f"`slot_mapping` holds slot {repeated[0]} twice; each token needs a slot of its own"
-        )
-    return slots[None] if layout == "thd" else slots
 
 
 def _append_copies(
@@ -298,16 +239,8 @@ def _launch_copies(
             "copies; please report this as a fault of rope_cpu"
         )
     if through_float32:
-        _round_slots(cache.key, target[0], slots)
-        _round_slots(cache.value, target[1], slots)
-
-
-def _round_slots(rounded: Array, computed: Array, slots: Array) -> None:
-    """Write the slots of a float32 array, rounded, to a cache of the same shape."""
-    kept = slots[slots >= 0]
-    places = np.divmod(kept, rounded.shape[1])
-    with np.errstate(over="ignore", under="ignore"):
-        rounded[places] = computed[places]
+        round_slots(cache.key, target[0], slots)
+        round_slots(cache.value, target[1], slots)
 
 
 def _check_appended(
@@ -456,68 +389,3 @@ def _as_cache(x: Array, layout: str, dtype: str) -> Array:
     if layout in BSHD_VIEWS:
         x = BSHD_VIEWS[layout](x)
     return x.view(INTEGER_VIEWS[dtype]) if dtype in INTEGER_VIEWS else x
-
-
-def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) -> Array:
-    """Return slots as int64 (batch, tokens); raise unless their keys can be rotated in place."""
-    if type(cache) is not KVCache:
-        raise TypeError(f"`cache` is a {type(cache).__name__}; it must be a rope_cpu.KVCache")
-    if isinstance(slot_mapping, Batch):
-        raise TypeError(
-            "`slot_mapping` is a Batch, which has the slots of new tokens alone; pass the slots of "
-            "the cached keys to be rotated, as integers"
-        )
-    if cache._dtype_name == "int8":
-        raise TypeError(
-            "`cache` is int8, and rotating its keys would round each a second time; keep the keys "
-            "as bfloat16, or append them again from their projections"
-        )
-    return checked_slots(slot_mapping, cache, layout)
-
-
-def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
-    """Rotate the keys of checked slots in place; see `RotaryPlan.rotate_cached`."""
-    _check_cached(rotation, cache, slots)
-    if not slots.size:
-        return
-    name = cache._dtype_name
-    keys = cache._arrays[0]
-    through_float32 = name == "float16" and not converts_float16()
-    if through_float32:
-        name = "float32"
-        keys = cache.key.astype(np.float32)
-    kernel = rotate_cached_kernel(name, "interleaved" if rotation.interleaved else "half")
-    block_pairs = np.array(rotation.blocks, np.int64) // 2
-    usable = 1 if threads.serial else threads.limit
-    status = kernel(keys, slots, rotation.cos_sin, block_pairs, rotation.head_dim, usable)
-    if status != DONE:
-        raise RuntimeError(
-            f"a cache of shape {cache.key.shape} passed its checks, but the kernel refused it; "
-            "please report this as a fault of rope_cpu"
-        )
-    if through_float32:
-        _round_slots(cache.key, keys, slots)
-
-
-def _check_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
-    """Raise unless the plan is for the keys of these slots."""
-    rows, tokens, frequency_heads, _ = rotation.cos_sin.shape[1:]
-    if cache.head_dim != rotation.head_dim:
-        raise ValueError(
-            f"`cache` has keys of head_dim {cache.head_dim}, but this rotary embedding has "
-            f"head_dim {rotation.head_dim}"
-        )
-    if cache.kv_heads % frequency_heads:
-        raise ValueError(
-            f"`cache` has {cache.kv_heads} heads, but cos and sin differ by head and are for "
-            f"{frequency_heads} heads; the number must be a multiple of {frequency_heads}"
-        )
-    subject, row_subject = rotation.subjects
-    if tokens != slots.shape[1]:
-        raise ValueError(
-            f"`slot_mapping` has {slots.shape[1]} slots, but {subject} {tokens} tokens"
-        )
-    if rows not in (1, slots.shape[0]):
-        raise ValueError(f"`slot_mapping` has batch {slots.shape[0]}, but {row_subject} {rows}")
-    if not cache.key.flags.writeable:
-        raise ValueError("`cache.key` is read-only; it was writeable before")

@@ -1,0 +1,62 @@
+"""From the keys of a cache to the kernel that rotates them in place."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rope_cpu.array_types import Array
+from rope_cpu.kernels import threads
+from rope_cpu.kernels.rotate import DONE
+from rope_cpu.kernels.rotate_cached import rotate_cached_kernel
+from rope_cpu.kernels.vectors import converts_float16
+from rope_cpu.serving.kv_cache import KVCache
+from rope_cpu.serving.launches import Rotation
+from rope_cpu.serving.slots import round_slots
+
+
+def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
+    """Rotate the keys of checked slots in place; see `RotaryPlan.rotate_cached`."""
+    _check_cached(rotation, cache, slots)
+    if not slots.size:
+        return
+    name = cache._dtype_name
+    keys = cache._arrays[0]
+    through_float32 = name == "float16" and not converts_float16()
+    if through_float32:
+        name = "float32"
+        keys = cache.key.astype(np.float32)
+    kernel = rotate_cached_kernel(name, "interleaved" if rotation.interleaved else "half")
+    block_pairs = np.array(rotation.blocks, np.int64) // 2
+    usable = 1 if threads.serial else threads.limit
+    status = kernel(keys, slots, rotation.cos_sin, block_pairs, rotation.head_dim, usable)
+    if status != DONE:
+        raise RuntimeError(
+            f"a cache of shape {cache.key.shape} passed its checks, but the kernel refused it; "
+            "please report this as a fault of rope_cpu"
+        )
+    if through_float32:
+        round_slots(cache.key, keys, slots)
+
+
+def _check_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
+    """Raise unless the plan is for the keys of these slots."""
+    rows, tokens, frequency_heads, _ = rotation.cos_sin.shape[1:]
+    if cache.head_dim != rotation.head_dim:
+        raise ValueError(
+            f"`cache` has keys of head_dim {cache.head_dim}, but this rotary embedding has "
+            f"head_dim {rotation.head_dim}"
+        )
+    if cache.kv_heads % frequency_heads:
+        raise ValueError(
+            f"`cache` has {cache.kv_heads} heads, but cos and sin differ by head and are for "
+            f"{frequency_heads} heads; the number must be a multiple of {frequency_heads}"
+        )
+    subject, row_subject = rotation.subjects
+    if tokens != slots.shape[1]:
+        raise ValueError(
+            f"`slot_mapping` has {slots.shape[1]} slots, but {subject} {tokens} tokens"
+        )
+    if rows not in (1, slots.shape[0]):
+        raise ValueError(f"`slot_mapping` has batch {slots.shape[0]}, but {row_subject} {rows}")
+    if not cache.key.flags.writeable:
+        raise ValueError("`cache.key` is read-only; it was writeable before")

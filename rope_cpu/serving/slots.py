@@ -1,0 +1,94 @@
+"""The slots of a step's tokens in a cache: given by a Batch, or as integers."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.array_types import Array
+from rope_cpu.serving.batch import Batch
+from rope_cpu.serving.kv_cache import KVCache
+
+
+def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Array:
+    """Return slots as int64 (batch, tokens); raise unless the cache has them, and none is twice.
+
+    A Batch has checked its slots: its page size and its pages alone are compared with the cache.
+    """
+    if isinstance(value, Batch):
+        if layout != "thd":
+            raise ValueError(
+                f"`slot_mapping` is a Batch, whose tokens are packed, but the plan has layout "
+                f"{layout!r}; make the plan with layout='thd'"
+            )
+        _check_batch("slot_mapping", value, cache)
+        return value._slots
+    return _checked_slots(value, cache, layout)
+
+
+def check_page_size(name: str, batch: Batch, cache: KVCache) -> None:
+    """Raise unless the pages of a batch have the size of a cache's."""
+    if batch.page_size != cache.page_size:
+        raise ValueError(
+            f"`{name}` has page_size {batch.page_size}, but the pages of `cache` have "
+            f"{cache.page_size} tokens"
+        )
+
+
+def _check_batch(name: str, batch: Batch, cache: KVCache) -> None:
+    """Raise unless a cache has the pages of a batch."""
+    check_page_size(name, batch, cache)
+    if batch.pages_needed > cache.pages:
+        raise ValueError(
+            f"`{name}` writes to page {batch.pages_needed - 1}, but `cache` has {cache.pages} pages"
+        )
+
+
+def _checked_slots(value: ArrayLike, cache: KVCache, layout: str) -> Array:
+    """Return integers as slots of a cache, int64 (batch, tokens); raise for any others."""
+    slots = scalars.integers("slot_mapping", value, most=limits.SLOTS)
+    rule = "(tokens,)" if layout == "thd" else "(batch, seq)"
+    if slots.ndim != (1 if layout == "thd" else 2):
+        raise ValueError(
+            f"`slot_mapping` has shape {slots.shape}; with layout {layout!r} it must be {rule}"
+        )
+    count = cache.pages * cache.page_size
+    if slots.size and not -1 <= slots.min() <= slots.max() < count:
+        wrong = slots[(slots < -1) | (slots >= count)][0]
+        raise ValueError(
+            f"`slot_mapping` holds {wrong}; a slot of this cache is from 0 to {count - 1}, and -1 "
+            "means that a token is not kept"
+        )
+    kept = np.sort(slots[slots >= 0])
+    repeated = kept[1:][kept[1:] == kept[:-1]]
+    if repeated.size:
+        raise ValueError(
+            f"`slot_mapping` holds slot {repeated[0]} twice; each token needs a slot of its own"
+        )
+    return slots[None] if layout == "thd" else slots
+
+
+def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) -> Array:
+    """Return slots as int64 (batch, tokens); raise unless their keys can be rotated in place."""
+    if type(cache) is not KVCache:
+        raise TypeError(f"`cache` is a {type(cache).__name__}; it must be a rope_cpu.KVCache")
+    if isinstance(slot_mapping, Batch):
+        raise TypeError(
+            "`slot_mapping` is a Batch, which has the slots of new tokens alone; pass the slots of "
+            "the cached keys to be rotated, as integers"
+        )
+    if cache._dtype_name == "int8":
+        raise TypeError(
+            "`cache` is int8, and rotating its keys would round each a second time; keep the keys "
+            "as bfloat16, or append them again from their projections"
+        )
+    return _checked_slots(slot_mapping, cache, layout)
+
+
+def round_slots(rounded: Array, computed: Array, slots: Array) -> None:
+    """Write the slots of a float32 array, rounded, to a cache of the same shape."""
+    kept = slots[slots >= 0]
+    places = np.divmod(kept, rounded.shape[1])
+    with np.errstate(over="ignore", under="ignore"):
+        rounded[places] = computed[places]
