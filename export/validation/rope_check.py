@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 
 from rope_cpu import RotaryEmbedding
@@ -96,8 +97,15 @@ class RopeCheck(Check):
             if heads is None:
                 heads = ANY_HEADS[min(index, 1)] * self.rope.spec.inv_freq.shape[2]
             shape = (case.batch, case.tokens, heads, self.rope.head_dim)
-            tensors[name] = values(rng, shape, self.dtype)
+            tensors[name] = self._limited(values(rng, shape, self.dtype))
         return tensors
+
+    def _limited(self, x: Array) -> Array:
+        """Return x, cut where its rotation would be beyond the dtype."""
+        largest = float(ml_dtypes.finfo(self.dtype).max)
+        limit = largest / 4 / max(1.0, _factor(self.rope, self.rotation.inverse))
+        limited: Array = np.clip(x, self.dtype.type(-limit), self.dtype.type(limit))
+        return limited
 
     def _table_feeds(self, ids: Array) -> dict[str, Array]:
         """Return cos and sin where they are inputs."""
@@ -156,14 +164,20 @@ def angle_rounding(rope: RotaryEmbedding, x: Array, ids: Array, inverse: bool = 
     frequency_heads = size.shape[2]
     if frequency_heads > 1:
         size = np.repeat(size, x.shape[2] // frequency_heads, axis=2)
-    factor = 1 / rope.attention_factor if inverse else rope.attention_factor
     first, second = rope.spec.pair_elements()
     magnitude = np.abs(x.astype(np.float64))
-    pair_shift = size * 2.0**-53 * factor * (magnitude[..., first] + magnitude[..., second])
+    pair_shift = (
+        size * 2.0**-53 * _factor(rope, inverse) * (magnitude[..., first] + magnitude[..., second])
+    )
     shift = np.zeros(x.shape)
     shift[..., first] = pair_shift
     shift[..., second] = pair_shift
     return shift
+
+
+def _factor(rope: RotaryEmbedding, inverse: bool) -> float:
+    """Return the factor of the length of a rotated vector."""
+    return 1 / rope.attention_factor if inverse else rope.attention_factor
 
 
 def _applies_to_packed_tokens(case: Case) -> bool:

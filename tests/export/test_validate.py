@@ -88,6 +88,15 @@ def test_products_below_the_smallest_normal_number_pass(max_positions):
 
 
 @pytest.mark.parametrize("inverse", [False, True])
+def test_inputs_stay_so_small_that_no_result_is_infinite(inverse):
+    rope = RotaryEmbedding.from_inv_freq([0.3], attention_factor=2.0 ** (-126 if inverse else 126))
+    model = export.export_rope(rope, inverse=inverse)
+    report = export.validate(model, rope)
+    assert report.passed, str(report)
+    assert 0 < max(outcome.largest_input for outcome in report.outcomes) < 2
+
+
+@pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("max_positions", [None, 64])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_float32_angles_are_expected_where_the_rope_has_them(dtype, max_positions, inverse):
