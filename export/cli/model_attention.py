@@ -118,7 +118,10 @@ def _weights(
     try:
         return layer_weights(args.weights, described, config.model_type, args.layer, left_out)
     except ValueError as error:
-        raise UsageError(str(error).replace("`tensors`", "--weights")) from error
+        text = str(error).replace("`tensors`", "--weights")
+    except OSError as error:
+        text = f"cannot read {shown(str(error.filename))}: {error.strerror}"
+    raise UsageError(text if "--weights" in text else f"--weights {args.weights}: {text}")
 
 
 def _numbered(problems: list[str]) -> str:

@@ -409,3 +409,22 @@ def test_a_checkpoint_that_does_not_fit_is_bad_usage(export_config, tmp_path):
     options = ("--attention", "--layer", "0", "--weights", str(weights))
     with pytest.raises(UsageError, match="--weights holds no query projection of layer 0"):
         export_config(LLAMA, *options)
+
+
+def test_weights_that_cannot_be_read_are_bad_usage(export_config, tmp_path):
+    """A missing file, a folder, and an index that lists a tensor in a file without it."""
+    folder = tmp_path / "folder.safetensors"
+    folder.mkdir()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    write_safetensors(tmp_path / "part.safetensors", {"a": np.zeros(3)})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: "part.safetensors"}}))
+    texts = {
+        folder: "cannot read .*: Is a directory",
+        tmp_path / "missing.safetensors": "cannot read .*: No such file",
+        index: rf"part\.safetensors' lacks '{name}', which the index says is in it",
+    }
+    for file, text in texts.items():
+        options = ("--attention", "--layer", "0", "--weights", str(file))
+        with pytest.raises(UsageError, match=f"--weights {file}: .*{text}"):
+            export_config(LLAMA, *options)

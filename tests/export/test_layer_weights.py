@@ -139,6 +139,7 @@ def test_an_index_of_several_files(parts, tmp_path):
             {"q_norm.weight": 0, "k_norm.weight": 0}, {}, "k_norm.weight, q_norm.weight", id="norms"
         ),
         pytest.param({"k_proj.weight": None}, {}, "holds no k_proj under", id="no keys"),
+        pytest.param({"o_proj.weight": None}, {}, "holds none of o_proj.weight", id="no output"),
         pytest.param(
             {"q_proj.weight": 2 * ROWS["q"]},
             {},
@@ -164,6 +165,22 @@ def test_a_checkpoint_of_another_model_is_refused(parts, changed, config, text):
             tensors[MODULE + name] = np.zeros((rows, HIDDEN))
     with pytest.raises(ValueError, match=text):
         export.attention_weights(tensors, LLAMA | config, 1)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused(parts, number):
+    parts["q"][3, 2] = number
+    with pytest.raises(ValueError, match=r"q_proj\.weight' holds NaN or infinities"):
+        export.attention_weights(llama_tensors(parts), LLAMA, 1)
+
+
+def test_an_output_projection_outside_of_the_module(parts):
+    names = {"q": "query", "k": "key", "v": "value"}
+    module = "roformer.encoder.layer.1.attention.self."
+    tensors = {f"{module}{name}.weight": parts[key] for key, name in names.items()}
+    tensors["roformer.encoder.layer.1.attention.output.dense.weight"] = parts["o"]
+    weights = export.attention_weights(tensors, LLAMA, 1)["weights"]
+    check_equal(weights, {name: parts[name] for name in names})
 
 
 def test_other_types_are_refused():
