@@ -236,6 +236,11 @@ def test_options_and_weights_make_the_models_attention(parts, rng):
     [
         (LLAMA, {"layer": 3}, "`layer` is 3, but there are 3 layers"),
         (LLAMA | {"model_type": "gemma2"}, {}, "layers differ"),
+        (
+            LLAMA | {"model_type": "gemma2"},
+            {"layer_type": "local"},
+            "give one of 'full_attention', 'sliding_attention', or leave it out",
+        ),
         (LLAMA | {"model_type": "gemma3_text"}, {}, "`layer_type` is None; it must be one of"),
         (LLAMA | {"model_type": "cohere2"}, {"layer_type": "full_attention"}, "not rotated"),
         ({"model_type": "llama", "head_dim": 16}, {}, ""),

@@ -353,6 +353,14 @@ REFUSED = {
         "`dtype` is float16, but .* would convert .*; targets 'primitive' and 'onnx' can",
     ),
     "float64": ({"dtype": np.float64}, "target 'primitive' can express it"),
+    "no tables": (
+        {"target": "ort", "max_positions": None},
+        "so give the number of their rows; targets 'primitive' and 'onnx' can express it",
+    ),
+    "no tables for int8": (
+        {"target": "ort", "max_positions": None, "cache_dtype": "int8"},
+        "so give the number of their rows$",
+    ),
 }
 
 
