@@ -128,6 +128,9 @@ def layer_weights(
             f"`tensors` is a {type(tensors).__name__}; it must be a mapping of names to arrays, or "
             "a path"
         )
+    other = next((name for name in tensors if not isinstance(name, str)), None)
+    if other is not None:
+        raise TypeError(f"`tensors` has the key {shown(other)}; keys must be names, strings")
     module = _AttentionTensors(tensors, attention_prefix(tensors, layer))
     arguments: dict[str, Any] = {"weights": _projections(module, described, model_type)}
     if described.facts.qk_norm is not None and described.facts.norm_weighted:
@@ -253,10 +256,11 @@ def _output_projection(module: _AttentionTensors) -> dict[str, Array]:
 
 
 def _check_rows(module: _AttentionTensors, name: str, array: Array, rows: int) -> None:
-    if len(array) != rows:
+    if array.shape[:1] != (rows,):
         raise ValueError(
-            f"{name} under {shown(module.prefix)} has {len(array)} rows; by the config it must "
-            f"have {rows}: the config is of another model, or there is more in it, such as a gate"
+            f"{name} under {shown(module.prefix)} has shape {array.shape}; by the config it must "
+            f"have {rows} rows: the config is of another model, or there is more in it, such as a "
+            "gate"
         )
 
 

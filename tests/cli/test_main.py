@@ -94,7 +94,8 @@ GEMMA = {
         (["export", "-o", "a.txt", "--layer-type", "full_attention"], "`--output` is 'a.txt'"),
         (
             [
-                *"export -o a.onnx --attention --layer-type full_attention --cache-dtype int8".split()
+                *("export", "-o", "a.onnx", "--layer-type", "full_attention"),
+                *("--attention", "--cache-dtype", "int8"),
             ],
             "`--cache-dtype` is int8, but `--cache` is 'growing', whose keys and values have the "
             "`--dtype`; give `--cache shared` or drop",

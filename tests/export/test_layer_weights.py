@@ -143,7 +143,7 @@ def test_an_index_of_several_files(parts, tmp_path):
         pytest.param(
             {"q_proj.weight": 2 * ROWS["q"]},
             {},
-            "128 rows; by the config it must have 64",
+            r"has shape \(128, \d+\); by the config it must have 64 rows",
             id="rows",
         ),
         pytest.param({}, {"model_type": "qwen3"}, "holds none of q_norm.weight", id="no norm"),
@@ -183,7 +183,15 @@ def test_an_output_projection_outside_of_the_module(parts):
     check_equal(weights, {name: parts[name] for name in names})
 
 
+def test_a_number_instead_of_a_projection_is_refused(parts):
+    tensors = llama_tensors(parts) | {f"{MODULE}k_proj.weight": np.float32(1)}
+    with pytest.raises(ValueError, match=r"k_proj\.weight under .* has shape \(\); by the config"):
+        export.attention_weights(tensors, LLAMA, 1)
+
+
 def test_other_types_are_refused():
+    with pytest.raises(TypeError, match="`tensors` has the key 3; keys must be names"):
+        export.attention_weights({3: np.ones(2)}, LLAMA, 0)
     with pytest.raises(TypeError, match="`tensors` is a list; it must be a mapping of names"):
         export.attention_weights([], LLAMA, 0)
     with pytest.raises(ValueError, match=r"`tensors` is 'a\.bin'; it must be a file \*\.safetens"):
