@@ -150,6 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--capacity", type=int, default=256, help="rows of the caches")
     parser.add_argument("--target", default="ort", help="target of the export")
     options = parser.parse_args(arguments)
+    if PROMPT + options.tokens > options.capacity:
+        parser.error(f"--capacity must hold the prompt of {PROMPT} tokens and --tokens")
     random = np.random.default_rng(0)
     model = merged_layers(random_checkpoint(random), options.capacity, options.target)
     shape = (1, PROMPT + options.tokens, CONFIG["hidden_size"])

@@ -23,7 +23,7 @@ from .masks import (
     sequence_lengths,
     shared_cache_lengths,
 )
-from .metadata import ATTENTION_DESCRIPTIONS, model_metadata, rotation_text
+from .metadata import ATTENTION_DESCRIPTIONS, attention_text, model_metadata, rotation_text
 from .options import check_rotary_embedding
 from .targets import TARGETS
 from .targets.base import Attention, Rotator
@@ -245,7 +245,7 @@ class _ModelBuilder:
         model = graph.model(
             "rotary_attention",
             opset=options.opset,
-            doc=f"Attention with rotated queries and keys. {rotation_text(self.rope)}",
+            doc=f"{attention_text(options)} {rotation_text(self.rope)}",
             descriptions=ATTENTION_DESCRIPTIONS,
             functions=rotator.functions(options.opset),
             metadata=metadata,

@@ -231,10 +231,18 @@ class AttentionOptions:
         self.rotation.check_rope(rope)
         problem = TARGETS[self.target].attention_problem(rope, self)
         if problem is not None:
-            able = capable_targets(lambda other: other.attention_problem(rope, self) is None)
-            raise ValueError(f"{problem}; {able} can express it")
+            if any(self._fits(other, rope) for other in TARGETS.values()):
+                able = capable_targets(lambda other: self._fits(other, rope))
+                problem = f"{problem}; {able} can express it"
+            raise ValueError(problem)
         if self.batch_chunks and not TARGETS[self.target].takes_chunks:
             self._check_runtime()
+
+    def _fits(self, target: Target, rope: RotaryEmbedding) -> bool:
+        """Return True if a target can express this attention."""
+        takes_cache = self.cache_dtype is None or target.int8_cache
+        takes_dtype = np.dtype(self.dtype) in target.dtypes
+        return takes_cache and takes_dtype and target.attention_problem(rope, self) is None
 
     def _check_runtime(self) -> None:
         if not runtime_takes_query_lengths():

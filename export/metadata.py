@@ -44,20 +44,44 @@ ATTENTION_DESCRIPTIONS = POSITION_DESCRIPTIONS | {
     "q": "Queries, not rotated.",
     "k": "Keys, not rotated.",
     "v": "Values.",
-    "hidden": "Hidden states, before the projections to queries, keys and values.",
+    "hidden": "Hidden states that enter the attention: after the norm, before the projections.",
     "past_key": "Rotated keys of earlier tokens.",
     "past_value": "Values of earlier tokens.",
-    "attention": "Weighted values, or their projection.",
+    "attention": "Weighted values; after the output projection, if it is in the graph.",
     "present_key": "Rotated keys of earlier tokens and of the new ones.",
     "present_value": "Values of earlier tokens and of the new ones.",
     "past_lengths": "Earlier tokens of each row. New keys and values are written behind them.",
-    "attention_mask": "True: attend; or numbers to add to the scores.",
+    "attention_mask": "True: attend to the key. Of floats: numbers to add to the scores.",
     "k_scale": "Size of a unit of the int8 keys, by head and element.",
     "v_scale": "Size of a unit of the int8 values, by head and element.",
     "q_norm_weight": "Weights of the RMS norm of queries, as the checkpoint has them.",
     "k_norm_weight": "Weights of the RMS norm of keys, as the checkpoint has them.",
     "sinks": "Attention sinks: for each head a score without a value.",
 }
+
+
+def attention_text(options: AttentionOptions) -> str:
+    """Return a description of an attention."""
+    parts = [
+        f"Attention of {options.num_heads} query heads to {options.num_kv_heads} key heads",
+        "each query to the keys up to its own" if options.causal else "each query to all keys",
+        f"scores times {options.scale:.6g}",
+    ]
+    if options.window is not None:
+        parts.append(f"a window of {options.window} keys, the query's own included")
+    if options.softcap is not None:
+        parts.append(f"scores capped to ±{options.softcap:.6g}")
+    if options.qk_norm != "none":
+        parts.append("queries and keys normed before the rotation")
+    if options.sinks != "none":
+        parts.append("attention sinks")
+    text = f"{', '.join(parts)}."
+    if options.is_shared:
+        text += (
+            " Shared cache: past_key and present_key may be one buffer, and past_value and "
+            "present_value; the third axis is its capacity in tokens."
+        )
+    return text
 
 
 def rotation_text(rope: RotaryEmbedding) -> str:

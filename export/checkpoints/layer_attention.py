@@ -120,6 +120,8 @@ def describe_layer(
 ) -> tuple[LayerAttention | None, list[str]]:
     """Return the attention of a layer, and all reasons why it cannot be exported.
 
+    The attention is None where the config and the arguments do not determine the layer.
+
     facts: those of the config, perhaps changed. layer, layer_type: at most one may be given.
     """
     problems = inexpressible_parts(facts, config.model_type)
@@ -134,11 +136,13 @@ def describe_layer(
             f"norms of queries and keys follow a rotation with an attention factor of {factor:.6g}"
         )
     window = None
+    is_determined = True
     try:
         layer_type = _layer_type(config, facts, layer, layer_type)
         window = facts.window_of(layer_type) or None
     except ValueError as error:
         problems.append(str(error))
+        is_determined = False
     heads: tuple[int | None, int | None] = (None, None)
     try:
         heads = config.heads(layer_type)
@@ -148,6 +152,8 @@ def describe_layer(
         problems.append(f"the config lacks the number of heads; add one of {', '.join(HEADS_KEYS)}")
     if window is not None and not facts.causal:
         problems.append(f"layers have a window of {window} keys on both sides")
+    if not is_determined:
+        return None, problems
     num_heads, num_kv_heads = heads
     described = LayerAttention(
         facts=facts,

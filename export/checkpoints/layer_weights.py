@@ -26,6 +26,9 @@ QUERY_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "query_norm")
 KEY_NORMS = ("k_norm", "k_layernorm", "key_layernorm", "key_norm")
 SINKS = ("sinks",)
 
+# End of the prefix of modules without an output projection.
+SELF = ".self."
+
 # Buffers that older checkpoints hold beside the weights.
 BUFFERS = ("bias", "masked_bias", "rotary_emb.inv_freq", "attention.bias", "attention.masked_bias")
 
@@ -68,16 +71,17 @@ def attention_weights(
     Returns
     -------
     dict
-        weights: projections and biases, in the dtype of the checkpoint. qk_norm: weights of the
-        norms of q and of k, as the checkpoint has them. sinks: attention sinks. The last two only
-        for models that have them.
+        weights: projections and biases, in the dtype of the checkpoint; no output projection where
+        it is not in the attention module, as in RoFormer. qk_norm: weights of the norms of q and of
+        k, as the checkpoint has them. sinks: attention sinks. The last two only for models that
+        have them.
 
     Raises
     ------
     TypeError, ValueError
         If the config is invalid or `export_attention` cannot express the attention; if tensors are
-        missing, have other shapes than the config says, or belong to a part of the attention that
-        cannot be expressed, such as a gate.
+        missing or not finite, have other shapes than the config says, or belong to a part of the
+        attention that cannot be expressed, such as a gate.
     OSError
         If a file cannot be read.
 
@@ -124,6 +128,9 @@ def layer_weights(
             f"`tensors` is a {type(tensors).__name__}; it must be a mapping of names to arrays, or "
             "a path"
         )
+    other = next((name for name in tensors if not isinstance(name, str)), None)
+    if other is not None:
+        raise TypeError(f"`tensors` has the key {shown(other)}; keys must be names, strings")
     module = _AttentionTensors(tensors, attention_prefix(tensors, layer))
     arguments: dict[str, Any] = {"weights": _projections(module, described, model_type)}
     if described.facts.qk_norm is not None and described.facts.norm_weighted:
@@ -226,10 +233,7 @@ def _projections(
             if array is not None:
                 _check_rows(module, names[0] + suffix, array, rows[name])
                 projections[f"{name}{kind}"] = array
-    for suffix, kind in ((".weight", ""), (".bias", "_bias")):
-        array = module.optional(OUTPUTS, suffix)
-        if array is not None:
-            projections[f"o{kind}"] = array
+    projections |= _output_projection(module)
     missing = [f"{name}_proj" for name in "kv" if name not in projections]
     if missing:
         raise ValueError(
@@ -239,11 +243,24 @@ def _projections(
     return projections
 
 
+def _output_projection(module: _AttentionTensors) -> dict[str, Array]:
+    """Return the weights and the bias of the output projection.
+
+    In modules such as attention.self of RoFormer there is none: it is outside.
+    """
+    if module.prefix.endswith(SELF):
+        return {}
+    projection = {"o": module.first(OUTPUTS, ".weight")}
+    bias = module.optional(OUTPUTS, ".bias")
+    return projection if bias is None else projection | {"o_bias": bias}
+
+
 def _check_rows(module: _AttentionTensors, name: str, array: Array, rows: int) -> None:
-    if len(array) != rows:
+    if array.shape[:1] != (rows,):
         raise ValueError(
-            f"{name} under {shown(module.prefix)} has {len(array)} rows; by the config it must "
-            f"have {rows}: the config is of another model, or there is more in it, such as a gate"
+            f"{name} under {shown(module.prefix)} has shape {array.shape}; by the config it must "
+            f"have {rows} rows: the config is of another model, or there is more in it, such as a "
+            "gate"
         )
 
 
@@ -274,4 +291,7 @@ def _as_array(name: str, tensor: Any) -> Array:
         if str(tensor.dtype) == "torch.bfloat16":  # NumPy itself has no bfloat16
             tensor = tensor.float()
         tensor = tensor.numpy()
-    return scalars.real_array(name, tensor)
+    array = scalars.real_array(name, tensor)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{shown(name)} holds NaN or infinities; the checkpoint is damaged")
+    return array

@@ -27,7 +27,7 @@ class SafetensorsFile(Mapping[str, Array]):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        path.stat()  # OSError if there is no such file; safetensors raises others
+        path.open("rb").close()  # OSError with the path; those of safetensors lack it
         opened: Any = safe_open
         try:
             self._file = opened(path, framework="numpy")
@@ -67,7 +67,14 @@ class ShardedTensors(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         """Return a tensor, a new array."""
-        return SafetensorsFile(self._folder / self._file_names[name])[name]
+        path = self._folder / self._file_names[name]
+        tensors = SafetensorsFile(path)
+        if name not in tensors:
+            raise ValueError(
+                f"{shown(str(path))} lacks {shown(name)}, which the index says is in it; the two "
+                "belong to different checkpoints"
+            )
+        return tensors[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._file_names)

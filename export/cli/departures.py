@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,25 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.attention_facts import Attention
 
 
-def _number(text: str) -> float | None:
-    return None if text == "none" else float(text)
+def _cap(text: str) -> float | None:
+    number = 0.0 if text == "none" else float(text)
+    if not 0 <= number < math.inf:
+        raise ValueError
+    return number or None
 
 
-def _whole_number(text: str) -> int | None:
-    return None if text == "none" else int(text)
+def _factor(text: str) -> float | None:
+    number = None if text == "none" else float(text)
+    if number is not None and not 0 < number < math.inf:
+        raise ValueError
+    return number
+
+
+def _window(text: str) -> int | None:
+    number = 0 if text == "none" else int(text)
+    if number < 0:
+        raise ValueError
+    return number or None
 
 
 def _none(text: str) -> None:
@@ -28,9 +42,9 @@ OPTIONAL_PARTS = ("sinks", "qk_norm", "v_norm", "chunk", "query_scale", "other")
 
 # Names for --set: the values that they take, for error texts, and the function that reads one.
 NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "window": ("a number of keys or none", _whole_number),
-    "softcap": ("a number or none", _number),
-    "scale": ("a number, or none for head_dim^-½", _number),
+    "window": ("a number of keys or none", _window),
+    "softcap": ("a number above 0, or none", _cap),
+    "scale": ("a number above 0, or none for head_dim^-½", _factor),
 }
 NAMES |= dict.fromkeys(OPTIONAL_PARTS, ("none", _none))
 

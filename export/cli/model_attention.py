@@ -63,6 +63,7 @@ def export_model_attention(
     options |= given_options(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
     options["metadata"] = model_metadata(args, config, departures)
     if problems:
+        options["layout"] = attention_settings.LAYOUTS[0]  # another one is a problem already
         raise UsageError(_numbered([*problems, *_export_problems(rope, options)]))
     if args.weights is not None:
         options |= _weights(args, config, described, departures)
@@ -93,8 +94,8 @@ def _described(
     facts = changed(own_facts, departures)
     described, problems = describe_layer(config, facts, args.layer, args.layer_type)
     problems += _contradictions(args, config, own_facts, own, departures)
-    if own is not None:
-        problems += _agreements(departures, own)
+    if own is not None and described is not None:
+        problems += _agreements(departures, described, own)
     return described, problems
 
 
@@ -118,14 +119,17 @@ def _weights(
     try:
         return layer_weights(args.weights, described, config.model_type, args.layer, left_out)
     except ValueError as error:
-        raise UsageError(str(error).replace("`tensors`", "--weights")) from error
+        text = str(error).replace("`tensors`", "--weights")
+    except OSError as error:
+        text = f"cannot read {shown(str(error.filename))}: {error.strerror}"
+    raise UsageError(text if "--weights" in text else f"--weights {args.weights}: {text}")
 
 
 def _numbered(problems: list[str]) -> str:
     """Return one text of all problems."""
     if len(problems) == 1:
         return problems[0]
-    return " ".join(f"({number}) {text}." for number, text in enumerate(problems, 1))
+    return ". ".join(f"({number}) {text}" for number, text in enumerate(problems, 1))
 
 
 def model_metadata(
@@ -189,12 +193,17 @@ def _usage_problems(args: argparse.Namespace) -> list[str]:
     return problems
 
 
-def _agreements(departures: Mapping[str, Any], own: LayerAttention) -> list[str]:
-    """Return those of --set that say what the model has; own: the model's own attention."""
+def _agreements(
+    departures: Mapping[str, Any], described: LayerAttention, own: LayerAttention
+) -> list[str]:
+    """Return those of --set that say what the model has.
+
+    described: the attention with them. own: that of the model.
+    """
     problems = []
-    for name, value in departures.items():
+    for name in departures:
         if name in MODEL_OPTIONS:
-            agrees = _is_close(value, getattr(own, name))
+            agrees = _is_close(getattr(described, name), getattr(own, name))
         else:
             agrees = not getattr(own.facts, name)
         if agrees:

@@ -262,7 +262,10 @@ def attention_problem(rope: RotaryEmbedding, options: AttentionOptions) -> str |
     if not options.causal:
         return f"`causal` is False, but {ATTENTION_OP} is causal"
     if options.max_positions is None:
-        return f"`max_positions` is None, but {ATTENTION_OP} looks cos and sin up in tables"
+        return (
+            f"`max_positions` is None, but {ATTENTION_OP} looks cos and sin up in tables, so give "
+            "the number of their rows"
+        )
     if len(rope.blocks) > 1:
         return f"`rope` has blocks {list(rope.blocks)}, but {ATTENTION_OP} forms pairs in one block"
     if rope.axes > 1 and not rope.spec.shared_id:

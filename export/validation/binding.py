@@ -38,7 +38,8 @@ def bind(
         All inputs by name: C-contiguous arrays of the declared dtypes and shapes. The third axis of
         past_key and past_value of a shared cache is its capacity, in tokens.
     outputs : mapping of str to ndarray
-        All outputs by name, likewise, except present_key and present_value of a shared cache.
+        All outputs by name, likewise, except present_key and present_value of a shared cache. These
+        and the outputs are written: no other array may share their memory.
 
     Returns
     -------
@@ -50,8 +51,9 @@ def bind(
     TypeError
         If `session` is no session, or an entry no array of the declared dtype.
     ValueError
-        If names are missing or unknown, an array is not contiguous or has another shape, or a cache
-        has a capacity above the model's `max_positions`. The call raises onnxruntime's error, and
+        If names are missing or unknown, an array is not contiguous or has another shape, one that
+        is written is read-only or shares memory with another, or a cache has a capacity above the
+        model's `max_positions`. The call raises onnxruntime's error, and
         writes nothing, where past_lengths and the new tokens exceed the capacity.
 
     Examples
@@ -97,6 +99,7 @@ def bind(
         for name, x in arrays.items():
             _check_array(f"`{argument}[{shown(name)}]`", x, declared[name])
     _check_capacities(session, feeds)
+    _check_written(feeds, outputs, tuple(shared.values()))
     buffers = {present: feeds[past] for present, past in shared.items()}
     return bind_arrays(session, feeds, {**outputs, **buffers})
 
@@ -142,6 +145,30 @@ def _check_array(argument: str, x: object, declared: Any) -> None:
         raise ValueError(
             f"{argument} is not C-contiguous; give an array whose rows lie one after another"
         )
+
+
+def _check_written(
+    feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: tuple[str, ...]
+) -> None:
+    """Raise ValueError where outputs or shared caches are read-only, or share memory.
+
+    onnxruntime has addresses only: it would write to a read-only array, and crash where the memory
+    itself cannot be written. caches: names of the feeds that are written.
+    """
+    arrays = {f"`feeds[{shown(name)}]`": x for name, x in feeds.items()}
+    arrays |= {f"`outputs[{shown(name)}]`": x for name, x in outputs.items()}
+    written = [f"`feeds[{shown(name)}]`" for name in caches]
+    written += [f"`outputs[{shown(name)}]`" for name in outputs]
+    for argument in written:
+        x = arrays[argument]
+        if not x.flags.writeable:
+            raise ValueError(f"{argument} is read-only, and each call writes to it; give a copy")
+        for other, y in arrays.items():
+            if other != argument and np.may_share_memory(x, y):
+                raise ValueError(
+                    f"{argument} shares memory with {other}, and each call writes to it; give each "
+                    "an array of its own"
+                )
 
 
 def _dtype(name: str) -> np.dtype[Any]:

@@ -37,8 +37,8 @@ COMMANDS = {
 _OPTIONAL_PACKAGES = ("rich", "matplotlib", "onnx", "onnxruntime")
 _INSTALL = 'pip install "rope-cpu[all]"'
 
-# The name of an argument in an error of the library.
-_ARGUMENT = re.compile(r"`(\w+)`( is None)?")
+# The name of an argument in an error of the library, with its value in advice.
+_ARGUMENT = re.compile(r"`(\w+)`( is None|='(\w+)')?")
 
 _BAD_USAGE = 2
 _INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
@@ -117,10 +117,12 @@ def _with_options(text: str, parser: argparse.ArgumentParser) -> str:
     }
 
     def option(match: re.Match[str]) -> str:
-        name, is_none = match.groups()
+        name, more, value = match.groups()
         if name not in options:
             return match[0]
-        return f"`{options[name]}`{' is not given' if is_none else ''}"
+        if value is not None:
+            return f"`{options[name]} {value}`"
+        return f"`{options[name]}`{' is not given' if more else ''}"
 
     return _ARGUMENT.sub(option, text)
 

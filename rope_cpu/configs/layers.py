@@ -287,9 +287,11 @@ def _section_of_type(
     """Return the section of a layer type, with its name if layer types have their own sections."""
     if ALL_LAYERS in sections:
         if layer_type is not None and layer_type not in known_types:
+            names = cut(", ".join(sorted(repr(name) for name in known_types if name is not None)))
+            remedy = f"give one of {names}, or leave it out" if names else "leave it out"
             raise ValueError(
                 f"`layer_type` is {shown(layer_type)}, but this config has one rotation for all "
-                "rotated layers; leave it out"
+                f"rotated layers; {remedy}"
             )
         return layer_type, sections[ALL_LAYERS] or {}
     if layer_type is None and len(sections) == 1:

@@ -92,6 +92,14 @@ GEMMA = {
             "`--max-positions` is 0",
         ),
         (["export", "-o", "a.txt", "--layer-type", "full_attention"], "`--output` is 'a.txt'"),
+        (
+            [
+                *("export", "-o", "a.onnx", "--layer-type", "full_attention"),
+                *("--attention", "--cache-dtype", "int8"),
+            ],
+            "`--cache-dtype` is int8, but `--cache` is 'growing', whose keys and values have the "
+            "`--dtype`; give `--cache shared` or drop",
+        ),
     ],
 )
 def test_errors_of_the_library_name_options(argv, start, tmp_path, monkeypatch, capsys):

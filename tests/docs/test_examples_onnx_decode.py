@@ -82,6 +82,12 @@ def test_the_program_prints_what_it_does(capsys):
     assert lines[2].startswith("largest difference from one pass over all tokens: ")
 
 
+def test_more_tokens_than_the_caches_hold_are_bad_usage(capsys):
+    with pytest.raises(SystemExit):
+        EXAMPLE["main"](["--tokens", "17", "--capacity", "32"])
+    assert "--capacity must hold the prompt of 16 tokens and --tokens" in capsys.readouterr().err
+
+
 def test_each_layer_passes_its_validation(rng):
     tensors = EXAMPLE["random_checkpoint"](rng)
     for layer in EXAMPLE["LAYERS"]:

@@ -245,6 +245,7 @@ def test_a_departure_from_the_model_is_written_into_the_metadata(
         (("--set", "window=4", "--window", "4"), "--set window and --window are both given"),
         (("--set", "window=none"), "--set window is no departure: the model has that"),
         (("--set", "scale=0.1767767"), "--set scale is no departure"),
+        (("--set", "scale=none"), "--set scale is no departure"),
         (("--set", "v_norm=none"), "--set v_norm is no departure"),
         (("--set", "window=4", "--set", "window=5"), "--set window is given twice"),
         (("--weights", "model.safetensors"), "--weights needs the index of a layer; give --layer"),
@@ -409,3 +410,49 @@ def test_a_checkpoint_that_does_not_fit_is_bad_usage(export_config, tmp_path):
     options = ("--attention", "--layer", "0", "--weights", str(weights))
     with pytest.raises(UsageError, match="--weights holds no query projection of layer 0"):
         export_config(LLAMA, *options)
+
+
+def test_weights_that_cannot_be_read_are_bad_usage(export_config, tmp_path):
+    """A missing file, a folder, and an index that lists a tensor in a file without it."""
+    folder = tmp_path / "folder.safetensors"
+    folder.mkdir()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    write_safetensors(tmp_path / "part.safetensors", {"a": np.zeros(3)})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: "part.safetensors"}}))
+    texts = {
+        folder: "cannot read .*: Is a directory",
+        tmp_path / "missing.safetensors": "cannot read .*: No such file",
+        index: rf"part\.safetensors' lacks '{name}', which the index says is in it",
+    }
+    for file, text in texts.items():
+        options = ("--attention", "--layer", "0", "--weights", str(file))
+        with pytest.raises(UsageError, match=f"--weights {file}: .*{text}"):
+            export_config(LLAMA, *options)
+
+
+def test_a_window_of_layers_that_differ_is_not_called_wrong(export_config):
+    """Without a layer the right value is not known, and no other value is claimed to be right."""
+    config = LLAMA | {"model_type": "gemma2", "sliding_window": 32}
+    with pytest.raises(UsageError, match="layers differ") as error:
+        export_config(config, "--attention", "--window", "7", "--softcap", "3")
+    assert "--softcap is 3, but it is 50" in str(error.value)
+    assert "--window" not in str(error.value)
+    code, file = export_config(config, "--attention", "--set", "window=none")
+    assert code == 0
+    assert json.loads(metadata_of(file)["rope_cpu.departures"]) == {"window": None}
+
+
+@pytest.mark.parametrize("setting", ["window=-1", "softcap=-1", "softcap=nan", "scale=0"])
+def test_values_of_settings_out_of_range_are_refused(export_config, setting):
+    with pytest.raises(UsageError, match=rf"--set is '{setting}'; the value of \w+ must be a num"):
+        export_config(LLAMA, "--attention", "--set", setting)
+
+
+def test_each_problem_is_named_once(export_config):
+    options = ("--layout", "sbhd", "--scale", "1")
+    with pytest.raises(UsageError) as error:
+        export_config(LLAMA, "--attention", *options)
+    assert str(error.value).count("layout") == 1
+    assert "(2)" in str(error.value)
+    assert not str(error.value).endswith(".")

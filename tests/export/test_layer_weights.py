@@ -139,10 +139,11 @@ def test_an_index_of_several_files(parts, tmp_path):
             {"q_norm.weight": 0, "k_norm.weight": 0}, {}, "k_norm.weight, q_norm.weight", id="norms"
         ),
         pytest.param({"k_proj.weight": None}, {}, "holds no k_proj under", id="no keys"),
+        pytest.param({"o_proj.weight": None}, {}, "holds none of o_proj.weight", id="no output"),
         pytest.param(
             {"q_proj.weight": 2 * ROWS["q"]},
             {},
-            "128 rows; by the config it must have 64",
+            r"has shape \(128, \d+\); by the config it must have 64 rows",
             id="rows",
         ),
         pytest.param({}, {"model_type": "qwen3"}, "holds none of q_norm.weight", id="no norm"),
@@ -166,7 +167,31 @@ def test_a_checkpoint_of_another_model_is_refused(parts, changed, config, text):
         export.attention_weights(tensors, LLAMA | config, 1)
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused(parts, number):
+    parts["q"][3, 2] = number
+    with pytest.raises(ValueError, match=r"q_proj\.weight' holds NaN or infinities"):
+        export.attention_weights(llama_tensors(parts), LLAMA, 1)
+
+
+def test_an_output_projection_outside_of_the_module(parts):
+    names = {"q": "query", "k": "key", "v": "value"}
+    module = "roformer.encoder.layer.1.attention.self."
+    tensors = {f"{module}{name}.weight": parts[key] for key, name in names.items()}
+    tensors["roformer.encoder.layer.1.attention.output.dense.weight"] = parts["o"]
+    weights = export.attention_weights(tensors, LLAMA, 1)["weights"]
+    check_equal(weights, {name: parts[name] for name in names})
+
+
+def test_a_number_instead_of_a_projection_is_refused(parts):
+    tensors = llama_tensors(parts) | {f"{MODULE}k_proj.weight": np.float32(1)}
+    with pytest.raises(ValueError, match=r"k_proj\.weight under .* has shape \(\); by the config"):
+        export.attention_weights(tensors, LLAMA, 1)
+
+
 def test_other_types_are_refused():
+    with pytest.raises(TypeError, match="`tensors` has the key 3; keys must be names"):
+        export.attention_weights({3: np.ones(2)}, LLAMA, 0)
     with pytest.raises(TypeError, match="`tensors` is a list; it must be a mapping of names"):
         export.attention_weights([], LLAMA, 0)
     with pytest.raises(ValueError, match=r"`tensors` is 'a\.bin'; it must be a file \*\.safetens"):
@@ -219,6 +244,11 @@ def test_options_and_weights_make_the_models_attention(parts, rng):
     [
         (LLAMA, {"layer": 3}, "`layer` is 3, but there are 3 layers"),
         (LLAMA | {"model_type": "gemma2"}, {}, "layers differ"),
+        (
+            LLAMA | {"model_type": "gemma2"},
+            {"layer_type": "local"},
+            "give one of 'full_attention', 'sliding_attention', or leave it out",
+        ),
         (LLAMA | {"model_type": "gemma3_text"}, {}, "`layer_type` is None; it must be one of"),
         (LLAMA | {"model_type": "cohere2"}, {"layer_type": "full_attention"}, "not rotated"),
         ({"model_type": "llama", "head_dim": 16}, {}, ""),

@@ -72,3 +72,20 @@ def test_a_damaged_index_is_refused(tmp_path, weight_map):
     index.write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ValueError, match="has no `weight_map` of tensors to file names"):
         open_tensors(index)
+
+
+def test_a_folder_is_an_os_error_that_names_it(file):
+    file.mkdir()
+    with pytest.raises(IsADirectoryError) as error:
+        open_tensors(file)
+    assert str(error.value.filename) == str(file)
+
+
+def test_an_index_of_another_checkpoint_is_refused(tmp_path):
+    write_safetensors(tmp_path / "part.safetensors", {"a": np.ones(3)})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys("ab", "part.safetensors")}))
+    tensors = open_tensors(index)
+    assert tensors["a"].shape == (3,)
+    with pytest.raises(ValueError, match=r"part\.safetensors' lacks 'b', which the index says"):
+        tensors["b"]

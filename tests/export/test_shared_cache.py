@@ -353,6 +353,14 @@ REFUSED = {
         "`dtype` is float16, but .* would convert .*; targets 'primitive' and 'onnx' can",
     ),
     "float64": ({"dtype": np.float64}, "target 'primitive' can express it"),
+    "no tables": (
+        {"target": "ort", "max_positions": None},
+        "so give the number of their rows; targets 'primitive' and 'onnx' can express it",
+    ),
+    "no tables for int8": (
+        {"target": "ort", "max_positions": None, "cache_dtype": "int8"},
+        "so give the number of their rows$",
+    ),
 }
 
 
@@ -424,12 +432,50 @@ BIND_REFUSED = {
 }
 
 
+def read_only(*shape):
+    """Return zeros that cannot be written."""
+    x = np.zeros(shape, np.float32)
+    x.flags.writeable = False
+    return x
+
+
+BIND_REFUSED |= {
+    "read-only cache": (
+        {"past_value": read_only(1, 2, 64, 32)},
+        {},
+        ValueError,
+        r"`feeds\['past_value'\]` is read-only, and each call writes to it; give a copy",
+    ),
+    "read-only output": (
+        {},
+        {"attention": read_only(1, 1, 4, 32)},
+        ValueError,
+        r"`outputs\['attention'\]` is read-only",
+    ),
+}
+
+
 @pytest.mark.parametrize("name", BIND_REFUSED)
 def test_bind_refuses(name):
     session, feeds, outputs = bound_model(target="primitive")
     more_feeds, more_outputs, error, text = BIND_REFUSED[name]
     with pytest.raises(error, match=text):
         export.bind(session, feeds | more_feeds, outputs | more_outputs)
+
+
+def test_bind_refuses_arrays_that_share_memory():
+    session, feeds, outputs = bound_model()
+    text = r"`feeds\['past_key'\]` shares memory with `feeds\['past_value'\]`"
+    with pytest.raises(ValueError, match=text):
+        export.bind(session, feeds | {"past_value": feeds["past_key"]}, outputs)
+    with pytest.raises(ValueError, match=r"`outputs\['attention'\]` shares memory with"):
+        export.bind(session, feeds, {"attention": feeds["q"]})
+
+
+def test_bind_takes_inputs_that_are_read_only_or_share_memory():
+    session, feeds, outputs = bound_model()
+    both = read_only(1, 1, 2, 32)
+    export.bind(session, feeds | {"k": both, "v": both}, outputs)()
 
 
 def test_bind_refuses_other_types():
