@@ -104,8 +104,7 @@ class RopeCheck(Check):
         """Return x, cut where its rotation would be beyond the dtype."""
         largest = float(ml_dtypes.finfo(self.dtype).max)
         limit = largest / 4 / max(1.0, _factor(self.rope, self.rotation.inverse))
-        limited: Array = np.clip(x, self.dtype.type(-limit), self.dtype.type(limit))
-        return limited
+        return np.clip(x.astype(np.float64), -limit, limit).astype(self.dtype)
 
     def _table_feeds(self, ids: Array) -> dict[str, Array]:
         """Return cos and sin where they are inputs."""
