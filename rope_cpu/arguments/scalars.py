@@ -155,7 +155,7 @@ def regular_array(name: str, value: Any) -> NDArray[Any]:
 
 
 def integers(name: str, value: ArrayLike, *, most: int = limits.TABLE) -> NDArray[np.int64]:
-    """Return a copy of `value` as int64; raise unless it holds at most `most` such integers."""
+    """Return a copy in C order as int64; raise unless `value` holds at most `most` integers."""
     array = real_array(name, value)
     if array.size == 0 and not isinstance(value, np.ndarray):
         return array.astype(np.int64)  # NumPy converts an empty list to float64
@@ -164,7 +164,7 @@ def integers(name: str, value: ArrayLike, *, most: int = limits.TABLE) -> NDArra
     check_shape_size(name, array.shape, array.size, most=most)
     if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
         raise ValueError(f"`{name}` holds {array.max()}; integers must be below 2^63")
-    return array.astype(np.int64)
+    return array.astype(np.int64, order="C")
 
 
 def real_array(name: str, value: ArrayLike) -> NDArray[Any]:

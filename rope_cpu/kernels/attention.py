@@ -45,8 +45,8 @@ _SUM_LANES = 64 if has_feature("avx512f") else 16
 ITEM = np.dtype("i8, i8, i8, i8, i8, i8, i8, i8, i8")
 ITEM.names = ("sequence", "token", "tokens", "position", "window", "start", "stop", "state", "step")
 
-# The kernel's arguments. The keys of one head in a range, or the values: the cache, and of each the
-# offset in bytes, int64 (RANGE,), and the scale, float32 (RANGE,).
+# _Step: the kernel's arguments. _Vectors: the cached keys or values, and for each of one head in a
+# range its offset in bytes, int64 (RANGE,), and its scale, float32 (RANGE,).
 _Step = namedtuple(
     "_Step",
     "q key value key_scale value_scale pages items first_states sinks states softcap",
@@ -219,7 +219,7 @@ def _weigh(scores, key_scales, value_scales, softcap, state):
 def _make_add_values(lanes):
     """Return the device function that writes elements i … end − 1 of the sums of weighted values.
 
-    seen: for each query the range of its values.
+    seen: for each query where its values start and stop, the same for `ROWS` of one token.
     """
 
     # A plain loop over elements would be slower: LLVM would keep the sums in memory.
@@ -275,12 +275,12 @@ def _attend_range(step, item, head, base, scratch, states):
     for row in range(len(q)):
         position = item.position + row // rows
         first = max(start, position - item.window + 1) - base
-        last = max(first, min(stop, position + 1) - base)
+        end = max(first, min(stop, position + 1) - base)
         seen[row, 0] = first
-        seen[row, 1] = last
-        key_scales = keys.scales[first:last]
-        value_scales = values.scales[first:last]
-        _weigh(scores[row, first:last], key_scales, value_scales, step.softcap, added[row])
+        seen[row, 1] = end
+        key_scales = keys.scales[first:end]
+        value_scales = values.scales[first:end]
+        _weigh(scores[row, first:end], key_scales, value_scales, step.softcap, added[row])
     width = states.shape[2] - 2
     _add_many(scores, values, seen[: len(q)], 0, width & -_SUM_LANES, added)
     _add_16(scores, values, seen[: len(q)], width & -_SUM_LANES, width & -16, added)

@@ -117,7 +117,8 @@ def attention(
         _check_out(out, shape, q, cache)
     if q.shape[0]:
         rows = _rows(q, cache.kv_heads)
-        rows *= np.float32(factor)
+        with np.errstate(over="ignore", under="ignore"):
+            rows *= np.float32(factor)
         states = _launch(rows, cache, batch, work, logits, cap)
         shared = q.shape[1] // cache.kv_heads
         sums = states[work.first_states[:-1], :, :shared, : cache.value_dim]

@@ -1,8 +1,9 @@
 """The kernels that index arrays, under Numba's bounds checks: every kind of shape once.
 
-Bounds checks see indices: the only access in `kernels/angles.py`, and slots and norms in
-`kernels/append.py`. They do not see the vector loads and stores of
-`kernels/rotate.py` and `kernels/append.py`, which use pointers; `test_guarded.py` tests those.
+Bounds checks see indices: the only access in `kernels/angles.py`, slots and norms in
+`kernels/append.py`, and pages, offsets, scales, weights and states in `kernels/attention.py`. They
+do not see the vector loads and stores of `kernels/rotate.py`, `kernels/append.py` and
+`kernels/attention.py`, which use pointers; `test_guarded.py` tests those on arguments.
 """
 
 from __future__ import annotations
@@ -64,6 +65,26 @@ for batch, tokens, (heads, kv_heads), (width, value_width), page_size in SIZES:
             assert (array.reshape(-1, *array.shape[2:])[:count] >= number).all()
             assert (array.reshape(-1, *array.shape[2:])[count:] == 0).all()
 """
+EVERY_ATTENTION = """
+from itertools import product
+import numpy as np
+from rope_cpu.kernels import threads
+from rope_cpu.serving import attention as module
+from serving.attending import Call, Options
+
+module._PARALLEL_FROM = 0
+sinks = module._sinks
+module._sinks = lambda *given: np.pad(sinks(*given), ((0, 0), (0, {more})))
+EVERY_OPTION = Options(window=255, softcap=5.0, sinks=np.zeros(10))
+random = np.random.default_rng(0)
+for new, widths, options, threads.limit in product(
+    ((1, 8), (9, 17)), ((1, 33), (80, 14), (66, 64)), (Options(), EVERY_OPTION), (1, 2)
+):
+    call = Call(
+        random, "float32", (258, 520), new, 16, heads=(2, 5), widths=widths, options=options
+    )
+    call.check(call.run())
+"""
 WRONG_SHAPE = """
 import numpy as np
 from rope_cpu.kernels.angles import cos_sin_kernel
@@ -100,6 +121,17 @@ def test_bounds_of_norms_are_checked(run_program, checked):
     _, err = run_program(
         EVERY_APPEND.format(norms="(3, max(width, value_width))"), env=checked, exits=1
     )
+    assert "IndexError" in err
+
+
+def test_attention_stays_within_its_arrays(run_program, checked):
+    _, err = run_program(EVERY_ATTENTION.format(more=0), env=checked)
+    assert "IndexError" not in err
+
+
+def test_bounds_of_states_are_checked(run_program, checked):
+    """More sinks than states are noticed: so the test above can fail."""
+    _, err = run_program(EVERY_ATTENTION.format(more=1), env=checked, exits=1)
     assert "IndexError" in err
 
 

@@ -222,6 +222,37 @@ def test_out_and_queries_may_have_any_strides(dtype, rng):
     assert not buffer[:, :, 0].any()
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_page_tables_may_have_any_strides(dtype, order, rng):
+    """Also in the order of Fortran, and one row for two sequences."""
+    cache = rope_cpu.KVCache(*rng.standard_normal((2, 4, 8, 2, 16)).astype(np.float32))
+    q = rng.standard_normal((2, 4, 16)).astype(np.float32)
+
+    def attended(rows):
+        batch = rope_cpu.Batch(
+            seq_lens=[20, 16], query_lens=[2, 0], page_table=rows, page_size=cache.page_size
+        )
+        return rope_cpu.attention(q, cache, batch)
+
+    expected = attended([[3, 0, 1], [3, 0, 1]])
+    table = np.array([[3, 0, 1, 9], [3, 0, 1, 9]], dtype, order=order)
+    for rows in (table, table[:, :3], np.broadcast_to(table[0], table.shape)):
+        steps.assert_same_bits(attended(rows), expected)
+
+
+def test_the_error_state_of_numpy_does_not_matter(rng):
+    """Queries times a scale may overflow, or fall below the smallest float32."""
+    call = fixed_call(rng)
+    placed = call.place()
+    for scale in (1e-40, 3e38):
+        call.options = Options(scale=scale)
+        expected = call.q.astype(np.float64) * scale
+        assert (np.abs(expected) > np.finfo(np.float32).max).any() == (scale > 1)
+        with np.errstate(all="raise"):
+            call.run(*placed)
+
+
 def test_append_and_attention_make_a_step(rng):
     """A prompt in chunks and decode steps, against one pass over the whole text in float64."""
     rope = rope_cpu.RotaryEmbedding(32)
