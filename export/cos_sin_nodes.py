@@ -38,6 +38,11 @@ class CosSinValues:
         return {"cos": self.cos, "sin": self.sin}
 
 
+def length_factor(rope: RotaryEmbedding, inverse: bool) -> float:
+    """Return the factor by which a rotation changes the length of a vector."""
+    return 1 / rope.attention_factor if inverse else rope.attention_factor
+
+
 def cos_sin_tables(
     rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -83,7 +88,7 @@ def computed_cos_sin(
         if heads > 1:
             angle = graph.node("Reshape", [angle, graph.ints(0, 0, heads, pairs)], "by_head")
         angle = graph.cast(angle, FLOAT64, "angle")
-        factor = 1 / rope.attention_factor if inverse else rope.attention_factor
+        factor = length_factor(rope, inverse)
         cos = _cosine(graph, angle, dtype)
         cos = _scaled(graph, cos, factor, "cos", angle_dtype, dtype)
         sin = graph.node("Sin", [angle], "sin")

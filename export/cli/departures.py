@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.attention_facts import Attention
 
 
-def _cap(text: str) -> float | None:
-    number = 0.0 if text == "none" else float(text)
+def _limit(kind: type[int] | type[float], text: str) -> int | float | None:
+    """Return a number from 0 on; None for 0, which is no limit."""
+    number = kind("0" if text == "none" else text)
     if not 0 <= number < math.inf:
         raise ValueError
     return number or None
@@ -25,13 +27,6 @@ def _factor(text: str) -> float | None:
     return number
 
 
-def _window(text: str) -> int | None:
-    number = 0 if text == "none" else int(text)
-    if number < 0:
-        raise ValueError
-    return number or None
-
-
 def _none(text: str) -> None:
     if text != "none":
         raise ValueError
@@ -42,8 +37,8 @@ OPTIONAL_PARTS = ("sinks", "qk_norm", "v_norm", "chunk", "query_scale", "other")
 
 # Names for --set: the values that they take, for error texts, and the function that reads one.
 NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "window": ("a number of keys or none", _window),
-    "softcap": ("a number above 0, or none", _cap),
+    "window": ("a number of keys or none", partial(_limit, int)),
+    "softcap": ("a number above 0, or none", partial(_limit, float)),
     "scale": ("a number above 0, or none for head_dim^-½", _factor),
 }
 NAMES |= dict.fromkeys(OPTIONAL_PARTS, ("none", _none))

@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper
 
+from rope_cpu.arguments.arrays import share_memory
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Array
 
@@ -53,8 +54,8 @@ def bind(
     ValueError
         If names are missing or unknown, an array is not contiguous or has another shape, one that
         is written is read-only or shares memory with another, or a cache has a capacity above the
-        model's `max_positions`. The call raises onnxruntime's error, and
-        writes nothing, where past_lengths and the new tokens exceed the capacity.
+        model's `max_positions`. The call raises onnxruntime's error, and writes nothing, where
+        past_lengths and the new tokens exceed the capacity.
 
     Examples
     --------
@@ -164,7 +165,7 @@ def _check_written(
         if not x.flags.writeable:
             raise ValueError(f"{argument} is read-only, and each call writes to it; give a copy")
         for other, y in arrays.items():
-            if other != argument and np.may_share_memory(x, y):
+            if other != argument and share_memory(x, y):
                 raise ValueError(
                     f"{argument} shares memory with {other}, and each call writes to it; give each "
                     "an array of its own"

@@ -11,7 +11,7 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference
 from rope_cpu.array_types import Array
 
-from ..cos_sin_nodes import cos_sin_tables
+from ..cos_sin_nodes import cos_sin_tables, length_factor
 from ..graph_inputs import TABLE_NAMES
 from .cases import (
     Case,
@@ -103,7 +103,7 @@ class RopeCheck(Check):
     def _limited(self, x: Array) -> Array:
         """Return x, cut where its rotation would be beyond the dtype."""
         largest = float(ml_dtypes.finfo(self.dtype).max)
-        limit = largest / 4 / max(1.0, _factor(self.rope, self.rotation.inverse))
+        limit = largest / 4 / max(1.0, length_factor(self.rope, self.rotation.inverse))
         return np.clip(x.astype(np.float64), -limit, limit).astype(self.dtype)
 
     def _table_feeds(self, ids: Array) -> dict[str, Array]:
@@ -165,18 +165,12 @@ def angle_rounding(rope: RotaryEmbedding, x: Array, ids: Array, inverse: bool = 
         size = np.repeat(size, x.shape[2] // frequency_heads, axis=2)
     first, second = rope.spec.pair_elements()
     magnitude = np.abs(x.astype(np.float64))
-    pair_shift = (
-        size * 2.0**-53 * _factor(rope, inverse) * (magnitude[..., first] + magnitude[..., second])
-    )
+    pair_size = magnitude[..., first] + magnitude[..., second]
+    pair_shift = size * 2.0**-53 * length_factor(rope, inverse) * pair_size
     shift = np.zeros(x.shape)
     shift[..., first] = pair_shift
     shift[..., second] = pair_shift
     return shift
-
-
-def _factor(rope: RotaryEmbedding, inverse: bool) -> float:
-    """Return the factor of the length of a rotated vector."""
-    return 1 / rope.attention_factor if inverse else rope.attention_factor
 
 
 def _applies_to_packed_tokens(case: Case) -> bool:

@@ -35,7 +35,7 @@ RANGE = 256  # keys: they and their values stay in the second cache of a core
 ROWS = 4  # queries that attend at a time, of heads that share a key head
 AHEAD = 12  # keys, by which memory is asked for a key before its use
 
-# Elements that are multiplied or added at a time, so that four vectors and what is added to stay in
+# Elements that are multiplied or added at a time. The operands and sums of four rows fit in the
 # registers: with AVX-512 there are 32 of 16 float32, else 16 of 8.
 _PRODUCT_LANES = 16 if has_feature("avx512f") else 8
 _SUM_LANES = 64 if has_feature("avx512f") else 16
@@ -46,12 +46,14 @@ ITEM = np.dtype("i8, i8, i8, i8, i8, i8, i8, i8, i8")
 ITEM.names = ("sequence", "token", "tokens", "position", "window", "start", "stop", "state", "step")
 
 # _Step: the kernel's arguments. _Vectors: the cached keys or values, and for each of one head in a
-# range its offset in bytes, int64 (RANGE,), and its scale, float32 (RANGE,).
+# range its offset in bytes, int64 (RANGE,), and its scale, float32 (RANGE,). _Scratch: memory of a
+# thread; seen: where the keys of each query start and stop. added: the states of a range.
 _Step = namedtuple(
     "_Step",
     "q key value key_scale value_scale pages items first_states sinks states softcap",
 )
 _Vectors = namedtuple("_Vectors", "cached offsets scales")
+_Scratch = namedtuple("_Scratch", "keys values scores seen added")
 
 LOWEST = np.finfo(np.float32).min  # not -inf, whose difference from itself is NaN
 _ZERO = np.float32(0)
@@ -264,7 +266,10 @@ def _merge(state, other):
 @compile.device_function
 def _attend_range(step, item, head, base, scratch, states):
     """Add the range of keys from `base` on to the states of an item's tokens."""
-    keys, values, scores, seen, added = scratch
+    keys = scratch.keys
+    values = scratch.values
+    scores = scratch.scores
+    added = scratch.added
     rows = states.shape[1]
     q = step.q[head, item.token * rows : (item.token + item.tokens) * rows]
     start = max(base, item.position - item.window + 1)
@@ -272,6 +277,7 @@ def _attend_range(step, item, head, base, scratch, states):
     _locate(keys, step.pages[item.sequence], head, start, stop)
     _locate(values, step.pages[item.sequence], head, start, stop)
     _multiply(q, keys, values, start - base, stop - base, scores)
+    seen = scratch.seen[: len(q)]
     for row in range(len(q)):
         position = item.position + row // rows
         first = max(start, position - item.window + 1) - base
@@ -282,9 +288,9 @@ def _attend_range(step, item, head, base, scratch, states):
         value_scales = values.scales[first:end]
         _weigh(scores[row, first:end], key_scales, value_scales, step.softcap, added[row])
     width = states.shape[2] - 2
-    _add_many(scores, values, seen[: len(q)], 0, width & -_SUM_LANES, added)
-    _add_16(scores, values, seen[: len(q)], width & -_SUM_LANES, width & -16, added)
-    _add_1(scores, values, seen[: len(q)], width & -16, width, added)
+    _add_many(scores, values, seen, 0, width & -_SUM_LANES, added)
+    _add_16(scores, values, seen, width & -_SUM_LANES, width & -16, added)
+    _add_1(scores, values, seen, width & -16, width, added)
     for row in range(len(q)):
         _merge(states[row // rows, row % rows], added[row])
 
@@ -310,7 +316,7 @@ def _attend_part(step, part, parts):
     scores = np.empty((rows, RANGE + 3), np.float32)
     seen = np.empty((rows, 2), np.int64)
     added = np.empty((rows, (step.states.shape[3] + 15) & -16), np.float32)  # aligned rows
-    scratch = (keys, values, scores, seen, added)
+    scratch = _Scratch(keys, values, scores, seen, added)
     kv_heads = len(step.q)
     for index in range(part, len(step.items) * kv_heads, parts):
         _attend_item(step, step.items[index // kv_heads], index % kv_heads, scratch)

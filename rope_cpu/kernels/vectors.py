@@ -15,9 +15,10 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
@@ -454,6 +455,7 @@ def converts_float16() -> bool:
 
 def has_feature(name: str) -> bool:
     """Return True if the processor that Numba compiles for has a feature, by LLVM's name."""
-    if config.CPU_FEATURES is not None:
-        return f"+{name}" in config.CPU_FEATURES
-    return bool(binding.get_host_cpu_features().get(name))
+    features = config.CPU_FEATURES
+    if features is None:
+        features = get_host_cpu_features()
+    return f"+{name}" in features.split(",")

@@ -9,8 +9,8 @@ from serving.steps import DTYPES, INPUT_DTYPES
 import rope_cpu
 from rope_cpu import RotaryEmbedding
 from rope_cpu.kernels import threads
-from rope_cpu.rotation import dispatch
-from rope_cpu.serving import launches as serving
+from rope_cpu.kernels.rotate_cached import rotate_cached_kernel
+from rope_cpu.serving import cached_keys
 
 
 def check(plan, caches, slots, layout):
@@ -113,9 +113,16 @@ def test_processors_without_float16_give_the_same_bits(monkeypatch, rng):
     usual, other = (rope_cpu.KVCache(key.copy(), np.zeros_like(key)) for _ in range(2))
     plan = rope.plan([[5, 6, 7]])
     plan.rotate_cached(usual, [[11, -1, 3]])
-    for module in (serving, dispatch):
-        monkeypatch.setattr(module, "converts_float16", lambda: False)
+    dtypes = []
+
+    def kernel(dtype, pairing):
+        dtypes.append(dtype)
+        return rotate_cached_kernel(dtype, pairing)
+
+    monkeypatch.setattr(cached_keys, "converts_float16", lambda: False)
+    monkeypatch.setattr(cached_keys, "rotate_cached_kernel", kernel)
     plan.rotate_cached(other, [[11, -1, 3]])
+    assert dtypes == ["float32"]
     assert other.key.tobytes() == usual.key.tobytes()
 
 
