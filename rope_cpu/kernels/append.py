@@ -4,7 +4,8 @@ Queries are normalised, rotated and written to an array. Keys are normalised, ro
 their slots of a cache, and values are normalised and written to theirs. The functions from the
 inside out:
 
-- `rope_cpu.kernels.head_vectors` has the norm, the copy and the rounding to int8;
+- `rope_cpu.kernels.norm` has the norm, `rope_cpu.kernels.head_vectors` the copy and the rounding
+  to int8;
 - `_make_rotate_heads` makes the function that rotates the head vectors of one token;
 - `_append_part` is the loop over the tokens of one part, the work of a thread;
 - `_append` is the entry point: it checks the arrays and splits the work between threads.
@@ -22,12 +23,11 @@ from numba import prange, types
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.head_vectors import (
     Heads,
-    Norm,
     copy_elements,
-    normalise,
     quantise,
     scratch_rows,
 )
+from rope_cpu.kernels.norm import Norm, from_head, write_factors
 from rope_cpu.kernels.rotate import (
     BATCH,
     DONE,
@@ -51,6 +51,7 @@ from rope_cpu.kernels.rotate import (
 from rope_cpu.kernels.vectors import (
     address,
     advance,
+    byte_pointer,
     call_at,
     pointer,
 )
@@ -64,6 +65,11 @@ CACHE_ELEMENTS = {
 }
 
 _ZERO = np.float32(0)
+
+# The rows of the array of norms. As literals each would be one more specialisation to compile.
+_QUERIES = np.intp(0)
+_KEYS = np.intp(1)
+_VALUES = np.intp(2)
 
 
 class Cache(NamedTuple):
@@ -101,15 +107,16 @@ def cache_of(array, scale):
 
 
 @compile.device_function
-def _norm_of(norms, which, width):
+def _norm_of(norms, which, width, factors):
     """Return the norm of a row of an array (3, width + 1); the last element is eps, or 0 for none.
 
-    which: 0 for queries, 1 for keys, 2 for values.
+    which: `_QUERIES`, `_KEYS` or `_VALUES`.
     """
     if norms.size == 0:
-        return Norm(False, pointer(norms), _ZERO)
+        return Norm(False, factors, pointer(norms), _ZERO)
     eps = norms[which, width]
-    return Norm(eps > _ZERO, advance(pointer(norms), which * norms.strides[0]), eps)
+    weight = advance(pointer(norms), which * norms.strides[0])
+    return Norm(eps > _ZERO, factors, weight, eps)
 
 
 @compile.device_function
@@ -125,18 +132,16 @@ def _rotation_of(table, row, token, block_pairs, blocks, rotary_dim):
 # From the head vectors of one token to their place.
 
 
-def _make_rotate_heads(pairing: Callable[[int], Any]) -> Any:
-    """Return the device function that rotates head vectors into others of the same dtype.
-
-    Elements past rotary_dim are not written.
-    """
+def _make_write_heads(pairing: Callable[[int], Any]) -> Any:
+    """Return the device function that normalises, rotates and copies head vectors to others."""
     rotate_tile = make_rotate_tile(pairing)
 
     @partial(compile.device_function, variant=pairing.__name__)
-    def rotate_heads(x, out, rotation):
+    def write_heads(x, out, norm, rotation):
+        if norm.is_given:
+            write_factors(x, norm)
         if rotation.rotary_dim > 0:
             heads = x.count // rotation.groups
-            size = x.itemsize
             tile = Tile(
                 1,
                 heads,
@@ -145,114 +150,56 @@ def _make_rotate_heads(pairing: Callable[[int], Any]) -> Any:
                 0,
                 out.stride,
                 0,
-                size,
-                size,
+                x.itemsize,
+                out.itemsize,
                 rotation.itemsize,
                 rotation.block_pairs,
                 rotation.blocks,
             )
             for group in range(rotation.groups):
-                source = advance(x.pointer, group * heads * x.stride)
-                target = advance(out.pointer, group * heads * out.stride)
+                first = group * heads
+                source = advance(x.pointer, first * x.stride)
+                target = advance(out.pointer, first * out.stride)
                 cos = advance(rotation.cos, group * rotation.group_stride)
                 sin = advance(rotation.sin, group * rotation.group_stride)
-                rotate_tile(source, target, cos, sin, tile, False)
+                rotate_tile(source, target, cos, sin, tile, from_head(norm, first), False)
+        copy_elements(x, out, norm, rotation.rotary_dim)
 
-    return rotate_heads
-
-
-def _make_write_heads(rotate_heads: Any, pairing: str, is_float32: bool) -> Any:
-    """Return the device function that writes the heads of a token to an array of their dtype."""
-
-    @partial(compile.device_function, variant=pairing)
-    def write_float32(x, out, norm, rotation, scratch):
-        source = x
-        if norm.is_given:
-            source = scratch_rows(x, scratch)
-            normalise(x, source, norm, scratch)
-        rotate_heads(source, out, rotation)
-        copy_elements(source, out, (), rotation.rotary_dim)
-
-    # Normalised rows of 16-bit floats are rotated in place: a rotation from float32 to 16 bits
-    # would be one more specialisation of `rotate_tile` to compile.
-    @partial(compile.device_function, variant=pairing)
-    def write_16_bits(x, out, norm, rotation, scratch):
-        if norm.is_given:
-            rows = scratch_rows(x, scratch)
-            normalise(x, rows, norm, scratch)
-            rotate_heads(rows, rows, rotation)
-            copy_elements(rows, out, (), 0)
-        else:
-            rotate_heads(x, out, rotation)
-            copy_elements(x, out, (), rotation.rotary_dim)
-
-    return write_float32 if is_float32 else write_16_bits
+    return write_heads
 
 
-def _make_write_slot(write_heads: Any, pairing: str) -> Any:
-    """Return the device function that writes the heads of a token to a cache of their dtype."""
-
-    @partial(compile.device_function, variant=pairing)
-    def write_slot(x, cache, page, place, norm, rotation, scratch):
-        write_heads(x, _heads_of(cache.array, page, place), norm, rotation, scratch)
-
-    return write_slot
+# Where the heads of a token for a slot are written, and how the slot is finished afterwards: heads
+# for an int8 cache are written as float32 to scratch memory, and then rounded.
 
 
-def _make_rotated_rows(rotate_heads: Any, pairing: str, is_float32: bool) -> Any:
-    """Return the device function that returns normalised and rotated head vectors in float32.
-
-    They are in the scratch memory, or are x itself if that is float32 and nothing is done to it.
-    """
-
-    @partial(compile.device_function, variant=pairing)
-    def rotated_float32(x, norm, rotation, scratch):
-        rows = scratch_rows(x, scratch)
-        source = x
-        if norm.is_given:
-            normalise(x, rows, norm, scratch)
-            source = rows
-        if rotation.rotary_dim > 0:
-            rotate_heads(source, rows, rotation)
-            copy_elements(source, rows, (), rotation.rotary_dim)
-            source = rows
-        return source
-
-    @partial(compile.device_function, variant=pairing)
-    def rotated_16_bits(x, norm, rotation, scratch):
-        rows = scratch_rows(x, scratch)
-        if norm.is_given:
-            normalise(x, rows, norm, scratch)
-        else:
-            copy_elements(x, rows, (), 0)
-        rotate_heads(rows, rows, rotation)
-        return rows
-
-    return rotated_float32 if is_float32 else rotated_16_bits
+@compile.device_function
+def _slot_itself(x, cache, page, place, scratch):
+    return _heads_of(cache.array, page, place)
 
 
-def _make_convert_to_slot(rotated_rows: Any, pairing: str, to_int8: bool) -> Any:
-    """Return the device function that writes the heads of a token to a cache of another dtype."""
+@compile.device_function
+def _no_finish(rows, cache, page, place, scratch):
+    pass
 
-    @partial(compile.device_function, variant=f"{pairing}_{to_int8}")
-    def convert_to_slot(x, cache, page, place, norm, rotation, scratch):
-        rows = rotated_rows(x, norm, rotation, scratch)
-        target = _heads_of(cache.array, page, place)
-        if to_int8:
-            strides = cache.scale_strides
-            scale = advance(cache.scale, page * strides[0] + place * strides[1])
-            quantise(rows, target, scale, strides[2], scratch)
-        else:
-            copy_elements(rows, target, (), 0)
 
-    return convert_to_slot
+@compile.device_function
+def _scratch_memory(x, cache, page, place, scratch):
+    return scratch_rows(x, scratch)
+
+
+@compile.device_function
+def _quantise_slot(rows, cache, page, place, scratch):
+    strides = cache.scale_strides
+    scale = advance(cache.scale, page * strides[0] + place * strides[1])
+    quantise(rows, _heads_of(cache.array, page, place), scale, strides[2], scratch)
 
 
 # Placeholders for the device functions of one input dtype, cache dtype and pairing:
 # `compile.compile_part` compiles a copy of `_append_part` whose globals of these names are the
 # functions that `append_part` passes.
 write_heads: Any = None
-write_slot: Any = None
+target_of: Any = None
+finish_slot: Any = None
 
 
 def _append_part(
@@ -274,18 +221,20 @@ def _append_part(
 ):
     """Write one of several equal parts of the tokens.
 
-    scratch: float32 (parts, elements), a row for each part.
+    scratch: float32 (heads · (1 + width),), a number for each head and then head vectors.
     """
     table = table_view(cos_sin)
     keys = cache_of(key, key_scale)
     values = cache_of(value, value_scale)
-    rows = advance(pointer(scratch), part * scratch.strides[0])
+    rows = pointer(scratch)
     pairs = pointer(block_pairs)
     blocks = block_pairs.size
-    rotary_dim = 2 * block_pairs.sum()
-    q_norm = _norm_of(norms, 0, q.shape[ELEMENT])
-    k_norm = _norm_of(norms, 1, q.shape[ELEMENT])
-    v_norm = _norm_of(norms, 2, v.shape[ELEMENT])
+    rotary_dim = np.intp(0)
+    for block in range(blocks):
+        rotary_dim += 2 * block_pairs[block]
+    q_norm = _norm_of(norms, _QUERIES, q.shape[ELEMENT], rows)
+    k_norm = _norm_of(norms, _KEYS, q.shape[ELEMENT], rows)
+    v_norm = _norm_of(norms, _VALUES, v.shape[ELEMENT], rows)
     tokens = q.shape[TOKEN]
     count = q.shape[BATCH] * tokens
     page_size = key.shape[TOKEN]
@@ -295,24 +244,46 @@ def _append_part(
         row = n if table.shape[BATCH] > 1 else 0
         rotation = _rotation_of(table, row, token, pairs, blocks, rotary_dim)
         q_heads = _heads_of(view(q), n, token)
-        write_heads(q_heads, _heads_of(view(q_out), n, token), q_norm, rotation, rows)
+        write_heads(q_heads, _heads_of(view(q_out), n, token), q_norm, rotation)
         slot = slots[n, token] if slots.size > 0 else index
         if slot >= 0:
             page = slot // page_size
             place = slot % page_size
-            write_slot(_heads_of(view(k), n, token), keys, page, place, k_norm, rotation, rows)
+            k_heads = _heads_of(view(k), n, token)
+            target = target_of(k_heads, keys, page, place, rows)
+            write_heads(k_heads, target, k_norm, rotation)
+            finish_slot(target, keys, page, place, rows)
+            v_heads = _heads_of(view(v), n, token)
+            target = target_of(v_heads, values, page, place, rows)
             unrotated = _rotation_of(table, row, token, pairs, blocks, 0)
-            write_slot(_heads_of(view(v), n, token), values, page, place, v_norm, unrotated, rows)
+            write_heads(v_heads, target, v_norm, unrotated)
+            finish_slot(target, values, page, place, rows)
+
+
+@compile.device_function
+def _run_part(append_part, arrays, part, parts):
+    """Write one of several equal parts of the tokens."""
+    q, k, v = arrays[:3]
+    heads = max(q.shape[HEAD], k.shape[HEAD], v.shape[HEAD])
+    width = max(q.shape[ELEMENT], v.shape[ELEMENT])
+    scratch = np.empty(heads * (1 + width), np.float32)
+    call_at(append_part, (*arrays, scratch, part, parts))
 
 
 @partial(compile.device_function, parallel=True)
 def _append_in_parallel(append_part, arrays, parts):
     """Write several parts at a time."""
     for index in prange(parts):
-        call_at(append_part, (*arrays, np.intp(index), parts))
+        _run_part(append_part, arrays, np.intp(index), parts)
 
 
 # Checks of shapes and aliasing.
+
+
+@compile.device_function
+def _memory_of(x):
+    """Return the view of an array as bytes: one type for all dtypes, so checks compile once."""
+    return View(byte_pointer(pointer(x)), x.shape, x.strides, x.itemsize)
 
 
 @compile.device_function
@@ -322,16 +293,17 @@ def _are_apart(x, y):
 
 
 @compile.device_function
-def _scale_is_apart(scale, q, k, v, q_out):
+def _scale_is_apart(scale, others):
     """Return True if the scales of a cache certainly share no element with the other arrays."""
     if scale.size == 0:
         return True
     shape = (scale.shape[0], scale.shape[1], scale.shape[2], np.intp(1))
     strides = (scale.strides[0], scale.strides[1], scale.strides[2], scale.itemsize)
-    x = View(pointer(scale), shape, strides, scale.itemsize)
-    if not _are_apart(x, q) or not _are_apart(x, k):
-        return False
-    return _are_apart(x, v) and _are_apart(x, q_out)
+    x = View(byte_pointer(pointer(scale)), shape, strides, scale.itemsize)
+    for other in others:  # noqa: SIM110 - Numba compiles no `all` over a generator
+        if not _are_apart(x, other):
+            return False
+    return True
 
 
 @compile.device_function
@@ -360,8 +332,10 @@ def _fits_cache(x, cache, q, q_out, in_order):
 
 
 @compile.device_function
-def _all_fit(q, k, v, q_out, key, value, slots, table, head_dim):
+def _all_fit(inputs, outputs, slots, table, head_dim):
     """Return True if all arrays fit each other, and if none that is written shares memory."""
+    q, k, v = inputs
+    q_out, key, value = outputs
     in_order = slots.size == 0
     if not fits(q, q_out, table, head_dim):
         return False
@@ -393,17 +367,14 @@ def _append(
 ):
     """Write q to q_out, and k and v to their slots; see `append_kernel`."""
     table = table_view(cos_sin)
-    if not _all_fit(
-        view(q), view(k), view(v), view(q_out), view(key), view(value), slots, table, head_dim
-    ):
+    inputs = (_memory_of(q), _memory_of(k), _memory_of(v))
+    outputs = (_memory_of(q_out), _memory_of(key), _memory_of(value))
+    if not _all_fit(inputs, outputs, slots, table, head_dim):
         return INVALID
     for scale in (key_scale, value_scale):
-        if not _scale_is_apart(scale, view(q), view(k), view(v), view(q_out)):
+        if not _scale_is_apart(scale, (*inputs, outputs[0])):
             return INVALID
     parts = threads if q.size + k.size + v.size >= PARALLEL_FROM else np.intp(1)
-    heads = max(q.shape[HEAD], k.shape[HEAD], v.shape[HEAD])
-    width = max(q.shape[ELEMENT], v.shape[ELEMENT])
-    scratch = np.empty((parts, heads * (1 + width)), np.float32)
     arrays = (
         q,
         k,
@@ -417,12 +388,11 @@ def _append(
         cos_sin,
         norms,
         block_pairs,
-        scratch,
     )
     if parts > 1:
         _append_in_parallel(append_part, arrays, parts)
     else:
-        call_at(append_part, (*arrays, np.intp(0), parts))
+        _run_part(append_part, arrays, np.intp(0), parts)
     return DONE
 
 
@@ -452,21 +422,14 @@ def append_part(dtype: str, cache_dtype: str, pairing: str) -> Any:
     pairing : str
         A key of `PAIRINGS`.
     """
-    is_float32 = dtype == "float32"
-    rotate_heads = _make_rotate_heads(PAIRINGS[pairing])
-    write_heads = _make_write_heads(rotate_heads, pairing, is_float32)
-    if cache_dtype == dtype:
-        write_slot = _make_write_slot(write_heads, pairing)
-    else:
-        rotated_rows = _make_rotated_rows(rotate_heads, pairing, is_float32)
-        write_slot = _make_convert_to_slot(rotated_rows, pairing, cache_dtype == "int8")
-    scratch = types.Array(types.float32, 2, "C")
+    scratch = types.Array(types.float32, 1, "C")
     return compile.compile_part(
         _append_part,
         f"append_part_{dtype}_{cache_dtype}_{pairing}",
         (*_array_types(dtype, cache_dtype), scratch, types.intp, types.intp),
-        write_heads=write_heads,
-        write_slot=write_slot,
+        write_heads=_make_write_heads(PAIRINGS[pairing]),
+        target_of=_scratch_memory if cache_dtype == "int8" else _slot_itself,
+        finish_slot=_quantise_slot if cache_dtype == "int8" else _no_finish,
     )
 
 

@@ -1,12 +1,6 @@
-"""The norm, the copy and the rounding of the head vectors of one token, for the append kernel.
+"""The copy and the rounding to int8 of the head vectors of one token, for the append kernel.
 
-Arithmetic is float32, and each stored element is rounded once. The order of operations is fixed, so
-that results have the same bits as separate steps, whatever the threads, the layout and the pages:
-
-- squares are rounded and added in 64 lanes, then in 8 lanes, then one by one, and each partial sum
-  is added to the total in this order; lanes are joined by halves;
-- the factor is 1 / sqrt(sum / width + eps), each operation rounded;
-- an element becomes x · factor, then that times its weight, and is then rotated.
+Arithmetic is float32, and each stored element is rounded once.
 """
 
 from __future__ import annotations
@@ -18,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_cpu.kernels import compile
+from rope_cpu.kernels.norm import FLOAT32_BYTES, make_load_normalised
 from rope_cpu.kernels.vectors import (
     advance,
-    lane_sum,
     larger_magnitude,
     largest_lane,
     load,
@@ -29,9 +23,7 @@ from rope_cpu.kernels.vectors import (
     store_int8,
 )
 
-_FLOAT32_BYTES = np.intp(4)
 _ZERO = np.float32(0)
-_ONE = np.float32(1)
 _INFINITY = np.float32(np.inf)
 _NAN = np.float32(np.nan)
 _LARGEST_INT8 = np.float32(127)
@@ -55,88 +47,44 @@ class Heads(NamedTuple):
     itemsize: Any
 
 
-class Norm(NamedTuple):
-    """An RMS norm."""
-
-    is_given: Any
-    weight: Any  # pointer to float32, a factor for each element
-    eps: Any
-
-
 # Head vectors are loaded 64 elements at a time, then 8 and one. Loops over head vectors are inside:
 # with the elements inside, LLVM unrolls the remainder into three times as much code.
-
-
-@compile.device_function
-def _sum_of_squares(x, width):
-    squares = splat(_ZERO, 64)
-    for i in range(0, width & -64, 64):
-        v = load(x, i, 64)
-        squares = squares + v * v
-    total = lane_sum(squares)
-    if width & 63:
-        few_squares = splat(_ZERO, 8)
-        for i in range(width & -64, width & -8, 8):
-            w = load(x, i, 8)
-            few_squares = few_squares + w * w
-        total += lane_sum(few_squares)
-        for i in range(width & -8, width):
-            single = load(x, i, 1)
-            total += lane_sum(single * single)
-    return total
 
 
 def _make_over_elements(operation: Callable[[int], Any]) -> Any:
     """Return the device function that applies an operation to the elements of head vectors.
 
     operation: makes the device function for a number of elements of every head vector, from element
-    i on. operands: a tuple of pointers to float32 that the operation needs.
+    i on. operand: the norm or the factors that the operation needs.
     """
     by_64 = operation(64)
     by_8 = operation(8)
     by_1 = operation(1)
 
     @partial(compile.device_function, variant=operation.__name__)
-    def over_elements(x, out, operands, first):
+    def over_elements(x, out, operand, first):
         stop_64 = first + ((x.width - first) & -64)
         stop_8 = first + ((x.width - first) & -8)
         for i in range(first, stop_64, 64):
-            by_64(x, out, operands, i)
+            by_64(x, out, operand, i)
         for i in range(stop_64, stop_8, 8):
-            by_8(x, out, operands, i)
+            by_8(x, out, operand, i)
         for i in range(stop_8, x.width):
-            by_1(x, out, operands, i)
+            by_1(x, out, operand, i)
 
     return over_elements
 
 
-def _multiply(lanes: int) -> Any:
-    """Return the device function that multiplies elements by factors and weights."""
-
-    @partial(compile.device_function, variant=f"{lanes}")
-    def multiply(x, rows, operands, i):
-        factors, weights = operands
-        weight = load(weights, i, lanes)
-        source = x.pointer
-        target = rows.pointer
-        for head in range(x.count):
-            scaled = load(source, i, lanes) * splat(factors[head], lanes)
-            store(target, i, scaled * weight, False)
-            source = advance(source, x.stride)
-            target = advance(target, rows.stride)
-
-    return multiply
-
-
 def _copy(lanes: int) -> Any:
-    """Return the device function that copies elements."""
+    """Return the device function that copies elements and normalises them."""
+    load_normalised = make_load_normalised(lanes)
 
     @partial(compile.device_function, variant=f"{lanes}")
-    def copy(x, out, operands, i):
+    def copy(x, out, norm, i):
         source = x.pointer
         target = out.pointer
-        for _ in range(x.count):
-            store(target, i, load(source, i, lanes), False)
+        for head in range(x.count):
+            store(target, i, load_normalised(source, i, norm, head, i), False)
             source = advance(source, x.stride)
             target = advance(target, out.stride)
 
@@ -147,8 +95,7 @@ def _round(lanes: int) -> Any:
     """Return the device function that multiplies elements by factors and rounds them to int8."""
 
     @partial(compile.device_function, variant=f"{lanes}")
-    def round_elements(x, out, operands, i):
-        (factors,) = operands
+    def round_elements(x, out, factors, i):
         source = x.pointer
         target = out.pointer
         for head in range(x.count):
@@ -159,30 +106,15 @@ def _round(lanes: int) -> Any:
     return round_elements
 
 
-_multiply_elements = _make_over_elements(_multiply)
 copy_elements = _make_over_elements(_copy)
 _round_elements = _make_over_elements(_round)
 
 
 @compile.device_function
-def normalise(x, rows, norm, factors):
-    """Write normalised head vectors to rows of float32.
-
-    factors: pointer to float32, scratch memory for a number for each head.
-    """
-    for head in range(x.count):
-        factors[head] = _sum_of_squares(advance(x.pointer, head * x.stride), x.width)
-    # A loop of its own, since LLVM vectorises it: divisions and roots are slow.
-    for head in range(x.count):
-        factors[head] = _ONE / np.sqrt(factors[head] / np.float32(x.width) + norm.eps)
-    _multiply_elements(x, rows, (factors, norm.weight), 0)
-
-
-@compile.device_function
 def scratch_rows(x, scratch):
     """Return the part of the scratch memory that holds the head vectors of a token."""
-    start = advance(scratch, x.count * _FLOAT32_BYTES)
-    return Heads(start, x.count, x.width, x.width * _FLOAT32_BYTES, _FLOAT32_BYTES)
+    start = advance(scratch, x.count * FLOAT32_BYTES)
+    return Heads(start, x.count, x.width, x.width * FLOAT32_BYTES, FLOAT32_BYTES)
 
 
 @compile.device_function
@@ -222,4 +154,4 @@ def quantise(x, out, scale, scale_stride, inverse_scales):
         else:
             scale[0] = _NAN
         scale = advance(scale, scale_stride)
-    _round_elements(x, out, (inverse_scales,), 0)
+    _round_elements(x, out, inverse_scales, 0)

@@ -21,6 +21,7 @@ import numpy as np
 from numba import prange, types
 
 from rope_cpu.kernels import compile
+from rope_cpu.kernels.norm import make_load_normalised
 from rope_cpu.kernels.vectors import (
     ALIGNMENT,
     address,
@@ -99,22 +100,25 @@ class Tile(NamedTuple):
 # Device functions that rotate `lanes` pairs of a tile, from pair i of a block on. A block is a run
 # of elements of a head vector within which pairs are formed. x, out: pointers to the block in the
 # tile's first token and head. cos, sin: pointers to the block's pairs of that token. pairs: the
-# number of pairs of the block. nontemporal: whether results are stored past the caches.
+# number of pairs of the block. norm: a `Norm` that is applied first, or None. first: the number of
+# the block's first element in the head vector. nontemporal: whether results are stored past the
+# caches.
 
 
 def half_split(lanes: int) -> Any:
     """Return the device function that rotates `lanes` of the pairs (i, i + pairs)."""
+    load_normalised = make_load_normalised(lanes)
 
     @partial(compile.device_function, variant=f"half_{lanes}")
-    def rotate(x, out, cos, sin, i, pairs, tile, nontemporal):
+    def rotate(x, out, cos, sin, i, pairs, tile, norm, first, nontemporal):
         for _ in range(tile.tokens):
             c = load(cos, i, lanes)
             s = load(sin, i, lanes)
             row = x
             out_row = out
-            for _ in range(tile.heads):
-                a = load(row, i, lanes)
-                b = load(row, i + pairs, lanes)
+            for head in range(tile.heads):
+                a = load_normalised(row, i, norm, head, first + i)
+                b = load_normalised(row, i + pairs, norm, head, first + i + pairs)
                 # Vectors have no negation, which a·c − b·s as `muladd` would need.
                 store(out_row, i, a * c - b * s, nontemporal)
                 store(out_row, i + pairs, muladd(b, c, a * s), nontemporal)
@@ -134,16 +138,18 @@ def interleaved(lanes: int) -> Any:
     In vectors: (a, b)·(cos, cos) + (b, a)·(−sin, sin).
     """
     elements = 2 * lanes
+    load_normalised = make_load_normalised(elements)
+    load_normalised_64 = make_load_normalised(64)
 
     @partial(compile.device_function, variant=f"interleaved_{lanes}")
-    def rotate(x, out, cos, sin, i, pairs, tile, nontemporal):
+    def rotate(x, out, cos, sin, i, pairs, tile, norm, first, nontemporal):
         for _ in range(tile.tokens):
             c = doubled(load(cos, i, lanes))
             s = even_negated(doubled(load(sin, i, lanes)))
             row = x
             out_row = out
-            for _ in range(tile.heads):
-                ab = load(row, 2 * i, elements)
+            for head in range(tile.heads):
+                ab = load_normalised(row, 2 * i, norm, head, first + 2 * i)
                 store(out_row, 2 * i, muladd(ab, c, swapped(ab) * s), nontemporal)
                 row = advance(row, tile.head_stride)
                 out_row = advance(out_row, tile.out_head_stride)
@@ -155,7 +161,7 @@ def interleaved(lanes: int) -> Any:
     # 64 pairs as one vector need more registers than there are: float32 took 1.2 to 1.4 times as
     # long. Two vectors of 32 pairs share the loops instead.
     @compile.device_function
-    def rotate_64(x, out, cos, sin, i, pairs, tile, nontemporal):
+    def rotate_64(x, out, cos, sin, i, pairs, tile, norm, first, nontemporal):
         for _ in range(tile.tokens):
             c_low = doubled(load(cos, i, 32))
             s_low = even_negated(doubled(load(sin, i, 32)))
@@ -163,10 +169,10 @@ def interleaved(lanes: int) -> Any:
             s_high = even_negated(doubled(load(sin, i + 32, 32)))
             row = x
             out_row = out
-            for _ in range(tile.heads):
-                low = load(row, 2 * i, 64)
+            for head in range(tile.heads):
+                low = load_normalised_64(row, 2 * i, norm, head, first + 2 * i)
                 store(out_row, 2 * i, muladd(low, c_low, swapped(low) * s_low), nontemporal)
-                high = load(row, 2 * i + 64, 64)
+                high = load_normalised_64(row, 2 * i + 64, norm, head, first + 2 * i + 64)
                 store(
                     out_row, 2 * i + 64, muladd(high, c_high, swapped(high) * s_high), nontemporal
                 )
@@ -392,21 +398,23 @@ def make_rotate_tile(pairing: Callable[[int], Any]) -> Any:
     rotate_1 = pairing(1)
 
     @partial(compile.device_function, variant=pairing.__name__)
-    def rotate_tile(x, out, cos, sin, tile, nontemporal):
+    def rotate_tile(x, out, cos, sin, tile, norm, nontemporal):
+        first = np.intp(0)
         for block in range(tile.blocks):
             pairs = tile.block_pairs[block]
             for i in range(0, pairs & -64, 64):
-                rotate_64(x, out, cos, sin, i, pairs, tile, nontemporal)
+                rotate_64(x, out, cos, sin, i, pairs, tile, norm, first, nontemporal)
             for i in range(pairs & -64, pairs & -32, 32):
-                rotate_32(x, out, cos, sin, i, pairs, tile, nontemporal)
+                rotate_32(x, out, cos, sin, i, pairs, tile, norm, first, nontemporal)
             for i in range(pairs & -32, pairs & -8, 8):
-                rotate_8(x, out, cos, sin, i, pairs, tile, nontemporal)
+                rotate_8(x, out, cos, sin, i, pairs, tile, norm, first, nontemporal)
             for i in range(pairs & -8, pairs):
-                rotate_1(x, out, cos, sin, i, pairs, tile, nontemporal)
+                rotate_1(x, out, cos, sin, i, pairs, tile, norm, first, nontemporal)
             x = advance(x, 2 * pairs * tile.itemsize)
             out = advance(out, 2 * pairs * tile.out_itemsize)
             cos = advance(cos, pairs * tile.table_itemsize)
             sin = advance(sin, pairs * tile.table_itemsize)
+            first += 2 * pairs
 
     return rotate_tile
 
@@ -440,7 +448,7 @@ def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
                 table_offset = row_offset(table, table_row, token, group)
                 cos = advance(table.cos, table_offset)
                 sin = advance(table.sin, table_offset)
-                rotate_tile(source, target, cos, sin, tile, nontemporal)
+                rotate_tile(source, target, cos, sin, tile, None, nontemporal)
 
     return rotate_part
 

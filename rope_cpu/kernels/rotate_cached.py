@@ -87,7 +87,7 @@ def _make_rotate_slots(pairing: Callable[[int], Any]) -> Any:
                 offset = row_offset(table, table_row, token, group)
                 cos = advance(table.cos, offset)
                 sin = advance(table.sin, offset)
-                rotate_tile(x, x, cos, sin, tile, False)
+                rotate_tile(x, x, cos, sin, tile, None, False)
             index += length
 
     return rotate_slots

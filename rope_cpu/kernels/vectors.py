@@ -211,6 +211,16 @@ def advance(typing: Any, start: Any, offset: Any) -> Any:
 
 
 @intrinsic
+def byte_pointer(typing: Any, start: Any) -> Any:
+    """Return a pointer as one to bytes."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _I8.as_pointer())
+
+    return types.CPointer(types.int8)(start), emit
+
+
+@intrinsic
 def address(typing: Any, start: Any) -> Any:
     """Return a pointer as an integer."""
 
