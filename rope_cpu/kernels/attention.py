@@ -21,14 +21,14 @@ from rope_cpu.kernels.append import CACHE_ELEMENTS, cache_of
 from rope_cpu.kernels.vectors import (
     advance,
     has_feature,
+    joined,
     load,
-    load_four,
     muladd,
     pointer,
     prefetch,
+    sixteen_sums,
     splat,
-    store,
-    sums_of_quarters,
+    store_quarters,
 )
 
 RANGE = 256  # keys: they and their values stay in the second cache of a core
@@ -57,26 +57,27 @@ _Scratch = namedtuple("_Scratch", "keys values scores seen added")
 
 LOWEST = np.finfo(np.float32).min  # not -inf, whose difference from itself is NaN
 _ZERO = np.float32(0)
-_PER_LN2 = np.float32(1 / log(2))
-_LN2_HIGH = np.float32(0.693359375)  # of so few digits that its multiples are exact
-_LN2_LOW = np.float32(log(2) - 0.693359375)
+_LOG2_E = np.float32(1 / log(2))
 _INTEGER_IN_LOW_BITS = np.float32(1.5 * 2**23)  # rounds what it is added to
-_TAYLOR = tuple(np.float32(1 / factorial(n)) for n in range(7, 0, -1))
+_TAYLOR = tuple(np.float32(log(2) ** n / factorial(n)) for n in range(7, 0, -1))  # of 2^x - 1
 
 
 @partial(compile.device_function, fastmath={"contract"})
 def _split_exp(x):
-    """Return 2^k and m with e^x = 2^k + 2^k·m and |m| < 0.42; x is limited to ±87."""
+    """Return 2^k and m with e^x = 2^k + 2^k·m and |m| < 0.42; x is limited to ±87.
+
+    The relative error of e^x is some 2^-24 · |x|. Weights are e^x of x ≤ 0, and |x|·e^x < 1.
+    """
     x = np.float32(-87) if x < np.float32(-87) else x  # `max` would lose NaN
     x = np.float32(87) if x > np.float32(87) else x
-    shifted = x * _PER_LN2 + _INTEGER_IN_LOW_BITS
-    k = shifted - _INTEGER_IN_LOW_BITS
-    f = (x - k * _LN2_HIGH) - k * _LN2_LOW
+    y = x * _LOG2_E
+    shifted = y + _INTEGER_IN_LOW_BITS
+    fraction = y - (shifted - _INTEGER_IN_LOW_BITS)
     series = _ZERO
     for coefficient in _TAYLOR:
-        series = series * f + coefficient
-    bits = (np.float32(shifted).view(np.int32) + 127) << 23
-    return np.int32(bits).view(np.float32), series * f
+        series = series * fraction + coefficient
+    power_bits = (np.float32(shifted).view(np.int32) + 127) << 23
+    return np.int32(power_bits).view(np.float32), series * fraction
 
 
 @partial(compile.device_function, fastmath={"contract"})
@@ -106,11 +107,11 @@ def _locate(vectors, pages, head, start, stop):
         count = min(page_size - place, stop - index)
         offset = page * strides[0] + place * strides[1] + head * strides[2]
         scale = advance(cached.scale, page * steps[0] + place * steps[1] + head * steps[2])
-        offsets = vectors.offsets[index % RANGE :]
-        scales = vectors.scales[index % RANGE :]
+        first = index % RANGE
         for n in range(count):
-            offsets[n] = offset + n * strides[1]
-            scales[n] = advance(scale, n * steps[1])[0] if cached.array.itemsize == 1 else 1
+            vectors.offsets[first + n] = offset + n * strides[1]
+            if cached.array.itemsize == 1:
+                vectors.scales[first + n] = advance(scale, n * steps[1])[0]
         index += count
 
 
@@ -123,29 +124,33 @@ def _vector(vectors, j, stop):
 @compile.device_function
 def _prefetch(vectors, j, stop):
     """Load a key or value ahead of its use."""
-    vector = _vector(vectors, j, stop)
     for line in range(0, vectors.cached.array.shape[3] * vectors.cached.array.itemsize, 64):
-        prefetch(advance(vector, line))
+        prefetch(advance(_vector(vectors, j, stop), line))
 
 
 def _make_products(lanes):
     """Return the device function that multiplies elements of four queries with those of four keys.
 
-    It returns for each query the vector of its four sums of products.
+    It returns the vector of the four sums of products of each query.
     """
     all_lanes = 4 * lanes
+
+    @partial(compile.device_function, variant=f"{lanes}", inline=True)
+    def load_joined(starts, i):
+        a, b, c, d = starts
+        return joined((load(a, i, lanes), load(b, i, lanes), load(c, i, lanes), load(d, i, lanes)))
 
     @partial(compile.device_function, variant=f"{lanes}")
     def products(queries, keys, first, stop):
         q0, q1, q2, q3 = queries
         s0 = s1 = s2 = s3 = splat(_ZERO, all_lanes)
         for i in range(first, stop, lanes):
-            x = load_four(keys, i, lanes)
-            s0 = muladd(load_four((q0, q0, q0, q0), i, lanes), x, s0)
-            s1 = muladd(load_four((q1, q1, q1, q1), i, lanes), x, s1)
-            s2 = muladd(load_four((q2, q2, q2, q2), i, lanes), x, s2)
-            s3 = muladd(load_four((q3, q3, q3, q3), i, lanes), x, s3)
-        return sums_of_quarters((s0, s1, s2, s3))
+            x = load_joined(keys, i)
+            s0 = muladd(load_joined((q0, q0, q0, q0), i), x, s0)
+            s1 = muladd(load_joined((q1, q1, q1, q1), i), x, s1)
+            s2 = muladd(load_joined((q2, q2, q2, q2), i), x, s2)
+            s3 = muladd(load_joined((q3, q3, q3, q3), i), x, s3)
+        return sixteen_sums(joined((s0, s1, s2, s3)))
 
     return products
 
@@ -182,10 +187,7 @@ def _multiply(q, keys, values, start, stop, scores):
             out = _four(pointer(scores[row:, j:]), scores.strides[0])
             x = _products_of_many(queries, (k0, k1, k2, k3), 0, whole)
             y = _products_of_1(queries, (k0, k1, k2, k3), whole, width)
-            store(out[0], 0, x[0] + y[0], False)
-            store(out[1], 0, x[1] + y[1], False)
-            store(out[2], 0, x[2] + y[2], False)
-            store(out[3], 0, x[3] + y[3], False)
+            store_quarters(out, x + y)
 
 
 # Loops that LLVM vectorises start at 0: it cannot where Numba allows for negative indices.
@@ -238,10 +240,7 @@ def _make_add_values(lanes):
                     s2 = muladd(splat(weights[row + 2, j], lanes), x, s2)
                     s3 = muladd(splat(weights[row + 3, j], lanes), x, s3)
                 out = _four(pointer(sums[row:, element:]), sums.strides[0])
-                store(out[0], 0, s0, False)
-                store(out[1], 0, s1, False)
-                store(out[2], 0, s2, False)
-                store(out[3], 0, s3, False)
+                store_quarters(out, joined((s0, s1, s2, s3)))
 
     return add_values
 
@@ -268,7 +267,6 @@ def _attend_range(step, item, head, base, scratch, states):
     """Add the range of keys from `base` on to the states of an item's tokens."""
     keys = scratch.keys
     values = scratch.values
-    scores = scratch.scores
     added = scratch.added
     rows = states.shape[1]
     q = step.q[head, item.token * rows : (item.token + item.tokens) * rows]
@@ -276,21 +274,19 @@ def _attend_range(step, item, head, base, scratch, states):
     stop = min(base + RANGE, item.stop)
     _locate(keys, step.pages[item.sequence], head, start, stop)
     _locate(values, step.pages[item.sequence], head, start, stop)
-    _multiply(q, keys, values, start - base, stop - base, scores)
+    _multiply(q, keys, values, start - base, stop - base, scratch.scores)
     seen = scratch.seen[: len(q)]
     for row in range(len(q)):
         position = item.position + row // rows
         first = max(start, position - item.window + 1) - base
         end = max(first, min(stop, position + 1) - base)
-        seen[row, 0] = first
-        seen[row, 1] = end
-        key_scales = keys.scales[first:end]
-        value_scales = values.scales[first:end]
-        _weigh(scores[row, first:end], key_scales, value_scales, step.softcap, added[row])
+        seen[row] = (first, end)
+        scores = scratch.scores[row, first:end]
+        _weigh(scores, keys.scales[first:end], values.scales[first:end], step.softcap, added[row])
     width = states.shape[2] - 2
-    _add_many(scores, values, seen, 0, width & -_SUM_LANES, added)
-    _add_16(scores, values, seen, width & -_SUM_LANES, width & -16, added)
-    _add_1(scores, values, seen, width & -16, width, added)
+    _add_many(scratch.scores, values, seen, 0, width & -_SUM_LANES, added)
+    _add_16(scratch.scores, values, seen, width & -_SUM_LANES, width & -16, added)
+    _add_1(scratch.scores, values, seen, width & -16, width, added)
     for row in range(len(q)):
         _merge(states[row // rows, row % rows], added[row])
 
@@ -309,7 +305,7 @@ def _attend_item(step, item, head, scratch):
 def _attend_part(step, part, parts):
     """Write the states of one of several parts of the items and key heads."""
     offsets = np.empty((2, RANGE), np.int64)
-    scales = np.empty((2, RANGE), np.float32)
+    scales = np.ones((2, RANGE), np.float32)
     keys = _Vectors(cache_of(step.key, step.key_scale), offsets[0], scales[0])
     values = _Vectors(cache_of(step.value, step.value_scale), offsets[1], scales[1])
     rows = step.items["tokens"].max() * step.states.shape[2]
@@ -317,19 +313,17 @@ def _attend_part(step, part, parts):
     seen = np.empty((rows, 2), np.int64)
     added = np.empty((rows, (step.states.shape[3] + 15) & -16), np.float32)  # aligned rows
     scratch = _Scratch(keys, values, scores, seen, added)
-    kv_heads = len(step.q)
-    for index in range(part, len(step.items) * kv_heads, parts):
-        _attend_item(step, step.items[index // kv_heads], index % kv_heads, scratch)
+    for index in range(part, len(step.items) * len(step.q), parts):
+        _attend_item(step, step.items[index // len(step.q)], index % len(step.q), scratch)
 
 
 @partial(compile.device_function, fastmath={"contract"})
 def _finish_part(step, part, parts):
     """Turn the first state of each of some tokens into their results."""
     for token in range(part, len(step.first_states) - 1, parts):
-        first = step.first_states[token]
         for head, row in np.ndindex(step.sinks.shape):
-            state = step.states[first, head, row]
-            for other in range(first + 1, step.first_states[token + 1]):
+            state = step.states[step.first_states[token], head, row]
+            for other in range(step.first_states[token] + 1, step.first_states[token + 1]):
                 _merge(state, step.states[other, head, row])
             largest = max(state[-2], step.sinks[head, row])
             kept = _exp(state[-2] - largest)

@@ -127,30 +127,28 @@ def lane_sum(typing: Any, v: Any) -> Any:
 
 
 @intrinsic
-def sums_of_quarters(typing: Any, vectors: Any) -> Any:
-    """Return for each of four vectors the vector of the sums of its four quarters."""
-    real = vectors.dtype.real
+def sixteen_sums(typing: Any, v: Any) -> Any:
+    """Return the vector of the sums of sixteen equal parts of the lanes."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        joined = _concatenated(builder, cgutils.unpack_tuple(builder, args[0]))
-        sums = _joined_halves(builder, joined, builder.fadd, rows=16)
-        quarters = []
-        for first in range(0, 16, 4):
-            lanes = ir.Constant(ir.VectorType(_I32, 4), list(range(first, first + 4)))
-            quarters.append(builder.shuffle_vector(sums, sums, lanes))
-        return context.make_tuple(builder, sig.return_type, quarters)
+        return _joined_halves(builder, args[0], builder.fadd, rows=16)
 
-    return types.UniTuple(Vector(real, 4), 4)(vectors), emit
+    return Vector(v.real, 16)(v), emit
 
 
-def _concatenated(builder: Any, vectors: list[Any]) -> Any:
+@intrinsic
+def joined(typing: Any, vectors: Any) -> Any:
     """Return the lanes of four vectors as one vector."""
-    while len(vectors) > 1:
-        count = 2 * vectors[0].type.count
-        lanes = ir.Constant(ir.VectorType(_I32, count), list(range(count)))
-        pairs = zip(vectors[::2], vectors[1::2], strict=True)
-        vectors = [builder.shuffle_vector(low, high, lanes) for low, high in pairs]
-    return vectors[0]
+    lanes = vectors.dtype.lanes
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        v = cgutils.unpack_tuple(builder, args[0])
+        half = ir.Constant(ir.VectorType(_I32, 2 * lanes), list(range(2 * lanes)))
+        whole = ir.Constant(ir.VectorType(_I32, 4 * lanes), list(range(4 * lanes)))
+        low = builder.shuffle_vector(v[0], v[1], half)
+        return builder.shuffle_vector(low, builder.shuffle_vector(v[2], v[3], half), whole)
+
+    return Vector(vectors.dtype.real, 4 * lanes)(vectors), emit
 
 
 def _larger(builder: Any, x: Any, y: Any) -> Any:
@@ -265,24 +263,19 @@ def load(typing: Any, start: Any, index: Any, lanes: Any) -> Any:
     return Vector(real, count)(start, types.intp, lanes), emit
 
 
-@intrinsic(prefer_literal=True)
-def load_four(typing: Any, starts: Any, index: Any, lanes: Any) -> Any:
-    """Return one vector of the elements from start[index] on of four starts, `lanes` of each.
-
-    lanes: a constant.
-    """
-    element = starts.dtype.dtype
-    count = lanes.literal_value
+@intrinsic
+def store_quarters(typing: Any, starts: Any, v: Any) -> Any:
+    """Store a quarter of the lanes at each of four pointers to float32."""
+    lanes = v.lanes // 4
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        vector = ir.VectorType(_ELEMENTS[element], count)
-        parts = []
-        for start in cgutils.unpack_tuple(builder, args[0]):
-            place = builder.bitcast(builder.gep(start, [args[1]]), vector.as_pointer())
-            parts.append(builder.load(place, align=element.bitwidth // 8))
-        return _to_float(builder, _concatenated(builder, parts), element)
+        for n, start in enumerate(cgutils.unpack_tuple(builder, args[0])):
+            quarter = ir.Constant(ir.VectorType(_I32, lanes), [n * lanes + i for i in range(lanes)])
+            part = builder.shuffle_vector(args[1], args[1], quarter)
+            builder.store(part, builder.bitcast(start, part.type.as_pointer()), align=4)
+        return context.get_dummy_value()
 
-    return Vector(types.float32, 4 * count)(starts, types.intp, lanes), emit
+    return types.void(starts, v), emit
 
 
 @intrinsic
@@ -292,12 +285,10 @@ def prefetch(typing: Any, start: Any) -> Any:
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         place = builder.bitcast(args[0], _I8.as_pointer())
         function_type = ir.FunctionType(ir.VoidType(), [place.type, _I32, _I32, _I32])
-        function = cgutils.get_or_insert_function(
-            builder.module, function_type, "llvm.prefetch.p0i8"
-        )
-        builder.call(
-            function, [place, _I32(0), _I32(2), _I32(1)]
-        )  # for reading, second cache, data
+        name = "llvm.prefetch.p0i8"
+        function = cgutils.get_or_insert_function(builder.module, function_type, name)
+        # To read, into the second cache, of data.
+        builder.call(function, [place, _I32(0), _I32(2), _I32(1)])
         return context.get_dummy_value()
 
     return types.void(start), emit
