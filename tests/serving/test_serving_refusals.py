@@ -480,6 +480,27 @@ def test_append_refuses_slots_of_another_shape(slots, message):
     assert not cache.value.any()
 
 
+def random_slots(rng, most):
+    """Draw slots below `most`: runs on pages in any order, among them single ones and −1."""
+    starts = rng.integers(-1, most, rng.integers(1, 6))
+    return np.concatenate([np.arange(a, min(a + rng.integers(1, 6), most)) for a in starts])
+
+
+def test_slots_are_refused_if_one_is_there_twice(rng):
+    cache = KVCache(*np.zeros((2, 8, 4, 1, 2), np.float32))
+    moves = RotaryEmbedding(2).shift_plan(0, layout="thd")
+    for _ in range(500):
+        slots = random_slots(rng, 32)
+        kept = slots[slots >= 0].tolist()
+        twice = {slot for slot in kept if kept.count(slot) > 1}
+        if not twice:
+            moves.rotate_cached(cache, slots)
+            continue
+        with pytest.raises(ValueError, match=r"`slot_mapping` holds slot \d+ twice") as raised:
+            moves.rotate_cached(cache, slots)
+        assert any(f"slot {slot} twice" in str(raised.value) for slot in twice)
+
+
 CACHED = {
     "int8": (
         lambda s: s.plan.rotate_cached(s.of_int8(), s.slots),
