@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     for kernel in compile_kernels(builds):
         origin = "compiled" if kernel.compiled else "cached"
-        print(f"{kernel.name:40}{origin:10}{kernel.seconds:7.2f} s", flush=True)
+        print(f"{kernel.name:43}{origin:10}{kernel.seconds:7.2f} s", flush=True)
         if kernel.cache is not None:
             folders.add(str(kernel.cache))
         total_seconds += kernel.seconds

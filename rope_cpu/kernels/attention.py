@@ -280,7 +280,8 @@ def _attend_range(step, item, head, base, scratch, states):
         position = item.position + row // rows
         first = max(start, position - item.window + 1) - base
         end = max(first, min(stop, position + 1) - base)
-        seen[row] = (first, end)
+        seen[row, 0] = first
+        seen[row, 1] = end
         scores = scratch.scores[row, first:end]
         _weigh(scores, keys.scales[first:end], values.scales[first:end], step.softcap, added[row])
     width = states.shape[2] - 2

@@ -456,7 +456,5 @@ def converts_float16() -> bool:
 
 def has_feature(name: str) -> bool:
     """Return True if the processor that Numba compiles for has a feature, by LLVM's name."""
-    features = config.CPU_FEATURES
-    if features is None:
-        features = get_host_cpu_features()
+    features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
     return f"+{name}" in features.split(",")

@@ -82,7 +82,8 @@ def _repeated(slots: Array) -> Array:
     order = np.argsort(slots[first])
     starts = slots[first][order]
     stops = starts + lengths[order]
-    return starts[1:][starts[1:] < stops[:-1]]
+    repeated: Array = starts[1:][starts[1:] < stops[:-1]]
+    return repeated
 
 
 def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) -> Array:
