@@ -36,8 +36,10 @@ from .model_attention import (
     attention_only_options,
     export_model_attention,
     given_options,
+    graph_problems,
     model_metadata,
     seq_len_problems,
+    usage_problems,
 )
 
 
@@ -136,7 +138,8 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cache",
         choices=attention_settings.CACHES,
-        help="growing: each step returns a longer cache (default); shared: written in place",
+        help="growing: each step returns a longer cache (default); shared: written in place; "
+        "fastest with target ort, while onnx reads the whole capacity at each step",
     )
     group.add_argument(
         "--cache-dtype",
@@ -165,8 +168,14 @@ def run(args: argparse.Namespace) -> int:
 
     Returns 0, or 1 if validation fails; no file is written then.
     """
-    config = config_from_arguments(args)
     problems = _run_problems(args)
+    try:
+        config = config_from_arguments(args)
+    except UsageError as error:
+        problems.insert(0, str(error))
+        if args.attention:
+            problems += [*usage_problems(args), *graph_problems(args)]
+        raise UsageError(numbered(problems)) from error
     make_model = export_model_attention if args.attention else _export_rotation
     try:
         model, rope = make_model(args, config, problems)

@@ -56,27 +56,20 @@ def export_model_attention(
     Raises UsageError with all reasons why the command cannot write it; problems: those that are
     known already.
     """
-    departures, setting_problems = read_departures(args.set)
+    departures, _ = read_departures(args.set)
     rope, rope_problems = _rotation(args, config)
     described, model_problems = _described(args, config, departures)
-    graph_options = given_options(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
     weights: dict[str, Any] = {}
     weight_problems: list[str] = []
-    if described is not None and not (setting_problems or model_problems):
+    found = [*problems, *usage_problems(args)]
+    if described is not None and not model_problems:
         weights, weight_problems = _weights(args, config, described, departures)
-    found = [
-        *problems,
-        *setting_problems,
-        *_usage_problems(args),
-        *rope_problems,
-        *model_problems,
-        *weight_problems,
-    ]
+    found += [*rope_problems, *model_problems, *weight_problems]
     if found or rope is None or described is None:
-        found += _graph_problems(rope, described, graph_options)
+        found += graph_problems(args, rope, described)
         raise UsageError(numbered(list(dict.fromkeys(found))))
     metadata = model_metadata(args, config, departures)
-    options = described.options() | graph_options | weights
+    options = described.options() | _graph_options(args) | weights
     try:
         model = export.export_attention(rope, **options, metadata=metadata)
     except (TypeError, ValueError) as error:
@@ -113,10 +106,15 @@ def _described(
     return described, problems
 
 
-def _graph_problems(
-    rope: RotaryEmbedding | None,
-    described: LayerAttention | None,
-    graph_options: Mapping[str, Any],
+def _graph_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the graph that are given, as arguments of the export."""
+    return given_options(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
+
+
+def graph_problems(
+    args: argparse.Namespace,
+    rope: RotaryEmbedding | None = None,
+    described: LayerAttention | None = None,
 ) -> list[str]:
     """Return all reasons for which the export itself refuses these options.
 
@@ -127,7 +125,7 @@ def _graph_problems(
         options: dict[str, Any] = {"num_heads": 1}
     else:
         options = described.options()
-    options |= graph_options
+    options |= _graph_options(args)
     if options["layout"] not in attention_settings.LAYOUTS:
         del options["layout"]  # a problem already
     try:
@@ -209,8 +207,9 @@ def seq_len_problems(seq_len: int | None, rope: RotaryEmbedding) -> list[str]:
     return []
 
 
-def _usage_problems(args: argparse.Namespace) -> list[str]:
-    problems = []
+def usage_problems(args: argparse.Namespace) -> list[str]:
+    """Return problems with options that do not depend on the model."""
+    _, problems = read_departures(args.set)
     if args.inverse:
         problems.append("--inverse and --attention are both given; attention rotates forward")
     layouts = attention_settings.LAYOUTS
@@ -292,11 +291,14 @@ def _contradictions(
         place = f"model type {config.model_type}"
         if name == "window" and own is not None and own.layer_type is not None:
             place = f"layers of type {own.layer_type} of {place}"
-        problems.append(
+        problem = (
             f"--{name} is {given:g}, but {_model_value(config, name, value)} in {place}; drop it "
-            f"or give --{name} {value or 0:.6g}, or depart from the model with --set "
-            f"{name}={given or 'none'}"
+            f"or give --{name} {value or 0:.6g}"
         )
+        setting = f"{name}={given or 'none'}"
+        if not read_departures([setting])[1]:
+            problem += f", or depart from the model with --set {setting}"
+        problems.append(problem)
     return problems
 
 

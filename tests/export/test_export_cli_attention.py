@@ -196,6 +196,13 @@ def test_all_reasons_come_in_one_message(export_config):
         assert part in text
 
 
+@pytest.mark.parametrize("option", [("--softcap", "nan"), ("--window", "-4")])
+def test_no_departure_is_offered_that_would_be_refused(export_config, option):
+    with pytest.raises(UsageError, match=f"{option[0]} is {option[1]}, but there is no") as error:
+        export_config(LLAMA, "--attention", *option)
+    assert "--set" not in str(error.value)
+
+
 def test_refusals_of_the_target_come_with_those_of_the_model(export_config):
     with pytest.raises(UsageError, match=r"\(1\) --scale is 9.*\(2\) `max_positions` is None"):
         export_config(LLAMA, "--attention", "--scale", "9", "--target", "ort")
@@ -306,6 +313,17 @@ def test_refusals_of_the_target_come_with_those_of_the_model(export_config):
                 "`--max-positions` is not given, but",
             ),
             id="a model that is not causal",
+        ),
+        pytest.param(
+            {"model_type": "gpt2"},
+            ("--opset", "7", "--set", "window=many", "--inverse"),
+            (
+                "`model_type` is 'gpt2': its positions are added to its inputs",
+                "--set is 'window=many'",
+                "--inverse and --attention are both given",
+                "`--opset` is 7; target 'onnx' is written in opsets 23 to 24",
+            ),
+            id="a config without a rotation",
         ),
     ],
 )
