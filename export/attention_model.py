@@ -152,7 +152,7 @@ def export_attention(
     ------
     TypeError, ValueError
         Before anything is built, if an argument is invalid or the target cannot express the
-        attention. The text names the targets that can.
+        attention. The text has all reasons, and names the targets that can.
 
     References
     ----------
@@ -198,8 +198,8 @@ def export_attention(
         hidden=arrays["q"].shape[1] if "q" in arrays else None,
         output=arrays["o"].shape[0] if "o" in arrays else None,
         name_prefix=name_prefix,
+        rope=rope,
     )
-    options.check_rope(rope)
     options.check_arrays(rope.head_dim, arrays)
     builder = _ModelBuilder(rope, options, arrays)
     return builder.build(model_metadata(rope, options, metadata))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import InitVar, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,11 +21,13 @@ from .masks import MASK_SHAPES
 from .options import (
     RopeOptions,
     check_coordinates,
+    check_rotary_embedding,
     known_dtype,
     table_rows,
     target_dtype,
     target_opset,
 )
+from .problems import raise_together
 from .targets import TARGETS, Target, capable_targets, find_target
 from .targets.ort import runtime_takes_query_lengths
 from .weights import INPUT, SOURCES
@@ -78,92 +80,110 @@ class AttentionOptions:
     output: int | None
     name_prefix: str
 
-    def __post_init__(self) -> None:
+    # With a rotation, the options are checked against it, too.
+    rope: InitVar[RotaryEmbedding | None] = None
+
+    def __post_init__(self, rope: RotaryEmbedding | None) -> None:
+        if rope is not None:
+            check_rotary_embedding(rope)
         target = find_target(self.target)
         cache = choice("cache", self.cache, CACHES)
-        checked = {
-            "num_heads": whole_number("num_heads", self.num_heads, 1, limits.HEADS),
-            "num_kv_heads": whole_number("num_kv_heads", self.num_kv_heads, 1, limits.HEADS),
-            "positions": choice("positions", self.positions, POSITIONS),
-            "layout": choice("layout", self.layout, LAYOUTS),
-            "dtype": target_dtype(target, self.dtype),
-            "max_positions": table_rows(self.max_positions),
-            "opset": target_opset(target, self.opset, cache),
-            "v_head_dim": whole_number("v_head_dim", self.v_head_dim, 1, limits.HEAD_DIM),
-            "causal": boolean("causal", self.causal),
-            "window": None if self.window is None else whole_number("window", self.window),
-            "softcap": None if self.softcap is None else _float32("softcap", self.softcap),
-            "scale": _float32("scale", self.scale),
-            "mask": choice("mask", self.mask, MASKS),
-            "past": boolean("past", self.past),
-            "cache_dtype": _cache_dtype(self.cache_dtype),
-            "batch_chunks": _batch_chunks(target, cache, self.batch_chunks),
-            "norm_epsilon": _float32("norm_epsilon", self.norm_epsilon),
-            "norm_offset": real_number("norm_offset", self.norm_offset, zero=True),
-            "qk_norm": choice("qk_norm", self.qk_norm, SOURCES),
-            "sinks": choice("sinks", self.sinks, SOURCES),
-            "hidden": _width("hidden", self.hidden),
-            "output": _width("output", self.output),
-            "name_prefix": _name_prefix(self.name_prefix),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-        self._check_combinations()
+        self._set(
+            {
+                "num_heads": whole_number("num_heads", self.num_heads, 1, limits.HEADS),
+                "num_kv_heads": whole_number("num_kv_heads", self.num_kv_heads, 1, limits.HEADS),
+                "v_head_dim": whole_number("v_head_dim", self.v_head_dim, 1, limits.HEAD_DIM),
+                "causal": boolean("causal", self.causal),
+                "past": boolean("past", self.past),
+                "norm_epsilon": _float32("norm_epsilon", self.norm_epsilon),
+                "norm_offset": real_number("norm_offset", self.norm_offset, zero=True),
+                "qk_norm": choice("qk_norm", self.qk_norm, SOURCES),
+                "sinks": choice("sinks", self.sinks, SOURCES),
+                "hidden": _width("hidden", self.hidden),
+                "output": _width("output", self.output),
+            }
+        )
+        errors = self._set_graph_options(target, cache)
+        errors += map(ValueError, self._wrong_combinations())
+        if rope is not None:
+            errors += self._rope_errors(rope)
+        raise_together(errors)
         if self.hidden is not None:  # hidden states are (batch, seq, width)
-            object.__setattr__(self, "layout", "bsd")
+            self._set({"layout": "bsd"})
 
-    def _check_combinations(self) -> None:
+    def _set(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _set_graph_options(self, target: Target, cache: str) -> list[Exception]:
+        """Check the options that a user chooses freely; return all errors.
+
+        An option that is wrong is replaced, so that it causes no second error.
+        """
+        errors: list[Exception] = []
+        for name, (read, replacement) in GRAPH_OPTIONS.items():
+            try:
+                value = read(getattr(self, name), target, cache)
+            except (TypeError, ValueError) as error:
+                errors.append(error)
+                value = read(replacement, target, cache)
+            self._set({name: value})
+        return errors
+
+    def _wrong_combinations(self) -> Iterator[str]:
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
+            yield (
                 f"`num_heads` is {self.num_heads}, not a multiple of `num_kv_heads`, "
                 f"{self.num_kv_heads}"
             )
         # "bhsd" given explicitly cannot be told from the default, so "bshd" alone is refused.
         if self.hidden is not None and self.layout == "bshd":
-            raise ValueError(
+            yield (
                 "`layout` is 'bshd', but `weights` are given: hidden states are (batch, seq, in); "
                 "drop `layout`"
             )
         if self.window is not None and not self.causal:
-            raise ValueError(
+            yield (
                 f"`window` is {self.window}: it counts the keys up to a query, so it needs "
                 "`causal`=True"
             )
         if self.softcap is not None:
-            _float32("scale / softcap", self.scale / self.softcap)
-        self._check_norms()
+            ratio = self.scale / self.softcap
+            if not _fits_float32(ratio):
+                yield _float32_problem("scale / softcap", ratio)
+        yield from self._wrong_norms()
         if self.cache == "shared":
-            self._check_shared_cache()
+            yield from self._wrong_with_shared_cache()
         elif self.cache_dtype is not None:
-            raise ValueError(
+            yield (
                 f"`cache_dtype` is {self.cache_dtype}, but `cache` is 'growing', whose keys and "
                 "values have the `dtype`; give `cache`='shared' or drop `cache_dtype`"
             )
-
-    def _check_shared_cache(self) -> None:
-        if not self.past:
-            raise ValueError(
-                "`past` is False, but `cache` is 'shared': it is the past; drop `past`"
-            )
-        if not self.causal:
-            raise ValueError("`causal` is False; attention over a shared cache is causal")
-        if self.mask != "none":
-            raise ValueError(
-                f"`mask` is {shown(self.mask)}, but `cache` is 'shared': its rows have lengths, "
-                "past_lengths, and no mask; drop `mask`, or give `cache`='growing'"
-            )
         if self.cache_dtype is not None and not TARGETS[self.target].int8_cache:
             able = capable_targets(lambda other: other.int8_cache)
-            raise ValueError(
+            yield (
                 f"`cache_dtype` is {self.cache_dtype}, which target {self.target!r} cannot attend "
                 f"to; {able} can express it"
             )
 
-    def _check_norms(self) -> None:
+    def _wrong_with_shared_cache(self) -> Iterator[str]:
+        if not self.past:
+            yield "`past` is False, but `cache` is 'shared': it is the past; drop `past`"
+        if not self.causal:
+            yield (
+                "`causal` is False; attention over a shared cache is causal; give `cache`='growing'"
+            )
+        if self.mask != "none":
+            yield (
+                f"`mask` is {shown(self.mask)}, but `cache` is 'shared': its rows have lengths, "
+                "past_lengths, and no mask; drop `mask`, or give `cache`='growing'"
+            )
+
+    def _wrong_norms(self) -> Iterator[str]:
         for name, default in NORM_DEFAULTS.items():
             value = getattr(self, name)
             if self.qk_norm == "none" and value != default:
-                raise ValueError(
+                yield (
                     f"`{name}` is {value}, but there is no `qk_norm` that would use it; give "
                     f"`qk_norm` or drop `{name}`"
                 )
@@ -224,33 +244,39 @@ class AttentionOptions:
             "v": (self.num_kv_heads, self.v_head_dim),
         }
 
-    def check_rope(self, rope: RotaryEmbedding) -> None:
-        """Raise ValueError where these options or their target cannot express the attention."""
-        # First, since the check of the rotation would name a `positions` that was not given.
-        check_coordinates(rope, self.positions)
-        self.rotation.check_rope(rope)
-        problem = TARGETS[self.target].attention_problem(rope, self)
-        if problem is not None:
-            if any(self._fits(other, rope) for other in TARGETS.values()):
-                able = capable_targets(lambda other: self._fits(other, rope))
-                problem = f"{problem}; {able} can express it"
-            raise ValueError(problem)
+    def _rope_errors(self, rope: RotaryEmbedding) -> list[Exception]:
+        """Return the errors where these options or their target cannot express the attention."""
+        errors: list[Exception] = []
+        try:
+            # First, since the check of the rotation would name a `positions` that was not given.
+            check_coordinates(rope, self.positions)
+            self.rotation.check_rope(rope)
+        except (TypeError, ValueError) as error:
+            errors.append(error)
+        able = ""
+        if any(self._fits(other, rope) for other in TARGETS.values()):
+            able = f"; {capable_targets(lambda other: self._fits(other, rope))} can express it"
+        problems = TARGETS[self.target].attention_problems(rope, self)
+        errors += [ValueError(f"{problem}{able}") for problem in problems]
         if self.batch_chunks and not TARGETS[self.target].takes_chunks:
-            self._check_runtime()
+            errors += self._runtime_errors()
+        return errors
 
     def _fits(self, target: Target, rope: RotaryEmbedding) -> bool:
         """Return True if a target can express this attention."""
         takes_cache = self.cache_dtype is None or target.int8_cache
         takes_dtype = np.dtype(self.dtype) in target.dtypes
-        return takes_cache and takes_dtype and target.attention_problem(rope, self) is None
+        return takes_cache and takes_dtype and not target.attention_problems(rope, self)
 
-    def _check_runtime(self) -> None:
-        if not runtime_takes_query_lengths():
-            raise ValueError(
-                "`batch_chunks` is True, but the GroupQueryAttention of onnxruntime "
-                f"{onnxruntime.__version__} takes several new tokens on a past for a batch of 1 "
-                "only; it needs onnxruntime 1.32"
-            )
+    def _runtime_errors(self) -> list[Exception]:
+        if runtime_takes_query_lengths():
+            return []
+        problem = (
+            "`batch_chunks` is True, but the GroupQueryAttention of onnxruntime "
+            f"{onnxruntime.__version__} takes several new tokens on a past for a batch of 1 "
+            "only; it needs onnxruntime 1.32"
+        )
+        return [ValueError(problem)]
 
     def check_arrays(self, head_dim: int, arrays: Mapping[str, Float64]) -> None:
         """Raise ValueError unless weights, norms and sinks have the shapes that these options need.
@@ -285,9 +311,17 @@ class AttentionOptions:
 def _float32(name: str, value: object) -> float:
     """Return a positive number; raise if it is close to the limits of float32 or beyond them."""
     number = real_number(name, value)
-    if not 2.0**-126 <= number < 2.0**62:
-        raise ValueError(f"`{name}` is {shown(number)}; it must be at least 2^-126 and below 2^62")
+    if not _fits_float32(number):
+        raise ValueError(_float32_problem(name, number))
     return number
+
+
+def _fits_float32(number: float) -> bool:
+    return 2.0**-126 <= number < 2.0**62
+
+
+def _float32_problem(name: str, number: float) -> str:
+    return f"`{name}` is {shown(number)}; it must be at least 2^-126 and below 2^62"
 
 
 def _cache_dtype(value: DTypeLike | None) -> str | None:
@@ -329,3 +363,21 @@ def _width(name: str, value: int | None) -> int | None:
     if value is None:
         return None
     return whole_number(name, value, 1, limits.HIDDEN_SIZE)
+
+
+# The options that a user chooses freely: the function that reads one, for a target and a cache, and
+# the value that replaces a wrong one.
+GRAPH_OPTIONS: dict[str, tuple[Callable[[Any, Target, str], Any], Any]] = {
+    "positions": (lambda value, *_: choice("positions", value, POSITIONS), "past"),
+    "layout": (lambda value, *_: choice("layout", value, LAYOUTS), "bhsd"),
+    "dtype": (lambda value, target, _: target_dtype(target, value), np.float32),
+    "max_positions": (lambda value, *_: table_rows(value), 1),
+    "opset": (lambda value, target, cache: target_opset(target, value, cache), None),
+    "window": (lambda value, *_: None if value is None else whole_number("window", value), None),
+    "softcap": (lambda value, *_: None if value is None else _float32("softcap", value), None),
+    "scale": (lambda value, *_: _float32("scale", value), 1.0),
+    "mask": (lambda value, *_: choice("mask", value, MASKS), "none"),
+    "cache_dtype": (lambda value, *_: _cache_dtype(value), None),
+    "batch_chunks": (lambda value, target, cache: _batch_chunks(target, cache, value), None),
+    "name_prefix": (lambda value, *_: _name_prefix(value), ""),
+}

@@ -13,10 +13,13 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
 from rope_cpu.configs.model_types import data
 from rope_cpu.configs.reader import read
+from rope_cpu.configs.text import PAIRING_ARGUMENT
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 DEFAULT_CONFIG = "llama3.1-8b.json"
+# The options that set the argument `interleaved`, for error texts.
+PAIRING_OPTIONS = "--interleaved for pairs (2i, 2i+1), --half for (i, i+n)"
 PICTURE_SUFFIXES = (".png", ".svg")
 
 
@@ -132,10 +135,11 @@ def rope_from_config(
 
 
 def config_error(error: Exception, interleaved: bool | None) -> UsageError:
-    """Return the UsageError for an invalid config, extended by the options for the pairing."""
-    text = str(error)
-    if interleaved is None and "`interleaved`" in text:
-        text += "; choose with --half or --interleaved"
+    """Return the UsageError for an invalid config, with the options that choose the pairing."""
+    text = str(error).replace(PAIRING_ARGUMENT, PAIRING_OPTIONS)
+    if interleaved is not None:
+        option = "--interleaved" if interleaved else "--half"
+        text = text.replace(f"`interleaved` is {interleaved},", f"{option} is given,")
     return UsageError(text)
 
 

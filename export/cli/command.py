@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
 
 from rope_cpu import RotaryEmbedding, export
+from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.array_types import DTYPES
 from rope_cpu.command_line import (
     UsageError,
@@ -26,14 +28,18 @@ from .. import attention_settings, files
 from ..checkpoints.layer_attention import layer_type_at
 from ..layouts import LAYOUTS
 from ..options import POSITIONS
+from ..problems import numbered
 from ..targets import TARGETS
+from ..validation.validate import MAX_SEED
 from .model_attention import (
     GRAPH_OPTIONS,
     attention_only_options,
     export_model_attention,
     given_options,
+    graph_problems,
     model_metadata,
-    seq_len_problem,
+    seq_len_problems,
+    usage_problems,
 )
 
 
@@ -132,7 +138,8 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cache",
         choices=attention_settings.CACHES,
-        help="growing: each step returns a longer cache (default); shared: written in place",
+        help="growing: each step returns a longer cache (default); shared: written in place; "
+        "fastest with target ort, while onnx reads the whole capacity at each step",
     )
     group.add_argument(
         "--cache-dtype",
@@ -161,12 +168,17 @@ def run(args: argparse.Namespace) -> int:
 
     Returns 0, or 1 if validation fails; no file is written then.
     """
-    config = config_from_arguments(args)
-    check_file(args.output)
+    problems = _run_problems(args)
     try:
-        files.model_path(args.output, "output")
-        make_model = export_model_attention if args.attention else _export_rotation
-        model, rope = make_model(args, config)
+        config = config_from_arguments(args)
+    except UsageError as error:
+        problems.insert(0, str(error))
+        if args.attention:
+            problems += [*usage_problems(args), *graph_problems(args)]
+        raise UsageError(numbered(problems)) from error
+    make_model = export_model_attention if args.attention else _export_rotation
+    try:
+        model, rope = make_model(args, config, problems)
         report = export.validate(model, rope, seed=args.seed)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
@@ -181,17 +193,37 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
+def _run_problems(args: argparse.Namespace) -> list[str]:
+    """Return problems with the file to write and with --seed."""
+    problems = []
+    try:
+        check_file(args.output)
+        files.model_path(args.output, "output")
+    except (ValueError, UsageError) as error:
+        problems.append(str(error))
+    try:
+        whole_number("seed", args.seed, 0, MAX_SEED)
+    except ValueError as error:
+        problems.append(str(error))
+    return problems
+
+
 def _export_rotation(
-    args: argparse.Namespace, config: ModelConfig
+    args: argparse.Namespace, config: ModelConfig, problems: Sequence[str]
 ) -> tuple[onnx.ModelProto, RotaryEmbedding]:
-    """Return a model of the rotation alone, and the rotation."""
-    rope = rope_from_config(config, args.layer_type, args.interleaved, args.layer)
-    problem = seq_len_problem(args.seq_len, rope)
-    attention_only = attention_only_options(args)
-    if attention_only and problem is None:
-        problem = f"{attention_only[0]} is an option of attention; give --attention as well"
-    if problem is not None:
-        raise UsageError(problem)
+    """Return a model of the rotation alone, and the rotation; problems: known already."""
+    found = list(problems)
+    found += [
+        f"{option} is an option of attention; give --attention as well"
+        for option in attention_only_options(args)
+    ]
+    try:
+        rope = rope_from_config(config, args.layer_type, args.interleaved, args.layer)
+        found += seq_len_problems(args.seq_len, rope)
+    except UsageError as error:
+        found.append(str(error))
+    if found:
+        raise UsageError(numbered(found))
     if args.seq_len is not None:
         rope = rope.at_length(args.seq_len)
     layer_type = args.layer_type if args.layer is None else layer_type_at(config, args.layer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from .. import attention_settings
 from ..checkpoints.layer_attention import LayerAttention, describe_layer
 from ..checkpoints.layer_weights import layer_weights
 from ..options import POSITIONS
+from ..problems import numbered, problems_in
 from .departures import changed, read_departures
 
 GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "opset")
@@ -40,35 +41,41 @@ CONFIG_KEYS = {
     "scale": ("attention_multiplier", "query_pre_attn_scalar"),
 }
 
+# Head_dim of the layer that stands for an unknown one, which every target can express.
+STAND_IN_WIDTH = 16
+
 # Relative difference below which two settings are equal: half a unit of the six digits shown.
 SETTING_TOLERANCE = 5e-6
 
 
 def export_model_attention(
-    args: argparse.Namespace, config: ModelConfig
+    args: argparse.Namespace, config: ModelConfig, problems: Sequence[str]
 ) -> tuple[onnx.ModelProto, RotaryEmbedding]:
     """Return a model of the attention of a layer, and its rotation.
 
-    Raises UsageError with all reasons why the command cannot write it.
+    Raises UsageError with all reasons why the command cannot write it; problems: those that are
+    known already.
     """
-    departures, problems = read_departures(args.set)
-    problems += _usage_problems(args)
+    departures, _ = read_departures(args.set)
     rope, rope_problems = _rotation(args, config)
     described, model_problems = _described(args, config, departures)
-    problems += rope_problems
-    problems += [problem for problem in model_problems if problem not in rope_problems]
-    if rope is None or described is None:
-        raise UsageError(_numbered(problems))
-    options = described.options()
-    options |= given_options(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
-    options["metadata"] = model_metadata(args, config, departures)
-    if problems:
-        options["layout"] = attention_settings.LAYOUTS[0]  # another one is a problem already
-        raise UsageError(_numbered([*problems, *_export_problems(rope, options)]))
-    if args.weights is not None:
-        options |= _weights(args, config, described, departures)
+    weights: dict[str, Any] = {}
+    weight_problems: list[str] = []
+    found = [*problems, *usage_problems(args)]
+    if described is not None and not model_problems:
+        weights, weight_problems = _weights(args, config, described, departures)
+    found += [*rope_problems, *model_problems, *weight_problems]
+    if found or rope is None or described is None:
+        found += graph_problems(args, rope, described)
+        raise UsageError(numbered(list(dict.fromkeys(found))))
+    metadata = model_metadata(args, config, departures)
+    options = described.options() | _graph_options(args) | weights
+    try:
+        model = export.export_attention(rope, **options, metadata=metadata)
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
     _print_notes(config, described.facts)
-    return export.export_attention(rope, **options), rope
+    return model, rope
 
 
 def _rotation(
@@ -79,9 +86,9 @@ def _rotation(
         rope = rope_from_config(config, args.layer_type, args.interleaved, args.layer)
     except UsageError as error:
         return None, [str(error)]
-    problem = seq_len_problem(args.seq_len, rope)
-    if problem is not None:
-        return None, [problem]
+    problems = seq_len_problems(args.seq_len, rope)
+    if problems:
+        return None, problems
     return rope if args.seq_len is None else rope.at_length(args.seq_len), []
 
 
@@ -99,12 +106,32 @@ def _described(
     return described, problems
 
 
-def _export_problems(rope: RotaryEmbedding, options: Mapping[str, Any]) -> list[str]:
-    """Return the reason for which the export itself refuses these options, if it does."""
+def _graph_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the graph that are given, as arguments of the export."""
+    return given_options(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
+
+
+def graph_problems(
+    args: argparse.Namespace,
+    rope: RotaryEmbedding | None = None,
+    described: LayerAttention | None = None,
+) -> list[str]:
+    """Return all reasons for which the export itself refuses these options.
+
+    A small layer stands for one that the config does not determine.
+    """
+    if rope is None or described is None or None in (described.num_heads, described.num_kv_heads):
+        rope = RotaryEmbedding(STAND_IN_WIDTH)
+        options: dict[str, Any] = {"num_heads": 1}
+    else:
+        options = described.options()
+    options |= _graph_options(args)
+    if options["layout"] not in attention_settings.LAYOUTS:
+        del options["layout"]  # a problem already
     try:
         export.export_attention(rope, **options)
     except (TypeError, ValueError) as error:
-        return [str(error)]
+        return problems_in(error)
     return []
 
 
@@ -113,23 +140,18 @@ def _weights(
     config: ModelConfig,
     described: LayerAttention,
     departures: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the weights in the file of --weights, as arguments of the export."""
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the weights in the file of --weights, as arguments of the export, and problems."""
+    if args.weights is None or args.layer is None:
+        return {}, []
     left_out = tuple(departures)
     try:
-        return layer_weights(args.weights, described, config.model_type, args.layer, left_out)
+        return layer_weights(args.weights, described, config.model_type, args.layer, left_out), []
     except ValueError as error:
         text = str(error).replace("`tensors`", "--weights")
     except OSError as error:
         text = f"cannot read {shown(str(error.filename))}: {error.strerror}"
-    raise UsageError(text if "--weights" in text else f"--weights {args.weights}: {text}")
-
-
-def _numbered(problems: list[str]) -> str:
-    """Return one text of all problems."""
-    if len(problems) == 1:
-        return problems[0]
-    return ". ".join(f"({number}) {text}" for number, text in enumerate(problems, 1))
+    return {}, [text if "--weights" in text else f"--weights {args.weights}: {text}"]
 
 
 def model_metadata(
@@ -165,22 +187,29 @@ def attention_only_options(args: argparse.Namespace) -> list[str]:
     return options
 
 
-def seq_len_problem(seq_len: int | None, rope: RotaryEmbedding) -> str | None:
-    """Return the text of a problem if --seq-len is missing, or has no effect."""
+def seq_len_problems(seq_len: int | None, rope: RotaryEmbedding) -> list[str]:
+    """Return a problem if --seq-len is missing, has no effect, or is no length."""
     if seq_len is None and rope.spec.needs_length:
-        return (
+        return [
             f"rope type {rope.rope_type!r} depends on the sequence length; give it with --seq-len"
-        )
-    if seq_len is not None and rope.spec.length_rule is None:
-        return (
+        ]
+    if seq_len is None:
+        return []
+    if rope.spec.length_rule is None:
+        return [
             f"--seq-len is {shown(seq_len)}, but rope type {rope.rope_type!r} is the same at every "
             "length; drop --seq-len"
-        )
-    return None
+        ]
+    try:
+        rope.at_length(seq_len)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
-def _usage_problems(args: argparse.Namespace) -> list[str]:
-    problems = []
+def usage_problems(args: argparse.Namespace) -> list[str]:
+    """Return problems with options that do not depend on the model."""
+    _, problems = read_departures(args.set)
     if args.inverse:
         problems.append("--inverse and --attention are both given; attention rotates forward")
     layouts = attention_settings.LAYOUTS
@@ -190,6 +219,11 @@ def _usage_problems(args: argparse.Namespace) -> list[str]:
         )
     if args.weights is not None and args.layer is None:
         problems.append("--weights needs the index of a layer; give --layer")
+    if args.weights is not None and args.layout == "bshd":
+        problems.append(
+            "--layout is bshd, but with --weights the input is hidden states (batch, seq, in); "
+            "drop --layout"
+        )
     return problems
 
 
@@ -257,11 +291,14 @@ def _contradictions(
         place = f"model type {config.model_type}"
         if name == "window" and own is not None and own.layer_type is not None:
             place = f"layers of type {own.layer_type} of {place}"
-        problems.append(
+        problem = (
             f"--{name} is {given:g}, but {_model_value(config, name, value)} in {place}; drop it "
-            f"or give --{name} {value or 0:.6g}, or depart from the model with --set "
-            f"{name}={given or 'none'}"
+            f"or give --{name} {value or 0:.6g}"
         )
+        setting = f"{name}={given or 'none'}"
+        if not read_departures([setting])[1]:
+            problem += f", or depart from the model with --set {setting}"
+        problems.append(problem)
     return problems
 
 

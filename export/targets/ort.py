@@ -252,40 +252,49 @@ def runtime_takes_query_lengths() -> bool:
     return any(value.name == "query_seqlens" for values in inputs for value in values)
 
 
-def attention_problem(rope: RotaryEmbedding, options: AttentionOptions) -> str | None:
-    """Return why GroupQueryAttention would be wrong or would not run; None if it is right."""
+def attention_problems(rope: RotaryEmbedding, options: AttentionOptions) -> list[str]:
+    """Return all reasons why GroupQueryAttention would be wrong or would not run."""
+    problems = []
     if options.positions == "position_ids":
-        return (
+        problems.append(
             f"`positions` is 'position_ids', but {ATTENTION_OP} reads the first id of a prompt "
             "only and counts on from it"
         )
     if not options.causal:
-        return f"`causal` is False, but {ATTENTION_OP} is causal"
+        problems.append(f"`causal` is False, but {ATTENTION_OP} is causal")
     if options.max_positions is None:
-        return (
+        problems.append(
             f"`max_positions` is None, but {ATTENTION_OP} looks cos and sin up in tables, so give "
             "the number of their rows"
         )
     if len(rope.blocks) > 1:
-        return f"`rope` has blocks {list(rope.blocks)}, but {ATTENTION_OP} forms pairs in one block"
+        problems.append(
+            f"`rope` has blocks {list(rope.blocks)}, but {ATTENTION_OP} forms pairs in one block"
+        )
     if rope.axes > 1 and not rope.spec.shared_id:
-        return f"`rope` has {rope.axes} axes, but {ATTENTION_OP} takes one position per token"
+        problems.append(
+            f"`rope` has {rope.axes} axes, but {ATTENTION_OP} takes one position per token"
+        )
     if rope.head_dim % 16:
-        return f"`head_dim` is {rope.head_dim}, but {ATTENTION_OP} rotates multiples of 16 only"
-    if rope.rotary_dim % 16:
-        return (
+        problems.append(
+            f"`head_dim` is {rope.head_dim}, but {ATTENTION_OP} rotates multiples of 16 only"
+        )
+    if rope.rotary_dim % 16 and rope.rotary_dim < rope.head_dim:
+        problems.append(
             f"`rotary_dim` is {rope.rotary_dim}, but {ATTENTION_OP} takes tables of a multiple of "
             "8 columns only"
         )
     if options.v_head_dim != rope.head_dim:
-        return f"`v_head_dim` is {options.v_head_dim}, but {ATTENTION_OP} takes head_dim only"
+        problems.append(
+            f"`v_head_dim` is {options.v_head_dim}, but {ATTENTION_OP} takes head_dim only"
+        )
     if options.is_shared and options.cached_dtype not in (str(FLOAT32), "int8"):
-        return (
+        problems.append(
             f"`dtype` is {options.dtype}, but {ATTENTION_OP} computes in float32 and would convert "
             "the whole shared cache at every step, other rows than the new ones included; "
             "`cache_dtype`='int8' is free of that"
         )
-    return None
+    return problems
 
 
 ORT = Target(
@@ -297,5 +306,5 @@ ORT = Target(
     attention_rotates=True,
     takes_chunks=False,
     int8_cache=True,
-    attention_problem=attention_problem,
+    attention_problems=attention_problems,
 )

@@ -26,6 +26,9 @@ from .session import open_session
 from .shared_cache_check import SharedCacheCheck
 from .validation_report import Outcome, Report
 
+# The largest seed.
+MAX_SEED = 2**128 - 1
+
 
 def validate(
     model: onnx.ModelProto | str | os.PathLike[str], rope: RotaryEmbedding, *, seed: int = 0
@@ -78,7 +81,7 @@ def validate(
             f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto or a path"
         )
     check_rotary_embedding(rope)
-    whole_number("seed", seed, 0, 2**128 - 1)
+    whole_number("seed", seed, 0, MAX_SEED)
     check_one_length(rope)
     source = model if isinstance(model, onnx.ModelProto) else os.fspath(model)
     loaded = _load(source) if isinstance(source, str) else source

@@ -196,9 +196,10 @@ class OneRotationConfig(ModelConfig):
                     "leave it out"
                 )
         if interleaved not in (None, spec.interleaved):
+            pairs = "interleaved" if spec.interleaved else "half-split"
             raise ValueError(
-                f"`interleaved` is {interleaved}, but this config's model has {spec.interleaved}; "
-                "leave it out"
+                f"`interleaved` is {interleaved}, but the pairs of this config's model are "
+                f"{pairs}; leave it out"
             )
         return spec
 

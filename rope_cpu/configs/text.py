@@ -52,6 +52,9 @@ PAIR_AXES: dict[str, Callable[[Sequence[int]], tuple[int, ...]]] = {
     "video_rope": axes.time_last_pair_axis,
 }
 
+# The argument that chooses the pairing, for error texts.
+PAIRING_ARGUMENT = "`interleaved` (True for pairs (2i, 2i+1), False for (i, i+n))"
+
 # Top-level keys that change the rotation of some model types. For an unknown type their meaning is
 # not known.
 _KEYS_OF_TYPES = (
@@ -129,7 +132,7 @@ class TextConfig(ModelConfig):
             meant = did_you_mean(model_type, table_rows())
             raise ValueError(
                 f"`model_type` is {shown(model_type)}{meant}, so the pairing is not known; give "
-                "`interleaved` (True for pairs (2i, 2i+1), False for (i, i+n))"
+                f"{PAIRING_ARGUMENT}"
             )
         if isinstance(pairing, str):
             return scalars.boolean(pairing, self.values.get(pairing, True))

@@ -96,6 +96,7 @@ GEMMA = {
             [
                 *("export", "-o", "a.onnx", "--layer-type", "full_attention"),
                 *("--attention", "--cache-dtype", "int8"),
+                *("--target", "ort", "--max-positions", "64"),
             ],
             "`--cache-dtype` is int8, but `--cache` is 'growing', whose keys and values have the "
             "`--dtype`; give `--cache shared` or drop",

@@ -196,7 +196,7 @@ def test_layers_that_are_not_rotated_are_named(tmp_path, capsys):
 def test_a_model_of_unknown_type_needs_the_pairing(tmp_path, capsys):
     file = str(config(tmp_path, model_type="mystery"))
     assert cli.main(["verify", file]) == 2
-    one_line(capsys, "'mystery'", "--half or --interleaved")
+    one_line(capsys, "'mystery'", "give --interleaved for pairs (2i, 2i+1), --half for (i, i+n)")
     for option, pairs in (("--half", "half-split"), ("--interleaved", "interleaved")):
         assert cli.main(["verify", file, option]) == 0
         assert f"in {pairs} pairs" in " ".join(capsys.readouterr().out.split())

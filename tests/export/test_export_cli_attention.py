@@ -9,6 +9,7 @@ import onnx.compose
 import pytest
 from safetensors_files import write_safetensors
 
+from rope_cpu.cli import main
 from rope_cpu.command_line import UsageError
 
 HEADS = {
@@ -195,9 +196,149 @@ def test_all_reasons_come_in_one_message(export_config):
         assert part in text
 
 
+@pytest.mark.parametrize("option", [("--softcap", "nan"), ("--window", "-4")])
+def test_no_departure_is_offered_that_would_be_refused(export_config, option):
+    with pytest.raises(UsageError, match=f"{option[0]} is {option[1]}, but there is no") as error:
+        export_config(LLAMA, "--attention", *option)
+    assert "--set" not in str(error.value)
+
+
 def test_refusals_of_the_target_come_with_those_of_the_model(export_config):
     with pytest.raises(UsageError, match=r"\(1\) --scale is 9.*\(2\) `max_positions` is None"):
         export_config(LLAMA, "--attention", "--scale", "9", "--target", "ort")
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "texts"),
+    [
+        pytest.param(
+            LLAMA,
+            (
+                *("--mask", "bool", "--cache", "shared", "--cache-dtype", "int8"),
+                *("--opset", "99", "--dtype", "float64", "--name-prefix", "a b"),
+                *("--max-positions", "0", "--seed", "-1"),
+            ),
+            (
+                "`--seed` is -1; it must be at least 0",
+                "`--dtype` is float64, which ai.onnx RotaryEmbedding has no kernel for",
+                "`--max-positions` is 0; it must be at least 1",
+                "`--opset` is 99; target 'onnx' is written in opsets 24 to 24",
+                "`--name-prefix` is 'a b'; it must be at most",
+                "`--mask` is 'bool', but `--cache` is 'shared'",
+                "`--cache-dtype` is int8, which target 'onnx' cannot attend to; target 'ort' can",
+            ),
+            id="options of the graph",
+        ),
+        pytest.param(
+            LLAMA,
+            (
+                *("--target", "ort", "--cache", "shared", "--dtype", "float16"),
+                *("--positions", "position_ids", "--opset", "25"),
+            ),
+            (
+                "`--opset` is 25; target 'ort' is written in opsets 13 to 24",
+                "`--positions` is 'position_ids', but com.microsoft GroupQueryAttention reads the",
+                "`--max-positions` is not given, but com.microsoft GroupQueryAttention looks cos",
+                "`--dtype` is float16, but com.microsoft GroupQueryAttention computes in float32",
+            ),
+            id="limits of a target",
+        ),
+        pytest.param(
+            {**LLAMA, "head_dim": 24},
+            ("--target", "ort", "--max-positions", "8", "--cache-dtype", "int8"),
+            (
+                "`--cache-dtype` is int8, but `--cache` is 'growing'",
+                "`head_dim` is 24, but com.microsoft GroupQueryAttention rotates multiples of 16",
+            ),
+            id="a head_dim, named once",
+        ),
+        pytest.param(
+            LLAMA,
+            (
+                *("--set", "window=many", "--scale", "9", "--softcap", "3", "--seq-len", "5"),
+                *("--inverse", "--weights", "missing.safetensors", "--opset", "7"),
+                *("--target", "ort", "--layout", "bshd"),
+            ),
+            (
+                "--set is 'window=many'",
+                "--inverse and --attention are both given",
+                "--weights needs the index of a layer",
+                "--layout is bshd, but with --weights the input is hidden states",
+                "--seq-len is 5, but rope type 'default' is the same at every length",
+                "--softcap is 3, but there is no softcap in model type llama",
+                "--scale is 9, but it is 0.176777",
+                "`--opset` is 7; target 'ort' is written in opsets 13 to 24",
+                "`--max-positions` is not given, but",
+            ),
+            id="options of every kind",
+        ),
+        pytest.param(
+            LLAMA,
+            ("--layer", "0", "--weights", "missing.safetensors", "--opset", "7", "--seed", "-1"),
+            (
+                "`--seed` is -1",
+                "--weights missing.safetensors: cannot read 'missing.safetensors': No such file",
+                "`--opset` is 7; target 'onnx' is written in opsets 23 to 24",
+            ),
+            id="a file of weights",
+        ),
+        pytest.param(
+            {**LLAMA, "model_type": "mymodel", "rope_theta": 1e4},
+            ("--opset", "7", "--mask", "bool", "--cache", "shared"),
+            (
+                "`model_type` is 'mymodel', so the pairing is not known; give --interleaved for",
+                "`--opset` is 7; target 'onnx' is written in opsets 24 to 24",
+                "`--mask` is 'bool', but `--cache` is 'shared'",
+            ),
+            id="a model type that is not known",
+        ),
+        pytest.param(
+            GEMMA3,
+            ("--opset", "7", "--cache-dtype", "int8"),
+            (
+                "`--layer-type` is not given; it must be one of 'sliding_attention'",
+                "`--opset` is 7; target 'onnx' is written in opsets 23 to 24",
+                "`--cache-dtype` is int8, but `--cache` is 'growing'",
+                "`--cache-dtype` is int8, which target 'onnx' cannot attend to",
+            ),
+            id="layers that differ",
+        ),
+        pytest.param(
+            {"model_type": "roformer", "hidden_size": 64, "num_attention_heads": 4},
+            ("--cache", "shared", "--target", "ort", "--name-prefix", "a b"),
+            (
+                "`--name-prefix` is 'a b'",
+                "`causal` is False; attention over a shared cache is causal; give `--cache grow",
+                "`causal` is False, but com.microsoft GroupQueryAttention is causal",
+                "`--max-positions` is not given, but",
+            ),
+            id="a model that is not causal",
+        ),
+        pytest.param(
+            {"model_type": "gpt2"},
+            ("--opset", "7", "--set", "window=many", "--inverse"),
+            (
+                "`model_type` is 'gpt2': its positions are added to its inputs",
+                "--set is 'window=many'",
+                "--inverse and --attention are both given",
+                "`--opset` is 7; target 'onnx' is written in opsets 23 to 24",
+            ),
+            id="a config without a rotation",
+        ),
+    ],
+)
+def test_one_try_shows_all_problems_with_options_by_their_flags(
+    tmp_path, monkeypatch, capsys, config, arguments, texts
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = ["export", "config.json", "--attention", "-o", "a.onnx", *arguments]
+    assert main.main(command) == 2
+    printed = capsys.readouterr().err
+    for number, text in enumerate(texts, 1):
+        assert f"({number}) {text}" in printed
+    assert f"({len(texts) + 1})" not in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_layers_that_differ_must_be_chosen(export_config):

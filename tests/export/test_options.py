@@ -1,6 +1,7 @@
 """RopeOptions: inexpressible rotations are refused before a graph is built, with a reason."""
 
 import inspect
+import pickle
 from dataclasses import fields, replace
 
 import numpy as np
@@ -205,3 +206,14 @@ def test_every_argument_is_an_option(function, options):
     """Arguments that the dataclass validates; the others are arrays and metadata."""
     arguments = set(inspect.signature(function).parameters) - {"rope", "weights", "metadata"}
     assert arguments <= {field.name for field in fields(options)}
+
+
+def test_export_attention_names_all_problems():
+    options = {"target": "ort", "opset": 7, "mask": "bool", "cache": "shared"}
+    with pytest.raises(ValueError, match="`opset` is 7") as caught:
+        export.export_attention(PLAIN, num_heads=2, **options)
+    parts = ("(1) `opset` is 7", "(2) `mask` is 'bool'", "(3) `max_positions` is None")
+    assert all(part in str(caught.value) for part in parts)
+    assert "(4)" not in str(caught.value)
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert str(copied) == str(caught.value)

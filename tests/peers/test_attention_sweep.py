@@ -2,12 +2,14 @@
 
 A small model of the type runs once; `attention_options`, `attention_weights` and `export_attention`
 see its config and state dict alone. Each layer that they write must agree with the module of
-transformers in float64, to the error that the module itself has in float32. Every model type is in
-one of the tables RIGHT and REFUSED.
+transformers in float64, to the error that the module itself has in float32; so must all targets and
+caches in float32, where they can express the layer. Every model type is in one of the tables RIGHT
+and REFUSED.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +18,7 @@ import pytest
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from attention_modules import attention_module  # noqa: E402
+from attention_modules import Module, attention_module  # noqa: E402
 from small_models import TOKENS, SmallModel, small_model  # noqa: E402
 
 from rope_cpu import RotaryEmbedding, export  # noqa: E402
@@ -24,6 +26,10 @@ from rope_cpu.configs.model_types import model_facts  # noqa: E402
 from rope_cpu.export.validation.session import open_session  # noqa: E402
 
 pytestmark = pytest.mark.peers
+
+# Tokens that follow the prefill one by one, and rows of shared caches.
+STEPS = 4
+CAPACITY = 64
 
 # Model types of which at least one layer must be written, and agree.
 RIGHT = (
@@ -217,12 +223,20 @@ def test_setting(setting: Setting) -> None:
     assert all(setting.words in text for text in reasons), reasons
 
 
-def layers(small: SmallModel, model_type: str) -> tuple[int, list[str]]:
-    """Return how many layers are written, after comparing them, and the reasons for all others."""
+class Layer(NamedTuple):
+    """A layer to write: its rotation, the arguments of `export_attention`, and its module."""
+
+    rope: RotaryEmbedding
+    arguments: dict[str, Any]
+    module: Module
+
+
+def written_layers(small: SmallModel, model_type: str) -> tuple[list[Layer], list[str]]:
+    """Return the layers of a model that can be written, and the reasons for all others."""
     config = small.config(model_type)
     state = small.state(model_type)
     calls: dict[str, Any] = {}
-    right = 0
+    written = []
     reasons = []
     for layer in range(small.model.config.num_hidden_layers):
         try:
@@ -236,10 +250,78 @@ def layers(small: SmallModel, model_type: str) -> tuple[int, list[str]]:
         rope = RotaryEmbedding.from_config(config, layer=layer, angle_dtype="float32")
         if rope.spec.needs_length:
             rope = rope.at_length(TOKENS)
+        written.append(Layer(rope, arguments, module))
+    return written, reasons
+
+
+def layers(small: SmallModel, model_type: str) -> tuple[int, list[str]]:
+    """Return how many layers are written, after comparing them, and the reasons for all others."""
+    written, reasons = written_layers(small, model_type)
+    for index, (rope, arguments, module) in enumerate(written):
         exported = export.export_attention(
             rope, target="primitive", dtype="float64", past=False, **arguments
         )
         (result,) = open_session(exported).run(None, {"hidden": module.hidden.astype(np.float64)})
-        assert np.abs(result - module.result).max() <= module.own_error, layer
-        right += 1
-    return right, reasons
+        assert np.abs(result - module.result).max() <= module.own_error, index
+    return len(written), reasons
+
+
+@pytest.mark.parametrize("model_type", RIGHT)
+def test_targets_and_caches(model_type: str) -> None:
+    """In float32, a prefill and single steps; a different order of sums may be 4 times as far off.
+
+    A layer that is not causal has no steps. The printed lines have the figures.
+    """
+    written, _ = written_layers(small_model(model_type), model_type)
+    for target, cache in itertools.product(("primitive", "onnx", "ort"), ("growing", "shared")):
+        errors = []
+        for rope, arguments, module in written:
+            options = {"target": target, "cache": cache, "max_positions": CAPACITY, **arguments}
+            words = refusal(rope, arguments["causal"], target, cache)
+            if words:
+                with pytest.raises(ValueError, match=words):
+                    export.export_attention(rope, **options)
+                continue
+            model = export.export_attention(rope, **options)
+            result = in_steps(model, module, cache, STEPS if arguments["causal"] else 0)
+            errors.append(np.abs(result - module.result).max())
+            assert errors[-1] <= 4 * module.own_error
+        print(
+            f"{model_type:<40} {target:<10} {cache:<8} {len(errors)} layers right, "
+            f"{len(written) - len(errors)} refused, {max(errors, default=0.0):.1e}"
+        )
+
+
+def refusal(rope: RotaryEmbedding, causal: bool, target: str, cache: str) -> str:
+    """Return words of the reason to refuse a layer for a target and a cache, "" to write it."""
+    if not causal and (target == "ort" or cache == "shared"):
+        return "`causal` is False"
+    if target == "ort" and rope.rotary_dim % 16:
+        return f"`rotary_dim` is {rope.rotary_dim}, but"
+    return ""
+
+
+def in_steps(model: Any, module: Module, cache: str, steps: int) -> np.ndarray:
+    """Run a layer: a prefill, and single steps over its cache."""
+    session = open_session(model)
+    hidden = module.hidden
+    batch, tokens = hidden.shape[:2]
+    shapes = {value.name: value.shape for value in session.get_inputs()}
+    rows = CAPACITY if cache == "shared" else 0
+    past = {
+        name: np.zeros((batch, shapes[name][1], rows, shapes[name][3]), np.float32)
+        for name in ("past_key", "past_value")
+    }
+    starts = [0, *range(tokens - steps, tokens)]
+    results = []
+    for start, end in zip(starts, [*starts[1:], tokens], strict=True):
+        feeds = {"hidden": np.ascontiguousarray(hidden[:, start:end])} | past
+        if cache == "growing":
+            result, *present = session.run(None, feeds)
+            past = dict(zip(past, present, strict=True))
+        else:
+            feeds["past_lengths"] = np.full(batch, start)
+            result = np.empty((batch, end - start, module.result.shape[2]), np.float32)
+            export.bind(session, feeds, {"attention": result})()
+        results.append(result)
+    return np.concatenate(results, axis=1)

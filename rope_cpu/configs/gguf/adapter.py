@@ -52,9 +52,10 @@ class GgufConfig(ModelConfig):
             )
         rotation = self._rotation(layer_type)
         if interleaved not in (None, rotation.interleaved):
+            pairs = "interleaved" if rotation.interleaved else "half-split"
             raise ValueError(
-                f"`interleaved` is {interleaved}, but architecture {self.model_type!r} has "
-                f"{rotation.interleaved}; leave it out"
+                f"`interleaved` is {interleaved}, but the pairs of architecture "
+                f"{self.model_type!r} are {pairs}; leave it out"
             )
         return rotation.spec()
 
