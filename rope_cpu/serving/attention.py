@@ -54,7 +54,7 @@ def attention(
     batch : Batch
         The sequences. Pages may be shared by several.
     scale : float, optional
-        Factor of the scores; by default head_dim^-½.
+        Factor of the scores, above 0; by default head_dim^-½.
     window : int, optional
         The number of keys that a token attends to: its own and those before it. By default all.
         (flash-attention's `window_size` on the left plus 1.)
