@@ -6,7 +6,7 @@ inside out:
 
 - `rope_cpu.kernels.norm` has the norm, `rope_cpu.kernels.head_vectors` the copy and the rounding
   to int8;
-- `_make_rotate_heads` makes the function that rotates the head vectors of one token;
+- `_make_write_heads` makes the function that normalises, rotates and copies those of one token;
 - `_append_part` is the loop over the tokens of one part, the work of a thread;
 - `_append` is the entry point: it checks the arrays and splits the work between threads.
 """
@@ -108,7 +108,7 @@ def cache_of(array, scale):
 
 @compile.device_function
 def _norm_of(norms, which, width, factors):
-    """Return the norm of a row of an array (3, width + 1); the last element is eps, or 0 for none.
+    """Return the norm of a row of `norms`: `width` weights and then eps, which is 0 for none.
 
     which: `_QUERIES`, `_KEYS` or `_VALUES`.
     """
@@ -221,7 +221,8 @@ def _append_part(
 ):
     """Write one of several equal parts of the tokens.
 
-    scratch: float32 (heads · (1 + width),), a number for each head and then head vectors.
+    scratch: float32 (heads · (1 + width),): a number for each head, first its factor of the norm
+    and then that of int8, and room for the head vectors of a token.
     """
     table = table_view(cos_sin)
     keys = cache_of(key, key_scale)
@@ -262,7 +263,7 @@ def _append_part(
 
 @compile.device_function
 def _run_part(append_part, arrays, part, parts):
-    """Write one of several equal parts of the tokens."""
+    """Allocate the scratch memory of a part, which no other thread writes, and write the part."""
     q, k, v = arrays[:3]
     heads = max(q.shape[HEAD], k.shape[HEAD], v.shape[HEAD])
     width = max(q.shape[ELEMENT], v.shape[ELEMENT])

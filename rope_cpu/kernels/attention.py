@@ -66,7 +66,8 @@ _TAYLOR = tuple(np.float32(log(2) ** n / factorial(n)) for n in range(7, 0, -1))
 def _split_exp(x):
     """Return 2^k and m with e^x = 2^k + 2^k·m and |m| < 0.42; x is limited to ±87.
 
-    The relative error of e^x is some 2^-24 · |x|. Weights are e^x of x ≤ 0, and |x|·e^x < 1.
+    The relative error of e^x is some 2^-24 · |x|. That of a weight, whose x ≤ 0, is at most 2^-24
+    of the largest weight, 1.
     """
     x = np.float32(-87) if x < np.float32(-87) else x  # `max` would lose NaN
     x = np.float32(87) if x > np.float32(87) else x

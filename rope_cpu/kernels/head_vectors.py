@@ -1,6 +1,6 @@
-"""The copy and the rounding to int8 of the head vectors of one token, for the append kernel.
+"""The copy, with a norm, and the rounding to int8 of the head vectors of one token.
 
-Arithmetic is float32, and each stored element is rounded once.
+Arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _INFINITY = np.float32(np.inf)
 _NAN = np.float32(np.nan)
 _LARGEST_INT8 = np.float32(127)
 
-# A row of smaller magnitude is stored as zeros with scale 0: 127 / max|x| would be infinite below
-# 2^-121, and subnormal scales are imprecise.
+# A head vector of smaller magnitude is stored as zeros with scale 0: 127 / max|x| would be infinite
+# below 2^-121.
 _SMALLEST_QUANTISED = np.float32(2.0**-120)
 
 
@@ -47,15 +47,16 @@ class Heads(NamedTuple):
     itemsize: Any
 
 
-# Head vectors are loaded 64 elements at a time, then 8 and one. Loops over head vectors are inside:
-# with the elements inside, LLVM unrolls the remainder into three times as much code.
+# Head vectors are loaded 64 elements at a time, then 8 and one. The loop over head vectors is
+# inside the loop over elements: the other way LLVM unrolls the remainder into three times as much
+# code.
 
 
 def _make_over_elements(operation: Callable[[int], Any]) -> Any:
     """Return the device function that applies an operation to the elements of head vectors.
 
-    operation: makes the device function for a number of elements of every head vector, from element
-    i on. operand: the norm or the factors that the operation needs.
+    It goes over elements from `first` on. operation: makes the device function for a number of
+    elements of every head vector, from element i on. operand: the norm or the factors it needs.
     """
     by_64 = operation(64)
     by_8 = operation(8)
@@ -138,8 +139,9 @@ def _largest_magnitude(x, width):
 def quantise(x, out, scale, scale_stride, inverse_scales):
     """Write float32 head vectors as int8 with scales max|x| / 127, rounded to nearest even.
 
-    A head vector that holds NaN or infinity gets the scale NaN, so that all of it reads as NaN.
-    inverse_scales: pointer to float32, scratch memory for a number for each head.
+    Below `_SMALLEST_QUANTISED` the scale is 0. A head vector that holds NaN or infinity gets the
+    scale NaN, so that all of it reads as NaN. inverse_scales: pointer to float32, scratch memory
+    for a number for each head: its largest magnitude, and then 127 over it.
     """
     for head in range(x.count):  # the largest magnitude at first
         inverse_scales[head] = _largest_magnitude(advance(x.pointer, head * x.stride), x.width)

@@ -1,7 +1,7 @@
 """The RMS norm of the head vectors of one token: x / sqrt(mean(x²) + eps) · weight.
 
-Arithmetic is float32. The order of operations is fixed, so that results have the same bits as
-separate steps, whatever the threads, the layout and the pages:
+Arithmetic is float32. The order of operations is fixed, so that results have the same bits whatever
+the threads, the layout and the pages, and in one pass or in steps of this order:
 
 - squares are rounded and added in 64 lanes, then in 8 lanes, then one by one, and each partial sum
   is added to the total in this order; lanes are joined by halves;
@@ -45,9 +45,9 @@ def from_head(norm, head):
 def make_load_normalised(lanes: int) -> Any:
     """Return the device function that loads elements of a head vector and normalises them.
 
-    x: pointer to a part of the head vector, of which elements from i on are loaded. norm: a `Norm`,
-    or None, for which Numba compiles the load alone. element: the number of the first in the head
-    vector.
+    It loads elements from i on of a part of head vector `head`; x: pointer to the part. norm: a
+    `Norm`, or None, for which Numba compiles the load alone. element: the place of the first one in
+    the whole head vector, and so of its weight.
     """
 
     @partial(compile.device_function, variant=f"{lanes}", inline=True)

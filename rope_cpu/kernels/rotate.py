@@ -100,9 +100,9 @@ class Tile(NamedTuple):
 # Device functions that rotate `lanes` pairs of a tile, from pair i of a block on. A block is a run
 # of elements of a head vector within which pairs are formed. x, out: pointers to the block in the
 # tile's first token and head. cos, sin: pointers to the block's pairs of that token. pairs: the
-# number of pairs of the block. norm: a `Norm` that is applied first, or None. first: the number of
-# the block's first element in the head vector. nontemporal: whether results are stored past the
-# caches.
+# number of pairs of the block. norm: a `Norm` that is applied before, to a tile of one token, or
+# None. first: the place of the block's first element in the head vector. nontemporal: whether
+# results are stored past the caches.
 
 
 def half_split(lanes: int) -> Any:

@@ -69,10 +69,10 @@ def _checked_slots(value: ArrayLike, cache: KVCache, layout: str) -> Array:
 
 
 def _repeated(slots: Array) -> Array:
-    """Return slots that occur twice, some of them at least if there are any.
+    """Return some of the slots that occur twice, at least one if there are any.
 
-    Runs of consecutive slots are sorted, not single slots: 8,192 slots on pages of 16 take 30 µs
-    instead of 210.
+    Runs of consecutive slots are sorted, not single slots: 8,192 slots on pages of 16 take 34 µs
+    instead of 200, and without any runs 330.
     """
     steps = np.diff(slots)
     if (steps > 0).all():

@@ -73,5 +73,7 @@ def mutated(draw, original, new_values, new_keys):
         elif kind == "nest":
             holder[key] = {draw(new_keys): holder[key]}
         else:
-            holder[key] = [holder[key]] * draw(st.integers(1, 3))
+            # Copies: one entry in two places could be swapped into itself.
+            count = draw(st.integers(1, 3))
+            holder[key] = [copy.deepcopy(holder[key]) for _ in range(count)]
     return changed
