@@ -92,7 +92,8 @@ class RotaryPlan:
             Outputs for q and for k: the very same arrays (in place), or memory that shares no
             element with the inputs. New arrays by default.
         q_norm, k_norm : RMSNorm, optional
-            Norms of q and of k, before the rotation. float64 has none.
+            Norms of q and of k, before the rotation. float64 has none. With any norm, elements that
+            are not rotated are written as `append` writes them: bfloat16 below 2^-126 becomes zero.
 
         Returns
         -------

@@ -81,7 +81,8 @@ def attention(
     -----
     The bits of a result depend on the query, keys and values of its own sequence alone: not on the
     number of threads, the pages, or the other tokens of the step. Keys outside of window and length
-    are never read: their pages may be −1, and their memory may hold NaN.
+    are never read: their pages may be −1, and their memory may hold NaN. No weight is less than
+    e^-87 of the largest weight of its token.
 
     References
     ----------
