@@ -121,7 +121,7 @@ class AttentionOptions:
         An option that is wrong is replaced, so that it causes no second error.
         """
         errors: list[Exception] = []
-        for name, (read, replacement) in GRAPH_OPTIONS.items():
+        for name, (read, replacement) in _FREE_OPTIONS.items():
             try:
                 value = read(getattr(self, name), target, cache)
             except (TypeError, ValueError) as error:
@@ -367,7 +367,7 @@ def _width(name: str, value: int | None) -> int | None:
 
 # The options that a user chooses freely: the function that reads one, for a target and a cache, and
 # the value that replaces a wrong one.
-GRAPH_OPTIONS: dict[str, tuple[Callable[[Any, Target, str], Any], Any]] = {
+_FREE_OPTIONS: dict[str, tuple[Callable[[Any, Target, str], Any], Any]] = {
     "positions": (lambda value, *_: choice("positions", value, POSITIONS), "past"),
     "layout": (lambda value, *_: choice("layout", value, LAYOUTS), "bhsd"),
     "dtype": (lambda value, target, _: target_dtype(target, value), np.float32),

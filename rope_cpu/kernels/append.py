@@ -227,15 +227,15 @@ def _append_part(
     table = table_view(cos_sin)
     keys = cache_of(key, key_scale)
     values = cache_of(value, value_scale)
-    rows = pointer(scratch)
+    memory = pointer(scratch)
     pairs = pointer(block_pairs)
     blocks = block_pairs.size
     rotary_dim = np.intp(0)
     for block in range(blocks):
         rotary_dim += 2 * block_pairs[block]
-    q_norm = _norm_of(norms, _QUERIES, q.shape[ELEMENT], rows)
-    k_norm = _norm_of(norms, _KEYS, q.shape[ELEMENT], rows)
-    v_norm = _norm_of(norms, _VALUES, v.shape[ELEMENT], rows)
+    q_norm = _norm_of(norms, _QUERIES, q.shape[ELEMENT], memory)
+    k_norm = _norm_of(norms, _KEYS, q.shape[ELEMENT], memory)
+    v_norm = _norm_of(norms, _VALUES, v.shape[ELEMENT], memory)
     tokens = q.shape[TOKEN]
     count = q.shape[BATCH] * tokens
     page_size = key.shape[TOKEN]
@@ -251,14 +251,14 @@ def _append_part(
             page = slot // page_size
             place = slot % page_size
             k_heads = _heads_of(view(k), n, token)
-            target = target_of(k_heads, keys, page, place, rows)
+            target = target_of(k_heads, keys, page, place, memory)
             write_heads(k_heads, target, k_norm, rotation)
-            finish_slot(target, keys, page, place, rows)
+            finish_slot(target, keys, page, place, memory)
             v_heads = _heads_of(view(v), n, token)
-            target = target_of(v_heads, values, page, place, rows)
+            target = target_of(v_heads, values, page, place, memory)
             unrotated = _rotation_of(table, row, token, pairs, blocks, 0)
             write_heads(v_heads, target, v_norm, unrotated)
-            finish_slot(target, values, page, place, rows)
+            finish_slot(target, values, page, place, memory)
 
 
 @compile.device_function
