@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from rope_cpu.arguments.arrays import check_array
 from rope_cpu.arguments.scalars import check_table_size
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array
@@ -88,8 +90,10 @@ interleaved=False)
         return self.for_tokens(tokens, COMPUTE_DTYPES[x.dtype])
 
     def _rotation_for(self, tokens: int) -> serving.Rotation:
-        self._check_size("number of slots", tokens)
-        return self.for_tokens(tokens)._append_rotation()
+        rotation = self._append_rotation()
+        halves, rows, _, heads, pairs = rotation.cos_sin.shape
+        repeated = np.broadcast_to(rotation.cos_sin, (halves, rows, tokens, heads, pairs))
+        return serving.Rotation(repeated, *self._pairing, self._layout, self._subjects())
 
     def _check_size(self, name: str, tokens: int) -> None:
         """Raise if cos and sin of so many tokens are too large a table."""
