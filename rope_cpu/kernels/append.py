@@ -261,7 +261,7 @@ def _append_part(
             finish_slot(target, values, page, place, memory)
 
 
-@compile.device_function
+@partial(compile.device_function, inline=True)
 def _run_part(append_part, arrays, part, parts):
     """Allocate the scratch memory of a part, which no other thread writes, and write the part."""
     q, k, v = arrays[:3]

@@ -12,9 +12,9 @@ from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Array
 
-# What the append kernel takes where nothing is normalised.
+# What the append kernel takes where nothing is normalised. Nobody writes to it or to joined norms,
+# but they are not read-only, because Numba takes 0.05 µs longer to unbox a read-only array.
 NO_NORMS: NDArray[np.float32] = np.empty((0, 0), np.float32)
-NO_NORMS.flags.writeable = False
 
 
 class RMSNorm:
@@ -153,7 +153,6 @@ def _joined(
         if norm is not None:
             row[:width] = _factors(norm, name, width)
             row[width] = norm.eps
-    rows.flags.writeable = False
     return rows
 
 

@@ -22,7 +22,9 @@ def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Ar
                 f"`slot_mapping` is a Batch, whose tokens are packed, but the plan has layout "
                 f"{layout!r}; make the plan with layout='thd'"
             )
-        _check_batch("slot_mapping", value, cache)
+        # Compared here, because a call takes as long as the rotation of a head vector.
+        if value.page_size != cache.page_size or value.pages_needed > cache.pages:
+            _check_batch("slot_mapping", value, cache)
         return value._slots
     return _checked_slots(value, cache, layout)
 
