@@ -17,9 +17,9 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPE_NAMES, DTYPES
 from rope_cpu.kernels.angles import cos_sin_kernel
 from rope_cpu.kernels.append import CACHE_ELEMENTS, append_kernel, append_part
-from rope_cpu.kernels.attention import attention_kernel
+from rope_cpu.kernels.attention import PARTS, attention_kernel, attention_part
 from rope_cpu.kernels.rotate import PAIRINGS, rotation_kernel
-from rope_cpu.kernels.rotate_cached import rotate_cached_kernel
+from rope_cpu.kernels.rotate_cached import rotate_cached_kernel, rotate_cached_part
 from rope_cpu.kernels.vectors import converts_float16
 
 DTypes = DTypeLike | Sequence[DTypeLike]
@@ -96,9 +96,12 @@ def warmup(
     append_float32_float32
     append_part_float32_float32_half
     append_part_float32_float32_interleaved
-    rotate_cached_float32_half
-    rotate_cached_float32_interleaved
-    attend_float32
+    rotate_cached_float32
+    rotate_cached_part_float32_half
+    rotate_cached_part_float32_interleaved
+    attention_float32
+    attention_attend_float32
+    attention_finish_float32
     """
     return list(compile_kernels(kernel_builds(dtypes, cache_dtypes)))
 
@@ -145,10 +148,12 @@ def _cache_builds(dtypes: list[str], cache_dtypes: list[str]) -> list[Build]:
     for dtype, cache_dtype in product(dtypes, computed):
         builds.append((append_kernel, (dtype, cache_dtype)))
         builds += [(append_part, (dtype, cache_dtype, pairing)) for pairing in PAIRINGS]
-    for cache_dtype, pairing in product(computed, PAIRINGS):
+    for cache_dtype in computed:
         if cache_dtype != "int8":
-            builds.append((rotate_cached_kernel, (cache_dtype, pairing)))
-    builds += [(attention_kernel, (cache_dtype,)) for cache_dtype in computed]
+            builds.append((rotate_cached_kernel, (cache_dtype,)))
+            builds += [(rotate_cached_part, (cache_dtype, pairing)) for pairing in PAIRINGS]
+        builds.append((attention_kernel, (cache_dtype,)))
+        builds += [(attention_part, (cache_dtype, name)) for name in PARTS]
     return builds
 
 

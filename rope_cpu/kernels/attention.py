@@ -20,6 +20,7 @@ from rope_cpu.kernels import compile
 from rope_cpu.kernels.append import CACHE_ELEMENTS, cache_of
 from rope_cpu.kernels.vectors import (
     advance,
+    call_at,
     has_feature,
     joined,
     load,
@@ -303,7 +304,6 @@ def _attend_item(step, item, head, scratch):
         _attend_range(step, item, head, base, scratch, states)
 
 
-@compile.device_function
 def _attend_part(step, part, parts):
     """Write the states of one of several parts of the items and key heads."""
     offsets = np.empty((2, RANGE), np.int64)
@@ -319,7 +319,6 @@ def _attend_part(step, part, parts):
         _attend_item(step, step.items[index // len(step.q)], index % len(step.q), scratch)
 
 
-@partial(compile.device_function, fastmath={"contract"})
 def _finish_part(step, part, parts):
     """Turn the first state of each of some tokens into their results."""
     for token in range(part, len(step.first_states) - 1, parts):
@@ -335,33 +334,48 @@ def _finish_part(step, part, parts):
 
 
 @partial(compile.device_function, parallel=True)
-def _run_in_parallel(step, finish, parts):
+def _run_in_parallel(function, step, parts):
     for part in prange(parts):
-        if finish:
-            _finish_part(step, np.intp(part), parts)
-        else:
-            _attend_part(step, np.intp(part), parts)
+        call_at(function, (step, np.intp(part), parts))
 
 
-def _attend(
-    q, key, value, key_scale, value_scale, pages, items, first_states, sinks, states, softcap, parts
-):
+PARTS = {"attend": _attend_part, "finish": _finish_part}
+
+
+def _attend(attend, finish, arguments, parts):
     """Write the results; see `attention_kernel`."""
-    caches = (key, value, key_scale, value_scale)
-    step = _Step(q, *caches, pages, items, first_states, sinks, states, softcap)
-    if parts > 1:
-        _run_in_parallel(step, False, parts)
-        _run_in_parallel(step, True, parts)
-    else:
-        _attend_part(step, np.intp(0), np.intp(1))
-        _finish_part(step, np.intp(0), np.intp(1))
+    step = _Step(*arguments)
+    for function in (attend, finish):
+        if parts > 1:
+            _run_in_parallel(function, step, parts)
+        else:
+            call_at(function, (step, np.intp(0), parts))
+
+
+def _step_types(dtype: str) -> tuple[Any, ...]:
+    """Return the types of what a `_Step` holds."""
+    cached = types.Array(CACHE_ELEMENTS[dtype], 4, "A", readonly=True, aligned=False)
+    scale = types.Array(types.float32, 3, "A", readonly=True, aligned=False)
+    pages = types.Array(types.int64, 2, "C", readonly=True)
+    items = types.Array(from_dtype(ITEM), 1, "C", readonly=True, aligned=False)
+    others = (pages, items, types.int64[::1], types.float32[:, ::1], types.float32[:, :, :, ::1])
+    return (types.float32[:, :, ::1], cached, cached, scale, scale, *others, types.float32)
+
+
+@cache
+def attention_part(dtype: str, name: str) -> Any:
+    """Return a compiled part of the kernel for caches of a dtype; name: a key of `PARTS`."""
+    step = types.NamedTuple(_step_types(dtype), _Step)
+    arguments = (step, types.intp, types.intp)
+    return compile.compile_part(PARTS[name], f"attention_{name}_{dtype}", arguments)
 
 
 @cache
 def attention_kernel(dtype: str) -> Any:
     """Return the compiled kernel for caches of a dtype, a key of `CACHE_ELEMENTS`.
 
-    It takes checked arrays:
+    It takes the addresses of its two parts, a tuple of checked arrays and softcap, and the number
+    of threads. In the tuple are:
 
     - q: (kv_heads, tokens · rows, head_dim), queries times the scale, with any rows up to a
       multiple of `ROWS`;
@@ -372,12 +386,7 @@ def attention_kernel(dtype: str) -> Any:
     - sinks: (kv_heads, rows), `LOWEST` for none;
     - states: (states, kv_heads, rows, value width + 2), of which the first of each token becomes
       its result;
-    - softcap, 0 for none, and the number of threads.
+    - softcap: float32, 0 for none.
     """
-    cached = types.Array(CACHE_ELEMENTS[dtype], 4, "A", readonly=True, aligned=False)
-    scale = types.Array(types.float32, 3, "A", readonly=True, aligned=False)
-    pages = types.Array(types.int64, 2, "C", readonly=True)
-    items = types.Array(from_dtype(ITEM), 1, "C", readonly=True, aligned=False)
-    others = (pages, items, types.int64[::1], types.float32[:, ::1], types.float32[:, :, :, ::1])
-    arrays = (types.float32[:, :, ::1], cached, cached, scale, scale, *others)
-    return compile.compile_kernel(_attend, f"attend_{dtype}", (*arrays, types.float32, types.intp))
+    signature = (types.intp, types.intp, types.Tuple(_step_types(dtype)), types.intp)
+    return compile.compile_kernel(_attend, f"attention_{dtype}", signature)

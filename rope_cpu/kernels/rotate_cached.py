@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -24,101 +23,97 @@ from rope_cpu.kernels.rotate import (
     table_view,
     view,
 )
-from rope_cpu.kernels.vectors import advance, pointer
+from rope_cpu.kernels.vectors import advance, call_at, pointer
+
+# Placeholder for the device function of a pairing: `compile.compile_part` compiles a copy of
+# `_rotate_part` whose global of this name is the function that `rotate_cached_part` passes.
+rotate_tile: Any = None
 
 
-def _make_rotate_runs(pairing: Callable[[int], Any]) -> Any:
-    """Return the device function that rotates one of several equal parts of the keys.
+def _rotate_part(keys, runs, cos_sin, block_pairs, begin, end):
+    """Rotate the keys from number `begin` to `end` of those of all runs.
 
     Keys that follow each other on a page are rotated at once: a call for each token and its
     divisions take about as long as the rotation of a token in 16 bits.
     """
-    rotate_tile = make_rotate_tile(pairing)
-
-    @partial(compile.device_function, variant=pairing.__name__)
-    def rotate_on_page(keys, slot, index, length, table, block_pairs):
-        page = slot // keys.shape[TOKEN]
-        place = slot % keys.shape[TOKEN]
-        row = index // table.shape[TOKEN] if table.shape[BATCH] > 1 else 0
-        token = index % table.shape[TOKEN]
-        groups = table.shape[HEAD]  # of heads that share cos and sin
-        heads = keys.shape[HEAD] // groups
-        tile = Tile(
-            length,
-            heads,
-            keys.strides[TOKEN],
-            keys.strides[HEAD],
-            keys.strides[TOKEN],
-            keys.strides[HEAD],
-            table.strides[TOKEN],
-            keys.itemsize,
-            keys.itemsize,
-            table.itemsize,
-            pointer(block_pairs),
-            block_pairs.size,
-        )
-        for group in range(groups):
-            x = advance(keys.pointer, row_offset(keys, page, place, group * heads))
-            offset = row_offset(table, row, token, group)
-            cos = advance(table.cos, offset)
-            sin = advance(table.sin, offset)
-            rotate_tile(x, x, cos, sin, tile, None, False)
-
-    @partial(compile.device_function, variant=pairing.__name__)
-    def rotate_runs(keys, runs, table, block_pairs, begin, end):
-        """Rotate the keys from number `begin` to `end` of those of all runs."""
-        tokens = table.shape[TOKEN]
-        page_size = keys.shape[TOKEN]
-        number = np.intp(0)  # of keys in the runs before
-        for run in range(len(runs)):
-            skipped = max(begin - number, 0)
-            left = min(end - number, runs[run, 1]) - skipped
-            number += runs[run, 1]
-            slot = runs[run, 0] + skipped
-            index = runs[run, 2] + skipped
-            while left > 0:
-                length = min(left, page_size - slot % page_size, tokens - index % tokens)
-                rotate_on_page(keys, slot, index, length, table, block_pairs)
-                slot += length
-                index += length
-                left -= length
-
-    return rotate_runs
+    cached = view(keys)
+    table = table_view(cos_sin)
+    page_size = keys.shape[TOKEN]
+    tokens = table.shape[TOKEN]
+    groups = table.shape[HEAD]  # of heads that share cos and sin
+    heads = keys.shape[HEAD] // groups
+    number = np.intp(0)  # of keys in the runs before
+    for run in range(len(runs)):
+        skipped = max(begin - number, 0)
+        left = min(end - number, runs[run, 1]) - skipped
+        number += runs[run, 1]
+        slot = runs[run, 0] + skipped
+        index = runs[run, 2] + skipped
+        while left > 0:
+            place = slot % page_size
+            token = index % tokens
+            row = index // tokens if table.shape[BATCH] > 1 else 0
+            length = min(left, page_size - place, tokens - token)
+            tile = Tile(
+                length,
+                heads,
+                cached.strides[TOKEN],
+                cached.strides[HEAD],
+                cached.strides[TOKEN],
+                cached.strides[HEAD],
+                table.strides[TOKEN],
+                cached.itemsize,
+                cached.itemsize,
+                table.itemsize,
+                pointer(block_pairs),
+                block_pairs.size,
+            )
+            for group in range(groups):
+                offset = row_offset(cached, slot // page_size, place, group * heads)
+                x = advance(cached.pointer, offset)
+                table_offset = row_offset(table, row, token, group)
+                cos = advance(table.cos, table_offset)
+                sin = advance(table.sin, table_offset)
+                rotate_tile(x, x, cos, sin, tile, None, False)
+            slot += length
+            index += length
+            left -= length
 
 
-def _make_rotate_in_parallel(rotate_runs: Any, variant: str) -> Any:
-    """Return the device function that works on several parts at a time."""
-
-    @partial(compile.device_function, variant=variant, parallel=True)
-    def rotate_in_parallel(keys, runs, cos_sin, block_pairs, count, parts):
-        for index in prange(parts):
-            part = np.intp(index)
-            begin = count * part // parts
-            end = count * (part + 1) // parts
-            rotate_runs(view(keys), runs, table_view(cos_sin), block_pairs, begin, end)
-
-    return rotate_in_parallel
+@partial(compile.device_function, parallel=True)
+def _rotate_in_parallel(rotate_part, arrays, count, parts):
+    """Rotate several parts at a time."""
+    for index in prange(parts):
+        part = np.intp(index)
+        bounds = (count * part // parts, count * (part + 1) // parts)
+        call_at(rotate_part, (*arrays, *bounds))
 
 
-# Placeholders for the device functions of one dtype and pairing, as in `rope_cpu.kernels.rotate`.
-rotate_runs: Any = None
-rotate_in_parallel: Any = None
-
-
-def _rotate_cached(keys, runs, cos_sin, block_pairs, threads):
+def _rotate_cached(rotate_part, keys, runs, cos_sin, block_pairs, threads):
     """Rotate the keys of runs of slots in place; see `rotate_cached_kernel`."""
+    arrays = (keys, runs, cos_sin, block_pairs)
     count = np.intp(0)
     for run in range(len(runs)):
         count += runs[run, 1]
     if threads > 1 and count * keys.shape[HEAD] * keys.shape[ELEMENT] >= PARALLEL_FROM:
-        rotate_in_parallel(keys, runs, cos_sin, block_pairs, count, threads)
+        _rotate_in_parallel(rotate_part, arrays, count, threads)
     else:
-        rotate_runs(view(keys), runs, table_view(cos_sin), block_pairs, np.intp(0), count)
+        call_at(rotate_part, (*arrays, np.intp(0), count))
+
+
+def _array_types(dtype: str) -> tuple[types.Array, ...]:
+    """Return the types of the arrays that `rotate_cached_kernel` lists, in this order."""
+    element, table_element = ELEMENTS[dtype]
+    keys = types.Array(element, 4, "A", aligned=False)
+    runs = types.Array(types.int64, 2, "C")
+    cos_sin = types.Array(table_element, 5, "A", readonly=True)
+    block_pairs = types.Array(types.int64, 1, "C", readonly=True)
+    return keys, runs, cos_sin, block_pairs
 
 
 @cache
-def rotate_cached_kernel(dtype: str, pairing: str) -> Any:
-    """Return the compiled kernel that rotates the keys of a cache in place.
+def rotate_cached_part(dtype: str, pairing: str) -> Any:
+    """Return the compiled part of the kernel for one pairing.
 
     Parameters
     ----------
@@ -126,30 +121,37 @@ def rotate_cached_kernel(dtype: str, pairing: str) -> Any:
         A key of `ELEMENTS`.
     pairing : str
         A key of `PAIRINGS`.
+    """
+    return compile.compile_part(
+        _rotate_part,
+        f"rotate_cached_part_{dtype}_{pairing}",
+        (*_array_types(dtype), types.intp, types.intp),
+        rotate_tile=make_rotate_tile(PAIRINGS[pairing]),
+    )
+
+
+@cache
+def rotate_cached_kernel(dtype: str) -> Any:
+    """Return the compiled kernel that rotates the keys of a cache in place.
+
+    Parameters
+    ----------
+    dtype : str
+        A key of `ELEMENTS`.
 
     Returns
     -------
     kernel : numba dispatcher
         Called with arrays that have been checked:
 
+        - rotate_part: the address of the part for a pairing;
         - keys: (pages, page_size, heads, head_dim), the last axis contiguous;
         - runs: int64 (runs, 3), of consecutive slots: the first, page · page_size + place, their
           number, and the index of the first token in the batch rows of cos and sin, one after the
           other; none in two runs;
-        - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), C-contiguous;
+        - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), the last axis contiguous;
         - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
         - threads: maximum number of threads.
     """
-    element, table_element = ELEMENTS[dtype]
-    keys = types.Array(element, 4, "A", aligned=False)
-    runs = types.Array(types.int64, 2, "C")
-    cos_sin = types.Array(table_element, 5, "A", readonly=True)
-    block_pairs = types.Array(types.int64, 1, "C", readonly=True)
-    part = _make_rotate_runs(PAIRINGS[pairing])
-    return compile.compile_kernel(
-        _rotate_cached,
-        f"rotate_cached_{dtype}_{pairing}",
-        (keys, runs, cos_sin, block_pairs, types.intp),
-        rotate_runs=part,
-        rotate_in_parallel=_make_rotate_in_parallel(part, pairing),
-    )
+    signature = (types.intp, *_array_types(dtype), types.intp)
+    return compile.compile_kernel(_rotate_cached, f"rotate_cached_{dtype}", signature)

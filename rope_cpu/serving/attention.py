@@ -13,7 +13,16 @@ from rope_cpu.arguments.arrays import check_array, check_output, share_memory
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Array, Int64
 from rope_cpu.kernels import threads
-from rope_cpu.kernels.attention import ITEM, LOWEST, RANGE, ROWS, attention_kernel
+from rope_cpu.kernels.attention import (
+    ITEM,
+    LOWEST,
+    PARTS,
+    RANGE,
+    ROWS,
+    attention_kernel,
+    attention_part,
+)
+from rope_cpu.kernels.compile import address_of
 from rope_cpu.kernels.vectors import converts_float16
 from rope_cpu.serving.batch import Batch
 from rope_cpu.serving.kv_cache import KVCache
@@ -274,7 +283,9 @@ def _launch(
         usable = 1
     shape = (work.first_states[-1], cache.kv_heads, rows, cache.value_dim + 2)
     states = np.empty(shape, np.float32)
-    arrays = (q, key, value, key_scale, value_scale, batch.page_table)
-    kernel = attention_kernel(name)
-    kernel(*arrays, work.items, work.first_states, sinks, states, softcap, usable)
+    caches = (key, value, key_scale, value_scale)
+    items = (batch.page_table, work.items, work.first_states)
+    arguments = (q, *caches, *items, sinks, states, np.float32(softcap))
+    parts = [address_of(attention_part(name, part)) for part in PARTS]
+    attention_kernel(name)(*parts, arguments, usable)
     return states

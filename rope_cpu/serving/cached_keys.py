@@ -6,7 +6,8 @@ import numpy as np
 
 from rope_cpu.array_types import Array
 from rope_cpu.kernels import threads
-from rope_cpu.kernels.rotate_cached import rotate_cached_kernel
+from rope_cpu.kernels.compile import address_of
+from rope_cpu.kernels.rotate_cached import rotate_cached_kernel, rotate_cached_part
 from rope_cpu.kernels.vectors import converts_float16
 from rope_cpu.serving.kv_cache import KVCache
 from rope_cpu.serving.launches import Rotation
@@ -28,10 +29,11 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
     if through_float32:
         name = "float32"
         keys = cache.key.astype(np.float32)
-    kernel = rotate_cached_kernel(name, "interleaved" if rotation.interleaved else "half")
+    part = rotate_cached_part(name, "interleaved" if rotation.interleaved else "half")
+    kernel = rotate_cached_kernel(name)
     block_pairs = np.array(rotation.blocks, np.int64) // 2
     usable = 1 if threads.serial else threads.limit
-    kernel(keys, runs, rotation.cos_sin, block_pairs, usable)
+    kernel(address_of(part), keys, runs, rotation.cos_sin, block_pairs, usable)
     if through_float32:
         round_slots(cache.key, keys, slots)
 

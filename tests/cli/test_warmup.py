@@ -27,10 +27,15 @@ def test_warmup_compiles_for_the_caches_of_a_server(capsys):
         "append_float32_int8",
         "append_part_float32_int8_half",
         "append_part_float32_int8_interleaved",
-        "rotate_cached_float32_half",
-        "rotate_cached_float32_interleaved",
-        "attend_float32",
-        "attend_int8",
+        "rotate_cached_float32",
+        "rotate_cached_part_float32_half",
+        "rotate_cached_part_float32_interleaved",
+        "attention_float32",
+        "attention_attend_float32",
+        "attention_finish_float32",
+        "attention_int8",
+        "attention_attend_int8",
+        "attention_finish_int8",
     ]
 
 

@@ -77,9 +77,12 @@ def test_after_warmup_a_server_compiles_nothing(tmp_path, run_program):
         "append_float32_bfloat16",
         "append_part_float32_bfloat16_half",
         "append_part_float32_bfloat16_interleaved",
-        "rotate_cached_bfloat16_half",
-        "rotate_cached_bfloat16_interleaved",
-        "attend_bfloat16",
+        "rotate_cached_bfloat16",
+        "rotate_cached_part_bfloat16_half",
+        "rotate_cached_part_bfloat16_interleaved",
+        "attention_bfloat16",
+        "attention_attend_bfloat16",
+        "attention_finish_bfloat16",
     ]
 
 
@@ -114,8 +117,11 @@ def test_each_input_dtype_has_kernels_for_each_cache_dtype(monkeypatch):
     assert found[warmup.rotate_cached_kernel] == [("float16",)]
     assert found[warmup.attention_kernel] == [("int8",), ("float16",)]
     assert found[warmup.append_part] == found[warmup.append_kernel]
-    pairings = {arguments[-1] for build, arguments in builds if build is warmup.append_part}
-    assert pairings == {"half", "interleaved"}
+    assert found[warmup.rotate_cached_part] == found[warmup.rotate_cached_kernel]
+    assert found[warmup.attention_part] == found[warmup.attention_kernel]
+    for part in (warmup.append_part, warmup.rotate_cached_part):
+        pairings = {arguments[-1] for build, arguments in builds if build is part}
+        assert pairings == {"half", "interleaved"}
 
 
 def test_without_float16_instructions_caches_are_computed_in_float32(monkeypatch):

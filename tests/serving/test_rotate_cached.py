@@ -115,9 +115,9 @@ def test_processors_without_float16_give_the_same_bits(monkeypatch, rng):
     plan.rotate_cached(usual, [[11, -1, 3]])
     dtypes = []
 
-    def kernel(dtype, pairing):
+    def kernel(dtype):
         dtypes.append(dtype)
-        return rotate_cached_kernel(dtype, pairing)
+        return rotate_cached_kernel(dtype)
 
     monkeypatch.setattr(cached_keys, "converts_float16", lambda: False)
     monkeypatch.setattr(cached_keys, "rotate_cached_kernel", kernel)
