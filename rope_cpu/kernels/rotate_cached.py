@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -25,9 +26,46 @@ from rope_cpu.kernels.rotate import (
 )
 from rope_cpu.kernels.vectors import advance, call_at, pointer
 
+
+def _make_rotate_on_page(pairing: Callable[[int], Any]) -> Any:
+    """Return the device function that rotates the keys of consecutive slots of a page."""
+    rotate_tile = make_rotate_tile(pairing)
+
+    @partial(compile.device_function, variant=pairing.__name__)
+    def rotate_on_page(keys, slot, length, table, index, block_pairs):
+        page = slot // keys.shape[TOKEN]
+        place = slot % keys.shape[TOKEN]
+        row = index // table.shape[TOKEN] if table.shape[BATCH] > 1 else 0
+        token = index % table.shape[TOKEN]
+        groups = table.shape[HEAD]  # of heads that share cos and sin
+        heads = keys.shape[HEAD] // groups
+        tile = Tile(
+            length,
+            heads,
+            keys.strides[TOKEN],
+            keys.strides[HEAD],
+            keys.strides[TOKEN],
+            keys.strides[HEAD],
+            table.strides[TOKEN],
+            keys.itemsize,
+            keys.itemsize,
+            table.itemsize,
+            pointer(block_pairs),
+            block_pairs.size,
+        )
+        for group in range(groups):
+            x = advance(keys.pointer, row_offset(keys, page, place, group * heads))
+            offset = row_offset(table, row, token, group)
+            cos = advance(table.cos, offset)
+            sin = advance(table.sin, offset)
+            rotate_tile(x, x, cos, sin, tile, None, False)
+
+    return rotate_on_page
+
+
 # Placeholder for the device function of a pairing: `compile.compile_part` compiles a copy of
 # `_rotate_part` whose global of this name is the function that `rotate_cached_part` passes.
-rotate_tile: Any = None
+rotate_on_page: Any = None
 
 
 def _rotate_part(keys, runs, cos_sin, block_pairs, begin, end):
@@ -36,12 +74,9 @@ def _rotate_part(keys, runs, cos_sin, block_pairs, begin, end):
     Keys that follow each other on a page are rotated at once: a call for each token and its
     divisions take about as long as the rotation of a token in 16 bits.
     """
-    cached = view(keys)
     table = table_view(cos_sin)
     page_size = keys.shape[TOKEN]
     tokens = table.shape[TOKEN]
-    groups = table.shape[HEAD]  # of heads that share cos and sin
-    heads = keys.shape[HEAD] // groups
     number = np.intp(0)  # of keys in the runs before
     for run in range(len(runs)):
         skipped = max(begin - number, 0)
@@ -50,31 +85,8 @@ def _rotate_part(keys, runs, cos_sin, block_pairs, begin, end):
         slot = runs[run, 0] + skipped
         index = runs[run, 2] + skipped
         while left > 0:
-            place = slot % page_size
-            token = index % tokens
-            row = index // tokens if table.shape[BATCH] > 1 else 0
-            length = min(left, page_size - place, tokens - token)
-            tile = Tile(
-                length,
-                heads,
-                cached.strides[TOKEN],
-                cached.strides[HEAD],
-                cached.strides[TOKEN],
-                cached.strides[HEAD],
-                table.strides[TOKEN],
-                cached.itemsize,
-                cached.itemsize,
-                table.itemsize,
-                pointer(block_pairs),
-                block_pairs.size,
-            )
-            for group in range(groups):
-                offset = row_offset(cached, slot // page_size, place, group * heads)
-                x = advance(cached.pointer, offset)
-                table_offset = row_offset(table, row, token, group)
-                cos = advance(table.cos, table_offset)
-                sin = advance(table.sin, table_offset)
-                rotate_tile(x, x, cos, sin, tile, None, False)
+            length = min(left, page_size - slot % page_size, tokens - index % tokens)
+            rotate_on_page(view(keys), slot, length, table, index, block_pairs)
             slot += length
             index += length
             left -= length
@@ -126,7 +138,7 @@ def rotate_cached_part(dtype: str, pairing: str) -> Any:
         _rotate_part,
         f"rotate_cached_part_{dtype}_{pairing}",
         (*_array_types(dtype), types.intp, types.intp),
-        rotate_tile=make_rotate_tile(PAIRINGS[pairing]),
+        rotate_on_page=_make_rotate_on_page(PAIRINGS[pairing]),
     )
 
 
