@@ -136,7 +136,7 @@ def _make_write_heads(pairing: Callable[[int], Any]) -> Any:
     """Return the device function that normalises, rotates and copies head vectors to others."""
     rotate_tile = make_rotate_tile(pairing)
 
-    @partial(compile.device_function, variant=pairing.__name__)
+    @partial(compile.device_function, variant=pairing.__name__, inline=True)
     def write_heads(x, out, norm, rotation):
         if norm.is_given:
             write_factors(x, norm)

@@ -46,7 +46,7 @@ _SUM_LANES = 64 if has_feature("avx512f") else 16
 ITEM = np.dtype("i8, i8, i8, i8, i8, i8, i8, i8, i8")
 ITEM.names = ("sequence", "token", "tokens", "position", "window", "start", "stop", "state", "step")
 
-# _Step: the kernel's arguments. _Vectors: the cached keys or values, and for each of one head in a
+# _Step: what the kernel takes. _Vectors: the cached keys or values, and for each of one head in a
 # range its offset in bytes, int64 (RANGE,), and its scale, float32 (RANGE,). _Scratch: memory of a
 # thread; seen: where the keys of each query start and stop. added: the states of a range.
 _Step = namedtuple(
@@ -374,8 +374,8 @@ def attention_part(dtype: str, name: str) -> Any:
 def attention_kernel(dtype: str) -> Any:
     """Return the compiled kernel for caches of a dtype, a key of `CACHE_ELEMENTS`.
 
-    It takes the addresses of its two parts, a tuple of checked arrays and softcap, and the number
-    of threads. In the tuple are:
+    It takes the addresses of the parts "attend" and "finish", a tuple of checked arrays and
+    softcap, and the number of threads. In the tuple are:
 
     - q: (kv_heads, tokens · rows, head_dim), queries times the scale, with any rows up to a
       multiple of `ROWS`;

@@ -22,7 +22,7 @@ _SOURCES = hashlib.sha256(
 
 # Options of Numba for kernels, which Python calls, and for parts of them, which kernels call.
 _KERNEL_OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
-_PART_OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True}
+_PART_OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 _warned: set[str | None] = set()  # the cache folders that a warning has named
 
@@ -54,9 +54,10 @@ def device_function(
         LLVM's fast-math flags for the arithmetic of this function, such as "reassoc", without which
         LLVM does not vectorise a sum.
     inline : bool
-        Whether Numba copies the function into its callers, before LLVM does. Functions of their own
-        that return a vector made the rotation of bfloat16 some 3 % slower, and Numba counts the
-        references to arrays that are passed in a tuple.
+        Whether Numba copies the function into its callers, before LLVM does. LLVM optimises each
+        other function alone and again in its callers, which takes time; without inlining, functions
+        that return a vector made the rotation of bfloat16 some 3 % slower, and references to arrays
+        that are passed in a tuple were counted.
     """
     if variant:
         function.__qualname__ = f"{variant}_{function.__name__}"
@@ -111,10 +112,7 @@ def compile_part(
 
     Numba optimises the code of a function again in each function that it is linked into, and a
     prange has four wrappers: with their parts linked, the kernels of caches took up to twice as
-    long to compile.
-
-    A part returns nothing and must not raise: Numba prints the exception, and its caller goes on.
-    Only its scratch memory may fail, which is small.
+    long to compile. A part returns nothing; what it raises is raised in its caller.
 
     Parameters
     ----------
@@ -131,7 +129,7 @@ def address_of(part: Any) -> int:
     To find it takes 20 µs.
     """
     (compiled,) = part.overloads.values()
-    address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name)
+    address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
     return address
 
 

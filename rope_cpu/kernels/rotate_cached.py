@@ -28,7 +28,10 @@ from rope_cpu.kernels.vectors import advance, call_at, pointer
 
 
 def _make_rotate_on_page(pairing: Callable[[int], Any]) -> Any:
-    """Return the device function that rotates the keys of consecutive slots of a page."""
+    """Return the device function that rotates the keys of consecutive slots of a page.
+
+    index: of the first token, in the batch rows of the table one after the other.
+    """
     rotate_tile = make_rotate_tile(pairing)
 
     @partial(compile.device_function, variant=pairing.__name__)
@@ -69,10 +72,10 @@ rotate_on_page: Any = None
 
 
 def _rotate_part(keys, runs, cos_sin, block_pairs, begin, end):
-    """Rotate the keys from number `begin` to `end` of those of all runs.
+    """Rotate keys number `begin` … `end` − 1 of all runs, one after the other.
 
-    Keys that follow each other on a page are rotated at once: a call for each token and its
-    divisions take about as long as the rotation of a token in 16 bits.
+    Consecutive slots of one page and one batch row are rotated at once: a call for each token and
+    its divisions take about as long as the rotation of a token in 16 bits.
     """
     table = table_view(cos_sin)
     page_size = keys.shape[TOKEN]
@@ -114,7 +117,7 @@ def _rotate_cached(rotate_part, keys, runs, cos_sin, block_pairs, threads):
 
 
 def _array_types(dtype: str) -> tuple[types.Array, ...]:
-    """Return the types of the arrays that `rotate_cached_kernel` lists, in this order."""
+    """Return the types of the arrays that the kernel takes, in the order of its arguments."""
     element, table_element = ELEMENTS[dtype]
     keys = types.Array(element, 4, "A", aligned=False)
     runs = types.Array(types.int64, 2, "C")
@@ -158,9 +161,9 @@ def rotate_cached_kernel(dtype: str) -> Any:
 
         - rotate_part: the address of the part for a pairing;
         - keys: (pages, page_size, heads, head_dim), the last axis contiguous;
-        - runs: int64 (runs, 3), of consecutive slots: the first, page · page_size + place, their
-          number, and the index of the first token in the batch rows of cos and sin, one after the
-          other; none in two runs;
+        - runs: int64 (runs, 3), runs of consecutive slots. The columns are the first slot,
+          page · page_size + place; the number of slots; and the index of the first token, with
+          batch rows one after the other. No slot is in two runs;
         - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), the last axis contiguous;
         - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
         - threads: maximum number of threads.

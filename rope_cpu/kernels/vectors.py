@@ -236,10 +236,14 @@ def call_at(typing: Any, function_address: Any, arguments: Any) -> Any:
     """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        convention = context.call_conv
+        kinds = tuple(arguments)
+        function_type = convention.get_function_type(types.none, kinds)
+        function = builder.inttoptr(args[0], function_type.as_pointer())
         values = cgutils.unpack_tuple(builder, args[1])
-        result = context.get_value_type(types.none)
-        function_type = ir.FunctionType(result, [value.type for value in values])
-        builder.call(builder.inttoptr(args[0], function_type.as_pointer()), values)
+        status, _ = convention.call_function(builder, function, types.none, kinds, values)
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
         return context.get_dummy_value()
 
     return types.void(types.intp, arguments), emit

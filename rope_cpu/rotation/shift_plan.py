@@ -18,9 +18,10 @@ from rope_cpu.serving.rms_norm import RMSNorm
 class UniformShiftPlan(RotaryPlan):
     """A plan whose cos and sin are those of one token, and which rotates every token by them.
 
-    `RotaryEmbedding.shift_plan` makes it from one delta. The kernel takes cos and sin of every
-    token, so that arrays are rotated by a plan for as many tokens as they have. The latest such
-    plan is kept, because the layers of a model have equally many.
+    `RotaryEmbedding.shift_plan` makes it from one delta. The kernel of arrays takes cos and sin of
+    every token, so that they are rotated by a plan for as many tokens as they have. The latest such
+    plan is kept, because the layers of a model have equally many. The kernel of cached keys takes
+    any strides, and so the cos and sin of one token, with stride 0.
     """
 
     __slots__ = ("_latest", "_one_token")
@@ -92,8 +93,8 @@ interleaved=False)
     def _rotation_for(self, tokens: int) -> serving.Rotation:
         rotation = self._append_rotation()
         halves, rows, _, heads, pairs = rotation.cos_sin.shape
-        repeated = np.broadcast_to(rotation.cos_sin, (halves, rows, tokens, heads, pairs))
-        return serving.Rotation(repeated, *self._pairing, self._layout, self._subjects())
+        broadcast = np.broadcast_to(rotation.cos_sin, (halves, rows, tokens, heads, pairs))
+        return serving.Rotation(broadcast, *self._pairing, self._layout, self._subjects())
 
     def _check_size(self, name: str, tokens: int) -> None:
         """Raise if cos and sin of so many tokens are too large a table."""

@@ -16,7 +16,6 @@ from rope_cpu.kernels import threads
 from rope_cpu.kernels.attention import (
     ITEM,
     LOWEST,
-    PARTS,
     RANGE,
     ROWS,
     attention_kernel,
@@ -278,6 +277,10 @@ def _launch(
         key = cache.key.astype(np.float32)
         value = cache.value.astype(np.float32)
     rows = q.shape[1] // len(batch.slot_mapping)
+    attend = address_of(attention_part(name, "attend"))
+    finish = address_of(attention_part(name, "finish"))
+    # The kernel is loaded before `threads.serial` is read, as in `CosSin._compute`.
+    kernel = attention_kernel(name)
     usable = 1 if threads.serial else threads.limit
     if work.scores * q[:, :rows].size < _PARALLEL_FROM:
         usable = 1
@@ -286,6 +289,5 @@ def _launch(
     caches = (key, value, key_scale, value_scale)
     items = (batch.page_table, work.items, work.first_states)
     arguments = (q, *caches, *items, sinks, states, np.float32(softcap))
-    parts = [address_of(attention_part(name, part)) for part in PARTS]
-    attention_kernel(name)(*parts, arguments, usable)
+    kernel(attend, finish, arguments, usable)
     return states

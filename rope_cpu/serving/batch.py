@@ -114,7 +114,8 @@ class Batch:
             "slot_mapping": slots,
             "cu_seqlens": bounds,
         }
-        # Writable, because Numba takes 0.05 µs longer to unbox a read-only array.
+        # A view that is made before `slots` becomes read-only stays writable. Nobody writes to it,
+        # but Numba takes 0.05 µs longer to unbox a read-only array.
         object.__setattr__(self, "_slots", slots[None])
         for name, value in values.items():
             value.flags.writeable = False

@@ -17,12 +17,15 @@ from rope_cpu.serving.slots import check_none_twice, round_slots, sorted_runs
 def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
     """Rotate the keys of slots in place; see `RotaryPlan.rotate_cached`.
 
-    In the order of their slots two threads take half as long as in a random order of pages, where
-    the processor loads keys ahead that the other thread writes.
+    They are rotated in the order of their slots. In a random order of pages, two threads took up to
+    twice as long: at the end of a page the processor loads the next one ahead, which the other
+    thread may write.
     """
     _check_cached(rotation, cache, slots)
     runs = sorted_runs(slots)
     check_none_twice(runs)
+    if not len(runs):
+        return
     name = cache._dtype_name
     keys = cache._arrays[0]
     through_float32 = name == "float16" and not converts_float16()
@@ -30,6 +33,7 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
         name = "float32"
         keys = cache.key.astype(np.float32)
     part = rotate_cached_part(name, "interleaved" if rotation.interleaved else "half")
+    # The kernel is loaded before `threads.serial` is read, as in `CosSin._compute`.
     kernel = rotate_cached_kernel(name)
     block_pairs = np.array(rotation.blocks, np.int64) // 2
     usable = 1 if threads.serial else threads.limit

@@ -103,13 +103,31 @@ def test_threads_and_forks_rotate_right(scenario, layer, run):
     assert run(code, layer) == ["True", layer]
 
 
-def test_a_first_kernel_that_several_threads_start(layer, run):
-    """Whether it may run in parallel is known only when it is there."""
-    code = """
+FIRST_KERNELS = {
+    "cos and sin": """
     as_models_do = rope_cpu.RotaryEmbedding(128, angle_dtype="float32")
-    print(len(in_threads(4, lambda: as_models_do.cos_sin(np.arange(99_999)))))
+    def first():
+        return as_models_do.cos_sin(np.arange(99_999))[0].any()
+    """,
+    "attention": """
+    cache = rope_cpu.KVCache(*np.ones((2, 256, 16, 2, 64), np.float32))
+    pages = [range(256)]
+    batch = rope_cpu.Batch(seq_lens=[4096], query_lens=[256], page_table=pages, page_size=16)
+    queries = np.ones((256, 8, 64), np.float32)
+    def first():
+        return rope_cpu.attention(queries, cache, batch).all()
+    """,
+}
+
+
+@pytest.mark.parametrize("kernel", FIRST_KERNELS)
+def test_a_first_kernel_that_several_threads_start(kernel, layer, run):
+    """Whether it may run in parallel is known only when it is there."""
+    code = f"""
+    {FIRST_KERNELS[kernel]}
+    print(*in_threads(4, first))
     """
-    assert run(code, layer) == ["4"]
+    assert run(code, layer) == ["True"] * 4
 
 
 def test_fork_before_the_first_rotation(layer, run):
