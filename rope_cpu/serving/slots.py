@@ -101,10 +101,9 @@ def sorted_runs(slots: Array) -> Array:
     ends = (np.diff(flat) != 1) | (flat[:-1] < 0)
     first = np.append(0, np.flatnonzero(ends) + 1)[: flat.size]  # none without slots
     lengths = np.diff(first, append=flat.size)
-    runs = np.stack([flat[first], lengths, first], axis=1)
-    runs = runs[runs[:, 0] >= 0]
-    ordered: Array = runs[np.argsort(runs[:, 0])]
-    return ordered
+    starts = flat[first]
+    order = np.argsort(starts)[np.count_nonzero(starts < 0) :]
+    return np.stack([starts[order], lengths[order], first[order]], axis=1)
 
 
 def check_none_twice(runs: Array) -> None:
