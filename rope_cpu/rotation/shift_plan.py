@@ -87,19 +87,15 @@ interleaved=False)
         """Return the plan for as many tokens as an array has."""
         x = check_array(name, x, self._layout)
         tokens = x.shape[LAYOUT_AXES[self._layout][1]]
-        self._check_size(f"number of tokens of {name}", tokens)
+        rows, _, heads, pairs = self._table_shape()
+        check_table_size(f"number of tokens of {name}", tokens, rows, tokens, heads, pairs)
         return self.for_tokens(tokens, COMPUTE_DTYPES[x.dtype])
 
     def _rotation_for(self, tokens: int) -> serving.Rotation:
         rotation = self._append_rotation()
-        halves, rows, _, heads, pairs = rotation.cos_sin.shape
-        broadcast = np.broadcast_to(rotation.cos_sin, (halves, rows, tokens, heads, pairs))
-        return serving.Rotation(broadcast, *self._pairing, self._layout, self._subjects())
-
-    def _check_size(self, name: str, tokens: int) -> None:
-        """Raise if cos and sin of so many tokens are too large a table."""
-        rows, _, heads, pairs = self._table_shape()
-        check_table_size(name, tokens, rows, tokens, heads, pairs)
+        table = rotation.cos_sin
+        repeated = np.broadcast_to(table, (*table.shape[:2], tokens, *table.shape[3:]))
+        return serving.Rotation(repeated, *self._pairing, self._layout, self._subjects())
 
     def __repr__(self) -> str:
         return super().__repr__().replace("seq=1,", "seq=any,", 1)

@@ -123,7 +123,6 @@ def _launcher(
         norms: Array,
     ) -> bool:
         q, k, v, q_out = arrays
-        key, value, key_scale, value_scale = cache  # a starred call takes 0.06 µs longer
         if integers is not None:
             q = q.view(integers)
             k = k.view(integers)
@@ -137,21 +136,7 @@ def _launcher(
                 v = to_bshd(v)
                 q_out = to_bshd(q_out)
             status: int = kernel(
-                part,
-                q,
-                k,
-                v,
-                q_out,
-                key,
-                value,
-                key_scale,
-                value_scale,
-                slots,
-                cos_sin,
-                norms,
-                block_pairs,
-                head_dim,
-                usable,
+                part, q, k, v, q_out, *cache, slots, cos_sin, norms, block_pairs, head_dim, usable
             )
         except (TypeError, ValueError):  # another number of axes, or a read-only output
             return False

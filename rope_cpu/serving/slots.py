@@ -22,9 +22,12 @@ def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Ar
                 f"`slot_mapping` is a Batch, whose tokens are packed, but the plan has layout "
                 f"{layout!r}; make the plan with layout='thd'"
             )
-        # As in `_check_batch`, whose call takes 0.1 µs of the 3.8 that one token takes.
-        if value.page_size != cache.page_size or value.pages_needed > cache.pages:
-            _check_batch("slot_mapping", value, cache)
+        check_page_size("slot_mapping", value, cache)
+        if value.pages_needed > cache.pages:
+            raise ValueError(
+                f"`slot_mapping` writes to page {value.pages_needed - 1}, but `cache` has "
+                f"{cache.pages} pages"
+            )
         return value._slots
     return _checked_slots(value, cache, layout)
 
@@ -35,15 +38,6 @@ def check_page_size(name: str, batch: Batch, cache: KVCache) -> None:
         raise ValueError(
             f"`{name}` has page_size {batch.page_size}, but the pages of `cache` have "
             f"{cache.page_size} tokens"
-        )
-
-
-def _check_batch(name: str, batch: Batch, cache: KVCache) -> None:
-    """Raise unless a cache has the pages of a batch."""
-    check_page_size(name, batch, cache)
-    if batch.pages_needed > cache.pages:
-        raise ValueError(
-            f"`{name}` writes to page {batch.pages_needed - 1}, but `cache` has {cache.pages} pages"
         )
 
 
