@@ -49,7 +49,8 @@ def device_function(
         the function of another pairing.
     parallel : bool
         Whether the function is a prange and nothing else. Numba counts references to the arrays of
-        such a function, which would cost a serial call for one token 0.1 µs.
+        such a function, which would cost a serial call for one token 0.1 µs. In a process of one
+        thread it is compiled as a plain loop.
     fastmath : set of str
         LLVM's fast-math flags for the arithmetic of this function, such as "reassoc", without which
         LLVM does not vectorise a sum.
@@ -67,7 +68,7 @@ def device_function(
         inline="always" if inline else "never",
         no_cpython_wrapper=True,
         no_cfunc_wrapper=True,
-        parallel=parallel,
+        parallel=parallel and threads.PARALLEL,
     )(function)
 
 
@@ -97,6 +98,8 @@ def compile_kernel(
         If NUMBA_DISABLE_JIT is set.
     """
     threads.load_tbb()
+    if not threads.PARALLEL:
+        name = f"{name}_serial"
     dispatcher = _compile_or_load(
         _named_copy(function, name, functions), signature, _KERNEL_OPTIONS
     )

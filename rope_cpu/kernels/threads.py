@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import threading
 from contextlib import suppress
@@ -23,6 +24,9 @@ _LAYERS = ("default", "safe", "threadsafe", "forksafe", "tbb", "omp", "workqueue
 # The number of cores this process may use, or the value of NUMBA_NUM_THREADS.
 MAX_THREADS: int = config.NUMBA_NUM_THREADS
 
+# With one thread, kernels are compiled without `prange`, and no threading layer is loaded.
+PARALLEL = MAX_THREADS > 1
+
 # limit: maximum number of threads of a kernel. serial: forces one thread where a parallel launch
 # would crash or deadlock (workqueue layer; some forked children).
 limit = MAX_THREADS
@@ -36,6 +40,8 @@ def load_tbb() -> None:
 
     Numba does not look where pip installs it.
     """
+    if not PARALLEL:
+        return
     with suppress(PackageNotFoundError, OSError):
         for file in files("tbb") or ():
             if file.name in ("libtbb.so.12", "tbb12.dll"):
@@ -43,9 +49,29 @@ def load_tbb() -> None:
 
 
 def check_layer() -> None:
-    """Force one thread on the workqueue layer, which Python threads must not use at once."""
+    """Adapt to the threading layer that the first kernel has started.
+
+    On the workqueue layer, which Python threads must not use at once, force one thread.
+    """
     global serial
-    serial = serial or _layer() == "workqueue"
+    layer = _layer()
+    serial = serial or layer == "workqueue"
+    if layer == "tbb":
+        _keep_tbb()
+
+
+@cache
+def _keep_tbb() -> None:
+    """Keep Numba from unloading TBB at exit, by a reference to its module that is never released.
+
+    Numba waits there for a task that it gave TBB at the start, and for TBB's worker threads. It
+    waits for ever where TBB has no worker that takes the task over from a thread that has ended
+    (one CPU, by affinity or by quota), and in children of a fork, which have none of the workers
+    that their parent started from another thread (numba#10556). The end of the process ends the
+    workers.
+    """
+    module = sys.modules["numba.np.ufunc.tbbpool"]
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
 
 
 def _before_fork() -> None:
@@ -110,8 +136,9 @@ def get_num_threads() -> int:
     Returns
     -------
     n : int
-        The argument of `set_num_threads`, or the environment variable ROPE_CPU_NUM_THREADS. By
-        default the number of cores this process may use.
+        The argument of `set_num_threads`, or the first of the environment variables
+        ROPE_CPU_NUM_THREADS, NUMBA_NUM_THREADS and OMP_NUM_THREADS that is set. By default the
+        number of cores this process may use.
 
     Examples
     --------
@@ -147,18 +174,37 @@ def _check_layer_variable() -> None:
 
 
 def _read_variable() -> None:
-    """Apply the environment variable for the number of threads.
+    """Apply the environment variables for the number of threads.
 
     A number above the cores is cut to them, so that one container image starts on every machine.
     """
     text = os.environ.get(VARIABLE, "")
     if not text:
+        _read_openmp_variable()
         return
     digits = text.strip().lstrip("0")
     if not digits.isdecimal():
         raise ValueError(
             f"{VARIABLE} is {shown(text)}; it must be a number of threads, at least 1, or unset"
         )
+    _set_at_most(digits)
+
+
+def _read_openmp_variable() -> None:
+    """Apply OMP_NUM_THREADS, unless Numba's own variable is set.
+
+    Ray, joblib and others set it so that each of several processes takes its share of the cores.
+    As in OpenBLAS, its first number counts, and a text without one is ignored.
+    """
+    if os.environ.get("NUMBA_NUM_THREADS"):
+        return
+    found = re.match(r"\s*\+?0*([1-9][0-9]*)", os.environ.get("OMP_NUM_THREADS", ""))
+    if found:
+        _set_at_most(found[1])
+
+
+def _set_at_most(digits: str) -> None:
+    """Set the number of threads, cut to `MAX_THREADS`."""
     number = int(digits[:20])  # Python refuses to convert some thousand digits
     set_num_threads(min(number, MAX_THREADS))
 

@@ -5,9 +5,9 @@ Cases that can end a process run in processes of their own.
 
 import os
 import textwrap
-from importlib import metadata
 
 import pytest
+from threading_layers import HAS_TBB, LAYERS
 
 import rope_cpu
 
@@ -47,10 +47,6 @@ WITHOUT_TBB = """
         raise importlib.metadata.PackageNotFoundError(name)
     importlib.metadata.files = files
 """
-HAS_TBB = pytest.mark.skipif(
-    not any(package.name == "tbb" for package in metadata.distributions()),
-    reason="there is no wheel of tbb here",
-)
 
 
 @pytest.fixture
@@ -65,7 +61,7 @@ def run(run_program):
     return run
 
 
-@pytest.fixture(params=[pytest.param("tbb", marks=HAS_TBB), "omp", "workqueue"])
+@pytest.fixture(params=LAYERS)
 def layer(request):
     return request.param
 
@@ -273,6 +269,28 @@ def test_a_process_of_one_processor(layer, run):
 @pytest.mark.parametrize(("value", "expected"), [("1", "1"), ("2", "2"), ("64", "2"), ("", "2")])
 def test_the_environment_sets_how_many_threads(value, expected, run):
     assert run("print(rope_cpu.get_num_threads())", ROPE_CPU_NUM_THREADS=value) == [expected]
+
+
+# As OpenBLAS reads it: the first number counts, and a text without one is ignored.
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("1", "1"), (" 1,2", "1"), ("01", "1"), ("64", "2"), ("9" * 5000, "2"), ("", "2")]
+    + [(ignored, "2") for ignored in ("0", "-1", "two")],
+)
+def test_openmps_variable_sets_how_many_threads(value, expected, run_program):
+    code = """
+    import os, sys
+    sys.modules["os"].sched_getaffinity = lambda pid: {0, 1}  # two cores on any machine
+    import rope_cpu
+    print(rope_cpu.get_num_threads())
+    """
+    variables = {"OMP_NUM_THREADS": value, "NUMBA_NUM_THREADS": None}
+    assert run_program(code, env=variables)[0].split() == [expected]
+
+
+@pytest.mark.parametrize("first", ["ROPE_CPU_NUM_THREADS", "NUMBA_NUM_THREADS"])
+def test_other_variables_come_before_openmps(first, run):
+    assert run("print(rope_cpu.get_num_threads())", OMP_NUM_THREADS="1", **{first: "2"}) == ["2"]
 
 
 @pytest.mark.parametrize("value", ["0", "two", "-1", "1.5"])

@@ -1,0 +1,82 @@
+"""Processes end after a fork, a thread or a pool, whatever their CPUs and the threading layer."""
+
+import os
+import textwrap
+
+import pytest
+from threading_layers import LAYERS
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
+
+START = """
+    import multiprocessing, os, sys, threading
+    import numpy as np
+
+    def pin():
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+    if CPUS == "one":
+        pin()
+    import numba, rope_cpu
+    if CPUS == "pinned later":
+        pin()
+    rope = rope_cpu.RotaryEmbedding(128)
+    # Large enough for several threads.
+    x = np.random.default_rng(0).standard_normal((1, 700, 8, 128)).astype(np.float32)
+
+    def rotate(_=None):
+        return rope.rotate(x).tobytes()
+
+    def in_thread(task):
+        worker = threading.Thread(target=task)
+        worker.start()
+        worker.join()
+
+    def fork():
+        pid = os.fork()
+        if pid == 0:
+            rotate()
+            sys.exit()  # the whole end of a process, unlike os._exit
+        assert os.waitpid(pid, 0)[1] == 0
+
+    def pool():
+        with multiprocessing.get_context("fork").Pool(2) as workers:
+            assert set(workers.map(rotate, range(4))) == {rotate()}
+
+    def layer():
+        try:
+            return numba.threading_layer()
+        except ValueError:
+            return "none"
+"""
+SCENARIOS = {
+    "warmup and fork": "rope_cpu.warmup(['float32']); fork(); rotate()",
+    "thread": "in_thread(rotate)",
+    "thread and fork": "in_thread(rotate); fork(); rotate()",
+    "fork from a thread": "rotate(); in_thread(fork); rotate()",
+    "pool": "rotate(); pool()",
+}
+
+
+@pytest.fixture
+def run(run_program):
+    """Run code after the preparations of START; return the last word that it prints."""
+
+    def run(code, cpus, **variables):
+        program = f"CPUS = {cpus!r}\n" + textwrap.dedent(START) + f"{code}\nprint(layer())"
+        return run_program(program, env=variables, timeout=120)[0].split()[-1]
+
+    return run
+
+
+@pytest.mark.parametrize("cpus", ["two", "pinned later"])
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_process_of_two_threads_ends(scenario, layer, cpus, run):
+    variables = {"NUMBA_NUM_THREADS": "2", "NUMBA_THREADING_LAYER": layer}
+    assert run(SCENARIOS[scenario], cpus, **variables) == layer
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_process_on_one_cpu_loads_no_threading_layer_and_ends(scenario, run):
+    assert run(SCENARIOS[scenario], "one", NUMBA_NUM_THREADS=None) == "none"

@@ -1,0 +1,11 @@
+"""Numba's threading layers, as parameters of tests."""
+
+from importlib import metadata
+
+import pytest
+
+HAS_TBB = pytest.mark.skipif(
+    not any(package.name == "tbb" for package in metadata.distributions()),
+    reason="there is no wheel of tbb here",
+)
+LAYERS = [pytest.param("tbb", marks=HAS_TBB), "omp", "workqueue"]
