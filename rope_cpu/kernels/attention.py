@@ -56,7 +56,7 @@ _Step = namedtuple(
 _Vectors = namedtuple("_Vectors", "cached offsets scales")
 _Scratch = namedtuple("_Scratch", "keys values scores seen added")
 
-LOWEST = np.finfo(np.float32).min  # not -inf, whose difference from itself is NaN
+_LOWEST = np.finfo(np.float32).min
 _ZERO = np.float32(0)
 _LOG2_E = np.float32(1 / log(2))
 _INTEGER_IN_LOW_BITS = np.float32(1.5 * 2**23)  # rounds what it is added to
@@ -198,7 +198,7 @@ def _multiply(q, keys, values, start, stop, scores):
 @partial(compile.device_function, fastmath={"nnan", "nsz"})
 def _largest(scores):
     """Return the largest score; any number if one is NaN, whose weight is NaN all the same."""
-    largest = LOWEST
+    largest = _LOWEST
     for j in range(scores.size):
         largest = max(largest, scores[j])
     return largest
@@ -208,7 +208,9 @@ def _largest(scores):
 def _weigh(scores, key_scales, value_scales, softcap, state):
     """Turn the products of a query into weights times scales of values; begin its state."""
     for j in range(scores.size):
-        scores[j] *= key_scales[j]
+        score = scores[j] * key_scales[j]
+        # The difference of two scores of -inf would be NaN. `max` would lose NaN.
+        scores[j] = _LOWEST if score < _LOWEST else score
     if softcap > 0:
         for j in range(scores.size):
             scores[j] = softcap * _tanh(scores[j] / softcap)
@@ -299,7 +301,7 @@ def _attend_item(step, item, head, scratch):
     """Write the states of the tokens of an item, for the heads that share a key head."""
     states = step.states[item.state : item.state + item.tokens * item.step : item.step, head]
     states[:] = 0
-    states[:, :, -2] = LOWEST
+    states[:, :, -2] = _LOWEST
     for base in range(item.start, item.stop, RANGE):
         _attend_range(step, item, head, base, scratch, states)
 
@@ -383,7 +385,7 @@ def attention_kernel(dtype: str) -> Any:
     - pages: int64 (sequences, pages);
     - items;
     - first_states: int64 (tokens + 1,), the first state of each token, and the number of all;
-    - sinks: (kv_heads, rows), `LOWEST` for none;
+    - sinks: (kv_heads, rows), -inf for none;
     - states: (states, kv_heads, rows, value width + 2), of which the first of each token becomes
       its result;
     - softcap: float32, 0 for none.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,6 @@ from rope_cpu.array_types import Array, Int64
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.attention import (
     ITEM,
-    LOWEST,
     RANGE,
     ROWS,
     attention_kernel,
@@ -24,8 +22,8 @@ from rope_cpu.kernels.attention import (
 from rope_cpu.kernels.compile import address_of
 from rope_cpu.kernels.vectors import converts_float16
 from rope_cpu.serving.batch import Batch
-from rope_cpu.serving.kv_cache import KVCache
-from rope_cpu.serving.launches import CACHE_ARRAYS, refuse_float64
+from rope_cpu.serving.kv_cache import CACHE_ARRAYS, KVCache, check_cache
+from rope_cpu.serving.launches import refuse_float64
 from rope_cpu.serving.slots import check_page_size
 
 # New tokens of a sequence that go over its keys together: each range of keys is read from the
@@ -125,13 +123,12 @@ def attention(
     if out is not None:
         _check_out(out, shape, q, cache)
     if q.shape[0]:
-        rows = _rows(q, cache.kv_heads)
-        with np.errstate(over="ignore", under="ignore"):
-            rows *= np.float32(factor)
-        states = _launch(rows, cache, batch, work, logits, cap)
         shared = q.shape[1] // cache.kv_heads
-        sums = states[work.first_states[:-1], :, :shared, : cache.value_dim]
-        with np.errstate(over="ignore", under="ignore"):
+        with np.errstate(all="ignore"):
+            rows = _rows(q, cache.kv_heads)
+            rows *= np.float32(factor)
+            states = _launch(rows, cache, batch, work, logits, cap)
+            sums = states[work.first_states[:-1], :, :shared, : cache.value_dim]
             result[...] = sums.reshape(shape)
     return result
 
@@ -149,9 +146,19 @@ class _Work(NamedTuple):
     scores: int
 
 
-@lru_cache(maxsize=16)  # of a step, or of several at once, with the windows of their layers
 def _work(batch: Batch, window: int) -> _Work:
-    """Return the items of a batch; raise if a page that is attended to was given back."""
+    """Return the items of a batch, divided once for all layers of a window.
+
+    Raise if a page that is attended to was given back.
+    """
+    work: _Work | None = batch._work.get(window)
+    if work is None:
+        work = _divided(batch, window)
+        batch._work[window] = work
+    return work
+
+
+def _divided(batch: Batch, window: int) -> _Work:
     pages_needed = _pages_needed(batch, window)
     items: list[tuple[int, ...]] = []
     first_states = [0]
@@ -194,10 +201,8 @@ def _pages_needed(batch: Batch, window: int) -> int:
 
 def _check_objects(cache: KVCache, batch: Batch) -> None:
     """Raise unless these are a cache and a batch of one page size."""
-    if type(cache) is not KVCache:
-        raise TypeError(f"`cache` is a {type(cache).__name__}; it must be a rope_cpu.KVCache")
-    if not isinstance(batch, Batch):
-        raise TypeError(f"`batch` is a {type(batch).__name__}; it must be a rope_cpu.Batch")
+    check_cache(cache)
+    scalars.check_type("batch", batch, Batch)
     check_page_size("batch", batch, cache)
 
 
@@ -221,9 +226,9 @@ def _check_queries(q: Array, cache: KVCache, batch: Batch) -> None:
 def _check_out(out: Array, shape: tuple[int, ...], q: Array, cache: KVCache) -> None:
     """Raise unless the result can be written to `out`."""
     check_output("out", out, "y", shape, q.dtype)
-    inputs = {"q": q} | {f"cache.{name}": getattr(cache, name) for name in CACHE_ARRAYS}
-    for name, x in inputs.items():
-        if x is not None and share_memory(out, x):
+    names = ["q", *(f"cache.{name}" for name in CACHE_ARRAYS)]
+    for name, x in zip(names, (q, *cache._arrays), strict=True):
+        if share_memory(out, x):
             raise ValueError(f"`out` shares memory with `{name}`; pass an array of its own")
 
 
@@ -239,7 +244,7 @@ def _float32(name: str, value: object) -> float:
 
 def _sinks(sinks: ArrayLike | None, heads: int, kv_heads: int) -> Array:
     """Return the logits of sinks as the kernel takes them, (kv_heads, rows)."""
-    logits = np.full(heads, LOWEST)
+    logits = np.full(heads, np.float32(-np.inf))
     if sinks is not None:
         given = scalars.finite_array("sinks", sinks)
         if given.shape != (heads,):
@@ -274,8 +279,8 @@ def _launch(
     name = cache._dtype_name
     if name == "float16" and not converts_float16():
         name = "float32"
-        key = cache.key.astype(np.float32)
-        value = cache.value.astype(np.float32)
+        key = key.view(np.float16).astype(np.float32)
+        value = value.view(np.float16).astype(np.float32)
     rows = q.shape[1] // len(batch.slot_mapping)
     attend = address_of(attention_part(name, "attend"))
     finish = address_of(attention_part(name, "finish"))

@@ -9,7 +9,7 @@ from rope_cpu.kernels import threads
 from rope_cpu.kernels.compile import address_of
 from rope_cpu.kernels.rotate_cached import rotate_cached_kernel, rotate_cached_part
 from rope_cpu.kernels.vectors import converts_float16
-from rope_cpu.serving.kv_cache import KVCache
+from rope_cpu.serving.kv_cache import KVCache, check_writeable
 from rope_cpu.serving.launches import Rotation
 from rope_cpu.serving.slots import check_none_twice, round_slots, sorted_runs
 
@@ -31,7 +31,7 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
     through_float32 = name == "float16" and not converts_float16()
     if through_float32:
         name = "float32"
-        keys = cache.key.astype(np.float32)
+        keys = keys.view(np.float16).astype(np.float32)
     part = rotate_cached_part(name, "interleaved" if rotation.interleaved else "half")
     # The kernel is loaded before `threads.serial` is read, as in `CosSin._compute`.
     kernel = rotate_cached_kernel(name)
@@ -39,7 +39,7 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
     usable = 1 if threads.serial else threads.limit
     kernel(address_of(part), keys, runs, rotation.cos_sin, block_pairs, usable)
     if through_float32:
-        round_slots(cache.key, keys, slots)
+        round_slots(cache._arrays[0].view(np.float16), keys, slots)
 
 
 def _check_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
@@ -62,5 +62,4 @@ def _check_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
         )
     if rows not in (1, slots.shape[0]):
         raise ValueError(f"`slot_mapping` has batch {slots.shape[0]}, but {row_subject} {rows}")
-    if not cache.key.flags.writeable:
-        raise ValueError("`cache.key` is read-only; it was writeable before")
+    check_writeable(cache, ("key",))

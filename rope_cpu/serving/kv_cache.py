@@ -7,19 +7,22 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.arguments.arrays import elements_disjoint, not_an_array, share_memory
-from rope_cpu.arguments.scalars import refuse_masked
+from rope_cpu.arguments.scalars import check_type, refuse_masked
 from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import DTYPE_NAMES, INTEGER_VIEWS, Array
 
 _DTYPES = ("float32", "float16", "bfloat16", "int8")
 NO_SCALE = np.empty((0, 0, 0), np.float32)  # of a cache that is not int8
 
+# The attributes of a cache that hold its arrays.
+CACHE_ARRAYS = ("key", "value", "key_scale", "value_scale")
+
 
 class KVCache:
     """The keys and values of one layer's cached tokens, in arrays that belong to the server.
 
-    The arrays are checked once and never copied, and must stay writeable. `RotaryPlan.append`
-    writes new tokens to them. A slot is a place for one token: page · page_size + place on the
+    The arrays are checked once and never copied. `RotaryPlan.append` writes new tokens to them. A
+    cache of read-only arrays, such as a mapped prefix, serves `attention` alone. A slot is a place for one token: page · page_size + place on the
     page. A contiguous cache (batch, capacity, kv_heads, width) has one page for each sequence.
     Arrays with heads first, (pages, kv_heads, page_size, width), are passed transposed, scales too:
     ``key.transpose(0, 2, 1, 3)``.
@@ -38,7 +41,7 @@ class KVCache:
     Raises
     ------
     TypeError, ValueError
-        If an array has another dtype or shape, is read-only, or overlaps itself or another array.
+        If an array has another dtype or shape, or overlaps itself or another array.
 
     Examples
     --------
@@ -51,6 +54,7 @@ class KVCache:
     __slots__ = (
         "_arrays",
         "_dtype_name",
+        "_given",
         "head_dim",
         "key",
         "key_scale",
@@ -71,7 +75,8 @@ class KVCache:
     head_dim: int  # width of a key in elements
     value_dim: int  # width of a value in elements
     _dtype_name: str
-    _arrays: tuple[Array, Array, Array, Array]  # as the kernels take them
+    _given: tuple[Array, ...]  # the caller's arrays, whose flags may become read-only
+    _arrays: tuple[Array, Array, Array, Array]  # views as the kernels take them
 
     def __init__(
         self,
@@ -97,17 +102,18 @@ class KVCache:
         scales = {"key_scale": key_scale, "value_scale": value_scale}
         arrays |= _checked_scales(scales, name, key.shape[:3])
         _check_memory(arrays)
-        plain = [np.asarray(x) for x in (key, value)]
-        if name in INTEGER_VIEWS:
-            plain = [x.view(INTEGER_VIEWS[name]) for x in plain]
-        given_scales = [NO_SCALE if x is None else np.asarray(x) for x in scales.values()]
+        # Views keep their shape when the caller changes that of an array in place.
+        kernel_dtype = INTEGER_VIEWS.get(name, key.dtype)
+        views = [np.asarray(x).view(kernel_dtype) for x in (key, value)]
+        views += [NO_SCALE if x is None else np.asarray(x).view() for x in scales.values()]
         sizes = dict(zip(("pages", "page_size", "kv_heads", "head_dim"), key.shape, strict=True))
         sizes["value_dim"] = value.shape[3]
         attributes = {"key": key, "value": value, **scales, **sizes}
         for attribute, held in attributes.items():
             object.__setattr__(self, attribute, held)
         object.__setattr__(self, "_dtype_name", name)
-        object.__setattr__(self, "_arrays", (*plain, *given_scales))
+        object.__setattr__(self, "_given", tuple(arrays.values()))
+        object.__setattr__(self, "_arrays", tuple(views))
 
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse to change the cache's arrays: a cache is immutable, their elements are not."""
@@ -132,6 +138,23 @@ def _unpickled(
     key: Array, value: Array, key_scale: Array | None, value_scale: Array | None
 ) -> KVCache:
     return KVCache(key, value, key_scale=key_scale, value_scale=value_scale)
+
+
+def check_cache(cache: object) -> None:
+    """Raise unless an argument is a KVCache."""
+    check_type("cache", cache, KVCache)
+
+
+def check_writeable(cache: KVCache, names: tuple[str, ...] = CACHE_ARRAYS) -> None:
+    """Raise if one of these arrays of a cache is read-only, or was when the cache was made."""
+    for name, held in zip(CACHE_ARRAYS, cache._arrays, strict=True):
+        given = getattr(cache, name)
+        if name in names and given is not None:
+            if not (given.flags.writeable and held.flags.writeable):
+                raise ValueError(
+                    f"`cache.{name}` is read-only, and would be written to; make the KVCache from "
+                    "a writeable array"
+                )
 
 
 def _checked_dtype(name: str, x: object) -> str:
@@ -189,12 +212,10 @@ def _checked_scales(
 
 
 def _check_memory(arrays: dict[str, Array]) -> None:
-    """Raise unless all arrays are writeable and no two elements share memory."""
+    """Raise if two elements of the arrays share memory."""
     names = list(arrays)
     for index, name in enumerate(names):
         x = arrays[name]
-        if not x.flags.writeable:
-            raise ValueError(f"`{name}` is read-only; pass a writeable array")
         if not elements_disjoint(x):
             raise ValueError(
                 f"`{name}` has overlapping elements (strides {x.strides}); pass an array whose "

@@ -26,7 +26,13 @@ from rope_cpu.kernels.compile import address_of
 from rope_cpu.kernels.rotate import DONE
 from rope_cpu.kernels.vectors import converts_float16
 from rope_cpu.serving.batch import Batch
-from rope_cpu.serving.kv_cache import NO_SCALE, KVCache
+from rope_cpu.serving.kv_cache import (
+    CACHE_ARRAYS,
+    NO_SCALE,
+    KVCache,
+    check_cache,
+    check_writeable,
+)
 from rope_cpu.serving.rms_norm import NO_NORMS, RMSNorm, joined
 from rope_cpu.serving.slots import round_slots, slots_of_tokens
 
@@ -35,9 +41,6 @@ _ndarray = np.ndarray
 # Empty slots, for which the kernel writes tokens in their order.
 _IN_ORDER = np.empty((0, 0), np.int64)
 _NORM_NAMES = ("q_norm", "k_norm", "v_norm")
-
-# The attributes of a cache that hold its arrays.
-CACHE_ARRAYS = ("key", "value", "key_scale", "value_scale")
 
 
 # launch(cos_sin, (q, k, v, q_out), (key, value, key_scale, value_scale), slots, norms) -> bool
@@ -167,8 +170,10 @@ def append(
     out: Array | None,
 ) -> Array:
     """Write q to `out`, and k and v to their slots; see `RotaryPlan.append`."""
-    if type(cache) is not KVCache:
-        raise TypeError(f"`cache` is a {type(cache).__name__}; it must be a rope_cpu.KVCache")
+    check_cache(cache)
+    for array in cache._given:
+        if not array.flags.writeable:
+            check_writeable(cache)
     slots = slots_of_tokens(slot_mapping, cache, rotation.layout)
     norms = NO_NORMS
     q_norm, k_norm, v_norm = given_norms
@@ -239,8 +244,8 @@ def _launch_copies(
             "copies; please report this as a fault of rope_cpu"
         )
     if through_float32:
-        round_slots(cache.key, target[0], slots)
-        round_slots(cache.value, target[1], slots)
+        for rounded, computed in zip(cache._arrays[:2], target[:2], strict=True):
+            round_slots(rounded.view(np.float16), computed, slots)
 
 
 def _check_appended(
@@ -298,12 +303,8 @@ def _check_append_memory(inputs: dict[str, Array], outputs: dict[str, Any], cach
                     f"`out` shares memory with `{name}`; it must be `q` itself or share nothing "
                     "with the inputs"
                 )
-    for cache_name in CACHE_ARRAYS:
-        array = getattr(cache, cache_name)
-        if array is None:
-            continue
-        if not array.flags.writeable:
-            raise ValueError(f"`cache.{cache_name}` is read-only; it was writeable before")
+    check_writeable(cache)
+    for cache_name, array in zip(CACHE_ARRAYS, cache._arrays, strict=True):
         for name, x in {**inputs, **outputs}.items():
             if share_memory(array, x):
                 raise ValueError(

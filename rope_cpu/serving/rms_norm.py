@@ -139,8 +139,8 @@ def joined(
     normalises.
     """
     for name, norm in zip(names, norms, strict=True):
-        if norm is not None and not isinstance(norm, RMSNorm):
-            raise TypeError(f"`{name}` is {shown(norm)}; it must be a rope_cpu.RMSNorm, or None")
+        if norm is not None:
+            scalars.check_type(name, norm, RMSNorm, ", or None")
     return _joined(names, norms, widths)
 
 

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.array_types import Array
 from rope_cpu.serving.batch import Batch
-from rope_cpu.serving.kv_cache import KVCache
+from rope_cpu.serving.kv_cache import KVCache, check_cache
 
 
 def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Array:
@@ -17,6 +17,7 @@ def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Ar
     A Batch has checked its slots: its page size and its pages alone are compared with the cache.
     """
     if isinstance(value, Batch):
+        scalars.check_type("slot_mapping", value, Batch)
         if layout != "thd":
             raise ValueError(
                 f"`slot_mapping` is a Batch, whose tokens are packed, but the plan has layout "
@@ -116,8 +117,7 @@ def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) 
 
     A slot may be there twice, which `check_none_twice` refuses.
     """
-    if type(cache) is not KVCache:
-        raise TypeError(f"`cache` is a {type(cache).__name__}; it must be a rope_cpu.KVCache")
+    check_cache(cache)
     if isinstance(slot_mapping, Batch):
         raise TypeError(
             "`slot_mapping` is a Batch, which has the slots of new tokens alone; pass the slots of "

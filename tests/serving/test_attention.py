@@ -1,6 +1,8 @@
 """rope_cpu.attention: against float64, its bits, and memory that it must not read."""
 
+import gc
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -142,6 +144,91 @@ def test_nan_reaches_the_tokens_that_attend_to_it_alone(cache_dtype, window, rng
         attends = (token >= new) & (token < new + (window or 20))
         assert np.isnan(result[attends]).all()
         steps.assert_same_bits(result[~attends], finite[~attends])
+
+
+UNSEEN = {"no options": Options(), "softcap": Options(softcap=30.0), "window": Options(window=9)}
+
+
+def with_scores_of_minus_infinity(rng, cache_dtype, options):
+    """Return a call whose products of queries and keys lie beyond float32."""
+    call = fixed_call(rng, cache_dtype, options=options)
+    call.q[...] = 3e38
+    for pair in call.stored:
+        keys, scales = pair[0]
+        keys[...] = -100
+        if scales is not None:
+            scales[...] = 1
+    return call
+
+
+@parametrize_cache_dtypes
+@pytest.mark.parametrize("options", UNSEEN.values(), ids=UNSEEN)
+def test_scores_of_minus_infinity_weigh_the_same(cache_dtype, options, rng):
+    call = with_scores_of_minus_infinity(rng, cache_dtype, options)
+    result = iter(call.run())
+    for _, values, new in call.sequences():
+        for stop in range(len(values) - new + 1, len(values) + 1):
+            seen = values[max(0, stop - (options.window or stop)) : stop]
+            error = np.abs(next(result) - np.repeat(seen.mean(axis=0), 3, axis=0))
+            # The roundings of a sum of as many values, and of the quotient.
+            assert (error <= (len(seen) + 1) * 2.0**-24 * np.abs(seen).max()).all()
+
+
+@parametrize_cache_dtypes
+def test_a_score_of_minus_infinity_weighs_nothing_beside_others(cache_dtype, rng):
+    call = with_scores_of_minus_infinity(rng, cache_dtype, Options())
+    for pair in call.stored:
+        if len(pair[0][0]):
+            pair[0][0][0] = 0  # the first key of a sequence, whose score is 0
+    expected = [np.repeat(s.values[:1], s.new, axis=0) for s in call.sequences()]
+    expected = np.repeat(np.concatenate(expected), 3, axis=1).astype(np.float32)
+    others = call.lengths.max() * np.exp(-87.0) * call.largest()  # the least weight of each
+    assert (np.abs(call.run() - expected) <= others).all()
+
+
+def test_nan_beside_scores_of_minus_infinity(rng):
+    call = with_scores_of_minus_infinity(rng, "float32", Options())
+    for pair in call.stored:
+        pair[0][0][:1] = np.nan
+    assert np.isnan(call.run()).all()
+
+
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(np.dtype(name), id=str(name)) for name in ("f4", "f2")]
+)
+def test_a_signalling_nan_of_a_query_does_not_warn(dtype, rng):
+    """Its token alone is NaN. Warnings are errors in tests."""
+    call = fixed_call(rng)
+    cache, batch = call.place()
+    q = call.q.astype(dtype)
+    finite = rope_cpu.attention(q, cache, batch)
+    q[5].view(f"u{dtype.itemsize}")[...] = {"f4": 0x7FA00000, "f2": 0x7D00}[dtype.str[1:]]
+    result = rope_cpu.attention(q, cache, batch)
+    assert np.isnan(result[5]).all()
+    steps.assert_same_bits(np.delete(result, 5, axis=0), np.delete(finite, 5, axis=0))
+
+
+@parametrize_cache_dtypes
+def test_read_only_caches_are_attended_to(cache_dtype, rng):
+    """A mapped prefix, for example."""
+    call = fixed_call(rng, cache_dtype)
+    cache, batch = call.place()
+    frozen = [None if x is None else x.view() for x in cache._given]
+    for x in frozen:
+        x.flags.writeable = False
+    scales = dict(zip(("key_scale", "value_scale"), frozen[2:], strict=False))
+    read_only = rope_cpu.KVCache(*frozen[:2], **scales)
+    steps.assert_same_bits(call.run(read_only, batch), call.run(cache, batch))
+
+
+def test_the_work_of_a_batch_dies_with_it(rng):
+    call = fixed_call(rng)
+    cache, batch = call.place()
+    call.run(cache, batch)
+    work = weakref.ref(module._work(batch, call.lengths.max()).items)
+    del batch
+    gc.collect()
+    assert work() is None
 
 
 def test_decode_and_prefill_read_the_same_nan(rng):

@@ -8,6 +8,16 @@ import rope_cpu
 from rope_cpu import Batch, KVCache
 
 
+class AlwaysEqual(Batch):
+    """A batch that would pass for any other where batches are compared."""
+
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 0
+
+
 class Scene:
     """Valid arguments: 5 packed tokens of two sequences, 4 heads of 16, and 2 key heads."""
 
@@ -21,14 +31,14 @@ class Scene:
         self.cache = KVCache(self.key, self.value)
         self.batch = self.make_batch()
 
-    def make_batch(self, **changes):
+    def make_batch(self, make=Batch, **changes):
         arguments = {
             "seq_lens": [20, 9],
             "query_lens": [4, 1],
             "page_table": [[6, 0, 2], [1, 3, -1]],
             "page_size": 8,
         }
-        return Batch(**(arguments | changes))
+        return make(**(arguments | changes))
 
     def attend(self, **changes):
         given = {name: getattr(self, name) for name in ("q", "cache", "batch", "out")}
@@ -95,6 +105,16 @@ REFUSED = {
         lambda s: s.attend(batch=s.make_batch(page_table=[[7, 0, 2], [1, 3, -1]])),
         ValueError,
         "`batch` has page 7, but `cache` has 7 pages",
+    ),
+    "batch, of a subclass": (
+        lambda s: s.attend(batch=s.make_batch(make=AlwaysEqual)),
+        TypeError,
+        "`batch` is a AlwaysEqual; it must be a rope_cpu.Batch, not of a subclass",
+    ),
+    "cache, of a subclass": (
+        lambda s: s.attend(cache=type("Sub", (KVCache,), {})(s.key, s.value)),
+        TypeError,
+        "`cache` is a Sub; it must be a rope_cpu.KVCache, not of a subclass",
     ),
     "batch, a page given back": (
         lambda s: s.attend(batch=s.make_batch(page_table=[[6, 0, 2], [-1, 3, -1]])),

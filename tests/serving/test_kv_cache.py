@@ -94,13 +94,30 @@ def test_copies_and_pickles(dtype, rng):
                 assert not np.shares_memory(getattr(again, name), array)
 
 
+@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # of NumPy 2.5
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+def test_a_new_shape_of_the_arrays_does_not_reach_the_cache(dtype, rng):
+    caches = cases.Caches(rng, dtype, "pages", "pages", (2, 3, 2, 8, 8))
+    arrays = caches.of(caches.arrays)
+    scales = dict(zip(("key_scale", "value_scale"), arrays[2:], strict=True))
+    cache = KVCache(*arrays[:2], **scales)
+    batch = rope_cpu.Batch(seq_lens=[6], query_lens=[6], page_table=[[1, 0]], page_size=3)
+    plan = rope_cpu.RotaryEmbedding(8).plan(batch.cache_position, layout="thd")
+    q, k, v = rng.standard_normal((3, 6, 2, 8)).astype(np.float32)
+
+    def step():
+        return rope_cpu.attention(plan.append(q, k, v, cache, batch), cache, batch)
+
+    expected = step()
+    for array in arrays:
+        if array is not None:
+            array.shape = array.shape[::-1]
+    steps.assert_same_bits(step(), expected)
+    assert (cache.pages, cache.page_size) == (2, 3)
+
+
 def zeros(*shape, dtype=np.float32):
     return np.zeros(shape, dtype)
-
-
-def read_only(x):
-    x.flags.writeable = False
-    return x
 
 
 SHAPE = (2, 3, 4, 8)
@@ -132,8 +149,6 @@ REFUSED = [
     (lambda: KVCache(KEY, zeros(1, 3, 4, 8)), ValueError, r"`value` has shape \(1, 3, 4, 8\), but"),
     (lambda: KVCache(zeros(2, 3, 4, 16)[..., ::2], KEY), ValueError, "`key` has strides .*4$"),
     (lambda: KVCache(KEY, KEY[..., ::-1]), ValueError, "`value` has strides .* contiguous"),
-    (lambda: KVCache(read_only(zeros(*SHAPE)), KEY), ValueError, "`key` is read-only; pass"),
-    (lambda: KVCache(KEY, read_only(zeros(*SHAPE))), ValueError, "`value` is read-only"),
     (lambda: KVCache(strided((0, 128, 32, 4)), KEY), ValueError, "`key` has overlapping elements"),
     (lambda: KVCache(KEY, strided((512, 128, 28, 4))), ValueError, "`value` has overlapping"),
     (lambda: KVCache(KEY, KEY), ValueError, "`value` shares memory with `key`"),
@@ -155,13 +170,7 @@ REFUSED = [
     (lambda: scales(SCALE.astype(">f4")), TypeError, "`value_scale` has dtype >f4"),
     (lambda: scales(zeros(2, 4, 3)), ValueError, r"`value_scale` has shape .2, 4, 3.; .*2, 3, 4"),
     (lambda: scales(zeros(2, 3, 4, 1)), ValueError, "`value_scale` has shape"),
-    (lambda: scales(read_only(zeros(2, 3, 4))), ValueError, "`value_scale` is read-only"),
     (lambda: scales(SCALE), ValueError, "`value_scale` shares memory with `key_scale`"),
-    (
-        lambda: scales(np.broadcast_to(np.float32(0), (2, 3, 4)).view()),
-        ValueError,
-        "`value_scale` is read-only",
-    ),
     (
         lambda: scales(strided((0, 0, 0), (2, 3, 4))),
         ValueError,

@@ -72,9 +72,15 @@ def check(scene, call, error, message):
     assert scene.bytes() == before
 
 
+BATCH = {"seq_lens": [5], "query_lens": [5], "page_table": [[0, 1]], "page_size": 4}
+
+
 def batch(**changes):
-    arguments = {"seq_lens": [5], "query_lens": [5], "page_table": [[0, 1]], "page_size": 4}
-    return Batch(**(arguments | changes))
+    return Batch(**(BATCH | changes))
+
+
+def subclass(kind):
+    return type("Sub", (kind,), {})
 
 
 def bfloat16(*shape):
@@ -178,7 +184,17 @@ APPEND = {
     ),
     "cache, a pair": (lambda s: s.append(cache=(s.key, s.value)), TypeError, "`cache` is a tuple"),
     "cache, the class": (lambda s: s.append(cache=KVCache), TypeError, "`cache` is a type"),
+    "cache, of a subclass": (
+        lambda s: s.append(cache=subclass(KVCache)(s.key, s.value)),
+        TypeError,
+        "`cache` is a Sub; it must be a rope_cpu.KVCache, not of a subclass",
+    ),
     # Slots
+    "batch, of a subclass": (
+        lambda s: s.append(slots=subclass(Batch)(**BATCH)),
+        TypeError,
+        "`slot_mapping` is a Sub; it must be a rope_cpu.Batch, not of a subclass",
+    ),
     "slot past the cache": (
         lambda s: s.append(slots=[9, 0, 1, 12, 2]),
         ValueError,
@@ -266,6 +282,11 @@ APPEND = {
         "`slot_mapping` is a Batch, whose tokens are packed, but .* 'bshd'; .*layout='thd'",
     ),
     # Norms
+    "q_norm, of a subclass": (
+        lambda s: s.append(q_norm=subclass(RMSNorm)(np.ones(16))),
+        TypeError,
+        "`q_norm` is a Sub; it must be a rope_cpu.RMSNorm, or None, not of a subclass",
+    ),
     "q_norm, an array": (
         lambda s: s.append(q_norm=np.ones(16)),
         TypeError,
@@ -417,18 +438,23 @@ def test_append_refuses_memory_of_scales(scene, arguments):
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_append_refuses_a_cache_that_has_become_read_only(scene, dtype):
-    arrays = {"float32": [scene.key, scene.value], "int8": list(scene.int8)}
-    key, value = arrays[dtype]
-    scales = {}
+@pytest.mark.parametrize("frozen", ["before the cache is made", "afterwards"])
+@pytest.mark.parametrize("name", ["key", "value", "key_scale", "value_scale"])
+@pytest.mark.parametrize("dtype", steps.CACHE_DTYPES)
+def test_append_refuses_read_only_caches(scene, dtype, name, frozen):
+    key, value = np.zeros((2, 3, 4, 2, 16), steps.DTYPES[dtype])
+    arrays = {"key": key.view(), "value": value.view()}
     if dtype == "int8":
-        scales = {"key_scale": scene.key_scale, "value_scale": scene.value_scale}
-    cache = KVCache(key, value, **scales)
-    value.flags.writeable = False
-    before = (key.tobytes(), value.tobytes())
-    check(scene, lambda s: s.append(cache=cache), ValueError, "`cache.value` is read-only")
-    assert (key.tobytes(), value.tobytes()) == before
+        arrays |= {"key_scale": scene.key_scale.view(), "value_scale": scene.value_scale.view()}
+    elif name not in arrays:
+        pytest.skip("only int8 has scales")
+    if frozen == "before the cache is made":
+        arrays[name].flags.writeable = False
+    cache = KVCache(**arrays)
+    arrays[name].flags.writeable = False
+    for q in (scene.q, np.asfortranarray(scene.q)):  # at once, and as a copy
+        check(scene, lambda s, q=q: s.append(q=q, cache=cache), ValueError, f"`cache.{name}` is r")
+    assert not (key.any() or value.any())
 
 
 PLANS = {
@@ -580,7 +606,7 @@ def test_rotate_cached_refuses_a_cache_that_has_become_read_only(scene):
             scene,
             lambda s, cache=cache: s.plan.rotate_cached(cache, s.slots),
             ValueError,
-            "`cache.key` is read-only; it was writeable before",
+            "`cache.key` is read-only, and would be written to",
         )
         assert cache.key.tobytes() == before
 
@@ -602,16 +628,16 @@ NORMS = {
         TypeError,
         "`k` has dtype bfloat16, but `q` has float32",
     ),
-    "norm, an array": (lambda s: s.plan.rotate(s.q, norm=np.ones(16)), TypeError, "`norm` is arr"),
+    "norm, an array": (lambda s: s.plan.rotate(s.q, norm=np.ones(16)), TypeError, "`norm` is a ndarray"),
     "q_norm, a number": (
         lambda s: s.plan(s.q, s.k, q_norm=1.0),
         TypeError,
-        "`q_norm` is 1.0; .*RMS",
+        "`q_norm` is a float; .*RMS",
     ),
     "k_norm, the class": (
         lambda s: s.plan(s.q, s.k, k_norm=RMSNorm),
         TypeError,
-        "`k_norm` is <cla",
+        "`k_norm` is a type; ",
     ),
     "norm of another width": (
         lambda s: s.plan.rotate(s.q, norm=RMSNorm(np.ones(64))),
