@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from rope_cpu.arguments.masks_and_grids import check_attention_mask, check_grids, refuse_values
 from rope_cpu.arguments.scalars import (
     boolean,
+    choice,
     finite_array,
     integers,
     real_number,
@@ -26,6 +27,7 @@ VIDEO = 2
 
 _KIND_NAMES = {IMAGE: "image", VIDEO: "video"}
 _GRID_ARGUMENTS = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
+_STARTS = ("largest_id", "longer_side")
 _MAX_ID_STEP = 2.0**31  # between two frames
 _INT64_MAX = int(np.iinfo(np.int64).max)
 
@@ -53,12 +55,13 @@ def mrope(
     seconds_per_grid: ArrayLike | None = None,
     tokens_per_second: float = 1.0,
     split_frames: bool = False,
+    start_after: str = "largest_id",
     attention_mask: ArrayLike | None = None,
 ) -> tuple[Int64, Int64]:
     """Return the M-RoPE ids of a prompt and the offset of the tokens generated after it.
 
     Text counts up on all three axes. An image or video has the grid of its merged patches, and
-    the tokens after it start past its longer side.
+    the tokens after it start at its largest id plus one.
 
     Parameters
     ----------
@@ -78,6 +81,11 @@ def mrope(
         Frames of a video are separate, with text between them (Qwen3-VL, GLM-4V). That text
         determines their distance, so `merge_frames`, `seconds_per_grid` and `tokens_per_second`
         must keep their defaults.
+    start_after : {"largest_id", "longer_side"}
+        Where the tokens after an image or video start: "largest_id", past its largest id on any
+        axis, as the models were trained; "longer_side", past its longer side in merged patches,
+        whatever the ids of its frames, as transformers does since 5.3. The two differ after a
+        video whose last frame has a larger id than its sides.
     attention_mask : array_like, shape (batch, seq), optional
         0 for padding; padding gets id 0.
 
@@ -98,8 +106,8 @@ def mrope(
 
     References
     ----------
-    `get_rope_index` of qwen2_vl, qwen2_5_vl and qwen3_vl in transformers 5.23. Earlier releases
-    continue text after the last frame where that is further than the longer side.
+    P. Wang et al., Qwen2-VL, arXiv:2409.12191, section 2.1; `get_rope_index` of qwen2_vl and
+    qwen2_5_vl in transformers up to 5.2 ("largest_id") and since 5.3 ("longer_side").
 
     Examples
     --------
@@ -109,6 +117,12 @@ def mrope(
     [[0, 0, 0], [1, 1, 1], [1, 1, 2], [3, 3, 3]]
     >>> offset
     array([0])
+
+    A video of four frames, each one token:
+
+    >>> ids, offset = positions.mrope([[0, 2, 2, 2, 2, 0]], video_grid_thw=[[4, 2, 2]])
+    >>> ids[0].tolist()
+    [[0, 0, 0], [1, 1, 1], [2, 1, 1], [3, 1, 1], [4, 1, 1], [5, 5, 5]]
     """
     types = _check_token_types(token_types)
     is_token = _token_mask(attention_mask, types.shape)
@@ -119,6 +133,7 @@ def mrope(
     rate = real_number("tokens_per_second", tokens_per_second)
     if rate > _MAX_ID_STEP:
         raise ValueError(f"`tokens_per_second` is {rate}; it must be at most 2^31")
+    choice("start_after", start_after, _STARTS)
     steps = _frame_steps(seconds_per_grid, rate, len(videos))
     numbers = np.arange(len(videos))
     if boolean("split_frames", split_frames):
@@ -143,7 +158,7 @@ def mrope(
     }
     ids = np.zeros((*types.shape, 3), dtype=np.int64)
     for row, mask in enumerate(is_token):
-        ids[row, mask] = _sequence_ids(types[row, mask].tolist(), grids)
+        ids[row, mask] = _sequence_ids(types[row, mask].tolist(), grids, start_after)
     for kind, unused in grids.items():
         if next(unused, None) is not None:
             raise _unused_grid_error(kind)
@@ -197,7 +212,7 @@ def token_types(
     return types
 
 
-def _sequence_ids(kinds: list[int], grids: dict[int, Iterator[_Grid]]) -> Int64:
+def _sequence_ids(kinds: list[int], grids: dict[int, Iterator[_Grid]], start_after: str) -> Int64:
     """Return the ids (tokens, 3) of one sequence without padding; consumes its grids."""
     parts = [np.zeros((0, 3), dtype=np.int64)]
     start = 0
@@ -208,8 +223,12 @@ def _sequence_ids(kinds: list[int], grids: dict[int, Iterator[_Grid]]) -> Int64:
             start += length
             continue
         for vision_grid in _take_grids(kind, length, grids[kind]):
-            parts.append(start + _grid_ids(vision_grid))
-            start += max(vision_grid.rows, vision_grid.columns)
+            grid_ids = _grid_ids(vision_grid)
+            parts.append(start + grid_ids)
+            if start_after == "largest_id":
+                start += int(grid_ids.max()) + 1
+            else:
+                start += max(vision_grid.rows, vision_grid.columns)
     return np.concatenate(parts)
 
 

@@ -106,11 +106,9 @@ def check_inputs(
                 f"`{name}` has head_dim {x.shape[-1]}, but this rotary embedding has head_dim "
                 f"{head_dim}"
             )
-        if checked:
-            token_source = f"`{next(iter(checked))}` has"
-        _check_table_fit(name, x, layout, table, token_source, row_source)
         for other_name, other in checked.items():
             _check_alike(name, x, other_name, other, layout)
+        _check_table_fit(name, x, layout, table, token_source, row_source)
         checked[name] = x
 
 
@@ -126,10 +124,10 @@ def _check_table_fit(
     batch_axis, token_axis, head_axis = LAYOUT_AXES[layout]
     rows, tokens, frequency_heads = table[:3]
     if x.shape[token_axis] != tokens:
+        rule = "so check `layout`" if tokens in x.shape[:-1] else "and the numbers must be equal"
         raise ValueError(
             f"`{name}` has {x.shape[token_axis]} tokens, but {token_source} {tokens}; with layout "
-            f"{layout!r}, axis {token_axis} of its shape {x.shape} counts the tokens, so check "
-            "`layout`"
+            f"{layout!r}, axis {token_axis} of its shape {x.shape} counts the tokens, {rule}"
         )
     batch = 1 if batch_axis is None else x.shape[batch_axis]
     if rows not in (1, batch):
@@ -145,18 +143,39 @@ def _check_table_fit(
 
 
 def _check_alike(name: str, x: Array, other_name: str, other: Array, layout: str) -> None:
-    """Raise unless two inputs have the same dtype and batch."""
+    """Raise unless two inputs have the same dtype, number of tokens and batch."""
     if other.dtype != x.dtype:
         raise TypeError(
             f"`{name}` has dtype {x.dtype}, but `{other_name}` has {other.dtype}; they must be the "
             "same"
         )
-    batch_axis = LAYOUT_AXES[layout][0]
+    batch_axis, token_axis, _ = LAYOUT_AXES[layout]
+    if other.shape[token_axis] != x.shape[token_axis]:
+        raise _unequal_lengths(name, x, other_name, other, layout)
     if batch_axis is not None and other.shape[batch_axis] != x.shape[batch_axis]:
         raise ValueError(
             f"`{name}` has batch {x.shape[batch_axis]}, but `{other_name}` has "
             f"{other.shape[batch_axis]}; they must be the same"
         )
+
+
+def _unequal_lengths(name: str, x: Array, other_name: str, other: Array, layout: str) -> ValueError:
+    """Return the error for two inputs that differ in their number of tokens."""
+    _, token_axis, head_axis = LAYOUT_AXES[layout]
+    tokens = x.shape[token_axis]
+    other_tokens = other.shape[token_axis]
+    text = (
+        f"`{name}` has {tokens} tokens, but `{other_name}` has {other_tokens}; rotate arrays of "
+        f"unequal lengths one at a time, for example rope.rotate({other_name}, offset=…)"
+    )
+    # Query heads that share key heads, in another layout, look like tokens of unequal number.
+    same_heads = x.shape[head_axis] == other.shape[head_axis]
+    if same_heads and tokens and other_tokens % tokens == 0:
+        text += (
+            f"; if axis {token_axis} of the shapes {other.shape} and {x.shape} counts heads, "
+            f"`layout` is not {layout!r}"
+        )
+    return ValueError(text)
 
 
 def check_outputs(outputs: Mapping[str, Any], inputs: Mapping[str, Array]) -> None:

@@ -1006,6 +1006,12 @@ interleaved=False)
             As in `plan`; if the two embeddings differ in head_dim, rotary_dim, pairing, blocks,
             axes, heads of the frequencies or number of lengths, or if either has float32 angles.
 
+        Notes
+        -----
+        The keys are not those of a new prefill with this embedding, but in the first layer: in
+        others they are projections of hidden states, which depend on the frequencies of the layers
+        below.
+
         Examples
         --------
         >>> import numpy as np, rope_cpu

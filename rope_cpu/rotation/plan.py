@@ -277,6 +277,12 @@ class RotaryPlan:
             If an argument does not fit. Nothing is written then. int8 is refused, because its keys
             would be rounded to 8 bits a second time.
 
+        Notes
+        -----
+        Full pages are written as well. Other sequences that name a page read the moved keys at
+        their own positions, which no check can see: copy a shared page for the sequence whose keys
+        move, in every layer, or compute these keys anew.
+
         Examples
         --------
         >>> import numpy as np, rope_cpu

@@ -86,9 +86,11 @@ def attention(
     Notes
     -----
     The bits of a result depend on the query, keys and values of its own sequence alone: not on the
-    number of threads, the pages, or the other tokens of the step. Keys outside of window and length
-    are never read: their pages may be −1, and their memory may hold NaN. No weight is less than
-    e^-87 of the largest weight of its token.
+    number of threads, the pages, or the other tokens of the step. (Those of a matrix product
+    around it do depend on them: a BLAS adds in another order for another number of rows.) Keys
+    outside of window and length are never read: their pages may be −1, and their memory may hold
+    NaN. No weight is less than e^-87 of the largest weight of its token. "Serve from NumPy" in the
+    manual has a bound on the errors.
 
     References
     ----------

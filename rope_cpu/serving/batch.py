@@ -48,7 +48,7 @@ class Batch:
     TypeError, ValueError
         If lengths are negative or do not fit each other, if a sequence has too few pages, or if two
         tokens would be written to one slot. A write under another sequence's cached tokens is not
-        seen: copy a shared page before writing to it.
+        seen: copy a shared page before writing to it, or moving its keys (`rotate_cached`).
 
     Examples
     --------

@@ -338,16 +338,16 @@ def test_16_derivation(vectors, rng):
 
 
 def test_17_qwen_vl(vectors):
-    tokens = np.array([[5, 6, *[90] * 6, 7, *[91] * 4, 8]])
-    q = vectors(1, 14, 2, 128)
-    k = vectors(1, 14, 1, 128)
-    grids = {"image_grid_thw": [[1, 4, 6]], "video_grid_thw": [[2, 2, 4]]}
+    tokens = np.array([[5, 6, *[90] * 6, 7, *[91] * 8, 8]])
+    q = vectors(1, 18, 2, 128)
+    k = vectors(1, 18, 1, 128)
+    grids = {"image_grid_thw": [[1, 4, 6]], "video_grid_thw": [[4, 2, 4]]}
     names = run(17, input_ids=tokens, image_token=90, video_token=91, q=q, k=k, **grids)
     image = [(2, 2 + r, 2 + c) for r in range(2) for c in range(3)]
-    video = [(6 + t, 6, 6 + c) for t in range(2) for c in range(2)]
-    ids = np.array([(0,) * 3, (1,) * 3, *image, (5,) * 3, *video, (8,) * 3])
+    video = [(6 + t, 6, 6 + c) for t in range(4) for c in range(2)]
+    ids = np.array([(0,) * 3, (1,) * 3, *image, (5,) * 3, *video, (10,) * 3])
     assert names["ids"].tolist() == [ids.tolist()]
-    assert names["offset"].tolist() == [9 - 14]
+    assert names["offset"].tolist() == [11 - 18]
     axis = np.repeat([0, 1, 2], [16, 24, 24])
     angles = ids[:, axis] * inv_freq(128, 1e6)
     close(names["q_rot"], halves(q, angles[:, None]))

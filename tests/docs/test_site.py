@@ -56,6 +56,22 @@ def test_python_blocks_run_in_order(path, model_folder):
     assert any(isinstance(value, rope_cpu.RotaryEmbedding) for value in names.values())
 
 
+def test_figures_of_differences():
+    """Each figure is that of its line: to its digits, or, where it is of roundings, its size."""
+    names = {}
+    figures = 0
+    for text in blocks(DOCS / "differences.md", "python"):
+        exec(compile(text, "differences.md", "exec"), names)
+        for line, figure in re.findall(r"^(np\..*\))  # (\S+)$", text, re.MULTILINE):
+            value = eval(line, names)
+            figures += 1
+            if float(figure) < 1e-5:
+                assert value < 4 * float(figure), line
+            else:
+                assert f"{value:.1e}" == f"{float(figure):.1e}", line
+    assert figures == 9
+
+
 def variants():
     """Return (variant, code) of every piece of code in the table of variants that is a call."""
     page = (DOCS / "configs.md").read_text(encoding="utf-8")
@@ -139,7 +155,7 @@ def test_every_picture_is_shown():
 def test_the_readme_leads_to_each_use_and_is_short():
     readme = README.read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= 120
-    for page in ("numpy", "onnx", "configs", "performance"):
+    for page in ("numpy", "onnx", "configs", "performance", "differences"):
         assert f"](docs/{page}.md)" in readme
 
 

@@ -160,7 +160,7 @@ REFUSED = [
     (lambda: positions.patches(zeros(2**40, 3)), "`grid_thw` has shape (1099511627776, 3)"),
     (
         lambda: positions.with_unrotated([[1, 2]], before=2**40),
-        "`(before, after)` is (1099511627776, 0)",
+        "`(before, after)` is (1099511627776, 0): a table of 1099511627777 x 2 elements",
     ),
     (lambda: positions.mrope([[1, 1]], image_grid_thw=[[2**10, 2**9, 2**9]]), "makes 67108864"),
     (

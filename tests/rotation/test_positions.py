@@ -104,6 +104,58 @@ def test_mrope_seconds_split_and_merged_frames():
     assert ids[0].tolist() == [[0, 0, 0], [1, 0, 0]]
 
 
+def test_mrope_as_in_the_docstrings_of_the_models():
+    """A video of 3 frames of 2 x 2, then text: `get_rope_index` of Qwen2-VL, then Qwen2.5-VL."""
+    prompt = [[2] * 12 + [0] * 5]
+    video = {"video_grid_thw": [[3, 2, 2]], "merge_size": 1}
+    ids, offset = positions.mrope(prompt, **video)
+    assert ids[0].T.tolist() == [
+        [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 4, 5, 6, 7],
+        [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 3, 4, 5, 6, 7],
+        [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 3, 4, 5, 6, 7],
+    ]
+    assert offset.tolist() == [8 - 17]
+    ids, offset = positions.mrope(prompt, seconds_per_grid=[2], tokens_per_second=25, **video)
+    assert ids[0].T.tolist() == [
+        [0, 0, 0, 0, 50, 50, 50, 50, 100, 100, 100, 100, 101, 102, 103, 104, 105],
+        [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 101, 102, 103, 104, 105],
+        [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 101, 102, 103, 104, 105],
+    ]
+    assert offset.tolist() == [106 - 17]
+
+
+@pytest.mark.parametrize(
+    ("options", "question", "answer"),
+    [
+        ({}, [22, 23], 24),
+        ({"start_after": "largest_id"}, [22, 23], 24),
+        ({"start_after": "longer_side"}, [3, 4], 22),
+    ],
+)
+def test_text_after_a_long_video(options, question, answer):
+    """A token of text, 21 frames of 2 x 2 tokens with the ids 1 … 21, and a question of two."""
+    prompt = [[0] + [2] * 84 + [0] * 2]
+    ids, offset = positions.mrope(prompt, video_grid_thw=[[21, 4, 4]], **options)
+    assert ids[0, 1:85:4, 0].tolist() == list(range(1, 22))
+    assert ids[0, 85:].tolist() == [[n] * 3 for n in question]
+    assert (87 + offset).tolist() == [answer]
+
+
+@pytest.mark.parametrize(("start_after", "starts"), [("largest_id", 5), ("longer_side", 1)])
+def test_mrope_a_video_and_an_image_after_a_video(start_after, starts):
+    """Frames of one token, two seconds apart: 0, 2, 4; then those of another, and an image."""
+    ids, _ = positions.mrope(
+        [[2] * 6 + [1] * 2],
+        image_grid_thw=[[1, 2, 4]],
+        video_grid_thw=[[3, 2, 2]] * 2,
+        seconds_per_grid=[2, 2],
+        start_after=start_after,
+    )
+    videos = [[n * starts + t, n * starts, n * starts] for n in range(2) for t in (0, 2, 4)]
+    image = [[2 * starts, 2 * starts, 2 * starts + c] for c in range(2)]
+    assert ids[0].tolist() == videos + image
+
+
 def test_mrope_images_side_by_side():
     ids, _ = positions.mrope([[1] * 5], image_grid_thw=[[1, 2, 4], [1, 6, 2]])
     assert ids[0].tolist() == [[0, 0, 0], [0, 0, 1], [2, 2, 2], [2, 3, 2], [2, 4, 2]]
@@ -265,6 +317,11 @@ def video(**options):
             "`tokens_per_second` is 'a'",
         ),
         (lambda: positions.mrope([[0]], split_frames="no"), TypeError, "`split_frames` is 'no'"),
+        (
+            lambda: positions.mrope([[0]], start_after="max"),
+            ValueError,
+            "`start_after` is 'max'; it must be one of largest_id, longer_side",
+        ),
         (
             lambda: video(seconds_per_grid=[-1.0]),
             ValueError,

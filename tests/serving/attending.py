@@ -14,9 +14,10 @@ from serving.steps import DTYPES
 
 import rope_cpu
 
-# The allowed error of a float32 result, relative to the largest value. The scores of `draw` are
+# The allowed error of a float32 result of `draw`, relative to the largest value. Its scores are
 # below 16, so each rounding of a score changes its weight by a factor of 1 + 2^-20, which is 1e-6,
-# at most. The few roundings of a score rarely add up, and other scores have smaller ones.
+# at most. The few roundings of a score rarely add up, and other scores have smaller ones. `bound`
+# holds for every call.
 TOLERANCE = 2e-6
 
 WIDTHS = (16, 33, 64, 72, 80, 96, 128, 192, 256)
@@ -67,6 +68,23 @@ def _attended(q, keys, values, options):
     weights = np.exp(scores - largest)
     total = weights.sum(axis=1, keepdims=True) + np.exp(sinks - largest)
     return np.einsum("hk,khd->hd", weights / total, np.repeat(values, shared, axis=1))
+
+
+def bound(q, sequences, options):
+    """Return a bound on the errors of a float32 result, relative to the largest value.
+
+    The bound of docs/serving.md, in units of 2^-24. A sum of values has one rounding for each of
+    the 256 keys of a range, and so may the sum of weights; every merge of two ranges has a few in
+    both. A score has those of the scale and of q, one for each of head_dim / 8 additions to a lane,
+    of the sum of the lanes and up to 15 elements that fill no lane, of a softcap, and of the
+    difference from the largest score, relative to the sum of |q·k|.
+    """
+    scale = q.shape[2] ** -0.5 if options.scale is None else options.scale
+    keys = np.concatenate([sequence.keys for sequence in sequences])
+    shared = np.repeat(np.abs(keys), q.shape[1] // keys.shape[1], axis=1)
+    products = scale * np.einsum("qhd,khd->hqk", np.abs(q.astype(np.float64)), shared).max()
+    longest = max(len(sequence.keys) for sequence in sequences)
+    return 2.0**-24 * (600 + longest / 64 + (32 + q.shape[2] / 8) * products)
 
 
 class Call:

@@ -38,6 +38,34 @@ def test_results_are_those_of_float64(cache_dtype, rng):
         call.check(call.run(**attending.draw_paging(rng, call)))
 
 
+@parametrize_cache_dtypes
+def test_large_scores_stay_within_the_bound(cache_dtype, rng):
+    """Queries scaled until the first sequence has a score of 16."""
+    call = fixed_call(rng, cache_dtype, options=Options(softcap=50.0))
+    scores = np.einsum("qhd,khd->hqk", call.q, np.repeat(call.sequences()[0].keys, 3, axis=1)) / 8
+    call.q *= 16 / np.abs(scores).max()
+    error = np.abs(call.run() - call.expected()).max() / call.largest()
+    assert 0 < error <= attending.bound(call.q, call.sequences(), call.options)
+
+
+@pytest.mark.parametrize("keys", [RANGE, 40 * RANGE])
+def test_errors_that_add_up_stay_within_the_bound(keys):
+    """One key far above others, whose values are lost one by one in the sum.
+
+    The order of the additions to a value is fixed, so the error is the same on every processor.
+    """
+    k = np.zeros((1, keys, 1, 16), np.float32)
+    k[0, 0, 0, 0] = 1
+    v = np.ones((1, keys, 1, 16), np.float32)
+    q = np.zeros((1, 1, 16), np.float32)
+    q[..., 0] = 4 * 16.6
+    cache = rope_cpu.KVCache(k, v)
+    batch = rope_cpu.Batch(seq_lens=[keys], query_lens=[1], page_table=[[0]], page_size=keys)
+    error = np.abs(rope_cpu.attention(q, cache, batch) - 1).max()
+    sequences = [attending.Sequence(k[0].astype(np.float64), v[0], 1)]
+    assert attending.TOLERANCE < error <= attending.bound(q, sequences, Options())
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_queries_give_results_rounded_once(dtype, rng):
     call = fixed_call(rng)
