@@ -167,11 +167,12 @@ def _by_length(
         yield "", rope
         return
     original = rule.original_length
-    longer = maximum_context(values)
-    if rope.rope_type == "dynamic":
-        # Its frequencies depend on every length above the original one: show one far above.
-        longer = max(longer, 4 * original)
-    for length in (original, max(longer, original + 1)):
+    longer = max(maximum_context(values), original + 1)
+    far = 4 * original
+    if rule.representatives([longer]) != rule.representatives([far]):
+        # Frequencies that go on changing above the original length: show one far above it.
+        longer = max(longer, far)
+    for length in (original, longer):
         yield f"at {length} tokens", rope.at_length(length)
 
 
