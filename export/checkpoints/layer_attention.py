@@ -11,7 +11,7 @@ import numpy as np
 
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.attention_facts import FULL_LAYERS, WINDOW_LAYERS, Attention
-from rope_cpu.configs.layers import KNOWN_LAYER_TYPES, model_layers
+from rope_cpu.configs.layers import KNOWN_LAYER_TYPES
 from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
 from rope_cpu.configs.model_types import ALL_LAYERS
 from rope_cpu.configs.reader import read
@@ -217,14 +217,13 @@ def _layer_type(
 
 def layer_type_at(config: ModelConfig, layer: int) -> str | None:
     """Return the layer type of a layer of the model."""
-    return model_layers(config.values, config.facts, config.rope_parameters)[layer].layer_type
+    return config.layers.entries[layer].layer_type
 
 
 def _rotated_types(config: ModelConfig) -> set[str | None]:
     """Return the layer types of the rotated layers; None among them stands for no type."""
     parameters = config.rope_parameters
-    layers = model_layers(config.values, config.facts, parameters)
-    if layers:
-        return {entry.layer_type for entry in layers if entry.rotated}
+    if config.layers.entries:
+        return {entry.layer_type for entry in config.layers.entries if entry.rotated}
     names = config.values.get(KNOWN_LAYER_TYPES, tuple(parameters))
     return {name or None for name in names if parameters.get(name, ALL_LAYERS) is not None}

@@ -14,7 +14,7 @@ from rope_cpu.cli.show_axes import Axis, position_axes
 from rope_cpu.cli.show_model import contexts, head_width, maximum_context, mscale_of_scores
 from rope_cpu.cli.show_serving import serving_lines
 from rope_cpu.command_line import config_error
-from rope_cpu.configs.layers import layer_parameters, model_layers
+from rope_cpu.configs.layers import layer_parameters
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.frequencies import scaling
 from rope_cpu.rotation.embedding import RotaryEmbedding
@@ -126,8 +126,7 @@ def _only_rotation(
 
 def _has_unrotated_layers(config: ModelConfig) -> bool:
     by_type = config.rope_parameters
-    layers = model_layers(config.values, config.facts, by_type)
-    return any(not layer.rotated for layer in layers) or None in by_type.values()
+    return any(not layer.rotated for layer in config.layers.entries) or None in by_type.values()
 
 
 def _layer_rotation(
@@ -139,9 +138,7 @@ def _layer_rotation(
     if label in config.rope_parameters and config.rope_parameters[label] is None:
         return LayerRotation(model=model, layers=f"{title}: not rotated", layer_type=layer_type)
     rope = RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
-    _, parameters = layer_parameters(
-        config.rope_parameters, config.values, config.facts, layer_type, None
-    )
+    _, parameters = layer_parameters(config.layers, config.rope_parameters, layer_type, None)
     return LayerRotation(
         model=model,
         layers=title,
