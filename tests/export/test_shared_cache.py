@@ -410,6 +410,18 @@ BIND_REFUSED = {
     ),
     "dtype": ({"q": np.zeros((1, 1, 4, 32))}, {}, TypeError, r"`feeds\['q'\]` has dtype float64"),
     "list": ({"past_lengths": [0]}, {}, TypeError, r"`feeds\['past_lengths'\]` is a list"),
+    "masked": (
+        {"past_key": np.ma.zeros((1, 2, 64, 32), np.float32)},
+        {},
+        TypeError,
+        r"`feeds\['past_key'\]` is a masked array, which is not supported; pass its `.data`",
+    ),
+    "masked output": (
+        {},
+        {"attention": np.ma.zeros((1, 1, 4, 32), np.float32)},
+        TypeError,
+        r"`outputs\['attention'\]` is a masked array",
+    ),
     "shape": (
         {"k": np.zeros((1, 1, 3, 32), np.float32)},
         {},
