@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.configs.attention_facts import FULL_LAYERS, WINDOW_LAYERS, Attention
 from rope_cpu.configs.layers import KNOWN_LAYER_TYPES
 from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
@@ -185,9 +185,8 @@ def inexpressible_parts(facts: Attention, model_type: str | None) -> list[str]:
         parts.append(f"a cache of its own: {facts.own_cache}")
     if facts.other:
         parts.append(f"an attention of its own: {facts.other}")
-    problems = [
-        f"model type {model_type} has {part}, which the export cannot write" for part in parts
-    ]
+    name = cut(str(model_type))
+    problems = [f"model type {name} has {part}, which the export cannot write" for part in parts]
     if facts.qk_norm is not None and not facts.norm_other and facts.norm_epsilon is None:
         problems.append("the config lacks the epsilon of the norms; add rms_norm_eps")
     return problems
@@ -207,7 +206,7 @@ def _layer_type(
         if len(names) > 1:
             if facts.window is None or facts.window_in_all_layers:
                 return None
-            listed = ", ".join(sorted(map(str, names)))
+            listed = cut(", ".join(sorted(map(str, names))))
             raise ValueError(f"layers differ ({listed}); give `layer` or `layer_type`")
         layer_type = next(iter(names), None)
     if layer_type not in (None, *FULL_LAYERS, *WINDOW_LAYERS):

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from rope_cpu.arguments.arrays import share_memory
 from rope_cpu.arguments.scalars import refuse_masked
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Array
 
 from ..metadata import OPTIONS_KEY
@@ -127,7 +127,7 @@ def _check_names(argument: str, arrays: Mapping[str, Array], declared: Mapping[s
     unknown = [name for name in arrays if name not in declared]
     if missing or unknown:
         raise ValueError(
-            f"`{argument}` holds {shown(list(arrays))}; it must hold {', '.join(declared)} "
+            f"`{argument}` holds {shown(list(arrays))}; it must hold {cut(', '.join(declared))} "
             "(present keys and values of a shared cache are those of the past)"
         )
 

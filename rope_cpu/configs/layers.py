@@ -198,8 +198,8 @@ def _layer_count(values: Config) -> int | None:
         return len(lists[0])
     if interval is not None:
         raise ValueError(
-            f"`{COUNT_KEYS[0]}` is missing; `no_rope_layer_interval` {interval} needs it to find "
-            "the rotated layers"
+            f"`{COUNT_KEYS[0]}` is missing; `no_rope_layer_interval` {shown(interval)} needs it to "
+            "find the rotated layers"
         )
     return None
 

@@ -5,7 +5,8 @@ import onnxruntime
 import pytest
 from attention_oracle import attention, cached, half_ulp, rotated
 from conftest import DTYPES
-from onnx import helper
+from control_characters import MARK, WRITTEN
+from onnx import TensorProto, helper
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.export.targets.ort import runtime_takes_query_lengths
@@ -465,6 +466,19 @@ BIND_REFUSED |= {
         r"`outputs\['attention'\]` is read-only",
     ),
 }
+
+
+def test_names_of_a_model_are_escaped_in_errors():
+    value = helper.make_tensor_value_info(MARK, TensorProto.FLOAT, [1])
+    other = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    node = helper.make_node("Identity", [MARK], ["y"])
+    graph = helper.make_graph([node], "graph", [value], [other])
+    opset = helper.make_opsetid("", 13)
+    session = runtime.open_session(helper.make_model(graph, opset_imports=[opset], ir_version=8))
+    with pytest.raises(ValueError, match="`feeds` holds") as error:
+        export.bind(session, {}, {"y": np.zeros(1, np.float32)})
+    assert str(error.value).isprintable()
+    assert WRITTEN in str(error.value)
 
 
 @pytest.mark.parametrize("name", BIND_REFUSED)
