@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rope_cpu.arguments.texts import escaped
 from rope_cpu.array_types import Float64, Int64
 from rope_cpu.cli.show_axes import Axis, position_axes
 from rope_cpu.cli.show_model import contexts, head_width, maximum_context, mscale_of_scores
@@ -24,7 +25,8 @@ from rope_cpu.rotation.embedding import RotaryEmbedding
 class LayerRotation:
     """The rotation of a group of layers.
 
-    model: its model type. layers: name of the group. parameters: its rope parameters.
+    model: its model type. layers: name of the group; both with escapes, as pictures have them too.
+    parameters: its rope parameters.
     by_length: a rotary embedding for each sequence length at which it differs, under a text such as
         "at 8192 tokens", under "" if it depends on no length; empty for layers without rotation.
     unscaled: frequencies before scaling, one for each pair.
@@ -112,7 +114,7 @@ def _only_rotation(
     axes = position_axes(config, rope.axes)
     counts_tokens = all(axis.extent is None for axis in axes)
     return LayerRotation(
-        model=str(config.model_type),
+        model=escaped(str(config.model_type)),
         layers="all layers",
         by_length=dict(_by_length(rope, config.values)),
         unscaled=_unscaled_by_rule(rope),
@@ -133,7 +135,8 @@ def _layer_rotation(
     config: ModelConfig, layer_type: str | None, interleaved: bool | None, title: str
 ) -> LayerRotation:
     """Return the rotation of a layer type; None: of all layers."""
-    model = config.model_type or "unknown model type"
+    model = escaped(config.model_type or "unknown model type")
+    title = escaped(title)
     label = layer_type or ""
     if label in config.rope_parameters and config.rope_parameters[label] is None:
         return LayerRotation(model=model, layers=f"{title}: not rotated", layer_type=layer_type)
