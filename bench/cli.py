@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 
 import rope_cpu
 from rope_cpu.arguments.texts import shown
-from rope_cpu.command_line import UsageError, check_file, check_picture, write_errors
+from rope_cpu.command_line import (
+    UsageError,
+    check_file,
+    check_picture,
+    print_lines,
+    write_errors,
+)
 from rope_cpu.kernels.threads import checked_thread_count
 
 from . import environment, listing, models, plot, report
@@ -123,9 +129,9 @@ def _list(args: argparse.Namespace) -> int:
     model = _model(args)
     cases = _all_cases(args, model)
     if args.patterns:
-        _print(listing.names(select(cases, args.patterns)))
+        print_lines(listing.names(select(cases, args.patterns)))
     else:
-        _print(listing.overview(cases, model))
+        print_lines(listing.overview(cases, model))
     return 0
 
 
@@ -151,7 +157,7 @@ def _show(args: argparse.Namespace) -> int:
     run = load(args.from_file, ALL_FACTS)
     old = _older_run(args)
     cases = _selected(run, args) if args.patterns else run.cases
-    _print(report.saved_run(run, cases))
+    print_lines(report.saved_run(run, cases))
     return _finish(args, run, cases, old)
 
 
@@ -227,7 +233,7 @@ def _findings(args: argparse.Namespace, new: Run, old: Run) -> list[Finding]:
     """Print and return the changes since an older run."""
     threshold = args.fail_slower or _THRESHOLD
     findings = compare(new, old)
-    _print(report.findings_lines(findings, threshold, same_machine(new, old)))
+    print_lines(report.findings_lines(findings, threshold, same_machine(new, old)))
     return findings
 
 
@@ -246,20 +252,20 @@ def _exit_code(args: argparse.Namespace, new: Run, findings: list[Finding]) -> i
 def _time(run: Run, cases: list[Case]) -> None:
     """Measure the cases, and print each as soon as it is measured."""
     start = time.perf_counter()
-    _print(report.heading(run.environment, run.model))
+    print_lines(report.heading(run.environment, run.model))
     if cases:
-        _print(report.forecast(cases))
-        _print(report.columns())
+        print_lines(report.forecast(cases))
+        print_lines(report.columns())
     with _progress() as progress:
         task = progress.add_task("", total=len(cases))
         for case in cases:
-            _print(report.title(case))
+            print_lines(report.title(case))
             result = _measured(case)
             run.cases.append(result)
-            _print(report.case_lines(result))
+            print_lines(report.case_lines(result))
             progress.advance(task)
     run.seconds = time.perf_counter() - start
-    _print(report.closing(run))
+    print_lines(report.closing(run))
 
 
 def _measured(case: Case) -> Result:
@@ -284,8 +290,3 @@ def _progress() -> Progress:
         transient=True,
         disable=not console.is_terminal,
     )
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line, flush=True)

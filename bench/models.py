@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.arguments.texts import escaped
 from rope_cpu.command_line import both_pairings, head_counts, read_config
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.reader import read
@@ -55,7 +56,7 @@ def from_file(path: Path, layer_type: str | None = None) -> Model:
     """
     file = (path / "config.json" if path.is_dir() else path).absolute()
     name = file.parent.name if file.stem == "config" else file.stem
-    return from_config(name, read_config(path), layer_type)
+    return from_config(escaped(name), read_config(path), layer_type)
 
 
 def from_config(name: str, config: ModelConfig, layer_type: str | None = None) -> Model:

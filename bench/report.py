@@ -141,7 +141,7 @@ def _case_table(show_header: bool = False) -> Table:
 
 def _lines(table: Table) -> Iterator[str]:
     """Yield the lines of a table as plain text."""
-    console = Console(width=WIDTH - 2, file=StringIO(), color_system=None)
+    console = Console(width=WIDTH - 2, file=StringIO(), color_system=None, markup=False)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():

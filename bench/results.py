@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.texts import escaped, shown
 
 from .measurement.rows import Result, Row
 
@@ -111,7 +111,7 @@ def load(path: str | Path, facts: Sequence[str] = FACTS_OF_MACHINE) -> Run:
     Raises ValueError if the file holds no such run, OSError if it cannot be read.
     """
     try:
-        data = json.loads(Path(path).read_text("utf-8"))
+        data = _escaped(json.loads(Path(path).read_text("utf-8")))
         if data["format"] != FORMAT:
             raise ValueError(f"its format is {shown(data['format'])}")
         return _run(data, facts)
@@ -120,6 +120,17 @@ def load(path: str | Path, facts: Sequence[str] = FACTS_OF_MACHINE) -> Run:
         raise ValueError(
             f"{path} is not a file of `rope-cpu bench --json` in format {FORMAT}: {reason}"
         ) from error
+
+
+def _escaped(data: Any) -> Any:
+    """Return data with escapes in all texts: they go to tables and pictures."""
+    if isinstance(data, str):
+        return escaped(data)
+    if isinstance(data, list):
+        return [_escaped(entry) for entry in data]
+    if isinstance(data, dict):
+        return {_escaped(key): _escaped(value) for key, value in data.items()}
+    return data
 
 
 def _run(data: Any, facts: Sequence[str]) -> Run:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import onnx
 
@@ -16,9 +18,13 @@ from rope_cpu.arguments.texts import shown
 # such files into memory.
 EXTERNAL_BYTES = 1 << 20
 
-# Bytes that operating systems allow for a path and for a file name, less the suffix ".data.part".
-MAX_PATH_BYTES = 4096 - 11
-MAX_NAME_BYTES = 255 - 11
+# Bytes that operating systems allow for a path and for a file name, less the longest that is
+# appended: to a path of a short name the name of a temporary folder, to a name ".data".
+MAX_PATH_BYTES = 4096 - 32
+MAX_NAME_BYTES = 255 - 5
+
+# Beginning of the name of the temporary folder.
+_PREFIX = ".rope_cpu-"
 
 # onnxruntime maps external data by pages.
 ALIGNMENT = 4096
@@ -29,8 +35,10 @@ def save(
 ) -> None:
     """Write a model to a file, with its large initializers in `path` + ".data" beside it.
 
-    The model itself is not changed. Both files are written under temporary names, ".part", and
-    renamed when they are complete.
+    The model itself is not changed. Both files are written to a temporary folder beside `path`, and
+    moved when they are complete. A file that is replaced keeps its permissions (a new ".data" file
+    has those of the model that is replaced), and the ".data" file of a replaced model is removed
+    where the new model needs none.
 
     Parameters
     ----------
@@ -67,23 +75,42 @@ def save(
     whole_number("external_bytes", external_bytes, 0)
     target = model_path(path)
     data = Path(f"{target}.data")
-    model_part = Path(f"{target}.part")
-    data_part = Path(f"{target}.data.part")
     large = [tensor for tensor in model.graph.initializer if len(tensor.raw_data) >= external_bytes]
     try:
-        # An earlier process may have left these files, and a link would be followed.
-        model_part.unlink(missing_ok=True)
-        data_part.unlink(missing_ok=True)
-        with _external_data(large, data_part, data.name):
-            model_part.write_bytes(model.SerializeToString())
-        if large:
-            data_part.replace(data)
-        model_part.replace(target)
+        # A folder of its own has no name in common with files of others.
+        with TemporaryDirectory(prefix=_PREFIX, dir=target.parent) as folder:
+            new_target = Path(folder, "model")
+            new_data = Path(folder, "data")
+            with _external_data(large, new_data, data.name):
+                new_target.write_bytes(model.SerializeToString())
+            is_stale = (
+                data.exists()
+                and not _refers_to(new_target, data.name)
+                and _refers_to(target, data.name)
+            )
+            if large:
+                _take_mode(new_data, data, target)
+                new_data.replace(data)
+            _take_mode(new_target, target)
+            new_target.replace(target)
+            if is_stale:
+                data.unlink()
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(target)) from None
-    finally:
-        model_part.unlink(missing_ok=True)
-        data_part.unlink(missing_ok=True)
+
+
+def _refers_to(model: Path, data_name: str) -> bool:
+    """Return True if tensors of a saved model, also those of subgraphs, are in a file beside it."""
+    location = onnx.StringStringEntryProto(key="location", value=data_name)
+    return model.exists() and location.SerializeToString() in model.read_bytes()
+
+
+def _take_mode(new: Path, *replaced: Path) -> None:
+    """Give a new file the mode of the first of these files that exists."""
+    for file in replaced:
+        if file.exists():
+            new.chmod(stat.S_IMODE(file.stat().st_mode))
+            return
 
 
 def model_path(path: str | os.PathLike[str], name: str = "path") -> Path:

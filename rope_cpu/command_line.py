@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.texts import escaped, shown
 from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
 from rope_cpu.configs.model_types import data
 from rope_cpu.configs.reader import read
@@ -32,6 +32,15 @@ class UsageError(Exception):
 
 class OutputError(UsageError):
     """A file that cannot be written, with which --help is of no use."""
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines at once; the commands print nothing otherwise, but for the tables of rich.
+
+    Names and values of files are among them, so control characters and line breaks are escaped.
+    """
+    for line in lines:
+        print(escaped(line), flush=True)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Check that oversized input is refused by name, in a short text, before allocation."""
+"""Check that oversized input is refused by name, in a short line, before allocation."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def refusal(call: Callable[[], Any]) -> str:
         tracemalloc.stop()
     text = str(caught.value)
     assert len(text) < 2000
+    assert text.isprintable()
     assert "`" in text
     assert allocated < MAX_BYTES
     return text

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.configs.attention_facts import FULL_LAYERS, WINDOW_LAYERS, Attention
-from rope_cpu.configs.layers import KNOWN_LAYER_TYPES, model_layers
+from rope_cpu.configs.layers import KNOWN_LAYER_TYPES
 from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
 from rope_cpu.configs.model_types import ALL_LAYERS
 from rope_cpu.configs.reader import read
@@ -185,9 +185,8 @@ def inexpressible_parts(facts: Attention, model_type: str | None) -> list[str]:
         parts.append(f"a cache of its own: {facts.own_cache}")
     if facts.other:
         parts.append(f"an attention of its own: {facts.other}")
-    problems = [
-        f"model type {model_type} has {part}, which the export cannot write" for part in parts
-    ]
+    name = cut(str(model_type))
+    problems = [f"model type {name} has {part}, which the export cannot write" for part in parts]
     if facts.qk_norm is not None and not facts.norm_other and facts.norm_epsilon is None:
         problems.append("the config lacks the epsilon of the norms; add rms_norm_eps")
     return problems
@@ -207,7 +206,7 @@ def _layer_type(
         if len(names) > 1:
             if facts.window is None or facts.window_in_all_layers:
                 return None
-            listed = ", ".join(sorted(map(str, names)))
+            listed = cut(", ".join(sorted(map(str, names))))
             raise ValueError(f"layers differ ({listed}); give `layer` or `layer_type`")
         layer_type = next(iter(names), None)
     if layer_type not in (None, *FULL_LAYERS, *WINDOW_LAYERS):
@@ -217,14 +216,13 @@ def _layer_type(
 
 def layer_type_at(config: ModelConfig, layer: int) -> str | None:
     """Return the layer type of a layer of the model."""
-    return model_layers(config.values, config.facts, config.rope_parameters)[layer].layer_type
+    return config.layers.entries[layer].layer_type
 
 
 def _rotated_types(config: ModelConfig) -> set[str | None]:
     """Return the layer types of the rotated layers; None among them stands for no type."""
     parameters = config.rope_parameters
-    layers = model_layers(config.values, config.facts, parameters)
-    if layers:
-        return {entry.layer_type for entry in layers if entry.rotated}
+    if config.layers.entries:
+        return {entry.layer_type for entry in config.layers.entries if entry.rotated}
     names = config.values.get(KNOWN_LAYER_TYPES, tuple(parameters))
     return {name or None for name in names if parameters.get(name, ALL_LAYERS) is not None}

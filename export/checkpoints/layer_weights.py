@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.arguments import scalars
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Array
 from rope_cpu.configs.reader import read
 
@@ -206,8 +206,9 @@ class _AttentionTensors:
     def check_all_used(self) -> None:
         """Raise ValueError if a tensor is left: it is a part of the attention that is not known."""
         if self.unused:
+            names = cut(", ".join(sorted(self.unused)))
             raise ValueError(
-                f"`tensors` holds {', '.join(sorted(self.unused))} under {shown(self.prefix)}: a "
+                f"`tensors` holds {names} under {shown(self.prefix)}: a "
                 "part of the attention that the export cannot write"
             )
 
@@ -291,7 +292,7 @@ def _as_array(name: str, tensor: Any) -> Array:
         if str(tensor.dtype) == "torch.bfloat16":  # NumPy itself has no bfloat16
             tensor = tensor.float()
         tensor = tensor.numpy()
-    array = scalars.real_array(name, tensor)
+    array = scalars.real_array(cut(name), tensor)
     if not np.isfinite(array).all():
         raise ValueError(f"{shown(name)} holds NaN or infinities; the checkpoint is damaged")
     return array

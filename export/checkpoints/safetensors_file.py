@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Array
 
 # Dtypes of the format that weights may have; tensors of others can be listed, but not read.
@@ -32,7 +32,8 @@ class SafetensorsFile(Mapping[str, Array]):
         try:
             self._file = opened(path, framework="numpy")
         except SafetensorError as error:
-            raise ValueError(f"{shown(str(path))} is not a safetensors file: {error}") from None
+            reason = cut(str(error))
+            raise ValueError(f"{shown(str(path))} is not a safetensors file: {reason}") from None
         self._names = list(self._file.keys())
 
     def __getitem__(self, name: str) -> Array:

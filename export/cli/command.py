@@ -19,6 +19,7 @@ from rope_cpu.command_line import (
     config_from_arguments,
     head_counts,
     integer,
+    print_lines,
     rope_from_config,
     write_errors,
 )
@@ -188,8 +189,8 @@ def run(args: argparse.Namespace) -> int:
     if report.passed:
         with write_errors(args.output):
             export.save(model, args.output)
-    print(report)
-    print(f"{args.output} is {'written' if report.passed else 'not written'}")
+    print_lines(str(report).split("\n"))
+    print_lines([f"{args.output} is {'written' if report.passed else 'not written'}"])
     return 0 if report.passed else 1
 
 

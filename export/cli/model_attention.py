@@ -15,8 +15,8 @@ from typing import Any
 import onnx
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu.arguments.texts import shown
-from rope_cpu.command_line import UsageError, rope_from_config
+from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.command_line import UsageError, print_lines, rope_from_config
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.model_config import ModelConfig
 
@@ -288,9 +288,9 @@ def _contradictions(
             continue
         if _is_close(given, value):
             continue
-        place = f"model type {config.model_type}"
+        place = f"model type {cut(str(config.model_type))}"
         if name == "window" and own is not None and own.layer_type is not None:
-            place = f"layers of type {own.layer_type} of {place}"
+            place = f"layers of type {cut(own.layer_type)} of {place}"
         problem = (
             f"--{name} is {given:g}, but {_model_value(config, name, value)} in {place}; drop it "
             f"or give --{name} {value or 0:.6g}"
@@ -312,19 +312,20 @@ def _model_value(config: ModelConfig, name: str, value: float | None) -> str:
     if not value:
         return f"there is no {name}"
     keys = [key for key in CONFIG_KEYS[name] if config.values.get(key)]
-    source = f" ({keys[0]} {config.values[keys[0]]})" if keys else ""
+    source = f" ({keys[0]} {shown(config.values[keys[0]])})" if keys else ""
     return f"it is {value:.6g}{source}"
 
 
 def _print_notes(config: ModelConfig, facts: Attention) -> None:
     """Print the assumptions for an unknown model type, and advice on layers that share keys."""
     if not config.is_known:
-        print(assumptions(config, facts))
+        print_lines([assumptions(config, facts)])
     if facts.shared_layers:
-        print(
+        note = (
             f"num_kv_shared_layers is {facts.shared_layers}: the last {facts.shared_layers} layers "
             "take an earlier one's k and v; feed those"
         )
+        print_lines([note])
 
 
 def assumptions(config: ModelConfig, facts: Attention) -> str:

@@ -11,7 +11,8 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from rope_cpu.arguments.arrays import share_memory
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.scalars import refuse_masked
+from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Array
 
 from ..metadata import OPTIONS_KEY
@@ -98,7 +99,7 @@ def bind(
         ("outputs", outputs, own_results),
     ):
         for name, x in arrays.items():
-            _check_array(f"`{argument}[{shown(name)}]`", x, declared[name])
+            _check_array(f"{argument}[{shown(name)}]", x, declared[name])
     _check_capacities(session, feeds)
     _check_written(feeds, outputs, tuple(shared.values()))
     buffers = {present: feeds[past] for present, past in shared.items()}
@@ -126,25 +127,26 @@ def _check_names(argument: str, arrays: Mapping[str, Array], declared: Mapping[s
     unknown = [name for name in arrays if name not in declared]
     if missing or unknown:
         raise ValueError(
-            f"`{argument}` holds {shown(list(arrays))}; it must hold {', '.join(declared)} "
+            f"`{argument}` holds {shown(list(arrays))}; it must hold {cut(', '.join(declared))} "
             "(present keys and values of a shared cache are those of the past)"
         )
 
 
-def _check_array(argument: str, x: object, declared: Any) -> None:
+def _check_array(name: str, x: object, declared: Any) -> None:
     """Raise unless an array has the declared dtype and shape, and is C-contiguous."""
     if not isinstance(x, np.ndarray):
-        raise TypeError(f"{argument} is a {type(x).__name__}; it must be an array")
+        raise TypeError(f"`{name}` is a {type(x).__name__}; it must be an array")
+    refuse_masked(name, x)
     dtype = _dtype(declared.type)
     if x.dtype != dtype:
-        raise TypeError(f"{argument} has dtype {x.dtype}; it must be {dtype}")
+        raise TypeError(f"`{name}` has dtype {x.dtype}; it must be {dtype}")
     sizes = zip(x.shape, declared.shape, strict=False)
     fits = all(not isinstance(size, int) or n == size for n, size in sizes)
     if x.ndim != len(declared.shape) or not fits:
-        raise ValueError(f"{argument} has shape {x.shape}; it must be {tuple(declared.shape)}")
+        raise ValueError(f"`{name}` has shape {x.shape}; it must be {tuple(declared.shape)}")
     if not x.flags.c_contiguous:
         raise ValueError(
-            f"{argument} is not C-contiguous; give an array whose rows lie one after another"
+            f"`{name}` is not C-contiguous; give an array whose rows lie one after another"
         )
 
 

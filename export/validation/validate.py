@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments.scalars import whole_number
-from rope_cpu.arguments.texts import first_line, shown
+from rope_cpu.arguments.texts import cut, first_line, shown
 
 from ..attention_settings import AttentionOptions
 from ..files import MAX_PATH_BYTES
@@ -164,11 +164,11 @@ def static_problem(model: onnx.ModelProto | str, loaded: onnx.ModelProto) -> str
     for output in inferred.graph.output:
         tensor_type = output.type.tensor_type
         if not tensor_type.elem_type or not tensor_type.HasField("shape"):
-            return f"output {output.name} has no type or no shape"
+            return f"output {cut(output.name)} has no type or no shape"
     known = {value.name for value in (*inferred.graph.value_info, *inferred.graph.output)}
     unknown = [
         name for node in inferred.graph.node for name in node.output if name and name not in known
     ]
     if unknown:
-        return f"nothing is known about the shape of {', '.join(unknown)}"
+        return f"nothing is known about the shape of {cut(', '.join(unknown))}"
     return ""

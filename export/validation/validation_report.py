@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_cpu.arguments.texts import escaped
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -62,6 +64,9 @@ class Outcome:
         return not self.problem and self.ratio <= 1
 
     def __str__(self) -> str:
+        return escaped(self._line())
+
+    def _line(self) -> str:
         prefix = f"{self.case:<26} {'x'.join(map(str, self.shape)):<14}"
         if self.refused:
             return f"{prefix} {self.problem or 'refused when it ran, as it must be'}"
@@ -155,7 +160,7 @@ class Report:
         inputs = f"  inputs reach ±{largest_input:.4g}, and errors grow with them"
         lines = [f"{self.title}: {verdict}", worst, inputs]
         lines += [f"  {outcome}" for outcome in self.outcomes]
-        return "\n".join(lines)
+        return "\n".join(map(escaped, lines))
 
 
 def _failed_to_run(outcome: Outcome) -> bool:

@@ -1,4 +1,4 @@
-"""Values in error texts: short, and formatted in microseconds, whatever the size of the value."""
+"""Values in error texts: short, escaped, and formatted in microseconds, whatever their size."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class _ShortRepr(Repr):
         return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
 
     def repr_ndarray(self, x: np.ndarray[Any, Any], level: int) -> str:
-        return self.repr_instance(x, level) if x.size <= 16 else f"an array of shape {x.shape}"
+        if x.size > 16:
+            return f"an array of shape {x.shape}"
+        return " ".join(self.repr_instance(x, level).split())  # in one line
 
 
 _SHORT = _ShortRepr()
@@ -52,7 +54,23 @@ def shown(value: object) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text, without its middle if it is longer than `MAX_CHARACTERS`."""
+    """Return a text with escapes, without its middle if it is longer than `MAX_CHARACTERS`."""
+    return _without_middle(escaped(_without_middle(text)))
+
+
+def escaped(text: str) -> str:
+    """Return a text with the escapes of `repr` for all characters that are not printable.
+
+    These are control characters, line breaks, and marks that change the direction of text. Names in
+    a file could otherwise drive the terminal that they are printed on. Letters of every script are
+    printable.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def _without_middle(text: str) -> str:
     if len(text) <= MAX_CHARACTERS:
         return text
     half = (MAX_CHARACTERS - len(_GAP)) // 2
@@ -70,4 +88,4 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's text, or the name of its type if it has no text."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return escaped(next(iter(str(error).strip().splitlines()), type(error).__name__))

@@ -12,6 +12,7 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 import rope_cpu
+from rope_cpu.arguments.texts import escaped
 from rope_cpu.command_line import OutputError, UsageError
 
 # Subcommand → module and summary. A module offers add_arguments(parser) and run(args) → exit code;
@@ -105,7 +106,7 @@ class _Parser(argparse.ArgumentParser):
         return f"see `{self.prog} --help`"
 
     def error(self, message: str) -> NoReturn:
-        super().error(f"{message}; {self.see_help()}")
+        super().error(f"{escaped(message)}; {self.see_help()}")
 
 
 def _with_options(text: str, parser: argparse.ArgumentParser) -> str:
@@ -163,5 +164,5 @@ def _parsers(called: str | None) -> tuple[_Parser, _Parser]:
 
 
 def _report_error(text: str) -> int:
-    print(f"rope-cpu: {text}", file=sys.stderr)
+    print(f"rope-cpu: {escaped(text)}", file=sys.stderr)
     return _BAD_USAGE

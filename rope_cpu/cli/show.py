@@ -23,6 +23,7 @@ from rope_cpu.command_line import (
     add_pairing_arguments,
     check_picture,
     config_from_arguments,
+    print_lines,
     write_errors,
 )
 from rope_cpu.rotation.embedding import RotaryEmbedding
@@ -51,14 +52,14 @@ def run(args: argparse.Namespace) -> int:
     rotations = rotations_from_arguments(config, args)
     if args.plot is not None and not any(rotation.by_length for rotation in rotations):
         raise UsageError(f"`--plot` is {shown(str(args.plot))}, but these layers are not rotated")
-    descriptions = ["\n".join(describe(rotation)) for rotation in rotations]
-    print("\n\n".join(descriptions))
+    lines = [line for rotation in rotations for line in (*describe(rotation), "")]
+    print_lines(lines[:-1])
     if args.plot is not None:
         from rope_cpu.cli.show_picture.figure import plot
 
         with write_errors(args.plot):
             plot(rotations, args.plot)
-        print(f"\nwritten: {args.plot}")
+        print_lines(["", f"written: {args.plot}"])
     return 0
 
 

@@ -7,16 +7,10 @@ from collections.abc import Iterator
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.gguf.adapter import GgufConfig
 from rope_cpu.configs.model_config import ModelConfig, OneRotationConfig
+from rope_cpu.frequencies.rope_types import ROPE_TYPES
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 _APPEND = "plan.append(q, k, v, cache, batch"
-
-# Where the frequencies of a rope type change, so that cached keys are re-rotated.
-_CHANGES = {
-    "longrope": "once, at the original length",
-    "dynamic_powers": "at each doubling of the original length",
-    "dynamic": "at every token past the original length",
-}
 
 
 def serving_lines(config: ModelConfig, rope: RotaryEmbedding) -> Iterator[str]:
@@ -42,7 +36,7 @@ def serving_lines(config: ModelConfig, rope: RotaryEmbedding) -> Iterator[str]:
         yield f"position ids (tokens, {rope.axes}) of the model, not batch.cache_position"
     if rope.spec.length_rule is not None:
         yield "rope.at_length(lengths).plan(…, cu_seqlens=batch.cu_seqlens)"
-        yield f"rerotate_plan(…).rotate_cached(…) {_CHANGES[rope.rope_type]}"
+        yield f"rerotate_plan(…).rotate_cached(…) {ROPE_TYPES[rope.rope_type].changes}"
 
 
 def _append_lines(attention: Attention, rope: RotaryEmbedding) -> Iterator[str]:

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from rope_cpu.arguments.texts import escaped
 from rope_cpu.array_types import Float64, Int64
 from rope_cpu.cli.show_axes import Axis, position_axes
 from rope_cpu.cli.show_model import contexts, head_width, maximum_context, mscale_of_scores
 from rope_cpu.cli.show_serving import serving_lines
 from rope_cpu.command_line import config_error
-from rope_cpu.configs.layers import layer_parameters, model_layers
+from rope_cpu.configs.layers import layer_parameters
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.frequencies import scaling
 from rope_cpu.rotation.embedding import RotaryEmbedding
@@ -24,7 +25,8 @@ from rope_cpu.rotation.embedding import RotaryEmbedding
 class LayerRotation:
     """The rotation of a group of layers.
 
-    model: its model type. layers: name of the group. parameters: its rope parameters.
+    model: its model type. layers: name of the group; both with escapes, as pictures have them too.
+    parameters: its rope parameters.
     by_length: a rotary embedding for each sequence length at which it differs, under a text such as
         "at 8192 tokens", under "" if it depends on no length; empty for layers without rotation.
     unscaled: frequencies before scaling, one for each pair.
@@ -112,7 +114,7 @@ def _only_rotation(
     axes = position_axes(config, rope.axes)
     counts_tokens = all(axis.extent is None for axis in axes)
     return LayerRotation(
-        model=str(config.model_type),
+        model=escaped(str(config.model_type)),
         layers="all layers",
         by_length=dict(_by_length(rope, config.values)),
         unscaled=_unscaled_by_rule(rope),
@@ -126,22 +128,20 @@ def _only_rotation(
 
 def _has_unrotated_layers(config: ModelConfig) -> bool:
     by_type = config.rope_parameters
-    layers = model_layers(config.values, config.facts, by_type)
-    return any(not layer.rotated for layer in layers) or None in by_type.values()
+    return any(not layer.rotated for layer in config.layers.entries) or None in by_type.values()
 
 
 def _layer_rotation(
     config: ModelConfig, layer_type: str | None, interleaved: bool | None, title: str
 ) -> LayerRotation:
     """Return the rotation of a layer type; None: of all layers."""
-    model = config.model_type or "unknown model type"
+    model = escaped(config.model_type or "unknown model type")
+    title = escaped(title)
     label = layer_type or ""
     if label in config.rope_parameters and config.rope_parameters[label] is None:
         return LayerRotation(model=model, layers=f"{title}: not rotated", layer_type=layer_type)
     rope = RotaryEmbedding.from_config(config, layer_type=layer_type, interleaved=interleaved)
-    _, parameters = layer_parameters(
-        config.rope_parameters, config.values, config.facts, layer_type, None
-    )
+    _, parameters = layer_parameters(config.layers, config.rope_parameters, layer_type, None)
     return LayerRotation(
         model=model,
         layers=title,
@@ -167,11 +167,12 @@ def _by_length(
         yield "", rope
         return
     original = rule.original_length
-    longer = maximum_context(values)
-    if rope.rope_type == "dynamic":
-        # Its frequencies depend on every length above the original one: show one far above.
-        longer = max(longer, 4 * original)
-    for length in (original, max(longer, original + 1)):
+    longer = max(maximum_context(values), original + 1)
+    far = 4 * original
+    if rule.representatives([longer]) != rule.representatives([far]):
+        # Frequencies that go on changing above the original length: show one far above it.
+        longer = max(longer, far)
+    for length in (original, longer):
         yield f"at {length} tokens", rope.at_length(length)
 
 

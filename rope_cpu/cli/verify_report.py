@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rope_cpu import __version__
+from rope_cpu.arguments.texts import escaped
 from rope_cpu.cli.verify_attention import CACHED, AttentionRow
 from rope_cpu.cli.verify_cases import Figures, Row
 from rope_cpu.kernels.threads import get_num_threads
@@ -87,14 +88,14 @@ def print_report(model: str, layers: Sequence[VerifiedLayers], tokens: int) -> N
     with console.capture() as captured:
         for group in layers:
             for line in _heading(model, group, tokens):
-                console.print(line, markup=False)
+                console.print(escaped(line), markup=False)
             if group.rope is not None:
                 console.print(_table(group.rows))
                 console.print(f"\nattention of a decode step after {CACHED} cached tokens\n")
                 console.print(_attention_table(group.attention))
             console.print()
         for text in _refusals(all_rows):
-            console.print(text, markup=False, style=_STYLES["not offered"])
+            console.print(escaped(text), markup=False, style=_STYLES["not offered"])
         console.print(LEGEND, style="dim")
         counts = Counter(row.verdict for row in all_rows)
         present = [verdict for verdict in _STYLES if counts[verdict]]

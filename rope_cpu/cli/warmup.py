@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from rope_cpu.array_types import DTYPE_LIST, DTYPES
-from rope_cpu.command_line import UsageError
+from rope_cpu.command_line import UsageError, print_lines
 from rope_cpu.kernels.append import CACHE_ELEMENTS
 from rope_cpu.warmup import cache_dtype_names, compile_kernels, dtype_names, kernel_builds
 
@@ -42,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     for kernel in compile_kernels(builds):
         origin = "compiled" if kernel.compiled else "cached"
-        print(f"{kernel.name:43}{origin:10}{kernel.seconds:7.2f} s", flush=True)
+        print_lines([f"{kernel.name:43}{origin:10}{kernel.seconds:7.2f} s"])
         if kernel.cache is not None:
             folders.add(str(kernel.cache))
         total_seconds += kernel.seconds
-    print(f"{total_seconds:.1f} s in all; {_cache_text(folders)}")
+    print_lines([f"{total_seconds:.1f} s in all; {_cache_text(folders)}"])
     return 0
 
 

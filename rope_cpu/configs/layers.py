@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rope_cpu.arguments import limits, scalars
@@ -35,26 +36,34 @@ class Layer(NamedTuple):
     rope_theta: float | None
 
 
+@dataclass(frozen=True)
+class ModelLayers:
+    """All layers of a model, parsed once; a config may have thousands of layer types.
+
+    entries: empty if the config does not determine the number of layers. by_type: the same by layer
+    type. known_types: the layer types of the config and of the model's code.
+    """
+
+    entries: Sequence[Layer]
+    by_type: Mapping[str | None, Sequence[Layer]]
+    known_types: Set[str | None]
+
+
 def layer_parameters(
-    sections: Sections,
-    values: Config,
-    facts: ModelFacts,
-    layer_type: str | None,
-    layer: int | None,
+    layers: ModelLayers, sections: Sections, layer_type: str | None, layer: int | None
 ) -> tuple[str | None, Config]:
     """Return the layer type and the rope parameters of a layer type, or of a layer.
 
-    values: the config with its defaults. layer_type, layer: at most one may be given; without both,
-    all rotated layers are selected, and must be alike. The returned layer type is None if the model
-    has one section for all layers and none was asked for.
+    layer_type, layer: at most one may be given; without both, all rotated layers are selected, and
+    must be alike. The returned layer type is None if the model has one section for all layers and
+    none was asked for.
     """
-    layers = model_layers(values, facts, sections)
     if layer is None:
         selected = _layers_of_type(layers, layer_type, sections)
         question = f"`layer_type` is {shown(layer_type)}"
         subject = "no layer is" if layer_type is None else "layers of this type are not"
     else:
-        selected = [_layer_at(layers, layer_type, layer, sections)]
+        selected = [_layer_at(layers.entries, layer_type, layer, sections)]
         layer_type = selected[0].layer_type
         question = f"`layer` is {int(layer)}"
         subject = "this layer is not"
@@ -68,16 +77,24 @@ def layer_parameters(
         raise ValueError(
             f"{question}, but these layers differ in rope_theta, {shown(listed)}; {rule}"
         )
-    known_types = {entry.layer_type for entry in layers} | set(values.get("layer_types") or ())
-    known_types |= set(values.get(KNOWN_LAYER_TYPES, ()))
-    layer_type, section = _section_of_type(sections, layer_type, known_types)
+    layer_type, section = _section_of_type(sections, layer_type, layers.known_types)
     theta = thetas.pop()
     if theta is not None:
         section = {**section, "rope_theta": theta}
     return layer_type, section
 
 
-def model_layers(values: Config, facts: ModelFacts, sections: Sections) -> list[Layer]:
+def model_layers(values: Config, facts: ModelFacts, sections: Sections) -> ModelLayers:
+    """Return the layers of a model; values: the config with its defaults."""
+    entries = _entries(values, facts, sections)
+    by_type: dict[str | None, list[Layer]] = {}
+    for entry in entries:
+        by_type.setdefault(entry.layer_type, []).append(entry)
+    names = (*(values.get("layer_types") or ()), *values.get(KNOWN_LAYER_TYPES, ()))
+    return ModelLayers(entries, by_type, {*by_type, *names})
+
+
+def _entries(values: Config, facts: ModelFacts, sections: Sections) -> list[Layer]:
     """Return every layer of a model; empty if the config does not determine their number."""
     count = _layer_count(values)
     if count is None:
@@ -181,8 +198,8 @@ def _layer_count(values: Config) -> int | None:
         return len(lists[0])
     if interval is not None:
         raise ValueError(
-            f"`{COUNT_KEYS[0]}` is missing; `no_rope_layer_interval` {interval} needs it to find "
-            "the rotated layers"
+            f"`{COUNT_KEYS[0]}` is missing; `no_rope_layer_interval` {shown(interval)} needs it to "
+            "find the rotated layers"
         )
     return None
 
@@ -245,16 +262,14 @@ def _is_rotated_type(layer_type: str | None, sections: Sections) -> bool:
 
 
 def _layers_of_type(
-    layers: Sequence[Layer], layer_type: str | None, sections: Sections
-) -> list[Layer]:
+    layers: ModelLayers, layer_type: str | None, sections: Sections
+) -> Sequence[Layer]:
     """Return the layers of a type, all layers for None.
 
     A layer type that no layer has, or whose layers the config does not list, stands for one layer.
     """
-    selected = [layer for layer in layers if layer_type in (None, layer.layer_type)]
-    if selected:
-        return selected
-    return [Layer(layer_type, _is_rotated_type(layer_type, sections), None)]
+    of_type = layers.entries if layer_type is None else layers.by_type.get(layer_type)
+    return of_type or [Layer(layer_type, _is_rotated_type(layer_type, sections), None)]
 
 
 def _layer_at(
@@ -282,7 +297,7 @@ def _layer_at(
 
 
 def _section_of_type(
-    sections: Sections, layer_type: str | None, known_types: set[str | None]
+    sections: Sections, layer_type: str | None, known_types: Set[str | None]
 ) -> tuple[str | None, Config]:
     """Return the section of a layer type, with its name if layer types have their own sections."""
     if ALL_LAYERS in sections:

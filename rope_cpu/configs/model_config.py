@@ -11,12 +11,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.attention_facts import Attention
-from rope_cpu.configs.layers import key_heads, value_for_type
+from rope_cpu.configs.layers import ModelLayers, key_heads, model_layers, value_for_type
 from rope_cpu.configs.model_types import ModelFacts, value_at
 from rope_cpu.configs.rope_parameters import RopeParameters, is_latent
 from rope_cpu.frequencies.scaling import without_nulls
@@ -115,6 +116,11 @@ class ModelConfig(ABC):
         angle_dtype: str,
     ) -> RopeSpec:
         """Return the rotation of the selected layers; see `spec`."""
+
+    @cached_property
+    def layers(self) -> ModelLayers:
+        """The layers of the model."""
+        return model_layers(self.values, self.facts, self.rope_parameters)
 
     def heads(self, layer_type: str | None = None) -> tuple[int | None, int | None]:
         """Return the numbers of query heads and of key/value heads.

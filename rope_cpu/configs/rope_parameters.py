@@ -286,11 +286,11 @@ def _derived_head_dim(values: Config, facts: ModelFacts) -> int:
 
 def _layer_config(values: Config, layer_type: str | None) -> Config:
     """Return the entry of `per_layer_config` for a layer type (Gemma 4, in transformers 5)."""
-    layer_types = list(values.get("layer_types") or ())
-    if layer_type not in layer_types:
+    layers = values.get("per_layer_config")
+    layer_types = values.get("layer_types") or ()
+    if not layers or layer_type not in layer_types:
         return {}
     index = layer_types.index(layer_type)
-    layers = values.get("per_layer_config") or {}
     entry = layers.get(str(index), layers.get(index)) or {}
     if not isinstance(entry, Mapping):
         raise TypeError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from rope_cpu.arguments import scalars
@@ -92,10 +93,8 @@ class TextConfig(ModelConfig):
         if not self.is_known:
             _refuse_keys_of_types(values)
         if not self.is_known or facts.needs_theta:
-            _refuse_missing_theta(values, self.is_known)
-        layer_type, section = layer_parameters(
-            self.rope_parameters, values, facts, layer_type, layer
-        )
+            self._refuse_missing_theta()
+        layer_type, section = layer_parameters(self.layers, self.rope_parameters, layer_type, layer)
         section = dict(section)
         width = head_dim(values, facts, layer_type)
         rotary_dim = section.pop("rotary_dim", None)
@@ -121,6 +120,23 @@ class TextConfig(ModelConfig):
         if mrope_section is None:
             return spec
         return _with_axes(spec, mrope_section, arrangement)
+
+    @cached_property
+    def _has_theta(self) -> bool:
+        """Whether the config or one of its sections has a base."""
+        sections = {key: self.values[key] for key in SECTIONS if key in self.values}
+        parts = (part for _, part in objects(sections))
+        return any("rope_theta" in part for part in (self.values, *parts))
+
+    def _refuse_missing_theta(self) -> None:
+        """Raise if the config has no base, and its default is not known."""
+        if self._has_theta:
+            return
+        name = shown(self.values.get("model_type"))
+        unknown = f"the default of `model_type` {name} is not known"
+        if not self.is_known:
+            unknown = f"`model_type` {name} is not known, and so its default"
+        raise ValueError(f"`rope_theta` is missing, and {unknown}; add `rope_theta` to the config")
 
     def _interleaved(self, interleaved: bool | None) -> bool:
         """Return the pairing: the argument, or that of the model type."""
@@ -239,19 +255,6 @@ def _refuse_keys_of_types(values: Config) -> None:
                 f"`{key}` is {shown(values[key])}, but `model_type` {name} is not known, and so "
                 "the meaning of this key; build a RotaryEmbedding from numbers"
             )
-
-
-def _refuse_missing_theta(values: Config, is_known: bool) -> None:
-    """Raise if neither a config nor its sections have a base, and its default is not known."""
-    sections = {key: values[key] for key in SECTIONS if key in values}
-    parts = [part for _, part in objects(sections)]
-    if any("rope_theta" in place for place in (values, *parts)):
-        return
-    name = shown(values.get("model_type"))
-    unknown = f"the default of `model_type` {name} is not known"
-    if not is_known:
-        unknown = f"`model_type` {name} is not known, and so its default"
-    raise ValueError(f"`rope_theta` is missing, and {unknown}; add `rope_theta` to the config")
 
 
 def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:

@@ -556,6 +556,8 @@ class RopeType:
         From the parameters of a section to whether the result depends on the sequence length.
     cache_length : callable
         From (length, original length) to the representative of all lengths with equal frequencies.
+    changes : str
+        The lengths at which the frequencies change, for texts.
     pairs_whole_head : bool
         True if `partial_rotary_factor` is the share of the pairs of a whole head that rotate,
         rather than the share of the head in which pairs are formed.
@@ -564,6 +566,7 @@ class RopeType:
     compute: Callable[..., Result]
     depends_on_length: Callable[[Mapping[str, Any]], bool] = _never
     cache_length: Callable[[int, int], int] = lambda length, original: length
+    changes: str = "at every token"
     pairs_whole_head: bool = False
 
     def rotated_pairs(self, settings: RopeSettings, section: Mapping[str, Any]) -> int:
@@ -586,11 +589,13 @@ ROPE_TYPES: dict[str, RopeType] = {
         dynamic,
         depends_on_length=lambda parameters: not parameters.get("alpha"),
         cache_length=max,
+        changes="at every token past the original length",
     ),
     "dynamic_powers": RopeType(
         powers,
         depends_on_length=_always,
         cache_length=lambda length, original: original << _doublings(length, original),
+        changes="at each doubling of the original length",
     ),
     "yarn": RopeType(yarn),
     "deepseek_yarn": RopeType(deepseek_yarn),
@@ -600,6 +605,7 @@ ROPE_TYPES: dict[str, RopeType] = {
         longrope,
         depends_on_length=_always,
         cache_length=lambda length, original: original + (length > original),
+        changes="once, at the original length",
     ),
     "llama3": RopeType(llama3),
     "proportional": RopeType(proportional, pairs_whole_head=True),

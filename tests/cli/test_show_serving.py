@@ -6,6 +6,7 @@ from rope_cpu.cli.show_serving import serving_lines
 from rope_cpu.configs import reader
 from rope_cpu.configs.attention_facts import FACTS
 from rope_cpu.configs.vision import REFUSED
+from rope_cpu.frequencies.rope_types import ROPE_TYPES, RopeType, dynamic
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 OVER_PROJECTION = [
@@ -131,22 +132,32 @@ def test_calls(config, expected, shown):
 def test_where_cached_keys_are_rotated_anew(rope_type, when, shown):
     factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     parameters = {"dynamic": {"factor": 4.0}, "dynamic_powers": {}, "longrope": factors}
-    config = {
-        "model_type": "llama",
-        "head_dim": 16,
-        "max_position_embeddings": 64,
-        "rope_parameters": {
-            "rope_theta": 1e4,
-            "rope_type": rope_type,
-            "original_max_position_embeddings": 64,
-            **parameters[rope_type],
-        },
-    }
+    config = by_length(rope_type, **parameters[rope_type])
     assert serving(shown, config) == [
         *BARE,
         "rope.at_length(lengths).plan(…, cu_seqlens=batch.cu_seqlens)",
         f"rerotate_plan(…).rotate_cached(…) {when}",
     ]
+
+
+def by_length(rope_type, **parameters):
+    """Return a config of a rope type that depends on the length."""
+    original = {"original_max_position_embeddings": 64}
+    section = {"rope_theta": 1e4, "rope_type": rope_type, **original, **parameters}
+    return {
+        "model_type": "llama",
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+        "rope_parameters": section,
+    }
+
+
+def test_a_new_rope_type_is_one_row_of_the_table(monkeypatch, shown):
+    row = RopeType(dynamic, depends_on_length=lambda parameters: True)
+    monkeypatch.setitem(ROPE_TYPES, "new", row)
+    config = by_length("new", factor=4.0)
+    assert serving(shown, config)[-1] == "rerotate_plan(…).rotate_cached(…) at every token"
+    assert "at 256 tokens" in shown(config)
 
 
 @pytest.mark.parametrize(

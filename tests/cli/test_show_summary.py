@@ -1,5 +1,7 @@
 """Content of `rope-cpu show`: groups of layers, and the lengths at which they differ."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -52,3 +54,39 @@ def test_layers_that_are_not_rotated_are_no_part_of_all():
     assert not kinds({**sizes, "model_type": "cohere2"})[
         "cohere2, full_attention: not rotated"
     ].by_length
+
+
+def lines_run(call):
+    """Return how many lines of Python a call runs: its work, without a clock."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def many_types(count, **keys):
+    """Return a config with so many layer types, and a section for each."""
+    names = [f"type {number}" for number in range(count)]
+    sections = {name: {"rope_type": "default"} for name in names}
+    sections[names[-1]] = {"rope_type": "default", "rope_theta": 1e4}
+    return {**SIZES, "layer_types": names, "rope_parameters": sections, **keys}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma4_text", "unknown"])
+def test_work_grows_with_the_number_of_layer_types_and_not_with_its_square(model_type):
+    def work(count):
+        config = many_types(count, model_type=model_type)
+        return lines_run(lambda: list(layer_rotations(reader.read(config), None, False)))
+
+    work(1)  # reads tables that are kept
+    assert work(400) < 9 * work(50)

@@ -99,6 +99,11 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
         "`num_hidden_layers` is missing",
     ),
     (
+        {**LLAMA, "no_rope_layer_interval": "4\x1b", "num_hidden_layers": None},
+        ValueError,
+        r"`no_rope_layer_interval` '4\\x1b' needs",
+    ),
+    (
         {**LLAMA, "rope_scaling": {"type": "ntk-by-parts"}},
         ValueError,
         "`type` is 'ntk-by-parts'.*which is not a known",

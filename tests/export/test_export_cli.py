@@ -78,7 +78,7 @@ def test_export_writes_a_validated_file(export_to, capsys, arguments):
 
 
 def test_a_reader_that_has_seen_enough_costs_no_file(export_to, monkeypatch, tmp_path):
-    def closed(*_):
+    def closed(*_, **__):
         raise BrokenPipeError
 
     monkeypatch.setattr("builtins.print", closed)

@@ -1,5 +1,6 @@
 """Saving, metadata, memory, and the error without onnx."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -75,19 +76,83 @@ def test_what_is_no_file_is_not_replaced(tmp_path, kind):
     assert sorted((file.name, file.lstat().st_mode) for file in tmp_path.iterdir()) == before
 
 
-def test_what_an_earlier_process_left_is_not_followed(tmp_path):
-    other = tmp_path / "other"
-    other.write_text("kept")
-    (tmp_path / "rope.onnx.part").symlink_to(other)
-    os.mkfifo(tmp_path / "rope.onnx.data.part")
-    export.save(export.export_rope(ROPE, max_positions=4096), tmp_path / "rope.onnx")
-    assert other.read_text() == "kept"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "other",
-        "rope.onnx",
-        "rope.onnx.data",
-    ]
-    assert not (tmp_path / "rope.onnx").is_symlink()
+SMALL = export.export_rope(ROPE, max_positions=16)
+LARGE = export.export_rope(ROPE, max_positions=4096)
+
+
+def files_in(folder):
+    """Return the permissions of the files in a folder by name."""
+    return {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_files_that_are_replaced_keep_their_mode(tmp_path, mode):
+    export.save(LARGE, tmp_path / "rope.onnx")
+    (tmp_path / "rope.onnx").chmod(mode)
+    (tmp_path / "rope.onnx.data").chmod(0o640)
+    export.save(LARGE, tmp_path / "rope.onnx")
+    assert files_in(tmp_path) == {"rope.onnx": mode, "rope.onnx.data": 0o640}
+
+
+def test_new_tables_of_a_private_model_are_private(tmp_path):
+    export.save(SMALL, tmp_path / "rope.onnx")
+    (tmp_path / "rope.onnx").chmod(0o600)
+    export.save(LARGE, tmp_path / "rope.onnx")
+    assert files_in(tmp_path) == {"rope.onnx": 0o600, "rope.onnx.data": 0o600}
+
+
+def test_new_files_have_the_mode_of_any_new_file(tmp_path):
+    (tmp_path / "other").touch()
+    export.save(LARGE, tmp_path / "rope.onnx")
+    modes = files_in(tmp_path)
+    assert modes == dict.fromkeys(("other", "rope.onnx", "rope.onnx.data"), modes["other"])
+
+
+def test_tables_of_the_model_before_are_removed(tmp_path):
+    export.save(LARGE, tmp_path / "rope.onnx")
+    export.save(SMALL, tmp_path / "rope.onnx")
+    assert [file.name for file in tmp_path.iterdir()] == ["rope.onnx"]
+
+
+@pytest.mark.parametrize("before", [None, SMALL], ids=["no model", "a model without tables"])
+def test_a_data_file_of_no_model_is_left_alone(tmp_path, before):
+    if before is not None:
+        export.save(before, tmp_path / "rope.onnx")
+    (tmp_path / "rope.onnx.data").write_text("mine")
+    export.save(SMALL, tmp_path / "rope.onnx")
+    assert (tmp_path / "rope.onnx.data").read_text() == "mine"
+
+
+def test_tables_that_the_new_model_refers_to_are_kept(tmp_path):
+    export.save(LARGE, tmp_path / "rope.onnx")
+    model = onnx.load(tmp_path / "rope.onnx", load_external_data=False)
+    model.doc_string = "edited"
+    export.save(model, tmp_path / "rope.onnx")
+    assert export.validate(tmp_path / "rope.onnx", ROPE).passed
+
+
+def test_files_of_others_are_not_touched(tmp_path):
+    names = ("rope.onnx.part", "rope.onnx.data.part", "model", "data")
+    for name in names:
+        (tmp_path / name).write_text(name)
+    export.save(LARGE, tmp_path / "rope.onnx")
+    assert {name: (tmp_path / name).read_text() for name in names} == {n: n for n in names}
+    assert set(files_in(tmp_path)) == {*names, "rope.onnx", "rope.onnx.data"}
+
+
+def test_a_failure_leaves_the_files_of_the_model_before(tmp_path, monkeypatch):
+    export.save(LARGE, tmp_path / "rope.onnx")
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    after = export.export_rope(RotaryEmbedding(64), max_positions=8192)
+
+    def write_bytes(path, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    with pytest.raises(OSError, match=r"rope\.onnx'") as caught:
+        export.save(after, tmp_path / "rope.onnx")
+    assert caught.value.errno == errno.ENOSPC
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_saving_leaves_nothing_half_done(tmp_path):

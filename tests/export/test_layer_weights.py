@@ -5,6 +5,7 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+from control_characters import MARK, WRITTEN
 from safetensors_files import write_safetensors
 
 from rope_cpu import RotaryEmbedding, export
@@ -200,6 +201,29 @@ def test_other_types_are_refused():
         export.attention_weights({}, LLAMA, None)
     with pytest.raises(FileNotFoundError):
         export.attention_weights("missing.safetensors", LLAMA, 0)
+
+
+MARKED = {"model_type": MARK, "head_dim": WIDTH, "num_attention_heads": HEADS, "rope_theta": 1e4}
+
+
+def test_names_are_escaped_in_errors(parts):
+    tensors = llama_tensors(parts, f"{MARK}.1.")
+    types = {"layer_types": ["full_attention", MARK], "sliding_window": 8}
+    for call, text in (
+        (lambda: export.attention_weights(tensors | {f"{MARK}.1.{MARK}": 1}, LLAMA, 1), "a part"),
+        (lambda: export.attention_weights({**tensors, **strings(tensors)}, LLAMA, 1), "numbers"),
+        (lambda: export.attention_options(MARKED | {"kv_lora_rank": 8}), "latent attention"),
+        (lambda: export.attention_options(MARKED | types), "layers differ"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=text) as caught:
+            call()
+        assert str(caught.value).isprintable()
+        assert WRITTEN in str(caught.value)
+
+
+def strings(tensors):
+    """Return arrays of strings under the names of tensors."""
+    return {name: array.astype(str) for name, array in tensors.items()}
 
 
 def test_two_models_in_one_state_dict_are_refused(parts):

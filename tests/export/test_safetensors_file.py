@@ -6,6 +6,7 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
+from control_characters import MARK, WRITTEN
 from safetensors_files import write_safetensors
 
 from rope_cpu.export.checkpoints.safetensors_file import open_tensors
@@ -52,6 +53,15 @@ def test_a_damaged_file_is_refused(file, content):
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"model\.safetensors.* is not a safetensors file: "):
         open_tensors(file)
+
+
+def test_an_error_of_the_format_is_escaped(file):
+    header = json.dumps({"a": {"dtype": MARK, "shape": [], "data_offsets": [0, 0]}}).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(ValueError, match="is not a safetensors file: ") as error:
+        open_tensors(file)
+    assert str(error.value).isprintable()
+    assert WRITTEN in str(error.value)
 
 
 def test_a_truncated_file_is_refused(file):

@@ -5,7 +5,8 @@ import onnxruntime
 import pytest
 from attention_oracle import attention, cached, half_ulp, rotated
 from conftest import DTYPES
-from onnx import helper
+from control_characters import MARK, WRITTEN
+from onnx import TensorProto, helper
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.export.targets.ort import runtime_takes_query_lengths
@@ -410,6 +411,18 @@ BIND_REFUSED = {
     ),
     "dtype": ({"q": np.zeros((1, 1, 4, 32))}, {}, TypeError, r"`feeds\['q'\]` has dtype float64"),
     "list": ({"past_lengths": [0]}, {}, TypeError, r"`feeds\['past_lengths'\]` is a list"),
+    "masked": (
+        {"past_key": np.ma.zeros((1, 2, 64, 32), np.float32)},
+        {},
+        TypeError,
+        r"`feeds\['past_key'\]` is a masked array, which is not supported; pass its `.data`",
+    ),
+    "masked output": (
+        {},
+        {"attention": np.ma.zeros((1, 1, 4, 32), np.float32)},
+        TypeError,
+        r"`outputs\['attention'\]` is a masked array",
+    ),
     "shape": (
         {"k": np.zeros((1, 1, 3, 32), np.float32)},
         {},
@@ -453,6 +466,19 @@ BIND_REFUSED |= {
         r"`outputs\['attention'\]` is read-only",
     ),
 }
+
+
+def test_names_of_a_model_are_escaped_in_errors():
+    value = helper.make_tensor_value_info(MARK, TensorProto.FLOAT, [1])
+    other = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    node = helper.make_node("Identity", [MARK], ["y"])
+    graph = helper.make_graph([node], "graph", [value], [other])
+    opset = helper.make_opsetid("", 13)
+    session = runtime.open_session(helper.make_model(graph, opset_imports=[opset], ir_version=8))
+    with pytest.raises(ValueError, match="`feeds` holds") as error:
+        export.bind(session, {}, {"y": np.zeros(1, np.float32)})
+    assert str(error.value).isprintable()
+    assert WRITTEN in str(error.value)
 
 
 @pytest.mark.parametrize("name", BIND_REFUSED)

@@ -1,13 +1,18 @@
 """validate: finds errors of a model, names the worst case and replays it."""
 
+import json
+
 import numpy as np
 import onnx
 import oracle
 import pytest
+from control_characters import MARK, WRITTEN, check_printed
+from google.protobuf.message import Message
 from onnx import numpy_helper
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.accuracy import reference
+from rope_cpu.export.metadata import OPTIONS_KEY
 
 ROPE = RotaryEmbedding(16, rope_theta=1000.0)
 TARGETS = ("primitive", "onnx", "ort")
@@ -296,3 +301,51 @@ def test_an_error_of_onnx_without_a_text_is_reported(monkeypatch):
     report = export.validate(export.export_rope(ROPE, max_positions=8), ROPE)
     assert not report.passed
     assert "ValidationError" in str(report)
+
+
+def strings_in(message):
+    """Yield (message, field, index) of every string in a protobuf message."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_STRING:
+            count = 1 if isinstance(value, str) else len(value)
+            yield from ((message, field.name, index) for index in range(count))
+        elif field.type == field.TYPE_MESSAGE:
+            for entry in [value] if isinstance(value, Message) else value:
+                yield from strings_in(entry)
+
+
+def marked_models(model):
+    """Yield copies of a model with the mark in one of its strings, and in its options."""
+    content = model.SerializeToString()
+    for number in range(len(list(strings_in(model)))):
+        changed = onnx.ModelProto.FromString(content)
+        message, name, index = list(strings_in(changed))[number]
+        if isinstance(getattr(message, name), str):
+            setattr(message, name, getattr(message, name) + MARK)
+        else:
+            getattr(message, name)[index] += MARK
+        yield changed
+    for new in ({MARK: 1}, {"target": MARK}, {"dtype": MARK}, {"opset": MARK}, {"inputs": [MARK]}):
+        changed = onnx.ModelProto.FromString(content)
+        (entry,) = [entry for entry in changed.metadata_props if entry.key == OPTIONS_KEY]
+        entry.value = json.dumps(json.loads(entry.value) | new)
+        yield changed
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+def test_names_in_a_model_are_shown_with_escapes(target, capfd, tmp_path):
+    """In the report, in the lines of its outcomes, and in errors about the options."""
+    file = tmp_path / "model.onnx"
+    text = ""
+    right = export.export_rope(ROPE, target=target, inputs=["x"], max_positions=1)
+    for number, model in enumerate(marked_models(right)):
+        file.write_bytes(model.SerializeToString())
+        try:
+            report = export.validate(file if number % 2 else model, ROPE)
+        except ValueError as error:
+            text += f"{error}\n"
+        else:
+            text += "\n".join(map(str, [report, *report.outcomes])) + "\n"
+    text += "".join(capfd.readouterr())  # onnxruntime's log
+    check_printed(text)
+    assert WRITTEN in text

@@ -8,11 +8,12 @@ LONGEST_TEXT = 2000
 
 
 def check_text(error):
-    """Raise unless an error is a plain TypeError, ValueError or OSError with a short text."""
+    """Raise unless an error is a plain TypeError, ValueError or OSError with a short, safe text."""
     assert not isinstance(error, json.JSONDecodeError | UnicodeError), (
         f"an error that Python raised: {error!r}"
     )
     assert str(error), "an error without a text"
+    assert str(error).isprintable(), f"control characters in an error text: {error!r}"
     assert len(str(error)) < LONGEST_TEXT, f"an error text of {len(str(error))} characters"
 
 

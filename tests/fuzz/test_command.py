@@ -8,6 +8,7 @@ import json
 import time
 
 import pytest
+from control_characters import check_printed
 from fuzz.mutations import LARGEST_NUMBER
 from fuzz.test_configs import mutated
 from hypothesis import strategies as st
@@ -171,6 +172,7 @@ def test_command_lines(search, tmp_path):
         assert status in (0, 1, 2), status
         assert (status != 2) or err.getvalue().strip()
         assert "Traceback" not in err.getvalue()
+        check_printed(out.getvalue() + err.getvalue())
         assert len(err.getvalue()) < LONGEST_TEXT + sum(map(len, argv)), (
             f"{len(err.getvalue())} characters of errors"
         )

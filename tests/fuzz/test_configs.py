@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from control_characters import MARK
 from fuzz import mutations
 from fuzz.mutations import LARGEST_NUMBER
 from fuzz.refusals import LONGEST_TEXT, check_ours
@@ -67,7 +68,7 @@ TYPES = (
     "mrope",
 )
 NAMES = st.sampled_from(
-    (*TYPES, "full_attention", "sliding_attention", "", "x" * 5000, "\0", "é", "None", "1")
+    (*TYPES, "full_attention", "sliding_attention", "", "x" * 5000, "\0", MARK, "None", "1")
 )
 SCALARS = (
     st.none()
