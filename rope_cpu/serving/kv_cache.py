@@ -22,9 +22,11 @@ class KVCache:
     """The keys and values of one layer's cached tokens, in arrays that belong to the server.
 
     The arrays are checked once and never copied. `RotaryPlan.append` writes new tokens to them. A
-    cache of read-only arrays, such as a mapped prefix, serves `attention` alone. A slot is a place for one token: page · page_size + place on the
-    page. A contiguous cache (batch, capacity, kv_heads, width) has one page for each sequence.
-    Arrays with heads first, (pages, kv_heads, page_size, width), are passed transposed, scales too:
+    cache of read-only arrays, such as a mapped prefix, serves `attention` alone.
+
+    A slot is a place for one token: page · page_size + place on the page. A contiguous cache
+    (batch, capacity, kv_heads, width) has one page for each sequence. Arrays with heads first,
+    (pages, kv_heads, page_size, width), are passed transposed, scales too:
     ``key.transpose(0, 2, 1, 3)``.
 
     Parameters
@@ -147,14 +149,15 @@ def check_cache(cache: object) -> None:
 
 def check_writeable(cache: KVCache, names: tuple[str, ...] = CACHE_ARRAYS) -> None:
     """Raise if one of these arrays of a cache is read-only, or was when the cache was made."""
-    for name, held in zip(CACHE_ARRAYS, cache._arrays, strict=True):
+    held = dict(zip(CACHE_ARRAYS, cache._arrays, strict=True))
+    for name in names:
         given = getattr(cache, name)
-        if name in names and given is not None:
-            if not (given.flags.writeable and held.flags.writeable):
-                raise ValueError(
-                    f"`cache.{name}` is read-only, and would be written to; make the KVCache from "
-                    "a writeable array"
-                )
+        if given is None or (given.flags.writeable and held[name].flags.writeable):
+            continue
+        raise ValueError(
+            f"`cache.{name}` is read-only, and would be written to; make the KVCache from a "
+            "writeable array"
+        )
 
 
 def _checked_dtype(name: str, x: object) -> str:

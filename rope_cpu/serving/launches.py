@@ -68,7 +68,7 @@ class Rotation:
         Subjects of the error texts about the tokens and the batch rows of cos and sin.
     """
 
-    __slots__ = ("_launches", "blocks", "cos_sin", "head_dim", "interleaved", "layout", "subjects")
+    __slots__ = ("blocks", "cos_sin", "head_dim", "interleaved", "launches", "layout", "subjects")
 
     def __init__(
         self,
@@ -85,15 +85,15 @@ class Rotation:
         self.blocks = blocks
         self.layout = layout
         self.subjects = subjects
-        self._launches: dict[tuple[np.dtype[Any], str], _Launch] = {}
+        self.launches: dict[tuple[np.dtype[Any], str], _Launch] = {}
 
     def launch_for(self, dtype: np.dtype[Any], cache_dtype: str) -> _Launch:
         """Return the launch of the append kernel for two dtypes."""
-        launch = self._launches.get((dtype, cache_dtype))
+        launch = self.launches.get((dtype, cache_dtype))
         if launch is None:
             pairing = (self.head_dim, self.interleaved, self.blocks)
             launch = _launcher(dtype, cache_dtype, *pairing, self.layout)
-            self._launches[dtype, cache_dtype] = launch
+            self.launches[dtype, cache_dtype] = launch
         return launch
 
 
@@ -126,6 +126,7 @@ def _launcher(
         norms: Array,
     ) -> bool:
         q, k, v, q_out = arrays
+        key, value, key_scale, value_scale = cache
         if integers is not None:
             q = q.view(integers)
             k = k.view(integers)
@@ -139,7 +140,21 @@ def _launcher(
                 v = to_bshd(v)
                 q_out = to_bshd(q_out)
             status: int = kernel(
-                part, q, k, v, q_out, *cache, slots, cos_sin, norms, block_pairs, head_dim, usable
+                part,
+                q,
+                k,
+                v,
+                q_out,
+                key,
+                value,
+                key_scale,
+                value_scale,
+                slots,
+                cos_sin,
+                norms,
+                block_pairs,
+                head_dim,
+                usable,
             )
         except (TypeError, ValueError):  # another number of axes, or a read-only output
             return False
@@ -170,7 +185,8 @@ def append(
     out: Array | None,
 ) -> Array:
     """Write q to `out`, and k and v to their slots; see `RotaryPlan.append`."""
-    check_cache(cache)
+    if type(cache) is not KVCache:
+        check_cache(cache)
     for array in cache._given:
         if not array.flags.writeable:
             check_writeable(cache)
@@ -183,7 +199,9 @@ def append(
     # The kernel takes empty slots for `_IN_ORDER`, so they go the slow path.
     if type(q) is type(k) is type(v) is type(result) is _ndarray and slots.size:
         dtype = q.dtype
-        launch = rotation.launch_for(dtype, cache._dtype_name)
+        launch = rotation.launches.get((dtype, cache._dtype_name))
+        if launch is None:
+            launch = rotation.launch_for(dtype, cache._dtype_name)
         # Identity is the usual case; the comparison of dtypes takes longer.
         same = dtype is k.dtype is v.dtype is result.dtype
         if not same:

@@ -16,21 +16,23 @@ def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Ar
 
     A Batch has checked its slots: its page size and its pages alone are compared with the cache.
     """
-    if isinstance(value, Batch):
-        scalars.check_type("slot_mapping", value, Batch)
-        if layout != "thd":
-            raise ValueError(
-                f"`slot_mapping` is a Batch, whose tokens are packed, but the plan has layout "
-                f"{layout!r}; make the plan with layout='thd'"
-            )
+    if type(value) is not Batch:
+        if isinstance(value, Batch):
+            scalars.check_type("slot_mapping", value, Batch)
+        return _checked_slots(value, cache, layout)
+    if layout != "thd":
+        raise ValueError(
+            f"`slot_mapping` is a Batch, whose tokens are packed, but the plan has layout "
+            f"{layout!r}; make the plan with layout='thd'"
+        )
+    if value.page_size != cache.page_size:
         check_page_size("slot_mapping", value, cache)
-        if value.pages_needed > cache.pages:
-            raise ValueError(
-                f"`slot_mapping` writes to page {value.pages_needed - 1}, but `cache` has "
-                f"{cache.pages} pages"
-            )
-        return value._slots
-    return _checked_slots(value, cache, layout)
+    if value.pages_needed > cache.pages:
+        raise ValueError(
+            f"`slot_mapping` writes to page {value.pages_needed - 1}, but `cache` has "
+            f"{cache.pages} pages"
+        )
+    return value._slots
 
 
 def check_page_size(name: str, batch: Batch, cache: KVCache) -> None:

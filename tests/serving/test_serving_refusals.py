@@ -454,7 +454,8 @@ def test_append_refuses_read_only_caches(scene, dtype, name, frozen):
     arrays[name].flags.writeable = False
     for q in (scene.q, np.asfortranarray(scene.q)):  # at once, and as a copy
         check(scene, lambda s, q=q: s.append(q=q, cache=cache), ValueError, f"`cache.{name}` is r")
-    assert not (key.any() or value.any())
+    assert not key.any()
+    assert not value.any()
 
 
 PLANS = {
@@ -628,7 +629,11 @@ NORMS = {
         TypeError,
         "`k` has dtype bfloat16, but `q` has float32",
     ),
-    "norm, an array": (lambda s: s.plan.rotate(s.q, norm=np.ones(16)), TypeError, "`norm` is a ndarray"),
+    "norm, an array": (
+        lambda s: s.plan.rotate(s.q, norm=np.ones(16)),
+        TypeError,
+        "`norm` is a ndarray",
+    ),
     "q_norm, a number": (
         lambda s: s.plan(s.q, s.k, q_norm=1.0),
         TypeError,
