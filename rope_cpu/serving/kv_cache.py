@@ -105,8 +105,8 @@ class KVCache:
         arrays |= _checked_scales(scales, name, key.shape[:3])
         _check_memory(arrays)
         # Views keep their shape when the caller changes that of an array in place.
-        kernel_dtype = INTEGER_VIEWS.get(name, key.dtype)
-        views = [np.asarray(x).view(kernel_dtype) for x in (key, value)]
+        kernel_dtype: np.dtype[Any] = INTEGER_VIEWS.get(name, key.dtype)
+        views: list[Array] = [np.asarray(x).view(kernel_dtype) for x in (key, value)]
         views += [NO_SCALE if x is None else np.asarray(x).view() for x in scales.values()]
         sizes = dict(zip(("pages", "page_size", "kv_heads", "head_dim"), key.shape, strict=True))
         sizes["value_dim"] = value.shape[3]

@@ -16,10 +16,10 @@ def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Ar
 
     A Batch has checked its slots: its page size and its pages alone are compared with the cache.
     """
-    if type(value) is not Batch:
-        if isinstance(value, Batch):
-            scalars.check_type("slot_mapping", value, Batch)
+    if not isinstance(value, Batch):
         return _checked_slots(value, cache, layout)
+    if type(value) is not Batch:
+        scalars.check_type("slot_mapping", value, Batch)
     if layout != "thd":
         raise ValueError(
             f"`slot_mapping` is a Batch, whose tokens are packed, but the plan has layout "
