@@ -1,5 +1,4 @@
 import argparse
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -27,15 +26,13 @@ def can_be_written(folder):
 
 
 def kernel_cache():
-    """Return a new folder for the kernel cache where no usual one can be written, else None.
+    """Return a new folder for the kernel cache where the usual one cannot be written, else None.
 
     There the package warns that every process compiles its kernels, and warnings are errors here.
     """
-    package = Path(importlib.util.find_spec("rope_cpu").origin).parent
     # Unlike Path.expanduser, this leaves "~" where the user has no home in any record.
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    usual = [package / "kernels" / "__pycache__", user / "numba"]
-    if os.environ.get("NUMBA_CACHE_DIR") or any(can_be_written(folder) for folder in usual):
+    if os.environ.get("NUMBA_CACHE_DIR") or can_be_written(user / "rope_cpu"):
         return None
     return tempfile.mkdtemp(prefix="rope_cpu-kernels-")
 

@@ -34,7 +34,7 @@ def _scale_block(x, out, in_place, factor, times):  # type: ignore[no-untyped-de
                 out[i] = x[i] * factor
 
 
-@njit(parallel=True, nogil=True, error_model="numpy", cache=True)
+@njit(parallel=True, nogil=True, error_model="numpy")
 def _scale(x, out, in_place, factor, times, threads):  # type: ignore[no-untyped-def]
     if threads > 1:
         for n in prange(threads):

@@ -31,7 +31,7 @@ COMMANDS = {
         "write the rotation of a model, or its attention, as a validated ONNX file",
     ),
     "show": ("rope_cpu.cli.show", "explain the rotation that a model config describes"),
-    "warmup": ("rope_cpu.cli.warmup", "compile the kernels into the cache on disk"),
+    "warmup": ("rope_cpu.cli.warmup", "compile the kernels into the cache on disk, or empty it"),
 }
 
 # Packages of the extras; `verify` needs two extras, so that the error names the one of all.

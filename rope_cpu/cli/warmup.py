@@ -1,4 +1,4 @@
-"""`rope-cpu warmup`: compile the kernels into the cache on disk."""
+"""`rope-cpu warmup`: compile the kernels into the cache on disk, or empty it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import argparse
 from rope_cpu.array_types import DTYPE_LIST, DTYPES
 from rope_cpu.command_line import UsageError, print_lines
 from rope_cpu.kernels.append import CACHE_ELEMENTS
+from rope_cpu.kernels.compile import clear_cache
 from rope_cpu.warmup import cache_dtype_names, compile_kernels, dtype_names, kernel_builds
 
 
@@ -17,7 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=_dtype_name,
         metavar="DTYPE",
-        default=list(DTYPES),
         help=f"dtypes to compile for: {DTYPE_LIST} (default: all)",
     )
     parser.add_argument(
@@ -27,17 +27,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also compile the kernels that write to and rotate the caches of a server, for caches "
         f"of these dtypes: {', '.join(CACHE_ELEMENTS)}",
     )
+    parser.add_argument(
+        "--clear",
+        action="store_true",
+        help="delete the cached kernels of this installation instead; do so before `pip uninstall`",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fill the cache, print a line for each kernel, and return 0.
+    """Fill the cache and print a line for each kernel, or empty it; return 0.
 
-    Raises UsageError if no kernel of caches takes the dtypes.
+    Raises UsageError if no kernel of caches takes the dtypes, or if `--clear` comes with dtypes.
     """
+    if args.clear:
+        return _clear(args)
     folders = set()
     total_seconds = 0.0
     try:
-        builds = kernel_builds(args.dtypes, args.cache_dtypes)
+        builds = kernel_builds(args.dtypes or list(DTYPES), args.cache_dtypes)
     except ValueError as error:
         raise UsageError(str(error)) from error
     for kernel in compile_kernels(builds):
@@ -47,6 +54,16 @@ def run(args: argparse.Namespace) -> int:
             folders.add(str(kernel.cache))
         total_seconds += kernel.seconds
     print_lines([f"{total_seconds:.1f} s in all; {_cache_text(folders)}"])
+    return 0
+
+
+def _clear(args: argparse.Namespace) -> int:
+    if args.dtypes or args.cache_dtypes:
+        raise UsageError("`--clear` deletes the kernels of all dtypes; leave the dtypes out")
+    print_lines(
+        f"{len(sizes)} files, {sum(sizes) / 1e6:.1f} MB deleted from {folder}"
+        for folder, sizes in clear_cache().items()
+    )
     return 0
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Set
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FunctionType
@@ -24,7 +28,10 @@ _SOURCES = hashlib.sha256(
 _KERNEL_OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 _PART_OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
+_CACHE_FILES = f"*_{'[0-9a-f]' * 16}-*.nb[ic]*"  # those of kernels of any version of the sources
+
 _warned: set[str | None] = set()  # the cache folders that a warning has named
+_cache_setting = threading.Lock()
 
 
 def device_function(
@@ -136,6 +143,41 @@ def address_of(part: Any) -> int:
     return address
 
 
+def clear_cache() -> dict[Path, list[int]]:
+    """Delete the cached kernels of this installation, of all versions of its sources.
+
+    Returns
+    -------
+    dict of Path to list of int
+        For each folder that was searched, the sizes in bytes of the files that were deleted: the
+        folder of the cache, if one can be written, and the one beside the sources, which earlier
+        versions used.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be deleted.
+    RuntimeError
+        If NUMBA_DISABLE_JIT is set.
+    """
+    _check_compiler()
+    folders = [Path(__file__).parent / "__pycache__"]
+    function = njit(lambda: None)
+    with suppress(OSError, RuntimeError):  # no folder can be written
+        _enable_cache(function)
+        folders.insert(0, Path(function.stats.cache_path))
+    return {folder: _delete_kernels(folder) for folder in dict.fromkeys(folders)}
+
+
+def _delete_kernels(folder: Path) -> list[int]:
+    """Delete the kernels in a folder, and no files of other programs; return their sizes."""
+    sizes = []
+    for file in sorted(folder.glob(_CACHE_FILES)):
+        sizes.append(file.stat().st_size)
+        file.unlink()
+    return sizes
+
+
 def _named_copy(function: Callable[..., Any], name: str, functions: dict[str, Any]) -> FunctionType:
     """Return a copy of a function with a name of its own and with other globals."""
     copy = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
@@ -154,14 +196,10 @@ def _compile_or_load(
     Every exception is blamed on the cache, because reading a damaged file can raise any. An error
     of the compiler is raised again by the second compilation, which does not use the cache.
     """
-    if config.DISABLE_JIT:
-        raise RuntimeError(
-            "NUMBA_DISABLE_JIT is set, but the kernels of rope_cpu exist in compiled form only; "
-            "unset it"
-        )
+    _check_compiler()
     cached = njit(**options)(kernel)
     try:
-        cached.enable_caching()
+        _enable_cache(cached)
         cached.compile(signature)
         return cached
     except Exception as error:
@@ -169,6 +207,51 @@ def _compile_or_load(
         uncached.compile(signature)
         _warn_once(cached.stats.cache_path, error)
         return uncached
+
+
+def _check_compiler() -> None:
+    """Raise RuntimeError if Numba's compiler is switched off."""
+    if config.DISABLE_JIT:
+        raise RuntimeError(
+            "NUMBA_DISABLE_JIT is set, but the kernels of rope_cpu exist in compiled form only; "
+            "unset it"
+        )
+
+
+def _enable_cache(dispatcher: Any) -> None:
+    """Let Numba cache a function, by default in the user's cache folder.
+
+    Numba's own default is the folder of the source file. Files there outlive `pip uninstall`, after
+    which Python imports the folder as an empty package. A folder or locator that the user chose has
+    precedence.
+
+    Numba reads its setting, one for the process, only when a cache is enabled. A function of
+    another library that is decorated in another thread meanwhile, for 0.1 ms, is cached in this
+    folder too, and compiled once more by the next process.
+    """
+    with _cache_setting:
+        if config.CACHE_DIR or config.CACHE_LOCATOR_CLASSES:
+            dispatcher.enable_caching()
+            return
+        config.CACHE_DIR = _user_folder()
+        try:
+            dispatcher.enable_caching()
+        finally:
+            config.CACHE_DIR = ""
+
+
+def _user_folder() -> str:
+    """Return the folder of rope_cpu in the user's cache folder; make it if it does not exist.
+
+    Raise OSError or RuntimeError if it cannot be written. Numba would then use the folder of the
+    source file.
+    """
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(caches, "rope_cpu")
+    # Whatever the umask, nobody else may write machine code that this user executes.
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
+    return str(folder)
 
 
 def _warn_once(folder: str | None, error: Exception) -> None:

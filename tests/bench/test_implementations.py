@@ -280,3 +280,7 @@ def test_baselines_scale_every_element(threads, rng):
     assert (x == 2 * given).all()
     bandwidth.scale(x, x, threads, times=3, factor=factor)
     assert (x == 16 * given).all()
+
+
+def test_baselines_leave_no_file_beside_the_package():
+    assert bandwidth._scale.stats.cache_path is None

@@ -48,3 +48,9 @@ def test_a_wrong_cache_dtype_is_a_usage_error(capsys):
 def test_float64_alone_has_no_kernels_of_caches(capsys):
     assert cli.main(["warmup", "float64", "--cache-dtypes", "int8"]) == 2
     assert "`dtypes` holds float64 alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["float32"], ["--cache-dtypes", "int8"]])
+def test_the_cache_is_cleared_of_all_dtypes_alone(words, capsys):
+    assert cli.main(["warmup", "--clear", *words]) == 2
+    assert "`--clear` deletes the kernels of all dtypes" in capsys.readouterr().err

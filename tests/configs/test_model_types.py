@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from oracle import inv_freq
 from text_configs import LLAMA, NANOCHAT, read
 
 from rope_cpu.configs import reader
-from rope_cpu.configs.model_types import model_facts, table_rows
+from rope_cpu.configs.model_types import data, model_facts, table_rows
+
+DATA = resources.files("rope_cpu.configs.data")
 
 
 def test_defaults_of_the_model_type_fill_a_sparse_file() -> None:
@@ -191,3 +194,17 @@ def test_every_row_of_the_tables_can_be_made() -> None:
         known = model_facts(name)
         assert known is not None
         assert known.part is not None or known.interleaved is not None or known.refuse, name
+
+
+def test_every_file_of_facts_names_its_source_and_licence() -> None:
+    lines = DATA.joinpath("SOURCES.md").read_text("utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
+    files = {name for path in DATA.iterdir() if (name := path.name).endswith(".json")}
+    assert {row[0].strip("`") for row in rows} == files
+    assert all(len(row) == 4 and all(cell.strip() for cell in row) for row in rows)
+
+
+def test_a_row_by_hand_names_its_source_unless_transformers_has_the_model_type() -> None:
+    rows = data("other_models.json")
+    others = rows.keys() - data("models.json")
+    assert [name for name in others if not rows[name].get("source")] == []

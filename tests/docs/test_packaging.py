@@ -11,6 +11,20 @@ import rope_cpu
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("rope_cpu", "export", "bench")
+# What the sdist holds beside the parts.
+FOLDERS = (".ci", "docs", "examples", "tests")
+FILES = (
+    ".codespell-words",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "MANIFEST.in",
+    "README.md",
+    "SECURITY.md",
+    "mkdocs.yml",
+    "pyproject.toml",
+)
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "pyproject.toml").exists(), reason="not run from a source tree"
@@ -52,9 +66,9 @@ def tree(tmp_path_factory):
     """A copy of the source tree, because a build leaves files behind."""
     copy = tmp_path_factory.mktemp("tree")
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
-    for part in PARTS:
-        shutil.copytree(ROOT / part, copy / part, symlinks=True, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for folder in PARTS + FOLDERS:
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=ignored)
+    for name in FILES:
         shutil.copy(ROOT / name, copy / name)
     return copy
 
@@ -72,19 +86,37 @@ def names_in(wheel):
 def test_wheel_holds_every_module_and_nothing_at_the_top(wheel):
     names = names_in(wheel)
     assert {name for name in names if name.endswith(".py")} == expected()
-    assert {"rope_cpu/py.typed", "rope_cpu/configs/data/llama3.1-8b.json"} <= names
+    data = {f"rope_cpu/configs/data/{name}" for name in ("llama3.1-8b.json", "SOURCES.md")}
+    assert {"rope_cpu/py.typed", *data} <= names
     assert {name.split("/")[0] for name in names} == {
         "rope_cpu",
         f"rope_cpu-{rope_cpu.__version__}.dist-info",
     }
 
 
-def test_sdist_builds_the_same_wheel(tree, wheel, build, tmp_path):
-    sdist = build(tree, "sdist", tmp_path)
+@pytest.fixture(scope="module")
+def sdist(tree, build, tmp_path_factory):
+    return build(tree, "sdist", tmp_path_factory.mktemp("sdist"))
+
+
+def test_sdist_holds_every_file_once(tree, sdist):
+    """Also the tests, the manual and the notes, and none a second time through the links."""
+    with tarfile.open(sdist) as file:
+        names = sorted(
+            name.partition("/")[2] for name in file.getnames() if file.getmember(name).isfile()
+        )
+    generated = ("PKG-INFO", "setup.cfg", "rope_cpu.egg-info/")
+    held = [name for name in names if not name.startswith(generated)]
+    links = ("rope_cpu/export/", "rope_cpu/bench/", "build/", "rope_cpu.egg-info/")
+    files = [str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()]
+    assert held == sorted(name for name in files if not name.startswith(links))
+
+
+def test_sdist_builds_the_same_wheel(sdist, wheel, build, tmp_path):
     with tarfile.open(sdist) as file:
         file.extraction_filter = getattr(tarfile, "data_filter", None)  # not before Python 3.11.4
         file.extractall(tmp_path)
-    (source,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    (source,) = tmp_path.iterdir()
     (tmp_path / "out").mkdir()
     assert names_in(build(source, "wheel", tmp_path / "out")) == names_in(wheel)
 
@@ -130,6 +162,7 @@ def test_import_loads_the_position_builders(run_program):
     assert run_program(code)[0] == "[0, 1]\n"
 
 
+@pytest.mark.skipif((ROOT / "PKG-INFO").exists(), reason="an sdist holds no links")
 def test_links_lead_to_the_parts():
     """Tools that run from the repository root find the parts through these links."""
     for part in ("export", "bench"):

@@ -1,11 +1,14 @@
 """Compiled kernels in Numba's cache on disk: later processes find them and never mix them up."""
 
+import ast
 import hashlib
 import itertools
+import os
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -23,21 +26,119 @@ ONE_KERNEL = """
 """
 
 
-def test_a_kernel_is_compiled_once_for_each_processor_and_source(tmp_path, run_program):
-    source = tmp_path / "installed"
+@pytest.fixture
+def installed(tmp_path):
+    """A folder with a copy of the library, for PYTHONPATH."""
+    folder = tmp_path / "installed"
     ignored = shutil.ignore_patterns("__pycache__", "export", "bench")
-    shutil.copytree(Path(rope_cpu.__file__).parent, source / "rope_cpu", ignore=ignored)
+    shutil.copytree(Path(rope_cpu.__file__).parent, folder / "rope_cpu", ignore=ignored)
+    return folder
 
+
+def test_a_kernel_is_compiled_once_for_each_processor_and_source(tmp_path, installed, run_program):
     def found(**settings):
-        environment = {"PYTHONPATH": str(source), "NUMBA_CACHE_DIR": str(tmp_path), **settings}
+        environment = {"PYTHONPATH": str(installed), "NUMBA_CACHE_DIR": str(tmp_path), **settings}
         return run_program(ONE_KERNEL, env=environment)[0].strip()
 
     other = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}
     assert [found(), found()] == ["compiled", "loaded"]
     assert [found(**other), found(**other)] == ["compiled", "loaded"]
-    with (source / "rope_cpu/kernels/vectors.py").open("a") as file:
+    with (installed / "rope_cpu/kernels/vectors.py").open("a") as file:
         file.write("# of another version\n")
     assert found() == "compiled"
+
+
+# The variables that choose the folder of the cache, and that folder; {} is the folder of the test.
+CACHE_SETTINGS = {
+    "home": ({"HOME": "{}"}, ".cache/rope_cpu"),
+    "XDG": ({"HOME": "{}/home", "XDG_CACHE_HOME": "{}/xdg"}, "xdg/rope_cpu"),
+    "NUMBA_CACHE_DIR": ({"HOME": "{}/home", "NUMBA_CACHE_DIR": "{}/numba"}, "numba"),
+    "locator": (
+        {"HOME": "{}/home", "NUMBA_CACHE_LOCATOR_CLASSES": "InTreeCacheLocator"},
+        "installed/rope_cpu/kernels/__pycache__",
+    ),
+}
+
+
+def environment_of(installed, **variables):
+    """Return an environment in which nothing else chooses the folder of the cache."""
+    names = ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES")
+    imports = {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
+    return dict.fromkeys(names) | imports | variables
+
+
+def files_in(folder):
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="another variable is the home")
+@pytest.mark.parametrize("setting", CACHE_SETTINGS)
+def test_the_cache_is_in_a_folder_of_the_user(setting, tmp_path, installed, run_program):
+    """By default no file is written beside the package, where an uninstall would leave it."""
+    variables, folder = CACHE_SETTINGS[setting]
+    chosen = {name: value.format(tmp_path) for name, value in variables.items()}
+    before = files_in(tmp_path)
+    environment = environment_of(installed, **chosen)
+    assert run_program(ONE_KERNEL, env=environment)[0] == "compiled\n"
+    assert run_program(ONE_KERNEL, env=environment)[0] == "loaded\n"
+    written = files_in(tmp_path) - before
+    assert sorted(path.suffix for path in written) == [".nbc", ".nbi"]
+    assert all(path.is_relative_to(tmp_path / folder) for path in written)
+
+
+def test_without_a_home_no_kernel_is_cached_beside_the_package(installed, run_program):
+    before = files_in(installed)
+    environment = environment_of(installed, XDG_CACHE_HOME=os.devnull)
+    out, err = run_program(ONE_KERNEL, env=environment)
+    assert out == "compiled\n"
+    assert "no folder for the kernel cache of rope_cpu can be written" in err
+    assert files_in(installed) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no modes")
+def test_nobody_else_may_write_to_the_cache(tmp_path, installed, run_program):
+    program = f"import os; os.umask(0)\n{textwrap.dedent(ONE_KERNEL)}"
+    run_program(program, env=environment_of(installed, XDG_CACHE_HOME=str(tmp_path)))
+    assert (tmp_path / "rope_cpu").stat().st_mode & 0o777 == 0o700
+
+
+# A module that is imported while the cache of a kernel is enabled, before and afterwards.
+OTHER_PROGRAM = """
+    from numba import njit
+
+    @njit(cache=True)
+    def increment(x):
+        return x + 1
+
+    found = increment(41), increment.stats.cache_path
+"""
+IMPORTS_OTHER = """
+    import importlib, other
+    from numba.core.registry import CPUDispatcher
+
+    enable_caching = CPUDispatcher.enable_caching
+    def and_import_other(dispatcher):
+        CPUDispatcher.enable_caching = enable_caching
+        print(importlib.reload(other).found)
+        enable_caching(dispatcher)
+
+    print(other.found)
+    CPUDispatcher.enable_caching = and_import_other
+    from rope_cpu.kernels.angles import cos_sin_kernel
+    cos_sin_kernel("float32")
+    print(importlib.reload(other).found)
+"""
+
+
+def test_functions_of_other_programs_keep_their_cache(tmp_path, installed, run_program):
+    """One that is decorated while the cache of a kernel is enabled is cached with the kernels."""
+    (installed / "other.py").write_text(textwrap.dedent(OTHER_PROGRAM))
+    environment = environment_of(installed, XDG_CACHE_HOME=str(tmp_path))
+    lines = run_program(IMPORTS_OTHER, env=environment)[0].splitlines()
+    before, meanwhile, after = (ast.literal_eval(line) for line in lines)
+    assert before == after == (42, str(installed / "__pycache__"))
+    assert meanwhile[0] == 42
+    assert Path(meanwhile[1]).parent == tmp_path / "rope_cpu"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
@@ -113,6 +214,59 @@ def test_eight_processes_on_an_empty_cache(tmp_path, run_program):
     cos, sin = rope_cpu.RotaryEmbedding(128).cos_sin(np.arange(99))
     expected = hashlib.sha256(cos.tobytes() + sin.tobytes()).hexdigest()
     assert {out.strip() for out, _ in found} == {expected}, [err for _, err in found]
+
+
+CLEAR = "from rope_cpu.cli.main import main; main(['warmup', '--clear'])"
+
+
+def deleted(*files):
+    size = sum(path.stat().st_size for path in files)
+    return f"{len(files)} files, {size / 1e6:.1f} MB deleted from"
+
+
+def test_clear_deletes_the_kernels_of_all_versions_and_nothing_else(
+    tmp_path, installed, run_program
+):
+    """Those of earlier versions of the sources, and those that were cached beside the package."""
+    shared = environment_of(installed, NUMBA_CACHE_DIR=str(tmp_path / "shared"))
+    beside = environment_of(installed, NUMBA_CACHE_LOCATOR_CLASSES="InTreeCacheLocator")
+    before = files_in(tmp_path)
+    run_program(ONE_KERNEL, env=shared)
+    run_program(ONE_KERNEL, env=beside)
+    with (installed / "rope_cpu/kernels/vectors.py").open("a") as file:
+        file.write("# of another version\n")
+    run_program(ONE_KERNEL, env=shared)
+
+    (folder,) = (tmp_path / "shared").iterdir()
+    kernels = files_in(folder)
+    old = files_in(tmp_path) - before - kernels
+    assert (len(kernels), len(old)) == (4, 2)
+    (folder / "other.increment-4.py311.nbi").touch()
+    (folder / "other.increment-4.py311.1.nbc").touch()
+    others = files_in(tmp_path) - kernels - old
+
+    expected = [
+        f"{deleted(*kernels)} {folder}",
+        f"{deleted(*old)} {installed / 'rope_cpu/kernels/__pycache__'}",
+    ]
+    assert run_program(CLEAR, env=shared)[0].splitlines() == expected
+    assert files_in(tmp_path) == others
+    assert run_program(CLEAR, env=shared)[0].count("0 files, 0.0 MB deleted from") == 2
+    assert run_program(ONE_KERNEL, env=shared)[0] == "compiled\n"
+
+
+def test_clear_counts_a_folder_once(installed, run_program):
+    beside = environment_of(installed, NUMBA_CACHE_LOCATOR_CLASSES="InTreeCacheLocator")
+    run_program(ONE_KERNEL, env=beside)
+    folder = installed / "rope_cpu/kernels/__pycache__"
+    expected = f"{deleted(*folder.iterdir())} {folder}\n"
+    assert run_program(CLEAR, env=beside)[0] == expected
+
+
+def test_without_a_folder_for_the_cache_clear_searches_beside_the_package(installed, run_program):
+    environment = environment_of(installed, XDG_CACHE_HOME=os.devnull)
+    out, _ = run_program(CLEAR, env=environment)
+    assert out == f"{deleted()} {installed / 'rope_cpu/kernels/__pycache__'}\n"
 
 
 def increment(x):

@@ -6,6 +6,7 @@ and whether the default type honours partial_rotary_factor. A config class with 
 whose code is not found stops this script.
 
 Run it with the transformers to describe: python tests/tools/make_model_table.py
+SOURCES.md beside the table names its release.
 """
 
 from __future__ import annotations

@@ -128,11 +128,10 @@ def architecture(name: object, value_of: Callable[[str], Any]) -> Architecture:
     pairing = next((pairing for pairing in PAIRINGS if name in FACTS[pairing]), None)
     if pairing is None:
         known = [known for pairing in PAIRINGS for known in FACTS[pairing]]
-        version = FACTS["source"].partition(":")[0]
         raise ValueError(
             f"`general.architecture` is {shown(name)}{did_you_mean(name, known)}, which is not an "
-            f"architecture of {version}, so its pairing is not known; build a RotaryEmbedding from "
-            "numbers"
+            f"architecture of {FACTS['version']}, so its pairing is not known; build a "
+            "RotaryEmbedding from numbers"
         )
     flags = ("permuted", "latent", "factors", "factors_of_full_attention", "alpha")
     windowed = FACTS["windowed"].get(name)
