@@ -19,9 +19,11 @@ from numba import config, njit
 from rope_cpu.kernels import threads
 
 # Numba's cache notices a change in the file of a kernel, but not in the other files whose functions
-# the kernel calls. A hash of all sources is therefore a part of every kernel's name.
-_SOURCES = hashlib.sha256(
+# the kernel calls, nor that a process of one thread has loops instead of `prange`. A hash of all
+# sources and of the latter is therefore a part of every kernel's name.
+_VERSION = hashlib.sha256(
     b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    + (b"parallel" if threads.PARALLEL else b"serial")
 )
 
 # Options of Numba for kernels, which Python calls, and for parts of them, which kernels call.
@@ -105,8 +107,6 @@ def compile_kernel(
         If NUMBA_DISABLE_JIT is set.
     """
     threads.load_tbb()
-    if not threads.PARALLEL:
-        name = f"{name}_serial"
     dispatcher = _compile_or_load(
         _named_copy(function, name, functions), signature, _KERNEL_OPTIONS
     )
@@ -182,7 +182,7 @@ def _named_copy(function: Callable[..., Any], name: str, functions: dict[str, An
     """Return a copy of a function with a name of its own and with other globals."""
     copy = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
     copy.__module__ = function.__module__
-    copy.__qualname__ = f"{name}_{_SOURCES.hexdigest()[:16]}"
+    copy.__qualname__ = f"{name}_{_VERSION.hexdigest()[:16]}"
     return copy
 
 
