@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,16 +30,20 @@ _PREFIX = ".rope_cpu-"
 # onnxruntime maps external data by pages.
 ALIGNMENT = 4096
 
+# A model lacks its large tables while it is written.
+_saving = threading.Lock()
+
 
 def save(
     model: onnx.ModelProto, path: str | os.PathLike[str], *, external_bytes: int = EXTERNAL_BYTES
 ) -> None:
     """Write a model to a file, with its large initializers in `path` + ".data" beside it.
 
-    The model itself is not changed. Both files are written to a temporary folder beside `path`, and
-    moved when they are complete. A file that is replaced keeps its permissions (a new ".data" file
-    has those of the model that is replaced), and the ".data" file of a replaced model is removed
-    where the new model needs none.
+    The model is afterwards as it was before; meanwhile nothing but other calls of `save` may use
+    it. Both files are written to a temporary folder beside `path`, and moved when they are
+    complete. A file that is replaced keeps its permissions (a new ".data" file has those of the
+    model that is replaced), and the ".data" file of a replaced model is removed where the new model
+    needs none.
 
     Parameters
     ----------
@@ -56,7 +61,8 @@ def save(
     ValueError
         If the suffix of `path` is not one that readers take for protobuf (.onnx, or .pb), or if
         something other than a regular file is there: a folder, a device or a link. (Readers look
-        for tables beside the link, not beside its target.)
+        for tables beside the link, not beside its target.) If `model` was loaded without the
+        tables that lie in a file beside it.
     OSError
         If the folder cannot be written. The error names `path`.
 
@@ -74,29 +80,42 @@ def save(
         raise TypeError(f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto")
     whole_number("external_bytes", external_bytes, 0)
     target = model_path(path)
+    with _saving:
+        _check_tables(model)
+        try:
+            _replace(model, target, external_bytes)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(target)) from None
+
+
+def _replace(model: onnx.ModelProto, target: Path, external_bytes: int) -> None:
+    """Write a model in place of the one that may be there."""
     data = Path(f"{target}.data")
     large = [tensor for tensor in model.graph.initializer if len(tensor.raw_data) >= external_bytes]
-    try:
-        # A folder of its own has no name in common with files of others.
-        with TemporaryDirectory(prefix=_PREFIX, dir=target.parent) as folder:
-            new_target = Path(folder, "model")
-            new_data = Path(folder, "data")
-            with _external_data(large, new_data, data.name):
-                new_target.write_bytes(model.SerializeToString())
-            is_stale = (
-                data.exists()
-                and not _refers_to(new_target, data.name)
-                and _refers_to(target, data.name)
+    # A folder of its own has no name in common with files of others.
+    with TemporaryDirectory(prefix=_PREFIX, dir=target.parent) as folder:
+        new_target = Path(folder, "model")
+        new_data = Path(folder, "data")
+        with _external_data(large, new_data, data.name):
+            new_target.write_bytes(model.SerializeToString())
+        is_stale = not large and data.exists() and _refers_to(target, data.name)
+        if large:
+            _take_mode(new_data, data, target)
+            new_data.replace(data)
+        _take_mode(new_target, target)
+        new_target.replace(target)
+        if is_stale:
+            data.unlink()
+
+
+def _check_tables(model: onnx.ModelProto) -> None:
+    """Raise if a model has tables in a file, which this call could replace."""
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            raise ValueError(
+                f"`model` has the tensor {shown(tensor.name)} in a file beside it; load the model "
+                "with its tables: onnx.load(path)"
             )
-            if large:
-                _take_mode(new_data, data, target)
-                new_data.replace(data)
-            _take_mode(new_target, target)
-            new_target.replace(target)
-            if is_stale:
-                data.unlink()
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target)) from None
 
 
 def _refers_to(model: Path, data_name: str) -> bool:

@@ -162,8 +162,8 @@ def mrope(
     for kind, unused in grids.items():
         if next(unused, None) is not None:
             raise _unused_grid_error(kind)
-    next_ids = ids.max(axis=(1, 2), initial=-1) + 1
-    return ids, next_ids - is_token.sum(axis=1)
+    largest = ids.max(axis=(1, 2), initial=-1, where=is_token[..., None])
+    return ids, largest + 1 - is_token.sum(axis=1)
 
 
 def token_types(

@@ -170,7 +170,7 @@ def _unequal_lengths(name: str, x: Array, other_name: str, other: Array, layout:
     )
     # Query heads that share key heads, in another layout, look like tokens of unequal number.
     same_heads = x.shape[head_axis] == other.shape[head_axis]
-    if same_heads and tokens and other_tokens % tokens == 0:
+    if same_heads and 0 < tokens < other_tokens and other_tokens % tokens == 0:
         text += (
             f"; if axis {token_axis} of the shapes {other.shape} and {x.shape} counts heads, "
             f"`layout` is not {layout!r}"

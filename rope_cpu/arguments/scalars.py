@@ -19,17 +19,16 @@ from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Float64
 
 
-def check_type(name: str, value: object, expected: type, alternative: str = "") -> None:
+def check_type(name: str, value: object, expected: type) -> None:
     """Raise unless a value is of this class of rope_cpu, and of no subclass.
 
     A subclass could behave differently where kernels rely on checked data.
     """
-    if type(value) is expected:
-        return
-    rule = f"a rope_cpu.{expected.__name__}{alternative}"
-    if isinstance(value, expected):
-        rule += ", not of a subclass"
-    raise TypeError(f"`{name}` is a {type(value).__name__}; it must be {rule}")
+    if type(value) is not expected:
+        raise TypeError(
+            f"`{name}` is a {type(value).__name__}; it must be a rope_cpu.{expected.__name__} (no "
+            "subclass)"
+        )
 
 
 def whole_number(name: str, value: object, least: int = 1, most: int = limits.WHOLE) -> int:

@@ -30,7 +30,7 @@ _VERSION = hashlib.sha256(
 _KERNEL_OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 _PART_OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
-_CACHE_FILES = f"*_{'[0-9a-f]' * 16}-*.nb[ic]*"  # those of kernels of any version of the sources
+_CACHE_FILES = f"*_{'[0-9a-f]' * 16}-*.nb[ic]"  # those of kernels of any version of the sources
 
 _warned: set[str | None] = set()  # the cache folders that a warning has named
 _cache_setting = threading.Lock()
@@ -173,8 +173,10 @@ def _delete_kernels(folder: Path) -> list[int]:
     """Delete the kernels in a folder, and no files of other programs; return their sizes."""
     sizes = []
     for file in sorted(folder.glob(_CACHE_FILES)):
-        sizes.append(file.stat().st_size)
-        file.unlink()
+        with suppress(FileNotFoundError):  # another process clears the cache, too
+            size = file.stat().st_size
+            file.unlink()
+            sizes.append(size)
     return sizes
 
 
@@ -246,8 +248,10 @@ def _user_folder() -> str:
     Raise OSError or RuntimeError if it cannot be written. Numba would then use the folder of the
     source file.
     """
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(caches, "rope_cpu")
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not caches.is_absolute():  # unset, or to be ignored as its specification says
+        caches = Path.home() / ".cache"
+    folder = caches / "rope_cpu"
     # Whatever the umask, nobody else may write machine code that this user executes.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=folder).close()

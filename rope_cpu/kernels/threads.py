@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import re
@@ -49,18 +50,12 @@ def load_tbb() -> None:
 
 
 def check_layer() -> None:
-    """Adapt to the threading layer that the first kernel has started.
-
-    On the workqueue layer, which Python threads must not use at once, force one thread.
-    """
+    """Force one thread on the workqueue layer, which Python threads must not use at once."""
     global serial
-    layer = _layer()
-    serial = serial or layer == "workqueue"
-    if layer == "tbb":
-        _keep_tbb()
+    serial = serial or _layer() == "workqueue"
 
 
-@cache
+@atexit.register
 def _keep_tbb() -> None:
     """Keep Numba from unloading TBB at exit, by a reference to its module that is never released.
 
@@ -70,8 +65,9 @@ def _keep_tbb() -> None:
     that their parent started from another thread (numba#10556). The end of the process ends the
     workers.
     """
-    module = sys.modules["numba.np.ufunc.tbbpool"]
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
+    module = sys.modules.get("numba.np.ufunc.tbbpool")
+    if module is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
 
 
 def _before_fork() -> None:

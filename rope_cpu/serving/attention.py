@@ -89,7 +89,8 @@ def attention(
     number of threads, the pages, or the other tokens of the step. (Those of a matrix product
     around it do depend on them: a BLAS adds in another order for another number of rows.) Keys
     outside of window and length are never read: their pages may be −1, and their memory may hold
-    NaN. No weight is less than e^-87 of the largest weight of its token. "Serve from NumPy" in the
+    NaN. No weight is less than e^-87 of the largest weight of its token, and keys whose scores are
+    all −inf have the same weight. "Serve from NumPy" in the
     manual has a bound on the errors.
 
     References
@@ -161,12 +162,13 @@ def _work(batch: Batch, window: int) -> _Work:
 
 
 def _divided(batch: Batch, window: int) -> _Work:
+    arrays = batch._arrays
     pages_needed = _pages_needed(batch, window)
     items: list[tuple[int, ...]] = []
     first_states = [0]
-    for sequence, new in enumerate(batch.query_lens.tolist()):
-        token = int(batch.cu_seqlens[sequence])
-        position = int(batch.seq_lens[sequence]) - new
+    for sequence, new in enumerate(arrays.query_lens.tolist()):
+        token = int(arrays.cu_seqlens[sequence])
+        position = int(arrays.seq_lens[sequence]) - new
         for done in range(0, new, _TILE):
             tokens = min(_TILE, new - done)
             first_key = max(0, position + done - window + 1) // RANGE * RANGE
@@ -178,7 +180,7 @@ def _divided(batch: Batch, window: int) -> _Work:
                 place = (sequence, token + done, tokens, position + done, window)
                 items.append((*place, start, stop, state + index, len(starts)))
             first_states += [state + (n + 1) * len(starts) for n in range(tokens)]
-    seen = np.minimum(batch.cache_position + 1, window)
+    seen = np.minimum(arrays.cache_position + 1, window)
     return _Work(
         np.array(items, ITEM), np.array(first_states, np.int64), pages_needed, int(seen.sum())
     )
@@ -186,19 +188,20 @@ def _divided(batch: Batch, window: int) -> _Work:
 
 def _pages_needed(batch: Batch, window: int) -> int:
     """Return the number of pages that a cache must have; raise if one was given back."""
-    first_key = np.maximum(batch.seq_lens - batch.query_lens - window + 1, 0)
+    arrays = batch._arrays
+    first_key = np.maximum(arrays.seq_lens - arrays.query_lens - window + 1, 0)
     first_page = first_key // batch.page_size
-    stop_page = np.where(batch.query_lens > 0, -(-batch.seq_lens // batch.page_size), 0)
-    column = np.arange(batch.page_table.shape[1])
+    stop_page = np.where(arrays.query_lens > 0, -(-arrays.seq_lens // batch.page_size), 0)
+    column = np.arange(arrays.page_table.shape[1])
     needed = (column >= first_page[:, None]) & (column < stop_page[:, None])
-    for row, given_back in np.argwhere(needed & (batch.page_table < 0))[:1]:
+    for row, given_back in np.argwhere(needed & (arrays.page_table < 0))[:1]:
         start = given_back * batch.page_size
         raise ValueError(
             f"`batch` has page -1 under tokens {start} … {start + batch.page_size - 1} of sequence "
             f"{row}, whose new tokens attend to keys from {first_key[row]} on; a page that was "
             "given back must be outside of `window`"
         )
-    return int(batch.page_table.max(where=needed, initial=-1)) + 1
+    return int(arrays.page_table.max(where=needed, initial=-1)) + 1
 
 
 def _check_objects(cache: KVCache, batch: Batch) -> None:
@@ -212,10 +215,9 @@ def _check_queries(q: Array, cache: KVCache, batch: Batch) -> None:
     """Raise unless the queries are those of a batch, for a cache."""
     refuse_float64("q", check_array("q", q, "thd"), "attention is")
     tokens, heads, width = q.shape
-    if tokens != len(batch.slot_mapping):
-        raise ValueError(
-            f"`q` has {tokens} tokens, but `batch` has {len(batch.slot_mapping)} new tokens"
-        )
+    new = len(batch._arrays.slot_mapping)
+    if tokens != new:
+        raise ValueError(f"`q` has {tokens} tokens, but `batch` has {new} new tokens")
     if width != cache.head_dim:
         raise ValueError(f"`q` has head_dim {width}, but the keys of `cache` have {cache.head_dim}")
     if heads == 0 or heads % cache.kv_heads:
@@ -283,7 +285,7 @@ def _launch(
         name = "float32"
         key = key.view(np.float16).astype(np.float32)
         value = value.view(np.float16).astype(np.float32)
-    rows = q.shape[1] // len(batch.slot_mapping)
+    rows = q.shape[1] // len(batch._arrays.slot_mapping)
     attend = address_of(attention_part(name, "attend"))
     finish = address_of(attention_part(name, "finish"))
     # The kernel is loaded before `threads.serial` is read, as in `CosSin._compute`.
@@ -294,7 +296,7 @@ def _launch(
     shape = (work.first_states[-1], cache.kv_heads, rows, cache.value_dim + 2)
     states = np.empty(shape, np.float32)
     caches = (key, value, key_scale, value_scale)
-    items = (batch.page_table, work.items, work.first_states)
+    items = (batch._arrays.page_table, work.items, work.first_states)
     arguments = (q, *caches, *items, sinks, states, np.float32(softcap))
     kernel(attend, finish, arguments, usable)
     return states

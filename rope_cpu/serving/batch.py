@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.array_types import Array, Int64
+
+
+class BatchArrays(NamedTuple):
+    """The attributes of a batch of the same names, whose shapes and flags nobody can change."""
+
+    seq_lens: Int64
+    query_lens: Int64
+    page_table: Int64
+    cache_position: Int64
+    slot_mapping: Int64
+    cu_seqlens: Int64
 
 
 class Batch:
@@ -67,6 +78,7 @@ class Batch:
     """
 
     __slots__ = (
+        "_arrays",
         "_slots",
         "_work",
         "cache_position",
@@ -86,6 +98,7 @@ class Batch:
     slot_mapping: Int64  # (tokens,), page · page_size + place of each new token
     cu_seqlens: Int64  # (sequences + 1,), where each sequence's new tokens start
     pages_needed: int  # pages that a cache must have
+    _arrays: BatchArrays  # of which the attributes are views
     _slots: Int64  # slot_mapping as (1, tokens)
     _work: dict[int, Any]  # by window: the division of attention's work
 
@@ -108,21 +121,15 @@ class Batch:
         page = pages[sequence, position // size]
         slots = page * size + position % size
         _check_slots(page, slots, sequence, position)
-        values = {
-            "seq_lens": lengths,
-            "query_lens": new,
-            "page_table": pages,
-            "cache_position": position,
-            "slot_mapping": slots,
-            "cu_seqlens": bounds,
-        }
+        arrays = BatchArrays(lengths, new, pages, position, slots, bounds)
         # A view that is made before `slots` becomes read-only stays writable. Nobody writes to it,
         # but Numba takes 0.05 µs longer to unbox a read-only array.
         object.__setattr__(self, "_slots", slots[None])
+        object.__setattr__(self, "_arrays", arrays)
         object.__setattr__(self, "_work", {})
-        for name, value in values.items():
-            value.flags.writeable = False
-            object.__setattr__(self, name, value)
+        for name, array in arrays._asdict().items():
+            array.flags.writeable = False
+            object.__setattr__(self, name, array.view())
         object.__setattr__(self, "page_size", size)
         object.__setattr__(self, "pages_needed", int(page.max(initial=-1)) + 1)
 
@@ -137,7 +144,7 @@ class Batch:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.seq_lens, self.query_lens, self.page_table, self.page_size)
+        return _unpickled, (*self._arrays[:3], self.page_size)
 
 
 def _unpickled(seq_lens: Array, query_lens: Array, page_table: Array, page_size: int) -> Batch:

@@ -140,7 +140,7 @@ def joined(
     """
     for name, norm in zip(names, norms, strict=True):
         if norm is not None:
-            scalars.check_type(name, norm, RMSNorm, ", or None")
+            scalars.check_type(name, norm, RMSNorm)
     return _joined(names, norms, widths)
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onnx
@@ -123,12 +124,28 @@ def test_a_data_file_of_no_model_is_left_alone(tmp_path, before):
     assert (tmp_path / "rope.onnx.data").read_text() == "mine"
 
 
-def test_tables_that_the_new_model_refers_to_are_kept(tmp_path):
+def test_a_model_without_its_tables_is_refused(tmp_path):
+    """A file that refers to tables elsewhere, or that replaces them, could not be loaded."""
     export.save(LARGE, tmp_path / "rope.onnx")
     model = onnx.load(tmp_path / "rope.onnx", load_external_data=False)
-    model.doc_string = "edited"
-    export.save(model, tmp_path / "rope.onnx")
+    for name in ("rope.onnx", "other.onnx"):
+        with pytest.raises(ValueError, match=r"`model` has the tensor .* in a file beside it"):
+            export.save(model, tmp_path / name)
     assert export.validate(tmp_path / "rope.onnx", ROPE).passed
+
+
+def test_threads_save_one_model(tmp_path):
+    before = LARGE.SerializeToString()
+
+    def save(index):
+        for _ in range(10):
+            export.save(LARGE, tmp_path / f"{index}.onnx")
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(save, range(4)))
+    assert LARGE.SerializeToString() == before
+    for index in range(4):
+        assert export.validate(tmp_path / f"{index}.onnx", ROPE).passed
 
 
 def test_files_of_others_are_not_touched(tmp_path):

@@ -4,7 +4,7 @@ import os
 import textwrap
 
 import pytest
-from threading_layers import LAYERS
+from threading_layers import HAS_TBB, LAYERS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
 
@@ -26,6 +26,13 @@ START = """
 
     def rotate(_=None):
         return rope.rotate(x).tobytes()
+
+    @numba.njit(parallel=True)
+    def total(count):
+        found = 0
+        for n in numba.prange(count):
+            found += n
+        return found
 
     def in_thread(task):
         worker = threading.Thread(target=task)
@@ -52,6 +59,7 @@ START = """
 SCENARIOS = {
     "warmup and fork": "rope_cpu.warmup(['float32']); fork(); rotate()",
     "thread": "in_thread(rotate)",
+    "thread, and a function of the user": "in_thread(rotate); in_thread(lambda: total(100))",
     "thread and fork": "in_thread(rotate); fork(); rotate()",
     "fork from a thread": "rotate(); in_thread(fork); rotate()",
     "pool": "rotate(); pool()",
@@ -78,5 +86,20 @@ def test_a_process_of_two_threads_ends(scenario, layer, cpus, run):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_process_on_one_cpu_loads_no_threading_layer_and_ends(scenario, run):
-    assert run(SCENARIOS[scenario], "one", NUMBA_NUM_THREADS=None) == "none"
+def test_a_process_on_one_cpu_ends(scenario, run):
+    """It loads no threading layer, unless functions of the user do so."""
+    expected = "omp" if "user" in scenario else "none"
+    variables = {"NUMBA_NUM_THREADS": None, "NUMBA_THREADING_LAYER": "omp"}
+    assert run(SCENARIOS[scenario], "one", **variables) == expected
+
+
+@HAS_TBB
+def test_tbb_that_a_user_loads_after_a_kernel_on_one_cpu(run):
+    code = """
+from rope_cpu.kernels import threads
+in_thread(rotate)
+threads.PARALLEL = True
+threads.load_tbb.__wrapped__()
+in_thread(lambda: total(100))
+"""
+    assert run(code, "one", NUMBA_NUM_THREADS=None, NUMBA_THREADING_LAYER="tbb") == "tbb"

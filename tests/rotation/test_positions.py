@@ -170,6 +170,12 @@ def test_mrope_left_padded_batch():
     assert offset.tolist() == [0, 0]
 
 
+def test_mrope_padding_alone_has_no_largest_id():
+    ids, offset = positions.mrope([[0, 0], [0, 0]], attention_mask=[[0, 0], [0, 1]])
+    assert not ids.any()
+    assert offset.tolist() == [0, 0]
+
+
 def test_token_types():
     types = positions.token_types([[5, 7, 7, 9, 5]], image_token_id=7, video_token_id=9)
     assert types.tolist() == [[0, 1, 1, 2, 0]]

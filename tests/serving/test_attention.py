@@ -259,6 +259,31 @@ def test_the_work_of_a_batch_dies_with_it(rng):
     assert work() is None
 
 
+def of_another_shape(array):
+    array.shape = (array.size, *[1] * (array.ndim - 1))
+
+
+def of_another_dtype(array):
+    array.dtype = np.int32
+
+
+@pytest.mark.filterwarnings("ignore:Setting the (shape|dtype):DeprecationWarning")  # NumPy 2.5
+@pytest.mark.parametrize("change", [of_another_shape, of_another_dtype])
+@pytest.mark.parametrize("called", [False, True], ids=["before a call", "between two calls"])
+def test_changes_of_a_batchs_arrays_do_not_reach_the_kernel(called, change, rng):
+    call = fixed_call(rng)
+    cache, batch = call.place()
+    expected = call.run(*call.place())
+    if called:
+        call.run(cache, batch)
+    for name in ("seq_lens", "query_lens", "page_table", "cache_position", "cu_seqlens"):
+        change(getattr(batch, name))
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            getattr(batch, name).flags.writeable = True
+    change(batch.slot_mapping)
+    steps.assert_same_bits(call.run(cache, batch), expected)
+
+
 def test_decode_and_prefill_read_the_same_nan(rng):
     """An old key of NaN is read by every token, and by none whose window has passed it."""
     call = fixed_call(rng, lengths=[300, 300], new=[1, 1])

@@ -109,12 +109,12 @@ REFUSED = {
     "batch, of a subclass": (
         lambda s: s.attend(batch=s.make_batch(make=AlwaysEqual)),
         TypeError,
-        "`batch` is a AlwaysEqual; it must be a rope_cpu.Batch, not of a subclass",
+        "`batch` is a AlwaysEqual; it must be a rope_cpu.Batch .no subclass",
     ),
     "cache, of a subclass": (
         lambda s: s.attend(cache=type("Sub", (KVCache,), {})(s.key, s.value)),
         TypeError,
-        "`cache` is a Sub; it must be a rope_cpu.KVCache, not of a subclass",
+        "`cache` is a Sub; it must be a rope_cpu.KVCache .no subclass",
     ),
     "batch, a page given back": (
         lambda s: s.attend(batch=s.make_batch(page_table=[[6, 0, 2], [-1, 3, -1]])),

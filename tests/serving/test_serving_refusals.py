@@ -187,13 +187,13 @@ APPEND = {
     "cache, of a subclass": (
         lambda s: s.append(cache=subclass(KVCache)(s.key, s.value)),
         TypeError,
-        "`cache` is a Sub; it must be a rope_cpu.KVCache, not of a subclass",
+        "`cache` is a Sub; it must be a rope_cpu.KVCache .no subclass",
     ),
     # Slots
     "batch, of a subclass": (
         lambda s: s.append(slots=subclass(Batch)(**BATCH)),
         TypeError,
-        "`slot_mapping` is a Sub; it must be a rope_cpu.Batch, not of a subclass",
+        "`slot_mapping` is a Sub; it must be a rope_cpu.Batch .no subclass",
     ),
     "slot past the cache": (
         lambda s: s.append(slots=[9, 0, 1, 12, 2]),
@@ -285,7 +285,7 @@ APPEND = {
     "q_norm, of a subclass": (
         lambda s: s.append(q_norm=subclass(RMSNorm)(np.ones(16))),
         TypeError,
-        "`q_norm` is a Sub; it must be a rope_cpu.RMSNorm, or None, not of a subclass",
+        "`q_norm` is a Sub; it must be a rope_cpu.RMSNorm .no subclass",
     ),
     "q_norm, an array": (
         lambda s: s.append(q_norm=np.ones(16)),
@@ -295,7 +295,7 @@ APPEND = {
     "k_norm, a function": (
         lambda s: s.append(k_norm=abs),
         TypeError,
-        "`k_norm` is .*RMSNorm, or N",
+        "`k_norm` is .*RMSNorm",
     ),
     "q_norm of another width": (
         lambda s: s.append(q_norm=RMSNorm(np.ones(64))),
