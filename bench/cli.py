@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rich.console import Console
@@ -24,21 +24,13 @@ from rope_cpu.command_line import (
 )
 from rope_cpu.kernels.threads import checked_thread_count
 
-from . import environment, listing, models, plot, report
-from .compare import Finding, compare, same_machine
-from .measurement.case import Case
-from .measurement.measure import measure
-from .measurement.rows import Result, Row
-from .option_values import percentage, thread_counts
-from .results import ALL_FACTS, Run, load, save
-from .suites.catalog import catalog, matching, select
-
-# The factor that counts as slower if --fail-slower is not given.
-_THRESHOLD = 0.1
+from . import environment, models, plot, report
+from .cases import all_cases
+from .measure import Case, measure
+from .results import Result, Row, Run, load_medians, save
 
 _DEFAULT_MODEL = "llama3-8b"
-_NOT_WITH_LIST = ("json", "plot", "compare", "fail_slower", "from_file")
-_NOT_WITH_FROM = ("json", "model", "config", "layer_type", "peers", "threads")
+_NOT_WITH_LIST = ("json", "plot", "compare")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,12 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="PATTERN",
         help="cases to time, as names, parts of names, or patterns with * and ?; "
-        "default: some of each family, see --list, or with --from all",
+        "default: those that --list marks",
     )
     parser.add_argument(
         "--list",
         action="store_true",
-        help="list the families of cases and the contenders, or the cases that match PATTERN",
+        help="list the cases, or those that match PATTERN; * marks the default ones",
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
@@ -81,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--threads",
-        type=thread_counts,
+        type=_thread_counts,
         metavar="N[,N…]",
         default=(),
         help="number of threads; several numbers, such as 1,2,4, are compared",
@@ -91,123 +83,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plot", type=Path, metavar="FILE", help="draw the times as dots (.png or .svg)"
     )
     parser.add_argument(
-        "--from",
-        dest="from_file",
-        type=Path,
-        metavar="RUN.json",
-        help="time nothing; show, draw or compare a run, a file written by --json",
-    )
-    parser.add_argument(
         "--compare",
         type=Path,
         metavar="OLD.json",
-        help="show changes since an older run, a file written by --json",
+        help="print ratios to the medians of an older run, a file written by --json",
     )
-    parser.add_argument(
-        "--fail-slower",
-        type=percentage,
-        metavar="10%",
-        help="with --compare: exit with 1 if a row is slower by more than this",
-    )
+
+
+def _thread_counts(text: str) -> tuple[int, ...]:
+    """Convert the value of --threads."""
+    try:
+        counts = {int(part) for part in text.split(",")}
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is not a number of threads, nor several such as 1,2,4"
+        ) from None
+    return tuple(sorted(counts))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return 1 if a row of rope_cpu is wrong, failed or too slow, else 0.
+    """Run the command; return 1 if a row of rope_cpu is wrong or failed, else 0.
 
     Raises UsageError for invalid arguments, OSError for files that cannot be read or written.
     """
     try:
-        if args.list:
-            return _list(args)
-        return _run(args)
+        return _list(args) if args.list else _run(args)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
 
 
 def _list(args: argparse.Namespace) -> int:
-    _check_not_given(args, _NOT_WITH_LIST, "--list")
+    for option in _NOT_WITH_LIST:
+        if getattr(args, option):
+            raise ValueError(f"`--{option}` is given with `--list`, which times nothing")
     model = _model(args)
     cases = _all_cases(args, model)
-    if args.patterns:
-        print_lines(listing.names(select(cases, args.patterns)))
-    else:
-        print_lines(listing.overview(cases, model))
+    print_lines(report.listing(select(cases, args.patterns) if args.patterns else cases))
     return 0
 
 
 def _run(args: argparse.Namespace) -> int:
-    _check_output_arguments(args)
-    if args.from_file:
-        return _show(args)
-    model = _model(args)
-    cases = select(_all_cases(args, model), args.patterns)
-    old = _older_run(args)
-    command = shlex.join(["rope-cpu", *sys.argv[1:]])
-    new = Run(command, model.name, environment.record())
-    _time(new, cases)
-    if args.json:
-        with write_errors(args.json):
-            save(new, args.json)
-    return _finish(args, new, new.cases, old)
-
-
-def _show(args: argparse.Namespace) -> int:
-    """Show the cases of a saved run that match a pattern; without patterns, all."""
-    _check_not_given(args, _NOT_WITH_FROM, "--from")
-    run = load(args.from_file, ALL_FACTS)
-    old = _older_run(args)
-    cases = _selected(run, args) if args.patterns else run.cases
-    print_lines(report.saved_run(run, cases))
-    return _finish(args, run, cases, old)
-
-
-def _selected(run: Run, args: argparse.Namespace) -> list[Result]:
-    names = [case.name for case in run.cases]
-    try:
-        selected = matching(names, names, args.patterns)
-    except ValueError as error:
-        raise ValueError(f"{error} of {args.from_file}") from None
-    return [case for case in run.cases if case.name in selected]
-
-
-def _older_run(args: argparse.Namespace) -> Run | None:
-    return load(args.compare) if args.compare else None
-
-
-def _finish(args: argparse.Namespace, run: Run, cases: list[Result], old: Run | None) -> int:
-    """Draw cases of a run, compare them with those of an older run, and return the exit code."""
-    if args.plot:
-        with write_errors(args.plot):
-            plot.save(run, args.plot, cases)
-    new = replace(run, cases=cases)
-    findings = [] if old is None else _findings(args, new, old)
-    return _exit_code(args, new, findings)
-
-
-def _check_not_given(args: argparse.Namespace, options: Sequence[str], other: str) -> None:
-    """Raise ValueError if any of some options is given with another one, which times nothing."""
-    for option in options:
-        value = getattr(args, option)
-        if value in (None, ()):
-            continue
-        flag = "--no-peers" if value is False else _flag(option)
-        raise ValueError(f"`{flag}` is given with `{other}`, which times nothing")
-
-
-def _flag(option: str) -> str:
-    return "--from" if option == "from_file" else f"--{option.replace('_', '-')}"
-
-
-def _check_output_arguments(args: argparse.Namespace) -> None:
-    """Raise now rather than after the timing."""
-    if args.fail_slower is not None and args.compare is None:
-        raise ValueError(
-            f"`--fail-slower` is {100 * args.fail_slower:.3g}%, but there is no `--compare`"
-        )
     if args.json:
         check_file(args.json)
     if args.plot:
         check_picture(args.plot)
+    model = _model(args)
+    cases = select(_all_cases(args, model), args.patterns)
+    older = load_medians(args.compare) if args.compare else None
+    command = shlex.join(["rope-cpu", *sys.argv[1:]])
+    run = Run(command, f"{model.name}: {model.heads_text}", environment.record())
+    _time(run, cases)
+    if args.json:
+        with write_errors(args.json):
+            save(run, args.json)
+    if args.plot:
+        with write_errors(args.plot):
+            plot.save(run, args.plot)
+    if older is not None:
+        print_lines(report.comparison(run, older))
+    return int(any(case.broken for case in run.cases))
 
 
 def _model(args: argparse.Namespace) -> models.Model:
@@ -226,36 +160,38 @@ def _all_cases(args: argparse.Namespace, model: models.Model) -> list[Case]:
     for count in args.threads:
         rope_cpu.set_num_threads(checked_thread_count("--threads", count))
     compared_threads = args.threads if len(args.threads) > 1 else ()
-    return catalog(model, args.peers, compared_threads)
+    return all_cases(model, args.peers, compared_threads)
 
 
-def _findings(args: argparse.Namespace, new: Run, old: Run) -> list[Finding]:
-    """Print and return the changes since an older run."""
-    threshold = args.fail_slower or _THRESHOLD
-    findings = compare(new, old)
-    print_lines(report.findings_lines(findings, threshold, same_machine(new, old)))
-    return findings
+def select(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
+    """Return the cases that match a pattern; without patterns, the default cases.
+
+    A pattern is a whole name, a pattern with * and ?, or a part of a name; a part matches default
+    cases, or if there are none any case. Raises ValueError if a pattern matches none.
+    """
+    if not patterns:
+        return [case for case in cases if case.default]
+    selected = {name for pattern in patterns for name in _matching(cases, pattern)}
+    return [case for case in cases if case.name in selected]
 
 
-def _exit_code(args: argparse.Namespace, new: Run, findings: list[Finding]) -> int:
-    if any(case.broken for case in new.cases):
-        return 1
-    if args.fail_slower is None:
-        return 0
-    if not findings:
+def _matching(cases: Sequence[Case], pattern: str) -> list[str]:
+    whole = [case.name for case in cases if fnmatchcase(case.name, pattern)]
+    containing = [case for case in cases if pattern in case.name]
+    in_default = [case.name for case in containing if case.default]
+    found = whole or in_default or [case.name for case in containing]
+    if not found:
         raise ValueError(
-            f"`--fail-slower` has nothing to judge: no row that was timed is in {args.compare}"
+            f"`pattern` is {pattern!r}, which matches no case; `--list` shows all cases"
         )
-    return int(any(finding.change.slower(args.fail_slower) for finding in findings))
+    return found
 
 
 def _time(run: Run, cases: list[Case]) -> None:
     """Measure the cases, and print each as soon as it is measured."""
     start = time.perf_counter()
     print_lines(report.heading(run.environment, run.model))
-    if cases:
-        print_lines(report.forecast(cases))
-        print_lines(report.columns())
+    print_lines(report.columns())
     with _progress() as progress:
         task = progress.add_task("", total=len(cases))
         for case in cases:
@@ -265,7 +201,7 @@ def _time(run: Run, cases: list[Case]) -> None:
             print_lines(report.case_lines(result))
             progress.advance(task)
     run.seconds = time.perf_counter() - start
-    print_lines(report.closing(run))
+    print_lines([report.closing(run)])
 
 
 def _measured(case: Case) -> Result:

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .measurement.rows import Result, Row
 from .report import duration, ratio_text
-from .results import Run
-from .suites.case_names import COLD, title, without_dtype
+from .results import Result, Row, Run
 
 _ROLES = ("ours", "peer")
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _COLORS = {"ours": "#c8372d", "peer": "#4f6272"}
 _ROLE_LABELS = {"ours": "rope_cpu", "peer": "other libraries"}
+# End of the names of cases whose arrays come from memory.
+_COLD = "/cold"
 # Limit of the machine → its line.
 _LIMITS: dict[str, dict[str, Any]] = {
     "hot": {
@@ -56,13 +56,9 @@ _LEAST_SPAN = 4.0
 _FEW_DECADES = 2.5
 
 
-def save(run: Run, path: str | Path, cases: Sequence[Result] | None = None) -> None:
-    """Draw a run into a file; raise ValueError if there is nothing to compare.
-
-    cases: those to draw, by default all of the run.
-    """
-    chosen = run.cases if cases is None else cases
-    drawn = [case for case in chosen if case.base is not None and len(case.timed(*_ROLES)) > 1]
+def save(run: Run, path: str | Path) -> None:
+    """Draw a run into a file; raise ValueError if there is nothing to compare."""
+    drawn = [case for case in run.cases if case.base is not None and len(case.timed(*_ROLES)) > 1]
     if not drawn:
         raise ValueError(
             f"`--plot` is {str(path)!r}, but nothing that can be drawn was timed; "
@@ -100,7 +96,8 @@ def _bands(cases: Iterable[Result]) -> Iterable[list[Result]]:
     """Yield cases that are drawn side by side: those that differ in their dtype alone."""
     groups: dict[str, list[Result]] = {}
     for case in cases:
-        groups.setdefault(without_dtype(case.name), []).append(case)
+        family, _, *changes = [*case.name.split("/"), ""]
+        groups.setdefault("/".join([family, *changes]), []).append(case)
     for group in groups.values():
         for first in range(0, len(group), _COLUMNS):
             yield group[first : first + _COLUMNS]
@@ -120,8 +117,8 @@ def _label(row: Row) -> str:
 def _limits(run: Run, case: Result) -> dict[str, Row]:
     """Return the limits of the machine for a case: its own and that of its counterpart."""
     by_name = {other.name: other.limit for other in run.cases}
-    hot_name = case.name.removesuffix(COLD)
-    limits = {"hot": by_name.get(hot_name), "cold": by_name.get(hot_name + COLD)}
+    hot_name = case.name.removesuffix(_COLD)
+    limits = {"hot": by_name.get(hot_name), "cold": by_name.get(hot_name + _COLD)}
     return {kind: row for kind, row in limits.items() if row is not None}
 
 
@@ -162,7 +159,7 @@ def _draw_case(ax: Any, case: Result, labels: Sequence[str], limits: Mapping[str
             **_TEXT_STYLE,
         )
     ax.set_title(
-        textwrap.fill(title(case.name), _TITLE_LENGTH),
+        textwrap.fill(case.what, _TITLE_LENGTH),
         fontsize=_TEXT_SIZE + 1,
         fontweight="bold",
         loc="left",

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from . import estimate
-from .compare import Finding
-from .measurement.case import Case
-from .measurement.rows import Result, Row
-from .measurement.statistics import Change, Estimate
-from .plurals import counted
-from .results import Run
+from .measure import Case
+from .results import Result, Row, Run
+from .statistics import Estimate
 
 WIDTH = 100
 # Columns of cases and their widths: tables of several cases stand under one header.
@@ -30,16 +26,8 @@ _COLUMNS = {
     "interval": 14,
 }
 _LEFT_ALIGNED = ("", "interval")
-_FINDING_WIDTHS = (36, 20, 11, 15, 6)
 _UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 _SHOWN_PACKAGES = ("numpy", "numba", "torch", "jax", "onnxruntime")
-
-# See `rope_cpu.warmup`.
-_KERNEL_SECONDS = 3
-
-# First calls that took longer, in seconds, were compiling; so many are listed.
-_COMPILING = 0.1
-_LISTED_FIRST_CALLS = 6
 
 
 def duration(seconds: float) -> str:
@@ -84,18 +72,10 @@ def heading(environment: dict[str, Any], model: str) -> Iterator[str]:
         yield "The machine is busy: other processes disturb timings, most of all parallel calls."
 
 
-def forecast(cases: Sequence[Case]) -> Iterator[str]:
-    """Yield the number of cases to time, and about how long they take."""
-    yield (
-        f"{estimate.summary(cases)}, and about {_KERNEL_SECONDS} s for each kernel that is not "
-        "compiled yet"
-    )
-
-
 def columns() -> Iterator[str]:
     """Yield an explanation of the columns, and their header."""
     yield from textwrap.wrap(
-        "q and k are strided views of one packed QKV buffer. limit: the time to scale as many "
+        "limit: the time to scale as many "
         "bytes in place, as a percentage of the row's time. ratio: the row's time relative to the "
         "first row, with the 95 % interval of its median; if that is too wide, > and its lower "
         "end, or noise.",
@@ -116,7 +96,6 @@ def case_lines(case: Result) -> Iterator[str]:
     rows = case.timed("ours", "peer")
     if case.limit is not None:
         rows.append(case.limit)
-    rows += case.timed("copy", "memory")
     for row in rows:
         table.add_row(*_cells(case, row))
     yield from _lines(table)
@@ -184,96 +163,37 @@ def _interval_text(low: float, high: float) -> str:
     return f"{_three_digits(low)} … {_three_digits(high)}"
 
 
-def saved_run(run: Run, cases: Sequence[Result]) -> Iterator[str]:
-    """Yield a run that was saved, as it was printed: its facts, the tables of some cases."""
-    yield f"{run.command}, {run.environment['time']}"[:WIDTH]
-    yield from heading(run.environment, run.model)
-    yield from columns()
-    for case in cases:
-        yield from title(case)
-        yield from case_lines(case)
-    yield from _headline(cases)
-    yield from _first_calls(cases)
+def comparison(run: Run, older: Mapping[tuple[str, str], float]) -> Iterator[str]:
+    """Yield the medians of rows of rope_cpu in an older run and in this one, and their ratio.
 
-
-def closing(run: Run) -> Iterator[str]:
-    """Yield the headline, the longest first calls, and the duration of the run."""
-    yield from _headline(run.cases)
-    yield from _first_calls(run.cases)
-    yield f"{counted(len(run.cases), 'case')} in {run.seconds:.0f} s"
-
-
-def _headline(cases: Sequence[Result]) -> Iterator[str]:
-    compared = [
-        case
-        for case in cases
-        if case.timed("peer") and case.base is not None and case.base.name == "plan"
-    ]
-    if compared:
-        yield ""
-        yield (
-            "Headline: a plan's call on strided q and k of one packed QKV buffer; times as fast as"
-        )
-    for case in compared:
-        ratios = [f"{row.name} {ratio_text(case.ratio(row))}" for row in case.timed("peer")]
-        # Non-breaking spaces keep a name and its ratio on one line.
-        text = ", ".join(ratio.replace(" ", "\xa0") for ratio in ratios)
-        for line in textwrap.wrap(
-            text,
-            WIDTH,
-            initial_indent=f"  {case.name:<21} ",
-            subsequent_indent=" " * 24,
-            break_on_hyphens=False,
-        ):
-            yield line.replace("\xa0", " ")
-
-
-def _first_calls(cases: Sequence[Result]) -> Iterator[str]:
-    longest: dict[str, float] = {}
-    for case in cases:
-        for row in case.timed("ours", "peer"):
-            if row.first_call > _COMPILING:
-                longest[row.name] = max(row.first_call, longest.get(row.name, 0.0))
-    if not longest:
-        return
-    names = sorted(longest, key=longest.__getitem__, reverse=True)[:_LISTED_FIRST_CALLS]
-    listed = ", ".join(f"{name} {duration(longest[name])}" for name in names)
+    older: median seconds by case and row.
+    """
+    table = Table(box=None, show_header=True, padding=(0, 1, 0, 0))
+    for name in ("case", "row", "older", "now", "ratio"):
+        table.add_column(name, no_wrap=True)
+    for case in run.cases:
+        for row in case.timed("ours"):
+            before = older.get((case.name, row.name))
+            if before is not None:
+                now = row.seconds.median
+                ratio = _three_digits(now / before)
+                table.add_row(case.name, row.name, duration(before), duration(now), ratio)
     yield ""
-    yield from textwrap.wrap(f"Slowest first calls, compiling: {listed}", WIDTH)
-
-
-def findings_lines(
-    findings: list[Finding], threshold: float, on_same_machine: bool
-) -> Iterator[str]:
-    """Yield the changes since an older run that exceed the threshold and noise."""
-    yield ""
-    if not on_same_machine:
-        yield (
-            "The older run is of another machine, or other threads: rows are compared relative to "
-            "the limit."
-        )
-    if not findings:
+    if not table.rows:
         yield "Nothing was compared: no row of this run is in the older one."
         return
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
-    for width in _FINDING_WIDTHS:
-        table.add_column(max_width=width, no_wrap=True)
-    for finding in findings:
-        verdict = _verdict(finding.change, threshold)
-        if verdict:
-            factor = f"{finding.change.factor:.2f} times"
-            interval = f"{finding.change.low:.2f} … {finding.change.high:.2f}"
-            table.add_row(finding.case, finding.row, factor, interval, verdict)
-    if table.rows:
-        yield from _lines(table)
-    slower = sum(finding.change.slower(threshold) for finding in findings)
-    share = f"{100 * threshold:.3g} % and beyond noise"
-    yield f"{counted(len(findings), 'row')} compared, {slower} slower by more than {share}"
+    yield from _lines(table)
 
 
-def _verdict(change: Change, threshold: float) -> str:
-    if change.slower(threshold):
-        return "slower"
-    if change.faster(threshold):
-        return "faster"
-    return ""
+def closing(run: Run) -> str:
+    """Return the duration of the run."""
+    count = "1 case" if len(run.cases) == 1 else f"{len(run.cases)} cases"
+    return f"{count} in {run.seconds:.0f} s"
+
+
+def listing(cases: Sequence[Case]) -> Iterator[str]:
+    """Yield the name and the description of each case; * marks the default ones."""
+    width = max(len(case.name) for case in cases)
+    for case in cases:
+        mark = "*" if case.default else " "
+        yield f"{mark} {case.name:<{width}} {case.what}"

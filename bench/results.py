@@ -1,57 +1,92 @@
-"""A run as data, with its environment and the results of its cases: to and from JSON."""
+"""Outcomes of a run: the row of a call, the result of a case, the run; to and from JSON."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rope_cpu.arguments.texts import escaped, shown
+import numpy as np
 
-from .measurement.rows import Result, Row
+from . import statistics
+from .statistics import Estimate
 
 FORMAT = 2
 
-# The keys that are read of each object, with the types of their values; other keys, such as those
-# of older versions, are ignored.
-_Types = Mapping[str, type | tuple[type, ...]]
-_NUMBER = (int, float)
-_RUN: _Types = {
-    "command": str,
-    "model": str,
-    "environment": dict,
-    "cases": list,
-    "seconds": _NUMBER,
-}
-_CASE: _Types = {"name": str, "what": str, "rows": list}
-_ROW: _Types = {
-    "name": str,
-    "role": str,
-    "status": str,
-    "reason": str,
-    "samples": list,
-    "bytes_accessed": int,
-    "new": bool,
-    "first_call": _NUMBER,
-    "error": (*_NUMBER, type(None)),
-}
-_ENVIRONMENT: _Types = {
-    "processor": str,
-    "cores": int,
-    "threads": int,
-    "time": str,
-    "governor": str,
-    "caches": dict,
-    "load": (*_NUMBER, type(None)),
-    "python": str,
-    "versions": dict,
-}
-# Facts of the environment that make timings of two runs comparable.
-FACTS_OF_MACHINE = ("processor", "cores", "threads")
-ALL_FACTS = tuple(_ENVIRONMENT)
+
+@dataclass
+class Row:
+    """The outcome of one call: its samples, or the reason why there are none.
+
+    role: "ours", "peer" or "limit" (of the machine).
+    status: "timed", "skipped" (not available here), "wrong" (not the rotation) or "failed".
+    samples: seconds per call, round by round. bytes_accessed: see `Call`.
+    error: largest error / tolerance, None if the result is not checked.
+    """
+
+    name: str
+    role: str
+    status: str = "timed"
+    reason: str = ""
+    samples: list[float] = field(default_factory=list)
+    bytes_accessed: int = 0
+    error: float | None = None
+
+    @property
+    def seconds(self) -> Estimate:
+        """Seconds of a call."""
+        return statistics.estimate(self.samples)
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self.bytes_accessed / self.seconds.median
+
+
+@dataclass
+class Result:
+    """The outcome of a case; what: its description."""
+
+    name: str
+    what: str
+    rows: list[Row] = field(default_factory=list)
+
+    def timed(self, *roles: str) -> list[Row]:
+        """Return the timed rows of these roles; without roles, all timed rows."""
+        return [
+            row for row in self.rows if row.status == "timed" and (not roles or row.role in roles)
+        ]
+
+    @property
+    def base(self) -> Row | None:
+        """The row that ratios are relative to: the first timed row of rope_cpu."""
+        return next(iter(self.timed("ours")), None)
+
+    @property
+    def limit(self) -> Row | None:
+        """The limit of the machine: the fastest scaling of as many bytes."""
+        return min(self.timed("limit"), key=lambda row: row.seconds.median, default=None)
+
+    @property
+    def broken(self) -> bool:
+        """Whether a row of rope_cpu is wrong or failed."""
+        return any(row.role == "ours" and row.status in ("wrong", "failed") for row in self.rows)
+
+    def ratio(self, row: Row, base: Row | None = None) -> Estimate:
+        """Return the time of `row` relative to `base` (default: `self.base`).
+
+        It is per byte if both rows access memory. Ratios are taken round by round, so that what
+        disturbs a whole round cancels.
+        """
+        divisor = base or self.base
+        if divisor is None:
+            raise ValueError(f"`row` is {row.name!r} of {self.name}, which has no timed base row")
+        scale = 1.0
+        if row.bytes_accessed and divisor.bytes_accessed:
+            scale = divisor.bytes_accessed / row.bytes_accessed
+        return statistics.estimate(scale * np.divide(row.samples, divisor.samples))
 
 
 @dataclass
@@ -104,64 +139,27 @@ def _figures(case: Result, row: Row) -> dict[str, Any]:
     return figures
 
 
-def load(path: str | Path, facts: Sequence[str] = FACTS_OF_MACHINE) -> Run:
-    """Return the run in a file written by `save`.
+def load_medians(path: str | Path) -> dict[tuple[str, str], float]:
+    """Return the median seconds of each timed case and row in a file written by `save`.
 
-    facts: those that its environment must have, `ALL_FACTS` to show the run.
     Raises ValueError if the file holds no such run, OSError if it cannot be read.
     """
+    text = Path(path).read_bytes()
     try:
-        data = _escaped(json.loads(Path(path).read_text("utf-8")))
+        data = json.loads(text)
         if data["format"] != FORMAT:
-            raise ValueError(f"its format is {shown(data['format'])}")
-        return _run(data, facts)
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError("its format is another one")
+        medians = {
+            (case["name"], row["name"]): float(row["seconds"]["median"])
+            for case in data["cases"]
+            for row in case["rows"]
+            if row["status"] == "timed"
+        }
+        if not all(0 < seconds < math.inf for seconds in medians.values()):
+            raise ValueError("a median is not a number of seconds above 0")
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise ValueError(
-            f"{path} is not a file of `rope-cpu bench --json` in format {FORMAT}: {reason}"
+            f"{path} is not a file of `rope-cpu bench --json` in format {FORMAT}: "
+            f"{type(error).__name__}"
         ) from error
-
-
-def _escaped(data: Any) -> Any:
-    """Return data with escapes in all texts: they go to tables and pictures."""
-    if isinstance(data, str):
-        return escaped(data)
-    if isinstance(data, list):
-        return [_escaped(entry) for entry in data]
-    if isinstance(data, dict):
-        return {_escaped(key): _escaped(value) for key, value in data.items()}
-    return data
-
-
-def _run(data: Any, facts: Sequence[str]) -> Run:
-    values = _checked("run", data, _RUN)
-    types = {fact: _ENVIRONMENT[fact] for fact in facts}
-    _checked("environment", values["environment"], types)
-    values["cases"] = [_case(case) for case in values["cases"]]
-    return Run(**values)
-
-
-def _case(data: Any) -> Result:
-    values = _checked("case", data, _CASE)
-    values["rows"] = [_row(row) for row in values["rows"]]
-    return Result(**values)
-
-
-def _row(data: Any) -> Row:
-    row = Row(**_checked("row", data, _ROW))
-    for sample in row.samples:
-        if not isinstance(sample, float) or not 0 < sample < math.inf:
-            raise ValueError(f"a row has the sample {shown(sample)}; it must be seconds above 0")
-    if row.status == "timed" and not row.samples:
-        raise ValueError("a row was timed, but has no samples")
-    return row
-
-
-def _checked(name: str, data: Any, types: _Types) -> dict[str, Any]:
-    """Return the entries of an object that `types` lists; raise unless each is there and valid."""
-    if not isinstance(data, dict):
-        raise TypeError(f"a {name} is {shown(data)}; it must be an object")
-    for key, expected in types.items():
-        if not isinstance(data[key], expected):
-            raise TypeError(f"a {name} has the {key} {shown(data[key])}, which is of another type")
-    return {key: data[key] for key in types}
+    return medians

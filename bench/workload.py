@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.tolerance import compare, half_ulp
 from rope_cpu.array_types import COMPUTE_DTYPES, DTYPES, Array
+from rope_cpu.machine import last_level_cache
 
 Pair = tuple[Array, Array]
 
@@ -23,6 +24,11 @@ _CACHE_LINE = 64
 # Tokens whose results are compared with the reference.
 _CHECKED_TOKENS = 64
 
+# Cold copies together take so many times the last-level cache, but there are at most so many.
+_BEYOND_CACHE = 3
+_MOST_COLD_COPIES = 4096
+# Copies of warm arrays, so that a lucky or unlucky allocation does not decide.
+WARM_COPIES = 5
 # Random elements that arrays are filled with, repeatedly.
 _RANDOM_ELEMENTS = 2**18
 
@@ -36,7 +42,8 @@ class Workload:
     layout: "bshd", "bhsd" or "thd" (batch 1). packed: whether q and k are views of one buffer.
     in_place: results overwrite q and k; otherwise they go to preallocated contiguous arrays.
     copies: number of allocations of all these arrays.
-    aligned: arrays start on a cache line; otherwise those of copy n 16·(n + 1) bytes past one.
+    aligned, aligned_out: q and k, and the arrays of results, start on a cache line; otherwise those
+        of copy n start 16·(n + 1) bytes past one.
     """
 
     rope: RotaryEmbedding
@@ -49,6 +56,7 @@ class Workload:
     in_place: bool = True
     copies: int = 1
     aligned: bool = False
+    aligned_out: bool = True
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -102,7 +110,7 @@ class Workload:
     def buffers(self) -> list[Array]:
         """Return the packed buffers, (batch, tokens, heads + 2·kv_heads, head_dim) each."""
         shape = (*self.shape, self.heads + 2 * self.kv_heads, self.rope.head_dim)
-        return [self._filled(shape, copy) for copy in range(self.copies)]
+        return [self._filled(shape, copy, self.aligned) for copy in range(self.copies)]
 
     def views(self, qkv: Array) -> Pair:
         """Return q and k of a packed buffer, in the layout of this workload."""
@@ -117,7 +125,11 @@ class Workload:
         """Return q and k for each copy, filled with the same normal numbers."""
         if self.packed:
             return [self.views(qkv) for qkv in self.buffers()]
-        return self._contiguous_pairs()
+        return self._contiguous_pairs(self.aligned)
+
+    def outputs(self) -> list[Pair]:
+        """Return contiguous arrays for the results of each copy."""
+        return self._contiguous_pairs(self.aligned_out)
 
     def bshd_arrays(self) -> list[Pair]:
         """Return `arrays` as views with axes (batch, seq, heads, head_dim)."""
@@ -126,7 +138,7 @@ class Workload:
     def argument_sets(self) -> list[tuple[Array, Array, Pair]]:
         """Return q, k and the pair of output arrays, for each copy."""
         pairs = self.arrays()
-        outputs = pairs if self.in_place else self._contiguous_pairs()
+        outputs = pairs if self.in_place else self.outputs()
         return [(q, k, out) for (q, k), out in zip(pairs, outputs, strict=True)]
 
     def bshd(self, x: Array) -> Array:
@@ -165,28 +177,50 @@ class Workload:
         _, fraction = compare(exact.error(result), bound)
         return fraction
 
-    def _contiguous_pairs(self) -> list[Pair]:
+    def _contiguous_pairs(self, aligned: bool) -> list[Pair]:
         return [
-            (self._contiguous(self.heads, copy), self._contiguous(self.kv_heads, copy))
+            (
+                self._filled(self._layout_shape(self.heads), copy, aligned),
+                self._filled(self._layout_shape(self.kv_heads), copy, aligned),
+            )
             for copy in range(self.copies)
         ]
 
-    def _contiguous(self, heads: int, copy: int) -> Array:
+    def _layout_shape(self, heads: int) -> tuple[int, ...]:
         batch, tokens = self.shape
         sizes = {"b": batch, "s": tokens, "t": tokens, "h": heads, "d": self.rope.head_dim}
-        return self._filled(tuple(sizes[axis] for axis in self.layout), copy)
+        return tuple(sizes[axis] for axis in self.layout)
 
-    def _filled(self, shape: tuple[int, ...], copy: int) -> Array:
-        dtype = DTYPES[self.dtype]
-        start = 0 if self.aligned else _NUMPY_ALIGNMENT * (copy + 1) % _CACHE_LINE
-        x = allocate(int(np.prod(shape)) * dtype.itemsize, start).view(dtype)
-        random = np.random.default_rng(7)
-        block = random.standard_normal(min(x.size, _RANDOM_ELEMENTS)).astype(dtype)
-        for first in range(0, x.size, block.size):
-            part = x[first : first + block.size]
-            part[:] = block[: part.size]
-        filled: Array = x.reshape(shape)
-        return filled
+    def _filled(self, shape: tuple[int, ...], copy: int, aligned: bool) -> Array:
+        start = 0 if aligned else _NUMPY_ALIGNMENT * (copy + 1) % _CACHE_LINE
+        return normal(shape, self.dtype, start)
+
+
+def with_copies(workload: Workload, cold: bool = False) -> Workload:
+    """Return a workload with enough copies to exceed the caches, or a few if it is warm.
+
+    Warm arrays that exceed the caches have one copy: their address makes no difference.
+    """
+    cache = last_level_cache()
+    size = workload.packed_bytes
+    if cold:
+        copies = max(2, min(_MOST_COLD_COPIES, _BEYOND_CACHE * cache // size))
+    else:
+        copies = WARM_COPIES if size < cache else 1
+    return replace(workload, copies=copies)
+
+
+def normal(shape: tuple[int, ...], dtype: str, start: int) -> Array:
+    """Return an array of normal numbers that starts `start` bytes past a cache line."""
+    size = int(np.prod(shape))
+    x = allocate(size * DTYPES[dtype].itemsize, start).view(DTYPES[dtype])
+    random = np.random.default_rng(7)
+    block = random.standard_normal(min(size, _RANDOM_ELEMENTS)).astype(DTYPES[dtype])
+    for first in range(0, size, block.size):
+        part = x[first : first + block.size]
+        part[:] = block[: part.size]
+    filled: Array = x.reshape(shape)
+    return filled
 
 
 def repeated_for_pairs(table: Array, interleaved: bool) -> Array:

@@ -1,8 +1,8 @@
 """Runs of the benchmarks with given times, for tests of what is printed, saved and drawn."""
 
 from rope_cpu.bench import results
-from rope_cpu.bench.implementations.table import PEERS
-from rope_cpu.bench.measurement.rows import Result, Row
+from rope_cpu.bench.cases import PEERS
+from rope_cpu.bench.results import Result, Row
 
 ENVIRONMENT = {
     "processor": "A processor with a name as long as processors' names are, 64-core, 3.5 GHz",
@@ -32,9 +32,7 @@ def timed_case(ours=2e-6, limit=1e-6, name="prefill-32768/bfloat16/interleaved/o
     plan = timed_row("plan", "ours", ours, **more)
     fast_limit = timed_row("limit, 1 thread", "limit", limit)
     slow_limit = timed_row("limit, 128 threads", "limit", 2 * limit)
-    peers = [
-        timed_row(name, "peer", 3e-3 * (i + 4), first_call=1.0) for i, name in enumerate(PEERS)
-    ]
+    peers = [timed_row(name, "peer", 3e-3 * (i + 4)) for i, name in enumerate(PEERS)]
     skipped = Row(
         "a peer",
         "peer",

@@ -6,16 +6,16 @@ import pytest
 
 import rope_cpu
 from rope_cpu.bench import cli, models
-from rope_cpu.bench.measurement.measure import measure
-from rope_cpu.bench.measurement.timing import Effort
-from rope_cpu.bench.suites.catalog import catalog
+from rope_cpu.bench.cases import all_cases
+from rope_cpu.bench.measure import measure
+from rope_cpu.bench.timing import Effort
 
 QUICK = Effort(1e-6, 0.0, least=2, most=2)
 
 
 @pytest.fixture(scope="module")
 def cases():
-    return catalog(models.known("llama3-8b"))
+    return all_cases(models.known("llama3-8b"))
 
 
 @pytest.fixture

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from rope_cpu.bench.implementations import attentions
-from rope_cpu.bench.implementations.attended import Attended
-from rope_cpu.bench.measurement.case import UnavailableError
-from rope_cpu.bench.models import known
-from rope_cpu.bench.suites import attention_steps as suite
-from rope_cpu.bench.suites.catalog import catalog
+from rope_cpu.bench import attentions
+from rope_cpu.bench.attended import Attended
+from rope_cpu.bench.cases import ATTENTION_CACHES
+from rope_cpu.bench.measure import UnavailableError
 
 PREPARED = [
     attentions.attention,
@@ -18,7 +16,7 @@ PREPARED = [
 ]
 
 
-@pytest.mark.parametrize("cache_dtype", suite.CACHE_DTYPES.values())
+@pytest.mark.parametrize("cache_dtype", ATTENTION_CACHES.values())
 @pytest.mark.parametrize("shape", [(1, 1, 40), (3, 1, 300), (1, 20, 70)])
 @pytest.mark.parametrize("prepare", PREPARED)
 @pytest.mark.filterwarnings("default")  # of torch, not of rope_cpu
@@ -48,14 +46,3 @@ def test_the_reference_attends_causally():
     assert step.error(result) <= 1
     result[5, 0, 0] += 1e-3
     assert step.error(result) > 1
-
-
-def test_cases_are_those_of_the_catalog():
-    """Without peers rope_cpu and the baselines are left."""
-    names = [case.name for case in suite.cases(None)]
-    parts = [(family, suffix) for family in suite.STEPS for suffix in suite.CACHE_DTYPES]
-    assert names == [f"{family}/float32{suffix}" for family, suffix in parts]
-    in_catalog = [case.name for case in catalog(known("llama3-8b"))]
-    assert [name for name in in_catalog if name.startswith("attention-")] == names
-    (case,) = (case for case in suite.cases(False) if case.name == "attention-1/float32")
-    assert {row.role for row, _ in case.contenders()} == {"ours", "limit", "core"}

@@ -6,164 +6,128 @@ import numpy as np
 import pytest
 
 import rope_cpu
-from rope_cpu.bench import cli, listing, models, results
+from rope_cpu.bench import cases as table
+from rope_cpu.bench import cli, models, workload
+from rope_cpu.bench.cases import all_cases
+from rope_cpu.bench.cli import select
 from rope_cpu.bench.environment import record
-from rope_cpu.bench.measurement.measure import measure
-from rope_cpu.bench.measurement.timing import Effort
-from rope_cpu.bench.suites import rotations
-from rope_cpu.bench.suites.catalog import catalog, select
+from rope_cpu.bench.measure import measure
+from rope_cpu.bench.timing import Effort
 from rope_cpu.command_line import UsageError
 
 QUICK = Effort(1e-6, 0.0, least=2, most=2)
 
 
-def test_the_catalog_has_every_shape_dtype_and_variant(cases):
-    names = {case.name for case in cases}
-    shapes = [
-        "decode-1",
-        "decode-8",
-        "decode-64",
-        "prefill-128",
-        "prefill-512",
-        "prefill-4096",
-        "prefill-32768",
-    ]
-    for shape in shapes:
-        for dtype in ("bfloat16", "float32", "float16", "float64"):
-            for variant in ("", "/interleaved", "/out", "/cold", "/interleaved/out"):
-                assert f"{shape}/{dtype}{variant}" in names
-    assert {
-        "partial/float32",
-        "axial-2d/bfloat16",
-        "mrope/bfloat16",
-        "shift/bfloat16",
-        "convert",
-        "export",
-    } <= names
-    assert len(names) == len(cases)
+def test_the_table_begins_with_q_and_k_apart(cases):
+    names = [case.name for case in cases]
+    shapes = [f"separate-{n}/float32" for n in (1, 32, 128, 512, 2048, 4096)]
+    assert names[:12] == [name + out for name in shapes for out in ("", "/out")]
+    assert len(set(names)) == len(names)
+    for case in cases[:12]:
+        assert case.default
+        assert "ORT RotaryEmbedding-23 IO-bound" in case.peers
+        assert ("plan, unaligned out" in case.ours) == case.name.endswith("/out")
 
 
-def test_a_plain_run_has_the_headline_and_one_change_at_a_time(cases):
-    plain = {case.name for case in select(cases, [])}
-    assert {
-        "decode-1/bfloat16",
-        "prefill-512/float32",
-        "prefill-512/float64",
-        "prefill-512/bfloat16/out",
-    } <= plain
-    assert "prefill-512/float64/out" not in plain
-    assert len(plain) < 50
+def test_q_and_k_apart_are_contiguous_and_results_aligned(cases):
+    """ONNX takes them as (batch, seq, heads·head_dim)."""
+    (case,) = select(cases, ["separate-32/float32/out"])
+    for name, start in (("plan", 0), ("plan, unaligned out", 16)):
+        q, k, out = case.ours[name]().argument_sets[0]
+        assert (q.shape, k.shape) == ((1, 32, 32, 128), (1, 32, 8, 128))
+        assert all(x.flags.c_contiguous for x in (q, k, *out))
+        assert [x.ctypes.data % 64 for x in out] == [start, start]
+        assert not np.shares_memory(q, out[0])
+    (in_place,) = select(cases, ["separate-32/float32"])
+    q, k, out = in_place.ours["plan"]().argument_sets[0]
+    assert out[0] is q
+    assert out[1] is k
 
 
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
         ("prefill-128/float32", ["prefill-128/float32"]),
-        ("prefill-128", ["prefill-128/bfloat16", "prefill-128/float32"]),
-        ("prefill-128/*16/out", ["prefill-128/bfloat16/out", "prefill-128/float16/out"]),
-        ("decode-8/float64/o", ["decode-8/float64/out", "decode-8/float64/out/cold"]),
+        (
+            "prefill-128",
+            [
+                f"prefill-128/{name}"
+                for name in ("bfloat16", "bfloat16/out", "float32", "float32/out")
+            ],
+        ),
+        ("prefill-128/*16/out", ["prefill-128/bfloat16/out"]),
+        ("decode-8/float32/o", ["decode-8/float32/out"]),
+        ("decode-1", ["decode-1/bfloat16", "decode-1/float32"]),
     ],
 )
 def test_patterns_select_cases(cases, pattern, names):
     assert [case.name for case in select(cases, [pattern])] == names
 
 
-@pytest.mark.parametrize(
-    "name", ["partial/bfloat16", "layouts", "angles-4096", "plan-64", "shift/float32", "export"]
-)
+@pytest.mark.parametrize("name", ["partial/bfloat16", "layouts", "angles-axes", "plan-64"])
 def test_other_cases_run(cases, name):
-    pytest.importorskip("onnx")
     (case,) = select(cases, [name])
     result = measure(case, QUICK)
     assert {row.status for row in result.rows} == {"timed"}
-    assert result.limit or name == "export"
+    assert result.limit
 
 
 @pytest.mark.parametrize("cache", [2**22, 2**24, 2**25])
 def test_cold_cases_have_more_arrays_than_the_caches_hold(cache, monkeypatch):
-    monkeypatch.setattr(rotations, "last_level_cache", lambda: cache)
-    (case,) = select(catalog(models.known("llama3-8b")), ["decode-1/bfloat16/cold"])
-    _, prepare = case.contenders()[0]
-    call = prepare()
+    monkeypatch.setattr(workload, "last_level_cache", lambda: cache)
+    (case,) = select(all_cases(models.known("llama3-8b")), ["decode-1/bfloat16/cold"])
+    call = case.ours["plan"]()
     q, k, _ = zip(*call.argument_sets, strict=True)
     assert len({x.ctypes.data for x in q}) == len(q)
     assert sum(x.nbytes for x in (*q, *k)) > cache
 
 
-@pytest.mark.parametrize("pattern", ["*", "prefill-512"])
-def test_a_listing_cuts_nothing_and_keeps_its_columns(bench, cases, capsys, pattern):
-    assert bench("--list", pattern) == 0
+@pytest.mark.parametrize("patterns", [[], ["prefill-512"]])
+def test_a_listing_has_names_and_descriptions(bench, cases, capsys, patterns):
+    assert bench("--list", *patterns) == 0
     lines = capsys.readouterr().out.splitlines()
-    listed = select(cases, [pattern])
+    listed = select(cases, patterns) if patterns else cases
     assert [(line[0], *line[2:].split(maxsplit=1)) for line in lines] == [
         ("*" if case.default else " ", case.name, case.what) for case in listed
     ]
-    assert len({len(line) - len(case.what) for line, case in zip(lines, listed, strict=True)}) == 1
-
-
-def test_a_listing_without_patterns_is_the_overview(bench, cases, capsys):
-    assert bench("--list") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == list(listing.overview(cases, models.known("llama3-8b")))
 
 
 def test_a_run_prints_and_writes(bench, capsys, tmp_path):
     path = tmp_path / "run.json"
     assert bench("decode-1/float32", "plan-64", "--no-peers", "--json", str(path)) == 0
     out = capsys.readouterr().out
-    assert "decode-1/float32: one token, 32 + 8 heads of 128, in place" in out
-    forecast = out.index("2 cases, about 5 s")
-    assert forecast < out.index("decode-1/float32")  # before anything is timed
+    assert "decode-1/float32: one token, q and k packed, float32, in place" in out
+    assert "shapes of llama3-8b: 32 + 8 heads of 128" in out
     assert max(map(len, out.splitlines())) <= 100
-    run = results.load(path)
-    assert [case.name for case in run.cases] == ["decode-1/float32", "plan-64"]
-    assert [row.name for row in run.cases[0].timed("ours")] == ["plan", "plan, new arrays", "call"]
-    assert run.cases[0].base.error <= 1
-    assert run.environment["threads"] == rope_cpu.get_num_threads()
+    run = json.loads(path.read_text())
+    assert [case["name"] for case in run["cases"]] == ["decode-1/float32", "plan-64"]
+    ours = [row for row in run["cases"][0]["rows"] if row["role"] == "ours"]
+    assert [row["name"] for row in ours] == ["plan", "plan, new arrays", "call"]
+    assert ours[0]["error"] <= 1
+    assert run["environment"]["threads"] == rope_cpu.get_num_threads()
+
+
+def test_a_run_is_compared_with_an_older_one(bench, capsys, tmp_path):
+    path = tmp_path / "old.json"
+    assert bench("plan-64", "--json", str(path)) == 0
+    data = json.loads(path.read_text())
+    data["cases"][0]["rows"][0]["seconds"]["median"] = 1e-12
+    path.write_text(json.dumps(data))
+    assert bench("plan-64", "--compare", str(path)) == 0
+    assert "0.00 ns" in capsys.readouterr().out
+    assert bench("plan-4096", "--compare", str(path)) == 0
+    assert "Nothing was compared" in capsys.readouterr().out
 
 
 def test_peers_are_skipped_by_name_with_the_reason(bench, capsys, monkeypatch):
-    from rope_cpu.bench.implementations import rotation_call
+    from rope_cpu.bench import rotations
 
-    monkeypatch.setattr(rotation_call, "find_spec", lambda name: None)
+    monkeypatch.setattr(rotations, "find_spec", lambda name: None)
     assert bench("decode-1/float32", "--peers") == 0
     out = capsys.readouterr().out
     assert "skipped: torch is not installed (torch eager, torch.compile)" in out
     assert "skipped: jax is not installed (JAX jit)" in out
     assert "NumPy rotate_half  " in out
-
-
-def test_a_slower_build_fails_where_asked_to(bench, capsys, monkeypatch, tmp_path):
-    path = tmp_path / "old.json"
-    assert bench("plan-64", "--json", str(path)) == 0
-    data = json.loads(path.read_text())
-    for row in data["cases"][0]["rows"]:
-        row["samples"] = [1e-12 if row["role"] == "ours" else 1.0] * 15
-    path.write_text(json.dumps(data))
-    many = Effort(1e-6, 9e9, least=15, most=15)
-    monkeypatch.setattr(cli, "measure", lambda case: measure(case, many))
-    assert bench("plan-64", "--compare", str(path), "--fail-slower", "10%") == 1
-    assert "slower" in capsys.readouterr().out
-    assert bench("plan-64", "--compare", str(path)) == 0
-    for row in data["cases"][0]["rows"]:
-        row["samples"] = [1.0 if row["role"] == "ours" else 1e-12] * 15
-    path.write_text(json.dumps(data))
-    assert bench("plan-64", "--compare", str(path), "--fail-slower", "10%") == 0
-
-
-def test_fail_slower_refuses_a_file_without_the_rows_that_were_timed(bench, capsys, tmp_path):
-    """Of other cases, and of the same ones on several threads, whose rows have other names."""
-    path = tmp_path / "old.json"
-    assert bench("plan-64", "--json", str(path)) == 0
-    data = json.loads(path.read_text())
-    (case,) = data["cases"]
-    on_two = [row | {"name": f"{row['name']}, 2 threads"} for row in case["rows"]]
-    for other in (case | {"name": "plan-4096"}, case | {"rows": on_two}):
-        path.write_text(json.dumps(data | {"cases": [other]}))
-        assert bench("plan-64", "--compare", str(path)) == 0
-        assert "Nothing was compared" in capsys.readouterr().out
-        with pytest.raises(UsageError, match="`--fail-slower` has nothing to judge"):
-            bench("plan-64", "--compare", str(path), "--fail-slower", "1%")
 
 
 def test_scaling_times_ours_at_each_number_of_threads(bench, capsys):
@@ -182,7 +146,6 @@ def test_scaling_times_ours_at_each_number_of_threads(bench, capsys):
         (["no-such-case"], "`pattern` is 'no-such-case'"),
         (["--model", "gpt-5"], "`model` is 'gpt-5'"),
         (["--config", "/no/such/config.json"], "/no/such/config.json"),
-        (["plan-64", "--fail-slower", "10%"], "`--fail-slower` is 10%"),
         (["plan-64", "--threads", "4096"], "`--threads` is 4096; it must be at most"),
         (["plan-64", "--threads", "0"], "`--threads` is 0; it must be at least 1"),
         (["plan-64", "--plot", "picture.pdf"], "'picture.pdf'; the name must end in .png or .svg"),
@@ -192,16 +155,6 @@ def test_scaling_times_ours_at_each_number_of_threads(bench, capsys):
         (["--list", "--compare", "b.json"], "`--compare` is given with `--list`"),
         (["--list", "--plot", "x.png"], "`--plot` is given with `--list`"),
         (["--layer-type", "full_attention"], "`--layer-type` is 'full_attention'"),
-        (["--list", "--fail-slower", "1%"], "`--fail-slower` is given with `--list`"),
-        (["--list", "--from", "run.json"], "`--from` is given with `--list`"),
-        (["--from", "run.json", "--json", "new.json"], "`--json` is given with `--from`"),
-        (["--from", "run.json", "--model", "llama3-8b"], "`--model` is given with `--from`"),
-        (["--from", "run.json", "--config", "q.json"], "`--config` is given with `--from`"),
-        (["--from", "run.json", "--layer-type", "a"], "`--layer-type` is given with `--from`"),
-        (["--from", "run.json", "--peers"], "`--peers` is given with `--from`"),
-        (["--from", "run.json", "--no-peers"], "`--no-peers` is given with `--from`"),
-        (["--from", "run.json", "--threads", "1"], "`--threads` is given with `--from`"),
-        (["--from", "run.json", "--fail-slower", "1%"], "`--fail-slower` is 1%"),
         (["plan-64", "--json", "/no/such/folder/run.json"], "/no/such/folder"),
     ],
 )
@@ -216,9 +169,6 @@ def test_bad_usage_is_refused_before_anything_is_timed(bench, monkeypatch, words
     [
         (["--threads", "a"], "argument --threads: 'a' is not a number of threads"),
         (["--threads", "1,,2"], "argument --threads: '1,,2' is not a number of threads"),
-        (["--fail-slower", "abc"], "argument --fail-slower: 'abc' is not a percentage"),
-        (["--fail-slower=-1%"], "argument --fail-slower: '-1%' is not a percentage above 0"),
-        (["--fail-slower=inf"], "argument --fail-slower: 'inf' is not a percentage above 0"),
     ],
 )
 def test_bad_arguments_are_named(bench, capsys, words, text):
@@ -298,12 +248,8 @@ def test_a_bad_config_is_named(text, message, tmp_path, bench):
 
 def test_models_of_several_axes_rotate_text(tmp_path, bench, capsys, monkeypatch):
     pytest.importorskip("onnx")
-    peers = rotations.peer_names
-    monkeypatch.setattr(  # torch.compile takes seconds
-        rotations,
-        "peer_names",
-        lambda interleaved: [name for name in peers(interleaved) if name != "torch.compile"],
-    )
+    peers = {name: peer for name, peer in table.PEERS.items() if name != "torch.compile"}
+    monkeypatch.setattr(table, "PEERS", peers)  # torch.compile takes seconds
     config = models.MODELS["qwen2-7b"] | {
         "model_type": "qwen2_vl",
         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},

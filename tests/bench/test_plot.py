@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 from bench_runs import timed_case, timed_row, timed_run
 
-from rope_cpu.bench.measurement.rows import Result, Row
+from rope_cpu.bench.results import Result, Row
 
 pytest.importorskip("matplotlib")
 
@@ -28,8 +28,8 @@ def drawn(monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **more: figures.append(figure))
 
-    def draw(run, cases=None):
-        plot.save(run, "run.png", cases)
+    def draw(run):
+        plot.save(run, "run.png")
         return figures[-1]
 
     return draw
@@ -75,12 +75,13 @@ def visible_texts(figure):
 def two_rows(name, limit=1e-6):
     call = timed_row("call", "ours", 4e-6)
     rows = [timed_row("plan", "ours", 2e-6), call, timed_row("limit, 1 thread", "limit", limit)]
-    return Result(name, "", rows=rows)
+    return Result(name, name.replace("/", ", "), rows=rows)
 
 
 def readme_case(name):
     """Return a case with as many rows as those of the README's picture, some with wide whiskers."""
     case = timed_case(name=name)
+    case.what = name.replace("/", " tokens, q and k apart, ")
     names = [row.name for row in case.rows]
     del case.rows[names.index("NumPy complex")]
     case.rows[1:1] = [timed_row("plan, new arrays", "ours", 3e-6), timed_row("call", "ours", 4e-6)]
@@ -103,10 +104,10 @@ def test_a_picture_is_drawn(tmp_path, suffix):
 
 def test_every_case_with_several_implementations_has_dots_whiskers_and_texts(drawn):
     alone = Result("shift/float32", "", rows=[timed_row("shift", "ours", 2e-6)])
-    figure = drawn(timed_run(timed_case(name="decode-1/float32"), two_rows("decode-8/x"), alone))
+    figure = drawn(timed_run(two_rows("decode-1/float32"), two_rows("decode-8/x"), alone))
     shown = panels(figure)
-    assert list(shown) == ["one token, float32", "one token of each of 8 sequences, x"]
-    ax = shown["one token of each of 8 sequences, x"]
+    assert list(shown) == ["decode-1, float32", "decode-8, x"]
+    ax = shown["decode-8, x"]
     assert dots(ax) == [pytest.approx((2e-6, 0)), pytest.approx((4e-6, 1))]
     assert whiskers(ax) == [pytest.approx((1.98e-6, 2.02e-6)), pytest.approx((3.96e-6, 4.04e-6))]
     assert [label.get_text() for label in ax.get_yticklabels()] == [
@@ -127,7 +128,7 @@ def test_dtypes_stand_side_by_side_with_common_rows(drawn):
     right.rows.insert(2, timed_row("ORT run", "peer", 9e-6))
     right.rows.insert(3, Row("JAX jit", "peer", "skipped", "jax is not installed"))
     shown = panels(drawn(timed_run(left, two_rows("decode-1/float32"), right)))
-    words = "512 tokens, {}, into other arrays"
+    words = "prefill-512, {}, out"
     bfloat16, float32 = (shown[words.format(dtype)] for dtype in ("bfloat16", "float32"))
     assert bfloat16.get_subplotspec().rowspan == float32.get_subplotspec().rowspan
     labels = [label.get_text() for label in bfloat16.get_yticklabels()]
@@ -153,11 +154,10 @@ def test_both_limits_are_drawn_where_the_run_has_them(drawn):
     hot = two_rows("decode-1/float32", limit=1e-6)
     cold = two_rows("decode-1/float32/cold", limit=3e-6)
     other = two_rows("decode-8/float32", limit=2e-6)
-    # The case that has the other limit need not be drawn.
-    shown = panels(drawn(timed_run(hot, cold, other), [hot, other]))
-    assert list(shown) == ["one token, float32", "one token of each of 8 sequences, float32"]
+    shown = panels(drawn(timed_run(hot, cold, other)))
+    assert list(shown) == ["decode-1, float32", "decode-1, float32, cold", "decode-8, float32"]
     limits = [[float(line.get_xdata()[0]) for line in ax.lines] for ax in shown.values()]
-    assert limits == [pytest.approx([1e-6, 3e-6]), pytest.approx([2e-6])]
+    assert limits == [pytest.approx([1e-6, 3e-6])] * 2 + [pytest.approx([2e-6])]
 
 
 def check_texts(figure):
@@ -176,9 +176,7 @@ def check_texts(figure):
 
 
 def test_the_picture_of_the_readme_is_readable_at_its_width(drawn):
-    cold = timed_case(name="decode-1/float32/cold", limit=2e-6)
-    cases = [readme_case(name) for name in README_CASES]
-    figure = drawn(timed_run(*cases, cold), cases)
+    figure = drawn(timed_run(*(readme_case(name) for name in README_CASES)))
     assert figure.get_figheight() <= 1.3 * figure.get_figwidth()
     assert len(visible_texts(figure)) > 100
     check_texts(figure)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rope_cpu.bench.measurement.timing import Call, Effort, calibrate, elapsed, interleave, settle
+from rope_cpu.bench.timing import Call, Effort, calibrate, elapsed, interleave, settle
 
 
 class Machine:

@@ -5,7 +5,6 @@ import copy
 import json
 import re
 
-import bench_runs
 import gguf_files
 import numpy as np
 import pytest
@@ -14,8 +13,6 @@ from fuzz.mutations import at, paths_in
 from safetensors_files import write_safetensors
 
 from rope_cpu.arguments.texts import MAX_CHARACTERS, cut, escaped, shown
-from rope_cpu.bench import results
-from rope_cpu.bench.measurement.rows import Result, Row
 from rope_cpu.cli import main as cli
 from rope_cpu.cli import verify
 
@@ -147,10 +144,10 @@ def test_names_of_files(printed, tmp_path):
             "--weights",
             model,
         ),
-        ("bench", "--list", "--config", model),
+        ("bench", "--config", model / "none"),
         ("bench", "--list", MARK),
-        ("bench", "--from", model),
-        ("bench", "--from", model / "none"),
+        ("bench", "--compare", model),
+        ("bench", "--compare", model / "none"),
         ("warmup", MARK),
         ("warmup", "--cache-dtypes", MARK),
         (MARK,),
@@ -213,28 +210,6 @@ def test_safetensors_files(printed, tmp_path):
     ):
         (tmp_path / "a.safetensors.index.json").write_text(json.dumps(index))
         printed(*words, "a.safetensors.index.json")
-
-
-def test_saved_runs(printed, tmp_path):
-    """As a run that is shown, and as an older one."""
-    file = tmp_path / "run.json"
-    right = tmp_path / "right.json"
-    rows = [
-        bench_runs.timed_row("plan", "ours", 1e-6),
-        Row("a peer", "peer", "skipped", "it is not installed"),
-    ]
-    results.save(bench_runs.timed_run(Result("plan-64", "64 tokens", rows)), right)
-    run = json.loads(right.read_text())
-    run["cases"][0]["rows"][0]["samples"] = [2e-6]
-    text = ""
-    for changed in marked(run):
-        file.write_text(json.dumps(changed))
-        text += printed("bench", "--from", file)
-        text += printed("bench", "--from", right, "--compare", file)
-    assert WRITTEN in text
-    run["cases"][0]["rows"][0]["name"] = "[/b] is no markup"
-    file.write_text(json.dumps(run))
-    assert "[/b] is no markup" in printed("bench", "--from", file)
 
 
 def test_our_own_colours_are_printed(monkeypatch, tmp_path, capsys):

@@ -96,8 +96,6 @@ OPTIONS = {
         "--json": OUTPUTS,
         "--plot": PICTURES,
         "--compare": FILES,
-        "--from": FILES,
-        "--fail-slower": NUMBERS | st.sampled_from(("10%", "%", "-5%", "1e-400%")),
     },
 }
 ARGUMENTS = {

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding, apply_rotary, convert_weight, export
-from rope_cpu.bench import results
-from rope_cpu.bench.measurement.rows import Row
 
 
 @pytest.mark.parametrize("suffix", ["json", "textproto", "onnxtxt", "onnx", ""])
@@ -83,56 +77,3 @@ def test_a_ragged_weight_is_named(ragged):
         ValueError, match=r"`w` is a .* of unequal rows; it must be a regular array"
     ):
         convert_weight(ragged, 1, to="half")
-
-
-RUN = {
-    "format": results.FORMAT,
-    "command": "rope-cpu bench",
-    "model": "llama3-8b",
-    "environment": {"processor": "a processor", "cores": 2, "threads": 2},
-    "cases": [],
-    "latency": [],
-    "seconds": 1.0,
-}
-ROW = asdict(Row("one", "ours", samples=[1e-3]))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[" * 100_000,
-        json.dumps(RUN | {"cases": ["case"]}),
-        json.dumps(RUN | {"cases": [{"name": "a case", "what": "what", "rows": ["row"]}]}),
-        json.dumps(
-            RUN | {"cases": [{"name": "a case", "what": "what", "rows": [ROW | {"samples": []}]}]}
-        ),
-        json.dumps(
-            RUN
-            | {
-                "cases": [
-                    {"name": "a case", "what": "what", "rows": [ROW | {"samples": [math.nan]}]}
-                ]
-            }
-        ),
-        json.dumps(RUN | {"cases": [{"name": [], "what": "what", "rows": []}]}),
-        json.dumps(RUN | {"environment": {}}),
-        json.dumps(RUN | {"format": "x" * 10_000}),
-    ],
-    ids=[
-        "deep",
-        "case",
-        "row",
-        "no samples",
-        "NaN",
-        "a list for a name",
-        "no processor",
-        "long format",
-    ],
-)
-def test_what_is_no_older_run_is_refused_before_anything_is_timed(tmp_path, text):
-    """RecursionError and AttributeError left the reader, KeyError and others the comparison."""
-    path = tmp_path / "old.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match="is not a file of `rope-cpu bench") as refusal:
-        results.load(path)
-    assert len(str(refusal.value)) < 1000

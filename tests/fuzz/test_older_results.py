@@ -8,8 +8,8 @@ from fuzz import mutations
 from fuzz.refusals import check_text
 from hypothesis import strategies as st
 
-from rope_cpu.bench import compare, report, results
-from rope_cpu.bench.measurement.rows import Result, Row
+from rope_cpu.bench import report, results
+from rope_cpu.bench.results import Result, Row
 
 ENVIRONMENT = {"processor": "a processor", "cores": 2, "threads": 2}
 ROWS = [
@@ -45,7 +45,7 @@ SCALARS = (
     )
 )
 KEYS = st.sampled_from(
-    ("format", "environment", "cases", "rows", "samples", "role", "processor", "status", "new", "x")
+    ("format", "environment", "cases", "rows", "seconds", "median", "name", "status", "x")
 )
 
 
@@ -57,9 +57,8 @@ def test_older_results(search, tmp_path):
     def check(changed):
         path.write_text(json.dumps(changed))
         try:
-            old = results.load(path)
-            findings = compare.compare(RUN, old)
-            assert all(isinstance(line, str) for line in report.findings_lines(findings, 0.1, True))
+            older = results.load_medians(path)
+            assert all(isinstance(line, str) for line in report.comparison(RUN, older))
         except (ValueError, TypeError) as error:
             check_text(error)
 

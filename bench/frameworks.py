@@ -12,10 +12,10 @@ import numpy as np
 import rope_cpu
 from rope_cpu.array_types import Array
 
-from ..measurement.case import UnavailableError
-from ..measurement.timing import Call
-from ..workload import Pair, Workload
-from .rotation_call import require, rotation_call
+from .measure import UnavailableError
+from .rotations import require, rotation_call
+from .timing import Call
+from .workload import Pair, Workload
 
 # Modules that the implementations import.
 TORCH_MODULES = ("torch", "transformers")

@@ -44,7 +44,6 @@ class Call:
     bytes_accessed: bytes that a call reads and writes, 0 where the number means nothing.
     error: returns the largest ratio of error to tolerance of a returned value; above 1 is wrong.
     before_sample: called untimed before each sample, to set the number of threads.
-    allocates: whether the call allocates its result (allocation is the noisiest part of a timing).
     cold: each call takes the next set of arguments, so that none is in the caches; otherwise all
         calls take the same set.
     """
@@ -54,7 +53,6 @@ class Call:
     bytes_accessed: int = 0
     error: Callable[[Any], float] | None = None
     before_sample: Callable[[], object] = nothing
-    allocates: bool = False
     cold: bool = False
     arguments: Iterator[tuple[Any, ...]] = field(init=False)
 

@@ -4,22 +4,25 @@ import numpy as np
 import pytest
 
 from rope_cpu import KVCache
-from rope_cpu.bench.implementations import caches
-from rope_cpu.bench.implementations.cache_workload import Move, Step
-from rope_cpu.bench.measurement.case import UnavailableError
-from rope_cpu.bench.models import known
-from rope_cpu.bench.suites import server_steps as suite
-from rope_cpu.bench.suites.catalog import catalog
+from rope_cpu.bench import server_calls
+from rope_cpu.bench.cases import SERVING, SERVING_TOKENS
+from rope_cpu.bench.measure import UnavailableError
+from rope_cpu.bench.server_workloads import Move, Step
 
 UNIT = 2.0**-24
 FREQUENCIES = 5e5 ** (-np.arange(64) / 64)
-STEPS = [caches.append, caches.plan_and_numpy, caches.torch_eager, caches.torch_compiled]
+STEPS = [
+    server_calls.append,
+    server_calls.plan_and_numpy,
+    server_calls.torch_eager,
+    server_calls.torch_compiled,
+]
 MOVES = [
-    caches.rotate_cached,
-    caches.rotate_contiguous,
-    caches.gather_and_numpy,
-    caches.torch_move_eager,
-    caches.torch_move_compiled,
+    server_calls.rotate_cached,
+    server_calls.rotate_contiguous,
+    server_calls.gather_and_numpy,
+    server_calls.torch_move_eager,
+    server_calls.torch_move_compiled,
 ]
 
 
@@ -59,12 +62,12 @@ def close(result, exact, roundings, more=0.0):
     assert (np.abs(result - exact) <= bound).all()
 
 
-@pytest.mark.parametrize("variant", suite.VARIANTS, ids=lambda variant: variant.suffix or "bare")
+@pytest.mark.parametrize(("cache_dtype", "is_normed"), SERVING.values())
 @pytest.mark.parametrize("tokens", [1, 8, 128])
 @pytest.mark.parametrize("prepare", marked(STEPS))
 @pytest.mark.filterwarnings("default")  # of torch, not of rope_cpu
-def test_every_step_norms_rotates_and_writes(prepare, tokens, variant):
-    step = Step(tokens, variant.cache_dtype, variant.normed)
+def test_every_step_norms_rotates_and_writes(prepare, tokens, cache_dtype, is_normed):
+    step = Step(tokens, cache_dtype, is_normed)
     q, k, v = (x.astype(np.float64) for x in step.projections())
     call = prepared(prepare, step)
     (arguments,) = call.argument_sets
@@ -74,7 +77,7 @@ def test_every_step_norms_rotates_and_writes(prepare, tokens, variant):
         return  # tensors, which the check above compares
     # A mean of 128 squares and the factor, besides a rotation.
     roundings = 4
-    if variant.normed:
+    if is_normed:
         q_weight, k_weight = step.weights
         q = normed(q, q_weight)
         k = normed(k, k_weight)
@@ -87,11 +90,11 @@ def test_every_step_norms_rotates_and_writes(prepare, tokens, variant):
     for name, exact in (("key", rotated(k, positions)), ("value", v)):
         stored = getattr(cache, name)[pages, places].astype(np.float64)
         more = 0.0
-        if variant.cache_dtype == "int8":
+        if cache_dtype == "int8":
             scale = getattr(cache, f"{name}_scale")[pages, places][..., None]
             stored *= scale
             more = scale * (0.5 + 400 * UNIT)
-        if variant.cache_dtype == "bfloat16":
+        if cache_dtype == "bfloat16":
             more = 2.0**-9 * 2 * np.abs(exact)
         close(stored, exact, roundings, more)
 
@@ -99,7 +102,7 @@ def test_every_step_norms_rotates_and_writes(prepare, tokens, variant):
 def test_a_wrong_step_is_seen():
     for spoil in ("query", "key", "value", "scale"):
         step = Step(8, "int8")
-        call = caches.append(step)
+        call = server_calls.append(step)
         ((*inputs, cache, out),) = call.argument_sets
         returned = call.function(*inputs, cache, out)
         assert call.error(returned) <= 1
@@ -133,24 +136,7 @@ def test_every_move_rotates_all_keys(prepare, dtype):
         assert call.error(returned) > 1
 
 
-@pytest.mark.parametrize("tokens", suite.TOKENS)
+@pytest.mark.parametrize("tokens", SERVING_TOKENS)
 def test_every_token_has_a_slot_of_its_own(tokens):
     batch = Step(tokens).batch
     assert len(np.unique(batch.slot_mapping)) == len(batch.cache_position) == tokens
-
-
-def test_cases_are_those_of_the_catalog():
-    """Without peers rope_cpu and the baselines are left."""
-    names = [case.name for case in suite.cases(None)]
-    assert {f"serving-{n}/float32{v.suffix}" for n in suite.TOKENS for v in suite.VARIANTS} < {
-        *names
-    }
-    in_catalog = [case.name for case in catalog(known("llama3-8b"))]
-    assert [name for name in in_catalog if name.startswith("serving-")] == names
-    roles = {
-        row.role
-        for case in suite.cases(False)
-        if case.name.startswith(("serving-1/", "serving-shift"))
-        for row, _ in case.contenders()
-    }
-    assert roles == {"ours", "limit", "core"}

@@ -13,7 +13,7 @@ from rope_cpu.accuracy.reference import Exact
 from rope_cpu.accuracy.tolerance import compare, half_ulp
 from rope_cpu.array_types import DTYPES, Array, Float64
 
-from ..workload import allocate
+from .workload import normal
 
 HEADS = 32
 KV_HEADS = 8
@@ -24,6 +24,9 @@ ROPE = RotaryEmbedding(HEAD_DIM, rope_theta=500000.0)
 _PAGE_SIZE = 16
 _MOST_SEQUENCES = 64
 _PAGES_OF_SEQUENCE = 4
+
+# Bytes past a cache line at which arrays start, as large ones of NumPy do.
+_START = 16
 
 # Tokens whose results are compared with the reference.
 _CHECKED_TOKENS = 64
@@ -80,7 +83,7 @@ class Step:
 
     def projections(self) -> tuple[Array, Array, Array]:
         """Return q, k and v, (tokens, heads, head_dim) each, as views of one packed buffer."""
-        qkv = _normal((self.tokens, HEADS + 2 * KV_HEADS, HEAD_DIM), "float32")
+        qkv = normal((self.tokens, HEADS + 2 * KV_HEADS, HEAD_DIM), "float32", _START)
         q, k, v = np.split(qkv, [HEADS, HEADS + KV_HEADS], axis=1)
         return q, k, v
 
@@ -150,11 +153,11 @@ class Move:
     def cache(self) -> KVCache:
         """Return a cache of normal keys."""
         shape = (self.tokens // _PAGE_SIZE, _PAGE_SIZE, KV_HEADS, HEAD_DIM)
-        return KVCache(_normal(shape, self.dtype), np.zeros(shape, DTYPES[self.dtype]))
+        return KVCache(normal(shape, self.dtype, _START), np.zeros(shape, DTYPES[self.dtype]))
 
     def contiguous_keys(self) -> Array:
         """Return as many normal keys in one array, (tokens, kv_heads, head_dim)."""
-        return _normal((self.tokens, KV_HEADS, HEAD_DIM), self.dtype)
+        return normal((self.tokens, KV_HEADS, HEAD_DIM), self.dtype, _START)
 
     @property
     def bytes_accessed(self) -> int:
@@ -219,15 +222,3 @@ def _pair_size(x: Float64) -> Float64:
 def _checked(tokens: int) -> Array:
     """Return the tokens whose results are compared with the reference."""
     return np.unique(np.linspace(0, tokens - 1, _CHECKED_TOKENS).astype(int))
-
-
-def _normal(shape: tuple[int, ...], dtype: str) -> Array:
-    """Return an array of normal numbers that starts 16 bytes past a cache line."""
-    size = int(np.prod(shape))
-    x = allocate(size * DTYPES[dtype].itemsize, 16).view(DTYPES[dtype])
-    block = np.random.default_rng(7).standard_normal(min(size, 2**18)).astype(DTYPES[dtype])
-    for start in range(0, size, block.size):
-        part = x[start : start + block.size]
-        part[:] = block[: part.size]
-    filled: Array = x.reshape(shape)
-    return filled

@@ -10,7 +10,7 @@ import numpy as np
 from rope_cpu import Batch, KVCache
 from rope_cpu.array_types import DTYPES, Array, Float64
 
-from .cache_workload import HEAD_DIM, HEADS, KV_HEADS
+from .server_workloads import HEAD_DIM, HEADS, KV_HEADS
 
 # Scale of the vectors of int8 caches. onnxruntime has one for the whole cache, so all have this.
 INT8_SCALE = 1 / 32

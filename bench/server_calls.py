@@ -12,11 +12,11 @@ import rope_cpu
 from rope_cpu import KVCache
 from rope_cpu.array_types import Array
 
-from ..measurement.case import UnavailableError
-from ..measurement.timing import Call
-from ..workload import repeated_for_pairs
-from .cache_workload import EPS, ROPE, Move, Step, by_slot
 from .frameworks import as_array, as_tensor
+from .measure import UnavailableError
+from .server_workloads import EPS, ROPE, Move, Step, by_slot
+from .timing import Call
+from .workload import repeated_for_pairs
 
 _INT8_MOST = np.float32(127)
 

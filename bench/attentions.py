@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 
 import rope_cpu
+from rope_cpu import RotaryEmbedding
 from rope_cpu.array_types import Array
 
-from ..measurement.case import UnavailableError
-from ..measurement.timing import Call
 from .attended import INT8_SCALE, Attended
-from .cache_workload import HEAD_DIM, HEADS, KV_HEADS
 from .frameworks import as_array, as_tensor
+from .measure import UnavailableError
+from .server_workloads import HEAD_DIM, HEADS, KV_HEADS
+from .timing import Call
+
+# Exported attention rotates. Frequencies of 0 do not change queries and keys, and take as long.
+_NO_ROTATION = RotaryEmbedding.from_inv_freq(np.zeros(HEAD_DIM // 2))
 
 # Of torch's bfloat16, which rounds queries, weights and results, each to 8 bits.
 _BFLOAT16_TOLERANCE = 2.0**-6
@@ -92,100 +96,45 @@ def torch_attention(step: Attended) -> Call:
 
 
 def onnx_attention(step: Attended) -> Call:
-    """Attend by onnxruntime's GroupQueryAttention, over a shared cache and bound arrays.
+    """Attend by an export to GroupQueryAttention, with a shared cache and bound arrays.
 
-    It writes the keys and values of the new tokens to the cache as well.
+    It also rotates, and writes the keys and values of the new tokens to the cache.
     """
     if step.cache_dtype not in ("float32", "int8"):
         raise UnavailableError(f"GroupQueryAttention has no {step.cache_dtype} on the CPU")
     if find_spec("onnxruntime") is None or find_spec("onnx") is None:
         raise UnavailableError("onnxruntime or onnx is not installed")
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = rope_cpu.get_num_threads()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        _group_query_model(step), options, providers=["CPUExecutionProvider"]
-    )
-    to_value = onnxruntime.OrtValue.ortvalue_from_numpy
-    key, value = step.keys_and_values()
-    new_vectors = [
-        step.read(x[:, :, -step.new :]).transpose(0, 2, 1, 3).reshape(step.sequences, step.new, -1)
-        for x in (key, value)
-    ]
-    shape = (step.sequences, step.new, HEADS * HEAD_DIM)
-    feeds = {
-        "q": step.queries().reshape(shape),
-        "k": np.ascontiguousarray(new_vectors[0]),
-        "v": np.ascontiguousarray(new_vectors[1]),
-        "lengths": np.full(step.sequences, step.length - 1, np.int32),
-        "longest": np.array(step.length, np.int32),
-    }
-    if step.cache_dtype == "int8":
-        feeds["k_scale"] = feeds["v_scale"] = np.array([INT8_SCALE], np.float32)
-    binding = session.io_binding()
-    past = {"key": to_value(key), "value": to_value(value)}
-    y = to_value(np.empty(shape, np.float32))
-    for name, x in feeds.items():
-        binding.bind_ortvalue_input(name, to_value(x))
-    for name, cached in past.items():
-        binding.bind_ortvalue_input(f"past_{name}", cached)
-        binding.bind_ortvalue_output(f"present_{name}", cached)
-    binding.bind_ortvalue_output("y", y)
-
-    def error(returned: Any) -> float:
-        return step.error(y.numpy().reshape(step.tokens, HEADS, HEAD_DIM))
-
-    return Call(session.run_with_iobinding, [(binding,)], step.bytes_accessed, error)
-
-
-def _group_query_model(step: Attended) -> bytes:
-    """Return a model of one GroupQueryAttention whose past and present have the same shape."""
-    from onnx import TensorProto, helper
+    from rope_cpu import export
+    from rope_cpu.export.validation.session import open_session
 
     is_int8 = step.cache_dtype == "int8"
-    floats = TensorProto.FLOAT
-    cached = TensorProto.INT8 if is_int8 else floats
-    new = (step.sequences, step.new)
-    cache_shape = (step.sequences, KV_HEADS, step.length, HEAD_DIM)
-    inputs = {
-        "q": (floats, (*new, HEADS * HEAD_DIM)),
-        "k": (floats, (*new, KV_HEADS * HEAD_DIM)),
-        "v": (floats, (*new, KV_HEADS * HEAD_DIM)),
-        "past_key": (cached, cache_shape),
-        "past_value": (cached, cache_shape),
-        "lengths": (TensorProto.INT32, (step.sequences,)),
-        "longest": (TensorProto.INT32, ()),
-    }
-    names = list(inputs)
-    attributes: dict[str, Any] = {}
-    if is_int8:
-        scales = {"k_scale": (floats, (1,)), "v_scale": (floats, (1,))}
-        inputs |= scales
-        names += [*[""] * 5, *scales]
-        attributes = {
-            "k_quant_type": "PER_TENSOR",
-            "v_quant_type": "PER_TENSOR",
-            "kv_cache_bit_width": 8,
-        }
-    outputs = {"y": inputs["q"]}
-    outputs |= {f"present_{name}": (cached, cache_shape) for name in ("key", "value")}
-    node = helper.make_node(
-        "GroupQueryAttention",
-        names,
-        list(outputs),
-        domain="com.microsoft",
+    model = export.export_attention(
+        _NO_ROTATION,
         num_heads=HEADS,
-        kv_num_heads=KV_HEADS,
-        **attributes,
+        num_kv_heads=KV_HEADS,
+        target="ort",
+        layout="bshd",
+        cache="shared",
+        cache_dtype="int8" if is_int8 else None,
+        max_positions=step.length,
     )
-    graph = helper.make_graph(
-        [node],
-        "attention",
-        [helper.make_tensor_value_info(name, *value) for name, value in inputs.items()],
-        [helper.make_tensor_value_info(name, *value) for name, value in outputs.items()],
-    )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return bytes(model.SerializeToString())
+    key, value = step.keys_and_values()
+    feeds = {
+        "q": step.queries().reshape(step.sequences, step.new, HEADS, HEAD_DIM),
+        "k": step.read(key[:, :, -step.new :].transpose(0, 2, 1, 3)).copy(),
+        "v": step.read(value[:, :, -step.new :].transpose(0, 2, 1, 3)).copy(),
+        "past_key": key,
+        "past_value": value,
+        "past_lengths": np.full(step.sequences, step.length - step.new),
+    }
+    if is_int8:
+        for name in ("k_scale", "v_scale"):
+            feeds[name] = np.full((1, KV_HEADS, 1, HEAD_DIM), INT8_SCALE, np.float32)
+    y = np.empty_like(feeds["q"])
+    session = open_session(model, rope_cpu.get_num_threads())
+    call = export.bind(session, feeds, {"attention": y})
+
+    def error(_: Any) -> float:
+        return step.error(y.reshape(step.tokens, HEADS, HEAD_DIM))
+
+    return Call(call, [()], step.bytes_accessed, error)

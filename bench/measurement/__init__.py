@@ -1,1 +1,0 @@
-"""How calls are timed, and estimates from noisy timings."""

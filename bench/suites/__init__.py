@@ -1,1 +1,0 @@
-"""The named cases, and the contenders of each."""
