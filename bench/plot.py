@@ -1,31 +1,18 @@
-"""A run as a picture: for each case, dots at the times of all implementations."""
+"""A run as a picture: for each case, dots at the times of all contenders."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .report import duration, ratio_text
 from .results import Result, Row, Run
 
-_ROLES = ("ours", "peer")
+_ROLES = {"ours": "rope_cpu", "peer": "other libraries"}
+_COLORS = {"ours": "#c8372d", "peer": "#4f6272", "limit": "#2f7d4f"}
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_COLORS = {"ours": "#c8372d", "peer": "#4f6272"}
-_ROLE_LABELS = {"ours": "rope_cpu", "peer": "other libraries"}
-# End of the names of cases whose arrays come from memory.
-_COLD = "/cold"
-# Limit of the machine → its line.
-_LIMITS: dict[str, dict[str, Any]] = {
-    "hot": {
-        "color": "#2f7d4f",
-        "linestyle": "--",
-        "label": "limit of the machine: hot, in the caches if they fit",
-    },
-    "cold": {"color": "#2b5fa8", "linestyle": ":", "label": "limit: cold, from memory"},
-}
-_SHOWN_PACKAGES = ("rope-cpu", "numpy", "numba", "torch", "jax", "onnxruntime")
 _TITLE = "Time of one call and its multiple of the first row's: further left is faster"
 
 # Most cases side by side.
@@ -38,21 +25,15 @@ _CASE_HEIGHT = 0.55
 _ROW_HEIGHT = 0.21
 _TEXT_SIZE = 8
 _DOTS_PER_INCH = 200
-_TEXT_STYLE: dict[str, Any] = {
-    "fontsize": _TEXT_SIZE,
-    "va": "center_baseline",
-    "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-}
-# Most characters of a line of a title, of a line of facts, and of a reason.
+# Most characters of a line of a title, and of a line of facts.
 _TITLE_LENGTH = 44
 _FACTS_LENGTH = 140
-_REASON_LENGTH = 24
 # Share of an axis right of all dots, for the last text.
 _SHARE_OF_TEXT = 0.37
 # Factor of an axis beyond the least and the greatest time, and the least ratio of its ends.
 _MARGIN = 1.25
 _LEAST_SPAN = 4.0
-# Spans with fewer decades have ticks at 1, 2 and 5.
+# Axes with fewer decades have ticks at 1, 2 and 5.
 _FEW_DECADES = 2.5
 
 
@@ -64,8 +45,17 @@ def save(run: Run, path: str | Path) -> None:
             f"`--plot` is {str(path)!r}, but nothing that can be drawn was timed; "
             "choose cases with several implementations, or time them with --peers"
         )
-    figure = _figure(run, list(_bands(drawn)))
-    figure.savefig(path, dpi=_DOTS_PER_INCH)
+    _figure(run, list(_bands(drawn))).savefig(path, dpi=_DOTS_PER_INCH)
+
+
+def _bands(cases: Iterable[Result]) -> Iterable[list[Result]]:
+    """Yield cases that are drawn side by side: those of one family, the first part of a name."""
+    families: dict[str, list[Result]] = {}
+    for case in cases:
+        families.setdefault(case.name.partition("/")[0], []).append(case)
+    for family in families.values():
+        for first in range(0, len(family), _COLUMNS):
+            yield family[first : first + _COLUMNS]
 
 
 def _figure(run: Run, bands: Sequence[Sequence[Result]]) -> Any:
@@ -74,79 +64,36 @@ def _figure(run: Run, bands: Sequence[Sequence[Result]]) -> Any:
 
     heights = [_CASE_HEIGHT + _ROW_HEIGHT * len(_labels(band)) for band in bands]
     figure = Figure(figsize=(_WIDTH, sum(heights) + _HEAD_HEIGHT), layout="constrained")
-    figure.supxlabel(_facts(run), fontsize=_TEXT_SIZE)
+    facts = f"{run.model}, on {run.environment['processor']}, {run.environment['threads']} threads"
+    figure.supxlabel(textwrap.fill(facts, _FACTS_LENGTH), fontsize=_TEXT_SIZE)
     columns = max(map(len, bands))
     all_axes = figure.subplots(len(bands), columns, squeeze=False, height_ratios=heights)
-    kinds: set[str] = set()
     for band, axes in zip(bands, all_axes, strict=True):
         labels = _labels(band)
         for ax, case in zip(axes, band, strict=False):
-            limits = _limits(run, case)
-            kinds |= set(limits)
-            _draw_case(ax, case, labels, limits)
+            _draw_case(ax, case, labels)
             _draw_labels(ax, labels if case is band[0] else [""] * len(labels))
         for ax in axes[len(band) :]:
             ax.set_visible(False)
-    roles = {row.role for band in bands for case in band for row in case.timed(*_ROLES)}
-    _draw_legend(figure, roles, kinds)
+    _draw_legend(figure)
     return figure
-
-
-def _bands(cases: Iterable[Result]) -> Iterable[list[Result]]:
-    """Yield cases that are drawn side by side: those that differ in their dtype alone."""
-    groups: dict[str, list[Result]] = {}
-    for case in cases:
-        family, _, *changes = [*case.name.split("/"), ""]
-        groups.setdefault("/".join([family, *changes]), []).append(case)
-    for group in groups.values():
-        for first in range(0, len(group), _COLUMNS):
-            yield group[first : first + _COLUMNS]
 
 
 def _labels(band: Sequence[Result]) -> list[str]:
     """Return the labels of the rows that were timed in any of some cases."""
-    timed = {_label(row) for case in band for row in case.timed(*_ROLES)}
-    labels = dict.fromkeys(_label(row) for case in band for row in case.rows)
-    return [label for label in labels if label in timed]
+    return list(dict.fromkeys(_label(row) for case in band for row in case.timed(*_ROLES)))
 
 
 def _label(row: Row) -> str:
     return f"rope_cpu {row.name}" if row.role == "ours" else row.name
 
 
-def _limits(run: Run, case: Result) -> dict[str, Row]:
-    """Return the limits of the machine for a case: its own and that of its counterpart."""
-    by_name = {other.name: other.limit for other in run.cases}
-    hot_name = case.name.removesuffix(_COLD)
-    limits = {"hot": by_name.get(hot_name), "cold": by_name.get(hot_name + _COLD)}
-    return {kind: row for kind, row in limits.items() if row is not None}
-
-
-def _facts(run: Run) -> str:
-    facts = run.environment
-    versions = ", ".join(
-        f"{name} {version}"
-        for name, version in facts["versions"].items()
-        if name in _SHOWN_PACKAGES
-    )
-    counts = f"{facts['cores']} cores, {facts['threads']} in use"
-    date = facts["time"].partition("T")[0]
-    machine = f"{run.model} on {facts['processor']}, {counts}, {date}"
-    return "\n".join(textwrap.fill(line, _FACTS_LENGTH) for line in (machine, versions))
-
-
-def _draw_case(ax: Any, case: Result, labels: Sequence[str], limits: Mapping[str, Row]) -> None:
-    """Draw the median of every implementation as a dot, with its quartiles."""
-    places = {label: place for place, label in enumerate(labels)}
-    for kind, limit in limits.items():
-        ax.axvline(limit.seconds.median, zorder=1, **_LIMITS[kind])
-    for row in case.rows:
-        place = places.get(_label(row))
-        if place is None:
-            continue
-        if row.status != "timed":
-            _draw_reason(ax, place, row.reason)
-            continue
+def _draw_case(ax: Any, case: Result, labels: Sequence[str]) -> None:
+    """Draw the median of every contender as a dot, with its quartiles, and the limit as a line."""
+    if case.limit is not None:
+        ax.axvline(case.limit.seconds.median, zorder=1, color=_COLORS["limit"], linestyle="--")
+    for row in case.timed(*_ROLES):
+        place = labels.index(_label(row))
         seconds = row.seconds
         color = _COLORS[row.role]
         ax.hlines(place, seconds.lower_quartile, seconds.upper_quartile, color=color, lw=1.5)
@@ -156,27 +103,13 @@ def _draw_case(ax: Any, case: Result, labels: Sequence[str], limits: Mapping[str
             (seconds.upper_quartile, place),
             xytext=(6, 0),
             textcoords="offset points",
-            **_TEXT_STYLE,
+            fontsize=_TEXT_SIZE,
+            va="center_baseline",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )
-    ax.set_title(
-        textwrap.fill(case.what, _TITLE_LENGTH),
-        fontsize=_TEXT_SIZE + 1,
-        fontweight="bold",
-        loc="left",
-    )
-    _draw_time_axis(ax, case, limits.values())
-
-
-def _draw_reason(ax: Any, place: int, reason: str) -> None:
-    """Write why a row has no dot, right of all limits."""
-    ax.text(
-        1 - _SHARE_OF_TEXT,
-        place,
-        textwrap.shorten(reason, _REASON_LENGTH, placeholder=" …"),
-        transform=ax.get_yaxis_transform(),
-        color="#777777",
-        **_TEXT_STYLE,
-    )
+    title = textwrap.fill(case.what, _TITLE_LENGTH)
+    ax.set_title(title, fontsize=_TEXT_SIZE + 1, fontweight="bold", loc="left")
+    _draw_time_axis(ax, case)
 
 
 def _dot_text(case: Result, row: Row) -> str:
@@ -188,12 +121,12 @@ def _dot_text(case: Result, row: Row) -> str:
     return f"{text} ({ratio}{unit})"
 
 
-def _draw_time_axis(ax: Any, case: Result, limits: Iterable[Row]) -> None:
+def _draw_time_axis(ax: Any, case: Result) -> None:
     """Scale the axis of times, with space for the text beside the last dot."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
     estimates = [row.seconds for row in case.timed(*_ROLES)]
-    medians = [row.seconds.median for row in limits]
+    medians = [] if case.limit is None else [case.limit.seconds.median]
     least = min(medians + [seconds.lower_quartile for seconds in estimates]) / _MARGIN
     most = max(medians + [seconds.upper_quartile for seconds in estimates])
     span = max(most / least, _LEAST_SPAN)
@@ -217,18 +150,17 @@ def _draw_labels(ax: Any, labels: Sequence[str]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_legend(figure: Any, roles: set[str], kinds: set[str]) -> None:
-    """Explain the colors, the whiskers and the lines that were drawn."""
+def _draw_legend(figure: Any) -> None:
+    """Explain the colors, the whiskers and the lines."""
     from matplotlib.lines import Line2D
 
-    dots: dict[str, Any] = {"marker": "o", "markersize": 4.5, "linestyle": ""}
     handles = [
-        Line2D([], [], color=_COLORS[role], label=_ROLE_LABELS[role], **dots)
-        for role in _ROLES
-        if role in roles
+        Line2D([], [], color=_COLORS[role], label=label, marker="o", markersize=4.5, linestyle="")
+        for role, label in _ROLES.items()
     ]
     handles.append(Line2D([], [], color=_COLORS["peer"], lw=1.5, label="whiskers: quartiles"))
-    handles += [Line2D([], [], **line) for kind, line in _LIMITS.items() if kind in kinds]
+    limit = "limit: the time to scale as many bytes"
+    handles.append(Line2D([], [], color=_COLORS["limit"], linestyle="--", label=limit))
     figure.legend(
         handles=handles,
         loc="outside upper center",
@@ -237,6 +169,4 @@ def _draw_legend(figure: Any, roles: set[str], kinds: set[str]) -> None:
         title=_TITLE,
         title_fontproperties={"size": _TEXT_SIZE + 2, "weight": "bold"},
         frameon=False,
-        columnspacing=1.2,
-        handletextpad=0.4,
     )

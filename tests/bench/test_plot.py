@@ -56,11 +56,6 @@ def whiskers(ax):
     ]
 
 
-def legend_labels(figure):
-    (legend,) = figure.legends
-    return [text.get_text() for text in legend.get_texts()]
-
-
 def visible_texts(figure):
     """Return all texts but those of ticks outside their axis, which matplotlib does not draw."""
     texts = {text for text in figure.findobj(Text) if text.get_text() and text.get_visible()}
@@ -119,45 +114,27 @@ def test_every_case_with_several_implementations_has_dots_whiskers_and_texts(dra
     assert not ax.patches
 
 
-def test_dtypes_stand_side_by_side_with_common_rows(drawn):
-    """The labels of rows stand on the left; a row that one case lacks has the reason there."""
-    left = two_rows("prefill-512/bfloat16/out")
-    left.rows.insert(2, Row("ORT run", "peer", "skipped", "has no bfloat16"))
-    left.rows.insert(3, Row("JAX jit", "peer", "skipped", "jax is not installed"))
-    right = two_rows("prefill-512/float32/out")
+def test_cases_of_a_family_stand_side_by_side_with_common_rows(drawn):
+    """The labels of rows stand on the left; a row that was not timed in any case has none."""
+    left = two_rows("separate-512/float32")
+    left.rows.insert(2, Row("JAX jit", "peer", "skipped", "jax is not installed"))
+    right = two_rows("separate-512/float32/out")
     right.rows.insert(2, timed_row("ORT run", "peer", 9e-6))
-    right.rows.insert(3, Row("JAX jit", "peer", "skipped", "jax is not installed"))
     shown = panels(drawn(timed_run(left, two_rows("decode-1/float32"), right)))
-    words = "prefill-512, {}, out"
-    bfloat16, float32 = (shown[words.format(dtype)] for dtype in ("bfloat16", "float32"))
-    assert bfloat16.get_subplotspec().rowspan == float32.get_subplotspec().rowspan
-    labels = [label.get_text() for label in bfloat16.get_yticklabels()]
+    in_place, out = (shown[f"separate-512, float32{end}"] for end in ("", ", out"))
+    assert in_place.get_subplotspec().rowspan == out.get_subplotspec().rowspan
+    labels = [label.get_text() for label in in_place.get_yticklabels()]
     assert labels == ["rope_cpu plan", "rope_cpu call", "ORT run"]
-    assert not any(label.get_text() for label in float32.get_yticklabels())
-    assert bfloat16.texts[2].get_text() == "has no bfloat16"
-    assert dots(float32)[2] == pytest.approx((9e-6, 2))
+    assert not any(label.get_text() for label in out.get_yticklabels())
+    assert len(dots(in_place)) == 2
+    assert dots(out)[2] == pytest.approx((9e-6, 2))
 
 
-def test_the_legend_names_what_is_drawn(drawn):
-    without_limit = Result("import", "", rows=[timed_row(x, "ours", 1e-6) for x in "ab"])
-    assert legend_labels(drawn(timed_run(without_limit))) == ["rope_cpu", "whiskers: quartiles"]
-    hot = two_rows("decode-1/float32", limit=1e-6)
-    cold = two_rows("decode-1/float32/cold", limit=3e-6)
-    hot.rows.append(timed_row("NumPy", "peer", 5e-6))
-    labels = legend_labels(drawn(timed_run(hot, cold)))
-    assert labels[:3] == ["rope_cpu", "other libraries", "whiskers: quartiles"]
-    assert "hot" in labels[3]
-    assert "cold" in labels[4]
-
-
-def test_both_limits_are_drawn_where_the_run_has_them(drawn):
-    hot = two_rows("decode-1/float32", limit=1e-6)
-    cold = two_rows("decode-1/float32/cold", limit=3e-6)
-    other = two_rows("decode-8/float32", limit=2e-6)
-    shown = panels(drawn(timed_run(hot, cold, other)))
-    assert list(shown) == ["decode-1, float32", "decode-1, float32, cold", "decode-8, float32"]
-    limits = [[float(line.get_xdata()[0]) for line in ax.lines] for ax in shown.values()]
-    assert limits == [pytest.approx([1e-6, 3e-6])] * 2 + [pytest.approx([2e-6])]
+def test_the_limit_is_a_line(drawn):
+    without = Result("b", "b", rows=[timed_row(x, "ours", 1e-6) for x in "ab"])
+    shown = panels(drawn(timed_run(two_rows("a", limit=1e-6), without)))
+    limits = {name: [float(line.get_xdata()[0]) for line in ax.lines] for name, ax in shown.items()}
+    assert limits == {"a": [pytest.approx(1e-6)], "b": []}
 
 
 def check_texts(figure):
