@@ -41,6 +41,7 @@ PEERS: Contenders = {
     "torch eager": frameworks.torch_eager,
     "torch.compile": frameworks.torch_compiled,
     "JAX jit": frameworks.jax_jit,
+    "ORT operator IO-bound": onnx_models.operator_call,
     "ORT RotaryEmbedding-23 run": partial(onnx_models.run_call, "onnx"),
     "ORT RotaryEmbedding-23 IO-bound": partial(onnx_models.bound_call, "onnx"),
     "ORT com.microsoft run": partial(onnx_models.run_call, "ort"),
