@@ -18,8 +18,8 @@ import numpy as np
 from rope_cpu import RotaryEmbedding
 from rope_cpu.array_types import Array
 
-from . import attentions, components, frameworks, onnx_models, rotations, server_calls
-from .attended import Attended
+from . import attention, components, frameworks, onnx_models, rotations, server_calls
+from .attention import Attended
 from .components import PAIRS, Positions
 from .measure import Case, Prepare, on_threads
 from .models import Model
@@ -67,14 +67,12 @@ MOVES_OURS: Contenders = {
 }
 MOVES_PEERS: Contenders = {
     "NumPy, gather and scatter": server_calls.gather_and_numpy,
-    "torch eager": server_calls.torch_move_eager,
-    "torch.compile": server_calls.torch_move_compiled,
 }
-ATTENTION_OURS: Contenders = {"attention": attentions.attention}
+ATTENTION_OURS: Contenders = {"attention": attention.attention}
 ATTENTION_PEERS: Contenders = {
-    "NumPy": attentions.numpy_attention,
-    "torch sdpa": attentions.torch_attention,
-    "onnxruntime GroupQueryAttention": attentions.onnx_attention,
+    "NumPy": attention.numpy_attention,
+    "torch sdpa": attention.torch_attention,
+    "onnxruntime GroupQueryAttention": attention.onnx_attention,
 }
 
 SEPARATE_TOKENS = (1, 32, 128, 512, 2048, 4096)

@@ -68,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers",
         action=argparse.BooleanOptionalAction,
-        help="time other libraries in all decode and prefill cases, or in none; default: in the "
-        "most common ones",
+        help="time other libraries in all decode and prefill cases, or in none; default: in those "
+        "of q and k apart, and in the most common others",
     )
     parser.add_argument(
         "--threads",
@@ -157,9 +157,14 @@ def _model(args: argparse.Namespace) -> models.Model:
 
 def _all_cases(args: argparse.Namespace, model: models.Model) -> list[Case]:
     """Return all cases, and set the number of threads."""
+    compared_threads = args.threads if len(args.threads) > 1 else ()
+    if args.peers and compared_threads:
+        raise ValueError(
+            f"`--peers` is given with `--threads` {compared_threads}: several numbers compare "
+            "rope_cpu with itself; give one number, or leave `--peers` out"
+        )
     for count in args.threads:
         rope_cpu.set_num_threads(checked_thread_count("--threads", count))
-    compared_threads = args.threads if len(args.threads) > 1 else ()
     return all_cases(model, args.peers, compared_threads)
 
 

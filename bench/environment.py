@@ -7,7 +7,6 @@ import platform
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +46,6 @@ def record() -> dict[str, Any]:
         "versions": _versions(),
         "settings": _settings(),
     }
-
-
-def installed_version(package: str) -> str | None:
-    """Return the version of a package whose module has the same name, None if it is missing."""
-    if find_spec(package) is None:
-        return None
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # the module is of a package with another name
-        return "of unknown version"
 
 
 def available_memory() -> int:

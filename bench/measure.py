@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
 
 import rope_cpu
 from rope_cpu.arguments.texts import first_line
+from rope_cpu.array_types import Array
+from rope_cpu.kernels.threads import load_tbb
 
-from . import bandwidth
 from .results import Result, Row
 from .timing import Call, Effort, interleave
+from .workload import allocate
+
+_FLOAT_BYTES = 4
+_ONE = np.float32(1)  # an argument, since LLVM would drop a multiplication by a constant 1
+
+load_tbb()  # Numba's threads start with the first parallel call, which may be one of this module
 
 # Prepares a call, or raises UnavailableError.
 Prepare = Callable[[], Call]
@@ -78,13 +89,41 @@ def _limits(case: Case) -> dict[str, Prepare]:
     """Return the scaling of as many bytes in place: on one thread, and on the number in use."""
     if not case.bytes_accessed:
         return {}
-    arrays = bandwidth.arrays(case.bytes_accessed, case.copies)
+    arrays = _arrays(case.bytes_accessed, case.copies)
 
     def limit(count: int) -> Call:
-        return Call(bandwidth.scale, [(x, count) for x in arrays], case.bytes_accessed)
+        return Call(scale, [(x, count) for x in arrays], case.bytes_accessed)
 
     counts = sorted({1, rope_cpu.get_num_threads()})
     return {f"limit, {_threads(count)}": partial(limit, count) for count in counts}
+
+
+@njit(error_model="numpy")
+def _scale_block(x, factor):  # type: ignore[no-untyped-def]
+    for i in range(x.size):
+        x[i] *= factor
+
+
+@njit(parallel=True, nogil=True, error_model="numpy")
+def _scale(x, factor, threads):  # type: ignore[no-untyped-def]
+    if threads > 1:
+        for n in prange(threads):
+            start = x.size * n // threads
+            stop = x.size * (n + 1) // threads
+            _scale_block(x[start:stop], factor)
+    else:
+        _scale_block(x, factor)
+
+
+def scale(x: Array, threads: int, factor: Any = _ONE) -> None:
+    """Multiply float32 `x` by a factor in place."""
+    _scale(x, factor, threads)
+
+
+def _arrays(bytes_accessed: int, copies: int) -> list[Array]:
+    """Return float32 arrays; scaling one reads and writes `bytes_accessed` bytes together."""
+    floats = max(1, bytes_accessed // (2 * _FLOAT_BYTES))
+    return [allocate(_FLOAT_BYTES * floats).view(np.float32) for _ in range(copies)]
 
 
 def _threads(count: int) -> str:

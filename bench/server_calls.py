@@ -113,16 +113,6 @@ def gather_and_numpy(move: Move) -> Call:
     return _move_call(move, run, (keys, slots), keys)
 
 
-def torch_move_eager(move: Move) -> Call:
-    """Gather, rotate and scatter by torch."""
-    return _torch_move(move, compiled=False)
-
-
-def torch_move_compiled(move: Move) -> Call:
-    """Gather, rotate and scatter by torch under torch.compile."""
-    return _torch_move(move, compiled=True)
-
-
 def _plan(step: Step) -> rope_cpu.RotaryPlan:
     return ROPE.plan(step.batch.cache_position, layout="thd")
 
@@ -144,13 +134,12 @@ def _move_call(
     run: Callable[..., Any],
     arguments: tuple[Any, ...],
     keys: Array,
-    arithmetic: str = "float32",
 ) -> Call:
     """Return a call whose keys, moved in place, are compared with the reference."""
     before = keys.copy()
 
     def error(returned: Any) -> float:
-        return move.error(before, keys, arithmetic)
+        return move.error(before, keys)
 
     return Call(run, [arguments], move.bytes_accessed, error)
 
@@ -192,54 +181,44 @@ def _torch(compiled: bool, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _torch_step(step: Step, compiled: bool) -> Call:
+    run = _torch(compiled, _torch_append(step.normed))
     q, k, v = step.projections()
     cache = step.cache()
-    run = _torch(compiled, _torch_append(step))
-    tables = [as_tensor(table) for table in _wide_cos_sin(step.batch.cache_position)]
-    weights = [as_tensor(weight) for weight in step.weights]
-    arrays = [cache.key, cache.value, cache.key_scale, cache.value_scale]
-    caches = [None if x is None else as_tensor(by_slot(x)) for x in arrays]
+    tables = tuple(as_tensor(table) for table in _wide_cos_sin(step.batch.cache_position))
+    weights = tuple(as_tensor(weight) for weight in step.weights)
+    stored = ((cache.key, cache.key_scale), (cache.value, cache.value_scale))
+    caches = tuple(
+        (as_tensor(by_slot(x)), None if scale is None else as_tensor(by_slot(scale)))
+        for x, scale in stored
+    )
     slots = as_tensor(step.batch.slot_mapping.copy())
-    arguments = (*(as_tensor(x) for x in (q, k, v)), *tables, *weights, slots, *caches)
-    return _step_call(step, run, arguments, cache)
+    projections = tuple(as_tensor(x) for x in (q, k, v))
+    return _step_call(step, run, (*projections, tables, weights, slots, caches), cache)
 
 
-def _torch_append(step: Step) -> Callable[..., Any]:
+def _torch_append(normed: bool) -> Callable[..., Any]:
     """Return the step on tensors: it writes to the cache, and returns the rotated queries."""
-    normed = step.normed
 
     def norm(x: Any, weight: Any) -> Any:
         import torch
 
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight
 
-    def write(cached: Any, scale: Any, slots: Any, x: Any) -> None:
+    def write(cached: Any, slots: Any, x: Any) -> None:
+        values, scale = cached
         if scale is not None:
             largest = x.abs().amax(-1)
             scale.index_copy_(0, slots, largest / 127)
             x = (x * (127 / largest)[..., None]).round()
-        cached.index_copy_(0, slots, x.to(cached.dtype))
+        values.index_copy_(0, slots, x.to(values.dtype))
 
-    def run(
-        q: Any,
-        k: Any,
-        v: Any,
-        cos: Any,
-        sin: Any,
-        q_weight: Any,
-        k_weight: Any,
-        slots: Any,
-        key: Any,
-        value: Any,
-        key_scale: Any,
-        value_scale: Any,
-    ) -> Any:
+    def run(q: Any, k: Any, v: Any, tables: Any, weights: Any, slots: Any, caches: Any) -> Any:
         if normed:
-            q = norm(q, q_weight)
-            k = norm(k, k_weight)
-        write(key, key_scale, slots, _torch_rotated(k, cos, sin))
-        write(value, value_scale, slots, v)
-        return _torch_rotated(q, cos, sin)
+            q = norm(q, weights[0])
+            k = norm(k, weights[1])
+        write(caches[0], slots, _torch_rotated(k, *tables))
+        write(caches[1], slots, v)
+        return _torch_rotated(q, *tables)
 
     return run
 
@@ -250,15 +229,3 @@ def _torch_rotated(x: Any, cos: Any, sin: Any) -> Any:
     half = x.shape[-1] // 2
     swapped = torch.cat([-x[..., half:], x[..., :half]], -1)
     return x * cos + swapped * sin
-
-
-def _torch_move(move: Move, compiled: bool) -> Call:
-    def move_keys(keys: Any, slots: Any, cos: Any, sin: Any) -> Any:
-        x = keys.index_select(0, slots).float()
-        return keys.index_copy_(0, slots, _torch_rotated(x, cos, sin).to(keys.dtype))
-
-    run = _torch(compiled, move_keys)
-    keys = by_slot(move.cache().key)
-    tables = [as_tensor(table) for table in _wide_cos_sin(np.array([move.delta]))]
-    arguments = (as_tensor(keys), as_tensor(move.slots()), *tables)
-    return _move_call(move, run, arguments, keys)

@@ -164,17 +164,12 @@ class Move:
         """Bytes of the keys, read and written."""
         return 2 * self.tokens * KV_HEADS * HEAD_DIM * DTYPES[self.dtype].itemsize
 
-    def error(self, before: Array, after: Array, arithmetic: str = "float32") -> float:
-        """Return the largest error / tolerance of moved keys (tokens, kv_heads, head_dim).
-
-        arithmetic: as in `Workload.error`.
-        """
+    def error(self, before: Array, after: Array) -> float:
+        """Return the largest error / tolerance of moved keys (tokens, kv_heads, head_dim)."""
         tokens = _checked(len(before))
         vectors = before[tokens]
         ids = np.full((1, len(tokens)), self.delta)
         exact, bound = reference.rotation(ROPE.spec, vectors[None], ids)
-        if arithmetic == "own":
-            bound += 4 * half_ulp(_pair_size(vectors.astype(np.float64)), self.dtype)
         return compare(exact.error(after[None, tokens]), bound)[1]
 
 

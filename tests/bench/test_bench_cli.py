@@ -147,6 +147,10 @@ def test_scaling_times_ours_at_each_number_of_threads(bench, capsys):
         (["--model", "gpt-5"], "`model` is 'gpt-5'"),
         (["--config", "/no/such/config.json"], "/no/such/config.json"),
         (["plan-64", "--threads", "4096"], "`--threads` is 4096; it must be at most"),
+        (
+            ["decode-1", "--threads", "1,2", "--peers"],
+            r"`--peers` is given with `--threads` \(1, 2",
+        ),
         (["plan-64", "--threads", "0"], "`--threads` is 0; it must be at least 1"),
         (["plan-64", "--plot", "picture.pdf"], "'picture.pdf'; the name must end in .png or .svg"),
         (["plan-64", "--plot", "/no/such/folder/run.png"], "/no/such/folder"),

@@ -8,7 +8,7 @@ import pytest
 
 import rope_cpu
 from rope_cpu.array_types import DTYPES
-from rope_cpu.bench import bandwidth
+from rope_cpu.bench import measure as measuring
 from rope_cpu.bench.cases import OURS, PEERS
 from rope_cpu.bench.measure import Case, UnavailableError, measure
 from rope_cpu.bench.timing import Call, Effort
@@ -267,9 +267,9 @@ def test_the_limit_scales_every_element(threads, rng):
     x = rng.standard_normal(50_001).astype(np.float32)
     factor = np.float32(2)
     given = x.copy()
-    bandwidth.scale(x, threads, factor)
+    measuring.scale(x, threads, factor)
     assert (x == 2 * given).all()
 
 
 def test_the_limit_leaves_no_file_beside_the_package():
-    assert bandwidth._scale.stats.cache_path is None
+    assert measuring._scale.stats.cache_path is None

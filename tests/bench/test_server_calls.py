@@ -21,8 +21,6 @@ MOVES = [
     server_calls.rotate_cached,
     server_calls.rotate_contiguous,
     server_calls.gather_and_numpy,
-    server_calls.torch_move_eager,
-    server_calls.torch_move_compiled,
 ]
 
 

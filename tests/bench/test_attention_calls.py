@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from rope_cpu.bench import attentions
-from rope_cpu.bench.attended import Attended
+from rope_cpu.bench import attention
+from rope_cpu.bench.attention import Attended
 from rope_cpu.bench.cases import ATTENTION_CACHES
 from rope_cpu.bench.measure import UnavailableError
 
 PREPARED = [
-    attentions.attention,
-    attentions.numpy_attention,
-    pytest.param(attentions.torch_attention, marks=pytest.mark.peers),
-    attentions.onnx_attention,
+    attention.attention,
+    attention.numpy_attention,
+    pytest.param(attention.torch_attention, marks=pytest.mark.peers),
+    attention.onnx_attention,
 ]
 
 
@@ -40,7 +40,7 @@ def test_the_reference_attends_causally():
     weights = [np.exp(q[token, head] @ key[1, head // 4, j] / np.sqrt(128)) for j in range(11)]
     expected = sum(w * value[1, head // 4, j] for j, w in enumerate(weights)) / sum(weights)
     result = np.zeros((6, 32, 128))
-    ours = attentions.attention(step)
+    ours = attention.attention(step)
     result[...] = ours.function(*ours.argument_sets[0])
     assert np.abs(result[token, head] - expected).max() <= 2e-6 * np.abs(value).max()
     assert step.error(result) <= 1
