@@ -145,8 +145,7 @@ def _packed(model: Model, peers: bool | None) -> Iterator[Case]:
     other_pairing = "half" if model.own.interleaved else "interleaved"
     for shape, dtype in product(SHAPES, USUAL_DTYPES):
         headline = shape in HEADLINE
-        is_default = headline and peers is None
-        with_peers = is_default or bool(peers)
+        with_peers = headline if peers is None else peers
         yield _packed_case(model, f"{shape}/{dtype}", with_peers, headline)
         yield _packed_case(model, f"{shape}/{dtype}/out", bool(peers))
         if headline:

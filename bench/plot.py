@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .report import duration, ratio_text
+from .report import duration, ratio_text, versions
 from .results import Result, Row, Run
 
 _ROLES = {"ours": "rope_cpu", "peer": "other libraries"}
@@ -64,8 +64,7 @@ def _figure(run: Run, bands: Sequence[Sequence[Result]]) -> Any:
 
     heights = [_CASE_HEIGHT + _ROW_HEIGHT * len(_labels(band)) for band in bands]
     figure = Figure(figsize=(_WIDTH, sum(heights) + _HEAD_HEIGHT), layout="constrained")
-    facts = f"{run.model}, on {run.environment['processor']}, {run.environment['threads']} threads"
-    figure.supxlabel(textwrap.fill(facts, _FACTS_LENGTH), fontsize=_TEXT_SIZE)
+    figure.supxlabel(_facts(run.model, run.environment), fontsize=_TEXT_SIZE)
     columns = max(map(len, bands))
     all_axes = figure.subplots(len(bands), columns, squeeze=False, height_ratios=heights)
     for band, axes in zip(bands, all_axes, strict=True):
@@ -77,6 +76,15 @@ def _figure(run: Run, bands: Sequence[Sequence[Result]]) -> Any:
             ax.set_visible(False)
     _draw_legend(figure)
     return figure
+
+
+def _facts(model: str, environment: dict[str, Any]) -> str:
+    counts = f"{environment['cores']} cores, {environment['threads']} in use"
+    date = environment["time"].partition("T")[0]
+    machine = f"{model} on {environment['processor']}, {counts}, {date}"
+    return "\n".join(
+        textwrap.fill(line, _FACTS_LENGTH) for line in (machine, versions(environment))
+    )
 
 
 def _labels(band: Sequence[Result]) -> list[str]:

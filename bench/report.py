@@ -60,16 +60,18 @@ def heading(environment: dict[str, Any], model: str) -> Iterator[str]:
     caches = ", ".join(f"{name} {size // 1024} KiB" for name, size in environment["caches"].items())
     counts = f"{environment['cores']} cores, {environment['threads']} in use"
     yield f"{environment['processor']}, {counts}; {caches}"[:WIDTH]
-    installed = environment["versions"]
-    versions = ", ".join(
-        f"{name} {installed[name]}" for name in _SHOWN_PACKAGES if name in installed
-    )
-    yield f"Python {environment['python']}, {versions}"[:WIDTH]
+    yield f"Python {environment['python']}, {versions(environment)}"[:WIDTH]
     load = environment["load"]
     governor = environment["governor"]
     yield f"governor {governor}, load {load} at the start; shapes of {model}"[:WIDTH]
     if (load or 0) > environment["cores"] / 2:
         yield "The machine is busy: other processes disturb timings, most of all parallel calls."
+
+
+def versions(environment: dict[str, Any]) -> str:
+    """Return the versions of the libraries that are compared."""
+    installed = environment["versions"]
+    return ", ".join(f"{name} {installed[name]}" for name in _SHOWN_PACKAGES if name in installed)
 
 
 def columns() -> Iterator[str]:
