@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from io import StringIO
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from .measure import Case
 from .results import Result, Row, Run
 from .statistics import Estimate
 
 WIDTH = 100
-# Columns of cases and their widths: tables of several cases stand under one header.
+# Columns of the tables of cases and of comparisons: alignment and width.
 _COLUMNS = {
-    "": 31,
-    "median": 10,
-    "quartiles": 15,
-    "GB/s": 6,
-    "limit": 6,
-    "ratio": 8,
-    "interval": 14,
+    "": "<31",
+    "median": ">10",
+    "quartiles": ">15",
+    "GB/s": ">6",
+    "limit": ">6",
+    "ratio": ">8",
+    "interval": "<14",
 }
-_LEFT_ALIGNED = ("", "interval")
+_COMPARED = {"case": "<35", "row": "<28", "older": ">10", "now": ">10", "ratio": ">8"}
 _UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 _SHOWN_PACKAGES = ("numpy", "numba", "torch", "jax", "onnxruntime")
 
@@ -84,7 +80,7 @@ def columns() -> Iterator[str]:
         WIDTH,
     )
     yield ""
-    yield from _lines(_case_table(show_header=True))
+    yield _line(_COLUMNS, list(_COLUMNS))
 
 
 def title(case: Case | Result) -> Iterator[str]:
@@ -94,13 +90,11 @@ def title(case: Case | Result) -> Iterator[str]:
 
 def case_lines(case: Result) -> Iterator[str]:
     """Yield the table of a case, and the reasons of missing rows."""
-    table = _case_table()
     rows = case.timed("ours", "peer")
     if case.limit is not None:
         rows.append(case.limit)
     for row in rows:
-        table.add_row(*_cells(case, row))
-    yield from _lines(table)
+        yield _line(_COLUMNS, _cells(case, row))
     names_by_reason: dict[str, list[str]] = {}
     for row in case.rows:
         if row.status != "timed":
@@ -112,21 +106,10 @@ def case_lines(case: Result) -> Iterator[str]:
         )
 
 
-def _case_table(show_header: bool = False) -> Table:
-    table = Table(box=None, show_header=show_header, padding=(0, 1, 0, 0))
-    for name, width in _COLUMNS.items():
-        justify: Any = "left" if name in _LEFT_ALIGNED else "right"
-        table.add_column(name, width=width, no_wrap=True, justify=justify)
-    return table
-
-
-def _lines(table: Table) -> Iterator[str]:
-    """Yield the lines of a table as plain text."""
-    console = Console(width=WIDTH - 2, file=StringIO(), color_system=None, markup=False)
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        yield f"  {line}".rstrip()
+def _line(columns: Mapping[str, str], cells: Sequence[str]) -> str:
+    """Return a line of a table; cells: of the first columns."""
+    cut = (f"{cell:{layout}}" for cell, layout in zip(cells, columns.values(), strict=False))
+    return f"  {' '.join(cut)}".rstrip()[:WIDTH]
 
 
 def _cells(case: Result, row: Row) -> list[str]:
@@ -170,21 +153,20 @@ def comparison(run: Run, older: Mapping[tuple[str, str], float]) -> Iterator[str
 
     older: median seconds by case and row.
     """
-    table = Table(box=None, show_header=True, padding=(0, 1, 0, 0))
-    for name in ("case", "row", "older", "now", "ratio"):
-        table.add_column(name, no_wrap=True)
+    lines = []
     for case in run.cases:
         for row in case.timed("ours"):
             before = older.get((case.name, row.name))
             if before is not None:
                 now = row.seconds.median
-                ratio = _three_digits(now / before)
-                table.add_row(case.name, row.name, duration(before), duration(now), ratio)
+                times = [duration(before), duration(now), _three_digits(now / before)]
+                lines.append(_line(_COMPARED, [case.name, row.name, *times]))
     yield ""
-    if not table.rows:
+    if lines:
+        yield _line(_COMPARED, list(_COMPARED))
+        yield from lines
+    else:
         yield "Nothing was compared: no row of this run is in the older one."
-        return
-    yield from _lines(table)
 
 
 def closing(run: Run) -> str:
