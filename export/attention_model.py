@@ -152,7 +152,7 @@ def export_attention(
     ------
     TypeError, ValueError
         Before anything is built, if an argument is invalid or the target cannot express the
-        attention. The text has all reasons, and names the targets that can.
+        attention. The text names the targets that can.
 
     References
     ----------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import InitVar, dataclass
 from typing import Any, ClassVar
 
@@ -27,7 +27,6 @@ from .options import (
     target_dtype,
     target_opset,
 )
-from .problems import raise_together
 from .targets import TARGETS, Target, capable_targets, find_target
 from .targets.ort import runtime_takes_query_lengths
 from .weights import INPUT, SOURCES
@@ -101,34 +100,31 @@ class AttentionOptions:
                 "sinks": choice("sinks", self.sinks, SOURCES),
                 "hidden": _width("hidden", self.hidden),
                 "output": _width("output", self.output),
+                "positions": choice("positions", self.positions, POSITIONS),
+                "layout": choice("layout", self.layout, LAYOUTS),
+                "dtype": target_dtype(target, self.dtype),
+                "max_positions": table_rows(self.max_positions),
+                "opset": target_opset(target, self.opset, cache),
+                "window": None if self.window is None else whole_number("window", self.window),
+                "softcap": None if self.softcap is None else _float32("softcap", self.softcap),
+                "scale": _float32("scale", self.scale),
+                "mask": choice("mask", self.mask, MASKS),
+                "cache_dtype": _cache_dtype(self.cache_dtype),
+                "batch_chunks": _batch_chunks(target, cache, self.batch_chunks),
+                "name_prefix": _name_prefix(self.name_prefix),
             }
         )
-        errors = self._set_graph_options(target, cache)
-        errors += map(ValueError, self._wrong_combinations())
+        problem = next(self._wrong_combinations(), None)
+        if problem is not None:
+            raise ValueError(problem)
         if rope is not None:
-            errors += self._rope_errors(rope)
-        raise_together(errors)
+            self._check_rope(rope)
         if self.hidden is not None:  # hidden states are (batch, seq, width)
             self._set({"layout": "bsd"})
 
     def _set(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
-
-    def _set_graph_options(self, target: Target, cache: str) -> list[Exception]:
-        """Check the options that a user chooses freely; return all errors.
-
-        An option that is wrong is replaced, so that it causes no second error.
-        """
-        errors: list[Exception] = []
-        for name, (read, replacement) in _FREE_OPTIONS.items():
-            try:
-                value = read(getattr(self, name), target, cache)
-            except (TypeError, ValueError) as error:
-                errors.append(error)
-                value = read(replacement, target, cache)
-            self._set({name: value})
-        return errors
 
     def _wrong_combinations(self) -> Iterator[str]:
         if self.num_heads % self.num_kv_heads:
@@ -244,39 +240,32 @@ class AttentionOptions:
             "v": (self.num_kv_heads, self.v_head_dim),
         }
 
-    def _rope_errors(self, rope: RotaryEmbedding) -> list[Exception]:
-        """Return the errors where these options or their target cannot express the attention."""
-        errors: list[Exception] = []
-        try:
-            # First, since the check of the rotation would name a `positions` that was not given.
-            check_coordinates(rope, self.positions)
-            self.rotation.check_rope(rope)
-        except (TypeError, ValueError) as error:
-            errors.append(error)
-        able = ""
-        if any(self._fits(other, rope) for other in TARGETS.values()):
-            able = f"; {capable_targets(lambda other: self._fits(other, rope))} can express it"
-        problems = TARGETS[self.target].attention_problems(rope, self)
-        errors += [ValueError(f"{problem}{able}") for problem in problems]
-        if self.batch_chunks and not TARGETS[self.target].takes_chunks:
-            errors += self._runtime_errors()
-        return errors
+    def _check_rope(self, rope: RotaryEmbedding) -> None:
+        """Raise ValueError where these options or their target cannot express the attention."""
+        # First, since the check of the rotation would name a `positions` that was not given.
+        check_coordinates(rope, self.positions)
+        self.rotation.check_rope(rope)
+        target = TARGETS[self.target]
+        problem = next(target.attention_problems(rope, self), None)
+        if problem is not None:
+            able = ""
+            if any(self._fits(other, rope) for other in TARGETS.values()):
+                able = f"; {capable_targets(lambda other: self._fits(other, rope))} can express it"
+            raise ValueError(f"{problem}{able}")
+        needs_query_lengths = self.batch_chunks and not target.takes_chunks
+        if needs_query_lengths and not runtime_takes_query_lengths():
+            raise ValueError(
+                "`batch_chunks` is True, but the GroupQueryAttention of onnxruntime "
+                f"{onnxruntime.__version__} takes several new tokens on a past for a batch of 1 "
+                "only; it needs onnxruntime 1.32"
+            )
 
     def _fits(self, target: Target, rope: RotaryEmbedding) -> bool:
         """Return True if a target can express this attention."""
         takes_cache = self.cache_dtype is None or target.int8_cache
         takes_dtype = np.dtype(self.dtype) in target.dtypes
-        return takes_cache and takes_dtype and not target.attention_problems(rope, self)
-
-    def _runtime_errors(self) -> list[Exception]:
-        if runtime_takes_query_lengths():
-            return []
-        problem = (
-            "`batch_chunks` is True, but the GroupQueryAttention of onnxruntime "
-            f"{onnxruntime.__version__} takes several new tokens on a past for a batch of 1 "
-            "only; it needs onnxruntime 1.32"
-        )
-        return [ValueError(problem)]
+        is_right = next(target.attention_problems(rope, self), None) is None
+        return takes_cache and takes_dtype and is_right
 
     def check_arrays(self, head_dim: int, arrays: Mapping[str, Float64]) -> None:
         """Raise ValueError unless weights, norms and sinks have the shapes that these options need.
@@ -363,21 +352,3 @@ def _width(name: str, value: int | None) -> int | None:
     if value is None:
         return None
     return whole_number(name, value, 1, limits.HIDDEN_SIZE)
-
-
-# The options that a user chooses freely: the function that reads one, for a target and a cache, and
-# the value that replaces a wrong one.
-_FREE_OPTIONS: dict[str, tuple[Callable[[Any, Target, str], Any], Any]] = {
-    "positions": (lambda value, *_: choice("positions", value, POSITIONS), "past"),
-    "layout": (lambda value, *_: choice("layout", value, LAYOUTS), "bhsd"),
-    "dtype": (lambda value, target, _: target_dtype(target, value), np.float32),
-    "max_positions": (lambda value, *_: table_rows(value), 1),
-    "opset": (lambda value, target, cache: target_opset(target, value, cache), None),
-    "window": (lambda value, *_: None if value is None else whole_number("window", value), None),
-    "softcap": (lambda value, *_: None if value is None else _float32("softcap", value), None),
-    "scale": (lambda value, *_: _float32("scale", value), 1.0),
-    "mask": (lambda value, *_: choice("mask", value, MASKS), "none"),
-    "cache_dtype": (lambda value, *_: _cache_dtype(value), None),
-    "batch_chunks": (lambda value, target, cache: _batch_chunks(target, cache, value), None),
-    "name_prefix": (lambda value, *_: _name_prefix(value), ""),
-}

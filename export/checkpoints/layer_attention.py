@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -24,14 +24,13 @@ class LayerAttention:
     """The attention of one layer of a model, or of all layers of one type.
 
     facts: of the model. window: number of keys that a query attends to, None for all keys.
-    num_heads, num_kv_heads: None if the config does not determine them.
     """
 
     facts: Attention
     layer_type: str | None
     head_dim: int
-    num_heads: int | None
-    num_kv_heads: int | None
+    num_heads: int
+    num_kv_heads: int
     window: int | None
 
     @property
@@ -96,7 +95,7 @@ def attention_options(
     ------
     TypeError, ValueError
         If the config is invalid, if layers differ and none is chosen, or if `export_attention`
-        cannot express the model's attention. The text has all reasons.
+        cannot express the model's attention.
 
     Examples
     --------
@@ -109,53 +108,37 @@ def attention_options(
     >>> model = export.export_attention(rope, **options)
     """
     parsed = read(config)
-    described, problems = describe_layer(parsed, parsed.attention, layer, layer_type)
-    if described is None or problems:
-        raise ValueError("; ".join(problems))
-    return described.options()
+    return describe_layer(parsed, parsed.attention, layer, layer_type).options()
 
 
 def describe_layer(
     config: ModelConfig, facts: Attention, layer: int | None, layer_type: str | None
-) -> tuple[LayerAttention | None, list[str]]:
-    """Return the attention of a layer, and all reasons why it cannot be exported.
-
-    The attention is None where the config and the arguments do not determine the layer.
+) -> LayerAttention:
+    """Return the attention of a layer; raise ValueError or TypeError if it cannot be exported.
 
     facts: those of the config, perhaps changed. layer, layer_type: at most one may be given.
     """
-    problems = inexpressible_parts(facts, config.model_type)
-    try:
-        # The pairing plays no part, and an unknown model type has none.
-        spec = config.spec(layer_type, layer, interleaved=None if config.is_known else False)
-    except (TypeError, ValueError) as error:
-        return None, [str(error), *problems]
+    _check_parts(facts, config.model_type)
+    # The pairing plays no part, and an unknown model type has none.
+    spec = config.spec(layer_type, layer, interleaved=None if config.is_known else False)
     factor = float(np.max(spec.attention_factor))
-    if facts.qk_norm == "after" and not facts.norm_weighted and factor != 1:
-        problems.append(
+    if facts.qk_norm == "after" and factor != 1:
+        raise ValueError(
             f"norms of queries and keys follow a rotation with an attention factor of {factor:.6g}"
         )
-    window = None
-    is_determined = True
-    try:
-        layer_type = _layer_type(config, facts, layer, layer_type)
-        window = facts.window_of(layer_type) or None
-    except ValueError as error:
-        problems.append(str(error))
-        is_determined = False
-    heads: tuple[int | None, int | None] = (None, None)
-    try:
-        heads = config.heads(layer_type)
-    except (TypeError, ValueError) as error:
-        problems.append(f"the config's {error}")
-    if None in heads:
-        problems.append(f"the config lacks the number of heads; add one of {', '.join(HEADS_KEYS)}")
+    layer_type = _layer_type(config, facts, layer, layer_type)
+    window = facts.window_of(layer_type) or None
     if window is not None and not facts.causal:
-        problems.append(f"layers have a window of {window} keys on both sides")
-    if not is_determined:
-        return None, problems
-    num_heads, num_kv_heads = heads
-    described = LayerAttention(
+        raise ValueError(f"layers have a window of {window} keys on both sides")
+    try:
+        num_heads, num_kv_heads = config.heads(layer_type)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the config's {error}") from error
+    if num_heads is None or num_kv_heads is None:
+        raise ValueError(
+            f"the config lacks the number of heads; add one of {', '.join(HEADS_KEYS)}"
+        )
+    return LayerAttention(
         facts=facts,
         layer_type=layer_type,
         head_dim=spec.head_dim,
@@ -163,33 +146,37 @@ def describe_layer(
         num_kv_heads=num_kv_heads,
         window=window,
     )
-    return described, problems
 
 
-def inexpressible_parts(facts: Attention, model_type: str | None) -> list[str]:
-    """Return the parts of a model's attention that `export_attention` cannot express."""
-    parts = []
+def _check_parts(facts: Attention, model_type: str | None) -> None:
+    """Raise ValueError if `export_attention` cannot express a part of a model's attention."""
+    part = next(_inexpressible_parts(facts), None)
+    if part is not None:
+        raise ValueError(
+            f"model type {cut(str(model_type))} has {part}, which the export cannot write"
+        )
+    if facts.qk_norm is not None and facts.norm_epsilon is None:
+        raise ValueError("the config lacks the epsilon of the norms; add rms_norm_eps")
+
+
+def _inexpressible_parts(facts: Attention) -> Iterator[str]:
+    """Yield the parts of a model's attention that `export_attention` cannot express."""
     if facts.latent:
-        parts.append("latent attention (kv_lora_rank), of which only a part of each head rotates")
+        yield "latent attention (kv_lora_rank), of which only a part of each head rotates"
     if facts.qk_norm == "after" and facts.norm_weighted:
-        parts.append("norms of queries and keys after the rotation")
+        yield "norms of queries and keys after the rotation"
     if facts.qk_norm is not None and facts.norm_other is not None:
-        parts.append(f"norms of queries and keys other than of each head: {facts.norm_other}")
+        yield f"norms of queries and keys other than of each head: {facts.norm_other}"
     if facts.v_norm:
-        parts.append("norms of values")
+        yield "norms of values"
     if facts.chunk:
-        parts.append(f"chunks of {facts.chunk} tokens (attention_chunk_size)")
+        yield f"chunks of {facts.chunk} tokens (attention_chunk_size)"
     if facts.query_scale:
-        parts.append(f"queries scaled by their position ({facts.query_scale})")
+        yield f"queries scaled by their position ({facts.query_scale})"
     if facts.own_cache:
-        parts.append(f"a cache of its own: {facts.own_cache}")
+        yield f"a cache of its own: {facts.own_cache}"
     if facts.other:
-        parts.append(f"an attention of its own: {facts.other}")
-    name = cut(str(model_type))
-    problems = [f"model type {name} has {part}, which the export cannot write" for part in parts]
-    if facts.qk_norm is not None and not facts.norm_other and facts.norm_epsilon is None:
-        problems.append("the config lacks the epsilon of the norms; add rms_norm_eps")
-    return problems
+        yield f"an attention of its own: {facts.other}"
 
 
 def _layer_type(

@@ -103,9 +103,7 @@ def attention_weights(
     """
     scalars.whole_number("layer", layer, 0)
     parsed = read(config)
-    described, problems = describe_layer(parsed, parsed.attention, layer, None)
-    if described is None or problems:
-        raise ValueError("; ".join(problems))
+    described = describe_layer(parsed, parsed.attention, layer, None)
     return layer_weights(tensors, described, parsed.model_type, layer)
 
 

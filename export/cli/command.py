@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -20,7 +19,6 @@ from rope_cpu.command_line import (
     head_counts,
     integer,
     print_lines,
-    rope_from_config,
     write_errors,
 )
 from rope_cpu.configs.model_config import ModelConfig
@@ -29,18 +27,15 @@ from .. import attention_settings, files
 from ..checkpoints.layer_attention import layer_type_at
 from ..layouts import LAYOUTS
 from ..options import POSITIONS
-from ..problems import numbered
 from ..targets import TARGETS
 from ..validation.validate import MAX_SEED
 from .model_attention import (
     GRAPH_OPTIONS,
-    attention_only_options,
+    check_without_attention,
     export_model_attention,
     given_options,
-    graph_problems,
     model_metadata,
-    seq_len_problems,
-    usage_problems,
+    rotation,
 )
 
 
@@ -94,7 +89,8 @@ def _add_rope_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-positions",
         type=integer,
         metavar="N",
-        help="rows of cos and sin tables (default: no tables, computed in the graph)",
+        help="rows of cos and sin tables (default: no tables, computed in the graph; for attention "
+        "with target ort the config's max_position_embeddings)",
     )
     parser.add_argument(
         "--seq-len",
@@ -111,8 +107,7 @@ def _add_rope_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "attention",
-        "of one layer, as its config describes it; --window, --softcap and --scale must be the "
-        "model's and are needed for unknown model types only",
+        "of one layer, as its config describes it",
     )
     group.add_argument(
         "--attention", action="store_true", help="write attention with a cache and rotated keys"
@@ -129,7 +124,8 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="depart from the model on purpose, such as window=none; the file's metadata say so",
+        help="depart from the model on purpose, such as window=none, or say what its config does "
+        "not; the file's metadata say so",
     )
     group.add_argument(
         "--mask",
@@ -152,16 +148,6 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PREFIX",
         help="beginning of all names in the graph, for layers that are to be merged",
     )
-    group.add_argument(
-        "--window",
-        type=integer,
-        metavar="N",
-        help="number of keys that a query attends to, its own included; 0: all keys",
-    )
-    group.add_argument(
-        "--softcap", type=float, metavar="C", help="cap scores: C*tanh(score/C); 0: no cap"
-    )
-    group.add_argument("--scale", type=float, metavar="S", help="factor of the scores")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -169,17 +155,12 @@ def run(args: argparse.Namespace) -> int:
 
     Returns 0, or 1 if validation fails; no file is written then.
     """
-    problems = _run_problems(args)
-    try:
-        config = config_from_arguments(args)
-    except UsageError as error:
-        problems.insert(0, str(error))
-        if args.attention:
-            problems += [*usage_problems(args), *graph_problems(args)]
-        raise UsageError(numbered(problems)) from error
+    check_file(args.output)
     make_model = export_model_attention if args.attention else _export_rotation
     try:
-        model, rope = make_model(args, config, problems)
+        files.model_path(args.output, "output")
+        whole_number("seed", args.seed, 0, MAX_SEED)
+        model, rope = make_model(args, config_from_arguments(args))
         report = export.validate(model, rope, seed=args.seed)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
@@ -194,39 +175,12 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
-def _run_problems(args: argparse.Namespace) -> list[str]:
-    """Return problems with the file to write and with --seed."""
-    problems = []
-    try:
-        check_file(args.output)
-        files.model_path(args.output, "output")
-    except (ValueError, UsageError) as error:
-        problems.append(str(error))
-    try:
-        whole_number("seed", args.seed, 0, MAX_SEED)
-    except ValueError as error:
-        problems.append(str(error))
-    return problems
-
-
 def _export_rotation(
-    args: argparse.Namespace, config: ModelConfig, problems: Sequence[str]
+    args: argparse.Namespace, config: ModelConfig
 ) -> tuple[onnx.ModelProto, RotaryEmbedding]:
-    """Return a model of the rotation alone, and the rotation; problems: known already."""
-    found = list(problems)
-    found += [
-        f"{option} is an option of attention; give --attention as well"
-        for option in attention_only_options(args)
-    ]
-    try:
-        rope = rope_from_config(config, args.layer_type, args.interleaved, args.layer)
-        found += seq_len_problems(args.seq_len, rope)
-    except UsageError as error:
-        found.append(str(error))
-    if found:
-        raise UsageError(numbered(found))
-    if args.seq_len is not None:
-        rope = rope.at_length(args.seq_len)
+    """Return a model of the rotation alone, and the rotation."""
+    check_without_attention(args)
+    rope = rotation(args, config)
     layer_type = args.layer_type if args.layer is None else layer_type_at(config, args.layer)
     heads, kv_heads = head_counts(config, layer_type)
     model = export.export_rope(

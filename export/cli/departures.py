@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from rope_cpu.arguments.texts import shown
+from rope_cpu.command_line import UsageError
 from rope_cpu.configs.attention_facts import Attention
 
 
@@ -44,28 +45,34 @@ NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {
 NAMES |= dict.fromkeys(OPTIONAL_PARTS, ("none", _none))
 
 
-def read_departures(settings: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return {name: value} from the values of all --set, and problems with them."""
+def read_departures(settings: Sequence[str]) -> dict[str, Any]:
+    """Return {name: value} from the values of all --set; raise UsageError if one is wrong."""
     departures: dict[str, Any] = {}
-    problems = []
     for text in settings:
         name, _, value = text.partition("=")
         if name not in NAMES:
-            problems.append(f"--set is {shown(text)}; its name must be one of {', '.join(NAMES)}")
-            continue
+            raise UsageError(f"--set is {shown(text)}; its name must be one of {', '.join(NAMES)}")
         if name in departures:
-            problems.append(f"--set {name} is given twice")
+            raise UsageError(f"--set {name} is given twice; give it once")
         rule, read = NAMES[name]
         try:
             departures[name] = read(value)
         except ValueError:
-            problems.append(f"--set is {shown(text)}; the value of {name} must be {rule}")
-    return departures, problems
+            raise UsageError(
+                f"--set is {shown(text)}; the value of {name} must be {rule}"
+            ) from None
+    return departures
 
 
 def changed(facts: Attention, departures: Mapping[str, Any]) -> Attention:
-    """Return the facts of a model's attention, changed by --set."""
+    """Return the facts of a model's attention, changed by --set.
+
+    Raises UsageError for a part that is left out, but that the model does not have.
+    """
     for name, value in departures.items():
-        empty: Any = False if isinstance(getattr(facts, name), bool) else None
+        own = getattr(facts, name)
+        if not own and not value:
+            raise UsageError(f"--set {name} is none, but the model has no {name}; drop it")
+        empty: Any = False if isinstance(own, bool) else None
         facts = replace(facts, **{name: value or empty})
     return replace(facts, window_in_all_layers=True) if "window" in departures else facts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ class Target:
     shared_cache_opset: the lowest opset of attention over a shared cache, None if it is that of
         `opsets`.
     int8_cache: whether a shared cache may be int8.
-    attention_problems: returns all reasons why this target cannot express an attention.
+    attention_problems: yields the reasons why this target cannot express an attention.
     """
 
     name: str
@@ -51,8 +51,8 @@ class Target:
     takes_chunks: bool = True
     shared_cache_opset: int | None = None
     int8_cache: bool = False
-    attention_problems: Callable[[RotaryEmbedding, AttentionOptions], list[str]] = (
-        lambda rope, options: []
+    attention_problems: Callable[[RotaryEmbedding, AttentionOptions], Iterator[str]] = (
+        lambda rope, options: iter(())
     )
 
 

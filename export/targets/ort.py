@@ -5,6 +5,7 @@ RotaryEmbedding, MRotaryEmbedding and GroupQueryAttention.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -252,49 +253,41 @@ def runtime_takes_query_lengths() -> bool:
     return any(value.name == "query_seqlens" for values in inputs for value in values)
 
 
-def attention_problems(rope: RotaryEmbedding, options: AttentionOptions) -> list[str]:
-    """Return all reasons why GroupQueryAttention would be wrong or would not run."""
-    problems = []
+def attention_problems(rope: RotaryEmbedding, options: AttentionOptions) -> Iterator[str]:
+    """Yield the reasons why GroupQueryAttention would be wrong or would not run."""
     if options.positions == "position_ids":
-        problems.append(
+        yield (
             f"`positions` is 'position_ids', but {ATTENTION_OP} reads the first id of a prompt "
             "only and counts on from it"
         )
     if not options.causal:
-        problems.append(f"`causal` is False, but {ATTENTION_OP} is causal")
+        yield f"`causal` is False, but {ATTENTION_OP} is causal"
     if options.max_positions is None:
-        problems.append(
+        yield (
             f"`max_positions` is None, but {ATTENTION_OP} looks cos and sin up in tables, so give "
             "the number of their rows"
         )
     if len(rope.blocks) > 1:
-        problems.append(
+        yield (
             f"`rope` has blocks {list(rope.blocks)}, but {ATTENTION_OP} forms pairs in one block"
         )
     if rope.axes > 1 and not rope.spec.shared_id:
-        problems.append(
-            f"`rope` has {rope.axes} axes, but {ATTENTION_OP} takes one position per token"
-        )
+        yield (f"`rope` has {rope.axes} axes, but {ATTENTION_OP} takes one position per token")
     if rope.head_dim % 16:
-        problems.append(
-            f"`head_dim` is {rope.head_dim}, but {ATTENTION_OP} rotates multiples of 16 only"
-        )
+        yield (f"`head_dim` is {rope.head_dim}, but {ATTENTION_OP} rotates multiples of 16 only")
     if rope.rotary_dim % 16 and rope.rotary_dim < rope.head_dim:
-        problems.append(
+        yield (
             f"`rotary_dim` is {rope.rotary_dim}, but {ATTENTION_OP} takes tables of a multiple of "
             "8 columns only"
         )
     if options.v_head_dim != rope.head_dim:
-        problems.append(
-            f"`v_head_dim` is {options.v_head_dim}, but {ATTENTION_OP} takes head_dim only"
-        )
+        yield (f"`v_head_dim` is {options.v_head_dim}, but {ATTENTION_OP} takes head_dim only")
     if options.is_shared and options.cached_dtype not in (str(FLOAT32), "int8"):
-        problems.append(
+        yield (
             f"`dtype` is {options.dtype}, but {ATTENTION_OP} computes in float32 and would convert "
             "the whole shared cache at every step, other rows than the new ones included; "
             "`cache_dtype`='int8' is free of that"
         )
-    return problems
 
 
 ORT = Target(

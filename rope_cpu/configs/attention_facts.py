@@ -129,8 +129,8 @@ class Attention:
         if layer_type is None:
             raise ValueError(
                 f"it is not known which layers have the window of {self.window} keys "
-                "(`sliding_window`); add `layer_types` to the config, or give --window to the "
-                "command"
+                "(`sliding_window`); add `layer_types` to the config, or give --set window=N, or "
+                "window=none for all keys, to the command"
             )
         raise ValueError(
             f"the layer type is {shown(layer_type)}, but only {', '.join(FULL_LAYERS)} and "

@@ -48,6 +48,12 @@ class ModelLayers:
     by_type: Mapping[str | None, Sequence[Layer]]
     known_types: Set[str | None]
 
+    @property
+    def only_type(self) -> str | None:
+        """The layer type of all rotated layers; None if they differ or have none."""
+        types = {entry.layer_type for entry in self.entries if entry.rotated}
+        return types.pop() if len(types) == 1 else None
+
 
 def layer_parameters(
     layers: ModelLayers, sections: Sections, layer_type: str | None, layer: int | None
@@ -77,6 +83,8 @@ def layer_parameters(
         raise ValueError(
             f"{question}, but these layers differ in rope_theta, {shown(listed)}; {rule}"
         )
+    if layer_type is None and ALL_LAYERS not in sections:
+        layer_type = layers.only_type
     layer_type, section = _section_of_type(sections, layer_type, layers.known_types)
     theta = thetas.pop()
     if theta is not None:

@@ -160,6 +160,8 @@ class ModelConfig(ABC):
     def _head_values(self, layer_type: str | None) -> dict[str, Any]:
         """Return the values with the numbers of heads of a layer type under standard names."""
         own_keys: Mapping[str, str] = {}
+        if layer_type is None and self.facts.layer_heads:
+            layer_type = self.layers.only_type
         if layer_type is not None:
             own_keys = self.facts.layer_heads.get(layer_type, {})
         own_values = {name: value_at(self.values, key) for name, key in own_keys.items()}

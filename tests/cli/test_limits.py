@@ -67,9 +67,7 @@ def test_more_heads_than_can_be_verified_exit_with_2(tmp_path, capsys):
     assert "too large to verify" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "option", ["--opset", "--max-positions", "--seq-len", "--seed", "--window"]
-)
+@pytest.mark.parametrize("option", ["--opset", "--max-positions", "--seq-len", "--seed", "--layer"])
 def test_numbers_of_thousands_of_digits_exit_with_2(option, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["export", "-o", str(tmp_path / "out.onnx"), option, "9" * 5000])

@@ -95,7 +95,7 @@ COMMANDS = (
     "verify --half",
     "export -o out.onnx --max-positions 8",
     "export -o out.onnx --max-positions 8 --half --layer-type full_attention",
-    "export -o out.onnx --max-positions 8 --half --attention --window 3",
+    "export -o out.onnx --max-positions 8 --half --attention --set window=3",
     "export -o out.onnx --max-positions 8 --half --attention --layer 1 --set window=none",
 )
 

@@ -191,6 +191,12 @@ def test_a_layer_has_the_section_and_the_width_of_its_type() -> None:
     assert [read(keys, layer=layer).head_dim for layer in (0, 1)] == [256, 128]
 
 
+@pytest.mark.parametrize("name", ["sliding_attention", "full_attention"])
+def test_a_model_of_one_layer_type_needs_no_layer_type(name: str) -> None:
+    types = {"num_hidden_layers": 2, "layer_types": [name, name]}
+    assert read(GEMMA3, types) == read(GEMMA3, types, layer_type=name)
+
+
 def test_a_layer_type_where_there_is_one_rotation() -> None:
     layered = {**LLAMA, "layer_types": ["full_attention", "sliding_attention"]}
     assert read(layered, layer_type="full_attention") == read(LLAMA)

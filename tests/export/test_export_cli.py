@@ -104,14 +104,12 @@ def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path
     ("arguments", "text"),
     [
         (("--dtype", "float64"), "target 'primitive' can express it"),
-        (("--window", "4"), "--window is an option of attention; give --attention as well"),
         (("--set", "window=none"), "--set is an option of attention; give --attention as well"),
         (("--layer", "4"), "`layer` is 4, but there are 4 layers"),
         (("--cache-dtype", "int8"), "--cache-dtype is an option of attention"),
         (("--attention", "--cache-dtype", "int8"), "`cache_dtype`"),
         (("--attention", "--inverse"), "attention rotates forward"),
         (("--attention", "--layout", "thd"), "with --attention it is one of bhsd, bshd, bsd"),
-        (("--attention", "--target", "ort"), "`max_positions` is None"),
         (("--opset", "7"), "`opset` is 7"),
         (
             ("--seq-len", "50"),

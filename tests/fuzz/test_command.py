@@ -77,14 +77,11 @@ OPTIONS = {
         "--cache": st.sampled_from(("growing", "shared", "x")),
         "--name-prefix": WORDS,
         "--cache-dtype": st.sampled_from(("int8", "x")),
-        "--window": NUMBERS,
-        "--softcap": NUMBERS,
         "--layer": NUMBERS,
         "--weights": FILES,
         "--set": st.sampled_from(
             ("window=none", "scale=2", "softcap=1e400", "sinks=none", "x", "=")
         ),
-        "--scale": NUMBERS,
     },
     "bench": {
         "--model": st.sampled_from(("llama3-8b", "x", "")),
