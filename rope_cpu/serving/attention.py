@@ -90,8 +90,7 @@ def attention(
     around it do depend on them: a BLAS adds in another order for another number of rows.) Keys
     outside of window and length are never read: their pages may be −1, and their memory may hold
     NaN. No weight is less than e^-87 of the largest weight of its token, and keys whose scores are
-    all −inf have the same weight. "Serve from NumPy" in the
-    manual has a bound on the errors.
+    all −inf have the same weight. "Serve from NumPy" in the manual has a bound on the errors.
 
     References
     ----------
