@@ -131,10 +131,11 @@ def _is_mapping_of_strings(value: object) -> bool:
 
 def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
     """Return the options in a model's metadata; raise ValueError unless they are complete."""
+    metadata = {_decoded(entry.key): _decoded(entry.value) for entry in model.metadata_props}
     texts = {
-        entry.key.removesuffix(OPTIONS_KEY): entry.value
-        for entry in model.metadata_props
-        if entry.key.endswith(OPTIONS_KEY)
+        key.removesuffix(OPTIONS_KEY): text
+        for key, text in metadata.items()
+        if key.endswith(OPTIONS_KEY)
     }
     if not texts:
         raise ValueError(
@@ -158,6 +159,11 @@ def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
             f"`model` has metadata {OPTIONS_KEY!r} of {cut(text)}, which no export of this version "
             f"writes: {cut(str(error))}"
         ) from None
+
+
+def _decoded(text: str | bytes) -> str:
+    """Return a string of a model; protobuf gives the bytes of one that is not UTF-8."""
+    return text if isinstance(text, str) else text.decode(errors="replace")
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -211,6 +211,18 @@ def test_metadata_that_says_too_little_is_refused(text):
         export.validate(model, ROPE)
 
 
+@pytest.mark.parametrize("field", ["key", "value"])
+def test_metadata_that_are_not_utf8_are_refused(field, tmp_path):
+    """Protobuf then gives bytes for a string."""
+    model = export.export_rope(RotaryEmbedding(8), max_positions=4)
+    (entry,) = [entry for entry in model.metadata_props if entry.key == OPTIONS_KEY]
+    setattr(entry, field, "?" * 9)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString().replace(b"?" * 9, b"\xff" * 9))
+    with pytest.raises(ValueError, match=r"`model` has (no )?metadata 'rope_cpu.export'"):
+        export.validate(path, RotaryEmbedding(8))
+
+
 def test_a_file_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "junk.onnx").write_bytes(b"\xff" * 99)
     with pytest.raises(ValueError, match=r"junk\.onnx', which is not an ONNX file"):
