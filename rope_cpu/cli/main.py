@@ -14,6 +14,7 @@ from typing import NoReturn
 import rope_cpu
 from rope_cpu.arguments.texts import escaped
 from rope_cpu.command_line import OutputError, UsageError
+from rope_cpu.kernels.threads import read_variables
 
 # Subcommand → module and summary. A module offers add_arguments(parser) and run(args) → exit code;
 # it is imported only if its subcommand is called, since some need packages of the extras.
@@ -79,6 +80,10 @@ def _discard_stdout() -> None:
 
 def _run(words: list[str]) -> int:
     command = next((word for word in words if not word.startswith("-")), None)
+    try:
+        read_variables()
+    except ValueError as error:
+        return _report_error(str(error))
     try:
         parser, subparser = _parsers(command)
         args, unknown = parser.parse_known_args(words)

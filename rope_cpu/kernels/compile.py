@@ -105,7 +105,10 @@ def compile_kernel(
     ------
     RuntimeError
         If NUMBA_DISABLE_JIT is set.
+    ValueError
+        If an environment variable about threads is wrong.
     """
+    threads.read_variables()
     threads.load_tbb()
     dispatcher = _compile_or_load(
         _named_copy(function, name, functions), signature, _KERNEL_OPTIONS

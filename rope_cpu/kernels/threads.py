@@ -123,6 +123,7 @@ def set_num_threads(n: int) -> None:
     >>> rope_cpu.set_num_threads(usual)
     """
     global limit
+    read_variables()
     limit = checked_thread_count("n", n)
 
 
@@ -142,6 +143,7 @@ def get_num_threads() -> int:
     >>> rope_cpu.get_num_threads() >= 1
     True
     """
+    read_variables()
     return limit
 
 
@@ -156,74 +158,42 @@ def checked_thread_count(name: str, value: object) -> int:
     return number
 
 
-def _check_layer_variable() -> None:
-    """Raise ValueError if Numba does not know the threading layer that its variable names.
+@cache
+def read_variables() -> None:
+    """Check and apply the environment variables, before the first use of kernels or of the limit.
 
-    Numba itself would raise when the first kernel is loaded.
+    A number above the cores is cut to them, so that one container image starts on every machine.
+
+    Raises
+    ------
+    ValueError
+        If a variable is wrong. Numba itself would raise when the first kernel is loaded.
     """
+    global limit
     layer = str(config.THREADING_LAYER)
     if layer.lower() not in _LAYERS:
         raise ValueError(
             f"NUMBA_THREADING_LAYER is {shown(layer)}; it must be one of {', '.join(_LAYERS)}, or "
             "unset"
         )
+    digits = _digits_of_variables()
+    if digits:
+        limit = min(int(digits[:20]), MAX_THREADS)  # Python refuses to convert some thousand digits
 
 
-def _read_variable() -> None:
-    """Apply the environment variables for the number of threads.
-
-    A number above the cores is cut to them, so that one container image starts on every machine.
-    """
+def _digits_of_variables() -> str:
+    """Return the number of threads that the environment sets; "" if it sets none."""
     text = os.environ.get(VARIABLE, "")
-    if not text:
-        _read_openmp_variable()
-        return
-    digits = text.strip().lstrip("0")
-    if not digits.isdecimal():
-        raise ValueError(
-            f"{VARIABLE} is {shown(text)}; it must be a number of threads, at least 1, or unset"
-        )
-    _set_at_most(digits)
-
-
-def _read_openmp_variable() -> None:
-    """Apply OMP_NUM_THREADS, unless Numba's own variable is set.
-
-    Ray, joblib and others set it so that each of several processes takes its share of the cores.
-    As in OpenBLAS, its first number counts, and a text without one is ignored.
-    """
+    if text:
+        digits = text.strip().lstrip("0")
+        if not digits.isdecimal():
+            raise ValueError(
+                f"{VARIABLE} is {shown(text)}; it must be a number of threads, at least 1, or unset"
+            )
+        return digits
+    # Ray, joblib and others set OMP_NUM_THREADS so that each of several processes takes its share
+    # of the cores. As in OpenBLAS, its first number counts, and a text without one is ignored.
     if os.environ.get("NUMBA_NUM_THREADS"):
-        return
+        return ""
     found = re.match(r"\s*\+?0*([1-9][0-9]*)", os.environ.get("OMP_NUM_THREADS", ""))
-    if found:
-        _set_at_most(found[1])
-
-
-def _set_at_most(digits: str) -> None:
-    """Set the number of threads, cut to `MAX_THREADS`."""
-    number = int(digits[:20])  # Python refuses to convert some thousand digits
-    set_num_threads(min(number, MAX_THREADS))
-
-
-def _is_command() -> bool:
-    """Return True in a process of `rope-cpu` or `python -m rope_cpu`."""
-    started_as = os.path.basename(sys.argv[0]) if sys.argv else ""
-    return started_as in ("rope-cpu", "rope-cpu.exe") or sys.orig_argv[1:3] == ["-m", "rope_cpu"]
-
-
-def _read_variables() -> None:
-    """Check and apply the environment variables, which are wrong for the whole process.
-
-    This runs at import, before any code of the command, which ends with one line and exit code 2.
-    """
-    try:
-        _check_layer_variable()
-        _read_variable()
-    except ValueError as error:
-        if not _is_command():
-            raise
-        print(f"rope-cpu: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-
-
-_read_variables()
+    return found[1] if found else ""

@@ -116,7 +116,7 @@ VARIABLES = {"ROPE_CPU_NUM_THREADS": "two", "NUMBA_THREADING_LAYER": "nope"}
 
 @pytest.mark.parametrize(("name", "value"), VARIABLES.items())
 def test_a_bad_variable_is_one_line(name, value, run_program, tmp_path):
-    """It is raised at import, before the command runs: as `python -m`, and as pip's script."""
+    """Before the command runs: as `python -m`, and as pip's script."""
     script = tmp_path / "rope-cpu"
     script.write_text("import sys; from rope_cpu.cli.main import main; sys.exit(main())")
     for program in (["-m", "rope_cpu", "--version"], [str(script), "--version"]):

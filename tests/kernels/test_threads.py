@@ -295,18 +295,21 @@ def test_other_variables_come_before_openmps(first, run):
 
 @pytest.mark.parametrize("value", ["0", "two", "-1", "1.5"])
 def test_an_invalid_number_of_threads_is_named(value, run_program):
-    _, err = run_program("import rope_cpu", env={"ROPE_CPU_NUM_THREADS": value}, exits=1)
+    program = "import rope_cpu; rope_cpu.get_num_threads()"
+    _, err = run_program(program, env={"ROPE_CPU_NUM_THREADS": value}, exits=1)
     assert f"ValueError: ROPE_CPU_NUM_THREADS is {value!r}" in err
 
 
 def test_an_unknown_threading_layer_is_named(run_program):
-    _, err = run_program("import rope_cpu", env={"NUMBA_THREADING_LAYER": "nope"}, exits=1)
+    program = "import rope_cpu; rope_cpu.RotaryEmbedding(8).cos_sin([1])"
+    _, err = run_program(program, env={"NUMBA_THREADING_LAYER": "nope"}, exits=1)
     assert "ValueError: NUMBA_THREADING_LAYER is 'nope'; it must be one of default, safe" in err
 
 
 @pytest.mark.parametrize("layer", ["omp", "OMP", "default", "safe", "threadsafe", "forksafe"])
 def test_every_threading_layer_of_numba_is_accepted(layer, run_program):
-    run_program("import rope_cpu", env={"NUMBA_THREADING_LAYER": layer})
+    program = "import rope_cpu; rope_cpu.get_num_threads()"
+    run_program(program, env={"NUMBA_THREADING_LAYER": layer})
 
 
 @pytest.mark.parametrize(("n", "rule"), [(0, "at least 1"), (10**6, "at most [0-9]+")])
