@@ -4,9 +4,9 @@ Queries are normalised, rotated and written to an array. Keys are normalised, ro
 their slots of a cache, and values are normalised and written to theirs. The functions from the
 inside out:
 
-- `rope_cpu.kernels.norm` has the norm, `rope_cpu.kernels.head_vectors` the copy and the rounding
-  to int8;
-- `_make_write_heads` makes the function that normalises, rotates and copies those of one token;
+- `rope_cpu.kernels.head_vectors` has the norm, the copy and the rounding to int8;
+- `_make_write_heads` makes the function that normalises, rotates and copies those of one token,
+  and `_make_write_slot` the one that writes them to a slot of the cache;
 - `_append_part` is the loop over the tokens of one part, the work of a thread;
 - `_append` is the entry point: it checks the arrays and splits the work between threads.
 """
@@ -23,11 +23,13 @@ from numba import prange, types
 from rope_cpu.kernels import compile
 from rope_cpu.kernels.head_vectors import (
     Heads,
+    Norm,
     copy_elements,
+    from_head,
     quantise,
     scratch_rows,
+    write_factors,
 )
-from rope_cpu.kernels.norm import Norm, from_head, write_factors
 from rope_cpu.kernels.rotate import (
     BATCH,
     DONE,
@@ -72,6 +74,27 @@ _KEYS = np.intp(1)
 _VALUES = np.intp(2)
 
 
+class Step(NamedTuple):
+    """The arrays of a step. Those of q, k and v are (batch, tokens, heads, width)."""
+
+    q: Any
+    k: Any  # of the width of q; k and v may have no heads
+    v: Any
+    q_out: Any  # may be q itself
+    key: Any  # (pages, page_size, heads, width); may be k if there are no slots
+    value: Any
+    key_scale: Any  # float32 (pages, page_size, heads); (0, 0, 0) for other dtypes than int8
+    value_scale: Any
+    # int64 (batch, tokens), page · page_size + place, checked; negative: not kept. Empty: token t
+    # of row n goes to page n, place t.
+    slots: Any
+    cos_sin: Any  # float32 (2, batch or 1, tokens, frequency heads, pairs)
+    # float32 (3, at least width + 1), the RMS norms of q, k and v: a factor for each element and
+    # then eps, which is 0 where there is no norm; (0, 0) if there is none at all.
+    norms: Any
+    block_pairs: Any  # int64 (blocks,), the number of pairs of each block of a head vector
+
+
 class Cache(NamedTuple):
     """The cached keys or values."""
 
@@ -80,7 +103,7 @@ class Cache(NamedTuple):
     scale_strides: Any  # (pages, page_size, heads)
 
 
-class Rotation(NamedTuple):
+class TokenRotation(NamedTuple):
     """The rotation of one token."""
 
     cos: Any  # pointer
@@ -120,13 +143,19 @@ def _norm_of(norms, which, width, factors):
 
 
 @compile.device_function
-def _rotation_of(table, row, token, block_pairs, blocks, rotary_dim):
+def _rotation_of(table, row, token, block_pairs, rotary_dim):
+    """Return the rotation of a token; without pairs if rotary_dim is 0."""
     offset = row_offset(table, row, token, 0)
-    cos = advance(table.cos, offset)
-    sin = advance(table.sin, offset)
-    group_stride = table.strides[HEAD]
-    groups = table.shape[HEAD]
-    return Rotation(cos, sin, groups, group_stride, table.itemsize, block_pairs, blocks, rotary_dim)
+    return TokenRotation(
+        advance(table.cos, offset),
+        advance(table.sin, offset),
+        table.shape[HEAD],
+        table.strides[HEAD],
+        table.itemsize,
+        pointer(block_pairs),
+        block_pairs.size,
+        rotary_dim,
+    )
 
 
 # From the head vectors of one token to their place.
@@ -168,114 +197,88 @@ def _make_write_heads(pairing: Callable[[int], Any]) -> Any:
     return write_heads
 
 
-# Where the heads of a token for a slot are written, and how the slot is finished afterwards: heads
-# for an int8 cache are written as float32 to scratch memory, and then rounded.
+def _make_write_slot(pairing: Callable[[int], Any], write_heads: Any) -> Any:
+    """Return the device function that writes the head vectors of a token to a slot."""
+
+    @partial(compile.device_function, variant=pairing.__name__, inline=True)
+    def write_slot(x, cache, page, place, norm, rotation, scratch):
+        write_heads(x, _heads_of(cache.array, page, place), norm, rotation)
+
+    return write_slot
 
 
-@compile.device_function
-def _slot_itself(x, cache, page, place, scratch):
-    return _heads_of(cache.array, page, place)
+def _make_write_slot_int8(pairing: Callable[[int], Any], write_heads: Any) -> Any:
+    """Return the same for int8: head vectors go to scratch memory as float32, and are rounded."""
 
+    @partial(compile.device_function, variant=pairing.__name__, inline=True)
+    def write_slot_int8(x, cache, page, place, norm, rotation, scratch):
+        rows = scratch_rows(x, scratch)
+        write_heads(x, rows, norm, rotation)
+        strides = cache.scale_strides
+        scale = advance(cache.scale, page * strides[0] + place * strides[1])
+        quantise(rows, _heads_of(cache.array, page, place), scale, strides[2], scratch)
 
-@compile.device_function
-def _no_finish(rows, cache, page, place, scratch):
-    pass
-
-
-@compile.device_function
-def _scratch_memory(x, cache, page, place, scratch):
-    return scratch_rows(x, scratch)
-
-
-@compile.device_function
-def _quantise_slot(rows, cache, page, place, scratch):
-    strides = cache.scale_strides
-    scale = advance(cache.scale, page * strides[0] + place * strides[1])
-    quantise(rows, _heads_of(cache.array, page, place), scale, strides[2], scratch)
+    return write_slot_int8
 
 
 # Placeholders for the device functions of one input dtype, cache dtype and pairing:
 # `compile.compile_part` compiles a copy of `_append_part` whose globals of these names are the
 # functions that `append_part` passes.
 write_heads: Any = None
-target_of: Any = None
-finish_slot: Any = None
+write_slot: Any = None
 
 
-def _append_part(
-    q,
-    k,
-    v,
-    q_out,
-    key,
-    value,
-    key_scale,
-    value_scale,
-    slots,
-    cos_sin,
-    norms,
-    block_pairs,
-    scratch,
-    part,
-    parts,
-):
+def _append_part(step, scratch, part, parts):
     """Write one of several equal parts of the tokens.
 
     scratch: float32 (heads · (1 + width),): a number for each head, first its factor of the norm
     and then that of int8, and room for the head vectors of a token.
     """
-    table = table_view(cos_sin)
-    keys = cache_of(key, key_scale)
-    values = cache_of(value, value_scale)
+    table = table_view(step.cos_sin)
+    keys = cache_of(step.key, step.key_scale)
+    values = cache_of(step.value, step.value_scale)
     memory = pointer(scratch)
-    pairs = pointer(block_pairs)
-    blocks = block_pairs.size
     rotary_dim = np.intp(0)
-    for block in range(blocks):
-        rotary_dim += 2 * block_pairs[block]
-    q_norm = _norm_of(norms, _QUERIES, q.shape[ELEMENT], memory)
-    k_norm = _norm_of(norms, _KEYS, q.shape[ELEMENT], memory)
-    v_norm = _norm_of(norms, _VALUES, v.shape[ELEMENT], memory)
-    tokens = q.shape[TOKEN]
-    count = q.shape[BATCH] * tokens
-    page_size = key.shape[TOKEN]
+    for block in range(step.block_pairs.size):
+        rotary_dim += 2 * step.block_pairs[block]
+    q_norm = _norm_of(step.norms, _QUERIES, step.q.shape[ELEMENT], memory)
+    k_norm = _norm_of(step.norms, _KEYS, step.q.shape[ELEMENT], memory)
+    v_norm = _norm_of(step.norms, _VALUES, step.v.shape[ELEMENT], memory)
+    tokens = step.q.shape[TOKEN]
+    count = step.q.shape[BATCH] * tokens
+    page_size = step.key.shape[TOKEN]
     for index in range(count * part // parts, count * (part + 1) // parts):
         n = index // tokens
         token = index % tokens
         row = n if table.shape[BATCH] > 1 else 0
-        rotation = _rotation_of(table, row, token, pairs, blocks, rotary_dim)
-        q_heads = _heads_of(view(q), n, token)
-        write_heads(q_heads, _heads_of(view(q_out), n, token), q_norm, rotation)
-        slot = slots[n, token] if slots.size > 0 else index
+        rotation = _rotation_of(table, row, token, step.block_pairs, rotary_dim)
+        q_heads = _heads_of(view(step.q), n, token)
+        write_heads(q_heads, _heads_of(view(step.q_out), n, token), q_norm, rotation)
+        slot = step.slots[n, token] if step.slots.size > 0 else index
         if slot >= 0:
             page = slot // page_size
             place = slot % page_size
-            k_heads = _heads_of(view(k), n, token)
-            target = target_of(k_heads, keys, page, place, memory)
-            write_heads(k_heads, target, k_norm, rotation)
-            finish_slot(target, keys, page, place, memory)
-            v_heads = _heads_of(view(v), n, token)
-            target = target_of(v_heads, values, page, place, memory)
-            unrotated = _rotation_of(table, row, token, pairs, blocks, 0)
-            write_heads(v_heads, target, v_norm, unrotated)
-            finish_slot(target, values, page, place, memory)
+            k_heads = _heads_of(view(step.k), n, token)
+            write_slot(k_heads, keys, page, place, k_norm, rotation, memory)
+            v_heads = _heads_of(view(step.v), n, token)
+            unrotated = _rotation_of(table, row, token, step.block_pairs, 0)
+            write_slot(v_heads, values, page, place, v_norm, unrotated, memory)
 
 
 @partial(compile.device_function, inline=True)
-def _run_part(append_part, arrays, part, parts):
+def _run_part(append_part, step, part, parts):
     """Allocate the scratch memory of a part, which no other thread writes, and write the part."""
-    q, k, v = arrays[:3]
-    heads = max(q.shape[HEAD], k.shape[HEAD], v.shape[HEAD])
-    width = max(q.shape[ELEMENT], v.shape[ELEMENT])
+    heads = max(step.q.shape[HEAD], step.k.shape[HEAD], step.v.shape[HEAD])
+    width = max(step.q.shape[ELEMENT], step.v.shape[ELEMENT])
     scratch = np.empty(heads * (1 + width), np.float32)
-    call_at(append_part, (*arrays, scratch, part, parts))
+    call_at(append_part, (step, scratch, part, parts))
 
 
 @partial(compile.device_function, parallel=True)
-def _append_in_parallel(append_part, arrays, parts):
+def _append_in_parallel(append_part, step, parts):
     """Write several parts at a time."""
     for index in prange(parts):
-        _run_part(append_part, arrays, np.intp(index), parts)
+        _run_part(append_part, step, np.intp(index), parts)
 
 
 # Checks of shapes and aliasing.
@@ -375,39 +378,35 @@ def _append(
     for scale in (key_scale, value_scale):
         if not _scale_is_apart(scale, (*inputs, outputs[0])):
             return INVALID
-    parts = threads if q.size + k.size + v.size >= PARALLEL_FROM else np.intp(1)
-    arrays = (
-        q,
-        k,
-        v,
-        q_out,
-        key,
-        value,
-        key_scale,
-        value_scale,
-        slots,
-        cos_sin,
-        norms,
-        block_pairs,
+    step = Step(
+        q, k, v, q_out, key, value, key_scale, value_scale, slots, cos_sin, norms, block_pairs
     )
-    if parts > 1:
-        _append_in_parallel(append_part, arrays, parts)
+    if threads > 1 and q.size + k.size + v.size >= PARALLEL_FROM:
+        _append_in_parallel(append_part, step, threads)
     else:
-        _run_part(append_part, arrays, np.intp(0), parts)
+        _run_part(append_part, step, np.intp(0), np.intp(1))
     return DONE
 
 
-def _array_types(dtype: str, cache_dtype: str) -> tuple[types.Array, ...]:
-    """Return the types of the arrays that `append_kernel` lists, in this order."""
+def _step_types(dtype: str, cache_dtype: str) -> Step:
+    """Return Numba's types of the arrays of a step."""
     x = types.Array(ELEMENTS[dtype][0], 4, "A", readonly=True, aligned=False)
-    out = types.Array(ELEMENTS[dtype][0], 4, "A", aligned=False)
     kept = types.Array(CACHE_ELEMENTS[cache_dtype], 4, "A", aligned=False)
     scale = types.Array(types.float32, 3, "A", aligned=False)
-    slots = types.Array(types.int64, 2, "A", readonly=True, aligned=False)
-    cos_sin = types.Array(types.float32, 5, "C")
-    norms = types.Array(types.float32, 2, "C", readonly=True)
-    block_pairs = types.Array(types.int64, 1, "C", readonly=True)
-    return x, x, x, out, kept, kept, scale, scale, slots, cos_sin, norms, block_pairs
+    return Step(
+        q=x,
+        k=x,
+        v=x,
+        q_out=types.Array(ELEMENTS[dtype][0], 4, "A", aligned=False),
+        key=kept,
+        value=kept,
+        key_scale=scale,
+        value_scale=scale,
+        slots=types.Array(types.int64, 2, "A", readonly=True, aligned=False),
+        cos_sin=types.Array(types.float32, 5, "A", readonly=True),
+        norms=types.Array(types.float32, 2, "C", readonly=True),
+        block_pairs=types.Array(types.int64, 1, "C", readonly=True),
+    )
 
 
 @cache
@@ -423,14 +422,16 @@ def append_part(dtype: str, cache_dtype: str, pairing: str) -> Any:
     pairing : str
         A key of `PAIRINGS`.
     """
+    write_heads = _make_write_heads(PAIRINGS[pairing])
+    make_write_slot = _make_write_slot_int8 if cache_dtype == "int8" else _make_write_slot
+    step = types.NamedTuple(_step_types(dtype, cache_dtype), Step)
     scratch = types.Array(types.float32, 1, "C")
     return compile.compile_part(
         _append_part,
         f"append_part_{dtype}_{cache_dtype}_{pairing}",
-        (*_array_types(dtype, cache_dtype), scratch, types.intp, types.intp),
-        write_heads=_make_write_heads(PAIRINGS[pairing]),
-        target_of=_scratch_memory if cache_dtype == "int8" else _slot_itself,
-        finish_slot=_quantise_slot if cache_dtype == "int8" else _no_finish,
+        (step, scratch, types.intp, types.intp),
+        write_heads=write_heads,
+        write_slot=make_write_slot(PAIRINGS[pairing], write_heads),
     )
 
 
@@ -449,22 +450,11 @@ def append_kernel(dtype: str, cache_dtype: str) -> Any:
         Called with
 
         - append_part: the address of the part for a pairing;
-        - q, k, v, q_out: (batch, tokens, heads, width), q and k of the width head_dim; q_out may be
-          q itself; k and v may have no heads;
-        - key, value: (pages, page_size, heads, width);
-        - key_scale, value_scale: float32 (pages, page_size, heads), for other dtypes than int8
-          (0, 0, 0);
-        - slots: int64 (batch, tokens), page · page_size + place, checked; negative: not kept. Empty
-          means that token t of row n goes to page n, place t, and then the caches may be k and v;
-        - cos_sin: float32 (2, batch or 1, tokens, frequency heads, pairs), C-contiguous;
-        - norms: float32 (3, at least width + 1), the RMS norms of q, k and v: a factor for each
-          element and then eps, which is 0 where there is no norm; (0, 0) if there is none at all;
-        - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
+        - the arrays of a `Step`, in their order;
         - head_dim: elements of a head vector;
         - threads: maximum number of threads.
 
         It returns `DONE`, or `INVALID` with nothing written if the arrays do not pass its checks.
     """
-    arrays = _array_types(dtype, cache_dtype)
-    signature = (types.intp, *arrays, types.intp, types.intp)
+    signature = (types.intp, *_step_types(dtype, cache_dtype), types.intp, types.intp)
     return compile.compile_kernel(_append, f"append_{dtype}_{cache_dtype}", signature)

@@ -8,10 +8,9 @@ alone. Some tokens go over the keys together; a key is read only if one of them 
 
 from __future__ import annotations
 
-from collections import namedtuple
 from functools import cache, partial
 from math import factorial, log
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import from_dtype, prange, types
@@ -41,20 +40,57 @@ AHEAD = 12  # keys, by which memory is asked for a key before its use
 _PRODUCT_LANES = 16 if has_feature("avx512f") else 8
 _SUM_LANES = 64 if has_feature("avx512f") else 16
 
-# New tokens of one sequence, and their keys start … stop − 1, of which `start` begins a range.
-# position, state: of the first token; the state of the next is `step` further.
-ITEM = np.dtype("i8, i8, i8, i8, i8, i8, i8, i8, i8")
-ITEM.names = ("sequence", "token", "tokens", "position", "window", "start", "stop", "state", "step")
 
-# _Step: what the kernel takes. _Vectors: the cached keys or values, and for each of one head in a
-# range its offset in bytes, int64 (RANGE,), and its scale, float32 (RANGE,). _Scratch: memory of a
-# thread; seen: where the keys of each query start and stop. added: the states of a range.
-_Step = namedtuple(
-    "_Step",
-    "q key value key_scale value_scale pages items first_states sinks states softcap",
-)
-_Vectors = namedtuple("_Vectors", "cached offsets scales")
-_Scratch = namedtuple("_Scratch", "keys values scores seen added")
+class Item(NamedTuple):
+    """Some new tokens of one sequence, and the keys that they go over."""
+
+    sequence: int
+    token: int  # the first, among the tokens of all sequences
+    tokens: int
+    position: int  # of the first token
+    window: int
+    start: int  # the first key, which begins a range
+    stop: int  # after the last key
+    state: int  # of the first token
+    step: int  # from the state of a token to that of the next
+
+
+ITEM = np.dtype([(name, "i8") for name in Item._fields])
+
+
+class Step(NamedTuple):
+    """The arrays of a step, and its softcap."""
+
+    q: Any  # (kv_heads, tokens · rows, head_dim), times the scale; rows: a multiple of `ROWS`
+    key: Any  # as in the `Step` of `rope_cpu.kernels.append`
+    value: Any
+    key_scale: Any
+    value_scale: Any
+    pages: Any  # int64 (sequences, pages)
+    items: Any  # of the dtype `ITEM`
+    first_states: Any  # int64 (tokens + 1,), the first state of each token; the number of all
+    sinks: Any  # (kv_heads, rows), -inf for none
+    states: Any  # (states, kv_heads, rows, value width + 2); a token's first becomes its result
+    softcap: Any  # float32, 0 for none
+
+
+class _Vectors(NamedTuple):
+    """The cached keys or values of one head in a range."""
+
+    cached: Any
+    offsets: Any  # int64 (RANGE,), in bytes
+    scales: Any  # float32 (RANGE,)
+
+
+class _Scratch(NamedTuple):
+    """The memory of a thread."""
+
+    keys: Any
+    values: Any
+    scores: Any  # (queries, RANGE + 3)
+    seen: Any  # (queries, 2), where the keys of each query start and stop
+    added: Any  # (queries, at least value width + 2), the states of a range
+
 
 _LOWEST = np.finfo(np.float32).min
 _ZERO = np.float32(0)
@@ -268,7 +304,14 @@ def _merge(state, other):
 
 @compile.device_function
 def _attend_range(step, item, head, base, scratch, states):
-    """Add the range of keys from `base` on to the states of an item's tokens."""
+    """Add the range of keys from `base` on to the states of an item's tokens.
+
+    Keys by their index in the sequence; those of `seen` are relative to `base`:
+
+        base ≤ start ≤ first … end ≤ stop ≤ base + RANGE
+               └ keys of any token ┘
+                       └ keys of one token
+    """
     keys = scratch.keys
     values = scratch.values
     added = scratch.added
@@ -346,7 +389,7 @@ PARTS = {"attend": _attend_part, "finish": _finish_part}
 
 def _attend(attend, finish, arguments, parts):
     """Write the results; see `attention_kernel`."""
-    step = _Step(*arguments)
+    step = Step(*arguments)
     for function in (attend, finish):
         if parts > 1:
             _run_in_parallel(function, step, parts)
@@ -354,41 +397,40 @@ def _attend(attend, finish, arguments, parts):
             call_at(function, (step, np.intp(0), parts))
 
 
-def _step_types(dtype: str) -> tuple[Any, ...]:
-    """Return the types of what a `_Step` holds."""
+def _step_types(dtype: str) -> Step:
+    """Return Numba's types of a step."""
     cached = types.Array(CACHE_ELEMENTS[dtype], 4, "A", readonly=True, aligned=False)
     scale = types.Array(types.float32, 3, "A", readonly=True, aligned=False)
-    pages = types.Array(types.int64, 2, "C", readonly=True)
-    items = types.Array(from_dtype(ITEM), 1, "C", readonly=True, aligned=False)
-    others = (pages, items, types.int64[::1], types.float32[:, ::1], types.float32[:, :, :, ::1])
-    return (types.float32[:, :, ::1], cached, cached, scale, scale, *others, types.float32)
+    return Step(
+        q=types.float32[:, :, ::1],
+        key=cached,
+        value=cached,
+        key_scale=scale,
+        value_scale=scale,
+        pages=types.Array(types.int64, 2, "C", readonly=True),
+        items=types.Array(from_dtype(ITEM), 1, "C", readonly=True, aligned=False),
+        first_states=types.int64[::1],
+        sinks=types.float32[:, ::1],
+        states=types.float32[:, :, :, ::1],
+        softcap=types.float32,
+    )
 
 
 @cache
 def attention_part(dtype: str, name: str) -> Any:
     """Return a compiled part of the kernel for caches of a dtype; name: a key of `PARTS`."""
-    step = types.NamedTuple(_step_types(dtype), _Step)
-    arguments = (step, types.intp, types.intp)
-    return compile.compile_part(PARTS[name], f"attention_{name}_{dtype}", arguments)
+    step = types.NamedTuple(_step_types(dtype), Step)
+    return compile.compile_part(
+        PARTS[name], f"attention_{name}_{dtype}", (step, types.intp, types.intp)
+    )
 
 
 @cache
 def attention_kernel(dtype: str) -> Any:
     """Return the compiled kernel for caches of a dtype, a key of `CACHE_ELEMENTS`.
 
-    It takes the addresses of the parts "attend" and "finish", a tuple of checked arrays and
-    softcap, and the number of threads. In the tuple are:
-
-    - q: (kv_heads, tokens · rows, head_dim), queries times the scale, with any rows up to a
-      multiple of `ROWS`;
-    - key, value and their scales, as `append_kernel`;
-    - pages: int64 (sequences, pages);
-    - items;
-    - first_states: int64 (tokens + 1,), the first state of each token, and the number of all;
-    - sinks: (kv_heads, rows), -inf for none;
-    - states: (states, kv_heads, rows, value width + 2), of which the first of each token becomes
-      its result;
-    - softcap: float32, 0 for none.
+    It takes the addresses of the parts "attend" and "finish", a `Step` of checked arrays as a plain
+    tuple, whose type Numba finds faster, and the number of threads.
     """
     signature = (types.intp, types.intp, types.Tuple(_step_types(dtype)), types.intp)
     return compile.compile_kernel(_attend, f"attention_{dtype}", signature)

@@ -1,6 +1,15 @@
-"""The copy, with a norm, and the rounding to int8 of the head vectors of one token.
+"""The norm, the copy and the rounding to int8 of the head vectors of one token.
 
-Arithmetic is float32.
+Arithmetic is float32. The RMS norm is x / sqrt(mean(x²) + eps) · weight. The order of its
+operations is fixed, so that results have the same bits whatever the threads, the layout and the
+pages, and in one pass or in steps of this order:
+
+- squares are rounded and added in 64 lanes, then in 8 lanes, then one by one, and each partial sum
+  is added to the total in this order; lanes are joined by halves;
+- the factor of a head vector is 1 / sqrt(sum / width + eps), each operation rounded;
+- an element becomes x · factor, then that times its weight.
+
+Elements are multiplied where they are loaded for the rotation or a copy.
 """
 
 from __future__ import annotations
@@ -12,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_cpu.kernels import compile
-from rope_cpu.kernels.norm import FLOAT32_BYTES, make_load_normalised
 from rope_cpu.kernels.vectors import (
     advance,
+    lane_sum,
     larger_magnitude,
     largest_lane,
     load,
@@ -23,7 +32,9 @@ from rope_cpu.kernels.vectors import (
     store_int8,
 )
 
+_FLOAT32_BYTES = np.intp(4)
 _ZERO = np.float32(0)
+_ONE = np.float32(1)
 _INFINITY = np.float32(np.inf)
 _NAN = np.float32(np.nan)
 _LARGEST_INT8 = np.float32(127)
@@ -45,6 +56,73 @@ class Heads(NamedTuple):
     width: Any
     stride: Any  # bytes from one head to the next
     itemsize: Any
+
+
+class Norm(NamedTuple):
+    """An RMS norm and the factors of the head vectors that it is applied to."""
+
+    is_given: Any
+    factors: Any  # pointer to float32, one for each head
+    weight: Any  # pointer to float32, one for each element
+    eps: Any
+
+
+@compile.device_function
+def from_head(norm, head):
+    """Return the norm of the heads from `head` on."""
+    factors = advance(norm.factors, head * _FLOAT32_BYTES)
+    return Norm(norm.is_given, factors, norm.weight, norm.eps)
+
+
+def make_load_normalised(lanes: int) -> Any:
+    """Return the device function that loads elements of a head vector and normalises them.
+
+    It loads elements from i on of a part of head vector `head`; x: pointer to the part. norm: a
+    `Norm`, or None, for which Numba compiles the load alone. element: the place of the first one in
+    the whole head vector, and so of its weight.
+    """
+
+    @partial(compile.device_function, variant=f"{lanes}", inline=True)
+    def load_normalised(x, i, norm, head, element):
+        elements = load(x, i, lanes)
+        if norm is None:
+            return elements
+        if norm.is_given:
+            scaled = elements * splat(norm.factors[head], lanes)
+            elements = scaled * load(norm.weight, element, lanes)
+        return elements
+
+    return load_normalised
+
+
+@compile.device_function
+def _sum_of_squares(x, width):
+    squares = splat(_ZERO, 64)
+    for i in range(0, width & -64, 64):
+        v = load(x, i, 64)
+        squares = squares + v * v
+    total = lane_sum(squares)
+    if width & 63:
+        few_squares = splat(_ZERO, 8)
+        for i in range(width & -64, width & -8, 8):
+            w = load(x, i, 8)
+            few_squares = few_squares + w * w
+        total += lane_sum(few_squares)
+        for i in range(width & -8, width):
+            single = load(x, i, 1)
+            total += lane_sum(single * single)
+    return total
+
+
+@compile.device_function
+def write_factors(x, norm):
+    """Write the factors of the head vectors of a token."""
+    for head in range(x.count):
+        norm.factors[head] = _sum_of_squares(advance(x.pointer, head * x.stride), x.width)
+    # A loop of its own, since LLVM vectorises it: divisions and roots are slow.
+    for head in range(x.count):
+        mean = norm.factors[head] / np.float32(x.width)
+        norm.factors[head] = _ONE / np.sqrt(mean + norm.eps)
 
 
 # Head vectors are loaded 64 elements at a time, then 8 and one. The loop over head vectors is
@@ -114,8 +192,8 @@ _round_elements = _make_over_elements(_round)
 @compile.device_function
 def scratch_rows(x, scratch):
     """Return the part of the scratch memory that holds the head vectors of a token."""
-    start = advance(scratch, x.count * FLOAT32_BYTES)
-    return Heads(start, x.count, x.width, x.width * FLOAT32_BYTES, FLOAT32_BYTES)
+    start = advance(scratch, x.count * _FLOAT32_BYTES)
+    return Heads(start, x.count, x.width, x.width * _FLOAT32_BYTES, _FLOAT32_BYTES)
 
 
 @compile.device_function

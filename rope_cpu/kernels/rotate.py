@@ -21,7 +21,7 @@ import numpy as np
 from numba import prange, types
 
 from rope_cpu.kernels import compile
-from rope_cpu.kernels.norm import make_load_normalised
+from rope_cpu.kernels.head_vectors import make_load_normalised
 from rope_cpu.kernels.vectors import (
     ALIGNMENT,
     address,
@@ -294,7 +294,7 @@ def _is_nested(stride, count, other_stride, other_count):
 def fits(x, out, table, head_dim):
     """Return True if x can be rotated into `out`, which may be the same array.
 
-    False for empty arrays: the caller, `rope_cpu.rotation.dispatch`, handles them.
+    False for empty arrays, which the caller handles.
     """
     if x.shape != out.shape or x.shape[ELEMENT] != head_dim:
         return False
@@ -306,7 +306,7 @@ def fits(x, out, table, head_dim):
         return False
     if x.strides[ELEMENT] != x.itemsize or out.strides[ELEMENT] != x.itemsize:
         return False
-    if overlaps_itself(out):
+    if table.strides[ELEMENT] != table.itemsize or overlaps_itself(out):
         return False
     if address(x.pointer) == address(out.pointer) and x.strides == out.strides:
         return True
@@ -362,9 +362,8 @@ def _tile_shape(x, frequency_heads, parts):
 
 
 @compile.device_function
-def _tile(x, out, table, block_pairs, parts):
-    """Return the tile that `_tile_shape` chooses, with the strides of its tokens and heads."""
-    tokens, heads = _tile_shape(x, table.shape[HEAD], parts)
+def tile_of(tokens, heads, x, out, table, block_pairs):
+    """Return the tile of so many tokens and heads of x, with their strides."""
     return Tile(
         tokens,
         heads,
@@ -429,19 +428,20 @@ def _make_rotate_part(pairing: Callable[[int], Any]) -> Any:
     @partial(compile.device_function, variant=pairing.__name__)
     def rotate_part(x, out, table, block_pairs, cache_bytes, part, parts):
         heads_per_frequency = x.shape[HEAD] // table.shape[HEAD]
-        tile = _tile(x, out, table, block_pairs, parts)
+        tokens, heads = _tile_shape(x, table.shape[HEAD], parts)
+        tile = tile_of(tokens, heads, x, out, table, block_pairs)
         one_block = block_pairs.size == 1
         nontemporal = one_block and _bypasses_caches(x, out, block_pairs[0], cache_bytes)
-        tiles_across = x.shape[HEAD] // tile.heads
-        tiles = x.shape[TOKEN] // tile.tokens * tiles_across  # of one batch row
+        tiles_across = x.shape[HEAD] // heads
+        tiles = x.shape[TOKEN] // tokens * tiles_across  # of one batch row
         tiles_per_part = (x.shape[BATCH] * tiles + parts - 1) // parts
         for n in range(x.shape[BATCH]):
             table_row = n if table.shape[BATCH] > 1 else 0
             start = max(part * tiles_per_part - n * tiles, 0)
             stop = min((part + 1) * tiles_per_part - n * tiles, tiles)
             for index in range(start, stop):
-                token = index // tiles_across * tile.tokens
-                head = index % tiles_across * tile.heads
+                token = index // tiles_across * tokens
+                head = index % tiles_across * heads
                 source = advance(x.pointer, row_offset(x, n, token, head))
                 target = advance(out.pointer, row_offset(out, n, token, head))
                 group = head // heads_per_frequency
@@ -515,7 +515,8 @@ def rotation_kernel(dtype: str, pairing: str) -> Any:
 
         - q, k, q_out, k_out: (batch, tokens, heads, head_dim), of the element type in `ELEMENTS`;
           outputs may be the very same arrays;
-        - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), cos and then sin, C-contiguous;
+        - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), cos and then sin; stride 0 over
+          the tokens rotates all of them by one angle for each pair;
         - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
         - head_dim: elements of a head vector;
         - cache_bytes: size of the last-level cache;
@@ -527,7 +528,7 @@ def rotation_kernel(dtype: str, pairing: str) -> Any:
     element, table_element = ELEMENTS[dtype]
     x = types.Array(element, 4, "A", readonly=True, aligned=False)
     out = types.Array(element, 4, "A", aligned=False)
-    cos_sin = types.Array(table_element, 5, "C")
+    cos_sin = types.Array(table_element, 5, "A", readonly=True)
     block_pairs = types.Array(types.int64, 1, "C", readonly=True)
     number = types.intp
     signature = (x, x, out, out, cos_sin, block_pairs, number, number, number, number)

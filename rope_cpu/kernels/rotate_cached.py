@@ -18,13 +18,13 @@ from rope_cpu.kernels.rotate import (
     PAIRINGS,
     PARALLEL_FROM,
     TOKEN,
-    Tile,
     make_rotate_tile,
     row_offset,
     table_view,
+    tile_of,
     view,
 )
-from rope_cpu.kernels.vectors import advance, call_at, pointer
+from rope_cpu.kernels.vectors import advance, call_at
 
 
 def _make_rotate_on_page(pairing: Callable[[int], Any]) -> Any:
@@ -42,20 +42,7 @@ def _make_rotate_on_page(pairing: Callable[[int], Any]) -> Any:
         token = index % table.shape[TOKEN]
         groups = table.shape[HEAD]  # of heads that share cos and sin
         heads = keys.shape[HEAD] // groups
-        tile = Tile(
-            length,
-            heads,
-            keys.strides[TOKEN],
-            keys.strides[HEAD],
-            keys.strides[TOKEN],
-            keys.strides[HEAD],
-            table.strides[TOKEN],
-            keys.itemsize,
-            keys.itemsize,
-            table.itemsize,
-            pointer(block_pairs),
-            block_pairs.size,
-        )
+        tile = tile_of(length, heads, keys, keys, table, block_pairs)
         for group in range(groups):
             x = advance(keys.pointer, row_offset(keys, page, place, group * heads))
             offset = row_offset(table, row, token, group)
