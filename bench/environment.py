@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rope_cpu
-from rope_cpu.machine import caches, cores
+from rope_cpu.launch.rotate import caches
 
 _PACKAGES = (
     "numpy",
@@ -36,7 +36,7 @@ def record() -> dict[str, Any]:
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "processor": _processor(),
-        "cores": cores(),
+        "cores": _cores(),
         "governor": _text_of_file(_GOVERNOR).strip() or "unknown",
         "caches": caches(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
@@ -46,6 +46,13 @@ def record() -> dict[str, Any]:
         "versions": _versions(),
         "settings": _settings(),
     }
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def available_memory() -> int:

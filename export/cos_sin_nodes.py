@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.rotation.cos_sin import CosSin
+from rope_cpu.launch.cos_sin import CosSin
 
 from .graph import FLOAT64, Graph
 

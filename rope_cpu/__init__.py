@@ -3,15 +3,15 @@
 from typing import TYPE_CHECKING
 
 from rope_cpu import positions
+from rope_cpu.caches.batch import Batch
+from rope_cpu.caches.kv_cache import KVCache
+from rope_cpu.caches.rms_norm import RMSNorm
 from rope_cpu.convert import convert_weight
 from rope_cpu.kernels.threads import get_num_threads, set_num_threads
+from rope_cpu.launch.attention import attention
 from rope_cpu.rotation.apply import apply_rotary
 from rope_cpu.rotation.embedding import RotaryEmbedding
 from rope_cpu.rotation.plan import RotaryPlan
-from rope_cpu.serving.attention import attention
-from rope_cpu.serving.batch import Batch
-from rope_cpu.serving.kv_cache import KVCache
-from rope_cpu.serving.rms_norm import RMSNorm
 from rope_cpu.sinusoidal import sinusoidal
 from rope_cpu.warmup import warmup
 

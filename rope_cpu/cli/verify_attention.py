@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rope_cpu.array_types import DTYPES, Array
+from rope_cpu.caches.batch import Batch
+from rope_cpu.caches.kv_cache import KVCache
+from rope_cpu.launch.attention import attention
 from rope_cpu.rotation.embedding import RotaryEmbedding
-from rope_cpu.serving.attention import attention
-from rope_cpu.serving.batch import Batch
-from rope_cpu.serving.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from rope_cpu.export.validation.attention_check import AttentionCheck

@@ -1,1 +1,1 @@
-"""The rotation of arrays: rotary embeddings, plans, cos and sin, and the call of the kernel."""
+"""The rotation of arrays: rotary embeddings and plans."""

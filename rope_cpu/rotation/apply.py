@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from rope_cpu.arguments import position_ids as check_ids
 from rope_cpu.arguments.arrays import (
     check_array,
+    check_inputs,
     check_layout,
     check_tables,
     share_memory,
@@ -17,7 +18,8 @@ from rope_cpu.arguments.arrays import (
 from rope_cpu.arguments.names import hide_other_names, refuse_rotation_names
 from rope_cpu.arguments.scalars import boolean
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array
-from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
+from rope_cpu.launch.arrays import HeadLayout
+from rope_cpu.launch.rotate import Launch, launcher, rotate_copies
 
 
 @hide_other_names
@@ -106,11 +108,11 @@ def apply_rotary(
     if boolean("inverse", inverse):
         sin = -sin
     cos_sin = _table(cos, sin, differ_by_head)
-    pairing = Pairing(x.shape[-1], boolean("interleaved", interleaved), (rotary_dim,))
+    heads = HeadLayout(x.shape[-1], boolean("interleaved", interleaved), (rotary_dim,))
 
     def launch_for(dtype: np.dtype[Any]) -> tuple[Launch, Array]:
         table = cos_sin.astype(COMPUTE_DTYPES[dtype], copy=False)
-        return launcher(dtype, pairing, layout), table
+        return launcher(dtype, heads, layout), table
 
     result = np.empty_like(x) if out is None else out
     if type(x) is type(result) is np.ndarray:
@@ -119,10 +121,8 @@ def apply_rotary(
         if same and launch(table, x, x, result, result, 1):
             return result
     subject = "`cos` and `sin` are for" if position_ids is None else "`position_ids` are for"
-    outs = None if out is None else {"out": out}
-    (result,) = rotate_copies(
-        {"x": x}, outs, layout, x.shape[-1], cos_sin.shape[1:], (subject, subject), launch_for
-    )
+    check_inputs({"x": x}, layout, x.shape[-1], cos_sin.shape[1:], subject, subject)
+    (result,) = rotate_copies({"x": x}, None if out is None else {"out": out}, launch_for)
     return result
 
 

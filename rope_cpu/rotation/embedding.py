@@ -13,12 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from rope_cpu.arguments import position_ids as check_ids
 from rope_cpu.arguments import scalars
-from rope_cpu.arguments.arrays import (
-    check_array,
-    check_dtype,
-    check_layout,
-    check_out_tables,
-)
+from rope_cpu.arguments.arrays import check_array, check_dtype, check_layout, check_out_tables
 from rope_cpu.arguments.names import (
     hide_other_names,
     refuse_constructor_names,
@@ -33,12 +28,9 @@ from rope_cpu.frequencies import generators as generators_
 from rope_cpu.frequencies import scaling as scaling_
 from rope_cpu.frequencies import spec as specs
 from rope_cpu.frequencies.spec import RopeSpec
-from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin
-from rope_cpu.rotation.dispatch import Pairing
-from rope_cpu.rotation.lengths import rows_of_lengths
+from rope_cpu.launch.arrays import HeadLayout
+from rope_cpu.launch.cos_sin import CosSin, PackedCosSin, check_rerotation, rows_of_lengths
 from rope_cpu.rotation.plan import RotaryPlan
-from rope_cpu.rotation.rerotation import check_rerotation, rerotation
-from rope_cpu.rotation.shift_plan import UniformShiftPlan
 
 
 class RotaryEmbedding:
@@ -99,8 +91,8 @@ class RotaryEmbedding:
         "_columns",
         "_consecutive",
         "_cos_sin",
+        "_heads",
         "_lengths",
-        "_pairing",
         "_row_of_sequence",
         "_rows",
         "_spec",
@@ -112,7 +104,7 @@ class RotaryEmbedding:
     _rows: int  # sequences with lengths of their own
     _columns: int  # pairs of all heads with frequencies of their own
     _consecutive: bool  # whether ids may be left out
-    _pairing: Pairing
+    _heads: HeadLayout
 
     def __init__(
         self,
@@ -518,7 +510,7 @@ class RotaryEmbedding:
         self._lengths = lengths
         self._row_of_sequence = np.array(row_of_sequence, np.intp)
         self._rows = len(row_of_sequence)
-        self._pairing = Pairing(spec.head_dim, spec.interleaved, spec.blocks)
+        self._heads = HeadLayout(spec.head_dim, spec.interleaved, spec.blocks)
         self._columns = spec.inv_freq.shape[2] * spec.pairs
         self._consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
 
@@ -1028,7 +1020,7 @@ interleaved=False)
         if not isinstance(old, RotaryEmbedding):
             raise TypeError(f"`old` is {shown(old)}; it must be a RotaryEmbedding")
         check_rerotation(self._spec, old._spec)
-        cos_sin = rerotation(self._cos_sin_of_rows(), old._cos_sin_of_rows())
+        cos_sin = self._cos_sin_of_rows().from_rotation_of(old._cos_sin_of_rows())
         each_row = np.arange(len(cos_sin.frequencies))
         layout = check_layout(layout)
         return self._plan(cos_sin, each_row, position_ids, layout, "rerotate", cu_seqlens)
@@ -1066,7 +1058,7 @@ interleaved=False)
             counts = check_ids.tokens_of_sequences(cu_seqlens, layout, tokens, rows)
             if by_token:
                 tables = PackedCosSin(cos_sin.of_rows(np.repeat(row_of_sequence, counts)))
-        return RotaryPlan(tables, self._pairing, positions, layout, operation)
+        return RotaryPlan(tables, self._heads, positions, layout, operation)
 
     def _shift_plan(
         self, delta: int | float | ArrayLike, layout: str, compute_dtype: str
@@ -1074,9 +1066,10 @@ interleaved=False)
         """Return the plan of a shift, with cos and sin in a compute dtype."""
         deltas, is_uniform = check_ids.parse_delta(delta, self.axes, self._spec.shared_id)
         positions = self._checked_positions("delta", deltas, layout)
-        plan = UniformShiftPlan if is_uniform else RotaryPlan
         cos_sin = self._cos_sin_of_rows()
-        return plan(cos_sin, self._pairing, positions, layout, "shift", compute_dtype)
+        return RotaryPlan(
+            cos_sin, self._heads, positions, layout, "shift", is_uniform, compute_dtype
+        )
 
     def __repr__(self) -> str:
         length = "" if self._lengths is None else f", lengths={self._lengths}"
@@ -1118,7 +1111,9 @@ interleaved=False)
         positions = self._positions(name, x, ids, offset, layout)
         compute_dtype = COMPUTE_DTYPES[x.dtype]
         cos_sin = self._cos_sin if self._rows == 1 else self._cos_sin_of_rows()
-        return RotaryPlan(cos_sin, self._pairing, positions, layout, operation, compute_dtype)
+        return RotaryPlan(
+            cos_sin, self._heads, positions, layout, operation, compute_dtype=compute_dtype
+        )
 
     def _positions(
         self, name: str, x: Array, ids: ArrayLike | None, offset: int | ArrayLike, layout: str

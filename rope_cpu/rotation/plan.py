@@ -7,16 +7,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.arguments.arrays import check_out_pair
-from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64
-from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin, RepeatedCosSin
-from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
-from rope_cpu.serving import launches as serving
-from rope_cpu.serving.batch import Batch
-from rope_cpu.serving.cached_keys import rotate_cached
-from rope_cpu.serving.kv_cache import KVCache
-from rope_cpu.serving.rms_norm import RMSNorm
-from rope_cpu.serving.slots import slots_of_keys
+from rope_cpu.arguments.arrays import check_array, check_inputs, check_out_pair
+from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array, Float64
+from rope_cpu.caches.batch import Batch
+from rope_cpu.caches.kv_cache import KVCache
+from rope_cpu.caches.rms_norm import RMSNorm
+from rope_cpu.caches.slots import slots_of_keys
+from rope_cpu.launch.append import append, rotate_normalised
+from rope_cpu.launch.arrays import HeadLayout, Rotation
+from rope_cpu.launch.cos_sin import CosSin, PackedCosSin
+from rope_cpu.launch.rotate import (
+    Launch,
+    launcher,
+    repeated,
+    repeating,
+    rotate_cached,
+    rotate_copies,
+)
 
 _ndarray = np.ndarray
 
@@ -43,11 +50,12 @@ class RotaryPlan:
     """
 
     __slots__ = (
+        "_any_tokens",
         "_cos_sin",
+        "_heads",
         "_launches",
         "_layout",
         "_operation",
-        "_pairing",
         "_positions",
         "_rotation",
         "_tables",
@@ -55,22 +63,24 @@ class RotaryPlan:
 
     def __init__(
         self,
-        cos_sin: CosSin | PackedCosSin | RepeatedCosSin,
-        pairing: Pairing,
+        cos_sin: CosSin | PackedCosSin,
+        heads: HeadLayout,
         positions: Float64,
         layout: str,
         operation: str,
+        any_tokens: bool = False,
         compute_dtype: str = "float32",
     ) -> None:
         # The table of the other compute dtype follows when it is first needed.
         self._cos_sin = cos_sin
-        self._pairing = pairing
+        self._heads = heads
+        self._any_tokens = any_tokens  # cos and sin of one token rotate any number of them
         self._positions = positions
         self._layout = layout
         self._operation = operation
         self._tables = {compute_dtype: cos_sin.table(positions, operation, compute_dtype)}
         self._launches: dict[np.dtype[Any], tuple[Launch, Array]] = {}
-        self._rotation: serving.Rotation | None = None  # made when it is first needed
+        self._rotation: Rotation | None = None  # made when it is first needed
 
     def __call__(
         self,
@@ -118,7 +128,10 @@ class RotaryPlan:
         array([0.54 , 0.841], dtype=float32)
         """
         if q_norm is not None or k_norm is not None:
-            return self._rotate_normalised(q, k, out, q_norm, k_norm)
+            norms = {"q_norm": q_norm, "k_norm": k_norm}
+            rotation = self._rotation_of(q, "q")
+            q_rot, k_rot = rotate_normalised(rotation, {"q": q, "k": k}, norms, _named_pair(out))
+            return q_rot, k_rot
         if out is None and type(q) is type(k) is _ndarray:
             results: Any = (np.empty_like(q), np.empty_like(k))
         else:
@@ -170,8 +183,7 @@ class RotaryPlan:
         """
         if norm is not None:
             outs = None if out is None else {"out": out}
-            norms: dict[str, RMSNorm | None] = {"norm": norm}
-            return serving.rotate_normalised(self._append_rotation(), {"x": x}, norms, outs)[0]
+            return rotate_normalised(self._rotation_of(x, "x"), {"x": x}, {"norm": norm}, outs)[0]
         result = np.empty_like(x) if out is None and type(x) is _ndarray else out
         if type(x) is type(result) is _ndarray:
             launch, cos_sin = self._launches.get(x.dtype) or self._launch(x.dtype)
@@ -252,9 +264,9 @@ class RotaryPlan:
                 f"`append` needs a plan of rope.plan(position_ids), but this one is of the "
                 f"operation {self._operation!r}"
             )
-        rotation = self._rotation or self._append_rotation()
+        rotation = self._rotation or self._float32_rotation()
         norms = (q_norm, k_norm, v_norm)
-        return serving.append(rotation, q, k, v, cache, slot_mapping, norms, out)
+        return append(rotation, q, k, v, cache, slot_mapping, norms, out)
 
     def rotate_cached(self, cache: KVCache, slot_mapping: Batch | ArrayLike) -> None:
         """Rotate cached keys in place.
@@ -296,56 +308,59 @@ class RotaryPlan:
         slots = slots_of_keys(cache, slot_mapping, self._layout)
         rotate_cached(self._rotation_for(slots.shape[1]), cache, slots)
 
-    def _rotation_for(self, tokens: int) -> serving.Rotation:
-        """Return the rotation of so many tokens in a cache."""
-        return self._append_rotation()
+    def _rotation_of(self, x: object, name: str) -> Rotation:
+        """Return the rotation, for the kernels of caches, of as many tokens as an array has."""
+        return self._rotation_for(self._tokens_of(x, name))
 
-    def _rotate_normalised(
-        self,
-        q: Array,
-        k: Array,
-        out: tuple[Array, Array] | None,
-        q_norm: RMSNorm | None,
-        k_norm: RMSNorm | None,
-    ) -> tuple[Array, Array]:
-        inputs = {"q": q, "k": k}
-        norms = {"q_norm": q_norm, "k_norm": k_norm}
-        rotation = self._append_rotation()
-        q_rot, k_rot = serving.rotate_normalised(rotation, inputs, norms, _named_pair(out))
-        return q_rot, k_rot
+    def _rotation_for(self, tokens: int) -> Rotation:
+        """Return the rotation of a number of tokens, for the kernels of caches."""
+        rotation = self._rotation or self._float32_rotation()
+        if self._any_tokens:
+            return rotation._replace(cos_sin=repeated(rotation.cos_sin, tokens))
+        return rotation
 
-    def _append_rotation(self) -> serving.Rotation:
+    def _float32_rotation(self) -> Rotation:
         """Return cos and sin in float32 and what else the kernels of caches need."""
-        if self._rotation is None:
-            if "float32" not in self._tables:
-                table = self._cos_sin.table(self._positions, self._operation, "float32")
-                self._tables["float32"] = table
-            table = self._tables["float32"]
-            self._rotation = serving.Rotation(table, *self._pairing, self._layout, self._subjects())
+        table = self._table("float32")
+        self._rotation = Rotation(table, self._heads, self._layout, self._subjects(), {})
         return self._rotation
 
-    def _launch(self, dtype: np.dtype[Any]) -> tuple[Launch, Array]:
-        """Return the launch of a dtype and its cos and sin, which are computed on first use."""
-        compute_dtype = COMPUTE_DTYPES.get(dtype, "float32")  # other dtypes have no kernel
+    def _table(self, compute_dtype: str) -> Array:
+        """Return cos and sin in a compute dtype, in which they are computed on first use."""
         table = self._tables.get(compute_dtype)
         if table is None:
             table = self._cos_sin.table(self._positions, self._operation, compute_dtype)
             self._tables[compute_dtype] = table
-        launch = launcher(dtype, self._pairing, self._layout)
-        self._launches[dtype] = (launch, table)
-        return launch, table
+        return table
+
+    def _launch(self, dtype: np.dtype[Any]) -> tuple[Launch, Array]:
+        """Return the launch of a dtype and its cos and sin, which are computed on first use."""
+        compute_dtype = COMPUTE_DTYPES.get(dtype, "float32")  # other dtypes have no kernel
+        launch = launcher(dtype, self._heads, self._layout)
+        if self._any_tokens:
+            launch = repeating(launch, LAYOUT_AXES[self._layout][1])
+        self._launches[dtype] = (launch, self._table(compute_dtype))
+        return self._launches[dtype]
 
     def _table_shape(self) -> tuple[int, ...]:
         """Return (batch or 1, seq, frequency heads, pairs)."""
         table = next(iter(self._tables.values()))
         return table.shape[1:]
 
+    def _tokens_of(self, x: object, name: str) -> int:
+        """Return the number of tokens that an array must have."""
+        if self._any_tokens:
+            shape = check_array(name, x, self._layout).shape
+            return int(shape[LAYOUT_AXES[self._layout][1]])
+        return self._table_shape()[1]
+
     def _rotate_copies(self, xs: dict[str, Any], outs: dict[str, Any] | None) -> tuple[Array, ...]:
         """Take the slow path; xs, outs: arrays by argument name."""
-        shape = self._table_shape()
-        head_dim = self._pairing.head_dim
-        subjects = self._subjects()
-        return rotate_copies(xs, outs, self._layout, head_dim, shape, subjects, self._launch)
+        rows, _, *heads_and_pairs = self._table_shape()
+        name, x = next(iter(xs.items()))
+        shape = (rows, self._tokens_of(x, name), *heads_and_pairs)
+        check_inputs(xs, self._layout, self._heads.head_dim, shape, *self._subjects())
+        return rotate_copies(xs, outs, self._launch)
 
     def _subjects(self) -> tuple[str, str]:
         """Return the subjects of error texts about the tokens and the batch rows of the plan."""
@@ -356,14 +371,14 @@ class RotaryPlan:
     def __repr__(self) -> str:
         batch, seq, _, pairs = self._table_shape()
         return (
-            f"RotaryPlan(batch={batch}, seq={seq}, layout={self._layout!r}, {self._operation}, "
-            f"head_dim={self._pairing.head_dim}, rotary_dim={2 * pairs}, "
-            f"interleaved={self._pairing.interleaved})"
+            f"RotaryPlan(batch={batch}, seq={'any' if self._any_tokens else seq}, "
+            f"layout={self._layout!r}, {self._operation}, head_dim={self._heads.head_dim}, "
+            f"rotary_dim={2 * pairs}, interleaved={self._heads.interleaved})"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments = (self._cos_sin, self._pairing, self._positions, self._layout, self._operation)
-        return RotaryPlan, arguments
+        source = (self._cos_sin, self._heads, self._positions)
+        return RotaryPlan, (*source, self._layout, self._operation, self._any_tokens)
 
 
 def _named_pair(out: object) -> dict[str, Any] | None:

@@ -19,7 +19,6 @@ INTERNAL = [
     "rope_cpu.frequencies.generators",
     "rope_cpu.frequencies.scaling",
     "rope_cpu.frequencies.spec",
-    "rope_cpu.rotation.shift_plan",
 ]
 
 

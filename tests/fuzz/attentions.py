@@ -13,7 +13,7 @@ from serving import attending
 from serving.steps import CACHE_DTYPES, DTYPES
 
 import rope_cpu
-from rope_cpu.serving import attention as module
+from rope_cpu.launch import attention as module
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 import rope_cpu
-from rope_cpu.rotation import dispatch
+from rope_cpu.launch import rotate as launches
 
 DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16")} | {
     "bfloat16": np.dtype(ml_dtypes.bfloat16)
@@ -400,13 +400,13 @@ def run(arranged):
     """Make the call; return its results as a tuple."""
     call, rope = arranged.call, arranged.call.rotary.rope
     if call.past_caches:
-        dispatch.last_level_cache = lambda: 0
-    dispatch.launcher.cache_clear()
+        launches.last_level_cache = lambda: 0
+    launches.launcher.cache_clear()
     try:
         return _run(call, rope, arranged)
     finally:
-        dispatch.last_level_cache = LAST_LEVEL_CACHE
-        dispatch.launcher.cache_clear()
+        launches.last_level_cache = LAST_LEVEL_CACHE
+        launches.launcher.cache_clear()
 
 
 # The error of an angle beyond 2^53 radians, in units of 2^-105 of the angle: ½ for the frequency in
@@ -415,7 +415,7 @@ def run(arranged):
 LOST_ABOVE = 2.0**-103
 # The error of angles in float32: cos as a neighbour (1), the factor (½) and the product (1).
 LOST_IN_FLOAT32 = 2.5 * 2.0**-24
-LAST_LEVEL_CACHE = dispatch.last_level_cache
+LAST_LEVEL_CACHE = launches.last_level_cache
 
 
 def _run(call, rope, arranged):

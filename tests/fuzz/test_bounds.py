@@ -69,7 +69,7 @@ EVERY_ATTENTION = """
 from itertools import product
 import numpy as np
 from rope_cpu.kernels import threads
-from rope_cpu.serving import attention as module
+from rope_cpu.launch import attention as module
 from serving.attending import Call, Options
 
 module._PARALLEL_FROM = 0

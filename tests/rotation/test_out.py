@@ -8,7 +8,7 @@ import pytest
 from oracle import draw
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.rotation import dispatch
+from rope_cpu.launch import rotate as launches
 
 
 def strided_views(x, rng):
@@ -125,11 +125,11 @@ def without_caches(monkeypatch):
     """Let new launchers find no caches, as for large results; older ones know their own."""
 
     def start():
-        monkeypatch.setattr(dispatch, "last_level_cache", lambda: 0)
-        dispatch.launcher.cache_clear()
+        monkeypatch.setattr(launches, "last_level_cache", lambda: 0)
+        launches.launcher.cache_clear()
 
     yield start
-    dispatch.launcher.cache_clear()
+    launches.launcher.cache_clear()
 
 
 @pytest.mark.parametrize(

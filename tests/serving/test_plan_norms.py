@@ -9,8 +9,7 @@ from serving.steps import DTYPES, INPUT_DTYPES, Norm
 import rope_cpu
 from rope_cpu import RotaryEmbedding
 from rope_cpu.kernels import threads
-from rope_cpu.rotation import dispatch
-from rope_cpu.serving import launches as serving
+from rope_cpu.launch import append, arrays, rotate
 
 
 class Case:
@@ -166,10 +165,9 @@ def test_results_are_within_the_roundings_of_exact_ones(interleaved, rng):
 
 
 def test_processors_without_float16_give_the_same_bits(monkeypatch, rng):
-    cached = (serving._launcher, dispatch.launcher)
+    cached = (append._launcher, rotate.launcher)
     try:
-        for module in (serving, dispatch):
-            monkeypatch.setattr(module, "converts_float16", lambda: False)
+        monkeypatch.setattr(arrays, "converts_float16", lambda: False)
         for launcher in cached:
             launcher.cache_clear()
         for layout in cases.LAYOUTS:
@@ -185,7 +183,7 @@ def test_processors_without_float16_give_the_same_bits(monkeypatch, rng):
 
 def test_what_fits_the_kernel_is_not_copied(monkeypatch, rng):
     """Decoding calls this for every layer."""
-    monkeypatch.setattr(serving, "_computable", None)  # of the copies alone
+    monkeypatch.setattr(append, "launch_copies", None)  # of the copies alone
     norm = rope_cpu.RMSNorm(None)
     for layout in cases.LAYOUTS:
         plan = RotaryEmbedding(16).plan(np.arange(5), layout=layout)

@@ -10,7 +10,7 @@ import rope_cpu
 from rope_cpu import RotaryEmbedding
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.rotate_cached import rotate_cached_kernel, rotate_cached_part
-from rope_cpu.serving import cached_keys
+from rope_cpu.launch import arrays, rotate
 
 
 def check(plan, caches, slots, layout):
@@ -123,9 +123,9 @@ def test_processors_without_float16_give_the_same_bits(monkeypatch, rng):
         dtypes.append(dtype)
         return rotate_cached_part(dtype, pairing)
 
-    monkeypatch.setattr(cached_keys, "converts_float16", lambda: False)
-    monkeypatch.setattr(cached_keys, "rotate_cached_kernel", kernel)
-    monkeypatch.setattr(cached_keys, "rotate_cached_part", part)
+    monkeypatch.setattr(arrays, "converts_float16", lambda: False)
+    monkeypatch.setattr(rotate, "rotate_cached_kernel", kernel)
+    monkeypatch.setattr(rotate, "rotate_cached_part", part)
     plan.rotate_cached(other, [[11, -1, 3]])
     assert dtypes == ["float32", "float32"]
     assert other.key.tobytes() == usual.key.tobytes()

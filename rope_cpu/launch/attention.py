@@ -11,20 +11,22 @@ from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.arrays import check_array, check_output, share_memory
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Array, Int64
+from rope_cpu.caches.batch import Batch
+from rope_cpu.caches.kv_cache import CACHE_ARRAYS, KVCache, check_cache
+from rope_cpu.caches.slots import check_page_size
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.attention import (
     ITEM,
     RANGE,
     ROWS,
+    Item,
+    Step,
     attention_kernel,
     attention_part,
 )
 from rope_cpu.kernels.compile import address_of
-from rope_cpu.kernels.vectors import converts_float16
-from rope_cpu.serving.batch import Batch
-from rope_cpu.serving.kv_cache import CACHE_ARRAYS, KVCache, check_cache
-from rope_cpu.serving.launches import refuse_float64
-from rope_cpu.serving.slots import check_page_size
+from rope_cpu.launch.append import refuse_float64
+from rope_cpu.launch.arrays import cache_arrays
 
 # New tokens of a sequence that go over its keys together: each range of keys is read from the
 # caches of a core for all but the first. Sequences of no more new tokens are split into ranges.
@@ -153,17 +155,17 @@ def _work(batch: Batch, window: int) -> _Work:
 
     Raise if a page that is attended to was given back.
     """
-    work: _Work | None = batch._work.get(window)
+    work: _Work | None = batch.work.get(window)
     if work is None:
         work = _divided(batch, window)
-        batch._work[window] = work
+        batch.work[window] = work
     return work
 
 
 def _divided(batch: Batch, window: int) -> _Work:
-    arrays = batch._arrays
+    arrays = batch.arrays
     pages_needed = _pages_needed(batch, window)
-    items: list[tuple[int, ...]] = []
+    items: list[Item] = []
     first_states = [0]
     for sequence, new in enumerate(arrays.query_lens.tolist()):
         token = int(arrays.cu_seqlens[sequence])
@@ -176,8 +178,18 @@ def _divided(batch: Batch, window: int) -> _Work:
             state = first_states[-1]
             for index, start in enumerate(starts):
                 stop = min(start + RANGE, stop_key) if new <= _TILE else stop_key
-                place = (sequence, token + done, tokens, position + done, window)
-                items.append((*place, start, stop, state + index, len(starts)))
+                item = Item(
+                    sequence=sequence,
+                    token=token + done,
+                    tokens=tokens,
+                    position=position + done,
+                    window=window,
+                    start=start,
+                    stop=stop,
+                    state=state + index,
+                    step=len(starts),
+                )
+                items.append(item)
             first_states += [state + (n + 1) * len(starts) for n in range(tokens)]
     seen = np.minimum(arrays.cache_position + 1, window)
     return _Work(
@@ -187,7 +199,7 @@ def _divided(batch: Batch, window: int) -> _Work:
 
 def _pages_needed(batch: Batch, window: int) -> int:
     """Return the number of pages that a cache must have; raise if one was given back."""
-    arrays = batch._arrays
+    arrays = batch.arrays
     first_key = np.maximum(arrays.seq_lens - arrays.query_lens - window + 1, 0)
     first_page = first_key // batch.page_size
     stop_page = np.where(arrays.query_lens > 0, -(-arrays.seq_lens // batch.page_size), 0)
@@ -214,7 +226,7 @@ def _check_queries(q: Array, cache: KVCache, batch: Batch) -> None:
     """Raise unless the queries are those of a batch, for a cache."""
     refuse_float64("q", check_array("q", q, "thd"), "attention is")
     tokens, heads, width = q.shape
-    new = len(batch._arrays.slot_mapping)
+    new = len(batch.arrays.slot_mapping)
     if tokens != new:
         raise ValueError(f"`q` has {tokens} tokens, but `batch` has {new} new tokens")
     if width != cache.head_dim:
@@ -230,7 +242,7 @@ def _check_out(out: Array, shape: tuple[int, ...], q: Array, cache: KVCache) -> 
     """Raise unless the result can be written to `out`."""
     check_output("out", out, "y", shape, q.dtype)
     names = ["q", *(f"cache.{name}" for name in CACHE_ARRAYS)]
-    for name, x in zip(names, (q, *cache._arrays), strict=True):
+    for name, x in zip(names, (q, *cache.kernel_arrays), strict=True):
         if share_memory(out, x):
             raise ValueError(f"`out` shares memory with `{name}`; pass an array of its own")
 
@@ -256,7 +268,14 @@ def _sinks(sinks: ArrayLike | None, heads: int, kv_heads: int) -> Array:
             logits = given.astype(np.float32)
         if not np.isfinite(logits).all():
             raise ValueError("`sinks` holds a number beyond float32")
-    return _rows(logits[None, :, None], kv_heads)[:, :, 0].copy()
+    padded = np.zeros((kv_heads, _padded(heads // kv_heads)), np.float32)
+    padded[:, : heads // kv_heads] = logits.reshape(kv_heads, -1)
+    return padded
+
+
+def _padded(shared: int) -> int:
+    """Return the number of query heads that share a key head, as a multiple of `ROWS`."""
+    return -(-shared // ROWS) * ROWS
 
 
 def _rows(x: Array, kv_heads: int) -> Array:
@@ -266,7 +285,7 @@ def _rows(x: Array, kv_heads: int) -> Array:
     """
     tokens, heads, width = x.shape
     shared = heads // kv_heads
-    rows = np.zeros((kv_heads, tokens, -(-shared // ROWS) * ROWS, width), np.float32)
+    rows = np.zeros((kv_heads, tokens, _padded(shared), width), np.float32)
     rows[:, :, :shared] = x.reshape(tokens, kv_heads, shared, width).swapaxes(0, 1)
     return rows.reshape(kv_heads, -1, width)
 
@@ -278,24 +297,29 @@ def _launch(
 
     q, sinks: as rows. softcap: 0 for none.
     """
-    key, value, key_scale, value_scale = cache._arrays
-    name = cache._dtype_name
-    if name == "float16" and not converts_float16():
-        name = "float32"
-        key = key.view(np.float16).astype(np.float32)
-        value = value.view(np.float16).astype(np.float32)
-    rows = q.shape[1] // len(batch._arrays.slot_mapping)
+    name, (key, value, key_scale, value_scale) = cache_arrays(cache)
+    rows = q.shape[1] // len(batch.arrays.slot_mapping)
     attend = address_of(attention_part(name, "attend"))
     finish = address_of(attention_part(name, "finish"))
-    # The kernel is loaded before `threads.serial` is read, as in `CosSin._compute`.
+    # The kernel is loaded before `threads.serial` is read, as in `CosSin`.
     kernel = attention_kernel(name)
     usable = 1 if threads.serial else threads.limit
     if work.scores * q[:, :rows].size < _PARALLEL_FROM:
         usable = 1
     shape = (work.first_states[-1], cache.kv_heads, rows, cache.value_dim + 2)
-    states = np.empty(shape, np.float32)
-    caches = (key, value, key_scale, value_scale)
-    items = (batch._arrays.page_table, work.items, work.first_states)
-    arguments = (q, *caches, *items, sinks, states, np.float32(softcap))
-    kernel(attend, finish, arguments, usable)
+    states: Array = np.empty(shape, np.float32)
+    step = Step(
+        q=q,
+        key=key,
+        value=value,
+        key_scale=key_scale,
+        value_scale=value_scale,
+        pages=batch.arrays.page_table,
+        items=work.items,
+        first_states=work.first_states,
+        sinks=sinks,
+        states=states,
+        softcap=np.float32(softcap),
+    )
+    kernel(attend, finish, tuple(step), usable)
     return states

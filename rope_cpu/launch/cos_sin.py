@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPE_NAMES, DTYPES, Array, Float64, Intp
-from rope_cpu.frequencies.spec import RopeSpec
+from rope_cpu.frequencies.spec import LARGEST_FACTOR, LengthRule, RopeSpec
 from rope_cpu.kernels import threads
 from rope_cpu.kernels.angles import RADIAN, cos_sin_kernel
+
+# Rows of frequencies that are remembered together. "longrope" has two for any lengths and
+# "dynamic_powers" some ten; those of "dynamic" change at every token, and do not come back.
+_REMEMBERED_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,10 +70,24 @@ class CosSin:
 
         old: of float64 angles like this one; of as many rows, or either has one.
         """
+        rows = {len(self.frequencies), len(old.frequencies)} - {1}
+        if len(rows) > 1:
+            raise ValueError(
+                f"`old` has lengths for {len(old.frequencies)} sequences, but this rotary "
+                f"embedding has lengths for {len(self.frequencies)} (`at_length([...])`); the "
+                "numbers must be equal, or one of them 1"
+            )
+        factors = self.factors["rotate"] / old.factors["rotate"]
+        wrong = (factors < 1 / LARGEST_FACTOR) | (factors > LARGEST_FACTOR)
+        if wrong.any():
+            raise ValueError(
+                f"the quotient of the attention factors of this rotary embedding and of `old` is "
+                f"{factors[wrong][0]}; it must be from 2^-126 to 2^126"
+            )
         high, error = _two_sum(self.frequencies[:, 0], -old.frequencies[:, 0])
         low = error + (self.frequencies[:, 1] - old.frequencies[:, 1])
-        factors = {"rerotate": self.factors["rotate"] / old.factors["rotate"]}
-        return CosSin(np.stack(_two_sum(high, low), axis=1), factors, in_float32=False)
+        frequencies = np.stack(_two_sum(high, low), axis=1)
+        return CosSin(frequencies, {"rerotate": factors}, in_float32=False)
 
     def table(self, positions: Float64, operation: str, compute_dtype: str) -> Array:
         """Return cos and sin, times their factors, as one array.
@@ -158,24 +179,66 @@ class PackedCosSin:
         return table.reshape(2, 1, len(one_token_rows), *table.shape[3:])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RepeatedCosSin:
-    """Cos and sin of one token, which stand for a number of tokens.
+def rows_of_lengths(
+    spec: RopeSpec, rule: LengthRule, lengths: Sequence[int]
+) -> tuple[RopeSpec, CosSin, list[int]]:
+    """Return the distinct frequencies of sequences, as spec and as cos and sin, and their rows.
 
-    Parameters
-    ----------
-    cos_sin : CosSin
-        The arguments of the kernel.
-    tokens : int
-        Number of tokens.
+    spec, rule: a rotation, and its rule.
+    lengths: checked lengths in tokens. For each, the last result has the index of its row.
     """
+    spec.check_rows(len(lengths))
+    representatives = rule.representatives(lengths)
+    distinct = sorted(set(representatives))
+    row_of = {length: row for row, length in enumerate(distinct)}
+    evaluate = _remembered if len(distinct) <= _REMEMBERED_ROWS else _evaluated
+    try:
+        evaluated, cos_sin = evaluate(spec, tuple(distinct))
+    except ValueError:
+        spec.at_length(lengths)  # raises again, with the length that was given in the text
+        raise
+    return evaluated, cos_sin, [row_of[length] for length in representatives]
 
-    cos_sin: CosSin
-    tokens: int
 
-    def table(self, positions: Float64, operation: str, compute_dtype: str) -> Array:
-        """Return cos and sin of positions (batch or 1, 1, axes), as `CosSin.table` does."""
-        return self.cos_sin.table(positions, operation, compute_dtype).repeat(self.tokens, axis=2)
+def _evaluated(spec: RopeSpec, lengths: tuple[int, ...]) -> tuple[RopeSpec, CosSin]:
+    at_lengths = spec.at_length(lengths)
+    return at_lengths, CosSin.from_spec(at_lengths)
+
+
+_remembered = lru_cache(maxsize=16)(_evaluated)
+
+
+def check_rerotation(new: RopeSpec, old: RopeSpec) -> None:
+    """Raise unless keys rotated as `old` says can be rotated on to `new`."""
+    for spec in (new, old):
+        spec.check_length()
+    old_facts = _facts(old)
+    for name, value in _facts(new).items():
+        if old_facts[name] != value:
+            raise ValueError(
+                f"`old` has {name} {shown(old_facts[name])}, but this rotary embedding has {name} "
+                f"{shown(value)}; they must be equal: undo the old rotation with "
+                "old.rotate(keys, position_ids, inverse=True) and rotate again"
+            )
+    for name, spec in (("this rotary embedding", new), ("`old`", old)):
+        if spec.angle_dtype == "float32":
+            raise ValueError(
+                f"{name} has angle_dtype 'float32': its angles are rounded at each position, so "
+                "that no difference of frequencies gives the angle between the two rotations; undo "
+                "the old one with old.rotate(keys, position_ids, inverse=True) and rotate again"
+            )
+
+
+def _facts(spec: RopeSpec) -> dict[str, Any]:
+    """Return the facts in which two rotations must agree, by name."""
+    return {
+        "head_dim": spec.head_dim,
+        "rotary_dim": spec.rotary_dim,
+        "interleaved": spec.interleaved,
+        "blocks": spec.blocks,
+        "axes": spec.axes,
+        "frequency heads": spec.inv_freq.shape[2],
+    }
 
 
 def _write_float32(
@@ -183,9 +246,8 @@ def _write_float32(
 ) -> None:
     """Write cos and sin of float32 angles, (batch or 1, seq, heads, pairs), times their factors.
 
-    The kernel multiplies positions and frequencies, in revolutions. So every head of every token
-    becomes a batch row of one token, its angles become the frequencies, and the position is one
-    radian.
+    It reuses the exact kernel for given angles: every head of every token becomes a batch row of
+    one token, its angles become the frequencies, and the position is one radian.
     """
     pairs = cos.shape[3]
     rows = cos.size // pairs

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.array_types import Array, Int64
+from rope_cpu.array_types import Int64
 
 
 class BatchArrays(NamedTuple):
@@ -22,6 +24,7 @@ class BatchArrays(NamedTuple):
     cu_seqlens: Int64
 
 
+@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
 class Batch:
     """The sequences of one step: how many tokens each has, how many are new, and where they go.
 
@@ -77,19 +80,6 @@ class Batch:
     array([0, 3, 4])
     """
 
-    __slots__ = (
-        "_arrays",
-        "_slots",
-        "_work",
-        "cache_position",
-        "cu_seqlens",
-        "page_size",
-        "page_table",
-        "pages_needed",
-        "query_lens",
-        "seq_lens",
-        "slot_mapping",
-    )
     seq_lens: Int64
     query_lens: Int64
     page_table: Int64  # (sequences, pages of the longest sequence, or 1)
@@ -98,9 +88,9 @@ class Batch:
     slot_mapping: Int64  # (tokens,), page · page_size + place of each new token
     cu_seqlens: Int64  # (sequences + 1,), where each sequence's new tokens start
     pages_needed: int  # pages that a cache must have
-    _arrays: BatchArrays  # of which the attributes are views
-    _slots: Int64  # slot_mapping as (1, tokens)
-    _work: dict[int, Any]  # by window: the division of attention's work
+    arrays: BatchArrays  # of which the attributes are views
+    slots: Int64  # slot_mapping as (1, tokens)
+    work: dict[int, Any]  # by window: the division of attention's work
 
     def __init__(
         self,
@@ -124,18 +114,14 @@ class Batch:
         arrays = BatchArrays(lengths, new, pages, position, slots, bounds)
         # A view that is made before `slots` becomes read-only stays writable. Nobody writes to it,
         # but Numba takes 0.05 µs longer to unbox a read-only array.
-        object.__setattr__(self, "_slots", slots[None])
-        object.__setattr__(self, "_arrays", arrays)
-        object.__setattr__(self, "_work", {})
+        attributes: dict[str, Any] = {"slots": slots[None], "arrays": arrays, "work": {}}
         for name, array in arrays._asdict().items():
             array.flags.writeable = False
-            object.__setattr__(self, name, array.view())
-        object.__setattr__(self, "page_size", size)
-        object.__setattr__(self, "pages_needed", int(page.max(initial=-1)) + 1)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Refuse to change the batch."""
-        raise AttributeError(f"`{name}` of a Batch cannot be set; make another Batch")
+            attributes[name] = array.view()
+        attributes["page_size"] = size
+        attributes["pages_needed"] = int(page.max(initial=-1)) + 1
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         return (
@@ -144,13 +130,9 @@ class Batch:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (*self._arrays[:3], self.page_size)
-
-
-def _unpickled(seq_lens: Array, query_lens: Array, page_table: Array, page_size: int) -> Batch:
-    return Batch(
-        seq_lens=seq_lens, query_lens=query_lens, page_table=page_table, page_size=page_size
-    )
+        arguments = self.arrays._asdict()
+        given = {name: arguments[name] for name in ("seq_lens", "query_lens", "page_table")}
+        return partial(Batch, **given, page_size=self.page_size), ()
 
 
 def _lengths(name: str, value: ArrayLike) -> Int64:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from rope_cpu.array_types import Array
 NO_NORMS: NDArray[np.float32] = np.empty((0, 0), np.float32)
 
 
+@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
 class RMSNorm:
     """The RMS norm of head vectors: x / sqrt(mean(x²) + eps) · (offset + weight).
 
@@ -31,6 +33,13 @@ class RMSNorm:
         Added to the mean of squares; above 0.
     offset : float, default 0
         Added to the weight. Gemma's norms have the offset 1.
+
+    Attributes
+    ----------
+    weight : array of float32, (head_dim,), or None
+        The weight without the offset, read-only.
+    eps, offset : float
+        The arguments.
 
     Raises
     ------
@@ -56,59 +65,42 @@ class RMSNorm:
     array([[[[ 1.,  1., -1., -1.]]]], dtype=float32)
     """
 
-    __slots__ = ("_eps", "_factors", "_offset", "_weight")
-    _factors: NDArray[np.float32] | None  # the weight with the offset
-    _weight: NDArray[np.float32] | None  # without the offset
-    _offset: float
-    _eps: float
+    weight: NDArray[np.float32] | None
+    eps: float
+    offset: float
+    factors: NDArray[np.float32] | None  # the weight with the offset
 
     def __init__(self, weight: ArrayLike | None, eps: float = 1e-6, *, offset: float = 0.0) -> None:
-        self._eps = scalars.real_number("eps", eps)
-        if not 0 < _to_float32(self._eps) < np.inf:
+        number = scalars.real_number("eps", eps)
+        if not 0 < _to_float32(number) < np.inf:
             raise ValueError(f"`eps` is {shown(eps)}; it must be above 0 and finite in float32")
-        self._offset = float(scalars.per_axis("offset", offset, 1)[0])
-        if np.isinf(_to_float32(self._offset)):
+        added = float(scalars.per_axis("offset", offset, 1)[0])
+        if np.isinf(_to_float32(added)):
             raise ValueError(f"`offset` is {shown(offset)}; it must be finite in float32")
-        self._weight = None if weight is None else _checked_weight(weight)
-        if self._weight is None and self._offset != 0:
+        checked = None if weight is None else _checked_weight(weight)
+        if checked is None and added != 0:
             raise ValueError(
                 f"`offset` is {shown(offset)} and `weight` is None; an offset is added to a "
                 "weight, so give both or neither"
             )
-        self._factors = None
-        if self._weight is not None:
+        factors = None
+        if checked is not None:
             with np.errstate(over="ignore"):
-                self._factors = self._weight + np.float32(self._offset)
-            if np.isinf(self._factors).any():
+                factors = checked + np.float32(added)
+            if np.isinf(factors).any():
                 raise ValueError(
                     f"`offset` is {shown(offset)}, and goes beyond float32 when added to `weight`"
                 )
-
-    @property
-    def weight(self) -> NDArray[np.float32] | None:
-        """The weight, without the offset: float32 (head_dim,), read-only; None if there is none."""
-        return self._weight
-
-    @property
-    def eps(self) -> float:
-        """The number that is added to the mean of squares."""
-        return self._eps
-
-    @property
-    def offset(self) -> float:
-        """The number that is added to the weight."""
-        return self._offset
+        attributes = {"weight": checked, "eps": number, "offset": added, "factors": factors}
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        weight = "None" if self._weight is None else f"<{len(self._weight)} elements>"
-        return f"RMSNorm(weight={weight}, eps={self._eps:g}, offset={self._offset:g})"
+        weight = "None" if self.weight is None else f"<{len(self.weight)} elements>"
+        return f"RMSNorm(weight={weight}, eps={self.eps:g}, offset={self.offset:g})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self._weight, self._eps, self._offset)
-
-
-def _unpickled(weight: Any, eps: float, offset: float) -> RMSNorm:
-    return RMSNorm(weight, eps, offset=offset)
+        return partial(RMSNorm, offset=self.offset), (self.weight, self.eps)
 
 
 def _to_float32(number: Any) -> Any:
@@ -161,11 +153,11 @@ def _factors(norm: RMSNorm, name: str, width: int) -> Array:
 
     name: the argument that holds the norm, for the error text.
     """
-    if norm._factors is None:
+    if norm.factors is None:
         return np.ones(width, np.float32)
-    if len(norm._factors) != width:
+    if len(norm.factors) != width:
         raise ValueError(
-            f"`{name}` has a weight of {len(norm._factors)} elements, but the head vectors that it "
+            f"`{name}` has a weight of {len(norm.factors)} elements, but the head vectors that it "
             f"normalises have {width}"
         )
-    return norm._factors
+    return norm.factors

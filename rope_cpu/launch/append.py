@@ -1,0 +1,296 @@
+"""The launches of the append kernels: norms, rotation, and writes to caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rope_cpu.arguments.arrays import check_array, check_inputs, check_outputs, share_memory
+from rope_cpu.array_types import DTYPE_NAMES, LAYOUT_AXES, Array
+from rope_cpu.caches.batch import Batch
+from rope_cpu.caches.kv_cache import CACHE_ARRAYS, NO_SCALE, KVCache, check_cache, check_writeable
+from rope_cpu.caches.rms_norm import NO_NORMS, RMSNorm, joined
+from rope_cpu.caches.slots import round_slots, slots_of_tokens
+from rope_cpu.kernels import threads
+from rope_cpu.kernels.append import append_kernel, append_part
+from rope_cpu.kernels.compile import address_of
+from rope_cpu.kernels.rotate import DONE
+from rope_cpu.launch.arrays import (
+    HeadLayout,
+    Rotation,
+    cache_arrays,
+    has_kernels,
+    kernel_view,
+    launch_copies,
+    refuse,
+    results_for,
+)
+
+_ndarray = np.ndarray
+
+# Empty slots, for which the kernel writes tokens in their order.
+_IN_ORDER = np.empty((0, 0), np.int64)
+_NORM_NAMES = ("q_norm", "k_norm", "v_norm")
+
+Arrays = tuple[Array, ...]
+
+# launch(cos_sin, (q, k, v, q_out), (key, value, key_scale, value_scale), slots, norms) -> bool
+# q, k, v and q_out have the layout of the plan, and all others the form that the kernel takes.
+# False means that nothing was written.
+_Launch = Callable[[Array, Arrays, Arrays, Array, Array], bool]
+
+
+def _launch_for(rotation: Rotation, dtype: np.dtype[Any], cache_dtype: str) -> _Launch:
+    """Return the launch of a rotation for two dtypes, which it then keeps."""
+    launch = _launcher(dtype, cache_dtype, rotation.heads, rotation.layout)
+    rotation.launches[dtype, cache_dtype] = launch
+    return launch
+
+
+@lru_cache
+def _launcher(dtype: np.dtype[Any], cache_dtype: str, heads: HeadLayout, layout: str) -> _Launch:
+    """Return the launch of the append kernel for two dtypes, the pairs of heads and a layout."""
+    name = DTYPE_NAMES.get(dtype)
+    if name is None or name == "float64" or not (has_kernels(name) and has_kernels(cache_dtype)):
+        return refuse
+    kernel = append_kernel(name, cache_dtype)
+    part = address_of(append_part(name, cache_dtype, heads.pairing))
+    block_pairs = heads.block_pairs
+    head_dim = heads.head_dim
+    view = kernel_view(name, layout)
+
+    def launch(cos_sin: Array, arrays: Arrays, cache: Arrays, slots: Array, norms: Array) -> bool:
+        q, k, v, q_out = arrays
+        key, value, key_scale, value_scale = cache
+        usable = 1 if threads.serial else threads.limit
+        try:
+            if view is not None:
+                q = view(q)
+                k = view(k)
+                v = view(v)
+                q_out = view(q_out)
+            status: int = kernel(
+                part,
+                q,
+                k,
+                v,
+                q_out,
+                key,
+                value,
+                key_scale,
+                value_scale,
+                slots,
+                cos_sin,
+                norms,
+                block_pairs,
+                head_dim,
+                usable,
+            )
+        except (TypeError, ValueError):  # another number of axes, or a read-only output
+            return False
+        return status == DONE
+
+    return launch
+
+
+def append(
+    rotation: Rotation,
+    q: Array,
+    k: Array,
+    v: Array,
+    cache: KVCache,
+    slot_mapping: Batch | ArrayLike,
+    given_norms: tuple[RMSNorm | None, ...],
+    out: Array | None,
+) -> Array:
+    """Write q to `out`, and k and v to their slots; see `RotaryPlan.append`."""
+    if type(cache) is not KVCache:
+        check_cache(cache)
+    for array in cache.caller_arrays:
+        if not array.flags.writeable:
+            check_writeable(cache)
+    slots = slots_of_tokens(slot_mapping, cache, rotation.layout)
+    norms = NO_NORMS
+    q_norm, k_norm, v_norm = given_norms
+    if not (q_norm is k_norm is v_norm is None):
+        norms = joined(_NORM_NAMES, given_norms, (cache.head_dim, cache.head_dim, cache.value_dim))
+    result = np.empty_like(q) if out is None and type(q) is _ndarray else out
+    # The kernel takes empty slots for `_IN_ORDER`, so they go the slow path.
+    if type(q) is type(k) is type(v) is type(result) is _ndarray and slots.size:
+        dtype = q.dtype
+        launch = rotation.launches.get((dtype, cache.dtype_name))
+        if launch is None:
+            launch = _launch_for(rotation, dtype, cache.dtype_name)
+        # Identity is the usual case; the comparison of dtypes takes longer.
+        same = dtype is k.dtype is v.dtype is result.dtype
+        if not same:
+            same = dtype == k.dtype == v.dtype == result.dtype
+        arrays = (q, k, v, result)
+        if same and launch(rotation.cos_sin, arrays, cache.kernel_arrays, slots, norms):
+            return result
+    return _append_copies(rotation, {"q": q, "k": k, "v": v}, cache, slots, norms, out)
+
+
+def _append_copies(
+    rotation: Rotation, inputs: dict[str, Any], cache: KVCache, slots: Array, norms: Array, out: Any
+) -> Array:
+    """Validate the arguments that the fast path refused, and append contiguous copies of them."""
+    _check_appended(rotation, inputs, cache, slots)
+    outputs = {} if out is None else {"out": out}
+    _check_append_memory(inputs, outputs, cache)
+    result: Array = np.empty_like(inputs["q"]) if out is None else out
+
+    def launch(copies: list[Array]) -> bool:
+        q, k, v = copies
+        return not slots.size or _launch_copies(rotation, (q, k, v, q), cache, slots, norms)
+
+    launch_copies(inputs.values(), (result,), launch)
+    return result
+
+
+def _launch_copies(
+    rotation: Rotation, arrays: Arrays, cache: KVCache, slots: Array, norms: Array
+) -> bool:
+    """Append contiguous arrays, to a float32 copy of the cache where float16 has no kernels."""
+    cache_dtype, target = cache_arrays(cache)
+    launch = _launch_for(rotation, arrays[0].dtype, cache_dtype)
+    if not launch(rotation.cos_sin, arrays, target, slots, norms):
+        return False
+    if cache_dtype != cache.dtype_name:
+        for rounded, computed in zip(cache.kernel_arrays[:2], target[:2], strict=True):
+            round_slots(rounded.view(np.float16), computed, slots)
+    return True
+
+
+def _check_appended(
+    rotation: Rotation, inputs: dict[str, Any], cache: KVCache, slots: Array
+) -> None:
+    """Raise unless q, k and v fit the plan, the cache and the slots."""
+    layout = rotation.layout
+    for name, x in inputs.items():
+        refuse_float64(name, check_array(name, x, layout))
+    q, k, v = inputs.values()
+    batch_axis, token_axis, head_axis = LAYOUT_AXES[layout]
+    if q.shape[head_axis] == 0:
+        raise ValueError(f"`q` has shape {q.shape}; it must have at least one head")
+    queries_and_keys = {"q": q, "k": k}
+    table_shape = rotation.cos_sin.shape[1:]
+    check_inputs(queries_and_keys, layout, rotation.heads.head_dim, table_shape, *rotation.subjects)
+    if v.dtype != q.dtype:
+        raise TypeError(f"`v` has dtype {v.dtype}, but `q` has {q.dtype}; they must be the same")
+    if v.shape[:-1] != k.shape[:-1]:
+        raise ValueError(
+            f"`v` has shape {v.shape}, but `k` has {k.shape}; they must agree in all axes but the "
+            "last"
+        )
+    for name, x, width in (("k", k, cache.head_dim), ("v", v, cache.value_dim)):
+        if (x.shape[head_axis], x.shape[-1]) != (cache.kv_heads, width):
+            raise ValueError(
+                f"`{name}` has {x.shape[head_axis]} heads of {x.shape[-1]}, but `cache` has "
+                f"{cache.kv_heads} heads of {width}"
+            )
+    batch = 1 if batch_axis is None else q.shape[batch_axis]
+    if slots.shape != (batch, q.shape[token_axis]):
+        tokens = f"{q.shape[token_axis]} tokens" if batch_axis is None else f"shape {q.shape}"
+        raise ValueError(
+            f"`slot_mapping` has {slots.size} slots of shape {slots.shape}, but `q` has {tokens}; "
+            "each token needs a slot, or -1"
+        )
+
+
+def refuse_float64(name: str, x: Array, subject: str = "norms and caches are") -> None:
+    """Raise if an array is float64. subject: of the error text, for what it is given to."""
+    if x.dtype == np.float64:
+        raise TypeError(
+            f"`{name}` has dtype float64; {subject} computed in float32, which would lose its "
+            f"digits: pass {name}.astype(np.float32)"
+        )
+
+
+def _check_append_memory(inputs: dict[str, Array], outputs: dict[str, Any], cache: KVCache) -> None:
+    """Raise if an output or the cache shares memory with an input or with another output."""
+    if outputs:
+        check_outputs(outputs, {"q": inputs["q"]})
+        for name in ("k", "v"):
+            if share_memory(outputs["out"], inputs[name]):
+                raise ValueError(
+                    f"`out` shares memory with `{name}`; it must be `q` itself or share nothing "
+                    "with the inputs"
+                )
+    check_writeable(cache)
+    for cache_name, array in zip(CACHE_ARRAYS, cache.kernel_arrays, strict=True):
+        for name, x in {**inputs, **outputs}.items():
+            if share_memory(array, x):
+                raise ValueError(
+                    f"`{name}` shares memory with `cache.{cache_name}`; pass a copy of it"
+                )
+
+
+def rotate_normalised(
+    rotation: Rotation,
+    inputs: dict[str, Any],
+    given_norms: dict[str, RMSNorm | None],
+    outs: dict[str, Any] | None,
+) -> Arrays:
+    """Normalise and rotate one or two arrays.
+
+    Parameters
+    ----------
+    rotation : Rotation
+        The rotation of a plan.
+    inputs, given_norms, outs : dict of str to array or RMSNorm
+        The inputs, their norms, and the outputs if there are any, by argument name and in the same
+        order.
+    """
+    names = tuple(given_norms)
+    widths = (rotation.heads.head_dim,) * len(names)
+    norms = joined(names, tuple(given_norms.values()), widths)
+    check_inputs(
+        inputs,
+        rotation.layout,
+        rotation.heads.head_dim,
+        rotation.cos_sin.shape[1:],
+        *rotation.subjects,
+    )
+    for name, x in inputs.items():
+        refuse_float64(name, x)
+    results = results_for(inputs, outs)
+    # An array without heads is left out: the kernel refuses it in place of q.
+    filled = [index for index, x in enumerate(inputs.values()) if x.size]
+    if not filled:
+        return results
+    xs = [list(inputs.values())[index] for index in filled]
+    outputs = [results[index] for index in filled]
+    if filled[0]:  # no queries: the first row is that of the keys, and the last means no norm
+        norms = norms[[1, 2, 2]]
+    if not _rotate_in_order(rotation, xs, outputs, norms):
+        launch_copies(xs, outputs, lambda copies: _rotate_in_order(rotation, copies, copies, norms))
+    return results
+
+
+def _rotate_in_order(
+    rotation: Rotation, xs: Sequence[Array], outs: Sequence[Array], norms: Array
+) -> bool:
+    """Launch the append kernel with the second output as its cache, or an empty cache.
+
+    Tokens keep their order, and there are no values.
+    """
+    dtype = xs[0].dtype
+    name = DTYPE_NAMES[dtype]
+    no_heads: list[Any] = [slice(None)] * xs[0].ndim
+    no_heads[LAYOUT_AXES[rotation.layout][2]] = slice(0, 0)
+    v = xs[0][tuple(no_heads)]
+    value = outs[0][tuple(no_heads)]
+    k = xs[1] if len(xs) == 2 else v
+    key = outs[1] if len(xs) == 2 else value
+    view = kernel_view(name, rotation.layout)
+    if view is not None:
+        key = view(key)
+        value = view(value)
+    launch = _launch_for(rotation, dtype, name)
+    cache = (key, value, NO_SCALE, NO_SCALE)
+    return launch(rotation.cos_sin, (xs[0], k, v, outs[0]), cache, _IN_ORDER, norms)

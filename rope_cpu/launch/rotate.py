@@ -1,0 +1,234 @@
+"""The launches of the rotation kernels: of arrays, and of keys in a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rope_cpu.array_types import DTYPE_NAMES, Array
+from rope_cpu.caches.kv_cache import KVCache, check_writeable
+from rope_cpu.caches.slots import check_none_twice, round_slots, sorted_runs
+from rope_cpu.kernels import threads
+from rope_cpu.kernels.compile import address_of
+from rope_cpu.kernels.rotate import DONE, rotation_kernel
+from rope_cpu.kernels.rotate_cached import rotate_cached_kernel, rotate_cached_part
+from rope_cpu.launch.arrays import (
+    HeadLayout,
+    Rotation,
+    cache_arrays,
+    has_kernels,
+    kernel_view,
+    launch_copies,
+    refuse,
+    results_for,
+)
+
+# A launch passes arrays to one kernel without copying them:
+#     launch(cos_sin, q, k, q_out, k_out, arrays) -> bool
+# It rotates q, and k if arrays is 2; for one array, q and q_out are passed as k and k_out too. It
+# returns False, with nothing written, if the kernel cannot take the arrays.
+# cos_sin: (2, batch or 1, seq, frequency heads, pairs), of the compute dtype.
+# The caller compares the dtypes of all arrays: Numba accepts an array of the other byte order as a
+# native one if it is read-only or unaligned.
+Launch = Callable[[Array, Array, Array, Array, Array, int], bool]
+
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+_DEFAULT_CACHE_BYTES = 32 * 2**20
+
+
+@lru_cache
+def launcher(dtype: np.dtype[Any], heads: HeadLayout, layout: str) -> Launch:
+    """Return the launch for a dtype, the pairs of head vectors, and a layout.
+
+    It makes views of the arrays, calls the kernel, and copies the elements that are not rotated. It
+    is built from the kernel outwards. A step that is not needed is left out, because each one costs
+    a call some 0.1 µs.
+    """
+    name = DTYPE_NAMES.get(dtype)
+    if name is None or not has_kernels(name):
+        return refuse
+    launch = _kernel_launch(name, heads)
+    rotary_dim = sum(heads.blocks)
+    if rotary_dim < heads.head_dim:
+        launch = _copying_unrotated(launch, rotary_dim)
+    view = kernel_view(name, layout)
+    return launch if view is None else _viewing(launch, view)
+
+
+def _viewing(launch: Launch, view: Callable[[Array], Array]) -> Launch:
+    """Return a launch that passes on views of arrays."""
+
+    def launch_views(
+        cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int
+    ) -> bool:
+        try:
+            q_view = k_view = view(q)
+            q_out_view = k_out_view = q_view if q_out is q else view(q_out)
+            if arrays == 2:
+                k_view = view(k)
+                k_out_view = k_view if k_out is k else view(k_out)
+        except ValueError:  # NumPy's, for arrays with another number of axes
+            return False
+        return launch(cos_sin, q_view, k_view, q_out_view, k_out_view, arrays)
+
+    return launch_views
+
+
+def _copying_unrotated(launch: Launch, rotary_dim: int) -> Launch:
+    """Return a launch after which NumPy copies the elements past rotary_dim."""
+
+    def launch_and_copy(
+        cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int
+    ) -> bool:
+        if not launch(cos_sin, q, k, q_out, k_out, arrays):
+            return False
+        if q_out is not q:
+            q_out[..., rotary_dim:] = q[..., rotary_dim:]
+        if arrays == 2 and k_out is not k:
+            k_out[..., rotary_dim:] = k[..., rotary_dim:]
+        return True
+
+    return launch_and_copy
+
+
+def _kernel_launch(dtype_name: str, heads: HeadLayout) -> Launch:
+    """Return the launch that calls the kernel, with views as arrays."""
+    kernel = rotation_kernel(dtype_name, heads.pairing)
+    block_pairs = heads.block_pairs
+    head_dim = heads.head_dim
+    cache_bytes = last_level_cache()
+
+    def launch(cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int) -> bool:
+        usable = 1 if threads.serial else threads.limit
+        try:
+            status: int = kernel(
+                q, k, q_out, k_out, cos_sin, block_pairs, head_dim, cache_bytes, arrays, usable
+            )
+        except TypeError:  # Numba's, for another number of axes and for read-only outputs
+            return False
+        return status == DONE
+
+    return launch
+
+
+@cache
+def caches() -> dict[str, int]:
+    """Return the sizes of the data caches of the first core in bytes: {"L1": …, "L2": …}."""
+    sizes = {}
+    for file in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")):
+        try:
+            size = file.read_text().strip()
+            kind = file.with_name("type").read_text().strip()
+            level = file.with_name("level").read_text().strip()
+        except OSError:
+            continue
+        if kind != "Instruction" and size[:-1].isdigit() and size[-1] in _UNITS:
+            sizes[f"L{level}"] = int(size[:-1]) * _UNITS[size[-1]]
+    return sizes
+
+
+def last_level_cache() -> int:
+    """Return the size of the last-level cache in bytes; 32 MiB if the system does not report it."""
+    return max(caches().values(), default=_DEFAULT_CACHE_BYTES)
+
+
+def repeating(launch: Launch, token_axis: int) -> Launch:
+    """Return a launch whose cos and sin, of one token, rotate all tokens of the arrays."""
+
+    def launch_repeated(
+        cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int
+    ) -> bool:
+        if q.ndim <= token_axis:
+            return False
+        return launch(repeated(cos_sin, q.shape[token_axis]), q, k, q_out, k_out, arrays)
+
+    return launch_repeated
+
+
+def repeated(cos_sin: Array, tokens: int) -> Array:
+    """Return cos and sin of one token as those of several, with stride 0 over the tokens.
+
+    `np.broadcast_to` would take 3 µs, and Numba 0.05 µs longer for its read-only result.
+    """
+    shape = (*cos_sin.shape[:2], tokens, *cos_sin.shape[3:])
+    strides = (*cos_sin.strides[:2], 0, *cos_sin.strides[3:])
+    return np.ndarray(shape, cos_sin.dtype, cos_sin, strides=strides)
+
+
+def rotate_copies(
+    inputs: Mapping[str, Array],
+    outs: Mapping[str, Any] | None,
+    launch_for: Callable[[np.dtype[Any]], tuple[Launch, Array]],
+) -> tuple[Array, ...]:
+    """Rotate contiguous copies of checked arrays.
+
+    Parameters
+    ----------
+    inputs, outs : mapping of str to array
+        The inputs, and the outputs in the same order if there are any, by argument name.
+    launch_for : callable
+        From a dtype to its launch, and to the cos and sin of that launch.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an output is invalid. Nothing is written then.
+    """
+    results = results_for(inputs, outs)
+
+    def rotate(copies: list[Array]) -> bool:
+        launch, cos_sin = launch_for(copies[0].dtype)
+        return all(launch(cos_sin, x, x, x, x, 1) for x in copies if x.size)
+
+    launch_copies(inputs.values(), results, rotate)
+    return results
+
+
+def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
+    """Rotate the keys of slots in place; see `RotaryPlan.rotate_cached`.
+
+    They are rotated in the order of their slots. In a random order of pages, two threads took up to
+    twice as long: at the end of a page the processor loads the next one ahead, which the other
+    thread may write.
+    """
+    _check_cached(rotation, cache, slots)
+    runs = sorted_runs(slots)
+    check_none_twice(runs)
+    if not len(runs):
+        return
+    name, arrays = cache_arrays(cache)
+    keys = arrays[0]
+    part = rotate_cached_part(name, rotation.heads.pairing)
+    # The kernel is loaded before `threads.serial` is read, as in `CosSin`.
+    kernel = rotate_cached_kernel(name)
+    usable = 1 if threads.serial else threads.limit
+    kernel(address_of(part), keys, runs, rotation.cos_sin, rotation.heads.block_pairs, usable)
+    if name != cache.dtype_name:
+        round_slots(cache.kernel_arrays[0].view(np.float16), keys, slots)
+
+
+def _check_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
+    """Raise unless the plan is for the keys of these slots."""
+    rows, tokens, frequency_heads, _ = rotation.cos_sin.shape[1:]
+    if cache.head_dim != rotation.heads.head_dim:
+        raise ValueError(
+            f"`cache` has keys of head_dim {cache.head_dim}, but this rotary embedding has "
+            f"head_dim {rotation.heads.head_dim}"
+        )
+    if cache.kv_heads % frequency_heads:
+        raise ValueError(
+            f"`cache` has {cache.kv_heads} heads, but cos and sin differ by head and are for "
+            f"{frequency_heads} heads; the number must be a multiple of {frequency_heads}"
+        )
+    subject, row_subject = rotation.subjects
+    if tokens != slots.shape[1]:
+        raise ValueError(
+            f"`slot_mapping` has {slots.shape[1]} slots, but {subject} {tokens} tokens"
+        )
+    if rows not in (1, slots.shape[0]):
+        raise ValueError(f"`slot_mapping` has batch {slots.shape[0]}, but {row_subject} {rows}")
+    check_writeable(cache, ("key",))
