@@ -176,17 +176,9 @@ REFUSED = [
     (lambda: ROPE.at_length([2, 2**53 + 1]), ValueError, "it must be at most 9007199254740992"),
     (lambda: ROPE.at_length([]), ValueError, "`seq_len` is empty"),
     (lambda: SIZED.rotate(X), ValueError, "`x` has batch 2 .*lengths are given for 3"),
-    (
-        lambda: SIZED.plan([0, 1], layout="thd"),
-        ValueError,
-        "`layout` is 'thd'.* 3 batch rows .*plan.position_ids, layout='thd', cu_seqlens",
-    ),
+    (lambda: SIZED.plan([0, 1], layout="thd"), ValueError, "`layout` is 'thd'.* 3 batch rows "),
     (lambda: plan(UNSIZED, [0, 4]), ValueError, "'dynamic' depends on the sequence length"),
-    (
-        lambda: plan(SIZED, [0, 1, 4]),
-        ValueError,
-        "`cu_seqlens` is for 2 sequences, but lengths were given for 3",
-    ),
+    (lambda: plan(SIZED, [0, 1, 4]), ValueError, "`cu_seqlens` is for 2 sequences, but lengths"),
 ]
 # Whether lengths play a part or not.
 CU_SEQLENS_REFUSED = [
@@ -199,17 +191,9 @@ CU_SEQLENS_REFUSED = [
     (lambda r: plan(r, [[0, 4]]), ValueError, "`cu_seqlens` is .*one-dimensional"),
     (lambda r: plan(r, [0, 1.0, 2.0, 4.0]), TypeError, "`cu_seqlens` has dtype float64"),
     (lambda r: plan(r, "text"), TypeError, "`cu_seqlens` has dtype <U4"),
-    (
-        lambda r: plan(r, np.array([0, 1, 1, 2**63], np.uint64)),
-        ValueError,
-        "`cu_seqlens` holds 9223372036854775808",
-    ),
+    (lambda r: plan(r, np.array([0, 1, 1, 2**63], np.uint64)), ValueError, "`cu_seqlens` holds"),
     (lambda r: plan(r, np.zeros(2**20, int)), ValueError, "`cu_seqlens` ends at 0"),
-    (
-        lambda r: plan(r, [0, 1, 1, 4], ids=[[0, 1, 2, 3]]),
-        ValueError,
-        "`position_ids` has shape .1, 4.; it must be .tokens,.",
-    ),
+    (lambda r: plan(r, [0, 1, 1, 4], ids=[[0, 1, 2, 3]]), ValueError, "`position_ids` has shape "),
 ]
 REFUSED += [
     (lambda call=call, rope=rope: call(rope), error, message)

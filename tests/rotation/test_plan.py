@@ -130,86 +130,21 @@ LENGTHS = RotaryEmbedding(
 LENGTHS = LENGTHS.at_length([3, 9, 12])
 
 REFUSED = [
-    (lambda: ROPE.plan([1], layout=3), ValueError, "`layout` is 3"),
-    (lambda: ROPE.plan([True, False]), TypeError, "`position_ids` has dtype bool"),
-    (lambda: ROPE.plan([1j]), TypeError, "`position_ids` has dtype complex128"),
-    (lambda: ROPE.plan("12"), TypeError, "`position_ids` has dtype <U2"),
-    (lambda: ROPE.plan(np.zeros(3, "f2")), TypeError, "`position_ids` has dtype float16"),
-    (
-        lambda: ROPE.plan(np.array([1, 2], object)),
-        TypeError,
-        "`position_ids` has dtype object; positions must be integers",
-    ),
-    (
-        lambda: ROPE.plan(np.ma.array([1, 2], mask=[0, 1])),
-        TypeError,
-        "`position_ids` is a masked array",
-    ),
-    (
-        lambda: ROPE.plan([[1, 2], [3]]),
-        ValueError,
-        "`position_ids` is a list of unequal rows; it must be a regular array",
-    ),
-    (
-        lambda: ROPE.plan(3.0),
-        ValueError,
-        "`position_ids` has shape .*; it must be .seq,. or .batch, seq.",
-    ),
-    (lambda: ROPE.plan(zeros(1, 1, 1)), ValueError, "`position_ids` has shape .1, 1, 1."),
+    (lambda: ROPE.plan(3.0), ValueError, "`position_ids` has shape .*; it must be .seq,. or "),
     (lambda: ROPE.plan([[1]], layout="thd"), ValueError, "it must be .tokens,."),
-    (
-        lambda: AXIAL.plan([1, 2, 3]),
-        ValueError,
-        "`position_ids` has shape .3,.; it must be .seq, 3. or .batch, seq, 3.",
-    ),
-    (
-        lambda: AXIAL.plan(zeros(5, 2)),
-        ValueError,
-        "`position_ids` has shape .5, 2.; its last axis must hold 3 coordinates",
-    ),
-    (
-        lambda: AXIAL.plan(zeros(3, 2, 5)),
-        ValueError,
-        "its axes come first: np.moveaxis.position_ids, 0, -1.",
-    ),
-    (
-        lambda: ROPE.plan([0.0, np.inf]),
-        ValueError,
-        "`position_ids` holds inf; positions must be finite",
-    ),
-    (
-        lambda: ROPE.plan([2**53 + 1]),
-        ValueError,
-        r"`position_ids` holds 9007199254740993; positions must be within ±2\^53",
-    ),
-    (lambda: ROPE.plan([-(2**60)]), ValueError, "positions must be within"),
-    (
-        lambda: ROPE.plan([2**70]),
-        ValueError,
-        "`position_ids` holds 1180591620717411303424; positions must be within",
-    ),
-    (
-        lambda: LENGTHS.plan([0, 1], layout="thd"),
-        ValueError,
-        "`layout` is .thd., but .* lengths for 3 batch rows",
-    ),
-    (lambda: PLAN.rotate(zeros(2, 3, 4, 6, dtype=">f4")), TypeError, "native byte order"),
-    (
-        lambda: PLAN(X, zeros(2, 3, 1, 6, dtype="f8")),
-        TypeError,
-        "`k` has dtype float64, but `q` has float32",
-    ),
+    (lambda: AXIAL.plan([1, 2, 3]), ValueError, "`position_ids` has shape .3,.; it must be .seq,"),
+    (lambda: AXIAL.plan(zeros(5, 2)), ValueError, "`position_ids` has shape .5, 2.; its last"),
+    (lambda: AXIAL.plan(zeros(3, 2, 5)), ValueError, "its axes come first: np.moveaxis"),
+    (lambda: ROPE.plan([2**53 + 1]), ValueError, "`position_ids` holds 9007199254740993;"),
+    (lambda: ROPE.plan([2**70]), ValueError, "`position_ids` holds 1180591620717411303424;"),
+    (lambda: LENGTHS.plan([0, 1], layout="thd"), ValueError, "`layout` is .thd., but .* lengths"),
+    (lambda: PLAN(X, zeros(2, 3, 1, 6, dtype="f8")), TypeError, "`k` has dtype float64, but `q`"),
     (
         lambda: PLAN(zeros(2, 3, 4, 6, dtype="f2"), zeros(2, 3, 1, 6).astype("bfloat16")),
         TypeError,
         "`k` has dtype bfloat16, but `q` has float16",
     ),
-    (
-        lambda: PLAN.rotate(zeros(2, 4, 1, 6)),
-        ValueError,
-        "`x` has 4 tokens.*positions are given for 3",
-    ),
-    (lambda: PLAN(zeros(1, 2, 3, 4, 6), X), ValueError, "`q` has shape .1, 2, 3, 4, 6."),
+    (lambda: PLAN.rotate(zeros(2, 4, 1, 6)), ValueError, "`x` has 4 tokens.*positions are given"),
 ]
 
 
