@@ -50,13 +50,7 @@ from rope_cpu.kernels.rotate import (
     table_view,
     view,
 )
-from rope_cpu.kernels.vectors import (
-    address,
-    advance,
-    byte_pointer,
-    call_at,
-    pointer,
-)
+from rope_cpu.kernels.vectors import address, advance, byte_pointer, call_at, pointer
 
 # Numba's types of the cache elements for each dtype.
 CACHE_ELEMENTS = {

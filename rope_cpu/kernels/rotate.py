@@ -302,7 +302,9 @@ def fits(x, out, table, head_dim):
         return False
     if table.shape[BATCH] != 1 and table.shape[BATCH] != x.shape[BATCH]:
         return False
-    if table.shape[TOKEN] != x.shape[TOKEN] or x.shape[HEAD] % table.shape[HEAD]:
+    if table.shape[TOKEN] != x.shape[TOKEN] and table.strides[TOKEN] != 0:
+        return False
+    if x.shape[HEAD] % table.shape[HEAD]:
         return False
     if x.strides[ELEMENT] != x.itemsize or out.strides[ELEMENT] != x.itemsize:
         return False
@@ -515,8 +517,8 @@ def rotation_kernel(dtype: str, pairing: str) -> Any:
 
         - q, k, q_out, k_out: (batch, tokens, heads, head_dim), of the element type in `ELEMENTS`;
           outputs may be the very same arrays;
-        - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), cos and then sin; stride 0 over
-          the tokens rotates all of them by one angle for each pair;
+        - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), cos and then sin; with stride 0
+          over the tokens, which rotates all alike, they may be of one token for any number;
         - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
         - head_dim: elements of a head vector;
         - cache_bytes: size of the last-level cache;

@@ -136,24 +136,8 @@ def last_level_cache() -> int:
     return max(caches().values(), default=_DEFAULT_CACHE_BYTES)
 
 
-def repeating(launch: Launch, token_axis: int) -> Launch:
-    """Return a launch whose cos and sin, of one token, rotate all tokens of the arrays."""
-
-    def launch_repeated(
-        cos_sin: Array, q: Array, k: Array, q_out: Array, k_out: Array, arrays: int
-    ) -> bool:
-        if q.ndim <= token_axis:
-            return False
-        return launch(repeated(cos_sin, q.shape[token_axis]), q, k, q_out, k_out, arrays)
-
-    return launch_repeated
-
-
 def repeated(cos_sin: Array, tokens: int) -> Array:
-    """Return cos and sin of one token as those of several, with stride 0 over the tokens.
-
-    `np.broadcast_to` would take 3 µs, and Numba 0.05 µs longer for its read-only result.
-    """
+    """Return cos and sin of one token as those of several, with stride 0 over the tokens."""
     shape = (*cos_sin.shape[:2], tokens, *cos_sin.shape[3:])
     strides = (*cos_sin.strides[:2], 0, *cos_sin.strides[3:])
     return np.ndarray(shape, cos_sin.dtype, cos_sin, strides=strides)

@@ -20,7 +20,6 @@ from rope_cpu.launch.rotate import (
     Launch,
     launcher,
     repeated,
-    repeating,
     rotate_cached,
     rotate_copies,
 )
@@ -78,7 +77,8 @@ class RotaryPlan:
         self._positions = positions
         self._layout = layout
         self._operation = operation
-        self._tables = {compute_dtype: cos_sin.table(positions, operation, compute_dtype)}
+        table = cos_sin.table(positions, operation, compute_dtype)
+        self._tables = {compute_dtype: repeated(table, 1) if any_tokens else table}
         self._launches: dict[np.dtype[Any], tuple[Launch, Array]] = {}
         self._rotation: Rotation | None = None  # made when it is first needed
 
@@ -321,26 +321,29 @@ class RotaryPlan:
 
     def _float32_rotation(self) -> Rotation:
         """Return cos and sin in float32 and what else the kernels of caches need."""
-        table = self._table("float32")
+        table = self._tables.get("float32")
+        if table is None:
+            table = self._table("float32")
         self._rotation = Rotation(table, self._heads, self._layout, self._subjects(), {})
         return self._rotation
 
     def _table(self, compute_dtype: str) -> Array:
-        """Return cos and sin in a compute dtype, in which they are computed on first use."""
-        table = self._tables.get(compute_dtype)
-        if table is None:
-            table = self._cos_sin.table(self._positions, self._operation, compute_dtype)
-            self._tables[compute_dtype] = table
+        """Compute cos and sin in a compute dtype, and keep them."""
+        table = self._cos_sin.table(self._positions, self._operation, compute_dtype)
+        if self._any_tokens:
+            table = repeated(table, 1)
+        self._tables[compute_dtype] = table
         return table
 
     def _launch(self, dtype: np.dtype[Any]) -> tuple[Launch, Array]:
         """Return the launch of a dtype and its cos and sin, which are computed on first use."""
         compute_dtype = COMPUTE_DTYPES.get(dtype, "float32")  # other dtypes have no kernel
+        table = self._tables.get(compute_dtype)
+        if table is None:
+            table = self._table(compute_dtype)
         launch = launcher(dtype, self._heads, self._layout)
-        if self._any_tokens:
-            launch = repeating(launch, LAYOUT_AXES[self._layout][1])
-        self._launches[dtype] = (launch, self._table(compute_dtype))
-        return self._launches[dtype]
+        self._launches[dtype] = (launch, table)
+        return launch, table
 
     def _table_shape(self) -> tuple[int, ...]:
         """Return (batch or 1, seq, frequency heads, pairs)."""

@@ -37,11 +37,11 @@ def launch(
     """Call the kernel on arrays (batch, tokens, heads, head_dim); k None: rotate q alone."""
     kernel = kernels.rotation_kernel(q.dtype.name, pairing)
     element = INTEGER_VIEWS.get(q.dtype.name, q.dtype)
-    block_pairs = np.array(blocks or [cos.shape[3]])
+    block_pairs = np.array(blocks or [cos.shape[-1]])
     arrays = (q, q, q_out, q_out) if k is None else (q, k, q_out, k_out)
     views = [x.view(element) for x in arrays]
     count = 1 if k is None else 2
-    table = np.stack([cos, sin])
+    table = np.stack([cos, sin]) if sin is not None else cos
     return kernel(*views, table, block_pairs, q.shape[3], cache_bytes, count, threads)
 
 
@@ -90,6 +90,28 @@ def test_the_same_bits_for_every_way_of_running(kind, pairing, groups, rng):
             assert_exact(
                 result[:, :, heads], x[:, :, heads], cos[:, :, table], sin[:, :, table], pairing
             )
+
+
+@pytest.mark.parametrize("pairing", kernels.PAIRINGS)
+def test_cos_and_sin_of_any_strides(pairing, rng):
+    """Stride 0 over the tokens rotates any number of them; pairs must be contiguous."""
+    x = draw(rng, (2, 5, 3, 20), np.float32)
+    cos, sin = cos_and_sin(rng, (2, 5, 1, 10), np.float32)
+    table = np.stack([cos, sin])
+    wide = np.zeros((2, 2, 9, 2, 13), np.float32)[:, :, 1:6, ::2, 3:]
+    wide[...] = table
+    out = np.zeros_like(x)
+    assert launch(x, None, out, None, wide, None, pairing) == kernels.DONE
+    assert out.tobytes() == rotated(x, cos, sin, pairing).tobytes()
+    assert launch(x, None, out, None, np.asfortranarray(table), None, pairing) == kernels.INVALID
+    one = table[:, :, :1].copy()
+    assert launch(x, None, out, None, one, None, pairing) == kernels.INVALID
+    strides = (*one.strides[:2], 0, *one.strides[3:])
+    for tokens in (1, 5):
+        repeated = np.lib.stride_tricks.as_strided(one, (2, 2, tokens, 1, 10), strides)
+        assert launch(x, None, out, None, repeated, None, pairing) == kernels.DONE
+        alike = [np.repeat(y[:, :1], 5, axis=1) for y in (cos, sin)]
+        assert out.tobytes() == rotated(x, *alike, pairing).tobytes()
 
 
 BLOCKS = [[n] for n in range(1, 71)] + [
