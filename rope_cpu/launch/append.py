@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.arguments.arrays import check_array, check_inputs, check_outputs, share_memory
+from rope_cpu.arguments.arrays import check_array, check_outputs, share_memory
 from rope_cpu.array_types import DTYPE_NAMES, LAYOUT_AXES, Array
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import CACHE_ARRAYS, NO_SCALE, KVCache, check_cache, check_writeable
@@ -177,9 +177,7 @@ def _check_appended(
     batch_axis, token_axis, head_axis = LAYOUT_AXES[layout]
     if q.shape[head_axis] == 0:
         raise ValueError(f"`q` has shape {q.shape}; it must have at least one head")
-    queries_and_keys = {"q": q, "k": k}
-    table_shape = rotation.cos_sin.shape[1:]
-    check_inputs(queries_and_keys, layout, rotation.heads.head_dim, table_shape, *rotation.subjects)
+    rotation.check({"q": q, "k": k})
     if v.dtype != q.dtype:
         raise TypeError(f"`v` has dtype {v.dtype}, but `q` has {q.dtype}; they must be the same")
     if v.shape[:-1] != k.shape[:-1]:
@@ -249,13 +247,7 @@ def rotate_normalised(
     names = tuple(given_norms)
     widths = (rotation.heads.head_dim,) * len(names)
     norms = joined(names, tuple(given_norms.values()), widths)
-    check_inputs(
-        inputs,
-        rotation.layout,
-        rotation.heads.head_dim,
-        rotation.cos_sin.shape[1:],
-        *rotation.subjects,
-    )
+    rotation.check(inputs)
     for name, x in inputs.items():
         refuse_float64(name, x)
     results = results_for(inputs, outs)

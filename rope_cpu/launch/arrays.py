@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rope_cpu.arguments.arrays import check_outputs
+from rope_cpu.arguments.arrays import check_inputs, check_outputs
 from rope_cpu.array_types import BSHD_VIEWS, INTEGER_VIEWS, Array
 from rope_cpu.caches.kv_cache import KVCache
 from rope_cpu.kernels.vectors import converts_float16
@@ -69,6 +69,11 @@ class Rotation(NamedTuple):
     layout: str
     subjects: tuple[str, str]
     launches: dict[tuple[np.dtype[Any], str], Any]
+
+    def check(self, inputs: Mapping[str, object]) -> None:
+        """Raise unless arrays, by argument name, fit cos and sin."""
+        table_shape = self.cos_sin.shape[1:]
+        check_inputs(inputs, self.layout, self.heads.head_dim, table_shape, *self.subjects)
 
 
 def has_kernels(dtype: str) -> bool:

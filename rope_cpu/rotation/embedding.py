@@ -23,11 +23,10 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64, Intp
 from rope_cpu.configs import reader
 from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.frequencies import axes as axes_
-from rope_cpu.frequencies import generators as generators_
-from rope_cpu.frequencies import scaling as scaling_
-from rope_cpu.frequencies import spec as specs
-from rope_cpu.frequencies.spec import RopeSpec
+from rope_cpu.frequencies.axes import axial, mrope
+from rope_cpu.frequencies.generators import solve
+from rope_cpu.frequencies.scaling import scaled
+from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
 from rope_cpu.launch.arrays import HeadLayout
 from rope_cpu.launch.cos_sin import CosSin, PackedCosSin, check_rerotation, rows_of_lengths
 from rope_cpu.rotation.plan import RotaryPlan
@@ -88,21 +87,21 @@ class RotaryEmbedding:
     """
 
     __slots__ = (
-        "_columns",
         "_consecutive",
         "_cos_sin",
         "_heads",
         "_lengths",
         "_row_of_sequence",
-        "_rows",
+        "_sequences",
         "_spec",
+        "_table_width",
     )
     _spec: RopeSpec  # a row for each of the different frequencies
     _cos_sin: CosSin  # of the same rows
     _lengths: tuple[int, ...] | None
     _row_of_sequence: Intp
-    _rows: int  # sequences with lengths of their own
-    _columns: int  # pairs of all heads with frequencies of their own
+    _sequences: int  # sequences with lengths of their own
+    _table_width: int  # pairs of all heads with frequencies of their own
     _consecutive: bool  # whether ids may be left out
     _heads: HeadLayout
 
@@ -117,7 +116,7 @@ class RotaryEmbedding:
         max_position_embeddings: int | None = None,
         angle_dtype: str = "float64",
     ) -> None:
-        spec = scaling_.scaled(
+        spec = scaled(
             head_dim,
             rope_theta=rope_theta,
             rotary_dim=rotary_dim,
@@ -311,7 +310,7 @@ class RotaryEmbedding:
         >>> rope.rotary_dim, rope.inv_freq
         (4, array([1. , 0.1]))
         """
-        spec = specs.from_inv_freq(
+        spec = from_inv_freq(
             inv_freq,
             head_dim=head_dim,
             attention_factor=attention_factor,
@@ -370,7 +369,7 @@ class RotaryEmbedding:
         >>> rope.rotate(np.ones((1, 6, 4, 64), np.float32), ids).shape
         (1, 6, 4, 64)
         """
-        spec = axes_.axial(
+        spec = axial(
             head_dim,
             axes,
             rope_theta=rope_theta,
@@ -427,7 +426,7 @@ class RotaryEmbedding:
         >>> rope.axes, rope.inv_freq.shape
         (3, (3, 64))
         """
-        spec = axes_.mrope(
+        spec = mrope(
             head_dim,
             mrope_section,
             rope_theta=rope_theta,
@@ -491,7 +490,7 @@ class RotaryEmbedding:
         >>> np.abs(rope.inv_freq)
         array([0.5])
         """
-        spec, basis = generators_.solve(generators, tolerance)
+        spec, basis = solve(generators, tolerance)
         return cls.from_spec(spec), basis
 
     def _set_spec(self, spec: RopeSpec) -> None:
@@ -509,9 +508,9 @@ class RotaryEmbedding:
         self._cos_sin = cos_sin
         self._lengths = lengths
         self._row_of_sequence = np.array(row_of_sequence, np.intp)
-        self._rows = len(row_of_sequence)
+        self._sequences = len(row_of_sequence)
         self._heads = HeadLayout(spec.head_dim, spec.interleaved, spec.blocks)
-        self._columns = spec.inv_freq.shape[2] * spec.pairs
+        self._table_width = spec.inv_freq.shape[2] * spec.pairs
         self._consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
 
     @property
@@ -535,9 +534,9 @@ class RotaryEmbedding:
         """
         omega = self._spec.inv_freq
         _, axes, heads, _ = omega.shape
-        if self._rows == 1:
+        if self._sequences == 1:
             omega = omega[self._row_of_sequence[0]]
-        elif len(omega) < self._rows:
+        elif len(omega) < self._sequences:
             omega = omega[self._row_of_sequence]
         if heads > 1:
             return omega
@@ -683,16 +682,16 @@ class RotaryEmbedding:
         axes = self.axes
         ids = check_ids.position_array("position_ids", position_ids)
         check_ids.check_coordinates("position_ids", ids, axes)
-        scalars.check_shape_size("position_ids", ids.shape, ids.size // axes, self._columns)
+        scalars.check_shape_size("position_ids", ids.shape, ids.size // axes, self._table_width)
         check_ids.check_range("position_ids", ids)
-        if self._rows == 1:
+        if self._sequences == 1:
             shape = ids.shape[:-1] if axes > 1 else ids.shape
             positions = ids.astype(np.float64, order="C").reshape(1, -1, axes)
         else:
             positions = check_ids.parse_position_ids(
-                "position_ids", ids, axes, None, self._rows, self._columns
+                "position_ids", ids, axes, None, self._sequences, self._table_width
             )
-            shape = (self._rows, positions.shape[1])
+            shape = (self._sequences, positions.shape[1])
         heads = self._spec.inv_freq.shape[2]
         if heads > 1:
             shape = (*shape, heads)
@@ -1043,14 +1042,14 @@ interleaved=False)
         tables: CosSin | PackedCosSin = cos_sin
         if cu_seqlens is None:
             positions = check_ids.parse_position_ids(
-                "position_ids", ids, self.axes, layout, rows, self._columns
+                "position_ids", ids, self.axes, layout, rows, self._table_width
             )
             if rows > 1:
                 tables = cos_sin.of_rows(row_of_sequence)
         else:
             # Frequencies by token, in two parts and for each axis, are larger than cos and sin.
             by_token = len(cos_sin.frequencies) > 1
-            columns = cos_sin.frequencies[0].size if by_token else self._columns
+            columns = cos_sin.frequencies[0].size if by_token else self._table_width
             positions = check_ids.parse_position_ids(
                 "position_ids", ids, self.axes, layout, 1, columns
             )
@@ -1110,7 +1109,7 @@ interleaved=False)
         operation = _operation(inverse)
         positions = self._positions(name, x, ids, offset, layout)
         compute_dtype = COMPUTE_DTYPES[x.dtype]
-        cos_sin = self._cos_sin if self._rows == 1 else self._cos_sin_of_rows()
+        cos_sin = self._cos_sin if self._sequences == 1 else self._cos_sin_of_rows()
         return RotaryPlan(
             cos_sin, self._heads, positions, layout, operation, compute_dtype=compute_dtype
         )
@@ -1131,19 +1130,21 @@ interleaved=False)
             self._spec.check_length()
             check_ids.refuse_missing_ids(self.axes, layout)
         return check_ids.positions_from_offset(
-            name, offset, x.shape, layout, self._rows, self._columns
+            name, offset, x.shape, layout, self._sequences, self._table_width
         )
 
     def _cos_sin_of_rows(self) -> CosSin:
         """Return cos and sin by batch row, if sequences have lengths of their own."""
-        if self._rows == 1:
+        if self._sequences == 1:
             return self._cos_sin
         return self._cos_sin.of_rows(self._row_of_sequence)
 
     def _checked_positions(self, name: str, ids: ArrayLike, layout: str) -> Float64:
         """Return given positions, checked, as float64 (batch or 1, seq, axes)."""
         self._spec.check_length()
-        return check_ids.parse_position_ids(name, ids, self.axes, layout, self._rows, self._columns)
+        return check_ids.parse_position_ids(
+            name, ids, self.axes, layout, self._sequences, self._table_width
+        )
 
 
 def _operation(inverse: bool) -> str:
