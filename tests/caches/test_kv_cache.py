@@ -5,8 +5,8 @@ import pickle
 
 import numpy as np
 import pytest
-from serving import cases, steps
-from serving.steps import CACHE_DTYPES, DTYPES
+from launch import cases, steps
+from launch.steps import CACHE_DTYPES, DTYPES
 
 import rope_cpu
 from rope_cpu import KVCache

@@ -11,8 +11,8 @@ from fuzz.placed import PLAIN, Place, places
 from fuzz.rotaries import Rotary, rotaries
 from hypothesis import assume
 from hypothesis import strategies as st
-from serving import steps
-from serving.steps import DTYPES, Norm
+from launch import steps
+from launch.steps import DTYPES, Norm
 
 import rope_cpu
 

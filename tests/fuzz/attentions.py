@@ -9,8 +9,8 @@ import numpy as np
 from fuzz.appends import cache_places
 from fuzz.placed import PLAIN, Place, places
 from hypothesis import strategies as st
-from serving import attending
-from serving.steps import CACHE_DTYPES, DTYPES
+from launch import attending
+from launch.steps import CACHE_DTYPES, DTYPES
 
 import rope_cpu
 from rope_cpu.launch import attention as module

@@ -70,7 +70,7 @@ from itertools import product
 import numpy as np
 from rope_cpu.kernels import threads
 from rope_cpu.launch import attention as module
-from serving.attending import Call, Options
+from launch.attending import Call, Options
 
 module._PARALLEL_FROM = 0
 sinks = module._sinks

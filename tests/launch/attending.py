@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from serving import cases
-from serving.steps import DTYPES
+from launch import cases
+from launch.steps import DTYPES
 
 import rope_cpu
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import oracle
-from serving import steps
-from serving.steps import DTYPES, Norm
+from launch import steps
+from launch.steps import DTYPES, Norm
 
 import rope_cpu
 from rope_cpu import RotaryEmbedding

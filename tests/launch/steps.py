@@ -1,7 +1,7 @@
 """Norm, rounding to a cache's dtype and quantisation as steps of plain NumPy.
 
 Nothing here imports rope_cpu. Bits equal those of the library because the order of operations is
-that of the docstring of `rope_cpu/kernels/norm.py`.
+that of the docstring of `rope_cpu/kernels/head_vectors.py`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import oracle
 import pytest
-from serving import cases, steps
-from serving.steps import CACHE_DTYPES, DTYPES, INPUT_DTYPES, Norm
+from launch import cases, steps
+from launch.steps import CACHE_DTYPES, DTYPES, INPUT_DTYPES, Norm
 
 import rope_cpu
 from rope_cpu import RotaryEmbedding

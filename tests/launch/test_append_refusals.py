@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 import refusals
-from serving import steps
+from launch import steps
 
 from rope_cpu import Batch, KVCache, RMSNorm, RotaryEmbedding
 

@@ -6,9 +6,9 @@ import weakref
 
 import numpy as np
 import pytest
-from serving import attending, steps
-from serving.attending import Call, Options
-from serving.steps import CACHE_DTYPES, DTYPES
+from launch import attending, steps
+from launch.attending import Call, Options
+from launch.steps import CACHE_DTYPES, DTYPES
 
 import rope_cpu
 from rope_cpu.kernels import threads

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from serving.steps import DTYPES
+from launch.steps import DTYPES
 
 import rope_cpu
 from rope_cpu import export

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from serving import steps
+from launch import steps
 
 import rope_cpu
 from rope_cpu import Batch, KVCache

@@ -3,8 +3,8 @@
 import numpy as np
 import oracle
 import pytest
-from serving import cases, steps
-from serving.steps import DTYPES, INPUT_DTYPES
+from launch import cases, steps
+from launch.steps import DTYPES, INPUT_DTYPES
 
 import rope_cpu
 from rope_cpu import RotaryEmbedding
