@@ -322,7 +322,9 @@ def _all_fit(q, k, q_out, k_out, table, head_dim, arrays):
         return False
     if arrays == 1:
         return True
-    if not fits(k, k_out, table, head_dim) or k.shape[BATCH] != q.shape[BATCH]:
+    if k.shape[BATCH] != q.shape[BATCH] or k.shape[TOKEN] != q.shape[TOKEN]:
+        return False
+    if not fits(k, k_out, table, head_dim):
         return False
     return are_disjoint(q_out, k_out) and are_disjoint(q_out, k) and are_disjoint(q, k_out)
 

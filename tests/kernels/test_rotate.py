@@ -110,6 +110,8 @@ def test_cos_and_sin_of_any_strides(pairing, rng):
     for tokens in (1, 5):
         repeated = np.lib.stride_tricks.as_strided(one, (2, 2, tokens, 1, 10), strides)
         assert launch(x, None, out, None, repeated, None, pairing) == kernels.DONE
+        pair = (x, x[:, :4], out, np.zeros_like(x[:, :4]))
+        assert launch(*pair, repeated, None, pairing) == kernels.INVALID
         alike = [np.repeat(y[:, :1], 5, axis=1) for y in (cos, sin)]
         assert out.tobytes() == rotated(x, *alike, pairing).tobytes()
 
