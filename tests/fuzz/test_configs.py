@@ -11,8 +11,8 @@ import pytest
 from control_characters import MARK
 from fuzz import mutations
 from fuzz.mutations import LARGEST_NUMBER
-from fuzz.refusals import LONGEST_TEXT, check_ours
 from hypothesis import strategies as st
+from refusals import LONGEST_TEXT, check_ours
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.configs import model_types

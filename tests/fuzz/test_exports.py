@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 from fuzz import damaged
-from fuzz.refusals import check_ours
 from fuzz.rotaries import rotaries
 from fuzz.test_guarded import environment
 from hypothesis import strategies as st
+from refusals import check_ours
 
 from rope_cpu import export
 

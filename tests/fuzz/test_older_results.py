@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from fuzz import mutations
-from fuzz.refusals import check_text
 from hypothesis import strategies as st
+from refusals import check_text
 
 from rope_cpu.bench import report, results
 from rope_cpu.bench.results import Result, Row

@@ -10,9 +10,9 @@ import numpy as np
 from fuzz import appends, calls
 from fuzz.mutations import LARGEST_NUMBER
 from fuzz.placed import Memory
-from fuzz.refusals import check_ours, check_text
 from hypothesis import assume
 from hypothesis import strategies as st
+from refusals import check_ours, check_text
 
 import rope_cpu
 from rope_cpu import positions
