@@ -37,22 +37,12 @@ def configs():
 
 CONFIGS = configs()
 KEYS = sorted({key for config in CONFIGS.values() for key in config})
-INNER_KEYS = sorted(
-    {
-        key
-        for config in CONFIGS.values()
-        for part in config.values()
-        if isinstance(part, dict)
-        for key in part
-    }
-)
+PARTS = [part for config in CONFIGS.values() for part in config.values() if isinstance(part, dict)]
+INNER_KEYS = sorted({key for part in PARTS for key in part})
+WHOLE = (0, 1, 2, 3, 7, -1, -2, 64, 128, -(2**70), LARGEST_NUMBER, LARGEST_NUMBER - 1)
+REAL = (0.0, -0.0, 0.5, 1.0, 1.5, -1.5, 1e-300, 1e300, float("nan"), float("inf"), -float("inf"))
 NUMBERS = (
-    st.sampled_from(
-        (0, 1, 2, 3, 7, -1, -2, 64, 128, 0.0, -0.0, 0.5, 1.0, 1.5, -1.5, 1e-300, 1e300, -(2**70))
-    )
-    | st.sampled_from(
-        (float("nan"), float("inf"), -float("inf"), LARGEST_NUMBER, LARGEST_NUMBER - 1)
-    )
+    st.sampled_from(WHOLE + REAL)
     | st.integers(-LARGEST_NUMBER, LARGEST_NUMBER)
     | st.floats(-LARGEST_NUMBER, LARGEST_NUMBER)
 )
