@@ -16,6 +16,7 @@ from refusals import LONGEST_TEXT, check_ours
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.configs import model_types
+from rope_cpu.frequencies.rope_types import ROPE_TYPES
 
 # Seconds; a config takes a millisecond, and the machine may be shared.
 LONGEST = 60.0
@@ -46,17 +47,7 @@ NUMBERS = (
     | st.integers(-LARGEST_NUMBER, LARGEST_NUMBER)
     | st.floats(-LARGEST_NUMBER, LARGEST_NUMBER)
 )
-TYPES = (
-    "default",
-    "linear",
-    "dynamic",
-    "yarn",
-    "longrope",
-    "llama3",
-    "proportional",
-    "su",
-    "mrope",
-)
+TYPES = (*ROPE_TYPES, "su", "mrope")
 NAMES = st.sampled_from(
     (*TYPES, "full_attention", "sliding_attention", "", "x" * 5000, "\0", MARK, "None", "1")
 )
