@@ -297,19 +297,21 @@ def argument_names(function):
 
 
 ODD = ("", "half", "interleaved", "float32", b"", float("nan"), float("inf"), -(10**400))
-# Functions of plain arguments, and how many of these are given by position.
-FUNCTIONS = {
-    **dict.fromkeys((rope_cpu.sinusoidal, rope_cpu.convert_weight), 2),
-    **dict.fromkeys((positions.packed, positions.left_padded, positions.grid), 1),
-    **dict.fromkeys((positions.patches, positions.with_unrotated, positions.mrope), 1),
-    **dict.fromkeys((positions.token_types, rope_cpu.set_num_threads), 1),
-    **dict.fromkeys((rope_cpu.RotaryEmbedding, rope_cpu.RotaryEmbedding.from_inv_freq), 1),
-    rope_cpu.RotaryEmbedding.from_generators: 1,
-    **dict.fromkeys((rope_cpu.RotaryEmbedding.axial, rope_cpu.RotaryEmbedding.mrope), 2),
-    rope_cpu.Batch: 0,
-    rope_cpu.KVCache: 2,
-    rope_cpu.RMSNorm: 1,
+# Functions of plain arguments, by how many of these are given by position.
+BY_POSITION = {
+    0: (rope_cpu.Batch,),
+    1: (
+        *(positions.packed, positions.left_padded, positions.grid, positions.patches),
+        *(positions.with_unrotated, positions.mrope, positions.token_types),
+        *(rope_cpu.set_num_threads, rope_cpu.RMSNorm, rope_cpu.RotaryEmbedding),
+        *(rope_cpu.RotaryEmbedding.from_inv_freq, rope_cpu.RotaryEmbedding.from_generators),
+    ),
+    2: (
+        *(rope_cpu.sinusoidal, rope_cpu.convert_weight, rope_cpu.KVCache),
+        *(rope_cpu.RotaryEmbedding.axial, rope_cpu.RotaryEmbedding.mrope),
+    ),
 }
+FUNCTIONS = {function: count for count, each in BY_POSITION.items() for function in each}
 
 
 def test_refused_arguments_of_functions(search):
