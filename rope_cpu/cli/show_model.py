@@ -7,33 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rope_cpu.arguments import limits, scalars
+from rope_cpu.configs.attention_facts import FACTS
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.rope_parameters import is_latent
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
 from rope_cpu.rotation.embedding import RotaryEmbedding
-
-# Model types with latent attention whose score scale mscale_all_dim changes.
-# Source: `yarn_apply_mscale` in the modules of the same names in transformers 5.24; kimi_k2 and
-# sarvam_mla have the code of deepseek_v3.
-_MSCALE_OF_SCORES = (
-    "axk1",
-    "axk2",
-    "bailing_hybrid",
-    "deepseek_v2",
-    "deepseek_v3",
-    "deepseek_v32",
-    "glm4_moe_lite",
-    "glm_moe_dsa",
-    "hy_v4",
-    "hy_v4_vl_text",
-    "kimi_k2",
-    "longcat_flash",
-    "minicpm3",
-    "mistral4",
-    "mistral_large4_text",
-    "sarvam_mla",
-    "youtu",
-)
 
 
 def contexts(
@@ -87,7 +65,7 @@ def mscale_of_scores(
     """Return m(mscale_all_dim), with m(x) = 0.1·x·ln(factor) + 1, or 1 for a factor up to 1."""
     scale = parameters.get("mscale_all_dim")
     factor = parameters.get("factor")
-    if config.model_type not in _MSCALE_OF_SCORES or rope.rope_type != "yarn":
+    if config.model_type not in FACTS["mscale_of_scores"] or rope.rope_type != "yarn":
         return None
     if not scale or factor is None or not is_latent(config.values):
         return None

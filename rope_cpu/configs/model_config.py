@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -49,6 +49,8 @@ class ModelConfig(ABC):
         Whether the model type is in the model table.
     pairing_note : str, optional
         What to know about the pairing, for `rope-cpu show`.
+    axes : sequence of str
+        The position axes, keys of axes.json. A text model with three has those of M-RoPE instead.
 
     Examples
     --------
@@ -65,6 +67,7 @@ class ModelConfig(ABC):
     facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
     is_known: bool = True
     pairing_note: str | None = None
+    axes: Sequence[str] = ("token",)
 
     def spec(
         self,

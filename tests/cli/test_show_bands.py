@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from rope_cpu.cli.show_axes import TOKENS, Axis
+from rope_cpu.cli.show_axes import AXES, Axis
 from rope_cpu.cli.show_bands import band_lines, changed_pairs
 
 ROW = Axis("row", "patches")
 COLUMN = Axis("column", "patches")
 
 
-def rows(frequencies, unscaled, pair_axis=None, axes=(TOKENS,)):
+def rows(frequencies, unscaled, pair_axis=None, axes=(AXES["token"],)):
     """Return the rows without the header, with single spaces."""
     frequencies = np.array(frequencies, float)
     if pair_axis is None:
@@ -57,7 +57,7 @@ def test_a_row_for_each_axis_with_its_unit():
 
 def test_columns_are_aligned():
     unscaled = np.array([1.0, 1e-3])
-    lines = list(band_lines(unscaled / [1, 2], unscaled, np.zeros(2, int), (TOKENS,)))
+    lines = list(band_lines(unscaled / [1, 2], unscaled, np.zeros(2, int), (AXES["token"],)))
     assert len(lines) == 3
     header, unscaled_row, scaled_row = lines
     assert header.index("scale") == unscaled_row.index("unscaled") == scaled_row.index("2 times")
