@@ -57,12 +57,6 @@ def test_show_says_nothing_of_architectures_that_are_not_reordered(run, tmp_path
     assert not any("config.json" in line for line in lines)
 
 
-def test_show_names_no_calls_of_a_server(run, model):
-    """A GGUF file does not say how q and k are normed."""
-    _, lines = run("show", model)
-    assert "serving" not in lines
-
-
 def test_show_has_both_lengths_of_longrope(run, tmp_path):
     factors = {gguf_files.SHORT: np.ones(8), gguf_files.LONG: np.full(8, 4.0)}
     values = LLAMA | {"rope.scaling.original_context_length": 1024}

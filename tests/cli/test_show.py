@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from text_configs import LLAMA3, PHI3
 
 from rope_cpu.cli import show
 from rope_cpu.cli.layer_rotations import AXES, LayerRotation, changed_pairs
@@ -14,27 +15,6 @@ from rope_cpu.configs.vision import REFUSED
 from rope_cpu.frequencies.rope_types import ROPE_TYPES, RopeType, dynamic
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
-LLAMA3 = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "rope_theta": 500000.0,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-}
-PHI3 = {
-    "model_type": "phi3",
-    "hidden_size": 128,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 4096,
-    "original_max_position_embeddings": 64,
-    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16},
-}
 YARN = {
     "type": "yarn",
     "factor": 40,
@@ -82,6 +62,11 @@ def test_both_sides_of_longrope(shown):
     assert lines.count("attention factor 1.41421") == 2
 
 
+def with_yarn(**changes):
+    """Return the config of DeepSeek with changes of its section."""
+    return {**DEEPSEEK, "rope_scaling": {**YARN, **changes}}
+
+
 RMS = "before the rotation: RMS norm of each head,"
 
 
@@ -93,6 +78,10 @@ RMS = "before the rotation: RMS norm of each head,"
         ({**LLAMA3, **DYNAMIC}, ["at 100 tokens", "at 400 tokens"]),
         ({**SIZES, "model_type": "qwen2_vl_text", **DYNAMIC}, ["at 100 tokens", "at 400 tokens"]),
         (DEEPSEEK, ["widths 64 of the 192 elements of a head are rotated"]),
+        # (0.1·μ·ln 40 + 1)² of the scores: 1.8738… for mscale_all_dim μ = 1, 1.4029… for 0.5;
+        # the rotation has the ratio (0.1·ln 40 + 1) / (0.1·μ·ln 40 + 1).
+        (DEEPSEEK, ["attention factor 1 = m(mscale) / m(m", "factor of scores 1.8738"]),
+        (with_yarn(mscale_all_dim=0.5), ["attention factor 1.15572 =", "factor of scores 1.4029"]),
         (DEEPSEEK, ["cache compressed keys and values (latent attention)"]),
         (DEEPSEEK, ["0-10 6.28 to 112 unscaled", "23-31 188000 to 1.88e6 40 times as long"]),
         ({"model_type": "gemma4_text"}, ["64-255 not rotated"]),
@@ -129,26 +118,12 @@ def test_facts(config, expected, shown):
         assert any(line.startswith(start) for line in lines), lines
 
 
-def test_factors_of_deepseek(shown):
-    """(0.1·ln 40 + 1)² = 1.8738…, which the attention applies; the rotation has the ratio 1."""
-    lines = shown(DEEPSEEK)
-    assert "attention factor 1 = m(mscale) / m(mscale_all_dim)" in lines
-    assert any(line.startswith("factor of scores 1.8738") for line in lines)
-
-
-def test_mscale_all_dim_alone_determines_the_factor_of_scores(shown):
-    """(0.1·0.5·ln 40 + 1)² = 1.4029…; the rotation has (0.1·ln 40 + 1) / (0.05·ln 40 + 1)."""
-    lines = shown({**DEEPSEEK, "rope_scaling": {**YARN, "mscale_all_dim": 0.5}})
-    assert any(line.startswith("factor of scores 1.4029") for line in lines)
-    assert any(line.startswith("attention factor 1.15572") for line in lines)
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"model_type": "llama", "head_dim": 64},
-        {"rope_scaling": {**YARN, "mscale_all_dim": 0}},
-        {"rope_scaling": {key: value for key, value in YARN.items() if "mscale" not in key}},
+        with_yarn(mscale_all_dim=0),
+        with_yarn(mscale=None, mscale_all_dim=None),
         {"use_mla": False, "head_dim": 64},
     ],
 )
@@ -157,8 +132,7 @@ def test_the_factor_of_scores_is_that_of_models_that_apply_it(shown, change):
 
 
 def test_an_attention_factor_of_the_file_is_no_ratio(shown):
-    lines = shown({**DEEPSEEK, "rope_scaling": {**YARN, "attention_factor": 1.5}})
-    assert "attention factor 1.5" in lines
+    assert "attention factor 1.5" in shown(with_yarn(attention_factor=1.5))
 
 
 def test_an_unknown_model_type_needs_the_pairing(shown):

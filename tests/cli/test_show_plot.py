@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import text_configs
+from text_configs import LLAMA3_SCALING, PHI3
 
 from rope_cpu.cli.layer_rotations import layer_rotations
-from rope_cpu.command_line import UsageError
 from rope_cpu.configs import reader
 
 pytest.importorskip("matplotlib")
@@ -14,58 +15,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from rope_cpu.cli.show_plot import draw, expected_scores
 
-LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
-CONFIG = {
-    "model_type": "phi3",
-    "hidden_size": 128,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 4096,
-    "original_max_position_embeddings": 64,
-    "rope_scaling": LONGROPE,
-}
-
-
-@pytest.mark.parametrize(("name", "start"), [("x.png", b"\x89PNG"), ("x.svg", b"<?xml")])
-def test_plot(shown, tmp_path, name, start):
-    assert shown(CONFIG, "--plot", str(tmp_path / name))[-1] == f"written: {tmp_path / name}"
-    assert (tmp_path / name).read_bytes().startswith(start)
-
-
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [
-        ("x.unknown", "must end in .png or .svg"),
-        ("noext", "must end in .png or .svg"),
-        ("folder", "must end in .png or .svg"),
-        ("folder.png", "it is a folder"),
-        ("no/x.png", "there is no folder"),
-    ],
-)
-def test_a_plot_that_cannot_be_written_is_refused_first(shown, tmp_path, capsys, name, rule):
-    """Nothing is printed, and nothing is written elsewhere."""
-    for folder in ("folder", "folder.png"):
-        (tmp_path / folder).mkdir()
-    with pytest.raises(UsageError, match=rule):
-        shown(CONFIG, "--plot", str(tmp_path / name))
-    assert capsys.readouterr().out == ""
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "folder", "folder.png"}
-
-
 GEMMA3 = {"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-LLAMA3 = {
-    "model_type": "llama",
-    "head_dim": 128,
-    "num_attention_heads": 1,
-    "max_position_embeddings": 131072,
-    "rope_theta": 500000.0,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-}
+LLAMA3 = {**text_configs.LLAMA3, "max_position_embeddings": 131072}
 MROPE = {
     "model_type": "qwen2_vl_text",
     "hidden_size": 128,
@@ -97,7 +48,7 @@ def context_lines(panel, coordinate):
 
 @pytest.mark.parametrize(
     ("config", "panels"),
-    [(CONFIG, 2), (GEMMA3, 2), (PIXTRAL, 3), (MROPE, 4), (FLUX, 4), (FLUX2, 5)],
+    [(PHI3, 2), (GEMMA3, 2), (PIXTRAL, 3), (MROPE, 4), (FLUX, 4), (FLUX2, 5)],
 )
 def test_a_panel_for_each_axis_and_one_of_scores(config, panels):
     figure = figure_of(config)
@@ -113,15 +64,6 @@ def test_panels_have_the_units_of_their_axes():
     assert [label.split()[-1] for label in labels] == ["positions", "patches", "patches"]
 
 
-def test_expected_scores_do_not_exceed_one():
-    """The attention factor, 1.41 here, is in the title instead."""
-    figure = figure_of(CONFIG)
-    curves = [line for line in figure.axes[-1].lines if line.get_color() != "0.4"]
-    assert len(curves) == 2
-    assert all(max(curve.get_ydata()) <= 1 for curve in curves)
-    assert "attention factor 1.414" in figure.get_suptitle()
-
-
 def test_contexts_are_marked_and_named():
     figure = figure_of(LLAMA3)
     waves, scores = figure.axes
@@ -130,7 +72,7 @@ def test_contexts_are_marked_and_named():
     assert scores.get_xlim() == pytest.approx((1, 131072))
     contexts = ["original context: 8192 tokens", "maximum context: 131072 tokens"]
     assert legend_of(figure)[-2:] == contexts
-    assert "rope type llama3" in figure.get_suptitle()
+    assert "rope type llama3; attention factor 1" in figure.get_suptitle()
 
 
 def test_grids_have_no_context():
@@ -147,7 +89,7 @@ UNKNOWN = {"hidden_size": 64, "num_attention_heads": 1, "rope_theta": 1e4}
         ({**MROPE, "model_type": "llama", "max_position_embeddings": 32768}, 32768),
         ({**UNKNOWN, "max_position_embeddings": 2048, "rope_scaling": YARN}, 16384),
         ({**UNKNOWN, "max_position_embeddings": 100, "rope_scaling": DYNAMIC}, 400),
-        ({**UNKNOWN, "rope_scaling": LLAMA3["rope_scaling"]}, 4 * 8192),
+        ({**UNKNOWN, "rope_scaling": LLAMA3_SCALING}, 4 * 8192),
         ({**UNKNOWN, "rope_theta": 100.0}, 2 * np.pi * 100 ** (31 / 32)),
     ],
     ids=["maximum", "yarn", "dynamic", "original alone", "longest wavelength"],
@@ -180,7 +122,7 @@ def test_equal_curves_are_all_visible():
     ("config", "labels"),
     [
         (LLAMA3, ["before scaling", "after scaling", "pairs that scaling changes"]),
-        (CONFIG, ["at 64 tokens", "at 4096 tokens", "pairs that scaling changes"]),
+        (PHI3, ["at 64 tokens", "at 4096 tokens", "pairs that scaling changes"]),
         ({**MROPE, "model_type": "llama"}, ["all pairs"]),
         (
             GEMMA3,
@@ -199,12 +141,12 @@ def test_the_legend_names_each_curve_once(config, labels):
 
 
 def test_dollar_signs_are_no_formulas(tmp_path):
-    rotation = next(layer_rotations(reader.read(CONFIG), None, None))
+    rotation = next(layer_rotations(reader.read(PHI3), None, None))
     figure = draw([replace(rotation, model=r"a$\x$"), replace(rotation, layers=r"b$\y$")])
     figure.savefig(tmp_path / "x.png")
 
 
-@pytest.mark.parametrize("config", [CONFIG, GEMMA3, FLUX2])
+@pytest.mark.parametrize("config", [PHI3, GEMMA3, FLUX2])
 def test_the_legend_lies_within_the_figure_and_below_the_panels(config):
     figure = figure_of(config)
     FigureCanvasAgg(figure).draw()
