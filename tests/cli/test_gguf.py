@@ -100,25 +100,6 @@ def test_verify_takes_the_heads_of_the_file(run, model, monkeypatch):
     assert any("4 query heads" in line or "4 heads" in line for line in lines), lines
 
 
-def test_heads_by_layer_type(run, tmp_path, monkeypatch):
-    """Gemma 4 has as many key/value heads as its layer types have; 0 stands for no attention."""
-    monkeypatch.setattr(verify, "TOKENS", 64)
-    values = LLAMA | {
-        "attention.key_length": 16,
-        "attention.head_count_kv": [2, 1, 2, 0],
-        "attention.sliding_window_pattern": [True, False, True, True],
-        "rope.freq_base_swa": 1e4,
-    }
-    path = gguf_files.write(tmp_path / "model.gguf", "gemma4", values)
-    assert run("verify", path)[0] == 0
-    path = gguf_files.write(
-        tmp_path / "model.gguf", "llama", LLAMA | {"attention.head_count_kv": [2, 1]}
-    )
-    code, lines = run("verify", path)
-    assert code == 2
-    assert "`llama.attention.head_count_kv` holds [1, 2]" in " ".join(lines)
-
-
 @pytest.mark.parametrize("command", ["show", "verify", "export"])
 def test_damaged_files_are_usage_errors(command, run, model, tmp_path):
     model.write_bytes(model.read_bytes()[:100])

@@ -9,9 +9,7 @@ from rope_cpu.cli import main as cli
 LLAMA = {"model_type": "llama", "hidden_size": 128, "num_attention_heads": 4}
 CONFIGS = {
     "`head_dim` is 1099511627776": json.dumps({**LLAMA, "head_dim": 2**40}),
-    "`num_hidden_layers` is an integer of 1329 bits": json.dumps(
-        {**LLAMA, "num_hidden_layers": 10**400}
-    ),
+    "is an integer of 1329 bits": json.dumps({**LLAMA, "num_hidden_layers": 10**400}),
     "`rope_type` is {}": json.dumps({**LLAMA, "rope_scaling": {"rope_type": {}}}),
     "nested too deep": "[" * 10**5,
 }

@@ -1,13 +1,14 @@
 """`rope-cpu show`: its facts and its table, checked by hand."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from text_configs import LLAMA3, PHI3
 
 from rope_cpu.cli import show
-from rope_cpu.cli.layer_rotations import AXES, LayerRotation, changed_pairs
+from rope_cpu.cli.layer_rotations import changed_pairs, layer_rotations
 from rope_cpu.command_line import UsageError
 from rope_cpu.configs import reader
 from rope_cpu.configs.attention_facts import FACTS
@@ -167,33 +168,21 @@ NORM_KEYS = {key: True for key, _ in FACTS["qk_norm_key"].values()}
 )
 def test_lines_fit_a_terminal(config):
     parsed = reader.read({"rms_norm_eps": 1e-06, **NORM_KEYS, **config})
-    rope = RotaryEmbedding(64)
-    rotation = LayerRotation(
-        config=parsed,
-        layer_type=None,
-        model=config["model_type"],
-        layers="all layers",
-        by_length={"": rope},
-        unscaled=rope.inv_freq,
-        axes=(AXES["token"],),
-        attention=parsed.attention,
-    )
+    rotation = rotation_of(RotaryEmbedding(64), attention=parsed.attention)
     assert max(map(len, show.describe(rotation))) <= 80
 
 
-def bands(inv_freq, unscaled, *axes):
+def rotation_of(rope, **fields):
+    """Return a rotation of Llama's layers with other fields."""
+    (rotation,) = layer_rotations(reader.read({"model_type": "llama"}), None, None)
+    return replace(rotation, by_length={"": rope}, **{"unscaled": rope.inv_freq} | fields)
+
+
+def bands(inv_freq, unscaled):
     """Return the rows of the table of bands without the header, with single spaces."""
     rope = RotaryEmbedding.from_inv_freq(inv_freq)
-    rotation = LayerRotation(
-        config=reader.read(LLAMA3),
-        layer_type=None,
-        model="",
-        layers="",
-        by_length={"": rope},
-        unscaled=np.array(unscaled, float),
-        axes=axes or (AXES["token"],),
-    )
-    return [" ".join(line.split()) for line in show.band_lines(rotation, rope)][1:]
+    lines = show.band_lines(rotation_of(rope, unscaled=np.array(unscaled, float)), rope)
+    return [" ".join(line.split()) for line in lines][1:]
 
 
 def test_bands_of_pairs_scaled_alike():
@@ -214,12 +203,3 @@ def test_roundings_are_no_scaling():
     unscaled = np.array([1.0, 0.5])
     assert bands(unscaled * (1 + 1e-12), unscaled) == ["0-1 6.28 to 12.6 unscaled"]
     assert changed_pairs(np.array([0.5, 0.0]), np.array([1.0, 1.0])).tolist() == [True, False]
-
-
-def test_a_row_for_each_axis_with_its_unit():
-    inv_freq = [[0, 0, 0.5, 0, 0.1], [0, 1, 0, 0.25, 0]]
-    assert bands(inv_freq, np.max(inv_freq, axis=0), AXES["row"], AXES["column"]) == [
-        "row 2 of 2-4 12.6 to 62.8 patches unscaled",
-        "column 2 of 1-3 6.28 to 25.1 patches unscaled",
-        "none 0 not rotated",
-    ]

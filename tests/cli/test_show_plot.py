@@ -8,6 +8,7 @@ import text_configs
 from text_configs import LLAMA3_SCALING, PHI3
 
 from rope_cpu.cli.layer_rotations import layer_rotations
+from rope_cpu.command_line import UsageError
 from rope_cpu.configs import reader
 
 pytest.importorskip("matplotlib")
@@ -28,6 +29,35 @@ FLUX2 = {"_class_name": "Flux2Transformer2DModel"}
 PIXTRAL = {"model_type": "pixtral", "hidden_size": 128, "num_attention_heads": 2}
 DYNAMIC = {"type": "dynamic", "factor": 2.0}
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 2048}
+
+
+@pytest.mark.parametrize(("name", "start"), [("x.png", b"\x89PNG"), ("x.svg", b"<?xml")])
+def test_plot(shown, tmp_path, name, start):
+    assert shown(PHI3, "--plot", str(tmp_path / name))[-1] == f"written: {tmp_path / name}"
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("x.unknown", "must end in .png or .svg"),
+        ("folder.png", "it is a folder"),
+        ("no/x.png", "there is no folder"),
+    ],
+)
+def test_a_plot_that_cannot_be_drawn_is_refused_first(shown, tmp_path, capsys, name, rule):
+    """Nothing is printed, and nothing is written elsewhere."""
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(UsageError, match=rule):
+        shown(PHI3, "--plot", str(tmp_path / name))
+    assert capsys.readouterr().out == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "folder.png"}
+
+
+def test_a_plot_of_nothing_is_refused(shown):
+    words = ("--layer-type", "full_attention", "--plot", "x.png")
+    with pytest.raises(UsageError, match="not rotated"):
+        shown({"model_type": "beam"}, *words)
 
 
 def figure_of(config, interleaved=None):

@@ -76,12 +76,7 @@ CONFIGS = {
         "rope_parameters": {name: {"rope_type": "default", "rope_theta": 1e4} for name in TYPES},
     },
     "vision": {"model_type": "qwen2_vl_vision", "embed_dim": 64, "num_heads": 4},
-    "diffusers": {
-        "_class_name": "FluxTransformer2DModel",
-        "_diffusers_version": "0.33.0",
-        "axes_dims_rope": [4, 6, 6],
-        "num_attention_heads": 2,
-    },
+    "diffusers": {"_class_name": "FluxTransformer2DModel", "axes_dims_rope": [4, 6, 6]},
 }
 COMMANDS = (
     "show --half",
@@ -170,8 +165,6 @@ def test_safetensors_files(printed, tmp_path):
     files = {
         "a part that is not known": named | {f"{prefix}self_attn.{MARK}": np.ones(1, np.float32)},
         "a wrong shape": named | {f"{prefix}self_attn.q_proj.weight": np.ones((3, 64), np.float32)},
-        "a wrong dtype": named | {f"{prefix}self_attn.q_proj.weight": np.ones((64, 64), np.int64)},
-        "not finite": named | {f"{prefix}self_attn.k_proj.weight": np.full((32, 64), np.inf)},
         "two modules": named | {f"other{name}": array for name, array in named.items()},
         "no module": {MARK: np.ones(1, np.float32)},
     }
