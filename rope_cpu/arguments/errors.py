@@ -64,8 +64,12 @@ class AnyArgumentError(Exception):
         super().__init__(argument, self.finding, rule, remedy)
 
     def __str__(self) -> str:
+        return self.text(f"`{self.argument}`")
+
+    def text(self, subject: str, finding: str = "") -> str:
+        """Return the text with another subject, such as an option, and another finding."""
         remedy = f"; {self.remedy}" if self.remedy else ""
-        return f"`{self.argument}` {self.finding}; it must {self.rule}{remedy}"
+        return f"{subject} {finding or self.finding}; it must {self.rule}{remedy}"
 
 
 class ArgumentError(AnyArgumentError, ValueError):

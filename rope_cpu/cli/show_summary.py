@@ -14,7 +14,7 @@ from rope_cpu.array_types import Float64, Int64
 from rope_cpu.cli.show_axes import Axis, position_axes
 from rope_cpu.cli.show_model import contexts, head_width, maximum_context, mscale_of_scores
 from rope_cpu.cli.show_serving import serving_lines
-from rope_cpu.command_line import config_error
+from rope_cpu.command_line import UsageError
 from rope_cpu.configs.layers import layer_parameters
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.frequencies import scaling
@@ -86,7 +86,7 @@ def rotations_from_arguments(config: ModelConfig, args: argparse.Namespace) -> l
     try:
         return list(layer_rotations(config, args.layer_type, args.interleaved))
     except (TypeError, ValueError) as error:
-        raise config_error(error, args.interleaved) from error
+        raise UsageError(str(error)) from error
 
 
 def layer_rotations(

@@ -87,6 +87,7 @@ GEMMA = {
     [
         (["export", "-o", "a.onnx", "--layer-type", "x"], "`--layer-type` is 'x'; it must be one"),
         (["export", "-o", "a.onnx"], "`--layer-type` is not given; it must be one of"),
+        (["show", "--layer-type", "x"], "`--layer-type` is 'x'; it must be one of"),
         (
             ["export", "-o", "a.onnx", "--layer-type", "full_attention", "--max-positions", "0"],
             "`--max-positions` is 0",
@@ -98,8 +99,7 @@ GEMMA = {
                 *("--attention", "--cache-dtype", "int8"),
                 *("--target", "ort", "--max-positions", "64"),
             ],
-            "`--cache-dtype` is int8, but `--cache` is 'growing', whose keys and values have the "
-            "`--dtype`; give `--cache shared` or drop",
+            "`cache_dtype` is int8, but `cache` is 'growing'",
         ),
     ],
 )

@@ -1,7 +1,5 @@
 """`rope-cpu show`: its text, checked by hand."""
 
-import re
-
 import pytest
 
 from rope_cpu.cli import show
@@ -180,8 +178,7 @@ def test_a_model_without_a_type(shown):
 
 def test_an_unknown_model_type_needs_the_pairing(shown):
     unknown = {**LLAMA3, "model_type": "mymodel"}
-    options = "give --interleaved for pairs (2i, 2i+1), --half for (i, i+n)"
-    with pytest.raises(UsageError, match=re.escape(options)):
+    with pytest.raises(UsageError, match="so the pairing is not known"):
         shown(unknown)
     assert "pairs 64: (2i, 2i+1), interleaved" in shown(unknown, "--interleaved")
     assert "pairs 64: (i, i+64), half-split" in shown(unknown, "--half")
