@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import escaped
 from rope_cpu.array_types import Float64, Int64
-from rope_cpu.command_line import config_error
+from rope_cpu.command_line import UsageError
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.layers import layer_parameters
 from rope_cpu.configs.model_config import ModelConfig
@@ -107,7 +107,7 @@ def rotations_from_arguments(config: ModelConfig, args: argparse.Namespace) -> l
     try:
         return list(layer_rotations(config, args.layer_type, args.interleaved))
     except (TypeError, ValueError) as error:
-        raise config_error(error, args.interleaved) from error
+        raise UsageError(str(error)) from error
 
 
 def layer_rotations(

@@ -202,7 +202,7 @@ def _mscale_of_scores(rotation: LayerRotation, rope: RotaryEmbedding) -> float |
 
 def _reads_mscale(rope: RotaryEmbedding) -> bool:
     rope_type = ROPE_TYPES.get(rope.rope_type)
-    return rope_type is not None and "mscale_all_dim" in rope_type.parameters
+    return rope_type is not None and rope_type.has_mscales
 
 
 def _short_text(value: Any) -> str:

@@ -63,7 +63,7 @@ INT8 = "export -o a.onnx --layer-type full_attention --attention --cache-dtype i
         ("export -o a.onnx --layer-type x", "`--layer-type` is 'x'; it must be one"),
         ("export -o a.onnx", "`--layer-type` is not given; it must be one of"),
         ("export -o a.txt --layer-type full_attention", "`--output` is 'a.txt'"),
-        (INT8, "`--cache-dtype` is int8, but `--cache` is 'growing'"),
+        (INT8, "`cache_dtype` is int8, but `cache` is 'growing'"),
     ],
 )
 def test_errors_of_the_library_name_options(words, start, tmp_path, monkeypatch, capsys):

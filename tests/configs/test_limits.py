@@ -200,8 +200,8 @@ REFUSED = [
         "`num_hidden_layers` is 2147483648; it must be at most 65536",
     ),
     ({**LLAMA, "num_hidden_layers": 10**400}, "`num_hidden_layers` is an integer of 1329 bits"),
-    ({**LLAMA, "layer_types": ["x"] * 10**6}, "it may have at most 65536 entries"),
-    ({**LLAMA, "no_rope_layers": [1] * 10**6}, "it may have at most 65536 entries"),
+    ({**LLAMA, "layer_types": ["x"] * 10**6}, "it must have at most 65536 entries"),
+    ({**LLAMA, "no_rope_layers": [1] * 10**6}, "it must have at most 65536 entries"),
     ({**LLAMA, "layer_types": ["full_attention", ["x"]]}, "`layer_types` holds ['x'] for layer 1"),
     ({**LLAMA, "model_type": "x" * 10**7}, "`model_type` is 'xxx"),
     ({**LLAMA, "model_type": nested(10**5)}, "`model_type` is [[[["),
@@ -221,7 +221,7 @@ REFUSED = [
     ),
     (
         {**QWEN2_VL, "rope_scaling": {"type": "mrope", "mrope_section": [1] * 65}},
-        "it may have at most 64 entries",
+        "it must have at most 64 entries",
     ),
     (
         {**LLAMA, "head_dim": 8, "rope_scaling": {**LONGROPE, "long_factor": [1.0] * 10**6}},
