@@ -58,3 +58,10 @@ def nested(depth: int) -> list[Any]:
     for _ in range(depth):
         inner = [inner]
     return inner
+
+
+def assert_refused(call: Callable[[], Any], error: type[Exception], argument: str) -> None:
+    """Assert that a call raises an error of this class, about this argument."""
+    with pytest.raises(error) as caught:
+        call()
+    assert f"`{argument}`" in str(caught.value)

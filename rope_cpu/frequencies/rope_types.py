@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -558,6 +558,9 @@ class RopeType:
         From (length, original length) to the representative of all lengths with equal frequencies.
     changes : str
         The lengths at which the frequencies change, for texts.
+    inert_values : mapping
+        Keys that the type does not read, with the values at which they have no effect. Other
+        values are refused: YaRN's first code, SGLang and transformers differ in their meaning.
     pairs_whole_head : bool
         True if `partial_rotary_factor` is the share of the pairs of a whole head that rotate,
         rather than the share of the head in which pairs are formed.
@@ -567,6 +570,7 @@ class RopeType:
     depends_on_length: Callable[[Mapping[str, Any]], bool] = _never
     cache_length: Callable[[int, int], int] = lambda length, original: length
     changes: str = "at every token"
+    inert_values: Mapping[str, float] = field(default_factory=dict)
     pairs_whole_head: bool = False
 
     def rotated_pairs(self, settings: RopeSettings, section: Mapping[str, Any]) -> int:
@@ -581,9 +585,16 @@ class RopeType:
         signature = list(inspect.signature(self.compute).parameters.values())
         return {parameter.name: parameter.default is parameter.empty for parameter in signature[1:]}
 
+    @property
+    def has_mscales(self) -> bool:
+        """True if the attention factor follows from `mscale` and `mscale_all_dim`, if given."""
+        return "mscale_all_dim" in self.parameters
+
+
+_YARN_DEFAULTS = {"attn_factor": 1, "extrapolation_factor": 1}
 
 ROPE_TYPES: dict[str, RopeType] = {
-    "default": RopeType(default),
+    "default": RopeType(default, inert_values={"factor": 1}),
     "linear": RopeType(linear),
     "dynamic": RopeType(
         dynamic,
@@ -597,9 +608,9 @@ ROPE_TYPES: dict[str, RopeType] = {
         cache_length=lambda length, original: original << _doublings(length, original),
         changes="at each doubling of the original length",
     ),
-    "yarn": RopeType(yarn),
-    "deepseek_yarn": RopeType(deepseek_yarn),
-    "telechat3-yarn": RopeType(telechat3_yarn),
+    "yarn": RopeType(yarn, inert_values=_YARN_DEFAULTS),
+    "deepseek_yarn": RopeType(deepseek_yarn, inert_values=_YARN_DEFAULTS),
+    "telechat3-yarn": RopeType(telechat3_yarn, inert_values=_YARN_DEFAULTS | {"mscale": 1}),
     "ntk": RopeType(ntk),
     "longrope": RopeType(
         longrope,

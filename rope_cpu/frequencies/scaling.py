@@ -29,16 +29,6 @@ INERT_KEYS = {
     "finetuned": "how the model was trained",
 }
 
-# Values at which a key has no effect, by rope type, for keys that the type does not use. With other
-# values such a key is refused: YaRN's first code, SGLang and transformers read it differently.
-_YARN_DEFAULTS: dict[str, float] = {"attn_factor": 1, "extrapolation_factor": 1}
-INERT_VALUES: dict[str, dict[str, float]] = {
-    "default": {"factor": 1},
-    "yarn": _YARN_DEFAULTS,
-    "deepseek_yarn": _YARN_DEFAULTS,
-    "telechat3-yarn": {**_YARN_DEFAULTS, "mscale": 1},
-}
-
 # Keys of rotations with several axes: here only rotations with one axis are built.
 AXES_KEYS = (
     "mrope_section",
@@ -54,7 +44,7 @@ SECTION_KEYS = {
     *INERT_KEYS,
     *AXES_KEYS,
     *(key for rope_type in ROPE_TYPES.values() for key in rope_type.parameters),
-    *(key for values in INERT_VALUES.values() for key in values),
+    *(key for rope_type in ROPE_TYPES.values() for key in rope_type.inert_values),
 }
 
 Check = Callable[[str, Any], object]
@@ -344,7 +334,7 @@ def _is_inert_value(rope_type: str, key: str, value: Any) -> bool:
 
     Raises ValueError for another value of a key of YaRN that the rope type does not use.
     """
-    values = INERT_VALUES.get(rope_type, {})
+    values = ROPE_TYPES[rope_type].inert_values
     if key not in values:
         return False
     if scalars.real_number(key, value) == values[key]:

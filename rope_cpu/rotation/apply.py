@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,13 +14,11 @@ from rope_cpu.arguments.arrays import (
     check_tables,
     share_memory,
 )
-from rope_cpu.arguments.names import hide_other_names, refuse_rotation_names
 from rope_cpu.arguments.scalars import boolean
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array
 from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
 
 
-@hide_other_names
 def apply_rotary(
     x: Array,
     cos: Array,
@@ -31,7 +29,6 @@ def apply_rotary(
     layout: str = "bshd",
     inverse: bool = False,
     out: Array | None = None,
-    **_others: Never,
 ) -> Array:
     """Rotate `x` by tables of cos and sin, like the ONNX operator RotaryEmbedding.
 
@@ -83,8 +80,6 @@ def apply_rotary(
     >>> np.array_equal(rope_cpu.apply_rotary(x, cos, sin), rope.rotate(x))
     True
     """
-    if _others:
-        refuse_rotation_names("apply_rotary", _others)
     x = check_array("x", x, check_layout(layout))
     cos, sin = check_tables(cos, sin, position_ids is not None, layout)
     rotary_dim = 2 * cos.shape[-1]

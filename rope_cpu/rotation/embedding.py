@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, Never, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -18,11 +17,6 @@ from rope_cpu.arguments.arrays import (
     check_dtype,
     check_layout,
     check_out_tables,
-)
-from rope_cpu.arguments.names import (
-    hide_other_names,
-    refuse_constructor_names,
-    refuse_rotation_names,
 )
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64, Intp
@@ -135,14 +129,6 @@ class RotaryEmbedding:
             angle_dtype=angle_dtype,
         )
         self._set_spec(spec)
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Refuse the argument names of other libraries with a text that gives the name here."""
-        refuse_constructor_names(cls.__name__, kwargs)
-        return super().__new__(cls)
-
-    # `inspect.signature`, `help` and editors show the arguments of `__init__`.
-    __new__.__signature__ = inspect.signature(__init__)  # type: ignore[attr-defined]
 
     @classmethod
     def from_spec(cls, spec: RopeSpec) -> Self:
@@ -641,14 +627,12 @@ class RotaryEmbedding:
         rope._set_rows(spec, cos_sin, row_of_sequence, tuple(lengths))
         return rope
 
-    @hide_other_names
     def cos_sin(
         self,
         position_ids: ArrayLike,
         dtype: DTypeLike = np.float32,
         *,
         out: tuple[Array, Array] | None = None,
-        **_others: Never,
     ) -> tuple[Array, Array]:
         """Return cos and sin of positions, times the attention factor.
 
@@ -685,8 +669,6 @@ class RotaryEmbedding:
         >>> cos.shape, cos[0, :3]
         ((2, 32), array([1., 1., 1.], dtype=float32))
         """
-        if _others:
-            refuse_rotation_names("cos_sin", _others)
         wanted = check_dtype(dtype)
         axes = self.axes
         ids = check_ids.position_array("position_ids", position_ids)
@@ -713,7 +695,6 @@ class RotaryEmbedding:
         self._cos_sin_of_rows().write(positions, "rotate", cos, sin)
         return cos, sin
 
-    @hide_other_names
     def rotate(
         self,
         x: Array,
@@ -723,7 +704,6 @@ class RotaryEmbedding:
         layout: str = "bshd",
         inverse: bool = False,
         out: Array | None = None,
-        **_others: Never,
     ) -> Array:
         """Rotate one array.
 
@@ -769,12 +749,9 @@ class RotaryEmbedding:
         >>> np.allclose(rope.rotate(x_rot, offset=[17, 4], inverse=True), x)
         True
         """
-        if _others:
-            refuse_rotation_names("rotate", _others)
         plan = self._call_plan("x", x, position_ids, offset, layout, inverse)
         return plan.rotate(x, out)
 
-    @hide_other_names
     def __call__(
         self,
         q: Array,
@@ -785,7 +762,6 @@ class RotaryEmbedding:
         layout: str = "bshd",
         inverse: bool = False,
         out: tuple[Array, Array] | None = None,
-        **_others: Never,
     ) -> tuple[Array, Array]:
         """Rotate queries and keys of the same tokens.
 
@@ -820,12 +796,9 @@ class RotaryEmbedding:
         >>> q_rot.shape, k_rot.shape
         ((1, 3, 8, 64), (1, 3, 2, 64))
         """
-        if _others:
-            refuse_rotation_names("RotaryEmbedding.__call__", _others)
         plan = self._call_plan("q", q, position_ids, offset, layout, inverse)
         return plan(q, k, out)
 
-    @hide_other_names
     def plan(
         self,
         position_ids: ArrayLike,
@@ -833,7 +806,6 @@ class RotaryEmbedding:
         layout: str = "bshd",
         inverse: bool = False,
         cu_seqlens: ArrayLike | None = None,
-        **_others: Never,
     ) -> RotaryPlan:
         """Compute cos and sin of a step's positions once, for every layer and every dtype.
 
@@ -876,8 +848,6 @@ class RotaryEmbedding:
         RotaryPlan(batch=1, seq=4, layout='thd', rotate, head_dim=64, rotary_dim=64, \
 interleaved=False)
         """
-        if _others:
-            refuse_rotation_names("plan", _others)
         return self._plan(
             self._cos_sin,
             self._row_of_sequence,

@@ -163,7 +163,7 @@ def test_a_model_of_one_layer_type_needs_no_layer_type(name: str) -> None:
 def test_a_layer_type_where_there_is_one_rotation() -> None:
     layered = {**LLAMA, "layer_types": ["full_attention", "sliding_attention"]}
     assert read(layered, layer_type="full_attention") == read(LLAMA)
-    with pytest.raises(ValueError, match="'full_attention', but this config has one rotation"):
+    with pytest.raises(ValueError, match="`layer_type` is 'full_attention'; it must be left out"):
         read(LLAMA, layer_type="full_attention")
 
 

@@ -33,7 +33,7 @@ REFUSED = [
     ),
     (rope(max_positions=HUGE), "`max_positions` is an integer of"),
     (rope(num_heads=2**40), "`num_heads` is 1099511627776; it must be at most 4096"),
-    (rope(inputs=[f"x{i}" for i in range(65)]), "it may have at most 64 entries"),
+    (rope(inputs=[f"x{i}" for i in range(65)]), "it must have at most 64 entries"),
     (rope(inputs=[["q"]]), "`inputs` is [['q']]"),
     (rope(inputs=["x" * 10**6 + "!"]), "`inputs` is ['xxx"),
     (rope(dtype="x" * 10**6), "`dtype` is 'xxx"),

@@ -415,7 +415,7 @@ BIND_REFUSED = {
         {"past_key": np.ma.zeros((1, 2, 64, 32), np.float32)},
         {},
         TypeError,
-        r"`feeds\['past_key'\]` is a masked array, which is not supported; pass its `.data`",
+        r"`feeds\['past_key'\]` is a masked array; it must be a plain array; pass its `.data`",
     ),
     "masked output": (
         {},

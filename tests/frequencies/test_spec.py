@@ -1,9 +1,9 @@
-import re
 from dataclasses import replace
 
 import numpy as np
 import oracle
 import pytest
+from refusals import assert_refused
 
 from rope_cpu import RotaryEmbedding as R
 from rope_cpu.frequencies.spec import RopeSpec
@@ -83,93 +83,36 @@ def test_the_fastest_frequency_is_accepted():
 
 
 REFUSED = [
-    (lambda: R.from_inv_freq(np.zeros((1, 1, 1, 1))), ValueError, "`inv_freq` has shape"),
-    (lambda: R.from_inv_freq([]), ValueError, "`inv_freq` has shape (0,)"),
-    (lambda: R.from_inv_freq([1, np.nan]), ValueError, "`inv_freq` holds nan"),
-    (lambda: R.from_inv_freq([1j]), TypeError, "`inv_freq` has dtype complex128"),
-    (
-        lambda: R.from_inv_freq([1, 2], head_dim=3),
-        ValueError,
-        "`head_dim` is 3, but `inv_freq` rotates 4",
-    ),
-    (lambda: R.from_inv_freq([1], head_dim=2.0), TypeError, "`head_dim` is 2.0"),
-    (lambda: R.from_inv_freq([1], attention_factor=0), ValueError, "`attention_factor` is 0"),
-    (
-        lambda: R.from_inv_freq([1, 2, 3], blocks=2),
-        ValueError,
-        "`blocks` is 2, which does not divide 3 pairs",
-    ),
-    (lambda: R.from_inv_freq([1, 2, 3], blocks=(3, 3)), ValueError, "widths must be even"),
-    (lambda: R.from_inv_freq([1, 2, 3], blocks=(2, 2)), ValueError, "add up to rotary_dim 6"),
-    (lambda: R.from_inv_freq([1], interleaved="no"), TypeError, "`interleaved` is 'no'"),
-    (
-        lambda: R.from_inv_freq([1.0, -(2.0**41)]),
-        ValueError,
-        "`inv_freq` holds -2199023255552.0, which is beyond ±2^40 radians per position",
-    ),
-    (
-        lambda: R.from_inv_freq([1], attention_factor="2"),
-        TypeError,
-        "`attention_factor` is '2'; it must be a number",
-    ),
-    (
-        lambda: R.from_inv_freq([1], attention_factor="abc"),
-        TypeError,
-        "`attention_factor` is 'abc'",
-    ),
-    (lambda: R.from_inv_freq([1], attention_factor=True), TypeError, "`attention_factor` is True"),
-    (lambda: R.from_inv_freq([1], attention_factor=None), TypeError, "`attention_factor` is None"),
-    (
-        lambda: R.from_inv_freq([1], attention_factor=np.ones(2)),
-        TypeError,
-        "`attention_factor` is array([1., 1.])",
-    ),
-    (lambda: R.from_inv_freq(np.ma.array([1.0])), TypeError, "`inv_freq` is a masked array"),
-    (
-        lambda: R.from_inv_freq([1], attention_factor=1e39),
-        ValueError,
-        "`attention_factor` is 1e+39; it must be from 2^-126",
-    ),
-    (
-        lambda: R.from_inv_freq([1], attention_factor=1e-39),
-        ValueError,
-        "`attention_factor` is 1e-39",
-    ),
-    (
-        lambda: R.from_inv_freq([1], attention_factor=np.inf),
-        ValueError,
-        "`attention_factor` is inf",
-    ),
-    (
-        lambda: R.from_inv_freq([[1.0], [1.0, 2.0]]),
-        ValueError,
-        "`inv_freq` is a list of unequal rows; it must be a regular array",
-    ),
-    (
-        lambda: R.from_inv_freq([1, 2], blocks=np.array(2)),
-        TypeError,
-        "`blocks` is array(2); it must be an integer",
-    ),
-    (
-        lambda: R.from_inv_freq([1, 2], blocks=np.ones((1, 2), int)),
-        TypeError,
-        "`blocks` is array([[1, 1]]); it must be a sequence of integers",
-    ),
-    (
-        lambda: R.from_inv_freq([1, 2], blocks=[[2], [1, 1]]),
-        TypeError,
-        "`blocks` is [2]; it must be an integer",
-    ),
-    (
-        lambda: R.from_inv_freq([1], interleaved=np.array([1, 2])),
-        TypeError,
-        "`interleaved` is array([1, 2]); it must be True or False",
-    ),
-    (lambda: R.from_spec("x"), TypeError, "`spec` is 'x'; it must be a RopeSpec"),
+    (lambda: R.from_inv_freq(np.zeros((1, 1, 1, 1))), ValueError, "inv_freq"),
+    (lambda: R.from_inv_freq([]), ValueError, "inv_freq"),
+    (lambda: R.from_inv_freq([1, np.nan]), ValueError, "inv_freq"),
+    (lambda: R.from_inv_freq([1j]), TypeError, "inv_freq"),
+    (lambda: R.from_inv_freq([1, 2], head_dim=3), ValueError, "head_dim"),
+    (lambda: R.from_inv_freq([1], head_dim=2.0), TypeError, "head_dim"),
+    (lambda: R.from_inv_freq([1], attention_factor=0), ValueError, "attention_factor"),
+    (lambda: R.from_inv_freq([1, 2, 3], blocks=2), ValueError, "blocks"),
+    (lambda: R.from_inv_freq([1, 2, 3], blocks=(3, 3)), ValueError, "blocks"),
+    (lambda: R.from_inv_freq([1, 2, 3], blocks=(2, 2)), ValueError, "blocks"),
+    (lambda: R.from_inv_freq([1], interleaved="no"), TypeError, "interleaved"),
+    (lambda: R.from_inv_freq([1.0, -(2.0**41)]), ValueError, "inv_freq"),
+    (lambda: R.from_inv_freq([1], attention_factor="2"), TypeError, "attention_factor"),
+    (lambda: R.from_inv_freq([1], attention_factor="abc"), TypeError, "attention_factor"),
+    (lambda: R.from_inv_freq([1], attention_factor=True), TypeError, "attention_factor"),
+    (lambda: R.from_inv_freq([1], attention_factor=None), TypeError, "attention_factor"),
+    (lambda: R.from_inv_freq([1], attention_factor=np.ones(2)), TypeError, "attention_factor"),
+    (lambda: R.from_inv_freq(np.ma.array([1.0])), TypeError, "inv_freq"),
+    (lambda: R.from_inv_freq([1], attention_factor=1e39), ValueError, "attention_factor"),
+    (lambda: R.from_inv_freq([1], attention_factor=1e-39), ValueError, "attention_factor"),
+    (lambda: R.from_inv_freq([1], attention_factor=np.inf), ValueError, "attention_factor"),
+    (lambda: R.from_inv_freq([[1.0], [1.0, 2.0]]), ValueError, "inv_freq"),
+    (lambda: R.from_inv_freq([1, 2], blocks=np.array(2)), TypeError, "blocks"),
+    (lambda: R.from_inv_freq([1, 2], blocks=np.ones((1, 2), int)), TypeError, "blocks"),
+    (lambda: R.from_inv_freq([1, 2], blocks=[[2], [1, 1]]), TypeError, "blocks"),
+    (lambda: R.from_inv_freq([1], interleaved=np.array([1, 2])), TypeError, "interleaved"),
+    (lambda: R.from_spec("x"), TypeError, "spec"),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[row[2] for row in REFUSED])
-def test_refusals_of_frequency_matrices(call, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        call()
+@pytest.mark.parametrize(("call", "error", "argument"), REFUSED)
+def test_refusals_of_frequency_matrices(call, error, argument):
+    assert_refused(call, error, argument)

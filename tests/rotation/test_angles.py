@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import oracle
 import pytest
+from refusals import assert_refused
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.rotation import cos_sin as angles
@@ -431,49 +432,20 @@ AXIAL = RotaryEmbedding.from_inv_freq([[1.0, 0.1], [0.5, 2.0], [1.0, 1.0]])
 TABLE = zeros(10, 2)
 
 REFUSED = [
-    (
-        lambda: AXIAL.cos_sin(zeros(3, 2, 5)),
-        ValueError,
-        "has shape .3, 2, 5.; .*np.moveaxis.position_ids, 0, -1.",
-    ),
-    (lambda: ROPE.cos_sin([np.nan]), ValueError, "`position_ids` holds nan"),
-    (
-        lambda: ROPE.cos_sin([1], dtype=int),
-        TypeError,
-        "`dtype` is <class .int.>; it must be one of float32",
-    ),
-    (lambda: ROPE.cos_sin([1], "foo"), TypeError, "`dtype` is 'foo'"),
-    (lambda: ROPE.cos_sin([1], None), TypeError, "`dtype` is None"),
-    (
-        lambda: ROPE.cos_sin([1], out=TABLE),
-        TypeError,
-        "`out` is an array of shape .10, 2.; .* for cos and for sin",
-    ),
-    (lambda: ROPE.cos_sin([1], out=([], TABLE)), TypeError, "`out.0.` is a list; .* like `cos`"),
-    (
-        lambda: ROPE.cos_sin([1], out=(zeros(1, 2), TABLE)),
-        ValueError,
-        "`out.1.` has shape .10, 2.; it must be that of `sin`, .1, 2.",
-    ),
-    (
-        lambda: ROPE.cos_sin([1], "f2", out=(zeros(1, 2), zeros(1, 2))),
-        TypeError,
-        "`out.0.` has dtype float32; it must be that of `cos`, float16",
-    ),
-    (
-        lambda: ROPE.cos_sin([1], out=(zeros(1, 2), read_only(zeros(1, 2)))),
-        ValueError,
-        "`out.1.` is read-only",
-    ),
-    (
-        lambda: ROPE.cos_sin([1], out=(TABLE[:1], TABLE[:1])),
-        ValueError,
-        "`out.1.` shares memory with `out.0.`",
-    ),
+    (lambda: AXIAL.cos_sin(zeros(3, 2, 5)), ValueError, "position_ids"),
+    (lambda: ROPE.cos_sin([np.nan]), ValueError, "position_ids"),
+    (lambda: ROPE.cos_sin([1], dtype=int), TypeError, "dtype"),
+    (lambda: ROPE.cos_sin([1], "foo"), TypeError, "dtype"),
+    (lambda: ROPE.cos_sin([1], None), TypeError, "dtype"),
+    (lambda: ROPE.cos_sin([1], out=TABLE), TypeError, "out"),
+    (lambda: ROPE.cos_sin([1], out=([], TABLE)), TypeError, "out[0]"),
+    (lambda: ROPE.cos_sin([1], out=(zeros(1, 2), TABLE)), ValueError, "out[1]"),
+    (lambda: ROPE.cos_sin([1], "f2", out=(zeros(1, 2), zeros(1, 2))), TypeError, "out[0]"),
+    (lambda: ROPE.cos_sin([1], out=(zeros(1, 2), read_only(zeros(1, 2)))), ValueError, "out[1]"),
+    (lambda: ROPE.cos_sin([1], out=(TABLE[:1], TABLE[:1])), ValueError, "out[1]"),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[row[2] for row in REFUSED])
-def test_refusals(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+@pytest.mark.parametrize(("call", "error", "argument"), REFUSED)
+def test_refusals(call, error, argument):
+    assert_refused(call, error, argument)

@@ -75,7 +75,7 @@ REFUSED = [
     ),
     (
         lambda: DYNAMIC.at_length(range(1, 200_000)),
-        "`seq_len` is range(1, 200000); it may have at most 8192",
+        "`seq_len` is range(1, 200000); it must have at most 8192",
     ),
     (lambda: DYNAMIC.at_length(zeros(2**40)), "`seq_len` is an array of shape (1099511627776,)"),
     (lambda: DYNAMIC.at_length(zeros(2**20, 2**20)), "`seq_len` has shape (1048576, 1048576)"),
@@ -151,7 +151,7 @@ REFUSED = [
         lambda: positions.grid((2**20, 2**20)),
         "`sizes` is (1048576, 1048576): a table of 2 x 1048576 x 1048576 elements",
     ),
-    (lambda: positions.grid([1] * 65), "it may have at most 64 entries"),
+    (lambda: positions.grid([1] * 65), "it must have at most 64 entries"),
     (
         lambda: positions.patches([[2**20, 2**10, 2**10]]),
         "`grid_thw` holds grids of 1099511627776 cells",
