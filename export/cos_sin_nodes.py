@@ -68,7 +68,7 @@ def computed_cos_sin(
 ) -> CosSinValues:
     """Compute cos and sin in the graph.
 
-    ids: (batch or 1, seq), with several axes (batch or 1, seq, axes), of any real dtype.
+    ids: (batch or 1, seq), with several axes (batch or 1, seq, axes), int64.
 
     The product of position and frequency is float64 and off by its rounding, |p·ω|·2^-53. With
     angle_dtype float32, product and results are float32, as in transformers; cos and sin are

@@ -37,8 +37,6 @@ ANGLE_TOLERANCE = " + terms sum(|position inv_freq|) 2^-53 A (|x_a| + |x_b|)"
 POSITION_DESCRIPTIONS = {
     "position_ids": "Positions of the tokens, with several axes their coordinates.",
     "offset": "Position of the first token of each row.",
-    "cos_cache": "Cosines, attention factor included: of each position, or of each token.",
-    "sin_cache": "Sines, likewise.",
 }
 ATTENTION_DESCRIPTIONS = POSITION_DESCRIPTIONS | {
     "q": "Queries, not rotated.",

@@ -23,7 +23,6 @@ from .targets import TARGETS, capable_targets, find_target
 from .targets.base import Target
 
 POSITIONS = ("position_ids", "offset", "none")
-POSITION_DTYPES = (np.dtype(np.int64), FLOAT32, FLOAT64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +41,12 @@ class RopeOptions:
     num_heads: int | None
     num_kv_heads: int | None
     positions: str
-    position_dtype: Any = "int64"
     max_positions: int | None
-    table_inputs: bool = False
     inverse: bool = False
     opset: Any
 
     def __post_init__(self) -> None:
         target = find_target(self.target)
-        position_dtype = known_dtype("position_dtype", self.position_dtype, POSITION_DTYPES)
         checked = {
             "dtype": target_dtype(target, self.dtype),
             "layout": choice("layout", self.layout, LAYOUTS),
@@ -58,16 +54,17 @@ class RopeOptions:
             "num_heads": _optional_number("num_heads", self.num_heads, limits.HEADS),
             "num_kv_heads": _optional_number("num_kv_heads", self.num_kv_heads, limits.HEADS),
             "positions": choice("positions", self.positions, POSITIONS),
-            "position_dtype": str(position_dtype),
             "max_positions": table_rows(self.max_positions),
-            "table_inputs": boolean("table_inputs", self.table_inputs),
             "inverse": boolean("inverse", self.inverse),
             "opset": target_opset(target, self.opset),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-        self._check_tables()
-        self._check_positions()
+        if self.layout == "thd" and self.positions != "position_ids":
+            raise ValueError(
+                f"`positions` is {shown(self.positions)}; packed tokens (layout thd) need "
+                "'position_ids'"
+            )
         self._check_heads()
 
     @property
@@ -86,42 +83,7 @@ class RopeOptions:
     @property
     def tables(self) -> bool:
         """Whether cos and sin come from tables, rather than being computed in the graph."""
-        return self.table_inputs or self.max_positions is not None
-
-    @property
-    def token_tables(self) -> bool:
-        """Whether cos and sin of each token are inputs, so that there are no position ids."""
-        return self.table_inputs and self.positions == "none"
-
-    def _check_tables(self) -> None:
-        if self.table_inputs and self.max_positions is not None:
-            raise ValueError(
-                f"`table_inputs` is True and `max_positions` is {self.max_positions}: both are "
-                "given, but tables are either inputs or initializers; drop one of them"
-            )
-        if self.table_inputs and self.inverse:
-            raise ValueError(
-                "`inverse` and `table_inputs` are both True; drop `inverse` and feed tables with "
-                "-sin instead"
-            )
-
-    def _check_positions(self) -> None:
-        if self.tables and self.position_dtype != "int64":
-            raise ValueError(
-                f"`position_dtype` is {self.position_dtype}, but tables are looked up by int64 "
-                "ids; without `max_positions` and `table_inputs` cos and sin are computed in the "
-                "graph, from positions of any dtype"
-            )
-        if self.positions == "none" and self.position_dtype != "int64":
-            raise ValueError(
-                f"`position_dtype` is {self.position_dtype}, but `positions` is 'none': the graph "
-                "has no input for positions; drop `position_dtype`"
-            )
-        if self.layout == "thd" and self.positions != "position_ids" and not self.token_tables:
-            raise ValueError(
-                f"`positions` is {shown(self.positions)}; packed tokens (layout thd) need "
-                "'position_ids'"
-            )
+        return self.max_positions is not None
 
     def _check_heads(self) -> None:
         if self.num_kv_heads is not None and self.num_heads is None:
@@ -145,8 +107,7 @@ class RopeOptions:
         spec = rope.spec
         if self.max_positions is not None:
             check_table_size("max_positions", self.max_positions, self.max_positions, spec.pairs)
-        if not self.token_tables:
-            check_coordinates(rope, self.positions)
+        check_coordinates(rope, self.positions)
         pair_axes = np.count_nonzero(spec.inv_freq[0], axis=0)
         if spec.angle_dtype == "float32" and (pair_axes > 1).any():
             raise ValueError(
@@ -158,8 +119,8 @@ class RopeOptions:
         if self.tables and (spec.pair_axis is None or spec.inv_freq.shape[2] > 1):
             raise ValueError(
                 "`rope` has pairs that rotate by several axes, or frequencies per head, and tables "
-                "cannot hold such a rotation; without `max_positions` and `table_inputs` cos and "
-                "sin are computed in the graph"
+                "cannot hold such a rotation; without `max_positions` cos and sin are computed in "
+                "the graph"
             )
 
     def _check_frequency_heads(self, spec: RopeSpec) -> None:

@@ -27,9 +27,7 @@ def export_rope(
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
     positions: str = "position_ids",
-    position_dtype: DTypeLike = np.int64,
     max_positions: int | None = None,
-    table_inputs: bool = False,
     inverse: bool = False,
     opset: int | None = None,
     metadata: Mapping[str, str] | None = None,
@@ -58,22 +56,14 @@ def export_rope(
         Heads of the first input, and of the others. None: any number. Layout "bsd" needs them, and
         so do frequencies per head, which target "primitive" alone can express.
     positions : {"position_ids", "offset", "none"}
-        "position_ids": an input (batch or 1, seq), for "thd" (tokens,); with several axes a
-        trailing axis holds the coordinates. "offset": an input (batch or 1,), for positions
-        offset + 0, 1, 2, … "none": positions are 0, 1, 2, …
-    position_dtype : dtype
-        Dtype of the input for positions: int64; float32 or float64 too if cos and sin are
-        computed in the graph.
+        "position_ids": an int64 input (batch or 1, seq), for "thd" (tokens,); with several axes a
+        trailing axis holds the coordinates. "offset": an int64 input (batch or 1,), for
+        positions offset + 0, 1, 2, … "none": positions are 0, 1, 2, …
     max_positions : int, optional
         Rows of the cos and sin tables, which become initializers; other positions fail at run time.
+        Their pairs must rotate with one axis each.
         None: cos and sin are computed in the graph, without a limit. Their angles are rounded to
         float64, which adds |angle|·2^-53·A·(|x_a| + |x_b|) to the error: most of it in float64.
-    table_inputs : bool
-        Inputs cos_cache and sin_cache (table, pairs), of any length, in float32 (float64 for
-        float64). With positions "none" they are cos and sin per token, (batch or 1, seq, pairs),
-        for "thd" (tokens, pairs). Cannot be combined with `max_positions` or
-        `inverse`. Tables of either kind
-        need pairs that rotate with one axis each.
     inverse : bool
         Undo the rotation: rotate by the negative angle and divide by the attention factor.
     opset : int, optional
@@ -116,9 +106,7 @@ def export_rope(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         positions=positions,
-        position_dtype=position_dtype,
         max_positions=max_positions,
-        table_inputs=table_inputs,
         inverse=inverse,
         opset=opset,
     )

@@ -104,7 +104,6 @@ def test_other_prefixes_are_refused(prefix, error):
 MODELS = {
     "rope": lambda: export.export_rope(ROPE),
     "rope, offset": lambda: export.export_rope(ROPE, positions="offset", inputs=["x"]),
-    "rope, tables": lambda: export.export_rope(ROPE, table_inputs=True, target="primitive"),
     "growing": lambda: export.export_attention(ROPE, **HEADS, mask="float"),
     "ids": lambda: export.export_attention(ROPE, **HEADS, positions="position_ids"),
     "shared": lambda: export.export_attention(

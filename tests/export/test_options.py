@@ -79,21 +79,6 @@ REFUSED = {
     ),
     "packed heads unnumbered": (PLAIN, {"layout": "bsd"}, "`num_heads` is None; layout bsd"),
     "unknown layout": (PLAIN, {"layout": "hbsd"}, "`layout` is 'hbsd'; it must be one of bhsd"),
-    "two kinds of tables": (
-        PLAIN,
-        {"table_inputs": True, "max_positions": 4},
-        "`table_inputs` is True and `max_positions` is 4",
-    ),
-    "inverse of given tables": (
-        PLAIN,
-        {"table_inputs": True, "inverse": True},
-        "feed tables with -sin",
-    ),
-    "fractions in a table": (
-        PLAIN,
-        {"max_positions": 4, "position_dtype": np.float32},
-        "looked up by int64 ids",
-    ),
     "no rows": (PLAIN, {"max_positions": 0}, "`max_positions` is 0; it must be at least 1"),
     "kv heads alone": (PLAIN, {"num_kv_heads": 2}, "`num_kv_heads` is 2, but `num_heads` is None"),
     "names twice": (PLAIN, {"inputs": ("q", "q")}, "different identifiers"),
@@ -132,11 +117,6 @@ REFUSED = {
         {"inputs": ("q",), "num_heads": 2, "num_kv_heads": 1},
         r"`num_kv_heads` is 1; .*second input, but `inputs` is \('q',\)",
     ),
-    "a dtype of positions that are no input": (
-        PLAIN,
-        {"positions": "none", "position_dtype": "float64"},
-        "`position_dtype` is float64, but `positions` is 'none'",
-    ),
     "names that the file says of itself": (
         PLAIN,
         {"metadata": {"rope_cpu.export": "{}", "rope_cpu.config": "{}"}},
@@ -161,8 +141,6 @@ def test_export_rope_refuses_what_cannot_be_expressed(name):
         ({"inverse": 1}, "`inverse` is 1; it must be True or False"),
         ({"dtype": None}, "`dtype` is None; it must be one of float32"),
         ({"dtype": "foo"}, "`dtype` is 'foo'; it must be one of float32"),
-        ({"position_dtype": None}, "`position_dtype` is None; it must be one of int64"),
-        ({"position_dtype": "int32"}, "`position_dtype` is int32; it must be one of int64"),
         ({"opset": 23.0}, "`opset` is 23.0; it must be an integer"),
         ({"inputs": ("q",), "num_kv_heads": "2"}, "`num_kv_heads` is '2'; it must be an integer"),
         (

@@ -248,17 +248,6 @@ def test_runtimes_without_a_cosine_in_float64_load_the_file(target, kind):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_fractional_position_ids(target, rng):
-    rope = RotaryEmbedding(16)
-    x = rng.standard_normal((2, 4, 1, 16)).astype(np.float32)
-    ids = rng.uniform(-50, 50, (2, 4))
-    model = export.export_rope(rope, target=target, layout="bshd", position_dtype=np.float64)
-    result, _ = rotate_by(model, "bshd", {"position_ids": ids}, x, x)
-    y, bound = exact(rope, x, ids)
-    assert (np.abs(result - y) <= bound).all()
-
-
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("table", [None, 20])
 def test_float32_angles_are_those_of_numpy(target, table, rng):
     """As in transformers, the product and each result are rounded to float32."""
@@ -390,18 +379,3 @@ def test_the_reference_evaluator_agrees(target, table, rng):
     )
     y, bound = exact(rope, x, ids)
     assert (np.abs(result.transpose(0, 2, 1, 3) - y) <= bound).all()
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_table_inputs_of_any_length(target, rng):
-    rope = RotaryEmbedding(16)
-    session = runtime.open_session(export.export_rope(rope, target=target, table_inputs=True))
-    for rows in (7, 300):
-        x = rng.standard_normal((2, 3, 6, 16)).astype(np.float32)
-        ids = rng.integers(0, rows, (2, 6))
-        cos, sin = rope.cos_sin(np.arange(rows))
-        result, _ = session.run(
-            None, {"q": x, "k": x, "position_ids": ids, "cos_cache": cos, "sin_cache": sin}
-        )
-        y, bound = exact(rope, x.transpose(0, 2, 1, 3), ids)
-        assert (np.abs(result.transpose(0, 2, 1, 3) - y) <= bound).all()
