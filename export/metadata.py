@@ -13,14 +13,11 @@ from rope_cpu import RotaryEmbedding, __version__
 from rope_cpu.arguments.scalars import choice
 from rope_cpu.arguments.texts import cut, shown
 
-from .attention_settings import AttentionOptions
-from .options import RopeOptions
+from .checks import plain_attention_options, plain_rope_options
+from .options import AttentionOptions, RopeOptions
 from .targets.base import pairing_text
 
 OPTIONS_KEY = "rope_cpu.export"
-OPTION_CLASSES: dict[str, type[RopeOptions | AttentionOptions]] = {
-    options.kind: options for options in (RopeOptions, AttentionOptions)
-}
 
 # Largest number of characters of the options; the most inputs, with long names, need a tenth of it.
 MAX_OPTIONS_LENGTH = 2**16
@@ -147,11 +144,13 @@ def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
     ((prefix, text),) = texts.items()
     try:
         fields = _json_object(text)
-        kind = choice("kind", fields.pop("kind", None), tuple(OPTION_CLASSES))
+        kind = choice("kind", fields.pop("kind", None), (RopeOptions.kind, AttentionOptions.kind))
         written = fields.get("name_prefix", "")
         if written != prefix:
             raise ValueError(f"`name_prefix` is {shown(written)}, but the key has {shown(prefix)}")
-        return OPTION_CLASSES[kind](**fields)
+        if kind == RopeOptions.kind:
+            return plain_rope_options(RopeOptions(**fields))
+        return plain_attention_options(AttentionOptions(**fields))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"`model` has metadata {OPTIONS_KEY!r} of {cut(text)}, which no export of this version "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnxruntime.capi import onnxruntime_pybind11_state
@@ -16,14 +16,17 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 from rope_cpu import RotaryEmbedding
 from rope_cpu.frequencies.axes import mrope_pair_axis
 
-from ..cos_sin_nodes import CosSinValues, arange, token_cos_sin
 from ..graph import FLOAT32, ORT_DOMAIN
-from ..masks import boolean_mask, causal_mask, mask_as_bias
-from .base import Attention, Target
-from .fused import OperatorRotator
-
-if TYPE_CHECKING:  # the options import the table of targets
-    from ..attention_settings import AttentionOptions
+from ..nodes import (
+    CosSinValues,
+    arange,
+    boolean_mask,
+    causal_mask,
+    mask_as_bias,
+    token_cos_sin,
+)
+from ..options import AttentionOptions
+from .base import Attention, OperatorRotator, Target
 
 ATTENTION_OP = "com.microsoft GroupQueryAttention"
 # The inputs of GroupQueryAttention after the bias, in its order.

@@ -15,7 +15,7 @@ from rope_cpu.accuracy.tolerance import compare
 from rope_cpu.arguments.texts import first_line
 from rope_cpu.array_types import Array
 
-from ..layouts import permutation
+from ..graph import permutation
 from ..options import RopeOptions
 from .cases import Case
 from .validation_report import Outcome

@@ -11,7 +11,7 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference
 from rope_cpu.array_types import Array
 
-from ..cos_sin_nodes import length_factor
+from ..nodes import length_factor
 from .cases import (
     Case,
     ids_by_axis,

@@ -148,7 +148,7 @@ def test_a_model_of_one_layer_type_needs_no_layer(
 @pytest.mark.parametrize(
     ("config", "arguments", "text"),
     [
-        (LLAMA, ("--opset", "99", "--name-prefix", "a b"), "`opset` is 99; target 'onnx' is"),
+        (LLAMA, ("--opset", "99"), "`opset` is 99; target 'onnx' is"),
         (LLAMA, ("--name-prefix", "a b"), "`name_prefix` is 'a b'; it must be at most"),
         (LLAMA, ("--dtype", "float64"), "`dtype` is float64, which ai.onnx RotaryEmbedding"),
         (LLAMA, ("--mask", "bool", "--cache", "shared"), "`mask` is 'bool', but `cache` is"),
@@ -156,9 +156,8 @@ def test_a_model_of_one_layer_type_needs_no_layer(
         (LLAMA | {"head_dim": 24}, ("--target", "ort"), "`head_dim` is 24, but com.microsoft"),
         (UNKNOWN, ("--half", "--target", "ort"), "`max_positions` is None, but com.microsoft"),
         (LLAMA | {"max_position_embeddings": 0}, ("--target", "ort"), "`max_position_embeddings`"),
-        (LLAMA, ("--layout", "sbhd"), "--layout is sbhd; with --attention it is one of bhsd"),
+        (LLAMA, ("--layout", "sbhd"), "`layout` is 'sbhd'; it must be one of bhsd, bshd, bsd"),
         (LLAMA, ("--weights", "a.safetensors"), "--weights needs the index of a layer; give --l"),
-        (LLAMA, ("--layer", "0", "--weights", "a", "--layout", "bshd"), "--layout is bshd, but"),
         (LLAMA, ("--seq-len", "5"), "--seq-len is 5, but rope type 'default' is the same at"),
         (UNKNOWN, (), "`model_type` is 'mymodel', so the pairing is not known; give --interleaved"),
         ({"model_type": "gpt2"}, (), "`model_type` is 'gpt2': its positions are added to"),

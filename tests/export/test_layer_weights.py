@@ -9,7 +9,7 @@ from control_characters import MARK, WRITTEN
 from safetensors_files import write_safetensors
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu.export.checkpoints.layer_weights import attention_prefix
+from rope_cpu.export.checkpoint import attention_prefix
 
 HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 16, 48
 ROWS = {"q": HEADS * WIDTH, "k": KV_HEADS * WIDTH, "v": KV_HEADS * WIDTH}
@@ -140,7 +140,7 @@ def test_an_index_of_several_files(parts, tmp_path):
             {"q_norm.weight": 0, "k_norm.weight": 0}, {}, "k_norm.weight, q_norm.weight", id="norms"
         ),
         pytest.param({"k_proj.weight": None}, {}, "holds no k_proj under", id="no keys"),
-        pytest.param({"o_proj.weight": None}, {}, "holds none of o_proj.weight", id="no output"),
+        pytest.param({"o_proj.weight": None}, {}, "holds no o_proj under", id="no output"),
         pytest.param(
             {"q_proj.weight": 2 * ROWS["q"]},
             {},

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu.export.attention_settings import AttentionOptions
-from rope_cpu.export.options import RopeOptions
+from rope_cpu.export.options import AttentionOptions, RopeOptions
 
 PLAIN = RotaryEmbedding(16)
 AXIAL = RotaryEmbedding.from_inv_freq(np.kron(np.eye(2), [1.0, 0.1]))

@@ -378,9 +378,7 @@ def test_another_dtype_of_the_cache_is_refused():
 
 
 def test_chunks_need_a_runtime_that_takes_them(monkeypatch):
-    monkeypatch.setattr(
-        "rope_cpu.export.attention_settings.runtime_takes_query_lengths", lambda: False
-    )
+    monkeypatch.setattr("rope_cpu.export.checks.runtime_takes_query_lengths", lambda: False)
     with pytest.raises(ValueError, match=r"needs onnxruntime 1\.32"):
         export.export_attention(ROPE, **SHARED, target="ort", batch_chunks=True)
     model = export.export_attention(ROPE, **SHARED, target="ort")

@@ -33,7 +33,7 @@ pytest.importorskip("transformers")
 from attention_modules import Module, attention_module, module_output, random_model  # noqa: E402
 
 from rope_cpu import RotaryEmbedding, export  # noqa: E402
-from rope_cpu.export.checkpoints.layer_weights import attention_prefix  # noqa: E402
+from rope_cpu.export.checkpoint import attention_prefix  # noqa: E402
 from rope_cpu.export.validation.session import open_session  # noqa: E402
 
 pytestmark = pytest.mark.peers
