@@ -142,24 +142,3 @@ def test_validate_finds_wrong_sinks(target):
     report = export.validate(model, ROPE)
     assert not report.passed
     assert not report.outcomes[0].problem
-
-
-@pytest.mark.parametrize(
-    ("changed", "error", "text"),
-    [
-        ({"sinks": np.ones(3)}, ValueError, r"`sinks` has shape \(3,\); it must be \(4,\)"),
-        ({"sinks": [1, 2, 3, np.nan]}, ValueError, "`sinks` holds nan; it must be finite"),
-        ({"sinks": "inputs"}, TypeError, "`sinks` is 'inputs'; it must be an array, or 'input'"),
-        ({"sinks": True}, TypeError, "`sinks` has dtype bool"),
-        ({"qk_norm": "inputs"}, TypeError, "it must be a pair of arrays, for q and for k, or 'in"),
-        ({"norm_offset": 1.0}, ValueError, "`norm_offset` is 1.0, but there is no `qk_norm`"),
-        (
-            {"qk_norm": "input", "norm_offset": -1.0},
-            ValueError,
-            "`norm_offset` is -1.0; it must be finite and at least 0",
-        ),
-    ],
-)
-def test_wrong_arrays_are_refused(changed, error, text):
-    with pytest.raises(error, match=text):
-        export.export_attention(ROPE, **(HEADS | changed))

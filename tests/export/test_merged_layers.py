@@ -93,14 +93,6 @@ def test_validate_takes_a_model_with_prefixes(target, cache, rng, tmp_path):
     assert export.validate(tmp_path / "layer.onnx", ROPE).passed
 
 
-@pytest.mark.parametrize(
-    ("prefix", "error"), [("a b", ValueError), ("x" * 65, ValueError), (3, TypeError)]
-)
-def test_other_prefixes_are_refused(prefix, error):
-    with pytest.raises(error, match="`name_prefix` is "):
-        export.export_attention(ROPE, **HEADS, name_prefix=prefix)
-
-
 MODELS = {
     "rope": lambda: export.export_rope(ROPE),
     "rope, offset": lambda: export.export_rope(ROPE, positions="offset", inputs=["x"]),
@@ -137,11 +129,6 @@ def test_the_report_says_how_large_the_inputs_are():
     largest = max(outcome.largest_input for outcome in report.outcomes)
     assert largest > 1000
     assert f"inputs reach ±{largest:.4g}" in str(report)
-
-
-def test_metadata_of_the_user_may_not_look_like_options():
-    with pytest.raises(ValueError, match=r"`metadata` holds x\.rope_cpu\.export"):
-        export.export_rope(ROPE, metadata={"x.rope_cpu.export": "{}"})
 
 
 def test_a_file_says_which_attention_it_has():
