@@ -10,7 +10,6 @@ import rope_cpu
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.export.validation import session as runtime
 
-TARGETS = ("primitive", "onnx", "ort")
 ROPE = RotaryEmbedding(32)
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "max_positions": 64}
 
@@ -23,7 +22,6 @@ def layer(rng, **options):
 
 
 @pytest.mark.parametrize("cache", ["growing", "shared"])
-@pytest.mark.parametrize("target", TARGETS)
 def test_layers_merge(target, cache, rng):
     """The merged model gives the results of one layer after the other."""
     layers = [layer(rng, target=target, cache=cache, name_prefix=f"layers.{i}.") for i in range(2)]
@@ -82,7 +80,6 @@ def test_bind_takes_the_caches_of_merged_layers(rng):
 
 
 @pytest.mark.parametrize("cache", ["growing", "shared"])
-@pytest.mark.parametrize("target", TARGETS)
 def test_validate_takes_a_model_with_prefixes(target, cache, rng, tmp_path):
     options = {"target": target, "cache": cache, "qk_norm": "input", "sinks": "input"}
     model = layer(rng, **options, name_prefix="model/layers/7/")
