@@ -218,9 +218,8 @@ def _projection_weights(weights: Mapping[str, ArrayLike] | None) -> dict[str, Fl
     if weights is None:
         return {}
     if not isinstance(weights, Mapping):
-        raise TypeError(
-            f"`weights` is a {type(weights).__name__}; it must be a mapping of names to arrays"
-        )
+        kind = type(weights).__name__
+        raise TypeError(f"`weights` is a {kind}; it must be a mapping of names to arrays")
     unknown = [name for name in weights if name not in WEIGHTS]
     missing = {"q", "k", "v"} - set(weights)
     unused_bias = "o_bias" in weights and "o" not in weights
@@ -236,10 +235,8 @@ def _projection_weights(weights: Mapping[str, ArrayLike] | None) -> dict[str, Fl
     for name, array in arrays.items():
         axes = ("out",) if name.endswith("_bias") else ("out", "in")
         if array.ndim != len(axes):
-            raise ValueError(
-                f"`weights[{shown(name)}]` has shape {array.shape}; its axes must be "
-                f"{', '.join(axes)}"
-            )
+            rule = f"its axes must be {', '.join(axes)}"
+            raise ValueError(f"`weights[{name!r}]` has shape {array.shape}; {rule}")
     return arrays
 
 
@@ -258,14 +255,10 @@ def _norm_weights(qk_norm: tuple[ArrayLike, ArrayLike] | str | None) -> dict[str
     if _source_of(qk_norm) != "initializer":
         return {}
     if not isinstance(qk_norm, tuple | list):
-        raise TypeError(
-            f"`qk_norm` is a {type(qk_norm).__name__}; it must be a pair of arrays, for q "
-            "and for k, or 'input'"
-        )
+        kind = type(qk_norm).__name__
+        raise TypeError(f"`qk_norm` is a {kind}; it must be a pair of arrays, q and k, or 'input'")
     if len(qk_norm) != 2:
-        raise ValueError(
-            f"`qk_norm` holds {len(qk_norm)} arrays; it must hold two, for q and for k"
-        )
+        raise ValueError(f"`qk_norm` holds {len(qk_norm)} arrays; it must hold two, for q and k")
     return {
         f"{name}_norm": real_array(f"qk_norm of {name}", value).astype(np.float64, copy=False)
         for name, value in zip("qk", qk_norm, strict=True)

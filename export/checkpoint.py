@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Array
-from rope_cpu.configs.attention_facts import FULL_LAYERS, WINDOW_LAYERS, Attention
+from rope_cpu.configs.attention_facts import FACTS, FULL_LAYERS, WINDOW_LAYERS, Attention
 from rope_cpu.configs.layers import KNOWN_LAYER_TYPES
 from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
 from rope_cpu.configs.model_types import ALL_LAYERS
@@ -38,18 +38,6 @@ SELF = ".self."
 
 # Buffers that older checkpoints hold beside the weights.
 BUFFERS = ("bias", "masked_bias", "rotary_emb.inv_freq", "attention.bias", "attention.masked_bias")
-
-# The order of the rows of a fused projection. "grouped": for each key head its queries, key, value.
-ROW_ORDERS = {
-    "bailing_moe": "concatenated",
-    "dbrx": "concatenated",
-    "falcon": "grouped",
-    "gpt_neox": "grouped",
-    "gpt_neox_japanese": "grouped",
-    "phi3": "concatenated",
-    "phi3_v": "concatenated",
-    "phi4_multimodal": "concatenated",
-}
 
 # Names of the parts of a multimodal model beside the language model.
 OTHER_PARTS = ("vision", "visual", "audio", "image", "speech", "cross_attn", "mtp")
@@ -427,16 +415,20 @@ def _check_rows(module: _AttentionTensors, name: str, array: Array, rows: int) -
 
 
 def _row_order(model_type: str | None) -> str:
-    if model_type not in ROW_ORDERS:
+    order = FACTS["fused_rows"].get(model_type)
+    if order is None:
         raise ValueError(
             f"the order of queries, keys and values in the fused projection of model type "
             f"{shown(model_type)} is not known; split it and name the parts q_proj, k_proj, v_proj"
         )
-    return ROW_ORDERS[model_type]
+    return str(order)
 
 
 def _split_rows(fused: Array, order: str, group: int, width: int) -> list[Array]:
-    """Return the rows of queries, keys and values; group: number of query heads of a key head."""
+    """Return the rows of queries, keys and values; group: number of query heads of a key head.
+
+    order: "concatenated", or "grouped": for each key head its queries, key and value.
+    """
     rest = fused.shape[1:]
     if order == "concatenated":
         kv_rows = len(fused) // (group + 2)

@@ -150,16 +150,12 @@ def _rope_problems(options: RopeOptions) -> Iterator[str]:
     """Yield the broken rules of several options of a rotation."""
     kv_heads = options.num_kv_heads
     if options.layout == "thd" and options.positions != "position_ids":
-        yield (
-            f"`positions` is {options.positions!r}; packed tokens (layout thd) need 'position_ids'"
-        )
+        yield f"`positions` is {options.positions!r}; packed tokens (thd) need 'position_ids'"
     if kv_heads is not None and options.num_heads is None:
         yield f"`num_kv_heads` is {kv_heads}, but `num_heads` is None; give both or neither"
     if kv_heads is not None and len(options.inputs) == 1:
-        yield (
-            f"`num_kv_heads` is {kv_heads}; it needs a second input, but `inputs` is "
-            f"{shown(options.inputs)}"
-        )
+        names = shown(options.inputs)
+        yield f"`num_kv_heads` is {kv_heads}, but `inputs` is {names}; give a second input"
     if options.layout == "bsd" and options.num_heads is None:
         yield "`num_heads` is None; layout bsd (batch, seq, heads·head_dim) needs it"
 
@@ -172,9 +168,8 @@ def _rotation_problems(options: RopeOptions, rope: RotaryEmbedding) -> Iterator[
     frequency_heads = spec.inv_freq.shape[2]
     if spec.angle_dtype == "float32" and (pair_axes > 1).any():
         yield (
-            "`rope` has `angle_dtype` 'float32' and pairs that rotate by several axes: the float32 "
-            "sum of their angles depends on the order in which a runtime adds; export one with "
-            "`angle_dtype` 'float64'"
+            "`rope` has `angle_dtype` 'float32' and pairs that rotate by several axes: their sum "
+            "depends on the order in which a runtime adds; export one of `angle_dtype` 'float64'"
         )
     if frequency_heads > 1 and not target.per_head:
         yield (
@@ -183,45 +178,30 @@ def _rotation_problems(options: RopeOptions, rope: RotaryEmbedding) -> Iterator[
         )
     for name, count in zip(("num_heads", "num_kv_heads"), options.heads.values(), strict=False):
         if frequency_heads > 1 and (count is None or count % frequency_heads):
-            yield (
-                f"`{name}` is {count}; `rope` has frequencies of {frequency_heads} heads, so it "
-                "must be a multiple of that"
-            )
+            yield f"`{name}` is {count}; it must be a multiple of {frequency_heads}, as of `rope`"
     if options.tables and (spec.pair_axis is None or frequency_heads > 1):
         yield (
             "`rope` has pairs that rotate by several axes, or frequencies per head, and tables "
-            "cannot hold such a rotation; without `max_positions` cos and sin are computed in the "
-            "graph"
+            "cannot hold such a rotation; drop `max_positions`"
         )
 
 
 def _attention_problems(options: AttentionOptions) -> Iterator[str]:
     """Yield the broken rules of several options of an attention."""
     if options.num_heads % options.num_kv_heads:
-        yield (
-            f"`num_heads` is {options.num_heads}, not a multiple of `num_kv_heads`, "
-            f"{options.num_kv_heads}"
-        )
+        kv_heads = options.num_kv_heads
+        yield f"`num_heads` is {options.num_heads}, not a multiple of `num_kv_heads`, {kv_heads}"
     # "bhsd" given explicitly cannot be told from the default, so "bshd" alone is refused.
     if options.hidden is not None and options.layout == "bshd":
-        yield (
-            "`layout` is 'bshd', but `weights` are given: hidden states are (batch, seq, in); drop "
-            "`layout`"
-        )
+        yield "`layout` is 'bshd', but `weights` are given: hidden states are bsd; drop `layout`"
     if options.window is not None and not options.causal:
-        yield (
-            f"`window` is {options.window}: it counts the keys up to a query, so it needs "
-            "`causal`=True"
-        )
+        yield f"`window` is {options.window}: it counts keys up to a query; give `causal`=True"
     if options.softcap is not None and not _fits_float32(options.scale / options.softcap):
         yield _float32_problem("scale / softcap", options.scale / options.softcap)
     for name, default in NORM_DEFAULTS.items():
         value = getattr(options, name)
         if options.qk_norm == "none" and value != default:
-            yield (
-                f"`{name}` is {value}, but there is no `qk_norm` that would use it; give `qk_norm` "
-                f"or drop `{name}`"
-            )
+            yield f"`{name}` is {value}, but there is no `qk_norm` that uses it; drop `{name}`"
     yield from _cache_problems(options)
 
 
@@ -232,15 +212,9 @@ def _cache_problems(options: AttentionOptions) -> Iterator[str]:
     if options.is_shared and not options.causal:
         yield "`causal` is False; attention over a shared cache is causal; give `cache`='growing'"
     if options.is_shared and options.mask != "none":
-        yield (
-            f"`mask` is {options.mask!r}, but `cache` is 'shared': its rows have lengths, "
-            "past_lengths, and no mask; drop `mask`, or give `cache`='growing'"
-        )
+        yield f"`mask` is {options.mask!r}, but `cache` is 'shared': rows have lengths; drop `mask`"
     if options.cache_dtype is not None and not options.is_shared:
-        yield (
-            f"`cache_dtype` is {options.cache_dtype}, but `cache` is 'growing', whose keys and "
-            "values have the `dtype`; give `cache`='shared' or drop `cache_dtype`"
-        )
+        yield f"`cache_dtype` is {options.cache_dtype}, but `cache` is 'growing'; give 'shared'"
     if options.cache_dtype is not None and not TARGETS[options.target].int8_cache:
         yield (
             f"`cache_dtype` is {options.cache_dtype}, which target {options.target!r} cannot "
@@ -251,10 +225,8 @@ def _cache_problems(options: AttentionOptions) -> Iterator[str]:
 def _check_coordinates(rope: RotaryEmbedding, positions: str) -> None:
     """Raise ValueError where positions are consecutive, but tokens need coordinates."""
     if rope.axes > 1 and not rope.spec.shared_id and positions != "position_ids":
-        raise ValueError(
-            f"`positions` is {positions!r}; with {rope.axes} axes each token needs its "
-            "coordinates: give 'position_ids'"
-        )
+        need = f"with {rope.axes} axes each token needs its coordinates"
+        raise ValueError(f"`positions` is {positions!r}; {need}: give 'position_ids'")
 
 
 def _check_dtype(target: Target, dtype: np.dtype[Any]) -> None:

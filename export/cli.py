@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +41,11 @@ from .validation.validate import MAX_SEED
 GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "opset")
 ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "name_prefix")
 ATTENTION_OPTIONS = ("weights", *ATTENTION_GRAPH_OPTIONS)
+
+# Names for --set: numbers, and parts of a model's attention that can be left out. Both are fields
+# of `Attention`.
+NUMBERS: dict[str, type[int] | type[float]] = {"window": int, "softcap": float, "scale": float}
+NAMES = (*NUMBERS, "sinks", "qk_norm", "v_norm", "chunk", "query_scale", "other")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -339,38 +342,6 @@ def _assumptions(config: ModelConfig, facts: Attention) -> str:
     return f"{unknown}; assumed: {', '.join(assumed)}"
 
 
-def _limit(kind: type[int] | type[float], text: str) -> int | float | None:
-    """Return a number from 0 on; None for 0, which is no limit."""
-    number = kind("0" if text == "none" else text)
-    if not 0 <= number < math.inf:
-        raise ValueError
-    return number or None
-
-
-def _factor(text: str) -> float | None:
-    number = None if text == "none" else float(text)
-    if number is not None and not 0 < number < math.inf:
-        raise ValueError
-    return number
-
-
-def _none(text: str) -> None:
-    if text != "none":
-        raise ValueError
-
-
-# Parts of a model's attention that can be left out, which are fields of `Attention`.
-OPTIONAL_PARTS = ("sinks", "qk_norm", "v_norm", "chunk", "query_scale", "other")
-
-# Names for --set: the values that they take, for error texts, and the function that reads one.
-NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "window": ("a number of keys or none", partial(_limit, int)),
-    "softcap": ("a number above 0, or none", partial(_limit, float)),
-    "scale": ("a number above 0, or none for head_dim^-½", _factor),
-}
-NAMES |= dict.fromkeys(OPTIONAL_PARTS, ("none", _none))
-
-
 def read_departures(settings: Sequence[str]) -> dict[str, Any]:
     """Return {name: value} from the values of all --set; raise UsageError if one is wrong."""
     departures: dict[str, Any] = {}
@@ -380,13 +351,12 @@ def read_departures(settings: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"--set is {shown(text)}; its name must be one of {', '.join(NAMES)}")
         if name in departures:
             raise UsageError(f"--set {name} is given twice; give it once")
-        rule, read = NAMES[name]
         try:
-            departures[name] = read(value)
-        except ValueError:
-            raise UsageError(
-                f"--set is {shown(text)}; the value of {name} must be {rule}"
-            ) from None
+            departures[name] = None if value == "none" else NUMBERS[name](value)
+        except (KeyError, ValueError):
+            rule = "a number or none" if name in NUMBERS else "none"
+            given = shown(text)
+            raise UsageError(f"--set is {given}; its value must be {rule}") from None
     return departures
 
 
@@ -397,8 +367,9 @@ def changed(facts: Attention, departures: Mapping[str, Any]) -> Attention:
     """
     for name, value in departures.items():
         own = getattr(facts, name)
-        if not own and not value:
+        if not own and value is None:
             raise UsageError(f"--set {name} is none, but the model has no {name}; drop it")
-        empty: Any = False if isinstance(own, bool) else None
-        facts = replace(facts, **{name: value or empty})
+        if value is None and isinstance(own, bool):
+            value = False
+        facts = replace(facts, **{name: value})
     return replace(facts, window_in_all_layers=True) if "window" in departures else facts

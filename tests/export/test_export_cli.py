@@ -117,7 +117,7 @@ def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path
         ),
         (("--positions", "past"), "`positions` is 'past'; it must be one of position_ids"),
         (("--seed", "-1"), "`seed` is -1; it must be at least 0"),
-        (("--attention", "--set", "scale=-1"), "the value of scale must be a number above 0"),
+        (("--attention", "--set", "scale=-1"), "`scale` is -1.0; it must be finite and above 0"),
         (
             ("--max-positions", "999999999999"),
             "`max_positions` is 999999999999; it must be at most",

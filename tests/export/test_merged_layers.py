@@ -126,21 +126,3 @@ def test_the_report_says_how_large_the_inputs_are():
     largest = max(outcome.largest_input for outcome in report.outcomes)
     assert largest > 1000
     assert f"inputs reach ±{largest:.4g}" in str(report)
-
-
-def test_a_file_says_which_attention_it_has():
-    options = {"window": 7, "softcap": 5.0, "scale": 0.25, "sinks": "input", "qk_norm": "input"}
-    model = export.export_attention(ROPE, **HEADS, **options, cache="shared")
-    for part in (
-        "4 query heads to 2 key heads",
-        "scores times 0.25",
-        "a window of 7 keys",
-        "capped to ±5",
-        "normed before the rotation",
-        "attention sinks",
-        "past_key and present_key may be one buffer",
-    ):
-        assert part in model.doc_string
-    plain = export.export_attention(ROPE, **HEADS, causal=False, past=False).doc_string
-    assert "each query to all keys" in plain
-    assert not any(word in plain for word in ("window", "capped", "normed", "sinks", "buffer"))
