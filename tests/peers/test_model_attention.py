@@ -34,7 +34,7 @@ from attention_modules import Module, attention_module, module_output, random_mo
 from peers.attention_layers import LLAMA3  # noqa: E402
 
 from rope_cpu import RotaryEmbedding, export  # noqa: E402
-from rope_cpu.export.checkpoints.layer_weights import attention_prefix  # noqa: E402
+from rope_cpu.export.checkpoint import attention_prefix  # noqa: E402
 from rope_cpu.export.targets import TARGETS  # noqa: E402
 from rope_cpu.export.validation.session import open_session  # noqa: E402
 
