@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice, repeat
+from itertools import repeat
 from math import ceil
 from statistics import median, median_high
 from typing import Any
@@ -44,8 +44,7 @@ class Call:
     bytes_accessed: bytes that a call reads and writes, 0 where the number means nothing.
     error: returns the largest ratio of error to tolerance of a returned value; above 1 is wrong.
     before_sample: called untimed before each sample, to set the number of threads.
-    cold: each call takes the next set of arguments, so that none is in the caches; otherwise all
-        calls take the same set.
+    arguments: the set that calls take, at first that of the first allocation.
     """
 
     function: Callable[..., Any]
@@ -53,12 +52,11 @@ class Call:
     bytes_accessed: int = 0
     error: Callable[[Any], float] | None = None
     before_sample: Callable[[], object] = nothing
-    cold: bool = False
-    arguments: Iterator[tuple[Any, ...]] = field(init=False)
+    arguments: tuple[Any, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         """Start with the first set."""
-        self.arguments = cycle(self.argument_sets) if self.cold else repeat(self.argument_sets[0])
+        self.arguments = self.argument_sets[0]
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class Effort:
 def elapsed(call: Call, loops: int, clock: Clock = time.perf_counter) -> float:
     """Return the seconds of `loops` calls together."""
     function = call.function
-    argument_sets = islice(call.arguments, loops)
+    argument_sets = repeat(call.arguments, loops)
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -121,17 +119,17 @@ def choose_allocation(
     set for every round would be as unbiased, but a shared cache takes hundreds of calls until it
     holds megabytes as well as it can, and the sets would evict each other.
     """
-    if call.cold or len(call.argument_sets) == 1:
+    if len(call.argument_sets) == 1:
         return
     seconds: list[float] = []
     call.before_sample()
     for arguments in call.argument_sets:
-        call.arguments = repeat(arguments)
+        call.arguments = arguments
         warm_up(call, per_call, clock)
         samples = [elapsed(call, loops, clock) for _ in range(_SAMPLES_PER_ALLOCATION)]
         seconds.append(median(samples))
     chosen = seconds.index(median_high(seconds))
-    call.arguments = repeat(call.argument_sets[chosen])
+    call.arguments = call.argument_sets[chosen]
 
 
 def settle(sleep: Callable[[float], object] = time.sleep, busy: Clock = time.process_time) -> None:
