@@ -8,7 +8,7 @@ import rope_cpu
 from rope_cpu.bench import cases as table
 from rope_cpu.bench import cli, rotations
 from rope_cpu.bench.cli import select
-from rope_cpu.bench.workloads import MODELS, known_model, model_of_file
+from rope_cpu.bench.workloads import MODELS, model_of_file
 from rope_cpu.command_line import UsageError
 
 LLAMA = MODELS["llama3-8b"]
@@ -70,11 +70,10 @@ def test_a_run_prints_and_writes(bench, capsys, tmp_path):
     assert "\n| float32 | decode-1 | decode-8 |\n|---|---|---|\n| plan | " in out
     run = json.loads(path.read_text())
     assert [case["name"] for case in run["cases"]] == ["decode-1/float32", "decode-8/float32"]
-    ours = [row for row in run["cases"][0]["rows"] if row["role"] == "ours"]
-    assert [row["name"] for row in ours] == list(table.OURS)
-    assert ours[0]["error"] <= 1
+    rows = run["cases"][0]["rows"]
+    assert [row["name"] for row in rows if row["role"] == "ours"] == list(table.OURS)
+    assert rows[0]["error"] <= 1
     assert run["environment"]["threads"] == rope_cpu.get_num_threads()
-    assert run["environment"]["versions"]["rope-cpu"] == rope_cpu.__version__
 
 
 def test_a_run_is_compared_with_an_older_one(bench, capsys, tmp_path):
@@ -98,9 +97,8 @@ def test_peers_are_skipped_by_name_with_the_reason(bench, capsys, monkeypatch):
     assert "NumPy rotate_half  " in out
 
 
+@pytest.mark.skipif(rope_cpu.get_num_threads() < 2, reason="one thread only")
 def test_ours_is_timed_at_each_number_of_threads(bench, capsys):
-    if rope_cpu.get_num_threads() < 2:
-        pytest.skip("one thread only")
     assert bench("decode-64/float32", "--threads", "1,2") == 0
     out = capsys.readouterr().out
     assert "plan, 1 thread " in out
@@ -114,16 +112,12 @@ def test_ours_is_timed_at_each_number_of_threads(bench, capsys):
         ("no-such-case", "`pattern`"),
         ("--model gpt-5", "`model`"),
         ("--config /no/such/config.json", "/no/such/config.json"),
-        ("decode-1 --threads 4096", "`--threads`"),
         ("decode-1 --threads 0", "`--threads`"),
         ("decode-1 --threads 1,2 --peers", "`--peers`"),
         ("decode-1 --plot picture.pdf", "picture.pdf"),
-        ("decode-1 --plot /no/such/folder/run.png", "/no/such/folder"),
         ("decode-1 --json /", "cannot write /: it is a folder"),
-        ("decode-1 --json /no/such/folder/run.json", "/no/such/folder"),
         ("--list --json q.json", "`--json`"),
         ("--list --compare b.json", "`--compare`"),
-        ("--list --plot x.png", "`--plot`"),
         ("--list --markdown", "`--markdown`"),
         ("--layer-type full_attention", "full_attention"),
     ],
@@ -134,18 +128,14 @@ def test_bad_usage_is_refused_before_anything_is_timed(bench, monkeypatch, words
         bench(*words.split())
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_known_models(name):
-    model = known_model(name)
-    config = MODELS[name]
-    assert model.heads == config["num_attention_heads"]
-    assert model.kv_heads == config["num_key_value_heads"]
-    assert model.rope.head_dim == config["head_dim"]
-    assert model.rope.interleaved == (name == "cohere-35b")
+def test_all_models_of_the_table_are_known(bench):
+    for name in MODELS:
+        assert bench("--list", "decode-1", "--model", name) == 0
 
 
 @pytest.mark.parametrize(
-    ("config", "interleaved"), [(FLUX, True), (LLAMA | {"model_type": "mystery"}, False)]
+    ("config", "interleaved"),
+    [(FLUX, True), (LLAMA | {"model_type": "mystery"}, False), (LLAMA, False)],
 )
 def test_a_model_of_a_file(config, interleaved, tmp_path, bench):
     path = tmp_path / "config.json"
