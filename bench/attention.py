@@ -41,6 +41,7 @@ class Attended:
     new: int
     length: int
     cache_dtype: str = "float32"
+    copies = 1
 
     @cached_property
     def batch(self) -> Batch:
@@ -52,15 +53,10 @@ class Attended:
             page_size=self.length,
         )
 
-    @property
-    def tokens(self) -> int:
-        """The number of new tokens."""
-        return self.sequences * self.new
-
     def queries(self) -> Array:
         """Return rotated queries, (tokens, heads, head_dim)."""
         random = np.random.default_rng(1)
-        return random.standard_normal((self.tokens, HEADS, HEAD_DIM), np.float32)
+        return random.standard_normal((self.sequences * self.new, HEADS, HEAD_DIM), np.float32)
 
     def keys_and_values(self) -> tuple[Array, Array]:
         """Return what a cache holds, heads first: (sequences, kv_heads, length, head_dim) each."""
@@ -99,7 +95,7 @@ class Attended:
         queries = self.queries()
         results = result.reshape(queries.shape)
         errors = []
-        for token in evenly(self.tokens, _CHECKED_TOKENS):
+        for token in evenly(len(queries), _CHECKED_TOKENS):
             sequence = token // self.new
             last = self.length - self.new + token % self.new
             seen = [self.read(x[sequence, :, : last + 1]).astype(np.float64) for x in (key, value)]

@@ -36,9 +36,7 @@ PEERS: Contenders = {
     "ORT operator IO-bound": peers.onnx_operator,
     "ORT RotaryEmbedding-23 run": partial(peers.exported_run, "onnx"),
     "ORT RotaryEmbedding-23 IO-bound": partial(peers.exported_bound, "onnx"),
-    "ORT com.microsoft run": partial(peers.exported_run, "ort"),
     "ORT com.microsoft IO-bound": partial(peers.exported_bound, "ort"),
-    "ORT primitive ops run": partial(peers.exported_run, "primitive"),
     "ORT primitive ops IO-bound": partial(peers.exported_bound, "primitive"),
 }
 STEPS_OURS: Contenders = {

@@ -127,7 +127,8 @@ def _run(args: argparse.Namespace) -> int:
     model = _model(args)
     cases = select(_all_cases(args, model), args.patterns)
     older = load(args.compare) if args.compare else None
-    run = Run(model.description, environment())
+    shapes = f"{model.name}: {model.heads} + {model.kv_heads} heads of {model.rope.head_dim}"
+    run = Run(shapes, environment())
     _time(run, cases)
     if args.json:
         with write_errors(args.json):
@@ -187,7 +188,7 @@ def _time(run: Run, cases: list[Case]) -> None:
     """Measure the cases, and print each as soon as it is measured."""
     print_lines(report.heading(run.environment, run.model))
     for case in cases:
-        print_lines(report.title(case))
+        print_lines([f"{case.name}: {case.what}"[: report.WIDTH]])
         result = measure(case)
         run.cases.append(result)
         print_lines(report.case_lines(result))

@@ -13,16 +13,17 @@ from numba import njit, prange
 import rope_cpu
 from rope_cpu.arguments.texts import first_line
 
-from .results import Result, Row
+from .results import Result, Row, available_memory
 from .rotations import UnavailableError
 from .timing import Call, Effort, interleave
 from .workloads import allocate
 
-_FLOAT_BYTES = 4
 _ONE = np.float32(1)  # an argument, since LLVM would drop a multiplication by a constant 1
 
 # Seconds of all rounds for each call.
 _BUDGET = 0.4
+# The most bytes of arrays that a contender allocates, as a multiple of those accessed.
+_ALLOCATED = 2
 
 # Contenders by name: functions that prepare the call of a workload, or raise UnavailableError.
 Contenders = Mapping[str, Callable[[Any], Call]]
@@ -49,6 +50,12 @@ class Case:
 def measure(case: Case, effort: Effort | None = None) -> Result:
     """Measure a case, with a budget for its calls or with the given effort."""
     result = Result(case.name, case.what)
+    bytes_of_row = _ALLOCATED * case.workload.bytes_accessed * case.workload.copies
+    needed = bytes_of_row * (len(case.ours) + len(case.peers))
+    if needed > available_memory():
+        reason = f"needs {needed / 2**30:.1f} GiB of memory, more than is free"
+        result.rows.append(Row("all rows", "ours", "skipped", reason))
+        return result
     calls = []
     # The limit comes last: kernels of rope_cpu choose the threading layer of Numba.
     roles = {"ours": case.ours, "peer": case.peers, "limit": _limits()}
@@ -59,9 +66,10 @@ def measure(case: Case, effort: Effort | None = None) -> Result:
             call = _checked_call(row, partial(prepare, case.workload))
             if call is not None:
                 calls.append(call)
-    samples_of_calls = interleave(calls, effort or Effort(budget=_BUDGET * len(calls)))
-    for row, samples in zip(result.timed(), samples_of_calls, strict=True):
-        row.samples = samples
+    if calls:
+        samples_of_calls = interleave(calls, effort or Effort(budget=_BUDGET * len(calls)))
+        for row, samples in zip(result.timed(), samples_of_calls, strict=True):
+            row.samples = samples
     return result
 
 
@@ -84,9 +92,8 @@ def _limits() -> Contenders:
 
 def _limit(threads: int, workload: Any) -> Call:
     """Return the scaling of arrays; scaling one reads and writes the bytes of a call together."""
-    floats = max(1, workload.bytes_accessed // (2 * _FLOAT_BYTES))
-    copies = getattr(workload, "copies", 1)
-    arrays = [allocate(_FLOAT_BYTES * floats).view(np.float32) for _ in range(copies)]
+    size = workload.bytes_accessed // 8 * 4  # bytes of whole floats
+    arrays = [allocate(size).view(np.float32) for _ in range(workload.copies)]
     return Call(scale, [(x, _ONE, threads) for x in arrays], workload.bytes_accessed)
 
 

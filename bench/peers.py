@@ -52,9 +52,8 @@ def torch_call(workload: Workload, compiled: bool = False) -> Call:
         torch.compiler.reset()  # else the ninth shape of a process would silently run uncompiled
         rotate = torch.compile(rotate, dynamic=False)
     pairs = replace(workload, aligned=True).arrays()  # aligned like torch's own tensors
-    dtype = DTYPES[workload.dtype]
     # A model casts cos and sin to the dtype of its activations once a step.
-    tables = [_tensor(table.astype(dtype)) for table in workload.wide_cos_sin()]
+    tables = [_tensor(table.astype(DTYPES[workload.dtype])) for table in workload.wide_cos_sin()]
     argument_sets = [(*(_tensor(x.swapaxes(1, 2)) for x in pair), *tables) for pair in pairs]
 
     def results(returned: Any) -> Pair:
@@ -150,7 +149,7 @@ def onnx_operator(workload: Workload) -> Call:
             k_rot = RotaryEmbedding <interleaved={interleaved}, num_heads={workload.kv_heads}>
                 (k, cos, sin, position_ids)
         }}"""
-    cos, sin = workload.rope.cos_sin(np.arange(_table_rows(workload)))
+    cos, sin = workload.rope.cos_sin(np.arange(workload.ids.max() + 1))
     return _bound(workload, onnx_session(parser.parse_model(text)), {"cos": cos, "sin": sin})
 
 
@@ -190,7 +189,7 @@ def _exported_session(target: str, workload: Workload, dtypes: Sequence[str]) ->
         layout="bsd",
         num_heads=workload.heads,
         num_kv_heads=workload.kv_heads,
-        max_positions=_table_rows(workload),
+        max_positions=int(workload.ids.max()) + 1,
     )
     return onnx_session(model)
 
@@ -211,10 +210,6 @@ def _require_onnxruntime(workload: Workload, dtypes: Sequence[str]) -> None:
     _require(workload, ("onnx", "onnxruntime"), dtypes)
     if workload.rope.axes > 1:
         raise UnavailableError("takes one position per token")
-
-
-def _table_rows(workload: Workload) -> int:
-    return int(workload.ids.max()) + 1
 
 
 def _position_ids(workload: Workload) -> Array:

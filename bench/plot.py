@@ -13,7 +13,7 @@ from .results import Result, Row, Run, machine, ratio
 _ROLES = {"ours": "rope_cpu", "peer": "other libraries"}
 _COLORS = {"ours": "#c8372d", "peer": "#4f6272", "limit": "#2f7d4f"}
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_TITLE = "Time of one call and its multiple of the first row's: further left is faster"
+_TITLE = "Time of one call with quartiles, and its multiple of the first row's; left is faster"
 
 # Most cases side by side.
 _COLUMNS = 2
@@ -147,9 +147,8 @@ def _draw_legend(figure: Any, run: Run) -> None:
         Line2D([], [], color=_COLORS[role], label=label, marker="o", markersize=4.5, linestyle="")
         for role, label in _ROLES.items()
     ]
-    handles.append(Line2D([], [], color=_COLORS["peer"], lw=1.5, label="whiskers: quartiles"))
-    limit = "limit: the time to scale as many bytes"
-    handles.append(Line2D([], [], color=_COLORS["limit"], linestyle="--", label=limit))
+    label = "limit: the time to scale as many bytes"
+    handles.append(Line2D([], [], color=_COLORS["limit"], linestyle="--", label=label))
     figure.legend(
         handles=handles,
         loc="outside upper center",

@@ -62,11 +62,6 @@ def versions(environment: dict[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
 
 
-def title(case: Case | Result) -> Iterator[str]:
-    """Yield the line above the table of a case."""
-    yield f"{case.name}: {case.what}"[:WIDTH]
-
-
 def case_lines(case: Result) -> Iterator[str]:
     """Yield the table of a case, and the reasons of missing rows."""
     limits = [] if case.limit is None else [case.limit]

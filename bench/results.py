@@ -164,12 +164,25 @@ def machine(environment: Mapping[str, Any]) -> str:
     return f"{environment['processor']}, {counts}"
 
 
+def available_memory() -> float:
+    """Return the available memory in bytes, infinity if it is unknown."""
+    available = _system_value("/proc/meminfo", "MemAvailable")
+    return 1024 * int(available.removesuffix(" kB")) if available else inf
+
+
 def _processor() -> str:
+    name = _system_value("/proc/cpuinfo", "model name")
+    return name or platform.processor() or platform.machine()
+
+
+def _system_value(path: str, name: str) -> str:
+    """Return the first value of a name in a file of lines `name: value`; "" if there is none."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        for line in Path(path).read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
+    return ""
 
 
 def _versions() -> dict[str, str]:

@@ -50,12 +50,13 @@ class Step:
     """The projections of new tokens, the batch that they belong to, and the cache.
 
     tokens: new tokens, of up to 64 sequences. cache_dtype: of the cache; q, k and v are float32.
-    normed: whether q and k are normed, with weights.
+    normed: whether q and k are normed, with weights. copies: allocations of all arrays.
     """
 
     tokens: int
     cache_dtype: str = "float32"
     normed: bool = False
+    copies = 1
 
     @cached_property
     def batch(self) -> Batch:
@@ -168,6 +169,7 @@ class Move:
     dtype: str
     tokens: int = 8192
     delta: int = -256
+    copies = 1
 
     @property
     def bytes_accessed(self) -> int:

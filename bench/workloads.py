@@ -53,11 +53,6 @@ class Model:
     kv_heads: int
     rope: RotaryEmbedding
 
-    @property
-    def description(self) -> str:
-        """The model in words, such as "llama3-8b: 32 + 8 heads of 128"."""
-        return f"{self.name}: {self.heads} + {self.kv_heads} heads of {self.rope.head_dim}"
-
 
 def known_model(name: str, layer_type: str | None = None) -> Model:
     """Return a model of the table; raise ValueError if it has none of this name."""

@@ -101,7 +101,7 @@ AXIAL_HEAD = rope_cpu.RotaryEmbedding.axial(16, 2, span="head")
     [
         ("NumPy rotate_half", AXIAL, np.ones((5, 2)), "whole head vectors"),
         ("ORT primitive ops IO-bound", AXIAL_HEAD, np.ones((5, 2)), "one position per token"),
-        ("ORT com.microsoft run", rope_of_16(), np.arange(5), "has no bfloat16"),
+        ("ORT RotaryEmbedding-23 run", rope_of_16(), np.arange(5), "has no bfloat16"),
     ],
 )
 def test_an_implementation_that_cannot_be_timed_says_why(name, rope, ids, reason):
@@ -202,3 +202,9 @@ def test_the_limit_scales_every_element(threads, rng):
     measuring.scale(x, np.float32(2), threads)
     assert (x == 2 * given).all()
     assert measuring.scale.stats.cache_path is None  # no file beside the package
+
+
+def test_a_case_that_needs_more_memory_than_is_free_is_skipped(monkeypatch):
+    monkeypatch.setattr(measuring, "available_memory", lambda: 2**20)
+    case = Case("case", "what", Workload(rope_of_16(), np.arange(2**16)), OURS, PEERS)
+    assert [row.status for row in measure(case).rows] == ["skipped"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rope_cpu.bench.timing import Call, Effort, calibrate, elapsed, interleave, settle
+from rope_cpu.bench.timing import Call, Effort, calibrate, interleave, settle
 
 
 class Machine:
@@ -37,12 +37,6 @@ def test_the_next_one_waits_until_threads_sleep(spinning, checks):
     slept = []
     settle(slept.append, lambda: min(sum(slept), spinning) + 1e-5 * len(slept))
     assert len(slept) == checks
-
-
-def test_elapsed_counts_calls():
-    machine = Machine()
-    assert elapsed(machine.timed("a", 0.5), 4, machine.clock) == 2.0
-    assert machine.log == ["a"] * 4
 
 
 @pytest.mark.parametrize(("cost", "loops"), [(1e-6, 2000), (3e-4, 7), (0.002, 1), (0.5, 1)])
