@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.arguments import limits
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.scalars import boolean, choice, real_number, whole_number, whole_numbers
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
@@ -135,10 +136,8 @@ def mrope(
     resolve_argument("mrope_interleaved", is_interleaved, section_interleaved, boolean)
     pairs = sum(axis_pairs)
     if 2 * pairs > head_dim:
-        raise ValueError(
-            f"`mrope_section` is {shown(axis_pairs)}, {pairs} pairs; head_dim {head_dim} has "
-            f"{head_dim // 2}"
-        )
+        rule = f"add up to at most {head_dim // 2}, the pairs of head_dim {head_dim}"
+        raise ArgumentError("mrope_section", axis_pairs, rule)
     one_axis = scaled(
         head_dim,
         rope_theta=theta,
@@ -165,7 +164,8 @@ def with_pair_axis(spec: RopeSpec, pair_axis: tuple[int, ...], axes: int) -> Rop
     Raises ValueError if `pair_axis`, made from the section of a config, has another length.
     """
     if len(pair_axis) != spec.pairs:
-        raise ValueError(f"`mrope_section` adds up to {len(pair_axis)}, not to {spec.pairs} pairs")
+        finding = Finding(f"adds up to {len(pair_axis)}")
+        raise ArgumentError("mrope_section", finding, f"add up to {spec.pairs} pairs")
     inv_freq = spread_over_axes(spec.inv_freq[:, 0], pair_axis, axes)
     return replace(spec, inv_freq=inv_freq.swapaxes(1, 2), pair_axis=pair_axis, shared_id=True)
 
@@ -183,21 +183,16 @@ def mrope_pair_axis(
     section = checked_mrope_section("mrope_section", mrope_section)
     axes = len(section)
     if sum(section) != pairs:
-        raise ValueError(
-            f"`mrope_section` is {shown(list(section))}, which adds up to {sum(section)}, not to "
-            f"{pairs} pairs"
-        )
+        raise ArgumentError("mrope_section", list(section), f"add up to {pairs} pairs")
     if not boolean("mrope_interleaved", mrope_interleaved):
         return tuple(np.repeat(np.arange(axes), section).tolist())
     turn = np.arange(pairs) % axes
     pair_axis = np.where(np.arange(pairs) < axes * np.array(section)[turn], turn, 0)
     if tuple(np.bincount(pair_axis, minlength=axes)) != section:
         turns = [len(range(axis, pairs, axes)) for axis in range(1, axes)]
-        raise ValueError(
-            f"`mrope_section` is {shown(list(section))}: with interleaved sections the axes take "
-            "pairs in turn and the first axis takes the rest, so the other axes may have at most "
-            f"{shown(turns)} pairs"
-        )
+        rule = f"have at most {shown(turns)} pairs for the axes after the first"
+        remedy = "interleaved axes take pairs in turn, and the first takes the rest"
+        raise ArgumentError("mrope_section", list(section), rule, remedy)
     return tuple(pair_axis.tolist())
 
 
@@ -246,10 +241,8 @@ def time_last_pair_axis(mrope_section: Sequence[int]) -> tuple[int, ...]:
     """
     section = checked_mrope_section("mrope_section", mrope_section)
     if len(section) != 3 or section[1] != section[2]:
-        raise ValueError(
-            f"`mrope_section` is {shown(list(section))}; it must have three numbers, of time, row "
-            "and column, with as many rows as columns"
-        )
+        rule = "have three numbers, of time, row and column, with as many rows as columns"
+        raise ArgumentError("mrope_section", list(section), rule)
     return (1, 2) * section[1] + (0,) * section[0]
 
 
@@ -257,7 +250,7 @@ def checked_mrope_section(name: str, mrope_section: object) -> tuple[int, ...]:
     """Return the number of pairs of each axis; raise unless they are whole numbers, not all 0."""
     section = whole_numbers(name, mrope_section, 0, most=limits.HEAD_DIM, longest=limits.AXES)
     if sum(section) == 0:
-        raise ValueError(f"`{name}` is {shown(mrope_section)}; it must name the pairs of each axis")
+        raise ArgumentError(name, mrope_section, "name the pairs of each axis")
     return section
 
 
@@ -290,19 +283,15 @@ def _axis_widths(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> t
     """Return the width of each axis in elements: `axis_dims`, or equal shares of the head."""
     if axis_dims is None:
         if head_dim % (2 * axes):
-            raise ValueError(
-                f"`head_dim` is {head_dim}, which {axes} axes cannot share equally in pairs; give "
-                "`axis_dims`"
-            )
+            rule = f"divide into pairs for {axes} axes equally"
+            raise ArgumentError("head_dim", head_dim, rule, "give `axis_dims`")
         return (head_dim // axes,) * axes
     widths = whole_numbers("axis_dims", axis_dims, 2, longest=limits.AXES)
     if len(widths) != axes:
-        raise ValueError(
-            f"`axis_dims` is {shown(widths)}, {len(widths)} widths, but `axes` is {axes}"
-        )
+        raise ArgumentError("axis_dims", widths, f"have a width for each of {axes} `axes`")
     if any(width % 2 for width in widths) or sum(widths) > head_dim:
-        rule = f"widths must be even and add up to head_dim {head_dim} at most"
-        raise ValueError(f"`axis_dims` is {shown(widths)}; {rule}")
+        rule = f"hold even widths that add up to head_dim {head_dim} at most"
+        raise ArgumentError("axis_dims", widths, rule)
     return widths
 
 
@@ -313,5 +302,6 @@ def _axis_thetas(axes: int, rope_theta: float | Sequence[float]) -> list[Any]:
     if isinstance(rope_theta, list | tuple) or is_row:
         thetas = rope_theta
     if len(thetas) != axes:
-        raise ValueError(f"`rope_theta` has {len(thetas)} bases, but `axes` is {axes}")
+        finding = Finding(f"has {len(thetas)} bases")
+        raise ArgumentError("rope_theta", finding, f"have one for each of {axes} `axes`")
     return list(thetas)

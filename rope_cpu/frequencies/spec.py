@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import limits
+from rope_cpu.arguments.errors import ArgumentError, Finding, held, shape_of
 from rope_cpu.arguments.scalars import (
     boolean,
     check_length,
@@ -22,7 +23,6 @@ from rope_cpu.arguments.scalars import (
     whole_number,
     whole_numbers,
 )
-from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 
 ANGLE_DTYPES = ("float64", "float32")
@@ -33,6 +33,8 @@ LARGEST_FREQUENCY = 2.0**40
 
 # Bound of the factor on cos and sin: the factor and its inverse must be normal float32 numbers.
 LARGEST_FACTOR = 2.0**126
+
+_LARGEST_SIZES = {"axes": limits.AXES, "heads": limits.HEADS, "pairs": limits.HEAD_DIM // 2}
 
 
 class LengthRule(Protocol):
@@ -160,13 +162,11 @@ class RopeSpec:
             "pair_axis": _resolved_pair_axis(self.pair_axis, inv_freq[0]),
         }
         if checked["lengths"] is not None and len(checked["lengths"]) != rows:
-            rule = f"it must have one length for each of {rows} rows of `inv_freq`"
-            raise ValueError(f"`lengths` is {shown(self.lengths)}; {rule}")
+            rule = f"have one length for each of {rows} rows of `inv_freq`"
+            raise ArgumentError("lengths", self.lengths, rule)
         if checked["head_dim"] < rotary_dim:
-            raise ValueError(
-                f"`head_dim` is {self.head_dim}, but `inv_freq` rotates {rotary_dim} elements "
-                "(2 per pair)"
-            )
+            rule = f"be at least {rotary_dim}, 2 elements for each pair of `inv_freq`"
+            raise ArgumentError("head_dim", self.head_dim, rule)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -355,20 +355,12 @@ def from_inv_freq(
         widths = (rotary_dim,)
     return RopeSpec(
         inv_freq=frequencies[None],
-        attention_factor=np.array([checked_factor(attention_factor)]),
+        attention_factor=np.array([real_number("attention_factor", attention_factor)]),
         head_dim=rotary_dim if head_dim is None else head_dim,
         blocks=widths,
         interleaved=interleaved,
         **fields,
     )
-
-
-def checked_factor(attention_factor: object) -> float:
-    """Return an attention factor as a float; raise if it is none or out of range."""
-    factor = real_number("attention_factor", attention_factor)
-    if not 1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR:
-        raise ValueError(f"`attention_factor` is {factor}; it must be from 2^-126 to 2^126")
-    return factor
 
 
 def spread_over_axes(inv_freq: Float64, pair_axis: Sequence[int], axes: int) -> Float64:
@@ -387,48 +379,31 @@ def _frequency_matrix(inv_freq: ArrayLike) -> Float64:
     frequencies = real_array("inv_freq", inv_freq)
     shape = frequencies.shape
     if not 1 <= frequencies.ndim <= 3 or 0 in shape:
-        raise ValueError(
-            f"`inv_freq` has shape {shape}; it must be (pairs,), (axes, pairs) or "
-            "(axes, heads, pairs), none of them 0"
-        )
+        rule = "be (pairs,), (axes, pairs) or (axes, heads, pairs), none of them 0"
+        raise ArgumentError("inv_freq", shape_of(frequencies), rule)
     axes = shape[0] if frequencies.ndim > 1 else 1
     heads = shape[1] if frequencies.ndim == 3 else 1
     pairs = shape[-1]
-    _check_sizes(shape, axes, heads, pairs)
     return frequencies.reshape(axes, heads, pairs)
-
-
-def _check_sizes(shape: tuple[int, ...], axes: int, heads: int, pairs: int) -> None:
-    """Raise if frequencies of this shape have too many axes, heads, pairs or elements."""
-    sizes = {
-        "axes": (axes, limits.AXES),
-        "heads": (heads, limits.HEADS),
-        "pairs": (pairs, limits.HEAD_DIM // 2),
-    }
-    for name, (size, most) in sizes.items():
-        if size > most:
-            raise ValueError(
-                f"`inv_freq` has shape {shape}: {size} {name}; there may be at most {most}"
-            )
-    check_shape_size("inv_freq", shape, *shape, most=limits.FREQUENCIES)
 
 
 def _checked_frequencies(inv_freq: ArrayLike) -> Float64:
     """Return the frequencies of a spec as float64; raise if a shape or value is not allowed."""
     array = real_array("inv_freq", inv_freq)
     if array.ndim != 4 or 0 in array.shape:
-        rule = "it must be (rows, axes, heads, pairs), none of them 0"
-        raise ValueError(f"`inv_freq` has shape {array.shape}; {rule}")
-    _check_sizes(array.shape, *array.shape[1:])
+        rule = "be (rows, axes, heads, pairs), none of them 0"
+        raise ArgumentError("inv_freq", shape_of(array), rule)
+    for (name, most), size in zip(_LARGEST_SIZES.items(), array.shape[1:], strict=True):
+        if size > most:
+            raise ArgumentError("inv_freq", Finding(f"has {size} {name}"), f"have at most {most}")
+    check_shape_size("inv_freq", array.shape, array.size, most=limits.FREQUENCIES)
     frequencies = array.astype(np.float64)
     magnitudes = np.abs(frequencies)
     if not magnitudes.max() <= LARGEST_FREQUENCY:  # also true for NaN
         finite_array("inv_freq", frequencies)
         largest = frequencies[magnitudes > LARGEST_FREQUENCY][0]
-        raise ValueError(
-            f"`inv_freq` holds {largest}, which is beyond ±2^40 radians per position: "
-            "the angle of a large position would lose its precision"
-        )
+        rule = "be within ±2^40 radians per position, for the precision of large positions"
+        raise ArgumentError("inv_freq", held(largest), rule)
     return frequencies
 
 
@@ -448,8 +423,8 @@ def _resolved_pair_axis(
     owners = whole_numbers("pair_axis", pair_axis, 0)
     is_split = len(owners) == pairs and max(owners) < axes
     if not is_split or (rotating & (np.arange(axes)[:, None] != owners)).any():
-        rule = f"it must name the one axis that each of {pairs} pairs rotates with"
-        raise ValueError(f"`pair_axis` is {shown(pair_axis)}; {rule}")
+        rule = f"name the one axis that each of {pairs} pairs rotates with"
+        raise ArgumentError("pair_axis", pair_axis, rule)
     return owners
 
 
@@ -464,11 +439,11 @@ def _checked_factors(attention_factor: ArrayLike, rows: int) -> Float64:
     """Return the attention factors of a spec as float64; raise if a row has none or a wrong one."""
     factors = real_array("attention_factor", attention_factor).astype(np.float64)
     if factors.shape != (rows,):
-        rule = f"it must be ({rows},), one factor per row of `inv_freq`"
-        raise ValueError(f"`attention_factor` has shape {factors.shape}; {rule}")
+        rule = f"be ({rows},), one factor per row of `inv_freq`"
+        raise ArgumentError("attention_factor", shape_of(factors), rule)
     wrong = ~((factors >= 1 / LARGEST_FACTOR) & (factors <= LARGEST_FACTOR))
     if wrong.any():
-        checked_factor(factors[wrong][0].item())  # raises
+        raise ArgumentError("attention_factor", factors[wrong][0].item(), "be from 2^-126 to 2^126")
     return factors
 
 
@@ -477,11 +452,9 @@ def _block_widths(blocks: object, rotary_dim: int) -> tuple[int, ...]:
     is_array = isinstance(blocks, np.ndarray) and blocks.ndim > 0
     if isinstance(blocks, Sequence) or is_array:
         return _checked_blocks(blocks, rotary_dim)
-    count = whole_number("blocks", blocks)
+    count = whole_number("blocks", blocks, 1, limits.HEAD_DIM // 2)
     if rotary_dim % (2 * count):
-        raise ValueError(
-            f"`blocks` is {count}, which does not divide {rotary_dim // 2} pairs evenly"
-        )
+        raise ArgumentError("blocks", count, f"divide {rotary_dim // 2} pairs evenly")
     return (rotary_dim // count,) * count
 
 
@@ -489,8 +462,8 @@ def _checked_blocks(blocks: object, rotary_dim: int) -> tuple[int, ...]:
     """Return the widths of blocks; raise if pairs cannot be formed within them."""
     widths = whole_numbers("blocks", blocks, 2)
     if sum(widths) != rotary_dim or any(width % 2 for width in widths):
-        rule = f"widths must be even and add up to rotary_dim {rotary_dim}"
-        raise ValueError(f"`blocks` is {shown(blocks)}; {rule}")
+        rule = f"hold even widths that add up to rotary_dim {rotary_dim}"
+        raise ArgumentError("blocks", blocks, rule)
     return widths
 
 

@@ -246,7 +246,7 @@ def named(name, **values):
             named("CosmosTransformer3DModel", rope_scale=[1e300, 1e300, 1e300]),
             "`rope_theta` is inf; it must be finite",
         ),
-        (named("MiniMaxH3Transformer3DModel", rope_freq_dim=22), "`head_dim` is 128, but"),
+        (named("MiniMaxH3Transformer3DModel", rope_freq_dim=22), "`head_dim` is 128; it"),
         (named("MiniMaxMusic3Transformer1DModel", rotary_dim=66), "`rotary_dim` is 66"),
         (
             named("Ideogram4Transformer2DModel", mrope_section=[24, 20]),
@@ -267,7 +267,7 @@ def named(name, **values):
         ({**OMNIGEN, "rope_scaling": {"type": "su"}}, "`short_factor` is missing"),
         (
             {**OMNIGEN, "hidden_size": 4096},
-            "`short_factor` has 48 entries; it needs one for each of 64 pairs",
+            "`short_factor` has 48 entries; it must have one for each of 64 pairs",
         ),
         (named("LongCatAudioDiTTransformer", dit_dim=1), "`head_dim` is 0"),
     ],

@@ -250,9 +250,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         LING_2 | {"rope_scaling": {"type": "video_rope", "mrope_section": [8, 8, 8]}},
-        "`mrope_section` adds up to 24, not to 32 pairs",
+        "`mrope_section` adds up to 24; it must add up to 32 pairs",
     ),
-    (LING_2 | {"rope_scaling": {"type": "3D"}}, "`type` is '3D', which is not a known rope type"),
+    (LING_2 | {"rope_scaling": {"type": "3D"}}, "`type` is '3D'; it must be a rope type"),
     ({"model_type": "plamo", "rope_scaling": {"type": "linear", "factor": 2}}, "`rope_scaling` is"),
     (PHI3_SMALL | {"rope_position_scale": 2.0}, "`rope_position_scale` is 2.0"),
     (MOLMO_E | {"rope_impl": "interleave"}, "`rope_impl` is 'interleave'"),

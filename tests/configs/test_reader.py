@@ -75,7 +75,7 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     (17, TypeError, "`config` is a int"),
     ("/no/such/folder", ValueError, "`config` is '/no/such/folder'"),
     ({**LLAMA, "rope_scaling": [1]}, TypeError, "`rope_scaling` is"),
-    ({**LLAMA, "rope_scaling": {"rope_type": ["linear"]}}, ValueError, "not a known rope type"),
+    ({**LLAMA, "rope_scaling": {"rope_type": ["linear"]}}, ValueError, "it must be a rope type"),
     (
         {**LLAMA, "model_type": ["llama"]},
         TypeError,
@@ -106,7 +106,7 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     (
         {**LLAMA, "rope_scaling": {"type": "ntk-by-parts"}},
         ValueError,
-        "`type` is 'ntk-by-parts'.*which is not a known",
+        "`type` is 'ntk-by-parts'.*it must be a rope type",
     ),
     ({**LLAMA, "rope_scaling": {"type": "llama-3"}}, ValueError, "did you mean 'llama3'"),
     ({**LLAMA, "model_type": "llma"}, ValueError, "`model_type` is 'llma' .did you mean 'llama'"),

@@ -69,7 +69,7 @@ def test_longrope_with_a_scale_for_each_length_needs_no_factor():
 
 
 def test_an_unknown_key_is_refused_with_the_known_ones():
-    known = "known are factor, partial_rotary_factor, rope_type, type, rope_theta$"
+    known = "it must be one of factor, partial_rotary_factor, rope_type, type, rope_theta$"
     with pytest.raises(ValueError, match=f"`x` is not a key .*{known}"):
         R(8, scaling={"rope_type": "proportional", "x": 1})
 
