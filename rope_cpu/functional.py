@@ -7,18 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from rope_cpu.arguments import limits
+from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.arrays import check_dtype, not_an_array
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
-from rope_cpu.arguments.scalars import (
-    boolean,
-    check_shape_size,
-    check_table_size,
-    choice,
-    real_number,
-    regular_array,
-    whole_number,
-)
 from rope_cpu.frequencies.spec import LARGEST_FREQUENCY
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
@@ -72,22 +63,22 @@ def convert_weight(
     >>> rope_cpu.convert_weight([0, 1, 2, 3, 10, 11, 12, 13], 2, to="half")
     array([ 0,  2,  1,  3, 10, 12, 11, 13])
     """
-    array = regular_array("w", w)
+    array = scalars.regular_array("w", w)
     if array.dtype == object and not array.ndim:
         raise not_an_array("w", w)
     w = array
-    choice("to", to, ("half", "interleaved"))
+    scalars.choice("to", to, ("half", "interleaved"))
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise ArgumentTypeError("axis", axis, "be an integer")
     if not -w.ndim <= axis < w.ndim:
         raise ArgumentError("axis", axis, f"be one of the {w.ndim} axes of `w`")
-    check_shape_size("w", w.shape, w.shape[axis])
-    num_heads = whole_number("num_heads", num_heads)
+    scalars.check_shape_size("w", w.shape, w.shape[axis])
+    num_heads = scalars.whole_number("num_heads", num_heads)
     head_dim, remainder = divmod(w.shape[axis], num_heads)
     if remainder or not head_dim:
         rule = f"divide the {w.shape[axis]} elements of axis {axis}"
         raise ArgumentError("num_heads", num_heads, rule)
-    width = head_dim if rotary_dim is None else whole_number("rotary_dim", rotary_dim, 2)
+    width = head_dim if rotary_dim is None else scalars.whole_number("rotary_dim", rotary_dim, 2)
     if width % 2 or width > head_dim:
         rule = f"be even and at most head_dim {head_dim}"
         raise ArgumentError("rotary_dim", width, rule)
@@ -148,12 +139,12 @@ def sinusoidal(
     array([[0.  , 1.  , 0.  , 1.  ],
            [0.84, 0.54, 0.01, 1.  ]])
     """
-    rows = whole_number("num_positions", num_positions, 0)
-    columns = whole_number("dim", dim, 1, limits.HEAD_DIM)
-    check_table_size("num_positions", rows, rows, columns)
-    base = real_number("base", base)
+    rows = scalars.whole_number("num_positions", num_positions, 0)
+    columns = scalars.whole_number("dim", dim, 1, limits.HEAD_DIM)
+    scalars.check_table_size("num_positions", rows, rows, columns)
+    base = scalars.real_number("base", base)
     table_dtype = check_dtype(dtype)
-    interleaved = boolean("interleaved", interleaved)
+    interleaved = scalars.boolean("interleaved", interleaved)
     sines = (columns + 1) // 2
     exponents = 2.0 * np.arange(sines) / columns
     with np.errstate(over="ignore"):

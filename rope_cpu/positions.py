@@ -10,31 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.arguments import limits
-from rope_cpu.arguments.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    Finding,
-    dtype_of,
-    held,
-    shape_of,
-)
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.position_ids import parse_cu_seqlens
-from rope_cpu.arguments.scalars import (
-    boolean,
-    check_length,
-    check_shape_size,
-    check_table_size,
-    choice,
-    finite_array,
-    integers,
-    per_axis,
-    real_array,
-    real_number,
-    regular_array,
-    whole_number,
-    whole_numbers,
-)
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64, Int64
 
@@ -86,7 +64,7 @@ def packed(cu_seqlens: ArrayLike) -> Int64:
     """
     ends = parse_cu_seqlens(cu_seqlens)
     tokens = int(ends[-1])
-    check_table_size("cu_seqlens[-1]", tokens, tokens)
+    scalars.check_table_size("cu_seqlens[-1]", tokens, tokens)
     return np.arange(tokens) - np.repeat(ends[:-1], np.diff(ends))
 
 
@@ -169,17 +147,17 @@ def grid(
     >>> positions.grid((t, h, w), start=(0, -(h - h // 2), -(w - w // 2)))[0].tolist()
     [0, -1, -2]
     """
-    counts = whole_numbers("sizes", sizes, longest=limits.AXES)
+    counts = scalars.whole_numbers("sizes", sizes, longest=limits.AXES)
     if not counts:
         raise ArgumentError("sizes", sizes, "hold the size of at least one axis")
-    check_table_size("sizes", sizes, len(counts), *counts)
-    starts = per_axis("start", start, len(counts))
-    if boolean("centred", centred):
+    scalars.check_table_size("sizes", sizes, len(counts), *counts)
+    starts = scalars.per_axis("start", start, len(counts))
+    if scalars.boolean("centred", centred):
         if starts.any():
             rule = "be left out, as `centred` determines the start"
             raise ArgumentError("start", start, rule)
         starts = -(np.array(counts) - 1) / 2
-    scales = per_axis("scale", scale, len(counts))
+    scales = scalars.per_axis("scale", scale, len(counts))
     with np.errstate(over="ignore"):
         coordinates = [
             (np.arange(count) + axis_start) * axis_scale
@@ -225,7 +203,7 @@ def patches(grid_thw: ArrayLike, *, merge_size: int = 1) -> Int64:
     >>> positions.patches([[1, 2, 4]], merge_size=2).tolist()
     [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]]
     """
-    edge = whole_number("merge_size", merge_size)
+    edge = scalars.whole_number("merge_size", merge_size)
     parts = [np.zeros((0, 2), dtype=np.int64)]
     for frames, rows, columns in _checked_grids("grid_thw", grid_thw, edge).tolist():
         row_column = np.indices((rows, columns)).transpose(1, 2, 0)
@@ -265,12 +243,12 @@ def with_unrotated(position_ids: ArrayLike, *, before: int = 0, after: int = 0) 
     >>> positions.with_unrotated(positions.grid((1, 2), start=1), before=1).tolist()
     [[0, 0], [1, 1], [1, 2]]
     """
-    ids = real_array("position_ids", position_ids)
+    ids = scalars.real_array("position_ids", position_ids)
     if ids.ndim < 2:
-        raise ArgumentError("position_ids", shape_of(ids), "be (..., tokens, axes)")
-    width = (whole_number("before", before, 0), whole_number("after", after, 0))
+        raise ArgumentError("position_ids", Finding.shape_of(ids), "be (..., tokens, axes)")
+    width = (scalars.whole_number("before", before, 0), scalars.whole_number("after", after, 0))
     tokens = sum(width) + ids.shape[-2]
-    check_table_size("(before, after)", width, *ids.shape[:-2], tokens, ids.shape[-1])
+    scalars.check_table_size("(before, after)", width, *ids.shape[:-2], tokens, ids.shape[-1])
     return np.pad(ids, [(0, 0)] * (ids.ndim - 2) + [width, (0, 0)])
 
 
@@ -368,17 +346,17 @@ def mrope(
     """
     types = _check_token_types(token_types)
     is_token = _token_mask(attention_mask, types.shape)
-    edge = whole_number("merge_size", merge_size)
-    merged_frames = whole_number("merge_frames", merge_frames)
+    edge = scalars.whole_number("merge_size", merge_size)
+    merged_frames = scalars.whole_number("merge_frames", merge_frames)
     images = _optional_grids("image_grid_thw", image_grid_thw, edge)
     videos = _optional_grids("video_grid_thw", video_grid_thw, edge)
-    rate = real_number("tokens_per_second", tokens_per_second)
+    rate = scalars.real_number("tokens_per_second", tokens_per_second)
     if rate > _MAX_ID_STEP:
         raise ArgumentError("tokens_per_second", rate, "be at most 2^31")
-    choice("start_after", start_after, _STARTS)
+    scalars.choice("start_after", start_after, _STARTS)
     steps = _frame_steps(seconds_per_grid, rate, len(videos))
     numbers = np.arange(len(videos))
-    if boolean("split_frames", split_frames):
+    if scalars.boolean("split_frames", split_frames):
         _refuse_timing(
             merge_frames=(merged_frames, 1),
             seconds_per_grid=(seconds_per_grid, None),
@@ -437,7 +415,7 @@ def token_types(
     >>> positions.token_types([5, 90, 90, 91], image_token_id=90, video_token_id=91)
     array([0, 1, 1, 2])
     """
-    ids = integers("token_ids", token_ids)
+    ids = scalars.integers("token_ids", token_ids)
     types = np.zeros(ids.shape, dtype=np.int64)
     placeholders = (
         (IMAGE, "image_token_id", image_token_id),
@@ -445,7 +423,7 @@ def token_types(
     )
     for kind, name, token in placeholders:
         if token is not None:
-            types[ids == whole_number(name, token, -_INT64_MAX - 1, _INT64_MAX)] = kind
+            types[ids == scalars.whole_number(name, token, -_INT64_MAX - 1, _INT64_MAX)] = kind
     if image_token_id is not None and image_token_id == video_token_id:
         rule = "differ from `video_token_id`, or one of them must be None"
         raise ArgumentError("image_token_id", image_token_id, rule)
@@ -525,9 +503,9 @@ def _refuse_timing(**arguments: tuple[Any, Any]) -> None:
 
 def _check_token_types(token_types: ArrayLike) -> Int64:
     """Return token types as int64 (batch, seq)."""
-    types = integers("token_types", token_types)
+    types = scalars.integers("token_types", token_types)
     if types.ndim != 2:
-        raise ArgumentError("token_types", shape_of(types), "be (batch, seq)")
+        raise ArgumentError("token_types", Finding.shape_of(types), "be (batch, seq)")
     _refuse_values("token_types", types[~np.isin(types, (TEXT, IMAGE, VIDEO))], "0, 1 or 2")
     return types
 
@@ -538,7 +516,9 @@ def _token_mask(attention_mask: ArrayLike | None, shape: tuple[int, ...]) -> NDA
         return np.ones(shape, dtype=bool)
     mask = _checked_mask(attention_mask)
     if mask.shape != shape:
-        raise ArgumentError("attention_mask", shape_of(mask), f"be that of `token_types`, {shape}")
+        raise ArgumentError(
+            "attention_mask", Finding.shape_of(mask), f"be that of `token_types`, {shape}"
+        )
     return mask
 
 
@@ -549,10 +529,10 @@ def _frame_steps(
     if seconds_per_grid is None:
         seconds = np.ones(videos)
     else:
-        seconds = finite_array("seconds_per_grid", seconds_per_grid)
+        seconds = scalars.finite_array("seconds_per_grid", seconds_per_grid)
     if seconds.shape != (videos,):
         rule = f"be ({videos},), one value for each video"
-        raise ArgumentError("seconds_per_grid", shape_of(seconds), rule)
+        raise ArgumentError("seconds_per_grid", Finding.shape_of(seconds), rule)
     most = _MAX_ID_STEP / max(tokens_per_second, 1.0)
     _refuse_values(
         "seconds_per_grid",
@@ -571,22 +551,24 @@ def _optional_grids(name: str, grids: ArrayLike | None, edge: int) -> Int64:
 
 def _checked_mask(attention_mask: ArrayLike) -> NDArray[np.bool_]:
     """Return an attention mask as booleans (batch, seq)."""
-    mask = regular_array("attention_mask", attention_mask)
+    mask = scalars.regular_array("attention_mask", attention_mask)
     if mask.dtype.kind in "SUMm":  # strings and dates
-        raise ArgumentTypeError("attention_mask", dtype_of(mask), "hold numbers or booleans")
+        raise ArgumentTypeError(
+            "attention_mask", Finding.dtype_of(mask), "hold numbers or booleans"
+        )
     if mask.ndim != 2:
-        raise ArgumentError("attention_mask", shape_of(mask), "be (batch, seq)")
-    check_shape_size("attention_mask", mask.shape, mask.size)
+        raise ArgumentError("attention_mask", Finding.shape_of(mask), "be (batch, seq)")
+    scalars.check_shape_size("attention_mask", mask.shape, mask.size)
     _refuse_values("attention_mask", mask[~np.isin(mask, (0, 1))], "0 or 1")
     return mask.astype(bool)
 
 
 def _checked_grids(name: str, grids: ArrayLike, edge: int) -> Int64:
     """Return grid sizes as int64 (grids, 3); rows and columns must be multiples of `edge`."""
-    sizes = integers(name, grids)
+    sizes = scalars.integers(name, grids)
     if sizes.ndim != 2 or sizes.shape[1] != 3:
-        raise ArgumentError(name, shape_of(sizes), "be (grids, 3): frames, rows, columns")
-    check_length(name, sizes, limits.LAYERS)
+        raise ArgumentError(name, Finding.shape_of(sizes), "be (grids, 3): frames, rows, columns")
+    scalars.check_length(name, sizes, limits.LAYERS)
     _refuse_values(name, sizes[sizes < 1], "at least 1")
     cells = sizes.prod(axis=1, dtype=np.float64)
     if cells.sum() > limits.TABLE:
@@ -602,4 +584,4 @@ def _checked_grids(name: str, grids: ArrayLike, edge: int) -> Int64:
 def _refuse_values(name: str, wrong: NDArray[Any], rule: str) -> None:
     """Raise if any value breaks the rule."""
     if wrong.size:
-        raise ArgumentError(name, held(wrong[0]), f"hold only values {rule}")
+        raise ArgumentError(name, Finding.holds(wrong[0]), f"hold only values {rule}")

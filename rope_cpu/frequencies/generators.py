@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.arguments.errors import ArgumentError, Finding, held, shape_of
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.scalars import real_array, real_number
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.spec import LARGEST_FREQUENCY, RopeSpec, from_inv_freq
@@ -83,11 +83,11 @@ def _matrices(array: NDArray[Any]) -> Float64:
     is_square = matrices.ndim == 3 and matrices.shape[1] == matrices.shape[2]
     if not is_square or matrices.shape[0] == 0 or matrices.shape[1] < 2:
         rule = "be (axes, head_dim, head_dim), square matrices with head_dim at least 2"
-        raise ArgumentError("generators", shape_of(array), rule)
+        raise ArgumentError("generators", Finding.shape_of(array), rule)
     for axis, matrix in enumerate(matrices):
         name = f"generators[{axis}]"
         if not np.isfinite(matrix).all():
-            raise ArgumentError(name, held(matrix[~np.isfinite(matrix)][0]), "be finite")
+            raise ArgumentError(name, Finding.holds(matrix[~np.isfinite(matrix)][0]), "be finite")
         # No entry is larger than the fastest frequency.
         if np.abs(matrix).max() > LARGEST_FREQUENCY:
             reached = Finding(f"reaches {np.abs(matrix).max()}")

@@ -236,9 +236,8 @@ def scaled(
         theta = DEFAULT_THETA
     settings = RopeSettings(theta, width, head_dim, angle_dtype)
     if ROPE_TYPES[rope_type].rotated_pairs(settings, section) == 0:
-        share = section["partial_rotary_factor"]
-        rule = f"rotate at least one pair of head_dim {head_dim}"
-        raise ArgumentError("partial_rotary_factor", share, rule)
+        least = f"rotate at least one pair of head_dim {head_dim}"
+        raise ArgumentError("partial_rotary_factor", section["partial_rotary_factor"], least)
     parameters = _type_parameters(rope_type, section, length)
     rule = ScalingRule(rope_type, settings, tuple(sorted(parameters.items())))
     inv_freq, factor = rule.frequencies(None)

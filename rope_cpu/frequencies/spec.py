@@ -9,20 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.arguments import limits
-from rope_cpu.arguments.errors import ArgumentError, Finding, held, shape_of
-from rope_cpu.arguments.scalars import (
-    boolean,
-    check_length,
-    check_shape_size,
-    check_table_size,
-    choice,
-    finite_array,
-    real_array,
-    real_number,
-    whole_number,
-    whole_numbers,
-)
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.array_types import Float64
 
 ANGLE_DTYPES = ("float64", "float32")
@@ -154,11 +142,11 @@ class RopeSpec:
             "lengths": _checked_lengths(self.lengths),
             "inv_freq": _read_only(inv_freq),
             "attention_factor": _read_only(_checked_factors(self.attention_factor, rows)),
-            "head_dim": whole_number("head_dim", self.head_dim, 1, limits.HEAD_DIM),
+            "head_dim": scalars.whole_number("head_dim", self.head_dim, 1, limits.HEAD_DIM),
             "blocks": _checked_blocks(self.blocks, rotary_dim),
-            "interleaved": boolean("interleaved", self.interleaved),
-            "angle_dtype": choice("angle_dtype", self.angle_dtype, ANGLE_DTYPES),
-            "shared_id": boolean("shared_id", self.shared_id),
+            "interleaved": scalars.boolean("interleaved", self.interleaved),
+            "angle_dtype": scalars.choice("angle_dtype", self.angle_dtype, ANGLE_DTYPES),
+            "shared_id": scalars.boolean("shared_id", self.shared_id),
             "pair_axis": _resolved_pair_axis(self.pair_axis, inv_freq[0]),
         }
         if checked["lengths"] is not None and len(checked["lengths"]) != rows:
@@ -259,7 +247,7 @@ class RopeSpec:
         """
         if self.length_rule is None:
             return self
-        check_length("lengths", lengths, limits.LENGTHS)
+        scalars.check_length("lengths", lengths, limits.LENGTHS)
         self.check_rows(len(lengths))
         rows = [self.length_rule.at_length(length) for length in lengths]
         one_axis = np.stack([self.direction * inv_freq for inv_freq, _ in rows])
@@ -273,7 +261,8 @@ class RopeSpec:
 
     def check_rows(self, rows: int) -> None:
         """Raise if frequencies of so many lengths would be too large a table."""
-        check_table_size("len(lengths)", rows, rows, self.axes, self.pairs, most=limits.FREQUENCIES)
+        sizes = (rows, self.axes, self.pairs)
+        scalars.check_table_size("len(lengths)", rows, *sizes, most=limits.FREQUENCIES)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -346,7 +335,7 @@ def from_inv_freq(
     >>> spec.axes, spec.blocks, spec.pair_axis
     (2, (2, 2), (0, 1))
     """
-    interleaved = boolean("interleaved", interleaved)
+    interleaved = scalars.boolean("interleaved", interleaved)
     frequencies = _frequency_matrix(inv_freq)
     rotary_dim = 2 * frequencies.shape[-1]
     widths = _block_widths(blocks, rotary_dim)
@@ -355,7 +344,7 @@ def from_inv_freq(
         widths = (rotary_dim,)
     return RopeSpec(
         inv_freq=frequencies[None],
-        attention_factor=np.array([real_number("attention_factor", attention_factor)]),
+        attention_factor=np.array([scalars.real_number("attention_factor", attention_factor)]),
         head_dim=rotary_dim if head_dim is None else head_dim,
         blocks=widths,
         interleaved=interleaved,
@@ -376,11 +365,11 @@ def reverse_direction(spec: RopeSpec) -> RopeSpec:
 
 def _frequency_matrix(inv_freq: ArrayLike) -> Float64:
     """Return frequencies as (axes, heads, pairs); the spec checks their values."""
-    frequencies = real_array("inv_freq", inv_freq)
+    frequencies = scalars.real_array("inv_freq", inv_freq)
     shape = frequencies.shape
     if not 1 <= frequencies.ndim <= 3 or 0 in shape:
         rule = "be (pairs,), (axes, pairs) or (axes, heads, pairs), none of them 0"
-        raise ArgumentError("inv_freq", shape_of(frequencies), rule)
+        raise ArgumentError("inv_freq", Finding.shape_of(frequencies), rule)
     axes = shape[0] if frequencies.ndim > 1 else 1
     heads = shape[1] if frequencies.ndim == 3 else 1
     pairs = shape[-1]
@@ -389,21 +378,21 @@ def _frequency_matrix(inv_freq: ArrayLike) -> Float64:
 
 def _checked_frequencies(inv_freq: ArrayLike) -> Float64:
     """Return the frequencies of a spec as float64; raise if a shape or value is not allowed."""
-    array = real_array("inv_freq", inv_freq)
+    array = scalars.real_array("inv_freq", inv_freq)
     if array.ndim != 4 or 0 in array.shape:
         rule = "be (rows, axes, heads, pairs), none of them 0"
-        raise ArgumentError("inv_freq", shape_of(array), rule)
+        raise ArgumentError("inv_freq", Finding.shape_of(array), rule)
     for (name, most), size in zip(_LARGEST_SIZES.items(), array.shape[1:], strict=True):
         if size > most:
             raise ArgumentError("inv_freq", Finding(f"has {size} {name}"), f"have at most {most}")
-    check_shape_size("inv_freq", array.shape, array.size, most=limits.FREQUENCIES)
+    scalars.check_shape_size("inv_freq", array.shape, array.size, most=limits.FREQUENCIES)
     frequencies = array.astype(np.float64)
     magnitudes = np.abs(frequencies)
     if not magnitudes.max() <= LARGEST_FREQUENCY:  # also true for NaN
-        finite_array("inv_freq", frequencies)
+        scalars.finite_array("inv_freq", frequencies)
         largest = frequencies[magnitudes > LARGEST_FREQUENCY][0]
         rule = "be within ±2^40 radians per position, for the precision of large positions"
-        raise ArgumentError("inv_freq", held(largest), rule)
+        raise ArgumentError("inv_freq", Finding.holds(largest), rule)
     return frequencies
 
 
@@ -420,7 +409,7 @@ def _resolved_pair_axis(
     if pair_axis is None:
         one_axis_per_pair = axes == 1 or (heads == 1 and (rotating.sum(axis=0) <= 1).all())
         return tuple(rotating.argmax(axis=0).tolist()) if one_axis_per_pair else None
-    owners = whole_numbers("pair_axis", pair_axis, 0)
+    owners = scalars.whole_numbers("pair_axis", pair_axis, 0)
     is_split = len(owners) == pairs and max(owners) < axes
     if not is_split or (rotating & (np.arange(axes)[:, None] != owners)).any():
         rule = f"name the one axis that each of {pairs} pairs rotates with"
@@ -432,15 +421,15 @@ def _checked_lengths(lengths: Sequence[int] | None) -> tuple[int, ...] | None:
     """Return sequence lengths as a tuple of int, or None."""
     if lengths is None:
         return None
-    return whole_numbers("lengths", lengths, 0, longest=limits.LENGTHS)
+    return scalars.whole_numbers("lengths", lengths, 0, longest=limits.LENGTHS)
 
 
 def _checked_factors(attention_factor: ArrayLike, rows: int) -> Float64:
     """Return the attention factors of a spec as float64; raise if a row has none or a wrong one."""
-    factors = real_array("attention_factor", attention_factor).astype(np.float64)
+    factors = scalars.real_array("attention_factor", attention_factor).astype(np.float64)
     if factors.shape != (rows,):
         rule = f"be ({rows},), one factor per row of `inv_freq`"
-        raise ArgumentError("attention_factor", shape_of(factors), rule)
+        raise ArgumentError("attention_factor", Finding.shape_of(factors), rule)
     wrong = ~((factors >= 1 / LARGEST_FACTOR) & (factors <= LARGEST_FACTOR))
     if wrong.any():
         raise ArgumentError("attention_factor", factors[wrong][0].item(), "be from 2^-126 to 2^126")
@@ -452,7 +441,7 @@ def _block_widths(blocks: object, rotary_dim: int) -> tuple[int, ...]:
     is_array = isinstance(blocks, np.ndarray) and blocks.ndim > 0
     if isinstance(blocks, Sequence) or is_array:
         return _checked_blocks(blocks, rotary_dim)
-    count = whole_number("blocks", blocks, 1, limits.HEAD_DIM // 2)
+    count = scalars.whole_number("blocks", blocks, 1, limits.HEAD_DIM // 2)
     if rotary_dim % (2 * count):
         raise ArgumentError("blocks", count, f"divide {rotary_dim // 2} pairs evenly")
     return (rotary_dim // count,) * count
@@ -460,7 +449,7 @@ def _block_widths(blocks: object, rotary_dim: int) -> tuple[int, ...]:
 
 def _checked_blocks(blocks: object, rotary_dim: int) -> tuple[int, ...]:
     """Return the widths of blocks; raise if pairs cannot be formed within them."""
-    widths = whole_numbers("blocks", blocks, 2)
+    widths = scalars.whole_numbers("blocks", blocks, 2)
     if sum(widths) != rotary_dim or any(width % 2 for width in widths):
         rule = f"hold even widths that add up to rotary_dim {rotary_dim}"
         raise ArgumentError("blocks", blocks, rule)

@@ -13,7 +13,7 @@ from rope_cpu.arguments.arrays import (
     check_tables,
     share_memory,
 )
-from rope_cpu.arguments.errors import ArgumentError, Finding, shape_of
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.position_ids import parse_table_rows
 from rope_cpu.arguments.scalars import boolean
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array
@@ -93,7 +93,7 @@ def apply_rotary(
         raise _too_wide(cos, x.shape[-1], boolean("interleaved", interleaved))
     differ_by_head = _differ_by_head(cos, x, position_ids is not None, layout)
     if differ_by_head and cos.shape[-2] == 0:
-        raise ArgumentError("cos", shape_of(cos), "be for at least one head")
+        raise ArgumentError("cos", Finding.shape_of(cos), "be for at least one head")
     if position_ids is not None:
         ids = parse_table_rows(position_ids, cos.shape, layout)
         cos = cos[ids]

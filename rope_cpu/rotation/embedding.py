@@ -17,7 +17,7 @@ from rope_cpu.arguments.arrays import (
     check_layout,
     check_out_tables,
 )
-from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, type_of
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.position_ids import (
     check_coordinates,
     check_range,
@@ -269,7 +269,7 @@ class RotaryEmbedding:
         (128, True)
         """
         if not isinstance(path, str | PathLike):
-            raise ArgumentTypeError("path", type_of(path), "be a path")
+            raise ArgumentTypeError("path", Finding.type_of(path), "be a path")
         from rope_cpu.configs.gguf import adapter
 
         return cls.from_spec(adapter.parse(path).spec(layer_type))
