@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import expm, inv_freq
+from oracle import expm, inv_freq, rotate
 from refusals import assert_refused
 from scipy.linalg import logm
 
@@ -16,12 +16,8 @@ from rope_cpu.frequencies.generators import solve
 
 def rotated(spec, x, position):
     """Rotate one vector by the definition of half-split pairs."""
-    pairs = spec.inv_freq.shape[3]
     angle = np.asarray(position) @ spec.inv_freq[0, :, 0]
-    a, b, rest = x[:pairs], x[pairs : 2 * pairs], x[2 * pairs :]
-    return np.concatenate(
-        [a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle), rest]
-    )
+    return rotate(x[None], np.cos(angle), np.sin(angle))[0][0]
 
 
 def generators_of(frequencies, size, basis=None):
