@@ -26,40 +26,9 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 def solve(generators: ArrayLike, tolerance: float | None = None) -> tuple[RopeSpec, Float64]:
-    """Find the planes of rotation that commuting generators share, and their frequencies.
+    """Find the planes that commuting generators share: the spec and the basis.
 
-    Parameters
-    ----------
-    generators : array_like of real, shape (axes, head_dim, head_dim) or (head_dim, head_dim)
-        Antisymmetric, commuting matrices B_k, in radians per unit of position.
-    tolerance : float, optional
-        The largest |B + Bᵀ| treated as rounding, in radians per unit of position. None derives it
-        from the dtype and the largest entry; see `RotaryEmbedding.from_generators`.
-
-    Returns
-    -------
-    spec : RopeSpec
-        Half-split pairs, sorted from fast to slow.
-    basis : ndarray of float64, shape (head_dim, head_dim)
-        Orthogonal Q with Q · rotate(Qᵀx, p) = expm(Σ p_k B_k) · x.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a matrix is not square, finite or antisymmetric, or if two do not commute. The text names
-        the matrices, the deviation and the tolerance.
-
-    References
-    ----------
-    Su, kexue.fm/archives/8397, for expm; the simultaneous normal form of commuting normal matrices.
-
-    Examples
-    --------
-    >>> spec, basis = solve([[0.0, -2.0], [2.0, 0.0]])
-    >>> spec.axes, spec.pairs, basis.shape
-    (1, 1, (2, 2))
-    >>> bool(abs(abs(spec.inv_freq[0, 0, 0, 0]) - 2.0) < 1e-12)
-    True
+    `RotaryEmbedding.from_generators` documents the arguments and the two results.
     """
     array = real_array("generators", generators)
     matrices = _matrices(array)

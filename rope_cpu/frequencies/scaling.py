@@ -181,42 +181,7 @@ def scaled(
     max_position_embeddings: int | None = None,
     angle_dtype: str = "float64",
 ) -> RopeSpec:
-    """Describe a rotation with one axis and scaled frequencies, as `RotaryEmbedding` does.
-
-    Parameters
-    ----------
-    head_dim : int
-        Width of a head vector in elements.
-    rope_theta : float, optional
-        The base; that of `scaling`, or 10000, by default.
-    rotary_dim : int, optional
-        Number of rotated leading elements; the section's partial_rotary_factor of head_dim, or all
-        of them, by default.
-    interleaved : bool
-        True for pairs (2i, 2i+1), False for half-split pairs (i, i+n).
-    scaling : mapping, optional
-        A section in Hugging Face form, such as {"rope_type": "linear", "factor": 2.0}.
-    max_position_embeddings : int, optional
-        Length in tokens, for rope types that need it.
-    angle_dtype : str
-        "float64", or "float32" to repeat the float32 angle arithmetic of transformers.
-
-    Returns
-    -------
-    RopeSpec
-        With a length rule if the frequencies depend on the sequence length.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a rope type, key or value is unknown, missing or out of range. The text names the
-        argument, its value and the rule.
-
-    Examples
-    --------
-    >>> scaled(4, rope_theta=100.0, scaling={"rope_type": "linear", "factor": 2.0}).inv_freq
-    array([[[[0.5 , 0.05]]]])
-    """
+    """Describe the rotation of `RotaryEmbedding`, with a rule if it depends on the length."""
     head_dim = scalars.whole_number("head_dim", head_dim, 2, limits.HEAD_DIM)
     angle_dtype = scalars.choice("angle_dtype", angle_dtype, specs.ANGLE_DTYPES)
     section = scaling_section(scaling)

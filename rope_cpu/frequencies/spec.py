@@ -37,35 +37,11 @@ class LengthRule(Protocol):
         ...
 
     def at_length(self, length: int) -> tuple[Float64, float]:
-        """Compute the frequencies and the attention factor for one sequence length.
-
-        Parameters
-        ----------
-        length : int
-            Sequence length in tokens.
-
-        Returns
-        -------
-        inv_freq : ndarray of float64, shape (pairs,)
-            Frequencies of one axis, in radians per unit of position.
-        attention_factor : float
-            Factor on cos and sin.
-        """
+        """Compute inv_freq (pairs,) of one axis, and the attention factor, for one length."""
         ...
 
     def representatives(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Return for each length the one that stands for all lengths of equal frequencies.
-
-        Parameters
-        ----------
-        lengths : sequence of int
-            Sequence lengths in tokens; 0 for a sequence without tokens.
-
-        Returns
-        -------
-        sequence of int
-            Lengths that represent themselves.
-        """
+        """Return for each length the one that stands for all lengths of equal frequencies."""
         ...
 
 
@@ -139,7 +115,6 @@ class RopeSpec:
         rows = len(inv_freq)
         rotary_dim = 2 * inv_freq.shape[-1]
         checked: dict[str, Any] = {
-            "lengths": _checked_lengths(self.lengths),
             "inv_freq": _read_only(inv_freq),
             "attention_factor": _read_only(_checked_factors(self.attention_factor, rows)),
             "head_dim": scalars.whole_number("head_dim", self.head_dim, 1, limits.HEAD_DIM),
@@ -149,9 +124,8 @@ class RopeSpec:
             "shared_id": scalars.boolean("shared_id", self.shared_id),
             "pair_axis": _resolved_pair_axis(self.pair_axis, inv_freq[0]),
         }
-        if checked["lengths"] is not None and len(checked["lengths"]) != rows:
-            rule = f"have one length for each of {rows} rows of `inv_freq`"
-            raise ArgumentError("lengths", self.lengths, rule)
+        if self.lengths is not None:
+            checked["lengths"] = _checked_lengths(self.lengths, rows)
         if checked["head_dim"] < rotary_dim:
             rule = f"be at least {rotary_dim}, 2 elements for each pair of `inv_freq`"
             raise ArgumentError("head_dim", self.head_dim, rule)
@@ -301,39 +275,9 @@ def from_inv_freq(
     blocks: int | Sequence[int] = 1,
     **fields: Any,
 ) -> RopeSpec:
-    """Describe the rotation of a frequency matrix; every other builder of a spec ends here.
+    """Describe the rotation of `RotaryEmbedding.from_inv_freq`; every other builder ends here.
 
-    Parameters
-    ----------
-    inv_freq : array_like of real, shape (pairs,), (axes, pairs) or (axes, heads, pairs)
-        Frequencies in radians per unit of position.
-    head_dim : int, optional
-        Width of a head vector in elements, 2·pairs by default. Further elements are copied.
-    attention_factor : float
-        Factor on cos and sin, from 2^-126 to 2^126.
-    interleaved : bool
-        True for pairs (2i, 2i+1), False for half-split pairs (i, i+n).
-    blocks : int or sequence of int
-        Number of equal contiguous blocks in which pairs are formed, or their widths in elements.
-    **fields
-        Further fields of `RopeSpec`: `rope_type`, `angle_dtype`, `pair_axis`, `shared_id`,
-        `length_rule`.
-
-    Returns
-    -------
-    RopeSpec
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a shape, width or value is not allowed. The text names the argument, its value and the
-        rule.
-
-    Examples
-    --------
-    >>> spec = from_inv_freq([[1.0, 0.0], [0.0, 2.0]], blocks=2)
-    >>> spec.axes, spec.blocks, spec.pair_axis
-    (2, (2, 2), (0, 1))
+    fields: further fields of `RopeSpec`, such as `rope_type` and `length_rule`.
     """
     interleaved = scalars.boolean("interleaved", interleaved)
     frequencies = _frequency_matrix(inv_freq)
@@ -417,11 +361,13 @@ def _resolved_pair_axis(
     return owners
 
 
-def _checked_lengths(lengths: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return sequence lengths as a tuple of int, or None."""
-    if lengths is None:
-        return None
-    return scalars.whole_numbers("lengths", lengths, 0, longest=limits.LENGTHS)
+def _checked_lengths(lengths: Sequence[int], rows: int) -> tuple[int, ...]:
+    """Return the sequence lengths of a spec; raise unless there is one for each row."""
+    checked = scalars.whole_numbers("lengths", lengths, 0, longest=limits.LENGTHS)
+    if len(checked) != rows:
+        rule = f"have one length for each of {rows} rows of `inv_freq`"
+        raise ArgumentError("lengths", lengths, rule)
+    return checked
 
 
 def _checked_factors(attention_factor: ArrayLike, rows: int) -> Float64:
