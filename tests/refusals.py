@@ -60,7 +60,7 @@ def nested(depth: int) -> list[Any]:
     return inner
 
 
-def assert_refused(call: Callable[[], Any], error: type[Exception], argument: str) -> None:
+def assert_refused(call: Callable[[], Any], error: Any, argument: str) -> None:
     """Assert that a call raises an error of this class, about this argument."""
     with pytest.raises(error) as caught:
         call()
