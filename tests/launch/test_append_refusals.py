@@ -244,7 +244,7 @@ def test_append_refuses_plans_of_other_operations(scene, make):
 def test_append_refuses_heads_that_frequencies_do_not_fit(scene):
     rope = RotaryEmbedding.from_inv_freq(np.ones((1, 4, 8)))
     plan = rope.plan(np.arange(5), layout="thd")
-    text = "`k` has 2 heads, but cos and sin differ by head and are for 4 heads"
+    text = "`k` has 2 heads; it must have a multiple of 4"
     check(scene, lambda s: s.append(plan=plan), ValueError, text)
 
 
