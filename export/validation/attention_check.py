@@ -8,9 +8,8 @@ import onnxruntime
 from rope_cpu import RotaryEmbedding
 from rope_cpu.array_types import Array
 
-from ..attention_settings import AttentionOptions
-from ..masks import MASK_INPUT
-from ..weights import SCALES
+from ..nodes import MASK_INPUT
+from ..options import SCALES, AttentionOptions
 from .cases import Case, ids_by_axis, last, left_padded, shuffled
 from .check import CaseInputs, Check, ExpectedResult, as_exact, from_layout, to_layout
 from .reference_attention import Reference

@@ -15,15 +15,13 @@ from rope_cpu.accuracy.tolerance import compare
 from rope_cpu.arguments.texts import first_line
 from rope_cpu.array_types import Array
 
-from ..layouts import permutation
+from ..graph import permutation
 from ..options import RopeOptions
 from .cases import Case
 from .validation_report import Outcome
 
 # Positions are drawn below this limit where cos and sin are computed in the graph.
 COMPUTED_LIMIT = 1_000_000
-# Rows of the tables that are drawn where tables are inputs.
-TABLE_INPUT_ROWS = 96
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,7 @@ class Check:
         self.rotation = rotation
         self.dtype = np.dtype(rotation.dtype)
         # The first position that is too large.
-        self.limit = COMPUTED_LIMIT
-        if rotation.max_positions is not None:
-            self.limit = rotation.max_positions
-        elif rotation.table_inputs:
-            self.limit = TABLE_INPUT_ROWS
+        self.limit = rotation.max_positions or COMPUTED_LIMIT
 
     def cases(self) -> list[Case]:
         """Return the cases that apply to the model."""

@@ -17,9 +17,9 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference, tolerance
 from rope_cpu.array_types import Array, Float64
 
-from ..attention_settings import AttentionOptions
 from ..graph import FLOAT64
-from ..masks import MASK_INPUT
+from ..nodes import MASK_INPUT
+from ..options import AttentionOptions
 from .check import CaseInputs
 from .rope_check import angle_rounding
 

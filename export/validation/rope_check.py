@@ -11,8 +11,7 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference
 from rope_cpu.array_types import Array
 
-from ..cos_sin_nodes import cos_sin_tables, length_factor
-from ..graph_inputs import TABLE_NAMES
+from ..nodes import length_factor
 from .cases import (
     Case,
     ids_by_axis,
@@ -72,7 +71,7 @@ class RopeCheck(Check):
         return [replace(case, steps=(min(case.tokens, self.limit),)) for case in cases]
 
     def draw(self, case: Case, rng: np.random.Generator) -> CaseInputs:
-        """Return queries and keys, ids, and tables that are inputs."""
+        """Return queries and keys, and ids."""
         options = self.rotation
         axes = self.rope.axes
         tensors = self._draw_tensors(case, rng)
@@ -81,14 +80,14 @@ class RopeCheck(Check):
             ids = case.ids(rng, case.batch, case.tokens, self.limit)
             ids = ids_by_axis(ids, axes, rng)
             packed = _pack_tokens(ids, options.layout)
-            feeds["position_ids"] = packed.astype(options.position_dtype)
+            feeds["position_ids"] = packed
         else:
             first = np.zeros(case.batch, np.int64)
             if options.positions == "offset":
                 first = rng.integers(0, self.limit - case.tokens + 1, case.batch)
-                feeds["offset"] = first.astype(options.position_dtype)
+                feeds["offset"] = first
             ids = ids_by_axis(first[:, None] + np.arange(case.tokens), axes)
-        return CaseInputs(feeds | self._table_feeds(ids), tensors, ids)
+        return CaseInputs(feeds, tensors, ids)
 
     def _draw_tensors(self, case: Case, rng: np.random.Generator) -> dict[str, Array]:
         tensors = {}
@@ -105,19 +104,6 @@ class RopeCheck(Check):
         largest = float(ml_dtypes.finfo(self.dtype).max)
         limit = largest / 4 / max(1.0, length_factor(self.rope, self.rotation.inverse))
         return np.clip(x.astype(np.float64), -limit, limit).astype(self.dtype)
-
-    def _table_feeds(self, ids: Array) -> dict[str, Array]:
-        """Return cos and sin where they are inputs."""
-        options = self.rotation
-        if not options.table_inputs:
-            return {}
-        tables: tuple[Array, Array]
-        if options.token_tables:
-            cos, sin = self.rope.cos_sin(ids, options.compute_dtype)
-            tables = (_pack_tokens(cos, options.layout), _pack_tokens(sin, options.layout))
-        else:
-            tables = cos_sin_tables(self.rope, self.limit, False, options.compute_dtype)
-        return dict(zip(TABLE_NAMES, tables, strict=True))
 
     def run(self, case: Case, inputs: CaseInputs) -> dict[str, Array]:
         """Run the model."""
@@ -179,5 +165,5 @@ def _applies_to_packed_tokens(case: Case) -> bool:
 
 
 def _pack_tokens(x: Array, layout: str) -> Array:
-    """Return ids, cos or sin (batch, seq, …), for packed tokens as (tokens, …)."""
+    """Return ids (batch, seq, …), for packed tokens as (tokens, …)."""
     return x.reshape(-1, *x.shape[2:]) if layout == "thd" else x

@@ -6,7 +6,7 @@ import numpy as np
 
 from rope_cpu.array_types import Array
 
-from ..masks import PAST_LENGTHS
+from ..nodes import PAST_LENGTHS
 from .attention_check import AttentionCheck
 from .cases import Case, last, shuffled
 from .check import CaseInputs, from_layout, to_layout

@@ -11,14 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.arguments.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    Finding,
-    dtype_of,
-    shape_of,
-    type_of,
-)
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import choice, refuse_masked
 from rope_cpu.array_types import DTYPE_LIST, DTYPE_NAMES, LAYOUT_AXES, Array
 
@@ -62,7 +55,7 @@ def not_an_array(name: str, value: object, like: str = "") -> ArgumentTypeError:
         remedy = f"pass np.from_dlpack({name})"
     elif not like:
         remedy = f"pass np.asarray({name})"
-    return ArgumentTypeError(name, type_of(value), f"be a NumPy array{like}", remedy)
+    return ArgumentTypeError(name, Finding.type_of(value), f"be a NumPy array{like}", remedy)
 
 
 def _dtype_text(value: Any) -> str:
@@ -79,10 +72,12 @@ def check_array(name: str, x: object, layout: str) -> Array:
             raise not_an_array(name, x)
         refuse_masked(name, x)
     if x.dtype not in DTYPE_NAMES:
-        raise ArgumentTypeError(name, dtype_of(x), f"be one of {DTYPE_LIST} (native byte order)")
+        raise ArgumentTypeError(
+            name, Finding.dtype_of(x), f"be one of {DTYPE_LIST} (native byte order)"
+        )
     if x.ndim != len(layout):
         names = ", ".join(_AXIS_NAMES[letter] for letter in layout)
-        raise ArgumentError(name, shape_of(x), f"be ({names}) in layout {layout}")
+        raise ArgumentError(name, Finding.shape_of(x), f"be ({names}) in layout {layout}")
     return x
 
 
@@ -143,7 +138,9 @@ def _check_table_fit(
 def _check_alike(name: str, x: Array, other_name: str, other: Array, layout: str) -> None:
     """Raise unless two inputs have the same dtype, number of tokens and batch."""
     if other.dtype != x.dtype:
-        raise ArgumentTypeError(name, dtype_of(x), f"have that of `{other_name}`, {other.dtype}")
+        raise ArgumentTypeError(
+            name, Finding.dtype_of(x), f"have that of `{other_name}`, {other.dtype}"
+        )
     batch_axis, token_axis, _ = LAYOUT_AXES[layout]
     if other.shape[token_axis] != x.shape[token_axis]:
         raise _unequal_lengths(name, x, other_name, other, layout)
@@ -192,9 +189,9 @@ def check_output(
         raise not_an_array(name, out, f" like `{input_name}`")
     refuse_masked(name, out)
     if out.dtype != dtype:
-        raise ArgumentTypeError(name, dtype_of(out), f"be that of `{input_name}`, {dtype}")
+        raise ArgumentTypeError(name, Finding.dtype_of(out), f"be that of `{input_name}`, {dtype}")
     if out.shape != shape:
-        raise ArgumentError(name, shape_of(out), f"be that of `{input_name}`, {shape}")
+        raise ArgumentError(name, Finding.shape_of(out), f"be that of `{input_name}`, {shape}")
     if not out.flags.writeable:
         raise ArgumentError(name, Finding("is read-only"), "be writeable")
     if out.size and not elements_disjoint(out):
@@ -215,7 +212,7 @@ def check_out_pair(out: object, first: str = "q", second: str = "k") -> tuple[An
     """Return the two arrays of `out`; `first` and `second` name their contents in error texts."""
     rule = f"be a pair of arrays, for {first} and for {second}"
     if not isinstance(out, tuple | list):
-        value = shape_of(out) if isinstance(out, np.ndarray) else out
+        value = Finding.shape_of(out) if isinstance(out, np.ndarray) else out
         raise ArgumentTypeError("out", value, rule)
     if len(out) != 2:
         raise ArgumentTypeError("out", Finding(f"is a {type(out).__name__} of {len(out)}"), rule)
@@ -261,9 +258,9 @@ def _check_table(name: str, table: object, dimensions: tuple[int, ...], rule: st
         raise not_an_array(name, table)
     refuse_masked(name, table)
     if table.dtype not in (np.float32, np.float64):
-        raise ArgumentTypeError(name, dtype_of(table), "be float32 or float64")
+        raise ArgumentTypeError(name, Finding.dtype_of(table), "be float32 or float64")
     if table.ndim not in dimensions or table.shape[-1] == 0:
-        raise ArgumentError(name, shape_of(table), f"be {rule}, with at least one pair")
+        raise ArgumentError(name, Finding.shape_of(table), f"be {rule}, with at least one pair")
     return np.asarray(table)
 
 

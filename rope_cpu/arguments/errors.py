@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from numpy.typing import NDArray
 
@@ -14,25 +14,25 @@ class Finding(str):
 
     __slots__ = ()
 
+    @classmethod
+    def shape_of(cls, array: NDArray[Any]) -> Self:
+        """State the shape of an array."""
+        return cls(f"has shape {shown(array.shape)}")
 
-def shape_of(array: NDArray[Any]) -> Finding:
-    """State the shape of an array."""
-    return Finding(f"has shape {shown(array.shape)}")
+    @classmethod
+    def dtype_of(cls, array: NDArray[Any]) -> Self:
+        """State the dtype of an array, whose name may come from a file."""
+        return cls(f"has dtype {cut(str(array.dtype))}")
 
+    @classmethod
+    def type_of(cls, value: object) -> Self:
+        """State the type of a value."""
+        return cls(f"is a {type(value).__name__}")
 
-def dtype_of(array: NDArray[Any]) -> Finding:
-    """State the dtype of an array, whose name may come from a file."""
-    return Finding(f"has dtype {cut(str(array.dtype))}")
-
-
-def type_of(value: object) -> Finding:
-    """State the type of a value."""
-    return Finding(f"is a {type(value).__name__}")
-
-
-def held(entry: object) -> Finding:
-    """State an entry of an array."""
-    return Finding(f"holds {entry}")
+    @classmethod
+    def holds(cls, entry: object) -> Self:
+        """State an entry of an array."""
+        return cls(f"holds {entry}")
 
 
 class AnyArgumentError(Exception):

@@ -6,14 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    Finding,
-    dtype_of,
-    held,
-    shape_of,
-)
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import check_shape_size, integers, regular_array
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import LAYOUT_AXES, Array, Float64, Int64
@@ -74,14 +67,14 @@ def _check_dimensions(name: str, ids: Array, axes: int, layout: str | None) -> N
     if layout != "thd":
         batched = "(batch, seq)" if axes == 1 else f"(batch, seq, {axes})"
         rule = f"(seq,{coordinates}) or {batched}"
-    raise ArgumentError(name, shape_of(ids), f"be {rule}")
+    raise ArgumentError(name, Finding.shape_of(ids), f"be {rule}")
 
 
 def position_array(name: str, value: object) -> Array:
     """Return positions as an array; raise unless they are integers, float32 or float64."""
     ids = _numeric_array(name, value)
     if ids.dtype.kind not in "iu" and ids.dtype.newbyteorder("=") not in (np.float32, np.float64):
-        raise ArgumentTypeError(name, dtype_of(ids), "hold integers, float32 or float64")
+        raise ArgumentTypeError(name, Finding.dtype_of(ids), "hold integers, float32 or float64")
     return ids
 
 
@@ -93,7 +86,7 @@ def _numeric_array(name: str, value: object) -> Array:
     if ids.dtype.kind == "O" and ids.size and all(isinstance(entry, int) for entry in ids.flat):
         extreme = max(ids.flat, key=abs)
         if abs(extreme) > limits.MAX_POSITION:
-            raise ArgumentError(name, held(shown(extreme)), _RANGE_RULE)
+            raise ArgumentError(name, Finding.holds(shown(extreme)), _RANGE_RULE)
     return ids
 
 
@@ -104,7 +97,9 @@ def check_coordinates(name: str, ids: Array, axes: int) -> None:
     hint = ""
     if ids.ndim > 1 and len(ids) == axes:
         hint = f"its axes come first: np.moveaxis({name}, 0, -1)"
-    raise ArgumentError(name, shape_of(ids), f"hold {axes} coordinates in its last axis", hint)
+    raise ArgumentError(
+        name, Finding.shape_of(ids), f"hold {axes} coordinates in its last axis", hint
+    )
 
 
 def check_range(name: str, ids: Array) -> None:
@@ -112,10 +107,10 @@ def check_range(name: str, ids: Array) -> None:
     if ids.size == 0:
         return
     if ids.dtype.kind == "f" and not np.isfinite(ids).all():
-        raise ArgumentError(name, held(ids[~np.isfinite(ids)][0]), "be finite")
+        raise ArgumentError(name, Finding.holds(ids[~np.isfinite(ids)][0]), "be finite")
     for extreme in (ids.max(), ids.min()):
         if abs(extreme.item()) > limits.MAX_POSITION:
-            raise ArgumentError(name, held(extreme), _RANGE_RULE)
+            raise ArgumentError(name, Finding.holds(extreme), _RANGE_RULE)
 
 
 def positions_from_offset(
@@ -149,11 +144,11 @@ def _check_offsets(offset: int | ArrayLike, batch: int) -> Array:
     """Return offsets as an array; raise unless they are one integer, or one per batch row."""
     offsets = _numeric_array("offset", offset)
     if offsets.dtype.kind not in "iu":
-        value = dtype_of(offset) if isinstance(offset, np.ndarray) else offset
+        value = Finding.dtype_of(offset) if isinstance(offset, np.ndarray) else offset
         raise ArgumentTypeError("offset", value, "be an integer, or one per batch row")
     if offsets.shape not in ((), (batch,)):
         rule = f"be one integer, or one for each of {batch} batch rows"
-        raise ArgumentError("offset", shape_of(offsets), rule)
+        raise ArgumentError("offset", Finding.shape_of(offsets), rule)
     return offsets
 
 
@@ -222,13 +217,13 @@ def parse_table_rows(value: object, table: tuple[int, ...], layout: str) -> Arra
     ids = _numeric_array("position_ids", value)
     if ids.dtype.kind not in "iu":
         rule = "hold integers, which look up the rows of a table"
-        raise ArgumentTypeError("position_ids", dtype_of(ids), rule)
+        raise ArgumentTypeError("position_ids", Finding.dtype_of(ids), rule)
     if ids.ndim not in ((1,) if layout == "thd" else (1, 2)):
         rule = "be (tokens,)" if layout == "thd" else "be (seq,) or (batch, seq)"
-        raise ArgumentError("position_ids", shape_of(ids), rule)
+        raise ArgumentError("position_ids", Finding.shape_of(ids), rule)
     check_shape_size("position_ids", ids.shape, ids.size, *row_shape)
     for extreme in (ids.min(), ids.max()) if ids.size else ():
         if not 0 <= extreme < length:
             rule = f"be within the rows of `cos`, 0 to {length - 1}"
-            raise ArgumentError("position_ids", held(extreme), rule)
+            raise ArgumentError("position_ids", Finding.holds(extreme), rule)
     return ids

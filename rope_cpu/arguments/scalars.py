@@ -15,15 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    Finding,
-    dtype_of,
-    held,
-    shape_of,
-    type_of,
-)
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 
@@ -35,7 +27,7 @@ def check_type(name: str, value: object, expected: type) -> None:
     """
     if type(value) is not expected:
         rule = f"be a rope_cpu.{expected.__name__} (no subclass)"
-        raise ArgumentTypeError(name, type_of(value), rule)
+        raise ArgumentTypeError(name, Finding.type_of(value), rule)
 
 
 def whole_number(name: str, value: object, least: int = 1, most: int = limits.WHOLE) -> int:
@@ -101,7 +93,7 @@ def lengths(name: str, value: Any) -> list[int]:
     A sequence without tokens, among several, has length 0.
     """
     if isinstance(value, np.ndarray) and value.ndim > 1:
-        raise ArgumentTypeError(name, shape_of(value), "be one length, or one-dimensional")
+        raise ArgumentTypeError(name, Finding.shape_of(value), "be one length, or one-dimensional")
     is_array = isinstance(value, np.ndarray) and value.ndim == 1
     if not is_array and not isinstance(value, list | tuple | range):
         return [whole_number(name, value.item() if isinstance(value, np.ndarray) else value)]
@@ -175,10 +167,10 @@ def integers(name: str, value: ArrayLike, *, most: int = limits.TABLE) -> NDArra
     if array.size == 0 and not isinstance(value, np.ndarray):
         return array.astype(np.int64)  # NumPy converts an empty list to float64
     if array.dtype.kind not in "iu":
-        raise ArgumentTypeError(name, dtype_of(array), "hold integers")
+        raise ArgumentTypeError(name, Finding.dtype_of(array), "hold integers")
     check_shape_size(name, array.shape, array.size, most=most)
     if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
-        raise ArgumentError(name, held(array.max()), "hold integers below 2^63")
+        raise ArgumentError(name, Finding.holds(array.max()), "hold integers below 2^63")
     return array.astype(np.int64, order="C")
 
 
@@ -186,7 +178,7 @@ def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
     """Return `value` as an array; raise unless it holds real numbers."""
     array = regular_array(name, value)
     if array.dtype.kind not in "fiu" and array.dtype != ml_dtypes.bfloat16:
-        raise ArgumentTypeError(name, dtype_of(array), "hold real numbers")
+        raise ArgumentTypeError(name, Finding.dtype_of(array), "hold real numbers")
     return array
 
 
@@ -196,7 +188,7 @@ def finite_array(name: str, value: ArrayLike) -> Float64:
     check_shape_size(name, array.shape, array.size)
     array = array.astype(np.float64)
     if not np.isfinite(array).all():
-        raise ArgumentError(name, held(array[~np.isfinite(array)][0]), "be finite")
+        raise ArgumentError(name, Finding.holds(array[~np.isfinite(array)][0]), "be finite")
     return array
 
 
@@ -205,5 +197,5 @@ def per_axis(name: str, value: ArrayLike, axes: int) -> Float64:
     numbers = finite_array(name, value)
     if numbers.shape not in ((), (axes,)):
         rule = f"be one number, or one for each of {axes} axes"
-        raise ArgumentError(name, shape_of(numbers), rule)
+        raise ArgumentError(name, Finding.shape_of(numbers), rule)
     return np.broadcast_to(numbers, (axes,))

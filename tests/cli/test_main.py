@@ -137,7 +137,7 @@ def test_a_defect_is_no_usage_error(monkeypatch):
         cli.main(["verify"])
 
 
-WORDY = ["warmup float32", "show", "verify", "bench plan-64"]
+WORDY = ["warmup float32", "show", "verify", "bench decode-8/float32 --no-peers"]
 QUICKLY = (
     "import sys; from rope_cpu.cli import main as cli, verify, verify_cases\n"
     "verify.TOKENS, verify_cases.TIMED_CALLS = 16, 1\n"

@@ -12,7 +12,7 @@ import rope_cpu
 ROOT = Path(__file__).parents[2]
 PARTS = ("rope_cpu", "export", "bench")
 # What the sdist holds beside the parts.
-FOLDERS = (".ci", "docs", "examples", "tests")
+FOLDERS = (".ci", "docs", "examples", "tests", "tools")
 FILES = (
     ".codespell-words",
     "CHANGELOG.md",

@@ -167,6 +167,8 @@ def zeros(*shape, dtype=np.float32):
 
 TABLE = zeros(10, 2)
 X, BUFFER = WATCHED = zeros(2, 3, 4, 6), zeros(100)
+PART = BUFFER[:6].reshape(3, 2)
+WHOLE = BUFFER[:72].reshape(1, 3, 4, 6)
 
 REFUSED = [
     (lambda: apply_rotary(X, zeros(2), zeros(2)), ValueError, "cos"),
@@ -186,24 +188,8 @@ REFUSED = [
     (lambda: apply_rotary(X, TABLE, TABLE, [0, -1, 2]), ValueError, "position_ids"),
     (lambda: apply_rotary(X, TABLE, TABLE, [0, 1]), ValueError, "x"),
     (lambda: apply_rotary(X, TABLE, TABLE, [[0, 1, 2]] * 3), ValueError, "x"),
-    (
-        lambda: apply_rotary(
-            X[:1], BUFFER[:6].reshape(3, 2), TABLE[:3], out=BUFFER[:72].reshape(1, 3, 4, 6)
-        ),
-        ValueError,
-        "out",
-    ),
-    (
-        lambda: apply_rotary(
-            X[:1],
-            BUFFER[:6].reshape(3, 2),
-            TABLE[:3],
-            [0, 1, 2],
-            out=BUFFER[:72].reshape(1, 3, 4, 6),
-        ),
-        ValueError,
-        "out",
-    ),
+    (lambda: apply_rotary(X[:1], PART, TABLE[:3], out=WHOLE), ValueError, "out"),
+    (lambda: apply_rotary(X[:1], PART, TABLE[:3], [0, 1, 2], out=WHOLE), ValueError, "out"),
 ]
 
 

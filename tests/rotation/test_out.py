@@ -5,6 +5,7 @@ from collections import namedtuple
 import numpy as np
 import oracle
 import pytest
+from numpy.lib.stride_tricks import as_strided
 from oracle import draw
 from refusals import assert_refused
 
@@ -198,6 +199,7 @@ X, Y, Z, OVERLAP, BUFFER = WATCHED = (
     zeros(100),
 )
 
+OUT = (ValueError, "out")
 REFUSED = [
     (lambda: ROPE(X, X.copy(), out=X), TypeError, "out"),
     (lambda: ROPE(X, X.copy(), out=(X,)), TypeError, "out"),
@@ -213,20 +215,8 @@ REFUSED = [
     (lambda: PLAN(X, Y, out=(Y, zeros(2, 3, 4, 6))), ValueError, "out[0]"),
     (lambda: PLAN(X, Y, out=(X, X)), ValueError, "out[1]"),
     (lambda: PLAN(X, Y, out=(Z, Z)), ValueError, "out[1]"),
-    (
-        lambda: PLAN.rotate(
-            X[:1], out=np.lib.stride_tricks.as_strided(BUFFER, (1, 3, 4, 6), (0, 48, 12, 4))
-        ),
-        ValueError,
-        "out",
-    ),
-    (
-        lambda: PLAN.rotate(
-            X, out=np.lib.stride_tricks.as_strided(zeros(6), X.shape, (0, 0, 0, 4))
-        ),
-        ValueError,
-        "out",
-    ),
+    (lambda: PLAN.rotate(X[:1], out=as_strided(BUFFER, (1, 3, 4, 6), (0, 48, 12, 4))), *OUT),
+    (lambda: PLAN.rotate(X, out=as_strided(zeros(6), X.shape, (0, 0, 0, 4))), *OUT),
 ]
 
 

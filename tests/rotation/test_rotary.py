@@ -169,15 +169,10 @@ def test_norm_is_kept_and_inverse_is_the_identity(dtype, interleaved, rng):
 
 
 def test_objects_compare_print_and_pickle(interleaved):
-    rope = RotaryEmbedding.from_inv_freq(
-        [1.0, 0.1], head_dim=6, interleaved=interleaved, attention_factor=1.5
-    )
-    same = RotaryEmbedding.from_inv_freq(
-        [1.0, 0.1], head_dim=6, interleaved=interleaved, attention_factor=1.5
-    )
-    other = RotaryEmbedding.from_inv_freq(
-        [1.0, 0.2], head_dim=6, interleaved=interleaved, attention_factor=1.5
-    )
+    options = {"head_dim": 6, "interleaved": interleaved, "attention_factor": 1.5}
+    rope = RotaryEmbedding.from_inv_freq([1.0, 0.1], **options)
+    same = RotaryEmbedding.from_inv_freq([1.0, 0.1], **options)
+    other = RotaryEmbedding.from_inv_freq([1.0, 0.2], **options)
     assert rope == same
     assert hash(rope) == hash(same)
     assert rope != other

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from refusals import assert_refused
 
-from rope_cpu.sinusoidal import sinusoidal
+from rope_cpu import sinusoidal
 
 
 def formula(position, column, dim, base, interleaved):
