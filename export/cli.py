@@ -279,10 +279,10 @@ def _weights(
             args.weights, options, config.model_type, args.layer, tuple(departures)
         )
     except ValueError as error:
-        text = str(error).replace("`tensors`", "--weights")
+        text = str(error)
     except OSError as error:
         text = f"cannot read {shown(str(error.filename))}: {error.strerror}"
-    raise UsageError(text if "--weights" in text else f"--weights {args.weights}: {text}")
+    raise UsageError(f"--weights {args.weights}: {text}")
 
 
 def model_metadata(

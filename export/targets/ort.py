@@ -114,7 +114,7 @@ def mrope_attributes(pair_axis: tuple[int, ...]) -> dict[str, Any] | None:
     sections = np.bincount(pair_axis, minlength=3).tolist()
     for layout, interleaved in enumerate((False, True)):
         with suppress(ValueError):  # some sections cannot be interleaved
-            if mrope_pair_axis(len(pair_axis), sections, interleaved) == pair_axis:
+            if mrope_pair_axis(sections, interleaved) == pair_axis:
                 return {"mrope_section": sections, "mrope_layout": layout}
     return None
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rope_cpu.array_types import DTYPES
-from rope_cpu.cli.show_summary import LayerRotation, rotations_from_arguments
+from rope_cpu.cli.layer_rotations import LayerRotation, rotations_from_arguments
 from rope_cpu.cli.verify_attention import (
     ATTENTION_DTYPES,
     AttentionRow,

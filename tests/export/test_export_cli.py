@@ -142,7 +142,7 @@ def test_seq_len_is_asked_for(export_to):
 
 def test_a_pairing_is_asked_for(export_to):
     config = CONFIG | {"model_type": "somebody's own"}
-    with pytest.raises(UsageError, match=r"give --interleaved for pairs .*, --half for"):
+    with pytest.raises(UsageError, match="so the pairing is not known"):
         export_to(config=config)
     assert export_to("--interleaved", config=config)[0] == 0
 

@@ -138,7 +138,7 @@ def test_a_model_of_one_layer_type_needs_no_layer(
         (LLAMA, ("--layout", "sbhd"), "`layout` is 'sbhd'; it must be one of bhsd, bshd, bsd"),
         (LLAMA, ("--weights", "a.safetensors"), "--weights needs the index of a layer; give --l"),
         (LLAMA, ("--seq-len", "5"), "--seq-len is 5, but rope type 'default' is the same at"),
-        (UNKNOWN, (), "`model_type` is 'mymodel', so the pairing is not known; give --interleaved"),
+        (UNKNOWN, (), "`model_type` is 'mymodel', so the pairing is not known"),
         ({"model_type": "gpt2"}, (), "`model_type` is 'gpt2': its positions are added to"),
         (GEMMA3, (), "`layer_type` is None; it must be one of 'sliding_attention'"),
         (GEMMA2, (), "layers differ (full_attention, sliding_attention)"),
@@ -330,7 +330,7 @@ def test_a_checkpoint_that_does_not_fit_is_bad_usage(export_config, tmp_path):
     weights = tmp_path / "model.safetensors"
     write_safetensors(weights, {"lm_head.weight": np.zeros((2, 2), np.float32)})
     options = ("--attention", "--layer", "0", "--weights", str(weights))
-    with pytest.raises(UsageError, match="--weights holds no query projection of layer 0"):
+    with pytest.raises(UsageError, match=r"--weights .* holds no query projection of layer 0"):
         export_config(LLAMA, *options)
 
 

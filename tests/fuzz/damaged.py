@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from fuzz.refusals import check_text
 from onnx import numpy_helper
+from refusals import check_text
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.export.options import AttentionOptions, RopeOptions

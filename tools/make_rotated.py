@@ -1,6 +1,6 @@
 """Write tests/data/rotated_by_transformers.json: a fixed input, rotated by a few models' own code.
 
-python tests/tools/make_rotated.py
+python tools/make_rotated.py
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
-from test_rotated_values import CASES, theirs
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path.insert(0, str(TESTS / "peers"))
+from test_rotated_values import CASES, theirs  # noqa: E402
 
-TARGET = Path(__file__).parents[1] / "data" / "rotated_by_transformers.json"
+TARGET = TESTS / "data" / "rotated_by_transformers.json"
 NAMES = (
     *(
         "llama",

@@ -1,6 +1,6 @@
 """Name the model types of transformers with a rotary module that stand in no table of rope_cpu.
 
-    python tests/tools/unknown_types.py FOLDER
+    python tools/unknown_types.py FOLDER
 
 FOLDER is an unpacked transformers, of any release. Its source text is read; neither transformers
 nor torch nor rope_cpu is imported. The exit status is 1 if there are such model types.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from model_source import built_by, has_rotary_module, is_rotary
 
-DATA = Path(__file__).parents[2] / "rope_cpu" / "configs" / "data"
+DATA = Path(__file__).parents[1] / "rope_cpu" / "configs" / "data"
 
 # Keys of configs that only rotated models have.
 ROPE_KEYS = {"rope_parameters", "rope_theta", "rope_scaling", "default_theta"}

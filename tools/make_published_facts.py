@@ -1,6 +1,6 @@
 """Write tests/data/published_configs.json: the rope facts of published config files.
 
-    python tests/tools/make_published_facts.py FOLDER
+    python tools/make_published_facts.py FOLDER
 
 FOLDER holds config files. The output keeps only the keys that a rotation depends on, and the
 frequencies that transformers computes from the whole file. For files that transformers cannot read,
@@ -23,10 +23,11 @@ import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from rotary_modules import frequencies, modules
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path.insert(0, str(TESTS))
+from rotary_modules import frequencies, modules  # noqa: E402
 
-TARGET = Path(__file__).parents[1] / "data" / "published_configs.json"
+TARGET = TESTS / "data" / "published_configs.json"
 
 KEPT = re.compile(
     r"rope|rotary|rotate|head_dim|kv_channels|"

@@ -3,27 +3,19 @@
 import numpy as np
 import pytest
 
-from rope_cpu.bench import attention
 from rope_cpu.bench.attention import Attended
-from rope_cpu.bench.cases import ATTENTION_CACHES
+from rope_cpu.bench.cases import ATTENTION_CACHES, ATTENTION_OURS, ATTENTION_PEERS
 from rope_cpu.bench.measure import UnavailableError
 
-PREPARED = [
-    attention.attention,
-    attention.numpy_attention,
-    pytest.param(attention.torch_attention, marks=pytest.mark.peers),
-    attention.onnx_attention,
-]
+CONTENDERS = {**ATTENTION_OURS, **ATTENTION_PEERS}
 
 
 @pytest.mark.parametrize("cache_dtype", ATTENTION_CACHES.values())
 @pytest.mark.parametrize("shape", [(1, 1, 40), (3, 1, 300), (1, 20, 70)])
-@pytest.mark.parametrize("prepare", PREPARED)
-@pytest.mark.filterwarnings("default")  # of torch, not of rope_cpu
-def test_every_call_attends(prepare, shape, cache_dtype):
-    step = Attended(*shape, cache_dtype)
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_every_call_attends(name, shape, cache_dtype):
     try:
-        call = prepare(step)
+        call = CONTENDERS[name](Attended(*shape, cache_dtype))
     except UnavailableError as reason:
         pytest.skip(str(reason))
     (arguments,) = call.argument_sets
@@ -39,9 +31,8 @@ def test_the_reference_attends_causally():
     token, head = 4, 7  # the second new token of the second sequence
     weights = [np.exp(q[token, head] @ key[1, head // 4, j] / np.sqrt(128)) for j in range(11)]
     expected = sum(w * value[1, head // 4, j] for j, w in enumerate(weights)) / sum(weights)
-    result = np.zeros((6, 32, 128))
-    ours = attention.attention(step)
-    result[...] = ours.function(*ours.argument_sets[0])
+    call = ATTENTION_OURS["attention"](step)
+    result = call.function(*call.argument_sets[0])
     assert np.abs(result[token, head] - expected).max() <= 2e-6 * np.abs(value).max()
     assert step.error(result) <= 1
     result[5, 0, 0] += 1e-3

@@ -5,7 +5,7 @@ sub-configs. The modelling code (model_code.py) gives the config of a rotary mod
 and whether the default type honours partial_rotary_factor. A config class with rope parameters
 whose code is not found stops this script.
 
-Run it with the transformers to describe: python tests/tools/make_model_table.py
+Run it with the transformers to describe: python tools/make_model_table.py
 SOURCES.md beside the table names its release.
 """
 
@@ -25,10 +25,11 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from model_code import MODELS, pairing, rotary_class
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from model_code import MODELS, pairing, rotary_class  # noqa: E402
 
-TARGET = Path(__file__).parents[2] / "rope_cpu" / "configs" / "data" / "models.json"
+TARGET = ROOT / "rope_cpu" / "configs" / "data" / "models.json"
 
 WIDTHS = (
     "hidden_size",

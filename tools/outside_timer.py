@@ -1,6 +1,6 @@
 """Compare the times of `rope-cpu bench` with those of `timeit` in processes without rope_cpu.bench.
 
-    python tests/tools/outside_timer.py [ROUNDS]
+    python tools/outside_timer.py [ROUNDS]
 
 Both are run alternately, ROUNDS times (8) for each case, since the speed of a machine changes from
 minute to minute. Prints the median ratio of a pair of runs. Exit code 1 if it is off by more than
