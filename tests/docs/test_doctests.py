@@ -16,8 +16,6 @@ INTERNAL = [
     "rope_cpu.configs.model_config",
     "rope_cpu.configs.reader",
     "rope_cpu.frequencies.axes",
-    "rope_cpu.frequencies.generators",
-    "rope_cpu.frequencies.scaling",
     "rope_cpu.frequencies.spec",
 ]
 
