@@ -361,7 +361,7 @@ def test_norms_of_plans_refuse(scene, argument, call, error, words):
 
 HOSTILE = {
     "slots that fit memory": lambda s: s.append(slots=np.broadcast_to(np.int64(0), (2**26,))),
-    "slots that fit no memory": lambda s: s.append(slots=np.broadcast_to(np.int64(0), (2**60,))),
+    "slots that fit no memory": lambda s: s.append(slots=np.broadcast_to(np.int64(0), (2**59,))),
     "tokens that are not kept": lambda s: s.append(slots=np.broadcast_to(np.int64(-1), (2**26,))),
     "a range of slots": lambda s: s.append(slots=range(2**60)),
     "a nested list": lambda s: s.append(slots=refusals.nested(60)),
