@@ -14,7 +14,9 @@ import numpy as np
 
 import rope_cpu
 from rope_cpu import Batch, KVCache, RotaryEmbedding
-from rope_cpu.array_types import DTYPES, Array, Float64
+from rope_cpu.accuracy.attention import attention as reference
+from rope_cpu.accuracy.attention import exactly
+from rope_cpu.array_types import DTYPES, Array
 
 from .frameworks import as_array, as_tensor
 from .measure import UnavailableError
@@ -24,15 +26,9 @@ from .timing import Call
 # Exported attention rotates. Frequencies of 0 do not change queries and keys, and take as long.
 _NO_ROTATION = RotaryEmbedding.from_inv_freq(np.zeros(HEAD_DIM // 2))
 
-# Of torch's bfloat16, which rounds queries, weights and results, each to 8 bits.
-_BFLOAT16_TOLERANCE = 2.0**-6
-
 # Scale of the vectors of int8 caches. onnxruntime has one for the whole cache, so all have this.
 INT8_SCALE = 1 / 32
 
-# The allowed error, relative to the largest value: scores are below 16 in magnitude, and a rounding
-# of one changes its weight by a factor of 1 + 1e-6.
-_TOLERANCE = 2e-6
 _CHECKED_TOKENS = 3
 
 
@@ -102,32 +98,25 @@ class Attended:
         vector = HEAD_DIM * itemsize + (4 if self.cache_dtype == "int8" else 0)
         return 2 * self.sequences * self.length * KV_HEADS * vector
 
-    def error(self, result: Array, tolerance: float = _TOLERANCE) -> float:
+    def error(self, result: Array, dtype: str = "float32") -> float:
         """Return the largest error / tolerance of results: above 1 is wrong.
 
-        result: (tokens, heads, head_dim). tolerance: relative to the largest value.
+        result: (tokens, heads, head_dim). dtype: of the queries, the weights and the results.
         """
-        key, value = self.keys_and_values()
+        key, value = (self.read(x) for x in self.keys_and_values())
         queries = self.queries()
-        errors = []
+        ratios = []
         for token in np.unique(np.linspace(0, self.tokens - 1, _CHECKED_TOKENS).astype(int)):
             sequence = token // self.new
             last = self.length - self.new + token % self.new
-            seen = [self.read(x[sequence, :, : last + 1]).astype(np.float64) for x in (key, value)]
-            exact = _attention(queries[token].astype(np.float64), *seen)
-            errors.append(np.abs(result[token] - exact).max())
-        largest = float(np.abs(self.read(value)).max())
-        return float(max(errors)) / (tolerance * largest)
-
-
-def _attention(q: Float64, keys: Float64, values: Float64) -> Float64:
-    """Return the attention of one token in float64, (heads, head_dim)."""
-    rows = q.reshape(KV_HEADS, -1, HEAD_DIM)
-    scores = rows @ keys.swapaxes(-1, -2) * HEAD_DIM**-0.5
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    result: Float64 = (weights @ values).reshape(q.shape)
-    return result
+            k, v = (exactly(x[sequence : sequence + 1, :, : last + 1]) for x in (key, value))
+            q = exactly(queries[None, token, :, None])
+            if dtype != "float32":  # a rounding of a weight is one of its value
+                q = q.rounded(dtype)
+                v = v.rounded(dtype)
+            exact = reference(q, k, v, scale=HEAD_DIM**-0.5, mask=np.zeros(1)).result
+            ratios.append(exact.compare(result[None, token, :, None].astype(DTYPES[dtype]))[1])
+        return max(ratios)
 
 
 def attention(step: Attended) -> Call:
@@ -194,9 +183,7 @@ def torch_attention(step: Attended) -> Call:
     def error(returned: Any) -> float:
         y = as_array(returned.float(), np.float32).transpose(0, 2, 1, 3)
         result = y.reshape(step.tokens, HEADS, HEAD_DIM)
-        if step.cache_dtype == "float32":
-            return step.error(result)
-        return step.error(result, _BFLOAT16_TOLERANCE)
+        return step.error(result, step.cache_dtype)
 
     return Call(run, [(q,)], step.bytes_accessed, error)
 

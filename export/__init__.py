@@ -19,9 +19,9 @@ from .checkpoints.layer_attention import attention_options
 from .checkpoints.layer_weights import attention_weights
 from .files import save
 from .rope_model import export_rope
-from .validation.binding import bind
+from .validation.report import Report
+from .validation.session import bind
 from .validation.validate import validate
-from .validation.validation_report import Report
 
 __all__ = [
     "Report",

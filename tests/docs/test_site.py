@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 import rope_cpu
 from rope_cpu import export, positions
 from rope_cpu.cli import main as cli
-from rope_cpu.cli import verify
+from rope_cpu.cli import verify_rows
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -108,7 +108,7 @@ def commands():
 def test_shell_lines(command, capsys, tmp_path, monkeypatch):
     """rope-cpu commands run here; .ci/run reads its install and test commands from the README."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verify, "TOKENS", 64)
+    monkeypatch.setattr(verify_rows, "TOKENS", 64)
     words = shlex.split(command)
     if words[0] == "rope-cpu":
         assert cli.main(words[1:]) == 0
