@@ -46,9 +46,11 @@ class Rotated(NamedTuple):
 
 
 class AttentionCheck(Check):
-    """Runs sequences step by step and compares every step with one pass over all tokens."""
+    """Runs sequences step by step and compares every step with one pass over all tokens.
 
-    CASES: tuple[Case, ...] = ATTENTION_CASES
+    A shared cache is one buffer for rows of different length, which at first holds arbitrary
+    numbers.
+    """
 
     def __init__(
         self,
@@ -66,7 +68,8 @@ class AttentionCheck(Check):
 
     def cases(self) -> list[Case]:
         """Return the cases that apply to the model."""
-        return [case for case in self.CASES if self._applies(case)]
+        cases = [*ATTENTION_CASES, *(SHARED_CACHE_CASES if self.options.is_shared else ())]
+        return [case for case in cases if self._applies(case)]
 
     def _applies(self, case: Case) -> bool:
         """Return True if the model can run a case."""
@@ -145,28 +148,33 @@ class AttentionCheck(Check):
                 for name, x in inputs.feeds.items()
             }
             feeds |= {f"past_{name}": x for name, x in cache.items()}
-            result, cache = self._step(case, feeds, cache, token)
+            if self.options.is_shared:
+                result, cache = self._step_in_buffer(case, feeds, cache, token)
+            else:
+                result, cache = self._step(feeds, cache, token)
             results.append(result)
         tokens, paddings = (np.concatenate(parts, axis=1) for parts in zip(*steps, strict=True))
         by_step = np.concatenate(results, axis=1)
         attended = np.zeros((case.batch, case.tokens, *by_step.shape[2:]), by_step.dtype)
         row, column = np.nonzero(~paddings)
         attended[row, tokens[row, column]] = by_step[row, column]
-        return {"attention": attended} | self._present(case, cache)
+        if self.options.is_shared:  # levels of int8 are exact in every dtype
+            cache = {name: x[:, :, : case.tokens].astype(self.dtype) for name, x in cache.items()}
+        return {"attention": attended} | {f"present_{name}": x for name, x in cache.items()}
 
     def _first_cache(self, case: Case) -> dict[str, Array]:
-        """Return keys and values of no tokens, if the model has a past."""
-        if not self.options.past:
+        """Return the cache before the first step, and large numbers in the rows of a shared one."""
+        options = self.options
+        if not options.past:
             return {}
-        return {
-            name: np.zeros((case.batch, heads, 0, width), self.dtype)
-            for name, (heads, width) in self._cached_sizes().items()
-        }
-
-    def _cached_sizes(self) -> dict[str, tuple[int, int]]:
-        """Return {name: (number of heads, width of a head)} of the cache."""
-        sizes = self.options.sizes(self.rope.head_dim)
-        return {"key": sizes["k"], "value": sizes["v"]}
+        rows = case.tokens + FREE_ROWS if options.is_shared else 0
+        rng = np.random.default_rng(case.tokens)
+        sizes = options.sizes(self.rope.head_dim)
+        cache = {}
+        for name, (heads, width) in (("key", sizes["k"]), ("value", sizes["v"])):
+            numbers = 100 * rng.uniform(-1, 1, (case.batch, heads, rows, width))
+            cache[name] = numbers.astype(np.dtype(options.cached_dtype))
+        return cache
 
     def _step_input(self, name: str, x: Array, token: Array, is_padding: Array) -> Array:
         """Return the part of an input for the tokens of a step; padding has other values."""
@@ -183,7 +191,7 @@ class AttentionCheck(Check):
         return to_layout(part, self.options.layout)
 
     def _step(
-        self, case: Case, feeds: dict[str, Array], cache: dict[str, Array], token: Array
+        self, feeds: dict[str, Array], cache: dict[str, Array], token: Array
     ) -> tuple[Array, dict[str, Array]]:
         """Run the tokens (batch, count) of a step; return the result and the cache."""
         shape = self._result_shape(token)
@@ -192,6 +200,21 @@ class AttentionCheck(Check):
         shapes += [(*x.shape[:2], int(token[0, -1]) + 1, x.shape[3]) for x in cache.values()]
         result, *present = run(self.session, self._prefixed(feeds), shapes)
         return from_layout(result, layout, shape), dict(zip(cache, present, strict=False))
+
+    def _step_in_buffer(
+        self, case: Case, feeds: dict[str, Array], cache: dict[str, Array], token: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """Run a step in the buffer, or from one buffer to another."""
+        feeds[PAST_LENGTHS] = np.ascontiguousarray(token[:, 0])
+        before = {name: x.copy() for name, x in cache.items()}
+        present = cache if case.same_buffer else {name: x.copy() for name, x in cache.items()}
+        shape = self._result_shape(token)
+        result = to_layout(np.zeros(shape, self.dtype), self.options.layout)
+        outputs = {"attention": result} | {f"present_{name}": x for name, x in present.items()}
+        bind_arrays(self.session, self._prefixed(feeds), self._prefixed(outputs))()
+        if case.same_buffer:
+            _check_untouched(before, present, token)
+        return from_layout(result, self.options.layout, shape), present
 
     def _prefixed(self, arrays: dict[str, Array]) -> dict[str, Array]:
         """Return arrays under the names that the model has for them."""
@@ -203,10 +226,6 @@ class AttentionCheck(Check):
         if options.output is not None:
             return (*token.shape, options.output)
         return (*token.shape, options.num_heads, options.v_head_dim)
-
-    def _present(self, case: Case, cache: dict[str, Array]) -> dict[str, Array]:
-        """Return the keys and values at the end as results."""
-        return {f"present_{name}": x for name, x in cache.items()}
 
     def expected(self, inputs: CaseInputs, results: dict[str, Array]) -> Iterator[Expected]:
         """Yield the cache, and then the attention to the model's own cache.
@@ -325,51 +344,12 @@ class AttentionCheck(Check):
         mask = np.zeros((1, 1, tokens, tokens))
         if options.causal:
             mask = mask + attention.causal_mask(tokens, tokens, options.window)
+        given = inputs.feeds.get(MASK_INPUT, np.array(True))
         if options.mask == "padding":
-            mask = np.where(inputs.feeds[MASK_INPUT][:, None, None, :], mask, -np.inf)
-        elif options.mask == "bool":
-            mask = np.where(inputs.feeds[MASK_INPUT], mask, -np.inf)
-        elif options.mask == "float":
-            mask = mask + inputs.feeds[MASK_INPUT].astype(np.float64)
-        return mask
-
-
-class SharedCacheCheck(AttentionCheck):
-    """Runs rows of different length over one buffer, which at first holds arbitrary numbers."""
-
-    CASES = (*ATTENTION_CASES, *SHARED_CACHE_CASES)
-
-    def _first_cache(self, case: Case) -> dict[str, Array]:
-        """Return a buffer of large numbers, which must not have an effect on any result."""
-        rng = np.random.default_rng(case.tokens)
-        cache = {}
-        for name, (heads, width) in self._cached_sizes().items():
-            shape = (case.batch, heads, case.tokens + FREE_ROWS, width)
-            numbers = 100 * rng.uniform(-1, 1, shape)
-            cache[name] = numbers.astype(np.dtype(self.options.cached_dtype))
-        return cache
-
-    def _step(
-        self, case: Case, feeds: dict[str, Array], cache: dict[str, Array], token: Array
-    ) -> tuple[Array, dict[str, Array]]:
-        """Run a step in the buffer, or from one buffer to another."""
-        feeds[PAST_LENGTHS] = np.ascontiguousarray(token[:, 0])
-        before = {name: x.copy() for name, x in cache.items()}
-        present = cache if case.same_buffer else {name: x.copy() for name, x in cache.items()}
-        shape = self._result_shape(token)
-        result = to_layout(np.zeros(shape, self.dtype), self.options.layout)
-        outputs = {"attention": result} | {f"present_{name}": x for name, x in present.items()}
-        bind_arrays(self.session, self._prefixed(feeds), self._prefixed(outputs))()
-        if case.same_buffer:
-            _check_untouched(before, present, token)
-        return from_layout(result, self.options.layout, shape), present
-
-    def _present(self, case: Case, cache: dict[str, Array]) -> dict[str, Array]:
-        """Return the keys and values of the tokens; levels of int8 are exact in every dtype."""
-        return {
-            f"present_{name}": x[:, :, : case.tokens].astype(self.dtype)
-            for name, x in cache.items()
-        }
+            given = given[:, None, None, :]
+        if given.dtype == bool:
+            return np.where(given, mask, -np.inf)
+        return mask + given.astype(np.float64)
 
 
 def _check_untouched(before: dict[str, Array], after: dict[str, Array], token: Array) -> None:

@@ -19,7 +19,7 @@ from ..attention_settings import AttentionOptions
 from ..files import MAX_PATH_BYTES
 from ..metadata import read_options
 from ..options import RopeOptions, check_one_length, check_rotary_embedding
-from .attention_check import AttentionCheck, SharedCacheCheck
+from .attention_check import AttentionCheck
 from .check import Check, RopeCheck
 from .report import Outcome, Report
 from .session import open_session
@@ -119,8 +119,7 @@ def _build_check(
                 f"`model` has no initializer '{options.name_prefix}{name}_weight', but its "
                 "metadata hold options for that projection"
             )
-    check = SharedCacheCheck if options.is_shared else AttentionCheck
-    return check(session, rope, options, arrays)
+    return AttentionCheck(session, rope, options, arrays)
 
 
 def _load(path: str) -> onnx.ModelProto:
