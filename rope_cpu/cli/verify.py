@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -115,8 +114,7 @@ def _print_layers(
 
 def _print(content: str | Table, **options: Any) -> None:
     """Print by rich; captured, since it would end the process if the reader stops reading."""
-    columns = get_terminal_size((WIDTH, 0)).columns
-    console = Console(highlight=False, width=min(WIDTH, columns))
+    console = Console(highlight=False, width=min(WIDTH, get_terminal_size((WIDTH, 0)).columns))
     with console.capture() as captured:
         console.print(content, **options)
     print(captured.get(), end="", flush=True)
@@ -129,17 +127,9 @@ def _table(found: Sequence[Row]) -> Table:
         if row.report is not None:
             worst = row.report.worst
             labels = (row.part, row.dtype, row.pairing, row.by)
-            figures = (f"{row.report.max_abs_error:.2e}", _percentage(worst.ratio), worst.case)
+            figures = (f"{row.report.max_abs_error:.2e}", f"{worst.ratio:.1%}", worst.case)
             table.add_row(*labels, *figures, f"[{_STYLES[row.verdict]}]{row.verdict}[/]")
     return table
-
-
-def _percentage(fraction: float) -> str:
-    """Round towards the verdict: passing shows at most 100 %, failing more than 100 %."""
-    if not math.isfinite(fraction):
-        return str(fraction)
-    round_to_verdict = math.floor if fraction <= 1 else math.ceil
-    return f"{round_to_verdict(1e3 * fraction) / 10:.1f} %"
 
 
 def _write_json(path: Path, model: str, layers: dict[str | None, list[Row]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rope_cpu import export
+from rope_cpu import Batch, KVCache, RotaryEmbedding, attention, export
 from rope_cpu.accuracy import attention as exact_attention
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.tolerance import compare
@@ -18,10 +18,6 @@ from rope_cpu.command_line import in_both_pairings
 from rope_cpu.export.targets import TARGETS
 from rope_cpu.export.validation.cases import ids_by_axis
 from rope_cpu.export.validation.report import Outcome, Report
-from rope_cpu.rotation.embedding import RotaryEmbedding
-from rope_cpu.serving.attention import attention
-from rope_cpu.serving.batch import Batch
-from rope_cpu.serving.kv_cache import KVCache
 
 TOKENS = 512  # of the prefill
 CACHED = 63  # tokens before the decode step of attention
@@ -105,8 +101,8 @@ def numpy_rotation(rope: RotaryEmbedding, heads: Heads, dtype: np.dtype[Any]) ->
         ids = ids_by_axis(np.arange(start, stop)[None], rope.axes)
         q, k = (_vectors(count, ids, rope).astype(dtype) for count in heads)
         q_rot, k_rot = rope(q, k, ids)
-        outcomes.append(_rotation_outcome(f"{case}, q", rope, q, ids, q_rot))
-        outcomes.append(_rotation_outcome(f"{case}, k", rope, k, ids, k_rot))
+        outcomes.append(_rotated(f"{case}, q", rope, q, ids, q_rot))
+        outcomes.append(_rotated(f"{case}, k", rope, k, ids, k_rot))
     return Report(f"rotation by NumPy, {dtype}", tuple(outcomes))
 
 
@@ -116,10 +112,9 @@ def numpy_attention(rope: RotaryEmbedding, heads: Heads, dtype: np.dtype[Any]) -
     The attention is compared with that of the rotated queries and the cache, which are compared
     with the exact rotation.
     """
-    num_heads, kv_heads = heads
     tokens = CACHED + 1
     ids = ids_by_axis(np.arange(tokens)[None], rope.axes)
-    q, k, v = (_vectors(count, ids, rope) for count in (num_heads, kv_heads, kv_heads))
+    q, k, v = (_vectors(count, ids, rope) for count in (*heads, heads[1]))
     cache = KVCache(*np.zeros((2, 1, *k.shape[1:]), dtype))
     results = []
     for start, stop in ((0, CACHED), (CACHED, tokens)):
@@ -132,9 +127,9 @@ def numpy_attention(rope: RotaryEmbedding, heads: Heads, dtype: np.dtype[Any]) -
         results.append((q_rot, attention(q_rot, cache, batch)))
     q_rot, y = (np.concatenate(parts)[None] for parts in zip(*results, strict=True))
     outcomes = (
-        _rotation_outcome("queries of append", rope, q, ids, q_rot),
-        _rotation_outcome("keys of append", rope, k, ids, cache.key),
-        _attention_outcome(q_rot, cache, y),
+        _rotated("queries of append", rope, q, ids, q_rot),
+        _rotated("keys of append", rope, k, ids, cache.key),
+        _attended(q_rot, cache, y),
     )
     return Report(f"attention by NumPy, {dtype}", outcomes)
 
@@ -145,15 +140,13 @@ def _vectors(heads: int, ids: Array, rope: RotaryEmbedding) -> Array:
     return rng.standard_normal((*ids.shape[:2], heads, rope.head_dim), np.float32)
 
 
-def _rotation_outcome(
-    case: str, rope: RotaryEmbedding, x: Array, ids: Array, result: Array
-) -> Outcome:
+def _rotated(case: str, rope: RotaryEmbedding, x: Array, ids: Array, result: Array) -> Outcome:
     """Compare a rotation of x with the exact one."""
     exact, bound = reference.rotation(rope.spec, x, ids, dtype=result.dtype)
     return Outcome(case, 0, x.shape, *compare(exact.error(result), bound))
 
 
-def _attention_outcome(q: Array, cache: KVCache, result: Array) -> Outcome:
+def _attended(q: Array, cache: KVCache, result: Array) -> Outcome:
     """Compare the attention of queries to a cache with that in float64."""
     q_exact, k, v = (exact_attention.exactly(x).by_head() for x in (q, cache.key, cache.value))
     mask = exact_attention.causal_mask(q.shape[1], q.shape[1])
