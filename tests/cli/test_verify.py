@@ -160,6 +160,13 @@ def test_several_axes_and_heads_with_frequencies_of_their_own(dtype):
 
 
 @pytest.mark.usefixtures("one_dtype")
+def test_attention_of_tokens_with_coordinates_is_that_of_numpy():
+    found = list(verify_rows.rows(RotaryEmbedding.axial(16, 2), (4, 2)))
+    assert {row.by for row in found if "coordinates" in row.refused} == set(TARGETS)
+    assert {row.verdict for row in found if not row.refused} == {"ok"}
+
+
+@pytest.mark.usefixtures("one_dtype")
 @pytest.mark.parametrize("factor", [1.0001, np.nan])
 def test_wrong_attention_fails(factor, run, monkeypatch):
     right = verify_rows.attention
