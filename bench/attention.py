@@ -1,14 +1,9 @@
-"""Attention over the cache of a server: the step, and its calls.
-
-They are those of rope_cpu, NumPy, torch and onnxruntime.
-"""
+"""Attention over the cache of a server: by rope_cpu, NumPy and onnxruntime."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 
@@ -18,10 +13,11 @@ from rope_cpu.accuracy.attention import attention as reference
 from rope_cpu.accuracy.attention import exactly
 from rope_cpu.array_types import DTYPES, Array
 
-from .frameworks import as_array, as_tensor
-from .measure import UnavailableError
-from .server_workloads import HEAD_DIM, HEADS, KV_HEADS
+from .peers import onnx_session
+from .rotations import UnavailableError, require_modules
+from .serving import HEAD_DIM, HEADS, KV_HEADS, cached_vector_bytes
 from .timing import Call
+from .workloads import evenly
 
 # Exported attention rotates. Frequencies of 0 do not change queries and keys, and take as long.
 _NO_ROTATION = RotaryEmbedding.from_inv_freq(np.zeros(HEAD_DIM // 2))
@@ -44,6 +40,7 @@ class Attended:
     new: int
     length: int
     cache_dtype: str = "float32"
+    copies = 1
 
     @cached_property
     def batch(self) -> Batch:
@@ -55,15 +52,10 @@ class Attended:
             page_size=self.length,
         )
 
-    @property
-    def tokens(self) -> int:
-        """The number of new tokens."""
-        return self.sequences * self.new
-
     def queries(self) -> Array:
         """Return rotated queries, (tokens, heads, head_dim)."""
         random = np.random.default_rng(1)
-        return random.standard_normal((self.tokens, HEADS, HEAD_DIM), np.float32)
+        return random.standard_normal((self.sequences * self.new, HEADS, HEAD_DIM), np.float32)
 
     def keys_and_values(self) -> tuple[Array, Array]:
         """Return what a cache holds, heads first: (sequences, kv_heads, length, head_dim) each."""
@@ -84,38 +76,31 @@ class Attended:
 
     def cache(self) -> KVCache:
         """Return the cache."""
-        key, value = (x.transpose(0, 2, 1, 3) for x in self.keys_and_values())
-        scales: dict[str, Array] = {}
-        if self.cache_dtype == "int8":
-            for name in ("key_scale", "value_scale"):
-                scales[name] = np.full(key.shape[:3], INT8_SCALE, np.float32)
-        return KVCache(key, value, **scales)
+        key, value = (x.swapaxes(1, 2) for x in self.keys_and_values())
+        if self.cache_dtype != "int8":
+            return KVCache(key, value)
+        scale = np.full(key.shape[:3], INT8_SCALE, np.float32)
+        return KVCache(key, value, key_scale=scale, value_scale=scale.copy())
 
     @property
     def bytes_accessed(self) -> int:
         """Bytes of the keys and values, each read once."""
-        itemsize = 1 if self.cache_dtype == "int8" else DTYPES[self.cache_dtype].itemsize
-        vector = HEAD_DIM * itemsize + (4 if self.cache_dtype == "int8" else 0)
-        return 2 * self.sequences * self.length * KV_HEADS * vector
+        vectors = 2 * self.sequences * self.length * KV_HEADS
+        return vectors * cached_vector_bytes(self.cache_dtype)
 
-    def error(self, result: Array, dtype: str = "float32") -> float:
-        """Return the largest error / tolerance of results: above 1 is wrong.
-
-        result: (tokens, heads, head_dim). dtype: of the queries, the weights and the results.
-        """
+    def error(self, result: Array) -> float:
+        """Return the largest error / tolerance of vectors of all tokens: above 1 is wrong."""
         key, value = (self.read(x) for x in self.keys_and_values())
         queries = self.queries()
+        results = result.reshape(queries.shape)
         ratios = []
-        for token in np.unique(np.linspace(0, self.tokens - 1, _CHECKED_TOKENS).astype(int)):
+        for token in evenly(len(queries), _CHECKED_TOKENS):
             sequence = token // self.new
             last = self.length - self.new + token % self.new
-            k, v = (exactly(x[sequence : sequence + 1, :, : last + 1]) for x in (key, value))
+            k, v = (exactly(x[sequence, None, :, : last + 1]) for x in (key, value))
             q = exactly(queries[None, token, :, None])
-            if dtype != "float32":  # a rounding of a weight is one of its value
-                q = q.rounded(dtype)
-                v = v.rounded(dtype)
             exact = reference(q, k, v, scale=HEAD_DIM**-0.5, mask=np.zeros(1)).result
-            ratios.append(exact.compare(result[None, token, :, None].astype(DTYPES[dtype]))[1])
+            ratios.append(exact.compare(results[None, token, :, None])[1])
         return max(ratios)
 
 
@@ -155,37 +140,9 @@ def numpy_attention(step: Attended) -> Call:
         total = weights.sum(axis=-1, keepdims=True)
         y = (weights @ step.read(value)) / total
         by_head = y.reshape(HEADS, step.new, HEAD_DIM)
-        return np.ascontiguousarray(by_head.transpose(1, 0, 2))
+        return np.ascontiguousarray(by_head.swapaxes(0, 1))
 
     return Call(run, [(step.queries(),)], step.bytes_accessed, step.error)
-
-
-def torch_attention(step: Attended) -> Call:
-    """Attend by torch's scaled_dot_product_attention, in the dtype of the cache."""
-    if find_spec("torch") is None:
-        raise UnavailableError("torch is not installed")
-    if step.cache_dtype == "int8":
-        raise UnavailableError("torch has no attention over int8")
-    import torch
-
-    torch.set_num_threads(rope_cpu.get_num_threads())
-    torch.set_grad_enabled(False)
-    by_head = step.queries().reshape(step.sequences, step.new, HEADS, HEAD_DIM)
-    key, value = (as_tensor(x) for x in step.keys_and_values())
-    q = as_tensor(np.ascontiguousarray(by_head.transpose(0, 2, 1, 3))).to(key.dtype)
-    position = torch.arange(step.length)
-    mask = None if step.new == 1 else position <= position[-step.new :, None]
-    attend: Any = torch.nn.functional.scaled_dot_product_attention
-
-    def run(q: Any) -> Any:
-        return attend(q, key, value, attn_mask=mask, enable_gqa=True)
-
-    def error(returned: Any) -> float:
-        y = as_array(returned.float(), np.float32).transpose(0, 2, 1, 3)
-        result = y.reshape(step.tokens, HEADS, HEAD_DIM)
-        return step.error(result, step.cache_dtype)
-
-    return Call(run, [(q,)], step.bytes_accessed, error)
 
 
 def onnx_attention(step: Attended) -> Call:
@@ -195,10 +152,8 @@ def onnx_attention(step: Attended) -> Call:
     """
     if step.cache_dtype not in ("float32", "int8"):
         raise UnavailableError(f"GroupQueryAttention has no {step.cache_dtype} on the CPU")
-    if find_spec("onnxruntime") is None or find_spec("onnx") is None:
-        raise UnavailableError("onnxruntime or onnx is not installed")
+    require_modules("onnx", "onnxruntime")
     from rope_cpu import export
-    from rope_cpu.export.validation.session import open_session
 
     is_int8 = step.cache_dtype == "int8"
     model = export.export_attention(
@@ -214,8 +169,8 @@ def onnx_attention(step: Attended) -> Call:
     key, value = step.keys_and_values()
     feeds = {
         "q": step.queries().reshape(step.sequences, step.new, HEADS, HEAD_DIM),
-        "k": step.read(key[:, :, -step.new :].transpose(0, 2, 1, 3)).copy(),
-        "v": step.read(value[:, :, -step.new :].transpose(0, 2, 1, 3)).copy(),
+        "k": step.read(key[:, :, -step.new :].swapaxes(1, 2)).copy(),
+        "v": step.read(value[:, :, -step.new :].swapaxes(1, 2)).copy(),
         "past_key": key,
         "past_value": value,
         "past_lengths": np.full(step.sequences, step.length - step.new),
@@ -224,10 +179,5 @@ def onnx_attention(step: Attended) -> Call:
         for name in ("k_scale", "v_scale"):
             feeds[name] = np.full((1, KV_HEADS, 1, HEAD_DIM), INT8_SCALE, np.float32)
     y = np.empty_like(feeds["q"])
-    session = open_session(model, rope_cpu.get_num_threads())
-    call = export.bind(session, feeds, {"attention": y})
-
-    def error(_: Any) -> float:
-        return step.error(y.reshape(step.tokens, HEADS, HEAD_DIM))
-
-    return Call(call, [()], step.bytes_accessed, error)
+    call = export.bind(onnx_session(model), feeds, {"attention": y})
+    return Call(call, [()], step.bytes_accessed, lambda _: step.error(y))

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
-import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 import rope_cpu
 from rope_cpu.arguments.texts import shown
@@ -24,13 +18,14 @@ from rope_cpu.command_line import (
 )
 from rope_cpu.kernels.threads import checked_thread_count
 
-from . import environment, models, plot, report
+from . import plot, report
 from .cases import all_cases
 from .measure import Case, measure
-from .results import Result, Row, Run, load_medians, save
+from .results import Run, environment, load, save
+from .workloads import MODELS, Model, known_model, model_of_file
 
 _DEFAULT_MODEL = "llama3-8b"
-_NOT_WITH_LIST = ("json", "plot", "compare")
+_NOT_WITH_LIST = ("json", "plot", "compare", "markdown")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--model",
-        help=f"model whose heads and rotation to use: {', '.join(models.MODELS)} "
+        help=f"model whose heads and rotation to use: {', '.join(MODELS)} "
         f"(default: {_DEFAULT_MODEL})",
     )
     source.add_argument(
@@ -62,8 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layer-type",
         metavar="NAME",
-        help="with --config: layer type, such as full_attention, if layer types differ in their "
-        "rotation",
+        help="layer type, such as full_attention, if layer types differ in their rotation",
     )
     parser.add_argument(
         "--peers",
@@ -78,9 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         help="number of threads; several numbers, such as 1,2,4, are compared",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples and figures")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the times as dots (.png or .svg)"
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the medians as tables in Markdown, too"
     )
     parser.add_argument(
         "--compare",
@@ -129,9 +126,9 @@ def _run(args: argparse.Namespace) -> int:
         check_picture(args.plot)
     model = _model(args)
     cases = select(_all_cases(args, model), args.patterns)
-    older = load_medians(args.compare) if args.compare else None
-    command = shlex.join(["rope-cpu", *sys.argv[1:]])
-    run = Run(command, f"{model.name}: {model.heads_text}", environment.record())
+    older = load(args.compare) if args.compare else None
+    shapes = f"{model.name}: {model.heads} + {model.kv_heads} heads of {model.rope.head_dim}"
+    run = Run(shapes, environment())
     _time(run, cases)
     if args.json:
         with write_errors(args.json):
@@ -139,23 +136,20 @@ def _run(args: argparse.Namespace) -> int:
     if args.plot:
         with write_errors(args.plot):
             plot.save(run, args.plot)
+    if args.markdown:
+        print_lines(report.markdown(run.cases))
     if older is not None:
         print_lines(report.comparison(run, older))
     return int(any(case.broken for case in run.cases))
 
 
-def _model(args: argparse.Namespace) -> models.Model:
+def _model(args: argparse.Namespace) -> Model:
     if args.config:
-        return models.from_file(args.config, args.layer_type)
-    if args.layer_type:
-        raise ValueError(
-            f"`--layer-type` is {shown(args.layer_type)}, which needs `--config`: the models of "
-            "`--model` have one rotation for all layers"
-        )
-    return models.known(_DEFAULT_MODEL if args.model is None else args.model)
+        return model_of_file(args.config, args.layer_type)
+    return known_model(_DEFAULT_MODEL if args.model is None else args.model, args.layer_type)
 
 
-def _all_cases(args: argparse.Namespace, model: models.Model) -> list[Case]:
+def _all_cases(args: argparse.Namespace, model: Model) -> list[Case]:
     """Return all cases, and set the number of threads."""
     compared_threads = args.threads if len(args.threads) > 1 else ()
     if args.peers and compared_threads:
@@ -171,8 +165,8 @@ def _all_cases(args: argparse.Namespace, model: models.Model) -> list[Case]:
 def select(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
     """Return the cases that match a pattern; without patterns, the default cases.
 
-    A pattern is a whole name, a pattern with * and ?, or a part of a name; a part matches default
-    cases, or if there are none any case. Raises ValueError if a pattern matches none.
+    A pattern is a whole name, a pattern with * and ?, or a part of names. Raises ValueError if a
+    pattern matches none.
     """
     if not patterns:
         return [case for case in cases if case.default]
@@ -182,9 +176,7 @@ def select(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
 
 def _matching(cases: Sequence[Case], pattern: str) -> list[str]:
     whole = [case.name for case in cases if fnmatchcase(case.name, pattern)]
-    containing = [case for case in cases if pattern in case.name]
-    in_default = [case.name for case in containing if case.default]
-    found = whole or in_default or [case.name for case in containing]
+    found = whole or [case.name for case in cases if pattern in case.name]
     if not found:
         raise ValueError(
             f"`pattern` is {pattern!r}, which matches no case; `--list` shows all cases"
@@ -194,40 +186,9 @@ def _matching(cases: Sequence[Case], pattern: str) -> list[str]:
 
 def _time(run: Run, cases: list[Case]) -> None:
     """Measure the cases, and print each as soon as it is measured."""
-    start = time.perf_counter()
     print_lines(report.heading(run.environment, run.model))
-    print_lines(report.columns())
-    with _progress() as progress:
-        task = progress.add_task("", total=len(cases))
-        for case in cases:
-            print_lines(report.title(case))
-            result = _measured(case)
-            run.cases.append(result)
-            print_lines(report.case_lines(result))
-            progress.advance(task)
-    run.seconds = time.perf_counter() - start
-    print_lines([report.closing(run)])
-
-
-def _measured(case: Case) -> Result:
-    free = environment.available_memory()
-    if case.memory <= free / 2:
-        return measure(case)
-    needed = f"{case.memory / 2**30:.1f} GiB of memory"
-    reason = f"needs {needed}, more than half of the {free / 2**30:.1f} GiB free"
-    return Result(case.name, case.what, [Row("all rows", "ours", "skipped", reason)])
-
-
-def _progress() -> Progress:
-    """Return a display of the number of finished cases, on standard error if it is a terminal."""
-    console = Console(stderr=True)
-    return Progress(
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        refresh_per_second=2,  # drawing must not disturb the timings
-        redirect_stdout=sys.stdout.isatty(),  # tables pass through the display only on a terminal
-        transient=True,
-        disable=not console.is_terminal,
-    )
+    for case in cases:
+        print_lines([f"{case.name}: {case.what}"[: report.WIDTH]])
+        result = measure(case)
+        run.cases.append(result)
+        print_lines(report.case_lines(result))

@@ -12,63 +12,62 @@ from numba import njit, prange
 
 import rope_cpu
 from rope_cpu.arguments.texts import first_line
-from rope_cpu.array_types import Array
-from rope_cpu.kernels.threads import load_tbb
 
-from .results import Result, Row
+from .results import Result, Row, available_memory
+from .rotations import UnavailableError
 from .timing import Call, Effort, interleave
-from .workload import allocate
+from .workloads import allocate
 
-_FLOAT_BYTES = 4
 _ONE = np.float32(1)  # an argument, since LLVM would drop a multiplication by a constant 1
 
-load_tbb()  # Numba's threads start with the first parallel call, which may be one of this module
+# Seconds of all rounds for each call.
+_BUDGET = 0.4
+# The most bytes of arrays that a contender allocates, as a multiple of those accessed.
+_ALLOCATED = 2
 
-# Prepares a call, or raises UnavailableError.
-Prepare = Callable[[], Call]
-
-
-class UnavailableError(Exception):
-    """A call that cannot be timed here; the message is the reason."""
+# Contenders by name: functions that prepare the call of a workload, or raise UnavailableError.
+Contenders = Mapping[str, Callable[[Any], Call]]
 
 
 @dataclass(frozen=True)
 class Case:
     """Contenders that are timed together; what: one line of description.
 
+    workload: what they are given. Its `bytes_accessed` by a call are scaled as the limit of the
+        machine, in as many allocations as it has `copies`.
     ours, peers: contenders of rope_cpu and of other libraries. Ratios are relative to the first.
-    bytes_accessed: by a call; as many bytes are scaled as the limit of the machine. 0: no limit.
-    copies: allocations of the scaled bytes. cold: see `Call`.
     default: whether a run without patterns includes the case.
-    memory: upper bound of the bytes needed, 0 if small. budget: seconds of all rounds.
     """
 
     name: str
     what: str
-    ours: Mapping[str, Prepare]
-    peers: Mapping[str, Prepare] = field(default_factory=dict)
-    bytes_accessed: int = 0
-    copies: int = 1
-    cold: bool = False
+    workload: Any
+    ours: Contenders
+    peers: Contenders = field(default_factory=dict)
     default: bool = False
-    memory: int = 0
-    budget: float = 1.0
 
 
 def measure(case: Case, effort: Effort | None = None) -> Result:
-    """Measure a case, with its own budget or the given effort."""
+    """Measure a case, with a budget for its calls or with the given effort."""
     result = Result(case.name, case.what)
+    bytes_of_row = _ALLOCATED * case.workload.bytes_accessed * case.workload.copies
+    needed = bytes_of_row * (len(case.ours) + len(case.peers))
+    if needed > available_memory():
+        reason = f"needs {needed / 2**30:.1f} GiB of memory, more than is free"
+        result.rows.append(Row("all rows", "ours", "skipped", reason))
+        return result
     calls = []
-    roles = {"ours": case.ours, "peer": case.peers, "limit": _limits(case)}
+    # The limit comes last: kernels of rope_cpu choose the threading layer of Numba.
+    roles = {"ours": case.ours, "peer": case.peers, "limit": _limits()}
     for role, contenders in roles.items():
         for name, prepare in contenders.items():
             row = Row(name, role)
             result.rows.append(row)
-            call = _checked_call(row, prepare)
+            call = _checked_call(row, partial(prepare, case.workload))
             if call is not None:
-                calls.append(replace(call, cold=case.cold))
+                calls.append(call)
     if calls:
-        samples_of_calls = interleave(calls, effort or Effort(budget=case.budget))
+        samples_of_calls = interleave(calls, effort or Effort(budget=_BUDGET * len(calls)))
         for row, samples in zip(result.timed(), samples_of_calls, strict=True):
             row.samples = samples
     return result
@@ -78,24 +77,24 @@ def on_threads(case: Case, counts: Sequence[int]) -> Case:
     """Return a case whose first contender is timed on each of several numbers of threads."""
     name, prepare = next(iter(case.ours.items()))
 
-    def prepare_on(count: int) -> Call:
-        return replace(prepare(), before_sample=partial(rope_cpu.set_num_threads, count))
+    def prepare_on(count: int, workload: Any) -> Call:
+        return replace(prepare(workload), before_sample=partial(rope_cpu.set_num_threads, count))
 
     ours = {f"{name}, {_threads(count)}": partial(prepare_on, count) for count in counts}
     return replace(case, ours=ours, peers={})
 
 
-def _limits(case: Case) -> dict[str, Prepare]:
+def _limits() -> Contenders:
     """Return the scaling of as many bytes in place: on one thread, and on the number in use."""
-    if not case.bytes_accessed:
-        return {}
-    arrays = _arrays(case.bytes_accessed, case.copies)
-
-    def limit(count: int) -> Call:
-        return Call(scale, [(x, count) for x in arrays], case.bytes_accessed)
-
     counts = sorted({1, rope_cpu.get_num_threads()})
-    return {f"limit, {_threads(count)}": partial(limit, count) for count in counts}
+    return {f"limit, {_threads(count)}": partial(_limit, count) for count in counts}
+
+
+def _limit(threads: int, workload: Any) -> Call:
+    """Return the scaling of arrays; scaling one reads and writes the bytes of a call together."""
+    size = workload.bytes_accessed // 8 * 4  # bytes of whole floats
+    arrays = [allocate(size).view(np.float32) for _ in range(workload.copies)]
+    return Call(scale, [(x, _ONE, threads) for x in arrays], workload.bytes_accessed)
 
 
 @njit(error_model="numpy")
@@ -105,7 +104,8 @@ def _scale_block(x, factor):  # type: ignore[no-untyped-def]
 
 
 @njit(parallel=True, nogil=True, error_model="numpy")
-def _scale(x, factor, threads):  # type: ignore[no-untyped-def]
+def scale(x, factor, threads):  # type: ignore[no-untyped-def]
+    """Multiply float32 `x` by a factor in place."""
     if threads > 1:
         for n in prange(threads):
             start = x.size * n // threads
@@ -115,22 +115,11 @@ def _scale(x, factor, threads):  # type: ignore[no-untyped-def]
         _scale_block(x, factor)
 
 
-def scale(x: Array, threads: int, factor: Any = _ONE) -> None:
-    """Multiply float32 `x` by a factor in place."""
-    _scale(x, factor, threads)
-
-
-def _arrays(bytes_accessed: int, copies: int) -> list[Array]:
-    """Return float32 arrays; scaling one reads and writes `bytes_accessed` bytes together."""
-    floats = max(1, bytes_accessed // (2 * _FLOAT_BYTES))
-    return [allocate(_FLOAT_BYTES * floats).view(np.float32) for _ in range(copies)]
-
-
 def _threads(count: int) -> str:
     return "1 thread" if count == 1 else f"{count} threads"
 
 
-def _checked_call(row: Row, prepare: Prepare) -> Call | None:
+def _checked_call(row: Row, prepare: Callable[[], Call]) -> Call | None:
     """Prepare a call, call it once, and check the result if there is a check.
 
     Returns None if it cannot be timed, with the reason in `row`.

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from .report import duration, ratio_text, versions
-from .results import Result, Row, Run
+from .results import Result, Row, Run, machine, ratio
 
 _ROLES = {"ours": "rope_cpu", "peer": "other libraries"}
 _COLORS = {"ours": "#c8372d", "peer": "#4f6272", "limit": "#2f7d4f"}
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_TITLE = "Time of one call and its multiple of the first row's: further left is faster"
+_TITLE = "Time of one call with quartiles, and its multiple of the first row's; left is faster"
 
 # Most cases side by side.
 _COLUMNS = 2
@@ -28,24 +28,39 @@ _DOTS_PER_INCH = 200
 # Most characters of a line of a title, and of a line of facts.
 _TITLE_LENGTH = 44
 _FACTS_LENGTH = 140
-# Share of an axis right of all dots, for the last text.
-_SHARE_OF_TEXT = 0.37
-# Factor of an axis beyond the least and the greatest time, and the least ratio of its ends.
+# Factor of an axis of times below the least one, the least ratio of the greatest one to its begin,
+# and the power of this ratio at its end, with space for the text of the last dot.
 _MARGIN = 1.25
 _LEAST_SPAN = 4.0
+_SPAN_OF_TEXT = 1.6
 # Axes with fewer decades have ticks at 1, 2 and 5.
 _FEW_DECADES = 2.5
 
 
 def save(run: Run, path: str | Path) -> None:
     """Draw a run into a file; raise ValueError if there is nothing to compare."""
+    from matplotlib.figure import Figure
+
     drawn = [case for case in run.cases if case.base is not None and len(case.timed(*_ROLES)) > 1]
     if not drawn:
         raise ValueError(
-            f"`--plot` is {str(path)!r}, but nothing that can be drawn was timed; "
-            "choose cases with several implementations, or time them with --peers"
+            f"`--plot` is {str(path)!r}, but no case with several contenders was timed"
         )
-    _figure(run, list(_bands(drawn))).savefig(path, dpi=_DOTS_PER_INCH)
+    bands = list(_bands(drawn))
+    heights = [_CASE_HEIGHT + _ROW_HEIGHT * len(_labels(band)) for band in bands]
+    figure = Figure(figsize=(_WIDTH, sum(heights) + _HEAD_HEIGHT), layout="constrained")
+    columns = max(map(len, bands))
+    all_axes = figure.subplots(len(bands), columns, squeeze=False, height_ratios=heights)
+    for band, axes in zip(bands, all_axes, strict=True):
+        labels = _labels(band)
+        for ax, case in zip(axes, band, strict=False):
+            _draw_case(ax, case, labels)
+            if case is not band[0]:
+                ax.tick_params(axis="y", labelleft=False)
+        for ax in axes[len(band) :]:
+            ax.set_visible(False)
+    _draw_legend(figure, run)
+    figure.savefig(path, dpi=_DOTS_PER_INCH)
 
 
 def _bands(cases: Iterable[Result]) -> Iterable[list[Result]]:
@@ -56,35 +71,6 @@ def _bands(cases: Iterable[Result]) -> Iterable[list[Result]]:
     for family in families.values():
         for first in range(0, len(family), _COLUMNS):
             yield family[first : first + _COLUMNS]
-
-
-def _figure(run: Run, bands: Sequence[Sequence[Result]]) -> Any:
-    """Return a figure with a row of panels for each band."""
-    from matplotlib.figure import Figure
-
-    heights = [_CASE_HEIGHT + _ROW_HEIGHT * len(_labels(band)) for band in bands]
-    figure = Figure(figsize=(_WIDTH, sum(heights) + _HEAD_HEIGHT), layout="constrained")
-    figure.supxlabel(_facts(run.model, run.environment), fontsize=_TEXT_SIZE)
-    columns = max(map(len, bands))
-    all_axes = figure.subplots(len(bands), columns, squeeze=False, height_ratios=heights)
-    for band, axes in zip(bands, all_axes, strict=True):
-        labels = _labels(band)
-        for ax, case in zip(axes, band, strict=False):
-            _draw_case(ax, case, labels)
-            _draw_labels(ax, labels if case is band[0] else [""] * len(labels))
-        for ax in axes[len(band) :]:
-            ax.set_visible(False)
-    _draw_legend(figure)
-    return figure
-
-
-def _facts(model: str, environment: dict[str, Any]) -> str:
-    counts = f"{environment['cores']} cores, {environment['threads']} in use"
-    date = environment["time"].partition("T")[0]
-    machine = f"{model} on {environment['processor']}, {counts}, {date}"
-    return "\n".join(
-        textwrap.fill(line, _FACTS_LENGTH) for line in (machine, versions(environment))
-    )
 
 
 def _labels(band: Sequence[Result]) -> list[str]:
@@ -118,38 +104,6 @@ def _draw_case(ax: Any, case: Result, labels: Sequence[str]) -> None:
     title = textwrap.fill(case.what, _TITLE_LENGTH)
     ax.set_title(title, fontsize=_TEXT_SIZE + 1, fontweight="bold", loc="left")
     _draw_time_axis(ax, case)
-
-
-def _dot_text(case: Result, row: Row) -> str:
-    text = duration(row.seconds.median)
-    if row is case.base:
-        return text
-    ratio = ratio_text(case.ratio(row))
-    unit = "" if ratio == "noise" else _TIMES
-    return f"{text} ({ratio}{unit})"
-
-
-def _draw_time_axis(ax: Any, case: Result) -> None:
-    """Scale the axis of times, with space for the text beside the last dot."""
-    from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
-
-    estimates = [row.seconds for row in case.timed(*_ROLES)]
-    medians = [] if case.limit is None else [case.limit.seconds.median]
-    least = min(medians + [seconds.lower_quartile for seconds in estimates]) / _MARGIN
-    most = max(medians + [seconds.upper_quartile for seconds in estimates])
-    span = max(most / least, _LEAST_SPAN)
-    whole_span = span ** (1 / (1 - _SHARE_OF_TEXT))
-    ax.set_xscale("log")
-    ax.set_xlim(least, least * whole_span)
-    steps = (1.0, 2.0, 5.0) if whole_span < 10**_FEW_DECADES else (1.0,)
-    ax.xaxis.set_major_locator(LogLocator(subs=steps))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(EngFormatter("s"))
-    ax.tick_params(axis="x", labelsize=_TEXT_SIZE)
-
-
-def _draw_labels(ax: Any, labels: Sequence[str]) -> None:
-    """Label the rows, from top to bottom, on faint lines."""
     ax.set_yticks(range(len(labels)), labels, fontsize=_TEXT_SIZE)
     ax.set_ylim(len(labels) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
@@ -158,17 +112,43 @@ def _draw_labels(ax: Any, labels: Sequence[str]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_legend(figure: Any) -> None:
-    """Explain the colors, the whiskers and the lines."""
+def _dot_text(case: Result, row: Row) -> str:
+    text = duration(row.seconds.median)
+    if case.base is None or row is case.base:
+        return text
+    multiple = ratio_text(ratio(row, case.base))
+    unit = "" if multiple == "noise" else _TIMES
+    return f"{text} ({multiple}{unit})"
+
+
+def _draw_time_axis(ax: Any, case: Result) -> None:
+    """Scale the axis of times, with space for the text beside the last dot."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
+    estimates = [row.seconds for row in case.timed(*_ROLES)]
+    limits = [] if case.limit is None else [case.limit.seconds.median]
+    least = min([seconds.lower_quartile for seconds in estimates] + limits) / _MARGIN
+    most = max([seconds.upper_quartile for seconds in estimates] + limits)
+    span = max(most / least, _LEAST_SPAN) ** _SPAN_OF_TEXT
+    ax.set_xscale("log")
+    ax.set_xlim(least, least * span)
+    steps = (1.0, 2.0, 5.0) if span < 10**_FEW_DECADES else (1.0,)
+    ax.xaxis.set_major_locator(LogLocator(subs=steps))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(EngFormatter("s"))
+    ax.tick_params(axis="x", labelsize=_TEXT_SIZE)
+
+
+def _draw_legend(figure: Any, run: Run) -> None:
+    """Explain the colors, the whiskers and the lines, and name the machine."""
     from matplotlib.lines import Line2D
 
     handles = [
         Line2D([], [], color=_COLORS[role], label=label, marker="o", markersize=4.5, linestyle="")
         for role, label in _ROLES.items()
     ]
-    handles.append(Line2D([], [], color=_COLORS["peer"], lw=1.5, label="whiskers: quartiles"))
-    limit = "limit: the time to scale as many bytes"
-    handles.append(Line2D([], [], color=_COLORS["limit"], linestyle="--", label=limit))
+    label = "limit: the time to scale as many bytes"
+    handles.append(Line2D([], [], color=_COLORS["limit"], linestyle="--", label=label))
     figure.legend(
         handles=handles,
         loc="outside upper center",
@@ -178,3 +158,7 @@ def _draw_legend(figure: Any) -> None:
         title_fontproperties={"size": _TEXT_SIZE + 2, "weight": "bold"},
         frameon=False,
     )
+    date = run.environment["time"].partition("T")[0]
+    facts = (f"{run.model} on {machine(run.environment)}, {date}", versions(run.environment))
+    lines = [textwrap.fill(fact, _FACTS_LENGTH) for fact in facts]
+    figure.supxlabel("\n".join(lines), fontsize=_TEXT_SIZE)

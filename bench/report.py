@@ -1,29 +1,19 @@
-"""A run as text: tables of at most 100 columns."""
+"""A run as text: tables of at most 100 columns, and tables in Markdown."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .measure import Case
-from .results import Result, Row, Run
-from .statistics import Estimate
+from .results import Estimate, OlderRun, Result, Row, Run, machine, ratio
 
 WIDTH = 100
-# Columns of the tables of cases and of comparisons: alignment and width.
-_COLUMNS = {
-    "": "<31",
-    "median": ">10",
-    "quartiles": ">15",
-    "GB/s": ">6",
-    "limit": ">6",
-    "ratio": ">8",
-    "interval": "<14",
-}
-_COMPARED = {"case": "<35", "row": "<28", "older": ">10", "now": ">10", "ratio": ">8"}
+# Formats of the lines of a case and of a comparison.
+_ROW = "  {:<31} {:>10} {:>15} {:>6} {:>6} {:>8} {}"
+_COMPARED = "  {:<35} {:<28} {:>10} {:>10} {:>8}"
 _UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
-_SHOWN_PACKAGES = ("numpy", "numba", "torch", "jax", "onnxruntime")
 
 
 def duration(seconds: float) -> str:
@@ -52,127 +42,110 @@ def ratio_text(ratio: Estimate) -> str:
 
 
 def heading(environment: dict[str, Any], model: str) -> Iterator[str]:
-    """Yield the facts that the figures depend on."""
+    """Yield the facts that the figures depend on, and the header of all tables."""
     caches = ", ".join(f"{name} {size // 1024} KiB" for name, size in environment["caches"].items())
-    counts = f"{environment['cores']} cores, {environment['threads']} in use"
-    yield f"{environment['processor']}, {counts}; {caches}"[:WIDTH]
-    yield f"Python {environment['python']}, {versions(environment)}"[:WIDTH]
     load = environment["load"]
-    governor = environment["governor"]
-    yield f"governor {governor}, load {load} at the start; shapes of {model}"[:WIDTH]
+    yield f"{machine(environment)}; {caches}"[:WIDTH]
+    yield f"Python {environment['python']}, {versions(environment)}"[:WIDTH]
+    yield f"load {load} at the start; shapes of {model}"[:WIDTH]
     if (load or 0) > environment["cores"] / 2:
         yield "The machine is busy: other processes disturb timings, most of all parallel calls."
+    yield "limit: the time to scale as many bytes in place, as a percentage of the row's time."
+    yield "ratio: the row's time relative to the first row, with the 95 % interval of its median;"
+    yield "if that is too wide, > and its lower end, or noise."
+    yield ""
+    yield _ROW.format("", "median", "quartiles", "GB/s", "limit", "ratio", "interval")
 
 
 def versions(environment: dict[str, Any]) -> str:
     """Return the versions of the libraries that are compared."""
-    installed = environment["versions"]
-    return ", ".join(f"{name} {installed[name]}" for name in _SHOWN_PACKAGES if name in installed)
-
-
-def columns() -> Iterator[str]:
-    """Yield an explanation of the columns, and their header."""
-    yield from textwrap.wrap(
-        "limit: the time to scale as many "
-        "bytes in place, as a percentage of the row's time. ratio: the row's time relative to the "
-        "first row, with the 95 % interval of its median; if that is too wide, > and its lower "
-        "end, or noise.",
-        WIDTH,
-    )
-    yield ""
-    yield _line(_COLUMNS, list(_COLUMNS))
-
-
-def title(case: Case | Result) -> Iterator[str]:
-    """Yield the line above the table of a case."""
-    yield f"{case.name}: {case.what}"[:WIDTH]
+    return ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
 
 
 def case_lines(case: Result) -> Iterator[str]:
     """Yield the table of a case, and the reasons of missing rows."""
-    rows = case.timed("ours", "peer")
-    if case.limit is not None:
-        rows.append(case.limit)
-    for row in rows:
-        yield _line(_COLUMNS, _cells(case, row))
+    limits = [] if case.limit is None else [case.limit]
+    for row in case.timed("ours", "peer") + limits:
+        yield _ROW.format(*_cells(case, row)).rstrip()[:WIDTH]
     names_by_reason: dict[str, list[str]] = {}
     for row in case.rows:
         if row.status != "timed":
             names_by_reason.setdefault(f"{row.status}: {row.reason}", []).append(row.name)
     for reason, names in names_by_reason.items():
-        text = f"{reason} ({', '.join(names)})"
-        yield from textwrap.wrap(
-            text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
-        )
-
-
-def _line(columns: Mapping[str, str], cells: Sequence[str]) -> str:
-    """Return a line of a table; cells: of the first columns."""
-    cut = (f"{cell:{layout}}" for cell, layout in zip(cells, columns.values(), strict=False))
-    return f"  {' '.join(cut)}".rstrip()[:WIDTH]
+        text = f"  {reason} ({', '.join(names)})"
+        yield from textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _cells(case: Result, row: Row) -> list[str]:
     """Return the columns of a row."""
     seconds = row.seconds
     scale = _UNITS[_unit(seconds.median)]
+    quartiles = _interval_text(seconds.lower_quartile / scale, seconds.upper_quartile / scale)
     rate = ""
     share_of_limit = ""
     if row.bytes_accessed:
-        rate = _three_digits(row.rate / 1e9)
+        rate = _three_digits(row.bytes_accessed / seconds.median / 1e9)
         if case.limit is not None:
-            share_of_limit = f"{100 / case.ratio(row, case.limit).median:.0f} %"
-    return [
-        row.name,
-        duration(seconds.median),
-        _interval_text(seconds.lower_quartile / scale, seconds.upper_quartile / scale),
-        rate,
-        share_of_limit,
-        *_ratio_cells(case, row),
-    ]
+            share_of_limit = f"{100 * ratio(case.limit, row).median:.0f} %"
+    cells = [row.name, duration(seconds.median), quartiles, rate, share_of_limit]
+    return [*cells, *_ratio_cells(case, row)]
 
 
 def _ratio_cells(case: Result, row: Row) -> list[str]:
     if row is case.base:
-        return ["1"]
-    if case.base is None or row.role not in ("ours", "peer"):
-        return []
-    ratio = case.ratio(row)
-    if ratio.low > 0:
-        return [ratio_text(ratio), _interval_text(ratio.low, ratio.high)]
+        return ["1", ""]
+    if case.base is None or row.role == "limit":
+        return ["", ""]
+    to_base = ratio(row, case.base)
+    if to_base.low > 0:
+        return [ratio_text(to_base), _interval_text(to_base.low, to_base.high)]
     # Few rounds have no interval: show quartiles.
-    return [ratio_text(ratio), _interval_text(ratio.lower_quartile, ratio.upper_quartile)]
+    return [ratio_text(to_base), _interval_text(to_base.lower_quartile, to_base.upper_quartile)]
 
 
 def _interval_text(low: float, high: float) -> str:
     return f"{_three_digits(low)} … {_three_digits(high)}"
 
 
-def comparison(run: Run, older: Mapping[tuple[str, str], float]) -> Iterator[str]:
-    """Yield the medians of rows of rope_cpu in an older run and in this one, and their ratio.
-
-    older: median seconds by case and row.
-    """
-    lines = []
+def comparison(run: Run, older: OlderRun) -> Iterator[str]:
+    """Yield the medians of rows of rope_cpu in an older run and in this one, and their ratio."""
+    yield ""
+    if older.machine != machine(run.environment):
+        yield f"The older run is of another machine: {older.machine}"
+    yield _COMPARED.format("case", "row", "older", "now", "ratio")
+    compared = 0
     for case in run.cases:
         for row in case.timed("ours"):
-            before = older.get((case.name, row.name))
+            before = older.medians.get((case.name, row.name))
             if before is not None:
+                compared += 1
                 now = row.seconds.median
-                times = [duration(before), duration(now), _three_digits(now / before)]
-                lines.append(_line(_COMPARED, [case.name, row.name, *times]))
-    yield ""
-    if lines:
-        yield _line(_COMPARED, list(_COMPARED))
-        yield from lines
-    else:
+                times = (duration(before), duration(now), _three_digits(now / before))
+                yield _COMPARED.format(case.name, row.name, *times)[:WIDTH]
+    if not compared:
         yield "Nothing was compared: no row of this run is in the older one."
 
 
-def closing(run: Run) -> str:
-    """Return the duration of the run."""
-    count = "1 case" if len(run.cases) == 1 else f"{len(run.cases)} cases"
-    return f"{count} in {run.seconds:.0f} s"
+def markdown(cases: Sequence[Result]) -> Iterator[str]:
+    """Yield tables of medians in Markdown: contenders below each other, shapes side by side.
+
+    There is a table for each rest of a name after the shape, such as float32/out.
+    """
+    groups: dict[str, list[Result]] = {}
+    for case in cases:
+        groups.setdefault(case.name.partition("/")[2], []).append(case)
+    for rest, group in groups.items():
+        columns = [_medians(case) for case in group]
+        yield ""
+        yield f"| {' | '.join([rest, *(case.name.partition('/')[0] for case in group)])} |"
+        yield f"|{'---|' * (len(group) + 1)}"
+        for name in dict.fromkeys(name for column in columns for name in column):
+            cells = [column.get(name, "") for column in columns]
+            yield f"| {' | '.join([name, *cells])} |"
+
+
+def _medians(case: Result) -> dict[str, str]:
+    return {row.name: duration(row.seconds.median) for row in case.timed("ours", "peer")}
 
 
 def listing(cases: Sequence[Case]) -> Iterator[str]:

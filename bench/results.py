@@ -1,19 +1,76 @@
-"""Outcomes of a run: the row of a call, the result of a case, the run; to and from JSON."""
+"""Outcomes of a run, with its environment: rows, results of cases, the run; to and from JSON."""
 
 from __future__ import annotations
 
 import json
-import math
+import os
+import platform
+import statistics
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from math import comb, inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from . import statistics
-from .statistics import Estimate
+import rope_cpu
+from rope_cpu.array_types import Float64
+from rope_cpu.machine import caches, cores
 
-FORMAT = 2
+FORMAT = 3
+
+CONFIDENCE = 0.95
+
+# A median is meaningless if the upper end of its interval exceeds so many times the lower end.
+MEANINGLESS = 1.5
+
+_PACKAGES = ("rope-cpu", "numpy", "numba", "torch", "jax", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median with its quartiles, and with an interval of 95 % confidence."""
+
+    median: float
+    lower_quartile: float
+    upper_quartile: float
+    low: float
+    high: float
+
+    @property
+    def meaningless(self) -> bool:
+        """Whether noise leaves the median undetermined."""
+        return self.low <= 0 or self.high > MEANINGLESS * self.low
+
+
+def estimate(values: list[float] | Float64) -> Estimate:
+    """Return the median of noisy values, its quartiles and its interval."""
+    lower_quartile, median, upper_quartile = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    return Estimate(median, lower_quartile, upper_quartile, *interval(values))
+
+
+def interval(values: list[float] | Float64) -> tuple[float, float]:
+    """Return an interval that holds the median of the distribution with 95 % confidence or more.
+
+    The number of values below the true median is binomial(n, ½) for any continuous distribution, so
+    order statistics bound it. Fewer than six values leave both sides unbounded.
+
+    Source: H. A. David and H. N. Nagaraja, Order Statistics, 2003, section 7.1.
+    """
+    ordered = np.sort(values).tolist()
+    count = len(ordered)
+    outside = 0  # values outside the interval, on either side
+    probability = 0.5**count  # that at most `outside` values lie below the true median
+    while probability <= (1 - CONFIDENCE) / 2:
+        outside += 1
+        probability += comb(count, outside) / 2**count
+    if not outside:
+        return -inf, inf
+    return ordered[outside - 1], ordered[count - outside]
 
 
 @dataclass
@@ -37,12 +94,7 @@ class Row:
     @property
     def seconds(self) -> Estimate:
         """Seconds of a call."""
-        return statistics.estimate(self.samples)
-
-    @property
-    def rate(self) -> float:
-        """Bytes per second."""
-        return self.bytes_accessed / self.seconds.median
+        return estimate(self.samples)
 
 
 @dataclass
@@ -74,73 +126,89 @@ class Result:
         """Whether a row of rope_cpu is wrong or failed."""
         return any(row.role == "ours" and row.status in ("wrong", "failed") for row in self.rows)
 
-    def ratio(self, row: Row, base: Row | None = None) -> Estimate:
-        """Return the time of `row` relative to `base` (default: `self.base`).
 
-        It is per byte if both rows access memory. Ratios are taken round by round, so that what
-        disturbs a whole round cancels.
-        """
-        divisor = base or self.base
-        if divisor is None:
-            raise ValueError(f"`row` is {row.name!r} of {self.name}, which has no timed base row")
-        scale = 1.0
-        if row.bytes_accessed and divisor.bytes_accessed:
-            scale = divisor.bytes_accessed / row.bytes_accessed
-        return statistics.estimate(scale * np.divide(row.samples, divisor.samples))
+def ratio(row: Row, base: Row) -> Estimate:
+    """Return the time of a row relative to another one of its case.
+
+    Ratios are taken round by round, so that what disturbs a whole round cancels.
+    """
+    return estimate(np.divide(row.samples, base.samples))
 
 
 @dataclass
 class Run:
-    """One run of the benchmarks; seconds: how long it took."""
+    """One run of the benchmarks. model: whose shapes were timed."""
 
-    command: str
     model: str
     environment: dict[str, Any]
     cases: list[Result] = field(default_factory=list)
-    seconds: float = 0.0
+
+
+def environment() -> dict[str, Any]:
+    """Return the facts that the figures of a run depend on, in types of JSON."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "processor": _processor(),
+        "cores": cores(),
+        "caches": caches(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "python": platform.python_version(),
+        "threads": rope_cpu.get_num_threads(),
+        "versions": _versions(),
+    }
+
+
+def machine(environment: Mapping[str, Any]) -> str:
+    """Return the machine of an environment in words."""
+    counts = f"{environment['cores']} cores, {environment['threads']} in use"
+    return f"{environment['processor']}, {counts}"
+
+
+def available_memory() -> float:
+    """Return the available memory in bytes, infinity if it is unknown."""
+    available = _system_value("/proc/meminfo", "MemAvailable")
+    return 1024 * int(available.removesuffix(" kB")) if available else inf
+
+
+def _processor() -> str:
+    name = _system_value("/proc/cpuinfo", "model name")
+    return name or platform.processor() or platform.machine()
+
+
+def _system_value(path: str, name: str) -> str:
+    """Return the first value of a name in a file of lines `name: value`; "" if there is none."""
+    with suppress(OSError):
+        for line in Path(path).read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
+    return ""
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions
 
 
 def save(run: Run, path: str | Path) -> None:
-    """Write a run as JSON: every sample, and the figures computed from them."""
-    data = {"format": FORMAT, **asdict(run)}
-    data["cases"] = [_case_data(case) for case in run.cases]
-    text = json.dumps(data, indent=1, allow_nan=False)
+    """Write a run with every sample as JSON."""
+    text = json.dumps({"format": FORMAT, **asdict(run)}, indent=1, allow_nan=False)
     Path(path).write_text(f"{text}\n", "utf-8")
 
 
-def _case_data(case: Result) -> dict[str, Any]:
-    data = asdict(case)
-    data["rows"] = [{**asdict(row), **_figures(case, row)} for row in case.rows]
-    return data
+@dataclass(frozen=True)
+class OlderRun:
+    """An older run: its machine, and the median seconds by case and row."""
+
+    machine: str
+    medians: dict[tuple[str, str], float]
 
 
-def _figures(case: Result, row: Row) -> dict[str, Any]:
-    """Return figures computed from the samples, for readers of the file without rope_cpu."""
-    if row.status != "timed":
-        return {}
-    seconds = row.seconds
-    figures: dict[str, Any] = {
-        "seconds": {
-            "median": seconds.median,
-            "quartiles": [seconds.lower_quartile, seconds.upper_quartile],
-        },
-    }
-    if row.bytes_accessed:
-        figures["gb_per_s"] = row.rate / 1e9
-        if case.limit is not None:
-            figures["of_limit"] = 1 / case.ratio(row, case.limit).median
-    if case.base is not None and row.role in ("ours", "peer"):
-        ratio = case.ratio(row)
-        figures["ratio"] = {
-            "median": ratio.median,
-            "interval": [ratio.low, ratio.high] if ratio.low > 0 else None,
-            "meaningless": ratio.meaningless,
-        }
-    return figures
-
-
-def load_medians(path: str | Path) -> dict[tuple[str, str], float]:
-    """Return the median seconds of each timed case and row in a file written by `save`.
+def load(path: str | Path) -> OlderRun:
+    """Return the run in a file written by `save`.
 
     Raises ValueError if the file holds no such run, OSError if it cannot be read.
     """
@@ -150,16 +218,16 @@ def load_medians(path: str | Path) -> dict[tuple[str, str], float]:
         if data["format"] != FORMAT:
             raise ValueError("its format is another one")
         medians = {
-            (case["name"], row["name"]): float(row["seconds"]["median"])
+            (str(case["name"]), str(row["name"])): float(statistics.median(row["samples"]))
             for case in data["cases"]
             for row in case["rows"]
             if row["status"] == "timed"
         }
-        if not all(0 < seconds < math.inf for seconds in medians.values()):
+        if not all(0 < seconds < inf for seconds in medians.values()):
             raise ValueError("a median is not a number of seconds above 0")
+        return OlderRun(machine(data["environment"]), medians)
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a file of `rope-cpu bench --json` in format {FORMAT}: "
             f"{type(error).__name__}"
         ) from error
-    return medians

@@ -1,56 +1,37 @@
-"""Calls that rotate a workload: those of rope_cpu, and the usual forms in NumPy."""
+"""Calls that rotate: those of rope_cpu, plans included, and the usual forms in NumPy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from rope_cpu.array_types import DTYPES, Array
+from rope_cpu.array_types import Array
 
-from .measure import UnavailableError
 from .timing import Call
-from .workload import Pair, Workload
+from .workloads import Pair, Workload
 
 
-def require(
-    workload: Workload,
-    *,
-    modules: Sequence[str] = (),
-    dtypes: Sequence[str] = tuple(DTYPES),
-    pairings: Sequence[bool] = (False, True),
-    one_axis: bool = False,
-) -> None:
-    """Raise UnavailableError unless an implementation of whole head vectors supports a workload.
+class UnavailableError(Exception):
+    """A call that cannot be timed here; the message is the reason."""
 
-    modules: modules that it imports. dtypes, pairings (interleaved or not): those that it has.
-    one_axis: whether it supports one position per token only.
-    """
-    rope = workload.rope
+
+def require_modules(*modules: str) -> None:
+    """Raise UnavailableError unless all modules are installed."""
     for module in modules:
         if find_spec(module) is None:
             raise UnavailableError(f"{module} is not installed")
-    if workload.dtype not in dtypes:
-        raise UnavailableError(f"has no {workload.dtype}")
-    if rope.interleaved not in pairings:
-        raise UnavailableError("rotates the other pairing only")
+
+
+def require_whole_heads(workload: Workload) -> None:
+    """Raise UnavailableError unless the rotation pairs the elements of whole head vectors."""
+    rope = workload.rope
     if rope.rotary_dim != rope.head_dim or len(rope.blocks) > 1:
         raise UnavailableError("rotates whole head vectors only")
-    if one_axis and rope.axes > 1:
-        raise UnavailableError("takes one position per token")
-
-
-def as_returned(returned: Any) -> Pair:
-    """Return q and k of a function that returns them as NumPy arrays in the input's layout."""
-    q, k = returned
-    return q, k
-
-
-def bshd_axes(x: Array) -> Array:
-    """Return an array that has the axes (batch, seq, heads, head_dim) already."""
-    return x
 
 
 def rotation_call(
@@ -60,115 +41,81 @@ def rotation_call(
     inputs: Pair,
     *,
     arithmetic: str = "float32",
-    results: Callable[[Any], Pair] = as_returned,
-    bshd: Callable[[Array], Array] = bshd_axes,
+    results: Callable[[Any], Pair] = tuple,
 ) -> Call:
     """Return a call whose first result is checked against the exact rotation.
 
     inputs: q and k of the first set, as NumPy arrays; copied, since a call may overwrite them.
     arithmetic: see `Workload.error`. results: converts a returned value to NumPy arrays.
-    bshd: converts inputs and results to axes (batch, seq, heads, head_dim).
     """
-
-    def checked(x: Array) -> Array:
-        return bshd(x)[:, workload.checked_tokens].copy()
-
-    originals = [checked(x) for x in inputs]
+    tokens = workload.checked_tokens
+    originals = [x[:, tokens] for x in inputs]
 
     def error(returned: Any) -> float:
         pairs = zip(originals, results(returned), strict=True)
-        return max(workload.error(x, checked(result), arithmetic) for x, result in pairs)
+        return max(workload.error(x, result[:, tokens], arithmetic) for x, result in pairs)
 
     return Call(function, argument_sets, workload.bytes_accessed, error)
 
 
 def plan(workload: Workload) -> Call:
     """Rotate by a plan into given arrays."""
-    rotary_plan = workload.rope.plan(workload.ids, layout=workload.layout)
-    argument_sets = workload.argument_sets()
-    q, k, _ = argument_sets[0]
+    return _call_into(workload, workload.rope.plan(workload.ids))
 
-    # By keyword, as programs do, and through a function, like `single_call`.
-    def rotate(q: Array, k: Array, out: Pair) -> Pair:
-        return rotary_plan(q, k, out=out)
 
-    return rotation_call(workload, rotate, argument_sets, (q, k), bshd=workload.bshd)
+def plan_unaligned_out(workload: Workload) -> Call:
+    """Rotate by a plan into arrays that start where large ones of NumPy do."""
+    return plan(replace(workload, aligned_out=False))
 
 
 def plan_new_arrays(workload: Workload) -> Call:
     """Rotate by a plan that allocates its results."""
-    rotary_plan = workload.rope.plan(workload.ids, layout=workload.layout)
     pairs = workload.arrays()
-    return rotation_call(workload, rotary_plan, pairs, pairs[0], bshd=workload.bshd)
+    return rotation_call(workload, workload.rope.plan(workload.ids), pairs, pairs[0])
+
+
+def make_plan(workload: Workload) -> Call:
+    """Make the plan alone."""
+    return Call(workload.rope.plan, [(workload.ids,)])
 
 
 def single_call(workload: Workload) -> Call:
-    """Rotate by calling the rotary embedding, with an offset if positions are consecutive."""
-    rope = workload.rope
+    """Rotate by calling the rotary embedding, with an offset for the tokens of one sequence."""
     ids = workload.ids
-    layout = workload.layout
+    given = {"offset": int(ids[0])} if ids.ndim == 1 else {"position_ids": ids}
+    return _call_into(workload, partial(workload.rope, **given))
+
+
+def _call_into(workload: Workload, function: Callable[..., Pair]) -> Call:
+    """Return the call of a function that rotates into given arrays."""
+
+    # By keyword, as programs do.
+    def rotate(q: Array, k: Array, out: Pair) -> Pair:
+        return function(q, k, out=out)
+
     argument_sets = workload.argument_sets()
     q, k, _ = argument_sets[0]
-
-    if rope.axes == 1 and layout != "thd" and _are_consecutive(ids):
-        first = np.atleast_2d(ids)[:, 0]
-        offset = int(first[0]) if len(first) == 1 else first
-
-        def rotate(q: Array, k: Array, out: Pair) -> Pair:
-            return rope(q, k, offset=offset, layout=layout, out=out)
-    else:
-
-        def rotate(q: Array, k: Array, out: Pair) -> Pair:
-            return rope(q, k, ids, layout=layout, out=out)
-
-    return rotation_call(workload, rotate, argument_sets, (q, k), bshd=workload.bshd)
-
-
-def _are_consecutive(ids: Array) -> bool:
-    rows = np.atleast_2d(ids)
-    _, tokens = rows.shape
-    return np.array_equal(rows, rows[:, :1] + np.arange(tokens))
+    return rotation_call(workload, rotate, argument_sets, (q, k))
 
 
 def rotate_half(workload: Workload) -> Call:
-    """Rotate by x·cos + (x, halves swapped, one negated)·sin, cos and sin of head_dim width."""
-    require(workload, pairings=(False,))
+    """Rotate by x·cos + (x, elements of pairs swapped, one negated)·sin, in the compute dtype."""
+    require_whole_heads(workload)
     cos, sin = (table[:, :, None] for table in workload.wide_cos_sin())
+    interleaved = workload.rope.interleaved
 
     def rotate(x: Array) -> Array:
-        half = x.shape[-1] // 2
-        rotated: Array = x * cos + np.concatenate([-x[..., half:], x[..., :half]], -1) * sin
+        if interleaved:
+            swapped = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+        else:
+            half = x.shape[-1] // 2
+            swapped = np.concatenate([-x[..., half:], x[..., :half]], -1)
+        rotated: Array = x * cos + swapped * sin
         return rotated
 
-    return _pair_call(workload, rotate)
+    def rotate_both(q: Array, k: Array) -> list[Array]:
+        wide = (x.astype(workload.compute_dtype, copy=False) for x in (q, k))
+        return [rotate(x).astype(q.dtype, copy=False) for x in wide]
 
-
-def complex_product(workload: Workload) -> Call:
-    """Rotate interleaved pairs by the product of x_a + i·x_b with cos + i·sin."""
-    require(workload, pairings=(True,))
-    cos, sin = workload.cos_sin()
-    factors = (cos + 1j * sin)[:, :, None]
-
-    def rotate(x: Array) -> Array:
-        rotated: Array = (x.view(factors.dtype) * factors).view(x.dtype)
-        return rotated
-
-    return _pair_call(workload, rotate)
-
-
-def _pair_call(workload: Workload, rotate: Callable[[Array], Array]) -> Call:
-    pairs = workload.bshd_arrays()
-    first_q, _ = pairs[0]
-    dtype = first_q.dtype
-    compute_dtype = workload.compute_dtype
-
-    def rotate_pair(q: Array, k: Array) -> Pair:
-        return rotate(q), rotate(k)
-
-    def rotate_wider_pair(q: Array, k: Array) -> Pair:
-        q_rot = rotate(q.astype(compute_dtype)).astype(dtype)
-        k_rot = rotate(k.astype(compute_dtype)).astype(dtype)
-        return q_rot, k_rot
-
-    function = rotate_pair if dtype == compute_dtype else rotate_wider_pair
-    return rotation_call(workload, function, pairs, pairs[0])
+    pairs = workload.arrays()
+    return rotation_call(workload, rotate_both, pairs, pairs[0])

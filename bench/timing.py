@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import cycle, islice, repeat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
 from math import ceil
 from statistics import median, median_high
 from typing import Any
@@ -40,12 +40,11 @@ def nothing() -> None:
 class Call:
     """A function with its arguments, ready to be timed.
 
-    argument_sets: sets of arguments for the same work on arrays of different allocations.
+    argument_sets: sets of arguments for the same work on arrays of different allocations; timed
+        calls take the first.
     bytes_accessed: bytes that a call reads and writes, 0 where the number means nothing.
     error: returns the largest ratio of error to tolerance of a returned value; above 1 is wrong.
     before_sample: called untimed before each sample, to set the number of threads.
-    cold: each call takes the next set of arguments, so that none is in the caches; otherwise all
-        calls take the same set.
     """
 
     function: Callable[..., Any]
@@ -53,12 +52,6 @@ class Call:
     bytes_accessed: int = 0
     error: Callable[[Any], float] | None = None
     before_sample: Callable[[], object] = nothing
-    cold: bool = False
-    arguments: Iterator[tuple[Any, ...]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Start with the first set."""
-        self.arguments = cycle(self.argument_sets) if self.cold else repeat(self.argument_sets[0])
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,7 @@ class Effort:
 def elapsed(call: Call, loops: int, clock: Clock = time.perf_counter) -> float:
     """Return the seconds of `loops` calls together."""
     function = call.function
-    argument_sets = islice(call.arguments, loops)
+    argument_sets = repeat(call.argument_sets[0], loops)
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -115,23 +108,23 @@ def warm_up(call: Call, per_call: float, clock: Clock = time.perf_counter) -> No
 def choose_allocation(
     call: Call, loops: int, per_call: float, clock: Clock = time.perf_counter
 ) -> None:
-    """Let all calls use the set of arguments of median speed.
+    """Keep the set of arguments of median speed alone.
 
     The addresses of arrays make a call a few per cent faster or slower, rarely twice as slow. A new
     set for every round would be as unbiased, but a shared cache takes hundreds of calls until it
     holds megabytes as well as it can, and the sets would evict each other.
     """
-    if call.cold or len(call.argument_sets) == 1:
+    if len(call.argument_sets) == 1:
         return
     seconds: list[float] = []
     call.before_sample()
     for arguments in call.argument_sets:
-        call.arguments = repeat(arguments)
-        warm_up(call, per_call, clock)
-        samples = [elapsed(call, loops, clock) for _ in range(_SAMPLES_PER_ALLOCATION)]
+        candidate = replace(call, argument_sets=[arguments])
+        warm_up(candidate, per_call, clock)
+        samples = [elapsed(candidate, loops, clock) for _ in range(_SAMPLES_PER_ALLOCATION)]
         seconds.append(median(samples))
     chosen = seconds.index(median_high(seconds))
-    call.arguments = repeat(call.argument_sets[chosen])
+    call.argument_sets = [call.argument_sets[chosen]]
 
 
 def settle(sleep: Callable[[float], object] = time.sleep, busy: Clock = time.process_time) -> None:

@@ -15,8 +15,7 @@ except ImportError as error:
     ) from error
 
 from .attention_model import export_attention
-from .checkpoints.layer_attention import attention_options
-from .checkpoints.layer_weights import attention_weights
+from .checkpoint import attention_options, attention_weights
 from .files import save
 from .rope_model import export_rope
 from .validation.report import Report

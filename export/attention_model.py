@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -10,24 +11,27 @@ import onnx.compose
 from numpy.typing import ArrayLike, DTypeLike
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.arguments.scalars import finite_array, real_array
+from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 
-from .attention_settings import NORM_EPSILON, AttentionOptions
-from .graph import Graph, relayout, rms_norm
-from .graph_inputs import batch_and_sequence, build_rotator, position_inputs
-from .layouts import tensor_shape
-from .masks import (
+from .checks import check_arrays, check_attention, check_rotary_embedding, plain_attention_options
+from .graph import Graph, relayout, tensor_shape
+from .metadata import ATTENTION_DESCRIPTIONS, attention_text, model_metadata, rotation_text
+from .nodes import (
     MASK_INPUT,
     MASK_SHAPES,
     PAST_LENGTHS,
+    rms_norm,
     sequence_lengths,
     shared_cache_lengths,
 )
-from .metadata import ATTENTION_DESCRIPTIONS, attention_text, model_metadata, rotation_text
-from .options import check_rotary_embedding
+from .options import INPUT, NORM_EPSILON, SCALES, AttentionOptions
+from .rope_model import batch_and_sequence, build_rotator, position_inputs
 from .targets import TARGETS
 from .targets.base import Attention, Rotator
-from .weights import INPUT, SCALES, norm_weights, projection_weights, sink_values, source_of
+
+WEIGHTS = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias")
 
 
 def export_attention(
@@ -171,8 +175,8 @@ def export_attention(
     ['attention', 'present_key', 'present_value']
     """
     check_rotary_embedding(rope)
-    arrays = projection_weights(weights) | norm_weights(qk_norm) | sink_values(sinks)
-    options = AttentionOptions(
+    arrays = _projection_weights(weights) | _norm_weights(qk_norm) | _sink_values(sinks)
+    given = AttentionOptions(
         num_heads=num_heads,
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
         causal=causal,
@@ -193,16 +197,81 @@ def export_attention(
         cache_dtype=cache_dtype,
         batch_chunks=batch_chunks,
         opset=opset,
-        qk_norm=source_of(qk_norm),
-        sinks=source_of(sinks),
+        qk_norm=_source_of(qk_norm),
+        sinks=_source_of(sinks),
         hidden=arrays["q"].shape[1] if "q" in arrays else None,
         output=arrays["o"].shape[0] if "o" in arrays else None,
         name_prefix=name_prefix,
-        rope=rope,
     )
-    options.check_arrays(rope.head_dim, arrays)
+    options = plain_attention_options(given)
+    check_attention(options, rope)
+    check_arrays(options, rope.head_dim, arrays)
     builder = _ModelBuilder(rope, options, arrays)
     return builder.build(model_metadata(rope, options, metadata))
+
+
+def _projection_weights(weights: Mapping[str, ArrayLike] | None) -> dict[str, Float64]:
+    """Return projection weights (out, in) and biases (out,) in float64, checked.
+
+    Names other than those of `WEIGHTS`, missing projections and other numbers of axes are refused.
+    """
+    if weights is None:
+        return {}
+    if not isinstance(weights, Mapping):
+        kind = type(weights).__name__
+        raise TypeError(f"`weights` is a {kind}; it must be a mapping of names to arrays")
+    unknown = [name for name in weights if name not in WEIGHTS]
+    missing = {"q", "k", "v"} - set(weights)
+    unused_bias = "o_bias" in weights and "o" not in weights
+    if unknown or missing or unused_bias:
+        raise ValueError(
+            f"`weights` holds {shown(list(weights))}; it must hold q, k and v, and may also hold "
+            "q_bias, k_bias, v_bias, o and, together with o, o_bias"
+        )
+    arrays = {
+        name: real_array(f"weights[{shown(name)}]", value).astype(np.float64, copy=False)
+        for name, value in weights.items()
+    }
+    for name, array in arrays.items():
+        axes = ("out",) if name.endswith("_bias") else ("out", "in")
+        if array.ndim != len(axes):
+            rule = f"its axes must be {', '.join(axes)}"
+            raise ValueError(f"`weights[{name!r}]` has shape {array.shape}; {rule}")
+    return arrays
+
+
+def _source_of(argument: object) -> str:
+    """Return the source of an array, one of `SOURCES`: no array, an array, or "input"."""
+    if argument is None:
+        return "none"
+    return INPUT if isinstance(argument, str) and argument == INPUT else "initializer"
+
+
+def _norm_weights(qk_norm: tuple[ArrayLike, ArrayLike] | str | None) -> dict[str, Float64]:
+    """Return the weights of the norms of q and k, in float64, as `q_norm` and `k_norm`.
+
+    Nothing is returned for weights that are inputs of the graph.
+    """
+    if _source_of(qk_norm) != "initializer":
+        return {}
+    if not isinstance(qk_norm, tuple | list):
+        kind = type(qk_norm).__name__
+        raise TypeError(f"`qk_norm` is a {kind}; it must be a pair of arrays, q and k, or 'input'")
+    if len(qk_norm) != 2:
+        raise ValueError(f"`qk_norm` holds {len(qk_norm)} arrays; it must hold two, for q and k")
+    return {
+        f"{name}_norm": real_array(f"qk_norm of {name}", value).astype(np.float64, copy=False)
+        for name, value in zip("qk", qk_norm, strict=True)
+    }
+
+
+def _sink_values(sinks: ArrayLike | str | None) -> dict[str, Float64]:
+    """Return the sinks in float64, as `sinks`; nothing where they are none or an input."""
+    if sinks is None or _source_of(sinks) == INPUT:
+        return {}
+    if isinstance(sinks, str):
+        raise TypeError(f"`sinks` is {shown(sinks)}; it must be an array, or 'input'")
+    return {"sinks": finite_array("sinks", sinks)}
 
 
 class _ModelBuilder:
@@ -218,7 +287,7 @@ class _ModelBuilder:
         self.target = TARGETS[options.target]
         self.sizes = options.sizes(rope.head_dim)
         self.dtype = options.dtype
-        self.rotation = options.rotation
+        self.rotation = replace(options.rotation, layout=self.target.attention_layout)
         self.compute_dtype = self.rotation.compute_dtype
 
     def build(self, metadata: dict[str, str]) -> onnx.ModelProto:

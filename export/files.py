@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 import onnx
 
+from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 
@@ -151,10 +152,8 @@ def model_path(path: str | os.PathLike[str], name: str = "path") -> Path:
     suffix = target.suffix.lower()
     suffix_format = onnx.serialization.registry.get_format_from_file_extension(suffix)
     if suffix_format != "protobuf":
-        raise ValueError(
-            f"`{name}` is {shown(str(target))}; models are written as protobuf, so give it the "
-            "suffix .onnx"
-        )
+        rule = "name a file of protobuf, with the suffix .onnx"
+        raise ArgumentError(name, str(target), rule)
     for file in (target, Path(f"{target}.data")):
         if file.is_symlink() or (file.exists() and not file.is_file()):
             raise ValueError(

@@ -14,8 +14,6 @@ from onnx import helper
 
 from rope_cpu import __version__
 
-from .layouts import four_axes, permutation
-
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
@@ -25,6 +23,11 @@ ORT_DOMAIN = "com.microsoft"
 
 # Most elements of an initializer that shape inference reads; shapes and axes have a few.
 SMALL_SIZE = 16
+
+# Axis orders of queries and keys, with one letter for each axis. "bsd" is the packed layout
+# (batch, seq, heads·head_dim) of a projection's output.
+LAYOUTS = ("bhsd", "bshd", "sbhd", "thd", "bsd")
+DIM_NAMES: dict[str, str | int] = {"b": "batch", "s": "sequence", "t": "tokens"}
 
 Shape = Sequence[str | int]
 
@@ -267,6 +270,28 @@ class Graph:
         )
 
 
+def four_axes(layout: str) -> str:
+    """Return the layout of four axes in which tensors of `layout` are rotated.
+
+    A "thd" token becomes a batch row with one token: RotaryEmbedding refuses sequences longer than
+    its table, and packed tokens may be more than the table has rows.
+    """
+    return {"thd": "bhsd", "bsd": "bshd"}.get(layout, layout)
+
+
+def permutation(source: str, target: str) -> tuple[int, ...]:
+    """Return the permutation with which a Transpose brings layout `source` into layout `target`."""
+    return tuple(source.index(axis) for axis in target)
+
+
+def tensor_shape(layout: str, heads: str | int, width: int) -> list[str | int]:
+    """Return the declared shape of a tensor; strings name dynamic dimensions."""
+    sizes = DIM_NAMES | {"h": heads, "d": width}
+    if layout == "bsd":
+        sizes["d"] = int(heads) * width
+    return [sizes[axis] for axis in layout]
+
+
 def relayout(graph: Graph, x: str, source: str, target: str, heads: int | None, width: int) -> str:
     """Return queries, keys or values in another layout.
 
@@ -284,22 +309,3 @@ def relayout(graph: Graph, x: str, source: str, target: str, heads: int | None, 
     if target == "thd":
         return graph.node("Squeeze", [x, graph.ints(2)], "as_thd")
     return x
-
-
-def rms_norm(
-    graph: Graph, x: str, weight: str, width: int, epsilon: float, dtype: np.dtype[Any]
-) -> str:
-    """Divide the last axis by the root of its mean square, and multiply by `weight` (width,).
-
-    dtype: of x and of the weight.
-
-    Elementary operators only, with ReduceSum instead of ReduceMean: its form is the same in every
-    opset, and onnxruntime runs it in every dtype.
-    """
-    square = graph.node("Mul", [x, x], "norm/square")
-    total = graph.node("ReduceSum", [square, graph.ints(-1)], "norm/sum", keepdims=1)
-    mean = graph.node("Mul", [total, graph.scalar(1 / width, dtype)], "norm/mean")
-    shifted = graph.node("Add", [mean, graph.scalar(epsilon, dtype)], "norm/with_epsilon")
-    root = graph.node("Sqrt", [shifted], "norm/root")
-    unit = graph.node("Div", [x, root], "norm/unit")
-    return graph.node("Mul", [unit, weight], "norm")

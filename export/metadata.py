@@ -13,32 +13,19 @@ from rope_cpu import RotaryEmbedding, __version__
 from rope_cpu.arguments.scalars import choice
 from rope_cpu.arguments.texts import cut, shown
 
-from .attention_settings import AttentionOptions
-from .options import RopeOptions
+from .checks import plain_attention_options, plain_rope_options
+from .options import AttentionOptions, RopeOptions
 from .targets.base import pairing_text
 
 OPTIONS_KEY = "rope_cpu.export"
-OPTION_CLASSES: dict[str, type[RopeOptions | AttentionOptions]] = {
-    options.kind: options for options in (RopeOptions, AttentionOptions)
-}
 
 # Largest number of characters of the options; the most inputs, with long names, need a tenth of it.
 MAX_OPTIONS_LENGTH = 2**16
-
-TOLERANCE = (
-    "|result - exact| <= 1/2 ulp(exact) + 3 u max(A (|x_a| + |x_b|), least), for float64 u = 2^-53 "
-    "and least = 2^-1022, else 2^-24 and 2^-126"
-)
-# Added where cos and sin are computed in the graph, whose angles are rounded to float64;
-# terms: number of axes that a pair rotates with.
-ANGLE_TOLERANCE = " + terms sum(|position inv_freq|) 2^-53 A (|x_a| + |x_b|)"
 
 # Doc strings of inputs and outputs.
 POSITION_DESCRIPTIONS = {
     "position_ids": "Positions of the tokens, with several axes their coordinates.",
     "offset": "Position of the first token of each row.",
-    "cos_cache": "Cosines, attention factor included: of each position, or of each token.",
-    "sin_cache": "Sines, likewise.",
 }
 ATTENTION_DESCRIPTIONS = POSITION_DESCRIPTIONS | {
     "q": "Queries, not rotated.",
@@ -62,26 +49,10 @@ ATTENTION_DESCRIPTIONS = POSITION_DESCRIPTIONS | {
 
 def attention_text(options: AttentionOptions) -> str:
     """Return a description of an attention."""
-    parts = [
-        f"Attention of {options.num_heads} query heads to {options.num_kv_heads} key heads",
-        "each query to the keys up to its own" if options.causal else "each query to all keys",
-        f"scores times {options.scale:.6g}",
-    ]
-    if options.window is not None:
-        parts.append(f"a window of {options.window} keys, the query's own included")
-    if options.softcap is not None:
-        parts.append(f"scores capped to ±{options.softcap:.6g}")
-    if options.qk_norm != "none":
-        parts.append("queries and keys normed before the rotation")
-    if options.sinks != "none":
-        parts.append("attention sinks")
-    text = f"{', '.join(parts)}."
-    if options.is_shared:
-        text += (
-            " Shared cache: past_key and present_key may be one buffer, and past_value and "
-            "present_value; the third axis is its capacity in tokens."
-        )
-    return text
+    return (
+        f"Attention of {options.num_heads} query heads to {options.num_kv_heads} key heads; its "
+        f"options are in the metadata {OPTIONS_KEY}."
+    )
 
 
 def rotation_text(rope: RotaryEmbedding) -> str:
@@ -98,29 +69,40 @@ def model_metadata(
     user_entries: Mapping[str, str] | None,
 ) -> dict[str, str]:
     """Return all metadata entries of a model; raise where the user's entries reuse a key."""
-    prefix = ""
-    rotation = options.rotation if isinstance(options, AttentionOptions) else options
-    if isinstance(options, AttentionOptions):
-        prefix = options.name_prefix
-    entries = rotation_entries(rope) | {
-        "rope_cpu.tolerance": TOLERANCE if rotation.tables else TOLERANCE + ANGLE_TOLERANCE,
-        OPTIONS_KEY: json.dumps({"kind": options.kind, **asdict(options)}),
+    prefix = options.name_prefix if isinstance(options, AttentionOptions) else ""
+    entries = _rotation_entries(rope) | {
+        OPTIONS_KEY: json.dumps({"kind": options.kind, **asdict(options)})
     }
     # The entries of several layers stand side by side in a merged model.
     entries = {f"{prefix}{key}": text for key, text in entries.items()}
     if user_entries is None:
         return entries
     if not _is_mapping_of_strings(user_entries):
-        raise TypeError(
-            f"`metadata` is {shown(user_entries)}; it must be a mapping of strings to strings"
-        )
+        given = shown(user_entries)
+        raise TypeError(f"`metadata` is {given}; it must be a mapping of strings to strings")
     taken = sorted(key for key in user_entries if key in entries or key.endswith(OPTIONS_KEY))
     if taken:
-        raise ValueError(
-            f"`metadata` holds {', '.join(taken)}, which the export itself writes; choose other "
-            "keys"
-        )
+        names = ", ".join(taken)
+        raise ValueError(f"`metadata` holds {names}, keys of the export itself; choose others")
     return entries | dict(user_entries)
+
+
+def _rotation_entries(rope: RotaryEmbedding) -> dict[str, str]:
+    """Return the metadata entries for a rotation and for the version that wrote them."""
+    spec = rope.spec
+    rotation = {
+        "rope_type": rope.rope_type,
+        "head_dim": rope.head_dim,
+        "rotary_dim": rope.rotary_dim,
+        "interleaved": rope.interleaved,
+        "blocks": list(rope.blocks),
+        "axes": rope.axes,
+        "attention_factor": rope.attention_factor,
+        "angle_dtype": spec.angle_dtype,
+        "lengths": spec.lengths,
+        "inv_freq": rope.inv_freq.tolist(),
+    }
+    return {"rope_cpu.version": __version__, "rope_cpu.rotation": json.dumps(rotation)}
 
 
 def _is_mapping_of_strings(value: object) -> bool:
@@ -149,11 +131,13 @@ def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
     ((prefix, text),) = texts.items()
     try:
         fields = _json_object(text)
-        kind = choice("kind", fields.pop("kind", None), tuple(OPTION_CLASSES))
+        kind = choice("kind", fields.pop("kind", None), (RopeOptions.kind, AttentionOptions.kind))
         written = fields.get("name_prefix", "")
         if written != prefix:
             raise ValueError(f"`name_prefix` is {shown(written)}, but the key has {shown(prefix)}")
-        return OPTION_CLASSES[kind](**fields)
+        if kind == RopeOptions.kind:
+            return plain_rope_options(RopeOptions(**fields))
+        return plain_attention_options(AttentionOptions(**fields))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"`model` has metadata {OPTIONS_KEY!r} of {cut(text)}, which no export of this version "
@@ -177,21 +161,3 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise TypeError("it is not a JSON object")
     return fields
-
-
-def rotation_entries(rope: RotaryEmbedding) -> dict[str, str]:
-    """Return the metadata entries for a rotation and for the version that wrote them."""
-    spec = rope.spec
-    rotation = {
-        "rope_type": rope.rope_type,
-        "head_dim": rope.head_dim,
-        "rotary_dim": rope.rotary_dim,
-        "interleaved": rope.interleaved,
-        "blocks": list(rope.blocks),
-        "axes": rope.axes,
-        "attention_factor": rope.attention_factor,
-        "angle_dtype": spec.angle_dtype,
-        "lengths": spec.lengths,
-        "inv_freq": rope.inv_freq.tolist(),
-    }
-    return {"rope_cpu.version": __version__, "rope_cpu.rotation": json.dumps(rotation)}

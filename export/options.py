@@ -1,37 +1,29 @@
-"""The arguments of export_rope, validated."""
+"""The options of the export: plain data, which the metadata of a file hold.
+
+`checks` has their rules; nothing here is checked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import DTypeLike
-
-from rope_cpu import RotaryEmbedding
-from rope_cpu.arguments import limits
-from rope_cpu.arguments.arrays import to_dtype
-from rope_cpu.arguments.scalars import boolean, check_length, check_table_size, choice, whole_number
-from rope_cpu.arguments.texts import cut, shown
-from rope_cpu.array_types import DTYPES
-from rope_cpu.frequencies.spec import RopeSpec
 
 from .graph import FLOAT32, FLOAT64
-from .layouts import LAYOUTS
-from .targets import TARGETS, capable_targets, find_target
-from .targets.base import Target
 
-POSITIONS = ("position_ids", "offset", "none")
-POSITION_DTYPES = (np.dtype(np.int64), FLOAT32, FLOAT64)
+NORM_EPSILON = 1e-6
+
+# The value of an argument that makes its array an input of the graph.
+INPUT = "input"
+# The inputs that hold the scales of an int8 cache, one for each head and element of a vector.
+SCALES = ("k_scale", "v_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeOptions:
-    """The arguments of `export_rope`, validated and in plain types: dtypes are names.
-
-    See `export_rope` for their meaning.
-    """
+    """The arguments of `export_rope`, see there; once checked in plain types: dtypes are names."""
 
     kind: ClassVar[str] = "rope"
 
@@ -42,33 +34,9 @@ class RopeOptions:
     num_heads: int | None
     num_kv_heads: int | None
     positions: str
-    position_dtype: Any = "int64"
     max_positions: int | None
-    table_inputs: bool = False
     inverse: bool = False
     opset: Any
-
-    def __post_init__(self) -> None:
-        target = find_target(self.target)
-        position_dtype = known_dtype("position_dtype", self.position_dtype, POSITION_DTYPES)
-        checked = {
-            "dtype": target_dtype(target, self.dtype),
-            "layout": choice("layout", self.layout, LAYOUTS),
-            "inputs": _input_names(self.inputs),
-            "num_heads": _optional_number("num_heads", self.num_heads, limits.HEADS),
-            "num_kv_heads": _optional_number("num_kv_heads", self.num_kv_heads, limits.HEADS),
-            "positions": choice("positions", self.positions, POSITIONS),
-            "position_dtype": str(position_dtype),
-            "max_positions": table_rows(self.max_positions),
-            "table_inputs": boolean("table_inputs", self.table_inputs),
-            "inverse": boolean("inverse", self.inverse),
-            "opset": target_opset(target, self.opset),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-        self._check_tables()
-        self._check_positions()
-        self._check_heads()
 
     @property
     def heads(self) -> dict[str, int | None]:
@@ -86,188 +54,108 @@ class RopeOptions:
     @property
     def tables(self) -> bool:
         """Whether cos and sin come from tables, rather than being computed in the graph."""
-        return self.table_inputs or self.max_positions is not None
+        return self.max_positions is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions:
+    """The arguments of `export_attention`, see there; once checked in plain types.
+
+    `num_kv_heads`, `v_head_dim` and `scale` are never None. qk_norm, sinks: where these arrays come
+    from. hidden, output: widths of the hidden states at the input and at the output, None without
+    projections.
+    """
+
+    kind: ClassVar[str] = "attention"
+
+    # The order of the fields is that of the entries in a file's metadata.
+    num_heads: int
+    num_kv_heads: int
+    causal: bool
+    window: int | None
+    softcap: float | None
+    scale: float
+    mask: str
+    positions: str
+    max_positions: int | None
+    v_head_dim: int
+    target: str
+    dtype: Any
+    layout: str
+    norm_epsilon: float
+    norm_offset: float
+    past: bool
+    cache: str
+    cache_dtype: Any
+    batch_chunks: bool | None
+    opset: Any
+    qk_norm: str
+    sinks: str
+    hidden: int | None
+    output: int | None
+    name_prefix: str
 
     @property
-    def token_tables(self) -> bool:
-        """Whether cos and sin of each token are inputs, so that there are no position ids."""
-        return self.table_inputs and self.positions == "none"
+    def rotation(self) -> RopeOptions:
+        """The options of the rotation inside.
 
-    def _check_tables(self) -> None:
-        if self.table_inputs and self.max_positions is not None:
-            raise ValueError(
-                f"`table_inputs` is True and `max_positions` is {self.max_positions}: both are "
-                "given, but tables are either inputs or initializers; drop one of them"
-            )
-        if self.table_inputs and self.inverse:
-            raise ValueError(
-                "`inverse` and `table_inputs` are both True; drop `inverse` and feed tables with "
-                "-sin instead"
-            )
-
-    def _check_positions(self) -> None:
-        if self.tables and self.position_dtype != "int64":
-            raise ValueError(
-                f"`position_dtype` is {self.position_dtype}, but tables are looked up by int64 "
-                "ids; without `max_positions` and `table_inputs` cos and sin are computed in the "
-                "graph, from positions of any dtype"
-            )
-        if self.positions == "none" and self.position_dtype != "int64":
-            raise ValueError(
-                f"`position_dtype` is {self.position_dtype}, but `positions` is 'none': the graph "
-                "has no input for positions; drop `position_dtype`"
-            )
-        if self.layout == "thd" and self.positions != "position_ids" and not self.token_tables:
-            raise ValueError(
-                f"`positions` is {shown(self.positions)}; packed tokens (layout thd) need "
-                "'position_ids'"
-            )
-
-    def _check_heads(self) -> None:
-        if self.num_kv_heads is not None and self.num_heads is None:
-            raise ValueError(
-                f"`num_kv_heads` is {self.num_kv_heads}, but `num_heads` is None; give both or "
-                "neither"
-            )
-        if self.num_kv_heads is not None and len(self.inputs) == 1:
-            raise ValueError(
-                f"`num_kv_heads` is {self.num_kv_heads}; it needs a second input, but `inputs` is "
-                f"{shown(self.inputs)}"
-            )
-        if self.layout == "bsd" and self.num_heads is None:
-            raise ValueError(
-                "`num_heads` is None; layout bsd (batch, seq, heads·head_dim) needs it"
-            )
-
-    def check_rope(self, rope: RotaryEmbedding) -> None:
-        """Raise ValueError where these options or their target cannot express a rotation."""
-        check_one_length(rope)
-        spec = rope.spec
-        if self.max_positions is not None:
-            check_table_size("max_positions", self.max_positions, self.max_positions, spec.pairs)
-        if not self.token_tables:
-            check_coordinates(rope, self.positions)
-        pair_axes = np.count_nonzero(spec.inv_freq[0], axis=0)
-        if spec.angle_dtype == "float32" and (pair_axes > 1).any():
-            raise ValueError(
-                "`rope` has `angle_dtype` 'float32' and pairs that rotate by several axes: the "
-                "float32 sum of their angles depends on the order in which a runtime adds; export "
-                "one with `angle_dtype` 'float64'"
-            )
-        self._check_frequency_heads(spec)
-        if self.tables and (spec.pair_axis is None or spec.inv_freq.shape[2] > 1):
-            raise ValueError(
-                "`rope` has pairs that rotate by several axes, or frequencies per head, and tables "
-                "cannot hold such a rotation; without `max_positions` and `table_inputs` cos and "
-                "sin are computed in the graph"
-            )
-
-    def _check_frequency_heads(self, spec: RopeSpec) -> None:
-        frequency_heads = spec.inv_freq.shape[2]
-        if frequency_heads == 1:
-            return
-        target = TARGETS[self.target]
-        if not target.per_head:
-            able = capable_targets(lambda other: other.per_head)
-            raise ValueError(
-                f"{target.op} takes one cos and sin for all heads, and `rope` has frequencies for "
-                f"{frequency_heads} heads; {able} can express it"
-            )
-        for name, count in zip(("num_heads", "num_kv_heads"), self.heads.values(), strict=False):
-            if count is None or count % frequency_heads:
-                raise ValueError(
-                    f"`{name}` is {count}; `rope` has frequencies of {frequency_heads} heads, so "
-                    "it must be a multiple of that"
-                )
-
-
-def target_dtype(target: Target, value: DTypeLike) -> str:
-    """Return the name of the dtype of queries and keys; raise unless the target supports it."""
-    dtype = known_dtype("dtype", value, DTYPES.values())
-    if dtype not in target.dtypes:
-        able = capable_targets(lambda other: dtype in other.dtypes)
-        raise ValueError(
-            f"`dtype` is {dtype}, which {target.op} has no kernel for; {able} can express it"
-        )
-    return str(dtype)
-
-
-def target_opset(target: Target, value: int | None, cache: str = "growing") -> int:
-    """Return the opset to write; None is the target's lowest, of attention with this cache."""
-    first, last = target.opsets
-    if cache == "shared" and target.shared_cache_opset is not None:
-        first = target.shared_cache_opset
-    if value is None:
-        return first
-    opset = whole_number("opset", value)
-    if not first <= opset <= last:
-        raise ValueError(
-            f"`opset` is {opset}; target {target.name!r} is written in opsets {first} to {last}"
-        )
-    return opset
-
-
-def table_rows(value: int | None) -> int | None:
-    """Return `max_positions`, validated."""
-    return _optional_number("max_positions", value, limits.TABLE)
-
-
-def check_one_length(rope: RotaryEmbedding) -> None:
-    """Raise ValueError unless `rope` has the frequencies of exactly one sequence length."""
-    spec = rope.spec
-    if spec.needs_length:
-        raise ValueError(
-            f"rope type {spec.rope_type!r} depends on the sequence length; give "
-            "`rope.at_length(seq_len)` as `rope`"
-        )
-    if len(spec.inv_freq) > 1:
-        raise ValueError(
-            f"`rope` holds frequencies for {len(spec.inv_freq)} batch rows; a graph is written for "
-            "one length, such as `rope.at_length(seq_len)`"
+        With positions "past" the graph has no input for positions: they continue from the length of
+        the past.
+        """
+        return RopeOptions(
+            target=self.target,
+            dtype=self.dtype,
+            layout="bshd",
+            inputs=("q", "k"),
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            positions="position_ids" if self.positions == "position_ids" else "none",
+            max_positions=self.max_positions,
+            opset=self.opset,
         )
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the past and the present are one buffer, whose rows have lengths."""
+        return self.cache == "shared"
 
-def check_rotary_embedding(rope: object) -> None:
-    """Raise TypeError unless `rope` is a RotaryEmbedding."""
-    if not isinstance(rope, RotaryEmbedding):
-        raise TypeError(f"`rope` is a {type(rope).__name__}; it must be a RotaryEmbedding")
+    @property
+    def cached_dtype(self) -> str:
+        """The name of the dtype of past and present keys and values."""
+        return str(self.dtype if self.cache_dtype is None else self.cache_dtype)
 
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """The names of the projections."""
+        inputs = () if self.hidden is None else ("q", "k", "v")
+        outputs = () if self.output is None else ("o",)
+        return (*inputs, *outputs)
 
-def check_coordinates(rope: RotaryEmbedding, positions: str) -> None:
-    """Raise ValueError where positions are consecutive, but tokens need coordinates."""
-    if rope.axes > 1 and not rope.spec.shared_id and positions != "position_ids":
-        raise ValueError(
-            f"`positions` is {shown(positions)}; with {rope.axes} axes each token needs its "
-            "coordinates: give 'position_ids'"
-        )
+    def array_inputs(self, head_dim: int) -> dict[str, tuple[int, ...]]:
+        """Return {name: shape} of scales, norms' weights and sinks that are inputs."""
+        inputs: dict[str, tuple[int, ...]] = {}
+        if self.cache_dtype is not None:
+            inputs["k_scale"] = (1, self.num_kv_heads, 1, head_dim)
+            inputs["v_scale"] = (1, self.num_kv_heads, 1, self.v_head_dim)
+        if self.qk_norm == INPUT:
+            inputs |= {"q_norm_weight": (head_dim,), "k_norm_weight": (head_dim,)}
+        if self.sinks == INPUT:
+            inputs["sinks"] = (self.num_heads,)
+        return inputs
 
+    def sizes(self, head_dim: int) -> dict[str, tuple[int, int]]:
+        """Return {name: (number of heads, width of a head)} of q, k and v."""
+        return {
+            "q": (self.num_heads, head_dim),
+            "k": (self.num_kv_heads, head_dim),
+            "v": (self.num_kv_heads, self.v_head_dim),
+        }
 
-def _optional_number(name: str, value: int | None, most: int) -> int | None:
-    """Return a whole number from 1 to `most`, or None if `value` is None."""
-    if value is None:
-        return None
-    return whole_number(name, value, 1, most)
-
-
-def _input_names(inputs: object) -> tuple[str, ...]:
-    """Return the names of inputs; raise unless they are different identifiers."""
-    if not isinstance(inputs, list | tuple):
-        raise TypeError(f"`inputs` is {shown(inputs)}; it must be a sequence of names")
-    check_length("inputs", inputs, limits.INPUTS)
-    identifiers = all(isinstance(name, str) and name.isidentifier() for name in inputs)
-    if not inputs or not identifiers or len(set(inputs)) < len(inputs):
-        raise ValueError(
-            f"`inputs` is {shown(inputs)}; it must be a non-empty list of different identifiers "
-            "(letters, digits, _)"
-        )
-    return tuple(inputs)
-
-
-def known_dtype(name: str, value: DTypeLike, known: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
-    """Return `value` as a dtype; raise TypeError unless it is one of the known ones."""
-    choices = list(known)
-    dtype: np.dtype[Any] | None = to_dtype(value)
-    if dtype is None or dtype not in choices:
-        text = shown(value) if dtype is None else cut(str(dtype))
-        raise TypeError(f"`{name}` is {text}; it must be one of {', '.join(map(str, choices))}")
-    return dtype
+    def weight_shapes(self, head_dim: int) -> dict[str, tuple[int, ...]]:
+        """Return {name: shape} of sinks, norms, projections and biases that are initializers."""
+        shapes: dict[str, tuple[int, ...]] = {"sinks": (self.num_heads,)}
+        shapes |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
+        for name, (heads, width) in self.sizes(head_dim).items():
+            shapes[name] = (heads * width, self.hidden or 0)
+        shapes["o"] = (self.output or 0, self.num_heads * self.v_head_dim)
+        return shapes | {f"{name}_bias": shapes[name][:1] for name in "qkvo"}

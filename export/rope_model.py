@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,11 +11,15 @@ from numpy.typing import DTypeLike
 
 from rope_cpu import RotaryEmbedding
 
-from .graph import Graph
-from .graph_inputs import batch_and_sequence, build_rotator, position_inputs
-from .layouts import tensor_shape
+from .checks import check_rope, check_rotary_embedding, plain_rope_options
+from .graph import Graph, Shape, tensor_shape
 from .metadata import POSITION_DESCRIPTIONS, model_metadata, rotation_text
-from .options import RopeOptions, check_rotary_embedding
+from .nodes import CosSinValues, arange, computed_cos_sin, cos_sin_tables
+from .options import RopeOptions
+from .targets import TARGETS
+from .targets.base import Rotator
+
+TABLE_NAMES = ("cos_cache", "sin_cache")
 
 
 def export_rope(
@@ -27,9 +32,7 @@ def export_rope(
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
     positions: str = "position_ids",
-    position_dtype: DTypeLike = np.int64,
     max_positions: int | None = None,
-    table_inputs: bool = False,
     inverse: bool = False,
     opset: int | None = None,
     metadata: Mapping[str, str] | None = None,
@@ -58,22 +61,14 @@ def export_rope(
         Heads of the first input, and of the others. None: any number. Layout "bsd" needs them, and
         so do frequencies per head, which target "primitive" alone can express.
     positions : {"position_ids", "offset", "none"}
-        "position_ids": an input (batch or 1, seq), for "thd" (tokens,); with several axes a
-        trailing axis holds the coordinates. "offset": an input (batch or 1,), for positions
-        offset + 0, 1, 2, … "none": positions are 0, 1, 2, …
-    position_dtype : dtype
-        Dtype of the input for positions: int64; float32 or float64 too if cos and sin are
-        computed in the graph.
+        "position_ids": an int64 input (batch or 1, seq), for "thd" (tokens,); with several axes a
+        trailing axis holds the coordinates. "offset": an int64 input (batch or 1,), for
+        positions offset + 0, 1, 2, … "none": positions are 0, 1, 2, …
     max_positions : int, optional
         Rows of the cos and sin tables, which become initializers; other positions fail at run time.
+        Their pairs must rotate with one axis each.
         None: cos and sin are computed in the graph, without a limit. Their angles are rounded to
         float64, which adds |angle|·2^-53·A·(|x_a| + |x_b|) to the error: most of it in float64.
-    table_inputs : bool
-        Inputs cos_cache and sin_cache (table, pairs), of any length, in float32 (float64 for
-        float64). With positions "none" they are cos and sin per token, (batch or 1, seq, pairs),
-        for "thd" (tokens, pairs). Cannot be combined with `max_positions` or
-        `inverse`. Tables of either kind
-        need pairs that rotate with one axis each.
     inverse : bool
         Undo the rotation: rotate by the negative angle and divide by the attention factor.
     opset : int, optional
@@ -108,7 +103,7 @@ def export_rope(
     ['q_rot', 'k_rot']
     """
     check_rotary_embedding(rope)
-    options = RopeOptions(
+    given = RopeOptions(
         target=target,
         dtype=dtype,
         layout=layout,
@@ -116,13 +111,12 @@ def export_rope(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         positions=positions,
-        position_dtype=position_dtype,
         max_positions=max_positions,
-        table_inputs=table_inputs,
         inverse=inverse,
         opset=opset,
     )
-    options.check_rope(rope)
+    options = plain_rope_options(given)
+    check_rope(options, rope)
     return _build_model(rope, options, model_metadata(rope, options, metadata))
 
 
@@ -163,3 +157,95 @@ def _descriptions(options: RopeOptions) -> dict[str, str]:
     names = dict.fromkeys(options.inputs, "Vectors to rotate.")
     rotated = {f"{name}_rot": f"The vectors of {name}, rotated." for name in options.inputs}
     return POSITION_DESCRIPTIONS | names | rotated
+
+
+def position_inputs(
+    rope: RotaryEmbedding, options: RopeOptions
+) -> Iterator[tuple[str, Any, Shape]]:
+    """Yield name, dtype and shape of the inputs for positions."""
+    tokens: list[str | int] = ["tokens"] if options.layout == "thd" else ["batch_or_1", "sequence"]
+    if options.positions == "position_ids":
+        coordinates = [rope.axes] if rope.axes > 1 else []
+        yield "position_ids", np.int64, [*tokens, *coordinates]
+    elif options.positions == "offset":
+        yield "offset", np.int64, ["batch_or_1"]
+
+
+def build_rotator(
+    graph: Graph,
+    rope: RotaryEmbedding,
+    options: RopeOptions,
+    sizes: tuple[str, str],
+    first: str | None = None,
+) -> Rotator:
+    """Add the nodes from positions to cos and sin, and return the target's rotator.
+
+    sizes: batch and sequence, int64 vectors of length 1. first: the position of the first token
+    where positions are consecutive, an int64 vector (batch or 1,); None: 0.
+    """
+    if options.positions == "position_ids":
+        ids = _input_ids(graph, rope, options.layout, sizes)
+    else:
+        if options.positions == "offset":
+            first = "offset"
+        ids = _consecutive_ids(graph, rope, sizes[1], first)
+    cos_sin = _cos_sin(graph, rope, options, ids)
+    rotator = TARGETS[options.target].rotator
+    return rotator(graph, rope, cos_sin, options.layout, *sizes, options.compute_dtype)
+
+
+def batch_and_sequence(graph: Graph, x: str, layout: str) -> tuple[str, str]:
+    """Return the sizes of batch and sequence, int64 vectors of length 1.
+
+    Packed tokens (thd) are as many batch rows of one token each.
+    """
+    if layout == "thd":
+        batch = graph.size(x, 0, "batch_size")
+        sequence = graph.ints(1)
+    else:
+        batch = graph.size(x, layout.index("b"), "batch_size")
+        sequence = graph.size(x, layout.index("s"), "sequence_length")
+    return batch, sequence
+
+
+def _cos_sin(graph: Graph, rope: RotaryEmbedding, options: RopeOptions, ids: str) -> CosSinValues:
+    """Return cos and sin of ids: computed, or tables that are initializers."""
+    inverse = options.inverse
+    dtype = options.compute_dtype
+    if options.max_positions is None:
+        return computed_cos_sin(graph, rope, ids, inverse, dtype)
+    tables = cos_sin_tables(rope, options.max_positions, inverse, dtype)
+    for name, table in zip(TABLE_NAMES, tables, strict=True):
+        graph.initializer(name, table)
+    pair_axis = rope.spec.pair_axis if rope.axes > 1 else None
+    return CosSinValues(*TABLE_NAMES, rope.rotary_dim // 2, ids=ids, pair_axis=pair_axis)
+
+
+def _input_ids(graph: Graph, rope: RotaryEmbedding, layout: str, sizes: tuple[str, str]) -> str:
+    """Return position_ids as (batch or 1, seq), with several axes (batch or 1, seq, axes)."""
+    batch, sequence = sizes
+    coordinates = [0] if rope.axes > 1 else []
+    # One id for many tokens would broadcast. Reshaped to [0, seq], where 0 keeps a size, it fails.
+    # (With a Concat of sizes, onnxruntime's optimizer would put a -1 there, which takes any size.)
+    if layout == "thd":
+        shape = graph.node("Mul", [batch, graph.ints(1, *coordinates)], "ids_shape")
+        ids = graph.node("Reshape", ["position_ids", shape], "ids")
+        return graph.node("Unsqueeze", [ids, graph.ints(1)], "ids_of_tokens")
+    shape = graph.node("Mul", [sequence, graph.ints(0, 1, *coordinates)], "ids_shape")
+    ids = graph.node("Reshape", ["position_ids", shape], "ids")
+    axes = [rope.axes] if coordinates else []
+    graph.value_info(ids, np.int64, ["batch_or_1", "sequence", *axes])
+    return ids
+
+
+def _consecutive_ids(graph: Graph, rope: RotaryEmbedding, sequence: str, first: str | None) -> str:
+    """Return first + 0, 1, 2, …, the same on every axis, shaped as those of `_input_ids`."""
+    index = arange(graph, sequence, "token_index")
+    ids = graph.node("Unsqueeze", [index, graph.ints(0)], "ids")
+    if first is not None:
+        first_column = graph.node("Unsqueeze", [first, graph.ints(1)], "first_id")
+        ids = graph.node("Add", [first_column, ids], "ids_from_first")
+    if rope.axes > 1:
+        column = graph.node("Unsqueeze", [ids, graph.ints(2)], "ids_column")
+        ids = graph.node("Expand", [column, graph.ints(1, 1, rope.axes)], "ids_of_axes")
+    return ids

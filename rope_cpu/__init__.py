@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rope_cpu import positions
-from rope_cpu.convert import convert_weight
+from rope_cpu.functional import convert_weight, sinusoidal
 from rope_cpu.kernels.threads import get_num_threads, set_num_threads
 from rope_cpu.rotation.apply import apply_rotary
 from rope_cpu.rotation.embedding import RotaryEmbedding
@@ -12,7 +12,6 @@ from rope_cpu.serving.attention import attention
 from rope_cpu.serving.batch import Batch
 from rope_cpu.serving.kv_cache import KVCache
 from rope_cpu.serving.rms_norm import RMSNorm
-from rope_cpu.sinusoidal import sinusoidal
 from rope_cpu.warmup import warmup
 
 __version__ = "0.1.0"

@@ -13,13 +13,10 @@ from rope_cpu.arguments.texts import escaped, shown
 from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
 from rope_cpu.configs.model_types import data
 from rope_cpu.configs.reader import read
-from rope_cpu.configs.text import PAIRING_ARGUMENT
 from rope_cpu.frequencies.spec import RopeSpec
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 DEFAULT_CONFIG = "llama3.1-8b.json"
-# The options that set the argument `interleaved`, for error texts.
-PAIRING_OPTIONS = "--interleaved for pairs (2i, 2i+1), --half for (i, i+n)"
 PICTURE_SUFFIXES = (".png", ".svg")
 
 
@@ -140,16 +137,7 @@ def rope_from_config(
             config, layer_type=layer_type, layer=layer, interleaved=interleaved
         )
     except (TypeError, ValueError) as error:
-        raise config_error(error, interleaved) from error
-
-
-def config_error(error: Exception, interleaved: bool | None) -> UsageError:
-    """Return the UsageError for an invalid config, with the options that choose the pairing."""
-    text = str(error).replace(PAIRING_ARGUMENT, PAIRING_OPTIONS)
-    if interleaved is not None:
-        option = "--interleaved" if interleaved else "--half"
-        text = text.replace(f"`interleaved` is {interleaved},", f"{option} is given,")
-    return UsageError(text)
+        raise UsageError(str(error)) from error
 
 
 def both_pairings(

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.arguments import limits
-from rope_cpu.arguments.masks_and_grids import check_attention_mask, check_grids
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.position_ids import parse_cu_seqlens
-from rope_cpu.arguments.scalars import (
-    boolean,
-    check_table_size,
-    per_axis,
-    real_array,
-    whole_number,
-    whole_numbers,
-)
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64, Int64
-from rope_cpu.mrope_positions import mrope, token_types
 
 __all__ = [
     "grid",
@@ -33,6 +25,16 @@ __all__ = [
     "token_types",
     "with_unrotated",
 ]
+
+TEXT = 0
+IMAGE = 1
+VIDEO = 2
+
+_KIND_NAMES = {IMAGE: "image", VIDEO: "video"}
+_GRID_ARGUMENTS = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
+_STARTS = ("largest_id", "longer_side")
+_MAX_ID_STEP = 2.0**31  # between two frames
+_INT64_MAX = int(np.iinfo(np.int64).max)
 
 
 def packed(cu_seqlens: ArrayLike) -> Int64:
@@ -62,7 +64,7 @@ def packed(cu_seqlens: ArrayLike) -> Int64:
     """
     ends = parse_cu_seqlens(cu_seqlens)
     tokens = int(ends[-1])
-    check_table_size("cu_seqlens[-1]", tokens, tokens)
+    scalars.check_table_size("cu_seqlens[-1]", tokens, tokens)
     return np.arange(tokens) - np.repeat(ends[:-1], np.diff(ends))
 
 
@@ -92,7 +94,7 @@ def left_padded(attention_mask: ArrayLike) -> Int64:
     array([[0, 0, 0, 1],
            [0, 1, 2, 3]])
     """
-    is_token = check_attention_mask(attention_mask)
+    is_token = _checked_mask(attention_mask)
     return np.where(is_token, np.cumsum(is_token, axis=1) - 1, 0)
 
 
@@ -145,18 +147,17 @@ def grid(
     >>> positions.grid((t, h, w), start=(0, -(h - h // 2), -(w - w // 2)))[0].tolist()
     [0, -1, -2]
     """
-    counts = whole_numbers("sizes", sizes, longest=limits.AXES)
+    counts = scalars.whole_numbers("sizes", sizes, longest=limits.AXES)
     if not counts:
-        raise ValueError(f"`sizes` is {shown(sizes)}; it must hold the size of at least one axis")
-    check_table_size("sizes", sizes, len(counts), *counts)
-    starts = per_axis("start", start, len(counts))
-    if boolean("centred", centred):
+        raise ArgumentError("sizes", sizes, "hold the size of at least one axis")
+    scalars.check_table_size("sizes", sizes, len(counts), *counts)
+    starts = scalars.per_axis("start", start, len(counts))
+    if scalars.boolean("centred", centred):
         if starts.any():
-            raise ValueError(
-                f"`start` is {shown(start)}, but `centred` determines the start; pass only one"
-            )
+            rule = "be left out, as `centred` determines the start"
+            raise ArgumentError("start", start, rule)
         starts = -(np.array(counts) - 1) / 2
-    scales = per_axis("scale", scale, len(counts))
+    scales = scalars.per_axis("scale", scale, len(counts))
     with np.errstate(over="ignore"):
         coordinates = [
             (np.arange(count) + axis_start) * axis_scale
@@ -165,10 +166,8 @@ def grid(
     for axis_coordinates in coordinates:
         # Not the limit itself: 2^53 + 1 may have been rounded to it.
         if not (np.abs(axis_coordinates) < limits.MAX_POSITION).all():
-            raise ValueError(
-                f"`start` is {shown(start)} and `scale` is {shown(scale)}; "
-                "coordinates must stay below ±2^53"
-            )
+            finding = Finding(f"is {shown(start)} and `scale` is {shown(scale)}")
+            raise ArgumentError("start", finding, "give coordinates below ±2^53")
     cells = np.unravel_index(np.arange(math.prod(counts)), counts)
     columns = [values[index] for values, index in zip(coordinates, cells, strict=True)]
     ids: Float64 = np.stack(columns, axis=-1)
@@ -204,9 +203,9 @@ def patches(grid_thw: ArrayLike, *, merge_size: int = 1) -> Int64:
     >>> positions.patches([[1, 2, 4]], merge_size=2).tolist()
     [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]]
     """
-    edge = whole_number("merge_size", merge_size)
+    edge = scalars.whole_number("merge_size", merge_size)
     parts = [np.zeros((0, 2), dtype=np.int64)]
-    for frames, rows, columns in check_grids("grid_thw", grid_thw, edge).tolist():
+    for frames, rows, columns in _checked_grids("grid_thw", grid_thw, edge).tolist():
         row_column = np.indices((rows, columns)).transpose(1, 2, 0)
         squares = row_column.reshape(rows // edge, edge, columns // edge, edge, 2)
         frame = squares.swapaxes(1, 2).reshape(-1, 2)
@@ -244,10 +243,345 @@ def with_unrotated(position_ids: ArrayLike, *, before: int = 0, after: int = 0) 
     >>> positions.with_unrotated(positions.grid((1, 2), start=1), before=1).tolist()
     [[0, 0], [1, 1], [1, 2]]
     """
-    ids = real_array("position_ids", position_ids)
+    ids = scalars.real_array("position_ids", position_ids)
     if ids.ndim < 2:
-        raise ValueError(f"`position_ids` has shape {ids.shape}; it must be (..., tokens, axes)")
-    width = (whole_number("before", before, 0), whole_number("after", after, 0))
+        raise ArgumentError("position_ids", Finding.shape_of(ids), "be (..., tokens, axes)")
+    width = (scalars.whole_number("before", before, 0), scalars.whole_number("after", after, 0))
     tokens = sum(width) + ids.shape[-2]
-    check_table_size("(before, after)", width, *ids.shape[:-2], tokens, ids.shape[-1])
+    scalars.check_table_size("(before, after)", width, *ids.shape[:-2], tokens, ids.shape[-1])
     return np.pad(ids, [(0, 0)] * (ids.ndim - 2) + [width, (0, 0)])
+
+
+class _Grid(NamedTuple):
+    """Merged patches of one image or video.
+
+    number: row of the grid argument. step: difference of ids between frames.
+    """
+
+    number: int
+    frames: int
+    rows: int
+    columns: int
+    step: np.float32
+
+
+def mrope(
+    token_types: ArrayLike,
+    *,
+    image_grid_thw: ArrayLike | None = None,
+    video_grid_thw: ArrayLike | None = None,
+    merge_size: int = 2,
+    merge_frames: int = 1,
+    seconds_per_grid: ArrayLike | None = None,
+    tokens_per_second: float = 1.0,
+    split_frames: bool = False,
+    start_after: str = "largest_id",
+    attention_mask: ArrayLike | None = None,
+) -> tuple[Int64, Int64]:
+    """Return the M-RoPE ids of a prompt and the offset of the tokens generated after it.
+
+    Text counts up on all three axes. An image or video has the grid of its merged patches, and
+    the tokens after it start at its largest id plus one.
+
+    Parameters
+    ----------
+    token_types : array_like of int, shape (batch, seq)
+        0 text, 1 image, 2 video; see `token_types`.
+    image_grid_thw, video_grid_thw : array_like of int, shape (images, 3), (videos, 3), optional
+        Frames, rows and columns of patches, in the order of the tokens.
+    merge_size : int
+        Patches along the edge of the square that becomes one token (`spatial_merge_size`).
+    merge_frames : int
+        Frames of a video that become one (`temporal_merge_size` of Ernie-4.5-VL).
+    seconds_per_grid : array_like of float, shape (videos,), optional
+        Seconds between frames (`second_per_grid_ts` of Qwen2.5-VL); None means 1.
+    tokens_per_second : float
+        Ids per second: 1 for Qwen2-VL and Qwen3-VL, in the configuration of Qwen2.5-VL.
+    split_frames : bool
+        Frames of a video are separate, with text between them (Qwen3-VL, GLM-4V). That text
+        determines their distance, so `merge_frames`, `seconds_per_grid` and `tokens_per_second`
+        must keep their defaults.
+    start_after : {"largest_id", "longer_side"}
+        Where the tokens after an image or video start: "largest_id", past its largest id on any
+        axis, as the models were trained; "longer_side", past its longer side in merged patches,
+        whatever the ids of its frames, as transformers does since 5.3. The two differ after a
+        video whose last frame has a larger id than its sides.
+    attention_mask : array_like, shape (batch, seq), optional
+        0 for padding; padding gets id 0.
+
+    Returns
+    -------
+    position_ids : ndarray of int64, shape (batch, seq, 3)
+        Time, row and column.
+    offset : ndarray of int64, shape (batch,)
+        After n tokens, padding not counted, the next token has the id ``n + offset[b]`` on all
+        axes.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If grids and tokens do not match, or arguments exclude one another.
+
+    References
+    ----------
+    P. Wang et al., Qwen2-VL, arXiv:2409.12191, section 2.1; `get_rope_index` of qwen2_vl and
+    qwen2_5_vl in transformers up to 5.2 ("largest_id") and since 5.3 ("longer_side").
+
+    Examples
+    --------
+    >>> from rope_cpu import positions
+    >>> ids, offset = positions.mrope([[0, 1, 1, 0]], image_grid_thw=[[1, 2, 4]])
+    >>> ids[0].tolist()
+    [[0, 0, 0], [1, 1, 1], [1, 1, 2], [3, 3, 3]]
+    >>> offset
+    array([0])
+
+    A video of four frames, each one token:
+
+    >>> ids, offset = positions.mrope([[0, 2, 2, 2, 2, 0]], video_grid_thw=[[4, 2, 2]])
+    >>> ids[0].tolist()
+    [[0, 0, 0], [1, 1, 1], [2, 1, 1], [3, 1, 1], [4, 1, 1], [5, 5, 5]]
+    """
+    types = _check_token_types(token_types)
+    is_token = _token_mask(attention_mask, types.shape)
+    edge = scalars.whole_number("merge_size", merge_size)
+    merged_frames = scalars.whole_number("merge_frames", merge_frames)
+    images = _optional_grids("image_grid_thw", image_grid_thw, edge)
+    videos = _optional_grids("video_grid_thw", video_grid_thw, edge)
+    rate = scalars.real_number("tokens_per_second", tokens_per_second)
+    if rate > _MAX_ID_STEP:
+        raise ArgumentError("tokens_per_second", rate, "be at most 2^31")
+    scalars.choice("start_after", start_after, _STARTS)
+    steps = _frame_steps(seconds_per_grid, rate, len(videos))
+    numbers = np.arange(len(videos))
+    if scalars.boolean("split_frames", split_frames):
+        _refuse_timing(
+            merge_frames=(merged_frames, 1),
+            seconds_per_grid=(seconds_per_grid, None),
+            tokens_per_second=(rate, 1),
+        )
+        frames = videos[:, 0]
+        if frames.sum() > types.size:
+            raise _unused_grid_error(VIDEO)
+        numbers = np.repeat(numbers, frames)
+        steps = np.repeat(steps, frames)
+        videos = np.repeat(videos, frames, axis=0)
+        videos[:, 0] = 1
+    image_steps = np.ones(len(images), dtype=np.float32)
+    image_grids = images // (1, edge, edge)
+    video_grids = videos // (merged_frames, edge, edge)
+    grids = {
+        IMAGE: _iterate_grids(np.arange(len(images)), image_grids, image_steps),
+        VIDEO: _iterate_grids(numbers, video_grids, steps),
+    }
+    ids = np.zeros((*types.shape, 3), dtype=np.int64)
+    for row, mask in enumerate(is_token):
+        ids[row, mask] = _sequence_ids(types[row, mask].tolist(), grids, start_after)
+    for kind, unused in grids.items():
+        if next(unused, None) is not None:
+            raise _unused_grid_error(kind)
+    largest = ids.max(axis=(1, 2), initial=-1, where=is_token[..., None])
+    return ids, largest + 1 - is_token.sum(axis=1)
+
+
+def token_types(
+    token_ids: ArrayLike, *, image_token_id: int | None, video_token_id: int | None
+) -> Int64:
+    """Return the type of each token: 0 text, 1 image, 2 video.
+
+    Parameters
+    ----------
+    token_ids : array_like of int, any shape
+        The model's input ids.
+    image_token_id, video_token_id : int or None
+        Placeholder ids of image and video tokens; None if the model has none.
+
+    Returns
+    -------
+    ndarray of int64, shape of `token_ids`
+
+    Raises
+    ------
+    TypeError
+        If an argument does not hold integers.
+    ValueError
+        If `image_token_id` equals `video_token_id`.
+
+    Examples
+    --------
+    >>> from rope_cpu import positions
+    >>> positions.token_types([5, 90, 90, 91], image_token_id=90, video_token_id=91)
+    array([0, 1, 1, 2])
+    """
+    ids = scalars.integers("token_ids", token_ids)
+    types = np.zeros(ids.shape, dtype=np.int64)
+    placeholders = (
+        (IMAGE, "image_token_id", image_token_id),
+        (VIDEO, "video_token_id", video_token_id),
+    )
+    for kind, name, token in placeholders:
+        if token is not None:
+            types[ids == scalars.whole_number(name, token, -_INT64_MAX - 1, _INT64_MAX)] = kind
+    if image_token_id is not None and image_token_id == video_token_id:
+        rule = "differ from `video_token_id`, or one of them must be None"
+        raise ArgumentError("image_token_id", image_token_id, rule)
+    return types
+
+
+def _sequence_ids(kinds: list[int], grids: dict[int, Iterator[_Grid]], start_after: str) -> Int64:
+    """Return the ids (tokens, 3) of one sequence without padding; consumes its grids."""
+    parts = [np.zeros((0, 3), dtype=np.int64)]
+    start = 0
+    for kind, run in groupby(kinds):
+        length = len(list(run))
+        if kind == TEXT:
+            parts.append(start + np.tile(np.arange(length)[:, None], 3))
+            start += length
+            continue
+        for vision_grid in _take_grids(kind, length, grids[kind]):
+            grid_ids = _grid_ids(vision_grid)
+            parts.append(start + grid_ids)
+            if start_after == "largest_id":
+                start += int(grid_ids.max()) + 1
+            else:
+                start += max(vision_grid.rows, vision_grid.columns)
+    return np.concatenate(parts)
+
+
+def _take_grids(kind: int, tokens: int, grids: Iterator[_Grid]) -> Iterator[_Grid]:
+    """Yield the next grids until their tokens fill a run of `tokens` tokens; raise otherwise."""
+    argument = _GRID_ARGUMENTS[kind]
+    left = tokens
+    while left:
+        vision_grid = next(grids, None)
+        if vision_grid is None:
+            finding = Finding(f"has {left} {_KIND_NAMES[kind]} tokens left")
+            rule = f"have a grid in `{argument}` for every {_KIND_NAMES[kind]}"
+            raise ArgumentError("token_types", finding, rule)
+        grid_tokens = vision_grid.frames * vision_grid.rows * vision_grid.columns
+        if not 0 < grid_tokens <= left:
+            finding = Finding(f"has {left} {_KIND_NAMES[kind]} tokens left in a run")
+            rule = f"have the {grid_tokens} of `{argument}[{vision_grid.number}]`"
+            remedy = "check the grids, `merge_size` and `merge_frames`"
+            raise ArgumentError("token_types", finding, rule, remedy)
+        yield vision_grid
+        left -= grid_tokens
+
+
+def _grid_ids(vision_grid: _Grid) -> Int64:
+    """Return the ids (tokens, 3) of one image or video that starts at 0."""
+    sizes = (vision_grid.frames, vision_grid.rows, vision_grid.columns)
+    ids = np.indices(sizes).reshape(3, -1).T.copy()
+    # float32, then truncated: the ids that transformers gives the same frames.
+    ids[:, 0] = (ids[:, 0].astype(np.float32) * vision_grid.step).astype(np.int64)
+    return ids
+
+
+def _iterate_grids(numbers: Int64, sizes: Int64, steps: NDArray[np.float32]) -> Iterator[_Grid]:
+    """Yield the rows of grid sizes (grids, 3) with their number and step."""
+    for number, grid_sizes, step in zip(numbers.tolist(), sizes.tolist(), steps, strict=True):
+        frames, rows, columns = grid_sizes
+        yield _Grid(number, frames, rows, columns, step)
+
+
+def _unused_grid_error(kind: int) -> ArgumentError:
+    """Return the error for grids without tokens."""
+    finding = Finding(f"has more grids than `token_types` has {_KIND_NAMES[kind]} tokens for")
+    rule = f"have the grids of the tokens of type {kind} alone"
+    return ArgumentError(_GRID_ARGUMENTS[kind], finding, rule, "leave the unused grids out")
+
+
+def _refuse_timing(**arguments: tuple[Any, Any]) -> None:
+    """Raise if an argument, name=(value, default), sets the time between separate frames."""
+    for name, (value, default) in arguments.items():
+        if not np.array_equal(value, default):
+            rule = "be left out, as with `split_frames` text determines the distance of frames"
+            raise ArgumentError(name, value, rule)
+
+
+def _check_token_types(token_types: ArrayLike) -> Int64:
+    """Return token types as int64 (batch, seq)."""
+    types = scalars.integers("token_types", token_types)
+    if types.ndim != 2:
+        raise ArgumentError("token_types", Finding.shape_of(types), "be (batch, seq)")
+    _refuse_values("token_types", types[~np.isin(types, (TEXT, IMAGE, VIDEO))], "0, 1 or 2")
+    return types
+
+
+def _token_mask(attention_mask: ArrayLike | None, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return which elements are tokens, of the shape of `token_types`."""
+    if attention_mask is None:
+        return np.ones(shape, dtype=bool)
+    mask = _checked_mask(attention_mask)
+    if mask.shape != shape:
+        raise ArgumentError(
+            "attention_mask", Finding.shape_of(mask), f"be that of `token_types`, {shape}"
+        )
+    return mask
+
+
+def _frame_steps(
+    seconds_per_grid: ArrayLike | None, tokens_per_second: float, videos: int
+) -> NDArray[np.float32]:
+    """Return the difference of ids between frames of each video."""
+    if seconds_per_grid is None:
+        seconds = np.ones(videos)
+    else:
+        seconds = scalars.finite_array("seconds_per_grid", seconds_per_grid)
+    if seconds.shape != (videos,):
+        rule = f"be ({videos},), one value for each video"
+        raise ArgumentError("seconds_per_grid", Finding.shape_of(seconds), rule)
+    most = _MAX_ID_STEP / max(tokens_per_second, 1.0)
+    _refuse_values(
+        "seconds_per_grid",
+        seconds[(seconds < 0) | (seconds > most)],
+        "at least 0, and at most 2^31, also when multiplied by `tokens_per_second`",
+    )
+    return np.float32(tokens_per_second) * seconds.astype(np.float32)
+
+
+def _optional_grids(name: str, grids: ArrayLike | None, edge: int) -> Int64:
+    """Return grid sizes, no rows for None."""
+    if grids is None:
+        return np.zeros((0, 3), dtype=np.int64)
+    return _checked_grids(name, grids, edge)
+
+
+def _checked_mask(attention_mask: ArrayLike) -> NDArray[np.bool_]:
+    """Return an attention mask as booleans (batch, seq)."""
+    mask = scalars.regular_array("attention_mask", attention_mask)
+    if mask.dtype.kind in "SUMm":  # strings and dates
+        raise ArgumentTypeError(
+            "attention_mask", Finding.dtype_of(mask), "hold numbers or booleans"
+        )
+    if mask.ndim != 2:
+        raise ArgumentError("attention_mask", Finding.shape_of(mask), "be (batch, seq)")
+    scalars.check_shape_size("attention_mask", mask.shape, mask.size)
+    _refuse_values("attention_mask", mask[~np.isin(mask, (0, 1))], "0 or 1")
+    return mask.astype(bool)
+
+
+def _checked_grids(name: str, grids: ArrayLike, edge: int) -> Int64:
+    """Return grid sizes as int64 (grids, 3); rows and columns must be multiples of `edge`."""
+    sizes = scalars.integers(name, grids)
+    if sizes.ndim != 2 or sizes.shape[1] != 3:
+        raise ArgumentError(name, Finding.shape_of(sizes), "be (grids, 3): frames, rows, columns")
+    scalars.check_length(name, sizes, limits.LAYERS)
+    _refuse_values(name, sizes[sizes < 1], "at least 1")
+    cells = sizes.prod(axis=1, dtype=np.float64)
+    if cells.sum() > limits.TABLE:
+        finding = Finding(f"holds grids of {cells.sum():.0f} cells")
+        rule = f"have at most {limits.TABLE}"
+        raise ArgumentError(name, finding, rule, "pass fewer images at once")
+    if (sizes[:, 1:] % edge).any():
+        rule = f"have rows and columns that are multiples of `merge_size` {edge}"
+        raise ArgumentError(name, sizes, rule)
+    return sizes
+
+
+def _refuse_values(name: str, wrong: NDArray[Any], rule: str) -> None:
+    """Raise if any value breaks the rule."""
+    if wrong.size:
+        raise ArgumentError(name, Finding.holds(wrong[0]), f"hold only values {rule}")

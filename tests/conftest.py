@@ -8,14 +8,9 @@ import textwrap
 import zlib
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-
-DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16")} | {
-    "bfloat16": np.dtype(ml_dtypes.bfloat16)
-}
 
 
 def can_be_written(folder):
@@ -42,6 +37,8 @@ def kernel_cache():
 KERNEL_CACHE = kernel_cache()
 if KERNEL_CACHE:
     os.environ["NUMBA_CACHE_DIR"] = KERNEL_CACHE
+
+from rope_cpu.array_types import DTYPES  # noqa: E402
 
 # Examples of earlier runs are not drawn again, and no test fails because a machine is slow.
 settings.register_profile(

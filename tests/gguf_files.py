@@ -7,6 +7,8 @@ import math
 import gguf
 import numpy as np
 
+from rope_cpu import RotaryEmbedding
+
 FREQS = "rope_freqs.weight"
 SHORT = "rope_factors_short.weight"
 LONG = "rope_factors_long.weight"
@@ -29,6 +31,12 @@ def write(path, architecture, values, tensors=None, strings=None, general=None):
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def rotary(folder, architecture, values, tensors=None, **arguments):
+    """Return the rotary embedding of a file with these metadata; arguments: of `from_gguf`."""
+    path = write(folder / "model.gguf", architecture, values, tensors)
+    return RotaryEmbedding.from_gguf(path, **arguments)
 
 
 def _add(writer, key, value):

@@ -1,20 +1,45 @@
-"""Check that oversized input is refused by name, in a short line, before allocation."""
+"""Checks of the errors that refuse an argument, also before anything is allocated."""
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+LONGEST_TEXT = 2000
 # Bytes that a refusal may allocate, with the loading of a first kernel. The refused calls would
 # allocate a gigabyte and more.
 MAX_BYTES = 2**27
 
 
+def check_text(error: Exception) -> None:
+    """Raise unless an error is a plain TypeError, ValueError or OSError with a short, safe text."""
+    assert not isinstance(error, json.JSONDecodeError | UnicodeError), (
+        f"an error that Python raised: {error!r}"
+    )
+    assert str(error), "an error without a text"
+    assert str(error).isprintable(), f"control characters in an error text: {error!r}"
+    assert len(str(error)) < LONGEST_TEXT, f"an error text of {len(str(error))} characters"
+
+
+def check_ours(error: Exception) -> None:
+    """Raise unless the library itself raised a short error that names an argument."""
+    check_text(error)
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    assert "`" in str(error), f"an error that names no argument, at {where}: {error!r}"
+    assert "rope_cpu" in where or "export" in where or "bench" in where, (
+        f"an error from {where}: {error!r}"
+    )
+
+
 def refusal(call: Callable[[], Any]) -> str:
-    """Return the text of the error that a call raises."""
+    """Return the text of the error that a call raises before it allocates much."""
     tracemalloc.start()
     try:
         with pytest.raises((ValueError, TypeError)) as caught:
@@ -22,12 +47,9 @@ def refusal(call: Callable[[], Any]) -> str:
         allocated = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    text = str(caught.value)
-    assert len(text) < 2000
-    assert text.isprintable()
-    assert "`" in text
+    check_ours(caught.value)
     assert allocated < MAX_BYTES
-    return text
+    return str(caught.value)
 
 
 def nested(depth: int) -> list[Any]:
@@ -36,3 +58,10 @@ def nested(depth: int) -> list[Any]:
     for _ in range(depth):
         inner = [inner]
     return inner
+
+
+def assert_refused(call: Callable[[], Any], error: Any, argument: str) -> None:
+    """Assert that a call raises an error of this class, about this argument."""
+    with pytest.raises(error) as caught:
+        call()
+    assert f"`{argument}`" in str(caught.value)

@@ -72,12 +72,10 @@ FLOW_HEAD = {
     "flow_head_config": {"hidden_size": 32, "num_hidden_layers": 1, "condition_dim": WIDTH},
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
-SMALL_PART = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-}
+NARROW = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+SMALL_PART = NARROW | {"num_hidden_layers": 1}
+BYTES = SMALL | {"hidden_size_global": WIDTH}
+AUDIO = NARROW | {"num_blocks": 1, "ext_pw_out_channel": 32, "nemo_conv_channels": 32}
 SMALL_VISION = transformers.ViTConfig(**SMALL_PART, image_size=8, patch_size=4)
 # A key with this value is left out.
 OMITTED = object()
@@ -87,16 +85,14 @@ KEYS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "blt": {
         "patcher_config": SMALL,
-        "encoder_config": SMALL | {"hidden_size_global": WIDTH},
-        "decoder_config": SMALL | {"hidden_size_global": WIDTH},
+        "encoder_config": BYTES,
+        "decoder_config": BYTES,
         "global_config": SMALL,
         "encoder_hash_byte_group_vocab": 16,
         "local_attention_window_len": READ["sliding_window"],
     },
     "chameleon": {"vocabulary_map": {"<image>": 4}},
-    "cohere_compass_text": {
-        "rope_parameters": dict.fromkeys((FULL, SLIDING), MROPE["rope_parameters"])
-    },
+    "cohere_compass_text": {"rope_parameters": dict.fromkeys((FULL, SLIDING), *MROPE.values())},
     "cosmos3_edge_text": MROPE,
     "dbrx": {
         "d_model": WIDTH,
@@ -141,11 +137,8 @@ KEYS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"attn_logit_softcapping": None},
     "gemma3n_text": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 16},
     "gemma4_text": {"vocab_size_per_layer_input": 16},
-    "glm4v_moe_text": HALF_MROPE,
-    "glm4v_text": HALF_MROPE,
-    "glm_image_text": HALF_MROPE,
+    **dict.fromkeys(("glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text"), HALF_MROPE),
     "glm_moe_dsa": FEW_LATENTS,
-    "glm_ocr_text": HALF_MROPE,
     "gradium_phonon_tts": FLOW_HEAD,
     "granitemoehybrid": {"position_embedding_type": "rope", "layer_types": [FULL] * LAYERS},
     "idefics": {"vision_config": SMALL_PART | {"embed_dim": 32}, "cross_layer_interval": 3},
@@ -164,22 +157,10 @@ KEYS: dict[str, dict[str, Any]] = {
         "audio_config": SMALL_PART,
         "video_config": SMALL_PART | {"vision_config": SMALL_VISION},
     },
-    "phi4_multimodal": {
-        "vision_config": SMALL_PART,
-        "audio_config": {
-            "hidden_size": 32,
-            "intermediate_size": 32,
-            "num_blocks": 1,
-            "num_attention_heads": 2,
-            "ext_pw_out_channel": 32,
-            "nemo_conv_channels": 32,
-        },
-    },
+    "phi4_multimodal": {"vision_config": SMALL_PART, "audio_config": AUDIO},
     "pocket_tts": FLOW_HEAD,
     "qwen2_5_omni_talker": MROPE | {"embedding_size": WIDTH},
-    "qwen2_5_omni_text": MROPE,
-    "qwen2_5_vl_text": MROPE,
-    "qwen2_vl_text": MROPE,
+    **dict.fromkeys(("qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text"), MROPE),
     "qwen3_5_moe_text": QUARTER_MROPE,
     "qwen3_5_text": QUARTER_MROPE,
     "qwen3_omni_moe_talker_code_predictor": NO_WINDOW,
@@ -206,16 +187,16 @@ KEYS: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
 }
 
+MIMI = ("mimi", "mimi_decoder", "mimi_encoder")
+POCKET = tuple(f"pocket_tts_audio_tokenizer{part}" for part in ("", "_decoder", "_encoder"))
+TRANSFORMERS = MIMI + POCKET
+
 # Classes of model types whose class in the auto mapping is missing, or is built around others.
 CLASSES = {
     "csm": "CsmBackboneModel",
-    "mimi": "MimiTransformerModel",
-    "mimi_decoder": "MimiTransformerModel",
-    "mimi_encoder": "MimiTransformerModel",
+    **dict.fromkeys(MIMI, "MimiTransformerModel"),
     "neucodec": "NeuCodecDecoder",
-    "pocket_tts_audio_tokenizer": "PocketTTSAudioTokenizerTransformerModel",
-    "pocket_tts_audio_tokenizer_decoder": "PocketTTSAudioTokenizerTransformerModel",
-    "pocket_tts_audio_tokenizer_encoder": "PocketTTSAudioTokenizerTransformerModel",
+    **dict.fromkeys(POCKET, "PocketTTSAudioTokenizerTransformerModel"),
     "t5_gemma_module": "T5GemmaEncoder",
     "voxtral_realtime_text": "VoxtralRealtimeTextModel",
     "xcodec2": "Xcodec2Decoder",
@@ -255,9 +236,6 @@ INPUTS: dict[str, dict[str, tuple[int, ...] | int]] = {
         "image_attention_mask": (1, TOKENS, 1),
     },
     "lasr_encoder": {"input_features": (1, 4 * TOKENS + 12, 16)},
-    "mimi": {"hidden_states": HIDDEN},
-    "mimi_decoder": {"hidden_states": HIDDEN},
-    "mimi_encoder": {"hidden_states": HIDDEN},
     "nemotron3_diarization_audio": {"inputs_embeds": HIDDEN},
     "neucodec": {"hidden_states": (1, TOKENS, WIDTH + 1024)},
     "pe_audio_encoder": {"input_values": (1, 1, 1920 * TOKENS)},
@@ -266,9 +244,7 @@ INPUTS: dict[str, dict[str, tuple[int, ...] | int]] = {
         "pixel_values_videos": (1, TOKENS, 3, 8, 8),
     },
     "pe_video_encoder": {"pixel_values_videos": (1, TOKENS, 3, 8, 8)},
-    "pocket_tts_audio_tokenizer": {"hidden_states": HIDDEN},
-    "pocket_tts_audio_tokenizer_decoder": {"hidden_states": HIDDEN},
-    "pocket_tts_audio_tokenizer_encoder": {"hidden_states": HIDDEN},
+    **{name: {"hidden_states": HIDDEN} for name in TRANSFORMERS},
     "qwen3_omni_moe_talker_code_predictor": {"inputs_embeds": HIDDEN},
     "qwen3_omni_moe_talker_text": {"inputs_embeds": HIDDEN},
     "voxtral_realtime_text": IDS | {"t_cond": (1, 1, WIDTH)},
@@ -309,11 +285,8 @@ class SmallModel(NamedTuple):
         """Run the model once and return the arguments of its attention modules, by name."""
         calls = module_calls(self.whole, self.inputs)
         prefix = f"{self.part}." if self.part else ""
-        return {
-            name.removeprefix(prefix): call
-            for name, call in calls.items()
-            if name.startswith(prefix)
-        }
+        own = {name: call for name, call in calls.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): call for name, call in own.items()}
 
 
 def small_config(model_type: str, more: Mapping[str, Any]) -> Any:

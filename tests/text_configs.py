@@ -16,6 +16,24 @@ GEMMA3: dict[str, Any] = {
     "head_dim": 64,
 }
 
+# Scaled rotations, one for each rope type that most models have.
+LLAMA3_SCALING: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LLAMA3: dict[str, Any] = {**LLAMA, "rope_theta": 500000.0, "rope_scaling": LLAMA3_SCALING}
+PHI3: dict[str, Any] = {
+    "model_type": "phi3",
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 64,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16},
+}
+
 
 def read(*keys: dict[str, Any], **arguments: Any) -> RotaryEmbedding:
     """Return the rotary embedding of a config made of parts, of which a later one wins."""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..cos_sin_nodes import CosSinValues, token_cos_sin
 from ..graph import Shape
-from ..masks import SharedCache, boolean_mask, causal_mask, mask_as_bias, with_sinks
-from .base import Attention, Target
-from .fused import OperatorRotator
+from ..nodes import (
+    CosSinValues,
+    SharedCache,
+    boolean_mask,
+    causal_mask,
+    mask_as_bias,
+    token_cos_sin,
+    with_sinks,
+)
+from .base import Attention, OperatorRotator, Target
 
 
 class OnnxRotator(OperatorRotator):

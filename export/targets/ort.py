@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnxruntime.capi import onnxruntime_pybind11_state
@@ -16,25 +16,19 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 from rope_cpu import RotaryEmbedding
 from rope_cpu.frequencies.axes import mrope_pair_axis
 
-from ..cos_sin_nodes import CosSinValues, arange, token_cos_sin
 from ..graph import FLOAT32, ORT_DOMAIN
-from ..masks import boolean_mask, causal_mask, mask_as_bias
-from .base import Attention, Target
-from .fused import OperatorRotator
-
-if TYPE_CHECKING:  # the options import the table of targets
-    from ..attention_settings import AttentionOptions
+from ..nodes import (
+    CosSinValues,
+    arange,
+    boolean_mask,
+    causal_mask,
+    mask_as_bias,
+    token_cos_sin,
+)
+from ..options import AttentionOptions
+from .base import Attention, OperatorRotator, Target
 
 ATTENTION_OP = "com.microsoft GroupQueryAttention"
-# The inputs of GroupQueryAttention after the bias, in its order.
-FURTHER_INPUTS = (
-    "head_sink",
-    "k_scale",
-    "v_scale",
-    "q_norm_weight",
-    "k_norm_weight",
-    "query_seqlens",
-)
 
 
 class OrtRotator(OperatorRotator):
@@ -120,7 +114,7 @@ def mrope_attributes(pair_axis: tuple[int, ...]) -> dict[str, Any] | None:
     sections = np.bincount(pair_axis, minlength=3).tolist()
     for layout, interleaved in enumerate((False, True)):
         with suppress(ValueError):  # some sections cannot be interleaved
-            if mrope_pair_axis(len(pair_axis), sections, interleaved) == pair_axis:
+            if mrope_pair_axis(sections, interleaved) == pair_axis:
                 return {"mrope_section": sections, "mrope_layout": layout}
     return None
 
@@ -181,18 +175,15 @@ def _further_inputs(attention: Attention) -> list[str]:
     """Return the inputs after the bias: sinks, scales of the cache, numbers of new tokens."""
     graph = attention.graph
     options = attention.options
-    inputs = dict.fromkeys(FURTHER_INPUTS, "")
-    if attention.sinks is not None:
-        inputs["head_sink"] = attention.sinks
-    if options.cache_dtype is not None:
-        inputs |= {"k_scale": "k_scale", "v_scale": "v_scale"}
+    scales = ["", ""] if options.cache_dtype is None else ["k_scale", "v_scale"]
+    inputs = [attention.sinks or "", *scales]
     if options.batch_chunks:
         count = graph.cast(attention.lengths.sequence, np.int32, "sequence_length_int32")
-        shape = attention.rotator.batch
-        inputs["query_seqlens"] = graph.node("Expand", [count, shape], "query_lengths")
-    while inputs and not list(inputs.values())[-1]:
-        inputs.popitem()
-    return list(inputs.values())
+        lengths = graph.node("Expand", [count, attention.rotator.batch], "query_lengths")
+        inputs += ["", "", lengths]  # no q_norm_weight, k_norm_weight
+    while inputs and not inputs[-1]:
+        inputs.pop()
+    return inputs
 
 
 def _attributes(attention: Attention) -> dict[str, Any]:
@@ -256,37 +247,25 @@ def runtime_takes_query_lengths() -> bool:
 def attention_problems(rope: RotaryEmbedding, options: AttentionOptions) -> Iterator[str]:
     """Yield the reasons why GroupQueryAttention would be wrong or would not run."""
     if options.positions == "position_ids":
-        yield (
-            f"`positions` is 'position_ids', but {ATTENTION_OP} reads the first id of a prompt "
-            "only and counts on from it"
-        )
+        yield f"`positions` is 'position_ids', but {ATTENTION_OP} reads the first of a prompt only"
     if not options.causal:
         yield f"`causal` is False, but {ATTENTION_OP} is causal"
     if options.max_positions is None:
-        yield (
-            f"`max_positions` is None, but {ATTENTION_OP} looks cos and sin up in tables, so give "
-            "the number of their rows"
-        )
+        yield f"`max_positions` is None, but {ATTENTION_OP} needs tables: give their rows"
     if len(rope.blocks) > 1:
-        yield (
-            f"`rope` has blocks {list(rope.blocks)}, but {ATTENTION_OP} forms pairs in one block"
-        )
+        yield f"`rope` has blocks {list(rope.blocks)}, but {ATTENTION_OP} pairs in one block"
     if rope.axes > 1 and not rope.spec.shared_id:
         yield (f"`rope` has {rope.axes} axes, but {ATTENTION_OP} takes one position per token")
     if rope.head_dim % 16:
         yield (f"`head_dim` is {rope.head_dim}, but {ATTENTION_OP} rotates multiples of 16 only")
     if rope.rotary_dim % 16 and rope.rotary_dim < rope.head_dim:
-        yield (
-            f"`rotary_dim` is {rope.rotary_dim}, but {ATTENTION_OP} takes tables of a multiple of "
-            "8 columns only"
-        )
+        yield f"`rotary_dim` is {rope.rotary_dim}, but {ATTENTION_OP} needs a multiple of 16"
     if options.v_head_dim != rope.head_dim:
         yield (f"`v_head_dim` is {options.v_head_dim}, but {ATTENTION_OP} takes head_dim only")
     if options.is_shared and options.cached_dtype not in (str(FLOAT32), "int8"):
         yield (
-            f"`dtype` is {options.dtype}, but {ATTENTION_OP} computes in float32 and would convert "
-            "the whole shared cache at every step, other rows than the new ones included; "
-            "`cache_dtype`='int8' is free of that"
+            f"`dtype` is {options.dtype}, but {ATTENTION_OP} would convert the whole shared cache "
+            "to float32 at every step; give `cache_dtype`='int8'"
         )
 
 

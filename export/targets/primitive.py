@@ -7,10 +7,8 @@ import onnx
 
 from rope_cpu import RotaryEmbedding
 
-from ..cos_sin_nodes import arange, token_cos_sin
-from ..graph import DOMAIN, FLOAT32, FLOAT64, HALF, Graph
-from ..layouts import tensor_shape
-from ..masks import boolean_mask, causal_mask, with_sinks
+from ..graph import DOMAIN, FLOAT32, FLOAT64, HALF, Graph, tensor_shape
+from ..nodes import arange, boolean_mask, causal_mask, token_cos_sin, with_sinks
 from .base import Attention, Rotator, Target, block_widths, pairing_text, part_widths
 
 FUNCTION = "RotaryEmbedding"

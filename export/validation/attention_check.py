@@ -14,9 +14,8 @@ from rope_cpu.accuracy.attention import Estimate
 from rope_cpu.accuracy.tolerance import half_ulp
 from rope_cpu.array_types import Array, Float64
 
-from ..attention_settings import AttentionOptions
-from ..masks import MASK_INPUT, PAST_LENGTHS
-from ..weights import SCALES
+from ..nodes import MASK_INPUT, PAST_LENGTHS
+from ..options import SCALES, AttentionOptions
 from .cases import ATTENTION_CASES, SHARED_CACHE_CASES, Case, consecutive, ids_by_axis
 from .check import CaseInputs, Check, Expected, angle_rounding, from_layout, to_layout
 from .session import bind_arrays, run

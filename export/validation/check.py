@@ -18,9 +18,8 @@ from rope_cpu.accuracy.tolerance import compare
 from rope_cpu.arguments.texts import first_line
 from rope_cpu.array_types import Array, Float64
 
-from ..cos_sin_nodes import cos_sin_tables, length_factor
-from ..graph_inputs import TABLE_NAMES
-from ..layouts import permutation
+from ..graph import permutation
+from ..nodes import length_factor
 from ..options import RopeOptions
 from .cases import Case, ids_by_axis, rope_cases, values
 from .report import Outcome
@@ -28,8 +27,6 @@ from .session import run
 
 # Positions are drawn below this limit where cos and sin are computed in the graph.
 COMPUTED_LIMIT = 1_000_000
-# Rows of the tables that are drawn where tables are inputs.
-TABLE_INPUT_ROWS = 96
 # Number of heads of the first input, and of the others, where a model takes any number.
 ANY_HEADS = (4, 2)
 
@@ -69,11 +66,7 @@ class Check:
         self.rotation = rotation
         self.dtype = np.dtype(rotation.dtype)
         # The first position that is too large.
-        self.limit = COMPUTED_LIMIT
-        if rotation.max_positions is not None:
-            self.limit = rotation.max_positions
-        elif rotation.table_inputs:
-            self.limit = TABLE_INPUT_ROWS
+        self.limit = rotation.max_positions or COMPUTED_LIMIT
 
     def cases(self) -> list[Case]:
         """Return the cases that apply to the model."""
@@ -166,7 +159,7 @@ class RopeCheck(Check):
         ]
 
     def draw(self, case: Case, rng: np.random.Generator) -> CaseInputs:
-        """Return queries and keys, ids, and tables that are inputs."""
+        """Return queries and keys, and ids."""
         options = self.rotation
         axes = self.rope.axes
         tensors = self._draw_tensors(case, rng)
@@ -174,15 +167,16 @@ class RopeCheck(Check):
         if options.positions == "position_ids":
             ids = case.ids(rng, case.batch, case.tokens, self.limit)
             ids = ids_by_axis(ids, axes, rng)
-            packed = _pack_tokens(ids, options.layout)
-            feeds["position_ids"] = packed.astype(options.position_dtype)
+            feeds["position_ids"] = ids
+            if options.layout == "thd":
+                feeds["position_ids"] = ids.reshape(-1, *ids.shape[2:])
         else:
             first = np.zeros(case.batch, np.int64)
             if options.positions == "offset":
                 first = rng.integers(0, self.limit - case.tokens + 1, case.batch)
-                feeds["offset"] = first.astype(options.position_dtype)
+                feeds["offset"] = first
             ids = ids_by_axis(first[:, None] + np.arange(case.tokens), axes)
-        return CaseInputs(feeds | self._table_feeds(ids), tensors, ids)
+        return CaseInputs(feeds, tensors, ids)
 
     def _draw_tensors(self, case: Case, rng: np.random.Generator) -> dict[str, Array]:
         """Return queries and keys, so small that no rotated one is beyond the dtype."""
@@ -196,19 +190,6 @@ class RopeCheck(Check):
             x = values(rng, (case.batch, case.tokens, heads, self.rope.head_dim), self.dtype)
             tensors[name] = np.clip(x.astype(np.float64), -limit, limit).astype(self.dtype)
         return tensors
-
-    def _table_feeds(self, ids: Array) -> dict[str, Array]:
-        """Return cos and sin where they are inputs."""
-        options = self.rotation
-        if not options.table_inputs:
-            return {}
-        tables: tuple[Array, Array]
-        if options.token_tables:
-            cos, sin = self.rope.cos_sin(ids, options.compute_dtype)
-            tables = (_pack_tokens(cos, options.layout), _pack_tokens(sin, options.layout))
-        else:
-            tables = cos_sin_tables(self.rope, self.limit, False, options.compute_dtype)
-        return dict(zip(TABLE_NAMES, tables, strict=True))
 
     def run(self, case: Case, inputs: CaseInputs) -> dict[str, Array]:
         """Run the model."""
@@ -272,8 +253,3 @@ def from_layout(x: Array, layout: str, shape: tuple[int, ...]) -> Array:
     if layout in ("thd", "bsd"):
         return x.reshape(shape) if x.size == np.prod(shape) else x
     return x.transpose(permutation(layout, "bshd"))
-
-
-def _pack_tokens(x: Array, layout: str) -> Array:
-    """Return ids, cos or sin (batch, seq, …), for packed tokens as (tokens, …)."""
-    return x.reshape(-1, *x.shape[2:]) if layout == "thd" else x

@@ -15,10 +15,10 @@ from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import cut, first_line, shown
 
-from ..attention_settings import AttentionOptions
+from ..checks import check_one_length, check_rotary_embedding
 from ..files import MAX_PATH_BYTES
 from ..metadata import read_options
-from ..options import RopeOptions, check_one_length, check_rotary_embedding
+from ..options import AttentionOptions, RopeOptions
 from .attention_check import AttentionCheck
 from .check import Check, RopeCheck
 from .report import Outcome, Report

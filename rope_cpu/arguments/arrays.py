@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rope_cpu.arguments.scalars import refuse_masked
-from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
+from rope_cpu.arguments.scalars import choice, refuse_masked
 from rope_cpu.array_types import DTYPE_LIST, DTYPE_NAMES, LAYOUT_AXES, Array
 
 _AXIS_NAMES = {"b": "batch", "s": "seq", "h": "heads", "d": "head_dim", "t": "tokens"}
@@ -21,16 +21,14 @@ _OVERLAP_WORK: Any = 10**6  # steps that NumPy may take to decide whether arrays
 
 def check_layout(value: object) -> str:
     """Return the layout; raise if it is unknown."""
-    if not isinstance(value, str) or value not in LAYOUT_AXES:
-        raise ValueError(f"`layout` is {shown(value)}; it must be one of {', '.join(LAYOUT_AXES)}")
-    return value
+    return choice("layout", value, tuple(LAYOUT_AXES))
 
 
 def check_dtype(value: Any) -> np.dtype[Any]:
     """Return `value` as a dtype of arrays that can be rotated; raise for any other."""
     dtype: np.dtype[Any] | None = to_dtype(value)
     if dtype is None or dtype not in DTYPE_NAMES:
-        raise TypeError(f"`dtype` is {shown(value)}; it must be one of {DTYPE_LIST}")
+        raise ArgumentTypeError("dtype", value, f"be one of {DTYPE_LIST}")
     return dtype
 
 
@@ -42,22 +40,22 @@ def to_dtype(value: Any) -> Any:
         return np.dtype(value)
 
 
-def not_an_array(name: str, value: object, like: str = "") -> TypeError:
+def not_an_array(name: str, value: object, like: str = "") -> ArgumentTypeError:
     """Return the error for an argument of another type, with the call that makes it an array.
 
     like: the rest of the rule for an output, for which a converted copy would be of no use.
     """
-    text = f"`{name}` is a {type(value).__name__}; it must be a NumPy array{like}"
+    remedy = ""
     dtype = _dtype_text(value)
     if dtype == "torch.bfloat16":
         # PyTorch and NumPy exchange no bfloat16, but integers of the same bits.
-        text += f": pass {name}.view(torch.int16).numpy().view(ml_dtypes.bfloat16)"
+        remedy = f"pass {name}.view(torch.int16).numpy().view(ml_dtypes.bfloat16)"
     elif hasattr(value, "__dlpack__") and dtype != "bfloat16":
         # The arrays of PyTorch, JAX and others share their memory through DLPack.
-        text += f": pass np.from_dlpack({name})"
+        remedy = f"pass np.from_dlpack({name})"
     elif not like:
-        text += f": pass np.asarray({name})"
-    return TypeError(text)
+        remedy = f"pass np.asarray({name})"
+    return ArgumentTypeError(name, Finding.type_of(value), f"be a NumPy array{like}", remedy)
 
 
 def _dtype_text(value: Any) -> str:
@@ -74,13 +72,12 @@ def check_array(name: str, x: object, layout: str) -> Array:
             raise not_an_array(name, x)
         refuse_masked(name, x)
     if x.dtype not in DTYPE_NAMES:
-        raise TypeError(
-            f"`{name}` has dtype {cut(str(x.dtype))}; it must be one of {DTYPE_LIST} "
-            "(native byte order)"
+        raise ArgumentTypeError(
+            name, Finding.dtype_of(x), f"be one of {DTYPE_LIST} (native byte order)"
         )
     if x.ndim != len(layout):
         names = ", ".join(_AXIS_NAMES[letter] for letter in layout)
-        raise ValueError(f"`{name}` has shape {x.shape}; layout {layout} means ({names})")
+        raise ArgumentError(name, Finding.shape_of(x), f"be ({names}) in layout {layout}")
     return x
 
 
@@ -102,10 +99,8 @@ def check_inputs(
     for name, value in inputs.items():
         x = check_array(name, value, layout)
         if x.shape[-1] != head_dim:
-            raise ValueError(
-                f"`{name}` has head_dim {x.shape[-1]}, but this rotary embedding has head_dim "
-                f"{head_dim}"
-            )
+            rule = f"have that of this rotary embedding, {head_dim}"
+            raise ArgumentError(name, Finding(f"has head_dim {x.shape[-1]}"), rule)
         for other_name, other in checked.items():
             _check_alike(name, x, other_name, other, layout)
         _check_table_fit(name, x, layout, table, token_source, row_source)
@@ -136,27 +131,22 @@ def _check_table_fit(
             f"{rows}; pass one row, or one for each batch row"
         )
     if x.shape[head_axis] % frequency_heads:
-        raise ValueError(
-            f"`{name}` has {x.shape[head_axis]} heads, but cos and sin differ by head and are for "
-            f"{frequency_heads} heads; the number must be a multiple of {frequency_heads}"
-        )
+        rule = f"have a multiple of {frequency_heads}, the heads that cos and sin are for"
+        raise ArgumentError(name, Finding(f"has {x.shape[head_axis]} heads"), rule)
 
 
 def _check_alike(name: str, x: Array, other_name: str, other: Array, layout: str) -> None:
     """Raise unless two inputs have the same dtype, number of tokens and batch."""
     if other.dtype != x.dtype:
-        raise TypeError(
-            f"`{name}` has dtype {x.dtype}, but `{other_name}` has {other.dtype}; they must be the "
-            "same"
+        raise ArgumentTypeError(
+            name, Finding.dtype_of(x), f"have that of `{other_name}`, {other.dtype}"
         )
     batch_axis, token_axis, _ = LAYOUT_AXES[layout]
     if other.shape[token_axis] != x.shape[token_axis]:
         raise _unequal_lengths(name, x, other_name, other, layout)
     if batch_axis is not None and other.shape[batch_axis] != x.shape[batch_axis]:
-        raise ValueError(
-            f"`{name}` has batch {x.shape[batch_axis]}, but `{other_name}` has "
-            f"{other.shape[batch_axis]}; they must be the same"
-        )
+        rule = f"have that of `{other_name}`, {other.shape[batch_axis]}"
+        raise ArgumentError(name, Finding(f"has batch {x.shape[batch_axis]}"), rule)
 
 
 def _unequal_lengths(name: str, x: Array, other_name: str, other: Array, layout: str) -> ValueError:
@@ -185,10 +175,9 @@ def check_outputs(outputs: Mapping[str, Any], inputs: Mapping[str, Array]) -> No
         for other_name, other in inputs.items():
             in_place = other_name == input_name and _same_elements(x, out)
             if not in_place and share_memory(out, other):
-                raise ValueError(
-                    f"`{name}` shares memory with `{other_name}`; it must be the very same array "
-                    "(in place) or share nothing with the inputs"
-                )
+                shares = Finding(f"shares memory with `{other_name}`")
+                rule = "be the very same array (in place) or share nothing with the inputs"
+                raise ArgumentError(name, shares, rule)
     _check_separate(outputs)
 
 
@@ -200,20 +189,14 @@ def check_output(
         raise not_an_array(name, out, f" like `{input_name}`")
     refuse_masked(name, out)
     if out.dtype != dtype:
-        raise TypeError(
-            f"`{name}` has dtype {cut(str(out.dtype))}; it must be that of `{input_name}`, {dtype}"
-        )
+        raise ArgumentTypeError(name, Finding.dtype_of(out), f"be that of `{input_name}`, {dtype}")
     if out.shape != shape:
-        raise ValueError(
-            f"`{name}` has shape {out.shape}; it must be that of `{input_name}`, {shape}"
-        )
+        raise ArgumentError(name, Finding.shape_of(out), f"be that of `{input_name}`, {shape}")
     if not out.flags.writeable:
-        raise ValueError(f"`{name}` is read-only; pass a writeable array")
+        raise ArgumentError(name, Finding("is read-only"), "be writeable")
     if out.size and not elements_disjoint(out):
-        raise ValueError(
-            f"`{name}` has overlapping elements (strides {out.strides}); pass an array whose "
-            "elements share no memory"
-        )
+        overlap = Finding(f"has overlapping elements (strides {out.strides})")
+        raise ArgumentError(name, overlap, "be an array whose elements share no memory")
 
 
 def _check_separate(outputs: Mapping[str, Array]) -> None:
@@ -221,19 +204,18 @@ def _check_separate(outputs: Mapping[str, Array]) -> None:
     (first_name, first), *others = outputs.items()
     for name, out in others:
         if share_memory(first, out):
-            raise ValueError(
-                f"`{name}` shares memory with `{first_name}`; each result needs memory of its own"
-            )
+            shares = Finding(f"shares memory with `{first_name}`")
+            raise ArgumentError(name, shares, "have memory of its own")
 
 
 def check_out_pair(out: object, first: str = "q", second: str = "k") -> tuple[Any, Any]:
     """Return the two arrays of `out`; `first` and `second` name their contents in error texts."""
-    rule = f"it must be a pair of arrays, for {first} and for {second}"
+    rule = f"be a pair of arrays, for {first} and for {second}"
     if not isinstance(out, tuple | list):
-        value = f"an array of shape {out.shape}" if isinstance(out, np.ndarray) else shown(out)
-        raise TypeError(f"`out` is {value}; {rule}")
+        value = Finding.shape_of(out) if isinstance(out, np.ndarray) else out
+        raise ArgumentTypeError("out", value, rule)
     if len(out) != 2:
-        raise TypeError(f"`out` is a {type(out).__name__} of {len(out)}; {rule}")
+        raise ArgumentTypeError("out", Finding(f"is a {type(out).__name__} of {len(out)}"), rule)
     return out[0], out[1]
 
 
@@ -264,10 +246,9 @@ def check_tables(cos: object, sin: object, looked_up: bool, layout: str) -> tupl
     cos = _check_table("cos", cos, dimensions, rule)
     sin = _check_table("sin", sin, dimensions, rule)
     if cos.shape != sin.shape or cos.dtype != sin.dtype:
-        raise ValueError(
-            f"`cos` is {cos.dtype} {cos.shape}, but `sin` is {sin.dtype} {sin.shape}; they must "
-            "have the same dtype and shape"
-        )
+        finding = Finding(f"is {sin.dtype} {sin.shape}")
+        rule = f"have the dtype and shape of `cos`, {cos.dtype} {cos.shape}"
+        raise ArgumentError("sin", finding, rule)
     return cos, sin
 
 
@@ -277,13 +258,9 @@ def _check_table(name: str, table: object, dimensions: tuple[int, ...], rule: st
         raise not_an_array(name, table)
     refuse_masked(name, table)
     if table.dtype not in (np.float32, np.float64):
-        raise TypeError(
-            f"`{name}` has dtype {cut(str(table.dtype))}; it must be float32 or float64"
-        )
+        raise ArgumentTypeError(name, Finding.dtype_of(table), "be float32 or float64")
     if table.ndim not in dimensions or table.shape[-1] == 0:
-        raise ValueError(
-            f"`{name}` has shape {table.shape}; it must be {rule}, with at least one pair"
-        )
+        raise ArgumentError(name, Finding.shape_of(table), f"be {rule}, with at least one pair")
     return np.asarray(table)
 
 

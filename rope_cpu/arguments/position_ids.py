@@ -6,11 +6,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu.arguments import limits
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import check_shape_size, integers, regular_array
-from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import LAYOUT_AXES, Array, Float64, Int64
 
-_RANGE_RULE = "positions must be within ±2^53, which float64 holds exactly"
+_RANGE_RULE = "be within ±2^53, where float64 is exact"
 
 # Below it, an offset plus any number of tokens stays within the range.
 _SAFE_OFFSET = int(limits.MAX_POSITION / 2)
@@ -37,16 +38,12 @@ def parse_position_ids(
         ids = ids[None]
     batch, seq, _ = ids.shape
     if rows > 1 and layout == "thd":
-        raise ValueError(
-            f"`layout` is 'thd', but this embedding has lengths for {rows} batch rows "
-            "(`at_length([...])`); say which tokens are whose by "
-            "plan(position_ids, layout='thd', cu_seqlens=...), or use one length"
-        )
+        rule = f"have batch rows, for which {rows} lengths were given (`at_length([...])`)"
+        remedy = "pass plan(position_ids, layout='thd', cu_seqlens=...), or one length"
+        raise ArgumentError("layout", layout, rule, remedy)
     if rows > 1 and batch not in (1, rows):
-        raise ValueError(
-            f"`{name}` has batch {batch}, but lengths were given for {rows} sequences "
-            "(`at_length([...])`); the numbers must be equal"
-        )
+        rule = f"be the number of lengths that were given (`at_length([...])`), {rows}"
+        raise ArgumentError(name, Finding(f"has batch {batch}"), rule)
     # A coarse test first, because every call passes it.
     if rows * ids.size * pairs > limits.TABLE:
         check_shape_size(name, shape, max(rows, batch), seq, pairs)
@@ -60,26 +57,24 @@ def _check_dimensions(name: str, ids: Array, axes: int, layout: str | None) -> N
     if dimensions == 1 or (dimensions == 2 and layout != "thd"):
         return
     if ids.ndim == 0 and ids.dtype.kind in "iu":
-        raise ValueError(
-            f"`{name}` is {ids}; it must hold the position of each token: for consecutive ones "
-            f"np.arange({ids}, {ids} + seq), or `offset={ids}` where there is such an argument"
+        remedy = (
+            f"for consecutive ones pass np.arange({ids}, {ids} + seq), or `offset={ids}` where "
+            "there is such an argument"
         )
+        raise ArgumentError(name, Finding(f"is {ids}"), "hold the position of each token", remedy)
     coordinates = "" if axes == 1 else f" {axes}"
     rule = f"(tokens,{coordinates})"
     if layout != "thd":
         batched = "(batch, seq)" if axes == 1 else f"(batch, seq, {axes})"
         rule = f"(seq,{coordinates}) or {batched}"
-    raise ValueError(f"`{name}` has shape {ids.shape}; it must be {rule}")
+    raise ArgumentError(name, Finding.shape_of(ids), f"be {rule}")
 
 
 def position_array(name: str, value: object) -> Array:
     """Return positions as an array; raise unless they are integers, float32 or float64."""
     ids = _numeric_array(name, value)
     if ids.dtype.kind not in "iu" and ids.dtype.newbyteorder("=") not in (np.float32, np.float64):
-        raise TypeError(
-            f"`{name}` has dtype {cut(str(ids.dtype))}; positions must be integers, float32 or "
-            "float64"
-        )
+        raise ArgumentTypeError(name, Finding.dtype_of(ids), "hold integers, float32 or float64")
     return ids
 
 
@@ -91,7 +86,7 @@ def _numeric_array(name: str, value: object) -> Array:
     if ids.dtype.kind == "O" and ids.size and all(isinstance(entry, int) for entry in ids.flat):
         extreme = max(ids.flat, key=abs)
         if abs(extreme) > limits.MAX_POSITION:
-            raise ValueError(f"`{name}` holds {shown(extreme)}; {_RANGE_RULE}")
+            raise ArgumentError(name, Finding.holds(shown(extreme)), _RANGE_RULE)
     return ids
 
 
@@ -101,9 +96,9 @@ def check_coordinates(name: str, ids: Array, axes: int) -> None:
         return
     hint = ""
     if ids.ndim > 1 and len(ids) == axes:
-        hint = f"; its axes come first: np.moveaxis({name}, 0, -1)"
-    raise ValueError(
-        f"`{name}` has shape {ids.shape}; its last axis must hold {axes} coordinates{hint}"
+        hint = f"its axes come first: np.moveaxis({name}, 0, -1)"
+    raise ArgumentError(
+        name, Finding.shape_of(ids), f"hold {axes} coordinates in its last axis", hint
     )
 
 
@@ -112,10 +107,10 @@ def check_range(name: str, ids: Array) -> None:
     if ids.size == 0:
         return
     if ids.dtype.kind == "f" and not np.isfinite(ids).all():
-        raise ValueError(f"`{name}` holds {ids[~np.isfinite(ids)][0]}; positions must be finite")
+        raise ArgumentError(name, Finding.holds(ids[~np.isfinite(ids)][0]), "be finite")
     for extreme in (ids.max(), ids.min()):
         if abs(extreme.item()) > limits.MAX_POSITION:
-            raise ValueError(f"`{name}` holds {extreme}; {_RANGE_RULE}")
+            raise ArgumentError(name, Finding.holds(extreme), _RANGE_RULE)
 
 
 def positions_from_offset(
@@ -139,7 +134,8 @@ def positions_from_offset(
     values = offsets.reshape(-1).tolist()  # for a few values cheaper than NumPy's reductions
     for extreme in (max(values), min(values)) if values else ():
         if max(abs(extreme), abs(extreme + seq - 1)) > limits.MAX_POSITION:
-            raise ValueError(f"`offset` is {shown(extreme)}, for {seq} tokens; {_RANGE_RULE}")
+            finding = Finding(f"is {shown(extreme)}, for {seq} tokens")
+            raise ArgumentError("offset", finding, _RANGE_RULE)
     counts = np.arange(seq, dtype=np.float64)[:, None]
     return offsets.astype(np.int64, copy=False).reshape(-1, 1, 1) + counts
 
@@ -148,30 +144,23 @@ def _check_offsets(offset: int | ArrayLike, batch: int) -> Array:
     """Return offsets as an array; raise unless they are one integer, or one per batch row."""
     offsets = _numeric_array("offset", offset)
     if offsets.dtype.kind not in "iu":
-        if isinstance(offset, np.ndarray):
-            value = f"{cut(str(offsets.dtype))} of shape {offsets.shape}"
-        else:
-            value = shown(offset)
-        raise TypeError(f"`offset` is {value}; it must be an integer, or one per batch row")
-    if offsets.ndim > 1 or offsets.shape not in ((), (batch,)):
-        raise ValueError(
-            f"`offset` has shape {offsets.shape}; it must be one integer, or one for each of "
-            f"{batch} batch rows"
-        )
+        value = Finding.dtype_of(offset) if isinstance(offset, np.ndarray) else offset
+        raise ArgumentTypeError("offset", value, "be an integer, or one per batch row")
+    if offsets.shape not in ((), (batch,)):
+        rule = f"be one integer, or one for each of {batch} batch rows"
+        raise ArgumentError("offset", Finding.shape_of(offsets), rule)
     return offsets
 
 
 def refuse_missing_ids(axes: int, layout: str) -> None:
     """Raise the reason why position ids are required."""
     if layout == "thd":
-        raise ValueError(
-            "`position_ids` is None; packed tokens (layout thd) need them: "
-            "rope_cpu.positions.packed(cu_seqlens) makes them"
-        )
-    raise ValueError(
-        f"`position_ids` is None; with {axes} axes each token needs its coordinates: "
-        "rope_cpu.positions.grid(sizes) makes those of a grid"
-    )
+        rule = "be given for packed tokens (layout thd)"
+        remedy = "rope_cpu.positions.packed(cu_seqlens) makes them"
+    else:
+        rule = f"be given, with {axes} coordinates for each token"
+        remedy = "rope_cpu.positions.grid(sizes) makes those of a grid"
+    raise ArgumentError("position_ids", None, rule, remedy)
 
 
 def parse_delta(value: ArrayLike, axes: int, shared: bool) -> tuple[Array, bool]:
@@ -195,10 +184,8 @@ def parse_cu_seqlens(value: ArrayLike, most: int = limits.TABLE) -> Int64:
     """Return the starts of packed sequences and the end of the last one, at most `most`."""
     ends = integers("cu_seqlens", value, most=most)
     if ends.ndim != 1 or ends.size == 0 or ends[0] != 0 or (ends[1:] < ends[:-1]).any():
-        raise ValueError(
-            f"`cu_seqlens` is {shown(ends)}; it must be one-dimensional, start at 0 and never "
-            "decrease: 0, then the end of each sequence"
-        )
+        rule = "be one-dimensional, start at 0 and never decrease"
+        raise ArgumentError("cu_seqlens", ends, rule, "pass 0, then the end of each sequence")
     return ends
 
 
@@ -209,21 +196,15 @@ def tokens_of_sequences(cu_seqlens: ArrayLike, layout: str, tokens: int, lengths
     lengths: number of lengths that sequences were given; one serves every number of sequences.
     """
     if layout != "thd":
-        raise ValueError(
-            f"`cu_seqlens` is given, but `layout` is {layout!r}; it divides packed tokens (layout "
-            "'thd') into sequences: leave it out, or pass layout='thd'"
-        )
+        rule = "be None, or `layout` 'thd', whose packed tokens it divides into sequences"
+        raise ArgumentError("cu_seqlens", Finding(f"is given with layout {layout!r}"), rule)
     ends = parse_cu_seqlens(cu_seqlens, limits.SEQUENCES)
     if ends[-1] != tokens:
-        raise ValueError(
-            f"`cu_seqlens` ends at {ends[-1]}, but `position_ids` are given for {tokens} tokens; "
-            "its last entry must be their number"
-        )
+        rule = f"end at the number of tokens, {tokens} in `position_ids`"
+        raise ArgumentError("cu_seqlens", Finding(f"ends at {ends[-1]}"), rule)
     if lengths not in (1, len(ends) - 1):
-        raise ValueError(
-            f"`cu_seqlens` is for {len(ends) - 1} sequences, but lengths were given for {lengths} "
-            "(`at_length([...])`); the numbers must be equal"
-        )
+        rule = f"be for {lengths}, the number of lengths (`at_length([...])`)"
+        raise ArgumentError("cu_seqlens", Finding(f"is for {len(ends) - 1} sequences"), rule)
     return ends[1:] - ends[:-1]
 
 
@@ -235,22 +216,14 @@ def parse_table_rows(value: object, table: tuple[int, ...], layout: str) -> Arra
     length, *row_shape = table
     ids = _numeric_array("position_ids", value)
     if ids.dtype.kind not in "iu":
-        raise TypeError(
-            f"`position_ids` has dtype {cut(str(ids.dtype))}; rows of a table are looked up by "
-            "integers"
-        )
-    if layout == "thd":
-        fits = ids.ndim == 1
-        rule = "(tokens,)"
-    else:
-        fits = ids.ndim in (1, 2)
-        rule = "(seq,) or (batch, seq)"
-    if not fits:
-        raise ValueError(f"`position_ids` has shape {ids.shape}; it must be {rule}")
+        rule = "hold integers, which look up the rows of a table"
+        raise ArgumentTypeError("position_ids", Finding.dtype_of(ids), rule)
+    if ids.ndim not in ((1,) if layout == "thd" else (1, 2)):
+        rule = "be (tokens,)" if layout == "thd" else "be (seq,) or (batch, seq)"
+        raise ArgumentError("position_ids", Finding.shape_of(ids), rule)
     check_shape_size("position_ids", ids.shape, ids.size, *row_shape)
     for extreme in (ids.min(), ids.max()) if ids.size else ():
         if not 0 <= extreme < length:
-            raise ValueError(
-                f"`position_ids` holds {extreme}, but `cos` has rows 0 to {length - 1}"
-            )
+            rule = f"be within the rows of `cos`, 0 to {length - 1}"
+            raise ArgumentError("position_ids", Finding.holds(extreme), rule)
     return ids

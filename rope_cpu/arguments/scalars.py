@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
+from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 
 
@@ -25,20 +26,18 @@ def check_type(name: str, value: object, expected: type) -> None:
     A subclass could behave differently where kernels rely on checked data.
     """
     if type(value) is not expected:
-        raise TypeError(
-            f"`{name}` is a {type(value).__name__}; it must be a rope_cpu.{expected.__name__} (no "
-            "subclass)"
-        )
+        rule = f"be a rope_cpu.{expected.__name__} (no subclass)"
+        raise ArgumentTypeError(name, Finding.type_of(value), rule)
 
 
 def whole_number(name: str, value: object, least: int = 1, most: int = limits.WHOLE) -> int:
     """Return `value` as an int; raise unless it is a whole number from `least` to `most`."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise TypeError(f"`{name}` is {shown(value)}; it must be an integer")
+        raise ArgumentTypeError(name, value, "be an integer")
     if value < least:
-        raise ValueError(f"`{name}` is {shown(value)}; it must be at least {least}")
+        raise ArgumentError(name, value, f"be at least {least}")
     if value > most:
-        raise ValueError(f"`{name}` is {shown(value)}; it must be at most {most}")
+        raise ArgumentError(name, value, f"be at most {most}")
     return int(value)
 
 
@@ -56,7 +55,7 @@ def whole_numbers(
         or isinstance(value, str | bytes)
         or getattr(value, "ndim", 1) != 1
     ):
-        raise TypeError(f"`{name}` is {shown(value)}; it must be a sequence of integers")
+        raise ArgumentTypeError(name, value, "be a sequence of integers")
     check_length(name, value, longest)
     return tuple(whole_number(name, entry, least, most) for entry in value)
 
@@ -65,13 +64,13 @@ def check_length(name: str, value: Any, longest: int) -> None:
     """Raise if a sequence has more than `longest` entries."""
     # A slice, because `len` fails on a range of 2^63 and more.
     if len(value[: longest + 1]) > longest:
-        raise ValueError(f"`{name}` is {shown(value)}; it may have at most {longest} entries")
+        raise ArgumentError(name, value, f"have at most {longest} entries")
 
 
 def check_table_size(name: str, value: object, *sizes: int, most: int = limits.TABLE) -> None:
     """Raise if a table of these sizes, which the argument determines, has over `most` elements."""
     if math.prod(sizes) > most:
-        raise _table_error(f"`{name}` is {shown(value)}", sizes, most)
+        raise _table_error(name, Finding(f"is {shown(value)}"), sizes, most)
 
 
 def check_shape_size(
@@ -79,15 +78,13 @@ def check_shape_size(
 ) -> None:
     """Raise if a table of these sizes, which a shape determines, has over `most` elements."""
     if math.prod(sizes) > most:
-        raise _table_error(f"`{name}` has shape {shown(shape)}", sizes, most)
+        raise _table_error(name, Finding(f"has shape {shown(shape)}"), sizes, most)
 
 
-def _table_error(argument: str, sizes: tuple[int, ...], most: int) -> ValueError:
+def _table_error(name: str, finding: Finding, sizes: tuple[int, ...], most: int) -> ArgumentError:
     """Return the error for a table that is too large."""
-    shape = " x ".join(map(shown, sizes))
-    return ValueError(
-        f"{argument}: a table of {shape} elements; it may have at most {most}, so reduce a size"
-    )
+    table = f"{finding}: a table of {' x '.join(map(shown, sizes))} elements"
+    return ArgumentError(name, Finding(table), f"have at most {most}", "reduce a size")
 
 
 def lengths(name: str, value: Any) -> list[int]:
@@ -96,16 +93,14 @@ def lengths(name: str, value: Any) -> list[int]:
     A sequence without tokens, among several, has length 0.
     """
     if isinstance(value, np.ndarray) and value.ndim > 1:
-        raise TypeError(
-            f"`{name}` has shape {value.shape}; it must be one length, or one-dimensional"
-        )
+        raise ArgumentTypeError(name, Finding.shape_of(value), "be one length, or one-dimensional")
     is_array = isinstance(value, np.ndarray) and value.ndim == 1
     if not is_array and not isinstance(value, list | tuple | range):
         return [whole_number(name, value.item() if isinstance(value, np.ndarray) else value)]
     check_length(name, value, limits.LENGTHS)
     entries = value.tolist() if is_array else list(value)
     if not entries:
-        raise ValueError(f"`{name}` is empty; it must be a length, or one for each sequence")
+        raise ArgumentError(name, Finding("is empty"), "be a length, or one for each sequence")
     # A server gives lengths at every step: a coarse test of all takes a fifth of the time.
     if {*map(type, entries)} == {int} and min(entries) >= 0 and max(entries) <= limits.WHOLE:
         return entries
@@ -116,28 +111,28 @@ def real_number(name: str, value: object, *, zero: bool = False) -> float:
     """Return `value` as a float; raise unless it is finite and above 0, or 0 if `zero` is set."""
     is_number = isinstance(value, int | float | np.integer | np.floating)
     if isinstance(value, bool | np.bool_) or not is_number:
-        raise TypeError(f"`{name}` is {shown(value)}; it must be a number")
+        raise ArgumentTypeError(name, value, "be a number")
     try:
         number = float(value)  # type: ignore[arg-type]
     except OverflowError:  # an int beyond every float
         number = np.inf
     if not np.isfinite(number) or number < 0 or (number == 0 and not zero):
-        rule = "at least 0" if zero else "above 0"
-        raise ValueError(f"`{name}` is {shown(value)}; it must be finite and {rule}")
+        bound = "at least 0" if zero else "above 0"
+        raise ArgumentError(name, value, f"be finite and {bound}")
     return number
 
 
 def boolean(name: str, value: object) -> bool:
     """Return `value` as a bool; raise unless it is one."""
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"`{name}` is {shown(value)}; it must be True or False")
+        raise ArgumentTypeError(name, value, "be True or False")
     return bool(value)
 
 
 def choice(name: str, value: object, names: Sequence[str]) -> str:
     """Return `value`; raise unless it is one of `names`."""
     if not isinstance(value, str) or value not in names:
-        raise ValueError(f"`{name}` is {shown(value)}; it must be one of {', '.join(names)}")
+        raise ArgumentError(name, value, f"be one of {', '.join(names)}")
     return value
 
 
@@ -147,7 +142,8 @@ def refuse_masked(name: str, value: object) -> None:
     # start-up time of a process with a kernel cache.
     is_subclass = isinstance(value, np.ndarray) and type(value) is not np.ndarray
     if is_subclass and isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"`{name}` is a masked array, which is not supported; pass its `.data`")
+        finding = Finding("is a masked array")
+        raise ArgumentTypeError(name, finding, "be a plain array", "pass its `.data`")
 
 
 def regular_array(name: str, value: Any) -> NDArray[Any]:
@@ -160,10 +156,9 @@ def regular_array(name: str, value: Any) -> NDArray[Any]:
     except (TypeError, ValueError):
         if not isinstance(value, list | tuple):
             raise  # another library's own reason
-        raise ValueError(
-            f"`{name}` is a {type(value).__name__} of unequal rows; it must be a regular array: "
-            "give every row the same length"
-        ) from None
+        finding = Finding(f"is a {type(value).__name__} of unequal rows")
+        remedy = "give every row the same length"
+        raise ArgumentError(name, finding, "be a regular array", remedy) from None
 
 
 def integers(name: str, value: ArrayLike, *, most: int = limits.TABLE) -> NDArray[np.int64]:
@@ -172,10 +167,10 @@ def integers(name: str, value: ArrayLike, *, most: int = limits.TABLE) -> NDArra
     if array.size == 0 and not isinstance(value, np.ndarray):
         return array.astype(np.int64)  # NumPy converts an empty list to float64
     if array.dtype.kind not in "iu":
-        raise TypeError(f"`{name}` has dtype {cut(str(array.dtype))}; it must hold integers")
+        raise ArgumentTypeError(name, Finding.dtype_of(array), "hold integers")
     check_shape_size(name, array.shape, array.size, most=most)
     if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
-        raise ValueError(f"`{name}` holds {array.max()}; integers must be below 2^63")
+        raise ArgumentError(name, Finding.holds(array.max()), "hold integers below 2^63")
     return array.astype(np.int64, order="C")
 
 
@@ -183,7 +178,7 @@ def real_array(name: str, value: ArrayLike) -> NDArray[Any]:
     """Return `value` as an array; raise unless it holds real numbers."""
     array = regular_array(name, value)
     if array.dtype.kind not in "fiu" and array.dtype != ml_dtypes.bfloat16:
-        raise TypeError(f"`{name}` has dtype {cut(str(array.dtype))}; it must hold real numbers")
+        raise ArgumentTypeError(name, Finding.dtype_of(array), "hold real numbers")
     return array
 
 
@@ -193,7 +188,7 @@ def finite_array(name: str, value: ArrayLike) -> Float64:
     check_shape_size(name, array.shape, array.size)
     array = array.astype(np.float64)
     if not np.isfinite(array).all():
-        raise ValueError(f"`{name}` holds {array[~np.isfinite(array)][0]}; it must be finite")
+        raise ArgumentError(name, Finding.holds(array[~np.isfinite(array)][0]), "be finite")
     return array
 
 
@@ -201,8 +196,6 @@ def per_axis(name: str, value: ArrayLike, axes: int) -> Float64:
     """Return a finite number for each axis, from one for all axes or one for each."""
     numbers = finite_array(name, value)
     if numbers.shape not in ((), (axes,)):
-        raise ValueError(
-            f"`{name}` has shape {numbers.shape}; it must be one number, or one for each of {axes} "
-            "axes"
-        )
+        rule = f"be one number, or one for each of {axes} axes"
+        raise ArgumentError(name, Finding.shape_of(numbers), rule)
     return np.broadcast_to(numbers, (axes,))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -12,6 +11,7 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 import rope_cpu
+from rope_cpu.arguments.errors import AnyArgumentError
 from rope_cpu.arguments.texts import escaped
 from rope_cpu.command_line import OutputError, UsageError
 
@@ -38,8 +38,8 @@ COMMANDS = {
 _OPTIONAL_PACKAGES = ("rich", "matplotlib", "onnx", "onnxruntime")
 _INSTALL = 'pip install "rope-cpu[all]"'
 
-# The name of an argument in an error of the library, with its value in advice.
-_ARGUMENT = re.compile(r"`(\w+)`( is None|='(\w+)')?")
+# Arguments of the commands that are no options.
+_POSITIONAL = ("config", "dtypes", "patterns")
 
 _BAD_USAGE = 2
 _INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
@@ -89,7 +89,7 @@ def _run(words: list[str]) -> int:
         except OutputError as error:
             return _report_error(str(error))
         except UsageError as error:
-            return _report_error(f"{_with_options(str(error), subparser)}; {subparser.see_help()}")
+            return _report_error(f"{_error_text(error, args)}; {subparser.see_help()}")
     except ImportError as error:
         package = _missing_package(error)
         if package not in _OPTIONAL_PACKAGES:
@@ -109,23 +109,24 @@ class _Parser(argparse.ArgumentParser):
         super().error(f"{escaped(message)}; {self.see_help()}")
 
 
-def _with_options(text: str, parser: argparse.ArgumentParser) -> str:
-    """Return an error of the library with options of a command for the arguments that they set."""
-    options = {
-        action.dest: action.option_strings[-1]
-        for action in parser._actions
-        if action.option_strings and action.nargs != 0
-    }
+def _error_text(error: UsageError, args: argparse.Namespace) -> str:
+    """Return the text of an error, with an option in place of the argument that it sets."""
+    cause = error.__cause__
+    if not isinstance(cause, AnyArgumentError) or cause.argument not in vars(args):
+        return str(error)
+    if cause.argument == "interleaved":
+        return _pairing_error(cause, args.interleaved)
+    if cause.argument in _POSITIONAL:
+        return str(error)
+    option = f"`--{cause.argument.replace('_', '-')}`"
+    return cause.text(option, "is not given" if cause.finding == "is None" else "")
 
-    def option(match: re.Match[str]) -> str:
-        name, more, value = match.groups()
-        if name not in options:
-            return match[0]
-        if value is not None:
-            return f"`{options[name]} {value}`"
-        return f"`{options[name]}`{' is not given' if more else ''}"
 
-    return _ARGUMENT.sub(option, text)
+def _pairing_error(cause: AnyArgumentError, interleaved: bool | None) -> str:
+    """Return the error of a pairing that is missing, or that contradicts the config."""
+    if interleaved is None:
+        return f"{cause.remedy}; give --interleaved for pairs (2i, 2i+1), --half for (i, i+n)"
+    return cause.text("--interleaved" if interleaved else "--half", "is given")
 
 
 def _missing_package(error: ImportError) -> str:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+import math
+import textwrap
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rope_cpu.arguments.texts import cut, shown
-from rope_cpu.cli.show_bands import band_lines
-from rope_cpu.cli.show_summary import (
+from rope_cpu.array_types import Float64, Int64
+from rope_cpu.cli.layer_rotations import (
+    SAME,
+    Axis,
     LayerRotation,
-    pair_axes,
+    changed_pairs,
     pair_frequencies,
     rotations_from_arguments,
 )
@@ -26,10 +32,28 @@ from rope_cpu.command_line import (
     print_lines,
     write_errors,
 )
+from rope_cpu.configs.attention_facts import FACTS, Attention
+from rope_cpu.configs.rope_parameters import is_latent
+from rope_cpu.frequencies.rope_types import ROPE_TYPES
 from rope_cpu.rotation.embedding import RotaryEmbedding
 
 # Longer lists are shown as their length and ends.
 _LONGEST_LIST = 6
+
+# Columns of the values of facts, on a screen of 80.
+_VALUE_WIDTH = 45
+
+# Numbers of at least this size are written with an exponent.
+_LARGE = 1e6
+
+# Stands for the axis of pairs without rotation, if there are several axes.
+_NO_AXIS = Axis("none", "")
+
+_UNROTATED = "not rotated"
+_UNSCALED = "unscaled"
+
+# A name and its value; "" continues the fact above.
+Fact = tuple[str, object]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,35 +79,39 @@ def run(args: argparse.Namespace) -> int:
     lines = [line for rotation in rotations for line in (*describe(rotation), "")]
     print_lines(lines[:-1])
     if args.plot is not None:
-        from rope_cpu.cli.show_picture.figure import plot
+        from rope_cpu.cli.show_plot import draw
 
         with write_errors(args.plot):
-            plot(rotations, args.plot)
+            draw(rotations).savefig(args.plot, dpi=130)
         print_lines(["", f"written: {args.plot}"])
     return 0
 
 
 def describe(rotation: LayerRotation) -> Iterator[str]:
     """Yield the lines that describe a rotation."""
-    yield rotation.name
+    yield f"{rotation.model}, {rotation.layers}"
     if not rotation.by_length:
         return
-    yield from _pairing_lines(rotation)
-    for key in sorted(set(rotation.parameters) - {"rope_type", "type"}):
-        yield _line(key, _short_text(rotation.parameters[key]))
-    yield from _axes_lines(rotation.rope)
-    yield from _serving_lines(rotation)
+    yield from map(_line, _pairing_facts(rotation))
+    yield from map(_line, _axes_facts(rotation.rope))
+    if rotation.attention is not None:
+        yield from map(_line, _attention_facts(rotation.attention))
+    if rotation.rope.spec.length_rule is not None and rotation.rope.rope_type in ROPE_TYPES:
+        yield _line(("frequencies change", ROPE_TYPES[rotation.rope.rope_type].changes))
     for length, rope in rotation.by_length.items():
         if length:
             yield f"  {length}"
-        yield from _factor_lines(rope, rotation)
-        table = band_lines(
-            pair_frequencies(rope), rotation.unscaled, pair_axes(rope), rotation.axes
-        )
-        yield from (f"    {line}" for line in table)
+        yield from map(_line, _factor_facts(rotation, rope))
+        yield from (f"    {line}" for line in band_lines(rotation, rope))
 
 
-def _pairing_lines(rotation: LayerRotation) -> Iterator[str]:
+def _line(fact: Fact) -> str:
+    name, value = fact
+    return f"  {name:<32} {value}"
+
+
+def _pairing_facts(rotation: LayerRotation) -> Iterator[Fact]:
+    """Yield pairing and widths, and the rope type with its parameters."""
     rope = rotation.rope
     pairs = rope.rotary_dim // 2
     if len(rope.blocks) > 1:
@@ -93,60 +121,88 @@ def _pairing_lines(rotation: LayerRotation) -> Iterator[str]:
         pairing = "(2i, 2i+1), interleaved"
     else:
         pairing = f"(i, i+{pairs}), half-split"
-    yield _line("pairs", f"{pairs}: {pairing}")
-    if rotation.pairing_note is not None:
-        yield _line("", rotation.pairing_note)
+    yield "pairs", f"{pairs}: {pairing}"
+    if rotation.config.pairing_note is not None:
+        yield "", rotation.config.pairing_note
     width = rotation.head_width
     rotated = 2 * np.count_nonzero(pair_frequencies(rope))
-    yield _line("widths", f"{rotated} of the {width} elements of a head are rotated")
+    yield "widths", f"{rotated} of the {width} elements of a head are rotated"
     if width != rope.head_dim:
-        yield _line("", f"head_dim {rope.head_dim}: pass the rotated slice alone")
-    yield _line("rope type", rope.rope_type)
+        yield "", f"head_dim {rope.head_dim}: pass the rotated slice alone"
+    yield "rope type", rope.rope_type
+    for key in sorted(set(rotation.parameters) - {"rope_type", "type"}):
+        yield key, _short_text(rotation.parameters[key])
 
 
-def _axes_lines(rope: RotaryEmbedding) -> Iterator[str]:
+def _axes_facts(rope: RotaryEmbedding) -> Iterator[Fact]:
     if rope.spec.direction < 0:
-        yield _line("direction", "backwards: the angle is minus position times frequency")
+        yield "direction", "backwards: the angle is minus position times frequency"
     if rope.axes > 1:
         counts = (rope.spec.inv_freq[0, :, 0] != 0).sum(axis=-1)
-        yield _line("axes", f"{rope.axes}, which rotate {', '.join(map(str, counts))} pairs")
+        yield "axes", f"{rope.axes}, which rotate {', '.join(map(str, counts))} pairs"
     heads = rope.spec.inv_freq.shape[2]
     if heads > 1:
-        yield _line("heads", f"{heads} with own frequencies; below: the first")
+        yield "heads", f"{heads} with own frequencies; below: the first"
 
 
-def _serving_lines(rotation: LayerRotation) -> Iterator[str]:
-    """Yield the calls of a server that this rotation needs."""
-    if rotation.serving:
-        yield "  serving"
-    yield from (f"    {text}" for text in rotation.serving)
+def _attention_facts(attention: Attention) -> Iterator[Fact]:
+    """Yield the norms and the content of a cache, from which the calls of a server follow."""
+    epsilon = attention.norm_epsilon
+    rms_norm = "RMS norm of each head, eps " + ("not known" if epsilon is None else f"{epsilon:g}")
+    if attention.qk_norm is not None:
+        weights = f", weights + {attention.norm_offset:g}" if attention.norm_offset else ""
+        norm = rms_norm + (weights if attention.norm_weighted else ", no weights")
+        text = f"{attention.qk_norm} the rotation: {attention.norm_other or norm}"
+        yield from _wrapped("norms of q and k", text)
+    if attention.v_norm:
+        yield from _wrapped("norm of v", f"{rms_norm}, no weights")
+    if attention.latent or attention.own_cache is not None:
+        latent = "compressed keys and values (latent attention)"
+        yield from _wrapped("cache", attention.own_cache or latent)
+    if attention.shared_layers:
+        yield "shared keys and values", f"in the last {attention.shared_layers} layers"
 
 
-def _factor_lines(rope: RotaryEmbedding, rotation: LayerRotation) -> Iterator[str]:
+def _wrapped(name: str, text: str) -> Iterator[Fact]:
+    """Yield a fact in lines that fit the screen."""
+    for line in textwrap.wrap(text, _VALUE_WIDTH):
+        yield name, line
+        name = ""
+
+
+def _factor_facts(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[Fact]:
     """Yield the attention factor, and the factor on scores of DeepSeek and its relatives.
 
     Both are defined by the same function m if a config of YaRN has the keys mscale.
     """
-    factor = f"{rope.attention_factor:.6g}"
-    has_ratio = _is_ratio_of_mscales(rope, rotation.parameters)
-    on_scores = rotation.mscale_of_scores
-    ratio = " = m(mscale) / m(mscale_all_dim)" if has_ratio else ""
-    yield _line("attention factor", factor + ratio)
-    if on_scores is not None:
-        yield _line("factor of scores", f"{on_scores**2:.6g} = m(mscale_all_dim)²")
-        yield _line("", "applied by the model, not by the rotation")
-    if has_ratio or on_scores is not None:
-        yield _line("", "m(x) = 0.1·x·ln(factor) + 1")
-
-
-def _is_ratio_of_mscales(rope: RotaryEmbedding, parameters: Mapping[str, Any]) -> bool:
-    """Return True if the attention factor follows from mscale and mscale_all_dim."""
+    parameters = rotation.parameters
     has_both = parameters.get("mscale") and parameters.get("mscale_all_dim")
-    return rope.rope_type == "yarn" and bool(has_both) and "attention_factor" not in parameters
+    is_ratio = has_both and _reads_mscale(rope) and "attention_factor" not in parameters
+    ratio = " = m(mscale) / m(mscale_all_dim)" if is_ratio else ""
+    yield "attention factor", f"{rope.attention_factor:.6g}{ratio}"
+    on_scores = _mscale_of_scores(rotation, rope)
+    if on_scores is not None:
+        yield "factor of scores", f"{on_scores**2:.6g} = m(mscale_all_dim)²"
+        yield "", "applied by the model, not by the rotation"
+    if is_ratio or on_scores is not None:
+        yield "", "m(x) = 0.1·x·ln(factor) + 1"
 
 
-def _line(name: str, value: object) -> str:
-    return f"  {name:<32} {value}"
+def _mscale_of_scores(rotation: LayerRotation, rope: RotaryEmbedding) -> float | None:
+    """Return the m(mscale_all_dim) whose square multiplies the scores, None if there is none."""
+    config = rotation.config
+    scale = rotation.parameters.get("mscale_all_dim")
+    factor = rotation.parameters.get("factor")
+    if config.model_type not in FACTS["mscale_of_scores"] or not is_latent(config.values):
+        return None
+    if not _reads_mscale(rope) or not scale or factor is None:
+        return None
+    return 0.1 * float(scale) * math.log(max(factor, 1)) + 1
+
+
+def _reads_mscale(rope: RotaryEmbedding) -> bool:
+    rope_type = ROPE_TYPES.get(rope.rope_type)
+    return rope_type is not None and rope_type.has_mscales
 
 
 def _short_text(value: Any) -> str:
@@ -157,3 +213,75 @@ def _short_text(value: Any) -> str:
 
 def _number_text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def band_lines(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[str]:
+    """Yield the lines of the table of bands: the pairs of an axis that are scaled alike."""
+    has_axes = len(rotation.axes) > 1
+    unit = "" if has_axes else f" in {rotation.axes[0].unit}"
+    rows = [("axis", "pairs", f"wavelengths{unit}", "scale"), *_bands(rotation, rope)]
+    columns = list(zip(*rows, strict=True))[0 if has_axes else 1 :]
+    widths = [max(map(len, column)) for column in columns]
+    for row in zip(*columns, strict=True):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield "  ".join(cells).rstrip()
+
+
+def _bands(rotation: LayerRotation, rope: RotaryEmbedding) -> Iterator[tuple[str, ...]]:
+    """Yield the bands, axis by axis; pairs without rotation are a band of the only axis."""
+    frequencies = pair_frequencies(rope)
+    has_axes = len(rotation.axes) > 1
+    pair_axes = rotation.pair_axes if has_axes else np.zeros(frequencies.shape, int)
+    growth = np.divide(
+        rotation.unscaled,
+        frequencies,
+        out=np.full(frequencies.shape, np.inf),
+        where=frequencies > 0,
+    )
+    effects = _effects_of_scaling(growth, changed_pairs(frequencies, rotation.unscaled))
+    for number, axis in [*enumerate(rotation.axes), (-1, _NO_AXIS)]:
+        own_pairs = np.flatnonzero(pair_axes == number)
+        for effect, run in groupby(own_pairs, key=effects.__getitem__):
+            pairs = np.array(list(run))
+            waves = "" if effect == _UNROTATED else _range(2 * np.pi / frequencies[pairs])
+            unit = f" {axis.unit}" if has_axes else ""
+            is_scaled = effect not in (_UNROTATED, _UNSCALED)
+            scale = f"{_range(growth[pairs])} times as long" if is_scaled else effect
+            yield axis.name, _pairs_text(pairs), waves + unit, scale
+
+
+def _effects_of_scaling(growth: Float64, changed: NDArray[np.bool_]) -> list[str]:
+    """Label each pair by the growth of its wavelength; infinite for pairs that are not rotated.
+
+    A single pair of largest growth gets no label of its own: it is the end of a ramp.
+    """
+    largest = growth[np.isfinite(growth)].max(initial=1.0)
+    most = changed & (np.abs(growth / largest - 1) < SAME)
+    conditions = [np.isinf(growth), ~changed, most & (most.sum() > 1)]
+    return list(np.select(conditions, [_UNROTATED, _UNSCALED, "scaled most"], "scaled in between"))
+
+
+def _pairs_text(pairs: Int64) -> str:
+    """Return "0-28", or "20 of 1-58" for pairs between which others lie."""
+    first = pairs[0]
+    last = pairs[-1]
+    if len(pairs) == 1:
+        return str(first)
+    between = f"{first}-{last}"
+    return between if last - first + 1 == len(pairs) else f"{len(pairs)} of {between}"
+
+
+def _range(values: Float64) -> str:
+    """Return "6.28 to 1610", or one number for values that are equal in three digits."""
+    least = _number(values.min())
+    most = _number(values.max())
+    return least if least == most else f"{least} to {most}"
+
+
+def _number(value: float) -> str:
+    """Return a number in three digits: 6.28, 1610, 2.05e7."""
+    rounded = float(f"{value:.3g}")
+    if 1000 <= rounded < _LARGE:
+        return f"{rounded:.0f}"
+    mantissa, _, exponent = f"{value:.3g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa

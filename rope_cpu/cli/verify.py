@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rope_cpu.arguments.texts import escaped
-from rope_cpu.cli.show_summary import LayerRotation, rotations_from_arguments
+from rope_cpu.cli.layer_rotations import LayerRotation, rotations_from_arguments
 from rope_cpu.cli.verify_rows import TOKENS, Heads, Row, pairing, rows
 from rope_cpu.command_line import (
     UsageError,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.configs.model_types import ALL_LAYERS, ModelFacts
 
@@ -311,17 +312,15 @@ def _section_of_type(
     if ALL_LAYERS in sections:
         if layer_type is not None and layer_type not in known_types:
             names = cut(", ".join(sorted(repr(name) for name in known_types if name is not None)))
-            remedy = f"give one of {names}, or leave it out" if names else "leave it out"
-            raise ValueError(
-                f"`layer_type` is {shown(layer_type)}, but this config has one rotation for all "
-                f"rotated layers; {remedy}"
-            )
+            rule = "be left out, as this config has one rotation for all rotated layers"
+            remedy = f"or give one of {names}" if names else ""
+            raise ArgumentError("layer_type", layer_type, rule, remedy)
         return layer_type, sections[ALL_LAYERS] or {}
     if layer_type is None and len(sections) == 1:
         layer_type = next(iter(sections))
     if layer_type is None or layer_type not in sections:
         names = cut(", ".join(map(repr, sections)))
-        raise ValueError(f"`layer_type` is {shown(layer_type)}; it must be one of {names}")
+        raise ArgumentError("layer_type", layer_type, f"be one of {names}")
     section = sections[layer_type]
     if section is None:
         raise ValueError(

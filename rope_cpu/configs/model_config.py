@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.layers import ModelLayers, key_heads, model_layers, value_for_type
 from rope_cpu.configs.model_types import ModelFacts, value_at
@@ -49,6 +49,8 @@ class ModelConfig(ABC):
         Whether the model type is in the model table.
     pairing_note : str, optional
         What to know about the pairing, for `rope-cpu show`.
+    axes : sequence of str
+        The position axes, keys of axes.json. A text model with three has those of M-RoPE instead.
 
     Examples
     --------
@@ -65,6 +67,7 @@ class ModelConfig(ABC):
     facts: ModelFacts = field(default_factory=ModelFacts, repr=False)
     is_known: bool = True
     pairing_note: str | None = None
+    axes: Sequence[str] = ("token",)
 
     def spec(
         self,
@@ -104,7 +107,7 @@ class ModelConfig(ABC):
         if interleaved is not None:
             interleaved = scalars.boolean("interleaved", interleaved)
         if layer_type is not None and not isinstance(layer_type, str):
-            raise TypeError(f"`layer_type` is {shown(layer_type)}; it must be a string")
+            raise ArgumentTypeError("layer_type", layer_type, "be a string")
         return self._build_spec(layer_type, layer, interleaved, angle_dtype)
 
     @abstractmethod
@@ -199,16 +202,12 @@ class OneRotationConfig(ModelConfig):
         spec = self._only_spec(angle_dtype)
         for name, value in (("layer_type", layer_type), ("layer", layer)):
             if value is not None:
-                raise ValueError(
-                    f"`{name}` is {shown(value)}, but this config has one rotation for all layers; "
-                    "leave it out"
-                )
+                rule = "be left out, as this config has one rotation for all layers"
+                raise ArgumentError(name, value, rule)
         if interleaved not in (None, spec.interleaved):
             pairs = "interleaved" if spec.interleaved else "half-split"
-            raise ValueError(
-                f"`interleaved` is {interleaved}, but the pairs of this config's model are "
-                f"{pairs}; leave it out"
-            )
+            rule = f"be left out, as the pairs of this config's model are {pairs}"
+            raise ArgumentError("interleaved", interleaved, rule)
         return spec
 
     @property

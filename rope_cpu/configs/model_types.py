@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-# The first is written by tests/tools/make_model_table.py from the classes of transformers, the
+# The first is written by tools/make_model_table.py from the classes of transformers, the
 # second by hand from the models' own code.
 TABLES = ("models.json", "other_models.json")
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from rope_cpu.arguments import scalars
+from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import did_you_mean, shown
 from rope_cpu.configs.attention_facts import Attention, implied_layer_types
 from rope_cpu.configs.containers import SECTIONS, check_containers, objects, refuse_unread_part
@@ -52,9 +53,6 @@ PAIR_AXES: dict[str, Callable[[Sequence[int]], tuple[int, ...]]] = {
     "mrope_interleaved_glm": axes.round_robin_pair_axis,
     "video_rope": axes.time_last_pair_axis,
 }
-
-# The argument that chooses the pairing, for error texts.
-PAIRING_ARGUMENT = "`interleaved` (True for pairs (2i, 2i+1), False for (i, i+n))"
 
 # Top-level keys that change the rotation of some model types. For an unknown type their meaning is
 # not known.
@@ -146,10 +144,9 @@ class TextConfig(ModelConfig):
         if pairing is None:
             model_type = self.values.get("model_type")
             meant = did_you_mean(model_type, table_rows())
-            raise ValueError(
-                f"`model_type` is {shown(model_type)}{meant}, so the pairing is not known; give "
-                f"{PAIRING_ARGUMENT}"
-            )
+            rule = "be True for pairs (2i, 2i+1), or False for (i, i+n)"
+            reason = f"`model_type` is {shown(model_type)}{meant}, so the pairing is not known"
+            raise ArgumentError("interleaved", None, rule, reason)
         if isinstance(pairing, str):
             return scalars.boolean(pairing, self.values.get(pairing, True))
         return pairing

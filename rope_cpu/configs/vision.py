@@ -29,7 +29,8 @@ class Tower:
 
     pairs: distribution of pairs among axes, a name in `_PAIR_LAYOUTS`. order: the axes in the order
     of their pairs. rope_theta: the default base. partial: the only partial_rotary_factor that the
-    model accepts. head_dim: key of the width that heads share, or a name in `_HEAD_DIMS`.
+    model accepts. head_dim: key of the width that heads share, or a name in `_HEAD_DIMS`. axes: its
+    position axes, keys of axes.json.
     """
 
     pairs: str
@@ -38,6 +39,7 @@ class Tower:
     rope_theta: float = 10000.0
     partial: float = 1.0
     head_dim: str = "hidden_size"
+    axes: Sequence[str] = ("row", "column")
 
 
 _DATA = data("vision.json")
@@ -88,6 +90,7 @@ def parse(config: Mapping[str, Any]) -> VisionConfig:
         source=config,
         model_type=name,
         values=values,
+        axes=row.axes,
         tower=row,
         head_dim=_head_dim(values, row),
         rope_theta=_theta(values, row),

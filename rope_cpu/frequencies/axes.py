@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.arguments import limits
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.scalars import boolean, choice, real_number, whole_number, whole_numbers
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
@@ -27,43 +28,7 @@ def axial(
     axis_dims: Sequence[int] | None = None,
     span: str = "axis",
 ) -> RopeSpec:
-    """Describe an axial rotation, in which every axis rotates its own pairs.
-
-    Parameters
-    ----------
-    head_dim : int
-        Width of a head vector in elements. Elements past the sum of `axis_dims` are copied.
-    axes : int
-        Number of position coordinates.
-    rope_theta : float or sequence of float, shape (axes,)
-        Base of the frequencies base^(−2i/width), for all axes or for each.
-    interleaved : bool
-        True for pairs (2i, 2i+1), False for half-split pairs.
-    axis_dims : sequence of int, shape (axes,), optional
-        Even widths in elements; equal shares of head_dim by default.
-    span : {"axis", "head"}
-        "axis" pairs elements within the contiguous block of each axis. "head" pairs (i, i+n)
-        across the head, and each axis owns a run of pairs. Interleaved pairs are the same in both.
-
-    Returns
-    -------
-    RopeSpec
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the widths do not fit. The text names the argument, its value and the rule.
-
-    References
-    ----------
-    Su, kexue.fm/archives/8397 (span "axis"); Qwen2-VL's vision tower in transformers (span "head").
-
-    Examples
-    --------
-    >>> spec = axial(8, rope_theta=100.0)
-    >>> spec.blocks, spec.inv_freq[0, :, 0].tolist()
-    ((4, 4), [[1.0, 0.1, 0.0, 0.0], [0.0, 0.0, 1.0, 0.1]])
-    """
+    """Describe the rotation of `RotaryEmbedding.axial`: every axis rotates its own pairs."""
     head_dim = whole_number("head_dim", head_dim, 1, limits.HEAD_DIM)
     axes = whole_number("axes", axes, 1, limits.AXES)
     span = choice("span", span, SPANS)
@@ -85,45 +50,7 @@ def mrope(
     interleaved: bool = False,
     scaling: Mapping[str, Any] | None = None,
 ) -> RopeSpec:
-    """Describe M-RoPE: the frequencies of one axis, distributed among time, height and width.
-
-    Parameters
-    ----------
-    head_dim : int
-        Width of a head vector in elements; the first 2·sum(mrope_section) are rotated.
-    mrope_section : sequence of int, shape (axes,)
-        Number of pairs of each axis.
-    rope_theta : float
-        Base of the frequencies.
-    mrope_interleaved : bool
-        False gives each axis one run of pairs (Qwen2-VL), True every third pair (Qwen3-VL).
-    interleaved : bool
-        True for pairs (2i, 2i+1), False for half-split pairs (i, i+n).
-    scaling : mapping, optional
-        A section in Hugging Face form. It may repeat rope_theta, mrope_section and
-        mrope_interleaved.
-
-    Returns
-    -------
-    RopeSpec
-        With `shared_id`: one position id may stand for the ids on all axes.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the sections do not fit. The text names the argument, its value and the rule.
-
-    References
-    ----------
-    Qwen2-VL, arXiv:2409.12191; Qwen3-VL in transformers.
-
-    Examples
-    --------
-    >>> mrope(12, (2, 2, 2), rope_theta=1e4).pair_axis
-    (0, 0, 1, 1, 2, 2)
-    >>> mrope(12, (2, 2, 2), rope_theta=1e4, mrope_interleaved=True).pair_axis
-    (0, 1, 2, 0, 1, 2)
-    """
+    """Describe the rotation of `RotaryEmbedding.mrope`, with `shared_id`."""
     head_dim = whole_number("head_dim", head_dim, 2, limits.HEAD_DIM)
     theta = real_number("rope_theta", rope_theta)
     axis_pairs = checked_mrope_section("mrope_section", mrope_section)
@@ -135,10 +62,8 @@ def mrope(
     resolve_argument("mrope_interleaved", is_interleaved, section_interleaved, boolean)
     pairs = sum(axis_pairs)
     if 2 * pairs > head_dim:
-        raise ValueError(
-            f"`mrope_section` is {shown(axis_pairs)}, {pairs} pairs; head_dim {head_dim} has "
-            f"{head_dim // 2}"
-        )
+        rule = f"add up to at most {head_dim // 2}, the pairs of head_dim {head_dim}"
+        raise ArgumentError("mrope_section", axis_pairs, rule)
     one_axis = scaled(
         head_dim,
         rope_theta=theta,
@@ -152,10 +77,9 @@ def mrope(
 def to_mrope(spec: RopeSpec, mrope_section: Sequence[int], mrope_interleaved: bool) -> RopeSpec:
     """Distribute the pairs of a rotation with one axis among several axes, as M-RoPE does.
 
-    Raises TypeError or ValueError if `mrope_section` does not split the pairs; see
-    `mrope_pair_axis`.
+    Raises TypeError or ValueError if `mrope_section` does not split the pairs.
     """
-    pair_axis = mrope_pair_axis(spec.pairs, mrope_section, mrope_interleaved)
+    pair_axis = mrope_pair_axis(mrope_section, mrope_interleaved)
     return with_pair_axis(spec, pair_axis, len(mrope_section))
 
 
@@ -165,39 +89,32 @@ def with_pair_axis(spec: RopeSpec, pair_axis: tuple[int, ...], axes: int) -> Rop
     Raises ValueError if `pair_axis`, made from the section of a config, has another length.
     """
     if len(pair_axis) != spec.pairs:
-        raise ValueError(f"`mrope_section` adds up to {len(pair_axis)}, not to {spec.pairs} pairs")
+        finding = Finding(f"adds up to {len(pair_axis)}")
+        raise ArgumentError("mrope_section", finding, f"add up to {spec.pairs} pairs")
     inv_freq = spread_over_axes(spec.inv_freq[:, 0], pair_axis, axes)
     return replace(spec, inv_freq=inv_freq.swapaxes(1, 2), pair_axis=pair_axis, shared_id=True)
 
 
-def mrope_pair_axis(
-    pairs: int, mrope_section: Sequence[int], mrope_interleaved: bool = False
-) -> tuple[int, ...]:
+def mrope_pair_axis(mrope_section: Sequence[int], mrope_interleaved: bool) -> tuple[int, ...]:
     """Return the axis of each pair in M-RoPE.
 
     Chunked: the axes own consecutive runs of mrope_section[a] pairs. Interleaved: pair j belongs to
     axis a = j % axes for j < axes · mrope_section[a], and to axis 0 for larger j.
 
-    Raises TypeError or ValueError if `mrope_section` does not split the pairs.
+    Raises TypeError or ValueError if axes in turn cannot have these numbers of pairs.
     """
     section = checked_mrope_section("mrope_section", mrope_section)
     axes = len(section)
-    if sum(section) != pairs:
-        raise ValueError(
-            f"`mrope_section` is {shown(list(section))}, which adds up to {sum(section)}, not to "
-            f"{pairs} pairs"
-        )
+    pairs = sum(section)
     if not boolean("mrope_interleaved", mrope_interleaved):
         return tuple(np.repeat(np.arange(axes), section).tolist())
     turn = np.arange(pairs) % axes
     pair_axis = np.where(np.arange(pairs) < axes * np.array(section)[turn], turn, 0)
     if tuple(np.bincount(pair_axis, minlength=axes)) != section:
         turns = [len(range(axis, pairs, axes)) for axis in range(1, axes)]
-        raise ValueError(
-            f"`mrope_section` is {shown(list(section))}: with interleaved sections the axes take "
-            "pairs in turn and the first axis takes the rest, so the other axes may have at most "
-            f"{shown(turns)} pairs"
-        )
+        rule = f"have at most {shown(turns)} pairs for the axes after the first"
+        remedy = "interleaved axes take pairs in turn, and the first takes the rest"
+        raise ArgumentError("mrope_section", list(section), rule, remedy)
     return tuple(pair_axis.tolist())
 
 
@@ -246,10 +163,8 @@ def time_last_pair_axis(mrope_section: Sequence[int]) -> tuple[int, ...]:
     """
     section = checked_mrope_section("mrope_section", mrope_section)
     if len(section) != 3 or section[1] != section[2]:
-        raise ValueError(
-            f"`mrope_section` is {shown(list(section))}; it must have three numbers, of time, row "
-            "and column, with as many rows as columns"
-        )
+        rule = "have three numbers, of time, row and column, with as many rows as columns"
+        raise ArgumentError("mrope_section", list(section), rule)
     return (1, 2) * section[1] + (0,) * section[0]
 
 
@@ -257,7 +172,7 @@ def checked_mrope_section(name: str, mrope_section: object) -> tuple[int, ...]:
     """Return the number of pairs of each axis; raise unless they are whole numbers, not all 0."""
     section = whole_numbers(name, mrope_section, 0, most=limits.HEAD_DIM, longest=limits.AXES)
     if sum(section) == 0:
-        raise ValueError(f"`{name}` is {shown(mrope_section)}; it must name the pairs of each axis")
+        raise ArgumentError(name, mrope_section, "name the pairs of each axis")
     return section
 
 
@@ -290,19 +205,15 @@ def _axis_widths(head_dim: int, axes: int, axis_dims: Sequence[int] | None) -> t
     """Return the width of each axis in elements: `axis_dims`, or equal shares of the head."""
     if axis_dims is None:
         if head_dim % (2 * axes):
-            raise ValueError(
-                f"`head_dim` is {head_dim}, which {axes} axes cannot share equally in pairs; give "
-                "`axis_dims`"
-            )
+            rule = f"divide into pairs for {axes} axes equally"
+            raise ArgumentError("head_dim", head_dim, rule, "give `axis_dims`")
         return (head_dim // axes,) * axes
     widths = whole_numbers("axis_dims", axis_dims, 2, longest=limits.AXES)
     if len(widths) != axes:
-        raise ValueError(
-            f"`axis_dims` is {shown(widths)}, {len(widths)} widths, but `axes` is {axes}"
-        )
+        raise ArgumentError("axis_dims", widths, f"have a width for each of {axes} `axes`")
     if any(width % 2 for width in widths) or sum(widths) > head_dim:
-        rule = f"widths must be even and add up to head_dim {head_dim} at most"
-        raise ValueError(f"`axis_dims` is {shown(widths)}; {rule}")
+        rule = f"hold even widths that add up to head_dim {head_dim} at most"
+        raise ArgumentError("axis_dims", widths, rule)
     return widths
 
 
@@ -313,5 +224,6 @@ def _axis_thetas(axes: int, rope_theta: float | Sequence[float]) -> list[Any]:
     if isinstance(rope_theta, list | tuple) or is_row:
         thetas = rope_theta
     if len(thetas) != axes:
-        raise ValueError(f"`rope_theta` has {len(thetas)} bases, but `axes` is {axes}")
+        finding = Finding(f"has {len(thetas)} bases")
+        raise ArgumentError("rope_theta", finding, f"have one for each of {axes} `axes`")
     return list(thetas)

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.scalars import real_array, real_number
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies.spec import LARGEST_FREQUENCY, RopeSpec, from_inv_freq
@@ -25,40 +26,9 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 def solve(generators: ArrayLike, tolerance: float | None = None) -> tuple[RopeSpec, Float64]:
-    """Find the planes of rotation that commuting generators share, and their frequencies.
+    """Find the planes that commuting generators share: the spec and the basis.
 
-    Parameters
-    ----------
-    generators : array_like of real, shape (axes, head_dim, head_dim) or (head_dim, head_dim)
-        Antisymmetric, commuting matrices B_k, in radians per unit of position.
-    tolerance : float, optional
-        The largest |B + Bᵀ| treated as rounding, in radians per unit of position. None derives it
-        from the dtype and the largest entry; see `RotaryEmbedding.from_generators`.
-
-    Returns
-    -------
-    spec : RopeSpec
-        Half-split pairs, sorted from fast to slow.
-    basis : ndarray of float64, shape (head_dim, head_dim)
-        Orthogonal Q with Q · rotate(Qᵀx, p) = expm(Σ p_k B_k) · x.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a matrix is not square, finite or antisymmetric, or if two do not commute. The text names
-        the matrices, the deviation and the tolerance.
-
-    References
-    ----------
-    Su, kexue.fm/archives/8397, for expm; the simultaneous normal form of commuting normal matrices.
-
-    Examples
-    --------
-    >>> spec, basis = solve([[0.0, -2.0], [2.0, 0.0]])
-    >>> spec.axes, spec.pairs, basis.shape
-    (1, 1, (2, 2))
-    >>> bool(abs(abs(spec.inv_freq[0, 0, 0, 0]) - 2.0) < 1e-12)
-    True
+    `RotaryEmbedding.from_generators` documents the arguments and the two results.
     """
     array = real_array("generators", generators)
     matrices = _matrices(array)
@@ -81,21 +51,16 @@ def _matrices(array: NDArray[Any]) -> Float64:
         matrices = matrices[None]
     is_square = matrices.ndim == 3 and matrices.shape[1] == matrices.shape[2]
     if not is_square or matrices.shape[0] == 0 or matrices.shape[1] < 2:
-        raise ValueError(
-            f"`generators` has shape {array.shape}; it must be (axes, head_dim, head_dim), square "
-            "matrices with head_dim at least 2"
-        )
+        rule = "be (axes, head_dim, head_dim), square matrices with head_dim at least 2"
+        raise ArgumentError("generators", Finding.shape_of(array), rule)
     for axis, matrix in enumerate(matrices):
+        name = f"generators[{axis}]"
         if not np.isfinite(matrix).all():
-            raise ValueError(
-                f"`generators`[{axis}] holds {matrix[~np.isfinite(matrix)][0]}; it must be finite"
-            )
+            raise ArgumentError(name, Finding.holds(matrix[~np.isfinite(matrix)][0]), "be finite")
         # No entry is larger than the fastest frequency.
         if np.abs(matrix).max() > LARGEST_FREQUENCY:
-            raise ValueError(
-                f"`generators`[{axis}] reaches {np.abs(matrix).max()}, which is beyond ±2^40 "
-                "radians per position"
-            )
+            reached = Finding(f"reaches {np.abs(matrix).max()}")
+            raise ArgumentError(name, reached, "be within ±2^40 radians per position")
     return matrices
 
 
@@ -125,11 +90,12 @@ def _refuse_asymmetry(matrices: Float64, tolerances: Float64) -> None:
         deviation = np.abs(matrix + matrix.T)
         if deviation.max() > tolerance:
             row, column = np.unravel_index(deviation.argmax(), deviation.shape)
-            raise ValueError(
-                f"`generators`[{axis}] is not antisymmetric: B + Bᵀ is {deviation.max():.3g} at "
-                f"({row}, {column}), above the tolerance {tolerance:.3g}; give (B - B.T) / 2, or a "
-                "larger `tolerance`"
+            finding = Finding(
+                f"is not antisymmetric: B + Bᵀ is {deviation.max():.3g} at ({row}, {column})"
             )
+            rule = f"be within the tolerance {tolerance:.3g}"
+            remedy = "give (B - B.T) / 2, or a larger `tolerance`"
+            raise ArgumentError(f"generators[{axis}]", finding, rule, remedy)
 
 
 def _refuse_noncommuting(matrices: Float64, tolerances: Float64) -> None:

@@ -14,15 +14,19 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_cpu.arguments.errors import ArgumentError, Finding
+
 Real: TypeAlias = NDArray[np.floating[Any]]
 Result: TypeAlias = tuple[Real, float]
+
+MISSING = Finding("is missing")
 
 
 @dataclass(frozen=True)
@@ -131,10 +135,8 @@ def dynamic(
         return 1 / settings.wavelengths(settings.rope_theta * alpha**exponent), 1.0
     if factor is None or max_position_embeddings is None:
         name = "factor" if factor is None else "max_position_embeddings"
-        raise ValueError(
-            f"`{name}` is missing; rope type 'dynamic' needs it. Give `alpha` instead for "
-            "frequencies that depend on no length"
-        )
+        remedy = "or give `alpha`, for frequencies that depend on no length"
+        raise ArgumentError(name, MISSING, "be given for rope type 'dynamic'", remedy)
     if settings.length is None or settings.length <= max_position_embeddings:
         return 1 / settings.wavelengths(), 1.0
     dtype = settings.compute_dtype
@@ -210,10 +212,8 @@ def yarn(
     code.
     """
     if settings.rope_theta <= 1:
-        raise ValueError(
-            f"`rope_theta` is {settings.rope_theta}; rope type 'yarn' divides by its logarithm, "
-            "so it must be > 1"
-        )
+        rule = "be above 1, as rope type 'yarn' divides by its logarithm"
+        raise ArgumentError("rope_theta", settings.rope_theta, rule)
     scale = _scale(factor, max_position_embeddings, original_max_position_embeddings)
     low = _pair_of_revolutions(beta_fast or 32.0, settings, original_max_position_embeddings)
     high = _pair_of_revolutions(beta_slow or 1.0, settings, original_max_position_embeddings)
@@ -386,10 +386,8 @@ def longrope(
     wavelengths = settings.wavelengths()
     for name, entries in (("short_factor", short_factor), ("long_factor", long_factor)):
         if len(entries) != len(wavelengths):
-            raise ValueError(
-                f"`{name}` has {len(entries)} entries; it needs one for each of "
-                f"{len(wavelengths)} pairs"
-            )
+            finding = Finding(f"has {len(entries)} entries")
+            raise ArgumentError(name, finding, f"have one for each of {len(wavelengths)} pairs")
     original = original_max_position_embeddings
     is_long = settings.length is not None and settings.length > original
     extensions = long_factor if is_long else short_factor
@@ -434,10 +432,8 @@ def llama3(
     llama-models.
     """
     if high_freq_factor < low_freq_factor:
-        raise ValueError(
-            f"`high_freq_factor` is {high_freq_factor}, below `low_freq_factor` {low_freq_factor}; "
-            "it must be at least as large"
-        )
+        rule = f"be at least `low_freq_factor`, {low_freq_factor}"
+        raise ArgumentError("high_freq_factor", high_freq_factor, rule)
     dtype = settings.compute_dtype
     original = original_max_position_embeddings
     longest_kept = dtype(original / high_freq_factor)
@@ -490,7 +486,7 @@ def _rotated_pairs(settings: RopeSettings, partial_rotary_factor: float) -> int:
 def _base_exponent(settings: RopeSettings) -> float:
     """Return d/(d−2): the longest wavelength grows by a stretch if the base grows by its power."""
     if settings.rotary_dim == 2:
-        raise ValueError("`rotary_dim` is 2; rope types that change the base need at least 4")
+        raise ArgumentError("rotary_dim", 2, "be at least 4 for rope types that change the base")
     return settings.rotary_dim / (settings.rotary_dim - 2)
 
 
@@ -499,10 +495,8 @@ def _scale(factor: float | None, length: int | None, original: int) -> float:
     if factor is not None:
         return float(factor)
     if length is None:
-        raise ValueError(
-            "`factor` is missing, and so is `max_position_embeddings`, from which it would follow; "
-            "give one of them"
-        )
+        rule = "be given, or follow from `max_position_embeddings`"
+        raise ArgumentError("factor", MISSING, rule)
     return length / original
 
 
@@ -524,10 +518,8 @@ def _longrope_factor(scale: float, original: int) -> float:
     if scale <= 1:
         return 1.0
     if original == 1:
-        raise ValueError(
-            "`original_max_position_embeddings` is 1; rope type 'longrope' divides by its "
-            "logarithm, so it must be > 1"
-        )
+        rule = "be above 1, as rope type 'longrope' divides by its logarithm"
+        raise ArgumentError("original_max_position_embeddings", 1, rule)
     return math.sqrt(1 + math.log(scale) / math.log(original))
 
 
@@ -558,6 +550,9 @@ class RopeType:
         From (length, original length) to the representative of all lengths with equal frequencies.
     changes : str
         The lengths at which the frequencies change, for texts.
+    inert_values : mapping
+        Keys that the type does not read, with the values at which they have no effect. Other
+        values are refused: YaRN's first code, SGLang and transformers differ in their meaning.
     pairs_whole_head : bool
         True if `partial_rotary_factor` is the share of the pairs of a whole head that rotate,
         rather than the share of the head in which pairs are formed.
@@ -567,6 +562,7 @@ class RopeType:
     depends_on_length: Callable[[Mapping[str, Any]], bool] = _never
     cache_length: Callable[[int, int], int] = lambda length, original: length
     changes: str = "at every token"
+    inert_values: Mapping[str, float] = field(default_factory=dict)
     pairs_whole_head: bool = False
 
     def rotated_pairs(self, settings: RopeSettings, section: Mapping[str, Any]) -> int:
@@ -581,9 +577,16 @@ class RopeType:
         signature = list(inspect.signature(self.compute).parameters.values())
         return {parameter.name: parameter.default is parameter.empty for parameter in signature[1:]}
 
+    @property
+    def has_mscales(self) -> bool:
+        """True if the attention factor follows from `mscale` and `mscale_all_dim`, if given."""
+        return "mscale_all_dim" in self.parameters
+
+
+_YARN_DEFAULTS = {"attn_factor": 1, "extrapolation_factor": 1}
 
 ROPE_TYPES: dict[str, RopeType] = {
-    "default": RopeType(default),
+    "default": RopeType(default, inert_values={"factor": 1}),
     "linear": RopeType(linear),
     "dynamic": RopeType(
         dynamic,
@@ -597,9 +600,9 @@ ROPE_TYPES: dict[str, RopeType] = {
         cache_length=lambda length, original: original << _doublings(length, original),
         changes="at each doubling of the original length",
     ),
-    "yarn": RopeType(yarn),
-    "deepseek_yarn": RopeType(deepseek_yarn),
-    "telechat3-yarn": RopeType(telechat3_yarn),
+    "yarn": RopeType(yarn, inert_values=_YARN_DEFAULTS),
+    "deepseek_yarn": RopeType(deepseek_yarn, inert_values=_YARN_DEFAULTS),
+    "telechat3-yarn": RopeType(telechat3_yarn, inert_values=_YARN_DEFAULTS | {"mscale": 1}),
     "ntk": RopeType(ntk),
     "longrope": RopeType(
         longrope,

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import cut, did_you_mean, shown
 from rope_cpu.array_types import Float64
 from rope_cpu.frequencies import spec as specs
-from rope_cpu.frequencies.rope_types import ALIASES, ROPE_TYPES, RopeSettings
+from rope_cpu.frequencies.rope_types import ALIASES, MISSING, ROPE_TYPES, RopeSettings
 from rope_cpu.frequencies.spec import RopeSpec
 
 DEFAULT_THETA = 10000.0
@@ -27,16 +28,6 @@ INERT_KEYS = {
     "max_position_embeddings": "a copy of the config's own key",
     "llama_4_scaling_beta": "scales queries by their position (Ministral 3), after the rotation",
     "finetuned": "how the model was trained",
-}
-
-# Values at which a key has no effect, by rope type, for keys that the type does not use. With other
-# values such a key is refused: YaRN's first code, SGLang and transformers read it differently.
-_YARN_DEFAULTS: dict[str, float] = {"attn_factor": 1, "extrapolation_factor": 1}
-INERT_VALUES: dict[str, dict[str, float]] = {
-    "default": {"factor": 1},
-    "yarn": _YARN_DEFAULTS,
-    "deepseek_yarn": _YARN_DEFAULTS,
-    "telechat3-yarn": {**_YARN_DEFAULTS, "mscale": 1},
 }
 
 # Keys of rotations with several axes: here only rotations with one axis are built.
@@ -54,7 +45,7 @@ SECTION_KEYS = {
     *INERT_KEYS,
     *AXES_KEYS,
     *(key for rope_type in ROPE_TYPES.values() for key in rope_type.parameters),
-    *(key for values in INERT_VALUES.values() for key in values),
+    *(key for rope_type in ROPE_TYPES.values() for key in rope_type.inert_values),
 }
 
 Check = Callable[[str, Any], object]
@@ -63,7 +54,7 @@ Check = Callable[[str, Any], object]
 def _check_numbers(name: str, value: object) -> None:
     """Raise unless `value` is a list of numbers above 0."""
     if not isinstance(value, list | tuple):
-        raise TypeError(f"`{name}` is {shown(value)}; it must be a list of numbers")
+        raise ArgumentTypeError(name, value, "be a list of numbers")
     scalars.check_length(name, value, limits.HEAD_DIM // 2)
     for entry in value:
         scalars.real_number(name, entry)
@@ -190,42 +181,7 @@ def scaled(
     max_position_embeddings: int | None = None,
     angle_dtype: str = "float64",
 ) -> RopeSpec:
-    """Describe a rotation with one axis and scaled frequencies, as `RotaryEmbedding` does.
-
-    Parameters
-    ----------
-    head_dim : int
-        Width of a head vector in elements.
-    rope_theta : float, optional
-        The base; that of `scaling`, or 10000, by default.
-    rotary_dim : int, optional
-        Number of rotated leading elements; the section's partial_rotary_factor of head_dim, or all
-        of them, by default.
-    interleaved : bool
-        True for pairs (2i, 2i+1), False for half-split pairs (i, i+n).
-    scaling : mapping, optional
-        A section in Hugging Face form, such as {"rope_type": "linear", "factor": 2.0}.
-    max_position_embeddings : int, optional
-        Length in tokens, for rope types that need it.
-    angle_dtype : str
-        "float64", or "float32" to repeat the float32 angle arithmetic of transformers.
-
-    Returns
-    -------
-    RopeSpec
-        With a length rule if the frequencies depend on the sequence length.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a rope type, key or value is unknown, missing or out of range. The text names the
-        argument, its value and the rule.
-
-    Examples
-    --------
-    >>> scaled(4, rope_theta=100.0, scaling={"rope_type": "linear", "factor": 2.0}).inv_freq
-    array([[[[0.5 , 0.05]]]])
-    """
+    """Describe the rotation of `RotaryEmbedding`, with a rule if it depends on the length."""
     head_dim = scalars.whole_number("head_dim", head_dim, 2, limits.HEAD_DIM)
     angle_dtype = scalars.choice("angle_dtype", angle_dtype, specs.ANGLE_DTYPES)
     section = scaling_section(scaling)
@@ -245,10 +201,8 @@ def scaled(
         theta = DEFAULT_THETA
     settings = RopeSettings(theta, width, head_dim, angle_dtype)
     if ROPE_TYPES[rope_type].rotated_pairs(settings, section) == 0:
-        raise ValueError(
-            f"`partial_rotary_factor` is {section['partial_rotary_factor']}; of head_dim "
-            f"{head_dim} it rotates nothing"
-        )
+        least = f"rotate at least one pair of head_dim {head_dim}"
+        raise ArgumentError("partial_rotary_factor", section["partial_rotary_factor"], least)
     parameters = _type_parameters(rope_type, section, length)
     rule = ScalingRule(rope_type, settings, tuple(sorted(parameters.items())))
     inv_freq, factor = rule.frequencies(None)
@@ -266,9 +220,7 @@ def scaled(
 def scaling_section(scaling: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the `scaling` argument as a dict without nulls; raise if it is not a dict."""
     if scaling is not None and not isinstance(scaling, Mapping):
-        raise TypeError(
-            f"`scaling` is {shown(scaling)}; it must be None or a dict in Hugging Face form"
-        )
+        raise ArgumentTypeError("scaling", scaling, "be None or a dict in Hugging Face form")
     return without_nulls(scaling or {})
 
 
@@ -289,9 +241,8 @@ def resolve_argument(
     if from_argument is None:
         return from_section
     if from_section is not None and from_section != from_argument:
-        raise ValueError(
-            f"`{name}` is {shown(argument)}, but `scaling` has {shown(in_section)}; give it once"
-        )
+        rule = f"be that of `scaling`, {shown(in_section)}"
+        raise ArgumentError(name, argument, rule, "give it once")
     return from_argument
 
 
@@ -304,16 +255,12 @@ def rope_type_name(section: Mapping[str, Any]) -> str:
     for key, name in names.items():
         if not isinstance(name, str) or ALIASES.get(name, name) not in ROPE_TYPES:
             known = sorted([*ROPE_TYPES, *ALIASES])
-            raise ValueError(
-                f"`{key}` is {shown(name)}{did_you_mean(name, known)}, which is not a known rope "
-                f"type; known are {', '.join(known)}"
-            )
+            finding = Finding(f"is {shown(name)}{did_you_mean(name, known)}")
+            raise ArgumentError(key, finding, f"be a rope type, one of {', '.join(known)}")
     rope_types = {ALIASES.get(name, name) for name in names.values()}
     if len(rope_types) > 1:
-        raise ValueError(
-            f"`rope_type` is {shown(names['rope_type'])}, but `type` is {shown(names['type'])}; "
-            "they must agree"
-        )
+        rule = f"agree with `type`, {shown(names['type'])}"
+        raise ArgumentError("rope_type", names["rope_type"], rule)
     return next(iter(rope_types), "default")
 
 
@@ -322,19 +269,16 @@ def _check_section(rope_type: str, section: Mapping[str, Any]) -> None:
     parameters = ROPE_TYPES[rope_type].parameters
     for key, value in section.items():
         if key in AXES_KEYS:
-            raise ValueError(
-                f"`{key}` in the scaling section describes several axes; use "
-                "RotaryEmbedding.mrope, or from_inv_freq with frequencies (axes, pairs)"
-            )
+            finding = Finding("in the scaling section describes several axes")
+            remedy = "use RotaryEmbedding.mrope, or from_inv_freq with frequencies (axes, pairs)"
+            raise ArgumentError(key, finding, "be left out", remedy)
         known = key in parameters or key in COMMON_KEYS or key in INERT_KEYS
         if not known and not _is_inert_value(rope_type, key, value):
-            listed = ", ".join(dict.fromkeys([*parameters, *COMMON_KEYS]))
+            finding = Finding(f"is not a key of rope type {rope_type!r}")
+            rule = f"be one of {', '.join(dict.fromkeys([*parameters, *COMMON_KEYS]))}"
             named = "rope_type" in section or "type" in section
-            remedy = "" if named else "; add `rope_type`, such as 'linear' or 'yarn'"
-            raise ValueError(
-                f"`{cut(str(key))}` is not a key of rope type {rope_type!r}; known are {listed}"
-                f"{remedy}"
-            )
+            remedy = "" if named else "add `rope_type`, such as 'linear' or 'yarn'"
+            raise ArgumentError(cut(str(key)), finding, rule, remedy)
         check = CHECKS.get(key, scalars.real_number)
         check(key, value)
 
@@ -344,18 +288,16 @@ def _is_inert_value(rope_type: str, key: str, value: Any) -> bool:
 
     Raises ValueError for another value of a key of YaRN that the rope type does not use.
     """
-    values = INERT_VALUES.get(rope_type, {})
+    values = ROPE_TYPES[rope_type].inert_values
     if key not in values:
         return False
     if scalars.real_number(key, value) == values[key]:
         return True
     if rope_type == "default":  # the section lacks its rope type, which the error says
         return False
-    raise ValueError(
-        f"`{key}` is {shown(value)}; rope type {rope_type!r} takes only {values[key]}, because "
-        "implementations differ in the meaning of other values; give `attention_factor` with "
-        "rope type 'yarn'"
-    )
+    rule = f"be {values[key]} for rope type {rope_type!r}, as implementations differ beyond it"
+    remedy = "give `attention_factor` with rope type 'yarn'"
+    raise ArgumentError(key, value, rule, remedy)
 
 
 def _type_parameters(
@@ -372,9 +314,8 @@ def _type_parameters(
         if key in available:
             parameters[key] = _python_value(available[key])
         elif is_required:
-            raise ValueError(
-                f"`{key}` is missing; rope type {rope_type!r} needs it as a key of `scaling`"
-            )
+            rule = f"be a key of `scaling` for rope type {rope_type!r}"
+            raise ArgumentError(key, MISSING, rule)
     return parameters
 
 
@@ -392,29 +333,23 @@ def _frequency_width(
     share = section.get("partial_rotary_factor", 1.0)
     whole_head = ROPE_TYPES[rope_type].pairs_whole_head
     if not 0 < share <= 1:
-        raise ValueError(f"`partial_rotary_factor` is {share}; it must be above 0 and at most 1")
+        raise ArgumentError("partial_rotary_factor", share, "be above 0 and at most 1")
     width = head_dim if whole_head else int(head_dim * share)
     if rotary_dim is None:
         if width == head_dim and width % 2:
-            raise ValueError(
-                f"`head_dim` is {width}, and the whole head is rotated, so it must be even; pass "
-                "an even `rotary_dim` to rotate a part of it"
-            )
+            rule = "be even, as the whole head is rotated"
+            remedy = "pass an even `rotary_dim` to rotate a part of it"
+            raise ArgumentError("head_dim", width, rule, remedy)
         # An odd share has the frequencies of its own width, and one more element is rotated.
         return width
     rotary_dim = scalars.whole_number("rotary_dim", rotary_dim, 2)
     if rotary_dim % 2 or rotary_dim > head_dim:
-        raise ValueError(
-            f"`rotary_dim` is {rotary_dim}; it must be even and at most head_dim {head_dim}"
-        )
+        rule = f"be even and at most head_dim {head_dim}"
+        raise ArgumentError("rotary_dim", rotary_dim, rule)
     if whole_head and rotary_dim != width:
-        raise ValueError(
-            f"`rotary_dim` is {rotary_dim}, but rope type {rope_type!r} pairs the whole head; "
-            f"it must be {width}"
-        )
+        rule = f"be {width}, as rope type {rope_type!r} pairs the whole head"
+        raise ArgumentError("rotary_dim", rotary_dim, rule)
     if "partial_rotary_factor" in section and rotary_dim != width:
-        raise ValueError(
-            f"`rotary_dim` is {rotary_dim}, but `partial_rotary_factor` {share} rotates {width} "
-            "elements; give one of them"
-        )
+        rule = f"be the {width} elements of `partial_rotary_factor` {share}"
+        raise ArgumentError("rotary_dim", rotary_dim, rule, "give one of them")
     return rotary_dim

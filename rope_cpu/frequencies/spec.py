@@ -9,20 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_cpu.arguments import limits
-from rope_cpu.arguments.scalars import (
-    boolean,
-    check_length,
-    check_shape_size,
-    check_table_size,
-    choice,
-    finite_array,
-    real_array,
-    real_number,
-    whole_number,
-    whole_numbers,
-)
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.array_types import Float64
 
 ANGLE_DTYPES = ("float64", "float32")
@@ -33,6 +21,8 @@ LARGEST_FREQUENCY = 2.0**40
 
 # Bound of the factor on cos and sin: the factor and its inverse must be normal float32 numbers.
 LARGEST_FACTOR = 2.0**126
+
+_LARGEST_SIZES = {"axes": limits.AXES, "heads": limits.HEADS, "pairs": limits.HEAD_DIM // 2}
 
 
 class LengthRule(Protocol):
@@ -47,35 +37,11 @@ class LengthRule(Protocol):
         ...
 
     def at_length(self, length: int) -> tuple[Float64, float]:
-        """Compute the frequencies and the attention factor for one sequence length.
-
-        Parameters
-        ----------
-        length : int
-            Sequence length in tokens.
-
-        Returns
-        -------
-        inv_freq : ndarray of float64, shape (pairs,)
-            Frequencies of one axis, in radians per unit of position.
-        attention_factor : float
-            Factor on cos and sin.
-        """
+        """Compute inv_freq (pairs,) of one axis, and the attention factor, for one length."""
         ...
 
     def representatives(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Return for each length the one that stands for all lengths of equal frequencies.
-
-        Parameters
-        ----------
-        lengths : sequence of int
-            Sequence lengths in tokens; 0 for a sequence without tokens.
-
-        Returns
-        -------
-        sequence of int
-            Lengths that represent themselves.
-        """
+        """Return for each length the one that stands for all lengths of equal frequencies."""
         ...
 
 
@@ -149,24 +115,20 @@ class RopeSpec:
         rows = len(inv_freq)
         rotary_dim = 2 * inv_freq.shape[-1]
         checked: dict[str, Any] = {
-            "lengths": _checked_lengths(self.lengths),
             "inv_freq": _read_only(inv_freq),
             "attention_factor": _read_only(_checked_factors(self.attention_factor, rows)),
-            "head_dim": whole_number("head_dim", self.head_dim, 1, limits.HEAD_DIM),
+            "head_dim": scalars.whole_number("head_dim", self.head_dim, 1, limits.HEAD_DIM),
             "blocks": _checked_blocks(self.blocks, rotary_dim),
-            "interleaved": boolean("interleaved", self.interleaved),
-            "angle_dtype": choice("angle_dtype", self.angle_dtype, ANGLE_DTYPES),
-            "shared_id": boolean("shared_id", self.shared_id),
+            "interleaved": scalars.boolean("interleaved", self.interleaved),
+            "angle_dtype": scalars.choice("angle_dtype", self.angle_dtype, ANGLE_DTYPES),
+            "shared_id": scalars.boolean("shared_id", self.shared_id),
             "pair_axis": _resolved_pair_axis(self.pair_axis, inv_freq[0]),
         }
-        if checked["lengths"] is not None and len(checked["lengths"]) != rows:
-            rule = f"it must have one length for each of {rows} rows of `inv_freq`"
-            raise ValueError(f"`lengths` is {shown(self.lengths)}; {rule}")
+        if self.lengths is not None:
+            checked["lengths"] = _checked_lengths(self.lengths, rows)
         if checked["head_dim"] < rotary_dim:
-            raise ValueError(
-                f"`head_dim` is {self.head_dim}, but `inv_freq` rotates {rotary_dim} elements "
-                "(2 per pair)"
-            )
+            rule = f"be at least {rotary_dim}, 2 elements for each pair of `inv_freq`"
+            raise ArgumentError("head_dim", self.head_dim, rule)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -259,7 +221,7 @@ class RopeSpec:
         """
         if self.length_rule is None:
             return self
-        check_length("lengths", lengths, limits.LENGTHS)
+        scalars.check_length("lengths", lengths, limits.LENGTHS)
         self.check_rows(len(lengths))
         rows = [self.length_rule.at_length(length) for length in lengths]
         one_axis = np.stack([self.direction * inv_freq for inv_freq, _ in rows])
@@ -273,7 +235,8 @@ class RopeSpec:
 
     def check_rows(self, rows: int) -> None:
         """Raise if frequencies of so many lengths would be too large a table."""
-        check_table_size("len(lengths)", rows, rows, self.axes, self.pairs, most=limits.FREQUENCIES)
+        sizes = (rows, self.axes, self.pairs)
+        scalars.check_table_size("len(lengths)", rows, *sizes, most=limits.FREQUENCIES)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -312,41 +275,11 @@ def from_inv_freq(
     blocks: int | Sequence[int] = 1,
     **fields: Any,
 ) -> RopeSpec:
-    """Describe the rotation of a frequency matrix; every other builder of a spec ends here.
+    """Describe the rotation of `RotaryEmbedding.from_inv_freq`; every other builder ends here.
 
-    Parameters
-    ----------
-    inv_freq : array_like of real, shape (pairs,), (axes, pairs) or (axes, heads, pairs)
-        Frequencies in radians per unit of position.
-    head_dim : int, optional
-        Width of a head vector in elements, 2·pairs by default. Further elements are copied.
-    attention_factor : float
-        Factor on cos and sin, from 2^-126 to 2^126.
-    interleaved : bool
-        True for pairs (2i, 2i+1), False for half-split pairs (i, i+n).
-    blocks : int or sequence of int
-        Number of equal contiguous blocks in which pairs are formed, or their widths in elements.
-    **fields
-        Further fields of `RopeSpec`: `rope_type`, `angle_dtype`, `pair_axis`, `shared_id`,
-        `length_rule`.
-
-    Returns
-    -------
-    RopeSpec
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a shape, width or value is not allowed. The text names the argument, its value and the
-        rule.
-
-    Examples
-    --------
-    >>> spec = from_inv_freq([[1.0, 0.0], [0.0, 2.0]], blocks=2)
-    >>> spec.axes, spec.blocks, spec.pair_axis
-    (2, (2, 2), (0, 1))
+    fields: further fields of `RopeSpec`, such as `rope_type` and `length_rule`.
     """
-    interleaved = boolean("interleaved", interleaved)
+    interleaved = scalars.boolean("interleaved", interleaved)
     frequencies = _frequency_matrix(inv_freq)
     rotary_dim = 2 * frequencies.shape[-1]
     widths = _block_widths(blocks, rotary_dim)
@@ -355,20 +288,12 @@ def from_inv_freq(
         widths = (rotary_dim,)
     return RopeSpec(
         inv_freq=frequencies[None],
-        attention_factor=np.array([checked_factor(attention_factor)]),
+        attention_factor=np.array([scalars.real_number("attention_factor", attention_factor)]),
         head_dim=rotary_dim if head_dim is None else head_dim,
         blocks=widths,
         interleaved=interleaved,
         **fields,
     )
-
-
-def checked_factor(attention_factor: object) -> float:
-    """Return an attention factor as a float; raise if it is none or out of range."""
-    factor = real_number("attention_factor", attention_factor)
-    if not 1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR:
-        raise ValueError(f"`attention_factor` is {factor}; it must be from 2^-126 to 2^126")
-    return factor
 
 
 def spread_over_axes(inv_freq: Float64, pair_axis: Sequence[int], axes: int) -> Float64:
@@ -384,51 +309,34 @@ def reverse_direction(spec: RopeSpec) -> RopeSpec:
 
 def _frequency_matrix(inv_freq: ArrayLike) -> Float64:
     """Return frequencies as (axes, heads, pairs); the spec checks their values."""
-    frequencies = real_array("inv_freq", inv_freq)
+    frequencies = scalars.real_array("inv_freq", inv_freq)
     shape = frequencies.shape
     if not 1 <= frequencies.ndim <= 3 or 0 in shape:
-        raise ValueError(
-            f"`inv_freq` has shape {shape}; it must be (pairs,), (axes, pairs) or "
-            "(axes, heads, pairs), none of them 0"
-        )
+        rule = "be (pairs,), (axes, pairs) or (axes, heads, pairs), none of them 0"
+        raise ArgumentError("inv_freq", Finding.shape_of(frequencies), rule)
     axes = shape[0] if frequencies.ndim > 1 else 1
     heads = shape[1] if frequencies.ndim == 3 else 1
     pairs = shape[-1]
-    _check_sizes(shape, axes, heads, pairs)
     return frequencies.reshape(axes, heads, pairs)
-
-
-def _check_sizes(shape: tuple[int, ...], axes: int, heads: int, pairs: int) -> None:
-    """Raise if frequencies of this shape have too many axes, heads, pairs or elements."""
-    sizes = {
-        "axes": (axes, limits.AXES),
-        "heads": (heads, limits.HEADS),
-        "pairs": (pairs, limits.HEAD_DIM // 2),
-    }
-    for name, (size, most) in sizes.items():
-        if size > most:
-            raise ValueError(
-                f"`inv_freq` has shape {shape}: {size} {name}; there may be at most {most}"
-            )
-    check_shape_size("inv_freq", shape, *shape, most=limits.FREQUENCIES)
 
 
 def _checked_frequencies(inv_freq: ArrayLike) -> Float64:
     """Return the frequencies of a spec as float64; raise if a shape or value is not allowed."""
-    array = real_array("inv_freq", inv_freq)
+    array = scalars.real_array("inv_freq", inv_freq)
     if array.ndim != 4 or 0 in array.shape:
-        rule = "it must be (rows, axes, heads, pairs), none of them 0"
-        raise ValueError(f"`inv_freq` has shape {array.shape}; {rule}")
-    _check_sizes(array.shape, *array.shape[1:])
+        rule = "be (rows, axes, heads, pairs), none of them 0"
+        raise ArgumentError("inv_freq", Finding.shape_of(array), rule)
+    for (name, most), size in zip(_LARGEST_SIZES.items(), array.shape[1:], strict=True):
+        if size > most:
+            raise ArgumentError("inv_freq", Finding(f"has {size} {name}"), f"have at most {most}")
+    scalars.check_shape_size("inv_freq", array.shape, array.size, most=limits.FREQUENCIES)
     frequencies = array.astype(np.float64)
     magnitudes = np.abs(frequencies)
     if not magnitudes.max() <= LARGEST_FREQUENCY:  # also true for NaN
-        finite_array("inv_freq", frequencies)
+        scalars.finite_array("inv_freq", frequencies)
         largest = frequencies[magnitudes > LARGEST_FREQUENCY][0]
-        raise ValueError(
-            f"`inv_freq` holds {largest}, which is beyond ±2^40 radians per position: "
-            "the angle of a large position would lose its precision"
-        )
+        rule = "be within ±2^40 radians per position, for the precision of large positions"
+        raise ArgumentError("inv_freq", Finding.holds(largest), rule)
     return frequencies
 
 
@@ -445,30 +353,32 @@ def _resolved_pair_axis(
     if pair_axis is None:
         one_axis_per_pair = axes == 1 or (heads == 1 and (rotating.sum(axis=0) <= 1).all())
         return tuple(rotating.argmax(axis=0).tolist()) if one_axis_per_pair else None
-    owners = whole_numbers("pair_axis", pair_axis, 0)
+    owners = scalars.whole_numbers("pair_axis", pair_axis, 0)
     is_split = len(owners) == pairs and max(owners) < axes
     if not is_split or (rotating & (np.arange(axes)[:, None] != owners)).any():
-        rule = f"it must name the one axis that each of {pairs} pairs rotates with"
-        raise ValueError(f"`pair_axis` is {shown(pair_axis)}; {rule}")
+        rule = f"name the one axis that each of {pairs} pairs rotates with"
+        raise ArgumentError("pair_axis", pair_axis, rule)
     return owners
 
 
-def _checked_lengths(lengths: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return sequence lengths as a tuple of int, or None."""
-    if lengths is None:
-        return None
-    return whole_numbers("lengths", lengths, 0, longest=limits.LENGTHS)
+def _checked_lengths(lengths: Sequence[int], rows: int) -> tuple[int, ...]:
+    """Return the sequence lengths of a spec; raise unless there is one for each row."""
+    checked = scalars.whole_numbers("lengths", lengths, 0, longest=limits.LENGTHS)
+    if len(checked) != rows:
+        rule = f"have one length for each of {rows} rows of `inv_freq`"
+        raise ArgumentError("lengths", lengths, rule)
+    return checked
 
 
 def _checked_factors(attention_factor: ArrayLike, rows: int) -> Float64:
     """Return the attention factors of a spec as float64; raise if a row has none or a wrong one."""
-    factors = real_array("attention_factor", attention_factor).astype(np.float64)
+    factors = scalars.real_array("attention_factor", attention_factor).astype(np.float64)
     if factors.shape != (rows,):
-        rule = f"it must be ({rows},), one factor per row of `inv_freq`"
-        raise ValueError(f"`attention_factor` has shape {factors.shape}; {rule}")
+        rule = f"be ({rows},), one factor per row of `inv_freq`"
+        raise ArgumentError("attention_factor", Finding.shape_of(factors), rule)
     wrong = ~((factors >= 1 / LARGEST_FACTOR) & (factors <= LARGEST_FACTOR))
     if wrong.any():
-        checked_factor(factors[wrong][0].item())  # raises
+        raise ArgumentError("attention_factor", factors[wrong][0].item(), "be from 2^-126 to 2^126")
     return factors
 
 
@@ -477,20 +387,18 @@ def _block_widths(blocks: object, rotary_dim: int) -> tuple[int, ...]:
     is_array = isinstance(blocks, np.ndarray) and blocks.ndim > 0
     if isinstance(blocks, Sequence) or is_array:
         return _checked_blocks(blocks, rotary_dim)
-    count = whole_number("blocks", blocks)
+    count = scalars.whole_number("blocks", blocks, 1, limits.HEAD_DIM // 2)
     if rotary_dim % (2 * count):
-        raise ValueError(
-            f"`blocks` is {count}, which does not divide {rotary_dim // 2} pairs evenly"
-        )
+        raise ArgumentError("blocks", count, f"divide {rotary_dim // 2} pairs evenly")
     return (rotary_dim // count,) * count
 
 
 def _checked_blocks(blocks: object, rotary_dim: int) -> tuple[int, ...]:
     """Return the widths of blocks; raise if pairs cannot be formed within them."""
-    widths = whole_numbers("blocks", blocks, 2)
+    widths = scalars.whole_numbers("blocks", blocks, 2)
     if sum(widths) != rotary_dim or any(width % 2 for width in widths):
-        rule = f"widths must be even and add up to rotary_dim {rotary_dim}"
-        raise ValueError(f"`blocks` is {shown(blocks)}; {rule}")
+        rule = f"hold even widths that add up to rotary_dim {rotary_dim}"
+        raise ArgumentError("blocks", blocks, rule)
     return widths
 
 

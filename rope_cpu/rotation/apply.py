@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rope_cpu.arguments import position_ids as check_ids
 from rope_cpu.arguments.arrays import (
     check_array,
     check_layout,
     check_tables,
     share_memory,
 )
-from rope_cpu.arguments.names import hide_other_names, refuse_rotation_names
+from rope_cpu.arguments.errors import ArgumentError, Finding
+from rope_cpu.arguments.position_ids import parse_table_rows
 from rope_cpu.arguments.scalars import boolean
 from rope_cpu.array_types import COMPUTE_DTYPES, LAYOUT_AXES, Array
 from rope_cpu.rotation.dispatch import Launch, Pairing, launcher, rotate_copies
 
 
-@hide_other_names
 def apply_rotary(
     x: Array,
     cos: Array,
@@ -31,7 +30,6 @@ def apply_rotary(
     layout: str = "bshd",
     inverse: bool = False,
     out: Array | None = None,
-    **_others: Never,
 ) -> Array:
     """Rotate `x` by tables of cos and sin, like the ONNX operator RotaryEmbedding.
 
@@ -83,24 +81,21 @@ def apply_rotary(
     >>> np.array_equal(rope_cpu.apply_rotary(x, cos, sin), rope.rotate(x))
     True
     """
-    if _others:
-        refuse_rotation_names("apply_rotary", _others)
     x = check_array("x", x, check_layout(layout))
     cos, sin = check_tables(cos, sin, position_ids is not None, layout)
     rotary_dim = 2 * cos.shape[-1]
     for name, table in (("cos", cos), ("sin", sin)):
         if isinstance(out, np.ndarray) and share_memory(out, table):
-            raise ValueError(
-                f"`out` shares memory with `{name}`; it must share nothing with the inputs, so "
-                "pass another array or a copy of the table"
-            )
+            shares = Finding(f"shares memory with `{name}`")
+            remedy = "pass another array or a copy of the table"
+            raise ArgumentError("out", shares, "share nothing with the inputs", remedy)
     if rotary_dim > x.shape[-1]:
         raise _too_wide(cos, x.shape[-1], boolean("interleaved", interleaved))
     differ_by_head = _differ_by_head(cos, x, position_ids is not None, layout)
     if differ_by_head and cos.shape[-2] == 0:
-        raise ValueError(f"`cos` has shape {cos.shape}; it must be for at least one head")
+        raise ArgumentError("cos", Finding.shape_of(cos), "be for at least one head")
     if position_ids is not None:
-        ids = check_ids.parse_table_rows(position_ids, cos.shape, layout)
+        ids = parse_table_rows(position_ids, cos.shape, layout)
         cos = cos[ids]
         sin = sin[ids]
     if boolean("inverse", inverse):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, Never, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from rope_cpu.arguments import position_ids as check_ids
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.arrays import (
     check_array,
@@ -19,20 +17,25 @@ from rope_cpu.arguments.arrays import (
     check_layout,
     check_out_tables,
 )
-from rope_cpu.arguments.names import (
-    hide_other_names,
-    refuse_constructor_names,
-    refuse_rotation_names,
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
+from rope_cpu.arguments.position_ids import (
+    check_coordinates,
+    check_range,
+    parse_delta,
+    parse_position_ids,
+    position_array,
+    positions_from_offset,
+    refuse_missing_ids,
+    tokens_of_sequences,
 )
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import COMPUTE_DTYPES, Array, Float64, Intp
 from rope_cpu.configs import reader
 from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.frequencies import axes as axes_
-from rope_cpu.frequencies import generators as generators_
-from rope_cpu.frequencies import scaling as scaling_
-from rope_cpu.frequencies import spec as specs
-from rope_cpu.frequencies.spec import RopeSpec
+from rope_cpu.frequencies.axes import axial, mrope
+from rope_cpu.frequencies.generators import solve
+from rope_cpu.frequencies.scaling import scaled
+from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq
 from rope_cpu.rotation.cos_sin import CosSin, PackedCosSin
 from rope_cpu.rotation.dispatch import Pairing
 from rope_cpu.rotation.lengths import rows_of_lengths
@@ -96,22 +99,22 @@ class RotaryEmbedding:
     """
 
     __slots__ = (
-        "_columns",
-        "_consecutive",
         "_cos_sin",
         "_lengths",
         "_pairing",
         "_row_of_sequence",
-        "_rows",
+        "_sequences",
         "_spec",
+        "_table_width",
+        "_takes_offset",
     )
     _spec: RopeSpec  # a row for each of the different frequencies
     _cos_sin: CosSin  # of the same rows
     _lengths: tuple[int, ...] | None
     _row_of_sequence: Intp
-    _rows: int  # sequences with lengths of their own
-    _columns: int  # pairs of all heads with frequencies of their own
-    _consecutive: bool  # whether ids may be left out
+    _sequences: int  # those with lengths of their own
+    _table_width: int  # pairs of all heads with frequencies of their own
+    _takes_offset: bool  # kept, as computing it takes 3 % of a call for one token
     _pairing: Pairing
 
     def __init__(
@@ -125,7 +128,7 @@ class RotaryEmbedding:
         max_position_embeddings: int | None = None,
         angle_dtype: str = "float64",
     ) -> None:
-        spec = scaling_.scaled(
+        spec = scaled(
             head_dim,
             rope_theta=rope_theta,
             rotary_dim=rotary_dim,
@@ -135,14 +138,6 @@ class RotaryEmbedding:
             angle_dtype=angle_dtype,
         )
         self._set_spec(spec)
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Refuse the argument names of other libraries with a text that gives the name here."""
-        refuse_constructor_names(cls.__name__, kwargs)
-        return super().__new__(cls)
-
-    # `inspect.signature`, `help` and editors show the arguments of `__init__`.
-    __new__.__signature__ = inspect.signature(__init__)  # type: ignore[attr-defined]
 
     @classmethod
     def from_spec(cls, spec: RopeSpec) -> Self:
@@ -166,10 +161,8 @@ class RotaryEmbedding:
         True
         """
         if type(spec) is not RopeSpec:  # kernels rely on checks that a subclass may lack
-            raise TypeError(
-                f"`spec` is {shown(spec)}; it must be a RopeSpec, such as `spec` of a rotary "
-                "embedding"
-            )
+            rule = "be a RopeSpec, such as `spec` of a rotary embedding"
+            raise ArgumentTypeError("spec", spec, rule)
         rope = cls.__new__(cls)
         rope._set_spec(spec)
         return rope
@@ -276,7 +269,7 @@ class RotaryEmbedding:
         (128, True)
         """
         if not isinstance(path, str | PathLike):
-            raise TypeError(f"`path` is a {type(path).__name__}; it must be a path")
+            raise ArgumentTypeError("path", Finding.type_of(path), "be a path")
         from rope_cpu.configs.gguf import adapter
 
         return cls.from_spec(adapter.parse(path).spec(layer_type))
@@ -319,7 +312,7 @@ class RotaryEmbedding:
         >>> rope.rotary_dim, rope.inv_freq
         (4, array([1. , 0.1]))
         """
-        spec = specs.from_inv_freq(
+        spec = from_inv_freq(
             inv_freq,
             head_dim=head_dim,
             attention_factor=attention_factor,
@@ -378,7 +371,7 @@ class RotaryEmbedding:
         >>> rope.rotate(np.ones((1, 6, 4, 64), np.float32), ids).shape
         (1, 6, 4, 64)
         """
-        spec = axes_.axial(
+        spec = axial(
             head_dim,
             axes,
             rope_theta=rope_theta,
@@ -435,7 +428,7 @@ class RotaryEmbedding:
         >>> rope.axes, rope.inv_freq.shape
         (3, (3, 64))
         """
-        spec = axes_.mrope(
+        spec = mrope(
             head_dim,
             mrope_section,
             rope_theta=rope_theta,
@@ -499,7 +492,7 @@ class RotaryEmbedding:
         >>> np.abs(rope.inv_freq)
         array([0.5])
         """
-        spec, basis = generators_.solve(generators, tolerance)
+        spec, basis = solve(generators, tolerance)
         return cls.from_spec(spec), basis
 
     def _set_spec(self, spec: RopeSpec) -> None:
@@ -517,10 +510,10 @@ class RotaryEmbedding:
         self._cos_sin = cos_sin
         self._lengths = lengths
         self._row_of_sequence = np.array(row_of_sequence, np.intp)
-        self._rows = len(row_of_sequence)
+        self._sequences = len(row_of_sequence)
         self._pairing = Pairing(spec.head_dim, spec.interleaved, spec.blocks)
-        self._columns = spec.inv_freq.shape[2] * spec.pairs
-        self._consecutive = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
+        self._table_width = spec.inv_freq.shape[2] * spec.pairs
+        self._takes_offset = not spec.needs_length and (spec.axes == 1 or spec.shared_id)
 
     @property
     def spec(self) -> RopeSpec:
@@ -543,9 +536,9 @@ class RotaryEmbedding:
         """
         omega = self._spec.inv_freq
         _, axes, heads, _ = omega.shape
-        if self._rows == 1:
+        if self._sequences == 1:
             omega = omega[self._row_of_sequence[0]]
-        elif len(omega) < self._rows:
+        elif len(omega) < self._sequences:
             omega = omega[self._row_of_sequence]
         if heads > 1:
             return omega
@@ -641,14 +634,12 @@ class RotaryEmbedding:
         rope._set_rows(spec, cos_sin, row_of_sequence, tuple(lengths))
         return rope
 
-    @hide_other_names
     def cos_sin(
         self,
         position_ids: ArrayLike,
         dtype: DTypeLike = np.float32,
         *,
         out: tuple[Array, Array] | None = None,
-        **_others: Never,
     ) -> tuple[Array, Array]:
         """Return cos and sin of positions, times the attention factor.
 
@@ -685,22 +676,20 @@ class RotaryEmbedding:
         >>> cos.shape, cos[0, :3]
         ((2, 32), array([1., 1., 1.], dtype=float32))
         """
-        if _others:
-            refuse_rotation_names("cos_sin", _others)
         wanted = check_dtype(dtype)
         axes = self.axes
-        ids = check_ids.position_array("position_ids", position_ids)
-        check_ids.check_coordinates("position_ids", ids, axes)
-        scalars.check_shape_size("position_ids", ids.shape, ids.size // axes, self._columns)
-        check_ids.check_range("position_ids", ids)
-        if self._rows == 1:
+        ids = position_array("position_ids", position_ids)
+        check_coordinates("position_ids", ids, axes)
+        scalars.check_shape_size("position_ids", ids.shape, ids.size // axes, self._table_width)
+        check_range("position_ids", ids)
+        if self._sequences == 1:
             shape = ids.shape[:-1] if axes > 1 else ids.shape
             positions = ids.astype(np.float64, order="C").reshape(1, -1, axes)
         else:
-            positions = check_ids.parse_position_ids(
-                "position_ids", ids, axes, None, self._rows, self._columns
+            positions = parse_position_ids(
+                "position_ids", ids, axes, None, self._sequences, self._table_width
             )
-            shape = (self._rows, positions.shape[1])
+            shape = (self._sequences, positions.shape[1])
         heads = self._spec.inv_freq.shape[2]
         if heads > 1:
             shape = (*shape, heads)
@@ -713,7 +702,6 @@ class RotaryEmbedding:
         self._cos_sin_of_rows().write(positions, "rotate", cos, sin)
         return cos, sin
 
-    @hide_other_names
     def rotate(
         self,
         x: Array,
@@ -723,7 +711,6 @@ class RotaryEmbedding:
         layout: str = "bshd",
         inverse: bool = False,
         out: Array | None = None,
-        **_others: Never,
     ) -> Array:
         """Rotate one array.
 
@@ -769,12 +756,9 @@ class RotaryEmbedding:
         >>> np.allclose(rope.rotate(x_rot, offset=[17, 4], inverse=True), x)
         True
         """
-        if _others:
-            refuse_rotation_names("rotate", _others)
         plan = self._call_plan("x", x, position_ids, offset, layout, inverse)
         return plan.rotate(x, out)
 
-    @hide_other_names
     def __call__(
         self,
         q: Array,
@@ -785,7 +769,6 @@ class RotaryEmbedding:
         layout: str = "bshd",
         inverse: bool = False,
         out: tuple[Array, Array] | None = None,
-        **_others: Never,
     ) -> tuple[Array, Array]:
         """Rotate queries and keys of the same tokens.
 
@@ -820,12 +803,9 @@ class RotaryEmbedding:
         >>> q_rot.shape, k_rot.shape
         ((1, 3, 8, 64), (1, 3, 2, 64))
         """
-        if _others:
-            refuse_rotation_names("RotaryEmbedding.__call__", _others)
         plan = self._call_plan("q", q, position_ids, offset, layout, inverse)
         return plan(q, k, out)
 
-    @hide_other_names
     def plan(
         self,
         position_ids: ArrayLike,
@@ -833,7 +813,6 @@ class RotaryEmbedding:
         layout: str = "bshd",
         inverse: bool = False,
         cu_seqlens: ArrayLike | None = None,
-        **_others: Never,
     ) -> RotaryPlan:
         """Compute cos and sin of a step's positions once, for every layer and every dtype.
 
@@ -876,8 +855,6 @@ class RotaryEmbedding:
         RotaryPlan(batch=1, seq=4, layout='thd', rotate, head_dim=64, rotary_dim=64, \
 interleaved=False)
         """
-        if _others:
-            refuse_rotation_names("plan", _others)
         return self._plan(
             self._cos_sin,
             self._row_of_sequence,
@@ -1026,7 +1003,7 @@ interleaved=False)
         True
         """
         if not isinstance(old, RotaryEmbedding):
-            raise TypeError(f"`old` is {shown(old)}; it must be a RotaryEmbedding")
+            raise ArgumentTypeError("old", old, "be a RotaryEmbedding")
         check_rerotation(self._spec, old._spec)
         cos_sin = rerotation(self._cos_sin_of_rows(), old._cos_sin_of_rows())
         each_row = np.arange(len(cos_sin.frequencies))
@@ -1050,20 +1027,18 @@ interleaved=False)
         rows = len(row_of_sequence)
         tables: CosSin | PackedCosSin = cos_sin
         if cu_seqlens is None:
-            positions = check_ids.parse_position_ids(
-                "position_ids", ids, self.axes, layout, rows, self._columns
+            positions = parse_position_ids(
+                "position_ids", ids, self.axes, layout, rows, self._table_width
             )
             if rows > 1:
                 tables = cos_sin.of_rows(row_of_sequence)
         else:
             # Frequencies by token, in two parts and for each axis, are larger than cos and sin.
             by_token = len(cos_sin.frequencies) > 1
-            columns = cos_sin.frequencies[0].size if by_token else self._columns
-            positions = check_ids.parse_position_ids(
-                "position_ids", ids, self.axes, layout, 1, columns
-            )
+            columns = cos_sin.frequencies[0].size if by_token else self._table_width
+            positions = parse_position_ids("position_ids", ids, self.axes, layout, 1, columns)
             tokens = positions.shape[1]
-            counts = check_ids.tokens_of_sequences(cu_seqlens, layout, tokens, rows)
+            counts = tokens_of_sequences(cu_seqlens, layout, tokens, rows)
             if by_token:
                 tables = PackedCosSin(cos_sin.of_rows(np.repeat(row_of_sequence, counts)))
         return RotaryPlan(tables, self._pairing, positions, layout, operation)
@@ -1072,7 +1047,7 @@ interleaved=False)
         self, delta: int | float | ArrayLike, layout: str, compute_dtype: str
     ) -> RotaryPlan:
         """Return the plan of a shift, with cos and sin in a compute dtype."""
-        deltas, is_uniform = check_ids.parse_delta(delta, self.axes, self._spec.shared_id)
+        deltas, is_uniform = parse_delta(delta, self.axes, self._spec.shared_id)
         positions = self._checked_positions("delta", deltas, layout)
         plan = UniformShiftPlan if is_uniform else RotaryPlan
         cos_sin = self._cos_sin_of_rows()
@@ -1117,7 +1092,7 @@ interleaved=False)
         operation = _operation(inverse)
         positions = self._positions(name, x, ids, offset, layout)
         compute_dtype = COMPUTE_DTYPES[x.dtype]
-        cos_sin = self._cos_sin if self._rows == 1 else self._cos_sin_of_rows()
+        cos_sin = self._cos_sin if self._sequences == 1 else self._cos_sin_of_rows()
         return RotaryPlan(cos_sin, self._pairing, positions, layout, operation, compute_dtype)
 
     def _positions(
@@ -1127,28 +1102,26 @@ interleaved=False)
         x = check_array(name, x, layout)
         if ids is not None:
             if type(offset) is not int or offset != 0:
-                raise ValueError(
-                    f"`offset` is {shown(offset)} and `position_ids` are given as well; pass one "
-                    "of the two"
-                )
+                rule = "be left out where `position_ids` are given"
+                raise ArgumentError("offset", offset, rule)
             return self._checked_positions("position_ids", ids, layout)
-        if layout == "thd" or not self._consecutive:
+        if layout == "thd" or not self._takes_offset:
             self._spec.check_length()
-            check_ids.refuse_missing_ids(self.axes, layout)
-        return check_ids.positions_from_offset(
-            name, offset, x.shape, layout, self._rows, self._columns
+            refuse_missing_ids(self.axes, layout)
+        return positions_from_offset(
+            name, offset, x.shape, layout, self._sequences, self._table_width
         )
 
     def _cos_sin_of_rows(self) -> CosSin:
         """Return cos and sin by batch row, if sequences have lengths of their own."""
-        if self._rows == 1:
+        if self._sequences == 1:
             return self._cos_sin
         return self._cos_sin.of_rows(self._row_of_sequence)
 
     def _checked_positions(self, name: str, ids: ArrayLike, layout: str) -> Float64:
         """Return given positions, checked, as float64 (batch or 1, seq, axes)."""
         self._spec.check_length()
-        return check_ids.parse_position_ids(name, ids, self.axes, layout, self._rows, self._columns)
+        return parse_position_ids(name, ids, self.axes, layout, self._sequences, self._table_width)
 
 
 def _operation(inverse: bool) -> str:

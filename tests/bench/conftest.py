@@ -5,23 +5,28 @@ import argparse
 import pytest
 
 import rope_cpu
-from rope_cpu.bench import cli, models
+from rope_cpu.bench import cli
 from rope_cpu.bench.cases import all_cases
 from rope_cpu.bench.measure import measure
 from rope_cpu.bench.timing import Effort
+from rope_cpu.bench.workloads import known_model
 
-QUICK = Effort(1e-6, 0.0, least=2, most=2)
+
+@pytest.fixture
+def quick():
+    """As few rounds as there can be."""
+    return Effort(1e-6, 0.0, least=2, most=2)
 
 
 @pytest.fixture(scope="module")
 def cases():
-    return all_cases(models.known("llama3-8b"))
+    return {case.name: case for case in all_cases(known_model("llama3-8b"))}
 
 
 @pytest.fixture
-def bench(monkeypatch):
+def bench(monkeypatch, quick):
     """Return a call that runs the command with as few rounds as there can be."""
-    monkeypatch.setattr(cli, "measure", lambda case: measure(case, QUICK))
+    monkeypatch.setattr(cli, "measure", lambda case: measure(case, quick))
     threads = rope_cpu.get_num_threads()
 
     def run(*words):

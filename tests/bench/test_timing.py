@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rope_cpu.bench.timing import Call, Effort, calibrate, elapsed, interleave, settle
+from rope_cpu.bench.timing import Call, Effort, calibrate, interleave, settle
 
 
 class Machine:
@@ -27,6 +27,9 @@ class Machine:
     def pause(self, seconds=0.002):
         self.now += seconds
 
+    def interleave(self, calls, *effort, **more):
+        return interleave(calls, Effort(*effort, **more), self.clock, self.pause)
+
 
 @pytest.mark.parametrize(("spinning", "checks"), [(0.0, 1), (0.03, 16), (9.0, 50)])
 def test_the_next_one_waits_until_threads_sleep(spinning, checks):
@@ -34,12 +37,6 @@ def test_the_next_one_waits_until_threads_sleep(spinning, checks):
     slept = []
     settle(slept.append, lambda: min(sum(slept), spinning) + 1e-5 * len(slept))
     assert len(slept) == checks
-
-
-def test_elapsed_counts_calls():
-    machine = Machine()
-    assert elapsed(machine.timed("a", 0.5), 4, machine.clock) == 2.0
-    assert machine.log == ["a"] * 4
 
 
 @pytest.mark.parametrize(("cost", "loops"), [(1e-6, 2000), (3e-4, 7), (0.002, 1), (0.5, 1)])
@@ -54,9 +51,7 @@ def test_rounds_take_one_sample_of_each():
     machine = Machine()
     costs = [1e-4, 3e-4, 5e-3]
     contenders = [machine.timed(index, cost) for index, cost in enumerate(costs)]
-    samples = interleave(
-        contenders, Effort(0.001, 9e9, least=7, most=7), machine.clock, machine.pause
-    )
+    samples = machine.interleave(contenders, 0.001, 9e9, least=7, most=7)
     assert [len(taken) for taken in samples] == [7, 7, 7]
     for taken, cost in zip(samples, costs, strict=True):
         assert taken == pytest.approx([cost] * 7)
@@ -65,26 +60,17 @@ def test_rounds_take_one_sample_of_each():
 def test_rounds_end_with_the_budget_or_the_most():
     # A round takes 11 ms: a pause of 2, eight calls to warm up, one that is timed. A budget may be
     # exceeded threefold.
-    for budget, least, most, rounds in (
-        (0.0, 3, 9, 3),
-        (1e9, 7, 9, 9),
-        (1e-9, 7, 99, 5),
-        (0.02, 20, 99, 6),
-    ):
+    efforts = {(0.0, 3, 9): 3, (1e9, 7, 9): 9, (1e-9, 7, 99): 5, (0.02, 20, 99): 6}
+    for effort, rounds in efforts.items():
         machine = Machine()
-        samples = interleave(
-            [machine.timed("a", 1e-3)],
-            Effort(1e-3, budget, least, most),
-            machine.clock,
-            machine.pause,
-        )
-        assert len(samples[0]) == rounds
+        (samples,) = machine.interleave([machine.timed("a", 1e-3)], 1e-3, *effort)
+        assert len(samples) == rounds
 
 
 def test_the_order_changes_from_round_to_round():
     machine = Machine()
     contenders = [machine.timed(name, 0.02) for name in "abcd"]
-    interleave(contenders, Effort(0.02, 9e9, least=12, most=12), machine.clock, machine.pause)
+    machine.interleave(contenders, 0.02, 9e9, least=12, most=12)
     timed = machine.log[-12 * 4 :]
     orders = {tuple(timed[i : i + 4]) for i in range(0, len(timed), 4)}
     assert all(sorted(order) == list("abcd") for order in orders)
@@ -93,12 +79,8 @@ def test_the_order_changes_from_round_to_round():
 
 def test_drift_does_not_change_ratios():
     machine = Machine(drift=0.5)
-    ours, theirs = interleave(
-        [machine.timed("ours", 1e-4), machine.timed("theirs", 4e-4)],
-        Effort(0.002, 2.0, least=30),
-        machine.clock,
-        machine.pause,
-    )
+    calls = [machine.timed("ours", 1e-4), machine.timed("theirs", 4e-4)]
+    ours, theirs = machine.interleave(calls, 0.002, 2.0, least=30)
     assert max(ours) > 1.05 * min(ours)
     assert np.divide(theirs, ours) == pytest.approx(4, rel=0.02)
 
@@ -107,25 +89,16 @@ def test_threads_are_set_before_each_sample_and_untimed():
     machine = Machine()
     entered = []
     timed = machine.timed("a", 0.02, before_sample=lambda: entered.append(machine.pause(5.0)))
-    (samples,) = interleave([timed], Effort(0.02, 0.0, least=4), machine.clock, machine.pause)
+    (samples,) = machine.interleave([timed], 0.02, 0.0, least=4)
     assert len(entered) == 5  # once to calibrate, then once a sample
     assert samples == pytest.approx([0.02] * 4)
 
 
-def test_cold_calls_take_one_set_after_the_other():
-    seen = []
-    timed = Call(seen.append, [(0,), (1,), (2,)], cold=True)
-    elapsed(timed, 4)
-    elapsed(timed, 3)
-    assert seen == [0, 1, 2, 0, 1, 2, 0]
-
-
-def test_warm_arguments_are_those_of_median_speed():
+def test_arguments_are_those_of_median_speed():
     """Five allocations, one of them twice as slow."""
     machine = Machine()
-    timed = Call(
-        machine.call, [("a", 0.013), ("b", 0.011), ("c", 0.012), ("d", 0.024), ("e", 0.0115)]
-    )
-    (samples,) = interleave([timed], Effort(0.04, 0.0, least=3), machine.clock, machine.pause)
+    costs = {"a": 0.013, "b": 0.011, "c": 0.012, "d": 0.024, "e": 0.0115}
+    timed = Call(machine.call, list(costs.items()))
+    (samples,) = machine.interleave([timed], 0.04, 0.0, least=3)
     assert samples == pytest.approx([0.012] * 3)
     assert set(machine.log[-6:]) == {"c"}

@@ -6,53 +6,22 @@ import pytest
 
 from rope_cpu.cli import main as cli
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+LLAMA = {"model_type": "llama", "hidden_size": 128, "num_attention_heads": 4}
 CONFIGS = {
-    "head_dim": (json.dumps({**LLAMA, "head_dim": 2**40}), "`head_dim` is 1099511627776"),
-    "hidden_size": (json.dumps({**LLAMA, "hidden_size": 2**31}), "`hidden_size` is 2147483648"),
-    "layers": (
-        json.dumps({**LLAMA, "num_hidden_layers": 2**31}),
-        "`num_hidden_layers` is 2147483648",
-    ),
-    "digits": (
-        json.dumps({**LLAMA, "num_hidden_layers": 10**400}),
-        "`num_hidden_layers` is an integer of 1329 bits",
-    ),
-    "name": (json.dumps({**LLAMA, "model_type": "x" * 10**7}), "`model_type` is 'xxx"),
-    "nested": ("[" * 10**5, "nested too deep"),
-    "rope_type": (json.dumps({**LLAMA, "rope_scaling": {"rope_type": {}}}), "`rope_type` is {}"),
-    "layer_types": (
-        json.dumps({**LLAMA, "layer_types": ["full_attention", ["x"]]}),
-        "`layer_types` holds ['x']",
-    ),
+    "`head_dim` is 1099511627776": json.dumps({**LLAMA, "head_dim": 2**40}),
+    "is an integer of 1329 bits": json.dumps({**LLAMA, "num_hidden_layers": 10**400}),
+    "`rope_type` is {}": json.dumps({**LLAMA, "rope_scaling": {"rope_type": {}}}),
+    "nested too deep": "[" * 10**5,
 }
 
 
-# `verify` takes a model type that it does not know, with either pairing.
-CALLS = [
-    (name, command)
-    for name in CONFIGS
-    for command in ("show", "verify", "export")
-    if (name, command) != ("name", "verify")
-]
-
-
-@pytest.mark.parametrize(("name", "command"), CALLS)
-def test_absurd_configs_exit_with_2(name, command, tmp_path, capsys):
-    text, words = CONFIGS[name]
+@pytest.mark.parametrize("command", ["show", "verify", "export"])
+@pytest.mark.parametrize("words", CONFIGS)
+def test_absurd_configs_exit_with_2(words, command, tmp_path, capsys):
     path = tmp_path / "config.json"
-    path.write_text(text)
-    argv = [
-        command,
-        str(path),
-        *(["-o", str(tmp_path / "out.onnx")] if command == "export" else []),
-    ]
-    assert cli.main(argv) == 2
+    path.write_text(CONFIGS[words])
+    output = ["-o", str(tmp_path / "out.onnx")] if command == "export" else []
+    assert cli.main([command, str(path), *output]) == 2
     complaint = capsys.readouterr().err
     assert words in complaint
     assert len(complaint) < 2000

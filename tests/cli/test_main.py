@@ -9,14 +9,6 @@ import rope_cpu
 from rope_cpu.cli import main as cli
 
 
-def test_help_names_every_command(capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["--help"])
-    assert stop.value.code == 0
-    out = capsys.readouterr().out
-    assert all(name in out for name in cli.COMMANDS)
-
-
 def test_version(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["--version"])
@@ -33,25 +25,12 @@ def test_every_command_has_help(name, capsys):
 
 
 @pytest.mark.parametrize(
-    "argv", [[], ["nope"], ["warmup", "int8"], ["verify", "a", "b"], ["verify", "--jso", "x"]]
-)
-def test_bad_arguments_exit_with_2(argv, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(argv)
-    assert stop.value.code == 2
-    assert "rope-cpu" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("argv", "command"),
     [
         ([], "rope-cpu"),
         (["nope"], "rope-cpu"),
-        (["--nope"], "rope-cpu"),
         (["warmup", "int8"], "rope-cpu warmup"),
-        (["verify", "--nope"], "rope-cpu verify"),
-        (["verify", "a", "b"], "rope-cpu verify"),
-        (["export"], "rope-cpu export"),
+        (["verify", "--jso", "x"], "rope-cpu verify"),
         (["show", "--interleaved", "--half"], "rope-cpu show"),
     ],
 )
@@ -74,39 +53,23 @@ def test_errors_of_output_files_do_not(tmp_path, capsys):
     assert "--help" not in capsys.readouterr().err
 
 
-GEMMA = {
-    "model_type": "gemma3_text",
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "head_dim": 16,
-}
+GEMMA = {"model_type": "gemma3_text", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
+INT8 = "export -o a.onnx --layer-type full_attention --attention --cache-dtype int8 --target ort"
 
 
 @pytest.mark.parametrize(
-    ("argv", "start"),
+    ("words", "start"),
     [
-        (["export", "-o", "a.onnx", "--layer-type", "x"], "`--layer-type` is 'x'; it must be one"),
-        (["export", "-o", "a.onnx"], "`--layer-type` is not given; it must be one of"),
-        (
-            ["export", "-o", "a.onnx", "--layer-type", "full_attention", "--max-positions", "0"],
-            "`--max-positions` is 0",
-        ),
-        (["export", "-o", "a.txt", "--layer-type", "full_attention"], "`--output` is 'a.txt'"),
-        (
-            [
-                *("export", "-o", "a.onnx", "--layer-type", "full_attention"),
-                *("--attention", "--cache-dtype", "int8"),
-                *("--target", "ort", "--max-positions", "64"),
-            ],
-            "`--cache-dtype` is int8, but `--cache` is 'growing', whose keys and values have the "
-            "`--dtype`; give `--cache shared` or drop",
-        ),
+        ("export -o a.onnx --layer-type x", "`--layer-type` is 'x'; it must be one"),
+        ("export -o a.onnx", "`--layer-type` is not given; it must be one of"),
+        ("export -o a.txt --layer-type full_attention", "`--output` is 'a.txt'"),
+        (INT8, "`cache_dtype` is int8, but `cache` is 'growing'"),
     ],
 )
-def test_errors_of_the_library_name_options(argv, start, tmp_path, monkeypatch, capsys):
+def test_errors_of_the_library_name_options(words, start, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(GEMMA))
-    assert cli.main([argv[0], "config.json", *argv[1:]]) == 2
+    assert cli.main([*words.split(), "config.json"]) == 2
     assert capsys.readouterr().err.startswith(f"rope-cpu: {start}")
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 
@@ -174,7 +137,7 @@ def test_a_defect_is_no_usage_error(monkeypatch):
         cli.main(["verify"])
 
 
-WORDY = ["warmup float32", "show", "verify", "bench plan-64"]
+WORDY = ["warmup float32", "show", "verify", "bench decode-8/float32 --no-peers"]
 QUICKLY = (
     "import sys; from rope_cpu.cli import main as cli, verify_rows\n"
     "verify_rows.TOKENS = 16\n"

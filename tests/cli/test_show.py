@@ -1,36 +1,20 @@
-"""`rope-cpu show`: its text, checked by hand."""
+"""`rope-cpu show`: its facts and its table, checked by hand."""
 
-import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from text_configs import LLAMA3, PHI3
 
 from rope_cpu.cli import show
-from rope_cpu.cli.show_summary import layer_rotations
+from rope_cpu.cli.layer_rotations import changed_pairs, layer_rotations
 from rope_cpu.command_line import UsageError
 from rope_cpu.configs import reader
+from rope_cpu.configs.attention_facts import FACTS
+from rope_cpu.configs.vision import REFUSED
+from rope_cpu.frequencies.rope_types import ROPE_TYPES, RopeType, dynamic
+from rope_cpu.rotation.embedding import RotaryEmbedding
 
-LLAMA3 = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "rope_theta": 500000.0,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-}
-LONGROPE = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
-PHI3 = {
-    "model_type": "phi3",
-    "hidden_size": 128,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 4096,
-    "original_max_position_embeddings": 64,
-    "rope_scaling": LONGROPE,
-}
 YARN = {
     "type": "yarn",
     "factor": 40,
@@ -46,9 +30,14 @@ DEEPSEEK = {
     "rope_theta": 10000,
     "rope_scaling": YARN,
 }
+UNKNOWN = {"hidden_size": 64, "num_attention_heads": 2, "rope_theta": 1e4}
+SIZES = {"hidden_size": 1536, "num_attention_heads": 12}
+LTX = {"_class_name": "LTXVideoTransformer3DModel"}
+LTX |= {"attention_head_dim": 64, "num_attention_heads": 32}
+DYNAMIC = {"max_position_embeddings": 100, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
 
 
-def test_llama3(shown):
+def test_the_screen_of_llama3(shown):
     lines = shown(LLAMA3)
     assert lines[:3] == [
         "llama, all layers",
@@ -63,8 +52,6 @@ def test_llama3(shown):
         "29-34 2900 to 35200 1.21 to 5.26 times as long",
         "35-63 65700 to 2.05e7 8 times as long",
     ]
-    assert "rope_theta 500000.0" in lines
-    assert "attention factor 1" in lines
 
 
 def test_both_sides_of_longrope(shown):
@@ -72,56 +59,65 @@ def test_both_sides_of_longrope(shown):
     short = lines.index("0-15 6.28 to 35300 unscaled")
     long = lines.index("0-15 12.6 to 70700 2 times as long")
     assert lines.index("at 64 tokens") < short < lines.index("at 4096 tokens") < long
-    assert "short_factor 16 values, 1 … 1" in lines
     assert lines.count("attention factor 1.41421") == 2
 
 
-def test_pairs_that_are_not_rotated(shown):
-    assert "64-255 not rotated" in shown({"model_type": "gemma4_text"})
+def with_yarn(**changes):
+    """Return the config of DeepSeek with changes of its section."""
+    return {**DEEPSEEK, "rope_scaling": {**YARN, **changes}}
 
 
-def test_yarn(shown):
-    lines = shown(DEEPSEEK)
-    assert lines[-3:] == [
-        "0-10 6.28 to 112 unscaled",
-        "11-22 161 to 35300 1.08 to 10 times as long",
-        "23-31 188000 to 1.88e6 40 times as long",
-    ]
+RMS = "before the rotation: RMS norm of each head,"
 
 
-def test_one_band_without_scaling(shown):
-    lines = shown({"hidden_size": 64, "num_attention_heads": 2, "rope_theta": 1e4}, "--half")
-    assert lines[-2:] == ["pairs wavelengths in tokens scale", "0-15 6.28 to 35300 unscaled"]
-
-
-def test_latent_attention_rotates_a_slice_of_a_head(shown):
-    lines = shown(DEEPSEEK)
-    assert "widths 64 of the 192 elements of a head are rotated" in lines
-    assert any("head_dim 64" in line and "slice" in line for line in lines)
-    unknown = {key: value for key, value in DEEPSEEK.items() if key != "qk_nope_head_dim"}
-    assert "widths 64 of the 64 elements of a head are rotated" in shown(unknown)
-
-
-def test_factors_of_deepseek(shown):
-    """(0.1·ln 40 + 1)² = 1.8738…, which the attention applies; the rotation has the ratio 1."""
-    lines = shown(DEEPSEEK)
-    assert "attention factor 1 = m(mscale) / m(mscale_all_dim)" in lines
-    assert any(line.startswith("factor of scores 1.8738") for line in lines)
-
-
-def test_mscale_all_dim_alone_determines_the_factor_of_scores(shown):
-    """(0.1·0.5·ln 40 + 1)² = 1.4029…; the rotation has (0.1·ln 40 + 1) / (0.05·ln 40 + 1)."""
-    lines = shown({**DEEPSEEK, "rope_scaling": {**YARN, "mscale_all_dim": 0.5}})
-    assert any(line.startswith("factor of scores 1.4029") for line in lines)
-    assert any(line.startswith("attention factor 1.15572") for line in lines)
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (PHI3, ["short_factor 16 values, 1 … 1", "frequencies change once, at the original"]),
+        ({**LLAMA3, **DYNAMIC}, ["at 100 tokens", "at 400 tokens"]),
+        ({**SIZES, "model_type": "qwen2_vl_text", **DYNAMIC}, ["at 100 tokens", "at 400 tokens"]),
+        # (0.1·μ·ln 40 + 1)² of the scores: 1.8738… for mscale_all_dim μ = 1, 1.4029… for 0.5;
+        # the rotation has the ratio (0.1·ln 40 + 1) / (0.1·μ·ln 40 + 1).
+        (DEEPSEEK, ["attention factor 1 = m(mscale) / m(m", "factor of scores 1.8738"]),
+        (with_yarn(mscale_all_dim=0.5), ["attention factor 1.15572 =", "factor of scores 1.4029"]),
+        (DEEPSEEK, ["widths 64 of the 192 elements", "cache compressed keys and values (latent"]),
+        (DEEPSEEK, ["0-10 6.28 to 112 unscaled", "23-31 188000 to 1.88e6 40 times as long"]),
+        ({"model_type": "gemma4_text"}, ["64-255 not rotated"]),
+        ({"model_type": "beam"}, ["beam, full_attention: not rotated"]),
+        ({"model_type": "nanochat"}, ["direction backwards: the angle is minus position times "]),
+        ({"model_type": "qwen3"}, [f"norms of q and k {RMS}", "eps 1e-06"]),
+        ({"model_type": "gemma3_text"}, [f"norms of q and k {RMS}", "eps 1e-06, weights + 1"]),
+        ({"model_type": "nanochat"}, ["norms of q and k after the rotation", "eps 1e-06, no w"]),
+        ({"model_type": "olmo2"}, ["norms of q and k before the rotation: over the whole"]),
+        (
+            {"model_type": "gemma3n_text", "num_kv_shared_layers": 15},
+            ["norm of v RMS norm of each head, eps", "shared keys and values in the last 15"],
+        ),
+        ({"model_type": "deepseek_v4"}, ["cache one vector is key and value, and the"]),
+        (
+            {**SIZES, "model_type": "qwen2_vl_text"},
+            ["axes 3, which rotate 16, 24, 24 pairs", "height 16-39 199 to 28500 positions unsc"],
+        ),
+        (
+            {**SIZES, "model_type": "gemma4_vision", "head_dim": 64},
+            ["axes 2", "column 16-31 6.28 to 471 patches unscaled"],
+        ),
+        (LTX, ["heads 32 with own frequencies; below: the first", "none 0"]),
+    ],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else value[0][:20],
+)
+def test_facts(config, expected, shown):
+    lines = shown(config)
+    for start in expected:
+        assert any(line.startswith(start) for line in lines), lines
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"model_type": "llama", "head_dim": 64},
-        {"rope_scaling": {**YARN, "mscale_all_dim": 0}},
-        {"rope_scaling": {key: value for key, value in YARN.items() if "mscale" not in key}},
+        with_yarn(mscale_all_dim=0),
+        with_yarn(mscale=None, mscale_all_dim=None),
         {"use_mla": False, "head_dim": 64},
     ],
 )
@@ -130,81 +126,72 @@ def test_the_factor_of_scores_is_that_of_models_that_apply_it(shown, change):
 
 
 def test_an_attention_factor_of_the_file_is_no_ratio(shown):
-    lines = shown({**DEEPSEEK, "rope_scaling": {**YARN, "attention_factor": 1.5}})
-    assert "attention factor 1.5" in lines
-
-
-def test_layers_that_are_not_rotated_get_one_line(shown):
-    assert "beam, full_attention: not rotated" in shown({"model_type": "beam"})
-
-
-def test_several_axes(shown):
-    text = {"model_type": "qwen2_vl_text", "hidden_size": 1536, "num_attention_heads": 12}
-    lines = shown(text)
-    assert "axes 3, which rotate 16, 24, 24 pairs" in lines
-    assert "height 16-39 199 to 28500 positions unscaled" in lines
-    vision = {
-        "model_type": "gemma4_vision",
-        "hidden_size": 768,
-        "num_attention_heads": 12,
-        "head_dim": 64,
-    }
-    assert any(line.startswith("axes 2") for line in shown(vision))
-    assert "column 16-31 6.28 to 471 patches unscaled" in shown(vision)
-
-
-def test_heads_with_own_frequencies(shown):
-    ltx = {
-        "_class_name": "LTXVideoTransformer3DModel",
-        "attention_head_dim": 64,
-        "num_attention_heads": 32,
-    }
-    lines = shown(ltx)
-    assert any(line.startswith("heads 32") and "first" in line for line in lines)
-    assert any(line.startswith("none 0") and "not rotated" in line for line in lines)
-
-
-def test_a_rotation_backwards_is_named(shown):
-    assert "direction backwards: the angle is minus position times frequency" in shown(
-        {"model_type": "nanochat"}
-    )
-    assert not any("direction" in line for line in shown(LLAMA3))
-
-
-def test_a_model_without_a_type(shown):
-    assert (
-        shown({"hidden_size": 64, "num_attention_heads": 2, "rope_theta": 1e4}, "--half")[0]
-        == "unknown model type, all layers"
-    )
+    assert "attention factor 1.5" in shown(with_yarn(attention_factor=1.5))
 
 
 def test_an_unknown_model_type_needs_the_pairing(shown):
-    unknown = {**LLAMA3, "model_type": "mymodel"}
-    options = "give --interleaved for pairs (2i, 2i+1), --half for (i, i+n)"
-    with pytest.raises(UsageError, match=re.escape(options)):
-        shown(unknown)
-    assert "pairs 64: (2i, 2i+1), interleaved" in shown(unknown, "--interleaved")
-    assert "pairs 64: (i, i+64), half-split" in shown(unknown, "--half")
-
-
-@pytest.mark.parametrize("config", [LLAMA3, PHI3, DEEPSEEK, {"model_type": "gemma4_text"}])
-def test_lines_fit_a_terminal(config):
-    lines = [
-        line
-        for rotation in layer_rotations(reader.read(config), None, None)
-        for line in show.describe(rotation)
+    with pytest.raises(UsageError, match="so the pairing is not known"):
+        shown({**LLAMA3, "model_type": "mymodel"})
+    assert shown(UNKNOWN, "--half")[:2] == [
+        "unknown model type, all layers",
+        "pairs 16: (i, i+16), half-split",
     ]
-    assert max(map(len, lines)) <= 80
+    assert "pairs 16: (2i, 2i+1), interleaved" in shown(UNKNOWN, "--interleaved")
 
 
-def test_a_plot_of_nothing_is_refused(shown, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    with pytest.raises(UsageError, match="not rotated"):
-        shown(
-            {"model_type": "beam"},
-            "--layer-type",
-            "full_attention",
-            "--plot",
-            str(tmp_path / "x.png"),
-        )
-    assert capsys.readouterr().out == ""
+def test_a_new_rope_type_is_one_row_of_the_table(monkeypatch, shown):
+    row = RopeType(dynamic, depends_on_length=lambda parameters: True)
+    monkeypatch.setitem(ROPE_TYPES, "new", row)
+    section = {"rope_theta": 1e4, "rope_type": "new", "factor": 4.0}
+    config = {"model_type": "llama", "head_dim": 16, "max_position_embeddings": 64}
+    lines = shown({**config, "rope_parameters": section})
+    assert "frequencies change at every token" in lines
+    assert "at 256 tokens" in lines
+
+
+NORMED = {*FACTS["qk_norm_before_rotation"], *FACTS["qk_norm_after_rotation"], *FACTS["own_cache"]}
+NORM_KEYS = {key: True for key, _ in FACTS["qk_norm_key"].values()}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [LLAMA3, PHI3, DEEPSEEK, *({"model_type": name} for name in sorted(NORMED - set(REFUSED)))],
+    ids=lambda config: config["model_type"],
+)
+def test_lines_fit_a_terminal(config):
+    parsed = reader.read({"rms_norm_eps": 1e-06, **NORM_KEYS, **config})
+    rotation = rotation_of(RotaryEmbedding(64), attention=parsed.attention)
+    assert max(map(len, show.describe(rotation))) <= 80
+
+
+def rotation_of(rope, **fields):
+    """Return a rotation of Llama's layers with other fields."""
+    (rotation,) = layer_rotations(reader.read({"model_type": "llama"}), None, None)
+    return replace(rotation, by_length={"": rope}, **{"unscaled": rope.inv_freq} | fields)
+
+
+def bands(inv_freq, unscaled):
+    """Return the rows of the table of bands without the header, with single spaces."""
+    rope = RotaryEmbedding.from_inv_freq(inv_freq)
+    lines = show.band_lines(rotation_of(rope, unscaled=np.array(unscaled, float)), rope)
+    return [" ".join(line.split()) for line in lines][1:]
+
+
+def test_bands_of_pairs_scaled_alike():
+    unscaled = 2 * np.pi / np.array([10, 100, 1000, 2.5e4, 2e6, 4e6])
+    assert bands(unscaled / [1, 1, 1.5, 3, 4, 4], unscaled) == [
+        "0-1 10 to 100 unscaled",
+        "2-3 1500 to 75000 1.5 to 3 times as long",
+        "4-5 8e6 to 1.6e7 4 times as long",
+    ]
+    assert bands([1, 0, 0], [1, 0.5, 0.2]) == ["0 6.28 unscaled", "1-2 not rotated"]
+
+
+def test_a_single_pair_of_the_largest_growth_ends_the_ramp():
+    assert bands([1, 0.4, 0.1], [1, 0.8, 0.4])[1] == "1-2 15.7 to 62.8 2 to 4 times as long"
+
+
+def test_roundings_are_no_scaling():
+    unscaled = np.array([1.0, 0.5])
+    assert bands(unscaled * (1 + 1e-12), unscaled) == ["0-1 6.28 to 12.6 unscaled"]
+    assert changed_pairs(np.array([0.5, 0.0]), np.array([1.0, 1.0])).tolist() == [True, False]

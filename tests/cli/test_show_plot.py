@@ -4,65 +4,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import text_configs
+from text_configs import LLAMA3_SCALING, PHI3
 
-from rope_cpu.cli.show_summary import layer_rotations
+from rope_cpu.cli.layer_rotations import layer_rotations
 from rope_cpu.command_line import UsageError
 from rope_cpu.configs import reader
 
 pytest.importorskip("matplotlib")
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
-CONFIG = {
-    "model_type": "phi3",
-    "hidden_size": 128,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 4096,
-    "original_max_position_embeddings": 64,
-    "rope_scaling": LONGROPE,
-}
-
-
-@pytest.mark.parametrize(("name", "start"), [("x.png", b"\x89PNG"), ("x.svg", b"<?xml")])
-def test_plot(shown, tmp_path, name, start):
-    assert shown(CONFIG, "--plot", str(tmp_path / name))[-1] == f"written: {tmp_path / name}"
-    assert (tmp_path / name).read_bytes().startswith(start)
-
-
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [
-        ("x.unknown", "must end in .png or .svg"),
-        ("noext", "must end in .png or .svg"),
-        ("folder", "must end in .png or .svg"),
-        ("folder.png", "it is a folder"),
-        ("no/x.png", "there is no folder"),
-    ],
-)
-def test_a_plot_that_cannot_be_written_is_refused_first(shown, tmp_path, capsys, name, rule):
-    """Nothing is printed, and nothing is written elsewhere."""
-    for folder in ("folder", "folder.png"):
-        (tmp_path / folder).mkdir()
-    with pytest.raises(UsageError, match=rule):
-        shown(CONFIG, "--plot", str(tmp_path / name))
-    assert capsys.readouterr().out == ""
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "folder", "folder.png"}
-
+from rope_cpu.cli.show_plot import draw, expected_scores
 
 GEMMA3 = {"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-LLAMA3 = {
-    "model_type": "llama",
-    "head_dim": 128,
-    "num_attention_heads": 1,
-    "max_position_embeddings": 131072,
-    "rope_theta": 500000.0,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-}
+LLAMA3 = {**text_configs.LLAMA3, "max_position_embeddings": 131072}
 MROPE = {
     "model_type": "qwen2_vl_text",
     "hidden_size": 128,
@@ -72,36 +27,58 @@ MROPE = {
 FLUX = {"_class_name": "FluxTransformer2DModel"}
 FLUX2 = {"_class_name": "Flux2Transformer2DModel"}
 PIXTRAL = {"model_type": "pixtral", "hidden_size": 128, "num_attention_heads": 2}
+DYNAMIC = {"type": "dynamic", "factor": 2.0}
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 2048}
+
+
+@pytest.mark.parametrize(("name", "start"), [("x.png", b"\x89PNG"), ("x.svg", b"<?xml")])
+def test_plot(shown, tmp_path, name, start):
+    assert shown(PHI3, "--plot", str(tmp_path / name))[-1] == f"written: {tmp_path / name}"
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("x.unknown", "must end in .png or .svg"),
+        ("folder.png", "it is a folder"),
+        ("no/x.png", "there is no folder"),
+    ],
+)
+def test_a_plot_that_cannot_be_drawn_is_refused_first(shown, tmp_path, capsys, name, rule):
+    """Nothing is printed, and nothing is written elsewhere."""
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(UsageError, match=rule):
+        shown(PHI3, "--plot", str(tmp_path / name))
+    assert capsys.readouterr().out == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "folder.png"}
+
+
+def test_a_plot_of_nothing_is_refused(shown):
+    words = ("--layer-type", "full_attention", "--plot", "x.png")
+    with pytest.raises(UsageError, match="not rotated"):
+        shown({"model_type": "beam"}, *words)
 
 
 def figure_of(config, interleaved=None):
     """Return the figure of a config."""
-    from rope_cpu.cli.show_picture.figure import draw
-
     return draw(list(layer_rotations(reader.read(config), None, interleaved)))
 
 
 def legend_of(figure):
     """Return the labels of the legend."""
-    (legend,) = [legend for part in figure.subfigs for legend in part.legends]
+    (legend,) = figure.legends
     return [text.get_text() for text in legend.get_texts()]
 
 
-def title_of(figure):
-    """Return the title of the figure."""
-    return figure.subfigs[0].get_suptitle()
-
-
 def context_lines(panel, coordinate):
-    """Return where the dotted lines of a panel lie: 0 for vertical, 1 for horizontal ones."""
-    dotted = [line for line in panel.lines if line.get_linestyle() == ":"]
-    return [line.get_data()[coordinate][0] for line in dotted]
+    """Return the places of the lines of contexts: 0 for vertical, 1 for horizontal ones."""
+    return [line.get_data()[coordinate][0] for line in panel.lines if line.get_color() == "0.4"]
 
 
 @pytest.mark.parametrize(
     ("config", "panels"),
-    [(CONFIG, 2), (GEMMA3, 2), (PIXTRAL, 3), (MROPE, 4), (FLUX, 4), (FLUX2, 5)],
+    [(PHI3, 2), (GEMMA3, 2), (PIXTRAL, 3), (MROPE, 4), (FLUX, 4), (FLUX2, 5)],
 )
 def test_a_panel_for_each_axis_and_one_of_scores(config, panels):
     figure = figure_of(config)
@@ -109,6 +86,7 @@ def test_a_panel_for_each_axis_and_one_of_scores(config, panels):
     for panel in figure.axes:
         assert panel.get_xlabel()
         assert panel.get_ylabel()
+        assert panel.lines
 
 
 def test_panels_have_the_units_of_their_axes():
@@ -116,32 +94,15 @@ def test_panels_have_the_units_of_their_axes():
     assert [label.split()[-1] for label in labels] == ["positions", "patches", "patches"]
 
 
-def test_expected_scores_do_not_exceed_one():
-    """The attention factor, 1.41 here, is in the title instead."""
-    figure = figure_of(CONFIG)
-    for line in figure.axes[-1].lines:
-        assert max(line.get_ydata()) <= 1
-    assert "attention factor 1.414" in title_of(figure)
-
-
 def test_contexts_are_marked_and_named():
     figure = figure_of(LLAMA3)
     waves, scores = figure.axes
     assert context_lines(waves, 1) == [8192, 131072]
     assert context_lines(scores, 0) == [8192, 131072]
-    assert scores.get_xlim() == (1, 131072)
-    for panel in (waves, scores):
-        assert [text.get_text() for text in panel.texts] == ["original 8192", "maximum 131072"]
-    title = title_of(figure)
-    for part in ("llama", "llama3", "original context 8192", "maximum context 131072"):
-        assert part in title
-
-
-def test_labels_of_contexts_keep_away_from_the_ends_of_curves():
-    """Pairs 40-63, of the width, start near the maximum context."""
-    time, _, width, _ = figure_of({**MROPE, "max_position_embeddings": 40000}).axes
-    assert time.texts[0].get_horizontalalignment() == "left"
-    assert width.texts[0].get_horizontalalignment() == "right"
+    assert scores.get_xlim() == pytest.approx((1, 131072))
+    contexts = ["original context: 8192 tokens", "maximum context: 131072 tokens"]
+    assert legend_of(figure)[-2:] == contexts
+    assert "rope type llama3; attention factor 1" in figure.get_suptitle()
 
 
 def test_grids_have_no_context():
@@ -149,52 +110,37 @@ def test_grids_have_no_context():
     assert not any(context_lines(panel, 0) for panel in figure.axes)
 
 
+UNKNOWN = {"hidden_size": 64, "num_attention_heads": 1, "rope_theta": 1e4}
+
+
 @pytest.mark.parametrize(
-    ("change", "largest"),
+    ("config", "largest"),
     [
-        ({"max_position_embeddings": 32768}, 32768),
-        ({"max_position_embeddings": 2048, "rope_scaling": YARN}, 16384),
-        ({"max_position_embeddings": 100, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, 400),
+        ({**MROPE, "model_type": "llama", "max_position_embeddings": 32768}, 32768),
+        ({**UNKNOWN, "max_position_embeddings": 2048, "rope_scaling": YARN}, 16384),
+        ({**UNKNOWN, "max_position_embeddings": 100, "rope_scaling": DYNAMIC}, 400),
+        ({**UNKNOWN, "rope_scaling": LLAMA3_SCALING}, 4 * 8192),
+        ({**UNKNOWN, "rope_theta": 100.0}, 2 * np.pi * 100 ** (31 / 32)),
     ],
+    ids=["maximum", "yarn", "dynamic", "original alone", "longest wavelength"],
 )
-def test_distances_reach_the_maximum_context(change, largest):
-    scores = figure_of({**MROPE, "model_type": "llama", **change}).axes[-1]
-    assert scores.get_xlim()[1] == largest
-
-
-def test_distances_without_a_maximum_reach_beyond_the_original_context():
-    config = {
-        "hidden_size": 64,
-        "num_attention_heads": 1,
-        "rope_theta": 1e4,
-        "rope_scaling": LLAMA3["rope_scaling"],
-    }
-    assert figure_of(config, interleaved=False).axes[-1].get_xlim()[1] == 4 * 8192
-
-
-def test_distances_without_any_context_reach_the_longest_wavelength():
-    config = {"hidden_size": 64, "num_attention_heads": 1, "rope_theta": 100.0}
-    longest = 2 * np.pi * 100 ** (31 / 32)
+def test_distances_reach_the_maximum_context(config, largest):
     scores = figure_of(config, interleaved=False).axes[-1]
-    assert scores.get_xlim()[1] == pytest.approx(longest)
+    assert scores.get_xlim()[1] == pytest.approx(int(largest))  # distances are whole
 
 
-def test_scaled_pairs_are_shaded_and_named():
-    figure = figure_of(LLAMA3)
-    (shade,) = figure.axes[0].patches
-    extent = shade.get_path().transformed(shade.get_patch_transform()).get_extents()
-    assert (extent.x0, extent.x1) == (28.5, 63.5)
-    assert legend_of(figure) == [
-        "before scaling",
-        "pairs that scaling changes: 29-63",
-        "after scaling",
-    ]
+def test_scaled_pairs_are_shaded():
+    (shade,) = figure_of(LLAMA3).axes[0].collections
+    (path,) = shade.get_paths()
+    assert (path.get_extents().x0, path.get_extents().x1) == (28.5, 63.5)
 
 
-def test_panels_of_one_unit_share_the_scale_of_wavelengths():
+def test_panels_share_the_scale_of_wavelengths():
     time, height, width, _ = figure_of(MROPE).axes
-    assert time.get_yscale() == "log"
-    assert time.get_ylim() == height.get_ylim() == width.get_ylim()
+    for panel in (time, height, width):
+        assert panel.get_yscale() == "log"
+        assert panel.get_ylim() == time.get_ylim()
+        assert panel.yaxis.get_transform().base == 10
 
 
 def test_equal_curves_are_all_visible():
@@ -202,49 +148,80 @@ def test_equal_curves_are_all_visible():
     assert row.get_linewidth() > column.get_linewidth()
 
 
-def test_curves_of_all_layer_types_are_in_one_legend():
-    labels = legend_of(figure_of(GEMMA3))
-    assert "sliding_attention (default)" in labels
-    assert "full_attention (linear) before scaling" in labels
-    assert "full_attention (linear) after scaling" in labels
-
-
-def test_the_curve_before_scaling_is_left_out_where_another_equals_it():
-    assert legend_of(figure_of(CONFIG))[-1] == "at 4096 tokens"
-    assert "before scaling" not in legend_of(figure_of(CONFIG))
-
-
-def test_one_curve_without_scaling():
-    assert legend_of(figure_of({**MROPE, "model_type": "llama"})) == ["all pairs"]
-
-
-def test_the_caption_defines_the_expected_score():
-    figure = figure_of(CONFIG)
-    (caption,) = figure.subfigs[1].texts
-    for part in ("Expected score", "mean", "cos(distance", "attention factor"):
-        assert part in caption.get_text()
+@pytest.mark.parametrize(
+    ("config", "labels"),
+    [
+        (LLAMA3, ["before scaling", "after scaling", "pairs that scaling changes"]),
+        (PHI3, ["at 64 tokens", "at 4096 tokens", "pairs that scaling changes"]),
+        ({**MROPE, "model_type": "llama"}, ["all pairs"]),
+        (
+            GEMMA3,
+            ["sliding_attention (default)"]
+            + [
+                f"full_attention (linear) {name}"
+                for name in ("before scaling", "after scaling", "pairs that scaling changes")
+            ],
+        ),
+    ],
+    ids=["llama3", "longrope", "default", "layer types"],
+)
+def test_the_legend_names_each_curve_once(config, labels):
+    """The curve before scaling is left out where another equals it."""
+    assert [label for label in legend_of(figure_of(config)) if "context" not in label] == labels
 
 
 def test_dollar_signs_are_no_formulas(tmp_path):
-    from rope_cpu.cli.show_picture.figure import draw
-
-    rotation = next(layer_rotations(reader.read(CONFIG), None, None))
+    rotation = next(layer_rotations(reader.read(PHI3), None, None))
     figure = draw([replace(rotation, model=r"a$\x$"), replace(rotation, layers=r"b$\y$")])
     figure.savefig(tmp_path / "x.png")
 
 
-@pytest.mark.parametrize("config", [CONFIG, GEMMA3, FLUX2])
-def test_texts_lie_within_the_figure(config):
-    """Legend and caption are inside, and cover neither each other nor the panels."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
+@pytest.mark.parametrize("config", [PHI3, GEMMA3, FLUX2])
+def test_the_legend_lies_within_the_figure_and_below_the_panels(config):
     figure = figure_of(config)
     FigureCanvasAgg(figure).draw()
-    panels, footer = figure.subfigs
-    legend = panels.legends[0].get_window_extent()
-    caption = footer.texts[0].get_window_extent()
-    for box in (legend, caption):
-        assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1
-        assert figure.bbox.y0 <= box.y0 <= box.y1 <= figure.bbox.y1
-    assert caption.y1 <= legend.y0
+    legend = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= legend.x0 <= legend.x1 <= figure.bbox.x1
+    assert figure.bbox.y0 <= legend.y0
     assert all(legend.y1 <= panel.get_tightbbox().y0 for panel in figure.axes)
+
+
+FREQUENCIES = 10000.0 ** (-np.arange(32) / 32)
+
+
+@pytest.mark.parametrize("frequencies", [FREQUENCIES, np.array([2 * np.pi, 9.0, 0.5])])
+def test_each_score_is_the_mean_over_all_distances_within_ten_percent(frequencies):
+    distances, scores = expected_scores(frequencies, 5000)
+    for distance, score in zip(distances, scores, strict=True):
+        whole = np.arange(int(0.8 * distance), int(1.2 * distance) + 2)
+        near = whole[(whole * 1.1 >= distance - 1e-9) & (whole <= distance * 1.1 + 1e-9)]
+        mean = np.cos(near[:, None] * frequencies).mean()
+        np.testing.assert_allclose(score, mean, rtol=0, atol=1e-10)
+
+
+def test_distances_are_whole_from_one_to_the_largest():
+    distances, _ = expected_scores(FREQUENCIES, 131072)
+    assert distances[0] == 1
+    assert distances[-1] == 131072
+    np.testing.assert_array_equal(distances, np.round(distances))
+    assert (np.diff(distances) > 0).all()
+
+
+def test_fractions_of_a_position():
+    """DINOv3 has distances up to 2, in steps of a patch."""
+    distances, scores = expected_scores(np.array([2 * np.pi]), 2, step=0.25)
+    assert (distances[0], distances[-1]) == (0.25, 2)
+    np.testing.assert_allclose(scores[:4], [0, -1, 0, 1], rtol=0, atol=1e-12)
+
+
+def test_no_score_exceeds_one():
+    _, scores = expected_scores(FREQUENCIES, 10**6)
+    assert scores.max() <= 1
+    _, constant = expected_scores(np.array([1e-12]), 10)
+    np.testing.assert_allclose(constant, 1, rtol=1e-14)
+
+
+def test_the_tail_is_free_of_the_fast_pairs():
+    """Single distances would give any cosine of a pair with a wavelength of 6.28 tokens."""
+    _, scores = expected_scores(np.array([1.0]), 131072)
+    assert np.abs(scores[-50:]).max() < 1e-3

@@ -63,16 +63,11 @@ def marked(content):
     yield content | {MARK: MARK}
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 SIZES = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
 TYPES = ["full_attention", MARK, "sliding_attention"]
 CONFIGS = {
-    "llama": {
-        "model_type": "llama",
-        **SIZES,
-        "num_hidden_layers": 1,
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
-    },
-    "unknown": {"model_type": MARK, **SIZES, "rope_theta": 1e4, "sliding_window": 8},
+    "llama": {"model_type": "llama", **SIZES, "num_hidden_layers": 1, "rope_scaling": YARN},
     "layers": {
         "model_type": MARK,
         **SIZES,
@@ -81,21 +76,12 @@ CONFIGS = {
         "rope_parameters": {name: {"rope_type": "default", "rope_theta": 1e4} for name in TYPES},
     },
     "vision": {"model_type": "qwen2_vl_vision", "embed_dim": 64, "num_heads": 4},
-    "diffusers": {
-        "_class_name": "FluxTransformer2DModel",
-        "_diffusers_version": "0.33.0",
-        "axes_dims_rope": [4, 6, 6],
-        "num_attention_heads": 2,
-    },
+    "diffusers": {"_class_name": "FluxTransformer2DModel", "axes_dims_rope": [4, 6, 6]},
 }
 COMMANDS = (
-    "show",
     "show --half",
     "verify",
-    "verify --half",
-    "export -o out.onnx --max-positions 8",
     "export -o out.onnx --max-positions 8 --half --layer-type full_attention",
-    "export -o out.onnx --max-positions 8 --half --attention --set window=3",
     "export -o out.onnx --max-positions 8 --half --attention --layer 1 --set window=none",
 )
 
@@ -127,27 +113,14 @@ def test_names_of_files(printed, tmp_path):
     for words in (
         ("show", model / "none"),
         ("show", model, "--plot", model / "none/a.svg"),
-        ("show", model, MARK),
         ("verify", model),
         ("verify", model, "--json", model),
         ("verify", "--layer-type", MARK),
         ("export", model, "-o", model / "out.onnx"),
-        (
-            "export",
-            model,
-            "--attention",
-            "--layer",
-            "0",
-            "-o",
-            model / "out.onnx",
-            "--weights",
-            model,
-        ),
+        ("export", model, *["--attention", "--layer", "0", "-o", "out.onnx", "--weights"], model),
         ("bench", "--config", model / "none"),
         ("bench", "--list", MARK),
-        ("bench", "--compare", model),
         ("bench", "--compare", model / "none"),
-        ("warmup", MARK),
         ("warmup", "--cache-dtypes", MARK),
         (MARK,),
     ):
@@ -168,19 +141,15 @@ def test_a_picture(printed, tmp_path):
 @pytest.mark.usefixtures("_brief")
 @pytest.mark.parametrize("words", [("show",), ("verify",), ("export", "-o", "out.onnx")])
 def test_gguf_files(words, printed, tmp_path):
-    architectures = ("llama", f"llama{MARK}")
     values = {"embedding_length": 64, "attention.head_count": 4, "rope.freq_base": 1e4}
     places = [*values, "rope.scaling.type", "attention.sliding_window_pattern", MARK]
     text = ""
-    for architecture in architectures:
+    for architecture in ("llama", f"llama{MARK}"):
         for place in places:
             path = tmp_path / "model.gguf"
             general = {"general.name": MARK, MARK: MARK}
-            tensors = {MARK: np.ones(8)}
             changed = values | {place: MARK}
-            gguf_files.write(
-                path, architecture, changed, tensors, {f"strings{MARK}": [MARK]}, general
-            )
+            gguf_files.write(path, architecture, changed, {MARK: np.ones(8)}, general=general)
             text += printed(words[0], path, *words[1:])
     assert WRITTEN in text
 
@@ -195,8 +164,6 @@ def test_safetensors_files(printed, tmp_path):
     files = {
         "a part that is not known": named | {f"{prefix}self_attn.{MARK}": np.ones(1, np.float32)},
         "a wrong shape": named | {f"{prefix}self_attn.q_proj.weight": np.ones((3, 64), np.float32)},
-        "a wrong dtype": named | {f"{prefix}self_attn.q_proj.weight": np.ones((64, 64), np.int64)},
-        "not finite": named | {f"{prefix}self_attn.k_proj.weight": np.full((32, 64), np.inf)},
         "two modules": named | {f"other{name}": array for name, array in named.items()},
         "no module": {MARK: np.ones(1, np.float32)},
     }
@@ -204,11 +171,7 @@ def test_safetensors_files(printed, tmp_path):
     for what, tensors in files.items():
         write_safetensors(tmp_path / "model.safetensors", tensors)
         assert WRITTEN in printed(*words, "model.safetensors"), what
-    for index in (
-        {"weight_map": MARK},
-        {"weight_map": {MARK: MARK}},
-        {"weight_map": {prefix: "/"}},
-    ):
+    for index in ({"weight_map": MARK}, {"weight_map": {MARK: MARK}}):
         (tmp_path / "a.safetensors.index.json").write_text(json.dumps(index))
         printed(*words, "a.safetensors.index.json")
 

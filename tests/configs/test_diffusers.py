@@ -11,52 +11,34 @@ import pytest
 from rope_cpu import RotaryEmbedding, positions
 from rope_cpu.configs import reader
 
-FLUX = {
-    "_class_name": "FluxTransformer2DModel",
-    "_diffusers_version": "0.30.0.dev0",
-    "attention_head_dim": 128,
-}
-CHROMA = {
-    "_class_name": "ChromaTransformer2DModel",
-    "attention_head_dim": 128,
-    "axes_dims_rope": [16, 56, 56],
-}
-QWEN_IMAGE = {**CHROMA, "_class_name": "QwenImageTransformer2DModel"}
-WAN = {
-    "_class_name": "WanModel",
-    "_diffusers_version": "0.30.0",
-    "dim": 5120,
-    "num_heads": 40,
-    "model_type": "t2v",
-}
-WAN_DIFFUSERS = {
-    "_class_name": "WanTransformer3DModel",
-    "attention_head_dim": 128,
-    "num_attention_heads": 12,
-}
-HUNYUAN = {
-    "_class_name": "HunyuanVideo15Transformer3DModel",
-    "attention_head_dim": 128,
-    "rope_axes_dim": [16, 56, 56],
-    "rope_theta": 256.0,
-}
+
+def named(name, **values):
+    return {"_class_name": name, **values}
+
+
+FLUX = named("FluxTransformer2DModel", _diffusers_version="0.30.0.dev0", attention_head_dim=128)
+CHROMA = named("ChromaTransformer2DModel", attention_head_dim=128, axes_dims_rope=[16, 56, 56])
+WAN = named("WanModel", _diffusers_version="0.30.0", dim=5120, num_heads=40, model_type="t2v")
+WAN_DIFFUSERS = named("WanTransformer3DModel", attention_head_dim=128, num_attention_heads=12)
+HUNYUAN = named(
+    "HunyuanVideo15Transformer3DModel",
+    attention_head_dim=128,
+    rope_axes_dim=[16, 56, 56],
+    rope_theta=256.0,
+)
 COGVIDEOX = {
     "attention_head_dim": 64,
     "num_attention_heads": 48,
     "use_rotary_positional_embeddings": True,
 }
-LTX2 = {
-    "_class_name": "LTX2VideoTransformer3DModel",
-    "num_attention_heads": 32,
-    "attention_head_dim": 128,
-    "rope_theta": 10000.0,
-    "rope_type": "interleaved",
-}
-LTX = {
-    "_class_name": "LTXVideoTransformer3DModel",
-    "num_attention_heads": 32,
-    "attention_head_dim": 64,
-}
+LTX2 = named(
+    "LTX2VideoTransformer3DModel",
+    num_attention_heads=32,
+    attention_head_dim=128,
+    rope_theta=10000.0,
+    rope_type="interleaved",
+)
+LTX = named("LTXVideoTransformer3DModel", num_attention_heads=32, attention_head_dim=64)
 
 
 def rotated(x, angles):
@@ -79,74 +61,51 @@ def axis_by_axis(ids, widths, theta):
     )
 
 
+IMAGE = positions.grid((1, 5, 7))
+VIDEO = positions.grid((4, 5, 7))
+
 # Configuration, widths of time, row and column, base, positions.
-MODELS = {
-    "Flux": (FLUX, (16, 56, 56), 1e4, positions.grid((1, 5, 7))),
-    "Chroma": (CHROMA, (16, 56, 56), 1e4, positions.grid((1, 5, 7))),
-    "Wan": (WAN, (44, 42, 42), 1e4, positions.grid((4, 5, 7))),
-    "Wan in diffusers": (WAN_DIFFUSERS, (44, 42, 42), 1e4, positions.grid((4, 5, 7))),
-    "HunyuanVideo": (HUNYUAN, (16, 56, 56), 256.0, positions.grid((4, 5, 7))),
-    "HunyuanVideo by default": (
-        {"_class_name": "HunyuanVideoTransformer3DModel"},
-        (16, 56, 56),
-        256.0,
-        [[3, 4, 5]],
-    ),
+MODELS = [
+    (FLUX, (16, 56, 56), 1e4, IMAGE),
+    (CHROMA, (16, 56, 56), 1e4, IMAGE),
+    (WAN, (44, 42, 42), 1e4, VIDEO),
+    (HUNYUAN, (16, 56, 56), 256.0, VIDEO),
+    (named("HunyuanVideoTransformer3DModel"), (16, 56, 56), 256.0, [[3, 4, 5]]),
     # Sampled at half the training resolution: rows and columns are 0, 2, 4, …; other ratios make
     # them fractional.
-    "CogVideoX": (COGVIDEOX, (16, 24, 24), 1e4, positions.grid((4, 5, 7), scale=(1, 1.875, 2))),
+    (COGVIDEOX, (16, 24, 24), 1e4, positions.grid((4, 5, 7), scale=(1, 1.875, 2))),
     # The middle of the image is 0: rows -(n - n // 2) … n // 2 - 1.
-    "Qwen-Image": (QWEN_IMAGE, (16, 56, 56), 1e4, positions.grid((1, 5, 8), start=(0, -3, -4))),
-    "FLUX.2": (
-        {"_class_name": "Flux2Transformer2DModel"},
-        (32, 32, 32, 32),
-        2e3,
-        positions.grid((1, 5, 7, 2)),
+    (
+        CHROMA | {"_class_name": "QwenImageTransformer2DModel"},
+        *((16, 56, 56), 1e4, positions.grid((1, 5, 8), start=(0, -3, -4))),
     ),
-    "HunyuanImage": (
-        {"_class_name": "HunyuanImageTransformer2DModel"},
-        (64, 64),
-        256.0,
-        positions.grid((5, 7)),
+    (named("Flux2Transformer2DModel"), (32, 32, 32, 32), 2e3, positions.grid((1, 5, 7, 2))),
+    (named("HunyuanImageTransformer2DModel"), (64, 64), 256.0, positions.grid((5, 7))),
+    (
+        named("HunyuanImageTransformer2DModel", rope_axes_dim=[16, 56, 56]),
+        *((16, 56, 56), 256.0, IMAGE),
     ),
-    "HunyuanImage's refiner": (
-        {"_class_name": "HunyuanImageTransformer2DModel", "rope_axes_dim": [16, 56, 56]},
-        (16, 56, 56),
-        256.0,
-        positions.grid((1, 5, 7)),
-    ),
-    "FramePack": (
-        {"_class_name": "HunyuanVideoFramepackTransformer3DModel"},
-        (16, 56, 56),
-        256.0,
-        positions.grid((4, 5, 7)),
-    ),
-    "ConsisID": (
-        {**COGVIDEOX, "_class_name": "ConsisIDTransformer3DModel"},
-        (16, 24, 24),
-        1e4,
-        positions.grid((4, 5, 7)),
-    ),
-    **{
-        name: ({"_class_name": name}, (16, 56, 56), 1e4, positions.grid((1, 5, 7)))
-        for name in (
-            *("FluxControlNetModel", "BriaTransformer2DModel", "LongCatImageTransformer2DModel"),
-            *("OvisImageTransformer2DModel", "QwenImageControlNetModel"),
-        )
-    },
-    **{
-        name: ({**WAN_DIFFUSERS, "_class_name": name}, (44, 42, 42), 1e4, positions.grid((4, 5, 7)))
-        for name in (
-            *("WanVACETransformer3DModel", "WanAnimateTransformer3DModel"),
-            *("SkyReelsV2Transformer3DModel", "ChronoEditTransformer3DModel"),
-        )
-    },
-}
+    (named("HunyuanVideoFramepackTransformer3DModel"), (16, 56, 56), 256.0, VIDEO),
+    (COGVIDEOX | {"_class_name": "ConsisIDTransformer3DModel"}, (16, 24, 24), 1e4, VIDEO),
+]
+LIKE_FLUX = (
+    *("FluxControlNetModel", "BriaTransformer2DModel", "LongCatImageTransformer2DModel"),
+    *("OvisImageTransformer2DModel", "QwenImageControlNetModel"),
+)
+LIKE_WAN = (
+    *("WanTransformer3DModel", "WanVACETransformer3DModel", "WanAnimateTransformer3DModel"),
+    *("SkyReelsV2Transformer3DModel", "ChronoEditTransformer3DModel"),
+)
+MODELS += [(named(name), (16, 56, 56), 1e4, IMAGE) for name in LIKE_FLUX]
+MODELS += [(WAN_DIFFUSERS | named(name), (44, 42, 42), 1e4, VIDEO) for name in LIKE_WAN]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_video_and_image_models_equal_their_closed_form(name, rng):
-    config, widths, theta, ids = MODELS[name]
+@pytest.mark.parametrize(
+    ("config", "widths", "theta", "ids"),
+    MODELS,
+    ids=[row[0].get("_class_name", "CogVideoX") for row in MODELS],
+)
+def test_video_and_image_models_equal_their_closed_form(config, widths, theta, ids, rng):
     rope = RotaryEmbedding.from_config(config)
     assert rope.interleaved
     x = rng.normal(size=(len(ids), 2, sum(widths)))
@@ -183,48 +142,27 @@ def test_ltx2_split_pairs_halves_of_each_head():
     assert np.array_equal(split.inv_freq, reader.read(LTX2).spec().inv_freq)
 
 
+ROTARY = "use_rotary_positional_embeddings"
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({**COGVIDEOX, "use_rotary_positional_embeddings": False}, "adds sinusoidal embeddings"),
-        (
-            {"_class_name": "Transformer2DModel", "_diffusers_version": "0.27.2"},
-            "`_class_name` is 'Transformer2DModel', which is not known here",
-        ),
-        ({**FLUX, "axes_dims_rope": [16, 56, 64]}, "`attention_head_dim` is 128"),
-        (
-            {**FLUX, "axes_dims_rope": [64, 64]},
-            "`axes_dims_rope` gives the axes the widths [64, 64]",
-        ),
-        (
-            {**HUNYUAN, "rope_axes_dim": [17, 55, 56]},
-            "`rope_axes_dim` gives the axes the widths [17, 55, 56]",
-        ),
-        (
-            {**HUNYUAN, "rope_axes_dim": [16, "56", 56]},
-            "`rope_axes_dim` gives the axes the widths [16, '56', 56]",
-        ),
-        (
-            {**WAN_DIFFUSERS, "attention_head_dim": 5},
-            "`attention_head_dim` gives the axes the widths (5, 0, 0)",
-        ),
-        ({**WAN_DIFFUSERS, "attention_head_dim": -6}, "`attention_head_dim` is -6"),
-        ({**WAN, "num_heads": 1024}, "`dim` gives the axes the widths (5, 0, 0)"),
-        (
-            {**COGVIDEOX, "attention_head_dim": 60},
-            "`attention_head_dim` gives the axes the widths (15, 21, 21)",
-        ),
-        ({**LTX2, "rope_type": "mixed"}, "`rope_type` is 'mixed'"),
-        ({**LTX2, "attention_head_dim": 15}, "`attention_head_dim` is 15; it must be even"),
-        ({"_class_name": "WanModel", "dim": 5120}, "`config` has no `num_heads`"),
-        (
-            {**COGVIDEOX, "use_rotary_positional_embeddings": None},
-            "`use_rotary_positional_embeddings` is None: this CogVideoX adds sinusoidal embeddings",
-        ),
-        (
-            {"_diffusers_version": None, "attention_head_dim": 64},
-            "`_class_name` is None, which is not known here",
-        ),
+        (COGVIDEOX | {ROTARY: False}, "adds sinusoidal embeddings"),
+        (COGVIDEOX | {ROTARY: None}, f"`{ROTARY}` is None: this CogVideoX adds sinusoidal"),
+        (named("Transformer2DModel", _diffusers_version="0.27.2"), "'Transformer2DModel', which"),
+        ({"_diffusers_version": None, "attention_head_dim": 64}, "`_class_name` is None, which"),
+        (FLUX | {"axes_dims_rope": [16, 56, 64]}, "`attention_head_dim` is 128"),
+        (FLUX | {"axes_dims_rope": [64, 64]}, "`axes_dims_rope` gives the axes the widths [64,"),
+        (HUNYUAN | {"rope_axes_dim": [17, 55, 56]}, "`rope_axes_dim` gives the axes the widths"),
+        (HUNYUAN | {"rope_axes_dim": [16, "56", 56]}, "widths [16, '56', 56]"),
+        (WAN_DIFFUSERS | {"attention_head_dim": 5}, "gives the axes the widths (5, 0, 0)"),
+        (WAN_DIFFUSERS | {"attention_head_dim": -6}, "`attention_head_dim` is -6"),
+        (WAN | {"num_heads": 1024}, "`dim` gives the axes the widths (5, 0, 0)"),
+        (COGVIDEOX | {"attention_head_dim": 60}, "gives the axes the widths (15, 21, 21)"),
+        (LTX2 | {"rope_type": "mixed"}, "`rope_type` is 'mixed'"),
+        (LTX2 | {"attention_head_dim": 15}, "`attention_head_dim` is 15; it must be even"),
+        (named("WanModel", dim=5120), "`config` has no `num_heads`"),
     ],
 )
 def test_refusals(config, message):

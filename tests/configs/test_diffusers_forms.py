@@ -52,101 +52,86 @@ def split_thirds(pairs):
     return [(2 * third * a + i, 2 * third * a + third + i) for a in range(3) for i in range(third)]
 
 
-# Of each class: a config, (axis, frequency) of each pair, the elements of pairs, head_dim.
+IMAGE = "Transformer2DModel"
+VIDEO = "Transformer3DModel"
+AUDIO = "Transformer1DModel"
+THREE = runs(16, 56, 56)
+SANA = runs(40, 36, 36)
+HEADS = "attention_head_dim"
+
+# Of each class: (axis, frequency) of each pair, the elements of pairs, head_dim, its config.
 FORMS = {
-    "Flux3Transformer2DModel": ({}, runs(32, 32, 32, 32), adjacent, 128),
-    "Krea2Transformer2DModel": ({}, runs(32, 48, 48, theta=1e3), adjacent, 128),
-    "BriaFiboTransformer2DModel": ({}, runs(16, 56, 56), adjacent, 128),
-    "BriaFibo2Transformer2DModel": ({}, runs(32, 48, 48, theta=256), adjacent, 128),
-    "ZImageTransformer2DModel": (
+    f"Flux3{IMAGE}": (runs(32, 32, 32, 32), adjacent, 128),
+    f"Krea2{IMAGE}": (runs(32, 48, 48, theta=1e3), adjacent, 128),
+    f"BriaFibo{IMAGE}": (THREE, adjacent, 128),
+    f"BriaFibo2{IMAGE}": (runs(32, 48, 48, theta=256), adjacent, 128),
+    f"ZImage{IMAGE}": (
+        *(runs(32, 48, 48, theta=256), adjacent, 128),
         {"dim": 3840, "n_heads": 30, "axes_dims": [32, 48, 48], "axes_lens": [1536, 512, 512]},
-        runs(32, 48, 48, theta=256),
-        adjacent,
-        128,
     ),
-    "HiDreamImageTransformer2DModel": (
-        {"axes_dims_rope": [64, 32, 32], "attention_head_dim": 128},
-        runs(64, 32, 32),
-        adjacent,
-        128,
+    f"HiDreamImage{IMAGE}": (
+        *(runs(64, 32, 32), adjacent, 128),
+        {"axes_dims_rope": [64, 32, 32], HEADS: 128},
     ),
-    "Lumina2Transformer2DModel": ({}, runs(32, 32, 32), adjacent, 96),
-    "QwenImage21Transformer2DModel": ({}, runs(16, 56, 56), adjacent, 128),
-    "NucleusMoEImageTransformer2DModel": ({}, runs(16, 56, 56), adjacent, 128),
-    "MotifVideoTransformer3DModel": ({}, runs(16, 56, 56, theta=256), adjacent, 128),
-    "JoyImageEditTransformer3DModel": ({}, runs(16, 56, 56, theta=256), adjacent, 128),
-    "JoyImageEditPlusTransformer3DModel": (
+    f"Lumina2{IMAGE}": (runs(32, 32, 32), adjacent, 96),
+    f"QwenImage21{IMAGE}": (THREE, adjacent, 128),
+    f"NucleusMoEImage{IMAGE}": (THREE, adjacent, 128),
+    f"MotifVideo{VIDEO}": (runs(16, 56, 56, theta=256), adjacent, 128),
+    f"JoyImageEdit{VIDEO}": (runs(16, 56, 56, theta=256), adjacent, 128),
+    f"JoyImageEditPlus{VIDEO}": (
+        *(runs(16, 56, 56, theta=500), adjacent, 128),
         {"theta": 500, "hidden_size": 4096, "num_attention_heads": 32},
-        runs(16, 56, 56, theta=500),
-        adjacent,
-        128,
     ),
-    "PRXTransformer2DModel": ({"axes_dim": None}, runs(32, 32), adjacent, 64),
-    "HeliosTransformer3DModel": ({}, runs(44, 42, 42), adjacent, 128),
-    "Kandinsky5Transformer3DModel": ({}, runs(16, 24, 24), adjacent, 64),
-    "Kandinsky6Transformer3DModel": ({}, runs(32, 48, 48, scales=(1, 2, 2)), adjacent, 128),
-    "Kandinsky6SRTransformer3DModel": (
+    f"PRX{IMAGE}": (runs(32, 32), adjacent, 64, {"axes_dim": None}),
+    f"Helios{VIDEO}": (runs(44, 42, 42), adjacent, 128),
+    f"Kandinsky5{VIDEO}": (runs(16, 24, 24), adjacent, 64),
+    f"Kandinsky6{VIDEO}": (runs(32, 48, 48, scales=(1, 2, 2)), adjacent, 128),
+    f"Kandinsky6SR{VIDEO}": (
+        *(runs(16, 24, 24, scales=(2, 1, 4)), adjacent, 64),
         {"scale_factor": [2.0, 1.0, 4.0]},
-        runs(16, 24, 24, scales=(2, 1, 4)),
-        adjacent,
-        64,
     ),
-    **dict.fromkeys(
-        (
-            "AnyFlowTransformer3DModel",
-            "AnyFlowFARTransformer3DModel",
-            "SanaVideoTransformer3DModel",
-        ),
-        ({"attention_head_dim": 112}, runs(40, 36, 36), adjacent, 112),
-    ),
-    "WanAnimate2Transformer3DModel": (
-        {"dim": 5120, "num_heads": 40},
-        runs(44, 42, 42),
-        adjacent,
-        128,
-    ),
-    "SanaWMTransformer3DModel": ({}, runs(40, 36, 36), adjacent, 112),
-    "EasyAnimateTransformer3DModel": ({}, runs(16, 24, 24), adjacent, 64),
-    "HunyuanDiT2DModel": ({}, runs(44, 44), adjacent, 88),
-    "HunyuanDiT2DControlNetModel": ({"attention_head_dim": 64}, runs(32, 32), adjacent, 64),
-    "CogView4Transformer2DModel": ({}, runs(20, 20), split, 40),
-    "GlmImageTransformer2DModel": ({"attention_head_dim": 64}, runs(32, 32), split, 64),
-    "AllegroTransformer3DModel": ({}, runs(32, 32, 32, scales=(2.2, 2, 2)), split_thirds, 96),
-    "CosmosTransformer3DModel": ({}, cosmos((44, 42, 42), (2, 1, 1)), split, 128),
+    f"AnyFlow{VIDEO}": (SANA, adjacent, 112, {HEADS: 112}),
+    f"AnyFlowFAR{VIDEO}": (SANA, adjacent, 112, {HEADS: 112}),
+    f"SanaVideo{VIDEO}": (SANA, adjacent, 112, {HEADS: 112}),
+    f"WanAnimate2{VIDEO}": (runs(44, 42, 42), adjacent, 128, {"dim": 5120, "num_heads": 40}),
+    f"SanaWM{VIDEO}": (SANA, adjacent, 112),
+    f"EasyAnimate{VIDEO}": (runs(16, 24, 24), adjacent, 64),
+    "HunyuanDiT2DModel": (runs(44, 44), adjacent, 88),
+    "HunyuanDiT2DControlNetModel": (runs(32, 32), adjacent, 64, {HEADS: 64}),
+    f"CogView4{IMAGE}": (runs(20, 20), split, 40),
+    f"GlmImage{IMAGE}": (runs(32, 32), split, 64, {HEADS: 64}),
+    f"Allegro{VIDEO}": (runs(32, 32, 32, scales=(2.2, 2, 2)), split_thirds, 96),
+    f"Cosmos{VIDEO}": (cosmos((44, 42, 42), (2, 1, 1)), split, 128),
     "CosmosControlNetModel": (
-        {"rope_scale": [1.0, 3.0, 3.0], "attention_head_dim": 64},
-        cosmos((24, 20, 20), (1, 3, 3)),
-        split,
-        64,
+        *(cosmos((24, 20, 20), (1, 3, 3)), split, 64),
+        {"rope_scale": [1.0, 3.0, 3.0], HEADS: 64},
     ),
-    "MiniMaxH3Transformer3DModel": ({}, runs(32, 32, 32), split, 128),
-    "AceStepTransformer1DModel": ({}, one_axis(128, 1e6), split, 128),
-    "LongCatAudioDiTTransformer": ({}, one_axis(64, 1e5), split, 64),
-    "MiniMaxMusic3Transformer1DModel": ({}, one_axis(32, 1e4), split, 64),
-    "StableAudioDiTModel": ({}, one_axis(32, 1e4), split, 64),
-    "StableAudio3DiTModel": ({}, one_axis(32, 1e4), split, 64),
-    "Ideogram4Transformer2DModel": ({}, sections(256, 5e6, 20, 20), split, 256),
+    f"MiniMaxH3{VIDEO}": (runs(32, 32, 32), split, 128),
+    f"AceStep{AUDIO}": (one_axis(128, 1e6), split, 128),
+    "LongCatAudioDiTTransformer": (one_axis(64, 1e5), split, 64),
+    f"MiniMaxMusic3{AUDIO}": (one_axis(32, 1e4), split, 64),
+    "StableAudioDiTModel": (one_axis(32, 1e4), split, 64),
+    "StableAudio3DiTModel": (one_axis(32, 1e4), split, 64),
+    f"Ideogram4{IMAGE}": (sections(256, 5e6, 20, 20), split, 256),
     "Cosmos3OmniTransformer": (
+        *(sections(128, 5e6, 14, 10), split, 128),
         {"rope_scaling": {"mrope_section": [40, 14, 10]}},
-        sections(128, 5e6, 14, 10),
-        split,
-        128,
     ),
 }
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_pairs_have_their_axis_frequency_and_elements(name):
-    config, pairs, elements, head_dim = FORMS[name]
-    spec = reader.read({"_class_name": name, "_diffusers_version": "0.42.1", **config}).spec()
+    pairs, elements, head_dim, *config = FORMS[name]
+    named = {"_class_name": name, "_diffusers_version": "0.42.1"}
+    spec = reader.read(named | dict(*config)).spec()
     expected = np.zeros((spec.axes, len(pairs)))
     for pair, (axis, frequency) in enumerate(pairs):
         expected[axis, pair] = frequency
     # A power, its exponent and inverse, and a division: a few roundings, times ln(5e6) = 15.
     np.testing.assert_allclose(spec.inv_freq[0, :, 0], expected, rtol=20 * 2.0**-53)
-    assert [*zip(*(side.tolist() for side in spec.pair_elements()), strict=True)] == elements(
-        len(pairs)
-    )
+    first, second = (side.tolist() for side in spec.pair_elements())
+    assert [*zip(first, second, strict=True)] == elements(len(pairs))
     assert spec.head_dim == head_dim
     assert spec.attention_factor == 1
 
@@ -180,96 +165,48 @@ def test_sana_wm_refiner_rotates_like_ltx2():
     assert refiner == ltx2
 
 
-def named(name, **values):
-    return {"_class_name": name, **values}
+def image(name, **values):
+    return {"_class_name": f"{name}{IMAGE}", **values}
+
+
+def video(name, **values):
+    return {"_class_name": f"{name}{VIDEO}", **values}
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (image("ErnieImage"), "have different angles, which is no rotation"),
+        (video("Mochi"), "its frequencies are weights, not in the config"),
+        ({"_class_name": "LuminaNextDiT2DModel"}, "its pipeline gives it cos and sin"),
+        ({"_class_name": "ZImageControlNetModel"}, "it uses the rotation of the transformer"),
+        (image("HiDreamImage"), "`config` has no `axes_dims_rope`"),
+        (image("HiDreamImage", axes_dims_rope=[32, 32]), "[32, 32]; they must be 3 even"),
         (
-            named("ErnieImageTransformer2DModel"),
-            "`_class_name` is 'ErnieImageTransformer2DModel': its two elements of a pair have "
-            "different angles, which is no rotation",
-        ),
-        (named("MochiTransformer3DModel"), "its frequencies are weights, not in the config"),
-        (named("LuminaNextDiT2DModel"), "its pipeline gives it cos and sin"),
-        (named("ZImageControlNetModel"), "it uses the rotation of the transformer"),
-        (named("HiDreamImageTransformer2DModel"), "`config` has no `axes_dims_rope`"),
-        (
-            named("HiDreamImageTransformer2DModel", axes_dims_rope=[32, 32]),
-            "`axes_dims_rope` gives the axes the widths [32, 32]; they must be 3 even",
-        ),
-        (
-            named(
-                "HiDreamImageTransformer2DModel",
-                axes_dims_rope=[32, 16, 16],
-                attention_head_dim=128,
-            ),
+            image("HiDreamImage", axes_dims_rope=[32, 16, 16], attention_head_dim=128),
             "`attention_head_dim` is 128, but the widths of the axes, [32, 16, 16], add up to 64",
         ),
+        (image("ZImage", dim=3840, n_heads=32), "`dim` / `n_heads` is 120, but the widths of the"),
+        (image("Flux", rope_theta=256.0), "`rope_theta` is 256.0, but this class has the base"),
         (
-            named("ZImageTransformer2DModel", dim=3840, n_heads=32),
-            "`dim` / `n_heads` is 120, but the widths of the axes, [32, 48, 48], add up to 128",
-        ),
-        (
-            named("FluxTransformer2DModel", rope_theta=256.0),
+            video("LTXVideo", attention_head_dim=64, num_attention_heads=32, rope_theta=256.0),
             "`rope_theta` is 256.0, but this class has the base 10000.0",
         ),
-        (
-            named(
-                "LTXVideoTransformer3DModel",
-                attention_head_dim=64,
-                num_attention_heads=32,
-                rope_theta=256.0,
-            ),
-            "`rope_theta` is 256.0, but this class has the base 10000.0",
-        ),
-        (
-            named("Kandinsky6Transformer3DModel", scale_factor=[1.0, 2.0]),
-            "`scale_factor` is [1.0, 2.0]; it must be 3 numbers, one for each axis",
-        ),
-        (named("Kandinsky6Transformer3DModel", scale_factor=2.0), "`scale_factor` is 2.0; it"),
-        (
-            named("AllegroTransformer3DModel", interpolation_scale_h=0),
-            "`interpolation_scale_h` is 0; it must be finite and above 0",
-        ),
-        (
-            named("AllegroTransformer3DModel", interpolation_scale_h=5e-324),
-            "`inv_freq` holds inf",
-        ),
-        (
-            named("CosmosTransformer3DModel", attention_head_dim=10),
-            "`rope_scale` needs widths above 2",
-        ),
-        (
-            named("CosmosTransformer3DModel", rope_scale=[1e300, 1e300, 1e300]),
-            "`rope_theta` is inf; it must be finite",
-        ),
-        (named("MiniMaxH3Transformer3DModel", rope_freq_dim=22), "`head_dim` is 128, but"),
-        (named("MiniMaxMusic3Transformer1DModel", rotary_dim=66), "`rotary_dim` is 66"),
-        (
-            named("Ideogram4Transformer2DModel", mrope_section=[24, 20]),
-            "`mrope_section` is (24, 20); it must be 3 numbers",
-        ),
-        (
-            named("Ideogram4Transformer2DModel", mrope_section=[0, 100, 100]),
-            "`mrope_section` is (0, 100, 100); it must be 3 numbers, and the last two",
-        ),
-        (
-            named("OmniGenTransformer2DModel"),
-            "`rope_scaling` is None; it must be an object with the factors",
-        ),
-        (
-            {**OMNIGEN, "rope_scaling": {"type": "yarn", "factor": 2.0}},
-            "`rope_scaling` has the type 'yarn'; this class has longrope",
-        ),
-        ({**OMNIGEN, "rope_scaling": {"type": "su"}}, "`short_factor` is missing"),
-        (
-            {**OMNIGEN, "hidden_size": 4096},
-            "`short_factor` has 48 entries; it needs one for each of 64 pairs",
-        ),
-        (named("LongCatAudioDiTTransformer", dit_dim=1), "`head_dim` is 0"),
+        (video("Kandinsky6", scale_factor=[1.0, 2.0]), "`scale_factor` is [1.0, 2.0]; it must be"),
+        (video("Kandinsky6", scale_factor=2.0), "`scale_factor` is 2.0; it"),
+        (video("Allegro", interpolation_scale_h=0), "`interpolation_scale_h` is 0; it must be"),
+        (video("Allegro", interpolation_scale_h=5e-324), "`inv_freq` holds inf"),
+        (video("Cosmos", attention_head_dim=10), "`rope_scale` needs widths above 2"),
+        (video("Cosmos", rope_scale=[1e300, 1e300, 1e300]), "`rope_theta` is inf; it must be"),
+        (video("MiniMaxH3", rope_freq_dim=22), "`head_dim` is 128; it"),
+        ({"_class_name": f"MiniMaxMusic3{AUDIO}", "rotary_dim": 66}, "`rotary_dim` is 66"),
+        (image("Ideogram4", mrope_section=[24, 20]), "`mrope_section` is (24, 20); it must be 3"),
+        (image("Ideogram4", mrope_section=[0, 100, 100]), "it must be 3 numbers, and the last two"),
+        (image("OmniGen"), "`rope_scaling` is None; it must be an object with the factors"),
+        (OMNIGEN | {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "has the type 'yarn'"),
+        (OMNIGEN | {"rope_scaling": {"type": "su"}}, "`short_factor` is missing"),
+        (OMNIGEN | {"hidden_size": 4096}, "`short_factor` has 48 entries; it must have one for"),
+        ({"_class_name": "LongCatAudioDiTTransformer", "dit_dim": 1}, "`head_dim` is 0"),
     ],
 )
 def test_refusals(config, message):

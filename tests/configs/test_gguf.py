@@ -9,6 +9,7 @@ from typing import Any
 import gguf_files
 import numpy as np
 import pytest
+from gguf_files import rotary
 
 from rope_cpu import RotaryEmbedding
 
@@ -51,6 +52,21 @@ def yarn(**values):
     }
 
 
+def model(architecture, model_type, widths, theta=None, config=None, values=None, **facts):
+    """Return a model whose config and file agree on widths and base.
+
+    widths: (hidden size, heads, and width of a head unless it is their quotient). config, values:
+    what the two hold beside that.
+    """
+    given = {"model_type": model_type}
+    given |= zip(("hidden_size", "num_attention_heads", "head_dim"), widths, strict=False)
+    held = shape(*widths)
+    if theta is not None:
+        given["rope_theta"] = theta
+        held["rope.freq_base"] = float(theta)
+    return Model(architecture, given | (config or {}), held | (values or {}), **facts)
+
+
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -58,182 +74,111 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+MLA_YARN = {
+    "type": "yarn",
+    "factor": 40,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+DEVSTRAL_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100000000.0,
+    "factor": 48.0,
+    "original_max_position_embeddings": 8192,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.5,
+}
+QWEN3_VL = {"mrope_interleaved": True, "rope_type": "default"}
 SHORT = np.linspace(1.0, 2.8, 48).tolist()
 LONG = np.linspace(1.07, 64.0, 48).tolist()
 STOPPED = [1.0] * 64 + [1e30] * 192
+DIMENSIONS = "rope.dimension_count"
+SECTIONS = "rope.dimension_sections"
+WINDOW = "attention.sliding_window"
+PERMUTED = {"pairing": (True, False)}
+TWO_TYPES = {"layer_types": ("full_attention", "sliding_attention")}
+
+
+def llama3_factors(theta):
+    return {gguf_files.FREQS: gguf_files.llama3_factors(theta, 128, LLAMA3)}
+
 
 MODELS = {
-    "llama-2": Model(
-        "llama",
-        {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32},
-        shape(4096, 32, rope__dimension_count=128, context_length=4096),
-        pairing=(True, False),
+    "llama-2": model(
+        *("llama", "llama", (4096, 32)),
+        values={DIMENSIONS: 128, "context_length": 4096},
+        **PERMUTED,
     ),
-    "llama-3.1": Model(
-        "llama",
-        {
-            "model_type": "llama",
-            "hidden_size": 4096,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "rope_theta": 500000.0,
-            "rope_scaling": LLAMA3,
-        },
-        shape(4096, 32, rope__freq_base=5e5, rope__dimension_count=128, context_length=131072),
-        {gguf_files.FREQS: gguf_files.llama3_factors(5e5, 128, LLAMA3)},
-        pairing=(True, False),
+    "llama-3.1": model(
+        *("llama", "llama", (4096, 32), 5e5),
+        config={"num_key_value_heads": 8, "rope_scaling": LLAMA3},
+        values={DIMENSIONS: 128, "context_length": 131072},
+        tensors=llama3_factors(5e5),
+        **PERMUTED,
     ),
-    "mistral-nemo": Model(
-        "llama",
-        {
-            "model_type": "mistral",
-            "hidden_size": 5120,
-            "num_attention_heads": 32,
-            "head_dim": 128,
-            "rope_theta": 1000000.0,
-        },
-        shape(5120, 32, 128, rope__freq_base=1e6, rope__dimension_count=128),
-        pairing=(True, False),
+    "mistral-nemo": model(
+        "llama", "mistral", (5120, 32, 128), 1e6, {}, {DIMENSIONS: 128}, **PERMUTED
     ),
-    "granite-3.3": Model(
-        "granite",
-        {
-            "model_type": "granite",
-            "hidden_size": 4096,
-            "num_attention_heads": 32,
-            "rope_theta": 10000000.0,
-        },
-        shape(4096, 32, rope__freq_base=1e7, rope__dimension_count=128),
-        pairing=(True, False),
+    "granite-3.3": model("granite", "granite", (4096, 32), 1e7, {}, {DIMENSIONS: 128}, **PERMUTED),
+    "exaone-3.5": model(
+        *("exaone", "exaone", (4096, 32, 128), 1e6),
+        config={"rope_scaling": LLAMA3},
+        values={DIMENSIONS: 128},
+        tensors=llama3_factors(1e6),
     ),
-    "exaone-3.5": Model(
-        "exaone",
-        {
-            "model_type": "exaone",
-            "hidden_size": 4096,
-            "num_attention_heads": 32,
-            "head_dim": 128,
-            "rope_theta": 1000000.0,
-            "rope_scaling": LLAMA3,
-        },
-        shape(4096, 32, 128, rope__freq_base=1e6, rope__dimension_count=128),
-        {gguf_files.FREQS: gguf_files.llama3_factors(1e6, 128, LLAMA3)},
-    ),
-    "qwen2": Model(
-        "qwen2",
-        {
-            "model_type": "qwen2",
-            "hidden_size": 3584,
-            "num_attention_heads": 28,
-            "rope_theta": 1000000.0,
-        },
-        shape(3584, 28, rope__freq_base=1e6),
-    ),
-    "qwen3 with yarn": Model(
-        "qwen3",
-        {
-            "model_type": "qwen3",
-            "hidden_size": 1024,
-            "num_attention_heads": 16,
-            "head_dim": 128,
-            "rope_theta": 1000000,
+    "qwen2": model("qwen2", "qwen2", (3584, 28), 1e6),
+    "qwen3 with yarn": model(
+        *("qwen3", "qwen3", (1024, 16, 128), 1000000),
+        config={
             "rope_scaling": {
                 "rope_type": "yarn",
                 "factor": 4.0,
                 "original_max_position_embeddings": 32768,
-            },
+            }
         },
-        shape(1024, 16, 128, rope__freq_base=1e6) | yarn(factor=4.0, original_context_length=32768),
+        values=yarn(factor=4.0, original_context_length=32768),
     ),
-    "qwen2-vl": Model(
-        "qwen2vl",
-        {
-            "model_type": "qwen2_vl",
-            "hidden_size": 1536,
-            "num_attention_heads": 12,
-            "rope_theta": 1000000.0,
-            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "qwen2-vl": model(
+        *("qwen2vl", "qwen2_vl", (1536, 12), 1e6),
+        config={"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+        values={SECTIONS: [16, 24, 24, 0]},
+    ),
+    "paddleocr": model(
+        *("paddleocr", "paddleocr_vl", (1024, 16, 128), 500000),
+        config={"rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
+        values={SECTIONS: [16, 24, 24, 0]},
+    ),
+    "qwen3-vl": model(
+        *("qwen3vl", "qwen3_vl_text", (2048, 16, 128), 5000000),
+        config={"rope_scaling": QWEN3_VL | {"mrope_section": [24, 20, 20]}},
+        values={SECTIONS: [24, 20, 20, 0]},
+    ),
+    "qwen3.5": model(
+        *("qwen35", "qwen3_5_text", (5120, 24, 256)),
+        config={
+            "rope_parameters": QWEN3_VL
+            | {"mrope_section": [11, 11, 10], "rope_theta": 10000000, "partial_rotary_factor": 0.25}
         },
-        shape(1536, 12, rope__freq_base=1e6, rope__dimension_sections=[16, 24, 24, 0]),
+        values={"rope.freq_base": 1e7, DIMENSIONS: 64, SECTIONS: [11, 11, 10, 0]},
     ),
-    "paddleocr": Model(
-        "paddleocr",
-        {
-            "model_type": "paddleocr_vl",
-            "hidden_size": 1024,
-            "num_attention_heads": 16,
-            "head_dim": 128,
-            "rope_theta": 500000,
-            "rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]},
-        },
-        shape(1024, 16, 128, rope__freq_base=5e5, rope__dimension_sections=[16, 24, 24, 0]),
-    ),
-    "qwen3-vl": Model(
-        "qwen3vl",
-        {
-            "model_type": "qwen3_vl_text",
-            "hidden_size": 2048,
-            "num_attention_heads": 16,
-            "head_dim": 128,
-            "rope_theta": 5000000,
-            "rope_scaling": {
-                "mrope_interleaved": True,
-                "mrope_section": [24, 20, 20],
-                "rope_type": "default",
-            },
-        },
-        shape(2048, 16, 128, rope__freq_base=5e6, rope__dimension_sections=[24, 20, 20, 0]),
-    ),
-    "qwen3.5": Model(
-        "qwen35",
-        {
-            "model_type": "qwen3_5_text",
-            "hidden_size": 5120,
-            "num_attention_heads": 24,
-            "head_dim": 256,
-            "rope_parameters": {
-                "mrope_interleaved": True,
-                "mrope_section": [11, 11, 10],
-                "rope_type": "default",
-                "rope_theta": 10000000,
-                "partial_rotary_factor": 0.25,
-            },
-        },
-        shape(
-            5120,
-            24,
-            256,
-            rope__freq_base=1e7,
-            rope__dimension_count=64,
-            rope__dimension_sections=[11, 11, 10, 0],
-        ),
-    ),
-    "gemma-2": Model(
-        "gemma2",
-        {"model_type": "gemma2", "hidden_size": 2304, "num_attention_heads": 8, "head_dim": 256},
-        shape(2304, 8, 256, attention__sliding_window=4096),
-    ),
-    "gemma-3": Model(
-        "gemma3",
-        {
-            "model_type": "gemma3_text",
-            "hidden_size": 5376,
-            "num_attention_heads": 32,
-            "head_dim": 128,
-            "rope_theta": 1000000.0,
+    "gemma-2": model("gemma2", "gemma2", (2304, 8, 256), values={WINDOW: 4096}),
+    "gemma-3": model(
+        *("gemma3", "gemma3_text", (5376, 32, 128), 1e6),
+        config={
             "rope_local_base_freq": 10000.0,
             "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         },
-        shape(5376, 32, 128, rope__freq_base=1e6, attention__sliding_window=1024)
-        | {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
-        layer_types=("full_attention", "sliding_attention"),
+        values={WINDOW: 1024, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+        **TWO_TYPES,
     ),
-    "gemma-4": Model(
-        "gemma4",
-        {
-            "model_type": "gemma4_text",
-            "hidden_size": 2816,
-            "num_attention_heads": 16,
+    "gemma-4": model(
+        *("gemma4", "gemma4_text", (2816, 16)),
+        config={
             "head_dim": 256,
             "global_head_dim": 512,
             "rope_parameters": {
@@ -245,155 +190,81 @@ MODELS = {
                 "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
             },
         },
-        shape(
-            2816,
-            16,
-            512,
-            attention__key_length_swa=256,
-            rope__dimension_count=512,
-            rope__dimension_count_swa=256,
-            rope__freq_base=1e6,
-            rope__freq_base_swa=1e4,
-            attention__sliding_window=1024,
-        ),
-        {gguf_files.FREQS: STOPPED},
-        layer_types=("full_attention", "sliding_attention"),
-    ),
-    "mimo-v2-flash": Model(
-        "mimo2",
-        {
-            "model_type": "mimo_v2_flash",
-            "hidden_size": 4096,
-            "num_attention_heads": 64,
-            "head_dim": 192,
-            "rope_theta": 5000000,
-            "swa_rope_theta": 10000,
-            "partial_rotary_factor": 0.334,
+        values={
+            "attention.key_length": 512,
+            "attention.key_length_swa": 256,
+            DIMENSIONS: 512,
+            f"{DIMENSIONS}_swa": 256,
+            WINDOW: 1024,
+            "rope.freq_base": 1e6,
+            "rope.freq_base_swa": 1e4,
         },
-        shape(4096, 64, 192, rope__dimension_count=64, rope__freq_base=5e6),
-        layer_types=("full_attention", "sliding_attention"),
+        tensors={gguf_files.FREQS: STOPPED},
+        **TWO_TYPES,
     ),
-    "phi-3, short": Model(
-        "phi3",
-        {
-            "model_type": "phi3",
-            "hidden_size": 3072,
-            "num_attention_heads": 32,
+    "mimo-v2-flash": model(
+        *("mimo2", "mimo_v2_flash", (4096, 64, 192), 5000000),
+        config={"swa_rope_theta": 10000, "partial_rotary_factor": 0.334},
+        values={DIMENSIONS: 64},
+        **TWO_TYPES,
+    ),
+    "phi-3, short": model(
+        *("phi3", "phi3", (3072, 32)),
+        config={
             "max_position_embeddings": 131072,
             "original_max_position_embeddings": 4096,
             "rope_scaling": {"type": "longrope", "short_factor": SHORT, "long_factor": LONG},
         },
-        shape(3072, 32, rope__dimension_count=96, attention__sliding_window=262144)
-        | {
+        values={
+            DIMENSIONS: 96,
+            WINDOW: 262144,
             "context_length": 131072,
             "rope.scaling.original_context_length": 4096,
             "rope.scaling.attn_factor": math.sqrt(1 + math.log(32) / math.log(4096)),
         },
-        {gguf_files.SHORT: SHORT, gguf_files.LONG: LONG},
+        tensors={gguf_files.SHORT: SHORT, gguf_files.LONG: LONG},
         length=4096,
     ),
-    "gpt-oss, ends of the ramp rounded": Model(
-        "gpt-oss",
-        {
-            "model_type": "gpt_oss",
-            "hidden_size": 2880,
-            "num_attention_heads": 64,
-            "head_dim": 64,
-            "rope_theta": 150000,
+    "gpt-oss, ends of the ramp rounded": model(
+        *("gpt-oss", "gpt_oss", (2880, 64, 64), 150000),
+        config={
             "rope_scaling": {
                 "rope_type": "yarn",
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
                 "factor": 32.0,
                 "original_max_position_embeddings": 4096,
-            },
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+            }
         },
-        shape(2880, 64, 64, rope__freq_base=150000.0, attention__sliding_window=128)
+        values={WINDOW: 128}
         | yarn(factor=32.0, original_context_length=4096, yarn_beta_fast=32.0, yarn_beta_slow=1.0),
     ),
-    "deepseek-v3": Model(
-        "deepseek2",
-        {
-            "model_type": "deepseek_v3",
-            "hidden_size": 7168,
-            "num_attention_heads": 128,
-            "rope_theta": 10000,
-            "qk_rope_head_dim": 64,
-            "rope_scaling": {
-                "type": "yarn",
-                "beta_fast": 32,
-                "beta_slow": 1,
-                "factor": 40,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "original_max_position_embeddings": 4096,
-            },
-        },
-        shape(7168, 128, 576, attention__key_length_mla=192, rope__dimension_count=64)
+    "deepseek-v3": model(
+        *("deepseek2", "deepseek_v3", (7168, 128)),
+        config={"rope_theta": 10000, "qk_rope_head_dim": 64, "rope_scaling": MLA_YARN},
+        values={"attention.key_length": 576, "attention.key_length_mla": 192, DIMENSIONS: 64}
         | yarn(factor=40.0, original_context_length=4096, yarn_log_multiplier=0.1),
         pairing=(True, True),
     ),
-    "devstral-2": Model(
-        "mistral3",
-        {
-            "model_type": "ministral3",
-            "hidden_size": 5120,
-            "num_attention_heads": 32,
-            "head_dim": 128,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "beta_fast": 16.0,
-                "beta_slow": 2.0,
-                "factor": 48.0,
-                "mscale": 1.0,
-                "mscale_all_dim": 0.5,
-                "original_max_position_embeddings": 8192,
-                "rope_theta": 100000000.0,
-            },
-        },
-        shape(5120, 32, 128, rope__freq_base=1e8)
-        | yarn(
-            factor=48.0,
-            original_context_length=8192,
-            yarn_beta_fast=16.0,
-            yarn_beta_slow=2.0,
-            yarn_log_multiplier=0.5,
-        ),
-        pairing=(True, False),
+    "devstral-2": model(
+        *("mistral3", "ministral3", (5120, 32, 128)),
+        config={"rope_parameters": DEVSTRAL_YARN},
+        values={"rope.freq_base": 1e8}
+        | yarn(factor=48.0, original_context_length=8192, yarn_log_multiplier=0.5)
+        | {"rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0},
+        **PERMUTED,
     ),
-    "glm-4.5": Model(
-        "glm4moe",
-        {
-            "model_type": "glm4_moe",
-            "hidden_size": 5120,
-            "num_attention_heads": 96,
-            "head_dim": 128,
-            "rope_theta": 1000000,
-            "partial_rotary_factor": 0.5,
-        },
-        shape(5120, 96, 128, rope__freq_base=1e6, rope__dimension_count=64),
+    "glm-4.5": model(
+        *("glm4moe", "glm4_moe", (5120, 96, 128), 1000000),
+        config={"partial_rotary_factor": 0.5},
+        values={DIMENSIONS: 64},
     ),
-    "stablelm-2": Model(
-        "stablelm",
-        {
-            "model_type": "stablelm",
-            "hidden_size": 2048,
-            "num_attention_heads": 16,
-            "partial_rotary_factor": 0.25,
-        },
-        shape(2048, 16, rope__dimension_count=32, rope__freq_base=1e4),
+    "stablelm-2": model(
+        *("stablelm", "stablelm", (2048, 16)),
+        config={"partial_rotary_factor": 0.25},
+        values={DIMENSIONS: 32, "rope.freq_base": 1e4},
     ),
-    "command-r": Model(
-        "command-r",
-        {
-            "model_type": "cohere",
-            "hidden_size": 8192,
-            "num_attention_heads": 64,
-            "rope_theta": 8000000.0,
-        },
-        shape(8192, 64, rope__freq_base=8e6),
-        pairing=(True, True),
-    ),
+    "command-r": model("command-r", "cohere", (8192, 64), 8e6, pairing=(True, True)),
 }
 MODELS["phi-3, long"] = Model(**{**vars(MODELS["phi-3, short"]), "length": 4097})
 
@@ -417,23 +288,18 @@ def both(model, layer_type, folder):
 def test_equals_the_config(model, layer_type, tmp_path):
     from_file, from_config = both(model, layer_type, tmp_path)
     assert (from_file.interleaved, from_config.interleaved) == model.pairing
-    assert from_file.head_dim == from_config.head_dim
-    assert from_file.rotary_dim == from_config.rotary_dim
-    assert from_file.axes == from_config.axes
+    for name in ("head_dim", "rotary_dim", "axes"):
+        assert getattr(from_file, name) == getattr(from_config, name)
     assert from_file.spec.pair_axis == from_config.spec.pair_axis
-    np.testing.assert_allclose(from_file.inv_freq, from_config.inv_freq, rtol=TOLERANCE, atol=0)
-    np.testing.assert_allclose(
-        from_file.attention_factor, from_config.attention_factor, rtol=TOLERANCE, atol=0
-    )
+    for name in ("inv_freq", "attention_factor"):
+        values = getattr(from_file, name), getattr(from_config, name)
+        np.testing.assert_allclose(*values, rtol=TOLERANCE, atol=0)
 
 
 def test_a_dozen_architectures_and_all_kinds_of_scaling_are_compared():
     assert len({model.architecture for model in MODELS.values()}) >= 12
-    assert {tensor for model in MODELS.values() for tensor in model.tensors} == {
-        gguf_files.FREQS,
-        gguf_files.SHORT,
-        gguf_files.LONG,
-    }
+    tensors = {tensor for model in MODELS.values() for tensor in model.tensors}
+    assert tensors == {gguf_files.FREQS, gguf_files.SHORT, gguf_files.LONG}
 
 
 @pytest.mark.parametrize(("model", "layer_type"), EACH)
@@ -500,106 +366,73 @@ def test_from_config_reads_a_gguf_file_as_well(tmp_path):
 
 def test_metadata_that_are_missing(tmp_path):
     values = {"embedding_length": 64, "attention.head_count": 4}
-    path = gguf_files.write(tmp_path / "model.gguf", "qwen2", values)
-    assert RotaryEmbedding.from_gguf(path) == RotaryEmbedding(16, rope_theta=10000.0)
-    path = gguf_files.write(tmp_path / "wide.gguf", "qwen2", {**values, "attention.key_length": 32})
-    assert RotaryEmbedding.from_gguf(path).rotary_dim == 32
+    assert rotary(tmp_path, "qwen2", values) == RotaryEmbedding(16, rope_theta=10000.0)
+    assert rotary(tmp_path, "qwen2", values | {"attention.key_length": 32}).rotary_dim == 32
 
 
 def test_the_key_of_older_files_and_the_type_none(tmp_path):
     values = {"attention.key_length": 64, "rope.scale_linear": 4.0}
-    path = gguf_files.write(tmp_path / "old.gguf", "llama", values)
-    linear = {"rope_type": "linear", "factor": 4.0}
-    np.testing.assert_array_equal(
-        RotaryEmbedding.from_gguf(path).inv_freq, RotaryEmbedding(64, scaling=linear).inv_freq
-    )
-    path = gguf_files.write(
-        tmp_path / "none.gguf", "llama", {**values, "rope.scaling.type": "none"}
-    )
-    np.testing.assert_array_equal(
-        RotaryEmbedding.from_gguf(path).inv_freq, RotaryEmbedding(64).inv_freq
-    )
+    linear = RotaryEmbedding(64, scaling={"rope_type": "linear", "factor": 4.0})
+    np.testing.assert_array_equal(rotary(tmp_path, "llama", values).inv_freq, linear.inv_freq)
+    rope = rotary(tmp_path, "llama", values | {"rope.scaling.type": "none"})
+    np.testing.assert_array_equal(rope.inv_freq, RotaryEmbedding(64).inv_freq)
 
 
 def test_alpha_of_hunyuan_raises_the_base(tmp_path):
     values = {"attention.key_length": 128, "rope.freq_base": 1e4, "rope.scaling.alpha": 1000.0}
-    path = gguf_files.write(tmp_path / "model.gguf", "hunyuan-dense", values)
-    scaling = {"rope_type": "dynamic", "alpha": 1000.0}
-    np.testing.assert_allclose(
-        RotaryEmbedding.from_gguf(path).inv_freq,
-        RotaryEmbedding(128, scaling=scaling).inv_freq,
-        rtol=1e-14,
-        atol=0,
-    )
+    expected = RotaryEmbedding(128, scaling={"rope_type": "dynamic", "alpha": 1000.0}).inv_freq
+    rope = rotary(tmp_path, "hunyuan-dense", values)
+    np.testing.assert_allclose(rope.inv_freq, expected, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("architecture", ["olmo2", "mellum", "laguna"])
 def test_windowed_layers_without_scaling(architecture, tmp_path):
     """Those of OLMo 3, Mellum and Laguna: the base of the others, without their YaRN."""
     values = shape(1024, 8, 128, rope__freq_base=5e5, attention__sliding_window=4096)
-    path = gguf_files.write(
-        tmp_path / "model.gguf",
-        architecture,
-        values | yarn(factor=8.0, original_context_length=8192),
-    )
-    windowed = RotaryEmbedding.from_gguf(path, layer_type="sliding_attention")
+    values |= yarn(factor=8.0, original_context_length=8192)
+    windowed = rotary(tmp_path, architecture, values, layer_type="sliding_attention")
     assert windowed == RotaryEmbedding(128, rope_theta=5e5)
-    full = RotaryEmbedding.from_gguf(path, layer_type="full_attention")
+    full = rotary(tmp_path, architecture, values, layer_type="full_attention")
     assert full.attention_factor == pytest.approx(0.1 * math.log(8) + 1, rel=TOLERANCE)
 
 
 def test_glm_with_sections_has_three_axes_and_the_other_pairing(tmp_path):
     values = shape(4096, 32, 128, rope__dimension_count=64)
-    path = gguf_files.write(tmp_path / "text.gguf", "glm4", values)
-    assert RotaryEmbedding.from_gguf(path).interleaved
-    sections = {"rope.dimension_sections": [8, 12, 12, 0]}
-    path = gguf_files.write(tmp_path / "vision.gguf", "glm4", values | sections)
-    rope = RotaryEmbedding.from_gguf(path)
+    assert rotary(tmp_path, "glm4", values).interleaved
+    rope = rotary(tmp_path, "glm4", values | {SECTIONS: [8, 12, 12, 0]})
     assert not rope.interleaved
     assert rope.spec.pair_axis == (0,) * 8 + (1,) * 12 + (2,) * 12
 
 
 def test_sections_repeat_where_they_are_too_short(tmp_path):
-    values = shape(128, 2, rope__dimension_sections=[4, 4, 0, 0])
-    path = gguf_files.write(tmp_path / "model.gguf", "qwen2vl", values)
-    assert RotaryEmbedding.from_gguf(path).spec.pair_axis == 4 * ((0,) * 4 + (1,) * 4)
+    rope = rotary(tmp_path, "qwen2vl", shape(128, 2) | {SECTIONS: [4, 4, 0, 0]})
+    assert rope.spec.pair_axis == 4 * ((0,) * 4 + (1,) * 4)
 
 
 def test_inverted_ramp_of_yarn_leaves_all_pairs_unscaled(tmp_path):
     """ggml, unlike transformers, takes a ramp whose end comes before its start for a step."""
-    values = shape(512, 8, rope__freq_base=2.0)
     scaling = yarn(factor=8.0, original_context_length=2**31)
-    path = gguf_files.write(tmp_path / "model.gguf", "qwen3", values | scaling)
-    np.testing.assert_array_equal(
-        RotaryEmbedding.from_gguf(path).inv_freq, RotaryEmbedding(64, rope_theta=2.0).inv_freq
-    )
+    rope = rotary(tmp_path, "qwen3", shape(512, 8, rope__freq_base=2.0) | scaling)
+    expected = RotaryEmbedding(64, rope_theta=2.0).inv_freq
+    np.testing.assert_array_equal(rope.inv_freq, expected)
 
 
 def test_factors_in_float16(tmp_path):
     factors = np.linspace(1, 4, 32).astype(np.float16)
-    path = gguf_files.write(
-        tmp_path / "model.gguf", "llama", shape(512, 8), {gguf_files.FREQS: factors}
-    )
+    rope = rotary(tmp_path, "llama", shape(512, 8), {gguf_files.FREQS: factors})
     expected = RotaryEmbedding(64).inv_freq / factors.astype(np.float64)
-    np.testing.assert_array_equal(RotaryEmbedding.from_gguf(path).inv_freq, expected)
+    np.testing.assert_array_equal(rope.inv_freq, expected)
 
 
 def test_split_models_have_factors_in_any_file(tmp_path):
     """`--no-tensor-first-split` puts all tensors into later files."""
-    values = shape(512, 8)
-    factors = {gguf_files.FREQS: np.full(32, 2.0)}
     names = [tmp_path / f"model-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
-    for number, name in enumerate(names):
-        gguf_files.write(
-            name,
-            "llama",
-            values if number == 0 else {},
-            factors if number == 2 else {},
-            general={"split.no": number, "split.count": 3},
-        )
-    np.testing.assert_array_equal(
-        RotaryEmbedding.from_gguf(names[0]).inv_freq, RotaryEmbedding(64).inv_freq / 2
-    )
+    contents = ((shape(512, 8), {}), ({}, {}), ({}, {gguf_files.FREQS: np.full(32, 2.0)}))
+    for number, (name, content) in enumerate(zip(names, contents, strict=True)):
+        split = {"split.no": number, "split.count": 3}
+        gguf_files.write(name, "llama", *content, general=split)
+    rope = RotaryEmbedding.from_gguf(names[0])
+    np.testing.assert_array_equal(rope.inv_freq, RotaryEmbedding(64).inv_freq / 2)
     with pytest.raises(ValueError, match="not the first one of a split model"):
         RotaryEmbedding.from_gguf(names[1])
     names[1].unlink()

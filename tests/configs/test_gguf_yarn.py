@@ -11,17 +11,20 @@ import pytest
 from rope_cpu import RotaryEmbedding
 from rope_cpu.configs.reader import read
 
-
-def file(folder, architecture, values, width=64):
-    values = {"attention.key_length": width, **values}
-    return gguf_files.write(folder / "model.gguf", architecture, values)
+WIDTH = {"attention.key_length": 64}
 
 
-def of(folder, architecture, **scaling):
+def of(folder, architecture, base=1e4, original_context_length=4096, **scaling):
     """Return the rotary embedding of a file with YaRN; keys: those of "rope.scaling."."""
-    values = {"rope.scaling.type": "yarn", "rope.scaling.original_context_length": 4096}
-    values |= {f"rope.scaling.{key}": value for key, value in scaling.items()}
-    return RotaryEmbedding.from_gguf(file(folder, architecture, values))
+    scaling |= {"type": "yarn", "original_context_length": original_context_length}
+    values = {f"rope.scaling.{key}": value for key, value in scaling.items()}
+    return gguf_files.rotary(folder, architecture, WIDTH | {"rope.freq_base": base} | values)
+
+
+def heads(folder, architecture, values, *layer_type):
+    """Return the numbers of heads of a file."""
+    path = gguf_files.write(folder / "model.gguf", architecture, WIDTH | values)
+    return read(path).heads(*layer_type)
 
 
 def ggml_frequency(pair, width, base, factor, original, fast, slow, strength):
@@ -50,16 +53,8 @@ def ggml_frequency(pair, width, base, factor, original, fast, slow, strength):
     ],
 )
 def test_frequencies_are_those_of_ggml(base, original, fast, slow, strength, tmp_path):
-    values = {
-        "rope.freq_base": base,
-        "rope.scaling.type": "yarn",
-        "rope.scaling.factor": 16.0,
-        "rope.scaling.original_context_length": original,
-        "rope.scaling.yarn_beta_fast": fast,
-        "rope.scaling.yarn_beta_slow": slow,
-        "rope.scaling.yarn_ext_factor": strength,
-    }
-    rope = RotaryEmbedding.from_gguf(file(tmp_path, "grok", values))
+    ramp = {"yarn_beta_fast": fast, "yarn_beta_slow": slow, "yarn_ext_factor": strength}
+    rope = of(tmp_path, "grok", base, original, factor=16.0, **ramp)
     expected = [
         ggml_frequency(pair, 64, base, 16.0, original, fast, slow, strength) for pair in range(32)
     ]
@@ -112,16 +107,16 @@ def test_attention_factor(architecture, scaling, expected, tmp_path):
 
 
 def test_a_factor_of_0_stands_for_none(tmp_path):
-    rope = RotaryEmbedding.from_gguf(file(tmp_path, "llama", {"rope.scaling.factor": 0.0}))
+    rope = gguf_files.rotary(tmp_path, "llama", WIDTH | {"rope.scaling.factor": 0.0})
     np.testing.assert_array_equal(rope.inv_freq, RotaryEmbedding(64).inv_freq)
     assert rope.rope_type == "default"
 
 
 def test_heads_of_latent_attention_share_one_key(tmp_path):
-    values = {"attention.head_count": 128, "attention.head_count_kv": 128}
-    path = file(tmp_path, "deepseek2", values | {"rope.dimension_count": 64}, width=576)
-    assert read(path).heads() == (128, 1)
-    assert read(path).spec().head_dim == 64
+    values = {"attention.key_length": 576, "rope.dimension_count": 64}
+    values |= {"attention.head_count": 128, "attention.head_count_kv": 128}
+    assert heads(tmp_path, "deepseek2", values) == (128, 1)
+    assert gguf_files.rotary(tmp_path, "deepseek2", values).head_dim == 64
 
 
 def test_heads_by_layer_type(tmp_path):
@@ -130,13 +125,12 @@ def test_heads_by_layer_type(tmp_path):
         "attention.head_count_kv": [4, 1, 4, 0],
         "attention.sliding_window_pattern": [True, False, True, True],
     }
-    config = read(file(tmp_path, "gemma4", values))
-    assert config.heads("sliding_attention") == (8, 4)
-    assert config.heads("full_attention") == (8, 1)
+    assert heads(tmp_path, "gemma4", values, "sliding_attention") == (8, 4)
+    assert heads(tmp_path, "gemma4", values, "full_attention") == (8, 1)
     with pytest.raises(ValueError, match=r"holds \[1, 4\] for `layer_type` None"):
-        config.heads()
+        heads(tmp_path, "gemma4", values)
 
 
 def test_heads_that_a_file_lacks(tmp_path):
-    assert read(file(tmp_path, "llama", {})).heads() == (None, None)
-    assert read(file(tmp_path, "llama", {"attention.head_count": 8})).heads() == (8, 8)
+    assert heads(tmp_path, "llama", {}) == (None, None)
+    assert heads(tmp_path, "llama", {"attention.head_count": 8}) == (8, 8)

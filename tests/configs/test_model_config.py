@@ -38,9 +38,7 @@ def test_heads(config, layer_type, heads):
 
 
 def test_heads_that_differ_between_layers_are_no_one_number():
-    with pytest.raises(
-        ValueError, match=r"`num_attention_heads_per_layer` holds \[48, 64\] for `layer_type` None"
-    ):
+    with pytest.raises(ValueError, match=r"_heads_per_layer` holds \[48, 64\] for `layer_type` N"):
         reader.read(LAGUNA).heads()
 
 
@@ -124,10 +122,8 @@ def test_attention_is_causal_or_not(config, causal):
         ({"model_type": "chatglm", "multi_query_group_num": 2}, 2),
         ({"model_type": "dbrx", "n_heads": 48, "attn_config": {"kv_n_heads": 12}}, 12),
         ({"model_type": "hf_olmo", "n_heads": 32, "multi_query_attention": True}, 1),
-        (
-            {"model_type": "mistral", "num_key_value_heads": None},
-            32,
-        ),  # as the class has it: that of the query heads
+        # As the class has it: the number of the query heads.
+        ({"model_type": "mistral", "num_key_value_heads": None}, 32),
     ],
 )
 def test_key_heads_under_names_of_their_own(config, kv_heads):
@@ -136,9 +132,8 @@ def test_key_heads_under_names_of_their_own(config, kv_heads):
 
 def test_a_model_type_like_another_has_its_attention():
     assert reader.read({"model_type": "qwen3_tts_talker"}).attention.qk_norm == "before"
-    assert (
-        reader.read({"model_type": "minimax_m3"}).attention.other == "an indexer chooses the keys"
-    )
+    minimax = reader.read({"model_type": "minimax_m3"})
+    assert minimax.attention.other == "an indexer chooses the keys"
 
 
 def test_attention_of_images_is_not_known():

@@ -18,35 +18,26 @@ from rope_cpu.configs.model_types import data, model_facts, table_rows
 DATA = resources.files("rope_cpu.configs.data")
 
 
-def test_defaults_of_the_model_type_fill_a_sparse_file() -> None:
-    np.testing.assert_allclose(
-        read({"model_type": "qwen2_moe"}).inv_freq, inv_freq(128, 1e4), rtol=1e-14
-    )
-    np.testing.assert_allclose(
-        read({"model_type": "cohere"}).inv_freq, inv_freq(128, 5e5), rtol=1e-14
-    )
+@pytest.mark.parametrize(("model_type", "theta"), [("qwen2_moe", 1e4), ("cohere", 5e5)])
+def test_defaults_of_the_model_type_fill_a_sparse_file(model_type: str, theta: float) -> None:
+    rope = read({"model_type": model_type})
+    np.testing.assert_allclose(rope.inv_freq, inv_freq(128, theta), rtol=1e-14)
+
+
+def test_scaling_of_the_model_type_fills_a_sparse_file() -> None:
     assert read({"model_type": "gpt_oss"}).rope_type == "yarn"
 
 
-@pytest.mark.parametrize(
-    ("model_type", "interleaved"),
-    [
-        ("llama", False),
-        ("gptj", True),
-        ("cohere2", True),
-        ("glm", True),
-        ("llama4_text", True),
-        ("roformer", True),
-    ],
+NAMES = {"hidden_size": 512, "num_attention_heads": 8, "n_embd": 512, "n_head": 8}
+PAIRINGS = {"llama": False} | dict.fromkeys(
+    ("gptj", "cohere2", "glm", "llama4_text", "roformer"), True
 )
-def test_pairing_comes_from_the_model_type(model_type: str, interleaved: bool) -> None:
-    keys = {
-        "model_type": model_type,
-        "hidden_size": 512,
-        "num_attention_heads": 8,
-        "n_embd": 512,
-        "n_head": 8,
-    }
+
+
+@pytest.mark.parametrize("model_type", PAIRINGS)
+def test_pairing_comes_from_the_model_type(model_type: str) -> None:
+    keys = {"model_type": model_type, **NAMES}
+    interleaved = PAIRINGS[model_type]
     assert read(keys).interleaved is interleaved
     assert read(keys, interleaved=not interleaved).interleaved is not interleaved
 
@@ -118,27 +109,17 @@ def test_a_language_model_under_a_key_that_is_not_read_is_refused(model_type) ->
 
 
 def test_own_names_of_keys() -> None:
-    rope = read(
-        {"model_type": "dbrx", "d_model": 512, "n_heads": 4, "attn_config": {"rope_theta": 5e5}}
-    )
-    np.testing.assert_allclose(rope.inv_freq, inv_freq(128, 5e5), rtol=1e-14)
-    assert (
-        read({"model_type": "llava_qwen", "hidden_size": 512, "num_attention_heads": 8}).head_dim
-        == 64
-    )
+    dbrx = {"model_type": "dbrx", "d_model": 512, "n_heads": 4, "attn_config": {"rope_theta": 5e5}}
+    np.testing.assert_allclose(read(dbrx).inv_freq, inv_freq(128, 5e5), rtol=1e-14)
+    llava = {"model_type": "llava_qwen", "hidden_size": 512, "num_attention_heads": 8}
+    assert read(llava).head_dim == 64
 
 
 def test_latent_attention() -> None:
-    rope = read(
-        {
-            "model_type": "deepseek_v3",
-            "qk_rope_head_dim": 32,
-            "hidden_size": 512,
-            "num_attention_heads": 4,
-        }
-    )
+    deepseek = {"model_type": "deepseek_v3"}
+    rope = read(deepseek, {"qk_rope_head_dim": 32, "hidden_size": 512, "num_attention_heads": 4})
     assert (rope.head_dim, rope.rotary_dim, rope.interleaved) == (32, 32, True)
-    assert not read({"model_type": "deepseek_v3", "rope_interleave": False}).interleaved
+    assert not read(deepseek, {"rope_interleave": False}).interleaved
 
 
 @pytest.mark.parametrize("width", [{}, {"qk_rope_head_dim": 64}, {"qk_rope_head_dim": 0}], ids=str)
@@ -156,32 +137,24 @@ def test_nanochat_rotates_backwards() -> None:
 
 
 def test_nanochat_rotates_backwards_at_every_length() -> None:
-    scaling = {
-        "max_position_embeddings": 100,
-        "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
-    }
-    back, forth = read(NANOCHAT, scaling), read(LLAMA, scaling)
+    section = {"rope_type": "dynamic", "factor": 2.0}
+    scaling = {"max_position_embeddings": 100, "rope_scaling": section}
+    back = read(NANOCHAT, scaling)
+    forth = read(LLAMA, scaling)
     np.testing.assert_array_equal(back.inv_freq, -forth.inv_freq)
     for length in (10, 1000, [10, 1000]):
-        np.testing.assert_array_equal(
-            back.at_length(length).inv_freq, -forth.at_length(length).inv_freq
-        )
+        expected = -forth.at_length(length).inv_freq
+        np.testing.assert_array_equal(back.at_length(length).inv_freq, expected)
     assert pickle.loads(pickle.dumps(back)) == back == read(NANOCHAT, scaling) != forth
 
 
 def test_a_type_that_mostly_adds_positions_may_rotate() -> None:
-    rotary = {
-        "model_type": "xlm-roberta",
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "rope_theta": 1e4,
-    }
+    keys = {"model_type": "xlm-roberta", "hidden_size": 64, "num_attention_heads": 4}
+    keys |= {"rope_theta": 1e4}
     with pytest.raises(ValueError, match="'xlm-roberta'"):
-        reader.read(rotary).spec(interleaved=False)
-    assert (
-        reader.read(rotary | {"position_embedding_type": "rotary"}).spec(interleaved=False).head_dim
-        == 16
-    )
+        read(keys, interleaved=False)
+    rotary = {"position_embedding_type": "rotary"}
+    assert read(keys, rotary, interleaved=False).head_dim == 16
 
 
 def test_a_given_pairing_makes_no_rotation() -> None:

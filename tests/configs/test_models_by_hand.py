@@ -48,36 +48,32 @@ def fixed_ntk(dim: int, base: float, factor: float) -> Any:
     return inv_freq(dim, base * factor) / factor ** (2 / dim)
 
 
-LING = {
-    "model_type": "bailing_moe",
-    "hidden_size": 2048,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "rope_theta": 600000,
-    "rope_scaling": None,
-}
+def of(model_type: str, **keys: Any) -> dict[str, Any]:
+    return {"model_type": model_type, **keys}
+
+
+def widths(hidden: int, heads: int, **keys: Any) -> dict[str, Any]:
+    return {"hidden_size": hidden, "num_attention_heads": heads, **keys}
+
+
+LING = of("bailing_moe", **widths(2048, 16), num_key_value_heads=4, rope_theta=600000)
 LING_2 = LING | {"model_type": "bailing_moe_v2", "head_dim": 128, "partial_rotary_factor": 0.5}
-V41 = {
-    "model_type": "deepseek_v41_text",
-    "head_dim": 512,
-    "qk_rope_head_dim": 64,
-    "rope_theta": 10000,
-    "compress_rope_theta": 160000,
-    "rope_scaling": {"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536},
-}
-TELECHAT3 = {
-    "model_type": "telechat3",
-    "hidden_size": 6144,
-    "num_attention_heads": 48,
-    "rope_theta": 1000000.0,
-}
+V41 = of(
+    "deepseek_v41_text",
+    head_dim=512,
+    qk_rope_head_dim=64,
+    rope_theta=10000,
+    compress_rope_theta=160000,
+    rope_scaling={"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536},
+)
+TELECHAT3 = of("telechat3", **widths(6144, 48), rope_theta=1000000.0)
 TELECHAT3_YARN = {
     "type": "telechat3-yarn",
     "factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-PLAMO3 = {"model_type": "plamo3", "rope_theta": 1000000, "rope_local_theta": 20000}
-PHI3_SMALL = {"model_type": "phi3small", "rope_position_scale": 1.0}
+PLAMO3 = of("plamo3", rope_theta=1000000, rope_local_theta=20000)
+PHI3_SMALL = of("phi3small", rope_position_scale=1.0)
 LONGROPE = {
     "type": "su",
     "short_factor": [1.0] * 64,
@@ -86,74 +82,41 @@ LONGROPE = {
     "long_mscale": 1.25,
     "original_max_position_embeddings": 8192,
 }
-MOLMO_E = {
-    "model_type": "molmo",
-    "d_model": 2048,
-    "n_heads": 16,
-    "rope_theta": 10000.0,
-    "rope_impl": "cockatoo",
-}
-GTE = {"model_type": "new", "rope_theta": 20000, "position_embedding_type": "rope"}
+MOLMO = of("molmo", **widths(3584, 28), num_key_value_heads=4, rope_theta=1000000.0)
+MOLMO_E = of("molmo", d_model=2048, n_heads=16, rope_theta=10000.0, rope_impl="cockatoo")
+GTE = of("new", rope_theta=20000, position_embedding_type="rope")
+GTE_LONGER = GTE | {"rope_scaling": {"type": "ntk", "factor": 8.0}}
 
 ROWS: dict[str, Row] = {
-    "Ling": Row(LING, False, inv_freq(128, 6e5), heads=(16, 4)),
+    "Ling": Row(LING | {"rope_scaling": None}, False, inv_freq(128, 6e5), heads=(16, 4)),
     "Ling 2": Row(LING_2, False, inv_freq(64, 6e5), heads=(16, 4)),
-    "Ling 2 under the first type": Row(
-        LING_2 | {"model_type": "bailing_moe"}, False, inv_freq(64, 6e5)
-    ),
+    "Ling 2, type 1": Row(LING_2 | {"model_type": "bailing_moe"}, False, inv_freq(64, 6e5)),
     "Ling 2, rotary_dim": Row(LING | {"rotary_dim": 32}, False, inv_freq(32, 6e5)),
     "Ring-linear": Row(LING_2 | {"model_type": "bailing_moe_linear"}, False, inv_freq(64, 6e5)),
     "DeepSeek-V4.1, main": Row(V41, True, inv_freq(64, 1e4), layer_type="main"),
     "DeepSeek-V4.1, compress": Row(
-        {"model_type": "deepseek_v41", "text_config": V41},
-        True,
-        yarn_frequencies(64, 160000, 16, 65536),
+        of("deepseek_v41", text_config=V41),
+        *(True, yarn_frequencies(64, 160000, 16, 65536)),
         layer_type="compress",
     ),
     "TeleChat3": Row(TELECHAT3, False, inv_freq(128, 1e6), heads=(48, 48)),
     "TeleChat3, longer": Row(
         TELECHAT3 | {"rope_scaling": TELECHAT3_YARN},
-        False,
-        yarn_frequencies(128, 1e6, 4, 8192),
-        0.07 * math.log(4) + 1,
+        *(False, yarn_frequencies(128, 1e6, 4, 8192), 0.07 * math.log(4) + 1),
     ),
-    "PLaMo": Row(
-        {"model_type": "plamo", "hidden_size": 5120, "num_attention_heads": 40},
-        False,
-        inv_freq(128),
-        heads=(40, 5),
-    ),
-    "PLaMo 2": Row(
-        {"model_type": "plamo2", "hidden_size": 2048, "hidden_size_per_head": 64},
-        False,
-        inv_freq(64),
-    ),
+    "PLaMo": Row(of("plamo", **widths(5120, 40)), False, inv_freq(128), heads=(40, 5)),
+    "PLaMo 2": Row(of("plamo2", hidden_size=2048, hidden_size_per_head=64), False, inv_freq(64)),
     "PLaMo 3, full": Row(PLAMO3, False, inv_freq(128, 1e6), layer_type="full_attention"),
     "PLaMo 3, sliding": Row(PLAMO3, False, inv_freq(128, 2e4), layer_type="sliding_attention"),
-    "Nanbeige": Row({"model_type": "nanbeige"}, False, inv_freq(64, 5e4)),
+    "Nanbeige": Row(of("nanbeige"), False, inv_freq(64, 5e4)),
     "Phi-3-small": Row(PHI3_SMALL, False, inv_freq(128, 1e6), heads=(32, 8)),
-    "Phi-3-small, another base": Row(
-        PHI3_SMALL | {"rope_embedding_base": 777.0}, False, inv_freq(128, 777.0)
-    ),
-    "Molmo": Row(
-        {
-            "model_type": "molmo",
-            "hidden_size": 3584,
-            "num_attention_heads": 28,
-            "num_key_value_heads": 4,
-            "rope_theta": 1000000.0,
-        },
-        False,
-        inv_freq(128, 1e6),
-        heads=(28, 4),
-    ),
+    "Phi-3-small, base": Row(PHI3_SMALL | {"rope_embedding_base": 7.0}, False, inv_freq(128, 7.0)),
+    "Molmo": Row(MOLMO, False, inv_freq(128, 1e6), heads=(28, 4)),
     "MolmoE": Row(MOLMO_E, False, inv_freq(128), heads=(16, 16)),
-    "NeoBERT": Row({"model_type": "neobert", "rope": True}, True, inv_freq(64), heads=(12, 12)),
+    "NeoBERT": Row(of("neobert", rope=True), True, inv_freq(64), heads=(12, 12)),
     "GTE": Row(GTE, False, inv_freq(64, 2e4)),
-    "GTE, longer": Row(
-        GTE | {"rope_scaling": {"type": "ntk", "factor": 8.0}}, False, fixed_ntk(64, 2e4, 8)
-    ),
-    "Yuan 2.0": Row({"model_type": "yuan"}, False, inv_freq(64), heads=(32, 32)),
+    "GTE, longer": Row(GTE_LONGER, False, fixed_ntk(64, 2e4, 8)),
+    "Yuan 2.0": Row(of("yuan"), False, inv_freq(64), heads=(32, 32)),
 }
 
 
@@ -180,16 +143,16 @@ def test_phi3_small_has_two_lists_of_factors() -> None:
     assert long.attention_factor.tolist() == [1.25]
 
 
+def ming(section_type: str, **section: Any) -> dict[str, Any]:
+    return LING_2 | {"rope_scaling": {"type": section_type, **section}}
+
+
 @pytest.mark.parametrize(
     "config",
     [
-        LING_2 | {"rope_scaling": {"factor": None, "type": "video_rope"}},
-        LING_2
-        | {"rope_scaling": {"type": "default", "video_rope": True, "mrope_section": [8, 12, 12]}},
-        {
-            "model_type": "bailingmm",
-            "llm_config": LING_2 | {"rope_scaling": {"type": "video_rope"}},
-        },
+        ming("video_rope", factor=None),
+        ming("default", video_rope=True, mrope_section=[8, 12, 12]),
+        of("bailingmm", llm_config=ming("video_rope")),
     ],
     ids=["type", "key", "part"],
 )
@@ -226,44 +189,28 @@ def check_axes(spec: Any, pair_axis: list[int], frequencies: Any) -> None:
     np.testing.assert_allclose(spec.inv_freq[0, :, 0], expected, rtol=1e-13)
 
 
+SECTION = [8, 12, 12]
+LINEAR = {"type": "linear", "factor": 2}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (LING | {"rope_theta": None}, "`rope_theta` is missing, and the default of `model_type`"),
     (TELECHAT3 | {"rope_theta": None}, "`rope_theta` is missing"),
     (PLAMO3 | {"rope_theta": None}, "`rope_theta` is missing"),
     (PLAMO3 | {"rope_scaling_factor": 4}, "`rope_scaling_factor` is 4"),
     (LING_2 | {"model_type": "bailing_moe_linear", "linear_rope": False}, "`linear_rope` is False"),
-    (
-        {"model_type": "bailing_moe_v3_vl", "text_config": {"model_type": "bailing_hybrid"}},
-        "`model_type` is 'bailing_moe_v3_vl'",
-    ),
-    (
-        {"model_type": "bailingmm", "mrope_section": [8, 12, 12], "llm_config": LING_2},
-        r"`mrope_section` is \[8, 12, 12\] beside `llm_config`",
-    ),
-    (
-        LING_2 | {"rope_scaling": {"type": "video_rope", "mrope_interleaved": True}},
-        "`mrope_interleaved` and `video_rope` are both true",
-    ),
-    (
-        LING_2 | {"rope_scaling": {"type": "video_rope", "mrope_section": [8, 11, 13]}},
-        r"`mrope_section` is \[8, 11, 13\].*as many rows as columns",
-    ),
-    (
-        LING_2 | {"rope_scaling": {"type": "video_rope", "mrope_section": [8, 8, 8]}},
-        "`mrope_section` adds up to 24, not to 32 pairs",
-    ),
-    (LING_2 | {"rope_scaling": {"type": "3D"}}, "`type` is '3D', which is not a known rope type"),
-    ({"model_type": "plamo", "rope_scaling": {"type": "linear", "factor": 2}}, "`rope_scaling` is"),
+    (of("bailing_moe_v3_vl", text_config=of("bailing_hybrid")), "`model_type` is 'bailing_moe_v3"),
+    (of("bailingmm", mrope_section=SECTION, llm_config=LING_2), r" is \[8, 12, 12\] beside `llm_"),
+    (ming("video_rope", mrope_interleaved=True), "`mrope_interleaved` and `video_rope` are both"),
+    (ming("video_rope", mrope_section=[8, 11, 13]), r"is \[8, 11, 13\].*as many rows as columns"),
+    (ming("video_rope", mrope_section=[8, 8, 8]), "`mrope_section` adds up to 24; it must add up"),
+    (ming("3D"), "`type` is '3D'; it must be a rope type"),
+    (of("plamo", rope_scaling=LINEAR), "`rope_scaling` is"),
     (PHI3_SMALL | {"rope_position_scale": 2.0}, "`rope_position_scale` is 2.0"),
     (MOLMO_E | {"rope_impl": "interleave"}, "`rope_impl` is 'interleave'"),
-    ({"model_type": "neobert", "rope": False}, "`rope` is False"),
+    (of("neobert", rope=False), "`rope` is False"),
     (GTE | {"position_embedding_type": "absolute"}, "`position_embedding_type` is 'absolute'"),
-    (
-        {"model_type": "yuan", "attention_projection_size": 4096},
-        "`attention_projection_size` is 4096.*rounds its frequencies",
-    ),
-    ({"model_type": "falcon_perception"}, "`freqs_cis_golden`; pass frequencies"),
-    ({"model_type": "phi4flash"}, "`model_type` is 'phi4flash'.*: its attention layers are not"),
+    (of("yuan", attention_projection_size=4096), " is 4096.*rounds its frequencies"),
+    (of("falcon_perception"), "`freqs_cis_golden`; pass frequencies"),
+    (of("phi4flash"), "`model_type` is 'phi4flash'.*: its attention layers are not"),
 ]
 
 

@@ -20,20 +20,14 @@ from rope_cpu.configs import reader
 def test_path_folder_and_dict_are_alike(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "rope_theta": 5e5}))
     rope = read(LLAMA, {"rope_theta": 5e5})
-    assert (
-        rope
-        == RotaryEmbedding.from_config(tmp_path)
-        == RotaryEmbedding.from_config(str(tmp_path / "config.json"))
-    )
+    for path in (tmp_path, str(tmp_path / "config.json")):
+        assert RotaryEmbedding.from_config(path) == rope
 
 
 def test_old_and_new_forms_are_alike() -> None:
-    scaling = {"type": "linear", "factor": 4.0}
-    old = read(LLAMA, {"rope_theta": 5e5, "rope_scaling": scaling})
-    new = read(
-        LLAMA, {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}}
-    )
-    assert old == new
+    old = read(LLAMA, {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}})
+    section = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}
+    assert old == read(LLAMA, {"rope_parameters": section})
     np.testing.assert_allclose(old.inv_freq, inv_freq(128, 5e5) / 4, rtol=1e-14)
 
 
@@ -47,16 +41,13 @@ def test_the_language_model_of_a_multimodal_config_is_followed() -> None:
     inner = {**LLAMA, "rope_theta": 7e5}
     assert read({"model_type": "llava", "text_config": inner, "rope_theta": 1.0}) == read(inner)
     assert read({"model_type": "somevlm", "llm_config": inner}) == read(inner)
-    thinker = {
-        "model_type": "qwen2_5_omni_thinker",
-        "text_config": {"rope_theta": 5e5, "max_position_embeddings": 8},
-    }
+    text = {"rope_theta": 5e5, "max_position_embeddings": 8}
+    thinker = {"model_type": "qwen2_5_omni_thinker", "text_config": text}
     assert read({"model_type": "qwen2_5_omni", "thinker_config": thinker}).axes == 3
     gemma = {"model_type": "gemma", "head_dim": 64}
+    paligemma = {"model_type": "paligemma", "text_config": gemma}
     for whole in ("colpali", "pi0"):
-        assert read(
-            {"model_type": whole, "vlm_config": {"model_type": "paligemma", "text_config": gemma}}
-        ) == read(gemma)
+        assert read({"model_type": whole, "vlm_config": paligemma}) == read(gemma)
     assert read({"model_type": "t5gemma", "decoder": {"head_dim": 64}}) == read(gemma)
     with pytest.raises(ValueError, match=r"`model_type` is 'blt'.*rotations of their own"):
         read({"model_type": "blt"})
@@ -71,110 +62,61 @@ def test_a_spec_made_of_another_is_read_only_too() -> None:
         assert not made.attention_factor.flags.writeable
 
 
+def of(model_type: str, **keys: Any) -> dict[str, Any]:
+    return {"model_type": model_type, **keys}
+
+
+def llama(**keys: Any) -> dict[str, Any]:
+    return LLAMA | keys
+
+
+def scaled(**section: Any) -> dict[str, Any]:
+    return LLAMA | {"rope_scaling": section}
+
+
+LINEAR = {"rope_type": "linear"}
+INTERVAL = {"num_hidden_layers": None}
+ROTARY = {"position_embedding_type": "rotary"}
 REFUSALS: list[tuple[Any, type[Exception], str]] = [
     (17, TypeError, "`config` is a int"),
     ("/no/such/folder", ValueError, "`config` is '/no/such/folder'"),
-    ({**LLAMA, "rope_scaling": [1]}, TypeError, "`rope_scaling` is"),
-    ({**LLAMA, "rope_scaling": {"rope_type": ["linear"]}}, ValueError, "not a known rope type"),
-    (
-        {**LLAMA, "model_type": ["llama"]},
-        TypeError,
-        r"`model_type` is \['llama'\]; it must be a string",
-    ),
-    ({**LLAMA, "layer_types": 3}, TypeError, "`layer_types` is 3; it must be a list"),
-    (
-        {"text_config": {**LLAMA, "layer_types": 3}},
-        TypeError,
-        "`layer_types` is 3; it must be a list",
-    ),
-    (
-        {"model_type": "dbrx", "attn_config": [1]},
-        TypeError,
-        r"`attn_config` is \[1\]; it must be an object",
-    ),
+    (llama(rope_scaling=[1]), TypeError, "`rope_scaling` is"),
+    (scaled(rope_type=["linear"]), ValueError, "it must be a rope type"),
+    (llama(model_type=["llama"]), TypeError, r"`model_type` is \['llama'\]; it must be a string"),
+    (llama(layer_types=3), TypeError, "`layer_types` is 3; it must be a list"),
+    ({"text_config": llama(layer_types=3)}, TypeError, "`layer_types` is 3; it must be a list"),
+    (of("dbrx", attn_config=[1]), TypeError, r"`attn_config` is \[1\]; it must be an object"),
     ({"_class_name": ["Flux"]}, TypeError, r"`_class_name` is \['Flux'\]; it must be a string"),
-    (
-        {**LLAMA, "no_rope_layer_interval": 4, "num_hidden_layers": None},
-        ValueError,
-        "`num_hidden_layers` is missing",
-    ),
-    (
-        {**LLAMA, "no_rope_layer_interval": "4\x1b", "num_hidden_layers": None},
-        ValueError,
-        r"`no_rope_layer_interval` '4\\x1b' needs",
-    ),
-    (
-        {**LLAMA, "rope_scaling": {"type": "ntk-by-parts"}},
-        ValueError,
-        "`type` is 'ntk-by-parts'.*which is not a known",
-    ),
-    ({**LLAMA, "rope_scaling": {"type": "llama-3"}}, ValueError, "did you mean 'llama3'"),
-    ({**LLAMA, "model_type": "llma"}, ValueError, "`model_type` is 'llma' .did you mean 'llama'"),
-    ({**LLAMA, "model_type": "LLaMA"}, ValueError, "did you mean 'llama'"),
-    ({**LLAMA, "model_type": "mystery"}, ValueError, "`model_type` is 'mystery', so"),
+    (llama(no_rope_layer_interval=4, **INTERVAL), ValueError, "`num_hidden_layers` is missing"),
+    (llama(no_rope_layer_interval="4\x1b", **INTERVAL), ValueError, r"_interval` '4\\x1b' needs"),
+    (scaled(type="ntk-by-parts"), ValueError, "`type` is 'ntk-by-parts'.*it must be a rope type"),
+    (scaled(type="llama-3"), ValueError, "did you mean 'llama3'"),
+    (llama(model_type="llma"), ValueError, "`model_type` is 'llma' .did you mean 'llama'"),
+    (llama(model_type="LLaMA"), ValueError, "did you mean 'llama'"),
+    (llama(model_type="mystery"), ValueError, "`model_type` is 'mystery', so"),
     ("meta-llama/Llama-3.1-8B", ValueError, "nothing is downloaded.*meta-llama/Llama-3.1-8B"),
     ("./meta-llama/Llama-3.1-8B", ValueError, "config.json$"),
     ("configs/llama.json", ValueError, "config.json$"),
-    ({**LLAMA, "rope_scaling": {"type": "linear"}}, ValueError, "`factor` is missing"),
-    (
-        {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0, "x": 1}},
-        ValueError,
-        "`x` is not a key",
-    ),
-    ({**LLAMA, "rope_theta": 0}, ValueError, "`rope_theta` is 0"),
-    ({**LLAMA, "num_attention_heads": 0}, ValueError, "`num_attention_heads` is 0"),
-    ({"model_type": "roformer", "hidden_size": "768"}, TypeError, "`hidden_size` is '768'"),
-    ({"model_type": "llama", "head_dim": 128.0}, TypeError, "`head_dim` is 128.0"),
-    ({"model_type": "falcon", "alibi": True}, ValueError, "`alibi` is True.*ALiBi"),
-    ({"model_type": "esm"}, ValueError, "`position_embedding_type` is 'absolute'"),
-    (
-        {
-            "model_type": "esm",
-            "position_embedding_type": "rotary",
-            "rope_parameters": {"rope_type": "linear"},
-        },
-        ValueError,
-        "`rope_parameters` is .*knows no sections",
-    ),
-    (
-        {"model_type": "chatglm", "position_encoding_2d": True},
-        ValueError,
-        "`position_encoding_2d` is True",
-    ),
-    ({"model_type": "qwen2_vl_text", "head_dim": 64}, ValueError, "`mrope_section` is"),
-    ({"model_type": "nemotron_h"}, ValueError, "not rotated"),
-    (
-        {"model_type": "gemma4_text", "rope_scaling": {"factor": 2.0}},
-        ValueError,
-        "`rope_scaling` is one section",
-    ),
-    (
-        {"model_type": "gemma4_text", "rope_parameters": {"factor": 2.0}},
-        ValueError,
-        "`rope_parameters` is one section",
-    ),
-    (
-        {"model_type": "chatglm", "rope_ratio": "2"},
-        TypeError,
-        "`rope_ratio` is '2'; it must be a number",
-    ),
-    (
-        {"model_type": "chatglm", "rope_scaling": {"rope_theta": "2"}},
-        TypeError,
-        "`rope_theta` is '2'",
-    ),
-    ({"model_type": "gpt2"}, ValueError, "`model_type` is 'gpt2': its positions are added"),
-    (
-        {"model_type": "inkling2", "text_config": {"model_type": "inkling2_text"}},
-        ValueError,
-        "not rotated",
-    ),
-    (
-        {"model_type": "olmo_hybrid", "rope_parameters": {"rope_theta": None}},
-        ValueError,
-        "`rope_theta` is None.*not rot",
-    ),
-    ({"model_type": "olmo_hybrid", "rope_theta": None}, ValueError, "`rope_theta` is None"),
+    (scaled(type="linear"), ValueError, "`factor` is missing"),
+    (scaled(type="linear", factor=2.0, x=1), ValueError, "`x` is not a key"),
+    (llama(rope_theta=0), ValueError, "`rope_theta` is 0"),
+    (llama(num_attention_heads=0), ValueError, "`num_attention_heads` is 0"),
+    (of("roformer", hidden_size="768"), TypeError, "`hidden_size` is '768'"),
+    (of("llama", head_dim=128.0), TypeError, "`head_dim` is 128.0"),
+    (of("falcon", alibi=True), ValueError, "`alibi` is True.*ALiBi"),
+    (of("esm"), ValueError, "`position_embedding_type` is 'absolute'"),
+    (of("esm", rope_parameters=LINEAR, **ROTARY), ValueError, "`rope_parameters` is .*knows no"),
+    (of("chatglm", position_encoding_2d=True), ValueError, "`position_encoding_2d` is True"),
+    (of("qwen2_vl_text", head_dim=64), ValueError, "`mrope_section` is"),
+    (of("nemotron_h"), ValueError, "not rotated"),
+    (of("gemma4_text", rope_scaling={"factor": 2.0}), ValueError, "`rope_scaling` is one section"),
+    (of("gemma4_text", rope_parameters={"factor": 2.0}), ValueError, "`rope_parameters` is one se"),
+    (of("chatglm", rope_ratio="2"), TypeError, "`rope_ratio` is '2'; it must be a number"),
+    (of("chatglm", rope_scaling={"rope_theta": "2"}), TypeError, "`rope_theta` is '2'"),
+    (of("gpt2"), ValueError, "`model_type` is 'gpt2': its positions are added"),
+    (of("inkling2", text_config=of("inkling2_text")), ValueError, "not rotated"),
+    (of("olmo_hybrid", rope_parameters={"rope_theta": None}), ValueError, "is None.*not rot"),
+    (of("olmo_hybrid", rope_theta=None), ValueError, "`rope_theta` is None"),
 ]
 
 
@@ -195,8 +137,6 @@ def test_what_is_no_object_is_no_config(tmp_path: Path, text: str, words: str) -
 
 @pytest.mark.parametrize("length", [1024, 10**7])
 def test_a_rotary_is_small_whatever_the_context(length: int) -> None:
-    rope = read(
-        LLAMA,
-        {"max_position_embeddings": length, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
-    )
+    scaling = {"type": "dynamic", "factor": 2.0}
+    rope = read(LLAMA, {"max_position_embeddings": length, "rope_scaling": scaling})
     assert len(pickle.dumps(rope.at_length(2 * length))) < 100_000

@@ -69,52 +69,34 @@ def test_minimax_leaves_what_three_axes_cannot_share():
     assert (spec.axes, spec.head_dim, spec.rotary_dim) == (3, 16, 12)
 
 
+PATCHES = {"patch_size": 14}
+
+
 @pytest.mark.parametrize(
-    ("config", "model_type"),
+    ("whole", "part", "model_type"),
     [
-        ({"model_type": "qwen2_vl", "vision_config": {"patch_size": 14}}, "qwen2_vl_vision"),
-        (
-            {
-                "model_type": "qwen2_vl",
-                "vision_config": {"model_type": "qwen2_vl", "patch_size": 14},
-            },
-            "qwen2_vl_vision",
-        ),
-        (
-            {"model_type": "qwen2_5_omni", "vision_config": {"patch_size": 14}},
-            "qwen2_5_omni_vision_encoder",
-        ),
-        ({"model_type": "llava", "vision_config": {"model_type": "pixtral"}}, "pixtral"),
+        ("qwen2_vl", PATCHES, "qwen2_vl_vision"),
+        ("qwen2_vl", {"model_type": "qwen2_vl", **PATCHES}, "qwen2_vl_vision"),
+        ("qwen2_5_omni", PATCHES, "qwen2_5_omni_vision_encoder"),
+        ("llava", {"model_type": "pixtral"}, "pixtral"),
     ],
 )
-def test_the_vision_part_of_a_whole_model(config, model_type):
+def test_the_vision_part_of_a_whole_model(whole, part, model_type):
+    config = {"model_type": whole, "vision_config": part}
     assert vision.tower(config)["model_type"] == model_type
 
 
-QWEN = {
-    "depth": 24,
-    "num_heads": 16,
-    "patch_size": 16,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-}
+QWEN = {"depth": 24, "num_heads": 16, "patch_size": 16, "spatial_merge_size": 2}
+KIMI = {"patch_size": 14, "vt_hidden_size": 1152, "vt_num_attention_heads": 16}
 
 
 @pytest.mark.parametrize(
     ("part", "head_dim"),
     [
-        ({"model_type": "qwen3_vl", "hidden_size": 1024, **QWEN}, 64),
-        ({"hidden_size": 1536, "embed_dim": 1280, **QWEN}, 80),
-        ({"hidden_size": 1280, **QWEN}, 80),
-        (
-            {
-                "model_type": "",
-                "patch_size": 14,
-                "vt_hidden_size": 1152,
-                "vt_num_attention_heads": 16,
-            },
-            72,
-        ),
+        ({"model_type": "qwen3_vl", "hidden_size": 1024, "temporal_patch_size": 2, **QWEN}, 64),
+        ({"hidden_size": 1536, "embed_dim": 1280, "temporal_patch_size": 2, **QWEN}, 80),
+        ({"hidden_size": 1280, "temporal_patch_size": 2, **QWEN}, 80),
+        ({"model_type": "", **KIMI}, 72),
     ],
 )
 def test_a_vision_part_is_never_taken_for_its_language_model(part, head_dim):
@@ -134,6 +116,13 @@ def test_other_configurations_are_left_to_others(config):
     assert not vision.is_vision(config)
 
 
+def ernie(**section):
+    return ERNIE | {"rope_parameters": section}
+
+
+AXIAL = {"rope_type": "axial", "factor": 2.0}
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -142,43 +131,19 @@ def test_other_configurations_are_left_to_others(config):
         ({"model_type": "siglip_vision_model"}, "nothing is rotated"),
         ({"model_type": "lightglue"}, "its frequencies are weights"),
         ({"model_type": "qwen2_5_vl_vision", "num_heads": 4}, "`config` has no `hidden_size`"),
-        (
-            {"model_type": "qwen2_5_vl_vision", "hidden_size": 64},
-            "`config` has no `num_attention_heads`",
-        ),
+        ({"model_type": "qwen2_5_vl_vision", "hidden_size": 64}, "no `num_attention_heads`"),
         ({"model_type": "sam2_video"}, "`config` has no `memory_attention_hidden_size`"),
-        (
-            tower("pixtral", rope_scaling={"type": "linear", "factor": 2.0}),
-            "vision towers take no scaling",
-        ),
-        (
-            tower("pixtral", rope_parameters={"rope_type": "axial", "factor": 2.0}),
-            "`rope_parameters` holds ['factor']",
-        ),
-        (
-            {**ERNIE, "rope_parameters": {"mrope_section": [8, 8, 8]}},
-            "`mrope_section` is [8, 8, 8]; it must split 64",
-        ),
-        (
-            {**ERNIE, "rope_parameters": {"mrope_section": [32, 32]}},
-            "`mrope_section` is [32, 32]; it must split 64",
-        ),
-        ({**ERNIE, "rope_scaling": {"type": "linear", "factor": 2.0}}, "`rope_type` is 'linear'"),
-        (tower("pixtral", rope_scaling={"factor": 2.0}), "`rope_scaling` holds ['factor']"),
-        (
-            tower("pixtral", hidden_size=65),
-            "`hidden_size` is 65, which 4 heads cannot share equally",
-        ),
-        (
-            {**ERNIE, "rope_parameters": {"mrope_section": 64}},
-            "`mrope_section` is 64; it must be a sequence",
-        ),
-        (tower("pixtral", rope_theta="1e4"), "`rope_theta` is '1e4'; it must be a number"),
-        (
-            tower("pixtral", rope_scaling=["linear"]),
-            "`rope_scaling` is ['linear']; it must be an object",
-        ),
         ({"model_type": "efficientloftr", "hidden_size": "256"}, "`hidden_size` is '256'"),
+        (tower("pixtral", rope_scaling={"type": "linear", "factor": 2.0}), "take no scaling"),
+        (tower("pixtral", rope_parameters=AXIAL), "`rope_parameters` holds ['factor']"),
+        (tower("pixtral", rope_scaling={"factor": 2.0}), "`rope_scaling` holds ['factor']"),
+        (tower("pixtral", rope_scaling=["linear"]), "`rope_scaling` is ['linear']; it must be an"),
+        (tower("pixtral", rope_theta="1e4"), "`rope_theta` is '1e4'; it must be a number"),
+        (tower("pixtral", hidden_size=65), "`hidden_size` is 65, which 4 heads cannot share"),
+        (ernie(mrope_section=[8, 8, 8]), "`mrope_section` is [8, 8, 8]; it must split 64"),
+        (ernie(mrope_section=[32, 32]), "`mrope_section` is [32, 32]; it must split 64"),
+        (ernie(mrope_section=64), "`mrope_section` is 64; it must be a sequence"),
+        (ERNIE | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "`rope_type` is 'linear'"),
     ],
 )
 def test_refusals(config, message):
@@ -186,12 +151,15 @@ def test_refusals(config, message):
         reader.read(config).spec()
 
 
+SMALL_ERNIE = {**ERNIE, "hidden_size": 2560, "num_attention_heads": 20}
+
+
 @pytest.mark.parametrize(
     ("config", "key"),
     [
         (tower("pixtral"), "rope_theta"),
-        ({**ERNIE, "hidden_size": 2560, "num_attention_heads": 20}, "text_config"),
-        ({**ERNIE, "hidden_size": 2560, "num_attention_heads": 20}, "rope_theta"),
+        (SMALL_ERNIE, "text_config"),
+        (SMALL_ERNIE, "rope_theta"),
     ],
 )
 def test_null_is_like_a_missing_key(config, key):
@@ -200,27 +168,16 @@ def test_null_is_like_a_missing_key(config, key):
 
 
 def test_a_vision_part_is_known_by_its_keys():
-    part = {
-        "hidden_size": 1024,
-        "num_heads": 16,
-        "deepstack_visual_indexes": [5],
-        "patch_size": None,
-    }
-    for null in ({}, {"model_type": "qwen3_vl"}):
-        assert vision.model_type({**part, **null}) == vision.model_type(
-            {**part, **null, "patch_size": 14}
-        )
-        assert vision.is_vision({**part, **null}) == vision.is_vision(
-            {**part, **null, "patch_size": 14}
-        )
+    part = {"hidden_size": 1024, "num_heads": 16, "deepstack_visual_indexes": [5]}
+    for named in ({}, {"model_type": "qwen3_vl"}):
+        null, given = ({**part, **named, "patch_size": size} for size in (None, 14))
+        assert vision.model_type(null) == vision.model_type(given)
+        assert vision.is_vision(null) == vision.is_vision(given)
 
 
 def test_heads_of_projections_of_their_own_width_are_floored():
     """The projections of both models are heads · (hidden_size // heads) wide."""
     assert reader.read(tower("llama4_vision_model", hidden_size=65)).spec().head_dim == 16
-    ernie = {
-        "hidden_size": 257,
-        "num_attention_heads": 2,
-        "rope_parameters": {"mrope_section": [22, 22, 20]},
-    }
-    assert reader.read({"model_type": "ernie4_5_vl_moe_text", **ernie}).spec().head_dim == 128
+    keys = {"model_type": "ernie4_5_vl_moe_text", "hidden_size": 257, "num_attention_heads": 2}
+    keys |= {"rope_parameters": {"mrope_section": [22, 22, 20]}}
+    assert reader.read(keys).spec().head_dim == 128

@@ -28,16 +28,6 @@ def test_errors_add_up_to_less_than_their_bounds(name):
         assert largest <= np.sqrt(2) * count * (HALF_ULP[name] + 3 * 2.0**-24 * 16)
 
 
-def test_the_oracle_rotates_by_the_sum_of_shifts():
-    keys = np.zeros((1, 1, 128))
-    keys[..., 0] = 1
-    rotated = EXAMPLE["rotated_in_float64"](keys, np.ones(64), 3)
-    expected = np.zeros(128)
-    expected[0] = np.cos(3)
-    expected[64] = np.sin(3)
-    assert np.array_equal(rotated[0, 0], expected)
-
-
 def test_the_table_has_a_row_for_each_dtype(capsys):
     EXAMPLE["main"](["--shifts", "2", "1", "--tokens", "16"])
     lines = capsys.readouterr().out.splitlines()

@@ -28,27 +28,8 @@ def test_curve_is_the_sum_by_parts_and_falls():
     assert heights[200:].max() < heights[0] / 3
 
 
-def test_it_prints_its_help(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["decay.py", "--help"])
-    with pytest.raises(SystemExit, match=r"^0$"):
-        runpy.run_path(str(EXAMPLE), run_name="__main__")
-    assert "(default: decay.svg)" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
-
-
 def test_it_writes_a_figure(tmp_path, capsys):
     runpy.run_path(str(EXAMPLE))["main"](str(tmp_path / "decay.svg"))
     assert "distance   0:  32.50" in capsys.readouterr().out
     root = ElementTree.parse(tmp_path / "decay.svg").getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
-
-
-def test_the_figure_has_the_curve():
-    plot = runpy.run_path(str(EXAMPLE))["plot"]
-    distances = np.arange(0, 257)
-    (axes,) = plot(distances, 32.5 / (1 + distances)).axes
-    (line,) = axes.lines
-    assert line.get_xdata().tolist() == distances.tolist()
-    assert line.get_ydata()[0] == 32.5
-    assert axes.get_xlabel() == "distance in tokens"

@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rope_cpu import RotaryEmbedding, export
-
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "onnx_decode.py"))
 CONFIG = EXAMPLE["CONFIG"]
 TOKENS = EXAMPLE["PROMPT"] + 64
@@ -80,21 +78,3 @@ def test_the_program_prints_what_it_does(capsys):
     assert lines[0].startswith("2 layers, inputs layer0_hidden, layer0_past_key")
     assert lines[1].startswith("2 tokens after 16: ")
     assert lines[2].startswith("largest difference from one pass over all tokens: ")
-
-
-def test_more_tokens_than_the_caches_hold_are_bad_usage(capsys):
-    with pytest.raises(SystemExit):
-        EXAMPLE["main"](["--tokens", "17", "--capacity", "32"])
-    assert "--capacity must hold the prompt of 16 tokens and --tokens" in capsys.readouterr().err
-
-
-def test_each_layer_passes_its_validation(rng):
-    tensors = EXAMPLE["random_checkpoint"](rng)
-    for layer in EXAMPLE["LAYERS"]:
-        rope = RotaryEmbedding.from_config(CONFIG, layer=layer)
-        arguments = export.attention_options(CONFIG, layer=layer)
-        arguments |= export.attention_weights(tensors, CONFIG, layer)
-        model = export.export_attention(
-            rope, target="ort", cache="shared", max_positions=64, **arguments
-        )
-        assert export.validate(model, rope).passed

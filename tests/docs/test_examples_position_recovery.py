@@ -83,10 +83,8 @@ def test_positions_come_back_from_vectors(interleaved, span, rng):
         ([1.0, 0.25, 0.0], [8 * np.pi]),
         ([[1, 0, 0.5], [0, -2, 0]], [4 * np.pi, np.pi]),
         ([[1.0, 0.5], [0, 0]], [4 * np.pi, 0]),
-        (
-            [[1.0, 0.5], [1.0, -0.5]],
-            [np.pi, np.pi],
-        ),  # (π, π): a whole revolution of one pair, none of the other
+        # (π, π): a whole revolution of one pair, none of the other
+        ([[1.0, 0.5], [1.0, -0.5]], [np.pi, np.pi]),
         ([[1.0, 2.0], [1.0, 2.0]], [0, 0]),
     ],
 )

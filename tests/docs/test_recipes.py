@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
@@ -61,6 +60,19 @@ def halves(x, angles):
     return x * np.cos(full) + np.concatenate([-b, a], -1) * np.sin(full)
 
 
+def halves_by_axis(x, ids):
+    """Rotate halves within the block of each axis; ids: (..., axes)."""
+    blocks = np.split(x, ids.shape[-1], -1)
+    angles = [ids[..., [axis]] * inv_freq(block.shape[-1]) for axis, block in enumerate(blocks)]
+    return np.concatenate([halves(*pair) for pair in zip(blocks, angles, strict=True)], -1)
+
+
+def angles_by_axis(ids, widths, base=1e4):
+    """Return the angles (tokens, 1, pairs) of pairs that the axes own in turn."""
+    angles = [ids[:, [axis]] * inv_freq(width, base) for axis, width in enumerate(widths)]
+    return np.concatenate(angles, -1)[:, None]
+
+
 def test_every_recipe_is_tested():
     tested = {int(n) for name in globals() for n in re.findall(r"^test_(\d+)_", name)}
     assert tested == set(RECIPES) == set(range(1, 22))
@@ -73,16 +85,9 @@ def test_01_block_matrix(head_dim, vectors):
     x = vectors(1, 2, 3, head_dim)
     x4 = vectors(1, 2, 1, 4)
     names = run(1, head_dim=head_dim, x=x, x4=x4, xy=xy, theta=theta)
-    for token, (across, down) in enumerate(xy):
-        matrix = np.zeros((head_dim, head_dim))
-        angles = [p * w for p in (across, down) for w in inv_freq(head_dim // 2)]
-        for i, a in enumerate(angles):
-            matrix[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = [
-                [math.cos(a), -math.sin(a)],
-                [math.sin(a), math.cos(a)],
-            ]
-        close(names["y"][0, token], x[0, token] @ matrix.T)
-        cx, sx, cy, sy = (f(p * theta) for p in (across, down) for f in (math.cos, math.sin))
+    close(names["y"], adjacent(x, angles_by_axis(xy, (head_dim // 2, head_dim // 2))))
+    for token, place in enumerate(xy):
+        (cx, cy), (sx, sy) = np.cos(place * theta), np.sin(place * theta)
         four = np.array([[cx, -sx, 0, 0], [sx, cx, 0, 0], [0, 0, cy, -sy], [0, 0, sy, cy]])
         close(names["y4"][0, token, 0], four @ x4[0, token, 0])
 
@@ -97,15 +102,9 @@ def test_02_scores_depend_on_differences(axes, vectors, rng):
     names = run(2, head_dim=24, axes=axes, q=q, k=k, at_q=one(at_q), at_k=one(at_k))
     for i in range(5):
         for j in range(6):
-            difference = np.concatenate([d * inv_freq(24 // axes) for d in at_k[j] - at_q[i]])
-            for head in range(2):
-                parts = [
-                    halves(part, angle)
-                    for part, angle in zip(
-                        np.split(k[0, j, head], axes), np.split(difference, axes), strict=True
-                    )
-                ]
-                close(names["scores"][0, head, i, j], q[0, i, head] @ np.concatenate(parts))
+            rotated = halves_by_axis(k[0, j], (at_k[j] - at_q[i])[None])
+            exact = np.einsum("hd,hd->h", q[0, i], rotated)
+            close(names["scores"][0, :, i, j], exact)
 
 
 def test_03_positions_come_back():
@@ -118,16 +117,9 @@ def test_04_more_dimensions(vectors, rng):
     x4 = vectors(1, 9, 2, 64)
     at4 = rng.uniform(-9, 9, size=(9, 4))
     names = run(4, frames=2, rows=3, columns=4, x3=x3, x4=x4, at4=at4)
-    grid = [(t, r, c) for t in range(2) for r in range(3) for c in range(4)]
-    for ours, x, ids in ((names["y3"], x3, grid), (names["y4"], x4, at4)):
-        count = len(ids[0])
-        for token, place in enumerate(ids):
-            parts = np.split(x[0, token], count, -1)
-            exact = [
-                halves(part, p * inv_freq(part.shape[-1]))
-                for part, p in zip(parts, place, strict=True)
-            ]
-            close(ours[0, token], np.concatenate(exact, -1))
+    grid = np.array([(t, r, c) for t in range(2) for r in range(3) for c in range(4)])
+    close(names["y3"], halves_by_axis(x3, grid[:, None]))
+    close(names["y4"], halves_by_axis(x4, at4[:, None]))
     assert names["unequal"].spec.blocks == (16, 56, 56)
 
 
@@ -175,40 +167,14 @@ def test_05_general_solution_refuses_reflections(general):
         run(5, **general)
 
 
-def reader(part, cos, sin):
-    """One half of the reader's code: part·cos + rotate_half(part)·sin."""
-    a, b = np.split(part, 2, -1)
-    return part * cos + np.concatenate([-b, a], -1) * sin
-
-
 def test_06_half_split_2d(vectors, rng):
     head_dim = 32
     ids = rng.integers(0, 50, size=(2, 7, 2))
     q = vectors(2, 4, 7, head_dim)
     k = vectors(2, 2, 7, head_dim)
     names = run(6, head_dim=head_dim, q=q, k=k, position_ids=ids)
-    angles = np.arange(50)[:, None] * inv_freq(head_dim // 2)
-    table = np.concatenate(
-        [angles] * 4, -1
-    )  # two halves for x and again for y: head_dim columns in all
-    for ours, x in ((names["q_rot"], q), (names["k_rot"], k)):
-        parts = [
-            reader(
-                part,
-                np.cos(table)[ids[..., axis], :16][:, None],
-                np.sin(table)[ids[..., axis], 16:][:, None],
-            )
-            for axis, part in enumerate(np.split(x, 2, -1))
-        ]
-        close(ours, np.concatenate(parts, -1))
-
-
-def test_06_half_split_2d_with_a_table_of_one_axis_is_no_rotation():
-    angles = np.arange(50)[:, None] * inv_freq(32)
-    table = np.concatenate([angles, angles], -1)
-    rotated = reader(np.eye(16), np.cos(table)[9, :16], np.sin(table)[9, 16:])
-    # Unit vectors have the norm 1, the first column has √(cos²9 + sin²(9·10000^(-1/2))) = 0.916.
-    assert abs(np.linalg.norm(rotated, axis=1) - 1).max() > 0.05
+    close(names["q_rot"], halves_by_axis(q, ids[:, None]))
+    close(names["k_rot"], halves_by_axis(k, ids[:, None]))
 
 
 def test_07_pairings(vectors):
@@ -262,23 +228,18 @@ def test_10_row_vectors(vectors):
     planes = 4
     x = vectors(1, 6, 1, 8)
     names = run(10, planes=planes, x=x)
-    for i in range(6):
-        matrix = np.zeros((8, 8))
-        for k in range(1, planes + 1):
-            a = i * 10000 ** (-k / planes)
-            at = slice(2 * k - 2, 2 * k)
-            matrix[at, at] = [[math.cos(a), math.sin(a)], [-math.sin(a), math.cos(a)]]
-        close(names["y"][0, i, 0], x[0, i, 0] @ matrix)
+    # A row vector times the transposed matrix; the frequencies begin at k = 1.
+    omega = 10000 ** (-np.arange(1, planes + 1) / planes)
+    close(names["y"], adjacent(x, np.arange(6)[:, None, None] * omega))
 
 
 def test_11_meta_llama(vectors):
     xq = vectors(2, 9, 4, 32)
     xk = vectors(2, 9, 1, 32)
     names = run(11, head_dim=32, xq=xq, xk=xk, start_pos=100)
-    cis = np.exp(1j * np.outer(np.arange(100, 109), inv_freq(32)))[None, :, None]
-    for ours, x in ((names["xq_out"], xq), (names["xk_out"], xk)):
-        z = x.reshape(*x.shape[:-1], -1, 2) @ [1, 1j] * cis
-        close(ours, np.stack([z.real, z.imag], -1).reshape(x.shape))
+    angles = np.outer(np.arange(100, 109), inv_freq(32))[:, None]
+    close(names["xq_out"], adjacent(xq, angles))
+    close(names["xk_out"], adjacent(xk, angles))
 
 
 def test_12_hugging_face_llama(vectors):
@@ -299,11 +260,8 @@ def test_13_roformer(vectors):
     ids = np.arange(7, 13)
     names = run(13, head_dim=16, q=q, k=k, v=v, past_key_values_length=7, position_ids=ids)
     angles = np.outer(ids, inv_freq(16))
-    sin = np.repeat(np.sin(angles), 2, -1)
-    cos = np.repeat(np.cos(angles), 2, -1)
     for name, x in (("q_rot", q), ("k_rot", k), ("v_rot", v)):
-        swapped = np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
-        close(names[name], x * cos + swapped * sin)
+        close(names[name], adjacent(x, angles))
     # The table is float32, as the model's.
     close(names["q_table"], names["q_rot"], atol=2 * 2**-24 * np.abs(q).max())
 
@@ -318,12 +276,7 @@ def test_15_paddle(vectors, rng):
     xy = rng.integers(0, 30, size=(8, 2))
     x = vectors(1, 8, 2, 16)
     names = run(15, head_dim=16, x=x, xy=xy)
-    for token, (across, down) in enumerate(xy):
-        angle = np.repeat([p * 10000 ** (-2 * i / 8) for p in (across, down) for i in range(4)], 2)
-        for head in range(2):
-            v = x[0, token, head]
-            swapped = np.array([-v[j + 1] if j % 2 == 0 else v[j - 1] for j in range(16)])
-            close(names["y"][0, token, head], v * np.cos(angle) + swapped * np.sin(angle))
+    close(names["y"], adjacent(x, angles_by_axis(xy, (8, 8))))
 
 
 def test_16_derivation(vectors, rng):
@@ -356,17 +309,15 @@ def test_17_qwen_vl(vectors):
     assert names["patch_ids"][:5].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2]]
     x = vectors(1, 24, 2, 80)
     rotated = names["tower"].rotate(x, names["patch_ids"])
-    angles = np.concatenate([names["patch_ids"][:, [a]] * inv_freq(40) for a in range(2)], -1)
-    close(rotated, halves(x, angles[:, None]))
+    close(rotated, halves(x, angles_by_axis(names["patch_ids"], (40, 40))))
 
 
 def test_18_class_tokens():
     names = run(18, rows=3, columns=4, registers=4)
     centres = [(2 * (r + 0.5) / 3 - 1, 2 * (c + 0.5) / 4 - 1) for r in range(3) for c in range(4)]
     close(names["dinov3_ids"], np.array([(0, 0)] * 5 + centres))
-    assert names["llama4_ids"].tolist() == [[r, c] for r in range(1, 4) for c in range(1, 5)] + [
-        [0, 0]
-    ]
+    patches = [[r, c] for r in range(1, 4) for c in range(1, 5)]
+    assert names["llama4_ids"].tolist() == [*patches, [0, 0]]
 
 
 def test_19_video_models(vectors):
@@ -381,38 +332,23 @@ def test_19_video_models(vectors):
     ]:
         ids = names["video_ids"]
         x = vectors(1, len(ids), 2, sum(widths))
-        angles = np.concatenate([ids[:, [a]] * inv_freq(w, base) for a, w in enumerate(widths)], -1)
-        close(names[name].rotate(x, ids), adjacent(x, angles[:, None]))
+        close(names[name].rotate(x, ids), adjacent(x, angles_by_axis(ids, widths, base)))
     assert np.array_equal(names["video_ids"], positions.grid((2, 3, 5)))
 
 
 def test_20_configurations():
-    text = {
-        "hidden_size": 1536,
-        "num_attention_heads": 12,
-        "rope_theta": 1e6,
-        "max_position_embeddings": 32768,
-    }
+    text = {"hidden_size": 1536, "num_attention_heads": 12, "rope_theta": 1e6}
     text["rope_scaling"] = {"type": "mrope", "mrope_section": [16, 24, 24]}
-    whole = {
-        "model_type": "qwen2_vl",
-        **text,
-        "vision_config": {"embed_dim": 1280, "num_heads": 16},
-    }
-    wan = {
-        "_class_name": "WanTransformer3DModel",
-        "_diffusers_version": "0.33.0",
-        "attention_head_dim": 128,
-    }
+    tower = {"embed_dim": 1280, "num_heads": 16}
+    whole = {"model_type": "qwen2_vl", **text, "vision_config": tower}
+    wan = {"_class_name": "WanTransformer3DModel", "attention_head_dim": 128}
     names = run(20, config=whole, diffusers_config=wan)
     axis = np.repeat([0, 1, 2], [16, 24, 24])
     close(names["language"].inv_freq, (axis == np.arange(3)[:, None]) * inv_freq(128, 1e6))
     close(names["tower"].inv_freq, np.kron(np.eye(2), inv_freq(40)))
     assert (names["tower"].head_dim, names["tower"].interleaved) == (80, False)
-    widths = (44, 42, 42)
-    rows = np.concatenate([inv_freq(width) for width in widths])
-    owner = np.repeat([0, 1, 2], [width // 2 for width in widths])
-    close(names["video_model"].inv_freq, (owner == np.arange(3)[:, None]) * rows)
+    # The angles at the three unit vectors.
+    close(names["video_model"].inv_freq, angles_by_axis(np.eye(3), (44, 42, 42))[:, 0])
 
 
 def test_21_attention_stays_float32_and_agrees_with_a_cache(rng):

@@ -17,11 +17,12 @@ import rope_cpu
 from rope_cpu import export, positions
 from rope_cpu.cli import main as cli
 from rope_cpu.cli import verify_rows
+from rope_cpu.configs.diffusers.config import BUILDERS, REFUSED
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name != "recipes.md")
 README = ROOT / "README.md"
+PAGES = [README, *sorted(path for path in DOCS.rglob("*.md") if path.name != "recipes.md")]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -33,7 +34,7 @@ def blocks(path, language):
 
 def pages_with(language):
     return [
-        pytest.param(path, id=str(path.relative_to(DOCS)))
+        pytest.param(path, id=str(path.relative_to(ROOT)))
         for path in PAGES
         if blocks(path, language)
     ]
@@ -54,6 +55,7 @@ def test_python_blocks_run_in_order(path, model_folder):
     for text in blocks(path, "python"):
         exec(compile(text, path.name, "exec"), names)
     assert any(isinstance(value, rope_cpu.RotaryEmbedding) for value in names.values())
+    assert "report" not in names or names["report"].passed
 
 
 def test_figures_of_differences():
@@ -72,53 +74,36 @@ def test_figures_of_differences():
     assert figures == 9
 
 
-def variants():
-    """Return (variant, code) of every piece of code in the table of variants that is a call."""
-    page = (DOCS / "configs.md").read_text(encoding="utf-8")
-    rows = [
-        line.split("|")[1:-1] for line in page.split("## Variants")[1].splitlines() if "|" in line
-    ]
-    found = [(row[0].strip(), code) for row in rows for code in re.findall(r"`([^`]+)`", row[-1])]
-    return [(variant, code) for variant, code in found if "(" in code]
-
-
-def test_the_table_of_variants_has_rows():
-    assert len(variants()) > 25
-
-
-@pytest.mark.parametrize(("variant", "code"), variants(), ids=[name for name, _ in variants()])
-def test_code_in_the_table_of_variants(variant, code):
+def test_code_in_the_table_of_variants():
     names = {}
     for text in blocks(DOCS / "configs.md", "python"):
         exec(compile(text, "configs.md", "exec"), names)
-    result = eval(code, names)
-    if isinstance(result, tuple):
-        result = result[0]
-    assert isinstance(result, rope_cpu.RotaryEmbedding | np.ndarray), variant
+    table = (DOCS / "configs.md").read_text(encoding="utf-8").split("## Variants")[1]
+    cells = [line.split("|")[-2] for line in table.splitlines() if "|" in line]
+    calls = [code for cell in cells for code in re.findall(r"`([^`]+)`", cell) if "(" in code]
+    assert len(calls) > 25
+    for code in calls:
+        result = eval(code, names)
+        result = result[0] if isinstance(result, tuple) else result
+        assert isinstance(result, rope_cpu.RotaryEmbedding | np.ndarray), code
 
 
 def commands():
-    texts_of_blocks = [text for path in (README, *PAGES) for text in blocks(path, "sh")]
-    lines = [line for text in texts_of_blocks for line in text.splitlines()]
-    lines = [part for line in lines for part in line.partition(" #")[0].split("&&")]
-    return sorted({line.strip() for line in lines if line.strip()})
+    lines = [line for path in PAGES for text in blocks(path, "sh") for line in text.splitlines()]
+    lines = [line.partition(" #")[0].strip() for line in lines]
+    return sorted({line for line in lines if line.startswith("rope-cpu")})
 
 
 @pytest.mark.parametrize("command", commands())
 def test_shell_lines(command, capsys, tmp_path, monkeypatch):
-    """rope-cpu commands run here; .ci/run reads its install and test commands from the README."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verify_rows, "TOKENS", 64)
-    words = shlex.split(command)
-    if words[0] == "rope-cpu":
-        assert cli.main(words[1:]) == 0
-        assert capsys.readouterr().out
-    else:
-        assert words[0] == "pytest" or words[:2] == ["pip", "install"]
+    assert cli.main(shlex.split(command)[1:]) == 0
+    assert capsys.readouterr().out
 
 
 def test_every_block_says_its_language():
-    for path in (README, *PAGES):
+    for path in PAGES:
         languages = re.findall(r"^```(\w*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         assert set(languages[::2]) <= {"python", "sh"}, path
         assert set(languages[1::2]) <= {""}, path
@@ -145,18 +130,6 @@ def test_the_pictures_are_those_of_the_script(tmp_path):
     runpy.run_path(str(DOCS / "draw.py"))["main"](tmp_path)
     drawn = {path.name: texts(path) for path in tmp_path.iterdir()}
     assert drawn == {path.name: texts(path) for path in (DOCS / "pictures").iterdir()}
-
-
-def test_every_picture_is_shown():
-    shown = set(re.findall(r"\(pictures/(\w+\.svg)\)", (DOCS / "concepts.md").read_text()))
-    assert shown == {path.name for path in (DOCS / "pictures").iterdir()}
-
-
-def test_the_readme_leads_to_each_use_and_is_short():
-    readme = README.read_text(encoding="utf-8")
-    assert len(readme.splitlines()) <= 120
-    for page in ("numpy", "onnx", "configs", "performance", "differences"):
-        assert f"](docs/{page}.md)" in readme
 
 
 def test_figures_of_the_readme_are_those_of_the_manual():
@@ -195,3 +168,27 @@ def test_oldest_packages_are_those_of_the_requirements():
     for requirement in map(Requirement, PROJECT["dependencies"]):
         (lower,) = requirement.specifier
         assert re.search(rf"\b{requirement.name} {re.escape(lower.version)}\b", text, re.IGNORECASE)
+
+
+def test_ci_takes_its_test_line_from_the_readme():
+    (pattern,) = re.findall(r"grep -m 1 -x '(.*)' README.md", (ROOT / ".ci" / "run").read_text())
+    assert re.search(f"^{pattern}$", README.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_extras_and_files_in_the_readme_exist():
+    text = README.read_text(encoding="utf-8")
+    for group in re.findall(r"\.\[([\w,]+)\]", text):
+        assert set(group.split(",")) <= set(PROJECT["optional-dependencies"])
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def test_each_class_of_diffusers_stands_once_in_its_list():
+    page = (DOCS / "configs.md").read_text(encoding="utf-8")
+    section = page.split("## Classes of diffusers\n")[1].split("\n## ")[0]
+    table, refused = section.split("Refused are")
+    pattern = re.compile(r"`(\w+(?:Model|Transformer))`")
+    rows = [line for line in table.splitlines() if line.startswith("| `")]
+    names = [name for row in rows for name in pattern.findall(row)]
+    assert sorted(names) == sorted(BUILDERS)
+    assert set(pattern.findall(refused)) == set(REFUSED)

@@ -19,13 +19,6 @@ def lines_of(workflow):
     return [line.strip() for line in workflow.read_text(encoding="utf-8").splitlines()]
 
 
-def jobs_of(workflow):
-    """Return the text of each job of a workflow by its name."""
-    _, jobs = workflow.read_text(encoding="utf-8").split("\njobs:\n")
-    _, *parts = re.split(r"^  (\w+):\n", jobs, flags=re.MULTILINE)
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
 def test_actions_are_pinned_by_commit(workflow):
     uses = [line for line in lines_of(workflow) if "uses:" in line]
@@ -41,16 +34,9 @@ def test_workflows_may_only_read(workflow):
     ]
 
 
-def test_only_the_job_that_publishes_gets_a_token_and_does_nothing_else():
-    jobs = {
-        (workflow.name, name): text
-        for workflow in WORKFLOWS
-        for name, text in jobs_of(workflow).items()
-    }
-    assert [job for job, text in jobs.items() if "permissions:" in text] == [
-        ("publish.yml", "publish")
-    ]
-    publish = jobs["publish.yml", "publish"]
-    assert "    permissions:\n      id-token: write\n    steps:\n" in publish
-    assert "run:" not in publish
-    assert PINNED.findall(publish) == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
+def test_one_job_gets_a_token():
+    texts = {workflow.name: workflow.read_text(encoding="utf-8") for workflow in WORKFLOWS}
+    tokens = [name for name, text in texts.items() for _ in re.findall("id-token: write", text)]
+    assert tokens == ["publish.yml"]
+    _, job = texts["publish.yml"].split("id-token: write\n")
+    assert "run:" not in job, "the job that publishes does nothing else"

@@ -1,11 +1,28 @@
-"""The command `rope-cpu export`, as tests call it."""
+"""Targets, and the command `rope-cpu export`, as tests call it."""
 
 import argparse
 import json
 
 import pytest
+from attention_runs import targets_of
 
 from rope_cpu.export import cli
+from rope_cpu.export.targets import TARGETS
+
+
+@pytest.fixture(params=TARGETS)
+def target(request):
+    """The name of a target, each in turn."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _skip_dtypes_that_a_target_refuses(request):
+    """Skip them where a test has a `target` and a `kind` of dtype."""
+    case = getattr(request.node, "callspec", None)
+    params = case.params if case else {}
+    if {"target", "kind"} <= params.keys() and params["target"] not in targets_of(params["kind"]):
+        pytest.skip("refused")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import numpy as np
 import oracle
 import pytest
 from attention_oracle import attention, half_ulp
+from attention_runs import SEPARATE
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.export.validation import session as runtime
@@ -92,7 +93,7 @@ def known(rope, tensors):
     return attention(rope, *(rounded(x) for x in tensors), ids, "float32", scale=SCALE)
 
 
-@pytest.mark.parametrize("target", ["primitive", "onnx"])
+@pytest.mark.parametrize("target", SEPARATE)
 def test_expanded(parts, target):
     """Keys and values of every head, as the weights give them."""
     keys = np.einsum("hnr,btr->bthn", parts["to_keys"], parts["latent"])
@@ -110,7 +111,6 @@ def test_expanded(parts, target):
     assert (difference <= bound + half_ulp(exact, "float32")).all()
 
 
-@pytest.mark.parametrize("target", ["primitive", "onnx", "ort"])
 def test_absorbed(parts, target):
     """One key head, the latent vector: its projections move to the queries and to the result."""
     absorbed = np.einsum("bshn,hnr->bshr", parts["q_nope"], parts["to_keys"])

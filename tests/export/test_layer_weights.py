@@ -9,7 +9,7 @@ from control_characters import MARK, WRITTEN
 from safetensors_files import write_safetensors
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu.export.checkpoints.layer_weights import attention_prefix
+from rope_cpu.export.checkpoint import attention_prefix
 
 HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 16, 48
 ROWS = {"q": HEADS * WIDTH, "k": KV_HEADS * WIDTH, "v": KV_HEADS * WIDTH}
@@ -132,40 +132,29 @@ def test_an_index_of_several_files(parts, tmp_path):
     check_equal(export.attention_weights(index, LLAMA, 1)["weights"], parts)
 
 
-@pytest.mark.parametrize(
-    ("changed", "config", "text"),
-    [
-        pytest.param({"gate_proj.weight": 0}, {}, "holds gate_proj.weight under", id="a gate"),
-        pytest.param(
-            {"q_norm.weight": 0, "k_norm.weight": 0}, {}, "k_norm.weight, q_norm.weight", id="norms"
-        ),
-        pytest.param({"k_proj.weight": None}, {}, "holds no k_proj under", id="no keys"),
-        pytest.param({"o_proj.weight": None}, {}, "holds none of o_proj.weight", id="no output"),
-        pytest.param(
-            {"q_proj.weight": 2 * ROWS["q"]},
-            {},
-            r"has shape \(128, \d+\); by the config it must have 64 rows",
-            id="rows",
-        ),
-        pytest.param({}, {"model_type": "qwen3"}, "holds none of q_norm.weight", id="no norm"),
-        pytest.param({}, {"model_type": "gpt_oss"}, "holds none of sinks", id="no sinks"),
-        pytest.param({}, {"model_type": "olmo2"}, "over the whole projection", id="model type"),
-        pytest.param(
-            {"qkv_proj.weight": sum(ROWS.values())},
-            {},
-            "fused projection of model type",
-            id="order",
-        ),
-    ],
-)
-def test_a_checkpoint_of_another_model_is_refused(parts, changed, config, text):
+# The rows of changed tensors (None: there is no such tensor), the model type, and words.
+OTHER_MODELS = [
+    ({"gate_proj.weight": 0}, "llama", "holds gate_proj.weight under"),
+    ({"q_norm.weight": 0, "k_norm.weight": 0}, "llama", "k_norm.weight, q_norm.weight"),
+    ({"k_proj.weight": None}, "llama", "holds no k_proj under"),
+    ({"o_proj.weight": None}, "llama", "holds no o_proj under"),
+    ({"q_proj.weight": 2 * ROWS["q"]}, "llama", "by the config it must have 64 rows"),
+    ({"qkv_proj.weight": sum(ROWS.values())}, "llama", "fused projection of model type"),
+    ({}, "qwen3", "holds none of q_norm.weight"),
+    ({}, "gpt_oss", "holds none of sinks"),
+    ({}, "olmo2", "over the whole projection"),
+]
+
+
+@pytest.mark.parametrize(("changed", "model_type", "text"), OTHER_MODELS)
+def test_a_checkpoint_of_another_model_is_refused(parts, changed, model_type, text):
     tensors = llama_tensors(parts)
     for name, rows in changed.items():
         tensors.pop(MODULE + name, None)
         if rows is not None:
             tensors[MODULE + name] = np.zeros((rows, HIDDEN))
     with pytest.raises(ValueError, match=text):
-        export.attention_weights(tensors, LLAMA | config, 1)
+        export.attention_weights(tensors, LLAMA | {"model_type": model_type}, 1)
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
@@ -190,17 +179,19 @@ def test_a_number_instead_of_a_projection_is_refused(parts):
         export.attention_weights(tensors, LLAMA, 1)
 
 
-def test_other_types_are_refused():
-    with pytest.raises(TypeError, match="`tensors` has the key 3; keys must be names"):
-        export.attention_weights({3: np.ones(2)}, LLAMA, 0)
-    with pytest.raises(TypeError, match="`tensors` is a list; it must be a mapping of names"):
-        export.attention_weights([], LLAMA, 0)
-    with pytest.raises(ValueError, match=r"`tensors` is 'a\.bin'; it must be a file \*\.safetens"):
-        export.attention_weights("a.bin", LLAMA, 0)
-    with pytest.raises(TypeError, match="`layer` is None; it must be an integer"):
-        export.attention_weights({}, LLAMA, None)
-    with pytest.raises(FileNotFoundError):
-        export.attention_weights("missing.safetensors", LLAMA, 0)
+TENSORS_REFUSED = [
+    (({3: np.ones(2)}, LLAMA, 0), TypeError, "`tensors` has the key 3; keys must be names"),
+    (([], LLAMA, 0), TypeError, "`tensors` is a list; it must be a mapping of names"),
+    (("a.bin", LLAMA, 0), ValueError, "`tensors` is 'a.bin'; it must be a file"),
+    (({}, LLAMA, None), TypeError, "`layer` is None; it must be an integer"),
+    (("missing.safetensors", LLAMA, 0), FileNotFoundError, "No such file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "text"), TENSORS_REFUSED)
+def test_other_types_are_refused(arguments, error, text):
+    with pytest.raises(error, match=text):
+        export.attention_weights(*arguments)
 
 
 MARKED = {"model_type": MARK, "head_dim": WIDTH, "num_attention_heads": HEADS, "rope_theta": 1e4}
@@ -263,39 +254,28 @@ def test_options_and_weights_make_the_models_attention(parts, rng):
     assert export.validate(model, rope).passed
 
 
-@pytest.mark.parametrize(
-    ("config", "arguments", "text"),
-    [
-        (LLAMA, {"layer": 3}, "`layer` is 3, but there are 3 layers"),
-        (LLAMA | {"model_type": "gemma2"}, {}, "layers differ"),
-        (
-            LLAMA | {"model_type": "gemma2"},
-            {"layer_type": "local"},
-            "give one of 'full_attention', 'sliding_attention', or leave it out",
-        ),
-        (
-            LLAMA | {"model_type": "gemma3_text", "num_hidden_layers": 6},
-            {},
-            "`layer_type` is None; it must be one of",
-        ),
-        (LLAMA | {"model_type": "cohere2"}, {"layer_type": "full_attention"}, "not rotated"),
-        ({"model_type": "llama", "head_dim": 16}, {}, ""),
-        (
-            {"model_type": "bailing_moe", "use_qk_norm": True, **LLAMA, "rope_theta": 1e4}
-            | {"model_type": "bailing_moe"},
-            {},
-            "lacks the epsilon of the norms; add rms_norm_eps",
-        ),
-        (
-            LLAMA | {"model_type": "gemma4_text", "attention_chunk_size": 4},
-            {"layer_type": "full_attention"},
-            "norms of values",
-        ),
-    ],
-)
+def of_type(model_type, **values):
+    return LLAMA | {"model_type": model_type} | values
+
+
+BAILING = of_type("bailing_moe", use_qk_norm=True, rope_theta=1e4)
+CHUNKED = of_type("gemma4_text", attention_chunk_size=4)
+NO_OPTIONS = [
+    (LLAMA, {"layer": 3}, "`layer` is 3, but there are 3 layers"),
+    (of_type("gemma2"), {}, "layers differ"),
+    (of_type("gemma2"), {"layer_type": "local"}, "give one of 'full_attention', 'sliding_att"),
+    (of_type("gemma3_text", num_hidden_layers=6), {}, "`layer_type` is None; it must be one of"),
+    (of_type("cohere2"), {"layer_type": "full_attention"}, "not rotated"),
+    (BAILING, {}, "lacks the epsilon of the norms; add rms_norm_eps"),
+    (CHUNKED, {"layer_type": "full_attention"}, "norms of values"),
+]
+
+
+@pytest.mark.parametrize(("config", "arguments", "text"), NO_OPTIONS)
 def test_options_that_a_config_does_not_give(config, arguments, text):
-    if not text:
-        assert export.attention_options(config, **arguments)["num_heads"] == 32
-        return
     with pytest.raises(ValueError, match=text):
         export.attention_options(config, **arguments)
+
+
+def test_the_default_number_of_heads_is_that_of_the_model_type():
+    assert export.attention_options({"model_type": "llama", "head_dim": 16})["num_heads"] == 32

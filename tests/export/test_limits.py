@@ -1,69 +1,19 @@
-"""Absurd arguments and metadata are refused by name, before anything is built or drawn."""
+"""Absurd metadata are refused by name, before anything is built or drawn."""
 
 import json
 
 import numpy as np
 import onnx
 import pytest
-from refusals import nested, refusal
+from refusals import refusal
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.arguments import limits
 from rope_cpu.export.metadata import OPTIONS_KEY
 
-HUGE = 10**5000
 ROPE = RotaryEmbedding(8)
-WIDE = RotaryEmbedding(128)
 MODEL = export.export_rope(ROPE)
 ATTENTION = export.export_attention(ROPE, num_heads=2)
-
-
-def rope(**options):
-    return lambda: export.export_rope(ROPE, **options)
-
-
-def attention(**options):
-    return lambda: export.export_attention(ROPE, **{"num_heads": 2, **options})
-
-
-REFUSED = [
-    (
-        lambda: export.export_rope(WIDE, max_positions=2**24),
-        "`max_positions` is 16777216: a table of 16777216 x 64 elements",
-    ),
-    (rope(max_positions=HUGE), "`max_positions` is an integer of"),
-    (rope(num_heads=2**40), "`num_heads` is 1099511627776; it must be at most 4096"),
-    (rope(inputs=[f"x{i}" for i in range(65)]), "it may have at most 64 entries"),
-    (rope(inputs=[["q"]]), "`inputs` is [['q']]"),
-    (rope(inputs=["x" * 10**6 + "!"]), "`inputs` is ['xxx"),
-    (rope(dtype="x" * 10**6), "`dtype` is 'xxx"),
-    (rope(dtype={"a": 1}), "`dtype` is {'a': 1}"),
-    (rope(target=nested(10**5)), "`target` is [[[["),
-    (rope(opset=HUGE), "`opset` is an integer of"),
-    (rope(metadata={"a": nested(10**5)}), "`metadata` is {'a'"),
-    (attention(num_heads=2**40), "`num_heads` is 1099511627776"),
-    (attention(num_kv_heads=HUGE), "`num_kv_heads` is an integer of"),
-    (attention(v_head_dim=2**40), "`v_head_dim` is 1099511627776; it must be at most 65536"),
-    (attention(window=2**60), "`window` is 1152921504606846976"),
-    (attention(softcap=5e-324), "`softcap` is 5e-324; it must be at least 2^-126"),
-    (attention(scale=2.0**62), "`scale` is 4.6"),
-    (attention(scale=2.0**61, softcap=2.0**-10), "`scale / softcap` is 2.3"),
-    (attention(norm_epsilon=1e308), "`norm_epsilon` is 1e+308"),
-    (attention(weights={"x" * 10**6: 1}), "`weights` holds ['xxx"),
-    (lambda: export.save(MODEL, "x" * 300), "`path` is 'xxx"),
-    (lambda: export.save(MODEL, "x/" * 10**6), "`path` is 'x/x"),
-    (lambda: export.save(MODEL, "a\0b"), "`path` is 'a\\x00b'"),
-    (lambda: export.save(MODEL, 3), "`path` is 3; it must be a path"),
-    (lambda: export.save(MODEL, "a.onnx", external_bytes="1"), "`external_bytes` is '1'"),
-    (lambda: export.validate("x" * 10**6, ROPE), "`model` is 'xxx"),
-    (lambda: export.validate("a\0b", ROPE), "`model` is 'a\\x00b'"),
-    (lambda: export.validate(MODEL, ROPE, seed=HUGE), "`seed` is an integer of"),
-]
-
-
-@pytest.mark.parametrize(("call", "words"), REFUSED, ids=[row[1] for row in REFUSED])
-def test_absurd_arguments_are_refused(call, words):
-    assert words in refusal(call)
 
 
 def described(model, text):

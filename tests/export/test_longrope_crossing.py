@@ -23,7 +23,6 @@ SHORT, LONG = ROPE.at_length(ORIGINAL), ROPE.at_length(ORIGINAL + 1)
 
 
 @pytest.mark.parametrize("rerotated", [True, False])
-@pytest.mark.parametrize("target", ["primitive", "onnx", "ort"])
 def test_keys_in_a_shared_cache_are_rotated_on(target, rerotated, rng):
     tensors = [rng.standard_normal((1, TOKENS, h, 32)).astype(np.float32) for h in (4, 2, 2)]
     buffers = {

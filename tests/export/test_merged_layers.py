@@ -10,7 +10,6 @@ import rope_cpu
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.export.validation import session as runtime
 
-TARGETS = ("primitive", "onnx", "ort")
 ROPE = RotaryEmbedding(32)
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "max_positions": 64}
 
@@ -23,7 +22,6 @@ def layer(rng, **options):
 
 
 @pytest.mark.parametrize("cache", ["growing", "shared"])
-@pytest.mark.parametrize("target", TARGETS)
 def test_layers_merge(target, cache, rng):
     """The merged model gives the results of one layer after the other."""
     layers = [layer(rng, target=target, cache=cache, name_prefix=f"layers.{i}.") for i in range(2)]
@@ -82,7 +80,6 @@ def test_bind_takes_the_caches_of_merged_layers(rng):
 
 
 @pytest.mark.parametrize("cache", ["growing", "shared"])
-@pytest.mark.parametrize("target", TARGETS)
 def test_validate_takes_a_model_with_prefixes(target, cache, rng, tmp_path):
     options = {"target": target, "cache": cache, "qk_norm": "input", "sinks": "input"}
     model = layer(rng, **options, name_prefix="model/layers/7/")
@@ -93,18 +90,9 @@ def test_validate_takes_a_model_with_prefixes(target, cache, rng, tmp_path):
     assert export.validate(tmp_path / "layer.onnx", ROPE).passed
 
 
-@pytest.mark.parametrize(
-    ("prefix", "error"), [("a b", ValueError), ("x" * 65, ValueError), (3, TypeError)]
-)
-def test_other_prefixes_are_refused(prefix, error):
-    with pytest.raises(error, match="`name_prefix` is "):
-        export.export_attention(ROPE, **HEADS, name_prefix=prefix)
-
-
 MODELS = {
     "rope": lambda: export.export_rope(ROPE),
     "rope, offset": lambda: export.export_rope(ROPE, positions="offset", inputs=["x"]),
-    "rope, tables": lambda: export.export_rope(ROPE, table_inputs=True, target="primitive"),
     "growing": lambda: export.export_attention(ROPE, **HEADS, mask="float"),
     "ids": lambda: export.export_attention(ROPE, **HEADS, positions="position_ids"),
     "shared": lambda: export.export_attention(
@@ -138,26 +126,3 @@ def test_the_report_says_how_large_the_inputs_are():
     largest = max(outcome.largest_input for outcome in report.outcomes)
     assert largest > 1000
     assert f"inputs reach ±{largest:.4g}" in str(report)
-
-
-def test_metadata_of_the_user_may_not_look_like_options():
-    with pytest.raises(ValueError, match=r"`metadata` holds x\.rope_cpu\.export"):
-        export.export_rope(ROPE, metadata={"x.rope_cpu.export": "{}"})
-
-
-def test_a_file_says_which_attention_it_has():
-    options = {"window": 7, "softcap": 5.0, "scale": 0.25, "sinks": "input", "qk_norm": "input"}
-    model = export.export_attention(ROPE, **HEADS, **options, cache="shared")
-    for part in (
-        "4 query heads to 2 key heads",
-        "scores times 0.25",
-        "a window of 7 keys",
-        "capped to ±5",
-        "normed before the rotation",
-        "attention sinks",
-        "past_key and present_key may be one buffer",
-    ):
-        assert part in model.doc_string
-    plain = export.export_attention(ROPE, **HEADS, causal=False, past=False).doc_string
-    assert "each query to all keys" in plain
-    assert not any(word in plain for word in ("window", "capped", "normed", "sinks", "buffer"))

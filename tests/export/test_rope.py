@@ -5,14 +5,15 @@ import itertools
 import numpy as np
 import oracle
 import pytest
+from attention_runs import SEPARATE, targets_of
 from conftest import DTYPES
 from onnx.reference import ReferenceEvaluator
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.accuracy import tolerance
+from rope_cpu.export.targets import TARGETS
 from rope_cpu.export.validation import session as runtime
 
-TARGETS = ("primitive", "onnx", "ort")
 OMEGA = 500.0 ** (-np.arange(8) / 8)
 MROPE = np.repeat(np.arange(3), [4, 2, 2])
 INTERLEAVED_MROPE = np.array([0, 1, 2, 0, 1, 2, 0, 0])
@@ -105,7 +106,9 @@ def combinations(rope, name, kind):
     layouts = LAYOUTS if kind in ("float32", "bfloat16") else ("bshd",)
     positions = ("position_ids", "offset") if rope.axes == 1 else ("position_ids",)
     tables = (None,) if name in DENSE else (None, TABLE)
-    targets = ("primitive",) if kind == "float64" or name == "mixed, by head" else TARGETS
+    targets = targets_of(kind)
+    if name == "mixed, by head":
+        targets = [target for target in targets if TARGETS[target].per_head]
     for combination in itertools.product(layouts, positions, tables, targets):
         if combination[:2] != ("thd", "offset"):  # refused, as test_options shows
             yield combination
@@ -184,7 +187,6 @@ def test_export_rope_of_every_rope_type(rope_type, table, interleaved, rng):
             assert (np.abs(result - y) <= bound).all(), target
 
 
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("table", [None, TABLE])
 @pytest.mark.parametrize("name", ["partial", "scaled", "axial, in blocks"])
 def test_inverse_undoes_the_rotation(target, table, name, rng):
@@ -224,7 +226,6 @@ def test_export_rope_in_float64_is_exact(table, rng):
     assert (np.abs(result - y) <= allowed).all()
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_computed_angles_have_no_limit(target, rng):
     rope = RotaryEmbedding(32, rope_theta=1e6)
     x = rng.standard_normal((1, 6, 1, 32)).astype(np.float32)
@@ -237,7 +238,6 @@ def test_computed_angles_have_no_limit(target, rng):
     assert (np.abs(result - y) <= bound + slack).all()
 
 
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 def test_runtimes_without_a_cosine_in_float64_load_the_file(target, kind):
     """onnxruntime up to 1.28."""
@@ -247,18 +247,6 @@ def test_runtimes_without_a_cosine_in_float64_load_the_file(target, kind):
     assert "Cos" not in ops
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_fractional_position_ids(target, rng):
-    rope = RotaryEmbedding(16)
-    x = rng.standard_normal((2, 4, 1, 16)).astype(np.float32)
-    ids = rng.uniform(-50, 50, (2, 4))
-    model = export.export_rope(rope, target=target, layout="bshd", position_dtype=np.float64)
-    result, _ = rotate_by(model, "bshd", {"position_ids": ids}, x, x)
-    y, bound = exact(rope, x, ids)
-    assert (np.abs(result - y) <= bound).all()
-
-
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("table", [None, 20])
 def test_float32_angles_are_those_of_numpy(target, table, rng):
     """As in transformers, the product and each result are rounded to float32."""
@@ -281,13 +269,13 @@ def test_float32_angles_are_those_of_numpy(target, table, rng):
     assert np.abs(result - rope.rotate(x, ids)).max() <= 4 * 2.0**-24 * reach
 
 
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("opset", [13, 15, 18, 21, 23, 24])
 def test_every_opset_of_a_target_passes(target, opset, rng):
     rope = RotaryEmbedding(16, interleaved=True)
     options = {"target": target, "layout": "bshd", "opset": opset, "max_positions": 8}
-    if target == "onnx" and opset < 23:
-        with pytest.raises(ValueError, match=r"`opset` is .*opsets 23 to 24"):
+    first, last = TARGETS[target].opsets
+    if not first <= opset <= last:
+        with pytest.raises(ValueError, match=rf"`opset` is .*opsets {first} to {last}"):
             export.export_rope(rope, **options)
         return
     model = export.export_rope(rope, **options)
@@ -302,7 +290,7 @@ def test_half_precision_is_the_rounded_exact_result(rng):
     for kind in ("float16", "bfloat16"):
         x = rng.standard_normal((1, 40, 8, 64)).astype(DTYPES[kind])
         rounded = exact(rope, x, ids)[0].astype(np.float32).astype(DTYPES[kind])
-        for target in TARGETS:
+        for target in targets_of(kind):
             model = export.export_rope(
                 rope, target=target, dtype=DTYPES[kind], layout="bshd", max_positions=40
             )
@@ -365,7 +353,6 @@ def test_export_rope_of_three_inputs(rng):
     assert [value.name for value in model.graph.output] == ["q_rot", "k_rot", "v_rot"]
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_another_number_of_heads_is_refused_when_it_runs(target):
     """RotaryEmbedding itself would take any `num_heads` with four axes."""
     model = export.export_rope(RotaryEmbedding(16), target=target, num_heads=4)
@@ -376,7 +363,7 @@ def test_another_number_of_heads_is_refused_when_it_runs(target):
         )
 
 
-@pytest.mark.parametrize("target", ["primitive", "onnx"])
+@pytest.mark.parametrize("target", SEPARATE)
 @pytest.mark.parametrize("table", [None, 16])
 def test_the_reference_evaluator_agrees(target, table, rng):
     """A second runtime, ONNX's own in NumPy."""
@@ -390,18 +377,3 @@ def test_the_reference_evaluator_agrees(target, table, rng):
     )
     y, bound = exact(rope, x, ids)
     assert (np.abs(result.transpose(0, 2, 1, 3) - y) <= bound).all()
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_table_inputs_of_any_length(target, rng):
-    rope = RotaryEmbedding(16)
-    session = runtime.open_session(export.export_rope(rope, target=target, table_inputs=True))
-    for rows in (7, 300):
-        x = rng.standard_normal((2, 3, 6, 16)).astype(np.float32)
-        ids = rng.integers(0, rows, (2, 6))
-        cos, sin = rope.cos_sin(np.arange(rows))
-        result, _ = session.run(
-            None, {"q": x, "k": x, "position_ids": ids, "cos_cache": cos, "sin_cache": sin}
-        )
-        y, bound = exact(rope, x.transpose(0, 2, 1, 3), ids)
-        assert (np.abs(result.transpose(0, 2, 1, 3) - y) <= bound).all()

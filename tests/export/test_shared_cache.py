@@ -1,9 +1,12 @@
 """Attention over a shared cache: one buffer, rows of different length, nothing copied."""
 
+import re
+
 import numpy as np
 import onnxruntime
 import pytest
-from attention_oracle import attention, cached, half_ulp, rotated
+from attention_oracle import attention, cached, rotated
+from attention_runs import SEPARATE, agrees, count_on, draw_tensors
 from conftest import DTYPES
 from control_characters import MARK, WRITTEN
 from onnx import TensorProto, helper
@@ -12,7 +15,6 @@ from rope_cpu import RotaryEmbedding, export
 from rope_cpu.export.targets.ort import runtime_takes_query_lengths
 from rope_cpu.export.validation import session as runtime
 
-TARGETS = ("primitive", "onnx", "ort")
 ROPE = RotaryEmbedding(32, rope_theta=500.0)
 SHARED = {
     "num_heads": 4,
@@ -44,11 +46,9 @@ CHUNKS = [((0, 0, 0), 6), ((6, 2, 5), 4), ((10, 4, 9), 4)]
 
 def draw(rng, dtype=np.float32, batch=3, width=32):
     """Return q, k, v (batch, TOKENS, heads, width), and two buffers of numbers without meaning."""
-    q = rng.standard_normal((batch, TOKENS, 4, 32)).astype(dtype)
-    k = rng.standard_normal((batch, TOKENS, 2, 32)).astype(dtype)
-    v = rng.standard_normal((batch, TOKENS, 2, width)).astype(dtype)
+    tensors = draw_tensors(rng, dtype, batch, TOKENS, v_width=width)
     buffers = [rng.uniform(-90, 90, (batch, 2, CAPACITY, n)).astype(dtype) for n in (32, width)]
-    return (q, k, v), buffers
+    return tensors, buffers
 
 
 def bound_steps(model, tensors, buffers, steps, arrays=None):
@@ -70,52 +70,38 @@ def tokens_at(x, first, count):
     return x[np.arange(len(first))[:, None], first[:, None] + np.arange(count)]
 
 
-def agrees(result, known):
-    exact, bound = known
-    difference = np.abs(result.astype(np.float64) - exact)
-    return bool((difference <= bound + half_ulp(exact, result.dtype)).all())
-
-
-def ids(batch=3):
-    return np.broadcast_to(np.arange(TOKENS), (batch, TOKENS))
-
-
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("target", TARGETS)
 def test_steps_give_what_one_pass_gives(target, name, rng):
     tensors, _ = draw(rng)
     model = export.export_attention(ROPE, **SHARED, target=target, **OPTIONS[name])
-    want = attention(ROPE, *tensors, ids(), "float32", **OPTIONS[name])
+    want = attention(ROPE, *tensors, count_on(3, TOKENS), "float32", **OPTIONS[name])
     for steps in STEPS.values():
         _, buffers = draw(rng)
         for first, count, result in bound_steps(model, tensors, buffers, steps):
             assert agrees(result, [tokens_at(x, first, count) for x in want]), (first, count)
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_chunks_of_rows_of_different_length(target, rng):
     if target == "ort" and not runtime_takes_query_lengths():
         pytest.skip("this onnxruntime takes a batch of 1 only")
     tensors, buffers = draw(rng)
     model = export.export_attention(ROPE, **SHARED, target=target, window=5)
-    want = attention(ROPE, *tensors, ids(), "float32", window=5)
+    want = attention(ROPE, *tensors, count_on(3, TOKENS), "float32", window=5)
     for first, count, result in bound_steps(model, tensors, buffers, CHUNKS):
         assert agrees(result, [tokens_at(x, first, count) for x in want])
 
 
 @pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("target", ["primitive", "onnx"])
+@pytest.mark.parametrize("target", SEPARATE)
 def test_every_dtype(target, kind, rng):
-    if target == "onnx" and kind == "float64":
-        pytest.skip("refused")
     dtype = DTYPES[kind]
     tensors, buffers = draw(rng, dtype, width=24)
     model = export.export_attention(ROPE, **SHARED, target=target, dtype=dtype, v_head_dim=24)
-    want = attention(ROPE, *tensors, ids(), kind)
+    want = attention(ROPE, *tensors, count_on(3, TOKENS), kind)
     for first, count, result in bound_steps(model, tensors, buffers, CHUNKS):
         assert result.dtype == dtype
         assert agrees(result, [tokens_at(x, first, count) for x in want])
-    keys_wanted = cached(rotated(ROPE, tensors[1], ids(), kind), kind)
+    keys_wanted = cached(rotated(ROPE, tensors[1], count_on(3, TOKENS), kind), kind)
     keys, values = (x.transpose(0, 2, 1, 3) for x in buffers)
     assert agrees(keys[0, :TOKENS], [x[0] for x in keys_wanted])
     np.testing.assert_array_equal(values[0, :TOKENS], tensors[2][0])
@@ -148,7 +134,9 @@ def test_int8_caches(name, kind, rng):
     model = export.export_attention(
         ROPE, **SHARED, target="ort", dtype=dtype, cache_dtype="int8", **OPTIONS[name]
     )
-    want = attention(ROPE, *tensors, ids(), kind, stored=int8_store(scales), **OPTIONS[name])
+    want = attention(
+        ROPE, *tensors, count_on(3, TOKENS), kind, stored=int8_store(scales), **OPTIONS[name]
+    )
     steps = [*STEPS.values()]
     if runtime_takes_query_lengths():
         steps.append(CHUNKS)
@@ -161,7 +149,6 @@ def test_int8_caches(name, kind, rng):
 
 
 @pytest.mark.parametrize("cache_dtype", [None, "int8"])
-@pytest.mark.parametrize("target", TARGETS)
 def test_the_buffer_stays_and_nothing_else_is_written(target, cache_dtype, rng):
     """Present is past, with the rows of the new tokens changed and no other."""
     if cache_dtype is not None and target != "ort":
@@ -188,12 +175,11 @@ def test_the_buffer_stays_and_nothing_else_is_written(target, cache_dtype, rng):
     assert [x.ctypes.data for x in buffers] == addresses
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_a_present_that_onnxruntime_allocates(target, rng):
     """By run(), the past is unchanged, and the present holds its tokens and the new ones."""
     tensors, buffers = draw(rng)
     model = export.export_attention(ROPE, **SHARED, target=target)
-    want = attention(ROPE, *tensors, ids(), "float32")
+    want = attention(ROPE, *tensors, count_on(3, TOKENS), "float32")
     session = runtime.open_session(model, 1)
     names = [value.name for value in session.get_inputs()]
     assert names == ["q", "k", "v", "past_key", "past_value", "past_lengths"]
@@ -214,7 +200,6 @@ def test_a_present_that_onnxruntime_allocates(target, rng):
     ("lengths", "count"),
     [((17, 0), 4), ((0, 20), 1), ((21, 0), 1), ((-1, 3), 1), ((2**62, 0), 1), ((0, 0), 21)],
 )
-@pytest.mark.parametrize("target", TARGETS)
 def test_tokens_beyond_the_capacity_are_refused(target, lengths, count, batch_chunks, rng):
     """The error has words, and no byte is written: neither to the buffer nor to the result."""
     options = SHARED | {"target": target}
@@ -242,7 +227,6 @@ def test_tokens_beyond_the_capacity_are_refused(target, lengths, count, batch_ch
 
 
 @pytest.mark.parametrize("count", [1, 4])
-@pytest.mark.parametrize("target", TARGETS)
 def test_lengths_of_another_batch_are_refused(target, count, rng):
     tensors, buffers = draw(rng)
     model = export.export_attention(ROPE, **SHARED, target=target)
@@ -254,7 +238,6 @@ def test_lengths_of_another_batch_are_refused(target, count, rng):
         session.run(None, feeds)
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_buffers_of_different_capacity_are_refused(target, rng):
     tensors, buffers = draw(rng)
     session = runtime.open_session(export.export_attention(ROPE, **SHARED, target=target), 1)
@@ -265,7 +248,7 @@ def test_buffers_of_different_capacity_are_refused(target, rng):
         session.run(None, feeds)
 
 
-@pytest.mark.parametrize("target", ["primitive", "onnx"])
+@pytest.mark.parametrize("target", SEPARATE)
 @pytest.mark.parametrize("table", [None, 64])
 def test_positions_that_are_inputs(target, table, rng):
     tensors, buffers = draw(rng)
@@ -280,7 +263,6 @@ def test_positions_that_are_inputs(target, table, rng):
         assert agrees(result, [tokens_at(x, first, count) for x in want])
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_numbers_behind_the_rows_have_no_effect(target, rng):
     tensors, _ = draw(rng)
     model = export.export_attention(ROPE, **SHARED, target=target)
@@ -314,7 +296,6 @@ def test_validate_covers_shared_caches(options):
     assert not export.validate(model, RotaryEmbedding(32, rope_theta=501.0)).passed
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_validate_finds_writes_to_other_rows(target):
     """A graph that writes the last row of the buffer too."""
     model = export.export_attention(ROPE, **SHARED, target=target)
@@ -330,57 +311,8 @@ def test_validate_finds_writes_to_other_rows(target):
     assert "key changed outside the rows of the new tokens" in str(report)
 
 
-REFUSED = {
-    "no past": ({"past": False}, "`past` is False, but `cache` is 'shared'"),
-    "not causal": ({"causal": False}, "`causal` is False; attention over a shared cache"),
-    "mask": ({"mask": "padding"}, "`mask` is 'padding', but `cache` is 'shared'"),
-    "name": ({"cache": "paged"}, "`cache` is 'paged'; it must be one of growing, shared"),
-    "int8 elsewhere": (
-        {"cache_dtype": "int8"},
-        "`cache_dtype` is int8, which target 'onnx' cannot attend to; target 'ort' can",
-    ),
-    "int8 growing": (
-        {"target": "ort", "cache": "growing", "cache_dtype": "int8"},
-        "`cache_dtype` is int8, but `cache` is 'growing'",
-    ),
-    "chunks of a growing cache": (
-        {"target": "ort", "cache": "growing", "batch_chunks": True},
-        "`batch_chunks` is True, but with target 'ort' and `cache` 'growing' it is False; it needs",
-    ),
-    "no chunks": ({"batch_chunks": False}, "`batch_chunks` is False, but with target 'onnx'"),
-    "opset": ({"opset": 23}, "`opset` is 23; target 'onnx' is written in opsets 24 to 24"),
-    "half": (
-        {"target": "ort", "dtype": np.float16},
-        "`dtype` is float16, but .* would convert .*; targets 'primitive' and 'onnx' can",
-    ),
-    "float64": ({"dtype": np.float64}, "target 'primitive' can express it"),
-    "no tables": (
-        {"target": "ort", "max_positions": None},
-        "so give the number of their rows; targets 'primitive' and 'onnx' can express it",
-    ),
-    "no tables for int8": (
-        {"target": "ort", "max_positions": None, "cache_dtype": "int8"},
-        "so give the number of their rows$",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals(name):
-    changed, text = REFUSED[name]
-    with pytest.raises(ValueError, match=text):
-        export.export_attention(ROPE, **(SHARED | changed))
-
-
-def test_another_dtype_of_the_cache_is_refused():
-    with pytest.raises(TypeError, match="`cache_dtype` is uint8; it must be one of int8"):
-        export.export_attention(ROPE, **SHARED, target="ort", cache_dtype="uint8")
-
-
 def test_chunks_need_a_runtime_that_takes_them(monkeypatch):
-    monkeypatch.setattr(
-        "rope_cpu.export.attention_settings.runtime_takes_query_lengths", lambda: False
-    )
+    monkeypatch.setattr("rope_cpu.export.checks.runtime_takes_query_lengths", lambda: False)
     with pytest.raises(ValueError, match=r"needs onnxruntime 1\.32"):
         export.export_attention(ROPE, **SHARED, target="ort", batch_chunks=True)
     model = export.export_attention(ROPE, **SHARED, target="ort")
@@ -402,49 +334,6 @@ def bound_model(**options):
     return session, feeds, {"attention": np.zeros((1, 1, 4, 32), np.float32)}
 
 
-BIND_REFUSED = {
-    "capacity": (
-        {"past_key": np.zeros((1, 2, 65, 32), np.float32)},
-        {},
-        ValueError,
-        "a capacity of 65; the model has tables of 64 positions",
-    ),
-    "dtype": ({"q": np.zeros((1, 1, 4, 32))}, {}, TypeError, r"`feeds\['q'\]` has dtype float64"),
-    "list": ({"past_lengths": [0]}, {}, TypeError, r"`feeds\['past_lengths'\]` is a list"),
-    "masked": (
-        {"past_key": np.ma.zeros((1, 2, 64, 32), np.float32)},
-        {},
-        TypeError,
-        r"`feeds\['past_key'\]` is a masked array, which is not supported; pass its `.data`",
-    ),
-    "masked output": (
-        {},
-        {"attention": np.ma.zeros((1, 1, 4, 32), np.float32)},
-        TypeError,
-        r"`outputs\['attention'\]` is a masked array",
-    ),
-    "shape": (
-        {"k": np.zeros((1, 1, 3, 32), np.float32)},
-        {},
-        ValueError,
-        r"`feeds\['k'\]` has shape \(1, 1, 3, 32\); it must be \('batch', 'sequence', 2, 32\)",
-    ),
-    "strides": (
-        {"past_key": np.zeros((1, 64, 2, 32), np.float32).transpose(0, 2, 1, 3)},
-        {},
-        ValueError,
-        r"`feeds\['past_key'\]` is not C-contiguous",
-    ),
-    "unknown": ({"mask": np.zeros(1)}, {}, ValueError, "`feeds` holds .*'mask'.*; it must hold q"),
-    "present": (
-        {},
-        {"present_key": np.zeros((1, 2, 64, 32), np.float32)},
-        ValueError,
-        "`outputs` holds .*; it must hold attention",
-    ),
-}
-
-
 def read_only(*shape):
     """Return zeros that cannot be written."""
     x = np.zeros(shape, np.float32)
@@ -452,20 +341,28 @@ def read_only(*shape):
     return x
 
 
-BIND_REFUSED |= {
-    "read-only cache": (
-        {"past_value": read_only(1, 2, 64, 32)},
-        {},
+CACHE = np.zeros((1, 2, 64, 32), np.float32)
+RESULT = np.zeros((1, 1, 4, 32), np.float32)
+READ_ONLY = read_only(1, 2, 64, 32)
+TRANSPOSED = np.zeros((1, 64, 2, 32), np.float32).transpose(0, 2, 1, 3)
+# Changed arrays, the class of the error, and words of its text.
+BIND_REFUSED = [
+    ({"past_key": np.zeros((1, 2, 65, 32), np.float32)}, ValueError, "a capacity of 65; the model"),
+    ({"q": np.zeros((1, 1, 4, 32))}, TypeError, "`feeds['q']` has dtype float64"),
+    ({"past_lengths": [0]}, TypeError, "`feeds['past_lengths']` is a list"),
+    ({"past_key": np.ma.array(CACHE)}, TypeError, "`feeds['past_key']` is a masked array"),
+    ({"attention": np.ma.array(RESULT)}, TypeError, "`outputs['attention']` is a masked array"),
+    (
+        {"k": np.zeros((1, 1, 3, 32), np.float32)},
         ValueError,
-        r"`feeds\['past_value'\]` is read-only, and each call writes to it; give a copy",
+        "`feeds['k']` has shape (1, 1, 3",
     ),
-    "read-only output": (
-        {},
-        {"attention": read_only(1, 1, 4, 32)},
-        ValueError,
-        r"`outputs\['attention'\]` is read-only",
-    ),
-}
+    ({"past_key": TRANSPOSED}, ValueError, "`feeds['past_key']` is not C-contiguous"),
+    ({"mask": np.zeros(1)}, ValueError, "it must hold q"),
+    ({"present_key": CACHE}, ValueError, "`outputs` holds "),
+    ({"past_value": READ_ONLY}, ValueError, "`feeds['past_value']` is read-only"),
+    ({"attention": read_only(1, 1, 4, 32)}, ValueError, "`outputs['attention']` is read-only"),
+]
 
 
 def test_names_of_a_model_are_escaped_in_errors():
@@ -481,12 +378,13 @@ def test_names_of_a_model_are_escaped_in_errors():
     assert WRITTEN in str(error.value)
 
 
-@pytest.mark.parametrize("name", BIND_REFUSED)
-def test_bind_refuses(name):
+@pytest.mark.parametrize(("changed", "error", "words"), BIND_REFUSED)
+def test_bind_refuses(changed, error, words):
     session, feeds, outputs = bound_model(target="primitive")
-    more_feeds, more_outputs, error, text = BIND_REFUSED[name]
-    with pytest.raises(error, match=text):
-        export.bind(session, feeds | more_feeds, outputs | more_outputs)
+    is_output = changed.keys() <= {"attention", "present_key"}
+    arrays = (feeds, outputs | changed) if is_output else (feeds | changed, outputs)
+    with pytest.raises(error, match=re.escape(words)):
+        export.bind(session, *arrays)
 
 
 def test_bind_refuses_arrays_that_share_memory():

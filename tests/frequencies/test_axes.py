@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import pickle
-import re
 
 import numpy as np
 import pytest
 from oracle import inv_freq
+from refusals import assert_refused
 
 from rope_cpu import RotaryEmbedding as R
 from rope_cpu.frequencies import axes
@@ -104,7 +104,7 @@ def test_sections_of_files_may_repeat_the_shares():
     assert axes.mrope(64, (8, 12, 12), rope_theta=1e6, scaling=section) == axes.mrope(
         64, [8, 12, 12], rope_theta=1e6
     )
-    with pytest.raises(ValueError, match=r"`mrope_section` is .16, 8, 8., but `scaling` has"):
+    with pytest.raises(ValueError, match=r"`mrope_section` is .*; .* `scaling`, .8, 12, 12."):
         axes.mrope(64, (16, 8, 8), rope_theta=1e6, scaling=section)
 
 
@@ -152,76 +152,51 @@ def test_a_section_may_repeat_the_arguments_of_mrope():
 
 
 REFUSED = [
-    (lambda: R.axial(64, 3), ValueError, "`head_dim` is 64, which 3 axes cannot share"),
-    (lambda: R.axial(64, 0), ValueError, "`axes` is 0"),
-    (lambda: R.axial(64, 2, span="block"), ValueError, "`span` is 'block'"),
-    (lambda: R.axial(64, 2, axis_dims=(16, 24, 24)), ValueError, "3 widths, but `axes` is 2"),
-    (lambda: R.axial(64, 2, axis_dims=(31, 33)), ValueError, "must be even"),
-    (lambda: R.axial(64, 2, axis_dims=(32, 34)), ValueError, "add up to head_dim 64"),
-    (lambda: R.axial(64, 2, rope_theta=(1e4, 1e4, 1e4)), ValueError, "`rope_theta` has 3 bases"),
-    (lambda: R.axial(64, 2, rope_theta=-1.0), ValueError, "`rope_theta` is -1.0"),
-    (lambda: R.axial(64, 2, rope_theta="1e4"), TypeError, "`rope_theta` is '1e4'"),
-    (lambda: R.axial(64.0, 2), TypeError, "`head_dim` is 64.0"),
-    (lambda: R.mrope(64, (8, 12, 16), rope_theta=1e4), ValueError, "head_dim 64"),
-    (lambda: R.mrope(64, (), rope_theta=1e4), ValueError, "`mrope_section` is"),
-    (lambda: R.mrope(64, (8, -2, 26), rope_theta=1e4), ValueError, "`mrope_section` is -2"),
-    (lambda: axes.mrope_pair_axis(8, (2, 2, 2)), ValueError, "adds up to 6, not to 8 pairs"),
-    (lambda: axes.mrope_pair_axis(8, (1, 3, 4), True), ValueError, "at most [3, 2] pairs"),
-    (lambda: mrope(scaling=[]), TypeError, "`scaling` is []"),
+    (lambda: R.axial(64, 3), ValueError, "head_dim"),
+    (lambda: R.axial(64, 0), ValueError, "axes"),
+    (lambda: R.axial(64, 2, span="block"), ValueError, "span"),
+    (lambda: R.axial(64, 2, axis_dims=(16, 24, 24)), ValueError, "axis_dims"),
+    (lambda: R.axial(64, 2, axis_dims=(31, 33)), ValueError, "axis_dims"),
+    (lambda: R.axial(64, 2, axis_dims=(32, 34)), ValueError, "axis_dims"),
+    (lambda: R.axial(64, 2, rope_theta=(1e4, 1e4, 1e4)), ValueError, "rope_theta"),
+    (lambda: R.axial(64, 2, rope_theta=-1.0), ValueError, "rope_theta"),
+    (lambda: R.axial(64, 2, rope_theta="1e4"), TypeError, "rope_theta"),
+    (lambda: R.axial(64.0, 2), TypeError, "head_dim"),
+    (lambda: R.mrope(64, (8, 12, 16), rope_theta=1e4), ValueError, "mrope_section"),
+    (lambda: R.mrope(64, (), rope_theta=1e4), ValueError, "mrope_section"),
+    (lambda: R.mrope(64, (8, -2, 26), rope_theta=1e4), ValueError, "mrope_section"),
     (
-        lambda: mrope(mrope_interleaved="no"),
-        TypeError,
-        "`mrope_interleaved` is 'no'; it must be True or False",
-    ),
-    (lambda: mrope(mrope_interleaved=1), TypeError, "`mrope_interleaved` is 1"),
-    (lambda: mrope(scaling={"mrope_interleaved": 0}), TypeError, "`mrope_interleaved` is 0"),
-    (
-        lambda: mrope(scaling={"mrope_interleaved": True}),
+        lambda: axes.to_mrope(axes.from_inv_freq(range(1, 9)), (2, 2, 2), False),
         ValueError,
-        "`mrope_interleaved` is False, but `scaling` has True; give it once",
+        "mrope_section",
     ),
-    (lambda: mrope(rope_theta=None), TypeError, "`rope_theta` is None; it must be a number"),
-    (
-        lambda: mrope(rope_theta=None, scaling={"rope_theta": 1e4}),
-        TypeError,
-        "`rope_theta` is None",
-    ),
-    (
-        lambda: mrope(scaling={"rope_theta": 5.0}),
-        ValueError,
-        "`rope_theta` is 10000.0, but `scaling` has 5.0",
-    ),
-    (
-        lambda: mrope([4, 1, 1]),
-        ValueError,
-        "`mrope_section` is (4, 1, 1), 6 pairs; head_dim 8 has 4",
-    ),
-    (lambda: mrope(None), TypeError, "`mrope_section` is None; it must be a sequence of integers"),
-    (
-        lambda: mrope(None, scaling={"mrope_section": [2, 1, 1]}),
-        TypeError,
-        "`mrope_section` is None",
-    ),
+    (lambda: axes.mrope_pair_axis((1, 3, 4), True), ValueError, "mrope_section"),
+    (lambda: mrope(scaling=[]), TypeError, "scaling"),
+    (lambda: mrope(mrope_interleaved="no"), TypeError, "mrope_interleaved"),
+    (lambda: mrope(mrope_interleaved=1), TypeError, "mrope_interleaved"),
+    (lambda: mrope(scaling={"mrope_interleaved": 0}), TypeError, "mrope_interleaved"),
+    (lambda: mrope(scaling={"mrope_interleaved": True}), ValueError, "mrope_interleaved"),
+    (lambda: mrope(rope_theta=None), TypeError, "rope_theta"),
+    (lambda: mrope(rope_theta=None, scaling={"rope_theta": 1e4}), TypeError, "rope_theta"),
+    (lambda: mrope(scaling={"rope_theta": 5.0}), ValueError, "rope_theta"),
+    (lambda: mrope([4, 1, 1]), ValueError, "mrope_section"),
+    (lambda: mrope(None), TypeError, "mrope_section"),
+    (lambda: mrope(None, scaling={"mrope_section": [2, 1, 1]}), TypeError, "mrope_section"),
     (
         lambda: mrope(mrope_interleaved=None, scaling={"mrope_interleaved": True}),
         TypeError,
-        "`mrope_interleaved` is None",
+        "mrope_interleaved",
     ),
-    (lambda: mrope(4), TypeError, "`mrope_section` is 4; it must be a sequence of integers"),
-    (lambda: mrope(scaling={"mrope_section": 4}), TypeError, "`mrope_section` is 4"),
-    (
-        lambda: R.axial(8, axis_dims=4),
-        TypeError,
-        "`axis_dims` is 4; it must be a sequence of integers",
-    ),
-    (lambda: R.axial(8, axis_dims="44"), TypeError, "`axis_dims` is '44'"),
-    (lambda: R.axial(8, rope_theta=None), TypeError, "`rope_theta` is None"),
-    (lambda: R.axial(8, rope_theta=np.array(1e4)), TypeError, "`rope_theta` is array(10000.)"),
-    (lambda: R.axial(8, span=np.array(["axis", "head"])), ValueError, "`span` is array"),
+    (lambda: mrope(4), TypeError, "mrope_section"),
+    (lambda: mrope(scaling={"mrope_section": 4}), TypeError, "mrope_section"),
+    (lambda: R.axial(8, axis_dims=4), TypeError, "axis_dims"),
+    (lambda: R.axial(8, axis_dims="44"), TypeError, "axis_dims"),
+    (lambda: R.axial(8, rope_theta=None), TypeError, "rope_theta"),
+    (lambda: R.axial(8, rope_theta=np.array(1e4)), TypeError, "rope_theta"),
+    (lambda: R.axial(8, span=np.array(["axis", "head"])), ValueError, "span"),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[row[2] for row in REFUSED])
-def test_refusals(call, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        call()
+@pytest.mark.parametrize(("call", "error", "argument"), REFUSED)
+def test_refusals(call, error, argument):
+    assert_refused(call, error, argument)

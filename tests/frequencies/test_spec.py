@@ -1,9 +1,9 @@
-import re
 from dataclasses import replace
 
 import numpy as np
 import oracle
 import pytest
+from refusals import assert_refused
 
 from rope_cpu import RotaryEmbedding as R
 from rope_cpu.frequencies.spec import RopeSpec
@@ -26,37 +26,33 @@ def test_the_elements_of_pairs(kind):
     assert found == oracle.pair_indices(12, spec.interleaved, spec.blocks)
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"head_dim": 16}, "`head_dim` is 16, but `inv_freq` rotates 24"),
-        ({"head_dim": 24.0}, "`head_dim` is 24.0"),
-        ({"blocks": (4,)}, "`blocks` is \\(4,\\)"),
-        ({"blocks": (12, 12, 0)}, "`blocks` is 0"),
-        ({"blocks": (9, 15)}, "`blocks` is \\(9, 15\\)"),
-        ({"inv_freq": np.ones((1, 12))}, "`inv_freq` has shape \\(1, 12\\)"),
-        ({"inv_freq": np.ones((0, 1, 1, 12))}, "`inv_freq` has shape \\(0, 1, 1, 12\\)"),
-        ({"inv_freq": np.full((1, 1, 1, 12), np.nan)}, "`inv_freq` holds nan"),
-        ({"inv_freq": np.full((1, 1, 1, 12), 2.0**41)}, "`inv_freq` holds 2199023255552.0"),
-        ({"inv_freq": np.ones((2, 1, 1, 12))}, "`attention_factor` has shape \\(1,\\)"),
-        ({"attention_factor": np.array(1.0)}, "`attention_factor` has shape \\(\\)"),
-        (
-            {"attention_factor": np.array([0.0])},
-            "`attention_factor` is 0.0; it must be finite and above 0",
-        ),
-        ({"attention_factor": np.array([2.0**127])}, "`attention_factor` is .*; it must be from 2"),
-        ({"attention_factor": np.array([np.nan])}, "`attention_factor` is nan; it must be finite"),
-        ({"interleaved": 1}, "`interleaved` is 1"),
-        ({"angle_dtype": "float16"}, "`angle_dtype` is 'float16'"),
-        ({"shared_id": "no"}, "`shared_id` is 'no'"),
-        ({"lengths": (1, 2, 3)}, "`lengths` is \\(1, 2, 3\\)"),
-    ],
-)
-def test_a_spec_fits_itself_after_replace(fields, named):
+WRONG_FIELDS = [
+    ("head_dim", {"head_dim": 16}),
+    ("head_dim", {"head_dim": 24.0}),
+    ("blocks", {"blocks": (4,)}),
+    ("blocks", {"blocks": (12, 12, 0)}),
+    ("blocks", {"blocks": (9, 15)}),
+    ("inv_freq", {"inv_freq": np.ones((1, 12))}),
+    ("inv_freq", {"inv_freq": np.ones((0, 1, 1, 12))}),
+    ("inv_freq", {"inv_freq": np.full((1, 1, 1, 12), np.nan)}),
+    ("inv_freq", {"inv_freq": np.full((1, 1, 1, 12), 2.0**41)}),
+    ("attention_factor", {"inv_freq": np.ones((2, 1, 1, 12))}),
+    ("attention_factor", {"attention_factor": np.array(1.0)}),
+    ("attention_factor", {"attention_factor": np.array([0.0])}),
+    ("attention_factor", {"attention_factor": np.array([2.0**127])}),
+    ("attention_factor", {"attention_factor": np.array([np.nan])}),
+    ("interleaved", {"interleaved": 1}),
+    ("angle_dtype", {"angle_dtype": "float16"}),
+    ("shared_id", {"shared_id": "no"}),
+    ("lengths", {"lengths": (1, 2, 3)}),
+]
+
+
+@pytest.mark.parametrize(("argument", "fields"), WRONG_FIELDS)
+def test_a_spec_fits_itself_after_replace(argument, fields):
     """Kernels go by it, and would write beyond the arrays that do not fit."""
     spec = R.from_inv_freq([1.0] * 12).spec
-    with pytest.raises((TypeError, ValueError), match=f"^{named}"):
-        replace(spec, **fields)
+    assert_refused(lambda: replace(spec, **fields), (TypeError, ValueError), argument)
 
 
 def test_a_spec_that_does_not_check_itself_is_refused():
@@ -83,93 +79,36 @@ def test_the_fastest_frequency_is_accepted():
 
 
 REFUSED = [
-    (lambda: R.from_inv_freq(np.zeros((1, 1, 1, 1))), ValueError, "`inv_freq` has shape"),
-    (lambda: R.from_inv_freq([]), ValueError, "`inv_freq` has shape (0,)"),
-    (lambda: R.from_inv_freq([1, np.nan]), ValueError, "`inv_freq` holds nan"),
-    (lambda: R.from_inv_freq([1j]), TypeError, "`inv_freq` has dtype complex128"),
-    (
-        lambda: R.from_inv_freq([1, 2], head_dim=3),
-        ValueError,
-        "`head_dim` is 3, but `inv_freq` rotates 4",
-    ),
-    (lambda: R.from_inv_freq([1], head_dim=2.0), TypeError, "`head_dim` is 2.0"),
-    (lambda: R.from_inv_freq([1], attention_factor=0), ValueError, "`attention_factor` is 0"),
-    (
-        lambda: R.from_inv_freq([1, 2, 3], blocks=2),
-        ValueError,
-        "`blocks` is 2, which does not divide 3 pairs",
-    ),
-    (lambda: R.from_inv_freq([1, 2, 3], blocks=(3, 3)), ValueError, "widths must be even"),
-    (lambda: R.from_inv_freq([1, 2, 3], blocks=(2, 2)), ValueError, "add up to rotary_dim 6"),
-    (lambda: R.from_inv_freq([1], interleaved="no"), TypeError, "`interleaved` is 'no'"),
-    (
-        lambda: R.from_inv_freq([1.0, -(2.0**41)]),
-        ValueError,
-        "`inv_freq` holds -2199023255552.0, which is beyond ±2^40 radians per position",
-    ),
-    (
-        lambda: R.from_inv_freq([1], attention_factor="2"),
-        TypeError,
-        "`attention_factor` is '2'; it must be a number",
-    ),
-    (
-        lambda: R.from_inv_freq([1], attention_factor="abc"),
-        TypeError,
-        "`attention_factor` is 'abc'",
-    ),
-    (lambda: R.from_inv_freq([1], attention_factor=True), TypeError, "`attention_factor` is True"),
-    (lambda: R.from_inv_freq([1], attention_factor=None), TypeError, "`attention_factor` is None"),
-    (
-        lambda: R.from_inv_freq([1], attention_factor=np.ones(2)),
-        TypeError,
-        "`attention_factor` is array([1., 1.])",
-    ),
-    (lambda: R.from_inv_freq(np.ma.array([1.0])), TypeError, "`inv_freq` is a masked array"),
-    (
-        lambda: R.from_inv_freq([1], attention_factor=1e39),
-        ValueError,
-        "`attention_factor` is 1e+39; it must be from 2^-126",
-    ),
-    (
-        lambda: R.from_inv_freq([1], attention_factor=1e-39),
-        ValueError,
-        "`attention_factor` is 1e-39",
-    ),
-    (
-        lambda: R.from_inv_freq([1], attention_factor=np.inf),
-        ValueError,
-        "`attention_factor` is inf",
-    ),
-    (
-        lambda: R.from_inv_freq([[1.0], [1.0, 2.0]]),
-        ValueError,
-        "`inv_freq` is a list of unequal rows; it must be a regular array",
-    ),
-    (
-        lambda: R.from_inv_freq([1, 2], blocks=np.array(2)),
-        TypeError,
-        "`blocks` is array(2); it must be an integer",
-    ),
-    (
-        lambda: R.from_inv_freq([1, 2], blocks=np.ones((1, 2), int)),
-        TypeError,
-        "`blocks` is array([[1, 1]]); it must be a sequence of integers",
-    ),
-    (
-        lambda: R.from_inv_freq([1, 2], blocks=[[2], [1, 1]]),
-        TypeError,
-        "`blocks` is [2]; it must be an integer",
-    ),
-    (
-        lambda: R.from_inv_freq([1], interleaved=np.array([1, 2])),
-        TypeError,
-        "`interleaved` is array([1, 2]); it must be True or False",
-    ),
-    (lambda: R.from_spec("x"), TypeError, "`spec` is 'x'; it must be a RopeSpec"),
+    (lambda: R.from_inv_freq(np.zeros((1, 1, 1, 1))), ValueError, "inv_freq"),
+    (lambda: R.from_inv_freq([]), ValueError, "inv_freq"),
+    (lambda: R.from_inv_freq([1, np.nan]), ValueError, "inv_freq"),
+    (lambda: R.from_inv_freq([1j]), TypeError, "inv_freq"),
+    (lambda: R.from_inv_freq([1, 2], head_dim=3), ValueError, "head_dim"),
+    (lambda: R.from_inv_freq([1], head_dim=2.0), TypeError, "head_dim"),
+    (lambda: R.from_inv_freq([1], attention_factor=0), ValueError, "attention_factor"),
+    (lambda: R.from_inv_freq([1, 2, 3], blocks=2), ValueError, "blocks"),
+    (lambda: R.from_inv_freq([1, 2, 3], blocks=(3, 3)), ValueError, "blocks"),
+    (lambda: R.from_inv_freq([1, 2, 3], blocks=(2, 2)), ValueError, "blocks"),
+    (lambda: R.from_inv_freq([1], interleaved="no"), TypeError, "interleaved"),
+    (lambda: R.from_inv_freq([1.0, -(2.0**41)]), ValueError, "inv_freq"),
+    (lambda: R.from_inv_freq([1], attention_factor="2"), TypeError, "attention_factor"),
+    (lambda: R.from_inv_freq([1], attention_factor="abc"), TypeError, "attention_factor"),
+    (lambda: R.from_inv_freq([1], attention_factor=True), TypeError, "attention_factor"),
+    (lambda: R.from_inv_freq([1], attention_factor=None), TypeError, "attention_factor"),
+    (lambda: R.from_inv_freq([1], attention_factor=np.ones(2)), TypeError, "attention_factor"),
+    (lambda: R.from_inv_freq(np.ma.array([1.0])), TypeError, "inv_freq"),
+    (lambda: R.from_inv_freq([1], attention_factor=1e39), ValueError, "attention_factor"),
+    (lambda: R.from_inv_freq([1], attention_factor=1e-39), ValueError, "attention_factor"),
+    (lambda: R.from_inv_freq([1], attention_factor=np.inf), ValueError, "attention_factor"),
+    (lambda: R.from_inv_freq([[1.0], [1.0, 2.0]]), ValueError, "inv_freq"),
+    (lambda: R.from_inv_freq([1, 2], blocks=np.array(2)), TypeError, "blocks"),
+    (lambda: R.from_inv_freq([1, 2], blocks=np.ones((1, 2), int)), TypeError, "blocks"),
+    (lambda: R.from_inv_freq([1, 2], blocks=[[2], [1, 1]]), TypeError, "blocks"),
+    (lambda: R.from_inv_freq([1], interleaved=np.array([1, 2])), TypeError, "interleaved"),
+    (lambda: R.from_spec("x"), TypeError, "spec"),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[row[2] for row in REFUSED])
-def test_refusals_of_frequency_matrices(call, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        call()
+@pytest.mark.parametrize(("call", "error", "argument"), REFUSED)
+def test_refusals_of_frequency_matrices(call, error, argument):
+    assert_refused(call, error, argument)

@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import oracle
 from fuzz import exact
 from fuzz.placed import PLAIN, Memory, Place, places, strides_of
 from fuzz.rotaries import SIZED, Rotary, plain, rotaries
@@ -15,19 +16,20 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 import rope_cpu
+from rope_cpu.array_types import DTYPES, LAYOUT_AXES
 from rope_cpu.rotation import dispatch
 
-DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "float16")} | {
-    "bfloat16": np.dtype(ml_dtypes.bfloat16)
-}
-# Where batch, token, head and element stand in each layout.
-ORDER = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3), "thd": (0, 1, 2, 3)}
+# Where batch, token, head and element stand in each layout; packed tokens are a batch of one.
+ORDER = oracle.ORDER | {"thd": (0, 1, 2, 3)}
+BATCHED = tuple(layout for layout in LAYOUT_AXES if layout != "thd")
 WAYS = ("rotate", "call", "plan.rotate", "plan", "shift", "apply_rotary")
 PAIRED = ("call", "plan")
 PLANNED = ("plan", "plan.rotate")
 OUTS = ("new", "in place", "own", "shifted")
 TABLE_ROWS = 7  # of cos and sin that are looked up
 TOGETHER = ("apart", "heads", "inside heads")
+# The largest ids of narrow dtypes.
+LARGEST = {"int8": 2.0**7 - 1, "uint16": 2.0**16 - 1, "int32": 2.0**31 - 1, ">i4": 2.0**31 - 1}
 
 
 @dataclass(frozen=True)
@@ -96,17 +98,9 @@ def ids(draw, rotary, way, layout):
     if way == "apply_rotary" or form in ("offset", "offsets"):
         dtype = draw(st.sampled_from(("int64", "int32", "uint16", ">i4", "list")))
     else:
-        dtype = draw(
-            st.sampled_from(
-                ("int64", "int64", "int32", "int8", "uint64", ">i8", "float64", "float32", ">f8")
-            )
-        )
-    most = {
-        "int8": 2.0**7 - 1,
-        "uint16": 2.0**16 - 1,
-        "int32": 2.0**31 - 1,
-        ">i4": 2.0**31 - 1,
-    }.get(dtype, 2.0**53 - 2**12)
+        integers = ("int64", "int64", "int32", "int8", "uint64", ">i8")
+        dtype = draw(st.sampled_from((*integers, "float64", "float32", ">f8")))
+    most = LARGEST.get(dtype, 2.0**53 - 2**12)
     scale = min(draw(st.sampled_from((0.0, 9.0, 5000.0, 2.0**31 - 1, 2.0**53))), most)
     if rotary.in_float32:
         scale = min(scale, 2.0**20)  # of float32 angles beyond it only whole revolutions are left
@@ -121,13 +115,14 @@ def calls(draw, large=False, packed=False):
     """
     rotary = draw(plain(SIZED, fewest_lengths=2) if packed else rotaries())
     way = draw(st.sampled_from(PLANNED if packed else WAYS))
-    layouts = tuple(ORDER) if rotary.rows == 1 else ("bshd", "bhsd", "sbhd")
+    layouts = tuple(LAYOUT_AXES) if rotary.rows == 1 else BATCHED
     layout = draw(st.sampled_from(("thd",) if packed else layouts))
     dtype, inverse = draw(st.sampled_from(tuple(DTYPES))), draw(st.booleans()) and way != "shift"
     batches = (1, 1, 2, 3, 0) if rotary.rows == 1 else (rotary.rows,)
     batch = 1 if layout == "thd" else draw(st.sampled_from(batches))
     tokens = draw(st.sampled_from((1, 1, 2, 3, 5, 8, 0)))
     counts = st.sampled_from((1, 2, 3, 4, 8)).map(lambda n: n * rotary.heads)
+    width = rotary.rope.head_dim
     heads, kv_heads = draw(counts), draw(counts)
     if large:
         tokens, heads = draw(_large(rotary, max(batch, 1)))
@@ -148,11 +143,7 @@ def calls(draw, large=False, packed=False):
         tuple(draw(places(repeated=index < 2)) for index in range(4)),
         draw(st.sampled_from(TOGETHER)) if way in PAIRED else "apart",
         draw(st.sampled_from(OUTS)),
-        draw(
-            st.integers(-3, 3)
-            | st.sampled_from((rotary.rope.head_dim, -rotary.rope.head_dim))
-            | st.integers(-999, 999)
-        ),
+        draw(st.integers(-3, 3) | st.sampled_from((width, -width)) | st.integers(-999, 999)),
         draw(st.booleans()),
         draw(st.booleans()),
         draw(st.sampled_from(("float32", "float64"))),
@@ -179,11 +170,6 @@ def shape_in(layout, batch, tokens, heads, width):
     return tuple(sizes[axis] for axis in ORDER[layout])
 
 
-def canonical(x, layout):
-    """Return an array, perhaps packed, as (batch, tokens, heads, head_dim)."""
-    return x[None] if layout == "thd" else x.transpose(np.argsort(ORDER[layout]))
-
-
 def draw_values(random, shape, kind, dtype):
     """Return random elements.
 
@@ -196,12 +182,10 @@ def draw_values(random, shape, kind, dtype):
     with np.errstate(over="ignore", under="ignore"):
         x = np.asarray(x.astype(dtype))
     if kind == "special":
-        places_ = random.random(shape) < 0.1
-        extremes = np.array(
-            [np.nan, np.inf, -np.inf, 0.0, -0.0, float(info.max), float(info.smallest_subnormal)]
-        )
+        chosen = random.random(shape) < 0.1
+        extremes = [np.nan, np.inf, -np.inf, 0.0, -0.0, info.max, info.smallest_subnormal]
         with np.errstate(under="ignore"):
-            x[places_] = random.choice(extremes, int(places_.sum())).astype(dtype)
+            x[chosen] = random.choice(np.float64(extremes), int(chosen.sum())).astype(dtype)
     return x
 
 
@@ -254,31 +238,25 @@ def arrange(call, memory):
     width = call.rotary.rope.head_dim
     shapes = [shape_in(call.layout, call.batch, call.tokens, count, width) for count in heads]
     if call.together == "apart":
-        held = [
-            _apart(memory, shape, dtype, call, place)
-            for shape, place in zip(shapes, call.places[:2], strict=False)
-        ]
+        placed = zip(shapes, call.places[:2], strict=False)
+        held = [_apart(memory, shape, dtype, call, place) for shape, place in placed]
     else:
         held = [(x, None) for x in _packed(memory, call, heads, width, dtype)]
-    inputs = {}
-    for name, (x, _), shape in zip(names, held, shapes, strict=True):
-        x[...] = draw_values(random, shape, call.values, dtype)
-        inputs[name] = x
+    inputs = {name: x for name, (x, _) in zip(names, held, strict=True)}
+    for x in inputs.values():
+        x[...] = draw_values(random, x.shape, call.values, dtype)
     outs = _outs(memory, call, heads, width, held, shapes, dtype)
+    if outs is not None:
+        outs = {f"{name}_out": out for name, out in zip(inputs, outs, strict=True)}
     positions, ids = _positions(call, memory)
     tables = _tables(call, memory, random) if call.way == "apply_rotary" else None
     if call.layout == "thd":
         inputs = {name: x[0] for name, x in inputs.items()}
-        outs = None if outs is None else [x[0] for x in outs]
+        outs = outs and {name: x[0] for name, x in outs.items()}
     if call.read_only and (outs is None or call.out == "own"):
         for x in inputs.values():
             x.flags.writeable = False
-    named = (
-        None
-        if outs is None
-        else {f"{name}_out": out for name, out in zip(inputs, outs, strict=True)}
-    )
-    return Arranged(call, memory, inputs, named, ids, positions, tables)
+    return Arranged(call, memory, inputs, outs, ids, positions, tables)
 
 
 def _apart(memory, shape, dtype, call, place):
@@ -296,17 +274,13 @@ def _apart(memory, shape, dtype, call, place):
 def _packed(memory, call, heads, width, dtype):
     """Return q and k as views of one buffer that holds v as well, as `together` says."""
     q_heads, k_heads = heads
-    order = ORDER[call.layout]
     if call.together == "inside heads" and q_heads == k_heads:
         buffer = memory.array((call.batch, call.tokens, q_heads, 3 * width), dtype)
-        return [
-            buffer[..., start * width : (start + 1) * width].transpose(order) for start in (0, 1)
-        ]
-    buffer = memory.array((call.batch, call.tokens, q_heads + 2 * k_heads, width), dtype)
-    return [
-        buffer[:, :, :q_heads].transpose(order),
-        buffer[:, :, q_heads : q_heads + k_heads].transpose(order),
-    ]
+        views = (buffer[..., :width], buffer[..., width : 2 * width])
+    else:
+        buffer = memory.array((call.batch, call.tokens, q_heads + 2 * k_heads, width), dtype)
+        views = (buffer[:, :, :q_heads], buffer[:, :, q_heads : q_heads + k_heads])
+    return [view.transpose(ORDER[call.layout]) for view in views]
 
 
 def _outs(memory, call, heads, width, held, shapes, dtype):
@@ -319,10 +293,8 @@ def _outs(memory, call, heads, width, held, shapes, dtype):
         return [further for _, further in held]
     if call.together != "apart":
         return _packed(memory, call, heads, width, dtype)
-    return [
-        memory.array(shape, dtype, place)
-        for shape, place in zip(shapes, call.places[2:], strict=False)
-    ]
+    placed = zip(shapes, call.places[2:], strict=False)
+    return [memory.array(shape, dtype, place) for shape, place in placed]
 
 
 def _positions(call, memory):
@@ -339,13 +311,12 @@ def _positions(call, memory):
     tail = (rotary.axes,) if rotary.axes > 1 else ()
     shape = counts.get(given.form, (rows, call.tokens, *tail))
     if call.way == "apply_rotary":
-        return None, _as_given(
-            random.integers(0, TABLE_ROWS, (rows, call.tokens)), call, memory, ()
-        )
+        looked_up = random.integers(0, TABLE_ROWS, (rows, call.tokens))
+        return None, _as_given(looked_up, call, memory)
     drawn = random.uniform(low, given.scale, shape)
     name = "int64" if given.dtype == "list" else given.dtype
     values = (drawn if np.dtype(name).kind == "f" else np.trunc(drawn)).astype(name)
-    ids = _as_given(values, call, memory, tail)
+    ids = _as_given(values, call, memory)
     exactly = values.astype(np.float64)
     if given.form in ("offset", "offsets"):
         return np.repeat(exactly.reshape(-1, 1, 1) + counted, rotary.axes, 2), ids
@@ -354,7 +325,7 @@ def _positions(call, memory):
     return exactly.reshape(rows, call.tokens, rotary.axes), ids
 
 
-def _as_given(values, call, memory, tail):
+def _as_given(values, call, memory):
     """Return ids as the call gives them: a list, a number, or an array somewhere in memory."""
     given = call.ids
     if given.form == "row":
@@ -368,9 +339,8 @@ def _as_given(values, call, memory, tail):
     if given.form == "number":
         return values.astype(dtype)[()]
     wide = (1,) * (4 - values.ndim) + values.shape
-    placed = memory.array(
-        wide, dtype, Place(given.place.order, given.place.steps, given.place.backwards)
-    )
+    place = Place(given.place.order, given.place.steps, given.place.backwards)
+    placed = memory.array(wide, dtype, place)
     placed[...] = values.reshape(wide)
     return placed.reshape(values.shape) if not placed.size else placed[(0,) * (4 - values.ndim)]
 
@@ -422,30 +392,21 @@ def _run(call, rope, arranged):
     arrays = tuple(arranged.inputs.values())
     outs = None if arranged.outs is None else tuple(arranged.outs.values())
     out = outs if outs is None or len(outs) == 2 else outs[0]
-    placed = (
-        {"offset": arranged.ids}
-        if call.ids.form in ("offset", "offsets")
-        else {"position_ids": arranged.ids}
-    )
+    options = {"layout": call.layout, "inverse": call.inverse}
+    name = "offset" if call.ids.form in ("offset", "offsets") else "position_ids"
+    placed = {name: arranged.ids}
     if call.way == "apply_rotary":
-        options = {
-            "interleaved": rope.interleaved,
-            "layout": call.layout,
-            "inverse": call.inverse,
-            "out": out,
-        }
+        options |= {"interleaved": rope.interleaved, "out": out}
         return (rope_cpu.apply_rotary(*arrays, *arranged.tables, arranged.ids, **options),)
     if call.way == "rotate":
-        return (rope.rotate(*arrays, **placed, layout=call.layout, inverse=call.inverse, out=out),)
+        return (rope.rotate(*arrays, **placed, **options, out=out),)
     if call.way == "call":
-        return rope(*arrays, **placed, layout=call.layout, inverse=call.inverse, out=out)
+        return rope(*arrays, **placed, **options, out=out)
     if call.way == "shift" and call.seed % 2:
         return (rope.shift_plan(arranged.ids, layout=call.layout).rotate(*arrays, out),)
     if call.way == "shift":
         return (rope.shift(*arrays, arranged.ids, layout=call.layout, out=out),)
-    plan = rope.plan(
-        arranged.ids, layout=call.layout, inverse=call.inverse, cu_seqlens=call.cu_seqlens
-    )
+    plan = rope.plan(arranged.ids, **options, cu_seqlens=call.cu_seqlens)
     return (plan.rotate(*arrays, out),) if call.way == "plan.rotate" else plan(*arrays, out)
 
 
@@ -474,17 +435,14 @@ def exact_tables(arranged):
     for row in range(max(len(inv_freq), len(arranged.positions))):
         positions = arranged.positions[row if len(arranged.positions) > 1 else 0]
         omega = inv_freq[row if len(inv_freq) > 1 else 0]
-        tables.append(
-            [_of_heads(rotary, positions, omega[:, head]) for head in range(rotary.heads)]
-        )
+        cos_sin = exact.cos_sin_in_float32 if rotary.in_float32 else exact.cos_sin
+        tables.append([cos_sin(positions, omega[:, head]) for head in range(rotary.heads)])
     cos, sin = np.moveaxis(np.array(tables), 2, 0).swapaxes(2, 3)
-    radians = np.abs(arranged.positions[..., None]).max(axis=1, initial=0.0) * np.abs(inv_freq).max(
-        axis=2
-    )
+    farthest = np.abs(arranged.positions[..., None]).max(axis=1, initial=0.0)
+    radians = farthest * np.abs(inv_freq).max(axis=2)
     largest = radians.sum(axis=1).max(axis=1)
-    lost = (
-        np.where(largest > 2.0**53, LOST_ABOVE * largest, 0.0) + rotary.in_float32 * LOST_IN_FLOAT32
-    )
+    lost = np.where(largest > 2.0**53, LOST_ABOVE * largest, 0.0)
+    lost += rotary.in_float32 * LOST_IN_FLOAT32
     sin = -sin if call.inverse else sin
     tables = [cos, sin, factor[:, None, None, None], lost[:, None, None, None]]
     if call.cu_seqlens is not None and rotary.rows > 1:
@@ -498,12 +456,6 @@ def _of_packed(call, table):
     rows = np.repeat(np.arange(len(table)), np.diff(call.cu_seqlens))
     tokens = np.arange(call.tokens) if table.shape[1] > 1 else 0
     return table[rows, tokens][None]
-
-
-def _of_heads(rotary, positions, inv_freq):
-    if rotary.in_float32:
-        return exact.cos_sin_in_float32(positions, inv_freq)
-    return exact.cos_sin(positions, inv_freq)
 
 
 def check(call, memory):
@@ -540,21 +492,14 @@ def check_rotated(call, result, x, cos, sin, factor, lost):
     rope, dtype = call.rotary.rope, DTYPES[call.dtype]
     assert result.dtype == dtype
     assert result.shape == x.shape
-    y, x = canonical(result, call.layout), canonical(x, call.layout)
+    y, x = (oracle.from_layout(array, call.layout) for array in (result, x))
     tail = slice(rope.rotary_dim, None)
     assert np.array_equal(y[..., tail], x[..., tail], equal_nan=True), (
         "elements that are not rotated were not copied"
     )
     blocks = [rope.rotary_dim] if call.way == "apply_rotary" else call.rotary.blocks()
-    first, second = exact.pairs_of(rope.rotary_dim // 2, rope.interleaved, blocks)
-    expected, reach = exact.rotate(x, cos, sin, first, second)
-    allowed = bound(
-        expected,
-        reach,
-        dtype,
-        factor,
-        _unit(call) + lost / 3,
-    )
+    expected, reach = exact.rotate(x, cos, sin, rope.interleaved, blocks)
+    allowed = bound(expected, reach, dtype, factor, _unit(call) + lost / 3)
     # A pair whose products may overflow, or that holds NaN or infinity, is not compared.
     largest = float(np.finfo(np.float64 if call.dtype == "float64" else np.float32).max) / 4
     largest = min(largest, float(ml_dtypes.finfo(dtype).max) / 2)

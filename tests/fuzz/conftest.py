@@ -30,13 +30,27 @@ except ImportError:  # an older release
 SECONDS = float(os.environ.get("ROPE_CPU_FUZZ_SECONDS") or 0)
 FIRST_SEED = int(os.environ.get("ROPE_CPU_FUZZ_SEED") or 0)
 
-_SETTINGS = {
+SETTINGS = {
     "deadline": None,
     "database": None,
     "report_multiple_bugs": False,
     "phases": (Phase.generate, Phase.shrink),
     "suppress_health_check": list(HealthCheck),
 }
+
+
+def check_examples(check, number, examples, **strategies):
+    """Check a property, check(**drawn), on so many examples of a seed; return their number."""
+    drawn = 0
+
+    def counted(**values):
+        nonlocal drawn
+        drawn += 1
+        check(**values)
+
+    seed(number)(settings(max_examples=examples, **SETTINGS)(given(**strategies)(counted)))()
+    return drawn
+
 
 COUNTS = pytest.StashKey[dict[str, str]]()
 SHARE = pytest.StashKey[float]()
@@ -66,22 +80,7 @@ class Search:
 
     def __call__(self, check, examples, **strategies):
         """Check a property, check(**drawn), on rounds of so many examples."""
-        drawn = 0
-
-        def run_round(number):
-            nonlocal drawn
-            drawn = 0
-            seed(number)(
-                settings(max_examples=examples, **_SETTINGS)(given(**strategies)(counted))
-            )()
-            return drawn
-
-        def counted(**values):
-            nonlocal drawn
-            drawn += 1
-            check(**values)
-
-        self.rounds(run_round)
+        self.rounds(lambda number: check_examples(check, number, examples, **strategies))
 
 
 @pytest.fixture

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from fuzz.refusals import check_text
 from onnx import numpy_helper
+from refusals import check_text
 
 from rope_cpu import RotaryEmbedding, export
-from rope_cpu.export.attention_settings import AttentionOptions
-from rope_cpu.export.options import RopeOptions
+from rope_cpu.export.options import AttentionOptions, RopeOptions
 
 DROPPED = "(dropped)"
 KINDS = ("rope", "attention", "computed", "ort", "shared")

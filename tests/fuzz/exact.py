@@ -1,4 +1,4 @@
-"""Cos, sin and rotations in float64, written from the mathematics; nothing here imports rope_cpu.
+"""Cos and sin in integers, for many large positions; nothing here imports rope_cpu.
 
 An angle p·ω is reduced in integers: its revolutions p·ω/2π, modulo 1, are exact to 2^-128. So any
 position up to 2^53 and any frequency up to 2^40 will do, and a value costs microseconds, where
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mpmath
 import numpy as np
+import oracle
 
 _CONTEXT = mpmath.mp.clone()
 _CONTEXT.prec = 500
@@ -70,31 +71,12 @@ def cos_sin_in_float32(positions, inv_freq):
     )
 
 
-def pairs_of(pairs, interleaved, blocks):
-    """Return the first and the second element of each pair; blocks: their widths in elements."""
-    if interleaved:
-        return np.arange(pairs) * 2, np.arange(pairs) * 2 + 1
-    firsts, seconds, start = [], [], 0
-    for width in blocks:
-        firsts += range(start, start + width // 2)
-        seconds += range(start + width // 2, start + width)
-        start += width
-    return np.array(firsts, int), np.array(seconds, int)
-
-
-def rotate(x, cos, sin, first, second):
-    """Rotate x (batch, seq, heads, head_dim) in float64.
+def rotate(x, cos, sin, interleaved, blocks):
+    """Rotate x (batch, seq, heads, head_dim), also values whose products overflow, in float64.
 
     cos, sin: (batch or 1, seq, heads or a divisor, pairs).
-
-    Return the result and |x_a| + |x_b| of each element's pair, 0 past the rotated part.
     """
-    wide = np.asarray(x).astype(np.float64)
-    result, reach = wide.copy(), np.zeros_like(wide)
-    cos, sin = (np.repeat(t, wide.shape[2] // t.shape[2], axis=2) for t in (cos, sin))
-    a, b = wide[..., first], wide[..., second]
+    cos, sin = (np.repeat(table, x.shape[2] // table.shape[2], axis=2) for table in (cos, sin))
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        result[..., first] = a * cos - b * sin
-        result[..., second] = b * cos + a * sin
-        reach[..., first] = reach[..., second] = np.abs(a) + np.abs(b)
-    return result, reach
+        rotated = oracle.rotate(x[..., None, :], cos, sin, interleaved, blocks)
+    return tuple(y[..., 0, :] for y in rotated)

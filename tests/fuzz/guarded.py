@@ -10,8 +10,8 @@ import faulthandler
 import sys
 
 from fuzz import appends, attentions, calls
+from fuzz.conftest import check_examples
 from fuzz.placed import GuardedMemory
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from rope_cpu.kernels import threads
 
@@ -28,26 +28,12 @@ def main(number, examples, kind, large):
     draw, check_call = KINDS[kind]
     faulthandler.enable()
     threads.limit = threads.MAX_THREADS
-    count = 0
 
-    @seed(number)
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        phases=(Phase.generate, Phase.shrink),
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(call=draw(large=large))
     def check(call):
-        nonlocal count
-        count += 1
         print(call, flush=True)
         check_call(call, GuardedMemory(call.seed))
 
-    check()
-    print(f"{EXAMPLES}{count}")
+    print(f"{EXAMPLES}{check_examples(check, number, examples, call=draw(large=large))}")
 
 
 if __name__ == "__main__":

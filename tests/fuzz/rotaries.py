@@ -46,22 +46,16 @@ class Rotary:
     @cached_property
     def unsized(self):
         """The rotary embedding before `at_length`."""
-        kind = (
-            RotaryEmbedding
-            if self.constructor == "plain"
-            else getattr(RotaryEmbedding, self.constructor)
-        )
-        made = kind(**self.arguments)
+        is_plain = self.constructor == "plain"
+        make = RotaryEmbedding if is_plain else getattr(RotaryEmbedding, self.constructor)
+        made = make(**self.arguments)
         return made[0] if self.constructor == "from_generators" else made
 
     @property
     def rows(self):
         """Of how many sequences the frequencies differ."""
-        return (
-            len(self.lengths)
-            if len(self.lengths) > 1 and self.unsized.spec.length_rule is not None
-            else 1
-        )
+        differ = len(self.lengths) > 1 and self.unsized.spec.length_rule is not None
+        return len(self.lengths) if differ else 1
 
     @property
     def in_float32(self):
@@ -74,9 +68,8 @@ class Rotary:
         shape = self.axes, self.heads, -1
         inv_freq = np.stack([rope.inv_freq.reshape(shape) for rope in made])
         if self.expected is not None:
-            np.testing.assert_allclose(
-                inv_freq[0], np.reshape(self.expected, shape), rtol=1e-14, atol=0
-            )
+            expected = np.reshape(self.expected, shape)
+            np.testing.assert_allclose(inv_freq[0], expected, rtol=1e-14, atol=0)
         if self.factor is not None:
             assert self.rope.attention_factor == self.factor
         return inv_freq, np.array([rope.attention_factor for rope in made])
@@ -163,11 +156,9 @@ def _skip_refused(rotary):
 @st.composite
 def from_inv_freq(draw):
     """Any frequencies: several axes, several heads, blocks."""
-    axes, heads, pairs = (
-        draw(st.integers(1, 4)),
-        draw(st.sampled_from((1, 2, 3))),
-        draw(st.integers(1, 80)),
-    )
+    axes = draw(st.integers(1, 4))
+    heads = draw(st.sampled_from((1, 2, 3)))
+    pairs = draw(st.integers(1, 80))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     largest = draw(st.sampled_from((1.0, 1.0, 1e-300, 1e-12, 1e4, 2.0**40)))
     inv_freq = random.uniform(-largest, largest, (axes, heads, pairs))
@@ -186,15 +177,8 @@ def from_inv_freq(draw):
         arguments["head_dim"] = 2 * pairs + more
     if draw(st.booleans()):
         arguments["blocks"] = draw(_widths(pairs))
-    return Rotary(
-        "from_inv_freq",
-        arguments,
-        (),
-        axes,
-        heads,
-        expected=inv_freq,
-        factor=arguments["attention_factor"],
-    )
+    factor = arguments["attention_factor"]
+    return Rotary("from_inv_freq", arguments, (), axes, heads, expected=inv_freq, factor=factor)
 
 
 @st.composite
@@ -268,12 +252,5 @@ def from_generators(draw):
 
 def rotaries():
     """Every constructor."""
-    return (
-        plain()
-        | plain()
-        | from_inv_freq()
-        | from_inv_freq()
-        | axial()
-        | mrope()
-        | from_generators()
-    )
+    twice = plain() | plain() | from_inv_freq() | from_inv_freq()
+    return twice | axial() | mrope() | from_generators()

@@ -17,53 +17,20 @@ def _same_threads(monkeypatch):
     monkeypatch.setattr(threads, "limit", threads.limit)
 
 
-def test_calls(search):
-    def check(call):
-        calls.check(call, Memory(call.seed))
-
-    search(check, 100, call=calls.calls())
-
-
-def test_packed_calls(search):
-    """Packed sequences with lengths of their own."""
-
-    def check(call):
-        calls.check(call, Memory(call.seed))
-
-    search(check, 40, call=calls.calls(packed=True))
+# Checks, numbers of examples and draws. Packed: sequences with lengths of their own. Large: arrays
+# that several threads rotate or write, or compute cos and sin of. Attention is to caches with NaN
+# beside their keys.
+KINDS = {
+    "calls": (calls.check, 100, calls.calls()),
+    "packed calls": (calls.check, 40, calls.calls(packed=True)),
+    "large calls": (calls.check, 6, calls.calls(large=True)),
+    "appends": (appends.check, 60, appends.appends()),
+    "large appends": (appends.check, 4, appends.appends(large=True)),
+    "attentions": (attentions.check, 60, attentions.attentions()),
+}
 
 
-def test_large_calls(search):
-    """Arrays from where on several threads rotate them, or compute their cos and sin."""
-
-    def check(call):
-        calls.check(call, Memory(call.seed))
-
-    search(check, 6, call=calls.calls(large=True))
-
-
-def test_appends(search):
-    """Writes to caches of any dtype, paging and strides."""
-
-    def check(call):
-        appends.check(call, Memory(call.seed))
-
-    search(check, 60, call=appends.appends())
-
-
-def test_large_appends(search):
-    """Steps that several threads write."""
-
-    def check(call):
-        appends.check(call, Memory(call.seed))
-
-    search(check, 4, call=appends.appends(large=True))
-
-
-def test_attentions(search):
-    """Attention to caches of any dtype, paging and strides, with NaN beside their keys."""
-
-    def check(call):
-        attentions.check(call, Memory(call.seed))
-
-    search(check, 60, call=attentions.attentions())
+@pytest.mark.parametrize("kind", KINDS)
+def test_results(search, kind):
+    check, examples, drawn = KINDS[kind]
+    search(lambda case: check(case, Memory(case.seed)), examples, case=drawn)

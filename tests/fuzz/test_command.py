@@ -14,46 +14,30 @@ from fuzz.test_configs import mutated
 from hypothesis import strategies as st
 
 from rope_cpu import set_num_threads
+from rope_cpu.array_types import DTYPES
 from rope_cpu.cli import main as cli
 from rope_cpu.cli import verify_rows
+from rope_cpu.export.targets import TARGETS
 from rope_cpu.kernels import threads
 
 LONGEST = 120.0  # seconds, of a machine that is shared
 LONGEST_TEXT = 3000  # one error text, and usage before it
 
-NUMBERS = st.sampled_from(
-    ("0", "1", "-1", "2", "40", "1.5", "nan", "inf", "-inf", "1e400", "x", "", str(LARGEST_NUMBER))
-)
-WORDS = st.sampled_from(
-    ("", "x", "-", "--", "é", "\0", "*", "[", "full_attention", "float32", "-h", "--version", "q\n")
-)
-FILES = st.sampled_from(
-    (
-        "{config}",
-        "{config}",
-        "{folder}",
-        "{folder}/none.json",
-        "{junk}",
-        "",
-        "/dev/null",
-        "\0",
-        "x" * 5000,
-    )
-)
-OUTPUTS = st.sampled_from(
-    (
-        "{folder}/out.onnx",
-        "{folder}/out.onnx",
-        "{folder}/no/out.onnx",
-        "{folder}",
-        "{folder}/a.json",
-        "",
-    )
-)
-PICTURES = st.sampled_from(
-    ("{folder}/a.png", "{folder}/a.svg", "{folder}/a.txt", "{folder}", "", "a.PNG/x.png")
-)
+# Words of arguments, from which one is drawn.
+NUMBER = ("0", "1", "-1", "2", "40", "1.5", "nan", "inf", "-inf", "1e400", "x", "")
+WORD = ("", "x", "-", "--", "é", "\0", "*", "[", "full_attention", "float32", "-h", "--version")
+FILE = ("{config}", "{config}", "{folder}", "{folder}/none.json", "{junk}", "", "/dev/null", "\0")
+MODEL = "{folder}/out.onnx"
+OUTPUT = (MODEL, MODEL, "{folder}/no/out.onnx", "{folder}", "{folder}/a.json", "")
+PICTURE = ("{folder}/a.png", "{folder}/a.svg", "{folder}/a.txt", "{folder}", "", "a.PNG/x.png")
+NUMBERS = st.sampled_from((*NUMBER, str(LARGEST_NUMBER)))
+WORDS = st.sampled_from((*WORD, "q\n"))
+FILES = st.sampled_from((*FILE, "x" * 5000))
+OUTPUTS = st.sampled_from(OUTPUT)
+PICTURES = st.sampled_from(PICTURE)
 CONFIG = {"--layer-type": WORDS, "--interleaved": None, "--half": None}
+
+SETTINGS = ("window=none", "scale=2", "softcap=1e400", "sinks=none", "x", "=")
 
 # The options of each command; None: without a value.
 OPTIONS = {
@@ -63,8 +47,8 @@ OPTIONS = {
     "export": CONFIG
     | {
         "-o": OUTPUTS,
-        "--target": st.sampled_from(("onnx", "primitive", "ort", "x")),
-        "--dtype": st.sampled_from(("float32", "float16", "bfloat16", "float64", "x")),
+        "--target": st.sampled_from((*TARGETS, "x")),
+        "--dtype": st.sampled_from((*DTYPES, "x")),
         "--opset": NUMBERS,
         "--layout": st.sampled_from(("bhsd", "bshd", "thd", "bsd", "x")),
         "--positions": st.sampled_from(("past", "position_ids", "offset", "none", "x")),
@@ -79,9 +63,7 @@ OPTIONS = {
         "--cache-dtype": st.sampled_from(("int8", "x")),
         "--layer": NUMBERS,
         "--weights": FILES,
-        "--set": st.sampled_from(
-            ("window=none", "scale=2", "softcap=1e400", "sinks=none", "x", "=")
-        ),
+        "--set": st.sampled_from(SETTINGS),
     },
     "bench": {
         "--model": st.sampled_from(("llama3-8b", "x", "")),
@@ -108,9 +90,8 @@ ARGUMENTS = {
 @st.composite
 def command_lines(draw):
     """Draw the arguments of a command, and the content of a config or of an older run's file."""
-    command = draw(
-        st.sampled_from(("show", "show", "export", "export", "bench", "warmup", "verify"))
-    )
+    commands = ("show", "show", "export", "export", "bench", "warmup", "verify")
+    command = draw(st.sampled_from(commands))
     words = [command]
     for _ in range(draw(st.integers(0, 4))):
         if not OPTIONS[command]:
@@ -121,9 +102,8 @@ def command_lines(draw):
     if command == "export" and draw(st.booleans()):
         words += ["-o", "{folder}/out.onnx"]
     if command in ("bench", "verify"):
-        words.append(
-            "--list" if command == "bench" and draw(st.booleans()) else draw(ARGUMENTS[command])
-        )
+        listed = command == "bench" and draw(st.booleans())
+        words.append("--list" if listed else draw(ARGUMENTS[command]))
     elif draw(st.integers(0, 3)):
         words.append(draw(ARGUMENTS[command]))
     if draw(st.integers(0, 9)) == 0:
@@ -140,9 +120,7 @@ def _brief(monkeypatch):
     monkeypatch.setattr(threads, "limit", threads.limit)
 
 
-JUNK = st.sampled_from(
-    (b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'"x"')
-) | st.binary(max_size=20)
+JUNK = st.sampled_from((b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'"x"'))
 
 
 @pytest.mark.usefixtures("_brief")
@@ -169,12 +147,10 @@ def test_command_lines(search, tmp_path):
         assert (status != 2) or err.getvalue().strip()
         assert "Traceback" not in err.getvalue()
         check_printed(out.getvalue() + err.getvalue())
-        assert len(err.getvalue()) < LONGEST_TEXT + sum(map(len, argv)), (
-            f"{len(err.getvalue())} characters of errors"
-        )
+        characters = len(err.getvalue())
+        assert characters < LONGEST_TEXT + sum(map(len, argv)), f"{characters} in errors"
         assert seconds < LONGEST, f"took {seconds:.0f} s"
 
-    config = mutated() | st.just(
-        {"head_dim": 64, "num_attention_heads": 4, "model_type": "llama", "rope_theta": 1e4}
-    )
-    search(check, 40, words=command_lines(), config=config, junk=JUNK)
+    llama = {"head_dim": 64, "num_attention_heads": 4, "model_type": "llama", "rope_theta": 1e4}
+    junk = JUNK | st.binary(max_size=20)
+    search(check, 40, words=command_lines(), config=mutated() | st.just(llama), junk=junk)

@@ -11,11 +11,12 @@ import pytest
 from control_characters import MARK
 from fuzz import mutations
 from fuzz.mutations import LARGEST_NUMBER
-from fuzz.refusals import LONGEST_TEXT, check_ours
 from hypothesis import strategies as st
+from refusals import LONGEST_TEXT, check_ours
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.configs import model_types
+from rope_cpu.frequencies.rope_types import ROPE_TYPES
 
 # Seconds; a config takes a millisecond, and the machine may be shared.
 LONGEST = 60.0
@@ -37,36 +38,16 @@ def configs():
 
 CONFIGS = configs()
 KEYS = sorted({key for config in CONFIGS.values() for key in config})
-INNER_KEYS = sorted(
-    {
-        key
-        for config in CONFIGS.values()
-        for part in config.values()
-        if isinstance(part, dict)
-        for key in part
-    }
-)
+PARTS = [part for config in CONFIGS.values() for part in config.values() if isinstance(part, dict)]
+INNER_KEYS = sorted({key for part in PARTS for key in part})
+WHOLE = (0, 1, 2, 3, 7, -1, -2, 64, 128, -(2**70), LARGEST_NUMBER, LARGEST_NUMBER - 1)
+REAL = (0.0, -0.0, 0.5, 1.0, 1.5, -1.5, 1e-300, 1e300, float("nan"), float("inf"), -float("inf"))
 NUMBERS = (
-    st.sampled_from(
-        (0, 1, 2, 3, 7, -1, -2, 64, 128, 0.0, -0.0, 0.5, 1.0, 1.5, -1.5, 1e-300, 1e300, -(2**70))
-    )
-    | st.sampled_from(
-        (float("nan"), float("inf"), -float("inf"), LARGEST_NUMBER, LARGEST_NUMBER - 1)
-    )
+    st.sampled_from(WHOLE + REAL)
     | st.integers(-LARGEST_NUMBER, LARGEST_NUMBER)
     | st.floats(-LARGEST_NUMBER, LARGEST_NUMBER)
 )
-TYPES = (
-    "default",
-    "linear",
-    "dynamic",
-    "yarn",
-    "longrope",
-    "llama3",
-    "proportional",
-    "su",
-    "mrope",
-)
+TYPES = (*ROPE_TYPES, "su", "mrope")
 NAMES = st.sampled_from(
     (*TYPES, "full_attention", "sliding_attention", "", "x" * 5000, "\0", MARK, "None", "1")
 )

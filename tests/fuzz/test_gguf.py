@@ -9,8 +9,8 @@ from functools import cache
 import gguf_files
 import numpy as np
 import pytest
-from fuzz.refusals import LONGEST_TEXT, check_ours
 from hypothesis import strategies as st
+from refusals import LONGEST_TEXT, check_ours
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.configs.gguf.architectures import FACTS, PAIRINGS

@@ -28,18 +28,21 @@ def test_nothing_is_touched_past_an_array(search, kind, sizes, examples):
     def run_round(number):
         # The search goes on within one process, as most of a short one's time is its start.
         wanted = examples * (10 if search.seconds else 1)
-        program = [sys.executable, "-m", "fuzz.guarded", str(number), str(wanted), kind, sizes]
-        done = subprocess.run(
-            program, env=environment(), capture_output=True, text=True, timeout=1800
-        )
-        *called, last = done.stdout.splitlines() or [""]
-        assert done.returncode == 0, (
-            f"exit status {done.returncode} in {last}\n{done.stderr[-3000:]}"
-        )
+        *called, last = run_module("fuzz.guarded", number, wanted, kind, sizes)
         assert last.startswith(EXAMPLES)
         return len(called)
 
     search.rounds(run_round)
+
+
+def run_module(name, *arguments):
+    """Run a module as a program, which must not fail, and return the lines that it prints."""
+    program = [sys.executable, "-m", name, *map(str, arguments)]
+    done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=1800)
+    lines = done.stdout.splitlines() or [""]
+    status = f"exit status {done.returncode} in {lines[-1]}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, status
+    return lines
 
 
 def environment():

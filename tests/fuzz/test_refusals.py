@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from fuzz import appends, calls
 from fuzz.mutations import LARGEST_NUMBER
 from fuzz.placed import Memory
-from fuzz.refusals import check_ours, check_text
 from hypothesis import assume
 from hypothesis import strategies as st
+from refusals import check_ours, check_text
 
 import rope_cpu
 from rope_cpu import positions
@@ -22,19 +23,13 @@ class Subclass(np.ndarray):
     """A subclass that changes nothing."""
 
 
-def swapped(x):
-    return (
-        x.view(np.uint16).byteswap().view(x.dtype)
-        if x.itemsize == 2
-        else x.astype(x.dtype.newbyteorder())
-    )
+def other_order(x):
+    return x.astype(x.dtype.newbyteorder()) if x.dtype.kind == "f" else x.astype(">f4")
 
 
 # Functions from a valid array to a wrong value in its place.
 WRONG_ARRAYS = {
-    "other byte order": lambda x: (
-        x.astype(x.dtype.newbyteorder()) if x.dtype.kind == "f" else x.astype(">f4")
-    ),
+    "other byte order": other_order,
     "int32": lambda x: np.zeros(x.shape, np.int32),
     "int16": lambda x: np.zeros(x.shape, np.int16),
     "uint16": lambda x: np.zeros(x.shape, np.uint16),
@@ -58,12 +53,8 @@ WRONG_ARRAYS = {
 WRONG_OUTS = {name: WRONG_ARRAYS[name] for name in WRONG_ARRAYS if name != "None"} | {
     "read-only": lambda x: _read_only(np.zeros(x.shape, x.dtype)),
     "repeated": lambda x: np.broadcast_to(np.zeros((1,) * x.ndim, x.dtype), x.shape),
-    "repeated, not read-only": lambda x: np.lib.stride_tricks.as_strided(
-        np.zeros(1, x.dtype), x.shape, (0,) * x.ndim
-    ),
-    "rolling": lambda x: np.lib.stride_tricks.as_strided(
-        np.zeros(sum(x.shape), x.dtype), x.shape, (x.itemsize,) * x.ndim
-    ),
+    "repeated, not read-only": lambda x: _strided(x, 0),
+    "rolling": lambda x: _strided(x, x.itemsize),
 }
 WRONG_IDS = {
     "NaN": lambda ids: _with(ids, np.nan),
@@ -78,13 +69,12 @@ WRONG_IDS = {
     "huge objects": lambda ids: np.full(ids.shape, 10**400, object),
     "masked": lambda ids: np.ma.masked_array(ids),
     "ragged": lambda ids: [[1], [2, 3]],
-    "one more": lambda ids: (
-        np.concatenate([ids, ids[:1]]) if ids.ndim == 1 else np.concatenate([ids, ids[:, :1]], 1)
-    ),
+    "one more": lambda ids: np.insert(ids, 0, 0, axis=min(ids.ndim - 1, 1)),
     "two axes more": lambda ids: ids[None, None, None],
     "string": lambda ids: "0",
     "dict": lambda ids: {},
 }
+BATCH = {"seq_lens": [1], "query_lens": [1], "page_table": [[10**6]], "page_size": 64}
 WRONG_SLOTS = {
     "past the cache": lambda slots: slots + 10**6,
     "below -1": lambda slots: slots - 10**6,
@@ -96,9 +86,7 @@ WRONG_SLOTS = {
     "masked": lambda slots: np.ma.masked_array(slots),
     "None": lambda slots: None,
     "string": lambda slots: "0",
-    "batch": lambda slots: rope_cpu.Batch(
-        seq_lens=[1], query_lens=[1], page_table=[[10**6]], page_size=64
-    ),
+    "batch": lambda slots: rope_cpu.Batch(**BATCH),
 }
 WRONG_OPTIONS = {
     "layout": ["bsdh", "", None, 1, "BSHD", ["bshd"], b"bshd"],
@@ -109,6 +97,12 @@ WRONG_OPTIONS = {
 def _read_only(x):
     x.flags.writeable = False
     return x
+
+
+def _strided(x, step):
+    """Return an array whose axes all have this stride."""
+    buffer = np.zeros(sum(x.shape), x.dtype)
+    return np.lib.stride_tricks.as_strided(buffer, x.shape, (step,) * x.ndim)
 
 
 def _with(ids, value):
@@ -147,6 +141,18 @@ def wrong_calls(draw):
     return call, which, how
 
 
+def assert_refused(memory, call, mistake, check_error):
+    """Raise unless a call is refused, and has written nothing."""
+    memory.remember()
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        check_error(error)
+    else:
+        raise AssertionError(f"{mistake} was not refused")
+    assert memory.changed_outside([]) == 0, "a refused call wrote to an array"
+
+
 def test_wrong_calls(search):
     search(check, 80, drawn=wrong_calls())
 
@@ -164,20 +170,14 @@ def check(drawn):
         assume(sum(size > 1 for size in x.shape) > 1 or how != "rolling")
         arranged.outs[f"{name}_out"] = WRONG_OUTS[how](x)
     elif which == "ids":
-        arranged.ids = _wrong_ids(call, arranged.ids, how)
+        assume(call.rotary.axes == 1 or how not in ("one more", "ragged"))
+        arranged.ids = WRONG_IDS[how](np.asarray(arranged.ids))
     else:
         call = replace(call, **{how[0]: WRONG_OPTIONS[how[0]][how[1]]})
         arranged.call = call
-    memory.remember()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
-            calls.run(arranged)
-    except (TypeError, ValueError) as error:
-        check_text(error)
-    else:
-        raise AssertionError(f"{which}: {how} was not refused")
-    assert memory.changed_outside([]) == 0, "a refused call wrote to an array"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
+        assert_refused(memory, lambda: calls.run(arranged), f"{which}: {how}", check_text)
 
 
 @st.composite
@@ -214,22 +214,8 @@ def check_append(drawn):
     else:
         right = arguments["cache"].key if name == "cache" else arguments[name]
         arguments[name] = WRONG_ARRAYS[how](right)
-    memory.remember()
-    try:
-        arranged.plan.append(**arguments)
-    except (TypeError, ValueError) as error:
-        check_ours(error)
-    else:
-        raise AssertionError(f"{name}: {how} was not refused")
-    assert memory.changed_outside([]) == 0, "a refused call wrote to an array"
-
-
-def _wrong_ids(call, ids, how):
-    """Return wrong ids in place of right ones."""
-    right = np.asarray(ids)
-    assume(call.rotary.axes == 1 or how not in ("one more", "ragged"))
-    # A table is looked up by whole numbers within it.
-    return WRONG_IDS[how](right)
+    call = partial(arranged.plan.append, **arguments)
+    assert_refused(memory, call, f"{name}: {how}", check_ours)
 
 
 def test_subclasses(search):
@@ -242,10 +228,7 @@ def test_subclasses(search):
         arranged.inputs = {name: x.view(Subclass) for name, x in arranged.inputs.items()}
         memory.remember()
         results = calls.run(arranged)
-        assert (
-            memory.changed_outside([] if arranged.outs is None else list(arranged.outs.values()))
-            == 0
-        )
+        assert memory.changed_outside([*(arranged.outs or {}).values()]) == 0
         tables = calls.exact_tables(arranged)
         for result, x in zip(results, sources.values(), strict=True):
             calls.check_rotated(call, np.asarray(result), x, *tables)
@@ -278,112 +261,76 @@ def test_tables(search):
 
     def check_tables(call, into):
         memory = Memory(call.seed)
-        arranged = arrange_ids(call, memory)
-        rope = call.rotary.rope
-        pairs = call.rotary.rope.rotary_dim // 2
+        positions, ids = calls._positions(call, memory)
+        arranged = calls.Arranged(call, memory, {}, None, ids, positions, None)
         dtype = calls.DTYPES[call.dtype]
-        tail = (call.rotary.heads, pairs) if call.rotary.heads > 1 else (pairs,)
+        heads = (call.rotary.heads,) if call.rotary.heads > 1 else ()
+        shape = (call.tokens, *heads, call.rotary.rope.rotary_dim // 2)
         outs = None
         if into:
-            shape = (1,) * (3 - len(tail)) + (call.tokens, *tail)
-            outs = tuple(memory.array(shape, dtype, place) for place in call.places[2:])
-            outs = tuple(out[(0,) * (3 - len(tail))] for out in outs)
+            unused = (1,) * (4 - len(shape))
+            placed = (memory.array((*unused, *shape), dtype, place) for place in call.places[2:])
+            outs = tuple(out[(0,) * len(unused)] for out in placed)
         memory.remember()
-        made = rope.cos_sin(arranged.ids, dtype, out=outs)
-        assert memory.changed_outside([] if outs is None else outs) == 0
+        made = call.rotary.rope.cos_sin(ids, dtype, out=outs)
+        assert memory.changed_outside(outs or []) == 0
         cos, sin, factor, lost = calls.exact_tables(arranged)
         unit = 2.0**-53 if call.dtype == "float64" else 2.0**-24
+        slack = 1e-9 if unit > 2.0**-53 or call.rotary.in_float32 else 4 * unit
+        slack += lost + calls.exact.OWN_ROUNDINGS * 2.0**-53
         for table, exact in zip(made, (cos, sin), strict=True):
             exact = exact.reshape(table.shape)
-            slack = 1e-9 if unit > 2.0**-53 or call.rotary.in_float32 else 4 * unit
-            allowed = calls.bound(exact, np.zeros_like(exact), dtype, 1.0, unit)
+            allowed = calls.bound(exact, np.zeros_like(exact), dtype, 1.0, unit) + slack * factor
             with np.errstate(over="ignore", invalid="ignore"):
                 error = np.abs(table.astype(np.float64) - exact)
                 beyond = np.abs(exact) > float(calls.ml_dtypes.finfo(dtype).max) / 2
-            assert (
-                beyond
-                | (
-                    error
-                    <= allowed + (slack + lost + calls.exact.OWN_ROUNDINGS * 2.0**-53) * factor
-                )
-            ).all()
+            assert (beyond | (error <= allowed)).all()
 
     search(check_tables, 30, call=tables(), into=st.booleans())
 
 
-def argument_names(function, positional):
+def argument_names(function):
     """Return the names of a function's arguments after the positional ones."""
     called = function.__init__ if isinstance(function, type) else function
-    skipped = positional + isinstance(function, type)
+    skipped = FUNCTIONS[function] + isinstance(function, type)
     return list(inspect.signature(called).parameters)[skipped:]
 
 
-def arrange_ids(call, memory):
-    """Return a call's ids and positions, without arrays."""
-    positions, ids = calls._positions(call, memory)
-    return calls.Arranged(call, memory, {}, None, ids, positions, None)
+ODD = ("", "half", "interleaved", "float32", b"", float("nan"), float("inf"), -(10**400))
+# Functions of plain arguments, by how many of these are given by position.
+BY_POSITION = {
+    0: (rope_cpu.Batch,),
+    1: (
+        *(positions.packed, positions.left_padded, positions.grid, positions.patches),
+        *(positions.with_unrotated, positions.mrope, positions.token_types),
+        *(rope_cpu.set_num_threads, rope_cpu.RMSNorm, rope_cpu.RotaryEmbedding),
+        *(rope_cpu.RotaryEmbedding.from_inv_freq, rope_cpu.RotaryEmbedding.from_generators),
+    ),
+    2: (
+        *(rope_cpu.sinusoidal, rope_cpu.convert_weight, rope_cpu.KVCache),
+        *(rope_cpu.RotaryEmbedding.axial, rope_cpu.RotaryEmbedding.mrope),
+    ),
+}
+FUNCTIONS = {function: count for count, each in BY_POSITION.items() for function in each}
 
 
 def test_refused_arguments_of_functions(search):
     """Functions of plain arguments return, or raise TypeError or ValueError."""
-    odd = (
-        st.none()
-        | st.booleans()
-        | st.integers(-3, 40)
-        | st.floats(-3, 40)
-        | st.sampled_from(
-            (
-                float("nan"),
-                float("inf"),
-                LARGEST_NUMBER,
-                -(10**400),
-                "",
-                "half",
-                "interleaved",
-                "float32",
-                b"",
-            )
-        )
-        | st.lists(st.integers(-1, 9), max_size=4)
-        | st.lists(st.lists(st.integers(-1, 9), max_size=3), max_size=3)
-    )
-    functions = {
-        rope_cpu.sinusoidal: 2,
-        rope_cpu.convert_weight: 2,
-        positions.packed: 1,
-        positions.left_padded: 1,
-        positions.grid: 1,
-        positions.patches: 1,
-        positions.with_unrotated: 1,
-        positions.mrope: 1,
-        positions.token_types: 1,
-        rope_cpu.set_num_threads: 1,
-        rope_cpu.RotaryEmbedding: 1,
-        rope_cpu.RotaryEmbedding.axial: 2,
-        rope_cpu.RotaryEmbedding.mrope: 2,
-        rope_cpu.RotaryEmbedding.from_inv_freq: 1,
-        rope_cpu.RotaryEmbedding.from_generators: 1,
-        rope_cpu.Batch: 0,
-        rope_cpu.KVCache: 2,
-        rope_cpu.RMSNorm: 1,
-    }
-    names = sorted(
-        {name for function, given in functions.items() for name in argument_names(function, given)}
-    )
+    number = st.integers(-1, 9)
+    odd = st.none() | st.booleans() | st.integers(-3, 40) | st.floats(-3, 40)
+    odd |= st.sampled_from((*ODD, LARGEST_NUMBER)) | st.lists(number, max_size=4)
+    odd |= st.lists(st.lists(number, max_size=3), max_size=3)
+    names = {name for function in FUNCTIONS for name in argument_names(function)}
     sensible = {"to": "half", "image_token_id": 7, "video_token_id": 8, "rope_theta": 1e4}
-    sensible |= {
-        "seq_lens": [3, 9],
-        "query_lens": [3, 1],
-        "page_table": [[4, -1], [0, 2]],
-        "page_size": 8,
-    }
+    sensible |= {"seq_lens": [3, 9], "query_lens": [3, 1], "page_size": 8}
+    sensible |= {"page_table": [[4, -1], [0, 2]]}
 
     def check_function(function, arguments, options):
-        allowed = argument_names(function, functions[function])
+        allowed = argument_names(function)
         given = {name: value for name, value in (sensible | options).items() if name in allowed}
         threads = rope_cpu.get_num_threads()
         try:
-            function(*arguments[: functions[function]], **given)
+            function(*arguments[: FUNCTIONS[function]], **given)
         except (TypeError, ValueError) as error:
             check_ours(error)
         finally:
@@ -392,7 +339,7 @@ def test_refused_arguments_of_functions(search):
     search(
         check_function,
         150,
-        function=st.sampled_from(tuple(functions)),
+        function=st.sampled_from(tuple(FUNCTIONS)),
         arguments=st.lists(odd, min_size=2, max_size=2),
-        options=st.dictionaries(st.sampled_from(names), odd, max_size=3),
+        options=st.dictionaries(st.sampled_from(sorted(names)), odd, max_size=3),
     )

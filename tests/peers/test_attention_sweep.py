@@ -23,6 +23,7 @@ from small_models import TOKENS, SmallModel, small_model  # noqa: E402
 
 from rope_cpu import RotaryEmbedding, export  # noqa: E402
 from rope_cpu.configs.model_types import model_facts  # noqa: E402
+from rope_cpu.export.targets import TARGETS  # noqa: E402
 from rope_cpu.export.validation.session import open_session  # noqa: E402
 
 pytestmark = pytest.mark.peers
@@ -62,24 +63,10 @@ RIGHT = (
 # Words of the reason to refuse a type, and the model types that must be refused with them.
 REFUSED = {
     "latent attention (kv_lora_rank)": (
-        "axk1",
-        "axk2",
-        "bailing_hybrid",
-        "deepseek_v2",
-        "deepseek_v3",
-        "deepseek_v32",
-        "deepseek_v4",
-        "dots3_note_text",
-        "glm4_moe_lite",
-        "glm_moe_dsa",
-        "hy_v4",
-        "hy_v4_vl_text",
-        "longcat_flash",
-        "minicpm3",
-        "mistral4",
-        "mistral_large4_text",
-        "sarvam_mla",
-        "youtu",
+        *("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32"),
+        *("deepseek_v4", "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "hy_v4"),
+        *("hy_v4_vl_text", "longcat_flash", "minicpm3", "mistral4", "mistral_large4_text"),
+        *("sarvam_mla", "youtu"),
     ),
     "holds gate_proj.weight": ("afmoe", "muse_glimmer_text", "muse_spark_text"),
     "holds gate_bias, gate_proj.weight": ("beam",),
@@ -90,32 +77,18 @@ REFUSED = {
     "its parts have rotations of their own": ("blt",),
     "`local_attention_window_len` of the whole model": ("blt_local_decoder", "blt_local_encoder"),
     "LayerNorm, which subtracts the mean": (
-        "chameleon",
-        "nemotron3_5_transcribe_asr_audio",
-        "nemotron3_5_transcribe_word_timestamp",
-        "persimmon",
+        *("chameleon", "nemotron3_5_transcribe_asr_audio"),
+        *("nemotron3_5_transcribe_word_timestamp", "persimmon"),
     ),
     "LayerNorm over the whole projection": ("esmc",),
     "each head: over the whole projection, which": (
-        "flex_olmo",
-        "minimax_m2",
-        "olmo2",
-        "olmo3",
-        "olmo_hybrid",
-        "olmoe",
+        *("flex_olmo", "minimax_m2", "olmo2", "olmo3", "olmo_hybrid", "olmoe"),
     ),
     "over the whole projection, unless": ("molmo2_text",),
     "division by the norm": ("dory", "zaya"),
-    "norms of queries and keys after the rotation": (
-        "hunyuan_v1_dense",
-        "hunyuan_v1_moe",
-        "timesfm2_5",
-    ),
+    "queries and keys after the rotation": ("hunyuan_v1_dense", "hunyuan_v1_moe", "timesfm2_5"),
     "norms of values": (
-        "diffusion_gemma_text",
-        "embedding_gemma2_text",
-        "gemma3n_text",
-        "gemma4_text",
+        *("diffusion_gemma_text", "embedding_gemma2_text", "gemma3n_text", "gemma4_text"),
         "gemma4_unified_text",
     ),
     "it bounds queries, keys and values (`clip_qkv`)": ("dbrx",),
@@ -133,10 +106,7 @@ REFUSED = {
     "a window of both sides": ("modernbert", "ultrabert"),
     "attend to half of `local_attention`": ("modernbert-decoder",),
     "its encoder is bidirectional, its decoder causal": ("moonshine", "moonshine_streaming"),
-    "layers have a window of 5 keys on both sides": (
-        "muse_glimmer_assistant",
-        "openai_privacy_filter",
-    ),
+    "have a window of 5 keys on both sides": ("muse_glimmer_assistant", "openai_privacy_filter"),
     "counts in flash attention alone": ("kyutai_speech_to_text", "moshi"),
     "its kinds of layers have bases of their own": ("neomme",),
     "each head is rotated by its index": ("neucodec", "xcodec2"),
@@ -188,12 +158,9 @@ SETTINGS = (
 
 def model_types() -> list[str]:
     """The model types of transformers that this library knows."""
-    known = []
-    for name in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
-        facts = model_facts(name)
-        if facts is not None and facts.part is None:
-            known.append(name)
-    return known
+    named = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    facts = {name: model_facts(name) for name in named}
+    return [name for name, known in facts.items() if known is not None and known.part is None]
 
 
 def test_every_model_type_is_in_one_table() -> None:
@@ -273,7 +240,7 @@ def test_targets_and_caches(model_type: str) -> None:
     A layer that is not causal has no steps. The printed lines have the figures.
     """
     written, _ = written_layers(small_model(model_type), model_type)
-    for target, cache in itertools.product(("primitive", "onnx", "ort"), ("growing", "shared")):
+    for target, cache in itertools.product(TARGETS, ("growing", "shared")):
         errors = []
         for rope, arguments, module in written:
             options = {"target": target, "cache": cache, "max_positions": CAPACITY, **arguments}

@@ -21,33 +21,17 @@ from rotary_modules import frequencies, modules  # noqa: E402
 transformers.logging.set_verbosity_error()
 
 # Modules that are not compared, and why. Keys are module class names.
-NOT_COMPARED: dict[str, str] = {
-    "HunYuanVLRotaryEmbedding": (
-        "refused: the members of a pair take different axes, which is no rotation"
-    ),
-    "NeoMMERotaryEmbedding": (
-        "refused: two axes on alternate pairs, for which its config has no key"
-    ),
-    "ClvpRotaryPositionalEmbedding": (
-        "refused: its width is max(projection_dim / (2·heads), 32), and it rotates values"
-    ),
-    "SeamlessM4TConformerRotaryPositionalEmbedding": (
-        "a buffer of its own name; the rule of wav2vec2-conformer"
-    ),
-    "EvollaSaProtRotaryEmbedding": (
-        "its config has no model type; ESM's rotation, read with interleaved=False"
-    ),
-    "EfficientLoFTRRotaryEmbedding": (
-        "refused: two axes on a grid of matches, with a share of 4 heads"
-    ),
+NOT_COMPARED = {
+    "HunYuanVLRotaryEmbedding": "refused: the members of a pair take different axes",
+    "NeoMMERotaryEmbedding": "refused: two axes on alternate pairs, for which it has no key",
+    "ClvpRotaryPositionalEmbedding": "refused: a width of its own, and it rotates values",
+    "SeamlessM4TConformerRotaryPositionalEmbedding": "the rule of wav2vec2-conformer",
+    "EvollaSaProtRotaryEmbedding": "no model type; ESM's rotation, read with interleaved=False",
+    "EfficientLoFTRRotaryEmbedding": "refused: two axes, with a share of 4 heads",
     "EomtDinov3RotaryEmbedding": "refused: two axes; DINOv3's rotation",
     "Sapiens2RopePositionEmbedding": "refused: two axes; DINOv3's rotation",
-    "MusicFlamingoRotaryEmbedding": (
-        "refused: rotates by seconds, over the audio encoder's states and not heads"
-    ),
-    "DINOv3ViTRopePositionEmbedding": (
-        "its coordinates, not its frequencies, hold the 2π; see test_vision.py"
-    ),
+    "MusicFlamingoRotaryEmbedding": "refused: rotates by seconds, and states, not heads",
+    "DINOv3ViTRopePositionEmbedding": "its coordinates hold the 2π; see test_vision.py",
     "Llama4VisionRotaryEmbedding": "holds angles, not frequencies; see test_vision.py",
 }
 
@@ -102,13 +86,10 @@ def compare(given: dict[str, Any], expected: dict[str | None, tuple[np.ndarray, 
     for layer_type, (inv_freq, factor) in expected.items():
         spec = reader.read(given).spec(layer_type=layer_type, angle_dtype="float32")
         ours = np.abs(spec.inv_freq[0, :, 0].sum(axis=0))  # nanochat rotates backwards
-        if (spec.axes > 1 and spec.rope_type != "default") or given["model_type"].startswith(
-            "ernie4_5_vl"
-        ):
-            ours, inv_freq = (
-                np.unique(ours),
-                np.unique(inv_freq),
-            )  # which pair has which axis: test_vision.py
+        is_ernie = given["model_type"].startswith("ernie4_5_vl")
+        if (spec.axes > 1 and spec.rope_type != "default") or is_ernie:
+            # test_vision.py tests which pair has which axis.
+            ours, inv_freq = (np.unique(values) for values in (ours, inv_freq))
         assert ours.shape == inv_freq.shape
         np.testing.assert_allclose(ours, inv_freq, rtol=1e-6)
         assert float(spec.attention_factor[0]) == pytest.approx(factor, rel=1e-6)
@@ -127,21 +108,12 @@ def test_default_config(folder: str, rotary: type, config_class: type, form: str
     compare({"model_type": cfg.model_type, **getattr(cfg, form)()}, frequencies(rotary(cfg)))
 
 
+ORIGINAL = "original_max_position_embeddings"
 SECTIONS = {
     "default": {"partial_rotary_factor": 0.5},
     "linear": {"factor": 3.5, "partial_rotary_factor": 0.5},
-    "yarn": {
-        "factor": 7.0,
-        "original_max_position_embeddings": 1024,
-        "beta_fast": 24.0,
-        "beta_slow": 2.0,
-    },
-    "llama3": {
-        "factor": 6.0,
-        "low_freq_factor": 1.5,
-        "high_freq_factor": 5.0,
-        "original_max_position_embeddings": 512,
-    },
+    "yarn": {"factor": 7.0, ORIGINAL: 1024, "beta_fast": 24.0, "beta_slow": 2.0},
+    "llama3": {"factor": 6.0, ORIGINAL: 512, "low_freq_factor": 1.5, "high_freq_factor": 5.0},
 }
 
 
@@ -231,58 +203,34 @@ OLD_FORMS: dict[str, dict[str, Any]] = {
     "theta": {"rope_theta": 54321.0},
     "scaling": {"rope_theta": 54321.0, "rope_scaling": {"rope_type": "linear", "factor": 3.5}},
     "partial": {"rope_theta": 54321.0, "partial_rotary_factor": 0.5, "rope_scaling": None},
-    "yarn": {
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 5.0,
-            "original_max_position_embeddings": 777,
-        }
-    },
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 5.0, ORIGINAL: 777}},
 }
 
 
-# Differences in the answers, and why. Our refusals stand in a table of their own.
+# Differences in the answers, and why: by module, forms of files. Refusals of ours stand below.
+IGNORED = "transformers takes no notice of rope_theta; the model's own code, or vLLM, does"
+WIDTH = "transformers' frequencies do not have the width of the slice that it rotates"
 OTHERWISE = {
-    **{
-        (f"{name}RotaryEmbedding", form): "transformers takes no notice of rope_theta; vLLM does"
-        for name in ("GPTJ", "CodeGen")
-        for form in ("theta", "partial")
-    },
-    (
-        "MiMoV2FlashRotaryEmbedding",
-        "theta",
-    ): "transformers takes no notice of rope_theta in an old file; MiMo's code does",
-    (
-        "Glm4MoeLiteRotaryEmbedding",
-        "partial",
-    ): "transformers' frequencies are narrower than the slice it rotates",
-    (
-        "MistralLarge4TextRotaryEmbedding",
-        "partial",
-    ): "transformers' frequencies are narrower than the slice it rotates",
-    (
-        "Mistral4RotaryEmbedding",
-        "scaling",
-    ): "transformers' frequencies are wider than the slice it rotates",
-    (
-        "Mistral4RotaryEmbedding",
-        "yarn",
-    ): "transformers' frequencies are wider than the slice it rotates",
+    "GPTJRotaryEmbedding": ("theta partial", IGNORED),
+    "CodeGenRotaryEmbedding": ("theta partial", IGNORED),
+    "MiMoV2FlashRotaryEmbedding": ("theta", IGNORED),
+    "Glm4MoeLiteRotaryEmbedding": ("partial", WIDTH),
+    "MistralLarge4TextRotaryEmbedding": ("partial", WIDTH),
+    "Mistral4RotaryEmbedding": ("scaling yarn", WIDTH),
 }
-REFUSED_OLD: dict[tuple[str, str], str] = {
-    ("CodeGenRotaryEmbedding", "scaling"): "its code knows no scaling",
-    ("CodeGenRotaryEmbedding", "yarn"): "its code knows no scaling",
-    ("Cohere2MoeRotaryEmbedding", "scaling"): "its class reads rope_parameters only",
-    ("Cohere2MoeRotaryEmbedding", "yarn"): "its class reads rope_parameters only",
-    ("Dots3NoteTextRotaryEmbedding", "scaling"): "one section for layers with a base each",
-    ("Dots3NoteTextRotaryEmbedding", "yarn"): "one section for layers with a base each",
-    ("EsmRotaryEmbedding", "scaling"): "its code knows no scaling",
-    ("EsmRotaryEmbedding", "yarn"): "its code knows no scaling",
-    ("GPTJRotaryEmbedding", "scaling"): "its code knows no scaling",
-    ("GPTJRotaryEmbedding", "yarn"): "its code knows no scaling",
-    ("GlmOcrTextRotaryEmbedding", "partial"): "its default mrope_section does not fit",
-    ("Wav2Vec2BertRotaryPositionalEmbedding", "scaling"): "its code knows no scaling",
-    ("Wav2Vec2ConformerRotaryPositionalEmbedding", "scaling"): "its code knows no scaling",
+REFUSED_OLD = {
+    # Its code knows no scaling.
+    "CodeGenRotaryEmbedding": "scaling yarn",
+    "EsmRotaryEmbedding": "scaling yarn",
+    "GPTJRotaryEmbedding": "scaling yarn",
+    "Wav2Vec2BertRotaryPositionalEmbedding": "scaling",
+    "Wav2Vec2ConformerRotaryPositionalEmbedding": "scaling",
+    # Its class reads rope_parameters only.
+    "Cohere2MoeRotaryEmbedding": "scaling yarn",
+    # One section for layers with a base each.
+    "Dots3NoteTextRotaryEmbedding": "scaling yarn",
+    # Its default mrope_section does not fit.
+    "GlmOcrTextRotaryEmbedding": "partial",
 }
 
 
@@ -296,15 +244,15 @@ def test_old_forms(folder: str, rotary: type, config_class: type, form: str) -> 
         pytest.skip("a vision tower: test_vision.py")
     cls = type(default_config(rotary, config_class))
     given = {"model_type": cls.model_type, **MENDED.get(cls.__name__, {}), **OLD_FORMS[form]}
-    expected = theirs(
-        rotary,
-        config_class,
-        f"old-{form}",
-        lambda: frequencies(rotary(cls.from_dict(copy.deepcopy(given)))),
-    )
-    if (rotary.__name__, form) in OTHERWISE:
-        pytest.skip(OTHERWISE[rotary.__name__, form])
-    if (rotary.__name__, form) in REFUSED_OLD:
+
+    def make() -> Any:
+        return frequencies(rotary(cls.from_dict(copy.deepcopy(given))))
+
+    expected = theirs(rotary, config_class, f"old-{form}", make)
+    forms, reason = OTHERWISE.get(rotary.__name__, ("", ""))
+    if form in forms.split():
+        pytest.skip(reason)
+    if form in REFUSED_OLD.get(rotary.__name__, "").split():
         with pytest.raises(ValueError, match="`"):
             reader.read(given).spec()
         return

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.peers
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
+from small_models import EXPERTS, SMALL  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: E402
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface  # noqa: E402
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
@@ -27,27 +28,7 @@ POSITION = 7
 # or none differs by over a tenth.
 TOLERANCE = 2.0**-14
 
-SIZES = {
-    "hidden_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 8,
-    "head_dim": 32,
-}
-SMALL = {
-    **SIZES,
-    "intermediate_size": 64,
-    "vocab_size": 16,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-EXPERTS = {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
+SIZES = SMALL | {"num_hidden_layers": 8, "num_key_value_heads": 2}
 FULL, LOCAL = "full_attention", "sliding_attention"
 MIXED = [LOCAL, FULL, FULL, LOCAL, LOCAL, LOCAL, LOCAL, FULL]
 THETAS = [1e4, 5e6, 0, 1e4, 0, 1e4, 5e6, 0]
@@ -65,8 +46,11 @@ QWEN = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
+DENSE = {"first_k_dense_replace": 2}
+LLAMA4 = {"use_qk_norm": False, "intermediate_size_mlp": 64}
+LOOP = {"loop_layer_index_start": 2, "loop_layer_index_end": 4}
 
-# Model type, its keys beside SMALL, and the number of layers that are rotated.
+# Model type, its keys beside SIZES, and the number of layers that are rotated.
 CASES: list[tuple[str, dict[str, Any], int]] = [
     ("granite_swa", {"layer_types": MIXED, "layer_rope_theta": THETAS}, 5),
     ("granite_swa", {}, 8),
@@ -80,24 +64,16 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("lara_mini", {"shared_expert_intermediate_size": 32, **QWEN, **EXPERTS}, 3),
     ("dory", {"n_input_layers": 2, "n_output_layers": 2}, 8),
     ("cohere2", {}, 6),
-    ("cohere2_moe", {"first_k_dense_replace": 2, **EXPERTS}, 7),
-    (
-        "cohere2_moe",
-        {"first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 2, **EXPERTS},
-        6,
-    ),
+    ("cohere2_moe", {**DENSE, **EXPERTS}, 7),
+    ("cohere2_moe", {**DENSE, "prefix_dense_sliding_window_pattern": 2, **EXPERTS}, 6),
     ("exaone4", {}, 6),
     ("exaone4", {"sliding_window": None, "layer_types": [FULL] * 8}, 8),
     ("afmoe", EXPERTS, 6),
     ("smollm3", {}, 6),
     ("smollm3", {"no_rope_layers": MASK}, 5),
     ("smollm3", {"no_rope_layer_interval": 3}, 6),
-    ("llama4_text", {"use_qk_norm": False, "intermediate_size_mlp": 64, **EXPERTS}, 6),
-    (
-        "llama4_text",
-        {"use_qk_norm": False, "intermediate_size_mlp": 64, "no_rope_layers": MASK, **EXPERTS},
-        5,
-    ),
+    ("llama4_text", {**LLAMA4, **EXPERTS}, 6),
+    ("llama4_text", {**LLAMA4, "no_rope_layers": MASK, **EXPERTS}, 5),
     ("qwen3_next", {"rope_theta": 1e5, **QWEN, **EXPERTS}, 2),
     ("olmo_hybrid", {}, 2),
     ("gemma3_text", {"sliding_window_pattern": 3}, 8),
@@ -111,15 +87,7 @@ NONE: list[tuple[str, dict[str, Any]]] = [
     ("nemotron_h", {"hybrid_override_pattern": "*-*-*-*-"}),
     ("jamba", EXPERTS),
     ("inkling2_text", EXPERTS),
-    (
-        "inkling2_loop_text",
-        {
-            "n_layers_per_attn_res_block": 2,
-            "loop_layer_index_start": 2,
-            "loop_layer_index_end": 4,
-            **EXPERTS,
-        },
-    ),
+    ("inkling2_loop_text", {"n_layers_per_attn_res_block": 2, **LOOP, **EXPERTS}),
 ]
 
 
@@ -138,9 +106,8 @@ def capture(
         scale = options["scaling"]
         return sdpa(query, key, value, scale=scale).transpose(1, 2).contiguous(), None
     CAPTURED[module.layer_idx] = query.numpy()
-    return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(
-        1, 2
-    ).contiguous(), None
+    repeated = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+    return repeated.transpose(1, 2).contiguous(), None
 
 
 transformers.AttentionInterface.register("capture", capture)
@@ -172,12 +139,10 @@ def rotary(given: dict[str, Any], layer: int) -> RotaryEmbedding | None:
 def test_every_layer_is_rotated_as_its_index_says(
     model_type: str, keys: dict[str, Any], count: int
 ) -> None:
-    cfg = config_of(model_type, **{**SMALL, **keys})
+    cfg = config_of(model_type, **{**SIZES, **keys})
     given = {**cfg.to_dict(), "model_type": model_type}
     found = queries(cfg)
-    blocks = (
-        given["num_hidden_layers"] // cfg.num_hidden_layers
-    )  # of a layer; Dory's files have two
+    blocks = given["num_hidden_layers"] // cfg.num_hidden_layers  # of a layer; Dory has two
     ropes = {layer: rotary(given, blocks * layer) for layer in range(cfg.num_hidden_layers)}
     assert sum(rope is not None for rope in ropes.values()) == count
     for layer, (start, there) in found.items():
@@ -189,7 +154,7 @@ def test_every_layer_is_rotated_as_its_index_says(
 
 @pytest.mark.parametrize(("model_type", "keys"), NONE, ids=lambda value: str(value)[:40])
 def test_what_rotates_nothing_is_refused(model_type: str, keys: dict[str, Any]) -> None:
-    cfg = config_of(model_type, **{**SMALL, **keys})
+    cfg = config_of(model_type, **{**SIZES, **keys})
     found = queries(cfg)
     assert found
     for start, there in found.values():

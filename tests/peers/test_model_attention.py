@@ -31,9 +31,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from attention_modules import Module, attention_module, module_output, random_model  # noqa: E402
+from peers.attention_layers import LLAMA3  # noqa: E402
 
 from rope_cpu import RotaryEmbedding, export  # noqa: E402
-from rope_cpu.export.checkpoints.layer_weights import attention_prefix  # noqa: E402
+from rope_cpu.export.checkpoint import attention_prefix  # noqa: E402
+from rope_cpu.export.targets import TARGETS  # noqa: E402
 from rope_cpu.export.validation.session import open_session  # noqa: E402
 
 pytestmark = pytest.mark.peers
@@ -66,14 +68,7 @@ SMALL = {
     "sliding_window": 8,
 }
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
+LLAMA3 = LLAMA3 | {"original_max_position_embeddings": 16}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -82,6 +77,7 @@ LONGROPE = {
     "original_max_position_embeddings": 16,
     "factor": 4.0,
 }
+HALF_ROTATED = {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}
 FULL, SLIDING = "full_attention", "sliding_attention"
 MIXED = {"layer_types": [SLIDING, FULL]}
 
@@ -101,17 +97,7 @@ CASES = {
     "Gemma 2, full": Case("gemma2", {"attn_logit_softcapping": 5.0}, 1),
     "Gemma 3, sliding": Case("gemma3_text", MIXED),
     "Gemma 3, full": Case("gemma3_text", MIXED, 1),
-    "GLM-4": Case(
-        "glm4",
-        {
-            "attention_bias": True,
-            "rope_parameters": {
-                "rope_theta": 1e4,
-                "rope_type": "default",
-                "partial_rotary_factor": 0.5,
-            },
-        },
-    ),
+    "GLM-4": Case("glm4", {"attention_bias": True, "rope_parameters": HALF_ROTATED}),
     "GPT-J": Case(
         "gptj", {"rotary_dim": 16, "n_embd": 192, "n_head": 6, "n_layer": 2, "n_positions": 64}
     ),
@@ -124,7 +110,6 @@ CASES = {
     "gpt-oss, sliding": Case("gpt_oss", EXPERTS),
     "gpt-oss, full": Case("gpt_oss", EXPERTS, 1),
 }
-TARGETS = ("primitive", "onnx", "ort")
 
 
 def config_keys(case: Case) -> dict[str, Any]:

@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 from numpy_llama import Cache, Transformer  # noqa: E402
+from peers.attention_layers import LLAMA3  # noqa: E402
 
 SMALL: dict[str, Any] = {
     "hidden_size": 128,
@@ -31,14 +32,6 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 4096,
     "attn_implementation": "eager",
     "initializer_range": 0.08,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
 }
 LONGROPE = {
     "rope_type": "longrope",

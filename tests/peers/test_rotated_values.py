@@ -47,102 +47,65 @@ EXTENSIONS = {
 }
 
 
-def llama(rope_type: str, length: int = LONG, **keys: Any) -> Case:
+def llama(rope_type: str, length: int = LONG, original: int | None = None, **keys: Any) -> Case:
+    """Return Llama with a rope type; original: its original_max_position_embeddings."""
     section = {"rope_type": rope_type, "rope_theta": 123456.0, **keys}
-    return Case(
-        "llama",
-        "Llama",
-        {**SMALL, "max_position_embeddings": 5000, "rope_parameters": section},
-        length=length,
-    )
+    if original is not None:
+        section["original_max_position_embeddings"] = original
+    parameters = {"max_position_embeddings": 5000, "rope_parameters": section}
+    return Case("llama", "Llama", {**SMALL, **parameters}, length=length)
 
 
 MLA = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 64}
+WIDE = {**SMALL, "head_dim": 64}
+PADDED = {"pad_token_id": 0}
+GEMMA3 = {**WIDE, "num_hidden_layers": 6}
+ESM = {"position_embedding_type": "rotary", "vocab_size": 33, "mask_token_id": 32}
+PHI3 = {
+    **SMALL,
+    **PADDED,
+    "original_max_position_embeddings": 4096,
+    "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, **EXTENSIONS},
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
 CASES = {
     "llama": Case("llama", "Llama", SMALL),
     "llama linear": llama("linear", factor=3.7),
-    "llama dynamic short": llama("dynamic", length=4000, factor=2.3),
-    "llama dynamic long": llama("dynamic", length=30000, factor=2.3),
-    "llama yarn": llama(
-        "yarn", factor=7.3, original_max_position_embeddings=700, beta_fast=20.0, beta_slow=3.0
-    ),
-    "llama yarn past the last pair": llama(
-        "yarn", factor=4.0, original_max_position_embeddings=131072, rope_theta=1e4
-    ),
-    "llama yarn cut off": llama(
-        "yarn", factor=4.0, original_max_position_embeddings=10**6, rope_theta=50.0, beta_fast=1e4
-    ),
-    "llama yarn from the first pair": llama(
-        "yarn", factor=4.0, original_max_position_embeddings=64
-    ),
+    "llama dynamic short": llama("dynamic", 4000, factor=2.3),
+    "llama dynamic long": llama("dynamic", 30000, factor=2.3),
+    "llama yarn": llama("yarn", original=700, factor=7.3, beta_fast=20.0, beta_slow=3.0),
+    "llama yarn past the last pair": llama("yarn", original=131072, factor=4.0, rope_theta=1e4),
+    "llama yarn cut off": llama("yarn", original=10**6, factor=4.0, rope_theta=50.0, beta_fast=1e4),
+    "llama yarn from the first pair": llama("yarn", original=64, factor=4.0),
     "llama yarn mscale": llama(
-        "yarn",
-        factor=9.0,
-        original_max_position_embeddings=900,
-        mscale=0.7,
-        mscale_all_dim=0.4,
-        truncate=False,
+        "yarn", original=900, factor=9.0, mscale=0.7, mscale_all_dim=0.4, truncate=False
     ),
     "llama yarn partial": llama(
-        "yarn",
-        factor=9.0,
-        original_max_position_embeddings=900,
-        attention_factor=1.3,
-        partial_rotary_factor=1.0,
+        "yarn", original=900, factor=9.0, attention_factor=1.3, partial_rotary_factor=1.0
     ),
     "llama llama3": llama(
-        "llama3",
-        factor=5.5,
-        low_freq_factor=1.3,
-        high_freq_factor=6.1,
-        original_max_position_embeddings=1300,
+        "llama3", original=1300, factor=5.5, low_freq_factor=1.3, high_freq_factor=6.1
     ),
-    "llama longrope short": llama(
-        "longrope", length=3000, **EXTENSIONS, factor=6.0, original_max_position_embeddings=3000
-    ),
-    "llama longrope long": llama("longrope", **EXTENSIONS, original_max_position_embeddings=3000),
+    "llama longrope short": llama("longrope", 3000, original=3000, factor=6.0, **EXTENSIONS),
+    "llama longrope long": llama("longrope", original=3000, **EXTENSIONS),
     "llama proportional": llama("proportional", partial_rotary_factor=0.37, factor=2.0),
-    "qwen3": Case("qwen3", "Qwen3", {**SMALL, "head_dim": 64}),
+    "qwen3": Case("qwen3", "Qwen3", WIDE),
     "gpt_neox": Case("gpt_neox", "GPTNeoX", SMALL),
-    "glm4": Case("glm4", "Glm4", {**SMALL, "head_dim": 64, "pad_token_id": 0}),
+    "glm4": Case("glm4", "Glm4", {**WIDE, **PADDED}),
     "cohere2": Case("cohere2", "Cohere2", SMALL),
-    "phi3 short": Case(
-        "phi3",
-        "Phi3",
-        {
-            **SMALL,
-            "original_max_position_embeddings": 4096,
-            "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, **EXTENSIONS},
-            "pad_token_id": 0,
-        },
-        length=4096,
-    ),
+    "phi3 short": Case("phi3", "Phi3", PHI3, length=4096),
+    "phi3 long": Case("phi3", "Phi3", PHI3),
     "deepseek_v3": Case(
         "deepseek_v3", "DeepseekV3", {**SMALL, **MLA}, apply="apply_rotary_pos_emb_interleave"
     ),
-    "gemma3 full": Case(
-        "gemma3",
-        "Gemma3",
-        {**SMALL, "head_dim": 64, "num_hidden_layers": 6},
-        "full_attention",
-        config="TextConfig",
-    ),
-    "gemma3 sliding": Case(
-        "gemma3", "Gemma3", {**SMALL, "head_dim": 64}, "sliding_attention", config="TextConfig"
-    ),
-    "gpt_oss": Case("gpt_oss", "GptOss", {**SMALL, "head_dim": 64}),
-    "llama4": Case(
-        "llama4", "Llama4Text", {**SMALL, "head_dim": 64}, apply="apply_rotary_emb", config="Config"
-    ),
-    "modernbert full": Case("modernbert", "ModernBert", SMALL, "full_attention"),
-    "modernbert local": Case("modernbert", "ModernBert", SMALL, "sliding_attention"),
-    "esm": Case(
-        "esm",
-        "Esm",
-        {**SMALL, "position_embedding_type": "rotary", "vocab_size": 33, "mask_token_id": 32},
-    ),
+    "gemma3 full": Case("gemma3", "Gemma3", GEMMA3, FULL, config="TextConfig"),
+    "gemma3 sliding": Case("gemma3", "Gemma3", WIDE, SLIDING, config="TextConfig"),
+    "gpt_oss": Case("gpt_oss", "GptOss", WIDE),
+    "llama4": Case("llama4", "Llama4Text", WIDE, apply="apply_rotary_emb", config="Config"),
+    "modernbert full": Case("modernbert", "ModernBert", SMALL, FULL),
+    "modernbert local": Case("modernbert", "ModernBert", SMALL, SLIDING),
+    "esm": Case("esm", "Esm", {**SMALL, **ESM}),
 }
-CASES["phi3 long"] = Case("phi3", "Phi3", CASES["phi3 short"].keys)
 
 
 def theirs(
@@ -181,41 +144,31 @@ def test_rotated_values(name: str, rng: np.random.Generator) -> None:
     ids = np.unique(np.r_[0, 1, 2, 3, rng.integers(0, case.length, 60), case.length - 1])
     x = rng.standard_normal((1, 3, len(ids), 64)).astype(np.float32)
     expected, inv_freq, keys = theirs(case, ids, x)
-    rope = RotaryEmbedding.from_config(
-        keys, layer_type=case.layer_type, angle_dtype="float32"
-    ).at_length(case.length)
+    options = {"layer_type": case.layer_type, "angle_dtype": "float32"}
+    rope = RotaryEmbedding.from_config(keys, **options).at_length(case.length)
     result = rope.rotate(x, ids, layout="bhsd")
     if case.apply.endswith("interleave"):  # reads neighbours, writes halves
         expected = np.stack(np.split(expected, 2, axis=-1), axis=-1).reshape(expected.shape)
 
-    per_element = (
-        (lambda a: np.repeat(a, 2, axis=-1))
-        if rope.interleaved
-        else (lambda a: np.concatenate([a, a], -1))
-    )
     angle = ids[:, None] * rope.inv_freq
     apart = np.abs(rope.inv_freq - inv_freq)
-    drift = per_element(
-        ids[:, None] * apart + np.where(apart > 0, 2 * half_ulp(angle, np.float32), 0.0)
-    )
+    drift = ids[:, None] * apart + np.where(apart > 0, 2 * half_ulp(angle, np.float32), 0.0)
+    drift = np.repeat(drift, 2, axis=-1) if rope.interleaved else np.tile(drift, 2)
     width, (x_a, x_b) = rope.rotary_dim, members(x, rope)
     exact, factor = expected[..., :width].astype(np.float64), rope.attention_factor
-    bound = 2 * rotation_bound(exact, x_a, x_b, factor, np.float32) + factor * drift * (
-        np.abs(x_a) + np.abs(x_b)
-    )
+    bound = 2 * rotation_bound(exact, x_a, x_b, factor, np.float32)
+    bound += factor * drift * (np.abs(x_a) + np.abs(x_b))
     assert (np.abs(result[..., :width] - exact) <= bound).all()
     np.testing.assert_array_equal(result[..., width:], x[..., width:])
     assert np.mean(apart == 0) > 0.9, "more than a few frequencies differ in the last bit"
 
 
+FOUR_HEADS = {"hidden_size": 512, "num_attention_heads": 4}
 AXES = {
-    "qwen2_vl": ("Qwen2VL", {"head_dim": None, "hidden_size": 512, "num_attention_heads": 4}),
+    "qwen2_vl": ("Qwen2VL", {"head_dim": None, **FOUR_HEADS}),
     "qwen3_vl": ("Qwen3VLText", {"head_dim": 128}),
     "qwen3_5": ("Qwen3_5Text", {"head_dim": 256, "partial_rotary_factor": 0.25}),
-    "glm4v": (
-        "Glm4vText",
-        {"hidden_size": 512, "num_attention_heads": 4, "partial_rotary_factor": 0.5},
-    ),
+    "glm4v": ("Glm4vText", {**FOUR_HEADS, "partial_rotary_factor": 0.5}),
 }
 
 
@@ -230,11 +183,8 @@ def test_several_axes(folder: str, rng: np.random.Generator) -> None:
     ids = rng.integers(0, 5000, (3, 1, 40))
     x = rng.standard_normal((1, 2, 40, rope.head_dim)).astype(np.float32)
     tensor = torch.from_numpy(x)
-    expected = (
-        module.apply_rotary_pos_emb(tensor, tensor, *rotary(tensor, torch.from_numpy(ids)))[0]
-        .double()
-        .numpy()
-    )
+    tables = rotary(tensor, torch.from_numpy(ids))
+    expected = module.apply_rotary_pos_emb(tensor, tensor, *tables)[0].double().numpy()
     result = rope.rotate(x, np.moveaxis(ids, 0, -1), layout="bhsd")
     width, (x_a, x_b) = rope.rotary_dim, members(x, rope)
     # A frequency may differ in its last bit, so an angle of at most 5000 differs by two roundings.
@@ -286,16 +236,14 @@ def test_models_with_tables(
         theirs = (1.0 / 10000 ** (torch.arange(0, width, 2) / width)).numpy().astype(np.float64)
         assert (np.abs(theirs - rope.inv_freq) <= 2 * half_ulp(rope.inv_freq, np.float32)).all()
         spec = rope.spec
-        rope = RotaryEmbedding.from_spec(
-            replace(spec, inv_freq=theirs.reshape(spec.inv_freq.shape))
-        )
+        same = replace(spec, inv_freq=theirs.reshape(spec.inv_freq.shape))
+        rope = RotaryEmbedding.from_spec(same)
     x_a, x_b = members(x, rope)
     drift = 2 * half_ulp(np.arange(seq)[:, None] * rope.inv_freq, np.float32).repeat(2, axis=-1)
     drift = drift if angle_dtype == "float32" else np.zeros_like(drift)
     exact = expected[..., :width].astype(np.float64)
-    bound = 2 * rotation_bound(exact, x_a, x_b, 1.0, np.float32) + drift * (
-        np.abs(x_a) + np.abs(x_b)
-    )
+    bound = 2 * rotation_bound(exact, x_a, x_b, 1.0, np.float32)
+    bound += drift * (np.abs(x_a) + np.abs(x_b))
     result = rope.rotate(x, layout="bhsd")
     assert (np.abs(result[..., :width] - exact) <= bound).all()
     np.testing.assert_array_equal(result[..., width:], x[..., width:])

@@ -25,9 +25,8 @@ def load(folder, name):
 
 
 def config_of(folder, name, **values):
-    return getattr(
-        importlib.import_module(f"transformers.models.{folder}.configuration_{folder}"), name
-    )(**values)
+    module = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
+    return getattr(module, name)(**values)
 
 
 @pytest.fixture
@@ -48,59 +47,56 @@ def agrees(ours, theirs, x, ids, inv_freq):
     assert np.abs(ours - x).max() > 0.1, "nothing was rotated: the comparison proves nothing"
 
 
-# Model folder, configuration class, rotary class, name of the apply function. Positions are
-# (tokens, 2).
+# Model folder, stems of the configuration class and of the rotary class, name of the apply
+# function. Positions are (tokens, 2).
 HALF = "apply_rotary_pos_emb_vision"
+FLAT = "apply_rotary_pos_emb_2d"
+STEMS = {
+    "cohere_compass": "CohereCompassVision",
+    "dots3_note": "Dots3NoteVision",
+    "ernie4_5_vl_moe": "Ernie4_5_VLMoeVision",
+    "exaone4_5": "Exaone4_5_Vision",
+    "glm4v": "Glm4vVision",
+    "glm4v_moe": "Glm4vMoeVision",
+    "glm5_next": "Glm5NextVision",
+    "glm_ocr": "GlmOcrVision",
+    "inkling2": "Inkling2Vision",
+    "kimi_k25": "Kimi_K25Vision",
+    "lfm3_vl": "Lfm3VlVision",
+    "minimax_m3_vl": "MiniMaxM3VLVision",
+    "muse_glimmer": "MuseGlimmerVision",
+    "muse_spark": "MuseSparkVision",
+    "paddleocr_vl": "PaddleOCRVision",
+    "qwen2_5_vl": "Qwen2_5_VLVision",
+    "qwen2_vl": "Qwen2VLVision",
+    "qwen3_5": "Qwen3_5Vision",
+    "qwen3_5_moe": "Qwen3_5MoeVision",
+    "qwen3_vl": "Qwen3VLVision",
+    "qwen3_vl_moe": "Qwen3VLMoeVision",
+    "qwen4_exp": "Qwen4ExpVision",
+    "step3p7": "Step3p7Vision",
+    "video_llama_3": "VideoLlama3Vision",
+}
 TOWERS = [
-    ("cohere_compass", "CohereCompassVisionConfig", "CohereCompassVisionRotaryEmbedding", HALF),
-    ("dots3_note", "Dots3NoteVisionConfig", "Dots3NoteVisionRotaryEmbedding", HALF),
-    ("ernie4_5_vl_moe", "Ernie4_5_VLMoeVisionConfig", "Ernie4_5_VLMoeVisionRotaryEmbedding", HALF),
-    ("exaone4_5", "Exaone4_5_VisionConfig", "Exaone4_5_VisionRotaryEmbedding", HALF),
-    ("glm4v", "Glm4vVisionConfig", "Glm4vVisionRotaryEmbedding", HALF),
-    ("glm4v_moe", "Glm4vMoeVisionConfig", "Glm4vMoeVisionRotaryEmbedding", HALF),
-    ("glm5_next", "Glm5NextVisionConfig", "Glm5NextVisionRotaryEmbedding", HALF),
-    ("glm_ocr", "GlmOcrVisionConfig", "GlmOcrVisionRotaryEmbedding", HALF),
-    ("inkling2", "Inkling2VisionConfig", "Inkling2VisionRotaryEmbedding", HALF),
-    ("kimi_k25", "Kimi_K25VisionConfig", "Kimi_K25VisionRotaryEmbedding", HALF),
-    ("lfm3_vl", "Lfm3VlVisionConfig", "Lfm3VlVisionRotaryEmbedding", HALF),
-    ("minimax_m3_vl", "MiniMaxM3VLVisionConfig", "MiniMaxM3VLVisionRotaryEmbedding", HALF),
-    ("mlcd", "MLCDVisionConfig", "MLCDRotaryEmbedding", HALF),
-    ("muse_glimmer", "MuseGlimmerVisionConfig", "MuseGlimmerVisionRotaryEmbedding", HALF),
-    ("muse_spark", "MuseSparkVisionConfig", "MuseSparkVisionRotaryEmbedding", HALF),
-    ("paddleocr_vl", "PaddleOCRVisionConfig", "PaddleOCRVisionRotaryEmbedding", HALF),
-    ("qwen2_5_omni", "Qwen2_5OmniVisionEncoderConfig", "Qwen2_5OmniVisionRotaryEmbedding", HALF),
-    ("qwen2_5_vl", "Qwen2_5_VLVisionConfig", "Qwen2_5_VLVisionRotaryEmbedding", HALF),
-    ("qwen2_vl", "Qwen2VLVisionConfig", "Qwen2VLVisionRotaryEmbedding", HALF),
-    ("qwen3_5", "Qwen3_5VisionConfig", "Qwen3_5VisionRotaryEmbedding", HALF),
-    ("qwen3_5_moe", "Qwen3_5MoeVisionConfig", "Qwen3_5MoeVisionRotaryEmbedding", HALF),
-    (
-        "qwen3_omni_moe",
-        "Qwen3OmniMoeVisionEncoderConfig",
-        "Qwen3OmniMoeVisionRotaryEmbedding",
-        HALF,
-    ),
-    ("qwen3_vl", "Qwen3VLVisionConfig", "Qwen3VLVisionRotaryEmbedding", HALF),
-    ("qwen3_vl_moe", "Qwen3VLMoeVisionConfig", "Qwen3VLMoeVisionRotaryEmbedding", HALF),
-    ("qwen4_exp", "Qwen4ExpVisionConfig", "Qwen4ExpVisionRotaryEmbedding", HALF),
-    ("step3p7", "Step3p7VisionConfig", "Step3p7VisionRotaryEmbedding", HALF),
-    ("video_llama_3", "VideoLlama3VisionConfig", "VideoLlama3VisionRotaryEmbedding", HALF),
-    ("pixtral", "PixtralVisionConfig", "PixtralVisionRotaryEmbedding", "apply_rotary_pos_emb"),
-    ("sam3", "Sam3ViTConfig", "Sam3ViTRotaryEmbedding", "apply_rotary_pos_emb_2d"),
-    ("sam2_video", "Sam2VideoConfig", "Sam2VideoVisionRotaryEmbedding", "apply_rotary_pos_emb_2d"),
-    (
-        "sam3_tracker_video",
-        "Sam3TrackerVideoConfig",
-        "Sam3TrackerVideoVisionRotaryEmbedding",
-        "apply_rotary_pos_emb_2d",
-    ),
-    (
-        "edgetam_video",
-        "EdgeTamVideoConfig",
-        "EdgeTamVideoVisionRotaryEmbedding",
-        "apply_rotary_pos_emb_2d_self_attn",
-    ),
-    ("gemma4", "Gemma4VisionConfig", "Gemma4VisionRotaryEmbedding", "apply_multidimensional_rope"),
+    *((folder, stem, stem, HALF) for folder, stem in STEMS.items()),
+    ("mlcd", "MLCDVision", "MLCD", HALF),
+    ("qwen2_5_omni", "Qwen2_5OmniVisionEncoder", "Qwen2_5OmniVision", HALF),
+    ("qwen3_omni_moe", "Qwen3OmniMoeVisionEncoder", "Qwen3OmniMoeVision", HALF),
+    ("pixtral", "PixtralVision", "PixtralVision", "apply_rotary_pos_emb"),
+    ("sam3", "Sam3ViT", "Sam3ViT", FLAT),
+    ("sam2_video", "Sam2Video", "Sam2VideoVision", FLAT),
+    ("sam3_tracker_video", "Sam3TrackerVideo", "Sam3TrackerVideoVision", FLAT),
+    ("edgetam_video", "EdgeTamVideo", "EdgeTamVideoVision", f"{FLAT}_self_attn"),
+    ("gemma4", "Gemma4Vision", "Gemma4Vision", "apply_multidimensional_rope"),
 ]
+
+
+@pytest.fixture(params=TOWERS, ids=lambda row: row[0])
+def tower(request):
+    """Return the folder of a tower, its config, its rotary module, and its apply function."""
+    folder, config_stem, rotary_stem, function = request.param
+    config = config_of(folder, f"{config_stem}Config")
+    return folder, config, load(folder, f"{rotary_stem}RotaryEmbedding")(config), function
 
 
 def theirs_applied(function, apply, x, cos, sin, ids):
@@ -114,30 +110,24 @@ def theirs_applied(function, apply, x, cos, sin, ids):
     return apply(q.transpose(1, 2), q.transpose(1, 2), *rows)[0].transpose(1, 2)
 
 
-@pytest.mark.parametrize(
-    ("folder", "config_name", "rotary_name", "function"), TOWERS, ids=lambda value: str(value)[:24]
-)
-def test_tower_equals_its_module(folder, config_name, rotary_name, function, heads):
-    config = config_of(folder, config_name)
+def test_tower_equals_its_module(tower, heads):
+    folder, config, module, function = tower
     rope = RotaryEmbedding.from_config(config.to_dict())
     grid = positions.grid((3, 7, 9)[3 - rope.axes :])
     x = heads(len(grid), 4, rope.head_dim)
     ids = torch.from_numpy(grid)
     ids = ids[None] if folder == "gemma4" else ids
-    cos, sin = load(folder, rotary_name)(config)(torch.from_numpy(x), ids)
+    cos, sin = module(torch.from_numpy(x), ids)
     theirs = theirs_applied(function, load(folder, function), x, cos, sin, ids).numpy()
     agrees(rope.rotate(x, grid), theirs, x, grid, rope.inv_freq)
 
 
-@pytest.mark.parametrize(
-    ("folder", "config_name", "rotary_name", "function"), TOWERS, ids=lambda value: str(value)[:24]
-)
-def test_float32_frequencies_are_theirs(folder, config_name, rotary_name, function):
+def test_float32_frequencies_are_theirs(tower):
     """They agree bit by bit, except that torch's power may err by a unit in the last place."""
-    config = config_of(folder, config_name)
-    spec = RotaryEmbedding.from_config(config.to_dict(), angle_dtype="float32")
-    theirs = np.unique(load(folder, rotary_name)(config).inv_freq.double().numpy())
-    ours = np.unique(spec.inv_freq[spec.inv_freq != 0])
+    _, config, module, _ = tower
+    rope = RotaryEmbedding.from_config(config.to_dict(), angle_dtype="float32")
+    theirs = np.unique(module.inv_freq.double().numpy())
+    ours = np.unique(rope.inv_freq[rope.inv_freq != 0])
     assert (ours == theirs).mean() > 0.9
     np.testing.assert_allclose(ours, theirs, rtol=2**-23)
 
@@ -159,7 +149,7 @@ def test_every_axial_configuration_of_transformers_is_here():
                 section = getattr(value(), "rope_parameters", None) or {}
                 if section.get("rope_type") == "axial":
                     found[module.name, key] = value.model_type
-    compared = {(folder, config) for folder, config, *_ in TOWERS}
+    compared = {(folder, f"{stem}Config") for folder, stem, *_ in TOWERS}
     deprecated = {("ernie4_5_vl_moe", "Ernie4_5_VL_MoeVisionConfig")}
     assert set(found) - compared - deprecated == set()
     assert all(model_type in vision.TOWERS for model_type in found.values())
@@ -233,15 +223,14 @@ def language_modules():
     Their sources put together frequencies of several axes. Those compared above are left out.
     """
     root = Path(importlib.import_module("transformers").__file__).parent / "models"
-    compared = {name for _, _, name, _ in TOWERS}
+    compared = {f"{stem}RotaryEmbedding" for _, _, stem, _ in TOWERS}
     for path in sorted(root.glob("*/modeling_*.py")):
         text = path.read_text()
         if "def recomposition_frequencies" not in text:
             continue
         for node in ast.parse(text).body:
-            methods = {
-                n.name: n for n in getattr(node, "body", ()) if isinstance(n, ast.FunctionDef)
-            }
+            parts = getattr(node, "body", ())
+            methods = {part.name: part for part in parts if isinstance(part, ast.FunctionDef)}
             if "recomposition_frequencies" in methods and node.name not in compared:
                 yield path.parent.name, node.name, methods["__init__"].args.args[1].annotation.id
 
@@ -251,15 +240,8 @@ LANGUAGE = list(language_modules())
 
 def test_the_sweep_finds_the_models_it_must():
     found = {folder for folder, *_ in LANGUAGE}
-    assert {
-        "qwen2_vl",
-        "qwen2_5_vl",
-        "qwen3_vl",
-        "glm4v",
-        "ernie4_5_vl_moe",
-        "qwen2_5_omni",
-        "qwen3_5",
-    } <= found
+    known = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "ernie4_5_vl_moe", "qwen2_5_omni"}
+    assert known | {"qwen3_5"} <= found
     assert len(found) >= 17
 
 
@@ -279,9 +261,8 @@ def language_config(folder, config_name):
     if not hasattr(values, "qk_rope_head_dim"):  # which latent attention rotates alone
         values.head_dim = 128
     sections = values.rope_parameters or {kind: {} for kind in set(values.layer_types)}
-    for section in (
-        sections.values() if isinstance(next(iter(sections.values())), dict) else [sections]
-    ):
+    nested = isinstance(next(iter(sections.values())), dict)
+    for section in sections.values() if nested else [sections]:
         pairs = int(values.head_dim * section.get("partial_rotary_factor", 1)) // 2
         third = pairs // 3
         shares = [pairs - 2 * third, third, third]
@@ -310,15 +291,13 @@ def test_language_model_with_several_axes_equals_its_module(
         x = np.repeat(heads(20, 4, rope.head_dim), 2, axis=0)
         q = torch.from_numpy(x).transpose(1, 2)
         more = () if layer_type is None else (layer_type,)
-        cos, sin = load(folder, rotary_name)(values)(
-            q, torch.from_numpy(ids.transpose(2, 0, 1)), *more
-        )
+        by_axis = torch.from_numpy(ids.transpose(2, 0, 1))
+        cos, sin = load(folder, rotary_name)(values)(q, by_axis, *more)
         theirs = load(folder, "apply_rotary_pos_emb")(q, q, cos, sin)[0].transpose(1, 2).numpy()
         agrees(rope.rotate(x, ids), theirs, x, ids, rope.inv_freq)
         # A text token has the same id on all axes, so none need be given.
-        assert np.array_equal(
-            rope.rotate(x), rope.rotate(x, np.repeat(np.arange(20), 3).reshape(20, 3))
-        )
+        equal = np.repeat(np.arange(20), 3).reshape(20, 3)
+        assert np.array_equal(rope.rotate(x), rope.rotate(x, equal))
 
 
 # How a user writes them without a configuration.
@@ -337,14 +316,10 @@ def test_mrope_by_hand_is_the_configured_one(
     folder, config_name, section, mrope_interleaved, interleaved
 ):
     values = config_of(folder, config_name, hidden_size=512, num_attention_heads=4).to_dict()
-    values["head_dim"] = 128
-    values["rope_parameters"] = {
-        "rope_type": "default",
-        "rope_theta": 1e6,
-        "mrope_section": list(section),
-    }
+    parameters = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(section)}
     if sum(section) != 64:
-        values["rope_parameters"]["partial_rotary_factor"] = 2 * sum(section) / 128
+        parameters["partial_rotary_factor"] = 2 * sum(section) / 128
+    values |= {"head_dim": 128, "rope_parameters": parameters}
     by_hand = RotaryEmbedding.mrope(
         128, section, rope_theta=1e6, mrope_interleaved=mrope_interleaved, interleaved=interleaved
     )

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import oracle
 import pytest
+from refusals import assert_refused
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.rotation import cos_sin as angles
@@ -17,14 +18,18 @@ def positions_up_to(limit, count, rng):
     return np.concatenate([whole, [0, 1, -1, 2, 3, limit, limit - 1, -limit]]).astype(np.float64)
 
 
+def largest_error(rope, positions, dtype):
+    """Return the largest error of cos and sin of a rotary embedding of one axis."""
+    exact = rope.attention_factor * np.stack(oracle.cos_sin(positions, rope.inv_freq))
+    return np.abs(np.stack(rope.cos_sin(positions, dtype)) - exact).max()
+
+
 @pytest.mark.parametrize("base", [1e4, 5e5, 1e6, 1e7])
 def test_float32_is_within_half_an_ulp_at_one_for_every_position(base, rng):
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(128, base))
     positions = positions_up_to(2**31 - 1, 60, rng)
-    cos, sin = rope.cos_sin(positions)
-    exact_cos, exact_sin = oracle.cos_sin(positions, rope.inv_freq)
-    assert cos.dtype == np.float32
-    assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 3.1e-8
+    assert rope.cos_sin(positions)[0].dtype == np.float32
+    assert largest_error(rope, positions, np.float32) <= 3.1e-8
 
 
 @pytest.mark.parametrize("pairs", [1, 3, 7, 16, 31, 64, 129])
@@ -73,17 +78,13 @@ def test_more_revolutions_than_float64_counts_stay_on_the_circle(rng):
 def test_float64_is_within_two_units(limit, rng):
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(96, 5e5))
     positions = positions_up_to(limit, 60, rng)
-    cos, sin = rope.cos_sin(positions, np.float64)
-    exact_cos, exact_sin = oracle.cos_sin(positions, rope.inv_freq)
-    assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 2 * 2.0**-53
+    assert largest_error(rope, positions, np.float64) <= 2 * 2.0**-53
 
 
 def test_fractional_positions(rng):
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(32))
     positions = rng.uniform(-1e6, 1e6, 200)
-    cos, sin = rope.cos_sin(positions, np.float64)
-    exact_cos, exact_sin = oracle.cos_sin(positions, rope.inv_freq)
-    assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 2 * 2.0**-53
+    assert largest_error(rope, positions, np.float64) <= 2 * 2.0**-53
 
 
 def test_float32_positions_are_taken_as_they_are():
@@ -98,9 +99,7 @@ def test_float32_positions_are_taken_as_they_are():
 def test_frequencies_of_any_size(frequency, rng):
     rope = RotaryEmbedding.from_inv_freq([frequency, -frequency])
     positions = rng.integers(-(2**20), 2**20, 50).astype(float)
-    cos, sin = rope.cos_sin(positions, np.float64)
-    exact_cos, exact_sin = oracle.cos_sin(positions, rope.inv_freq)
-    assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 2 * 2.0**-53
+    assert largest_error(rope, positions, np.float64) <= 2 * 2.0**-53
 
 
 def test_position_zero_and_frequency_zero_are_the_identity():
@@ -118,9 +117,9 @@ def test_several_axes_add_up(axes, rng):
     matrix = rng.uniform(-3, 3, (axes, 20))
     rope = RotaryEmbedding.from_inv_freq(matrix)
     positions = [rng.uniform(-1e5, 1e5, (40, axes)), rng.integers(-(2**31), 2**31, (40, axes))]
-    cos, sin = rope.cos_sin(np.concatenate(positions), np.float64)
-    exact_cos, exact_sin = oracle.cos_sin_axes(np.concatenate(positions), matrix)
-    assert max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max()) <= 2 * 2.0**-53
+    exact = oracle.cos_sin_axes(np.concatenate(positions), matrix)
+    tables = rope.cos_sin(np.concatenate(positions), np.float64)
+    assert np.abs(np.stack(tables) - np.stack(exact)).max() <= 2 * 2.0**-53
 
 
 def alternate_axes(omega, axes):
@@ -256,13 +255,8 @@ def test_attention_factor_is_multiplied_before_the_one_rounding(rng):
     factor = 1.3465735902799727
     rope = RotaryEmbedding.from_inv_freq(oracle.inv_freq(64), attention_factor=factor)
     positions = rng.integers(0, 10**6, 100)
-    cos, sin = rope.cos_sin(positions)
-    exact_cos, exact_sin = (factor * table for table in oracle.cos_sin(positions, rope.inv_freq))
     half_ulp = 0.5 * 2.0 ** (np.floor(np.log2(factor)) - 23)
-    assert (
-        max(np.abs(cos - exact_cos).max(), np.abs(sin - exact_sin).max())
-        <= half_ulp + 1e-9 * factor
-    )
+    assert largest_error(rope, positions, np.float32) <= half_ulp + 1e-9 * factor
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -294,8 +288,6 @@ def test_16_bit_tables_do_not_round_twice(dtype, bits):
 
 def test_float32_angles_repeat_float32_arithmetic(rng):
     spec = RotaryEmbedding.from_inv_freq(oracle.inv_freq(64).astype(np.float32)).spec
-    from dataclasses import replace
-
     rope = RotaryEmbedding.from_spec(
         replace(spec, angle_dtype="float32", attention_factor=np.array([1.1]))
     )
@@ -431,49 +423,20 @@ AXIAL = RotaryEmbedding.from_inv_freq([[1.0, 0.1], [0.5, 2.0], [1.0, 1.0]])
 TABLE = zeros(10, 2)
 
 REFUSED = [
-    (
-        lambda: AXIAL.cos_sin(zeros(3, 2, 5)),
-        ValueError,
-        "has shape .3, 2, 5.; .*np.moveaxis.position_ids, 0, -1.",
-    ),
-    (lambda: ROPE.cos_sin([np.nan]), ValueError, "`position_ids` holds nan"),
-    (
-        lambda: ROPE.cos_sin([1], dtype=int),
-        TypeError,
-        "`dtype` is <class .int.>; it must be one of float32",
-    ),
-    (lambda: ROPE.cos_sin([1], "foo"), TypeError, "`dtype` is 'foo'"),
-    (lambda: ROPE.cos_sin([1], None), TypeError, "`dtype` is None"),
-    (
-        lambda: ROPE.cos_sin([1], out=TABLE),
-        TypeError,
-        "`out` is an array of shape .10, 2.; .* for cos and for sin",
-    ),
-    (lambda: ROPE.cos_sin([1], out=([], TABLE)), TypeError, "`out.0.` is a list; .* like `cos`"),
-    (
-        lambda: ROPE.cos_sin([1], out=(zeros(1, 2), TABLE)),
-        ValueError,
-        "`out.1.` has shape .10, 2.; it must be that of `sin`, .1, 2.",
-    ),
-    (
-        lambda: ROPE.cos_sin([1], "f2", out=(zeros(1, 2), zeros(1, 2))),
-        TypeError,
-        "`out.0.` has dtype float32; it must be that of `cos`, float16",
-    ),
-    (
-        lambda: ROPE.cos_sin([1], out=(zeros(1, 2), read_only(zeros(1, 2)))),
-        ValueError,
-        "`out.1.` is read-only",
-    ),
-    (
-        lambda: ROPE.cos_sin([1], out=(TABLE[:1], TABLE[:1])),
-        ValueError,
-        "`out.1.` shares memory with `out.0.`",
-    ),
+    (lambda: AXIAL.cos_sin(zeros(3, 2, 5)), ValueError, "position_ids"),
+    (lambda: ROPE.cos_sin([np.nan]), ValueError, "position_ids"),
+    (lambda: ROPE.cos_sin([1], dtype=int), TypeError, "dtype"),
+    (lambda: ROPE.cos_sin([1], "foo"), TypeError, "dtype"),
+    (lambda: ROPE.cos_sin([1], None), TypeError, "dtype"),
+    (lambda: ROPE.cos_sin([1], out=TABLE), TypeError, "out"),
+    (lambda: ROPE.cos_sin([1], out=([], TABLE)), TypeError, "out[0]"),
+    (lambda: ROPE.cos_sin([1], out=(zeros(1, 2), TABLE)), ValueError, "out[1]"),
+    (lambda: ROPE.cos_sin([1], "f2", out=(zeros(1, 2), zeros(1, 2))), TypeError, "out[0]"),
+    (lambda: ROPE.cos_sin([1], out=(zeros(1, 2), read_only(zeros(1, 2)))), ValueError, "out[1]"),
+    (lambda: ROPE.cos_sin([1], out=(TABLE[:1], TABLE[:1])), ValueError, "out[1]"),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[row[2] for row in REFUSED])
-def test_refusals(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+@pytest.mark.parametrize(("call", "error", "argument"), REFUSED)
+def test_refusals(call, error, argument):
+    assert_refused(call, error, argument)

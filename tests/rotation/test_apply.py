@@ -6,6 +6,7 @@ import numpy as np
 import oracle
 import pytest
 from oracle import draw, from_layout, to_layout
+from refusals import assert_refused
 
 from rope_cpu import RotaryEmbedding, apply_rotary
 
@@ -166,102 +167,35 @@ def zeros(*shape, dtype=np.float32):
 
 TABLE = zeros(10, 2)
 X, BUFFER = WATCHED = zeros(2, 3, 4, 6), zeros(100)
+PART = BUFFER[:6].reshape(3, 2)
+WHOLE = BUFFER[:72].reshape(1, 3, 4, 6)
 
 REFUSED = [
-    (lambda: apply_rotary(X, zeros(2), zeros(2)), ValueError, "`cos` has shape .2,."),
-    (lambda: apply_rotary(X, zeros(3, 2, dtype=int), TABLE), TypeError, "`cos` has dtype int64"),
-    (lambda: apply_rotary(X, TABLE, [1]), TypeError, "`sin` is a list"),
-    (
-        lambda: apply_rotary(X, np.ma.array(TABLE[:3]), TABLE[:3]),
-        TypeError,
-        "`cos` is a masked array",
-    ),
-    (
-        lambda: apply_rotary(X, zeros(3, 2), zeros(3, 3)),
-        ValueError,
-        "`cos` is float32 .3, 2., but `sin` is float32 .3, 3.",
-    ),
-    (
-        lambda: apply_rotary(X, zeros(3, 4), zeros(3, 4)),
-        ValueError,
-        "`x` has head_dim 6, but `cos` .* rotates 8",
-    ),
-    (
-        lambda: apply_rotary(X, zeros(4, 2), zeros(4, 2)),
-        ValueError,
-        "`x` has 3 tokens.*`cos` and `sin` are for 4",
-    ),
-    (
-        lambda: apply_rotary(X, zeros(1, 2, 3, 2), zeros(1, 2, 3, 2), [0, 1, 2]),
-        ValueError,
-        "it must be .table, pairs.",
-    ),
-    (
-        lambda: apply_rotary(X, zeros(3, 3, 2), zeros(3, 3, 2)),
-        ValueError,
-        "`x` has 4 heads, but cos and sin differ by head and are for 3 heads",
-    ),
-    (
-        lambda: apply_rotary(X, zeros(3, 0, 2), zeros(3, 0, 2)),
-        ValueError,
-        "`cos` has shape .3, 0, 2.; it must be for at least one head",
-    ),
-    (
-        lambda: apply_rotary(X, TABLE, TABLE, [[[0]]]),
-        ValueError,
-        "`position_ids` has shape .1, 1, 1.",
-    ),
-    (
-        lambda: apply_rotary(X, TABLE, TABLE, [0.0, 1.0, 2.0]),
-        TypeError,
-        "`position_ids` has dtype float64",
-    ),
-    (
-        lambda: apply_rotary(X, TABLE, TABLE, np.ma.array([1, 2, 3])),
-        TypeError,
-        "`position_ids` is a masked array",
-    ),
-    (
-        lambda: apply_rotary(X, TABLE, TABLE, [0, 1, 10]),
-        ValueError,
-        "`position_ids` holds 10, but `cos` has rows 0 to 9",
-    ),
-    (lambda: apply_rotary(X, TABLE, TABLE, [0, -1, 2]), ValueError, "`position_ids` holds -1"),
-    (
-        lambda: apply_rotary(X, TABLE, TABLE, [0, 1]),
-        ValueError,
-        "`x` has 3 tokens.*`position_ids` are for 2",
-    ),
-    (
-        lambda: apply_rotary(X, TABLE, TABLE, [[0, 1, 2]] * 3),
-        ValueError,
-        "`x` has batch 2 .*`position_ids` are for 3",
-    ),
-    (
-        lambda: apply_rotary(
-            X[:1], BUFFER[:6].reshape(3, 2), TABLE[:3], out=BUFFER[:72].reshape(1, 3, 4, 6)
-        ),
-        ValueError,
-        "`out` shares memory with `cos`",
-    ),
-    (
-        lambda: apply_rotary(
-            X[:1],
-            BUFFER[:6].reshape(3, 2),
-            TABLE[:3],
-            [0, 1, 2],
-            out=BUFFER[:72].reshape(1, 3, 4, 6),
-        ),
-        ValueError,
-        "`out` shares memory with `cos`",
-    ),
+    (lambda: apply_rotary(X, zeros(2), zeros(2)), ValueError, "cos"),
+    (lambda: apply_rotary(X, zeros(3, 2, dtype=int), TABLE), TypeError, "cos"),
+    (lambda: apply_rotary(X, TABLE, [1]), TypeError, "sin"),
+    (lambda: apply_rotary(X, np.ma.array(TABLE[:3]), TABLE[:3]), TypeError, "cos"),
+    (lambda: apply_rotary(X, zeros(3, 2), zeros(3, 3)), ValueError, "sin"),
+    (lambda: apply_rotary(X, zeros(3, 4), zeros(3, 4)), ValueError, "x"),
+    (lambda: apply_rotary(X, zeros(4, 2), zeros(4, 2)), ValueError, "x"),
+    (lambda: apply_rotary(X, zeros(1, 2, 3, 2), zeros(1, 2, 3, 2), [0, 1, 2]), ValueError, "cos"),
+    (lambda: apply_rotary(X, zeros(3, 3, 2), zeros(3, 3, 2)), ValueError, "x"),
+    (lambda: apply_rotary(X, zeros(3, 0, 2), zeros(3, 0, 2)), ValueError, "cos"),
+    (lambda: apply_rotary(X, TABLE, TABLE, [[[0]]]), ValueError, "position_ids"),
+    (lambda: apply_rotary(X, TABLE, TABLE, [0.0, 1.0, 2.0]), TypeError, "position_ids"),
+    (lambda: apply_rotary(X, TABLE, TABLE, np.ma.array([1, 2, 3])), TypeError, "position_ids"),
+    (lambda: apply_rotary(X, TABLE, TABLE, [0, 1, 10]), ValueError, "position_ids"),
+    (lambda: apply_rotary(X, TABLE, TABLE, [0, -1, 2]), ValueError, "position_ids"),
+    (lambda: apply_rotary(X, TABLE, TABLE, [0, 1]), ValueError, "x"),
+    (lambda: apply_rotary(X, TABLE, TABLE, [[0, 1, 2]] * 3), ValueError, "x"),
+    (lambda: apply_rotary(X[:1], PART, TABLE[:3], out=WHOLE), ValueError, "out"),
+    (lambda: apply_rotary(X[:1], PART, TABLE[:3], [0, 1, 2], out=WHOLE), ValueError, "out"),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[row[2] for row in REFUSED])
-def test_refusals_write_nothing(call, error, message):
+@pytest.mark.parametrize(("call", "error", "argument"), REFUSED)
+def test_refusals_write_nothing(call, error, argument):
     for array in WATCHED:
         array[...] = 1
-    with pytest.raises(error, match=message):
-        call()
+    assert_refused(call, error, argument)
     assert all((array == 1).all() for array in WATCHED)

@@ -179,19 +179,19 @@ REFUSED = [
     (
         lambda: SIZED.plan([0, 1], layout="thd"),
         ValueError,
-        "`layout` is 'thd'.* 3 batch rows .*plan.position_ids, layout='thd', cu_seqlens",
+        "`layout` is 'thd'.* 3 lengths .*plan.position_ids, layout='thd', cu_seqlens",
     ),
     (lambda: plan(UNSIZED, [0, 4]), ValueError, "'dynamic' depends on the sequence length"),
     (
         lambda: plan(SIZED, [0, 1, 4]),
         ValueError,
-        "`cu_seqlens` is for 2 sequences, but lengths were given for 3",
+        "`cu_seqlens` is for 2 sequences; it must be for 3",
     ),
 ]
 # Whether lengths play a part or not.
 CU_SEQLENS_REFUSED = [
-    (lambda r: plan(r, [0, 1, 1, 4], "bshd"), ValueError, "`cu_seqlens` is given, but `layout`"),
-    (lambda r: plan(r, [0, 1, 1, 5]), ValueError, "`cu_seqlens` ends at 5, .* for 4 tokens"),
+    (lambda r: plan(r, [0, 1, 1, 4], "bshd"), ValueError, "`cu_seqlens` is given with layout"),
+    (lambda r: plan(r, [0, 1, 1, 5]), ValueError, "`cu_seqlens` ends at 5; .* tokens, 4"),
     (lambda r: plan(r, [0, 3, 1, 4]), ValueError, "`cu_seqlens` is .*never decrease"),
     (lambda r: plan(r, [1, 3, 3, 4]), ValueError, "`cu_seqlens` is .*must .*start at 0"),
     (lambda r: plan(r, []), ValueError, "`cu_seqlens` is array.*start at 0"),

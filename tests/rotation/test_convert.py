@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_cpu import RotaryEmbedding, convert
+from rope_cpu import RotaryEmbedding, convert_weight
 
 HEADS = 6
 KV_HEADS = 2
@@ -45,7 +45,7 @@ def test_scores_are_unchanged(
         return q, k
 
     def converted(w: np.ndarray, heads: int) -> np.ndarray:
-        return convert.convert_weight(w, heads, to=to, rotary_dim=rotary_dim)
+        return convert_weight(w, heads, to=to, rotary_dim=rotary_dim)
 
     before = RotaryEmbedding(head_dim, rotary_dim=rotary_dim, interleaved=to == "half")
     after = RotaryEmbedding(head_dim, rotary_dim=rotary_dim, interleaved=to == "interleaved")
@@ -59,7 +59,7 @@ def test_scores_are_unchanged(
     )
     np.testing.assert_allclose(scores(*new, after), scores(*old, before), rtol=0, atol=1e-12)
 
-    keys = convert.convert_weight(before.rotate(old[1]), 1, to=to, rotary_dim=rotary_dim, axis=-1)
+    keys = convert_weight(before.rotate(old[1]), 1, to=to, rotary_dim=rotary_dim, axis=-1)
     np.testing.assert_allclose(keys, after.rotate(new[1]), rtol=0, atol=1e-14)
 
 
@@ -77,8 +77,8 @@ def test_there_and_back_is_the_identity(
     shape[axis] = heads * (2 * pairs + passed)
     w = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
     names = ("half", "interleaved") if to else ("interleaved", "half")
-    there = convert.convert_weight(w, heads, to=names[0], rotary_dim=2 * pairs, axis=axis)
-    back = convert.convert_weight(there, heads, to=names[1], rotary_dim=2 * pairs, axis=axis)
+    there = convert_weight(w, heads, to=names[0], rotary_dim=2 * pairs, axis=axis)
+    back = convert_weight(there, heads, to=names[1], rotary_dim=2 * pairs, axis=axis)
     np.testing.assert_array_equal(back, w)
     assert there.dtype == w.dtype
     assert pairs == 1 or not np.array_equal(there, w)
@@ -86,18 +86,8 @@ def test_there_and_back_is_the_identity(
 
 def test_order_by_hand() -> None:
     w = np.array([10, 11, 12, 13, 14, 20, 21, 22, 23, 24])
-    assert convert.convert_weight(w, 2, to="half", rotary_dim=4).tolist() == [
-        10,
-        12,
-        11,
-        13,
-        14,
-        20,
-        22,
-        21,
-        23,
-        24,
-    ]
+    expected = [10, 12, 11, 13, 14, 20, 22, 21, 23, 24]
+    assert convert_weight(w, 2, to="half", rotary_dim=4).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -116,4 +106,4 @@ def test_order_by_hand() -> None:
 def test_refusals(arguments: dict[str, object], kind: type[Exception], words: str) -> None:
     given = {"num_heads": 2, "to": "half", **arguments}
     with pytest.raises(kind, match=words):
-        convert.convert_weight(np.zeros((8, 3)), **given)
+        convert_weight(np.zeros((8, 3)), **given)

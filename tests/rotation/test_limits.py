@@ -1,5 +1,7 @@
 """Oversized arguments: each is refused by name, before anything is allocated."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from refusals import nested, refusal
@@ -8,7 +10,6 @@ import rope_cpu
 from rope_cpu import RotaryEmbedding, positions
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.texts import shown
-from rope_cpu.frequencies.spec import RopeSpec
 
 HUGE = 10**5000  # more digits than CPython writes
 ROPE = RotaryEmbedding(8)
@@ -33,151 +34,91 @@ def yarn(**values):
     return RotaryEmbedding(8, scaling=section | values)
 
 
+def split_frames(**grids):
+    return positions.mrope([[2, 2]], split_frames=True, **grids)
+
+
+def token_types(**ids):
+    return positions.token_types([1], video_token_id=None, **ids)
+
+
 REFUSED = [
-    (lambda: RotaryEmbedding(2**40), "`head_dim` is 1099511627776; it must be at most 65536"),
-    (lambda: RotaryEmbedding(HUGE), "`head_dim` is an integer of 16610 bits"),
-    (
-        lambda: RotaryEmbedding(64, max_position_embeddings=HUGE),
-        "`max_position_embeddings` is an integer of",
-    ),
-    (lambda: RotaryEmbedding("x" * 10**7), "`head_dim` is 'xxx"),
-    (lambda: RotaryEmbedding(nested(10**5)), "`head_dim` is [[[["),
-    (lambda: RotaryEmbedding(64, scaling=nested(10**5)), "`scaling` is [[[["),
-    (lambda: RotaryEmbedding(64, scaling={"rope_type": HUGE}), "`rope_type` is an integer of"),
-    (lambda: RotaryEmbedding(64, scaling={"rope_type": nested(10**5)}), "`rope_type` is [[[["),
-    (lambda: RotaryEmbedding(64, scaling={"x" * 10**7: 1}), "is not a key of rope type"),
-    (lambda: yarn(beta_fast=1e308), "values overflow"),
-    (lambda: RotaryEmbedding.axial(2**40), "`head_dim` is"),
-    (lambda: RotaryEmbedding.axial(2**21, 2**20), "`head_dim` is"),
-    (lambda: RotaryEmbedding.axial(2**16, 2**15), "`axes` is 32768; it must be at most 64"),
-    (lambda: RotaryEmbedding.axial(64, axis_dims=range(2**70)), "`axis_dims` is range("),
-    (lambda: RotaryEmbedding.axial(64, rope_theta=range(2**50)), "`rope_theta` is range("),
-    (lambda: RotaryEmbedding.mrope(64, range(2**50), rope_theta=1e4), "`mrope_section` is range("),
-    (
-        lambda: RotaryEmbedding.from_inv_freq(zeros(2**40)),
-        "1099511627776 pairs; there may be at most 32768",
-    ),
-    (lambda: RotaryEmbedding.from_inv_freq(zeros(65, 8)), "65 axes; there may be at most 64"),
-    (
-        lambda: RotaryEmbedding.from_inv_freq(zeros(1, 2**13, 8)),
-        "8192 heads; there may be at most 4096",
-    ),
-    (
-        lambda: RotaryEmbedding.from_inv_freq(zeros(64, 2**12, 2**15)),
-        "`inv_freq` has shape (64, 4096, 32768)",
-    ),
-    (lambda: RotaryEmbedding.from_inv_freq([1.0], blocks=range(2**50)), "`blocks` is range("),
-    (
-        lambda: RopeSpec(
-            inv_freq=zeros(2**30, 1, 1, 8), attention_factor=1.0, head_dim=16, blocks=(16,)
-        ),
-        "`inv_freq`",
-    ),
-    (
-        lambda: DYNAMIC.at_length(range(1, 200_000)),
-        "`seq_len` is range(1, 200000); it may have at most 8192",
-    ),
-    (lambda: DYNAMIC.at_length(zeros(2**40)), "`seq_len` is an array of shape (1099511627776,)"),
-    (lambda: DYNAMIC.at_length(zeros(2**20, 2**20)), "`seq_len` has shape (1048576, 1048576)"),
-    (lambda: DYNAMIC.at_length(HUGE), "`seq_len` is an integer of"),
-    (
-        lambda: WIDE.at_length(range(1, 8193)),
-        "`len(lengths)` is 8192: a table of 8192 x 1 x 32768 elements",
-    ),
-    (lambda: ROPE.cos_sin(zeros(2**40)), "`position_ids` has shape (1099511627776,)"),
-    (lambda: ROPE.cos_sin(range(2**50)), "`position_ids` is range("),
-    (lambda: ROPE.cos_sin([HUGE]), "`position_ids` holds an integer of"),
-    (lambda: ROPE.cos_sin([1], dtype="x" * 10**7), "`dtype` is 'xxx"),
-    (lambda: ROPE.cos_sin([1], dtype={"a": 1}), "`dtype` is {'a': 1}"),
-    (
-        lambda: ROWS.cos_sin(zeros(2**26)),
-        "`position_ids` has shape (67108864,): a table of 2 x 67108864 x 4 elements",
-    ),
-    (lambda: ROPE.plan(zeros(2**20, 2**20)), "`position_ids` has shape (1048576, 1048576)"),
-    (
-        lambda: ROPE.plan([0], layout="thd", cu_seqlens=zeros(2**27)),
-        "`cu_seqlens` has shape (134217728,): a table of 134217728 elements",
-    ),
-    (
-        lambda: ROPE.plan([0], layout="thd", cu_seqlens=nested(10**5)),
-        "`cu_seqlens`",
-    ),
-    (lambda: ROPE.shift_plan(zeros(2**40)), "`delta` has shape (1099511627776,)"),
-    (lambda: ROPE.shift_plan(HUGE), "`delta` holds an integer of"),
-    (
-        lambda: ROPE.rerotate_plan(ROPE, zeros(2**20, 2**20)),
-        "`position_ids` has shape (1048576, 1048576)",
-    ),
-    (lambda: ROPE.rerotate_plan("x" * 10**7, [0]), "`old` is 'xxx"),
-    (lambda: AXIAL.plan(zeros(2**30, 2)), "`position_ids` has shape (1073741824, 2)"),
-    (
-        lambda: ROPE.rotate(zeros(1, 2**40, 1, 8, dtype=np.float32)),
-        "`x` has shape (1, 1099511627776, 1, 8)",
-    ),
-    (lambda: ROPE(X, X, offset=zeros(2**40)), "`offset` has shape (1099511627776,)"),
-    (
-        lambda: ROPE.rotate(zeros(2**30, 1, 1, 8, dtype=np.float32), offset=zeros(2**30)),
-        "`x` has shape (1073741824",
-    ),
-    (lambda: ROPE(X, X, offset=HUGE), "`offset` holds an integer of"),
-    (lambda: ROPE(X, X, [0, 1], offset="x" * 10**7), "`offset` is 'xxx"),
-    (lambda: ROPE(X, X, out="x" * 10**7), "`out` is 'xxx"),
-    (lambda: ROPE(X, X, layout="x" * 10**7), "`layout` is 'xxx"),
-    (lambda: ROPE.rotate(np.zeros(2, [(f"f{i}", "i4") for i in range(5000)])), "`x` has dtype"),
-    (
-        lambda: ROPE.shift(zeros(1, 2**40, 1, 8, dtype=np.float32), 1),
-        "tokens of keys` is 1099511627776",
-    ),
-    (
-        lambda: rope_cpu.apply_rotary(X, *ROPE.cos_sin([0]), zeros(2**40)),
-        "`position_ids` has shape (1099511627776,)",
-    ),
-    (
-        lambda: rope_cpu.sinusoidal(2**40, 8),
-        "`num_positions` is 1099511627776: a table of 1099511627776 x 8 elements",
-    ),
-    (lambda: rope_cpu.sinusoidal(8, 2**40), "`dim` is 1099511627776; it must be at most 65536"),
-    (lambda: rope_cpu.sinusoidal(8, 8, base=5e-324), "`base` is 5e-324"),
-    (lambda: rope_cpu.convert_weight(zeros(2**40), 8, to="half"), "`w` has shape (1099511627776,)"),
-    (lambda: rope_cpu.convert_weight([[1], [1, 2]], 1, to="half"), "`w` is a list of unequal rows"),
-    (lambda: rope_cpu.set_num_threads(HUGE), "`n` is an integer of"),
-    (lambda: rope_cpu.warmup(["x" * 10**7]), "`dtypes` holds 'xxx"),
-    (lambda: positions.packed([0, 2**40]), "`cu_seqlens[-1]` is 1099511627776"),
-    (
-        lambda: positions.packed(list(range(10**5, 0, -1))),
-        "`cu_seqlens` is an array of shape (100000,)",
-    ),
-    (
-        lambda: positions.grid((2**20, 2**20)),
-        "`sizes` is (1048576, 1048576): a table of 2 x 1048576 x 1048576 elements",
-    ),
-    (lambda: positions.grid([1] * 65), "it may have at most 64 entries"),
-    (
-        lambda: positions.patches([[2**20, 2**10, 2**10]]),
-        "`grid_thw` holds grids of 1099511627776 cells",
-    ),
-    (lambda: positions.patches([[2**62, 2**62, 2**62]]), "`grid_thw` holds grids of"),
-    (lambda: positions.patches(zeros(2**40, 3)), "`grid_thw` has shape (1099511627776, 3)"),
-    (
-        lambda: positions.with_unrotated([[1, 2]], before=2**40),
-        "`(before, after)` is (1099511627776, 0): a table of 1099511627777 x 2 elements",
-    ),
-    (lambda: positions.mrope([[1, 1]], image_grid_thw=[[2**10, 2**9, 2**9]]), "makes 67108864"),
-    (
-        lambda: positions.mrope([[2, 2]], video_grid_thw=[[2**20, 2, 2]], split_frames=True),
-        "has more grids than",
-    ),
-    (lambda: positions.mrope([[0]], tokens_per_second=1e308), "`tokens_per_second` is 1e+308"),
-    (
-        lambda: positions.token_types([1], image_token_id=HUGE, video_token_id=None),
-        "`image_token_id` is an integer of",
-    ),
+    (lambda: RotaryEmbedding(2**40), "head_dim"),
+    (lambda: RotaryEmbedding(HUGE), "head_dim"),
+    (lambda: RotaryEmbedding(64, max_position_embeddings=HUGE), "max_position_embeddings"),
+    (lambda: RotaryEmbedding("x" * 10**7), "head_dim"),
+    (lambda: RotaryEmbedding(nested(10**5)), "head_dim"),
+    (lambda: RotaryEmbedding(64, scaling=nested(10**5)), "scaling"),
+    (lambda: RotaryEmbedding(64, scaling={"rope_type": HUGE}), "rope_type"),
+    (lambda: RotaryEmbedding(64, scaling={"rope_type": nested(10**5)}), "rope_type"),
+    (lambda: RotaryEmbedding(64, scaling={"x" * 10**7: 1}), "xxx"),
+    (lambda: yarn(beta_fast=1e308), "rope_theta"),
+    (lambda: RotaryEmbedding.axial(2**40), "head_dim"),
+    (lambda: RotaryEmbedding.axial(2**21, 2**20), "head_dim"),
+    (lambda: RotaryEmbedding.axial(2**16, 2**15), "axes"),
+    (lambda: RotaryEmbedding.axial(64, axis_dims=range(2**70)), "axis_dims"),
+    (lambda: RotaryEmbedding.axial(64, rope_theta=range(2**50)), "rope_theta"),
+    (lambda: RotaryEmbedding.mrope(64, range(2**50), rope_theta=1e4), "mrope_section"),
+    (lambda: RotaryEmbedding.from_inv_freq(zeros(2**40)), "inv_freq"),
+    (lambda: RotaryEmbedding.from_inv_freq(zeros(65, 8)), "inv_freq"),
+    (lambda: RotaryEmbedding.from_inv_freq(zeros(1, 2**13, 8)), "inv_freq"),
+    (lambda: RotaryEmbedding.from_inv_freq(zeros(64, 2**12, 2**15)), "inv_freq"),
+    (lambda: RotaryEmbedding.from_inv_freq([1.0], blocks=range(2**50)), "blocks"),
+    (lambda: replace(ROPE.spec, inv_freq=zeros(2**30, 1, 1, 4)), "inv_freq"),
+    (lambda: DYNAMIC.at_length(range(1, 200_000)), "seq_len"),
+    (lambda: DYNAMIC.at_length(zeros(2**40)), "seq_len"),
+    (lambda: DYNAMIC.at_length(zeros(2**20, 2**20)), "seq_len"),
+    (lambda: DYNAMIC.at_length(HUGE), "seq_len"),
+    (lambda: WIDE.at_length(range(1, 8193)), "len(lengths)"),
+    (lambda: ROPE.cos_sin(zeros(2**40)), "position_ids"),
+    (lambda: ROPE.cos_sin(range(2**50)), "position_ids"),
+    (lambda: ROPE.cos_sin([HUGE]), "position_ids"),
+    (lambda: ROPE.cos_sin([1], dtype="x" * 10**7), "dtype"),
+    (lambda: ROPE.cos_sin([1], dtype={"a": 1}), "dtype"),
+    (lambda: ROWS.cos_sin(zeros(2**26)), "position_ids"),
+    (lambda: ROPE.plan(zeros(2**20, 2**20)), "position_ids"),
+    (lambda: ROPE.plan([0], layout="thd", cu_seqlens=zeros(2**27)), "cu_seqlens"),
+    (lambda: ROPE.plan([0], layout="thd", cu_seqlens=nested(10**5)), "cu_seqlens"),
+    (lambda: ROPE.shift_plan(zeros(2**40)), "delta"),
+    (lambda: ROPE.shift_plan(HUGE), "delta"),
+    (lambda: ROPE.rerotate_plan(ROPE, zeros(2**20, 2**20)), "position_ids"),
+    (lambda: ROPE.rerotate_plan("x" * 10**7, [0]), "old"),
+    (lambda: AXIAL.plan(zeros(2**30, 2)), "position_ids"),
+    (lambda: ROPE.rotate(zeros(1, 2**40, 1, 8, dtype=np.float32)), "x"),
+    (lambda: ROPE(X, X, offset=zeros(2**40)), "offset"),
+    (lambda: ROPE.rotate(zeros(2**30, 1, 1, 8, dtype=np.float32), offset=zeros(2**30)), "x"),
+    (lambda: ROPE(X, X, offset=HUGE), "offset"),
+    (lambda: ROPE(X, X, [0, 1], offset="x" * 10**7), "offset"),
+    (lambda: ROPE(X, X, out="x" * 10**7), "out"),
+    (lambda: ROPE(X, X, layout="x" * 10**7), "layout"),
+    (lambda: ROPE.rotate(np.zeros(2, [(f"f{i}", "i4") for i in range(5000)])), "x"),
+    (lambda: ROPE.shift(zeros(1, 2**40, 1, 8, dtype=np.float32), 1), "number of tokens of keys"),
+    (lambda: rope_cpu.apply_rotary(X, *ROPE.cos_sin([0]), zeros(2**40)), "position_ids"),
+    (lambda: rope_cpu.sinusoidal(2**40, 8), "num_positions"),
+    (lambda: rope_cpu.sinusoidal(8, 2**40), "dim"),
+    (lambda: rope_cpu.sinusoidal(8, 8, base=5e-324), "base"),
+    (lambda: rope_cpu.convert_weight(zeros(2**40), 8, to="half"), "w"),
+    (lambda: rope_cpu.convert_weight([[1], [1, 2]], 1, to="half"), "w"),
+    (lambda: rope_cpu.set_num_threads(HUGE), "n"),
+    (lambda: rope_cpu.warmup(["x" * 10**7]), "dtypes"),
+    (lambda: positions.packed([0, 2**40]), "cu_seqlens[-1]"),
+    (lambda: positions.packed(list(range(10**5, 0, -1))), "cu_seqlens"),
+    (lambda: positions.grid((2**20, 2**20)), "sizes"),
+    (lambda: positions.grid([1] * 65), "sizes"),
+    (lambda: positions.patches([[2**20, 2**10, 2**10]]), "grid_thw"),
+    (lambda: positions.patches([[2**62, 2**62, 2**62]]), "grid_thw"),
+    (lambda: positions.patches(zeros(2**40, 3)), "grid_thw"),
+    (lambda: positions.with_unrotated([[1, 2]], before=2**40), "(before, after)"),
+    (lambda: positions.mrope([[1, 1]], image_grid_thw=[[2**10, 2**9, 2**9]]), "token_types"),
+    (lambda: split_frames(video_grid_thw=[[2**20, 2, 2]]), "video_grid_thw"),
+    (lambda: positions.mrope([[0]], tokens_per_second=1e308), "tokens_per_second"),
+    (lambda: token_types(image_token_id=HUGE), "image_token_id"),
 ]
 
 
-@pytest.mark.parametrize(("call", "words"), REFUSED, ids=[row[1] for row in REFUSED])
-def test_absurd_arguments_are_refused(call, words):
-    assert words in refusal(call)
+@pytest.mark.parametrize(("call", "argument"), REFUSED)
+def test_absurd_arguments_are_refused(call, argument):
+    assert f"`{argument}" in refusal(call)
 
 
 def test_the_largest_values_are_accepted():

@@ -5,7 +5,9 @@ from collections import namedtuple
 import numpy as np
 import oracle
 import pytest
+from numpy.lib.stride_tricks import as_strided
 from oracle import draw
+from refusals import assert_refused
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.rotation import dispatch
@@ -197,74 +199,30 @@ X, Y, Z, OVERLAP, BUFFER = WATCHED = (
     zeros(100),
 )
 
+OUT = (ValueError, "out")
 REFUSED = [
-    (
-        lambda: ROPE(X, X.copy(), out=X),
-        TypeError,
-        "`out` is an array .*; it must be a pair of arrays",
-    ),
-    (lambda: ROPE(X, X.copy(), out=(X,)), TypeError, "it must be a pair of arrays"),
-    (
-        lambda: PLAN(X, Y, out=(X, Y, Z)),
-        TypeError,
-        "`out` is a tuple of 3; it must be a pair of arrays",
-    ),
-    (
-        lambda: PLAN(X, Y, out=np.zeros((2, 2, 3, 4, 6), np.float32)),
-        TypeError,
-        "it must be a pair of arrays",
-    ),
-    (lambda: ROPE(X, X.copy(), out=(None, None)), TypeError, r"`out\[0\]` is a NoneType"),
-    (lambda: ROPE.rotate(X, out=[1]), TypeError, "`out` is a list"),
-    (
-        lambda: ROPE.rotate(X, out=zeros(2, 3, 3, 6)),
-        ValueError,
-        "`out` has shape .2, 3, 3, 6.; it must be that of `x`",
-    ),
-    (
-        lambda: PLAN.rotate(X, out=zeros(1, 2, 3, 4, 6)),
-        ValueError,
-        "`out` has shape .1, 2, 3, 4, 6.",
-    ),
-    (
-        lambda: ROPE.rotate(X, out=zeros(2, 3, 4, 6, dtype="f8")),
-        TypeError,
-        "`out` has dtype float64; it must be that of `x`",
-    ),
-    (lambda: ROPE.rotate(X, out=read_only(zeros(2, 3, 4, 6))), ValueError, "`out` is read-only"),
-    (
-        lambda: ROPE.rotate(OVERLAP[:, :, :4], out=OVERLAP[:, :, 1:]),
-        ValueError,
-        "`out` shares memory with `x`",
-    ),
-    (
-        lambda: PLAN(X, Y, out=(Y, zeros(2, 3, 4, 6))),
-        ValueError,
-        r"`out\[0\]` shares memory with `k`",
-    ),
-    (lambda: PLAN(X, Y, out=(X, X)), ValueError, r"`out\[1\]` shares memory with `q`"),
-    (lambda: PLAN(X, Y, out=(Z, Z)), ValueError, r"`out\[1\]` shares memory with `out\[0\]`"),
-    (
-        lambda: PLAN.rotate(
-            X[:1], out=np.lib.stride_tricks.as_strided(BUFFER, (1, 3, 4, 6), (0, 48, 12, 4))
-        ),
-        ValueError,
-        "`out.*` has overlapping elements",
-    ),
-    (
-        lambda: PLAN.rotate(
-            X, out=np.lib.stride_tricks.as_strided(zeros(6), X.shape, (0, 0, 0, 4))
-        ),
-        ValueError,
-        "`out.*` has overlapping elements",
-    ),
+    (lambda: ROPE(X, X.copy(), out=X), TypeError, "out"),
+    (lambda: ROPE(X, X.copy(), out=(X,)), TypeError, "out"),
+    (lambda: PLAN(X, Y, out=(X, Y, Z)), TypeError, "out"),
+    (lambda: PLAN(X, Y, out=np.zeros((2, 2, 3, 4, 6), np.float32)), TypeError, "out"),
+    (lambda: ROPE(X, X.copy(), out=(None, None)), TypeError, "out[0]"),
+    (lambda: ROPE.rotate(X, out=[1]), TypeError, "out"),
+    (lambda: ROPE.rotate(X, out=zeros(2, 3, 3, 6)), ValueError, "out"),
+    (lambda: PLAN.rotate(X, out=zeros(1, 2, 3, 4, 6)), ValueError, "out"),
+    (lambda: ROPE.rotate(X, out=zeros(2, 3, 4, 6, dtype="f8")), TypeError, "out"),
+    (lambda: ROPE.rotate(X, out=read_only(zeros(2, 3, 4, 6))), ValueError, "out"),
+    (lambda: ROPE.rotate(OVERLAP[:, :, :4], out=OVERLAP[:, :, 1:]), ValueError, "out"),
+    (lambda: PLAN(X, Y, out=(Y, zeros(2, 3, 4, 6))), ValueError, "out[0]"),
+    (lambda: PLAN(X, Y, out=(X, X)), ValueError, "out[1]"),
+    (lambda: PLAN(X, Y, out=(Z, Z)), ValueError, "out[1]"),
+    (lambda: PLAN.rotate(X[:1], out=as_strided(BUFFER, (1, 3, 4, 6), (0, 48, 12, 4))), *OUT),
+    (lambda: PLAN.rotate(X, out=as_strided(zeros(6), X.shape, (0, 0, 0, 4))), *OUT),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[row[2] for row in REFUSED])
-def test_refusals_write_nothing(call, error, message):
+@pytest.mark.parametrize(("call", "error", "argument"), REFUSED)
+def test_refusals_write_nothing(call, error, argument):
     for array in WATCHED:
         array[...] = 1
-    with pytest.raises(error, match=message):
-        call()
+    assert_refused(call, error, argument)
     assert all((array == 1).all() for array in WATCHED)

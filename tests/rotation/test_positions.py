@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from refusals import assert_refused
 
 from rope_cpu import positions
 
@@ -203,169 +204,72 @@ def video(**options):
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "error", "argument"),
     [
-        (lambda: positions.packed([1, 3]), ValueError, "`cu_seqlens` is"),
-        (lambda: positions.packed([0, 3, 2]), ValueError, "never decrease"),
-        (lambda: positions.packed([0.0, 3.0]), TypeError, "`cu_seqlens` has dtype float64"),
-        (lambda: positions.left_padded([0, 1]), ValueError, "`attention_mask` has shape"),
-        (
-            lambda: positions.left_padded([[0, 2]]),
-            ValueError,
-            "`attention_mask` holds 2; every value must be 0 or 1",
-        ),
-        (lambda: positions.left_padded([["0"]]), TypeError, "`attention_mask` has dtype <U1"),
-        (
-            lambda: positions.left_padded([[1], [1, 1]]),
-            ValueError,
-            "`attention_mask` is a list of unequal rows",
-        ),
-        (
-            lambda: positions.left_padded(np.ma.array([[1]])),
-            TypeError,
-            "`attention_mask` is a masked array",
-        ),
-        (
-            lambda: positions.packed(np.array([0, 2**63], np.uint64)),
-            ValueError,
-            "`cu_seqlens` holds 92233720368",
-        ),
-        (lambda: positions.grid((0, 3)), ValueError, "`sizes` is 0"),
-        (
-            lambda: positions.grid(()),
-            ValueError,
-            r"`sizes` is \(\); .*at least one axis",
-        ),
-        (lambda: positions.grid((2, 3), centred=True, start=1), ValueError, "`start` is 1"),
-        (lambda: positions.grid((2, 3), centred="yes"), TypeError, "`centred` is 'yes'"),
-        (
-            lambda: positions.grid((2, 3), scale=(1, 2, 3)),
-            ValueError,
-            r"`scale` has shape \(3,\); it must be one number, or one for each of 2 axes",
-        ),
-        (
-            lambda: positions.grid((2, 3), scale=np.nan),
-            ValueError,
-            "`scale` holds nan; it must be finite",
-        ),
-        (lambda: positions.grid((2, 3), start=1j), TypeError, "`start` has dtype complex128"),
-        (lambda: positions.grid((2, 3), scale=1e300), ValueError, "coordinates must stay below"),
-        (
-            lambda: positions.grid((2, 3), start=1e300, scale=1e300),
-            ValueError,
-            "coordinates must stay below",
-        ),
-        (lambda: positions.grid((2,), start=2**53), ValueError, "coordinates must stay below"),
-        (
-            lambda: positions.patches([[1, 3, 4]], merge_size=2),
-            ValueError,
-            "multiples of merge_size 2",
-        ),
-        (lambda: positions.patches(None), TypeError, "`grid_thw` has dtype object"),
-        (lambda: positions.with_unrotated([["a"]]), TypeError, "`position_ids` has dtype <U1"),
-        (
-            lambda: positions.packed([[0], [1, 2]]),
-            ValueError,
-            "`cu_seqlens` is a list of unequal rows",
-        ),
+        (lambda: positions.packed([1, 3]), ValueError, "cu_seqlens"),
+        (lambda: positions.packed([0, 3, 2]), ValueError, "cu_seqlens"),
+        (lambda: positions.packed([0.0, 3.0]), TypeError, "cu_seqlens"),
+        (lambda: positions.left_padded([0, 1]), ValueError, "attention_mask"),
+        (lambda: positions.left_padded([[0, 2]]), ValueError, "attention_mask"),
+        (lambda: positions.left_padded([["0"]]), TypeError, "attention_mask"),
+        (lambda: positions.left_padded([[1], [1, 1]]), ValueError, "attention_mask"),
+        (lambda: positions.left_padded(np.ma.array([[1]])), TypeError, "attention_mask"),
+        (lambda: positions.packed(np.array([0, 2**63], np.uint64)), ValueError, "cu_seqlens"),
+        (lambda: positions.grid((0, 3)), ValueError, "sizes"),
+        (lambda: positions.grid(()), ValueError, "sizes"),
+        (lambda: positions.grid((2, 3), centred=True, start=1), ValueError, "start"),
+        (lambda: positions.grid((2, 3), centred="yes"), TypeError, "centred"),
+        (lambda: positions.grid((2, 3), scale=(1, 2, 3)), ValueError, "scale"),
+        (lambda: positions.grid((2, 3), scale=np.nan), ValueError, "scale"),
+        (lambda: positions.grid((2, 3), start=1j), TypeError, "start"),
+        (lambda: positions.grid((2, 3), scale=1e300), ValueError, "start"),
+        (lambda: positions.grid((2, 3), start=1e300, scale=1e300), ValueError, "start"),
+        (lambda: positions.grid((2,), start=2**53), ValueError, "start"),
+        (lambda: positions.patches([[1, 3, 4]], merge_size=2), ValueError, "grid_thw"),
+        (lambda: positions.patches(None), TypeError, "grid_thw"),
+        (lambda: positions.with_unrotated([["a"]]), TypeError, "position_ids"),
+        (lambda: positions.packed([[0], [1, 2]]), ValueError, "cu_seqlens"),
         (
             lambda: positions.token_types([1], image_token_id=7, video_token_id=7),
             ValueError,
-            "are both 7",
+            "image_token_id",
         ),
-        (lambda: positions.patches([1, 3, 4]), ValueError, "`grid_thw` has shape"),
-        (
-            lambda: positions.patches([[1, 0, 2]]),
-            ValueError,
-            "`grid_thw` holds 0; every value must be at least 1",
-        ),
-        (lambda: positions.with_unrotated([1, 2]), ValueError, "`position_ids` has shape"),
-        (
-            lambda: positions.mrope([[1] * 3], image_grid_thw=IMAGE),
-            ValueError,
-            r"3 image tokens left .* `image_grid_thw`\[0\] makes 4",
-        ),
-        (
-            lambda: positions.mrope([[1] * 5], image_grid_thw=IMAGE),
-            ValueError,
-            "1 image tokens left",
-        ),
-        (lambda: positions.mrope([[0] * 5], image_grid_thw=IMAGE), ValueError, "more grids than"),
-        (
-            lambda: positions.mrope([[1] * 4]),
-            ValueError,
-            "4 image tokens left, but `image_grid_thw` has no grid",
-        ),
-        (lambda: positions.mrope([0]), ValueError, "`token_types` has shape"),
-        (
-            lambda: positions.mrope([[3]]),
-            ValueError,
-            "`token_types` holds 3; every value must be 0, 1 or 2",
-        ),
-        (
-            lambda: positions.mrope([[0]], attention_mask=[[1, 1]]),
-            ValueError,
-            "`attention_mask` has shape",
-        ),
-        (
-            lambda: positions.mrope([[0]], seconds_per_grid=[1.0]),
-            ValueError,
-            "`seconds_per_grid` has shape",
-        ),
-        (
-            lambda: positions.mrope([[0]], seconds_per_grid=["a"]),
-            TypeError,
-            "`seconds_per_grid` has dtype <U1",
-        ),
-        (
-            lambda: positions.mrope([[0]], tokens_per_second="a"),
-            TypeError,
-            "`tokens_per_second` is 'a'",
-        ),
-        (lambda: positions.mrope([[0]], split_frames="no"), TypeError, "`split_frames` is 'no'"),
-        (
-            lambda: positions.mrope([[0]], start_after="max"),
-            ValueError,
-            "`start_after` is 'max'; it must be one of largest_id, longer_side",
-        ),
-        (
-            lambda: video(seconds_per_grid=[-1.0]),
-            ValueError,
-            "`seconds_per_grid` holds -1.0; every value must be at",
-        ),
-        (
-            lambda: video(seconds_per_grid=[np.nan]),
-            ValueError,
-            "`seconds_per_grid` holds nan; it must be finite",
-        ),
+        (lambda: positions.patches([1, 3, 4]), ValueError, "grid_thw"),
+        (lambda: positions.patches([[1, 0, 2]]), ValueError, "grid_thw"),
+        (lambda: positions.with_unrotated([1, 2]), ValueError, "position_ids"),
+        (lambda: positions.mrope([[1] * 3], image_grid_thw=IMAGE), ValueError, "token_types"),
+        (lambda: positions.mrope([[1] * 5], image_grid_thw=IMAGE), ValueError, "token_types"),
+        (lambda: positions.mrope([[0] * 5], image_grid_thw=IMAGE), ValueError, "image_grid_thw"),
+        (lambda: positions.mrope([[1] * 4]), ValueError, "token_types"),
+        (lambda: positions.mrope([0]), ValueError, "token_types"),
+        (lambda: positions.mrope([[3]]), ValueError, "token_types"),
+        (lambda: positions.mrope([[0]], attention_mask=[[1, 1]]), ValueError, "attention_mask"),
+        (lambda: positions.mrope([[0]], seconds_per_grid=[1.0]), ValueError, "seconds_per_grid"),
+        (lambda: positions.mrope([[0]], seconds_per_grid=["a"]), TypeError, "seconds_per_grid"),
+        (lambda: positions.mrope([[0]], tokens_per_second="a"), TypeError, "tokens_per_second"),
+        (lambda: positions.mrope([[0]], split_frames="no"), TypeError, "split_frames"),
+        (lambda: positions.mrope([[0]], start_after="max"), ValueError, "start_after"),
+        (lambda: video(seconds_per_grid=[-1.0]), ValueError, "seconds_per_grid"),
+        (lambda: video(seconds_per_grid=[np.nan]), ValueError, "seconds_per_grid"),
         (
             lambda: video(seconds_per_grid=[2.0], tokens_per_second=2e9),
             ValueError,
-            r"at most 2\^31, also",
+            "seconds_per_grid",
         ),
         (
             lambda: positions.token_types([1], image_token_id="a", video_token_id=None),
             TypeError,
-            "`image_token_id` is",
+            "image_token_id",
         ),
         (
             lambda: positions.token_types([1], image_token_id=1, video_token_id=1.5),
             TypeError,
-            "`video_token_id` is",
+            "video_token_id",
         ),
-        (lambda: apart(merge_frames=2), ValueError, "`merge_frames` is 2, but with `split_frames`"),
-        (
-            lambda: apart(seconds_per_grid=[1.0]),
-            ValueError,
-            r"`seconds_per_grid` is \[1.0\], but with `split_frames`",
-        ),
-        (
-            lambda: apart(tokens_per_second=2),
-            ValueError,
-            "`tokens_per_second` is 2.0, but with `split_frames`",
-        ),
+        (lambda: apart(merge_frames=2), ValueError, "merge_frames"),
+        (lambda: apart(seconds_per_grid=[1.0]), ValueError, "seconds_per_grid"),
+        (lambda: apart(tokens_per_second=2), ValueError, "tokens_per_second"),
     ],
 )
-def test_refusals(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+def test_refusals(call, error, argument):
+    assert_refused(call, error, argument)

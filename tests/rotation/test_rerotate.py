@@ -212,17 +212,17 @@ REFUSED = [
     (
         by(DYNAMIC.at_length([5, 6, 7]), DYNAMIC.at_length(4), [[0], [1]]),
         ValueError,
-        "`position_ids` has batch 2, but lengths were given for 3",
+        "`position_ids` has batch 2; .* number of lengths",
     ),
     (
         by(DYNAMIC.at_length(4), DYNAMIC.at_length([5, 6]), layout="thd"),
         ValueError,
-        "`layout` is 'thd', but .* lengths for 2 batch rows",
+        "`layout` is 'thd'; .* 2 lengths were given",
     ),
     (
         by(DYNAMIC.at_length(4), DYNAMIC.at_length([5, 6]), layout="thd", cu_seqlens=[0, 2]),
         ValueError,
-        "`cu_seqlens` is for 1 sequences, but lengths were given for 2",
+        "`cu_seqlens` is for 1 sequences; it must be for 2",
     ),
     (by(NEW, OLD, layout="bsdh"), ValueError, "`layout` is 'bsdh'"),
     (by(NEW, OLD, 5), ValueError, "`position_ids` is 5; it must hold the position of each token"),

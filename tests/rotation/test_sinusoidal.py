@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 
 import mpmath
 import numpy as np
 import pytest
+from refusals import assert_refused
 
-from rope_cpu.sinusoidal import sinusoidal
+from rope_cpu import sinusoidal
 
 
 def formula(position, column, dim, base, interleaved):
@@ -86,31 +86,18 @@ def test_tables_of_bfloat16_are_rounded_once():
 
 
 REFUSED = [
-    (lambda: sinusoidal(-1, 4), ValueError, "`num_positions` is -1"),
-    (lambda: sinusoidal(4, 0), ValueError, "`dim` is 0"),
-    (lambda: sinusoidal(4, 4.0), TypeError, "`dim` is 4.0"),
-    (lambda: sinusoidal(4, 4, base=0.0), ValueError, "`base` is 0.0"),
-    (
-        lambda: sinusoidal(3, 4, dtype=int),
-        TypeError,
-        "`dtype` is <class 'int'>; it must be one of float32",
-    ),
-    (lambda: sinusoidal(3, 4, dtype=None), TypeError, "`dtype` is None"),
-    (
-        lambda: sinusoidal(3, 4, interleaved="no"),
-        TypeError,
-        "`interleaved` is 'no'; it must be True or False",
-    ),
-    (lambda: sinusoidal(3, 4, base="2"), TypeError, "`base` is '2'; it must be a number"),
-    (
-        lambda: sinusoidal(3, 8, base=1e-300),
-        ValueError,
-        "`base` is 1e-300; its frequencies must be at most 2^40",
-    ),
+    (lambda: sinusoidal(-1, 4), ValueError, "num_positions"),
+    (lambda: sinusoidal(4, 0), ValueError, "dim"),
+    (lambda: sinusoidal(4, 4.0), TypeError, "dim"),
+    (lambda: sinusoidal(4, 4, base=0.0), ValueError, "base"),
+    (lambda: sinusoidal(3, 4, dtype=int), TypeError, "dtype"),
+    (lambda: sinusoidal(3, 4, dtype=None), TypeError, "dtype"),
+    (lambda: sinusoidal(3, 4, interleaved="no"), TypeError, "interleaved"),
+    (lambda: sinusoidal(3, 4, base="2"), TypeError, "base"),
+    (lambda: sinusoidal(3, 8, base=1e-300), ValueError, "base"),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=[row[2] for row in REFUSED])
-def test_refusals(call, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        call()
+@pytest.mark.parametrize(("call", "error", "argument"), REFUSED)
+def test_refusals(call, error, argument):
+    assert_refused(call, error, argument)

@@ -216,14 +216,14 @@ def repeated(value, *shape):
 
 
 HOSTILE = {
-    "many lengths": lambda: make(seq_lens=repeated(1, 2**60)),
+    "many lengths": lambda: make(seq_lens=repeated(1, 2**59)),
     "many lengths that fit memory": lambda: make(seq_lens=repeated(1, 2**26)),
     "a range of lengths": lambda: make(seq_lens=range(2**60)),
-    "many new lengths": lambda: make(query_lens=repeated(1, 2**60)),
-    "a large page table": lambda: make(page_table=repeated(1, 2**30, 2**30)),
-    "a page table with many axes": lambda: make(page_table=repeated(1, *[2] * 60)),
+    "many new lengths": lambda: make(query_lens=repeated(1, 2**59)),
+    "a large page table": lambda: make(page_table=repeated(1, 2**29, 2**30)),
+    "a page table with many axes": lambda: make(page_table=repeated(1, *[2] * 59)),
     "many pages that sequences need": lambda: make(
-        seq_lens=[2**28] * 4, query_lens=[0] * 4, page_table=repeated(1, 4, 2**58), page_size=1
+        seq_lens=[2**28] * 4, query_lens=[0] * 4, page_table=repeated(1, 4, 2**57), page_size=1
     ),
     "many new tokens": lambda: make(
         seq_lens=[2**28], query_lens=[2**28], page_table=[[0]], page_size=2**28

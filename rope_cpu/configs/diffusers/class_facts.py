@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ class Row:
 
     Parameters
     ----------
+    axes : sequence of str
+        Its position axes, keys of axes.json; a file with fewer has the last of them.
     head_dim : str
         The key of the width of a head, or "a / b": the quotient of the values of two keys.
     theta : float or str
@@ -26,6 +28,7 @@ class Row:
         The class's own values for keys that a file does not have.
     """
 
+    axes: Sequence[str]
     head_dim: str = "attention_head_dim"
     theta: float | str = 10000.0
     defaults: Config = field(default_factory=dict)

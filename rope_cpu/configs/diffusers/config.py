@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.diffusers import class_facts, forms
@@ -54,8 +54,8 @@ class DiffusersConfig(OneRotationConfig):
     """
 
     def _only_spec(self, angle_dtype: str) -> RopeSpec:
-        build = BUILDERS[str(self.model_type)]
-        return build(self.values, angle_dtype)
+        row, build = BUILDERS[str(self.model_type)]
+        return build(row, self.values, angle_dtype)
 
 
 def is_transformer(config: Config) -> bool:
@@ -86,25 +86,31 @@ def parse(config: Config) -> DiffusersConfig:
             f"{len(BUILDERS)} classes that are; describe the rotation of others with "
             "RotaryEmbedding.axial or RotaryEmbedding.from_inv_freq"
         )
-    return DiffusersConfig(source=config, model_type=name, values=without_nulls(config))
+    row, _ = BUILDERS[name]
+    return DiffusersConfig(
+        source=config, model_type=name, values=without_nulls(config), axes=row.axes
+    )
 
 
 _DATA = data("diffusers.json")
 
-Builder = Callable[[Config, str], RopeSpec]
+Builder = Callable[[Any, Config, str], RopeSpec]
 
 
-def _builders(form: str, row_type: type, build: Callable[..., RopeSpec]) -> dict[str, Builder]:
-    """Return {class: function of (config, angle_dtype)} for the rows of one form."""
+def _builders(
+    form: str, row_type: type[class_facts.Row], build: Builder
+) -> dict[str, tuple[class_facts.Row, Builder]]:
+    """Return the rows of one form by class, each with the function that builds its rotation."""
     return {
-        name: partial(build, row_type(**{key: row[key] for key in row if key != "classes"}))
+        name: (row_type(**{key: row[key] for key in row if key != "classes"}), build)
         for row in _DATA[form]
         for name in row["classes"]
     }
 
 
-# From the name of a class to the function that builds its rotation from (config, angle_dtype).
-BUILDERS: dict[str, Builder] = {
+# From the name of a class to its row and the function that builds its rotation from the row, a
+# config and the angle dtype.
+BUILDERS: dict[str, tuple[class_facts.Row, Builder]] = {
     **_builders("axes", class_facts.AxesRow, forms.of_axes),
     **_builders("one axis", class_facts.OneAxisRow, forms.of_one_axis),
     **_builders("mrope", class_facts.MropeRow, forms.of_mrope),

@@ -10,6 +10,7 @@ from os import PathLike
 from typing import Any
 
 from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.gguf.architectures import Architecture, architecture
@@ -46,31 +47,25 @@ class GgufConfig(ModelConfig):
     ) -> RopeSpec:
         scalars.choice("angle_dtype", angle_dtype, ("float64",))
         if layer is not None:
-            raise ValueError(
-                f"`layer` is {shown(layer)}, but a GGUF file is read by layer type; give "
-                "`layer_type`, or none of them"
-            )
+            rule = "be left out, as a GGUF file is read by layer type"
+            raise ArgumentError("layer", layer, rule, "give `layer_type`, or none of them")
         rotation = self._rotation(layer_type)
         if interleaved not in (None, rotation.interleaved):
             pairs = "interleaved" if rotation.interleaved else "half-split"
-            raise ValueError(
-                f"`interleaved` is {interleaved}, but the pairs of architecture "
-                f"{self.model_type!r} are {pairs}; leave it out"
-            )
+            rule = f"be left out, as the pairs of architecture {self.model_type!r} are {pairs}"
+            raise ArgumentError("interleaved", interleaved, rule)
         return rotation.spec()
 
     def _rotation(self, layer_type: str | None) -> Rotation:
         """Return the rotation of a layer type; layer types with one rotation have one name, ""."""
         if ALL_LAYERS in self.rotations:
             if layer_type not in (None, FULL, WINDOWED):
-                raise ValueError(
-                    f"`layer_type` is {shown(layer_type)}, but this file has one rotation for all "
-                    "layers; leave it out"
-                )
+                rule = "be left out, as this file has one rotation for all layers"
+                raise ArgumentError("layer_type", layer_type, rule)
             return self.rotations[ALL_LAYERS]
         if layer_type is None or layer_type not in self.rotations:
             names = ", ".join(map(repr, self.rotations))
-            raise ValueError(f"`layer_type` is {shown(layer_type)}; it must be one of {names}")
+            raise ArgumentError("layer_type", layer_type, f"be one of {names}")
         return self.rotations[layer_type]
 
     def heads(self, layer_type: str | None = None) -> tuple[int | None, int | None]:

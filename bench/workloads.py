@@ -1,0 +1,227 @@
+"""Rotations to time: the model with its heads, the arrays, and the check of a result."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_cpu import RotaryEmbedding
+from rope_cpu.accuracy import reference
+from rope_cpu.accuracy.tolerance import compare, half_ulp
+from rope_cpu.arguments.texts import escaped
+from rope_cpu.array_types import COMPUTE_DTYPES, DTYPES, Array
+from rope_cpu.command_line import both_pairings, head_counts, read_config
+from rope_cpu.configs.model_config import ModelConfig
+from rope_cpu.configs.reader import read
+from rope_cpu.machine import last_level_cache
+
+Pair = tuple[Array, Array]
+
+# Keys of the models' published config.json that a rotation depends on.
+MODELS: dict[str, dict[str, Any]] = json.loads(
+    resources.files("rope_cpu.bench.data").joinpath("models.json").read_text()
+)
+# Sequence length for frequencies that depend on it.
+_LENGTH = 4096
+
+# NumPy's arrays start at any multiple of so many bytes, those of torch on a cache line.
+_NUMPY_ALIGNMENT = 16
+_CACHE_LINE = 64
+
+# Tokens whose results are compared with the reference.
+_CHECKED_TOKENS = 64
+
+# Allocations of arrays, so that a lucky or unlucky one does not decide.
+_COPIES = 5
+# Random elements that arrays are filled with, repeatedly.
+_RANDOM_ELEMENTS = 2**18
+
+
+@dataclass(frozen=True)
+class Model:
+    """The heads of a model and its rotation, half-split for an unknown model type."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    rope: RotaryEmbedding
+
+
+def known_model(name: str, layer_type: str | None = None) -> Model:
+    """Return a model of the table; raise ValueError if it has none of this name."""
+    if name not in MODELS:
+        raise ValueError(f"`model` is {name!r}; known are {', '.join(MODELS)}")
+    return _model(name, read(MODELS[name]), layer_type)
+
+
+def model_of_file(path: Path, layer_type: str | None = None) -> Model:
+    """Return the model of a config.json or its folder; raise UsageError if it has no rotation."""
+    file = (path / "config.json" if path.is_dir() else path).absolute()
+    name = file.parent.name if file.stem == "config" else file.stem
+    return _model(escaped(name), read_config(path), layer_type)
+
+
+def _model(name: str, config: ModelConfig, layer_type: str | None) -> Model:
+    half, pairs, is_interleaved = both_pairings(config, layer_type)
+    rope = pairs if is_interleaved else half
+    return Model(name, *head_counts(config, layer_type), rope.at_length(_LENGTH))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Queries and keys (batch, tokens, heads, head_dim) at given position ids.
+
+    ids: (tokens,), consecutive, of one sequence, or (batch, tokens); for several axes with a
+        trailing axis of coordinates.
+    packed: whether q and k are views of one packed QKV buffer, or contiguous arrays of their own.
+    in_place: results overwrite q and k; otherwise they go to preallocated contiguous arrays.
+    aligned, aligned_out: q and k, and the arrays of results, start on a cache line; otherwise those
+        of copy n start 16·(n + 1) bytes past one.
+    """
+
+    rope: RotaryEmbedding
+    ids: Array
+    heads: int = 32
+    kv_heads: int = 8
+    dtype: str = "float32"
+    packed: bool = True
+    in_place: bool = True
+    aligned: bool = False
+    aligned_out: bool = True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (batch, tokens)."""
+        rows = self.ids.shape[:-1] if self.rope.axes > 1 else self.ids.shape
+        batch, tokens = (1, *rows)[-2:]
+        return batch, tokens
+
+    @property
+    def compute_dtype(self) -> np.dtype[Any]:
+        """The dtype to compute in: float64 for float64, float32 for all others."""
+        return np.dtype(COMPUTE_DTYPES[DTYPES[self.dtype]])
+
+    @property
+    def copies(self) -> int:
+        """The number of allocations of all arrays: several if they fit the caches.
+
+        A lucky or unlucky address makes no difference to larger ones.
+        """
+        return _COPIES if self.bytes_accessed < last_level_cache() else 1
+
+    @property
+    def bytes_accessed(self) -> int:
+        """Bytes that a rotation must read and write: q and k once each, cos and sin.
+
+        In place these are the rotated elements of q and k only.
+        """
+        batch, tokens = self.shape
+        width = self.rope.rotary_dim if self.in_place else self.rope.head_dim
+        vectors = 2 * (self.heads + self.kv_heads) * width * DTYPES[self.dtype].itemsize
+        tables = self.rope.rotary_dim * self.compute_dtype.itemsize
+        return batch * tokens * (vectors + tables)
+
+    def wide_cos_sin(self) -> list[Array]:
+        """Return cos and sin, (batch or 1, tokens, head_dim), in the compute dtype.
+
+        They have the value of a pair at each of its elements.
+        """
+        wide = []
+        for table in self.rope.cos_sin(self.ids, self.compute_dtype):
+            by_row = table.reshape(-1, self.shape[1], table.shape[-1])
+            both = np.repeat(by_row, 2, -1) if self.rope.interleaved else np.tile(by_row, 2)
+            wide.append(both)
+        return wide
+
+    def arrays(self) -> list[Pair]:
+        """Return q and k for each copy, filled with the same normal numbers."""
+        if not self.packed:
+            return self._contiguous_pairs(self.aligned)
+        pairs = []
+        for copy in range(self.copies):
+            qkv = self._filled(self.heads + 2 * self.kv_heads, copy, self.aligned)
+            q, k, _ = np.split(qkv, [self.heads, self.heads + self.kv_heads], axis=2)
+            pairs.append((q, k))
+        return pairs
+
+    def outputs(self) -> list[Pair]:
+        """Return contiguous arrays for the results of each copy."""
+        return self._contiguous_pairs(self.aligned_out)
+
+    def argument_sets(self) -> list[tuple[Array, Array, Pair]]:
+        """Return q, k and the pair of output arrays, for each copy."""
+        pairs = self.arrays()
+        outputs = pairs if self.in_place else self.outputs()
+        return [(q, k, out) for (q, k), out in zip(pairs, outputs, strict=True)]
+
+    @cached_property
+    def checked_tokens(self) -> Array:
+        """The tokens whose results are checked: first, last and evenly between."""
+        _, tokens = self.shape
+        return evenly(tokens, _CHECKED_TOKENS)
+
+    def error(self, x: Array, result: Array, arithmetic: str) -> float:
+        """Return the largest error / tolerance of `result`: above 1 it is wrong.
+
+        x, result: (batch, checked tokens, heads, head_dim).
+        arithmetic: "float32" if all steps but the last are at least that precise; "own" if each
+            step (cos and sin, two products, a sum) rounds to the dtype.
+        """
+        spec = self.rope.spec
+        _, tokens = self.shape
+        ids = self.ids.reshape(-1, tokens, self.rope.axes)[:, self.checked_tokens]
+        exact, bound = reference.rotation(spec, x, ids, dtype=self.dtype)
+        if arithmetic == "own":
+            largest = self.rope.attention_factor * pair_sizes(self.rope, x)
+            bound = bound + 4 * half_ulp(largest, self.dtype)
+        return compare(exact.error(result), bound)[1]
+
+    def _contiguous_pairs(self, aligned: bool) -> list[Pair]:
+        return [
+            (self._filled(self.heads, copy, aligned), self._filled(self.kv_heads, copy, aligned))
+            for copy in range(self.copies)
+        ]
+
+    def _filled(self, heads: int, copy: int, aligned: bool) -> Array:
+        start = 0 if aligned else _NUMPY_ALIGNMENT * (copy + 1) % _CACHE_LINE
+        return normal((*self.shape, heads, self.rope.head_dim), self.dtype, start)
+
+
+def pair_sizes(rope: RotaryEmbedding, x: Array) -> NDArray[np.float64]:
+    """Return |x_a| + |x_b| of the pair of each element of x; 0 for those that are not rotated."""
+    first, second = rope.spec.pair_elements()
+    size = np.abs(x.astype(np.float64))
+    sizes = np.zeros_like(size)
+    for elements in (first, second):
+        sizes[..., elements] = size[..., first] + size[..., second]
+    return sizes
+
+
+def evenly(count: int, most: int) -> Array:
+    """Return at most so many of `count` indices: the first, the last and evenly between."""
+    return np.unique(np.linspace(0, count - 1, most).astype(int))
+
+
+def normal(shape: tuple[int, ...], dtype: str, start: int) -> Array:
+    """Return an array of normal numbers that starts `start` bytes past a cache line."""
+    size = int(np.prod(shape))
+    x = allocate(size * DTYPES[dtype].itemsize, start).view(DTYPES[dtype])
+    random = np.random.default_rng(7)
+    block = random.standard_normal(min(size, _RANDOM_ELEMENTS)).astype(DTYPES[dtype])
+    x[:] = np.resize(block, size)
+    filled: Array = x.reshape(shape)
+    return filled
+
+
+def allocate(size: int, start: int = 0) -> NDArray[np.uint8]:
+    """Return `size` touched bytes that begin `start` bytes past the begin of a cache line."""
+    raw = np.ones(size + 2 * _CACHE_LINE, np.uint8)
+    first = -raw.ctypes.data % _CACHE_LINE + start
+    return raw[first : first + size]

@@ -1,1 +1,0 @@
-"""From a model's config and weights to the arguments of `export_attention`."""

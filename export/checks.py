@@ -1,0 +1,386 @@
+"""The rules of the options, of their values and of targets: the first broken one raises."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import DTypeLike
+
+from rope_cpu import RotaryEmbedding
+from rope_cpu.arguments import limits
+from rope_cpu.arguments.arrays import to_dtype
+from rope_cpu.arguments.scalars import (
+    boolean,
+    check_length,
+    check_table_size,
+    choice,
+    real_number,
+    whole_number,
+)
+from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.array_types import DTYPES, Float64
+
+from .graph import LAYOUTS
+from .nodes import MASK_SHAPES
+from .options import INPUT, NORM_EPSILON, AttentionOptions, RopeOptions
+from .targets import TARGETS, Target
+from .targets.ort import runtime_takes_query_lengths
+
+POSITIONS = ("position_ids", "offset", "none")
+ATTENTION_POSITIONS = ("past", "position_ids")
+ATTENTION_LAYOUTS = ("bhsd", "bshd", "bsd")
+MASKS = ("none", *MASK_SHAPES)
+CACHES = ("growing", "shared")
+# Where weights of norms, and sinks, come from.
+SOURCES = ("none", "initializer", INPUT)
+NORM_DEFAULTS = {"norm_epsilon": NORM_EPSILON, "norm_offset": 0.0}
+PREFIX_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_./:-")
+
+# From the name and the value of an option to the value in plain types.
+ValueCheck = Callable[[str, Any], Any]
+
+
+def check_rotary_embedding(rope: object) -> None:
+    """Raise TypeError unless `rope` is a RotaryEmbedding."""
+    if not isinstance(rope, RotaryEmbedding):
+        raise TypeError(f"`rope` is a {type(rope).__name__}; it must be a RotaryEmbedding")
+
+
+def check_one_length(rope: RotaryEmbedding) -> None:
+    """Raise ValueError unless `rope` has the frequencies of exactly one sequence length."""
+    spec = rope.spec
+    if spec.needs_length:
+        raise ValueError(
+            f"rope type {spec.rope_type!r} depends on the sequence length; give "
+            "`rope.at_length(seq_len)` as `rope`"
+        )
+    if len(spec.inv_freq) > 1:
+        raise ValueError(
+            f"`rope` holds frequencies for {len(spec.inv_freq)} batch rows; a graph is written for "
+            "one length, such as `rope.at_length(seq_len)`"
+        )
+
+
+def plain_rope_options(options: RopeOptions) -> RopeOptions:
+    """Return the options in plain types; raise TypeError or ValueError at the first wrong one."""
+    options = replace(options, **_plain_values(options, _ROPE_VALUES))
+    _raise_first(_rope_problems(options))
+    return options
+
+
+def plain_attention_options(options: AttentionOptions) -> AttentionOptions:
+    """Return the options in plain types; raise TypeError or ValueError at the first wrong one."""
+    options = replace(options, **_plain_values(options, _ATTENTION_VALUES))
+    options = replace(options, batch_chunks=_batch_chunks(options))
+    _raise_first(_attention_problems(options))
+    if options.hidden is not None:
+        return replace(options, layout="bsd")  # hidden states are (batch, seq, width)
+    return options
+
+
+def check_rope(options: RopeOptions, rope: RotaryEmbedding) -> None:
+    """Raise ValueError where the options or their target cannot express a rotation."""
+    check_one_length(rope)
+    if options.max_positions is not None:
+        rows = options.max_positions
+        check_table_size("max_positions", rows, rows, rope.spec.pairs)
+    _check_coordinates(rope, options.positions)
+    _raise_first(_rotation_problems(options, rope))
+
+
+def check_attention(options: AttentionOptions, rope: RotaryEmbedding) -> None:
+    """Raise ValueError where the options or their target cannot express an attention."""
+    # First, since the check of the rotation would name a `positions` that was not given.
+    _check_coordinates(rope, options.positions)
+    check_rope(options.rotation, rope)
+    target = TARGETS[options.target]
+    problem = next(target.attention_problems(rope, options), None)
+    if problem is not None:
+        able = _capable_targets(lambda other: _attends(other, options, rope))
+        raise ValueError(f"{problem}{able}")
+    if options.batch_chunks and not target.takes_chunks and not runtime_takes_query_lengths():
+        raise ValueError(
+            "`batch_chunks` is True, but the GroupQueryAttention of onnxruntime "
+            f"{onnxruntime.__version__} takes several new tokens on a past for a batch of 1 only; "
+            "it needs onnxruntime 1.32"
+        )
+
+
+def check_arrays(options: AttentionOptions, head_dim: int, arrays: Mapping[str, Float64]) -> None:
+    """Raise ValueError unless weights, norms and sinks have the shapes that the options need."""
+    shapes = options.weight_shapes(head_dim)
+    for name, array in arrays.items():
+        if array.shape == shapes[name]:
+            continue
+        argument = f"`weights[{name!r}]`"
+        if name == "sinks":
+            argument = "`sinks`"
+        elif name.endswith("_norm"):
+            argument = f"`qk_norm` of {name.removesuffix('_norm')}"
+        raise ValueError(f"{argument} has shape {array.shape}; it must be {shapes[name]}")
+
+
+def _raise_first(problems: Iterator[str]) -> None:
+    """Raise ValueError with the first problem, if there is one."""
+    problem = next(problems, None)
+    if problem is not None:
+        raise ValueError(problem)
+
+
+def _capable_targets(supports: Callable[[Target], bool]) -> str:
+    """Return the end of an error text: "; target 'primitive' can express it"; "" without any."""
+    names = [repr(name) for name, target in TARGETS.items() if supports(target)]
+    noun = "target" if len(names) == 1 else "targets"
+    return f"; {noun} {' and '.join(names)} can express it" if names else ""
+
+
+def _attends(target: Target, options: AttentionOptions, rope: RotaryEmbedding) -> bool:
+    """Return True if a target can express an attention."""
+    takes_cache = options.cache_dtype is None or target.int8_cache
+    takes_dtype = np.dtype(options.dtype) in target.dtypes
+    return takes_cache and takes_dtype and not any(target.attention_problems(rope, options))
+
+
+def _rope_problems(options: RopeOptions) -> Iterator[str]:
+    """Yield the broken rules of several options of a rotation."""
+    kv_heads = options.num_kv_heads
+    if options.layout == "thd" and options.positions != "position_ids":
+        yield f"`positions` is {options.positions!r}; packed tokens (thd) need 'position_ids'"
+    if kv_heads is not None and options.num_heads is None:
+        yield f"`num_kv_heads` is {kv_heads}, but `num_heads` is None; give both or neither"
+    if kv_heads is not None and len(options.inputs) == 1:
+        names = shown(options.inputs)
+        yield f"`num_kv_heads` is {kv_heads}, but `inputs` is {names}; give a second input"
+    if options.layout == "bsd" and options.num_heads is None:
+        yield "`num_heads` is None; layout bsd (batch, seq, heads·head_dim) needs it"
+
+
+def _rotation_problems(options: RopeOptions, rope: RotaryEmbedding) -> Iterator[str]:
+    """Yield the reasons why the options or their target cannot express a rotation."""
+    spec = rope.spec
+    target = TARGETS[options.target]
+    pair_axes = np.count_nonzero(spec.inv_freq[0], axis=0)
+    frequency_heads = spec.inv_freq.shape[2]
+    if spec.angle_dtype == "float32" and (pair_axes > 1).any():
+        yield (
+            "`rope` has `angle_dtype` 'float32' and pairs that rotate by several axes: their sum "
+            "depends on the order in which a runtime adds; export one of `angle_dtype` 'float64'"
+        )
+    if frequency_heads > 1 and not target.per_head:
+        yield (
+            f"{target.op} takes one cos and sin for all heads, and `rope` has frequencies for "
+            f"{frequency_heads} heads{_capable_targets(lambda other: other.per_head)}"
+        )
+    for name, count in zip(("num_heads", "num_kv_heads"), options.heads.values(), strict=False):
+        if frequency_heads > 1 and (count is None or count % frequency_heads):
+            yield f"`{name}` is {count}; it must be a multiple of {frequency_heads}, as of `rope`"
+    if options.tables and (spec.pair_axis is None or frequency_heads > 1):
+        yield (
+            "`rope` has pairs that rotate by several axes, or frequencies per head, and tables "
+            "cannot hold such a rotation; drop `max_positions`"
+        )
+
+
+def _attention_problems(options: AttentionOptions) -> Iterator[str]:
+    """Yield the broken rules of several options of an attention."""
+    if options.num_heads % options.num_kv_heads:
+        kv_heads = options.num_kv_heads
+        yield f"`num_heads` is {options.num_heads}, not a multiple of `num_kv_heads`, {kv_heads}"
+    # "bhsd" given explicitly cannot be told from the default, so "bshd" alone is refused.
+    if options.hidden is not None and options.layout == "bshd":
+        yield "`layout` is 'bshd', but `weights` are given: hidden states are bsd; drop `layout`"
+    if options.window is not None and not options.causal:
+        yield f"`window` is {options.window}: it counts keys up to a query; give `causal`=True"
+    if options.softcap is not None and not _fits_float32(options.scale / options.softcap):
+        yield _float32_problem("scale / softcap", options.scale / options.softcap)
+    for name, default in NORM_DEFAULTS.items():
+        value = getattr(options, name)
+        if options.qk_norm == "none" and value != default:
+            yield f"`{name}` is {value}, but there is no `qk_norm` that uses it; drop `{name}`"
+    yield from _cache_problems(options)
+
+
+def _cache_problems(options: AttentionOptions) -> Iterator[str]:
+    """Yield the broken rules of options of a cache."""
+    if options.is_shared and not options.past:
+        yield "`past` is False, but `cache` is 'shared': it is the past; drop `past`"
+    if options.is_shared and not options.causal:
+        yield "`causal` is False; attention over a shared cache is causal; give `cache`='growing'"
+    if options.is_shared and options.mask != "none":
+        yield f"`mask` is {options.mask!r}, but `cache` is 'shared': rows have lengths; drop `mask`"
+    if options.cache_dtype is not None and not options.is_shared:
+        yield f"`cache_dtype` is {options.cache_dtype}, but `cache` is 'growing'; give 'shared'"
+    if options.cache_dtype is not None and not TARGETS[options.target].int8_cache:
+        yield (
+            f"`cache_dtype` is {options.cache_dtype}, which target {options.target!r} cannot "
+            f"attend to{_capable_targets(lambda other: other.int8_cache)}"
+        )
+
+
+def _check_coordinates(rope: RotaryEmbedding, positions: str) -> None:
+    """Raise ValueError where positions are consecutive, but tokens need coordinates."""
+    if rope.axes > 1 and not rope.spec.shared_id and positions != "position_ids":
+        need = f"with {rope.axes} axes each token needs its coordinates"
+        raise ValueError(f"`positions` is {positions!r}; {need}: give 'position_ids'")
+
+
+def _check_dtype(target: Target, dtype: np.dtype[Any]) -> None:
+    if dtype not in target.dtypes:
+        able = _capable_targets(lambda other: dtype in other.dtypes)
+        raise ValueError(f"`dtype` is {dtype}, which {target.op} has no kernel for{able}")
+
+
+def _target_opset(target: Target, opset: int | None, cache: str | None) -> int:
+    """Return the opset to write; None is the target's lowest, of attention with this cache."""
+    first, last = target.opsets
+    if cache == "shared" and target.shared_cache_opset is not None:
+        first = target.shared_cache_opset
+    if opset is None:
+        return first
+    if not first <= opset <= last:
+        raise ValueError(
+            f"`opset` is {opset}; target {target.name!r} is written in opsets {first} to {last}"
+        )
+    return opset
+
+
+def _batch_chunks(options: AttentionOptions) -> bool:
+    """Return whether several new tokens on a past work for a batch above 1.
+
+    None: as the target has it, in onnxruntime's operator as the installed release has it.
+    """
+    target = TARGETS[options.target]
+    wanted = options.batch_chunks
+    is_optional = options.is_shared and not target.takes_chunks
+    if wanted is None:
+        return target.takes_chunks or (is_optional and runtime_takes_query_lengths())
+    if wanted == target.takes_chunks or is_optional:
+        return wanted
+    remedy = "drop it" if target.takes_chunks else "it needs `cache`='shared'"
+    raise ValueError(
+        f"`batch_chunks` is {wanted}, but with target {target.name!r} and `cache` "
+        f"{options.cache!r} it is {target.takes_chunks}; {remedy}"
+    )
+
+
+def _plain_values(
+    options: RopeOptions | AttentionOptions, checks: Mapping[str, ValueCheck]
+) -> dict[str, Any]:
+    """Return the values of options in plain types, with the opset and a dtype of the target."""
+    values = {name: check(name, getattr(options, name)) for name, check in checks.items()}
+    target = TARGETS[values["target"]]
+    _check_dtype(target, np.dtype(values["dtype"]))
+    return values | {"opset": _target_opset(target, values["opset"], values.get("cache"))}
+
+
+def _one_of(names: Iterable[str]) -> ValueCheck:
+    choices = tuple(names)
+    return lambda name, value: choice(name, value, choices)
+
+
+def _whole(most: int) -> ValueCheck:
+    return lambda name, value: whole_number(name, value, 1, most)
+
+
+def _optional(check: ValueCheck) -> ValueCheck:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _dtype_of(known: Iterable[np.dtype[Any]]) -> ValueCheck:
+    """Return the check for one of the known dtypes, which returns its name."""
+    choices = tuple(known)
+
+    def check(name: str, value: DTypeLike) -> str:
+        dtype = to_dtype(value)
+        if dtype is None or dtype not in choices:
+            text = shown(value) if dtype is None else cut(str(dtype))
+            raise TypeError(f"`{name}` is {text}; it must be one of {', '.join(map(str, choices))}")
+        return str(dtype)
+
+    return check
+
+
+def _float32(name: str, value: object) -> float:
+    """Return a positive number; raise if it is close to the limits of float32 or beyond them."""
+    number = real_number(name, value)
+    if not _fits_float32(number):
+        raise ValueError(_float32_problem(name, number))
+    return number
+
+
+def _fits_float32(number: float) -> bool:
+    return 2.0**-126 <= number < 2.0**62
+
+
+def _float32_problem(name: str, number: float) -> str:
+    return f"`{name}` is {shown(number)}; it must be at least 2^-126 and below 2^62"
+
+
+def _input_names(name: str, value: object) -> tuple[str, ...]:
+    """Return the names of inputs; raise unless they are different identifiers."""
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"`{name}` is {shown(value)}; it must be a sequence of names")
+    check_length(name, value, limits.INPUTS)
+    identifiers = all(isinstance(entry, str) and entry.isidentifier() for entry in value)
+    if not value or not identifiers or len(set(value)) < len(value):
+        raise ValueError(
+            f"`{name}` is {shown(value)}; it must be a non-empty list of different identifiers "
+            "(letters, digits, _)"
+        )
+    return tuple(value)
+
+
+def _prefix(name: str, value: object) -> str:
+    """Return a prefix of names; raise unless it is a short text of ordinary characters."""
+    if not isinstance(value, str):
+        raise TypeError(f"`{name}` is {shown(value)}; it must be a string")
+    if len(value) > limits.INPUTS or not set(value) <= PREFIX_CHARACTERS:
+        raise ValueError(
+            f"`{name}` is {shown(value)}; it must be at most {limits.INPUTS} letters, digits and "
+            "characters of _./:-"
+        )
+    return value
+
+
+_COMMON_VALUES: dict[str, ValueCheck] = {
+    "target": _one_of(TARGETS),
+    "dtype": _dtype_of(DTYPES.values()),
+    "max_positions": _optional(_whole(limits.TABLE)),
+    "opset": _optional(_whole(limits.WHOLE)),
+}
+_ROPE_VALUES: dict[str, ValueCheck] = _COMMON_VALUES | {
+    "layout": _one_of(LAYOUTS),
+    "inputs": _input_names,
+    "num_heads": _optional(_whole(limits.HEADS)),
+    "num_kv_heads": _optional(_whole(limits.HEADS)),
+    "positions": _one_of(POSITIONS),
+    "inverse": boolean,
+}
+_ATTENTION_VALUES: dict[str, ValueCheck] = _COMMON_VALUES | {
+    "num_heads": _whole(limits.HEADS),
+    "num_kv_heads": _whole(limits.HEADS),
+    "v_head_dim": _whole(limits.HEAD_DIM),
+    "causal": boolean,
+    "past": boolean,
+    "norm_epsilon": _float32,
+    "norm_offset": lambda name, value: real_number(name, value, zero=True),
+    "qk_norm": _one_of(SOURCES),
+    "sinks": _one_of(SOURCES),
+    "hidden": _optional(_whole(limits.HIDDEN_SIZE)),
+    "output": _optional(_whole(limits.HIDDEN_SIZE)),
+    "positions": _one_of(ATTENTION_POSITIONS),
+    "layout": _one_of(ATTENTION_LAYOUTS),
+    "window": _optional(whole_number),
+    "softcap": _optional(_float32),
+    "scale": _float32,
+    "mask": _one_of(MASKS),
+    "cache": _one_of(CACHES),
+    "cache_dtype": _optional(_dtype_of([np.dtype(np.int8)])),
+    "batch_chunks": _optional(boolean),
+    "name_prefix": _prefix,
+}

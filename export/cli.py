@@ -1,0 +1,375 @@
+"""`rope-cpu export`: the rotation of a model, or the attention of a layer, as an ONNX file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from rope_cpu import RotaryEmbedding, export
+from rope_cpu.arguments import limits
+from rope_cpu.arguments.scalars import whole_number
+from rope_cpu.arguments.texts import shown
+from rope_cpu.array_types import DTYPES
+from rope_cpu.command_line import (
+    UsageError,
+    add_config_arguments,
+    add_pairing_arguments,
+    check_file,
+    config_from_arguments,
+    head_counts,
+    integer,
+    print_lines,
+    rope_from_config,
+    write_errors,
+)
+from rope_cpu.configs.attention_facts import Attention
+from rope_cpu.configs.model_config import ModelConfig
+
+from . import files
+from .checkpoint import layer_options, layer_type_at, layer_weights
+from .checks import ATTENTION_POSITIONS, CACHES, MASKS, POSITIONS
+from .graph import LAYOUTS
+from .targets import TARGETS
+from .validation.validate import MAX_SEED
+
+GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "opset")
+ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "name_prefix")
+ATTENTION_OPTIONS = ("weights", *ATTENTION_GRAPH_OPTIONS)
+
+# Names for --set: numbers, and parts of a model's attention that can be left out. Both are fields
+# of `Attention`.
+NUMBERS: dict[str, type[int] | type[float]] = {"window": int, "softcap": float, "scale": float}
+NAMES = (*NUMBERS, "sinks", "qk_norm", "v_norm", "chunk", "query_scale", "other")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `rope-cpu export`."""
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--layer",
+        type=integer,
+        metavar="N",
+        help="index of a layer, from 0, instead of its type",
+    )
+    add_pairing_arguments(parser)
+    _add_rope_arguments(parser)
+    _add_attention_arguments(parser)
+
+
+def _add_rope_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="file to write; large tables go to FILE.data",
+    )
+    parser.add_argument(
+        "--target",
+        choices=TARGETS,
+        default="onnx",
+        help="operators of the graph (default: onnx)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="dtype of inputs and outputs (default: float32)",
+    )
+    parser.add_argument(
+        "--opset", type=integer, metavar="N", help="default: the lowest opset of the target"
+    )
+    parser.add_argument(
+        "--layout", choices=LAYOUTS, default="bhsd", help="axes of queries and keys (default: bhsd)"
+    )
+    parser.add_argument(
+        "--positions",
+        choices=sorted({*POSITIONS, *ATTENTION_POSITIONS}),
+        help="source of the positions",
+    )
+    parser.add_argument(
+        "--max-positions",
+        type=integer,
+        metavar="N",
+        help="rows of cos and sin tables (default: no tables, computed in the graph; for attention "
+        "with target ort the config's max_position_embeddings)",
+    )
+    parser.add_argument(
+        "--seq-len",
+        type=integer,
+        metavar="N",
+        help="sequence length, for rope types that depend on it",
+    )
+    parser.add_argument("--inverse", action="store_true", help="undo the rotation")
+    parser.add_argument(
+        "--seed", type=integer, default=0, help="seed of the validation's inputs (default: 0)"
+    )
+
+
+def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "attention",
+        "of one layer, as its config describes it",
+    )
+    group.add_argument(
+        "--attention", action="store_true", help="write attention with a cache and rotated keys"
+    )
+    group.add_argument(
+        "--weights",
+        type=Path,
+        metavar="FILE",
+        help="safetensors file, or its index, with the layer's weights; the input is then hidden "
+        "states (default: inputs q, k, v, and the model's norms and sinks)",
+    )
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="depart from the model on purpose, such as window=none, or say what its config does "
+        "not; the file's metadata say so",
+    )
+    group.add_argument(
+        "--mask",
+        choices=MASKS,
+        help="kind of mask that is an input (default: none)",
+    )
+    group.add_argument(
+        "--cache",
+        choices=CACHES,
+        help="growing: each step returns a longer cache (default); shared: written in place; "
+        "fastest with target ort, while onnx reads the whole capacity at each step",
+    )
+    group.add_argument(
+        "--cache-dtype",
+        choices=("int8",),
+        help="dtype of a shared cache, with scales as inputs (default: that of --dtype)",
+    )
+    group.add_argument(
+        "--name-prefix",
+        metavar="PREFIX",
+        help="beginning of all names in the graph, for layers that are to be merged",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export, validate, write the file and print the report.
+
+    Returns 0, or 1 if validation fails; no file is written then.
+    """
+    check_file(args.output)
+    make_model = export_model_attention if args.attention else _export_rotation
+    try:
+        files.model_path(args.output, "output")
+        whole_number("seed", args.seed, 0, MAX_SEED)
+        model, rope = make_model(args, config_from_arguments(args))
+        report = export.validate(model, rope, seed=args.seed)
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    except MemoryError as error:
+        raise UsageError(f"there is not enough memory for this: {error}") from error
+    # The file is written before anything is printed: printing fails if the reader of a pipe quits.
+    if report.passed:
+        with write_errors(args.output):
+            export.save(model, args.output)
+    print_lines(str(report).split("\n"))
+    print_lines([f"{args.output} is {'written' if report.passed else 'not written'}"])
+    return 0 if report.passed else 1
+
+
+def _export_rotation(
+    args: argparse.Namespace, config: ModelConfig
+) -> tuple[onnx.ModelProto, RotaryEmbedding]:
+    """Return a model of the rotation alone, and the rotation."""
+    check_without_attention(args)
+    rope = rotation(args, config)
+    layer_type = args.layer_type if args.layer is None else layer_type_at(config, args.layer)
+    heads, kv_heads = head_counts(config, layer_type)
+    model = export.export_rope(
+        rope,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        inverse=args.inverse,
+        metadata=model_metadata(args, config),
+        **given_options(args, GRAPH_OPTIONS),
+    )
+    return model, rope
+
+
+def export_model_attention(
+    args: argparse.Namespace, config: ModelConfig
+) -> tuple[onnx.ModelProto, RotaryEmbedding]:
+    """Return a model of the attention of a layer, and its rotation."""
+    _check_usage(args)
+    departures = read_departures(args.set)
+    facts = changed(config.attention, departures)
+    options = layer_options(config, facts, args.layer, args.layer_type)
+    rope = rotation(args, config)
+    weights = _weights(args, config, options, departures)
+    options |= weights | _graph_options(args, config)
+    metadata = model_metadata(args, config, departures)
+    model = export.export_attention(rope, **options, metadata=metadata)
+    _print_notes(config, facts)
+    return model, rope
+
+
+def _check_usage(args: argparse.Namespace) -> None:
+    """Raise UsageError for options that are wrong with --attention, whatever the model."""
+    if args.inverse:
+        raise UsageError(
+            "--inverse and --attention are both given; attention rotates forward; drop --inverse"
+        )
+    if args.weights is not None and args.layer is None:
+        raise UsageError("--weights needs the index of a layer; give --layer")
+
+
+def rotation(args: argparse.Namespace, config: ModelConfig) -> RotaryEmbedding:
+    """Return the rotation of the layer, for --seq-len.
+
+    Raises UsageError if --seq-len is missing or has no effect.
+    """
+    rope = rope_from_config(config, args.layer_type, args.interleaved, args.layer)
+    if args.seq_len is None:
+        if rope.spec.needs_length:
+            raise UsageError(
+                f"rope type {rope.rope_type!r} depends on the sequence length; give it with "
+                "--seq-len"
+            )
+        return rope
+    if rope.spec.length_rule is None:
+        raise UsageError(
+            f"--seq-len is {shown(args.seq_len)}, but rope type {rope.rope_type!r} is the same at "
+            "every length; drop --seq-len"
+        )
+    return rope.at_length(args.seq_len)
+
+
+def _graph_options(args: argparse.Namespace, config: ModelConfig) -> dict[str, Any]:
+    """Return the options of the graph, as arguments of the export.
+
+    An operator that rotates looks cos and sin up in tables, which have a row for each position of
+    the model by default.
+    """
+    options = given_options(args, (*GRAPH_OPTIONS, *ATTENTION_GRAPH_OPTIONS))
+    key = "max_position_embeddings"
+    needs_tables = TARGETS[args.target].attention_rotates
+    if needs_tables and args.max_positions is None and key in config.values:
+        options["max_positions"] = whole_number(key, config.values[key], 1, limits.TABLE)
+    return options
+
+
+def _weights(
+    args: argparse.Namespace,
+    config: ModelConfig,
+    options: Mapping[str, Any],
+    departures: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the weights in the file of --weights, as arguments of the export; {} without it."""
+    if args.weights is None:
+        return {}
+    try:
+        return layer_weights(
+            args.weights, options, config.model_type, args.layer, tuple(departures)
+        )
+    except ValueError as error:
+        text = str(error)
+    except OSError as error:
+        text = f"cannot read {shown(str(error.filename))}: {error.strerror}"
+    raise UsageError(f"--weights {args.weights}: {text}")
+
+
+def model_metadata(
+    args: argparse.Namespace, config: ModelConfig, departures: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Return the metadata entries for the config, for a layer that is chosen, and for --set.
+
+    The last two begin with --name-prefix, since merged models may not differ in an entry.
+    """
+    layer = {"layer": args.layer, "layer_type": args.layer_type}
+    own = {
+        "layer": {name: value for name, value in layer.items() if value is not None},
+        "departures": departures,
+    }
+    prefix = args.name_prefix or ""
+    entries = {f"{prefix}rope_cpu.{key}": json.dumps(value) for key, value in own.items() if value}
+    return {"rope_cpu.config": json.dumps(dict(config.source))} | entries
+
+
+def given_options(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the options of these names that are given."""
+    options = {name: getattr(args, name) for name in names}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def check_without_attention(args: argparse.Namespace) -> None:
+    """Raise UsageError for an option that needs --attention."""
+    options = [f"--{name.replace('_', '-')}" for name in given_options(args, ATTENTION_OPTIONS)]
+    if args.set:
+        options.append("--set")
+    if options:
+        raise UsageError(f"{options[0]} is an option of attention; give --attention as well")
+
+
+def _print_notes(config: ModelConfig, facts: Attention) -> None:
+    """Print the assumptions for an unknown model type, and advice on layers that share keys."""
+    if not config.is_known:
+        print_lines([_assumptions(config, facts)])
+    if facts.shared_layers:
+        note = (
+            f"num_kv_shared_layers is {facts.shared_layers}: the last {facts.shared_layers} layers "
+            "take an earlier one's k and v; feed those"
+        )
+        print_lines([note])
+
+
+def _assumptions(config: ModelConfig, facts: Attention) -> str:
+    """Return the assumptions of an export for an unknown model type."""
+    assumed = ["q and k are not normed", "no attention sinks, chunks or latent attention"]
+    if facts.scale is None:
+        assumed.append("scores scaled by head_dim^-½")
+    assumed.append("causal")
+    name = config.model_type
+    unknown = (
+        "the config has no model_type" if name is None else f"model type {shown(name)} is not known"
+    )
+    return f"{unknown}; assumed: {', '.join(assumed)}"
+
+
+def read_departures(settings: Sequence[str]) -> dict[str, Any]:
+    """Return {name: value} from the values of all --set; raise UsageError if one is wrong."""
+    departures: dict[str, Any] = {}
+    for text in settings:
+        name, _, value = text.partition("=")
+        if name not in NAMES:
+            raise UsageError(f"--set is {shown(text)}; its name must be one of {', '.join(NAMES)}")
+        if name in departures:
+            raise UsageError(f"--set {name} is given twice; give it once")
+        try:
+            departures[name] = None if value == "none" else NUMBERS[name](value)
+        except (KeyError, ValueError):
+            rule = "a number or none" if name in NUMBERS else "none"
+            given = shown(text)
+            raise UsageError(f"--set is {given}; its value must be {rule}") from None
+    return departures
+
+
+def changed(facts: Attention, departures: Mapping[str, Any]) -> Attention:
+    """Return the facts of a model's attention, changed by --set.
+
+    Raises UsageError for a part that is left out, but that the model does not have.
+    """
+    for name, value in departures.items():
+        own = getattr(facts, name)
+        if not own and value is None:
+            raise UsageError(f"--set {name} is none, but the model has no {name}; drop it")
+        if value is None and isinstance(own, bool):
+            value = False
+        facts = replace(facts, **{name: value})
+    return replace(facts, window_in_all_layers=True) if "window" in departures else facts

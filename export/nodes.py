@@ -1,0 +1,335 @@
+"""Nodes that all targets share: cos and sin of positions, masks, lengths of a cache, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_cpu import RotaryEmbedding
+from rope_cpu.rotation.cos_sin import CosSin
+
+from .graph import FLOAT64, Graph, Shape
+
+# Rows of a table that are computed at a time, so that their float64 values stay small.
+TABLE_ROWS = 8192
+
+MASK_INPUT = "attention_mask"
+PAST_LENGTHS = "past_lengths"
+
+# Shape of the input for each kind of mask.
+_SCORES_SHAPE: Shape = ["batch_or_1", "heads_or_1", "sequence", "total_length"]
+MASK_SHAPES: dict[str, Shape] = {
+    "padding": ["batch", "total_length"],
+    "bool": _SCORES_SHAPE,
+    "float": _SCORES_SHAPE,
+}
+
+
+@dataclass(frozen=True)
+class CosSinValues:
+    """Names of the values in a graph that hold cos and sin, attention factor included.
+
+    Per token: `ids` is None; cos and sin are (batch or 1, seq, pairs), or (…, heads, pairs).
+    Tables: cos and sin are (table, pairs); `ids`, (batch, seq) or (batch, seq, axes), holds the row
+    of each token. With several axes `pair_axis` holds the axis that each pair rotates with.
+    """
+
+    cos: str
+    sin: str
+    pairs: int
+    heads: int = 1
+    ids: str | None = None
+    pair_axis: tuple[int, ...] | None = None
+
+    def by_name(self) -> dict[str, str]:
+        """Return the values under the keys "cos" and "sin"."""
+        return {"cos": self.cos, "sin": self.sin}
+
+
+def length_factor(rope: RotaryEmbedding, inverse: bool) -> float:
+    """Return the factor by which a rotation changes the length of a vector."""
+    return 1 / rope.attention_factor if inverse else rope.attention_factor
+
+
+def cos_sin_tables(
+    rope: RotaryEmbedding, rows: int, inverse: bool, dtype: np.dtype[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return cos and sin of positions 0 … rows − 1, the same on every axis.
+
+    Each is (rows, pairs), and each value is rounded once to `dtype`.
+    """
+    angles = CosSin.from_spec(rope.spec)
+    operation = "inverse" if inverse else "rotate"
+    shape = (rows, rope.rotary_dim // 2)
+    cos = np.empty(shape, dtype)
+    sin = np.empty(shape, dtype)
+    for start in range(0, rows, TABLE_ROWS):
+        part = slice(start, start + TABLE_ROWS)
+        ids = np.arange(start, min(start + TABLE_ROWS, rows), dtype=np.float64)
+        positions = np.repeat(ids, rope.axes).reshape(1, -1, rope.axes)
+        angles.write(positions, operation, cos[part], sin[part])
+    return cos, sin
+
+
+def computed_cos_sin(
+    graph: Graph, rope: RotaryEmbedding, ids: str, inverse: bool, dtype: np.dtype[Any]
+) -> CosSinValues:
+    """Compute cos and sin in the graph.
+
+    ids: (batch or 1, seq), with several axes (batch or 1, seq, axes), int64.
+
+    The product of position and frequency is float64 and off by its rounding, |p·ω|·2^-53. With
+    angle_dtype float32, product and results are float32, as in transformers; cos and sin are
+    computed in float64 and then rounded.
+    """
+    _, axes, heads, pairs = rope.spec.inv_freq.shape
+    angle_dtype = np.dtype(rope.spec.angle_dtype)
+    frequencies = rope.spec.inv_freq[0].reshape(axes, heads * pairs).astype(angle_dtype)
+    inv_freq = graph.initializer("inv_freq", frequencies)
+    with graph.scope("angles"):
+        position = graph.cast(ids, angle_dtype, "position")
+        if axes == 1:
+            position = graph.node("Unsqueeze", [position, graph.ints(-1)], "position_column")
+            angle = graph.node("Mul", [position, inv_freq], "position_times_inv_freq")
+        else:
+            angle = graph.node("MatMul", [position, inv_freq], "position_times_inv_freq")
+        if heads > 1:
+            angle = graph.node("Reshape", [angle, graph.ints(0, 0, heads, pairs)], "by_head")
+        angle = graph.cast(angle, FLOAT64, "angle")
+        factor = length_factor(rope, inverse)
+        cos = _cosine(graph, angle, dtype)
+        cos = _scaled(graph, cos, factor, "cos", angle_dtype, dtype)
+        sin = graph.node("Sin", [angle], "sin")
+        sin = _scaled(graph, sin, -factor if inverse else factor, "sin", angle_dtype, dtype)
+    return CosSinValues(cos, sin, pairs, heads)
+
+
+def _cosine(graph: Graph, angle: str, dtype: np.dtype[Any]) -> str:
+    """Return the cosine; for float32 as 1 - 2·sin²(angle/2), so that older runtimes load the file.
+
+    onnxruntime has had Sin in float64 for long, but Cos only since 1.29. The detour adds some
+    roundings of 2^-53: nothing for float32, but too much for float64.
+    """
+    if dtype == FLOAT64:
+        return graph.node("Cos", [angle], "cos")
+    half = graph.node("Mul", [angle, graph.scalar(0.5, FLOAT64)], "half_angle")
+    sine = graph.node("Sin", [half], "sin_of_half")
+    square = graph.node("Mul", [sine, sine], "sin_of_half/squared")
+    twice = graph.node("Mul", [square, graph.scalar(2.0, FLOAT64)], "sin_of_half/squared_twice")
+    return graph.node("Sub", [graph.scalar(1.0, FLOAT64), twice], "cos")
+
+
+def _scaled(
+    graph: Graph,
+    value: str,
+    factor: float,
+    name: str,
+    angle_dtype: np.dtype[Any],
+    dtype: np.dtype[Any],
+) -> str:
+    """Return a float64 value rounded to `angle_dtype`, times `factor`, in `dtype`."""
+    value = graph.cast(value, angle_dtype, f"{name}_float32", source=FLOAT64)
+    if factor != 1:
+        value = graph.node("Mul", [value, graph.scalar(factor, angle_dtype)], f"{name}_factor")
+    return graph.cast(value, dtype, f"{name}_{dtype}", source=angle_dtype)
+
+
+def arange(graph: Graph, size: str, name: str) -> str:
+    """Return 0, 1, 2, … size − 1, an int64 vector; size: an int64 vector of length 1."""
+    zero = graph.scalar(0, np.int64)
+    one = graph.scalar(1, np.int64)
+    end = graph.node("Squeeze", [size, graph.ints(0)], f"{name}/end")
+    return graph.node("Range", [zero, end, one], f"{name}/count")
+
+
+def token_cos_sin(graph: Graph, values: CosSinValues) -> CosSinValues:
+    """Return cos and sin per token, looked up where `values` are tables.
+
+    A row outside the table fails at run time. Gather counts negative indices from the end, so they
+    are replaced by the table's length, which fails too.
+    """
+    if values.ids is None:
+        return values
+    with graph.scope("lookup"):
+        length = graph.size(values.cos, 0, "table_length")
+        negative = graph.node("Less", [values.ids, graph.ints(0)], "is_negative")
+        ids = graph.node("Where", [negative, length, values.ids], "row")
+        cos = _table_rows(graph, values.cos, ids, values.pair_axis, "cos")
+        sin = _table_rows(graph, values.sin, ids, values.pair_axis, "sin")
+    return replace(values, cos=cos, sin=sin, ids=None, pair_axis=None)
+
+
+def _table_rows(
+    graph: Graph, table: str, ids: str, pair_axis: tuple[int, ...] | None, name: str
+) -> str:
+    """Return the table's row for each token.
+
+    With several axes a token has one row per axis; each pair comes from the row of its own axis.
+    """
+    if pair_axis is None:
+        return graph.node("Gather", [table, ids], name, axis=0)
+    first, *others = sorted(set(pair_axis))
+    result = _axis_row(graph, table, ids, first, name)
+    for axis in others:
+        row = _axis_row(graph, table, ids, axis, name)
+        owned = graph.initializer(f"pairs_of_axis_{axis}", np.array(pair_axis) == axis)
+        result = graph.node("Where", [owned, row, result], f"{name}/to_axis_{axis}")
+    return result
+
+
+def _axis_row(graph: Graph, table: str, ids: str, axis: int, name: str) -> str:
+    """Return the table's row for each token's coordinate on one axis."""
+    axis_index = graph.scalar(axis, np.int64)
+    row = graph.node("Gather", [ids, axis_index], f"{name}/row_of_axis_{axis}", axis=-1)
+    return graph.node("Gather", [table, row], f"{name}/by_axis_{axis}", axis=0)
+
+
+@dataclass(frozen=True)
+class SharedCache:
+    """A cache whose rows have lengths: keys and values, inputs of the graph.
+
+    past, total: number of tokens of each row before and after the new ones, int64 (batch,).
+    """
+
+    key: str
+    value: str
+    past: str
+    total: str
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Numbers of new tokens, of tokens in the past, and of both, as int64 vectors of length 1.
+
+    With a shared cache, `past` is (batch,), and `total` that of the longest row.
+    """
+
+    sequence: str
+    past: str | None
+    total: str
+    shared: SharedCache | None = None
+
+
+def sequence_lengths(graph: Graph, sequence: str, past_key: str | None) -> Lengths:
+    """Return the lengths; past_key: (batch, heads, past, head_dim), None without a past."""
+    if past_key is None:
+        return Lengths(sequence, None, sequence)
+    past = graph.size(past_key, 2, "past_length")
+    total = graph.node("Add", [past, sequence], "total_length")
+    return Lengths(sequence, past, total)
+
+
+def shared_cache_lengths(graph: Graph, batch: str, sequence: str) -> Lengths:
+    """Return the lengths of the rows of a shared cache, checked when the graph runs.
+
+    ONNX has no operator that fails on purpose. Gather fails outside its data, and onnxruntime's
+    error holds the name of the node.
+    """
+    # One length for many rows would broadcast; reshaped to the batch, it fails instead.
+    past = graph.node("Reshape", [PAST_LENGTHS, batch], "past_lengths_are_one_for_each_row")
+    graph.value_info(past, np.int64, ["batch"])
+    unchecked = graph.node("Add", [past, sequence], "total_length_by_row/unchecked")
+    capacity = graph.size("past_key", 2, "capacity")
+    is_beyond = graph.node("Greater", [unchecked, capacity], "is_beyond_capacity")
+    is_negative = graph.node("Less", [past, graph.ints(0)], "is_negative")
+    is_wrong = graph.node("Or", [is_beyond, is_negative], "is_outside_cache")
+    index = graph.cast(is_wrong, np.int64, "is_outside_cache/index")
+    name = "past_lengths_must_be_0_or_more_and_with_the_new_tokens_at_most_the_capacity"
+    zero = graph.node("Gather", [graph.ints(0), index], name)
+    past = graph.node("Add", [past, zero], "past_length_by_row")
+    total = graph.node("Add", [past, sequence], "total_length_by_row")
+    longest = graph.node("ReduceMax", [total], "total_length", keepdims=1)
+    shared = SharedCache("past_key", "past_value", past, total)
+    return Lengths(sequence, past, longest, shared)
+
+
+def causal_mask(graph: Graph, lengths: Lengths, window: int | None, keys: str | None = None) -> str:
+    """Return the causal mask (seq, keys), restricted to `window` keys where that is given.
+
+    keys: their number, `lengths.total` by default. Of a shared cache: (batch, 1, seq, keys).
+    """
+    key = arange(graph, keys or lengths.total, "key_index")
+    query = arange(graph, lengths.sequence, "query_index")
+    past = lengths.past
+    new_axes = graph.ints(1)
+    if lengths.shared is not None:
+        column = [lengths.shared.past, graph.ints(1)]
+        past = graph.node("Unsqueeze", column, "query_index/past_column")
+        new_axes = graph.ints(1, 3)
+    if past is not None:
+        query = graph.node("Add", [query, past], "query_index/from_past")
+    query = graph.node("Unsqueeze", [query, new_axes], "query_index/column")
+    not_later = graph.node("LessOrEqual", [key, query], "is_not_later")
+    if window is None:
+        return not_later
+    oldest = graph.node("Sub", [query, graph.scalar(window, np.int64)], "query_index/before_window")
+    in_window = graph.node("Greater", [key, oldest], "is_in_window")
+    return graph.node("And", [not_later, in_window], "is_near")
+
+
+def boolean_mask(graph: Graph, lengths: Lengths, kind: str, causal: str | None) -> str | None:
+    """Return the input mask, if it is boolean, and the causal mask combined; None without either.
+
+    kind: of the input mask. The result is (seq, total), or (batch or 1, heads or 1, seq, total).
+    """
+    if kind not in ("padding", "bool"):
+        return causal
+    mask = _expanded_padding(graph, lengths) if kind == "padding" else MASK_INPUT
+    if causal is None:
+        return mask
+    return graph.node("And", [mask, causal], "is_allowed")
+
+
+def _expanded_padding(graph: Graph, lengths: Lengths) -> str:
+    """Return the padding mask (batch, total) as (batch, 1, seq, total)."""
+    value = graph.node("Unsqueeze", [MASK_INPUT, graph.ints(1, 2)], "mask_by_head")
+    # onnxruntime's Attention does not broadcast the query axis. The shape for Expand,
+    # [1, 1, seq, 1], is computed as seq·[0, 0, 1, 0] + [1, 1, 0, 1].
+    rows = graph.node("Mul", [lengths.sequence, graph.ints(0, 0, 1, 0)], "mask_shape/rows")
+    shape = graph.node("Add", [rows, graph.ints(1, 1, 0, 1)], "mask_shape")
+    return graph.node("Expand", [value, shape], "mask")
+
+
+def with_sinks(graph: Graph, scores: str, sinks: str, heads: Sequence[int]) -> str:
+    """Return scores, or a bias of scores, with one more column: the sink of each head.
+
+    scores: (batch, *heads, seq, total). sinks: as many as heads.
+    """
+    by_head = graph.node("Reshape", [sinks, graph.ints(1, *heads, 1, 1)], "sinks")
+    axes = len(heads) + 3
+    # The shape of one column: the shape of the scores, times 1, …, 1, 0, plus 0, …, 0, 1.
+    shape = graph.node("Shape", [scores], "scores_shape")
+    rows = graph.node("Mul", [shape, graph.ints(*[1] * (axes - 1), 0)], "sinks/rows")
+    shape = graph.node("Add", [rows, graph.ints(*[0] * (axes - 1), 1)], "sinks/shape")
+    column = graph.node("Expand", [by_head, shape], "sinks/column")
+    return graph.node("Concat", [scores, column], "scores_with_sinks", axis=-1)
+
+
+def mask_as_bias(graph: Graph, mask: str, bias: str | None, compute_dtype: np.dtype[Any]) -> str:
+    """Return a mask to add to the scores: `bias` or 0 where `mask` is true, elsewhere −inf."""
+    if bias is None:
+        bias = graph.scalar(0.0, compute_dtype)
+    return graph.node("Where", [mask, bias, graph.scalar(-np.inf, compute_dtype)], "mask_to_add")
+
+
+def rms_norm(
+    graph: Graph, x: str, weight: str, width: int, epsilon: float, dtype: np.dtype[Any]
+) -> str:
+    """Divide the last axis by the root of its mean square, and multiply by `weight` (width,).
+
+    dtype: of x and of the weight.
+
+    Elementary operators only, with ReduceSum instead of ReduceMean: its form is the same in every
+    opset, and onnxruntime runs it in every dtype.
+    """
+    square = graph.node("Mul", [x, x], "norm/square")
+    total = graph.node("ReduceSum", [square, graph.ints(-1)], "norm/sum", keepdims=1)
+    mean = graph.node("Mul", [total, graph.scalar(1 / width, dtype)], "norm/mean")
+    shifted = graph.node("Add", [mean, graph.scalar(epsilon, dtype)], "norm/with_epsilon")
+    root = graph.node("Sqrt", [shifted], "norm/root")
+    unit = graph.node("Div", [x, root], "norm/unit")
+    return graph.node("Mul", [unit, weight], "norm")

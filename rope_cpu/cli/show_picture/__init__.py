@@ -1,1 +1,0 @@
-"""The picture of `rope-cpu show --plot`."""

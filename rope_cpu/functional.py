@@ -1,0 +1,166 @@
+"""Functions beside the rotation: conversion between the pairings, and sinusoidal tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.arrays import check_dtype, not_an_array
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
+from rope_cpu.frequencies.spec import LARGEST_FREQUENCY
+from rope_cpu.rotation.embedding import RotaryEmbedding
+
+
+def convert_weight(
+    w: ArrayLike, num_heads: int, *, to: str, rotary_dim: int | None = None, axis: int = 0
+) -> NDArray[Any]:
+    """Reorder the elements of each head, so that the other pairing gives the same scores.
+
+    Convert q_proj and k_proj, and q_norm and k_norm if the model has them: every product of a query
+    and a key stays the same. Values and the output projection need no conversion. Converting
+    there and back is the identity.
+
+    Parameters
+    ----------
+    w : array_like, any dtype
+        Its `axis` holds num_heads · head_dim elements: the weight of a projection
+        (num_heads · head_dim, hidden) on axis 0, or its bias; the weight of a norm over a head
+        (head_dim,) with num_heads 1; activations or cached keys (..., head_dim) with num_heads 1
+        and axis -1.
+    num_heads : int
+        Heads of `w`. With grouped queries k_proj has fewer than q_proj.
+    to : {"half", "interleaved"}
+        "half": from pairs (2i, 2i+1) to pairs (i, i+n), as from Meta's LLaMA to transformers; also
+        what DeepSeek-V3 does to queries and keys. "interleaved": the reverse.
+    rotary_dim : int, optional
+        Leading elements of each head that are rotated, by default all. The others keep their
+        place.
+    axis : int
+        The axis of `w` that holds the heads.
+
+    Returns
+    -------
+    ndarray
+        A new array of the shape and dtype of `w`.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If `to` is unknown, `w` has no such axis, or a width does not divide as required.
+
+    References
+    ----------
+    The permutation is that of `permute` in transformers' convert_llama_weights_to_hf.
+
+    Examples
+    --------
+    >>> import rope_cpu
+    >>> rope_cpu.convert_weight([0, 1, 2, 3, 10, 11, 12, 13], 2, to="half")
+    array([ 0,  2,  1,  3, 10, 12, 11, 13])
+    """
+    array = scalars.regular_array("w", w)
+    if array.dtype == object and not array.ndim:
+        raise not_an_array("w", w)
+    w = array
+    scalars.choice("to", to, ("half", "interleaved"))
+    if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
+        raise ArgumentTypeError("axis", axis, "be an integer")
+    if not -w.ndim <= axis < w.ndim:
+        raise ArgumentError("axis", axis, f"be one of the {w.ndim} axes of `w`")
+    scalars.check_shape_size("w", w.shape, w.shape[axis])
+    num_heads = scalars.whole_number("num_heads", num_heads)
+    head_dim, remainder = divmod(w.shape[axis], num_heads)
+    if remainder or not head_dim:
+        rule = f"divide the {w.shape[axis]} elements of axis {axis}"
+        raise ArgumentError("num_heads", num_heads, rule)
+    width = head_dim if rotary_dim is None else scalars.whole_number("rotary_dim", rotary_dim, 2)
+    if width % 2 or width > head_dim:
+        rule = f"be even and at most head_dim {head_dim}"
+        raise ArgumentError("rotary_dim", width, rule)
+    pair_shape = (-1, 2) if to == "half" else (2, -1)
+    order = np.arange(head_dim)
+    order[:width] = order[:width].reshape(pair_shape).T.reshape(-1)
+    elements = (np.arange(num_heads)[:, None] * head_dim + order).reshape(-1)
+    if axis == 0:
+        return np.asarray(w[elements])  # for whole rows faster than `take`
+    return np.asarray(np.take(w, elements, axis=axis))
+
+
+def sinusoidal(
+    num_positions: int,
+    dim: int,
+    *,
+    base: float = 10000.0,
+    interleaved: bool = True,
+    dtype: DTypeLike = np.float32,
+) -> NDArray[Any]:
+    """Return the table of sinusoidal position embeddings: sin and cos of position · base^(-2i/dim).
+
+    Parameters
+    ----------
+    num_positions : int
+        Rows of the table: positions 0 to num_positions - 1.
+    dim : int
+        Columns of the table. An odd dim has one more sine than cosines.
+    base : float
+        Base of the frequencies, in radians per position.
+    interleaved : bool
+        True: sin in even and cos in odd columns. False: sin in the first half and cos in the
+        second (RoFormer, XLM).
+    dtype : dtype
+        float32, float64, float16 or bfloat16. Exact values are rounded once; bfloat16 values below
+        2^-126 become zero.
+
+    Returns
+    -------
+    ndarray of `dtype`, shape (num_positions, dim)
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type or `dtype` is not supported.
+    ValueError
+        If an argument is out of range, or `base` gives a frequency above 2^40 radians per position.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", arXiv:1706.03762, section 3.5.
+    `RoFormerSinusoidalPositionalEmbedding` in transformers.
+
+    Examples
+    --------
+    >>> import rope_cpu
+    >>> rope_cpu.sinusoidal(2, 4, dtype="float64").round(2)
+    array([[0.  , 1.  , 0.  , 1.  ],
+           [0.84, 0.54, 0.01, 1.  ]])
+    """
+    rows = scalars.whole_number("num_positions", num_positions, 0)
+    columns = scalars.whole_number("dim", dim, 1, limits.HEAD_DIM)
+    scalars.check_table_size("num_positions", rows, rows, columns)
+    base = scalars.real_number("base", base)
+    table_dtype = check_dtype(dtype)
+    interleaved = scalars.boolean("interleaved", interleaved)
+    sines = (columns + 1) // 2
+    exponents = 2.0 * np.arange(sines) / columns
+    with np.errstate(over="ignore"):
+        fastest = base ** -exponents[-1]
+    if fastest > LARGEST_FREQUENCY:
+        rule = "give frequencies of at most 2^40 radians per position"
+        raise ArgumentError("base", base, rule, "choose a larger base")
+    rope = RotaryEmbedding.from_inv_freq(base**-exponents)
+    cos, sin = rope.cos_sin(np.arange(rows), table_dtype)
+    if interleaved:
+        sin_columns = slice(0, None, 2)
+        cos_columns = slice(1, None, 2)
+    else:
+        sin_columns = slice(sines)
+        cos_columns = slice(sines, None)
+    table = np.empty((rows, columns), dtype=table_dtype)
+    table[:, sin_columns] = sin
+    table[:, cos_columns] = cos[:, : columns // 2]
+    return table
