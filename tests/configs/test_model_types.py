@@ -44,7 +44,7 @@ def test_pairing_comes_from_the_model_type(model_type: str) -> None:
 
 def test_an_unknown_model_type_needs_the_pairing() -> None:
     keys = {**LLAMA, "model_type": "mymodel", "rope_theta": 1e4}
-    with pytest.raises(ValueError, match=r"`model_type` is 'mymodel'.*`interleaved`"):
+    with pytest.raises(ValueError, match=r"`interleaved` is None.*`model_type` is 'mymodel'"):
         read(keys)
     assert read(keys, interleaved=True).interleaved
     with pytest.raises(TypeError, match="`interleaved` is 1"):

@@ -107,7 +107,7 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     (of("esm"), ValueError, "`position_embedding_type` is 'absolute'"),
     (of("esm", rope_parameters=LINEAR, **ROTARY), ValueError, "`rope_parameters` is .*knows no"),
     (of("chatglm", position_encoding_2d=True), ValueError, "`position_encoding_2d` is True"),
-    (of("qwen2_vl_text", head_dim=64), ValueError, "`mrope_section` is"),
+    (of("qwen2_vl_text", head_dim=64), ValueError, "`mrope_section` adds up to 64"),
     (of("nemotron_h"), ValueError, "not rotated"),
     (of("gemma4_text", rope_scaling={"factor": 2.0}), ValueError, "`rope_scaling` is one section"),
     (of("gemma4_text", rope_parameters={"factor": 2.0}), ValueError, "`rope_parameters` is one se"),
