@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import rope_cpu
+from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import shown
 from rope_cpu.command_line import (
     UsageError,
@@ -165,7 +166,7 @@ def _all_cases(args: argparse.Namespace, model: Model) -> list[Case]:
 def select(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
     """Return the cases that match a pattern; without patterns, the default cases.
 
-    A pattern is a whole name, a pattern with * and ?, or a part of names. Raises ValueError if a
+    A pattern is a whole name, a pattern with * and ?, or a part of names. Raises ArgumentError if a
     pattern matches none.
     """
     if not patterns:
@@ -178,9 +179,7 @@ def _matching(cases: Sequence[Case], pattern: str) -> list[str]:
     whole = [case.name for case in cases if fnmatchcase(case.name, pattern)]
     found = whole or [case.name for case in cases if pattern in case.name]
     if not found:
-        raise ValueError(
-            f"`pattern` is {pattern!r}, which matches no case; `--list` shows all cases"
-        )
+        raise ArgumentError("pattern", pattern, "match a case", "`--list` shows all cases")
     return found
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rope_cpu import RotaryEmbedding
 from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.tolerance import compare, half_ulp
+from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import escaped
 from rope_cpu.array_types import COMPUTE_DTYPES, DTYPES, Array
 from rope_cpu.command_line import both_pairings, head_counts, read_config
@@ -55,9 +56,9 @@ class Model:
 
 
 def known_model(name: str, layer_type: str | None = None) -> Model:
-    """Return a model of the table; raise ValueError if it has none of this name."""
+    """Return a model of the table; raise ArgumentError if it has none of this name."""
     if name not in MODELS:
-        raise ValueError(f"`model` is {name!r}; known are {', '.join(MODELS)}")
+        raise ArgumentError("model", name, f"be one of {', '.join(MODELS)}")
     return _model(name, read(MODELS[name]), layer_type)
 
 

@@ -168,7 +168,7 @@ ATTENTION = [
     (shared(cache_dtype="int8"), ValueError, "`cache_dtype` is int8, which target 'onnx' cannot"),
     (ort(cache_dtype="int8"), ValueError, "`cache_dtype` is int8, but `cache` is 'growing'"),
     (shared(target="ort", cache_dtype="uint8"), TypeError, "`cache_dtype` is uint8"),
-    (ort(batch_chunks=True), ValueError, "`batch_chunks` is True, but with target 'ort' and `cach"),
+    (ort(batch_chunks=True), ValueError, "`batch_chunks` is True, but with target"),
     (shared(batch_chunks=False), ValueError, "`batch_chunks` is False, but with target 'onnx'"),
     (shared(opset=23), ValueError, "`opset` is 23; target 'onnx' is written in opsets 24 to 24"),
     (ort(cache="shared", dtype=np.float16), ValueError, "`dtype` is float16, but"),
