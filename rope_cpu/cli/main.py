@@ -20,7 +20,7 @@ from rope_cpu.command_line import OutputError, UsageError
 COMMANDS = {
     "verify": (
         "rope_cpu.cli.verify",
-        "check that the NumPy kernels and ONNX models rotate alike and within tolerance",
+        "check that the NumPy kernels and ONNX models are within tolerance",
     ),
     "bench": (
         "rope_cpu.bench.cli",
