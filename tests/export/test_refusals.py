@@ -173,7 +173,7 @@ ATTENTION = [
     (shared(opset=23), ValueError, "`opset` is 23; it must be from 24 to 24, the opsets of target"),
     (ort(cache="shared", dtype=np.float16), ValueError, "`dtype` is float16, but"),
     (ort(cache="shared", max_positions=None, cache_dtype="int8"), ValueError, "`max_positions` is"),
-    (ort(opset=7, mask="bool", cache="shared"), ValueError, "`opset` is 7; target 'ort' is writt"),
+    (ort(opset=7, mask="bool", cache="shared"), ValueError, "`opset` is 7; it must be from"),
 ]
 FILES = [
     (lambda: export.save(MODEL, "x" * 300), ValueError, "`path` is 'xxx"),
