@@ -9,7 +9,9 @@ import numpy as np
 
 import rope_cpu
 from rope_cpu import Batch, KVCache, RotaryEmbedding
-from rope_cpu.array_types import DTYPES, Array, Float64
+from rope_cpu.accuracy.attention import attention as reference
+from rope_cpu.accuracy.attention import exactly
+from rope_cpu.array_types import DTYPES, Array
 
 from .peers import onnx_session
 from .rotations import UnavailableError, require_modules
@@ -23,9 +25,6 @@ _NO_ROTATION = RotaryEmbedding.from_inv_freq(np.zeros(HEAD_DIM // 2))
 # Scale of the vectors of int8 caches. onnxruntime has one for the whole cache, so all have this.
 INT8_SCALE = 1 / 32
 
-# The allowed error, relative to the largest value: scores are below 16 in magnitude, and a rounding
-# of one changes its weight by a factor of 1 + 1e-6.
-_TOLERANCE = 2e-6
 _CHECKED_TOKENS = 3
 
 
@@ -91,28 +90,18 @@ class Attended:
 
     def error(self, result: Array) -> float:
         """Return the largest error / tolerance of vectors of all tokens: above 1 is wrong."""
-        key, value = self.keys_and_values()
+        key, value = (self.read(x) for x in self.keys_and_values())
         queries = self.queries()
         results = result.reshape(queries.shape)
-        errors = []
+        ratios = []
         for token in evenly(len(queries), _CHECKED_TOKENS):
             sequence = token // self.new
             last = self.length - self.new + token % self.new
-            seen = [self.read(x[sequence, :, : last + 1]).astype(np.float64) for x in (key, value)]
-            exact = _attention(queries[token].astype(np.float64), *seen)
-            errors.append(np.abs(results[token] - exact).max())
-        largest = float(np.abs(self.read(value)).max())
-        return float(max(errors)) / (_TOLERANCE * largest)
-
-
-def _attention(q: Float64, keys: Float64, values: Float64) -> Float64:
-    """Return the attention of one token in float64, (heads, head_dim)."""
-    rows = q.reshape(KV_HEADS, -1, HEAD_DIM)
-    scores = rows @ keys.swapaxes(-1, -2) * HEAD_DIM**-0.5
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    result: Float64 = (weights @ values).reshape(q.shape)
-    return result
+            k, v = (exactly(x[sequence, None, :, : last + 1]) for x in (key, value))
+            q = exactly(queries[None, token, :, None])
+            exact = reference(q, k, v, scale=HEAD_DIM**-0.5, mask=np.zeros(1)).result
+            ratios.append(exact.compare(results[None, token, :, None])[1])
+        return max(ratios)
 
 
 def attention(step: Attended) -> Call:

@@ -18,9 +18,9 @@ from .attention_model import export_attention
 from .checkpoint import attention_options, attention_weights
 from .files import save
 from .rope_model import export_rope
-from .validation.binding import bind
+from .validation.report import Report
+from .validation.session import bind
 from .validation.validate import validate
-from .validation.validation_report import Report
 
 __all__ = [
     "Report",

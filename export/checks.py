@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 from rope_cpu import RotaryEmbedding
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.arrays import to_dtype
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import (
     boolean,
     check_length,
@@ -41,6 +42,8 @@ SOURCES = ("none", "initializer", INPUT)
 NORM_DEFAULTS = {"norm_epsilon": NORM_EPSILON, "norm_offset": 0.0}
 PREFIX_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_./:-")
 
+FLOAT32_RULE = "be at least 2^-126 and below 2^62"
+
 # From the name and the value of an option to the value in plain types.
 ValueCheck = Callable[[str, Any], Any]
 
@@ -48,7 +51,7 @@ ValueCheck = Callable[[str, Any], Any]
 def check_rotary_embedding(rope: object) -> None:
     """Raise TypeError unless `rope` is a RotaryEmbedding."""
     if not isinstance(rope, RotaryEmbedding):
-        raise TypeError(f"`rope` is a {type(rope).__name__}; it must be a RotaryEmbedding")
+        raise ArgumentTypeError("rope", Finding.type_of(rope), "be a RotaryEmbedding")
 
 
 def check_one_length(rope: RotaryEmbedding) -> None:
@@ -197,7 +200,8 @@ def _attention_problems(options: AttentionOptions) -> Iterator[str]:
     if options.window is not None and not options.causal:
         yield f"`window` is {options.window}: it counts keys up to a query; give `causal`=True"
     if options.softcap is not None and not _fits_float32(options.scale / options.softcap):
-        yield _float32_problem("scale / softcap", options.scale / options.softcap)
+        quotient = shown(options.scale / options.softcap)
+        yield f"`scale / softcap` is {quotient}; it must {FLOAT32_RULE}"
     for name, default in NORM_DEFAULTS.items():
         value = getattr(options, name)
         if options.qk_norm == "none" and value != default:
@@ -243,9 +247,8 @@ def _target_opset(target: Target, opset: int | None, cache: str | None) -> int:
     if opset is None:
         return first
     if not first <= opset <= last:
-        raise ValueError(
-            f"`opset` is {opset}; target {target.name!r} is written in opsets {first} to {last}"
-        )
+        rule = f"be from {first} to {last}, the opsets of target {target.name!r}"
+        raise ArgumentError("opset", opset, rule)
     return opset
 
 
@@ -298,8 +301,8 @@ def _dtype_of(known: Iterable[np.dtype[Any]]) -> ValueCheck:
     def check(name: str, value: DTypeLike) -> str:
         dtype = to_dtype(value)
         if dtype is None or dtype not in choices:
-            text = shown(value) if dtype is None else cut(str(dtype))
-            raise TypeError(f"`{name}` is {text}; it must be one of {', '.join(map(str, choices))}")
+            given = value if dtype is None else Finding(f"is {cut(str(dtype))}")
+            raise ArgumentTypeError(name, given, f"be one of {', '.join(map(str, choices))}")
         return str(dtype)
 
     return check
@@ -309,7 +312,7 @@ def _float32(name: str, value: object) -> float:
     """Return a positive number; raise if it is close to the limits of float32 or beyond them."""
     number = real_number(name, value)
     if not _fits_float32(number):
-        raise ValueError(_float32_problem(name, number))
+        raise ArgumentError(name, number, FLOAT32_RULE)
     return number
 
 
@@ -317,33 +320,25 @@ def _fits_float32(number: float) -> bool:
     return 2.0**-126 <= number < 2.0**62
 
 
-def _float32_problem(name: str, number: float) -> str:
-    return f"`{name}` is {shown(number)}; it must be at least 2^-126 and below 2^62"
-
-
 def _input_names(name: str, value: object) -> tuple[str, ...]:
     """Return the names of inputs; raise unless they are different identifiers."""
     if not isinstance(value, list | tuple):
-        raise TypeError(f"`{name}` is {shown(value)}; it must be a sequence of names")
+        raise ArgumentTypeError(name, value, "be a sequence of names")
     check_length(name, value, limits.INPUTS)
     identifiers = all(isinstance(entry, str) and entry.isidentifier() for entry in value)
     if not value or not identifiers or len(set(value)) < len(value):
-        raise ValueError(
-            f"`{name}` is {shown(value)}; it must be a non-empty list of different identifiers "
-            "(letters, digits, _)"
-        )
+        rule = "be a non-empty list of different identifiers (letters, digits, _)"
+        raise ArgumentError(name, value, rule)
     return tuple(value)
 
 
 def _prefix(name: str, value: object) -> str:
     """Return a prefix of names; raise unless it is a short text of ordinary characters."""
     if not isinstance(value, str):
-        raise TypeError(f"`{name}` is {shown(value)}; it must be a string")
+        raise ArgumentTypeError(name, value, "be a string")
     if len(value) > limits.INPUTS or not set(value) <= PREFIX_CHARACTERS:
-        raise ValueError(
-            f"`{name}` is {shown(value)}; it must be at most {limits.INPUTS} letters, digits and "
-            "characters of _./:-"
-        )
+        rule = f"be at most {limits.INPUTS} letters, digits and characters of _./:-"
+        raise ArgumentError(name, value, rule)
     return value
 
 

@@ -1,27 +1,34 @@
-"""The steps of every check: draw inputs for a case, run the model, compare with exact results."""
+"""The steps of every check, draw, run and compare; and the check of a model from `export_rope`."""
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 import onnxruntime
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.accuracy import reference
 from rope_cpu.accuracy.reference import Exact
 from rope_cpu.accuracy.tolerance import compare
 from rope_cpu.arguments.texts import first_line
-from rope_cpu.array_types import Array
+from rope_cpu.array_types import Array, Float64
 
 from ..graph import permutation
+from ..nodes import length_factor
 from ..options import RopeOptions
-from .cases import Case
-from .validation_report import Outcome
+from .cases import Case, ids_by_axis, rope_cases, values
+from .report import Outcome
+from .session import run
 
 # Positions are drawn below this limit where cos and sin are computed in the graph.
 COMPUTED_LIMIT = 1_000_000
+# Number of heads of the first input, and of the others, where a model takes any number.
+ANY_HEADS = (4, 2)
 
 
 @dataclass(frozen=True)
@@ -29,23 +36,26 @@ class CaseInputs:
     """The inputs of one case.
 
     feeds: the model's inputs. tensors: those to rotate or to project, as (batch, tokens, heads,
-    width) or (batch, tokens, in). ids: positions of the tokens.
+    width) or (batch, tokens, in). ids: positions of the tokens. arrays: weights, sinks and scales
+    of attention.
     """
 
     feeds: dict[str, Array]
     tensors: dict[str, Array]
     ids: Array
+    arrays: dict[str, Float64] = field(default_factory=dict)
 
 
-class ExpectedResult(NamedTuple):
-    """The exact values of a result, and the allowed difference of each element."""
+class Expected(NamedTuple):
+    """The exact values of an output, and the allowed difference of each element."""
 
+    name: str
     exact: Exact
     bound: Array
 
 
 class Check:
-    """Runs cases through a session; subclasses define the inputs and the exact results."""
+    """Runs cases through a session; subclasses define cases, inputs, runs and exact results."""
 
     def __init__(
         self, session: onnxruntime.InferenceSession, rope: RotaryEmbedding, rotation: RopeOptions
@@ -70,22 +80,19 @@ class Check:
         """Run the model; return its results by name, with axes as in `CaseInputs.tensors`."""
         raise NotImplementedError
 
-    def expected(self, inputs: CaseInputs) -> dict[str, ExpectedResult]:
-        """Return the exact results by name."""
+    def expected(self, inputs: CaseInputs, results: dict[str, Array]) -> Iterator[Expected]:
+        """Yield each output; later ones may depend on results that were compared before."""
         raise NotImplementedError
 
-    def numpy_results(self, inputs: CaseInputs) -> dict[str, Array]:
-        """Return the results of this package's NumPy kernels, if there are kernels for this."""
-        return {}
-
+    @np.errstate(all="ignore")  # a wrong model may return infinities
     def outcome(self, case: Case, seed: int) -> Outcome:
         """Run one case and compare its results."""
         inputs = self._draw_seeded(case, seed)
-        shape = next(iter(inputs.tensors.values())).shape
-        largest = max(
-            float(np.abs(x.astype(np.float64)).max(initial=0)) for x in inputs.tensors.values()
+        tensors = list(inputs.tensors.values())
+        inputs_to = max(float(np.abs(x.astype(np.float64)).max(initial=0)) for x in tensors)
+        outcome = Outcome(
+            case.name, seed, tensors[0].shape, refused=case.must_fail, largest_input=inputs_to
         )
-        outcome = Outcome(case.name, seed, shape, refused=case.must_fail, largest_input=largest)
         try:
             results = self.run(case, inputs)
         except Exception as error:  # onnxruntime's errors have no common class of their own
@@ -95,18 +102,20 @@ class Check:
             return replace(outcome, problem=f"failed to run: {message}")
         if case.must_fail:
             return replace(outcome, problem="ran, but these ids must be refused")
-        numpy_results = self.numpy_results(inputs)
-        for name, expected in self.expected(inputs).items():
-            problem = self._shape_problem(name, results.get(name), expected)
+        for expected in self.expected(inputs, results):
+            problem = self._shape_problem(expected, results.get(expected.name))
             if problem is not None:
                 return replace(outcome, problem=problem)
-            outcome = _compare(outcome, results[name], expected, numpy_results.get(name))
+            difference = expected.exact.error(results[expected.name])
+            largest, ratio = compare(difference, expected.bound)
+            outcome = replace(
+                outcome, error=max(outcome.error, largest), ratio=max(outcome.ratio, ratio)
+            )
         return outcome
 
-    def _shape_problem(
-        self, name: str, result: Array | None, expected: ExpectedResult
-    ) -> str | None:
+    def _shape_problem(self, expected: Expected, result: Array | None) -> str | None:
         """Return why a result cannot be compared, None if it can."""
+        name = expected.name
         if result is None:
             return f"there is no output {name}"
         shape = expected.exact.high.shape
@@ -114,22 +123,23 @@ class Check:
             return f"{name} is {result.dtype} {result.shape}; it must be {self.dtype} {shape}"
         return None
 
+    @np.errstate(all="ignore")
     def replay(self, outcome: Outcome) -> dict[str, Array]:
-        """Run a case again; return its inputs, results, exact values and bounds by name.
-
-        Nothing is returned for an outcome that is of no case, such as the static checks.
-        """
+        """Return a case's inputs, results, exact values and bounds; {} for static checks."""
         case = next((case for case in self.cases() if case.name == outcome.case), None)
         if case is None:
             return {}
         inputs = self._draw_seeded(case, outcome.seed)
-        arrays = dict(inputs.feeds)
-        if not case.must_fail:
-            arrays |= self.run(case, inputs)
-            for name, expected in self.expected(inputs).items():
-                stem = name.removesuffix("_rot")
-                arrays[f"{stem}_exact"] = expected.exact.high
-                arrays[f"{stem}_bound"] = expected.bound
+        if case.must_fail:
+            return dict(inputs.feeds)
+        results = self.run(case, inputs)
+        arrays = inputs.feeds | results
+        for expected in self.expected(inputs, results):
+            stem = expected.name.removesuffix("_rot")
+            arrays[f"{stem}_exact"] = expected.exact.high
+            arrays[f"{stem}_bound"] = expected.bound
+            if self._shape_problem(expected, results.get(expected.name)) is not None:
+                break
         return arrays
 
     def _draw_seeded(self, case: Case, seed: int) -> CaseInputs:
@@ -137,10 +147,90 @@ class Check:
         return self.draw(case, np.random.default_rng([seed, zlib.crc32(case.name.encode())]))
 
 
-def as_exact(x: Array) -> Exact:
-    """Return numbers that are exact in float64 as `Exact`."""
-    wide = x.astype(np.float64)
-    return Exact(wide, np.zeros_like(wide))
+class RopeCheck(Check):
+    """Compares with the exact rotation."""
+
+    def cases(self) -> list[Case]:
+        """Return the cases that apply to the model."""
+        # The fused operators refuse sequences longer than their table, whatever the ids.
+        return [
+            replace(case, steps=(min(case.tokens, self.limit),))
+            for case in rope_cases(self.rotation)
+        ]
+
+    def draw(self, case: Case, rng: np.random.Generator) -> CaseInputs:
+        """Return queries and keys, and ids."""
+        options = self.rotation
+        axes = self.rope.axes
+        tensors = self._draw_tensors(case, rng)
+        feeds = {name: to_layout(x, options.layout) for name, x in tensors.items()}
+        if options.positions == "position_ids":
+            ids = case.ids(rng, case.batch, case.tokens, self.limit)
+            ids = ids_by_axis(ids, axes, rng)
+            feeds["position_ids"] = ids
+            if options.layout == "thd":
+                feeds["position_ids"] = ids.reshape(-1, *ids.shape[2:])
+        else:
+            first = np.zeros(case.batch, np.int64)
+            if options.positions == "offset":
+                first = rng.integers(0, self.limit - case.tokens + 1, case.batch)
+                feeds["offset"] = first
+            ids = ids_by_axis(first[:, None] + np.arange(case.tokens), axes)
+        return CaseInputs(feeds, tensors, ids)
+
+    def _draw_tensors(self, case: Case, rng: np.random.Generator) -> dict[str, Array]:
+        """Return queries and keys, so small that no rotated one is beyond the dtype."""
+        largest = float(ml_dtypes.finfo(self.dtype).max)
+        limit = largest / 4 / max(1.0, length_factor(self.rope, self.rotation.inverse))
+        tensors = {}
+        for index, (name, count) in enumerate(self.rotation.heads.items()):
+            heads = count
+            if heads is None:
+                heads = ANY_HEADS[min(index, 1)] * self.rope.spec.inv_freq.shape[2]
+            x = values(rng, (case.batch, case.tokens, heads, self.rope.head_dim), self.dtype)
+            tensors[name] = np.clip(x.astype(np.float64), -limit, limit).astype(self.dtype)
+        return tensors
+
+    def run(self, case: Case, inputs: CaseInputs) -> dict[str, Array]:
+        """Run the model."""
+        shapes = [inputs.feeds[name].shape for name in inputs.tensors]
+        results = run(self.session, inputs.feeds, shapes)
+        return {
+            f"{name}_rot": from_layout(result, self.rotation.layout, x.shape)
+            for result, (name, x) in zip(results, inputs.tensors.items(), strict=True)
+        }
+
+    def expected(self, inputs: CaseInputs, results: dict[str, Array]) -> Iterator[Expected]:
+        """Yield the exact rotation of each tensor."""
+        inverse = self.rotation.inverse
+        for name, x in inputs.tensors.items():
+            exact, bound = reference.rotation(self.rope.spec, x, inputs.ids, inverse=inverse)
+            if not self.rotation.tables:
+                bound = bound + angle_rounding(self.rope, x, inputs.ids, inverse)
+            yield Expected(f"{name}_rot", exact, bound)
+
+
+def angle_rounding(rope: RotaryEmbedding, x: Array, ids: Array, inverse: bool = False) -> Array:
+    """Return the largest shift of a rotation of x by angles that are rounded to float64 in a graph.
+
+    An angle over n axes rounds n products and n − 1 sums of them, each by 2^-53 of Σ|p·ω| at most;
+    an element moves by that times A·(|x_a| + |x_b|).
+
+    x: (batch, seq, heads, head_dim). ids: (batch, seq), with several axes (batch, seq, axes).
+    """
+    inv_freq = rope.spec.inv_freq[0]  # (axes, heads or 1, pairs)
+    position = ids.reshape(*ids.shape[:2], rope.axes, 1, 1)
+    terms = np.maximum((inv_freq != 0).sum(axis=0), 1)
+    size = np.abs(position * inv_freq).sum(axis=2) * terms  # (batch, seq, heads or 1, pairs)
+    size = np.repeat(size, x.shape[2] // size.shape[2], axis=2)
+    first, second = rope.spec.pair_elements()
+    magnitude = np.abs(x.astype(np.float64))
+    pair_size = magnitude[..., first] + magnitude[..., second]
+    pair_shift = size * 2.0**-53 * length_factor(rope, inverse) * pair_size
+    shift = np.zeros(x.shape)
+    shift[..., first] = pair_shift
+    shift[..., second] = pair_shift
+    return shift
 
 
 def to_layout(x: Array, layout: str) -> Array:
@@ -163,21 +253,3 @@ def from_layout(x: Array, layout: str, shape: tuple[int, ...]) -> Array:
     if layout in ("thd", "bsd"):
         return x.reshape(shape) if x.size == np.prod(shape) else x
     return x.transpose(permutation(layout, "bshd"))
-
-
-def _compare(
-    outcome: Outcome, result: Array, expected: ExpectedResult, numpy_result: Array | None
-) -> Outcome:
-    """Return the outcome with one more result compared."""
-    error, ratio = compare(expected.exact.error(result), expected.bound)
-    outcome = replace(outcome, error=max(outcome.error, error), ratio=max(outcome.ratio, ratio))
-    if numpy_result is None:
-        return outcome
-    # Both results may be off by the bound, so their difference may be twice that.
-    difference = as_exact(numpy_result).error(result)
-    numpy_error, numpy_ratio = compare(difference, 2 * expected.bound)
-    problem = outcome.problem
-    if outcome.ratio <= 1 < numpy_ratio:
-        problem = "differs from NumPy"
-    against_numpy = float(np.fmax(outcome.against_numpy, numpy_error))
-    return replace(outcome, against_numpy=against_numpy, problem=problem)

@@ -1,18 +1,28 @@
-"""Running models under onnxruntime, bfloat16 included: sessions and bound arrays."""
+"""Models under onnxruntime, bfloat16 included: sessions, and arrays that are bound to them."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import helper
+from onnx import TensorProto, helper
 
+from rope_cpu.arguments.arrays import share_memory
+from rope_cpu.arguments.scalars import refuse_masked
+from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Array
+
+from ..metadata import OPTIONS_KEY
+
+# The parts of a shared cache: input and output of one buffer.
+PARTS = {"past_key": "present_key", "past_value": "present_value"}
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BFLOAT16_TYPE = "tensor(bfloat16)"  # as onnxruntime names it
@@ -79,3 +89,179 @@ def _ort_value(x: Array) -> onnxruntime.OrtValue:
     bits = x.view(np.uint16) if x.dtype == BFLOAT16 else x
     onnx_type = int(helper.np_dtype_to_tensor_dtype(x.dtype))
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx_type)
+
+
+def bind(
+    session: onnxruntime.InferenceSession, feeds: Mapping[str, Array], outputs: Mapping[str, Array]
+) -> Callable[[], None]:
+    """Return a call that runs a model on the caller's own arrays; nothing is copied.
+
+    The arrays are bound once. Before each call the caller writes the new inputs into them, and
+    after it the results lie in `outputs`. A model with a shared cache (`export_attention`,
+    cache="shared") writes its new keys and values into past_key and past_value themselves.
+
+    Parameters
+    ----------
+    session : onnxruntime.InferenceSession
+        A session, on the CPU, of a model from `export_rope` or `export_attention`, or of several
+        layers that were merged.
+    feeds : mapping of str to ndarray
+        All inputs by name: C-contiguous arrays of the declared dtypes and shapes. The third axis of
+        past_key and past_value of a shared cache is its capacity, in tokens.
+    outputs : mapping of str to ndarray
+        All outputs by name, likewise, except present_key and present_value of a shared cache. These
+        and the outputs are written: no other array may share their memory.
+
+    Returns
+    -------
+    callable
+        Runs the model once, without arguments, and returns None. It keeps the arrays alive.
+
+    Raises
+    ------
+    TypeError
+        If `session` is no session, or an entry no array of the declared dtype.
+    ValueError
+        If names are missing or unknown, an array is not contiguous or has another shape, one that
+        is written is read-only or shares memory with another, or a cache has a capacity above the
+        model's `max_positions`. The call raises onnxruntime's error, and writes nothing, where
+        past_lengths and the new tokens exceed the capacity.
+
+    Examples
+    --------
+    >>> import numpy as np, onnxruntime
+    >>> from rope_cpu import RotaryEmbedding, export
+    >>> model = export.export_attention(
+    ...     RotaryEmbedding(16),
+    ...     num_heads=2,
+    ...     target="ort",
+    ...     cache="shared",
+    ...     layout="bshd",
+    ...     max_positions=64,
+    ... )
+    >>> session = onnxruntime.InferenceSession(
+    ...     model.SerializeToString(), providers=["CPUExecutionProvider"]
+    ... )
+    >>> feeds = {name: np.ones((1, 1, 2, 16), np.float32) for name in "qkv"}
+    >>> feeds |= {name: np.zeros((1, 2, 64, 16), np.float32) for name in ("past_key", "past_value")}
+    >>> feeds["past_lengths"] = np.zeros(1, np.int64)
+    >>> attention = np.empty((1, 1, 2, 16), np.float32)
+    >>> step = export.bind(session, feeds, {"attention": attention})
+    >>> for position in range(3):
+    ...     feeds["past_lengths"][:] = position
+    ...     step()
+    >>> int(feeds["past_value"].sum())  # 3 tokens of 2 heads of 16 ones
+    96
+    """
+    if not isinstance(session, onnxruntime.InferenceSession):
+        raise TypeError(
+            f"`session` is a {type(session).__name__}; it must be an onnxruntime.InferenceSession"
+        )
+    inputs = {value.name: value for value in session.get_inputs()}
+    results = {value.name: value for value in session.get_outputs()}
+    shared = _shared_buffers(inputs, results)
+    _check_names("feeds", feeds, inputs)
+    own_results = {name: value for name, value in results.items() if name not in shared}
+    _check_names("outputs", outputs, own_results)
+    for argument, arrays, declared in (
+        ("feeds", feeds, inputs),
+        ("outputs", outputs, own_results),
+    ):
+        for name, x in arrays.items():
+            _check_array(f"{argument}[{shown(name)}]", x, declared[name])
+    _check_capacities(session, feeds)
+    _check_written(feeds, outputs, tuple(shared.values()))
+    buffers = {present: feeds[past] for present, past in shared.items()}
+    return bind_arrays(session, feeds, {**outputs, **buffers})
+
+
+def _shared_buffers(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, str]:
+    """Return {present: past} of the shared caches; their declared shapes are equal."""
+    shared = {}
+    for name, value in inputs.items():
+        for past, present in PARTS.items():
+            output = outputs.get(name.removesuffix(past) + present)
+            if name.endswith(past) and output is not None and output.shape == value.shape:
+                shared[output.name] = name
+    return shared
+
+
+def _check_names(argument: str, arrays: Mapping[str, Array], declared: Mapping[str, Any]) -> None:
+    """Raise unless an argument is a mapping with exactly the names that the session declares."""
+    if not isinstance(arrays, Mapping):
+        raise TypeError(
+            f"`{argument}` is a {type(arrays).__name__}; it must be a mapping of names to arrays"
+        )
+    missing = [name for name in declared if name not in arrays]
+    unknown = [name for name in arrays if name not in declared]
+    if missing or unknown:
+        raise ValueError(
+            f"`{argument}` holds {shown(list(arrays))}; it must hold {cut(', '.join(declared))} "
+            "(present keys and values of a shared cache are those of the past)"
+        )
+
+
+def _check_array(name: str, x: object, declared: Any) -> None:
+    """Raise unless an array has the declared dtype and shape, and is C-contiguous."""
+    if not isinstance(x, np.ndarray):
+        raise TypeError(f"`{name}` is a {type(x).__name__}; it must be an array")
+    refuse_masked(name, x)
+    dtype = _dtype(declared.type)
+    if x.dtype != dtype:
+        raise TypeError(f"`{name}` has dtype {x.dtype}; it must be {dtype}")
+    sizes = zip(x.shape, declared.shape, strict=False)
+    fits = all(not isinstance(size, int) or n == size for n, size in sizes)
+    if x.ndim != len(declared.shape) or not fits:
+        raise ValueError(f"`{name}` has shape {x.shape}; it must be {tuple(declared.shape)}")
+    if not x.flags.c_contiguous:
+        raise ValueError(
+            f"`{name}` is not C-contiguous; give an array whose rows lie one after another"
+        )
+
+
+def _check_written(
+    feeds: Mapping[str, Array], outputs: Mapping[str, Array], caches: tuple[str, ...]
+) -> None:
+    """Raise ValueError where outputs or shared caches are read-only, or share memory.
+
+    onnxruntime has addresses only: it would write to a read-only array, and crash where the memory
+    itself cannot be written. caches: names of the feeds that are written.
+    """
+    arrays = {f"`feeds[{shown(name)}]`": x for name, x in feeds.items()}
+    arrays |= {f"`outputs[{shown(name)}]`": x for name, x in outputs.items()}
+    written = [f"`feeds[{shown(name)}]`" for name in caches]
+    written += [f"`outputs[{shown(name)}]`" for name in outputs]
+    for argument in written:
+        x = arrays[argument]
+        if not x.flags.writeable:
+            raise ValueError(f"{argument} is read-only, and each call writes to it; give a copy")
+        for other, y in arrays.items():
+            if other != argument and share_memory(x, y):
+                raise ValueError(
+                    f"{argument} shares memory with {other}, and each call writes to it; give each "
+                    "an array of its own"
+                )
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of a value as onnxruntime names it, such as tensor(float)."""
+    onnx_name = name.removeprefix("tensor(").removesuffix(")").upper()
+    return np.dtype(helper.tensor_dtype_to_np_dtype(getattr(TensorProto, onnx_name)))
+
+
+def _check_capacities(session: onnxruntime.InferenceSession, feeds: Mapping[str, Array]) -> None:
+    """Raise ValueError where a shared cache has more rows than the tables of its model."""
+    for key, text in session.get_modelmeta().custom_metadata_map.items():
+        if not key.endswith(OPTIONS_KEY):
+            continue
+        options = json.loads(text)
+        most = options.get("max_positions")
+        if options.get("cache") != "shared" or most is None:
+            continue
+        name = key.removesuffix(OPTIONS_KEY) + "past_key"
+        capacity = feeds[name].shape[2]
+        if capacity > most:
+            raise ValueError(
+                f"`feeds[{shown(name)}]` has shape {feeds[name].shape}, a capacity of {capacity}; "
+                f"the model has tables of {most} positions, so give at most that many rows"
+            )

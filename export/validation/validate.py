@@ -1,4 +1,4 @@
-"""validate: run a model under onnxruntime and compare it with the exact reference and NumPy."""
+"""validate: run a model under onnxruntime and compare it with the exact reference."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from ..files import MAX_PATH_BYTES
 from ..metadata import read_options
 from ..options import AttentionOptions, RopeOptions
 from .attention_check import AttentionCheck
-from .check import Check
-from .rope_check import RopeCheck
+from .check import Check, RopeCheck
+from .report import Outcome, Report
 from .session import open_session
-from .shared_cache_check import SharedCacheCheck
-from .validation_report import Outcome, Report
 
 # The largest seed.
 MAX_SEED = 2**128 - 1
@@ -94,7 +92,7 @@ def validate(
     except Exception as error:  # onnxruntime's errors have no common class of their own
         message = first_line(error)[-200:]
         failed = Outcome("load", seed, (), problem=f"onnxruntime cannot load it: {message}")
-        return Report(title, (static, failed), lambda outcome: {})
+        return Report(title, (static, failed))
     folder = os.path.dirname(source) if isinstance(source, str) else ""
     check = _build_check(session, rope, options, loaded, folder)
     outcomes = [check.outcome(case, seed) for case in check.cases()]
@@ -121,8 +119,7 @@ def _build_check(
                 f"`model` has no initializer '{options.name_prefix}{name}_weight', but its "
                 "metadata hold options for that projection"
             )
-    check = SharedCacheCheck if options.is_shared else AttentionCheck
-    return check(session, rope, options, arrays)
+    return AttentionCheck(session, rope, options, arrays)
 
 
 def _load(path: str) -> onnx.ModelProto:

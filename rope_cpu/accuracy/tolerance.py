@@ -58,25 +58,6 @@ def table_bound(
     return half_ulp(exact, dtype) + slack * attention_factor
 
 
-def beyond_rounding(error: Float64, bound: Float64, rounding: Float64) -> float:
-    """Return the largest error beyond the rounding of the result, relative to the rest of `bound`.
-
-    This is the largest max(0, error − rounding) / (bound − rounding), for rotated elements of
-    normal size (|result − exact| − ½ ulp) / (3·u·A·(|x_a| + |x_b|)). It is above 1 exactly if an
-    error is above its bound. Unlike error / bound it does not approach 1 for results of 16 bits,
-    whose error is that of their one rounding.
-
-    rounding: ½ ulp of each exact result; elements that are copied have a bound of 0 instead.
-    """
-    rounding = np.minimum(rounding, bound)
-    excess = np.maximum(error - rounding, 0.0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        fraction = np.where(excess == 0, 0.0, excess / (bound - rounding))
-    # The differences are rounded, so that the next number after a bound may seem to equal it.
-    fraction = np.where(error > bound, np.maximum(fraction, np.nextafter(1.0, 2.0)), fraction)
-    return float(fraction.max(initial=0.0))
-
-
 def compare(error: Float64, bound: Float64) -> tuple[float, float]:
     """Return the largest error, and the largest ratio of error to tolerance: above 1 is wrong."""
     with np.errstate(invalid="ignore", divide="ignore"):

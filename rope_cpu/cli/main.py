@@ -21,7 +21,7 @@ from rope_cpu.kernels.threads import read_variables
 COMMANDS = {
     "verify": (
         "rope_cpu.cli.verify",
-        "check that the NumPy kernels and ONNX models rotate alike and within tolerance",
+        "check that the NumPy kernels and ONNX models are within tolerance",
     ),
     "bench": (
         "rope_cpu.bench.cli",

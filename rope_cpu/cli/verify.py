@@ -1,27 +1,21 @@
-"""`rope-cpu verify`: check a prefill and a decode step by every implementation of the rotation."""
+"""`rope-cpu verify`: check the NumPy kernels and the ONNX exports of a config's rotations."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
+from shutil import get_terminal_size
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from rope_cpu.array_types import DTYPES
+from rope_cpu.arguments.texts import escaped
 from rope_cpu.cli.layer_rotations import LayerRotation, rotations_from_arguments
-from rope_cpu.cli.verify_attention import (
-    ATTENTION_DTYPES,
-    AttentionRow,
-    attention_operations,
-    attention_rows,
-)
-from rope_cpu.cli.verify_cases import Operation, Row, numpy_operation, onnx_operation, rows
-from rope_cpu.cli.verify_report import VerifiedLayers, json_report, print_report
+from rope_cpu.cli.verify_rows import TOKENS, Heads, Row, pairing, rows
 from rope_cpu.command_line import (
     UsageError,
     add_config_arguments,
@@ -29,22 +23,23 @@ from rope_cpu.command_line import (
     check_file,
     config_from_arguments,
     head_counts,
-    in_both_pairings,
     write_errors,
 )
 from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.warmup import compile_kernels, kernel_builds
 
-TOKENS = 512
 # Elements of q: eight times those of the largest models, and some 10 GB of references.
 LARGEST = 2**26
-TARGET_NAMES = ("primitive", "onnx", "ort")
-OPERATIONS: dict[str, Operation] = {
-    "numpy": numpy_operation,
-    **{target: partial(onnx_operation, target) for target in TARGET_NAMES},
-}
-ATTENTION_OPERATIONS = attention_operations(TARGET_NAMES)
-PAIRINGS = ("half-split", "interleaved")
+PACKAGES = ("rope-cpu", "numpy", "numba", "onnx", "onnxruntime")
+WIDTH = 100
+LEGEND = (
+    "max error: largest difference from the exact rotation, or from attention in float64. "
+    "of tolerance: largest share of the error allowed to an element, of a rotation ½ ulp + "
+    "3·u·A·(|a| + |b|); above 100 % a row fails. Results of 16 bits have most of it from their own "
+    "rounding. worst case: the case of that element. Those of ONNX are the cases of "
+    "`export.validate`, whose inputs reach thousands."
+)
+_STYLES = {"ok": "green", "FAIL": "bold red", "not offered": "yellow"}
+_HEADER = ("", "dtype", "pairing", "by", "max error", "of tolerance", "worst case", "")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,104 +47,98 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     add_pairing_arguments(parser)
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write the tables to a JSON file"
+        "--json", type=Path, metavar="FILE", help="also write the reports to a JSON file"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify each layer type of a config and print the tables.
+    """Verify each layer type of a config and print its table.
 
     Returns 1 if a row is out of tolerance, else 0.
     """
     if args.json is not None:
         check_file(args.json)
     config = config_from_arguments(args)
-    layers = [_unmeasured(config, rotation) for rotation in rotations_from_arguments(config, args)]
-    if all(group.rope is None for group in layers):
-        names = ", ".join(group.layer_type or "all layers" for group in layers)
-        raise UsageError(f"nothing to verify: {names} are not rotated")
-    layers = _measured_with_progress(layers)
     model = "Llama 3.1 8B" if args.config is None else str(args.config)
-    print_report(model, layers, TOKENS)
-    passed = all(group.passed for group in layers)
+    rotations = rotations_from_arguments(config, args)
+    heads = [_heads(config, rotation) for rotation in rotations]
+    if not any(heads):
+        names = ", ".join(rotation.layer_type or "all layers" for rotation in rotations)
+        raise UsageError(f"nothing to verify: {names} are not rotated")
+    layers: dict[str | None, list[Row]] = {}
+    for rotation, counts in zip(rotations, heads, strict=True):
+        with Console(stderr=True).status("verifying; the first run compiles kernels for a minute"):
+            found = list(rows(rotation.rope, counts)) if counts else []
+        _print_layers(model, rotation, counts, found)
+        layers[rotation.layer_type] = found
+    _print(LEGEND, style="dim")
     if args.json is not None:
-        text = json.dumps(json_report(model, layers, TOKENS, passed), indent=2, allow_nan=False)
-        with write_errors(args.json):
-            args.json.write_text(f"{text}\n", "utf-8")
-    return 0 if passed else 1
+        _write_json(args.json, model, layers)
+    failed = any(row.verdict == "FAIL" for found in layers.values() for row in found)
+    return 1 if failed else 0
 
 
-def _unmeasured(config: ModelConfig, rotation: LayerRotation) -> VerifiedLayers:
-    """Return a layer type without rows; raise UsageError if it cannot be verified."""
+def _heads(config: ModelConfig, rotation: LayerRotation) -> Heads | None:
+    """Return the numbers of heads, None without a rotation; raise UsageError for too many."""
     if not rotation.by_length:
-        return VerifiedLayers(rotation.layer_type)
+        return None
     heads = head_counts(config, rotation.layer_type)
-    rope = rotation.rope
-    if heads[0] * rope.head_dim * TOKENS > LARGEST:
+    head_dim = rotation.rope.head_dim
+    if heads[0] * head_dim * TOKENS > LARGEST:
         raise UsageError(
-            f"the config has {heads[0]} heads of {rope.head_dim} elements; "
+            f"the config has {heads[0]} heads of {head_dim} elements; "
             f"a prefill of {TOKENS} tokens of them is too large to verify"
         )
-    return VerifiedLayers(rotation.layer_type, rope, heads)
+    return heads
 
 
-def _measured_with_progress(layers: Sequence[VerifiedLayers]) -> list[VerifiedLayers]:
-    """Compile the kernels and measure all rows, with a progress bar on a terminal."""
-    console = Console(stderr=True)
-    rotated = sum(group.rope is not None for group in layers)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        _load_kernels(progress)
-        of_rotation = len(DTYPES) * len(PAIRINGS) * len(OPERATIONS)
-        of_attention = len(ATTENTION_DTYPES) * len(ATTENTION_OPERATIONS)
-        task = progress.add_task("rotating", total=rotated * (of_rotation + of_attention))
-        measured = []
-        for group in layers:
-            group_rows = []
-            for row in _rows(group):
-                group_rows.append(row)
-                text = f"{row.dtype} {row.pairing}, {row.operation}: {row.verdict}"
-                progress.update(task, advance=1, description=text)
-            attended = []
-            for attended_row in _attention_rows(group):
-                attended.append(attended_row)
-                text = f"attention, {attended_row.dtype}, {attended_row.operation}"
-                progress.update(task, advance=1, description=f"{text}: {attended_row.verdict}")
-            measured.append(replace(group, rows=group_rows, attention=attended))
-    return measured
-
-
-def _rows(group: VerifiedLayers) -> Iterator[Row]:
-    """Measure a layer type in both pairings; yield nothing if it is not rotated."""
-    if group.rope is None:
+def _print_layers(
+    model: str, rotation: LayerRotation, heads: Heads | None, found: Sequence[Row]
+) -> None:
+    """Print what a layer type rotates, the table of its rows, and why others are not offered."""
+    name = model if rotation.layer_type is None else f"{model}, {rotation.layer_type}"
+    if heads is None:
+        _print(escaped(f"{name}: not rotated\n"), markup=False)
         return
-    ropes = dict(zip(PAIRINGS, in_both_pairings(group.rope.spec), strict=True))
-    yield from rows(ropes, group.heads, TOKENS, OPERATIONS)
+    rope = rotation.rope
+    facts = f"rope type {rope.rope_type}, {rope.rotary_dim} of {rope.head_dim} elements rotated"
+    facts += f" in {pairing(rope)} pairs; q ({heads[0]} heads) and k ({heads[1]})"
+    _print(escaped(f"{name}: {facts}"), markup=False)
+    _print("")
+    _print(_table(found))
+    _print("")
+    refusals = {f"not offered by {row.by}: {row.refused}": None for row in found if row.refused}
+    for line in refusals:
+        _print(escaped(line), markup=False, style=_STYLES["not offered"])
 
 
-def _attention_rows(group: VerifiedLayers) -> Iterator[AttentionRow]:
-    """Measure a decode step of attention in the layers' own pairing; nothing if not rotated."""
-    if group.rope is not None:
-        yield from attention_rows(group.rope, group.heads, ATTENTION_OPERATIONS)
+def _print(content: str | Table, **options: Any) -> None:
+    """Print by rich; captured, since it would end the process if the reader stops reading."""
+    console = Console(highlight=False, width=min(WIDTH, get_terminal_size((WIDTH, 0)).columns))
+    with console.capture() as captured:
+        console.print(content, **options)
+    print(captured.get(), end="", flush=True)
 
 
-def _load_kernels(progress: Progress) -> None:
-    dtypes = list(DTYPES)
-    builds = kernel_builds(dtypes)
-    task = progress.add_task("loading kernels", total=len(builds))
-    announced = False
-    for kernel in compile_kernels(builds):
-        if kernel.compiled and not announced:
-            progress.console.print(
-                "compiling kernels: this takes up to a minute, once for this machine"
-            )
-            announced = True
-        progress.update(task, advance=1, description=kernel.name)
-    progress.remove_task(task)
+def _table(found: Sequence[Row]) -> Table:
+    """Return the table of the rows that are offered."""
+    table = Table(*_HEADER, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for row in found:
+        if row.report is not None:
+            worst = row.report.worst
+            labels = (row.part, row.dtype, row.pairing, row.by)
+            figures = (f"{row.report.max_abs_error:.2e}", f"{worst.ratio:.1%}", worst.case)
+            table.add_row(*labels, *figures, f"[{_STYLES[row.verdict]}]{row.verdict}[/]")
+    return table
+
+
+def _write_json(path: Path, model: str, layers: dict[str | None, list[Row]]) -> None:
+    """Write the rows of each layer type, with the outcomes of their reports."""
+    entries = [
+        {"layer_type": name, "rows": [row.as_dict() for row in found]}
+        for name, found in layers.items()
+    ]
+    versions = {package: version(package) for package in PACKAGES}
+    content = {"model": model, "versions": versions, "layers": entries}
+    with write_errors(path):
+        path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", "utf-8")

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from rope_cpu.cli import main as cli
-from rope_cpu.cli import verify
+from rope_cpu.cli import verify_rows
 
 LLAMA = {
     "embedding_length": 64,
@@ -94,7 +94,7 @@ def test_export_of_attention_needs_the_config(run, model, tmp_path):
 
 
 def test_verify_takes_the_heads_of_the_file(run, model, monkeypatch):
-    monkeypatch.setattr(verify, "TOKENS", 64)
+    monkeypatch.setattr(verify_rows, "TOKENS", 64)
     code, lines = run("verify", model)
     assert code == 0
     assert any("4 query heads" in line or "4 heads" in line for line in lines), lines

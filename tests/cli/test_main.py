@@ -139,8 +139,10 @@ def test_a_defect_is_no_usage_error(monkeypatch):
 
 WORDY = ["warmup float32", "show", "verify", "bench decode-8/float32 --no-peers"]
 QUICKLY = (
-    "import sys; from rope_cpu.cli import main as cli, verify, verify_cases\n"
-    "verify.TOKENS, verify_cases.TIMED_CALLS = 16, 1\n"
+    "import sys; from rope_cpu.cli import main as cli, verify_rows\n"
+    "verify_rows.TOKENS = 16\n"
+    "verify_rows.DTYPES = {{'float32': verify_rows.DTYPES['float32']}}\n"
+    "verify_rows.ATTENTION_DTYPES = ()\n"
     "sys.argv[1:] = {words!r}.split()\n"
     "sys.exit(cli.main())"
 )

@@ -14,7 +14,7 @@ from safetensors_files import write_safetensors
 
 from rope_cpu.arguments.texts import MAX_CHARACTERS, cut, escaped, shown
 from rope_cpu.cli import main as cli
-from rope_cpu.cli import verify
+from rope_cpu.cli import verify, verify_rows
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -90,8 +90,7 @@ COMMANDS = (
 def _brief(monkeypatch, tmp_path):
     """No rotation is measured or written: names are printed before."""
     monkeypatch.chdir(tmp_path)
-    for name in ("rows", "attention_rows"):
-        monkeypatch.setattr(verify, name, lambda *_: ())
+    monkeypatch.setattr(verify, "rows", lambda *_: ())
 
 
 @pytest.mark.usefixtures("_brief")
@@ -180,9 +179,8 @@ def test_safetensors_files(printed, tmp_path):
 def test_our_own_colours_are_printed(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr(verify, "TOKENS", 2)
-    monkeypatch.setattr(verify, "OPERATIONS", {"numpy": verify.OPERATIONS["numpy"]})
-    monkeypatch.setattr(verify, "attention_rows", lambda *_: ())
+    monkeypatch.setattr(verify_rows, "TOKENS", 2)
+    monkeypatch.setattr(verify_rows, "TARGETS", {})
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS["layers"]))
     assert cli.main(["verify", "--half", str(file)]) == 0

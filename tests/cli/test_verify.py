@@ -2,286 +2,209 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from rope_cpu import RotaryEmbedding
 from rope_cpu.cli import main as cli
-from rope_cpu.cli import verify, verify_report
-from rope_cpu.cli import verify_cases as cases
+from rope_cpu.cli import verify_rows
+from rope_cpu.export.targets import TARGETS
+
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+LLAMA |= {"num_key_value_heads": 2, "rope_theta": 1e4, "max_position_embeddings": 2048}
+GEMMA = {"model_type": "gemma3_text", "head_dim": 16, "rope_local_base_freq": 1e4}
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """A short prefill, and no more timing than it takes to have a figure."""
-    monkeypatch.setattr(verify, "TOKENS", 16)
-    monkeypatch.setattr(cases, "TIMED_CALLS", 1)
+@pytest.fixture
+def run(tmp_path, capsys, monkeypatch):
+    """A function that verifies a changed config with a short prefill.
+
+    It returns the exit code, the output with single spaces, and the layers in the JSON file.
+    """
+    monkeypatch.setattr(verify_rows, "TOKENS", 16)
+
+    def run(*arguments, **changes):
+        (tmp_path / "config.json").write_text(json.dumps(LLAMA | changes))
+        file = tmp_path / "report.json"
+        file.unlink(missing_ok=True)
+        code = cli.main(["verify", str(tmp_path), "--json", str(file), *arguments])
+        out, err = capsys.readouterr()
+        report = json.loads(file.read_text()) if file.exists() else {"layers": []}
+        layers = {layer["layer_type"]: layer["rows"] for layer in report["layers"]}
+        return SimpleNamespace(code=code, out=" ".join(out.split()), err=err, layers=layers)
+
+    return run
 
 
-def verified(tmp_path, capsys):
-    """Verify the default config; return the text and the rows of the JSON file."""
-    file = tmp_path / "report.json"
-    assert cli.main(["verify", "--json", str(file)]) == 0
-    return capsys.readouterr().out, json.loads(file.read_text())
+@pytest.fixture
+def one_dtype(monkeypatch):
+    """Rotation and attention in float32 alone."""
+    monkeypatch.setattr(verify_rows, "DTYPES", {"float32": np.dtype(np.float32)})
+    monkeypatch.setattr(verify_rows, "ATTENTION_DTYPES", ("float32",))
 
 
-def rows(report):
-    return [row for layers in report["layers"] for row in layers["rows"]]
+def one_line(found, *words):
+    assert found.code == 2
+    assert found.out == ""
+    assert found.err.startswith("rope-cpu: ")
+    assert found.err.count("\n") == 1
+    assert all(text in found.err for text in words)
 
 
-def test_the_report_describes_the_rotation(tmp_path, capsys):
-    out, report = verified(tmp_path, capsys)
-    assert "\x1b" not in out
-    assert max(map(len, out.splitlines())) <= 100
-    assert report["passed"]
-    (layers,) = report["layers"]
-    assert (layers["heads"], layers["kv_heads"], layers["rope_type"]) == (32, 8, "llama3")
-    assert (layers["layer_type"], layers["rotated"], layers["passed"]) == (None, True, True)
-    assert len(layers["rows"]) == 4 * 2 * 4
+def test_a_row_for_numpy_and_for_each_target(run):
+    found = run()
+    assert found.code == 0
+    (rows,) = found.layers.values()
+    ways = ["numpy", *TARGETS]
+    assert [row["by"] for row in rows if row["part"] == "rotation"] == 8 * ways
+    assert [row["by"] for row in rows if row["part"] == "attention"] == 2 * ways
+    offered = [row for row in rows if row["verdict"] != "not offered"]
+    for row in offered:
+        assert row["verdict"] == "ok"
+        worst = max(outcome["ratio"] for outcome in row["report"])
+        assert 0 < worst <= 1
+        shown = f"{row['part']} {row['dtype']} {row['pairing']} {row['by']} [^ ]+ "
+        assert re.search(f"{shown}{worst:.1%} [^%]* ok", found.out)
+    for row in rows:
+        assert row["refused"] in found.out
+    assert "16 of 16 elements rotated in half-split pairs; q (4 heads) and k (2)" in found.out
 
 
-def test_table_and_json_say_the_same(tmp_path, capsys):
-    out, report = verified(tmp_path, capsys)
-    lines = [line.split() for line in out.splitlines() if line.startswith(("float", "bfloat"))]
-    table = [line for line in lines if line[1] in verify.PAIRINGS]
-    offered = [row for row in rows(report) if row["verdict"] != "not offered"]
-    assert [line[:3] for line in table] == [
-        [row["dtype"], row["pairing"], row["way"]] for row in offered
-    ]
-    for line, row in zip(table, offered, strict=True):
-        assert line[-1] == row["verdict"] == "ok"
-        assert float(line[3]) == pytest.approx(row["max_error"], rel=0.01)
-        assert float(line[4]) == pytest.approx(100 * row["beyond_rounding"], abs=0.1)
-
-
-def test_a_decode_step_of_attention_is_verified(tmp_path, capsys):
-    out, report = verified(tmp_path, capsys)
-    assert "attention of a decode step after 63 cached tokens" in out
-    (layers,) = report["layers"]
-    found = layers["attention"]
-    ways = ["numpy", *verify.TARGET_NAMES]
-    assert [(row["dtype"], row["way"]) for row in found] == [
-        (dtype, way) for dtype in ("float32", "bfloat16") for way in ways
-    ]
-    assert {row["verdict"] for row in found} == {"ok"}
-    for row in found:
-        # Half a unit in the last place of bfloat16 results below 2, and the roundings before it.
-        largest = 2e-6 if row["dtype"] == "float32" else 2.0**-8 + 2.0**-12
-        assert 0 < row["max_error"] <= largest
-        assert 0 < row["of_tolerance"] <= 1
-        assert row["from_numpy"] <= 2 * largest
-
-
-def test_wrong_attention_fails(monkeypatch, tmp_path, capsys):
-    operations = {
-        **verify.ATTENTION_OPERATIONS,
-        "numpy": ("primitive", lambda check, inputs: 1.001 * attended(check, inputs)),
-    }
-    attended = verify.ATTENTION_OPERATIONS["numpy"][1]
-    monkeypatch.setattr(verify, "ATTENTION_OPERATIONS", operations)
-    assert cli.main(["verify", "--json", str(tmp_path / "r.json")]) == 1
-    assert re.search(r"float32 +numpy .* FAIL", capsys.readouterr().out)
-    found = json.loads((tmp_path / "r.json").read_text())["layers"][0]["attention"]
-    assert [row["verdict"] for row in found][:2] == ["FAIL", "ok"]
-
-
-def test_refused_operations_are_listed_with_the_reason(tmp_path, capsys):
-    out, report = verified(tmp_path, capsys)
-    refused = [row for row in rows(report) if "refused" in row]
-    assert all(row["refused"] in " ".join(out.split()) for row in refused)
-    # float64 has no kernel behind either operator; the elementary ops have.
-    names = {(row["dtype"], row["way"]) for row in refused}
-    assert names == {("float64", "onnx"), ("float64", "ort")}
-
-
-def test_exit_code_1_where_a_row_fails(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(cases.reference.Exact, "error", lambda self, x: np.full(x.shape, np.inf))
-    assert cli.main(["verify", "--json", str(tmp_path / "r.json")]) == 1
-    assert re.search(r"float32 +half-split +numpy +inf +inf +.* FAIL", capsys.readouterr().out)
-    report = json.loads((tmp_path / "r.json").read_text())
-    assert not report["passed"]
-    assert rows(report)[0]["max_error"] == "inf"
-
-
-def config(tmp_path, **changes):
-    file = tmp_path / "config.json"
-    keys = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    file.write_text(
-        json.dumps({**keys, "rope_theta": 1e4, "max_position_embeddings": 2048} | changes)
-    )
-    return file
-
-
-def test_a_config_of_ones_own(tmp_path, capsys):
-    file = config(tmp_path)
-    assert cli.main(["verify", str(file)]) == 0
-    out = capsys.readouterr().out
-    expected = f"{file}: rope type default, 16 of 16 elements rotated in half-split pairs"
-    assert "".join(expected.split()) in "".join(out.split())  # lines are wrapped, also within paths
-    assert "q (4 heads) and k (2)" in out
-
-
-GEMMA = {
-    "model_type": "gemma3_text",
-    "head_dim": 16,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 1e4,
-}
-
-
-def headings(out):
-    """Return the layer type of each heading; lines are wrapped, also within paths."""
-    return re.findall(r"config.json,([a-z_]+):", "".join(out.split()))
-
-
-def test_layers_that_differ_are_verified_in_turn(tmp_path, capsys):
-    file = config(tmp_path, **GEMMA)
-    json_file = tmp_path / "report.json"
-    assert cli.main(["verify", str(file), "--json", str(json_file)]) == 0
-    out = capsys.readouterr().out
-    types = ["sliding_attention", "full_attention"]
-    assert headings(out) == types
-    assert "72 ok, 8 not offered" in out
-    report = json.loads(json_file.read_text())
-    assert [layers["layer_type"] for layers in report["layers"]] == types
-    assert [len(layers["rows"]) for layers in report["layers"]] == [32, 32]
-
-
-def test_one_of_the_layer_types(tmp_path, capsys):
-    file = config(tmp_path, **GEMMA)
-    assert cli.main(["verify", str(file), "--layer-type", "sliding_attention"]) == 0
-    assert headings(capsys.readouterr().out) == ["sliding_attention"]
-    assert cli.main(["verify", str(file), "--layer-type", "nope"]) == 2
-    one_line(capsys, "nope", "sliding_attention", "full_attention")
-
-
-def test_one_failing_layer_type_fails_all(monkeypatch, tmp_path, capsys):
-    def rows_of(ropes, *arguments):
-        beyond = 0.5 if ropes["half-split"].inv_freq[1] < 0.2 else 1.5  # full attention: 1e6^-1/8
-        figures = cases.Figures(1e-7, beyond, 0.0, 1e-6, 1e-6)
-        return [cases.Row("float32", "half-split", "numpy", figures)]
-
-    monkeypatch.setattr(verify, "rows", rows_of)
-    json_file = tmp_path / "r.json"
-    file = config(tmp_path, **GEMMA)
-    assert cli.main(["verify", str(file), "--json", str(json_file)]) == 1
-    assert "17 ok, 1 FAIL" in capsys.readouterr().out
-    report = json.loads(json_file.read_text())
-    assert not report["passed"]
-    assert [layers["passed"] for layers in report["layers"]] == [False, True]
-
-
-def test_layers_that_are_not_rotated_are_named(tmp_path, capsys):
-    file = config(tmp_path, model_type="cohere2", num_hidden_layers=4)
-    json_file = tmp_path / "report.json"
-    assert cli.main(["verify", str(file), "--json", str(json_file)]) == 0
-    out = capsys.readouterr().out
-    assert "full_attention:notrotated" in "".join(out.split())
-    assert "36 ok, 4 not offered" in out
-    unrotated = [
-        layers for layers in json.loads(json_file.read_text())["layers"] if not layers["rotated"]
-    ]
-    assert [(layers["layer_type"], layers["rows"]) for layers in unrotated] == [
-        ("full_attention", [])
-    ]
-    assert cli.main(["verify", str(file), "--layer-type", "full_attention"]) == 2
-    one_line(capsys, "full_attention", "not rotated")
-
-
-def test_a_model_of_unknown_type_needs_the_pairing(tmp_path, capsys):
-    file = str(config(tmp_path, model_type="mystery"))
-    assert cli.main(["verify", file]) == 2
-    one_line(capsys, "'mystery'", "give --interleaved for pairs (2i, 2i+1), --half for (i, i+n)")
-    for option, pairs in (("--half", "half-split"), ("--interleaved", "interleaved")):
-        assert cli.main(["verify", file, option]) == 0
-        assert f"in {pairs} pairs" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize(
-    ("fraction", "text"),
-    [(0.9999999, "99.9 %"), (1.0, "100.0 %"), (1.0000001, "100.1 %"), (np.inf, "inf")],
-)
-def test_percentages_are_rounded_towards_the_verdict(fraction, text):
-    assert verify_report._percentage(fraction) == text
-
-
-def test_a_model_whose_pairing_cannot_be_overruled(tmp_path, capsys):
-    file = tmp_path / "config.json"
-    keys = {"_class_name": "FluxTransformer2DModel", "num_attention_heads": 2}
-    file.write_text(json.dumps({**keys, "attention_head_dim": 128}))
-    assert cli.main(["verify", str(file)]) == 0
-    assert "in interleaved pairs" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"num_attention_heads": None, "head_dim": 16, "model_type": "x"}, "`model_type` is 'x'"),
-        ({"model_type": "falcon_h2", "n_head": 0}, "`model_type` is 'falcon_h2'"),
-        (
-            {"head_dim": 16, "num_attention_heads": "x"},
-            "`num_attention_heads` is 'x'; it must be an integer",
-        ),
-        (
-            {"head_dim": 16, "num_attention_heads": [8, 8]},
-            "`num_attention_heads` is [8, 8]; it must be an integer",
-        ),
-        ({"num_key_value_heads": 0}, "`num_key_value_heads` is 0; it must be at least 1"),
-        ({"rope_scaling": {"rope_type": "nope", "factor": 2.0}}, "nope"),
-        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
-    ],
-)
-def test_a_bad_config_is_one_line(changes, words, tmp_path, capsys):
-    assert cli.main(["verify", str(config(tmp_path, **changes))]) == 2
-    one_line(capsys, words)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("{", "is not valid JSON"), ("[1]", "holds a list"), (None, "which is neither a file nor")],
-)
-def test_a_bad_file_is_one_line(text, words, tmp_path, capsys):
-    file = tmp_path / "config.json"
-    if text is not None:
-        file.write_text(text)
-    assert cli.main(["verify", str(file)]) == 2
-    one_line(capsys, words, str(file))
-
-
+@pytest.mark.usefixtures("one_dtype")
 def test_the_table_fits_eighty_columns(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(verify_rows, "TOKENS", 16)
     assert cli.main(["verify"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    out = capsys.readouterr().out
+    assert "Llama 3.1 8B: rope type llama3" in out
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
-def test_json_that_cannot_be_written_after_all_costs_no_table(tmp_path, capsys):
-    assert cli.main(["verify", "--json", "/proc/no.json"]) == 2
-    captured = capsys.readouterr()
-    assert "36 ok" in captured.out
-    assert (
-        captured.err.splitlines()[-1]
-        == "rope-cpu: cannot write /proc/no.json: No such file or directory"
-    )
+@pytest.mark.usefixtures("one_dtype")
+def test_layers_that_differ_are_verified_in_turn(run):
+    types = ["sliding_attention", "full_attention"]
+    found = run(**GEMMA)
+    assert list(found.layers) == types
+    assert [found.out.count(f", {name}:") for name in types] == [1, 1]
+    assert list(run("--layer-type", types[0], **GEMMA).layers) == types[:1]
+    one_line(run("--layer-type", "nope", **GEMMA), "nope", *types)
 
 
-def test_json_into_a_folder(tmp_path, capsys):
-    assert cli.main(["verify", "--json", str(tmp_path)]) == 2
-    one_line(capsys, "it is a folder")
+@pytest.mark.usefixtures("one_dtype")
+def test_layers_that_are_not_rotated_are_named(run):
+    changes = {"model_type": "cohere2", "num_hidden_layers": 4}
+    found = run(**changes)
+    assert found.code == 0
+    assert "full_attention: not rotated" in found.out
+    assert found.layers["full_attention"] == []
+    one_line(run("--layer-type", "full_attention", **changes), "full_attention", "not rotated")
 
 
-def test_json_into_no_folder(tmp_path, capsys):
-    assert cli.main(["verify", "--json", str(tmp_path / "no" / "x.json")]) == 2
-    one_line(capsys, "cannot write")
+@pytest.mark.usefixtures("one_dtype")
+def test_a_model_of_unknown_type_needs_the_pairing(run):
+    words = "give --interleaved for pairs (2i, 2i+1), --half for (i, i+n)"
+    one_line(run(model_type="mystery"), "'mystery'", words)
+    for option, pairs in (("--half", "half-split"), ("--interleaved", "interleaved")):
+        assert f"in {pairs} pairs" in run(option, model_type="mystery").out
 
 
-def one_line(capsys, *words):
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("rope-cpu: ")
-    assert captured.err.count("\n") == 1
-    assert all(text in captured.err for text in words)
+def sixteen_ulps(q, k):
+    bits = {2: np.int16, 4: np.int32, 8: np.int64}[k.itemsize]
+    k.view(bits)[0, -1, 1, 0] += 16
+
+
+def unrotated_elements(q, k):
+    q[0, 0, 0, 7] += np.asarray(0.5, q.dtype)
+
+
+def not_a_number(q, k):
+    q[0, -1, 3, 2] = np.nan
+
+
+def swapped_heads(q, k):
+    q[:] = q[:, :, ::-1].copy()
+
+
+def decode_step_alone(q, k):
+    if q.shape[1] == 1:
+        k[0, 0, 0, 0] = 0
+
+
+FAULTS = (sixteen_ulps, unrotated_elements, not_a_number, swapped_heads, decode_step_alone)
+
+
+@pytest.mark.parametrize("spoil", FAULTS)
+def test_a_fault_of_the_rotation_fails(spoil, dtype, interleaved, monkeypatch):
+    monkeypatch.setattr(verify_rows, "TOKENS", 40)
+    frequencies = [1.0, 0.1, 0.01]
+    rope = RotaryEmbedding.from_inv_freq(frequencies, head_dim=8, interleaved=interleaved)
+    assert verify_rows.numpy_rotation(rope, (4, 2), dtype).passed
+    right = RotaryEmbedding.__call__
+
+    def wrong(self, q, k, ids):
+        results = right(self, q, k, ids)
+        spoil(*results)
+        return results
+
+    monkeypatch.setattr(RotaryEmbedding, "__call__", wrong)
+    assert not verify_rows.numpy_rotation(rope, (4, 2), dtype).passed
+
+
+def test_several_axes_and_heads_with_frequencies_of_their_own(dtype):
+    inv_freq = [[[1.0, 0.0], [0.5, 0.1]], [[0.0, 0.3], [0.2, 0.7]]]  # (axes, heads, pairs)
+    rope = RotaryEmbedding.from_inv_freq(inv_freq)
+    assert verify_rows.numpy_rotation(rope, (4, 2), dtype).passed
+
+
+@pytest.mark.usefixtures("one_dtype")
+def test_attention_of_tokens_with_coordinates_is_that_of_numpy():
+    found = list(verify_rows.rows(RotaryEmbedding.axial(16, 2), (4, 2)))
+    assert {row.by for row in found if "coordinates" in row.refused} == set(TARGETS)
+    assert {row.verdict for row in found if not row.refused} == {"ok"}
+
+
+@pytest.mark.usefixtures("one_dtype")
+@pytest.mark.parametrize("factor", [1.0001, np.nan])
+def test_wrong_attention_fails(factor, run, monkeypatch):
+    right = verify_rows.attention
+    monkeypatch.setattr(verify_rows, "attention", lambda *arguments: factor * right(*arguments))
+    found = run()
+    assert found.code == 1
+    (rows,) = found.layers.values()
+    assert {row["by"]: row["verdict"] for row in rows if row["part"] == "attention"} == {
+        "numpy": "FAIL",
+        **dict.fromkeys(TARGETS, "ok"),
+    }
+    assert re.search(r"attention float32 half-split numpy .* FAIL attention", found.out)
+
+
+BAD_CONFIGS = [
+    ({"num_attention_heads": None, "head_dim": 16, "model_type": "x"}, "`model_type` is 'x'"),
+    ({"head_dim": 16, "num_attention_heads": "x"}, "`num_attention_heads` is 'x'"),
+    ({"head_dim": 16, "num_attention_heads": [8, 8]}, "`num_attention_heads` is [8, 8]"),
+    ({"num_key_value_heads": 0}, "`num_key_value_heads` is 0; it must be at least 1"),
+    ({"rope_scaling": {"rope_type": "nope", "factor": 2.0}}, "nope"),
+    ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), BAD_CONFIGS)
+def test_a_bad_config_is_one_line(changes, words, run):
+    one_line(run(**changes), words)
+
+
+@pytest.mark.usefixtures("one_dtype")
+def test_json_that_cannot_be_written_after_all_costs_no_table(run):
+    found = run("--json", "/proc/no.json")
+    assert found.code == 2
+    assert "numpy" in found.out
+    expected = "rope-cpu: cannot write /proc/no.json: No such file or directory"
+    assert found.err.splitlines()[-1] == expected
+
+
+@pytest.mark.parametrize(("place", "words"), [("", "a folder"), ("no/x.json", "cannot write")])
+def test_json_into_no_file(place, words, run, tmp_path):
+    one_line(run("--json", str(tmp_path / place)), words)

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 import rope_cpu
 from rope_cpu import export, positions
 from rope_cpu.cli import main as cli
-from rope_cpu.cli import verify
+from rope_cpu.cli import verify_rows
 from rope_cpu.configs.diffusers.config import BUILDERS, REFUSED
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +97,7 @@ def commands():
 @pytest.mark.parametrize("command", commands())
 def test_shell_lines(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verify, "TOKENS", 64)
+    monkeypatch.setattr(verify_rows, "TOKENS", 64)
     assert cli.main(shlex.split(command)[1:]) == 0
     assert capsys.readouterr().out
 

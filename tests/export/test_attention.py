@@ -261,7 +261,8 @@ def with_node_before_output(model, name, op, value):
 
 @pytest.mark.parametrize("name", ["present_key", "present_value"])
 @pytest.mark.parametrize(
-    ("op", "value"), [("Mul", np.float32("nan")), ("Mul", np.float32(1.001)), ("Gather", [0, 0])]
+    ("op", "value"),
+    [("Mul", np.float32(factor)) for factor in ("nan", "inf", 1.001)] + [("Gather", [0, 0])],
 )
 def test_validate_finds_wrong_keys_and_values(name, op, value):
     """Single tokens show them in no result: the cache is not read again."""

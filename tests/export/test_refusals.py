@@ -61,7 +61,7 @@ ROPE = [
     (rope(dtype="foo"), TypeError, "`dtype` is 'foo'"),
     (rope(dtype="x" * 10**6), TypeError, "`dtype` is 'xxx"),
     (rope(dtype={"a": 1}), TypeError, "`dtype` is {'a': 1}"),
-    (rope(opset=22), ValueError, "`opset` is 22; target 'onnx' is written in opsets 23 to 24"),
+    (rope(opset=22), ValueError, "`opset` is 22; it must be from 23 to 24, the opsets of target"),
     (rope(opset=23.0), TypeError, "`opset` is 23.0; it must be an integer"),
     (rope(opset=HUGE), ValueError, "`opset` is an integer of"),
     (rope(BY_HEAD), ValueError, "frequencies for 4 heads; target"),
@@ -170,10 +170,10 @@ ATTENTION = [
     (shared(target="ort", cache_dtype="uint8"), TypeError, "`cache_dtype` is uint8"),
     (ort(batch_chunks=True), ValueError, "`batch_chunks` is True, but with target"),
     (shared(batch_chunks=False), ValueError, "`batch_chunks` is False, but with target 'onnx'"),
-    (shared(opset=23), ValueError, "`opset` is 23; target 'onnx' is written in opsets 24 to 24"),
+    (shared(opset=23), ValueError, "`opset` is 23; it must be from 24 to 24, the opsets of target"),
     (ort(cache="shared", dtype=np.float16), ValueError, "`dtype` is float16, but"),
     (ort(cache="shared", max_positions=None, cache_dtype="int8"), ValueError, "`max_positions` is"),
-    (ort(opset=7, mask="bool", cache="shared"), ValueError, "`opset` is 7; target 'ort' is writt"),
+    (ort(opset=7, mask="bool", cache="shared"), ValueError, "`opset` is 7; it must be from"),
 ]
 FILES = [
     (lambda: export.save(MODEL, "x" * 300), ValueError, "`path` is 'xxx"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rope_cpu import set_num_threads
 from rope_cpu.array_types import DTYPES
 from rope_cpu.cli import main as cli
-from rope_cpu.cli import verify, verify_cases
+from rope_cpu.cli import verify_rows
 from rope_cpu.export.targets import TARGETS
 from rope_cpu.kernels import threads
 
@@ -114,8 +114,9 @@ def command_lines(draw):
 @pytest.fixture
 def _brief(monkeypatch):
     """Verify little, and keep the number of threads."""
-    monkeypatch.setattr(verify, "TOKENS", 4)
-    monkeypatch.setattr(verify_cases, "TIMED_CALLS", 1)
+    monkeypatch.setattr(verify_rows, "TOKENS", 4)
+    monkeypatch.setattr(verify_rows, "DTYPES", {"float32": verify_rows.DTYPES["float32"]})
+    monkeypatch.setattr(verify_rows, "ATTENTION_DTYPES", ("float32",))
     monkeypatch.setattr(threads, "limit", threads.limit)
 
 

@@ -74,14 +74,8 @@ def ours(layer, rope, hidden, dtype, options, offset):
         batch = rope_cpu.Batch(seq_lens=[stop], query_lens=[new], page_table=table, page_size=16)
         plan = rope.plan(batch.cache_position, layout="thd")
         x = hidden[0, stop - new : stop]
-        q, k, v = (
-            getattr(layer, f"{name}_proj")(x)
-            .detach()
-            .numpy()
-            .astype(np.float32)
-            .reshape(new, -1, HEAD_DIM)
-            for name in "qkv"
-        )
+        projected = (getattr(layer, f"{name}_proj")(x).float().detach() for name in "qkv")
+        q, k, v = (rows.numpy().reshape(new, -1, HEAD_DIM) for rows in projected)
         q_rot = plan.append(q, k, v, cache, batch, **norms(layer, offset))
         results.append(rope_cpu.attention(q_rot, cache, batch, **options))
     y = torch.from_numpy(np.concatenate(results)).double().reshape(TOKENS, -1)

@@ -25,20 +25,21 @@ with warnings.catch_warnings():  # of packages that diffusers imports
     from diffusers.models.attention_processor import MochiAttnProcessor2_0
 pytestmark = pytest.mark.peers
 
+LIKE_FLUX = (
+    *("FluxTransformer2DModel", "FluxControlNetModel", "ChromaTransformer2DModel"),
+    *("LongCatImageTransformer2DModel", "OvisImageTransformer2DModel"),
+    *("BriaTransformer2DModel", "BriaFiboTransformer2DModel"),
+)
+LIKE_WAN = (
+    *("WanTransformer3DModel", "WanVACETransformer3DModel", "WanAnimateTransformer3DModel"),
+    *("SkyReelsV2Transformer3DModel", "ChronoEditTransformer3DModel"),
+)
+z_image = partial(adjacent.of_complex_table, processor="ZSingleStreamAttnProcessor")
+fibo2 = partial(adjacent.of_complex_table, processor="BriaFibo2AttnProcessor")
+
 # From a class to the function that has it rotate.
 CLASSES = {
-    **dict.fromkeys(
-        (
-            "FluxTransformer2DModel",
-            "FluxControlNetModel",
-            "ChromaTransformer2DModel",
-            "LongCatImageTransformer2DModel",
-            "OvisImageTransformer2DModel",
-            "BriaTransformer2DModel",
-            "BriaFiboTransformer2DModel",
-        ),
-        adjacent.of_ids,
-    ),
+    **dict.fromkeys(LIKE_FLUX, adjacent.of_ids),
     "Krea2Transformer2DModel": partial(adjacent.of_ids, module="rotary_emb"),
     "Flux2Transformer2DModel": partial(adjacent.of_ids, axes=4),
     "Flux3Transformer2DModel": partial(adjacent.of_ids, axes=4),
@@ -52,12 +53,8 @@ CLASSES = {
     "HunyuanVideo15Transformer3DModel": adjacent.of_video,
     "HunyuanVideoFramepackTransformer3DModel": adjacent.framepack,
     "MotifVideoTransformer3DModel": adjacent.of_video,
-    "ZImageTransformer2DModel": partial(
-        adjacent.of_complex_table, processor="ZSingleStreamAttnProcessor"
-    ),
-    "BriaFibo2Transformer2DModel": partial(
-        adjacent.of_complex_table, processor="BriaFibo2AttnProcessor"
-    ),
+    "ZImageTransformer2DModel": z_image,
+    "BriaFibo2Transformer2DModel": fibo2,
     "Lumina2Transformer2DModel": adjacent.lumina2,
     "JoyImageEditTransformer3DModel": adjacent.joy,
     "JoyImageEditPlusTransformer3DModel": adjacent.joy_plus,
@@ -66,16 +63,7 @@ CLASSES = {
     "Kandinsky5Transformer3DModel": adjacent.kandinsky5,
     "Kandinsky6Transformer3DModel": adjacent.kandinsky6,
     "Kandinsky6SRTransformer3DModel": adjacent.kandinsky6,
-    **dict.fromkeys(
-        (
-            "WanTransformer3DModel",
-            "WanVACETransformer3DModel",
-            "WanAnimateTransformer3DModel",
-            "SkyReelsV2Transformer3DModel",
-            "ChronoEditTransformer3DModel",
-        ),
-        adjacent.wan,
-    ),
+    **dict.fromkeys(LIKE_WAN, adjacent.wan),
     "AnyFlowTransformer3DModel": adjacent.anyflow,
     "AnyFlowFARTransformer3DModel": adjacent.anyflow_far,
     "SanaVideoTransformer3DModel": adjacent.sana_video,
@@ -106,7 +94,12 @@ CLASSES = {
     "SanaWMLTX2RefinerTransformer3DModel": half_split.ltx2,
 }
 
-_FACTORS = np.linspace(1.0, 3.0, 48)
+FACTORS = np.linspace(1.0, 3.0, 48)
+LONGROPE = {
+    "type": "su",
+    "short_factor": FACTORS.tolist(),
+    "long_factor": (4 * FACTORS).tolist(),
+}
 
 # Values that a class cannot be made without, or that switch its rotation on.
 VALUES = {
@@ -122,13 +115,7 @@ VALUES = {
     "HunyuanDiT2DControlNetModel": {"in_channels": 4, "patch_size": 2},
     "CogVideoXTransformer3DModel": {"use_rotary_positional_embeddings": True},
     "ConsisIDTransformer3DModel": {"use_rotary_positional_embeddings": True},
-    "OmniGenTransformer2DModel": {
-        "rope_scaling": {
-            "type": "su",
-            "short_factor": _FACTORS.tolist(),
-            "long_factor": (4 * _FACTORS).tolist(),
-        }
-    },
+    "OmniGenTransformer2DModel": {"rope_scaling": LONGROPE},
 }
 
 # Other values of the keys that the rotation depends on: each must be read.
@@ -222,21 +209,15 @@ def test_cos_sin_and_rotation_are_the_classes_own(case, rng):
 
 # The rules of classes without a default width of a head.
 WITHOUT_DEFAULTS = (
-    adjacent.wan,
-    adjacent.anyflow,
-    adjacent.anyflow_far,
-    adjacent.sana_video,
-    adjacent.wan_animate2,
+    *(adjacent.wan, adjacent.anyflow, adjacent.anyflow_far),
+    *(adjacent.sana_video, adjacent.wan_animate2),
 )
 
 # Classes that are refused without some key, for which the table has no default.
 INCOMPLETE = {
-    "CogVideoXTransformer3DModel",
-    "ConsisIDTransformer3DModel",
-    "HiDreamImageTransformer2DModel",
-    "LTX2VideoTransformer3DModel",
-    "LTXVideoTransformer3DModel",
-    "OmniGenTransformer2DModel",
+    *("CogVideoXTransformer3DModel", "ConsisIDTransformer3DModel"),
+    *("HiDreamImageTransformer2DModel", "OmniGenTransformer2DModel"),
+    *("LTXVideoTransformer3DModel", "LTX2VideoTransformer3DModel"),
     "SanaWMLTX2RefinerTransformer3DModel",
     *(name for name, rule in CLASSES.items() if rule in WITHOUT_DEFAULTS),
 }
@@ -267,10 +248,7 @@ def test_every_known_class_is_compared():
 
 
 # Classes in files that name a rotation, which rotate nothing themselves.
-UNROTATED = {
-    "QwenImageMultiControlNetModel",
-    "RFD4ProteinaTransformer",
-}
+UNROTATED = {"QwenImageMultiControlNetModel", "RFD4ProteinaTransformer"}
 
 
 def rotating_classes():

@@ -78,6 +78,8 @@ LONGROPE = {
     "factor": 4.0,
 }
 HALF_ROTATED = {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}
+GPTJ = {"rotary_dim": 16, "n_embd": 192, "n_head": 6, "n_layer": 2, "n_positions": 64}
+PHI3 = {"rope_parameters": LONGROPE, "hidden_size": 192, "original_max_position_embeddings": 16}
 FULL, SLIDING = "full_attention", "sliding_attention"
 MIXED = {"layer_types": [SLIDING, FULL]}
 
@@ -98,13 +100,8 @@ CASES = {
     "Gemma 3, sliding": Case("gemma3_text", MIXED),
     "Gemma 3, full": Case("gemma3_text", MIXED, 1),
     "GLM-4": Case("glm4", {"attention_bias": True, "rope_parameters": HALF_ROTATED}),
-    "GPT-J": Case(
-        "gptj", {"rotary_dim": 16, "n_embd": 192, "n_head": 6, "n_layer": 2, "n_positions": 64}
-    ),
-    "Phi-3, longrope": Case(
-        "phi3",
-        {"rope_parameters": LONGROPE, "hidden_size": 192, "original_max_position_embeddings": 16},
-    ),
+    "GPT-J": Case("gptj", GPTJ),
+    "Phi-3, longrope": Case("phi3", PHI3),
     "Mistral, sliding": Case("mistral", {}),
     "Cohere 2, sliding": Case("cohere2", {"layer_types": [SLIDING, FULL], "hidden_size": 192}),
     "gpt-oss, sliding": Case("gpt_oss", EXPERTS),
@@ -182,16 +179,9 @@ def exported(name: str, target: str, dtype: str, kind: str, cache_dtype: str | N
     peer = expected(name)
     arguments = export.attention_options(peer.config, layer=layer)
     arguments |= export.attention_weights(peer.state, peer.config, layer)
+    arguments |= {"target": target, "dtype": dtype, "cache": kind, "cache_dtype": cache_dtype}
     rope = rotary(peer.config, layer)
-    return export.export_attention(
-        rope,
-        target=target,
-        dtype=dtype,
-        cache=kind,
-        cache_dtype=cache_dtype,
-        max_positions=CAPACITY,
-        **arguments,
-    )
+    return export.export_attention(rope, max_positions=CAPACITY, **arguments)
 
 
 @pytest.mark.parametrize("kind", ["growing", "shared"])

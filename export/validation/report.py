@@ -29,8 +29,6 @@ class Outcome:
         Largest |result − exact|.
     ratio : float
         Largest error as a fraction of its tolerance; above 1 the case fails.
-    against_numpy : float
-        Largest difference from this package's NumPy kernels, nan if they were not run.
     problem : str
         Why the case failed, empty otherwise.
     refused : bool
@@ -53,7 +51,6 @@ class Outcome:
     shape: tuple[int, ...]
     error: float = 0.0
     ratio: float = 0.0
-    against_numpy: float = float("nan")
     problem: str = ""
     refused: bool = False
     largest_input: float = 0.0
@@ -72,9 +69,8 @@ class Outcome:
             return f"{prefix} {self.problem or 'refused when it ran, as it must be'}"
         if _failed_to_run(self):
             return f"{prefix} {self.problem}"
-        numpy = "" if np.isnan(self.against_numpy) else f", from NumPy {self.against_numpy:.2e}"
         verdict = "ok" if self.passed else self.problem or "OUT OF TOLERANCE"
-        return f"{prefix} error {self.error:.2e}, {self.ratio:.0%} of tolerance{numpy}: {verdict}"
+        return f"{prefix} error {self.error:.2e}, {self.ratio:.0%} of tolerance: {verdict}"
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,9 @@ class Report:
 
     title: str
     outcomes: tuple[Outcome, ...]
-    _replay: Callable[[Outcome], dict[str, NDArray[Any]]] = field(repr=False, compare=False)
+    _replay: Callable[[Outcome], dict[str, NDArray[Any]]] = field(
+        default=lambda outcome: {}, repr=False, compare=False
+    )
 
     @property
     def passed(self) -> bool:
