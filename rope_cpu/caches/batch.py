@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.array_types import Int64
+from rope_cpu.caches import Immutable
 
 
 class BatchArrays(NamedTuple):
@@ -24,8 +24,7 @@ class BatchArrays(NamedTuple):
     cu_seqlens: Int64
 
 
-@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
-class Batch:
+class Batch(Immutable):
     """The sequences of one step: how many tokens each has, how many are new, and where they go.
 
     The new tokens of all sequences are packed one after the other (layout thd). A batch is made
@@ -80,6 +79,19 @@ class Batch:
     array([0, 3, 4])
     """
 
+    __slots__ = (
+        "_arrays",
+        "_slots",
+        "_work",
+        "cache_position",
+        "cu_seqlens",
+        "page_size",
+        "page_table",
+        "pages_needed",
+        "query_lens",
+        "seq_lens",
+        "slot_mapping",
+    )
     seq_lens: Int64
     query_lens: Int64
     page_table: Int64  # (sequences, pages of the longest sequence, or 1)
@@ -88,9 +100,9 @@ class Batch:
     slot_mapping: Int64  # (tokens,), page · page_size + place of each new token
     cu_seqlens: Int64  # (sequences + 1,), where each sequence's new tokens start
     pages_needed: int  # pages that a cache must have
-    arrays: BatchArrays  # of which the attributes are views
-    slots: Int64  # slot_mapping as (1, tokens)
-    work: dict[int, Any]  # by window: the division of attention's work
+    _arrays: BatchArrays  # of which the attributes are views
+    _slots: Int64  # slot_mapping as (1, tokens)
+    _work: dict[int, Any]  # by window: the division of attention's work
 
     def __init__(
         self,
@@ -114,14 +126,11 @@ class Batch:
         arrays = BatchArrays(lengths, new, pages, position, slots, bounds)
         # A view that is made before `slots` becomes read-only stays writable. Nobody writes to it,
         # but Numba takes 0.05 µs longer to unbox a read-only array.
-        attributes: dict[str, Any] = {"slots": slots[None], "arrays": arrays, "work": {}}
+        self._set(_slots=slots[None], _arrays=arrays, _work={})
         for name, array in arrays._asdict().items():
             array.flags.writeable = False
-            attributes[name] = array.view()
-        attributes["page_size"] = size
-        attributes["pages_needed"] = int(page.max(initial=-1)) + 1
-        for name, value in attributes.items():
-            object.__setattr__(self, name, value)
+            self._set(**{name: array.view()})
+        self._set(page_size=size, pages_needed=int(page.max(initial=-1)) + 1)
 
     def __repr__(self) -> str:
         return (
@@ -130,7 +139,7 @@ class Batch:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments = self.arrays._asdict()
+        arguments = self._arrays._asdict()
         given = {name: arguments[name] for name in ("seq_lens", "query_lens", "page_table")}
         return partial(Batch, **given, page_size=self.page_size), ()
 

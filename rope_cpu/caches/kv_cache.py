@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from rope_cpu.arguments.arrays import elements_disjoint, not_an_array, share_mem
 from rope_cpu.arguments.scalars import check_type, refuse_masked
 from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import DTYPE_NAMES, INTEGER_VIEWS, Array
+from rope_cpu.caches import Immutable
 
 _DTYPES = ("float32", "float16", "bfloat16", "int8")
 NO_SCALE = np.empty((0, 0, 0), np.float32)  # of a cache that is not int8
@@ -19,8 +19,7 @@ NO_SCALE = np.empty((0, 0, 0), np.float32)  # of a cache that is not int8
 CACHE_ARRAYS = ("key", "value", "key_scale", "value_scale")
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class KVCache:
+class KVCache(Immutable):
     """The keys and values of one layer's cached tokens, in arrays that belong to the server.
 
     The arrays are checked once and never copied. `RotaryPlan.append` writes new tokens to them. A
@@ -55,22 +54,41 @@ class KVCache:
     KVCache(float32, pages=100, page_size=16, kv_heads=8, head_dim=128, value_dim=128)
     """
 
+    __slots__ = (
+        "_caller_arrays",
+        "_dtype_name",
+        "_kernel_arrays",
+        "head_dim",
+        "key",
+        "key_scale",
+        "kv_heads",
+        "page_size",
+        "pages",
+        "value",
+        "value_dim",
+        "value_scale",
+    )
     key: Array
     value: Array
-    key_scale: Array | None = field(default=None, kw_only=True)
-    value_scale: Array | None = field(default=None, kw_only=True)
-    pages: int = field(init=False)
-    page_size: int = field(init=False)  # tokens on a page
-    kv_heads: int = field(init=False)
-    head_dim: int = field(init=False)  # width of a key in elements
-    value_dim: int = field(init=False)  # width of a value in elements
-    dtype_name: str = field(init=False)
-    caller_arrays: tuple[Array, ...] = field(init=False)  # whose flags may become read-only
-    kernel_arrays: tuple[Array, ...] = field(init=False)  # views of key, value and the scales
+    key_scale: Array | None
+    value_scale: Array | None
+    pages: int
+    page_size: int  # tokens on a page
+    kv_heads: int
+    head_dim: int  # width of a key in elements
+    value_dim: int  # width of a value in elements
+    _dtype_name: str
+    _caller_arrays: tuple[Array, ...]  # whose flags may become read-only
+    _kernel_arrays: tuple[Array, ...]  # views of key, value and the scales
 
-    def __post_init__(self) -> None:
-        key = self.key
-        value = self.value
+    def __init__(
+        self,
+        key: Array,
+        value: Array,
+        *,
+        key_scale: Array | None = None,
+        value_scale: Array | None = None,
+    ) -> None:
         name = _checked_dtype("key", key)
         if _checked_dtype("value", value) != name:
             raise TypeError(
@@ -84,7 +102,7 @@ class KVCache:
                 "pages, page_size and kv_heads"
             )
         arrays = {"key": key, "value": value}
-        scales = {"key_scale": self.key_scale, "value_scale": self.value_scale}
+        scales = {"key_scale": key_scale, "value_scale": value_scale}
         arrays |= _checked_scales(scales, name, key.shape[:3])
         _check_memory(arrays)
         # Views keep their shape when the caller changes that of an array in place.
@@ -93,9 +111,9 @@ class KVCache:
         views += [NO_SCALE if x is None else np.asarray(x).view() for x in scales.values()]
         sizes = dict(zip(("pages", "page_size", "kv_heads", "head_dim"), key.shape, strict=True))
         sizes["value_dim"] = value.shape[3]
-        names = {"dtype_name": name, "caller_arrays": tuple(arrays.values())}
-        for attribute, held in (sizes | names | {"kernel_arrays": tuple(views)}).items():
-            object.__setattr__(self, attribute, held)
+        self._set(key=key, value=value, **scales, **sizes)
+        self._set(_dtype_name=name, _caller_arrays=tuple(arrays.values()))
+        self._set(_kernel_arrays=tuple(views))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -104,7 +122,7 @@ class KVCache:
 
     def __repr__(self) -> str:
         return (
-            f"KVCache({self.dtype_name}, pages={self.pages}, page_size={self.page_size}, "
+            f"KVCache({self._dtype_name}, pages={self.pages}, page_size={self.page_size}, "
             f"kv_heads={self.kv_heads}, head_dim={self.head_dim}, value_dim={self.value_dim})"
         )
 
@@ -124,7 +142,7 @@ def check_cache(cache: object) -> None:
 
 def check_writeable(cache: KVCache, names: tuple[str, ...] = CACHE_ARRAYS) -> None:
     """Raise if one of these arrays of a cache is read-only, or was when the cache was made."""
-    held = dict(zip(CACHE_ARRAYS, cache.kernel_arrays, strict=True))
+    held = dict(zip(CACHE_ARRAYS, cache._kernel_arrays, strict=True))
     for name in names:
         given = getattr(cache, name)
         if given is None or (given.flags.writeable and held[name].flags.writeable):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -12,14 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Array
+from rope_cpu.caches import Immutable
 
 # What the append kernel takes where nothing is normalised. Nobody writes to it or to joined norms,
 # but they are not read-only, because Numba takes 0.05 µs longer to unbox a read-only array.
 NO_NORMS: NDArray[np.float32] = np.empty((0, 0), np.float32)
 
 
-@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
-class RMSNorm:
+class RMSNorm(Immutable):
     """The RMS norm of head vectors: x / sqrt(mean(x²) + eps) · (offset + weight).
 
     Each head vector is normalised as a whole, before the rotation, in float32. The object is
@@ -65,10 +64,11 @@ class RMSNorm:
     array([[[[ 1.,  1., -1., -1.]]]], dtype=float32)
     """
 
+    __slots__ = ("_factors", "eps", "offset", "weight")
     weight: NDArray[np.float32] | None
     eps: float
     offset: float
-    factors: NDArray[np.float32] | None  # the weight with the offset
+    _factors: NDArray[np.float32] | None  # the weight with the offset
 
     def __init__(self, weight: ArrayLike | None, eps: float = 1e-6, *, offset: float = 0.0) -> None:
         number = scalars.real_number("eps", eps)
@@ -91,9 +91,7 @@ class RMSNorm:
                 raise ValueError(
                     f"`offset` is {shown(offset)}, and goes beyond float32 when added to `weight`"
                 )
-        attributes = {"weight": checked, "eps": number, "offset": added, "factors": factors}
-        for name, value in attributes.items():
-            object.__setattr__(self, name, value)
+        self._set(weight=checked, eps=number, offset=added, _factors=factors)
 
     def __repr__(self) -> str:
         weight = "None" if self.weight is None else f"<{len(self.weight)} elements>"
@@ -153,11 +151,11 @@ def _factors(norm: RMSNorm, name: str, width: int) -> Array:
 
     name: the argument that holds the norm, for the error text.
     """
-    if norm.factors is None:
+    if norm._factors is None:
         return np.ones(width, np.float32)
-    if len(norm.factors) != width:
+    if len(norm._factors) != width:
         raise ValueError(
-            f"`{name}` has a weight of {len(norm.factors)} elements, but the head vectors that it "
+            f"`{name}` has a weight of {len(norm._factors)} elements, but the head vectors that it "
             f"normalises have {width}"
         )
-    return norm.factors
+    return norm._factors

@@ -32,7 +32,7 @@ def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Ar
             f"`slot_mapping` writes to page {value.pages_needed - 1}, but `cache` has "
             f"{cache.pages} pages"
         )
-    return value.slots
+    return value._slots
 
 
 def check_page_size(name: str, batch: Batch, cache: KVCache) -> None:
@@ -125,7 +125,7 @@ def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) 
             "`slot_mapping` is a Batch, which has the slots of new tokens alone; pass the slots of "
             "the cached keys to be rotated, as integers"
         )
-    if cache.dtype_name == "int8":
+    if cache._dtype_name == "int8":
         raise TypeError(
             "`cache` is int8, and rotating its keys would round each a second time; keep the keys "
             "as bfloat16, or append them again from their projections"

@@ -135,7 +135,7 @@ def dynamic(
         return 1 / settings.wavelengths(settings.rope_theta * alpha**exponent), 1.0
     if factor is None or max_position_embeddings is None:
         name = "factor" if factor is None else "max_position_embeddings"
-        remedy = "or give `alpha`, for frequencies that depend on no length"
+        remedy = "give `alpha` instead, for frequencies that depend on no length"
         raise ArgumentError(name, MISSING, "be given for rope type 'dynamic'", remedy)
     if settings.length is None or settings.length <= max_position_embeddings:
         return 1 / settings.wavelengths(), 1.0

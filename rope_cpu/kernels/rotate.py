@@ -302,7 +302,8 @@ def fits(x, out, table, head_dim):
         return False
     if table.shape[BATCH] != 1 and table.shape[BATCH] != x.shape[BATCH]:
         return False
-    if table.shape[TOKEN] != x.shape[TOKEN] and table.strides[TOKEN] != 0:
+    repeats_one_token = table.strides[TOKEN] == 0 and table.shape[TOKEN] > 0
+    if table.shape[TOKEN] != x.shape[TOKEN] and not repeats_one_token:
         return False
     if x.shape[HEAD] % table.shape[HEAD]:
         return False

@@ -34,6 +34,9 @@ limit = MAX_THREADS
 serial = False
 _forked_alone = True
 
+_variables_are_read = False
+_reading = threading.Lock()
+
 
 @cache
 def load_tbb() -> None:
@@ -81,7 +84,8 @@ def _before_fork() -> None:
 
 def _after_fork() -> None:
     """Force one thread in a child that cannot start the threads of its parent's layer again."""
-    global serial
+    global serial, _reading
+    _reading = threading.Lock()  # another thread of the parent may hold the old one
     layer = _layer()
     unusable = layer == "omp" or (layer == "tbb" and not _forked_alone)
     serial = serial or unusable
@@ -111,7 +115,7 @@ def set_num_threads(n: int) -> None:
     Raises
     ------
     TypeError, ValueError
-        If `n` is not an integer in this range.
+        If `n` is not an integer in this range, or as `get_num_threads`.
 
     Examples
     --------
@@ -137,6 +141,11 @@ def get_num_threads() -> int:
         ROPE_CPU_NUM_THREADS, NUMBA_NUM_THREADS and OMP_NUM_THREADS that is set. By default the
         number of cores this process may use.
 
+    Raises
+    ------
+    ValueError
+        If ROPE_CPU_NUM_THREADS or NUMBA_THREADING_LAYER is set and wrong.
+
     Examples
     --------
     >>> import rope_cpu
@@ -158,7 +167,6 @@ def checked_thread_count(name: str, value: object) -> int:
     return number
 
 
-@cache
 def read_variables() -> None:
     """Check and apply the environment variables, before the first use of kernels or of the limit.
 
@@ -169,7 +177,15 @@ def read_variables() -> None:
     ValueError
         If a variable is wrong. Numba itself would raise when the first kernel is loaded.
     """
-    global limit
+    global limit, _variables_are_read
+    with _reading:
+        if not _variables_are_read:
+            limit = _limit_of_variables()
+            _variables_are_read = True
+
+
+def _limit_of_variables() -> int:
+    """Return the number of threads by the environment variables; raise if one is wrong."""
     layer = str(config.THREADING_LAYER)
     if layer.lower() not in _LAYERS:
         raise ValueError(
@@ -177,8 +193,9 @@ def read_variables() -> None:
             "unset"
         )
     digits = _digits_of_variables()
-    if digits:
-        limit = min(int(digits[:20]), MAX_THREADS)  # Python refuses to convert some thousand digits
+    if not digits:
+        return MAX_THREADS
+    return min(int(digits[:20]), MAX_THREADS)  # Python refuses to convert some thousand digits
 
 
 def _digits_of_variables() -> str:

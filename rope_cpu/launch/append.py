@@ -22,8 +22,8 @@ from rope_cpu.kernels.rotate import DONE
 from rope_cpu.launch.arrays import (
     HeadLayout,
     Rotation,
-    cache_arrays,
     has_kernels,
+    kernel_dtype,
     kernel_view,
     launch_copies,
     refuse,
@@ -110,7 +110,7 @@ def append(
     """Write q to `out`, and k and v to their slots; see `RotaryPlan.append`."""
     if type(cache) is not KVCache:
         check_cache(cache)
-    for array in cache.caller_arrays:
+    for array in cache._caller_arrays:
         if not array.flags.writeable:
             check_writeable(cache)
     slots = slots_of_tokens(slot_mapping, cache, rotation.layout)
@@ -122,15 +122,15 @@ def append(
     # The kernel takes empty slots for `_IN_ORDER`, so they go the slow path.
     if type(q) is type(k) is type(v) is type(result) is _ndarray and slots.size:
         dtype = q.dtype
-        launch = rotation.launches.get((dtype, cache.dtype_name))
+        launch = rotation.launches.get((dtype, cache._dtype_name))
         if launch is None:
-            launch = _launch_for(rotation, dtype, cache.dtype_name)
+            launch = _launch_for(rotation, dtype, cache._dtype_name)
         # Identity is the usual case; the comparison of dtypes takes longer.
         same = dtype is k.dtype is v.dtype is result.dtype
         if not same:
             same = dtype == k.dtype == v.dtype == result.dtype
         arrays = (q, k, v, result)
-        if same and launch(rotation.cos_sin, arrays, cache.kernel_arrays, slots, norms):
+        if same and launch(rotation.cos_sin, arrays, cache._kernel_arrays, slots, norms):
             return result
     return _append_copies(rotation, {"q": q, "k": k, "v": v}, cache, slots, norms, out)
 
@@ -155,13 +155,17 @@ def _append_copies(
 def _launch_copies(
     rotation: Rotation, arrays: Arrays, cache: KVCache, slots: Array, norms: Array
 ) -> bool:
-    """Append contiguous arrays, to a float32 copy of the cache where float16 has no kernels."""
-    cache_dtype, target = cache_arrays(cache)
+    """Append contiguous arrays, by way of a float32 cache where float16 has no kernels."""
+    cache_dtype = kernel_dtype(cache)
+    target = cache._kernel_arrays
+    if cache_dtype != cache._dtype_name:
+        # NumPy's zeros take no memory until they are written, and only new slots are.
+        target = (*(np.zeros(x.shape, np.float32) for x in target[:2]), *target[2:])
     launch = _launch_for(rotation, arrays[0].dtype, cache_dtype)
     if not launch(rotation.cos_sin, arrays, target, slots, norms):
         return False
-    if cache_dtype != cache.dtype_name:
-        for rounded, computed in zip(cache.kernel_arrays[:2], target[:2], strict=True):
+    if cache_dtype != cache._dtype_name:
+        for rounded, computed in zip(cache._kernel_arrays[:2], target[:2], strict=True):
             round_slots(rounded.view(np.float16), computed, slots)
     return True
 
@@ -220,7 +224,7 @@ def _check_append_memory(inputs: dict[str, Array], outputs: dict[str, Any], cach
                     "with the inputs"
                 )
     check_writeable(cache)
-    for cache_name, array in zip(CACHE_ARRAYS, cache.kernel_arrays, strict=True):
+    for cache_name, array in zip(CACHE_ARRAYS, cache._kernel_arrays, strict=True):
         for name, x in {**inputs, **outputs}.items():
             if share_memory(array, x):
                 raise ValueError(

@@ -103,17 +103,13 @@ def kernel_view(dtype: str, layout: str) -> Callable[[Array], Array] | None:
     return lambda x: to_bshd(x.view(integers))
 
 
-def cache_arrays(cache: KVCache) -> tuple[str, tuple[Array, ...]]:
-    """Return the dtype and the arrays of a cache, as kernels take them.
+def kernel_dtype(cache: KVCache) -> str:
+    """Return the dtype of the arrays that kernels take for a cache.
 
-    Where float16 has no kernels, they are float32 copies. NumPy's rounding of the results to
+    Where float16 has no kernels, they take float32 copies. NumPy's rounding of the results to
     float16 has the bits of a float16 kernel.
     """
-    if has_kernels(cache.dtype_name):
-        return cache.dtype_name, cache.kernel_arrays
-    key, value, *scales = cache.kernel_arrays
-    copies = [x.view(np.float16).astype(np.float32) for x in (key, value)]
-    return "float32", (*copies, *scales)
+    return cache._dtype_name if has_kernels(cache._dtype_name) else "float32"
 
 
 def results_for(inputs: Mapping[str, Array], outs: Mapping[str, Any] | None) -> tuple[Array, ...]:

@@ -26,7 +26,7 @@ from rope_cpu.kernels.attention import (
 )
 from rope_cpu.kernels.compile import address_of
 from rope_cpu.launch.append import refuse_float64
-from rope_cpu.launch.arrays import cache_arrays
+from rope_cpu.launch.arrays import kernel_dtype
 
 # New tokens of a sequence that go over its keys together: each range of keys is read from the
 # caches of a core for all but the first. Sequences of no more new tokens are split into ranges.
@@ -155,15 +155,15 @@ def _work(batch: Batch, window: int) -> _Work:
 
     Raise if a page that is attended to was given back.
     """
-    work: _Work | None = batch.work.get(window)
+    work: _Work | None = batch._work.get(window)
     if work is None:
         work = _divided(batch, window)
-        batch.work[window] = work
+        batch._work[window] = work
     return work
 
 
 def _divided(batch: Batch, window: int) -> _Work:
-    arrays = batch.arrays
+    arrays = batch._arrays
     pages_needed = _pages_needed(batch, window)
     items: list[Item] = []
     first_states = [0]
@@ -199,7 +199,7 @@ def _divided(batch: Batch, window: int) -> _Work:
 
 def _pages_needed(batch: Batch, window: int) -> int:
     """Return the number of pages that a cache must have; raise if one was given back."""
-    arrays = batch.arrays
+    arrays = batch._arrays
     first_key = np.maximum(arrays.seq_lens - arrays.query_lens - window + 1, 0)
     first_page = first_key // batch.page_size
     stop_page = np.where(arrays.query_lens > 0, -(-arrays.seq_lens // batch.page_size), 0)
@@ -226,7 +226,7 @@ def _check_queries(q: Array, cache: KVCache, batch: Batch) -> None:
     """Raise unless the queries are those of a batch, for a cache."""
     refuse_float64("q", check_array("q", q, "thd"), "attention is")
     tokens, heads, width = q.shape
-    new = len(batch.arrays.slot_mapping)
+    new = len(batch._arrays.slot_mapping)
     if tokens != new:
         raise ValueError(f"`q` has {tokens} tokens, but `batch` has {new} new tokens")
     if width != cache.head_dim:
@@ -242,7 +242,7 @@ def _check_out(out: Array, shape: tuple[int, ...], q: Array, cache: KVCache) -> 
     """Raise unless the result can be written to `out`."""
     check_output("out", out, "y", shape, q.dtype)
     names = ["q", *(f"cache.{name}" for name in CACHE_ARRAYS)]
-    for name, x in zip(names, (q, *cache.kernel_arrays), strict=True):
+    for name, x in zip(names, (q, *cache._kernel_arrays), strict=True):
         if share_memory(out, x):
             raise ValueError(f"`out` shares memory with `{name}`; pass an array of its own")
 
@@ -297,11 +297,14 @@ def _launch(
 
     q, sinks: as rows. softcap: 0 for none.
     """
-    name, (key, value, key_scale, value_scale) = cache_arrays(cache)
-    rows = q.shape[1] // len(batch.arrays.slot_mapping)
+    name = kernel_dtype(cache)
+    key, value, key_scale, value_scale = cache._kernel_arrays
+    if name != cache._dtype_name:
+        key, value = (x.view(np.float16).astype(np.float32) for x in (key, value))
+    rows = q.shape[1] // len(batch._arrays.slot_mapping)
     attend = address_of(attention_part(name, "attend"))
     finish = address_of(attention_part(name, "finish"))
-    # The kernel is loaded before `threads.serial` is read, as in `CosSin`.
+    # The kernel is loaded before `threads.serial` is read, as in `CosSin._compute`.
     kernel = attention_kernel(name)
     usable = 1 if threads.serial else threads.limit
     if work.scores * q[:, :rows].size < _PARALLEL_FROM:
@@ -314,7 +317,7 @@ def _launch(
         value=value,
         key_scale=key_scale,
         value_scale=value_scale,
-        pages=batch.arrays.page_table,
+        pages=batch._arrays.page_table,
         items=work.items,
         first_states=work.first_states,
         sinks=sinks,

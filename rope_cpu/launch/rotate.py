@@ -19,8 +19,8 @@ from rope_cpu.kernels.rotate_cached import rotate_cached_kernel, rotate_cached_p
 from rope_cpu.launch.arrays import (
     HeadLayout,
     Rotation,
-    cache_arrays,
     has_kernels,
+    kernel_dtype,
     kernel_view,
     launch_copies,
     refuse,
@@ -184,15 +184,17 @@ def rotate_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
     check_none_twice(runs)
     if not len(runs):
         return
-    name, arrays = cache_arrays(cache)
-    keys = arrays[0]
+    name = kernel_dtype(cache)
+    keys = cache._kernel_arrays[0]
+    if name != cache._dtype_name:
+        keys = keys.view(np.float16).astype(np.float32)
     part = rotate_cached_part(name, rotation.heads.pairing)
-    # The kernel is loaded before `threads.serial` is read, as in `CosSin`.
+    # The kernel is loaded before `threads.serial` is read, as in `CosSin._compute`.
     kernel = rotate_cached_kernel(name)
     usable = 1 if threads.serial else threads.limit
     kernel(address_of(part), keys, runs, rotation.cos_sin, rotation.heads.block_pairs, usable)
-    if name != cache.dtype_name:
-        round_slots(cache.kernel_arrays[0].view(np.float16), keys, slots)
+    if name != cache._dtype_name:
+        round_slots(cache._kernel_arrays[0].view(np.float16), keys, slots)
 
 
 def _check_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:

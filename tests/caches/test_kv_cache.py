@@ -71,9 +71,11 @@ def test_large_caches_are_not_taken_for_overlapping_ones(shape, order):
 
 def test_caches_are_immutable():
     cache = KVCache(*np.zeros((2, 2, 3, 4, 8), np.float32))
-    for name in ("key", "value_scale", "kernel_arrays", "pages", "head_dim", "value_dim"):
-        with pytest.raises(AttributeError):
+    for name in ("key", "value_scale", "pages", "head_dim", "value_dim", "unknown"):
+        with pytest.raises(AttributeError, match=f"`{name}` of a KVCache cannot be set"):
             setattr(cache, name, 1)
+        with pytest.raises(AttributeError, match=f"`{name}` of a KVCache cannot be deleted"):
+            delattr(cache, name)
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)

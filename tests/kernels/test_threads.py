@@ -288,6 +288,35 @@ def test_openmps_variable_sets_how_many_threads(value, expected, run_program):
     assert run_program(code, env=variables)[0].split() == [expected]
 
 
+def test_a_thread_that_reads_the_variables_late_undoes_nothing(run_program):
+    program = """
+        import threading
+        import rope_cpu
+        from rope_cpu.kernels import threads
+
+        def read_slowly():
+            threads._digits_of_variables = read
+            is_reading.set()
+            may_end.wait(0.3)
+            return read()
+
+        read = threads._digits_of_variables
+        threads._digits_of_variables = read_slowly
+        is_reading = threading.Event()
+        may_end = threading.Event()
+        reader = threading.Thread(target=rope_cpu.get_num_threads)
+        reader.start()
+        is_reading.wait()
+        rope_cpu.set_num_threads(1)
+        may_end.set()
+        reader.join()
+        print(rope_cpu.get_num_threads())
+    """
+    variables = {"NUMBA_NUM_THREADS": "2", "ROPE_CPU_NUM_THREADS": "2"}
+    output, _ = run_program(textwrap.dedent(program), env=variables)
+    assert output.split() == ["1"]
+
+
 @pytest.mark.parametrize("first", ["ROPE_CPU_NUM_THREADS", "NUMBA_NUM_THREADS"])
 def test_other_variables_come_before_openmps(first, run):
     assert run("print(rope_cpu.get_num_threads())", OMP_NUM_THREADS="1", **{first: "2"}) == ["2"]

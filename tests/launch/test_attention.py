@@ -242,7 +242,7 @@ def test_read_only_caches_are_attended_to(cache_dtype, rng):
     """A mapped prefix, for example."""
     call = fixed_call(rng, cache_dtype)
     cache, batch = call.place()
-    frozen = [None if x is None else x.view() for x in cache.caller_arrays]
+    frozen = [None if x is None else x.view() for x in cache._caller_arrays]
     for x in frozen:
         x.flags.writeable = False
     scales = dict(zip(("key_scale", "value_scale"), frozen[2:], strict=False))
