@@ -17,7 +17,7 @@ def test_the_conversion_of_the_error_works(dtype):
     rope = RotaryEmbedding(8)
     with pytest.raises(TypeError, match="is a Tensor") as caught:
         rope.rotate(x)
-    conversion = str(caught.value).partition(": pass ")[2]
+    conversion = str(caught.value).partition("; pass ")[2]
     converted = eval(conversion, {"np": np, "torch": torch, "ml_dtypes": ml_dtypes, "x": x})
     assert rope.rotate(converted).dtype == dtype
     rope.rotate(converted, out=converted)
