@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.array_types import Int64
 from rope_cpu.caches import Immutable
 
@@ -148,10 +149,10 @@ def _lengths(name: str, value: ArrayLike) -> Int64:
     """Return a copy of lengths; raise unless there is one of at least 0 for each sequence."""
     lengths = scalars.integers(name, value, most=limits.SEQUENCES)
     if lengths.ndim != 1:
-        raise ValueError(f"`{name}` has shape {lengths.shape}; it must be (sequences,)")
+        raise ArgumentError(name, Finding.shape_of(lengths), "be (sequences,)")
     if lengths.size and not 0 <= lengths.min() <= lengths.max() <= limits.TABLE:
         wrong = lengths[(lengths < 0) | (lengths > limits.TABLE)][0]
-        raise ValueError(f"`{name}` holds {wrong}; each must be from 0 to {limits.TABLE}")
+        raise ArgumentError(name, Finding.holds(wrong), f"hold lengths from 0 to {limits.TABLE}")
     return lengths
 
 
@@ -181,10 +182,8 @@ def _pages(page_table: ArrayLike, lengths: Int64, page_size: int) -> Int64:
     if given.size == 0 and not len(lengths):
         return np.empty((0, 1), np.int64)
     if given.ndim != 2 or len(given) != len(lengths):
-        raise ValueError(
-            f"`page_table` has shape {given.shape}; it must be (sequences, pages), for "
-            f"{len(lengths)} sequences"
-        )
+        rule = f"be (sequences, pages), for {len(lengths)} sequences"
+        raise ArgumentError("page_table", Finding.shape_of(given), rule)
     needed = -(-lengths // page_size)
     for index in np.flatnonzero(needed > given.shape[1])[:1]:
         raise ValueError(

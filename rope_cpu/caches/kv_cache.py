@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from rope_cpu.arguments.arrays import elements_disjoint, not_an_array, share_memory
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import check_type, refuse_masked
-from rope_cpu.arguments.texts import cut
 from rope_cpu.array_types import DTYPE_NAMES, INTEGER_VIEWS, Array
 from rope_cpu.caches import Immutable
 
@@ -160,18 +160,15 @@ def _checked_dtype(name: str, x: object) -> str:
     refuse_masked(name, x)
     dtype = "int8" if x.dtype == np.int8 else DTYPE_NAMES.get(x.dtype)
     if dtype not in _DTYPES:
-        raise TypeError(
-            f"`{name}` has dtype {cut(str(x.dtype))}; it must be one of {', '.join(_DTYPES)} "
-            "(native byte order)"
-        )
+        rule = f"be one of {', '.join(_DTYPES)} (native byte order)"
+        raise ArgumentTypeError(name, Finding.dtype_of(x), rule)
     return dtype
 
 
 def _check_shape(name: str, x: Array) -> None:
     if x.ndim != 4 or 0 in x.shape:
-        raise ValueError(
-            f"`{name}` has shape {x.shape}; it must be (pages, page_size, kv_heads, width), none 0"
-        )
+        rule = "be (pages, page_size, kv_heads, width), none 0"
+        raise ArgumentError(name, Finding.shape_of(x), rule)
     if x.strides[3] != x.itemsize:
         raise ValueError(
             f"`{name}` has strides {x.strides}; its last axis must be contiguous, with a stride of "
@@ -197,12 +194,10 @@ def _checked_scales(
             raise not_an_array(name, scale, " of float32")
         refuse_masked(name, scale)
         if scale.dtype != np.float32:
-            raise TypeError(f"`{name}` has dtype {cut(str(scale.dtype))}; it must be float32")
+            raise ArgumentTypeError(name, Finding.dtype_of(scale), "be float32")
         if scale.shape != shape:
-            raise ValueError(
-                f"`{name}` has shape {scale.shape}; it must be (pages, page_size, kv_heads), "
-                f"{shape}"
-            )
+            rule = f"be (pages, page_size, kv_heads), {shape}"
+            raise ArgumentError(name, Finding.shape_of(scale), rule)
         checked[name] = scale
     return checked
 

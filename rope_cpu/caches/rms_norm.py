@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Array
 from rope_cpu.caches import Immutable
@@ -73,10 +74,10 @@ class RMSNorm(Immutable):
     def __init__(self, weight: ArrayLike | None, eps: float = 1e-6, *, offset: float = 0.0) -> None:
         number = scalars.real_number("eps", eps)
         if not 0 < _to_float32(number) < np.inf:
-            raise ValueError(f"`eps` is {shown(eps)}; it must be above 0 and finite in float32")
+            raise ArgumentError("eps", eps, "be above 0 and finite in float32")
         added = float(scalars.per_axis("offset", offset, 1)[0])
         if np.isinf(_to_float32(added)):
-            raise ValueError(f"`offset` is {shown(offset)}; it must be finite in float32")
+            raise ArgumentError("offset", offset, "be finite in float32")
         checked = None if weight is None else _checked_weight(weight)
         if checked is None and added != 0:
             raise ValueError(
@@ -111,7 +112,7 @@ def _checked_weight(weight: ArrayLike) -> NDArray[np.float32]:
     """Return a weight as a read-only float32 array; raise unless it is for one head vector."""
     array = scalars.finite_array("weight", weight)
     if array.ndim != 1 or not array.size:
-        raise ValueError(f"`weight` has shape {array.shape}; it must be (head_dim,)")
+        raise ArgumentError("weight", Finding.shape_of(array), "be (head_dim,)")
     scalars.check_length("weight", array, limits.HEAD_DIM)
     rounded: NDArray[np.float32] = _to_float32(array)
     if not np.isfinite(rounded).all():

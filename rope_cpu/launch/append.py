@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu.arguments.arrays import check_array, check_outputs, share_memory
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.array_types import DTYPE_NAMES, LAYOUT_AXES, Array
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import CACHE_ARRAYS, NO_SCALE, KVCache, check_cache, check_writeable
@@ -180,7 +181,7 @@ def _check_appended(
     q, k, v = inputs.values()
     batch_axis, token_axis, head_axis = LAYOUT_AXES[layout]
     if q.shape[head_axis] == 0:
-        raise ValueError(f"`q` has shape {q.shape}; it must have at least one head")
+        raise ArgumentError("q", Finding.shape_of(q), "have at least one head")
     rotation.check({"q": q, "k": k})
     if v.dtype != q.dtype:
         raise TypeError(f"`v` has dtype {v.dtype}, but `q` has {q.dtype}; they must be the same")

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.arrays import check_array, check_output, share_memory
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.array_types import Array, Int64
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import CACHE_ARRAYS, KVCache, check_cache
@@ -253,7 +253,7 @@ def _float32(name: str, value: object) -> float:
     with np.errstate(over="ignore", under="ignore"):
         rounded = np.float32(number)
     if not 0 < rounded < np.inf:
-        raise ValueError(f"`{name}` is {shown(value)}; it must be above 0 and finite in float32")
+        raise ArgumentError(name, value, "be above 0 and finite in float32")
     return number
 
 
@@ -263,7 +263,7 @@ def _sinks(sinks: ArrayLike | None, heads: int, kv_heads: int) -> Array:
     if sinks is not None:
         given = scalars.finite_array("sinks", sinks)
         if given.shape != (heads,):
-            raise ValueError(f"`sinks` has shape {given.shape}; it must be (heads,), ({heads},)")
+            raise ArgumentError("sinks", Finding.shape_of(given), f"be (heads,), ({heads},)")
         with np.errstate(over="ignore", under="ignore"):
             logits = given.astype(np.float32)
         if not np.isfinite(logits).all():

@@ -149,7 +149,11 @@ def make(seq_lens=(3, 9), query_lens=(3, 1), page_table=((4, -1), (0, 2)), page_
 
 
 REFUSED = [
-    (lambda: make(seq_lens=(3, -9)), ValueError, "`seq_lens` holds -9; each must be from 0 to"),
+    (
+        lambda: make(seq_lens=(3, -9)),
+        ValueError,
+        "`seq_lens` holds -9; it must hold lengths from 0 to",
+    ),
     (lambda: make(seq_lens=(3, 2**28 + 1)), ValueError, "`seq_lens` holds 268435457"),
     (lambda: make(seq_lens=((3, 9),)), ValueError, r"`seq_lens` has shape .1, 2.; .*sequences"),
     (lambda: make(seq_lens=(3.0, 9.0)), TypeError, "`seq_lens` has dtype float64; .* integers"),
