@@ -101,14 +101,14 @@ def all_cases(
 
     with_peers: time other libraries in all cases that have them, in none, or (None) not in
         rotations that are no default cases.
-    threads: several numbers of threads to compare; only rotations are then timed.
+    threads: several numbers of threads to compare; the first contender alone is then timed.
     """
     rotating = [*_separate(model), *_packed(model)]
-    if threads:
-        return [on_threads(case, threads) for case in rotating]
     if with_peers is None:
         rotating = [case if case.default else replace(case, peers={}) for case in rotating]
     cases = [*rotating, *_serving(), *_attention(), *SHIFTS]
+    if threads:
+        return [on_threads(case, threads) for case in cases]
     return cases if with_peers is not False else [replace(case, peers={}) for case in cases]
 
 
@@ -160,7 +160,7 @@ def _serving() -> Iterator[Case]:
     for tokens, (suffix, (cache, normed)) in product(SERVING_TOKENS, SERVING.items()):
         name = f"serving-{tokens}/float32{suffix}"
         words = "appended with norms" if normed else "appended"
-        what = f"{_tokens(tokens)} {words}, {_HEADS}, float32 into {cache}"
+        what = f"{_tokens(tokens)} {words}, {_HEADS}, float32 to {cache}"
         step = Step(tokens, cache, normed)
         yield Case(name, what, step, STEPS_OURS, STEPS_PEERS, default=tokens == 32)
 
@@ -171,6 +171,6 @@ def _attention() -> Iterator[Case]:
         ATTENTION.items(), ATTENTION_CACHES.items()
     ):
         name = f"{family}/float32{suffix}"
-        what = f"{words}, {_HEADS}, a cache of {cache}"
+        what = f"{words}, {_HEADS}, {cache} cache"
         cached = replace(step, cache_dtype=cache)
         yield Case(name, what, cached, ATTENTION_OURS, ATTENTION_PEERS, family == "attention-1")

@@ -155,8 +155,8 @@ def _all_cases(args: argparse.Namespace, model: Model) -> list[Case]:
     compared_threads = args.threads if len(args.threads) > 1 else ()
     if args.peers and compared_threads:
         raise ValueError(
-            f"`--peers` is given with `--threads` {compared_threads}: several numbers compare "
-            "rope_cpu with itself; give one number, or leave `--peers` out"
+            f"`--peers` is given with `--threads {','.join(map(str, compared_threads))}`: several "
+            "numbers compare rope_cpu with itself; give one number, or leave `--peers` out"
         )
     for count in args.threads:
         rope_cpu.set_num_threads(checked_thread_count("--threads", count))

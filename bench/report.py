@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .measure import Case
-from .results import Estimate, OlderRun, Result, Row, Run, machine, ratio
+from .results import Estimate, OlderRun, Result, Row, Run, conditions, machine, ratio
 
 WIDTH = 100
 # Formats of the lines of a case and of a comparison.
@@ -110,20 +110,20 @@ def _interval_text(low: float, high: float) -> str:
 def comparison(run: Run, older: OlderRun) -> Iterator[str]:
     """Yield the medians of rows of rope_cpu in an older run and in this one, and their ratio."""
     yield ""
-    if older.machine != machine(run.environment):
-        yield f"The older run is of another machine: {older.machine}"
-    yield _COMPARED.format("case", "row", "older", "now", "ratio")
-    compared = 0
+    now = conditions(run.model, run.environment)
+    differences = [f"{key} {value}" for key, value in older.conditions.items() if value != now[key]]
+    if differences:
+        yield from textwrap.wrap(f"The older run differs: {'; '.join(differences)}", WIDTH)
+    lines = [_COMPARED.format("case", "row", "older", "now", "ratio")]
     for case in run.cases:
         for row in case.timed("ours"):
             before = older.medians.get((case.name, row.name))
             if before is not None:
-                compared += 1
-                now = row.seconds.median
-                times = (duration(before), duration(now), _three_digits(now / before))
-                yield _COMPARED.format(case.name, row.name, *times)[:WIDTH]
-    if not compared:
-        yield "Nothing was compared: no row of this run is in the older one."
+                after = row.seconds.median
+                times = (duration(before), duration(after), _three_digits(after / before))
+                lines.append(_COMPARED.format(case.name, row.name, *times)[:WIDTH])
+    nothing = "Nothing was compared: no row of this run is in the older one."
+    yield from lines if len(lines) > 1 else [nothing]
 
 
 def markdown(cases: Sequence[Result]) -> Iterator[str]:
@@ -153,4 +153,5 @@ def listing(cases: Sequence[Case]) -> Iterator[str]:
     width = max(len(case.name) for case in cases)
     for case in cases:
         mark = "*" if case.default else " "
-        yield f"{mark} {case.name:<{width}} {case.what}"
+        text = f"{mark} {case.name:<{width}} {case.what}"
+        yield from textwrap.wrap(text, WIDTH, subsequent_indent=" " * (width + 3))

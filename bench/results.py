@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import rope_cpu
+from rope_cpu.arguments.texts import first_line, shown
 from rope_cpu.array_types import Float64
 from rope_cpu.launch.rotate import caches
 
@@ -167,8 +168,16 @@ def _cores() -> int:
 
 def machine(environment: Mapping[str, Any]) -> str:
     """Return the machine of an environment in words."""
-    counts = f"{environment['cores']} cores, {environment['threads']} in use"
-    return f"{environment['processor']}, {counts}"
+    return "{processor}, {cores} cores, {threads} in use".format_map(environment)
+
+
+def conditions(model: str, environment: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the times of two runs must have in common to be compared."""
+    return {
+        "machine": "{processor}, {cores} cores".format_map(environment),
+        "threads": str(environment["threads"]),
+        "model": model,
+    }
 
 
 def available_memory() -> float:
@@ -208,9 +217,9 @@ def save(run: Run, path: str | Path) -> None:
 
 @dataclass(frozen=True)
 class OlderRun:
-    """An older run: its machine, and the median seconds by case and row."""
+    """An older run: its conditions, and the median seconds by case and row."""
 
-    machine: str
+    conditions: dict[str, str]
     medians: dict[tuple[str, str], float]
 
 
@@ -223,7 +232,7 @@ def load(path: str | Path) -> OlderRun:
     try:
         data = json.loads(text)
         if data["format"] != FORMAT:
-            raise ValueError("its format is another one")
+            raise ValueError(f"its format is {shown(data['format'])}")
         medians = {
             (str(case["name"]), str(row["name"])): float(statistics.median(row["samples"]))
             for case in data["cases"]
@@ -232,9 +241,9 @@ def load(path: str | Path) -> OlderRun:
         }
         if not all(0 < seconds < inf for seconds in medians.values()):
             raise ValueError("a median is not a number of seconds above 0")
-        return OlderRun(machine(data["environment"]), medians)
+        return OlderRun(conditions(str(data["model"]), data["environment"]), medians)
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else first_line(error)
         raise ValueError(
-            f"{path} is not a file of `rope-cpu bench --json` in format {FORMAT}: "
-            f"{type(error).__name__}"
+            f"{path} is not a file of `rope-cpu bench --json` in format {FORMAT}: {reason}"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -98,7 +99,7 @@ def _print_layers(
     """Print what a layer type rotates, the table of its rows, and why others are not offered."""
     name = model if rotation.layer_type is None else f"{model}, {rotation.layer_type}"
     if heads is None:
-        _print(escaped(f"{name}: not rotated\n"), markup=False)
+        _print(escaped(f"{name}: not rotated") + "\n", markup=False)
         return
     rope = rotation.rope
     facts = f"rope type {rope.rope_type}, {rope.rotary_dim} of {rope.head_dim} elements rotated"
@@ -117,7 +118,7 @@ def _print(content: str | Table, **options: Any) -> None:
     console = Console(highlight=False, width=min(WIDTH, get_terminal_size((WIDTH, 0)).columns))
     with console.capture() as captured:
         console.print(content, **options)
-    print(captured.get(), end="", flush=True)
+    print(re.sub(r" +\n", "\n", captured.get()), end="", flush=True)
 
 
 def _table(found: Sequence[Row]) -> Table:
@@ -127,7 +128,8 @@ def _table(found: Sequence[Row]) -> Table:
         if row.report is not None:
             worst = row.report.worst
             labels = (row.part, row.dtype, row.pairing, row.by)
-            figures = (f"{row.report.max_abs_error:.2e}", f"{worst.ratio:.1%}", worst.case)
+            share = "> 1000%" if worst.ratio > 10 else f"{worst.ratio:.1%}"
+            figures = (f"{row.report.max_abs_error:.2e}", share, worst.case)
             table.add_row(*labels, *figures, f"[{_STYLES[row.verdict]}]{row.verdict}[/]")
     return table
 

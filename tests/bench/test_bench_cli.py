@@ -1,12 +1,13 @@
 """`rope-cpu bench`: listing, selection, output, errors; no test depends on measured times."""
 
 import json
+import re
 
 import pytest
 
 import rope_cpu
 from rope_cpu.bench import cases as table
-from rope_cpu.bench import cli, rotations
+from rope_cpu.bench import cli, report, rotations
 from rope_cpu.bench.cli import select
 from rope_cpu.bench.workloads import MODELS, model_of_file
 from rope_cpu.command_line import UsageError
@@ -61,6 +62,11 @@ def test_a_listing_has_names_and_descriptions(bench, cases, capsys):
     ]
 
 
+def test_a_listing_fits_the_width(bench, capsys):
+    assert bench("--list") == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= report.WIDTH
+
+
 def test_a_run_prints_and_writes(bench, capsys, tmp_path):
     path = tmp_path / "run.json"
     words = ("decode-?/float32", "--no-peers", "--markdown", "--json", str(path))
@@ -82,11 +88,12 @@ def test_a_run_is_compared_with_an_older_one(bench, capsys, tmp_path):
     data = json.loads(path.read_text())
     data["cases"][0]["rows"][0]["samples"] = [1e-12]
     data["environment"]["processor"] = "an older processor"
+    data["model"] = "gpt-5"
     path.write_text(json.dumps(data))
     assert bench("serving-1/float32", "--no-peers", "--compare", str(path)) == 0
     out = capsys.readouterr().out
     assert "0.00 ns" in out
-    assert "another machine: an older processor" in out
+    assert re.search(r"\nThe older run differs: machine an older processor, .*; model gpt-5\n", out)
 
 
 def test_peers_are_skipped_by_name_with_the_reason(bench, capsys, monkeypatch):
@@ -98,11 +105,20 @@ def test_peers_are_skipped_by_name_with_the_reason(bench, capsys, monkeypatch):
 
 
 @pytest.mark.skipif(rope_cpu.get_num_threads() < 2, reason="one thread only")
-def test_ours_is_timed_at_each_number_of_threads(bench, capsys):
-    assert bench("decode-64/float32", "--threads", "1,2") == 0
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("decode-64/float32", "plan"),
+        ("serving-1/float32/to-int8", "append"),
+        ("attention-1/float32", "attention"),
+        ("serving-shift/float32", "rotate_cached"),
+    ],
+)
+def test_ours_is_timed_at_each_number_of_threads(name, row, bench, capsys):
+    assert bench(name, "--threads", "1,2") == 0
     out = capsys.readouterr().out
-    assert "plan, 1 thread " in out
-    assert "plan, 2 threads " in out
+    assert f"{row}, 1 thread " in out
+    assert f"{row}, 2 threads " in out
 
 
 @pytest.mark.parametrize(
@@ -112,7 +128,7 @@ def test_ours_is_timed_at_each_number_of_threads(bench, capsys):
         ("--model gpt-5", "`model`"),
         ("--config /no/such/config.json", "/no/such/config.json"),
         ("decode-1 --threads 0", "`--threads`"),
-        ("decode-1 --threads 1,2 --peers", "`--peers`"),
+        ("decode-1 --threads 1,2 --peers", "`--peers` is given with `--threads 1,2`"),
         ("decode-1 --plot picture.pdf", "picture.pdf"),
         ("decode-1 --json /", "cannot write /: it is a folder"),
         ("--list --json q.json", "`--json`"),

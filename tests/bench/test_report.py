@@ -6,11 +6,13 @@ import pytest
 from bench_runs import ENVIRONMENT, timed_case, timed_row, timed_run
 
 from rope_cpu.bench import report, results
-from rope_cpu.bench.results import OlderRun, Result, estimate, machine
+from rope_cpu.bench.results import OlderRun, Result, conditions, estimate
+
+CONDITIONS = conditions("llama3-8b", ENVIRONMENT)
 
 
-def older_run(name, seconds):
-    return OlderRun(machine(ENVIRONMENT), {(name, "plan"): seconds})
+def older_run(name, seconds, **changes):
+    return OlderRun(CONDITIONS | changes, {(name, "plan"): seconds})
 
 
 def test_a_row_has_its_rate_share_of_the_limit_and_ratio():
@@ -42,24 +44,26 @@ def test_a_file_has_samples_and_gives_their_medians(tmp_path):
     (case,) = run.cases
     assert json.loads(path.read_text())["cases"][0]["rows"][0]["samples"] == case.rows[0].samples
     medians = {(case.name, row.name): row.seconds.median for row in case.timed()}
-    assert results.load(path) == OlderRun(machine(ENVIRONMENT), medians)
+    assert results.load(path) == OlderRun(CONDITIONS, medians)
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "reason"),
     [
-        "{",
-        "\xff",
-        "[" * 100_000,
-        '{"format": 2}',
-        '{"format": 3, "cases": ["case"]}',
-        '{"format": 3, "cases": [{"name": "a", "rows": [{"name": "b", "status": "timed"}]}]}',
+        ("{", "Expecting property name"),
+        ("\xff", "'utf-8' codec"),
+        ("[" * 100_000, "decoding a JSON array"),
+        ("{}", "it lacks 'format'"),
+        ('{"format": 2}', "its format is 2"),
+        ('{"format": 3, "cases": ["case"]}', "indices must be integers"),
+        ('{"format": 3, "cases": [{"name": "a", "rows": [{"status": "timed"}]}]}', "'name'"),
+        ('{"format": 3, "cases": []}', "it lacks 'model'"),
     ],
 )
-def test_a_file_of_something_else_is_refused(tmp_path, text):
+def test_a_file_of_something_else_is_refused(tmp_path, text, reason):
     path = tmp_path / "other.json"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match=f"{path} is not a file"):
+    with pytest.raises(ValueError, match=f"{path} is not a file .* in format 3: .*{reason}"):
         results.load(path)
 
 
@@ -77,10 +81,16 @@ def test_a_comparison_has_medians_and_their_ratio():
     run = timed_run(timed_case(ours=3e-6, name="decode-1/float32"))
     lines = list(report.comparison(run, older_run("decode-1/float32", 2e-6)))
     assert lines[-1].split() == ["decode-1/float32", "plan", "2.00", "µs", "3.00", "µs", "1.50"]
-    assert not any("another machine" in line for line in lines)
-    assert "Nothing was compared" in list(report.comparison(run, older_run("other", 1.0)))[-1]
-    other = OlderRun("another processor", {})
-    assert "another machine: another processor" in list(report.comparison(run, other))[1]
+    assert len(lines) == 3  # a blank line, the header, the row
+    _, nothing = report.comparison(run, older_run("other", 1.0))
+    assert "Nothing was compared" in nothing
+
+
+@pytest.mark.parametrize("changed", ["machine", "threads", "model"])
+def test_a_comparison_names_what_differs(changed):
+    older = older_run("other", 1.0, **{changed: "another"})
+    _, line, _ = report.comparison(timed_run(timed_case()), older)
+    assert line == f"The older run differs: {changed} another"
 
 
 def test_markdown_has_a_column_for_each_shape():
