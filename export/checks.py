@@ -105,7 +105,7 @@ def check_attention(options: AttentionOptions, rope: RotaryEmbedding) -> None:
     problem = next(target.attention_problems(rope, options), None)
     if problem is not None:
         able = _capable_targets(lambda other: _attends(other, options, rope))
-        raise ValueError(f"{problem}{able}")
+        raise ArgumentError(problem.argument, problem.finding, problem.rule, able)
     if options.batch_chunks and not target.takes_chunks and not runtime_takes_query_lengths():
         raise ValueError(
             "`batch_chunks` is True, but the GroupQueryAttention of onnxruntime "
@@ -128,18 +128,17 @@ def check_arrays(options: AttentionOptions, head_dim: int, arrays: Mapping[str, 
         raise ValueError(f"{argument} has shape {array.shape}; it must be {shapes[name]}")
 
 
-def _raise_first(problems: Iterator[str]) -> None:
-    """Raise ValueError with the first problem, if there is one."""
-    problem = next(problems, None)
-    if problem is not None:
-        raise ValueError(problem)
+def _raise_first(problems: Iterator[ArgumentError]) -> None:
+    """Raise the first problem, if there is one."""
+    for problem in problems:
+        raise problem
 
 
 def _capable_targets(supports: Callable[[Target], bool]) -> str:
-    """Return the end of an error text: "; target 'primitive' can express it"; "" without any."""
+    """Return the remedy "target 'primitive' can express it"; "" without any."""
     names = [repr(name) for name, target in TARGETS.items() if supports(target)]
     noun = "target" if len(names) == 1 else "targets"
-    return f"; {noun} {' and '.join(names)} can express it" if names else ""
+    return f"{noun} {' and '.join(names)} can express it" if names else ""
 
 
 def _attends(target: Target, options: AttentionOptions, rope: RotaryEmbedding) -> bool:
@@ -149,94 +148,99 @@ def _attends(target: Target, options: AttentionOptions, rope: RotaryEmbedding) -
     return takes_cache and takes_dtype and not any(target.attention_problems(rope, options))
 
 
-def _rope_problems(options: RopeOptions) -> Iterator[str]:
+def _rope_problems(options: RopeOptions) -> Iterator[ArgumentError]:
     """Yield the broken rules of several options of a rotation."""
     kv_heads = options.num_kv_heads
     if options.layout == "thd" and options.positions != "position_ids":
-        yield f"`positions` is {options.positions!r}; packed tokens (thd) need 'position_ids'"
+        rule = "be 'position_ids' for packed tokens (thd)"
+        yield ArgumentError("positions", options.positions, rule)
     if kv_heads is not None and options.num_heads is None:
-        yield f"`num_kv_heads` is {kv_heads}, but `num_heads` is None; give both or neither"
+        yield ArgumentError("num_kv_heads", kv_heads, "be left out, as `num_heads` is None")
     if kv_heads is not None and len(options.inputs) == 1:
-        names = shown(options.inputs)
-        yield f"`num_kv_heads` is {kv_heads}, but `inputs` is {names}; give a second input"
+        rule = f"be left out, as `inputs` is {shown(options.inputs)}"
+        yield ArgumentError("num_kv_heads", kv_heads, rule, "or give a second input")
     if options.layout == "bsd" and options.num_heads is None:
-        yield "`num_heads` is None; layout bsd (batch, seq, heads·head_dim) needs it"
+        rule = "be given with layout bsd (batch, seq, heads·head_dim)"
+        yield ArgumentError("num_heads", None, rule)
 
 
-def _rotation_problems(options: RopeOptions, rope: RotaryEmbedding) -> Iterator[str]:
+def _rotation_problems(options: RopeOptions, rope: RotaryEmbedding) -> Iterator[ArgumentError]:
     """Yield the reasons why the options or their target cannot express a rotation."""
     spec = rope.spec
     target = TARGETS[options.target]
     pair_axes = np.count_nonzero(spec.inv_freq[0], axis=0)
     frequency_heads = spec.inv_freq.shape[2]
     if spec.angle_dtype == "float32" and (pair_axes > 1).any():
-        yield (
-            "`rope` has `angle_dtype` 'float32' and pairs that rotate by several axes: their sum "
-            "depends on the order in which a runtime adds; export one of `angle_dtype` 'float64'"
-        )
+        finding = Finding("has `angle_dtype` 'float32' and pairs that rotate by several axes")
+        rule = "have 'float64': a sum over axes depends on the order in which a runtime adds"
+        yield ArgumentError("rope", finding, rule)
     if frequency_heads > 1 and not target.per_head:
-        yield (
-            f"{target.op} takes one cos and sin for all heads, and `rope` has frequencies for "
-            f"{frequency_heads} heads{_capable_targets(lambda other: other.per_head)}"
-        )
+        finding = Finding(f"has frequencies for {frequency_heads} heads")
+        rule = f"have the same for all heads, as {target.op} takes one cos and sin"
+        yield ArgumentError("rope", finding, rule, _capable_targets(lambda other: other.per_head))
     for name, count in zip(("num_heads", "num_kv_heads"), options.heads.values(), strict=False):
         if frequency_heads > 1 and (count is None or count % frequency_heads):
-            yield f"`{name}` is {count}; it must be a multiple of {frequency_heads}, as of `rope`"
+            yield ArgumentError(name, count, f"be a multiple of {frequency_heads}, as in `rope`")
     if options.tables and (spec.pair_axis is None or frequency_heads > 1):
-        yield (
-            "`rope` has pairs that rotate by several axes, or frequencies per head, and tables "
-            "cannot hold such a rotation; drop `max_positions`"
+        rule = (
+            "be left out: `rope` has pairs that rotate by several axes, or frequencies per head, "
+            "and tables cannot hold such a rotation"
         )
+        yield ArgumentError("max_positions", options.max_positions, rule)
 
 
-def _attention_problems(options: AttentionOptions) -> Iterator[str]:
+def _attention_problems(options: AttentionOptions) -> Iterator[ArgumentError]:
     """Yield the broken rules of several options of an attention."""
     if options.num_heads % options.num_kv_heads:
-        kv_heads = options.num_kv_heads
-        yield f"`num_heads` is {options.num_heads}, not a multiple of `num_kv_heads`, {kv_heads}"
+        rule = f"be a multiple of `num_kv_heads`, {options.num_kv_heads}"
+        yield ArgumentError("num_heads", options.num_heads, rule)
     # "bhsd" given explicitly cannot be told from the default, so "bshd" alone is refused.
     if options.hidden is not None and options.layout == "bshd":
-        yield "`layout` is 'bshd', but `weights` are given: hidden states are bsd; drop `layout`"
+        rule = "be left out, as `weights` are given: hidden states are bsd"
+        yield ArgumentError("layout", options.layout, rule)
     if options.window is not None and not options.causal:
-        yield f"`window` is {options.window}: it counts keys up to a query; give `causal`=True"
+        rule = "be None, as `causal` is False: it counts keys up to a query"
+        yield ArgumentError("window", options.window, rule)
     if options.softcap is not None and not _fits_float32(options.scale / options.softcap):
-        quotient = shown(options.scale / options.softcap)
-        yield f"`scale / softcap` is {quotient}; it must {FLOAT32_RULE}"
+        yield ArgumentError("scale / softcap", options.scale / options.softcap, FLOAT32_RULE)
     for name, default in NORM_DEFAULTS.items():
         value = getattr(options, name)
         if options.qk_norm == "none" and value != default:
-            yield f"`{name}` is {value}, but there is no `qk_norm` that uses it; drop `{name}`"
+            yield ArgumentError(name, value, "be left out, as there is no `qk_norm` that uses it")
     yield from _cache_problems(options)
 
 
-def _cache_problems(options: AttentionOptions) -> Iterator[str]:
+def _cache_problems(options: AttentionOptions) -> Iterator[ArgumentError]:
     """Yield the broken rules of options of a cache."""
     if options.is_shared and not options.past:
-        yield "`past` is False, but `cache` is 'shared': it is the past; drop `past`"
+        yield ArgumentError("past", False, "be left out, as `cache` is 'shared': it is the past")
     if options.is_shared and not options.causal:
-        yield "`causal` is False; attention over a shared cache is causal; give `cache`='growing'"
+        rule = "be True for attention over a shared cache"
+        yield ArgumentError("causal", False, rule, "or give `cache`='growing'")
     if options.is_shared and options.mask != "none":
-        yield f"`mask` is {options.mask!r}, but `cache` is 'shared': rows have lengths; drop `mask`"
+        rule = "be left out, as `cache` is 'shared': rows have lengths"
+        yield ArgumentError("mask", options.mask, rule)
     if options.cache_dtype is not None and not options.is_shared:
-        yield f"`cache_dtype` is {options.cache_dtype}, but `cache` is 'growing'; give 'shared'"
+        rule = "be left out, as `cache` is 'growing'"
+        yield ArgumentError("cache_dtype", options.cache_dtype, rule, "or give `cache`='shared'")
     if options.cache_dtype is not None and not TARGETS[options.target].int8_cache:
-        yield (
-            f"`cache_dtype` is {options.cache_dtype}, which target {options.target!r} cannot "
-            f"attend to{_capable_targets(lambda other: other.int8_cache)}"
-        )
+        rule = f"be left out with target {options.target!r}"
+        able = _capable_targets(lambda other: other.int8_cache)
+        yield ArgumentError("cache_dtype", options.cache_dtype, rule, able)
 
 
 def _check_coordinates(rope: RotaryEmbedding, positions: str) -> None:
     """Raise ValueError where positions are consecutive, but tokens need coordinates."""
     if rope.axes > 1 and not rope.spec.shared_id and positions != "position_ids":
-        need = f"with {rope.axes} axes each token needs its coordinates"
-        raise ValueError(f"`positions` is {positions!r}; {need}: give 'position_ids'")
+        rule = f"be 'position_ids': with {rope.axes} axes each token needs its coordinates"
+        raise ArgumentError("positions", positions, rule)
 
 
 def _check_dtype(target: Target, dtype: np.dtype[Any]) -> None:
     if dtype not in target.dtypes:
+        rule = f"be one of {', '.join(map(str, target.dtypes))} for {target.op}"
         able = _capable_targets(lambda other: dtype in other.dtypes)
-        raise ValueError(f"`dtype` is {dtype}, which {target.op} has no kernel for{able}")
+        raise ArgumentError("dtype", str(dtype), rule, able)
 
 
 def _target_opset(target: Target, opset: int | None, cache: str | None) -> int:

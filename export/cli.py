@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -280,6 +281,8 @@ def _weights(
         )
     except ValueError as error:
         text = str(error)
+        if text.startswith("`tensors`"):
+            raise UsageError(text.replace("`tensors`", "--weights", 1)) from error
     except OSError as error:
         text = f"cannot read {shown(str(error.filename))}: {error.strerror}"
     raise UsageError(f"--weights {args.weights}: {text}")
@@ -351,13 +354,20 @@ def read_departures(settings: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"--set is {shown(text)}; its name must be one of {', '.join(NAMES)}")
         if name in departures:
             raise UsageError(f"--set {name} is given twice; give it once")
-        try:
-            departures[name] = None if value == "none" else NUMBERS[name](value)
-        except (KeyError, ValueError):
-            rule = "a number or none" if name in NUMBERS else "none"
-            given = shown(text)
-            raise UsageError(f"--set is {given}; its value must be {rule}") from None
+        departures[name] = None if value == "none" else _number(name, value)
+        if departures[name] == 0:
+            rule = "a number above 0, or none" if name in NUMBERS else "none"
+            raise UsageError(f"--set is {shown(text)}; its value must be {rule}")
     return departures
+
+
+def _number(name: str, text: str) -> float:
+    """Return the value of a --set that may be a number; 0 unless it is one above 0."""
+    try:
+        number = NUMBERS[name](text)
+    except (KeyError, ValueError):
+        return 0
+    return number if 0 < number < math.inf else 0
 
 
 def changed(facts: Attention, departures: Mapping[str, Any]) -> Attention:

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.arguments.errors import ArgumentError
 
 from ..graph import FLOAT32, HALF, Graph, four_axes, relayout, tensor_shape
 from ..nodes import CosSinValues, Lengths, token_cos_sin
@@ -32,7 +33,8 @@ class Target:
     shared_cache_opset: the lowest opset of attention over a shared cache, None if it is that of
         `opsets`.
     int8_cache: whether a shared cache may be int8.
-    attention_problems: yields the reasons why this target cannot express an attention.
+    attention_problems: yields the reasons why this target cannot express an attention, without
+        a remedy.
     """
 
     name: str
@@ -47,7 +49,7 @@ class Target:
     takes_chunks: bool = True
     shared_cache_opset: int | None = None
     int8_cache: bool = False
-    attention_problems: Callable[[RotaryEmbedding, AttentionOptions], Iterator[str]] = (
+    attention_problems: Callable[[RotaryEmbedding, AttentionOptions], Iterator[ArgumentError]] = (
         lambda rope, options: iter(())
     )
 

@@ -14,6 +14,7 @@ import numpy as np
 from onnxruntime.capi import onnxruntime_pybind11_state
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.frequencies.axes import mrope_pair_axis
 
 from ..graph import FLOAT32, ORT_DOMAIN
@@ -244,29 +245,38 @@ def runtime_takes_query_lengths() -> bool:
     return any(value.name == "query_seqlens" for values in inputs for value in values)
 
 
-def attention_problems(rope: RotaryEmbedding, options: AttentionOptions) -> Iterator[str]:
+def attention_problems(rope: RotaryEmbedding, options: AttentionOptions) -> Iterator[ArgumentError]:
     """Yield the reasons why GroupQueryAttention would be wrong or would not run."""
     if options.positions == "position_ids":
-        yield f"`positions` is 'position_ids', but {ATTENTION_OP} reads the first of a prompt only"
+        rule = f"be 'past', as {ATTENTION_OP} reads the first of a prompt only"
+        yield ArgumentError("positions", options.positions, rule)
     if not options.causal:
-        yield f"`causal` is False, but {ATTENTION_OP} is causal"
+        yield ArgumentError("causal", False, f"be True for {ATTENTION_OP}")
     if options.max_positions is None:
-        yield f"`max_positions` is None, but {ATTENTION_OP} needs tables: give their rows"
+        rule = f"be the number of rows of the tables that {ATTENTION_OP} needs"
+        yield ArgumentError("max_positions", None, rule)
     if len(rope.blocks) > 1:
-        yield f"`rope` has blocks {list(rope.blocks)}, but {ATTENTION_OP} pairs in one block"
+        finding = Finding(f"has blocks {list(rope.blocks)}")
+        yield ArgumentError("rope", finding, f"have one block for {ATTENTION_OP}")
     if rope.axes > 1 and not rope.spec.shared_id:
-        yield (f"`rope` has {rope.axes} axes, but {ATTENTION_OP} takes one position per token")
+        finding = Finding(f"has {rope.axes} axes")
+        rule = f"have one, as {ATTENTION_OP} takes one position per token"
+        yield ArgumentError("rope", finding, rule)
     if rope.head_dim % 16:
-        yield (f"`head_dim` is {rope.head_dim}, but {ATTENTION_OP} rotates multiples of 16 only")
+        rule = f"be a multiple of 16 for {ATTENTION_OP}"
+        yield ArgumentError("head_dim", rope.head_dim, rule)
     if rope.rotary_dim % 16 and rope.rotary_dim < rope.head_dim:
-        yield f"`rotary_dim` is {rope.rotary_dim}, but {ATTENTION_OP} needs a multiple of 16"
+        rule = f"be `head_dim` or a multiple of 16 for {ATTENTION_OP}"
+        yield ArgumentError("rotary_dim", rope.rotary_dim, rule)
     if options.v_head_dim != rope.head_dim:
-        yield (f"`v_head_dim` is {options.v_head_dim}, but {ATTENTION_OP} takes head_dim only")
+        rule = f"be `head_dim`, {rope.head_dim}, for {ATTENTION_OP}"
+        yield ArgumentError("v_head_dim", options.v_head_dim, rule)
     if options.is_shared and options.cached_dtype not in (str(FLOAT32), "int8"):
-        yield (
-            f"`dtype` is {options.dtype}, but {ATTENTION_OP} would convert the whole shared cache "
-            "to float32 at every step; give `cache_dtype`='int8'"
+        rule = (
+            f"be float32 unless `cache_dtype` is 'int8': {ATTENTION_OP} would convert the whole "
+            "shared cache to float32 at every step"
         )
+        yield ArgumentError("dtype", options.dtype, rule)
 
 
 ORT = Target(

@@ -77,7 +77,7 @@ def _dtype_name(dtype: str) -> str:
     try:
         (name,) = dtype_names(dtype)
     except TypeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error).removeprefix("`dtypes` holds ")) from None
     return name
 
 
@@ -85,4 +85,4 @@ def _cache_dtype_names(dtypes: str) -> list[str]:
     try:
         return cache_dtype_names(dtypes.split(","))
     except TypeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error).removeprefix("`cache_dtypes` holds ")) from None

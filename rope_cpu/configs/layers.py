@@ -67,23 +67,23 @@ def layer_parameters(
     """
     if layer is None:
         selected = _layers_of_type(layers, layer_type, sections)
-        question = f"`layer_type` is {shown(layer_type)}"
-        subject = "no layer is" if layer_type is None else "layers of this type are not"
     else:
         selected = [_layer_at(layers.entries, layer_type, layer, sections)]
         layer_type = selected[0].layer_type
-        question = f"`layer` is {int(layer)}"
-        subject = "this layer is not"
     rotated = [entry for entry in selected if entry.rotated]
     if not rotated:
-        raise ValueError(f"{question}; {subject} rotated")
+        rule = "select a layer that is rotated"
+        if layer is not None:
+            raise ArgumentError("layer", int(layer), rule)
+        if layer_type is not None:
+            raise ArgumentError("layer_type", layer_type, rule)
+        raise ValueError("`layer_type` is None; no layer is rotated")
     thetas = {entry.rope_theta for entry in rotated}
     if len(thetas) > 1:
         listed = sorted(theta for theta in thetas if theta is not None)
-        rule = "give `layer`" if layer_type is not None else "give `layer` or `layer_type`"
-        raise ValueError(
-            f"{question}, but these layers differ in rope_theta, {shown(listed)}; {rule}"
-        )
+        rule = f"select layers of one rope_theta, not of {shown(listed)}"
+        remedy = "give `layer`" if layer_type is not None else "give `layer` or `layer_type`"
+        raise ArgumentError("layer_type", layer_type, rule, remedy)
     if layer_type is None and ALL_LAYERS not in sections:
         layer_type = layers.only_type
     layer_type, section = _section_of_type(sections, layer_type, layers.known_types)
@@ -287,21 +287,17 @@ def _layer_at(
     """Return a layer by its index."""
     index = scalars.whole_number("layer", layer, 0)
     if layer_type is not None:
-        raise ValueError(
-            f"`layer` is {index} and `layer_type` {shown(layer_type)}; give one of them"
-        )
+        rule = f"be left out, as `layer_type` is {shown(layer_type)}"
+        raise ArgumentError("layer", index, rule)
     if not layers:
-        raise ValueError(
-            f"`layer` is {index}, but the config does not say how many there are "
-            "(`num_hidden_layers`)"
-        )
+        rule = "be left out: the config does not say how many there are (`num_hidden_layers`)"
+        raise ArgumentError("layer", index, rule)
     if index >= len(layers):
-        raise ValueError(f"`layer` is {index}, but there are {len(layers)} layers, counted from 0")
+        raise ArgumentError("layer", index, f"be below {len(layers)}, the number of layers")
     all_alike = ALL_LAYERS in sections and len(sections) == 1
     if layers[index].layer_type is None and not all_alike:
-        raise ValueError(
-            f"`layer` is {index}, but the config has no `layer_types`; give `layer_type`"
-        )
+        rule = "be left out, as the config has no `layer_types`"
+        raise ArgumentError("layer", index, rule, "give `layer_type`")
     return layers[index]
 
 

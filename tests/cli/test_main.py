@@ -63,7 +63,7 @@ INT8 = "export -o a.onnx --layer-type full_attention --attention --cache-dtype i
         ("export -o a.onnx --layer-type x", "`--layer-type` is 'x'; it must be one"),
         ("export -o a.onnx", "`--layer-type` is not given; it must be one of"),
         ("export -o a.txt --layer-type full_attention", "`--output` is 'a.txt'"),
-        (INT8, "`cache_dtype` is int8, but `cache` is 'growing'"),
+        (INT8, "`--cache-dtype` is 'int8'; it must be left out, as `cache` is 'growing'"),
     ],
 )
 def test_errors_of_the_library_name_options(words, start, tmp_path, monkeypatch, capsys):
@@ -72,6 +72,35 @@ def test_errors_of_the_library_name_options(words, start, tmp_path, monkeypatch,
     assert cli.main([*words.split(), "config.json"]) == 2
     assert capsys.readouterr().err.startswith(f"rope-cpu: {start}")
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "no_rope_layers": [1, 0],
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        ("--layer 9", "`--layer` is 9; it must be below 2"),
+        ("--layer 1", "`--layer` is 1; it must select a layer that is rotated"),
+        ("--layer 0 --layer-type full_attention", "`--layer` is 0; it must be left out"),
+        ("--dtype float64", "`--dtype` is 'float64'; it must be one of float32"),
+        ("--layout thd --positions none", "`--positions` is 'none'; it must be 'position_ids'"),
+        ("--attention --cache shared --mask padding", "`--mask` is 'padding'; it must be left out"),
+        ("--attention --cache shared --cache-dtype int8", "`--cache-dtype` is 'int8'; it must be"),
+        ("--attention --target ort --positions position_ids", "`--positions` is 'position_ids';"),
+    ],
+)
+def test_refusals_of_the_export_name_options(options, start, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert cli.main(["export", "config.json", "-o", "a.onnx", *options.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"rope-cpu: {start}")
 
 
 VARIABLES = {"ROPE_CPU_NUM_THREADS": "two", "NUMBA_THREADING_LAYER": "nope"}

@@ -40,12 +40,12 @@ def test_layer_types(given: dict[str, Any]) -> None:
 
 
 def test_a_layer_type_without_rotation_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`layer_type` is 'full_attention'; .* are not rotated"):
+    with pytest.raises(ValueError, match=r"`layer_type` is 'full_attention'; .* that is rotated"):
         read({"model_type": "beam"}, layer_type="full_attention")
     assert read({"model_type": "beam"}, layer_type="sliding_attention").head_dim == 128
     exaone = {"model_type": "exaone4", "layer_types": ["full_attention", "sliding_attention"]}
     for window in ({"sliding_window": 4096}, {}):
-        with pytest.raises(ValueError, match="not rotated"):
+        with pytest.raises(ValueError, match="select a layer that is rotated"):
             read(exaone, window, layer_type="full_attention")
     assert read(exaone, {"sliding_window": None}, layer_type="full_attention") == read(exaone)
 
@@ -72,9 +72,9 @@ def test_layers_with_bases_of_their_own(asked: dict[str, Any], theta: float) -> 
 
 def test_layers_whose_base_is_0_are_not_rotated() -> None:
     assert read(GRANITE, layer_type="sliding_attention") == read(GRANITE, layer=0)
-    with pytest.raises(ValueError, match="`layer` is 2; this layer is not rotated"):
+    with pytest.raises(ValueError, match="`layer` is 2; it must select a layer that is rotated"):
         read(GRANITE, layer=2)
-    with pytest.raises(ValueError, match=r"`layer_type` is None, .* \[10000.0, 5000000.0\]; give"):
+    with pytest.raises(ValueError, match=r"`layer_type` is None; .* \[10000.0, 5000000.0\]; give"):
         read(GRANITE)
 
 
@@ -115,7 +115,7 @@ def test_which_layers_are_rotated(keys: dict[str, Any], expected: list[int]) -> 
         if layer in expected:
             assert read(FEW, keys, layer=layer) == one
         else:
-            with pytest.raises(ValueError, match=f"`layer` is {layer}; this layer is not rotated"):
+            with pytest.raises(ValueError, match=f"`layer` is {layer}; .* that is rotated"):
                 read(FEW, keys, layer=layer)
 
 
@@ -126,14 +126,14 @@ LINEAR = {"layer_type": "linear_attention"}
 LAYERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (of("smollm3", no_rope_layers=[0] * 36), {}, "`layer_type` is None; no layer is rotated"),
     (of("smollm3", no_rope_layers=[1, 0]), {}, "`no_rope_layers` has 2 values, but there are 36"),
-    (LLAMA | TWO, {"layer": 2}, "`layer` is 2, but there are 2 layers"),
+    (LLAMA | TWO, {"layer": 2}, "`layer` is 2; it must be below 2"),
     (LLAMA | TWO, {"layer": -1}, "`layer` is -1"),
-    (LLAMA, FIRST, "`layer` is 0, but the config does not say how many there are"),
-    (GRANITE, FIRST | FULL, "`layer` is 0 and `layer_type` 'full_attention'; give one"),
-    (of("gemma4_text", **TWO), FIRST, "`layer` is 0, but the config has no `layer_types`"),
+    (LLAMA, FIRST, "`layer` is 0; it must be left out: the config does not say"),
+    (GRANITE, FIRST | FULL, "`layer` is 0; it must be left out, as `layer_type` is 'f"),
+    (of("gemma4_text", **TWO), FIRST, "`layer` is 0; it must be left out, as the config has"),
     (of("cohere2", sliding_window_pattern="LG", **TWO), FIRST, "the config has no `layer_types`"),
-    (of("kolibri1"), FULL, "layers of this type are not rotated"),
-    (of("qwen3_next"), LINEAR, "layers of this type are not rotated"),
+    (of("kolibri1"), FULL, "it must select a layer that is rotated"),
+    (of("qwen3_next"), LINEAR, "it must select a layer that is rotated"),
 ]
 
 

@@ -60,7 +60,7 @@ def test_blocks_with_their_own_heads():
     config = reader.read(nemotron_nas(8, None, 8))
     assert config.heads() == (64, 8)
     assert config.spec(layer=2).head_dim == 128
-    with pytest.raises(ValueError, match="`layer` is 1; this layer is not rotated"):
+    with pytest.raises(ValueError, match="`layer` is 1; it must select a layer that is rotated"):
         config.spec(layer=1)
 
 

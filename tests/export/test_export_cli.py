@@ -105,7 +105,7 @@ def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path
     [
         (("--dtype", "float64"), "target 'primitive' can express it"),
         (("--set", "window=none"), "--set is an option of attention; give --attention as well"),
-        (("--layer", "4"), "`layer` is 4, but there are 4 layers"),
+        (("--layer", "4"), "`layer` is 4; it must be below 4"),
         (("--cache-dtype", "int8"), "--cache-dtype is an option of attention"),
         (("--attention", "--cache-dtype", "int8"), "`cache_dtype`"),
         (("--attention", "--inverse"), "attention rotates forward"),
@@ -117,7 +117,7 @@ def test_no_file_where_validation_fails(export_to, capsys, monkeypatch, tmp_path
         ),
         (("--positions", "past"), "`positions` is 'past'; it must be one of position_ids"),
         (("--seed", "-1"), "`seed` is -1; it must be at least 0"),
-        (("--attention", "--set", "scale=-1"), "`scale` is -1.0; it must be finite and above 0"),
+        (("--attention", "--set", "scale=-1"), "--set is 'scale=-1'; its value must be a number"),
         (
             ("--max-positions", "999999999999"),
             "`max_positions` is 999999999999; it must be at most",

@@ -124,16 +124,19 @@ def test_a_model_of_one_layer_type_needs_no_layer(
     assert options_of(file)["num_kv_heads"] == key_heads
 
 
+NUMBER = "; its value must be a number above 0, or none"
+
+
 @pytest.mark.parametrize(
     ("config", "arguments", "text"),
     [
-        (LLAMA, ("--opset", "99"), "`opset` is 99; it must be from 23"),
+        (LLAMA, ("--opset", "99"), "`opset` is 99; it must be from 23 to 24"),
         (LLAMA, ("--name-prefix", "a b"), "`name_prefix` is 'a b'; it must be at most"),
-        (LLAMA, ("--dtype", "float64"), "`dtype` is float64, which ai.onnx RotaryEmbedding"),
-        (LLAMA, ("--mask", "bool", "--cache", "shared"), "`mask` is 'bool', but `cache` is"),
+        (LLAMA, ("--dtype", "float64"), "`dtype` is 'float64'; it must be one of float32"),
+        (LLAMA, ("--mask", "bool", "--cache", "shared"), "`mask` is 'bool'; it must be left out"),
         (LLAMA, ("--target", "ort", "--positions", "position_ids"), "`positions` is 'position_"),
-        (LLAMA | {"head_dim": 24}, ("--target", "ort"), "`head_dim` is 24, but com.microsoft"),
-        (UNKNOWN, ("--half", "--target", "ort"), "`max_positions` is None, but com.microsoft"),
+        (LLAMA | {"head_dim": 24}, ("--target", "ort"), "`head_dim` is 24; it must be a mul"),
+        (UNKNOWN, ("--half", "--target", "ort"), "`max_positions` is None; it must be the"),
         (LLAMA | {"max_position_embeddings": 0}, ("--target", "ort"), "`max_position_embeddings`"),
         (LLAMA, ("--layout", "sbhd"), "`layout` is 'sbhd'; it must be one of bhsd, bshd, bsd"),
         (LLAMA, ("--weights", "a.safetensors"), "--weights needs the index of a layer; give --l"),
@@ -143,11 +146,13 @@ def test_a_model_of_one_layer_type_needs_no_layer(
         (GEMMA3, (), "`layer_type` is None; it must be one of 'sliding_attention'"),
         (GEMMA2, (), "layers differ (full_attention, sliding_attention)"),
         (LLAMA, ("--set", "rope_theta=1"), "--set is 'rope_theta=1'; its name must be one of wi"),
-        (LLAMA, ("--set", "window=many"), "its value must be a number or none"),
-        (LLAMA, ("--set", "window=-1"), "`window` is -1; it must be at least 1"),
-        (LLAMA, ("--set", "softcap=-1"), "`softcap` is -1.0; it must be finite and above 0"),
-        (LLAMA, ("--set", "softcap=nan"), "`softcap` is nan; it must be finite and above 0"),
-        (LLAMA, ("--set", "scale=0"), "`scale` is 0.0; it must be finite and above 0"),
+        (LLAMA, ("--set", "window=many"), f"--set is 'window=many'{NUMBER}"),
+        (LLAMA, ("--set", "window=0"), f"--set is 'window=0'{NUMBER}"),
+        (LLAMA, ("--set", "window=-5"), f"--set is 'window=-5'{NUMBER}"),
+        (LLAMA, ("--set", "softcap=0"), f"--set is 'softcap=0'{NUMBER}"),
+        (LLAMA, ("--set", "softcap=inf"), f"--set is 'softcap=inf'{NUMBER}"),
+        (LLAMA, ("--set", "scale=0"), f"--set is 'scale=0'{NUMBER}"),
+        (LLAMA, ("--set", "scale=nan"), f"--set is 'scale=nan'{NUMBER}"),
         (LLAMA, ("--set", "sinks=3"), "--set is 'sinks=3'; its value must be none"),
         (LLAMA, ("--set", "window=none"), "--set window is none, but the model has no window; d"),
         (LLAMA, ("--set", "scale=none"), "--set scale is none, but the model has no scale; drop"),
@@ -329,9 +334,11 @@ def test_layers_with_weights_are_written_and_merge(export_config, rng, tmp_path)
 def test_a_checkpoint_that_does_not_fit_is_bad_usage(export_config, tmp_path):
     weights = tmp_path / "model.safetensors"
     write_safetensors(weights, {"lm_head.weight": np.zeros((2, 2), np.float32)})
-    options = ("--attention", "--layer", "0", "--weights", str(weights))
-    with pytest.raises(UsageError, match=r"--weights .* holds no query projection of layer 0"):
-        export_config(LLAMA, *options)
+    options = ("--attention", "--layer", "0", "--weights")
+    with pytest.raises(UsageError, match=r"--weights holds no query projection of layer 0"):
+        export_config(LLAMA, *options, str(weights))
+    with pytest.raises(UsageError, match=r"^--weights is 'q3\.json'; it must be a file"):
+        export_config(LLAMA, *options, "q3.json")
 
 
 def test_weights_that_cannot_be_read_are_bad_usage(export_config, tmp_path):

@@ -261,11 +261,11 @@ def of_type(model_type, **values):
 BAILING = of_type("bailing_moe", use_qk_norm=True, rope_theta=1e4)
 CHUNKED = of_type("gemma4_text", attention_chunk_size=4)
 NO_OPTIONS = [
-    (LLAMA, {"layer": 3}, "`layer` is 3, but there are 3 layers"),
+    (LLAMA, {"layer": 3}, "`layer` is 3; it must be below 3"),
     (of_type("gemma2"), {}, "layers differ"),
     (of_type("gemma2"), {"layer_type": "local"}, "give one of 'full_attention', 'sliding_att"),
     (of_type("gemma3_text", num_hidden_layers=6), {}, "`layer_type` is None; it must be one of"),
-    (of_type("cohere2"), {"layer_type": "full_attention"}, "not rotated"),
+    (of_type("cohere2"), {"layer_type": "full_attention"}, "layer that is rotated"),
     (BAILING, {}, "lacks the epsilon of the norms; add rms_norm_eps"),
     (CHUNKED, {"layer_type": "full_attention"}, "norms of values"),
 ]

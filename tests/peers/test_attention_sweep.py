@@ -119,7 +119,7 @@ REFUSED = {
 REASONS = {name: words for words, names in REFUSED.items() for name in names}
 
 # The reason to refuse a layer of the model types in RIGHT, where it is not the first one.
-NOT_ROTATED = "this layer is not rotated"
+NOT_ROTATED = "it must select a layer that is rotated"
 NOT_WRITTEN = {
     "gpt_neox_japanese": "dense_bias",
     "mllama_text_model": "holds no query projection",  # its layer attends to an image

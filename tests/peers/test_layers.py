@@ -130,7 +130,7 @@ def rotary(given: dict[str, Any], layer: int) -> RotaryEmbedding | None:
     try:
         return RotaryEmbedding.from_config(given, layer=layer, angle_dtype="float32")
     except ValueError as error:
-        if "this layer is not rotated" not in str(error):
+        if "it must select a layer that is rotated" not in str(error):
             raise
         return None
 

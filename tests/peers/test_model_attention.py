@@ -297,5 +297,5 @@ def rounding_spread(name: str, exact: np.ndarray, steps: Mapping[str, torch.Tens
 def test_int8_is_refused_elsewhere(target: str, kind: str) -> None:
     reason = "target 'ort' can express it" if kind == "shared" else "`cache` is 'growing'"
     for name in CASES:
-        with pytest.raises(ValueError, match=f"`cache_dtype` is int8, .*{reason}"):
+        with pytest.raises(ValueError, match=f"`cache_dtype` is 'int8'; .*{reason}"):
             exported(name, target, "float32", kind, "int8")
