@@ -26,7 +26,7 @@ from .results import Run, environment, load, save
 from .workloads import MODELS, Model, known_model, model_of_file
 
 _DEFAULT_MODEL = "llama3-8b"
-_NOT_WITH_LIST = ("json", "plot", "compare", "markdown")
+_NOT_WITH_LIST = ("json", "plot", "compare")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,9 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the times as dots (.png or .svg)"
-    )
-    parser.add_argument(
-        "--markdown", action="store_true", help="print the medians as tables in Markdown, too"
     )
     parser.add_argument(
         "--compare",
@@ -137,8 +134,6 @@ def _run(args: argparse.Namespace) -> int:
     if args.plot:
         with write_errors(args.plot):
             plot.save(run, args.plot)
-    if args.markdown:
-        print_lines(report.markdown(run.cases))
     if older is not None:
         print_lines(report.comparison(run, older))
     return int(any(case.broken for case in run.cases))

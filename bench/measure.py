@@ -33,7 +33,7 @@ Contenders = Mapping[str, Callable[[Any], Call]]
 class Case:
     """Contenders that are timed together; what: one line of description.
 
-    workload: what they are given. Its `bytes_accessed` by a call are scaled as the limit of the
+    workload: their argument. Its `bytes_accessed` by a call are scaled as the limit of the
         machine, in as many allocations as it has `copies`.
     ours, peers: contenders of rope_cpu and of other libraries. Ratios are relative to the first.
     default: whether a run without patterns includes the case.

@@ -126,28 +126,6 @@ def comparison(run: Run, older: OlderRun) -> Iterator[str]:
     yield from lines if len(lines) > 1 else [nothing]
 
 
-def markdown(cases: Sequence[Result]) -> Iterator[str]:
-    """Yield tables of medians in Markdown: contenders below each other, shapes side by side.
-
-    There is a table for each rest of a name after the shape, such as float32/out.
-    """
-    groups: dict[str, list[Result]] = {}
-    for case in cases:
-        groups.setdefault(case.name.partition("/")[2], []).append(case)
-    for rest, group in groups.items():
-        columns = [_medians(case) for case in group]
-        yield ""
-        yield f"| {' | '.join([rest, *(case.name.partition('/')[0] for case in group)])} |"
-        yield f"|{'---|' * (len(group) + 1)}"
-        for name in dict.fromkeys(name for column in columns for name in column):
-            cells = [column.get(name, "") for column in columns]
-            yield f"| {' | '.join([name, *cells])} |"
-
-
-def _medians(case: Result) -> dict[str, str]:
-    return {row.name: duration(row.seconds.median) for row in case.timed("ours", "peer")}
-
-
 def listing(cases: Sequence[Case]) -> Iterator[str]:
     """Yield the name and the description of each case; * marks the default ones."""
     width = max(len(case.name) for case in cases)

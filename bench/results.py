@@ -172,7 +172,7 @@ def machine(environment: Mapping[str, Any]) -> str:
 
 
 def conditions(model: str, environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the times of two runs must have in common to be compared."""
+    """Return the conditions in which two runs must agree for their times to be comparable."""
     return {
         "machine": "{processor}, {cores} cores".format_map(environment),
         "threads": str(environment["threads"]),

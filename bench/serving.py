@@ -101,7 +101,7 @@ class Step:
 
     @property
     def bytes_accessed(self) -> int:
-        """Bytes of q, k and v and of what is written, scales and cos and sin included."""
+        """Bytes of q, k and v and of the results, scales and cos and sin included."""
         vectors = self.tokens * HEAD_DIM
         read = 4 * vectors * (HEADS + 2 * KV_HEADS + 1)
         queries = 4 * vectors * HEADS

@@ -77,8 +77,8 @@ class RotaryPlan:
         self._positions = positions
         self._layout = layout
         self._operation = operation
-        table = cos_sin.table(positions, operation, compute_dtype)
-        self._tables = {compute_dtype: repeated(table, 1) if any_tokens else table}
+        self._tables: dict[str, Array] = {}
+        self._table(compute_dtype)
         self._launches: dict[np.dtype[Any], tuple[Launch, Array]] = {}
         self._rotation: Rotation | None = None  # made when it is first needed
 
@@ -320,7 +320,7 @@ class RotaryPlan:
         return rotation
 
     def _float32_rotation(self) -> Rotation:
-        """Return cos and sin in float32 and what else the kernels of caches need."""
+        """Return the rotation with cos and sin in float32, and keep it."""
         table = self._tables.get("float32")
         if table is None:
             table = self._table("float32")

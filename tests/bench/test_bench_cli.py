@@ -69,11 +69,10 @@ def test_a_listing_fits_the_width(bench, capsys):
 
 def test_a_run_prints_and_writes(bench, capsys, tmp_path):
     path = tmp_path / "run.json"
-    words = ("decode-?/float32", "--no-peers", "--markdown", "--json", str(path))
+    words = ("decode-?/float32", "--no-peers", "--json", str(path))
     assert bench(*words) == 0
     out = capsys.readouterr().out
     assert "shapes of llama3-8b: 32 + 8 heads of 128" in out
-    assert "\n| float32 | decode-1 | decode-8 |\n|---|---|---|\n| plan | " in out
     run = json.loads(path.read_text())
     assert [case["name"] for case in run["cases"]] == ["decode-1/float32", "decode-8/float32"]
     rows = run["cases"][0]["rows"]
@@ -133,7 +132,6 @@ def test_ours_is_timed_at_each_number_of_threads(name, row, bench, capsys):
         ("decode-1 --json /", "cannot write /: it is a folder"),
         ("--list --json q.json", "`--json`"),
         ("--list --compare b.json", "`--compare`"),
-        ("--list --markdown", "`--markdown`"),
         ("--layer-type full_attention", "full_attention"),
     ],
 )

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from bench_runs import ENVIRONMENT, timed_case, timed_row, timed_run
+from bench_runs import ENVIRONMENT, timed_case, timed_run
 
 from rope_cpu.bench import report, results
-from rope_cpu.bench.results import OlderRun, Result, conditions, estimate
+from rope_cpu.bench.results import OlderRun, conditions, estimate
 
 CONDITIONS = conditions("llama3-8b", ENVIRONMENT)
 
@@ -91,11 +91,3 @@ def test_a_comparison_names_what_differs(changed):
     older = older_run("other", 1.0, **{changed: "another"})
     _, line, _ = report.comparison(timed_run(timed_case()), older)
     assert line == f"The older run differs: {changed} another"
-
-
-def test_markdown_has_a_column_for_each_shape():
-    rows = [timed_row("plan", "ours", 2e-6)]
-    cases = [Result("a/x", "", rows), Result("b/x", "", [timed_row("other", "peer", 1e-3)])]
-    _, header, _, *lines = report.markdown(cases)
-    assert header == "| x | a | b |"
-    assert lines == ["| plan | 2.00 µs |  |", "| other |  | 1.00 ms |"]
