@@ -12,6 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from rope_cpu.arguments import scalars
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Array
 from rope_cpu.configs.attention_facts import FACTS, FULL_LAYERS, WINDOW_LAYERS, Attention
@@ -323,14 +324,12 @@ def attention_prefix(tensors: Mapping[str, Any], layer: int) -> str:
         return prefixes.pop()
     if not prefixes:
         examples = shown(list(tensors)[:3])
-        raise ValueError(
-            f"`tensors` holds no query projection of layer {layer} "
-            f"({', '.join((*QUERIES, *FUSED))}); it has names such as {examples}"
-        )
-    raise ValueError(
-        f"`tensors` holds several attention modules of layer {layer}, {shown(sorted(prefixes))}; "
-        "pass those of one model"
-    )
+        finding = Finding(f"holds no query projection of layer {layer}")
+        rule = f"hold one of {', '.join((*QUERIES, *FUSED))}"
+        raise ArgumentError("tensors", finding, rule, f"it has names such as {examples}")
+    names = shown(sorted(prefixes))
+    finding = Finding(f"holds several attention modules of layer {layer}, {names}")
+    raise ArgumentError("tensors", finding, "hold one; pass the tensors of one model")
 
 
 class _AttentionTensors:
@@ -356,7 +355,8 @@ class _AttentionTensors:
         array = self.optional(names, suffix)
         if array is None:
             listed = ", ".join(f"{name}{suffix}" for name in names)
-            raise ValueError(f"`tensors` holds none of {listed} under {shown(self.prefix)}")
+            finding = Finding(f"holds none of {listed} under {shown(self.prefix)}")
+            raise ArgumentError("tensors", finding, "hold one of them")
         return array
 
     def check_all_used(self, ignored: set[str]) -> None:
@@ -364,10 +364,9 @@ class _AttentionTensors:
         unused = {name for name in self.unused if name.removesuffix(".weight") not in ignored}
         if unused:
             names = cut(", ".join(sorted(unused)))
-            raise ValueError(
-                f"`tensors` holds {names} under {shown(self.prefix)}: a part of the attention that "
-                "the export cannot write"
-            )
+            finding = Finding(f"holds {names} under {shown(self.prefix)}")
+            rule = "hold no part of the attention that the export cannot write"
+            raise ArgumentError("tensors", finding, rule)
 
 
 def _projections(
@@ -398,10 +397,10 @@ def _projections(
     needed = "qkv" if module.prefix.endswith(SELF) else "qkvo"
     missing = [f"{name}_proj" for name in needed if name not in projections]
     if missing:
-        raise ValueError(
-            f"`tensors` holds no {' and no '.join(missing)} under {shown(module.prefix)}; layers "
-            "that take keys or values from elsewhere cannot be written"
-        )
+        absent = " and no ".join(missing)
+        finding = Finding(f"holds no {absent} under {shown(module.prefix)}")
+        remedy = "layers that take keys or values from elsewhere cannot be written"
+        raise ArgumentError("tensors", finding, "hold all of them", remedy)
     return projections
 
 
@@ -493,9 +492,8 @@ def open_tensors(path: str | PathLike[str]) -> SafetensorsTensors:
         files = _weight_map(file)
         return SafetensorsTensors({name: file.parent / part for name, part in files.items()})
     if file.suffix != ".safetensors":
-        raise ValueError(
-            f"`tensors` is {shown(str(path))}; it must be a file *.safetensors or *{INDEX_SUFFIX}"
-        )
+        rule = f"be a file *.safetensors or *{INDEX_SUFFIX}"
+        raise ArgumentError("tensors", str(path), rule)
     return SafetensorsTensors(dict.fromkeys(_opened(file).keys(), file))
 
 

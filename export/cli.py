@@ -14,6 +14,7 @@ import onnx
 
 from rope_cpu import RotaryEmbedding, export
 from rope_cpu.arguments import limits
+from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPES
@@ -280,9 +281,9 @@ def _weights(
             args.weights, options, config.model_type, args.layer, tuple(departures)
         )
     except ValueError as error:
+        if isinstance(error, ArgumentError) and error.argument == "tensors":
+            raise UsageError(error.text("--weights")) from error
         text = str(error)
-        if text.startswith("`tensors`"):
-            raise UsageError(text.replace("`tensors`", "--weights", 1)) from error
     except OSError as error:
         text = f"cannot read {shown(str(error.filename))}: {error.strerror}"
     raise UsageError(f"--weights {args.weights}: {text}")

@@ -201,7 +201,10 @@ def test_names_are_escaped_in_errors(parts):
     tensors = llama_tensors(parts, f"{MARK}.1.")
     types = {"layer_types": ["full_attention", MARK], "sliding_window": 8}
     for call, text in (
-        (lambda: export.attention_weights(tensors | {f"{MARK}.1.{MARK}": 1}, LLAMA, 1), "a part"),
+        (
+            lambda: export.attention_weights(tensors | {f"{MARK}.1.{MARK}": 1}, LLAMA, 1),
+            "no part of the attention",
+        ),
         (lambda: export.attention_weights({**tensors, **strings(tensors)}, LLAMA, 1), "numbers"),
         (lambda: export.attention_options(MARKED | {"kv_lora_rank": 8}), "latent attention"),
         (lambda: export.attention_options(MARKED | types), "layers differ"),
