@@ -19,6 +19,8 @@ from rope_cpu.export.targets import TARGETS
 
 # The exact reference that validation computes takes a millisecond for each pair.
 NARROW = rotaries().filter(lambda rotary: rotary.rope.rotary_dim * rotary.axes <= 48)
+# With an attention factor of 2^126, scores and even rotated queries overflow in float32.
+ATTENDING = NARROW.filter(lambda rotary: np.all(rotary.rope.attention_factor <= 2.0**20))
 COUNTS = st.sampled_from((1, 2, 3, 4, 6))
 ROPE_OPTIONS = st.fixed_dictionaries(
     {},
@@ -95,7 +97,7 @@ def test_options_of_attention(search):
     search(
         check,
         12,
-        rotary=NARROW,
+        rotary=ATTENDING,
         options=ATTENTION_OPTIONS,
         arrays=st.sets(st.sampled_from(("norms", "norm inputs", "sinks", "weights"))),
         seed=st.integers(0, 2**32),
