@@ -16,9 +16,7 @@ from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Array
 from rope_cpu.configs.attention_facts import FACTS, FULL_LAYERS, WINDOW_LAYERS, Attention
-from rope_cpu.configs.layers import KNOWN_LAYER_TYPES
 from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
-from rope_cpu.configs.model_types import ALL_LAYERS
 from rope_cpu.configs.reader import read
 
 from .options import INPUT
@@ -269,8 +267,7 @@ def _rotated_types(config: ModelConfig) -> set[str | None]:
     parameters = config.rope_parameters
     if config.layers.entries:
         return {entry.layer_type for entry in config.layers.entries if entry.rotated}
-    names = config.values.get(KNOWN_LAYER_TYPES, tuple(parameters))
-    return {name or None for name in names if parameters.get(name, ALL_LAYERS) is not None}
+    return {name or None for name in parameters if parameters[name] is not None}
 
 
 def layer_weights(

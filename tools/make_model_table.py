@@ -35,6 +35,7 @@ WIDTHS = (
     "hidden_size",
     "num_attention_heads",
     "num_key_value_heads",
+    "num_hidden_layers",
     "head_dim",
     "qk_rope_head_dim",
     "max_position_embeddings",
@@ -139,27 +140,15 @@ def old_keys(
     return found
 
 
-def head_dim_rule(
-    cls: type[PreTrainedConfig], instance: PreTrainedConfig, entry: dict[str, Any]
-) -> None:
-    """Note a head_dim other than `head_dim` or else hidden_size / num_attention_heads."""
+def reads_head_dim(cls: type[PreTrainedConfig]) -> bool:
+    """Return False for a class that computes `head_dim` from other keys."""
     try:
         taken = cls(head_dim=48)
         taken.allow_global_per_layer_attribute_access = True
-        if getattr(taken, "head_dim", 48) != 48:
-            entry["head_dim_derived"] = True
-        widths = [
-            getattr(instance, name, None)
-            for name in ("head_dim", "num_attention_heads", "hidden_size")
-        ]
-        if (
-            "head_dim" not in entry["defaults"]
-            and all(widths)
-            and widths[0] * widths[1] == 2 * widths[2]
-        ):
-            entry["head_dim_ratio"] = 2
     except Exception as error:  # a value that this class refuses shows nothing
         print(f"head_dim of {cls.__name__} not tried: {type(error).__name__}")
+        return True
+    return bool(getattr(taken, "head_dim", 48) == 48)
 
 
 def plain_defaults(cls: type[PreTrainedConfig], renamed: dict[str, str]) -> dict[str, Any]:
@@ -199,12 +188,9 @@ def mrope_facts(cls: type[PreTrainedConfig], code: str) -> dict[str, Any]:
     if fallback is None:
         return {}
     added = sections(cls, rope_parameters={"rope_type": "default"}).get("", {}) or {}
-    return {
-        "mrope_section": added.get("mrope_section", json.loads(fallback[1])),
-        "mrope_interleaved": (
-            "mrope_section[dim] * 3" in code or "length = mrope_section[dim]" in code
-        ),
-    }
+    interleaved = "mrope_section[dim] * 3" in code or "length = mrope_section[dim]" in code
+    section = added.get("mrope_section", json.loads(fallback[1]))
+    return {"mrope": {"mrope_section": section, "mrope_interleaved": interleaved}}
 
 
 def old_key_facts(cls: type[PreTrainedConfig]) -> dict[str, Any]:
@@ -249,12 +235,13 @@ def facts(
     }
     if "partial_rotary_factor" not in code:
         entry["whole_head"] = True
+    if not reads_head_dim(cls):
+        renamed["head_dim"] = ""
     if renamed:
         entry["names"] = renamed
     layer_types = getattr(instance, "layer_types", None) or ()
     if unrotated := [name for name in WITHOUT_POSITIONS if name in layer_types]:
         entry["unrotated"] = dict.fromkeys(unrotated, "")
-    head_dim_rule(cls, instance, entry)
     return entry
 
 

@@ -6,17 +6,14 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments import scalars
 from rope_cpu.arguments.texts import shown
-from rope_cpu.configs.layers import COUNT_KEYS, KNOWN_LAYER_TYPES
+from rope_cpu.configs.layers import FULL, SLIDING, window
 from rope_cpu.configs.model_types import data, value_at
 from rope_cpu.configs.rope_parameters import is_latent, own_section
 
 # From a property of an attention class to its model types; see tests/peers/test_attention_facts.py.
 FACTS: Mapping[str, Any] = data("attention.json")
-
-FULL = "full_attention"
-SLIDING = "sliding_attention"
 
 # Names of layer types whose queries attend to all keys, or to those of a window.
 FULL_LAYERS = (FULL, "attention")
@@ -105,7 +102,7 @@ class Attention:
             norm_other=_norm_other(model_types),
             v_norm=_has(model_types, "v_norm"),
             chunk=_chunk(model_types, values),
-            window=_window(values),
+            window=window(values),
             window_in_all_layers=_has(model_types, "window_in_all_layers"),
             softcap=_optional_number("attn_logit_softcapping", values),
             scale=_scale(model_types, values),
@@ -136,41 +133,6 @@ class Attention:
             f"the layer type is {shown(layer_type)}, but only {', '.join(FULL_LAYERS)} and "
             f"{', '.join(WINDOW_LAYERS)} are known to attend to all keys or to a window"
         )
-
-
-def implied_layer_types(model_types: Set[str | None], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values for the layer types of a model's code, for a file without them.
-
-    They are `layer_types`, by layer, if the number of layers is known, and the names of the layer
-    types under `KNOWN_LAYER_TYPES`. Empty if the code's rule is not known.
-
-    model_types: its model type, and the one it inherits facts from. values: its config under
-    standard names.
-    """
-    count = next((values[key] for key in COUNT_KEYS if key in values), 0)
-    numbers = range(count if type(count) is int and count <= limits.LAYERS else 0)
-    every = _fact_by_type("full_layer_every", model_types, None)
-    start = _fact_by_type("window_from_layer", model_types, None)
-    parameter = _from_key(every or start, values)
-    if parameter is None:
-        return {}
-    if every is not None:
-        has_window = [bool((index + 1) % parameter) for index in numbers]
-    else:
-        model_has_window = _window(values) is not None
-        has_window = [model_has_window and index >= parameter for index in numbers]
-    layer_types = [SLIDING if windowed else FULL for windowed in has_window]
-    implied: dict[str, Any] = {KNOWN_LAYER_TYPES: (SLIDING, FULL)}
-    return implied | ({"layer_types": layer_types} if layer_types else {})
-
-
-def _from_key(entry: tuple[str, int] | None, values: Mapping[str, Any]) -> int | None:
-    """Return the number of a key, or its default; None for a value other than a number from 1."""
-    if entry is None:
-        return None
-    key, default = entry
-    value = values.get(key, default)
-    return value if type(value) is int and value > 0 else None
 
 
 def _has(model_types: Set[str | None], fact: str) -> bool:
@@ -211,13 +173,6 @@ def _chunk(model_types: Set[str | None], values: Mapping[str, Any]) -> int | Non
     if not _has(model_types, "chunks"):
         return None
     return _optional_integer("attention_chunk_size", values)
-
-
-def _window(values: Mapping[str, Any]) -> int | None:
-    """Return the number of keys that a query attends to, None without a window."""
-    if not values.get("use_sliding_window", True):
-        return None
-    return _optional_integer("sliding_window", values)
 
 
 def _query_scale(values: Mapping[str, Any]) -> str | None:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import cut, shown
-from rope_cpu.configs.model_types import ALL_LAYERS, ModelFacts
+from rope_cpu.configs.model_types import ALL_LAYERS, ModelFacts, data
 
 Config = Mapping[str, Any]
 Sections = Mapping[str, Config | None]  # by layer type; None: layers of this type are not rotated
 
 COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
-# The name, among the values of a config, of the layer types that the model's code knows. No config
-# file has this key, nor the next.
-KNOWN_LAYER_TYPES = "layer types of the model's code"
+# Keys with one entry for each layer.
+LISTS_BY_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta")
 
-# The name, among the values of a config, of the query heads that share a key head, by layer; None
-# for layers without attention.
-_GROUPS = "query heads of a key head"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 
 
 class Layer(NamedTuple):
@@ -84,7 +82,7 @@ def layer_parameters(
         rule = f"select layers of one rope_theta, not of {shown(listed)}"
         remedy = "give `layer`" if layer_type is not None else "give `layer` or `layer_type`"
         raise ArgumentError("layer_type", layer_type, rule, remedy)
-    if layer_type is None and ALL_LAYERS not in sections:
+    if layer_type is None and layers.only_type in sections:
         layer_type = layers.only_type
     layer_type, section = _section_of_type(sections, layer_type, layers.known_types)
     theta = thetas.pop()
@@ -99,8 +97,7 @@ def model_layers(values: Config, facts: ModelFacts, sections: Sections) -> Model
     by_type: dict[str | None, list[Layer]] = {}
     for entry in entries:
         by_type.setdefault(entry.layer_type, []).append(entry)
-    names = (*(values.get("layer_types") or ()), *values.get(KNOWN_LAYER_TYPES, ()))
-    return ModelLayers(entries, by_type, {*by_type, *names})
+    return ModelLayers(entries, by_type, {*by_type, *(values.get("layer_types") or ())})
 
 
 def _entries(values: Config, facts: ModelFacts, sections: Sections) -> list[Layer]:
@@ -111,24 +108,29 @@ def _entries(values: Config, facts: ModelFacts, sections: Sections) -> list[Laye
     layer_types = [*(values.get("layer_types") or ()), *[None] * count][:count]
     thetas = _layer_thetas(values, count)
     rotated = _rotated_layers(values, thetas, count)
-    exempt = [False] * count  # layers that are rotated whatever their layer type
-    if facts.rotated_dense is not None and values.get(facts.rotated_dense) == 1:
-        exempt = _dense_layers(values, count)
     layers = []
+    is_listed = bool(values.get("no_rope_layers"))  # whatever the layer types
     for index, layer_type in enumerate(layer_types):
-        type_rotates = exempt[index] or _is_rotated_type(layer_type, sections)
+        type_rotates = is_listed or _is_rotated_type(layer_type, sections)
         layers.append(Layer(layer_type, rotated[index] and type_rotates, thetas[index]))
     return layers
 
 
 def value_for_type(key: str, values: Config, layer_type: str | None) -> Any:
-    """Return the one entry of a list by layer for the layers of a type; None without a list."""
-    if values.get(key) in (None, [], ()):
-        return None
-    entries = scalars.whole_numbers(key, values[key], most=limits.HEADS, longest=limits.LAYERS)
+    """Return the value of a key, or the one entry of a list by layer for the layers of a type.
+
+    Raises ValueError if the entries differ; those of layers that are not rotated do not count.
+    """
+    value = values.get(key)
+    if not isinstance(value, list | tuple):
+        return value
+    entries = scalars.whole_numbers(key, value, 0, most=limits.HEADS, longest=limits.LAYERS)
     types = values.get("layer_types") or [layer_type] * len(entries)
+    rotated = values.get("no_rope_layers") or [1] * len(entries)
     distinct = {
-        entry for kind, entry in zip(types, entries, strict=False) if layer_type in (None, kind)
+        entry
+        for entry, kind, flag in zip(entries, types, rotated, strict=False)
+        if layer_type in (None, kind) and flag
     }
     if len(distinct) != 1:
         rule = "the selected layers must have the same value; give `layer_type`"
@@ -138,63 +140,84 @@ def value_for_type(key: str, values: Config, layer_type: str | None) -> Any:
     return distinct.pop()
 
 
-def values_of_blocks(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the blocks under a key say of each layer: its groups, and whether it is rotated.
+def derived_layer_types(model_types: Set[str | None], values: Config) -> dict[str, list[str]]:
+    """Return `layer_types` by the rule of a model's code, for a file without them.
 
-    Empty without blocks. Raises TypeError or ValueError if a block is malformed.
+    model_types: its model type, and the one it inherits facts from. values: its config under
+    standard names. Empty if the rule, or the number of layers, is not known.
     """
-    blocks = values.get(key)
-    if blocks is None:
+    count = next((values[key] for key in COUNT_KEYS if key in values), None)
+    model_type, kind = next(
+        ((name, _RULES[name]) for name in model_types if name in _RULES), (None, "")
+    )
+    if model_type is None or type(count) is not int or not 0 <= count <= limits.LAYERS:
         return {}
-    if not isinstance(blocks, list | tuple):
-        raise TypeError(
-            f"`{key}` is {shown(blocks)}; it must be a list with one object for each layer"
-        )
-    scalars.check_length(key, blocks, limits.LAYERS)
-    groups = [_group(key, layer, block) for layer, block in enumerate(blocks)]
-    return {_GROUPS: groups, "no_rope_layers": [int(group is not None) for group in groups]}
+    key, default, other, chosen = _DATA[kind][model_type]
+    selected = _KINDS[kind](values.get(key, default), count, values)
+    if len(selected) != count:
+        return {}
+    if count and model_type in _DATA["last"]:
+        selected[-1] = True
+    return {"layer_types": [chosen if flag else other for flag in selected]}
 
 
-def key_heads(key: str, values: Mapping[str, Any], heads: int | None) -> int | None:
-    """Return the number of key/value heads of all layers; None if the config does not have it.
-
-    Raises ValueError if it differs between layers.
-    """
-    groups: list[int] = sorted({group for group in values.get(_GROUPS, ()) if group is not None})
-    if heads is None or not groups:
+def window(values: Config) -> int | None:
+    """Return the number of keys that a query attends to, None without a window."""
+    if not values.get("use_sliding_window", True):
         return None
-    if len(groups) > 1:
-        counts = [heads // group for group in groups]
-        raise ValueError(
-            f"`{key}` gives layers different numbers of key/value heads, {shown(counts)}; divide "
-            f"`num_attention_heads` {heads} by `n_heads_in_group` of the layer"
-        )
-    return heads // groups[0]
+    size = values.get("sliding_window")
+    return None if size is None else scalars.whole_number("sliding_window", size, 0)
 
 
-def _group(key: str, layer: int, block: Any) -> int | None:
-    """Return how many query heads share a key head in a block, None if it has no attention."""
-    attention = block.get("attention") if isinstance(block, Mapping) else None
-    if not isinstance(attention, Mapping):
-        raise TypeError(
-            f"`{key}` holds {shown(block)} for layer {layer}; it must be an object with an object "
-            "`attention`"
-        )
-    if attention.get("no_op") or attention.get("replace_with_linear"):
-        return None
-    name = "n_heads_in_group"
-    if attention.get(name) is None:
-        raise ValueError(f"`{key}` has no `{name}` in the `attention` of layer {layer}; add it")
-    return scalars.whole_number(name, attention[name], 1, limits.HEADS)
+def _every_nth(n: Any, count: int, values: Config) -> list[bool]:
+    """Select the last layer of every n."""
+    return [(index + 1) % n == 0 for index in range(count)] if _is_number(n) else []
+
+
+def _first_of_n(n: Any, count: int, values: Config) -> list[bool]:
+    """Select the first layer of every n."""
+    return [index % n == 0 for index in range(count)] if _is_number(n) else []
+
+
+def _window_from(first: Any, count: int, values: Config) -> list[bool]:
+    """Select the layers from one on, if the model has a window."""
+    has_window = window(values) is not None
+    return [has_window and index >= first for index in range(count)] if _is_number(first) else []
+
+
+def _listed(numbers: Any, count: int, values: Config) -> list[bool]:
+    """Select the layers in a list."""
+    if not isinstance(numbers, list | tuple):
+        return []
+    return [index in numbers for index in range(count)]
+
+
+def _not_zero(codes: Any, count: int, values: Config) -> list[bool]:
+    """Select the layers whose entry in a list by layer is not 0."""
+    return [code != 0 for code in codes[:count]] if isinstance(codes, list | tuple) else []
+
+
+def _is_number(value: Any) -> bool:
+    """Return True for a whole number above 0."""
+    return type(value) is int and value > 0
+
+
+# Rules of layer types by their name in layer_types.json, whose rows have the key that the rule
+# reads, its default, and the types of other layers and of the selected ones.
+_KINDS: dict[str, Callable[[Any, int, Config], list[bool]]] = {
+    "every nth": _every_nth,
+    "first of n": _first_of_n,
+    "window from": _window_from,
+    "listed": _listed,
+    "not zero": _not_zero,
+}
+_DATA = data("layer_types.json")
+_RULES = {model_type: kind for kind in _KINDS for model_type in _DATA[kind]}
 
 
 def _layer_count(values: Config) -> int | None:
     """Return the number of layers; None if the config lacks it, and all layers are alike."""
-    lists = [
-        values[key]
-        for key in ("layer_types", "no_rope_layers", "layer_rope_theta")
-        if values.get(key)
-    ]
+    lists = [values[key] for key in LISTS_BY_LAYER if values.get(key)]
     interval = values.get("no_rope_layer_interval")
     may_differ = bool(lists) or interval is not None
     key = next((key for key in COUNT_KEYS if key in values), None)
@@ -242,15 +265,6 @@ def _rotated_layers(values: Config, thetas: Sequence[float | None], count: int) 
     return [(index + start) % interval != 0 for index in range(count)]
 
 
-def _dense_layers(values: Config, count: int) -> list[bool]:
-    """Return which layers are dense in a model with experts."""
-    kinds = _list_by_layer("mlp_layer_types", values, count)
-    if kinds:
-        return [kind == "dense" for kind in kinds]
-    first = scalars.whole_number("first_k_dense_replace", values.get("first_k_dense_replace", 0), 0)
-    return [index < first for index in range(count)]
-
-
 def _list_by_layer(key: str, values: Config, count: int) -> list[Any]:
     """Return the list of a key with one value per layer; empty for a missing key."""
     entries = values.get(key) or []
@@ -258,6 +272,7 @@ def _list_by_layer(key: str, values: Config, count: int) -> list[Any]:
         raise TypeError(
             f"`{key}` is {shown(entries)}; it must be a list with one value for each layer"
         )
+    scalars.check_length(key, entries, limits.LAYERS)
     if entries and len(entries) < count:
         raise ValueError(f"`{key}` has {len(entries)} values, but there are {count} layers")
     return list(entries[:count])

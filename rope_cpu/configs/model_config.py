@@ -1,13 +1,12 @@
 """`ModelConfig`: a parsed config, for `from_config`, the commands, the export and the benchmarks.
 
 Each kind of file has an adapter, a module with a subclass of `ModelConfig` and a function `parse`
-that makes it from the raw keys: `text`, `ernie`, `vision`, `diffusers`, and `gguf` for GGUF files.
+that makes it from the raw keys: `text`, `vision`, `diffusers`, and `gguf` for GGUF files.
 `reader` chooses one.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +16,9 @@ from typing import Any
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.configs.attention_facts import Attention
-from rope_cpu.configs.layers import ModelLayers, key_heads, model_layers, value_for_type
-from rope_cpu.configs.model_types import ModelFacts, value_at
-from rope_cpu.configs.rope_parameters import RopeParameters, is_latent
-from rope_cpu.frequencies.scaling import without_nulls
+from rope_cpu.configs.layers import ModelLayers, model_layers, value_for_type
+from rope_cpu.configs.model_types import ModelFacts
+from rope_cpu.configs.rope_parameters import RopeParameters, is_latent, values_of_type
 from rope_cpu.frequencies.spec import RopeSpec
 
 HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads")
@@ -151,33 +149,13 @@ class ModelConfig(ABC):
         >>> read({"model_type": "mistral"}).heads()
         (32, 8)
         """
-        values = self._head_values(layer_type)
-        heads = value_for_type("num_attention_heads_per_layer", values, layer_type)
-        heads = heads or _first_number(HEADS_KEYS, values)
+        if layer_type is None:
+            layer_type = self.layers.only_type
+        values = values_of_type(self.values, layer_type)
+        heads = _first_number(HEADS_KEYS, values, layer_type)
         if is_latent(values):
             return heads, 1
-        if self.facts.blocks is not None:
-            return heads, key_heads(self.facts.blocks, values, heads)
-        return heads, _first_number(KV_HEADS_KEYS, values) or heads
-
-    def _head_values(self, layer_type: str | None) -> dict[str, Any]:
-        """Return the values with the numbers of heads of a layer type under standard names."""
-        own_keys: Mapping[str, str] = {}
-        if layer_type is None and self.facts.layer_heads:
-            layer_type = self.layers.only_type
-        if layer_type is not None:
-            own_keys = self.facts.layer_heads.get(layer_type, {})
-        own_values = {name: value_at(self.values, key) for name, key in own_keys.items()}
-        values = {**self.values, **without_nulls(own_values)}
-        if self.facts.multi_query is not None:
-            flag, override = self.facts.multi_query
-            if values.get(flag) and not values.get(override):
-                values["num_key_value_heads"] = 1
-        if self.facts.query_group is not None:
-            heads = _first_number(HEADS_KEYS, values) or 1
-            group = _first_number((self.facts.query_group,), values) or 1
-            values["num_key_value_heads"] = math.ceil(heads / group)
-        return values
+        return heads, _first_number(KV_HEADS_KEYS, values, layer_type) or heads
 
     @property
     @abstractmethod
@@ -218,9 +196,12 @@ class OneRotationConfig(ModelConfig):
         )
 
 
-def _first_number(keys: tuple[str, ...], values: Mapping[str, Any]) -> int | None:
+def _first_number(
+    keys: tuple[str, ...], values: Mapping[str, Any], layer_type: str | None
+) -> int | None:
     """Return the number of heads under the first of these keys that is present."""
     for key in keys:
         if key in values:
-            return scalars.whole_number(key, values[key], 1, limits.HEADS)
+            number = value_for_type(key, values, layer_type)
+            return scalars.whole_number(key, number, 1, limits.HEADS)
     return None

@@ -12,10 +12,10 @@ from typing import Any
 
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.texts import shown
-from rope_cpu.configs import ernie, text, vision
-from rope_cpu.configs.containers import check_containers
+from rope_cpu.configs import text, vision
 from rope_cpu.configs.diffusers import config as diffusers
 from rope_cpu.configs.gguf import is_gguf
+from rope_cpu.configs.keys import check_containers
 from rope_cpu.configs.model_config import ModelConfig
 
 # The name of a repository on the Hugging Face Hub, such as "meta-llama/Llama-3.1-8B".
@@ -71,8 +71,6 @@ def _parse(raw: Mapping[str, Any]) -> ModelConfig:
         return diffusers.parse(raw)
     if vision.is_vision(raw):
         return vision.parse(raw)
-    if ernie.is_ernie(raw):
-        return ernie.parse(raw)
     return text.parse(raw)
 
 

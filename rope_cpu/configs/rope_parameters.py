@@ -24,19 +24,14 @@ def rope_parameters_by_type(text: Config, facts: ModelFacts) -> dict[str, RopePa
     stands for layer types that are not rotated.
     """
     key, section = own_section(text)
-    type_sections = _type_sections(text, facts)
-    if facts.implied is not None:
-        implying_key, implying_value, implied_section = facts.implied
-        if text.get(implying_key) == implying_value:
-            section = {**implied_section, **section}
     _refuse_objects(section)
     if any(isinstance(value, Mapping) for value in section.values()):
-        return _nested_sections({**_objects_and_nulls(section), **type_sections}, text, facts)
+        return _nested_sections(section, text, facts)
     if facts.has_layer_sections:
-        return _old_sections(key, section, type_sections, text, facts)
+        return _old_sections(key, section, text, facts)
     if not section and facts.rope_parameters:
         section = _default_section(text, facts)
-    return {ALL_LAYERS: _completed(ALL_LAYERS, _normalised(section, facts), text, facts)}
+    return {ALL_LAYERS: _completed(ALL_LAYERS, without_nulls(section), text, facts)}
 
 
 def own_section(text: Config) -> tuple[str, Config]:
@@ -50,19 +45,6 @@ def own_section(text: Config) -> tuple[str, Config]:
     return "rope_parameters", {}
 
 
-def _type_sections(text: Config, facts: ModelFacts) -> dict[str, Config]:
-    """Return the sections that layer types have under their own top-level keys."""
-    sections = {}
-    for layer_type, key in facts.sections.items():
-        section = text.get(key)
-        if section is None:
-            continue
-        if not isinstance(section, Mapping):
-            raise TypeError(f"`{key}` is {shown(section)}; it must be an object")
-        sections[layer_type] = section
-    return sections
-
-
 def _refuse_objects(section: Config) -> None:
     """Raise for an object under a key of rope parameters: it would look like a layer type."""
     for key in SECTION_KEYS & section.keys():
@@ -70,25 +52,16 @@ def _refuse_objects(section: Config) -> None:
             raise TypeError(f"`{key}` is {shown(section[key])}; it cannot be an object")
 
 
-def _objects_and_nulls(section: Config) -> dict[str, Config | None]:
-    """Return the entries of a nested section that are sections of layer types, or null."""
-    return {
-        label: value
-        for label, value in section.items()
-        if value is None or isinstance(value, Mapping)
-    }
-
-
 def _nested_sections(
-    sections: Mapping[str, Config | None], text: Config, facts: ModelFacts
+    section: Config, text: Config, facts: ModelFacts
 ) -> dict[str, RopeParameters | None]:
     """Complete the sections of a file of the new form, nested by layer type."""
     completed: dict[str, RopeParameters | None] = {}
-    for label, section in sections.items():
-        if section is None:
+    for label, part in section.items():
+        if part is None:
             completed[label] = None
-        else:
-            completed[label] = _completed(label, _normalised(section, facts), text, facts)
+        elif isinstance(part, Mapping):
+            completed[label] = _completed(label, without_nulls(part), text, facts)
     return completed
 
 
@@ -104,15 +77,11 @@ def _default_section(text: Config, facts: ModelFacts) -> RopeParameters:
 
 
 def _old_sections(
-    key: str,
-    section: Config,
-    type_sections: Mapping[str, Config],
-    text: Config,
-    facts: ModelFacts,
+    key: str, section: Config, text: Config, facts: ModelFacts
 ) -> dict[str, RopeParameters | None]:
     """Return the sections of a model whose layer types differ, from a file of the old form.
 
-    The file has at most one flat section, under `key`, and `type_sections` under keys of their own.
+    The file has at most one flat section, under `key`.
     """
     defaults: Mapping[str, Any] = facts.rope_parameters or {}
     if section and not set(facts.scaled) & set(defaults):
@@ -125,21 +94,15 @@ def _old_sections(
         if default is None:
             sections[label] = None
             continue
-        given: Config = section if label in facts.scaled else {}
-        if label in type_sections:
-            given = type_sections[label]
-        own = _normalised(given, facts)
+        own = without_nulls(section) if label in facts.scaled else {}
         merged = {**default, **own}
         if "type" in own or "rope_type" in own:
             merged["rope_type"] = own.get("rope_type", own.get("type"))
-        merged |= _old_values(label, own, label in type_sections, text, facts)
-        sections[label] = {**facts.assumed_old.get(_type_name(merged), {}), **merged}
+        sections[label] = merged | _old_values(label, own, text, facts)
     return sections
 
 
-def _old_values(
-    label: str, own: Config, has_type_section: bool, text: Config, facts: ModelFacts
-) -> RopeParameters:
+def _old_values(label: str, own: Config, text: Config, facts: ModelFacts) -> RopeParameters:
     """Return the base and the rotated share of a layer type from top-level keys of an old file.
 
     A value for this layer type alone takes precedence over a value for the whole model.
@@ -150,8 +113,7 @@ def _old_values(
         if key is None:
             continue
         value = _value_of_type(text.get(key), label, text)
-        is_type_value = key != name and not has_type_section
-        if value is not None and (name not in own or is_type_value):
+        if value is not None and (name not in own or key != name):
             values[name] = value
     return values
 
@@ -174,7 +136,6 @@ def _completed(
     defaults = facts.defaults if label == ALL_LAYERS else facts.filled.get(label, {})
     section = {**section, "rope_theta": _theta(label, section, defaults, text, facts)}
     section |= _rotated_share(label, section, defaults, text, facts)
-    section = {**facts.assumed.get(_type_name(section), {}), **section}
     original = text.get("original_max_position_embeddings")
     if label == ALL_LAYERS and original is not None:
         section["original_max_position_embeddings"] = original
@@ -188,11 +149,7 @@ def _theta(label: str, section: Config, defaults: Config, text: Config, facts: M
         key = "rope_theta"
     in_file = None if key is None else text.get(key)
     theta = defaults.get("rope_theta", DEFAULT_THETA) if in_file is None else in_file
-    theta = section.get("rope_theta", theta)
-    if facts.theta_ratio is None:
-        return theta
-    ratio = scalars.real_number(facts.theta_ratio, text.get(facts.theta_ratio, 1))
-    return ratio * scalars.real_number("rope_theta", theta)
+    return section.get("rope_theta", theta)
 
 
 def _rotated_share(
@@ -215,31 +172,6 @@ def _rotated_share(
     return {} if share is None else {_SHARE: share}
 
 
-def _normalised(section: Config, facts: ModelFacts) -> RopeParameters:
-    """Return a section without nulls and ignored keys, with rope types under our names."""
-    normalised = without_nulls(section)
-    if normalised.get("alpha"):
-        for key in facts.ignored_with_alpha:
-            normalised.pop(key, None)
-    defaults: Mapping[str, Any] = {}
-    for key in ("rope_type", "type"):
-        name = normalised.get(key)
-        if not isinstance(name, str):
-            continue
-        meaning = facts.types.get(name, name)
-        if isinstance(meaning, Mapping):
-            defaults = meaning
-            meaning = meaning["rope_type"]
-        normalised[key] = meaning
-    return {**defaults, **normalised}
-
-
-def _type_name(section: Config) -> str:
-    """Return the rope type of a section; "" for a value that is no name and is refused later."""
-    name = section.get("rope_type", section.get("type", "default"))
-    return name if isinstance(name, str) else ""
-
-
 def is_latent(values: Config) -> bool:
     """Return True for latent attention (MLA).
 
@@ -248,29 +180,24 @@ def is_latent(values: Config) -> bool:
     return "qk_rope_head_dim" in values and bool(values.get("use_mla", True))
 
 
-def head_dim(values: Config, facts: ModelFacts, layer_type: str | None) -> int:
+def head_dim(values: Config, layer_type: str | None) -> int:
     """Return the width of a head vector, or of its rotated part with latent attention (MLA)."""
     if is_latent(values):
         key = "qk_rope_head_dim"
         return scalars.whole_number(key, values[key], 2, limits.HEAD_DIM)
-    width = _own_head_dim(values, facts, layer_type)
-    if width is None or facts.head_dim_derived:
-        width = _derived_head_dim(values, facts)
+    width = values_of_type(values, layer_type).get("head_dim")
+    if width is None:
+        width = _derived_head_dim(values)
     return scalars.whole_number("head_dim", width, 2, limits.HEAD_DIM)
 
 
-def _own_head_dim(values: Config, facts: ModelFacts, layer_type: str | None) -> Any:
-    """Return the head_dim that the config has for a layer type, None if it has none."""
-    layer_config = _layer_config(values, layer_type)
-    if "head_dim" in layer_config:
-        return layer_config["head_dim"]
-    if layer_type is not None and layer_type in facts.layer_head_dim:
-        key, default = facts.layer_head_dim[layer_type]
-        return values.get(key, default)
-    return values.get("head_dim")
+def values_of_type(values: Config, layer_type: str | None) -> Config:
+    """Return the values of a config with those of a layer type, which may have its own widths."""
+    own = values.get("by_layer_type", {}).get(layer_type, {})
+    return {**values, **without_nulls(own), **_layer_config(values, layer_type)}
 
 
-def _derived_head_dim(values: Config, facts: ModelFacts) -> int:
+def _derived_head_dim(values: Config) -> int:
     """Return the head_dim that follows from the hidden size and the number of heads."""
     for key in ("hidden_size", "num_attention_heads"):
         if key not in values:
@@ -281,7 +208,7 @@ def _derived_head_dim(values: Config, facts: ModelFacts) -> int:
     heads = values["num_attention_heads"]
     heads = scalars.whole_number("num_attention_heads", heads, 1, limits.HEADS)
     hidden = scalars.whole_number("hidden_size", values["hidden_size"], 1, limits.HIDDEN_SIZE)
-    return facts.head_dim_ratio * hidden // heads
+    return hidden // heads
 
 
 def _layer_config(values: Config, layer_type: str | None) -> Config:

@@ -4,19 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import did_you_mean, shown
-from rope_cpu.configs.attention_facts import Attention, implied_layer_types
-from rope_cpu.configs.containers import SECTIONS, check_containers, objects, refuse_unread_part
-from rope_cpu.configs.layers import layer_parameters, values_of_blocks
+from rope_cpu.configs.attention_facts import Attention
+from rope_cpu.configs.keys import (
+    check_containers,
+    is_neutral,
+    refuse_other_widths,
+    refuse_unread,
+    refuse_unread_beside,
+    refuse_unread_part,
+)
+from rope_cpu.configs.layers import derived_layer_types, layer_parameters
 from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.configs.model_types import UNROTATED, ModelFacts, model_facts, table_rows, value_at
-from rope_cpu.configs.rope_parameters import head_dim, is_latent, rope_parameters_by_type
+from rope_cpu.configs.model_types import (
+    UNROTATED,
+    ModelFacts,
+    model_facts,
+    table_rows,
+    type_of_class,
+    value_at,
+)
+from rope_cpu.configs.quirks import has_theta, quirks_of
+from rope_cpu.configs.rope_parameters import (
+    head_dim,
+    is_latent,
+    own_section,
+    rope_parameters_by_type,
+)
 from rope_cpu.frequencies import axes, scaling
+from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec, reverse_direction
 
 Config = Mapping[str, Any]
@@ -54,16 +74,6 @@ PAIR_AXES: dict[str, Callable[[Sequence[int]], tuple[int, ...]]] = {
     "video_rope": axes.time_last_pair_axis,
 }
 
-# Top-level keys that change the rotation of some model types. For an unknown type their meaning is
-# not known.
-_KEYS_OF_TYPES = (
-    "rope_type",
-    "scaling_factor",
-    "dual_chunk_attention_config",
-    "use_xpos",
-    "mrope_interleaved",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(ModelConfig):
@@ -89,19 +99,18 @@ class TextConfig(ModelConfig):
         facts = self.facts
         interleaved = self._interleaved(interleaved)
         if not self.is_known:
-            _refuse_keys_of_types(values)
-        if not self.is_known or facts.needs_theta:
+            refuse_unread(values, facts, ())
             self._refuse_missing_theta()
         layer_type, section = layer_parameters(self.layers, self.rope_parameters, layer_type, layer)
         section = dict(section)
-        width = head_dim(values, facts, layer_type)
+        width = head_dim(values, layer_type)
         rotary_dim = section.pop("rotary_dim", None)
         # The factor does not apply to a latent head, whose rotated width is given, and not to
         # models that always rotate the whole head.
         ignores_partial = facts.whole_head and scaling.rope_type_name(section) == "default"
         if is_latent(values) or ignores_partial:
             section.pop("partial_rotary_factor", None)
-        mrope_section = section.pop("mrope_section", facts.mrope_section)
+        mrope_section = section.pop("mrope_section", facts.mrope.get("mrope_section"))
         arrangement = ""
         if mrope_section is not None:  # otherwise `scaled` refuses the keys of axes
             arrangement = _pop_arrangement(section, facts)
@@ -113,28 +122,17 @@ class TextConfig(ModelConfig):
             max_position_embeddings=values.get("max_position_embeddings"),
             angle_dtype=angle_dtype,
         )
-        if facts.direction < 0:
+        if values.get("rotation_sign") == -1:
             spec = reverse_direction(spec)
         if mrope_section is None:
             return spec
         return _with_axes(spec, mrope_section, arrangement)
 
-    @cached_property
-    def _has_theta(self) -> bool:
-        """Whether the config or one of its sections has a base."""
-        sections = {key: self.values[key] for key in SECTIONS if key in self.values}
-        parts = (part for _, part in objects(sections))
-        return any("rope_theta" in part for part in (self.values, *parts))
-
     def _refuse_missing_theta(self) -> None:
-        """Raise if the config has no base, and its default is not known."""
-        if self._has_theta:
-            return
-        name = shown(self.values.get("model_type"))
-        unknown = f"the default of `model_type` {name} is not known"
-        if not self.is_known:
-            unknown = f"`model_type` {name} is not known, and so its default"
-        raise ValueError(f"`rope_theta` is missing, and {unknown}; add `rope_theta` to the config")
+        """Raise if the config of an unknown model type has no base."""
+        if not has_theta(self.values):
+            rule = "be in the config, as its `model_type` is not known, and so its default"
+            raise ArgumentError("rope_theta", MISSING, rule, "add `rope_theta` to the config")
 
     def _interleaved(self, interleaved: bool | None) -> bool:
         """Return the pairing: the argument, or that of the model type."""
@@ -160,10 +158,17 @@ def parse(raw: Config) -> TextConfig:
     """
     text, known_facts = language_model(raw)
     facts = known_facts or ModelFacts()
-    values = with_defaults(text, facts)
-    _refuse_unrotated(text, values, facts)
+    quirks = quirks_of(text.get("model_type"))
     # Without defaults, since a value of the file must not be mistaken for one of the model type.
-    rope_parameters = rope_parameters_by_type(_standard_names(text, facts), facts)
+    named: Config = _standard_names(text, facts)
+    for quirk in quirks:
+        named = quirk.change(named)
+    values = _with_defaults(named, text, facts)
+    _refuse_unrotated(text, values, facts)
+    if known_facts is not None:
+        refuse_unread(text, facts, [key for quirk in quirks for key in quirk.keys])
+        refuse_other_widths(text, facts)
+    rope_parameters = rope_parameters_by_type(named, facts)
     for layer_type, key in facts.unrotated.items():
         if key == "" or not _is_null(key, text):
             rope_parameters[layer_type] = None
@@ -183,11 +188,12 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
     The facts are None for an unknown model type.
     """
     check_containers(raw)
+    raw = _with_model_type(raw)
     facts = model_facts(str(raw.get("model_type")))
     if facts is None:
         for key in PARTS:
             if isinstance(raw.get(key), Mapping):
-                _refuse_section_beside(raw, key)
+                refuse_unread_beside(raw, key, ())
                 return language_model(raw[key])
         refuse_unread_part(raw, {})
         return raw, None
@@ -197,34 +203,47 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
     part_key, part_type = facts.part
     for key in (part_key, *PARTS):
         if isinstance(raw.get(key), Mapping):
-            return language_model({"model_type": part_type, **raw[key]})
+            refuse_unread_beside(raw, key, facts.ignored)
+            return language_model(_part(raw, raw[key], part_type))
     # An older file has the keys of the language model at the top level.
     part_facts = model_facts(part_type)
     refuse_unread_part(raw, {} if part_facts is None else part_facts.names)
     return language_model({**raw, "model_type": part_type})
 
 
-def _refuse_section_beside(raw: Config, part_key: str) -> None:
-    """Raise for a top-level `mrope_section`: only the language model's own object is read."""
-    if raw.get("mrope_section") is not None:
-        raise ValueError(
-            f"`mrope_section` is {shown(raw['mrope_section'])} beside `{part_key}`, which is read "
-            "without it; pass that object, with the section in its rope parameters"
-        )
+def _with_model_type(raw: Config) -> Config:
+    """Return a config without a model type with that of its class, if its class is known."""
+    if raw.get("model_type") is not None:
+        return raw
+    classes = raw.get("architectures")
+    name = classes[0] if isinstance(classes, list | tuple) and classes else None
+    model_type = type_of_class(name) if isinstance(name, str) else None
+    return raw if model_type is None else {**raw, "model_type": model_type}
 
 
-def with_defaults(text: Config, facts: ModelFacts) -> dict[str, Any]:
-    """Return a config under standard names, with its model type's defaults for missing keys."""
-    named = _standard_names(text, facts)
+def _part(raw: Config, part: Config, part_type: str) -> Config:
+    """Return the config of a part with its model type: that of the whole for one of its own name.
+
+    EXAONE 4.5 calls the type of its part exaone4_5_text, which transformers reads as exaone4.
+    """
+    own = part.get("model_type")
+    is_own_name = isinstance(own, str) and own.startswith(str(raw.get("model_type")))
+    if own is None or (is_own_name and model_facts(own) is None):
+        return {**part, "model_type": part_type}
+    return part
+
+
+def _with_defaults(named: Config, text: Config, facts: ModelFacts) -> dict[str, Any]:
+    """Return a config under standard names with its model type's defaults for missing keys."""
     defaults = dict(facts.defaults)
     for key in NULLABLE_KEYS:
         if _is_null(key, text):
             defaults.pop(key, None)
+    if "layer_types" in named:  # its length goes before a default number
+        defaults.pop("num_hidden_layers", None)
     values = {**defaults, **named}
-    if facts.blocks is not None:
-        values |= values_of_blocks(facts.blocks, values)
     if "layer_types" not in values:
-        values |= implied_layer_types({values.get("model_type"), facts.like}, values)
+        values |= derived_layer_types({values.get("model_type"), facts.like}, values)
     return values
 
 
@@ -232,9 +251,11 @@ def _standard_names(text: Config, facts: ModelFacts) -> dict[str, Any]:
     """Return the keys of a config under standard names, without nulls."""
     values = scaling.without_nulls(text)
     for name, own_key in facts.names.items():
-        value = value_at(values, own_key)
+        value = value_at(values, own_key) if own_key else None
         if value is not None:
             values[name] = value
+        elif not own_key:
+            values.pop(name, None)
     return values
 
 
@@ -243,39 +264,20 @@ def _is_null(key: str, config: Config) -> bool:
     return key in config and config[key] is None
 
 
-def _refuse_keys_of_types(values: Config) -> None:
-    """Raise for a key that changes the rotation, in a config of an unknown model type."""
-    name = shown(values.get("model_type"))
-    for key in _KEYS_OF_TYPES:
-        if values.get(key):
-            raise ValueError(
-                f"`{key}` is {shown(values[key])}, but `model_type` {name} is not known, and so "
-                "the meaning of this key; build a RotaryEmbedding from numbers"
-            )
-
-
 def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
     """Raise for models without a rotation, or with one that we cannot express."""
     name = text.get("model_type")
     if name in UNROTATED and not _asks_for_rotation(text):
         raise ValueError(f"`model_type` is {shown(name)}: {UNROTATED[name]}")
-    section = text.get("rope_scaling") or text.get("rope_parameters") or text
-    if facts.null_theta and isinstance(section, Mapping) and _is_null("rope_theta", section):
-        raise ValueError(
-            f"`rope_theta` is None in a config of model type {shown(name)}: {facts.null_theta}"
-        )
+    own = {**text, **own_section(text)[1]}
+    nulls = {key for key in own if own[key] is None}
     for key, (refused_values, reason) in facts.refuse.items():
         value = values.get(key)
-        # An empty section stands for none.
-        refuses_any = refused_values == ["*"] and key in values and value != {}
-        if value in refused_values or refuses_any:
+        refuses_any = refused_values == ["*"] and not is_neutral(key, value)
+        if value in refused_values or refuses_any or (None in refused_values and key in nulls):
+            value = None if key in nulls else value
             raise ValueError(
                 f"`{key}` is {shown(value)} in a config of model type {shown(name)}: {reason}"
-            )
-    for key, (known_values, reason) in facts.only.items():
-        if key in values and values[key] not in known_values:
-            raise ValueError(
-                f"`{key}` is {shown(values[key])} in a config of model type {shown(name)}: {reason}"
             )
 
 
@@ -296,7 +298,7 @@ def _pop_arrangement(section: dict[str, Any], facts: ModelFacts) -> str:
     """
     flags = {"mrope_interleaved": _pop_mrope_interleaved(section, facts)}
     for key in PAIR_AXES:
-        flags[key] = scalars.boolean(key, section.pop(key, facts.arrangement == key))
+        flags[key] = scalars.boolean(key, section.pop(key, False))
     chosen = [key for key, flag in flags.items() if flag]
     if len(chosen) > 1:
         raise ValueError(
@@ -309,8 +311,8 @@ def _pop_mrope_interleaved(section: dict[str, Any], facts: ModelFacts) -> bool:
     """Return whether the axes take turns among the pairs, and remove the keys that say so."""
     own_keys = [key for key in ("mrope_interleaved", "interleaved") if key in section]
     flags = {f"`{key}`": scalars.boolean(key, section.pop(key)) for key in own_keys}
-    if facts.mrope_interleaved is not None:
-        flags["the model type's `mrope_interleaved`"] = facts.mrope_interleaved
+    if "mrope_interleaved" in facts.mrope:
+        flags["the model type's `mrope_interleaved`"] = facts.mrope["mrope_interleaved"]
     if len(set(flags.values())) > 1:
         flag = flags[f"`{own_keys[-1]}`"]
         other = next(name for name in flags if flags[name] != flag)
@@ -326,8 +328,12 @@ def _with_axes(spec: RopeSpec, mrope_section: Any, arrangement: str) -> RopeSpec
     if arrangement in PAIR_AXES:
         return axes.with_pair_axis(spec, PAIR_AXES[arrangement](axis_pairs), len(axis_pairs))
     mrope_interleaved = arrangement == "mrope_interleaved"
-    if mrope_interleaved and sum(axis_pairs) < spec.pairs:
-        # The first axis takes the remaining pairs.
-        other_axes = axis_pairs[1:]
-        axis_pairs = (spec.pairs - sum(other_axes), *other_axes)
+    if mrope_interleaved:
+        # Every n-th pair, as far as the section and the head reach; the first axis has the others.
+        count = len(axis_pairs)
+        others = [
+            len(range(axis, min(count * pairs, spec.pairs), count))
+            for axis, pairs in enumerate(axis_pairs)
+        ][1:]
+        axis_pairs = (spec.pairs - sum(others), *others)
     return axes.to_mrope(spec, axis_pairs, mrope_interleaved)

@@ -17,7 +17,7 @@ from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 from rope_cpu.configs import rope_parameters
 from rope_cpu.configs.model_config import OneRotationConfig
-from rope_cpu.configs.model_types import REFUSED, ModelFacts, data
+from rope_cpu.configs.model_types import REFUSED, data
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, spread_over_axes
@@ -176,7 +176,7 @@ def _first_value(config: Mapping[str, Any], *keys: str) -> Any:
 
 def _projection_head_dim(values: Mapping[str, Any]) -> int:
     """Return hidden_size // heads: the projections are heads · head_dim wide."""
-    return rope_parameters.head_dim(values, ModelFacts(), None)
+    return rope_parameters.head_dim(values, None)
 
 
 def _all_heads_dim(values: Mapping[str, Any]) -> int:

@@ -38,7 +38,7 @@ def test_heads(config, layer_type, heads):
 
 
 def test_heads_that_differ_between_layers_are_no_one_number():
-    with pytest.raises(ValueError, match=r"_heads_per_layer` holds \[48, 64\] for `layer_type` N"):
+    with pytest.raises(ValueError, match=r"_heads` holds \[48, 64\] for `layer_type` N"):
         reader.read(LAGUNA).heads()
 
 
@@ -65,7 +65,7 @@ def test_blocks_with_their_own_heads():
 
 
 def test_blocks_whose_key_heads_differ_have_no_one_number():
-    with pytest.raises(ValueError, match=r"`block_configs` gives layers different .*\[8, 4\]"):
+    with pytest.raises(ValueError, match=r"`num_key_value_heads` holds \[4, 8\]"):
         reader.read(nemotron_nas(8, 16)).heads()
 
 
@@ -76,16 +76,11 @@ def test_blocks_replaced_by_a_linear_layer_are_not_rotated():
         reader.read(config).spec()
 
 
-def test_without_blocks_the_key_heads_are_not_known():
-    config = nemotron_nas(8)
-    del config["block_configs"]
-    assert reader.read(config).heads() == (64, None)
-
-
 @pytest.mark.parametrize(
     ("block_configs", "error", "text"),
     [
         (3, TypeError, "`block_configs` is 3; it must be a list"),
+        (None, TypeError, "`block_configs` is None; it must be a list"),
         ([3], TypeError, "holds 3 for layer 0"),
         ([{"attention": {}}], ValueError, "no `n_heads_in_group` in the `attention` of layer 0"),
         ([{"attention": {"n_heads_in_group": 0}}], ValueError, "`n_heads_in_group` is 0"),

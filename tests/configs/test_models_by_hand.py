@@ -192,13 +192,16 @@ def check_axes(spec: Any, pair_axis: list[int], frequencies: Any) -> None:
 SECTION = [8, 12, 12]
 LINEAR = {"type": "linear", "factor": 2}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    (LING | {"rope_theta": None}, "`rope_theta` is missing, and the default of `model_type`"),
+    (LING | {"rope_theta": None}, "`rope_theta` is missing; .*the default of its model type"),
     (TELECHAT3 | {"rope_theta": None}, "`rope_theta` is missing"),
     (PLAMO3 | {"rope_theta": None}, "`rope_theta` is missing"),
     (PLAMO3 | {"rope_scaling_factor": 4}, "`rope_scaling_factor` is 4"),
     (LING_2 | {"model_type": "bailing_moe_linear", "linear_rope": False}, "`linear_rope` is False"),
     (of("bailing_moe_v3_vl", text_config=of("bailing_hybrid")), "`model_type` is 'bailing_moe_v3"),
-    (of("bailingmm", mrope_section=SECTION, llm_config=LING_2), r" is \[8, 12, 12\] beside `llm_"),
+    (
+        of("bailingmm", mrope_section=SECTION, llm_config=LING_2),
+        r" is \[8, 12, 12\]; it must be in `llm_",
+    ),
     (ming("video_rope", mrope_interleaved=True), "`mrope_interleaved` and `video_rope` are both"),
     (ming("video_rope", mrope_section=[8, 11, 13]), r"is \[8, 11, 13\].*as many rows as columns"),
     (ming("video_rope", mrope_section=[8, 8, 8]), "`mrope_section` adds up to 24; it must add up"),

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.configs.model_types import UNROTATED
+from rope_cpu.configs import reader
+from rope_cpu.configs.model_types import UNROTATED, data
 
 pytestmark = pytest.mark.peers
 
@@ -174,3 +175,31 @@ def test_the_code_of_what_is_not_rotated_knows_no_rotation(model_type: str) -> N
     module = inspect.getmodule(config_of(model_type))
     text = "".join(path.read_text() for path in Path(module.__file__).parent.glob("modeling_*.py"))
     assert not re.search("rotary|inv_freq|freqs_cis", text, re.IGNORECASE)
+
+
+# Values of keys that list something of each layer; indices of layers for `full_attn_idxs`.
+LISTS: dict[str, list[int]] = {
+    "full_attn_idxs": [2, 5, 8],
+    "compress_ratios": [0, 4, 128, 0, 4] * 3,
+    "hybrid_layer_pattern": [0, 1, 1, 0, 1] * 3,
+}
+
+RULES = data("layer_types.json")
+DERIVED = sorted({name for kind, rows in RULES.items() if kind != "last" for name in rows})
+
+
+@pytest.mark.parametrize("count", [1, 5, 12])
+@pytest.mark.parametrize("model_type", DERIVED)
+def test_layer_types_follow_from_other_keys_as_in_the_class(model_type: str, count: int) -> None:
+    """Compare the layers of a file without `layer_types` with those of transformers' class."""
+    key = next(rows[model_type][0] for rows in RULES.values() if model_type in rows)
+    given = {"num_hidden_layers": count}
+    if key in LISTS:
+        given[key] = LISTS[key][:count]
+    if key == "max_window_layers":
+        given |= {key: 3, "sliding_window": 16, "use_sliding_window": True}
+    theirs = config_of(model_type, **given).layer_types
+    layers = reader.read({"model_type": model_type, **given}).layers.entries
+    if model_type.startswith("deepseek_v4"):
+        theirs = ["main" if kind == LOCAL else "compress" for kind in theirs]
+    assert [layer.layer_type for layer in layers] == theirs

@@ -1,0 +1,356 @@
+"""Differences of single model types' code: each a function from a config to a plainer one.
+
+A quirk gets the keys of a file under standard names, without nulls, and returns them with its own
+keys replaced by standard ones. The table of model types has all that is common to several types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError
+from rope_cpu.arguments.texts import shown
+from rope_cpu.configs.keys import SECTIONS, objects
+from rope_cpu.frequencies.rope_types import MISSING
+
+Config = Mapping[str, Any]
+Change = Callable[[Config], Config]
+
+
+class Quirk(NamedTuple):
+    """A change of configs, and the top-level keys that it reads."""
+
+    change: Change
+    keys: tuple[str, ...]
+
+
+_QUIRKS: dict[str, list[Quirk]] = {}
+
+
+def quirks_of(model_type: str | None) -> list[Quirk]:
+    """Return the quirks of a model type."""
+    return _QUIRKS.get(str(model_type), [])
+
+
+def _quirk(*model_types: str, keys: tuple[str, ...] = ()) -> Callable[[Change], Change]:
+    """Register a change of the configs of some model types, and the keys that it reads."""
+
+    def register(change: Change) -> Change:
+        for model_type in model_types:
+            _QUIRKS.setdefault(model_type, []).append(Quirk(change, keys))
+        return change
+
+    return register
+
+
+def _with_sections(config: Config, change: Change) -> Config:
+    """Return a config with a change made to its section, or to those of its layer types."""
+    changed = {}
+    for key in SECTIONS:
+        section = config.get(key)
+        if isinstance(section, Mapping) and section:
+            changed[key] = _changed_section(section, change)
+    return {**config, **changed}
+
+
+def _changed_section(section: Config, change: Change) -> Config:
+    """Return a section after a change, or with the sections in it after the change."""
+    nested = {label: change(part) for label, part in section.items() if isinstance(part, Mapping)}
+    return {**section, **nested} if nested else change(section)
+
+
+def _sections(config: Config) -> Iterator[Config]:
+    """Yield the sections of a config, and those of its layer types."""
+    present = {key: config[key] for key in SECTIONS if key in config}
+    yield from (part for _, part in objects(present))
+
+
+def has_theta(config: Config) -> bool:
+    """Return True if a config or one of its sections has a base."""
+    return any("rope_theta" in part for part in (config, *_sections(config)))
+
+
+def _renamed_type(section: Config, name: str, meaning: str) -> Config:
+    """Return a section in which a rope type has another name."""
+    keys = [key for key in ("rope_type", "type") if section.get(key) == name]
+    return {**section, **dict.fromkeys(keys, meaning)}
+
+
+@_quirk("phi3", "phi3_v", "phi4mm", "phi4_multimodal")
+def _yarn_is_longrope(config: Config) -> Config:
+    """Read the rope type yarn as longrope (transformers configuration_phi3)."""
+    return _with_sections(config, lambda section: _renamed_type(section, "yarn", "longrope"))
+
+
+@_quirk("sarvam_mla")
+def _deepseek_yarn(config: Config) -> Config:
+    """Read the rope type deepseek_yarn as yarn (transformers configuration_sarvam_mla)."""
+    return _with_sections(config, lambda section: _renamed_type(section, "deepseek_yarn", "yarn"))
+
+
+@_quirk("bailing_moe_v2", "bailing_moe_linear")
+def _video_rope_type(config: Config) -> Config:
+    """Read the rope type video_rope as M-RoPE in that order (ming_flash_omni in vLLM-Omni)."""
+
+    def change(section: Config) -> Config:
+        if "video_rope" not in (section.get("rope_type"), section.get("type")):
+            return section
+        defaults = {"video_rope": True, "mrope_section": [8, 12, 12]}
+        return {**defaults, **_renamed_type(section, "video_rope", "default")}
+
+    return _with_sections(config, change)
+
+
+@_quirk("bailing_hybrid")
+def _video_rope_order(config: Config) -> Config:
+    """Give M-RoPE sections the order of video_rope (bailing_moe_v3.py in vLLM)."""
+
+    def change(section: Config) -> Config:
+        return {"video_rope": True, **section} if "mrope_section" in section else section
+
+    return _with_sections(config, change)
+
+
+@_quirk("ernie4_5_vl_moe_text")
+def _row_column_time(config: Config) -> Config:
+    """Turn pairs of (row, column, time) to those of (time, row, column), and their order.
+
+    Source: modeling_ernie4_5_vl_moe in transformers, which takes no scaling.
+    """
+
+    def change(section: Config) -> Config:
+        rope_type = section.get("rope_type", section.get("type", "default"))
+        if rope_type not in ("default", "mrope"):
+            raise ArgumentError("rope_type", rope_type, "be default for Ernie-4.5-VL")
+        pairs = section.get("mrope_section", [22, 22, 20])
+        counts = scalars.whole_numbers("mrope_section", pairs, most=limits.HEAD_DIM, longest=3)
+        if len(counts) != 3 or counts[0] != counts[1]:
+            rule = "be three numbers of pairs, with as many rows as columns"
+            raise ArgumentError("mrope_section", pairs, rule)
+        rows, columns, times = counts
+        return {**section, "mrope_section": [times, rows, columns], "video_rope": True}
+
+    key = next((key for key in SECTIONS if config.get(key)), SECTIONS[0])
+    return {**config, key: change(config.get(key) or {})}
+
+
+@_quirk("hunyuan", "hunyuan_v1_dense", "hunyuan_v1_moe")
+def _alpha_alone(config: Config) -> Config:
+    """Leave out the keys that the code ignores beside `alpha` (modeling_hunyuan.py)."""
+    ignored = ("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim")
+
+    def change(section: Config) -> Config:
+        if not section.get("alpha"):
+            return section
+        return {key: value for key, value in section.items() if key not in ignored}
+
+    return _with_sections(config, change)
+
+
+@_quirk("deepseek_v4", "deepseek_v41_text", keys=("compress_rope_parameters",))
+def _compressed_layers(config: Config) -> Config:
+    """Name layers by their sections, and give YaRN no attention factor.
+
+    Source: transformers configuration_deepseek_v4; for the section of the compressed layers and
+    the ratios of layers, configs/deepseek_v41.py in SGLang.
+    """
+
+    def change(section: Config) -> Config:
+        is_yarn = "yarn" in (section.get("rope_type"), section.get("type"))
+        return {"attention_factor": 1.0, **section} if is_yarn else section
+
+    own = config.get("compress_rope_parameters")
+    if own is not None and not isinstance(own, Mapping):
+        raise TypeError(f"`compress_rope_parameters` is {shown(own)}; it must be an object")
+    changed = dict(config)
+    if own:
+        section = next((config[key] for key in SECTIONS if config.get(key)), {})
+        is_nested = any(isinstance(part, Mapping) for part in section.values())
+        changed["rope_scaling"] = {**section, "compress": own} if is_nested else own
+        if "rope_theta" in own:
+            changed.pop("compress_rope_theta", None)
+    if config.get("layer_types"):
+        kinds = config["layer_types"]
+        changed["layer_types"] = [
+            "main" if kind in ("sliding_attention", "main") else "compress" for kind in kinds
+        ]
+    return _with_sections(changed, change)
+
+
+@_quirk("mimo_v2_flash", keys=("swa_num_attention_heads", "swa_num_key_value_heads"))
+def _mimo(config: Config) -> Config:
+    """Fill the rotated share, and name the heads of sliding layers (modeling_mimo_v2_flash)."""
+
+    def change(section: Config) -> Config:
+        rope_type = section.get("rope_type", section.get("type", "default"))
+        share = config.get("partial_rotary_factor", 0.334)
+        return {"partial_rotary_factor": share, **section} if rope_type == "default" else section
+
+    heads = {
+        "num_attention_heads": config.get("swa_num_attention_heads"),
+        "num_key_value_heads": config.get("swa_num_key_value_heads"),
+    }
+    return {**_with_sections(config, change), "by_layer_type": {"sliding_attention": heads}}
+
+
+@_quirk("step3p5", keys=("attention_other_setting",))
+def _step_heads(config: Config) -> Config:
+    """Name the heads of sliding layers (transformers configuration_step3p5)."""
+    other = config.get("attention_other_setting") or {}
+    heads = {
+        "num_attention_heads": other.get("num_attention_heads"),
+        "num_key_value_heads": other.get("num_attention_groups"),
+    }
+    return {**config, "by_layer_type": {"sliding_attention": heads}}
+
+
+@_quirk("gemma4_text", "gemma4_unified_text", "diffusion_gemma_text", "embedding_gemma2_text")
+def _wide_full_layers(config: Config) -> Config:
+    """Name the wider heads of full layers (transformers configuration_gemma4)."""
+    heads = {
+        "head_dim": config.get("global_head_dim", 512),
+        "num_key_value_heads": config.get("num_global_key_value_heads"),
+    }
+    return {**config, "by_layer_type": {"full_attention": heads}}
+
+
+@_quirk("qwen", keys=("use_dynamic_ntk",))
+def _dynamic_ntk(config: Config) -> Config:
+    """Raise the base beyond the context where asked (modeling_qwen.py of Qwen/Qwen-7B)."""
+    if config.get("use_dynamic_ntk") is not True:
+        return config
+    section = config.get("rope_scaling") or {}
+    return {**config, "rope_scaling": {"rope_type": "dynamic_powers", **section}}
+
+
+@_quirk("chatglm", keys=("rope_ratio",))
+def _theta_ratio(config: Config) -> Config:
+    """Multiply the base by `rope_ratio` (modeling_chatglm.py of THUDM/chatglm3-6b)."""
+    ratio = scalars.real_number("rope_ratio", config.get("rope_ratio", 1))
+    theta = scalars.real_number("rope_theta", config.get("rope_theta", 10000.0))
+    return {**config, "rope_theta": ratio * theta}
+
+
+@_quirk("plamo", keys=("n_shared_head",))
+def _shared_heads(config: Config) -> Config:
+    """Count key heads by the query heads that share one (plamo.py in mlx-lm)."""
+    heads = scalars.whole_number(
+        "num_attention_heads", config.get("num_attention_heads", 32), 1, limits.HEADS
+    )
+    group = scalars.whole_number("n_shared_head", config.get("n_shared_head", 8), 1, limits.HEADS)
+    return {**config, "num_key_value_heads": math.ceil(heads / group)}
+
+
+@_quirk("falcon", "RefinedWebModel")
+def _falcon_heads(config: Config) -> Config:
+    """Have one key head unless the config says otherwise (transformers modeling_falcon)."""
+    if config.get("multi_query", True) and not config.get("new_decoder_architecture"):
+        return {**config, "num_key_value_heads": 1}
+    return config
+
+
+@_quirk("hf_olmo", "molmo")
+def _one_key_head(config: Config) -> Config:
+    """Have one key head where asked (olmo/model.py of allenai/OLMo)."""
+    return {**config, "num_key_value_heads": 1} if config.get("multi_query_attention") else config
+
+
+@_quirk("zamba2")
+def _double_heads(config: Config) -> Config:
+    """Derive heads of double width: attention reads two inputs (transformers modeling_zamba2)."""
+    if "head_dim" in config or not {"hidden_size", "num_attention_heads"} <= config.keys():
+        return config
+    heads = scalars.whole_number(
+        "num_attention_heads", config["num_attention_heads"], 1, limits.HEADS
+    )
+    hidden = scalars.whole_number("hidden_size", config["hidden_size"], 1, limits.HIDDEN_SIZE)
+    return {**config, "head_dim": 2 * hidden // heads}
+
+
+@_quirk("bailing_moe", "bailing_moe_v2", "bailing_moe_linear", "telechat3", "plamo3")
+def _needs_theta(config: Config) -> Config:
+    """Refuse a config without a base, as the default is not known."""
+    if not has_theta(config):
+        rule = "be in the config, as the default of its model type is not known"
+        raise ArgumentError("rope_theta", MISSING, rule, "add `rope_theta` to the config")
+    return config
+
+
+@_quirk("cohere2_moe", keys=("prefix_dense_sliding_window_pattern",))
+def _rotated_dense_layers(config: Config) -> Config:
+    """List the rotated layers: sliding ones, and dense ones unless their windows alternate.
+
+    Source: transformers modeling_cohere2_moe.
+    """
+    kinds = config.get("layer_types")
+    if not kinds or config.get("prefix_dense_sliding_window_pattern", 1) != 1:
+        return config
+    dense = config.get("mlp_layer_types")
+    if not isinstance(dense, list | tuple):
+        first = scalars.whole_number(
+            "first_k_dense_replace", config.get("first_k_dense_replace", 0), 0, limits.LAYERS
+        )
+        dense = ["dense"] * first
+    rotated = [
+        "dense" in dense[index : index + 1] or kind != "full_attention"
+        for index, kind in enumerate(kinds)
+    ]
+    return {**config, "no_rope_layers": [int(flag) for flag in rotated]}
+
+
+@_quirk("molmo2_text", keys=("rope_scaling_layers",))
+def _scaled_layers(config: Config) -> Config:
+    """Refuse a model of scaled and unscaled layers (transformers modeling_molmo2)."""
+    layers = config.get("rope_scaling_layers")
+    if layers is not None and len(set(layers)) < config.get("num_hidden_layers", 36):
+        rule = "list every layer, as a model with scaled and unscaled layers is not read"
+        raise ArgumentError("rope_scaling_layers", layers, rule)
+    return config
+
+
+@_quirk("mllama_text_model")
+def _cross_attention(config: Config) -> Config:
+    """Name the layers that attend to images and are not rotated (transformers modeling_mllama)."""
+    count = config.get("num_hidden_layers", 40)
+    layers = config.get("cross_attention_layers", [3, 8, 13, 18, 23, 28, 33, 38])
+    count = scalars.whole_number("num_hidden_layers", count, 0, limits.LAYERS)
+    layers = scalars.whole_numbers(
+        "cross_attention_layers", layers, most=limits.LAYERS, longest=limits.LAYERS
+    )
+    kinds = ["cross_attention" if i in layers else "full_attention" for i in range(count)]
+    return {"layer_types": kinds, **config}
+
+
+@_quirk("nemotron-nas", keys=("block_configs",))
+def _blocks(config: Config) -> Config:
+    """List the key heads of each layer, 0 for one without attention (modeling_decilm.py)."""
+    key = "block_configs"
+    blocks = config.get(key)
+    if not isinstance(blocks, list | tuple):
+        raise TypeError(
+            f"`{key}` is {shown(blocks)}; it must be a list with one object for each layer"
+        )
+    scalars.check_length(key, blocks, limits.LAYERS)
+    heads = config.get("num_attention_heads", 32)
+    heads = scalars.whole_number("num_attention_heads", heads, 1, limits.HEADS)
+    counts = [_key_heads(key, layer, block, heads) for layer, block in enumerate(blocks)]
+    return {**config, "num_key_value_heads": counts, "no_rope_layers": counts}
+
+
+def _key_heads(key: str, layer: int, block: Any, heads: int) -> int:
+    """Return the number of key heads of a block, 0 if it has no attention."""
+    attention = block.get("attention") if isinstance(block, Mapping) else None
+    if not isinstance(attention, Mapping):
+        raise TypeError(
+            f"`{key}` holds {shown(block)} for layer {layer}; it must be an object with an object "
+            "`attention`"
+        )
+    if attention.get("no_op") or attention.get("replace_with_linear"):
+        return 0
+    name = "n_heads_in_group"
+    if attention.get(name) is None:
+        raise ValueError(f"`{key}` has no `{name}` in the `attention` of layer {layer}; add it")
+    return heads // scalars.whole_number(name, attention[name], 1, limits.HEADS)

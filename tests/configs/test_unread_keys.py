@@ -1,0 +1,125 @@
+"""A key of a rotation that nothing reads is refused by name; copies and neutral values are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from text_configs import LLAMA, read
+
+from rope_cpu.configs.model_types import model_facts
+
+MYSTERY = {**LLAMA, "model_type": "mystery", "rope_theta": 777.0}
+NOMIC = {"model_type": "nomic_bert", "n_embd": 768, "n_head": 12}
+
+# Keys that no code of an unknown model type is known to read.
+UNKNOWN: list[tuple[str, Any]] = [
+    ("rotary_dim", 64),
+    ("rotary_pct", 0.25),
+    ("rotary_percentage", 0.5),
+    ("partial_rotary_dim", 32),
+    ("rope_head_dim", 32),
+    ("local_rope_theta", 1e4),
+    ("rope_local_base_freq", 1e4),
+    ("rotary_emb_base", 5e5),
+    ("use_scaled_rope", True),
+    ("rope_scaling_factor", 32.0),
+    ("rope_type", "mine"),
+    ("scaling_factor", 4.0),
+    ("dual_chunk_attention_config", {"chunk_size": 8}),
+    ("yarn", {"factor": 16.0}),
+    ("yarn_factor", 4.0),
+    ("ntk_alpha", 2.0),
+    ("mrope_section", [16, 24, 24]),
+    ("mrope_interleaved", True),
+    ("rope_ratio", 50),
+    ("use_xpos", True),
+    ("alibi", True),
+    ("use_alibi", True),
+    ("use_rope", False),
+    ("rope", False),
+    ("use_rotary_embeddings", False),
+    ("position_embedding_type", "alibi"),
+    ("rope_interleave", True),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), UNKNOWN, ids=lambda value: str(value)[:30])
+def test_an_unknown_model_type_is_not_answered_as_if_a_key_were_not_there(key, value):
+    assert read(MYSTERY, interleaved=False).rope_type == "default"
+    with pytest.raises(ValueError, match=f"`{key}` is .*`model_type` 'mystery' is not known"):
+        read({**MYSTERY, key: value}, interleaved=False)
+
+
+# The same for known model types.
+KNOWN: list[tuple[dict[str, Any], str, Any]] = [
+    (NOMIC, "rotary_emb_fraction", 0.5),
+    (NOMIC, "rotary_scaling_factor", 2.0),
+    (NOMIC, "rotary_emb_scale_base", 512.0),
+    (LLAMA, "use_scaled_rope", True),
+    (LLAMA, "rotary_pct", 0.25),
+    (LLAMA, "rope_local_base_freq", 1e4),
+    (LLAMA, "use_rope", False),
+    ({"model_type": "gpt_neox"}, "rope_theta", 5e5),
+    ({"model_type": "gptj"}, "rotary_pct", 0.25),
+    ({"model_type": "plamo3", "rope_theta": 1e4}, "rope_scaling_factor", 4.0),
+    ({"model_type": "molmo2_text"}, "rope_scaling_layers", [0, 1]),
+]
+
+
+@pytest.mark.parametrize(("keys", "key", "value"), KNOWN, ids=lambda value: str(value)[:30])
+def test_a_known_model_type_does_not_pass_over_a_key(keys, key, value):
+    with pytest.raises(ValueError, match=f"`{key}` is "):
+        read(keys, {key: value})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model_type": "llama", "dim": 2048, "n_heads": 32},
+        {"model_type": "llama", "n_embd": 2048, "n_head": 32},
+        {"model_type": "qwen2", "d_model": 2048},
+        {"model_type": "gemma", "kv_channels": 128, "hidden_size": 512},
+    ],
+    ids=str,
+)
+def test_another_vocabulary_does_not_give_the_defaults(keys):
+    with pytest.raises(ValueError, match="does not read; its name for it is"):
+        read(keys)
+
+
+NEUTRAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (LLAMA, {"use_scaled_rope": False, "rotary_pct": 1.0, "rope_ratio": 1, "yarn": None}),
+    (LLAMA, {"use_rope": True, "alibi": False, "position_embedding_type": "rope"}),
+    (LLAMA, {"d_model": 4096, "n_heads": 32}),  # copies beside the keys that are read
+    ({**MYSTERY, "interleaved": False}, {"mrope_section": None, "use_mrope": False}),
+    ({"model_type": "qwen2"}, {"dual_chunk_attention_config": {"chunk_size": 262144}}),
+    ({"model_type": "chatglm"}, {"original_rope": True}),
+]
+
+
+@pytest.mark.parametrize(("keys", "neutral"), NEUTRAL, ids=lambda value: str(value)[:40])
+def test_a_neutral_value_changes_nothing(keys, neutral):
+    interleaved = keys.get("interleaved")
+    keys = {key: value for key, value in keys.items() if key != "interleaved"}
+    given = read(keys, neutral, interleaved=interleaved)
+    assert given == read(keys, interleaved=interleaved)
+
+
+PART = {"model_type": "llama", "head_dim": 64, "num_attention_heads": 4, "rope_theta": 5e5}
+
+
+@pytest.mark.parametrize("model_type", ["llava", "mystery", None])
+def test_a_key_beside_the_language_model_is_read_there_or_refused(model_type):
+    whole = {"model_type": model_type, "text_config": PART}
+    assert read(whole, {"rope_theta": 5e5}) == read(whole) == read(PART)
+    with pytest.raises(ValueError, match=r"`rope_theta` is 10000.0; it must be in `text_config`"):
+        read(whole, {"rope_theta": 1e4})
+    with pytest.raises(ValueError, match=r"`mrope_section` is .*; it must be in `text_config`"):
+        read(whole, {"mrope_section": [8, 12, 12]})
+
+
+def test_keys_that_a_models_code_ignores_stand_in_its_row():
+    facts = model_facts("chatglm")
+    assert facts is not None
+    assert "original_rope" in facts.ignored
