@@ -158,21 +158,6 @@ def test_attention_of_a_silent_config_is_that_of_its_class(model_type):
     assert attention.shared_layers == getattr(made, "num_kv_shared_layers", 0)
 
 
-def layer_types(model_type, **keys):
-    made = transformers.models.auto.configuration_auto.CONFIG_MAPPING[model_type](**keys)
-    made.allow_global_per_layer_attribute_access = True
-    return made.layer_types
-
-
-@pytest.mark.parametrize("count", [3, 12, 31])
-@pytest.mark.parametrize("model_type", [*FACTS["full_layer_every"], *FACTS["window_from_layer"]])
-def test_layer_types_of_a_silent_config_are_those_of_its_class(model_type, count):
-    for more in ({}, {"use_sliding_window": True, "max_window_layers": 2}):
-        keys = {"num_hidden_layers": count, **more}
-        values = read({"model_type": model_type, **keys}).values
-        assert values["layer_types"] == layer_types(model_type, **keys)
-
-
 NORM_MODULES = [name for name in NORMED if name in SILENT]
 
 

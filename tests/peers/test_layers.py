@@ -181,14 +181,14 @@ def test_the_code_of_what_is_not_rotated_knows_no_rotation(model_type: str) -> N
 LISTS: dict[str, list[int]] = {
     "full_attn_idxs": [2, 5, 8],
     "compress_ratios": [0, 4, 128, 0, 4] * 3,
-    "hybrid_layer_pattern": [0, 1, 1, 0, 1] * 3,
+    "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0],  # its class ignores the key
 }
 
 RULES = data("layer_types.json")
 DERIVED = sorted({name for kind, rows in RULES.items() if kind != "last" for name in rows})
 
 
-@pytest.mark.parametrize("count", [1, 5, 12])
+@pytest.mark.parametrize("count", [5, 12])
 @pytest.mark.parametrize("model_type", DERIVED)
 def test_layer_types_follow_from_other_keys_as_in_the_class(model_type: str, count: int) -> None:
     """Compare the layers of a file without `layer_types` with those of transformers' class."""
