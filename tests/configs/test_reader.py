@@ -138,6 +138,22 @@ def test_what_is_no_object_is_no_config(tmp_path: Path, text: str, words: str) -
         reader.read(tmp_path)
 
 
+MISSPELT = {"mistal": "mistral", "gptneox": "gpt_neox", "Qwen-3": "qwen3", "chatglmm": "chatglm"}
+OTHER_MODELS = ["minimax_m1", "llama5", "llama_3", "cohere_asr", "informer", "aimv3_text_model"]
+
+
+@pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
+def test_a_misspelt_model_type_is_recognised(name: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+        reader.read(llama(model_type=name)).spec()
+
+
+@pytest.mark.parametrize("name", OTHER_MODELS)
+def test_another_model_is_no_misspelling(name: str) -> None:
+    with pytest.raises(ValueError, match=f"`model_type` is '{name}', so the pairing"):
+        reader.read(llama(model_type=name)).spec()
+
+
 META = {"dim": 2048, "n_layers": 16, "n_heads": 32, "multiple_of": 256, "use_scaled_rope": True}
 MISTRAL = {"dim": 4096, "n_layers": 32, "n_heads": 32, "head_dim": 128, "hidden_dim": 14336}
 DECODER = {"head_size": 128, "hidden_size": 4096, "num_attention_heads": 32}
