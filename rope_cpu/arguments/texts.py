@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from itertools import islice
 from reprlib import Repr
 from typing import Any
@@ -15,9 +16,11 @@ MAX_CHARACTERS = 300
 
 _GAP = " … "
 
-# Characters of a name that are compared with known names, and the share of them that must agree.
+# Characters of a name that are compared with known names, the share of them that must agree, and
+# the number of them that may differ: long names of different models agree in long parts.
 _LONGEST_NAME = 64
 _SIMILAR = 0.75
+_MISSPELT = 1
 
 
 class _ShortRepr(Repr):
@@ -78,12 +81,30 @@ def _without_middle(text: str) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return " (did you mean 'llama'?)" for a misspelt name, "" if no known one is similar."""
+    """Return " (did you mean 'llama'?)" for a misspelt name, "" if no known one is similar.
+
+    Another number is another version of a model, and no misspelling.
+    """
     if not isinstance(name, str):
         return ""
     # Names from files may be of any length, and a comparison takes the product of the lengths.
-    close = get_close_matches(name[:_LONGEST_NAME].lower(), known, n=1, cutoff=_SIMILAR)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    name = name[:_LONGEST_NAME].lower()
+    same_version = [other for other in known if _digits(other) == _digits(name)]
+    close = get_close_matches(name, same_version, n=1, cutoff=_SIMILAR)
+    if not close or _differing(name, close[0]) > _MISSPELT:
+        return ""
+    return f" (did you mean {close[0]!r}?)"
+
+
+def _digits(name: str) -> str:
+    """Return the digits of a name, without what stands between them."""
+    return re.sub(r"\D", "", name)
+
+
+def _differing(name: str, other: str) -> int:
+    """Return the number of characters of the longer name that the other one does not have."""
+    agreeing = sum(block.size for block in SequenceMatcher(None, name, other).get_matching_blocks())
+    return max(len(name), len(other)) - agreeing
 
 
 def first_line(error: Exception) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,13 @@ from rope_cpu.configs.diffusers import config as diffusers
 from rope_cpu.configs.gguf import is_gguf
 from rope_cpu.configs.keys import check_containers
 from rope_cpu.configs.model_config import ModelConfig
+from rope_cpu.configs.model_types import data
 
 # The name of a repository on the Hugging Face Hub, such as "meta-llama/Llama-3.1-8B".
 _REPOSITORY = re.compile(r"(?!.*\.json)\w[\w.-]{0,95}/\w[\w.-]{0,95}")
+
+# Files that hold no model's config, with the file to give instead.
+_FOREIGN: dict[str, list[dict[str, Any]]] = data("foreign.json")
 
 
 def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> ModelConfig:
@@ -87,14 +91,24 @@ def _missing_file(name: str) -> ValueError:
 def load(config: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a config file as a dict; raises as `read` does."""
     if isinstance(config, Mapping):
-        return dict(config)
+        raw = dict(config)
+        _refuse_foreign_object(raw, "")
+        return raw
     if not isinstance(config, str | PathLike):
         raise TypeError(f"`config` is a {type(config).__name__}; it must be a path or a dict")
-    path = fspath(config)
+    path = os.fsdecode(config)
     if os.path.isdir(path):
-        path = os.path.join(path, "config.json")
+        path = os.path.join(path, _file_of_folder(path))
     if not os.path.isfile(path):
-        raise _missing_file(fspath(config))
+        raise _missing_file(os.fsdecode(config))
+    _refuse_foreign_file(path)
+    raw = _content(path)
+    _refuse_foreign_object(raw, path)
+    return raw
+
+
+def _content(path: str) -> dict[str, Any]:
+    """Return the object in a JSON file."""
     size = os.path.getsize(path)
     if size > limits.CONFIG_BYTES:
         rule = f"a config may have at most {limits.CONFIG_BYTES}"
@@ -111,4 +125,41 @@ def load(config: str | PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"`config` {shown(path)} holds a {type(raw).__name__}; it must hold an object"
         )
+    return raw
+
+
+def _file_of_folder(folder: str) -> str:
+    """Return "config.json", or the name of another known file if a folder has no config.json."""
+    others: list[str] = [end for row in _FOREIGN["objects"] for end in row["ends"]]
+    names = ["config.json", *others]
+    return next((name for name in names if os.path.isfile(os.path.join(folder, name))), names[0])
+
+
+def _refuse_foreign_file(path: str) -> None:
+    """Raise for a file with the ending or the first bytes of another format."""
+    with open(path, "rb") as file:
+        start = file.read(16)
+    for row in _FOREIGN["files"]:
+        pattern = row.get("starts", "(?!)").encode("latin-1")
+        if path.endswith(tuple(row["ends"])) or re.match(pattern, start):
+            raise ValueError(f"`config` {shown(path)} is {row['is']}; give {row['give']}")
+
+
+def _refuse_foreign_object(raw: Mapping[str, Any], path: str) -> None:
+    """Raise for an object with the file name or the keys of another kind of file."""
+    # A name such as params.json decides nothing about a file with a model type.
+    ending = "" if "model_type" in raw else path
+    for row in _FOREIGN["objects"]:
+        has_keys = any(raw.keys() >= set(keys) for keys in row["keys"])
+        if has_keys or ending.endswith(tuple(row["ends"])):
+            name = _inner_value(raw, row.get("named", ""))
+            named = "" if name is None else f"; it names {shown(name)}"
+            file = f" {shown(path)}" if path else ""
+            raise ValueError(f"`config`{file} is {row['is']}; give {row['give']}{named}")
+
+
+def _inner_value(raw: Any, path: str) -> Any:
+    """Return the value at a path such as "model.type", or None."""
+    for key in path.split("."):
+        raw = raw.get(key) if isinstance(raw, Mapping) else None
     return raw

@@ -113,6 +113,9 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     (of("chatglm", rope_ratio="2"), TypeError, "`rope_ratio` is '2'; it must be a number"),
     (of("chatglm", rope_scaling={"rope_theta": "2"}), TypeError, "`rope_theta` is '2'"),
     (of("gpt2"), ValueError, "`model_type` is 'gpt2': its positions are added"),
+    (of("xlnet"), ValueError, "`model_type` is 'xlnet': its positions are relative"),
+    (of("udop"), ValueError, "`model_type` is 'udop': .*inputs and relative ones to its scores"),
+    (of("rwkv6"), ValueError, "`model_type` is 'rwkv6': its linear layers have a state"),
     (of("inkling2", text_config=of("inkling2_text")), ValueError, "not rotated"),
     (of("olmo_hybrid", rope_parameters={"rope_theta": None}), ValueError, "is None.*not rot"),
     (of("olmo_hybrid", rope_theta=None), ValueError, "`rope_theta` is None"),
@@ -132,6 +135,111 @@ def test_what_is_no_object_is_no_config(tmp_path: Path, text: str, words: str) -
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=words):
         reader.read(tmp_path)
+
+
+MISSPELT = {"mistal": "mistral", "gptneox": "gpt_neox", "Qwen-3": "qwen3", "chatglmm": "chatglm"}
+OTHER_MODELS = ["minimax_m1", "llama5", "llama_3", "cohere_asr", "informer", "aimv3_text_model"]
+
+
+@pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
+def test_a_misspelt_model_type_is_recognised(name: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+        reader.read(llama(model_type=name)).spec()
+
+
+@pytest.mark.parametrize("name", OTHER_MODELS)
+def test_another_model_is_no_misspelling(name: str) -> None:
+    with pytest.raises(ValueError, match=f"`model_type` is '{name}', so the pairing"):
+        reader.read(llama(model_type=name)).spec()
+
+
+META = {"dim": 2048, "n_layers": 16, "n_heads": 32, "multiple_of": 256, "use_scaled_rope": True}
+MISTRAL = {"dim": 4096, "n_layers": 32, "n_heads": 32, "head_dim": 128, "hidden_dim": 14336}
+DECODER = {"head_size": 128, "hidden_size": 4096, "num_attention_heads": 32}
+MEGATRON = {"num_layers": 32, "kv_channels": 128, "rotary_base": 500000, "rotary_percent": 1.0}
+
+# Objects of other files, each with the name of its file and the words that tell it apart.
+FOREIGN_OBJECTS: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "adapter_config.json",
+        {"peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-3.1-8B"},
+        "an adapter .PEFT.*base model; it names 'meta-llama/Llama-3.1-8B'$",
+    ),
+    ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": True}, "quantisation"),
+    ("quant_config.json", {"zero_point": True, "q_group_size": 128, "w_bit": 4}, "quantisation"),
+    ("hf_quant_config.json", {"producer": {}, "quantization": {}}, "quantisation of weights"),
+    (
+        "genai_config.json",
+        {"model": {"type": "llama", "decoder": DECODER}, "search": {}},
+        "GenAI, which lacks `rope_theta`; .*; it names 'llama'$",
+    ),
+    ("params.json", META, "Meta's own format; .*interleaved=True.*factor, 8 .* 32 in Llama 3.2"),
+    ("params.json", {**MISTRAL, "yarn": {"factor": 16}}, "Mistral's own .*interleaved=True.*yarn"),
+    ("open_clip_config.json", {"model_cfg": {}, "preprocess_cfg": {}}, "OpenCLIP"),
+    ("model_index.json", {"_class_name": "FluxPipeline", "scheduler": ["a", "b"]}, "transformer"),
+    ("config.json", {"architecture": "eva02_base", "pretrained_cfg": {}}, "timm.*'eva02_base'$"),
+    ("config.json", {"word_embedding_dimension": 768}, "a config of Sentence Transformers"),
+    ("config.json", {"pretrained_config": {}, "build_config": {}}, "TensorRT-LLM"),
+    ("args.json", MEGATRON, "the arguments of Megatron-LM or NeMo; .*`rotary_base`"),
+    (
+        "mlc-chat-config.json",
+        of("llama", model_config={}, quantization="q4f16_1", context_window_size=4096),
+        "a config of MLC",
+    ),
+    ("tokenizer_config.json", {"added_tokens_decoder": {}}, "the config of a tokenizer"),
+    ("preprocessor_config.json", {"image_processor_type": "X"}, "the config of a processor"),
+    ("processor_config.json", {"processor_class": "X"}, "the config of a processor"),
+    ("model.safetensors.index.json", {"weight_map": {}}, "the index of a checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("name", "held", "words"), FOREIGN_OBJECTS)
+def test_objects_of_other_files_are_told_apart(
+    tmp_path: Path, name: str, held: dict[str, Any], words: str
+) -> None:
+    (tmp_path / name).write_text(json.dumps(held))
+    for given in (held, tmp_path / name):
+        with pytest.raises(ValueError, match=words):
+            RotaryEmbedding.from_config(given, interleaved=False)
+
+
+def test_a_folder_without_a_config_names_the_other_file(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(ValueError, match=r"adapter_config\.json' is the config of an ada"):
+        reader.read(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert RotaryEmbedding.from_config(tmp_path) == read(LLAMA)
+
+
+# Files that their names or their first bytes tell apart.
+FOREIGN_FILES: list[tuple[str, bytes, str]] = [
+    ("generation_config.json", b'{"do_sample": true}', "a config of text generation"),
+    ("scheduler_config.json", b'{"_class_name": "DDIMScheduler"}', "a diffusers scheduler"),
+    ("config_sentence_transformers.json", b'{"prompts": {}}', "Sentence Transformers"),
+    ("modules.json", b"[]", "the list of modules of Sentence Transformers"),
+    ("tokenizer.json", b"{}", "a file of a tokenizer"),
+    ("model.yaml", b"hidden_size: 64", "no JSON file"),
+    ("weights.bin", b"\0" * 20, "a checkpoint or another file of arrays; give the config.json"),
+    ("renamed", b"PK\x03\x04" + b"\0" * 20, "a checkpoint or another file of arrays"),
+    ("renamed", b"\x80\x02}q\0", "a checkpoint or another file of arrays"),
+    ("renamed", b"\x93NUMPY\x01\0", "a checkpoint or another file of arrays"),
+    ("model.safetensors", b"", "a checkpoint; give the config.json beside it"),
+    ("renamed", b"\x10\1\0\0\0\0\0\0{}", "a checkpoint; give"),
+    ("model.onnx", b"", "an ONNX model; give the config.json .* that it was exported from"),
+    ("renamed", b"\x08\x0a\x12\x07pytorch", "an ONNX model"),
+]
+
+
+@pytest.mark.parametrize(("name", "held", "words"), FOREIGN_FILES)
+def test_other_files_are_told_apart(tmp_path: Path, name: str, held: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(held)
+    with pytest.raises(ValueError, match=f"{name}' is .*{words}"):
+        reader.read(tmp_path / name)
+
+
+def test_a_config_may_have_the_name_of_another_file(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text(json.dumps(LLAMA))
+    assert RotaryEmbedding.from_config(tmp_path / "params.json") == read(LLAMA)
 
 
 @pytest.mark.parametrize("length", [1024, 10**7])

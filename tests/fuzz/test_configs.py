@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from control_characters import MARK
-from fuzz import mutations
+from fuzz import mutations, rotation_keys
 from fuzz.mutations import LARGEST_NUMBER
 from hypothesis import strategies as st
 from refusals import LONGEST_TEXT, check_ours
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.configs import model_types
+from rope_cpu.configs import model_types, reader
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
+from rope_cpu.frequencies.scaling import INERT_KEYS
 
 # Seconds; a config takes a millisecond, and the machine may be shared.
 LONGEST = 60.0
@@ -115,3 +117,97 @@ def check(config, arguments):
         check_ours(error)
     seconds = time.monotonic() - start
     assert seconds < LONGEST, f"took {seconds:.0f} s"
+
+
+SIZES = {
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "head_dim": 64,
+    "num_hidden_layers": 8,
+    "max_position_embeddings": 4096,
+}
+THETA = {"rope_theta": 10000.0}
+# The calls whose answers describe all layers of a config.
+LAYERS = [
+    *({"layer_type": name} for name in (None, "full_attention", "sliding_attention")),
+    *({"layer": layer} for layer in range(5)),
+]
+
+
+def small_config(model_type):
+    """Return a small config of a model type; None: without one."""
+    own = {} if model_type is None else {"model_type": model_type}
+    return SIZES | own | ({} if model_type in model_types.table_rows() else THETA)
+
+
+def rotation(config, **arguments):
+    """Return what identifies the rotation of some layers, or the text of the refusal."""
+    try:
+        spec = reader.read(config).spec(**arguments)
+        specs = [spec, spec.at_length([9999])] if spec.needs_length else [spec]
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return tuple(
+        (spec.inv_freq.tobytes(), float(spec.attention_factor[0]), spec.blocks, spec.interleaved)
+        for spec in specs
+    )
+
+
+def answers(config):
+    """Return the rotations of all layers and the rest of the attention; None for a refusal."""
+    known = config.get("model_type") in model_types.table_rows()
+    pairing = {} if known else {"interleaved": False}
+    rotations = [rotation(config, **layers, **pairing) for layers in LAYERS]
+    if all(isinstance(answer, str) for answer in rotations):
+        return None
+    return rotations, reader.read(config).attention
+
+
+@cache
+def answers_without(model_type, in_section):
+    """Return the answers for a small config, with or without rope parameters."""
+    section = {"rope_parameters": THETA} if in_section else {}
+    return answers(small_config(model_type) | section)
+
+
+def ignored(model_type):
+    """Return the keys that are documented as ignored, for a model type or for all."""
+    facts = reader.read(small_config(model_type)).facts
+    whole_head = {"partial_rotary_factor"} if facts.whole_head else set()
+    return {*INERT_KEYS, *whole_head, *getattr(facts, "ignored", ())}
+
+
+def is_unread(model_type, in_section, key, values):
+    """Return True if a config with one more key is answered as if it were not there."""
+    without = answers_without(model_type, in_section)
+    config = small_config(model_type)
+    if without is None or key in ignored(model_type):
+        return False
+    if in_section:
+        changed = [config | {"rope_parameters": THETA | {key: value}} for value in values]
+    else:
+        changed = [config | {key: value} for value in values]
+    return all(answers(config) == without for config in changed)
+
+
+MODEL_TYPES = st.sampled_from([None, "mystery", *sorted(model_types.table_rows())])
+# Whether a key stands in the rope parameters, and the key with its values.
+PLACED_KEYS = st.one_of(
+    st.tuples(st.just(in_section), st.sampled_from([*keys.items()]))
+    for in_section, keys in (
+        (False, rotation_keys.TOP_LEVEL),
+        (False, rotation_keys.NEW),
+        (True, rotation_keys.IN_SECTION),
+    )
+)
+
+
+@pytest.mark.xfail(strict=True, reason="keys of rotations that no model type reads are ignored")
+def test_unread_keys(search):
+    """A key of a rotation is read, refused or documented as ignored."""
+
+    def check_key(model_type, placed):
+        in_section, (key, values) = placed
+        assert not is_unread(model_type, in_section, key, values), f"{key} is not read"
+
+    search(check_key, 300, model_type=MODEL_TYPES, placed=PLACED_KEYS)
