@@ -219,6 +219,19 @@ def old_key_facts(cls: type[PreTrainedConfig]) -> dict[str, Any]:
     }
 
 
+def ignored_keys(cls: type[PreTrainedConfig], labels: list[str]) -> list[str]:
+    """Return the standard top-level keys that change no section of a class or of a file."""
+    section = {"rope_type": "default"}
+    given = section if labels == [""] else {label: dict(section) for label in labels}
+    values = {"rope_theta": 777.0, "partial_rotary_factor": 0.375}
+    return [
+        key
+        for key, value in values.items()
+        if not old_keys(cls, (key,), key, value)
+        and not old_keys(cls, (key,), key, value, rope_parameters=given)
+    ]
+
+
 def facts(
     cls: type[PreTrainedConfig], instance: PreTrainedConfig, rotary: ast.ClassDef
 ) -> dict[str, Any]:
@@ -233,6 +246,8 @@ def facts(
         **mrope_facts(cls, code),
         **old_key_facts(cls),
     }
+    if ignored := ignored_keys(cls, list(sections(cls))):
+        entry["ignored"] = ignored
     if "partial_rotary_factor" not in code:
         entry["whole_head"] = True
     if not reads_head_dim(cls):

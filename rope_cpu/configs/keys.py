@@ -38,7 +38,6 @@ _WIDTH_KEY = "hidden_size"
 _READ = (
     *SECTIONS,
     *("original_max_position_embeddings", "per_layer_config", "qk_rope_head_dim"),
-    *("no_rope_layers", "layer_rope_theta", "no_rope_layer_interval"),
 )
 
 # Names of keys that belong to rotations.
@@ -194,6 +193,8 @@ def _keys_of_row(facts: ModelFacts) -> set[str]:
         keys.add("rope_theta")
     if not facts.partial and facts.has_layer_sections:
         keys.add("partial_rotary_factor")
+    if not facts.unrotated and not facts.has_layer_sections:
+        keys |= {"no_rope_layers", "layer_rope_theta", "no_rope_layer_interval"}
     if any(key.endswith("_dim") for key in facts.partial.values()):
         keys.add("partial_rotary_factor")
     if isinstance(facts.interleaved, str):

@@ -73,6 +73,11 @@ def has_theta(config: Config) -> bool:
     return any("rope_theta" in part for part in (config, *_sections(config)))
 
 
+def _section_key(config: Config) -> str:
+    """Return the key of the section of a config, or of one that it may have."""
+    return next((key for key in SECTIONS if config.get(key)), SECTIONS[0])
+
+
 def _renamed_type(section: Config, name: str, meaning: str) -> Config:
     """Return a section in which a rope type has another name."""
     keys = [key for key in ("rope_type", "type") if section.get(key) == name]
@@ -133,7 +138,7 @@ def _row_column_time(config: Config) -> Config:
         rows, columns, times = counts
         return {**section, "mrope_section": [times, rows, columns], "video_rope": True}
 
-    key = next((key for key in SECTIONS if config.get(key)), SECTIONS[0])
+    key = _section_key(config)
     return {**config, key: change(config.get(key) or {})}
 
 
@@ -157,27 +162,26 @@ def _compressed_layers(config: Config) -> Config:
     Source: transformers configuration_deepseek_v4; for the section of the compressed layers and
     the ratios of layers, configs/deepseek_v41.py in SGLang.
     """
-
-    def change(section: Config) -> Config:
-        is_yarn = "yarn" in (section.get("rope_type"), section.get("type"))
-        return {"attention_factor": 1.0, **section} if is_yarn else section
-
     own = config.get("compress_rope_parameters")
     if own is not None and not isinstance(own, Mapping):
         raise TypeError(f"`compress_rope_parameters` is {shown(own)}; it must be an object")
     changed = dict(config)
+    key = _section_key(config)
+    section = config.get(key) or {}
+    is_nested = any(isinstance(part, Mapping) for part in section.values())
     if own:
-        section = next((config[key] for key in SECTIONS if config.get(key)), {})
-        is_nested = any(isinstance(part, Mapping) for part in section.values())
-        changed["rope_scaling"] = {**section, "compress": own} if is_nested else own
+        section = {**section, "compress": own} if is_nested else own
         if "rope_theta" in own:
             changed.pop("compress_rope_theta", None)
+    if not is_nested and "yarn" in (section.get("rope_type"), section.get("type")):
+        section = {"attention_factor": 1.0, **section}
+    changed[key] = section
     if config.get("layer_types"):
         kinds = config["layer_types"]
         changed["layer_types"] = [
             "main" if kind in ("sliding_attention", "main") else "compress" for kind in kinds
         ]
-    return _with_sections(changed, change)
+    return changed
 
 
 @_quirk("mimo_v2_flash", keys=("swa_num_attention_heads", "swa_num_key_value_heads"))
@@ -222,16 +226,18 @@ def _dynamic_ntk(config: Config) -> Config:
     """Raise the base beyond the context where asked (modeling_qwen.py of Qwen/Qwen-7B)."""
     if config.get("use_dynamic_ntk") is not True:
         return config
-    section = config.get("rope_scaling") or {}
-    return {**config, "rope_scaling": {"rope_type": "dynamic_powers", **section}}
+    key = _section_key(config)
+    return {**config, key: {"rope_type": "dynamic_powers", **(config.get(key) or {})}}
 
 
 @_quirk("chatglm", keys=("rope_ratio",))
 def _theta_ratio(config: Config) -> Config:
     """Multiply the base by `rope_ratio` (modeling_chatglm.py of THUDM/chatglm3-6b)."""
+    key = _section_key(config)
+    section = config.get(key) or {}
     ratio = scalars.real_number("rope_ratio", config.get("rope_ratio", 1))
-    theta = scalars.real_number("rope_theta", config.get("rope_theta", 10000.0))
-    return {**config, "rope_theta": ratio * theta}
+    theta = scalars.real_number("rope_theta", section.get("rope_theta", 10000.0))
+    return {**config, key: {**section, "rope_theta": ratio * theta}}
 
 
 @_quirk("plamo", keys=("n_shared_head",))
@@ -261,13 +267,11 @@ def _one_key_head(config: Config) -> Config:
 @_quirk("zamba2")
 def _double_heads(config: Config) -> Config:
     """Derive heads of double width: attention reads two inputs (transformers modeling_zamba2)."""
-    if "head_dim" in config or not {"hidden_size", "num_attention_heads"} <= config.keys():
-        return config
-    heads = scalars.whole_number(
-        "num_attention_heads", config["num_attention_heads"], 1, limits.HEADS
-    )
-    hidden = scalars.whole_number("hidden_size", config["hidden_size"], 1, limits.HIDDEN_SIZE)
-    return {**config, "head_dim": 2 * hidden // heads}
+    heads = config.get("num_attention_heads", 32)
+    heads = scalars.whole_number("num_attention_heads", heads, 1, limits.HEADS)
+    hidden = config.get("hidden_size", 2560)
+    hidden = scalars.whole_number("hidden_size", hidden, 1, limits.HIDDEN_SIZE)
+    return {"head_dim": 2 * hidden // heads, **config}
 
 
 @_quirk("bailing_moe", "bailing_moe_v2", "bailing_moe_linear", "telechat3", "plamo3")

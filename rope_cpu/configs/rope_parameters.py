@@ -145,7 +145,8 @@ def _completed(
 def _theta(label: str, section: Config, defaults: Config, text: Config, facts: ModelFacts) -> Any:
     """Return the base of a section: its own, the file's, the model type's, or 10000."""
     key = facts.theta.get(label)
-    if not facts.theta:
+    # Own sections of a class have their bases.
+    if not facts.theta and (own_section(text)[1] or not facts.rope_parameters):
         key = "rope_theta"
     in_file = None if key is None else text.get(key)
     theta = defaults.get("rope_theta", DEFAULT_THETA) if in_file is None else in_file

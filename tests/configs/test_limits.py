@@ -54,7 +54,7 @@ CONFIGS = {
     "mask": {**LLAMA, "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     "latent": of("deepseek_v3", qk_rope_head_dim=64, kv_lora_rank=512, rope_scaling=YARN),
     "gemma 4": of("gemma4_text", **LISTED, num_attention_heads=8, per_layer_config={"0": {}}),
-    "step": of("step3p5", head_dim=64, **LISTED, layer_rope_theta=[1e4, 1e4]),
+    "step": of("granite_swa", head_dim=64, **LISTED, layer_rope_theta=[1e4, 1e4]),
     "M-RoPE": mrope([2, 3, 3]),
     "whole": of("llava", text_config=LLAMA, vision_config=VISION),
     "dbrx": of("dbrx", d_model=64, n_heads=4, attn_config={"kv_n_heads": 2, "rope_theta": 1e4}),

@@ -60,7 +60,6 @@ KNOWN: list[tuple[dict[str, Any], str, Any]] = [
     (LLAMA, "rotary_pct", 0.25),
     (LLAMA, "rope_local_base_freq", 1e4),
     (LLAMA, "use_rope", False),
-    ({"model_type": "gpt_neox"}, "rope_theta", 5e5),
     ({"model_type": "gptj"}, "rotary_pct", 0.25),
     ({"model_type": "plamo3", "rope_theta": 1e4}, "rope_scaling_factor", 4.0),
     ({"model_type": "molmo2_text"}, "rope_scaling_layers", [0, 1]),
@@ -95,6 +94,7 @@ NEUTRAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**MYSTERY, "interleaved": False}, {"mrope_section": None, "use_mrope": False}),
     ({"model_type": "qwen2"}, {"dual_chunk_attention_config": {"chunk_size": 262144}}),
     ({"model_type": "chatglm"}, {"original_rope": True}),
+    ({"model_type": "gpt_neox"}, {"rope_theta": 5e5}),  # its class reads `rotary_emb_base` alone
 ]
 
 
