@@ -147,18 +147,21 @@ def derived_layer_types(model_types: Set[str | None], values: Config) -> dict[st
     standard names. Empty if the rule, or the number of layers, is not known.
     """
     count = next((values[key] for key in COUNT_KEYS if key in values), None)
-    model_type, kind = next(
-        ((name, _RULES[name]) for name in model_types if name in _RULES), (None, "")
-    )
+    model_type = next((name for name in model_types if name in _RULES), None)
     if model_type is None or type(count) is not int or not 0 <= count <= limits.LAYERS:
         return {}
+    kind = _RULES[model_type]
     key, default, other, chosen = _DATA[kind][model_type]
-    selected = _KINDS[kind](values.get(key, default), count, values)
-    if len(selected) != count:
+    parameter_type, selects = _KINDS[kind]
+    parameter = values.get(key, default)
+    if not isinstance(parameter, parameter_type) or parameter == 0:
         return {}
+    layer_types = [chosen if selects(parameter, index) else other for index in range(count)]
+    if kind == "window from" and window(values) is None:
+        layer_types = [other] * count
     if count and model_type in _DATA["last"]:
-        selected[-1] = True
-    return {"layer_types": [chosen if flag else other for flag in selected]}
+        layer_types[-1] = chosen
+    return {"layer_types": layer_types}
 
 
 def window(values: Config) -> int | None:
@@ -169,47 +172,15 @@ def window(values: Config) -> int | None:
     return None if size is None else scalars.whole_number("sliding_window", size, 0)
 
 
-def _every_nth(n: Any, count: int, values: Config) -> list[bool]:
-    """Select the last layer of every n."""
-    return [(index + 1) % n == 0 for index in range(count)] if _is_number(n) else []
-
-
-def _first_of_n(n: Any, count: int, values: Config) -> list[bool]:
-    """Select the first layer of every n."""
-    return [index % n == 0 for index in range(count)] if _is_number(n) else []
-
-
-def _window_from(first: Any, count: int, values: Config) -> list[bool]:
-    """Select the layers from one on, if the model has a window."""
-    has_window = window(values) is not None
-    return [has_window and index >= first for index in range(count)] if _is_number(first) else []
-
-
-def _listed(numbers: Any, count: int, values: Config) -> list[bool]:
-    """Select the layers in a list."""
-    if not isinstance(numbers, list | tuple):
-        return []
-    return [index in numbers for index in range(count)]
-
-
-def _not_zero(codes: Any, count: int, values: Config) -> list[bool]:
-    """Select the layers whose entry in a list by layer is not 0."""
-    return [code != 0 for code in codes[:count]] if isinstance(codes, list | tuple) else []
-
-
-def _is_number(value: Any) -> bool:
-    """Return True for a whole number above 0."""
-    return type(value) is int and value > 0
-
-
-# Rules of layer types by their name in layer_types.json, whose rows have the key that the rule
-# reads, its default, and the types of other layers and of the selected ones.
-_KINDS: dict[str, Callable[[Any, int, Config], list[bool]]] = {
-    "every nth": _every_nth,
-    "first of n": _first_of_n,
-    "window from": _window_from,
-    "listed": _listed,
-    "not zero": _not_zero,
+# Rules of layer types by their name in layer_types.json, whose rows have the key that a rule reads,
+# its default, and the types of other layers and of the selected ones: the type of the key's value,
+# and whether it selects a layer.
+_KINDS: dict[str, tuple[Any, Callable[[Any, int], bool]]] = {
+    "every nth": (int, lambda n, layer: (layer + 1) % n == 0),
+    "first of n": (int, lambda n, layer: layer % n == 0),
+    "window from": (int, lambda first, layer: layer >= first),
+    "listed": (list, lambda layers, layer: layer in layers),
+    "not zero": (list, lambda codes, layer: layer < len(codes) and codes[layer] != 0),
 }
 _DATA = data("layer_types.json")
 _RULES = {model_type: kind for kind in _KINDS for model_type in _DATA[kind]}

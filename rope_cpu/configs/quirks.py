@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.errors import ArgumentError
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.configs.keys import SECTIONS, objects
 from rope_cpu.frequencies.rope_types import MISSING
 
@@ -164,7 +163,7 @@ def _compressed_layers(config: Config) -> Config:
     """
     own = config.get("compress_rope_parameters")
     if own is not None and not isinstance(own, Mapping):
-        raise TypeError(f"`compress_rope_parameters` is {shown(own)}; it must be an object")
+        raise ArgumentTypeError("compress_rope_parameters", own, "be an object")
     changed = dict(config)
     key = _section_key(config)
     section = config.get(key) or {}
@@ -184,41 +183,16 @@ def _compressed_layers(config: Config) -> Config:
     return changed
 
 
-@_quirk("mimo_v2_flash", keys=("swa_num_attention_heads", "swa_num_key_value_heads"))
-def _mimo(config: Config) -> Config:
-    """Fill the rotated share, and name the heads of sliding layers (modeling_mimo_v2_flash)."""
+@_quirk("mimo_v2_flash")
+def _default_share(config: Config) -> Config:
+    """Fill the rotated share of the default rope type (transformers modeling_mimo_v2_flash)."""
+    share = config.get("partial_rotary_factor", 0.334)
 
     def change(section: Config) -> Config:
         rope_type = section.get("rope_type", section.get("type", "default"))
-        share = config.get("partial_rotary_factor", 0.334)
         return {"partial_rotary_factor": share, **section} if rope_type == "default" else section
 
-    heads = {
-        "num_attention_heads": config.get("swa_num_attention_heads"),
-        "num_key_value_heads": config.get("swa_num_key_value_heads"),
-    }
-    return {**_with_sections(config, change), "by_layer_type": {"sliding_attention": heads}}
-
-
-@_quirk("step3p5", keys=("attention_other_setting",))
-def _step_heads(config: Config) -> Config:
-    """Name the heads of sliding layers (transformers configuration_step3p5)."""
-    other = config.get("attention_other_setting") or {}
-    heads = {
-        "num_attention_heads": other.get("num_attention_heads"),
-        "num_key_value_heads": other.get("num_attention_groups"),
-    }
-    return {**config, "by_layer_type": {"sliding_attention": heads}}
-
-
-@_quirk("gemma4_text", "gemma4_unified_text", "diffusion_gemma_text", "embedding_gemma2_text")
-def _wide_full_layers(config: Config) -> Config:
-    """Name the wider heads of full layers (transformers configuration_gemma4)."""
-    heads = {
-        "head_dim": config.get("global_head_dim", 512),
-        "num_key_value_heads": config.get("num_global_key_value_heads"),
-    }
-    return {**config, "by_layer_type": {"full_attention": heads}}
+    return _with_sections(config, change)
 
 
 @_quirk("qwen", keys=("use_dynamic_ntk",))
@@ -243,10 +217,8 @@ def _theta_ratio(config: Config) -> Config:
 @_quirk("plamo", keys=("n_shared_head",))
 def _shared_heads(config: Config) -> Config:
     """Count key heads by the query heads that share one (plamo.py in mlx-lm)."""
-    heads = scalars.whole_number(
-        "num_attention_heads", config.get("num_attention_heads", 32), 1, limits.HEADS
-    )
-    group = scalars.whole_number("n_shared_head", config.get("n_shared_head", 8), 1, limits.HEADS)
+    heads = _count("num_attention_heads", config, 32)
+    group = _count("n_shared_head", config, 8)
     return {**config, "num_key_value_heads": math.ceil(heads / group)}
 
 
@@ -267,8 +239,7 @@ def _one_key_head(config: Config) -> Config:
 @_quirk("zamba2")
 def _double_heads(config: Config) -> Config:
     """Derive heads of double width: attention reads two inputs (transformers modeling_zamba2)."""
-    heads = config.get("num_attention_heads", 32)
-    heads = scalars.whole_number("num_attention_heads", heads, 1, limits.HEADS)
+    heads = _count("num_attention_heads", config, 32)
     hidden = config.get("hidden_size", 2560)
     hidden = scalars.whole_number("hidden_size", hidden, 1, limits.HIDDEN_SIZE)
     return {"head_dim": 2 * hidden // heads, **config}
@@ -331,30 +302,25 @@ def _cross_attention(config: Config) -> Config:
 @_quirk("nemotron-nas", keys=("block_configs",))
 def _blocks(config: Config) -> Config:
     """List the key heads of each layer, 0 for one without attention (modeling_decilm.py)."""
-    key = "block_configs"
-    blocks = config.get(key)
+    blocks = config.get("block_configs")
     if not isinstance(blocks, list | tuple):
-        raise TypeError(
-            f"`{key}` is {shown(blocks)}; it must be a list with one object for each layer"
-        )
-    scalars.check_length(key, blocks, limits.LAYERS)
-    heads = config.get("num_attention_heads", 32)
-    heads = scalars.whole_number("num_attention_heads", heads, 1, limits.HEADS)
-    counts = [_key_heads(key, layer, block, heads) for layer, block in enumerate(blocks)]
+        raise ArgumentTypeError("block_configs", blocks, "be a list with an object for each layer")
+    scalars.check_length("block_configs", blocks, limits.LAYERS)
+    heads = _count("num_attention_heads", config, 32)
+    counts = [_key_heads(block, heads) for block in blocks]
     return {**config, "num_key_value_heads": counts, "no_rope_layers": counts}
 
 
-def _key_heads(key: str, layer: int, block: Any, heads: int) -> int:
+def _key_heads(block: Any, heads: int) -> int:
     """Return the number of key heads of a block, 0 if it has no attention."""
     attention = block.get("attention") if isinstance(block, Mapping) else None
     if not isinstance(attention, Mapping):
-        raise TypeError(
-            f"`{key}` holds {shown(block)} for layer {layer}; it must be an object with an object "
-            "`attention`"
-        )
+        raise ArgumentTypeError("block_configs", block, "hold objects with an object `attention`")
     if attention.get("no_op") or attention.get("replace_with_linear"):
         return 0
-    name = "n_heads_in_group"
-    if attention.get(name) is None:
-        raise ValueError(f"`{key}` has no `{name}` in the `attention` of layer {layer}; add it")
-    return heads // scalars.whole_number(name, attention[name], 1, limits.HEADS)
+    return heads // _count("n_heads_in_group", attention, None)
+
+
+def _count(key: str, config: Config, default: int | None) -> int:
+    """Return a number of heads."""
+    return scalars.whole_number(key, config.get(key, default), 1, limits.HEADS)

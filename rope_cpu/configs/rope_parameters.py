@@ -7,7 +7,7 @@ from typing import Any
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.texts import shown
-from rope_cpu.configs.model_types import ALL_LAYERS, ModelFacts
+from rope_cpu.configs.model_types import ALL_LAYERS, ModelFacts, value_at
 from rope_cpu.frequencies.scaling import DEFAULT_THETA, SECTION_KEYS, without_nulls
 
 Config = Mapping[str, Any]
@@ -194,7 +194,8 @@ def head_dim(values: Config, layer_type: str | None) -> int:
 
 def values_of_type(values: Config, layer_type: str | None) -> Config:
     """Return the values of a config with those of a layer type, which may have its own widths."""
-    own = values.get("by_layer_type", {}).get(layer_type, {})
+    own_keys = values.get("by_layer_type", {}).get(layer_type, {})
+    own = {name: value_at(values, key) for name, key in own_keys.items()}
     return {**values, **without_nulls(own), **_layer_config(values, layer_type)}
 
 

@@ -7,17 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rope_cpu.arguments import scalars
-from rope_cpu.arguments.errors import ArgumentError
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.texts import did_you_mean, shown
+from rope_cpu.configs import keys
 from rope_cpu.configs.attention_facts import Attention
-from rope_cpu.configs.keys import (
-    check_containers,
-    is_neutral,
-    refuse_other_widths,
-    refuse_unread,
-    refuse_unread_beside,
-    refuse_unread_part,
-)
 from rope_cpu.configs.layers import derived_layer_types, layer_parameters
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.model_types import (
@@ -40,31 +33,6 @@ from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec, reverse_direction
 
 Config = Mapping[str, Any]
-
-# Keys of the language model in a multimodal config, tried in order after the key that the row of
-# the model table names, if it names one.
-PARTS = (
-    "text_config",
-    "llm_config",
-    "language_config",
-    "llm_cfg",
-    "talker_config",
-    "decoder_config",
-)
-
-# Keys, under their standard names, for which null is a value of its own and not the model type's
-# default: as many key/value heads as query heads for `num_key_value_heads`, the feature switched
-# off for the others.
-NULLABLE_KEYS = (
-    "num_key_value_heads",
-    "sliding_window",
-    "attention_chunk_size",
-    "attn_logit_softcapping",
-    "attention_multiplier",
-    "query_pre_attn_scalar",
-    "kv_lora_rank",
-    "num_kv_shared_layers",
-)
 
 # Keys that may stand beside `mrope_section`, each with the function from the numbers of pairs of
 # the axes to the axis of each pair. A new arrangement of pairs gets a row here, and its key one in
@@ -99,7 +67,7 @@ class TextConfig(ModelConfig):
         facts = self.facts
         interleaved = self._interleaved(interleaved)
         if not self.is_known:
-            refuse_unread(values, facts, ())
+            keys.refuse_unread(values, None, ())
             self._refuse_missing_theta()
         layer_type, section = layer_parameters(self.layers, self.rope_parameters, layer_type, layer)
         section = dict(section)
@@ -166,8 +134,7 @@ def parse(raw: Config) -> TextConfig:
     values = _with_defaults(named, text, facts)
     _refuse_unrotated(text, values, facts)
     if known_facts is not None:
-        refuse_unread(text, facts, [key for quirk in quirks for key in quirk.keys])
-        refuse_other_widths(text, facts)
+        keys.refuse_unread(text, facts, [key for quirk in quirks for key in quirk.keys])
     rope_parameters = rope_parameters_by_type(named, facts)
     for layer_type, key in facts.unrotated.items():
         if key == "" or not _is_null(key, text):
@@ -187,27 +154,27 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
 
     The facts are None for an unknown model type.
     """
-    check_containers(raw)
+    keys.check_containers(raw)
     raw = _with_model_type(raw)
     facts = model_facts(str(raw.get("model_type")))
     if facts is None:
-        for key in PARTS:
+        for key in keys.KEYS["parts"]:
             if isinstance(raw.get(key), Mapping):
-                refuse_unread_beside(raw, key, ())
+                keys.refuse_unread_beside(raw, key)
                 return language_model(raw[key])
-        refuse_unread_part(raw, {})
+        keys.refuse_unread_part(raw, {})
         return raw, None
     if facts.part is None:
-        refuse_unread_part(raw, facts.names)
+        keys.refuse_unread_part(raw, facts.names)
         return raw, facts
     part_key, part_type = facts.part
-    for key in (part_key, *PARTS):
+    for key in (part_key, *keys.KEYS["parts"]):
         if isinstance(raw.get(key), Mapping):
-            refuse_unread_beside(raw, key, facts.ignored)
+            keys.refuse_unread_beside(raw, key, facts.ignored)
             return language_model(_part(raw, raw[key], part_type))
     # An older file has the keys of the language model at the top level.
     part_facts = model_facts(part_type)
-    refuse_unread_part(raw, {} if part_facts is None else part_facts.names)
+    keys.refuse_unread_part(raw, {} if part_facts is None else part_facts.names)
     return language_model({**raw, "model_type": part_type})
 
 
@@ -236,7 +203,7 @@ def _part(raw: Config, part: Config, part_type: str) -> Config:
 def _with_defaults(named: Config, text: Config, facts: ModelFacts) -> dict[str, Any]:
     """Return a config under standard names with its model type's defaults for missing keys."""
     defaults = dict(facts.defaults)
-    for key in NULLABLE_KEYS:
+    for key in keys.KEYS["nullable"]:
         if _is_null(key, text):
             defaults.pop(key, None)
     if "layer_types" in named:  # its length goes before a default number
@@ -273,7 +240,7 @@ def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
     nulls = {key for key in own if own[key] is None}
     for key, (refused_values, reason) in facts.refuse.items():
         value = values.get(key)
-        refuses_any = refused_values == ["*"] and not is_neutral(key, value)
+        refuses_any = refused_values == ["*"] and not keys.is_neutral(key, value)
         if value in refused_values or refuses_any or (None in refused_values and key in nulls):
             value = None if key in nulls else value
             raise ValueError(
@@ -296,30 +263,24 @@ def _pop_arrangement(section: dict[str, Any], facts: ModelFacts) -> str:
 
     "": each axis has one run of pairs.
     """
-    flags = {"mrope_interleaved": _pop_mrope_interleaved(section, facts)}
-    for key in PAIR_AXES:
-        flags[key] = scalars.boolean(key, section.pop(key, False))
+    by_turns = ("mrope_interleaved", "interleaved")
+    flags = {
+        key: scalars.boolean(key, section.pop(key))
+        for key in (*by_turns, *PAIR_AXES)
+        if key in section
+    }
+    takes_turns = {flags.pop(key) for key in by_turns if key in flags}
+    takes_turns |= (
+        {facts.mrope["mrope_interleaved"]} if "mrope_interleaved" in facts.mrope else set()
+    )
+    if len(takes_turns) > 1:
+        rule = "agree with `interleaved`, and with the code of the model type"
+        raise ArgumentError(by_turns[0], Finding("is contradicted"), rule)
     chosen = [key for key, flag in flags.items() if flag]
+    chosen += [by_turns[0]] if True in takes_turns else []
     if len(chosen) > 1:
-        raise ValueError(
-            f"`{chosen[0]}` and `{chosen[1]}` are both true; they share out the pairs differently"
-        )
+        raise ArgumentError(chosen[0], True, f"be false if `{chosen[1]}` is true")
     return chosen[0] if chosen else ""
-
-
-def _pop_mrope_interleaved(section: dict[str, Any], facts: ModelFacts) -> bool:
-    """Return whether the axes take turns among the pairs, and remove the keys that say so."""
-    own_keys = [key for key in ("mrope_interleaved", "interleaved") if key in section]
-    flags = {f"`{key}`": scalars.boolean(key, section.pop(key)) for key in own_keys}
-    if "mrope_interleaved" in facts.mrope:
-        flags["the model type's `mrope_interleaved`"] = facts.mrope["mrope_interleaved"]
-    if len(set(flags.values())) > 1:
-        flag = flags[f"`{own_keys[-1]}`"]
-        other = next(name for name in flags if flags[name] != flag)
-        raise ValueError(
-            f"`{own_keys[-1]}`={flag} contradicts {other}={flags[other]}; leave one of them out"
-        )
-    return True in flags.values()
 
 
 def _with_axes(spec: RopeSpec, mrope_section: Any, arrangement: str) -> RopeSpec:

@@ -81,8 +81,8 @@ def test_blocks_replaced_by_a_linear_layer_are_not_rotated():
     [
         (3, TypeError, "`block_configs` is 3; it must be a list"),
         (None, TypeError, "`block_configs` is None; it must be a list"),
-        ([3], TypeError, "holds 3 for layer 0"),
-        ([{"attention": {}}], ValueError, "no `n_heads_in_group` in the `attention` of layer 0"),
+        ([3], TypeError, "`block_configs` is 3; it must hold objects"),
+        ([{"attention": {}}], TypeError, "`n_heads_in_group` is None"),
         ([{"attention": {"n_heads_in_group": 0}}], ValueError, "`n_heads_in_group` is 0"),
     ],
 )

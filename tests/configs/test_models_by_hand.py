@@ -202,7 +202,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         of("bailingmm", mrope_section=SECTION, llm_config=LING_2),
         r" is \[8, 12, 12\]; it must be in `llm_",
     ),
-    (ming("video_rope", mrope_interleaved=True), "`mrope_interleaved` and `video_rope` are both"),
+    (
+        ming("video_rope", mrope_interleaved=True),
+        "`video_rope` is True; it must be false if `mrope_",
+    ),
     (ming("video_rope", mrope_section=[8, 11, 13]), r"is \[8, 11, 13\].*as many rows as columns"),
     (ming("video_rope", mrope_section=[8, 8, 8]), "`mrope_section` adds up to 24; it must add up"),
     (ming("3D"), "`type` is '3D'; it must be a rope type"),

@@ -81,7 +81,7 @@ def test_mrope_interleaved_under_both_names() -> None:
     both = {**plain, "interleaved": True, "mrope_interleaved": True}
     expected = read(QWEN3_VL, {"rope_scaling": plain})
     assert read(QWEN3_VL, {"rope_scaling": both}) == expected
-    with pytest.raises(ValueError, match=r"`mrope_interleaved`=False contradicts .*=True"):
+    with pytest.raises(ValueError, match="`mrope_interleaved` is contradicted"):
         read(QWEN3_VL, {"rope_scaling": {**plain, "mrope_interleaved": False}})
     expected = read(QWEN3_VL, {"rope_scaling": plain, "rope_theta": 1e4})
     assert read(of("llama", head_dim=128), {"rope_scaling": both}) == expected
