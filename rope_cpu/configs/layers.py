@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.errors import ArgumentError
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.configs.model_types import ALL_LAYERS, ModelFacts, data
 
@@ -63,32 +63,25 @@ def layer_parameters(
     must be alike. The returned layer type is None if the model has one section for all layers and
     none was asked for.
     """
-    if layer is None:
-        selected = _layers_of_type(layers, layer_type, sections)
-    else:
+    asked: tuple[str, Any] = ("layer_type", layer_type)
+    selected = _layers_of_type(layers, layer_type, sections)
+    if layer is not None:
+        asked = ("layer", layer)
         selected = [_layer_at(layers.entries, layer_type, layer, sections)]
         layer_type = selected[0].layer_type
     rotated = [entry for entry in selected if entry.rotated]
     if not rotated:
-        rule = "select a layer that is rotated"
-        if layer is not None:
-            raise ArgumentError("layer", int(layer), rule)
-        if layer_type is not None:
-            raise ArgumentError("layer_type", layer_type, rule)
-        raise ValueError("`layer_type` is None; no layer is rotated")
+        raise ArgumentError(*asked, "select a layer that is rotated")
     thetas = {entry.rope_theta for entry in rotated}
     if len(thetas) > 1:
         listed = sorted(theta for theta in thetas if theta is not None)
         rule = f"select layers of one rope_theta, not of {shown(listed)}"
-        remedy = "give `layer`" if layer_type is not None else "give `layer` or `layer_type`"
-        raise ArgumentError("layer_type", layer_type, rule, remedy)
+        raise ArgumentError(*asked, rule, "give `layer` or `layer_type`")
     if layer_type is None and layers.only_type in sections:
         layer_type = layers.only_type
     layer_type, section = _section_of_type(sections, layer_type, layers.known_types)
     theta = thetas.pop()
-    if theta is not None:
-        section = {**section, "rope_theta": theta}
-    return layer_type, section
+    return layer_type, section if theta is None else {**section, "rope_theta": theta}
 
 
 def model_layers(values: Config, facts: ModelFacts, sections: Sections) -> ModelLayers:
@@ -116,8 +109,10 @@ def _entries(values: Config, facts: ModelFacts, sections: Sections) -> list[Laye
     return layers
 
 
-def value_for_type(key: str, values: Config, layer_type: str | None) -> Any:
-    """Return the value of a key, or the one entry of a list by layer for the layers of a type.
+def value_of_layers(
+    key: str, values: Config, layer_type: str | None, layer: int | None = None
+) -> Any:
+    """Return the value of a key, or the one entry of a list by layer for a layer or a layer type.
 
     Raises ValueError if the entries differ; those of layers that are not rotated do not count.
     """
@@ -125,6 +120,8 @@ def value_for_type(key: str, values: Config, layer_type: str | None) -> Any:
     if not isinstance(value, list | tuple):
         return value
     entries = scalars.whole_numbers(key, value, 0, most=limits.HEADS, longest=limits.LAYERS)
+    if layer is not None and layer < len(entries):
+        return entries[layer]
     types = values.get("layer_types") or [layer_type] * len(entries)
     rotated = values.get("no_rope_layers") or [1] * len(entries)
     distinct = {
@@ -133,10 +130,8 @@ def value_for_type(key: str, values: Config, layer_type: str | None) -> Any:
         if layer_type in (None, kind) and flag
     }
     if len(distinct) != 1:
-        rule = "the selected layers must have the same value; give `layer_type`"
-        raise ValueError(
-            f"`{key}` holds {shown(sorted(distinct))} for `layer_type` {shown(layer_type)}; {rule}"
-        )
+        rule = f"be one number for the layers of `layer_type` {shown(layer_type)}"
+        raise ArgumentError(key, sorted(distinct), rule, "give `layer`")
     return distinct.pop()
 
 
@@ -190,21 +185,13 @@ def _layer_count(values: Config) -> int | None:
     """Return the number of layers; None if the config lacks it, and all layers are alike."""
     lists = [values[key] for key in LISTS_BY_LAYER if values.get(key)]
     interval = values.get("no_rope_layer_interval")
-    may_differ = bool(lists) or interval is not None
-    key = next((key for key in COUNT_KEYS if key in values), None)
-    if key is not None:
-        if not may_differ and type(values[key]) is not int:
-            return None  # the number is not needed, so it is not refused
-        return scalars.whole_number(key, values[key], 0, limits.LAYERS)
-    if lists:
+    count = next((values[key] for key in COUNT_KEYS if key in values), None)
+    if count is None and lists:
         scalars.check_length("layer_types", lists[0], limits.LAYERS)
         return len(lists[0])
-    if interval is not None:
-        raise ValueError(
-            f"`{COUNT_KEYS[0]}` is missing; `no_rope_layer_interval` {shown(interval)} needs it to "
-            "find the rotated layers"
-        )
-    return None
+    if not lists and interval is None and type(count) is not int:
+        return None  # the number is not needed, so it is not refused
+    return scalars.whole_number(COUNT_KEYS[0], count, 0, limits.LAYERS)
 
 
 def _layer_thetas(values: Config, count: int) -> list[float | None]:
@@ -228,9 +215,8 @@ def _rotated_layers(values: Config, thetas: Sequence[float | None], count: int) 
     if interval is None:
         return [True] * count
     if type(interval) is not int or interval == 0:
-        raise ValueError(
-            f"`no_rope_layer_interval` is {shown(interval)}; it must be a whole number other than 0"
-        )
+        rule = "be a whole number other than 0"
+        raise ArgumentError("no_rope_layer_interval", interval, rule)
     # A positive interval counts from the first layer, a negative one from the last, as layer 1.
     start = 1 if interval > 0 else 1 - count
     return [(index + start) % interval != 0 for index in range(count)]
@@ -240,12 +226,10 @@ def _list_by_layer(key: str, values: Config, count: int) -> list[Any]:
     """Return the list of a key with one value per layer; empty for a missing key."""
     entries = values.get(key) or []
     if not isinstance(entries, list | tuple):
-        raise TypeError(
-            f"`{key}` is {shown(entries)}; it must be a list with one value for each layer"
-        )
+        raise ArgumentTypeError(key, entries, "be a list with one value for each layer")
     scalars.check_length(key, entries, limits.LAYERS)
     if entries and len(entries) < count:
-        raise ValueError(f"`{key}` has {len(entries)} values, but there are {count} layers")
+        raise ArgumentError(key, entries, f"have a value for each of {count} layers")
     return list(entries[:count])
 
 
@@ -272,18 +256,18 @@ def _layer_at(
 ) -> Layer:
     """Return a layer by its index."""
     index = scalars.whole_number("layer", layer, 0)
+    all_alike = ALL_LAYERS in sections and len(sections) == 1
+    rule = ""
     if layer_type is not None:
         rule = f"be left out, as `layer_type` is {shown(layer_type)}"
-        raise ArgumentError("layer", index, rule)
-    if not layers:
+    elif not layers:
         rule = "be left out: the config does not say how many there are (`num_hidden_layers`)"
+    elif index >= len(layers):
+        rule = f"be below {len(layers)}, the number of layers"
+    elif layers[index].layer_type is None and not all_alike:
+        rule = "be left out, as the config has no `layer_types`; give `layer_type`"
+    if rule:
         raise ArgumentError("layer", index, rule)
-    if index >= len(layers):
-        raise ArgumentError("layer", index, f"be below {len(layers)}, the number of layers")
-    all_alike = ALL_LAYERS in sections and len(sections) == 1
-    if layers[index].layer_type is None and not all_alike:
-        rule = "be left out, as the config has no `layer_types`"
-        raise ArgumentError("layer", index, rule, "give `layer_type`")
     return layers[index]
 
 
@@ -292,7 +276,7 @@ def _section_of_type(
 ) -> tuple[str | None, Config]:
     """Return the section of a layer type, with its name if layer types have their own sections."""
     if ALL_LAYERS in sections:
-        if layer_type is not None and layer_type not in known_types:
+        if layer_type not in (None, *known_types):
             names = cut(", ".join(sorted(repr(name) for name in known_types if name is not None)))
             rule = "be left out, as this config has one rotation for all rotated layers"
             remedy = f"or give one of {names}" if names else ""
@@ -300,13 +284,9 @@ def _section_of_type(
         return layer_type, sections[ALL_LAYERS] or {}
     if layer_type is None and len(sections) == 1:
         layer_type = next(iter(sections))
-    if layer_type is None or layer_type not in sections:
-        names = cut(", ".join(map(repr, sections)))
-        raise ArgumentError("layer_type", layer_type, f"be one of {names}")
-    section = sections[layer_type]
+    section = sections.get(str(layer_type))
     if section is None:
-        raise ValueError(
-            f"layers of type {shown(layer_type)} are not rotated, and the config has no rope "
-            "parameters for others; add them to `rope_parameters`"
-        )
+        names = cut(", ".join(repr(name) for name in sections if sections[name] is not None))
+        rule = f"be one of {names}" if names else "have rope parameters, which no rotated type has"
+        raise ArgumentError("layer_type", layer_type, rule)
     return layer_type, section

@@ -16,7 +16,7 @@ from typing import Any
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.configs.attention_facts import Attention
-from rope_cpu.configs.layers import ModelLayers, model_layers, value_for_type
+from rope_cpu.configs.layers import ModelLayers, model_layers, value_of_layers
 from rope_cpu.configs.model_types import ModelFacts
 from rope_cpu.configs.rope_parameters import RopeParameters, is_latent, values_of_type
 from rope_cpu.frequencies.spec import RopeSpec
@@ -123,7 +123,9 @@ class ModelConfig(ABC):
         """The layers of the model."""
         return model_layers(self.values, self.facts, self.rope_parameters)
 
-    def heads(self, layer_type: str | None = None) -> tuple[int | None, int | None]:
+    def heads(
+        self, layer_type: str | None = None, layer: int | None = None
+    ) -> tuple[int | None, int | None]:
         """Return the numbers of query heads and of key/value heads.
 
         Latent attention rotates one key, which all heads share.
@@ -132,6 +134,8 @@ class ModelConfig(ABC):
         ----------
         layer_type : str, optional
             The layer type, for models whose layers differ.
+        layer : int, optional
+            The index of a layer, for models whose layers of one type differ.
 
         Returns
         -------
@@ -152,10 +156,10 @@ class ModelConfig(ABC):
         if layer_type is None:
             layer_type = self.layers.only_type
         values = values_of_type(self.values, layer_type)
-        heads = _first_number(HEADS_KEYS, values, layer_type)
+        heads = _first_number(HEADS_KEYS, values, layer_type, layer)
         if is_latent(values):
             return heads, 1
-        return heads, _first_number(KV_HEADS_KEYS, values, layer_type) or heads
+        return heads, _first_number(KV_HEADS_KEYS, values, layer_type, layer) or heads
 
     @property
     @abstractmethod
@@ -197,11 +201,14 @@ class OneRotationConfig(ModelConfig):
 
 
 def _first_number(
-    keys: tuple[str, ...], values: Mapping[str, Any], layer_type: str | None
+    keys: tuple[str, ...],
+    values: Mapping[str, Any],
+    layer_type: str | None,
+    layer: int | None,
 ) -> int | None:
     """Return the number of heads under the first of these keys that is present."""
     for key in keys:
         if key in values:
-            number = value_for_type(key, values, layer_type)
+            number = value_of_layers(key, values, layer_type, layer)
             return scalars.whole_number(key, number, 1, limits.HEADS)
     return None

@@ -124,8 +124,16 @@ FIRST = {"layer": 0}
 FULL = {"layer_type": "full_attention"}
 LINEAR = {"layer_type": "linear_attention"}
 LAYERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    (of("smollm3", no_rope_layers=[0] * 36), {}, "`layer_type` is None; no layer is rotated"),
-    (of("smollm3", no_rope_layers=[1, 0]), {}, "`no_rope_layers` has 2 values, but there are 36"),
+    (
+        of("smollm3", no_rope_layers=[0] * 36),
+        {},
+        "`layer_type` is None; it must select a layer that is rotated",
+    ),
+    (
+        of("smollm3", no_rope_layers=[1, 0]),
+        {},
+        r"`no_rope_layers` is \[1, 0\]; it must have a value for each of 36",
+    ),
     (LLAMA | TWO, {"layer": 2}, "`layer` is 2; it must be below 2"),
     (LLAMA | TWO, {"layer": -1}, "`layer` is -1"),
     (of("plamo2"), FIRST, "`layer` is 0; it must be left out: the config does not say"),
@@ -232,10 +240,55 @@ def test_an_interval_is_a_whole_number(interval: Any) -> None:
         read(FOUR_HEADS, given)
 
 
+SIX = {"num_hidden_layers": 6}
+# Keys from which layer types follow, and the type of each layer.
+DERIVED: list[tuple[dict[str, Any], str, tuple[str, str]]] = [
+    (of("qwen3_next", full_attention_interval=2), "LFLFLF", ("linear_attention", "full_attention")),
+    (of("lfm2", full_attn_idxs=[1, 4]), "LFLLFL", ("conv", "full_attention")),
+    (of("afmoe", global_attn_every_n_layers=3), "LLFLLF", ("sliding_attention", "full_attention")),
+    (
+        of("mimo_v2_flash", hybrid_layer_pattern=[0, 1, 1, 0, 1, 0]),
+        "LFFLFL",
+        ("full_attention", "sliding_attention"),
+    ),
+    (of("deepseek_v4", compress_ratios=[0, 4, 128, 0, 4, 0]), "LFFLFL", ("main", "compress")),
+    (of("gemma3_text"), "LLLLLF", ("sliding_attention", "full_attention")),
+]
+
+
+@pytest.mark.parametrize(("keys", "kinds", "names"), DERIVED, ids=lambda value: str(value)[:40])
+def test_a_layer_has_the_rotation_of_the_type_that_other_keys_give_it(keys, kinds, names) -> None:
+    for layer, kind in enumerate(kinds):
+        asked = {"layer": layer}
+        of_type = {"layer_type": names[kind == "F"]}
+        try:
+            expected = read(keys, SIX, **of_type)
+        except ValueError:  # a type without rotation
+            with pytest.raises(ValueError, match="select a layer that is rotated"):
+                read(keys, SIX, **asked)
+        else:
+            assert read(keys, SIX, **asked) == expected
+
+
+def test_a_layer_of_a_silent_config_is_one_of_its_class() -> None:
+    assert read(of("gemma3_text"), layer=5) == read(of("gemma3_text"), **FULL)
+    assert read(of("llama"), layer=31) == read(of("llama"))
+    with pytest.raises(ValueError, match="`layer` is 32; it must be below 32"):
+        read(of("llama"), layer=32)
+
+
+def test_layers_that_attend_to_images_are_not_rotated() -> None:
+    keys = of("mllama", text_config=of("mllama_text_model", cross_attention_layers=[1, 3], **SIX))
+    assert read(keys, layer=0) == read(keys)
+    for layer in (1, 3):
+        with pytest.raises(ValueError, match=f"`layer` is {layer}; .* that is rotated"):
+            read(keys, layer=layer)
+
+
 def test_parameters_of_unrotated_layers_alone_are_refused() -> None:
     section = {"rope_type": "default", "rope_theta": 500000.0}
     given = of("exaone4", rope_parameters={"full_attention": section})
-    with pytest.raises(ValueError, match=r"'full_attention' are not rotated.*`rope_parameters`"):
+    with pytest.raises(ValueError, match="'full_attention'; it must have rope parameters"):
         read(FOUR_HEADS, given)
 
 

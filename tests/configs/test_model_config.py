@@ -38,8 +38,18 @@ def test_heads(config, layer_type, heads):
 
 
 def test_heads_that_differ_between_layers_are_no_one_number():
-    with pytest.raises(ValueError, match=r"_heads` holds \[48, 64\] for `layer_type` N"):
+    with pytest.raises(ValueError, match=r"_heads` is \[48, 64\]; it must be one number"):
         reader.read(LAGUNA).heads()
+
+
+def test_heads_of_a_layer():
+    openelm = {"model_type": "openelm", "head_dim": 64, "num_transformer_layers": 3}
+    openelm |= {"num_query_heads": [12, 12, 16], "num_kv_heads": [3, 4, 4]}
+    config = reader.read(openelm)
+    assert [config.heads(layer=layer) for layer in range(3)] == [(12, 3), (12, 4), (16, 4)]
+    with pytest.raises(ValueError, match=r"`num_attention_heads` is \[12, 16\]; .*give `layer`"):
+        config.heads()
+    assert reader.read(LAGUNA).heads(layer=1) == (64, 8)
 
 
 def nemotron_nas(*groups):
@@ -65,14 +75,14 @@ def test_blocks_with_their_own_heads():
 
 
 def test_blocks_whose_key_heads_differ_have_no_one_number():
-    with pytest.raises(ValueError, match=r"`num_key_value_heads` holds \[4, 8\]"):
+    with pytest.raises(ValueError, match=r"`num_key_value_heads` is \[4, 8\]"):
         reader.read(nemotron_nas(8, 16)).heads()
 
 
 def test_blocks_replaced_by_a_linear_layer_are_not_rotated():
     config = nemotron_nas(8)
     config["block_configs"][0]["attention"]["replace_with_linear"] = True
-    with pytest.raises(ValueError, match="no layer is rotated"):
+    with pytest.raises(ValueError, match="select a layer that is rotated"):
         reader.read(config).spec()
 
 

@@ -96,6 +96,42 @@ def test_a_language_model_under_a_key_that_is_not_read_is_refused(model_type) ->
             reader.read({"model_type": model_type, **config})
 
 
+@pytest.mark.parametrize(
+    ("model_type", "part_type"),
+    [
+        ("exaone4_5", "exaone4"),
+        ("cohere2_vision", "cohere2"),
+        ("paligemma", "gemma"),
+        ("llava_qwen", "qwen2"),
+    ],
+)
+def test_an_unknown_type_of_a_known_whole_is_that_of_its_part(model_type, part_type) -> None:
+    keys = {"hidden_size": 256, "num_attention_heads": 2, "rope_theta": 777.0}
+    key = model_facts(model_type).part[0]
+    whole = {"model_type": model_type, key: {"model_type": f"{model_type}_text", **keys}}
+    assert read(whole) == read({"model_type": part_type, **keys})
+    whole[key]["model_type"] = "mystery"
+    with pytest.raises(ValueError, match="`model_type` is 'mystery'"):
+        read(whole)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type"),
+    [
+        ("DeepseekV2ForCausalLM", "deepseek_v2"),
+        ("LlamaForCausalLM", "llama"),
+        ("Qwen3MoeForCausalLM", "qwen3_moe"),
+        ("GPTNeoXForCausalLM", "gpt_neox"),
+        ("ModernBertModel", "modernbert"),
+    ],
+)
+def test_a_language_model_without_a_type_has_that_of_its_class(architecture, model_type) -> None:
+    keys = {"hidden_size": 256, "num_attention_heads": 2, "use_mla": False, "head_dim": 128}
+    layers = {"layer_type": "full_attention"} if model_type == "modernbert" else {}
+    given = read({"architectures": [architecture], **keys}, **layers)
+    assert given == read({"model_type": model_type, **keys}, **layers)
+
+
 def test_own_names_of_keys() -> None:
     dbrx = {"model_type": "dbrx", "d_model": 512, "n_heads": 4, "attn_config": {"rope_theta": 5e5}}
     np.testing.assert_allclose(read(dbrx).inv_freq, inv_freq(128, 5e5), rtol=1e-14)

@@ -86,7 +86,7 @@ REFUSALS: list[tuple[Any, type[Exception], str]] = [
     ({"text_config": llama(layer_types=3)}, TypeError, "`layer_types` is 3; it must be a list"),
     (of("dbrx", attn_config=[1]), TypeError, r"`attn_config` is \[1\]; it must be an object"),
     ({"_class_name": ["Flux"]}, TypeError, r"`_class_name` is \['Flux'\]; it must be a string"),
-    (of("yuan", no_rope_layer_interval=4), ValueError, "`num_hidden_layers` is missing"),
+    (of("yuan", no_rope_layer_interval=4), TypeError, "`num_hidden_layers` is None"),
     (llama(no_rope_layer_interval="4\x1b"), ValueError, r"_interval` is '4\\x1b'; it must"),
     (scaled(type="ntk-by-parts"), ValueError, "`type` is 'ntk-by-parts'.*it must be a rope type"),
     (scaled(type="llama-3"), ValueError, "did you mean 'llama3'"),

@@ -76,6 +76,14 @@ def test_sections_of_several_axes() -> None:
     assert np.flatnonzero(rows).tolist() == list(range(1, 60, 3))
 
 
+def test_interleaved_sections_end_with_the_head() -> None:
+    # The slices of transformers, [1:60:3] and [2:60:3] of 32 pairs.
+    rows = read(of("qwen3_omni_moe_talker_text")).inv_freq
+    assert np.flatnonzero(rows[1]).tolist() == list(range(32))[1:60:3]
+    assert np.flatnonzero(rows[2]).tolist() == list(range(32))[2:60:3]
+    assert np.flatnonzero(rows[0]).tolist() == list(range(32))[0::3]
+
+
 def test_mrope_interleaved_under_both_names() -> None:
     plain = {"mrope_section": [24, 20, 20]}
     both = {**plain, "interleaved": True, "mrope_interleaved": True}
