@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,16 @@ BUFFERS = ("bias", "masked_bias", "rotary_emb.inv_freq", "attention.bias", "atte
 # Names of the parts of a multimodal model beside the language model.
 OTHER_PARTS = ("vision", "visual", "audio", "image", "speech", "cross_attn", "mtp")
 
+# Parts of the attention that no key of an unknown model type's config decides, and usual values.
+ASSUMED = {
+    "causal": "true",
+    "qk_norm": "none",
+    "scale": "none",
+    "window": "none",
+    "softcap": "none",
+    "sinks": "none",
+}
+
 # Dtypes of safetensors files that weights may have; tensors of others can be listed, but not read.
 DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -78,8 +88,8 @@ def attention_options(
     Raises
     ------
     TypeError, ValueError
-        If the config is invalid, if layers differ and none is chosen, or if `export_attention`
-        cannot express the model's attention.
+        If the config is invalid, if its model type is not known, if layers differ and none is
+        chosen, or if `export_attention` cannot express the model's attention.
 
     Examples
     --------
@@ -92,6 +102,7 @@ def attention_options(
     >>> model = export.export_attention(rope, **options)
     """
     parsed = read(config)
+    check_known(parsed)
     return layer_options(parsed, parsed.attention, layer, layer_type)
 
 
@@ -152,6 +163,19 @@ def attention_weights(
     parsed = read(config)
     options = layer_options(parsed, parsed.attention, layer, None)
     return layer_weights(tensors, options, parsed.model_type, layer)
+
+
+def check_known(config: ModelConfig, stated: Container[str] = ()) -> None:
+    """Raise ValueError for an unknown model type unless all of its attention is stated."""
+    missing = [name for name in ASSUMED if name not in stated]
+    if config.is_known or not missing:
+        return
+    settings = " ".join(f"--set {name}={ASSUMED[name]}" for name in missing)
+    raise ValueError(
+        f"`model_type` is {shown(config.model_type)}, whose attention is not known "
+        f"({', '.join(missing)}); give `export_attention` these arguments yourself, or state each "
+        f"to the command: {settings}"
+    )
 
 
 def layer_options(

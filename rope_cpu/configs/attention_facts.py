@@ -104,7 +104,7 @@ class Attention:
             norm_epsilon=_norm_epsilon(model_types, values),
             norm_other=_norm_other(model_types),
             v_norm=_has(model_types, "v_norm"),
-            chunk=_chunk(model_types, values),
+            chunk=_optional_integer("attention_chunk_size", values),
             window=_window(values),
             window_in_all_layers=_has(model_types, "window_in_all_layers"),
             softcap=_optional_number("attn_logit_softcapping", values),
@@ -204,13 +204,6 @@ def _scale(model_types: Set[str | None], values: Mapping[str, Any]) -> float | N
         scale = query_scalar**-0.5
     from_table: float | None = _fact_by_type("scale", model_types, scale)
     return from_table
-
-
-def _chunk(model_types: Set[str | None], values: Mapping[str, Any]) -> int | None:
-    """Return the number of tokens in a chunk, None without chunks."""
-    if not _has(model_types, "chunks"):
-        return None
-    return _optional_integer("attention_chunk_size", values)
 
 
 def _window(values: Mapping[str, Any]) -> int | None:

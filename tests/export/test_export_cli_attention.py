@@ -23,7 +23,8 @@ GEMMA2 = {**HEADS, "model_type": "gemma2"}
 GEMMA3 = {**HEADS, "model_type": "gemma3_text"}
 COHERE2 = {**HEADS, "model_type": "cohere2"}
 GPT_OSS = {**HEADS, "model_type": "gpt_oss"}
-UNKNOWN = {**HEADS, "model_type": "mymodel", "rope_theta": 1e4}
+TELECHAT = {**HEADS, "model_type": "telechat3", "rope_theta": 1e4}
+UNKNOWN = TELECHAT | {"model_type": "mymodel"}
 GEMMA4 = {
     **HEADS,
     "model_type": "gemma4_text",
@@ -124,6 +125,16 @@ def test_a_model_of_one_layer_type_needs_no_layer(
     assert options_of(file)["num_kv_heads"] == key_heads
 
 
+STATED = {"causal": "true", "window": "none", "softcap": "none", "sinks": "none"}
+STATED |= {"qk_norm": "none", "scale": "none"}
+STATED_ENTRY = {"causal": True} | dict.fromkeys(list(STATED)[1:])
+
+
+def settings(stated):
+    """The options of the command for these statements."""
+    return [word for name, value in stated.items() for word in ("--set", f"{name}={value}")]
+
+
 NUMBER = "; its value must be a number above 0, or none"
 
 
@@ -136,12 +147,12 @@ NUMBER = "; its value must be a number above 0, or none"
         (LLAMA, ("--mask", "bool", "--cache", "shared"), "`mask` is 'bool'; it must be left out"),
         (LLAMA, ("--target", "ort", "--positions", "position_ids"), "`positions` is 'position_"),
         (LLAMA | {"head_dim": 24}, ("--target", "ort"), "`head_dim` is 24; it must be a mul"),
-        (UNKNOWN, ("--half", "--target", "ort"), "`max_positions` is None; it must be the"),
+        (TELECHAT, ("--target", "ort"), "`max_positions` is None; it must be the"),
         (LLAMA | {"max_position_embeddings": 0}, ("--target", "ort"), "`max_position_embeddings`"),
         (LLAMA, ("--layout", "sbhd"), "`layout` is 'sbhd'; it must be one of bhsd, bshd, bsd"),
         (LLAMA, ("--weights", "a.safetensors"), "--weights needs the index of a layer; give --l"),
         (LLAMA, ("--seq-len", "5"), "--seq-len is 5, but rope type 'default' is the same at"),
-        (UNKNOWN, (), "`model_type` is 'mymodel', so the pairing is not known"),
+        (UNKNOWN, settings(STATED), "`model_type` is 'mymodel', so the pairing is not known"),
         ({"model_type": "gpt2"}, (), "`model_type` is 'gpt2': its positions are added to"),
         (GEMMA3, (), "`layer_type` is None; it must be one of 'sliding_attention'"),
         (GEMMA2, (), "layers differ (full_attention, sliding_attention)"),
@@ -154,6 +165,7 @@ NUMBER = "; its value must be a number above 0, or none"
         (LLAMA, ("--set", "scale=0"), f"--set is 'scale=0'{NUMBER}"),
         (LLAMA, ("--set", "scale=nan"), f"--set is 'scale=nan'{NUMBER}"),
         (LLAMA, ("--set", "sinks=3"), "--set is 'sinks=3'; its value must be none"),
+        (LLAMA, ("--set", "causal=none"), "--set is 'causal=none'; its value must be true or fal"),
         (LLAMA, ("--set", "window=none"), "--set window is none, but the model has no window; d"),
         (LLAMA, ("--set", "scale=none"), "--set scale is none, but the model has no scale; drop"),
         (LLAMA, ("--set", "v_norm=none"), "--set v_norm is none, but the model has no v_norm; d"),
@@ -258,39 +270,36 @@ def test_layers_that_share_keys_and_values_are_told_of(export_config, capsys, sh
     assert ("num_kv_shared_layers" in out) == bool(shared)
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ((), {"window": None, "scale": 32**-0.5}),
-        (("--set", "scale=0.2", "--set", "window=16"), {"window": 16, "scale": 0.2}),
-    ],
-)
-def test_an_unknown_model_type_takes_settings_and_says_its_assumptions(
-    export_config, capsys, options, expected
-):
-    unknown = {
-        "somebody's own": 'model type "somebody\'s own" is not known',
-        None: "the config has no model_type",
-    }
-    for model_type, text in unknown.items():
-        config = LLAMA | {"model_type": model_type, "rope_theta": 1e4}
-        code, file = export_config(config, "--attention", "--half", *options)
-        assert code == 0
-        out = capsys.readouterr().out
-        assert f"{text}; assumed: q and k are not normed, no attention sinks" in out
-        assert ("scores scaled by head_dim^-½" in out) == (not options)
-        found = options_of(file)
-        assert {name: found[name] for name in expected} == expected
+@pytest.mark.parametrize("model_type", ["somebody's own", None])
+@pytest.mark.parametrize("missing", [*STATED, None])
+def test_all_of_an_unknown_types_attention_must_be_stated(export_config, model_type, missing):
+    config = UNKNOWN | {"model_type": model_type, "use_qk_norm": True}
+    stated = {name: value for name, value in STATED.items() if name != missing}
+    options = ("--attention", "--half", *settings(stated))
+    if missing is not None:
+        with pytest.raises(UsageError, match=rf"not known \({missing}\);.*--set {missing}="):
+            export_config(config, *options)
+        return
+    code, file = export_config(config, *options)
+    assert code == 0
+    assert json.loads(metadata_of(file)["rope_cpu.departures"]) == STATED_ENTRY
+    found = options_of(file)
+    assert (found["causal"], found["window"], found["scale"]) == (True, None, 32**-0.5)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "somebody's own"])
-def test_a_window_of_which_layers_is_not_known(export_config, model_type):
-    config = LLAMA | {"model_type": model_type, "rope_theta": 1e4, "sliding_window": 7}
-    half = ("--attention", "--half")
+def test_what_is_stated_of_an_unknown_type_is_written(export_config):
+    stated = STATED | {"causal": "false", "scale": "0.2", "softcap": "5"}
+    _, file = export_config(UNKNOWN, "--attention", "--half", *settings(stated))
+    found = options_of(file)
+    assert (found["causal"], found["scale"], found["softcap"]) == (False, 0.2, 5)
+
+
+def test_a_window_of_which_layers_is_not_known(export_config):
+    config = LLAMA | {"sliding_window": 7}
     with pytest.raises(UsageError, match="not known which layers have the window of 7 keys"):
-        export_config(config, *half)
+        export_config(config, "--attention")
     for text, window in {"none": None, "7": 7}.items():
-        _, file = export_config(config, *half, "--set", f"window={text}")
+        _, file = export_config(config, "--attention", "--set", f"window={text}")
         assert options_of(file)["window"] == window
 
 
