@@ -187,6 +187,9 @@ def layer_options(
     ValueError or TypeError if the attention cannot be exported.
     """
     _check_parts(facts, config.model_type)
+    if layer in facts.cross_layers:
+        rule = "select a layer of self-attention; its keys and values come from elsewhere"
+        raise ArgumentError("layer", layer, rule, "see `cross_attention_layers`")
     # The pairing plays no part, and an unknown model type has none.
     spec = config.spec(layer_type, layer, interleaved=None if config.is_known else False)
     factor = float(np.max(spec.attention_factor))
@@ -232,10 +235,18 @@ def _head_counts(config: ModelConfig, layer_type: str | None) -> tuple[int, int]
 
 def _check_parts(facts: Attention, model_type: str | None) -> None:
     """Raise ValueError if `export_attention` cannot express a part of a model's attention."""
+    name = cut(str(model_type))
     part = next(_inexpressible_parts(facts), None)
     if part is not None:
+        raise ValueError(f"model type {name} has {part}, which the export cannot write")
+    if facts.bidirectional_tokens is not None and facts.causal:
+        window = " --set window=none" if facts.window else ""
         raise ValueError(
-            f"model type {cut(str(model_type))} has {part}, which the export cannot write"
+            f"model type {name} has bidirectional attention among tokens of "
+            f"{facts.bidirectional_tokens}; write it with a mask of order, window and these tokens "
+            f"(--set causal=false{window} --mask bool, or the options of the text config with "
+            'causal=False, window=None, mask="bool"), or causal attention, as for text (--set '
+            "bidirectional_tokens=none)"
         )
     if facts.qk_norm is not None and facts.norm_epsilon is None:
         raise ValueError("the config lacks the epsilon of the norms; add rms_norm_eps")
@@ -243,22 +254,13 @@ def _check_parts(facts: Attention, model_type: str | None) -> None:
 
 def _inexpressible_parts(facts: Attention) -> Iterator[str]:
     """Yield the parts of a model's attention that `export_attention` cannot express."""
-    if facts.latent:
-        yield "latent attention (kv_lora_rank), of which only a part of each head rotates"
     if facts.qk_norm == "after" and facts.norm_weighted:
         yield "norms of queries and keys after the rotation"
     if facts.qk_norm is not None and facts.norm_other is not None:
         yield f"norms of queries and keys other than of each head: {facts.norm_other}"
     if facts.v_norm:
         yield "norms of values"
-    if facts.chunk:
-        yield f"chunks of {facts.chunk} tokens (attention_chunk_size)"
-    if facts.query_scale:
-        yield f"queries scaled by their position ({facts.query_scale})"
-    if facts.own_cache:
-        yield f"a cache of its own: {facts.own_cache}"
-    if facts.other:
-        yield f"an attention of its own: {facts.other}"
+    yield from facts.unusual_parts()
 
 
 def _layer_type(

@@ -51,7 +51,8 @@ TRUTHS = {"true": True, "false": False}
 RULES = {
     **dict.fromkeys(NUMBERS, "a number above 0, or none"),
     "causal": " or ".join(TRUTHS),
-    **dict.fromkeys(("sinks", "qk_norm", "v_norm", "chunk", "query_scale", "other"), "none"),
+    **dict.fromkeys(("sinks", "qk_norm", "v_norm", "chunk", "query_scale"), "none"),
+    **dict.fromkeys(("bidirectional_tokens", "other"), "none"),
 }
 
 
@@ -218,6 +219,9 @@ def export_model_attention(
     departures = read_departures(args.set)
     check_known(config, departures)
     facts = changed(config, departures)
+    has_mask = args.mask in ("bool", "float")
+    if facts.bidirectional_tokens is not None and not facts.causal and not has_mask:
+        raise UsageError("--set causal=false needs a mask of these tokens; give --mask bool")
     options = layer_options(config, facts, args.layer, args.layer_type)
     rope = rotation(args, config)
     weights = _weights(args, config, options, departures)

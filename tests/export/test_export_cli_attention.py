@@ -235,6 +235,51 @@ NOT_WRITTEN = [
 ]
 
 
+MLLAMA = of_type("mllama_text_model", cross_attention_layers=[1, 4])
+DFLASH = of_type("qwen3", architectures=["DFlashDraftModel"], dflash_config={"mask_token_id": 5})
+IMAGE = "bidirectional attention among tokens of an image"
+NOT_WRITTEN += [
+    (DFLASH, "`architectures` has 'DFlashDraftModel', no class of model type qwen3"),
+    (of_type("llama", architectures=["LlamaBidirectionalModel"]), "'LlamaBidirectionalModel'"),
+    (of_type("qwen2", architectures=["Fast_dLLM_QwenForCausalLM"]), "'Fast_dLLM_QwenForCausalLM'"),
+    (of_type("qwen2", architectures=["Qwen2MoeForCausalLM"]), "'Qwen2MoeForCausalLM'"),
+    ({"model_type": "gemma3", "text_config": GEMMA3}, f"{IMAGE}; write it with a mask"),
+    ({"model_type": "shieldgemma2", "text_config": GEMMA3}, IMAGE),
+    ({"model_type": "paligemma", "text_config": of_type("gemma")}, "tokens of image and prompt"),
+    ({"model_type": "colpali", "vlm_config": {"text_config": of_type("gemma")}}, "--set causal=f"),
+    (of_type("hrm_text"), "bidirectional attention among tokens of the prompt"),
+    (of_type("ministral3"), "by 1 + llama_4_scaling_beta·ln(1 + ⌊position"),
+    (of_type("qwen"), "max(1, ln(position + 1) / ln(seq_length))"),
+    (of_type("llama", attention_chunk_size=64), "chunks of 64 tokens"),
+]
+
+
+@pytest.mark.parametrize("layer", [1, 4, 0, 5])
+def test_a_layer_of_cross_attention_is_refused(export_config, layer):
+    options = ("--attention", "--layer", str(layer))
+    if layer in MLLAMA["cross_attention_layers"]:
+        with pytest.raises(UsageError, match=r"must select a layer of self-attention; its keys"):
+            export_config(MLLAMA, *options)
+    else:
+        assert export_config(MLLAMA, *options)[0] == 0
+
+
+GEMMA3_VISION = {"model_type": "gemma3", "text_config": GEMMA3, "vision_config": {}}
+WITH_MASK = ("--set", "causal=false", "--set", "window=none")
+
+
+def test_bidirectional_tokens_are_written_with_a_mask_or_left_out_on_purpose(export_config):
+    options = ("--attention", "--layer", "0")
+    with pytest.raises(UsageError, match="--set causal=false needs a mask of these tokens"):
+        export_config(GEMMA3_VISION, *options, *WITH_MASK, "--mask", "padding")
+    code, file = export_config(GEMMA3_VISION, *options, *WITH_MASK, "--mask", "bool")
+    found = options_of(file)
+    assert (code, found["causal"], found["mask"], found["window"]) == (0, False, "bool", None)
+    code, file = export_config(GEMMA3_VISION, *options, "--set", "bidirectional_tokens=none")
+    assert (code, options_of(file)["causal"]) == (0, True)
+    assert json.loads(metadata_of(file)["rope_cpu.departures"]) == {"bidirectional_tokens": None}
+
+
 @pytest.mark.parametrize(("config", "text"), NOT_WRITTEN)
 def test_attention_that_cannot_be_written_is_refused_with_the_reason(export_config, config, text):
     with pytest.raises(UsageError, match=re.escape(text)):

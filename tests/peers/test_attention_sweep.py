@@ -92,11 +92,11 @@ REFUSED = {
         "gemma4_unified_text",
     ),
     "it bounds queries, keys and values (`clip_qkv`)": ("dbrx",),
-    "tokens of the image attend to each other": ("deepseek_ocr2_encoder",),
+    "bidirectional attention among tokens of an image": ("deepseek_ocr2_encoder",),
     "it subtracts one attention from another": ("diffllama",),
     "its mask is computed from the values": ("doge",),
     "images and video attend to each other": ("ernie4_5_vl_moe_text",),
-    "its prefix is bidirectional": ("hrm_text",),
+    "bidirectional attention among tokens of the prompt": ("hrm_text",),
     "doubled sections": ("hunyuan_vl_text",),
     "its keys are tiled over the experts' queries": ("jetmoe",),
     "chunks of 8192 tokens": ("llama4_text",),
@@ -122,7 +122,7 @@ REASONS = {name: words for words, names in REFUSED.items() for name in names}
 NOT_ROTATED = "it must select a layer that is rotated"
 NOT_WRITTEN = {
     "gpt_neox_japanese": "dense_bias",
-    "mllama_text_model": "holds no query projection",  # its layer attends to an image
+    "mllama_text_model": "a layer of self-attention",  # it attends to an image
     "t5_gemma_module": "a window of 5 keys on both sides",
     "t5gemma2_text": "a window of 5 keys on both sides",
 }
