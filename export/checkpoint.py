@@ -254,12 +254,16 @@ def _check_parts(facts: Attention, model_type: str | None) -> None:
 
 def _inexpressible_parts(facts: Attention) -> Iterator[str]:
     """Yield the parts of a model's attention that `export_attention` cannot express."""
+    if facts.latent:
+        yield "latent attention (kv_lora_rank), of which only a part of each head rotates"
     if facts.qk_norm == "after" and facts.norm_weighted:
         yield "norms of queries and keys after the rotation"
     if facts.qk_norm is not None and facts.norm_other is not None:
         yield f"norms of queries and keys other than of each head: {facts.norm_other}"
     if facts.v_norm:
         yield "norms of values"
+    if facts.own_cache:
+        yield f"a cache of its own: {facts.own_cache}"
     yield from facts.unusual_parts()
 
 

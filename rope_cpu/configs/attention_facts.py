@@ -145,10 +145,6 @@ class Attention:
 
     def unusual_parts(self) -> Iterator[str]:
         """Yield the parts that no argument of `attention` or of the export expresses."""
-        if self.latent:
-            yield "latent attention (kv_lora_rank), of which only a part of each head rotates"
-        if self.own_cache:
-            yield f"a cache of its own: {self.own_cache}"
         if self.other:
             yield f"an attention of its own: {self.other}"
         if self.chunk:
