@@ -20,6 +20,7 @@ from rope_cpu.configs.layers import KNOWN_LAYER_TYPES
 from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
 from rope_cpu.configs.model_types import ALL_LAYERS
 from rope_cpu.configs.reader import read
+from rope_cpu.functional import convert_weight
 
 from .options import INPUT
 
@@ -29,7 +30,7 @@ KEYS = ("k_proj", "key")
 VALUES = ("v_proj", "value")
 OUTPUTS = ("o_proj", "out_proj", "dense", "Wo")
 PROJECTIONS = {"q": QUERIES, "k": KEYS, "v": VALUES, "o": OUTPUTS}
-FUSED = ("qkv_proj", "query_key_value", "Wqkv")
+FUSED = ("qkv_proj", "query_key_value", "Wqkv", "in_proj")
 QUERY_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "query_norm")
 KEY_NORMS = ("k_norm", "k_layernorm", "key_layernorm", "key_norm")
 SINKS = ("sinks",)
@@ -41,7 +42,7 @@ SELF = ".self."
 BUFFERS = ("bias", "masked_bias", "rotary_emb.inv_freq", "attention.bias", "attention.masked_bias")
 
 # Names of the parts of a multimodal model beside the language model.
-OTHER_PARTS = ("vision", "visual", "audio", "image", "speech", "cross_attn", "mtp")
+OTHER_PARTS = ("vision", "visual", "audio", "image", "speech", "cross_attn", "mtp", "mimi.")
 
 # Parts of the attention that no key of an unknown model type's config decides, and usual values.
 ASSUMED = {
@@ -121,6 +122,8 @@ def attention_weights(
     tensors : mapping of str to array, or path
         A state dict, of NumPy arrays or of PyTorch tensors; or a safetensors file, or the
         *.safetensors.index.json of several. Names are those of the checkpoint, with any prefix.
+        They tell its pairing too: `in_proj` of Gradium's Phonon has pairs (2i, 2i+1), and its rows
+        are reordered to those of `q_proj` and `k_proj`, as transformers loads them.
     config : path or mapping
         The model's config.json, its folder, or its content.
     layer : int
@@ -416,6 +419,9 @@ def _projections(
         if fused is not None:
             _check_rows(module, "the fused projection", fused, sum(rows.values()))
             parts = _split_rows(fused, _row_order(model_type), heads // kv_heads, width)
+            if model_type in FACTS["interleaved_weights"]:
+                parts[0] = convert_weight(parts[0], heads, to="half")
+                parts[1] = convert_weight(parts[1], kv_heads, to="half")
             projections |= {f"{name}{kind}": part for name, part in zip("qkv", parts, strict=True)}
         separate = PROJECTIONS if fused is None else {"o": OUTPUTS}
         for name, names in separate.items():

@@ -123,6 +123,10 @@ def _pairing_facts(rotation: LayerRotation) -> Iterator[Fact]:
     yield "pairs", f"{pairs}: {pairing}"
     if rotation.config.pairing_note is not None:
         yield "", rotation.config.pairing_note
+    interleaved_names = FACTS["interleaved_weights"].get(rotation.config.model_type)
+    if interleaved_names is not None:
+        published = f"published weights ({interleaved_names}) pair (2i, 2i+1)"
+        yield from _wrapped("", f"of weights as transformers loads them; {published}")
     width = rotation.head_width
     rotated = 2 * np.count_nonzero(pair_frequencies(rope))
     yield "widths", f"{rotated} of the {width} elements of a head are rotated"

@@ -175,6 +175,24 @@ def test_the_call_of_attention(config, expected, absent, shown):
         assert words not in text
 
 
+TOWER = {"hidden_size": 1024, "num_attention_heads": 16, "patch_size": 14, "image_size": 224}
+PUBLISHED = {
+    "gradium_phonon_tts": "in_proj",
+    "kimi_k25_vision": "wqkv",
+    "pixtral": "wq and wk",
+    "step3p5_vision": "in_proj_weight",
+}
+
+
+@pytest.mark.parametrize("model_type", PUBLISHED)
+def test_weights_that_transformers_reorders_on_loading(model_type, shown):
+    lines = shown({"model_type": model_type, **TOWER})
+    assert lines[1].endswith("half-split")
+    note = f"published weights ({PUBLISHED[model_type]}) pair (2i, 2i+1)"
+    assert f"of weights as transformers loads them; {note}" in " ".join(lines[2:5])
+    assert "published weights" not in " ".join(shown({"model_type": "llama"}))
+
+
 @pytest.mark.parametrize("flag", [{}, {"use_qk_norm": True}])
 def test_the_attention_of_an_unknown_type_is_not_known(flag, shown):
     assert "attention not known for this model type" in shown({**UNKNOWN, **flag}, "--half")

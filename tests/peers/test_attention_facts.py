@@ -304,3 +304,28 @@ def test_a_class_of_another_family_decides_nothing(name):
         assert name in Attention.from_values({model_type}, {}, whole_name).other
     unknown = {"model_type": "unknown", "architectures": [name]}
     assert Attention.from_values({model_type}, {}, unknown).other is None
+
+
+# Files whose weights have other rows than q_proj of transformers, and the type of the rotated part.
+PERMUTED = {
+    "gradium_phonon_tts": "gradium_phonon_tts",
+    "kimi_k25": "kimi_k25_vision",
+    "mistral_large4": "pixtral",
+    "step3p5_vision": "step3p5_vision",
+}
+
+
+def test_model_types_whose_rows_transformers_permutes_on_loading():
+    mapping = transformers.conversion_mapping.get_checkpoint_conversion_mapping
+    names = [*transformers.models.auto.configuration_auto.CONFIG_MAPPING]
+    operations = {
+        name: [type(one).__name__ for row in mapping(name) or () for one in operations_of(row)]
+        for name in names
+    }
+    permuted = {name for name, found in operations.items() if "PermuteForRope" in found}
+    assert permuted == set(PERMUTED)
+    assert set(PERMUTED.values()) == set(FACTS["interleaved_weights"])
+
+
+def operations_of(row):
+    return getattr(row, "operations", None) or ()
