@@ -310,10 +310,10 @@ def layer_weights(
     tensors: Mapping[str, Any] | str | PathLike[str],
     options: Mapping[str, Any],
     model_type: str | None,
-    layer: int,
+    layer: int | None,
     left_out: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Return the weights of a layer with these options.
+    """Return the weights of a layer, or of the only one, with these options.
 
     left_out: facts ("qk_norm", "sinks") that are left out on purpose, so that their tensors are
     ignored.
@@ -340,10 +340,10 @@ def layer_weights(
     return arguments
 
 
-def attention_prefix(tensors: Mapping[str, Any], layer: int) -> str:
-    """Return the beginning of the names of a layer's attention tensors.
+def attention_prefix(tensors: Mapping[str, Any], layer: int | None) -> str:
+    """Return the beginning of the names of a layer's attention tensors; None: of the only layer.
 
-    Raises ValueError unless there is one attention module in the layer.
+    Raises ValueError unless there is one attention module.
     """
     suffixes = tuple(f".{name}.weight" for name in (*QUERIES, *FUSED))
     prefixes = set()
@@ -351,18 +351,21 @@ def attention_prefix(tensors: Mapping[str, Any], layer: int) -> str:
         parts = name.split(".")
         indices = [part for part in parts if part.isdecimal()]
         is_other = any(word in name for word in OTHER_PARTS)
-        if name.endswith(suffixes) and indices[:1] == [str(layer)] and not is_other:
+        is_of_layer = layer is None or indices[:1] == [str(layer)]
+        if name.endswith(suffixes) and is_of_layer and not is_other:
             prefixes.add(".".join(parts[:-2]) + ".")
     if len(prefixes) == 1:
         return prefixes.pop()
+    of_layer = "" if layer is None else f" of layer {layer}"
     if not prefixes:
         examples = shown(list(tensors)[:3])
-        finding = Finding(f"holds no query projection of layer {layer}")
+        finding = Finding(f"holds no query projection{of_layer}")
         rule = f"hold one of {', '.join((*QUERIES, *FUSED))}"
         raise ArgumentError("tensors", finding, rule, f"it has names such as {examples}")
     names = shown(sorted(prefixes))
-    finding = Finding(f"holds several attention modules of layer {layer}, {names}")
-    raise ArgumentError("tensors", finding, "hold one; pass the tensors of one model")
+    finding = Finding(f"holds several attention modules{of_layer}, {names}")
+    remedy = "choose one by `layer`" if layer is None else "pass the tensors of one model"
+    raise ArgumentError("tensors", finding, "hold one", remedy)
 
 
 class _AttentionTensors:

@@ -238,8 +238,10 @@ def _check_usage(args: argparse.Namespace) -> None:
         raise UsageError(
             "--inverse and --attention are both given; attention rotates forward; drop --inverse"
         )
-    if args.weights is not None and args.layer is None:
-        raise UsageError("--weights needs the index of a layer; give --layer")
+    if args.weights is not None and args.layer_type is not None:
+        raise UsageError(
+            "--weights and --layer-type are both given; give --layer instead of the type"
+        )
 
 
 def rotation(args: argparse.Namespace, config: ModelConfig) -> RotaryEmbedding:

@@ -135,6 +135,7 @@ def settings(stated):
     return [word for name, value in stated.items() for word in ("--set", f"{name}={value}")]
 
 
+FULL = "full_attention"
 NUMBER = "; its value must be a number above 0, or none"
 
 
@@ -150,7 +151,7 @@ NUMBER = "; its value must be a number above 0, or none"
         (TELECHAT, ("--target", "ort"), "`max_positions` is None; it must be the"),
         (LLAMA | {"max_position_embeddings": 0}, ("--target", "ort"), "`max_position_embeddings`"),
         (LLAMA, ("--layout", "sbhd"), "`layout` is 'sbhd'; it must be one of bhsd, bshd, bsd"),
-        (LLAMA, ("--weights", "a.safetensors"), "--weights needs the index of a layer; give --l"),
+        (GEMMA2, ("--weights", "a", "--layer-type", FULL), "--weights and --layer-type are both g"),
         (LLAMA, ("--seq-len", "5"), "--seq-len is 5, but rope type 'default' is the same at"),
         (UNKNOWN, settings(STATED), "`model_type` is 'mymodel', so the pairing is not known"),
         ({"model_type": "gpt2"}, (), "`model_type` is 'gpt2': its positions are added to"),
@@ -383,6 +384,27 @@ def test_layers_with_weights_are_written_and_merge(export_config, rng, tmp_path)
     assert json.loads(entries["layer0_rope_cpu.departures"]) == {"sinks": None}
     initializers = {tensor.name for tensor in merged.graph.initializer}
     assert {"layer0_q_weight", "layer1_o_weight"} <= initializers
+
+
+@pytest.mark.parametrize("layers", [(0,), (3,), (0, 3)])
+def test_weights_of_the_only_layer_need_no_index(export_config, rng, tmp_path, layers):
+    rows = {"q_proj": (128, 64), "k_proj": (64, 64), "v_proj": (64, 64), "o_proj": (64, 128)}
+    weights = tmp_path / "model.safetensors"
+    tensors = {
+        f"model.layers.{layer}.self_attn.{name}.weight": rng.standard_normal(shape)
+        for layer in layers
+        for name, shape in rows.items()
+    }
+    write_safetensors(weights, tensors)
+    options = ("--attention", "--weights", str(weights))
+    if len(layers) > 1:
+        with pytest.raises(UsageError, match=r"holds several attention modules, .*; choose one by"):
+            export_config(LLAMA, *options)
+        with pytest.raises(UsageError, match="layers differ"):
+            export_config(GEMMA2, *options)
+        return
+    code, file = export_config(LLAMA, *options)
+    assert (code, inputs_of(file)[0]) == (0, "hidden")
 
 
 def test_a_checkpoint_that_does_not_fit_is_bad_usage(export_config, tmp_path):
