@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rope_cpu.array_types import Array
 from rope_cpu.configs.attention_facts import FACTS, FULL_LAYERS, WINDOW_LAYERS, Attention
 from rope_cpu.configs.model_config import HEADS_KEYS, ModelConfig
 from rope_cpu.configs.reader import read
+from rope_cpu.functional import convert_weight
 
 from .options import INPUT
 
@@ -27,7 +28,7 @@ KEYS = ("k_proj", "key")
 VALUES = ("v_proj", "value")
 OUTPUTS = ("o_proj", "out_proj", "dense", "Wo")
 PROJECTIONS = {"q": QUERIES, "k": KEYS, "v": VALUES, "o": OUTPUTS}
-FUSED = ("qkv_proj", "query_key_value", "Wqkv")
+FUSED = ("qkv_proj", "query_key_value", "Wqkv", "in_proj")
 QUERY_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "query_norm")
 KEY_NORMS = ("k_norm", "k_layernorm", "key_layernorm", "key_norm")
 SINKS = ("sinks",)
@@ -39,7 +40,17 @@ SELF = ".self."
 BUFFERS = ("bias", "masked_bias", "rotary_emb.inv_freq", "attention.bias", "attention.masked_bias")
 
 # Names of the parts of a multimodal model beside the language model.
-OTHER_PARTS = ("vision", "visual", "audio", "image", "speech", "cross_attn", "mtp")
+OTHER_PARTS = ("vision", "visual", "audio", "image", "speech", "cross_attn", "mtp", "mimi.")
+
+# Parts of the attention that no key of an unknown model type's config decides, and usual values.
+ASSUMED = {
+    "causal": "true",
+    "qk_norm": "none",
+    "scale": "none",
+    "window": "none",
+    "softcap": "none",
+    "sinks": "none",
+}
 
 # Dtypes of safetensors files that weights may have; tensors of others can be listed, but not read.
 DTYPES = ("F64", "F32", "F16", "BF16")
@@ -76,8 +87,8 @@ def attention_options(
     Raises
     ------
     TypeError, ValueError
-        If the config is invalid, if layers differ and none is chosen, or if `export_attention`
-        cannot express the model's attention.
+        If the config is invalid, if its model type is not known, if layers differ and none is
+        chosen, or if `export_attention` cannot express the model's attention.
 
     Examples
     --------
@@ -90,6 +101,7 @@ def attention_options(
     >>> model = export.export_attention(rope, **options)
     """
     parsed = read(config)
+    check_known(parsed)
     return layer_options(parsed, parsed.attention, layer, layer_type)
 
 
@@ -108,6 +120,8 @@ def attention_weights(
     tensors : mapping of str to array, or path
         A state dict, of NumPy arrays or of PyTorch tensors; or a safetensors file, or the
         *.safetensors.index.json of several. Names are those of the checkpoint, with any prefix.
+        They tell its pairing too: `in_proj` of Gradium's Phonon has pairs (2i, 2i+1), and its rows
+        are reordered to those of `q_proj` and `k_proj`, as transformers loads them.
     config : path or mapping
         The model's config.json, its folder, or its content.
     layer : int
@@ -152,6 +166,19 @@ def attention_weights(
     return layer_weights(tensors, options, parsed.model_type, layer)
 
 
+def check_known(config: ModelConfig, stated: Container[str] = ()) -> None:
+    """Raise ValueError for an unknown model type unless all of its attention is stated."""
+    missing = [name for name in ASSUMED if name not in stated]
+    if config.is_known or not missing:
+        return
+    settings = " ".join(f"--set {name}={ASSUMED[name]}" for name in missing)
+    raise ValueError(
+        f"`model_type` is {shown(config.model_type)}, whose attention is not known "
+        f"({', '.join(missing)}); give `export_attention` these arguments yourself, or state each "
+        f"to the command: {settings}"
+    )
+
+
 def layer_options(
     config: ModelConfig, facts: Attention, layer: int | None, layer_type: str | None
 ) -> dict[str, Any]:
@@ -161,6 +188,9 @@ def layer_options(
     ValueError or TypeError if the attention cannot be exported.
     """
     _check_parts(facts, config.model_type)
+    if layer in facts.cross_layers:
+        rule = "select a layer of self-attention; its keys and values come from elsewhere"
+        raise ArgumentError("layer", layer, rule, "see `cross_attention_layers`")
     # The pairing plays no part, and an unknown model type has none.
     spec = config.spec(layer_type, layer, interleaved=None if config.is_known else False)
     factor = float(np.max(spec.attention_factor))
@@ -206,10 +236,18 @@ def _head_counts(config: ModelConfig, layer_type: str | None) -> tuple[int, int]
 
 def _check_parts(facts: Attention, model_type: str | None) -> None:
     """Raise ValueError if `export_attention` cannot express a part of a model's attention."""
+    name = cut(str(model_type))
     part = next(_inexpressible_parts(facts), None)
     if part is not None:
+        raise ValueError(f"model type {name} has {part}, which the export cannot write")
+    if facts.bidirectional_tokens is not None and facts.causal:
+        window = " --set window=none" if facts.window else ""
         raise ValueError(
-            f"model type {cut(str(model_type))} has {part}, which the export cannot write"
+            f"model type {name} has bidirectional attention among tokens of "
+            f"{facts.bidirectional_tokens}; write it with a mask of order, window and these tokens "
+            f"(--set causal=false{window} --mask bool, or the options of the text config with "
+            'causal=False, window=None, mask="bool"), or causal attention, as for text (--set '
+            "bidirectional_tokens=none)"
         )
     if facts.qk_norm is not None and facts.norm_epsilon is None:
         raise ValueError("the config lacks the epsilon of the norms; add rms_norm_eps")
@@ -225,14 +263,9 @@ def _inexpressible_parts(facts: Attention) -> Iterator[str]:
         yield f"norms of queries and keys other than of each head: {facts.norm_other}"
     if facts.v_norm:
         yield "norms of values"
-    if facts.chunk:
-        yield f"chunks of {facts.chunk} tokens (attention_chunk_size)"
-    if facts.query_scale:
-        yield f"queries scaled by their position ({facts.query_scale})"
     if facts.own_cache:
         yield f"a cache of its own: {facts.own_cache}"
-    if facts.other:
-        yield f"an attention of its own: {facts.other}"
+    yield from facts.unusual_parts()
 
 
 def _layer_type(
@@ -274,10 +307,10 @@ def layer_weights(
     tensors: Mapping[str, Any] | str | PathLike[str],
     options: Mapping[str, Any],
     model_type: str | None,
-    layer: int,
+    layer: int | None,
     left_out: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Return the weights of a layer with these options.
+    """Return the weights of a layer, or of the only one, with these options.
 
     left_out: facts ("qk_norm", "sinks") that are left out on purpose, so that their tensors are
     ignored.
@@ -304,10 +337,10 @@ def layer_weights(
     return arguments
 
 
-def attention_prefix(tensors: Mapping[str, Any], layer: int) -> str:
-    """Return the beginning of the names of a layer's attention tensors.
+def attention_prefix(tensors: Mapping[str, Any], layer: int | None) -> str:
+    """Return the beginning of the names of a layer's attention tensors; None: of the only layer.
 
-    Raises ValueError unless there is one attention module in the layer.
+    Raises ValueError unless there is one attention module.
     """
     suffixes = tuple(f".{name}.weight" for name in (*QUERIES, *FUSED))
     prefixes = set()
@@ -315,18 +348,21 @@ def attention_prefix(tensors: Mapping[str, Any], layer: int) -> str:
         parts = name.split(".")
         indices = [part for part in parts if part.isdecimal()]
         is_other = any(word in name for word in OTHER_PARTS)
-        if name.endswith(suffixes) and indices[:1] == [str(layer)] and not is_other:
+        is_of_layer = layer is None or indices[:1] == [str(layer)]
+        if name.endswith(suffixes) and is_of_layer and not is_other:
             prefixes.add(".".join(parts[:-2]) + ".")
     if len(prefixes) == 1:
         return prefixes.pop()
+    of_layer = "" if layer is None else f" of layer {layer}"
     if not prefixes:
         examples = shown(list(tensors)[:3])
-        finding = Finding(f"holds no query projection of layer {layer}")
+        finding = Finding(f"holds no query projection{of_layer}")
         rule = f"hold one of {', '.join((*QUERIES, *FUSED))}"
         raise ArgumentError("tensors", finding, rule, f"it has names such as {examples}")
     names = shown(sorted(prefixes))
-    finding = Finding(f"holds several attention modules of layer {layer}, {names}")
-    raise ArgumentError("tensors", finding, "hold one; pass the tensors of one model")
+    finding = Finding(f"holds several attention modules{of_layer}, {names}")
+    remedy = "choose one by `layer`" if layer is None else "pass the tensors of one model"
+    raise ArgumentError("tensors", finding, "hold one", remedy)
 
 
 class _AttentionTensors:
@@ -383,6 +419,9 @@ def _projections(
         if fused is not None:
             _check_rows(module, "the fused projection", fused, sum(rows.values()))
             parts = _split_rows(fused, _row_order(model_type), heads // kv_heads, width)
+            if model_type in FACTS["interleaved_weights"]:
+                parts[0] = convert_weight(parts[0], heads, to="half")
+                parts[1] = convert_weight(parts[1], kv_heads, to="half")
             projections |= {f"{name}{kind}": part for name, part in zip("qkv", parts, strict=True)}
         separate = PROJECTIONS if fused is None else {"o": OUTPUTS}
         for name, names in separate.items():

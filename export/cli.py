@@ -34,7 +34,7 @@ from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.model_config import ModelConfig
 
 from . import files
-from .checkpoint import layer_options, layer_type_at, layer_weights
+from .checkpoint import check_known, layer_options, layer_type_at, layer_weights
 from .checks import ATTENTION_POSITIONS, CACHES, MASKS, POSITIONS
 from .graph import LAYOUTS
 from .targets import TARGETS
@@ -44,10 +44,16 @@ GRAPH_OPTIONS = ("target", "dtype", "layout", "positions", "max_positions", "ops
 ATTENTION_GRAPH_OPTIONS = ("mask", "cache", "cache_dtype", "name_prefix")
 ATTENTION_OPTIONS = ("weights", *ATTENTION_GRAPH_OPTIONS)
 
-# Names for --set: numbers, and parts of a model's attention that can be left out. Both are fields
-# of `Attention`.
+# Names for --set, fields of `Attention`: numbers, truth values, and parts of a model's attention
+# that can be left out.
 NUMBERS: dict[str, type[int] | type[float]] = {"window": int, "softcap": float, "scale": float}
-NAMES = (*NUMBERS, "sinks", "qk_norm", "v_norm", "chunk", "query_scale", "other")
+TRUTHS = {"true": True, "false": False}
+RULES = {
+    **dict.fromkeys(NUMBERS, "a number above 0, or none"),
+    "causal": " or ".join(TRUTHS),
+    **dict.fromkeys(("sinks", "qk_norm", "v_norm", "chunk", "query_scale"), "none"),
+    **dict.fromkeys(("bidirectional_tokens", "other"), "none"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -211,14 +217,18 @@ def export_model_attention(
     """Return a model of the attention of a layer, and its rotation."""
     _check_usage(args)
     departures = read_departures(args.set)
-    facts = changed(config.attention, departures)
+    check_known(config, departures)
+    facts = changed(config, departures)
+    has_mask = args.mask in ("bool", "float")
+    if facts.bidirectional_tokens is not None and not facts.causal and not has_mask:
+        raise UsageError("--set causal=false needs a mask of these tokens; give --mask bool")
     options = layer_options(config, facts, args.layer, args.layer_type)
     rope = rotation(args, config)
     weights = _weights(args, config, options, departures)
     options |= weights | _graph_options(args, config)
     metadata = model_metadata(args, config, departures)
     model = export.export_attention(rope, **options, metadata=metadata)
-    _print_notes(config, facts)
+    _print_notes(facts)
     return model, rope
 
 
@@ -228,8 +238,10 @@ def _check_usage(args: argparse.Namespace) -> None:
         raise UsageError(
             "--inverse and --attention are both given; attention rotates forward; drop --inverse"
         )
-    if args.weights is not None and args.layer is None:
-        raise UsageError("--weights needs the index of a layer; give --layer")
+    if args.weights is not None and args.layer_type is not None:
+        raise UsageError(
+            "--weights and --layer-type are both given; give --layer instead of the type"
+        )
 
 
 def rotation(args: argparse.Namespace, config: ModelConfig) -> RotaryEmbedding:
@@ -321,10 +333,8 @@ def check_without_attention(args: argparse.Namespace) -> None:
         raise UsageError(f"{options[0]} is an option of attention; give --attention as well")
 
 
-def _print_notes(config: ModelConfig, facts: Attention) -> None:
-    """Print the assumptions for an unknown model type, and advice on layers that share keys."""
-    if not config.is_known:
-        print_lines([_assumptions(config, facts)])
+def _print_notes(facts: Attention) -> None:
+    """Print advice on layers that share keys."""
     if facts.shared_layers:
         note = (
             f"num_kv_shared_layers is {facts.shared_layers}: the last {facts.shared_layers} layers "
@@ -333,52 +343,44 @@ def _print_notes(config: ModelConfig, facts: Attention) -> None:
         print_lines([note])
 
 
-def _assumptions(config: ModelConfig, facts: Attention) -> str:
-    """Return the assumptions of an export for an unknown model type."""
-    assumed = ["q and k are not normed", "no attention sinks, chunks or latent attention"]
-    if facts.scale is None:
-        assumed.append("scores scaled by head_dim^-½")
-    assumed.append("causal")
-    name = config.model_type
-    unknown = (
-        "the config has no model_type" if name is None else f"model type {shown(name)} is not known"
-    )
-    return f"{unknown}; assumed: {', '.join(assumed)}"
-
-
 def read_departures(settings: Sequence[str]) -> dict[str, Any]:
     """Return {name: value} from the values of all --set; raise UsageError if one is wrong."""
     departures: dict[str, Any] = {}
     for text in settings:
         name, _, value = text.partition("=")
-        if name not in NAMES:
-            raise UsageError(f"--set is {shown(text)}; its name must be one of {', '.join(NAMES)}")
+        if name not in RULES:
+            raise UsageError(f"--set is {shown(text)}; its name must be one of {', '.join(RULES)}")
         if name in departures:
             raise UsageError(f"--set {name} is given twice; give it once")
-        departures[name] = None if value == "none" else _number(name, value)
-        if departures[name] == 0:
-            rule = "a number above 0, or none" if name in NUMBERS else "none"
-            raise UsageError(f"--set is {shown(text)}; its value must be {rule}")
+        try:
+            departures[name] = _setting(name, value)
+        except (KeyError, ValueError):
+            rule = f"its value must be {RULES[name]}"
+            raise UsageError(f"--set is {shown(text)}; {rule}") from None
     return departures
 
 
-def _number(name: str, text: str) -> float:
-    """Return the value of a --set that may be a number; 0 unless it is one above 0."""
-    try:
-        number = NUMBERS[name](text)
-    except (KeyError, ValueError):
-        return 0
-    return number if 0 < number < math.inf else 0
+def _setting(name: str, text: str) -> Any:
+    """Return the value of a --set; raise KeyError or ValueError if it breaks its rule."""
+    if name == "causal":
+        return TRUTHS[text]
+    if text == "none":
+        return None
+    number = NUMBERS[name](text)
+    if not 0 < number < math.inf:
+        raise ValueError(text)
+    return number
 
 
-def changed(facts: Attention, departures: Mapping[str, Any]) -> Attention:
+def changed(config: ModelConfig, departures: Mapping[str, Any]) -> Attention:
     """Return the facts of a model's attention, changed by --set.
 
-    Raises UsageError for a part that is left out, but that the model does not have.
+    Raises UsageError for a part that is left out, but that a known model does not have.
     """
+    facts = config.attention
     for name, value in departures.items():
         own = getattr(facts, name)
-        if not own and value is None:
+        if config.is_known and not own and value is None:
             raise UsageError(f"--set {name} is none, but the model has no {name}; drop it")
         if value is None and isinstance(own, bool):
             value = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -118,9 +118,11 @@ def layer_rotations(
     names: list[str | None] = [layer_type]
     if layer_type is None and by_type:
         names = [label or None for label in by_type]
+    attention = config.attention if config.is_known else None
     for name in names:
         layers = name or ("all rotated layers" if _has_unrotated_layers(config) else "all layers")
-        yield _layer_rotation(config, name, interleaved, escaped(layers))
+        rotation = _layer_rotation(config, name, interleaved, escaped(layers))
+        yield replace(rotation, attention=attention)
 
 
 def _has_unrotated_layers(config: ModelConfig) -> bool:
@@ -156,7 +158,6 @@ def _layer_rotation(
         axes=axes,
         contexts=_contexts(rope, parameters, config.values) if counts_tokens else {},
         head_width=rope.head_dim + _unrotated_slice(config),
-        attention=config.attention if config.is_known else None,
     )
 
 

@@ -32,7 +32,7 @@ from rope_cpu.command_line import (
     print_lines,
     write_errors,
 )
-from rope_cpu.configs.attention_facts import FACTS, Attention
+from rope_cpu.configs.attention_facts import FACTS, FULL_LAYERS, WINDOW_LAYERS, Attention
 from rope_cpu.configs.rope_parameters import is_latent
 from rope_cpu.frequencies.rope_types import ROPE_TYPES
 from rope_cpu.rotation.embedding import RotaryEmbedding
@@ -94,8 +94,7 @@ def describe(rotation: LayerRotation) -> Iterator[str]:
         return
     yield from map(_line, _pairing_facts(rotation))
     yield from map(_line, _axes_facts(rotation.rope))
-    if rotation.attention is not None:
-        yield from map(_line, _attention_facts(rotation.attention))
+    yield from map(_line, _attention_facts(rotation))
     if rotation.rope.spec.length_rule is not None and rotation.rope.rope_type in ROPE_TYPES:
         yield _line(("frequencies change", ROPE_TYPES[rotation.rope.rope_type].changes))
     for length, rope in rotation.by_length.items():
@@ -124,6 +123,10 @@ def _pairing_facts(rotation: LayerRotation) -> Iterator[Fact]:
     yield "pairs", f"{pairs}: {pairing}"
     if rotation.config.pairing_note is not None:
         yield "", rotation.config.pairing_note
+    interleaved_names = FACTS["interleaved_weights"].get(rotation.config.model_type)
+    if interleaved_names is not None:
+        published = f"published weights ({interleaved_names}) pair (2i, 2i+1)"
+        yield from _wrapped("", f"of weights as transformers loads them; {published}")
     width = rotation.head_width
     rotated = 2 * np.count_nonzero(pair_frequencies(rope))
     yield "widths", f"{rotated} of the {width} elements of a head are rotated"
@@ -145,8 +148,27 @@ def _axes_facts(rope: RotaryEmbedding) -> Iterator[Fact]:
         yield "heads", f"{heads} with own frequencies; below: the first"
 
 
-def _attention_facts(attention: Attention) -> Iterator[Fact]:
-    """Yield the norms and the content of a cache, from which the calls of a server follow."""
+def _attention_facts(rotation: LayerRotation) -> Iterator[Fact]:
+    """Yield the norms, the content of a cache and the call of `attention` that a server needs."""
+    attention = rotation.attention
+    if attention is None:
+        yield "attention", "not known for this model type"
+        return
+    yield from _norm_facts(attention)
+    if attention.latent or attention.own_cache is not None:
+        latent = "compressed keys and values (latent attention)"
+        yield from _wrapped("cache", attention.own_cache or latent)
+    elif attention.causal and attention.other is None:
+        yield from _calls(attention, _kinds_of_layers(rotation, attention))
+    for part in _parts_without_argument(attention):
+        yield from _wrapped("no argument for", part)
+    if attention.cross_layers:
+        yield from _wrapped("layers of cross-attention", str(attention.cross_layers)[1:-1])
+    if attention.shared_layers:
+        yield "shared keys and values", f"in the last {attention.shared_layers} layers"
+
+
+def _norm_facts(attention: Attention) -> Iterator[Fact]:
     epsilon = attention.norm_epsilon
     rms_norm = "RMS norm of each head, eps " + ("not known" if epsilon is None else f"{epsilon:g}")
     if attention.qk_norm is not None:
@@ -156,11 +178,43 @@ def _attention_facts(attention: Attention) -> Iterator[Fact]:
         yield from _wrapped("norms of q and k", text)
     if attention.v_norm:
         yield from _wrapped("norm of v", f"{rms_norm}, no weights")
-    if attention.latent or attention.own_cache is not None:
-        latent = "compressed keys and values (latent attention)"
-        yield from _wrapped("cache", attention.own_cache or latent)
-    if attention.shared_layers:
-        yield "shared keys and values", f"in the last {attention.shared_layers} layers"
+
+
+def _kinds_of_layers(rotation: LayerRotation, attention: Attention) -> list[str]:
+    """Return the layer types whose windows differ, [""] if there is one window or none."""
+    if attention.window is None or attention.window_in_all_layers:
+        return [""]
+    own_type = rotation.layer_type
+    types = rotation.config.layers.known_types if own_type is None else {own_type}
+    return sorted(kind for kind in (*FULL_LAYERS, *WINDOW_LAYERS) if kind in types)
+
+
+def _calls(attention: Attention, kinds: list[str]) -> Iterator[Fact]:
+    """Yield the call of `attention` with the model's own arguments, for each kind of layers."""
+    if not kinds:
+        yield from _wrapped("window", f"{attention.window} keys, in layers that are not known")
+    for kind in kinds:
+        arguments = {
+            "window": attention.window_of(kind),
+            "softcap": attention.softcap,
+            "scale": attention.scale,
+            "sinks": "sinks" if attention.sinks else None,
+        }
+        given = [f"{name}={value}" for name, value in arguments.items() if value]
+        call = f"attention({', '.join(['q', 'cache', 'batch', *given])})"
+        yield from _wrapped(f"call, {kind}" if len(kinds) > 1 else "call", call)
+
+
+def _parts_without_argument(attention: Attention) -> Iterator[str]:
+    """Yield the parts of a model's attention that no argument of `attention` expresses."""
+    yield from attention.unusual_parts()
+    if not attention.causal:
+        yield "attention in both directions"
+    if attention.bidirectional_tokens is not None:
+        yield f"attention in both directions among tokens of {attention.bidirectional_tokens}"
+    if attention.unrotated_query_scale is not None:
+        scale = attention.unrotated_query_scale
+        yield f"queries of layers without rotation, scaled by their position, by {scale}"
 
 
 def _wrapped(name: str, text: str) -> Iterator[Fact]:

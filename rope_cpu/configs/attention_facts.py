@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+import re
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from rope_cpu.arguments import scalars
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.texts import cut, shown
+from rope_cpu.configs.keys import objects
 from rope_cpu.configs.layers import FULL, SLIDING, window
-from rope_cpu.configs.model_types import data, value_at
-from rope_cpu.configs.rope_parameters import is_latent, own_section
+from rope_cpu.configs.model_types import data, model_facts, value_at
+from rope_cpu.configs.rope_parameters import is_latent
 
 # From a property of an attention class to its model types; see tests/peers/test_attention_facts.py.
 FACTS: Mapping[str, Any] = data("attention.json")
+
+# Letters of a class' name that follow those of its family, and ends that only model types have.
+_CLASS_KIND = "(text|vision)?(lmhead|encoder)?(model)?(for.+)?"
+_TYPE_END = re.compile("(_text|_model|_module)+$")
 
 # Names of layer types whose queries attend to all keys, or to those of a window.
 FULL_LAYERS = (FULL, "attention")
@@ -55,7 +61,13 @@ class Attention:
     scale : float, optional
         Factor on the scores; None for head_dim^-½.
     query_scale : str, optional
-        Config key for a scale of queries by their position.
+        Formula of a scale of queries by their position.
+    unrotated_query_scale : str, optional
+        The same, in the layers without rotation.
+    bidirectional_tokens : str, optional
+        Tokens among which attention is bidirectional, in a causal model.
+    cross_layers : tuple of int
+        Indices of layers whose keys and values come from elsewhere, such as an image.
     shared_layers : int
         Number of last layers that reuse keys and values of an earlier layer.
     own_cache : str, optional
@@ -79,20 +91,33 @@ class Attention:
     softcap: float | None = None
     scale: float | None = None
     query_scale: str | None = None
+    unrotated_query_scale: str | None = None
+    bidirectional_tokens: str | None = None
+    cross_layers: tuple[int, ...] = ()
     shared_layers: int = 0
     own_cache: str | None = None
     other: str | None = None
 
     @classmethod
-    def from_values(cls, model_types: Set[str | None], values: Mapping[str, Any]) -> Attention:
+    def from_values(
+        cls,
+        model_types: Set[str | None],
+        values: Mapping[str, Any],
+        source: Mapping[str, Any] | None = None,
+    ) -> Attention:
         """Return the attention of a model.
 
         model_types: its model type, and the one it inherits facts from. values: its config under
-        standard names.
+        standard names. source: the whole file, perhaps of a multimodal model, with a type of its
+        own.
         """
+        source = source or {}
+        if "num_attention_heads" not in source:  # otherwise it is the language model's own file
+            model_types = {*model_types, source.get("model_type")}
+        tokens = _bidirectional_tokens(model_types, values)
         uses_mla = "kv_lora_rank" in values and bool(values.get("use_mla", True))
         return cls(
-            causal=_is_causal(model_types, values),
+            causal=tokens is not None or _is_causal(model_types, values),
             latent=is_latent(values) or uses_mla,
             sinks=_has(model_types, "sinks"),
             qk_norm=_qk_norm(model_types, values),
@@ -101,16 +126,28 @@ class Attention:
             norm_epsilon=_norm_epsilon(model_types, values),
             norm_other=_norm_other(model_types),
             v_norm=_has(model_types, "v_norm"),
-            chunk=_chunk(model_types, values),
+            chunk=_optional_integer("attention_chunk_size", values),
             window=window(values),
             window_in_all_layers=_has(model_types, "window_in_all_layers"),
             softcap=_optional_number("attn_logit_softcapping", values),
             scale=_scale(model_types, values),
-            query_scale=_query_scale(values),
+            query_scale=_query_scale(model_types, values),
+            unrotated_query_scale=_unrotated_query_scale(model_types, values),
+            bidirectional_tokens=tokens,
+            cross_layers=_cross_layers(model_types, values),
             shared_layers=_optional_integer("num_kv_shared_layers", values) or 0,
             own_cache=_fact_by_type("own_cache", model_types, None),
-            other=_other(model_types, values),
+            other=_other_class(values, source) or _other(model_types, values),
         )
+
+    def unusual_parts(self) -> Iterator[str]:
+        """Yield the parts that no argument of `attention` or of the export expresses."""
+        if self.other:
+            yield f"an attention of its own: {self.other}"
+        if self.chunk:
+            yield f"chunks of {self.chunk} tokens (attention_chunk_size)"
+        if self.query_scale:
+            yield f"queries scaled by their position, by {self.query_scale}"
 
     def window_of(self, layer_type: str | None) -> int | None:
         """Return the number of keys that a query attends to in layers of a type, None for all keys.
@@ -168,20 +205,69 @@ def _scale(model_types: Set[str | None], values: Mapping[str, Any]) -> float | N
     return from_table
 
 
-def _chunk(model_types: Set[str | None], values: Mapping[str, Any]) -> int | None:
-    """Return the number of tokens in a chunk, None without chunks."""
-    if not _has(model_types, "chunks"):
-        return None
-    return _optional_integer("attention_chunk_size", values)
-
-
-def _query_scale(values: Mapping[str, Any]) -> str | None:
-    """Return the config key for a scale of queries by their position, None without one."""
-    _, section = own_section(values)
-    for key in FACTS["query_scale_keys"]:
-        if section.get(key, values.get(key)):
-            return str(key)
+def _query_scale(model_types: Set[str | None], values: Mapping[str, Any]) -> str | None:
+    """Return the formula of a scale of queries by their position, None without one."""
+    parts = (values, *(part for _, part in objects(values)))
+    own_key = _fact_by_type("query_scale_key", model_types, None)
+    for key, formula in FACTS["query_scale"].items():
+        found = [part[key] for part in parts if key in part]
+        if any(found) or (not found and key == own_key):
+            return str(formula)
     return None
+
+
+def _unrotated_query_scale(model_types: Set[str | None], values: Mapping[str, Any]) -> str | None:
+    """Return the same for layers without rotation; for some types a key can switch it off."""
+    key, formula = _fact_by_type("unrotated_query_scale", model_types, ("", None))
+    return formula if values.get(key, True) else None
+
+
+def _bidirectional_tokens(model_types: Set[str | None], values: Mapping[str, Any]) -> str | None:
+    """Return the tokens among which attention is bidirectional, None in other models."""
+    key, value, default = _fact_by_type("bidirectional_tokens_if", model_types, ("", None, None))
+    tokens: str | None = _fact_by_type("bidirectional_tokens", model_types, None)
+    return tokens if values.get(key, default) == value else None
+
+
+def _cross_layers(model_types: Set[str | None], values: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the indices of the layers of cross-attention."""
+    key = "cross_attention_layers"
+    layers = values.get(key, _fact_by_type(key, model_types, ()))
+    return scalars.whole_numbers(key, layers, 0, most=limits.LAYERS, longest=limits.LAYERS)
+
+
+def _other_class(values: Mapping[str, Any], source: Mapping[str, Any]) -> str | None:
+    """Return a text on a class, in the config or in the file, that its model type does not have."""
+    key = "architectures"
+    configs = (source,) if values.get(key) == source.get(key) else (source, values)
+    for config in configs:
+        model_type = str(config.get("model_type"))
+        names = config.get(key) or ()
+        for name in names if isinstance(names, list | tuple) else (names,):
+            if not _has_class(model_type, name):
+                return f"`{key}` has {shown(name)}, no class of model type {cut(model_type)}"
+    return None
+
+
+def _has_class(model_type: str, name: object) -> bool:
+    """Return False for a class of another family than a known model type.
+
+    Names of its classes begin with that of the type, or of the one it inherits facts from, unless
+    the table has others.
+    """
+    facts = model_facts(model_type)
+    if facts is None:
+        return True
+    types = [name for name in (model_type, facts.like) if name is not None]
+    families = [_TYPE_END.sub("", name) for name in types]
+    families += [family for name in types for family in FACTS["families"].get(name, ())]
+    pattern = f"({'|'.join(map(_letters, families))}){_CLASS_KIND}"
+    return re.fullmatch(pattern, _letters(name)) is not None
+
+
+def _letters(name: object) -> str:
+    """Return the letters and digits of a name, in lower case."""
+    return re.sub("[^a-z0-9]", "", str(name).lower())
 
 
 def _other(model_types: Set[str | None], values: Mapping[str, Any]) -> str | None:

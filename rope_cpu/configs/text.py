@@ -53,7 +53,8 @@ class TextConfig(ModelConfig):
     @property
     def attention(self) -> Attention:
         """The parts of the model's attention besides the rotation."""
-        return Attention.from_values({self.model_type, self.facts.like}, self.values)
+        types = {self.model_type, self.facts.like}
+        return Attention.from_values(types, self.values, self.source)
 
     def _build_spec(
         self,

@@ -192,7 +192,9 @@ class RotaryEmbedding:
         interleaved : bool, optional
             The pairing; by default that of the model type. DeepSeek-V3 rotates pairs (2i, 2i+1)
             but stores all first elements before all second ones: it is read as True. Scores are
-            equal; only the order of the elements differs.
+            equal; only the order of the elements differs. It holds for the weights as transformers
+            loads them. For a few model types it reorders the rows of q and k then, and published
+            weights have pairs (2i, 2i+1); `rope-cpu show` says so.
         angle_dtype : {"float64", "float32"}
             "float64" is exact. "float32" repeats the float32 arithmetic of transformers.
 

@@ -112,6 +112,92 @@ def test_facts(config, expected, shown):
         assert any(line.startswith(start) for line in lines), lines
 
 
+GEMMA3_27B = {"head_dim": 128, "query_pre_attn_scalar": 168, "sliding_window": 1024}
+NO_IMAGES = "no argument for attention in both directions among tokens of an image"
+NO_BETA = (
+    "no argument for queries scaled by their position, by 1 + llama_4_scaling_beta·ln(1 + ⌊pos"
+)
+NO_TUNING = (
+    "no argument for queries of layers without rotation, scaled by their position, by 1 + att"
+)
+WEIRD = {"sliding_window": 7, "rope_parameters": {"odd": {"rope_theta": 1e4}}}
+CALLS = [
+    ({"model_type": "llama"}, ["call attention(q, cache, batch)"], ["no argument"]),
+    ({"model_type": "mistral"}, ["call attention(q, cache, batch, window=4096)"], []),
+    (
+        {"model_type": "gemma3", "text_config": GEMMA3_27B},
+        [
+            "call attention(q, cache, batch, window=1024, scale=0.07715167498104596)",
+            "call attention(q, cache, batch, scale=0.07715167498104596)",
+            NO_IMAGES,
+        ],
+        [],
+    ),
+    ({"model_type": "gemma3_text"}, ["call attention(q, cache, batch, scale="], ["no argument"]),
+    (
+        {"model_type": "gpt_oss"},
+        [
+            "call, full_attention attention(q, cache, batch, sinks=sinks)",
+            "call, sliding_attention attention(q, cache, batch, window=128, sinks=sinks)",
+        ],
+        [],
+    ),
+    (
+        {"model_type": "gemma2"},
+        ["call, full_attention attention(q, cache, batch, softcap=50.0"],
+        [],
+    ),
+    ({"model_type": "gemma3n_text"}, ["call attention(q, cache, batch, scale=1.0)"], []),
+    ({"model_type": "gptj"}, ["call attention(q, cache, batch)"], ["no argument"]),
+    ({"model_type": "ministral3"}, ["call attention(", NO_BETA], []),
+    ({"model_type": "llama4_text"}, [NO_TUNING, "no argument for chunks of 8192 tokens"], []),
+    ({"model_type": "llama4_text", "attn_temperature_tuning": False}, [], [NO_TUNING]),
+    ({"model_type": "mllama"}, ["layers of cross-attention 3, 8, 13, 18, 23, 28, 33, 38"], []),
+    ({"model_type": "deepseek_v3"}, ["cache compressed keys and values"], ["call"]),
+    ({"model_type": "esm", "position_embedding_type": "rotary"}, ["no argument for att"], ["call"]),
+    (
+        {"model_type": "qwen3", "architectures": ["DFlashDraftModel"]},
+        ["no argument for an attention of its own: `architectures` has 'DFlashDraftModel', no cl"],
+        ["call"],
+    ),
+    ({"model_type": "llama", "sliding_window": 7}, ["window 7 keys, in layers that are"], ["call"]),
+    ({"model_type": "llama", **WEIRD}, ["window 7 keys, in layers that are not known"], ["call"]),
+]
+
+
+@pytest.mark.parametrize(("config", "expected", "absent"), CALLS)
+def test_the_call_of_attention(config, expected, absent, shown):
+    """A call, and each part of the attention that no argument of it expresses."""
+    text = " ".join(shown(config))
+    for words in expected:
+        assert words in text
+    for words in absent:
+        assert words not in text
+
+
+TOWER = {"hidden_size": 1024, "num_attention_heads": 16, "patch_size": 14, "image_size": 224}
+PUBLISHED = {
+    "gradium_phonon_tts": "in_proj",
+    "kimi_k25_vision": "wqkv",
+    "pixtral": "wq and wk",
+    "step3p5_vision": "in_proj_weight",
+}
+
+
+@pytest.mark.parametrize("model_type", PUBLISHED)
+def test_weights_that_transformers_reorders_on_loading(model_type, shown):
+    lines = shown({"model_type": model_type, **TOWER})
+    assert lines[1].endswith("half-split")
+    note = f"published weights ({PUBLISHED[model_type]}) pair (2i, 2i+1)"
+    assert f"of weights as transformers loads them; {note}" in " ".join(lines[2:5])
+    assert "published weights" not in " ".join(shown({"model_type": "llama"}))
+
+
+@pytest.mark.parametrize("flag", [{}, {"use_qk_norm": True}])
+def test_the_attention_of_an_unknown_type_is_not_known(flag, shown):
+    assert "attention not known for this model type" in shown({**UNKNOWN, **flag}, "--half")
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -159,7 +245,7 @@ NORM_KEYS = {key: True for key, _ in FACTS["qk_norm_key"].values()}
     ids=lambda config: config["model_type"],
 )
 def test_lines_fit_a_terminal(config):
-    parsed = reader.read({"rms_norm_eps": 1e-06, **NORM_KEYS, **config})
+    parsed = reader.read({"rms_norm_eps": 1e-06, "rope_theta": 1e4, **NORM_KEYS, **config})
     rotation = rotation_of(RotaryEmbedding(64), attention=parsed.attention)
     assert max(map(len, show.describe(rotation))) <= 80
 

@@ -23,7 +23,8 @@ GEMMA2 = {**HEADS, "model_type": "gemma2"}
 GEMMA3 = {**HEADS, "model_type": "gemma3_text"}
 COHERE2 = {**HEADS, "model_type": "cohere2"}
 GPT_OSS = {**HEADS, "model_type": "gpt_oss"}
-UNKNOWN = {**HEADS, "model_type": "mymodel", "rope_theta": 1e4}
+TELECHAT = {**HEADS, "model_type": "telechat3", "rope_theta": 1e4}
+UNKNOWN = TELECHAT | {"model_type": "mymodel"}
 GEMMA4 = {
     **HEADS,
     "model_type": "gemma4_text",
@@ -124,6 +125,17 @@ def test_a_model_of_one_layer_type_needs_no_layer(
     assert options_of(file)["num_kv_heads"] == key_heads
 
 
+STATED = {"causal": "true", "window": "none", "softcap": "none", "sinks": "none"}
+STATED |= {"qk_norm": "none", "scale": "none"}
+STATED_ENTRY = {"causal": True} | dict.fromkeys(list(STATED)[1:])
+
+
+def settings(stated):
+    """The options of the command for these statements."""
+    return [word for name, value in stated.items() for word in ("--set", f"{name}={value}")]
+
+
+FULL = "full_attention"
 NUMBER = "; its value must be a number above 0, or none"
 
 
@@ -136,12 +148,12 @@ NUMBER = "; its value must be a number above 0, or none"
         (LLAMA, ("--mask", "bool", "--cache", "shared"), "`mask` is 'bool'; it must be left out"),
         (LLAMA, ("--target", "ort", "--positions", "position_ids"), "`positions` is 'position_"),
         (LLAMA | {"head_dim": 24}, ("--target", "ort"), "`head_dim` is 24; it must be a mul"),
-        (UNKNOWN, ("--half", "--target", "ort"), "`max_positions` is None; it must be the"),
+        (TELECHAT, ("--target", "ort"), "`max_positions` is None; it must be the"),
         (LLAMA | {"max_position_embeddings": 0}, ("--target", "ort"), "`max_position_embeddings`"),
         (LLAMA, ("--layout", "sbhd"), "`layout` is 'sbhd'; it must be one of bhsd, bshd, bsd"),
-        (LLAMA, ("--weights", "a.safetensors"), "--weights needs the index of a layer; give --l"),
+        (GEMMA2, ("--weights", "a", "--layer-type", FULL), "--weights and --layer-type are both g"),
         (LLAMA, ("--seq-len", "5"), "--seq-len is 5, but rope type 'default' is the same at"),
-        (UNKNOWN, (), "`model_type` is 'mymodel', so the pairing is not known"),
+        (UNKNOWN, settings(STATED), "`model_type` is 'mymodel', so the pairing is not known"),
         ({"model_type": "gpt2"}, (), "`model_type` is 'gpt2': its positions are added to"),
         (GEMMA3, (), "`layer_type` is None; it must be one of 'sliding_attention'"),
         (GEMMA2, (), "layers differ (full_attention, sliding_attention)"),
@@ -154,6 +166,7 @@ NUMBER = "; its value must be a number above 0, or none"
         (LLAMA, ("--set", "scale=0"), f"--set is 'scale=0'{NUMBER}"),
         (LLAMA, ("--set", "scale=nan"), f"--set is 'scale=nan'{NUMBER}"),
         (LLAMA, ("--set", "sinks=3"), "--set is 'sinks=3'; its value must be none"),
+        (LLAMA, ("--set", "causal=none"), "--set is 'causal=none'; its value must be true or fal"),
         (LLAMA, ("--set", "window=none"), "--set window is none, but the model has no window; d"),
         (LLAMA, ("--set", "scale=none"), "--set scale is none, but the model has no scale; drop"),
         (LLAMA, ("--set", "v_norm=none"), "--set v_norm is none, but the model has no v_norm; d"),
@@ -223,6 +236,51 @@ NOT_WRITTEN = [
 ]
 
 
+MLLAMA = of_type("mllama_text_model", cross_attention_layers=[1, 4])
+DFLASH = of_type("qwen3", architectures=["DFlashDraftModel"], dflash_config={"mask_token_id": 5})
+IMAGE = "bidirectional attention among tokens of an image"
+NOT_WRITTEN += [
+    (DFLASH, "`architectures` has 'DFlashDraftModel', no class of model type qwen3"),
+    (of_type("llama", architectures=["LlamaBidirectionalModel"]), "'LlamaBidirectionalModel'"),
+    (of_type("qwen2", architectures=["Fast_dLLM_QwenForCausalLM"]), "'Fast_dLLM_QwenForCausalLM'"),
+    (of_type("qwen2", architectures=["Qwen2MoeForCausalLM"]), "'Qwen2MoeForCausalLM'"),
+    ({"model_type": "gemma3", "text_config": GEMMA3}, f"{IMAGE}; write it with a mask"),
+    ({"model_type": "shieldgemma2", "text_config": GEMMA3}, IMAGE),
+    ({"model_type": "paligemma", "text_config": of_type("gemma")}, "tokens of image and prompt"),
+    ({"model_type": "colpali", "vlm_config": {"text_config": of_type("gemma")}}, "--set causal=f"),
+    (of_type("hrm_text"), "bidirectional attention among tokens of the prompt"),
+    (of_type("ministral3"), "by 1 + llama_4_scaling_beta·ln(1 + ⌊position"),
+    (of_type("qwen"), "max(1, ln(position + 1) / ln(seq_length))"),
+    (of_type("llama", attention_chunk_size=64), "chunks of 64 tokens"),
+]
+
+
+@pytest.mark.parametrize("layer", [1, 4, 0, 5])
+def test_a_layer_of_cross_attention_is_refused(export_config, layer):
+    options = ("--attention", "--layer", str(layer))
+    if layer in MLLAMA["cross_attention_layers"]:
+        with pytest.raises(UsageError, match=r"must select a layer of self-attention; its keys"):
+            export_config(MLLAMA, *options)
+    else:
+        assert export_config(MLLAMA, *options)[0] == 0
+
+
+GEMMA3_VISION = {"model_type": "gemma3", "text_config": GEMMA3, "vision_config": {}}
+WITH_MASK = ("--set", "causal=false", "--set", "window=none")
+
+
+def test_bidirectional_tokens_are_written_with_a_mask_or_left_out_on_purpose(export_config):
+    options = ("--attention", "--layer", "0")
+    with pytest.raises(UsageError, match="--set causal=false needs a mask of these tokens"):
+        export_config(GEMMA3_VISION, *options, *WITH_MASK, "--mask", "padding")
+    code, file = export_config(GEMMA3_VISION, *options, *WITH_MASK, "--mask", "bool")
+    found = options_of(file)
+    assert (code, found["causal"], found["mask"], found["window"]) == (0, False, "bool", None)
+    code, file = export_config(GEMMA3_VISION, *options, "--set", "bidirectional_tokens=none")
+    assert (code, options_of(file)["causal"]) == (0, True)
+    assert json.loads(metadata_of(file)["rope_cpu.departures"]) == {"bidirectional_tokens": None}
+
+
 @pytest.mark.parametrize(("config", "text"), NOT_WRITTEN)
 def test_attention_that_cannot_be_written_is_refused_with_the_reason(export_config, config, text):
     with pytest.raises(UsageError, match=re.escape(text)):
@@ -258,39 +316,36 @@ def test_layers_that_share_keys_and_values_are_told_of(export_config, capsys, sh
     assert ("num_kv_shared_layers" in out) == bool(shared)
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ((), {"window": None, "scale": 32**-0.5}),
-        (("--set", "scale=0.2", "--set", "window=16"), {"window": 16, "scale": 0.2}),
-    ],
-)
-def test_an_unknown_model_type_takes_settings_and_says_its_assumptions(
-    export_config, capsys, options, expected
-):
-    unknown = {
-        "somebody's own": 'model type "somebody\'s own" is not known',
-        None: "the config has no model_type",
-    }
-    for model_type, text in unknown.items():
-        config = LLAMA | {"model_type": model_type, "rope_theta": 1e4}
-        code, file = export_config(config, "--attention", "--half", *options)
-        assert code == 0
-        out = capsys.readouterr().out
-        assert f"{text}; assumed: q and k are not normed, no attention sinks" in out
-        assert ("scores scaled by head_dim^-½" in out) == (not options)
-        found = options_of(file)
-        assert {name: found[name] for name in expected} == expected
+@pytest.mark.parametrize("model_type", ["somebody's own", None])
+@pytest.mark.parametrize("missing", [*STATED, None])
+def test_all_of_an_unknown_types_attention_must_be_stated(export_config, model_type, missing):
+    config = UNKNOWN | {"model_type": model_type, "use_qk_norm": True}
+    stated = {name: value for name, value in STATED.items() if name != missing}
+    options = ("--attention", "--half", *settings(stated))
+    if missing is not None:
+        with pytest.raises(UsageError, match=rf"not known \({missing}\);.*--set {missing}="):
+            export_config(config, *options)
+        return
+    code, file = export_config(config, *options)
+    assert code == 0
+    assert json.loads(metadata_of(file)["rope_cpu.departures"]) == STATED_ENTRY
+    found = options_of(file)
+    assert (found["causal"], found["window"], found["scale"]) == (True, None, 32**-0.5)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "somebody's own"])
-def test_a_window_of_which_layers_is_not_known(export_config, model_type):
-    config = LLAMA | {"model_type": model_type, "rope_theta": 1e4, "sliding_window": 7}
-    half = ("--attention", "--half")
+def test_what_is_stated_of_an_unknown_type_is_written(export_config):
+    stated = STATED | {"causal": "false", "scale": "0.2", "softcap": "5"}
+    _, file = export_config(UNKNOWN, "--attention", "--half", *settings(stated))
+    found = options_of(file)
+    assert (found["causal"], found["scale"], found["softcap"]) == (False, 0.2, 5)
+
+
+def test_a_window_of_which_layers_is_not_known(export_config):
+    config = LLAMA | {"sliding_window": 7}
     with pytest.raises(UsageError, match="not known which layers have the window of 7 keys"):
-        export_config(config, *half)
+        export_config(config, "--attention")
     for text, window in {"none": None, "7": 7}.items():
-        _, file = export_config(config, *half, "--set", f"window={text}")
+        _, file = export_config(config, "--attention", "--set", f"window={text}")
         assert options_of(file)["window"] == window
 
 
@@ -329,6 +384,27 @@ def test_layers_with_weights_are_written_and_merge(export_config, rng, tmp_path)
     assert json.loads(entries["layer0_rope_cpu.departures"]) == {"sinks": None}
     initializers = {tensor.name for tensor in merged.graph.initializer}
     assert {"layer0_q_weight", "layer1_o_weight"} <= initializers
+
+
+@pytest.mark.parametrize("layers", [(0,), (3,), (0, 3)])
+def test_weights_of_the_only_layer_need_no_index(export_config, rng, tmp_path, layers):
+    rows = {"q_proj": (128, 64), "k_proj": (64, 64), "v_proj": (64, 64), "o_proj": (64, 128)}
+    weights = tmp_path / "model.safetensors"
+    tensors = {
+        f"model.layers.{layer}.self_attn.{name}.weight": rng.standard_normal(shape)
+        for layer in layers
+        for name, shape in rows.items()
+    }
+    write_safetensors(weights, tensors)
+    options = ("--attention", "--weights", str(weights))
+    if len(layers) > 1:
+        with pytest.raises(UsageError, match=r"holds several attention modules, .*; choose one by"):
+            export_config(LLAMA, *options)
+        with pytest.raises(UsageError, match="layers differ"):
+            export_config(GEMMA2, *options)
+        return
+    code, file = export_config(LLAMA, *options)
+    assert (code, inputs_of(file)[0]) == (0, "hidden")
 
 
 def test_a_checkpoint_that_does_not_fit_is_bad_usage(export_config, tmp_path):

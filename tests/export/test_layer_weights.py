@@ -206,8 +206,8 @@ def test_names_are_escaped_in_errors(parts):
             "no part of the attention",
         ),
         (lambda: export.attention_weights({**tensors, **strings(tensors)}, LLAMA, 1), "numbers"),
-        (lambda: export.attention_options(MARKED | {"kv_lora_rank": 8}), "latent attention"),
-        (lambda: export.attention_options(MARKED | types), "layers differ"),
+        (lambda: export.attention_options(MARKED), "attention is not known"),
+        (lambda: export.attention_options(LLAMA | types), "layers differ"),
     ):
         with pytest.raises((TypeError, ValueError), match=text) as caught:
             call()
@@ -271,6 +271,9 @@ NO_OPTIONS = [
     (of_type("cohere2"), {"layer_type": "full_attention"}, "layer that is rotated"),
     (BAILING, {}, "lacks the epsilon of the norms; add rms_norm_eps"),
     (CHUNKED, {"layer_type": "full_attention"}, "norms of values"),
+    (of_type("my_own", rope_theta=1e4), {}, "give `export_attention` these arguments yourself"),
+    (of_type(None, rope_theta=1e4), {"layer": 0}, "`model_type` is None, whose attention is not"),
+    (of_type("xyz", use_qk_norm=True, rope_theta=1e4), {}, r"\(causal, qk_norm, scale, window, so"),
 ]
 
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from rope_cpu.configs.attention_facts import FACTS  # noqa: E402
+from rope_cpu.configs.attention_facts import FACTS, Attention  # noqa: E402
 from rope_cpu.configs.model_types import model_facts  # noqa: E402
 from rope_cpu.configs.reader import read  # noqa: E402
 
@@ -166,3 +166,151 @@ def test_epsilon_of_a_silent_config_is_that_of_its_class(model_type):
     made, attention = SILENT[model_type]
     keys = [key for key in FACTS["norm_epsilon_keys"] if hasattr(made, key)]
     assert attention.norm_epsilon == (getattr(made, keys[0]) if keys else None)
+
+
+def sources():
+    """Return the source of each model's modules by folder."""
+    folders = {path.parent for path in MODELS.glob("*/modeling_*.py")}
+    return {
+        folder.name: "".join(path.read_text() for path in sorted(folder.glob("modeling_*.py")))
+        for folder in folders
+    }
+
+
+# Masks with blocks that are not those of a rotated causal model: git has no rotation, and the
+# mask of unlimited_ocr is a row of "other".
+OTHER_BLOCKS = {"git", "unlimited_ocr"}
+# Model types that are another folder's model with a mask of blocks.
+SAME_BLOCKS = {"colpali": "paligemma", "shieldgemma2": "gemma3"}
+FOLDERS = {"deepseek_ocr2_encoder": "deepseek_ocr2"} | SAME_BLOCKS
+
+
+def test_models_with_masks_of_blocks_have_bidirectional_tokens():
+    masks = re.compile(r"block_sequence_ids[\"\]]*\s*=|block_sequence_ids=")
+    found = {name for name, source in sources().items() if masks.search(source)}
+    listed = {FOLDERS.get(name, name) for name in FACTS["bidirectional_tokens"]}
+    assert listed == found - OTHER_BLOCKS
+
+
+@pytest.mark.parametrize("name", FACTS["bidirectional_tokens_if"])
+def test_the_default_of_a_key_for_bidirectional_tokens_is_that_of_its_class(name):
+    key, _, default = FACTS["bidirectional_tokens_if"][name]
+    config = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]()
+    assert getattr(config.text_config, key) == default
+
+
+def bidirectional_tokens(model_type, **keys):
+    values = {"model_type": f"{model_type}_text", **keys}
+    source = {"model_type": model_type, "text_config": values}
+    return Attention.from_values({values["model_type"]}, values, source).bidirectional_tokens
+
+
+def test_bidirectional_tokens_of_gemma_follow_the_key():
+    for model_type in ("gemma4", "gemma4_unified", "diffusion_gemma"):
+        assert bidirectional_tokens(model_type, use_bidirectional_attention="vision")
+        assert not bidirectional_tokens(model_type, use_bidirectional_attention="all")
+    assert not bidirectional_tokens("gemma4")
+    assert bidirectional_tokens("gemma3")
+    text = {"model_type": "gemma3_text"}
+    older = {"model_type": "gemma3", "num_attention_heads": 4}  # of the language model alone
+    for source in (text, older):
+        assert Attention.from_values({"gemma3_text"}, text, source).bidirectional_tokens is None
+
+
+def test_models_whose_queries_are_scaled_by_position():
+    scales = {"attn_temperature_tuning": {"llama4_text"}, "compute_attention_scaling": {"beam"}}
+    scales["get_llama_4_attn_scale"] = {"ministral3", "mistral4"}
+    types = {folder: folder for folder in sources()} | {"llama4": "llama4_text"}
+    for name, expected in scales.items():
+        found = {types[folder] for folder, source in sources().items() if name in source}
+        assert found == expected
+    assert set(FACTS["query_scale_key"]) == {"ministral3", "mistral4", "qwen"}
+    assert set(FACTS["unrotated_query_scale"]) == {"beam", "llama4_text"}
+
+
+@pytest.mark.parametrize("flag", [True, 4, False, 0])
+def test_queries_of_llama4_are_scaled_unless_it_is_switched_off(flag):
+    values = {"attn_temperature_tuning": flag}
+    attention = Attention.from_values({"llama4_text"}, values)
+    assert bool(attention.unrotated_query_scale) == bool(flag)
+    assert attention.query_scale is None
+
+
+@pytest.mark.parametrize("section", ["rope_parameters", "rope_scaling"])
+def test_the_scale_of_queries_in_a_section_by_layer_type(section):
+    values = {section: {"full_attention": {"llama_4_scaling_beta": 0.1}}}
+    assert Attention.from_values({"llama"}, values).query_scale
+    values = {section: {"llama_4_scaling_beta": 0}}
+    assert Attention.from_values({"ministral3"}, values).query_scale is None
+
+
+def test_default_layers_of_cross_attention_are_those_of_the_class():
+    (name,) = FACTS["cross_attention_layers"]
+    made = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]()
+    layers = Attention.from_values({name}, {}).cross_layers
+    assert list(layers) == made.cross_attention_layers
+
+
+def class_names():
+    """Return (model type, name of a class) from the auto classes of transformers."""
+    module = transformers.models.auto.modeling_auto
+    tables = [table for name, table in vars(module).items() if re.match("MODEL_.*_NAMES", name)]
+    pairs = {(kind, names) for table in tables for kind, names in table.items()}
+    split = {(kind, (names,) if isinstance(names, str) else names) for kind, names in pairs}
+    return sorted({(kind, name) for kind, names in split for name in names})
+
+
+def test_classes_of_transformers_are_those_of_their_model_types():
+    for model_type, name in class_names():
+        source = {"model_type": model_type, "architectures": [name]}
+        other = Attention.from_values({model_type}, {}, source).other
+        assert other is None or "architectures" not in other, name
+
+
+OTHER_CLASSES = {
+    "DFlashDraftModel": "qwen3",
+    "LlamaBidirectionalModel": "llama",
+    "Llama4ForCausalLM": "llama",
+    "Qwen2MoeForCausalLM": "qwen2",
+    "Fast_dLLM_QwenForCausalLM": "qwen2",
+    "InternLMXComposr2ForCausalLM": "internlm2",
+    "NVEmbedModel": "mistral",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_CLASSES)
+def test_a_class_of_another_family_decides_nothing(name):
+    model_type = OTHER_CLASSES[name]
+    source = {"model_type": model_type, "architectures": ["Model", name]}
+    for values, whole in (({}, source), (source, {}), (source, {"model_type": "llava"})):
+        other = Attention.from_values({model_type}, values, whole).other
+        assert other.startswith("`architectures` has 'Model'")
+        whole_name = {**source, "architectures": name}
+        assert name in Attention.from_values({model_type}, {}, whole_name).other
+    unknown = {"model_type": "unknown", "architectures": [name]}
+    assert Attention.from_values({model_type}, {}, unknown).other is None
+
+
+# Files whose weights have other rows than q_proj of transformers, and the type of the rotated part.
+PERMUTED = {
+    "gradium_phonon_tts": "gradium_phonon_tts",
+    "kimi_k25": "kimi_k25_vision",
+    "mistral_large4": "pixtral",
+    "step3p5_vision": "step3p5_vision",
+}
+
+
+def test_model_types_whose_rows_transformers_permutes_on_loading():
+    mapping = transformers.conversion_mapping.get_checkpoint_conversion_mapping
+    names = [*transformers.models.auto.configuration_auto.CONFIG_MAPPING]
+    operations = {
+        name: [type(one).__name__ for row in mapping(name) or () for one in operations_of(row)]
+        for name in names
+    }
+    permuted = {name for name, found in operations.items() if "PermuteForRope" in found}
+    assert permuted == set(PERMUTED)
+    assert set(PERMUTED.values()) == set(FACTS["interleaved_weights"])
+
+
+def operations_of(row):
+    return getattr(row, "operations", None) or ()

@@ -10,6 +10,7 @@ and REFUSED.
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from small_models import TOKENS, SmallModel, small_model  # noqa: E402
 
 from rope_cpu import RotaryEmbedding, export  # noqa: E402
 from rope_cpu.configs.model_types import model_facts  # noqa: E402
+from rope_cpu.export.checkpoint import open_tensors  # noqa: E402
 from rope_cpu.export.targets import TARGETS  # noqa: E402
 from rope_cpu.export.validation.session import open_session  # noqa: E402
 
@@ -92,11 +94,11 @@ REFUSED = {
         "gemma4_unified_text",
     ),
     "it bounds queries, keys and values (`clip_qkv`)": ("dbrx",),
-    "tokens of the image attend to each other": ("deepseek_ocr2_encoder",),
+    "bidirectional attention among tokens of an image": ("deepseek_ocr2_encoder",),
     "it subtracts one attention from another": ("diffllama",),
     "its mask is computed from the values": ("doge",),
     "images and video attend to each other": ("ernie4_5_vl_moe_text",),
-    "its prefix is bidirectional": ("hrm_text",),
+    "bidirectional attention among tokens of the prompt": ("hrm_text",),
     "doubled sections": ("hunyuan_vl_text",),
     "its keys are tiled over the experts' queries": ("jetmoe",),
     "chunks of 8192 tokens": ("llama4_text",),
@@ -122,7 +124,7 @@ REASONS = {name: words for words, names in REFUSED.items() for name in names}
 NOT_ROTATED = "it must select a layer that is rotated"
 NOT_WRITTEN = {
     "gpt_neox_japanese": "dense_bias",
-    "mllama_text_model": "holds no query projection",  # its layer attends to an image
+    "mllama_text_model": "a layer of self-attention",  # it attends to an image
     "t5_gemma_module": "a window of 5 keys on both sides",
     "t5gemma2_text": "a window of 5 keys on both sides",
 }
@@ -257,6 +259,27 @@ def test_targets_and_caches(model_type: str) -> None:
             f"{model_type:<40} {target:<10} {cache:<8} {len(errors)} layers right, "
             f"{len(written) - len(errors)} refused, {max(errors, default=0.0):.1e}"
         )
+
+
+def test_rows_of_a_published_file(tmp_path: Path) -> None:
+    """A file whose rows transformers permutes on loading; it saves the order of published files."""
+    model_type = "gradium_phonon_tts"
+    small = small_model(model_type, num_key_value_heads=4)
+    small.model.save_pretrained(tmp_path)
+    tensors = open_tensors(tmp_path / "model.safetensors")
+    state = small.state(model_type)
+    module = "layers.1.self_attn."
+    projections = [state[f"{module}{name}_proj.weight"].numpy() for name in "qkv"]
+    assert (tensors[f"{module}in_proj.weight"] != np.concatenate(projections)).any()
+    config = small.config(model_type)
+    expected = export.attention_weights(state, config, 1)["weights"]
+    published = {f"flow_lm.transformer.{name}": tensors[name] for name in tensors}
+    published |= {f"mimi.encoder.{name}": tensors[name] for name in tensors}
+    for source in (tmp_path / "model.safetensors", published):
+        found = export.attention_weights(source, config, 1)["weights"]
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array)
 
 
 def refusal(rope: RotaryEmbedding, causal: bool, target: str, cache: str) -> str:

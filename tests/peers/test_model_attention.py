@@ -32,6 +32,7 @@ pytest.importorskip("transformers")
 
 from attention_modules import Module, attention_module, module_output, random_model  # noqa: E402
 from peers.attention_layers import LLAMA3  # noqa: E402
+from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model  # noqa: E402
 
 from rope_cpu import RotaryEmbedding, export  # noqa: E402
 from rope_cpu.export.checkpoint import attention_prefix  # noqa: E402
@@ -299,3 +300,41 @@ def test_int8_is_refused_elsewhere(target: str, kind: str) -> None:
     for name in CASES:
         with pytest.raises(ValueError, match=f"`cache_dtype` is 'int8'; .*{reason}"):
             exported(name, target, "float32", kind, "int8")
+
+
+# Blocks of tokens that attend to each other: two images, and text around them (-1).
+BLOCKS = [-1] * 3 + [0] * 7 + [-1] * 2 + [1] * 10 + [-1] * 2
+
+
+@pytest.mark.parametrize("name", ["Gemma 3, sliding", "Gemma 3, full"])
+def test_images_of_gemma3(name: str) -> None:
+    """With a mask, against the module with the mask that transformers makes for images."""
+    case = CASES[name]
+    model, calls = small_model(name)
+    mapping = create_masks_for_vision_model(
+        model.config,
+        torch.zeros(1, TOKENS, model.config.hidden_size),
+        attention_mask=None,
+        cache=None,
+        position_ids=torch.arange(TOKENS)[None],
+        block_sequence_ids=torch.tensor([BLOCKS]),
+    )
+    mask = mapping[case.keys["layer_types"][case.layer]]
+    prefix = attention_prefix(model.state_dict(), case.layer)[:-1]
+    args, kwargs = calls[prefix]
+    masked = {**calls, prefix: (args, kwargs | {"attention_mask": mask})}
+    peer = attention_module(model, masked, case.model_type, case.layer)
+    multimodal = {"model_type": "gemma3", "text_config": peer.config, "vision_config": {}}
+    with pytest.raises(ValueError, match="bidirectional attention among tokens of an image"):
+        export.attention_options(multimodal, layer=case.layer)
+    arguments = export.attention_options(peer.config, layer=case.layer)
+    arguments |= export.attention_weights(peer.state, peer.config, case.layer)
+    arguments |= {"causal": False, "window": None, "mask": "bool", "past": False}
+    exported_model = export.export_attention(
+        rotary(peer.config, case.layer), target="primitive", **arguments
+    )
+    feeds = {"hidden": peer.hidden, "attention_mask": (mask == 0).numpy()}
+    (result,) = open_session(exported_model).run(None, feeds)
+    causal = attention_module(model, calls, case.model_type, case.layer)
+    assert np.abs(peer.result - causal.result).max() > 1000 * peer.own_error
+    check(name, "primitive", "images", peer, result)
