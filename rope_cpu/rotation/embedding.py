@@ -267,9 +267,9 @@ class RotaryEmbedding:
         """
         if not isinstance(path, str | PathLike):
             raise ArgumentTypeError("path", Finding.type_of(path), "be a path")
-        from rope_cpu.configs.gguf import adapter
+        from rope_cpu.configs.gguf import parse
 
-        return cls.from_spec(adapter.parse(path).spec(layer_type))
+        return cls.from_spec(parse(path).spec(layer_type))
 
     @classmethod
     def from_inv_freq(

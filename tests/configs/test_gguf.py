@@ -348,7 +348,7 @@ def test_windowed_layers_have_one_rotation_with_the_others_unless_they_differ(tm
     path = MODELS["gpt-oss, ends of the ramp rounded"].file(tmp_path)
     windowed = RotaryEmbedding.from_gguf(path, layer_type="sliding_attention")
     assert windowed == RotaryEmbedding.from_gguf(path, layer_type="full_attention")
-    with pytest.raises(ValueError, match="one rotation for all layers"):
+    with pytest.raises(ValueError, match="one of None, 'full_attention', 'sliding_attention'"):
         RotaryEmbedding.from_gguf(path, layer_type="chunked_attention")
 
 
@@ -433,8 +433,8 @@ def test_split_models_have_factors_in_any_file(tmp_path):
         gguf_files.write(name, "llama", *content, general=split)
     rope = RotaryEmbedding.from_gguf(names[0])
     np.testing.assert_array_equal(rope.inv_freq, RotaryEmbedding(64).inv_freq / 2)
-    with pytest.raises(ValueError, match="not the first one of a split model"):
+    with pytest.raises(ValueError, match=r"whose name ends in -00001-of-00003\.gguf"):
         RotaryEmbedding.from_gguf(names[1])
     names[1].unlink()
-    with pytest.raises(ValueError, match=r"model-00002-of-00003\.gguf' is missing"):
+    with pytest.raises(ValueError, match=r"No such file.*model-00002-of-00003\.gguf"):
         RotaryEmbedding.from_gguf(names[0])
