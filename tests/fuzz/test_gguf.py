@@ -68,9 +68,9 @@ def path(tmp_path):
     return tmp_path / "model.gguf"
 
 
-def check(path, layer_type):
+def check(path, layer_type, overrides=None):
     """Rotate by a file's embedding; raise unless that works, or the file is refused briefly."""
-    rope = read(path, layer_type)
+    rope = read(path, layer_type, overrides)
     if rope is None:
         return
     if rope.spec.needs_length:
@@ -81,11 +81,11 @@ def check(path, layer_type):
     assert len(repr(rope)) < LONGEST_TEXT
 
 
-def read(path, layer_type):
+def read(path, layer_type, overrides=None):
     """Return the rotary embedding of a file, None if it is refused."""
     start = time.monotonic()
     try:
-        return RotaryEmbedding.from_gguf(path, layer_type=layer_type)
+        return RotaryEmbedding.from_gguf(path, layer_type=layer_type, overrides=overrides)
     except ValueError as error:
         check_ours(error)
         return None
@@ -109,10 +109,11 @@ def contents(draw):
 
 
 def test_mutated_metadata(search, path):
-    def check_contents(held, layer_type):
-        check(gguf_files.write(path, *held), layer_type)
+    def check_contents(held, layer_type, overrides):
+        check(gguf_files.write(path, *held), layer_type, overrides)
 
-    search(check_contents, 200, held=contents(), layer_type=LAYER_TYPES)
+    overrides = st.none() | st.dictionaries(st.sampled_from(sorted(VALUES)), NEW_VALUES, max_size=3)
+    search(check_contents, 200, held=contents(), layer_type=LAYER_TYPES, overrides=overrides)
 
 
 FOREIGN = ("rope.local.freq_base", "rope.mscale", "yarn.factor", "attention.alibi", "rotary_pct")
