@@ -94,6 +94,7 @@ SECTIONS = "rope.dimension_sections"
 KEY = "attention.key_length"
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
 FREE = {"embedding_length": 64}
+WINDOW = {"attention.sliding_window": 128}
 
 
 # Architecture, the values beside the widths, and the last part of the key that is not used.
@@ -174,6 +175,12 @@ def test_unused_keys_with_the_values_that_llama_cpp_has(values, tmp_path):
         ("qwen2vl", WIDTH | {SECTIONS: [8, -8, 8]}, "at least 0"),
         ("qwen3vl", WIDTH | {SECTIONS: [8, 8, 8, 8]}, "at most 3 axes"),
         ("llama", WIDTH | {SECTIONS: [16, 8, 8]}, "at most 1 axes"),
+        (
+            "gemma2",
+            WIDTH | WINDOW | {"rope.freq_base_swa": -1.0},
+            "`gemma2.rope.freq_base_swa` is -1",
+        ),
+        ("gemma4", WIDTH | WINDOW | {"rope.dimension_count_swa": 66}, "at most head_dim 64"),
         ("hunyuan-dense", {KEY: 2, "rope.scaling.alpha": 2.0}, "heads 2 wide"),
     ],
 )
