@@ -202,7 +202,7 @@ def layer_options(
     window = facts.window_of(layer_type) or None
     if window is not None and not facts.causal:
         raise ValueError(f"layers have a window of {window} keys on both sides")
-    num_heads, num_kv_heads = _head_counts(config, layer_type)
+    num_heads, num_kv_heads = _head_counts(config, layer_type, layer)
     options: dict[str, Any] = {
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
@@ -222,9 +222,9 @@ def layer_options(
     return options
 
 
-def _head_counts(config: ModelConfig, layer_type: str | None) -> tuple[int, int]:
+def _head_counts(config: ModelConfig, layer_type: str | None, layer: int | None) -> tuple[int, int]:
     try:
-        num_heads, num_kv_heads = config.heads(layer_type)
+        num_heads, num_kv_heads = config.heads(layer_type, layer)
     except (TypeError, ValueError) as error:
         raise ValueError(f"the config's {error}") from error
     if num_heads is None or num_kv_heads is None:

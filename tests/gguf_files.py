@@ -66,6 +66,21 @@ def llama3_factors(theta, width, section):
     )
 
 
+def ggml_frequency(pair, width, base, factor, original, fast, slow, strength):
+    """Return the frequency of a pair, from `rope_yarn` and `ggml_rope_yarn_corr_dims`."""
+
+    def dimension(revolutions):
+        ratio = original / (revolutions * 2 * math.pi)
+        return width * math.log(ratio) / (2 * math.log(base))
+
+    start = max(0.0, math.floor(dimension(fast)))
+    end = min(width - 1.0, math.ceil(dimension(slow)))
+    height = (pair - start) / max(0.001, end - start)
+    mix = (1 - min(1.0, max(0.0, height))) * strength
+    extrapolated = base ** (-2 * pair / width)
+    return extrapolated / factor * (1 - mix) + extrapolated * mix
+
+
 def permuted(rows, heads):
     """Return rows of q or k (heads · head_dim, …) in the order that the converter writes."""
     halves = rows.reshape(heads, 2, -1, *rows.shape[1:])

@@ -14,7 +14,7 @@ from rope_cpu.arguments import limits
 from rope_cpu.arguments.texts import shown
 from rope_cpu.configs import text, vision
 from rope_cpu.configs.diffusers import config as diffusers
-from rope_cpu.configs.gguf import is_gguf
+from rope_cpu.configs.gguf_header import is_gguf
 from rope_cpu.configs.keys import check_containers
 from rope_cpu.configs.model_config import ModelConfig
 from rope_cpu.configs.model_types import data
@@ -56,9 +56,9 @@ def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> Model
     if isinstance(config, ModelConfig):
         return config
     if isinstance(config, str | PathLike) and is_gguf(os.fsdecode(config)):
-        from rope_cpu.configs.gguf import adapter
+        from rope_cpu.configs.gguf import parse
 
-        return adapter.parse(config)
+        return parse(config)
     raw = load(config)
     check_containers(raw)
     try:

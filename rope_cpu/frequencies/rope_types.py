@@ -181,6 +181,7 @@ def yarn(
     mscale_all_dim: float | None = None,
     attention_factor: float | None = None,
     truncate: bool = True,
+    ext_factor: float | None = None,
 ) -> Result:
     """YaRN: ω′ = (ω/s)·γ + ω·(1−γ), A = m(1), with m(μ) = 0.1·μ·ln s + 1.
 
@@ -205,11 +206,14 @@ def yarn(
         A itself; it takes precedence.
     truncate : bool
         True rounds the ends of the ramp outwards to whole pairs.
+    ext_factor : float, optional
+        YaRN of llama.cpp: 1−γ is multiplied by this factor, 1 as a rule, and γ is a step where the
+        ramp would end before it starts.
 
     References
     ----------
     Peng et al., "YaRN", arXiv:2309.00071, sections 3.2 to 3.4; the m of two scales: DeepSeek-V2's
-    code.
+    code; ext_factor: `rope_yarn` in ggml's ops.cpp.
     """
     if settings.rope_theta <= 1:
         rule = "be above 1, as rope type 'yarn' divides by its logarithm"
@@ -222,12 +226,16 @@ def yarn(
         high = math.ceil(high)
     low = max(low, 0)
     high = min(high, settings.rotary_dim - 1)
+    if ext_factor is not None:
+        high = max(low, high)
     if low == high:
         high += 0.001
     dtype = settings.compute_dtype
     wavelengths = settings.wavelengths()
     ramp = (np.arange(len(wavelengths), dtype=dtype) - dtype(low)) / dtype(high - low)
     unscaled_share = 1 - np.clip(ramp, dtype(0), dtype(1))
+    if ext_factor is not None:
+        unscaled_share *= ext_factor
     scaled = 1 / (dtype(scale) * wavelengths)
     inv_freq = scaled * (1 - unscaled_share) + 1 / wavelengths * unscaled_share
     if attention_factor is not None:

@@ -221,7 +221,13 @@ class RotaryEmbedding:
         return cls.from_spec(reader.read(config).spec(layer_type, layer, interleaved, angle_dtype))
 
     @classmethod
-    def from_gguf(cls, path: str | PathLike[str], *, layer_type: str | None = None) -> Self:
+    def from_gguf(
+        cls,
+        path: str | PathLike[str],
+        *,
+        layer_type: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> Self:
         """Return the rotary embedding of a GGUF file, as llama.cpp rotates.
 
         Only the header is read: the metadata and the tensors `rope_freqs`, `rope_factors_short` and
@@ -236,15 +242,23 @@ class RotaryEmbedding:
         layer_type : str, optional
             "full_attention" or "sliding_attention", if layers with a sliding window have a
             rotation of their own.
+        overrides : mapping, optional
+            Metadata that replace those of the file, without the name of the architecture, as the
+            flags of llama.cpp do: {"rope.freq_base": 1e6} for `--rope-freq-base 1000000`. Further
+            keys are "rope.scaling.type" for `--rope-scaling`, "rope.scaling.factor" for
+            `--rope-scale` and 1 / `--rope-freq-scale`, "rope.scaling.original_context_length" for
+            `--yarn-orig-ctx`, and "rope.scaling.yarn_ext_factor", "…yarn_attn_factor",
+            "…yarn_beta_slow" and "…yarn_beta_fast".
 
         Raises
         ------
         TypeError
-            If `path` is no path.
+            If `path` is no path, or `overrides` no mapping.
         ValueError
-            If the file is damaged, if its architecture is unknown or does not rotate, or if the
-            code of llama.cpp and not the file determines the frequencies or the unrotated layers.
-            The message names the file.
+            If the file is damaged, if its architecture is unknown or does not rotate, if the code
+            of llama.cpp and not the file determines the frequencies or the unrotated layers, or if
+            llama.cpp does not use a key of a rotation that the file or `overrides` has. The message
+            names the file.
         OSError
             If the file cannot be read.
 
@@ -266,12 +280,16 @@ class RotaryEmbedding:
         >>> rope = rope_cpu.RotaryEmbedding.from_gguf("model.gguf")
         >>> rope.head_dim, rope.interleaved
         (128, True)
+        >>> scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+        >>> rope = rope_cpu.RotaryEmbedding.from_gguf("model.gguf", overrides=scaling)
+        >>> rope.inv_freq.max().item()
+        0.25
         """
         if not isinstance(path, str | PathLike):
             raise ArgumentTypeError("path", Finding.type_of(path), "be a path")
-        from rope_cpu.configs.gguf import adapter
+        from rope_cpu.configs.gguf import parse
 
-        return cls.from_spec(adapter.parse(path).spec(layer_type))
+        return cls.from_spec(parse(path, overrides).spec(layer_type))
 
     @classmethod
     def from_inv_freq(

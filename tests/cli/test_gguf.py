@@ -90,7 +90,7 @@ def test_export_writes_the_rotation(run, model, tmp_path):
 def test_export_of_attention_needs_the_config(run, model, tmp_path):
     code, lines = run("export", model, "--attention", "-o", tmp_path / "attention.onnx")
     assert code == 2
-    assert "a GGUF file does not describe all of the attention" in " ".join(lines)
+    assert "a GGUF file has not all of the attention" in " ".join(lines)
 
 
 def test_verify_takes_the_heads_of_the_file(run, model, monkeypatch):

@@ -348,7 +348,7 @@ def test_windowed_layers_have_one_rotation_with_the_others_unless_they_differ(tm
     path = MODELS["gpt-oss, ends of the ramp rounded"].file(tmp_path)
     windowed = RotaryEmbedding.from_gguf(path, layer_type="sliding_attention")
     assert windowed == RotaryEmbedding.from_gguf(path, layer_type="full_attention")
-    with pytest.raises(ValueError, match="one rotation for all layers"):
+    with pytest.raises(ValueError, match="one of None, 'full_attention', 'sliding_attention'"):
         RotaryEmbedding.from_gguf(path, layer_type="chunked_attention")
 
 
@@ -424,6 +424,25 @@ def test_factors_in_float16(tmp_path):
     np.testing.assert_array_equal(rope.inv_freq, expected)
 
 
+def test_long_and_short_factors_beside_another_scaling(tmp_path):
+    """llama.cpp divides by the factors first, then scales; no converter writes both."""
+    tensors = {gguf_files.SHORT: np.linspace(1, 4, 32), gguf_files.LONG: np.linspace(2, 9, 32)}
+    values = shape(512, 8, context_length=64, rope__scaling__factor=8.0)
+    rope = rotary(tmp_path, "phi3", values, tensors)
+    yarn_values = values | yarn(factor=8.0, attn_factor=0.5)
+    with_yarn = rotary(tmp_path, "phi3", yarn_values, tensors)
+    unscaled = RotaryEmbedding(64).inv_freq
+    plain_yarn = rotary(tmp_path, "phi3", yarn_values)
+    for length, name in ((64, gguf_files.SHORT), (65, gguf_files.LONG)):
+        factors = tensors[name].astype(np.float32)
+        found = rope.at_length(length), with_yarn.at_length(length)
+        expected = unscaled / 8 / factors, plain_yarn.inv_freq / factors
+        for found_rope, inv_freq in zip(found, expected, strict=True):
+            # Two quotients and a product on the way: a few roundings of float64.
+            np.testing.assert_allclose(found_rope.inv_freq, inv_freq, rtol=8 * 2.0**-53, atol=0)
+        assert with_yarn.at_length(length).attention_factor == plain_yarn.attention_factor
+
+
 def test_split_models_have_factors_in_any_file(tmp_path):
     """`--no-tensor-first-split` puts all tensors into later files."""
     names = [tmp_path / f"model-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
@@ -433,8 +452,8 @@ def test_split_models_have_factors_in_any_file(tmp_path):
         gguf_files.write(name, "llama", *content, general=split)
     rope = RotaryEmbedding.from_gguf(names[0])
     np.testing.assert_array_equal(rope.inv_freq, RotaryEmbedding(64).inv_freq / 2)
-    with pytest.raises(ValueError, match="not the first one of a split model"):
+    with pytest.raises(ValueError, match=r"whose name ends in -00001-of-00003\.gguf"):
         RotaryEmbedding.from_gguf(names[1])
     names[1].unlink()
-    with pytest.raises(ValueError, match=r"model-00002-of-00003\.gguf' is missing"):
+    with pytest.raises(ValueError, match=r"No such file.*model-00002-of-00003\.gguf"):
         RotaryEmbedding.from_gguf(names[0])

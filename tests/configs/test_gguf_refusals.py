@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from importlib import resources
+
 import gguf
 import gguf_files
 import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.configs.gguf.architectures import FACTS, PAIRINGS
+from rope_cpu.configs.gguf import ARCHITECTURES
 
 WIDTH = {"attention.key_length": 64, "context_length": 4096}
 
@@ -21,37 +24,41 @@ def refusal(folder, architecture, values, tensors=None, **arguments):
     return str(caught.value)
 
 
-def rows():
-    """Yield (property, architecture) for each place in which an architecture stands."""
-    for pairing in (*PAIRINGS, "unrotated"):
-        yield from ((pairing, name) for name in FACTS[pairing])
-    for names in FACTS["refused"].values():
-        yield from (("refused", name) for name in names)
+REFUSED = [
+    name for name, row in ARCHITECTURES.items() if "refused" in row and "condition" not in row
+]
 
 
-def test_each_architecture_stands_in_one_place():
-    names = [name for _, name in rows()]
-    assert len(names) == len(set(names))
+def test_each_architecture_has_one_row():
+    """JSON keeps the last of several rows silently."""
+    text = resources.files("rope_cpu.configs.data").joinpath("gguf.json").read_text("utf-8")
+    pairs = json.loads(text, object_pairs_hook=list)
+    rows = dict(pairs)["architectures"]
+    assert len(rows) == len(ARCHITECTURES)
 
 
 def test_all_architectures_of_the_package_gguf_are_known():
     """A later release of gguf may have more: then the table is made anew."""
-    assert {name for _, name in rows()} >= set(gguf.MODEL_ARCH_NAMES.values())
+    assert ARCHITECTURES.keys() >= set(gguf.MODEL_ARCH_NAMES.values())
 
 
-def test_facts_are_of_architectures_that_rotate():
-    rotated = {name for place, name in rows() if place in PAIRINGS}
-    flags = ("permuted", "latent", "factors", "factors_of_full_attention", "alpha")
-    conditions = [name for row in FACTS["refused_values"] for name in row["architectures"]]
-    for names in (*(FACTS[flag] for flag in flags), FACTS["windowed"], FACTS["yarn"], conditions):
-        assert rotated >= set(names)
+PAIRINGS = {"norm", "neox", "mrope", "imrope", "norm_or_mrope", "neox_or_mrope"}
+FLAGS = {"permuted", "latent", "factors", "alpha", "windowed", "yarn"}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_rows_have_facts_of_architectures_that_rotate(name):
+    row = ARCHITECTURES[name]
+    if name in REFUSED:
+        assert row.keys() == {"refused"}
+        return
+    assert row["pairing"] in PAIRINGS
+    assert row.keys() <= {"pairing", "refused", "condition"} | FLAGS
     # The converter reorders for adjacent pairs alone.
-    assert set(FACTS["norm"]) >= set(FACTS["permuted"])
+    assert row["pairing"] == "norm" or "permuted" not in row
 
 
-@pytest.mark.parametrize(
-    "architecture", [name for place, name in rows() if place in ("refused", "unrotated")]
-)
+@pytest.mark.parametrize("architecture", REFUSED)
 def test_architectures_whose_code_decides_or_that_do_not_rotate(architecture, tmp_path):
     assert f"`general.architecture` is '{architecture}'" in refusal(tmp_path, architecture, WIDTH)
 
@@ -77,7 +84,8 @@ def test_unknown_architectures(tmp_path):
 def test_values_with_which_the_code_leaves_layers_unrotated(
     architecture, refused, answered, tmp_path
 ):
-    assert f"`{architecture}." in refusal(tmp_path, architecture, WIDTH | refused)
+    text = refusal(tmp_path, architecture, WIDTH | refused)
+    assert f"`general.architecture` is '{architecture}'" in text
     rope = gguf_files.rotary(tmp_path, architecture, WIDTH | answered)
     np.testing.assert_array_equal(rope.inv_freq, RotaryEmbedding(64).inv_freq)
 
@@ -86,6 +94,7 @@ SECTIONS = "rope.dimension_sections"
 KEY = "attention.key_length"
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
 FREE = {"embedding_length": 64}
+WINDOW = {"attention.sliding_window": 128}
 
 
 # Architecture, the values beside the widths, and the last part of the key that is not used.
@@ -101,12 +110,25 @@ FREE = {"embedding_length": 64}
         ("phi3", {}, "rope.freq_base_swa", 1e6),
         ("gemma3", {}, "rope.dimension_count_swa", 32),
         ("qwen3", {}, "rope.scaling.alpha", 1000.0),
+        ("gemma3", {}, "attention.key_length_swa", 32),
+        ("gemma3", {}, "rope.freq_base_swa", 5e5),  # without a window
+        ("qwen3", {}, SECTIONS, [8, 12, 12, 0]),
+        # Names of other writers, or of releases to come.
+        ("gemma3", {}, "rope.local.freq_base", 10000.0),
+        ("llama", {}, "rope.freq_base_per_layer", [1e4, 1e6]),
+        ("llama", {}, "rope.partial_rotary_factor", 0.5),
+        ("llama", {}, "rope.scaling.low_freq_factor", 1.5),
+        ("llama", {}, "attention.compress_rope_freq_base", 160000.0),
+        ("llama", {}, "attention.max_alibi_bias", 8.0),
+        ("qwen3", {}, "mrope_interleaved", True),
+        ("qwen3", {}, "rope.mode", "imrope"),
+        ("qwen3", {}, "rope.note", "x" * 5000),
     ],
 )
 def test_values_that_llama_cpp_does_not_use(architecture, values, key, value, tmp_path):
     text = refusal(tmp_path, architecture, WIDTH | values | {key: value})
     assert f"`{architecture}.{key}` is" in text
-    assert "llama.cpp does not use" in text
+    assert "llama.cpp does not use it" in text or key == SECTIONS
 
 
 @pytest.mark.parametrize(
@@ -115,6 +137,12 @@ def test_values_that_llama_cpp_does_not_use(architecture, values, key, value, tm
         {"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0},
         {"rope.scaling.yarn_ext_factor": 1.0, "rope.scaling.yarn_attn_factor": 1.0},
         {"rope.scaling.yarn_attn_factor": 1.1386294},
+        {"rope.scaling.yarn_ext_factor": -1.0, "rope.scaling.yarn_log_multiplier": 0.0},
+        {"rope.scaling.finetuned": True, "rope.scale_linear": 8.0, "rope.scaling.alpha": 0.0},
+        {"rope.freq_base_swa": 1e4, "rope.dimension_count_swa": 64},
+        {"attention.key_length_swa": 64, "attention.key_length_mla": 192},
+        {"attention.max_alibi_bias": 0.0, "rope.mrope_interleaved": False, "rope.freq_scale": 1.0},
+        {SECTIONS: [32, 0, 0, 0]},
     ],
 )
 def test_unused_keys_with_the_values_that_llama_cpp_has(values, tmp_path):
@@ -129,9 +157,9 @@ def test_unused_keys_with_the_values_that_llama_cpp_has(values, tmp_path):
         ("llama", {KEY: 2**32 - 1}, "at most 65536"),
         ("llama", {KEY: 0}, "at least 2"),
         ("llama", WIDTH | {"rope.dimension_count": 63}, "must be even"),
-        ("llama", WIDTH | {"rope.dimension_count": 66}, "at most the width 64"),
-        ("llama", {}, "`llama.embedding_length` is missing"),
-        ("llama", FREE, "`llama.attention.head_count` is missing"),
+        ("llama", WIDTH | {"rope.dimension_count": 66}, "at most head_dim 64"),
+        ("llama", {}, "`llama.attention.key_length` is missing; it must be given, or embedding"),
+        ("llama", FREE, "`llama.attention.key_length` is missing"),
         ("llama", FREE | {"attention.head_count": [0, 4]}, "at least 1"),
         ("llama", WIDTH | {"rope.freq_base": 0.0}, "above 0"),
         ("llama", WIDTH | {"rope.freq_base": float("nan")}, "finite"),
@@ -139,15 +167,21 @@ def test_unused_keys_with_the_values_that_llama_cpp_has(values, tmp_path):
         ("llama", WIDTH | {"rope.scaling.factor": -1.0}, "at least 0"),
         ("llama", WIDTH | {"rope.scaling.type": "ntk"}, "must be one of none, li"),
         ("llama", WIDTH | {"rope.scaling.type": 3}, "must be one of"),
-        ("qwen3", {KEY: 64} | YARN, "`qwen3.context_length`; the scaling needs one of them"),
-        ("qwen3", WIDTH | YARN | {"rope.freq_base": 1.0}, "must be > 1"),
-        ("qwen2vl", WIDTH, "needs the pairs of its axes"),
-        ("qwen3vl", WIDTH | {SECTIONS: [0, 0, 0, 0]}, "needs the pairs of its axes"),
+        ("qwen3", {KEY: 64} | YARN, "`qwen3.rope.scaling.original_context_length` is missing"),
+        ("qwen3", WIDTH | YARN | {"rope.freq_base": 1.0}, "must be above 1"),
+        ("qwen2vl", WIDTH, "must have the pairs of at most 4 axes"),
+        ("qwen3vl", WIDTH | {SECTIONS: [0, 0, 0, 0]}, "at most 3 axes"),
         ("qwen2vl", WIDTH | {SECTIONS: [8, 8, 8, 4, 4]}, "at most 4 entries"),
         ("qwen2vl", WIDTH | {SECTIONS: [8, -8, 8]}, "at least 0"),
-        ("qwen3vl", WIDTH | {SECTIONS: [8, 8, 8, 8]}, "must be 0"),
-        ("llama", WIDTH | {SECTIONS: [16, 8, 8]}, "with one axis"),
-        ("hunyuan-dense", {KEY: 2, "rope.scaling.alpha": 2.0}, "heads are 2 wide"),
+        ("qwen3vl", WIDTH | {SECTIONS: [8, 8, 8, 8]}, "at most 3 axes"),
+        ("llama", WIDTH | {SECTIONS: [16, 8, 8]}, "at most 1 axes"),
+        (
+            "gemma2",
+            WIDTH | WINDOW | {"rope.freq_base_swa": -1.0},
+            "`gemma2.rope.freq_base_swa` is -1",
+        ),
+        ("gemma4", WIDTH | WINDOW | {"rope.dimension_count_swa": 66}, "at most head_dim 64"),
+        ("hunyuan-dense", {KEY: 2, "rope.scaling.alpha": 2.0}, "heads 2 wide"),
     ],
 )
 def test_values_out_of_range(architecture, values, text, tmp_path):
@@ -160,8 +194,8 @@ ONES = np.ones(32)
 @pytest.mark.parametrize(
     ("architecture", "tensors", "text"),
     [
-        ("qwen3", {gguf_files.FREQS: ONES}, "does not use for"),
-        ("phi3", {gguf_files.LONG: ONES}, "only one of"),
+        ("qwen3", {gguf_files.FREQS: ONES}, "is not used by llama.cpp for 'qwen3'"),
+        ("phi3", {gguf_files.LONG: ONES}, "`short_factor` is missing"),
         ("phi3", {gguf_files.LONG: ONES[:16], gguf_files.SHORT: ONES}, "16 elements"),
     ],
 )

@@ -7,6 +7,7 @@ import math
 import gguf_files
 import numpy as np
 import pytest
+from gguf_files import ggml_frequency
 
 from rope_cpu import RotaryEmbedding
 from rope_cpu.configs.reader import read
@@ -25,21 +26,6 @@ def heads(folder, architecture, values, *layer_type):
     """Return the numbers of heads of a file."""
     path = gguf_files.write(folder / "model.gguf", architecture, WIDTH | values)
     return read(path).heads(*layer_type)
-
-
-def ggml_frequency(pair, width, base, factor, original, fast, slow, strength):
-    """Return the frequency of a pair, from `rope_yarn` and `ggml_rope_yarn_corr_dims`."""
-
-    def dimension(revolutions):
-        ratio = original / (revolutions * 2 * math.pi)
-        return width * math.log(ratio) / (2 * math.log(base))
-
-    start = max(0.0, math.floor(dimension(fast)))
-    end = min(width - 1.0, math.ceil(dimension(slow)))
-    height = (pair - start) / max(0.001, end - start)
-    mix = (1 - min(1.0, max(0.0, height))) * strength
-    extrapolated = base ** (-2 * pair / width)
-    return extrapolated / factor * (1 - mix) + extrapolated * mix
 
 
 @pytest.mark.parametrize(
@@ -127,7 +113,7 @@ def test_heads_by_layer_type(tmp_path):
     }
     assert heads(tmp_path, "gemma4", values, "sliding_attention") == (8, 4)
     assert heads(tmp_path, "gemma4", values, "full_attention") == (8, 1)
-    with pytest.raises(ValueError, match=r"holds \[1, 4\] for `layer_type` None"):
+    with pytest.raises(ValueError, match=r"is \[4, 1, 4, 0\]; it must have one number"):
         heads(tmp_path, "gemma4", values)
 
 

@@ -174,6 +174,17 @@ CASES = {
         yarn(50000, 16, 2048),
         yarn_factor(16),
     ),
+    "yarn of llama.cpp": Case(
+        {**YARN, "ext_factor": 0.25},
+        [
+            (mixed + 3 * unscaled / 16) / 4
+            for mixed, unscaled in zip(yarn(50000, 16, 2048), plain(50000), strict=True)
+        ],
+        yarn_factor(16),
+    ),
+    "yarn of llama.cpp, a step behind the width": Case(
+        {**WIDE_YARN, "ext_factor": 1.0}, plain(50), yarn_factor(4)
+    ),
     "deepseek_yarn": Case(DEEPSEEK, yarn(50000, 16, 2048), yarn_factor(16)),
     "deepseek_yarn, one mscale is enough": Case(
         {**DEEPSEEK, "mscale": 0.7}, yarn(50000, 16, 2048), yarn_factor(16, "0.7")

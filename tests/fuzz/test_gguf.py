@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from refusals import LONGEST_TEXT, check_ours
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.configs.gguf.architectures import FACTS, PAIRINGS
+from rope_cpu.configs.gguf import ARCHITECTURES
 
 # Seconds; a file takes a millisecond, and the machine may be shared.
 LONGEST = 10.0
@@ -48,7 +48,7 @@ VALUES = {
 }
 FACTORS = np.linspace(1, 4, 8)
 TENSORS = (gguf_files.FREQS, gguf_files.SHORT, gguf_files.LONG)
-ARCHITECTURES = [name for pairing in PAIRINGS for name in FACTS[pairing]]
+ROTATED = [name for name, row in ARCHITECTURES.items() if "pairing" in row]
 
 EXTREMES = (0, 1, 3, 8, 9, 13, 2**16, 2**31, 2**32 - 1, 2**60, 2**63, 2**64 - 1)
 FLOATS = st.floats(width=32) | st.sampled_from((0.0, -1.0, 1e-38, 3e38))
@@ -68,9 +68,9 @@ def path(tmp_path):
     return tmp_path / "model.gguf"
 
 
-def check(path, layer_type):
+def check(path, layer_type, overrides=None):
     """Rotate by a file's embedding; raise unless that works, or the file is refused briefly."""
-    rope = read(path, layer_type)
+    rope = read(path, layer_type, overrides)
     if rope is None:
         return
     if rope.spec.needs_length:
@@ -81,11 +81,11 @@ def check(path, layer_type):
     assert len(repr(rope)) < LONGEST_TEXT
 
 
-def read(path, layer_type):
+def read(path, layer_type, overrides=None):
     """Return the rotary embedding of a file, None if it is refused."""
     start = time.monotonic()
     try:
-        return RotaryEmbedding.from_gguf(path, layer_type=layer_type)
+        return RotaryEmbedding.from_gguf(path, layer_type=layer_type, overrides=overrides)
     except ValueError as error:
         check_ours(error)
         return None
@@ -105,14 +105,34 @@ def contents(draw):
         name: draw(st.sampled_from((FACTORS, FACTORS[:4], -FACTORS, FACTORS * np.inf)))
         for name in draw(st.lists(st.sampled_from(TENSORS), unique=True))
     }
-    return draw(st.sampled_from(ARCHITECTURES)), values, tensors
+    return draw(st.sampled_from(ROTATED)), values, tensors
 
 
 def test_mutated_metadata(search, path):
-    def check_contents(held, layer_type):
-        check(gguf_files.write(path, *held), layer_type)
+    def check_contents(held, layer_type, overrides):
+        check(gguf_files.write(path, *held), layer_type, overrides)
 
-    search(check_contents, 150, held=contents(), layer_type=LAYER_TYPES)
+    overrides = st.none() | st.dictionaries(st.sampled_from(sorted(VALUES)), NEW_VALUES, max_size=3)
+    search(check_contents, 200, held=contents(), layer_type=LAYER_TYPES, overrides=overrides)
+
+
+FOREIGN = ("rope.local.freq_base", "rope.mscale", "yarn.factor", "attention.alibi", "rotary_pct")
+
+
+def test_no_file_is_answered_as_if_a_key_were_not_there(search, path):
+    """Keys that nothing reads are refused unless they say 0, 1 or no."""
+
+    def check_key(architecture, key, value):
+        values = {name: VALUES[name] for name in ("attention.key_length", "context_length")}
+        values |= {"rope.dimension_sections": [4, 2, 2, 0]} if "vl" in architecture else {}
+        plain = read(gguf_files.write(path, architecture, values), "full_attention")
+        rope = read(gguf_files.write(path, architecture, values | {key: value}), "full_attention")
+        neutral = value is False or (value is not True and value in (0, 1))
+        assert rope == (plain if neutral else None)
+
+    names = st.sampled_from(ROTATED)
+    values = NEW_VALUES.filter(bool) | st.sampled_from((0, 0.0, False))  # gguf writes no ""
+    search(check_key, 100, architecture=names, key=st.sampled_from(FOREIGN), value=values)
 
 
 @cache

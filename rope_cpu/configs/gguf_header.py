@@ -13,9 +13,8 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Container
-from dataclasses import dataclass, field
 from struct import Struct
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,9 +22,8 @@ from rope_cpu.arguments import limits
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
-from rope_cpu.configs.gguf import MAGIC
 
-VERSIONS = (2, 3)
+MAGIC = b"GGUF"
 
 # Bounds of loops over a header. Published: 50 keys, 50,000 tensors, 800,000 strings in arrays.
 _KEYS = 2**12
@@ -33,54 +31,34 @@ _TENSORS = 2**16
 _STRINGS = 2**20
 
 # Bytes of names and of strings that are kept; longer values, such as chat templates, are skipped.
-_NAME_BYTES = 2**10
 _KEPT_BYTES = 2**10
 
 # Elements of arrays of numbers that are kept: one for each layer.
 _KEPT_ELEMENTS = 2**10
 
-_DIMENSIONS = 4
 _ALIGNMENT = "general.alignment"
 
-_U32 = Struct("<I")
 _U64 = Struct("<Q")
 
-# Value types by their number in the file: the number of a type and its NumPy dtype.
-_NUMBERS = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "|b1",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+# The NumPy dtype of each value type, by its number in the file; "" for strings and arrays.
+_VALUE_DTYPES = ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "", "", "<u8", "<i8", "<f8")
 _STRING = 8
 _ARRAY = 9
 
 # The tensor types that are read, by their number in the file.
-_TENSOR_DTYPES = {0: "<f4", 1: "<f2"}
+_TENSOR_DTYPES = ("<f4", "<f2")
 
 
-@dataclass(frozen=True)
-class Header:
-    """The header of a GGUF file.
+# Metadata by key, and tensors by name.
+Header: TypeAlias = tuple[dict[str, Any], dict[str, Float64]]
 
-    Parameters
-    ----------
-    values : dict
-        Metadata by key: numbers, strings of at most 1,024 bytes, lists of at most 1,024 numbers.
-        None stands for other values.
-    tensors : dict
-        The tensors that were asked for and are in the file, as float64 of shape (elements,).
-    """
 
-    values: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, Float64] = field(default_factory=dict)
+def is_gguf(path: str) -> bool:
+    """Return True for a file whose name or first bytes are those of a GGUF file."""
+    if path.endswith(".gguf") or not os.path.isfile(path):
+        return os.path.isfile(path)
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def read_header(path: str, wanted: Container[str]) -> Header:
@@ -95,7 +73,11 @@ def read_header(path: str, wanted: Container[str]) -> Header:
 
     Returns
     -------
-    Header
+    values : dict
+        Metadata by key: numbers, strings of at most 1,024 bytes, lists of at most 1,024 numbers.
+        None stands for other values.
+    tensors : dict
+        The tensors that were asked for and are in the file, as float64 of shape (elements,).
 
     Raises
     ------
@@ -108,7 +90,7 @@ def read_header(path: str, wanted: Container[str]) -> Header:
         if os.fstat(file.fileno()).st_size == 0:
             raise ValueError("the file is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _Reader(content).header(wanted)
+            return _Reader(content).read(wanted)
 
 
 class _Reader:
@@ -119,30 +101,26 @@ class _Reader:
         self._size = len(content)
         self._at = 0
 
-    def header(self, wanted: Container[str]) -> Header:
+    def read(self, wanted: Container[str]) -> Header:
         """Read the whole header."""
         self._check_version()
-        tensor_count = self._count("tensors", _TENSORS)
-        key_count = self._count("keys", _KEYS)
+        tensor_count = whole_number("tensor_count", self._integer(8), 0, _TENSORS)
+        key_count = whole_number("metadata_kv_count", self._integer(8), 0, _KEYS)
         values = self._values(key_count)
         places = self._tensor_places(tensor_count, wanted)
         start = self._data_start(values.get(_ALIGNMENT, 32))
         tensors = {name: self._tensor(name, start, *place) for name, place in places.items()}
-        return Header(values, tensors)
+        return values, tensors
 
     def _check_version(self) -> None:
         if self._bytes(4) != MAGIC:
             raise ValueError(f"the file begins with {shown(self._content[:4])}, not with {MAGIC!r}")
-        version = self._u32()
+        version = self._integer(4)
         if version & 0xFFFF == 0:
-            raise ValueError(
-                "the file is big-endian, or damaged; `gguf-convert-endian FILE little` of the "
-                "package gguf converts it"
-            )
-        if version not in VERSIONS:
-            raise ValueError(
-                f"the file has GGUF version {version}; known are 2 and 3. Convert the model again"
-            )
+            remedy = "`gguf-convert-endian FILE little` of the package gguf converts it"
+            raise ValueError(f"the file is big-endian, or damaged; {remedy}")
+        if version not in (2, 3):
+            raise ValueError(f"the file has GGUF version {version}; convert the model to 2 or 3")
 
     def _values(self, count: int) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -156,7 +134,7 @@ class _Reader:
 
     def _value(self, key: str) -> Any:
         """Read a value; None for one that is not kept."""
-        kind = self._u32()
+        kind = self._integer(4)
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
@@ -165,8 +143,8 @@ class _Reader:
 
     def _array(self, key: str) -> list[Any] | None:
         """Read an array of numbers, or skip a long one and one of strings."""
-        kind = self._u32()
-        count = self._u64()
+        kind = self._integer(4)
+        count = self._integer(8)
         if kind == _STRING:
             self._skip_strings(key, count)
             return None
@@ -177,15 +155,14 @@ class _Reader:
 
     def _numbers(self, key: str, kind: int, count: int) -> list[Any]:
         width = self._width(key, kind)
-        values: list[Any] = np.frombuffer(self._bytes(count * width), _NUMBERS[kind]).tolist()
+        values: list[Any] = np.frombuffer(self._bytes(count * width), _VALUE_DTYPES[kind]).tolist()
         return values
 
     def _width(self, key: str, kind: int) -> int:
-        """Return the bytes of a number; raise for types that are no numbers."""
-        if kind not in _NUMBERS:
-            what = "an array of arrays" if kind == _ARRAY else f"of unknown type {kind}"
-            raise ValueError(f"the value of {shown(key)} is {what}")
-        return np.dtype(_NUMBERS[kind]).itemsize
+        """Return the bytes of a number; raise for arrays of arrays and for unknown types."""
+        if kind == _ARRAY or kind >= len(_VALUE_DTYPES):
+            raise ValueError(f"the value of {shown(key)} has type {kind}, which is not read here")
+        return np.dtype(_VALUE_DTYPES[kind]).itemsize
 
     def _skip_strings(self, key: str, count: int) -> None:
         """Move past an array of strings: the one loop that matters for the time."""
@@ -193,23 +170,21 @@ class _Reader:
         if count * _U64.size > self._size - self._at:
             raise self._truncated()
         if self._strings_left < 0:
-            raise ValueError(
-                f"{shown(key)} has {count} strings; arrays may have {_STRINGS} strings in all"
-            )
+            raise ValueError(f"{shown(key)} has {count} strings; all may have {_STRINGS}")
         content = self._content
-        length_at = _U64.unpack_from
+        unpack = _U64.unpack_from
         at = self._at
         last = self._size - _U64.size
         for _ in range(count):
             if at > last:
                 raise self._truncated()
-            at += 8 + length_at(content, at)[0]
+            at += 8 + unpack(content, at)[0]
         self._at = at
         self._skip(0)
 
     def _string(self) -> str | None:
         """Read a string, or skip a long one."""
-        length = self._u64()
+        length = self._integer(8)
         if length > _KEPT_BYTES:
             self._skip(length)
             return None
@@ -217,24 +192,22 @@ class _Reader:
 
     def _name(self, what: str) -> str:
         """Read the name of a key or of a tensor."""
-        length = self._u64()
-        if length > _NAME_BYTES:
-            raise ValueError(f"{what} has a name of {length} bytes; at most {_NAME_BYTES} are read")
-        return self._bytes(length).decode("utf-8", errors="replace")
+        name = self._string()
+        if name is None:
+            raise ValueError(f"{what} has a name of more than {_KEPT_BYTES} bytes")
+        return name
 
-    def _tensor_places(
-        self, count: int, wanted: Container[str]
-    ) -> dict[str, tuple[list[int], int, int]]:
+    def _tensor_places(self, count: int, wanted: Container[str]) -> dict[str, Any]:
         """Return shape, type and offset of the wanted tensors."""
-        places: dict[str, tuple[list[int], int, int]] = {}
+        places: dict[str, Any] = {}
         for _ in range(count):
             name = self._name("a tensor")
-            dimensions = self._u32()
-            if dimensions > _DIMENSIONS:
+            dimensions = self._integer(4)
+            if dimensions > 4:
                 raise ValueError(f"the tensor {shown(name)} has {dimensions} dimensions")
-            shape = [self._u64() for _ in range(dimensions)]
-            kind = self._u32()
-            offset = self._u64()
+            shape = [self._integer(8) for _ in range(dimensions)]
+            kind = self._integer(4)
+            offset = self._integer(8)
             if name in places:
                 raise ValueError(f"the tensor {shown(name)} appears twice")
             if name in wanted:
@@ -251,34 +224,18 @@ class _Reader:
     def _tensor(self, name: str, start: int, shape: list[int], kind: int, offset: int) -> Float64:
         """Read a tensor of one dimension."""
         if len(shape) != 1 or not 0 < shape[0] <= limits.HEAD_DIM:
-            raise ValueError(
-                f"the tensor {shown(name)} has shape {shown(shape)}; it must have one dimension of "
-                f"at most {limits.HEAD_DIM} elements"
-            )
-        if kind not in _TENSOR_DTYPES:
-            raise ValueError(
-                f"the tensor {shown(name)} has type {kind}; it must be float32 (0) or float16 (1)"
-            )
+            rule = f"it must have one dimension of at most {limits.HEAD_DIM} elements"
+            raise ValueError(f"the tensor {shown(name)} has shape {shown(shape)}; {rule}")
+        if kind >= len(_TENSOR_DTYPES):
+            rule = "it must be float32 (0) or float16 (1)"
+            raise ValueError(f"the tensor {shown(name)} has type {kind}; {rule}")
         dtype = np.dtype(_TENSOR_DTYPES[kind])
         self._at = start + offset
-        values: Float64 = np.frombuffer(self._bytes(shape[0] * dtype.itemsize), dtype).astype(
-            np.float64
-        )
-        return values
+        content = self._bytes(shape[0] * dtype.itemsize)
+        return np.frombuffer(content, dtype).astype(np.float64)
 
-    def _count(self, what: str, most: int) -> int:
-        count = self._u64()
-        if count > most:
-            raise ValueError(f"the header has {count} {what}; at most {most} are read")
-        return count
-
-    def _u32(self) -> int:
-        value: int = _U32.unpack(self._bytes(_U32.size))[0]
-        return value
-
-    def _u64(self) -> int:
-        value: int = _U64.unpack(self._bytes(_U64.size))[0]
-        return value
+    def _integer(self, size: int) -> int:
+        return int.from_bytes(self._bytes(size), "little")
 
     def _bytes(self, count: int) -> bytes:
         """Read so many bytes."""
