@@ -28,7 +28,7 @@ from rope_cpu.arguments.texts import did_you_mean, shown
 from rope_cpu.array_types import Float64
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.gguf_header import read_header
-from rope_cpu.configs.model_config import ModelConfig
+from rope_cpu.configs.model_config import ModelConfig, Selection
 from rope_cpu.configs.model_types import ALL_LAYERS, data
 from rope_cpu.frequencies.axes import base_frequencies, mrope_pair_axis, with_pair_axis
 from rope_cpu.frequencies.scaling import DEFAULT_THETA, scaled
@@ -167,14 +167,11 @@ class GgufConfig(ModelConfig):
     metadata: Metadata
     rotations: Mapping[str, LayerRotation]
 
-    def _build_spec(
-        self,
-        layer_type: str | None,
-        layer: int | None,
-        interleaved: bool | None,
-        angle_dtype: str,
-    ) -> RopeSpec:
-        scalars.choice("angle_dtype", angle_dtype, ("float64",))
+    def _build_spec(self, selection: Selection) -> RopeSpec:
+        layer_type = selection.layer_type
+        layer = selection.layer
+        interleaved = selection.interleaved
+        scalars.choice("angle_dtype", selection.angle_dtype, ("float64",))
         if layer is not None:
             rule = "be left out, as a GGUF file is read by layer type"
             raise ArgumentError("layer", layer, rule, "give `layer_type`, or none of them")

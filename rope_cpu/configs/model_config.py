@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
@@ -23,6 +23,15 @@ from rope_cpu.frequencies.spec import RopeSpec
 
 HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads")
 KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads")
+
+
+class Selection(NamedTuple):
+    """The arguments of `ModelConfig.spec`."""
+
+    layer_type: str | None
+    layer: int | None
+    interleaved: bool | None
+    angle_dtype: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +115,10 @@ class ModelConfig(ABC):
             interleaved = scalars.boolean("interleaved", interleaved)
         if layer_type is not None and not isinstance(layer_type, str):
             raise ArgumentTypeError("layer_type", layer_type, "be a string")
-        return self._build_spec(layer_type, layer, interleaved, angle_dtype)
+        return self._build_spec(Selection(layer_type, layer, interleaved, angle_dtype))
 
     @abstractmethod
-    def _build_spec(
-        self,
-        layer_type: str | None,
-        layer: int | None,
-        interleaved: bool | None,
-        angle_dtype: str,
-    ) -> RopeSpec:
+    def _build_spec(self, selection: Selection) -> RopeSpec:
         """Return the rotation of the selected layers; see `spec`."""
 
     @cached_property
@@ -174,18 +177,13 @@ class OneRotationConfig(ModelConfig):
     def _only_spec(self, angle_dtype: str) -> RopeSpec:
         """Return the rotation."""
 
-    def _build_spec(
-        self,
-        layer_type: str | None,
-        layer: int | None,
-        interleaved: bool | None,
-        angle_dtype: str,
-    ) -> RopeSpec:
-        spec = self._only_spec(angle_dtype)
-        for name, value in (("layer_type", layer_type), ("layer", layer)):
+    def _build_spec(self, selection: Selection) -> RopeSpec:
+        spec = self._only_spec(selection.angle_dtype)
+        for name, value in (("layer_type", selection.layer_type), ("layer", selection.layer)):
             if value is not None:
                 rule = "be left out, as this config has one rotation for all layers"
                 raise ArgumentError(name, value, rule)
+        interleaved = selection.interleaved
         if interleaved not in (None, spec.interleaved):
             pairs = "interleaved" if spec.interleaved else "half-split"
             rule = f"be left out, as the pairs of this config's model are {pairs}"

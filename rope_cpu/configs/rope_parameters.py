@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.texts import shown
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.configs.model_types import ALL_LAYERS, ModelFacts, value_at
+from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.scaling import DEFAULT_THETA, SECTION_KEYS, without_nulls
 
 Config = Mapping[str, Any]
@@ -39,7 +40,7 @@ def own_section(text: Config) -> tuple[str, Config]:
     for key in ("rope_scaling", "rope_parameters"):
         section = text.get(key)
         if section is not None and not isinstance(section, Mapping):
-            raise TypeError(f"`{key}` is {shown(section)}; it must be an object")
+            raise ArgumentTypeError(key, section, "be an object")
         if section:
             return key, section
     return "rope_parameters", {}
@@ -49,7 +50,7 @@ def _refuse_objects(section: Config) -> None:
     """Raise for an object under a key of rope parameters: it would look like a layer type."""
     for key in SECTION_KEYS & section.keys():
         if isinstance(section[key], Mapping):
-            raise TypeError(f"`{key}` is {shown(section[key])}; it cannot be an object")
+            raise ArgumentTypeError(key, section[key], "be no object")
 
 
 def _nested_sections(
@@ -85,10 +86,8 @@ def _old_sections(
     """
     defaults: Mapping[str, Any] = facts.rope_parameters or {}
     if section and not set(facts.scaled) & set(defaults):
-        raise ValueError(
-            f"`{key}` is one section, but this model type has one for each layer type; give it as "
-            "{layer type: section}"
-        )
+        rule = "hold a section for each layer type, {layer type: section}"
+        raise ArgumentError(key, Finding("is one section"), rule)
     sections: dict[str, RopeParameters | None] = {}
     for label, default in defaults.items():
         if default is None:
@@ -203,10 +202,7 @@ def _derived_head_dim(values: Config) -> int:
     """Return the head_dim that follows from the hidden size and the number of heads."""
     for key in ("hidden_size", "num_attention_heads"):
         if key not in values:
-            raise ValueError(
-                f"`{key}` is missing, and so is `head_dim`, which would follow from it; give "
-                "`head_dim`"
-            )
+            raise ArgumentError(key, MISSING, "be given, or `head_dim`, which follows from it")
     heads = values["num_attention_heads"]
     heads = scalars.whole_number("num_attention_heads", heads, 1, limits.HEADS)
     hidden = scalars.whole_number("hidden_size", values["hidden_size"], 1, limits.HIDDEN_SIZE)
@@ -222,7 +218,5 @@ def _layer_config(values: Config, layer_type: str | None) -> Config:
     index = layer_types.index(layer_type)
     entry = layers.get(str(index), layers.get(index)) or {}
     if not isinstance(entry, Mapping):
-        raise TypeError(
-            f"`per_layer_config` holds {shown(entry)} for layer {index}; it must be an object"
-        )
+        raise ArgumentTypeError("per_layer_config", entry, "hold an object for each layer")
     return entry

@@ -9,25 +9,10 @@ from typing import Any
 from rope_cpu.arguments import scalars
 from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.texts import did_you_mean, shown
-from rope_cpu.configs import keys
+from rope_cpu.configs import keys, layers, model_types, quirks, rope_parameters
 from rope_cpu.configs.attention_facts import Attention
-from rope_cpu.configs.layers import derived_layer_types, layer_parameters
-from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.configs.model_types import (
-    UNROTATED,
-    ModelFacts,
-    model_facts,
-    table_rows,
-    type_of_class,
-    value_at,
-)
-from rope_cpu.configs.quirks import has_theta, quirks_of
-from rope_cpu.configs.rope_parameters import (
-    head_dim,
-    is_latent,
-    own_section,
-    rope_parameters_by_type,
-)
+from rope_cpu.configs.model_config import ModelConfig, Selection
+from rope_cpu.configs.model_types import ModelFacts, model_facts
 from rope_cpu.frequencies import axes, scaling
 from rope_cpu.frequencies.rope_types import MISSING
 from rope_cpu.frequencies.spec import RopeSpec, reverse_direction
@@ -56,28 +41,24 @@ class TextConfig(ModelConfig):
         types = {self.model_type, self.facts.like}
         return Attention.from_values(types, self.values, self.source)
 
-    def _build_spec(
-        self,
-        layer_type: str | None,
-        layer: int | None,
-        interleaved: bool | None,
-        angle_dtype: str,
-    ) -> RopeSpec:
+    def _build_spec(self, selection: Selection) -> RopeSpec:
         """Pick the rope parameters of the layers and build their spec."""
         values = self.values
         facts = self.facts
-        interleaved = self._interleaved(interleaved)
+        interleaved = self._interleaved(selection.interleaved)
         if not self.is_known:
             keys.refuse_unread(values, None, ())
             self._refuse_missing_theta()
-        layer_type, section = layer_parameters(self.layers, self.rope_parameters, layer_type, layer)
-        section = dict(section)
-        width = head_dim(values, layer_type)
+        layer_type, chosen = layers.layer_parameters(
+            self.layers, self.rope_parameters, selection.layer_type, selection.layer
+        )
+        section = dict(chosen)
+        width = rope_parameters.head_dim(values, layer_type)
         rotary_dim = section.pop("rotary_dim", None)
         # The factor does not apply to a latent head, whose rotated width is given, and not to
         # models that always rotate the whole head.
         ignores_partial = facts.whole_head and scaling.rope_type_name(section) == "default"
-        if is_latent(values) or ignores_partial:
+        if rope_parameters.is_latent(values) or ignores_partial:
             section.pop("partial_rotary_factor", None)
         mrope_section = section.pop("mrope_section", facts.mrope.get("mrope_section"))
         arrangement = ""
@@ -89,7 +70,7 @@ class TextConfig(ModelConfig):
             interleaved=interleaved,
             scaling=section,
             max_position_embeddings=values.get("max_position_embeddings"),
-            angle_dtype=angle_dtype,
+            angle_dtype=selection.angle_dtype,
         )
         if values.get("rotation_sign") == -1:
             spec = reverse_direction(spec)
@@ -99,7 +80,7 @@ class TextConfig(ModelConfig):
 
     def _refuse_missing_theta(self) -> None:
         """Raise if the config of an unknown model type has no base."""
-        if not has_theta(self.values):
+        if not quirks.has_theta(self.values):
             rule = "be in the config, as its `model_type` is not known, and so its default"
             raise ArgumentError("rope_theta", MISSING, rule, "add `rope_theta` to the config")
 
@@ -110,7 +91,7 @@ class TextConfig(ModelConfig):
         pairing = self.facts.interleaved
         if pairing is None:
             model_type = self.values.get("model_type")
-            meant = did_you_mean(model_type, table_rows())
+            meant = did_you_mean(model_type, model_types.table_rows())
             rule = "be True for pairs (2i, 2i+1), or False for (i, i+n)"
             reason = f"`model_type` is {shown(model_type)}{meant}, so the pairing is not known"
             raise ArgumentError("interleaved", None, rule, reason)
@@ -127,24 +108,24 @@ def parse(raw: Config) -> TextConfig:
     """
     text, known_facts = language_model(raw)
     facts = known_facts or ModelFacts()
-    quirks = quirks_of(text.get("model_type"))
+    changes = quirks.quirks_of(text.get("model_type"))
     # Without defaults, since a value of the file must not be mistaken for one of the model type.
     named: Config = _standard_names(text, facts)
-    for quirk in quirks:
+    for quirk in changes:
         named = quirk.change(named)
     values = _with_defaults(named, text, facts)
     _refuse_unrotated(text, values, facts)
     if known_facts is not None:
-        keys.refuse_unread(text, facts, [key for quirk in quirks for key in quirk.keys])
-    rope_parameters = rope_parameters_by_type(named, facts)
+        keys.refuse_unread(text, facts, [key for quirk in changes for key in quirk.keys])
+    sections = rope_parameters.rope_parameters_by_type(named, facts)
     for layer_type, key in facts.unrotated.items():
         if key == "" or not _is_null(key, text):
-            rope_parameters[layer_type] = None
+            sections[layer_type] = None
     return TextConfig(
         source=raw,
         model_type=values.get("model_type"),
         values=values,
-        rope_parameters=rope_parameters,
+        rope_parameters=sections,
         facts=facts,
         is_known=known_facts is not None,
     )
@@ -185,7 +166,7 @@ def _with_model_type(raw: Config) -> Config:
         return raw
     classes = raw.get("architectures")
     name = classes[0] if isinstance(classes, list | tuple) and classes else None
-    model_type = type_of_class(name) if isinstance(name, str) else None
+    model_type = model_types.type_of_class(name) if isinstance(name, str) else None
     return raw if model_type is None else {**raw, "model_type": model_type}
 
 
@@ -211,7 +192,7 @@ def _with_defaults(named: Config, text: Config, facts: ModelFacts) -> dict[str, 
         defaults.pop("num_hidden_layers", None)
     values = {**defaults, **named}
     if "layer_types" not in values:
-        values |= derived_layer_types({values.get("model_type"), facts.like}, values)
+        values |= layers.derived_layer_types({values.get("model_type"), facts.like}, values)
     return values
 
 
@@ -219,7 +200,7 @@ def _standard_names(text: Config, facts: ModelFacts) -> dict[str, Any]:
     """Return the keys of a config under standard names, without nulls."""
     values = scaling.without_nulls(text)
     for name, own_key in facts.names.items():
-        value = value_at(values, own_key) if own_key else None
+        value = model_types.value_at(values, own_key) if own_key else None
         if value is not None:
             values[name] = value
         elif not own_key:
@@ -235,9 +216,9 @@ def _is_null(key: str, config: Config) -> bool:
 def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
     """Raise for models without a rotation, or with one that we cannot express."""
     name = text.get("model_type")
-    if name in UNROTATED and not _asks_for_rotation(text):
-        raise ValueError(f"`model_type` is {shown(name)}: {UNROTATED[name]}")
-    own = {**text, **own_section(text)[1]}
+    if name in model_types.UNROTATED and not _asks_for_rotation(text):
+        raise ValueError(f"`model_type` is {shown(name)}: {model_types.UNROTATED[name]}")
+    own = {**text, **rope_parameters.own_section(text)[1]}
     nulls = {key for key in own if own[key] is None}
     for key, (refused_values, reason) in facts.refuse.items():
         value = values.get(key)

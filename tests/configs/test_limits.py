@@ -143,9 +143,9 @@ REFUSED = [
     (LLAMA | {"model_type": "x" * 10**7}, "`model_type` is 'xxx"),
     (LLAMA | {"model_type": nested(10**5)}, "`model_type` is [[[["),
     (LLAMA | {"rope_parameters": LONG_SECTION}, "`layer_type` is None; it must be one of 'xxx"),
-    (LLAMA | {"rope_scaling": {"rope_type": {}}}, "`rope_type` is {}; it cannot be an object"),
-    (LLAMA | {"rope_scaling": {"factor": {}}}, "`factor` is {}; it cannot be an object"),
-    (mrope({}), "`mrope_section` is {}; it cannot be"),
+    (LLAMA | {"rope_scaling": {"rope_type": {}}}, "`rope_type` is {}; it must be no object"),
+    (LLAMA | {"rope_scaling": {"factor": {}}}, "`factor` is {}; it must be no object"),
+    (mrope({}), "`mrope_section` is {}; it must be no"),
     (mrope([8, {}]), "`mrope_section` is {}; it must be an"),
     (mrope([1] * 65), "it must have at most 64 entries"),
     (
