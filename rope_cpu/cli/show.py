@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import textwrap
 from collections.abc import Iterator
@@ -132,9 +133,18 @@ def _pairing_facts(rotation: LayerRotation) -> Iterator[Fact]:
     yield "widths", f"{rotated} of the {width} elements of a head are rotated"
     if width != rope.head_dim:
         yield "", f"head_dim {rope.head_dim}: pass the rotated slice alone"
+    yield from _head_counts(rotation)
     yield "rope type", rope.rope_type
     for key in sorted(set(rotation.parameters) - {"rope_type", "type"}):
         yield key, _short_text(rotation.parameters[key])
+
+
+def _head_counts(rotation: LayerRotation) -> Iterator[Fact]:
+    """Yield the numbers of heads, unless layers or files leave them open."""
+    with contextlib.suppress(TypeError, ValueError):
+        heads, kv_heads = rotation.config.heads(rotation.layer_type)
+        if heads is not None:
+            yield "heads of q, and of k and v", f"{heads}, {kv_heads}"
 
 
 def _axes_facts(rope: RotaryEmbedding) -> Iterator[Fact]:

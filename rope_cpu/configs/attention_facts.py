@@ -124,7 +124,7 @@ class Attention:
             norm_offset=float(_has(model_types, "qk_norm_offset")),
             norm_weighted=not _has(model_types, "qk_norm_unweighted"),
             norm_epsilon=_norm_epsilon(model_types, values),
-            norm_other=_norm_other(model_types),
+            norm_other=_fact_by_type("qk_norm_other", model_types, None),
             v_norm=_has(model_types, "v_norm"),
             chunk=_optional_integer("attention_chunk_size", values),
             window=window(values),
@@ -160,15 +160,10 @@ class Attention:
             return None
         if layer_type in WINDOW_LAYERS:
             return self.window
-        if layer_type is None:
-            raise ValueError(
-                f"it is not known which layers have the window of {self.window} keys "
-                "(`sliding_window`); add `layer_types` to the config, or give --set window=N, or "
-                "window=none for all keys, to the command"
-            )
         raise ValueError(
-            f"the layer type is {shown(layer_type)}, but only {', '.join(FULL_LAYERS)} and "
-            f"{', '.join(WINDOW_LAYERS)} are known to attend to all keys or to a window"
+            f"it is not known which layers have the window of {self.window} keys "
+            f"(`sliding_window`), and the layer type is {shown(layer_type)}; add `layer_types` to "
+            "the config, or give --set window=N, or window=none for all keys, to the command"
         )
 
 
@@ -282,11 +277,9 @@ def _is_causal(model_types: Set[str | None], values: Mapping[str, Any]) -> bool:
     """Return True for causal attention; for some model types a key of the config decides."""
     # Gemma 4's value "vision" concerns tokens of images only.
     is_bidirectional = values.get("use_bidirectional_attention") in (True, "all")
-    if values.get("is_causal") is False or is_bidirectional:
-        return False
-    if _has(model_types, "causal_if_decoder") and not values.get("is_decoder"):
-        return False
-    return not _has(model_types, "bidirectional")
+    is_encoder = _has(model_types, "causal_if_decoder") and not values.get("is_decoder")
+    is_switched_off = is_bidirectional or values.get("is_causal") is False
+    return not (is_switched_off or is_encoder or _has(model_types, "bidirectional"))
 
 
 def _qk_norm(model_types: Set[str | None], values: Mapping[str, Any]) -> str | None:
@@ -297,18 +290,8 @@ def _qk_norm(model_types: Set[str | None], values: Mapping[str, Any]) -> str | N
     keys = (FACTS["qk_norm_key"][name] for name in model_types if name in FACTS["qk_norm_key"])
     if not all(values.get(key, default) for key, default in keys):
         return None
-    for order in ("before", "after"):
-        if _has(model_types, f"qk_norm_{order}_rotation"):
-            return order
-    return None
-
-
-def _norm_other(model_types: Set[str | None]) -> str | None:
-    """Return the difference from an RMS norm over each head vector, None without one."""
-    if _has(model_types, "qk_norm_over_projection"):
-        return "over the whole projection"
-    other: str | None = _fact_by_type("qk_norm_other", model_types, None)
-    return other
+    orders = ("before", "after")
+    return next((one for one in orders if _has(model_types, f"qk_norm_{one}_rotation")), None)
 
 
 def _norm_epsilon(model_types: Set[str | None], values: Mapping[str, Any]) -> float | None:

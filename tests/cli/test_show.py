@@ -67,6 +67,7 @@ def with_yarn(**changes):
     return {**DEEPSEEK, "rope_scaling": {**YARN, **changes}}
 
 
+OPENELM = {"model_type": "openelm", "head_dim": 64, "normalize_qk_projections": True}
 RMS = "before the rotation: RMS norm of each head,"
 
 
@@ -93,6 +94,11 @@ RMS = "before the rotation: RMS norm of each head,"
             {"model_type": "gemma3n_text", "num_kv_shared_layers": 15},
             ["norm of v RMS norm of each head, eps", "shared keys and values in the last 15"],
         ),
+        (OPENELM, [f"norms of q and k {RMS}", "eps 1e-06"]),
+        ({"model_type": "gptj"}, ["heads of q, and of k and v 16, 16"]),
+        ({"model_type": "codegen"}, ["heads of q, and of k and v 16, 16"]),
+        ({"model_type": "gpt_neox"}, ["heads of q, and of k and v 64, 64"]),
+        ({"model_type": "mistral"}, ["heads of q, and of k and v 32, 8"]),
         ({"model_type": "deepseek_v4"}, ["cache one vector is key and value, and the"]),
         (
             {**SIZES, "model_type": "qwen2_vl_text"},

@@ -116,8 +116,9 @@ def test_form_of_the_norms(model_type):
     has_weight = "self.weight" in body and "with_scale=False" not in arguments
     is_rms = bool(re.search(r"pow\(2\)\.mean\(-1|square\(\)\.mean\(-1", body))
     other = subtracts_mean or not is_rms or (over_projection and "if" in arguments)
-    assert (model_type in FACTS["qk_norm_other"]) == other
-    assert (model_type in FACTS["qk_norm_over_projection"]) == (over_projection and not other)
+    text = FACTS["qk_norm_other"].get(model_type, "")
+    assert (text == "over the whole projection") == (over_projection and not other)
+    assert bool(text) == (other or over_projection)
     assert (model_type in FACTS["qk_norm_unweighted"]) == (not has_weight and not other)
     plus_one = re.search(r"1(?:\.0)? \+ self\.weight|self\.weight(?:\.float\(\))? \+ 1", body)
     assert (model_type in FACTS["qk_norm_offset"]) == bool(plus_one)
