@@ -204,7 +204,7 @@ def test_metadata_that_are_not_utf8_are_refused(field, tmp_path):
 
 def test_a_file_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "junk.onnx").write_bytes(b"\xff" * 99)
-    with pytest.raises(ValueError, match=r"junk\.onnx', which is not an ONNX file"):
+    with pytest.raises(ValueError, match=r"junk\.onnx'; it must be an ONNX file"):
         export.validate(tmp_path / "junk.onnx", ROPE)
 
 
