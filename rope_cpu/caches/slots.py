@@ -69,23 +69,13 @@ def _slots_in_range(value: ArrayLike, cache: KVCache, layout: str) -> Array:
 
 
 def sorted_runs(slots: Array) -> Array:
-    """Return the runs of consecutive slots, in the order of their slots.
+    """Return the runs of consecutive slots, in the order of their slots, int64 (runs, 3).
 
-    Parameters
-    ----------
-    slots : int64 array, (batch, tokens)
-        The slots of tokens. Those of -1 are in no run.
-
-    Returns
-    -------
-    runs : int64 array, (runs, 3)
-        The first slot of a run, the number of its slots, and the index of its first token in the
-        flattened (batch, tokens). A run may go over the ends of pages and of batch rows.
-
-    Notes
-    -----
-    8,192 slots on pages of 16 take 40 µs; sorting the slots themselves would take 200.
+    The columns are the first slot of a run, the number of its slots, and the index of its first
+    token in the flattened slots, of which those of -1 are in no run. A run may go over the ends of
+    pages and of batch rows.
     """
+    # 8,192 slots on pages of 16 take 40 µs; sorting the slots themselves would take 200.
     flat = slots.ravel()
     ends = (np.diff(flat) != 1) | (flat[:-1] < 0)
     first = np.append(0, np.flatnonzero(ends) + 1)[: flat.size]  # none without slots

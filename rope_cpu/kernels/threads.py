@@ -170,11 +170,7 @@ def read_variables() -> None:
     """Check and apply the environment variables, before the first use of kernels or of the limit.
 
     A number above the cores is cut to them, so that one container image starts on every machine.
-
-    Raises
-    ------
-    ValueError
-        If a variable is wrong. Numba itself would raise when the first kernel is loaded.
+    Raises ValueError if a variable is wrong, as Numba would when the first kernel is loaded.
     """
     global limit, _variables_are_read
     with _reading:

@@ -232,13 +232,8 @@ def rotate_normalised(
 ) -> Arrays:
     """Normalise and rotate one or two arrays.
 
-    Parameters
-    ----------
-    rotation : Rotation
-        The rotation of a plan.
-    inputs, given_norms, outs : dict of str to array or RMSNorm
-        The inputs, their norms, and the outputs if there are any, by argument name and in the same
-        order.
+    inputs, given_norms, outs: the inputs, their norms, and the outputs if there are any, by
+    argument name and in the same order.
     """
     names = tuple(given_norms)
     widths = (rotation.heads.head_dim,) * len(names)

@@ -89,21 +89,10 @@ class CosSin:
         return CosSin(frequencies, {"rerotate": factors}, in_float32=False)
 
     def table(self, positions: Float64, operation: str, compute_dtype: str) -> Array:
-        """Return cos and sin, times their factors, as one array.
+        """Return cos and sin, times their factors, as one array (2, batch or 1, seq, heads, pairs).
 
-        Parameters
-        ----------
-        positions : float64 array, (batch or 1, seq, axes or 1)
-            Checked positions.
-        operation : str
-            "rotate", "inverse", "shift" or "rerotate".
-        compute_dtype : str
-            "float32" or "float64".
-
-        Returns
-        -------
-        table : array, (2, batch or 1, seq, heads, pairs)
-            Cos and then sin, in the compute dtype.
+        positions: (batch or 1, seq, axes or 1), checked. operation: a key of `factors`.
+        compute_dtype: float32 or float64.
         """
         if self.in_float32 and compute_dtype == "float64":
             return self.table(positions, operation, "float32").astype(np.float64)

@@ -149,19 +149,10 @@ def rotate_copies(
     outs: Mapping[str, Any] | None,
     launch_for: Callable[[np.dtype[Any]], tuple[Launch, Array]],
 ) -> tuple[Array, ...]:
-    """Rotate contiguous copies of checked arrays.
+    """Rotate contiguous copies of checked arrays; raise for an invalid output, with none written.
 
-    Parameters
-    ----------
-    inputs, outs : mapping of str to array
-        The inputs, and the outputs in the same order if there are any, by argument name.
-    launch_for : callable
-        From a dtype to its launch, and to the cos and sin of that launch.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an output is invalid. Nothing is written then.
+    inputs, outs: in the same order, by argument name. launch_for: returns for a dtype its launch,
+    and the cos and sin of that launch.
     """
     results = results_for(inputs, outs)
 
