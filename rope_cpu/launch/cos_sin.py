@@ -76,8 +76,8 @@ class CosSin:
         rows = {len(self.frequencies), len(old.frequencies)} - {1}
         if len(rows) > 1:
             finding = Finding(f"has lengths for {len(old.frequencies)} sequences")
-            own = f"those of this rotary embedding, {len(self.frequencies)} (`at_length([...])`)"
-            raise ArgumentError("old", finding, f"have as many as {own}, or either has one")
+            own = f"this rotary embedding, {len(self.frequencies)} (`at_length([...])`)"
+            raise ArgumentError("old", finding, f"have them for as many as {own}, or either for 1")
         factors = self.factors["rotate"] / old.factors["rotate"]
         wrong = (factors < 1 / LARGEST_FACTOR) | (factors > LARGEST_FACTOR)
         if wrong.any():
