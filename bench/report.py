@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .measure import Case
-from .results import Estimate, OlderRun, Result, Row, Run, conditions, machine, ratio
+from .results import MedianEstimate, OlderRun, Result, Row, Run, conditions, machine, ratio
 
 WIDTH = 100
 # Formats of the lines of a case and of a comparison.
@@ -34,7 +34,7 @@ def _three_digits(value: float) -> str:
     return f"{value:.2f}"
 
 
-def ratio_text(ratio: Estimate) -> str:
+def ratio_text(ratio: MedianEstimate) -> str:
     """Return the median of a ratio; if it is too noisy, its lower bound above 1, or "noise"."""
     if not ratio.meaningless:
         return _three_digits(ratio.median)

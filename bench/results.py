@@ -33,7 +33,7 @@ _PACKAGES = ("rope-cpu", "numpy", "numba", "torch", "jax", "onnxruntime")
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MedianEstimate:
     """A median with its quartiles, and with an interval of 95 % confidence."""
 
     median: float
@@ -48,10 +48,10 @@ class Estimate:
         return self.low <= 0 or self.high > MEANINGLESS * self.low
 
 
-def estimate(values: list[float] | Float64) -> Estimate:
+def estimate(values: list[float] | Float64) -> MedianEstimate:
     """Return the median of noisy values, its quartiles and its interval."""
     lower_quartile, median, upper_quartile = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
-    return Estimate(median, lower_quartile, upper_quartile, *interval(values))
+    return MedianEstimate(median, lower_quartile, upper_quartile, *interval(values))
 
 
 def interval(values: list[float] | Float64) -> tuple[float, float]:
@@ -93,7 +93,7 @@ class Row:
     error: float | None = None
 
     @property
-    def seconds(self) -> Estimate:
+    def seconds(self) -> MedianEstimate:
         """Seconds of a call."""
         return estimate(self.samples)
 
@@ -128,7 +128,7 @@ class Result:
         return any(row.role == "ours" and row.status in ("wrong", "failed") for row in self.rows)
 
 
-def ratio(row: Row, base: Row) -> Estimate:
+def ratio(row: Row, base: Row) -> MedianEstimate:
     """Return the time of a row relative to another one of its case.
 
     Ratios are taken round by round, so that what disturbs a whole round cancels.

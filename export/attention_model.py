@@ -11,6 +11,7 @@ import onnx.compose
 from numpy.typing import ArrayLike, DTypeLike
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import finite_array, real_array
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
@@ -218,16 +219,17 @@ def _projection_weights(weights: Mapping[str, ArrayLike] | None) -> dict[str, Fl
     if weights is None:
         return {}
     if not isinstance(weights, Mapping):
-        kind = type(weights).__name__
-        raise TypeError(f"`weights` is a {kind}; it must be a mapping of names to arrays")
+        rule = "be a mapping of names to arrays"
+        raise ArgumentTypeError("weights", Finding.type_of(weights), rule)
     unknown = [name for name in weights if name not in WEIGHTS]
     missing = {"q", "k", "v"} - set(weights)
     unused_bias = "o_bias" in weights and "o" not in weights
     if unknown or missing or unused_bias:
-        raise ValueError(
-            f"`weights` holds {shown(list(weights))}; it must hold q, k and v, and may also hold "
-            "q_bias, k_bias, v_bias, o and, together with o, o_bias"
+        rule = (
+            "hold q, k and v, and may also hold q_bias, k_bias, v_bias, o and, together with o, "
+            "o_bias"
         )
+        raise ArgumentError("weights", Finding.holds(shown(list(weights))), rule)
     arrays = {
         name: real_array(f"weights[{shown(name)}]", value).astype(np.float64, copy=False)
         for name, value in weights.items()
@@ -235,8 +237,8 @@ def _projection_weights(weights: Mapping[str, ArrayLike] | None) -> dict[str, Fl
     for name, array in arrays.items():
         axes = ("out",) if name.endswith("_bias") else ("out", "in")
         if array.ndim != len(axes):
-            rule = f"its axes must be {', '.join(axes)}"
-            raise ValueError(f"`weights[{name!r}]` has shape {array.shape}; {rule}")
+            rule = f"have the axes {', '.join(axes)}"
+            raise ArgumentError(f"weights[{name!r}]", Finding.shape_of(array), rule)
     return arrays
 
 
@@ -255,13 +257,16 @@ def _norm_weights(qk_norm: tuple[ArrayLike, ArrayLike] | str | None) -> dict[str
     if _source_of(qk_norm) != "initializer":
         return {}
     if not isinstance(qk_norm, tuple | list):
-        kind = type(qk_norm).__name__
-        raise TypeError(f"`qk_norm` is a {kind}; it must be a pair of arrays, q and k, or 'input'")
+        rule = "be a pair of arrays, q and k, or 'input'"
+        raise ArgumentTypeError("qk_norm", Finding.type_of(qk_norm), rule)
     if len(qk_norm) != 2:
-        raise ValueError(f"`qk_norm` holds {len(qk_norm)} arrays; it must hold two, for q and k")
+        finding = Finding(f"holds {len(qk_norm)} arrays")
+        raise ArgumentError("qk_norm", finding, "hold two, for q and k")
     return {
-        f"{name}_norm": real_array(f"qk_norm of {name}", value).astype(np.float64, copy=False)
-        for name, value in zip("qk", qk_norm, strict=True)
+        f"{name}_norm": real_array(f"qk_norm[{index}]", qk_norm[index]).astype(
+            np.float64, copy=False
+        )
+        for index, name in enumerate("qk")
     }
 
 
@@ -270,7 +275,7 @@ def _sink_values(sinks: ArrayLike | str | None) -> dict[str, Float64]:
     if sinks is None or _source_of(sinks) == INPUT:
         return {}
     if isinstance(sinks, str):
-        raise TypeError(f"`sinks` is {shown(sinks)}; it must be an array, or 'input'")
+        raise ArgumentTypeError("sinks", sinks, "be an array, or 'input'")
     return {"sinks": finite_array("sinks", sinks)}
 
 

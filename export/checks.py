@@ -42,6 +42,8 @@ SOURCES = ("none", "initializer", INPUT)
 NORM_DEFAULTS = {"norm_epsilon": NORM_EPSILON, "norm_offset": 0.0}
 PREFIX_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_./:-")
 
+_ONE_LENGTH = "give `rope.at_length(seq_len)`"
+
 FLOAT32_RULE = "be at least 2^-126 and below 2^62"
 
 # From the name and the value of an option to the value in plain types.
@@ -58,15 +60,11 @@ def check_one_length(rope: RotaryEmbedding) -> None:
     """Raise ValueError unless `rope` has the frequencies of exactly one sequence length."""
     spec = rope.spec
     if spec.needs_length:
-        raise ValueError(
-            f"rope type {spec.rope_type!r} depends on the sequence length; give "
-            "`rope.at_length(seq_len)` as `rope`"
-        )
+        finding = Finding(f"has rope type {spec.rope_type!r}, which depends on the sequence length")
+        raise ArgumentError("rope", finding, "be for one length", _ONE_LENGTH)
     if len(spec.inv_freq) > 1:
-        raise ValueError(
-            f"`rope` holds frequencies for {len(spec.inv_freq)} batch rows; a graph is written for "
-            "one length, such as `rope.at_length(seq_len)`"
-        )
+        finding = Finding(f"holds frequencies for {len(spec.inv_freq)} batch rows")
+        raise ArgumentError("rope", finding, "be for one length", _ONE_LENGTH)
 
 
 def plain_rope_options(options: RopeOptions) -> RopeOptions:
@@ -107,11 +105,11 @@ def check_attention(options: AttentionOptions, rope: RotaryEmbedding) -> None:
         able = _capable_targets(lambda other: _attends(other, options, rope))
         raise ArgumentError(problem.argument, problem.finding, problem.rule, able)
     if options.batch_chunks and not target.takes_chunks and not runtime_takes_query_lengths():
-        raise ValueError(
-            "`batch_chunks` is True, but the GroupQueryAttention of onnxruntime "
-            f"{onnxruntime.__version__} takes several new tokens on a past for a batch of 1 only; "
-            "it needs onnxruntime 1.32"
+        rule = (
+            "be False, as the GroupQueryAttention of onnxruntime "
+            f"{onnxruntime.__version__} takes several new tokens on a past for a batch of 1 only"
         )
+        raise ArgumentError("batch_chunks", True, rule, "or install onnxruntime 1.32")
 
 
 def check_arrays(options: AttentionOptions, head_dim: int, arrays: Mapping[str, Float64]) -> None:
@@ -120,12 +118,12 @@ def check_arrays(options: AttentionOptions, head_dim: int, arrays: Mapping[str, 
     for name, array in arrays.items():
         if array.shape == shapes[name]:
             continue
-        argument = f"`weights[{name!r}]`"
+        argument = f"weights[{name!r}]"
         if name == "sinks":
-            argument = "`sinks`"
+            argument = name
         elif name.endswith("_norm"):
-            argument = f"`qk_norm` of {name.removesuffix('_norm')}"
-        raise ValueError(f"{argument} has shape {array.shape}; it must be {shapes[name]}")
+            argument = f"qk_norm[{'qk'.index(name[0])}]"
+        raise ArgumentError(argument, Finding.shape_of(array), f"be {shapes[name]}")
 
 
 def _raise_first(problems: Iterator[ArgumentError]) -> None:
@@ -268,11 +266,9 @@ def _batch_chunks(options: AttentionOptions) -> bool:
         return target.takes_chunks or (is_optional and runtime_takes_query_lengths())
     if wanted == target.takes_chunks or is_optional:
         return wanted
-    remedy = "drop it" if target.takes_chunks else "it needs `cache`='shared'"
-    raise ValueError(
-        f"`batch_chunks` is {wanted}, but with target {target.name!r} and `cache` "
-        f"{options.cache!r} it is {target.takes_chunks}; {remedy}"
-    )
+    rule = f"be {target.takes_chunks} with target {target.name!r} and `cache` {options.cache!r}"
+    remedy = "" if target.takes_chunks else "or give `cache`='shared'"
+    raise ArgumentError("batch_chunks", wanted, rule, remedy)
 
 
 def _plain_values(

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import onnx
 
-from rope_cpu.arguments.errors import ArgumentError
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 
@@ -78,7 +78,7 @@ def save(
     ['rope.onnx', 'rope.onnx.data']
     """
     if not isinstance(model, onnx.ModelProto):
-        raise TypeError(f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto")
+        raise ArgumentTypeError("model", Finding.type_of(model), "be an onnx.ModelProto")
     whole_number("external_bytes", external_bytes, 0)
     target = model_path(path)
     with _saving:
@@ -113,10 +113,9 @@ def _check_tables(model: onnx.ModelProto) -> None:
     """Raise if a model has tables in a file, which this call could replace."""
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            raise ValueError(
-                f"`model` has the tensor {shown(tensor.name)} in a file beside it; load the model "
-                "with its tables: onnx.load(path)"
-            )
+            finding = Finding(f"has the tensor {shown(tensor.name)} in a file beside it")
+            rule = "hold all its tables"
+            raise ArgumentError("model", finding, rule, "load it with them: onnx.load(path)")
 
 
 def _refers_to(model: Path, data_name: str) -> bool:
@@ -139,16 +138,17 @@ def model_path(path: str | os.PathLike[str], name: str = "path") -> Path:
     name: that of the argument, for error texts.
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise TypeError(f"`{name}` is {shown(path)}; it must be a path")
+        raise ArgumentTypeError(name, path, "be a path")
     target = Path(path)
     too_long = (
         len(os.fsencode(target)) > MAX_PATH_BYTES or len(os.fsencode(target.name)) > MAX_NAME_BYTES
     )
     if too_long or "\0" in str(target):
-        raise ValueError(
-            f"`{name}` is {shown(str(target))}; a path has at most {MAX_PATH_BYTES} bytes, its "
-            f"file name at most {MAX_NAME_BYTES}, and neither has a null character"
+        rule = (
+            f"have at most {MAX_PATH_BYTES} bytes, at most {MAX_NAME_BYTES} of them in the file "
+            "name, and no null character"
         )
+        raise ArgumentError(name, str(target), rule)
     suffix = target.suffix.lower()
     suffix_format = onnx.serialization.registry.get_format_from_file_extension(suffix)
     if suffix_format != "protobuf":
@@ -156,10 +156,9 @@ def model_path(path: str | os.PathLike[str], name: str = "path") -> Path:
         raise ArgumentError(name, str(target), rule)
     for file in (target, Path(f"{target}.data")):
         if file.is_symlink() or (file.exists() and not file.is_file()):
-            raise ValueError(
-                f"`{name}` is {shown(str(target))}, but {shown(str(file))} exists and is not a "
-                "regular file; choose another path"
-            )
+            exists = f"{shown(str(file))} exists and is not a regular file"
+            finding = Finding(f"is {shown(str(target))}, but {exists}")
+            raise ArgumentError(name, finding, "name a new or a regular file")
     return target
 
 

@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from onnx import helper
 
 from rope_cpu import __version__
+from rope_cpu.arguments.errors import ArgumentError, Finding
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
@@ -69,7 +70,7 @@ class Graph:
     def output(self, value: str, name: str, dtype: DTypeLike, shape: Shape) -> None:
         """Declare `value` as the graph output `name`; every node then uses the new name for it."""
         if not any(value in node.output for node in self.nodes):
-            raise ValueError(f"`value` is {value!r}; it must be the output of a node in this graph")
+            raise ArgumentError("value", value, "be the output of a node in this graph")
         for node in self.nodes:
             for names in (node.input, node.output):
                 if value in names:
@@ -226,10 +227,8 @@ class Graph:
         taken = {*self.initializers, *(name for node in self.nodes for name in node.output)}
         for value in self.inputs:
             if value.name in taken:
-                raise ValueError(
-                    f"`inputs` hold {value.name!r}, the name of another value in this graph; "
-                    "rename that input"
-                )
+                finding = Finding.holds(f"{value.name!r}, the name of another value in this graph")
+                raise ArgumentError("inputs", finding, "hold names of their own")
             taken.add(value.name)
 
     def _add_initializers(self, model: onnx.ModelProto) -> None:

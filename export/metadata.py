@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 
 from rope_cpu import RotaryEmbedding, __version__
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import choice
 from rope_cpu.arguments.texts import cut, shown
 
@@ -21,6 +22,8 @@ OPTIONS_KEY = "rope_cpu.export"
 
 # Largest number of characters of the options; the most inputs, with long names, need a tenth of it.
 MAX_OPTIONS_LENGTH = 2**16
+
+_MODEL_RULE = "come from this package's export"
 
 # Doc strings of inputs and outputs.
 POSITION_DESCRIPTIONS = {
@@ -78,12 +81,11 @@ def model_metadata(
     if user_entries is None:
         return entries
     if not _is_mapping_of_strings(user_entries):
-        given = shown(user_entries)
-        raise TypeError(f"`metadata` is {given}; it must be a mapping of strings to strings")
+        raise ArgumentTypeError("metadata", user_entries, "be a mapping of strings to strings")
     taken = sorted(key for key in user_entries if key in entries or key.endswith(OPTIONS_KEY))
     if taken:
-        names = ", ".join(taken)
-        raise ValueError(f"`metadata` holds {names}, keys of the export itself; choose others")
+        finding = Finding(f"holds {', '.join(taken)}, keys of the export itself")
+        raise ArgumentError("metadata", finding, "hold other keys")
     return entries | dict(user_entries)
 
 
@@ -120,29 +122,27 @@ def read_options(model: onnx.ModelProto) -> RopeOptions | AttentionOptions:
         if key.endswith(OPTIONS_KEY)
     }
     if not texts:
-        raise ValueError(
-            f"`model` has no metadata {OPTIONS_KEY!r}; it must come from this package's export"
-        )
+        raise ArgumentError("model", Finding(f"has no metadata {OPTIONS_KEY!r}"), _MODEL_RULE)
     if len(texts) > 1:
-        raise ValueError(
-            f"`model` has metadata {OPTIONS_KEY!r} with the prefixes {shown(list(texts))}: it is "
-            "merged from several; validate them before they are merged"
-        )
+        finding = Finding(f"has metadata {OPTIONS_KEY!r} with the prefixes {shown(list(texts))}")
+        rule = "be one model, not merged from several"
+        raise ArgumentError("model", finding, rule, "validate them before they are merged")
     ((prefix, text),) = texts.items()
     try:
         fields = _json_object(text)
         kind = choice("kind", fields.pop("kind", None), (RopeOptions.kind, AttentionOptions.kind))
         written = fields.get("name_prefix", "")
         if written != prefix:
-            raise ValueError(f"`name_prefix` is {shown(written)}, but the key has {shown(prefix)}")
+            raise ArgumentError("name_prefix", written, f"be that of the key, {shown(prefix)}")
         if kind == RopeOptions.kind:
             return plain_rope_options(RopeOptions(**fields))
         return plain_attention_options(AttentionOptions(**fields))
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"`model` has metadata {OPTIONS_KEY!r} of {cut(text)}, which no export of this version "
-            f"writes: {cut(str(error))}"
-        ) from None
+        finding = Finding(
+            f"has metadata {OPTIONS_KEY!r} of {cut(text)}, which no export of this version writes: "
+            f"{cut(str(error))}"
+        )
+        raise ArgumentError("model", finding, _MODEL_RULE) from None
 
 
 def _decoded(text: str | bytes) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from rope_cpu.arguments.arrays import to_dtype
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPE_NAMES, DTYPES
 from rope_cpu.kernels.angles import cos_sin_kernel
@@ -138,11 +139,12 @@ def _cache_builds(dtypes: list[str], cache_dtypes: list[str]) -> list[Build]:
     dtypes: those of the inputs that have such kernels.
     """
     if not dtypes:
-        raise ValueError(
-            f"`cache_dtypes` holds {', '.join(cache_dtypes)}, but `dtypes` holds float64 alone, "
-            "which has no kernels of caches; add the dtype of the arrays that `append` is given, "
-            "or leave `cache_dtypes` out"
+        finding = Finding(
+            f"holds {', '.join(cache_dtypes)}, but `dtypes` holds float64 alone, which has no "
+            "kernels of caches"
         )
+        remedy = "or add the dtype of the arrays that `append` is given to `dtypes`"
+        raise ArgumentError("cache_dtypes", finding, "be left out", remedy)
     builds: list[Build] = []
     computed = _computed(cache_dtypes)
     for dtype, cache_dtype in product(dtypes, computed):
@@ -183,8 +185,8 @@ def _names(argument: str, dtypes: DTypes, known: Mapping[np.dtype[Any], str]) ->
     for dtype in listed:
         name = known.get(to_dtype(dtype))
         if name is None:
-            rule = f"each must be one of {', '.join(known.values())}"
-            raise TypeError(f"`{argument}` holds {shown(dtype)}; {rule}")
+            rule = f"hold none but {', '.join(known.values())}"
+            raise ArgumentTypeError(argument, Finding.holds(shown(dtype)), rule)
         if name not in names:
             names.append(name)
     return names

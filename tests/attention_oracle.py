@@ -65,6 +65,32 @@ def cached(x, dtype):
     return x[0], x[1] + (half_ulp(x[0], dtype) if np.dtype(dtype).itemsize == 2 else 0)
 
 
+def scored(q, keys, scale, softcap=None):
+    """Return the scores of one query, (heads, keys), of (heads, width) and (keys, heads, width)."""
+    scores = scale * np.einsum("hd,khd->hk", q, keys)
+    return softcap * np.tanh(scores / softcap) if softcap else scores
+
+
+def weighed(scores, sinks=None):
+    """Return the softmax of scores (heads, keys), and the exponent of e of each weight.
+
+    The weight of a score of -inf is 0, also where a head has no other. sinks: (heads,), each a
+    score of every query of its head, without a value.
+    """
+    sinks = np.full((len(scores), 1), -np.inf) if sinks is None else np.asarray(sinks)[:, None]
+    largest = np.maximum(scores.max(axis=1, keepdims=True), sinks)
+    largest = np.where(largest > -np.inf, largest, 0)
+    exponents = scores - largest
+    weights = np.exp(exponents)
+    total = weights.sum(axis=1, keepdims=True) + np.exp(sinks - largest)
+    return weights / np.where(total > 0, total, 1), exponents
+
+
+def summed(weights, values):
+    """Return the sums of values (keys, heads, width) by weights (heads, keys): (heads, width)."""
+    return np.einsum("hk,khd->hd", weights, values)
+
+
 def attention(
     rope,
     q,
@@ -84,56 +110,45 @@ def attention(
 ):
     """Return the attention of q, k and v, and its error before it is rounded.
 
-    sinks: (heads,), each a score of every query of its head, without a value. stored: function of a
-    pair (batch, seq, heads, width) and of its name, k or v, that returns it as a cache holds it.
+    sinks: as in `weighed`. stored: function of a pair (batch, seq, heads, width) and of its name, k
+    or v, that returns it as a cache holds it.
 
     q, k, v: arrays (batch, seq, heads, width), or pairs of an array and its error.
     """
-    (q, q_off), (k, k_off) = (
-        rotated(rope, q, ids, dtype),
-        cached(rotated(rope, k, ids, dtype), dtype),
-    )
-    v, v_off = cached(v, dtype) if isinstance(v, tuple) else exactly(v)
+    q = rotated(rope, q, ids, dtype)
+    k = cached(rotated(rope, k, ids, dtype), dtype)
+    v = cached(v, dtype) if isinstance(v, tuple) else exactly(v)
     if stored is not None:
-        k, k_off = stored((k, k_off), "k")
-        v, v_off = stored((v, v_off), "v")
-    batch, seq, heads, width = q.shape
-    u, scale = UNITS[str(dtype)], scale or width**-0.5
-    result, bound = np.zeros((2, batch, seq, heads, v.shape[-1]))
+        k = stored(k, "k")
+        v = stored(v, "v")
+    batch, seq, heads, width = q[0].shape
+    k, v = ([np.repeat(x, heads // x.shape[2], axis=2) for x in pair] for pair in (k, v))
+    scale = scale or width**-0.5
+    result, bound = np.zeros((2, batch, seq, heads, v[0].shape[-1]))
     added = np.broadcast_to(added, (batch, heads, seq, seq)).astype(np.float64)
     allowed = np.broadcast_to(True if allowed is None else allowed, (batch, heads, seq, seq))
-    for row, head, i in itertools.product(range(batch), range(heads), range(seq)):
-        shared, at = head * k.shape[2] // heads, (row, i, head)
+    for row, i in itertools.product(range(batch), range(seq)):
         near = [(j <= i or not causal) and (window is None or j > i - window) for j in range(seq)]
-        seen = np.array(near) & allowed[row, head, i] & (added[row, head, i] > -np.inf)
-        if not seen.any():
-            continue
-        keys, keys_off, values = (
-            k[row, seen, shared],
-            k_off[row, seen, shared],
-            v[row, seen, shared],
-        )
-        scores, size = (
-            scale * keys @ q[at],
-            scale * (width + SCALE) * u * np.abs(keys) @ np.abs(q[at]),
-        )
-        off = size + scale * (keys_off @ (np.abs(q[at]) + q_off[at]) + np.abs(keys) @ q_off[at])
+        seen = np.array(near) & allowed[row, :, i] & (added[row, :, i] > -np.inf)
+        query, keys = [x[row, i] for x in q], [x[row] for x in k]
+        capped = scored(query[0], keys[0], scale, softcap)
+        scores = np.where(seen, capped + added[row, :, i], -np.inf)
+        weights, exponents = weighed(scores, sinks)
+        u = UNITS[str(dtype)]
+        off = score_error(query, keys, scale, u)
         if softcap:
-            scores = softcap * np.tanh(scores / softcap)
-            off += SOFTCAP * u * np.abs(scores)
-        scores = scores + added[row, head, i][seen]
-        largest = scores.max()
-        if sinks is not None:
-            largest = max(largest, sinks[head])
-        off += u * (np.abs(scores) + np.abs(scores - largest))
-        weights = np.exp(scores - largest)
-        total = weights.sum()
-        if sinks is not None:
-            total += np.exp(sinks[head] - largest)
-        weights /= total
-        change = np.expm1(2 * off.max()) + (2 * seen.sum() + SOFTMAX) * u
-        result[at] = weights @ values
-        bound[at] = change * (weights @ np.abs(values)) + (1 + change) * (
-            weights @ v_off[row, seen, shared]
-        )
+            off += SOFTCAP * u * np.abs(capped)
+        off = np.where(seen, off + u * (np.abs(scores) + np.abs(exponents)), 0)
+        count = seen.sum(axis=1, keepdims=True)
+        change = np.expm1(2 * off.max(axis=1, keepdims=True)) + (2 * count + SOFTMAX) * u
+        result[row, i] = summed(weights, v[0][row])
+        bound[row, i] = change * summed(weights, np.abs(v[0][row]))
+        bound[row, i] += (1 + change) * summed(weights, v[1][row])
     return result, bound
+
+
+def score_error(q, keys, scale, u):
+    """Return a bound on the errors of the products of one query, of pairs as for `scored`."""
+    (q, q_off), (keys, keys_off) = (map(np.abs, pair) for pair in (q, keys))
+    sums = scored(q, keys, (q.shape[1] + SCALE) * u) + scored(q + q_off, keys_off, 1)
+    return scale * (sums + scored(q_off, keys, 1))

@@ -64,4 +64,4 @@ def assert_refused(call: Callable[[], Any], error: Any, argument: str) -> None:
     """Assert that a call raises an error of this class, about this argument."""
     with pytest.raises(error) as caught:
         call()
-    assert f"`{argument}`" in str(caught.value)
+    assert caught.value.argument == argument

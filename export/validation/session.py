@@ -15,6 +15,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from rope_cpu.arguments.arrays import share_memory
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import refuse_masked
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.array_types import Array
@@ -154,9 +155,8 @@ def bind(
     96
     """
     if not isinstance(session, onnxruntime.InferenceSession):
-        raise TypeError(
-            f"`session` is a {type(session).__name__}; it must be an onnxruntime.InferenceSession"
-        )
+        rule = "be an onnxruntime.InferenceSession"
+        raise ArgumentTypeError("session", Finding.type_of(session), rule)
     inputs = {value.name: value for value in session.get_inputs()}
     results = {value.name: value for value in session.get_outputs()}
     shared = _shared_buffers(inputs, results)
@@ -189,34 +189,31 @@ def _shared_buffers(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> di
 def _check_names(argument: str, arrays: Mapping[str, Array], declared: Mapping[str, Any]) -> None:
     """Raise unless an argument is a mapping with exactly the names that the session declares."""
     if not isinstance(arrays, Mapping):
-        raise TypeError(
-            f"`{argument}` is a {type(arrays).__name__}; it must be a mapping of names to arrays"
-        )
+        rule = "be a mapping of names to arrays"
+        raise ArgumentTypeError(argument, Finding.type_of(arrays), rule)
     missing = [name for name in declared if name not in arrays]
     unknown = [name for name in arrays if name not in declared]
     if missing or unknown:
-        raise ValueError(
-            f"`{argument}` holds {shown(list(arrays))}; it must hold {cut(', '.join(declared))} "
-            "(present keys and values of a shared cache are those of the past)"
-        )
+        present = "present keys and values of a shared cache are those of the past"
+        rule = f"hold {cut(', '.join(declared))} ({present})"
+        raise ArgumentError(argument, Finding.holds(shown(list(arrays))), rule)
 
 
 def _check_array(name: str, x: object, declared: Any) -> None:
     """Raise unless an array has the declared dtype and shape, and is C-contiguous."""
     if not isinstance(x, np.ndarray):
-        raise TypeError(f"`{name}` is a {type(x).__name__}; it must be an array")
+        raise ArgumentTypeError(name, Finding.type_of(x), "be an array")
     refuse_masked(name, x)
     dtype = _dtype(declared.type)
     if x.dtype != dtype:
-        raise TypeError(f"`{name}` has dtype {x.dtype}; it must be {dtype}")
+        raise ArgumentTypeError(name, Finding.dtype_of(x), f"be {dtype}")
     sizes = zip(x.shape, declared.shape, strict=False)
     fits = all(not isinstance(size, int) or n == size for n, size in sizes)
     if x.ndim != len(declared.shape) or not fits:
-        raise ValueError(f"`{name}` has shape {x.shape}; it must be {tuple(declared.shape)}")
+        raise ArgumentError(name, Finding.shape_of(x), f"be {tuple(declared.shape)}")
     if not x.flags.c_contiguous:
-        raise ValueError(
-            f"`{name}` is not C-contiguous; give an array whose rows lie one after another"
-        )
+        finding = Finding(f"has strides {x.strides}")
+        raise ArgumentError(name, finding, "be C-contiguous, its rows one after another")
 
 
 def _check_written(
@@ -227,20 +224,19 @@ def _check_written(
     onnxruntime has addresses only: it would write to a read-only array, and crash where the memory
     itself cannot be written. caches: names of the feeds that are written.
     """
-    arrays = {f"`feeds[{shown(name)}]`": x for name, x in feeds.items()}
-    arrays |= {f"`outputs[{shown(name)}]`": x for name, x in outputs.items()}
-    written = [f"`feeds[{shown(name)}]`" for name in caches]
-    written += [f"`outputs[{shown(name)}]`" for name in outputs]
+    arrays = {f"feeds[{shown(name)}]": x for name, x in feeds.items()}
+    arrays |= {f"outputs[{shown(name)}]": x for name, x in outputs.items()}
+    written = [f"feeds[{shown(name)}]" for name in caches]
+    written += [f"outputs[{shown(name)}]" for name in outputs]
     for argument in written:
         x = arrays[argument]
         if not x.flags.writeable:
-            raise ValueError(f"{argument} is read-only, and each call writes to it; give a copy")
+            finding = Finding("is read-only, and each call writes to it")
+            raise ArgumentError(argument, finding, "be writeable", "give a copy")
         for other, y in arrays.items():
             if other != argument and share_memory(x, y):
-                raise ValueError(
-                    f"{argument} shares memory with {other}, and each call writes to it; give each "
-                    "an array of its own"
-                )
+                finding = Finding(f"shares memory with `{other}`, and each call writes to it")
+                raise ArgumentError(argument, finding, "have memory of its own")
 
 
 def _dtype(name: str) -> np.dtype[Any]:
@@ -261,7 +257,6 @@ def _check_capacities(session: onnxruntime.InferenceSession, feeds: Mapping[str,
         name = key.removesuffix(OPTIONS_KEY) + "past_key"
         capacity = feeds[name].shape[2]
         if capacity > most:
-            raise ValueError(
-                f"`feeds[{shown(name)}]` has shape {feeds[name].shape}, a capacity of {capacity}; "
-                f"the model has tables of {most} positions, so give at most that many rows"
-            )
+            finding = Finding(f"has shape {feeds[name].shape}, a capacity of {capacity}")
+            rule = f"have at most {most} rows, the positions of the model's tables"
+            raise ArgumentError(f"feeds[{shown(name)}]", finding, rule)

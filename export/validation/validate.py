@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from rope_cpu import RotaryEmbedding
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.arguments.scalars import whole_number
-from rope_cpu.arguments.texts import cut, first_line, shown
+from rope_cpu.arguments.texts import cut, first_line
 
 from ..checks import check_one_length, check_rotary_embedding
 from ..files import MAX_PATH_BYTES
@@ -75,9 +76,8 @@ def validate(
     False
     """
     if not isinstance(model, onnx.ModelProto | str | os.PathLike):
-        raise TypeError(
-            f"`model` is a {type(model).__name__}; it must be an onnx.ModelProto or a path"
-        )
+        rule = "be an onnx.ModelProto or a path"
+        raise ArgumentTypeError("model", Finding.type_of(model), rule)
     check_rotary_embedding(rope)
     whole_number("seed", seed, 0, MAX_SEED)
     check_one_length(rope)
@@ -115,22 +115,21 @@ def _build_check(
     }
     for name in options.projections:
         if f"{name}_weight" not in arrays:
-            raise ValueError(
-                f"`model` has no initializer '{options.name_prefix}{name}_weight', but its "
-                "metadata hold options for that projection"
-            )
+            finding = Finding(f"has no initializer '{options.name_prefix}{name}_weight'")
+            rule = "have one, as its metadata hold options for that projection"
+            raise ArgumentError("model", finding, rule)
     return AttentionCheck(session, rope, options, arrays)
 
 
 def _load(path: str) -> onnx.ModelProto:
     """Return the model in a file, without its external data."""
     if len(path) > MAX_PATH_BYTES:
-        raise ValueError(f"`model` is {shown(path)}; a path has at most {MAX_PATH_BYTES} bytes")
+        raise ArgumentError("model", path, f"be a path of at most {MAX_PATH_BYTES} bytes")
     try:
         # `save` writes protobuf under any suffix; onnx would parse .json and .textproto as such.
         return onnx.load(path, format="protobuf", load_external_data=False)
     except (DecodeError, ValueError):
-        raise ValueError(f"`model` is {shown(path)}, which is not an ONNX file") from None
+        raise ArgumentError("model", path, "be an ONNX file") from None
 
 
 def read_weights(model: onnx.ModelProto, folder: str) -> dict[str, NDArray[Any]]:

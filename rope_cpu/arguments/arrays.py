@@ -119,17 +119,16 @@ def _check_table_fit(
     batch_axis, token_axis, head_axis = LAYOUT_AXES[layout]
     rows, tokens, frequency_heads = table[:3]
     if x.shape[token_axis] != tokens:
-        rule = "so check `layout`" if tokens in x.shape[:-1] else "and the numbers must be equal"
-        raise ValueError(
-            f"`{name}` has {x.shape[token_axis]} tokens, but {token_source} {tokens}; with layout "
-            f"{layout!r}, axis {token_axis} of its shape {x.shape} counts the tokens, {rule}"
-        )
+        finding = Finding(f"has {x.shape[token_axis]} tokens, but {token_source} {tokens}")
+        rule = f"have as many on axis {token_axis} of its shape {x.shape}, by layout {layout!r}"
+        remedy = "check `layout`" if tokens in x.shape[:-1] else ""
+        raise ArgumentError(name, finding, rule, remedy)
     batch = 1 if batch_axis is None else x.shape[batch_axis]
     if rows not in (1, batch):
-        raise ValueError(
-            f"`{name}` has batch {batch} (layout {layout!r}, shape {x.shape}), but {row_source} "
-            f"{rows}; pass one row, or one for each batch row"
-        )
+        place = f"(layout {layout!r}, shape {x.shape})"
+        finding = Finding(f"has batch {batch} {place}, but {row_source} {rows}")
+        remedy = "pass one row, or one for each batch row"
+        raise ArgumentError(name, finding, f"have batch {rows}", remedy)
     if x.shape[head_axis] % frequency_heads:
         rule = f"have a multiple of {frequency_heads}, the heads that cos and sin are for"
         raise ArgumentError(name, Finding(f"has {x.shape[head_axis]} heads"), rule)
@@ -149,23 +148,26 @@ def _check_alike(name: str, x: Array, other_name: str, other: Array, layout: str
         raise ArgumentError(name, Finding(f"has batch {x.shape[batch_axis]}"), rule)
 
 
-def _unequal_lengths(name: str, x: Array, other_name: str, other: Array, layout: str) -> ValueError:
+def _unequal_lengths(
+    name: str, x: Array, other_name: str, other: Array, layout: str
+) -> ArgumentError:
     """Return the error for two inputs that differ in their number of tokens."""
     _, token_axis, head_axis = LAYOUT_AXES[layout]
     tokens = x.shape[token_axis]
     other_tokens = other.shape[token_axis]
-    text = (
-        f"`{name}` has {tokens} tokens, but `{other_name}` has {other_tokens}; rotate arrays of "
-        f"unequal lengths one at a time, for example rope.rotate({other_name}, offset=…)"
+    remedy = (
+        "rotate arrays of unequal lengths one at a time, for example "
+        f"rope.rotate({other_name}, offset=…)"
     )
     # Query heads that share key heads, in another layout, look like tokens of unequal number.
     same_heads = x.shape[head_axis] == other.shape[head_axis]
     if same_heads and 0 < tokens < other_tokens and other_tokens % tokens == 0:
-        text += (
+        remedy += (
             f"; if axis {token_axis} of the shapes {other.shape} and {x.shape} counts heads, "
             f"`layout` is not {layout!r}"
         )
-    return ValueError(text)
+    rule = f"have as many as `{other_name}`, {other_tokens}"
+    return ArgumentError(name, Finding(f"has {tokens} tokens"), rule, remedy)
 
 
 def check_outputs(outputs: Mapping[str, Any], inputs: Mapping[str, Array]) -> None:

@@ -41,7 +41,8 @@ class AnyArgumentError(Exception):
     Parameters
     ----------
     argument : str
-        Name of the argument, kept as an attribute so that a command can name its option instead.
+        Name of the argument, or of an entry such as ``out[0]``, kept as an attribute so that a
+        command can name its option instead. Of two arguments, it is the one to change.
     value : object
         The value, or a `Finding` on it.
     rule : str

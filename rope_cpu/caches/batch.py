@@ -158,19 +158,17 @@ def _lengths(name: str, value: ArrayLike) -> Int64:
 
 def _check_new_tokens(lengths: Int64, new: Int64) -> None:
     if len(new) != len(lengths):
-        raise ValueError(
-            f"`query_lens` is for {len(new)} sequences, but `seq_lens` is for {len(lengths)}"
-        )
+        finding = Finding(f"is for {len(new)} sequences")
+        rule = f"be for as many as `seq_lens`, {len(lengths)}"
+        raise ArgumentError("query_lens", finding, rule)
     for index in np.flatnonzero(new > lengths)[:1]:
-        raise ValueError(
-            f"`query_lens` holds {new[index]} for sequence {index}, whose `seq_lens` is "
-            f"{lengths[index]}; the new tokens are included in it, so it must be at least as large"
-        )
+        finding = Finding(f"holds {new[index]} for sequence {index}")
+        rule = f"hold at most its `seq_lens`, {lengths[index]}, which includes the new tokens"
+        raise ArgumentError("query_lens", finding, rule)
     tokens = int(new.sum())
     if tokens > limits.SLOTS:
-        raise ValueError(
-            f"`query_lens` has {tokens} tokens in all; a step may have at most {limits.SLOTS}"
-        )
+        finding = Finding(f"has {tokens} tokens in all")
+        raise ArgumentError("query_lens", finding, f"have at most {limits.SLOTS} for a step")
 
 
 def _pages(page_table: ArrayLike, lengths: Int64, page_size: int) -> Int64:
@@ -186,10 +184,12 @@ def _pages(page_table: ArrayLike, lengths: Int64, page_size: int) -> Int64:
         raise ArgumentError("page_table", Finding.shape_of(given), rule)
     needed = -(-lengths // page_size)
     for index in np.flatnonzero(needed > given.shape[1])[:1]:
-        raise ValueError(
-            f"`page_table` has {given.shape[1]} pages for a sequence, but sequence {index} of "
-            f"{lengths[index]} tokens needs {needed[index]} pages of {page_size}"
+        finding = Finding(f"has {given.shape[1]} pages for a sequence")
+        rule = (
+            f"have {needed[index]} of {page_size} tokens, as sequence {index} has {lengths[index]} "
+            "tokens in `seq_lens`"
         )
+        raise ArgumentError("page_table", finding, rule)
     if given.shape[1] == 0:  # no sequence has a token
         return np.full((len(given), 1), -1)
     # Servers have room for the longest sequences. A column that no sequence needs is not read.
@@ -199,26 +199,23 @@ def _pages(page_table: ArrayLike, lengths: Int64, page_size: int) -> Int64:
     most = limits.WHOLE // page_size
     wrong = used & ((pages < -1) | (pages >= most))
     for row, column in np.argwhere(wrong)[:1]:
-        raise ValueError(
-            f"`page_table` holds {pages[row, column]} for sequence {row}; a page must be from 0 to "
-            f"{most - 1}, or -1 where it was given back"
-        )
+        finding = Finding(f"holds {pages[row, column]} for sequence {row}")
+        rule = f"hold pages from 0 to {most - 1}, or -1 where a page was given back"
+        raise ArgumentError("page_table", finding, rule)
     return pages
 
 
 def _check_slots(page: Int64, slots: Int64, sequence: Int64, position: Int64) -> None:
     """Raise unless every new token has a page, and none the slot of another."""
     for token in np.flatnonzero(page < 0)[:1]:
-        raise ValueError(
-            f"`page_table` holds -1 under token {position[token]} of sequence {sequence[token]}, "
-            "which is new; give it a page"
-        )
+        place = f"under token {position[token]} of sequence {sequence[token]}, which is new"
+        raise ArgumentError("page_table", Finding(f"holds -1 {place}"), "give it a page")
     order = np.argsort(slots, kind="stable")
     for place in np.flatnonzero(np.diff(slots[order]) == 0)[:1]:
         first = order[place]
         second = order[place + 1]
-        raise ValueError(
-            f"`page_table` gives slot {slots[first]} to token {position[first]} of sequence "
-            f"{sequence[first]} and to token {position[second]} of sequence {sequence[second]}; "
-            "each new token needs a slot of its own"
+        finding = Finding(
+            f"gives slot {slots[first]} to token {position[first]} of sequence {sequence[first]} "
+            f"and to token {position[second]} of sequence {sequence[second]}"
         )
+        raise ArgumentError("page_table", finding, "give each new token a slot of its own")

@@ -91,16 +91,14 @@ class KVCache(Immutable):
     ) -> None:
         name = _checked_dtype("key", key)
         if _checked_dtype("value", value) != name:
-            raise TypeError(
-                f"`value` has dtype {value.dtype}, but `key` has {key.dtype}; they must be the same"
+            raise ArgumentTypeError(
+                "value", Finding.dtype_of(value), f"have that of `key`, {key.dtype}"
             )
         _check_shape("key", key)
         _check_shape("value", value)
         if value.shape[:3] != key.shape[:3]:
-            raise ValueError(
-                f"`value` has shape {value.shape}, but `key` has {key.shape}; they must agree in "
-                "pages, page_size and kv_heads"
-            )
+            rule = f"have the pages, page_size and kv_heads of `key`, {key.shape[:3]}"
+            raise ArgumentError("value", Finding.shape_of(value), rule)
         arrays = {"key": key, "value": value}
         scales = {"key_scale": key_scale, "value_scale": value_scale}
         arrays |= _checked_scales(scales, name, key.shape[:3])
@@ -147,10 +145,8 @@ def check_writeable(cache: KVCache, names: tuple[str, ...] = CACHE_ARRAYS) -> No
         given = getattr(cache, name)
         if given is None or (given.flags.writeable and held[name].flags.writeable):
             continue
-        raise ValueError(
-            f"`cache.{name}` is read-only, and would be written to; make the KVCache from a "
-            "writeable array"
-        )
+        remedy = "make the KVCache from a writeable array"
+        raise ArgumentError(f"cache.{name}", Finding("is read-only"), "be writeable", remedy)
 
 
 def _checked_dtype(name: str, x: object) -> str:
@@ -170,10 +166,8 @@ def _check_shape(name: str, x: Array) -> None:
         rule = "be (pages, page_size, kv_heads, width), none 0"
         raise ArgumentError(name, Finding.shape_of(x), rule)
     if x.strides[3] != x.itemsize:
-        raise ValueError(
-            f"`{name}` has strides {x.strides}; its last axis must be contiguous, with a stride of "
-            f"{x.itemsize}"
-        )
+        rule = f"have a contiguous last axis, of stride {x.itemsize}"
+        raise ArgumentError(name, Finding(f"has strides {x.strides}"), rule)
 
 
 def _checked_scales(
@@ -184,12 +178,12 @@ def _checked_scales(
     for name, scale in scales.items():
         if scale is None:
             if dtype == "int8":
-                raise ValueError(
-                    f"`{name}` is missing; an int8 cache needs float32 scales of shape {shape}"
-                )
+                rule = f"be a float32 array of shape {shape}, as the cache is int8"
+                raise ArgumentError(name, None, rule)
             continue
         if dtype != "int8":
-            raise ValueError(f"`{name}` is given, but a cache of {dtype} has no scales")
+            rule = f"be left out, as a cache of {dtype} has no scales"
+            raise ArgumentError(name, Finding("is given"), rule)
         if not isinstance(scale, np.ndarray):
             raise not_an_array(name, scale, " of float32")
         refuse_masked(name, scale)
@@ -208,10 +202,9 @@ def _check_memory(arrays: dict[str, Array]) -> None:
     for index, name in enumerate(names):
         x = arrays[name]
         if not elements_disjoint(x):
-            raise ValueError(
-                f"`{name}` has overlapping elements (strides {x.strides}); pass an array whose "
-                "elements share no memory"
-            )
+            overlap = Finding(f"has overlapping elements (strides {x.strides})")
+            raise ArgumentError(name, overlap, "be an array whose elements share no memory")
         for other in names[:index]:
             if share_memory(x, arrays[other]):
-                raise ValueError(f"`{name}` shares memory with `{other}`; each needs its own")
+                shares = Finding(f"shares memory with `{other}`")
+                raise ArgumentError(name, shares, "have memory of its own")

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, Finding
-from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Array
 from rope_cpu.caches import Immutable
 
@@ -80,18 +79,14 @@ class RMSNorm(Immutable):
             raise ArgumentError("offset", offset, "be finite in float32")
         checked = None if weight is None else _checked_weight(weight)
         if checked is None and added != 0:
-            raise ValueError(
-                f"`offset` is {shown(offset)} and `weight` is None; an offset is added to a "
-                "weight, so give both or neither"
-            )
+            rule = "be 0, as `weight` is None: it is added to a weight"
+            raise ArgumentError("offset", offset, rule, "give both or neither")
         factors = None
         if checked is not None:
             with np.errstate(over="ignore"):
                 factors = checked + np.float32(added)
             if np.isinf(factors).any():
-                raise ValueError(
-                    f"`offset` is {shown(offset)}, and goes beyond float32 when added to `weight`"
-                )
+                raise ArgumentError("offset", offset, "be finite in float32 added to `weight`")
         self._set(weight=checked, eps=number, offset=added, _factors=factors)
 
     def __repr__(self) -> str:
@@ -116,7 +111,8 @@ def _checked_weight(weight: ArrayLike) -> NDArray[np.float32]:
     scalars.check_length("weight", array, limits.HEAD_DIM)
     rounded: NDArray[np.float32] = _to_float32(array)
     if not np.isfinite(rounded).all():
-        raise ValueError("`weight` holds a number beyond float32")
+        wrong = array[~np.isfinite(rounded)][0]
+        raise ArgumentError("weight", Finding.holds(wrong), "be finite in float32")
     rounded.flags.writeable = False
     return rounded
 
@@ -155,8 +151,6 @@ def _factors(norm: RMSNorm, name: str, width: int) -> Array:
     if norm._factors is None:
         return np.ones(width, np.float32)
     if len(norm._factors) != width:
-        raise ValueError(
-            f"`{name}` has a weight of {len(norm._factors)} elements, but the head vectors that it "
-            f"normalises have {width}"
-        )
+        finding = Finding(f"has a weight of {len(norm._factors)} elements")
+        raise ArgumentError(name, finding, f"have {width}, those of a head vector")
     return norm._factors

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.array_types import Array
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import KVCache, check_cache
@@ -21,27 +22,22 @@ def slots_of_tokens(value: Batch | ArrayLike, cache: KVCache, layout: str) -> Ar
     if type(value) is not Batch:
         scalars.check_type("slot_mapping", value, Batch)
     if layout != "thd":
-        raise ValueError(
-            f"`slot_mapping` is a Batch, whose tokens are packed, but the plan has layout "
-            f"{layout!r}; make the plan with layout='thd'"
-        )
+        finding = Finding(f"is a Batch, but the plan has layout {layout!r}")
+        rule = "be integers for it, as the tokens of a Batch are packed"
+        raise ArgumentError("slot_mapping", finding, rule, "or make the plan with layout='thd'")
     if value.page_size != cache.page_size:
         check_page_size("slot_mapping", value, cache)
     if value.pages_needed > cache.pages:
-        raise ValueError(
-            f"`slot_mapping` writes to page {value.pages_needed - 1}, but `cache` has "
-            f"{cache.pages} pages"
-        )
+        finding = Finding(f"writes to page {value.pages_needed - 1}")
+        raise ArgumentError("slot_mapping", finding, f"fit the {cache.pages} pages of `cache`")
     return value._slots
 
 
 def check_page_size(name: str, batch: Batch, cache: KVCache) -> None:
     """Raise unless the pages of a batch have the size of a cache's."""
     if batch.page_size != cache.page_size:
-        raise ValueError(
-            f"`{name}` has page_size {batch.page_size}, but the pages of `cache` have "
-            f"{cache.page_size} tokens"
-        )
+        rule = f"have that of `cache`, {cache.page_size}"
+        raise ArgumentError(name, Finding(f"has page_size {batch.page_size}"), rule)
 
 
 def _checked_slots(value: ArrayLike, cache: KVCache, layout: str) -> Array:
@@ -55,45 +51,31 @@ def _checked_slots(value: ArrayLike, cache: KVCache, layout: str) -> Array:
 def _slots_in_range(value: ArrayLike, cache: KVCache, layout: str) -> Array:
     """Return integers as slots of a cache, int64 (batch, tokens); raise for any others."""
     slots = scalars.integers("slot_mapping", value, most=limits.SLOTS)
-    rule = "(tokens,)" if layout == "thd" else "(batch, seq)"
+    shape = "(tokens,)" if layout == "thd" else "(batch, seq)"
     if slots.ndim != (1 if layout == "thd" else 2):
-        raise ValueError(
-            f"`slot_mapping` has shape {slots.shape}; with layout {layout!r} it must be {rule}"
-        )
+        rule = f"be {shape} with layout {layout!r}"
+        raise ArgumentError("slot_mapping", Finding.shape_of(slots), rule)
     count = cache.pages * cache.page_size
     if slots.size and not -1 <= slots.min() <= slots.max() < count:
         wrong = slots[(slots < -1) | (slots >= count)][0]
-        raise ValueError(
-            f"`slot_mapping` holds {wrong}; a slot of this cache is from 0 to {count - 1}, and -1 "
-            "means that a token is not kept"
-        )
+        rule = f"hold slots of `cache`, 0 to {count - 1}, or -1 for a token that is not kept"
+        raise ArgumentError("slot_mapping", Finding.holds(wrong), rule)
     kept = np.count_nonzero(slots >= 0)
     if kept > count:
-        raise ValueError(
-            f"`slot_mapping` has a slot for {kept} tokens, but `cache` has {count} slots; each "
-            "token needs a slot of its own"
-        )
+        finding = Finding(f"has a slot for {kept} tokens")
+        rule = f"have one for at most {count}, the slots of `cache`"
+        raise ArgumentError("slot_mapping", finding, rule)
     return slots[None] if layout == "thd" else slots
 
 
 def sorted_runs(slots: Array) -> Array:
-    """Return the runs of consecutive slots, in the order of their slots.
+    """Return the runs of consecutive slots, in the order of their slots, int64 (runs, 3).
 
-    Parameters
-    ----------
-    slots : int64 array, (batch, tokens)
-        The slots of tokens. Those of -1 are in no run.
-
-    Returns
-    -------
-    runs : int64 array, (runs, 3)
-        The first slot of a run, the number of its slots, and the index of its first token in the
-        flattened (batch, tokens). A run may go over the ends of pages and of batch rows.
-
-    Notes
-    -----
-    8,192 slots on pages of 16 take 40 µs; sorting the slots themselves would take 200.
+    The columns are the first slot of a run, the number of its slots, and the index of its first
+    token in the flattened slots, of which those of -1 are in no run. A run may go over the ends of
+    pages and of batch rows.
     """
+    # 8,192 slots on pages of 16 take 40 µs; sorting the slots themselves would take 200.
     flat = slots.ravel()
     ends = (np.diff(flat) != 1) | (flat[:-1] < 0)
     first = np.append(0, np.flatnonzero(ends) + 1)[: flat.size]  # none without slots
@@ -109,9 +91,8 @@ def check_none_twice(runs: Array) -> None:
     stops = runs[:-1, 0] + runs[:-1, 1]
     repeated = starts[starts < stops]
     if repeated.size:
-        raise ValueError(
-            f"`slot_mapping` holds slot {repeated[0]} twice; each token needs a slot of its own"
-        )
+        finding = Finding(f"holds slot {repeated[0]} twice")
+        raise ArgumentError("slot_mapping", finding, "give each token a slot of its own")
 
 
 def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) -> Array:
@@ -121,15 +102,13 @@ def slots_of_keys(cache: KVCache, slot_mapping: Batch | ArrayLike, layout: str) 
     """
     check_cache(cache)
     if isinstance(slot_mapping, Batch):
-        raise TypeError(
-            "`slot_mapping` is a Batch, which has the slots of new tokens alone; pass the slots of "
-            "the cached keys to be rotated, as integers"
-        )
+        finding = Finding("is a Batch, which has the slots of new tokens alone")
+        rule = "hold the slots of the cached keys to be rotated, as integers"
+        raise ArgumentTypeError("slot_mapping", finding, rule)
     if cache._dtype_name == "int8":
-        raise TypeError(
-            "`cache` is int8, and rotating its keys would round each a second time; keep the keys "
-            "as bfloat16, or append them again from their projections"
-        )
+        finding = Finding("is int8, where a rotation would round each key a second time")
+        remedy = "or append the keys again from their projections"
+        raise ArgumentTypeError("cache", finding, "hold floats, such as bfloat16", remedy)
     return _slots_in_range(slot_mapping, cache, layout)
 
 

@@ -193,7 +193,7 @@ def _largest_distance(rotation: LayerRotation, axis: Axis) -> float:
 def expected_scores(
     frequencies: Float64, largest: float, step: float = 1.0
 ) -> tuple[Float64, Float64]:
-    """Return distances and the expected scores there.
+    """Return distances from `step` to `largest`, and the expected scores there, both (points,).
 
     The expected score at distance d is the mean over pairs of cos(d·frequency): the score of a
     query and a key whose pairs have the same direction, relative to distance 0. It is 1 at distance
@@ -203,18 +203,7 @@ def expected_scores(
     each score is the mean over all distances within 10 %. Single distances would sample the fast
     pairs less than once per wavelength, which draws waves that do not exist (aliasing).
 
-    Parameters
-    ----------
-    frequencies : ndarray of float64, shape (pairs,)
-        Radians per unit of position.
-    largest : float
-        Largest distance.
-    step : float
-        Difference of two distances, 1 for whole positions.
-
-    Returns
-    -------
-    distances, scores : ndarray of float64, shape (points,)
+    frequencies: (pairs,), in radians per unit of position. step: 1 for whole positions.
     """
     steps = max(round(largest / step), 1)
     points = np.unique(np.geomspace(1, steps, _POINTS).round())

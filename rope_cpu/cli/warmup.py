@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from rope_cpu.arguments.errors import ArgumentTypeError
 from rope_cpu.array_types import DTYPE_LIST, DTYPES
 from rope_cpu.command_line import UsageError, print_lines
 from rope_cpu.kernels.append import CACHE_ELEMENTS
@@ -76,13 +77,13 @@ def _cache_text(folders: set[str]) -> str:
 def _dtype_name(dtype: str) -> str:
     try:
         (name,) = dtype_names(dtype)
-    except TypeError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("`dtypes` holds ")) from None
+    except ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(error.text("it")) from None
     return name
 
 
 def _cache_dtype_names(dtypes: str) -> list[str]:
     try:
         return cache_dtype_names(dtypes.split(","))
-    except TypeError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("`cache_dtypes` holds ")) from None
+    except ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(error.text("it")) from None

@@ -110,11 +110,12 @@ def _refuse_noncommuting(matrices: Float64, tolerances: Float64) -> None:
         largest = np.abs(a @ b - b @ a).max()
         bound = share * (tolerances[first] * norms[second] + tolerances[second] * norms[first])
         if largest > bound:
-            raise ValueError(
-                f"`generators`[{first}] and `generators`[{second}] do not commute: "
-                f"|B{first}·B{second} - B{second}·B{first}| reaches {largest:.3g}, above the "
-                f"tolerance {bound:.3g}; give generators that commute, or a larger `tolerance`"
+            finding = Finding(
+                f"has entries {first} and {second} that do not commute: "
+                f"|B{first}·B{second} - B{second}·B{first}| reaches {largest:.3g}"
             )
+            rule = f"commute within the tolerance {bound:.3g}"
+            raise ArgumentError("generators", finding, rule, "or give a larger `tolerance`")
 
 
 def _common_planes(matrices: Float64, tolerances: Float64) -> tuple[Float64, Float64]:
@@ -134,11 +135,13 @@ def _common_planes(matrices: Float64, tolerances: Float64) -> tuple[Float64, Flo
         if (coupling <= bounds).all():
             return basis, _frequencies(matrices, basis)
     axis = int(np.argmax(coupling - bounds))
-    raise ValueError(
-        f"`generators` have no common planes of rotation: `generators`[{axis}] couples different "
-        f"planes by {coupling[axis]:.3g}, above the tolerance {bounds[axis]:.3g}; give generators "
-        "that commute more exactly, or a larger `tolerance`"
+    finding = Finding(
+        f"has no common planes of rotation: entry {axis} couples different planes by "
+        f"{coupling[axis]:.3g}"
     )
+    rule = f"couple them by at most the tolerance {bounds[axis]:.3g}"
+    remedy = "give generators that commute more exactly, or a larger `tolerance`"
+    raise ArgumentError("generators", finding, rule, remedy)
 
 
 def _frequencies(matrices: Float64, basis: Float64) -> Float64:

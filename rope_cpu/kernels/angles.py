@@ -137,25 +137,17 @@ def _cos_sin(positions, frequencies, factors, cos, sin, threads):
 
 @cache
 def cos_sin_kernel(dtype: str) -> Any:
-    """Return the compiled kernel that writes cos and sin.
+    """Return the compiled kernel that writes cos and sin of a dtype, float32 or float64.
 
-    Parameters
-    ----------
-    dtype : str
-        "float32" or "float64", the dtype of cos and sin.
+    Its arguments:
 
-    Returns
-    -------
-    kernel : numba dispatcher
-        Called with
-
-        - positions: float64 (batch or 1, tokens, axes or 1);
-        - frequencies: float64 (batch or 1, 2, axes, heads, pairs), the high and the low part in
-          revolutions per unit of position;
-        - factors: float64 (batch or 1, 2), on cos and on sin; a negative factor on sin rotates
-          backwards;
-        - cos, sin: (batch, tokens, heads, pairs), the outputs;
-        - threads: maximum number of threads.
+    - positions: float64 (batch or 1, tokens, axes or 1);
+    - frequencies: float64 (batch or 1, 2, axes, heads, pairs), the high and the low part in
+      revolutions per unit of position;
+    - factors: float64 (batch or 1, 2), on cos and on sin; a negative factor on sin rotates
+      backwards;
+    - cos, sin: (batch, tokens, heads, pairs), the outputs;
+    - threads: maximum number of threads.
     """
     positions = types.Array(types.float64, 3, "A", readonly=True)
     frequencies = types.Array(types.float64, 5, "C", readonly=True)

@@ -47,28 +47,19 @@ def device_function(
 
     It has no wrappers for calls from Python, which would double the time to compile it.
 
-    Parameters
-    ----------
-    function : callable
-        The Python function.
-    variant : str
-        Prefix of the qualified name, for a function that exists once for each pairing or number of
-        lanes. LLVM identifies functions by qualified name, types and a number that every process
-        counts from 0. Without the prefix, a cached kernel that another process compiled could call
-        the function of another pairing.
-    parallel : bool
-        Whether the function is a prange and nothing else. Numba counts references to the arrays of
-        such a function, which would cost a serial call for one token 0.1 µs. In a process of one
-        thread it is compiled as a plain loop.
-    fastmath : set of str
-        LLVM's fast-math flags for the arithmetic of this function, such as "reassoc", without which
-        LLVM does not vectorise a sum.
-    inline : bool
-        Whether Numba copies the function into its callers, before LLVM does. LLVM optimises each
-        other function alone and again in its callers, which takes time; without inlining, functions
-        that return a vector made the rotation of bfloat16 some 3 % slower, and references to arrays
-        that are passed in a tuple were counted.
+    variant: prefix of the qualified name, for a function that exists once for each pairing or
+    number of lanes. parallel: whether the function is a prange and nothing else. fastmath: LLVM's
+    fast-math flags, such as "reassoc", without which LLVM does not vectorise a sum. inline: whether
+    Numba copies the function into its callers, before LLVM does.
     """
+    # LLVM identifies functions by qualified name, types and a number that every process counts from
+    # 0. Without the variant, a cached kernel that another process compiled could call the function
+    # of another pairing.
+    # parallel: Numba counts references to the arrays of a function with a prange, which would cost
+    # a serial call for one token 0.1 µs. In a process of one thread it is compiled as a plain loop.
+    # inline: LLVM optimises each other function alone and again in its callers, which takes time.
+    # Without inlining, functions that return a vector made the rotation of bfloat16 some 3 %
+    # slower, and references to arrays that are passed in a tuple were counted.
     if variant:
         function.__qualname__ = f"{variant}_{function.__name__}"
     return njit(
@@ -90,23 +81,8 @@ def compile_kernel(
     closure over compiled functions. Each kernel is therefore a copy of a plain function, with a
     name of its own and with the functions that differ as its globals.
 
-    Parameters
-    ----------
-    function : callable
-        The Python function to copy.
-    name : str
-        Name of the kernel.
-    signature : tuple of numba types
-        Types of its arguments.
-    **functions : device functions
-        The globals of the copy that differ from those of `function`, by name.
-
-    Raises
-    ------
-    RuntimeError
-        If NUMBA_DISABLE_JIT is set.
-    ValueError
-        If an environment variable about threads is wrong.
+    functions: the globals of the copy that differ from those of `function`, by name. Raises
+    RuntimeError if NUMBA_DISABLE_JIT is set, ValueError for a wrong variable about threads.
     """
     threads.read_variables()
     threads.load_tbb()
@@ -121,16 +97,12 @@ def compile_kernel(
 def compile_part(
     function: Callable[..., Any], name: str, signature: tuple[Any, ...], **functions: Any
 ) -> Any:
-    """Compile a function that kernels call by its address, with `vectors.call_at`.
+    """Compile a function that kernels call by its address; arguments as for `compile_kernel`.
 
     Numba optimises the code of a function again in each function that it is linked into, and a
     prange has four wrappers: with their parts linked, the kernels of caches took up to twice as
-    long to compile. A part returns nothing; what it raises is raised in its caller.
-
-    Parameters
-    ----------
-    function, name, signature, **functions
-        As for `compile_kernel`.
+    long to compile. A part returns nothing; what it raises is raised in its caller
+    (`vectors.call_at`).
     """
     return _compile_or_load(_named_copy(function, name, functions), signature, _PART_OPTIONS)
 
@@ -147,21 +119,11 @@ def address_of(part: Any) -> int:
 
 
 def clear_cache() -> dict[Path, list[int]]:
-    """Delete the cached kernels of this installation, of all versions of its sources.
+    """Delete the cached kernels of all versions of the sources; return the sizes of the files.
 
-    Returns
-    -------
-    dict of Path to list of int
-        For each folder that was searched, the sizes in bytes of the files that were deleted: the
-        folder of the cache, if one can be written, and the one beside the sources, which earlier
-        versions used.
-
-    Raises
-    ------
-    OSError
-        If a file cannot be deleted.
-    RuntimeError
-        If NUMBA_DISABLE_JIT is set.
+    The sizes are in bytes, for each folder that was searched: that of the cache, if one can be
+    written, and the one beside the sources, which earlier versions used. Raises OSError if a file
+    cannot be deleted, RuntimeError if NUMBA_DISABLE_JIT is set.
     """
     _check_compiler()
     folders = [Path(__file__).parent / "__pycache__"]

@@ -504,31 +504,20 @@ def _rotate(q, k, q_out, k_out, cos_sin, block_pairs, head_dim, cache_bytes, arr
 
 @cache
 def rotation_kernel(dtype: str, pairing: str) -> Any:
-    """Return the compiled kernel that rotates q and k.
+    """Return the compiled kernel that rotates q and k, for keys of `ELEMENTS` and of `PAIRINGS`.
 
-    Parameters
-    ----------
-    dtype : str
-        A key of `ELEMENTS`.
-    pairing : str
-        A key of `PAIRINGS`.
+    It returns `DONE`, or `INVALID` with nothing written if the arrays do not pass its checks. Its
+    arguments:
 
-    Returns
-    -------
-    kernel : numba dispatcher
-        Called with
-
-        - q, k, q_out, k_out: (batch, tokens, heads, head_dim), of the element type in `ELEMENTS`;
-          outputs may be the very same arrays;
-        - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), cos and then sin; with stride 0
-          over the tokens, which rotates all alike, they may be of one token for any number;
-        - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
-        - head_dim: elements of a head vector;
-        - cache_bytes: size of the last-level cache;
-        - arrays: 1 rotates q alone, which is then passed as k too; 2 rotates q and k;
-        - threads: maximum number of threads.
-
-        It returns `DONE`, or `INVALID` with nothing written if the arrays do not pass its checks.
+    - q, k, q_out, k_out: (batch, tokens, heads, head_dim), of the element type in `ELEMENTS`;
+      outputs may be the very same arrays;
+    - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), cos and then sin; with stride 0
+      over the tokens, which rotates all alike, they may be of one token for any number;
+    - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
+    - head_dim: elements of a head vector;
+    - cache_bytes: size of the last-level cache;
+    - arrays: 1 rotates q alone, which is then passed as k too; 2 rotates q and k;
+    - threads: maximum number of threads.
     """
     element, table_element = ELEMENTS[dtype]
     x = types.Array(element, 4, "A", readonly=True, aligned=False)

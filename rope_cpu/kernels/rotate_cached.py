@@ -115,15 +115,7 @@ def _array_types(dtype: str) -> tuple[types.Array, ...]:
 
 @cache
 def rotate_cached_part(dtype: str, pairing: str) -> Any:
-    """Return the compiled part of the kernel for one pairing.
-
-    Parameters
-    ----------
-    dtype : str
-        A key of `ELEMENTS`.
-    pairing : str
-        A key of `PAIRINGS`.
-    """
+    """Return the compiled part of the kernel, for keys of `ELEMENTS` and of `PAIRINGS`."""
     return compile.compile_part(
         _rotate_part,
         f"rotate_cached_part_{dtype}_{pairing}",
@@ -134,26 +126,18 @@ def rotate_cached_part(dtype: str, pairing: str) -> Any:
 
 @cache
 def rotate_cached_kernel(dtype: str) -> Any:
-    """Return the compiled kernel that rotates the keys of a cache in place.
+    """Return the compiled kernel that rotates the keys of a cache of a dtype in place.
 
-    Parameters
-    ----------
-    dtype : str
-        A key of `ELEMENTS`.
+    Its arguments, of which the arrays have been checked:
 
-    Returns
-    -------
-    kernel : numba dispatcher
-        Called with arrays that have been checked:
-
-        - rotate_part: the address of the part for a pairing;
-        - keys: (pages, page_size, heads, head_dim), the last axis contiguous;
-        - runs: int64 (runs, 3), runs of consecutive slots. The columns are the first slot,
-          page · page_size + place; the number of slots; and the index of the first token, with
-          batch rows one after the other. No slot is in two runs;
-        - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), the last axis contiguous;
-        - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
-        - threads: maximum number of threads.
+    - rotate_part: the address of the part for a pairing;
+    - keys: (pages, page_size, heads, head_dim), the last axis contiguous;
+    - runs: int64 (runs, 3), runs of consecutive slots. The columns are the first slot,
+      page · page_size + place; the number of slots; and the index of the first token, with
+      batch rows one after the other. No slot is in two runs;
+    - cos_sin: (2, batch or 1, tokens, frequency heads, pairs), the last axis contiguous;
+    - block_pairs: int64 (blocks,), the number of pairs of each block of a head vector;
+    - threads: maximum number of threads.
     """
     signature = (types.intp, *_array_types(dtype), types.intp)
     return compile.compile_kernel(_rotate_cached, f"rotate_cached_{dtype}", signature)

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, files
 
 from numba import config, threading_layer
 
+from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.scalars import whole_number
 from rope_cpu.arguments.texts import shown
 
@@ -160,10 +161,8 @@ def checked_thread_count(name: str, value: object) -> int:
     """Return a number of threads; raise unless it is an integer from 1 to `MAX_THREADS`."""
     number = whole_number(name, value)
     if number > MAX_THREADS:
-        raise ValueError(
-            f"`{name}` is {shown(number)}; it must be at most {MAX_THREADS}, the number of cores "
-            "this process may use or the value of NUMBA_NUM_THREADS"
-        )
+        cores = "the number of cores this process may use or the value of NUMBA_NUM_THREADS"
+        raise ArgumentError(name, number, f"be at most {MAX_THREADS}, {cores}")
     return number
 
 
@@ -171,11 +170,7 @@ def read_variables() -> None:
     """Check and apply the environment variables, before the first use of kernels or of the limit.
 
     A number above the cores is cut to them, so that one container image starts on every machine.
-
-    Raises
-    ------
-    ValueError
-        If a variable is wrong. Numba itself would raise when the first kernel is loaded.
+    Raises ValueError if a variable is wrong, as Numba would when the first kernel is loaded.
     """
     global limit, _variables_are_read
     with _reading:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rope_cpu.arguments.arrays import check_array, check_outputs, share_memory
-from rope_cpu.arguments.errors import ArgumentError, Finding
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
 from rope_cpu.array_types import DTYPE_NAMES, LAYOUT_AXES, Array
 from rope_cpu.caches.batch import Batch
 from rope_cpu.caches.kv_cache import CACHE_ARRAYS, NO_SCALE, KVCache, check_cache, check_writeable
@@ -184,34 +184,28 @@ def _check_appended(
         raise ArgumentError("q", Finding.shape_of(q), "have at least one head")
     rotation.check({"q": q, "k": k})
     if v.dtype != q.dtype:
-        raise TypeError(f"`v` has dtype {v.dtype}, but `q` has {q.dtype}; they must be the same")
+        raise ArgumentTypeError("v", Finding.dtype_of(v), f"have that of `q`, {q.dtype}")
     if v.shape[:-1] != k.shape[:-1]:
-        raise ValueError(
-            f"`v` has shape {v.shape}, but `k` has {k.shape}; they must agree in all axes but the "
-            "last"
-        )
+        rule = f"be that of `k`, {k.shape}, in all axes but the last"
+        raise ArgumentError("v", Finding.shape_of(v), rule)
     for name, x, width in (("k", k, cache.head_dim), ("v", v, cache.value_dim)):
         if (x.shape[head_axis], x.shape[-1]) != (cache.kv_heads, width):
-            raise ValueError(
-                f"`{name}` has {x.shape[head_axis]} heads of {x.shape[-1]}, but `cache` has "
-                f"{cache.kv_heads} heads of {width}"
-            )
+            finding = Finding(f"has {x.shape[head_axis]} heads of {x.shape[-1]}")
+            rule = f"have those of `cache`, {cache.kv_heads} heads of {width}"
+            raise ArgumentError(name, finding, rule)
     batch = 1 if batch_axis is None else q.shape[batch_axis]
     if slots.shape != (batch, q.shape[token_axis]):
         tokens = f"{q.shape[token_axis]} tokens" if batch_axis is None else f"shape {q.shape}"
-        raise ValueError(
-            f"`slot_mapping` has {slots.size} slots of shape {slots.shape}, but `q` has {tokens}; "
-            "each token needs a slot, or -1"
-        )
+        finding = Finding(f"has {slots.size} slots of shape {slots.shape}, but `q` has {tokens}")
+        raise ArgumentError("slot_mapping", finding, "have a slot for each token, or -1")
 
 
 def refuse_float64(name: str, x: Array, subject: str = "norms and caches are") -> None:
     """Raise if an array is float64. subject: of the error text, for what it is given to."""
     if x.dtype == np.float64:
-        raise TypeError(
-            f"`{name}` has dtype float64; {subject} computed in float32, which would lose its "
-            f"digits: pass {name}.astype(np.float32)"
-        )
+        rule = f"have at most the digits of float32, in which {subject} computed"
+        remedy = f"pass {name}.astype(np.float32)"
+        raise ArgumentTypeError(name, Finding.dtype_of(x), rule, remedy)
 
 
 def _check_append_memory(inputs: dict[str, Array], outputs: dict[str, Any], cache: KVCache) -> None:
@@ -220,17 +214,14 @@ def _check_append_memory(inputs: dict[str, Array], outputs: dict[str, Any], cach
         check_outputs(outputs, {"q": inputs["q"]})
         for name in ("k", "v"):
             if share_memory(outputs["out"], inputs[name]):
-                raise ValueError(
-                    f"`out` shares memory with `{name}`; it must be `q` itself or share nothing "
-                    "with the inputs"
-                )
+                rule = "be `q` itself or share nothing with the inputs"
+                raise ArgumentError("out", Finding(f"shares memory with `{name}`"), rule)
     check_writeable(cache)
     for cache_name, array in zip(CACHE_ARRAYS, cache._kernel_arrays, strict=True):
         for name, x in {**inputs, **outputs}.items():
             if share_memory(array, x):
-                raise ValueError(
-                    f"`{name}` shares memory with `cache.{cache_name}`; pass a copy of it"
-                )
+                shares = Finding(f"shares memory with `cache.{cache_name}`")
+                raise ArgumentError(name, shares, "share none with it", "pass a copy")
 
 
 def rotate_normalised(
@@ -241,13 +232,8 @@ def rotate_normalised(
 ) -> Arrays:
     """Normalise and rotate one or two arrays.
 
-    Parameters
-    ----------
-    rotation : Rotation
-        The rotation of a plan.
-    inputs, given_norms, outs : dict of str to array or RMSNorm
-        The inputs, their norms, and the outputs if there are any, by argument name and in the same
-        order.
+    inputs, given_norms, outs: the inputs, their norms, and the outputs if there are any, by
+    argument name and in the same order.
     """
     names = tuple(given_norms)
     widths = (rotation.heads.head_dim,) * len(names)

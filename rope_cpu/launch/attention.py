@@ -119,9 +119,8 @@ def attention(
     logits = _sinks(sinks, q.shape[1], cache.kv_heads)
     work = _work(batch, keys)
     if work.pages_needed > cache.pages:
-        raise ValueError(
-            f"`batch` has page {work.pages_needed - 1}, but `cache` has {cache.pages} pages"
-        )
+        finding = Finding(f"has page {work.pages_needed - 1}")
+        raise ArgumentError("batch", finding, f"fit the {cache.pages} pages of `cache`")
     shape = (*q.shape[:2], cache.value_dim)
     result: Array = np.empty(shape, q.dtype) if out is None else out
     if out is not None:
@@ -207,11 +206,12 @@ def _pages_needed(batch: Batch, window: int) -> int:
     needed = (column >= first_page[:, None]) & (column < stop_page[:, None])
     for row, given_back in np.argwhere(needed & (arrays.page_table < 0))[:1]:
         start = given_back * batch.page_size
-        raise ValueError(
-            f"`batch` has page -1 under tokens {start} … {start + batch.page_size - 1} of sequence "
-            f"{row}, whose new tokens attend to keys from {first_key[row]} on; a page that was "
-            "given back must be outside of `window`"
+        finding = Finding(
+            f"has page -1 under tokens {start} … {start + batch.page_size - 1} of sequence {row}, "
+            f"whose new tokens attend to keys from {first_key[row]} on"
         )
+        rule = "have a page under every key that they attend to"
+        raise ArgumentError("batch", finding, rule, "give back pages outside of `window` alone")
     return int(arrays.page_table.max(where=needed, initial=-1)) + 1
 
 
@@ -228,14 +228,14 @@ def _check_queries(q: Array, cache: KVCache, batch: Batch) -> None:
     tokens, heads, width = q.shape
     new = len(batch._arrays.slot_mapping)
     if tokens != new:
-        raise ValueError(f"`q` has {tokens} tokens, but `batch` has {new} new tokens")
+        rule = f"have the {new} new tokens of `batch`"
+        raise ArgumentError("q", Finding(f"has {tokens} tokens"), rule)
     if width != cache.head_dim:
-        raise ValueError(f"`q` has head_dim {width}, but the keys of `cache` have {cache.head_dim}")
+        rule = f"have that of the keys of `cache`, {cache.head_dim}"
+        raise ArgumentError("q", Finding(f"has head_dim {width}"), rule)
     if heads == 0 or heads % cache.kv_heads:
-        raise ValueError(
-            f"`q` has {heads} heads, but `cache` has {cache.kv_heads}; the heads of `q` must be a "
-            "multiple of them"
-        )
+        rule = f"have a multiple of the {cache.kv_heads} heads of `cache`"
+        raise ArgumentError("q", Finding(f"has {heads} heads"), rule)
 
 
 def _check_out(out: Array, shape: tuple[int, ...], q: Array, cache: KVCache) -> None:
@@ -244,7 +244,8 @@ def _check_out(out: Array, shape: tuple[int, ...], q: Array, cache: KVCache) -> 
     names = ["q", *(f"cache.{name}" for name in CACHE_ARRAYS)]
     for name, x in zip(names, (q, *cache._kernel_arrays), strict=True):
         if share_memory(out, x):
-            raise ValueError(f"`out` shares memory with `{name}`; pass an array of its own")
+            shares = Finding(f"shares memory with `{name}`")
+            raise ArgumentError("out", shares, "have memory of its own")
 
 
 def _float32(name: str, value: object) -> float:
@@ -267,7 +268,8 @@ def _sinks(sinks: ArrayLike | None, heads: int, kv_heads: int) -> Array:
         with np.errstate(over="ignore", under="ignore"):
             logits = given.astype(np.float32)
         if not np.isfinite(logits).all():
-            raise ValueError("`sinks` holds a number beyond float32")
+            wrong = given[~np.isfinite(logits)][0]
+            raise ArgumentError("sinks", Finding.holds(wrong), "be finite in float32")
     padded = np.zeros((kv_heads, _padded(heads // kv_heads)), np.float32)
     padded[:, : heads // kv_heads] = logits.reshape(kv_heads, -1)
     return padded

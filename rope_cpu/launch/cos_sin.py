@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import DTYPE_NAMES, DTYPES, Array, Float64, Intp
 from rope_cpu.frequencies.spec import LARGEST_FACTOR, LengthRule, RopeSpec
@@ -18,6 +19,8 @@ from rope_cpu.kernels.angles import RADIAN, cos_sin_kernel
 # Rows of frequencies that are remembered together. "longrope" has two for any lengths and
 # "dynamic_powers" some ten; those of "dynamic" change at every token, and do not come back.
 _REMEMBERED_ROWS = 16
+
+_UNDO = "undo the old rotation with old.rotate(keys, position_ids, inverse=True) and rotate again"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,39 +75,24 @@ class CosSin:
         """
         rows = {len(self.frequencies), len(old.frequencies)} - {1}
         if len(rows) > 1:
-            raise ValueError(
-                f"`old` has lengths for {len(old.frequencies)} sequences, but this rotary "
-                f"embedding has lengths for {len(self.frequencies)} (`at_length([...])`); the "
-                "numbers must be equal, or one of them 1"
-            )
+            finding = Finding(f"has lengths for {len(old.frequencies)} sequences")
+            own = f"this rotary embedding, {len(self.frequencies)} (`at_length([...])`)"
+            raise ArgumentError("old", finding, f"have them for as many as {own}, or either for 1")
         factors = self.factors["rotate"] / old.factors["rotate"]
         wrong = (factors < 1 / LARGEST_FACTOR) | (factors > LARGEST_FACTOR)
         if wrong.any():
-            raise ValueError(
-                f"the quotient of the attention factors of this rotary embedding and of `old` is "
-                f"{factors[wrong][0]}; it must be from 2^-126 to 2^126"
-            )
+            finding = Finding(f"makes the quotient of attention factors {factors[wrong][0]}")
+            raise ArgumentError("old", finding, "make it 2^-126 to 2^126")
         high, error = _two_sum(self.frequencies[:, 0], -old.frequencies[:, 0])
         low = error + (self.frequencies[:, 1] - old.frequencies[:, 1])
         frequencies = np.stack(_two_sum(high, low), axis=1)
         return CosSin(frequencies, {"rerotate": factors}, in_float32=False)
 
     def table(self, positions: Float64, operation: str, compute_dtype: str) -> Array:
-        """Return cos and sin, times their factors, as one array.
+        """Return cos and sin, times their factors, as one array (2, batch or 1, seq, heads, pairs).
 
-        Parameters
-        ----------
-        positions : float64 array, (batch or 1, seq, axes or 1)
-            Checked positions.
-        operation : str
-            "rotate", "inverse", "shift" or "rerotate".
-        compute_dtype : str
-            "float32" or "float64".
-
-        Returns
-        -------
-        table : array, (2, batch or 1, seq, heads, pairs)
-            Cos and then sin, in the compute dtype.
+        positions: (batch or 1, seq, axes or 1), checked. operation: a key of `factors`.
+        compute_dtype: float32 or float64.
         """
         if self.in_float32 and compute_dtype == "float64":
             return self.table(positions, operation, "float32").astype(np.float64)
@@ -215,18 +203,18 @@ def check_rerotation(new: RopeSpec, old: RopeSpec) -> None:
     old_facts = _facts(old)
     for name, value in _facts(new).items():
         if old_facts[name] != value:
-            raise ValueError(
-                f"`old` has {name} {shown(old_facts[name])}, but this rotary embedding has {name} "
-                f"{shown(value)}; they must be equal: undo the old rotation with "
-                "old.rotate(keys, position_ids, inverse=True) and rotate again"
-            )
-    for name, spec in (("this rotary embedding", new), ("`old`", old)):
-        if spec.angle_dtype == "float32":
-            raise ValueError(
-                f"{name} has angle_dtype 'float32': its angles are rounded at each position, so "
-                "that no difference of frequencies gives the angle between the two rotations; undo "
-                "the old one with old.rotate(keys, position_ids, inverse=True) and rotate again"
-            )
+            finding = Finding(f"has {name} {shown(old_facts[name])}")
+            rule = f"have that of this rotary embedding, {shown(value)}"
+            raise ArgumentError("old", finding, rule, _UNDO)
+    if "float32" in (new.angle_dtype, old.angle_dtype):
+        finding = Finding(
+            f"has angle_dtype {old.angle_dtype!r}, and this rotary embedding {new.angle_dtype!r}"
+        )
+        rule = (
+            "have exact angles, and so must this one: angles in float32 are rounded at each "
+            "position, so that no difference of frequencies gives the angle between two rotations"
+        )
+        raise ArgumentError("old", finding, rule, _UNDO)
 
 
 def _facts(spec: RopeSpec) -> dict[str, Any]:

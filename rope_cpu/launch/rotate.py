@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.array_types import DTYPE_NAMES, Array
 from rope_cpu.caches.kv_cache import KVCache, check_writeable
 from rope_cpu.caches.slots import check_none_twice, round_slots, sorted_runs
@@ -148,19 +149,10 @@ def rotate_copies(
     outs: Mapping[str, Any] | None,
     launch_for: Callable[[np.dtype[Any]], tuple[Launch, Array]],
 ) -> tuple[Array, ...]:
-    """Rotate contiguous copies of checked arrays.
+    """Rotate contiguous copies of checked arrays; raise for an invalid output, with none written.
 
-    Parameters
-    ----------
-    inputs, outs : mapping of str to array
-        The inputs, and the outputs in the same order if there are any, by argument name.
-    launch_for : callable
-        From a dtype to its launch, and to the cos and sin of that launch.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an output is invalid. Nothing is written then.
+    inputs, outs: in the same order, by argument name. launch_for: returns for a dtype its launch,
+    and the cos and sin of that launch.
     """
     results = results_for(inputs, outs)
 
@@ -201,20 +193,16 @@ def _check_cached(rotation: Rotation, cache: KVCache, slots: Array) -> None:
     """Raise unless the plan is for the keys of these slots."""
     rows, tokens, frequency_heads, _ = rotation.cos_sin.shape[1:]
     if cache.head_dim != rotation.heads.head_dim:
-        raise ValueError(
-            f"`cache` has keys of head_dim {cache.head_dim}, but this rotary embedding has "
-            f"head_dim {rotation.heads.head_dim}"
-        )
+        rule = f"have that of this rotary embedding, {rotation.heads.head_dim}"
+        raise ArgumentError("cache", Finding(f"has keys of head_dim {cache.head_dim}"), rule)
     if cache.kv_heads % frequency_heads:
-        raise ValueError(
-            f"`cache` has {cache.kv_heads} heads, but cos and sin differ by head and are for "
-            f"{frequency_heads} heads; the number must be a multiple of {frequency_heads}"
-        )
+        rule = f"have a multiple of {frequency_heads}, the heads that cos and sin are for"
+        raise ArgumentError("cache", Finding(f"has {cache.kv_heads} heads"), rule)
     subject, row_subject = rotation.subjects
     if tokens != slots.shape[1]:
-        raise ValueError(
-            f"`slot_mapping` has {slots.shape[1]} slots, but {subject} {tokens} tokens"
-        )
+        finding = Finding(f"has {slots.shape[1]} slots, but {subject} {tokens} tokens")
+        raise ArgumentError("slot_mapping", finding, "have a slot for each token, or -1")
     if rows not in (1, slots.shape[0]):
-        raise ValueError(f"`slot_mapping` has batch {slots.shape[0]}, but {row_subject} {rows}")
+        finding = Finding(f"has batch {slots.shape[0]}, but {row_subject} {rows}")
+        raise ArgumentError("slot_mapping", finding, "have a row for each batch row")
     check_writeable(cache, ("key",))

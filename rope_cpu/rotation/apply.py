@@ -121,19 +121,20 @@ def apply_rotary(
     return result
 
 
-def _too_wide(cos: Array, head_dim: int, interleaved: bool) -> ValueError:
+def _too_wide(cos: Array, head_dim: int, interleaved: bool) -> ArgumentError:
     """Return the error for tables with more columns than pairs, such as those of transformers.
 
     Those have the columns of all pairs twice, or each column twice.
     """
     columns = cos.shape[-1]
     n = columns // 2
-    text = (
-        f"`x` has head_dim {head_dim}, but `cos` of shape {cos.shape} rotates {2 * columns} "
-        f"elements: it must have at most {head_dim // 2} columns, one for each pair"
+    finding = Finding(
+        f"has shape {cos.shape}, and rotates {2 * columns} elements, but `x` has head_dim "
+        f"{head_dim}"
     )
+    rule = f"have at most {head_dim // 2} columns, one for each pair"
     if columns % 2 or n > head_dim // 2:
-        return ValueError(text)
+        return ArgumentError("cos", finding, rule)
     forms = [
         (f":{n}", np.array_equal(cos[..., :n], cos[..., n:])),
         ("::2", np.array_equal(cos[..., ::2], cos[..., 1::2])),
@@ -141,10 +142,8 @@ def _too_wide(cos: Array, head_dim: int, interleaved: bool) -> ValueError:
     if interleaved:
         forms.reverse()
     kept = next((columns for columns, repeated in forms if repeated), forms[0][0])
-    return ValueError(
-        f"{text}. Full-width tables hold each pair twice: pass cos[..., {kept}] and "
-        f"sin[..., {kept}]"
-    )
+    remedy = f"full-width tables hold each pair twice: pass cos[..., {kept}] and sin[..., {kept}]"
+    return ArgumentError("cos", finding, rule, remedy)
 
 
 def _differ_by_head(cos: Array, x: Array, looked_up: bool, layout: str) -> bool:

@@ -73,7 +73,7 @@ REFUSED = [
     (lambda: RMSNorm(np.ones((2, 4))), ValueError, r"`weight` has shape \(2, 4\); .*\(head_dim,\)"),
     (lambda: RMSNorm(["1"]), TypeError, "`weight` has dtype <U1; it must hold real numbers"),
     (lambda: RMSNorm([1, np.nan]), ValueError, "`weight` holds nan; it must be finite"),
-    (lambda: RMSNorm([1e39]), ValueError, "`weight` holds a number beyond float32"),
+    (lambda: RMSNorm([1e39]), ValueError, r"`weight` holds 1e\+39; .* in float32"),
     (lambda: RMSNorm(np.ma.array([1.0])), TypeError, "`weight` is a masked array"),
     (lambda: RMSNorm([True]), TypeError, "`weight` has dtype bool"),
     (lambda: RMSNorm([1j]), TypeError, "`weight` has dtype complex128"),
@@ -84,8 +84,8 @@ REFUSED = [
     (lambda: RMSNorm(None, 1e-50), ValueError, "`eps` is 1e-50; .* above 0 .* float32"),
     (lambda: RMSNorm(None, 1e300), ValueError, r"`eps` is 1e\+300; .* finite in float32"),
     (lambda: RMSNorm([1.0], offset=1e300), ValueError, r"`offset` is 1e\+300; .* float32"),
-    (lambda: RMSNorm([3e38], offset=3e38), ValueError, r"`offset` is 3e\+38, .* `weight`"),
-    (lambda: RMSNorm(None, offset=1.0), ValueError, "`offset` is 1.0 and `weight` is None"),
+    (lambda: RMSNorm([3e38], offset=3e38), ValueError, r"`offset` is 3e\+38; .* `weight`"),
+    (lambda: RMSNorm(None, offset=1.0), ValueError, "`offset` is 1.0; .* `weight` is None"),
 ]
 
 

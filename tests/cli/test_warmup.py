@@ -28,7 +28,10 @@ def test_warmup_compiles_for_the_caches_of_a_server(capsys):
 def test_a_wrong_cache_dtype_is_a_usage_error(capsys):
     with pytest.raises(SystemExit):
         cli.main(["warmup", "float32", "--cache-dtypes", "int8,float64"])
-    assert "--cache-dtypes: 'float64'; each must be one of" in capsys.readouterr().err
+    assert (
+        "--cache-dtypes: it holds 'float64'; it must hold none but float32"
+        in capsys.readouterr().err
+    )
 
 
 def test_float64_alone_has_no_kernels_of_caches(capsys):

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rope_cpu.export.targets import TARGETS
+
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "onnx_decode.py"))
 CONFIG = EXAMPLE["CONFIG"]
 TOKENS = EXAMPLE["PROMPT"] + 64
@@ -54,7 +56,7 @@ def attention_of_layers(tensors, hidden):
     return hidden
 
 
-@pytest.mark.parametrize("target", ["ort", "onnx", "primitive"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_64_tokens_are_decoded_as_the_definition_says(rng, target):
     tensors = EXAMPLE["random_checkpoint"](rng)
     model = EXAMPLE["merged_layers"](tensors, TOKENS, target)

@@ -73,9 +73,7 @@ def test_bind_takes_the_caches_of_merged_layers(rng):
         assert (feeds[f"layers.{i}.past_value"][:, :, 0] != 0).all()
         assert (feeds[f"layers.{i}.past_value"][:, :, 1:] == 0).all()
     feeds["layers.1.past_key"] = np.zeros((1, 2, 65, 32), np.float32)
-    with pytest.raises(
-        ValueError, match=r"layers\.1\.past_key.* a capacity of 65; .* 64 positions"
-    ):
+    with pytest.raises(ValueError, match=r"layers\.1\.past_key.* a capacity of 65; .* 64 rows"):
         export.bind(session, feeds, outputs)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from attention_runs import SEPARATE
 from onnx import numpy_helper
 from onnx_cases import cases, inputs_of, outputs_of
 
@@ -30,7 +31,6 @@ def test_there_are_sixteen_rotary_cases():
     assert len(ROTARY) == 16
 
 
-@pytest.mark.parametrize("target", ["primitive", "onnx", "ort"])
 @pytest.mark.parametrize("case", ROTARY, ids=lambda case: case.name)
 def test_rotary_case_through_the_exported_graph(case, target):
     options = case_options(case)
@@ -175,7 +175,7 @@ def test_attention_cases_are_there():
     assert len(ATTENTION) >= 50
 
 
-@pytest.mark.parametrize("target", ["primitive", "onnx"])
+@pytest.mark.parametrize("target", SEPARATE)
 @pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.name)
 def test_attention_case_through_the_exported_graph(case, target):
     """Every case, also those for which onnxruntime has no kernel; scores are not compared."""

@@ -74,8 +74,12 @@ ROPE = [
     ),
     (rope(DENSE, max_positions=8), ValueError, "tables cannot hold such a rotation"),
     (rope(DENSE32, target="primitive"), ValueError, "`angle_dtype` 'float32' and pairs that rot"),
-    (rope(LONG), ValueError, "'dynamic' depends on the sequence length; give `rope.at_length("),
-    (rope(LONG.at_length([64, 128])), ValueError, "for 2 batch rows; a graph is written for one"),
+    (rope(LONG), ValueError, "'dynamic', which depends on the sequence length; it"),
+    (
+        rope(LONG.at_length([64, 128])),
+        ValueError,
+        "for 2 batch rows; it must be for one length; give",
+    ),
     (rope(AXIAL, positions="none"), ValueError, "`positions` is 'none'; it must be 'pos"),
     (rope(positions="ids"), ValueError, "`positions` is 'ids'"),
     (rope(layout="thd", positions="offset"), ValueError, "`positions` is 'offset'"),
@@ -98,10 +102,10 @@ ROPE = [
     (rope(inputs=[["q"]]), ValueError, "`inputs` is [['q']]"),
     (rope(inputs=["x" * 10**6 + "!"]), ValueError, "`inputs` is ['xxx"),
     (rope(inputs=[f"x{i}" for i in range(65)]), ValueError, "it must have at most 64 entries"),
-    (rope(inputs=("position_ids",)), ValueError, "`inputs` hold 'position_ids', the name of ano"),
-    (rope(inputs=("q", "q_rot")), ValueError, "`inputs` hold 'q_rot'"),
-    (rope(inputs=("q", "ids")), ValueError, "`inputs` hold 'ids'"),
-    (rope(inputs=("cos_cache",), max_positions=8), ValueError, "`inputs` hold 'cos_cache'"),
+    (rope(inputs=("position_ids",)), ValueError, "`inputs` holds 'position_ids', the name of an"),
+    (rope(inputs=("q", "q_rot")), ValueError, "`inputs` holds 'q_rot'"),
+    (rope(inputs=("q", "ids")), ValueError, "`inputs` holds 'ids'"),
+    (rope(inputs=("cos_cache",), max_positions=8), ValueError, "`inputs` holds 'cos_cache'"),
     (rope(inverse=1), TypeError, "`inverse` is 1; it must be True or False"),
     (rope(metadata="config"), TypeError, "`metadata` is 'config'; it must be a mapping of string"),
     (rope(metadata={"config": 1}), TypeError, "`metadata` is {'config': 1}"),
@@ -136,13 +140,13 @@ ATTENTION = [
     (attention(weights={"q": np.ones((128, 8))}), ValueError, "it must hold q, k and v"),
     (attention(weights={"x" * 10**6: 1}), ValueError, "`weights` holds ['xxx"),
     (attention(weights=5), TypeError, "`weights` is a int; it must be a mapping"),
-    (weights(k=1.0), ValueError, "`weights['k']` has shape (); its axes must be out, in"),
+    (weights(k=1.0), ValueError, "`weights['k']` has shape (); it must have the axes out,"),
     (weights(k="1"), TypeError, "`weights['k']` has dtype <U1"),
     (weights(k=np.ones((64, 9))), ValueError, "`weights['k']` has shape (64, 9); it must be (64,"),
     (weights(q_bias=np.ones(8)), ValueError, "`weights['q_bias']` has shape (8,); it must be (128"),
     (weights(o_bias=np.ones(8)), ValueError, "together with o, o_bias"),
     (attention(qk_norm=(ONES,) * 3), ValueError, "`qk_norm` holds 3 arrays"),
-    (attention(qk_norm=(ONES, np.ones(31))), ValueError, "`qk_norm` of k has shape (31,); it mus"),
+    (attention(qk_norm=(ONES, np.ones(31))), ValueError, "`qk_norm[1]` has shape (31,); it must b"),
     (attention(qk_norm=5), TypeError, "`qk_norm` is a int; it must be a pair of arrays"),
     (attention(qk_norm="inputs"), TypeError, "a pair of arrays, q and k, or 'input'"),
     (attention(sinks=np.ones(3)), ValueError, "`sinks` has shape (3,); it must be (4,)"),
@@ -168,8 +172,8 @@ ATTENTION = [
     (shared(cache_dtype="int8"), ValueError, "`cache_dtype` is 'int8'; it must be left out with"),
     (ort(cache_dtype="int8"), ValueError, "`cache_dtype` is 'int8'; it must be left out, as"),
     (shared(target="ort", cache_dtype="uint8"), TypeError, "`cache_dtype` is uint8"),
-    (ort(batch_chunks=True), ValueError, "`batch_chunks` is True, but with target"),
-    (shared(batch_chunks=False), ValueError, "`batch_chunks` is False, but with target 'onnx'"),
+    (ort(batch_chunks=True), ValueError, "`batch_chunks` is True; it must be False"),
+    (shared(batch_chunks=False), ValueError, "`batch_chunks` is False; it must be True with t"),
     (shared(opset=23), ValueError, "`opset` is 23; it must be from 24 to 24, the opsets of target"),
     (ort(cache="shared", dtype=np.float16), ValueError, "`dtype` is 'float16'; it"),
     (ort(cache="shared", max_positions=None, cache_dtype="int8"), ValueError, "`max_positions` is"),
@@ -196,8 +200,9 @@ ROWS = [*ROPE, *ATTENTION, *FILES]
 @pytest.mark.parametrize(("call", "error", "words"), ROWS, ids=[row[2] for row in ROWS])
 def test_wrong_arguments_are_refused(call, error, words):
     assert words in refusal(call)
-    with pytest.raises(error):
+    with pytest.raises(error) as caught:
         call()
+    assert f"`{caught.value.argument}`" in str(caught.value)
 
 
 def test_whole_numbers_of_numpy_are_taken():

@@ -14,7 +14,7 @@ def test_a_file_that_is_no_model_is_refused_whatever_its_suffix(tmp_path, suffix
     """By such suffixes onnx chose another parser, and protobuf's ParseError reached the caller."""
     path = tmp_path / f"model.{suffix}"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"`model` is .*, which is not an ONNX file"):
+    with pytest.raises(ValueError, match=r"`model` is .*; it must be an ONNX file"):
         export.validate(path, RotaryEmbedding(16))
 
 

@@ -1,13 +1,14 @@
-"""Random calls of attention, and their results in float64.
+"""Random calls of attention, and their results by the oracle.
 
-Nothing of the library computes an expected result. A sequence's keys and values are drawn first and
-then written to their slots; all memory beside them holds NaN.
+A sequence's keys and values are drawn first and then written to their slots; all memory beside
+them holds NaN.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import attention_oracle as oracle
 import numpy as np
 from launch import cases
 from launch.steps import DTYPES
@@ -43,31 +44,22 @@ class Sequence(NamedTuple):
 
 def exactly(q, sequences, options):
     """Return the results in float64. q: (tokens, heads, head_dim)."""
+    scale = q.shape[2] ** -0.5 if options.scale is None else options.scale
+    sinks = options.sinks
+    if sinks is not None:
+        sinks = np.asarray(sinks).astype(np.float32).astype(np.float64)
     results = []
     rows = iter(q.astype(np.float64))
-    for keys, values, new in sequences:
-        for position in range(len(keys) - new, len(keys)):
-            first = max(0, position + 1 - (options.window or position + 1))
-            seen = slice(first, position + 1)
-            results.append(_attended(next(rows), keys[seen], values[seen], options))
+    for sequence in sequences:
+        shared = q.shape[1] // sequence.keys.shape[1]
+        keys, values = (np.repeat(x, shared, axis=1) for x in sequence[:2])
+        for position in range(len(keys) - sequence.new, len(keys)):
+            seen = slice(max(0, position + 1 - (options.window or position + 1)), position + 1)
+            scores = oracle.scored(next(rows), keys[seen], scale, options.softcap)
+            weights, _ = oracle.weighed(scores, sinks)
+            results.append(oracle.summed(weights, values[seen]))
     width = sequences[0].values.shape[-1]
     return np.array(results).reshape(len(q), q.shape[1], width)
-
-
-def _attended(q, keys, values, options):
-    """Return the results of one token, (heads, width)."""
-    heads, width = q.shape
-    shared = heads // keys.shape[1]
-    scale = width**-0.5 if options.scale is None else options.scale
-    scores = np.einsum("hd,khd->hk", q, np.repeat(keys, shared, axis=1)) * scale
-    if options.softcap is not None:
-        scores = options.softcap * np.tanh(scores / options.softcap)
-    sinks = np.full(heads, -np.inf) if options.sinks is None else options.sinks
-    sinks = np.asarray(sinks).astype(np.float32).astype(np.float64)[:, None]
-    largest = np.maximum(scores.max(axis=1, keepdims=True), sinks)
-    weights = np.exp(scores - largest)
-    total = weights.sum(axis=1, keepdims=True) + np.exp(sinks - largest)
-    return np.einsum("hk,khd->hd", weights / total, np.repeat(values, shared, axis=1))
 
 
 def bound(q, sequences, options):

@@ -8,6 +8,7 @@ from launch.steps import DTYPES
 import rope_cpu
 from rope_cpu import export
 from rope_cpu.export.metadata import read_options
+from rope_cpu.export.targets import TARGETS
 from rope_cpu.export.validation.attention_check import AttentionCheck
 from rope_cpu.export.validation.cases import Case
 from rope_cpu.export.validation.session import open_session
@@ -42,7 +43,7 @@ def by_numpy(rope, tensors, dtype, options):
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("target", ["onnx", "primitive", "ort"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_numpy_and_onnx_attend_alike(target, dtype, options, rng):
     rope = rope_cpu.RotaryEmbedding(32, rope_theta=500.0)
     try:

@@ -6,6 +6,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from attention_runs import SEPARATE  # noqa: E402
+
 from rope_cpu import RotaryEmbedding, export  # noqa: E402
 from rope_cpu.export.validation import session as runtime  # noqa: E402
 
@@ -72,7 +74,7 @@ def projections(layer, hidden):
 
 
 @pytest.mark.parametrize("form", ["expanded", "absorbed"])
-@pytest.mark.parametrize("target", ["primitive", "onnx"])
+@pytest.mark.parametrize("target", SEPARATE)
 def test_deepseek_v3(peer, target, form):
     layer, rope, hidden, want = peer
     q_rotated, q_nope, k_rotated, latent, to_keys, to_values = projections(layer, hidden)

@@ -87,7 +87,7 @@ def zeros(*shape):
         (lambda: ROPE(zeros(2, 32, 7), zeros(2, 8, 7)), "`layout` is not 'bshd'"),
         (lambda: ROPE.rotate(zeros(1, 32, 7), range(7)), "check `layout`"),
         (lambda: ROPE.rotate(zeros(7, 2, 32), range(7)), "check `layout`"),
-        (lambda: ROPE.rotate(zeros(1, 5, 32), range(7)), "the numbers must be equal"),
+        (lambda: ROPE.rotate(zeros(1, 5, 32), range(7)), "must have as many on axis 1"),
     ],
 )
 def test_unequal_numbers_of_tokens_get_the_likely_remedy(call, remedy):

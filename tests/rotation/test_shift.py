@@ -177,7 +177,7 @@ REFUSED = [
     (lambda: ROPE.shift_plan([[1, 2]], layout="thd"), ValueError, "`delta` has shape .1, 2."),
     (lambda: DYNAMIC.shift_plan(1), ValueError, "'dynamic' depends on the sequence length"),
     (lambda: DYNAMIC.at_length([1, 9]).shift_plan(1, layout="thd"), ValueError, "`layout` is"),
-    (lambda: ROPE.shift_plan(1)(X, X[:, :2]), ValueError, "`k` has 2 tokens, but `q` has 3"),
+    (lambda: ROPE.shift_plan(1)(X, X[:, :2]), ValueError, "`k` has 2 tokens; .* `q`, 3"),
     (lambda: ROPE.shift_plan(1)(X, X, out=X), TypeError, "`out` has shape"),
 ]
 

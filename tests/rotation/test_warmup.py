@@ -38,7 +38,7 @@ def test_warmup_fills_an_empty_cache_once(tmp_path, run_program):
     ],
 )
 def test_warmup_refuses_other_dtypes(dtypes, held):
-    with pytest.raises(TypeError, match=f"`dtypes` holds {held}; each must be one of float32"):
+    with pytest.raises(TypeError, match=f"`dtypes` holds {held}; it must hold none but float32"):
         rope_cpu.warmup(dtypes)
 
 
@@ -123,7 +123,7 @@ def test_without_float16_instructions_caches_are_computed_in_float32(monkeypatch
     [("float64", "'float64'"), (["int8", "uint8"], "'uint8'"), ([None], "None")],
 )
 def test_warmup_refuses_other_cache_dtypes(cache_dtypes, held):
-    rule = "each must be one of float32, float16, bfloat16, int8"
+    rule = "it must hold none but float32, float16, bfloat16, int8"
     with pytest.raises(TypeError, match=f"`cache_dtypes` holds {held}; {rule}"):
         rope_cpu.warmup("float32", cache_dtypes)
 
