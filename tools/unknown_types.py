@@ -34,7 +34,7 @@ def known_types() -> set[str]:
         for model_types in table(file).values()
         for model_type in model_types
     }
-    towers = {name for tower in table("vision")["towers"] for name in tower["types"]}
+    towers = {name for row in table("vision")["rows"] for name in row["names"]}
     return named | towers | {*table("models"), *table("other_models")}
 
 

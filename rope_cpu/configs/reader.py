@@ -12,9 +12,8 @@ from typing import Any
 
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.texts import shown
-from rope_cpu.configs import ernie, text, vision
+from rope_cpu.configs import diffusers, ernie, text, vision
 from rope_cpu.configs.containers import check_containers
-from rope_cpu.configs.diffusers import config as diffusers
 from rope_cpu.configs.gguf import is_gguf
 from rope_cpu.configs.model_config import ModelConfig
 

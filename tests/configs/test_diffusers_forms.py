@@ -186,7 +186,7 @@ def video(name, **values):
             image("HiDreamImage", axes_dims_rope=[32, 16, 16], attention_head_dim=128),
             "`attention_head_dim` is 128, but the widths of the axes, [32, 16, 16], add up to 64",
         ),
-        (image("ZImage", dim=3840, n_heads=32), "`dim` / `n_heads` is 120, but the widths of the"),
+        (image("ZImage", dim=3840, n_heads=32), "`dim // n_heads` is 120, but the widths of the"),
         (image("Flux", rope_theta=256.0), "`rope_theta` is 256.0, but this class has the base"),
         (
             video("LTXVideo", attention_head_dim=64, num_attention_heads=32, rope_theta=256.0),
@@ -198,15 +198,18 @@ def video(name, **values):
         (video("Allegro", interpolation_scale_h=5e-324), "`inv_freq` holds inf"),
         (video("Cosmos", attention_head_dim=10), "`rope_scale` needs widths above 2"),
         (video("Cosmos", rope_scale=[1e300, 1e300, 1e300]), "`rope_theta` is inf; it must be"),
-        (video("MiniMaxH3", rope_freq_dim=22), "`head_dim` is 128; it"),
-        ({"_class_name": f"MiniMaxMusic3{AUDIO}", "rotary_dim": 66}, "`rotary_dim` is 66"),
+        (video("MiniMaxH3", rope_freq_dim=22), "`attention_head_dim` is 128, but the widths"),
+        (
+            {"_class_name": f"MiniMaxMusic3{AUDIO}", "rotary_dim": 66},
+            "`attention_head_dim` is 64, but the widths",
+        ),
         (image("Ideogram4", mrope_section=[24, 20]), "`mrope_section` is (24, 20); it must be 3"),
         (image("Ideogram4", mrope_section=[0, 100, 100]), "it must be 3 numbers, and the last two"),
         (image("OmniGen"), "`rope_scaling` is None; it must be an object with the factors"),
         (OMNIGEN | {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "has the type 'yarn'"),
         (OMNIGEN | {"rope_scaling": {"type": "su"}}, "`short_factor` is missing"),
         (OMNIGEN | {"hidden_size": 4096}, "`short_factor` has 48 entries; it must have one for"),
-        ({"_class_name": "LongCatAudioDiTTransformer", "dit_dim": 1}, "`head_dim` is 0"),
+        ({"_class_name": "LongCatAudioDiTTransformer", "dit_dim": 1}, "the widths (0,)"),
     ],
 )
 def test_refusals(config, message):
