@@ -37,12 +37,13 @@ Coordinates of positions:
 from __future__ import annotations
 
 from rope_cpu.arguments.texts import shown
+from rope_cpu.configs import multi_axis
 from rope_cpu.configs.model_types import data
-from rope_cpu.configs.multi_axis import Config, MultiAxisConfig, rows_by_name
+from rope_cpu.configs.multi_axis import Config, MultiAxisConfig
 from rope_cpu.frequencies.scaling import without_nulls
 
 _DATA = data("diffusers.json")
-CLASSES = rows_by_name(_DATA["rows"])
+CLASSES = multi_axis.rows_by_name(_DATA["rows"], {})
 
 # Classes whose config determines no rotation, with the reason.
 REFUSED: dict[str, str] = {
@@ -78,6 +79,4 @@ def parse(config: Config) -> MultiAxisConfig:
             f"{len(CLASSES)} classes that are; describe the rotation of others with "
             "RotaryEmbedding.axial or RotaryEmbedding.from_inv_freq"
         )
-    row = CLASSES[name]
-    values = without_nulls(config)
-    return MultiAxisConfig(source=config, model_type=name, values=values, axes=row.axes, row=row)
+    return multi_axis.parse(config, name, CLASSES[name], without_nulls(config))

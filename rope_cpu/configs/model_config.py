@@ -24,8 +24,8 @@ from rope_cpu.configs.rope_parameters import RopeParameters, is_latent
 from rope_cpu.frequencies.scaling import without_nulls
 from rope_cpu.frequencies.spec import RopeSpec
 
-HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads")
-KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads")
+HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "dit_heads")
+KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 
 
 @dataclass(frozen=True, kw_only=True)

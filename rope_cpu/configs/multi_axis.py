@@ -7,15 +7,16 @@ file. `spec_of` interprets it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from rope_cpu.arguments import limits
-from rope_cpu.arguments.scalars import check_table_size, real_number, whole_number
+from rope_cpu.arguments.errors import ArgumentError
+from rope_cpu.arguments.scalars import check_table_size, choice, real_number, whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 from rope_cpu.configs.model_config import OneRotationConfig
@@ -68,12 +69,12 @@ class Row:
         The key of an object that has `mrope_section` if the file has no `section`.
     longrope : str
         The key of the object with the factors of longrope.
-    partial_rotary_factor : float, optional
-        The only value that the class accepts in its rope parameters; None: it has none.
     only : {key: (values, reason)}
-        The values of a key with which the class rotates like this.
+        The values of a key, if it is present, with which the class rotates like this.
     defaults : {key: value}
         The class's own values of missing keys.
+    ignored : sequence of str
+        Keys with names of rotations that the frequencies do not depend on.
     """
 
     axes: Sequence[str] = ("row", "column")
@@ -93,9 +94,17 @@ class Row:
     section: str = ""
     nested: str = ""
     longrope: str = ""
-    partial_rotary_factor: float | None = None
     only: Mapping[str, tuple[Sequence[Any], str]] = field(default_factory=dict)
     defaults: Config = field(default_factory=dict)
+    ignored: Sequence[str] = ()
+
+    @cached_property
+    def known_keys(self) -> set[str]:
+        """The keys of a config that its rotation may depend on, and those that it ignores."""
+        named = [self.head_dim, self.widths, str(self.theta), self.ntk]
+        named += [self.section, self.nested, self.longrope]
+        named += [*self.divisors, *self.only, *self.defaults, *self.ignored]
+        return set(re.findall(r"\w+", " ".join(named)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,37 +117,72 @@ class MultiAxisConfig(OneRotationConfig):
         return spec_of(self.row, self.values, angle_dtype)
 
 
-def rows_by_name(rows: Sequence[Mapping[str, Any]]) -> dict[str, Row]:
-    """Return the rows of a data file by the names of their classes or model types."""
-    return {
-        name: Row(**{key: value for key, value in row.items() if key != "names"})
-        for row in rows
-        for name in row["names"]
-    }
+def rows_by_name(
+    rows: Sequence[Mapping[str, Any]], defaults: Mapping[str, Config]
+) -> dict[str, Row]:
+    """Return the rows of a data file by the names of their classes or model types.
+
+    defaults: `Row.defaults` of the names that do not share those of their row.
+    """
+    found = {}
+    for row in rows:
+        facts = {key: value for key, value in row.items() if key != "names"}
+        for name in row["names"]:
+            found[name] = Row(**{"defaults": defaults.get(name, {}), **facts})
+    return found
 
 
-def spec_of(row: Row, config: Config, angle_dtype: str) -> RopeSpec:
-    """Return the rotation of a config whose class has this row."""
-    values = {**row.defaults, **config}
+def parse(source: Config, name: str, row: Row, values: Config) -> MultiAxisConfig:
+    """Parse a config of the class or model type `name`, whose row is `row`.
+
+    values: its keys under the names of the row. Raises ValueError for a key of a rotation that the
+    row does not read.
+    """
+    unread = (key for key in values if key not in row.known_keys and _ROTATION_KEYS.search(key))
+    for key in unread:
+        if not _is_neutral(values[key], row):
+            raise ValueError(
+                f"`{key}` is {shown(values[key])}, which {shown(name)} does not read; remove the "
+                "key, or describe the rotation with RotaryEmbedding.axial"
+            )
+    values = {**row.defaults, **values}
+    return MultiAxisConfig(source=source, model_type=name, values=values, axes=row.axes, row=row)
+
+
+# Names of keys that belong to rotations.
+_ROTATION_KEYS = re.compile(r"rope(?!rt)|rotar|theta|yarn|ntk|alibi|xpos|partial|^axes_|^head_dim$")
+
+
+def _is_neutral(value: Any, row: Row) -> bool:
+    """Return True for a value that leaves a rotation as it is, such as the base of the class."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value in (1, row.theta)
+    return value in (None, False, "", "default", [], {})
+
+
+def refuse_other_keys(key: str, section: Config, known: Collection[str]) -> None:
+    """Raise for a key of the object `key` that is not one of those that are read."""
+    others = [name for name in section if name not in known and section[name] is not None]
+    if others:
+        raise ValueError(f"`{key}` holds {shown(others)}, which this class does not read")
+
+
+def spec_of(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
+    """Return the rotation of the values of a config, those of the class's defaults among them."""
     for key, (known_values, reason) in row.only.items():
-        if values.get(key) not in known_values:
-            raise ValueError(f"`{key}` is {shown(values.get(key))}: {reason}")
+        if key in values and values[key] not in known_values:
+            raise ValueError(f"`{key}` is {shown(values[key])}: {reason}")
     return _FORMS[row.form](row, values, angle_dtype)
 
 
 def _axes_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     """Return the rotation in which each axis has frequencies of its own width."""
     widths, head_dim = _widths_and_head_dim(row, values)
+    divisors = _divisors(row, values, len(widths))
     thetas = _thetas(row, values, widths)
+    frequencies = _FREQUENCIES[row.frequencies](thetas, widths, angle_dtype)
     with np.errstate(over="ignore"):  # an infinite frequency is refused later
-        frequencies = [
-            inv_freq / divisor
-            for inv_freq, divisor in zip(
-                _FREQUENCIES[row.frequencies](thetas, widths, angle_dtype),
-                _divisors(row, values, len(widths)),
-                strict=True,
-            )
-        ]
+        frequencies = [axis / divisor for axis, divisor in zip(frequencies, divisors, strict=True)]
     order = row.order or range(len(widths))
     if row.pairs == "turns":
         pair_axis = np.tile(order, frequencies[0].size).tolist()
@@ -161,15 +205,14 @@ def _longrope_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     """Return the rotation of one axis with the factors of longrope, and the lengths beside them."""
     own = values.get(row.longrope)
     if not isinstance(own, Mapping):
-        raise ValueError(f"`{row.longrope}` is {shown(own)}; it must be an object with the factors")
+        raise ArgumentError(row.longrope, own, "be an object with the factors")
     rope_type = own.get("rope_type", own.get("type", "longrope"))
-    if rope_type not in ("longrope", "su"):
-        raise ValueError(
-            f"`{row.longrope}` has the type {shown(rope_type)}; this class has longrope"
-        )
+    choice(f"{row.longrope}.rope_type", rope_type, ("longrope", "su"))
+    factors = ("short_factor", "long_factor")
+    refuse_other_keys(row.longrope, own, ("rope_type", "type", *factors))
     lengths = ("max_position_embeddings", "original_max_position_embeddings")
     section = {name: values[name] for name in lengths}
-    section |= {name: own.get(name) for name in ("short_factor", "long_factor")}
+    section |= {name: own.get(name) for name in factors}
     return scaled(
         _head_dim(row, values),
         rope_theta=_theta(row, values),
@@ -180,20 +223,19 @@ def _longrope_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
 
 def _mrope_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     """Return the rotation of Qwen3-VL's interleaved sections."""
-    nested = values.get(row.nested)
     own = values.get(row.section)
-    if own is None and isinstance(nested, Mapping):
-        own = nested.get("mrope_section")
+    nested = values.get(row.nested)
+    if isinstance(nested, Mapping):
+        refuse_other_keys(row.nested, nested, ("mrope_section", "mrope_interleaved", "rope_type"))
+        own = nested.get("mrope_section") if own is None else own
     section = axes.checked_mrope_section(row.section, own or _MROPE_SECTION)
     one_axis = scaled(
         _head_dim(row, values), rope_theta=_theta(row, values), angle_dtype=angle_dtype
     )
     first = one_axis.pairs - sum(section[1:])
     if len(section) != 3 or first < 0:
-        raise ValueError(
-            f"`{row.section}` is {shown(section)}; it must be 3 numbers, and the last two may add "
-            f"up to {one_axis.pairs} pairs at most"
-        )
+        rule = f"be 3 numbers, the last two of at most {one_axis.pairs} pairs together"
+        raise ArgumentError(row.section, section, rule)
     return axes.to_mrope(one_axis, (first, *section[1:]), True)
 
 
@@ -209,10 +251,8 @@ def _all_heads_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     head_dim = _number("attention_head_dim", values, limits.HEAD_DIM)
     heads = _number("num_attention_heads", values, limits.HEADS)
     if head_dim % 2:
-        raise ValueError(f"`attention_head_dim` is {head_dim}; it must be even")
-    pairing = values.get("rope_type", "interleaved")
-    if pairing not in ("interleaved", "split"):
-        raise ValueError(f"`rope_type` is {shown(pairing)}; it must be interleaved or split")
+        raise ArgumentError("attention_head_dim", head_dim, "be even")
+    pairing = choice("rope_type", values["rope_type"], ("interleaved", "split"))
     pairs = heads * head_dim // 2
     count = pairs // 3
     name = "(attention_head_dim, num_attention_heads)"
@@ -241,11 +281,11 @@ _FORMS: dict[str, Callable[[Row, Config, str], RopeSpec]] = {
 
 
 def _own_frequencies(
-    thetas: Sequence[float], widths: Sequence[int], angle_dtype: str, factor: float = 1.0
+    thetas: Sequence[float], widths: Sequence[int], angle_dtype: str
 ) -> list[Float64]:
-    """Return the frequencies of each axis, those of its width, times a factor."""
+    """Return the frequencies of each axis, those of its width."""
     return [
-        factor * axes.base_frequencies(theta, width, angle_dtype)
+        axes.base_frequencies(theta, width, angle_dtype)
         for theta, width in zip(thetas, widths, strict=True)
     ]
 
@@ -262,7 +302,7 @@ _FREQUENCIES: dict[str, Callable[[Sequence[float], Sequence[int], str], list[Flo
     "own": _own_frequencies,
     "alternate": _alternate_frequencies,
     # Positions count revolutions (DINOv3).
-    "revolutions": partial(_own_frequencies, factor=2 * np.pi),
+    "revolutions": lambda *given: [2 * np.pi * axis for axis in _own_frequencies(*given)],
 }
 
 
@@ -284,63 +324,56 @@ _WIDTHS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
 
 def _widths_and_head_dim(row: Row, values: Config) -> tuple[Sequence[int], int]:
     """Return the elements that each axis rotates, and the width of a head."""
-    count = len(row.axes)
-    head_dim = _head_dim(row, values) if _has_head_dim(row, values) else None
-    if row.widths in _WIDTHS:
+    if row.widths in _WIDTHS or all(key in values for key in re.findall(r"\w+", row.head_dim)):
         head_dim = _head_dim(row, values)
-        widths = _WIDTHS[row.widths](head_dim, count)
+        widths = _widths(row, values, head_dim)
+        total = sum(widths)
+        if total > head_dim or (row.fills_head and total < head_dim):
+            rule = f"fit the widths of the axes, {shown(widths)}, which add up to {total}"
+            raise ArgumentError(row.head_dim, head_dim, rule)
+        return widths, head_dim
+    widths = _widths(row, values, 0)
+    return widths, sum(widths)
+
+
+def _widths(row: Row, values: Config, head_dim: int) -> Sequence[int]:
+    """Return the elements that each axis rotates; raise unless the axes can have them."""
+    key = row.widths
+    count = len(row.axes)
+    if key in _WIDTHS:
+        widths = _WIDTHS[key](head_dim, count)
+        key = row.head_dim
     elif row.each:
-        widths = (row.each * _number(row.widths, values, limits.HEAD_DIM),) * count
+        widths = (row.each * _number(key, values, limits.HEAD_DIM),) * count
     else:
-        widths = _present(row.widths, values)
-    _check_widths(row, widths)
-    total = sum(widths)
-    if head_dim is None:
-        return widths, total
-    if total > head_dim or (row.fills_head and total < head_dim):
+        widths = _present(key, values)
+    counts = row.counts or (count,)
+    if not _are_widths(widths, counts):
+        number = " or ".join(map(str, counts))
         raise ValueError(
-            f"`{row.head_dim}` is {head_dim}, but the widths of the axes, {shown(widths)}, add up "
-            f"to {total}"
+            f"`{key}` gives the axes the widths {shown(widths)}; they must be {number} even "
+            "numbers above 0"
         )
-    return widths, head_dim
+    return widths
 
 
-def _check_widths(row: Row, widths: Any) -> None:
-    """Raise unless the widths are even numbers above 0, as many as the class allows."""
-    counts = row.counts or (len(row.axes),)
-    is_list = isinstance(widths, Sequence) and not isinstance(widths, str)
-    if is_list and len(widths) in counts and all(map(_is_width, widths)):
-        return
-    key = row.head_dim if row.widths in _WIDTHS else row.widths
-    number = " or ".join(map(str, counts))
-    raise ValueError(
-        f"`{key}` gives the axes the widths {shown(widths)}; they must be {number} even numbers "
-        "above 0"
-    )
-
-
-def _is_width(width: Any) -> bool:
-    """Return True for an even number above 0."""
-    is_whole = isinstance(width, int | np.integer)
-    return is_whole and 0 < width <= limits.HEAD_DIM and width % 2 == 0
-
-
-def _has_head_dim(row: Row, values: Config) -> bool:
-    """Return True if all keys of the width of a head are present."""
-    return all(key in values for key in re.findall(r"\w+", row.head_dim))
+def _are_widths(widths: Any, counts: Collection[int]) -> bool:
+    """Return True for even numbers above 0, as many as one of counts."""
+    if not isinstance(widths, list | tuple) or len(widths) not in counts:
+        return False
+    is_whole = all(isinstance(width, int | np.integer) for width in widths)
+    return is_whole and all(0 < w <= limits.HEAD_DIM and w % 2 == 0 for w in widths)
 
 
 def _head_dim(row: Row, values: Config) -> int:
     """Return the width of a head from the first keys of `Row.head_dim` that are present."""
-    choices = row.head_dim.split(" or ")
-    for choice in choices:
-        key, *divisors = re.findall(r"\w+", choice)
-        if key in values or choice == choices[-1]:
-            break
+    *preferred, last = row.head_dim.split(" or ")
+    quotient = next((key for key in preferred if key in values), last)
+    key, *divisors = re.findall(r"\w+", quotient)
     width = _number(key, values, limits.HIDDEN_SIZE if divisors else limits.HEAD_DIM)
     for divisor in divisors:
         shares = _number(divisor, values, limits.HIDDEN_SIZE)
-        if "//" not in choice and width % shares:
+        if "//" not in quotient and width % shares:
             raise ValueError(f"`{key}` is {width}, which {shares} heads cannot share equally")
         width //= shares
     return width
@@ -348,13 +381,9 @@ def _head_dim(row: Row, values: Config) -> int:
 
 def _theta(row: Row, values: Config) -> float:
     """Return the base: that of the class, or the value of its key."""
-    theta = row.theta
-    if isinstance(theta, str):
-        theta = real_number(theta, _present(theta, values))
-    given = real_number("rope_theta", values.get("rope_theta", theta))
-    if given != theta:
-        raise ValueError(f"`rope_theta` is {given}, but this class has the base {theta}")
-    return theta
+    if isinstance(row.theta, str):
+        return real_number(row.theta, _present(row.theta, values))
+    return row.theta
 
 
 def _thetas(row: Row, values: Config, widths: Sequence[int]) -> list[float]:
@@ -363,16 +392,12 @@ def _thetas(row: Row, values: Config, widths: Sequence[int]) -> list[float]:
     if not row.ntk:
         return [theta] * len(widths)
     if min(widths) <= 2:
-        raise ValueError(
-            f"`{row.head_dim}` gives the axes the widths {shown(widths)}; `{row.ntk}` needs widths "
-            "above 2"
-        )
-    scales = _numbers(row.ntk, values, len(widths))
+        raise ValueError(f"`{row.ntk}` needs widths above 2, but the axes have {shown(widths)}")
+    scales = np.array(_numbers(row.ntk, values, len(widths)))
+    exponents = [width / (width - 2) for width in widths]
     with np.errstate(over="ignore"):  # an infinite base is refused later
-        return [
-            float(theta * np.float64(scale) ** (width / (width - 2)))
-            for scale, width in zip(scales, widths, strict=True)
-        ]
+        thetas: list[float] = (theta * scales**exponents).tolist()
+    return thetas
 
 
 def _divisors(row: Row, values: Config, count: int) -> list[float]:
@@ -388,9 +413,7 @@ def _numbers(key: str, values: Config, count: int) -> list[float]:
     """Return a list of numbers above 0, one for each axis."""
     value = values[key]
     if not isinstance(value, list | tuple) or len(value) != count:
-        raise ValueError(
-            f"`{key}` is {shown(value)}; it must be {count} numbers, one for each axis"
-        )
+        raise ArgumentError(key, value, f"be {count} numbers, one for each axis")
     return [real_number(key, entry) for entry in value]
 
 

@@ -12,19 +12,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import shown
-from rope_cpu.configs import rope_parameters
-from rope_cpu.configs.model_types import REFUSED, data
-from rope_cpu.configs.multi_axis import Config, MultiAxisConfig, Row, rows_by_name
+from rope_cpu.configs import multi_axis, rope_parameters
+from rope_cpu.configs.containers import SECTIONS
+from rope_cpu.configs.model_types import REFUSED as NO_ROTATION
+from rope_cpu.configs.model_types import data, reasons_by_type
+from rope_cpu.configs.multi_axis import Config, MultiAxisConfig, Row
 from rope_cpu.frequencies.scaling import without_nulls
 
 _DATA = data("vision.json")
-TOWERS = rows_by_name(_DATA["rows"])
+TOWERS = multi_axis.rows_by_name(_DATA["rows"], _DATA["defaults"])
+
+# From a multimodal model type to that of its `vision_config`.
+PARTS = _DATA["parts"]
+
+# Keys that vision parts have, and keys that only configs around them, or of text, have.
+_MARKS = frozenset(_DATA["marks"])
+_WHOLE = frozenset({"vision_config", "text_config", "vocab_size"})
+
+# Model types without a rotation that frequencies of pairs express, and encoders without any.
+REFUSED = {**NO_ROTATION, **reasons_by_type("encoders.json")}
 
 
 def is_vision(config: Config) -> bool:
     """Return True for the config of a vision tower, or of a model type that is refused like one."""
-    name = model_type(config)
+    name = model_type(_backbone(config))
     return name in TOWERS or name in REFUSED
 
 
@@ -35,12 +48,13 @@ def parse(config: Config) -> MultiAxisConfig:
     the model does not rotate pairs.
     Source: the modules of the same names in transformers 5.24.
     """
-    name = model_type(config)
+    part = _backbone(config)
+    name = model_type(part)
     if name in REFUSED:
         raise ValueError(f"`model_type` is {shown(name)}: {REFUSED[name]}")
     row = TOWERS[name]
-    values = _flat(row, _standard_names(without_nulls(config)))
-    return MultiAxisConfig(source=config, model_type=name, values=values, axes=row.axes, row=row)
+    values = _standard_names(_flat(row, without_nulls(part)))
+    return multi_axis.parse(config, name, row, values)
 
 
 def tower(config: Config) -> dict[str, Any]:
@@ -70,54 +84,57 @@ def tower(config: Config) -> dict[str, Any]:
     part = config.get("vision_config")
     if not isinstance(part, Mapping):
         raise ValueError("`config` has no `vision_config`; give the config of a multimodal model")
-    name = part.get("model_type") or config.get("model_type")
-    return {**part, "model_type": _part_type(part, name)}
+    own = part.get("model_type")
+    whole = config.get("model_type")
+    for name in (own, PARTS.get(own), PARTS.get(whole)):
+        if name in TOWERS or name in REFUSED:
+            return {**part, "model_type": name}
+    return {**part, "model_type": own or _unnamed_type(part) or whole or ""}
 
 
 def model_type(config: Config) -> str:
-    """Return the model type of a config; a `patch_size` marks a vision part."""
-    name = config.get("model_type")
-    is_part = "patch_size" in config and "vision_config" not in config
-    return _part_type(config, name) if is_part else str(name or "")
+    """Return the model type of a config, of the tower for one that has the keys of a vision part.
+
+    Older files of vision parts have the model type of the whole model, or none.
+    """
+    name = str(config.get("model_type") or "")
+    is_part = not _MARKS.isdisjoint(config) and _WHOLE.isdisjoint(config)
+    if name in TOWERS or not is_part:
+        return name
+    return str(PARTS.get(name, name)) if name else _unnamed_type(config)
 
 
-def _part_type(part: Config, name: str | None) -> str:
-    """Return the model type of a vision part; older files have that of the whole model, or none."""
-    if not name:
-        # The keys tell unnamed parts apart; two Qwen models differ in the key of the width.
-        for keys, unnamed_type in _DATA["unnamed"]:
-            if part.keys() >= set(keys):
-                return str(unnamed_type)
-        return ""
-    for known in (name, f"{name}_vision", f"{name}_vision_encoder"):
-        if known in TOWERS:
-            return known
-    return name
+def _unnamed_type(part: Config) -> str:
+    """Return the model type of a vision part without one; its keys tell, or "" if they do not."""
+    for keys, name in _DATA["unnamed"]:
+        if part.keys() >= set(keys):
+            return str(name)
+    return ""
+
+
+def _backbone(config: Config) -> Config:
+    """Return the config of the backbone that the encoder of a config wraps, or the config."""
+    part = config.get("backbone_config")
+    return part if isinstance(part, Mapping) and _WHOLE.isdisjoint(config) else config
 
 
 def _standard_names(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config with the width and the number of heads under their usual keys."""
+    """Return a config with the numbers that are read under their usual keys."""
     for key, others in _DATA["names"].items():
         for other in others:
-            if other in config:
-                config.setdefault(key, config[other])
+            value = config.get(other)
+            if value is not None and config.setdefault(key, value) != value:
+                rule = f"equal `{key}`, {shown(config[key])}, or be left out"
+                raise ArgumentError(other, value, rule)
     return config
 
 
 def _flat(row: Row, values: dict[str, Any]) -> dict[str, Any]:
-    """Return values with the base of the rope parameters at the top level; check the others."""
+    """Return values with the rope parameters at the top level, for a class that has them."""
+    if "rope_type" not in row.only:
+        return values
     key, own = rope_parameters.own_section(values)
-    section = without_nulls(own)
-    rope_type = section.pop("rope_type", section.pop("type", "axial"))
-    if rope_type not in ("axial", "default"):
-        raise ValueError(f"`rope_type` is {shown(rope_type)}; vision towers take no scaling")
-    partial = section.pop("partial_rotary_factor", row.partial_rotary_factor)
-    if partial != row.partial_rotary_factor:
-        raise ValueError(
-            f"`partial_rotary_factor` is {shown(partial)}; this vision tower has "
-            f"{row.partial_rotary_factor}"
-        )
-    unknown = [name for name in section if name != "rope_theta"]
-    if unknown:
-        raise ValueError(f"`{key}` holds {shown(unknown)}; a vision tower does not use these keys")
-    return {**values, **section}
+    multi_axis.refuse_other_keys(key, own, ("type", "rope_theta", *row.only))
+    section = {"rope_type" if name == "type" else name: own[name] for name in own}
+    others = {name: values[name] for name in values if name not in SECTIONS}
+    return others | without_nulls(section)

@@ -149,7 +149,7 @@ ROTARY = "use_rotary_positional_embeddings"
     ("config", "message"),
     [
         (COGVIDEOX | {ROTARY: False}, "adds sinusoidal embeddings"),
-        (COGVIDEOX | {ROTARY: None}, f"`{ROTARY}` is None: this CogVideoX adds sinusoidal"),
+        (COGVIDEOX | {ROTARY: None}, f"`{ROTARY}` is False: this CogVideoX adds sinusoidal"),
         (named("Transformer2DModel", _diffusers_version="0.27.2"), "'Transformer2DModel', which"),
         ({"_diffusers_version": None, "attention_head_dim": 64}, "`_class_name` is None, which"),
         (FLUX | {"axes_dims_rope": [16, 56, 64]}, "`attention_head_dim` is 128"),
