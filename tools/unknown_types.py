@@ -30,7 +30,7 @@ def known_types() -> set[str]:
 
     named = {
         model_type
-        for file in ("refused", "unrotated")
+        for file in ("refused", "unrotated", "encoders")
         for model_types in table(file).values()
         for model_type in model_types
     }

@@ -226,7 +226,9 @@ def _mrope_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     own = values.get(row.section)
     nested = values.get(row.nested)
     if isinstance(nested, Mapping):
-        refuse_other_keys(row.nested, nested, ("mrope_section", "mrope_interleaved", "rope_type"))
+        fixed = {"rope_type": "default", "type": "default", "mrope_interleaved": True}
+        known = [key for key, value in fixed.items() if nested.get(key) == value]
+        refuse_other_keys(row.nested, nested, ("mrope_section", *known))
         own = nested.get("mrope_section") if own is None else own
     section = axes.checked_mrope_section(row.section, own or _MROPE_SECTION)
     one_axis = scaled(

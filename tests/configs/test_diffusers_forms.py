@@ -237,6 +237,10 @@ def test_refusals(config, message):
         ({"_class_name": "StableAudioDiTModel", "rotary_dim": 16}, "rotary_dim"),
         ({"_class_name": "Cosmos3OmniTransformer", "mrope_section": [8, 8, 8]}, "mrope_section"),
         ({"_class_name": "Cosmos3OmniTransformer", "rope_scaling": {"factor": 2}}, "rope_scaling"),
+        (
+            {"_class_name": "Cosmos3OmniTransformer", "rope_scaling": {"rope_type": "yarn"}},
+            "rope_scaling",
+        ),
         (OMNIGEN | {"rope_scaling": OMNIGEN["rope_scaling"] | {"factor": 8.0}}, "rope_scaling"),
     ],
 )
