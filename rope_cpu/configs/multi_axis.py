@@ -282,9 +282,7 @@ _FORMS: dict[str, Callable[[Row, Config, str], RopeSpec]] = {
 }
 
 
-def _own_frequencies(
-    thetas: Sequence[float], widths: Sequence[int], angle_dtype: str
-) -> list[Float64]:
+def _own_frequencies(thetas: list[float], widths: list[int], angle_dtype: str) -> list[Float64]:
     """Return the frequencies of each axis, those of its width."""
     return [
         axes.base_frequencies(theta, width, angle_dtype)
@@ -292,17 +290,15 @@ def _own_frequencies(
     ]
 
 
-def _alternate_frequencies(
-    thetas: Sequence[float], widths: Sequence[int], angle_dtype: str
-) -> list[Float64]:
+def _nth_frequencies(thetas: list[float], widths: list[int], angle_dtype: str) -> list[Float64]:
     """Return for axis a of n every nth frequency of the whole head, from the a-th (Pixtral)."""
     frequencies = axes.base_frequencies(thetas[0], sum(widths), angle_dtype)
     return [frequencies[axis :: len(widths)] for axis in range(len(widths))]
 
 
-_FREQUENCIES: dict[str, Callable[[Sequence[float], Sequence[int], str], list[Float64]]] = {
+_FREQUENCIES: dict[str, Callable[[list[float], list[int], str], list[Float64]]] = {
     "own": _own_frequencies,
-    "alternate": _alternate_frequencies,
+    "alternate": _nth_frequencies,
     # Positions count revolutions (DINOv3).
     "revolutions": lambda *given: [2 * np.pi * axis for axis in _own_frequencies(*given)],
 }
@@ -324,7 +320,7 @@ _WIDTHS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
 }
 
 
-def _widths_and_head_dim(row: Row, values: Config) -> tuple[Sequence[int], int]:
+def _widths_and_head_dim(row: Row, values: Config) -> tuple[list[int], int]:
     """Return the elements that each axis rotates, and the width of a head."""
     if row.widths in _WIDTHS or all(key in values for key in re.findall(r"\w+", row.head_dim)):
         head_dim = _head_dim(row, values)
@@ -338,7 +334,7 @@ def _widths_and_head_dim(row: Row, values: Config) -> tuple[Sequence[int], int]:
     return widths, sum(widths)
 
 
-def _widths(row: Row, values: Config, head_dim: int) -> Sequence[int]:
+def _widths(row: Row, values: Config, head_dim: int) -> list[int]:
     """Return the elements that each axis rotates; raise unless the axes can have them."""
     key = row.widths
     count = len(row.axes)
@@ -356,7 +352,7 @@ def _widths(row: Row, values: Config, head_dim: int) -> Sequence[int]:
             f"`{key}` gives the axes the widths {shown(widths)}; they must be {number} even "
             "numbers above 0"
         )
-    return widths
+    return list(widths)
 
 
 def _are_widths(widths: Any, counts: Collection[int]) -> bool:
@@ -388,18 +384,19 @@ def _theta(row: Row, values: Config) -> float:
     return row.theta
 
 
-def _thetas(row: Row, values: Config, widths: Sequence[int]) -> list[float]:
+def _thetas(row: Row, values: Config, widths: list[int]) -> list[float]:
     """Return the base of each axis."""
     theta = _theta(row, values)
     if not row.ntk:
         return [theta] * len(widths)
     if min(widths) <= 2:
         raise ValueError(f"`{row.ntk}` needs widths above 2, but the axes have {shown(widths)}")
-    scales = np.array(_numbers(row.ntk, values, len(widths)))
-    exponents = [width / (width - 2) for width in widths]
+    scales = _numbers(row.ntk, values, len(widths))
     with np.errstate(over="ignore"):  # an infinite base is refused later
-        thetas: list[float] = (theta * scales**exponents).tolist()
-    return thetas
+        return [
+            float(theta * np.float64(scale) ** (width / (width - 2)))
+            for scale, width in zip(scales, widths, strict=True)
+        ]
 
 
 def _divisors(row: Row, values: Config, count: int) -> list[float]:

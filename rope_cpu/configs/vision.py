@@ -63,7 +63,7 @@ def tower(config: Config) -> dict[str, Any]:
     Parameters
     ----------
     config : mapping
-        The config of the whole model.
+        The config of the whole model; of Qwen's Omni models the thinker has the vision part.
 
     Returns
     -------
@@ -81,15 +81,16 @@ def tower(config: Config) -> dict[str, Any]:
     >>> part["model_type"]
     'qwen2_vl_vision'
     """
+    thinker = config.get("thinker_config")
+    config = thinker if isinstance(thinker, Mapping) else config
     part = config.get("vision_config")
     if not isinstance(part, Mapping):
         raise ValueError("`config` has no `vision_config`; give the config of a multimodal model")
     own = part.get("model_type")
     whole = config.get("model_type")
-    for name in (own, PARTS.get(own), PARTS.get(whole)):
-        if name in TOWERS or name in REFUSED:
-            return {**part, "model_type": name}
-    return {**part, "model_type": own or _unnamed_type(part) or whole or ""}
+    names = (own, PARTS.get(own), PARTS.get(whole))
+    known = next((name for name in names if name in TOWERS or name in REFUSED), own)
+    return {**part, "model_type": known or _unnamed_type(part) or PARTS.get(whole, whole) or ""}
 
 
 def model_type(config: Config) -> str:
@@ -120,12 +121,11 @@ def _backbone(config: Config) -> Config:
 
 def _standard_names(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config with the numbers that are read under their usual keys."""
-    for key, others in _DATA["names"].items():
-        for other in others:
-            value = config.get(other)
-            if value is not None and config.setdefault(key, value) != value:
-                rule = f"equal `{key}`, {shown(config[key])}, or be left out"
-                raise ArgumentError(other, value, rule)
+    for other, key in _DATA["names"].items():
+        value = config.get(other)
+        if value is not None and config.setdefault(key, value) != value:
+            rule = f"equal `{key}`, {shown(config[key])}, or be left out"
+            raise ArgumentError(other, value, rule)
     return config
 
 

@@ -210,13 +210,15 @@ def test_a_saved_vision_part_has_the_defaults_of_its_class(config, head_dim):
     [
         ({"model_type": "lighton_ocr"}, "pixtral"),
         ({"model_type": "glmga"}, "glm4v_vision"),
+        ({"model_type": "qwen3_omni_moe_thinker"}, "qwen3_omni_moe_vision_encoder"),
         ({"model_type": "llava"}, "clip_vision_model"),
         ({"model_type": "sam2_video"}, "sam2_vision_model"),
     ],
 )
 def test_a_part_without_a_type_has_that_of_the_whole_model(whole, model_type):
-    part = vision.tower({**whole, "vision_config": {"hidden_size": 1024}})
-    assert part["model_type"] in (model_type, whole["model_type"])
+    whole = {**whole, "vision_config": {"hidden_size": 1024}}
+    assert vision.tower(whole)["model_type"] == model_type
+    assert vision.tower({"model_type": "outer", "thinker_config": whole}) == vision.tower(whole)
 
 
 def test_the_old_key_of_the_base_of_a_memory_attention():
