@@ -162,11 +162,19 @@ def test_every_axial_configuration_of_transformers_is_here():
     assert all(model_type in vision.TOWERS for model_type in found.values())
 
 
+MEMORY = "memory_attention"
+
+
 @pytest.mark.parametrize("model_type", vision.TOWERS)
 def test_missing_keys_have_the_values_of_the_class(model_type):
     (cls, *_) = (cls for cls in configurations() if cls.model_type == model_type)
     whole = cls().to_dict()
     assert reader.read({"model_type": model_type}).spec() == reader.read(whole).spec()
+    (heads,) = {"num_heads", "num_attention_heads", f"{MEMORY}_num_attention_heads"} & whole.keys()
+    changed = cls(**{heads: 2 * whole[heads]}).to_dict()
+    saved = {key: value for key, value in changed.items() if value != whole[key]}
+    spec = reader.read({**saved, "model_type": model_type}).spec()
+    assert spec == reader.read(changed).spec()
 
 
 def test_vision_parts_have_the_type_that_transformers_gives_them():
