@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -31,6 +32,10 @@ IMAGE = 1
 VIDEO = 2
 
 _KIND_NAMES = {IMAGE: "image", VIDEO: "video"}
+_INTERRUPTED_VIDEO = (
+    "frames with text between them need `split_frames`=True (Qwen3-VL); the ids of a video with "
+    "its audio between them (`use_audio_in_video` of Qwen2.5-Omni) are not made here"
+)
 _GRID_ARGUMENTS = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
 _STARTS = ("largest_id", "longer_side")
 _MAX_ID_STEP = 2.0**31  # between two frames
@@ -280,8 +285,9 @@ def mrope(
 ) -> tuple[Int64, Int64]:
     """Return the M-RoPE ids of a prompt and the offset of the tokens generated after it.
 
-    Text counts up on all three axes. An image or video has the grid of its merged patches, and
-    the tokens after it start at its largest id plus one.
+    Text counts up on all three axes, and so does sound. An image or video has the grid of its
+    merged patches, and the tokens after it start at its largest id plus one. Not for a video with
+    its own audio (`use_audio_in_video` of Qwen2.5-Omni), where both start at the same id.
 
     Parameters
     ----------
@@ -434,13 +440,15 @@ def _sequence_ids(kinds: list[int], grids: dict[int, Iterator[_Grid]], start_aft
     """Return the ids (tokens, 3) of one sequence without padding; consumes its grids."""
     parts = [np.zeros((0, 3), dtype=np.int64)]
     start = 0
+    later = Counter(kinds)
     for kind, run in groupby(kinds):
         length = len(list(run))
+        later[kind] -= length
         if kind == TEXT:
             parts.append(start + np.tile(np.arange(length)[:, None], 3))
             start += length
             continue
-        for vision_grid in _take_grids(kind, length, grids[kind]):
+        for vision_grid in _take_grids(kind, length, later[kind], grids[kind]):
             grid_ids = _grid_ids(vision_grid)
             parts.append(start + grid_ids)
             if start_after == "largest_id":
@@ -450,8 +458,11 @@ def _sequence_ids(kinds: list[int], grids: dict[int, Iterator[_Grid]], start_aft
     return np.concatenate(parts)
 
 
-def _take_grids(kind: int, tokens: int, grids: Iterator[_Grid]) -> Iterator[_Grid]:
-    """Yield the next grids until their tokens fill a run of `tokens` tokens; raise otherwise."""
+def _take_grids(kind: int, tokens: int, later: int, grids: Iterator[_Grid]) -> Iterator[_Grid]:
+    """Yield the next grids until their tokens fill a run of `tokens` tokens; raise otherwise.
+
+    later: number of tokens of this kind after the run.
+    """
     argument = _GRID_ARGUMENTS[kind]
     left = tokens
     while left:
@@ -465,6 +476,9 @@ def _take_grids(kind: int, tokens: int, grids: Iterator[_Grid]) -> Iterator[_Gri
             finding = Finding(f"has {left} {_KIND_NAMES[kind]} tokens left in a run")
             rule = f"have the {grid_tokens} of `{argument}[{vision_grid.number}]`"
             remedy = "check the grids, `merge_size` and `merge_frames`"
+            if kind == VIDEO and left < grid_tokens <= left + later:
+                rule = f"{rule} without other tokens between them"
+                remedy = _INTERRUPTED_VIDEO
             raise ArgumentError("token_types", finding, rule, remedy)
         yield vision_grid
         left -= grid_tokens

@@ -30,11 +30,11 @@ def known_types() -> set[str]:
 
     named = {
         model_type
-        for file in ("refused", "unrotated")
+        for file in ("refused", "unrotated", "encoders")
         for model_types in table(file).values()
         for model_type in model_types
     }
-    towers = {name for tower in table("vision")["towers"] for name in tower["types"]}
+    towers = {name for row in table("vision")["rows"] for name in row["names"]}
     return named | towers | {*table("models"), *table("other_models")}
 
 

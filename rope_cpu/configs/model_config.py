@@ -1,7 +1,8 @@
 """`ModelConfig`: a parsed config, for `from_config`, the commands, the export and the benchmarks.
 
 Each kind of file has an adapter, a module with a subclass of `ModelConfig` and a function `parse`
-that makes it from the raw keys: `text`, `vision`, `diffusers`, and `gguf` for GGUF files.
+that makes it from the raw keys: `text`, `multi_axis` (rows found by `vision` and `diffusers`), and
+`gguf` for GGUF files.
 `reader` chooses one.
 """
 
@@ -21,8 +22,8 @@ from rope_cpu.configs.model_types import ModelFacts
 from rope_cpu.configs.rope_parameters import RopeParameters, is_latent, values_of_type
 from rope_cpu.frequencies.spec import RopeSpec
 
-HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads")
-KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads")
+HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "dit_heads")
+KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 
 
 class Selection(NamedTuple):

@@ -12,8 +12,7 @@ from typing import Any
 
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.texts import shown
-from rope_cpu.configs import text, vision
-from rope_cpu.configs.diffusers import config as diffusers
+from rope_cpu.configs import diffusers, text, vision
 from rope_cpu.configs.gguf_header import is_gguf
 from rope_cpu.configs.keys import check_containers
 from rope_cpu.configs.model_config import ModelConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from rope_cpu.arguments import scalars
@@ -78,9 +79,14 @@ class TextConfig(ModelConfig):
             return spec
         return _with_axes(spec, mrope_section, arrangement)
 
+    @cached_property
+    def _has_theta(self) -> bool:
+        """Whether the config or one of its sections has a base."""
+        return quirks.has_theta(self.values)
+
     def _refuse_missing_theta(self) -> None:
         """Raise if the config of an unknown model type has no base."""
-        if not quirks.has_theta(self.values):
+        if not self._has_theta:
             rule = "be in the config, as its `model_type` is not known, and so its default"
             raise ArgumentError("rope_theta", MISSING, rule, "add `rope_theta` to the config")
 

@@ -7,7 +7,7 @@ import pytest
 
 from rope_cpu.cli.layer_rotations import AXES, Axis, layer_rotations
 from rope_cpu.configs import reader
-from rope_cpu.configs.diffusers.config import BUILDERS
+from rope_cpu.configs.diffusers import CLASSES
 from rope_cpu.configs.vision import TOWERS
 
 SIZES = {"hidden_size": 1536, "num_attention_heads": 12}
@@ -57,7 +57,7 @@ def test_axes_in_the_order_of_position_ids(config, names):
 
 
 def test_every_row_names_axes_of_the_table():
-    rows = [*TOWERS.values(), *(row for row, _ in BUILDERS.values())]
+    rows = [*TOWERS.values(), *CLASSES.values()]
     assert {name for row in rows for name in row.axes} <= set(AXES)
 
 

@@ -149,7 +149,7 @@ ROTARY = "use_rotary_positional_embeddings"
     ("config", "message"),
     [
         (COGVIDEOX | {ROTARY: False}, "adds sinusoidal embeddings"),
-        (COGVIDEOX | {ROTARY: None}, f"`{ROTARY}` is None: this CogVideoX adds sinusoidal"),
+        (COGVIDEOX | {ROTARY: None}, f"`{ROTARY}` is False: this CogVideoX adds sinusoidal"),
         (named("Transformer2DModel", _diffusers_version="0.27.2"), "'Transformer2DModel', which"),
         ({"_diffusers_version": None, "attention_head_dim": 64}, "`_class_name` is None, which"),
         (FLUX | {"axes_dims_rope": [16, 56, 64]}, "`attention_head_dim` is 128"),
@@ -158,7 +158,7 @@ ROTARY = "use_rotary_positional_embeddings"
         (HUNYUAN | {"rope_axes_dim": [16, "56", 56]}, "widths [16, '56', 56]"),
         (WAN_DIFFUSERS | {"attention_head_dim": 5}, "gives the axes the widths (5, 0, 0)"),
         (WAN_DIFFUSERS | {"attention_head_dim": -6}, "`attention_head_dim` is -6"),
-        (WAN | {"num_heads": 1024}, "`dim` gives the axes the widths (5, 0, 0)"),
+        (WAN | {"num_heads": 1024}, "`dim // num_heads` gives the axes the widths (5, 0, 0)"),
         (COGVIDEOX | {"attention_head_dim": 60}, "gives the axes the widths (15, 21, 21)"),
         (LTX2 | {"rope_type": "mixed"}, "`rope_type` is 'mixed'"),
         (LTX2 | {"attention_head_dim": 15}, "`attention_head_dim` is 15; it must be even"),

@@ -184,13 +184,13 @@ def video(name, **values):
         (image("HiDreamImage", axes_dims_rope=[32, 32]), "[32, 32]; they must be 3 even"),
         (
             image("HiDreamImage", axes_dims_rope=[32, 16, 16], attention_head_dim=128),
-            "`attention_head_dim` is 128, but the widths of the axes, [32, 16, 16], add up to 64",
+            "`attention_head_dim` is 128; it must fit the widths of the axes, [32, 16, 16]",
         ),
-        (image("ZImage", dim=3840, n_heads=32), "`dim` / `n_heads` is 120, but the widths of the"),
-        (image("Flux", rope_theta=256.0), "`rope_theta` is 256.0, but this class has the base"),
+        (image("ZImage", dim=3840, n_heads=32), "`dim // n_heads` is 120; it must fit the widths"),
+        (image("Flux", rope_theta=256.0), "`rope_theta` is 256.0, which 'FluxTransformer2DModel'"),
         (
             video("LTXVideo", attention_head_dim=64, num_attention_heads=32, rope_theta=256.0),
-            "`rope_theta` is 256.0, but this class has the base 10000.0",
+            "`rope_theta` is 256.0, which 'LTXVideoTransformer3DModel' does not read",
         ),
         (video("Kandinsky6", scale_factor=[1.0, 2.0]), "`scale_factor` is [1.0, 2.0]; it must be"),
         (video("Kandinsky6", scale_factor=2.0), "`scale_factor` is 2.0; it"),
@@ -198,17 +198,65 @@ def video(name, **values):
         (video("Allegro", interpolation_scale_h=5e-324), "`inv_freq` holds inf"),
         (video("Cosmos", attention_head_dim=10), "`rope_scale` needs widths above 2"),
         (video("Cosmos", rope_scale=[1e300, 1e300, 1e300]), "`rope_theta` is inf; it must be"),
-        (video("MiniMaxH3", rope_freq_dim=22), "`head_dim` is 128; it"),
-        ({"_class_name": f"MiniMaxMusic3{AUDIO}", "rotary_dim": 66}, "`rotary_dim` is 66"),
+        (video("MiniMaxH3", rope_freq_dim=22), "`attention_head_dim` is 128; it must fit"),
+        (
+            {"_class_name": f"MiniMaxMusic3{AUDIO}", "rotary_dim": 66},
+            "`attention_head_dim` is 64; it must fit",
+        ),
         (image("Ideogram4", mrope_section=[24, 20]), "`mrope_section` is (24, 20); it must be 3"),
-        (image("Ideogram4", mrope_section=[0, 100, 100]), "it must be 3 numbers, and the last two"),
+        (image("Ideogram4", mrope_section=[0, 100, 100]), "it must be 3 numbers, the last two of"),
         (image("OmniGen"), "`rope_scaling` is None; it must be an object with the factors"),
-        (OMNIGEN | {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "has the type 'yarn'"),
+        (
+            OMNIGEN | {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "`rope_scaling.rope_type` is 'yarn'",
+        ),
         (OMNIGEN | {"rope_scaling": {"type": "su"}}, "`short_factor` is missing"),
         (OMNIGEN | {"hidden_size": 4096}, "`short_factor` has 48 entries; it must have one for"),
-        ({"_class_name": "LongCatAudioDiTTransformer", "dit_dim": 1}, "`head_dim` is 0"),
+        ({"_class_name": "LongCatAudioDiTTransformer", "dit_dim": 1}, "the widths (0,)"),
     ],
 )
 def test_refusals(config, message):
     with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         reader.read(config).spec()
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (image("Flux", theta=500.0), "theta"),
+        (image("Flux", axes_dim=[16, 56, 56]), "axes_dim"),
+        (image("Flux", rope_axes_dim=[32, 48, 48]), "rope_axes_dim"),
+        (image("Flux", rope_scaling={"rope_type": "yarn", "factor": 4.0}), "rope_scaling"),
+        (image("Lumina2", rope_theta=500.0), "rope_theta"),
+        (image("PRX", rope_theta=500.0), "rope_theta"),
+        (image("Flux2", partial_rotary_factor=0.5), "partial_rotary_factor"),
+        (image("HiDreamImage", axes_dims=[64, 32, 32]), "axes_dims"),
+        (video("Wan", attention_head_dim=128, rope_theta=500.0), "rope_theta"),
+        (video("Kandinsky5", use_ntk=True), "use_ntk"),
+        (video("Helios", rope_dims=[32, 48, 48]), "rope_dims"),
+        ({"_class_name": "StableAudioDiTModel", "rotary_dim": 16}, "rotary_dim"),
+        ({"_class_name": "Cosmos3OmniTransformer", "mrope_section": [8, 8, 8]}, "mrope_section"),
+        ({"_class_name": "Cosmos3OmniTransformer", "rope_scaling": {"factor": 2}}, "rope_scaling"),
+        (
+            {"_class_name": "Cosmos3OmniTransformer", "rope_scaling": {"rope_type": "yarn"}},
+            "rope_scaling",
+        ),
+        (OMNIGEN | {"rope_scaling": OMNIGEN["rope_scaling"] | {"factor": 8.0}}, "rope_scaling"),
+    ],
+)
+def test_a_key_of_a_rotation_that_the_class_does_not_read_is_refused(config, key):
+    with pytest.raises(ValueError, match=rf"^`{key}` .* not read"):
+        reader.read(config).spec()
+
+
+def test_keys_of_positions_and_values_without_effect_are_accepted():
+    keys = {"rope_theta": 10000.0, "rope_scaling": None, "use_rope": False, "rope_factor": 1.0}
+    ignored = {"rope_max_seq_len": 2048, "rope_temporal_skip_len": 4}
+    wan = video("ChronoEdit", attention_head_dim=128)
+    assert reader.read(wan | keys | ignored).spec() == reader.read(wan).spec()
+
+
+def test_heads_under_the_keys_of_the_class():
+    z_image = image("ZImage", dim=3840, n_heads=30, n_kv_heads=30)
+    assert reader.read(z_image).heads() == (30, 30)
+    assert reader.read({"_class_name": "LongCatAudioDiTTransformer"}).heads() == (24, 24)

@@ -28,7 +28,7 @@ def tower(model_type, **values):
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        # head_dim 16, 8 pairs; base 16 makes base^(-2i/8) = 2^-2i and base^(-2i/16) = 2^-i/2.
+        # head_dim 16, 8 pairs; base 256 makes base^(-2i/8) = 2^-2i and base^(-2i/16) = 2^-i/2.
         (tower("qwen2_5_vl_vision"), [(0, 1), (0, 1 / 4), (0, 1 / 16), (0, 1 / 64)]),
         (tower("step3p5_vision"), [(1, 1), (1, 1 / 4), (1, 1 / 16), (1, 1 / 64)]),
         (tower("kimi_k25_vision"), [(1, 1), (0, 1), (1, 1 / 4), (0, 1 / 4)]),
@@ -40,8 +40,7 @@ def tower(model_type, **values):
     ],
 )
 def test_who_owns_the_first_pairs(config, expected):
-    config["rope_parameters"] = {"rope_type": "axial", "rope_theta": 256.0}
-    found = pairs_of(config)[:4]
+    found = pairs_of({**config, "rope_theta": 256.0})[:4]
     assert [axis for axis, _ in found] == [axis for axis, _ in expected]
     assert [frequency for _, frequency in found] == pytest.approx(
         [frequency for _, frequency in expected], rel=1e-14
@@ -58,7 +57,7 @@ def test_pixtral_alternates_over_the_whole_head():
 
 
 def test_gemma4_rotates_each_half_in_itself():
-    spec = reader.read(tower("gemma4_vision")).spec()
+    spec = reader.read(tower("gemma4_vision", head_dim=16)).spec()
     assert spec.blocks == (8, 8)
     rotated = [100 ** (-2 * i / 8) for i in range(4)]
     assert spec.inv_freq[0, 1, 0].tolist() == pytest.approx([0, 0, 0, 0, *rotated], rel=1e-14)
@@ -130,11 +129,10 @@ AXIAL = {"rope_type": "axial", "factor": 2.0}
         ({"model_type": "hunyuan_vl"}, "no rotation"),
         ({"model_type": "siglip_vision_model"}, "nothing is rotated"),
         ({"model_type": "lightglue"}, "its frequencies are weights"),
-        ({"model_type": "qwen2_5_vl_vision", "num_heads": 4}, "`config` has no `hidden_size`"),
-        ({"model_type": "qwen2_5_vl_vision", "hidden_size": 64}, "no `num_attention_heads`"),
-        ({"model_type": "sam2_video"}, "`config` has no `memory_attention_hidden_size`"),
         ({"model_type": "efficientloftr", "hidden_size": "256"}, "`hidden_size` is '256'"),
-        (tower("pixtral", rope_scaling={"type": "linear", "factor": 2.0}), "take no scaling"),
+        (tower("pixtral", rope_scaling={"type": "linear"}), "take no scaling"),
+        (tower("pixtral", num_heads=8), "`num_heads` is 8; it must equal `num_attention_heads`, 4"),
+        (tower("pixtral", head_dim=10), "gives the axes the widths (5, 5)"),
         (tower("pixtral", rope_parameters=AXIAL), "`rope_parameters` holds ['factor']"),
         (tower("pixtral", rope_scaling={"factor": 2.0}), "`rope_scaling` holds ['factor']"),
         (tower("pixtral", rope_scaling=["linear"]), "`rope_scaling` is ['linear']; it must be an"),
@@ -181,3 +179,93 @@ def test_heads_of_projections_of_their_own_width_are_floored():
     keys = {"model_type": "ernie4_5_vl_moe_text", "hidden_size": 257, "num_attention_heads": 2}
     keys |= {"rope_parameters": {"mrope_section": [22, 22, 20]}}
     assert reader.read(keys).spec().head_dim == 128
+
+
+# Files of vision parts as transformers saves them: without the defaults of their class, some with
+# the type of the whole model. The numbers are those of the class, from its configuration.
+SAVED = [
+    ({"model_type": "qwen2_vl", "hidden_size": 1536, "in_chans": 3, "spatial_patch_size": 14}, 80),
+    ({"model_type": "qwen2_5_vl", "hidden_size": 1280, "in_chans": 3, "tokens_per_second": 2}, 80),
+    ({"model_type": "qwen2_vl_vision"}, 80),
+    ({"model_type": "qwen3_vl", "depth": 27}, 72),
+    ({"model_type": "glm46v", "image_size": 336}, 128),
+    ({"model_type": "mistral3", "hidden_size": 1536, "image_size": 1540}, 96),
+    ({"model_type": "llama4", "hidden_size": 1408, "image_size": 336}, 88),
+    ({"model_type": "gemma4_vision", "hidden_size": 1152, "num_attention_heads": 16}, 64),
+    ({"model_type": "step3p7", "patch_size": 14}, 96),
+    ({"model_type": "sam2_video"}, 256),
+    ({"model_type": "chmv2", "backbone_config": {"model_type": "dinov3_vit"}}, 64),
+    ({"model_type": "sam3_vision_model", "backbone_config": {"model_type": "sam3_vit_model"}}, 64),
+]
+
+
+@pytest.mark.parametrize(("config", "head_dim"), SAVED)
+def test_a_saved_vision_part_has_the_defaults_of_its_class(config, head_dim):
+    spec = reader.read(config).spec()
+    assert (spec.axes, spec.head_dim, spec.rope_type) == (2, head_dim, "axial")
+
+
+@pytest.mark.parametrize(
+    ("whole", "model_type"),
+    [
+        ({"model_type": "lighton_ocr"}, "pixtral"),
+        ({"model_type": "glmga"}, "glm4v_vision"),
+        ({"model_type": "qwen3_omni_moe_thinker"}, "qwen3_omni_moe_vision_encoder"),
+        ({"model_type": "llava"}, "clip_vision_model"),
+        ({"model_type": "sam2_video"}, "sam2_vision_model"),
+    ],
+)
+def test_a_part_without_a_type_has_that_of_the_whole_model(whole, model_type):
+    whole = {**whole, "vision_config": {"hidden_size": 1024}}
+    assert vision.tower(whole)["model_type"] == model_type
+    assert vision.tower({"model_type": "outer", "thinker_config": whole}) == vision.tower(whole)
+
+
+def test_the_old_key_of_the_base_of_a_memory_attention():
+    old = {"model_type": "sam2_video", "memory_attention_rope_theta": 500.0}
+    new = {"model_type": "sam2_video", "rope_parameters": {"rope_theta": 500.0}}
+    assert reader.read(old).spec() == reader.read(new).spec()
+    with pytest.raises(ValueError, match=r"`memory_attention_rope_theta` is 500.0; it must equal"):
+        reader.read({**old, **new, "rope_parameters": {"rope_theta": 1e4}})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "vit", "hidden_size": 768, "num_attention_heads": 12},
+        {"model_type": "siglip", "patch_size": 16},
+        {"model_type": "llava", "hidden_size": 1024, "image_size": 336},
+        {"model_type": "dinov2", "hidden_size": 384, "patch_size": 14},
+        {"model_type": "convnext", "depths": [3, 3, 9, 3]},
+        {"model_type": "swin", "embed_dim": 96},
+        {"model_type": "qwen2_audio_encoder", "d_model": 1280},
+        {"model_type": "wav2vec2", "hidden_size": 768},
+        {"model_type": "depth_anything", "backbone_config": {"model_type": "dinov2"}},
+        vision.tower({"model_type": "gemma3", "vision_config": {"hidden_size": 1152}}),
+        vision.tower({"model_type": "llava", "vision_config": {"model_type": "clip"}}),
+    ],
+)
+def test_encoders_that_rotate_nothing_are_told_apart(config):
+    with pytest.raises(
+        ValueError, match=r"^`model_type` is '\w+': its class .* nothing is rotated"
+    ):
+        reader.read(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (tower("dinov3_vit", rope_parameters={"rope_theta": 500.0}), "rope_parameters"),
+        (tower("sapiens2", rope_scaling={"rope_type": "linear", "factor": 2.0}), "rope_scaling"),
+        (tower("llama4_vision_model", head_dim=48), "head_dim"),
+        (tower("pixtral", rotary_dim=8), "rotary_dim"),
+        (tower("pixtral", partial_rotary_factor=0.5), "partial_rotary_factor"),
+        (tower("qwen3_vl_vision", rope_ratio=2.0), "rope_ratio"),
+        (tower("qwen3_vl_vision", mrope_section=[8, 4, 4]), "mrope_section"),
+        (tower("gemma4_vision", alibi=True), "alibi"),
+        (tower("qwen2_5_vl_vision", use_rope=True), "use_rope"),
+    ],
+)
+def test_a_key_of_a_rotation_that_the_tower_does_not_read_is_refused(config, key):
+    with pytest.raises(ValueError, match=rf"^`{key}` is"):
+        reader.read(config).spec()

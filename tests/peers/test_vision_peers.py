@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding, positions
-from rope_cpu.configs import vision
+from rope_cpu.configs import reader, vision
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -132,27 +132,63 @@ def test_float32_frequencies_are_theirs(tower):
     np.testing.assert_allclose(ours, theirs, rtol=2**-23)
 
 
-def test_every_axial_configuration_of_transformers_is_here():
-    """Each axial configuration by default is compared above, under its own model type."""
+def configurations():
+    """Return the configuration classes of transformers that have a model type."""
     models = importlib.import_module("transformers.models")
     base = importlib.import_module("transformers").PreTrainedConfig
-    found = {}
+    found = []
     for module in pkgutil.iter_modules(models.__path__):
         name = f"transformers.models.{module.name}.configuration_{module.name}"
         try:
-            members = vars(importlib.import_module(name))
+            members = vars(importlib.import_module(name)).values()
         except ModuleNotFoundError:
             continue
-        for key, value in members.items():
-            mine = inspect.isclass(value) and issubclass(value, base) and value.__module__ == name
-            if mine and "axial" in inspect.getsource(value):
-                section = getattr(value(), "rope_parameters", None) or {}
-                if section.get("rope_type") == "axial":
-                    found[module.name, key] = value.model_type
+        own = [cls for cls in members if inspect.isclass(cls) and cls.__module__ == name]
+        found += [cls for cls in own if issubclass(cls, base) and cls.model_type]
+    return found
+
+
+def test_every_axial_configuration_of_transformers_is_here():
+    """Each axial configuration by default is compared above, under its own model type."""
+    found = {}
+    for cls in configurations():
+        if "axial" in inspect.getsource(cls):
+            section = getattr(cls(), "rope_parameters", None) or {}
+            if section.get("rope_type") == "axial":
+                found[cls.__module__.split(".")[2], cls.__name__] = cls.model_type
     compared = {(folder, f"{stem}Config") for folder, stem, *_ in TOWERS}
     deprecated = {("ernie4_5_vl_moe", "Ernie4_5_VL_MoeVisionConfig")}
     assert set(found) - compared - deprecated == set()
     assert all(model_type in vision.TOWERS for model_type in found.values())
+
+
+MEMORY = "memory_attention"
+
+
+@pytest.mark.parametrize("model_type", vision.TOWERS)
+def test_missing_keys_have_the_values_of_the_class(model_type):
+    (cls, *_) = (cls for cls in configurations() if cls.model_type == model_type)
+    whole = cls().to_dict()
+    assert reader.read({"model_type": model_type}).spec() == reader.read(whole).spec()
+    (heads,) = {"num_heads", "num_attention_heads", f"{MEMORY}_num_attention_heads"} & whole.keys()
+    changed = cls(**{heads: 2 * whole[heads]}).to_dict()
+    saved = {key: value for key, value in changed.items() if value != whole[key]}
+    spec = reader.read({**saved, "model_type": model_type}).spec()
+    assert spec == reader.read(changed).spec()
+
+
+def test_vision_parts_have_the_type_that_transformers_gives_them():
+    found = {
+        cls.model_type: spec.model_type
+        for cls in configurations()
+        for key, spec in (cls.sub_configs_defaults or {}).items()
+        if key == "vision_config"
+    }
+    # The vision parts of two models are those of their thinkers.
+    thinkers = {
+        name: vision.PARTS[f"{name}_thinker"] for name in ("qwen2_5_omni", "qwen3_omni_moe")
+    }
+    assert found | thinkers == vision.PARTS
 
 
 def test_llama4_vision(heads):
