@@ -124,21 +124,15 @@ def _row_column_time(config: Config) -> Config:
 
     Source: modeling_ernie4_5_vl_moe in transformers, which takes no scaling.
     """
-
-    def change(section: Config) -> Config:
-        rope_type = section.get("rope_type", section.get("type", "default"))
-        if rope_type not in ("default", "mrope"):
-            raise ArgumentError("rope_type", rope_type, "be default for Ernie-4.5-VL")
-        pairs = section.get("mrope_section", [22, 22, 20])
-        counts = scalars.whole_numbers("mrope_section", pairs, most=limits.HEAD_DIM, longest=3)
-        if len(counts) != 3 or counts[0] != counts[1]:
-            rule = "be three numbers of pairs, with as many rows as columns"
-            raise ArgumentError("mrope_section", pairs, rule)
-        rows, columns, times = counts
-        return {**section, "mrope_section": [times, rows, columns], "video_rope": True}
-
     key = _section_key(config)
-    return {**config, key: change(config.get(key) or {})}
+    section = config.get(key) or {}
+    rope_type = section.get("rope_type", section.get("type", "default"))
+    if rope_type not in ("default", "mrope"):
+        raise ArgumentError("rope_type", rope_type, "be default for Ernie-4.5-VL")
+    pairs = section.get("mrope_section", [22, 22, 20])
+    counts = scalars.whole_numbers("mrope_section", pairs, most=limits.HEAD_DIM, longest=3)
+    own = {"mrope_section": [*counts[2:], *counts[:2]], "video_rope": True}
+    return {**config, key: {**section, **own}}
 
 
 @_quirk("hunyuan", "hunyuan_v1_dense", "hunyuan_v1_moe")
@@ -263,12 +257,9 @@ def _rotated_dense_layers(config: Config) -> Config:
     kinds = config.get("layer_types")
     if not kinds or config.get("prefix_dense_sliding_window_pattern", 1) != 1:
         return config
-    dense = config.get("mlp_layer_types")
-    if not isinstance(dense, list | tuple):
-        first = scalars.whole_number(
-            "first_k_dense_replace", config.get("first_k_dense_replace", 0), 0, limits.LAYERS
-        )
-        dense = ["dense"] * first
+    first = config.get("first_k_dense_replace", 0)
+    first = scalars.whole_number("first_k_dense_replace", first, 0, limits.LAYERS)
+    dense = config.get("mlp_layer_types") or ["dense"] * first
     rotated = [
         "dense" in dense[index : index + 1] or kind != "full_attention"
         for index, kind in enumerate(kinds)

@@ -139,7 +139,7 @@ AXIAL = {"rope_type": "axial", "factor": 2.0}
         (tower("pixtral", rope_theta="1e4"), "`rope_theta` is '1e4'; it must be a number"),
         (tower("pixtral", hidden_size=65), "`hidden_size` is 65, which 4 heads cannot share"),
         (ernie(mrope_section=[8, 8, 8]), "`mrope_section` adds up to 24; it must add up to 64"),
-        (ernie(mrope_section=[32, 32]), "`mrope_section` is [32, 32]; it must be three numbers"),
+        (ernie(mrope_section=[32, 32]), "`mrope_section` is [32, 32]; it must have three numbers"),
         (ernie(mrope_section=64), "`mrope_section` is 64; it must be a sequence"),
         (ERNIE | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "`rope_type` is 'linear'"),
     ],

@@ -184,7 +184,8 @@ def ignored(config):
     if facts.rope_parameters and "rope_parameters" not in config:
         # They fill sections of a file, and not always those of the class.
         documented |= {"partial_rotary_factor"} | (set() if facts.theta else {"rope_theta"})
-    return {*INERT_KEYS, *documented, *facts.ignored}
+    # Of a key in `refuse` the values that matter to the code are listed.
+    return {*INERT_KEYS, *documented, *facts.ignored, *facts.refuse}
 
 
 def is_unread(model_type, in_section, key, values):
