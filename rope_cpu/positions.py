@@ -30,11 +30,11 @@ __all__ = [
 TEXT = 0
 IMAGE = 1
 VIDEO = 2
+SOUND = 3
 
 _KIND_NAMES = {IMAGE: "image", VIDEO: "video"}
-_INTERRUPTED_VIDEO = (
-    "frames with text between them need `split_frames`=True (Qwen3-VL); the ids of a video with "
-    "its audio between them (`use_audio_in_video` of Qwen2.5-Omni) are not made here"
+_OWN_AUDIO = (
+    "the ids of a video with its own audio (`use_audio_in_video` of Qwen2.5-Omni) are not made here"
 )
 _GRID_ARGUMENTS = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
 _STARTS = ("largest_id", "longer_side")
@@ -292,7 +292,8 @@ def mrope(
     Parameters
     ----------
     token_types : array_like of int, shape (batch, seq)
-        0 text, 1 image, 2 video; see `token_types`.
+        0 text, 1 image, 2 video, 3 sound; see `token_types`. The `mm_token_type_ids` of
+        transformers' processors are such types.
     image_grid_thw, video_grid_thw : array_like of int, shape (images, 3), (videos, 3), optional
         Frames, rows and columns of patches, in the order of the tokens.
     merge_size : int
@@ -441,10 +442,15 @@ def _sequence_ids(kinds: list[int], grids: dict[int, Iterator[_Grid]], start_aft
     parts = [np.zeros((0, 3), dtype=np.int64)]
     start = 0
     later = Counter(kinds)
+    before = TEXT
     for kind, run in groupby(kinds):
+        if {before, kind} == {VIDEO, SOUND}:
+            finding = Finding("has sound next to the tokens of a video")
+            raise ArgumentError("token_types", finding, "have other tokens between", _OWN_AUDIO)
+        before = kind
         length = len(list(run))
         later[kind] -= length
-        if kind == TEXT:
+        if kind in (TEXT, SOUND):
             parts.append(start + np.tile(np.arange(length)[:, None], 3))
             start += length
             continue
@@ -478,7 +484,7 @@ def _take_grids(kind: int, tokens: int, later: int, grids: Iterator[_Grid]) -> I
             remedy = "check the grids, `merge_size` and `merge_frames`"
             if kind == VIDEO and left < grid_tokens <= left + later:
                 rule = f"{rule} without other tokens between them"
-                remedy = _INTERRUPTED_VIDEO
+                remedy = f"frames apart need `split_frames`=True (Qwen3-VL); {_OWN_AUDIO}"
             raise ArgumentError("token_types", finding, rule, remedy)
         yield vision_grid
         left -= grid_tokens
@@ -520,7 +526,9 @@ def _check_token_types(token_types: ArrayLike) -> Int64:
     types = scalars.integers("token_types", token_types)
     if types.ndim != 2:
         raise ArgumentError("token_types", Finding.shape_of(types), "be (batch, seq)")
-    _refuse_values("token_types", types[~np.isin(types, (TEXT, IMAGE, VIDEO))], "0, 1 or 2")
+    _refuse_values(
+        "token_types", types[~np.isin(types, (TEXT, IMAGE, VIDEO, SOUND))], "0, 1, 2 or 3"
+    )
     return types
 
 

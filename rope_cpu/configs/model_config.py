@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
+from rope_cpu.arguments.errors import ArgumentTypeError
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.layers import ModelLayers, model_layers, value_of_layers
 from rope_cpu.configs.model_types import ModelFacts
@@ -169,34 +169,6 @@ class ModelConfig(ABC):
     @abstractmethod
     def attention(self) -> Attention:
         """The parts of the model's attention besides the rotation."""
-
-
-class OneRotationConfig(ModelConfig):
-    """A model with one rotation of several position axes for all layers, in its own pairing."""
-
-    @abstractmethod
-    def _only_spec(self, angle_dtype: str) -> RopeSpec:
-        """Return the rotation."""
-
-    def _build_spec(self, selection: Selection) -> RopeSpec:
-        spec = self._only_spec(selection.angle_dtype)
-        for name, value in (("layer_type", selection.layer_type), ("layer", selection.layer)):
-            if value is not None:
-                rule = "be left out, as this config has one rotation for all layers"
-                raise ArgumentError(name, value, rule)
-        interleaved = selection.interleaved
-        if interleaved not in (None, spec.interleaved):
-            pairs = "interleaved" if spec.interleaved else "half-split"
-            rule = f"be left out, as the pairs of this config's model are {pairs}"
-            raise ArgumentError("interleaved", interleaved, rule)
-        return spec
-
-    @property
-    def attention(self) -> Attention:
-        """The parts of the model's attention besides the rotation."""
-        return Attention(
-            other="images and video attend to each other in ways that their configs do not hold"
-        )
 
 
 def _first_number(

@@ -19,7 +19,9 @@ from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.scalars import check_table_size, choice, real_number, whole_number
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
-from rope_cpu.configs.model_config import OneRotationConfig
+from rope_cpu.configs import keys
+from rope_cpu.configs.attention_facts import Attention
+from rope_cpu.configs.model_config import ModelConfig, Selection
 from rope_cpu.frequencies import axes
 from rope_cpu.frequencies.scaling import scaled
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, spread_over_axes
@@ -108,13 +110,28 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiAxisConfig(OneRotationConfig):
-    """The config of a vision tower or of a diffusers transformer."""
+class MultiAxisConfig(ModelConfig):
+    """The config of a vision tower or of a diffusers transformer: one rotation for all layers."""
 
     row: Row
 
-    def _only_spec(self, angle_dtype: str) -> RopeSpec:
-        return spec_of(self.row, self.values, angle_dtype)
+    def _build_spec(self, selection: Selection) -> RopeSpec:
+        spec = spec_of(self.row, self.values, selection.angle_dtype)
+        for name, value in (("layer_type", selection.layer_type), ("layer", selection.layer)):
+            if value is not None:
+                rule = "be left out, as this config has one rotation for all layers"
+                raise ArgumentError(name, value, rule)
+        if selection.interleaved not in (None, spec.interleaved):
+            rule = f"be {spec.interleaved} or left out, as this model pairs elements in one way"
+            raise ArgumentError("interleaved", selection.interleaved, rule)
+        return spec
+
+    @property
+    def attention(self) -> Attention:
+        """The parts of the model's attention besides the rotation."""
+        return Attention(
+            other="images and video attend to each other in ways that their configs do not hold"
+        )
 
 
 def rows_by_name(
@@ -138,26 +155,13 @@ def parse(source: Config, name: str, row: Row, values: Config) -> MultiAxisConfi
     values: its keys under the names of the row. Raises ValueError for a key of a rotation that the
     row does not read.
     """
-    unread = (key for key in values if key not in row.known_keys and _ROTATION_KEYS.search(key))
-    for key in unread:
-        if not _is_neutral(values[key], row):
-            raise ValueError(
-                f"`{key}` is {shown(values[key])}, which {shown(name)} does not read; remove the "
-                "key, or describe the rotation with RotaryEmbedding.axial"
-            )
+    for key, value in values.items():
+        is_other = key not in row.known_keys and keys.is_rotation_key(key)
+        if is_other and value != row.theta and not keys.is_neutral(key, value):
+            rule = f"be left out, as {shown(name)} does not read it"
+            raise ArgumentError(key, value, rule, "or use RotaryEmbedding.axial")
     values = {**row.defaults, **values}
     return MultiAxisConfig(source=source, model_type=name, values=values, axes=row.axes, row=row)
-
-
-# Names of keys that belong to rotations.
-_ROTATION_KEYS = re.compile(r"rope(?!rt)|rotar|theta|yarn|ntk|alibi|xpos|partial|^axes_|^head_dim$")
-
-
-def _is_neutral(value: Any, row: Row) -> bool:
-    """Return True for a value that leaves a rotation as it is, such as the base of the class."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value in (1, row.theta)
-    return value in (None, False, "", "default", [], {})
 
 
 def refuse_other_keys(key: str, section: Config, known: Collection[str]) -> None:

@@ -111,3 +111,64 @@ def test_ids_equal_get_rope_index(folder, name, apart, tokens_per_second, draw, 
         )
         assert np.array_equal(ours, theirs.permute(1, 2, 0).numpy())
         assert np.array_equal(offset, offsets[:, 0].numpy())
+
+
+START, SOUND_START, SOUND_TOKEN = 902, 903, 904
+
+
+def omni_sequence(random):
+    """Return tokens of one sequence with sound, images and videos, and the grids of each kind."""
+    tokens, sounds, grids = [], [], {IMAGE_TOKEN: [], VIDEO_TOKEN: []}
+    for kind in random.permutation([SOUND_TOKEN, IMAGE_TOKEN, VIDEO_TOKEN, SOUND_TOKEN]).tolist():
+        tokens += [int(t) for t in random.integers(0, 100, size=random.integers(1, 5))]
+        if kind == SOUND_TOKEN:
+            features = int(random.integers(1, 9)) * 4
+            sounds.append(features)
+            tokens += [SOUND_START, *[kind] * (features // 4), 5]
+            continue
+        grid = [1, *(2 * random.integers(1, 6, size=2)).tolist()]
+        grid[0] = int(random.integers(1, 4)) if kind == VIDEO_TOKEN else 1
+        grids[kind].append(grid)
+        tokens += [START, *[kind] * (grid[0] * grid[1] * grid[2] // 4), 5]
+    return tokens, sounds, grids
+
+
+@pytest.mark.parametrize("draw", range(12))
+def test_sound_has_the_ids_of_qwen_omni(draw, rng):
+    tokens, sounds, grids = omni_sequence(rng)
+    seconds = rng.uniform(0.1, 3, size=1).astype(np.float32)
+    module = importlib.import_module("transformers.models.qwen2_5_omni.modeling_qwen2_5_omni")
+    model = module.Qwen2_5OmniPreTrainedModelForConditionalGeneration
+    own = SimpleNamespace(
+        spatial_merge_size=2,
+        config=SimpleNamespace(
+            image_token_id=IMAGE_TOKEN,
+            video_token_id=VIDEO_TOKEN,
+            audio_token_id=SOUND_TOKEN,
+            vision_start_token_id=START,
+            audio_start_token_id=SOUND_START,
+            position_id_per_seconds=25,
+            seconds_per_chunk=2.0,
+        ),
+        get_llm_pos_ids_for_vision=lambda *given: model.get_llm_pos_ids_for_vision(None, *given),
+    )
+    theirs, deltas = model.get_rope_index(
+        own,
+        torch.tensor([tokens]),
+        torch.tensor(grids[IMAGE_TOKEN]),
+        torch.tensor(grids[VIDEO_TOKEN]),
+        torch.ones(1, len(tokens), dtype=torch.long),
+        audio_seqlens=torch.tensor(sounds),
+        second_per_grids=torch.from_numpy(seconds),
+    )
+    types = positions.token_types([tokens], image_token_id=IMAGE_TOKEN, video_token_id=VIDEO_TOKEN)
+    types[np.array([tokens]) == SOUND_TOKEN] = positions.SOUND
+    ours, offset = positions.mrope(
+        types,
+        image_grid_thw=grids[IMAGE_TOKEN],
+        video_grid_thw=grids[VIDEO_TOKEN],
+        seconds_per_grid=seconds,
+        tokens_per_second=25,
+    )
+    assert np.array_equal(ours, theirs.permute(1, 2, 0).numpy())
+    assert np.array_equal(offset, deltas.reshape(-1).numpy())

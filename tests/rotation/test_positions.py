@@ -242,7 +242,7 @@ def video(**options):
         (lambda: positions.mrope([[0] * 5], image_grid_thw=IMAGE), ValueError, "image_grid_thw"),
         (lambda: positions.mrope([[1] * 4]), ValueError, "token_types"),
         (lambda: positions.mrope([0]), ValueError, "token_types"),
-        (lambda: positions.mrope([[3]]), ValueError, "token_types"),
+        (lambda: positions.mrope([[4]]), ValueError, "token_types"),
         (lambda: positions.mrope([[0]], attention_mask=[[1, 1]]), ValueError, "attention_mask"),
         (lambda: positions.mrope([[0]], seconds_per_grid=[1.0]), ValueError, "seconds_per_grid"),
         (lambda: positions.mrope([[0]], seconds_per_grid=["a"]), TypeError, "seconds_per_grid"),
@@ -273,6 +273,19 @@ def video(**options):
 )
 def test_refusals(call, error, argument):
     assert_refused(call, error, argument)
+
+
+def test_sound_counts_up_like_text():
+    ids, offset = positions.mrope([[0, 3, 3, 0, 2, 2, 0, 3]], video_grid_thw=[[2, 2, 2]])
+    text, text_offset = positions.mrope([[0, 0, 0, 0, 2, 2, 0, 0]], video_grid_thw=[[2, 2, 2]])
+    assert np.array_equal(ids, text)
+    assert np.array_equal(offset, text_offset)
+
+
+@pytest.mark.parametrize("types", [[0, 2, 2, 3, 3, 0], [0, 3, 2, 2, 0]])
+def test_a_video_beside_its_audio_is_refused(types):
+    with pytest.raises(ValueError, match="sound next to the tokens of a video"):
+        positions.mrope([types], video_grid_thw=[[2, 2, 2]])
 
 
 def test_a_video_with_its_audio_between_is_refused_as_such():
