@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,8 @@ def attention_weights(
     """
     scalars.whole_number("layer", layer, 0)
     parsed = read(config)
-    options = layer_options(parsed, parsed.attention, layer, None)
+    facts = replace(parsed.attention, bidirectional_tokens=None)  # a matter of the mask alone
+    options = layer_options(parsed, facts, layer, None)
     return layer_weights(tensors, options, parsed.model_type, layer)
 
 
@@ -203,7 +205,10 @@ def layer_options(
     layer_type = _layer_type(config, facts, layer, layer_type)
     window = facts.window_of(layer_type) or None
     if window is not None and not facts.causal:
-        raise ValueError(f"layers have a window of {window} keys on both sides")
+        raise ValueError(
+            f"layers have a window of {window} keys on both sides; a mask can hold it (--set "
+            "window=none --mask bool)"
+        )
     num_heads, num_kv_heads = _head_counts(config, layer_type)
     options: dict[str, Any] = {
         "num_heads": num_heads,

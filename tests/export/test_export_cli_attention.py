@@ -241,6 +241,7 @@ DFLASH = of_type("qwen3", architectures=["DFlashDraftModel"], dflash_config={"ma
 IMAGE = "bidirectional attention among tokens of an image"
 NOT_WRITTEN += [
     (DFLASH, "`architectures` has 'DFlashDraftModel', no class of model type qwen3"),
+    (of_type("qwen3", dflash_config={"mask_token_id": 5}), "tokens of a block attend to each ot"),
     (of_type("llama", architectures=["LlamaBidirectionalModel"]), "'LlamaBidirectionalModel'"),
     (of_type("qwen2", architectures=["Fast_dLLM_QwenForCausalLM"]), "'Fast_dLLM_QwenForCausalLM'"),
     (of_type("qwen2", architectures=["Qwen2MoeForCausalLM"]), "'Qwen2MoeForCausalLM'"),
@@ -273,6 +274,8 @@ def test_bidirectional_tokens_are_written_with_a_mask_or_left_out_on_purpose(exp
     options = ("--attention", "--layer", "0")
     with pytest.raises(UsageError, match="--set causal=false needs a mask of these tokens"):
         export_config(GEMMA3_VISION, *options, *WITH_MASK, "--mask", "padding")
+    with pytest.raises(UsageError, match=r"keys on both sides; a mask can hold it \(--set window"):
+        export_config(GEMMA3_VISION, *options, "--set", "causal=false", "--mask", "bool")
     code, file = export_config(GEMMA3_VISION, *options, *WITH_MASK, "--mask", "bool")
     found = options_of(file)
     assert (code, found["causal"], found["mask"], found["window"]) == (0, False, "bool", None)

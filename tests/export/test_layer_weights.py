@@ -89,6 +89,12 @@ def test_a_fused_projection(parts, model_type, module, fused, output):
     check_equal(export.attention_weights(tensors, config, 1)["weights"], parts)
 
 
+def test_weights_of_a_model_with_bidirectional_tokens(parts):
+    """They do not depend on the mask."""
+    config = {"model_type": "paligemma", "text_config": {**LLAMA, "model_type": "gemma"}}
+    check_equal(export.attention_weights(llama_tensors(parts), config, 1)["weights"], parts)
+
+
 def test_norms_and_sinks(parts, rng):
     norms = [rng.standard_normal(WIDTH) for _ in "qk"]
     tensors = llama_tensors(parts)
