@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
@@ -54,6 +55,9 @@ ASSUMED = {
     "softcap": "none",
     "sinks": "none",
 }
+
+# Keys that concern these parts.
+TELLING = re.compile("qk|sink|window|softcap|causal|bidirectional")
 
 # Dtypes of safetensors files that weights may have; tensors of others can be listed, but not read.
 DTYPES = ("F64", "F32", "F16", "BF16")
@@ -175,11 +179,13 @@ def check_known(config: ModelConfig, stated: Container[str] = ()) -> None:
     missing = [name for name in ASSUMED if name not in stated]
     if config.is_known or not missing:
         return
+    keys = [key for key, value in config.values.items() if value and TELLING.search(str(key))]
+    meaning = f", nor the meaning of {cut(', '.join(keys))}" if keys else ""
     settings = " ".join(f"--set {name}={ASSUMED[name]}" for name in missing)
     raise ValueError(
         f"`model_type` is {shown(config.model_type)}, whose attention is not known "
-        f"({', '.join(missing)}); give `export_attention` these arguments yourself, or state each "
-        f"to the command: {settings}"
+        f"({', '.join(missing)}){meaning}; give `export_attention` these arguments yourself, or "
+        f"state each to the command: {settings}"
     )
 
 

@@ -279,7 +279,11 @@ NO_OPTIONS = [
     (CHUNKED, {"layer_type": "full_attention"}, "norms of values"),
     (of_type("my_own", rope_theta=1e4), {}, "give `export_attention` these arguments yourself"),
     (of_type(None, rope_theta=1e4), {"layer": 0}, "`model_type` is None, whose attention is not"),
-    (of_type("xyz", use_qk_norm=True, rope_theta=1e4), {}, r"\(causal, qk_norm, scale, window, so"),
+    (
+        of_type("xyz", use_qk_norm=True, rope_theta=1e4),
+        {},
+        r"sinks\), nor the meaning of use_qk_norm; give",
+    ),
 ]
 
 
