@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,9 @@ ASSUMED = {
     "softcap": "none",
     "sinks": "none",
 }
+
+# Keys that concern these parts.
+TELLING = re.compile("qk|sink|window|softcap|causal|bidirectional")
 
 # Dtypes of safetensors files that weights may have; tensors of others can be listed, but not read.
 DTYPES = ("F64", "F32", "F16", "BF16")
@@ -162,7 +167,8 @@ def attention_weights(
     """
     scalars.whole_number("layer", layer, 0)
     parsed = read(config)
-    options = layer_options(parsed, parsed.attention, layer, None)
+    facts = replace(parsed.attention, bidirectional_tokens=None)  # a matter of the mask alone
+    options = layer_options(parsed, facts, layer, None)
     return layer_weights(tensors, options, parsed.model_type, layer)
 
 
@@ -171,11 +177,13 @@ def check_known(config: ModelConfig, stated: Container[str] = ()) -> None:
     missing = [name for name in ASSUMED if name not in stated]
     if config.is_known or not missing:
         return
+    keys = [key for key, value in config.values.items() if value and TELLING.search(str(key))]
+    meaning = f", nor the meaning of {cut(', '.join(keys))}" if keys else ""
     settings = " ".join(f"--set {name}={ASSUMED[name]}" for name in missing)
     raise ValueError(
         f"`model_type` is {shown(config.model_type)}, whose attention is not known "
-        f"({', '.join(missing)}); give `export_attention` these arguments yourself, or state each "
-        f"to the command: {settings}"
+        f"({', '.join(missing)}){meaning}; give `export_attention` these arguments yourself, or "
+        f"state each to the command: {settings}"
     )
 
 
@@ -201,7 +209,10 @@ def layer_options(
     layer_type = _layer_type(config, facts, layer, layer_type)
     window = facts.window_of(layer_type) or None
     if window is not None and not facts.causal:
-        raise ValueError(f"layers have a window of {window} keys on both sides")
+        raise ValueError(
+            f"layers have a window of {window} keys on both sides; a mask can hold it (--set "
+            "window=none --mask bool)"
+        )
     num_heads, num_kv_heads = _head_counts(config, layer_type, layer)
     options: dict[str, Any] = {
         "num_heads": num_heads,

@@ -187,10 +187,13 @@ def video(name, **values):
             "`attention_head_dim` is 128; it must fit the widths of the axes, [32, 16, 16]",
         ),
         (image("ZImage", dim=3840, n_heads=32), "`dim // n_heads` is 120; it must fit the widths"),
-        (image("Flux", rope_theta=256.0), "`rope_theta` is 256.0, which 'FluxTransformer2DModel'"),
+        (
+            image("Flux", rope_theta=256.0),
+            "`rope_theta` is 256.0; it must be left out, as 'FluxTransformer2DModel'",
+        ),
         (
             video("LTXVideo", attention_head_dim=64, num_attention_heads=32, rope_theta=256.0),
-            "`rope_theta` is 256.0, which 'LTXVideoTransformer3DModel' does not read",
+            "`rope_theta` is 256.0; it must be left out, as 'LTXVideoTransformer3DModel' does not read",
         ),
         (video("Kandinsky6", scale_factor=[1.0, 2.0]), "`scale_factor` is [1.0, 2.0]; it must be"),
         (video("Kandinsky6", scale_factor=2.0), "`scale_factor` is 2.0; it"),
@@ -250,7 +253,7 @@ def test_a_key_of_a_rotation_that_the_class_does_not_read_is_refused(config, key
 
 
 def test_keys_of_positions_and_values_without_effect_are_accepted():
-    keys = {"rope_theta": 10000.0, "rope_scaling": None, "use_rope": False, "rope_factor": 1.0}
+    keys = {"rope_theta": 10000.0, "rope_scaling": None, "use_rope": True, "rope_factor": 1.0}
     ignored = {"rope_max_seq_len": 2048, "rope_temporal_skip_len": 4}
     wan = video("ChronoEdit", attention_head_dim=128)
     assert reader.read(wan | keys | ignored).spec() == reader.read(wan).spec()

@@ -14,9 +14,7 @@ KEYS = {
     **dict.fromkeys(("rope_ratio", "rope_factor", "ntk_factor", "xpos_scale_base"), 3.0),
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"), 0.375),
     **dict.fromkeys(("rotary_dim", "rope_head_dim", "rope_freq_dim"), 34),
-    **dict.fromkeys(
-        ("alibi", "use_rope", "use_rotary", "use_scaled_rope", "use_dynamic_ntk"), True
-    ),
+    **dict.fromkeys(("alibi", "use_xpos", "use_scaled_rope", "use_dynamic_ntk"), True),
     **dict.fromkeys(("axes_dims", "axes_dim", "axes_dims_rope", "rope_axes_dim"), (8, 12, 12)),
     **dict.fromkeys(("rope_dim", "rope_dim_list", "mrope_section"), (8, 12, 12)),
     "rope_scaling": {"type": "linear", "factor": 3.0},

@@ -241,6 +241,10 @@ DFLASH = of_type("qwen3", architectures=["DFlashDraftModel"], dflash_config={"ma
 IMAGE = "bidirectional attention among tokens of an image"
 NOT_WRITTEN += [
     (DFLASH, "`architectures` has 'DFlashDraftModel', no class of model type qwen3"),
+    (
+        of_type("qwen3", dflash_config={"mask_token_id": 5}),
+        "tokens of a block attend to each other",
+    ),
     (of_type("llama", architectures=["LlamaBidirectionalModel"]), "'LlamaBidirectionalModel'"),
     (of_type("qwen2", architectures=["Fast_dLLM_QwenForCausalLM"]), "'Fast_dLLM_QwenForCausalLM'"),
     (of_type("qwen2", architectures=["Qwen2MoeForCausalLM"]), "'Qwen2MoeForCausalLM'"),
@@ -273,6 +277,8 @@ def test_bidirectional_tokens_are_written_with_a_mask_or_left_out_on_purpose(exp
     options = ("--attention", "--layer", "0")
     with pytest.raises(UsageError, match="--set causal=false needs a mask of these tokens"):
         export_config(GEMMA3_VISION, *options, *WITH_MASK, "--mask", "padding")
+    with pytest.raises(UsageError, match=r"keys on both sides; a mask can hold it \(--set window"):
+        export_config(GEMMA3_VISION, *options, "--set", "causal=false", "--mask", "bool")
     code, file = export_config(GEMMA3_VISION, *options, *WITH_MASK, "--mask", "bool")
     found = options_of(file)
     assert (code, found["causal"], found["mask"], found["window"]) == (0, False, "bool", None)
@@ -323,7 +329,9 @@ def test_all_of_an_unknown_types_attention_must_be_stated(export_config, model_t
     stated = {name: value for name, value in STATED.items() if name != missing}
     options = ("--attention", "--half", *settings(stated))
     if missing is not None:
-        with pytest.raises(UsageError, match=rf"not known \({missing}\);.*--set {missing}="):
+        with pytest.raises(
+            UsageError, match=rf"not known \({missing}\), nor .*use_qk_norm;.*--set {missing}="
+        ):
             export_config(config, *options)
         return
     code, file = export_config(config, *options)

@@ -89,6 +89,12 @@ def test_a_fused_projection(parts, model_type, module, fused, output):
     check_equal(export.attention_weights(tensors, config, 1)["weights"], parts)
 
 
+def test_weights_of_a_model_with_bidirectional_tokens(parts):
+    """They do not depend on the mask."""
+    config = {"model_type": "paligemma", "text_config": {**LLAMA, "model_type": "gemma"}}
+    check_equal(export.attention_weights(llama_tensors(parts), config, 1)["weights"], parts)
+
+
 def test_norms_and_sinks(parts, rng):
     norms = [rng.standard_normal(WIDTH) for _ in "qk"]
     tensors = llama_tensors(parts)
@@ -273,7 +279,11 @@ NO_OPTIONS = [
     (CHUNKED, {"layer_type": "full_attention"}, "norms of values"),
     (of_type("my_own", rope_theta=1e4), {}, "give `export_attention` these arguments yourself"),
     (of_type(None, rope_theta=1e4), {"layer": 0}, "`model_type` is None, whose attention is not"),
-    (of_type("xyz", use_qk_norm=True, rope_theta=1e4), {}, r"\(causal, qk_norm, scale, window, so"),
+    (
+        of_type("xyz", use_qk_norm=True, rope_theta=1e4),
+        {},
+        r"sinks\), nor the meaning of use_qk_norm; give",
+    ),
 ]
 
 

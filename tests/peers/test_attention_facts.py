@@ -268,6 +268,28 @@ def test_classes_of_transformers_are_those_of_their_model_types():
         assert other is None or "architectures" not in other, name
 
 
+# Classes of published files whose names are not those of their model types.
+OWN_CLASSES = [
+    ("RefinedWeb", "RWForCausalLM"),
+    ("nemotron-nas", "DeciLMForCausalLM"),
+    ("phi-msft", "PhiForCausalLM"),
+    ("phi-msft", "MixFormerSequentialForCausalLM"),
+    ("llava", "LlavaLlamaForCausalLM"),
+    ("hf_olmo", "OLMoForCausalLM"),
+    ("kimi_k2", "DeepseekV3ForCausalLM"),
+    ("neobert", "NeoBERTLMHead"),
+    ("qwen", "QWenLMHeadModel"),
+    ("minicpmv", "MiniCPMV"),
+    ("qwen2", "Qwen2ForProcessRewardModel"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "name"), OWN_CLASSES)
+def test_classes_of_published_files_are_those_of_their_model_types(model_type, name):
+    source = {"model_type": model_type, "architectures": [name]}
+    assert "architectures" not in (Attention.from_values({model_type}, {}, source).other or "")
+
+
 OTHER_CLASSES = {
     "DFlashDraftModel": "qwen3",
     "LlamaBidirectionalModel": "llama",
