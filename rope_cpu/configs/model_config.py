@@ -1,7 +1,7 @@
 """`ModelConfig`: a parsed config, for `from_config`, the commands, the export and the benchmarks.
 
 Each kind of file has an adapter, a module with a subclass of `ModelConfig` and a function `parse`
-that makes it from the raw keys: `text`, `multi_axis` (rows found by `vision` and `diffusers`), and
+that makes it from the raw keys: `text`, `multi_axis` (rows found by `vision`), and
 `gguf` for GGUF files.
 `reader` chooses one.
 """

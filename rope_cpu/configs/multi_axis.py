@@ -1,32 +1,30 @@
 """Rotations of several position axes: a row of facts of a class, its config, their RopeSpec.
 
-The rows are those of vision.json and diffusers.json; `vision` and `diffusers` find the row of a
-file. `spec_of` interprets it.
+The rows are those of vision.json and diffusers.json; `vision` finds the row of a file, and a
+function of `_FORMS` interprets it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from rope_cpu.arguments import limits
-from rope_cpu.arguments.errors import ArgumentError
-from rope_cpu.arguments.scalars import check_table_size, choice, real_number, whole_number
+from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments.errors import ArgumentError, Finding
 from rope_cpu.arguments.texts import shown
 from rope_cpu.array_types import Float64
 from rope_cpu.configs import keys
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.model_config import ModelConfig, Selection
+from rope_cpu.configs.rope_parameters import Config, own_section
 from rope_cpu.frequencies import axes
-from rope_cpu.frequencies.scaling import scaled
+from rope_cpu.frequencies.scaling import scaled, without_nulls
 from rope_cpu.frequencies.spec import RopeSpec, from_inv_freq, spread_over_axes
-
-Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +41,19 @@ class Row:
         The keys of the width of a head: "a", the exact quotient "a / b" or the rounded one
         "a // b"; "a or b / c": the first whose keys are present.
     widths : str
-        The elements that each axis rotates: a rule in `_WIDTHS`, or the key that has them.
+        The elements that each axis rotates: a rule in `_WIDTHS`, or the key that has them; of an
+        M-RoPE, the key of the pairs of each axis, "a or b": the first that is present.
     each : int
         The elements of an axis for each unit of the number that `widths` has; 0: it has a list.
     counts : sequence of int
         The allowed numbers of axes; empty: all of `axes`.
     fills_head : bool
         Whether the axes must rotate the whole head.
-    frequencies : str
-        The frequencies of each axis, a key of `_FREQUENCIES`.
+    shares_frequencies : bool
+        Axis a of n has every nth frequency of the whole head, from the a-th (Pixtral). False: each
+        axis has the frequencies of its own width.
+    unit : float
+        The radians of a unit of the positions: 2π where they count revolutions (DINOv3).
     pairs : str
         "runs": each axis has a run of pairs across the rotated part. "blocks": pairs are formed
         within the elements of an axis. "turns": the axes have every nth pair.
@@ -64,13 +66,10 @@ class Row:
     ntk : str
         The key of the scales s of all axes: the base of an axis is theta·s^(w/(w-2)), w its width.
     divisors : sequence of str
-        The key of the divisors of all axes' frequencies, or one key for each axis.
-    section : str
-        The key of the pairs of each axis in an M-RoPE.
-    nested : str
-        The key of an object that has `mrope_section` if the file has no `section`.
-    longrope : str
-        The key of the object with the factors of longrope.
+        The key of the divisors of all axes' frequencies, or one key for each axis. Of longrope, the
+        keys of those of short and of long sequences.
+    objects : sequence of str
+        The objects with keys of the rotation. Here such a key is "object.key".
     only : {key: (values, reason)}
         The values of a key, if it is present, with which the class rotates like this.
     defaults : {key: value}
@@ -86,16 +85,15 @@ class Row:
     each: int = 0
     counts: Sequence[int] = ()
     fills_head: bool = True
-    frequencies: str = "own"
+    shares_frequencies: bool = False
+    unit: float = 1.0
     pairs: str = "runs"
     order: Sequence[int] = ()
     interleaved: bool = False
     theta: str | float = "rope_theta"
     ntk: str = ""
     divisors: Sequence[str] = ()
-    section: str = ""
-    nested: str = ""
-    longrope: str = ""
+    objects: Sequence[str] = ()
     only: Mapping[str, tuple[Sequence[Any], str]] = field(default_factory=dict)
     defaults: Config = field(default_factory=dict)
     ignored: Sequence[str] = ()
@@ -103,10 +101,9 @@ class Row:
     @cached_property
     def known_keys(self) -> set[str]:
         """The keys of a config that its rotation may depend on, and those that it ignores."""
-        named = [self.head_dim, self.widths, str(self.theta), self.ntk]
-        named += [self.section, self.nested, self.longrope]
-        named += [*self.divisors, *self.only, *self.defaults, *self.ignored]
-        return set(re.findall(r"\w+", " ".join(named)))
+        named = [self.head_dim, self.widths, str(self.theta), self.ntk, *self.divisors]
+        named += [*self.objects, *self.only, *self.defaults, *self.ignored]
+        return set(re.findall(r"[\w.]+", " ".join(named)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +113,10 @@ class MultiAxisConfig(ModelConfig):
     row: Row
 
     def _build_spec(self, selection: Selection) -> RopeSpec:
-        spec = spec_of(self.row, self.values, selection.angle_dtype)
+        for key, (known_values, reason) in self.row.only.items():
+            if key in self.values and self.values[key] not in known_values:
+                raise ValueError(f"`{key}` is {shown(self.values[key])}: {reason}")
+        spec = _FORMS[self.row.form](self.row, self.values, selection.angle_dtype)
         for name, value in (("layer_type", selection.layer_type), ("layer", selection.layer)):
             if value is not None:
                 rule = "be left out, as this config has one rotation for all layers"
@@ -129,14 +129,10 @@ class MultiAxisConfig(ModelConfig):
     @property
     def attention(self) -> Attention:
         """The parts of the model's attention besides the rotation."""
-        return Attention(
-            other="images and video attend to each other in ways that their configs do not hold"
-        )
+        return Attention(other="images and video attend in ways that their configs do not hold")
 
 
-def rows_by_name(
-    rows: Sequence[Mapping[str, Any]], defaults: Mapping[str, Config]
-) -> dict[str, Row]:
+def rows_by_name(rows: Sequence[Config], defaults: Mapping[str, Config]) -> dict[str, Row]:
     """Return the rows of a data file by the names of their classes or model types.
 
     defaults: `Row.defaults` of the names that do not share those of their row.
@@ -155,36 +151,28 @@ def parse(source: Config, name: str, row: Row, values: Config) -> MultiAxisConfi
     values: its keys under the names of the row. Raises ValueError for a key of a rotation that the
     row does not read.
     """
+    values = {**row.defaults, **_with_inner_keys(row, values)}
     for key, value in values.items():
         is_known = key in row.known_keys or value == row.theta or keys.is_neutral(key, value)
-        if not is_known and (key == "head_dim" or keys.is_rotation_key(key)):
+        if not is_known and ("." in key or key == "head_dim" or keys.is_rotation_key(key)):
             rule = f"be left out, as {shown(name)} does not read it"
             raise ArgumentError(key, value, rule, "or use RotaryEmbedding.axial")
-    values = {**row.defaults, **values}
     return MultiAxisConfig(source=source, model_type=name, values=values, axes=row.axes, row=row)
 
 
-def refuse_other_keys(key: str, section: Config, known: Collection[str]) -> None:
-    """Raise for a key of the object `key` that is not one of those that are read."""
-    others = [name for name in section if name not in known and section[name] is not None]
-    if others:
-        raise ValueError(f"`{key}` holds {shown(others)}, which this class does not read")
-
-
-def spec_of(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
-    """Return the rotation of the values of a config, those of the class's defaults among them."""
-    for key, (known_values, reason) in row.only.items():
-        if key in values and values[key] not in known_values:
-            raise ValueError(f"`{key}` is {shown(values[key])}: {reason}")
-    return _FORMS[row.form](row, values, angle_dtype)
+def _with_inner_keys(row: Row, values: Config) -> dict[str, Any]:
+    """Return values with the keys of the objects of the row, as "object.key"."""
+    if not row.objects:
+        return dict(values)
+    key, inner = own_section(values)
+    return {**values, **{f"{key}.{name}": inner[name] for name in without_nulls(inner)}}
 
 
 def _axes_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     """Return the rotation in which each axis has frequencies of its own width."""
     widths, head_dim = _widths_and_head_dim(row, values)
     divisors = _divisors(row, values, len(widths))
-    thetas = _thetas(row, values, widths)
-    frequencies = _FREQUENCIES[row.frequencies](thetas, widths, angle_dtype)
+    frequencies = _frequencies(row, _thetas(row, values, widths), widths, angle_dtype)
     with np.errstate(over="ignore"):  # an infinite frequency is refused later
         frequencies = [axis / divisor for axis, divisor in zip(frequencies, divisors, strict=True)]
     order = row.order or range(len(widths))
@@ -195,7 +183,7 @@ def _axes_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
         pair_axis = np.repeat(order, [axis.size for axis in frequencies]).tolist()
         inv_freq = np.concatenate(frequencies)
     return from_inv_freq(
-        spread_over_axes(inv_freq, pair_axis, len(widths)),
+        spread_over_axes(row.unit * inv_freq, pair_axis, len(widths)),
         head_dim=head_dim,
         interleaved=row.interleaved,
         blocks=widths if row.pairs == "blocks" else 1,
@@ -207,16 +195,8 @@ def _axes_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
 
 def _longrope_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     """Return the rotation of one axis with the factors of longrope, and the lengths beside them."""
-    own = values.get(row.longrope)
-    if not isinstance(own, Mapping):
-        raise ArgumentError(row.longrope, own, "be an object with the factors")
-    rope_type = own.get("rope_type", own.get("type", "longrope"))
-    choice(f"{row.longrope}.rope_type", rope_type, ("longrope", "su"))
-    factors = ("short_factor", "long_factor")
-    refuse_other_keys(row.longrope, own, ("rope_type", "type", *factors))
-    lengths = ("max_position_embeddings", "original_max_position_embeddings")
-    section = {name: values[name] for name in lengths}
-    section |= {name: own.get(name) for name in factors}
+    keys = (*row.divisors, "max_position_embeddings", "original_max_position_embeddings")
+    section = {key.rpartition(".")[2]: values.get(key) for key in keys}
     return scaled(
         _head_dim(row, values),
         rope_theta=_theta(row, values),
@@ -227,25 +207,15 @@ def _longrope_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
 
 def _mrope_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     """Return the rotation of Qwen3-VL's interleaved sections."""
-    own = values.get(row.section)
-    nested = values.get(row.nested)
-    if isinstance(nested, Mapping):
-        fixed = {"rope_type": "default", "type": "default", "mrope_interleaved": True}
-        known = [key for key, value in fixed.items() if nested.get(key) == value]
-        refuse_other_keys(row.nested, nested, ("mrope_section", *known))
-        own = nested.get("mrope_section") if own is None else own
-    section = axes.checked_mrope_section(row.section, own or _MROPE_SECTION)
-    one_axis = scaled(
-        _head_dim(row, values), rope_theta=_theta(row, values), angle_dtype=angle_dtype
-    )
+    key = _first_present(row.widths, values)
+    section = axes.checked_mrope_section(key, _present(key, values))
+    theta = _theta(row, values)
+    one_axis = scaled(_head_dim(row, values), rope_theta=theta, angle_dtype=angle_dtype)
     first = one_axis.pairs - sum(section[1:])
     if len(section) != 3 or first < 0:
         rule = f"be 3 numbers, the last two of at most {one_axis.pairs} pairs together"
-        raise ArgumentError(row.section, section, rule)
+        raise ArgumentError(key, section, rule)
     return axes.to_mrope(one_axis, (first, *section[1:]), True)
-
-
-_MROPE_SECTION = (24, 20, 20)
 
 
 def _all_heads_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
@@ -258,11 +228,11 @@ def _all_heads_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     heads = _number("num_attention_heads", values, limits.HEADS)
     if head_dim % 2:
         raise ArgumentError("attention_head_dim", head_dim, "be even")
-    pairing = choice("rope_type", values["rope_type"], ("interleaved", "split"))
+    pairing = scalars.choice("rope_type", values["rope_type"], ("interleaved", "split"))
     pairs = heads * head_dim // 2
     count = pairs // 3
     name = "(attention_head_dim, num_attention_heads)"
-    check_table_size(name, (head_dim, heads), 3, pairs, most=limits.FREQUENCIES)
+    scalars.check_table_size(name, (head_dim, heads), 3, pairs, most=limits.FREQUENCIES)
     with np.errstate(over="ignore"):  # an infinite frequency is refused later
         # float32 in the model, also where it computes them in float64.
         frequencies = np.float32(np.pi / 2 * _theta(row, values) ** np.linspace(0.0, 1.0, count))
@@ -286,59 +256,43 @@ _FORMS: dict[str, Callable[[Row, Config, str], RopeSpec]] = {
 }
 
 
-def _own_frequencies(thetas: list[float], widths: list[int], angle_dtype: str) -> list[Float64]:
-    """Return the frequencies of each axis, those of its width."""
+def _frequencies(
+    row: Row, thetas: list[float], widths: Sequence[int], angle_dtype: str
+) -> list[Float64]:
+    """Return the frequencies of each axis, before the unit and the divisors."""
+    if row.shares_frequencies:
+        frequencies = axes.base_frequencies(thetas[0], sum(widths), angle_dtype)
+        return [frequencies[axis :: len(widths)] for axis in range(len(widths))]
     return [
         axes.base_frequencies(theta, width, angle_dtype)
         for theta, width in zip(thetas, widths, strict=True)
     ]
 
 
-def _nth_frequencies(thetas: list[float], widths: list[int], angle_dtype: str) -> list[Float64]:
-    """Return for axis a of n every nth frequency of the whole head, from the a-th (Pixtral)."""
-    frequencies = axes.base_frequencies(thetas[0], sum(widths), angle_dtype)
-    return [frequencies[axis :: len(widths)] for axis in range(len(widths))]
-
-
-_FREQUENCIES: dict[str, Callable[[list[float], list[int], str], list[Float64]]] = {
-    "own": _own_frequencies,
-    "alternate": _nth_frequencies,
-    # Positions count revolutions (DINOv3).
-    "revolutions": lambda *given: [2 * np.pi * axis for axis in _own_frequencies(*given)],
-}
-
-
-def _thirds(head_dim: int, count: int) -> tuple[int, ...]:
-    """Return the widths of Wan: two equal axes, and a first one that takes the remainder."""
-    side = 2 * (head_dim // 6)
-    return (head_dim - 2 * side, side, side)
-
-
 # Rules for the widths of the axes, from head_dim and the number of axes.
 _WIDTHS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
-    "equal": lambda head_dim, count: (head_dim // count,) * count,
-    "equal and even": lambda head_dim, count: (head_dim // count // 2 * 2,) * count,
+    "equal": lambda head_dim, count: (head_dim // count // 2 * 2,) * count,
     "half": lambda head_dim, count: (head_dim // 2,),
-    "thirds": _thirds,
+    # Wan: two equal axes, and a first one that takes the remainder.
+    "thirds": lambda head_dim, count: (head_dim - head_dim // 6 * 4, *(head_dim // 6 * 2,) * 2),
     "quarter first": lambda head_dim, count: (head_dim // 4, *(head_dim // 8 * 3,) * 2),
 }
 
 
-def _widths_and_head_dim(row: Row, values: Config) -> tuple[list[int], int]:
+def _widths_and_head_dim(row: Row, values: Config) -> tuple[Sequence[int], int]:
     """Return the elements that each axis rotates, and the width of a head."""
-    if row.widths in _WIDTHS or all(key in values for key in re.findall(r"\w+", row.head_dim)):
-        head_dim = _head_dim(row, values)
-        widths = _widths(row, values, head_dim)
-        total = sum(widths)
-        if total > head_dim or (row.fills_head and total < head_dim):
-            rule = f"fit the widths of the axes, {shown(widths)}, which add up to {total}"
-            raise ArgumentError(row.head_dim, head_dim, rule)
-        return widths, head_dim
-    widths = _widths(row, values, 0)
-    return widths, sum(widths)
+    head_keys = set(re.findall(r"\w+", row.head_dim))
+    has_head_dim = row.widths in _WIDTHS or head_keys <= values.keys()
+    head_dim = _head_dim(row, values) if has_head_dim else 0
+    widths = _widths(row, values, head_dim)
+    total = sum(widths)
+    if has_head_dim and (total > head_dim or (row.fills_head and total < head_dim)):
+        rule = f"fit the widths of the axes, {shown(widths)}, which add up to {total}"
+        raise ArgumentError(row.head_dim, head_dim, rule)
+    return widths, head_dim or total
 
 
-def _widths(row: Row, values: Config, head_dim: int) -> list[int]:
+def _widths(row: Row, values: Config, head_dim: int) -> Sequence[int]:
     """Return the elements that each axis rotates; raise unless the axes can have them."""
     key = row.widths
     count = len(row.axes)
@@ -348,29 +302,18 @@ def _widths(row: Row, values: Config, head_dim: int) -> list[int]:
     elif row.each:
         widths = (row.each * _number(key, values, limits.HEAD_DIM),) * count
     else:
-        widths = _present(key, values)
+        widths = scalars.whole_numbers(key, _present(key, values), most=limits.HEAD_DIM)
     counts = row.counts or (count,)
-    if not _are_widths(widths, counts):
+    if len(widths) not in counts or any(width < 2 or width % 2 for width in widths):
+        finding = Finding(f"gives the axes the widths {shown(widths)}")
         number = " or ".join(map(str, counts))
-        raise ValueError(
-            f"`{key}` gives the axes the widths {shown(widths)}; they must be {number} even "
-            "numbers above 0"
-        )
-    return list(widths)
-
-
-def _are_widths(widths: Any, counts: Collection[int]) -> bool:
-    """Return True for even numbers above 0, as many as one of counts."""
-    if not isinstance(widths, list | tuple) or len(widths) not in counts:
-        return False
-    is_whole = all(isinstance(width, int | np.integer) for width in widths)
-    return is_whole and all(0 < w <= limits.HEAD_DIM and w % 2 == 0 for w in widths)
+        raise ArgumentError(key, finding, f"give {number} axes even numbers above 0")
+    return widths
 
 
 def _head_dim(row: Row, values: Config) -> int:
     """Return the width of a head from the first keys of `Row.head_dim` that are present."""
-    *preferred, last = row.head_dim.split(" or ")
-    quotient = next((key for key in preferred if key in values), last)
+    quotient = _first_present(row.head_dim, values)
     key, *divisors = re.findall(r"\w+", quotient)
     width = _number(key, values, limits.HIDDEN_SIZE if divisors else limits.HEAD_DIM)
     for divisor in divisors:
@@ -381,14 +324,20 @@ def _head_dim(row: Row, values: Config) -> int:
     return width
 
 
+def _first_present(alternatives: str, values: Config) -> str:
+    """Return the first of "a or b / c or d" that is a key of values, or the last."""
+    *preferred, last = alternatives.split(" or ")
+    return next((key for key in preferred if key in values), last)
+
+
 def _theta(row: Row, values: Config) -> float:
     """Return the base: that of the class, or the value of its key."""
     if isinstance(row.theta, str):
-        return real_number(row.theta, _present(row.theta, values))
+        return scalars.real_number(row.theta, _present(row.theta, values))
     return row.theta
 
 
-def _thetas(row: Row, values: Config, widths: list[int]) -> list[float]:
+def _thetas(row: Row, values: Config, widths: Sequence[int]) -> list[float]:
     """Return the base of each axis."""
     theta = _theta(row, values)
     if not row.ntk:
@@ -405,11 +354,9 @@ def _thetas(row: Row, values: Config, widths: list[int]) -> list[float]:
 
 def _divisors(row: Row, values: Config, count: int) -> list[float]:
     """Return the divisor of the frequencies of each axis."""
-    if not row.divisors:
-        return [1.0] * count
     if len(row.divisors) == 1:
         return _numbers(row.divisors[0], values, count)
-    return [real_number(key, values[key]) for key in row.divisors]
+    return [scalars.real_number(key, values[key]) for key in row.divisors] or [1.0] * count
 
 
 def _numbers(key: str, values: Config, count: int) -> list[float]:
@@ -417,7 +364,7 @@ def _numbers(key: str, values: Config, count: int) -> list[float]:
     value = values[key]
     if not isinstance(value, list | tuple) or len(value) != count:
         raise ArgumentError(key, value, f"be {count} numbers, one for each axis")
-    return [real_number(key, entry) for entry in value]
+    return [scalars.real_number(key, entry) for entry in value]
 
 
 def _present(key: str, values: Config) -> Any:
@@ -429,4 +376,4 @@ def _present(key: str, values: Config) -> Any:
 
 def _number(key: str, values: Config, most: int) -> int:
     """Return the whole number of a key, from 1 to `most`; raise if it is missing."""
-    return whole_number(key, _present(key, values), 1, most)
+    return scalars.whole_number(key, _present(key, values), 1, most)

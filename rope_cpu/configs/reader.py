@@ -12,7 +12,7 @@ from typing import Any
 
 from rope_cpu.arguments import limits
 from rope_cpu.arguments.texts import shown
-from rope_cpu.configs import diffusers, text, vision
+from rope_cpu.configs import text, vision
 from rope_cpu.configs.gguf_header import is_gguf
 from rope_cpu.configs.keys import check_containers
 from rope_cpu.configs.model_config import ModelConfig
@@ -70,8 +70,8 @@ def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> Model
 
 def _parse(raw: Mapping[str, Any]) -> ModelConfig:
     """Parse the content of a file with the adapter of its kind; a new kind gets a branch here."""
-    if diffusers.is_transformer(raw):
-        return diffusers.parse(raw)
+    if vision.is_diffusers(raw):
+        return vision.parse_diffusers(raw)
     if vision.is_vision(raw):
         return vision.parse(raw)
     return text.parse(raw)

@@ -1,10 +1,12 @@
-"""Adapter for configs of vision towers in transformers.
+"""Adapter for configs of vision towers in transformers, and of the transformers of diffusers.
 
-One table, vision.json: from a model type to its row, see `multi_axis.Row`.
+Two tables: from a model type (vision.json) or the name of a class (diffusers.json) to its row, see
+`multi_axis.Row`.
 
-Positions are (row, column), or (time, row, column) for video. They start at 0, but at 1 for Llama-4
-(the class token has id 0) and EfficientLoFTR (which rotates all heads as one vector). DINOv3, EoMT
-and Sapiens-2 take patch centres from -1 to 1.
+Positions of towers are (row, column), or (time, row, column) for video. They start at 0, but at 1
+for Llama-4 (the class token has id 0) and EfficientLoFTR (which rotates all heads as one vector).
+DINOv3, EoMT and Sapiens-2 take patch centres from -1 to 1. docs/configs.md describes the positions
+of diffusers' classes.
 """
 
 from __future__ import annotations
@@ -14,25 +16,53 @@ from typing import Any
 
 from rope_cpu.arguments.errors import ArgumentError
 from rope_cpu.arguments.texts import shown
-from rope_cpu.configs import multi_axis, rope_parameters
+from rope_cpu.configs import multi_axis
 from rope_cpu.configs.keys import SECTIONS
 from rope_cpu.configs.model_types import REFUSED as NO_ROTATION
 from rope_cpu.configs.model_types import data, reasons_by_type
-from rope_cpu.configs.multi_axis import Config, MultiAxisConfig, Row
+from rope_cpu.configs.multi_axis import MultiAxisConfig, Row
+from rope_cpu.configs.rope_parameters import Config, own_section
 from rope_cpu.frequencies.scaling import without_nulls
 
 _DATA = data("vision.json")
+
+# The rows of vision towers by model type, and those of the classes of diffusers.
 TOWERS = multi_axis.rows_by_name(_DATA["rows"], _DATA["defaults"])
+CLASSES = multi_axis.rows_by_name(data("diffusers.json"), {})
 
 # From a multimodal model type to that of its `vision_config`.
 PARTS = _DATA["parts"]
 
-# Keys that vision parts have, and keys that only configs around them, or of text, have.
-_MARKS = frozenset(_DATA["marks"])
+# Keys that only configs around vision parts, or of text, have.
 _WHOLE = frozenset({"vision_config", "text_config", "vocab_size"})
 
 # Model types without a rotation that frequencies of pairs express, and encoders without any.
 REFUSED = {**NO_ROTATION, **reasons_by_type("encoders.json")}
+
+# Classes of diffusers whose config determines no rotation, with the reason.
+REFUSED_CLASSES = reasons_by_type("refused_classes.json")
+
+
+def is_diffusers(config: Config) -> bool:
+    """Return True for the config of a diffusers transformer of any class."""
+    name = config.get("_class_name") or _unnamed_type(config)
+    return "_diffusers_version" in config or name in CLASSES or name in REFUSED_CLASSES
+
+
+def parse_diffusers(config: Config) -> MultiAxisConfig:
+    """Parse the config of a diffusers transformer.
+
+    Raises ValueError for other classes. Missing keys are refused when the spec is built.
+    Source: the classes of the same names in diffusers 0.42.1.
+    """
+    name = config.get("_class_name") or _unnamed_type(config)
+    if name in REFUSED_CLASSES:
+        raise ValueError(f"`_class_name` is {shown(name)}: {REFUSED_CLASSES[name]}")
+    if name not in CLASSES:
+        rule = f"be one of the {len(CLASSES)} classes that docs/configs.md lists"
+        remedy = "use RotaryEmbedding.axial or RotaryEmbedding.from_inv_freq for others"
+        raise ArgumentError("_class_name", config.get("_class_name"), rule, remedy)
+    return multi_axis.parse(config, name, CLASSES[name], without_nulls(config))
 
 
 def is_vision(config: Config) -> bool:
@@ -99,18 +129,16 @@ def model_type(config: Config) -> str:
     Older files of vision parts have the model type of the whole model, or none.
     """
     name = str(config.get("model_type") or "")
-    is_part = not _MARKS.isdisjoint(config) and _WHOLE.isdisjoint(config)
+    is_part = not config.keys().isdisjoint(_DATA["marks"]) and _WHOLE.isdisjoint(config)
     if name in TOWERS or not is_part:
         return name
     return str(PARTS.get(name, name)) if name else _unnamed_type(config)
 
 
-def _unnamed_type(part: Config) -> str:
-    """Return the model type of a vision part without one; its keys tell, or "" if they do not."""
-    for keys, name in _DATA["unnamed"]:
-        if part.keys() >= set(keys):
-            return str(name)
-    return ""
+def _unnamed_type(config: Config) -> str:
+    """Return the model type or class of a file without one; its keys tell, or "" if they do not."""
+    found = (name for keys, name in _DATA["unnamed"] if config.keys() >= set(keys))
+    return str(next(found, ""))
 
 
 def _backbone(config: Config) -> Config:
@@ -133,8 +161,8 @@ def _flat(row: Row, values: dict[str, Any]) -> dict[str, Any]:
     """Return values with the rope parameters at the top level, for a class that has them."""
     if "rope_type" not in row.only:
         return values
-    key, own = rope_parameters.own_section(values)
-    multi_axis.refuse_other_keys(key, own, ("type", "rope_theta", *row.only))
-    section = {"rope_type" if name == "type" else name: own[name] for name in own}
+    key, own = own_section(values)
+    known = {"type": "rope_type", "rope_theta": "rope_theta", **{name: name for name in row.only}}
+    section = {known.get(name, f"{key}.{name}"): own[name] for name in own}
     others = {name: values[name] for name in values if name not in SECTIONS}
     return others | without_nulls(section)

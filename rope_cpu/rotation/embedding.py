@@ -183,8 +183,8 @@ class RotaryEmbedding:
             (`rope_scaling`, and `rope_theta` at the top level) or the new one (`rope_parameters`,
             flat or nested by layer type). Of a multimodal config the language model is read; pass
             `config["vision_config"]` for the vision part. `rope_cpu.configs.vision` and
-            `rope_cpu.configs.diffusers` describe the support of vision and diffusers configs. With
-            latent attention (MLA), head_dim is the width of the rotated part, qk_rope_head_dim.
+            docs/configs.md describe the support of vision and diffusers configs. With latent
+            attention (MLA), head_dim is the width of the rotated part, qk_rope_head_dim.
         layer_type : str, optional
             The layers' type, if layers differ: "full_attention", "sliding_attention", ….
         layer : int, optional

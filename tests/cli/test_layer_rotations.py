@@ -7,8 +7,7 @@ import pytest
 
 from rope_cpu.cli.layer_rotations import AXES, Axis, layer_rotations
 from rope_cpu.configs import reader
-from rope_cpu.configs.diffusers import CLASSES
-from rope_cpu.configs.vision import TOWERS
+from rope_cpu.configs.vision import CLASSES, TOWERS
 
 SIZES = {"hidden_size": 1536, "num_attention_heads": 12}
 

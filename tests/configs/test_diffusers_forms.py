@@ -156,6 +156,16 @@ def test_omnigen_has_longrope(length, factors):
     assert not spec.interleaved
 
 
+COSMOS3 = {"_class_name": "Cosmos3OmniTransformer"}
+
+
+def test_the_own_sections_of_cosmos_take_precedence():
+    section = {"rope_scaling": {"mrope_section": [40, 14, 10], "mrope_interleaved": True}}
+    own = {"rope_axes_dim": [24, 20, 20]}
+    assert reader.read(COSMOS3 | section | own).spec() == reader.read(COSMOS3).spec()
+    assert reader.read(COSMOS3 | section).spec() != reader.read(COSMOS3).spec()
+
+
 def test_sana_wm_refiner_rotates_like_ltx2():
     config = {"num_attention_heads": 4, "attention_head_dim": 32, "rope_theta": 500.0}
     refiner, ltx2 = (
@@ -181,10 +191,10 @@ def video(name, **values):
         ({"_class_name": "LuminaNextDiT2DModel"}, "its pipeline gives it cos and sin"),
         ({"_class_name": "ZImageControlNetModel"}, "it uses the rotation of the transformer"),
         (image("HiDreamImage"), "`config` has no `axes_dims_rope`"),
-        (image("HiDreamImage", axes_dims_rope=[32, 32]), "[32, 32]; they must be 3 even"),
+        (image("HiDreamImage", axes_dims_rope=[32, 32]), "(32, 32); it must give 3 axes even"),
         (
             image("HiDreamImage", axes_dims_rope=[32, 16, 16], attention_head_dim=128),
-            "`attention_head_dim` is 128; it must fit the widths of the axes, [32, 16, 16]",
+            "`attention_head_dim` is 128; it must fit the widths of the axes, (32, 16, 16)",
         ),
         (image("ZImage", dim=3840, n_heads=32), "`dim // n_heads` is 120; it must fit the widths"),
         (
@@ -208,10 +218,12 @@ def video(name, **values):
         ),
         (image("Ideogram4", mrope_section=[24, 20]), "`mrope_section` is (24, 20); it must be 3"),
         (image("Ideogram4", mrope_section=[0, 100, 100]), "it must be 3 numbers, the last two of"),
-        (image("OmniGen"), "`rope_scaling` is None; it must be an object with the factors"),
+        (image("Ideogram4", mrope_section=[]), "`mrope_section` is []; it must name the pairs"),
+        (COSMOS3 | {"rope_scaling": ["linear"]}, "`rope_scaling` is ['linear']; it must be an"),
+        (image("OmniGen"), "`short_factor` is missing"),
         (
-            OMNIGEN | {"rope_scaling": {"type": "yarn", "factor": 2.0}},
-            "`rope_scaling.rope_type` is 'yarn'",
+            OMNIGEN | {"rope_scaling": OMNIGEN["rope_scaling"] | {"type": "yarn"}},
+            "`rope_scaling.type` is 'yarn': its class has the factors of longrope",
         ),
         (OMNIGEN | {"rope_scaling": {"type": "su"}}, "`short_factor` is missing"),
         (OMNIGEN | {"hidden_size": 4096}, "`short_factor` has 48 entries; it must have one for"),
@@ -238,17 +250,23 @@ def test_refusals(config, message):
         (video("Kandinsky5", use_ntk=True), "use_ntk"),
         (video("Helios", rope_dims=[32, 48, 48]), "rope_dims"),
         ({"_class_name": "StableAudioDiTModel", "rotary_dim": 16}, "rotary_dim"),
-        ({"_class_name": "Cosmos3OmniTransformer", "mrope_section": [8, 8, 8]}, "mrope_section"),
-        ({"_class_name": "Cosmos3OmniTransformer", "rope_scaling": {"factor": 2}}, "rope_scaling"),
+        (COSMOS3 | {"mrope_section": [8, 8, 8]}, "mrope_section"),
         (
-            {"_class_name": "Cosmos3OmniTransformer", "rope_scaling": {"rope_type": "yarn"}},
-            "rope_scaling",
+            COSMOS3 | {"rope_scaling": {"factor": 2}},
+            "rope_scaling.factor",
         ),
-        (OMNIGEN | {"rope_scaling": OMNIGEN["rope_scaling"] | {"factor": 8.0}}, "rope_scaling"),
+        (
+            COSMOS3 | {"rope_scaling": {"rope_type": "yarn"}},
+            "rope_scaling.rope_type",
+        ),
+        (
+            OMNIGEN | {"rope_scaling": OMNIGEN["rope_scaling"] | {"factor": 8.0}},
+            "rope_scaling.factor",
+        ),
     ],
 )
 def test_a_key_of_a_rotation_that_the_class_does_not_read_is_refused(config, key):
-    with pytest.raises(ValueError, match=rf"^`{key}` .* not read"):
+    with pytest.raises(ValueError, match=rf"^`{re.escape(key)}` .* not read"):
         reader.read(config).spec()
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rope_cpu.configs import diffusers, reader, vision
+from rope_cpu.configs import reader, vision
 
-ROWS = {**vision.TOWERS, **diffusers.CLASSES}
+ROWS = {**vision.TOWERS, **vision.CLASSES}
 
 # Keys of rotations in published configs, with values that no class has by default.
 KEYS = {
@@ -39,8 +39,8 @@ def config_of(name):
     config |= dict.fromkeys(row.only.keys() & {"use_rotary_positional_embeddings"}, True)
     if row.widths in ("thirds", "quarter first") or row.form == "all heads":
         config |= {key: value for key, value in WIDTHS.items() if key not in row.defaults}
-    if row.longrope:
-        config[row.longrope] = FACTORS
+    if row.form == "longrope":
+        config["rope_scaling"] = FACTORS
     if row.widths == "axes_dims_rope":
         config["axes_dims_rope"] = row.defaults.get("axes_dims_rope", [64, 32, 32])
     return config

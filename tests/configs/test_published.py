@@ -16,9 +16,8 @@ FACTS: dict[str, dict[str, Any]] = json.loads(
 )
 READ = [name for name, entry in FACTS.items() if "expected" in entry]
 REFUSED = {
-    "diffusers/ace_step-3.5b": "`_class_name` is 'Transformer2DModel', which is not known here",
-    "diffusers/longcat_video": "`_class_name` is 'LongCatVideoTransformer3DModel', which is not "
-    "known here",
+    "diffusers/ace_step-3.5b": "`_class_name` is 'Transformer2DModel'; it must be one of",
+    "diffusers/longcat_video": "`_class_name` is 'LongCatVideoTransformer3DModel'; it must be one",
     "gpt_neox-2.7b-2021": ".*`model_type` is 'gpt-neox' .did you mean 'gpt_neox'",
     "hf_olmo-tiny": "`rope` is False in a config of model type 'hf_olmo'",
     "minicpm3-4b-nomodeltype": ".*`model_type` is None, so the pairing is not known",

@@ -17,7 +17,7 @@ import rope_cpu
 from rope_cpu import export, positions
 from rope_cpu.cli import main as cli
 from rope_cpu.cli import verify_rows
-from rope_cpu.configs.diffusers import CLASSES, REFUSED
+from rope_cpu.configs.vision import CLASSES, REFUSED_CLASSES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -191,4 +191,4 @@ def test_each_class_of_diffusers_stands_once_in_its_list():
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     names = [name for row in rows for name in pattern.findall(row)]
     assert sorted(names) == sorted(CLASSES)
-    assert set(pattern.findall(refused)) == set(REFUSED)
+    assert set(pattern.findall(refused)) == set(REFUSED_CLASSES)
