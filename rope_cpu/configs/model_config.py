@@ -129,7 +129,7 @@ class ModelConfig(ABC):
     @cached_property
     def layers(self) -> ModelLayers:
         """The layers of the model."""
-        return model_layers(self.values, self.facts, self.rope_parameters)
+        return model_layers(self.values, self.rope_parameters)
 
     def heads(
         self, layer_type: str | None = None, layer: int | None = None

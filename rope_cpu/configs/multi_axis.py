@@ -153,13 +153,8 @@ def parse(source: Config, name: str, row: Row, values: Config) -> MultiAxisConfi
     row does not read.
     """
     for key, value in values.items():
-        is_other = key == "head_dim" or keys.is_rotation_key(key)
-        if (
-            is_other
-            and key not in row.known_keys
-            and value != row.theta
-            and not keys.is_neutral(key, value)
-        ):
+        is_known = key in row.known_keys or value == row.theta or keys.is_neutral(key, value)
+        if not is_known and (key == "head_dim" or keys.is_rotation_key(key)):
             rule = f"be left out, as {shown(name)} does not read it"
             raise ArgumentError(key, value, rule, "or use RotaryEmbedding.axial")
     values = {**row.defaults, **values}

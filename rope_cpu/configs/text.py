@@ -222,7 +222,9 @@ def _is_null(key: str, config: Config) -> bool:
 def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
     """Raise for models without a rotation, or with one that we cannot express."""
     name = text.get("model_type")
-    if name in model_types.UNROTATED and not _asks_for_rotation(text):
+    # A type that is usually not rotated may have a key that asks for a rotation.
+    asks = any(model_types.value_at(text, key) == value for key, value in keys.KEYS["asks"].items())
+    if name in model_types.UNROTATED and not asks:
         raise ValueError(f"`model_type` is {shown(name)}: {model_types.UNROTATED[name]}")
     own = {**text, **rope_parameters.own_section(text)[1]}
     nulls = {key for key in own if own[key] is None}
@@ -234,16 +236,6 @@ def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
             raise ValueError(
                 f"`{key}` is {shown(value)} in a config of model type {shown(name)}: {reason}"
             )
-
-
-def _asks_for_rotation(text: Config) -> bool:
-    """Return True if the config of a model type that is usually not rotated asks for a rotation."""
-    attention = text.get("attn_config")
-    return (
-        text.get("position_embedding_type") == "rotary"
-        or text.get("mla_use_nope") is False
-        or (isinstance(attention, Mapping) and bool(attention.get("rope")))
-    )
 
 
 def _pop_arrangement(section: dict[str, Any], facts: ModelFacts) -> str:

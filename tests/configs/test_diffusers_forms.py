@@ -189,11 +189,11 @@ def video(name, **values):
         (image("ZImage", dim=3840, n_heads=32), "`dim // n_heads` is 120; it must fit the widths"),
         (
             image("Flux", rope_theta=256.0),
-            "`rope_theta` is 256.0; it must be left out, as 'FluxTransformer2DModel'",
+            "`rope_theta` is 256.0; it must be left out, as 'Flux",
         ),
         (
             video("LTXVideo", attention_head_dim=64, num_attention_heads=32, rope_theta=256.0),
-            "`rope_theta` is 256.0; it must be left out, as 'LTXVideoTransformer3DModel' does not read",
+            "`rope_theta` is 256.0; it must be left out, as 'LTXVideo",
         ),
         (video("Kandinsky6", scale_factor=[1.0, 2.0]), "`scale_factor` is [1.0, 2.0]; it must be"),
         (video("Kandinsky6", scale_factor=2.0), "`scale_factor` is 2.0; it"),
