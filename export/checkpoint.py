@@ -31,6 +31,8 @@ VALUES = ("v_proj", "value")
 OUTPUTS = ("o_proj", "out_proj", "dense", "Wo")
 PROJECTIONS = {"q": QUERIES, "k": KEYS, "v": VALUES, "o": OUTPUTS}
 FUSED = ("qkv_proj", "query_key_value", "Wqkv", "in_proj")
+# Names of query projections that only attention has: Mamba has an `in_proj`, too.
+MARKS = (*QUERIES, *FUSED[:-1], "self_attn.in_proj")
 QUERY_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "query_norm")
 KEY_NORMS = ("k_norm", "k_layernorm", "key_layernorm", "key_norm")
 SINKS = ("sinks",)
@@ -353,7 +355,7 @@ def attention_prefix(tensors: Mapping[str, Any], layer: int | None) -> str:
 
     Raises ValueError unless there is one attention module.
     """
-    suffixes = tuple(f".{name}.weight" for name in (*QUERIES, *FUSED))
+    suffixes = tuple(f".{name}.weight" for name in MARKS)
     prefixes = set()
     for name in tensors:
         parts = name.split(".")
@@ -368,7 +370,7 @@ def attention_prefix(tensors: Mapping[str, Any], layer: int | None) -> str:
     if not prefixes:
         examples = shown(list(tensors)[:3])
         finding = Finding(f"holds no query projection{of_layer}")
-        rule = f"hold one of {', '.join((*QUERIES, *FUSED))}"
+        rule = f"hold one of {', '.join(MARKS)}"
         raise ArgumentError("tensors", finding, rule, f"it has names such as {examples}")
     names = shown(sorted(prefixes))
     finding = Finding(f"holds several attention modules{of_layer}, {names}")
