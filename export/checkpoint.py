@@ -198,9 +198,6 @@ def layer_options(
     ValueError or TypeError if the attention cannot be exported.
     """
     _check_parts(facts, config.model_type)
-    if layer in facts.cross_layers:
-        rule = "select a layer of self-attention; its keys and values come from elsewhere"
-        raise ArgumentError("layer", layer, rule, "see `cross_attention_layers`")
     # The pairing plays no part, and an unknown model type has none.
     spec = config.spec(layer_type, layer, interleaved=None if config.is_known else False)
     factor = float(np.max(spec.attention_factor))

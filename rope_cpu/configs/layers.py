@@ -71,7 +71,8 @@ def layer_parameters(
         layer_type = selected[0].layer_type
     rotated = [entry for entry in selected if entry.rotated]
     if not rotated:
-        raise ArgumentError(*asked, "select a layer that is rotated")
+        remedy = f"those of type {shown(layer_type)} are not" if layer_type else ""
+        raise ArgumentError(*asked, "select a layer that is rotated", remedy)
     thetas = {entry.rope_theta for entry in rotated}
     if len(thetas) > 1:
         listed = sorted(theta for theta in thetas if theta is not None)

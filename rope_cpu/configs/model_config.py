@@ -161,7 +161,9 @@ class ModelConfig(ABC):
         >>> read({"model_type": "mistral"}).heads()
         (32, 8)
         """
-        if layer_type is None:
+        if layer is not None and layer < len(self.layers.entries):
+            layer_type = self.layers.entries[layer].layer_type
+        elif layer_type is None:
             layer_type = self.layers.only_type
         values = values_of_type(self.values, layer_type)
         heads = _first_number(HEADS_KEYS, values, layer_type, layer)
