@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping  # noqa: E402
+
 from rope_cpu.configs.attention_facts import FACTS, Attention  # noqa: E402
 from rope_cpu.configs.model_types import model_facts  # noqa: E402
 from rope_cpu.configs.reader import read  # noqa: E402
@@ -325,7 +327,7 @@ PERMUTED = {
 
 
 def test_model_types_whose_rows_transformers_permutes_on_loading():
-    mapping = transformers.conversion_mapping.get_checkpoint_conversion_mapping
+    mapping = get_checkpoint_conversion_mapping
     names = [*transformers.models.auto.configuration_auto.CONFIG_MAPPING]
     operations = {
         name: [type(one).__name__ for row in mapping(name) or () for one in operations_of(row)]
