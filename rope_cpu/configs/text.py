@@ -241,7 +241,7 @@ def _pop_arrangement(section: dict[str, Any], facts: ModelFacts) -> str:
     by_turns = ("mrope_interleaved", "interleaved")
     present = [key for key in (*by_turns, *PAIR_AXES) if key in section]
     flags = {key: scalars.boolean(key, section.pop(key)) for key in present}
-    takes_turns = {flags[key] for key in by_turns if key in flags}
+    takes_turns: set[Any] = {flags[key] for key in by_turns if key in flags}
     takes_turns |= {facts.mrope.get("mrope_interleaved")} - {None}
     if len(takes_turns) > 1:
         rule = "agree with `interleaved`, and with the code of the model type"
