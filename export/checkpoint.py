@@ -31,6 +31,8 @@ VALUES = ("v_proj", "value")
 OUTPUTS = ("o_proj", "out_proj", "dense", "Wo")
 PROJECTIONS = {"q": QUERIES, "k": KEYS, "v": VALUES, "o": OUTPUTS}
 FUSED = ("qkv_proj", "query_key_value", "Wqkv", "in_proj")
+# Names of query projections that only attention has: Mamba has an `in_proj`, too.
+MARKS = (*QUERIES, *FUSED[:-1], "self_attn.in_proj")
 QUERY_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "query_norm")
 KEY_NORMS = ("k_norm", "k_layernorm", "key_layernorm", "key_norm")
 SINKS = ("sinks",)
@@ -196,9 +198,6 @@ def layer_options(
     ValueError or TypeError if the attention cannot be exported.
     """
     _check_parts(facts, config.model_type)
-    if layer in facts.cross_layers:
-        rule = "select a layer of self-attention; its keys and values come from elsewhere"
-        raise ArgumentError("layer", layer, rule, "see `cross_attention_layers`")
     # The pairing plays no part, and an unknown model type has none.
     spec = config.spec(layer_type, layer, interleaved=None if config.is_known else False)
     factor = float(np.max(spec.attention_factor))
@@ -353,7 +352,7 @@ def attention_prefix(tensors: Mapping[str, Any], layer: int | None) -> str:
 
     Raises ValueError unless there is one attention module.
     """
-    suffixes = tuple(f".{name}.weight" for name in (*QUERIES, *FUSED))
+    suffixes = tuple(f".{name}.weight" for name in MARKS)
     prefixes = set()
     for name in tensors:
         parts = name.split(".")
@@ -368,7 +367,7 @@ def attention_prefix(tensors: Mapping[str, Any], layer: int | None) -> str:
     if not prefixes:
         examples = shown(list(tensors)[:3])
         finding = Finding(f"holds no query projection{of_layer}")
-        rule = f"hold one of {', '.join((*QUERIES, *FUSED))}"
+        rule = f"hold one of {', '.join(MARKS)}"
         raise ArgumentError("tensors", finding, rule, f"it has names such as {examples}")
     names = shown(sorted(prefixes))
     finding = Finding(f"holds several attention modules{of_layer}, {names}")

@@ -172,8 +172,6 @@ def _attention_facts(rotation: LayerRotation) -> Iterator[Fact]:
         yield from _calls(attention, _kinds_of_layers(rotation, attention))
     for part in _parts_without_argument(attention):
         yield from _wrapped("no argument for", part)
-    if attention.cross_layers:
-        yield from _wrapped("layers of cross-attention", str(attention.cross_layers)[1:-1])
     if attention.shared_layers:
         yield "shared keys and values", f"in the last {attention.shared_layers} layers"
 

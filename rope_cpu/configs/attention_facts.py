@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from rope_cpu.arguments import limits, scalars
+from rope_cpu.arguments import scalars
 from rope_cpu.arguments.texts import cut, shown
 from rope_cpu.configs.keys import objects
 from rope_cpu.configs.layers import FULL, SLIDING, window
@@ -66,8 +66,6 @@ class Attention:
         The same, in the layers without rotation.
     bidirectional_tokens : str, optional
         Tokens among which attention is bidirectional, in a causal model.
-    cross_layers : tuple of int
-        Indices of layers whose keys and values come from elsewhere, such as an image.
     shared_layers : int
         Number of last layers that reuse keys and values of an earlier layer.
     own_cache : str, optional
@@ -93,7 +91,6 @@ class Attention:
     query_scale: str | None = None
     unrotated_query_scale: str | None = None
     bidirectional_tokens: str | None = None
-    cross_layers: tuple[int, ...] = ()
     shared_layers: int = 0
     own_cache: str | None = None
     other: str | None = None
@@ -134,7 +131,6 @@ class Attention:
             query_scale=_query_scale(model_types, values),
             unrotated_query_scale=_unrotated_query_scale(model_types, values),
             bidirectional_tokens=tokens,
-            cross_layers=_cross_layers(model_types, values),
             shared_layers=_optional_integer("num_kv_shared_layers", values) or 0,
             own_cache=_fact_by_type("own_cache", model_types, None),
             other=_other_class(values, source) or _other(model_types, values),
@@ -222,13 +218,6 @@ def _bidirectional_tokens(model_types: Set[str | None], values: Mapping[str, Any
     key, value, default = _fact_by_type("bidirectional_tokens_if", model_types, ("", None, None))
     tokens: str | None = _fact_by_type("bidirectional_tokens", model_types, None)
     return tokens if values.get(key, default) == value else None
-
-
-def _cross_layers(model_types: Set[str | None], values: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the indices of the layers of cross-attention."""
-    key = "cross_attention_layers"
-    layers = values.get(key, _fact_by_type(key, model_types, ()))
-    return scalars.whole_numbers(key, layers, 0, most=limits.LAYERS, longest=limits.LAYERS)
 
 
 def _other_class(values: Mapping[str, Any], source: Mapping[str, Any]) -> str | None:

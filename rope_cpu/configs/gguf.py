@@ -12,29 +12,30 @@ from __future__ import annotations
 
 import math
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import cycle, islice
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError, Finding
-from rope_cpu.arguments.texts import did_you_mean, shown
+from rope_cpu.arguments.texts import cut, did_you_mean, shown
 from rope_cpu.array_types import Float64
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.gguf_header import read_header
+from rope_cpu.configs.keys import is_rotation_key
+from rope_cpu.configs.layers import FULL, SLIDING, value_of_layers
 from rope_cpu.configs.model_config import ModelConfig, Selection
 from rope_cpu.configs.model_types import ALL_LAYERS, data
 from rope_cpu.frequencies.axes import base_frequencies, mrope_pair_axis, with_pair_axis
-from rope_cpu.frequencies.scaling import DEFAULT_THETA, scaled
+from rope_cpu.frequencies.rope_types import MISSING
+from rope_cpu.frequencies.scaling import DEFAULT_THETA, scaled, without_nulls
 from rope_cpu.frequencies.spec import RopeSpec
 
-# The architectures of llama.cpp: what its code decides, beside the metadata.
+# `architectures`: what the code of llama.cpp decides for each one, beside the metadata.
 #
 # pairing: its name in llama.cpp. "norm" pairs (2i, 2i+1), the others (i, i+n). Those with "mrope"
 #     have several axes, "…_or_mrope" if the file has sections.
@@ -44,41 +45,30 @@ from rope_cpu.frequencies.spec import RopeSpec
 # factors: the tensors of factors are used, in layers without a window.
 # alpha: the NTK-aware alpha is used.
 # windowed: the layers with a sliding window, if they may differ. own: keys to which "_swa" is
-#     appended. values: the defaults of these. unscaled: without the scaling of the others. always:
-#     the window needs no key.
+#     appended. values: the defaults of these. without: beginnings of the keys that do not apply,
+#     those of scaling. always: the window needs no key.
 # yarn: reads: names in "rope.scaling.yarn_…" that are read. beta_fast: the default. log_unit: the
 #     log multiplier of mscale_all_dim 1. equal_mscales: mscale equals mscale_all_dim.
 # refused: the reason why its files are refused. condition: a key, some of its values, and whether
 #     files with these values are the refused ones, or all others.
+#
+# `yarn`: that of architectures without their own. `tensors`: the tensors of factors, divisors of
+# the frequencies, and their names as rope parameters. `inert`: keys that files have beside a
+# scaling type that does not use them, and the width of a head with latent attention, of which
+# `rope.dimension_count` elements are rotated. `neutral`: the values of unread keys that change
+# nothing, if they are not 0 and 1. `permuted`: the note on files whose pairing differs.
 TABLE: Mapping[str, Any] = data("gguf.json")
 ARCHITECTURES: Mapping[str, Mapping[str, Any]] = TABLE["architectures"]
-
-FULL = "full_attention"
-WINDOWED = "sliding_attention"
-
-# The tensors of factors, divisors of the frequencies, and their names as rope parameters.
-FREQS = "rope_freqs.weight"
-FACTORS = {
-    FREQS: "rope_freqs",
-    "rope_factors_short.weight": "short_factor",
-    "rope_factors_long.weight": "long_factor",
-}
+FACTORS: Mapping[str, str] = TABLE["tensors"]
 
 # Factors from here on stop a pair: llama.cpp's converter writes 1e30 for the pairs of Gemma 4 that
 # do not rotate. No position below 2^53 rotates such a pair by more than 2^-46.
 _STOPPED = 2.0**99
 
 _ALPHA = "rope.scaling.alpha"
-_ORIGINAL_LENGTH = "rope.scaling.original_context_length"
+_FACTOR = "rope.scaling.factor"
 _SECTIONS = "rope.dimension_sections"
 _YARN = "rope.scaling.yarn_"
-
-# Keys that concern a rotation. key_length_mla is the width of a head with latent attention, of
-# which `rope.dimension_count` elements are rotated.
-_ROTATION = re.compile(r"rope|rotary|yarn|alibi|^attention\.key_length(?!_mla)")
-
-# Keys that files have beside a scaling type that does not use them.
-_INERT = (_ORIGINAL_LENGTH, "rope.scaling.finetuned", "rope.scaling.factor", "rope.scale_linear")
 
 # Metadata are float32: numbers that agree to this relative difference are equal.
 _EQUAL = 2.0**-20
@@ -100,6 +90,8 @@ class Metadata:
     ----------
     architecture : str
         The value of general.architecture.
+    facts : mapping
+        The row of the architecture in gguf.json.
     values : mapping
         The values of the architecture.
     tensors : {name: ndarray of float64, shape (elements,)}
@@ -111,20 +103,11 @@ class Metadata:
     """
 
     architecture: str
+    facts: Mapping[str, Any]
     values: Mapping[str, Any]
     tensors: Mapping[str, Float64]
     overrides: Mapping[str, Any]
     read: set[str] = field(default_factory=set)
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """The row of the architecture in gguf.json."""
-        return ARCHITECTURES[self.architecture]
-
-    @property
-    def yarn(self) -> Mapping[str, Any]:
-        """The YaRN of the architecture."""
-        return {"reads": (), "beta_fast": 32.0, "log_unit": 1.0, **self.facts.get("yarn", {})}
 
     def get(self, key: str) -> Any:
         """Return the value of a key, None if it is missing."""
@@ -142,18 +125,16 @@ class Metadata:
         Few architectures read these keys, but the flags of llama.cpp apply to all.
         """
         key = f"{_YARN}{name}"
-        is_read = name in self.yarn["reads"] or key in self.overrides
+        is_read = name in self.facts["yarn"]["reads"] or key in self.overrides
         return self.checked(key, default, _number) if is_read and self.get(key) != -1 else default
 
     def error(self, key: str, rule: str) -> ArgumentError:
         """Return the error for the value of a key."""
-        value = self.get(key)
-        finding = Finding("is missing") if value is None else value
-        return ArgumentError(f"{self.architecture}.{key}", finding, rule)
+        value = MISSING if self.get(key) is None else self.get(key)
+        return ArgumentError(cut(f"{self.architecture}.{key}"), value, rule)
 
 
-@dataclass(frozen=True)
-class LayerRotation:
+class Rotation(NamedTuple):
     """The rotation of layers of one type, and its rope parameters in Hugging Face form."""
 
     spec: RopeSpec
@@ -165,50 +146,39 @@ class GgufConfig(ModelConfig):
     """A GGUF file: its metadata, and the rotation of each layer type that differs."""
 
     metadata: Metadata
-    rotations: Mapping[str, LayerRotation]
+    rotations: Mapping[str, Rotation]
 
     def _build_spec(self, selection: Selection) -> RopeSpec:
-        layer_type = selection.layer_type
-        layer = selection.layer
-        interleaved = selection.interleaved
         scalars.choice("angle_dtype", selection.angle_dtype, ("float64",))
-        if layer is not None:
-            rule = "be left out, as a GGUF file is read by layer type"
-            raise ArgumentError("layer", layer, rule, "give `layer_type`, or none of them")
-        has_one = ALL_LAYERS in self.rotations
-        names = (None, FULL, WINDOWED) if has_one else tuple(self.rotations)
-        if layer_type not in names:
+        if selection.layer is not None:
+            raise ArgumentError("layer", selection.layer, "be left out", "give `layer_type`")
+        names = (None, FULL, SLIDING) if ALL_LAYERS in self.rotations else tuple(self.rotations)
+        if selection.layer_type not in names:
             rule = f"be one of {', '.join(map(repr, names))}"
-            raise ArgumentError("layer_type", layer_type, rule)
-        spec = self.rotations[ALL_LAYERS if has_one else str(layer_type)].spec
-        if interleaved not in (None, spec.interleaved):
-            pairs = "interleaved" if spec.interleaved else "half-split"
-            rule = f"be left out, as the pairs of architecture {self.model_type!r} are {pairs}"
-            raise ArgumentError("interleaved", interleaved, rule)
-        return spec
+            raise ArgumentError("layer_type", selection.layer_type, rule)
+        rotation = self.rotations.get(ALL_LAYERS) or self.rotations[str(selection.layer_type)]
+        return rotation.spec
 
     def heads(
         self, layer_type: str | None = None, layer: int | None = None
     ) -> tuple[int | None, int | None]:
         """Return the numbers of query heads and of key/value heads; see `ModelConfig.heads`."""
-        heads = self._count_of_heads("attention.head_count", layer_type)
+        heads = self._count_of_heads("attention.head_count", layer_type, layer)
         if self.metadata.facts.get("latent"):
             return heads, 1
-        return heads, self._count_of_heads("attention.head_count_kv", layer_type) or heads
+        kv_heads = self._count_of_heads("attention.head_count_kv", layer_type, layer)
+        return heads, kv_heads or heads
 
-    def _count_of_heads(self, key: str, layer_type: str | None) -> int | None:
+    def _count_of_heads(self, key: str, layer_type: str | None, layer: int | None) -> int | None:
         """Return a number of heads; a list by layer has 0 for layers without attention."""
-        value = self.metadata.get(key)
-        if isinstance(value, list):
-            windowed = self.metadata.get("attention.sliding_window_pattern") or cycle([False])
-            types = (WINDOWED if flag else FULL for flag in windowed)
-            layers = zip(value, types, strict=False)
-            value = {count for count, kind in layers if count and layer_type in (None, kind)}
-            if len(value) != 1:
-                rule = f"have one number for the layers of `layer_type` {shown(layer_type)}"
-                raise self.metadata.error(key, rule)
-            value = value.pop()
-        return None if value is None else _heads(f"{self.model_type}.{key}", value)
+        name = f"{self.model_type}.{key}"
+        counts = self.metadata.get(key)
+        windowed = self.metadata.get("attention.sliding_window_pattern")
+        flags = windowed if isinstance(windowed, list) else ()
+        types = [SLIDING if flag else FULL for flag in flags]
+        values = {name: counts, "layer_types": types, "no_rope_layers": counts}
+        count = value_of_layers(name, values, layer_type, layer)
+        return None if count is None else _heads(name, count)
 
     @property
     def attention(self) -> Attention:
@@ -238,31 +208,27 @@ def parse(path: str | PathLike[str], overrides: Mapping[str, Any] | None = None)
 def _metadata(path: str, overrides: Mapping[str, Any]) -> Metadata:
     """Read a file, and the factors in the other files of a split model."""
     header, tensors = read_header(path, FACTORS)
-    for part in _further_parts(path, header):
+    for part in _further_parts(path, header.get("split.count", 1)):
         tensors |= read_header(part, FACTORS)[1]
     name = header.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        finding = Finding(f"is {shown(name)}{did_you_mean(str(name), ARCHITECTURES)}")
-        rule = f"be an architecture of {TABLE['version']}, whose code has the pairing"
-        remedy = "build a RotaryEmbedding from numbers"
-        raise ArgumentError("general.architecture", finding, rule, remedy)
+        finding = Finding(f"is {shown(name)}{did_you_mean(name, ARCHITECTURES)}")
+        rule = f"be in {TABLE['version']}; otherwise build a RotaryEmbedding from numbers"
+        raise ArgumentError("general.architecture", finding, rule)
     prefix = f"{name}."
-    own = {key: value for key, value in header.items() if key.startswith(prefix)}
-    values = {key.removeprefix(prefix): value for key, value in own.items()}
-    return Metadata(name, values, tensors, overrides)
+    values = {key.removeprefix(prefix): header[key] for key in header if key.startswith(prefix)}
+    facts = {"yarn": TABLE["yarn"], **ARCHITECTURES[name]}
+    return Metadata(name, facts, values, tensors, overrides)
 
 
-def _further_parts(path: str, header: Mapping[str, Any]) -> Sequence[str]:
-    """Return the paths of the other files of a split model."""
-    count = scalars.whole_number("split.count", header.get("split.count", 1), 0, _PARTS)
-    if count <= 1:
-        return ()
-    end = f"-of-{count:05}.gguf"
-    if header.get("split.no") != 0 or not path.endswith(f"-00001{end}"):
-        rule = f"give its first file, whose name ends in -00001{end}"
-        raise ValueError(f"`split.count` is {count}: the model is split; {rule}")
-    stem = path.removesuffix(f"00001{end}")
-    return [f"{stem}{number:05}{end}" for number in range(2, count + 1)]
+def _further_parts(path: str, count: object) -> list[str]:
+    """Return the paths of the other files of a split model with so many."""
+    count = scalars.whole_number("split.count", count, 0, _PARTS)
+    end = f"-00001-of-{count:05}.gguf"
+    if count > 1 and not path.endswith(end):
+        raise ArgumentError("split.count", count, f"be 1 unless `path` ends in {end}")
+    stem = path.removesuffix(end)
+    return [f"{stem}-{number:05}-of-{count:05}.gguf" for number in range(2, count + 1)]
 
 
 def _config(metadata: Metadata) -> GgufConfig:
@@ -273,22 +239,21 @@ def _config(metadata: Metadata) -> GgufConfig:
     if "refused" in facts and (metadata.get(key) in values) == refuses:
         remedy = "read the model's config.json with `from_config`, or build it from numbers"
         raise ValueError(f"`general.architecture` is {name!r}: {facts['refused']}; {remedy}")
-    rotations = _layer_rotations(metadata)
-    note = "unlike config.json: the converter to GGUF reorders q and k"
+    rotations = _rotations(metadata)
     context = metadata.checked("context_length", None, _length)
     own_values = {f"{name}.{key}": value for key, value in metadata.values.items()}
     return GgufConfig(
         source={"general.architecture": name, **own_values},
         model_type=name,
-        values={} if context is None else {"max_position_embeddings": context},
+        values=without_nulls({"max_position_embeddings": context}),
         rope_parameters={label: rotation.parameters for label, rotation in rotations.items()},
-        pairing_note=note if facts.get("permuted") else None,
+        pairing_note=TABLE["permuted"] if facts.get("permuted") else None,
         metadata=metadata,
         rotations=rotations,
     )
 
 
-def _layer_rotations(metadata: Metadata) -> dict[str, LayerRotation]:
+def _rotations(metadata: Metadata) -> dict[str, Rotation]:
     """Return the rotation of each layer type, under "" if all layers have the same.
 
     Overrides apply to layers without a window: flags of llama.cpp reach the others in part only.
@@ -296,14 +261,12 @@ def _layer_rotations(metadata: Metadata) -> dict[str, LayerRotation]:
     full = _rotation(metadata)
     windowed_layers = _windowed_layers(metadata, full.spec)
     _refuse_unread(metadata, full)
-    if windowed_layers is None:
-        return {ALL_LAYERS: full}
-    if metadata.overrides:
+    if metadata.overrides and windowed_layers is not None:
         return {FULL: full}
-    windowed = _rotation(windowed_layers)
+    windowed = full if windowed_layers is None else _rotation(windowed_layers)
     if replace(windowed.spec, rope_type=full.spec.rope_type) == full.spec:
         return {ALL_LAYERS: full}
-    return {FULL: full, WINDOWED: windowed}
+    return {FULL: full, SLIDING: windowed}
 
 
 def _windowed_layers(metadata: Metadata, full: RopeSpec) -> Metadata | None:
@@ -312,17 +275,16 @@ def _windowed_layers(metadata: Metadata, full: RopeSpec) -> Metadata | None:
     window = metadata.checked("attention.sliding_window", 0, _length)
     if facts is None or not (window or facts.get("always")):
         return None
-    values = {**metadata.values, "rope.dimension_count": full.rotary_dim}
-    if facts.get("unscaled"):
-        values = {key: value for key, value in values.items() if not key.startswith("rope.scal")}
-    values |= facts.get("values", {})
+    without = tuple(facts.get("without", ()))
+    values = {key: value for key, value in metadata.values.items() if not key.startswith(without)}
+    values |= {"rope.dimension_count": full.rotary_dim, **facts.get("values", {})}
     for key in facts["own"]:
         check = scalars.real_number if key == "rope.freq_base" else _width
         values[key] = metadata.checked(f"{key}_swa", values.get(key), check)
     return replace(metadata, values=values, tensors={})
 
 
-def _rotation(metadata: Metadata) -> LayerRotation:
+def _rotation(metadata: Metadata) -> Rotation:
     """Return the rotation that metadata describe."""
     head_dim = _head_dim(metadata)
     rotary_dim = metadata.checked("rope.dimension_count", head_dim, _width)
@@ -335,14 +297,14 @@ def _rotation(metadata: Metadata) -> LayerRotation:
     if spec.rope_type != "yarn":
         multiplier *= metadata.yarn_number("attn_factor", 1.0)
     spec = replace(spec, attention_factor=spec.attention_factor * multiplier)
-    rotation = _with_factors(metadata, LayerRotation(spec, parameters))
-    return replace(rotation, spec=_paired(metadata, rotation.spec))
+    spec, parameters = _with_factors(metadata, spec, parameters)
+    return Rotation(_paired(metadata, spec), parameters)
 
 
 def _head_dim(metadata: Metadata) -> int:
     """Return the width of a head: key_length, else embedding_length / head_count."""
-    width: int | None = metadata.checked("attention.key_length", None, _width)
-    if width is not None:
+    width: int = metadata.checked("attention.key_length", 0, _width)
+    if width:
         return width
     heads = metadata.get("attention.head_count")
     if isinstance(heads, list) and heads:
@@ -370,10 +332,8 @@ def _scaling(metadata: Metadata) -> dict[str, Any]:
     scaling_type = metadata.checked("rope.scaling.type", "linear", check)
     factor = 1.0
     if scaling_type != "none":
-        factor = metadata.checked("rope.scaling.factor", None, _number)
-        if factor is None:  # an older file
-            factor = metadata.checked("rope.scale_linear", 1.0, _number)
-    factor = factor or 1.0  # 0 stands for none
+        key = "rope.scale_linear" if metadata.get(_FACTOR) is None else _FACTOR  # in older files
+        factor = metadata.checked(key, 1.0, _number) or 1.0  # 0 stands for none
     strength = metadata.yarn_number("ext_factor", 1.0 if scaling_type == "yarn" else 0.0)
     if strength > 0:
         return _yarn_scaling(metadata, factor, strength)
@@ -382,7 +342,7 @@ def _scaling(metadata: Metadata) -> dict[str, Any]:
 
 def _yarn_scaling(metadata: Metadata, factor: float, strength: float) -> dict[str, Any]:
     """Return the parameters of YaRN; no key has mscale, which is 1, or mscale_all_dim itself."""
-    yarn = metadata.yarn
+    yarn = metadata.facts["yarn"]
     all_dim = metadata.yarn_number("log_multiplier", 0.0) / yarn["log_unit"]
     return {
         "rope_type": "yarn",
@@ -391,33 +351,29 @@ def _yarn_scaling(metadata: Metadata, factor: float, strength: float) -> dict[st
         "beta_fast": metadata.yarn_number("beta_fast", yarn["beta_fast"]),
         "beta_slow": metadata.yarn_number("beta_slow", 1.0),
         "original_max_position_embeddings": _original_length(metadata),
-        "mscale": all_dim if yarn.get("equal_mscales") else 1.0,
+        "mscale": all_dim if yarn["equal_mscales"] else 1.0,
         "mscale_all_dim": all_dim,
     }
 
 
-def _original_length(metadata: Metadata) -> int:
-    """Return the original length in tokens; 0 stands for a missing key."""
-    length: int = metadata.checked(_ORIGINAL_LENGTH, 0, _length)
-    length = length or metadata.checked("context_length", 0, _length)
-    if not length:
-        raise metadata.error(_ORIGINAL_LENGTH, "be given, or `context_length`, for this scaling")
-    return length
+def _original_length(metadata: Metadata) -> Any:
+    """Return the original length in tokens, None if it is missing; 0 stands for a missing key."""
+    length = metadata.checked("rope.scaling.original_context_length", 0, _length)
+    return length or metadata.checked("context_length", None, _length)
 
 
-def _with_factors(metadata: Metadata, rotation: LayerRotation) -> LayerRotation:
+def _with_factors(metadata: Metadata, spec: RopeSpec, parameters: dict[str, Any]) -> Rotation:
     """Return the rotation with the divisors in the file's tensors."""
-    spec = rotation.spec
-    theta = rotation.parameters["rope_theta"]
-    factors = {name: _factors(metadata, name, spec.pairs) for name in metadata.tensors}
-    if FREQS in factors:
-        inv_freq = np.where(factors[FREQS] < _STOPPED, spec.inv_freq / factors[FREQS], 0.0)
+    factors = {FACTORS[name]: _factors(metadata, name, spec.pairs) for name in metadata.tensors}
+    if "rope_freqs" in factors:
+        divisors = factors["rope_freqs"]
+        inv_freq = np.where(divisors < _STOPPED, spec.inv_freq / divisors, 0.0)
         spec = replace(spec, inv_freq=inv_freq, rope_type="rope_freqs")
-        parameters = {**rotation.parameters, FACTORS[FREQS]: factors[FREQS].tolist()}
-        return LayerRotation(spec, parameters)
+        return Rotation(spec, {**parameters, "rope_freqs": divisors.tolist()})
     if not factors:
-        return rotation
+        return Rotation(spec, parameters)
     # Other scaling, which no known file has beside these factors, becomes a part of them.
+    theta = parameters["rope_theta"]
     growth = base_frequencies(theta, spec.rotary_dim) / spec.inv_freq[0, 0, 0]
     length = _original_length(metadata)
     parameters = {
@@ -425,22 +381,22 @@ def _with_factors(metadata: Metadata, rotation: LayerRotation) -> LayerRotation:
         "rope_type": "longrope",
         "original_max_position_embeddings": length,
         "attention_factor": spec.attention_factor.item(),
-        **{FACTORS[name]: (growth * tensor).tolist() for name, tensor in factors.items()},
+        **{name: (growth * divisors).tolist() for name, divisors in factors.items()},
     }
     spec = scaled(spec.head_dim, rotary_dim=spec.rotary_dim, scaling=parameters)
     spec.at_length([length + 1])  # refuses factors for long sequences here, not when one comes
-    return LayerRotation(spec, parameters)
+    return Rotation(spec, parameters)
 
 
 def _factors(metadata: Metadata, name: str, pairs: int) -> Float64:
     """Return a tensor of factors; raise unless llama.cpp uses it and it fits."""
     factors = metadata.tensors[name]
     if not metadata.facts.get("factors"):
-        finding = Finding(f"is not used by llama.cpp for {metadata.architecture!r}")
-        raise ArgumentError(name, finding, "be left out")
+        raise ArgumentError(
+            name, Finding(f"is unused for {metadata.architecture!r}"), "be left out"
+        )
     if factors.size != pairs:
-        finding = Finding(f"has {factors.size} elements")
-        raise ArgumentError(name, finding, f"have {pairs}, one for each pair")
+        raise ArgumentError(name, Finding.shape_of(factors), f"have {pairs} elements")
     for factor in factors.tolist():
         scalars.real_number(name, factor)
     return factors
@@ -456,8 +412,8 @@ def _paired(metadata: Metadata, spec: RopeSpec) -> RopeSpec:
     sections = _sections(metadata, pairing)
     if not sections:
         return replace(spec, interleaved=pairing.startswith("norm"))
-    axes = cycle(mrope_pair_axis(sections, pairing == "imrope"))
-    pair_axis = tuple(islice(axes, spec.pairs))
+    axes = mrope_pair_axis(sections, pairing == "imrope")
+    pair_axis = tuple(np.resize(axes, spec.pairs).tolist())
     return with_pair_axis(spec, pair_axis, max(pair_axis) + 1)
 
 
@@ -473,25 +429,23 @@ def _sections(metadata: Metadata, pairing: str) -> tuple[int, ...]:
     return (*sections, 0, 0)[:axes]
 
 
-def _refuse_unread(metadata: Metadata, full: LayerRotation) -> None:
+def _refuse_unread(metadata: Metadata, full: Rotation) -> None:
     """Raise for an unread key of rotations or override, unless its value changes nothing."""
-    harmless = {
+    neutral = {
+        **TABLE["neutral"],
         "rope.freq_base_swa": (full.parameters["rope_theta"],),
         "rope.dimension_count_swa": (full.spec.rotary_dim,),
         "attention.key_length_swa": (full.spec.head_dim,),
-        _ALPHA: (0,),
-        f"{_YARN}beta_fast": (metadata.yarn["beta_fast"],),
-        f"{_YARN}ext_factor": (1, -1),
-        f"{_YARN}log_multiplier": (0,),
+        f"{_YARN}beta_fast": (metadata.facts["yarn"]["beta_fast"],),
         # Converters write a multiplier of 1, or the factor itself, which llama.cpp computes.
         f"{_YARN}attn_factor": (1, full.spec.attention_factor.item()),
     }
-    inert = (*_INERT, *(f"{_YARN}{name}" for name in metadata.yarn["reads"]))
+    inert = (*TABLE["inert"], *(f"{_YARN}{name}" for name in metadata.facts["yarn"]["reads"]))
     for key, value in {**metadata.values, **metadata.overrides}.items():
-        is_rotation = _ROTATION.search(str(key)) and key not in inert
-        if key in metadata.read or not (is_rotation or key in metadata.overrides):
-            continue
-        if not any(_is_close(value, number) for number in harmless.get(key, (0, 1))):
+        names_rotation = is_rotation_key(key) or str(key).startswith("attention.key_length")
+        is_wanted = key in metadata.overrides or (names_rotation and key not in inert)
+        is_close = any(_is_close(value, number) for number in neutral.get(key, (0, 1)))
+        if is_wanted and key not in metadata.read and not is_close:
             raise metadata.error(key, "be left out, as llama.cpp does not use it here")
 
 

@@ -8,6 +8,7 @@ The vocabulary, keys.json, has lists of keys, and patterns of names:
 - `nullable`: keys for which null is a value of its own and not the model type's default;
 - `read`, `layers`: keys that are read for every model type, or for those without layer types;
 - `widths`, `other_widths`: keys whose names elsewhere must not be passed over for a default;
+- `asks`: keys and values that ask for a rotation, in types that are usually not rotated;
 - `rotation`, `asking`: keys of rotations, and flags of which true is neutral and not false.
 """
 
@@ -125,7 +126,7 @@ def refuse_unread_beside(
 
 def is_rotation_key(key: Any) -> bool:
     """Return True for a key whose name belongs to rotations."""
-    return isinstance(key, str) and bool(_ROTATION.search(key) or key in _vocabulary())
+    return isinstance(key, str) and _ROTATION.search(key) is not None
 
 
 def is_neutral(key: str, value: Any) -> bool:
@@ -135,17 +136,6 @@ def is_neutral(key: str, value: Any) -> bool:
     if isinstance(value, int | float):
         return value == 1
     return value in (None, "default", "rope", "rotary", "") or value in ({}, [], ())
-
-
-@cache
-def _vocabulary() -> frozenset[str]:
-    """Return the keys of bases and rotated shares of all rows of the model table."""
-    keys = {""}
-    for row in table_rows().values():
-        names = row.get("names", {})
-        keys |= {names.get("rope_theta", ""), names.get("partial_rotary_factor", "")}
-        keys |= {*row.get("theta", {}).values(), *row.get("partial", {}).values()}
-    return frozenset(keys - {""})
 
 
 def _keys_of_row(facts: ModelFacts) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rope_cpu.arguments import limits, scalars
 from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.arguments.texts import cut, shown
-from rope_cpu.configs.model_types import ALL_LAYERS, ModelFacts, data
+from rope_cpu.configs.model_types import ALL_LAYERS, data
 
 Config = Mapping[str, Any]
 Sections = Mapping[str, Config | None]  # by layer type; None: layers of this type are not rotated
@@ -71,7 +71,8 @@ def layer_parameters(
         layer_type = selected[0].layer_type
     rotated = [entry for entry in selected if entry.rotated]
     if not rotated:
-        raise ArgumentError(*asked, "select a layer that is rotated")
+        remedy = f"those of type {shown(layer_type)} are not" if layer_type else ""
+        raise ArgumentError(*asked, "select a layer that is rotated", remedy)
     thetas = {entry.rope_theta for entry in rotated}
     if len(thetas) > 1:
         listed = sorted(theta for theta in thetas if theta is not None)
@@ -84,29 +85,26 @@ def layer_parameters(
     return layer_type, section if theta is None else {**section, "rope_theta": theta}
 
 
-def model_layers(values: Config, facts: ModelFacts, sections: Sections) -> ModelLayers:
+def model_layers(values: Config, sections: Sections) -> ModelLayers:
     """Return the layers of a model; values: the config with its defaults."""
-    entries = _entries(values, facts, sections)
+    entries = _entries(values, sections)
     by_type: dict[str | None, list[Layer]] = {}
     for entry in entries:
         by_type.setdefault(entry.layer_type, []).append(entry)
     return ModelLayers(entries, by_type, {*by_type, *(values.get("layer_types") or ())})
 
 
-def _entries(values: Config, facts: ModelFacts, sections: Sections) -> list[Layer]:
+def _entries(values: Config, sections: Sections) -> list[Layer]:
     """Return every layer of a model; empty if the config does not determine their number."""
     count = _layer_count(values)
     if count is None:
         return []
     layer_types = [*(values.get("layer_types") or ()), *[None] * count][:count]
-    thetas = _layer_thetas(values, count)
-    rotated = _rotated_layers(values, thetas, count)
-    layers = []
     is_listed = bool(values.get("no_rope_layers"))  # whatever the layer types
-    for index, layer_type in enumerate(layer_types):
-        type_rotates = is_listed or _is_rotated_type(layer_type, sections)
-        layers.append(Layer(layer_type, rotated[index] and type_rotates, thetas[index]))
-    return layers
+    return [
+        Layer(kind, rotated and (is_listed or _is_rotated_type(kind, sections)), theta)
+        for kind, (rotated, theta) in zip(layer_types, _rotations(values, count), strict=True)
+    ]
 
 
 def value_of_layers(
@@ -194,32 +192,28 @@ def _layer_count(values: Config) -> int | None:
     return scalars.whole_number(COUNT_KEYS[0], count, 0, limits.LAYERS)
 
 
-def _layer_thetas(values: Config, count: int) -> list[float | None]:
-    """Return the base of each layer alone, 0 for an unrotated one, None for that of its section."""
-    if values.get("no_rope_layers"):  # takes precedence over a list of bases
-        return [None] * count
-    thetas = _list_by_layer("layer_rope_theta", values, count)
-    if not thetas:
-        return [None] * count
-    return [scalars.real_number("layer_rope_theta", theta, zero=True) for theta in thetas]
+def _rotations(values: Config, count: int) -> list[tuple[bool, float | None]]:
+    """Return whether each layer is rotated, and its base alone; None for that of its section.
 
-
-def _rotated_layers(values: Config, thetas: Sequence[float | None], count: int) -> list[bool]:
-    """Return which layers are rotated, from a list by layer, from the bases or from an interval."""
+    A list by layer decides, or the bases, where 0 is none, or an interval.
+    """
     flags = _list_by_layer("no_rope_layers", values, count)
     if flags:
-        return [bool(flag) for flag in flags]
-    if any(theta is not None for theta in thetas):
-        return [theta != 0 for theta in thetas]
+        return [(bool(flag), None) for flag in flags]
+    key = "layer_rope_theta"
+    bases = _list_by_layer(key, values, count)
+    if bases:
+        thetas = [scalars.real_number(key, base, zero=True) for base in bases]
+        return [(theta != 0, theta) for theta in thetas]
     interval = values.get("no_rope_layer_interval")
     if interval is None:
-        return [True] * count
+        return [(True, None)] * count
     if type(interval) is not int or interval == 0:
         rule = "be a whole number other than 0"
         raise ArgumentError("no_rope_layer_interval", interval, rule)
     # A positive interval counts from the first layer, a negative one from the last, as layer 1.
     start = 1 if interval > 0 else 1 - count
-    return [(index + start) % interval != 0 for index in range(count)]
+    return [((index + start) % interval != 0, None) for index in range(count)]
 
 
 def _list_by_layer(key: str, values: Config, count: int) -> list[Any]:
@@ -235,9 +229,7 @@ def _list_by_layer(key: str, values: Config, count: int) -> list[Any]:
 
 def _is_rotated_type(layer_type: str | None, sections: Sections) -> bool:
     """Return False for a layer type whose section is null."""
-    if layer_type is None or layer_type not in sections:
-        return True
-    return sections[layer_type] is not None
+    return sections.get(str(layer_type), {}) is not None
 
 
 def _layers_of_type(

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from rope_cpu.arguments import limits, scalars
-from rope_cpu.arguments.errors import ArgumentTypeError
+from rope_cpu.arguments.errors import ArgumentError, ArgumentTypeError
 from rope_cpu.configs.attention_facts import Attention
 from rope_cpu.configs.layers import ModelLayers, model_layers, value_of_layers
 from rope_cpu.configs.model_types import ModelFacts
@@ -116,7 +116,11 @@ class ModelConfig(ABC):
             interleaved = scalars.boolean("interleaved", interleaved)
         if layer_type is not None and not isinstance(layer_type, str):
             raise ArgumentTypeError("layer_type", layer_type, "be a string")
-        return self._build_spec(Selection(layer_type, layer, interleaved, angle_dtype))
+        spec = self._build_spec(Selection(layer_type, layer, interleaved, angle_dtype))
+        if interleaved not in (None, spec.interleaved):
+            rule = f"be left out, as `interleaved` of this model is {spec.interleaved}"
+            raise ArgumentError("interleaved", interleaved, rule)
+        return spec
 
     @abstractmethod
     def _build_spec(self, selection: Selection) -> RopeSpec:
@@ -125,7 +129,7 @@ class ModelConfig(ABC):
     @cached_property
     def layers(self) -> ModelLayers:
         """The layers of the model."""
-        return model_layers(self.values, self.facts, self.rope_parameters)
+        return model_layers(self.values, self.rope_parameters)
 
     def heads(
         self, layer_type: str | None = None, layer: int | None = None
@@ -157,7 +161,9 @@ class ModelConfig(ABC):
         >>> read({"model_type": "mistral"}).heads()
         (32, 8)
         """
-        if layer_type is None:
+        if layer is not None and layer < len(self.layers.entries):
+            layer_type = self.layers.entries[layer].layer_type
+        elif layer_type is None:
             layer_type = self.layers.only_type
         values = values_of_type(self.values, layer_type)
         heads = _first_number(HEADS_KEYS, values, layer_type, layer)

@@ -121,9 +121,6 @@ class MultiAxisConfig(ModelConfig):
             if value is not None:
                 rule = "be left out, as this config has one rotation for all layers"
                 raise ArgumentError(name, value, rule)
-        if selection.interleaved not in (None, spec.interleaved):
-            rule = f"be {spec.interleaved} or left out, as this model pairs elements in one way"
-            raise ArgumentError("interleaved", selection.interleaved, rule)
         return spec
 
     @property

@@ -7,7 +7,7 @@ keys replaced by standard ones. The table of model types has all that is common 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rope_cpu.arguments import limits, scalars
@@ -61,15 +61,10 @@ def _changed_section(section: Config, change: Change) -> Config:
     return {**section, **nested} if nested else change(section)
 
 
-def _sections(config: Config) -> Iterator[Config]:
-    """Yield the sections of a config, and those of its layer types."""
-    present = {key: config[key] for key in SECTIONS if key in config}
-    yield from (part for _, part in objects(present))
-
-
 def has_theta(config: Config) -> bool:
     """Return True if a config or one of its sections has a base."""
-    return any("rope_theta" in part for part in (config, *_sections(config)))
+    sections = {key: config[key] for key in SECTIONS if key in config}
+    return "rope_theta" in config or any("rope_theta" in part for _, part in objects(sections))
 
 
 def _section_key(config: Config) -> str:

@@ -125,7 +125,7 @@ def parse(raw: Config) -> TextConfig:
         keys.refuse_unread(text, facts, [key for quirk in changes for key in quirk.keys])
     sections = rope_parameters.rope_parameters_by_type(named, facts)
     for layer_type, key in facts.unrotated.items():
-        if key == "" or not _is_null(key, text):
+        if key == "" or text.get(key, 0) is not None:
             sections[layer_type] = None
     return TextConfig(
         source=raw,
@@ -192,7 +192,7 @@ def _with_defaults(named: Config, text: Config, facts: ModelFacts) -> dict[str, 
     """Return a config under standard names with its model type's defaults for missing keys."""
     defaults = dict(facts.defaults)
     for key in keys.KEYS["nullable"]:
-        if _is_null(key, text):
+        if text.get(key, 0) is None:
             defaults.pop(key, None)
     if "layer_types" in named:  # its length goes before a default number
         defaults.pop("num_hidden_layers", None)
@@ -214,15 +214,12 @@ def _standard_names(text: Config, facts: ModelFacts) -> dict[str, Any]:
     return values
 
 
-def _is_null(key: str, config: Config) -> bool:
-    """Return True for a key that is present with a null."""
-    return key in config and config[key] is None
-
-
 def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
     """Raise for models without a rotation, or with one that we cannot express."""
     name = text.get("model_type")
-    if name in model_types.UNROTATED and not _asks_for_rotation(text):
+    # A type that is usually not rotated may have a key that asks for a rotation.
+    asks = any(model_types.value_at(text, key) == value for key, value in keys.KEYS["asks"].items())
+    if name in model_types.UNROTATED and not asks:
         raise ValueError(f"`model_type` is {shown(name)}: {model_types.UNROTATED[name]}")
     own = {**text, **rope_parameters.own_section(text)[1]}
     nulls = {key for key in own if own[key] is None}
@@ -236,35 +233,20 @@ def _refuse_unrotated(text: Config, values: Config, facts: ModelFacts) -> None:
             )
 
 
-def _asks_for_rotation(text: Config) -> bool:
-    """Return True if the config of a model type that is usually not rotated asks for a rotation."""
-    attention = text.get("attn_config")
-    return (
-        text.get("position_embedding_type") == "rotary"
-        or text.get("mla_use_nope") is False
-        or (isinstance(attention, Mapping) and bool(attention.get("rope")))
-    )
-
-
 def _pop_arrangement(section: dict[str, Any], facts: ModelFacts) -> str:
     """Return the key that says how the axes share the pairs, and remove all such keys.
 
     "": each axis has one run of pairs.
     """
     by_turns = ("mrope_interleaved", "interleaved")
-    flags = {
-        key: scalars.boolean(key, section.pop(key))
-        for key in (*by_turns, *PAIR_AXES)
-        if key in section
-    }
-    takes_turns = {flags.pop(key) for key in by_turns if key in flags}
-    takes_turns |= (
-        {facts.mrope["mrope_interleaved"]} if "mrope_interleaved" in facts.mrope else set()
-    )
+    present = [key for key in (*by_turns, *PAIR_AXES) if key in section]
+    flags = {key: scalars.boolean(key, section.pop(key)) for key in present}
+    takes_turns: set[Any] = {flags[key] for key in by_turns if key in flags}
+    takes_turns |= {facts.mrope.get("mrope_interleaved")} - {None}
     if len(takes_turns) > 1:
         rule = "agree with `interleaved`, and with the code of the model type"
         raise ArgumentError(by_turns[0], Finding("is contradicted"), rule)
-    chosen = [key for key, flag in flags.items() if flag]
+    chosen = [key for key in PAIR_AXES if flags.get(key)]
     chosen += [by_turns[0]] if True in takes_turns else []
     if len(chosen) > 1:
         raise ArgumentError(chosen[0], True, f"be false if `{chosen[1]}` is true")

@@ -113,5 +113,5 @@ def test_damaged_files_are_usage_errors(command, run, model, tmp_path):
 def test_an_option_that_contradicts_the_architecture(run, model):
     code, lines = run("show", model, "--half")
     assert code == 2
-    text = "--half is given; it must be left out, as the pairs of architecture 'llama' are interl"
+    text = "--half is given; it must be left out, as `interleaved` of this model is True"
     assert text in " ".join(lines)

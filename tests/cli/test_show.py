@@ -158,7 +158,7 @@ CALLS = [
     ({"model_type": "ministral3"}, ["call attention(", NO_BETA], []),
     ({"model_type": "llama4_text"}, [NO_TUNING, "no argument for chunks of 8192 tokens"], []),
     ({"model_type": "llama4_text", "attn_temperature_tuning": False}, [], [NO_TUNING]),
-    ({"model_type": "mllama"}, ["layers of cross-attention 3, 8, 13, 18, 23, 28, 33, 38"], []),
+    ({"model_type": "mllama"}, ["mllama_text_model, cross_attention: not rotated"], []),
     ({"model_type": "deepseek_v3"}, ["cache compressed keys and values"], ["call"]),
     ({"model_type": "esm", "position_embedding_type": "rotary"}, ["no argument for att"], ["call"]),
     (

@@ -186,7 +186,7 @@ def test_wrong_attention_fails(factor, run, monkeypatch):
 BAD_CONFIGS = [
     ({"num_attention_heads": None, "head_dim": 16, "model_type": "x"}, "`model_type` is 'x'"),
     ({"head_dim": 16, "num_attention_heads": "x"}, "`num_attention_heads` is 'x'"),
-    ({"head_dim": 16, "num_attention_heads": [8, 8]}, "`num_attention_heads` is [8, 8]"),
+    ({"head_dim": 16, "num_attention_heads": 8.5}, "`num_attention_heads` is 8.5"),
     ({"num_key_value_heads": 0}, "`num_key_value_heads` is 0; it must be at least 1"),
     ({"rope_scaling": {"rope_type": "nope", "factor": 2.0}}, "nope"),
     ({"rope_scaling": {"rope_type": "linear"}}, "factor"),

@@ -452,7 +452,7 @@ def test_split_models_have_factors_in_any_file(tmp_path):
         gguf_files.write(name, "llama", *content, general=split)
     rope = RotaryEmbedding.from_gguf(names[0])
     np.testing.assert_array_equal(rope.inv_freq, RotaryEmbedding(64).inv_freq / 2)
-    with pytest.raises(ValueError, match=r"whose name ends in -00001-of-00003\.gguf"):
+    with pytest.raises(ValueError, match=r"be 1 unless `path` ends in -00001-of-00003\.gguf"):
         RotaryEmbedding.from_gguf(names[1])
     names[1].unlink()
     with pytest.raises(ValueError, match=r"No such file.*model-00002-of-00003\.gguf"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rope_cpu import RotaryEmbedding
-from rope_cpu.configs.gguf import ARCHITECTURES
+from rope_cpu.configs.gguf import ARCHITECTURES, TABLE
 
 WIDTH = {"attention.key_length": 64, "context_length": 4096}
 
@@ -44,6 +44,7 @@ def test_all_architectures_of_the_package_gguf_are_known():
 
 PAIRINGS = {"norm", "neox", "mrope", "imrope", "norm_or_mrope", "neox_or_mrope"}
 FLAGS = {"permuted", "latent", "factors", "alpha", "windowed", "yarn"}
+YARN_FACTS = {"reads", "beta_fast", "log_unit", "equal_mscales"}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -54,6 +55,8 @@ def test_rows_have_facts_of_architectures_that_rotate(name):
         return
     assert row["pairing"] in PAIRINGS
     assert row.keys() <= {"pairing", "refused", "condition"} | FLAGS
+    assert row.get("yarn", TABLE["yarn"]).keys() == YARN_FACTS
+    assert row.get("windowed", {}).keys() <= {"own", "values", "without", "always"}
     # The converter reorders for adjacent pairs alone.
     assert row["pairing"] == "norm" or "permuted" not in row
 
@@ -165,9 +168,10 @@ def test_unused_keys_with_the_values_that_llama_cpp_has(values, tmp_path):
         ("llama", WIDTH | {"rope.freq_base": float("nan")}, "finite"),
         ("llama", WIDTH | {"rope.freq_base": [1, 2]}, "must be a number"),
         ("llama", WIDTH | {"rope.scaling.factor": -1.0}, "at least 0"),
+        ("llama", WIDTH | {"rope.scaling.factor": "x" * 5000}, "must be a number"),
         ("llama", WIDTH | {"rope.scaling.type": "ntk"}, "must be one of none, li"),
         ("llama", WIDTH | {"rope.scaling.type": 3}, "must be one of"),
-        ("qwen3", {KEY: 64} | YARN, "`qwen3.rope.scaling.original_context_length` is missing"),
+        ("qwen3", {KEY: 64} | YARN, "`original_max_position_embeddings` is missing"),
         ("qwen3", WIDTH | YARN | {"rope.freq_base": 1.0}, "must be above 1"),
         ("qwen2vl", WIDTH, "must have the pairs of at most 4 axes"),
         ("qwen3vl", WIDTH | {SECTIONS: [0, 0, 0, 0]}, "at most 3 axes"),
@@ -194,9 +198,13 @@ ONES = np.ones(32)
 @pytest.mark.parametrize(
     ("architecture", "tensors", "text"),
     [
-        ("qwen3", {gguf_files.FREQS: ONES}, "is not used by llama.cpp for 'qwen3'"),
+        ("qwen3", {gguf_files.FREQS: ONES}, "is unused for 'qwen3'"),
         ("phi3", {gguf_files.LONG: ONES}, "`short_factor` is missing"),
-        ("phi3", {gguf_files.LONG: ONES[:16], gguf_files.SHORT: ONES}, "16 elements"),
+        (
+            "phi3",
+            {gguf_files.LONG: ONES[:16], gguf_files.SHORT: ONES},
+            "has shape (16,); it must have 32",
+        ),
     ],
 )
 def test_factors(architecture, tensors, text, tmp_path):

@@ -50,6 +50,8 @@ def test_heads_of_a_layer():
     with pytest.raises(ValueError, match=r"`num_attention_heads` is \[12, 16\]; .*give `layer`"):
         config.heads()
     assert reader.read(LAGUNA).heads(layer=1) == (64, 8)
+    gemma = reader.read(GEMMA4 | {"num_global_key_value_heads": 2})
+    assert [gemma.heads(layer=layer)[1] for layer in range(6)] == [8, 8, 8, 8, 8, 2]
 
 
 def nemotron_nas(*groups):

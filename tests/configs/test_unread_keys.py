@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from text_configs import LLAMA, read
 
-from rope_cpu.configs.model_types import model_facts
+from rope_cpu.configs.keys import is_rotation_key
+from rope_cpu.configs.model_types import model_facts, table_rows
 
 MYSTERY = {**LLAMA, "model_type": "mystery", "rope_theta": 777.0}
 NOMIC = {"model_type": "nomic_bert", "n_embd": 768, "n_head": 12}
@@ -117,6 +118,16 @@ def test_a_key_beside_the_language_model_is_read_there_or_refused(model_type):
         read(whole, {"rope_theta": 1e4})
     with pytest.raises(ValueError, match=r"`mrope_section` is .*; it must be in `text_config`"):
         read(whole, {"mrope_section": [8, 12, 12]})
+
+
+def test_the_keys_of_bases_and_shares_have_names_of_rotations():
+    rows = table_rows().values()
+    tables = [row.get(name, {}) for row in rows for name in ("theta", "partial")]
+    own = [row.get("names", {}) for row in rows]
+    found = {key for table in tables for key in table.values()}
+    found |= {names[key] for names in own for key in ("rope_theta",) if key in names}
+    assert len(found) > 12
+    assert [key for key in found if not is_rotation_key(key)] == []
 
 
 def test_keys_that_a_models_code_ignores_stand_in_its_row():

@@ -295,3 +295,8 @@ def test_options_that_a_config_does_not_give(config, arguments, text):
 
 def test_the_default_number_of_heads_is_that_of_the_model_type():
     assert export.attention_options({"model_type": "llama", "head_dim": 16})["num_heads"] == 32
+
+
+def test_a_projection_of_mamba_is_no_attention(parts):
+    tensors = llama_tensors(parts) | {"model.layers.1.mamba.in_proj.weight": parts["q"]}
+    check_equal(export.attention_weights(tensors, LLAMA, 1)["weights"], parts)

@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping  # noqa: E402
+
 from rope_cpu.configs.attention_facts import FACTS, Attention  # noqa: E402
 from rope_cpu.configs.model_types import model_facts  # noqa: E402
 from rope_cpu.configs.reader import read  # noqa: E402
@@ -246,10 +248,11 @@ def test_the_scale_of_queries_in_a_section_by_layer_type(section):
 
 
 def test_default_layers_of_cross_attention_are_those_of_the_class():
-    (name,) = FACTS["cross_attention_layers"]
+    name = "mllama_text_model"
     made = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]()
-    layers = Attention.from_values({name}, {}).cross_layers
-    assert list(layers) == made.cross_attention_layers
+    kinds = read({"model_type": name}).values["layer_types"]
+    layers = [index for index, kind in enumerate(kinds) if kind == "cross_attention"]
+    assert layers == made.cross_attention_layers
 
 
 def class_names():
@@ -324,7 +327,7 @@ PERMUTED = {
 
 
 def test_model_types_whose_rows_transformers_permutes_on_loading():
-    mapping = transformers.conversion_mapping.get_checkpoint_conversion_mapping
+    mapping = get_checkpoint_conversion_mapping
     names = [*transformers.models.auto.configuration_auto.CONFIG_MAPPING]
     operations = {
         name: [type(one).__name__ for row in mapping(name) or () for one in operations_of(row)]

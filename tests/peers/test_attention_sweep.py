@@ -287,7 +287,7 @@ def refusal(rope: RotaryEmbedding, causal: bool, target: str, cache: str) -> str
     if not causal and (target == "ort" or cache == "shared"):
         return "`causal` is False"
     if target == "ort" and rope.rotary_dim % 16:
-        return f"`rotary_dim` is {rope.rotary_dim}, but"
+        return f"`rotary_dim` is {rope.rotary_dim}; it must"
     return ""
 
 
