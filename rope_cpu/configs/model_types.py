@@ -89,9 +89,8 @@ class ModelFacts:
 def value_at(config: Mapping[str, Any], path: str) -> Any:
     """Return the value of a key, "part.key" for one inside a part; None for a missing key."""
     part, _, key = path.rpartition(".")
-    if not part:
-        return config.get(key)
-    return (config.get(part) or {}).get(key)
+    inner = config.get(part) if part else config
+    return inner.get(key) if isinstance(inner, Mapping) else None
 
 
 def data(name: str) -> Any:

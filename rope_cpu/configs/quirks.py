@@ -265,8 +265,9 @@ def _rotated_dense_layers(config: Config) -> Config:
 @_quirk("molmo2_text", keys=("rope_scaling_layers",))
 def _scaled_layers(config: Config) -> Config:
     """Refuse a model of scaled and unscaled layers (transformers modeling_molmo2)."""
-    layers = config.get("rope_scaling_layers")
-    if layers is not None and len(set(layers)) < config.get("num_hidden_layers", 36):
+    count = _count("num_hidden_layers", config, 36)
+    layers = _layers("rope_scaling_layers", config, range(count))
+    if len(set(layers)) < count:
         rule = "list every layer, as a model with scaled and unscaled layers is not read"
         raise ArgumentError("rope_scaling_layers", layers, rule)
     return config
@@ -275,12 +276,8 @@ def _scaled_layers(config: Config) -> Config:
 @_quirk("mllama_text_model")
 def _cross_attention(config: Config) -> Config:
     """Name the layers that attend to images and are not rotated (transformers modeling_mllama)."""
-    count = config.get("num_hidden_layers", 40)
-    layers = config.get("cross_attention_layers", [3, 8, 13, 18, 23, 28, 33, 38])
-    count = scalars.whole_number("num_hidden_layers", count, 0, limits.LAYERS)
-    layers = scalars.whole_numbers(
-        "cross_attention_layers", layers, most=limits.LAYERS, longest=limits.LAYERS
-    )
+    layers = _layers("cross_attention_layers", config, range(3, 40, 5))
+    count = _count("num_hidden_layers", config, 40)
     kinds = ["cross_attention" if i in layers else "full_attention" for i in range(count)]
     return {"layer_types": kinds, **config}
 
@@ -308,5 +305,11 @@ def _key_heads(block: Any, heads: int) -> int:
 
 
 def _count(key: str, config: Config, default: int | None) -> int:
-    """Return a number of heads."""
-    return scalars.whole_number(key, config.get(key, default), 1, limits.HEADS)
+    """Return a number of heads or of layers."""
+    return scalars.whole_number(key, config.get(key, default), 1, limits.LAYERS)
+
+
+def _layers(key: str, config: Config, default: range) -> tuple[int, ...]:
+    """Return the indices of some layers."""
+    layers = config.get(key, default)
+    return scalars.whole_numbers(key, layers, 0, most=limits.LAYERS, longest=limits.LAYERS)

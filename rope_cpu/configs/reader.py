@@ -16,7 +16,7 @@ from rope_cpu.configs import text, vision
 from rope_cpu.configs.gguf_header import is_gguf
 from rope_cpu.configs.keys import check_containers
 from rope_cpu.configs.model_config import ModelConfig
-from rope_cpu.configs.model_types import data
+from rope_cpu.configs.model_types import data, value_at
 
 # The name of a repository on the Hugging Face Hub, such as "meta-llama/Llama-3.1-8B".
 _REPOSITORY = re.compile(r"(?!.*\.json)\w[\w.-]{0,95}/\w[\w.-]{0,95}")
@@ -63,9 +63,7 @@ def read(config: str | PathLike[str] | Mapping[str, Any] | ModelConfig) -> Model
     try:
         return _parse(raw)
     except RecursionError:
-        raise ValueError(
-            "`config` holds one model's config inside another's, too deep to follow"
-        ) from None
+        raise ValueError("`config` holds configs inside configs, too deep to follow") from None
 
 
 def _parse(raw: Mapping[str, Any]) -> ModelConfig:
@@ -151,14 +149,7 @@ def _refuse_foreign_object(raw: Mapping[str, Any], path: str) -> None:
     for row in _FOREIGN["objects"]:
         has_keys = any(raw.keys() >= set(keys) for keys in row["keys"])
         if has_keys or ending.endswith(tuple(row["ends"])):
-            name = _inner_value(raw, row.get("named", ""))
+            name = value_at(raw, row.get("named", ""))
             named = "" if name is None else f"; it names {shown(name)}"
             file = f" {shown(path)}" if path else ""
             raise ValueError(f"`config`{file} is {row['is']}; give {row['give']}{named}")
-
-
-def _inner_value(raw: Any, path: str) -> Any:
-    """Return the value at a path such as "model.type", or None."""
-    for key in path.split("."):
-        raw = raw.get(key) if isinstance(raw, Mapping) else None
-    return raw

@@ -277,10 +277,27 @@ def test_a_layer_of_a_silent_config_is_one_of_its_class() -> None:
         read(of("llama"), layer=32)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        of("mllama_text_model", cross_attention_layers=3),
+        of("mllama_text_model", num_hidden_layers="x"),
+        of("molmo2_text", rope_scaling_layers=3),
+        of("molmo2_text", rope_scaling_layers=[0.5]),
+        of("cohere2_moe", layer_types=["full_attention"], mlp_layer_types=3),
+        of("nemotron-nas", block_configs=[{"attention": 3}]),
+    ],
+    ids=str,
+)
+def test_malformed_keys_of_single_types_are_refused_by_name(keys: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"`{list(keys)[-1]}` "):
+        read(keys)
+
+
 def test_layers_that_attend_to_images_are_not_rotated() -> None:
-    keys = of("mllama", text_config=of("mllama_text_model", cross_attention_layers=[1, 3], **SIX))
-    assert read(keys, layer=0) == read(keys)
-    for layer in (1, 3):
+    keys = of("mllama", text_config=of("mllama_text_model", cross_attention_layers=[0, 3], **SIX))
+    assert read(keys, layer=1) == read(keys)
+    for layer in (0, 3):
         with pytest.raises(ValueError, match=f"`layer` is {layer}; .* that is rotated"):
             read(keys, layer=layer)
 
