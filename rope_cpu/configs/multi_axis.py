@@ -148,7 +148,9 @@ def parse(source: Config, name: str, row: Row, values: Config) -> MultiAxisConfi
     values: its keys under the names of the row. Raises ValueError for a key of a rotation that the
     row does not read.
     """
-    values = {**row.defaults, **_with_inner_keys(row, values)}
+    section_key, section = own_section(values)
+    inner = {f"{section_key}.{key}": section[key] for key in without_nulls(section)}
+    values = {**row.defaults, **values, **inner}
     for key, value in values.items():
         is_known = key in row.known_keys or value == row.theta or keys.is_neutral(key, value)
         if not is_known and ("." in key or key == "head_dim" or keys.is_rotation_key(key)):
@@ -157,19 +159,11 @@ def parse(source: Config, name: str, row: Row, values: Config) -> MultiAxisConfi
     return MultiAxisConfig(source=source, model_type=name, values=values, axes=row.axes, row=row)
 
 
-def _with_inner_keys(row: Row, values: Config) -> dict[str, Any]:
-    """Return values with the keys of the objects of the row, as "object.key"."""
-    if not row.objects:
-        return dict(values)
-    key, inner = own_section(values)
-    return {**values, **{f"{key}.{name}": inner[name] for name in without_nulls(inner)}}
-
-
 def _axes_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     """Return the rotation in which each axis has frequencies of its own width."""
     widths, head_dim = _widths_and_head_dim(row, values)
     divisors = _divisors(row, values, len(widths))
-    frequencies = _frequencies(row, _thetas(row, values, widths), widths, angle_dtype)
+    frequencies = _inv_freqs(row, values, widths, angle_dtype)
     with np.errstate(over="ignore"):  # an infinite frequency is refused later
         frequencies = [axis / divisor for axis, divisor in zip(frequencies, divisors, strict=True)]
     order = row.order or range(len(widths))
@@ -192,8 +186,8 @@ def _axes_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
 
 def _longrope_form(row: Row, values: Config, angle_dtype: str) -> RopeSpec:
     """Return the rotation of one axis with the factors of longrope, and the lengths beside them."""
-    keys = (*row.divisors, "max_position_embeddings", "original_max_position_embeddings")
-    section = {key.rpartition(".")[2]: values.get(key) for key in keys}
+    names = (*row.divisors, "max_position_embeddings", "original_max_position_embeddings")
+    section = {name.rpartition(".")[2]: values.get(name) for name in names}
     return scaled(
         _head_dim(row, values),
         rope_theta=_theta(row, values),
@@ -253,10 +247,9 @@ _FORMS: dict[str, Callable[[Row, Config, str], RopeSpec]] = {
 }
 
 
-def _frequencies(
-    row: Row, thetas: list[float], widths: Sequence[int], angle_dtype: str
-) -> list[Float64]:
+def _inv_freqs(row: Row, values: Config, widths: Sequence[int], angle_dtype: str) -> list[Float64]:
     """Return the frequencies of each axis, before the unit and the divisors."""
+    thetas = _thetas(row, values, widths)
     if row.shares_frequencies:
         frequencies = axes.base_frequencies(thetas[0], sum(widths), angle_dtype)
         return [frequencies[axis :: len(widths)] for axis in range(len(widths))]

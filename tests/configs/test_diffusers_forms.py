@@ -219,6 +219,7 @@ def video(name, **values):
         (image("Ideogram4", mrope_section=[24, 20]), "`mrope_section` is (24, 20); it must be 3"),
         (image("Ideogram4", mrope_section=[0, 100, 100]), "it must be 3 numbers, the last two of"),
         (image("Ideogram4", mrope_section=[]), "`mrope_section` is []; it must name the pairs"),
+        (image("Flux2", rope_scaling=False), "`rope_scaling` is False; it must be an object"),
         (COSMOS3 | {"rope_scaling": ["linear"]}, "`rope_scaling` is ['linear']; it must be an"),
         (image("OmniGen"), "`short_factor` is missing"),
         (
