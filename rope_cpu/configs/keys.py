@@ -97,8 +97,10 @@ def refuse_unread(text: Mapping[str, Any], facts: ModelFacts | None, read: Colle
     """
     row = facts or ModelFacts()
     known = {*KEYS["read"], *read, *_keys_of_row(row)}
+    defaults = {**row.defaults, **row.mrope}
     for key, value in text.items():
-        if key not in known and is_rotation_key(key) and not is_neutral(key, value):
+        is_known = key in known or is_neutral(key, value) or defaults.get(key) == value
+        if not is_known and is_rotation_key(key):
             model_type = shown(text.get("model_type"))
             rule = f"be left out if the code of `model_type` {model_type} ignores it"
             if facts is None:

@@ -148,5 +148,5 @@ def type_of_class(name: str) -> str | None:
 
 @cache
 def _types_by_stem() -> dict[str, str]:
-    """Return the model types by their names without separators."""
-    return {re.sub("[-_.]", "", name).lower(): name for name in table_rows()}
+    """Return the model types of transformers by their names without separators."""
+    return {re.sub("[-_.]", "", name).lower(): name for name in data(TABLES[0])}

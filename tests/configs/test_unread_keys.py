@@ -64,6 +64,10 @@ KNOWN: list[tuple[dict[str, Any], str, Any]] = [
     ({"model_type": "gptj"}, "rotary_pct", 0.25),
     ({"model_type": "plamo3", "rope_theta": 1e4}, "rope_scaling_factor", 4.0),
     ({"model_type": "molmo2_text"}, "rope_scaling_layers", [0, 1]),
+    ({"model_type": "step3p5"}, "yarn_only_types", ["sliding_attention"]),
+    ({"model_type": "ernie4_5"}, "head_dim", None),
+    ({"model_type": "glm_moe_dsa"}, "rope_interleave", False),
+    ({"model_type": "qwen2_vl", "hidden_size": 8192}, "mrope_section", [24, 20, 20]),
 ]
 
 
@@ -95,6 +99,12 @@ NEUTRAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**MYSTERY, "interleaved": False}, {"mrope_section": None, "use_mrope": False}),
     ({"model_type": "qwen2"}, {"dual_chunk_attention_config": {"chunk_size": 262144}}),
     ({"model_type": "chatglm"}, {"original_rope": True}),
+    # Keys of published files that the models' code does not read for q and k.
+    ({"model_type": "glm_moe_dsa"}, {"indexer_rope_interleave": True, "rope_interleave": True}),
+    ({"model_type": "qwen2_vl", "hidden_size": 8192}, {"mrope_section": [16, 24, 24]}),
+    ({"model_type": "cohere2"}, {"position_embedding_type": "rope_gptj", "rotary_pct": 1.0}),
+    ({"model_type": "openelm", "head_dim": 64}, {"rope_max_length": 4096}),
+    ({"model_type": "hf_olmo"}, {"alibi_bias_max": 8.0, "rope_full_precision": True}),
     ({"model_type": "gpt_neox"}, {"rope_theta": 5e5}),  # its class reads `rotary_emb_base` alone
 ]
 
@@ -128,6 +138,13 @@ def test_the_keys_of_bases_and_shares_have_names_of_rotations():
     found |= {names[key] for names in own for key in ("rope_theta",) if key in names}
     assert len(found) > 12
     assert [key for key in found if not is_rotation_key(key)] == []
+
+
+def test_the_first_qwen_has_two_names_for_each_width():
+    names = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "head_dim": "kv_channels"}
+    keys = {"hidden_size": 256, "num_attention_heads": 8, "head_dim": 32}
+    own = {names[key]: value for key, value in keys.items()}
+    assert read({"model_type": "qwen"}, own) == read({"model_type": "qwen"}, keys)
 
 
 def test_keys_that_a_models_code_ignores_stand_in_its_row():
