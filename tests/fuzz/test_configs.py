@@ -194,11 +194,14 @@ def is_unread(model_type, in_section, key, values):
     config = base_config(model_type, in_section)
     if without is None or key in ignored(config):
         return False
+    facts = reader.read(config).facts
+    default = {**facts.defaults, **facts.mrope}.get(key)
+    values = [value for value in values if value != default]
     if in_section:
         changed = [config | {"rope_parameters": THETA | {key: value}} for value in values]
     else:
         changed = [config | {key: value} for value in values]
-    return all(answers(config) == without for config in changed)
+    return bool(changed) and all(answers(config) == without for config in changed)
 
 
 MODEL_TYPES = st.sampled_from([None, "mystery", *sorted(model_types.table_rows())])
