@@ -286,6 +286,8 @@ def test_a_layer_of_a_silent_config_is_one_of_its_class() -> None:
         of("molmo2_text", rope_scaling_layers=[0.5]),
         of("cohere2_moe", layer_types=["full_attention"], mlp_layer_types=3),
         of("nemotron-nas", block_configs=[{"attention": 3}]),
+        of("deepseek_v4", rope_scaling=512),
+        of("qwen", use_dynamic_ntk=True, rope_parameters=[1]),
     ],
     ids=str,
 )

@@ -29,7 +29,7 @@ ANYWHERE: list[tuple[Any, Any, str]] = [
     (True, False, "rope_traditional rope_is_neox_style"),
     ("linear", "yarn", "rope_scaling_type rope_impl"),
     ("alibi", "absolute", "position_embedding_type"),
-    ([8, 12, 12], [20, 6, 6], "mrope_section"),
+    ([8, 12, 12], [6, 1, 1], "mrope_section"),
     (LINEAR_3, LINEAR_5, "yarn rope_config"),
 ]
 TOP_LEVEL_ALONE: list[tuple[Any, Any, str]] = [

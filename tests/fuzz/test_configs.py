@@ -196,6 +196,8 @@ def is_unread(model_type, in_section, key, values):
         return False
     facts = reader.read(config).facts
     default = {**facts.defaults, **facts.mrope}.get(key)
+    if isinstance(default, bool):
+        return False  # one value of a flag is the default, and the other is neutral
     values = [value for value in values if value != default]
     if in_section:
         changed = [config | {"rope_parameters": THETA | {key: value}} for value in values]
