@@ -200,7 +200,7 @@ def parse(path: str | PathLike[str], overrides: Mapping[str, Any] | None = None)
     if overrides is not None and not isinstance(overrides, Mapping):
         raise ArgumentTypeError("overrides", Finding.type_of(overrides), "be a dict or None")
     try:
-        return _config(_metadata(name, overrides or {}))
+        return _config(_metadata(name, without_nulls(overrides or {})))
     except (TypeError, ValueError, FileNotFoundError) as error:  # a part of a split model
         raise ValueError(f"`path` {shown(name)}: {error}") from None
 

@@ -6,7 +6,9 @@ The vocabulary, keys.json, has lists of keys, and patterns of names:
 - `models`: keys of which every language model's config has one;
 - `parts`: those of the language model in a multimodal config, in the order of trial;
 - `nullable`: keys for which null is a value of its own and not the model type's default;
-- `read`, `layers`: keys that are read for every model type, or for those without layer types;
+- `read`: keys that are read for every model type; `layers`: those of types without layer sections
+  and unrotated layer types; `widths_of_slices`: those of rows with a default, and of unknown types;
+- `of_rows`: keys that only a row has;
 - `widths`, `other_widths`: keys whose names elsewhere must not be passed over for a default;
 - `asks`: keys and values that ask for a rotation, in types that are usually not rotated;
 - `rotation`, `asking`: keys of rotations, and flags of which true is neutral and not false.
@@ -69,7 +71,9 @@ def refuse_unread_part(raw: Mapping[str, Any], names: Mapping[str, str]) -> None
         return
     width_keys = {_WIDTH_KEY, names.get(_WIDTH_KEY, _WIDTH_KEY)}
     known_keys = model_keys if width_keys & raw.keys() else model_keys | width_keys
-    unread = {path: found for path, part in objects(raw) if (found := known_keys & part.keys())}
+    read = {own.partition(".")[0] for own in names.values()}
+    parts = [(path, part) for path, part in objects(raw) if path not in read]
+    unread = {path: found for path, part in parts if (found := known_keys & part.keys())}
     others = [path for path in unread if re.search(KEYS["other_parts"], str(path))]
     paths = sorted(unread, key=lambda path: (path in others, -len(unread[path])))
     if paths:
@@ -97,6 +101,8 @@ def refuse_unread(text: Mapping[str, Any], facts: ModelFacts | None, read: Colle
     """
     row = facts or ModelFacts()
     known = {*KEYS["read"], *read, *_keys_of_row(row)}
+    if facts is None:
+        known.update(KEYS["widths_of_slices"])
     defaults = {**row.defaults, **row.mrope}
     for key, value in text.items():
         is_known = key in known or is_neutral(key, value) or defaults.get(key) == value
@@ -120,7 +126,9 @@ def refuse_unread_beside(
     """
     part = whole[part_key]
     for key, value in whole.items():
-        is_read = key in ignored or is_neutral(key, value) or part.get(key) == value
+        copies = (part, *(section for _, section in objects(part)))
+        is_copy = any(copy.get(key) == value for copy in copies)
+        is_read = key in ignored or is_neutral(key, value) or is_copy
         if is_rotation_key(key) and not is_read:
             rule = f"be in `{part_key}`, which is read without it, or be left out"
             raise ArgumentError(cut(key), value, rule)
@@ -133,8 +141,8 @@ def is_rotation_key(key: Any) -> bool:
 
 def is_neutral(key: str, value: Any) -> bool:
     """Return True for a value that leaves the rotation as it is without the key."""
-    if isinstance(value, bool):
-        return value is (_ASKS.fullmatch(key) is not None)
+    if isinstance(value, bool) or (value == 1 and re.search(KEYS["flags"], key)):
+        return bool(value) is (_ASKS.fullmatch(key) is not None)
     if isinstance(value, int | float):
         return value == 1
     return value in (None, "default", "rope", "rotary", "") or value in ({}, [], ())
@@ -145,6 +153,7 @@ def _keys_of_row(facts: ModelFacts) -> set[str]:
     partial = facts.partial.values()
     keys = {*facts.theta.values(), *partial, *facts.refuse, *facts.ignored}
     keys |= {*facts.names.values(), *facts.unrotated.values(), str(facts.interleaved)}
+    keys |= facts.defaults.keys() & KEYS["widths_of_slices"]
     if not facts.theta:
         keys.add("rope_theta")
     fills_share = any(key.endswith("_dim") and key not in facts.defaults for key in partial)
@@ -162,7 +171,7 @@ def _width_names() -> dict[str, str]:
     for row in table_rows().values():
         own = row.get("names", {})
         names |= {own[key]: key for key in KEYS["widths"] if own.get(key)}
-    return {name: key for name, key in names.items() if name not in KEYS["read"]}
+    return {name: key for name, key in names.items() if name not in KEYS["widths_of_slices"]}
 
 
 def _refuse_other_widths(text: Mapping[str, Any], facts: ModelFacts) -> None:
@@ -170,5 +179,5 @@ def _refuse_other_widths(text: Mapping[str, Any], facts: ModelFacts) -> None:
     for name, key in _width_names().items():
         own = facts.names.get(key) or key
         if text.get(name) is not None and not {own, key} & text.keys():
-            rule = f"be called `{own}`, as `model_type` {shown(text.get('model_type'))} does"
+            rule = f"be called `{own}`, as its `model_type` has it"
             raise ArgumentError(name, text[name], rule)

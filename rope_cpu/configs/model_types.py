@@ -100,11 +100,8 @@ def data(name: str) -> Any:
 
 def reasons_by_type(name: str) -> dict[str, str]:
     """Return {model type: reason} from a JSON file that lists the model types of each reason."""
-    return {
-        model_type: reason
-        for reason, model_types in data(name).items()
-        for model_type in model_types
-    }
+    rows = data(name).items()
+    return {model_type: reason for reason, model_types in rows for model_type in model_types}
 
 
 # Model types whose layers are not rotated, and why.

@@ -262,15 +262,6 @@ def _rotated_dense_layers(config: Config) -> Config:
     return {**config, "no_rope_layers": [int(flag) for flag in rotated]}
 
 
-@_quirk("step3p5", keys=("yarn_only_types",))
-def _scaled_types(config: Config) -> Config:
-    """Refuse another choice of scaled layer types (transformers configuration_step3p5)."""
-    scaled = config.get("yarn_only_types", ["full_attention"])
-    if scaled != ["full_attention"]:
-        raise ArgumentError("yarn_only_types", scaled, "be ['full_attention'], which alone is read")
-    return config
-
-
 @_quirk("molmo2_text", keys=("rope_scaling_layers",))
 def _scaled_layers(config: Config) -> Config:
     """Refuse a model of scaled and unscaled layers (transformers modeling_molmo2)."""

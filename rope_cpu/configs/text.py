@@ -117,6 +117,7 @@ def parse(raw: Config) -> TextConfig:
     changes = quirks.quirks_of(text.get("model_type"))
     # Without defaults, since a value of the file must not be mistaken for one of the model type.
     named: Config = _standard_names(text, facts)
+    keys.check_containers(named)
     for quirk in changes:
         named = quirk.change(named)
     values = _with_defaults(named, text, facts)
@@ -156,13 +157,13 @@ def language_model(raw: Config) -> tuple[Config, ModelFacts | None]:
         keys.refuse_unread_part(raw, facts.names)
         return raw, facts
     part_key, part_type = facts.part
+    part_facts = model_facts(part_type) or ModelFacts()
     for key in (part_key, *keys.KEYS["parts"]):
         if isinstance(raw.get(key), Mapping):
-            keys.refuse_unread_beside(raw, key, facts.ignored)
+            keys.refuse_unread_beside(raw, key, (*facts.ignored, *part_facts.ignored))
             return language_model(_part(raw, raw[key], part_type))
     # An older file has the keys of the language model at the top level.
-    part_facts = model_facts(part_type)
-    keys.refuse_unread_part(raw, {} if part_facts is None else part_facts.names)
+    keys.refuse_unread_part(raw, part_facts.names)
     return language_model({**raw, "model_type": part_type})
 
 
@@ -204,7 +205,8 @@ def _with_defaults(named: Config, text: Config, facts: ModelFacts) -> dict[str, 
 
 def _standard_names(text: Config, facts: ModelFacts) -> dict[str, Any]:
     """Return the keys of a config under standard names, without nulls."""
-    values = scaling.without_nulls(text)
+    of_rows = dict.fromkeys(keys.KEYS["of_rows"])  # a file must not set them
+    values = scaling.without_nulls({**text, **of_rows})
     for name, own_key in facts.names.items():
         value = model_types.value_at(values, own_key) if own_key else None
         if value is not None:

@@ -70,7 +70,7 @@ def test_the_base_of_an_unknown_model_type_may_be_in_a_section() -> None:
 def test_a_malformed_section_beside_another_is_no_place_for_a_base() -> None:
     keys = {**LLAMA, "model_type": "mymodel", "rope_theta": None}
     sections = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": [1]}
-    with pytest.raises(ValueError, match="`rope_theta` is missing"):
+    with pytest.raises(TypeError, match=r"`rope_parameters` is \[1\]; it must be an object"):
         read({**keys, **sections}, interleaved=False)
 
 

@@ -88,7 +88,7 @@ def test_a_known_model_type_does_not_pass_over_a_key(keys, key, value):
     ids=str,
 )
 def test_another_vocabulary_does_not_give_the_defaults(keys):
-    with pytest.raises(ValueError, match=r"it must be called `.*`, as `model_type`"):
+    with pytest.raises(ValueError, match=r"it must be called `.*`, as its `model_type` has it"):
         read(keys)
 
 
